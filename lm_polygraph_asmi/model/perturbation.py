@@ -1,10 +1,10 @@
-"""What a mask changes at the target layer; all passes above it are the same whatever it is.
+"""What a mask changes at the target layer; the layers above it always run in the same way.
 
-The method takes away the masked heads. The other conditions of the perturbation controls change
-something else in the same layer, at the same positions, under the same masks: what the target layer
-returns is the only thing that differs. A condition is a function that gets the values at its site,
-one batch row per mask, and returns what is to stand there instead; another condition is one more
-function and one more line in `CONDITIONS`.
+ASMI sets the outputs of masked heads to zero. The other conditions of the perturbation controls
+change something else in the same layer, at the same positions, under the same masks: only the
+output of the target layer differs. A condition is a function that gets the values at its site, one
+batch row per mask, and returns their replacement. A new condition is one more function and one more
+line in `CONDITIONS`.
 """
 
 import copy
@@ -32,8 +32,7 @@ from lm_polygraph_asmi.model.layers import (
 from lm_polygraph_asmi.model.unmasked import UnmaskedPass
 
 HEADS, MLP, OUTPUT = "heads", "mlp", "output"
-"""Sites: the input of the output projection, that of the MLP's down projection, what the layer
-returns."""
+"""Sites: inputs of the output projection and of the MLP's down projection, output of the layer."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Masking:
 
     Attributes:
         masks: (B, H), 1 = kept, one for each batch row of the values.
-        positions: (n,) places of the values in the sequence.
+        positions: (n,) positions of the values in the sequence.
         unmasked: the unmasked pass.
         layer: the target layer.
         seed: base seed.
@@ -55,14 +54,14 @@ class Masking:
     seed: int
 
     def generators(self) -> Iterator[torch.Generator]:
-        """One for each mask. What it draws follows from base seed, layer, tokens and mask alone,
-        so that equal masks are equal and no draw depends on the batch it is made in."""
+        """One for each mask, seeded by base seed, layer, tokens and mask, so that equal masks get
+        equal draws and no draw depends on the batch."""
         example = [self.seed, self.layer, *self.unmasked.input_ids.tolist()]
         for mask in self.masks.long().tolist():
             yield torch.Generator().manual_seed(_seed(example, mask))
 
     def groups(self, width: int) -> Int[Tensor, " width"]:
-        """Group of each of `width` channels, H groups as equal as can be, drawn across them by one
+        """Group of each of `width` channels: H groups of nearly equal size, drawn by one
         permutation for all examples."""
         order = permutation(width, _seed([self.seed, self.layer], [width]))
         groups = torch.empty(width, dtype=torch.long)
@@ -70,28 +69,27 @@ class Masking:
         return groups
 
     def kept(self, values: Float[Tensor, "_ n W"]) -> Float[Tensor, "B 1 W"]:
-        """Masks by channel, in these groups."""
+        """Masks by channel: each channel has the mask of its group."""
         return self.masks.cpu()[:, self.groups(values.shape[-1])].to(values)[:, None]
 
 
 Edit = Callable[[Tensor, Masking], Tensor]
-"""(values (B, n, W) at a site, what is masked) -> values (B, n, W)."""
+"""(values (B, n, W) at a site, masking) -> changed values (B, n, W)."""
 
 
 @dataclass(frozen=True)
 class Perturbation:
-    """What a mask changes, as far as it does not depend on the example.
+    """What a mask changes, independent of the example except for `edit`.
 
     Attributes:
         condition: name in `CONDITIONS`.
         perturbation_scale: multiplies the change of the layer's output: r_0 + scale (r - r_0); None
-            changes it as the condition does, without a detour.
-        seed: base seed of what a condition draws; with layer, tokens and mask it gives each draw.
-        edit: what is done at the condition's site in place of what the condition does, where that
-            depends on the example.
+            leaves the change as it is.
+        seed: base seed of random draws; each also depends on layer, tokens and mask.
+        edit: replaces the condition's own edit at its site, if the edit depends on the example.
 
     Raises:
-        ValueError: an unknown condition, or a scale that is no positive number.
+        ValueError: an unknown condition, or a scale that is not a positive number.
 
     Example:
         >>> Perturbation("mlp", perturbation_scale=1.5).kind
@@ -112,21 +110,21 @@ class Perturbation:
 
     @property
     def kind(self) -> tuple[str, ...]:
-        """By what code it is done: what was seen to be right for one of a kind is for all."""
-        done = self.edit or CONDITIONS[self.condition].edit
+        """Names the code that runs: the self-check holds for all perturbations of a kind."""
+        edit = self.edit or CONDITIONS[self.condition].edit
         return (
             self.condition,
             str(self.perturbation_scale is None),
-            getattr(done, "__qualname__", type(done).__name__),
+            getattr(edit, "__qualname__", type(edit).__name__),
         )
 
 
 WITHOUT_HEADS = Perturbation()
-"""The method's own."""
+"""ASMI's own: masked heads."""
 
 
 def _seed(*numbers: list[int]) -> int:
-    """Non-negative, below 2^63; lists of other lengths give others."""
+    """Hash of the lists and their lengths, in [0, 2^63)."""
     content = b"".join(array("q", [len(part), *part]).tobytes() for part in numbers)
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") >> 1
 
@@ -141,16 +139,15 @@ def _by_head(values: Tensor, masks: Tensor) -> Float[Tensor, "B 1 W"]:
 
 
 def without_heads(heads: Float[Tensor, "_ n W"], at: Masking) -> Float[Tensor, "B n W"]:
-    """The method's own: a masked head's outputs are zero, without rescaling the rest.
+    """ASMI's own: the outputs of masked heads are zero, and the others are not rescaled.
 
-    Where a gate multiplies head outputs before the projection, what is masked is the gated output,
-    a head's whole contribution to the projection.
+    If a gate multiplies head outputs before the projection, the gated outputs are masked.
     """
     return heads * _by_head(heads, at.masks)
 
 
 def without_part(part: Float[Tensor, "T W"]) -> Edit:
-    """A masked head loses a part of what it says at the T predicting positions, see `sources`.
+    """A masked head loses a part of its output at the T predicting positions, see `sources`.
 
     Example:
         >>> from lm_polygraph_asmi.model import run_subnetworks, run_unmasked, scoring_session
@@ -164,66 +161,66 @@ def without_part(part: Float[Tensor, "T W"]) -> Edit:
     """
 
     def edit(heads: Float[Tensor, "_ n W"], at: Masking) -> Float[Tensor, "B n W"]:
-        gone = 1 - _by_head(heads, at.masks)
-        return heads - gone * part.to(heads)[at.positions - at.unmasked.predicting.start]
+        masked = 1 - _by_head(heads, at.masks)
+        return heads - masked * part.to(heads)[at.positions - at.unmasked.predicting.start]
 
     return edit
 
 
 def without_groups(values: Float[Tensor, "_ n W"], at: Masking) -> Float[Tensor, "B n W"]:
-    """As many channels as heads have, but drawn from everywhere: masked groups are zero."""
+    """Masked groups of channels are zero: as many channels as in a head, drawn from all of them."""
     return values * at.kept(values)
 
 
 def with_noise(values: Float[Tensor, "B n W"], at: Masking) -> Float[Tensor, "B n W"]:
-    """Uniform noise from 0 upwards on masked groups, one draw per mask for all positions.
+    """Uniform non-negative noise on masked groups, one draw per mask for all positions.
 
-    In the manner of arXiv 2502.03799, which perturbs MLP activations so. The noise's mean square is
+    Follows arXiv 2502.03799, which perturbs MLP activations. The mean square of the noise equals
     that of the activations at the position.
     """
-    draws = [torch.rand(values.shape[-1], generator=own) for own in at.generators()]
+    draws = [torch.rand(values.shape[-1], generator=generator) for generator in at.generators()]
     noise = torch.stack(draws).to(values)[:, None] * (1 - at.kept(values))
     size = values.float().square().mean(-1, keepdim=True).sqrt().to(values)
     return values + 3**0.5 * size * noise
 
 
 def foreign_positions(at: Masking) -> Int[Tensor, "B n"]:
-    """For each mask and position an earlier one of the prompt, all of them equally likely.
+    """For each mask and position an earlier position of the prompt, all equally likely.
 
-    Never a later one: no position gets what the model could not have seen there. The first
-    position has none before it and stands for itself.
+    Never a later one, which the model could not have attended to. The first position, with none
+    before it, is its own replacement.
     """
     earlier = torch.arange(len(at.unmasked.input_ids) - 1).clamp_max(at.unmasked.prompt_length)
-    found = []
-    for own in at.generators():
-        drawn = torch.rand(len(earlier), generator=own, dtype=torch.float64) * earlier
-        found.append(drawn.long()[at.positions])
-    return torch.stack(found)
+    positions = []
+    for generator in at.generators():
+        drawn = torch.rand(len(earlier), generator=generator, dtype=torch.float64) * earlier
+        positions.append(drawn.long()[at.positions])
+    return torch.stack(positions)
 
 
 def from_elsewhere(heads: Float[Tensor, "_ n W"], at: Masking) -> Float[Tensor, "B n W"]:
-    """Masked heads say what they say, unmasked, at an earlier position of the prompt."""
+    """Masked heads return their unmasked output at an earlier position of the prompt."""
     kept = _by_head(heads, at.masks)
     elsewhere = at.unmasked.targets[at.layer].heads[0].to(heads.device)[foreign_positions(at)]
     return heads * kept + elsewhere * (1 - kept)
 
 
 def in_random_direction(output: Float[Tensor, "B n D"], at: Masking) -> Float[Tensor, "B n D"]:
-    """A direction of its own for each mask and position, all of them equally likely."""
-    shape = len(at.unmasked.input_ids) - 1, output.shape[-1]  # whichever positions are asked for
-    draws = [torch.randn(shape, generator=own)[at.positions] for own in at.generators()]
+    """Adds a random direction for each mask and position, all directions equally likely."""
+    shape = len(at.unmasked.input_ids) - 1, output.shape[-1]  # drawn for all positions
+    draws = [torch.randn(shape, generator=generator)[at.positions] for generator in at.generators()]
     return output + torch.stack(draws).to(output)
 
 
 @dataclass(frozen=True)
 class Condition:
-    """One thing that a mask may change.
+    """A change that a mask may make.
 
     Attributes:
         site: where: `HEADS`, `MLP` or `OUTPUT`.
-        edit: what.
-        as_heads: whether the change of the layer's output gets, token by token and mask by mask,
-            the norm it has when the masked heads are taken away.
+        edit: the change of the values there.
+        as_heads: whether the change of the layer's output is rescaled, for each token and mask, to
+            its norm under head masking.
     """
 
     site: str
@@ -245,14 +242,14 @@ CONDITIONS: dict[str, Condition] = {
 def check_condition(
     model: PreTrainedModel, layer: int, change: Perturbation, heads: bool = True
 ) -> None:
-    """Raise unless a layer has what a condition changes.
+    """Raise unless a condition can be applied to a layer.
 
     Args:
         heads: whether the unmasked pass keeps head outputs.
 
     Raises:
-        TypeError: no single down projection, or fewer channels in it than heads; head outputs that
-            cannot be had from elsewhere.
+        TypeError: no single down projection, or fewer channels in it than heads; a condition that
+            needs head outputs which the unmasked pass does not keep.
 
     Example:
         >>> check_condition(model, 2, Perturbation("foreign"))
@@ -271,32 +268,30 @@ def check_condition(
     if condition.edit is from_elsewhere and not heads:
         raise TypeError(
             f"perturbation {change.condition!r} needs the head outputs of the unmasked pass, which "
-            f"are unavailable for {type(model).__name__}: its layers are not a plain chain"
+            f"are unavailable for {type(model).__name__}: its layers are not a simple chain"
         )
 
 
-def _mixed(
-    plain: Tensor, condition: Tensor, heads: Tensor | None, perturbation_scale: float | None
+def _scaled(
+    unmasked: Tensor, changed: Tensor, head_masked: Tensor | None, perturbation_scale: float | None
 ) -> Tensor:
-    """What a layer returns: `plain` and the change to `condition`, as large as that to `heads`,
-    times the scale."""
-    wide = torch.promote_types(plain.dtype, torch.float32)
-    base = plain.to(wide)
-    change = condition.to(wide) - base
-    if heads is not None:
-        wanted = (heads.to(wide) - base).norm(dim=-1, keepdim=True)
-        own = change.norm(dim=-1, keepdim=True)
-        # What stands for itself, as the first position does, changes by rounding alone: that is
-        # not to be made as large as a change.
-        rounding = max(1e-5, torch.finfo(plain.dtype).eps) * base.norm(dim=-1, keepdim=True)
-        change = change * torch.where(own > rounding, wanted / own, 0)
-    return (base + (1 if perturbation_scale is None else perturbation_scale) * change).to(
-        plain.dtype
-    )
+    """Output of a layer: `unmasked` plus its change to `changed`, rescaled to the norm of the
+    change to `head_masked`, times the scale."""
+    wide = torch.promote_types(unmasked.dtype, torch.float32)
+    base = unmasked.to(wide)
+    change = changed.to(wide) - base
+    if head_masked is not None:
+        target_norm = (head_masked.to(wide) - base).norm(dim=-1, keepdim=True)
+        norm = change.norm(dim=-1, keepdim=True)
+        # A change by rounding is not rescaled: the first position is its own replacement.
+        rounding = max(1e-5, torch.finfo(unmasked.dtype).eps) * base.norm(dim=-1, keepdim=True)
+        change = change * torch.where(norm > rounding, target_norm / norm, 0)
+    scale = 1 if perturbation_scale is None else perturbation_scale
+    return (base + scale * change).to(unmasked.dtype)
 
 
 def _with_copied_caches(values: Any) -> Any:
-    """Arguments of a layer that is called more than once: each call adds to a cache of its own."""
+    """Arguments of a layer that is called more than once: each call fills its own cache."""
     if isinstance(values, dict):
         return {name: _with_copied_caches(value) for name, value in values.items()}
     if isinstance(values, tuple):
@@ -315,90 +310,91 @@ def perturbed(
     before: int = 0,
     heads: Float[Tensor, "1 n W"] | None = None,
 ) -> Iterator[None]:
-    """Let a layer run with what masks change at some positions; batch row b has mask b.
+    """Let a layer run with the changes of masks at some positions; batch row b has mask b.
 
     A projection that several layers share is edited only inside the target layer.
 
     Args:
-        places: the positions, in the whole sequence.
-        before: positions that a cache holds, in front of the sequence as it is called.
-        heads: head outputs at `places`, to be used in place of those that come; the layer is then
-            called on these positions alone.
+        places: those positions, in the full sequence.
+        before: number of cached positions before those that the layer is called on.
+        heads: head outputs that replace those at `places`; the layer is then called only on these
+            positions.
     """
     condition = CONDITIONS[change.condition]
     masking = Masking(masks, places, unmasked, layer, change.seed)
-    acting: dict[str, Edit] = {}  # by site, while the target layer runs
+    active: dict[str, Edit] = {}  # by site, while the target layer runs
 
     def edited(values: Tensor, edit: Edit) -> Tensor:
         if heads is not None:
             return edit(values, masking)
-        here = (places - before).to(values.device)
+        positions = (places - before).to(values.device)
         values = values.clone()
-        values[:, here] = edit(values[:, here], masking)
+        values[:, positions] = edit(values[:, positions], masking)
         return values
 
     def at_site(site: str) -> Callable[[nn.Module, tuple[Tensor, ...]], Any]:
         def hook(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-            given, *others = args
+            values, *others = args
             if site == HEADS and heads is not None:
-                given = heads.expand(len(masks), -1, -1)
-            if site in acting:
-                rows = given.reshape(len(masks), -1, given.shape[-1])
-                given = edited(rows, acting[site]).reshape(given.shape)
-            elif given is args[0]:
+                values = heads.expand(len(masks), -1, -1)
+            if site in active:
+                rows = values.reshape(len(masks), -1, values.shape[-1])
+                values = edited(rows, active[site]).reshape(values.shape)
+            elif values is args[0]:
                 return None
-            return (given.contiguous(), *others)  # in one piece, as some projections want it
+            return (values.contiguous(), *others)  # some projections need contiguous inputs
 
         return hook
 
     module = decoder_layers(model)[layer]
     edit = change.edit or condition.edit
-    own = {} if condition.site == OUTPUT else {condition.site: edit}
+    edits = {} if condition.site == OUTPUT else {condition.site: edit}
     forward = module.forward
 
-    def several(*args: Any, **kwargs: Any) -> Any:
-        def output(edits: dict[str, Edit], again: bool = True) -> Any:
-            acting.clear()
-            acting.update(edits)
+    def scaled_forward(*args: Any, **kwargs: Any) -> Any:
+        def run(site_edits: dict[str, Edit], last: bool = False) -> Any:
+            active.clear()
+            active.update(site_edits)
             try:
-                copied = _with_copied_caches((args, kwargs)) if again else (args, kwargs)
+                copied = (args, kwargs) if last else _with_copied_caches((args, kwargs))
                 return forward(*copied[0], **copied[1])
             finally:
-                acting.clear()
+                active.clear()
 
-        def states(found: Any) -> Tensor:
-            return found[0] if isinstance(found, tuple | list) else found
+        def states(output: Any) -> Tensor:
+            return output[0] if isinstance(output, tuple | list) else output
 
-        as_heads = states(output({HEADS: without_heads})) if condition.as_heads else None
-        changed = states(output(own)) if own else None
-        returned = output({}, again=False)
-        plain = states(returned)
-        rows = plain.reshape(len(masks), -1, plain.shape[-1])
+        head_masked = states(run({HEADS: without_heads})) if condition.as_heads else None
+        changed = states(run(edits)) if edits else None
+        output = run({}, last=True)
+        hidden = states(output)
+        rows = hidden.reshape(len(masks), -1, hidden.shape[-1])
         if changed is None:
             changed = edited(rows, edit)
-        if as_heads is not None:
-            as_heads = as_heads.reshape(rows.shape)
+        if head_masked is not None:
+            head_masked = head_masked.reshape(rows.shape)
         changed = changed.reshape(rows.shape)
-        mixed = _mixed(rows, changed, as_heads, change.perturbation_scale).reshape(plain.shape)
-        return (mixed, *returned[1:]) if isinstance(returned, tuple | list) else mixed
+        scaled = _scaled(rows, changed, head_masked, change.perturbation_scale)
+        scaled = scaled.reshape(hidden.shape)
+        return (scaled, *output[1:]) if isinstance(output, tuple | list) else scaled
 
-    projections = {}  # found before anything is hooked: that may take a pass
-    if MLP in own:
+    projections = {}  # looked up before hooks are registered, since that may run a pass
+    if MLP in edits:
         projections[MLP] = down_projection(model, layer)
-    if HEADS in own or condition.as_heads or heads is not None:
+    if HEADS in edits or condition.as_heads or heads is not None:
         projections[HEADS] = output_projection(model, layer)
     with ExitStack() as stack:
         for site, projection in projections.items():
-            # Last in line: a mask applies to what the projection gets in the end.
+            # Last hook: a mask applies to the final input of the projection.
             stack.callback(projection.register_forward_pre_hook(at_site(site)).remove)
-        if own and change.perturbation_scale is None and not condition.as_heads:
+        if edits and change.perturbation_scale is None and not condition.as_heads:
             for handle in (
-                module.register_forward_pre_hook(lambda *_: acting.update(own)),
-                module.register_forward_hook(lambda *_: acting.clear(), always_call=True),
+                module.register_forward_pre_hook(lambda *_: active.update(edits)),
+                module.register_forward_hook(lambda *_: active.clear(), always_call=True),
             ):
                 stack.callback(handle.remove)
         else:
-            stack.enter_context(replaced_forward(module, several))
+            stack.enter_context(replaced_forward(module, scaled_forward))
         yield
 
 
@@ -410,11 +406,10 @@ def perturbed_layer(
     positions: slice,
     change: Perturbation = WITHOUT_HEADS,
 ) -> Float[Tensor, "B n D"]:
-    """What the target layer returns at some positions under each mask.
+    """Output of the target layer at some positions under each mask.
 
-    Its attention is that of the unmasked pass, and nothing in the layer that follows mixes
-    positions. (Under parallel residuals the layer's MLP is the same for all masks too; it is run
-    for each.)
+    Its attention is that of the unmasked pass, and the rest of the layer does not mix positions.
+    (With parallel residuals the MLP is the same for all masks, but it still runs for each.)
 
     Example:
         >>> from lm_polygraph_asmi.model import run_unmasked, scoring_session
@@ -425,15 +420,15 @@ def perturbed_layer(
     """
     target, module = unmasked.targets[layer], decoder_layers(model)[layer]
     attention, site = attention_module(model, layer), head_site(model, layer)
-    here = unmasked.run(positions)
-    places = unmasked.start + torch.arange(target.heads.shape[1])[here]
+    run_positions = unmasked.run(positions)
+    places = unmasked.start + torch.arange(target.heads.shape[1])[run_positions]
     call = unmasked.calls[layer]
     if attention is None:
-        # No module returns what the projection does: the attention is run, for all positions.
+        # No module returns the projection's output, so the layer runs at all positions.
         hidden = target.hidden.expand(len(masks), -1, -1)
         with perturbed(model, unmasked, layer, masks, places, change):
             return call.replay(module, hidden)[:, positions]
-    heads = target.heads[:, here]
+    heads = target.heads[:, run_positions]
     projection = output_projection(model, layer)
 
     def attend(*_: Any, **__: Any) -> Any:
@@ -444,5 +439,5 @@ def perturbed_layer(
         perturbed(model, unmasked, layer, masks, places, change, heads=heads),
         replaced_forward(attention, attend),
     ):
-        hidden = target.hidden[:, here].expand(len(masks), -1, -1)
-        return call.replay(module, hidden, here)
+        hidden = target.hidden[:, run_positions].expand(len(masks), -1, -1)
+        return call.replay(module, hidden, run_positions)

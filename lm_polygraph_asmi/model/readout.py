@@ -1,8 +1,7 @@
 """From final states to log-probabilities, through the model's own forward method.
 
-Whatever a model does behind its final states (scales, soft caps, multipliers) it does itself: the
-base model is made to return the states, the rest is the model's. The product with the unembedding
-keeps 32 bits where the model has 16.
+The base model is replaced by a function that returns the states. The model itself does the rest:
+scales, soft caps, multipliers. The product with the unembedding keeps 32 bits in 16-bit models.
 """
 
 import functools
@@ -21,11 +20,11 @@ from lm_polygraph_asmi.model.layer_call import replaced_forward
 from lm_polygraph_asmi.model.layers import base_model
 
 VOCABULARY_PART = 2**13
-"""Rows of the unembedding that are widened to 32 bits at once."""
+"""Rows of the unembedding that are converted to 32 bits at once."""
 
 
 class _Returned(BaseModelOutputWithPast):
-    """What a base model returned: final states, and nothing of all else a family may ask for."""
+    """Output of a base model: the final states; all other attributes are None."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -36,7 +35,7 @@ class _Returned(BaseModelOutputWithPast):
 def wide_product(
     states: Float[Tensor, "*batch D"], weight: Float[Tensor, "V D"], bias: Tensor | None
 ) -> Float[Tensor, "*batch V"]:
-    """states @ weight.T + bias of 16-bit numbers, added up and returned in float32."""
+    """states @ weight.T + bias of 16-bit numbers, summed and returned in float32."""
     rows = states.reshape(-1, states.shape[-1])
     if rows.is_cuda and "out_dtype" in (torch.mm.__doc__ or ""):
         product = torch.mm(rows, weight.T, out_dtype=torch.float32)
@@ -51,11 +50,11 @@ def wide_product(
     return product.reshape(*states.shape[:-1], -1)
 
 
-def _takes_part(projection: nn.Module) -> bool:
-    """Whether a projection is a plain matrix of 16-bit numbers, called as its class says.
+def _is_16_bit_linear(projection: nn.Module) -> bool:
+    """Whether a projection is a 16-bit `nn.Linear` with the forward method of its class.
 
-    Adapters and quantised modules do more when they are called, and so may a forward method put
-    onto the module itself, unless it is accelerate's, which fetches weights alone.
+    Adapters and quantised modules compute more, and so may a forward method set on the module,
+    unless it is accelerate's, which only fetches weights.
     """
     if type(projection) is not nn.Linear or projection.weight.dtype.itemsize != 2:
         return False
@@ -71,15 +70,15 @@ def _takes_part(projection: nn.Module) -> bool:
 
 
 def widens(model: PreTrainedModel) -> bool:
-    """Whether logits are kept wider than the model itself keeps them."""
-    return _takes_part(model.get_output_embeddings())
+    """Whether logits are more precise (32 bits) than the model's own."""
+    return _is_16_bit_linear(model.get_output_embeddings())
 
 
 @contextmanager
 def wide_logits(model: PreTrainedModel) -> Iterator[None]:
     """Let the unembedding of a 16-bit model return float32 for a while."""
     projection = model.get_output_embeddings()
-    if not _takes_part(projection):
+    if not _is_16_bit_linear(projection):
         yield
         return
 
@@ -103,10 +102,10 @@ def own_logits(model: PreTrainedModel, *, wide: bool = True, **inputs: Any) -> T
 def readout(
     model: PreTrainedModel, hidden: Float[Tensor, "*batch D"], *, wide: bool = True
 ) -> Float[Tensor, "*batch V"]:
-    """Natural log-probabilities, in float32, of final states (those that passed the final norm).
+    """Natural log-probabilities, in float32, from final states (after the final norm).
 
     Args:
-        wide: keep 32 bits where the model has 16; else logits are rounded as the model does.
+        wide: keep 32 bits in a 16-bit model; otherwise logits are rounded as the model does.
 
     Raises:
         FloatingPointError: NaN or infinite logits.
@@ -124,7 +123,7 @@ def readout(
     tokens = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
     with replaced_forward(base_model(model), lambda *_, **__: _Returned(last_hidden_state=states)):
         logits = own_logits(model, wide=wide, input_ids=tokens)
-    if not torch.stack(logits.aminmax()).isfinite().all():  # NaN is the least and the most
+    if not torch.stack(logits.aminmax()).isfinite().all():  # NaN becomes both extremes
         raise FloatingPointError(
             f"{type(model).__name__} ({model.dtype}) returned NaN or infinite logits. float16 "
             "overflows where bfloat16 and float32 do not: load the model in one of these"

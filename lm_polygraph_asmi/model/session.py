@@ -1,4 +1,4 @@
-"""The state a model is put into while it is scored, and its exact return."""
+"""The state of a model while it is scored; it is restored exactly."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -8,8 +8,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from lm_polygraph_asmi.model.model_cache import model_cache, model_cache_of, model_lock
 
-Setting = list[tuple[PretrainedConfig, str | None]]
-"""What each configuration of a model says of attention."""
+AttentionSettings = list[tuple[PretrainedConfig, str | None]]
+"""The attention implementation in each configuration of a model."""
 
 
 def attention_of(model: PreTrainedModel) -> str:
@@ -23,7 +23,7 @@ def attention_of(model: PreTrainedModel) -> str:
     return model.config.get_text_config()._attn_implementation
 
 
-def _setting(model: PreTrainedModel) -> Setting:
+def _settings(model: PreTrainedModel) -> AttentionSettings:
     configs = {id(config): config for config in _configs(model)}
     return [(config, config._attn_implementation) for config in configs.values()]
 
@@ -37,15 +37,16 @@ def _configs(model: PreTrainedModel) -> Iterator[PretrainedConfig]:
             yield config
 
 
-def _apply(setting: Setting) -> None:
-    for config, attention in setting:
+def _apply(settings: AttentionSettings) -> None:
+    for config, attention in settings:
         config._attn_implementation_internal = attention
 
 
-def _switch_attention(model: PreTrainedModel, attention: str) -> Setting:
-    """Switch the text's attention and no other, the second time without transformers' search.
+def _switch_attention(model: PreTrainedModel, attention: str) -> AttentionSettings:
+    """Switch the attention of the text model only; cached, so that transformers is asked once.
 
-    Returns what `_apply` needs to undo it.
+    Returns:
+        The previous settings, for `_apply`.
 
     Raises:
         ValueError: the model cannot use that implementation.
@@ -53,25 +54,25 @@ def _switch_attention(model: PreTrainedModel, attention: str) -> Setting:
     switches = model_cache_of(model).switches
     text = model.config.get_text_config()
     if attention not in switches:
-        before = _setting(model)
+        previous = _settings(model)
         try:
-            _ask_for(model, attention)
-            # Layers hold the text's configuration, or, once copied, one like it.
-            kind, now = type(text), attention_of(model)
+            _set_attention(model, attention)
+            # Layers hold the text model's configuration, or a copy of it.
+            config_class, selected = type(text), attention_of(model)
             switches[attention] = [
-                (config, now) for config, _ in before if isinstance(config, kind)
+                (config, selected) for config, _ in previous if isinstance(config, config_class)
             ]
         finally:
-            _apply(before)
+            _apply(previous)
     undo = [(config, config._attn_implementation) for config, _ in switches[attention]]
     _apply(switches[attention])
     return undo
 
 
-def _ask_for(model: PreTrainedModel, attention: str) -> None:
+def _set_attention(model: PreTrainedModel, attention: str) -> None:
     reason: Exception | None = None
     if getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None:
-        # Some transformers releases switch all the same and drop the soft-capping in silence.
+        # Some transformers releases switch nevertheless and silently drop the soft-capping.
         reason = ValueError("its attention scores are soft-capped")
     else:
         try:
@@ -87,37 +88,36 @@ def _ask_for(model: PreTrainedModel, attention: str) -> None:
 
 @contextmanager
 def _without_autocast() -> Iterator[None]:
-    with ExitStack() as off:
+    with ExitStack() as disabled:
         for device in ("cpu", "cuda", "mps", "xpu"):
             if torch.is_autocast_enabled(device):
-                off.enter_context(torch.autocast(device, enabled=False))
+                disabled.enter_context(torch.autocast(device, enabled=False))
         yield
 
 
 @contextmanager
-def _as_written(model: PreTrainedModel) -> Iterator[None]:
-    """Set aside what `module.compile()` has put into modules: it would not see hooks set later."""
+def _uncompiled(model: PreTrainedModel) -> Iterator[None]:
+    """Disable calls compiled by `module.compile()`, which ignore hooks set later."""
     compiled = [module for module in model.modules() if module._compiled_call_impl is not None]
-    own = [module._compiled_call_impl for module in compiled]
+    calls = [module._compiled_call_impl for module in compiled]
     try:
         for module in compiled:
             module._compiled_call_impl = None
         yield
     finally:
-        for module, call in zip(compiled, own, strict=True):
+        for module, call in zip(compiled, calls, strict=True):
             module._compiled_call_impl = call
 
 
 @contextmanager
 def scoring_session(model: PreTrainedModel, attention: str | None = None) -> Iterator[None]:
-    """Evaluation mode, no gradients and one attention implementation; all undone at the end.
+    """Evaluation mode, no gradients and one attention implementation, restored at the end.
 
-    Undone also after an exception: every module's training flag, the attention implementation. What
-    `module.compile()` has put into modules is set aside meanwhile. One
-    thread at a time is let in per model, the others wait. Sessions of a thread may be nested; the
-    inner one costs next to nothing where it changes nothing. Weights are not to change inside.
-    Gradient checkpointing needs no care, since it acts in training mode alone. `torch.autocast`
-    around it is off inside: a model is scored in the precision it was loaded in.
+    The training flags of modules and the attention implementation are restored also after an
+    exception. `module.compile()` and `torch.autocast` are disabled inside: a model is scored in the
+    precision that it was loaded in. Only one thread at a time has a session of a model; others
+    wait. A thread may nest sessions, which costs almost nothing if no setting changes. Weights must
+    not change inside. Gradient checkpointing acts only in training mode.
 
     Args:
         model: the model to be scored.
@@ -136,18 +136,18 @@ def scoring_session(model: PreTrainedModel, attention: str | None = None) -> Ite
         (True, 'sdpa')
     """
     cache = model_cache_of(model)
-    with model_lock(model), _without_autocast(), _as_written(model):
+    with model_lock(model), _without_autocast(), _uncompiled(model):
         outermost = cache.attention is None
         training = [module for module in model.modules() if module.training]
-        before = attention_of(model)
+        current = attention_of(model)
         if outermost:
             model_cache(model)
-            cache.attention = before or ""
-        wanted = attention or cache.attention or before
-        undo: Setting = []
+            cache.attention = current or ""
+        implementation = attention or cache.attention or current
+        undo: AttentionSettings = []
         try:
-            if wanted != before:
-                undo = _switch_attention(model, wanted)
+            if implementation != current:
+                undo = _switch_attention(model, implementation)
             if training:
                 model.eval()
             with torch.inference_mode():

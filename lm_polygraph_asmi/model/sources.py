@@ -29,21 +29,21 @@ from lm_polygraph_asmi.model.layers import base_model, decoder_layers, head_site
 from lm_polygraph_asmi.model.unmasked import UnmaskedPass
 
 Span = tuple[int, int]
-"""Positions of tokens, from the first to the one behind the last."""
+"""Positions of tokens, (start, end) with the end excluded."""
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
 TOLERANCE_16_BITS = 3e-2
-"""By how much of their own sizes the parts may miss the whole at a position: rounding."""
+"""Relative difference at a position between the sum of parts and all heads' output: rounding."""
 
 
 @dataclass(frozen=True)
 class HeadPart:
-    """What the heads of a layer bring from some tokens, at the T predicting positions.
+    """The part of head outputs that comes from some tokens, at the T predicting positions.
 
     Attributes:
-        heads: their part of what enters the output projection, W = H times the width of a head.
-        attention: of each head, the sum of its weights on these tokens, in [0, 1]; with all tokens
-            1, or less where a sink takes a share.
+        heads: that part of the output projection's input, W = H times the width of a head.
+        attention: sum of each head's weights on these tokens, in [0, 1]; 1 for all tokens, or less
+            if there is an attention sink.
 
     Example:
         >>> part = HeadPart(heads=torch.zeros(2, 16), attention=torch.full((4, 2), 0.5))
@@ -56,7 +56,7 @@ class HeadPart:
 
 
 def check_spans(context: Any, tokens: int) -> list[Span]:
-    """The context's spans, one or several, as plain numbers.
+    """The spans of the context, one or several, as tuples of int.
 
     Raises:
         ValueError: none, an empty one, one outside the sequence, or two that overlap.
@@ -69,72 +69,72 @@ def check_spans(context: Any, tokens: int) -> list[Span]:
         ValueError: spans of the context overlap: [(1, 4), (3, 6)]. A token has one source
     """
     try:
-        given = np.asarray(context).reshape(-1, 2)  # a single one, too
-        found: list[Span] = [(operator.index(a), operator.index(b)) for a, b in given]
+        pairs = np.asarray(context).reshape(-1, 2)  # also of a single span
+        spans: list[Span] = [(operator.index(start), operator.index(end)) for start, end in pairs]
     except (TypeError, ValueError):
-        found = []
-    if not found:
+        spans = []
+    if not spans:
         raise ValueError(
             "a source other than 'all' needs to know the context: expected (start, end) in tokens, "
             f"or a list of these, got {context!r:.80}"
         )
-    for start, end in found:
+    for start, end in spans:
         if not 0 <= start < end <= tokens:
             raise ValueError(
                 f"a span of the context must lie within the {tokens} tokens of prompt and response "
                 f"and contain at least one, got ({start}, {end})"
             )
-    in_order = sorted(found)
-    for (_, end), (start, _) in pairwise(in_order):
+    for (_, end), (start, _) in pairwise(sorted(spans)):
         if start < end:
-            raise ValueError(f"spans of the context overlap: {found}. A token has one source")
-    return found
+            raise ValueError(f"spans of the context overlap: {spans}. A token has one source")
+    return spans
 
 
-class _Kept(TorchFunctionMode):
-    """Inside the target layer, lets heads take in the values of some tokens alone.
+class _KeptTokens(TorchFunctionMode):
+    """Restricts the attention of the target layer to the values of some tokens.
 
     Attributes:
-        inside: whether the layer is being run.
-        attention: weights on these tokens, once they have been seen.
+        in_layer: whether the layer is running.
+        attention: weights on these tokens, after the layer's attention ran.
     """
 
     def __init__(self, kept: Bool[Tensor, " N"], heads: int) -> None:
         super().__init__()
         self.kept, self.heads = kept, heads
-        self.inside = False
+        self.in_layer = False
         self.attention: Tensor | None = None
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        name = getattr(function, "__name__", "") if self.inside else ""
+        name = getattr(function, "__name__", "") if self.in_layer else ""
         if name == "scaled_dot_product_attention":
-            return self._one_kernel(function, args, kwargs)
-        found = function(*args, **kwargs)
-        if name == "softmax" and self._over_keys(found):
-            return self._weights(found)
-        return found
+            return self._sdpa(function, args, kwargs)
+        output = function(*args, **kwargs)
+        if name == "softmax" and self._over_keys(output):
+            return self._kept_weights(output)
+        return output
 
-    def _over_keys(self, found: Tensor) -> bool:
-        """Whether it is one row of weights for each head and token; behind all, perhaps, a sink."""
+    def _over_keys(self, weights: Tensor) -> bool:
+        """Whether a softmax has a row of weights for each head and token, with at most one sink as
+        the last key."""
         tokens = len(self.kept)
-        *batch, heads, queries, keys = (1, *found.shape)[-4:]
+        *batch, heads, queries, keys = (1, *weights.shape)[-4:]
         return (
             (heads, queries) == (self.heads, tokens)
             and keys - tokens in (0, 1)
-            and not any(one > 1 for one in batch)
+            and not any(size > 1 for size in batch)
         )
 
-    def _weights(self, found: Tensor) -> Tensor:
-        kept = found.new_zeros(found.shape[-1])
+    def _kept_weights(self, weights: Tensor) -> Tensor:
+        kept = weights.new_zeros(weights.shape[-1])
         kept[: len(self.kept)] = self.kept
-        found = found * kept
-        self._note(found.sum(-1))
-        return found
+        weights = weights * kept
+        self._record(weights.sum(-1))
+        return weights
 
-    def _one_kernel(self, function: Any, args: tuple, kwargs: dict) -> Tensor:
+    def _sdpa(self, function: Any, args: tuple, kwargs: dict) -> Tensor:
         query, key, value, *others = (*args, *(kwargs.pop(n) for n in _INPUTS[len(args) :]))
         if query.shape[-3:-1] != (self.heads, len(self.kept)):
             return function(query, key, value, *others, **kwargs)
@@ -142,49 +142,49 @@ class _Kept(TorchFunctionMode):
             raise _unsplit(f"attention over {value.shape[-2]} keys, not {len(self.kept)}")
         kept = self.kept[:, None].to(value)
         ones = kept.expand_as(value).contiguous()
-        self._note(function(query, key, ones, *others, **kwargs)[..., 0])
+        self._record(function(query, key, ones, *others, **kwargs)[..., 0])
         return function(query, key, value * kept, *others, **kwargs)
 
-    def _note(self, attention: Tensor) -> None:
+    def _record(self, attention: Tensor) -> None:
         self.attention = attention.reshape(self.heads, -1).float()
 
 
 _INPUTS = ("query", "key", "value")
 
 
-def _unsplit(found: str) -> TypeError:
+def _unsplit(reason: str) -> TypeError:
     return TypeError(
-        f"its heads cannot be split by where their output comes from: {found}. Leave `source` at "
+        f"its head outputs cannot be split by source: {reason}. Leave `source` at "
         "'all', or load it with attn_implementation='eager'"
     )
 
 
-def _part(
+def _heads_from(
     model: PreTrainedModel,
     unmasked: UnmaskedPass,
     layer: int,
     kept: Bool[Tensor, " N"],
     replay: bool,
 ) -> tuple[Float[Tensor, "N W"], Float[Tensor, "H N"]]:
-    """What enters the output projection from these tokens, and the weights on them.
+    """The part of head outputs that comes from the kept tokens, and the attention weights on them.
 
     Args:
-        replay: call the layer alone, as it was called in the unmasked pass, up to the projection;
-            else the model from its start up to there.
+        replay: run only the layer, as called in the unmasked pass, up to the output projection;
+            otherwise the model up to there.
     """
     site, module = head_site(model, layer), decoder_layers(model)[layer]
 
     def stop(_: nn.Module, args: tuple) -> None:
-        if mode.inside:
+        if mode.in_layer:
             raise Reached(args[0].reshape(-1, site.width))
 
     def enter(*_: Any) -> None:
-        mode.inside = True
+        mode.in_layer = True
 
     def leave(*_: Any) -> None:
-        mode.inside = False
+        mode.in_layer = False
 
-    mode = _Kept(kept, site.heads)
+    mode = _KeptTokens(kept, site.heads)
     with ExitStack() as hooks:
         for handle in (
             module.register_forward_pre_hook(enter),
@@ -197,8 +197,8 @@ def _part(
             if replay:
                 unmasked.calls[layer].replay(module, unmasked.targets[layer].hidden)
             else:
-                start = execution_device(model.get_input_embeddings())
-                tokens = unmasked.input_ids[None, :-1].to(start)
+                device = execution_device(model.get_input_embeddings())
+                tokens = unmasked.input_ids[None, :-1].to(device)
                 base_model(model)(input_ids=tokens, use_cache=False)
         except Reached as reached:
             if mode.attention is None:
@@ -210,19 +210,19 @@ def _part(
 def head_parts(
     model: PreTrainedModel, unmasked: UnmaskedPass, layer: int, spans: Sequence[Span]
 ) -> list[HeadPart]:
-    """What the heads of a layer bring from each span of tokens, and, last, from all others.
+    """The parts of a layer's head outputs from each span of tokens and, last, from all others.
 
-    Each costs the attention of one layer over all positions. Call it inside `scoring_session`.
+    Each part costs the attention of one layer at all positions. Call it inside `scoring_session`.
 
     Args:
         unmasked: a pass with `layer` among its target layers.
         spans: disjoint, in positions of its tokens.
 
     Raises:
-        ValueError: spans that are none; see `check_spans`.
-        TypeError: attention that shows no weights and takes no values.
-        RuntimeError: parts that do not add up to the heads' output, or that come from tokens to
-            those before them: something behind the softmax is not linear, or keys are not tokens.
+        ValueError: invalid spans, see `check_spans`.
+        TypeError: neither the weights nor the values of the attention are visible.
+        RuntimeError: parts do not add up to the head outputs, or tokens contribute to earlier ones:
+            an operation after the softmax is not linear, or keys are not at their tokens.
 
     Example:
         >>> from lm_polygraph_asmi.model import run_unmasked, scoring_session
@@ -236,55 +236,55 @@ def head_parts(
     """
     spans = check_spans(spans, len(unmasked.input_ids))
     kept = [torch.zeros(unmasked.predicting.stop, dtype=torch.bool) for _ in spans]
-    for own, (start, end) in zip(kept, spans, strict=True):
-        own[start:end] = True
+    for tokens, (start, end) in zip(kept, spans, strict=True):
+        tokens[start:end] = True
     kept.append(~torch.stack(kept).any(0))
-    # A layer that is not quite itself when called alone is reached through the model.
+    # If replaying the layer alone fails, the model runs up to the layer.
     routes = (True, False) if layer in unmasked.targets else (False,)
     for replay in routes:
         try:
-            found = [_part(model, unmasked, layer, own, replay) for own in kept]
+            parts = [_heads_from(model, unmasked, layer, tokens, replay) for tokens in kept]
             if replay:
-                whole = unmasked.targets[layer].heads[0]
+                all_heads = unmasked.targets[layer].heads[0]
             else:
-                every = torch.ones_like(kept[0])
-                whole = _part(model, unmasked, layer, every, replay)[0]
+                all_tokens = torch.ones_like(kept[0])
+                all_heads, _ = _heads_from(model, unmasked, layer, all_tokens, replay)
         except TypeError as error:
             raise TypeError(f"{type(model).__name__}, layer {layer}: {error}") from error
-        wrong = _what_is_wrong([heads for heads, _ in found], whole, kept)
-        if wrong is None:
+        failure = _split_failure([heads for heads, _ in parts], all_heads, kept)
+        if failure is None:
             break
     else:
         raise RuntimeError(
             f"{type(model).__name__}, layer {layer}: heads have no part that comes from the "
-            f"context: {wrong}. Leave `source` at 'all'"
+            f"context: {failure}. Leave `source` at 'all'"
         )
-    at = unmasked.predicting
-    return [HeadPart(heads[at], attention[:, at]) for heads, attention in found]
+    predicting = unmasked.predicting
+    return [HeadPart(heads[predicting], attention[:, predicting]) for heads, attention in parts]
 
 
-def _what_is_wrong(
-    parts: Sequence[Float[Tensor, "N W"]], whole: Float[Tensor, "N W"], kept: Sequence[Tensor]
+def _split_failure(
+    parts: Sequence[Float[Tensor, "N W"]], all_heads: Float[Tensor, "N W"], kept: Sequence[Tensor]
 ) -> str | None:
-    """Why these are not the parts of the whole; None if they are."""
-    own = torch.stack(list(parts)).double()
-    missed = (own.sum(0) - whole.double()).norm(dim=-1)
-    size = own.norm(dim=-1).sum(0) + whole.double().norm(dim=-1)
-    worst = (missed / size.clamp_min(torch.finfo(torch.float64).tiny)).max().item()
-    if not worst <= TOLERANCE.get(whole.dtype, TOLERANCE_16_BITS):
+    """Why these parts are not a split of the head outputs; None if they are."""
+    wide_parts, wide_heads = torch.stack(list(parts)).double(), all_heads.double()
+    missing = (wide_parts.sum(0) - wide_heads).norm(dim=-1)
+    size = wide_parts.norm(dim=-1).sum(0) + wide_heads.norm(dim=-1)
+    largest = (missing / size.clamp_min(torch.finfo(torch.float64).tiny)).max().item()
+    if not largest <= TOLERANCE.get(all_heads.dtype, TOLERANCE_16_BITS):
         return (
-            "what they bring from there and from elsewhere does not add up to their output (apart "
-            f"by {worst:.2g} of it). Something behind the softmax is not linear, as a norm over "
-            "heads is"
+            "the parts from the context and from elsewhere do not add up to the head outputs "
+            f"(relative difference {largest:.2g}). An operation after the softmax is not linear, "
+            "such as a norm over heads"
         )
-    for part, tokens in zip(own, kept, strict=True):
+    for part, tokens in zip(wide_parts, kept, strict=True):
         if part[tokens.cumsum(0) == 0].any():
-            return "tokens bring something to tokens before them, so keys are not where tokens are"
+            return "tokens contribute to earlier tokens, so keys are not at their tokens' positions"
     return None
 
 
 def sum_parts(parts: Sequence[HeadPart]) -> HeadPart:
-    """What heads bring from several sources.
+    """The part of head outputs from several sources together.
 
     Example:
         >>> from lm_polygraph_asmi.model import run_unmasked, scoring_session

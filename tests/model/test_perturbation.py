@@ -386,7 +386,7 @@ def test_an_condition_moves_what_its_part_carries_alone(part, condition):
 
 
 def test_an_condition_that_is_run_wrong_is_seen(monkeypatch):
-    """The check correctness labels every condition by full forward passes, as it does heads."""
+    """The self-check compares every condition with full forward passes, as it does heads."""
     model, layer = tiny_model("llama"), perturbation.perturbed_layer
     room = __import__("lm_polygraph_asmi.model.suffix", fromlist=["perturbed_layer"])
     spoilt = [lambda *a: 1.3 * layer(*a)]

@@ -19,7 +19,7 @@ from lm_polygraph_asmi.model import (
     sum_parts,
 )
 from lm_polygraph_asmi.model.layers import decoder_layers, output_projection
-from lm_polygraph_asmi.model.sources import _part
+from lm_polygraph_asmi.model.sources import _heads_from
 from tests import brute_force
 from tests.conftest import PROMPT_LENGTH
 from tests.families import LLAMA_LIKE, PROJECTIONS, tiny_model
@@ -239,7 +239,7 @@ def test_the_model_up_to_the_layer_gives_the_same(family_model, input_ids):
     with scoring_session(family_model):
         unmasked = run_unmasked(family_model, input_ids, PROMPT_LENGTH, [LAYER], "response")
         (one, attention), (other, same) = (
-            _part(family_model, unmasked, LAYER, kept, replay) for replay in (True, False)
+            _heads_from(family_model, unmasked, LAYER, kept, replay) for replay in (True, False)
         )
     torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(attention, same, atol=1e-5, rtol=0)

@@ -180,12 +180,12 @@ def _acting_adapters(projection: Any) -> list[str]:
 
 def _lora_delta(layer: Any, adapter: str) -> Float[Tensor, "V D"]:
     down, up = (getattr(layer, part, {}) for part in ("lora_A", "lora_B"))
-    known = set(getattr(layer, "adapter_layer_names", ())) <= {
+    is_lora = set(getattr(layer, "adapter_layer_names", ())) <= {
         "lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B",
     }  # fmt: skip
     if adapter not in down:
         # A LoRA adapter of other layers. Other methods have attributes of other names.
-        if known:
+        if is_lora:
             return torch.zeros(())
     elif adapter not in getattr(layer, "lora_variant", {}):
         with align_module_device(up[adapter]), align_module_device(down[adapter]):

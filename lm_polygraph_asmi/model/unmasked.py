@@ -374,7 +374,7 @@ def _skipped_layers(model: PreTrainedModel, states: States, before: int) -> Iter
 
     def on_known_states(layer: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         _, call = LayerCall.split(layer, args, kwargs, before)
-        return (known[layer],), call.arguments
+        return (entering[layer],), call.arguments
 
     def identity(layer: nn.Module) -> Callable[..., Tensor]:
         @wraps(layer.forward)
@@ -384,10 +384,10 @@ def _skipped_layers(model: PreTrainedModel, states: States, before: int) -> Iter
         return forward
 
     layers = decoder_layers(model)
-    known = {layers[index]: hidden for index, hidden in states.items() if index < len(layers)}
+    entering = {layers[index]: hidden for index, hidden in states.items() if index < len(layers)}
     with ExitStack() as undo:
         for layer in layers:
-            if layer in known:
+            if layer in entering:
                 handle = layer.register_forward_pre_hook(
                     on_known_states, with_kwargs=True, prepend=True
                 )

@@ -27,28 +27,28 @@ KEY = "bench-key"
 PASSAGE = "The ferry Ondine was built in Brask in 1931, and her first captain was Edda Holm. "
 ROUTES = ("/v1/completions", "/v1/chat/completions", "/score")
 AUTHORIZED = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
-Bad = tuple[str, str, str, dict[str, str], bytes, int]
+BadRequest = tuple[str, str, str, dict[str, str], bytes, int]
 
 
 def body(**fields: Any) -> bytes:
-    """JSON, lone surrogates and all."""
+    """JSON; lone surrogates are escaped."""
     return json.dumps(fields).encode()
 
 
-def bad_requests(model: str, max_tokens: int = 256) -> list[Bad]:
-    """Name, method, path, headers, body and the status that it should get."""
-    asked = {"model": model, "prompt": "Who?"}
+def bad_requests(model: str, max_tokens: int = 256) -> list[BadRequest]:
+    """Name, method, path, headers, body and expected status of every bad request."""
+    completion = {"model": model, "prompt": "Who?"}
     user = {"role": "user", "content": "Who?"}
     chat = {"model": model, "messages": [user]}
-    found: list[Bad] = []
+    requests: list[BadRequest] = []
 
     def add(name: str, status: int, content: bytes, path: str = ROUTES[0], **headers: str) -> None:
         sent = AUTHORIZED | {key.replace("_", "-"): value for key, value in headers.items()}
-        found.append((name, "POST", path, sent, content, status))
+        requests.append((name, "POST", path, sent, content, status))
 
     for name, content in {
-        "no JSON": b"prompt=Who", "cut JSON": body(**asked)[:-3], "nothing": b"",
-        "bytes that are no UTF-8": b'{"model": "\xff\xfe"}', "two values": body(**asked) * 2,
+        "no JSON": b"prompt=Who", "cut JSON": body(**completion)[:-3], "nothing": b"",
+        "bytes that are no UTF-8": b'{"model": "\xff\xfe"}', "two values": body(**completion) * 2,
     }.items():  # fmt: skip
         add(name, 422 if name == "nothing" else 400, content)
     add("deep nesting", 400, b"[" * 100_000)
@@ -65,34 +65,34 @@ def bad_requests(model: str, max_tokens: int = 256) -> list[Bad]:
         "tools": ([],), "promt": ("Who?",), "response_format": ({"type": "json_object"},),
     }.items():  # fmt: skip
         for value in values:
-            add(f"{field} {value!r:.20}", 422, body(**asked | {field: value}))
+            add(f"{field} {value!r:.20}", 422, body(**completion | {field: value}))
     for name in ("other", "../../etc/passwd", "/etc/passwd", f"{model}/../x", "\0", "a" * 9999):
-        add(f"model {name!r:.20}", 404, body(**asked | {"model": name}))
+        add(f"model {name!r:.20}", 404, body(**completion | {"model": name}))
     for name, messages in {
         "no message": [], "no role": [{"content": "Who?"}], "a role": [user | {"role": "root"}],
         "an image": [user | {"content": [{"type": "image_url", "image_url": {"url": "file:///"}}]}],
         "the assistant last": [user, {"role": "assistant", "content": "I"}], "a text": "Who?",
     }.items():  # fmt: skip
         add(f"chat: {name}", 422, body(**chat | {"messages": messages}), ROUTES[1])
-    for name, given in {
+    for name, fields in {
         "no answer": {"prompt": "Who?"}, "no prompt": {"answer": "I"},
         "no list": {"prompt": "Who?", "answer": []}, "ids": {"prompt": "Who?", "answer": [5]},
         "both": {"prompt": "Who?", "messages": [user], "answer": "I"},
         "a long answer": {"prompt": "Who?", "answer": "word " * 9000},
         "65 answers": {"prompt": "Who?", "answer": ["I"] * 65},
     }.items():  # fmt: skip
-        add(f"score: {name}", 422, body(**given), ROUTES[2])
-    add("a prompt beyond the tokens", 422, body(**asked | {"prompt": "word " * 20_000}))
-    add("a body of 1 MB", 413, body(**asked | {"prompt": "w" * 1_000_000}))
-    add("form data", 422, body(**asked), Content_Type="text/plain")
-    add("another key", 401, body(**asked), Authorization="Bearer no")
-    add("no key", 401, body(**asked), Authorization="")
+        add(f"score: {name}", 422, body(**fields), ROUTES[2])
+    add("a prompt beyond the tokens", 422, body(**completion | {"prompt": "word " * 20_000}))
+    add("a body of 1 MB", 413, body(**completion | {"prompt": "w" * 1_000_000}))
+    add("form data", 422, body(**completion), Content_Type="text/plain")
+    add("another key", 401, body(**completion), Authorization="Bearer no")
+    add("no key", 401, body(**completion), Authorization="")
     for method, path, status in (
         ("GET", ROUTES[0], 405), ("DELETE", "/v1/models", 405), ("GET", "/v1/models/..%2f..", 404),
         ("GET", "/../../etc/passwd", 404), ("GET", "/docs", 404), ("POST", "/", 404),
     ):  # fmt: skip
-        found.append((f"{method} {path}", method, path, AUTHORIZED, b"", status))
-    return found
+        requests.append((f"{method} {path}", method, path, AUTHORIZED, b"", status))
+    return requests
 
 
 def send(
@@ -116,7 +116,7 @@ def ask(port: int, path: str, **fields: Any) -> Any:
 
 
 def free_port() -> int:
-    """One that nobody listens on."""
+    """A port that is not in use."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -124,7 +124,7 @@ def free_port() -> int:
 
 @contextmanager
 def server(model: str, *options: str, log: Any = None) -> Iterator[tuple[int, subprocess.Popen]]:
-    """A server on a port of its own; killed at the end if it is still there."""
+    """A server on a free port; killed at the end if it is still running."""
     port = free_port()
     with tempfile.NamedTemporaryFile("w", suffix=".key") as key:
         key.write(KEY)
@@ -148,7 +148,7 @@ def server(model: str, *options: str, log: Any = None) -> Iterator[tuple[int, su
 
 
 def events(port: int, **fields: Any) -> Iterator[Any]:
-    """What a streamed answer sends, as it comes; an error if it breaks off."""
+    """Events of a streamed answer; ConnectionError if the stream ends early."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     try:
         connection.request("POST", ROUTES[0], body(stream=True, **fields), AUTHORIZED)
@@ -168,7 +168,7 @@ def cpu(pid: int) -> float:
 
 
 def prompts(number: int) -> list[str]:
-    """Of mixed lengths, no two alike."""
+    """Distinct prompts of mixed lengths."""
     return [
         f"{PASSAGE * (1 + index % 4)}\nQ: Who was captain {index}?\nA:" for index in range(number)
     ]
@@ -177,38 +177,38 @@ def prompts(number: int) -> list[str]:
 def load(
     port: int, process: Any, name: str, scorer: Any, number: int, clients: int, tokens: int
 ) -> None:
-    """Requests side by side, each answer compared with that of a direct call."""
+    """Concurrent requests; compares each answer with that of a direct call."""
     from lm_polygraph_asmi.adapters.contract import Assessment, assess
 
-    asked = prompts(number)
+    sent_prompts = prompts(number)
 
-    def one(index: int) -> tuple[str, float]:
-        fields = {"model": name, "prompt": asked[index]}
+    def score_one(index: int) -> tuple[str, float]:
+        fields = {"model": name, "prompt": sent_prompts[index]}
         if index % 3 == 0:
-            found = ask(port, ROUTES[2], answer=" Edda Holm", **fields)
-            return " Edda Holm", found["asmi"]["score"]
+            reply = ask(port, ROUTES[2], answer=" Edda Holm", **fields)
+            return " Edda Holm", reply["asmi"]["score"]
         if index % 3 == 1:
             *parts, last = events(port, max_tokens=tokens, **fields)
             text = "".join(part["choices"][0]["text"] for part in [*parts, last])
             return text, last["asmi"]["score"]
-        found = ask(port, ROUTES[0], max_tokens=tokens, **fields)
-        return found["choices"][0]["text"], found["asmi"]["score"]
+        reply = ask(port, ROUTES[0], max_tokens=tokens, **fields)
+        return reply["choices"][0]["text"], reply["asmi"]["score"]
 
     start = time.perf_counter()
     with ThreadPoolExecutor(clients) as pool:
-        got = list(pool.map(one, range(number)))
+        got = list(pool.map(score_one, range(number)))
     seconds = time.perf_counter() - start
-    furthest, others = 0.0, 0
+    largest, changed = 0.0, 0
     for index, (text, value) in enumerate(got):
-        score = scorer.score(asked[index], " Edda Holm" if index % 3 == 0 else None)
-        furthest = max(furthest, abs(value - Assessment.of(score).score))
-        others += text != score.answer
+        score = scorer.score(sent_prompts[index], " Edda Holm" if index % 3 == 0 else None)
+        largest = max(largest, abs(value - Assessment.of(score).score))
+        changed += text != score.answer
     click.echo(
         f"load: {number} requests by {clients} clients in {seconds:.1f} s, none lost; other texts "
-        f"than a direct call: {others}; scores at most {furthest:.1e} nats apart"
+        f"than a direct call: {changed}; scores differ by at most {largest:.1e} nats"
     )
     pairs = []
-    for prompt in asked[:40]:
+    for prompt in sent_prompts[:40]:
         used = []
         for call, user in (
             (lambda prompt=prompt: assess(scorer, prompt, " Edda Holm"), os.getpid()),
@@ -227,7 +227,7 @@ def load(
 
 
 def faults(model: str, name: str, log: Any, *options: str) -> None:
-    """A client that goes away, a kill in a stream and a restart, SIGTERM in a stream."""
+    """A client that disconnects, a kill during a stream and a restart, SIGTERM during a stream."""
     long = {"model": name, "prompt": prompts(1)[0], "max_tokens": 200, "stop": ["~~~~"]}
     with server(model, *options, log=log) as (port, process):
         stream = events(port, **long)
@@ -264,20 +264,21 @@ def faults(model: str, name: str, log: Any, *options: str) -> None:
 
 def memory(port: int, name: str, process: subprocess.Popen, number: int) -> None:
     """Resident memory after a hundred requests and after many more."""
-    seen = {}
+    resident = {}
     for index, prompt in enumerate(prompts(number), start=1):
         ask(port, ROUTES[index % 3 and 2], model=name, prompt=prompt,
             **({"answer": " Edda Holm"} if index % 3 else {"max_tokens": 4}))  # fmt: skip
         if index in (100, number):
-            seen[index] = psutil.Process(process.pid).memory_info().rss / 2**20
-    click.echo("memory: " + ", ".join(f"{m:.0f} MiB after {n} requests" for n, m in seen.items()))
+            resident[index] = psutil.Process(process.pid).memory_info().rss / 2**20
+    texts = (f"{mib:.0f} MiB after {n} requests" for n, mib in resident.items())
+    click.echo(f"memory: {', '.join(texts)}")
 
 
 @click.command()
 @click.option("--model", default="smollm2", show_default=True)
 @click.option("--requests", default=200, show_default=True)
 @click.option("--clients", default=8, show_default=True)
-@click.option("--max-tokens", default=8, show_default=True, help="Of a generated answer.")
+@click.option("--max-tokens", default=8, show_default=True, help="Tokens of a generated answer.")
 @click.option(
     "--memory", "many", default=0, show_default=True, help="Requests for the memory test."
 )
@@ -295,11 +296,11 @@ def main(model: str, requests: int, clients: int, max_tokens: int, many: int) ->
                                      max_new_tokens=max_tokens)  # fmt: skip
                 load(port, process, name, scorer, requests, clients, max_tokens)
             wrong = 0
-            for what, *request, expected in (bad := bad_requests(name)):
+            for case, *request, expected in (bad := bad_requests(name)):
                 status, reply = send(port, *request)
                 if status != expected or b"error" not in reply:
                     wrong += 1
-                    click.echo(f"bad: {what}: expected {expected}, got {status}: {reply[:200]!r}")
+                    click.echo(f"bad: {case}: expected {expected}, got {status}: {reply[:200]!r}")
                 good = ask(port, ROUTES[2], prompt="Who?", answer=" I")
                 assert good["asmi"]["score"] >= 0
             click.echo(f"bad: {len(bad)} requests, {wrong} not answered as expected; the next good "

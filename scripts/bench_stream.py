@@ -5,8 +5,8 @@
     python scripts/bench_stream.py --shares                    # time by kind of work
     python scripts/bench_stream.py --count --model llama-2-7b     # counts one step, runs nothing
 
-The rows are those of `bench_suffix.py`; equal MI is checked first. They take turns in one process;
-each round gives one ratio to the greedy answer of that round.
+The strategies are those of `bench_suffix.py`; a check that their MI is equal comes first. They take
+turns in one process; each round gives one ratio to the greedy answer of that round.
 """
 
 import statistics
@@ -35,42 +35,42 @@ POINTS: dict[str, dict[str, Any]] = {
     "20 balanced": {"num_masks": 20, "mask_rate": 0.15, "mask_sampler": "balanced"},
 }
 PROFILES: dict[str, tuple[float, ...]] = {"60, 70, 90 %": (0.6, 0.7, 0.9), "90 %": (0.9,)}
-"""Depths of a profile, of one layer near the last; derived p and S, keys of generation reused."""
+"""Depths of a profile, and of one layer near the last; derived p and S, cached keys reused."""
 PASSES = 6
-"""How often 32-bit logits are gone through: written, read for the sum, the sort and the sums."""
-WAYS = {"score": "greedy, then response", "reuse": "greedy with reuse", "stream": "stream"}
+"""Passes over 32-bit logits: written once, read for sums and the sort."""
+STRATEGIES = {"score": "greedy, then response", "reuse": "greedy with reuse", "stream": "stream"}
 
 
 def contenders(model: Any, prompt: int, response: int, depth: float) -> dict[str, Callable]:
-    """What is timed, the greedy answer alone first."""
+    """Name -> function to time; the greedy answer comes first."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(model.config.vocab_size, (prompt + response,), generator=generator)
-    masks = sample_head_masks(2, num_heads(model), 0.5, generator)  # the rows draw their own
+    masks = sample_head_masks(2, num_heads(model), 0.5, generator)  # the strategies sample theirs
     layer = layer_at(model, depth).layer
-    made = bench_suffix.Contenders(model, ids.to(model.device), prompt, layer, masks, depth)
+    timed = bench_suffix.Contenders(model, ids.to(model.device), prompt, layer, masks, depth)
     rows = {
-        f"{label}, {said}": partial(made.answered, strategy, **point)
-        for said, point in POINTS.items()
-        for strategy, label in WAYS.items()
+        f"{label}, {design}": partial(timed.answered, strategy, **point)
+        for design, point in POINTS.items()
+        for strategy, label in STRATEGIES.items()
     }
     rows |= {
-        f"greedy with reuse, {said}": partial(made.answered, "reuse", depths)
-        for said, depths in {f"{depth:.0%}": (depth,), **PROFILES}.items()
+        f"greedy with reuse, {design}": partial(timed.answered, "reuse", depths)
+        for design, depths in {f"{depth:.0%}": (depth,), **PROFILES}.items()
     }
-    made.check_answered()
-    return {"greedy answer": made.greedy} | rows
+    timed.check_answered()
+    return {"greedy answer": timed.greedy} | rows
 
 
 def shares(run: Callable[[], object], vocabulary: int) -> dict[str, float]:
-    """Seconds by kind of work, and what Python takes between the operators."""
+    """Seconds by kind of work, and seconds of Python between the operators."""
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
-        began = time.perf_counter()
+        start = time.perf_counter()
         run()
-        taken = time.perf_counter() - began
-    found: Counter[str] = Counter()
+        total = time.perf_counter() - start
+    seconds: Counter[str] = Counter()
     for event in profiled.key_averages(group_by_input_shape=True):
-        found[_kind(event.key, event.input_shapes, vocabulary)] += event.self_cpu_time_total / 1e6
-    return {**dict(found.most_common()), "between operators": taken - sum(found.values())}
+        seconds[_kind(event.key, event.input_shapes, vocabulary)] += event.self_cpu_time_total / 1e6
+    return {**dict(seconds.most_common()), "between operators": total - sum(seconds.values())}
 
 
 def _kind(name: str, shapes: list[Any], vocabulary: int) -> str:
@@ -80,41 +80,41 @@ def _kind(name: str, shapes: list[Any], vocabulary: int) -> str:
         return f"{of}, {'several rows' if rows > 1 else 'one row'}"
     if "scaled_dot_product" in name:
         return "attention"
-    # What is as wide as the vocabulary is work on distributions.
+    # Arrays as wide as the vocabulary are distributions.
     if any(shape and shape[-1] == vocabulary for shape in shapes if isinstance(shape, list)):
         return "distributions"
     return "other operators"
 
 
-def products(model: Any, now: Callable[[], float]) -> str:
-    """Milliseconds, the least of three, of some numbers of rows with the unembedding."""
-    weight, told = model.get_output_embeddings().weight.detach(), []
+def products(model: Any, clock: Callable[[], float]) -> str:
+    """Milliseconds of a product of rows with the unembedding, the least of three."""
+    weight, texts = model.get_output_embeddings().weight.detach(), []
     for rows in (1, 4, 8, 14, 16, 21, 80):
-        states, taken = torch.randn(rows, weight.shape[1]), []
+        states, times = torch.randn(rows, weight.shape[1]), []
         for _ in range(3):
-            start = now()
+            start = clock()
             torch.nn.functional.linear(states, weight)
-            taken.append(now() - start)
-        told.append(f"{rows}: {1e3 * min(taken):.1f}")
-    return f"milliseconds of a product with the unembedding, by rows: {', '.join(told)}"
+            times.append(clock() - start)
+        texts.append(f"{rows}: {1e3 * min(times):.1f}")
+    return f"milliseconds of a product with the unembedding, by rows: {', '.join(texts)}"
 
 
 def shares_table(parts: dict[str, dict[str, float]]) -> Table:
-    """Seconds over those of the greedy answer, by kind of work."""
-    whole = sum(parts["greedy answer"].values())
+    """Seconds by kind of work, divided by those of the greedy answer."""
+    total = sum(parts["greedy answer"].values())
     table = Table(title="where the time goes; the greedy answer is 1")
     for column in ("", *parts):
         table.add_column(column, justify="right" if column else "left")
-    for kind in dict.fromkeys(kind for of in parts.values() for kind in of):
-        table.add_row(kind, *(f"{of.get(kind, 0) / whole:.2f}" for of in parts.values()))
-    table.add_row("all", *(f"{sum(of.values()) / whole:.2f}" for of in parts.values()))
+    for kind in dict.fromkeys(kind for seconds in parts.values() for kind in seconds):
+        table.add_row(kind, *(f"{seconds.get(kind, 0) / total:.2f}" for seconds in parts.values()))
+    table.add_row("all", *(f"{sum(seconds.values()) / total:.2f}" for seconds in parts.values()))
     return table
 
 
 def step_table(name: str, depth: float) -> Table:
-    """What a step of generation reads and multiplies, and what masked rows add, in 16 bits.
+    """Bytes read and multiply-adds of a step of generation, and those of masked rows, in 16 bits.
 
-    A GPU that multiplies more often for each byte than the last column says is bound by reading.
+    A GPU that can do more multiply-adds per byte than the last column is bound by memory reads.
     """
     if name not in bench_suffix.SHAPES:
         raise click.BadParameter(
@@ -122,19 +122,19 @@ def step_table(name: str, depth: float) -> Table:
         )
     model = bench_suffix.load(name, torch.bfloat16, "meta")
     layers, heads = model.model.layers, model.config.num_attention_heads
-    above = [_weights(layer) for layer in layers[target_layer(depth, len(layers)) + 1 :]]
+    layers_above = [_weights(layer) for layer in layers[target_layer(depth, len(layers)) + 1 :]]
     unembedding = model.get_output_embeddings().weight.numel()
-    whole = sum(map(_weights, layers)) + unembedding
+    all_weights = sum(map(_weights, layers)) + unembedding
     table = Table(title=f"{name}, one step of one sequence, 16-bit weights")
     for column in ("", "rows", "G multiply-adds", "read, GB", "of logits", "multiply-adds a byte"):
         table.add_column(column, justify="right" if column else "left")
     rows_of = {"greedy": 0} | {
-        f"stream, {said}": _distinct(heads, **p) for said, p in POINTS.items()
+        f"stream, {design}": _distinct(heads, **p) for design, p in POINTS.items()
     }
     for label, masked in rows_of.items():
-        products = whole + masked * (sum(above) + unembedding)
+        products = all_weights + masked * (sum(layers_above) + unembedding)
         logits = 4 * (1 + masked) * model.config.vocab_size * PASSES
-        read = 2 * whole + logits
+        read = 2 * all_weights + logits
         table.add_row(
             label, str(1 + masked), f"{products / 1e9:.1f}", f"{read / 1e9:.2f}",
             f"{logits / 1e9:.2f}", f"{products / read:.1f}",
@@ -147,7 +147,7 @@ def _weights(module: torch.nn.Module) -> int:
 
 
 def _distinct(heads: int, num_masks: int, mask_rate: float, mask_sampler: str = "bernoulli") -> int:
-    """Distinct masks, but the one that keeps every head."""
+    """Number of distinct masks, without the one that keeps every head."""
     masks = sample_head_masks(
         num_masks, heads, mask_rate, torch.Generator().manual_seed(0), mask_sampler
     )
@@ -187,21 +187,21 @@ def main(
     for length in responses:
         with scoring_session(model, "sdpa"):
             timed = contenders(model, prompt_tokens, length, depth)
-            taken: dict[str, list[float]] = {label: [] for label in timed}
+            durations: dict[str, list[float]] = {label: [] for label in timed}
             for _ in range(repeats + 1):  # the first round is the warm-up
                 for label, run in timed.items():
                     start = now()
                     run()
-                    taken[label].append(now() - start)
+                    durations[label].append(now() - start)
             parts = {
                 label: shares(run, model.config.vocab_size) for label, run in timed.items()
             } if explain else {}  # fmt: skip
         table = Table(title=f"{prompt_tokens} prompt and {length} response tokens")
         for column in ("", "seconds", "on top of greedy", "least to most"):
             table.add_column(column, justify="right" if column else "left", no_wrap=True)
-        greedy = taken["greedy answer"][1:]
-        for label, (_, *times) in taken.items():
-            on_top = sorted(own / base - 1 for own, base in zip(times, greedy, strict=True))
+        greedy = durations["greedy answer"][1:]
+        for label, (_, *times) in durations.items():
+            on_top = sorted(seconds / base - 1 for seconds, base in zip(times, greedy, strict=True))
             table.add_row(
                 label,
                 f"{statistics.median(times):.3f}",

@@ -76,7 +76,7 @@ SAMPLES = 10
 
 
 def load(name: str, dtype: torch.dtype, device: str) -> PreTrainedModel:
-    """SmolLM2, a shape with random weights, or any model that transformers finds under `name`."""
+    """SmolLM2, a shape with random weights, or any model that transformers can load by `name`."""
     if name in SHAPES:
         with torch.device(device):
             return AutoModelForCausalLM.from_config(SHAPES[name], dtype=dtype).eval()
@@ -93,7 +93,7 @@ def load(name: str, dtype: torch.dtype, device: str) -> PreTrainedModel:
 def masked_heads(
     model: PreTrainedModel, layer: int, masks: Tensor, positions: slice
 ) -> Iterator[None]:
-    """The obvious way: a hook multiplies the head outputs of each batch row by its mask."""
+    """Plain implementation: a hook multiplies the head outputs of each batch row by its mask."""
 
     def hook(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor]:
         heads = args[0].expand(len(masks), -1, -1).clone()
@@ -109,7 +109,7 @@ def masked_heads(
 
 
 class Contenders:
-    """What is timed: every method is one way to get from an answer to its S x T distributions."""
+    """Methods to time; most compute the S x T distributions of an answer."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class Contenders:
         self.model, self.input_ids, self.prompt_length = model, input_ids, prompt_length
         self.layer, self.masks = layer, masks
         self.predicting = slice(prompt_length - 1, len(input_ids) - 1)
-        # Algorithm 1 starts from what layers were called with; recording that is not timed.
+        # Algorithm 1 replays the recorded inputs of layers; recording them is not timed.
         self.calls = run_unmasked(model, input_ids, prompt_length, [layer]).calls
 
     def scoring_pass(self) -> Tensor:
@@ -143,7 +143,7 @@ class Contenders:
 
     def _suffix(self, prefix: Tensor, masks: Tensor) -> Tensor:
         hidden = prefix.expand(len(masks), -1, -1)
-        # Looked up before the hook of others makes another model of it.
+        # Looked up first: with a hook of others, the model has another cache.
         layers, last = decoder_layers(self.model), num_layers(self.model)
         with masked_heads(self.model, self.layer, masks, slice(None)):
             for index in range(self.layer, last):
@@ -163,7 +163,7 @@ class Contenders:
         prefix = self._prefix()
         return torch.cat([self._suffix(prefix, mask[None]) for mask in self.masks])
 
-    def _ours(self, scope: str, **source: Any) -> Tensor:
+    def _asmi(self, scope: str, **source: Any) -> Tensor:
         return subnetwork_log_probs(
             self.model,
             self.input_ids,
@@ -175,89 +175,89 @@ class Contenders:
         )
 
     def exact(self) -> Tensor:
-        return self._ours("all")
+        return self._asmi("all")
 
     def exact_checked(self) -> Tensor:
-        """What the first answer of a run costs: the passes, and the full forward passes they are
-        held against."""
-        facts = model_cache(self.model)
-        made = facts.pop("checks", {})
+        """Cost of the first answer of a run: the passes, and the check by full forward passes."""
+        cache = model_cache(self.model)
+        checks = cache.pop("checks", {})
         try:
             return self.exact()
         finally:
-            facts["checks"] = made  # the others, in whatever order, are timed without
+            cache["checks"] = checks  # all other methods are timed without the check
 
     def response(self) -> Tensor:
-        return self._ours("response")
+        return self._asmi("response")
 
     def from_context(self, context: tuple[int, int] | None = None) -> Tensor:
-        """Masked heads lose what comes from the context alone: the prompt but its ends."""
+        """Masks remove only the context from heads: the prompt without its ends."""
         context = context or (self.prompt_length // 10, 9 * self.prompt_length // 10 + 1)
-        return self._ours("response", source="context", context=context)
+        return self._asmi("response", source="context", context=context)
 
-    def _generate(self, **how: object) -> Tensor:
+    def _generate(self, **options: object) -> Tensor:
         length = len(self.input_ids) - self.prompt_length
-        found: Tensor = self.model.generate(
+        ids: Tensor = self.model.generate(
             self.input_ids[None, : self.prompt_length],
             attention_mask=torch.ones_like(self.input_ids[None, : self.prompt_length]),
             min_new_tokens=length,
             max_new_tokens=length,
             pad_token_id=0,
-            **how,
+            **options,
         )
-        return found
+        return ids
 
     def samples(self) -> None:
-        """What Semantic Entropy needs, as transformers draws it: the prompt runs once a sample."""
+        """Samples for Semantic Entropy, drawn by transformers: the prompt runs once per sample."""
         self._generate(do_sample=True, temperature=0.5, num_return_sequences=SAMPLES)
 
     def greedy(self) -> None:
         self._generate(do_sample=False)
 
     def answered(self, strategy: str, depths: Sequence[float] = (), **settings: Any) -> np.ndarray:
-        """A greedy answer and its statistics, A among them; (T,) MI in nats at the first depth.
-        "score" runs the prompt twice, "reuse" keeps what generation knows of it, "stream" scores
-        while it writes."""
+        """Generate and score a greedy answer; (T,) MI in nats at the first depth.
+
+        "score" runs the prompt twice, "reuse" keeps its states from generation, "stream" scores
+        during generation."""
         depths = depths or (self.depth,)
         engine = Engine(depths=depths, scope="response", seeded_by="prompt", **settings)
         prompt = self.input_ids[: self.prompt_length].cpu()
         if strategy == "stream":
-            writing = engine.write(self.model, prompt)
+            stream = engine.write(self.model, prompt)
             for _ in range(len(self.input_ids) - self.prompt_length):
-                writing.step()
-            found = writing.statistics()
+                stream.step()
+            stats = stream.statistics()
         else:
             cache, prefix_cache = DynamicCache(), PrefixCache()
-            with states_seen(self.model, engine.layers(self.model)) as seen:
+            with states_seen(self.model, engine.layers(self.model)) as states:
                 ids = self._generate(do_sample=False, past_key_values=cache)[0].tolist()
-            prefix_cache.take(self.model, ids, cache, seen())
-            known = prefix_cache if strategy == "reuse" else None
-            found = engine.score(self.model, prompt, ids[self.prompt_length :], prefix_cache=known)
-        return np.asarray(found[at_depth("asmi_mi", depths[0])])
+            prefix_cache.take(self.model, ids, cache, states())
+            reused = prefix_cache if strategy == "reuse" else None
+            stats = engine.score(self.model, prompt, ids[self.prompt_length :], prefix_cache=reused)
+        return np.asarray(stats[at_depth("asmi_mi", depths[0])])
 
     def check_answered(self) -> dict[str, float]:
-        """Largest difference in MI, in nats, of the other ways of `answered` from "score".
+        """Largest difference in MI, in nats, of the other strategies of `answered` from "score".
 
         Raises:
-            click.ClickException: it is more than rounding.
+            click.ClickException: it is larger than rounding.
         """
-        usual = self.answered("score")
-        found = {
-            strategy: np.abs(self.answered(strategy) - usual).max()
+        expected = self.answered("score")
+        differences = {
+            strategy: np.abs(self.answered(strategy) - expected).max()
             for strategy in ("reuse", "stream")
         }
-        tolerance = 1e-5 if self.model.dtype == torch.float32 else 0.1 * usual.max()
-        if not max(found.values()) <= tolerance:
-            raise click.ClickException(f"MI differs by more than {tolerance:.2g}: {found}")
-        return found
+        tolerance = 1e-5 if self.model.dtype == torch.float32 else 0.1 * expected.max()
+        if not max(differences.values()) <= tolerance:
+            raise click.ClickException(f"MI differs by more than {tolerance:.2g}: {differences}")
+        return differences
 
     def check(self) -> dict[str, float]:
         """Largest difference in a log-probability from the naive passes of the same scope.
 
-        And, for scale, the largest between two masks.
+        For scale, also the largest difference between two masks.
 
         Raises:
-            click.ClickException: it is more than rounding, or not small beside what masks do.
+            click.ClickException: it is larger than rounding, or than a fifth of that scale.
         """
         naive = self.naive()
         effect = (naive - naive[:1]).abs().max().item()
@@ -268,11 +268,11 @@ class Contenders:
             "response": self.response() - self.naive(self.predicting),
             "source": self.from_context((0, len(self.input_ids))) - self.naive(self.predicting),
         }
-        found = {name: d.abs().max().item() for name, d in differences.items()}
+        largest = {name: difference.abs().max().item() for name, difference in differences.items()}
         tolerance = min(rounding(self.model.dtype), effect / 5)
-        if not max(found.values()) <= tolerance:
-            raise click.ClickException(f"outputs differ by more than {tolerance:.2g}: {found}")
-        return found | {"between masks": effect}
+        if not max(largest.values()) <= tolerance:
+            raise click.ClickException(f"outputs differ by more than {tolerance:.2g}: {largest}")
+        return largest | {"between masks": effect}
 
 
 def synchronise(device: torch.device) -> None:
@@ -289,9 +289,9 @@ def seconds(run: Callable[[], object], device: torch.device) -> float:
 
 
 def peak_bytes(run: Callable[[], object], device: torch.device) -> float:
-    """Most memory `run` needs above what is held before it; NaN where the system cannot say.
+    """Peak memory of `run` above the memory in use before; NaN where it cannot be measured.
 
-    On a GPU what PyTorch allocates, on a CPU the resident memory of the process (Linux).
+    On a GPU, memory allocated by PyTorch; on a CPU, resident memory of the process (Linux).
     """
     gc.collect()
     if device.type == "cuda":
@@ -300,7 +300,7 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> float:
         run()
         return torch.cuda.max_memory_allocated(device) - before
     try:
-        ctypes.CDLL("libc.so.6").malloc_trim(0)  # give freed memory back, so that it counts anew
+        ctypes.CDLL("libc.so.6").malloc_trim(0)  # return freed memory to the system first
         Path("/proc/self/clear_refs").write_text("5")  # reset the high-water mark
     except OSError:
         return float("nan")
@@ -315,14 +315,14 @@ def _resident(field: str) -> int:
 
 
 def projection_flops(counter: FlopCounterMode) -> int:
-    """FLOPs of all matrix products with weights; those of attention are not counted everywhere."""
+    """FLOPs of matrix products with weights; FLOPs of attention are not counted on every system."""
     counted = counter.get_flop_counts()["Global"]
     of_attention = [name for name in counted if "attention" in str(name) or "bmm" in str(name)]
     return sum(counted.values()) - sum(counted[name] for name in of_attention)
 
 
 def matmul_rate(dtype: torch.dtype, device: torch.device) -> float:
-    """Multiply-adds a second, times two, of a large square matrix product; the best of several."""
+    """FLOP per second of a large square matrix product; the best of several."""
     size = 8192 if device.type == "cuda" else 2048
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     best = min(seconds(lambda: a @ b, device) for _ in range(10))
@@ -418,8 +418,8 @@ def main(
             "greedy answer": contenders.greedy,
             "one scoring pass": contenders.scoring_pass,
             **{
-                f"{label}, {said}": partial(contenders.answered, strategy, top_k=top_k, **point)
-                for said, point in {
+                f"{label}, {design}": partial(contenders.answered, strategy, top_k=top_k, **point)
+                for design, point in {
                     f"S = {num_masks}": {"num_masks": num_masks, "mask_rate": mask_rate},
                     "20 balanced": {
                         "num_masks": 20,
@@ -435,13 +435,13 @@ def main(
             },
             f"MI and A, K = {top_k}": statistics_alone,
         }
-        taken: dict[str, list[float]] = {label: [] for label in timed}
+        durations: dict[str, list[float]] = {label: [] for label in timed}
         rate = 0.0
-        # In turn, so that a slow moment of the machine hits all; the first round is the warm-up.
+        # In turn, so that a slow phase of the machine affects all; the first round is the warm-up.
         with tqdm(total=(repeats + 1) * len(timed), desc="rounds", leave=False) as progress:
             for _ in range(repeats + 1):
                 for label, run in timed.items():
-                    taken[label].append(seconds(run, place))
+                    durations[label].append(seconds(run, place))
                     progress.update()
                 rate = max(rate, matmul_rate(model.dtype, place))
         peaks, flops = {}, {}
@@ -449,7 +449,7 @@ def main(
             with FlopCounterMode(display=False) as counter:
                 peaks[label] = peak_bytes(run, place)
             flops[label] = projection_flops(counter)
-    medians = {label: statistics.median(times[1:]) for label, times in taken.items()}
+    medians = {label: statistics.median(times[1:]) for label, times in durations.items()}
     naive, one_pass, exact = (
         next(label for label in timed if label.startswith(start))
         for start in ("naive", "one scoring pass", "ours, exact")
@@ -469,7 +469,7 @@ def main(
     worst = ", ".join(f"{label} {value:.1g}" for label, value in differences.items())
     console.print(
         f"Medians of {repeats} rounds after a warm-up; peak memory is above the weights; FLOPs are "
-        "those of products with weights, attention scores apart. "
+        "those of products with weights, without attention scores. "
         f"Exact scope: {flops[exact] / 1e9:.0f} GFLOP, "
         f"{flops[exact] / medians[exact] / rate:.0%} of the measured matmul rate "
         f"({rate / 1e9:.0f} GFLOP/s).\nLargest difference in a log-probability from naive "

@@ -29,23 +29,23 @@ PROMPT = (
 
 
 def read_babi(file: Path) -> Iterator[tuple[str, str]]:
-    """(prompt, answer) of every question, over the facts of its story so far.
+    """(prompt, answer) of every question about the sentences of its story so far.
 
     Raises:
         ValueError: a line that is neither a fact nor a question of a bAbI task.
     """
-    facts: list[str] = []
+    story: list[str] = []
     for line in file.read_text(encoding="utf-8").splitlines():
         number, _, text = line.partition(" ")
         if not number.isdigit():
             raise ValueError(f"{file}: expected a numbered line of a bAbI task, got {line!r}")
         if number == "1":
-            facts = []
+            story = []
         if "|" not in text and "\t" not in text:
-            facts.append(text.strip())
+            story.append(text.strip())
             continue
         question, answer, *_ = text.replace("\t", "|").split("|")
-        yield PROMPT.format(context=" ".join(facts), question=question.strip()), answer.strip()
+        yield PROMPT.format(context=" ".join(story), question=question.strip()), answer.strip()
 
 
 @click.command(help=__doc__)

@@ -32,14 +32,14 @@ SEED = 0
 
 
 def articles_of(file: Path, questions: list[Question]) -> list[int]:
-    """The number of each question's article in the file."""
+    """Index of each question's article in the file."""
     articles = json.loads(file.read_text(encoding="utf-8"))["data"]
-    number = {p["context"]: i for i, article in enumerate(articles) for p in article["paragraphs"]}
-    return [number[question.passage] for question in questions]
+    index = {p["context"]: i for i, article in enumerate(articles) for p in article["paragraphs"]}
+    return [index[question.passage] for question in questions]
 
 
 def shape(answer: str) -> tuple[str, ...]:
-    """What kind of words an answer is made of, in their order."""
+    """The kinds of an answer's words, in order."""
     return tuple(_kind(word) for word in answer.split())
 
 
@@ -52,50 +52,51 @@ def _kind(word: str) -> str:
     return "capitalised" if bare[:1].isupper() else "other"
 
 
-def stands(answer: str, text: str) -> bool:
-    """Whether an answer is a run of whole words of a text."""
-    return _whole(answer).search(text) is not None
+def occurs(answer: str, text: str) -> bool:
+    """Whether a text contains an answer as whole words."""
+    return _whole_words(answer).search(text) is not None
 
 
-def _whole(answer: str) -> re.Pattern[str]:
+def _whole_words(answer: str) -> re.Pattern[str]:
     return re.compile(rf"(?<!\w){re.escape(answer)}(?!\w)", re.IGNORECASE)
 
 
 def other_answers(questions: list[Question], articles: list[int]) -> Iterator[tuple[int, Question]]:
-    """By number, the questions whose passage can say something else, and as it says it."""
+    """(index, changed question) of questions whose answer can be replaced in the passage."""
     by_shape = defaultdict(list)
     for question, article in zip(questions, articles, strict=True):
         by_shape[shape(question.answer)].append((article, question.answer))
     rng = random.Random(SEED)
-    for number, (question, article) in enumerate(zip(questions, articles, strict=True)):
-        known = f"{question.passage} {question.question}"
+    for index, (question, article) in enumerate(zip(questions, articles, strict=True)):
+        text = f"{question.passage} {question.question}"
         others = sorted(
             {
                 answer
-                for of, answer in by_shape[shape(question.answer)]
-                if of != article and not stands(answer, known)
+                for source, answer in by_shape[shape(question.answer)]
+                if source != article and not occurs(answer, text)
             }
         )
-        if not others or stands(question.answer, question.question):
+        if not others or occurs(question.answer, question.question):
             continue
         new = rng.choice(others)
-        passage, times = _whole(question.answer).subn(lambda _, new=new: new, question.passage)
-        if times:
-            yield number, question._replace(passage=passage, answer=new)
+        pattern = _whole_words(question.answer)
+        passage, count = pattern.subn(lambda _, new=new: new, question.passage)
+        if count:
+            yield index, question._replace(passage=passage, answer=new)
 
 
 def other_passages(
     questions: list[Question], articles: list[int]
 ) -> Iterator[tuple[int, Question]]:
-    """By number, each question with a passage of another article that does not hold its answer."""
+    """(index, question with a passage of another article that does not contain its answer)."""
     passages = sorted(
         {(article, q.passage) for q, article in zip(questions, articles, strict=True)}
     )
     rng = random.Random(SEED)
-    for number, (question, article) in enumerate(zip(questions, articles, strict=True)):
-        others = [p for of, p in passages if of != article and not stands(question.answer, p)]
+    for index, (question, article) in enumerate(zip(questions, articles, strict=True)):
+        others = [p for a, p in passages if a != article and not occurs(question.answer, p)]
         if others:
-            yield number, question._replace(passage=rng.choice(others))
+            yield index, question._replace(passage=rng.choice(others))
 
 
 CHANGES = {"answer": other_answers, "passage": other_passages}
@@ -108,7 +109,7 @@ CHANGES = {"answer": other_answers, "passage": other_passages}
 @click.option("--prompt-style", default="paper", show_default=True, help="As data.prompt_style.")
 @click.option("--limit", type=click.IntRange(1), help="Number of questions, evenly spaced.")
 @click.option(
-    "--except-limit", type=click.IntRange(1), help="Leave out those that this limit selects."
+    "--except-limit", type=click.IntRange(1), help="Leave out questions that this limit selects."
 )
 def main(
     file: Path,
@@ -120,11 +121,11 @@ def main(
 ) -> None:
     questions = read_squad(file)
     prompt = prompt_of(prompt_style, closed_book=False)
-    left_out = set(spread(list(range(len(questions))), except_limit)) if except_limit else set()
+    excluded = set(spread(list(range(len(questions))), except_limit)) if except_limit else set()
     rows = [
-        Row(changed.id, cluster_key(questions[number].passage), prompt(changed), changed.answer)
-        for number, changed in CHANGES[change](questions, articles_of(file, questions))
-        if number not in left_out
+        Row(changed.id, cluster_key(questions[index].passage), prompt(changed), changed.answer)
+        for index, changed in CHANGES[change](questions, articles_of(file, questions))
+        if index not in excluded
     ]
     rows = spread(rows, limit)
     if not rows:

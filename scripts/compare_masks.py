@@ -92,17 +92,17 @@ def load(folder: Path) -> tuple[Any, Any, Run, list[str]]:
 
 
 def score_answer(
-    model: Any, prompt: list[int], answer: list[int], wanted: list[Design], attention: str
+    model: Any, prompt: list[int], answer: list[int], requested: list[Design], attention: str
 ) -> Iterator[tuple[Design, dict[str, np.ndarray]]]:
     """Per-token MI and agreement of one answer under every design."""
     input_ids = torch.tensor([*prompt, *answer])
     layer, weight = target_layer(DEPTH, num_layers(model)), unembedding(model)
-    for scope in dict.fromkeys(design.scope for design in wanted):
-        of_scope = [design for design in wanted if design.scope == scope]
+    for scope in dict.fromkeys(design.scope for design in requested):
+        of_scope = [design for design in requested if design.scope == scope]
         masks = []
         for design in of_scope:
             # Masks of the engine with this seed.
-            _, drawn = maths.example_masks(
+            _, sampled = maths.example_masks(
                 design.num_masks,
                 num_heads(model),
                 RATE,
@@ -111,8 +111,8 @@ def score_answer(
                 layer,
                 input_ids.tolist(),
             )
-            masks.append(drawn)
-        found: dict[Design, list[tuple[np.ndarray, np.ndarray]]] = {d: [] for d in of_scope}
+            masks.append(sampled)
+        token_scores: dict[Design, list[tuple[np.ndarray, np.ndarray]]] = {d: [] for d in of_scope}
         with scoring_session(model, attention):
             unmasked = run_unmasked(model, input_ids, len(prompt), [layer], scope)
             subnetworks = run_subnetworks(model, unmasked, layer, torch.cat(masks))
@@ -126,8 +126,8 @@ def score_answer(
                     support = maths.union_support(log_probs[distinct], TOP_K)
                     mi = maths.disagreement(support, share).mutual_information
                     agreement = maths.agreement_on_support(support, weight, share)
-                    found[design].append((mi.cpu().numpy(), agreement.cpu().numpy()))
-        for design, tokens in found.items():
+                    token_scores[design].append((mi.cpu().numpy(), agreement.cpu().numpy()))
+        for design, tokens in token_scores.items():
             mi, agreement = map(np.concatenate, zip(*tokens, strict=True))
             yield design, {"mi": mi, "agreement": agreement}
 
@@ -136,16 +136,16 @@ def score_run(
     model: Any,
     tokenizer: Any,
     run: Run,
-    kept: MutableMapping[Any, Any],
-    wanted: list[Design],
+    cache: MutableMapping[Any, Any],
+    requested: list[Design],
     attention: str,
 ) -> pd.DataFrame:
     """A row per answer and design; cached ones are not scored again."""
     texts, tokens = run.stats["input_texts"], run.stats["asmi_tokens"]
     rows = []
     for answer, text in enumerate(tqdm(texts, desc="answers")):
-        keys = {d: (answer, attention, RATE, TOP_K, DEPTH, *d) for d in wanted}
-        missing = [design for design, key in keys.items() if key not in kept]
+        keys = {d: (answer, attention, RATE, TOP_K, DEPTH, *d) for d in requested}
+        missing = [design for design, key in keys.items() if key not in cache]
         if missing:
             prompt = tokenizer(text)["input_ids"]
             if len(prompt) != run.stats["asmi_prompt_length"][answer]:
@@ -153,8 +153,8 @@ def score_run(
             for design, scores in score_answer(
                 model, prompt, tokens[answer].tolist(), missing, attention
             ):
-                kept[keys[design]] = scores
-        rows += [{"answer": answer} | d._asdict() | kept[key] for d, key in keys.items()]
+                cache[keys[design]] = scores
+        rows += [{"answer": answer} | d._asdict() | cache[key] for d, key in keys.items()]
     table = pd.DataFrame(rows)
     table["ASMI"] = table["mi"].map(np.mean)
     table["Sem-ASMI"] = (table["mi"] * (1 - table["agreement"])).map(np.mean)
@@ -179,10 +179,10 @@ class SeedScores:
         return np.concatenate(chosen.sort_values("answer")["mi"].tolist())
 
     def prr(self, draws: np.ndarray, minus: np.ndarray | None = None) -> str:
-        """Mean PRR of some draws, or the difference of two such, with its cluster interval."""
+        """Mean PRR over draws, or the difference of two such means, with a cluster interval."""
 
-        def mean(of: np.ndarray, rows: np.ndarray) -> float:
-            return float(np.mean([normalised_prr(draw[rows], self.quality[rows]) for draw in of]))
+        def mean(seeds: np.ndarray, rows: np.ndarray) -> float:
+            return float(np.mean([normalised_prr(s[rows], self.quality[rows]) for s in seeds]))
 
         def statistic(rows: np.ndarray) -> float:
             return mean(draws, rows) - (0 if minus is None else mean(minus, rows))
@@ -196,7 +196,7 @@ def pairs(correlations: np.ndarray) -> str:
 
 
 def compare_scopes(other_seeds: SeedScores, score: str) -> dict[str, str]:
-    """Both scopes with the paper's masks; equal seeds have equal masks."""
+    """Both scopes with the paper's masks; the same seed gives the same masks."""
     exact = other_seeds.scores(score, "all", *PAPER)
     response = other_seeds.scores(score, "response", *PAPER)
     alike = np.array([[rank_correlation(a, b) for b in response] for a in exact])
@@ -223,8 +223,8 @@ def scope_table(other_seeds: SeedScores) -> Table:
         shown.add_row(label, *(column[label] for column in columns))
     tokens = rank_correlation(other_seeds.tokens("all"), other_seeds.tokens("response"))
     shown.caption = (
-        "PRR: mean of the draws made in both scopes [95 % over clusters]; correlations: mean of "
-        "(so many) pairs.\n"
+        "PRR: mean of the draws made in both scopes [95 % over clusters]; correlations: mean over "
+        "(number of) pairs.\n"
         f"Rank correlation of the scopes' token-level MI, same masks: {tokens:.3f}"
     )
     return shown
@@ -241,8 +241,8 @@ def sampler_table(other_seeds: SeedScores) -> Table:
         values = []
         for sampler, score in product(MASK_SAMPLERS, SCORES):
             scores = other_seeds.scores(score, "response", sampler, num_masks)
-            found = seed_stability(scores, other_seeds.quality)
-            values += [f"{found.mean:+.3f} ± {found.sd:.3f}", f"{found.rank_correlation:.3f}"]
+            seeds = seed_stability(scores, other_seeds.quality)
+            values += [f"{seeds.mean:+.3f} ± {seeds.sd:.3f}", f"{seeds.rank_correlation:.3f}"]
         shown.add_row(str(num_masks), *values)
     return shown
 
@@ -253,14 +253,14 @@ def sampler_table(other_seeds: SeedScores) -> Table:
 @click.option("--attention", default="sdpa", show_default=True)
 def main(folder: Path, exact_seeds: int, attention: str) -> None:
     model, tokenizer, run, clusters = load(folder)
-    with Cache(str(folder / "compare_masks")) as kept:
-        table = score_run(model, tokenizer, run, kept, designs(exact_seeds), attention)
+    with Cache(str(folder / "compare_masks")) as cache:
+        table = score_run(model, tokenizer, run, cache, designs(exact_seeds), attention)
     metric = run.quality.columns[0]
     finite = run.finite(metric)
     other_seeds = SeedScores(
         table[finite[table["answer"]]],
         run.quality.loc[finite, metric].to_numpy(),
-        [cluster for cluster, ok in zip(clusters, finite, strict=True) if ok],
+        [cluster for cluster, keep in zip(clusters, finite, strict=True) if keep],
     )
     console = Console(width=None if sys.stdout.isatty() else 120)
     right = (other_seeds.quality >= RIGHT).mean()

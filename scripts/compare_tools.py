@@ -28,7 +28,7 @@ Scores = dict[str, list[float]]
 
 
 def answer_question(model: Any, tokenizer: Any, question: Any) -> dict[str, Any]:
-    """The greedy answer to one of the demo's questions, with what white-box scores read."""
+    """The greedy answer to a question of the demo, with the values that white-box scores read."""
     import torch
 
     from lm_polygraph_asmi.host.quality import reference_in_answer
@@ -37,13 +37,13 @@ def answer_question(model: Any, tokenizer: Any, question: Any) -> dict[str, Any]
     text = prompt_of("demo", False)(question)
     prompt = tokenizer(text, return_tensors="pt").input_ids
     ends = [i for token, i in tokenizer.get_vocab().items() if "\u010a" in token]  # a line break
-    made = model.generate(
+    generated = model.generate(
         prompt, attention_mask=torch.ones_like(prompt), do_sample=False, output_logits=True,
         max_new_tokens=MAX_TOKENS, eos_token_id=[*ends, tokenizer.eos_token_id],
         pad_token_id=tokenizer.pad_token_id, return_dict_in_generate=True,
     )  # fmt: skip
-    log_probs = torch.cat(made.logits).double().log_softmax(-1)  # (tokens, vocabulary)
-    ids = made.sequences[0, prompt.shape[1] :]
+    log_probs = torch.cat(generated.logits).double().log_softmax(-1)  # (tokens, vocabulary)
+    ids = generated.sequences[0, prompt.shape[1] :]
     answer = tokenizer.decode(ids, skip_special_tokens=True).strip()
     return {
         "prompt": text,
@@ -97,7 +97,7 @@ def uqlm(rows: Rows) -> Scores:
 
     names = ["sequence_probability", "min_probability", "probability_margin"]
     names += ["mean_token_negentropy", "min_token_negentropy"]
-    as_of_an_api = [
+    api_logprobs = [
         [
             {"logprob": log_prob, "top_logprobs": [{"logprob": other} for other in top]}
             for log_prob, top in zip(row["log_probs"], row["top"], strict=True)
@@ -105,8 +105,8 @@ def uqlm(rows: Rows) -> Scores:
         for row in rows
     ]
     scorer = WhiteBoxUQ(scorers=names, top_k_logprobs=TOP)
-    found = asyncio.run(scorer.score(logprobs_results=as_of_an_api, show_progress_bars=False))
-    return {name: [-confidence for confidence in found.data[name]] for name in names}
+    results = asyncio.run(scorer.score(logprobs_results=api_logprobs, show_progress_bars=False))
+    return {name: [-confidence for confidence in results.data[name]] for name in names}
 
 
 def TruthTorchLM(rows: Rows) -> Scores:
@@ -117,7 +117,7 @@ def TruthTorchLM(rows: Rows) -> Scores:
         "Confidence, LogProbScoring": truth_methods.Confidence(scoring_methods.LogProbScoring()),
     }
     return {
-        # A model given by name is one behind an API, whose log-probabilities are read.
+        # A model given by name is treated as an API; its log-probabilities are passed in.
         name: [
             -method(model="smollm2", generated_text=row["answer"], logprobs=row["log_probs"])[
                 "truth_value"
@@ -152,8 +152,8 @@ def print_table(rows: Rows, saved: dict[str, dict[str, Any]]) -> None:
     for i in range(len(names)):
         tool, name = names[i]
         prr = percentile_interval(values[i], drawn[:, i], clusters)
-        less = percentile_interval(values[i] - values[base], drawn[:, i] - drawn[:, base], clusters)
-        shown = "" if i == base else str(less)
+        gap = percentile_interval(values[i] - values[base], drawn[:, i] - drawn[:, base], clusters)
+        shown = "" if i == base else str(gap)
         click.echo(f"| {tool} {saved[tool]['version']} | {name} | {prr} | {shown} |")
 
 

@@ -4,7 +4,7 @@
     python scripts/memory_of_many.py --rows 1000
 
 Rows are generated lazily: all prompts differ, one row in ten has no answer (the model answers),
-one in a hundred is invalid. The model is tiny and random, so that rows are cheap and anything kept
+one in a hundred is invalid. The model is tiny and random: rows are cheap, and memory that is kept
 per row shows.
 """
 
@@ -22,10 +22,10 @@ from lm_polygraph_asmi.scoring import Scorer
 
 
 def tiny_scorer() -> Scorer:
-    """Two layers of four heads, one token for each byte."""
-    bytes_alone = dict(zip(pre_tokenizers.ByteLevel.alphabet(), range(256), strict=True))
-    own = ByteLevelBPETokenizer(vocab=bytes_alone | {"</s>": 256}, merges=[])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=own._tokenizer, eos_token="</s>")
+    """A scorer of a model with two layers of four heads and one token per byte."""
+    vocabulary = dict(zip(pre_tokenizers.ByteLevel.alphabet(), range(256), strict=True))
+    bpe = ByteLevelBPETokenizer(vocab=vocabulary | {"</s>": 256}, merges=[])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, eos_token="</s>")
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=16,
@@ -55,12 +55,12 @@ def main(number: int) -> None:
     scorer, process = tiny_scorer(), psutil.Process()
     failed, start = 0, time.perf_counter()
     print("rows    failed  MB resident  rows a second")
-    for done, found in enumerate(scorer.score_many(rows(number)), start=1):
-        failed += found.error is not None
-        if done % (number // 10) == 0 or done == number // 100:
+    for count, score in enumerate(scorer.score_many(rows(number)), start=1):
+        failed += score.error is not None
+        if count % (number // 10) == 0 or count == number // 100:
             resident = process.memory_info().rss / 1e6
-            rate = done / (time.perf_counter() - start)
-            print(f"{done:<7} {failed:<7} {resident:<12.1f} {rate:.0f}", flush=True)
+            rate = count / (time.perf_counter() - start)
+            print(f"{count:<7} {failed:<7} {resident:<12.1f} {rate:.0f}", flush=True)
 
 
 if __name__ == "__main__":

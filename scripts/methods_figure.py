@@ -21,19 +21,19 @@ from lm_polygraph_asmi.report.figures import BLUE, GREY, ORANGE, SKY, STYLE, sav
 
 DOCS = Path(__file__).parents[1] / "docs"
 MASKS = np.array([[1, 1, 1, 0, 1, 1], [1, 0, 1, 1, 1, 1], [1, 1, 1, 1, 0, 1], [0, 1, 1, 1, 1, 1]])
-APART = np.array([[0.9, 0.1], [0.1, 0.9], [0.85, 0.15], [0.2, 0.8]])
+DISAGREEING = np.array([[0.9, 0.1], [0.1, 0.9], [0.85, 0.15], [0.2, 0.8]])
 """Probabilities of two tokens under four masks."""
 CASES = {
     "all agree": (("Holm", "Brask"), np.tile([[0.9, 0.1]], (4, 1)), 0.0),
-    "two names": (("Holm", "Brask"), APART, 0.0),
-    "two near-synonyms": (("built", "constructed"), APART, 0.9),
+    "two names": (("Holm", "Brask"), DISAGREEING, 0.0),
+    "two near-synonyms": (("built", "constructed"), DISAGREEING, 0.9),
 }
-"""Tokens, distributions, and the cosine of the two tokens' rows in the output projection."""
+"""Title -> tokens, distributions, cosine of the two tokens' rows in the output projection."""
 
 
-def measured(said: np.ndarray, cosine: float) -> tuple[float, float]:
+def measured(probabilities: np.ndarray, cosine: float) -> tuple[float, float]:
     """MI in nats, and A."""
-    log_probs = torch.tensor(said).log()[:, None]
+    log_probs = torch.tensor(probabilities).log()[:, None]
     rows = torch.tensor([[1.0, 0.0], [cosine, (1 - cosine**2) ** 0.5]], dtype=torch.float64)
     return mutual_information(log_probs, 2).item(), semantic_agreement(log_probs, rows, 2).item()
 
@@ -50,16 +50,16 @@ def masks_panel(ax: Axes) -> None:
 
 
 def case_panel(ax: Axes, name: str) -> None:
-    tokens, said, cosine = CASES[name]
-    mi, agreement = measured(said, cosine)
-    places = np.arange(4)[::-1]
-    ax.barh(places, said[:, 0], color=BLUE, height=0.7)
-    ax.barh(places, said[:, 1], left=said[:, 0], color=SKY, height=0.7)
-    ax.barh(-1.3, said[:, 0].mean(), color=BLUE, height=0.7, alpha=0.6)
-    ax.barh(-1.3, said[:, 1].mean(), left=said[:, 0].mean(), color=SKY, height=0.7, alpha=0.6)
-    for x, place, token in ((0.02, "left", tokens[0]), (0.98, "right", tokens[1])):
-        ax.text(x, 3.62, token, ha=place, va="bottom", color=BLUE if place == "left" else "#2b7bb0")
-    ax.set_yticks([*places, -1.3], [*(str(s + 1) for s in range(4)), "mean"])
+    tokens, probabilities, cosine = CASES[name]
+    mi, agreement = measured(probabilities, cosine)
+    heights, (first, second) = np.arange(4)[::-1], probabilities.T
+    ax.barh(heights, first, color=BLUE, height=0.7)
+    ax.barh(heights, second, left=first, color=SKY, height=0.7)
+    ax.barh(-1.3, first.mean(), color=BLUE, height=0.7, alpha=0.6)
+    ax.barh(-1.3, second.mean(), left=first.mean(), color=SKY, height=0.7, alpha=0.6)
+    for x, side, token in ((0.02, "left", tokens[0]), (0.98, "right", tokens[1])):
+        ax.text(x, 3.62, token, ha=side, va="bottom", color=BLUE if side == "left" else "#2b7bb0")
+    ax.set_yticks([*heights, -1.3], [*(str(s + 1) for s in range(4)), "mean"])
     ax.set_xticks([])
     ax.set_xlim(0, 1)
     ax.set_ylim(-1.8, 4.3)

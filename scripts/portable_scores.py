@@ -34,22 +34,22 @@ def make(out: Path, threads: int, scope: str) -> None:
     torch.set_num_threads(threads)
     scorer = Scorer("smollm2", scope=scope, stop="\n", max_new_tokens=20)
     prompt = prompt_of("demo", closed_book=False)
-    found = [scorer.score(prompt(question)) for question in spread(read_squad(DEMO_DATA), 40)]
-    out.write_text(json.dumps([[one.answer, one.score] for one in found]))
+    scores = [scorer.score(prompt(question)) for question in spread(read_squad(DEMO_DATA), 40)]
+    out.write_text(json.dumps([[score.answer, score.score] for score in scores]))
 
 
 @main.command()
 @click.argument("files", type=PATH, nargs=-1, required=True)
 def compare(files: tuple[Path, ...]) -> None:
     first, *others = (json.loads(file.read_text()) for file in files)
-    own = np.array([score for _, score in first])
+    base = np.array([score for _, score in first])
     for file, other in zip(files[1:], others, strict=True):
-        apart = np.abs(np.array([score for _, score in other]) - own)
+        difference = np.abs(np.array([score for _, score in other]) - base)
         changed = sum(a != b for (a, _), (b, _) in zip(first, other, strict=True))
         print(
-            f"{file.stem} against {files[0].stem}: {changed} of {len(own)} answers changed; "
-            f"median {np.median(apart):.1e}, largest {apart.max():.1e} nats; "
-            f"of the score {np.median(apart / own):.1e}, {(apart / own).max():.1e}"
+            f"{file.stem} against {files[0].stem}: {changed} of {len(base)} answers changed; "
+            f"median {np.median(difference):.1e}, largest {difference.max():.1e} nats; "
+            f"relative {np.median(difference / base):.1e}, {(difference / base).max():.1e}"
         )
 
 

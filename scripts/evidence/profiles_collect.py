@@ -1,8 +1,8 @@
 """Answer and score the fresh questions of docs/evidence/profile-plan.md.
 
-    python scripts/evidence/profiles_collect.py MODEL DATA_FILE OUT.jsonl --limit 300
+    PYTHONPATH=scripts python scripts/evidence/profiles_collect.py MODEL DATA OUT.jsonl --limit 300
 
-MODEL is a folder, or `smollm2`; DATA_FILE a bAbI task file (.txt) or questions in SQuAD's layout
+MODEL is a folder, or `smollm2`; DATA a bAbI task file (.txt) or questions in SQuAD's layout
 (.json). Each answer appends a line; an existing file is resumed. `profiles.py keep` makes a
 small table of it.
 """

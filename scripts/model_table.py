@@ -62,45 +62,45 @@ MASKS = torch.tensor(
 
 
 @dataclass(frozen=True)
-class Question:
-    """What is asked: prompt and response tokens, how many masks, and in pieces of how many."""
+class Case:
+    """A test case: prompt and response tokens, number of masks, and masks per batch."""
 
     prompt: int
     response: int
     masks: int = 2
-    together: int | None = None
+    batch: int | None = None
 
     def __str__(self) -> str:
-        pieces = f" in pieces of {self.together}" if self.together else ""
-        return f"{self.prompt} + {self.response} tokens, {self.masks} masks{pieces}"
+        batches = f" in batches of {self.batch}" if self.batch else ""
+        return f"{self.prompt} + {self.response} tokens, {self.masks} masks{batches}"
 
 
-def questions(*shapes: tuple[int, int], masks: int = 2) -> list[Question]:
-    return [Question(*shape, masks) for shape in shapes]
+def cases(*shapes: tuple[int, int], masks: int = 2) -> list[Case]:
+    return [Case(*shape, masks) for shape in shapes]
 
 
 SERIES = {
     # Below, at and beyond every tiny window.
-    "rising": questions((1, 4), (11, 6), (12, 1), (3, 40), (70, 12), (24, 9), masks=3),
-    # Among them as many positions as there are heads, or as a head or the model is wide.
-    "falling": questions(
+    "rising": cases((1, 4), (11, 6), (12, 1), (3, 40), (70, 12), (24, 9), masks=3),
+    # Including as many positions as heads, as the width of a head, and as that of the model.
+    "falling": cases(
         (70, 12), (12, 30), (20, 13), (10, 7), (2, 9), (5, 4), (3, 2), (2, 1), (1, 2), (1, 1)
     ),
-    "split early": questions((3, 9), (9, 3)),
-    "split late": questions((9, 3), (3, 9)),
+    "split early": cases((3, 9), (9, 3)),
+    "split late": cases((9, 3), (3, 9)),
     "masks": [
-        Question(9, 4, 1), Question(9, 4, 2), Question(9, 4, 5), Question(9, 4, 10, 3),
-        Question(9, 4, 5, 2),
+        Case(9, 4, 1), Case(9, 4, 2), Case(9, 4, 5), Case(9, 4, 10, 3),
+        Case(9, 4, 5, 2),
     ],
 }  # fmt: skip
-"""What a model is asked, as if it had not been asked before; by turns under eager and SDPA."""
-SWITCHING = questions((24, 4), (8, 20), (4, 6), (14, 2), (13, 9))
-"""Where angles switch at 16 tokens: at and around them, in the prompt and behind it."""
+"""Cases for each model; every series starts with an empty cache, with eager and SDPA in turn."""
+SWITCHING = cases((24, 4), (8, 20), (4, 6), (14, 2), (13, 9))
+"""Cases for angles that switch at 16 tokens: around that length, in the prompt and after it."""
 PROJECTIONS = (
     "o_proj", "out_proj", "wo", "Wo", "c_proj", "dense", "output_linear", "linear_out", "o",
     "o_b_proj", "attention_output", "project_o", "out_lin", "output_proj",
 )  # fmt: skip
-"""What authors call an attention's output projection."""
+"""Names of the output projection of an attention module."""
 NOT_HEADS = (
     "mlp",
     "expert",
@@ -113,32 +113,32 @@ NOT_HEADS = (
 )
 
 
-class NotJudged(Exception):
-    """The ground truth does not know where a model keeps its heads."""
+class NotTestable(Exception):
+    """The output projection or the heads of a model were not found by name."""
 
 
 class ByPosition(nn.Module):
-    """One projection at some positions of a sequence, another at the rest."""
+    """A projection with masked heads at some positions of a sequence, without masks at the rest."""
 
-    def __init__(self, inside: nn.Module, outside: nn.Module) -> None:
+    def __init__(self, masked: nn.Module, unmasked: nn.Module) -> None:
         super().__init__()
-        self.inside, self.outside, self.positions = inside, outside, slice(None)
+        self.masked, self.unmasked, self.positions = masked, unmasked, slice(None)
 
     @property
     def weight(self) -> Tensor:
-        return self.outside.weight
+        return self.unmasked.weight
 
     def forward(self, heads: Tensor) -> Tensor:
-        projected = self.outside(heads).clone()
+        projected = self.unmasked(heads).clone()
         flat = projected.ndim == 2  # one sequence, its batch axis dropped
         where = self.positions if flat else (slice(None), self.positions)
-        projected[where] = self.inside(heads)[where]
+        projected[where] = self.masked(heads)[where]
         return projected
 
 
 def projection_by_name(layer: nn.Module) -> str:
-    """Path of the attention's output projection, as its authors call it."""
-    found = [
+    """Path of the attention's output projection, found by name."""
+    paths = [
         path
         for path, module in layer.named_modules()
         if path.removesuffix(".linear").rpartition(".")[2] in PROJECTIONS
@@ -146,54 +146,52 @@ def projection_by_name(layer: nn.Module) -> str:
         and module.weight.ndim == 2
         and not any(part in path for part in NOT_HEADS)
     ]  # fmt: skip
-    if len(found) > 1:
-        attention = [path for path in found if "att" in path]
-        found = attention or found
-    if len(found) != 1:
-        raise NotJudged(f"no single output projection by name: {found}")
-    return found[0]
+    if len(paths) > 1:
+        attention = [path for path in paths if "att" in path]
+        paths = attention or paths
+    if len(paths) != 1:
+        raise NotTestable(f"no single output projection by name: {paths}")
+    return paths[0]
 
 
-class Judge:
+class GroundTruth:
     """Full forward passes over copies with weight zero for masked heads in one projection."""
 
     def __init__(self, model: PreTrainedModel, layer: int) -> None:
         self.model, self.layer = model, layer
         self.copies: list[tuple[PreTrainedModel, ByPosition]] = []
-        self.said: dict[Any, list[Tensor]] = {}  # the same text may be asked for more masks
+        self.cached: dict[Any, list[Tensor]] = {}  # a text may come again with more masks
 
     def _copy(self, mask: Tensor) -> tuple[PreTrainedModel, ByPosition]:
         copied = copy.deepcopy(self.model)
         layers = copied.get_submodule(structure_of(self.model).layers)
-        layers[self.layer] = copy.deepcopy(
-            layers[self.layer]
-        )  # what layers share is shared no more
+        layers[self.layer] = copy.deepcopy(layers[self.layer])  # unshare modules that layers share
         layer = layers[self.layer]
         name = projection_by_name(layer)
         parent, _, last = name.rpartition(".")
-        whole = layer.get_submodule(name)
-        masked = copy.deepcopy(whole)
-        axis = 0 if type(whole).__name__ == "Conv1D" else 1
+        projection = layer.get_submodule(name)
+        masked = copy.deepcopy(projection)
+        axis = 0 if type(projection).__name__ == "Conv1D" else 1
         width = masked.weight.shape[axis] // len(mask)
         with torch.no_grad():
             for head, keep in enumerate(mask.tolist()):
                 if not keep:
                     masked.weight.narrow(axis, head * width, width).zero_()
-        switch = ByPosition(masked, whole)
+        switch = ByPosition(masked, projection)
         setattr(layer.get_submodule(parent), last, switch)
         return copied, switch
 
-    def log_probs(self, ids: Tensor, question: Question, scope: str, attention: str) -> Tensor:
-        """(S, T, V) by one full forward pass a mask."""
-        predicting = slice(question.prompt - 1, len(ids) - 1)
-        self.copies += [self._copy(mask) for mask in MASKS[len(self.copies) : question.masks]]
-        rows = self.said.setdefault((tuple(ids.tolist()), question.prompt, scope, attention), [])
-        for copied, switch in self.copies[len(rows) : question.masks]:
+    def log_probs(self, ids: Tensor, case: Case, scope: str, attention: str) -> Tensor:
+        """(S, T, V) by one full forward pass per mask."""
+        predicting = slice(case.prompt - 1, len(ids) - 1)
+        self.copies += [self._copy(mask) for mask in MASKS[len(self.copies) : case.masks]]
+        rows = self.cached.setdefault((tuple(ids.tolist()), case.prompt, scope, attention), [])
+        for copied, switch in self.copies[len(rows) : case.masks]:
             switch.positions = predicting if scope == "response" else slice(None)
             with torch.no_grad(), scoring_session(copied, attention):
                 logits = copied(input_ids=ids[None, :-1], use_cache=False).logits[0, predicting]
             rows.append(logits.float().log_softmax(-1))
-        return torch.stack(rows[: question.masks])
+        return torch.stack(rows[: case.masks])
 
 
 @dataclass
@@ -216,22 +214,22 @@ class Verdict:
     switching: bool = False
 
 
-REFUSALS = (TypeError, ValueError, RuntimeError)
+UNSUPPORTED = (TypeError, ValueError, RuntimeError)
 
 
 def _short(error: Exception) -> str:
     return f"unsupported: {str(error).splitlines()[0]}"
 
 
-class Talk:
+class ModelTest:
     """Test cases for one model, and its results."""
 
     def __init__(self, model: PreTrainedModel, verdict: Verdict) -> None:
         self.model, self.verdict = model, verdict
         self.layer = layer_at(model, DEPTH).layer
-        self.correctness = Judge(model, self.layer)
+        self.truth = GroundTruth(model, self.layer)
         if num_heads(model, self.layer) != MASKS.shape[1]:
-            raise NotJudged(f"{num_heads(model, self.layer)} heads found, built with four")
+            raise NotTestable(f"{num_heads(model, self.layer)} heads found, built with four")
         self.attentions = ["eager"]
         try:
             with scoring_session(model, "sdpa"):
@@ -239,53 +237,51 @@ class Talk:
         except ValueError:
             pass
 
-    def _budget(self, question: Question, scope: str) -> int | None:
-        """Bytes for so many masks together; the model's configuration tells how many that are."""
-        if question.together is None:
+    def _budget(self, case: Case, scope: str) -> int | None:
+        """Memory budget for the batch size of a case, from the model's configuration."""
+        if case.batch is None:
             return None
-        positions = question.prompt + question.response - 1
+        positions = case.prompt + case.response - 1
         if scope == "all":
-            return batch_bytes(self.model, question.together, positions)
-        known = question.prompt - 1
-        return packed_bytes(self.model, question.together, question.response, known)
+            return batch_bytes(self.model, case.batch, positions)
+        cached = case.prompt - 1
+        return packed_bytes(self.model, case.batch, case.response, cached)
 
-    def _wrong(self, question: Question, scope: str, attention: str) -> str | None:
-        """How wrong an answer is; None if it is right."""
-        length = question.prompt + question.response
+    def _wrong(self, case: Case, scope: str, attention: str) -> str | None:
+        """How wrong the distributions are; None if they are right."""
+        length = case.prompt + case.response
         ids = torch.randint(3, 61, (length,), generator=torch.Generator().manual_seed(length))
         with scoring_session(self.model, attention):
-            budget = self._budget(question, scope)
-        ours = subnetwork_log_probs(
-            self.model, ids, question.prompt, self.layer, MASKS[: question.masks],
+            budget = self._budget(case, scope)
+        log_probs = subnetwork_log_probs(
+            self.model, ids, case.prompt, self.layer, MASKS[: case.masks],
             scope=scope, attention=attention, memory_budget=budget,
         )  # fmt: skip
-        theirs = self.correctness.log_probs(ids, question, scope, attention)
-        apart = (ours.exp() - theirs.exp()).abs().sum(-1).max().item() / 2
-        self.verdict.compared.append(f"{scope}, {attention}, {question}: {apart:.1g}")
-        if not apart <= TOLERANCE:
-            return f"WRONG: {apart:.2g} at {question}, {attention}"
-        if question.masks > 1 and not (theirs.exp() - theirs[:1].exp()).abs().max() > 1e-4:
-            return f"WRONG: masks change nothing at {question}"
+        expected = self.truth.log_probs(ids, case, scope, attention)
+        distance = (log_probs.exp() - expected.exp()).abs().sum(-1).max().item() / 2
+        self.verdict.compared.append(f"{scope}, {attention}, {case}: {distance:.1g}")
+        if not distance <= TOLERANCE:
+            return f"WRONG: {distance:.2g} at {case}, {attention}"
+        if case.masks > 1 and not (expected.exp() - expected[:1].exp()).abs().max() > 1e-4:
+            return f"WRONG: masks change nothing at {case}"
         return None
 
-    def outcome(self, scope: str, series: Mapping[str, Sequence[Question]]) -> str:
+    def outcome(self, scope: str, series: Mapping[str, Sequence[Case]]) -> str:
         """ "right", "unsupported: why" or "WRONG: by how much"."""
-        for place, of_series in enumerate(series.values()):
+        for index, series_cases in enumerate(series.values()):
             model_cache(self.model).pop("checks", None)
-            for question in of_series:
+            for case in series_cases:
                 try:
-                    wrong = self._wrong(
-                        question, scope, self.attentions[place % len(self.attentions)]
-                    )
-                except REFUSALS as error:
+                    wrong = self._wrong(case, scope, self.attentions[index % len(self.attentions)])
+                except UNSUPPORTED as error:
                     return _short(error)
                 if wrong is not None:
                     return wrong
-            self._note_ways(scope)
+            self._note_strategy(scope)
         return "right"
 
-    def _note_ways(self, scope: str) -> None:
-        """The dearest way that was needed."""
+    def _note_strategy(self, scope: str) -> None:
+        """Record the most expensive strategy that was needed."""
         order = [strategy.name for strategy in STRATEGIES if strategy.scope == scope]
         needed = strategies_seen_right(self.model, scope) | {
             self.verdict.strategies.get(scope, order[0])
@@ -293,41 +289,45 @@ class Talk:
         self.verdict.strategies[scope] = max(needed, key=order.index)
 
 
-def ask(name: str, model: PreTrainedModel) -> Verdict:
-    """Score a model every way and check every number."""
+def check_model(name: str, model: PreTrainedModel) -> Verdict:
+    """Score a model with all cases and compare every number."""
     verdict = Verdict(name)
     try:
-        found = structure_of(plain_model(model))
-    except REFUSALS as error:
+        structure = structure_of(plain_model(model))
+    except UNSUPPORTED as error:
         verdict.scopes = dict.fromkeys(SCOPES, _short(error))
         return verdict
-    if len(found.sites) < found.num_layers:
-        verdict.note = f"heads in layers {', '.join(map(str, found.sites))} of {found.num_layers}"
-    talk = Talk(model, verdict)
-    verdict.scopes = {scope: talk.outcome(scope, SERIES) for scope in SCOPES}
+    if len(structure.sites) < structure.num_layers:
+        verdict.note = (
+            f"heads in layers {', '.join(map(str, structure.sites))} of {structure.num_layers}"
+        )
+    test = ModelTest(model, verdict)
+    verdict.scopes = {scope: test.outcome(scope, SERIES) for scope in SCOPES}
     return verdict
 
 
-def ask_switching(verdict: Verdict, config: type, model: type) -> None:
-    """Ask a class again with angles that switch with the length, where it takes and obeys them."""
+def check_switching(verdict: Verdict, config: type, model: type) -> None:
+    """Test a class again with rotary angles that switch with the length, if it supports them."""
     try:
         switching = tiny(config, model, amend=lambda made: with_longrope(made) or _no_longrope())
         long, short = (torch.arange(3, 3 + length)[None] for length in (20, 10))
         structure_of(plain_model(switching))
         with torch.no_grad():
-            one, other = (switching(input_ids=ids).logits[0, 9] for ids in (long, short))
-    except Exception:  # it does not take them
+            long_logits, short_logits = (
+                switching(input_ids=ids).logits[0, 9] for ids in (long, short)
+            )
+    except Exception:  # unsupported
         return
-    if torch.allclose(one, other, atol=1e-3):
+    if torch.allclose(long_logits, short_logits, atol=1e-3):
         return
-    talk = Talk(switching, Verdict(verdict.name))
-    for scope in [scope for scope, said in verdict.scopes.items() if said == "right"]:
-        said = talk.outcome(scope, {"eager": SWITCHING, "sdpa": SWITCHING[::-1]})
-        if said.startswith("WRONG"):
-            verdict.scopes[scope] = f"{said}, LongRoPE"
-        elif said != "right":
-            verdict.note += f" LongRoPE in `{scope}`: {said}"
-    verdict.compared += talk.verdict.compared
+    test = ModelTest(switching, Verdict(verdict.name))
+    for scope in [scope for scope, outcome in verdict.scopes.items() if outcome == "right"]:
+        outcome = test.outcome(scope, {"eager": SWITCHING, "sdpa": SWITCHING[::-1]})
+        if outcome.startswith("WRONG"):
+            verdict.scopes[scope] = f"{outcome}, LongRoPE"
+        elif outcome != "right":
+            verdict.note += f" LongRoPE in `{scope}`: {outcome}"
+    verdict.compared += test.verdict.compared
     verdict.switching = True
 
 
@@ -340,13 +340,13 @@ def verdict_of(name: str, config: type, model: type) -> Verdict:
     try:
         built = tiny(config, model)
     except Exception as error:
-        why = textwrap.shorten(str(error), 200)  # what came often stands in its second line
+        why = textwrap.shorten(str(error), 200)  # the cause is often in its second line
         return Verdict(name, note=f"not built: {type(error).__name__}: {why}")
     try:
-        verdict = ask(name, built)
-        ask_switching(verdict, config, model)
-    except NotJudged as error:
-        return Verdict(name, note=f"not judged: {error}")
+        verdict = check_model(name, built)
+        check_switching(verdict, config, model)
+    except NotTestable as error:
+        return Verdict(name, note=f"not testable: {error}")
     return verdict
 
 
@@ -361,7 +361,7 @@ def table(verdicts: Sequence[Verdict]) -> list[dict[str, str]]:
         columns = (
             [_column(v, scope) for scope in SCOPES] if v.scopes else ["not tested"] * len(SCOPES)
         )
-        if columns[0] == columns[1] and v.scopes.get("all") != "right":  # one reason, given once
+        if columns[0] == columns[1] and v.scopes.get("all") != "right":  # one reason for both
             columns[1] = "the same"
         rows.append(dict(zip(COLUMNS, (v.name, *columns, v.note), strict=True)))
     return rows
@@ -377,7 +377,7 @@ def as_csv(rows: Sequence[dict[str, str]]) -> str:
 
 
 def different(rows: Sequence[dict[str, str]], file: Path) -> list[str]:
-    """Classes whose row in a CSV file is missing or another."""
+    """Classes whose row in a CSV file is missing or different."""
     with file.open(newline="") as lines:
         saved = {row["class"]: row for row in csv.DictReader(lines)}
     return [row["class"] for row in rows if saved.get(row["class"]) != row]
@@ -395,10 +395,10 @@ def summary(verdicts: Sequence[Verdict]) -> str:
 
 
 def _column(verdict: Verdict, scope: str) -> str:
-    said = verdict.scopes[scope].replace(f"{verdict.name} ", "", 1)
+    outcome = verdict.scopes[scope].replace(f"{verdict.name} ", "", 1)
     strategy = verdict.strategies.get(scope, "")
-    plain = ("the layers above again", "one sequence", "")
-    return said if said != "right" or strategy in plain else f"right ({strategy})"
+    defaults = ("the layers above again", "one sequence", "")
+    return outcome if outcome != "right" or strategy in defaults else f"right ({strategy})"
 
 
 @click.command(help=__doc__)
@@ -428,15 +428,15 @@ def main(
     torch.set_num_threads(threads)
     chosen = [row for row in classes() if not names or row[0] in names]
     lines = result_cache.read_text().splitlines() if result_cache and result_cache.exists() else []
-    made = {verdict.name: verdict for verdict in (Verdict(**json.loads(line)) for line in lines)}
+    cached = {verdict.name: verdict for verdict in (Verdict(**json.loads(line)) for line in lines)}
     verdicts = []
     for row in tqdm(chosen, disable=not sys.stderr.isatty()):
-        verdict = made.get(row[0]) or verdict_of(*row)
+        verdict = cached.get(row[0]) or verdict_of(*row)
         verdicts.append(verdict)
         print(
             row[0], verdict.scopes or verdict.note, verdict.strategies, file=sys.stderr, flush=True
         )
-        if result_cache and row[0] not in made:
+        if result_cache and row[0] not in cached:
             with result_cache.open("a") as file:
                 file.write(json.dumps(asdict(verdict)) + "\n")
     if full:
@@ -447,7 +447,7 @@ def main(
     elif not check:
         print(as_csv(table(verdicts)), end="")
     print(summary(verdicts), file=sys.stderr)
-    wrong = [v.name for v in verdicts if any("WRONG" in said for said in v.scopes.values())]
+    wrong = [v.name for v in verdicts if any("WRONG" in outcome for outcome in v.scopes.values())]
     if wrong:
         raise click.ClickException(f"wrong numbers: {', '.join(wrong)}")
     changed = different(table(verdicts), check) if check else []

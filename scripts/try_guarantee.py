@@ -1,8 +1,8 @@
-"""Does the risk guarantee of a threshold hold on other questions? SQuAD-format file, three steps.
+"""Test the risk guarantee of a threshold on other questions of a SQuAD-format file.
 
     python scripts/try_guarantee.py ask xquad.en.json ask.jsonl --passages 82 --seed 1
-    polygraph_asmi score --model MODEL --stop '\\n' --max-new-tokens 20 ask.jsonl --out said.jsonl
-    python scripts/try_guarantee.py label said.jsonl labelled.jsonl --first 400
+    polygraph_asmi score --model MODEL --stop '\\n' --max-new-tokens 20 ask.jsonl --out answers.jsonl
+    python scripts/try_guarantee.py correctness answers.jsonl labelled.jsonl --first 400
     polygraph_asmi calibrate labelled.jsonl --model MODEL --stop '\\n' --risk 0.2 --out calibration.json
     python scripts/try_guarantee.py ask xquad.en.json others.jsonl --skip 82 --passages 25 --seed 1
     polygraph_asmi score --model MODEL --stop '\\n' --max-new-tokens 20 others.jsonl --calibration calibration.json --out decided.jsonl
@@ -15,8 +15,8 @@ The last `score` may also run before `calibrate`, without the calibration file:
 Answers of a finished benchmark run, or of its shards, can replace the first two commands; they are
 split by passage:
 
-    python scripts/try_guarantee.py take RUN ... said.jsonl
-    python scripts/try_guarantee.py label said.jsonl labelled.jsonl held_out.jsonl --labelled 400
+    python scripts/try_guarantee.py take RUN ... answers.jsonl
+    python scripts/try_guarantee.py label answers.jsonl labelled.jsonl held_out.jsonl --labelled 400
 
 Without any scoring: the run is split by passage, and decisions use its saved scores.
 
@@ -65,7 +65,7 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> None:
     click.echo(f"{len(rows)} rows in {path}")
 
 
-def drawn(command: Callable[..., None]) -> Callable[..., None]:
+def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
     """Options for sampling passages."""
     for option in (
         click.option("--seed", default=0, show_default=True, help="Seed for sampling passages."),
@@ -83,17 +83,17 @@ def drawn(command: Callable[..., None]) -> Callable[..., None]:
 def _split(
     passages: Sequence[Any], size: int, per_passage: int, seed: int
 ) -> tuple[list[int], list[int]]:
-    """Rows to calibrate on, and all rows about other passages."""
+    """Rows to calibrate on, and all rows of other passages."""
     distinct = sorted(set(passages))
-    own: list[int] = []
-    taken = set()
-    for place in np.random.default_rng(seed).permutation(len(distinct)):
-        if len(own) >= size:
+    calibration: list[int] = []
+    used = set()
+    for index in np.random.default_rng(seed).permutation(len(distinct)):
+        if len(calibration) >= size:
             break
-        taken.add(distinct[place])
-        rows = [row for row, passage in enumerate(passages) if passage == distinct[place]]
-        own += rows[:per_passage]
-    return own[:size], [row for row, passage in enumerate(passages) if passage not in taken]
+        used.add(distinct[index])
+        rows = [row for row, passage in enumerate(passages) if passage == distinct[index]]
+        calibration += rows[:per_passage]
+    return calibration[:size], [row for row, passage in enumerate(passages) if passage not in used]
 
 
 @main.command()
@@ -101,22 +101,22 @@ def _split(
 @click.argument("out", type=OUT)
 @click.option("--style", type=click.Choice(["paper", "demo"]), default="demo", show_default=True)
 @click.option("--passages", default=None, type=int, help="Passages to sample; default: all.")
-@click.option("--skip", default=0, show_default=True, help="Leave out this many sampled ones.")
+@click.option("--skip", default=0, show_default=True, help="Leave out this many sampled passages.")
 @click.option("--seed", default=0, show_default=True, help="Seed for sampling.")
 def ask(source: Path, out: Path, style: str, passages: int | None, skip: int, seed: int) -> None:
-    """Prompts of all questions of SOURCE, with their gold answers and the passage's number."""
+    """Prompts of the questions of SOURCE, with gold answers and the passage's index."""
     paragraphs = [p for a in json.loads(source.read_text("utf-8"))["data"] for p in a["paragraphs"]]
-    drawn = np.random.default_rng(seed).permutation(len(paragraphs))[skip:]
-    asked_of = set(drawn[:passages])
+    order = np.random.default_rng(seed).permutation(len(paragraphs))[skip:]
+    selected = set(order[:passages])
     rows = []
     for number, paragraph in enumerate(paragraphs):
-        if number not in asked_of:
+        if number not in selected:
             continue
-        for asked in paragraph["qas"]:
-            gold = [answer["text"] for answer in asked["answers"]]
-            question = Question(asked["id"], paragraph["context"], asked["question"], gold[0])
+        for qa in paragraph["qas"]:
+            gold = [answer["text"] for answer in qa["answers"]]
+            question = Question(qa["id"], paragraph["context"], qa["question"], gold[0])
             prompt = PROMPTS[style, False](question)
-            rows.append({"prompt": prompt, "id": asked["id"], "cluster": number, "gold": gold})
+            rows.append({"prompt": prompt, "id": qa["id"], "cluster": number, "gold": gold})
     _write(out, rows)
 
 
@@ -128,54 +128,54 @@ def take(runs: tuple[Path, ...], out: Path, metric: str) -> None:
     """Labelled answers of finished RUNS, in the format of `score`."""
     rows = []
     for run in map(load_run, runs):
-        config, known = run.recorded("config"), run.recorded("rows")
-        if metric not in run.quality or not known:
+        config, columns = run.recorded("config"), run.recorded("rows")
+        if metric not in run.quality or not columns:
             raise click.ClickException(f"{run.path} lacks {metric}, or a manifest with its rows")
         stops = (config.get("generation_params") or {}).get("stop_strings") or []
-        for prompt, text, own, cluster, quality in zip(
-            run.stats["input_texts"], run.stats["greedy_texts"], known["ids"], known["clusters"],
-            run.quality[metric], strict=True,
+        for prompt, text, row_id, cluster, quality in zip(
+            run.stats["input_texts"], run.stats["greedy_texts"], columns["ids"],
+            columns["clusters"], run.quality[metric], strict=True,
         ):  # fmt: skip
-            asked = [{"role": "user", "content": prompt}] if config.get("instruct") else prompt
-            row = {"prompt": asked, "answer": _without_stop(text, stops), "id": own}
+            row_prompt = [{"role": "user", "content": prompt}] if config.get("instruct") else prompt
+            row = {"prompt": row_prompt, "answer": _without_stop(text, stops), "id": row_id}
             rows.append(row | {"cluster": cluster, "correct": bool(quality >= RIGHT)})
     _write(out, rows)
 
 
 def _without_stop(text: str, stops: Sequence[str]) -> str:
-    """A generated answer without its stop string, unless it consists of nothing else."""
+    """A generated answer without its stop string; unchanged if it is only the stop string."""
     for stop in stops:
-        if text.endswith(stop) and not text.endswith(2 * stop):  # those two may be one token
+        if text.endswith(stop) and not text.endswith(2 * stop):  # two stop strings may be one token
             return text.removesuffix(stop) or text
     return text
 
 
 @main.command()
-@click.argument("said", type=IN)
+@click.argument("answers", type=IN)
 @click.argument("labelled", type=OUT)
 @click.option("--first", default=None, type=int, help="Number of answers; default: all.")
-def correctness(said: Path, labelled: Path, first: int | None) -> None:
-    """Scored answers with labels; scores are kept."""
-    _write(labelled, [row | {"correct": _is_right(row)} for row in _rows(said)[:first]])
+def correctness(answers: Path, labelled: Path, first: int | None) -> None:
+    """Add correctness labels to scored answers."""
+    _write(labelled, [row | {"correct": _is_right(row)} for row in _rows(answers)[:first]])
 
 
 @main.command()
-@click.argument("said", type=IN)
+@click.argument("answers", type=IN)
 @click.argument("labelled", type=OUT)
 @click.argument("held_out", type=OUT)
-@drawn
+@sampling_options
 def label(
-    said: Path, labelled: Path, held_out: Path, size: int, per_passage: int, seed: int
+    answers: Path, labelled: Path, held_out: Path, size: int, per_passage: int, seed: int
 ) -> None:
-    """Labelled answers: some to calibrate on, those about other passages held out."""
+    """Label answers: some to calibrate on, those of other passages held out."""
     rows = [
         {name: row[name] for name in ("prompt", "answer", "id", "cluster")}
         | {"correct": _is_right(row)}
-        for row in _rows(said)
+        for row in _rows(answers)
         if row["answer"]
     ]
-    own, others = _split([row["cluster"] for row in rows], size, per_passage, seed)
-    _write(labelled, [rows[row] for row in own])
+    calibration, others = _split([row["cluster"] for row in rows], size, per_passage, seed)
+    _write(labelled, [rows[row] for row in calibration])
     _write(held_out, [rows[row] for row in others])
 
 
@@ -183,19 +183,19 @@ def label(
 @click.argument("run", type=click.Path(exists=True, path_type=Path))
 @click.argument("labelled", type=FOLDER)
 @click.argument("held_out", type=FOLDER)
-@drawn
+@sampling_options
 def part(run: Path, labelled: Path, held_out: Path, size: int, per_passage: int, seed: int) -> None:
-    """The same for a finished RUN: two runs over parts of its rows."""
+    """Split a finished RUN in the same way into two runs."""
     import torch
 
     (file,) = manager_files(run)
     content, manifest = torch.load(file, weights_only=False), read_manifest(file)
-    own, others = _split(manifest["rows"]["clusters"], size, per_passage, seed)
+    calibration, others = _split(manifest["rows"]["clusters"], size, per_passage, seed)
     total = len(manifest["rows"]["ids"])
-    for folder, rows in ((labelled, own), (held_out, others)):
+    for folder, rows in ((labelled, calibration), (held_out, others)):
 
-        def kept(named: Mapping[Any, Any], rows: Sequence[int] = rows) -> dict[Any, Any]:
-            return {name: [values[row] for row in rows] for name, values in named.items()
+        def kept(columns: Mapping[Any, Any], rows: Sequence[int] = rows) -> dict[Any, Any]:
+            return {name: [values[row] for row in rows] for name, values in columns.items()
                     if len(values) == total}  # fmt: skip
 
         folder.mkdir(parents=True)
@@ -212,36 +212,36 @@ def part(run: Path, labelled: Path, held_out: Path, size: int, per_passage: int,
 @click.option("--metric", default="ReferenceInAnswer", show_default=True, help="Right from 0.5 on.")
 def decide(run: Path, calibration: Path, out: Path, metric: str) -> None:
     """Decisions of CALIBRATION on the saved scores of a finished RUN or of scored lines."""
-    made = Calibration.load(calibration)
+    saved = Calibration.load(calibration)
     if run.suffix == ".jsonl":
-        scored = [(row, Score.from_dict(row, made)) for row in _rows(run)]
+        scored = [(row, Score.from_dict(row, saved)) for row in _rows(run)]
         decisions = [
-            row | {"accept": one.accept, "accept_reason": one.accept_reason} for row, one in scored
+            row | {"accept": s.accept, "accept_reason": s.accept_reason} for row, s in scored
         ]
         _write(out, decisions)
         return
-    chosen = {n: made.settings[n] for n in ("method", "depth", "source", "aggregation")}
-    there = Calibration.from_run(run, metric, **chosen)
-    other = made.other_settings(there.settings | {"model": there.model})
-    if other or made.decision is None:
-        raise click.ClickException("; ".join(other) or f"{calibration} has no threshold")
-    (group,) = load_run_groups([run], metric, made.settings["depth"])
-    signals = signals_of(of_config(group, group.methods[there.method]))
-    stops = there.config.stop or ()
+    chosen = {n: saved.settings[n] for n in ("method", "depth", "source", "aggregation")}
+    run_calibration = Calibration.from_run(run, metric, **chosen)
+    differences = saved.other_settings(run_calibration.settings | {"model": run_calibration.model})
+    if differences or saved.decision is None:
+        raise click.ClickException("; ".join(differences) or f"{calibration} has no threshold")
+    (group,) = load_run_groups([run], metric, saved.settings["depth"])
+    signals = signals_of(of_config(group, group.methods[run_calibration.method]))
+    stops = run_calibration.config.stop or ()
     rows = []
-    for row, own in enumerate(group.ids or range(len(group))):
+    for row, row_id in enumerate(group.ids or range(len(group))):
         values = {kind: float(column[row]) for kind, column in signals.items()}
-        decision = {"accept": made.decision.accepts(values), "accept_reason": str(made.decision)}
+        decision = {"accept": saved.decision.accepts(values), "accept_reason": str(saved.decision)}
         if not says_anything((group.saved("greedy_texts") or [])[row], stops):
             decision = {"accept": None, "accept_reason": "It answered nothing."}
-        rows.append({"id": own, "correct": bool(not group.wrong[row])} | decision)
+        rows.append({"id": row_id, "correct": bool(not group.wrong[row])} | decision)
     _write(out, rows)
 
 
 def _is_right(row: Mapping[str, Any]) -> bool:
     if "correct" in row:
         return bool(row["correct"])
-    from lm_polygraph_asmi.host.quality import reference_in_answer  # brings torch
+    from lm_polygraph_asmi.host.quality import reference_in_answer  # imports torch
 
     return any(reference_in_answer(row["answer"], gold) for gold in row["gold"])
 
@@ -252,12 +252,12 @@ def check(decided: Path) -> None:
     """Errors among accepted answers of DECIDED, and among those abstained from."""
     rows = [row | {"correct": _is_right(row)} for row in _rows(decided)]
     for accept, name in ((True, "accepted"), (False, "abstained"), (None, "without a decision")):
-        own = [row for row in rows if row["accept"] is accept]
-        if own:
-            wrong = sum(not row["correct"] for row in own)
-            low, high = binomtest(wrong, len(own)).proportion_ci()  # Clopper and Pearson's
+        group = [row for row in rows if row["accept"] is accept]
+        if group:
+            wrong = sum(not row["correct"] for row in group)
+            low, high = binomtest(wrong, len(group)).proportion_ci()  # Clopper-Pearson
             click.echo(
-                f"{name}: {len(own)} of {len(rows)}, {wrong} wrong: {wrong / len(own):.3f} "
+                f"{name}: {len(group)} of {len(rows)}, {wrong} wrong: {wrong / len(group):.3f} "
                 f"[{low:.3f}, {high:.3f}]"
             )
     for reason in sorted({row["accept_reason"] for row in rows if row["accept"] is None}):

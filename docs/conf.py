@@ -52,7 +52,7 @@ myst_enable_extensions = ["colon_fence", "dollarmath"]
 
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
-nb_execution_in_temp = True  # what notebooks write is thrown away
+nb_execution_in_temp = True  # files that notebooks write are deleted
 nb_execution_timeout = 900  # seconds, on a busy machine
 nb_merge_streams = True
 nb_output_stderr = "remove"  # progress bars
@@ -62,7 +62,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 napoleon_numpy_docstring = False
-napoleon_custom_sections = [("Attributes", "params_style")]  # fields, in one place
+napoleon_custom_sections = [("Attributes", "params_style")]  # dataclass fields
 maximum_signature_line_length = 88
 
 smartquotes = False  # options keep their hyphens
@@ -80,8 +80,8 @@ html_copy_source = False
 
 DOCS = Path(__file__).parent
 API_INDEX = DOCS / "reference/api/index.rst"
-KIND = re.compile(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
-PAGE = re.compile(r"\[([^\]]+)\]\(([^)#:]+)\.(?:md|rst)\)")
+SECTION = re.compile(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[([^\]]+)\]\(([^)#:]+)\.(?:md|rst)\)")
 NOTEBOOK = "file_format: mystnb"
 API = {
     "lm_polygraph_asmi": "Start here",
@@ -94,28 +94,28 @@ API = {
     "lm_polygraph_asmi.experiments.analysis": "Experiments",
 }
 """Module with public names -> title of its page."""
-MORE = {
+SUBMODULE_NAMES = {
     "lm_polygraph_asmi.scoring": ["loading.load", "many.OUTPUT"],
 }
-"""Public names of its submodules."""
+"""Module -> public names of its submodules."""
 
 
 def toctrees(index: str) -> str:
     """One hidden toctree for each heading of the front page, with the labels of its list."""
-    made = []
-    for kind, entries in KIND.findall(index):
+    trees = []
+    for kind, entries in SECTION.findall(index):
         labels: dict[str, str] = {}
-        for label, page in PAGE.findall(entries):
+        for label, page in LINK.findall(entries):
             labels.setdefault(page, label.replace("`", ""))
         pages = "\n".join(f"{label} <{page}>" for page, label in labels.items())
-        made.append(f"```{{toctree}}\n:hidden:\n:caption: {kind}\n\n{pages}\n```\n")
-    return "\n".join(made)
+        trees.append(f"```{{toctree}}\n:hidden:\n:caption: {kind}\n\n{pages}\n```\n")
+    return "\n".join(trees)
 
 
 def download(page: str) -> str:
     """A link to the notebook of a page."""
-    place = "../" * page.count("/") + f"notebooks/{Path(page).name}.ipynb"
-    return f'<a class="notebook" href="{place}" download>Download as a notebook</a>\n'
+    url = "../" * page.count("/") + f"notebooks/{Path(page).name}.ipynb"
+    return f'<a class="notebook" href="{url}" download>Download as a notebook</a>\n'
 
 
 def change_sources(_: "Sphinx", page: str, source: list[str]) -> None:
@@ -129,7 +129,7 @@ def change_sources(_: "Sphinx", page: str, source: list[str]) -> None:
 
 
 def write_notebooks(app: "Sphinx", error: Exception | None) -> None:
-    """The pages that are notebooks, for Jupyter, without outputs."""
+    """Write the pages that are notebooks as Jupyter notebooks, without outputs."""
     import nbformat
     from myst_nb.core.read import read_myst_markdown_notebook
 
@@ -140,49 +140,49 @@ def write_notebooks(app: "Sphinx", error: Exception | None) -> None:
         if NOTEBOOK in text[:60]:
             folder.mkdir(exist_ok=True)
             notebook = read_myst_markdown_notebook(text, path=file)
-            for cell in notebook.cells:  # links to pages lead nowhere outside of the site
-                if cell.cell_type == "markdown":
-                    cell.source = re.sub(r"\[([^\]]+)\]\((?!http)[^)]*\)", r"\1", cell.source)
+            for block in notebook.cells:  # links to pages only work on the site
+                if block.cell_type == "markdown":
+                    block.source = re.sub(r"\[([^\]]+)\]\((?!http)[^)]*\)", r"\1", block.source)
             nbformat.write(notebook, folder / f"{file.stem}.ipynb")
 
 
 def public(module: str) -> list[str]:
-    """Full names of what a module offers; names of the package's own page appear once."""
+    """Full names of a module's public objects; those of the package's own page appear once."""
     names = importlib.import_module(module).__all__
-    found = [f"{module}.{name}" for name in names if not name.startswith("__")]
+    public_names = [f"{module}.{name}" for name in names if not name.startswith("__")]
     top = importlib.import_module("lm_polygraph_asmi")
-    same = [getattr(top, name) for name in top.__all__ if name in FIRST]
+    same = [getattr(top, name) for name in top.__all__ if name in TOP_LEVEL]
     if module == "lm_polygraph_asmi":
-        found = [f"{module}.{name}" for name in top.__all__ if name in FIRST]
+        public_names = [f"{module}.{name}" for name in top.__all__ if name in TOP_LEVEL]
     elif module == "lm_polygraph_asmi.scoring":
-        found = [name for name in found if thing(name) not in same]
-    return found + [f"{module}.{name}" for name in MORE.get(module, ())]
+        public_names = [name for name in public_names if load_object(name) not in same]
+    return public_names + [f"{module}.{name}" for name in SUBMODULE_NAMES.get(module, ())]
 
 
-FIRST = ("score", "score_batch", "stream", "available_stat_calculators")
-"""Names that have their page with the package, not with the subpackage that defines them."""
+TOP_LEVEL = ("score", "score_batch", "stream", "available_stat_calculators")
+"""Names with their page under the package, not under the subpackage that defines them."""
 
 
-def thing(name: str) -> Any:
+def load_object(name: str) -> Any:
     module, _, last = name.rpartition(".")
     return getattr(importlib.import_module(module), last)
 
 
 def summary(name: str) -> str:
-    """The first paragraph of its docstring."""
-    found = thing(name)
-    text = inspect.getdoc(found) if callable(found) else None
+    """The first paragraph of an object's docstring."""
+    target = load_object(name)
+    text = inspect.getdoc(target) if callable(target) else None
     return ": " + " ".join((text or "").partition("\n\n")[0].split()) if text else ""
 
 
 def entry(name: str) -> str:
     """The page of one public name, in reStructuredText."""
     last = name.rpartition(".")[2]
-    found = thing(name)
+    target = load_object(name)
     options = ""
-    if inspect.isclass(found):
+    if inspect.isclass(target):
         kind, options = "class", "   :members:\n"
-    elif callable(found):
+    elif callable(target):
         kind = "function"
     else:
         kind, options = "data", "   :no-value:\n"
@@ -207,7 +207,7 @@ def api_pages() -> dict[str, str]:
 
 
 def write_api(*_: object) -> None:
-    """Write the pages that have changed, and delete those of names that are gone."""
+    """Write the pages that have changed, and delete those of removed names."""
     folder = DOCS / "reference/api/generated"
     pages = {folder / f"{name}.rst": text for name, text in api_pages().items()}
     for old in set(folder.rglob("*.rst")) - pages.keys():
@@ -219,29 +219,29 @@ def write_api(*_: object) -> None:
 
 
 def linkcode_resolve(domain: str, info: dict[str, str]) -> str | None:
-    """Where the source of a name is, with ASMI_SOURCE."""
+    """URL of the source of an object, with ASMI_SOURCE."""
     if domain != "py" or not info["module"]:
         return None
-    found: Any = sys.modules.get(info["module"])
+    target: Any = sys.modules.get(info["module"])
     try:
         for part in info["fullname"].split("."):
-            found = getattr(found, part)
-        found = inspect.unwrap(found)
-        file, (_, line) = inspect.getsourcefile(found), inspect.getsourcelines(found)
+            target = getattr(target, part)
+        target = inspect.unwrap(target)
+        file, (_, line) = inspect.getsourcefile(target), inspect.getsourcelines(target)
     except (AttributeError, TypeError, OSError):
         return None
-    _, inside, path = str(file).rpartition("/lm_polygraph_asmi/")
-    return f"{SOURCE}{inside}{path}#L{line}" if inside else None
+    _, package, path = str(file).rpartition("/lm_polygraph_asmi/")
+    return f"{SOURCE}{package}{path}#L{line}" if package else None
 
 
-def skip_alias(*given: object) -> bool | None:
-    """Fields of a NamedTuple are in its signature and its docstring."""
-    _, _, _, member, *_ = given
+def skip_alias(*event: object) -> bool | None:
+    """Skip fields of a NamedTuple: its signature and its docstring list them."""
+    _, _, _, member, *_ = event
     return True if (member.__doc__ or "").startswith("Alias for field number") else None
 
 
 def escape_options(_: "Sphinx", __: object, lines: list[str]) -> None:
-    """A backslash in the help of an option stays one."""
+    """Keep backslashes in the help of options."""
     lines[:] = [line.replace("\\", "\\\\") for line in lines]
 
 

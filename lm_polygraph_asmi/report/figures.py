@@ -114,28 +114,28 @@ def panel_title(ax: Axes, label: str) -> None:
 
 
 def panel_legend(
-    figure: Figure, axes: Sequence[Axes], together: bool = False, band: str = "", **settings: Any
+    figure: Figure, axes: Sequence[Axes], single: bool = False, band: str = "", **settings: Any
 ) -> None:
-    """A legend per panel, or one below all if `together` or if there are more than `MANY`.
+    """A legend per panel, or one below all if `single` or if there are more than `MANY`.
 
     `band`: label of the shaded area.
     """
     shaded = {f"{band}, in its colour": Patch(facecolor=GREY, alpha=0.3)} if band else {}
 
-    def named(ax: Axes) -> dict[str, Any]:
+    def legend_handles(ax: Axes) -> dict[str, Any]:
         handles, labels = ax.get_legend_handles_labels()
         return dict(zip(labels, handles, strict=True))
 
-    if len(axes) <= MANY and not together:
+    if len(axes) <= MANY and not single:
         for ax in axes:
-            own = named(ax) | shaded
-            ax.legend(own.values(), own.keys(), fontsize=7, **settings)
+            panel_handles = legend_handles(ax) | shaded
+            ax.legend(panel_handles.values(), panel_handles.keys(), fontsize=7, **settings)
         return
-    every: dict[str, Any] = {}
+    handles: dict[str, Any] = {}
     for ax in axes:
-        every |= {label: handle for label, handle in named(ax).items() if label not in every}
-    every |= shaded
-    figure.legend(every.values(), every.keys(), loc="outside lower center", ncols=4,
+        handles |= {n: h for n, h in legend_handles(ax).items() if n not in handles}
+    handles |= shaded
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4,
                   fontsize=6, **settings)  # fmt: skip
 
 
@@ -147,44 +147,44 @@ def forest(
 ) -> Figure:
     """Values with intervals, a panel per group, all on one scale.
 
-    Markers are filled if the interval excludes 0 (a `TestedValue`: if it is sure).
+    Markers are filled if the interval excludes 0 (a `TestedValue`: if it is significant).
     Rows named in `black` are baselines.
     """
-    tested = any(isinstance(own, TestedValue) for rows in panels.values() for own in rows.values())
-    found: dict[str, dict[str, TestedValue]] = {}
+    tested = any(isinstance(v, TestedValue) for rows in panels.values() for v in rows.values())
+    finite_rows: dict[str, dict[str, TestedValue]] = {}
     for title, rows in panels.items():
-        every = {name: _tested_value(own) for name, own in rows.items() if own is not None}
-        found[title] = {n: own for n, own in every.items() if np.isfinite(own.value.value)}
-    orders = [list(rows) for rows in found.values()]
+        tested_rows = {n: _tested_value(v) for n, v in rows.items() if v is not None}
+        finite_rows[title] = {n: v for n, v in tested_rows.items() if np.isfinite(v.value.value)}
+    orders = [list(rows) for rows in finite_rows.values()]
     # Panels of mostly the same rows share their names, so that more fit on a page.
     union = list(dict.fromkeys(name for order in orders for name in order))
-    shared = len(found) > MANY and all(2 * len(order) > len(union) for order in orders)
+    shared = len(finite_rows) > MANY and all(2 * len(order) > len(union) for order in orders)
     longest = len(union) if shared else max(map(len, orders))
     widest = max(map(len, union), default=10)
     width = 2.8 + 0.07 * widest
-    crowded = len(found) > MANY or 2 * width > PAGE[0]
+    crowded = len(finite_rows) > MANY or 2 * width > PAGE[0]
     if crowded:
         rcParams.update(SMALL)
     # Space for names, if each panel has its own: inches per letter, and per panel.
     columns = 4 if shared else min(4, max(1, int(PAGE[0] / (0.036 * widest + 1))))
-    figure, axes = grid(len(found), width, max(1.7, 0.9 + 0.2 * longest), 2, columns)
+    figure, axes = grid(len(finite_rows), width, max(1.7, 0.9 + 0.2 * longest), 2, columns)
     for ax in axes[1:]:
         ax.sharex(axes[0])
-    if shared or (len(found) > MANY and columns < 4):
-        rows_of_panels = math.ceil(len(found) / columns)
+    if shared or (len(finite_rows) > MANY and columns < 4):
+        rows_of_panels = math.ceil(len(finite_rows) / columns)
         figure.set_size_inches(PAGE[0], min(PAGE[1], rows_of_panels * (0.5 + 0.1 * longest)))
-    size, line = (2.5, 0.8) if crowded else (4, 1.2)
-    for number, (ax, (title, rows)) in enumerate(zip(axes, found.items(), strict=True)):
+    marker_size, line_width = (2.5, 0.8) if crowded else (4, 1.2)
+    for number, (ax, (title, rows)) in enumerate(zip(axes, finite_rows.items(), strict=True)):
         names = (union if shared else list(rows))[::-1]
-        for place, name in enumerate(names):
+        for y, name in enumerate(names):
             if name not in rows:
                 continue
-            interval, sure = rows[name]
+            interval, significant = rows[name]
             colour = BLACK if name in black else BLUE
             if np.isfinite(interval.low):
-                ax.plot([interval.low, interval.high], [place, place], color=colour, linewidth=line)
-            ax.plot(interval.value, place, "o", markersize=size, color=colour,
-                    markerfacecolor=colour if sure else "white")  # fmt: skip
+                ax.plot([interval.low, interval.high], [y, y], color=colour, linewidth=line_width)
+            ax.plot(interval.value, y, "o", markersize=marker_size, color=colour,
+                    markerfacecolor=colour if significant else "white")  # fmt: skip
         ax.axvline(0, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
         hidden = shared and number % columns
         ax.set_yticks(range(len(names)), [""] * len(names) if hidden else names)
@@ -192,14 +192,14 @@ def forest(
         panel_title(ax, title)
         if not crowded:
             ax.set_xlabel(label)
-    explained = "filled: the interval excludes 0; open: it includes it"
+    explanation = "filled: the interval excludes 0; open: it includes it"
     if tested:
-        explained = f"bars: uncorrected intervals; filled: {ADJUSTED}; open: not"
+        explanation = f"bars: uncorrected intervals; filled: {ADJUSTED}; open: not"
     if crowded:
-        explained = f"{label}; {explained}"
-    wide = int(115 / rcParams["font.size"] * figure.get_figwidth())  # characters
-    explained = textwrap.fill(explained, wide)
-    figure.supxlabel(explained, fontsize=rcParams["axes.labelsize"])
+        explanation = f"{label}; {explanation}"
+    line_length = int(115 / rcParams["font.size"] * figure.get_figwidth())  # characters
+    explanation = textwrap.fill(explanation, line_length)
+    figure.supxlabel(explanation, fontsize=rcParams["axes.labelsize"])
     return figure
 
 
@@ -230,16 +230,16 @@ def depths(curves: Mapping[str, DepthCurves]) -> Figure:
     """
     figure, axes = grid(len(curves), 3.4, 2.8)
     marks, colours = "osv^Dx+*PX<>", (BLUE, ORANGE, GREEN, PURPLE, SKY, AMBER, GREY)
-    for ax, (variant, (at, groups, mean)) in zip(axes, curves.items(), strict=True):
-        percent = [100 * depth for depth in at]
+    for ax, (variant, (relative_depths, groups, mean)) in zip(axes, curves.items(), strict=True):
+        percent = [100 * depth for depth in relative_depths]
         crowded = len(groups) > MANY
         if crowded:
-            ends = sorted(groups, key=lambda name: float(np.mean(groups[name][0])))
-            for name in ends[1:-1]:
+            by_mean = sorted(groups, key=lambda name: float(np.mean(groups[name][0])))
+            for name in by_mean[1:-1]:
                 ax.plot(percent, groups[name][0], color=GREY, linewidth=0.6,
-                        label="other settings" if name == ends[1] else None)  # fmt: skip
-            named = {"highest mean": ends[-1], "lowest mean": ends[0]}
-            groups = {f"{which}: {name}": groups[name] for which, name in named.items()}
+                        label="other settings" if name == by_mean[1] else None)  # fmt: skip
+            extremes = {"highest mean": by_mean[-1], "lowest mean": by_mean[0]}
+            groups = {f"{rank}: {name}": groups[name] for rank, name in extremes.items()}
         for number, (name, (row, band)) in enumerate(groups.items()):
             colour = colours[number % len(colours)]
             ax.plot(percent, row, marker=marks[number % len(marks)], linewidth=1, markersize=4,
@@ -263,12 +263,12 @@ def depths(curves: Mapping[str, DepthCurves]) -> Figure:
 def quadrants(grids: Mapping[str, Quadrants]) -> Figure:
     """Error rates by confidence and fragility; figure "confident-fragile" (a) of the paper."""
     figure, axes = grid(len(grids), 2.6, 2.5)
-    for ax, (title, found) in zip(axes, grids.items(), strict=True):
-        ax.imshow(found.error_rate, cmap="Oranges", vmin=0, vmax=1)
-        for (i, j), rate in np.ndenumerate(found.error_rate):
+    for ax, (title, split) in zip(axes, grids.items(), strict=True):
+        ax.imshow(split.error_rate, cmap="Oranges", vmin=0, vmax=1)
+        for (i, j), rate in np.ndenumerate(split.error_rate):
             shown = "–" if np.isnan(rate) else f"{rate:.0%}"
             colour = "white" if rate > 0.6 else BLACK
-            ax.text(j, i, f"{shown}\nn = {found.count[i, j]}", ha="center", va="center",
+            ax.text(j, i, f"{shown}\nn = {split.count[i, j]}", ha="center", va="center",
                     color=colour)  # fmt: skip
         ax.set_xticks([0, 1], ["robust", "fragile"])
         ax.set_yticks([0, 1], ["confident", "unconfident"])
@@ -284,26 +284,26 @@ Curve = tuple[np.ndarray, np.ndarray]
 
 def _error_curves(
     curves: Mapping[str, Mapping[str, Curve]],
-    at: Callable[[np.ndarray], np.ndarray],
+    positions: Callable[[np.ndarray], np.ndarray],
     label: str,
     x: str,
     y: str,
 ) -> Figure:
     """Error rates by signal, a panel per setting; `at` gives the positions of a curve's points."""
     figure, axes = grid(len(curves), 2.8, 2.4)
-    for ax, (title, by) in zip(axes, curves.items(), strict=True):
+    for ax, (title, by_signal) in zip(axes, curves.items(), strict=True):
         highest = 0.0
-        for name, (errors, band) in by.items():
+        for name, (errors, band) in by_signal.items():
             colour, style = LINES[name]
-            places = at(errors)
-            ax.plot(places, errors, color=colour, linestyle=style, label=label.format(name))
-            spread = np.linspace(places[0], places[-1], band.shape[1])
-            ax.fill_between(spread, *band, color=colour, alpha=0.12, linewidth=0)
+            x_values = positions(errors)
+            ax.plot(x_values, errors, color=colour, linestyle=style, label=label.format(name))
+            band_x = np.linspace(x_values[0], x_values[-1], band.shape[1])
+            ax.fill_between(band_x, *band, color=colour, alpha=0.12, linewidth=0)
             # The first few answers are all right or all wrong, and would flatten the rest.
-            far = np.ptp(places) / 20
-            steady, beyond = places - places[0] >= far, spread - places[0] >= far
-            shown = np.r_[errors[steady], band[:, beyond].ravel()]
-            highest = max(highest, np.fmax.reduce(shown, initial=0))
+            skipped = np.ptp(x_values) / 20
+            points, band_points = x_values - x_values[0] >= skipped, band_x - x_values[0] >= skipped
+            heights = np.r_[errors[points], band[:, band_points].ravel()]
+            highest = max(highest, np.fmax.reduce(heights, initial=0))
         ax.set_xlabel(x)
         ax.set_ylabel(y)
         ax.set_ylim(0, min(1, 1.05 * highest) or 1)
@@ -346,7 +346,7 @@ def rejection(
         ax.set_xlabel("rejected, %")
         ax.set_ylabel("mean quality of accepted answers")
         panel_title(ax, title)
-    panel_legend(figure, axes, together=True, band="95 % band")
+    panel_legend(figure, axes, single=True, band="95 % band")
     return figure
 
 
@@ -354,12 +354,12 @@ def rejection(
 def reliability(panels: Mapping[str, Reliability]) -> Figure:
     """Error rate over probability of error, with the band of calibrated probabilities."""
     figure, axes = grid(len(panels), 2.5, 2.5)
-    for ax, (title, found) in zip(axes, panels.items(), strict=True):
+    for ax, (title, diagram) in zip(axes, panels.items(), strict=True):
         ax.plot([0, 1], [0, 1], color=GREY, linewidth=0.8, linestyle="--", label="calibrated")
-        ax.fill_between(found.chance, *found.band, color=SKY, alpha=0.3, linewidth=0,
+        ax.fill_between(diagram.chance, *diagram.band, color=SKY, alpha=0.3, linewidth=0,
                         label="95 % if calibrated")  # fmt: skip
-        ax.plot(found.chance, found.rate, color=BLUE, label="isotonic fit")
-        ax.vlines(found.chance, 0, 0.2 * found.n / found.n.max(), color=GREY, linewidth=1.2,
+        ax.plot(diagram.chance, diagram.rate, color=BLUE, label="isotonic fit")
+        ax.vlines(diagram.chance, 0, 0.2 * diagram.n / diagram.n.max(), color=GREY, linewidth=1.2,
                   label="answers")  # fmt: skip
         ax.set_xlim(0, 1)
         ax.set_ylim(0, 1)
@@ -367,7 +367,7 @@ def reliability(panels: Mapping[str, Reliability]) -> Figure:
         ax.set_xlabel("probability of error, held out")
         ax.set_ylabel("error rate")
         panel_title(ax, title)
-    panel_legend(figure, axes, together=True)
+    panel_legend(figure, axes, single=True)
     return figure
 
 
@@ -405,7 +405,7 @@ def violins(
         scores, wrong, aurocs = panels[group]
         positive = scores[name][scores[name] > 0]
         foot = np.quantile(positive, 0.01) if len(positive) else 1e-12
-        for place, (kind, chosen, colour) in enumerate(
+        for side, (kind, chosen, colour) in enumerate(
             (("right", ~wrong, BLUE), ("wrong", wrong, ORANGE))
         ):
             values = scores[name][chosen]
@@ -414,16 +414,16 @@ def violins(
             values = np.log10(np.maximum(values, foot))
             # (The layout would place an empty line in the figure's corner.)
             if 0 < len(values) < SHAPED:
-                ax.plot(np.full(len(values), place), values, "_", color=colour, clip_on=False)
+                ax.plot(np.full(len(values), side), values, "_", color=colour, clip_on=False)
             elif len(values) and np.ptp(values) > 0:
-                parts: Any = ax.violinplot(values, [place], showextrema=False, widths=0.8)
+                parts: Any = ax.violinplot(values, [side], showextrema=False, widths=0.8)
                 for body in parts["bodies"]:
                     body.set(facecolor=colour, alpha=0.5)
             if len(values):
-                ax.plot(place, np.median(values), "o", color=colour, markersize=4, clip_on=False,
+                ax.plot(side, np.median(values), "o", color=colour, markersize=4, clip_on=False,
                         zorder=3)  # fmt: skip
             counted = f"n = {len(values)}" + (f"\n{zeros:.0%} zero" if zeros > 0.05 else "")
-            ax.text(place, -0.04, f"{kind}\n{counted}", ha="center", va="top",
+            ax.text(side, -0.04, f"{kind}\n{counted}", ha="center", va="top",
                     transform=ax.get_xaxis_transform())  # fmt: skip
         ax.set_xticks([])
         ax.set_xlim(-0.6, 1.6)
@@ -431,14 +431,14 @@ def violins(
         decades = np.arange(np.floor(low), np.ceil(high) + 1)[:, None]
         # If values span few powers of ten, these alone could leave an axis without a tick.
         steps = [1] if high - low > 2 else [1, 2, 5] if high - low > 0.7 else range(1, 10)
-        inside = np.ravel(decades + np.log10(steps))
-        ax.set_yticks([at for at in inside if low <= at <= high])
+        ticks = np.ravel(decades + np.log10(steps))
+        ax.set_yticks([tick for tick in ticks if low <= tick <= high])
         ax.yaxis.set_major_formatter(lambda exponent, _: f"{10**exponent:.3g}")
         ax.set_ylabel("nats")
-        found = aurocs[name]
-        shown = "undefined" if np.isnan(found.value) else f"{found.value:.2f}"
-        if not np.isnan(found.low):
-            shown += f" [{found.low:.2f}, {found.high:.2f}]"
+        interval = aurocs[name]
+        shown = "undefined" if np.isnan(interval.value) else f"{interval.value:.2f}"
+        if not np.isnan(interval.low):
+            shown += f" [{interval.low:.2f}, {interval.high:.2f}]"
         panel_title(ax, f"{group}\n{name}: AUROC {shown}")
     return figure
 
@@ -449,12 +449,12 @@ def joint(panels: Mapping[str, tuple[np.ndarray, np.ndarray, float]]) -> Figure:
     figure, axes = grid(len(panels), 2.8, 2.6)
     for ax, (title, (mi, agreement, r)) in zip(axes, panels.items(), strict=True):
         foot = np.quantile(mi[mi > 0], 0.01) if (mi > 0).any() else 1e-12
-        found = ax.hexbin(np.maximum(mi, foot), agreement, gridsize=28, bins="log", cmap=DENSITY,
-                          mincnt=1, xscale="log", linewidths=0)  # fmt: skip
-        most = np.max(np.asarray(found.get_array()))
+        hexagons = ax.hexbin(np.maximum(mi, foot), agreement, gridsize=28, bins="log", mincnt=1,
+                             cmap=DENSITY, xscale="log", linewidths=0)  # fmt: skip
+        largest_count = np.max(np.asarray(hexagons.get_array()))
         # Within one power of ten, there would be a single label.
-        ticks = LogLocator(subs=(1, 2, 3, 5) if most < 10 else (1,))
-        bar = figure.colorbar(found, ax=ax, label="tokens, log scale", ticks=ticks,
+        ticks = LogLocator(subs=(1, 2, 3, 5) if largest_count < 10 else (1,))
+        bar = figure.colorbar(hexagons, ax=ax, label="tokens, log scale", ticks=ticks,
                               format=StrMethodFormatter("{x:.0f}"))  # fmt: skip
         bar.ax.yaxis.set_minor_formatter(NullFormatter())
         ax.xaxis.set_major_locator(LogLocator(numticks=4))
@@ -549,10 +549,10 @@ def other_thresholds(table: pd.DataFrame) -> Figure:
     figure = Figure(figsize=(4.2, 3), layout="constrained")
     axes = figure.subplots()
     colours = (BLUE, ORANGE, GREEN, BLACK, PURPLE, SKY)
-    for number, (signal, own) in enumerate(table.groupby("signal", sort=False)):
+    for number, (signal, rows) in enumerate(table.groupby("signal", sort=False)):
         axes.plot(
-            own["risk"],
-            own["coverage"],
+            rows["risk"],
+            rows["coverage"],
             color=colours[number % len(colours)],
             linestyle=("-", "--", ":", "-.")[number % 4],
             marker="os^Dv*"[number % 6],

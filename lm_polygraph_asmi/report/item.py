@@ -43,11 +43,11 @@ class TestedValue(NamedTuple):
 
     Attributes:
         value: with its uncorrected interval.
-        sure: whether the p-value, adjusted for the number of comparisons, is below 0.05.
+        significant: whether the p-value, adjusted for the number of comparisons, is below 0.05.
     """
 
     value: Interval
-    sure: bool
+    significant: bool
 
 
 class AtMost(NamedTuple):
@@ -71,7 +71,7 @@ class ReportItem:
         pictured: caption of the figure alone.
         digits: after the point.
         signed: columns of differences, written with their sign, and with an asterisk if the
-            interval excludes 0 (of a `TestedValue`: if it is sure).
+            interval excludes 0 (of a `TestedValue`: if it is significant).
         p_values: columns in which a value that rounds to 0 is written as "< 0.001".
         finer: columns of small values, written with one more digit.
         inline: False if the table is too long for the report, which then links its file.
@@ -112,8 +112,8 @@ class ReportItem:
         if not bounded:
             return notes
         if small := [group.label for group in self.groups if group.too_small]:
-            which = "All settings" if len(small) == len(self.groups) else "; ".join(small)
-            notes.append(f"Too small for reliable intervals (see the first lines): {which}.")
+            labels = "All settings" if len(small) == len(self.groups) else "; ".join(small)
+            notes.append(f"Too small for reliable intervals (see the first lines): {labels}.")
         brackets = f"[low, high]: 95 % interval, {self.resamples:,} resamples of clusters"
         starred = ""
         if {*bounded} & {*self.signed}:
@@ -129,16 +129,16 @@ class ReportItem:
             signed = column in self.signed
             values = [_without_error(value) if brief else value for value in table[column]]
             digits = self.digits + (column in self.finer)
-            written = [text(value, digits, signed, markup) for value in values]
-            least = 10**-self.digits
+            texts = [text(value, digits, signed, markup) for value in values]
+            smallest = 10**-self.digits
             if column in self.p_values:
-                below = escape(f"< {least:.{self.digits}f}", markup)
-                pairs = zip(map(_bare, table[column]), written, strict=True)
-                written = [
-                    below if value is not None and value < least else shown
+                below = escape(f"< {smallest:.{self.digits}f}", markup)
+                pairs = zip(map(_bare, table[column]), texts, strict=True)
+                texts = [
+                    below if value is not None and value < smallest else shown
                     for value, shown in pairs
                 ]
-            table[column] = written
+            table[column] = texts
         return table.rename(columns=lambda column: escape(str(column), markup))
 
     def flat(self) -> pd.DataFrame:
@@ -217,11 +217,11 @@ def frame(
     if not rows:
         return [MissingItem(title, _listed(missing) or otherwise)]
     table = finish(pd.DataFrame(rows))
-    drawn = figure(table) if figure else None
-    item = ReportItem(name, title, used, table, drawn, **shown)
+    chart = figure(table) if figure else None
+    item = ReportItem(name, title, used, table, chart, **shown)
     item.notes = [*(notes(item) if callable(notes) else notes)]
     if missing:
-        item.notes.append(f"Not here: {_listed(missing)}.")
+        item.notes.append(f"Left out: {_listed(missing)}.")
     item.table = table if tabulated else None
     return [item]
 
@@ -263,7 +263,7 @@ def text(value: Any, digits: int, signed: bool = False, markup: str = "markdown"
         # Rounded up, so that it remains an upper bound.
         above = math.ceil(value.value * 10**digits - 1e-9) / 10**digits
         return f"{escape('≤', markup)} " + text(above, digits, False, markup)
-    sure = value.sure if isinstance(value, TestedValue) else None
+    significant = value.significant if isinstance(value, TestedValue) else None
     value = _bare(value)
     plus_minus = {"markdown": " ± ", "latex": r" $\pm$ "}[markup]
     sign = "+" if signed else ""
@@ -284,7 +284,7 @@ def text(value: Any, digits: int, signed: bool = False, markup: str = "markdown"
             return "–"
         if pd.isna(value.low) or value.low == value.high:  # no spread, no interval
             return _minus(number(value.value), markup)
-        star = "*" if signed and (value.excludes(0) if sure is None else sure) else ""
+        star = "*" if signed and (value.excludes(0) if significant is None else significant) else ""
         ends = ", ".join(end(bound, value.excludes(0)) for bound in (value.low, value.high))
         return _minus(f"{number(value.value)}{star} [{ends}]", markup)
     if isinstance(value, PRR):
@@ -326,8 +326,8 @@ _SYMBOLS = {"p̄": r"$\bar{p}$", "u_sem": r"$u_{\mathrm{sem}}$", "MI_t": r"$\mat
 
 def _latex(letter: str) -> str:
     # Plain LaTeX has only Latin letters; the CSV file has all.
-    plain = ord(letter) < 0x180 and letter.isprintable()
-    return _LATEX.get(letter, letter if plain else "?")
+    latin = ord(letter) < 0x180 and letter.isprintable()
+    return _LATEX.get(letter, letter if latin else "?")
 
 
 def escape(raw: str, markup: str) -> str:

@@ -20,7 +20,7 @@ LAYOUTS = (
 """(characters in a row, float in which they fit on a two-column page, font size). No text is scaled
 below 6 points; wider tables are split."""
 GAP = 3
-"""Characters between columns, about."""
+"""Approximate space between columns, in characters."""
 ROWS = 25
 """Lines of a float; the caption takes the rest of the page."""
 MANY = 8
@@ -44,22 +44,22 @@ def latex_tables(item: ReportItem) -> str:
     shown = item.shown("latex", many).map(brief)
     formats = [_format(item.table[name]) for name in item.table]
     groups, heads, widths = [], [], []
-    for name, own, (_, values) in zip(item.table, formats, shown.items(), strict=True):
+    for name, column_format, (_, values) in zip(item.table, formats, shown.items(), strict=True):
         group = by_group.get(name)  # its label: model above, data set below
         head = group.dataset + group.suffix if group else brief(str(name))
-        width = LINE if "p{" in own else max(map(_width, values), default=0)
+        width = LINE if "p{" in column_format else max(map(_width, values), default=0)
         lines = wrap(head, max(width, 8), break_long_words=False, break_on_hyphens=False)
         groups.append(escape(group.model, "latex") if group else "")
-        heads.append(_stacked([escape(line, "latex") for line in lines], own))
+        heads.append(_stacked([escape(line, "latex") for line in lines], column_format))
         widths.append(GAP + max(width, *map(len, lines), 0))
     shown.columns = pd.MultiIndex.from_arrays([groups, heads]) if any(groups) else pd.Index(heads)
-    caption = " ".join(escape(said, "latex") for said in [f"{item.title}.", *_notes(item, many)])
-    again = escape(f"{item.title}, continued.", "latex")
+    caption = " ".join(escape(note, "latex") for note in [f"{item.title}.", *_notes(item, many)])
+    continued = escape(f"{item.title}, continued.", "latex")
     parts = _parts(shown, groups, widths)
     height = [
         max(
-            math.ceil(_width(value) / LINE) if "p{" in own else 1
-            for value, own in zip(row, formats, strict=True)
+            math.ceil(_width(value) / LINE) if "p{" in column_format else 1
+            for value, column_format in zip(row, formats, strict=True)
         )
         for row in shown.to_numpy()
     ]
@@ -67,8 +67,9 @@ def latex_tables(item: ReportItem) -> str:
     for _, rows in shown.groupby((np.cumsum(height) - 1) // ROWS):
         for part in parts:
             number = len(floats)
-            room = sum(widths[i] for i in part)
-            _, kind, size = next((one for one in LAYOUTS if room <= one[0]), LAYOUTS[-1])
+            row_width = sum(widths[i] for i in part)
+            fitting = (layout for layout in LAYOUTS if row_width <= layout[0])
+            _, kind, size = next(fitting, LAYOUTS[-1])
             text = (
                 rows.iloc[:, part]
                 .style.hide(axis="index")
@@ -79,7 +80,7 @@ def latex_tables(item: ReportItem) -> str:
                     position_float="centering",
                     hrules=True,
                     multicol_align="c",
-                    caption=again if number else caption,
+                    caption=continued if number else caption,
                     label=f"tab:{item.name}" + (f"-{number + 1}" if number else ""),
                 )
             )
@@ -111,8 +112,8 @@ def _notes(item: ReportItem, brief: bool) -> list[str]:
 def _parts(shown: pd.DataFrame, groups: Sequence[str], widths: Sequence[int]) -> list[list[int]]:
     """Column numbers per float, so that they fit; a model's columns stay together."""
     count, most = len(widths), LAYOUTS[-1][0]
-    telling = (n for n in range(1, count) if not shown.iloc[:, :n].duplicated().any())
-    repeated = next(telling, 1)
+    identifying = (n for n in range(1, count) if not shown.iloc[:, :n].duplicated().any())
+    repeated = next(identifying, 1)
     keys, others = list(range(repeated)), range(repeated, count)
     room = most - sum(widths[:repeated])
     pieces = [list(piece) for _, piece in groupby(others, lambda i: groups[i] or i)]

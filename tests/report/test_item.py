@@ -85,7 +85,7 @@ def test_the_frame_of_an_item():
     assert item.table["x"].tolist() == [1.0]
     assert item.notes == [
         "said",
-        "Not here: one cluster (early); too few rows: 5 wanted, got 1: use more (bad; worse).",
+        "Left out: one cluster (early); too few rows: 5 wanted, got 1: use more (bad; worse).",
     ]
     (item,) = frame("x", "X", ["bad"], compute, [], label=str)
     assert item == MissingItem("X", "too few rows: 5 wanted, got 1: use more (bad)")

@@ -362,7 +362,7 @@ def test_small_samples_are_named(tmp_path, clusters, errors):
     assert tables["outcomes"]["p"].tolist() == [1.0] * len(tables["outcomes"])
     assert tables["outcome_counts"]["worse"].sum() == tables["outcome_counts"]["better"].sum() == 0
     compared = tables["head_to_head"][["top Δ best baseline"]].to_numpy().ravel()
-    assert not any(one.sure for one in compared)
+    assert not any(one.significant for one in compared)
     assert "**Negative PRR:" not in said
 
 

@@ -48,13 +48,16 @@ MORE = ("lm_polygraph_asmi.experiments.items",)
 """Modules whose `REPORT_ITEMS` follow these, and whose `findings` precede all others."""
 
 
-def _more() -> list[ModuleType]:
+def _experiment_modules() -> list[ModuleType]:
     return [import_module(name) for name in MORE]
 
 
 def every_report_item() -> list[Make]:
     """All functions whose items make up the report."""
-    return [*REPORT_ITEMS, *(make for module in _more() for make in module.REPORT_ITEMS)]
+    return [
+        *REPORT_ITEMS,
+        *(make for module in _experiment_modules() for make in module.REPORT_ITEMS),
+    ]
 
 
 def findings(groups: Sequence[RunGroup]) -> list[str]:
@@ -62,9 +65,9 @@ def findings(groups: Sequence[RunGroup]) -> list[str]:
 
     Order: findings of experiments, counts, scores of negative PRR, limits of the settings.
     """
-    own = (_known, _negative_prr, _against_best, _added, _weak, _correctness_labels, _others)
-    parts = (*(module.findings for module in _more()), *own)
-    return [line for part in parts for line in part(groups)]
+    experiments = [module.findings for module in _experiment_modules()]
+    general = [_rank_errors, _negative_prr, _against_best, _added, _weak, _labels, _other_depths]
+    return [line for find in (*experiments, *general) for line in find(groups)]
 
 
 def _scores(groups: Sequence[RunGroup]) -> list[tuple[RunGroup, str, Interval]]:
@@ -76,7 +79,7 @@ def _scores(groups: Sequence[RunGroup]) -> list[tuple[RunGroup, str, Interval]]:
     ]
 
 
-def _known(groups: Sequence[RunGroup]) -> list[str]:
+def _rank_errors(groups: Sequence[RunGroup]) -> list[str]:
     """How many scores have a PRR interval above 0, and how many below.
 
     Scores of settings too small for their intervals are untested.
@@ -84,22 +87,20 @@ def _known(groups: Sequence[RunGroup]) -> list[str]:
     scores = _scores(groups)
     if not scores:
         return ["These runs have no ASMI score."]
-    lines, undefined = [], [f"{m} on {c.label}" for c, m, found in scores if np.isnan(found.low)]
-    defined = [(group, found) for group, _, found in scores if not np.isnan(found.low)]
+    lines, undefined = [], [f"{m} on {g.label}" for g, m, prr in scores if np.isnan(prr.low)]
+    defined = [(group, prr) for group, _, prr in scores if not np.isnan(prr.low)]
     if defined:
-        above, below = _sides(found for group, found in defined if not group.too_small)
-        few = [found for group, found in defined if group.too_small]
-        ignored = ", ".join(
-            f"{n} {side}" for n, side in zip(_sides(few), ("above", "below"), strict=True)
-        )
+        above, below = _count_sides(prr for group, prr in defined if not group.too_small)
+        untested = [prr for group, prr in defined if group.too_small]
+        untested_above, untested_below = _count_sides(untested)
         lines.append(
             f"**Rank errors: {above} of {len(defined)} ASMI scores** (PRR interval above 0, "
             f"uncorrected). Negative PRR (interval below 0): {below}. Inconclusive: "
-            f"{len(defined) - len(few) - above - below}."
+            f"{len(defined) - len(untested) - above - below}."
             + (
-                f" Untested, because their settings are too small: {len(few)} (intervals: "
-                f"{ignored} 0)."
-                if few
+                f" Untested, because their settings are too small: {len(untested)} (intervals: "
+                f"{untested_above} above, {untested_below} below 0)."
+                if untested
                 else ""
             )
         )
@@ -108,10 +109,10 @@ def _known(groups: Sequence[RunGroup]) -> list[str]:
     return lines
 
 
-def _sides(found: Iterable[Interval]) -> tuple[int, int]:
+def _count_sides(intervals: Iterable[Interval]) -> tuple[int, int]:
     """How many intervals are above 0, and how many below."""
-    every = list(found)
-    return sum(i.low > 0 for i in every), sum(i.high < 0 for i in every)
+    intervals = list(intervals)
+    return sum(i.low > 0 for i in intervals), sum(i.high < 0 for i in intervals)
 
 
 def _against_best(groups: Sequence[RunGroup]) -> list[str]:
@@ -119,18 +120,18 @@ def _against_best(groups: Sequence[RunGroup]) -> list[str]:
     counted, _ = one_per_question_set(groups)
     adjusted = adjusted_comparisons(groups)
     sentences = []
-    for name, which in (
+    for name, baseline in (
         ("top Δ best single-pass", "best single-pass baseline (no samples, no further question)"),
         ("top Δ best baseline", "best of all baselines"),
     ):
-        here = {group: one for group, one in adjusted.get(name, {}).items() if group in counted}
-        if here:
-            small = sum(group.too_small for group in here)
-            counts = count_outcomes(here.values())
+        comparisons = {g: c for g, c in adjusted.get(name, {}).items() if g in counted}
+        if comparisons:
+            small = sum(group.too_small for group in comparisons)
+            counts = count_outcomes(comparisons.values())
             counted_as = ", ".join(f"{kind} in {n}" for kind, n in counts.items())
-            worse = [group.label for group, one in here.items() if one.outcome == "worse"]
+            worse = [g.label for g, c in comparisons.items() if c.outcome == "worse"]
             sentences.append(
-                f"**Against the {which}: {counted_as} of {len(here)} "
+                f"**Against the {baseline}: {counted_as} of {len(comparisons)} "
                 f"settings**{_in_brackets(worse)}"
                 f"{f', {small} of them too small to test' if small else ''}"
             )
@@ -149,19 +150,19 @@ def _added(groups: Sequence[RunGroup]) -> list[str]:
     if not verdicts:
         return []
     adds, reverses = (
-        [group.label for group, found in verdicts.items() if found == verdict]
-        for verdict in ("yes", "negative")
+        [group.label for group, verdict in verdicts.items() if verdict == counted]
+        for counted in ("yes", "negative")
     )
     scored = {group for group, _, _ in _scores(groups)}
     untested = len(scored - {*verdicts})
     small = sum(group.too_small for group in verdicts)
-    besides = [f"{untested} more untested"] if untested else []
-    besides += [f"{small} of those tested are small and have little power"] if small else []
+    caveats = [f"{untested} more untested"] if untested else []
+    caveats += [f"{small} of those tested are small and have little power"] if small else []
     return [
         f"**Adds to MSP, token entropy and length: u_sem in {len(adds)} of {len(verdicts)} "
         f"settings**{_in_brackets(adds)}, negative in {len(reverses)}{_in_brackets(reverses)} "
         "(generalised covariance, 5 % over all settings; u_sem: the score of "
-        f"Sem-ASMI{''.join(f'; {one}' for one in besides)})."
+        f"Sem-ASMI{''.join(f'; {caveat}' for caveat in caveats)})."
     ]
 
 
@@ -172,10 +173,10 @@ def _in_brackets(names: Sequence[str]) -> str:
 def _negative_prr(groups: Sequence[RunGroup]) -> list[str]:
     return [
         f"**Negative PRR: {group.label}.** {method} ranks errors worse than chance: PRR = "
-        f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]. Do not use it to decide which of "
+        f"{prr.value:.2f} [{prr.low:.2f}, {prr.high:.2f}]. Do not use it to decide which of "
         "these answers to trust."
-        for group, method, found in _scores(groups)
-        if found.high < 0 and not group.too_small
+        for group, method, prr in _scores(groups)
+        if prr.high < 0 and not group.too_small
     ]
 
 
@@ -203,23 +204,23 @@ def _weak(groups: Sequence[RunGroup]) -> list[str]:
                     f"{response.mean:.4f} nats, median {response.median:.4f}, below {OVER_ROBUST} "
                     "nats: masking barely changes the predictions, so ASMI may have no signal. A "
                     "candidate screen that needs no labels; the paper supports it with one "
-                    f"setting.{_ranked_here(group)}"
+                    f"setting.{_first_variant_prr(group)}"
                 )
     if small:
         small[-1] += f" {FEW} Intervals are widened for few clusters, not for few errors."
     return [*small, *lines]
 
 
-def _ranked_here(group: RunGroup) -> str:
+def _first_variant_prr(group: RunGroup) -> str:
     """PRR of the setting's first operating variant, to compare with the screen."""
     for method in (m for m in group.variants.values() if m in group.scores):
-        found = intervals_of(group)[0][method]
-        if not np.isnan(found.low):
-            return f" Here {method} has PRR = {found}."
+        prr = intervals_of(group)[0][method]
+        if not np.isnan(prr.low):
+            return f" Here {method} has PRR = {prr}."
     return ""
 
 
-def _correctness_labels(groups: Sequence[RunGroup]) -> list[str]:
+def _labels(groups: Sequence[RunGroup]) -> list[str]:
     lines = []
     for metric in dict.fromkeys(group.metric for group in groups):
         if not metric.startswith("AlignScore"):
@@ -231,7 +232,7 @@ def _correctness_labels(groups: Sequence[RunGroup]) -> list[str]:
     return lines
 
 
-def _others(groups: Sequence[RunGroup]) -> list[str]:
+def _other_depths(groups: Sequence[RunGroup]) -> list[str]:
     return [
         f"**Other depth: {group.label}.** {note[0].upper()}{note[1:]}."
         for group in groups

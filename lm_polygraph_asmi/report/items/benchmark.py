@@ -43,10 +43,10 @@ from lm_polygraph_asmi.results.run_groups import (
 from lm_polygraph_asmi.results.runs import MSP
 
 DRAWS = 10_000
-MOSTLY_EMPTY = 0.25
-"""Share of empty answers from which outcomes are also counted without a setting: the paper does so
-for Llama-2 on SQuAD, with 28.5 %."""
 """Resamples of PRR, as in the paper."""
+MOSTLY_EMPTY = 0.25
+"""Settings with at least this share of empty answers: outcomes are also counted without them, as
+the paper does for Llama-2 on SQuAD (28.5 %)."""
 FAMILIES = {
     "MaximumSequenceProbability": "information", "Perplexity": "information",
     "MeanTokenEntropy": "information", "MeanPointwiseMutualInformation": "information",
@@ -70,16 +70,17 @@ def _families(groups: Sequence[RunGroup]) -> dict[str, str]:
 
 def _in_table_order(groups: Sequence[RunGroup]) -> list[str]:
     """Methods in the paper's order of families, variants by depth."""
-    kinds, ours = _families(groups), {m: c for group in groups for m, c in group.methods.items()}
+    family_of = _families(groups)
+    asmi_configs = {m: config for group in groups for m, config in group.methods.items()}
     families = [*dict.fromkeys(FAMILIES.values()), "other", ASMI_FAMILY]
     known = list(FAMILIES)
 
     def position(method: str) -> tuple[int, float, int]:
-        depth = ours[method].depth if method in ours else 0
-        place = known.index(method) if method in known else len(known)
-        return families.index(kinds[method]), depth, place
+        depth = asmi_configs[method].depth if method in asmi_configs else 0
+        rank = known.index(method) if method in known else len(known)
+        return families.index(family_of[method]), depth, rank
 
-    return sorted(kinds, key=position)
+    return sorted(family_of, key=position)
 
 
 def competes(method: str, group: RunGroup) -> bool:
@@ -118,7 +119,7 @@ def benchmark(groups: Sequence[RunGroup]) -> Items:
     ]  # fmt: skip
     tested = [group for group in groups if not group.wrong.all() and group.wrong.any()]
     if tested:
-        plain = {
+        measures = {
             "auroc": (
                 "Benchmark: AUROC of every method", auroc,
                 "Probability that a wrong answer scores higher than a right one; 0.5 = chance, "
@@ -132,7 +133,7 @@ def benchmark(groups: Sequence[RunGroup]) -> Items:
                 "not overweight the few most confident answers.",
             ),
         }  # fmt: skip
-        for name, (title, measure, note) in plain.items():
+        for name, (title, measure, note) in measures.items():
             values = partial(_of_errors, measure)
             table = _by_method(tested, methods, values, False)
             items.append(ReportItem(f"benchmark_{name}", title, tested, table, None, [note], 3))
@@ -231,21 +232,21 @@ def compared_on(group: RunGroup) -> dict[str, tuple[str, str]]:
     """The report's comparisons on a setting: name -> (first method, second method)."""
     prr = {m: normalised_prr(group.score(m), group.quality) for m in group.scores}
     top, best = _best(list(group.variants.values()), prr), _best(group.baselines, prr)
-    free = _best([method for method in group.baselines if method in SINGLE_PASS], prr)
+    single_pass = _best([method for method in group.baselines if method in SINGLE_PASS], prr)
     semantic = group.variants.get("Sem-ASMI")
-    wanted = {
+    pairs = {
         "top Δ SemEnt": (top, SEMANTIC_ENTROPY),
         "top Δ best baseline": (top, best),
         "Sem-ASMI Δ SemEnt": (semantic, SEMANTIC_ENTROPY),
         "Sem-ASMI Δ MSP": (semantic, MSP),
-        "top Δ best single-pass": (top, free),
+        "top Δ best single-pass": (top, single_pass),
         "Sem-ASMI Δ ASMI": (semantic, group.variants.get("ASMI")),
         "top Δ RAUQ": (top, "RAUQ"),
         "top Δ RAUQ (entropy)": (top, "RAUQ (entropy)"),
     }
     return {
         name: (first, second)
-        for name, (first, second) in wanted.items()
+        for name, (first, second) in pairs.items()
         if first is not None and second is not None and {first, second} <= set(group.scores)
     }
 
@@ -268,24 +269,26 @@ def adjusted_comparisons(groups: Sequence[RunGroup]) -> dict[str, dict[RunGroup,
     for group in groups:
         pairs = compared_on(group)
         for name, pair in pairs.items() if "top Δ best baseline" in pairs else ():
-            one = intervals_of(group)[1][pair]
-            if one.outcome is not None:
+            comparison = intervals_of(group)[1][pair]
+            if comparison.outcome is not None:
                 if group.too_small:  # untested
-                    one = one._replace(p_value=1.0, p_equivalent=1.0, least=0, least_equivalent=0)
-                by_name[name][group] = one
+                    comparison = comparison._replace(
+                        p_value=1.0, p_equivalent=1.0, least=0, least_equivalent=0
+                    )
+                by_name[name][group] = comparison
     for name, tested in by_name.items():
-        p_values = holm([one.p_value for one in tested.values()])
-        equivalent = holm([one.p_equivalent for one in tested.values()])
-        columns = zip(tested.items(), p_values, equivalent, strict=True)
+        p_values = holm([c.p_value for c in tested.values()])
+        p_equivalents = holm([c.p_equivalent for c in tested.values()])
+        columns = zip(tested.items(), p_values, p_equivalents, strict=True)
         by_name[name] = {
-            group: one._replace(
+            group: c._replace(
                 p_value=float(p),
                 p_equivalent=float(q),
                 # Raised by Holm too if p was at its floor, else 0.
-                least=float(p) if one.p_value <= one.least else 0.0,
-                least_equivalent=float(q) if one.p_equivalent <= one.least_equivalent else 0.0,
+                least=float(p) if c.p_value <= c.least else 0.0,
+                least_equivalent=float(q) if c.p_equivalent <= c.least_equivalent else 0.0,
             )
-            for (group, one), p, q in columns
+            for (group, c), p, q in columns
         }
     return {name: tested for name, tested in by_name.items() if tested}
 
@@ -305,7 +308,7 @@ def head_to_head(groups: Sequence[RunGroup]) -> Items:
         return TestedValue(comparison.difference, comparison.p_value < LEVEL)
 
     def compute(group: RunGroup) -> dict[str, Any]:
-        alone, _ = intervals_of(group)
+        intervals, _ = intervals_of(group)
         pairs = compared_on(group)
         if "top Δ best baseline" not in pairs:
             raise Unavailable("no variant and baseline with a defined PRR")
@@ -313,8 +316,8 @@ def head_to_head(groups: Sequence[RunGroup]) -> Items:
         differences = {name: _tested_value(group, name) for name in COMPARED}
         return {
             "setting": group.label,
-            "top variant": f"{top} ({alone[top].value:.3f})",
-            "best baseline": f"{best} ({alone[best].value:.3f})",
+            "top variant": f"{top} ({intervals[top].value:.3f})",
+            "best baseline": f"{best} ({intervals[best].value:.3f})",
             **differences,
         }
 
@@ -360,13 +363,13 @@ def _outcomes(groups: Sequence[RunGroup]) -> Items:
             {
                 "comparison": name,
                 "setting": group.label,
-                "difference": TestedValue(one.difference, one.p_value < LEVEL),
-                "p": _floored(one.p_value, one.least),
-                "p, equivalent": _floored(one.p_equivalent, one.least_equivalent),
-                "margin in reach": one.reach,
-                "outcome": one.outcome,
+                "difference": TestedValue(comparison.difference, comparison.p_value < LEVEL),
+                "p": _floored(comparison.p_value, comparison.least),
+                "p, equivalent": _floored(comparison.p_equivalent, comparison.least_equivalent),
+                "margin in reach": comparison.reach,
+                "outcome": comparison.outcome,
             }
-            for group, one in adjusted[name].items()
+            for group, comparison in adjusted[name].items()
         ]
 
     def notes(item: ReportItem) -> list[str]:
@@ -407,7 +410,7 @@ def _floored(p_value: float, least: float) -> float | AtMost:
 
 def count_outcomes(tested: Iterable[Comparison]) -> dict[str, int]:
     """Counts of each of `OUTCOMES`."""
-    outcomes = [one.outcome for one in tested]
+    outcomes = [comparison.outcome for comparison in tested]
     return {kind: outcomes.count(kind) for kind in OUTCOMES}
 
 
@@ -421,13 +424,13 @@ def _counts(
     answering = [g for g in subsets["grounded"] if g.empty is None or g.empty.mean() < MOSTLY_EMPTY]
     if len(answering) < len(subsets["grounded"]):
         subsets[f"grounded, under {MOSTLY_EMPTY:.0%} of answers empty"] = answering
-    for name, chosen in subsets.items():
-        for comparison, tested in adjusted.items():
-            here = [one for group, one in tested.items() if group in chosen]
-            if here:
-                leads = sum(one.difference.value > 0 for one in here)
-                counts = count_outcomes(here) | {"leads": leads}
-                rows.append({"settings": name, "comparison": comparison} | counts)
+    for subset, chosen in subsets.items():
+        for name, tested in adjusted.items():
+            comparisons = [c for group, c in tested.items() if group in chosen]
+            if comparisons:
+                leads = sum(c.difference.value > 0 for c in comparisons)
+                counts = count_outcomes(comparisons) | {"leads": leads}
+                rows.append({"settings": subset, "comparison": name} | counts)
     notes = [
         "Number of settings by outcome; leads: settings with a positive difference, whatever the "
         "outcome."
@@ -462,33 +465,33 @@ def depths(groups: Sequence[RunGroup]) -> Items:
     def compute(sweep: tuple[Any, ...]) -> list[dict[str, Any]]:
         symbol, common, methods, *halved = sweep
         scores = {c: np.array([c.score(m) for m in methods[c]]) for c in halved}
-        found = depth_selection([Sweep(scores[c], c.quality, c.clusters) for c in halved])
-        if np.ptp(found.aggregate) == 0:
+        selection = depth_selection([Sweep(scores[c], c.quality, c.clusters) for c in halved])
+        if np.ptp(selection.aggregate) == 0:
             raise Unavailable("PRR is the same at all depths")
         drawn = {c: _drawn_at_depths(c, methods[c]) for c in halved}
-        groups = min(len(set(c.clusters)) for c in halved)
+        num_clusters = min(len(set(c.clusters)) for c in halved)
         mean = _mean(drawn.values())
-        ahead = _ahead(found.aggregate, mean, groups)
+        lead = _ahead(selection.aggregate, mean, num_clusters)
         curves[symbol] = figures.DepthCurves(
             common,
             {
-                c.label: (own, _band(drawn[c], len(set(c.clusters))))
-                for c, own in zip(halved, found.groups, strict=True)
+                c.label: (prr, _band(drawn[c], len(set(c.clusters))))
+                for c, prr in zip(halved, selection.groups, strict=True)
             },
-            (found.aggregate, _band(mean, groups)),
+            (selection.aggregate, _band(mean, num_clusters)),
         )
-        for c, own in zip(halved, found.groups, strict=True):
-            by_group.append(_depths_of(c, symbol, common, own, drawn[c]))
+        for c, prr in zip(halved, selection.groups, strict=True):
+            by_group.append(_depths_of(c, symbol, common, prr, drawn[c]))
         return [
             {
                 "variant": symbol,
                 "depth": f"{depth:.0%}",
-                "aggregate PRR": leading(found.aggregate[i], ahead)
-                if i == found.chosen
-                else float(found.aggregate[i]),
-                "selected on halves": float(found.selected[i]),
-                "mean regret": found.mean_regret if i == found.chosen else None,
-                "no regret": found.no_regret if i == found.chosen else None,
+                "aggregate PRR": leading(selection.aggregate[i], lead)
+                if i == selection.chosen
+                else float(selection.aggregate[i]),
+                "selected on halves": float(selection.selected[i]),
+                "mean regret": selection.mean_regret if i == selection.chosen else None,
+                "no regret": selection.no_regret if i == selection.chosen else None,
             }
             for i, depth in enumerate(common)
         ]
@@ -515,14 +518,14 @@ def depths(groups: Sequence[RunGroup]) -> Items:
     if isinstance(items[0], MissingItem):
         return items
     table = pd.DataFrame(by_group)
-    chosen = {symbol: own.index for symbol, own in table.groupby("variant", sort=False)}
+    rows_by_variant = {symbol: rows.index for symbol, rows in table.groupby("variant", sort=False)}
     counts = [
-        f"{symbol}: {at} is best or tied-best in {int(best)} of {len(rows)}"
-        for symbol, rows in chosen.items()
-        for at, best in table.loc[rows, "best or tied"].explode().value_counts().items()
+        f"{symbol}: {depth} is best or tied-best in {int(count)} of {len(rows)}"
+        for symbol, rows in rows_by_variant.items()
+        for depth, count in table.loc[rows, "best or tied"].explode().value_counts().items()
     ]
     table["best or tied"] = [", ".join(best) for best in table["best or tied"]]
-    about = [
+    depth_notes = [
         "PRR at every depth. Best or tied: the highest, and depths whose paired 95 % interval "
         "(over clusters) of the difference from it includes 0. Settings by depth: "
         f"{'; '.join(counts)}."
@@ -530,7 +533,7 @@ def depths(groups: Sequence[RunGroup]) -> Items:
     used = items[0].groups
     return [
         *items,
-        ReportItem("depth_by_group", "PRR by depth and setting", used, table, None, about, 3),
+        ReportItem("depth_by_group", "PRR by depth and setting", used, table, None, depth_notes, 3),
     ]
 
 
@@ -543,8 +546,8 @@ def _drawn_at_depths(group: RunGroup, methods: Sequence[str]) -> np.ndarray:
 
 def _mean(drawn: Iterable[np.ndarray]) -> np.ndarray:
     """(B, D) mean over the settings where PRR is defined."""
-    known = [one for one in drawn if np.isfinite(one).any()]
-    return np.nanmean(known, axis=0) if known else np.full((1, 1), np.nan)
+    defined = [prr for prr in drawn if np.isfinite(prr).any()]
+    return np.nanmean(defined, axis=0) if defined else np.full((1, 1), np.nan)
 
 
 def _ahead(prr: np.ndarray, drawn: np.ndarray, clusters: int) -> Interval:
@@ -573,11 +576,11 @@ def _depths_of(
     if np.isnan(prr).any():
         return row | {"best or tied": []}
     best = int(prr.argmax())
-    behind = [
-        percentile_interval(prr[best] - own, drawn[:, best] - column, len(set(group.clusters)))
-        for own, column in zip(prr, drawn.T, strict=True)
+    gaps = [
+        percentile_interval(prr[best] - value, drawn[:, best] - column, len(set(group.clusters)))
+        for value, column in zip(prr, drawn.T, strict=True)
     ]
-    tied = [name for name, gap in zip(names, behind, strict=True) if not gap.excludes(0)]
+    tied = [name for name, gap in zip(names, gaps, strict=True) if not gap.excludes(0)]
     return row | {"best or tied": tied}
 
 
@@ -600,17 +603,17 @@ def stability(groups: Sequence[RunGroup]) -> Items:
     def compute(group: RunGroup) -> list[dict[str, Any]]:
         rows = []
         for method, drawn in _other_seeds(group).items():
-            found = seed_stability(drawn, group.quality)
+            over_seeds = seed_stability(drawn, group.quality)
             rows.append(
                 {
                     "setting": group.label,
                     "method": method,
                     "other_seeds": len(drawn),
-                    "mean PRR": found.mean,
-                    "sd": found.sd,
-                    "lowest": found.low,
-                    "highest": found.high,
-                    "rank ρ": found.rank_correlation,
+                    "mean PRR": over_seeds.mean,
+                    "sd": over_seeds.sd,
+                    "lowest": over_seeds.low,
+                    "highest": over_seeds.high,
+                    "rank ρ": over_seeds.rank_correlation,
                 }
             )
         return rows
@@ -628,13 +631,13 @@ def _other_seeds(group: RunGroup) -> dict[str, np.ndarray]:
     drawn: dict[str, dict[tuple[Any, ...], np.ndarray]] = {}
     for run in group.runs:
         seeds = run.recorded("seeds")
-        masks = [used["seed"] for used in run.settings()][:1] or [seeds.get("masks")]
+        mask_seeds = [used["seed"] for used in run.settings()][:1] or [seeds.get("masks")]
         for method in run.scores:
             config = run.methods.get(method)
             if config is None and method not in SAMPLING:
                 continue
-            own = [] if config and config.method != "adapt" else [seeds.get("samples")]
-            seed = (*(masks if config else []), *own)
+            sample_seeds = [] if config and config.method != "adapt" else [seeds.get("samples")]
+            seed = (*(mask_seeds if config else []), *sample_seeds)
             scores = run.scores[method].to_numpy(dtype=float)[group.rows]
             if np.isfinite(scores).all():
                 name = method if config is None else str(config.replace(seed=ASMIConfig.seed))

@@ -90,8 +90,8 @@ def _gap_to_msp(group: RunGroup, clusters: Sequence[str], rows: Sequence[int]) -
     sem, msp = group.need("u_sem", "msp")
     scores = {"sem": sem[rows], "msp": msp[rows]}
     quality = group.quality[rows]
-    alone, paired = prr_intervals(scores, quality, clusters, [("sem", "msp")])
-    return [alone["sem"], alone["msp"], paired["sem", "msp"]]
+    intervals, paired = prr_intervals(scores, quality, clusters, [("sem", "msp")])
+    return [intervals["sem"], intervals["msp"], paired["sem", "msp"]]
 
 
 def truncation(groups: Sequence[RunGroup]) -> Items:
@@ -99,30 +99,35 @@ def truncation(groups: Sequence[RunGroup]) -> Items:
     title = "Boundary: larger K"
 
     def compute(pair: PairOfK) -> list[dict[str, Any]]:
-        symbol, small, a, of_small, large, b, of_large = pair
-        same = a is b
-        pairs = [(i, i) for i in range(len(a))] if same else pairs_of_rows(a, b, True)
+        symbol, first_k, first, first_method, second_k, second, second_method = pair
+        same_run = first is second
+        every_row = [(i, i) for i in range(len(first))]
+        pairs = every_row if same_run else pairs_of_rows(first, second, True)
         if not pairs:
             return []
-        ours, theirs = map(list, zip(*pairs, strict=True))
-        scores = {"small": a.score(of_small)[ours], "large": b.score(of_large)[theirs]}
-        wanted = [("large", "small")]
-        if a.msp is not None:
-            scores["msp"] = a.msp[ours]
-            wanted.append(("large", "msp"))
-        clusters = [a.clusters[i] for i in ours]
-        _, paired = prr_intervals(scores, a.quality[ours], clusters, wanted)
+        first_rows, second_rows = map(list, zip(*pairs, strict=True))
+        scores = {
+            "small": first.score(first_method)[first_rows],
+            "large": second.score(second_method)[second_rows],
+        }
+        differences = [("large", "small")]
+        if first.msp is not None:
+            scores["msp"] = first.msp[first_rows]
+            differences.append(("large", "msp"))
+        clusters = [first.clusters[i] for i in first_rows]
+        _, paired = prr_intervals(scores, first.quality[first_rows], clusters, differences)
+        rows = (first, first_method, first_rows), (second, second_method, second_rows)
         return [
             {
-                "setting": a.label,
+                "setting": first.label,
                 "score": symbol,
-                "K": f"{small} to {large}",
-                "answers": len(ours),
+                "K": f"{first_k} to {second_k}",
+                "answers": len(first_rows),
                 "large Δ small K": paired["large", "small"],
                 "large K Δ MSP": paired.get(("large", "msp")),
-                "token ρ of MI": _token_correlation(a, of_small, ours, b, of_large, theirs),
-                "mean coverage, small K": _coverage_at(a, small),
-                "mean coverage, large K": _coverage_at(a, large),
+                "token ρ of MI": _token_correlation(*rows),
+                "mean coverage, small K": _coverage_at(first, first_k),
+                "mean coverage, large K": _coverage_at(first, second_k),
             }
         ]
 
@@ -140,11 +145,11 @@ def truncation(groups: Sequence[RunGroup]) -> Items:
 
 
 PairOfK = tuple[str, int, RunGroup, str, int, RunGroup, str]
+"""Symbol; smaller K, its setting and method; larger K, its setting and method."""
 
 
 def _pairs_of_k(groups: Sequence[RunGroup], symbol: str) -> Iterator[PairOfK]:
-    """Scores of one model and dataset that differ only in K: symbol; twice K, setting,
-    method."""
+    """Pairs of scores of one model and dataset that differ only in K."""
     alike_but_k: list[tuple[RunGroup, ASMIConfig, dict[int, tuple[RunGroup, str]]]] = []
     for group in groups:
         for method, config in group.methods.items():
@@ -162,23 +167,19 @@ def _pairs_of_k(groups: Sequence[RunGroup], symbol: str) -> Iterator[PairOfK]:
             yield symbol, small, *by_k[small], large, *by_k[large]
 
 
-def _token_correlation(
-    a: RunGroup,
-    of_small: str,
-    ours: Sequence[int],
-    b: RunGroup,
-    of_large: str,
-    theirs: Sequence[int],
-) -> float | None:
-    """Rank correlation of tokens between the two K; None if a run did not save MI_t."""
+def _token_correlation(*scored: tuple[RunGroup, str, Sequence[int]]) -> float | None:
+    """Rank correlation of MI_t over the tokens of two (setting, method, rows); None if not saved.
+
+    Also None if the answers differ in length, or all values are equal.
+    """
     tokens = []
-    for group, method, rows in ((a, of_small, ours), (b, of_large, theirs)):
+    for group, method, rows in scored:
         saved = group.mi_of(method)
         if saved is None:
             return None
         tokens.append(np.concatenate([saved[i] for i in rows]))
-    same = len(tokens[0]) == len(tokens[1]) and all(map(np.ptp, tokens))
-    return rank_correlation(*tokens) if same else None
+    comparable = len(tokens[0]) == len(tokens[1]) and all(map(np.ptp, tokens))
+    return rank_correlation(*tokens) if comparable else None
 
 
 def _coverage_at(group: RunGroup, top_k: int) -> float | None:

@@ -72,18 +72,18 @@ def reliable(groups: Sequence[RunGroup]) -> Items:
                 f"fewer than two clusters, or fewer than {2 * SMALLEST_STEP} answers outside a fold"
             )
         chance, base = held_out
-        found = reliability(chance, group.wrong, group.clusters)
-        panels[f"{group.label}, n = {len(group)}"] = found
+        diagram = reliability(chance, group.wrong, group.clusters)
+        panels[f"{group.label}, n = {len(group)}"] = diagram
         return {
             "setting": group.label,
             "n": len(group),
             "error rate": float(group.wrong.mean()),
-            "Brier score": found.brier,
+            "Brier score": diagram.brier,
             "of the error rate": float(np.mean((base - group.wrong) ** 2)),
-            "miscalibration": found.miscalibration,
-            "discrimination": found.discrimination,
-            "uncertainty": found.uncertainty,
-            "p, calibrated": found.p_value,
+            "miscalibration": diagram.miscalibration,
+            "discrimination": diagram.discrimination,
+            "uncertainty": diagram.uncertainty,
+            "p, calibrated": diagram.p_value,
         }
 
     notes = [

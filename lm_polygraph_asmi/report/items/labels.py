@@ -47,19 +47,19 @@ def correctness_labels(groups: Sequence[RunGroup]) -> Items:
         if len(scores) < 3:
             raise Unavailable("fewer than three methods: no order to compare")
         u_sem = {} if group.u_sem is None else {"u_sem": group.u_sem}
-        found = auroc_by_label(scores | u_sem, _qualities(group))
-        reference = {m: found[group.metric, RIGHT][m] for m in scores}
+        aurocs = auroc_by_label(scores | u_sem, _qualities(group))
+        reference = {m: aurocs[group.metric, RIGHT][m] for m in scores}
         rows = []
-        for metric in dict.fromkeys(metric for metric, _ in found):
-            own = {at: found[metric, at] for at in THRESHOLDS if (metric, at) in found}
+        for metric in dict.fromkeys(metric for metric, _ in aurocs):
+            by_threshold = {t: aurocs[metric, t] for t in THRESHOLDS if (metric, t) in aurocs}
             row: dict[str, Any] = {"setting": group.label, "correctness": metric}
-            for at in THRESHOLDS:
-                order = {m: own[at][m] for m in scores} if at in own else {}
-                row[f"τ at {at:g}"] = same_order(reference, order) if order else None
-            if RIGHT in own:
-                row["highest at 0.5"] = max(scores, key=lambda m: own[RIGHT][m])
+            for t in THRESHOLDS:
+                order = {m: by_threshold[t][m] for m in scores} if t in by_threshold else {}
+                row[f"τ at {t:g}"] = same_order(reference, order) if order else None
+            if RIGHT in by_threshold:
+                row["highest at 0.5"] = max(scores, key=lambda m: by_threshold[RIGHT][m])
             if u_sem:
-                values = [by_method["u_sem"] for by_method in own.values()]
+                values = [by_method["u_sem"] for by_method in by_threshold.values()]
                 row |= {"u_sem, lowest": min(values), "u_sem, highest": max(values)}
             rows.append(row)
         return rows
@@ -82,14 +82,14 @@ def noise(groups: Sequence[RunGroup]) -> Items:
         rows = []
         for name, score in (("u_sem", group.u_sem), ("MSP", group.msp)):
             if score is not None:
-                found = auroc_interval(score, group.wrong, group.clusters)
-                share = label_noise(found)
+                auroc = auroc_interval(score, group.wrong, group.clusters)
+                share = label_noise(auroc)
                 rows.append(
                     {
                         "setting": group.label,
                         "score": name,
-                        "AUROC": found,
-                        "ranks errors": _ranks(found),
+                        "AUROC": auroc,
+                        "ranks errors": _ranks(auroc),
                         "noise that erases": share if share >= 0 else None,
                         "noise that may hide": -share if share < 0 else None,
                     }
@@ -106,10 +106,10 @@ def noise(groups: Sequence[RunGroup]) -> Items:
     return frame("label_noise", title, groups, compute, notes)
 
 
-def _ranks(found: Interval) -> str:
-    if not found.excludes(0.5):
+def _ranks(auroc: Interval) -> str:
+    if not auroc.excludes(0.5):
         return "inconclusive"
-    return "yes" if found.value > 0.5 else "worse than chance"
+    return "yes" if auroc.value > 0.5 else "worse than chance"
 
 
 def length(groups: Sequence[RunGroup]) -> Items:
@@ -119,35 +119,35 @@ def length(groups: Sequence[RunGroup]) -> Items:
     def compute(group: RunGroup) -> list[dict[str, Any]]:
         group.need_errors()
         u_sem, msp, lengths = group.need("u_sem", "msp", "lengths")
-        part = strata(lengths)
+        stratum = strata(lengths)
         chosen = {"all": np.ones(len(group), dtype=bool)}
-        for number in range(part.max() + 1):
-            low, high = (int(end(lengths[part == number])) for end in (np.min, np.max))
+        for number in range(stratum.max() + 1):
+            low, high = (int(end(lengths[stratum == number])) for end in (np.min, np.max))
             tokens = f"{low}" if low == high else f"{low} to {high}"
-            chosen[f"{tokens} token{'' if high == 1 else 's'}"] = part == number
+            chosen[f"{tokens} token{'' if high == 1 else 's'}"] = stratum == number
         if group.empty is not None and group.empty.any():
             chosen["without empty answers"] = ~group.empty
         rows = []
-        for name, inside in chosen.items():
-            keys = [c for c, used in zip(group.clusters, inside, strict=True) if used]
+        for name, selected in chosen.items():
+            keys = [cluster for cluster, ok in zip(group.clusters, selected, strict=True) if ok]
             if not keys:
                 continue
-            scores = {"u_sem": u_sem[inside], "MSP": msp[inside], "length": lengths[inside]}
-            alone, paired = prr_intervals(
-                scores, group.quality[inside], keys, [("u_sem", "MSP")], 2000
+            scores = {"u_sem": u_sem[selected], "MSP": msp[selected], "length": lengths[selected]}
+            intervals, paired = prr_intervals(
+                scores, group.quality[selected], keys, [("u_sem", "MSP")], 2000
             )
             rows.append(
                 {
                     "setting": group.label,
                     "answers of": name,
-                    "n": int(inside.sum()),
-                    "error rate": float(group.wrong[inside].mean()),
-                    "PRR u_sem": alone["u_sem"],
-                    "PRR MSP": alone["MSP"],
-                    "PRR length": alone["length"] if np.ptp(lengths[inside]) else None,
+                    "n": int(selected.sum()),
+                    "error rate": float(group.wrong[selected].mean()),
+                    "PRR u_sem": intervals["u_sem"],
+                    "PRR MSP": intervals["MSP"],
+                    "PRR length": intervals["length"] if np.ptp(lengths[selected]) else None,
                     "u_sem Δ MSP": paired["u_sem", "MSP"],
-                    "ρ of u_sem and length": rank_correlation(u_sem[inside], lengths[inside])
-                    if np.ptp(u_sem[inside]) and np.ptp(lengths[inside])
+                    "ρ of u_sem and length": rank_correlation(u_sem[selected], lengths[selected])
+                    if np.ptp(u_sem[selected]) and np.ptp(lengths[selected])
                     else None,
                 }
             )
@@ -158,10 +158,10 @@ def length(groups: Sequence[RunGroup]) -> Items:
             group: {
                 f"{answers}, n = {n}": difference
                 for answers, n, difference in zip(
-                    own["answers of"], own["n"], own["u_sem Δ MSP"], strict=True
+                    rows["answers of"], rows["n"], rows["u_sem Δ MSP"], strict=True
                 )
             }
-            for group, own in table.groupby("setting", sort=False)
+            for group, rows in table.groupby("setting", sort=False)
         }
         return figures.forest(panels, "PRR, u_sem minus MSP, 95 % over clusters")
 
@@ -186,12 +186,12 @@ def audit(groups: Sequence[RunGroup]) -> Items:
         if not prompts or not answers:
             raise Unavailable("prompts or answers not saved")
         qualities = _qualities(group)
-        calls = np.array([quality >= RIGHT for quality in qualities.values()])
-        split = np.ptp(calls.astype(int), axis=0) > 0
-        place = np.argsort(np.argsort(u_sem, kind="stable"), kind="stable") / len(group)
+        labels = np.array([quality >= RIGHT for quality in qualities.values()])
+        disagree = np.ptp(labels.astype(int), axis=0) > 0
+        rank = np.argsort(np.argsort(u_sem, kind="stable"), kind="stable") / len(group)
         # How far the score contradicts the label: wrong but robust, right but fragile.
-        against = np.where(group.wrong, 1 - place, place)
-        order = np.lexsort([-against, ~split])[:AUDITED]
+        contradiction = np.where(group.wrong, 1 - rank, rank)
+        order = np.lexsort([-contradiction, ~disagree])[:AUDITED]
         return [
             {
                 "setting": group.label,
@@ -200,8 +200,8 @@ def audit(groups: Sequence[RunGroup]) -> Items:
                 "reference": str(references[i])[:200] if references else None,
                 "answer": answers[i].strip()[:200],
                 **{metric: float(quality[i]) for metric, quality in qualities.items()},
-                "u_sem, rank": float(place[i]),
-                "disagree": "metrics" if split[i] else "score and label",
+                "u_sem, rank": float(rank[i]),
+                "disagree": "metrics" if disagree[i] else "score and label",
                 "right by a human": None,
             }
             for i in order

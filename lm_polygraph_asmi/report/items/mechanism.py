@@ -37,19 +37,19 @@ def screen(groups: Sequence[RunGroup]) -> Items:
         if group.msp is not None:
             scores["MSP"] = group.msp
         response = masking_response(information)
-        found = error_separation(information, dict(scores), group.wrong, group.clusters)
-        shown = [name for name in ("Adapt-ASMI", "Sem-ASMI", "ASMI") if name in scores][:1]
-        drawn = {name: scores[name] for name in [*shown, "MSP"] if name in scores}
-        panels[group.label] = drawn, group.wrong, found.auroc
+        separation = error_separation(information, dict(scores), group.wrong, group.clusters)
+        first_variant = [name for name in ("Adapt-ASMI", "Sem-ASMI", "ASMI") if name in scores][:1]
+        drawn = {name: scores[name] for name in [*first_variant, "MSP"] if name in scores}
+        panels[group.label] = drawn, group.wrong, separation.auroc
         return {
             "setting": group.label,
             "tokens": response.tokens,
             "median MI_t": response.median,
             "mean MI_t": response.mean,
-            "right answers": found.right,
-            "wrong answers": found.wrong,
+            "right answers": separation.right,
+            "wrong answers": separation.wrong,
             "near zero": response.over_robust,
-        } | {f"AUROC {name}": interval for name, interval in found.auroc.items()}
+        } | {f"AUROC {name}": interval for name, interval in separation.auroc.items()}
 
     notes = [
         "Mean MI_t of tokens, nats, in right and in wrong answers; error-detection AUROC with "
@@ -203,19 +203,19 @@ def cost(groups: Sequence[RunGroup]) -> Items:
     def compute(group: RunGroup) -> list[dict[str, Any]]:
         rows = []
         for run in group.runs:
-            found = phase_seconds(seconds_by_phase(run.stats), WARM_UP)
+            timings = phase_seconds(seconds_by_phase(run.stats), WARM_UP)
             manifest = run.manifest or {}
             calculator = run.recorded("config").get("asmi", {})
             peak, used = run.recorded("peak_memory_bytes"), run.settings()
-            if found:
+            if timings:
                 rows.append(
                     {
                         "setting": group.label,
                         "scope": used[0]["scope"] if used else "–",
                         "S": used[0]["num_masks"] if used else "–",
-                        "depths": len({own["depth"] for own in used}),
-                        "n": max(phase.n for phase in found.values()),
-                        **{phase: seconds.median for phase, seconds in found.items()},
+                        "depths": len({settings["depth"] for settings in used}),
+                        "n": max(timing.n for timing in timings.values()),
+                        **{phase: timing.median for phase, timing in timings.items()},
                         "masks": "one at a time" if calculator.get("memory_budget") == 1
                         else "batched",
                         "from the result cache": manifest.get("asmi_reused"),
@@ -228,17 +228,17 @@ def cost(groups: Sequence[RunGroup]) -> Items:
         return rows
 
     def notes(item: ReportItem) -> list[str]:
-        found = [
+        lines = [
             f"Median seconds per answer and phase, without the first {WARM_UP} answers, all depths "
             "of a run together. Seconds of cached results are those of the run that computed them. "
             "asmi.memory_budget=1 evaluates one mask at a time."
         ]
         if item.table is not None and "samples" in item.table:
-            found.append(
+            lines.append(
                 "Samples are drawn one by one after a single pass over the prompt; the paper draws "
                 "them as one batch."
             )
-        return found
+        return lines
 
     def draw(table: pd.DataFrame) -> Figure:
         return figures.seconds(table, [name for name in table if name in PHASES.values()])
@@ -254,13 +254,13 @@ def _cost_by_method(groups: Sequence[RunGroup]) -> Items:
         rows: list[dict[str, Any]] = []
         by_batching: dict[tuple[Any, ...], dict[bool, float]] = {}
         for run in group.runs:
-            found = method_seconds(seconds_by_phase(run.stats), WARM_UP)
+            timings = method_seconds(seconds_by_phase(run.stats), WARM_UP)
             calculator = run.recorded("config").get("asmi", {})
             used = run.settings()
-            if not found or not used:
+            if not timings or not used:
                 continue
             sequential = calculator.get("memory_budget") == 1
-            marginal = found.get("ASMI alone, marginal")
+            marginal = timings.get("ASMI alone, marginal")
             key = (len(used), *(str(used[0][name]) for name in ("scope", "num_masks", "top_k")))
             if marginal is not None:
                 by_batching.setdefault(key, {})[sequential] = marginal.median
@@ -269,10 +269,10 @@ def _cost_by_method(groups: Sequence[RunGroup]) -> Items:
                     "setting": group.label,
                     "scope": used[0]["scope"],
                     "S": used[0]["num_masks"],
-                    "depths": len({own["depth"] for own in used}),
+                    "depths": len({settings["depth"] for settings in used}),
                     "masks": "one at a time" if sequential else "batched",
-                    **{m: found[m].median if m in found else None for m in PHASES_OF},
-                    "n": max(phase.n for phase in found.values()),
+                    **{m: timings[m].median if m in timings else None for m in PHASES_OF},
+                    "n": max(timing.n for timing in timings.values()),
                     "key": key,
                 }
             )

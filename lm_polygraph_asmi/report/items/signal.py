@@ -40,10 +40,10 @@ FEWEST = 10
 
 
 def _control_source(groups: Sequence[RunGroup]) -> str:
-    lacking = [c.label for c in groups if MSP not in c.scores or ENTROPY not in c.scores]
-    if not lacking:
+    from_asmi = [c.label for c in groups if MSP not in c.scores or ENTROPY not in c.scores]
+    if not from_asmi:
         return "MSP and H (MeanTokenEntropy) are LM-Polygraph's."
-    return f"MSP or H from ASMI's own unmasked pass: {', '.join(lacking)}; else LM-Polygraph's."
+    return f"MSP or H from ASMI's own unmasked pass: {', '.join(from_asmi)}; else LM-Polygraph's."
 
 
 def _with_length(group: RunGroup, controls: np.ndarray) -> np.ndarray:
@@ -75,9 +75,9 @@ def verdicts_of(groups: Sequence[RunGroup]) -> dict[RunGroup, str]:
     for group in groups:
         with suppress(ValueError):
             tests[group] = added_of(group)
-    adjusted = holm([one.p_value for one in tests.values()])
+    adjusted = holm([test.p_value for test in tests.values()])
     pairs = zip(tests.items(), adjusted, strict=True)
-    return {group: verdict(float(p), one.direction) for (group, one), p in pairs}
+    return {group: verdict(float(p), test.direction) for (group, test), p in pairs}
 
 
 def verdict(p_value: float, direction: int) -> str:
@@ -96,26 +96,26 @@ def distinct(groups: Sequence[RunGroup]) -> Items:
         tests = _tests(group)
         if np.ptp(tests[0][2]) == 0:
             raise Unavailable("u_sem is the same for all answers")
-        for signal, over, values, controls in tests:
+        for signal, control_names, values, controls in tests:
             if np.ptp(values) == 0:
                 continue
-            beyond = _with_length(group, controls)
-            added = adds_information(values, beyond, group.wrong, group.clusters)
-            found = distinct_signal(values, controls, group.wrong, group.clusters)
+            controls_and_length = _with_length(group, controls)
+            added = adds_information(values, controls_and_length, group.wrong, group.clusters)
+            paper_columns = distinct_signal(values, controls, group.wrong, group.clusters)
             rows.append(
                 {
                     "setting": group.label,
                     "signal": signal,
-                    "controls": over,
+                    "controls": control_names,
                     "z": added.statistic,
                     "p": added.p_value,
                     "direction": added.direction,
-                    "residual AUROC": found.residual_auroc,
-                    "incremental AUROC": found.incremental_auroc,
-                    "LR": found.likelihood_ratio,
-                    "p (nominal)": found.p_value,
-                    "paper's criterion": _papers_verdict(found),
-                    "errors": found.errors,
+                    "residual AUROC": paper_columns.residual_auroc,
+                    "incremental AUROC": paper_columns.incremental_auroc,
+                    "LR": paper_columns.likelihood_ratio,
+                    "p (nominal)": paper_columns.p_value,
+                    "paper's criterion": _papers_verdict(paper_columns),
+                    "errors": paper_columns.errors,
                 }
             )
         return rows
@@ -171,34 +171,34 @@ def distinct(groups: Sequence[RunGroup]) -> Items:
     )  # fmt: skip
 
 
-def _papers_verdict(found: DistinctSignal) -> str:
-    if not found.detected:
+def _papers_verdict(paper_columns: DistinctSignal) -> str:
+    if not paper_columns.detected:
         return "no"
-    return "yes" if found.residual_auroc.value > 0.5 else "negative"
+    return "yes" if paper_columns.residual_auroc.value > 0.5 else "negative"
 
 
 def _tests(group: RunGroup) -> list[tuple[str, str, np.ndarray, np.ndarray]]:
     """(signal, names of controls, values, controls) to be tested on a setting."""
     u_sem, controls = _signal_and_controls(group)
-    over = "MSP, H"
+    control_names = "MSP, H"
     tests: list[tuple[str, str, np.ndarray, np.ndarray]] = []
     for name, mean, tokens in (
         ("u_sem", u_sem, group.u_tokens),
         ("MI", group.mi, group.mi_tokens),
     ):
         if mean is not None:
-            tests.append((f"{name}, mean", over, mean, controls))
+            tests.append((f"{name}, mean", control_names, mean, controls))
         for aggregation, aggregate in AGGREGATIONS.items():
             if aggregation != "mean" and tokens is not None:
                 values = np.array([aggregate(answer) for answer in tokens])
-                tests.append((f"{name}, {aggregation}", over, values, controls))
+                tests.append((f"{name}, {aggregation}", control_names, values, controls))
     operating = group.variants.values()
     for method, config in group.methods.items():
         if config.method == "sem" and method not in operating:
-            tests.append((method, over, group.score(method), controls))
+            tests.append((method, control_names, group.score(method), controls))
     if group.entropy_of_mean is not None and group.mean_entropy is not None:
-        inside = np.column_stack([group.entropy_of_mean, group.mean_entropy])
-        tests.append(("u_sem, mean", "H(p̄), mean H(p)", u_sem, inside))
+        entropies = np.column_stack([group.entropy_of_mean, group.mean_entropy])
+        tests.append(("u_sem, mean", "H(p̄), mean H(p)", u_sem, entropies))
     return tests
 
 
@@ -209,8 +209,8 @@ def stacked(groups: Sequence[RunGroup]) -> Items:
     def compute(group: RunGroup) -> dict[str, Any]:
         u_sem, controls = _signal_and_controls(group)
         controls = _with_length(group, controls)
-        found = stacked_gain(u_sem, controls, group.wrong, group.clusters, group.quality)
-        gains = (found.log_loss, found.auroc, found.prr)
+        gain = stacked_gain(u_sem, controls, group.wrong, group.clusters, group.quality)
+        gains = (gain.log_loss, gain.auroc, gain.prr)
         return {"setting": group.label} | dict(zip(signed, gains, strict=True))
 
     notes = [
@@ -234,12 +234,12 @@ def ensemble_mean(groups: Sequence[RunGroup]) -> Items:
         average, entropy, u_sem, mi = group.need("entropy_of_mean", "entropy", "u_sem", "mi")
         scores = {"H": entropy, "H(p̄)": average, "MI": mi, "u_sem": u_sem}
         pairs = [("u_sem", "H(p̄)"), ("MI", "H(p̄)")]
-        alone, paired = comparison.prr_intervals(scores, group.quality, group.clusters, pairs)
+        intervals, paired = comparison.prr_intervals(scores, group.quality, group.clusters, pairs)
         return {
             "setting": group.label,
             "Spearman with H": rank_correlation(average, entropy),
-            **{f"PRR of {name}": alone[name] for name in scores},
-            "highest": max(scores, key=lambda name: alone[name].value),
+            **{f"PRR of {name}": intervals[name] for name in scores},
+            "highest": max(scores, key=lambda name: intervals[name].value),
             **{f"{first} Δ {second}": paired[first, second] for first, second in pairs},
         }
 
@@ -260,14 +260,14 @@ def flags(groups: Sequence[RunGroup]) -> Items:
     def compute(group: RunGroup) -> dict[str, Any]:
         group.need_errors()
         u_sem, entropy = group.need("u_sem", "entropy")
-        found = comparison.mcnemar(u_sem, entropy, group.wrong, int(group.wrong.sum()))
+        test = comparison.mcnemar(u_sem, entropy, group.wrong, int(group.wrong.sum()))
         return {
             "setting": group.label,
-            "flagged by each": found.flagged,
-            "errors by both": _count(found.both),
-            "only by u_sem": _count(found.only_first),
-            "only by entropy": _count(found.only_second),
-            "McNemar p": found.p_value,
+            "flagged by each": test.flagged,
+            "errors by both": _count(test.both),
+            "only by u_sem": _count(test.only_first),
+            "only by entropy": _count(test.only_second),
+            "McNemar p": test.p_value,
         }
 
     notes = [
@@ -291,17 +291,17 @@ def confident_fragile(groups: Sequence[RunGroup]) -> Items:
     def compute(group: RunGroup) -> list[dict[str, Any]]:
         group.need_errors()
         msp, u_sem = group.need("msp", "u_sem")
-        found = selective.confident_but_fragile(msp, u_sem, group.wrong, group.clusters)
-        grids[group.label] = found
-        rates = found.error_rate
+        quadrants = selective.confident_but_fragile(msp, u_sem, group.wrong, group.clusters)
+        grids[group.label] = quadrants
+        rates = quadrants.error_rate
         row = {
             "setting": group.label,
-            "confident share": float(found.count[0].sum() / len(group)),
+            "confident share": float(quadrants.count[0].sum() / len(group)),
             "confident, robust": float(rates[0, 0]),
             "confident, fragile": float(rates[0, 1]),
             "unconfident, robust": float(rates[1, 0]),
             "unconfident, fragile": float(rates[1, 1]),
-            "gap": found.gap,
+            "gap": quadrants.gap,
         }
         if group.u_tokens is not None:
             null = selective.token_null(msp, group.u_tokens, group.wrong, group.clusters)
@@ -346,21 +346,21 @@ def _by_regime(groups: Sequence[RunGroup], grids: Mapping[str, selective.Quadran
 
     def draw(table: pd.DataFrame) -> Figure:
         panels = {
-            f"answers from {regime}": dict(zip(own["setting"], own["gap"], strict=True))
-            for regime, own in table.groupby("answers expected from", sort=False)
+            f"answers from {regime}": dict(zip(rows["setting"], rows["gap"], strict=True))
+            for regime, rows in table.groupby("answers expected from", sort=False)
         }
         return figures.forest(
             panels, "error rate, confident-fragile minus confident-robust, 95 % over clusters"
         )
 
     def notes(_: ReportItem) -> list[str]:
-        said = [
+        lines = [
             "Gap: error rate of confident-fragile minus confident-robust answers, 95 % over "
             "clusters; a high error rate inflates it. To compare regimes, use z and p: whether "
             "u_sem adds to MSP, H and length on all answers of the setting (generalised "
             "covariance, uncorrected)."
         ]
-        return [*said, f"Without z: {'; '.join(untested)}."] if untested else said
+        return [*lines, f"Without z: {'; '.join(untested)}."] if untested else lines
 
     return frame(
         "confident_fragile_by_regime", title, groups, compute, notes, draw, digits=3,
@@ -398,8 +398,8 @@ def payoff(groups: Sequence[RunGroup]) -> Items:
 
     def compute(group: RunGroup) -> dict[str, Any]:
         msp, entropy, u_sem = _signals(group).values()
-        found = selective.confident_filter(msp, u_sem, entropy, group.wrong, group.clusters)
-        confident = round(found.confident * len(group))
+        filter_result = selective.confident_filter(msp, u_sem, entropy, group.wrong, group.clusters)
+        confident = round(filter_result.confident * len(group))
         steady = confident * (1 - ABSTAIN) >= FEWEST
         kept[f"{group.label}, {confident} confident of {len(group)}"] = {
             name: _filter_curve(group, msp, score, steady)
@@ -407,12 +407,12 @@ def payoff(groups: Sequence[RunGroup]) -> Items:
         }
         return {
             "setting": group.label,
-            "confident share": found.confident,
-            "coverage": found.coverage,
-            "confident error": found.confident_error,
-            "filter by u_sem": found.by_fragility,
-            "filter by entropy": found.by_other,
-            "u_sem − entropy": found.difference,
+            "confident share": filter_result.confident,
+            "coverage": filter_result.coverage,
+            "confident error": filter_result.confident_error,
+            "filter by u_sem": filter_result.by_fragility,
+            "filter by entropy": filter_result.by_other,
+            "u_sem − entropy": filter_result.difference,
         }
 
     filter_notes = [
@@ -476,7 +476,7 @@ def selector(groups: Sequence[RunGroup]) -> Items:
 
     def compute(group: RunGroup) -> list[dict[str, Any]]:
         u_sem, controls = _signal_and_controls(group)
-        found = selective.global_selector(controls, u_sem, group.wrong, group.clusters)
+        by_coverage = selective.global_selector(controls, u_sem, group.wrong, group.clusters)
         return [
             {
                 "setting": group.label,
@@ -485,7 +485,7 @@ def selector(groups: Sequence[RunGroup]) -> Items:
                 "error, with u_sem": full,
                 "with − without": difference,
             }
-            for coverage, (base, full, difference) in found.items()
+            for coverage, (base, full, difference) in by_coverage.items()
         ]
 
     notes = [

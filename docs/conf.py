@@ -245,7 +245,18 @@ def escape_options(_: "Sphinx", __: object, lines: list[str]) -> None:
     lines[:] = [line.replace("\\", "\\\\") for line in lines]
 
 
+def shorten_types(*event: Any) -> tuple[str | None, str | None]:
+    """ArrayLike by its name, not as the union that it is."""
+    from numpy.typing import ArrayLike
+    from sphinx.util.typing import stringify_annotation
+
+    union = stringify_annotation(ArrayLike, "smart")
+    *_, signature, returns = event
+    return signature and signature.replace(union, "ArrayLike"), returns
+
+
 def setup(app: "Sphinx") -> None:
+    app.connect("autodoc-process-signature", shorten_types)
     app.connect("sphinx-click-process-options", escape_options)
     app.connect("config-inited", write_api)
     app.connect("source-read", change_sources)

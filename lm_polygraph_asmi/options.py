@@ -27,25 +27,27 @@ def setting_options(
 
 
 def _option(setting: Any, kind: Any) -> Callable[[Any], Any]:
-    about, name = setting.metadata, setting.name.replace("_", "-")
+    metadata, name = setting.metadata, setting.name.replace("_", "-")
     union = get_args(kind) if isinstance(kind, UnionType) else (kind,)
-    kinds = [of for of in union if of is not type(None)]
-    several = kinds[0] not in (bool, int, float, str)
-    text = f"For {about['method']}: {about['help']}" if about["method"] else about["help"]
-    parts = [about["symbol"], about["unit"]]
+    types = [each for each in union if each is not type(None)]
+    multiple = types[0] not in (bool, int, float, str)
+    text = metadata["help"]
+    if metadata["method"]:
+        text += f" Used only by the method {metadata['method']}."
+    parts = [metadata["symbol"], metadata["unit"]]
     details = ", ".join(part for part in parts if part)
     arguments: dict[str, Any] = {
-        "default": () if several else setting.default,
+        "default": () if multiple else setting.default,
         "show_default": setting.default is not None,
-        "multiple": several,
+        "multiple": multiple,
         "help": f"{text} [{details}]" if details else text,
     }
-    if kinds == [bool]:
+    if types == [bool]:
         return click.option(f"--{name}/--no-{name}", **arguments)
-    if about["choices"]:
-        arguments["type"] = click.Choice(about["choices"])
-    elif kinds[0] in (int, float) and len(kinds) == 1:
-        arguments["type"] = kinds[0]
+    if metadata["choices"]:
+        arguments["type"] = click.Choice(metadata["choices"])
+    elif types[0] in (int, float) and len(types) == 1:
+        arguments["type"] = types[0]
     else:
         arguments["type"] = str
     return click.option(f"--{name}", **arguments)
@@ -54,14 +56,14 @@ def _option(setting: Any, kind: Any) -> Callable[[Any], Any]:
 def given_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings given to the running command, as values for a config."""
     context = click.get_current_context()
-    given = {
+    explicit = {
         name: value
         for name, value in settings.items()
         if context.get_parameter_source(name) is not ParameterSource.DEFAULT
     }
-    if "stop" in given:
-        given["stop"] = [text.replace("\\n", "\n") for text in given["stop"]]
-    if "perturbation_scale" in given:
+    if "stop" in explicit:
+        explicit["stop"] = [text.replace("\\n", "\n") for text in explicit["stop"]]
+    if "perturbation_scale" in explicit:
         with suppress(ValueError):  # a file of scales
-            given["perturbation_scale"] = float(given["perturbation_scale"])
-    return given
+            explicit["perturbation_scale"] = float(explicit["perturbation_scale"])
+    return explicit

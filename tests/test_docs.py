@@ -487,22 +487,24 @@ def test_errors_that_the_page_names_are_raised():
 
 
 def test_no_private_word_returns(capsys):
-    """README and pages avoid the words that scripts/words.csv lists."""
+    """Texts and names avoid what scripts/words.csv lists."""
     words = loaded("scripts/words.py")
     with pytest.raises(SystemExit) as done:
-        words.main(["README.md", "docs"], standalone_mode=False)
+        words.main([], standalone_mode=False)
     assert done.value.code == 0, capsys.readouterr().out
 
 
 def test_a_private_word_is_found(tmp_path, capsys):
-    """In the text of a page, in a docstring and in a comment, and not in code."""
+    """In the text of a page, in a docstring, a comment and a name, and not in other code."""
     words = loaded("scripts/words.py")
     page, module = tmp_path / "page.md", tmp_path / "module.py"
-    page.write_text("A fine page.\n\n```bash\nthe journal\n```\n\n`cell`, but the journal\n")
-    module.write_text('"""A journal."""\n\njournal = 1  # a journal\n')
-    for file, lines in ((page, [7]), (module, [1, 3])):
+    private = "lanruoj"[::-1]  # this file is searched, too
+    page.write_text(f"```bash\nthe {private}\n```\n`{private}`, but the {private}\n")
+    module.write_text(f'"""A {private}."""\nthe_{private} = 1  # a {private}\nprint({private})\n')
+    for file, lines in ((page, [4]), (module, [1, 2, 2])):
         with pytest.raises(SystemExit) as done:
             words.main([str(file)], standalone_mode=False)
-        shown = [line for line in capsys.readouterr().out.splitlines() if "result cache" in line]
+        shown = capsys.readouterr().out.splitlines()
         assert done.value.code == 1
+        assert all("result cache" in line for line in shown)
         assert [int(line.split(":")[1]) for line in shown] == lines

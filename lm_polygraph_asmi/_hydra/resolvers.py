@@ -85,13 +85,17 @@ def _estimators(
     entries = [entry for group in groups for entry in lists[group]]
     joined = ListConfig(entries, parent=_root_)  # below the root of their interpolations
     resolved = cast(list[dict[str, Any]], OmegaConf.to_container(joined, resolve=True))
-    ours = [entry for entry in resolved if entry["name"].startswith("lm_polygraph_asmi.")]
-    baselines = [entry for entry in resolved if entry not in ours]
+    asmi_estimators = [
+        entry for entry in resolved if entry["name"].startswith("lm_polygraph_asmi.")
+    ]
+    baselines = [entry for entry in resolved if entry not in asmi_estimators]
     if depths:
-        ours = [
-            entry | {"cfg": entry["cfg"] | {"depth": depth}} for depth in depths for entry in ours
+        asmi_estimators = [
+            entry | {"cfg": entry["cfg"] | {"depth": depth}}
+            for depth in depths
+            for entry in asmi_estimators
         ]
-    return ListConfig([*baselines, *ours])
+    return ListConfig([*baselines, *asmi_estimators])
 
 
 def _stats(*, _root_: DictConfig) -> ListConfig:
@@ -109,10 +113,10 @@ def _stats(*, _root_: DictConfig) -> ListConfig:
     )
 
 
-def _saved_stats(*which: Any) -> ListConfig:
+def _saved_stats(*arguments: Any) -> ListConfig:
     from lm_polygraph_asmi.results.names import saved_stats
 
-    return ListConfig(saved_stats(*which))
+    return ListConfig(saved_stats(*arguments))
 
 
 def _rows(*, _root_: DictConfig) -> str:

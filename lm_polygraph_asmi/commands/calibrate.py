@@ -119,8 +119,8 @@ def calibrate(
         labelled = [] if rows is None else list(read_rows(rows))
         if chat:
             labelled = [row._replace(content=in_chat(row.content)) for row in labelled]
-        limit = RIGHT if right_from is None else right_from
-        labels_of(labelled, limit)  # before the model is loaded
+        label_threshold = RIGHT if right_from is None else right_from
+        labels_of(labelled, label_threshold)  # before the model is loaded
         config = ASMIConfig()
         if run is not None:
             config = Calibration.from_run(run, metric, **given_settings(settings)).config
@@ -134,29 +134,29 @@ def calibrate(
                 scoring = bar.add_task("Scoring", total=None)
                 scored: list[int] = []
 
-                def progress(done: int, total: int) -> None:
-                    scored.append(done)
-                    bar.update(scoring, completed=done, total=total)
+                def progress(count: int, total: int) -> None:
+                    scored.append(count)
+                    bar.update(scoring, completed=count, total=total)
 
                 result = calibrate_rows(
-                    labelled, scorer, risk, confidence, signal=signal, right_from=limit,
+                    labelled, scorer, risk, confidence, signal=signal, right_from=label_threshold,
                     name=Path(str(rows)).name, progress=progress,
                 )  # fmt: skip
             saved = sum(bool(row.content.get("tokens")) for row in labelled)
             if kept := len(labelled) - len(scored):
                 errors.print(f"Kept the saved scores of {kept} rows; scored some again as a check.")
-            if again := max(0, len(scored) - (len(labelled) - saved)):
+            if rescored := max(0, len(scored) - (len(labelled) - saved)):
                 errors.print(
-                    f"Warning: {again} rows with scores were scored again: their model or options "
-                    "differ from these, or their scores are not reproduced",
+                    f"Warning: {rescored} rows with scores were scored again: their model or "
+                    "options differ from these, or their scores are not reproduced",
                     style="yellow", highlight=False, soft_wrap=True,
                 )  # fmt: skip
         else:
             with errors.status("Calibrating"):
                 result = calibrate_run(run, scorer, risk, confidence, signal=signal, metric=metric)
         tested = result.n if result.decision is None else result.decision.guarantee.answers
-        if silent := (len(labelled) or result.n) - tested:
-            errors.print(f"Left out {silent} empty answers: `score` never accepts one.")
+        if empty := (len(labelled) or result.n) - tested:
+            errors.print(f"Left out {empty} empty answers: `score` never accepts one.")
         result.save(out)
         if figure or reliability:
             from lm_polygraph_asmi.report import figures

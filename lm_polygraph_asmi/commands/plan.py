@@ -57,11 +57,11 @@ def plan(
         raise click.BadParameter(f"expected a mask rate in (0, 1) and masks >= 1, got {point}")
     power = None
     if pilot is not None and prr_difference is not None:
-        power, of_pilot, used = _power(pilot, depth, prr_difference)
-        heads, layers = heads or used.get("num_heads"), layers or used.get("num_layers")
+        power, pilot_summary, saved = _power(pilot, depth, prr_difference)
+        heads, layers = heads or saved.get("num_heads"), layers or saved.get("num_layers")
     if heads is None:
         raise click.UsageError("expected --heads: H, the number of query heads per layer")
-    points, chosen = plan_table(heads), maths.operating_point(heads)
+    points, default_point = plan_table(heads), maths.operating_point(heads)
     if out is not None:
         try:
             from lm_polygraph_asmi.report import figures
@@ -72,8 +72,8 @@ def plan(
     content: dict[str, Any] = {
         "heads": heads,
         "tolerated": heads // 4,
-        "mask_rate": chosen.mask_rate,
-        "num_masks": chosen.num_masks,
+        "mask_rate": default_point.mask_rate,
+        "num_masks": default_point.num_masks,
         "points": json.loads(points.to_json(orient="records")),
         "point": None,
         "cost": None,
@@ -92,7 +92,7 @@ def plan(
         content["cost"] = {
             "layer": layer,
             "layers": layers,
-            "passes": maths.flops_ratio(layers, layer, chosen.num_masks),
+            "passes": maths.flops_ratio(layers, layer, default_point.num_masks),
         }
         if power is not None:
             power["passes"] = [round(n * content["cost"]["passes"]) for n in power["questions"]]
@@ -103,7 +103,7 @@ def plan(
         return
     console = Console()
     if power is not None:
-        title = f"To detect {prr_difference:g} in PRR with power 0.8 at level 5 %; {of_pilot}"
+        title = f"To detect {prr_difference:g} in PRR with power 0.8 at level 5 %; {pilot_summary}"
         console.print(_table(power, title))
         console.print(
             "Assumes that the pilot's standard errors over clusters fall with the square root of "
@@ -175,7 +175,7 @@ def _power(pilot: str, depth: float, difference: float) -> tuple[Any, str, dict[
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     clusters, errors = len(set(group.clusters)), int(group.wrong.sum())
-    about = f"pilot: {len(group)} answers, {clusters} clusters, {errors} errors"
+    summary = f"pilot: {len(group)} answers, {clusters} clusters, {errors} errors"
     if group.too_small:
-        about += ", too small for reliable standard errors"
-    return table, about, group.settings() or {}
+        summary += ", too small for reliable standard errors"
+    return table, summary, group.settings() or {}

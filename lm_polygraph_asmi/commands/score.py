@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.calibration import Calibration
     from lm_polygraph_asmi.scoring.result import Score
 
-OWN = "made-by-score"
+TEMPORARY_MARK = "made-by-score"
 """File in a result cache that is deleted after use, because no option named it."""
 DECISIONS = {True: "accepted", False: "abstained", None: "without a decision"}
 SHOWN = 100
@@ -111,9 +111,9 @@ def score(
     if not sys.warnoptions:  # of other libraries, which users cannot fix
         warnings.simplefilter("ignore")
     try:
-        given = given_settings(settings)
+        explicit = given_settings(settings)
         if not calibration:  # else its settings are the defaults
-            with_scale(ASMIConfig().replace(**given))  # raises if out of range
+            with_scale(ASMIConfig().replace(**explicit))  # raises if out of range
         check_files(rows_file, out, html)
         if answer == "":
             raise ValueError(
@@ -123,9 +123,9 @@ def score(
         number = row_count(rows_file)
         if not number:
             raise ValueError(f"{rows_file} has no rows")
-        alone = {"--answer": answer is not None, "--context": bool(context), "--stream": stream}
-        if number > 1 and any(alone.values()):
-            option = next(option for option, used in alone.items() if used)
+        for_one = {"--answer": answer is not None, "--context": bool(context), "--stream": stream}
+        if number > 1 and any(for_one.values()):
+            option = next(option for option, used in for_one.items() if used)
             raise ValueError(f"{option} needs a single prompt, got {number} rows")
         if number > 1 and not (out or html):
             raise ValueError(f"{rows_file} has {number} rows: name a file with --out or --html")
@@ -135,46 +135,47 @@ def score(
                          style="yellow", highlight=False)  # fmt: skip
         if all(row.error for row in first):
             raise ValueError(f"{rows_file}, row {first[0].number}: {first[0].error}")
-        added: dict[str, Any] = {} if answer is None else {"answer": answer}
+        row_fields: dict[str, Any] = {} if answer is None else {"answer": answer}
         if context:
-            added["context"] = list(map(_passage, context))
+            row_fields["context"] = list(map(_passage, context))
 
-        def change(content: dict[str, Any]) -> dict[str, Any]:
-            return in_chat(content | added) if chat else content | added
+        def apply_options(content: dict[str, Any]) -> dict[str, Any]:
+            return in_chat(content | row_fields) if chat else content | row_fields
 
-        config, *loaded = settled(calibration, None, given)
+        config, *loaded = settled(calibration, None, explicit)
         calibrations = [*filter(None, loaded)]
         if stream and (answer is not None or context or out):
             raise ValueError("--stream needs a prompt without --answer, --context or --out")
         if stream:
-            check_streamed({"source": config.source} | given)
+            check_streamed({"source": config.source} | explicit)
         from lm_polygraph_asmi.scoring.loading import load  # imports torch: after all checks
 
-        if out and not result_cache and Path(f"{out}.cache", OWN).is_file():
+        if out and not result_cache and Path(f"{out}.cache", TEMPORARY_MARK).is_file():
             errors.print("Resuming: rows in the cache of an earlier run are not scored again.")
         cache = result_cache or (own_cache(out) if out else None)
         with errors.status(f"Loading {model}"):
             scorer = load(model, gguf_file, dtype, device_map, calibration=calibrations,
-                          result_cache=cache, **given)  # fmt: skip
+                          result_cache=cache, **explicit)  # fmt: skip
         if stream:
-            result = _streamed(scorer, first[0]._replace(content=change(first[0].content)), console)
+            row = first[0]._replace(content=apply_options(first[0].content))
+            result = _streamed(scorer, row, console)
             if html:
                 Path(html).write_text(render([result], "Fragility of an answer"), encoding="utf-8")
             return
         if out:
-            scored = score_file(scorer, rows_file, out, tokens, change)
+            scored = score_file(scorer, rows_file, out, tokens, apply_options)
         else:
-            changed = (r._replace(content=change(r.content)) for r in read_rows(rows_file))
-            scored = score_rows(scorer, changed)
+            rows = (r._replace(content=apply_options(r.content)) for r in read_rows(rows_file))
+            scored = score_rows(scorer, rows)
         summary, pages = Summary(scorer.calibration), []
-        shown = track(scored, "Scoring", total=number, console=errors, disable=number < 2)
-        for row, outcome in shown:
+        progress = track(scored, "Scoring", total=number, console=errors, disable=number < 2)
+        for row, outcome in progress:
             result = outcome.score
             summary.add(result)
             if result is None:
                 row_id = row.content.get("id")
-                named = f"row {row.number}" if row_id is None else f"row {row.number} ({row_id})"
-                errors.print(f"{named}: {outcome.error}", style="red", markup=False,
+                row_name = f"row {row.number}" if row_id is None else f"row {row.number} ({row_id})"
+                errors.print(f"{row_name}: {outcome.error}", style="red", markup=False,
                              highlight=False, soft_wrap=True)  # fmt: skip
                 continue
             if summary.differs(result):
@@ -197,7 +198,7 @@ def score(
             errors.print(f"Warning: {drift}.", style="yellow", highlight=False, soft_wrap=True)
     if summary.counts["failed"]:
         raise SystemExit(1)
-    if cache and Path(cache, OWN).exists():
+    if cache and Path(cache, TEMPORARY_MARK).exists():
         shutil.rmtree(cache, ignore_errors=True)
 
 
@@ -281,10 +282,10 @@ def own_cache(out: str) -> str:
         ValueError: there is another folder or file of that name.
     """
     folder = Path(f"{out}.cache")
-    if folder.exists() and not (folder / OWN).is_file():
+    if folder.exists() and not (folder / TEMPORARY_MARK).is_file():
         raise ValueError(f"{folder} exists: pass it as --result-cache, or remove it")
     folder.mkdir(exist_ok=True)
-    (folder / OWN).touch()
+    (folder / TEMPORARY_MARK).touch()
     return str(folder)
 
 

@@ -98,7 +98,7 @@ def serve(
         config, *calibrations = settled(calibration, None, defaults | given_settings(settings))
         scorer = open_scorer(model, gguf_file=gguf_file, dtype=dtype, device_map=device_map,
                              config=config, calibration=[*filter(None, calibrations)])  # fmt: skip
-        served = name or (Path(model).resolve().name if Path(model).is_dir() else model)
-        server.serve(scorer, served, host, port, limits, key, drain, emit)
+        served_name = name or (Path(model).resolve().name if Path(model).is_dir() else model)
+        server.serve(scorer, served_name, host, port, limits, key, drain, emit)
     except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
         raise click.ClickException(str(error)) from error

@@ -55,8 +55,8 @@ class MaskedHeadsEstimator(Estimator):
             settings |= {"method": self.method}
         self.config = with_scale((config or ASMIConfig()).replace(**settings))
         check_one_of("level", level, LEVELS)
-        needed = self._dependencies()
-        super().__init__([*needed, "claims"] if level == "claim" else needed, level)
+        dependencies = self._dependencies()
+        super().__init__([*dependencies, "claims"] if level == "claim" else dependencies, level)
 
     def _dependencies(self) -> list[str]:
         return [*map(self._name, ("asmi_mi", "asmi_settings")), "asmi_closing"]
@@ -99,13 +99,13 @@ class MaskedHeadsEstimator(Estimator):
         return np.array(scores)
 
     def _of_claim(self, token_scores: np.ndarray, claim: Any) -> float:
-        places = list(claim.aligned_token_ids)
-        if not places or not 0 <= min(places) <= max(places) < len(token_scores):
+        positions = list(claim.aligned_token_ids)
+        if not positions or not 0 <= min(positions) <= max(positions) < len(token_scores):
             raise ValueError(
-                f"the claim {claim.claim_text!r:.80} has the tokens {places}, but the answer has "
-                f"{len(token_scores)}: claims and scores belong to different answers"
+                f"the claim {claim.claim_text!r:.80} has the tokens {positions}, but the answer "
+                f"has {len(token_scores)}: claims and scores belong to different answers"
             )
-        return aggregate(token_scores[places], self.config.aggregation)
+        return aggregate(token_scores[positions], self.config.aggregation)
 
     def _check_finite(self, scores: Sequence[float]) -> None:
         if not np.isfinite(scores).all():
@@ -114,15 +114,15 @@ class MaskedHeadsEstimator(Estimator):
                 "LM-Polygraph ranks NaN as most confident"
             )
 
-    def _check_settings(self, used: dict[str, Any]) -> None:
+    def _check_settings(self, actual: dict[str, Any]) -> None:
         expected = self.config.to_dict("masks") | operating_point(
-            used["num_heads"], self.config.num_masks, self.config.mask_rate
+            actual["num_heads"], self.config.num_masks, self.config.mask_rate
         )._asdict()  # fmt: skip
-        different = {k: v for k, v in expected.items() if used[k] != v}
+        different = {k: v for k, v in expected.items() if actual[k] != v}
         if different:
             raise ValueError(
                 f"{self} expects {different}, but the masked-heads calculator used "
-                f"{ {k: used[k] for k in different} }: give both the same settings"
+                f"{ {k: actual[k] for k in different} }: give both the same settings"
             )
 
     @abstractmethod

@@ -60,7 +60,9 @@ def load_model(
             **kwargs,
         )
     except (OSError, HFValidationError) as error:  # the latter from older releases
-        raise OSError(f"cannot load the model {model_path}: {_why(model_path, error)}") from error
+        raise OSError(
+            f"cannot load the model {model_path}: {_load_problem(model_path, error)}"
+        ) from error
     except ValueError as error:
         if "Unrecognized model" not in str(error):
             raise
@@ -72,7 +74,7 @@ def load_model(
     return model.eval()
 
 
-def _why(model_path: str, error: Exception) -> str:
+def _load_problem(model_path: str, error: Exception) -> str:
     """Why the model cannot be loaded, and what to do."""
     if Path(model_path).is_dir():
         return f"the folder is incomplete. {error}"

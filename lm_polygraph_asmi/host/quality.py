@@ -53,7 +53,7 @@ def token_recall(answer: str, reference: str) -> float:
     return sum((Counter(answer_words) & Counter(gold_words)).values()) / len(gold_words)
 
 
-class _OfWords(GenerationMetric):
+class _WordMetric(GenerationMetric):
     """Maximum over all accepted gold answers, one score per example."""
 
     compare: Callable[[str, str], float]
@@ -76,19 +76,19 @@ class _OfWords(GenerationMetric):
         )
 
 
-class ReferenceInAnswer(_OfWords):
+class ReferenceInAnswer(_WordMetric):
     """See `reference_in_answer`."""
 
     compare = staticmethod(reference_in_answer)
 
 
-class TokenF1(_OfWords):
+class TokenF1(_WordMetric):
     """See `token_f1`."""
 
     compare = staticmethod(token_f1)
 
 
-class TokenRecall(_OfWords):
+class TokenRecall(_WordMetric):
     """See `token_recall`."""
 
     compare = staticmethod(token_recall)

@@ -103,21 +103,21 @@ def missing_nli_model(path: str = NLI_MODEL, cache: str | None = None) -> str | 
             return f"{model} is neither a local folder nor a valid hub ID: {_SET_NLI}"
         except LocalEntryNotFoundError:
             folder = None
-    lacking = [
+    missing = [
         part
         for part, files in _PARTS.items()
         if folder is None or not any((folder / file).is_file() for file in files)
     ]
-    if not lacking:
+    if not missing:
         return None
     if folder == Path(path):
-        return f"{model} lacks its {' and '.join(lacking)}: {_SET_NLI}"
+        return f"{model} lacks its {' and '.join(missing)}: {_SET_NLI}"
     if not (reason := _hub_problem(path)):
         return None
-    place = "neither a local folder nor in the hub's cache"
+    location = "neither a local folder nor in the hub's cache"
     if folder:
-        place = f"in the hub's cache without its {' and '.join(lacking)}"
-    return f"{model} is {place}, and {reason}: {_SET_NLI}"
+        location = f"in the hub's cache without its {' and '.join(missing)}"
+    return f"{model} is {location}, and {reason}: {_SET_NLI}"
 
 
 def _hub_problem(name: str) -> str | None:

@@ -26,8 +26,8 @@ class StopConditions:
     ) -> None:
         self.tokenizer: Any = tokenizer
         configured: Any = getattr(model.generation_config, "eos_token_id", None)
-        several = configured if isinstance(configured, list) else [configured]
-        self.end_ids = {i for i in (*several, tokenizer.eos_token_id) if i is not None}
+        configured_ids = configured if isinstance(configured, list) else [configured]
+        self.end_ids = {i for i in (*configured_ids, tokenizer.eos_token_id) if i is not None}
         self.stop_strings = list(stop_strings or [])
 
     @classmethod

@@ -102,7 +102,7 @@ def semantic_agreement(
     Args:
         log_probs: full-vocabulary natural logarithms, one row per (distinct) mask.
         unembedding: the output projection W_lm, one row per token.
-        top_k: K.
+        top_k: most likely tokens per mask, K.
         counts: how often each mask was drawn; by default once each.
 
     Raises:

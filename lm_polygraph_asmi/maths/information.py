@@ -81,7 +81,7 @@ def mutual_information(
 
     Args:
         log_probs: full-vocabulary natural logarithms, one row per (distinct) mask.
-        top_k: K.
+        top_k: most likely tokens per mask, K.
         counts: how often each mask was sampled; by default once each.
 
     Raises:
@@ -116,7 +116,7 @@ NO_INFORMATION = 1e-7
 """MI_t up to this many nats is rounding."""
 
 
-def source_share(part: Float[Tensor, " T"], whole: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
+def source_share(part: Float[Tensor, " T"], total: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
     """MI_t under masks of one source, divided by MI_t under masks of all sources; >= 0.
 
     The ratios of several sources need not add up to one, and one may exceed one where sources
@@ -127,4 +127,4 @@ def source_share(part: Float[Tensor, " T"], whole: Float[Tensor, " T"]) -> Float
         >>> source_share(context, everything).tolist()
         [0.5, 0.0]
     """
-    return torch.where(whole > NO_INFORMATION, part / whole.clamp_min(NO_INFORMATION), 0.0)
+    return torch.where(total > NO_INFORMATION, part / total.clamp_min(NO_INFORMATION), 0.0)

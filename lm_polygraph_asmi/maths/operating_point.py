@@ -143,9 +143,9 @@ def flops_ratio(num_layers: int, layer: int, num_masks: int) -> float:
     passes compute only the response and cost far less.
 
     Args:
-        num_layers: L.
+        num_layers: number of layers, L.
         layer: index of the masked layer, from 0.
-        num_masks: S.
+        num_masks: number of masks, S.
 
     Raises:
         ValueError: layer out of range, or no masks.

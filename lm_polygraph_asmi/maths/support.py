@@ -81,8 +81,8 @@ def ranked(log_probs: Float[Tensor, "S T V"], size: int) -> Ranked:
     ids = (chosen * BLOCK + torch.arange(BLOCK, device=log_probs.device)).flatten(-2)
     rest = torch.arange(num_blocks * BLOCK, log_probs.shape[-1], device=log_probs.device)
     ids = torch.cat([ids, rest.expand(*ids.shape[:-1], -1)], dim=-1)
-    values, places = log_probs.gather(-1, ids).topk(size, dim=-1)
-    return values, ids.gather(-1, places)
+    values, by_value = log_probs.gather(-1, ids).topk(size, dim=-1)
+    return values, ids.gather(-1, by_value)
 
 
 def most_likely(by_rank: Ranked) -> Int[Tensor, "S T"]:
@@ -130,20 +130,20 @@ def union_support(
     sorted_ids, order = flat_ids.sort(dim=-1)
     first = torch.ones_like(sorted_ids, dtype=torch.bool)
     first[:, 1:] = sorted_ids[:, 1:] != sorted_ids[:, :-1]
-    place = first.long().cumsum(dim=-1) - 1
-    union_size = int(place[:, -1].max()) + 1
+    union_index = first.long().cumsum(dim=-1) - 1
+    union_size = int(union_index[:, -1].max()) + 1
 
-    token_ids = sorted_ids.new_zeros(num_positions, union_size).scatter(-1, place, sorted_ids)
-    sizes = place[:, -1:] + 1
+    token_ids = sorted_ids.new_zeros(num_positions, union_size).scatter(-1, union_index, sorted_ids)
+    sizes = union_index[:, -1:] + 1
     valid = torch.arange(union_size, device=log_probs.device) < sizes
 
     expanded = token_ids.expand(num_masks, -1, -1)
     probs = log_probs.gather(-1, expanded).double().exp() * valid
     tail = (1 - probs.sum(dim=-1)).clamp_min(0)
 
-    kept_places = torch.empty_like(place).scatter(-1, order, place)
-    kept_places = kept_places.reshape(num_positions, num_masks, -1).permute(1, 0, 2)
-    top_probs = torch.zeros_like(probs).scatter(-1, kept_places, kept.double().softmax(dim=-1))
+    kept_index = torch.empty_like(union_index).scatter(-1, order, union_index)
+    kept_index = kept_index.reshape(num_positions, num_masks, -1).permute(1, 0, 2)
+    top_probs = torch.zeros_like(probs).scatter(-1, kept_index, kept.double().softmax(dim=-1))
     return UnionSupport(token_ids, probs, tail, top_probs)
 
 

@@ -133,8 +133,8 @@ def _methods(job: dict[str, Any]) -> dict[str, Any]:
     """Settings of the run's scores, by name."""
     from lm_polygraph.utils.factory_estimator import FactoryEstimator
 
-    ours = (e for e in job["estimators"] if e["name"].startswith("lm_polygraph_asmi."))
-    built = [FactoryEstimator()(entry["name"], entry.get("cfg") or {}) for entry in ours]
+    entries = (e for e in job["estimators"] if e["name"].startswith("lm_polygraph_asmi."))
+    built = [FactoryEstimator()(entry["name"], entry.get("cfg") or {}) for entry in entries]
     stops = (job.get("generation_params") or {}).get("stop_strings") or []
     generated = {"stop": [stops] if isinstance(stops, str) else stops}
     generated |= {"max_new_tokens": job.get("max_new_tokens", ASMIConfig.max_new_tokens)}

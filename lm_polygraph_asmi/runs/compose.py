@@ -19,14 +19,20 @@ def compose_run(name: str, folder: str | None = None, overrides: Sequence[str] =
     Raises:
         ValueError: unknown config or override.
     """
-    place = Path(folder).resolve() if folder else configs_path()
+    config_folder = Path(folder).resolve() if folder else configs_path()
     try:
-        with initialize_config_dir(str(place), version_base=None, job_name="polygraph_eval"):
+        with initialize_config_dir(
+            str(config_folder), version_base=None, job_name="polygraph_eval"
+        ):
             config = compose(name, list(overrides), return_hydra_config=True)
     except HydraException as error:
         text = str(error)
         if isinstance(error, MissingConfigException) and error.missing_cfg_file == name:
-            known = {file.stem for path in (place, configs_path()) for file in path.glob("*.yaml")}
+            known = {
+                file.stem
+                for path in (config_folder, configs_path())
+                for file in path.glob("*.yaml")
+            }
             text = f"expected a config among {', '.join(sorted(known))}; got {name!r}"
         raise ValueError(text) from error
     config.hydra.runtime.output_dir = "${hydra.run.dir}"

@@ -212,9 +212,9 @@ def _join(group: str, shards: Sequence[Shard], file: Path) -> Merged:
     for name in dict.fromkeys(name for manager in managers for name in manager.stats):
         # LM-Polygraph saves a statistic only for batches in which it was computed; with fewer
         # entries than rows, entries would be assigned to wrong rows.
-        lacking = [s for s, manager in pairs if len(manager.stats.get(name, [])) != len(s.ids)]
-        if lacking:
-            warnings.append(f"statistic {name} left out: not one entry per row of {lacking[0]}")
+        incomplete = [s for s, manager in pairs if len(manager.stats.get(name, [])) != len(s.ids)]
+        if incomplete:
+            warnings.append(f"statistic {name} left out: not one entry per row of {incomplete[0]}")
             for manager in managers:
                 manager.stats.pop(name, None)
     joined, *others = managers
@@ -283,7 +283,7 @@ def _load(shard: Shard) -> UEManager:
 def _check_alike(shards: Sequence[Shard], managers: Sequence[UEManager]) -> None:
     """Check what can differ with one config: revision of a hub branch, and estimators that
     `ignore_exceptions` dropped."""
-    for what, parts in {
+    for kind, parts in {
         "model revisions": [[shard.manifest["model"]["revision"]] for shard in shards],
         "ASMI settings": [asmi_settings(manager.stats) for manager in managers],
         "estimators": [[name for _, name in manager.estimations] for manager in managers],
@@ -291,17 +291,17 @@ def _check_alike(shards: Sequence[Shard], managers: Sequence[UEManager]) -> None
     }.items():
         for shard, values in zip(shards, parts, strict=True):
             if values != parts[0]:
-                here = [value for value in parts[0] if value not in values]
-                there = [value for value in values if value not in parts[0]]
+                only_first = [value for value in parts[0] if value not in values]
+                only_this = [value for value in values if value not in parts[0]]
                 raise MergeError(
-                    f"different {what}: {here} in {shards[0]}, {there} in {shard}. Run one of "
-                    "them again"
+                    f"different {kind}: {only_first} in {shards[0]}, {only_this} in {shard}. Run "
+                    "one of them again"
                 )
 
 
 def _joined_manifest(shards: Sequence[Shard], stats: Mapping[str, list[Any]]) -> dict[str, Any]:
     manifests = [shard.manifest for shard in shards]
-    first, whole = manifests[0], {"shard": 0, "num_shards": 1}
+    first, unsplit = manifests[0], {"shard": 0, "num_shards": 1}
     data = first["config"].get("data", {})
     peaks: dict[str, int] = {}
     packages: dict[str, list[str]] = {}
@@ -315,8 +315,8 @@ def _joined_manifest(shards: Sequence[Shard], stats: Mapping[str, list[Any]]) ->
         "finished": max(manifest["finished"] for manifest in manifests),
         "overrides": _common_overrides(first),
         # Each folder of rows has one shard.
-        "dataset": first["dataset"] | whole | {"path": None},
-        "config": first["config"] | {"dataset": None, "data": data | whole},
+        "dataset": first["dataset"] | unsplit | {"path": None},
+        "config": first["config"] | {"dataset": None, "data": data | unsplit},
         "rows": {
             name: [value for manifest in manifests for value in manifest["rows"][name]]
             for name in ("ids", "clusters")

@@ -22,10 +22,8 @@ from lm_polygraph_asmi.results.manifest import model_of
 from lm_polygraph_asmi.results.scales import matched_scale
 from lm_polygraph_asmi.runs.rows import read_rows, rows_folder
 
-OUR_SCRIPT, HOST_SCRIPT = "asmi_causal.py", "default_causal.py"
-"""Scripts that load a model by `load_model_args`; ours defaults to eager attention."""
-
-
+ASMI_SCRIPT, HOST_SCRIPT = "asmi_causal.py", "default_causal.py"
+"""Scripts that load a model by `load_model_args`; the first defaults to eager attention."""
 NAMED = 10
 """Largest number of rows that a finding lists."""
 
@@ -84,15 +82,15 @@ def check_config(config: DictConfig) -> Iterator[Finding]:
 
 def _check_without_effect(config: DictConfig) -> Iterator[Finding]:
     """Settings of `asmi` that a benchmark reads elsewhere and that differ from there."""
-    for name, there, default in (
+    for name, config_key, default in (
         ("method", "estimators", ASMIConfig.method),
         ("stop", "generation_params.stop_strings", None),
         ("max_new_tokens", "max_new_tokens", None),
     ):
         value = OmegaConf.select(config, f"asmi.{name}")
-        if value is not None and value != (default or OmegaConf.select(config, there)):
+        if value is not None and value != (default or OmegaConf.select(config, config_key)):
             yield Finding(
-                f"asmi.{name}={value} has no effect in a benchmark: set {there}", fatal=True
+                f"asmi.{name}={value} has no effect in a benchmark: set {config_key}", fatal=True
             )
 
 
@@ -109,10 +107,10 @@ def _check_quality(config: DictConfig) -> Iterator[Finding]:
                 fatal=True,
             )
         elif ignored := sorted(set(metric) - {"name", "args", "kwargs"}):
-            given = ", ".join(f"{key}: {metric[key]}" for key in ignored)
+            ignored_entries = ", ".join(f"{key}: {metric[key]}" for key in ignored)
             yield Finding(
                 "LM-Polygraph reads name, args and kwargs of a quality metric, not "
-                f"{given}: write {{name: {name}, kwargs: {{{given}}}}}",
+                f"{ignored_entries}: write {{name: {name}, kwargs: {{{ignored_entries}}}}}",
                 fatal=True,
             )
         else:
@@ -146,24 +144,24 @@ def _missing(config: DictConfig) -> list[str]:
             for key, value in node.items():
                 yield from walk(value, f"{name}.{key}" if name else str(key))
 
-    written = cast(dict[str, Any], OmegaConf.to_container(config))
-    written.pop("hydra", None)  # set by Hydra
-    return list(walk(written, ""))
+    unresolved = cast(dict[str, Any], OmegaConf.to_container(config))
+    unresolved.pop("hydra", None)  # set by Hydra
+    return list(walk(unresolved, ""))
 
 
 def _check_attention(config: DictConfig, estimators: list[Estimator]) -> Iterator[Finding]:
-    reading = [str(e) for e in estimators if "attention_all" in e.stats_dependencies]
+    readers = [str(e) for e in estimators if "attention_all" in e.stats_dependencies]
     attention = OmegaConf.select(config, "model.load_model_args.attn_implementation")
     reads_maps = config.get("output_attentions", True)
-    if reading and not reads_maps:
+    if readers and not reads_maps:
         yield Finding(
-            f"{', '.join(reading)} read attention maps, but output_attentions is false: set it to "
+            f"{', '.join(readers)} read attention maps, but output_attentions is false: set it to "
             "true, or leave these estimators out",
             fatal=True,
         )
-    if reading and OmegaConf.select(config, "asmi.answers") is not None:
+    if readers and OmegaConf.select(config, "asmi.answers") is not None:
         yield Finding(
-            f"{', '.join(reading)} read attention maps of generation, which the saved answers of "
+            f"{', '.join(readers)} read attention maps of generation, which the saved answers of "
             "asmi.answers lack: leave these estimators out",
             fatal=True,
         )
@@ -187,7 +185,7 @@ def _check_attention(config: DictConfig, estimators: list[Estimator]) -> Iterato
 def has_own_script(config: DictConfig) -> bool:
     """Whether a script of the user loads the model, in an unknown way."""
     script = OmegaConf.select(config, "model.path_to_load_script")
-    return bool(script) and Path(str(script)).name not in (OUR_SCRIPT, HOST_SCRIPT)
+    return bool(script) and Path(str(script)).name not in (ASMI_SCRIPT, HOST_SCRIPT)
 
 
 def loads_eager(config: DictConfig) -> bool:
@@ -196,7 +194,7 @@ def loads_eager(config: DictConfig) -> bool:
         return True  # individually listed calculators have this setting themselves
     script = OmegaConf.select(config, "model.path_to_load_script")
     arguments = OmegaConf.select(config, "model.load_model_args") or {}
-    return Path(str(script)).name == OUR_SCRIPT and "attn_implementation" not in arguments
+    return Path(str(script)).name == ASMI_SCRIPT and "attn_implementation" not in arguments
 
 
 def _check_generation(config: DictConfig) -> Iterator[Finding]:
@@ -283,15 +281,16 @@ def _check_context(config: DictConfig) -> Iterator[Finding]:
         if not _is_built(config):
             return
         rows = load_from_disk(rows_folder(container(config.data)))
-        lacking = unmatched(regex, zip(rows["id"], rows["input"], strict=True))
+        unmatched_ids = unmatched(regex, zip(rows["id"], rows["input"], strict=True))
     except ValueError as error:
         yield Finding(str(error), fatal=True)
         return
-    if lacking:
-        more = f" and {len(lacking) - NAMED} more" if len(lacking) > NAMED else ""
+    if unmatched_ids:
+        more = f" and {len(unmatched_ids) - NAMED} more" if len(unmatched_ids) > NAMED else ""
         yield Finding(
-            f"data.context_regex {regex!r} finds no context in {len(lacking)} of {len(rows)} rows: "
-            f"{', '.join(lacking[:NAMED])}{more}. Correct it, or leave asmi.sources at all",
+            f"data.context_regex {regex!r} finds no context in {len(unmatched_ids)} of {len(rows)} "
+            f"rows: {', '.join(unmatched_ids[:NAMED])}{more}. Correct it, or set "
+            "asmi.sources=[all]",
             fatal=True,
         )
 
@@ -315,8 +314,8 @@ def count_rows(config: DictConfig) -> int:
 def _is_built(config: DictConfig) -> bool:
     """Whether the rows come from the node `data`."""
     # Unresolved: resolving it would build the rows, without our error messages.
-    written = cast(dict[str, Any], OmegaConf.to_container(config))["dataset"]
-    return isinstance(written, str) and "asmi_rows" in written
+    dataset = cast(dict[str, Any], OmegaConf.to_container(config))["dataset"]
+    return isinstance(dataset, str) and "asmi_rows" in dataset
 
 
 @lru_cache(maxsize=1)  # the doctor calls it twice

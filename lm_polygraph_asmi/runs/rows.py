@@ -214,7 +214,7 @@ def save_rows(rows: list[Row], folder: Path) -> None:
         OSError: the folder cannot be written.
     """
     if folder.exists():
-        if _holds(folder, len(rows)):
+        if _is_complete(folder, len(rows)):
             return
         shutil.rmtree(folder)  # incomplete: files were deleted
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -226,11 +226,11 @@ def save_rows(rows: list[Row], folder: Path) -> None:
         temporary.rename(folder)
     except OSError:
         shutil.rmtree(temporary)
-        if not _holds(folder, len(rows)):
+        if not _is_complete(folder, len(rows)):
             raise
 
 
-def _holds(folder: Path, rows: int) -> bool:
+def _is_complete(folder: Path, rows: int) -> bool:
     try:
         return len(load_from_disk(str(folder))) == rows
     except (OSError, ValueError):
@@ -260,10 +260,10 @@ def read_selected_rows(data: Mapping[str, Any]) -> list[Row]:
     check_at_least_one("limit", limit)
     rows = subsample(read_rows(**source), size, seed)[:first]
     if except_limit is not None:
-        seen = {row.id for row in spread(rows, except_limit)}
-        rows = [row for row in rows if row.id not in seen]
+        excluded = {row.id for row in spread(rows, except_limit)}
+        rows = [row for row in rows if row.id not in excluded]
         if not rows:
-            raise ValueError(f"data.except_limit={except_limit} leaves no row of {len(seen)}")
+            raise ValueError(f"data.except_limit={except_limit} leaves no row of {len(excluded)}")
     return shard_of(spread(rows, limit), shard, num_shards)
 
 
@@ -281,8 +281,8 @@ def rows_folder(data: Mapping[str, Any]) -> Path:
 
 
 @lru_cache(maxsize=8)  # a config is resolved several times in a run
-def _rows_folder(described: str, _: Path, home: Path) -> Path:
-    rows = read_selected_rows(json.loads(described))
+def _rows_folder(data_json: str, _: Path, home: Path) -> Path:
+    rows = read_selected_rows(json.loads(data_json))
     folder = home / "lm_polygraph_asmi" / f"rows-{cluster_key(json.dumps(rows))}"
     save_rows(rows, folder)
     return folder

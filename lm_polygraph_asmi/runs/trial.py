@@ -91,15 +91,15 @@ def try_rows(config: DictConfig, arguments: Sequence[str]) -> Trial:
             changed.append(f"asmi.result_cache='{folder}/result cache'")  # an empty one
         script = Path(sys.executable).with_name("polygraph_eval")
         started = time.time()
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, str(script), *arguments, *changed],
             env=os.environ | {"HYDRA_FULL_ERROR": "1"},
             capture_output=True,
             text=True,
             check=False,
         )
-        if done.returncode:
-            raise RuntimeError(_failure(done))
+        if process.returncode:
+            raise RuntimeError(_failure(process))
         run = load_run(folder)
         try:
             manifest = read_manifest(run.path)
@@ -109,18 +109,18 @@ def try_rows(config: DictConfig, arguments: Sequence[str]) -> Trial:
         return Trial(
             scores=run.scores,
             times=[ended - started for ended in batch_times(log)],
-            phases={name: taken["median"] for name, taken in manifest.get("seconds", {}).items()},
+            phases={name: timing["median"] for name, timing in manifest.get("seconds", {}).items()},
             peaks=manifest.get("peak_memory_bytes", {}),
         )
 
 
-def _failure(done: subprocess.CompletedProcess) -> str:
-    if done.returncode < 0:
-        return with_hint(f"the system killed it with signal {-done.returncode}")
+def _failure(process: subprocess.CompletedProcess) -> str:
+    if process.returncode < 0:
+        return with_hint(f"the system killed it with signal {-process.returncode}")
     # After the last traceback, unindented lines belong to the exception.
-    last = done.stderr.rpartition("Traceback (most recent call last):")[2]
+    last = process.stderr.rpartition("Traceback (most recent call last):")[2]
     error = "\n".join(re.findall(r"^\S.*", last, re.MULTILINE)[-5:])
-    return with_hint(error, done.stderr[-10_000:])
+    return with_hint(error, process.stderr[-10_000:])
 
 
 def batch_times(log: str) -> list[float]:

@@ -28,7 +28,7 @@ MEMORY = "asmi_memory"
 """Statistic of a batch, never saved: the `model.PrefixCache` of each example."""
 
 
-class _Listening:
+class _GenerationRecorder:
     """A LM-Polygraph model that keeps the cache and hidden states of its last generation.
 
     Args:
@@ -44,17 +44,17 @@ class _Listening:
         return getattr(self._model, name)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        transformer = _remembering(self._model)
+        transformer = _reusable_transformer(self._model)
         if transformer is None:
             return self._model.generate(*args, **kwargs)
-        with _states_seen(transformer, self._depths) as seen:
+        with _states_seen(transformer, self._depths) as read_states:
             output = self._model.generate(*args, **kwargs)
-        self.cache, self.states = cache_of(output), seen()
+        self.cache, self.states = cache_of(output), read_states()
         return output
 
 
-def _remembering(model: Model) -> PreTrainedModel | None:
-    """The transformers model, if its cache can be reused; else None.
+def _reusable_transformer(model: Model) -> PreTrainedModel | None:
+    """The transformers model if its cache can be reused, else None.
 
     The prefix cache checks the weights; dropout and autocast are checked here.
     """
@@ -64,8 +64,8 @@ def _remembering(model: Model) -> PreTrainedModel | None:
         transformer = causal_model(model)
     except TypeError:  # no heads to mask: a run without ASMI
         return None
-    dropped = any(module.training for module in transformer.modules())
-    return None if dropped or not PrefixCache.serves(transformer) else transformer
+    training = any(module.training for module in transformer.modules())
+    return None if training or not PrefixCache.serves(transformer) else transformer
 
 
 def _states_seen(
@@ -74,16 +74,16 @@ def _states_seen(
     return states_seen(model, [layer_at(model, depth).layer for depth in depths])
 
 
-def _remembered(model: Model, ids: list[int], cache: Any, states: States) -> PrefixCache | None:
+def _prefix_cache(model: Model, ids: list[int], cache: Any, states: States) -> PrefixCache | None:
     """Prefix cache of a sequence from a generation's cache and hidden states; None if unusable."""
-    transformer = _remembering(model)
+    transformer = _reusable_transformer(model)
     if not isinstance(cache, DynamicCache) or transformer is None:
         return None
     with scoring_session(transformer):  # checks the model's state
         prefix_cache = PrefixCache()
         prefix_cache.take(transformer, ids, cache, states)
-    kinds = {key.dtype for key, _ in prefix_cache.layers}
-    return prefix_cache if kinds == {transformer.dtype} else None  # no layers: cache unusable
+    dtypes = {key.dtype for key, _ in prefix_cache.layers}
+    return prefix_cache if dtypes == {transformer.dtype} else None  # no layers: cache unusable
 
 
 class RememberingGreedyCalculator(GreedyProbsCalculator):
@@ -108,10 +108,10 @@ class RememberingGreedyCalculator(GreedyProbsCalculator):
         """LM-Polygraph's statistics, and the prefix cache of a prompt without padding."""
         if len(texts) > 1:
             return super().__call__(dependencies, texts, model, max_new_tokens)
-        listening: Any = _Listening(model, self.depths)
-        stats = super().__call__(dependencies, texts, listening, max_new_tokens)
+        recorder: Any = _GenerationRecorder(model, self.depths)
+        stats = super().__call__(dependencies, texts, recorder, max_new_tokens)
         ids = [*map(int, stats["input_tokens"][0]), *stats["greedy_tokens"][0]]
-        return stats | {MEMORY: [_remembered(model, ids, listening.cache, listening.states)]}
+        return stats | {MEMORY: [_prefix_cache(model, ids, recorder.cache, recorder.states)]}
 
 
 class SavedAnswersCalculator(StatCalculator):
@@ -191,12 +191,12 @@ class SavedAnswersCalculator(StatCalculator):
         ids = torch.cat([prompt.cpu(), torch.tensor(tokens)])[None].to(model.device())
         remember = remember and PrefixCache.serves(transformer)
         watched = _states_seen(transformer, self.depths) if remember else nullcontext(dict)
-        with torch.no_grad(), watched as seen:
+        with torch.no_grad(), watched as read_states:
             out = transformer(ids, logits_to_keep=len(tokens) + 1, use_cache=remember)
         log_probs = out.logits[0, :-1].float().log_softmax(-1).cpu().numpy()
         cached = {}
         if remember:
-            cached[MEMORY] = _remembered(model, ids[0].tolist(), cache_of(out), seen())
+            cached[MEMORY] = _prefix_cache(model, ids[0].tolist(), cache_of(out), read_states())
         return cached | {
             "input_tokens": prompt.tolist(),
             "greedy_tokens": list(tokens),

@@ -53,16 +53,16 @@ def available_stat_calculators(
             f"expected options among {known}; got {', '.join(unknown)}. Depths and other "
             "settings of a score belong to the estimators"
         )
-    ours = [e for e in estimators if isinstance(e, MaskedHeadsEstimator)]
-    configs = [estimator.config for estimator in ours] or [ASMIConfig()]
+    asmi_estimators = [e for e in estimators if isinstance(e, MaskedHeadsEstimator)]
+    configs = [estimator.config for estimator in asmi_estimators] or [ASMIConfig()]
     shared = [
         config.replace(depth=0.5, source="all").to_dict("masks", "machine") for config in configs
     ]
     if any(other != shared[0] for other in shared):
         raise ValueError(
-            f"the estimators {', '.join(map(str, ours))} have different settings besides their "
-            "depth and source, but one manager has one S, p, K, sampler, scope, seed, "
-            "attention and memory budget. Use several managers"
+            f"the estimators {', '.join(map(str, asmi_estimators))} have different settings "
+            "besides their depth and source, but one manager has one S, p, K, sampler, scope, "
+            "seed, attention and memory budget. Use several managers"
         )
     samples = {config.num_samples for config in configs if config.method == "adapt"}
     if samples - {ASMIConfig.num_samples}:

@@ -59,17 +59,17 @@ class SentenceClaimsCalculator(StatCalculator):
 
 def _claims(tokenizer: Any, answer: str, ids: list[int]) -> list[Claim]:
     """Claims of one answer; `answer` is LM-Polygraph's text, without the end token."""
-    text, places = spans(tokenizer, [], ids)
+    text, token_spans = spans(tokenizer, [], ids)
     text = text[: len(answer)] if text.startswith(answer) else text
     claims = []
     for start, end in segment_answer(text):
-        numbers = [
-            number
-            for number, (first, last) in enumerate(places)
+        positions = [
+            position
+            for position, (first, last) in enumerate(token_spans)
             if first < end and max(last, first + 1) > start
         ]
-        if numbers:
-            claims.append(Claim(text[start:end], text[start:end], numbers))
+        if positions:
+            claims.append(Claim(text[start:end], text[start:end], positions))
     return claims
 
 

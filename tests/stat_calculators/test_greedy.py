@@ -14,7 +14,7 @@ from lm_polygraph_asmi.stat_calculators.greedy import (
     MEMORY,
     RememberingGreedyCalculator,
     SavedAnswersCalculator,
-    _remembered,
+    _prefix_cache,
     load_stat_calculator,
 )
 from tests.rounding import allowed
@@ -227,7 +227,7 @@ def test_windows_are_not_mistaken_for_the_start(saved):
         if saved:
             ids = torch.cat([model.tokenize([text])["input_ids"][0], torch.tensor(tokens)])
             cache = model.model(ids[None], use_cache=True).past_key_values
-            stats[MEMORY] = [_remembered(model, ids.tolist(), cache, {})]
+            stats[MEMORY] = [_prefix_cache(model, ids.tolist(), cache, {})]
         known = calculator(stats, [text], model)
         plain = calculator({"greedy_tokens": [tokens]}, [text], model)
         for name in ("asmi_mi_d60", "asmi_entropy", "asmi_log_likelihood"):

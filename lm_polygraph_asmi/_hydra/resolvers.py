@@ -138,7 +138,7 @@ def _scale(
 
     if file is None:
         return None if times == 1 else times
-    # One by one: this value is among them.
+    # One by one: resolving the whole node would resolve this value, too.
     used = {name: OmegaConf.select(_root_, f"asmi.{name}") for name in ("scope", "mask_rate")}
     depths = OmegaConf.select(_root_, "asmi.depths") or [None]
     several = ({"depth": depth, **used} for depth in depths)

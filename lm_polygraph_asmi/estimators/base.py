@@ -131,10 +131,10 @@ class MaskedHeadsEstimator(Estimator):
 
 
 class SourceEstimator(MaskedHeadsEstimator):
-    """Mean over tokens of a statistic of one source, computed beside the masked passes.
+    """Mean over tokens of a statistic of one source, computed along with the masked passes.
 
     Raises:
-        ValueError: source "all"; else as every estimator.
+        ValueError: source "all"; or as `MaskedHeadsEstimator`.
     """
 
     def __init__(self, **settings: Any) -> None:

@@ -51,7 +51,7 @@ def token_spans(
 
     Args:
         text: text of the tokens `ids`, including a chat template.
-        places: character spans (start, end) of it, in any order.
+        places: character spans (start, end) of the text, in any order.
 
     Raises:
         ValueError: the tokenizer has no offsets, splits the text into other tokens, or has no
@@ -112,7 +112,7 @@ def place_of(text: str, part: str, otherwise: str = "give its characters as (sta
     """Start of a part in a text, which must contain it once.
 
     Args:
-        otherwise: what the error tells to do.
+        otherwise: advice that ends the error message.
 
     Raises:
         ValueError: the part is missing, or occurs several times.

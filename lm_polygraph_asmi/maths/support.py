@@ -81,8 +81,8 @@ def ranked(log_probs: Float[Tensor, "S T V"], size: int) -> Ranked:
     ids = (chosen * BLOCK + torch.arange(BLOCK, device=log_probs.device)).flatten(-2)
     rest = torch.arange(num_blocks * BLOCK, log_probs.shape[-1], device=log_probs.device)
     ids = torch.cat([ids, rest.expand(*ids.shape[:-1], -1)], dim=-1)
-    values, by_value = log_probs.gather(-1, ids).topk(size, dim=-1)
-    return values, ids.gather(-1, by_value)
+    values, order = log_probs.gather(-1, ids).topk(size, dim=-1)
+    return values, ids.gather(-1, order)
 
 
 def most_likely(by_rank: Ranked) -> Int[Tensor, "S T"]:

@@ -26,10 +26,10 @@ from lm_polygraph_asmi.results.manifest import (
     write_manifest,
 )
 
-OF_A_JOB = {"dataset", "cache_path", "save_path", "seed"}
+PER_JOB = {"dataset", "cache_path", "save_path", "seed"}
 """Top-level nodes of a config that differ between jobs of a setting: folders of rows and results,
 and the list of seeds (a manager file has one seed)."""
-OF_A_MACHINE = {"result_cache", "memory_budget", "device_map"}
+PER_MACHINE = {"result_cache", "memory_budget", "device_map"}
 """Settings that depend on the machine; calculators have copies, so they may be anywhere."""
 
 
@@ -150,11 +150,11 @@ def _key(config: Mapping[str, Any]) -> str:
     """Key that all shards of a setting share, and no others."""
 
     def portable(node: dict[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in node.items() if name not in OF_A_MACHINE}
+        return {name: value for name, value in node.items() if name not in PER_MACHINE}
 
     shared = json.loads(json.dumps(config), object_hook=portable)
     shared.get("data", {}).pop("shard", None)
-    return json.dumps({n: v for n, v in shared.items() if n not in OF_A_JOB}, sort_keys=True)
+    return json.dumps({n: v for n, v in shared.items() if n not in PER_JOB}, sort_keys=True)
 
 
 def _finished_shards(shards: Sequence[Shard]) -> list[Shard]:

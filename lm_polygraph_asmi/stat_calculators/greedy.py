@@ -210,7 +210,7 @@ def load_stat_calculator(config: Mapping[str, Any], _: Any) -> TimedCalculator:
     """Builder named in a config's `stat_calculators` entry.
 
     `answers`: a finished run, or None to generate. `output_attentions`: as in LM-Polygraph.
-    `masks`: the entry of the masked passes; it decides whether the prefix cache is kept.
+    `masks`: the entry of the masked-heads calculator, which decides if the prefix cache is kept.
     """
     entry = dict(config.get("masks") or {})
     masks = Engine(**{n: v for n, v in entry.items() if n not in ("result_cache", "context_regex")})

@@ -1,4 +1,4 @@
-"""Attention-path fragility as uncertainty estimators for LM-Polygraph.
+"""Uncertainty estimators for LM-Polygraph from random masks of attention heads.
 
 ASMI masks attention heads at one layer, scores the same answer under each mask, and measures how
 far the resulting next-token distributions disagree.
@@ -8,6 +8,6 @@ import lazy_loader
 
 __version__ = "0.1.0"
 
-# What the stub beside this file names is imported on first use, and with it torch or LM-Polygraph.
+# Names in the stub file are imported on first use; only then torch or LM-Polygraph is imported.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 __all__ += ["__version__"]

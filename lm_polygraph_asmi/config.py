@@ -173,14 +173,15 @@ class ASMIConfig:
 
     # In the order that `label` shows them.
     method: str = setting(
-        "sem", "The score; adapt also samples answers.", tuple(METHODS), shown=False
-    )
+        "sem", "Which score: asmi (MI), sem (MI, discounted for near-synonyms) or adapt (sem, with "
+        "a discount that depends on sampled answers).", tuple(METHODS), shown=False,
+    )  # fmt: skip
     depth: float = setting(
         0.6, "Masked layer: 0 is the first, 1 the last; the paper's is 0.6.", _depth,
         unit="fraction of the layers", of="masks", shown=False,
     )  # fmt: skip
     top_k: int = setting(
-        64, "Top tokens kept per distribution.", _top_k, symbol="K", of="masks", shown=False
+        64, "Most likely tokens kept per distribution.", _top_k, symbol="K", of="masks", shown=False
     )
     num_masks: int | None = setting(
         None, "Number of masks; by default, derived from the number of heads.",
@@ -195,8 +196,8 @@ class ASMIConfig:
         MASK_SAMPLERS, of="masks",
     )  # fmt: skip
     scope: str = setting(
-        "all", "Positions at which heads are masked: all (the paper's), or response, those that "
-        "predict the answer: cheaper, a different score, and what was measured most.", SCOPES,
+        "all", "Where heads are masked: all positions (as in the paper), or response: only where "
+        "the answer is predicted (cheaper, a different score, and the one measured most).", SCOPES,
         of="masks",
     )  # fmt: skip
     seed: int = setting(
@@ -208,19 +209,19 @@ class ASMIConfig:
         ("answer", "prompt"), of="masks", key=False, shown=True,
     )  # fmt: skip
     source: str = setting(
-        "all", "What masked heads lose: all they read; or, with scope response, only what they "
-        "read from the context, or from elsewhere.", SOURCES, of="masks",
+        "all", "What a masked head loses: everything it reads; or, with scope response, only what "
+        "it reads from the context, or only from elsewhere.", SOURCES, of="masks",
     )  # fmt: skip
     aggregation: str = setting(
         "mean", "How token scores become the answer's score; mean is the paper's.", AGGREGATIONS,
     )  # fmt: skip
     perturbation: str = setting(
-        "heads", "What a mask changes: heads (ASMI); the others are controls, such as noise or "
-        "MLP inputs, that test whether heads matter.", PERTURBATIONS,
+        "heads", "What a mask changes: heads (ASMI), or a control that tests whether heads matter, "
+        "such as noise or MLP inputs.", PERTURBATIONS,
         of="masks", shown=str,
     )  # fmt: skip
     perturbation_scale: float | str | None = setting(
-        None, "Its scale: a number, or a file from `polygraph_asmi experiments scale`.",
+        None, "Scale of a control: a number, or a file from `polygraph_asmi experiments scale`.",
         _scale, of="masks", shown="scale={:.4g}".format,
     )  # fmt: skip
     closing_token: bool = setting(
@@ -229,25 +230,27 @@ class ASMIConfig:
     )  # fmt: skip
     tau: float = setting(
         0.3,
-        "Diversity of the sampled answers at which agreement counts half.",
+        "Diversity of the sampled answers at which agreement has half its weight.",
         check_number,
         method="adapt",
         shown="tau={:g}".format,
     )
     beta: float = setting(
         10.0,
-        "How steeply agreement counts less around tau.",
+        "How steeply the weight of agreement falls around tau.",
         check_number,
         method="adapt",
         shown="beta={:g}".format,
     )
     # These belong to the answers rather than the score, but they distinguish runs.
-    num_samples: int = setting(10, "Sampled answers.", _num_samples, method="adapt", shown=False)
+    num_samples: int = setting(
+        10, "Number of sampled answers.", _num_samples, method="adapt", shown=False
+    )
     stop: tuple[str, ...] | None = setting(
         None, "String that ends an answer; \\n is a line break.", _or_none(_stop), shown=False
     )
     max_new_tokens: int = setting(
-        64, "Longest generated answer.", _max_new_tokens, unit="tokens", of="answer", key=False
+        64, "Maximum answer length.", _max_new_tokens, unit="tokens", of="answer", key=False
     )
     attention: str | None = setting(
         None, "Attention implementation of the masked passes, such as sdpa; by default, the "
@@ -391,10 +394,10 @@ def check_setting(name: str, value: Any) -> None:
 
 def check_streamed(settings: Mapping[str, Any]) -> None:
     """Raise ValueError for settings that need the finished answer."""
-    for name, only in STREAMED.items():
-        if settings.get(name, only) != only:
+    for name, required in STREAMED.items():
+        if settings.get(name, required) != required:
             raise ValueError(
-                f"streaming needs {name}={only!r}, got {settings[name]!r}: score the finished "
+                f"streaming needs {name}={required!r}, got {settings[name]!r}: score the finished "
                 "answer instead"
             )
 

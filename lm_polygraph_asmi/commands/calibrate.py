@@ -25,18 +25,18 @@ SHARED = {*LOADING, *ASMIConfig.names("masks", "score", "machine")} - {"source"}
 @click.option(
     "--run",
     type=click.Path(exists=True),
-    help="Finished benchmark run, instead of ROWS; its parameters are the defaults.",
+    help="Finished benchmark run, instead of ROWS; its settings are the defaults.",
 )
 @click.option(
     "--metric",
-    help="With --run: quality metric for the labels; default AlignScore, else its first.",
+    help="With --run: quality metric for the labels; default: AlignScore, else its first metric.",
 )
 @click.option("--risk", type=float, required=True, help="Error rate to guarantee, such as 0.1.")
 @click.option(
     "--confidence",
     default=0.95,
     show_default=True,
-    help="Least probability that the guarantee holds, over samples of labelled answers.",
+    help="Minimum probability that the guarantee holds, over samples of labelled answers.",
 )
 @click.option(
     "--signal",
@@ -45,15 +45,17 @@ SHARED = {*LOADING, *ASMIConfig.names("masks", "score", "machine")} - {"source"}
     help="Score to threshold: best (selected on a fifth of the clusters), score, asmi, sem, adapt, "
     "msp, perplexity or entropy.",
 )
-@click.option("--right-from", type=float, help="Lowest quality of a correct answer; default 0.5.")
+@click.option("--right-from", type=float, help="Lowest quality of a correct answer; default: 0.5.")
 @click.option(
     "--result-cache",
     type=click.Path(file_okay=False),
-    help="Folder that stores results: to resume, or for another --risk.",
+    help="Folder that stores results, to resume or to try another --risk.",
 )
-@click.option("--figure", type=click.Path(dir_okay=False), help="Figure: coverage against risk.")
 @click.option(
-    "--reliability", type=click.Path(dir_okay=False), help="Figure: reliability diagram, held out."
+    "--figure", type=click.Path(dir_okay=False), help="Figure to write: coverage by risk."
+)
+@click.option(
+    "--reliability", type=click.Path(dir_okay=False), help="Figure to write: held-out reliability."
 )
 @click.option("--out", required=True, type=click.Path(dir_okay=False), help="JSON file to write.")
 def calibrate(

@@ -10,9 +10,11 @@ from lm_polygraph_asmi.config import ASMIConfig, target_layer
 
 @click.command(short_help="Masks, mask rate and cost for a model.")
 @click.option(
-    "--heads", type=click.IntRange(min=4), help="H, query heads per layer; default: --pilot's."
+    "--heads", type=click.IntRange(min=4), help="H, query heads per layer; default: from --pilot."
 )
-@click.option("--layers", type=click.IntRange(min=2), help="L, layers; for the cost in passes.")
+@click.option(
+    "--layers", type=click.IntRange(min=2), help="L, number of layers; needed to print the cost."
+)
 @click.option(
     "--depth",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
@@ -23,9 +25,9 @@ from lm_polygraph_asmi.config import ASMIConfig, target_layer
 @click.option(
     "--prr-difference",
     type=click.FloatRange(0, 2, min_open=True),
-    help="Difference in PRR to detect; prints how many questions that needs. With --pilot.",
+    help="With --pilot: difference in PRR to detect; prints how many questions that needs.",
 )
-@click.option("--pilot", type=click.Path(exists=True), help="Finished run on such questions.")
+@click.option("--pilot", type=click.Path(exists=True), help="Finished run on similar questions.")
 @click.option("--out", type=click.Path(dir_okay=False), help="Figure to write (.png, .svg, .pdf).")
 @click.option("--point", type=(float, int), help="Mask rate and masks to check, such as 0.10 16.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

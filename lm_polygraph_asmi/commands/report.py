@@ -10,13 +10,13 @@ from lm_polygraph_asmi.config import ASMIConfig
 @click.option(
     "--out", required=True, type=click.Path(file_okay=False), help="Folder for the report."
 )
-@click.option("--metric", help="Quality metric; default AlignScore, else the first of each run.")
+@click.option("--metric", help="Quality metric; default: AlignScore, else the first of each run.")
 @click.option(
     "--depth",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
     default=ASMIConfig.depth,
     show_default=True,
-    help="Relative depth to report; of a run without it, the nearest is used.",
+    help="Relative depth to report; in a run without it, the nearest is used.",
 )
 def report(runs: tuple[str, ...], out: str, metric: str | None, depth: float) -> None:
     """Write the paper's tables and figures from finished RUNS (folders or manager files).

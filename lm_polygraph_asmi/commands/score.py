@@ -23,50 +23,50 @@ if TYPE_CHECKING:
 TEMPORARY_MARK = "made-by-score"
 """File in a result cache that is deleted after use, because no option named it."""
 DECISIONS = {True: "accepted", False: "abstained", None: "without a decision"}
-SHOWN = 100
-"""Rows whose field names are checked for spelling."""
+CHECKED_ROWS = 100
+"""Number of rows whose field names are checked for spelling."""
 
 
 @click.command()
 @click.argument("rows_file", type=click.Path(exists=True, dir_okay=False))
 @click.option("--model", required=True, help="Folder, hub ID, or smollm2 (the demo's model).")
 @click.option("--gguf-file", help="GGUF file in the folder with the weights.")
-@click.option("--dtype", default="auto", show_default=True, help="auto, float32, bfloat16, ...")
-@click.option("--device-map", help="auto: use GPUs; default: CPU.")
+@click.option("--dtype", default="auto", show_default=True, help="Data type: auto, float32, ...")
+@click.option("--device-map", help="Where to load the model: auto uses GPUs; default: CPU.")
 @click.option("--answer", help="Answer text to score; default: the model's greedy answer.")
 @click.option("--chat", is_flag=True, help="Apply the chat template to text prompts.")
 @click.option(
     "--context",
     multiple=True,
-    help="Passage that is part of the prompt, or @FILE; repeat for several. Reports how much the "
-    "answer depends on each. In a .jsonl file: field context of a row.",
+    help="Passage in the prompt, as text or @FILE; repeat for several. Reports how much the answer "
+    "depends on each. For a .jsonl file, use the field `context` of each row instead.",
 )
 @setting_options()
 @click.option(
     "--calibration",
     multiple=True,
     type=click.Path(exists=True),
-    help="Calibrates the score: a finished run (its manager file is a pickle: only files you "
-    "trust), or a file saved by `polygraph_asmi calibrate` or `calibration`. Give it twice for "
-    "answers and for parts of answers.",
+    help="Calibration run: a file saved by `polygraph_asmi calibrate` or `export`, or a finished "
+    "run (its manager file is a pickle: load only files you trust). Repeat to calibrate both "
+    "answers and parts of answers.",
 )
 @click.option(
     "--out",
     type=click.Path(dir_okay=False),
-    help="File of scores to write: .jsonl, or .parquet for rows in Parquet.",
+    help="File for the scores: .jsonl, or .parquet if ROWS_FILE is Parquet.",
 )
 @click.option(
     "--result-cache",
     type=click.Path(file_okay=False),
-    help="Folder that stores results, so that a killed run resumes; it may be shared by runs. "
-    "Default: OUT.cache, deleted when all rows are scored.",
+    help="Folder that stores results, so that an interrupted run resumes; several runs may share "
+    "it. Default: OUT.cache, deleted when all rows are scored.",
 )
 @click.option(
     "--tokens",
     type=click.Choice(TOKENS),
-    help="Detail per token in --out; default: full, in Parquet compact.",
+    help="Detail per token in --out; default: full, or compact in Parquet.",
 )
-@click.option("--stream", is_flag=True, help="Show and score the answer during generation.")
+@click.option("--stream", is_flag=True, help="Print and score the answer during generation.")
 @click.option("--html", type=click.Path(dir_okay=False), help="HTML page to write.")
 def score(
     rows_file: str,
@@ -85,7 +85,7 @@ def score(
     html: str | None,
     **settings: Any,
 ) -> None:
-    """Score the prompts of ROWS_FILE.
+    """Score answers to the prompts in ROWS_FILE.
 
     ROWS_FILE is a text file with one prompt; or JSON lines (.jsonl) or Parquet with `prompt`, and
     optionally `answer`, `samples`, `context`, `offsets` and `id`, per row.
@@ -129,7 +129,7 @@ def score(
             raise ValueError(f"{option} needs a single prompt, got {number} rows")
         if number > 1 and not (out or html):
             raise ValueError(f"{rows_file} has {number} rows: name a file with --out or --html")
-        first = list(islice(read_rows(rows_file), SHOWN))
+        first = list(islice(read_rows(rows_file), CHECKED_ROWS))
         for field, close in misspelt({name for row in first for name in row.content}).items():
             errors.print(f"Warning: ignoring the field {field!r}; did you mean {close!r}?",
                          style="yellow", highlight=False)  # fmt: skip

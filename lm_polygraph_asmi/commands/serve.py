@@ -27,10 +27,14 @@ def _options() -> list[click.Parameter]:
 
 
 @click.command(params=_options(), short_help="Serve a model over HTTP, with scores.")
-@click.option("--calibration", type=click.Path(exists=True), help="Calibration run or file.")
+@click.option("--calibration", type=click.Path(exists=True), help="Calibration file or run.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
-    "--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0: any free."
+    "--port",
+    default=8000,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="Port to listen on; 0 picks a free one.",
 )
 @click.option(
     "--api-key-file",
@@ -38,11 +42,13 @@ def _options() -> list[click.Parameter]:
     help="File whose first line is the token that clients must send.",
 )
 @click.option("--name", help="Model name in requests; default: --model, or its folder's name.")
-@click.option("--queue", default=16, show_default=True, help="Requests that may wait; then 429.")
-@click.option("--max-body", default=1_000_000, show_default=True, help="Bytes per request.")
-@click.option("--max-prompt-tokens", default=4096, show_default=True, help="Tokens per prompt.")
-@click.option("--max-answer-tokens", default=256, show_default=True, help="Tokens per answer.")
-@click.option("--drain", default=60, show_default=True, help="Seconds to finish after SIGTERM.")
+@click.option("--queue", default=16, show_default=True, help="Requests that may wait; 429 beyond.")
+@click.option("--max-body", default=1_000_000, show_default=True, help="Largest request, in bytes.")
+@click.option("--max-prompt-tokens", default=4096, show_default=True, help="Longest prompt.")
+@click.option("--max-answer-tokens", default=256, show_default=True, help="Longest answer.")
+@click.option(
+    "--drain", default=60, show_default=True, help="Seconds to finish requests after SIGTERM."
+)
 @click.option("--otel", is_flag=True, help="Emit an OpenTelemetry event per score.")
 def serve(
     calibration: str | None,

@@ -85,13 +85,14 @@ def adds_information(
     Args:
         scores: (n,), higher = more uncertain.
         controls: (n, c), such as MSP, single-pass entropy and answer length.
-        wrong: (n,).
-        clusters: key of each row; folds keep clusters whole.
+        wrong: (n,) correctness labels, 1 or True = wrong.
+        clusters: (n,) key of each row; folds keep clusters whole.
         seed: of the partitions into folds.
 
     Raises:
-        ValueError: too few clusters or errors for the folds, a constant score, controls that are
-            not a table, unequal lengths, or values that are not finite.
+        ValueError: right or wrong answers in fewer than five clusters, a constant score, controls
+            that are not a table, unequal lengths, a value that is not finite, or labels other than
+            0 and 1.
 
     Example:
         >>> wrong, length = [0, 1] * 50, [[n] for n in range(100)]
@@ -138,7 +139,7 @@ def adds_over_settings(settings: Sequence[AddedInformation]) -> AddedInformation
     same answers twice count once. Clusters with different keys are taken as independent.
 
     Args:
-        settings: result of each setting; not of several settings already combined.
+        settings: a result of `adds_information` for each setting; no result over several settings.
 
     Raises:
         ValueError: no setting.
@@ -192,8 +193,10 @@ def stacked_gain(
     include the variation of the fits. A score that adds nothing makes the model slightly worse.
 
     Args:
-        scores, controls, wrong, clusters, seed: as in `adds_information`.
+        scores, controls, wrong, clusters: as in `adds_information`.
         quality: (n,) for PRR, higher = better; None: right or wrong.
+        resamples: number of bootstrap resamples of clusters.
+        seed: of the folds and the resamples.
 
     Raises:
         ValueError: as `adds_information`.

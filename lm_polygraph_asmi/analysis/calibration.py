@@ -36,10 +36,14 @@ def calibrate(scores: ArrayLike, wrong: ArrayLike) -> list[Step]:
 
     Args:
         scores: (n,), higher = more uncertain.
-        wrong: (n,).
+        wrong: (n,) correctness labels, 1 or True = wrong.
+
+    Returns:
+        Steps by increasing score, their error rates increasing too.
 
     Raises:
-        ValueError: no answer, unequal lengths, or values that are not finite.
+        ValueError: no answer, unequal lengths, a value that is not finite, or labels other than 0
+            and 1.
 
     Example:
         >>> calibrate([0.1] * 25 + [0.9] * 25, [0] * 20 + [1] * 5 + [1] * 20 + [0] * 5)
@@ -85,6 +89,10 @@ def probability_at(steps: Sequence[Step], score: float) -> float:
     So no probability is 0 or 1, and a large step hardly changes. If all answers are right, or all
     wrong, that one counts as half wrong.
 
+    Args:
+        steps: of `calibrate`.
+        score: of one answer, in the unit of the calibrated scores.
+
     Raises:
         ValueError: a score that is not finite, or no step.
 
@@ -109,8 +117,14 @@ def held_out_probability(
     Five folds of whole clusters, each calibrated on the other four. None with a single cluster, or
     if the other folds are too small for two steps.
 
+    Args:
+        scores: (n,), higher = more uncertain.
+        wrong: (n,) correctness labels, 1 or True = wrong.
+        clusters: (n,) key of each row; answers on one passage share a key.
+
     Raises:
-        ValueError: lengths differ, or a value is not finite.
+        ValueError: no answer, unequal lengths, a value that is not finite, or labels other than 0
+            and 1.
 
     Example:
         >>> passages = [str(n // 2) for n in range(100)]  # one right and one wrong answer each
@@ -140,8 +154,14 @@ def held_out_brier(
 ) -> tuple[float, float] | None:
     """Held-out Brier scores: of the calibration, and of the base rate.
 
-    Mean squared difference of probability and outcome, lower = better. Returns None and raises
-    errors as `held_out_probability` does.
+    Mean squared difference of probability and outcome, in [0, 1]; lower = better. None where
+    `held_out_probability` returns None.
+
+    Args:
+        scores, wrong, clusters: as in `held_out_probability`.
+
+    Raises:
+        ValueError: as `held_out_probability`.
 
     Example:
         >>> passages = [str(n // 2) for n in range(100)]  # one right and one wrong answer each
@@ -206,12 +226,14 @@ def reliability(
     Args:
         chance: (n,) probabilities of error, from other answers than these: see
             `held_out_probability`.
-        wrong: (n,).
-        clusters: key of each row.
+        wrong: (n,) correctness labels, 1 or True = wrong.
+        clusters: (n,) key of each row; answers on one passage share a key.
+        draws: number of draws of errors for the band and the p-value.
+        seed: of the draws.
 
     Raises:
-        ValueError: lengths differ, a value that is not finite, probabilities outside [0, 1], or
-            fewer than two clusters.
+        ValueError: unequal lengths, a value that is not finite, labels other than 0 and 1,
+            probabilities outside [0, 1], or fewer than two clusters.
 
     Example:
         >>> chance, wrong = [0.1] * 5 + [0.9] * 5, [0, 0, 0, 0, 1, 0, 1, 1, 1, 1]
@@ -263,12 +285,12 @@ def debiased_calibration_error(chance: ArrayLike, wrong: ArrayLike, bins: int = 
 
     Args:
         chance: (n,) probabilities of error, from other answers than these.
-        wrong: (n,).
-        bins: at most; fewer if a bin would have fewer than two answers.
+        wrong: (n,) correctness labels, 1 or True = wrong.
+        bins: largest number of bins; fewer if one would have fewer than two answers.
 
     Raises:
-        ValueError: lengths differ, fewer than two answers, values that are not finite, or
-            probabilities outside [0, 1].
+        ValueError: fewer than two answers, unequal lengths, a value that is not finite, labels
+            other than 0 and 1, or probabilities outside [0, 1].
 
     Example:
         >>> debiased_calibration_error([0.5] * 100, [0, 1] * 50)

@@ -28,7 +28,12 @@ ROWS_AT_ONCE = 2**16
 
 
 class Interval(NamedTuple):
-    """A value with its 95 % interval; NaN where undefined."""
+    """A value with its 95 % interval; NaN where undefined.
+
+    Attributes:
+        value: the estimate.
+        low, high: ends of the interval.
+    """
 
     value: float
     low: float
@@ -151,6 +156,12 @@ def text_clusters(prompts: Sequence[str]) -> list[str]:
     Source: appendix "Head-to-Head Significance" of the paper. Recognises only the paper's zero-shot
     prompts; for others, the manifest of a run has the keys.
 
+    Args:
+        prompts: (n,) text of each row's prompt.
+
+    Returns:
+        (n,) keys; each the whole prompt unless all prompts have the same of the two formats.
+
     Example:
         >>> prompt = "\nStory: {}\n\nQuestion: {}".format
         >>> text_clusters([prompt("Ann saw Bo.", "Who saw?"), prompt("Ann saw Bo.", "Whom?")])
@@ -170,6 +181,11 @@ def cluster_bootstrap_weights(
 
     Clusters are drawn with replacement, as many as there are. Yields arrays (b, n) of counts,
     `resamples` rows in total; each row is one resample.
+
+    Args:
+        clusters: (n,) key of each row; answers on one passage share a key.
+        resamples: number of resamples.
+        seed: of the resampling.
 
     Raises:
         ValueError: there is no row.
@@ -272,6 +288,10 @@ def wilson_interval(count: int, n: int) -> Interval:
 
     Source: Wilson (1927), Probable inference. Within [0, 1], and defined from one answer on.
 
+    Args:
+        count: number of answers of one kind, such as errors.
+        n: number of all answers.
+
     Raises:
         ValueError: not 0 <= count <= n, or no answer.
 
@@ -293,15 +313,22 @@ def cluster_interval(
     resamples: int = RESAMPLES,
     seed: int = SEED,
 ) -> Interval:
-    """Bootstrap interval over whole clusters; see `percentiles`.
+    """Bootstrap interval of a statistic over whole clusters, wider if there are few.
 
     To compare two methods, pass their difference as the statistic: both then share the resamples.
-    Resamples with a statistic of NaN are left out. Source: section "Main Results"
-    of the paper (cluster-respecting paired bootstrap, percentile 95 %).
+    Resamples with a statistic of NaN are left out. Source: section "Main Results" of the paper
+    (cluster-respecting paired bootstrap, percentile 95 %); for few clusters, Hesterberg (2015),
+    What teachers should know about the bootstrap.
 
     Args:
-        statistic: of an array of row numbers, which may repeat.
-        clusters: cluster key of each row.
+        statistic: row numbers, which may repeat -> value; NaN where undefined.
+        clusters: (n,) key of each row; answers on one passage share a key.
+        resamples: number of bootstrap resamples of clusters.
+        seed: of the resampling.
+
+    Returns:
+        The statistic of all rows; bounds of NaN with fewer than two clusters, or if the statistic
+        is undefined in at least half of the resamples.
 
     Raises:
         ValueError: there is no row.
@@ -376,8 +403,10 @@ def cluster_band(
 
     Args:
         curve: row numbers, which may repeat -> values (m,); m may vary.
-        clusters: key of each row.
+        clusters: (n,) key of each row; answers on one passage share a key.
         points: number of points, evenly spaced from the curve's first value to its last.
+        resamples: number of bootstrap resamples of clusters.
+        seed: of the resampling.
 
     Returns:
         (2, points), low and high; NaN with fewer than two clusters.

@@ -36,14 +36,18 @@ def prr_intervals(
     Args:
         scores: method -> (n,), higher = more uncertain, finite.
         quality: (n,), higher = better.
-        clusters: key of each row.
+        clusters: (n,) key of each row; answers on one passage share a key.
         differences: pairs of methods.
+        resamples: number of bootstrap resamples of clusters.
+        seed: of the resampling.
 
     Returns:
-        By method, and by pair.
+        By method, and by pair; a positive difference means that the first is better. NaN if all
+        answers are equally good, bounds also with fewer than two clusters.
 
     Raises:
-        ValueError: lengths differ, or a value is not finite.
+        ValueError: no answer, unequal lengths, or a value that is not finite.
+        KeyError: a pair names a method that is not in `scores`.
 
     Example:
         >>> quality, keys = [1.0, 0.0] * 10, [str(n) for n in range(20)]
@@ -87,10 +91,14 @@ def drawn_prr(
 def auroc(score: ArrayLike, wrong: ArrayLike) -> float:
     """Probability that a wrong answer scores higher than a right one; ties count half.
 
-    NaN without wrong or without right answers.
+    1 = all errors score highest, 0.5 = chance; NaN without wrong or without right answers.
+
+    Args:
+        score: (n,), higher = more uncertain; may be infinite.
+        wrong: (n,) correctness labels, 1 or True = wrong.
 
     Raises:
-        ValueError: lengths differ, a score is NaN, or `wrong` has values other than 0 and 1.
+        ValueError: no answer, unequal lengths, a score that is NaN, or labels other than 0 and 1.
 
     Example:
         >>> auroc([0.1, 0.2, 0.9], wrong=[0, 0, 1])
@@ -154,6 +162,9 @@ def augrc(score: ArrayLike, wrong: ArrayLike) -> float:
     Source: Traub et al. (2024), Overcoming common flaws in the evaluation of selective
     classification systems.
 
+    Args:
+        score, wrong: as in `auroc`.
+
     Raises:
         ValueError: as `auroc`.
 
@@ -170,10 +181,19 @@ def augrc(score: ArrayLike, wrong: ArrayLike) -> float:
 def auroc_interval(
     score: ArrayLike, wrong: ArrayLike, clusters: Sequence[str], resamples: int = RESAMPLES
 ) -> Interval:
-    """Error-detection AUROC with its interval over clusters.
+    """Error-detection AUROC with its interval over clusters; 1 = perfect, 0.5 = chance.
+
+    NaN without wrong or without right answers; bounds also with fewer than two clusters.
+
+    Args:
+        score: (n,), higher = more uncertain.
+        wrong: (n,) correctness labels, 1 or True = wrong.
+        clusters: (n,) key of each row; answers on one passage share a key.
+        resamples: number of bootstrap resamples of clusters.
 
     Raises:
-        ValueError: lengths differ, or a value is not finite.
+        ValueError: no answer, unequal lengths, a value that is not finite, or labels other than 0
+            and 1.
 
     Example:
         >>> score, wrong = [0.1, 0.3, 0.2, 0.9] * 10, [0, 0, 1, 1] * 10
@@ -196,8 +216,17 @@ def auroc_difference(
 ) -> Interval:
     """AUROC of the first score minus that of the second, with shared resamples.
 
+    Positive = the first is better. NaN as for `auroc_interval`.
+
+    Args:
+        first, second: (n,), higher = more uncertain.
+        wrong: (n,) correctness labels, 1 or True = wrong.
+        clusters: (n,) key of each row; answers on one passage share a key.
+        resamples: number of bootstrap resamples of clusters.
+
     Raises:
-        ValueError: lengths differ, or a value is not finite.
+        ValueError: no answer, unequal lengths, a value that is not finite, or labels other than 0
+            and 1.
 
     Example:
         >>> wrong, keys = [0, 1] * 10, [str(n) for n in range(20)]
@@ -238,12 +267,12 @@ def mcnemar(first: ArrayLike, second: ArrayLike, wrong: ArrayLike, flagged: int)
 
     Args:
         first, second: (n,), higher = more uncertain.
-        wrong: (n,).
+        wrong: (n,) correctness labels, 1 or True = wrong.
         flagged: how many of the most uncertain answers each score flags.
 
     Raises:
-        ValueError: lengths differ, a value is not finite, a constant score, or more flags than
-            answers.
+        ValueError: no answer, unequal lengths, a value that is not finite, labels other than 0 and
+            1, a constant score, or `flagged` below 0 or above n.
 
     Example:
         >>> mcnemar([9, 1, 2, 0], [1, 9, 2, 0], wrong=[1, 1, 0, 0], flagged=1)  # one error each

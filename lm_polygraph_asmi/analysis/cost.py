@@ -37,7 +37,9 @@ def method_seconds(
     measured, or was measured for other or too few answers. Source: table "cost" of the paper.
 
     Args:
-        seconds, warm_up: as in `phase_seconds`; summed over all depths of a run.
+        seconds: phase ("greedy", "samples", "nli", "asmi", "diversity") -> (n,) seconds of every
+            answer, in order of computation; summed over all depths of a run.
+        warm_up: number of first answers left out.
 
     Example:
         >>> seconds = {"greedy": [1.0, 3.0, 2.0], "asmi": [2.0, 0.5, 3.0]}
@@ -61,7 +63,7 @@ def phase_seconds(
     paper.
 
     Args:
-        seconds: by phase, (n,) seconds of every answer, in order of computation.
+        seconds: phase -> (n,) seconds of every answer, in order of computation.
         warm_up: number of first answers left out.
 
     Example:

@@ -31,6 +31,9 @@ def tail_entropy_bound(missing: ArrayLike) -> np.ndarray:
     For m above 1/e, the maximum 1/e. Source: appendix "Top-K Coverage
     Analysis" of the paper (m = 0.045 gives 0.14).
 
+    Args:
+        missing: probability mass outside the top K, of any shape; cut to [0, 1/e].
+
     Raises:
         ValueError: a mass that is NaN.
 
@@ -60,6 +63,7 @@ def coverage_by_band(
 
     Raises:
         ValueError: wrong shapes, no token, or MI_t that is not finite.
+        KeyError: 64 is not in `top_k`.
 
     Example:
         >>> table = coverage_by_band(list(range(10)), [[1.0]] * 9 + [[0.9]], top_k=[64])
@@ -91,15 +95,18 @@ def coverage_intervals(
     """Pointwise 95 % intervals of `coverage_by_band` over clusters, bands recut in each resample.
 
     Args:
-        information: n arrays (T,) of MI_t, nats.
-        coverage: n arrays (T, k).
-        clusters: key of each answer.
+        information: n arrays (T,) of MI_t, nats; T may vary.
+        coverage: n arrays (T, k), mean over masks of the mass of the top K for k values of K.
+        clusters: (n,) key of each answer; answers on one passage share a key.
+        resamples: number of bootstrap resamples of clusters.
+        seed: of the resampling.
 
     Returns:
         Band of MI_t -> (2, k), low and high; NaN with fewer than two clusters.
 
     Raises:
-        ValueError: unequal numbers of arrays and clusters, or an answer without a token.
+        ValueError: unequal numbers of arrays and clusters, an answer without a token, or MI_t that
+            is not finite.
 
     Example:
         >>> mi = [np.array([0.1, 0.2])] * 4  # two tokens an answer; the second loses 0.1 or 0.2

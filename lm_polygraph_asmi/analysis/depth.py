@@ -18,8 +18,8 @@ class Sweep(NamedTuple):
 
     Attributes:
         scores: (D, n), higher = more uncertain.
-        quality: (n,).
-        clusters: key of each row.
+        quality: (n,), higher = better.
+        clusters: (n,) key of each row; answers on one passage share a key.
     """
 
     scores: np.ndarray
@@ -57,6 +57,11 @@ def depth_selection(
 
     Every split halves each setting's clusters at random; PRR is normalised within each half.
     Source: appendix "Full Benchmark and Depth Sweep" of the paper.
+
+    Args:
+        sweeps: one per setting, all of the same depths.
+        splits: number of random splits.
+        seed: of the splits.
 
     Raises:
         ValueError: no setting, different numbers of depths, a setting with fewer than

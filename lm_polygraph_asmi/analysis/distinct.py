@@ -149,12 +149,15 @@ def distinct_signal(
     Args:
         signal: (n,), higher = more uncertain.
         controls: (n, m), such as MSP and single-pass entropy.
-        wrong: (n,).
-        clusters: key of each row.
+        wrong: (n,) correctness labels, 1 or True = wrong.
+        clusters: (n,) key of each row; answers on one passage share a key.
+        resamples: number of bootstrap resamples of clusters.
+        seed: of the folds.
 
     Raises:
-        ValueError: too few clusters or errors, a constant signal, controls that are no table, or
-            values that are not finite.
+        ValueError: right or wrong answers in fewer than five clusters, a constant signal, controls
+            that are not a table, unequal lengths, a value that is not finite, or labels other than
+            0 and 1.
 
     Example:
         >>> signal, wrong = [0.1, 0.3, 0.2, 0.9] * 25, [0, 0, 1, 1] * 25

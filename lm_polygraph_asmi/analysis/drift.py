@@ -46,7 +46,12 @@ def drifts(
     on one passage cause false warnings. Fewer than `FEWEST` values are untested.
 
     Args:
-        before, now: name -> values; names on only one side are ignored.
+        before: name -> values (n,) of the calibration answers.
+        now: name -> values (m,) of new answers; names on only one side are ignored.
+        level: of the test over all quantities together, in (0, 1).
+
+    Returns:
+        One for each quantity that has changed, in the order of `before`.
 
     Raises:
         ValueError: values that are not finite.

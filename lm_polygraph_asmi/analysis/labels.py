@@ -23,10 +23,14 @@ def auroc_by_label(
     Args:
         scores: method -> (n,), higher = more uncertain.
         qualities: metric -> (n,), higher = better.
+        thresholds: qualities from which an answer counts as right.
 
     Returns:
-        (metric, threshold) -> method -> AUROC; labels that are the same for all answers are left
-        out.
+        (metric, threshold) -> method -> AUROC, 0.5 = chance; labels that are the same for all
+        answers are left out.
+
+    Raises:
+        ValueError: unequal lengths, a score that is NaN, or a quality that is not finite.
 
     Example:
         >>> scores, qualities = {"msp": [0.3, 0.1, 0.9]}, {"ROUGE-L": [0.9, 0.6, 0.2]}
@@ -44,6 +48,11 @@ def auroc_by_label(
 
 def same_order(first: Mapping[str, float], second: Mapping[str, float]) -> float:
     """Kendall's tau-b between two rankings of the same methods; NaN if one is constant.
+
+    1 = the same order, -1 = reversed.
+
+    Args:
+        first, second: method -> value that it is ranked by, such as AUROC.
 
     Raises:
         ValueError: a method is in only one of them.
@@ -92,6 +101,13 @@ def strata(values: ArrayLike, parts: int = 3) -> np.ndarray:
     """(n,) index of the part, from 0, that each value belongs to by rank.
 
     Equal values stay together, so parts may differ in size, or be fewer.
+
+    Args:
+        values: (n,), such as lengths of answers.
+        parts: largest number of parts.
+
+    Raises:
+        ValueError: a value that is not finite.
 
     Example:
         >>> strata([5, 1, 9, 1, 7, 3]).tolist()  # low, middle, high

@@ -40,6 +40,9 @@ class MaskingResponse:
 def masking_response(information: Sequence[np.ndarray]) -> MaskingResponse:
     """Masking response of answers with token-level MI_t.
 
+    Args:
+        information: n arrays (T,) of MI_t, nats; T may vary.
+
     Raises:
         ValueError: no token, or values that are not finite.
 
@@ -78,8 +81,16 @@ def error_separation(
 ) -> ErrorSeparation:
     """Mean MI_t by correctness, and error-detection AUROC of `scores` with cluster intervals.
 
+    Args:
+        information: n arrays (T,) of MI_t, nats; T may vary.
+        scores: name -> (n,), higher = more uncertain.
+        wrong: (n,) correctness labels, 1 or True = wrong.
+        clusters: (n,) key of each answer; answers on one passage share a key.
+        resamples: number of bootstrap resamples of clusters.
+
     Raises:
-        ValueError: lengths differ, or a value is not finite.
+        ValueError: no answer, unequal lengths, a value that is not finite, or labels other than 0
+            and 1.
 
     Example:
         >>> mi = [np.array([0.1, 0.1]), np.array([0.5]), np.array([0.1]), np.array([0.5])]
@@ -111,8 +122,8 @@ class Vote(NamedTuple):
 
     Attributes:
         agree: share of masks whose most likely token is the answer's.
-        alternative: the most frequent other token, None if there is none.
-        share: of the masks for it.
+        alternative: id of the most frequent other token, None if there is none.
+        share: of the masks that predict it, 0 without one.
     """
 
     agree: float
@@ -124,8 +135,11 @@ def votes(top_tokens: np.ndarray, tokens: ArrayLike) -> list[Vote]:
     """One vote per token of an answer.
 
     Args:
-        top_tokens: (S, T) most likely token of each subnetwork.
-        tokens: (T,) the answer.
+        top_tokens: (S, T) id of the most likely token of each subnetwork.
+        tokens: (T,) ids of the answer's tokens.
+
+    Raises:
+        IndexError: more tokens than columns of `top_tokens`.
 
     Example:
         >>> votes(np.array([[7], [7], [7], [2]]), tokens=[7])  # four masks, one token

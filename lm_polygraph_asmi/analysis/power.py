@@ -35,11 +35,13 @@ def sample_size(
     Args:
         difference: to be detected, for example in PRR.
         standard_error: of the pilot's difference, over clusters.
-        clusters, questions: of the pilot.
+        clusters, questions: numbers of the pilot.
+        power: chance to detect the difference.
+        level: of the two-sided test.
 
     Raises:
-        ValueError: a difference, standard error or size that is not positive, or a power or level
-            outside (0, 1).
+        ValueError: a difference, standard error or number of clusters that is not positive, more
+            clusters than questions, or a power or level outside (0, 1).
 
     Example:
         >>> pilot = {"standard_error": 0.05, "clusters": 100, "questions": 200}
@@ -73,11 +75,13 @@ def equivalence_size(
     Both tests must reject, so each may miss in at most half of the allowed cases.
 
     Args:
-        margin: of equivalence.
+        margin: smaller differences count as equivalent.
         standard_error, clusters, questions: of the pilot's difference, see `sample_size`.
+        power: chance to show equivalence.
+        level: of each one-sided test, below 0.5.
 
     Raises:
-        ValueError: as `sample_size`.
+        ValueError: as `sample_size`, or a level of 0.5 or more.
 
     Example:
         >>> pilot = {"standard_error": 0.02, "clusters": 100, "questions": 200}

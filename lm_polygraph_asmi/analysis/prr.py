@@ -23,7 +23,12 @@ COVERAGES = np.linspace(0.05, 1, 39)
 
 
 class PRR(NamedTuple):
-    """A normalised PRR with its standard error over examples; both NaN where undefined."""
+    """A normalised PRR with its standard error over examples; both NaN where undefined.
+
+    Attributes:
+        value: 1 = errors rejected first, 0 = chance, negative = worse than chance.
+        standard_error: from bootstrap resamples of examples.
+    """
 
     value: float
     standard_error: float
@@ -147,11 +152,12 @@ def normalised_prr(uncertainty: ArrayLike, quality: ArrayLike) -> float:
     examples have the same quality.
 
     Args:
-        uncertainty: higher = more uncertain.
-        quality: higher = better; continuous.
+        uncertainty: (n,), higher = more uncertain; may be infinite.
+        quality: (n,), higher = better; continuous.
 
     Raises:
-        ValueError: lengths differ, an uncertainty is NaN, or a quality is not finite.
+        ValueError: no answer, unequal lengths, an uncertainty that is NaN, or a quality that is not
+            finite.
 
     Example:
         >>> normalised_prr([0.1, 0.2, 0.9], quality=[1.0, 1.0, 0.0])  # the wrong one rejected first
@@ -172,8 +178,15 @@ def prr_draws(
 
     NaN where all rows of a resample are equally good.
 
+    Args:
+        scores: M arrays (n,), higher = more uncertain; may be infinite.
+        quality: (n,), higher = better.
+        clusters: (n,) key of each row; answers on one passage share a key.
+        resamples: number of bootstrap resamples of clusters.
+        seed: of the resampling.
+
     Raises:
-        ValueError: lengths differ, an uncertainty is NaN, or a quality is not finite.
+        ValueError: as `normalised_prr`.
 
     Example:
         >>> good, bad, quality = [0.1, 0.9] * 10, [0.9, 0.1] * 10, [1.0, 0.0] * 10
@@ -215,11 +228,15 @@ def rejection_curve(
     Args:
         uncertainty: (n,), higher = more uncertain.
         quality: (n,), higher = better.
-        clusters: key of each row.
-        coverages: shares of accepted answers, in (0, 1]; with only a few answers, a curve is noise.
+        clusters: (n,) key of each row; answers on one passage share a key.
+        coverages: (m,) shares of accepted answers, in (0, 1]; with only a few answers, a curve is
+            noise.
+        resamples: number of bootstrap resamples of clusters.
+        seed: of the resampling.
 
     Raises:
-        ValueError: lengths differ, a value that is not finite, or a coverage outside (0, 1].
+        ValueError: no answer, unequal lengths, a value that is not finite, or a coverage outside
+            (0, 1].
 
     Example:
         >>> uncertainty, quality = [0.1, 0.2, 0.3, 0.9], [1.0, 1.0, 1.0, 0.0]
@@ -248,6 +265,11 @@ def prr_with_error(
     uncertainty: ArrayLike, quality: ArrayLike, resamples: int = 1000, seed: int = SEED
 ) -> PRR:
     """Normalised PRR and its bootstrap standard error over examples, as in the paper's tables.
+
+    Args:
+        uncertainty, quality: as in `normalised_prr`.
+        resamples: number of bootstrap resamples of examples.
+        seed: of the resampling.
 
     Raises:
         ValueError: as `normalised_prr`.

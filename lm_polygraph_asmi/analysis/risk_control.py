@@ -97,20 +97,21 @@ def risk_threshold(
     """The most lenient threshold with the risk guarantee.
 
     With probability at least `confidence` over the labelled answers, at most a share `risk` of
-    later accepted answers is wrong, if clusters come from the same distribution and none has more
-    answers than the largest here. A fifth of the clusters chooses the thresholds to test, from the
-    one of strongest evidence to one that accepts all; the rest tests them, in this order.
+    later accepted answers is wrong. This assumes that clusters come from the same distribution and
+    that none has more answers than the largest here. A fifth of the clusters chooses the thresholds
+    to test, from the one of strongest evidence to one that accepts all; the rest tests them, in
+    this order.
 
     Args:
         scores: (n,), higher = more uncertain.
-        wrong: (n,), True or False.
-        clusters: key of each row; rows that share a passage or prompt are not independent.
+        wrong: (n,) correctness labels, 1 or True = wrong.
+        clusters: (n,) key of each row; rows that share a passage or prompt are not independent.
         risk: guaranteed upper bound on the error rate of accepted answers, in (0, 1).
         confidence: in (0, 1).
         seed: of the choice of clusters that choose the thresholds, and of the order of the others.
 
     Raises:
-        ValueError: lengths differ, values are not finite, labels other than right and wrong, fewer
+        ValueError: unequal lengths, a value that is not finite, labels other than 0 and 1, fewer
             than two clusters, or risk or confidence outside (0, 1).
 
     Example:
@@ -199,11 +200,15 @@ def risk_p_value(
     Waudby-Smith and Ramdas (2024), Estimating means of bounded random variables by betting.
 
     Args:
-        accepted, wrong: (n,).
+        accepted: (n,), 1 or True = accepted.
+        wrong: (n,) correctness labels, 1 or True = wrong.
         clusters: (n,) key of each answer.
-        risk: in (0, 1).
+        risk: in (0, 1), which is not checked.
         largest: most answers of a cluster, all of which may be wrong; None: the most here.
-        seed: of the order.
+        seed: of the order of clusters.
+
+    Raises:
+        ValueError: no answer, unequal lengths, or `accepted` or labels other than 0 and 1.
 
     Example:
         >>> accepted, wrong = [1] * 30, [0] * 30

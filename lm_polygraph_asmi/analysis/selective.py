@@ -29,10 +29,16 @@ from lm_polygraph_asmi.analysis.prr import Rejection
 def aurc(uncertainty: ArrayLike, wrong: ArrayLike) -> float:
     """Area under the risk-coverage curve: error rate of the k accepted, averaged over k = 1 ... n.
 
-    Lower = better. Equal scores count as their mean. Source: table "payoff-aurc" of the paper.
+    Lower = better, in [0, 1]. Equal scores count as their mean. Source: table "payoff-aurc" of the
+    paper.
+
+    Args:
+        uncertainty: (n,), higher = more uncertain; may be infinite.
+        wrong: (n,) correctness labels, 1 or True = wrong.
 
     Raises:
-        ValueError: lengths differ, or a value is NaN.
+        ValueError: no answer, unequal lengths, an uncertainty that is NaN, or a label that is not
+            finite.
 
     Example:
         >>> aurc([0.1, 0.2, 0.9], wrong=[0, 0, 1]) < aurc([0.9, 0.2, 0.1], wrong=[0, 0, 1])
@@ -45,8 +51,12 @@ def aurc(uncertainty: ArrayLike, wrong: ArrayLike) -> float:
 def risk_coverage(uncertainty: ArrayLike, wrong: ArrayLike) -> np.ndarray:
     """(n,) error rate of the k least uncertain answers, k = 1 ... n; ties as their mean.
 
+    Args:
+        uncertainty: (n,), higher = more uncertain; may be infinite.
+        wrong: (n,) correctness labels, 1 or True = wrong.
+
     Raises:
-        ValueError: lengths differ, or a value is NaN.
+        ValueError: as `aurc`.
 
     Example:
         >>> risk_coverage([0.1, 0.2, 0.9], wrong=[0, 0, 1]).round(2).tolist()
@@ -65,8 +75,13 @@ def risk_coverage(uncertainty: ArrayLike, wrong: ArrayLike) -> np.ndarray:
 def retained_error(uncertainty: ArrayLike, wrong: ArrayLike, coverage: float) -> float:
     """Error rate of the share `coverage` of least uncertain answers, at least one.
 
+    Args:
+        uncertainty: (n,), higher = more uncertain; may be infinite.
+        wrong: (n,) correctness labels, 1 or True = wrong.
+        coverage: share of accepted answers, in [0, 1].
+
     Raises:
-        ValueError: coverage outside [0, 1], lengths that differ, or values that are not finite.
+        ValueError: a coverage outside [0, 1], or as `aurc`.
 
     Example:
         >>> uncertainty, wrong = [0.1, 0.2, 0.3, 0.9], [0, 0, 1, 1]
@@ -121,9 +136,14 @@ def confident_but_fragile(
 
     Args:
         msp: (n,), LM-Polygraph's: higher = less confident.
-        fragility: (n,), u_sem; higher = more uncertain.
-        wrong: (n,).
-        clusters: key of each row.
+        fragility: (n,) score of Sem-ASMI, u_sem; higher = more uncertain.
+        wrong: (n,) correctness labels, 1 or True = wrong.
+        clusters: (n,) key of each row; answers on one passage share a key.
+        resamples: number of bootstrap resamples of clusters.
+
+    Raises:
+        ValueError: no answer, unequal lengths, a value that is not finite, or labels other than 0
+            and 1.
 
     Example:
         >>> msp, fragility, wrong = [0, 0, 1, 1] * 10, [0, 1, 0, 1] * 10, [0, 1, 1, 1] * 10
@@ -187,13 +207,15 @@ def token_null(
     Source: appendix "The Distinct-Signal Analysis" of the paper (no effect at the token level).
 
     Args:
-        msp: (n,) of answers.
-        token_scores: n arrays (T,), u_t.
-        wrong: (n,) of answers.
-        clusters: key of each answer.
+        msp: (n,) of answers, higher = less confident; confident are those up to the median.
+        token_scores: n arrays (T,) of u_t, higher = more uncertain; T may vary.
+        wrong: (n,) correctness labels of answers, 1 or True = wrong.
+        clusters: (n,) key of each answer; answers on one passage share a key.
+        resamples: number of bootstrap resamples of clusters.
 
     Raises:
-        ValueError: lengths differ, a value that is not finite, or no token.
+        ValueError: unequal lengths, labels other than 0 and 1, a value of `msp` or of a confident
+            answer's tokens that is not finite, or no confident answer with a token.
 
     Example:
         >>> tokens = [np.array([0.1, 0.9])] * 20  # alike in right and in wrong answers
@@ -274,7 +296,17 @@ def confident_filter(
     abstain: float = 0.5,
     resamples: int = RESAMPLES,
 ) -> Filter:
-    """The confident-stratum filter; source: table "payoff" of the paper.
+    """Error rate of the confident half after abstaining on it by fragility, and by another score.
+
+    Source: table "payoff" of the paper, with entropy as the other score.
+
+    Args:
+        msp, fragility, wrong, clusters, resamples: as in `confident_but_fragile`.
+        other: (n,) score that is compared with fragility, higher = more uncertain.
+        abstain: share of the confident half that is rejected, in [0, 1].
+
+    Raises:
+        ValueError: as `confident_but_fragile`, or `abstain` outside [0, 1].
 
     Example:
         >>> msp, fragility, other = [0, 0, 1, 1] * 10, [0, 1, 0, 1] * 10, [0.5] * 40
@@ -311,10 +343,18 @@ def aurc_difference(
     clusters: Sequence[str],
     resamples: int = RESAMPLES,
 ) -> Interval:
-    """AURC of the first score minus that of the second, shared resamples; negative = better.
+    """AURC of the first score minus that of the second, on the same resamples.
+
+    Negative = the first is better.
+
+    Args:
+        first, second: (n,), higher = more uncertain.
+        wrong: (n,) correctness labels, 1 or True = wrong.
+        clusters: (n,) key of each row; answers on one passage share a key.
+        resamples: number of bootstrap resamples of clusters.
 
     Raises:
-        ValueError: lengths differ, or a value is not finite.
+        ValueError: no answer, unequal lengths, or a value that is not finite.
 
     Example:
         >>> good, bad, keys = [0.1, 0.9] * 10, [0.9, 0.1] * 10, [str(n) for n in range(20)]
@@ -335,10 +375,22 @@ def aurc_difference(
 def filter_curve(
     msp: ArrayLike, by: ArrayLike, wrong: ArrayLike, abstain: Sequence[float] | np.ndarray
 ) -> np.ndarray:
-    """`filter_error` at every share of abstention; source: figure "payoff" of the paper.
+    """Error rate of the half most confident by MSP, after abstaining on a share of it.
+
+    Source: figure "payoff" of the paper.
+
+    Args:
+        msp: (n,), higher = less confident; confident are those up to the median.
+        by: (n,) score whose highest values are rejected.
+        wrong: (n,) correctness labels, 1 or True = wrong.
+        abstain: (m,) shares of the confident half that are rejected, in [0, 1].
+
+    Returns:
+        (m,) error rates of the rest, which is at least one answer.
 
     Raises:
-        ValueError: lengths differ, no answer, or a value that is not finite.
+        ValueError: no answer, unequal lengths, a value that is not finite, or a share of less than
+            0 or more than 1.
 
     Example:
         >>> msp, by, wrong = [0] * 4 + [1] * 4, [1, 2, 3, 4] + [0] * 4, [0, 0, 0, 1] + [1] * 4
@@ -364,16 +416,20 @@ def global_selector(
 
     Args:
         controls: (n, m), MSP and entropy.
-        signal: (n,), u_sem.
-        wrong: (n,).
-        clusters: key of each row.
-        coverages: shares of accepted answers.
+        signal: (n,) score of Sem-ASMI, u_sem; higher = more uncertain.
+        wrong: (n,) correctness labels, 1 or True = wrong.
+        clusters: (n,) key of each row; answers on one passage share a key.
+        coverages: shares of accepted answers, in [0, 1].
+        resamples: number of bootstrap resamples of clusters.
+        seed: of the folds.
 
     Returns:
         coverage -> error rate without the signal, with it, with minus without.
 
     Raises:
-        ValueError: too few clusters or errors for the folds.
+        ValueError: right or wrong answers in fewer than five clusters, controls that are not a
+            table, or a coverage outside [0, 1]. Also unequal lengths, a value that is not finite,
+            or labels other than 0 and 1.
 
     Example:
         >>> signal, wrong = [0.1, 0.3, 0.2, 0.9] * 10, [0, 0, 1, 1] * 10

@@ -56,12 +56,14 @@ def rank_signals(
 
     Args:
         scores: name -> (n,), higher = more uncertain.
-        wrong: (n,).
-        clusters: key of each row.
+        wrong: (n,) correctness labels, 1 or True = wrong.
+        clusters: (n,) key of each row; answers on one passage share a key.
         quality: (n,) for PRR, higher = better; None: right or wrong.
+        resamples: number of bootstrap resamples of clusters.
 
     Raises:
-        ValueError: lengths differ, or values are not finite.
+        ValueError: no signal, no answer, unequal lengths, a value that is not finite, or labels
+            other than 0 and 1.
 
     Example:
         >>> scores = {"good": [0.1, 0.9] * 10, "bad": [0.9, 0.1] * 10}
@@ -94,12 +96,14 @@ def combination(
     """(n,) probability of an error by a logistic model of a few signals, out of fold.
 
     Args:
-        features: (n, m).
-        wrong: (n,).
-        clusters: key of each row; folds keep clusters whole.
+        features: (n, m), a column per signal.
+        wrong: (n,) correctness labels, 1 or True = wrong.
+        clusters: (n,) key of each row; folds keep clusters whole.
+        seed: of the folds.
 
     Raises:
-        ValueError: right or wrong answers in too few clusters for the folds.
+        ValueError: right or wrong answers in fewer than five clusters, features that are not a
+            table, unequal lengths, a value that is not finite, or labels other than 0 and 1.
 
     Example:
         >>> features = [[n % 7, score] for n, score in enumerate([0.1, 0.3, 0.2, 0.9] * 25)]
@@ -120,6 +124,15 @@ def best_signal(
     """The signal with the highest AUROC on the clusters that choose thresholds; ties: the first.
 
     `risk_threshold` with the same seed tests on the other clusters, so its guarantee still holds.
+
+    Args:
+        scores: name -> (n,), higher = more uncertain.
+        wrong: (n,) correctness labels, 1 or True = wrong.
+        clusters: (n,) key of each row; answers on one passage share a key.
+        seed: of the choice of clusters.
+
+    Raises:
+        ValueError: as `rank_signals`.
 
     Example:
         >>> scores = {"constant": [0.5] * 20, "good": [0.1, 0.9] * 10}
@@ -152,6 +165,11 @@ def recommendation(
         signals: by name, of `rank_signals` on these answers.
         scores, wrong, clusters, quality: as there.
         method: name of the signal that is compared with the best.
+        resamples: number of bootstrap resamples of clusters.
+
+    Raises:
+        ValueError: labels other than 0 and 1.
+        KeyError: another signal ranks errors best, and `method` is not in `scores`.
 
     Example:
         >>> scores, wrong = {"good": [0.1, 0.9] * 30, "bad": [0.9, 0.1] * 30}, [0, 1] * 30

@@ -29,6 +29,9 @@ class Stability(NamedTuple):
 def rank_correlation(first: ArrayLike, second: ArrayLike) -> float:
     """Spearman correlation of two scores of the same answers; NaN if one is constant.
 
+    Args:
+        first, second: (n,), may be infinite.
+
     Raises:
         ValueError: lengths differ, no answer, or a value is NaN.
 
@@ -47,7 +50,16 @@ def rank_correlation(first: ArrayLike, second: ArrayLike) -> float:
 
 
 def rank_correlations(scores: ArrayLike) -> np.ndarray:
-    """Spearman correlation of every pair of rows of (R, n); as `rank_correlation`.
+    """Spearman correlation of every pair of rows; NaN if one of them is constant.
+
+    Args:
+        scores: (R, n), one row per score; may be infinite.
+
+    Returns:
+        (R (R - 1) / 2,) correlations of rows 1 and 2, 1 and 3, and so on.
+
+    Raises:
+        ValueError: rows without an answer, unequal lengths, or a value that is NaN.
 
     Example:
         >>> scores = [[1, 2, 3], [1, 2, 9], [3, 2, 1]]  # the third reverses the order
@@ -58,10 +70,18 @@ def rank_correlations(scores: ArrayLike) -> np.ndarray:
 
 
 def seed_stability(scores: ArrayLike, quality: ArrayLike) -> Stability:
-    """Stability of one score over R seeds, (R, n); source: the paper's stability table.
+    """PRR and ranking of one score over seeds of the masks; source: the paper's stability table.
+
+    PRR is NaN if all answers are equally good, the rank correlation if a seed's scores are
+    constant.
+
+    Args:
+        scores: (R, n), a row per seed; higher = more uncertain.
+        quality: (n,), higher = better.
 
     Raises:
-        ValueError: fewer than two seeds, unequal lengths, or a value that is NaN.
+        ValueError: fewer than two seeds, unequal lengths, a score that is NaN, or a quality that is
+            not finite.
 
     Example:
         >>> stability = seed_stability([[0.1, 0.2, 0.9], [0.9, 0.2, 0.1]], quality=[1.0, 1.0, 0.0])

@@ -109,10 +109,11 @@ def equivalence(drawn: ArrayLike, margin: float = MARGIN, clusters: int | None =
     """p-value of a difference of at least `margin` in size: the larger of two one-sided tests.
 
     Source: Schuirmann (1987), two one-sided tests; below 0.05 exactly if the 90 % interval, widened
-    for few clusters, is within the margin.
+    for few clusters, is within the margin. NaN if no draw is finite.
 
     Args:
         drawn: (B,) the difference on B resamples; NaN are left out.
+        margin: smaller differences count as equivalent.
         clusters: number resampled; None: very many.
 
     Example:
@@ -164,13 +165,16 @@ def prr_comparisons(
     Args:
         scores, quality, clusters: as in `prr_intervals`.
         differences: pairs of methods: all that will be reported.
-        margin: of equivalence.
+        resamples: number of bootstrap resamples of clusters.
+        seed: of the resampling.
+        margin: smaller differences count as equivalent.
 
     Returns:
-        By method, and by pair.
+        By method, and by pair; a positive difference means that the first is better.
 
     Raises:
-        ValueError: lengths differ, or a value is not finite.
+        ValueError: no answer, unequal lengths, or a value that is not finite.
+        KeyError: a pair names a method that is not in `scores`.
 
     Example:
         >>> good, bad, keys = [0.1, 0.9] * 10, [0.9, 0.1] * 10, [str(n) for n in range(20)]

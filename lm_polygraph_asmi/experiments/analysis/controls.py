@@ -78,12 +78,17 @@ def condition_comparisons(
         heads: (n,) score under masked heads, higher = more uncertain.
         conditions: name -> (n,) the same score under another perturbation.
         quality: (n,), higher = better.
-        clusters: (n,) keys.
-        margin: of equivalence.
+        clusters: (n,) key of each row; answers on one passage share a key.
+        resamples: number of bootstrap resamples of clusters.
+        seed: of the resampling.
+        margin: smaller differences of PRR count as equivalent.
+
+    Returns:
+        Name of the condition -> its comparison with heads.
 
     Raises:
-        ValueError: lengths differ, a value is not finite, fewer than two clusters, or all answers
-            equally good.
+        ValueError: unequal lengths, a value that is not finite, fewer than two clusters, or all
+            answers equally good.
 
     Example:
         >>> heads, quality, keys = [0.1, 0.9] * 10, [1.0, 0.0] * 10, [str(n) for n in range(20)]
@@ -125,11 +130,12 @@ class Verdict:
     """Outcome of the rule on one setting.
 
     Attributes:
-        outcome: "special", "reproduced" or "inconclusive".
+        outcome: "special", "reproduced" or "inconclusive", see `verdicts`.
         condition: the condition that reproduces the signal, or None.
         p_special, p_reproduced: adjusted over settings; NaN if a condition that the rule needs was
             not run.
-        questions: needed to decide, see `questions_to_decide`; None if decided.
+        questions: needed to decide with a power of 0.8, if the differences measured here are true;
+            None if decided, or if the conditions that were run cannot decide.
     """
 
     outcome: str
@@ -140,10 +146,19 @@ class Verdict:
 
 
 def verdicts(groups: Sequence[Mapping[str, ConditionComparison]]) -> list[Verdict]:
-    """The verdict on every setting, with p-values adjusted over all; see the top of this file.
+    """Is the signal special to heads? The verdict on every setting, by a rule fixed beforehand.
+
+    "reproduced": some condition is equivalent to heads within the margin, or better. Otherwise
+    "special": heads are better than both `MUST_BEAT`, the conditions "pseudo_heads" and "foreign".
+    Otherwise "inconclusive". p-values are adjusted over settings (Holm), not over conditions, and
+    tested at 5 %.
 
     Args:
-        groups: a mapping per setting: condition -> comparison at matched effect.
+        groups: a mapping per setting, condition -> comparison at matched effect, of
+            `condition_comparisons`.
+
+    Returns:
+        One verdict per setting, in the same order.
 
     Example:
         >>> heads, quality, keys = [0.1, 0.9] * 10, [1.0, 0.0] * 10, [str(n) for n in range(20)]
@@ -223,12 +238,18 @@ def double_dissociation(
     once for both. Above 0: the advantage of heads depends on the context.
 
     Args:
-        opened, closed: scores of heads (n,), of the condition (n,), and quality (n,), for the same
-            questions in the same order.
-        clusters: (n,) passages.
+        opened, closed: scores (n,) of heads and of the condition, higher = more uncertain, and
+            quality (n,), higher = better; the same questions in the same order.
+        clusters: (n,) key of each question's passage.
+        resamples: number of bootstrap resamples of clusters.
+        seed: of the resampling.
+
+    Returns:
+        Difference of the advantages; NaN if all answers are equally good with or without the
+        context, bounds also with fewer than two clusters.
 
     Raises:
-        ValueError: lengths differ, or a value is not finite.
+        ValueError: no answer, unequal lengths, or a value that is not finite.
 
     Example:
         >>> quality, keys = [1.0, 0.0] * 10, [str(n) for n in range(20)]
@@ -261,15 +282,17 @@ def corrected_correlation(
     correction for attenuation.
 
     Args:
-        scores, again: (n,) both scores, and both with other masks.
-        clusters: (n,) keys.
+        scores, again: two arrays (n,) each: both scores, and both under other masks.
+        clusters: (n,) key of each row; answers on one passage share a key.
+        resamples: number of bootstrap resamples of clusters.
+        seed: of the resampling.
 
     Returns:
         Both with 95 % intervals; the corrected one is NaN if a score does not correlate with
         itself under another seed.
 
     Raises:
-        ValueError: lengths differ, or a value is not finite.
+        ValueError: no answer, unequal lengths, or a value that is not finite.
 
     Example:
         >>> drawn = np.random.default_rng(0).normal(np.arange(100), 20, size=(4, 100))

@@ -63,9 +63,11 @@ def criticality_coupling(
         units: (N,) key of each token's example, as in the paper, or of its cluster.
         controls: (N, c) of the partial correlation besides H_t, such as the position; constant ones
             are left out.
+        resamples: number of bootstrap resamples of units.
+        seed: of the resampling.
 
     Raises:
-        ValueError: lengths differ, or a value is not finite.
+        ValueError: no token, unequal lengths, or a value that is not finite.
 
     Example:
         >>> z, units = np.arange(40.0), [str(n // 4) for n in range(40)]
@@ -99,9 +101,13 @@ def sharpening(
 ) -> Interval:
     """Rank correlation of MI_t and z_t at a deeper layer minus that at another, same tokens.
 
+    Positive = stronger at the deeper layer; NaN if a column is constant.
+
     Args:
-        shallow, deep: (N,) MI_t and (N,) z_t each.
-        units: (N,) as in `criticality_coupling`.
+        shallow, deep: MI_t (N,) and z_t (N,) each, as in `criticality_coupling`.
+        units: (N,), as there.
+        resamples: number of bootstrap resamples of units.
+        seed: of the resampling.
 
     Raises:
         ValueError: as `criticality_coupling`.
@@ -117,7 +123,13 @@ def sharpening(
 
 
 def high_stratum(information: ArrayLike) -> np.ndarray:
-    """(N,) the tenth of the tokens with the highest MI_t, at least one; ties in order.
+    """(N,) whether a token is in the tenth with the highest MI_t, at least one; ties in order.
+
+    Args:
+        information: (N,) MI_t, nats.
+
+    Raises:
+        ValueError: a value that is not finite.
 
     Example:
         >>> high_stratum([0.1, 0.9, 0.2]).tolist()  # a tenth of three is one

@@ -133,16 +133,16 @@ def permutation_null(
 
 
 def resampled_null(kl: ArrayLike, masks: ArrayLike, resampled: ArrayLike) -> PermutationNull:
-    """The same with masks of other seeds, independent of the divergences.
+    """Concentration against a null of masks of other seeds, independent of the divergences.
 
-    A second null, which also varies how often a head is masked.
+    A second null besides `permutation_null`, which also varies how often a head is masked.
 
     Args:
         kl, masks: as in `head_criticality`, of one example.
         resampled: (R, S, H) other masks, as from `resampled_masks`; examples may share them.
 
     Raises:
-        ValueError: as `head_criticality`, or R < 2.
+        ValueError: as `head_criticality`, `resampled` of another shape, or R < 2.
 
     Example:
         >>> masks = np.indices([2] * 8).reshape(8, -1).T  # all 256 masks of 8 heads
@@ -165,6 +165,14 @@ def resampled_masks(
     other_seeds: int, num_masks: int, num_heads: int, mask_rate: float, sampler: str, seed: int = 0
 ) -> np.ndarray:
     """(R, S, H) head masks as `maths.sample_head_masks` draws them, without torch; 1 = kept.
+
+    Args:
+        other_seeds: number of seeds, R.
+        num_masks: masks per seed, S.
+        num_heads: query heads of the layer, H.
+        mask_rate: probability of masking a head, in (0, 1), which is not checked.
+        sampler: "bernoulli" or "balanced".
+        seed: of all R draws.
 
     Raises:
         ValueError: an unknown sampler.

@@ -29,11 +29,14 @@ def flip_rates(
     or all flip, because resamples of equal values do not vary.
 
     Args:
-        flips: (m, K) 0 or 1; a fraction for the mean over draws of random heads.
+        flips: (m, K) 0 or 1, a column for each number of ablated heads; a fraction for the mean
+            over draws of random heads.
         units: (m,) key of each token's example, or cluster.
+        resamples: number of bootstrap resamples of units.
+        seed: of the resampling.
 
     Returns:
-        K intervals.
+        K intervals, one per column.
 
     Raises:
         ValueError: no token, unequal lengths, or values that are not finite.

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.score_data import ScoreData
 
 BOUNDARY = (
-    "Use the score for answers that should come from the given context. It does not help for "
-    "closed-book questions: use a sequence probability there."
+    "The score is meant only for answers from the given context. It does not help for "
+    "closed-book questions: use MSP there."
 )
 
 

@@ -74,7 +74,7 @@ def test_unit_range_and_direction(found):
 
 def test_the_boundary_of_the_paper_is_always_said(found):
     for one in (found, interpreted(found)):
-        assert "should come from the given context" in one.verdict[-1]
+        assert "only for answers from the given context" in one.verdict[-1]
         assert "does not help for closed-book questions" in one.verdict[-1]
 
 

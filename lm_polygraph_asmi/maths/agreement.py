@@ -36,6 +36,9 @@ def cosine_blocks(rows: Float[Tensor, "*batch U D"]) -> Callable[[slice], Tensor
 def cosines(rows: Float[Tensor, "*batch U D"]) -> Float[Tensor, "*batch U U"]:
     """Cosines between output-projection rows, in float32; a zero row gives 0.
 
+    Args:
+        rows: a row of the output projection per token.
+
     Example:
         >>> cosines(torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 3.0]])).tolist()  # at any length
         [[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
@@ -51,10 +54,13 @@ def agreement_on_support(
 ) -> Float[Tensor, " T"]:
     """A_t of distributions already reduced to their top K; see `semantic_agreement`.
 
-    Summing q_m' G q_n over all ordered pairs m != n equals (sum_m q_m)' G (sum_m q_m) minus
-    sum_m q_m' G q_m, so the pairs are not enumerated.
+    Summing q_m' G q_n over all ordered pairs m != n equals (sum_m q_m)' G (sum_m q_m) minus sum_m
+    q_m' G q_m, so the pairs are not enumerated. NaN with fewer than two sampled masks.
 
     Args:
+        support: the reduced distributions, of `union_support`.
+        unembedding: the output projection W_lm, one row per token.
+        counts: how often each mask was sampled; by default once each.
         rows_at_once: rows of G in memory at once, 16 U bytes per row and position; by default all.
 
     Example:
@@ -103,7 +109,7 @@ def semantic_agreement(
         log_probs: full-vocabulary natural logarithms, one row per (distinct) mask.
         unembedding: the output projection W_lm, one row per token.
         top_k: most likely tokens per mask, K.
-        counts: how often each mask was drawn; by default once each.
+        counts: how often each mask was sampled; by default once each.
 
     Raises:
         ValueError: K below 1, fewer than two masks, or rows that do not sum to one.

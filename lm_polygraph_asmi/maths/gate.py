@@ -15,6 +15,9 @@ def response_diversity(embeddings: Float[Tensor, "N D"]) -> float:
     Between 0 (all alike) and N / (N - 1) (opposed) for N responses; 1 if unrelated. Computed in
     double precision. Source: equation "diversity" of the paper.
 
+    Args:
+        embeddings: one row per sampled response.
+
     Raises:
         ValueError: fewer than two responses.
         FloatingPointError: NaN or infinite embeddings (float16 may overflow).
@@ -42,6 +45,11 @@ def adaptive_gate(
 
     The defaults are the paper's, the same for all tasks and models. Source: section "Adaptive
     semantic weighting".
+
+    Args:
+        diversity: div(x), of `response_diversity`.
+        tau: diversity at which alpha is 0.5.
+        beta: steepness around tau.
 
     Raises:
         ValueError: diversity is NaN or infinite.

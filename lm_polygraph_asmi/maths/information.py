@@ -33,6 +33,10 @@ class Disagreement:
 def mask_weights(counts: Float[Tensor, " S"] | None, num_masks: int) -> Float[Tensor, " S"]:
     """Fraction of the sampled masks that equal each distinct mask, in float64; sums to one.
 
+    Args:
+        counts: how often each mask was sampled; by default once each.
+        num_masks: number of distinct masks, used without `counts`.
+
     Example:
         >>> mask_weights(torch.tensor([3.0, 1.0]), num_masks=2).tolist()
         [0.75, 0.25]
@@ -46,8 +50,8 @@ def disagreement(support: UnionSupport, counts: Float[Tensor, " S"] | None = Non
     """Entropies and mutual information on the union of the top-K sets plus one tail bin.
 
     Args:
-        support: the reduced distributions.
-        counts: how often each mask was sampled, if equal masks are evaluated once.
+        support: the reduced distributions, of `union_support`.
+        counts: how often each mask was sampled; by default once each.
 
     Example:
         >>> even = torch.full((2, 1, 2), 0.5)  # two subnetworks, each 50:50 between two tokens
@@ -100,7 +104,11 @@ def mutual_information(
 def divergence(
     log_p: Float[Tensor, "T V"], log_q: Float[Tensor, "*masks T V"]
 ) -> Float[Tensor, "*masks T"]:
-    """KL(p || q) at each position, in nats, >= 0; from log-probabilities.
+    """KL(p || q) at each position, in nats, >= 0; infinite where p > 0 and q = 0.
+
+    Args:
+        log_p: natural logarithms of p, over the full vocabulary.
+        log_q: the same of q, or of a q per mask.
 
     Example:
         >>> sure, even = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.5, 0.5]])
@@ -121,6 +129,10 @@ def source_share(part: Float[Tensor, " T"], total: Float[Tensor, " T"]) -> Float
 
     The ratios of several sources need not add up to one, and one may exceed one where sources
     cancel. 0 where MI_t under masks of all sources is only rounding.
+
+    Args:
+        part: MI_t under masks of one source, nats.
+        total: MI_t under masks of all sources, nats.
 
     Example:
         >>> context, everything = torch.tensor([0.25, 0.0]), torch.tensor([0.5, 0.0])  # nats

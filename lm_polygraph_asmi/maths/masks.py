@@ -30,6 +30,13 @@ def sample_head_masks(
     once; the paper's coverage bound (equation "app-coverage") reaches this only with high
     probability and more masks. If S < 1/p, every head is masked exactly once: a rate 1/S above p.
 
+    Args:
+        num_samples: number of masks, S.
+        num_heads: query heads of the layer, H.
+        mask_rate: probability of masking a head, p, in (0, 1).
+        generator: source of the random numbers.
+        sampler: "bernoulli" or "balanced".
+
     Raises:
         ValueError: fewer than two masks, no heads, a rate outside (0, 1), or an unknown sampler.
 
@@ -69,8 +76,14 @@ def example_masks(
     """The seed of one example and its masks; see `sample_head_masks`.
 
     Args:
-        num_masks, num_heads, mask_rate, sampler: S, H, p and the sampler.
+        num_masks: number of masks, S.
+        num_heads: query heads of the layer, H.
+        mask_rate: probability of masking a head, p, in (0, 1).
+        sampler: "bernoulli" or "balanced".
         base_seed, layer, token_ids: what determines the seed; see `mask_seed`.
+
+    Raises:
+        ValueError: as `sample_head_masks`.
 
     Example:
         >>> seed, masks = example_masks(10, 4, 0.2, "balanced", 0, layer=18, token_ids=[5, 7])
@@ -87,6 +100,11 @@ def mask_seed(base_seed: int, layer: int, token_ids: Sequence[int]) -> int:
 
     So batch size, order, reruns and K do not change the masks of an answer.
 
+    Args:
+        base_seed: seed of the run.
+        layer: index of the masked layer, from 0.
+        token_ids: tokens of the prompt and the answer; in streaming, of the prompt.
+
     Example:
         >>> mask_seed(0, 18, [5, 7]) == mask_seed(0, 18, [5, 7]) != mask_seed(1, 18, [5, 7])
         True
@@ -96,6 +114,10 @@ def mask_seed(base_seed: int, layer: int, token_ids: Sequence[int]) -> int:
 
 def example_seed(base_seed: int, token_ids: Sequence[int]) -> int:
     """Seed of anything random about one example, from its content only; in [0, 2^63).
+
+    Args:
+        base_seed: seed of the run.
+        token_ids: tokens of the example.
 
     Example:
         >>> example_seed(0, [5, 7]) == example_seed(0, [5, 7]) != example_seed(0, [7, 5])

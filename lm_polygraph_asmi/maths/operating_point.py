@@ -11,7 +11,12 @@ GRID = 0.01
 
 
 class OperatingPoint(NamedTuple):
-    """A mask rate p and its number of masks S."""
+    """A mask rate p and its number of masks S.
+
+    Attributes:
+        mask_rate: probability of masking a head, p.
+        num_masks: number of masks, S.
+    """
 
     mask_rate: float
     num_masks: int
@@ -21,6 +26,11 @@ def masks_for_coverage(num_heads: int, mask_rate: float, failure: float = 0.05) 
     """Smallest S that masks every head at least once with probability >= 1 - `failure`.
 
     Union bound H (1 - p)^S <= failure. Source: equation "app-coverage" of the paper.
+
+    Args:
+        num_heads: query heads of the layer, H.
+        mask_rate: probability of masking a head, p, in (0, 1).
+        failure: largest probability that some head is never masked, in (0, 1).
 
     Example:
         >>> masks_for_coverage(32, 0.15)
@@ -35,6 +45,11 @@ def masks_for_pair_coverage(num_heads: int, mask_rate: float, failure: float = 0
     ln(H (H - 1) / 2 / failure) / p^2. Source: paragraph "Scope" of the paper's derivation, which
     gives no budget for it (about 410 masks for 32 heads at p = 0.15).
 
+    Args:
+        num_heads: query heads of the layer, H, at least 2.
+        mask_rate: probability of masking a head, p, in (0, 1).
+        failure: largest probability that some pair is never masked together, in (0, 1).
+
     Example:
         >>> masks_for_pair_coverage(32, 0.15), masks_for_coverage(32, 0.15)  # pairs, single heads
         (409, 40)
@@ -45,6 +60,13 @@ def masks_for_pair_coverage(num_heads: int, mask_rate: float, failure: float = 0
 def never_masked_heads(num_heads: int, mask_rate: float, num_masks: int) -> float:
     """Expected number of heads that S masks never mask: H (1 - p)^S.
 
+    Source: appendix "Derivation of the Coverage-Fidelity Constraints" of the paper.
+
+    Args:
+        num_heads: query heads of the layer, H.
+        mask_rate: probability of masking a head, p, in (0, 1).
+        num_masks: number of masks, S.
+
     Example:
         >>> round(never_masked_heads(32, 0.15, 40), 3), round(never_masked_heads(32, 0.15, 10), 1)
         (0.048, 6.3)
@@ -54,6 +76,12 @@ def never_masked_heads(num_heads: int, mask_rate: float, num_masks: int) -> floa
 
 def tolerated_heads(num_heads: int) -> int:
     """Number of heads that may be masked at once without breaking the model: floor(H / 4).
+
+    Source: appendix "Derivation of the Coverage-Fidelity Constraints" of the paper, after studies
+    of head pruning.
+
+    Args:
+        num_heads: query heads of the layer, H.
 
     Example:
         >>> tolerated_heads(32), tolerated_heads(9)
@@ -69,6 +97,12 @@ def heads_masked_at_once(
 
     Of the binomial distribution if `exact`, else the Gaussian upper bound of equation
     "app-fidelity" of the paper.
+
+    Args:
+        num_heads: query heads of the layer, H.
+        mask_rate: probability of masking a head, p, in (0, 1).
+        degradation: probability of masking more heads, in (0, 1).
+        exact: whether to use the binomial distribution.
 
     Example:
         >>> heads_masked_at_once(32, 0.15)  # 4.8 on average; more than 8 in at most 5 % of masks
@@ -121,8 +155,15 @@ def operating_point(
 ) -> OperatingPoint:
     """Cheapest admissible (p, S) for H heads; only values that are None are derived.
 
-    p is `largest_mask_rate`, S the fewest `masks_for_coverage` at that p. 32 heads give (0.15, 40),
-    the paper's values; 9 give (0.09, 56), 4 give (0.09, 47).
+    p is the largest on a grid of 0.01 at which at most 5 % of masks mask more than
+    `tolerated_heads`. S is `masks_for_coverage` at that p. 32 heads give (0.15, 40), the paper's
+    values; 9 give (0.09, 56), 4 give (0.09, 47). Source: appendix "Derivation of the
+    Coverage-Fidelity Constraints" of the paper.
+
+    Args:
+        num_heads: query heads of the layer, H.
+        num_masks: S; None: derived.
+        mask_rate: p in (0, 1); None: derived.
 
     Raises:
         ValueError: `mask_rate` is None for fewer than 4 heads.

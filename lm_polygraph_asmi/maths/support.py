@@ -64,7 +64,14 @@ Ranked = tuple[Float[Tensor, "S T K"], Int[Tensor, "S T K"]]
 
 
 def ranked(log_probs: Float[Tensor, "S T V"], size: int) -> Ranked:
-    """The `size` most likely tokens of each distribution; at most V.
+    """The `size` most likely tokens of each distribution, descending; at most V.
+
+    Args:
+        log_probs: natural logarithms over the full vocabulary.
+        size: number of tokens.
+
+    Returns:
+        Their log-probabilities, and their ids.
 
     Example:
         >>> values, ids = ranked(torch.tensor([[[0.2, 0.5, 0.3]]]).log(), size=2)
@@ -87,6 +94,9 @@ def ranked(log_probs: Float[Tensor, "S T V"], size: int) -> Ranked:
 
 def most_likely(by_rank: Ranked) -> Int[Tensor, "S T"]:
     """The most likely token of each distribution; ties among the ranked go to the smallest id.
+
+    Args:
+        by_rank: log-probabilities and ids, of `ranked`.
 
     Example:
         >>> most_likely(ranked(torch.tensor([[[0.4, 0.4, 0.2]]]).log(), size=2)).tolist()
@@ -152,9 +162,11 @@ def top_k_coverage(
 ) -> Float[Tensor, "S T sizes"]:
     """Probability of each subnetwork's top K tokens for every K in `sizes`; K above V means V.
 
-    Source: appendix "Top-K Coverage Analysis" of the paper.
+    In [0, 1]. Source: appendix "Top-K Coverage Analysis" of the paper.
 
     Args:
+        log_probs: natural logarithms over the full vocabulary.
+        sizes: values of K, each at least 1.
         by_rank: `ranked` of at least the largest size, if already computed.
 
     Example:

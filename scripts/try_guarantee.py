@@ -25,6 +25,9 @@ Without any scoring: the run is split by passage, and decisions use its saved sc
     python scripts/try_guarantee.py decide held_out_run calibration.json decided.jsonl
     python scripts/try_guarantee.py check decided.jsonl
 
+`example` prints what `calibrate` prints for the answers of docs/evidence/qwen15-trial.csv, the first
+on each passage; docs/tutorials/threshold.md shows it.
+
 An answer is correct if it contains a gold answer. Held-out and labelled questions have different
 passages.
 """  # noqa: E501
@@ -38,15 +41,18 @@ import click
 import numpy as np
 from scipy.stats import binomtest
 
+from lm_polygraph_asmi.analysis.signals import best_signal
 from lm_polygraph_asmi.results.manifest import read_manifest, write_manifest
 from lm_polygraph_asmi.results.run_groups import load_run_groups, of_config
 from lm_polygraph_asmi.results.runs import RIGHT, load_run, manager_files
 from lm_polygraph_asmi.runs.squad import PROMPTS, Question
-from lm_polygraph_asmi.scoring.calibrate import says_anything, signals_of
+from lm_polygraph_asmi.scoring.calibrate import says_anything, signals_of, with_decision
 from lm_polygraph_asmi.scoring.calibration import Calibration
+from lm_polygraph_asmi.scoring.decision import SIGNALS
 from lm_polygraph_asmi.scoring.result import Score
 
 IN = click.Path(exists=True, dir_okay=False, path_type=Path)
+TRIAL = Path(__file__).parents[1] / "docs/evidence/qwen15-trial.csv"
 OUT = click.Path(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 
@@ -262,6 +268,25 @@ def check(decided: Path) -> None:
             )
     for reason in sorted({row["accept_reason"] for row in rows if row["accept"] is None}):
         click.echo(reason)
+
+
+@main.command()
+def example() -> None:
+    """Output of `calibrate` for saved answers of Qwen2.5-Coder-1.5B, one for each passage."""
+    import pandas as pd
+    from rich.console import Console
+
+    answers = pd.read_csv(TRIAL).query("part == 'labelled'").groupby("passage").head(1)
+    columns = {kind: answers[kind].to_numpy() for kind in SIGNALS if kind in answers}
+    wrong, clusters = ~answers["correct"].to_numpy(), answers["passage"].astype(str).tolist()
+    fitted = Calibration.fitted(
+        "labelled.jsonl", columns["sem"], wrong, 1.0 - wrong, clusters, columns["msp"],
+        name="labelled.jsonl", method=SIGNALS["sem"], model="Qwen2.5-Coder-1.5B-Instruct",
+        labelled_by="their labels", settings={},
+    )  # fmt: skip
+    decider = best_signal(columns, wrong, clusters)
+    result = with_decision(fitted, columns, wrong, clusters, 0.2, 0.95, decider)
+    Console(width=100).print(result, highlight=False)
 
 
 if __name__ == "__main__":

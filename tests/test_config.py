@@ -189,7 +189,7 @@ def test_one_name_for_scores_with_other_settings_is_refused(tmp_path):
 @pytest.mark.parametrize("setting", [{"stop": None}, {"stop": "x"}, {"perturbation_scale": 0.5}])
 def test_settings_that_a_reference_has_not_are_refused(setting, tmp_path):
     calibration = calibration_with_stop(tmp_path)
-    with pytest.raises(ValueError, match="settings differ from the calibration run"):
+    with pytest.raises(ValueError, match="settings differ from the calibration"):
         settled(calibration, None, setting)
 
 

@@ -27,7 +27,7 @@ class Assessment:
         perplexity: mean negative log-likelihood per token, nats: the log of the perplexity.
         entropy: mean entropy of the next-token distributions, nats.
         error_probability: calibrated probability that the answer is wrong; None without a
-            calibration run.
+            calibration.
         decision: "accept" or "abstain" by the calibrated threshold; None: no decision.
         reason: for the decision, in sentences.
         key: equal for scores with the same settings and model name.

@@ -19,7 +19,7 @@ def asmi(**settings: Any) -> Scorer:
     """Fragility of each answer, nats; higher = more fragile. Metadata: baselines, decision.
 
     Args:
-        **settings: of `ASMIConfig`; and `calibration`, the file of a calibration run.
+        **settings: of `ASMIConfig`; and `calibration`, the file of a calibration.
 
     Raises:
         TypeError, ValueError: per sample: no `hf/` model, tools used, or no text answer last.

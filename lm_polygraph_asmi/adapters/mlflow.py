@@ -21,7 +21,7 @@ def asmi(
         model: that generated the answers: hub ID, local path or loaded transformers model.
         prompt: field of `inputs` with the prompt, a text or chat messages.
         name: of the feedback.
-        **settings: of `ASMIConfig`; `calibration`, a calibration run; a loaded model's `tokenizer`.
+        **settings: of `ASMIConfig`; `calibration`; a loaded model's `tokenizer`.
 
     Raises:
         ImportError: the extra `mlflow` is not installed.

@@ -430,7 +430,7 @@ def serve(
 
     Raises:
         ValueError, RuntimeError, TypeError: before serving: the model cannot be scored, or the
-            calibration run's settings differ.
+            calibration's settings differ.
     """
     import uvicorn
 
@@ -438,7 +438,7 @@ def serve(
     list(for_request(scorer, None, 2).stream(WARM_UP))
     run = scorer.calibration
     if run and (other := run.other_settings(first.settings | {"model": first.model})):
-        raise ValueError(f"settings differ from the calibration run: {'; '.join(other)}")
+        raise ValueError(f"settings differ from the calibration: {'; '.join(other)}")
     service = Service(scorer, name, limits, emit)
     local = host in (*LOCAL, "::1")
     _, guard = application(service, key, local)

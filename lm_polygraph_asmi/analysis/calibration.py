@@ -17,7 +17,7 @@ DRAWS = 1000
 
 
 class Step(NamedTuple):
-    """Answers of a calibration run that share a probability of error.
+    """Answers of a calibration that share a probability of error.
 
     Attributes:
         start: the lowest of their scores, nats.

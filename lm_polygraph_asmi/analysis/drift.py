@@ -32,7 +32,7 @@ class Drift(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"{self.name} differs from the calibration run: median {self.now:.4g} instead "
+            f"{self.name} differs from the calibration: median {self.now:.4g} instead "
             f"of {self.before:.4g} (largest gap {self.distance:.2f}, p = {self.p_value:.2g})"
         )
 

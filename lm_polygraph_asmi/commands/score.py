@@ -46,7 +46,7 @@ CHECKED_ROWS = 100
     "--calibration",
     multiple=True,
     type=click.Path(exists=True),
-    help="Calibration run: a file saved by `polygraph_asmi calibrate` or `export`, or a finished "
+    help="Calibration: a file saved by `polygraph_asmi calibrate` or `export`, or a finished "
     "run (its manager file is a pickle: load only files you trust). Repeat to calibrate both "
     "answers and parts of answers.",
 )
@@ -259,7 +259,7 @@ class Summary:
         return bool(self.calibration.other_settings(score.compared_settings))
 
     def drifts(self) -> list[Any]:
-        """Quantities that differ from the calibration run's answers."""
+        """Quantities that differ from the calibration answers."""
         return [] if self.calibration is None else self.calibration.drifts(self.measured)
 
     def _listed(self, *names: str) -> str:

@@ -122,7 +122,7 @@ def calibrate_rows(
             highest AUROC on the fifth of the clusters that fixes the thresholds, which keeps the
             guarantee valid. Choosing after looking at the results does not.
         right_from: lowest quality of a right answer.
-        name: name of the calibration run.
+        name: name of the calibration.
         progress: called after each scored row, with the numbers of scored and of all rows.
 
     Empty and blank answers are left out: `Score.accept` never accepts them.

@@ -1,4 +1,4 @@
-"""Calibration runs: percentile, probability of error and decision for the score of an answer."""
+"""Calibrations: percentile, probability of error and decision for the score of an answer."""
 
 import hashlib
 import json
@@ -123,7 +123,7 @@ class Calibration:
 
     @classmethod
     def read(cls, path: str | Path, **settings: Any) -> "Calibration":
-        """Load a saved calibration run (.json), or fit one on a finished run or on rows.
+        """Load a saved calibration (.json), or fit one on a finished run or on rows.
 
         Args:
             path: .json; manager file or folder of a run; or .jsonl rows, see `from_spans`.
@@ -154,8 +154,8 @@ class Calibration:
         different = _differences(self.config, with_scale(_override(self.config, settings)))
         if different:
             raise ValueError(
-                f"settings differ from the calibration run {self.name} ({different}): leave them "
-                "out to use the calibration run's, or pass a calibration run made with them"
+                f"settings differ from the calibration {self.name} ({different}): leave them "
+                "out to use the calibration's, or pass a calibration made with them"
             )
 
     @classmethod
@@ -344,22 +344,20 @@ class Calibration:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
             if "format" not in content:
                 raise ValueError(
-                    f"{path} is not a saved calibration run: name a file that `polygraph_asmi "
+                    f"{path} is not a saved calibration: name a file that `polygraph_asmi "
                     "calibrate`, `export` or Calibration.save wrote, or a run's folder"
                 )
             if content.pop("format") != FORMAT:
-                raise ValueError(f"{path}: expected a calibration run of format {FORMAT}: {ADVICE}")
+                raise ValueError(f"{path}: expected a calibration of format {FORMAT}: {ADVICE}")
             for bounds in (content["prr"], *chain(*content["signals"].values())):
                 bounds[:] = [math.nan if bound is None else bound for bound in bounds]
         except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is not a saved calibration run: {error!r}") from error
+            raise ValueError(f"{path} is not a saved calibration: {error!r}") from error
         try:
             return TypeAdapter(cls).validate_python(content)
         except ValidationError as error:
             wrong = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:3]]
-            raise ValueError(
-                f"{path} is not a saved calibration run: {'; '.join(wrong)}"
-            ) from error
+            raise ValueError(f"{path} is not a saved calibration: {'; '.join(wrong)}") from error
 
     @property
     def identity(self) -> str:
@@ -472,20 +470,20 @@ class Calibration:
         return pd.DataFrame(table)
 
     def out_of_range(self, values: Mapping[str, float | None]) -> list[str]:
-        """Values of one answer outside the calibration run's range, in sentences."""
+        """Values of one answer outside the calibration's range, in sentences."""
         warnings = []
         for name, value in values.items():
             reference = self.reference_range.get(name)
             if reference and value is not None and not reference[0] <= value <= reference[-1]:
                 warnings.append(
-                    f"{QUANTITIES[name]} {value:.4g} is outside the calibration run's range, "
+                    f"{QUANTITIES[name]} {value:.4g} is outside the calibration's range, "
                     f"{reference[0]:.4g} to {reference[-1]:.4g}: the risk guarantee may not hold "
                     "for such questions."
                 )
         return warnings
 
     def drifts(self, scores: Sequence[Any]) -> list[Drift]:
-        """Tests whether the distributions of these answers differ from the calibration run's.
+        """Tests whether the distributions of these answers differ from the calibration's.
 
         Args:
             scores: with `score`, `msp` and `prompt_tokens`, as a `Score`.
@@ -553,18 +551,18 @@ class Calibration:
         differences = self.other_settings(settings)
         if differences:
             return (
-                f"the calibration run used other settings ({'; '.join(differences)}). Score with "
-                "those, or pass a calibration run made with these."
+                f"the calibration used other settings ({'; '.join(differences)}). Score with "
+                "those, or pass a calibration made with these."
             )
         if self.prr.high < 0:
             return (
-                f"on the calibration run ({self.ground}) the score has a negative PRR: it ranks "
-                "errors worse than chance."
+                f"on the calibration answers ({self.ground}) the score has a negative PRR: it "
+                "ranks errors worse than chance."
             )
         if not self.ranks:
             return (
-                f"on the calibration run ({self.ground}) there is no evidence that the score ranks "
-                "errors: the PRR interval includes 0."
+                f"on the calibration answers ({self.ground}) there is no evidence that the score "
+                "ranks errors: the PRR interval includes 0."
             )
         return None
 
@@ -580,13 +578,13 @@ class Calibration:
         )
         rate = wilson_interval(step.errors, step.n)
         lines = [
-            f"Higher than {self.percentile(score):.0f} % of the calibration run. Probability of "
-            f"error {shown} [{rate.low:.2f}, {rate.high:.2f}] ({step.errors} of the {step.n} "
+            f"Higher than {self.percentile(score):.0f} % of the calibration answers. Probability "
+            f"of error {shown} [{rate.low:.2f}, {rate.high:.2f}] ({step.errors} of the {step.n} "
             f"answers on its calibration step were wrong); overall {self.errors / self.n:.2f}. "
-            f"{self.brier_sentence}Calibration run: {self.ground}."
+            f"{self.brier_sentence}Calibration: {self.ground}."
         ]
         if not self.scores[0] <= score <= self.scores[-1]:
-            lines.append("The score is outside the range of the calibration run.")
+            lines.append("The score is outside the range of the calibration.")
         return lines
 
 
@@ -601,7 +599,7 @@ CalibrationLike: TypeAlias = "Calibration | str | Path | Sequence[Calibration | 
 def of_answers_and_parts(
     calibration: CalibrationLike, settings: Mapping[str, Any]
 ) -> tuple[Calibration | None, Calibration | None]:
-    """The calibration run of answers and that of parts; None for each not passed.
+    """The calibration of answers and that of parts; None for each not passed.
 
     Args:
         calibration: as for `score`.
@@ -609,7 +607,7 @@ def of_answers_and_parts(
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: not a calibration run, two of a kind, or one with other settings.
+        ValueError: not a calibration, two of a kind, or one with other settings.
     """
     sources = [calibration] if isinstance(calibration, str | Path | Calibration) else calibration
     by_unit: dict[str, Calibration] = {}
@@ -625,7 +623,7 @@ def of_answers_and_parts(
         run.check_wanted(settings)
         if run.unit in by_unit:
             raise ValueError(
-                "expected at most one calibration run of answers and one of parts, got two of "
+                "expected at most one calibration of answers and one of parts, got two of "
                 f"{run.unit}: {by_unit[run.unit].name} and {run.name}"
             )
         by_unit[run.unit] = run
@@ -633,7 +631,7 @@ def of_answers_and_parts(
     different = _differences(parts.config, answers.config) if answers and parts else ""
     if different:
         raise ValueError(
-            f"the calibration runs of parts (there) and of answers (here) differ: {different}. "
+            f"the calibrations of parts (there) and of answers (here) differ: {different}. "
             "Score both with the same settings"
         )
     return answers, parts
@@ -642,9 +640,9 @@ def of_answers_and_parts(
 def settled(
     calibration: CalibrationLike, config: ASMIConfig | None, settings: Mapping[str, Any]
 ) -> tuple[ASMIConfig, Calibration | None, Calibration | None]:
-    """The settings of a score, and its calibration runs of answers and of parts.
+    """The settings of a score, and its calibrations of answers and of parts.
 
-    Settings in neither `config` nor `settings` are the calibration run's, else the defaults. A
+    Settings in neither `config` nor `settings` are the calibration's, else the defaults. A
     config sets all its settings, except stop strings, number of masks and rate if None.
 
     Raises:

@@ -43,14 +43,14 @@ def score(
             is added: the first stop string, else the chat template's end of turn, else the end
             token. Token ids are scored unchanged.
         tokenizer: required with a transformers model; not allowed with a name.
-        config: settings; None: those of the calibration run, or the defaults.
+        config: settings; None: those of the calibration, or the defaults.
         samples: method "adapt" only: sampled answers (texts or token ids). None: `num_samples` are
             sampled at temperature 0.5; they depend only on prompt and `seed`.
         context: the passage, or list of passages, that should support the answer; adds the share
             of each (`Score.sources`). A passage is a text that occurs once in the prompt, or its
             character offsets (start, end); in a chat also the index of a message, or (message,
             part).
-        calibration: calibration run to interpret the score: a `Calibration`, a saved one, or a
+        calibration: labelled answers to interpret the score: a `Calibration`, a saved one, or a
             finished run (manager file or folder). Or labelled rows, which calibrate `spans`
             (`Calibration.from_spans`). Or a list of one of each. It sets all settings left out.
         **settings: of `ASMIConfig`; they override `config`.
@@ -63,7 +63,7 @@ def score(
         TypeError: heads of the model cannot be masked, its output projection is quantized, or a
             setting is unknown.
         ValueError: empty prompt or answer, text longer than the context window, settings out of
-            range or different from the calibration run's, or another model's tokenizer.
+            range or different from the calibration's, or another model's tokenizer.
 
     Source: the paper's Sem-ASMI by default; `method` selects ASMI or Adapt-ASMI.
 

@@ -291,7 +291,7 @@ class PreparedModel:
         weights = self._keys.of(self.model, model_state(self.model))["model"]
         if weights is None:
             raise ValueError(
-                "the model has forward hooks or a replaced forward method, so a calibration run "
+                "the model has forward hooks or a replaced forward method, so a calibration "
                 "cannot identify it. Remove them"
             )
         return {"weights": weights[:16], "tokenizer": self._tokenizer_fingerprint}

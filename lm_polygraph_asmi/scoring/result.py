@@ -43,7 +43,7 @@ class Score(ScoreData):
         model: its name, or empty.
         seconds: of the masked passes.
         warnings: problems with prompt, answer or tokenizer.
-        calibration: the calibration run; None without.
+        calibration: the calibration; None without.
         content_end: characters of `scored_text` before the tokens that end the answer.
         answered: False if the answer is empty or blank.
         offsets: parts chosen by the caller, see `with_spans`; None: see `spans`.
@@ -69,7 +69,7 @@ class Score(ScoreData):
         """Read what `to_dict` returned, or a line of the output file; other fields are dropped.
 
         Args:
-            calibration: the calibration run, of which only the name is saved.
+            calibration: the calibration, of which only the name is saved.
 
         Raises:
             ValueError: `content` is not a saved score.

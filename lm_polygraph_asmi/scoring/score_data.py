@@ -136,12 +136,12 @@ class ScoreData:
 
     @property
     def compared_settings(self) -> dict[str, Any]:
-        """Settings and model, which a calibration run must share."""
+        """Settings and model, which a calibration must share."""
         return self.settings | {"model": self.model}
 
     @property
     def applied_calibration(self) -> Calibration | None:
-        """The calibration run; None if its settings differ or the answer is empty."""
+        """The calibration; None if its settings differ or the answer is empty."""
         if (
             not self.answered
             or self.calibration is None
@@ -152,13 +152,13 @@ class ScoreData:
 
     @property
     def percentile(self) -> float | None:
-        """Share of the calibration run's answers with a lower score, in %; None: no verdict."""
+        """Share of the calibration answers with a lower score, in %; None: no verdict."""
         run = self.applied_calibration
         return None if run is None else run.percentile(self.score)
 
     @property
     def error_probability(self) -> float | None:
-        """Probability that the answer is wrong, by the calibration run; None: no verdict."""
+        """Probability that the answer is wrong, by the calibration; None: no verdict."""
         run = self.applied_calibration
         return None if run is None else run.error_probability(self.score)
 
@@ -187,7 +187,7 @@ class ScoreData:
 
     @property
     def accept(self) -> bool | None:
-        """True: accept; False: abstain, by the calibration run's threshold; None: no decision.
+        """True: accept; False: abstain, by the calibration's threshold; None: no decision.
 
         The risk guarantee, or why there is no decision: `accept_reason`.
         """
@@ -202,13 +202,13 @@ class ScoreData:
         if not self.answered:
             return "No decision: the answer is empty."
         if self.calibration is None:
-            return "No decision: pass a calibration run."
+            return "No decision: pass a calibration."
         other = self.calibration.other_settings(self.compared_settings)
         if other:
-            return f"No decision: settings differ from the calibration run ({'; '.join(other)})."
+            return f"No decision: settings differ from the calibration ({'; '.join(other)})."
         if self.calibration.decision is None:
             return (
-                "No decision: the calibration run has no threshold. `polygraph_asmi calibrate` "
+                "No decision: the calibration has no threshold. `polygraph_asmi calibrate` "
                 "computes one with a risk guarantee."
             )
         reason = self.calibration.decision.explain(self.signals)
@@ -219,7 +219,7 @@ class ScoreData:
 
     @property
     def confident_but_fragile(self) -> bool | None:
-        """MSP below and score above the calibration run's medians; None: no verdict."""
+        """MSP below and score above the calibration's medians; None: no verdict."""
         run = self.applied_calibration
         if run is None or not run.ranks:
             return None

@@ -38,10 +38,10 @@ def verdict(score: "ScoreData") -> list[str]:
         )
     elif score.calibration is None:
         lines.append(
-            "No verdict: without a calibration run (this model, similar questions) it is unknown "
-            "whether a higher score means more errors. On four models of up to 1.5B parameters, "
-            "Sem-ASMI added nothing significant to MSP, token entropy and length. How well it "
-            "ranks errors depends on the prompt and on the masked layer."
+            "No verdict: without a calibration (labelled answers of this model to similar "
+            "questions) it is unknown whether a higher score means more errors. On four models of "
+            "up to 1.5B parameters, Sem-ASMI added nothing significant to MSP, token entropy and "
+            "length. How well it ranks errors depends on the prompt and on the masked layer."
         )
     else:
         run_lines = score.calibration.verdict(score.score, score.compared_settings)
@@ -56,15 +56,15 @@ def verdict(score: "ScoreData") -> list[str]:
             run = score.calibration
             lines.append(
                 f"Confident but fragile: the answer's probability {probability(score.msp)} is "
-                f"above the calibration run's median ({probability(run.msp_median)}), and so is "
+                f"above the calibration's median ({probability(run.msp_median)}), and so is "
                 f"its score (median {run.median:.4f}). This describes the whole answer: the paper "
                 "finds no such effect for single tokens."
             )
     masking_response = None if score.calibration is None else score.calibration.masking_response
     if masking_response is not None and masking_response < OVER_ROBUST:
         lines.append(
-            f"Masking heads hardly changed the model's predictions on the calibration run (mean MI "
-            f"{masking_response:.4f} nats, below {OVER_ROBUST}): the score may carry no "
+            f"Masking heads hardly changed the model's predictions on the calibration answers "
+            f"(mean MI {masking_response:.4f} nats, below {OVER_ROBUST}): the score may carry no "
             "information. This screen is not validated."
         )
     elif masking_response is None and score.masking_response < OVER_ROBUST:

@@ -32,7 +32,7 @@ def test_the_numbers_are_those_of_the_score(scorer):
     for name in ("msp", "perplexity", "entropy"):
         assert getattr(found, name) == pytest.approx(score.signals[name], abs=1e-5)
     assert (found.error_probability, found.decision) == (None, None)
-    assert "pass a calibration run" in found.reason
+    assert "pass a calibration" in found.reason
     assert json.loads(json.dumps(found.to_dict()))["unit"] == "nats"
 
 

@@ -290,7 +290,7 @@ def test_without_a_key_only_this_machines_names_are_answered(scorer):
 
 @pytest.fixture(scope="module")
 def calibrated(folder, tmp_path_factory):
-    """A file of a calibration run whose threshold accepts some answers and not others."""
+    """A file of a calibration whose threshold accepts some answers and not others."""
     file = tmp_path_factory.mktemp("calibrated") / "calibration.json"
     own = open_scorer(str(folder), scope="response", stop=".")
     rows = labelled()
@@ -307,7 +307,7 @@ def calibrated(folder, tmp_path_factory):
 def test_decisions_of_a_calibration_run(folder, calibrated):
     answers = [row["answer"] for row in labelled()][:40]
     prompt = labelled()[0]["prompt"]
-    # Scope and stop are those of the calibration run.
+    # Scope and stop are those of the calibration.
     own = open_scorer(
         str(folder), calibration=str(calibrated), seeded_by="prompt", max_new_tokens=8
     )
@@ -322,12 +322,12 @@ def test_decisions_of_a_calibration_run(folder, calibrated):
     assert {one["asmi"]["decision"] for one in found} == {"accept", "abstain"}
     assert written["decision"] in ("accept", "abstain")
     assert undecided["decision"] is None
-    assert "settings differ from the calibration run (stop" in undecided["reason"]
+    assert "settings differ from the calibration (stop" in undecided["reason"]
 
 
 @pytest.mark.parametrize("with_run", [True, False])
 def test_settings_of_the_command(folder, calibrated, with_run, monkeypatch):
-    """Those that are given, else the calibration run's, else those of a stream."""
+    """Those that are given, else the calibration's, else those of a stream."""
     served = []
     monkeypatch.setattr(serving_module, "serve", lambda scorer, *_: served.append(scorer))
     more = ["--calibration", str(calibrated)] if with_run else ["--method", "adapt", "--tau", "0.4"]

@@ -155,7 +155,7 @@ def test_a_reference_is_of_one_aggregation(run, tmp_path, scored):
         ValueError, match="expected a score with the settings method='asmi', aggregation="
     ):
         Calibration.read(path, method="asmi", aggregation="sum")
-    # A score with a calibration run of another aggregation stays silent, and says why.
+    # A score with a calibration of another aggregation stays silent, and says why.
     tested = replace(scored["sem", "sum"], calibration=of_means)
     assert any(said in sentence for sentence in tested.verdict)
     out = tmp_path / "sums.json"

@@ -1,4 +1,4 @@
-"""From labelled answers to a calibration run, whose decisions cover only answers like its own."""
+"""From labelled answers to a calibration, whose decisions cover only answers like its own."""
 
 import copy
 import json
@@ -166,7 +166,7 @@ def test_accept(calibration, again):
     assert nothing.accept is None
     assert nothing.accept_reason.startswith("No threshold by perplexity: not attainable with")
     for one, said in (
-        (replace(again, calibration=None), "pass a calibration run"),
+        (replace(again, calibration=None), "pass a calibration"),
         (replace(again, answered=False), "the answer is empty"),
         (
             replace(again, calibration=replace(calibration, decision=None)),
@@ -314,7 +314,7 @@ def test_scored_lines_may_be_labelled_as_they_are(scored, scorer, calibration, m
     monkeypatch.setattr(calibrate, "score_rows", counted)
 
     def calibrated(rows):
-        """The calibration run, and how many rows were scored anew."""
+        """The calibration, and how many rows were scored anew."""
         missing.clear()
         found = calibrate_rows(rows, scorer, 0.4, 0.8, resamples=20)
         assert found.n == 12
@@ -465,7 +465,7 @@ def test_drift_is_told_without_labels(calibration, scores):
     moved = [replace(one, msp=one.msp + 100, prompt_tokens=500) for one in scores]
     found = {drift.name: str(drift) for drift in calibration.drifts(moved)}
     assert set(found) == {"msp", "prompt_tokens"}
-    assert found["msp"].startswith("msp differs from the calibration run: median")
+    assert found["msp"].startswith("msp differs from the calibration: median")
     assert calibration.drifts(moved[:10]) == []
 
 

@@ -118,7 +118,7 @@ def test_verdict(calibration):
     (said,) = calibration.verdict(score, calibration.settings | {"model": "elsewhere/tiny"})
     prr = calibration.prr
     assert f"PRR of Sem-ASMI (60%, K=64) {prr.value:.2f} [{prr.low:.2f}, {prr.high:.2f}]" in said
-    assert "Higher than 33 % of the calibration run." in said
+    assert "Higher than 33 % of the calibration answers." in said
     step = next(step for step in reversed(calibration.calibration) if step.start <= score)
     assert f"({step.errors} of the {step.n} answers on its calibration step were wrong)" in said
     rate = wilson_interval(step.errors, step.n)
@@ -134,9 +134,9 @@ def test_verdict(calibration):
         certain = replace(calibration, calibration=steps)
         assert f"Probability of error {shown} [" in certain.verdict(0.1, certain.settings)[0]
     said = calibration.verdict(1e9, calibration.settings)
-    assert said[1] == "The score is outside the range of the calibration run."
+    assert said[1] == "The score is outside the range of the calibration."
     (said,) = calibration.verdict(score, calibration.settings | {"model": "models/another"})
-    assert "No verdict: the calibration run used other settings (model tiny there, another" in said
+    assert "No verdict: the calibration used other settings (model tiny there, another" in said
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_another_score_gets_no_verdict(calibration, other):
     gate = {"stop": [], "tau": 0.3, "beta": 10.0, "num_samples": 10, "method": "adapt"}
     calibration = replace(calibration, settings=calibration.settings | gate)
     (said,) = calibration.verdict(0.1, calibration.settings | other)
-    assert said.startswith("No verdict: the calibration run used other settings (")
+    assert said.startswith("No verdict: the calibration used other settings (")
     for name, value in other.items():
         assert f"{name} {calibration.settings[name]} there, {value} here" in said
     # Another draw of masks is the same score, and token ids need no stop string.
@@ -199,9 +199,7 @@ def test_read_takes_runs_too(run, calibration):
 def test_other_files(tmp_path, text):
     file = tmp_path / "other.json"
     file.write_text(text)
-    with pytest.raises(
-        ValueError, match=r"other.json(: expected a| is not a saved) calibration run"
-    ):
+    with pytest.raises(ValueError, match=r"other.json(: expected a| is not a saved) calibration"):
         Calibration.read(file)
 
 
@@ -209,7 +207,7 @@ def test_another_format(calibration, tmp_path):
     file = tmp_path / "calibration.json"
     calibration.save(file)
     file.write_text(json.dumps(json.loads(file.read_text()) | {"format": 1}))
-    with pytest.raises(ValueError, match="expected a calibration run of format 4"):
+    with pytest.raises(ValueError, match="expected a calibration of format 4"):
         Calibration.load(file)
 
 

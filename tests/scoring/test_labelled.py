@@ -110,7 +110,7 @@ def test_parts_get_a_probability_of_error(model, tokenizer, found, calibration):
         ({"prr": Interval(0.3, -0.1, 0.6)}, "there is no evidence that the score ranks errors"),
         (
             {"settings": {"num_masks": 9}},
-            "the calibration run used other settings (num_masks 9 there, 4",
+            "the calibration used other settings (num_masks 9 there, 4",
         ),
         ({"model": "some/other"}, "other settings (model other there"),
     ],

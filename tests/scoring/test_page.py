@@ -151,11 +151,12 @@ def test_the_mark_belongs_to_the_answer(found):
     assert "Confident but fragile.</strong>" in marked
     assert "not single tokens" in marked
     assert (
-        f"higher than {interpreted(found).percentile:.0f} % of the calibration run</h2>" in marked
+        f"higher than {interpreted(found).percentile:.0f} % of the calibration answers</h2>"
+        in marked
     )
     for page in (found.to_html(), interpreted(found, median=9.0).to_html()):
         assert "Confident but fragile" not in page
-    assert "of the calibration run</h2>" not in found.to_html()
+    assert "of the calibration answers</h2>" not in found.to_html()
 
 
 def test_in_a_notebook(found):

@@ -81,7 +81,7 @@ def test_the_boundary_of_the_paper_is_always_said(found):
 def test_without_a_reference_no_verdict(found):
     assert found.percentile is found.error_probability is found.confident_but_fragile is None
     said = " ".join(found.verdict)
-    assert "No verdict: without a calibration run (" in said
+    assert "No verdict: without a calibration (" in said
     assert "Sem-ASMI added nothing significant to MSP, token entropy and length" in said
     assert "depends on the prompt and on the masked layer" in said
     assert "%" not in said
@@ -92,7 +92,7 @@ def test_with_a_reference_that_ranks(found):
     assert one.percentile == 50
     assert one.error_probability == pytest.approx((4 + 0.5) / (5 + 1))
     assert one.confident_but_fragile is True
-    assert "Higher than 50 % of the calibration run." in one.verdict[1]
+    assert "Higher than 50 % of the calibration answers." in one.verdict[1]
     assert "0.50 [0.10, 0.80]" in one.verdict[1]
     assert one.verdict[2].startswith("Confident but fragile")
     assert "describes the whole answer" in one.verdict[2]
@@ -121,7 +121,7 @@ def test_a_probability_that_no_float_holds(found):
 def test_with_a_reference_that_does_not_rank(found, interval):
     one = interpreted(found, prr=Interval(*interval))
     assert one.percentile is one.error_probability is one.confident_but_fragile is None
-    assert one.verdict[1].startswith("No verdict: on the calibration run (")
+    assert one.verdict[1].startswith("No verdict: on the calibration answers (")
     assert not any(line.startswith("Confident") for line in one.verdict)
 
 
@@ -133,7 +133,7 @@ def test_with_a_reference_of_another_score(found, name):
     one = interpreted(found, settings=settings)
     assert one.percentile is one.error_probability is one.confident_but_fragile is None
     assert f"other settings ({name} {other[name]} there, " in one.verdict[1]
-    assert "% of the calibration run" not in one.to_html()
+    assert "% of the calibration answers" not in one.to_html()
 
 
 def test_with_a_reference_of_another_model(found):

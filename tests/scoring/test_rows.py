@@ -584,11 +584,11 @@ def test_command_with_a_reference(command, tmp_path):
     for calibration in (run, run.parent, tmp_path / "saved.json"):
         done = command(source, "--calibration", calibration)
         assert done.exit_code == 0, done.output
-        assert "the calibration run used other settings" in done.stdout
+        assert "the calibration used other settings" in done.stdout
     (tmp_path / "other.json").write_text("{}")
     done = command(source, "--calibration", tmp_path / "other.json")
     assert done.exit_code == 1
-    assert "is not a saved calibration run" in done.stderr
+    assert "is not a saved calibration" in done.stderr
     assert "Traceback" not in done.output
 
 
@@ -681,7 +681,7 @@ def test_command_says_what_is_wrong(command, calls, tmp_path):
             "nor a folder with one: LM-Polygraph writes ue_manager_seed1",
         ),
         (["--calibration", "prompt.txt"], "is not a run saved by LM-Polygraph"),
-        (["--calibration", "other.json"], "is not a saved calibration run"),
+        (["--calibration", "other.json"], "is not a saved calibration"),
         (["--calibration", "rows.jsonl"], "line 1 of rows.jsonl: expected a line of"),
     ],
 )

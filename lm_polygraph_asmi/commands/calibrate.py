@@ -13,7 +13,7 @@ from lm_polygraph_asmi.options import given_settings
 from lm_polygraph_asmi.validation import check_new
 
 LOADING = ("model", "gguf_file", "dtype", "device_map", "chat")
-SHARED = {*LOADING, *ASMIConfig.names("masks", "score", "machine")} - {"source"}
+SHARED = {*LOADING, *ASMIConfig.names("masks", "score", "machine"), "max_new_tokens"} - {"source"}
 """Options with the same meaning as in `score`."""
 
 

@@ -397,7 +397,7 @@ def summary(verdicts: Sequence[Verdict]) -> str:
 def _column(verdict: Verdict, scope: str) -> str:
     outcome = verdict.scopes[scope].replace(f"{verdict.name} ", "", 1)
     strategy = verdict.strategies.get(scope, "")
-    defaults = ("the layers above again", "one sequence", "")
+    defaults = ("suffix replay", "packed sequence", "")
     return outcome if outcome != "right" or strategy in defaults else f"right ({strategy})"
 
 

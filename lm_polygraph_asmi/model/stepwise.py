@@ -270,9 +270,9 @@ def _stepwise(kind: Any) -> Any:
 
 
 KINDS = (
-    (OneSequence, Strategy("one sequence that grows", "response", _stepwise(OneSequence),
+    (OneSequence, Strategy("growing packed sequence", "response", _stepwise(OneSequence),
                       lambda *_: 0, packed=True)),
-    (RowsOfBatch, Strategy("rows that grow", "response", _stepwise(RowsOfBatch), lambda *_: 0)),
+    (RowsOfBatch, Strategy("growing batch", "response", _stepwise(RowsOfBatch), lambda *_: 0)),
 )  # fmt: skip
 """Cheapest first."""
 

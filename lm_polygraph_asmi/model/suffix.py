@@ -245,14 +245,14 @@ def _full_forward(scope: str, one_mask: bool = False) -> Strategy:
 
 
 STRATEGIES = (
-    Strategy("the layers above again", "all", masked_everywhere, _bytes_of_batch, replays=True),
-    Strategy("the layers above, whole", "all", masked_layer_by_layer, _bytes_of_batch,
+    Strategy("suffix replay", "all", masked_everywhere, _bytes_of_batch, replays=True),
+    Strategy("suffix replay at all positions", "all", masked_layer_by_layer, _bytes_of_batch,
              replays=True),
     _full_forward("all"),
     _full_forward("all", one_mask=True),
-    Strategy("one sequence", "response", masked_in_response, _bytes_of_packed, packed=True,
+    Strategy("packed sequence", "response", masked_in_response, _bytes_of_packed, packed=True,
              replays=True),
-    Strategy("rows behind the prompt", "response", rows_after_prompt, _bytes_of_rows),
+    Strategy("batch on the prompt cache", "response", rows_after_prompt, _bytes_of_rows),
     _full_forward("response"),
     _full_forward("response", one_mask=True),
 )  # fmt: skip

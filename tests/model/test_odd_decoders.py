@@ -32,7 +32,7 @@ def apart(model: nn.Module, ids: Tensor) -> float:
 def test_a_plain_decoder_is_right():
     model = odd_decoder()
     assert apart(model, text(1)) < 1e-5
-    assert strategies_seen_right(model, "all") == {"the layers above again"}
+    assert strategies_seen_right(model, "all") == {"suffix replay"}
 
 
 class Capacity(Layer):

@@ -206,7 +206,7 @@ for name in "${asked[@]:-xquad}"; do
           exit 1 ;;
       esac
       [[ $name == closed-book* && $kind == sources ]] && # no passage, no source
-        options_of_run=(estimators=asmi_free output_attentions=false)
+        options_of_run=(estimators=asmi_greedy output_attentions=false)
       # shellcheck disable=SC2046
       run "$shard" "$name" "$kind" --config-name asmi_offline "${options[@]}" $(setting "$name") \
         asmi.scope=response "${options_of_run[@]}"

@@ -94,6 +94,7 @@ API = {
     "lm_polygraph_asmi.experiments.analysis": "Experiments",
 }
 """Module with public names -> title of its page."""
+PACKAGE = "lm_polygraph_asmi"
 SUBMODULE_NAMES = {
     "lm_polygraph_asmi.scoring": ["loading.load", "many.OUTPUT"],
 }
@@ -182,6 +183,9 @@ def entry(name: str) -> str:
     options = ""
     if inspect.isclass(target):
         kind, options = "class", "   :members:\n"
+        foreign = [base for base in target.__mro__ if not base.__module__.startswith(PACKAGE)]
+        if len(foreign) < len(target.__mro__) - 1:  # it inherits from a class of this package
+            options += f"   :inherited-members: {', '.join(base.__name__ for base in foreign)}\n"
     elif callable(target):
         kind = "function"
     else:

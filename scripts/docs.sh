@@ -6,4 +6,5 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/environment.sh docs
 export HF_HUB_OFFLINE=1
-sphinx-build --fail-on-warning --keep-going --builder html docs build/docs "$@"
+# --fresh-env: the page of commands does not notice changes of the code.
+sphinx-build --fresh-env --fail-on-warning --keep-going --builder html docs build/docs "$@"

@@ -38,7 +38,7 @@ class RiskThreshold:
 
     Attributes:
         threshold: accept if score <= this; None: not attainable with these answers.
-        coverage: share of accepted answers, 0 without a threshold.
+        coverage: share of all these answers that is accepted, 0 without a threshold.
         error_rate: of the accepted answers in this sample, None without a threshold.
         risk, confidence: the guarantee: with at least this confidence over the sample, at most a
             share `risk` of accepted answers is wrong.
@@ -67,7 +67,7 @@ class RiskThreshold:
         guarantee = f"at most {100 * self.risk:g}% errors, confidence {100 * self.confidence:g}%"
         if self.threshold is not None and self.error_rate is not None:
             sentence = (
-                f"accept up to {self.threshold:.4g}: {self.coverage:.0%} of the answers, "
+                f"accept up to {self.threshold:.4g}: {self.coverage:.0%} of these answers, "
                 f"{self.error_rate:.1%} of them wrong ({guarantee})"
             )
         else:

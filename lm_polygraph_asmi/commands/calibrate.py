@@ -49,7 +49,7 @@ SHARED = {*LOADING, *ASMIConfig.names("masks", "score", "machine"), "max_new_tok
 @click.option(
     "--result-cache",
     type=click.Path(file_okay=False),
-    help="Folder that stores results, to resume or to try another --risk.",
+    help="Folder that stores results: an interrupted run resumes.",
 )
 @click.option(
     "--figure", type=click.Path(dir_okay=False), help="Figure to write: coverage by risk."

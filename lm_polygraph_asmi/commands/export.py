@@ -17,7 +17,7 @@ def export(run: str, out: str, **settings: Any) -> None:
     """Save scores and labels of RUN for `score --calibration`, without its questions and answers.
 
     RUN is a finished run, or a .jsonl file written by `score --out`, whose rows label their
-    `spans` in the field `wrong`, such as [false, true, null]; null = unlabelled.
+    `spans` in the field `spans_correct`, such as [true, false, null]; null = unlabelled.
     """
     from rich.console import Console
 

@@ -6,6 +6,7 @@ import sys
 import time
 import warnings
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 TEMPORARY_MARK = "made-by-score"
 """File in a result cache that is deleted after use, because no option named it."""
 DECISIONS = {True: "accepted", False: "abstained", None: "without a decision"}
+MINUTE = 60.0
 CHECKED_ROWS = 100
 """Number of rows whose field names are checked for spelling."""
 
@@ -169,7 +171,7 @@ def score(
             scored = score_rows(scorer, rows)
         summary, pages = Summary(scorer.calibration), []
         progress = track(scored, "Scoring", total=number, console=errors, disable=number < 2)
-        for row, outcome in progress:
+        for row, outcome in progress if errors.is_terminal else _counted(progress, number, errors):
             result = outcome.score
             summary.add(result)
             if result is None:
@@ -200,6 +202,16 @@ def score(
         raise SystemExit(1)
     if cache and Path(cache, TEMPORARY_MARK).exists():
         shutil.rmtree(cache, ignore_errors=True)
+
+
+def _counted(rows: Iterable[Any], total: int, console: Any) -> Iterator[Any]:
+    """The rows; prints their number once a minute, for files and logs, where no bar is drawn."""
+    printed = time.monotonic()
+    for number, row in enumerate(rows, start=1):
+        yield row
+        if time.monotonic() - printed >= MINUTE:
+            console.print(f"{number} of {total} rows", highlight=False)
+            printed = time.monotonic()
 
 
 def _streamed(scorer: Any, row: Any, console: Any) -> Any:

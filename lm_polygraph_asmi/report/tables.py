@@ -117,9 +117,10 @@ def about_quality(run: Run, metric: str) -> str:
 def about_run(run: Run) -> str:
     """How to read the tables of a run, and its settings."""
     lines = [
-        "PRR: 1 = errors rejected first, 0 = chance, negative = worse than chance. SE: bootstrap "
-        "over answers. AUROC: 0.5 = chance. AUGRC: wrong answers accepted, lower = better. PRR "
-        "gives the few most confident answers most weight; the other two weigh all alike.",
+        "PRR: 1 = errors rejected first, 0 = chance, negative = worse than chance. MSP: "
+        "MaximumSequenceProbability. SE: bootstrap over answers. AUROC: 0.5 = chance. AUGRC: wrong "
+        "answers accepted, lower = better. PRR gives the few most confident answers most weight; "
+        "the other two weigh all alike.",
     ]
     empty = says_nothing(run.stats.get("greedy_texts"))
     if empty is not None and empty.any():

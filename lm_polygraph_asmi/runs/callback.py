@@ -3,6 +3,7 @@
 import gc
 import inspect
 import logging
+import sys
 import time
 import traceback
 from datetime import datetime, timezone
@@ -78,6 +79,9 @@ class RunRecord(Callback):
             elif manager.is_file():
                 continue  # belongs to an earlier run
             write_manifest(manifest, manager)
+        if self._manifests and not failed:
+            folder = next(iter(self._manifests)).parent
+            print(f"Table of the results: polygraph_asmi results {folder}", file=sys.stderr)
         if isinstance(error, BaseException):
             # Hydra keeps the error, and by its frames the model, until the sweep ends.
             traceback.clear_frames(error.__traceback__)

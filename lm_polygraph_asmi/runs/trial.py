@@ -147,6 +147,9 @@ def estimate(trial: Trial, rows: int, seeds: int = 1) -> Table:
     for phase, seconds in cost["phases"].items():
         table.add_row(phase, f"{seconds:.2f} s per row")
     if "seconds" in cost:
+        rest = cost["seconds_a_row"] - sum(cost["phases"].values())
+        if cost["phases"] and rest > 0:
+            table.add_row("everything else", f"{rest:.2f} s per row")
         table.add_row("one row, in total", f"{cost['seconds_a_row']:.2f} s")
         table.add_row("until the first row", _duration(cost["seconds_to_first_row"]))
         size = f"{rows:,} rows" + (f", {seeds} seeds" if seeds > 1 else "")

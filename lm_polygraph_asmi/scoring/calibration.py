@@ -235,9 +235,9 @@ class Calibration:
         """Fit on labelled parts of answers.
 
         Args:
-            path: JSON lines of `polygraph_asmi score --out`, each with a list `wrong`: true, false,
-                or null (unlabelled) for each of its `spans`. `offsets` of the input choose the
-                parts.
+            path: JSON lines of `polygraph_asmi score --out`, each with a list `spans_correct`:
+                true, false, or null (unlabelled) for each of its `spans`. `offsets` of the input
+                choose the parts.
 
         Raises:
             FileNotFoundError: no such file.
@@ -251,10 +251,10 @@ class Calibration:
         prompts = [row["prompt"] for row in rows]
         keys = text_clusters([p if isinstance(p, str) else json.dumps(p) for p in prompts])
         labelled = [
-            (span, wrong, cluster)
+            (span, not correct, cluster)
             for row, cluster in zip(rows, keys, strict=True)
-            for span, wrong in zip(row["spans"], row["wrong"], strict=True)
-            if wrong is not None
+            for span, correct in zip(row["spans"], row["spans_correct"], strict=True)
+            if correct is not None
         ]
         if not labelled:
             raise ValueError(f"no part of an answer in {path} has a label")
@@ -415,7 +415,7 @@ class Calibration:
         """The run in a line: answers, errors, PRR with its interval."""
         return (
             f"{self.name}: {self.n} {self.unit}, {self.errors} wrong by {self.quality}, PRR of "
-            f"{self.method} {self.prr.value:.2f} [{self.prr.low:.2f}, {self.prr.high:.2f}]"
+            f"{self.method} {_interval_text(self.prr)}"
         )
 
     @property
@@ -426,7 +426,8 @@ class Calibration:
         calibrated, constant = self.brier
         return (
             f"Brier score on held-out {self.unit} {calibrated:.3f}, vs {constant:.3f} for the "
-            "overall share of errors (lower = better). "
+            "overall share of errors (lower = better)"
+            + (": no gain. " if calibrated >= constant else ". ")
         )
 
     @property
@@ -470,15 +471,20 @@ class Calibration:
         return pd.DataFrame(table)
 
     def out_of_range(self, values: Mapping[str, float | None]) -> list[str]:
-        """Values of one answer outside the calibration's range, in sentences."""
+        """Values of one answer outside the calibration's range, in sentences.
+
+        A low MSP is none: the answer is more certain than those that were tested.
+        """
         warnings = []
         for name, value in values.items():
             reference = self.reference_range.get(name)
-            if reference and value is not None and not reference[0] <= value <= reference[-1]:
+            if not reference or value is None or (name == "msp" and value < reference[0]):
+                continue
+            if not reference[0] <= value <= reference[-1]:
                 warnings.append(
                     f"{QUANTITIES[name]} {value:.4g} is outside the calibration's range, "
                     f"{reference[0]:.4g} to {reference[-1]:.4g}: the risk guarantee may not hold "
-                    "for such questions."
+                    "for such questions. To be safe, abstain."
                 )
         return warnings
 
@@ -498,7 +504,7 @@ class Calibration:
         from rich.table import Table
         from rich.text import Text
 
-        yield Text(f"{self.ground}; {self.clusters} clusters.")
+        yield Text(f"{self.ground}; {self.clusters} clusters.\n")
         if self.signals:
             table = Table("signal", "PRR", "AUROC", "AUGRC (lower = better)", box=None,
                           header_style="dim")  # fmt: skip
@@ -506,22 +512,22 @@ class Calibration:
                 table.add_row(name, *map(_interval_text, signal))
             yield table
         if self.recommendation:
-            yield Text(self.recommendation)
+            yield Text(f"{self.recommendation}\n")
         yield Text(f"Error rate by {self.method}, with 95 % Wilson intervals:")
-        table = Table("from", "answers", "wrong", "rate", box=None, header_style="dim")
+        table = Table("nats from", "answers", "wrong", "rate", box=None, header_style="dim")
         for row in self.steps.itertuples():
             rate = _interval_text(Interval(row.rate, row.low, row.high))
             table.add_row(f"{row.start:.4f}", str(row.n), str(row.errors), rate)
         yield table
         if self.reliability is not None:
             yield Text(
-                f"Debiased calibration error of these probabilities, held out: "
-                f"{self.calibration_error:.3f} (p = {self.reliability['p_value']:.2g} if they are "
-                "well calibrated)."
+                f"{self.brier_sentence}Calibration error {self.calibration_error:.3f} (debiased; "
+                f"test for miscalibration: p = {self.reliability['p_value']:.2g})."
             )
         if self.other_thresholds:
             yield Text(
-                "Coverage by risk (-: not attainable; each holds only if chosen in advance):"
+                "\nShare of answers accepted, by risk (-: no threshold). For planning only: "
+                "choosing from this table voids the guarantee."
             )
             guarantees = {(d.signal, d.guarantee.risk): d.guarantee for d in self.other_thresholds}
             risks = list(dict.fromkeys(risk for _, risk in guarantees))
@@ -539,12 +545,29 @@ class Calibration:
             guarantee = self.decision.guarantee
             if guarantee.threshold is None:
                 yield Text(
-                    f"No threshold {self.decision}. Abstain on every answer. Each further attempt "
-                    f"adds up to {100 * (1 - guarantee.confidence):g}% to the probability that the "
-                    "guarantee fails."
+                    f"\nNo threshold {self.decision}. Abstain on every answer. Each further "
+                    f"attempt adds up to {100 * (1 - guarantee.confidence):g}% to the probability "
+                    "that the guarantee fails."
                 )
             else:
-                yield Text(f"Decision {self.decision}.")
+                yield Text(
+                    f"\nDecision: accept an answer if its {SIGNALS[self.decision.signal]} is at "
+                    f"most {guarantee.threshold:.4g} nats. That is {guarantee.coverage:.0%} of "
+                    f"these {guarantee.answers} answers; {guarantee.error_rate:.1%} of them are "
+                    f"wrong. Risk guarantee, whether or not a signal is recommended: of further "
+                    f"accepted answers, at most {100 * guarantee.risk:g}% are wrong, with "
+                    f"{100 * guarantee.confidence:g}% confidence."
+                )
+
+    def __str__(self) -> str:
+        """All results, as `polygraph_asmi calibrate` prints them."""
+        from io import StringIO
+
+        from rich.console import Console
+
+        console = Console(file=StringIO(), width=88)
+        console.print(self, highlight=False)
+        return "\n".join(map(str.rstrip, console.file.getvalue().splitlines()))
 
     def mismatch(self, settings: dict[str, Any]) -> str | None:
         """Why there is no verdict on a score with these settings; None if there is one."""
@@ -559,6 +582,8 @@ class Calibration:
                 f"on the calibration answers ({self.ground}) the score has a negative PRR: it "
                 "ranks errors worse than chance."
             )
+        if not self.ranks and math.isnan(self.prr.low):
+            return f"there are too few calibration answers ({self.ground})."
         if not self.ranks:
             return (
                 f"on the calibration answers ({self.ground}) there is no evidence that the score "
@@ -578,9 +603,10 @@ class Calibration:
         )
         rate = wilson_interval(step.errors, step.n)
         lines = [
-            f"Higher than {self.percentile(score):.0f} % of the calibration answers. Probability "
-            f"of error {shown} [{rate.low:.2f}, {rate.high:.2f}] ({step.errors} of the {step.n} "
-            f"answers on its calibration step were wrong); overall {self.errors / self.n:.2f}. "
+            f"By {self.method}: higher than {self.percentile(score):.0f} % of the calibration "
+            f"{self.unit}; probability of error {shown} [{rate.low:.2f}, {rate.high:.2f}] "
+            f"(smoothed; wrong: {step.errors} of the {step.n} calibration {self.unit} with similar "
+            f"scores); overall {self.errors / self.n:.2f}. "
             f"{self.brier_sentence}Calibration: {self.ground}."
         ]
         if not self.scores[0] <= score <= self.scores[-1]:
@@ -589,6 +615,8 @@ class Calibration:
 
 
 def _interval_text(interval: Interval) -> str:
+    if math.isnan(interval.low):
+        return f"{interval.value:.2f} (too few for an interval)"
     return f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
 
 
@@ -672,18 +700,18 @@ def _labelled_rows(path: Path) -> list[dict[str, Any]]:
             continue
         try:
             row = json.loads(line)
-            labels, parts = row["wrong"], len(row["spans"])
+            labels, parts = row["spans_correct"], len(row["spans"])
             fit = len(labels) == parts and all(label in (True, False, None) for label in labels)
             _ = [row[name] for name in ("row", "prompt", "model", "settings")]
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise ValueError(
                 f"line {number} of {path}: expected a line of `polygraph_asmi score --out` with "
-                f"`wrong`, a list of true or false for its `spans`; got {error!r}"
+                f"`spans_correct`, a list of true or false for its `spans`; got {error!r}"
             ) from error
         if not fit:
             raise ValueError(
-                f"line {number} of {path}: expected `wrong` as a list of true, false or null, one "
-                f"for each of its {parts} `spans`; got {labels!r:.60}"
+                f"line {number} of {path}: expected `spans_correct` as a list of true, false or "
+                f"null, one for each of its {parts} `spans`; got {labels!r:.60}"
             )
         rows.append(row)
     if not rows:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from lm_polygraph_asmi.analysis.risk_control import RiskThreshold
 from lm_polygraph_asmi.config import METHODS
 
-SIGNALS = {**METHODS, "msp": "MSP", "perplexity": "perplexity", "entropy": "mean entropy"}
+SIGNALS = {**METHODS, "msp": "MSP", "perplexity": "perplexity", "entropy": "entropy"}
 """Signals of every scored answer: name in settings -> name in sentences."""
 
 
@@ -49,12 +49,12 @@ class Decision:
         if self.guarantee.threshold is None:
             return f"No threshold {self}."
         value, kind = signals[self.signal], SIGNALS[self.signal]
-        accepted = bool(self.accepts(signals))
+        if not self.accepts(signals):
+            return f"Abstain: {kind} {value:.4g} nats is above {self.guarantee.threshold:.4g}."
         return (
-            f"{'Accept' if accepted else 'Abstain'}: {kind} {value:.4g} is {'not ' * accepted}"
-            f"above {self.guarantee.threshold:.4g}. Risk guarantee: at most "
-            f"{100 * self.guarantee.risk:g}% of accepted answers are wrong, with confidence "
-            f"{100 * self.guarantee.confidence:g}%."
+            f"Accept: {kind} {value:.4g} nats is at most {self.guarantee.threshold:.4g}. Risk "
+            f"guarantee: at most {100 * self.guarantee.risk:g}% of accepted answers are wrong, "
+            f"with {100 * self.guarantee.confidence:g}% confidence."
         )
 
     def __str__(self) -> str:

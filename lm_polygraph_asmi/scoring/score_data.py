@@ -212,7 +212,7 @@ class ScoreData:
                 "computes one with a risk guarantee."
             )
         reason = self.calibration.decision.explain(self.signals)
-        if self.accept is None:
+        if not self.accept:
             return reason
         values = {"prompt_tokens": self.prompt_tokens, "msp": self.msp}
         return " ".join([reason, *self.calibration.out_of_range(values)])

@@ -53,11 +53,11 @@ def in_terminal(score: "ScoreData", width: int) -> Iterator[Text | Table]:
         yield from (line, bar)
     yield from (Text(line) for line in verdict(score))
     yield Text(
-        "Most fragile tokens. Chosen by: masks under which the token is the most likely one; else: "
-        "the most frequent other.",
+        "Most fragile tokens. Chosen by: masks under which the token is the most likely one; "
+        "alternative: the most frequent other.",
         style="dim",
     )
-    table = Table("token", "u", "MI", "chosen by", "else", box=None, header_style="dim")
+    table = Table("token", "u", "MI", "chosen by", "alternative", box=None, header_style="dim")
     for token in sorted(score.tokens, key=lambda token: -token.u)[:5]:
         other = "" if token.alternative is None else repr(token.alternative)
         share = f" {token.alternative_share:.0%}" if other else ""
@@ -77,7 +77,7 @@ def in_terminal(score: "ScoreData", width: int) -> Iterator[Text | Table]:
         yield Text(f"Parts of the answer. {score.about_spans}")
         validated = score.parts[0].validated
         table = Table("part", *["P(error)"] * validated, "u", "MI", "entropy", "perplexity",
-                      "else", box=None, header_style="dim")  # fmt: skip
+                      "alternative", box=None, header_style="dim")  # fmt: skip
         for span in score.parts:
             other = (
                 ""

@@ -65,12 +65,11 @@ def verdict(score: "ScoreData") -> list[str]:
         lines.append(
             f"Masking heads hardly changed the model's predictions on the calibration answers "
             f"(mean MI {masking_response:.4f} nats, below {OVER_ROBUST}): the score may carry no "
-            "information. This screen is not validated."
+            "information (not validated)."
         )
     elif masking_response is None and score.masking_response < OVER_ROBUST:
         lines.append(
             f"Masking heads hardly changed the predictions (mean MI {score.masking_response:.4f} "
-            f"nats, below {OVER_ROBUST}): the answer is robust or, if all answers are like this, "
-            "the model is too robust for the score. This screen is not validated."
+            f"nats, below {OVER_ROBUST}): the score may carry no information (not validated)."
         )
     return [*lines, *score.warnings, BOUNDARY]

@@ -254,7 +254,7 @@ def test_what_is_said_of_a_threshold():
     base = wrong.mean()
     assert found.unavoidable == pytest.approx((base - 0.2) / 0.8)
     assert str(found) == (
-        f"accept up to {found.threshold:.4g}: {found.coverage:.0%} of the answers, "
+        f"accept up to {found.threshold:.4g}: {found.coverage:.0%} of these answers, "
         f"{found.error_rate:.1%} of them wrong (at most 20% errors, confidence 90%). {base:.0%} of "
         f"all answers are wrong, so any score must reject {found.unavoidable:.0%}"
     )

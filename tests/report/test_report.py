@@ -350,10 +350,10 @@ def test_small_samples_are_named(tmp_path, clusters, errors):
     save(tmp_path / "run", saved, about)
     lines = findings(load_run_groups([tmp_path / "run"]))
     said = "\n".join(lines)
-    assert f"{clusters} clusters, {errors} wrong of 120 answers. Below 50 clusters or 20" in said
+    assert f"{clusters} clusters, {errors} wrong of 120 answers. With fewer than 50" in said
     # However far from zero their intervals lie.
     assert lines[0].startswith("**Rank errors: 0 of 3 ASMI scores**")
-    assert "Inconclusive: 0. Untested, because their settings are too small: 3 (" in lines[0]
+    assert "Inconclusive: 3, 3 of them too small to test (" in lines[0]
     (against,) = (line for line in lines if line.startswith("**Against the best single-pass"))
     assert "better in 0, equivalent in 0, inconclusive in 1, worse in 0 of 1 settings**" in against
     assert "1 of them too small to test" in against
@@ -1130,7 +1130,7 @@ def test_cases_are_those_that_masks_change(tmp_path):
     (row,) = item.table.to_dict("records")
     assert row["question"] == f"q{chosen}?"
     assert row["token most changed"] == f"word{own[1]}"
-    assert row["strongest alternative"] == f"word{(own[1] + 1) % 10}"
+    assert row["alternative"] == f"word{(own[1] + 1) % 10}"
     assert (row["masks that keep it"], row["its masks"]) == pytest.approx((2 / 6, 4 / 6))
     assert (row["confident errors"], row["of these changed"]) == (confident, 1)
 

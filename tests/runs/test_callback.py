@@ -91,10 +91,9 @@ def test_a_second_run_reuses_what_the_first_one_scored(run, capsys):
     second = load_run(manager)
     assert second.stats["asmi_reused_depths"] == [1, 0, 1, 0]  # two of four, evenly spaced
     assert read_manifest(manager)["asmi_reused"] == 2
-    assert (
-        "ASMI: masked passes of 2 of 4 answers come from the result cache"
-        in capsys.readouterr().out
-    )
+    printed = capsys.readouterr()
+    assert "ASMI: masked passes of 2 of 4 answers come from the result cache" in printed.out
+    assert f"polygraph_asmi results {Path(manager).parent}" in printed.err
     name = "ASMI (60%, K=64)"
     np.testing.assert_array_equal(first.scores[name], second.scores[name][::2])
     fresh = load_run(run("asmi.result_cache=null", folder="fresh"))

@@ -69,6 +69,7 @@ def test_estimate():
     shown = " ".join(capture.get().split())
     for row in (
         "asmi │ 0.50 s per row",
+        "everything else │ 2.50 s per row",
         "one row, in total │ 3.00 s",
         "until the first row │ 30 seconds",
         "the whole run, 10,000 rows, 2 seeds │ about 16.7 hours",

@@ -156,12 +156,16 @@ def test_accept(calibration, again):
     for signal, value in again.signals.items():
         one = deciding(calibration, again, value, signal)
         assert one.accept is True
-        assert one.accept_reason.startswith(f"Accept: {SIGNALS[signal]} {value:.4g} is not above")
-        assert "at most 40% of accepted answers are wrong, with confidence 80%" in one.accept_reason
+        assert one.accept_reason.startswith(
+            f"Accept: {SIGNALS[signal]} {value:.4g} nats is at most"
+        )
+        assert "at most 40% of accepted answers are wrong, with 80% confidence" in one.accept_reason
         assert one.accept_reason in one.verdict
         other = deciding(calibration, again, np.nextafter(value, -1), signal)
         assert other.accept is False
-        assert other.accept_reason.startswith(f"Abstain: {SIGNALS[signal]} {value:.4g} is above")
+        assert other.accept_reason.startswith(
+            f"Abstain: {SIGNALS[signal]} {value:.4g} nats is above"
+        )
     nothing = deciding(calibration, again, None)
     assert nothing.accept is None
     assert nothing.accept_reason.startswith("No threshold by perplexity: not attainable with")
@@ -479,8 +483,11 @@ def test_an_answer_unlike_all_of_the_reference(calibration, again):
     reference_range = {
         name: values[3] for name, values in calibration.reference_range.items() if name != "score"
     }
-    known = deciding(calibration, replace(again, **reference_range), 1e9)
-    assert "is outside" not in known.accept_reason
+    certain = reference_range | {"msp": 0}  # more certain than all of them
+    for values, threshold in ((reference_range, 1e9), (certain, 1e9), ({"msp": 900}, -1)):
+        known = deciding(calibration, replace(again, **values), threshold)
+        assert known.accept is (threshold > 0)
+        assert "is outside" not in known.accept_reason  # nothing to doubt in an abstention
 
 
 @pytest.fixture(scope="module")

@@ -118,21 +118,23 @@ def test_verdict(calibration):
     (said,) = calibration.verdict(score, calibration.settings | {"model": "elsewhere/tiny"})
     prr = calibration.prr
     assert f"PRR of Sem-ASMI (60%, K=64) {prr.value:.2f} [{prr.low:.2f}, {prr.high:.2f}]" in said
-    assert "Higher than 33 % of the calibration answers." in said
+    assert "higher than 33 % of the calibration answers;" in said
     step = next(step for step in reversed(calibration.calibration) if step.start <= score)
-    assert f"({step.errors} of the {step.n} answers on its calibration step were wrong)" in said
+    assert f"(smoothed; wrong: {step.errors} of the {step.n} calibration answers with" in said
     rate = wilson_interval(step.errors, step.n)
     chance = f"{calibration.error_probability(score):.2f} [{rate.low:.2f}, {rate.high:.2f}]"
-    assert f"Probability of error {chance} (" in said
+    assert f"probability of error {chance} (" in said
     assert f"overall {calibration.errors / 60:.2f}" in said
     assert calibration.brier is None  # four fifths of 60 answers are too few for two steps
     assert "Brier" not in said
     (worth,) = replace(calibration, brier=(0.1, 0.2)).verdict(score, calibration.settings)
-    assert "answers 0.100, vs 0.200 for the overall share of errors (lower = better)" in worth
+    assert "answers 0.100, vs 0.200 for the overall share of errors (lower = better). " in worth
+    (useless,) = replace(calibration, brier=(0.2, 0.2)).verdict(score, calibration.settings)
+    assert "(lower = better): no gain. " in useless
     for errors, shown in ((0, "below 0.01"), (30, "above 0.99")):
         steps = [Step(0.0, 9000, 300 * errors), Step(9.0, 30, errors)]
         certain = replace(calibration, calibration=steps)
-        assert f"Probability of error {shown} [" in certain.verdict(0.1, certain.settings)[0]
+        assert f"probability of error {shown} [" in certain.verdict(0.1, certain.settings)[0]
     said = calibration.verdict(1e9, calibration.settings)
     assert said[1] == "The score is outside the range of the calibration."
     (said,) = calibration.verdict(score, calibration.settings | {"model": "models/another"})

@@ -38,9 +38,9 @@ def rows(found):
             span | {"u": level * (0.5 + label + draw.random())}
             for span, label in zip(own["spans"], wrong, strict=True)
         ]
-        labels = [None, *wrong[1:]] if number == 7 else wrong
+        labels = [None if number == 7 and not n else not label for n, label in enumerate(wrong)]
         about = {"row": number, "prompt": f"Question {number // 2}", "spans": spans}
-        made.append(own | about | {"wrong": labels})
+        made.append(own | about | {"spans_correct": labels})
     return made
 
 
@@ -57,10 +57,10 @@ def calibration(rows, tmp_path_factory):
 def test_what_labels_give(found, rows, calibration):
     scores, wrong, clusters, likelihoods = [], [], [], []
     for row in rows:
-        for span, label in zip(row["spans"], row["wrong"], strict=True):
+        for span, label in zip(row["spans"], row["spans_correct"], strict=True):
             if label is not None:
                 scores.append(span["u"])
-                wrong.append(label)
+                wrong.append(not label)
                 clusters.append(row["prompt"])
                 likelihoods.append(span["tokens"] * span["perplexity"])
     assert (calibration.n, calibration.clusters, calibration.errors) == (79, 20, sum(wrong))
@@ -141,14 +141,17 @@ def test_one_of_answers_and_one_of_parts(found, calibration, tmp_path):
     ("changed", "message"),
     [
         (
-            {"wrong": [True]},
-            r"expected `wrong` as a list of true, false or null, one for each of its 2",
+            {"spans_correct": [True]},
+            r"expected `spans_correct` as a list of true, false or null, one for each of its 2",
         ),
-        ({"wrong": [True, "no"]}, "expected `wrong` as a list of true, false or null"),
-        ({"wrong": True}, "line 1 of .*: expected a line of .*polygraph_asmi score"),
-        ({"wrong": [None, None]}, "no part of an answer in .* has a label"),
-        ({"wrong": [True, True]}, r"expected right and wrong parts, got 2, all wrong"),
-        ({"wrong": [False, False]}, r"expected right and wrong parts, got 2, all right"),
+        (
+            {"spans_correct": [True, "no"]},
+            "expected `spans_correct` as a list of true, false or null",
+        ),
+        ({"spans_correct": True}, "line 1 of .*: expected a line of .*polygraph_asmi score"),
+        ({"spans_correct": [None, None]}, "no part of an answer in .* has a label"),
+        ({"spans_correct": [False, False]}, r"expected right and wrong parts, got 2, all wrong"),
+        ({"spans_correct": [True, True]}, r"expected right and wrong parts, got 2, all right"),
         ({"spans": None}, "line 1 of .*: expected a line of .*polygraph_asmi score"),
     ],
 )
@@ -158,8 +161,8 @@ def test_rows_that_teach_nothing(rows, tmp_path, changed, message):
 
 
 def test_files_that_hold_no_labels(rows, tmp_path):
-    unlabelled = {name: value for name, value in rows[0].items() if name != "wrong"}
-    with pytest.raises(ValueError, match=r"expected a line of .* got KeyError\('wrong'\)"):
+    unlabelled = {name: value for name, value in rows[0].items() if name != "spans_correct"}
+    with pytest.raises(ValueError, match=r"expected a line of .* got KeyError\('spans_correct'\)"):
         Calibration.read(save(tmp_path / "rows.jsonl", [unlabelled]))
     (tmp_path / "rows.jsonl").write_text("\n{no\n")
     with pytest.raises(ValueError, match="line 2 of"):

@@ -92,7 +92,7 @@ def test_with_a_reference_that_ranks(found):
     assert one.percentile == 50
     assert one.error_probability == pytest.approx((4 + 0.5) / (5 + 1))
     assert one.confident_but_fragile is True
-    assert "Higher than 50 % of the calibration answers." in one.verdict[1]
+    assert "higher than 50 % of the calibration answers;" in one.verdict[1]
     assert "0.50 [0.10, 0.80]" in one.verdict[1]
     assert one.verdict[2].startswith("Confident but fragile")
     assert "describes the whole answer" in one.verdict[2]
@@ -121,7 +121,8 @@ def test_a_probability_that_no_float_holds(found):
 def test_with_a_reference_that_does_not_rank(found, interval):
     one = interpreted(found, prr=Interval(*interval))
     assert one.percentile is one.error_probability is one.confident_but_fragile is None
-    assert one.verdict[1].startswith("No verdict: on the calibration answers (")
+    why = "there are too few" if np.isnan(interval[1]) else "on the"
+    assert one.verdict[1].startswith(f"No verdict: {why} calibration answers (")
     assert not any(line.startswith("Confident") for line in one.verdict)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from dataclasses import fields, replace
 
 import pandas as pd
@@ -383,7 +384,7 @@ def command(folder):
     return run
 
 
-def test_command_on_many_rows(command, calls, model, tokenizer, tmp_path):
+def test_command_on_many_rows(command, calls, model, tokenizer, tmp_path, monkeypatch):
     source = write(tmp_path / "in.jsonl", [ROWS[0], "{", *ROWS[1:], BAD[2]])
     out, page = tmp_path / "out.jsonl", tmp_path / "page.html"
     arguments = [source, "--out", out, "--html", page, "--depth", "0.9"]
@@ -410,8 +411,11 @@ def test_command_on_many_rows(command, calls, model, tokenizer, tmp_path):
     assert out.read_text() == first
     out.unlink()
     write(source, ROWS)
+    assert " of 3 rows" not in done.stderr
+    monkeypatch.setattr(sys.modules["lm_polygraph_asmi.commands.score"], "MINUTE", 0)
     done = command(*arguments)
     assert done.exit_code == 0
+    assert "1 of 3 rows" in done.stderr
     assert not (tmp_path / "out.jsonl.cache").exists()
 
 
@@ -700,7 +704,7 @@ def test_commands_with_labelled_parts(command, tmp_path):
     """From labels to what they say of another answer."""
     labelled = [
         {"prompt": f"{PROMPT} {n}", "answer": " In Brask, 1931", "offsets": [[1, 3], [4, 9]],
-         "wrong": [n == 1, n == 2]} for n in range(4)
+         "spans_correct": [n != 1, n != 2]} for n in range(4)
     ]  # fmt: skip
     source, scored, saved = (tmp_path / name for name in ("in.jsonl", "scored.jsonl", "parts.json"))
     as_run = ("--num-masks", runs.MASKS, "--mask-rate", 0.1)  # as the one of the answers below

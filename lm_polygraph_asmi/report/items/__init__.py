@@ -82,7 +82,7 @@ def _scores(groups: Sequence[RunGroup]) -> list[tuple[RunGroup, str, Interval]]:
 def _rank_errors(groups: Sequence[RunGroup]) -> list[str]:
     """How many scores have a PRR interval above 0, and how many below.
 
-    Scores of settings too small for their intervals are untested.
+    Scores of settings too small for their intervals are inconclusive.
     """
     scores = _scores(groups)
     if not scores:
@@ -96,12 +96,12 @@ def _rank_errors(groups: Sequence[RunGroup]) -> list[str]:
         lines.append(
             f"**Rank errors: {above} of {len(defined)} ASMI scores** (PRR interval above 0, "
             f"uncorrected). Negative PRR (interval below 0): {below}. Inconclusive: "
-            f"{len(defined) - len(untested) - above - below}."
+            f"{len(defined) - above - below}"
             + (
-                f" Untested, because their settings are too small: {len(untested)} (intervals: "
-                f"{untested_above} above, {untested_below} below 0)."
+                f", {len(untested)} of them too small to test (intervals: {untested_above} above, "
+                f"{untested_below} below 0)."
                 if untested
-                else ""
+                else "."
             )
         )
     if undefined:

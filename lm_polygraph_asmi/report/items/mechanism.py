@@ -170,7 +170,7 @@ def case_study(groups: Sequence[RunGroup]) -> Items:
                     "answer": answers[i].strip()[:60],
                     "token most changed": _text(group, i, tokens[i][position]),
                     "masks that keep it": vote.agree,
-                    "strongest alternative": other,
+                    "alternative": other,
                     "its masks": vote.share,
                     "u_sem": float(u_sem[i]),
                     "confident errors": len(confident_errors),

@@ -274,7 +274,6 @@ def check(decided: Path) -> None:
 def example() -> None:
     """Output of `calibrate` for saved answers of Qwen2.5-Coder-1.5B, one for each passage."""
     import pandas as pd
-    from rich.console import Console
 
     answers = pd.read_csv(TRIAL).query("part == 'labelled'").groupby("passage").head(1)
     columns = {kind: answers[kind].to_numpy() for kind in SIGNALS if kind in answers}
@@ -286,7 +285,7 @@ def example() -> None:
     )  # fmt: skip
     decider = best_signal(columns, wrong, clusters)
     result = with_decision(fitted, columns, wrong, clusters, 0.2, 0.95, decider)
-    Console(width=100).print(result, highlight=False)
+    click.echo(result)
 
 
 if __name__ == "__main__":

@@ -565,9 +565,9 @@ class Calibration:
 
         from rich.console import Console
 
-        console = Console(file=StringIO(), width=88)
-        console.print(self, highlight=False)
-        return "\n".join(map(str.rstrip, console.file.getvalue().splitlines()))
+        text = StringIO()
+        Console(file=text, width=80).print(self, highlight=False)
+        return "\n".join(map(str.rstrip, text.getvalue().splitlines()))
 
     def mismatch(self, settings: dict[str, Any]) -> str | None:
         """Why there is no verdict on a score with these settings; None if there is one."""

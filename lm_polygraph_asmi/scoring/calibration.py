@@ -514,7 +514,7 @@ class Calibration:
         if self.recommendation:
             yield Text(f"{self.recommendation}\n")
         yield Text(f"Error rate by {self.method}, with 95 % Wilson intervals:")
-        table = Table("nats from", "answers", "wrong", "rate", box=None, header_style="dim")
+        table = Table("from (nats)", "answers", "wrong", "rate", box=None, header_style="dim")
         for row in self.steps.itertuples():
             rate = _interval_text(Interval(row.rate, row.low, row.high))
             table.add_row(f"{row.start:.4f}", str(row.n), str(row.errors), rate)
@@ -552,11 +552,11 @@ class Calibration:
             else:
                 yield Text(
                     f"\nDecision: accept an answer if its {SIGNALS[self.decision.signal]} is at "
-                    f"most {guarantee.threshold:.4g} nats. That is {guarantee.coverage:.0%} of "
-                    f"these {guarantee.answers} answers; {guarantee.error_rate:.1%} of them are "
-                    f"wrong. Risk guarantee, whether or not a signal is recommended: of further "
-                    f"accepted answers, at most {100 * guarantee.risk:g}% are wrong, with "
-                    f"{100 * guarantee.confidence:g}% confidence."
+                    f"most {guarantee.threshold:.4g} nats. That accepts {guarantee.coverage:.0%} "
+                    f"of these {guarantee.answers} answers; {guarantee.error_rate:.1%} of the "
+                    "accepted ones are wrong. Risk guarantee, whether or not a signal is "
+                    f"recommended: with {100 * guarantee.confidence:g}% confidence, the error rate "
+                    f"of accepted answers is at most {100 * guarantee.risk:g}%."
                 )
 
     def __str__(self) -> str:

@@ -53,8 +53,8 @@ class Decision:
             return f"Abstain: {kind} {value:.4g} nats is above {self.guarantee.threshold:.4g}."
         return (
             f"Accept: {kind} {value:.4g} nats is at most {self.guarantee.threshold:.4g}. Risk "
-            f"guarantee: at most {100 * self.guarantee.risk:g}% of accepted answers are wrong, "
-            f"with {100 * self.guarantee.confidence:g}% confidence."
+            f"guarantee: with {100 * self.guarantee.confidence:g}% confidence, the error rate of "
+            f"accepted answers is at most {100 * self.guarantee.risk:g}%."
         )
 
     def __str__(self) -> str:

@@ -159,7 +159,10 @@ def test_accept(calibration, again):
         assert one.accept_reason.startswith(
             f"Accept: {SIGNALS[signal]} {value:.4g} nats is at most"
         )
-        assert "at most 40% of accepted answers are wrong, with 80% confidence" in one.accept_reason
+        assert (
+            "with 80% confidence, the error rate of accepted answers is at most 40%"
+            in one.accept_reason
+        )
         assert one.accept_reason in one.verdict
         other = deciding(calibration, again, np.nextafter(value, -1), signal)
         assert other.accept is False

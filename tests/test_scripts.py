@@ -314,13 +314,6 @@ def test_promise_on_other_questions(tmp_path):
     assert f"accepted: 5 of {len(rest)}, {wrong} wrong: {wrong / 5:.3f} [" in shown
 
 
-def test_output_on_the_threshold_page():
-    page = (SCRIPTS.parent / "docs/tutorials/threshold.md").read_text(encoding="utf-8")
-    lines = run_here("try_guarantee.py", "example").splitlines()
-    assert len(lines) > 20
-    assert "\n".join(line.rstrip() for line in lines) in page
-
-
 def test_promise_from_a_finished_run(tmp_path):
     """Rows of a run, and a run in two parts, are of the same draw and hold the same."""
     saved, about = saved_runs.content(metric="ReferenceInAnswer"), saved_runs.manifest(60)

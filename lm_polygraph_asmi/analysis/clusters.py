@@ -15,8 +15,8 @@ RESAMPLES = 2000
 """Resamples for statistics that are recomputed in each."""
 FEW_CLUSTERS, FEW_ERRORS = 50, 20
 FEW = (
-    f"With fewer than {FEW_CLUSTERS} clusters, {FEW_ERRORS} wrong or {FEW_ERRORS} right answers, "
-    "95 % intervals may be too narrow."
+    f"With fewer than {FEW_CLUSTERS} clusters, fewer than {FEW_ERRORS} wrong or fewer than "
+    f"{FEW_ERRORS} right answers, 95 % intervals may be too narrow."
 )
 
 _SHARED_TEXT = (

@@ -182,7 +182,7 @@ def recommendation(
     if too_few(errors, clusters):
         return (
             f"Too few answers to recommend a signal: {len(set(clusters))} clusters, "
-            f"{int(errors.sum())} of {len(errors)} answers wrong. {FEW}"
+            f"{int(errors.sum())} wrong and {int((errors == 0).sum())} right answers. {FEW}"
         )
     ranking = [name for name, signal in signals.items() if signal.ranks]
     if not ranking:

@@ -43,7 +43,7 @@ ROWS = (".jsonl", ".jsonlines", ".ndjson")
 """Suffixes of files with scored rows, whose parts may be labelled."""
 NOT_RECORDED = "not recorded"
 """Name of the model of a run without a manifest."""
-QUANTITIES = {"prompt_tokens": "The number of the prompt's tokens", "msp": "The answer's MSP"}
+QUANTITIES = {"prompt_tokens": "The number of prompt tokens", "msp": "The answer's MSP"}
 """Quantities that need no labels -> their names in sentences."""
 FINGERPRINTS = {
     "weights": "weights or their precision differ",
@@ -482,7 +482,7 @@ class Calibration:
                 continue
             if not reference[0] <= value <= reference[-1]:
                 warnings.append(
-                    f"{QUANTITIES[name]} {value:.4g} is outside the calibration's range, "
+                    f"{QUANTITIES[name]} ({value:.4g}) is outside the calibration's range, "
                     f"{reference[0]:.4g} to {reference[-1]:.4g}: the risk guarantee may not hold "
                     "for such questions. To be safe, abstain."
                 )

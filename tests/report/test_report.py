@@ -353,7 +353,7 @@ def test_small_samples_are_named(tmp_path, clusters, errors):
     assert f"{clusters} clusters, {errors} wrong of 120 answers. With fewer than 50" in said
     # However far from zero their intervals lie.
     assert lines[0].startswith("**Rank errors: 0 of 3 ASMI scores**")
-    assert "Inconclusive: 3, 3 of them too small to test (" in lines[0]
+    assert "Inconclusive: 3, 3 of them because their settings are too small." in lines[0]
     (against,) = (line for line in lines if line.startswith("**Against the best single-pass"))
     assert "better in 0, equivalent in 0, inconclusive in 1, worse in 0 of 1 settings**" in against
     assert "1 of them too small to test" in against

@@ -477,8 +477,8 @@ def test_drift_is_told_without_labels(calibration, scores):
 
 
 def test_an_answer_unlike_all_of_the_reference(calibration, again):
-    for name, said in (("prompt_tokens", "The number of the prompt's tokens 900 is outside"),
-                       ("msp", "The answer's MSP 900 is outside")):  # fmt: skip
+    for name, said in (("prompt_tokens", "The number of prompt tokens (900) is outside"),
+                       ("msp", "The answer's MSP (900) is outside")):  # fmt: skip
         one = deciding(calibration, replace(again, **{name: 900}), 1e9)
         assert one.accept is True
         assert said in one.accept_reason

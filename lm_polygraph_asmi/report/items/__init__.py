@@ -91,18 +91,12 @@ def _rank_errors(groups: Sequence[RunGroup]) -> list[str]:
     defined = [(group, prr) for group, _, prr in scores if not np.isnan(prr.low)]
     if defined:
         above, below = _count_sides(prr for group, prr in defined if not group.too_small)
-        untested = [prr for group, prr in defined if group.too_small]
-        untested_above, untested_below = _count_sides(untested)
+        small = sum(group.too_small for group, _ in defined)
         lines.append(
             f"**Rank errors: {above} of {len(defined)} ASMI scores** (PRR interval above 0, "
             f"uncorrected). Negative PRR (interval below 0): {below}. Inconclusive: "
             f"{len(defined) - above - below}"
-            + (
-                f", {len(untested)} of them too small to test (intervals: {untested_above} above, "
-                f"{untested_below} below 0)."
-                if untested
-                else "."
-            )
+            + (f", {small} of them because their settings are too small." if small else ".")
         )
     if undefined:
         lines.append(f"**PRR or its interval is undefined: {'; '.join(undefined)}.**")

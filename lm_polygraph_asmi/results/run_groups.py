@@ -374,7 +374,7 @@ class RunGroup:
 
     @property
     def too_small(self) -> bool:
-        """Whether 95 % intervals may cover the true value less often; see `FEW`."""
+        """Whether 95 % intervals may be too narrow; see `FEW`."""
         return too_few(self.wrong, self.clusters)
 
     def provenance(self) -> dict[str, Any]:

@@ -202,7 +202,7 @@ def test_differences_from_msp_have_cluster_intervals(tmp_path):
     assert code == 0
     assert f"{value:+.2f} [{low:+.2f}, {high:+.2f}]" in text
     assert "Clusters (stories, passages or prompts): 5." in text
-    assert "may cover the true value less often" in " ".join(text.split())
+    assert "95 % intervals may be too narrow" in " ".join(text.split())
     apart = finished(tmp_path / "apart", {"MaximumSequenceProbability": MSP, "A": OURS}, "abcdef")
     assert f"[{low:+.2f}, {high:+.2f}]" not in show(apart)[1]
 

@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,9 @@ def calibrate(
         tested = result.n if result.decision is None else result.decision.guarantee.answers
         if empty := (len(labelled) or result.n) - tested:
             errors.print(f"Left out {empty} empty answers: `score` never accepts one.")
+        if "max_new_tokens" in given_settings(settings):  # a run and scored rows have their own
+            limit = {"max_new_tokens": settings["max_new_tokens"]}
+            result = replace(result, settings=result.settings | limit)
         result.save(out)
         if figure or reliability:
             from lm_polygraph_asmi.report import figures

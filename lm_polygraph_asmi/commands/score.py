@@ -171,7 +171,9 @@ def score(
             scored = score_rows(scorer, rows)
         summary, pages = Summary(scorer.calibration), []
         progress = track(scored, "Scoring", total=number, console=errors, disable=number < 2)
-        for row, outcome in progress if errors.is_terminal else _counted(progress, number, errors):
+        if not errors.is_terminal and number > 1:
+            progress = _counted(progress, number, errors)
+        for row, outcome in progress:
             result = outcome.score
             summary.add(result)
             if result is None:

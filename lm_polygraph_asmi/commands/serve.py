@@ -15,12 +15,12 @@ from lm_polygraph_asmi.options import given_settings
 
 
 def _options() -> list[click.Parameter]:
-    """The options of `calibrate` without `--chat` (the route decides), and `--max-new-tokens`.
+    """The options of `calibrate` without `--chat`: the route decides.
 
     Defaults are those of an answer scored during generation.
     """
-    names = SHARED - {"chat"} | {"max_new_tokens"}
-    options = [copy.copy(option) for option in score.params if option.name in names]
+    shared = SHARED - {"chat"}
+    options = [copy.copy(option) for option in score.params if option.name in shared]
     for option in options:
         option.default = STREAMED.get(str(option.name), option.default)
     return options

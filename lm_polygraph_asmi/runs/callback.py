@@ -3,6 +3,7 @@
 import gc
 import inspect
 import logging
+import shlex
 import sys
 import time
 import traceback
@@ -81,7 +82,10 @@ class RunRecord(Callback):
             write_manifest(manifest, manager)
         if self._manifests and not failed:
             folder = next(iter(self._manifests)).parent
-            print(f"Table of the results: polygraph_asmi results {folder}", file=sys.stderr)
+            print(
+                f"Table of the results: polygraph_asmi results {shlex.quote(str(folder))}",
+                file=sys.stderr,
+            )
         if isinstance(error, BaseException):
             # Hydra keeps the error, and by its frames the model, until the sweep ends.
             traceback.clear_frames(error.__traceback__)

@@ -473,12 +473,14 @@ class Calibration:
     def out_of_range(self, values: Mapping[str, float | None]) -> list[str]:
         """Values of one answer outside the calibration's range, in sentences.
 
-        A low MSP is none: the answer is more certain than those that were tested.
+        A low MSP is none if MSP decides: the answer is more certain than those that were tested.
+        Else it may be shorter than these.
         """
         warnings = []
+        decider = None if self.decision is None else self.decision.signal
         for name, value in values.items():
             reference = self.reference_range.get(name)
-            if not reference or value is None or (name == "msp" and value < reference[0]):
+            if not reference or value is None or (name == decider and value < reference[0]):
                 continue
             if not reference[0] <= value <= reference[-1]:
                 warnings.append(
@@ -566,7 +568,10 @@ class Calibration:
         from rich.console import Console
 
         text = StringIO()
-        Console(file=text, width=80).print(self, highlight=False)
+        console = Console(
+            file=text, width=80, force_terminal=False, force_jupyter=False, color_system=None
+        )
+        console.print(self, highlight=False)
         return "\n".join(map(str.rstrip, text.getvalue().splitlines()))
 
     def mismatch(self, settings: dict[str, Any]) -> str | None:
@@ -579,15 +584,18 @@ class Calibration:
             )
         if self.prr.high < 0:
             return (
-                f"on the calibration answers ({self.ground}) the score has a negative PRR: it "
+                f"on the calibration {self.unit} ({self.ground}) the score has a negative PRR: it "
                 "ranks errors worse than chance."
             )
         if not self.ranks and math.isnan(self.prr.low):
-            return f"there are too few calibration answers ({self.ground})."
+            return (
+                "the PRR has no interval: there are too few clusters, wrong or right calibration "
+                f"{self.unit} ({self.ground})."
+            )
         if not self.ranks:
             return (
-                f"on the calibration answers ({self.ground}) there is no evidence that the score "
-                "ranks errors: the PRR interval includes 0."
+                f"on the calibration {self.unit} ({self.ground}) there is no evidence that the "
+                "score ranks errors: the PRR interval includes 0."
             )
         return None
 
@@ -616,7 +624,7 @@ class Calibration:
 
 def _interval_text(interval: Interval) -> str:
     if math.isnan(interval.low):
-        return f"{interval.value:.2f} (too few for an interval)"
+        return f"{interval.value:.2f} (no interval)"
     return f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
 
 

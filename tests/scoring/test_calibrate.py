@@ -486,11 +486,27 @@ def test_an_answer_unlike_all_of_the_reference(calibration, again):
     reference_range = {
         name: values[3] for name, values in calibration.reference_range.items() if name != "score"
     }
-    certain = reference_range | {"msp": 0}  # more certain than all of them
-    for values, threshold in ((reference_range, 1e9), (certain, 1e9), ({"msp": 900}, -1)):
-        known = deciding(calibration, replace(again, **values), threshold)
+    low = reference_range | {"msp": 0}
+    for values, signal, threshold, outside in (
+        (reference_range, "perplexity", 1e9, False),
+        (low, "msp", 1e9, False),  # more certain than all of them
+        (low, "perplexity", 1e9, True),  # perhaps only shorter
+        ({"msp": 900}, "perplexity", -1, False),  # nothing to doubt in an abstention
+    ):
+        known = deciding(calibration, replace(again, **values), threshold, signal)
         assert known.accept is (threshold > 0)
-        assert "is outside" not in known.accept_reason  # nothing to doubt in an abstention
+        assert ("is outside" in known.accept_reason) is outside
+
+
+def test_a_calibration_in_words(calibration, again, monkeypatch):
+    decided = deciding(calibration, again, 0.25).calibration
+    shown = str(decided)
+    assert "accept an answer if its perplexity is at most 0.25 nats. That" in shown
+    said = " ".join(shown.split())
+    assert f"accepts 50% of these {decided.decision.guarantee.answers} answers; 10.0% of" in said
+    assert "with 80% confidence, the error rate of accepted answers is at most 40%." in said
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert str(decided) == shown
 
 
 @pytest.fixture(scope="module")
@@ -518,8 +534,8 @@ def test_from_rows_to_decisions_by_command(folder):
                      "--reliability", folder / "reliability.svg")  # fmt: skip
     assert code == 0, said
     found = Calibration.load(folder / "calibration.json")
-    word = "No threshold" if found.decision.guarantee.threshold is None else "Decision"
-    assert f"{word} {found.decision}." in said
+    assert found.decision.guarantee.threshold is None
+    assert f"No threshold {found.decision}." in said
     assert found.recommendation in said
     assert "empty answers" not in said
     assert (folder / "other_thresholds.svg").stat().st_size > 1000
@@ -532,9 +548,14 @@ def test_from_rows_to_decisions_by_command(folder):
     accepted = [line["accept"] for line in lines]
     again = ("calibrate", folder / "out.jsonl", "--model", model, "--risk", 0.4,
              "--out", folder / "again.json", *OPTIONS)  # fmt: skip
-    for seed, warned in ((0, False), (1, True)):
-        code, text = run(*again, "--seed", seed)
+    for options, warned, limit in (
+        ((), False, 64),  # of the rows
+        (("--max-new-tokens", 7), False, 7),  # of later answers
+        (("--seed", 1), True, 64),
+    ):
+        code, text = run(*again, *options)
         assert (code, "were scored again" in text) == (0, warned), text
+        assert Calibration.load(folder / "again.json").config.max_new_tokens == limit
         (folder / "again.json").unlink()
     code, text = run("score", *given, *OPTIONS, "--depth", 0.9, *files[:3], folder / "other.jsonl")
     assert "settings differ" in text

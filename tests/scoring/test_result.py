@@ -121,8 +121,8 @@ def test_a_probability_that_no_float_holds(found):
 def test_with_a_reference_that_does_not_rank(found, interval):
     one = interpreted(found, prr=Interval(*interval))
     assert one.percentile is one.error_probability is one.confident_but_fragile is None
-    why = "there are too few" if np.isnan(interval[1]) else "on the"
-    assert one.verdict[1].startswith(f"No verdict: {why} calibration answers (")
+    why = "the PRR has no interval" if np.isnan(interval[1]) else "on the calibration answers ("
+    assert one.verdict[1].startswith(f"No verdict: {why}")
     assert not any(line.startswith("Confident") for line in one.verdict)
 
 

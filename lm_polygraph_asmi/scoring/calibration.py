@@ -425,8 +425,8 @@ class Calibration:
             return ""
         calibrated, constant = self.brier
         return (
-            f"Brier score on held-out {self.unit} {calibrated:.3f}, vs {constant:.3f} for the "
-            "overall share of errors (lower = better)"
+            f"Brier score on held-out {self.unit} {calibrated:.3f}; always predicting the overall "
+            f"share of errors scores {constant:.3f} (lower = better)"
             + (": no gain. " if calibrated >= constant else ". ")
         )
 

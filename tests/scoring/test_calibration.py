@@ -128,7 +128,7 @@ def test_verdict(calibration):
     assert calibration.brier is None  # four fifths of 60 answers are too few for two steps
     assert "Brier" not in said
     (worth,) = replace(calibration, brier=(0.1, 0.2)).verdict(score, calibration.settings)
-    assert "answers 0.100, vs 0.200 for the overall share of errors (lower = better). " in worth
+    assert "answers 0.100; always predicting the overall share of errors scores 0.200 (low" in worth
     (useless,) = replace(calibration, brier=(0.2, 0.2)).verdict(score, calibration.settings)
     assert "(lower = better): no gain. " in useless
     for errors, shown in ((0, "below 0.01"), (30, "above 0.99")):

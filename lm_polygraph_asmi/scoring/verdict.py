@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 BOUNDARY = (
     "The score is meant only for answers from the given context. It does not help for "
-    "closed-book questions: use MSP there."
+    "closed-book questions: try MSP there."
 )
 
 

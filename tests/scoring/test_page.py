@@ -99,7 +99,7 @@ def test_readable_without_colour(found):
         for token in piece.tokens:
             assert f"u {token.u:.4f} nats" in tip
             assert f"{100 * token.vote:.0f}\xa0% of the masks choose this token" in tip
-            assert f"probability {np.exp(token.log_likelihood):.3f}" in tip
+            assert f"probability of this token {np.exp(token.log_likelihood):.3f}" in tip
             share = f"{100 * token.alternative_share:.0f}\xa0% choose"
             assert token.alternative is None or share in tip
         assert ("no mask chooses another" in tip) == any(

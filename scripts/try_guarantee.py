@@ -26,7 +26,7 @@ Without any scoring: the run is split by passage, and decisions use its saved sc
     python scripts/try_guarantee.py check decided.jsonl
 
 `example` prints what `calibrate` prints for the answers of docs/evidence/qwen15-trial.csv, the first
-on each passage; docs/tutorials/threshold.md shows it.
+on each passage; docs/reference/outputs.md shows it.
 
 An answer is correct if it contains a gold answer. Held-out and labelled questions have different
 passages.

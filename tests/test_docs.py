@@ -486,13 +486,16 @@ def test_errors_that_the_page_names_are_raised():
             assert any(phrase.strip() in text for text in texts), phrase
 
 
-def test_output_on_the_threshold_page():
+def test_output_of_calibrate_on_the_pages():
     script = str(REPOSITORY / "scripts/try_guarantee.py")  # a process has every resample
     done = subprocess.run([sys.executable, script, "example"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) > 20
-    page = (REPOSITORY / "docs/tutorials/threshold.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "docs/reference/outputs.md").read_text(encoding="utf-8")
     assert f"```text\n{done.stdout}```" in page
+    decision = done.stdout[done.stdout.index("Decision:") :]
+    page = (REPOSITORY / "docs/tutorials/threshold.md").read_text(encoding="utf-8")
+    assert f"```text\n{decision}```" in page
 
 
 def test_no_private_word_returns(capsys):

@@ -554,11 +554,11 @@ class Calibration:
             else:
                 yield Text(
                     f"\nDecision: accept an answer if its {SIGNALS[self.decision.signal]} is at "
-                    f"most {guarantee.threshold:.4g} nats. That accepts {guarantee.coverage:.0%} "
-                    f"of these {guarantee.answers} answers; {guarantee.error_rate:.1%} of the "
-                    "accepted ones are wrong. Risk guarantee, whether or not a signal is "
-                    f"recommended: with {100 * guarantee.confidence:g}% confidence, the error rate "
-                    f"of accepted answers is at most {100 * guarantee.risk:g}%."
+                    f"most {guarantee.threshold:.4g} nats.\n"
+                    f"Risk guarantee: with {100 * guarantee.confidence:g}% confidence, at most "
+                    f"{100 * guarantee.risk:g}% of accepted answers are wrong.\n"
+                    f"Of these {guarantee.answers} answers, {guarantee.coverage:.0%} are accepted; "
+                    f"{guarantee.error_rate:.1%} of the accepted ones are wrong."
                 )
 
     def __str__(self) -> str:

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.score_data import ScoreData
 
 BOUNDARY = (
-    "The score is meant only for answers from the given context. It does not help for "
-    "closed-book questions: try MSP there."
+    "The score is meant only for answers from the given context. For closed-book questions, try "
+    "MSP."
 )
 
 
@@ -38,10 +38,9 @@ def verdict(score: "ScoreData") -> list[str]:
         )
     elif score.calibration is None:
         lines.append(
-            "No verdict: without a calibration (labelled answers of this model to similar "
-            "questions) it is unknown whether a higher score means more errors. On four models of "
-            "up to 1.5B parameters, Sem-ASMI added nothing significant to MSP, token entropy and "
-            "length. How well it ranks errors depends on the prompt and on the masked layer."
+            "No verdict: it needs a calibration (labelled answers of this model to similar "
+            "questions). On four models of up to 1.5B parameters, Sem-ASMI added nothing "
+            "significant to MSP, token entropy and length."
         )
     else:
         run_lines = score.calibration.verdict(score.score, score.compared_settings)

@@ -44,7 +44,7 @@ def draw_forest(table: Table) -> Figure:
         right.set_xlim(-reach, reach)
         right.set_xticks([-2, 0, 2])
         right.set_xlabel("z (grey: p > .05)")
-        right.set_title("Sem-ASMI beyond\nfree baselines")
+        right.set_title("Sem-ASMI added to\nMSP, entropy, length")
         right.tick_params(axis="y", length=0)
         for axes in (left, right):
             axes.spines["left"].set_visible(False)

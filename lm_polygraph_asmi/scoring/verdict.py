@@ -17,13 +17,11 @@ BOUNDARY = (
 
 def verdict(score: "ScoreData") -> list[str]:
     """How to read the score, and on which data that rests; the last sentence is its limit."""
-    summed = score.counted if score.aggregation == "sum" else 1
-    times = f"{summed} " if summed > 1 else ""
     aggregate = {"max": "maximum"}.get(score.aggregation, score.aggregation)
     scope = "; heads masked only where the answer is predicted" * (score.config.scope == "response")
     lines = [
-        f"{score.label}: {score.score:.4f} nats (0 to {times}ln S = {score.highest:.2f}; higher "
-        f"= more fragile), the {aggregate} over {score.counted} token{'s' * (score.counted != 1)}"
+        f"{score.label}: {score.score:.4f} nats (0 to {score.highest:.2f}; higher = more "
+        f"fragile), the {aggregate} over {score.counted} token{'s' * (score.counted != 1)}"
         f"{scope}."
     ]
     if score.config.is_control:

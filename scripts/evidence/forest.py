@@ -43,7 +43,7 @@ def draw_forest(table: Table) -> Figure:
         reach = max(4.0, *(z.abs().dropna() + 0.5))
         right.set_xlim(-reach, reach)
         right.set_xticks([-2, 0, 2])
-        right.set_xlabel("z (grey: p > .05)")
+        right.set_xlabel("z (grey: not significant)")
         right.set_title("Sem-ASMI added to\nMSP, entropy, length")
         right.tick_params(axis="y", length=0)
         for axes in (left, right):

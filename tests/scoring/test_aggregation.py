@@ -101,9 +101,9 @@ def test_what_a_result_says(scored):
     tokens = len(mean.tokens)
     assert total.highest == pytest.approx(tokens * mean.highest)
     assert highest.highest == mean.highest == math.log(FEW["num_masks"])
-    assert f"(0 to ln S = {mean.highest:.2f}; higher" in mean.verdict[0]
+    assert f"(0 to {mean.highest:.2f}; higher" in mean.verdict[0]
     assert mean.verdict[0].endswith(f"the mean over {tokens} tokens.")
-    assert f"(0 to {tokens} ln S = {total.highest:.2f}; higher" in total.verdict[0]
+    assert f"(0 to {total.highest:.2f}; higher" in total.verdict[0]
     assert total.verdict[0].endswith(f"the sum over {tokens} tokens.")
     assert highest.verdict[0].endswith(f"the maximum over {tokens} tokens.")
     for one in (mean, total, highest):

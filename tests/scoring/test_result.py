@@ -61,7 +61,7 @@ def test_score_is_the_mean_over_counted_tokens(found):
 
 def test_unit_range_and_direction(found):
     unit = found.verdict[0]
-    assert unit.startswith(f"Sem-ASMI: {float(found):.4f} nats (0 to ln S = {math.log(30):.2f}; ")
+    assert unit.startswith(f"Sem-ASMI: {float(found):.4f} nats (0 to {math.log(30):.2f}; ")
     assert "higher = more fragile" in unit
     assert f"over {len(found.tokens)} tokens" in unit
     assert found.highest == math.log(30)

@@ -37,8 +37,8 @@ def verdict(score: "ScoreData") -> list[str]:
     elif score.calibration is None:
         lines.append(
             "No verdict: it needs a calibration (labelled answers of this model to similar "
-            "questions). On four models of up to 1.5B parameters, Sem-ASMI added nothing "
-            "significant to MSP, token entropy and length."
+            "questions). In tests on four models of up to 1.5B parameters, there was no evidence "
+            "that Sem-ASMI adds information to MSP, token entropy and answer length."
         )
     else:
         run_lines = score.calibration.verdict(score.score, score.compared_settings)

@@ -18,7 +18,9 @@ BOUNDARY = (
 def verdict(score: "ScoreData") -> list[str]:
     """How to read the score, and on which data that rests; the last sentence is its limit."""
     aggregate = {"max": "maximum"}.get(score.aggregation, score.aggregation)
-    scope = "; heads masked only where the answer is predicted" * (score.config.scope == "response")
+    scope = "; heads masked only while the model predicts the answer" * (
+        score.config.scope == "response"
+    )
     lines = [
         f"{score.label}: {score.score:.4f} nats (0 to {score.highest:.2f}; higher = more "
         f"fragile), the {aggregate} over {score.counted} token{'s' * (score.counted != 1)}"

@@ -67,7 +67,7 @@ def test_unit_range_and_direction(found):
     assert found.highest == math.log(30)
     assert "heads masked only" not in unit
     response = replace(found, settings=found.settings | {"scope": "response"})
-    assert "tokens; heads masked only where the answer is predicted." in response.verdict[0]
+    assert "tokens; heads masked only while the model predicts the answer." in response.verdict[0]
     fewer = replace(found, counted=len(found.tokens) - 1)
     assert f"over {len(found.tokens) - 1} tokens" in fewer.verdict[0]
 

@@ -40,7 +40,7 @@ def verdict(score: "ScoreData") -> list[str]:
         lines.append(
             "No verdict: it needs a calibration (labelled answers of this model to similar "
             "questions). In tests on four models of up to 1.5B parameters, there was no evidence "
-            "that Sem-ASMI adds information to MSP, token entropy and answer length."
+            "that Sem-ASMI helps beyond simpler scores (MSP, entropy and length)."
         )
     else:
         run_lines = score.calibration.verdict(score.score, score.compared_settings)

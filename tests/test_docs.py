@@ -317,6 +317,12 @@ def slug(heading: str) -> str:
 
 
 @pytest.mark.parametrize("page", [*PAGES, *NOTEBOOKS], ids=lambda page: page.name)
+def test_no_line_is_a_comment_by_accident(page):
+    """MyST drops a line that begins with a percent sign, as a wrapped "46 %" may."""
+    assert not re.search(r"^\s*%", prose(page), re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", [*PAGES, *NOTEBOOKS], ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     links = re.findall(r"\]\(([^)\s]+)\)", prose(page))
     assert links

@@ -82,7 +82,7 @@ def test_without_a_reference_no_verdict(found):
     assert found.percentile is found.error_probability is found.confident_but_fragile is None
     said = " ".join(found.verdict)
     assert "No verdict: it needs a calibration (" in said
-    assert "no evidence that Sem-ASMI helps beyond simpler scores" in said
+    assert "no evidence that Sem-ASMI helps beyond simpler scores (MSP, entropy and length)" in said
     assert "%" not in said
 
 

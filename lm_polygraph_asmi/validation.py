@@ -4,6 +4,7 @@ This module imports nothing heavy, so an invalid argument raises at once.
 """
 
 import math
+import tempfile
 from collections.abc import Mapping
 from numbers import Integral, Real
 from pathlib import Path
@@ -59,3 +60,31 @@ def check_new(out: str | Path, then: str = "name another file, or remove it") ->
     """Raise ValueError if a file exists; scores and calibrations never overwrite one."""
     if Path(out).exists():
         raise ValueError(f"{out} exists: {then}")
+
+
+def check_writable(out: str | Path, folder: bool = False) -> None:
+    """Raise ValueError unless an output can be written, before anything is computed for it.
+
+    Tried with a temporary file, since permissions do not show a read-only or full disk.
+
+    Args:
+        out: file, in a folder that exists; or a folder, which need not exist.
+        folder: whether it is a folder.
+    """
+    path = Path(out).absolute()
+    try:
+        home = path if folder else path.parent
+        while folder and not home.exists():  # created when it is written to
+            home = home.parent
+        if not home.is_dir():
+            problem = "is a file" if home.exists() else "does not exist"
+            raise ValueError(f"cannot write {out}: its folder {problem} ({home})")
+        if not folder and path.is_dir():
+            raise ValueError(f"cannot write {out}: expected a file, got a folder")
+        with tempfile.NamedTemporaryFile(dir=home, prefix=f"{path.name}."):
+            pass
+        if not folder and path.exists():
+            path.open("ab").close()  # changes nothing
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ValueError(f"cannot write {out}: {reason}. Name another place") from error

@@ -11,7 +11,7 @@ import click
 from lm_polygraph_asmi.commands.score import score
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.options import given_settings
-from lm_polygraph_asmi.validation import check_new
+from lm_polygraph_asmi.validation import check_new, check_writable
 
 LOADING = ("model", "gguf_file", "dtype", "device_map", "chat")
 SHARED = {*LOADING, *ASMIConfig.names("masks", "score", "machine"), "max_new_tokens"} - {"source"}
@@ -101,10 +101,9 @@ def calibrate(
         raise click.UsageError(
             "--result-cache and --right-from need ROWS: a run has its own scores"
         )
-    for file in filter(None, (out, figure, reliability)):
-        if not Path(file).absolute().parent.is_dir():
-            raise click.BadParameter(f"cannot write {file}: its folder does not exist")
     try:
+        for file in filter(None, (out, figure, reliability)):
+            check_writable(file)
         for name, value in (("risk", risk), ("confidence", confidence)):
             if not 0 < value < 1:
                 raise ValueError(f"expected {name} between 0 and 1 (exclusive), got {value}")

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from lm_polygraph_asmi.options import given_settings, setting_options
-from lm_polygraph_asmi.validation import check_new
+from lm_polygraph_asmi.validation import check_new, check_writable
 
 
 @click.command(short_help="Save a run's scores and labels as a calibration file.")
@@ -25,6 +25,7 @@ def export(run: str, out: str, **settings: Any) -> None:
         raise click.BadParameter(f"expected a .json file, as `score` needs it, got {out}")
     try:
         check_new(out)
+        check_writable(out)
         from lm_polygraph_asmi.scoring import Calibration
 
         calibrated = Calibration.read(run, **given_settings(settings))

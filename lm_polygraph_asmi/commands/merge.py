@@ -2,6 +2,8 @@
 
 import click
 
+from lm_polygraph_asmi.validation import check_writable
+
 
 @click.command(short_help="Merge the shards of a run.")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True))
@@ -19,6 +21,10 @@ def merge(runs: tuple[str, ...], out: str) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    try:
+        check_writable(out, folder=True)
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error
     from lm_polygraph_asmi.runs.merge import merge_runs
 
     console = Console()

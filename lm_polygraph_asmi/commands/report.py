@@ -3,6 +3,7 @@
 import click
 
 from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.validation import check_writable
 
 
 @click.command(short_help="The paper's tables and figures, from runs.")
@@ -32,6 +33,7 @@ def report(runs: tuple[str, ...], out: str, metric: str | None, depth: float) ->
 
     console = Console()
     try:
+        check_writable(out, folder=True)
         groups = load_run_groups(runs, metric, depth)
         # Imported late: it takes seconds, and the runs may be unreadable.
         from lm_polygraph_asmi.report import build_report

@@ -1,6 +1,5 @@
 """`polygraph_asmi score`: score answers from the shell."""
 
-import os
 import shutil
 import sys
 import time
@@ -15,7 +14,7 @@ import click
 
 from lm_polygraph_asmi.config import ASMIConfig, check_streamed
 from lm_polygraph_asmi.options import given_settings, setting_options
-from lm_polygraph_asmi.validation import TOKENS
+from lm_polygraph_asmi.validation import TOKENS, check_writable
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.calibration import Calibration
@@ -308,11 +307,7 @@ def check_files(rows_file: str, out: str | None, html: str | None) -> None:
     from lm_polygraph_asmi.scoring.rows import check_out
 
     for file in map(Path, filter(None, (out, html))):
-        folder = file.absolute().parent
-        if not folder.is_dir():
-            raise ValueError(f"cannot write {file}: its folder does not exist")
-        if not os.access(file if file.exists() else folder, os.W_OK):
-            raise ValueError(f"cannot write {file}: permission denied")
+        check_writable(file)
     if not Path(rows_file).is_file():
         raise ValueError(f"{rows_file}: expected a file, got a pipe or device: save its content")
     if html and Path(html).suffix.lower() not in (".html", ".htm"):

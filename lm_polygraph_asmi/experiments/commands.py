@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from lm_polygraph_asmi.options import setting_options
+from lm_polygraph_asmi.validation import check_writable
 
 
 def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -64,8 +65,7 @@ def scale(
 
     console = Console()
     try:
-        if not Path(out).absolute().parent.is_dir():
-            raise ValueError(f"cannot write {out}: its folder does not exist")
+        check_writable(out)
         with console.status("Matching"):
             matched = scales_for(
                 run, held_out, model, gguf_file, dtype, device_map, depth, rows, memory_budget
@@ -133,8 +133,7 @@ def probe(
         if others:
             raise ValueError(f"expected one seed, got several in {run}: name one of its files")
         path = Path(out) if out else probe_path(manager)
-        if not path.absolute().parent.is_dir():
-            raise ValueError(f"cannot write {path}: its folder does not exist")
+        check_writable(path)
         from lm_polygraph_asmi.experiments.probe import probe_of
 
         cache = result_cache or str(path.with_suffix(".cache"))

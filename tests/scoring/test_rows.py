@@ -635,7 +635,7 @@ def test_export_saves_a_calibration_file(tmp_path):
             "a score with the settings depth=0.9",
         ),
         ([str(run), "--out", str(tmp_path / "calibration")], "expected a .json file"),
-        ([str(run), "--out", str(tmp_path / "no" / "folder.json")], "No such file"),
+        ([str(run), "--out", str(tmp_path / "no" / "folder.json")], "its folder does not"),
     ):
         done = CliRunner().invoke(main, ["export", *words])
         assert done.exit_code != 0

@@ -1,0 +1,69 @@
+"""What is checked of an output before anything is computed for it."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.validation import check_writable
+
+
+def test_outputs_that_can_be_written(tmp_path):
+    old = tmp_path / "old.json"
+    old.write_text("kept")
+    check_writable(old)
+    check_writable(tmp_path / "new.json")
+    check_writable(tmp_path / "a" / "b", folder=True)
+    check_writable(tmp_path, folder=True)
+    assert old.read_text() == "kept"
+    assert list(tmp_path.iterdir()) == [old]  # nothing is left behind
+
+
+@pytest.mark.parametrize(
+    ("out", "folder", "message"),
+    [
+        ("missing/x.json", False, r"its folder does not exist \(.*missing\)"),
+        ("file/x.json", False, r"its folder is a file"),
+        ("file/deep/folder", True, r"its folder is a file"),
+        ("file", True, r"its folder is a file"),
+        ("sub", False, "expected a file, got a folder"),
+        ("n" * 300, False, "file name too long. Name another place"),
+        ("/proc/x.json", False, "cannot write /proc/x.json: "),  # not even the root user can
+        ("/proc/deep/folder", True, "cannot write /proc/deep/folder: "),
+    ],
+)
+def test_outputs_that_cannot_be_written(tmp_path, out, folder, message):
+    (tmp_path / "file").touch()
+    (tmp_path / "sub").mkdir()
+    with pytest.raises(ValueError, match=message):
+        check_writable(tmp_path / out, folder)
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that no user can write")
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["score", "{rows}", "--model", "nowhere", "--out", "/proc/o.jsonl"],
+        ["score", "{rows}", "--model", "nowhere", "--html", "/proc/o.html"],
+        ["calibrate", "{rows}", "--model", "nowhere", "--risk", ".1", "--out", "/proc/c.json"],
+        ["calibrate", "{rows}", "--model", "nowhere", "--risk", ".1", "--out", "{tmp}/c.json",
+         "--figure", "/proc/f.png"],
+        ["export", "{rows}", "--out", "/proc/c.json"],
+        ["merge", "{rows}", "--out", "/proc/merged"],
+        ["report", "{rows}", "--out", "/proc/report"],
+        ["plan", "--heads", "32", "--out", "/proc/plan.png"],
+        ["experiments", "scale", "{rows}", "--held-out", "{rows}", "--model", "x",
+         "--out", "/proc/s.json"],
+        ["experiments", "probe", "{run}", "--model", "x", "--out", "/proc/p.json"],
+    ],
+)  # fmt: skip
+def test_every_command_checks_its_output_first(tmp_path, command):
+    """The models and runs do not exist: whatever is read first would be named instead."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "Who?", "answer": " a", "correct": true}\n' * 2)
+    (tmp_path / "ue_manager_seed1").touch()
+    names = {"rows": rows, "tmp": tmp_path, "run": tmp_path}
+    done = CliRunner().invoke(main, [part.format(**names) for part in command])
+    assert done.exit_code != 0
+    assert "cannot write /proc/" in done.output, done.output

@@ -3,7 +3,8 @@
     python scripts/build_babi.py qa1_single-supporting-fact_test.txt FOLDER
     polygraph_eval --config-name asmi_offline benchmark=asmi_babiqa data.source=FOLDER
 
-For machines without a dataset hub; with one, LM-Polygraph downloads bAbI itself.
+For machines without a dataset hub; with one, LM-Polygraph downloads bAbI itself. The column `facts`
+is the length of the story so far: data.sample=300 data.sample_by=facts has as many of each length.
 """
 
 from collections.abc import Iterator
@@ -11,8 +12,6 @@ from pathlib import Path
 
 import click
 from datasets import Dataset
-
-from lm_polygraph_asmi.runs.rows import spread
 
 # The one-shot prompt of LM-Polygraph's own BabiQA (dataset builder babi_qa), with its errors; the
 # paper's appendix "Benchmark Prompts and Examples" prints an abridged form of it.
@@ -51,12 +50,14 @@ def read_babi(file: Path) -> Iterator[tuple[str, str]]:
 @click.command(help=__doc__)
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--limit", type=click.IntRange(1), help="Questions, evenly spaced over the file.")
-def main(file: Path, folder: Path, limit: int | None) -> None:
-    rows = spread(list(read_babi(file)), limit)
-    prompts, answers = zip(*rows, strict=True)
-    Dataset.from_dict({"input": prompts, "output": answers}).save_to_disk(folder)
-    click.echo(f"{len(rows)} questions in {folder}")
+def main(file: Path, folder: Path) -> None:
+    prompts, answers = zip(*read_babi(file), strict=True)
+    story_facts = [
+        prompt.rpartition("Context:\n")[2].split("\n")[0].count(".") for prompt in prompts
+    ]
+    columns = {"input": prompts, "output": answers, "facts": story_facts}
+    Dataset.from_dict(columns).save_to_disk(folder)
+    click.echo(f"{len(prompts)} questions in {folder}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Score the answers of a finished run under both scopes and both mask samplers, and compare.
 
-    polygraph_eval --config-name asmi_demo estimators=asmi_only data.source=FILE.json data.limit=150
+    polygraph_eval --config-name asmi_demo estimators=asmi_only data.source=FILE.json data.sample=99
     python scripts/compare_masks.py workdir/output/asmi_demo/DATE/TIME
 
 The answers are unchanged; only masks are sampled again. Each distinct mask of an answer is run once

@@ -2,7 +2,7 @@
 # Sets up an environment and runs asmi_demo: ASMI and single-pass baselines on SmolLM2-135M, on a
 # CPU, without a model hub. Arguments are Hydra overrides:
 #   scripts/demo.sh data.closed_book=true                  the same questions without the passages
-#   scripts/demo.sh data.source=FILE.json data.limit=200   questions of a SQuAD-format JSON file
+#   scripts/demo.sh data.source=FILE.json data.sample=200  questions of a SQuAD-format JSON file
 set -euo pipefail
 pushd "$(dirname "$0")/.." >/dev/null
 . scripts/environment.sh demo

@@ -256,7 +256,7 @@ def test_every_config_runs(name, tiny, stand_ins, tmp_path):
     config = composed(name)
     benchmark = config.hydra.runtime.choices.get("benchmark", "asmi_squad")
     overrides = tiny_run(tiny, stand_ins, hub_dataset(benchmark, tmp_path), tmp_path)
-    overrides += ["data.limit=2"]
+    overrides += ["data.sample=2"]
     if name == "asmi_demo":
         overrides = [
             override for override in overrides if not override.startswith("align_score_path")

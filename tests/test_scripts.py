@@ -163,6 +163,7 @@ def test_build_babi(tmp_path):
     moves = "Mary went to the office. John went to the garden."
     assert rows["input"][1] == babi_prompt(moves, "Where is John?")
     assert "Mary went" not in rows["input"][2]
+    assert rows["facts"] == [1, 2, 1]
 
 
 def test_build_squad(tmp_path):

@@ -243,7 +243,7 @@ def _check_rows(shards: Sequence[Shard]) -> None:
     if len(shards) > 1 and shards[0].manifest["config"].get("subsample_eval_dataset", -1) != -1:
         raise MergeError(
             "subsample_eval_dataset sampled within each shard, so rows differ from an unsplit run: "
-            "run the shards again with data.size or data.limit instead"
+            "run the shards again with data.size or data.sample instead"
         )
     sizes = [len(shard.ids) for shard in shards]
     if max(sizes) - min(sizes) > 1:

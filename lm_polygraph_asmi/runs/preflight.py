@@ -247,7 +247,7 @@ def check_data(config: DictConfig) -> Iterator[Finding]:
     if sharded and config.get("subsample_eval_dataset", -1) != -1:
         yield Finding(
             "subsample_eval_dataset would sample within each shard, so rows would differ from an "
-            "unsplit run: use data.size or data.limit",
+            "unsplit run: use data.size or data.sample",
             fatal=True,
         )
     columns = (config.text_column, config.get("label_column"))
@@ -261,7 +261,7 @@ def check_data(config: DictConfig) -> Iterator[Finding]:
     if rows < 2:
         yield Finding(
             f"expected two rows or more, got {rows}: with fewer, LM-Polygraph's calibration metric "
-            "(IsotonicPCC) ends the run with an error. Use more (data.limit, data.num_shards, "
+            "(IsotonicPCC) ends the run with an error. Use more (data.sample, data.num_shards, "
             "subsample_eval_dataset)",
             fatal=True,
         )

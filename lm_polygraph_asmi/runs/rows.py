@@ -22,11 +22,13 @@ import numpy as np
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 
 from lm_polygraph_asmi.runs.squad import DEMO_DATA, Question, prompt_of, questions_of, read_squad
-from lm_polygraph_asmi.validation import check_at_least_one
+from lm_polygraph_asmi.validation import check_at_least_one, check_whole
 
 log = logging.getLogger("lm_polygraph")
 
 Item = TypeVar("Item")
+BY_CLUSTER = "cluster"
+"""Value of `data.sample_by` for one row a cluster; every other is a column of strata."""
 Source = str | Path | Sequence[str] | None
 
 
@@ -38,12 +40,14 @@ class Row(NamedTuple):
         cluster: key (hash) that dependent rows share, such as those with one story or passage.
         input: prompt.
         output: gold answer, or all accepted ones.
+        stratum: kind of the row, for `sample`; empty if no column was named.
     """
 
     id: str
     cluster: str
     input: str
     output: str | list[str]
+    stratum: str = ""
 
 
 def cluster_key(text: str) -> str:
@@ -52,10 +56,35 @@ def cluster_key(text: str) -> str:
 
 
 def spread(items: list[Item], limit: int | None) -> list[Item]:
-    """At most `limit` items, evenly spaced and deterministic."""
+    """At most `limit` items, evenly spaced: biased where the source has a period, as bAbI has."""
     if limit is None or limit >= len(items):
         return items
     return [items[i * len(items) // limit] for i in range(limit)]
+
+
+def sample(rows: list[Row], size: int, seed: int, by: str | None = None) -> list[Row]:
+    """At most `size` rows in a random order, which depends only on ids and `seed`.
+
+    A smaller sample is the beginning of a larger one, and rows that were left out before do not
+    change the order of the others.
+
+    Args:
+        by: "cluster": at most one row of each cluster; None: any rows; else equally many of each
+            stratum, up to one row and as long as it has any.
+    """
+    rows = sorted(rows, key=lambda row: hashlib.sha256(f"{seed}:{row.id}".encode()).digest())
+    if by is not None:
+        earlier: Counter[str] = Counter()
+        turns = []  # of each row, among those of its cluster or stratum
+        for row in rows:
+            key = row.cluster if by == BY_CLUSTER else row.stratum
+            turns.append(earlier[key])
+            earlier[key] += 1
+        order = sorted(range(len(rows)), key=turns.__getitem__)  # stable
+        rows = [rows[i] for i in order if by != BY_CLUSTER or turns[i] == 0]
+    if size > len(rows):
+        log.warning("data.sample: expected %d rows, got %d, which are all", size, len(rows))
+    return rows[:size]
 
 
 def subsample(items: list[Item], size: int | None, seed: int) -> list[Item]:
@@ -89,6 +118,7 @@ def read_rows(
     prompt_style: str = "paper",
     closed_book: bool = False,
     cluster_regex: str | None = None,
+    stratum_column: str | None = None,
 ) -> list[Row]:
     """All rows of a source, in order.
 
@@ -101,6 +131,7 @@ def read_rows(
         prompt_style, closed_book: prompt for SQuAD's columns, see `squad.PROMPTS`.
         cluster_regex: rows with the same first group share a cluster; None: rows with the same
             passage, or without passages the same prompt.
+        stratum_column: column of the rows' strata; a JSON file has none.
 
     Raises:
         ConnectionError: the source cannot be reached.
@@ -109,6 +140,7 @@ def read_rows(
             that this source does not support.
     """
     name = " ".join(source) if isinstance(source, list | tuple) else str(source or DEMO_DATA)
+    columns: list[str] = []
     if name.endswith(".json"):
         if not Path(name).is_file():
             raise FileNotFoundError(f"data.source: the file {name} does not exist")
@@ -136,6 +168,14 @@ def read_rows(
         raise ValueError(f"{name} has no rows in the split {split!r}: see data.split")
     if cluster_regex is not None:
         rows = [row._replace(cluster=_cluster_by(cluster_regex, row.input)) for row in rows]
+    if stratum_column is not None:
+        if stratum_column not in columns:
+            raise ValueError(
+                f"expected data.sample_by=cluster or a column of {name}, got {stratum_column!r}; "
+                f"its columns are {columns}"
+            )
+        strata = map(str, table[stratum_column])
+        rows = [row._replace(stratum=s) for row, s in zip(rows, strata, strict=True)]
     rows = _with_unique_ids(rows, name)
     repeated = len(rows) - len({row.input for row in rows})
     if repeated:
@@ -242,14 +282,17 @@ def read_selected_rows(data: Mapping[str, Any]) -> list[Row]:
 
     Args:
         data: arguments of `read_rows`, and then, applied in this order: `size` with
-            `subsample_seed` (a random sample), `first` (its first rows), `except_limit` (drops the
-            rows that such a `limit` keeps), `limit` (evenly spaced), `shard` and `num_shards`.
+            `subsample_seed` (a random sample, as LM-Polygraph draws it), `first` (its first rows),
+            `except_limit` (drops the rows that such a `limit` keeps), `sample` with `sample_seed`
+            and `sample_by` (see `sample`) or `limit` (evenly spaced), `shard` and `num_shards`.
 
     Raises:
-        ConnectionError, ValueError: as `read_rows` and `shard_of`.
+        ConnectionError, ValueError: as `read_rows` and `shard_of`; both `sample` and `limit`.
     """
     source = dict(data)
     first, except_limit = source.pop("first", None), source.pop("except_limit", None)
+    count, sample_seed = source.pop("sample", None), source.pop("sample_seed", 0)
+    by = source.pop("sample_by", None)
     for name in ("context_regex", "grounded"):  # describe the prompts, do not select rows
         source.pop(name, None)
     size, seed, limit = source.pop("size"), source.pop("subsample_seed"), source.pop("limit")
@@ -258,13 +301,25 @@ def read_selected_rows(data: Mapping[str, Any]) -> list[Row]:
     check_at_least_one("data.first", first)
     check_at_least_one("data.except_limit", except_limit)
     check_at_least_one("limit", limit)
-    rows = subsample(read_rows(**source), size, seed)[:first]
+    check_at_least_one("data.sample", count)
+    if count is not None:
+        check_whole("data.sample", count)
+    check_whole("data.sample_seed", sample_seed)
+    if count is not None and limit is not None:
+        raise ValueError(
+            f"data.sample={count} and data.limit={limit} both choose rows: set one of them to null"
+        )
+    if count is None and by is not None:
+        raise ValueError(f"data.sample_by={by} needs the number of rows: set data.sample")
+    stratum_column = None if by == BY_CLUSTER else by
+    rows = subsample(read_rows(**source, stratum_column=stratum_column), size, seed)[:first]
     if except_limit is not None:
         excluded = {row.id for row in spread(rows, except_limit)}
         rows = [row for row in rows if row.id not in excluded]
         if not rows:
             raise ValueError(f"data.except_limit={except_limit} leaves no row of {len(excluded)}")
-    return shard_of(spread(rows, limit), shard, num_shards)
+    rows = spread(rows, limit) if count is None else sample(rows, count, sample_seed, by)
+    return shard_of(rows, shard, num_shards)
 
 
 def rows_folder(data: Mapping[str, Any]) -> Path:

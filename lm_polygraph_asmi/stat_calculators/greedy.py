@@ -183,7 +183,7 @@ class SavedAnswersCalculator(StatCalculator):
         if text not in self.answers:
             raise KeyError(
                 f"the run {self.run} has no answer to the prompt {text[-200:]!r}: use a run with "
-                "the same rows (data.size, data.limit, data.shard) and the same prompt"
+                "the same rows (data.size, data.sample, data.shard) and the same prompt"
             )
         tokens, answer = self.answers[text]
         transformer = causal_model(model)

@@ -51,7 +51,7 @@ def test_suffix_equals_full_passes_on_real_weights(scope):
 def test_the_demo_is_the_same_twice(tmp_path: Path):
     runs = []
     for folder in (tmp_path / "first", tmp_path / "second"):
-        polygraph_eval("--config-name", "asmi_demo", "data.limit=3", f"hydra.run.dir={folder}")
+        polygraph_eval("--config-name", "asmi_demo", "data.sample=3", f"hydra.run.dir={folder}")
         runs.append(load_run(folder))
     np.testing.assert_array_equal(runs[0].scores, runs[1].scores)
     assert runs[0].settings()[0]["num_masks"] == 56

@@ -9,10 +9,12 @@ from datasets import Dataset, DatasetDict, load_from_disk
 from lm_polygraph.utils.dataset import Dataset as HostDataset
 
 from lm_polygraph_asmi.runs.rows import (
+    Row,
     cluster_key,
     read_rows,
     read_selected_rows,
     rows_folder,
+    sample,
     save_rows,
     shard_of,
     spread,
@@ -98,6 +100,110 @@ def test_limit_spreads_over_the_rows():
     items = [str(i) for i in range(10)]
     assert spread(items, 4) == ["0", "2", "5", "7"]
     assert spread(items, None) == spread(items, 99) == items
+
+
+STORIES = [Row(f"{i}", f"story {i // 5}", f"q{i}?", "a", f"{2 * (i % 5) + 2}") for i in range(200)]
+"""Forty stories with five questions each, after 2, 4, 6, 8 and 10 facts, as in bAbI."""
+
+
+def ids(rows) -> list[str]:
+    return [row.id for row in rows]
+
+
+@pytest.mark.parametrize("by", [None, "cluster", "facts"])
+def test_a_smaller_sample_begins_a_larger_one(by):
+    largest = ids(sample(STORIES, 30, 0, by))
+    assert len(set(largest)) == 30
+    for size in (1, 7, 29):
+        assert ids(sample(STORIES, size, 0, by)) == largest[:size]
+    assert ids(sample(STORIES[::-1], 30, 0, by)) == largest  # ids decide, not places
+    assert ids(sample(STORIES, 30, 1, by)) != largest
+    assert largest != sorted(largest, key=int)
+
+
+def test_a_sample_has_no_period():
+    """Where evenly spaced rows have questions of one length only, or of three of the five."""
+    assert {row.stratum for row in spread(STORIES, 20)} == {"2"}
+    assert {row.stratum for row in spread(STORIES, 60)} == {"2", "4", "8"}
+    lengths = [row.stratum for seed in range(100) for row in sample(STORIES, 20, seed)]
+    counts = np.array([lengths.count(length) for length in ("2", "4", "6", "8", "10")])
+    # 400 of each are expected; six standard deviations of a binomial count.
+    assert (np.abs(counts - 400) < 6 * np.sqrt(2000 * 0.2 * 0.8)).all()
+
+
+def test_every_row_is_as_likely_as_another_at_every_place():
+    firsts = [ids(sample(STORIES[:10], 2, seed)) for seed in range(2000)]
+    for place in (0, 1):
+        drawn = [int(pair[place]) for pair in firsts]
+        counts = np.bincount(drawn, minlength=10)
+        assert (np.abs(counts - 200) < 6 * np.sqrt(2000 * 0.1 * 0.9)).all()
+
+
+def test_rows_left_out_before_do_not_change_the_order_of_the_others():
+    kept = [row for i, row in enumerate(STORIES) if i % 3]
+    everything = ids(sample(STORIES, 200, 0))
+    assert ids(sample(kept, 50, 0)) == [i for i in everything if int(i) % 3][:50]
+
+
+def test_a_sample_with_one_row_a_cluster(caplog):
+    rows = sample(STORIES, 40, 0, "cluster")
+    assert len({row.cluster for row in rows}) == 40
+    assert {row.stratum for row in rows} == {"2", "4", "6", "8", "10"}
+    assert not caplog.records
+    with caplog.at_level(logging.WARNING, "lm_polygraph"):
+        assert len(sample(STORIES, 41, 0, "cluster")) == 40
+    assert "data.sample: expected 41 rows, got 40, which are all" in caplog.text
+
+
+def test_a_sample_by_stratum_is_balanced_as_long_as_rows_last():
+    few = [row for row in STORIES if row.stratum != "6" or int(row.id) < 15]  # three of the 6
+    for size in (5, 9, 15):
+        counts = np.unique([row.stratum for row in sample(few, size, 0, "facts")], return_counts=1)
+        assert len(counts[0]) == 5
+        assert np.ptp(counts[1]) <= 1
+    later = [row.stratum for row in sample(few, 23, 0, "facts")]
+    assert {n: later.count(n) for n in set(later)} == {"2": 5, "4": 5, "6": 3, "8": 5, "10": 5}
+    assert len(sample(few, 163, 0, "facts")) == 163
+
+
+def test_a_configs_sample(tmp_path):
+    """What is drawn: after `size`, `first` and `except_limit`, before shards; not with `limit`."""
+    facts = [row.stratum for row in STORIES]
+    columns = {"id": ids(STORIES), "input": [row.input for row in STORIES], "facts": facts}
+    columns |= {"cluster": [row.cluster for row in STORIES], "output": ["a"] * 200}
+    source = saved(tmp_path, **columns)
+
+    def asked(**changed) -> list[str]:
+        return ids(read_selected_rows(data(source, **changed)))
+
+    plain = [row._replace(stratum="") for row in STORIES]
+    assert asked(sample=9) == ids(sample(plain, 9, 0))
+    assert asked(sample=9, sample_seed=3) == ids(sample(plain, 9, 3)) != asked(sample=9)
+    assert asked(sample=9, sample_by="cluster") == ids(sample(plain, 9, 0, "cluster"))
+    assert asked(sample=9, sample_by="facts") == ids(sample(STORIES, 9, 0, "facts"))
+    assert asked(first=50, sample=9) == ids(sample(plain[:50], 9, 0))
+    assert asked(size=50, first=20, sample=9) == ids(sample(subsample(plain, 50, 1)[:20], 9, 0))
+    unseen = [row for row in plain if row not in spread(plain, 60)]
+    assert asked(except_limit=60, sample=9) == ids(sample(unseen, 9, 0))
+    assert asked(sample=9, shard=1, num_shards=3) == asked(sample=9)[3:6]
+    shown = load_from_disk(rows_folder(data(source, sample=9, sample_by="facts")))
+    assert shown["id"] == asked(sample=9, sample_by="facts")
+    for changed, message in (
+        ({"sample": 9, "limit": 9}, r"data\.sample=9 and data\.limit=9 both choose rows"),
+        ({"sample_by": "cluster"}, r"data\.sample_by=cluster needs .* set data\.sample"),
+        ({"sample": 0}, r"data\.sample must be at least 1 or null, got 0"),
+        ({"sample": 2.5}, r"data\.sample must be a whole number, got 2.5"),
+        ({"sample": 9, "sample_seed": "a"}, r"data\.sample_seed must be a whole number"),
+        ({"sample": 9, "sample_by": "moves"}, r"cluster or a column of .*, got 'moves'; .*'facts'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            asked(**changed)
+
+
+def test_a_json_file_has_no_strata(tmp_path):
+    node = data(write(tmp_path / "q.json", [QUESTION]), sample=1, sample_by="title")
+    with pytest.raises(ValueError, match=r"got 'title'; its columns are \[\]"):
+        read_selected_rows(node)
 
 
 def test_shards_are_the_rows_in_order():

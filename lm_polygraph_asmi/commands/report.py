@@ -34,7 +34,7 @@ def report(runs: tuple[str, ...], out: str, metric: str | None, depth: float) ->
     console = Console()
     try:
         check_writable(out, folder=True)
-        groups = load_run_groups(runs, metric, depth)
+        groups = load_run_groups(runs, metric, depth, partial=True)
         # Imported late: it takes seconds, and the runs may be unreadable.
         from lm_polygraph_asmi.report import build_report
 

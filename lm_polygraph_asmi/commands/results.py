@@ -20,7 +20,7 @@ def results(runs: tuple[str, ...], as_one: bool, as_json: bool) -> None:
 
     console = Console()
     try:
-        loaded = [load_run(file) for path in runs for file in manager_files(path)]
+        loaded = [load_run(file, partial=True) for path in runs for file in manager_files(path)]
         loaded = [combine_runs(loaded)] if as_one else loaded
         for run in loaded:
             run.check_scored()
@@ -30,6 +30,7 @@ def results(runs: tuple[str, ...], as_one: bool, as_json: bool) -> None:
         content = [
             {
                 "run": str(run.path),
+                "missing_rows": run.missing_rows,
                 "metrics": {metric: prr_rows(run, metric) for metric in run.quality},
             }
             for run in loaded

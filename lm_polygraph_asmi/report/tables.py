@@ -117,6 +117,7 @@ def about_quality(run: Run, metric: str) -> str:
 def about_run(run: Run) -> str:
     """How to read the tables of a run, and its settings."""
     lines = [
+        *run.missing_rows,
         "PRR: 1 = errors rejected first, 0 = chance, negative = worse than chance. MSP: "
         "MaximumSequenceProbability. SE: bootstrap over answers. AUROC: 0.5 = chance. AUGRC: wrong "
         "answers accepted, lower = better. PRR gives the few most confident answers most weight; "

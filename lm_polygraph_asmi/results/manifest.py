@@ -9,8 +9,9 @@ import json
 import os
 import platform
 import resource
+import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -66,6 +67,34 @@ def write_manifest(manifest: Mapping[str, Any], manager: str | Path) -> None:
     unfinished = path.with_suffix(".tmp")
     unfinished.write_text(json.dumps(manifest, indent=1, allow_nan=False), encoding="utf-8")
     os.replace(unfinished, path)
+
+
+def run_command(manifest: Mapping[str, Any], leave_out: Collection[str] = (), *more: str) -> str:
+    """The command of a manifest's run.
+
+    Args:
+        leave_out: settings whose overrides are left out.
+        more: overrides to add.
+    """
+    # hydra.mode: configs such as asmi_grid are multiruns by default.
+    command = ["polygraph_eval", "--config-name", str(manifest["config_name"]), "hydra.mode=RUN"]
+    return shlex.join([*command, *overrides_of(manifest, leave_out), *more])
+
+
+def overrides_of(manifest: Mapping[str, Any], leave_out: Collection[str] = ()) -> list[str]:
+    """Overrides of a manifest's run, without those of some settings."""
+    return [o for o in manifest["overrides"] if o.lstrip("+").partition("=")[0] not in leave_out]
+
+
+NAMED = 10
+"""Largest number of rows that a message lists."""
+
+
+def dropped_text(dropped: Mapping[str, str]) -> str:
+    """How many rows were dropped and which, from their ids and reasons."""
+    named = [f"{row} ({reason})" for row, reason in list(dropped.items())[:NAMED]]
+    more = f" and {len(dropped) - NAMED} more" if len(dropped) > NAMED else ""
+    return f"{len(dropped)} row{'s' * (len(dropped) != 1)}: {'; '.join(named)}{more}"
 
 
 def packages() -> dict[str, str]:

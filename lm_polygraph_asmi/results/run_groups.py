@@ -464,7 +464,10 @@ def one_per_question_set(groups: Sequence[RunGroup]) -> tuple[list[RunGroup], li
 
 
 def load_run_groups(
-    paths: Iterable[str | Path], metric: str | None = None, depth: float = ASMIConfig.depth
+    paths: Iterable[str | Path],
+    metric: str | None = None,
+    depth: float = ASMIConfig.depth,
+    partial: bool = False,
 ) -> list[RunGroup]:
     """Load runs (manager files or folders); those over the same answers become one setting.
 
@@ -473,13 +476,14 @@ def load_run_groups(
             saved masks on some of another run's answers becomes a part of that setting.
         metric: quality metric; None: AlignScore, or the first metric of a run.
         depth: operating depth; a run without it is read at its nearest depth.
+        partial: also read runs that stopped early.
 
     Raises:
         FileNotFoundError, ValueError: as `load_run`; or a run lacks the metric.
     """
     same_answers: list[list[Run]] = []
     for file in dict.fromkeys(file.resolve() for path in paths for file in manager_files(path)):
-        run = load_run(file)
+        run = load_run(file, partial)
         for runs in same_answers:
             if _same_answers(runs[0], run):
                 runs.append(run)
@@ -586,7 +590,8 @@ def _group(group: Sequence[Run], metric: str | None, depth: float) -> RunGroup:
     unperturbed = [
         replace(a.run, scores=a.run.scores.drop(columns=list(a.run.methods))) for a in conditions
     ]
-    run, notes = combine_runs([*runs, *unperturbed]), []
+    run = combine_runs([*runs, *unperturbed])
+    notes = run.missing_rows
     names = list(run.quality)
     if metric is not None and metric not in names:
         raise ValueError(f"{run.path} has no quality metric {metric!r}, but {names}")

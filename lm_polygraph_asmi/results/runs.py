@@ -5,7 +5,7 @@ import pickle
 import re
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +15,12 @@ import numpy as np
 import pandas as pd
 
 from lm_polygraph_asmi.config import METHODS, ASMIConfig
-from lm_polygraph_asmi.results.manifest import asmi_settings, read_manifest
+from lm_polygraph_asmi.results.manifest import (
+    asmi_settings,
+    dropped_text,
+    read_manifest,
+    run_command,
+)
 
 RIGHT = 0.5
 """Quality from which an answer counts as right, as in the paper."""
@@ -36,6 +41,7 @@ class Run:
         manifest: see `results.manifest`; None without one.
         described: settings and symbol of this package's estimators, by name of the score; empty
             without a manifest.
+        planned: number of rows of a run that stopped early; None: it has all its rows.
     """
 
     path: Path
@@ -44,6 +50,29 @@ class Run:
     stats: dict[str, list[Any]]
     manifest: dict[str, Any] | None = None
     described: dict[str, dict[str, Any]] = field(default_factory=dict)
+    planned: int | None = None
+
+    @property
+    def stopped_early(self) -> str | None:
+        """Which rows a run that stopped early has, why, and how to get the others."""
+        if self.planned is None:
+            return None
+        manifest = self.manifest or {}
+        text = f"stopped early: has the first {len(self.scores)} of {self.planned} rows"
+        text += f" ({manifest['error']})" if manifest.get("error") else ""
+        if "overrides" not in manifest:
+            return f"{text}. Run it again for the rest"
+        cache = (self.recorded("config").get("asmi") or {}).get("result_cache")
+        kept = f"; masked passes and samples are read from {cache}" if cache else ""
+        return f"{text}. For the rest: {run_command(manifest)}{kept}"
+
+    @property
+    def missing_rows(self) -> list[str]:
+        """Sentences about planned rows that the run's numbers do not cover."""
+        notes = [] if self.stopped_early is None else [f"The run {self.stopped_early}."]
+        if dropped := self.recorded("rows").get("dropped"):
+            notes.append(f"Left out before the run: {dropped_text(dropped)}.")
+        return notes
 
     @property
     def methods(self) -> dict[str, ASMIConfig]:
@@ -99,11 +128,12 @@ def manager_files(path: str | Path) -> list[Path]:
     path = Path(path)
     files = [path] if path.is_file() else sorted(path.glob("ue_manager_seed*"))
     if not files:
-        reason = (
-            "LM-Polygraph writes ue_manager_seed1 when a run ends"
-            if path.exists()
-            else "no such file or folder"
-        )
+        reason = "no such file or folder"
+        if path.exists():
+            reason = "LM-Polygraph writes ue_manager_seed1 when a run ends"
+            for manifest in sorted(path.glob("asmi_manifest_seed*.json")):  # of a killed run
+                manager = manifest.with_name(manifest.stem.replace("asmi_manifest", "ue_manager"))
+                reason += f". To resume: {run_command(read_manifest(manager))}"
         raise FileNotFoundError(f"{path} is neither a manager file nor a folder with one: {reason}")
     return files
 
@@ -140,13 +170,16 @@ def _content(file: Path) -> dict[str, Any]:
     return torch.load(file, weights_only=False)
 
 
-def load_run(path: str | Path) -> Run:
+def load_run(path: str | Path, partial: bool = False) -> Run:
     """Read a manager file that LM-Polygraph saved. Only open files you trust: it is a pickle.
+
+    Args:
+        partial: also read a run that stopped early, up to its last complete row.
 
     Raises:
         FileNotFoundError: no such file, or none in the folder.
-        ValueError: a folder with several seeds, a file of another kind, an unfinished run (its
-            columns have different lengths), or a damaged manifest.
+        ValueError: a folder with several seeds, a file of another kind, a run that stopped early,
+            or a damaged manifest.
     """
     file, *others = manager_files(path)
     if others:
@@ -169,21 +202,52 @@ def load_run(path: str | Path) -> Run:
         LookupError, TypeError, ValueError, AttributeError, ImportError,
     ) as error:  # fmt: skip
         raise ValueError(f"{file} is not a run saved by LM-Polygraph: {error!r}") from error
-    lengths = {len(values) for table in tables.values() for values in table.values()}
-    if "input_texts" in stats:
-        lengths.add(len(stats["input_texts"]))
-    if len(lengths) != 1:
-        raise ValueError(
-            f"{file} is incomplete: its columns have {sorted(lengths)} rows. The run stopped "
-            "early: start it again"
-        )
-    scores, quality = (pd.DataFrame(tables[part]) for part in ("estimations", "gen_metrics"))
     try:
         manifest = read_manifest(file)
     except FileNotFoundError:
         manifest = None
     described = (manifest or {}).get("methods") or {}
-    return Run(file, scores, quality, stats, manifest, described)
+    complete, planned = _rows_of(file, tables, stats, manifest)
+    if planned is not None:
+        tables = {p: {n: v[:complete] for n, v in table.items()} for p, table in tables.items()}
+        stats = {name: values[:complete] for name, values in stats.items()}
+        rows = (manifest or {}).get("rows") or {}
+        if manifest is not None:
+            manifest |= {
+                "rows": rows | {n: rows.get(n, [])[:complete] for n in ("ids", "clusters")}
+            }
+    scores, quality = (pd.DataFrame(tables[part]) for part in ("estimations", "gen_metrics"))
+    run = Run(file, scores, quality, stats, manifest, described, planned)
+    if run.stopped_early and not partial:
+        raise ValueError(f"{file} {run.stopped_early}. `results` and `report` show what it has")
+    return run
+
+
+def _rows_of(
+    file: Path,
+    tables: Mapping[str, Mapping[str, np.ndarray]],
+    stats: Mapping[str, list[Any]],
+    manifest: Mapping[str, Any] | None,
+) -> tuple[int, int | None]:
+    """Number of complete rows; and of all rows, if the run stopped before the last.
+
+    LM-Polygraph saves also when a row fails. It fills the row's columns in their order: texts,
+    scores, qualities. So from some column on, they may lack this batch.
+
+    Raises:
+        ValueError: columns have other lengths than this explains.
+    """
+    columns = [values for table in tables.values() for values in table.values()]
+    lengths = [len(values) for values in (stats.get("input_texts"), *columns) if values is not None]
+    if len(set(lengths)) > 2 or lengths != sorted(lengths, reverse=True):
+        raise ValueError(
+            f"{file} is incomplete: its columns have {sorted(set(lengths))} rows, in an order that "
+            "does not tell which rows they are. Start the run again"
+        )
+    planned = len(((manifest or {}).get("rows") or {}).get("ids", []))
+    complete, started = min(lengths, default=0), max(lengths, default=0)
+    everything = max(planned, started)
+    return complete, everything if complete < everything else None
 
 
 def same_quality(first: pd.DataFrame, second: pd.DataFrame) -> bool:

@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.results.manifest import peak_memory, without_secrets, write_manifest
+from lm_polygraph_asmi.results.runs import load_run
 
 log = logging.getLogger("lm_polygraph")
 
@@ -80,6 +81,8 @@ class RunRecord(Callback):
             elif manager.is_file():
                 continue  # belongs to an earlier run
             write_manifest(manifest, manager)
+            if manifest["status"] == "failed" and manager.is_file():
+                _report_failure(manifest, manager)
         if self._manifests and not failed:
             folder = next(iter(self._manifests)).parent
             print(
@@ -90,6 +93,22 @@ class RunRecord(Callback):
             # Hydra keeps the error, and by its frames the model, until the sweep ends.
             traceback.clear_frames(error.__traceback__)
             gc.collect()
+
+
+def _report_failure(manifest: dict[str, Any], manager: Path) -> None:
+    """Record and log at which row a run failed, and what to do with the rows before it."""
+    run = load_run(manager, partial=True)
+    if run.planned is None:
+        return
+    complete, size = len(run.scores), manifest["config"].get("batch_size", 1)
+    manifest["failed_at"] = manifest["rows"]["ids"][complete : complete + size]
+    write_manifest(manifest, manager)
+    shown = f"`polygraph_asmi results {shlex.quote(str(manager.parent))}` shows the rows before it"
+    log.error("The run %s", run.stopped_early)
+    if manifest["failed_at"]:
+        log.error(
+            "It failed at row %s. %s", ", ".join(manifest["failed_at"]), shown * (complete > 0)
+        )
 
 
 def _now() -> str:

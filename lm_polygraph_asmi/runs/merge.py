@@ -8,7 +8,6 @@ rows are put back in order, and LM-Polygraph's code computes the metrics over al
 import hashlib
 import json
 import os
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +20,9 @@ from lm_polygraph_asmi.results.manifest import (
     FORMAT,
     asmi_settings,
     manifest_path,
+    overrides_of,
     read_manifest,
+    run_command,
     seconds_per_phase,
     write_manifest,
 )
@@ -29,6 +30,8 @@ from lm_polygraph_asmi.results.manifest import (
 PER_JOB = {"dataset", "cache_path", "save_path", "seed"}
 """Top-level nodes of a config that differ between jobs of a setting: folders of rows and results,
 and the list of seeds (a manager file has one seed)."""
+PER_SHARD = ("data.shard", "data.num_shards", "save_path")
+"""Settings whose overrides differ between shards."""
 PER_MACHINE = {"result_cache", "memory_budget", "device_map"}
 """Settings that depend on the machine; calculators have copies, so they may be anywhere."""
 
@@ -177,19 +180,11 @@ def _finished_shards(shards: Sequence[Shard]) -> list[Shard]:
                 problems.append(f'{shard} has the status "{shard.manifest["status"]}": {error}')
             if not runs:
                 problems.append(f"shard {number} of {total} is missing")
-            # hydra.mode: configs such as asmi_grid are multiruns by default.
-            command = ["polygraph_eval", "--config-name", manifest["config_name"], "hydra.mode=RUN"]
-            command += _common_overrides(manifest)
-            command += [f"data.num_shards={total}", f"data.shard={number}"]
-            problems.append(f"run it with: {shlex.join(command)}")
+            shard_number = (f"data.num_shards={total}", f"data.shard={number}")
+            problems.append(f"run it with: {run_command(manifest, PER_SHARD, *shard_number)}")
     if problems:
         raise MergeError("\n  ".join(problems))
     return finished
-
-
-def _common_overrides(manifest: Mapping[str, Any]) -> list[str]:
-    per_job = ("data.shard", "data.num_shards", "save_path")
-    return [o for o in manifest["overrides"] if o.lstrip("+").partition("=")[0] not in per_job]
 
 
 def _join(group: str, shards: Sequence[Shard], file: Path) -> Merged:
@@ -313,7 +308,7 @@ def _joined_manifest(shards: Sequence[Shard], stats: Mapping[str, list[Any]]) ->
     return first | {
         "started": min(manifest["started"] for manifest in manifests),
         "finished": max(manifest["finished"] for manifest in manifests),
-        "overrides": _common_overrides(first),
+        "overrides": overrides_of(first, PER_SHARD),
         # Each folder of rows has one shard.
         "dataset": first["dataset"] | unsplit | {"path": None},
         "config": first["config"] | {"dataset": None, "data": data | unsplit},

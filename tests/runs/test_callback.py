@@ -7,10 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from datasets import Dataset
 from lm_polygraph.estimators import Perplexity
 from transformers import LlamaForCausalLM
 
+from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.results.manifest import manifest_path, read_manifest, write_manifest
 from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.runs.callback import RunRecord
@@ -126,19 +128,44 @@ def test_scores_that_are_not_finite_and_a_doubtful_setting_are_reported(run, cap
     assert read_manifest(manager)["status"] == "completed"
 
 
-def test_a_run_that_fails_in_between_is_recorded(run, tmp_path, monkeypatch):
+def test_a_run_that_fails_in_between_keeps_its_rows(run, tmp_path, monkeypatch, capsys):
     def fail(_, stats):
-        if "Where" in stats["input_texts"][0]:
+        if "True" in stats["input_texts"][0]:
             raise RuntimeError("no more")
         return np.array([0.0])
 
     monkeypatch.setattr(Perplexity, "__call__", fail)
     with pytest.raises(RuntimeError, match="no more"):
         run()
-    manifest = read_manifest(tmp_path / "run" / "ue_manager_seed1")
+    manager = tmp_path / "run" / "ue_manager_seed1"
+    manifest = read_manifest(manager)
     assert manifest["status"] == "failed"
     assert manifest["error"] == "RuntimeError: no more"
-    monkeypatch.undo()
+    assert manifest["failed_at"] == ["c"]
+    resume = "polygraph_eval --config-name asmi_offline hydra.mode=RUN benchmark=asmi_babiqa "
+    printed = capsys.readouterr().out
+    assert "stopped early: has the first 2 of 4 rows (RuntimeError: no more). For the" in printed
+    assert (
+        f"It failed at row c. `polygraph_asmi results {manager.parent}` shows the rows before it"
+        in printed
+    )
+
+    with pytest.raises(ValueError, match=r"the first 2 of 4 rows .* For the rest: polygraph_eval"):
+        load_run(manager)  # whoever needs a finished run
+    partial = load_run(manager, partial=True)
+    assert len(partial.scores) == len(partial.quality) == len(partial.clusters) == 2
+    assert {len(values) for values in partial.stats.values()} == {2}
+    shown = CliRunner().invoke(main, ["results", str(manager)], env={"COLUMNS": "500"})
+    assert shown.exit_code == 0, shown.output
+    assert "PRR over 2 answers" in shown.output
+    (note,) = (line for line in shown.output.splitlines() if "stopped early" in line)
+    assert resume in note
+    assert f"read from {manifest['config']['asmi']['result_cache']}" in note
+
+    monkeypatch.undo()  # the rows that were scored come from the cache
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert load_run(run(folder="resumed")).stats["asmi_reused_depths"] == [1, 1, 1, 0]
 
 
 def test_manifests_are_plain_json_and_written_whole(tmp_path):

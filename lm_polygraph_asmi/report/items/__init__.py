@@ -63,11 +63,17 @@ def every_report_item() -> list[Make]:
 def findings(groups: Sequence[RunGroup]) -> list[str]:
     """First lines of the report: how many ASMI scores rank errors, and caveats.
 
-    Order: findings of experiments, counts, scores of negative PRR, limits of the settings.
+    Order: rows that are missing, findings of experiments, counts, scores of negative PRR, limits of
+    the settings.
     """
     experiments = [module.findings for module in _experiment_modules()]
     general = [_rank_errors, _negative_prr, _against_best, _added, _weak, _labels, _other_depths]
-    return [line for find in (*experiments, *general) for line in find(groups)]
+    return [line for find in (_missing_rows, *experiments, *general) for line in find(groups)]
+
+
+def _missing_rows(groups: Sequence[RunGroup]) -> list[str]:
+    """Rows that were planned and are in no number of this report."""
+    return [f"**{group.label}: {note}**" for group in groups for note in group.run.missing_rows]
 
 
 def _scores(groups: Sequence[RunGroup]) -> list[tuple[RunGroup, str, Interval]]:

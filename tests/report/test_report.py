@@ -1,6 +1,7 @@
 import json
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -527,6 +528,22 @@ def test_unequal_lengths_are_refused(tmp_path):
     save(tmp_path / "run", saved)
     with pytest.raises(ValueError, match=r"its columns have \[59, 60\] rows"):
         load_run_groups([tmp_path / "run"])
+
+
+def test_a_run_that_stopped_early_and_rows_left_out_are_in_the_first_lines(tmp_path):
+    saved = content()
+    saved["stats"]["input_texts"] = [f"q{i}" for i in range(61)]
+    file = save(tmp_path / "run", saved)
+    with pytest.raises(ValueError, match="the first 60 of 61 rows"):
+        load_run_groups([file])
+    (group,) = load_run_groups([file], partial=True)
+    assert len(group) == 60
+    assert "The run stopped early: has the first 60 of 61 rows" in findings([group])[0]
+    assert "the first 60 of 61 rows" in " ".join(group.provenance()["notes"])
+    dropped = {"ids": [], "clusters": [], "dropped": {"t:7": "its prompt is empty"}}
+    run = replace(group.run, planned=None, manifest={"rows": dropped})
+    assert run.missing_rows == ["Left out before the run: 1 row: t:7 (its prompt is empty)."]
+    assert run.missing_rows[0] in findings([replace(group, run=run)])[0]
 
 
 def test_a_statistic_with_fewer_entries_is_not_used(tmp_path):

@@ -2,6 +2,8 @@
 
 import click
 
+from lm_polygraph_asmi.files import to_json
+
 
 @click.command(short_help="Check a run before starting it.")
 @click.option("--config-name", required=True, help="Config of the run, as for polygraph_eval.")
@@ -24,7 +26,6 @@ def doctor(
     OVERRIDES are those of polygraph_eval, with one value each: one job of a sweep is checked. Exits
     with status 1 if the run would fail.
     """
-    import json
 
     from rich.console import Console
 
@@ -39,6 +40,6 @@ def doctor(
     except ValueError as error:
         raise click.ClickException(str(error)) from error
     if as_json:
-        click.echo(json.dumps(diagnosis.to_dict(), indent=1, allow_nan=False))
+        click.echo(to_json(diagnosis.to_dict(), indent=1))
     if not diagnosis.works:
         raise SystemExit(1)

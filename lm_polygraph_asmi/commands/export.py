@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from lm_polygraph_asmi.files import writing
 from lm_polygraph_asmi.options import given_settings, setting_options
 from lm_polygraph_asmi.validation import check_new, check_writable
 
@@ -29,7 +30,8 @@ def export(run: str, out: str, **settings: Any) -> None:
         from lm_polygraph_asmi.scoring import Calibration
 
         calibrated = Calibration.read(run, **given_settings(settings))
-        calibrated.save(out)
+        with writing(out) as partial:
+            partial.write_text(calibrated.to_json(), encoding="utf-8")
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     Console().print(f"{out}: {calibrated.ground}", highlight=False, markup=False)

@@ -1,11 +1,11 @@
 """`polygraph_asmi plan`: number of masks, mask rate and cost before a run."""
 
-import json
 from typing import Any
 
 import click
 
 from lm_polygraph_asmi.config import ASMIConfig, target_layer
+from lm_polygraph_asmi.files import parse_json, to_json
 
 
 @click.command(short_help="Masks, mask rate and cost for a model.")
@@ -76,7 +76,7 @@ def plan(
         "tolerated": heads // 4,
         "mask_rate": default_point.mask_rate,
         "num_masks": default_point.num_masks,
-        "points": json.loads(points.to_json(orient="records")),
+        "points": parse_json(points.to_json(orient="records")),
         "point": None,
         "cost": None,
         "power": None,
@@ -99,9 +99,9 @@ def plan(
         if power is not None:
             power["passes"] = [round(n * content["cost"]["passes"]) for n in power["questions"]]
     if power is not None:
-        content["power"] = json.loads(power.to_json(orient="records"))
+        content["power"] = parse_json(power.to_json(orient="records"))
     if as_json:
-        click.echo(json.dumps(content, indent=1, allow_nan=False))
+        click.echo(to_json(content, indent=1))
         return
     console = Console()
     if power is not None:

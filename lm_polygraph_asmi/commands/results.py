@@ -2,6 +2,8 @@
 
 import click
 
+from lm_polygraph_asmi.files import to_json
+
 
 @click.command(short_help="PRR of every method of finished runs.")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True))
@@ -11,7 +13,6 @@ import click
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def results(runs: tuple[str, ...], as_one: bool, as_json: bool) -> None:
     """Show the PRR of every method of finished RUNS (folders or manager files)."""
-    import json
 
     from rich.console import Console
 
@@ -35,7 +36,7 @@ def results(runs: tuple[str, ...], as_one: bool, as_json: bool) -> None:
             }
             for run in loaded
         ]
-        click.echo(json.dumps({"runs": content}, indent=1, allow_nan=False))
+        click.echo(to_json({"runs": content}, indent=1))
         return
     for run in loaded:
         console.print(f"\n{run.path}", style="dim", highlight=False)

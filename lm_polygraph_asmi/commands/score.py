@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from lm_polygraph_asmi.config import ASMIConfig, check_streamed
+from lm_polygraph_asmi.files import write_whole
 from lm_polygraph_asmi.options import given_settings, setting_options
 from lm_polygraph_asmi.validation import TOKENS, check_writable
 
@@ -161,7 +162,7 @@ def score(
             row = first[0]._replace(content=apply_options(first[0].content))
             result = _streamed(scorer, row, console)
             if html:
-                Path(html).write_text(render([result], "Fragility of an answer"), encoding="utf-8")
+                write_whole(html, render([result], "Fragility of an answer"))
             return
         if out:
             scored = score_file(scorer, rows_file, out, tokens, apply_options)
@@ -191,7 +192,7 @@ def score(
     except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
         raise click.ClickException(str(error)) from error
     if html:
-        Path(html).write_text(render(pages, "Fragility of answers"), encoding="utf-8")
+        write_whole(html, render(pages, "Fragility of answers"))
         console.print(f"Page: {html}", highlight=False)
     if number > 1:
         console.print(str(summary), highlight=False, soft_wrap=True)

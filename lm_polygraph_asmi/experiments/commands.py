@@ -3,13 +3,13 @@
 Imports only click at the top, as the files of `lm_polygraph_asmi.commands` do.
 """
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
+from lm_polygraph_asmi.files import check_unlocked, to_json, write_whole
 from lm_polygraph_asmi.options import setting_options
 from lm_polygraph_asmi.validation import check_writable
 
@@ -66,13 +66,14 @@ def scale(
     console = Console()
     try:
         check_writable(out)
+        check_unlocked(out)
         with console.status("Matching"):
             matched = scales_for(
                 run, held_out, model, gguf_file, dtype, device_map, depth, rows, memory_budget
             )
+            write_whole(out, to_json(matched, indent=1))
     except (OSError, ValueError, TypeError) as error:
         raise click.ClickException(str(error)) from error
-    Path(out).write_text(json.dumps(matched, indent=1, allow_nan=False), encoding="utf-8")
     for condition, scales in matched["conditions"].items():
         if "unsupported" in scales:
             console.print(f"{condition}: {scales['unsupported']}", highlight=False, markup=False)

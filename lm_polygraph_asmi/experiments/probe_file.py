@@ -4,14 +4,14 @@ Written next to `ue_manager_seed1` as `asmi_probe_seed1.json`. It has prediction
 `lm_polygraph_asmi.experiments.analysis.probe` computes flip rates from them.
 """
 
-import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from lm_polygraph_asmi.files import read_json, to_json, write_whole
 
 FORMAT = 1
 
@@ -76,10 +76,10 @@ def read_probe(manager: str | Path) -> Probe | None:
     """
     path = probe_path(manager)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
     except FileNotFoundError:
         return None
-    except ValueError as error:  # not JSON, or not UTF-8
+    except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}") from error
     try:
         if content["format"] != FORMAT:
@@ -107,8 +107,5 @@ def write_probe(
     """Write a probe atomically and return its path; default: next to its manager file, where
     `read_probe` finds it."""
     path = probe_path(manager) if path is None else Path(path)
-    unfinished = path.with_suffix(".tmp")
-    text = json.dumps({"format": FORMAT, **content}, allow_nan=False)
-    unfinished.write_text(text, encoding="utf-8")
-    os.replace(unfinished, path)
+    write_whole(path, to_json({"format": FORMAT, **content}))
     return path

@@ -1,10 +1,10 @@
 """Write the report: report.md, and a file for every table and figure."""
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from lm_polygraph_asmi.files import to_json, write_whole, writing
 from lm_polygraph_asmi.report.figures import save
 from lm_polygraph_asmi.report.item import MissingItem, ReportItem, escape
 from lm_polygraph_asmi.report.items import every_report_item, findings
@@ -38,10 +38,20 @@ def build_report(
 
     Raises:
         OSError: cannot write to the folder.
+        ValueError: another report is being written to it.
     """
     out = Path(out)
     for folder in ("tables", "figures"):
         (out / folder).mkdir(parents=True, exist_ok=True)
+    report = out / "report.md"
+    with writing(report, replace=True) as unfinished:
+        text, first_lines = _build(groups, out, progress)
+        unfinished.write_text(text, encoding="utf-8")
+    return report, first_lines
+
+
+def _build(groups: Sequence[RunGroup], out: Path, progress: Progress) -> tuple[str, list[str]]:
+    """Files of all items; returns the text of report.md and its first lines."""
     first_lines = findings(groups)
     sections, gaps = [], []
     for make in progress(every_report_item()):
@@ -51,18 +61,16 @@ def build_report(
             else:
                 sections.append(_write(item, groups, out))
     provenance = [group.provenance() for group in groups]
-    (out / "provenance.json").write_text(_json(provenance), encoding="utf-8")
+    write_whole(out / "provenance.json", _json(provenance))
     runs = [escape(_source(p), "markdown") for p in provenance]
     parts = ["# Report", *first_lines, SYMBOLS, "## Runs", *runs, *sections]
     if gaps:
         parts.append("## Not in this report\n\n" + "\n".join(gaps))
-    report = out / "report.md"
-    report.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-    return report, first_lines
+    return "\n\n".join(parts) + "\n", first_lines
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, indent=1, default=str)
+    return to_json(value, str, indent=1)
 
 
 def _write(item: ReportItem, groups: Sequence[RunGroup], out: Path) -> str:

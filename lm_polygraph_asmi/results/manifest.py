@@ -5,8 +5,6 @@ its end, so that a killed run has one too.
 """
 
 import hashlib
-import json
-import os
 import platform
 import resource
 import shlex
@@ -19,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from lm_polygraph_asmi.files import read_json, to_json, write_whole
 from lm_polygraph_asmi.results.names import SECONDS
 
 FORMAT = 1
@@ -48,12 +47,12 @@ def read_manifest(manager: str | Path) -> dict[str, Any]:
     """
     path = manifest_path(manager)
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = read_json(path)
     except FileNotFoundError as error:
         raise FileNotFoundError(
             f"{path} is missing: only runs with the callback RunRecord write a manifest"
         ) from error
-    except ValueError as error:  # not JSON, or not UTF-8
+    except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}") from error
     if not isinstance(manifest, dict):
         raise ValueError(f"{path} is damaged: expected a JSON object")
@@ -64,9 +63,7 @@ def write_manifest(manifest: Mapping[str, Any], manager: str | Path) -> None:
     """Replace the manifest of a manager file atomically."""
     path = manifest_path(manager)
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".tmp")
-    unfinished.write_text(json.dumps(manifest, indent=1, allow_nan=False), encoding="utf-8")
-    os.replace(unfinished, path)
+    write_whole(path, to_json(manifest, indent=1))
 
 
 def run_command(manifest: Mapping[str, Any], leave_out: Collection[str] = (), *more: str) -> str:

@@ -1,11 +1,11 @@
 """Perturbation scales of control conditions, from `polygraph_asmi experiments scale`."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lm_polygraph_asmi.config import ASMIConfig, check_setting
+from lm_polygraph_asmi.files import read_json
 from lm_polygraph_asmi.validation import check_one_of
 
 FORMAT = 1
@@ -21,7 +21,7 @@ def read_scales(path: str | Path) -> dict[str, Any]:
         ValueError: not a file of `polygraph_asmi experiments scale`.
     """
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = read_json(path)
         if content["format"] != FORMAT or not isinstance(content["conditions"], dict):
             raise ValueError("another format")
     except FileNotFoundError as error:

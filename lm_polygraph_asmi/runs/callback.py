@@ -7,6 +7,7 @@ import shlex
 import sys
 import time
 import traceback
+from contextlib import ExitStack
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from hydra.types import RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.files import locked
 from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.results.manifest import peak_memory, without_secrets, write_manifest
 from lm_polygraph_asmi.results.runs import load_run
@@ -28,12 +30,14 @@ class RunRecord(Callback):
     """Checks a run before its model is loaded, and writes the manifest.
 
     Hydra turns errors of a callback into warnings, so SystemExit stops a single run. Jobs of a
-    multirun continue and fail later on their own, without stopping the others.
+    multirun continue and fail later on their own, without stopping the others. Two runs cannot
+    write to one folder at the same time.
     """
 
     def __init__(self) -> None:
         self._started = 0.0
         self._manifests: dict[Path, dict[str, Any]] = {}
+        self._locks = ExitStack()
 
     def on_job_start(self, config: DictConfig, *, task_function: TaskFunction, **_: Any) -> None:
         from lm_polygraph_asmi.host.quality import register_metrics
@@ -56,6 +60,7 @@ class RunRecord(Callback):
             return
         self._manifests = _started_manifests(config)
         for manager, manifest in self._manifests.items():
+            self._lock(manager)
             # The manifest of an earlier run in this folder is valid until this one has results.
             if not manager.exists():
                 write_manifest(manifest, manager)
@@ -83,6 +88,7 @@ class RunRecord(Callback):
             write_manifest(manifest, manager)
             if manifest["status"] == "failed" and manager.is_file():
                 _report_failure(manifest, manager)
+        self._locks.close()
         if self._manifests and not failed:
             folder = next(iter(self._manifests)).parent
             print(
@@ -93,6 +99,17 @@ class RunRecord(Callback):
             # Hydra keeps the error, and by its frames the model, until the sweep ends.
             traceback.clear_frames(error.__traceback__)
             gc.collect()
+
+    def _lock(self, manager: Path) -> None:
+        """Keep other runs from writing this file until the job ends."""
+        manager.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._locks.enter_context(locked(manager.with_name(f".{manager.name}.lock"), True))
+        except ValueError:
+            raise SystemExit(
+                f"polygraph_eval stopped before loading the model: another run is writing {manager}"
+                ": wait until it has ended, or name another folder (save_path, hydra.run.dir)"
+            ) from None
 
 
 def _report_failure(manifest: dict[str, Any], manager: Path) -> None:

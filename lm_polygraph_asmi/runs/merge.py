@@ -16,6 +16,7 @@ from lm_polygraph.ue_metrics import ECE, PRAUC, ROCAUC, IsotonicPCC, PredictionR
 from lm_polygraph.ue_metrics.ue_metric import UEMetric
 from lm_polygraph.utils.manager import UEManager
 
+from lm_polygraph_asmi.files import locked
 from lm_polygraph_asmi.results.manifest import (
     FORMAT,
     asmi_settings,
@@ -227,9 +228,12 @@ def _join(group: str, shards: Sequence[Shard], file: Path) -> Merged:
     file.parent.mkdir(parents=True, exist_ok=True)
     # The manager file is written last and atomically, so that it implies all other files.
     unfinished = file.with_name(f".{file.name}.tmp")
-    joined.save(str(unfinished))
-    write_manifest(manifest, file)
-    os.replace(unfinished, file)
+    with locked(unfinished):
+        if file.exists():
+            raise MergeError(f"{file} exists already: name another --out, or remove it")
+        joined.save(str(unfinished))
+        write_manifest(manifest, file)
+        os.replace(unfinished, file)
     return Merged(group, len(shards), len(manifest["rows"]["ids"]), file, warnings)
 
 

@@ -1,9 +1,10 @@
 """Questions in SQuAD's format, which LM-Polygraph lacks, and their prompts."""
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from lm_polygraph_asmi.files import read_json
 
 DEMO_DATA = Path(__file__).parents[1] / "data" / "demo_qa.json"
 
@@ -85,8 +86,8 @@ def read_squad(file: str | Path) -> list[Question]:
         ValueError: the file has another format, or a question has no answer.
     """
     try:
-        questions = list(_questions(json.loads(Path(file).read_text(encoding="utf-8"))))
-    except (KeyError, IndexError, TypeError, json.JSONDecodeError) as error:
+        questions = list(_questions(read_json(file)))
+    except (KeyError, IndexError, TypeError, ValueError) as error:
         raise ValueError(
             f"expected SQuAD-format JSON (data / paragraphs / context, qas / id, question, answers "
             f"/ text) in {file}: {error!r}"

@@ -24,6 +24,7 @@ from lm_polygraph_asmi.analysis.clusters import Interval, text_clusters, wilson_
 from lm_polygraph_asmi.analysis.drift import Drift, drifts
 from lm_polygraph_asmi.analysis.signals import Signal
 from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.files import parse_json, read_json, write_whole
 from lm_polygraph_asmi.results.scales import with_scale
 from lm_polygraph_asmi.scoring.decision import SIGNALS, Decision
 
@@ -324,11 +325,18 @@ class Calibration:
         )
 
     def save(self, path: str | Path) -> None:
-        """Write it as JSON."""
+        """Write or replace it as JSON.
+
+        Raises:
+            ValueError: another program is writing this file.
+        """
+        write_whole(path, self.to_json())
+
+    def to_json(self) -> str:
+        """What `save` writes."""
         from pydantic_core import to_json
 
-        content = {"format": FORMAT, **vars(self)}
-        Path(path).write_bytes(to_json(content, indent=1, inf_nan_mode="null"))
+        return to_json({"format": FORMAT, **vars(self)}, indent=1, inf_nan_mode="null").decode()
 
     @classmethod
     def load(cls, path: str | Path) -> "Calibration":
@@ -341,7 +349,10 @@ class Calibration:
         from pydantic import TypeAdapter, ValidationError
 
         try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            content = read_json(path)
+        except ValueError as error:
+            raise ValueError(f"{path} is not a saved calibration: {error}") from error
+        try:
             if "format" not in content:
                 raise ValueError(
                     f"{path} is not a saved calibration: name a file that `polygraph_asmi "
@@ -351,7 +362,7 @@ class Calibration:
                 raise ValueError(f"{path}: expected a calibration of format {FORMAT}: {ADVICE}")
             for bounds in (content["prr"], *chain(*content["signals"].values())):
                 bounds[:] = [math.nan if bound is None else bound for bound in bounds]
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is not a saved calibration: {error!r}") from error
         try:
             return TypeAdapter(cls).validate_python(content)
@@ -707,11 +718,11 @@ def _labelled_rows(path: Path) -> list[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = parse_json(line)
             labels, parts = row["spans_correct"], len(row["spans"])
             fit = len(labels) == parts and all(label in (True, False, None) for label in labels)
             _ = [row[name] for name in ("row", "prompt", "model", "settings")]
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"line {number} of {path}: expected a line of `polygraph_asmi score --out` with "
                 f"`spans_correct`, a list of true or false for its `spans`; got {error!r}"

@@ -1,12 +1,12 @@
 """Score many answers: rows one by one, or tables of rows."""
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from lm_polygraph_asmi.files import to_json
 from lm_polygraph_asmi.scoring.result import Score
 from lm_polygraph_asmi.validation import TOKENS, check_one_of, describe_fields
 
@@ -106,18 +106,18 @@ def token_records(score: Score, tokens: str) -> list[dict[str, Any]] | None:
     return rows
 
 
-def _to_python(value: Any) -> Any:
+def without_nan(value: Any) -> Any:
     """A value of a column as `score` takes it: arrays as lists, NaN as None."""
     if isinstance(value, np.ndarray):
-        return [_to_python(part) for part in value]
+        return [without_nan(part) for part in value]
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, Mapping):
-        return {name: _to_python(part) for name, part in value.items()}
+        return {name: without_nan(part) for name, part in value.items()}
     if type(value).__name__ == "NAType":  # of pandas, which is not imported for it
         return None
     if isinstance(value, list | tuple):
-        return [_to_python(part) for part in value]
+        return [without_nan(part) for part in value]
     return None if isinstance(value, float) and value != value else value
 
 
@@ -182,7 +182,7 @@ def score_batch(
         raise ValueError(f"expected columns of one length, got {lengths}")
     names = [name for name in FIELDS if name in columns]
     values = zip(*(columns[name] for name in names), strict=True)
-    rows = [dict(zip(names, map(_to_python, row), strict=True)) for row in values]
+    rows = [dict(zip(names, map(without_nan, row), strict=True)) for row in values]
     scored = [
         output_of(outcome, row, tokens)
         for row, outcome in zip(rows, score_together(scorer, rows), strict=True)
@@ -215,18 +215,14 @@ def output_of(outcome: Outcome, row: Mapping[str, Any], tokens: str) -> dict[str
         "asmi_percentile": score.percentile,
         "asmi_error_probability": score.error_probability,
         "asmi_accept": score.accept,
-        "asmi_tokens": None if tokens == "none" else _json(token_records(score, tokens)),
+        "asmi_tokens": None if tokens == "none" else to_json(token_records(score, tokens)),
         "asmi_sources": None
         if score.sources is None
-        else _json({name: asdict(source) for name, source in score.sources.items()}),
-        "asmi_settings": _json(score.settings),
-        "asmi_warnings": _json(score.warnings) if score.warnings else None,
+        else to_json({name: asdict(source) for name, source in score.sources.items()}),
+        "asmi_settings": to_json(score.settings),
+        "asmi_warnings": to_json(score.warnings) if score.warnings else None,
         "asmi_error": None,
     }
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _objects(values: Iterable[Any]) -> np.ndarray:

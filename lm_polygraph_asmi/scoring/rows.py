@@ -4,7 +4,6 @@ Rows are read, scored and written in batches of `BATCH`, each an entry of the sc
 So a killed run, started again, writes the same file.
 """
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
@@ -13,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lm_polygraph_asmi.files import check_unlocked, parse_json, partial_of, to_json, writing
 from lm_polygraph_asmi.scoring.calibration import ROWS
 from lm_polygraph_asmi.scoring.many import (
     FIELDS,
@@ -22,6 +22,7 @@ from lm_polygraph_asmi.scoring.many import (
     score_together,
     token_records,
     with_output,
+    without_nan,
 )
 from lm_polygraph_asmi.scoring.result import DERIVED, Score
 from lm_polygraph_asmi.validation import TOKENS, check_new, check_one_of, describe_fields
@@ -128,7 +129,7 @@ def _tables(path: str | Path) -> "Iterator[pa.Table]":
 
 def _to_rows(path: str | Path, table: "pa.Table") -> list[dict[str, Any]]:
     try:
-        return table.to_pylist()
+        return [without_nan(row) for row in table.to_pylist()]
     except (OverflowError, UnicodeDecodeError) as error:
         raise ValueError(
             f"{path}: a value cannot be read ({error}): leave its column out, or write .parquet"
@@ -137,9 +138,9 @@ def _to_rows(path: str | Path, table: "pa.Table") -> list[dict[str, Any]]:
 
 def _parsed(number: int, line: str) -> Row:
     try:
-        content = json.loads(line)
-    except (ValueError, RecursionError) as error:  # also for long numbers and deep nesting
-        return Row(number, {"line": line.rstrip("\r\n")}, f"not JSON: {error}")
+        content = parse_json(line)
+    except ValueError as error:
+        return Row(number, {"line": line.rstrip("\r\n")}, str(error))
     if not isinstance(content, dict) or "prompt" not in content:
         missing = f'expected an object with a "prompt", got {describe_fields(content)}'
         kept = content if isinstance(content, dict) else {"line": line.strip()}
@@ -174,7 +175,7 @@ def score_rows(scorer: "PreparedModel", rows: Iterable[Row]) -> Iterator[tuple[R
     """
     remaining, index = iter(rows), 0
     while batch := list(islice(remaining, BATCH)):
-        errors = {row.number: row.error or _clashing(row.content) for row in batch}
+        errors = {row.number: row.error or _unusable(row.content) for row in batch}
         scored = score_together(
             scorer, [row.content for row in batch if errors[row.number] is None]
         )
@@ -186,11 +187,15 @@ def score_rows(scorer: "PreparedModel", rows: Iterable[Row]) -> Iterator[tuple[R
         next(scored, None)  # after its last row, the batch is stored
 
 
-def _clashing(content: Mapping[str, Any]) -> str | None:
-    clashing = sorted(RESERVED & set(content))
-    if not clashing:
-        return None
-    return f"expected no fields {clashing}, which the output uses: rename or remove them"
+def _unusable(content: Mapping[str, Any]) -> str | None:
+    """Why no line of an output can have these fields; None if one can."""
+    if clashing := sorted(RESERVED & set(content)):
+        return f"expected no fields {clashing}, which the output uses: rename or remove them"
+    try:
+        to_json(content, str)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def line_of(row: Row, outcome: Outcome, tokens: str = "full") -> str:
@@ -206,12 +211,16 @@ def line_of(row: Row, outcome: Outcome, tokens: str = "full") -> str:
     line: dict[str, Any] = {"row": row.number}
     if outcome.score is None:
         input_fields = {"line": row.content} if RESERVED & set(row.content) else row.content
-        return json.dumps(line | {"error": outcome.error} | input_fields, default=str)
+        failed = line | {"error": outcome.error}
+        try:
+            return to_json(failed | input_fields, str)
+        except ValueError:  # it has no JSON, as the error says
+            return to_json(failed | {"line": ascii(row.content)})
     line |= outcome.score.to_dict()
     if tokens != "full":
         line["tokens"] = token_records(outcome.score, tokens)
     input_fields = {n: v for n, v in row.content.items() if v is not None or n not in line}
-    return json.dumps(line | input_fields, default=str)
+    return to_json(line | input_fields, str)
 
 
 def score_file(
@@ -223,7 +232,7 @@ def score_file(
 ) -> Iterator[tuple[Row, Outcome]]:
     """Score the rows of a file into another one.
 
-    Written as OUT.partial, and renamed when complete.
+    Written as OUT.partial, locked, and renamed when complete.
 
     Args:
         scorer: model, settings, and the result cache, with which a killed run resumes.
@@ -238,34 +247,27 @@ def score_file(
         Each row and its outcome.
 
     Raises:
-        ValueError: another kind of `out`, one that exists, or columns that the scores would
-            overwrite.
+        ValueError: another kind of `out`, one that exists or that another program is writing, or
+            columns that the scores would overwrite.
     """
     check_out(source, out)
     tokens = tokens or ("compact" if _is_parquet(out) else "full")
     check_one_of("tokens", tokens, TOKENS)
-    partial = _partial(out)
-    if _is_parquet(out):
-        yield from _score_tables(scorer, source, partial, tokens, change)
-    else:
+    with writing(out) as partial:
+        if _is_parquet(out):
+            yield from _score_tables(scorer, source, partial, tokens, change)
+            return
         rows = (row._replace(content=change(row.content)) for row in read_rows(source))
         with partial.open("w", encoding="utf-8") as file:
             for row, outcome in score_rows(scorer, rows):
                 file.write(line_of(row, outcome, tokens) + "\n")
                 file.flush()
                 yield row, outcome
-    check_new(out, f"the scores are in {partial}")
-    partial.replace(out)
-
-
-def _partial(out: str | Path) -> Path:
-    """File of an output that is not complete."""
-    return Path(f"{out}.partial")
 
 
 def check_out(source: str | Path, out: str | Path) -> None:
     """Raise ValueError unless the rows of `source` can be written to `out`."""
-    for file in (Path(out), _partial(out)):
+    for file in (Path(out), partial_of(out)):
         if file.resolve() == Path(source).resolve():
             raise ValueError(f"cannot write {file}: it is the file of prompts")
     if _is_parquet(out) and _is_parquet(source):
@@ -283,6 +285,7 @@ def check_out(source: str | Path, out: str | Path) -> None:
     elif Path(out).suffix.lower() not in ROWS:
         raise ValueError(f"expected a .jsonl file, or .parquet for rows in Parquet; got {out}")
     check_new(out)
+    check_unlocked(out)
 
 
 def _score_tables(

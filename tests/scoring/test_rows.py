@@ -326,7 +326,7 @@ def test_a_file_that_appears_meanwhile_is_kept(scorer, tmp_path):
     rows = score_file(scorer, source, out)
     next(rows)
     out.write_text("precious")
-    with pytest.raises(ValueError, match=r"exists: the scores are in .*partial"):
+    with pytest.raises(ValueError, match=r"exists: the result is in .*partial"):
         list(rows)
     assert out.read_text() == "precious"
 

@@ -1,0 +1,218 @@
+"""Files that the package reads and writes: strict JSON, whole files, one writer at a time.
+
+This module imports nothing heavy.
+"""
+
+import json
+import logging
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from lm_polygraph_asmi.validation import check_new
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+log = logging.getLogger("lm_polygraph")
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text, strictly: another reader would find the same value.
+
+    Raises:
+        ValueError: not JSON, or JSON that readers understand differently: NaN or Infinity, a number
+            beyond the range of floats, a field twice in one object, or half of a surrogate pair.
+
+    Example:
+        >>> parse_json('{"correct": true, "correct": false}')
+        Traceback (most recent call last):
+        ValueError: the field 'correct' occurs twice in one object: keep one
+    """
+    twice: list[str] = []
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = Counter(name for name, _ in pairs)
+        twice.extend(name for name in names if names[name] > 1)
+        return dict(pairs)
+
+    try:
+        value = json.loads(text, object_pairs_hook=unique)
+    except RecursionError as error:
+        raise ValueError("not JSON: nested too deeply") from error
+    except ValueError as error:  # also not UTF-8, or a number with thousands of digits
+        raise ValueError(f"not JSON: {error}") from error
+    if twice:
+        raise ValueError(f"the field {twice[0]!r} occurs twice in one object: keep one")
+    _check_strict(value)
+    return value
+
+
+def read_json(path: str | Path) -> Any:
+    """The value of a JSON file, strictly.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: as `parse_json`; the message does not name the file.
+    """
+    return parse_json(Path(path).read_bytes())
+
+
+def to_json(
+    value: Any, default: Callable[[Any], Any] | None = None, indent: int | None = None
+) -> str:
+    """A JSON text, strictly: `parse_json` reads it.
+
+    Args:
+        value: NumPy's numbers and arrays are written as plain ones.
+        default: for values of other types.
+
+    Raises:
+        TypeError: a value of another type, without `default`.
+        ValueError: NaN, Infinity, or half of a surrogate pair; the message names the field.
+    """
+
+    def plain(item: Any) -> Any:
+        if hasattr(item, "tolist"):
+            item = item.tolist()
+        elif default is not None:
+            item = default(item)
+        else:
+            raise TypeError(f"expected a value that JSON has, got a {type(item).__name__}")
+        _check_strict(item)
+        return item
+
+    _check_strict(value)
+    return json.dumps(value, default=plain, indent=indent, allow_nan=False)
+
+
+def _check_strict(value: Any, path: str = "") -> None:
+    """Raise ValueError if a part of a value has no JSON text; the message names it."""
+    at = f"the field {path!r}: " if path else ""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(
+                f"{at}expected a finite number, got {float(value)!r}, which JSON does not have: "
+                "write null, or leave it out"
+            )
+    elif isinstance(value, str):
+        if not value.isascii():
+            _check_surrogates(value, at)
+    elif isinstance(value, Mapping):
+        for name, part in value.items():
+            if isinstance(name, str) and not name.isascii():
+                _check_surrogates(name, at)
+            _check_strict(part, f"{path}.{name}" if path else str(name))
+    elif isinstance(value, list | tuple):
+        for number, part in enumerate(value):
+            if not isinstance(part, int):
+                _check_strict(part, f"{path}[{number}]")
+
+
+def _check_surrogates(text: str, at: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{at}expected text, got {text[error.start]!r} at character {error.start}, half of a "
+            "surrogate pair: replace it"
+        ) from None
+
+
+@contextmanager
+def locked(path: str | Path, remove: bool = False) -> Iterator[None]:
+    """Lock a file for one writer, which may be this process, until the block ends or it dies.
+
+    The file is created if missing, its content unchanged. Where the file system or Windows has no
+    locks, a warning is logged and nothing is locked.
+
+    Args:
+        remove: whether to remove the file at the end.
+
+    Raises:
+        ValueError: another writer has it.
+    """
+    path = Path(path)
+    with ExitStack() as stack:
+        while True:
+            file = stack.enter_context(path.open("ab"))
+            _lock(file, path)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                    break
+            file.close()  # another writer has renamed or removed it meanwhile
+        try:
+            yield
+        finally:
+            if remove:
+                path.unlink()
+
+
+def _lock(file: IO[bytes], path: Path) -> None:
+    try:
+        if fcntl is None:
+            raise OSError("Windows")
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ValueError(
+            f"{path} is being written by another program, or another call in this one: wait until "
+            "it has ended, or name another file"
+        ) from error
+    except OSError as error:
+        log.warning("%s cannot be locked (%s): do not write it from two programs", path, error)
+
+
+@contextmanager
+def writing(out: str | Path, replace: bool = False) -> Iterator[Path]:
+    """Write a file whole: OUT.partial, locked, which becomes OUT when the block ends.
+
+    If the block raises, OUT.partial remains with what was written.
+
+    Args:
+        replace: whether a file of that name is replaced.
+
+    Raises:
+        ValueError: OUT exists, or another writer is at work.
+    """
+    partial = partial_of(out)
+    with locked(partial):
+        try:
+            if not replace:
+                check_new(out)
+            yield partial
+            if not replace:
+                check_new(out, f"the result is in {partial}")
+            partial.replace(out)
+        finally:
+            with suppress(FileNotFoundError):
+                if not partial.stat().st_size:
+                    partial.unlink()
+
+
+def partial_of(out: str | Path) -> Path:
+    """The file of an output that is not complete."""
+    return Path(f"{out}.partial")
+
+
+def write_whole(path: str | Path, text: str) -> None:
+    """Write or replace a text file (UTF-8), so that no reader finds half of it.
+
+    Raises:
+        ValueError: another writer is at work.
+    """
+    with writing(path, replace=True) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def check_unlocked(out: str | Path) -> None:
+    """Raise ValueError if another writer is at work on a file."""
+    partial = partial_of(out)
+    if partial.exists():
+        with locked(partial):
+            pass

@@ -1,0 +1,162 @@
+"""Strict JSON, in and out, and one writer for each file."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lm_polygraph_asmi import files
+from lm_polygraph_asmi.files import locked, parse_json, partial_of, to_json, write_whole, writing
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"x": NaN}', "the field 'x': expected a finite number, got nan"),
+        ('{"x": [{"y": -Infinity}]}', r"the field 'x\[0\]\.y': expected a finite number, got -inf"),
+        ('{"x": 1e999}', "the field 'x': expected a finite number, got inf"),
+        ("NaN", "^expected a finite number"),
+        ('{"correct": true, "correct": false}', "the field 'correct' occurs twice in one object"),
+        ('{"a": {"b": 1, "c": 2, "b": 1}}', "the field 'b' occurs twice"),
+        (r'{"x": "Who \ud800?"}', "the field 'x': expected text, got .* at character 4, half of a"),
+        (r'{"\udfff": 1}', "expected text, got .* half of a surrogate pair"),
+        ('{"x": 1} {"y": 2}', "not JSON: Extra data"),
+        ('{"x": 1} trailing', "not JSON: Extra data"),
+        ('\ufeff{"x": 1}', "not JSON: .*BOM"),
+        ('{"x": ' + "1" * 5000 + "}", "not JSON: Exceeds the limit"),
+        ("[" * 10**5, "not JSON: nested too deeply"),
+        (b'{"x": "\xff"}', "not JSON: .*codec can't decode"),
+        ("{'x': 1}", "not JSON"),
+        ('{"x": 01}', "not JSON"),
+        ("", "not JSON"),
+    ],
+)
+def test_what_readers_understand_differently(text, message):
+    with pytest.raises(ValueError, match=message):
+        parse_json(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"x": -0.0, "y": 12345678901234567890123, "z": 1e-400, "n": null, "t": [true, false]}',
+        r'{"x": "\ud83d\ude00", "y": "\u2028", "z": "NaN", "\u00e9": ""}',
+        '[{"a": 1}, {"a": 2}]',
+    ],
+)
+def test_strict_texts_come_back(text):
+    value = parse_json(text)
+    assert value == json.loads(text)
+    assert parse_json(to_json(value)) == value
+    again = parse_json(to_json({"x": -0.0}))["x"]
+    assert math.copysign(1, again) == -1
+
+
+def test_what_has_no_json_is_not_written():
+    for value in (math.nan, np.float64("inf"), np.float32("nan"), np.array([1, math.nan])):
+        with pytest.raises(ValueError, match="expected a finite number"):
+            to_json({"x": [value]}, str)
+    with pytest.raises(ValueError, match="the field 'x': expected text"):
+        to_json({"x": "\ud800"})
+    with pytest.raises(TypeError, match="a value that JSON has, got a"):
+        to_json({"x": Path()})
+    assert to_json({"x": Path("a")}, str) == '{"x": "a"}'
+    numbers = {"a": np.float32(0.5), "b": np.int64(2), "c": np.bool_(True), "d": np.arange(2)}
+    assert parse_json(to_json(numbers)) == {"a": 0.5, "b": 2, "c": True, "d": [0, 1]}
+
+
+def test_a_file_is_written_whole(tmp_path):
+    out = tmp_path / "out.json"
+    with writing(out) as partial:
+        partial.write_text("new")
+        assert not out.exists()
+        with pytest.raises(ValueError, match=r"out\.json\.partial is being written by another"):
+            write_whole(out, "other")
+    assert (out.read_text(), os.listdir(tmp_path)) == ("new", ["out.json"])
+    with pytest.raises(ValueError, match="exists"), writing(out):
+        pass
+    write_whole(out, "newer")
+    assert (out.read_text(), os.listdir(tmp_path)) == ("newer", ["out.json"])
+
+
+def test_what_was_computed_stays(tmp_path):
+    out = tmp_path / "out.json"
+
+    def broken():
+        with writing(out) as partial:
+            partial.write_text("half")
+            raise OSError("disk full")
+
+    def overtaken():
+        with writing(out) as partial:
+            partial.write_text("computed")
+            out.write_text("meanwhile")
+
+    with pytest.raises(OSError, match="disk full"):
+        broken()
+    assert (out.exists(), partial_of(out).read_text()) == (False, "half")
+    with pytest.raises(ValueError, match=r"exists: the result is in .*partial"):
+        overtaken()
+    assert (out.read_text(), partial_of(out).read_text()) == ("meanwhile", "computed")
+
+
+HOLD = (
+    "import sys; from lm_polygraph_asmi.files import writing\n"
+    "with writing(sys.argv[1]) as partial:\n"
+    "    partial.write_text('half'); print('locked', flush=True); sys.stdin.read()"
+)
+
+
+def test_a_lock_dies_with_its_process(tmp_path):
+    out = tmp_path / "out.jsonl"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, out], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert holder.stdout.readline() == b"locked\n"
+    with pytest.raises(ValueError, match="is being written by another program"), writing(out):
+        pass
+    assert partial_of(out).read_text() == "half"  # untouched by the second
+    holder.send_signal(signal.SIGKILL)
+    holder.communicate()
+    with writing(out) as partial:
+        partial.write_text("whole")
+    assert out.read_text() == "whole"
+
+
+def test_a_file_that_was_renamed_before_its_lock_was_had(tmp_path, monkeypatch):
+    """The first writer ends after the second has opened the file, before it has the lock."""
+    out = tmp_path / "out"
+    own, calls = files._lock, []
+
+    def late(file, path):
+        if not calls:
+            path.write_text("finished")
+            path.replace(out)
+        calls.append(path)
+        own(file, path)
+
+    monkeypatch.setattr(files, "_lock", late)
+    with locked(partial_of(out), remove=True):
+        assert partial_of(out).read_text() == ""
+    assert (out.read_text(), len(calls), partial_of(out).exists()) == ("finished", 2, False)
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch, caplog):
+    def unsupported(*_):
+        raise OSError("No locks available")
+
+    monkeypatch.setattr(files.fcntl, "flock", unsupported)
+    write_whole(tmp_path / "out", "text")
+    assert (tmp_path / "out").read_text() == "text"
+    assert "cannot be locked (No locks available): do not write it from two" in caplog.text
+    monkeypatch.setattr(files, "fcntl", None)
+    write_whole(tmp_path / "out", "more")
+    assert "cannot be locked (Windows)" in caplog.text

@@ -4,14 +4,19 @@ import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from lm_polygraph_asmi.commands.score import score
 from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.files import writing
 from lm_polygraph_asmi.options import given_settings
 from lm_polygraph_asmi.validation import check_new, check_writable
+
+if TYPE_CHECKING:
+    from lm_polygraph_asmi.scoring.calibration import Calibration
+    from lm_polygraph_asmi.scoring.rows import Row
 
 LOADING = ("model", "gguf_file", "dtype", "device_map", "chat")
 SHARED = {*LOADING, *ASMIConfig.names("masks", "score", "machine"), "max_new_tokens"} - {"source"}
@@ -86,7 +91,6 @@ def calibrate(
     `score --calibration`.
     """
     from rich.console import Console
-    from rich.progress import Progress
 
     console, errors = Console(), Console(stderr=True)
     if not sys.warnoptions:
@@ -110,7 +114,6 @@ def calibrate(
         check_new(out)
         from lm_polygraph_asmi.scoring.calibrate import (
             RIGHT,
-            calibrate_rows,
             calibrate_run,
             labels_of,
         )
@@ -127,42 +130,28 @@ def calibrate(
         if run is not None:
             config = Calibration.from_run(run, metric, **given_settings(settings)).config
         config = config.replace(**given_settings(settings))
-        with errors.status(f"Loading {model}"):
-            scorer = load(
-                model, gguf_file, dtype, device_map, config=config, result_cache=result_cache
-            )
-        if run is None:
-            with Progress(console=errors, transient=True) as bar:
-                scoring = bar.add_task("Scoring", total=None)
-                scored: list[int] = []
-
-                def progress(count: int, total: int) -> None:
-                    scored.append(count)
-                    bar.update(scoring, completed=count, total=total)
-
-                result = calibrate_rows(
-                    labelled, scorer, risk, confidence, signal=signal, right_from=label_threshold,
-                    name=Path(str(rows)).name, progress=progress,
+        with writing(out) as partial:
+            with errors.status(f"Loading {model}"):
+                scorer = load(
+                    model, gguf_file, dtype, device_map, config=config, result_cache=result_cache
+                )
+            if run is None:
+                result = _calibrated(
+                    labelled, scorer, errors, risk, confidence, signal=signal,
+                    right_from=label_threshold, name=Path(str(rows)).name,
                 )  # fmt: skip
-            saved = sum(bool(row.content.get("tokens")) for row in labelled)
-            if kept := len(labelled) - len(scored):
-                errors.print(f"Kept the saved scores of {kept} rows; scored some again as a check.")
-            if rescored := max(0, len(scored) - (len(labelled) - saved)):
-                errors.print(
-                    f"Warning: {rescored} rows with scores were scored again: their model or "
-                    "options differ from these, or their scores are not reproduced",
-                    style="yellow", highlight=False, soft_wrap=True,
-                )  # fmt: skip
-        else:
-            with errors.status("Calibrating"):
-                result = calibrate_run(run, scorer, risk, confidence, signal=signal, metric=metric)
-        tested = result.n if result.decision is None else result.decision.guarantee.answers
-        if empty := (len(labelled) or result.n) - tested:
-            errors.print(f"Left out {empty} empty answers: `score` never accepts one.")
-        if "max_new_tokens" in given_settings(settings):  # a run and scored rows have their own
-            limit = {"max_new_tokens": settings["max_new_tokens"]}
-            result = replace(result, settings=result.settings | limit)
-        result.save(out)
+            else:
+                with errors.status("Calibrating"):
+                    result = calibrate_run(
+                        run, scorer, risk, confidence, signal=signal, metric=metric
+                    )
+            tested = result.n if result.decision is None else result.decision.guarantee.answers
+            if empty := (len(labelled) or result.n) - tested:
+                errors.print(f"Left out {empty} empty answers: `score` never accepts one.")
+            if "max_new_tokens" in given_settings(settings):  # a run and scored rows have their own
+                limit = {"max_new_tokens": settings["max_new_tokens"]}
+                result = replace(result, settings=result.settings | limit)
+            partial.write_text(result.to_json(), encoding="utf-8")
         if figure or reliability:
             from lm_polygraph_asmi.report import figures
 
@@ -177,3 +166,32 @@ def calibrate(
         raise click.ClickException(str(error)) from error
     console.print(result, highlight=False)
     console.print(f"Calibration: {out}", highlight=False, markup=False)
+
+
+def _calibrated(
+    labelled: "list[Row]", scorer: Any, errors: Any, *guarantee: float, **options: Any
+) -> "Calibration":
+    """`calibrate_rows` with a progress bar, and how many saved scores it has kept."""
+    from rich.progress import Progress
+
+    from lm_polygraph_asmi.scoring.calibrate import calibrate_rows
+
+    scored: list[int] = []
+    with Progress(console=errors, transient=True) as bar:
+        scoring = bar.add_task("Scoring", total=None)
+
+        def progress(count: int, total: int) -> None:
+            scored.append(count)
+            bar.update(scoring, completed=count, total=total)
+
+        result = calibrate_rows(labelled, scorer, *guarantee, progress=progress, **options)
+    saved = sum(bool(row.content.get("tokens")) for row in labelled)
+    if kept := len(labelled) - len(scored):
+        errors.print(f"Kept the saved scores of {kept} rows; scored some again as a check.")
+    if rescored := max(0, len(scored) - (len(labelled) - saved)):
+        errors.print(
+            f"Warning: {rescored} rows with scores were scored again: their model or "
+            "options differ from these, or their scores are not reproduced",
+            style="yellow", highlight=False, soft_wrap=True,
+        )  # fmt: skip
+    return result

@@ -78,7 +78,7 @@ def to_json(
         ValueError: NaN, Infinity, or half of a surrogate pair; the message names the field.
     """
 
-    def plain(item: Any) -> Any:
+    def converted(item: Any) -> Any:
         if hasattr(item, "tolist"):
             item = item.tolist()
         elif default is not None:
@@ -89,7 +89,7 @@ def to_json(
         return item
 
     _check_strict(value)
-    return json.dumps(value, default=plain, indent=indent, allow_nan=False)
+    return json.dumps(value, default=converted, indent=indent, allow_nan=False)
 
 
 def _check_strict(value: Any, path: str = "") -> None:

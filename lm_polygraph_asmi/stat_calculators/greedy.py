@@ -137,13 +137,9 @@ class SavedAnswersCalculator(StatCalculator):
         self.model = finished.manifest["model"] if finished.manifest else None
         self._checked = False
         stats = finished.stats
-        self.answers = dict(
-            zip(
-                stats["input_texts"],
-                zip(stats["greedy_tokens"], stats["greedy_texts"], strict=True),
-                strict=True,
-            )
-        )
+        lengths = stats.get("asmi_prompt_length") or [None] * len(stats["input_texts"])
+        answers = zip(stats["greedy_tokens"], stats["greedy_texts"], lengths, strict=True)
+        self.answers = dict(zip(stats["input_texts"], answers, strict=True))
 
     @staticmethod
     def meta_info() -> tuple[list[str], list[str]]:
@@ -160,7 +156,7 @@ class SavedAnswersCalculator(StatCalculator):
 
         Raises:
             KeyError: the saved run has no answer to a prompt.
-            ValueError: the saved run had another model.
+            ValueError: the saved run had another model, tokenizer or chat template.
         """
         if not self._checked:
             self._check_model(model)
@@ -169,13 +165,15 @@ class SavedAnswersCalculator(StatCalculator):
         return {name: [row[name] for row in rows] for name in rows[0]}
 
     def _check_model(self, model: Model) -> None:
-        """The same model has the same path, or the same content at another path."""
-        if self.model is not None and self.model["path"] != model.model_path:
-            revision = model_revision(model.model_path, None)
+        """The same model has the same content, or the same name on the hub."""
+        path = str(model.model_path)
+        if self.model is not None and (self.model["path"] != path or Path(path).is_dir()):
+            revision = model_revision(path, None)
             if revision != self.model["revision"]:
                 raise ValueError(
-                    f"expected answers of {model.model_path}, got those of {self.model['path']} in "
-                    f"{self.run}: token ids may differ. Name a run of the same model"
+                    f"expected answers of {path} ({revision}), got those of {self.model['path']} "
+                    f"({self.model['revision']}) in {self.run}: token ids may differ. Name a run "
+                    "of the same model"
                 )
         self._checked = True
 
@@ -185,9 +183,14 @@ class SavedAnswersCalculator(StatCalculator):
                 f"the run {self.run} has no answer to the prompt {text[-200:]!r}: use a run with "
                 "the same rows (data.size, data.sample, data.shard) and the same prompt"
             )
-        tokens, answer = self.answers[text]
+        tokens, answer, length = self.answers[text]
         transformer = causal_model(model)
         prompt = prompt_ids(model, text, 0, {})
+        if length not in (None, len(prompt)):
+            raise ValueError(
+                f"expected a prompt of {length} tokens, as in {self.run}, got {len(prompt)}: "
+                f"{text[-200:]!r}. Tokenizer or chat template differ: name a run with these"
+            )
         ids = torch.cat([prompt.cpu(), torch.tensor(tokens)])[None].to(model.device())
         remember = remember and PrefixCache.serves(transformer)
         watched = _states_seen(transformer, self.depths) if remember else nullcontext(dict)

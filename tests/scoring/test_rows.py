@@ -15,6 +15,7 @@ from datasets import load_dataset
 
 from lm_polygraph_asmi import score
 from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.files import parse_json
 from lm_polygraph_asmi.scoring import Calibration
 from lm_polygraph_asmi.scoring.loading import load
 from lm_polygraph_asmi.scoring.many import COMPACT, OUTPUT
@@ -752,7 +753,7 @@ def test_an_answer_of_another_type(scorer):
         ({"spans": [], "verdict": "good"}, r"expected no fields \['spans', 'verdict'\]"),
         ({"answer": " Brask", "offsets": [[0, 99]]}, "expected a span within the 10 characters"),
         ({"answer": [1.5]}, "text or a list of token ids"),
-        ({"answer": [float("inf")]}, "text or a list of token ids"),
+        ({"answer": [float("inf")]}, r"the field 'answer\[0\]': expected a finite number, got inf"),
         ({"samples": "pear"}, "expected samples as a list of answers"),
     ],
 )
@@ -760,3 +761,49 @@ def test_rows_that_would_be_misread(scorer, row, problem):
     ((_, outcome),) = score_rows(scorer, [Row(0, {"prompt": PROMPT} | row)])
     assert outcome.score is None
     assert re.search(problem, outcome.error)
+
+
+def test_json_that_readers_understand_differently(scorer, tmp_path):
+    """NaN would be written as it came; of a field that occurs twice, the last would win."""
+    lines = [
+        '{"prompt": "Who built it?", "answer": " Brask", "x": NaN}',
+        '{"prompt": "Who?", "answer": " a", "correct": true, "correct": false}',
+        '{"prompt": "Who?", "answer": " a", "x": -0.0, "y": 123456789012345678901234567890}',
+    ]
+    list(score_file(scorer, write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"))
+    text = (tmp_path / "out.jsonl").read_text()
+    first, second, third = (parse_json(line) for line in text.splitlines())
+    assert "the field 'x': expected a finite number" in first["error"]
+    assert "the field 'correct' occurs twice" in second["error"]
+    assert ("error" in third, third["y"]) == (False, 123456789012345678901234567890)
+    assert '"x": -0.0' in text
+    rows = [
+        Row(1, {"prompt": "Who?", "x": {"y": [1, float("nan")]}}),
+        Row(2, {"prompt": "a\ud800"}),
+    ]
+    for (row, outcome), field in zip(
+        score_rows(scorer, rows), (r"x\.y\[1\]", "prompt"), strict=True
+    ):
+        assert re.search(f"the field '{field}': expected", outcome.error)
+        assert parse_json(line_of(row, outcome))["error"] == outcome.error
+    table = pa.table({"prompt": ["Who?"], "answer": [" a"], "x": [float("nan")]})
+    pq.write_table(table, tmp_path / "in.parquet")
+    list(score_file(scorer, tmp_path / "in.parquet", tmp_path / "nan.jsonl"))
+    assert parse_json((tmp_path / "nan.jsonl").read_text())["x"] is None
+
+
+def test_two_writers_of_one_file(scorer, tmp_path):
+    source, out = write(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
+    first = score_file(scorer, source, out)
+    next(first)
+    with pytest.raises(ValueError, match=r"out\.jsonl\.partial is being written by another"):
+        next(score_file(scorer, source, out))
+    with pytest.raises(ValueError, match="is being written by another"):  # before a model is loaded
+        check_out(source, out)
+    list(first)
+    assert [line["row"] for line in written(out)] == [1, 2, 3]
+    killed = score_file(scorer, source, tmp_path / "again.jsonl")
+    next(killed)
+    killed.close()
+    list(score_file(scorer, source, tmp_path / "again.jsonl"))
+    assert (tmp_path / "again.jsonl").read_text().count("\n") == 3

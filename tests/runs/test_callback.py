@@ -13,6 +13,7 @@ from lm_polygraph.estimators import Perplexity
 from transformers import LlamaForCausalLM
 
 from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.files import locked
 from lm_polygraph_asmi.results.manifest import manifest_path, read_manifest, write_manifest
 from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.runs.callback import RunRecord
@@ -231,3 +232,17 @@ def test_a_failed_job_does_not_keep_its_model(run, monkeypatch):
     with pytest.raises(RuntimeError, match="no more"):
         run()
     assert len(held[1]) == len(before)
+
+
+def test_two_runs_in_one_folder(run):
+    manager = run("data.limit=2")
+    lock = manager.with_name(f".{manager.name}.lock")
+    assert not lock.exists()
+    with (
+        locked(lock),
+        pytest.raises(SystemExit, match=r"another run is writing .*ue_manager_seed1"),
+    ):
+        run("data.limit=3")
+    assert len(read_manifest(manager)["rows"]["ids"]) == 2
+    run("data.limit=3")  # as after `kill -9`, which leaves the file
+    assert len(read_manifest(manager)["rows"]["ids"]) == 3

@@ -66,7 +66,7 @@ def test_answers_of_another_model(finished, model):
     folder, _ = finished
     manifest = {"model": {"path": "other", "revision": "abc"}, "rows": {"clusters": []}}
     write_manifest(manifest, folder / "ue_manager_seed1")
-    with pytest.raises(ValueError, match="expected answers of tiny .*, got those of other"):
+    with pytest.raises(ValueError, match=r"expected answers of tiny .*, got those of other"):
         SavedAnswersCalculator(folder)({}, TEXTS, model)
     manifest["model"]["path"] = "tiny"
     write_manifest(manifest, folder / "ue_manager_seed1")

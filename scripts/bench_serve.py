@@ -50,19 +50,19 @@ def bad_requests(model: str, max_tokens: int = 256) -> list[BadRequest]:
         "no JSON": b"prompt=Who", "cut JSON": body(**completion)[:-3], "nothing": b"",
         "bytes that are no UTF-8": b'{"model": "\xff\xfe"}', "two values": body(**completion) * 2,
     }.items():  # fmt: skip
-        add(name, 422 if name == "nothing" else 400, content)
+        add(name, 400, content)
     add("deep nesting", 400, b"[" * 100_000)
     for name, content in {"a list": b"[]", "a text": b'"prompt"', "null": b"null"}.items():
         add(name, 422, content)
     for field, values in {
-        "prompt": (None, 5, "", ["Who?"], {"text": "Who?"}, [1, 2], "\ud800"),
-        "max_tokens": (0, -1, "5", 2.5, True, max_tokens + 1, 10**30),
+        "prompt": (None, 5, "", ["Who?"] * 2, {"text": "Who?"}, [1, 2], "\ud800"),
+        "max_tokens": (0, -1, "5", 2.5, True, max_tokens + 1, 1e30, 10**30),
         "stop": ("", 5, [""], ["a"] * 5, ["a" * 65]),
         "stream": ("yes", 1),
         "stream_options": ({"usage": True}, []),
         "temperature": (0.7, "0", float("nan")),
         "n": (2,), "logprobs": (5,), "echo": (True,), "top_p": (0.5,),
-        "tools": ([],), "promt": ("Who?",), "response_format": ({"type": "json_object"},),
+        "tools": ([{}],), "promt": ("Who?",), "response_format": ({"type": "json_object"},),
     }.items():  # fmt: skip
         for value in values:
             add(f"{field} {value!r:.20}", 422, body(**completion | {field: value}))
@@ -84,7 +84,8 @@ def bad_requests(model: str, max_tokens: int = 256) -> list[BadRequest]:
         add(f"score: {name}", 422, body(**fields), ROUTES[2])
     add("a prompt beyond the tokens", 422, body(**completion | {"prompt": "word " * 20_000}))
     add("a body of 1 MB", 413, body(**completion | {"prompt": "w" * 1_000_000}))
-    add("form data", 422, body(**completion), Content_Type="text/plain")
+    add("form data", 400, b"model=tiny&prompt=x", Content_Type="application/x-www-form-urlencoded")
+    add("a compressed body", 415, body(**completion), Content_Encoding="gzip")
     add("another key", 401, body(**completion), Authorization="Bearer no")
     add("no key", 401, body(**completion), Authorization="")
     for method, path, status in (

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import hmac
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,11 @@ if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.result import Score
 
 LOG = logging.getLogger("lm_polygraph_asmi.serve")
-ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/score", "/health", "/metrics")
+ROUTES = {
+    "/completions": "/v1/completions", "/chat/completions": "/v1/chat/completions",
+    "/models": "/v1/models", "/score": "/score", "/health": "/health", "/metrics": "/metrics",
+}  # fmt: skip
+"""Each route as the application knows it, and as it is published."""
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 BODY_SECONDS = 30
 """Timeout for the body of a request."""
@@ -63,7 +68,9 @@ class Guard:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         start, status = time.perf_counter(), 0
-        route = scope["path"] if scope["path"] in ROUTES else "other"
+        path = canonical(scope["path"])
+        scope = scope | {"path": path, "raw_path": path.encode()}
+        route = ROUTES.get("/models" if path.startswith("/models/") else path, "other")
 
         async def send_and_record(message: Any) -> None:
             nonlocal status
@@ -72,7 +79,7 @@ class Guard:
 
         try:
             headers = dict(scope["headers"])
-            self._check(scope["path"], headers)
+            self._check(path, headers)
             if scope["method"] == "POST":
                 receive = _replay(await self._body(headers, receive), receive)
             await self.app(scope, receive, send_and_record)
@@ -95,10 +102,15 @@ class Guard:
         name = host[0] if len(host) == 2 and host[1].isdigit() else ":".join(host)
         if self.local and name not in LOCAL:
             raise RequestError(400, f"Host: expected one of {', '.join(LOCAL)}")
-        key = headers.get(b"authorization", b"").removeprefix(b"Bearer ")
+        origin = headers.get(b"origin")
+        if self._key is None and origin is not None:
+            page = re.fullmatch(r"https?://(.*?)(:\d+)?", origin.decode("latin-1"))
+            if page is None or page[1] not in (*LOCAL, name):
+                raise RequestError(403, "Origin: expected no web page of another machine")
+        key = re.sub(b"^bearer ", b"", headers.get(b"authorization", b""), flags=re.IGNORECASE)
         if path != "/health" and self._key and not hmac.compare_digest(_digest(key), self._key):
             message = "expected the header Authorization: Bearer KEY with this server's key"
-            raise RequestError(401, message, www_authenticate="Bearer")
+            raise RequestError(401, message, code="invalid_api_key", www_authenticate="Bearer")
 
     async def _body(self, headers: dict[bytes, bytes], receive: Any) -> bytes:
         """Read the whole body.
@@ -106,6 +118,9 @@ class Guard:
         Raises:
             RequestError: too long, or not received in time.
         """
+        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            message = "expected a body without Content-Encoding"
+            raise RequestError(415, message, connection="close")
         limit = self.limits.body
         # A client that is still sending reads no reply, so part of a long body is read and dropped.
         drop_limit = 8 * limit
@@ -134,6 +149,14 @@ class Guard:
             message = f"the body did not arrive within {BODY_SECONDS} s"
             raise RequestError(408, message, connection="close") from None
         return bytes(body)
+
+
+def canonical(path: str) -> str:
+    """The path without `/v1` and superfluous slashes, which base URLs of clients get wrong."""
+    parts = [part for part in path.split("/") if part]
+    while parts[:1] == ["v1"]:
+        parts = parts[1:]
+    return "/" + "/".join(parts)
 
 
 def _digest(key: bytes) -> bytes:

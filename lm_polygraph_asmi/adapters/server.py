@@ -15,17 +15,16 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lm_polygraph_asmi.adapters.contract import Assessment, Halted, extra, for_request
-from lm_polygraph_asmi.adapters.guard import LOCAL, LOG, Guard, Metrics
+from lm_polygraph_asmi.adapters.guard import LOCAL, LOG, ROUTES, Guard, Metrics
+from lm_polygraph_asmi.adapters.requests import Completion, ScoreRequest
 from lm_polygraph_asmi.adapters.wire import (
-    ChatCompletion,
-    Completion,
     Limits,
     Replies,
     RequestError,
-    ScoreRequest,
     sendable_length,
     token_fields,
 )
@@ -33,16 +32,19 @@ from lm_polygraph_asmi.config import STREAMED
 
 with extra("serve"):
     import prometheus_client as prometheus
-    from fastapi import FastAPI, Request, Response
-    from fastapi.exceptions import RequestValidationError
-    from fastapi.responses import StreamingResponse
+    from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse, Response, StreamingResponse
+    from starlette.routing import Route
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.result import Score
     from lm_polygraph_asmi.scoring.scorer import Scorer
 
 T = TypeVar("T")
+UNBUFFERED = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+"""Headers of a stream: caches and proxies pass each event on at once."""
 
 
 class Worker:
@@ -65,7 +67,7 @@ class Worker:
         if self.pending > self.queue_size:
             wait = str(max(1, math.ceil(self.pending * self._seconds)))
             message = f"the queue is full ({self.queue_size} requests): try again in {wait} s"
-            raise RequestError(429, message, retry_after=wait)
+            raise RequestError(429, message, code="rate_limit_exceeded", retry_after=wait)
         loop, halt = asyncio.get_running_loop(), threading.Event()
 
         def halted() -> bool:
@@ -124,10 +126,16 @@ class Service:
         self.worker = Worker(limits.queue)
         self.metrics = Metrics(lambda: self.worker.pending)
 
+    @property
+    def description(self) -> dict[str, Any]:
+        """The model, as the routes of models describe it."""
+        return {"id": self.name, "object": "model", "created": 0, "owned_by": "local"}
+
     def check_model(self, requested: str | None) -> None:
         """Raise if the request names another model."""
         if requested is not None and requested != self.name:
-            raise RequestError(404, f"expected the model {self.name!r}", "model")
+            message = f"expected {self.name!r}, the one model of this server"
+            raise RequestError(404, message, "model", "model_not_found")
 
     async def in_turn(self, request: Request, job: Callable[[Callable[[], bool]], T]) -> T:
         """The result of a job; it is halted if the client disconnects.
@@ -154,17 +162,19 @@ class Service:
         from lm_polygraph_asmi.scoring.text import prompt_tokens
 
         scorer = for_request(self.scorer, stop, max_new_tokens, halted)
-        if not isinstance(prompt, str):
-            if not getattr(scorer.tokenizer, "chat_template", None):
-                raise RequestError(
-                    422, "expected prompt: this model has no chat template", "messages"
-                )
-            if prompt[-1]["role"] == "assistant":
-                raise RequestError(422, "expected the last message from the user", "messages")
-        length, limit = len(prompt_tokens(scorer.tokenizer, prompt)), self.limits.prompt
-        if length > limit:
-            message = f"expected a prompt of at most {limit} tokens, got {length}"
-            raise RequestError(422, message, "prompt" if isinstance(prompt, str) else "messages")
+        field = "prompt" if isinstance(prompt, str) else "messages"
+        if field == "messages" and not getattr(scorer.tokenizer, "chat_template", None):
+            raise RequestError(422, "expected prompt: this model has no chat template", field)
+        try:
+            length = len(prompt_tokens(scorer.tokenizer, prompt))
+        except ValueError:
+            expected = "a prompt of at least one token"
+            if field == "messages":
+                expected = "roles in an order that the model's chat template supports"
+            raise RequestError(422, f"expected {expected}", field) from None
+        if length > self.limits.prompt:
+            message = f"expected at most {self.limits.prompt} tokens, got {length}"
+            raise RequestError(422, message, field, "context_length_exceeded")
         return scorer
 
     def _reported(self, score: "Score", response_id: str) -> dict[str, Any]:
@@ -173,11 +183,11 @@ class Service:
         self.emit(assessment, response_id)
         return assessment.to_dict() | {"tokens": [token_fields(token) for token in score.tokens]}
 
-    async def score(self, content: ScoreRequest, request: Request) -> Any:
+    async def score(self, request: Request) -> Response:
         """Score the answers of a request."""
+        content = ScoreRequest.read(await request.body())
         self.check_model(content.model)
-        prompt = content.prompt_or_messages
-        answers = content.answer if isinstance(content.answer, list) else [content.answer]
+        prompt, answers = content.prompt, content.answers
         if len(answers) > self.limits.answers:
             message = f"expected at most {self.limits.answers} answers, got {len(answers)}"
             raise RequestError(422, message, "answer")
@@ -200,39 +210,33 @@ class Service:
         scored = await self.in_turn(request, job)
         data = [{"index": index, "asmi": report} for index, report in enumerate(scored)]
         body = {"id": response_id, "object": "list", "model": self.name, "data": data}
-        return body if answers is content.answer else body | {"asmi": data[0]["asmi"]}
+        return JSONResponse(body if content.listed else body | {"asmi": data[0]["asmi"]})
 
-    async def complete(self, completion: Completion | ChatCompletion, request: Request) -> Any:
+    async def complete(self, request: Request, chat: bool) -> Response:
         """Generate and score an answer, whole or streamed."""
+        completion = Completion.read(await request.body(), chat)
         self.check_model(completion.model)
         limit = self.limits.answer
         default = min(self.scorer.config.max_new_tokens, limit)
-        length = completion.max_completion_tokens or completion.max_tokens or default
+        length = completion.max_tokens or default
         if length > limit:
             raise RequestError(422, f"expected at most {limit} tokens, got {length}", "max_tokens")
-        stop = [completion.stop] if isinstance(completion.stop, str) else completion.stop
-        replies = Replies(self.name, chat=isinstance(completion, ChatCompletion))
+        replies = Replies(self.name, chat)
         if completion.stream:
-            return await self._streamed(completion, stop, length, replies, request)
+            return await self._streamed(completion, length, replies, request)
 
         def job(halted: Callable[[], bool]) -> dict[str, Any]:
-            scorer = self._request_scorer(completion.prompt_or_messages, stop, length, halted)
-            score = scorer.score(completion.prompt_or_messages)
+            scorer = self._request_scorer(completion.prompt, completion.stop, length, halted)
+            score = scorer.score(completion.prompt)
             return replies.full_answer(scorer, score) | {"asmi": self._reported(score, replies.id)}
 
-        return await self.in_turn(request, job)
+        return JSONResponse(await self.in_turn(request, job))
 
     async def _streamed(
-        self,
-        completion: Completion | ChatCompletion,
-        stop: Sequence[str] | None,
-        length: int,
-        replies: Replies,
-        request: Request,
+        self, completion: Completion, length: int, replies: Replies, request: Request
     ) -> StreamingResponse:
         loop = asyncio.get_running_loop()
         parts: asyncio.Queue[Any] = asyncio.Queue()
-        usage = completion.stream_options is not None and completion.stream_options.include_usage
 
         def put(part: Any) -> None:
             if not loop.is_closed():
@@ -240,9 +244,9 @@ class Service:
 
         def job(halted: Callable[[], bool]) -> None:
             try:
-                scorer = self._request_scorer(completion.prompt_or_messages, stop, length, halted)
-                stream = scorer.stream(completion.prompt_or_messages)
-                put(replies.chunk(""))  # all checks are done
+                scorer = self._request_scorer(completion.prompt, completion.stop, length, halted)
+                stream = scorer.stream(completion.prompt)
+                put(replies.chunk("", first=True))  # all checks are done
                 sent, text, unsent = 0, "", []
                 for token in stream:
                     if halted():
@@ -252,10 +256,10 @@ class Service:
                     if (sendable := sendable_length(text, scorer.stop)) > sent:
                         put(replies.chunk(text[sent:sendable]) | {"asmi": {"tokens": unsent}})
                         sent, unsent = sendable, []
-                score = rescored(scorer, completion.prompt_or_messages, stream.result)
+                score = rescored(scorer, completion.prompt, stream.result)
                 last = replies.chunk(str(score.answer)[sent:], replies.reason(scorer, score))
                 put(last | {"asmi": self._reported(score, replies.id)})
-                if usage:
+                if completion.usage:
                     put(replies.chunk() | {"usage": replies.usage(score)})
                 put(None)
             except Exception as error:
@@ -276,14 +280,14 @@ class Service:
                 while part is not None:
                     if isinstance(part, Exception):
                         yield _event(_as_request_error(part).content)
-                        return
+                        break
                     yield _event(part)
                     part = await parts.get()
                 yield "data: [DONE]\n\n"
             finally:  # also if the client has disconnected
                 halt.set()
 
-        return StreamingResponse(events(), media_type="text/event-stream")
+        return StreamingResponse(events(), headers=UNBUFFERED, media_type="text/event-stream")
 
 
 def rescored(scorer: "Scorer", prompt: Any, streamed: "Score") -> "Score":
@@ -296,7 +300,8 @@ def rescored(scorer: "Scorer", prompt: Any, streamed: "Score") -> "Score":
 
 
 def _event(content: Any) -> str:
-    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
+    """An event in ASCII: some clients also end a line at U+2028 and its like."""
+    return f"data: {json.dumps(content, allow_nan=False)}\n\n"
 
 
 def _as_request_error(error: Exception) -> RequestError:
@@ -341,29 +346,23 @@ async def _on_error(_: Request, __: Exception) -> Response:
     return RequestError(500, "internal error").response()  # the guard logs its type
 
 
-async def _on_http(_: Request, error: Any) -> Response:
-    message = "the body is not JSON" if error.status_code == 400 else str(error.detail)
-    return RequestError(error.status_code, message, **(error.headers or {})).response()
-
-
-async def _on_invalid(_: Request, error: Any) -> Response:
-    """What was expected in which field; never the value, which may be the prompt."""
-    messages = []
-    for detail in error.errors()[:3]:
-        field = ".".join(str(part)[:40] for part in detail["loc"][1:])
-        problem = detail["msg"].removeprefix("Value error, ")
-        if detail["type"] == "json_invalid":
-            return RequestError(400, f"the body is not JSON: {detail['ctx']['error']}").response()
-        problem = "there is no such field" if detail["type"] == "extra_forbidden" else problem
-        messages.append((field, f"{field}: {problem}" if field else problem))
-    return RequestError(
-        422, "; ".join(problem for _, problem in messages), messages[0][0] or None
-    ).response()
+async def _on_http(request: Request, error: Any) -> Response:
+    """An unknown route, or another method than the route has."""
+    headers = dict(error.headers or {})
+    if error.status_code == 405 and request.method == "OPTIONS":
+        return Response(status_code=204, headers=headers)
+    messages = {
+        404: f"there is no such route: expected one of {', '.join(ROUTES.values())}",
+        405: f"expected the method {headers.get('Allow', 'POST')}",
+    }
+    reply = RequestError(error.status_code, messages.get(error.status_code, "invalid request"))
+    reply.headers |= headers
+    return reply.response()
 
 
 def application(
     service: Service, key: str | None = None, local: bool = True
-) -> tuple[FastAPI, Guard]:
+) -> tuple[Starlette, Guard]:
     """The routes, and the guard around them, which a web server runs.
 
     Args:
@@ -374,42 +373,39 @@ def application(
     """
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
         await asyncio.to_thread(service.worker.close)
 
-    app = FastAPI(
-        title="ASMI", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None,
-        exception_handlers={
-            RequestError: _on_request_error, RequestValidationError: _on_invalid,
-            HTTPException: _on_http, Exception: _on_error,
-        },
-    )  # fmt: skip
+    async def models(_: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [service.description]})
 
-    @app.post("/v1/completions")
-    async def completions(body: Completion, request: Request) -> Any:
-        return await service.complete(body, request)
+    async def model(request: Request) -> Response:
+        service.check_model(request.path_params["name"])
+        return JSONResponse(service.description)
 
-    @app.post("/v1/chat/completions")
-    async def chat_completions(body: ChatCompletion, request: Request) -> Any:
-        return await service.complete(body, request)
+    async def health(_: Request) -> Response:
+        return JSONResponse({"status": "ok", "pending": service.worker.pending})
 
-    app.post("/score")(service.score)
-
-    @app.get("/v1/models")
-    async def models() -> Any:
-        model = {"id": service.name, "object": "model", "created": 0, "owned_by": "local"}
-        return {"object": "list", "data": [model]}
-
-    @app.get("/health")
-    async def health() -> Any:
-        return {"status": "ok", "pending": service.worker.pending}
-
-    @app.get("/metrics")
-    async def metrics() -> Response:
+    async def metrics(_: Request) -> Response:
         text = prometheus.generate_latest(service.metrics.registry)
         return Response(text, media_type=prometheus.CONTENT_TYPE_LATEST)
 
+    app = Starlette(
+        lifespan=lifespan,
+        routes=[
+            Route("/completions", partial(service.complete, chat=False), methods=["POST"]),
+            Route("/chat/completions", partial(service.complete, chat=True), methods=["POST"]),
+            Route("/score", service.score, methods=["POST"]),
+            Route("/models", models),
+            Route("/models/{name:path}", model),
+            Route("/health", health),
+            Route("/metrics", metrics),
+        ],
+        exception_handlers={
+            RequestError: _on_request_error, HTTPException: _on_http, Exception: _on_error,
+        },
+    )  # fmt: skip
     return app, Guard(app, service.limits, key, local, service.metrics)
 
 

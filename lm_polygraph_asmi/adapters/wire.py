@@ -1,30 +1,20 @@
-"""Requests and their limits, replies and errors in OpenAI's format."""
+"""Limits of requests; replies and errors in OpenAI's format."""
 
-import json
 import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from lm_polygraph_asmi.adapters.contract import extra
 
 with extra("serve"):
-    from fastapi.responses import JSONResponse
-    from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+    from starlette.responses import JSONResponse
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.result import Score
     from lm_polygraph_asmi.scoring.scorer import Scorer
     from lm_polygraph_asmi.scoring.tokens import Token
-
-GREEDY = {
-    "temperature": 0, "top_p": 1, "n": 1, "best_of": 1, "presence_penalty": 0, "echo": False,
-    "frequency_penalty": 0, "logprobs": False, "top_logprobs": 0,
-}  # fmt: skip
-"""Fields of OpenAI's requests with the only supported value."""
-WITHOUT_EFFECT = ("user", "seed", "metadata")
-"""Fields without effect on a greedy answer."""
 
 
 @dataclass(frozen=True)
@@ -47,123 +37,38 @@ class Limits:
 
 
 class RequestError(Exception):
-    """An error reply: status, what was expected, and the field concerned."""
+    """An error reply.
 
-    def __init__(self, status: int, message: str, param: str | None = None, **headers: str):
-        super().__init__(message)
-        self.status, self.param = status, param
+    Args:
+        status: of HTTP.
+        message: what was expected, and what came.
+        param: the field concerned; the message then starts with it.
+        code: OpenAI's name of the error, if it has one.
+        **headers: of the reply, with underscores.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        **headers: str,
+    ) -> None:
+        super().__init__(f"{param}: {message}" if param else message)
+        self.status, self.param, self.code = status, param, code
         self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
 
     @property
     def content(self) -> dict[str, Any]:
         """The error in OpenAI's format."""
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        error = {"message": str(self), "type": kind, "param": self.param, "code": self.status}
+        error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
         return {"error": error}
 
     def response(self) -> JSONResponse:
         """The reply."""
         return JSONResponse(self.content, self.status, self.headers)
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-Text = Annotated[str, Field(min_length=1)]
-
-
-class Part(_Strict):
-    """A part of a message."""
-
-    type: Literal["text"]
-    text: str
-
-
-class Message(_Strict):
-    """A message of a chat."""
-
-    role: Literal["system", "user", "assistant"]
-    content: Text | Annotated[list[Part], Field(min_length=1)]
-
-    @field_validator("content")
-    @classmethod
-    def _as_text(cls, content: str | list[Part]) -> str:
-        return content if isinstance(content, str) else "".join(part.text for part in content)
-
-
-Messages = Annotated[list[Message], Field(min_length=1, max_length=1000)]
-Stop = Annotated[str, Field(min_length=1, max_length=64)]
-
-
-class StreamOptions(_Strict):
-    """Options of a streamed answer."""
-
-    include_usage: bool = False
-
-
-class Generation(_Strict):
-    """Common fields of requests for an answer."""
-
-    model: str
-    max_tokens: int | None = Field(None, ge=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
-    stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _greedy(cls, fields: Any) -> Any:
-        if not isinstance(fields, dict):
-            return fields
-        for name, only in GREEDY.items():
-            value = fields.get(name)
-            supported = isinstance(value, bool) == isinstance(only, bool) and value == only
-            if value is not None and not supported:
-                raise ValueError(f"{name}: expected {json.dumps(only)}; answers are greedy")
-        dropped = {*GREEDY, *WITHOUT_EFFECT}
-        return {name: value for name, value in fields.items() if name not in dropped}
-
-
-class Completion(Generation):
-    """A request to `/v1/completions`."""
-
-    prompt: Text
-
-    @property
-    def prompt_or_messages(self) -> Any:
-        """As `Scorer.score` takes it."""
-        return self.prompt
-
-
-class ChatCompletion(Generation):
-    """A request to `/v1/chat/completions`."""
-
-    messages: Messages
-
-    @property
-    def prompt_or_messages(self) -> Any:
-        """As `Scorer.score` takes it."""
-        return [message.model_dump() for message in self.messages]
-
-
-class ScoreRequest(_Strict):
-    """A request to `/score`: a prompt or messages, and one answer or a list of them."""
-
-    model: str | None = None
-    prompt: Text | None = None
-    messages: Messages | None = None
-    answer: Text | Annotated[list[Text], Field(min_length=1)]
-
-    @property
-    def prompt_or_messages(self) -> Any:
-        """As `Scorer.score` takes it."""
-        if (self.prompt is None) == (self.messages is None):
-            raise RequestError(422, "expected either prompt or messages", "prompt")
-        if self.messages is None:
-            return self.prompt
-        return [message.model_dump() for message in self.messages]
 
 
 def token_fields(token: "Token") -> dict[str, Any]:
@@ -197,10 +102,17 @@ class Replies:
         kind = "chat.completion" if self.chat else "text_completion"
         return self.base | {"object": kind, "choices": [choice], "usage": self.usage(score)}
 
-    def chunk(self, text: str | None = None, reason: str | None = None) -> dict[str, Any]:
-        """A part of an answer; without a text it has no choice."""
-        delta = {"delta": {"role": "assistant", "content": text}} if self.chat else {"text": text}
-        choice = {"index": 0, **delta, "logprobs": None, "finish_reason": reason}
+    def chunk(
+        self, text: str | None = None, reason: str | None = None, first: bool = False
+    ) -> dict[str, Any]:
+        """A part of an answer; without a text it has no choice.
+
+        In a chat, the first part has the role; clients join what several parts have.
+        """
+        role = {"role": "assistant"} if first else {}
+        content = {} if reason and not text else {"content": text}
+        body: dict[str, Any] = {"delta": role | content} if self.chat else {"text": text}
+        choice = {"index": 0, **body, "logprobs": None, "finish_reason": reason}
         kind = "chat.completion.chunk" if self.chat else "text_completion"
         return self.base | {"object": kind, "choices": [] if text is None else [choice]}
 

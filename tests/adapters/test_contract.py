@@ -136,7 +136,7 @@ def test_a_missing_extra_is_named():
 
 @pytest.mark.parametrize(
     ("module", "blocked", "named"),
-    [("server", "fastapi", "serve"), ("inspect", "inspect_ai", "inspect")],
+    [("server", "starlette", "serve"), ("inspect", "inspect_ai", "inspect")],
 )
 def test_an_adapter_without_its_library_says_what_to_install(module, blocked, named):
     code = f"""

@@ -24,6 +24,7 @@ pytest.importorskip("prometheus_client")
 pytest.importorskip("uvicorn")
 serving_module = pytest.importorskip("lm_polygraph_asmi.adapters.server")
 guard = pytest.importorskip("lm_polygraph_asmi.adapters.guard")
+requests = pytest.importorskip("lm_polygraph_asmi.adapters.requests")
 wire = pytest.importorskip("lm_polygraph_asmi.adapters.wire")
 
 PROMPT = "Who built the ferry?"
@@ -219,15 +220,17 @@ def test_messages_name_the_field_and_what_was_expected(client):
 
     assert token_records(temperature=0.7) == (
         422,
-        None,
-        "temperature: expected 0; answers are greedy",
+        "temperature",
+        "temperature: expected 0, got 0.7; answers are greedy",
     )
-    assert token_records(max_tokens=9) == (422, "max_tokens", "expected at most 8 tokens, got 9")
+    message = "max_tokens: expected at most 8 tokens, got 9"
+    assert token_records(max_tokens=9) == (422, "max_tokens", message)
     status, field, message = token_records(prompt="word " * 300)
     assert (status, field) == (422, "prompt")
-    assert message.startswith("expected a prompt of at most 200 tokens, got ")
+    assert message.startswith("prompt: expected at most 200 tokens, got ")
     assert token_records(extra_body={"promt": 1})[2] == "promt: there is no such field"
-    assert token_records(model="other") == (404, "model", "expected the model 'tiny'")
+    message = "model: expected 'tiny', the one model of this server"
+    assert token_records(model="other") == (404, "model", message)
 
 
 @pytest.mark.parametrize("kind", ["Completion", "ChatCompletion"])
@@ -236,7 +239,8 @@ def test_every_field_of_openais_client_is_taken_or_refused_by_name(client, kind)
     create = (client.chat if chat else client).completions.create
     asked = {"model": "tiny", **({"messages": CHAT} if chat else {"prompt": PROMPT})}
     sent_otherwise = {"extra_headers", "extra_query", "extra_body", "timeout"}
-    taken = {*getattr(wire, kind).model_fields, *wire.WITHOUT_EFFECT, *sent_otherwise}
+    prompt = "messages" if chat else "prompt"
+    taken = {prompt, *requests.COMMON, *requests.WITHOUT_EFFECT, *sent_otherwise}
     others = inspect.signature(create).parameters.keys() - taken
     assert {"temperature", "top_p", "n", "logit_bias", "presence_penalty"} <= others
     for name in others:

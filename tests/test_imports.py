@@ -80,7 +80,8 @@ SUBPACKAGES = {
     ),
     "adapters": Subpackage(
         "scoring host model",
-        "torch transformers lm_polygraph datasets starlette uvicorn inspect_ai mlflow opentelemetry",
+        "torch transformers lm_polygraph datasets "
+        "starlette uvicorn inspect_ai mlflow opentelemetry",
         "thin clients of the scorer, which knows nothing of them; each has a library of its own",
     ),
     "commands": Subpackage(

@@ -79,7 +79,7 @@ class Completion:
         prompt = "messages" if chat else "prompt"
         for name, (values, why) in ONLY.items():
             if name in fields and not any(_same(fields[name], value) for value in values):
-                expected = " or ".join(json.dumps(value) for value in values) or "null"
+                expected = " or ".join(map(_accepted, values)) or "nothing"
                 raise _wrong(name, expected, fields[name], why)
         _only(fields, (*COMMON, prompt, *ONLY, *WITHOUT_EFFECT))
         length, other = (_count(fields, f"max_{kind}tokens") for kind in ("completion_", ""))
@@ -125,15 +125,14 @@ class ScoreRequest:
         if ("prompt" in fields) == ("messages" in fields):
             raise RequestError(422, "expected either prompt or messages", "prompt")
         chat, answer = "messages" in fields, fields.get("answer")
-        listed = isinstance(answer, list)
-        if answer == []:
-            raise RequestError(422, "expected a text or a list of texts, got no text", "answer")
-        named = [(f"answer[{i}]", text) for i, text in enumerate(answer)] if listed else []
+        answers = _named("answer", answer)
+        if not answers:
+            raise RequestError(422, "expected a text or a list of texts, got none", "answer")
         return cls(
             _text(fields["model"], "model") if "model" in fields else None,
             _messages(fields["messages"]) if chat else _prompt(fields["prompt"]),
-            [_text(text, name) for name, text in named or [("answer", answer)]],
-            listed,
+            [_text(text, name) for name, text in answers],
+            isinstance(answer, list),
         )
 
 
@@ -174,7 +173,13 @@ def _kind(value: Any) -> str:
         return "nothing"
     if isinstance(value, bool | int | float):
         return json.dumps(value)
-    return {str: "a text", list: "a list", dict: "an object"}[type(value)]
+    return {"str": "a text", "list": "a list", "dict": "an object"}[type(value).__name__]
+
+
+def _accepted(value: Any) -> str:
+    """A neutral value for messages."""
+    empty = value in ([], {}, "")
+    return f"an empty {_kind(value).split()[-1]}" if empty else json.dumps(value)
 
 
 def _wrong(field: str, expected: str, value: Any, why: str = "") -> RequestError:
@@ -211,15 +216,21 @@ def _text(value: Any, field: str) -> str:
     return value
 
 
+def _named(field: str, value: Any) -> list[tuple[str, Any]]:
+    """A value, or each value of a list, with its name in messages."""
+    if not isinstance(value, list):
+        return [(field, value)]
+    return [(f"{field}[{index}]", part) for index, part in enumerate(value)]
+
+
 def _prompt(value: Any) -> str:
     """The prompt, also as a list of one text."""
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
         value = value[0]
     if isinstance(value, list):
-        several = f"a list of {len(value)}"
         ids = any(isinstance(part, int | list) for part in value)
-        content = "token ids" if ids else several
-        raise RequestError(422, f"expected one text, or a list of one, got {content}", "prompt")
+        got = "token ids" if ids else f"a list of {len(value)}"
+        raise RequestError(422, f"expected one text, or a list of one, got {got}", "prompt")
     return _text(value, "prompt")
 
 
@@ -227,17 +238,14 @@ def _stops(value: Any) -> list[str] | None:
     """Stop strings; an empty list says nothing, as null."""
     if value is None or value == []:
         return None
-    named = [("stop", value)] if isinstance(value, str) else []
-    if isinstance(value, list):
-        named = [(f"stop[{index}]", text) for index, text in enumerate(value)]
-    if not 1 <= len(named) <= MOST_STOPS:
-        raise _wrong("stop", f"a text or a list of at most {MOST_STOPS} texts", value)
-    stops = [_text(text, name) for name, text in named]
-    for (name, _), stop in zip(named, stops, strict=True):
-        if len(stop) > LONGEST_STOP:
+    stops = _named("stop", value)
+    if len(stops) > MOST_STOPS:
+        raise RequestError(422, f"expected at most {MOST_STOPS} texts, got {len(stops)}", "stop")
+    for name, stop in stops:
+        if len(_text(stop, name)) > LONGEST_STOP:
             message = f"expected at most {LONGEST_STOP} characters, got {len(stop)}"
             raise RequestError(422, message, name)
-    return stops
+    return [stop for _, stop in stops]
 
 
 def _messages(value: Any) -> list[dict[str, str]]:
@@ -247,7 +255,7 @@ def _messages(value: Any) -> list[dict[str, str]]:
     if not 1 <= len(value) <= MOST_MESSAGES:
         message = f"expected 1 to {MOST_MESSAGES} messages, got {len(value)}"
         raise RequestError(422, message, "messages")
-    messages = [_message(message, f"messages[{i}]") for i, message in enumerate(value)]
+    messages = [_message(message, name) for name, message in _named("messages", value)]
     if messages[-1]["role"] == "assistant":
         message = "expected the last message from the user, got the assistant's"
         raise RequestError(422, f"{message}: /score takes it as `answer`", "messages")
@@ -270,8 +278,7 @@ def _content(value: Any, field: str) -> str:
     if not isinstance(value, list):
         return _text(value, field)
     texts = []
-    for index, part in enumerate(value):
-        place = f"{field}[{index}]"
+    for place, part in _named(field, value):
         if not isinstance(part, dict):
             raise _wrong(place, 'a part such as {"type": "text", "text": "..."}', part)
         _word(part.get("type"), ("text",), f"{place}.type")

@@ -173,7 +173,9 @@ class Service:
                 expected = "roles in an order that the model's chat template supports"
             raise RequestError(422, f"expected {expected}", field) from None
         if length > self.limits.prompt:
-            message = f"expected at most {self.limits.prompt} tokens, got {length}"
+            # Clients know these words, and shorten the prompt.
+            expected = f"expected at most {self.limits.prompt} tokens, got {length}"
+            message = f"the prompt is too long: {expected}"
             raise RequestError(422, message, field, "context_length_exceeded")
         return scorer
 
@@ -431,6 +433,7 @@ def serve(
     import uvicorn
 
     first = scorer.score(WARM_UP, " 2")
+    _ = scorer.stream_engine  # built and checked once, for all requests
     list(for_request(scorer, None, 2).stream(WARM_UP))
     run = scorer.calibration
     if run and (other := run.other_settings(first.settings | {"model": first.model})):

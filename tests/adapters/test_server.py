@@ -227,7 +227,7 @@ def test_messages_name_the_field_and_what_was_expected(client):
     assert token_records(max_tokens=9) == (422, "max_tokens", message)
     status, field, message = token_records(prompt="word " * 300)
     assert (status, field) == (422, "prompt")
-    assert message.startswith("prompt: expected at most 200 tokens, got ")
+    assert message.startswith("prompt: the prompt is too long: expected at most 200 tokens, got ")
     assert token_records(extra_body={"promt": 1})[2] == "promt: there is no such field"
     message = "model: expected 'tiny', the one model of this server"
     assert token_records(model="other") == (404, "model", message)

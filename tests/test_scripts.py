@@ -166,6 +166,15 @@ def test_build_babi(tmp_path):
     assert rows["facts"] == [1, 2, 1]
 
 
+def test_bench_stops(tmp_path):
+    """The script compares the answers itself."""
+    arguments = ["--vocabulary", "2000", "--rows", "1", "--stop", "e", "--stop", "ai"]
+    run_here("bench_stops.py", *arguments, "--out", str(tmp_path / "stops.csv"))
+    table = pd.read_csv(tmp_path / "stops.csv")
+    assert list(table["calls a row"]) == [13, 13]
+    assert (table["processor seconds a row"] > 0).all()
+
+
 def test_build_squad(tmp_path):
     """Both twins hold the rows of the shipped configs, in the same order."""
     rows = [QUESTION._replace(id=str(i), question=f"Whose mill {i}?") for i in range(9)]

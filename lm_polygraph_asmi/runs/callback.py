@@ -37,10 +37,11 @@ class RunRecord(Callback):
     def __init__(self) -> None:
         self._started = 0.0
         self._manifests: dict[Path, dict[str, Any]] = {}
-        self._locks = ExitStack()
+        self._until_end = ExitStack()
 
     def on_job_start(self, config: DictConfig, *, task_function: TaskFunction, **_: Any) -> None:
         from lm_polygraph_asmi.host.quality import register_metrics
+        from lm_polygraph_asmi.host.whitebox import stops_prepared_once
         from lm_polygraph_asmi.results.manifest import reset_peak_memory
         from lm_polygraph_asmi.runs.preflight import CHECKS, findings_of
 
@@ -48,7 +49,8 @@ class RunRecord(Callback):
         self._manifests = {}
         reset_peak_memory()
         # The script looks up quality metrics of the config among its global names.
-        register_metrics(inspect.unwrap(task_function).__globals__)
+        script = inspect.unwrap(task_function).__globals__
+        register_metrics(script)
         findings = [finding for check in CHECKS.values() for finding in findings_of(check, config)]
         for finding in findings:
             log.log(logging.ERROR if finding.fatal else logging.WARNING, finding.text)
@@ -58,6 +60,7 @@ class RunRecord(Callback):
                     "polygraph_eval stopped before loading the model: see the errors above"
                 )
             return
+        self._until_end.enter_context(stops_prepared_once(script))
         self._manifests = _started_manifests(config)
         for manager, manifest in self._manifests.items():
             self._lock(manager)
@@ -88,7 +91,7 @@ class RunRecord(Callback):
             write_manifest(manifest, manager)
             if manifest["status"] == "failed" and manager.is_file():
                 _report_failure(manifest, manager)
-        self._locks.close()
+        self._until_end.close()
         if self._manifests and not failed:
             folder = next(iter(self._manifests)).parent
             print(
@@ -104,7 +107,7 @@ class RunRecord(Callback):
         """Keep other runs from writing this file until the job ends."""
         manager.parent.mkdir(parents=True, exist_ok=True)
         try:
-            self._locks.enter_context(locked(manager.with_name(f".{manager.name}.lock"), True))
+            self._until_end.enter_context(locked(manager.with_name(f".{manager.name}.lock"), True))
         except ValueError:
             raise SystemExit(
                 f"polygraph_eval stopped before loading the model: another run is writing {manager}"

@@ -1,0 +1,130 @@
+"""Stop strings prepared once: the answers of LM-Polygraph's own model, in less time."""
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from lm_polygraph.utils.model import WhiteboxModel
+from transformers import StoppingCriteria, StopStringCriteria
+
+from lm_polygraph_asmi.host import whitebox
+from lm_polygraph_asmi.host.whitebox import StopsOnceModel, stops_prepared_once
+from lm_polygraph_asmi.results.runs import load_run
+from tests import tiny_lm
+from tests.polygraph import polygraph_eval_here
+
+PROMPTS = ["Who built the ferry?", "Where do the blue kites start? The answer is in"]
+
+
+@pytest.fixture
+def criteria(monkeypatch) -> list[tuple]:
+    """The stop strings of each criterion that is built, which reads the vocabulary."""
+    built: list[tuple] = []
+    build = StopStringCriteria.__init__
+
+    def counted(self, tokenizer, stop_strings):
+        built.append(tuple(stop_strings))
+        build(self, tokenizer, stop_strings)
+
+    monkeypatch.setattr(StopStringCriteria, "__init__", counted)
+    return built
+
+
+def models(stops):
+    """LM-Polygraph's model and the one that prepares stop strings once, of the same weights."""
+    host = tiny_lm.whitebox(stop_strings=stops)
+    parameters = host.generation_parameters
+    return host, StopsOnceModel(host.model, host.tokenizer, "tiny", "CausalLM", parameters)
+
+
+def generated(model, texts, **options):
+    batch = model.tokenize(texts)
+    torch.manual_seed(0)
+    out = model.generate(
+        **batch, max_new_tokens=24, output_scores=True, return_dict_in_generate=True, **options
+    )
+    return out.sequences, torch.stack(out.scores)
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize("texts", [PROMPTS[:1], PROMPTS], ids=["single", "batch"])
+@pytest.mark.parametrize("stops", [["e"], ["zz", "th", "i"], "\n", None])
+def test_answers_are_those_of_the_host(stops, texts, sampled, criteria):
+    host, prepared = models(stops)
+    for seed_text in (texts, texts[::-1]):
+        expected, logs = generated(host, seed_text, do_sample=sampled)
+        sequences, own_logs = generated(prepared, seed_text, do_sample=sampled)
+        torch.testing.assert_close(sequences, expected, rtol=0, atol=0)
+        torch.testing.assert_close(own_logs, logs, rtol=0, atol=0)
+    assert len(criteria) == (3 if stops else 0)  # two of the host, one of ours
+
+
+def test_stops_end_an_answer_early():
+    """Else the comparison above would compare answers of full length."""
+    lengths = {len(generated(models(stops)[1], PROMPTS[:1])[0][0]) for stops in (["e", "i"], None)}
+    assert len(lengths) == 2
+
+
+def test_one_criterion_for_each_list_and_tokenizer(criteria):
+    _, model = models(["e"])
+    for options in ({}, {}, {"stop_strings": ["i", "e"]}, {"stop_strings": None}, {}):
+        generated(model, PROMPTS, **options)
+    assert criteria == [("e",), ("i", "e")]
+    model.tokenizer = tiny_lm.tokenizer(pad_is_eos=True)
+    for _ in range(2):
+        generated(model, PROMPTS)
+    assert criteria == [("e",), ("i", "e"), ("e",)]
+
+
+def test_other_criteria_count_too():
+    class After(StoppingCriteria):
+        def __call__(self, input_ids, scores, **_):
+            return torch.full((len(input_ids),), input_ids.shape[1] >= 12)
+
+    host, prepared = models(["zz"])
+    given = {"stopping_criteria": [After()]}
+    sequences, _ = generated(prepared, PROMPTS[:1], **given)
+    assert sequences.shape[1] == 12
+    assert len(given["stopping_criteria"]) == 1
+    torch.testing.assert_close(sequences, generated(host, PROMPTS[:1], **given)[0])
+
+
+def test_the_scripts_names_are_restored():
+    script = {"WhiteboxModel": WhiteboxModel, "other": 1}
+    with stops_prepared_once(script):
+        assert script == {"WhiteboxModel": StopsOnceModel, "other": 1}
+    assert script == {"WhiteboxModel": WhiteboxModel, "other": 1}
+    for other in ({}, {"WhiteboxModel": dict}):  # a script of another name, or already changed
+        before = dict(other)
+        with stops_prepared_once(other):
+            assert other == before
+        assert other == before
+
+
+@pytest.mark.slow
+def test_a_run_reads_the_vocabulary_once(tmp_path, monkeypatch, criteria):
+    """With every kind of call: greedy, samples, and both P(True) of LM-Polygraph."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    tiny_lm.save(tmp_path / "tiny", max_position_embeddings=1024)
+    Dataset.from_dict({"input": PROMPTS, "output": ["a", "b"]}).save_to_disk(tmp_path / "rows")
+
+    def run(folder):
+        criteria.clear()
+        polygraph_eval_here(
+            "--config-name", "asmi_offline", "benchmark=asmi_babiqa", "data.source=rows",
+            "model=asmi_local", "model.path=tiny", "estimators=asmi_no_side_models",
+            "generation_params.stop_strings=[a,e,i,o]", "max_new_tokens=12", "asmi.num_samples=3",
+            "asmi.result_cache=null", f"hydra.run.dir={folder}",
+        )  # fmt: skip
+        return load_run(tmp_path / folder), list(criteria)
+
+    prepared, built = run("prepared")
+    assert built == [("a", "e", "i", "o")]
+    monkeypatch.setattr(whitebox, "stops_prepared_once", lambda _: stops_prepared_once({}))
+    host, each = run("host")
+    assert len(each) == 2 * (1 + 3 + 2)
+    for name in ("greedy_tokens", "greedy_texts", "sample_texts"):
+        assert list(map(list, prepared.stats[name])) == list(map(list, host.stats[name]))
+    assert any(len(tokens) < 12 for tokens in host.stats["greedy_tokens"])
+    np.testing.assert_array_equal(prepared.scores, host.scores)

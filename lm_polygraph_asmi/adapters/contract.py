@@ -3,7 +3,7 @@
 import copy
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -14,6 +14,12 @@ from lm_polygraph_asmi.config import ASMIConfig
 if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.result import Score
     from lm_polygraph_asmi.scoring.scorer import Scorer
+
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+"""Roles of OpenAI's messages, and the role that a chat template knows."""
+UNRENDERED = ("name", "id", "provider_specific_fields", "cache_control")
+"""Fields of messages and their parts that a prompt does not contain."""
+EMPTY: tuple[Any, ...] = (None, False, "", [], {})
 
 
 @dataclass(frozen=True)
@@ -70,13 +76,36 @@ def assess(scorer: "Scorer", prompt: Any, answer: Any = None) -> Assessment:
 
     Args:
         scorer: from `open_scorer`.
-        prompt: a text, or chat messages.
+        prompt: a text, or chat messages as OpenAI's clients write them.
         answer: text with its leading space; None: the model's greedy answer.
 
     Raises:
         ValueError: as `Scorer.score`.
     """
-    return Assessment.of(scorer.score(prompt, answer))
+    return Assessment.of(scorer.score(chat_messages(prompt), answer))
+
+
+def chat_messages(prompt: Any) -> Any:
+    """Messages as chat templates know them: their roles, and no fields that hold nothing.
+
+    Templates may ask whether a field such as `tool_calls` is there. Other prompts are returned
+    unchanged; what is wrong with them is an error of the scorer.
+    """
+    if not isinstance(prompt, list | tuple) or not all(isinstance(m, Mapping) for m in prompt):
+        return prompt
+    messages = []
+    for message in prompt:
+        fields = {
+            name: value
+            for name, value in message.items()
+            if name not in UNRENDERED and (name == "content" or value not in EMPTY)
+        }
+        role = fields.get("role")
+        fields["role"] = ROLES.get(role, role) if isinstance(role, str) else role
+        if role == "assistant" and fields.get("content") is None and "tool_calls" not in fields:
+            fields["content"] = ""
+        messages.append(fields)
+    return messages
 
 
 def open_scorer(model: Any, **settings: Any) -> "Scorer":

@@ -57,8 +57,11 @@ def _messages_and_answer(state: TaskState) -> tuple[list[ChatMessage], str]:
     roles = [message.role for message in messages]
     if state.tools or "tool" in roles:
         raise ValueError("expected an answer without tools")
-    if last.role != "assistant" or not isinstance(last.content, str) or not last.content:
-        raise ValueError("expected the last message to be the model's answer as one text")
+    content = last.content
+    if isinstance(content, list) and all(part.type == "text" for part in content):
+        content = "".join(part.text for part in content)
+    if last.role != "assistant" or not isinstance(content, str) or not content:
+        raise ValueError("expected the last message to be the model's answer as text")
     if ("user", "user") in pairwise(roles):
         raise ValueError("expected no two user messages in a row: Inspect joins them for hf/")
-    return messages, last.content
+    return messages, content

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lm_polygraph_asmi.adapters.contract import EMPTY, ROLES, UNRENDERED
 from lm_polygraph_asmi.adapters.wire import RequestError
+from lm_polygraph_asmi.files import parse_json
 
 NEUTRAL: dict[str, dict[str, tuple[Any, ...]]] = {
     "answers are greedy": {
@@ -41,10 +43,6 @@ WITHOUT_EFFECT = (
 )  # fmt: skip
 """Fields without effect on a greedy answer, whatever their value."""
 COMMON = ("model", "max_tokens", "max_completion_tokens", "stop", "stream", "stream_options")
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-"""Accepted roles, and the role that a chat template knows."""
-UNRENDERED = ("name", "id", "provider_specific_fields", "cache_control")
-"""Fields of messages and their parts that a prompt does not contain."""
 MOST_MESSAGES, MOST_STOPS, LONGEST_STOP = 1000, 4, 64
 
 
@@ -141,14 +139,13 @@ def _fields(body: bytes) -> dict[str, Any]:
     if not body.strip():
         raise RequestError(400, "the body is empty: expected a JSON object")
     try:
-        content = json.loads(body.decode("utf-8-sig"))
+        content = parse_json(body.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise RequestError(400, f"the body is not UTF-8: byte {error.start + 1}") from None
-    except json.JSONDecodeError as error:
-        raise RequestError(400, f"the body is not JSON: {error}") from None
-    except (RecursionError, ValueError):
-        message = "the body is not JSON of this server: too deep, or a number is too long"
-        raise RequestError(400, message) from None
+    except ValueError as error:
+        raise RequestError(400, f"the body: {str(error)[:300]}") from None
+    except RecursionError:
+        raise RequestError(400, "the body: nested too deeply") from None
     if not isinstance(content, dict):
         raise RequestError(422, f"expected a JSON object as body, got {_kind(content)}")
     return {name: value for name, value in content.items() if value is not None}
@@ -210,9 +207,6 @@ def _text(value: Any, field: str) -> str:
         raise _wrong(field, "a text", value)
     if not value:
         raise RequestError(422, "expected a text of at least one character", field)
-    if lone := re.search("[\ud800-\udfff]", value):
-        place = f"character {lone.start() + 1} is half of a surrogate pair"
-        raise RequestError(422, f"expected Unicode text: {place}", field)
     return value
 
 
@@ -300,9 +294,8 @@ def _word(value: Any, words: Any, field: str) -> str:
 
 def _unrendered(fields: Mapping[str, Any], rendered: tuple[str, ...], parent: str) -> None:
     """Raise if another field than those rendered holds something."""
-    empty: tuple[Any, ...] = (None, False, "", [], {})
     _only(
-        {name: value for name, value in fields.items() if value not in empty},
+        {name: value for name, value in fields.items() if value not in EMPTY},
         (*rendered, *UNRENDERED),
         f"{parent}.",
     )

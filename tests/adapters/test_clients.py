@@ -107,7 +107,7 @@ OTHER = {
         ("max_tokens", 0), ("max_tokens", 2.5), ("max_tokens", "5"), ("max_tokens", -1),
         ("stop", ""), ("stop", 5), ("stop", ["a"] * 5), ("stream", 1), ("stream", "true"),
         ("stream_options", True), ("stream_options", {"usage": True}), ("model", None),
-        ("model", 5), ("tempertaure", 0), ("guided_json", {"type": "object"}), ("\ud800", 1),
+        ("model", 5), ("tempertaure", 0), ("guided_json", {"type": "object"}),
     ],
     "chat": [
         ("tools", [TOOL]), ("tools", {}), ("tool_choice", "required"),
@@ -126,7 +126,6 @@ OTHER = {
         ("messages", [USER | {"content": ["Who?"]}]),
         ("messages", [USER | {"content": [IMAGE]}]),
         ("messages", [USER | {"content": [{"type": "text"}]}]),
-        ("messages", [USER | {"content": "Who \ud800?"}]),
         ("messages", [USER | {"weight": 0.5}]),
         ("messages", [USER, {"role": "assistant", "content": None, "tool_calls": [TOOL]}, USER]),
         ("messages", [USER, {"role": "assistant", "content": "Brask"}]),
@@ -134,7 +133,7 @@ OTHER = {
     ],
     "text": [
         ("prompt", None), ("prompt", ""), ("prompt", []), ("prompt", ["a", "b"]),
-        ("prompt", [1, 2]), ("prompt", [[1, 2]]), ("prompt", [5]), ("prompt", "Who \ud800?"),
+        ("prompt", [1, 2]), ("prompt", [[1, 2]]), ("prompt", [5]),
         ("prompt", 5), ("prompt", {"text": "Who?"}), ("suffix", "."), ("best_of", 3),
         ("echo", True), ("logprobs", 5), ("logprobs", 0), ("messages", [USER]),
     ],
@@ -170,10 +169,15 @@ def test_two_lengths_are_an_error():
     [
         (b"", 400, "the body is empty"),
         (b" \n", 400, "the body is empty"),
-        (b"model=tiny", 400, "the body is not JSON"),
+        (b"model=tiny", 400, "the body: not JSON: Expecting value: line 1 column 1"),
+        (b'{"prompt": "a", "prompt": "b"}', 400, "the field 'prompt' occurs twice"),
+        (b'{"temperature": NaN}', 400, "the field 'temperature': expected a finite number"),
+        (b'{"x": [1e999]}', 400, r"the field 'x\[0\]': expected a finite number"),
+        (b'{"prompt": "Who \\ud800?"}', 400, "'prompt': expected text, got .* at character 4"),
         (b'{"model": "\xff"}', 400, "the body is not UTF-8: byte 12"),
         (b"[" * 100_000, 400, "too deep"),
-        (b'{"max_tokens": ' + b"9" * 5000 + b"}", 400, "too long"),
+        (b"[" * 900 + b"]" * 900, 4, "nested too deeply|got a list"),
+        (b'{"max_tokens": ' + b"9" * 5000 + b"}", 400, "not JSON"),
         (b"[]", 422, "expected a JSON object as body, got a list"),
         (b'"Who?"', 422, "expected a JSON object as body, got a text"),
         (b"null", 422, "expected a JSON object as body, got nothing"),
@@ -183,7 +187,8 @@ def test_a_body_that_is_no_object(body, status, said):
     for reader in (lambda: Completion.read(body, True), lambda: ScoreRequest.read(body)):
         with pytest.raises(RequestError, match=said) as caught:
             reader()
-        assert caught.value.status == status
+        assert caught.value.status // (100 if status < 10 else 1) == status
+        caught.value.response()  # can be sent
         assert not LEAKS.search(str(caught.value))
 
 

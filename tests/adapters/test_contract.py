@@ -15,6 +15,7 @@ from lm_polygraph_asmi.adapters.contract import (
     Assessment,
     Halted,
     assess,
+    chat_messages,
     config_key,
     extra,
     for_request,
@@ -34,6 +35,30 @@ def test_the_numbers_are_those_of_the_score(scorer):
     assert (found.error_probability, found.decision) == (None, None)
     assert "pass a calibration" in found.reason
     assert json.loads(json.dumps(found.to_dict()))["unit"] == "nats"
+
+
+def test_messages_of_openais_clients_are_read_as_the_server_reads_them(scorer):
+    parts = [{"type": "text", "text": "Who built "}, {"type": "text", "text": "the ferry?"}]
+    sent = [
+        {"role": "developer", "content": "Be brief.", "name": "Ada"},
+        {"role": "user", "content": parts, "id": None},
+        {"role": "assistant", "content": None, "tool_calls": [], "audio": None},
+        {"role": "user", "content": PROMPT},
+    ]
+    plain = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": PROMPT},
+        {"role": "assistant", "content": ""},
+        {"role": "user", "content": PROMPT},
+    ]
+    assert assess(scorer, sent, "Brask") == assess(scorer, plain, "Brask")
+    assert sent[2]["content"] is None  # the caller's are not changed
+    for prompt in (PROMPT, None, 5, ["Who?"], [{"content": "Who?"}, "and?"]):
+        assert chat_messages(prompt) is prompt
+    called = [{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]
+    assert chat_messages(called) == called
+    with pytest.raises(ValueError, match="message 1 of the chat: expected"):
+        assess(scorer, [{"role": "user", "content": None}], "Brask")
 
 
 @pytest.mark.parametrize(("accept", "decision"), [(True, "accept"), (False, "abstain")])

@@ -18,7 +18,13 @@ adapter = pytest.importorskip("lm_polygraph_asmi.adapters.inspect")
 
 from inspect_ai.dataset import Sample
 from inspect_ai.log import read_eval_log
-from inspect_ai.model import ChatMessageAssistant, ChatMessageTool, ChatMessageUser, get_model
+from inspect_ai.model import (
+    ChatMessageAssistant,
+    ChatMessageTool,
+    ChatMessageUser,
+    ContentText,
+    get_model,
+)
 from inspect_ai.solver import generate
 
 from tests.pages import DOCS, blocks, section
@@ -88,6 +94,9 @@ def test_what_cannot_be_told_is_an_error(messages, said):
         [USER],
         " Holm",
     )
+    parts = ChatMessageAssistant(content=[ContentText(text=" Edda"), ContentText(text=" Holm")])
+    state = SimpleNamespace(messages=[USER, parts], tools=[])
+    assert adapter._messages_and_answer(state) == ([USER], " Edda Holm")
 
 
 def test_inspect_finds_it_by_name():

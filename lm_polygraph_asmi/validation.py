@@ -4,6 +4,7 @@ This module imports nothing heavy, so an invalid argument raises at once.
 """
 
 import math
+import re
 import tempfile
 from collections.abc import Mapping
 from numbers import Integral, Real
@@ -54,6 +55,20 @@ def describe_fields(content: object) -> str:
         return f"a {type(content).__name__}"
     names = [str(name) for name, value in content.items() if value is not None]
     return f"the fields {', '.join(names)}" if names else "no field"
+
+
+def lone_surrogate(text: str) -> str | None:
+    """Describe the first half of a surrogate pair in a text, which no tokenizer reads; or None.
+
+    Example:
+        >>> print(lone_surrogate("Who \\ud800?"))
+        '\\ud800' at character 5, half of a surrogate pair, which is no text
+    """
+    match = re.search("[\ud800-\udfff]", text)
+    if match is None:
+        return None
+    place = f"{match[0]!r} at character {match.start() + 1}"
+    return f"{place}, half of a surrogate pair, which is no text"
 
 
 def check_new(out: str | Path, then: str = "name another file, or remove it") -> None:

@@ -122,7 +122,7 @@ def _saved_stats(*arguments: Any) -> ListConfig:
 def _rows(*, _root_: DictConfig) -> str:
     from lm_polygraph_asmi.runs.rows import rows_folder
 
-    return str(rows_folder(container(_root_.data)))
+    return str(rows_folder(_root_))
 
 
 def _scale(

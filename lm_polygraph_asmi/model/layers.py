@@ -12,7 +12,7 @@ import torch
 from accelerate.utils import align_module_device
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from lm_polygraph_asmi.config import target_layer as target_layer
 from lm_polygraph_asmi.model.structure import HeadSite, mlp_projection, structure_of
@@ -107,7 +107,12 @@ def heads_width(model: PreTrainedModel, layer: int | None = None) -> int:
 
 def context_window(model: PreTrainedModel) -> int | None:
     """Longest sequence in tokens that the model's positions cover; None if not configured."""
-    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return window_of(model.config)
+
+
+def window_of(config: PretrainedConfig) -> int | None:
+    """`context_window` of a model with this configuration."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lm_polygraph_asmi.runs.compose import compose_run
-from lm_polygraph_asmi.runs.preflight import CHECKS, Finding, count_rows, findings_of
+from lm_polygraph_asmi.runs.preflight import CHECKS, Finding, findings_of, rows_of
 from lm_polygraph_asmi.runs.trial import Trial, costs, estimate, try_rows
 
 STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
@@ -93,7 +93,7 @@ def diagnose(
             try:
                 trial = try_rows(config, ["--config-name", config_name, *folder, *overrides])
                 add("two rows", _check_scores(trial))
-                rows, seeds = count_rows(config), len(config.get("seed") or [1])
+                rows, seeds = len(rows_of(config)), len(config.get("seed") or [1])
                 cost = estimate(trial, rows, seeds)
                 diagnosis.cost.update(costs(trial, rows, seeds))
             except (RuntimeError, ValueError) as error:

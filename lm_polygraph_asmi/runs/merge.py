@@ -316,7 +316,8 @@ def _joined_manifest(shards: Sequence[Shard], stats: Mapping[str, list[Any]]) ->
         # Each folder of rows has one shard.
         "dataset": first["dataset"] | unsplit | {"path": None},
         "config": first["config"] | {"dataset": None, "data": data | unsplit},
-        "rows": {
+        "rows": first["rows"]
+        | {
             name: [value for manifest in manifests for value in manifest["rows"][name]]
             for name in ("ids", "clusters")
         },

@@ -1,6 +1,7 @@
 """Checks of a run without its model: what would stop it, or bias its comparison, hours later."""
 
 import inspect
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple, cast
 
 import pandas as pd
 from datasets import load_from_disk
+from huggingface_hub.errors import HFValidationError
 from lm_polygraph import generation_metrics
 from lm_polygraph.estimators import Estimator
 from lm_polygraph.utils.factory_estimator import FactoryEstimator
@@ -18,14 +20,23 @@ from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.host.context import NO_CONTEXT, unmatched
 from lm_polygraph_asmi.host.quality import METRICS
-from lm_polygraph_asmi.results.manifest import model_of
+from lm_polygraph_asmi.results.manifest import NAMED, dropped_text, model_of
 from lm_polygraph_asmi.results.scales import matched_scale
-from lm_polygraph_asmi.runs.rows import read_rows, rows_folder
+from lm_polygraph_asmi.runs.rows import (
+    DROPPED,
+    Row,
+    cluster_key,
+    fits,
+    problem_of,
+    read_rows,
+    rows_folder,
+    subsample,
+    unusable_rows,
+    window_settings,
+)
 
 ASMI_SCRIPT, HOST_SCRIPT = "asmi_causal.py", "default_causal.py"
 """Scripts that load a model by `load_model_args`; the first defaults to eager attention."""
-NAMED = 10
-"""Largest number of rows that a finding lists."""
 
 
 class Finding(NamedTuple):
@@ -225,10 +236,11 @@ def check_data(config: DictConfig) -> Iterator[Finding]:
     if _missing(config):
         return  # reported by `check_config`
     try:
-        rows = count_rows(config)
+        rows = rows_of(config)
     except (OSError, ValueError) as error:
         yield Finding(str(error), fatal=True)
         return
+    yield from _check_usable(config, rows)
     yield from _check_context(config)
     splits = Path(str(config.dataset)) / "dataset_dict.json"
     if not _is_built(config) and config.get("load_from_disk") and splits.is_file():
@@ -258,13 +270,44 @@ def check_data(config: DictConfig) -> Iterator[Finding]:
             "data.text_column and data.label_column",
             fatal=True,
         )
-    if rows < 2:
+    if len(rows) < 2:
         yield Finding(
-            f"expected two rows or more, got {rows}: with fewer, LM-Polygraph's calibration metric "
-            "(IsotonicPCC) ends the run with an error. Use more (data.sample, data.num_shards, "
-            "subsample_eval_dataset)",
+            f"expected two rows or more, got {len(rows)}: with fewer, LM-Polygraph's calibration "
+            "metric (IsotonicPCC) ends the run with an error. Use more (data.sample, "
+            "data.num_shards, subsample_eval_dataset)",
             fatal=True,
         )
+
+
+def _check_usable(config: DictConfig, rows: list[Row]) -> Iterator[Finding]:
+    """Rows that would end the run when their turn comes, and rows that were left out."""
+    problems = {row.id: reason for row in rows if (reason := problem_of(row))}
+    settings = window_settings(config)
+    try:
+        too_long = fits(settings)
+        for row in rows:
+            if row.id not in problems and (reason := too_long(row.input)):
+                problems[row.id] = reason
+    except (OSError, HFValidationError):
+        pass  # no such model: reported when it is loaded
+    except (ValueError, ImportError) as error:
+        path = settings["model"].get("path")
+        yield Finding(f"cannot read configuration or tokenizer of {path}: {error}", fatal=True)
+    if problems:
+        text = unusable_rows(problems, len(rows))
+        if not _is_built(config):
+            text = text.partition(", or leave")[0]
+            text += f" in {config.dataset}, or name it in data.source, with data.unusable=drop"
+        yield Finding(text, fatal=True)
+    if dropped := dropped_rows(config):
+        yield Finding(f"left out, by data.unusable=drop: {dropped_text(dropped)}", fatal=False)
+
+
+def dropped_rows(config: DictConfig) -> dict[str, str]:
+    """id -> reason, of rows that a run leaves out."""
+    if not _is_built(config):
+        return {}
+    return cast(dict[str, str], json.loads((rows_folder(config) / DROPPED).read_text()))
 
 
 def _check_context(config: DictConfig) -> Iterator[Finding]:
@@ -280,7 +323,7 @@ def _check_context(config: DictConfig) -> Iterator[Finding]:
     try:
         if not _is_built(config):
             return
-        rows = load_from_disk(rows_folder(container(config.data)))
+        rows = load_from_disk(rows_folder(config))
         unmatched_ids = unmatched(regex, zip(rows["id"], rows["input"], strict=True))
     except ValueError as error:
         yield Finding(str(error), fatal=True)
@@ -295,20 +338,27 @@ def _check_context(config: DictConfig) -> Iterator[Finding]:
         )
 
 
-def count_rows(config: DictConfig) -> int:
-    """Number of rows of a run; reads them, from the hub if necessary.
+def rows_of(config: DictConfig) -> list[Row]:
+    """The rows of a run in order; reads them, from the hub if necessary.
 
     Raises:
         ConnectionError, ValueError: as `rows.read_rows`.
     """
     if _is_built(config):
-        rows = len(load_from_disk(rows_folder(container(config.data))))
+        table = load_from_disk(rows_folder(config))
+        rows = [Row(*values) for values in zip(*(table[n] for n in Row._fields), strict=True)]
     else:
         source = config.dataset if isinstance(config.dataset, str) else tuple(config.dataset)
         columns = config.text_column, config.get("label_column")
         rows = _rows_in(Path.cwd(), source, config.eval_split, *columns)
     size = config.get("subsample_eval_dataset", -1)
-    return rows if size == -1 else min(rows, int(size * rows) if size < 1 else size)
+    if size == -1:
+        return rows
+    return subsample(rows, int(size * len(rows)) if size < 1 else size, _seed(config))
+
+
+def _seed(config: DictConfig) -> int:
+    return int((config.get("seed") or [1])[0])
 
 
 def _is_built(config: DictConfig) -> bool:
@@ -318,12 +368,12 @@ def _is_built(config: DictConfig) -> bool:
     return isinstance(dataset, str) and "asmi_rows" in dataset
 
 
-@lru_cache(maxsize=1)  # the doctor calls it twice
+@lru_cache(maxsize=1)  # the doctor calls it several times
 def _rows_in(
     _: Path, source: str | tuple[str, ...], split: str, text: str, label: str | None
-) -> int:
+) -> list[Row]:
     if not (isinstance(source, str) and Path(source).is_file()):
-        return len(read_rows(source, split, text, label))
+        return read_rows(source, split, text, label)
     table = pd.read_csv(source)
     for column in (text, label):
         if column not in table.columns:
@@ -331,7 +381,8 @@ def _rows_in(
                 f"expected a column {column!r} in {source}, got {list(table.columns)}: set "
                 "text_column and label_column"
             )
-    return len(table)
+    pairs = zip(table[text].tolist(), table[label].tolist(), strict=True)
+    return [Row(str(i), cluster_key(x), x, y) for i, (x, y) in enumerate(pairs)]
 
 
 CHECKS: dict[str, Callable[[DictConfig], Iterator[Finding]]] = {

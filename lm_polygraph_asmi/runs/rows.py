@@ -13,22 +13,34 @@ import re
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
+from omegaconf import DictConfig
 
+from lm_polygraph_asmi.host.configs import container
+from lm_polygraph_asmi.results.manifest import dropped_text
 from lm_polygraph_asmi.runs.squad import DEMO_DATA, Question, prompt_of, questions_of, read_squad
-from lm_polygraph_asmi.validation import check_at_least_one, check_whole
+from lm_polygraph_asmi.validation import (
+    check_at_least_one,
+    check_one_of,
+    check_whole,
+    lone_surrogate,
+)
 
 log = logging.getLogger("lm_polygraph")
 
 Item = TypeVar("Item")
 BY_CLUSTER = "cluster"
 """Value of `data.sample_by` for one row a cluster; every other is a column of strata."""
+DROPPED = "dropped.json"
+"""File in a folder of rows: id -> reason, of rows that were selected and left out."""
+UNUSABLE = ("error", "drop")
+"""Values of `data.unusable`."""
 Source = str | Path | Sequence[str] | None
 
 
@@ -39,20 +51,47 @@ class Row(NamedTuple):
         id: id in the source, or "split:number"; the same after subsampling and sharding.
         cluster: key (hash) that dependent rows share, such as those with one story or passage.
         input: prompt.
-        output: gold answer, or all accepted ones.
+        output: gold answer, or all accepted ones; None: it has none.
         stratum: kind of the row, for `sample`; empty if no column was named.
     """
 
     id: str
     cluster: str
     input: str
-    output: str | list[str]
+    output: str | list[str] | None
     stratum: str = ""
 
 
-def cluster_key(text: str) -> str:
+class Selection(NamedTuple):
+    """The rows of a run.
+
+    Attributes:
+        rows: in order.
+        dropped: id -> reason, of rows that were selected and left out.
+    """
+
+    rows: list[Row]
+    dropped: dict[str, str]
+
+
+def cluster_key(text: Any) -> str:
     """Short, printable key of a text that rows share."""
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(str(text).encode(errors="surrogatepass")).hexdigest()[:16]
+
+
+def problem_of(row: Row) -> str | None:
+    """Why a row cannot be asked; None if it can."""
+    answers = row.output if isinstance(row.output, list) else [row.output]
+    if not answers:
+        return "it has no answer"
+    for name, text in [("prompt", row.input), *(("answer", answer) for answer in answers)]:
+        if text is None:
+            return f"its {name} is null"
+        if not isinstance(text, str):
+            return f"its {name} is {text!r:.40}, not a text"
+        if half := lone_surrogate(text):
+            return f"its {name} has {half}"
+    return None if row.input.strip() else "its prompt is empty"
 
 
 def spread(items: list[Item], limit: int | None) -> list[Item]:
@@ -167,7 +206,10 @@ def read_rows(
     if not rows:
         raise ValueError(f"{name} has no rows in the split {split!r}: see data.split")
     if cluster_regex is not None:
-        rows = [row._replace(cluster=_cluster_by(cluster_regex, row.input)) for row in rows]
+        rows = [
+            row if problem_of(row) else row._replace(cluster=_cluster_by(cluster_regex, row.input))
+            for row in rows
+        ]
     if stratum_column is not None:
         if stratum_column not in columns:
             raise ValueError(
@@ -177,7 +219,7 @@ def read_rows(
         strata = map(str, table[stratum_column])
         rows = [row._replace(stratum=s) for row, s in zip(rows, strata, strict=True)]
     rows = _with_unique_ids(rows, name)
-    repeated = len(rows) - len({row.input for row in rows})
+    repeated = len(rows) - len({str(row.input) for row in rows})
     if repeated:
         log.warning(
             "%s: %d of %d rows repeat an earlier prompt. They are kept, in one cluster", name,
@@ -219,7 +261,13 @@ def _with_unique_ids(rows: list[Row], name: str) -> list[Row]:
 
 def _from_questions(questions: list[Question], style: str, closed_book: bool) -> list[Row]:
     prompt = prompt_of(style, closed_book)
-    return [Row(q.id, cluster_key(q.passage), prompt(q), q.answer) for q in questions]
+    rows = []
+    for question in questions:
+        parts = [question.question] if closed_book else [question.passage, question.question]
+        empty = [part for part in parts if not (isinstance(part, str) and part.strip())]
+        text = empty[0] if empty else prompt(question)  # else the template hides it
+        rows.append(Row(question.id, cluster_key(question.passage), text, question.answer))
+    return rows
 
 
 def _from_columns(table: Dataset, text: str, label: str | None, split: str) -> list[Row]:
@@ -227,15 +275,10 @@ def _from_columns(table: Dataset, text: str, label: str | None, split: str) -> l
     answers = [""] * len(table) if label is None else table[label]
     ids = table["id"] if "id" in columns else [f"{split}:{i}" for i in range(len(table))]
     clusters = table["cluster"] if "cluster" in columns else map(cluster_key, table[text])
-    rows = [
-        Row(str(i), cluster, prompt, answer)
+    return [
+        Row(str(i), str(cluster), prompt, answer)
         for i, cluster, prompt, answer in zip(ids, clusters, table[text], answers, strict=True)
     ]
-    for row in rows:
-        accepted = row.output if isinstance(row.output, list) else [row.output]
-        if not isinstance(row.input, str) or not accepted or None in accepted:
-            raise ValueError(f"row {row.id} has no prompt or no answer: {row}")
-    return rows
 
 
 def _cluster_by(regex: str, prompt: str) -> str:
@@ -247,8 +290,11 @@ def _cluster_by(regex: str, prompt: str) -> str:
     return cluster_key(match[1])
 
 
-def save_rows(rows: list[Row], folder: Path) -> None:
+def save_rows(rows: list[Row], folder: Path, dropped: Mapping[str, str] | None = None) -> None:
     """Write rows as a folder for `datasets.load_from_disk`; a complete one is kept.
+
+    Args:
+        dropped: id -> reason, of rows left out; kept beside the others.
 
     Raises:
         OSError: the folder cannot be written.
@@ -262,6 +308,7 @@ def save_rows(rows: list[Row], folder: Path) -> None:
     temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     columns = {name: [getattr(row, name) for row in rows] for name in Row._fields}
     Dataset.from_dict(columns).save_to_disk(temporary)
+    (temporary / DROPPED).write_text(json.dumps(dropped or {}), encoding="utf-8")
     try:
         temporary.rename(folder)
     except OSError:
@@ -278,18 +325,30 @@ def _is_complete(folder: Path, rows: int) -> bool:
 
 
 def read_selected_rows(data: Mapping[str, Any]) -> list[Row]:
-    """The rows that a config's node `data` describes.
+    """The rows that a config's node `data` describes, as `select_rows`."""
+    return select_rows(data).rows
+
+
+def select_rows(
+    data: Mapping[str, Any], too_long: Callable[[str], str | None] | None = None
+) -> Selection:
+    """The rows that a config's node `data` describes, and those it leaves out.
 
     Args:
         data: arguments of `read_rows`, and then, applied in this order: `size` with
             `subsample_seed` (a random sample, as LM-Polygraph draws it), `first` (its first rows),
             `except_limit` (drops the rows that such a `limit` keeps), `sample` with `sample_seed`
-            and `sample_by` (see `sample`) or `limit` (evenly spaced), `shard` and `num_shards`.
+            and `sample_by` (see `sample`) or `limit` (evenly spaced), `unusable` ("error"; or
+            "drop": leave out rows that cannot be asked), `shard` and `num_shards`.
+        too_long: with "drop", why a prompt does not fit the context window, None if it does.
 
     Raises:
-        ConnectionError, ValueError: as `read_rows` and `shard_of`; both `sample` and `limit`.
+        ConnectionError, ValueError: as `read_rows` and `shard_of`; both `sample` and `limit`; rows
+            that cannot be asked.
     """
     source = dict(data)
+    unusable = source.pop("unusable", "error")
+    check_one_of("data.unusable", unusable, UNUSABLE)
     first, except_limit = source.pop("first", None), source.pop("except_limit", None)
     count, sample_seed = source.pop("sample", None), source.pop("sample_seed", 0)
     by = source.pop("sample_by", None)
@@ -319,32 +378,81 @@ def read_selected_rows(data: Mapping[str, Any]) -> list[Row]:
         if not rows:
             raise ValueError(f"data.except_limit={except_limit} leaves no row of {len(excluded)}")
     rows = spread(rows, limit) if count is None else sample(rows, count, sample_seed, by)
-    return shard_of(rows, shard, num_shards)
+    problems = {row.id: reason for row in rows if (reason := problem_of(row))}
+    if unusable == "drop":
+        if too_long is not None:
+            texts = {row.id: row.input for row in rows if row.id not in problems}
+            problems |= {i: reason for i, text in texts.items() if (reason := too_long(text))}
+    elif problems:
+        raise ValueError(unusable_rows(problems, len(rows)))
+    kept = [row for row in rows if row.id not in problems]
+    if not kept:
+        raise ValueError(f"data.unusable=drop leaves no row: {dropped_text(problems)}")
+    return Selection(shard_of(kept, shard, num_shards), problems)
 
 
-def rows_folder(data: Mapping[str, Any]) -> Path:
-    """Folder with the rows that a config's node `data` describes, built once per content.
+def unusable_rows(problems: Mapping[str, str], rows: int) -> str:
+    """Error message for rows that cannot be asked."""
+    return (
+        f"cannot ask {dropped_text(problems)}, of {rows} rows. Correct them, or leave them out "
+        "with data.unusable=drop; every table then counts them"
+    )
+
+
+def rows_folder(config: DictConfig) -> Path:
+    """Folder with the rows that a run's node `data` describes, built once per content.
 
     Under `$XDG_CACHE_HOME` or `~/.cache`, named by a hash of all prompts and answers.
 
     Raises:
-        ConnectionError, ValueError: as `read_selected_rows`.
+        ConnectionError, ValueError: as `select_rows`.
+        OSError: the length of prompts decides, and the model's tokenizer cannot be loaded.
     """
     home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    data = container(config.data)
+    asked = window_settings(config) if data.get("unusable") == "drop" else None
     # A source may be a relative path, which depends on the working directory.
-    return _rows_folder(json.dumps(dict(data), default=str), Path.cwd(), home)
+    return _rows_folder(
+        *(json.dumps(node, default=str) for node in (data, asked)), Path.cwd(), home
+    )
+
+
+def window_settings(config: DictConfig) -> dict[str, Any]:
+    """What decides whether a prompt fits: the node `model`, `instruct` and `max_new_tokens`."""
+    return {
+        "model": container(config.get("model") or DictConfig({})),
+        "instruct": bool(config.get("instruct")),
+        "max_new_tokens": config.get("max_new_tokens", 100),  # LM-Polygraph's default
+    }
+
+
+def fits(settings: Mapping[str, Any]) -> Callable[[str], str | None]:
+    """A function that returns why a prompt does not fit the context window, None if it does.
+
+    Args:
+        settings: of `window_settings`.
+
+    Raises:
+        OSError, ValueError: as `host.window.read_window`.
+    """
+    from lm_polygraph_asmi.host.window import read_window  # imports torch
+
+    window = read_window(settings["model"], settings["instruct"])
+    return lambda prompt: window.too_long(prompt, settings["max_new_tokens"])
 
 
 @lru_cache(maxsize=8)  # a config is resolved several times in a run
-def _rows_folder(data_json: str, _: Path, home: Path) -> Path:
-    rows = read_selected_rows(json.loads(data_json))
-    folder = home / "lm_polygraph_asmi" / f"rows-{cluster_key(json.dumps(rows))}"
-    save_rows(rows, folder)
+def _rows_folder(data_json: str, asked_json: str, _: Path, home: Path) -> Path:
+    asked = json.loads(asked_json)
+    rows, dropped = select_rows(json.loads(data_json), fits(asked) if asked else None)
+    content = [rows, dropped] if dropped else rows
+    folder = home / "lm_polygraph_asmi" / f"rows-{cluster_key(json.dumps(content))}"
+    save_rows(rows, folder, dropped)
     return folder
 
 
-def row_identities(config: Mapping[str, Any], seed: int) -> dict[str, list[str]]:
-    """Ids and cluster keys of the rows of a run, in order; empty if unknown.
+def row_identities(config: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """Ids and cluster keys of the rows of a run, in order, empty if unknown; and dropped rows.
 
     LM-Polygraph's `subsample_eval_dataset`, which drops ids, is repeated.
 
@@ -353,7 +461,7 @@ def row_identities(config: Mapping[str, Any], seed: int) -> dict[str, list[str]]
         seed: LM-Polygraph's seed, which determines the subsample.
     """
     if not config.get("load_from_disk") or not isinstance(config.get("dataset"), str):
-        return {"ids": [], "clusters": []}
+        return {"ids": [], "clusters": [], "dropped": {}}
     table = load_from_disk(config["dataset"])
     if not isinstance(table, Dataset):
         table = table[config["eval_split"]]
@@ -365,4 +473,9 @@ def row_identities(config: Mapping[str, Any], seed: int) -> dict[str, list[str]]
     ids = table["id"] if "id" in columns else range(len(table))
     prompts = config["text_column"]
     clusters = table["cluster"] if "cluster" in columns else list(map(cluster_key, table[prompts]))
-    return {"ids": [str(ids[i]) for i in numbers], "clusters": [str(clusters[i]) for i in numbers]}
+    file = Path(config["dataset"], DROPPED)
+    return {
+        "ids": [str(ids[i]) for i in numbers],
+        "clusters": [str(clusters[i]) for i in numbers],
+        "dropped": json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {},
+    }

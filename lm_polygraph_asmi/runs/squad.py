@@ -10,12 +10,12 @@ DEMO_DATA = Path(__file__).parents[1] / "data" / "demo_qa.json"
 
 
 class Question(NamedTuple):
-    """One question about one passage, with its first gold answer."""
+    """One question about one passage, with its first gold answer; None: it has none."""
 
     id: str
     passage: str
     question: str
-    answer: str
+    answer: str | None
 
 
 # With the paper's zero-shot prompt SmolLM2-135M-Instruct stops at once or rambles; four examples
@@ -83,7 +83,7 @@ def read_squad(file: str | Path) -> list[Question]:
     """Questions of a SQuAD-format JSON file, in order.
 
     Raises:
-        ValueError: the file has another format, or a question has no answer.
+        ValueError: the file has another format.
     """
     try:
         questions = list(_questions(read_json(file)))
@@ -101,20 +101,14 @@ def _questions(content: dict) -> Iterator[Question]:
     for article in content["data"]:
         for paragraph in article["paragraphs"]:
             for qa in paragraph["qas"]:
-                answer = qa["answers"][0]["text"]
+                answer = qa["answers"][0]["text"] if qa["answers"] else None
                 yield Question(str(qa["id"]), paragraph["context"], qa["question"], answer)
 
 
 def questions_of(rows: Iterable[Mapping[str, Any]]) -> list[Question]:
-    """Questions of the hub dataset `squad`, or of another with its columns.
-
-    Raises:
-        ValueError: a question without an answer.
-    """
+    """Questions of the hub dataset `squad`, or of another with its columns."""
     questions = []
     for row in rows:
-        answers = row["answers"]["text"]
-        if not answers:
-            raise ValueError(f"question {row['id']} has no answer")
+        answers = (row["answers"] or {}).get("text") or [None]
         questions.append(Question(str(row["id"]), row["context"], row["question"], answers[0]))
     return questions

@@ -169,6 +169,35 @@ def test_a_run_that_fails_in_between_keeps_its_rows(run, tmp_path, monkeypatch, 
     assert load_run(run(folder="resumed")).stats["asmi_reused_depths"] == [1, 1, 1, 0]
 
 
+def test_rows_beyond_the_window_are_named_before_the_model_is_loaded(run, tmp_path, capsys):
+    long = "Who built the ferry? " * 400
+    rows = {"id": list("abcdef"), "input": [*PROMPTS, "", long], "output": list("abcdef")}
+    Dataset.from_dict(rows).save_to_disk(tmp_path / "long")
+    source = "data.source=long"
+    with pytest.raises(SystemExit, match="stopped before loading the model"):
+        run(source, "data.limit=6")
+    assert "cannot ask 1 row: e (its prompt is empty), of 6 rows" in capsys.readouterr().out
+    rows["input"][4] = "Who?"
+    Dataset.from_dict(rows).save_to_disk(tmp_path / "longer")
+    with pytest.raises(SystemExit):
+        run("data.source=longer")
+    printed = capsys.readouterr().out
+    assert "cannot ask 1 row: f (its 2" in printed
+    assert "do not fit the context window of 1024), of 6 rows" in printed
+    assert "data.unusable=drop" in printed
+
+    manager = run(source, "data.unusable=drop")
+    assert "left out, by data.unusable=drop: 2 rows: e (its prompt is empty); f (its" in (
+        capsys.readouterr().out
+    )
+    manifest = read_manifest(manager)
+    assert manifest["rows"]["ids"] == list("abcd")
+    assert list(manifest["rows"]["dropped"]) == ["e", "f"]
+    shown = CliRunner().invoke(main, ["results", str(manager)], env={"COLUMNS": "500"})
+    assert "PRR over 4 answers" in shown.output
+    assert "Left out before the run: 2 rows: e (its prompt is empty); f (its" in shown.output
+
+
 def test_manifests_are_plain_json_and_written_whole(tmp_path):
     manager = tmp_path / "ue_manager_seed7"
     write_manifest({"status": "running"}, manager)

@@ -9,7 +9,7 @@ from hydra import compose, initialize
 from omegaconf import OmegaConf
 
 from lm_polygraph_asmi.runs import preflight
-from lm_polygraph_asmi.runs.preflight import check_config, check_data, count_rows
+from lm_polygraph_asmi.runs.preflight import check_config, check_data, rows_of
 from tests.runs.test_squad import QUESTION, write
 
 
@@ -149,7 +149,7 @@ def test_larger_batches_without_stop_strings_are_fine():
         ({"input": ["a", "b"], "output": ["x", "y"]}, ["subsample_eval_dataset=1"], ", got 1"),
         ({"input": ["a", "b"], "output": ["x", "y"]}, ["data.num_shards=2"], ", got 1"),
         ({"input": ["a", "b"], "output": ["x", "y"]}, ["subsample_eval_dataset=0.1"], ", got 0"),
-        ({"input": ["a", "b"], "output": ["x", None]}, [], "row test:1 has no prompt or no an"),
+        ({"input": ["a", "b"], "output": ["x", None]}, [], "1 row: test:1 (its answer is null)"),
         ({"input": ["a", "b"], "output": ["x", "y"]}, ["data.shard=1"], "expected data.shard in"),
     ],
 )
@@ -202,14 +202,15 @@ def test_a_dataset_named_directly(tmp_path):
     Dataset.from_dict({"input": ["a", "b"], "output": ["x", "y"]}).to_csv(tmp_path / "two/t.csv")
     config = composed("subsample_eval_dataset=0.5", "eval_split=train")
     config.dataset = [str(tmp_path / "two"), "default"]
-    assert count_rows(config) == 1
+    assert len(rows_of(config)) == 1
 
 
 @pytest.mark.parametrize(
     ("content", "messages"),
     [
         ("input,output\na,007\nb,c\n", ["'007' into 7"]),
-        ("input,output\na,007\n", ["'007' into 7", "expected two rows or more, got 1"]),
+        ("input,output\na,007\n", ["7, not a text", "'007' into 7", "two rows or more, got 1"]),
+        ("input,output\na,b\n,c\nd,\n", ["2 rows: 1 (its prompt is nan, not a text); 2", "007"]),
         ("input,gold\na,x\nb,y\n", ["got ['input', 'gold']: set text_c"]),
         ("", ["No columns to parse"]),
     ],

@@ -7,15 +7,17 @@ import numpy as np
 import pytest
 from datasets import Dataset, DatasetDict, load_from_disk
 from lm_polygraph.utils.dataset import Dataset as HostDataset
+from omegaconf import OmegaConf
 
+from lm_polygraph_asmi.runs import rows
 from lm_polygraph_asmi.runs.rows import (
     Row,
     cluster_key,
     read_rows,
     read_selected_rows,
-    rows_folder,
     sample,
     save_rows,
+    select_rows,
     shard_of,
     spread,
     subsample,
@@ -30,6 +32,10 @@ def data(source, **changed):
     columns = {"split": "test", "text_column": "input", "label_column": "output"}
     prompt = {"prompt_style": "paper", "closed_book": False, "cluster_regex": None}
     return {"source": str(source)} | columns | prompt | WHOLE | changed
+
+
+def rows_folder(node):
+    return rows.rows_folder(OmegaConf.create({"data": node}))
 
 
 @pytest.fixture(autouse=True)
@@ -274,8 +280,16 @@ def test_a_folder_of_parquet_files_is_read_as_the_hubs_datasets_are(tmp_path):
     [
         ({"text": ["Who?"], "output": ["A"]}, "'input' in .*, got \\['text', 'output'\\]"),
         ({"input": ["Who?"], "gold": ["A"]}, "set data.text_column and data.label_column"),
-        ({"input": ["Who?", "W"], "output": ["A", None]}, "row test:1 has no prompt or no answer"),
-        ({"input": ["Who?"], "output": [[]]}, "row test:0 has no prompt or no answer"),
+        (
+            {"input": ["Who?", "W"], "output": ["A", None]},
+            r"cannot ask 1 row: test:1 \(its answer is null\), of 2 rows\. .* data\.unusable=drop",
+        ),
+        ({"input": ["Who?"], "output": [[]]}, r"test:0 \(it has no answer\)"),
+        ({"input": ["Who?", None], "output": ["A", "B"]}, r"test:1 \(its prompt is null\)"),
+        ({"input": ["Who?", " \n"], "output": ["A", "B"]}, r"test:1 \(its prompt is empty\)"),
+        ({"input": [1.5, 2.5], "output": ["A", "B"]}, r"2 rows: test:0 \(its prompt is 1.5, not a"),
+        ({"input": [["W"], ["W"]], "output": ["A", "B"]}, r"its prompt is \['W'\], not a text"),
+        ({"input": ["a"], "output": [["x", None]]}, r"test:0 \(its answer is null\)"),
     ],
 )
 def test_bad_data(tmp_path, columns, message):
@@ -374,3 +388,45 @@ def test_rows_that_a_limit_left_out_can_be_asked_for(tmp_path):
         asked(except_limit=20)
     with pytest.raises(ValueError, match=r"data\.except_limit must be at least 1 or null"):
         asked(except_limit=0)
+
+
+def test_rows_that_cannot_be_asked_are_left_out_on_request(tmp_path):
+    """After rows are selected, so that the others do not depend on it, and before sharding."""
+    prompts = ["a", None, "c", "", "e", "far too long", "g", "h"]
+    source = saved(tmp_path, input=prompts, output=list("abcdefgh"))
+    with pytest.raises(ValueError, match=r"2 rows: test:1 .*null\); test:3 .*empty\), of 8 rows"):
+        rows_folder(data(source))
+    assert load_from_disk(rows_folder(data(source, limit=4)))["id"] == [f"test:{i}" for i in "0246"]
+    node = data(source, unusable="drop")
+
+    def too_long(prompt):
+        return "it is long" if "long" in prompt else None
+
+    kept, dropped = select_rows(node, too_long)
+    assert [row.id for row in kept] == [f"test:{i}" for i in (0, 2, 4, 6, 7)]
+    reasons = "its prompt is null", "its prompt is empty", "it is long"
+    assert dropped == dict(zip((f"test:{i}" for i in (1, 3, 5)), reasons, strict=True))
+    shards = [select_rows(node | {"num_shards": 2, "shard": i}, too_long) for i in range(2)]
+    assert [row for shard in shards for row in shard.rows] == kept
+    assert all(shard.dropped == dropped for shard in shards)
+    with pytest.raises(ValueError, match="drop leaves no row: 8 rows: "):
+        select_rows(node, lambda _: "it is long")
+    with pytest.raises(ValueError, match=r"data\.unusable must be one of 'error', 'drop', got 'x'"):
+        select_rows(node | {"unusable": "x"})
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"question": "Who \ud800?"}, r"its prompt has '\\ud800' at character \d+, half of a surr"),
+        ({"answer": "\udfff"}, r"its answer has '\\udfff' at character 1, half of a surrogate"),
+        ({"passage": None}, "its prompt is null"),
+        ({"question": " "}, "its prompt is empty"),
+        ({"answer": None}, "its answer is null"),
+    ],
+)
+def test_questions_that_cannot_be_asked(tmp_path, changed, reason):
+    file = write(tmp_path / "q.json", [QUESTION._replace(id="bad", **changed), QUESTION])
+    with pytest.raises(ValueError, match=f"1 row: bad .{reason}"):
+        rows_folder(data(file))
+    assert load_from_disk(rows_folder(data(file, unusable="drop")))["id"] == ["q1"]

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from lm_polygraph_asmi.validation import check_new
+from lm_polygraph_asmi.validation import check_new, lone_surrogate
 
 try:
     import fcntl
@@ -116,13 +116,8 @@ def _check_strict(value: Any, path: str = "") -> None:
 
 
 def _check_surrogates(text: str, at: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"{at}expected text, got {text[error.start]!r} at character {error.start}, half of a "
-            "surrogate pair: replace it"
-        ) from None
+    if half := lone_surrogate(text):
+        raise ValueError(f"{at}expected text, got {half}: replace it")
 
 
 @contextmanager

@@ -62,13 +62,12 @@ def lone_surrogate(text: str) -> str | None:
 
     Example:
         >>> print(lone_surrogate("Who \\ud800?"))
-        '\\ud800' at character 5, half of a surrogate pair, which is no text
+        '\\ud800' at character 5, half of a surrogate pair
     """
     match = re.search("[\ud800-\udfff]", text)
     if match is None:
         return None
-    place = f"{match[0]!r} at character {match.start() + 1}"
-    return f"{place}, half of a surrogate pair, which is no text"
+    return f"{match[0]!r} at character {match.start() + 1}, half of a surrogate pair"
 
 
 def check_new(out: str | Path, then: str = "name another file, or remove it") -> None:

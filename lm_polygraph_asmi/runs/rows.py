@@ -410,10 +410,10 @@ def rows_folder(config: DictConfig) -> Path:
     """
     home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     data = container(config.data)
-    asked = window_settings(config) if data.get("unusable") == "drop" else None
+    settings = window_settings(config) if data.get("unusable") == "drop" else None
     # A source may be a relative path, which depends on the working directory.
     return _rows_folder(
-        *(json.dumps(node, default=str) for node in (data, asked)), Path.cwd(), home
+        *(json.dumps(node, default=str) for node in (data, settings)), Path.cwd(), home
     )
 
 
@@ -442,9 +442,9 @@ def fits(settings: Mapping[str, Any]) -> Callable[[str], str | None]:
 
 
 @lru_cache(maxsize=8)  # a config is resolved several times in a run
-def _rows_folder(data_json: str, asked_json: str, _: Path, home: Path) -> Path:
-    asked = json.loads(asked_json)
-    rows, dropped = select_rows(json.loads(data_json), fits(asked) if asked else None)
+def _rows_folder(data_json: str, settings_json: str, _: Path, home: Path) -> Path:
+    settings = json.loads(settings_json)
+    rows, dropped = select_rows(json.loads(data_json), fits(settings) if settings else None)
     content = [rows, dropped] if dropped else rows
     folder = home / "lm_polygraph_asmi" / f"rows-{cluster_key(json.dumps(content))}"
     save_rows(rows, folder, dropped)

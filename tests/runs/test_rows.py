@@ -13,6 +13,7 @@ from lm_polygraph_asmi.runs import rows
 from lm_polygraph_asmi.runs.rows import (
     Row,
     cluster_key,
+    problem_of,
     read_rows,
     read_selected_rows,
     sample,
@@ -418,8 +419,6 @@ def test_rows_that_cannot_be_asked_are_left_out_on_request(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"question": "Who \ud800?"}, r"its prompt has '\\ud800' at character \d+, half of a surr"),
-        ({"answer": "\udfff"}, r"its answer has '\\udfff' at character 1, half of a surrogate"),
         ({"passage": None}, "its prompt is null"),
         ({"question": " "}, "its prompt is empty"),
         ({"answer": None}, "its answer is null"),
@@ -430,3 +429,14 @@ def test_questions_that_cannot_be_asked(tmp_path, changed, reason):
     with pytest.raises(ValueError, match=f"1 row: bad .{reason}"):
         rows_folder(data(file))
     assert load_from_disk(rows_folder(data(file, unusable="drop")))["id"] == ["q1"]
+
+
+def test_half_of_a_surrogate_pair_is_named(tmp_path):
+    file = write(tmp_path / "q.json", [QUESTION._replace(question="Who \ud800?"), QUESTION])
+    message = (
+        r"qas\[0\]\.question': expected text, got .*ud800' at character 5, half of a surrogate"
+    )
+    with pytest.raises(ValueError, match=message):
+        rows_folder(data(file))
+    row = Row("1", "a", "Who?", ["a", "\udfff"])
+    assert problem_of(row) == r"its answer has '\udfff' at character 1, half of a surrogate pair"

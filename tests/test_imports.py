@@ -71,7 +71,7 @@ SUBPACKAGES = {
         "calculators hand the host's batches to the engine",
     ),
     "runs": Subpackage(
-        "results host", "",
+        "results host maths", "",
         "a run is examined, recorded and joined from outside: how it scores is no matter",
     ),
     "_hydra": Subpackage(

@@ -63,6 +63,11 @@ class RiskThreshold:
         """Share of answers that even a perfect score must reject for this risk."""
         return max(0.0, (self.base_rate - self.risk) / (1 - self.risk))
 
+    @property
+    def single(self) -> bool:
+        """Whether each cluster has one answer."""
+        return self.answers == self.clusters
+
     def __str__(self) -> str:
         guarantee = f"at most {100 * self.risk:g}% errors, confidence {100 * self.confidence:g}%"
         if self.threshold is not None and self.error_rate is not None:
@@ -77,6 +82,13 @@ class RiskThreshold:
                 advice = "more such answers would not help"
             else:
                 advice = f"about {self.answers_needed} or more such answers might suffice"
+            least = least_clusters(self.risk, self.confidence, self.single)
+            if self.clusters < least:
+                kind = "answers" if self.single else "clusters"
+                advice += (
+                    f"; even without an error, at least {least} {kind} are needed, of which "
+                    f"{least - _fixing(least)} test thresholds"
+                )
             sentence = f"not attainable with these {self.answers} answers ({guarantee}); {advice}"
         if self.unavoidable:
             sentence += (
@@ -157,11 +169,45 @@ def risk_threshold(
     return RiskThreshold(accepted_to, coverage, rate, risk, confidence, base, len(score), total)
 
 
+def least_clusters(risk: float, confidence: float, single: bool = True) -> int:
+    """The least number of labelled clusters that could ever give the guarantee.
+
+    With no error among m tested answers, each a cluster, the p-value is (1 - risk)^m, and it must
+    be at most 1 - confidence. Clusters of several answers are tested by betting, whose capital
+    grows most if all answers of all clusters are accepted and right. Some clusters choose the
+    thresholds and are not tested.
+
+    Args:
+        risk, confidence: of the guarantee, in (0, 1).
+        single: whether each cluster has one answer.
+
+    Example:
+        >>> least_clusters(risk=0.05, confidence=0.95)  # 59 are tested
+        74
+    """
+    log_level = float(np.log(1 - confidence))
+    least = int(np.ceil(log_level / np.log1p(-risk) - 1e-9))
+    if not single:
+        growth = np.log1p(BETS * risk / (1 - risk))
+        least = 1
+        while np.logaddexp.reduce(least * growth) - np.log(len(BETS)) < -log_level:
+            least += 1
+    total = least + 1
+    while total - _fixing(total) < least:
+        total += 1
+    return total
+
+
+def _fixing(clusters: int) -> int:
+    """How many of so many clusters choose the thresholds."""
+    return max(1, round(GRID_SHARE * clusters))
+
+
 def fixing_rows(clusters: Sequence[str], seed: int = SEED) -> np.ndarray:
     """(n,) rows of the clusters that choose thresholds; other choices may use them too."""
     codes = cluster_codes(clusters)
     order = np.random.default_rng(seed).permutation(codes.max() + 1)
-    return np.isin(codes, order[: max(1, round(GRID_SHARE * len(order)))])
+    return np.isin(codes, order[: _fixing(len(order))])
 
 
 def _thresholds(score: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from transformers import AutoConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from lm_polygraph_asmi.host.loading import load_tokenizer
 from lm_polygraph_asmi.model.layers import window_of
@@ -64,17 +64,41 @@ def read_window(model: Mapping[str, Any], instruct: bool) -> Window:
         ValueError: it is not that of a model.
     """
     node = json.dumps(dict(model), sort_keys=True, default=str)
-    return Window(_window_tokens(node), node, instruct)
+    config = _config(node)
+    return Window(None if config is None else window_of(config), node, instruct)
+
+
+class Sizes(NamedTuple):
+    """Sizes of a model: layers L, query heads H of each, and tokens of the context window."""
+
+    layers: int
+    heads: int
+    window: int | None
+
+
+def read_sizes(model: Mapping[str, Any]) -> Sizes | None:
+    """Sizes of a config's node `model`, without its weights; None where they are not configured.
+
+    Raises:
+        OSError, ValueError: as `read_window`.
+    """
+    config = _config(json.dumps(dict(model), sort_keys=True, default=str))
+    text = None if config is None else config.get_text_config()
+    layers, heads = (getattr(text, f"num_{n}", None) for n in ("hidden_layers", "attention_heads"))
+    if config is None or not isinstance(layers, int) or not isinstance(heads, int):
+        return None
+    return Sizes(layers, heads, window_of(config))
 
 
 @lru_cache(maxsize=4)
-def _window_tokens(model: str) -> int | None:
+def _config(model: str) -> PretrainedConfig | None:
+    """The configuration of a model with local weights."""
     node = json.loads(model)
     if not node.get("path") or node.get("type") in ("Blackbox", "vLLMCausalLM", "VisualLM"):
         return None
     arguments = node.get("load_model_args") or {}
     chosen = {name: arguments[name] for name in _CONFIG_ARGUMENTS if arguments.get(name)}
-    return window_of(AutoConfig.from_pretrained(node["path"], **chosen))
+    return AutoConfig.from_pretrained(node["path"], **chosen)
 
 
 @lru_cache(maxsize=1)

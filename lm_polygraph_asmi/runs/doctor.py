@@ -1,17 +1,19 @@
 """Whether a run will work, and its cost: the checks before a run, then two of its rows."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 from hydra.types import RunMode
+from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from lm_polygraph_asmi.runs.compose import compose_run
 from lm_polygraph_asmi.runs.preflight import CHECKS, Finding, findings_of, rows_of
+from lm_polygraph_asmi.runs.protocol import protocol
 from lm_polygraph_asmi.runs.trial import Trial, costs, estimate, try_rows
 
 STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
@@ -37,11 +39,13 @@ class Diagnosis:
         config: name of its config.
         checks: (check, state, what to do) of each finding, states of `STYLES`.
         cost: estimated cost of the whole run, from two rows; empty if none were scored.
+        protocol: part -> what the run will do; empty if its settings have a problem.
     """
 
     config: str
     checks: list[tuple[str, str, str]]
     cost: dict[str, Any]
+    protocol: dict[str, str] = field(default_factory=dict)
 
     @property
     def works(self) -> bool:
@@ -87,17 +91,32 @@ def diagnose(
         for name, check in CHECKS.items():
             status.update(f"checking: {name}")
             add(name, findings_of(check, config))
+            if name == "settings" and diagnosis.works:
+                diagnosis.protocol.update(protocol(config))
         if run and diagnosis.works:
             status.update("scoring two rows with every method")
             folder = ["--config-dir", config_dir] if config_dir else []
             try:
                 trial = try_rows(config, ["--config-name", config_name, *folder, *overrides])
                 add("two rows", _check_scores(trial))
-                rows, seeds = len(rows_of(config)), len(config.get("seed") or [1])
-                cost = estimate(trial, rows, seeds)
-                diagnosis.cost.update(costs(trial, rows, seeds))
+                minutes = OmegaConf.select(config, "hydra.launcher.timeout_min")
+                diagnosis.cost.update(
+                    costs(
+                        trial,
+                        len(rows_of(config)),
+                        len(config.get("seed") or [1]),
+                        None if minutes is None else 60 * minutes,
+                        OmegaConf.select(config, "data.num_shards", default=1),
+                    )
+                )
+                cost = estimate(diagnosis.cost)
             except (RuntimeError, ValueError) as error:
                 add("two rows", [Finding(str(error), fatal=True)])
+    described = Table(title="What will run", show_header=False)
+    for name, text in diagnosis.protocol.items():
+        described.add_row(name, Text(text))
+    if diagnosis.protocol:
+        console.print(described)
     console.print(report)
     if cost:
         console.print(cost)

@@ -1,5 +1,6 @@
 """Checks of a run without its model: what would stop it, or bias its comparison, hours later."""
 
+import importlib.util
 import inspect
 import json
 from collections import Counter
@@ -37,6 +38,9 @@ from lm_polygraph_asmi.runs.rows import (
 
 ASMI_SCRIPT, HOST_SCRIPT = "asmi_causal.py", "default_causal.py"
 """Scripts that load a model by `load_model_args`; the first defaults to eager attention."""
+
+
+SPACY_MODEL = "en_core_web_sm"
 
 
 class Finding(NamedTuple):
@@ -385,9 +389,23 @@ def _rows_in(
     return [Row(str(i), cluster_key(x), x, y) for i, (x, y) in enumerate(pairs)]
 
 
+def check_side_models(config: DictConfig) -> Iterator[Finding]:
+    """Parts of quality metrics that would be installed in the middle of a run."""
+    names = {entry["name"] for entry in config.get("generation_metrics") or ()}
+    present = importlib.util.find_spec(SPACY_MODEL) is not None or Path(SPACY_MODEL).is_dir()
+    if not present and ("AlignScore" in names or not names):  # or by LM-Polygraph's default
+        yield Finding(
+            f"AlignScore splits texts with spaCy's {SPACY_MODEL}, which is missing: LM-Polygraph "
+            f"would install it when it loads the metric. Install it before: python -m spacy "
+            f"download {SPACY_MODEL}",
+            fatal=False,
+        )
+
+
 CHECKS: dict[str, Callable[[DictConfig], Iterator[Finding]]] = {
     "settings": check_config,
     "rows": check_data,
+    "side models": check_side_models,
 }
 """The checks of a run, by what they read."""
 

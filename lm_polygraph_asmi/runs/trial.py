@@ -1,12 +1,13 @@
 """Scores two rows of a run in a separate process, and estimates the cost of the whole run."""
 
+import math
 import os
 import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -130,19 +131,38 @@ def batch_times(log: str) -> list[float]:
     return [datetime.fromisoformat(at.replace(",", ".")).timestamp() for at in times]
 
 
-def costs(trial: Trial, rows: int, seeds: int = 1) -> dict[str, Any]:
-    """Estimated seconds and bytes per device of a whole run, from two of its rows."""
+USED = 0.8
+"""Share of a job's time limit that a shard may take by this estimate, which is rough."""
+
+
+def costs(
+    trial: Trial, rows: int, seeds: int = 1, limit: float | None = None, num_shards: int = 1
+) -> dict[str, Any]:
+    """Estimated seconds and bytes per device of a whole run, from two of its rows.
+
+    Args:
+        limit: seconds after which the launcher ends a job, None without a limit.
+        num_shards: shards of which `rows` are one.
+
+    Returns:
+        With a limit also `shards`: the number into which the run must be split for no job to
+        outlast it; None if not even a row fits.
+    """
     cost: dict[str, Any] = {"rows": rows, "seeds": seeds, "phases": trial.phases}
     if trial.times:
         loading, row = trial.times[0], (trial.times[-1] - trial.times[0]) / ROWS
         total = seeds * (loading + rows * row)
         cost |= {"seconds_a_row": row, "seconds_to_first_row": loading, "seconds": total}
+        if limit is not None:
+            rows_per_job = math.floor((USED * limit / seeds - loading) / row) if row else rows
+            shards = math.ceil(rows * num_shards / rows_per_job) if rows_per_job > 0 else None
+            cost |= {"limit": limit, "shards": shards}
     return cost | {"peak_memory_bytes": trial.peaks}
 
 
-def estimate(trial: Trial, rows: int, seeds: int = 1) -> Table:
+def estimate(cost: Mapping[str, Any]) -> Table:
     """`costs` as a table."""
-    cost = costs(trial, rows, seeds)
+    rows, seeds = cost["rows"], cost["seeds"]
     table = Table(title="Rough estimate from two rows", show_header=False)
     for phase, seconds in cost["phases"].items():
         table.add_row(phase, f"{seconds:.2f} s per row")
@@ -154,6 +174,11 @@ def estimate(trial: Trial, rows: int, seeds: int = 1) -> Table:
         table.add_row("until the first row", _duration(cost["seconds_to_first_row"]))
         size = f"{rows:,} rows" + (f", {seeds} seeds" if seeds > 1 else "")
         table.add_row(f"the whole run, {size}", f"about {_duration(cost['seconds'])}", style="bold")
+    if "limit" in cost:
+        number = cost["shards"]
+        advice = f"data.num_shards={number} 'data.shard=range({number})' or more keeps each job"
+        advice = f"{advice} below it" if number else "not even one row fits"
+        table.add_row(f"a job ends after {_duration(cost['limit'])}", advice)
     for device, peak in cost["peak_memory_bytes"].items():
         table.add_row(f"peak memory, {device}", decimal(peak))
     return table

@@ -8,7 +8,7 @@ from scipy.stats import binom
 
 from lm_polygraph_asmi.analysis import risk_p_value, risk_threshold
 from lm_polygraph_asmi.analysis.clusters import SEED
-from lm_polygraph_asmi.analysis.risk_control import BETS, GRID_SHARE, _grid
+from lm_polygraph_asmi.analysis.risk_control import BETS, GRID_SHARE, _grid, least_clusters
 from tests.analysis.simulation import keys, monte_carlo_error, shared
 
 
@@ -243,9 +243,30 @@ def test_how_many_would_do():
     more = found.answers_needed
     assert f"about {more} or more such answers might suffice" in str(found)
     few = risk_threshold(score[:49], np.zeros(49), keys(49, 1), 0.05, 0.95)
-    assert "too few clusters (49) to estimate how many would suffice" in str(few)
+    assert (
+        "too few clusters (49) to estimate how many would suffice; even without an error, at least "
+        "74 answers are needed, of which 59 test thresholds"
+    ) in str(few)
     score = np.random.default_rng(4).normal(size=more)
     assert risk_threshold(score, np.zeros(more), keys(more, 1), 0.05, 0.95).coverage == 1
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize(("risk", "confidence"), [(0.05, 0.95), (0.2, 0.9), (0.5, 0.5), (0.9, 0.9)])
+def test_the_least_number_of_labels(size, risk, confidence):
+    """All right and all of one score: so many clusters do, and one less does not."""
+    least = least_clusters(risk, confidence, single=size == 1)
+    for clusters, attainable in ((least, True), (least - 1, False)):
+        if clusters < 2:
+            continue
+        n = clusters * size
+        found = risk_threshold(np.zeros(n), np.zeros(n), keys(clusters, size), risk, confidence)
+        assert (found.threshold is not None) == attainable
+        assert ("even without an error, at least" in str(found)) != attainable
+    for few in range(2, min(21, least)):
+        found = risk_threshold(np.zeros(few), np.zeros(few), keys(few, 1), risk, confidence)
+        if few < least_clusters(risk, confidence):
+            assert f"at least {least_clusters(risk, confidence)} answers" in str(found)
 
 
 def test_what_is_said_of_a_threshold():

@@ -1,19 +1,24 @@
 """What the doctor says of runs that would fail, and one that works."""
 
 import json
+import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 from click.testing import CliRunner
 from datasets import Dataset
+from lm_polygraph import WhiteboxModel
 from omegaconf import OmegaConf
+from rich.filesize import decimal
 
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.runs import doctor, trial
 from lm_polygraph_asmi.runs.compose import compose_run
 from lm_polygraph_asmi.runs.preflight import CHECKS, check_config, findings_of
-from lm_polygraph_asmi.runs.trial import Trial
+from lm_polygraph_asmi.runs.protocol import protocol
+from lm_polygraph_asmi.runs.trial import Trial, costs, estimate
 from tests import tiny_lm
 from tests.polygraph import run_forked
 
@@ -92,7 +97,7 @@ def test_a_users_own_config(elsewhere, overrides):
     (elsewhere / "cwd" / "mine.yaml").write_text(text)
     config = compose_run("mine", ".", overrides)
     assert config.save_path.startswith("./workdir/output/mine/")
-    assert [findings_of(check, config) for check in CHECKS.values()] == [[], []]
+    assert [findings_of(check, config) for check in CHECKS.values()] == [[]] * len(CHECKS)
 
 
 def test_auto_wants_attention_maps(overrides):
@@ -133,6 +138,7 @@ def test_a_run_that_works(elsewhere, overrides, monkeypatch, in_new_process):
     for phase in ("greedy │", "asmi │", "one row, in total │", "peak memory, main │"):
         assert phase in text
     assert "the whole run, 3 rows │ about" in text
+    assert "ASMI │ 2: ASMI (60%, K=64), Sem-ASMI (60%, K=64)" in text
     assert list((elsewhere / "cwd").iterdir()) == []
     assert list((elsewhere / "tmp").iterdir()) == []
 
@@ -192,3 +198,72 @@ def test_without_two_rows(overrides, monkeypatch):
     shown = CliRunner().invoke(main, [*arguments, "asmi.depth=2"])
     assert shown.exit_code == 1
     assert "depth must lie in (0, 1)" in shown.output
+
+
+def test_what_will_run(overrides, model, monkeypatch):
+    monkeypatch.setattr(doctor, "try_rows", None)
+    arguments = ["doctor", "--config-name", "asmi_offline", "--no-run", "--json", *overrides]
+    found = json.loads(CliRunner().invoke(main, arguments).stdout)["protocol"]
+    assert found["ASMI"] == "2: ASMI (60%, K=64), Sem-ASMI (60%, K=64)"
+    assert found["baselines"] == "none"
+    assert found["masks"] == (
+        "depth 60.0% (layer 2 of 4): S = 47, p = 0.09, bernoulli masks, scope all, seed 0"
+    )
+    assert found["model"].startswith(f"{model}, revision sha256:")
+    assert found["model"].endswith("float32; 4 layers, 4 heads, context window 256")
+    assert found["generation"].startswith("greedy, at most 3 tokens, stop strings ['\\n'], batches")
+    assert found["quality"] == "RougeMetric(rougeL), ReferenceInAnswer(), TokenF1()"
+    assert found["rows"].endswith("rows, split validation, in 3 clusters")
+    assert found["rows"].startswith("3 of ")
+    assert found["attention maps"] == "none kept"
+    assert found["first prompt"] == PROMPTS[0]
+
+
+def test_what_the_paper_will_run_is_known_without_a_hub():
+    config = compose_run("asmi_coqa", None, ["data.source=nowhere/at-all"])
+    found = protocol(config)
+    assert found["baselines"].startswith("17: MaximumSequenceProbability, Perplexity, MeanToken")
+    assert found["masks"] == (
+        "depth 60.0%: S = from the number of heads, p = from the number of heads, bernoulli masks, "
+        "scope all, seed 0"
+    )
+    assert found["model"] == ("Qwen/Qwen3-4B-Base, revision main, not downloaded yet, bfloat16")
+    assert found["quality"].startswith("AlignScore(target_is_claims=True, ckpt_path=")
+    assert found["rows"].startswith("unknown: cannot reach the dataset nowhere/at-all")
+    assert "first prompt" not in found
+
+
+def test_memory_of_attention_maps(overrides):
+    config = compose_run("asmi_offline", None, [*overrides, "output_attentions=true"])
+    host = WhiteboxModel.tokenize(SimpleNamespace(tokenizer=tiny_lm.tokenizer(), instruct=False),
+                                  [max(PROMPTS, key=len)])  # fmt: skip
+    n = host["input_ids"].shape[1]
+    size = 4 * 4 * 4 * (n * n + (n + 1) + (n + 2))  # layers, heads, bytes; three new tokens
+    assert protocol(config)["attention maps"] == (
+        f"about {decimal(size)} on the model's device for the longest prompt, {n} tokens"
+    )
+
+
+@pytest.mark.parametrize(
+    ("limit", "num_shards", "expected"), [(100, 1, 2), (100, 2, 4), (6, 1, None), (1e6, 1, 1)]
+)
+def test_shards_that_keep_each_job_below_its_limit(limit, num_shards, expected):
+    """Five seconds of loading, two a row, and a margin of a fifth."""
+    cost = costs(Trial(pd.DataFrame(), [5.0, 7.0, 9.0], {}, {}), 74, 1, limit, num_shards)
+    assert cost["shards"] == expected
+    if expected:
+        assert 5 + 2 * math.ceil(74 * num_shards / expected) <= 0.8 * limit
+        assert f"num_shards={expected}" in " ".join(map(str, estimate(cost).columns[1]._cells))
+
+
+def test_a_missing_spacy_model_is_named_before_the_run(monkeypatch, elsewhere):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    config = OmegaConf.create({"generation_metrics": [{"name": "AlignScore"}]})
+    ((text, fatal),) = findings_of(CHECKS["side models"], config)
+    assert "python -m spacy download en_core_web_sm" in text
+    assert not fatal
+    config.generation_metrics[0].name = "TokenF1"
+    assert findings_of(CHECKS["side models"], config) == []
+    config.generation_metrics[0].name = "AlignScore"
+    (elsewhere / "cwd" / "en_core_web_sm").mkdir()  # spaCy reads a folder, too
+    assert findings_of(CHECKS["side models"], config) == []

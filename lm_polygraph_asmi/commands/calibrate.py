@@ -174,7 +174,7 @@ def _calibrated(
     """`calibrate_rows` with a progress bar, and how many saved scores it has kept."""
     from rich.progress import Progress
 
-    from lm_polygraph_asmi.scoring.calibrate import calibrate_rows
+    from lm_polygraph_asmi.scoring.calibrate import calibrate_rows, scored_again
 
     scored: list[int] = []
     with Progress(console=errors, transient=True) as bar:
@@ -185,13 +185,8 @@ def _calibrated(
             bar.update(scoring, completed=count, total=total)
 
         result = calibrate_rows(labelled, scorer, *guarantee, progress=progress, **options)
-    saved = sum(bool(row.content.get("tokens")) for row in labelled)
     if kept := len(labelled) - len(scored):
         errors.print(f"Kept the saved scores of {kept} rows; scored some again as a check.")
-    if rescored := max(0, len(scored) - (len(labelled) - saved)):
-        errors.print(
-            f"Warning: {rescored} rows with scores were scored again: their model or "
-            "options differ from these, or their scores are not reproduced",
-            style="yellow", highlight=False, soft_wrap=True,
-        )  # fmt: skip
+    if note := scored_again(labelled, kept):
+        errors.print(f"Warning: {note}", style="yellow", highlight=False, soft_wrap=True)
     return result

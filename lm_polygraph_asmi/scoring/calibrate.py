@@ -1,10 +1,10 @@
 """Calibration from labelled answers or a finished run: signal, threshold and risk guarantee."""
 
-import json
 import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice, pairwise
+from itertools import pairwise
 from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,11 +24,14 @@ from lm_polygraph_asmi.analysis.signals import (
     rank_signals,
     recommendation,
 )
+from lm_polygraph_asmi.files import parse_json, to_json
+from lm_polygraph_asmi.results.aggregation import aggregate
 from lm_polygraph_asmi.results.runs import RIGHT
-from lm_polygraph_asmi.scoring.calibration import Calibration
+from lm_polygraph_asmi.scoring.calibration import FINGERPRINTS, Calibration
 from lm_polygraph_asmi.scoring.decision import SIGNALS, Decision
+from lm_polygraph_asmi.scoring.provenance import answer_end, made_from
 from lm_polygraph_asmi.scoring.result import Score
-from lm_polygraph_asmi.scoring.rows import RESERVED, Row, score_rows
+from lm_polygraph_asmi.scoring.rows import RESERVED, Row, in_chat, score_rows
 from lm_polygraph_asmi.validation import check_number, describe_fields
 
 if TYPE_CHECKING:
@@ -113,7 +116,8 @@ def calibrate_rows(
         rows: from `read_rows`, or dictionaries: `prompt` (text or messages), `answer`, and
             `correct` or `quality`; `cluster` (all rows or none; default: `context_clusters`) if
             different prompts are not independent. Labelled lines of `score --out` keep their
-            scores, if the scorer reproduces some of them.
+            scores if prompt, answer, settings and model are those that made them, and the scorer
+            reproduces some of them; other lines are scored again, with a warning.
         scorer: model and settings; scores with others get no verdict. With a `result_cache`, a
             killed call resumes.
         risk: largest error rate among accepted answers, in (0, 1).
@@ -128,8 +132,8 @@ def calibrate_rows(
     Empty and blank answers are left out: `Score.accept` never accepts them.
 
     Raises:
-        ValueError: a row without answer or label, or that cannot be scored; only right or only
-            wrong answers; an unknown signal.
+        ValueError: a row without answer or label, or that cannot be scored; texts and chats in one
+            calibration; only right or only wrong answers; an unknown signal.
 
     Example:
         >>> rows = [
@@ -157,6 +161,8 @@ def calibrate_rows(
         raise ValueError("expected at least two labelled answers, got no row")
     labels = labels_of(input_rows, right_from)
     saved_scores = _saved_scores(numbered_rows, scorer)
+    if note := scored_again(numbered_rows, len(saved_scores)):
+        warnings.warn(note, stacklevel=2)
     scores_by_row = _scores_by_row(input_rows, scorer, progress, saved_scores)
     prompts = [row.content.get("context") or row.content["prompt"] for row in input_rows]
     keys: Sequence[Any] = [row.content.get("cluster") for row in input_rows]
@@ -181,11 +187,11 @@ def labels_of(rows: Iterable[Row], right_from: float = RIGHT) -> dict[int, bool]
     """Row number -> whether the answer is wrong; checks rows without a model.
 
     Raises:
-        ValueError: a row that cannot be read, or without an answer or a label.
+        ValueError: a row that cannot be read, or without an answer or a label; texts and chats.
     """
     from lm_polygraph_asmi.scoring.text import parse_request  # imports torch
 
-    labels = {}
+    labels, formats = {}, {}
     for row in rows:
         try:
             if row.error is not None:
@@ -196,10 +202,28 @@ def labels_of(rows: Iterable[Row], right_from: float = RIGHT) -> dict[int, bool]
                 )
             if parse_request(row.content["prompt"], row.content.get("answer")).answer is None:
                 raise ValueError('expected an "answer" for the label, got none')
+            formats.setdefault(isinstance(row.content["prompt"], str), row.number)
             labels[row.number] = is_wrong(row.content, right_from)
         except ValueError as error:
             raise ValueError(f"row {row.number}: {error}") from error
+    if len(formats) > 1:
+        raise ValueError(
+            f"the prompt of row {formats[True]} is a text, that of row {formats[False]} a chat: "
+            "expected one kind, since a threshold for one does not hold for the other. Calibrate "
+            "each apart, or pass all as chats (--chat)"
+        )
     return labels
+
+
+def scored_again(rows: Iterable[Row], kept: int) -> str:
+    """How many rows with saved scores are scored again, and why; empty for none."""
+    saved = sum(bool(row.content.get("tokens")) for row in rows)
+    if saved <= kept:
+        return ""
+    return (
+        f"Scored {saved - kept} of {saved} rows again: prompt, answer or settings differ from "
+        "those of the saved scores, or these are of another model or an older release."
+    )
 
 
 def _saved_scores(rows: Iterable[Row], scorer: "Scorer") -> dict[int, Score]:
@@ -213,16 +237,34 @@ def _saved_scores(rows: Iterable[Row], scorer: "Scorer") -> dict[int, Score]:
             score = Score.from_dict(row.content)
         except ValueError:  # a plain row, or without tokens
             continue
-        if score.answer == score.scored_text[: score.content_end]:  # else it was edited
+        if made_from(row.content) and _consistent(score):
             saved[row.number] = score
     if not saved:
         return {}
     first = next(iter(saved.values()))
     rescored = _rescore(first, scorer)  # with the settings that a line of it would have
     alike = {n: score for n, score in saved.items() if _same_settings(score, rescored, scorer)}
-    checked = islice(alike.values(), CHECKED_ANSWERS)
+    checked = [[*alike.values()][i] for i in _spread(len(alike))]
     pairs = ((score, rescored if score is first else _rescore(score, scorer)) for score in checked)
     return alike if all(_reproduces(new, score.score) for score, new in pairs) else {}
+
+
+def _spread(n: int) -> list[int]:
+    """Positions of `CHECKED_ANSWERS` among n, spread evenly."""
+    return sorted({int(i) for i in np.linspace(0, n - 1, CHECKED_ANSWERS).round()}) if n else []
+
+
+def _consistent(score: Score) -> bool:
+    """Whether score and MSP are those of the tokens beside them, up to rounding."""
+    tokens = score.tokens[: score.counted]
+    expected = {
+        "score": aggregate([token.u for token in tokens], score.aggregation),
+        "msp": -sum(token.log_likelihood for token in tokens),
+    }
+    return all(
+        math.isclose(getattr(score, name), value, rel_tol=1e-4, abs_tol=1e-6)
+        for name, value in expected.items()
+    )
 
 
 def _rescore(saved: Score, scorer: "Scorer") -> Score:
@@ -238,6 +280,10 @@ def _same_settings(saved: Score, rescored: Score, scorer: "Scorer") -> bool:
     """Whether a saved score has the model name and settings of `rescored`."""
     layers = [score.settings.get("layer") for score in (saved, rescored)]
     key = rescored.config.replace(stop=tuple(scorer.stop)).score_key()
+    used = rescored.settings | scorer.fingerprints()
+    others = {n: v for n, v in saved.settings.items() if n in (*FINGERPRINTS, "attention_in_use")}
+    if scorer.as_messages(saved.prompt) != saved.prompt or others != {n: used[n] for n in others}:
+        return False
     return (saved.model, layers[0], saved.config.score_key()) == (rescored.model, layers[1], key)
 
 
@@ -291,7 +337,7 @@ def _calibration(
         method=answers[0].label,
         model=answers[0].model,
         labelled_by="their labels",
-        settings=_shared_settings(answers) | scorer.fingerprints(),
+        settings=_shared_settings(answers) | scorer.fingerprints() | {"stop": list(scorer.stop)},
         masking_response=float(np.mean([token.mi for score in answers for token in score.tokens])),
     )
     reference_range = {
@@ -361,15 +407,16 @@ def with_decision(
 
 
 def _shared_settings(scores: Sequence[Score]) -> dict[str, Any]:
-    """Settings that all scores share; answers passed as token ids have no stop strings."""
-    shared = dict(scores[0].settings)
-    for score in scores[1:]:
+    """What all scores share, and how their answers end."""
+    described = [score.compared_settings for score in scores]
+    shared = dict(described[0])
+    for other in described[1:]:
         shared = {
-            name: value
-            for name, value in shared.items()
-            if score.settings.get(name, math.nan) == value
+            name: value for name, value in shared.items() if other.get(name, math.nan) == value
         }
-    return json.loads(json.dumps(shared))
+    del shared["model"]
+    ends = sorted({other["answer_end"] for other in described if "answer_end" in other})
+    return parse_json(to_json(shared | {"answer_ends": ends}))
 
 
 CHECKED_ANSWERS = 3
@@ -422,9 +469,13 @@ def calibrate_run(
             f"{path} has not saved input_texts and greedy_tokens, which the check needs"
         )
     scores = group.score(run.method)
-    for row in range(min(CHECKED_ANSWERS, len(group))):
-        rescored = scorer.score(prompts[row], [int(token) for token in ids[row]])
-        differences = run.other_settings(rescored.settings | {"model": rescored.model})
+    for row in _spread(len(group)):
+        content = {"prompt": prompts[row]}
+        prompt = (in_chat(content) if run.settings["prompt_format"] == "chat" else content)[
+            "prompt"
+        ]
+        rescored = scorer.score(prompt, [int(token) for token in ids[row]])
+        differences = run.other_settings(rescored.compared_settings)
         if differences:
             raise ValueError(f"settings differ from {path}: {'; '.join(differences)}")
         if not _reproduces(rescored, scores[row]):
@@ -441,6 +492,12 @@ def calibrate_run(
     if lengths is not None:
         reference_range["prompt_tokens"] = sorted(map(float, lengths))
     settings = run.settings | scorer.fingerprints()
+    settings |= {n: rescored.compared_settings[n] for n in ("attention_in_use", "system")
+                 if n in rescored.compared_settings}  # fmt: skip
+    limit, closes = run.config.max_new_tokens, scorer.stop_conditions.closes
+    if run.config.closing_token:
+        ends = {answer_end(closes([*map(int, row)]), len(row), limit) for row in ids}
+        settings["answer_ends"] = sorted(ends)
     run = replace(run, settings=settings, reference_range=reference_range)
     stops, texts = scorer.stop_conditions.stop_strings, group.saved("greedy_texts")
     answered = np.arange(len(group))

@@ -27,6 +27,7 @@ from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.files import parse_json, read_json, write_whole
 from lm_polygraph_asmi.results.scales import with_scale
 from lm_polygraph_asmi.scoring.decision import SIGNALS, Decision
+from lm_polygraph_asmi.scoring.provenance import made_from, prompt_format
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,7 +51,10 @@ FINGERPRINTS = {
     "weights": "weights or their precision differ",
     "tokenizer": "tokenizer or chat template differs",
 }
-"""Messages for settings whose values are hashes."""
+"""Messages for settings whose values are hashes of the model's."""
+SYSTEM = {"system": "the system message differs"}
+CIRCUMSTANCES = ("layer", "attention_in_use", "samples", "prompt_format", *FINGERPRINTS, *SYSTEM)
+"""Settings to compare besides those of `ASMIConfig.score_key`."""
 
 
 @dataclass(frozen=True)
@@ -211,6 +215,8 @@ class Calibration:
         msp = group.msp if tokens is None else np.array([-answer.sum() for answer in tokens])
         if msp is None:
             raise ValueError(f"{path}: expected saved MSP or asmi_log_likelihood, got neither")
+        model = (group.run.recorded("config").get("model") or {}) if group.run.manifest else {}
+        prompts = "chat" if model.get("instruct") else "text"  # as LM-Polygraph
         run_settings = group.settings()
         if run_settings is None:
             raise ValueError(f"{path} has not saved asmi_settings: its masks are unknown")
@@ -225,7 +231,7 @@ class Calibration:
             method=method,
             model=str(group.run.recorded("model").get("path") or NOT_RECORDED),
             labelled_by=group.metric,
-            settings=run_settings | config.besides_masks(),
+            settings=run_settings | config.besides_masks() | {"prompt_format": prompts},
             masking_response=None
             if group.mi_tokens is None
             else float(np.concatenate(group.mi_tokens).mean()),
@@ -272,11 +278,12 @@ class Calibration:
             method=" ".join([config.symbol, "of parts", *config.describe("aggregation")]),
             model=first["model"],
             labelled_by="their labels",
-            settings=first["settings"],
+            settings=first["settings"] | prompt_format(first["prompt"]),
             unit="parts",
         )
         for row in others:
-            other = calibration.other_settings(row["settings"] | {"model": row["model"]})
+            described = row["settings"] | prompt_format(row["prompt"]) | {"model": row["model"]}
+            other = calibration.other_settings(described)
             if other:
                 raise ValueError(
                     f"rows {first['row']} and {row['row']} of {path} have different settings "
@@ -384,15 +391,25 @@ class Calibration:
 
     def other_settings(self, settings: dict[str, Any]) -> list[str]:
         """Differences between the settings of a score and of this run, in words."""
+        messages = FINGERPRINTS | SYSTEM
         run_key, score_key = _compared_settings(self.settings), _compared_settings(settings)
         differences = [
-            FINGERPRINTS.get(name, f"{name} {run_key[name]} there, {score_key[name]} here")
+            messages.get(name, f"{name} {run_key[name]} there, {score_key[name]} here")
             for name in run_key
             if name in score_key and run_key[name] != score_key[name]
         ]
-        missing = [name for name in self.config.score_key() if name not in (*self.settings, "stop")]
+        names = [*self.config.score_key(), "prompt_format"]
+        missing = [name for name in names if name not in (*self.settings, "stop")]
         if missing:
             differences.append(f"{', '.join(missing)} not recorded there: {ADVICE}")
+        unknown = [name for name in FINGERPRINTS if name in self.settings and name not in settings]
+        if unknown:
+            differences.append(
+                f"{', '.join(unknown)} not recorded here: score again with this calibration"
+            )
+        ends = self.settings.get("answer_ends", ())
+        if ends and (end := settings.get("answer_end", ends[0])) not in ends:
+            differences.append(f"answers {' or '.join(ends)} there, {end} here")
         run_model, score_model = Path(self.model).name, Path(settings.get("model", "")).name
         if score_model and run_model == NOT_RECORDED:
             differences.append(f"model not recorded there: {ADVICE}")
@@ -732,6 +749,11 @@ def _labelled_rows(path: Path) -> list[dict[str, Any]]:
                 f"line {number} of {path}: expected `spans_correct` as a list of true, false or "
                 f"null, one for each of its {parts} `spans`; got {labels!r:.60}"
             )
+        if not made_from(row):
+            raise ValueError(
+                f"line {number} of {path}: prompt, answer or settings differ from those of its "
+                "scores, or an older release wrote it: score it again"
+            )
         rows.append(row)
     if not rows:
         raise ValueError(f"{path}: expected at least one row, got none")
@@ -761,7 +783,7 @@ def _differences(config_there: ASMIConfig, config_here: ASMIConfig) -> str:
 def _compared_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings that two scores must share, among those saved."""
     key = ASMIConfig.key_of({"method": ASMIConfig.method} | dict(settings))
-    return key | {n: settings[n] for n in ("layer", *FINGERPRINTS) if n in settings}
+    return key | {n: settings[n] for n in CIRCUMSTANCES if n in settings}
 
 
 def _listed(settings: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -335,8 +336,14 @@ class PreparedModel:
     ) -> dict[str, Any]:
         """Settings of this score besides those of the masks."""
         settings = self.config.besides_masks()
+        settings["attention_in_use"] = self.config.attention or attention_of(self.model)
+        if self.config.method == "adapt":
+            settings["samples"] = "generated" if samples is None else "passed"
         if self.calibration is not None and "weights" in self.calibration.settings:
             settings |= self.fingerprints()
+        elif self.result_cache.kept:  # which has hashed the weights
+            with suppress(ValueError, TypeError):
+                settings |= self.fingerprints()
         if not (answer is None or isinstance(answer, str)):  # token ids are scored unchanged
             del settings["stop"]
         else:

@@ -8,6 +8,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 
 from lm_polygraph_asmi.scoring.calibration import Calibration
 from lm_polygraph_asmi.scoring.page import render, render_part
+from lm_polygraph_asmi.scoring.provenance import digest_of
 from lm_polygraph_asmi.scoring.score_data import ScoreData
 from lm_polygraph_asmi.scoring.terminal import in_terminal
 from lm_polygraph_asmi.scoring.tokens import Source, Token
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 DERIVED = (
     "spans", "unit", "highest", "percentile", "error_probability", "confident_but_fragile",
-    "verdict", "signals", "accept", "accept_reason", "error_probability_interval",
+    "verdict", "signals", "accept", "accept_reason", "error_probability_interval", "digest",
 )  # fmt: skip
 """Entries of `Score.to_dict` besides the fields."""
 
@@ -117,6 +118,7 @@ class Score(ScoreData):
             run = getattr(self, name)
             content[name] = None if run is None else run.name
         return content | {
+            "digest": digest_of(content),
             "spans": [asdict(span) for span in self.parts],
             "unit": "nats",
             "highest": self.highest,

@@ -24,6 +24,7 @@ from lm_polygraph_asmi.scoring.many import (
     with_output,
     without_nan,
 )
+from lm_polygraph_asmi.scoring.provenance import digest_of
 from lm_polygraph_asmi.scoring.result import DERIVED, Score
 from lm_polygraph_asmi.validation import TOKENS, check_new, check_one_of, describe_fields
 
@@ -220,7 +221,8 @@ def line_of(row: Row, outcome: Outcome, tokens: str = "full") -> str:
     if tokens != "full":
         line["tokens"] = token_records(outcome.score, tokens)
     input_fields = {n: v for n, v in row.content.items() if v is not None or n not in line}
-    return to_json(line | input_fields, str)
+    line |= input_fields
+    return to_json(line | {"digest": digest_of(line)}, str)
 
 
 def score_file(

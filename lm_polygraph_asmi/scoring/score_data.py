@@ -13,6 +13,7 @@ from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.results.aggregation import aggregate
 from lm_polygraph_asmi.scoring.calibration import Calibration
+from lm_polygraph_asmi.scoring.provenance import answer_end, prompt_format
 from lm_polygraph_asmi.scoring.segments import Span, segment_answer, span_of
 from lm_polygraph_asmi.scoring.tokens import Source, Token
 
@@ -136,8 +137,13 @@ class ScoreData:
 
     @property
     def compared_settings(self) -> dict[str, Any]:
-        """Settings and model, which a calibration must share."""
-        return self.settings | {"model": self.model}
+        """Settings, model, and form of prompt and answer, which a calibration must share."""
+        described = prompt_format(self.prompt) | {"model": self.model}
+        if self.config.closing_token and self.content_end is not None:
+            ended = self.content_end < len(self.scored_text)
+            limit = self.settings.get("max_new_tokens")
+            described["answer_end"] = answer_end(ended, len(self.tokens), limit)
+        return described | self.settings
 
     @property
     def applied_calibration(self) -> Calibration | None:

@@ -1,6 +1,7 @@
 """Score an answer token by token while it is generated."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -121,7 +122,10 @@ class Stream(Iterator[Token]):
         if self._answer is None or not self._answer.ids or self._gate is None:
             raise ValueError("expected at least one generated token, got none")
         answer = self._answer
-        return self.scorer.result(self._query, answer.ids, answer.statistics(), self._gate)
+        score = self.scorer.result(self._query, answer.ids, answer.statistics(), self._gate)
+        if not self._external:
+            return score
+        return replace(score, settings=score.settings | {"prompt_format": "token ids"})
 
 
 class Streamer(BaseStreamer):

@@ -245,7 +245,17 @@ def test_other_weights_tokenizer_and_model_are_refused_by_name(calibration, mode
 
 
 @pytest.mark.parametrize(
-    "missing", ["method", "depth", "num_masks", "mask_rate", "top_k", "scope", "mask_sampler"]
+    "missing",
+    [
+        "method",
+        "depth",
+        "num_masks",
+        "mask_rate",
+        "top_k",
+        "scope",
+        "mask_sampler",
+        "prompt_format",
+    ],
 )
 def test_a_reference_that_knows_not_what_it_is_of(calibration, again, missing):
     known = {name: value for name, value in calibration.settings.items() if name != missing}
@@ -434,7 +444,12 @@ def test_a_run_gives_the_reference_of_its_rows(scores, scorer, calibration, tmp_
     assert found.signals == calibration.signals
     assert found.recommendation == calibration.recommendation
     assert found.settings.items() >= scorer.fingerprints().items()
-    assert not found.other_settings(scores[0].settings | {"model": scores[0].model})
+    known = scores[0].compared_settings | scorer.fingerprints()
+    assert not found.other_settings(known)
+    assert found.other_settings(known | {"prompt_format": "chat"}) == [
+        "prompt_format text there, chat here"
+    ]
+    assert found.settings["answer_ends"] == ["complete"]
     other = calibrate_run(place, scorer, 0.4, 0.8, signal="perplexity", resamples=50)
     assert (other.quality, found.quality) == ("Rouge_rougeL", "ReferenceInAnswer")
     assert other.decision != found.decision
@@ -554,7 +569,7 @@ def test_from_rows_to_decisions_by_command(folder):
         (("--seed", 1), True, 64),
     ):
         code, text = run(*again, *options)
-        assert (code, "were scored again" in text) == (0, warned), text
+        assert (code, "Scored 90 of 90 rows again" in text) == (0, warned), text
         assert Calibration.load(folder / "again.json").config.max_new_tokens == limit
         (folder / "again.json").unlink()
     code, text = run("score", *given, *OPTIONS, "--depth", 0.9, *files[:3], folder / "other.jsonl")

@@ -12,6 +12,7 @@ from lm_polygraph_asmi.analysis.comparison import prr_intervals
 from lm_polygraph_asmi.maths.information import NO_INFORMATION
 from lm_polygraph_asmi.scoring import Calibration
 from lm_polygraph_asmi.scoring.calibration import calibrate, of_answers_and_parts, probability_at
+from lm_polygraph_asmi.scoring.provenance import digest_of
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from tests.scoring.conftest import PROMPT
 from tests.scoring.test_page import Elements
@@ -40,7 +41,8 @@ def rows(found):
         ]
         labels = [None if number == 7 and not n else not label for n, label in enumerate(wrong)]
         about = {"row": number, "prompt": f"Question {number // 2}", "spans": spans}
-        made.append(own | about | {"spans_correct": labels})
+        line = own | about | {"spans_correct": labels}
+        made.append(line | {"digest": digest_of(line)})
     return made
 
 
@@ -171,5 +173,8 @@ def test_files_that_hold_no_labels(rows, tmp_path):
     with pytest.raises(ValueError, match="at least one row"):
         Calibration.read(tmp_path / "rows.jsonl")
     other = rows[1] | {"settings": rows[1]["settings"] | {"scope": "response"}}
+    with pytest.raises(ValueError, match=r"line 2 of .*: prompt, answer or settings differ from"):
+        Calibration.read(save(tmp_path / "rows.jsonl", [rows[0], other]))
+    other["digest"] = digest_of(other)
     with pytest.raises(ValueError, match=r"rows 0 and 1 .*scope all there, response here"):
         Calibration.read(save(tmp_path / "rows.jsonl", [rows[0], other]))

@@ -191,7 +191,8 @@ def labels_of(rows: Iterable[Row], right_from: float = RIGHT) -> dict[int, bool]
     """
     from lm_polygraph_asmi.scoring.text import parse_request  # imports torch
 
-    labels, formats = {}, {}
+    labels: dict[int, bool] = {}
+    formats: dict[bool, int] = {}
     for row in rows:
         try:
             if row.error is not None:

@@ -15,6 +15,7 @@ from lm_polygraph_asmi.analysis.calibration import Step
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.mechanism import OVER_ROBUST
 from lm_polygraph_asmi.scoring import Calibration, Token
+from lm_polygraph_asmi.scoring.provenance import prompt_format
 from tests.report import runs
 from tests.scoring.conftest import PROMPT
 
@@ -43,7 +44,7 @@ def reference_for(found, **changed) -> Calibration:
         n=10,
         clusters=5,
         errors=5,
-        settings=found.settings,
+        settings=found.settings | prompt_format(found.prompt),
     )
     return replace(made, **changed)
 

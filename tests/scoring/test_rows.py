@@ -609,10 +609,12 @@ def test_command_with_all_settings(command, folder, tmp_path):
     done = command(source, "--answer", " Brask", "--out", out, *words[:-1],
                    "--no-closing-token")  # fmt: skip
     assert done.exit_code == 0, done.output
-    expected = load(str(folder), max_new_tokens=3, **settings).score(PROMPT, " Brask")
+    scorer = load(str(folder), max_new_tokens=3, **settings)
+    expected = scorer.score(PROMPT, " Brask")
     (line,) = written(out)
     assert line["score"] == pytest.approx(float(expected), rel=1e-6)
-    assert line["settings"] == json.loads(json.dumps(expected.settings))
+    saved = expected.settings | scorer.fingerprints()
+    assert line["settings"] == json.loads(json.dumps(saved))
     own = set(settings)
     assert {name: line["settings"][name] for name in own} == {n: settings[n] for n in own}
 

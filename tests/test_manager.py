@@ -2,6 +2,9 @@
 
 import numpy as np
 import pytest
+from lm_polygraph.defaults.register_default_stat_calculators import (
+    register_default_stat_calculators,
+)
 from lm_polygraph.estimators import RAUQ, Perplexity
 from lm_polygraph.generation_metrics import RougeMetric
 from lm_polygraph.stat_calculators import SamplingGenerationCalculator
@@ -113,6 +116,18 @@ def test_a_statistic_missing_from_the_entry_is_named_before_the_run(model):
 def test_a_depth_that_is_not_scored_is_named_before_the_run(model):
     with pytest.raises(Exception, match="Cant find stat calculator for: asmi_mi_d90"):
         manager(model, [ASMI(depth=0.9)], available_stat_calculators([ASMI()]))
+
+
+def test_a_manager_without_our_calculators_names_what_to_pass(model):
+    """LM-Polygraph's own list, as its examples pass it."""
+    available = register_default_stat_calculators("Whitebox")
+    with pytest.raises(Exception, match="stat calculator for: asmi_mi_d60") as error:
+        manager(model, [ASMI()], available)
+    advice = "available_stat_calculators=lm_polygraph_asmi.available_stat_calculators(estimators)"
+    assert advice in str(error.value)
+    names = ASMI().stats_dependencies
+    assert names == ["asmi_mi_d60", "asmi_settings_d60", "asmi_closing"]
+    assert [str(name) for name in names] == names  # elsewhere they are plain names
 
 
 def test_adapt_asmi_without_a_sampling_calculator(model):

@@ -15,6 +15,19 @@ from lm_polygraph_asmi.results.scales import with_scale
 from lm_polygraph_asmi.validation import LEVELS, check_one_of
 
 
+class _Statistic(str):
+    """Name of a statistic that says how to compute it where LM-Polygraph reports it as missing."""
+
+    def __format__(self, spec: str) -> str:
+        if not self.startswith("asmi_"):
+            return super().__format__(spec)
+        return (
+            f"{self.__str__()} (of the package lm_polygraph_asmi: pass available_stat_calculators="
+            "lm_polygraph_asmi.available_stat_calculators(estimators) to UEManager; in a config, "
+            "add `- stat_calculators: asmi`)"
+        )
+
+
 class MaskedHeadsEstimator(Estimator):
     """Score of an answer: mean, sum or maximum of per-token scores over its T tokens.
 
@@ -56,7 +69,8 @@ class MaskedHeadsEstimator(Estimator):
         self.config = with_scale((config or ASMIConfig()).replace(**settings))
         check_one_of("level", level, LEVELS)
         dependencies = self._dependencies()
-        super().__init__([*dependencies, "claims"] if level == "claim" else dependencies, level)
+        dependencies += ["claims"] if level == "claim" else []
+        super().__init__([_Statistic(name) for name in dependencies], level)
 
     def _dependencies(self) -> list[str]:
         return [*map(self._name, ("asmi_mi", "asmi_settings")), "asmi_closing"]

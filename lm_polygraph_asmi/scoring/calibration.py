@@ -309,7 +309,8 @@ class Calibration:
         """Fit answers or parts; quality: higher = better; scores and MSP in nats."""
         from lm_polygraph_asmi.analysis.comparison import prr_intervals
 
-        if wrong.all() or not wrong.any():
+        # Answers that are all right may give a threshold; a ranking of errors is undefined.
+        if wrong.all() or (unit == "parts" and not wrong.any()):
             kind = "wrong" if wrong.any() else "right"
             raise ValueError(
                 f"{path}: expected right and wrong {unit}, got {len(wrong)}, all {kind}"
@@ -651,6 +652,8 @@ class Calibration:
 
 
 def _interval_text(interval: Interval) -> str:
+    if math.isnan(interval.value):
+        return "undefined"
     if math.isnan(interval.low):
         return f"{interval.value:.2f} (no interval)"
     return f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"

@@ -13,6 +13,8 @@ from jinja2 import TemplateError
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from lm_polygraph_asmi.validation import lone_surrogate
+
 Messages = Sequence[Mapping[str, Any]]
 Prompt = str | Messages
 Answer = str | Sequence[int]
@@ -74,6 +76,7 @@ def parse_request(prompt: Prompt, answer: Answer | None = None) -> Request:
     if answer is not None:
         _check_answer(answer)
     if isinstance(prompt, str):
+        _check_text("prompt", prompt)
         return Request(prompt, answer, ())
     if not _are_messages(prompt):
         raise ValueError(
@@ -96,6 +99,7 @@ def parse_request(prompt: Prompt, answer: Answer | None = None) -> Request:
         )
     if not before:
         raise ValueError("expected a user message before the assistant's, got none")
+    _check_text("last message", last["content"])
     note = "The chat's last message, the assistant's, was scored."
     return Request(_checked(before), last["content"], (note,))
 
@@ -112,8 +116,15 @@ def _check_answer(answer: Any) -> None:
             "the answer is empty: expected at least one token. Leave `answer` out to score the "
             "model's own"
         )
-    if not isinstance(answer, str):
+    if isinstance(answer, str):
+        _check_text("answer", answer)
+    else:
         token_ids(answer)
+
+
+def _check_text(name: str, text: str) -> None:
+    if half := lone_surrogate(text):
+        raise ValueError(f"expected the {name} as text, got {half}: replace it")
 
 
 def token_ids(answer: Any) -> list[int]:
@@ -144,6 +155,7 @@ def _checked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if isinstance(message.get("role"), str) and (
             isinstance(message.get("content"), str) or tools
         ):
+            _check_text(f"content of message {number}", message.get("content") or "")
             continue
         raise ValueError(
             f"message {number} of the chat: expected {{'role': 'user', 'content': '...'}}, got "

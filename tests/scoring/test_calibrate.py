@@ -373,9 +373,8 @@ def test_rows_that_cannot_be_used(scorer):
         some = [row | changed if i == number else row for i, row in enumerate(rows)]
         with pytest.raises(ValueError, match=message):
             calibrate_rows(some, scorer, 0.1)
-    for same in (True, False):
-        with pytest.raises(ValueError, match="expected right and wrong answers"):
-            calibrate_rows([row | {"correct": same} for row in rows], scorer, 0.1)
+    with pytest.raises(ValueError, match="expected right and wrong answers"):
+        calibrate_rows([row | {"correct": False} for row in rows], scorer, 0.1)
     with pytest.raises(ValueError, match="expected signal best, score or one of"):
         calibrate_rows(rows, scorer, 0.1, signal="magic")
     with pytest.raises(ValueError, match="at least two labelled answers"):
@@ -603,3 +602,17 @@ def test_from_rows_to_decisions_by_command(folder):
         code, said = run("calibrate", *own, *given)
         assert code == 2
         assert message in said
+
+
+def test_answers_that_are_all_right_give_a_threshold(scorer, tmp_path):
+    rows = [
+        {"prompt": f"{PROMPT} {i}", "answer": " Edda Holm", "correct": True, "cluster": str(i)}
+        for i in range(40)
+    ]
+    run = calibrate_rows(rows, scorer, 0.2, resamples=50)
+    guarantee = run.decision.guarantee  # 32 tested: .8 to the power of 32 is below .05
+    assert (guarantee.coverage, guarantee.error_rate) == (1, 0)
+    assert guarantee.threshold == max(run.scores)
+    assert "nan" not in str(run)
+    run.save(tmp_path / "c.json")
+    assert Calibration.load(tmp_path / "c.json").decision == run.decision

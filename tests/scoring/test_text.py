@@ -11,7 +11,13 @@ from transformers import PreTrainedTokenizerFast
 
 from lm_polygraph_asmi import score
 from lm_polygraph_asmi.scoring.scorer import Scorer
-from lm_polygraph_asmi.scoring.text import answer_tokens, ids_after_answer, prompt_tokens, spans
+from lm_polygraph_asmi.scoring.text import (
+    answer_tokens,
+    ids_after_answer,
+    parse_request,
+    prompt_tokens,
+    spans,
+)
 from tests.scoring.conftest import PROMPT
 from tests.tiny_lm import TEXT, whitebox
 
@@ -255,3 +261,23 @@ def test_prompts_of_special_tokens_and_none(model, tokenizer):
     plain._tokenizer.post_processor = None
     with pytest.raises(ValueError, match="the prompt has no token"):
         score(model, "", " Brask", tokenizer=plain)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("Who \ud800?",),
+            r"the prompt as text, got '\\ud800' at character 5, half of a surrogate",
+        ),
+        (("Who?", " a\udfff"), r"the answer as text, got '\\udfff' at character 3"),
+        (([{"role": "user", "content": "\ud800"}],), "the content of message 1 as text"),
+        (
+            ([{"role": "user", "content": "?"}, {"role": "assistant", "content": "\ud800"}],),
+            "the last message as text",
+        ),
+    ],
+)
+def test_half_of_a_surrogate_pair_is_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        parse_request(*arguments)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from lm_polygraph_asmi.config import ASMIConfig, check_streamed
-from lm_polygraph_asmi.files import write_whole
+from lm_polygraph_asmi.files import locked, write_whole
 from lm_polygraph_asmi.options import given_settings, setting_options
 from lm_polygraph_asmi.validation import TOKENS, check_writable
 
@@ -152,6 +152,8 @@ def score(
             check_streamed({"source": config.source} | explicit)
         from lm_polygraph_asmi.scoring.loading import load  # imports torch: after all checks
 
+        if out:  # until the command ends, so that a second one stops before it loads a model
+            click.get_current_context().with_resource(locked(f"{out}.lock", remove=True))
         if out and not result_cache and Path(f"{out}.cache", TEMPORARY_MARK).is_file():
             errors.print("Resuming: rows in the cache of an earlier run are not scored again.")
         cache = result_cache or (own_cache(out) if out else None)

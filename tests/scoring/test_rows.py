@@ -15,7 +15,7 @@ from datasets import load_dataset
 
 from lm_polygraph_asmi import score
 from lm_polygraph_asmi.commands import main
-from lm_polygraph_asmi.files import parse_json
+from lm_polygraph_asmi.files import locked, parse_json
 from lm_polygraph_asmi.scoring import Calibration
 from lm_polygraph_asmi.scoring.loading import load
 from lm_polygraph_asmi.scoring.many import COMPACT, OUTPUT
@@ -809,3 +809,15 @@ def test_two_writers_of_one_file(scorer, tmp_path):
     killed.close()
     list(score_file(scorer, source, tmp_path / "again.jsonl"))
     assert (tmp_path / "again.jsonl").read_text().count("\n") == 3
+
+
+def test_a_second_command_stops_before_it_loads_a_model(command, tmp_path, monkeypatch):
+    source, out = write(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
+    with monkeypatch.context() as patch, locked(f"{out}.lock", remove=True):
+        patch.setattr("lm_polygraph_asmi.scoring.loading.load", pytest.fail)
+        done = command(source, "--out", out)
+    assert done.exit_code == 1
+    assert "out.jsonl.lock is being written by another program" in " ".join(done.stderr.split())
+    assert command(source, "--out", out).exit_code == 0
+    assert {file.name for file in tmp_path.iterdir()} >= {"in.jsonl", "out.jsonl"}
+    assert not [*tmp_path.glob("out.jsonl.*")]

@@ -1,5 +1,6 @@
 """A run killed at any moment loses nothing that was scored."""
 
+import os
 import signal
 import sqlite3
 import time
@@ -71,3 +72,31 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path, monkeypatch):
     for name in whole.scores:
         np.testing.assert_array_equal(resumed.scores[name], whole.scores[name])
     assert resumed.stats["sample_texts"] == whole.stats["sample_texts"]
+
+
+def test_an_interrupted_run_keeps_its_rows(tmp_path, monkeypatch):
+    """Ctrl-C: LM-Polygraph saves what it has, and the next run resumes."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    prompts = [f"Who built the ferry {i}? Where do the blue kites start?" for i in range(ROWS)]
+    rows = {"input": prompts, "output": ["the mill"] * (ROWS - 1) + ["a kite"]}
+    Dataset.from_dict(rows).save_to_disk(tmp_path / "questions")
+    run = forked(
+        "--config-name", "asmi_offline", "benchmark=asmi_babiqa", "estimators=asmi_only",
+        "data.source=questions", "model=asmi_local",
+        f"model.path={tiny_lm.save(tmp_path / 'tiny')}", "output_attentions=false",
+        "~generation_params.stop_strings", "cache_path=.", "hydra.run.dir=run",
+    )  # fmt: skip
+    run.start()
+    deadline = time.monotonic() + 120
+    while entries(tmp_path / "result_cache") < 4 and run.is_alive():
+        assert time.monotonic() < deadline, "the run did not start"
+        time.sleep(0.02)
+    os.kill(run.pid, signal.SIGINT)
+    run.join()
+    manager = tmp_path / "run" / "ue_manager_seed1"
+    partial = load_run(manager, partial=True)
+    assert 0 < len(partial.scores) < ROWS, "the run was too quick to be interrupted"
+    assert partial.planned == ROWS
+    assert partial.stats["input_texts"] == prompts[: len(partial.scores)]
+    assert "For the rest: polygraph_eval --config-name asmi_offline" in partial.stopped_early

@@ -1,10 +1,12 @@
 """Loads a model and its tokenizer from a folder, the cache or a hub."""
 
 import io
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from functools import lru_cache
+from logging import StreamHandler
 from pathlib import Path
 from typing import Any
 
@@ -127,20 +129,44 @@ def load_named(
             )
         name, gguf_file, dtype = str(weights_folder()), GGUF_FILE, "float32"
     file: dict[str, Any] = {"gguf_file": gguf_file} if gguf_file else {}
-    with quiet():
-        model = load_model(name, dtype, device_map, attn_implementation=None, **file)
-        return model, load_tokenizer(name, **file)
+    try:
+        with quiet():
+            model = load_model(name, dtype, device_map, attn_implementation=None, **file)
+            return model, load_tokenizer(name, **file)
+    except ValueError as error:
+        if Path(name, "adapter_config.json").is_file() and "ignore_mismatched" in str(error):
+            raise ValueError(
+                f"cannot load {name}: this adapter has other shapes than its base model, as after "
+                "resizing the vocabulary. Save the merged model (PEFT's merge_and_unload, then "
+                f"save_pretrained) and name its folder. {error}"
+            ) from error
+        raise
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Hide progress bars, notes and warnings of other libraries; errors are still raised."""
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
+    """Hide progress bars, notes and warnings of other libraries; errors are still raised.
+
+    Raises:
+        ValueError: a RuntimeError after a report of transformers, such as one of weights that do
+            not fit; with the report.
+    """
+    report = io.StringIO()
+    handler, verbosity = StreamHandler(report), logging.get_verbosity()
+    logging.disable_default_handler()
+    logging.add_handler(handler)
+    logging.set_verbosity_warning()
     try:
         # No setting of transformers hides the progress bar of converting GGUF weights.
         with redirect_stderr(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
+    except RuntimeError as error:
+        text = re.sub(r"\x1b\[[0-9;]*m", "", report.getvalue()).strip()  # without colours
+        if not text:
+            raise
+        raise ValueError(f"{error} The report:\n{text}") from error
     finally:
+        logging.remove_handler(handler)
+        logging.enable_default_handler()
         logging.set_verbosity(verbosity)

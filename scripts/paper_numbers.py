@@ -9,8 +9,8 @@ around them, with the label of their section. A sentence that is missing or repe
 is a number of the short main table that differs from the long ones.
 
 Values keep the digits that are printed. `error` is a standard error, `low` and `high` an interval
-of 95 %, and `n` the rows it is about, where the paper names them; only tokens an answer are
-divided, by the 500 answers they are of.
+of 95 %, and `n` the rows it is about, where the paper names them. Two are divided: tokens an
+answer, by the 500 answers they are of, and the coverage at K = 256, by 100.
 """
 
 import csv
@@ -311,12 +311,12 @@ def quadrants(text: str) -> Iterator[Row]:
     for dataset, gap in (("BabiQA", babi), ("CoQA", others[:3]), ("TriviaQA", others[3:])):
         yield row(
             "confident_fragile", "app:distinct", f"{PRIMARY} / {dataset}", "gap of error rates",
-            "rate", gap, **rows, n=ANALYSED[dataset],
+            "rate difference", gap, **rows, n=ANALYSED[dataset],
         )  # fmt: skip
     tokens = numbers_in(text, "the gap is not resolvable at the token level (⟨N⟩ ⟨I⟩)")
     yield row(
         "confident_fragile", "app:distinct", f"{PRIMARY} / ", "gap of error rates, tokens",
-        "rate", tokens, **rows,
+        "rate difference", tokens, **rows,
     )  # fmt: skip
 
 
@@ -370,7 +370,7 @@ def coverage(latex: str, text: str) -> Iterator[Row]:
     (percent,) = numbers_in(text, "TriviaQA reaches 77.3% and remains at ⟨N⟩% even at K = 256")
     about = "top_k_coverage", "app:topk-coverage", f"{PRIMARY} / TriviaQA"
     quantity = "coverage of high MI, K = 256"
-    yield row(*about, quantity, "percent", [percent], depth=OPERATING)
+    yield row(*about, quantity, "coverage", [f"{float(percent) / 100:.3f}"], depth=OPERATING)
 
 
 def mechanism(latex: str, text: str) -> Iterator[Row]:

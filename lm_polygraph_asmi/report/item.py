@@ -215,18 +215,18 @@ def frame(
             parts = group if isinstance(group, tuple) else (group,)
             used += [p for p in parts if isinstance(p, RunGroup) and p not in used]
     if not rows:
-        return [MissingItem(title, _listed(missing) or otherwise)]
+        return [MissingItem(title, listed(missing) or otherwise)]
     table = finish(pd.DataFrame(rows))
     chart = figure(table) if figure else None
     item = ReportItem(name, title, used, table, chart, **shown)
     item.notes = [*(notes(item) if callable(notes) else notes)]
     if missing:
-        item.notes.append(f"Left out: {_listed(missing)}.")
+        item.notes.append(f"Left out: {listed(missing)}.")
     item.table = table if tabulated else None
     return [item]
 
 
-def _listed(reasons: Sequence[Reason]) -> str:
+def listed(reasons: Sequence[Reason]) -> str:
     """Reasons in one line, each with all it applies to."""
     named: dict[str, list[str]] = {}
     for group, why in reasons:

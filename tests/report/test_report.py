@@ -113,7 +113,8 @@ def test_a_report_has_every_item_in_every_form(everything):
     report = (out / "report.md").read_text()
     _, _, gaps = report.partition("## Not in this report\n\n")
     assert [gap.split(":")[0] for gap in gaps.strip().splitlines()] == [
-        "- Where the fragility comes from"  # tests/report/test_sources.py has it
+        "- The paper's numbers beside these",  # tests/report/test_reproduction.py has them
+        "- Where the fragility comes from",  # tests/report/test_sources.py has it
     ]
     assert "2 settings" in shown
     assert f"{len(table(out, 'audit'))} rows: [tables/audit.csv]" in report
@@ -451,7 +452,7 @@ def test_without_any_asmi_score_the_baselines_are_reported(tmp_path):
     assert group.variants == {}
     items = run_all([group])
     assert "u_sem not saved" in reasons(items)
-    assert items[0].table["method"].tolist() == [
+    assert items[1].table["method"].tolist() == [
         "MaximumSequenceProbability", "MeanTokenEntropy", "SemanticEntropy", "RAUQ",
     ]  # fmt: skip
 

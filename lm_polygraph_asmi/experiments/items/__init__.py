@@ -13,6 +13,7 @@ from lm_polygraph_asmi.experiments.items.heads import (
     head_coupling,
     head_errors,
 )
+from lm_polygraph_asmi.experiments.items.measured import MEASURES
 from lm_polygraph_asmi.experiments.items.probe import causal_differences, causal_probe
 from lm_polygraph_asmi.experiments.items.sources import sources
 
@@ -22,4 +23,4 @@ REPORT_ITEMS = (
 )  # fmt: skip
 """In the order of the report."""
 
-__all__ = ["REPORT_ITEMS", "findings"]
+__all__ = ["MEASURES", "REPORT_ITEMS", "findings"]

@@ -182,12 +182,13 @@ def head_concentration(groups: Sequence[RunGroup]) -> Items:
         group, depth = at_depth
         tokens = profiles(group, depth)
         high, used = tokens.high, tokens.settings
-        excess = excess_heads(group, depth)
+        excess, answers = excess_heads(group, depth), len(set(tokens.answer.tolist()))
         return _setting_columns(group, depth) | {
             "H": used["num_heads"],
             "S": used["num_masks"],
             "tokens": len(tokens.z),
-            "tokens an answer": len(tokens.z) / len(set(tokens.answer.tolist())),
+            "tokens an answer": len(tokens.z) / answers,
+            "without closing tokens": int((~tokens.closing).sum()) / answers,
             "n_eff (high MI)": float(tokens.heads[high].mean()),
             "n_eff of noise†": float(np.nanmean(tokens.null[high])),
             "n_eff of other masks†": float(np.nanmean(tokens.resampled[high])),
@@ -210,11 +211,10 @@ def head_concentration(groups: Sequence[RunGroup]) -> Items:
         "over clusters: below 0, criticality is more concentrated than noise; above 0, more "
         "spread; interval includes 0: not significantly different from noise. Other masks: of "
         "other seeds.",
-        "Tokens an answer: the paper has 5.56 on CoQA, 14.75 on SQuAD, 2.18 on BabiQA and 4.05 on "
-        "TriviaQA, with closing tokens; other values mean another tokenisation or stop. n_eff: "
-        "mean of 1/HHI over the tenth of the tokens with the highest MI_t; also its median and "
-        "the inverse of the mean index. z: the index against 1,000 permutations, in standard "
-        "deviations of the null. The null is skewed, so z beyond 1.96 is no test; p is the share "
+        "Tokens an answer: with closing tokens, and without. n_eff: mean of 1/HHI over the tenth "
+        "of the tokens with the highest MI_t; also its median and the inverse of the mean index. "
+        "z: the index against 1,000 permutations, in standard deviations of the null. The null is "
+        "skewed, so z beyond 1.96 is no test; p is the share "
         "of permutations. z at most: that of a single head with all criticality; small if heads "
         "are few. Without z: tokens without a head of positive criticality, or that no mask "
         "changes. Unknown pairs: of a token and a head that was never, or always, "

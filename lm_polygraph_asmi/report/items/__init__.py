@@ -1,6 +1,7 @@
 """One function per item of the report, and the findings at its top."""
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 
@@ -9,7 +10,7 @@ import numpy as np
 from lm_polygraph_asmi.analysis.clusters import FEW, Interval
 from lm_polygraph_asmi.analysis.mechanism import OVER_ROBUST, masking_response
 from lm_polygraph_asmi.analysis.verdict import MARGIN
-from lm_polygraph_asmi.report.item import Items
+from lm_polygraph_asmi.report.item import Items, MissingItem
 from lm_polygraph_asmi.report.items.benchmark import (
     adjusted_comparisons,
     benchmark,
@@ -23,7 +24,14 @@ from lm_polygraph_asmi.report.items.benchmark import (
 from lm_polygraph_asmi.report.items.boundary import boundary, coverage, truncation
 from lm_polygraph_asmi.report.items.curves import rejection, reliable
 from lm_polygraph_asmi.report.items.labels import audit, correctness_labels, length, noise
+from lm_polygraph_asmi.report.items.measured import MEASURES
 from lm_polygraph_asmi.report.items.mechanism import case_study, cosines, cost, mechanism, screen
+from lm_polygraph_asmi.report.items.reproduction import (
+    Compared,
+    compare,
+    reproduced,
+    reproduction,
+)
 from lm_polygraph_asmi.report.items.signal import (
     confident_fragile,
     distinct,
@@ -38,10 +46,32 @@ from lm_polygraph_asmi.results.run_groups import RunGroup, one_per_question_set
 
 Make = Callable[[Sequence[RunGroup]], Items]
 
+
+@cache
+def _compared(groups: tuple[RunGroup, ...]) -> list[Compared]:
+    """The paper's numbers beside those of the settings.
+
+    Raises:
+        ValueError: the file of the paper's numbers is damaged.
+    """
+    of_experiments = [module.MEASURES for module in _experiment_modules()]
+    measures = {name: m for known in (MEASURES, *of_experiments) for name, m in known.items()}
+    return compare(groups, measures)
+
+
+def papers_numbers(groups: Sequence[RunGroup]) -> Items:
+    """Every number of the paper beside the runs', with a verdict."""
+    try:
+        return reproduction(_compared(tuple(groups)), groups)
+    except ValueError as error:  # nothing is compared with a damaged file
+        return [MissingItem("The paper's numbers", str(error))]
+
+
 REPORT_ITEMS: tuple[Make, ...] = (
-    benchmark, datasets, head_to_head, depths, screen, distinct, stacked, ensemble_mean, flags,
-    confident_fragile, payoff, selector, rejection, reliable, boundary, truncation, coverage,
-    stability, mechanism, cosines, case_study, correctness_labels, noise, length, audit, cost,
+    papers_numbers, benchmark, datasets, head_to_head, depths, screen, distinct, stacked,
+    ensemble_mean, flags, confident_fragile, payoff, selector, rejection, reliable, boundary,
+    truncation, coverage, stability, mechanism, cosines, case_study, correctness_labels, noise,
+    length, audit, cost,
 )  # fmt: skip
 """In the order of the report; each returns tables and figures, or the reason for none."""
 MORE = ("lm_polygraph_asmi.experiments.items",)
@@ -63,17 +93,25 @@ def every_report_item() -> list[Make]:
 def findings(groups: Sequence[RunGroup]) -> list[str]:
     """First lines of the report: how many ASMI scores rank errors, and caveats.
 
-    Order: rows that are missing, findings of experiments, counts, scores of negative PRR, limits of
-    the settings.
+    Order: rows that are missing, the paper's numbers, findings of experiments, counts, scores of
+    negative PRR, limits of the settings.
     """
     experiments = [module.findings for module in _experiment_modules()]
     general = [_rank_errors, _negative_prr, _against_best, _added, _weak, _labels, _other_depths]
-    return [line for find in (_missing_rows, *experiments, *general) for line in find(groups)]
+    first = (_missing_rows, _reproduced)
+    return [line for find in (*first, *experiments, *general) for line in find(groups)]
 
 
 def _missing_rows(groups: Sequence[RunGroup]) -> list[str]:
     """Rows that were planned and are in no number of this report."""
     return [f"**{group.label}: {note}**" for group in groups for note in group.run.missing_rows]
+
+
+def _reproduced(groups: Sequence[RunGroup]) -> list[str]:
+    try:
+        return reproduced(_compared(tuple(groups)))
+    except ValueError as error:
+        return [f"**Nothing was compared with the paper: {error}.**"]
 
 
 def _scores(groups: Sequence[RunGroup]) -> list[tuple[RunGroup, str, Interval]]:

@@ -602,7 +602,7 @@ def stability(groups: Sequence[RunGroup]) -> Items:
 
     def compute(group: RunGroup) -> list[dict[str, Any]]:
         rows = []
-        for method, drawn in _other_seeds(group).items():
+        for method, drawn in other_seeds(group).items():
             over_seeds = seed_stability(drawn, group.quality)
             rows.append(
                 {
@@ -626,7 +626,7 @@ def stability(groups: Sequence[RunGroup]) -> Items:
     return frame("stability", title, groups, compute, notes, digits=3, otherwise=missing)
 
 
-def _other_seeds(group: RunGroup) -> dict[str, np.ndarray]:
+def other_seeds(group: RunGroup) -> dict[str, np.ndarray]:
     """Method without its seed -> (R, n) scores, a row per seed of its masks and samples."""
     drawn: dict[str, dict[tuple[Any, ...], np.ndarray]] = {}
     for run in group.runs:

@@ -131,7 +131,7 @@ def truncation(groups: Sequence[RunGroup]) -> Items:
             }
         ]
 
-    pairs = [pair for symbol in ("Sem-ASMI", "ASMI") for pair in _pairs_of_k(groups, symbol)]
+    pairs = [pair for symbol in ("Sem-ASMI", "ASMI") for pair in pairs_of_k(groups, symbol)]
     notes = [
         "Answers scored with both K; paired 95 % intervals over clusters. Token ρ: Spearman "
         "correlation of MI_t between the two K, over all tokens. Coverage: mean over all tokens.",
@@ -148,7 +148,7 @@ PairOfK = tuple[str, int, RunGroup, str, int, RunGroup, str]
 """Symbol; smaller K, its setting and method; larger K, its setting and method."""
 
 
-def _pairs_of_k(groups: Sequence[RunGroup], symbol: str) -> Iterator[PairOfK]:
+def pairs_of_k(groups: Sequence[RunGroup], symbol: str) -> Iterator[PairOfK]:
     """Pairs of scores of one model and dataset that differ only in K."""
     alike_but_k: list[tuple[RunGroup, ASMIConfig, dict[int, tuple[RunGroup, str]]]] = []
     for group in groups:

@@ -112,6 +112,7 @@ def test_concentration_stands_beside_that_of_noise(group, run, tokens, defined):
     assert row["n_eff minus noise†"].high < 0  # one strong head was planted
     assert (row["H"], row["S"]) == (8, 100)
     assert row["tokens an answer"] == len(tokens) / N
+    assert row["without closing tokens"] == (~tokens["closing"]).sum() / N
     assert row["without z"] == len(tokens) - len(defined) > 0
     assert row["unknown pairs"] == (tokens["row"] == 3).sum()
     assert item.table["depth"].tolist() == ["60%", "90%"]

@@ -1,0 +1,70 @@
+"""The measured counterparts of the paper's numbers on heads; see `report.items.measured`."""
+
+from collections.abc import Sequence
+
+from lm_polygraph_asmi.analysis.clusters import Interval, cluster_interval
+from lm_polygraph_asmi.experiments.items.heads import NEEDS, coupled, profiles
+from lm_polygraph_asmi.experiments.items.probe import ROWS, probed, rates
+from lm_polygraph_asmi.report.items.measured import OPERATING, Measure, alike, unspread
+from lm_polygraph_asmi.results.names import at_depth
+from lm_polygraph_asmi.results.paper import MASK_RATE, NotComparable, Published
+from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable, same_depth
+
+MASKS = 300
+"""Masks of the paper's analysis of heads."""
+
+
+def _dissected(
+    number: Published, groups: Sequence[RunGroup], deep: bool = False
+) -> tuple[RunGroup, float]:
+    """A setting with the masks of the paper's analysis at 60 %, and a depth of it.
+
+    Args:
+        deep: the deepest one instead of 60 %.
+    """
+    others = []
+    for group in alike(number, groups):
+        for depth in [d for d in group.dissected_depths if same_depth(d, OPERATING)]:
+            run = group.dissected(depth)
+            assert run is not None
+            used = run.stats[at_depth("asmi_settings", depth)][0]
+            masks = {name: used[name] for name in ("num_masks", "mask_rate", "scope", "top_k")}
+            if masks == {"num_masks": MASKS, "mask_rate": MASK_RATE, "scope": "all", "top_k": 64}:
+                return group, group.dissected_depths[-1] if deep else depth
+            others.append(", ".join(f"{name} {value}" for name, value in masks.items()))
+    if others:
+        raise NotComparable(f"heads were analysed with {others[0]}, not {MASKS} masks as there")
+    raise Unavailable(NEEDS)
+
+
+def coupling(number: Published, groups: Sequence[RunGroup]) -> Interval:
+    group, depth = _dissected(number, groups, deep="from the top" in number.quantity)
+    if number.quantity.startswith("n_eff"):
+        tokens = profiles(group, depth)
+        heads = tokens.heads[tokens.high]
+        clusters = [group.clusters[answer] for answer in tokens.answer[tokens.high]]
+        return cluster_interval(lambda rows: float(heads[rows].mean()), clusters)
+    measured = coupled(group, depth).get("as in the paper")
+    if measured is None:
+        raise Unavailable("too few tokens with z_t")
+    if "from the top" in number.quantity:
+        return unspread(measured.information.value)
+    return measured.information if "MI_t" in number.quantity else measured.entropy
+
+
+def flips(number: Published, groups: Sequence[RunGroup]) -> Interval:
+    group, _ = _dissected(number, groups)
+    level = "low" if "low MI" in number.quantity else "high"
+    for probe in probed(group):
+        measured = rates(probe, ROWS[f"{level} MI, critical heads"])
+        if probe.condition == "heads" and measured:
+            by_k = dict(zip(probe.probe.k, measured[1], strict=True))
+            if level == "low":
+                return unspread(max(rate.value for rate in by_k.values()))
+            k = int(number.quantity.rpartition(" = ")[2])
+            if k in by_k:
+                return by_k[k]
+    raise Unavailable("no probe of heads")
+
+
+MEASURES: dict[str, Measure] = {"head_coupling": coupling, "causal_probe": flips}

@@ -1,0 +1,442 @@
+"""The measured counterpart of every kind of number that the paper publishes.
+
+Each function takes a number of the paper and the settings to look in, the best first, all of the
+paper's protocol. It returns the value with a 95 % interval over clusters (NaN if there is none),
+or raises `Unavailable` if the runs lack it and `NotComparable` if they have other settings.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
+
+import numpy as np
+from scipy.stats import pearsonr
+
+from lm_polygraph_asmi.analysis import comparison, selective
+from lm_polygraph_asmi.analysis.clusters import Interval, cluster_interval
+from lm_polygraph_asmi.analysis.cost import method_seconds, phase_seconds
+from lm_polygraph_asmi.analysis.coverage import TOP_K, coverage_by_band, coverage_intervals
+from lm_polygraph_asmi.analysis.depth import DepthSelection, Sweep, depth_selection
+from lm_polygraph_asmi.analysis.distinct import AGGREGATIONS, DistinctSignal, distinct_signal
+from lm_polygraph_asmi.analysis.stability import rank_correlation, seed_stability
+from lm_polygraph_asmi.report.items.benchmark import intervals_of, other_seeds
+from lm_polygraph_asmi.report.items.boundary import pairs_of_k, twins
+from lm_polygraph_asmi.report.items.mechanism import WARM_UP
+from lm_polygraph_asmi.results.manifest import seconds_by_phase
+from lm_polygraph_asmi.results.paper import (
+    BENCHMARKS,
+    MODELS,
+    NotComparable,
+    Published,
+    Setting,
+    paper_method,
+    paper_setting,
+)
+from lm_polygraph_asmi.results.run_groups import (
+    RunGroup,
+    Unavailable,
+    of_config,
+    pairs_of_rows,
+)
+from lm_polygraph_asmi.results.runs import MSP, SYMBOLS
+
+Measure = Callable[[Published, Sequence[RunGroup]], Interval]
+OPERATING, LARGER_K = 0.6, 256
+BESIDES = (MSP, "SemanticEntropy", "SAR", "LUQ", "RAUQ (entropy)")
+"""Baselines that the paper compares with its variants."""
+CLOSING, WITHOUT = ", with closing token", ", without closing token"
+"""Suffixes of numbers of tokens, of which both readings are shown."""
+SIXTEEN = len(MODELS) * (len(BENCHMARKS) - 1)
+
+
+def alike(number: Published, groups: Sequence[RunGroup]) -> list[RunGroup]:
+    """The settings of the number's model and data, where it names them."""
+    printed = number.model, number.dataset
+    return [
+        group for group in groups
+        if all(not name or name == other
+               for name, other in zip(printed, paper_setting(group), strict=True))
+    ]  # fmt: skip
+
+
+def unspread(value: float) -> Interval:
+    """A value without an interval."""
+    return Interval(float(value), float("nan"), float("nan"))
+
+
+def scaled(interval: Interval, factor: float) -> Interval:
+    return Interval(*(factor * value for value in interval))
+
+
+def _mean(values: np.ndarray, clusters: Sequence[str]) -> Interval:
+    return cluster_interval(lambda rows: float(values[rows].mean()), clusters)
+
+
+@cache
+def operating(group: RunGroup) -> RunGroup:
+    """The setting with the paper's variants at 60 % as its operating variants."""
+    for symbol in ("Sem-ASMI", "ASMI", "Adapt-ASMI"):
+        method = paper_method(group, symbol, OPERATING)
+        if method is not None:
+            known = method in group.variants.values()
+            return group if known else of_config(group, group.methods[method])
+    raise Unavailable("no score of ASMI at a depth of 60 %")
+
+
+def _signal(group: RunGroup) -> tuple[RunGroup, np.ndarray, np.ndarray, np.ndarray]:
+    """The operating setting, u_sem, MSP and H."""
+    group = operating(group)
+    group.need_errors()
+    u_sem, msp, entropy = group.need("u_sem", "msp", "entropy")
+    return group, u_sem, msp, entropy
+
+
+def _lengths(group: RunGroup, quantity: str) -> np.ndarray:
+    """(n,) tokens of the answers, with or without the closing one by the quantity's suffix."""
+    (lengths,) = group.need("lengths")
+    if not quantity.endswith(WITHOUT):
+        return lengths
+    closing = group.saved("asmi_closing")
+    if closing is None:
+        raise Unavailable("asmi_closing not saved")
+    return lengths - np.array(closing, dtype=float)
+
+
+def datasets(number: Published, groups: Sequence[RunGroup]) -> Interval:
+    group, quantity = groups[0], number.quantity
+    clusters = group.clusters
+    if quantity == "clusters":
+        return Interval(*[float(len(set(clusters)))] * 3)  # a count, without an error
+    if quantity == "mean quality":
+        return _mean(group.quality, clusters)
+    if quantity == "median tokens of the prompt":
+        saved = group.saved("asmi_prompt_length")
+        if not saved:
+            raise Unavailable("asmi_prompt_length not saved")
+        prompts = np.array(saved, dtype=float)
+        return cluster_interval(lambda rows: float(np.median(prompts[rows])), clusters)
+    if quantity == "AUROC":
+        (msp,) = group.need("msp")
+        return comparison.auroc_interval(msp, group.wrong, clusters)
+    if quantity == "empty answers":
+        (empty,) = group.need("empty")
+        return scaled(_mean(empty.astype(float), clusters), 100)
+    lengths = _lengths(group, quantity)
+    if quantity.startswith("median"):
+        return cluster_interval(lambda rows: float(np.median(lengths[rows])), clusters)
+    chosen = np.ones(len(lengths), dtype=bool)
+    if "of wrong" in quantity or "of right" in quantity:
+        group.need_errors()
+        chosen = group.wrong if "of wrong" in quantity else ~group.wrong
+    return _mean(lengths[chosen], [clusters[i] for i in np.flatnonzero(chosen)])
+
+
+def method_of(number: Published, group: RunGroup) -> str:
+    """Name of the number's method in a setting.
+
+    Raises:
+        Unavailable: it was not run.
+        NotComparable: it was run with other settings.
+    """
+    if number.method in SYMBOLS:
+        method = paper_method(group, number.method, number.depth or OPERATING)
+    else:
+        method = number.method if number.method in group.baselines else None
+    if method is None:
+        depth = f" at {number.depth:.0%}" if number.depth else ""
+        raise Unavailable(f"{number.method}{depth} was not run")
+    return method
+
+
+def benchmark(number: Published, groups: Sequence[RunGroup]) -> Interval:
+    return intervals_of(groups[0])[0][method_of(number, groups[0])]
+
+
+@cache
+def _differences(group: RunGroup) -> dict[tuple[str, str], Interval]:
+    """Every variant minus every baseline of `BESIDES`, on the same resamples."""
+    names = {}
+    for symbol in SYMBOLS:
+        with suppress(NotComparable):
+            if method := paper_method(group, symbol, OPERATING):
+                names[symbol] = method
+    others = [method for method in BESIDES if method in group.baselines]
+    scores = {symbol: group.score(method) for symbol, method in names.items()}
+    scores |= {method: group.score(method) for method in others}
+    pairs = [(symbol, method) for symbol in names for method in others]
+    return comparison.prr_intervals(scores, group.quality, group.clusters, pairs)[1]
+
+
+def head_to_head(number: Published, groups: Sequence[RunGroup]) -> Interval:
+    if " − " not in number.method:
+        return benchmark(number, groups)
+    first, second = number.method.split(" − ")
+    pair = _differences(groups[0]).get((first, second))
+    if pair is not None:
+        return pair
+    if paper_method(groups[0], first, OPERATING) is None:
+        raise Unavailable(f"{first} at 60% was not run")
+    raise Unavailable(f"{second} was not run")
+
+
+@cache
+def _distinct(group: RunGroup, symbol: str, aggregation: str, entropies: bool) -> DistinctSignal:
+    """The paper's test on a setting; over MSP and H, or over both entropies inside MI."""
+    group, u_sem, msp, entropy = _signal(group)
+    values = u_sem
+    if symbol == "ASMI":
+        (values,) = group.need("mi")
+    if aggregation:
+        (tokens,) = group.need("u_tokens")
+        values = np.array([AGGREGATIONS[aggregation](answer) for answer in tokens])
+    if entropies:
+        msp, entropy = group.need("entropy_of_mean", "mean_entropy")
+    controls = np.column_stack([msp, entropy])
+    return distinct_signal(values, controls, group.wrong, group.clusters)
+
+
+def distinct(number: Published, groups: Sequence[RunGroup]) -> Interval:
+    if number.quantity.startswith("correlation"):
+        return stability(number, groups)
+    kind, _, rest = number.quantity.partition(", ")
+    aggregation = rest if rest in AGGREGATIONS else ""
+    tested = _distinct(groups[0], number.method, aggregation, "entropies" in kind)
+    return tested.residual_auroc if kind.startswith("residual") else tested.incremental_auroc
+
+
+def ensemble_mean(number: Published, groups: Sequence[RunGroup]) -> Interval:
+    if number.quantity.startswith("Spearman"):
+        by_dataset: dict[str, float] = {}
+        for group in alike(number, groups):
+            average, entropy = operating(group).need("entropy_of_mean", "entropy")
+            by_dataset.setdefault(paper_setting(group).dataset, rank_correlation(average, entropy))
+        three = [by_dataset[name] for name in ("BabiQA", "CoQA", "TriviaQA") if name in by_dataset]
+        if len(three) < 3:
+            raise Unavailable("needs BabiQA, CoQA and TriviaQA")
+        return unspread(min(three) if "lowest" in number.quantity else max(three))
+    group, u_sem, _, _ = _signal(groups[0])
+    (average,) = group.need("entropy_of_mean")
+    scores, pair = {"u_sem": u_sem, "mean": average}, ("u_sem", "mean")
+    return comparison.prr_intervals(scores, group.quality, group.clusters, [pair])[1][pair]
+
+
+def matched_flags(_: Published, groups: Sequence[RunGroup]) -> Interval:
+    group, u_sem, _msp, entropy = _signal(groups[0])
+    flagged = int(group.wrong.sum())
+    return unspread(comparison.mcnemar(u_sem, entropy, group.wrong, flagged).p_value)
+
+
+def confident_fragile(number: Published, groups: Sequence[RunGroup]) -> Interval:
+    group, u_sem, msp, _ = _signal(groups[0])
+    wrong, clusters = group.wrong, group.clusters
+    if number.quantity == "gap of error rates":
+        return selective.confident_but_fragile(msp, u_sem, wrong, clusters).gap
+    if number.quantity.endswith("tokens"):
+        (tokens,) = group.need("u_tokens")
+        return selective.token_null(msp, tokens, wrong, clusters).gap
+    fragile = number.quantity.endswith("fragile")
+
+    def rate(rows: np.ndarray) -> float:
+        confident = msp[rows] <= np.median(msp[rows])
+        chosen = confident & ((u_sem[rows] > np.median(u_sem[rows])) == fragile)
+        return 100 * float(wrong[rows][chosen].mean()) if chosen.any() else float("nan")
+
+    return cluster_interval(rate, clusters)
+
+
+def payoff(number: Published, groups: Sequence[RunGroup]) -> Interval:
+    group, u_sem, msp, entropy = _signal(groups[0])
+    by, abstain = {
+        "confident error": (msp, 0.0), "filter by u_sem": (u_sem, 0.5),
+        "filter by entropy": (entropy, 0.5),
+    }[number.quantity]  # fmt: skip
+    wrong = group.wrong
+    return cluster_interval(
+        lambda rows: selective.filter_error(msp[rows], by[rows], wrong[rows], abstain),
+        group.clusters,
+    )
+
+
+def aurc(number: Published, groups: Sequence[RunGroup]) -> Interval:
+    group, u_sem, msp, entropy = _signal(groups[0])
+    score = {MSP: msp, "MeanTokenEntropy": entropy}.get(number.method, u_sem)
+    wrong = group.wrong
+    return cluster_interval(lambda rows: selective.aurc(score[rows], wrong[rows]), group.clusters)
+
+
+def boundary(number: Published, groups: Sequence[RunGroup]) -> Interval:
+    if number.quantity == "mean quality":
+        return datasets(number, groups)
+    for pair in twins(groups):
+        for group in pair:
+            if paper_setting(group) != (number.model, number.dataset):
+                continue
+            rows = pairs_of_rows(*pair, same_answers=False)
+            chosen = [both[pair.index(group)] for both in rows]
+            sem, msp = operating(group).need("u_sem", "msp")
+            clusters = [pair[0].clusters[opened] for opened, _ in rows]
+            scores = {"u_sem": sem[chosen], "MSP": msp[chosen]}
+            quality = group.quality[chosen]
+            gaps = comparison.prr_intervals(scores, quality, clusters, [("u_sem", "MSP")])[1]
+            return gaps["u_sem", "MSP"]
+    raise Unavailable("no run on the same questions with and without passage")
+
+
+def larger_k(number: Published, groups: Sequence[RunGroup]) -> Interval:
+    if number.quantity.startswith("mean coverage"):
+        return _coverage(groups[0], "all tokens", LARGER_K)
+    first, _, second = number.method.partition(" − ")
+    for _, small_k, small, small_method, large_k, large, large_method in pairs_of_k(groups, first):
+        if (small_k, large_k) != (64, LARGER_K) or small not in groups:
+            continue
+        if paper_method(small, first, OPERATING) != small_method:
+            continue
+        if paper_method(large, first, OPERATING, LARGER_K) != large_method:
+            continue
+        rows = [(i, i) for i in range(len(small))]
+        rows = rows if small is large else pairs_of_rows(small, large, same_answers=True)
+        if not rows:
+            continue
+        few, many = map(list, zip(*rows, strict=True))
+        scores = {"large": large.score(large_method)[many], "small": small.score(small_method)[few]}
+        if second:
+            (msp,) = small.need("msp")
+            scores["small"] = msp[few]
+        clusters = [small.clusters[i] for i in few]
+        pair = ("large", "small")
+        return comparison.prr_intervals(scores, small.quality[few], clusters, [pair])[1][pair]
+    raise Unavailable("no answers were scored with K = 64 and K = 256")
+
+
+@cache
+def _coverages(group: RunGroup) -> dict[str, list[Interval]]:
+    """Coverage at each of `TOP_K`, by band of MI_t."""
+    group = operating(group)
+    saved = group.saved("asmi_coverage", at_operating_depth=True)
+    information = group.saved("asmi_mi", at_operating_depth=True)
+    if not saved or not information:
+        raise Unavailable("asmi_coverage or asmi_mi not saved")
+    bands = coverage_by_band(np.concatenate(information), np.concatenate(saved), TOP_K)
+    ends = coverage_intervals(information, saved, group.clusters)
+    return {
+        str(band): [
+            Interval(float(bands.loc[band, k]), *map(float, ends[str(band)][:, i]))
+            for i, k in enumerate(TOP_K)
+        ]
+        for band in bands.index
+    }
+
+
+def _coverage(group: RunGroup, band: str, top_k: int) -> Interval:
+    return _coverages(group)[band][TOP_K.index(top_k)]
+
+
+def top_k_coverage(number: Published, groups: Sequence[RunGroup]) -> Interval:
+    return _coverage(groups[0], "high (top decile)", int(number.quantity.rpartition(" = ")[2]))
+
+
+def error_separation(number: Published, groups: Sequence[RunGroup]) -> Interval:
+    if number.quantity == "AUROC":
+        group = groups[0]
+        score = group.score(method_of(number, group))
+        return comparison.auroc_interval(score, group.wrong, group.clusters)
+    group = operating(groups[0])
+    (tokens,) = group.need("mi_tokens")
+    chosen = np.ones(len(group), dtype=bool)
+    if "answers" in number.quantity:
+        group.need_errors()
+        chosen = group.wrong if "wrong" in number.quantity else ~group.wrong
+    answers = [tokens[i] for i in np.flatnonzero(chosen)]
+    statistic = np.median if number.quantity.startswith("median") else np.mean
+    return cluster_interval(
+        lambda rows: float(statistic(np.concatenate([answers[i] for i in rows]))),
+        [group.clusters[i] for i in np.flatnonzero(chosen)],
+    )
+
+
+def mechanism(_: Published, groups: Sequence[RunGroup]) -> Interval:
+    mi, agreement = operating(groups[0]).need("mi_tokens", "agreement_tokens")
+    return unspread(pearsonr(np.concatenate(mi), np.concatenate(agreement)).statistic)
+
+
+@cache
+def _selection(groups: tuple[RunGroup, ...], symbol: str) -> DepthSelection:
+    """Depth selection over the sixteen settings, with depths 60, 70, 80 and 90 %."""
+    sweeps: dict[Setting, Sweep] = {}
+    for group in groups:
+        depths = (0.6, 0.7, 0.8, 0.9)
+        methods = [paper_method(group, symbol, depth) for depth in depths]
+        setting = paper_setting(group)
+        if None not in methods and setting.dataset != "SQuAD without passage":
+            scores = np.array([group.score(str(method)) for method in methods])
+            sweeps.setdefault(setting, Sweep(scores, group.quality, group.clusters))
+    if len(sweeps) < SIXTEEN:
+        raise Unavailable(f"needs all {SIXTEEN} settings at four depths, got {len(sweeps)}")
+    return depth_selection([*sweeps.values()])
+
+
+def depths(number: Published, groups: Sequence[RunGroup]) -> Interval:
+    selection = _selection(tuple(groups), number.method)
+    at = round(10 * (number.depth or OPERATING)) - 6
+    return unspread(
+        {
+            "mean PRR of sixteen settings": selection.aggregate[at],
+            "selected on halves": 100 * selection.selected[at],
+            "no regret": 100 * selection.no_regret,
+            "mean regret": selection.mean_regret,
+        }[number.quantity]
+    )
+
+
+def stability(number: Published, groups: Sequence[RunGroup]) -> Interval:
+    for group in alike(number, groups):
+        for method, drawn in other_seeds(group).items():
+            if method == number.method or method.startswith(f"{number.method} (60%, K=64"):
+                over = seed_stability(drawn, group.quality)
+                return unspread(
+                    {
+                        "mean PRR": over.mean, "sd of PRR": over.sd, "lowest PRR": over.low,
+                        "highest PRR": over.high, "rank ρ": over.rank_correlation,
+                        "correlation of two draws": over.rank_correlation,
+                    }[number.quantity]
+                )  # fmt: skip
+    raise Unavailable("no answers were scored twice with other masks or samples")
+
+
+PHASES = {
+    "greedy answer": "greedy", "ten samples": "samples", "NLI": "nli",
+    "masked passes, batched": "asmi", "masked passes, one at a time": "asmi",
+}  # fmt: skip
+
+
+def cost(number: Published, groups: Sequence[RunGroup]) -> Interval:
+    for run in (run for group in alike(number, groups) for run in group.runs):
+        if number.unit == "GB":
+            sizes = run.recorded("peak_memory_bytes").items()
+            on_gpu = [size for name, size in sizes if name.startswith("cuda")]
+            if on_gpu:
+                return unspread(max(on_gpu) / 1e9)
+            continue
+        single = run.recorded("config").get("asmi", {}).get("memory_budget") == 1
+        masked = "ASMI" in number.quantity or "masked" in number.quantity
+        several_depths = masked and len(run.settings()) != 1
+        if several_depths or single != number.quantity.endswith("one at a time"):
+            continue
+        seconds = seconds_by_phase(run.stats)
+        timings = method_seconds(seconds, WARM_UP) | phase_seconds(seconds, WARM_UP)
+        name = "ASMI alone, marginal" if "marginal" in number.quantity else number.quantity
+        timing = timings.get(PHASES.get(name, name))
+        if timing:
+            return unspread(timing.median)
+    raise Unavailable("not measured in a run of one depth")
+
+
+MEASURES: dict[str, Measure] = {
+    "datasets": datasets, "benchmark": benchmark, "head_to_head": head_to_head,
+    "depth_selection": depths, "error_separation": error_separation, "distinct_signal": distinct,
+    "ensemble_mean": ensemble_mean, "matched_flags": matched_flags,
+    "confident_fragile": confident_fragile, "payoff": payoff, "aurc": aurc, "boundary": boundary,
+    "larger_k": larger_k, "top_k_coverage": top_k_coverage, "stability": stability,
+    "mechanism": mechanism, "cost": cost,
+}  # fmt: skip
+"""By item of the report; those of heads are in `experiments.items.measured`."""

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from lm_polygraph_asmi.analysis import auroc, normalised_prr
+from lm_polygraph_asmi.analysis import Interval, auroc, normalised_prr
+from lm_polygraph_asmi.analysis.reproduction import compare_published
 from lm_polygraph_asmi.experiments.items import MEASURES as OF_HEADS
 from lm_polygraph_asmi.experiments.items.heads import coupled, profiles
 from lm_polygraph_asmi.experiments.items.probe import ROWS, probed, rates
@@ -193,6 +194,8 @@ def test_fewer_rows_are_not_comparable(babi, tmp_path):
     file = write(tmp_path / "fewer.csv", number(MSP, 0.5, n="900"))
     (row,) = compare([babi, few], ALL, file)
     assert row.group is few
+    _, table = reproduction([row], [babi, few])[-2:]
+    assert any("Not comparable" in note and "1000 rows" in note for note in table.notes)
 
 
 @pytest.mark.parametrize(
@@ -356,6 +359,20 @@ def test_the_shipped_file():
     row = by_key["Qwen3-8B", "BabiQA", "Sem-ASMI", 0.8, "PRR"]
     assert (row.value, row.error, row.n) == (0.70, pytest.approx(0.035), 1000)
     assert PAPER.parent.name == "data"  # in the package, so in its wheel
+
+
+def test_how_many_numbers_can_agree():
+    """With the paper's own errors on both sides; as the page says."""
+    can: Counter[str] = Counter()
+    for row in read_published():
+        if row.item == "benchmark":
+            reach = 1.96 * (row.error - 0.005)  # its standard error as printed
+            measured = Interval(row.value, row.value - reach, row.value + reach)
+            same = compare_published(measured, row.value, row.error, row.rounding)
+            can[row.dataset] += same.agrees(row.margin)
+    page = (PAPER.parents[2] / "docs/reference/paper.md").read_text(encoding="utf-8")
+    assert f"{can.total()} of the 464 values of PRR can agree" in page
+    assert f"only {can['BabiQA']} of 116 on BabiQA" in page
 
 
 @pytest.mark.parametrize(

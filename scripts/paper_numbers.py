@@ -113,7 +113,7 @@ def table(latex: str, label: str) -> list[list[str]]:
     start = latex.rfind(r"\begin{tabular}", 0, end)
     if end < 0 or start < 0:
         raise click.ClickException(f"no table {label} in this file: expected the paper's LaTeX")
-    body = latex[start : latex.find(r"\end{tabular}", start)]
+    body = re.sub(r"(?<!\\)%.*", "", latex[start : latex.find(r"\end{tabular}", start)])
     body = re.sub(r"\\(?:top|mid|bottom)rule|\\hline|\\cline\{[\d-]*\}", "", body)
     rows = [[cleaned(entry).strip() for entry in line.split("&")] for line in body.split(r"\\")]
     return [entries for entries in rows if len(entries) > 1]

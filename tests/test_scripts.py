@@ -46,6 +46,32 @@ def test_as_a_program_a_script_is_its_command(file):
     assert file.read_text().endswith('\n\nif __name__ == "__main__":\n    main()\n')
 
 
+def test_the_papers_numbers_are_read_from_latex():
+    script = load_external_module(str(SCRIPTS / "paper_numbers.py"))
+    latex = r"""
+        \begin{tabular}{lcc} \toprule
+        \multirow{2}{*}{Method} & CoQA & SQuAD \\ \midrule
+        \multicolumn{3}{l}{\textit{Ours}} \\
+        Sem-ASMI (60\%, K=64) & \underline{0.52$\pm$0.02} & $-.05^{*}\ [-0.10, +0.01]$ \\\midrule
+        MSP & \textbf{$1{,}934$} & 4 \\ % a comment & 9
+        \bottomrule \end{tabular}\label{tab:x}
+        It falls by ($-0.041$, 95\% CI $[-0.055, -0.025]$)."""
+    assert script.table(latex, "tab:x")[1:] == [
+        ["Sem-ASMI (60%, K=64)", "0.52±0.02", "-.05 [-0.10, +0.01]"],
+        ["MSP", "1934", "4"],
+    ]
+    assert script.method_of("Sem-ASMI (60%, K=64)") == ("Sem-ASMI", "0.6")
+    assert script.numbers("-.05 [-0.10, +0.01]") == ["-.05", "-0.10", "+0.01"]
+    assert [script.normalised(n) for n in ("+.046", "-.05", "9.70")] == ["0.046", "-0.05", "9.70"]
+    text = script.cleaned(latex)
+    assert script.numbers_in(text, "by (⟨N⟩, 95% CI ⟨I⟩)") == ("-0.041", "-0.055", "-0.025")
+    for absent in ("by (⟨N⟩)", "⟨N⟩"):  # missing, and more than once
+        with pytest.raises(click.ClickException, match="expected this sentence once"):
+            script.numbers_in(text, absent)
+    with pytest.raises(click.ClickException, match="no table tab:y"):
+        script.table(latex, "tab:y")
+
+
 @pytest.fixture(scope="module")
 def bench():
     return load_external_module(str(SCRIPTS / "bench_suffix.py"))

@@ -94,13 +94,13 @@ def normalised(number: str) -> str:
 
 def cleaned(latex: str) -> str:
     """Text without markup around numbers, in one line."""
-    text = re.sub(r"(?<!\\)%.*", "", latex)
+    text = re.sub(r"(?<!\\)%.*", "", latex).replace("{,}", "")
     text = re.sub(r"\\(?:textbf|underline|mathbf|emph|textit|mathrm|text)\{([^{}]*)\}", r"\1", text)
     text = re.sub(r"\\multirow\{\d+\}\{\*\}\{([^{}]*)\}", r"\1", text)
     # Twice: an underline may be around a bold number.
     text = re.sub(r"\\(?:textbf|underline)\{([^{}]*)\}", r"\1", text)
     for markup, instead in {
-        "$": "", r"\%": "%", "{,}": "", r"\,": " ", r"\ ": " ", "^{*}": "", r"\pm": "±", "~": " ",
+        "$": "", r"\%": "%", r"\,": " ", r"\ ": " ", "^{*}": "", r"\pm": "±", "~": " ",
         "{=}": "=",
     }.items():  # fmt: skip
         text = text.replace(markup, instead)

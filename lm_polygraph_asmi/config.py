@@ -25,6 +25,7 @@ SOURCES = ("all", "context", "elsewhere")
 MASK_SAMPLERS = ("bernoulli", "balanced")
 PERTURBATIONS = ("heads", "pseudo_heads", "foreign", "isotropic", "mlp", "mlp_noise")
 AGGREGATIONS = ("mean", "sum", "max")
+GATE_TOKENS = ("last", "second_last")
 STREAMED = {"scope": "response", "seeded_by": "prompt", "source": "all"}
 """Settings that every streaming score has."""
 
@@ -242,6 +243,11 @@ class ASMIConfig:
         method="adapt",
         shown="beta={:g}".format,
     )
+    gate_token: str = setting(
+        "second_last", "Token of a sampled answer whose hidden state the gate reads: the last one, "
+        "such as a line break, or the second-last, as LM-Polygraph's embeddings do.", GATE_TOKENS,
+        method="adapt",
+    )  # fmt: skip
     # These belong to the answers rather than the score, but they distinguish runs.
     num_samples: int = setting(
         10, "Number of sampled answers.", _num_samples, method="adapt", shown=False

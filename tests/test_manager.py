@@ -57,7 +57,7 @@ def test_scores_are_means_of_the_saved_tokens(model):
         scores["Sem-ASMI (60%, K=64)"],
         [(mi * (1 - a)).mean() for mi, a in zip(information, agreement, strict=True)],
     )
-    gate = 1 / (1 + np.exp(-10 * (0.3 - np.array(run.stats["asmi_diversity"]))))
+    gate = 1 / (1 + np.exp(-10 * (0.3 - np.array(run.stats["asmi_diversity_second_last"]))))
     np.testing.assert_allclose(
         scores["Adapt-ASMI (60%, K=64)"],
         [

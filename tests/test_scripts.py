@@ -462,3 +462,54 @@ def test_tools_are_compared(tmp_path):
     assert "| this plugin 7.0 | oracle | +1.00" in shown
     assert "| uqlm 7.0 | oracle | +1.00" in shown
     assert ("TruthTorchLM: not installed here" in shown) == (not find_spec("TruthTorchLM"))
+
+
+def silent_choices():
+    return load_external_module(str(SCRIPTS / "silent_choices.py"))
+
+
+def test_figures_of_the_page_on_open_choices_are_those_of_its_command():
+    kept = pd.read_csv(SCRIPTS.parent / "docs/reference/open-choices-evidence.csv")
+    pd.testing.assert_frame_equal(
+        pd.DataFrame(silent_choices().of_tables()), kept, check_exact=False, atol=0.0051
+    )
+
+
+def test_scores_without_closing_token_and_of_a_sum():
+    answers = pd.DataFrame({
+        "asmi_mi_d60": [[0.4, 0.2], [0.5], [0.1, 0.3]],
+        "asmi_agreement_d60": [[0.5, 0.0], [0.0], [0.0, 0.0]],
+        "closing": [True, True, False],
+    })  # fmt: skip
+    sem_asmi = silent_choices().sem_asmi
+    np.testing.assert_allclose(sem_asmi(answers), [0.2, 0.5, 0.2])
+    np.testing.assert_allclose(sem_asmi(answers, closing=False), [0.2, 0.5, 0.2])
+    answers.loc[0, "asmi_mi_d60"][1] = 0.6
+    np.testing.assert_allclose(sem_asmi(answers, closing=False), [0.2, 0.5, 0.2])
+    np.testing.assert_allclose(sem_asmi(answers, aggregation="sum"), [0.8, 0.5, 0.4])
+
+
+def test_prr_of_at_most_half():
+    """By hand: means over the kept answers after 0, 1, ... rejections."""
+    uncertainty, quality = np.array([0.1, 0.4, 0.2, 0.3]), np.array([1.0, 0.0, 0.25, 0.75])
+    kept = [np.mean([1, 0.25, 0.75, 0]), np.mean([1, 0.25, 0.75])]
+    best = [np.mean([1, 0.75, 0.25, 0]), np.mean([1, 0.75, 0.25])]
+    assert silent_choices().prr_half(uncertainty, quality) == pytest.approx(
+        (np.mean(kept) - 0.5) / (np.mean(best) - 0.5)
+    )
+    swapped = np.array([0.1, 0.2, 0.4, 0.3])
+    assert silent_choices().prr_half(swapped, quality) < 1
+
+
+def test_what_the_token_of_the_gate_moves():
+    """Equal samples at one token leave Sem-ASMI, different ones at the other leave ASMI."""
+    records = [
+        {"answer": answer, "gold": "red", "diversity": [0.0, 1.0], "mi": [mi], "agreement": [a]}
+        for answer, mi, a in (("red", 0.4, 0.9), ("blue", 0.3, 0.1), ("red", 0.2, 0.1))
+    ]
+    last, second_last, sem = silent_choices().of_gate(records)
+    assert (last["median alpha"], second_last["share of alpha below 0.5"]) == (
+        pytest.approx(1 / (1 + np.exp(-3))), 1,
+    )  # fmt: skip
+    assert last["PRR"] == sem["PRR"] == 1
+    assert second_last["PRR"] < 1

@@ -9,7 +9,7 @@ The examples use these statistics of one answer of two tokens, as the calculator
 ...     "asmi_mi_d60": [np.array([0.4, 0.2])],  # nats
 ...     "asmi_agreement_d60": [np.array([0.5, 1.0])],
 ...     "asmi_settings_d60": [settings],
-...     "asmi_diversity": [0.3],
+...     "asmi_diversity_second_last": [0.3],
 ...     "asmi_closing": [True],
 ... }
 """

@@ -7,14 +7,15 @@ import numpy as np
 
 from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
 from lm_polygraph_asmi.maths import adaptive_gate
-from lm_polygraph_asmi.results.names import require
+from lm_polygraph_asmi.results.names import DIVERSITY_AT, require
 
 
 class AdaptASMI(MaskedHeadsEstimator):
     """Mean over tokens of MI_t (1 - alpha(x) A_t), in nats; higher = more uncertain.
 
     Equation "adapt-mi". alpha(x) = sigmoid(beta (tau - div(x))), tau and beta of the config: near 1
-    if the sampled answers paraphrase each other, near 0 if they differ.
+    if the sampled answers paraphrase each other, near 0 if they differ. The config's `gate_token`
+    selects the hidden states that div(x) compares.
 
     Example:
         >>> AdaptASMI(num_masks=50, mask_rate=0.2)(stats).round(2)  # div = tau: half the discount
@@ -27,14 +28,15 @@ class AdaptASMI(MaskedHeadsEstimator):
         return [
             *super()._dependencies(),
             self._name("asmi_agreement"),
-            "asmi_diversity",
+            DIVERSITY_AT[self.config.gate_token],
         ]
 
     def _token_scores(self, stats: dict[str, Any]) -> list[np.ndarray]:
         information = require(stats, self._name("asmi_mi"))
         agreement = require(stats, self._name("asmi_agreement"))
         gate = (self.config.tau, self.config.beta)
-        gates = [adaptive_gate(div, *gate) for div in require(stats, "asmi_diversity")]
+        diversities = require(stats, DIVERSITY_AT[self.config.gate_token])
+        gates = [adaptive_gate(div, *gate) for div in diversities]
         return [
             mi * (1 - alpha * a) for mi, a, alpha in zip(information, agreement, gates, strict=True)
         ]

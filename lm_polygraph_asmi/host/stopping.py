@@ -69,6 +69,30 @@ class StopConditions:
                 return tokens[:length]
         return tokens
 
+    def embedded(
+        self, samples: Sequence[Sequence[int]], gate_token: str, max_new_tokens: int
+    ) -> list[list[int]]:
+        """Sampled answers up to the token that the gate embeds, without those of no token.
+
+        An end token is dropped first, as in LM-Polygraph's `sample_tokens`. "second_last" is the
+        token before the last generated one, which is the last that generation ran through the
+        model; nothing remains of an answer of one token, and the prompt's last token is embedded.
+
+        Args:
+            samples: token ids of each, with or without an end token.
+            gate_token: of `config.GATE_TOKENS`.
+            max_new_tokens: samples of so many tokens were cut off.
+        """
+        without_end = [ids[:-1] if ids and ids[-1] in self.end_ids else ids for ids in samples]
+        answers = [list(ids) for ids in without_end if len(ids)]
+        if gate_token == "last":
+            return answers
+        # A shorter answer without a stop string had an end token, which was the last one.
+        return [
+            ids[:-1] if len(ids) == max_new_tokens or self._ends_stop_string(ids) else ids
+            for ids in answers
+        ]
+
     def _ends_stop_string(self, tokens: Sequence[int]) -> bool:
         if not self.stop_strings:
             return False

@@ -13,7 +13,7 @@ from lm_polygraph_asmi.model.devices import execution_device, lowest_precision
 from lm_polygraph_asmi.model.layer_call import LayerCall, Reached, with_cache
 from lm_polygraph_asmi.model.layers import base_model, decoder_layers, num_layers
 from lm_polygraph_asmi.model.model_cache import has_foreign_code
-from lm_polygraph_asmi.model.unmasked import validate_sequence
+from lm_polygraph_asmi.model.unmasked import validate_tokens
 
 
 def states_entering(model: PreTrainedModel, layer: int, **inputs: object) -> Tensor:
@@ -41,15 +41,15 @@ def response_embeddings(
 ) -> Float[Tensor, "N D"]:
     """hidden_states[L // 2] (0 = embeddings) at the final token of each response, in float32.
 
-    Equals one pass per prompt and response. The prompt runs once, all responses share its key-value
-    cache, and the layers above L // 2 are not run. This is first compared with separate passes, and
-    again for clearly longer or otherwise placed texts. If it differs (recurrent states; angles that
-    depend on the length), each response gets a pass. Call it inside `scoring_session`. Source:
+    At the prompt's last token for an empty response. Equals one pass per prompt and response. The
+    prompt runs once, all responses share its key-value cache, a response that begins another one is
+    not run, and neither are the layers above L // 2. This is first compared with separate passes,
+    and again for clearly longer or otherwise placed texts. If it differs (recurrent states; angles
+    that depend on the length), each response gets a pass. Call it inside `scoring_session`. Source:
     section "Adaptive semantic weighting" of the paper.
 
     Raises:
-        ValueError: an empty response, an empty prompt, a sequence beyond the context window, or a
-            model of one layer.
+        ValueError: an empty prompt, a sequence beyond the context window, or a model of one layer.
 
     Example:
         >>> from lm_polygraph_asmi.model import scoring_session
@@ -60,11 +60,11 @@ def response_embeddings(
     layer = num_layers(model) // 2
     if layer == 0:
         raise ValueError("response embeddings need at least two layers, got one")
-    ids = [torch.tensor(response, dtype=torch.long) for response in responses]
-    for response in ids:
-        validate_sequence(model, torch.cat([prompt_ids.cpu(), response]), len(prompt_ids))
-    if not ids:
+    if not responses:
         raise ValueError("expected at least one response to embed, got none")
+    ids, places = _without_prefixes(responses)
+    for response in ids:
+        validate_tokens(model, torch.cat([prompt_ids.cpu(), response]), len(prompt_ids))
     prompt, lengths = len(prompt_ids), [len(response) for response in ids]
     shortest, longest = prompt + min(lengths), prompt + max(lengths)
     extent = Extent(
@@ -79,7 +79,21 @@ def response_embeddings(
         extent, partial(_shared_prompt_failure, model, layer, prompt_ids, ids)
     )
     embeddings = _separate_embeddings if failure else _shared_prompt_embeddings
-    return embeddings(model, layer, prompt_ids, ids)
+    return embeddings(model, layer, prompt_ids, ids, places)
+
+
+def _without_prefixes(
+    responses: Sequence[Sequence[int]],
+) -> tuple[list[Tensor], list[tuple[int, int]]]:
+    """The responses that begin no other one; row there and length of each response."""
+    listed = [tuple(response) for response in responses]
+    kept: list[tuple[int, ...]] = []
+    for ids in sorted(set(listed), key=len, reverse=True):
+        if not any(longer[: len(ids)] == ids for longer in kept):
+            kept.append(ids)
+    rows = [next(i for i, k in enumerate(kept) if k[: len(ids)] == ids) for ids in listed]
+    places = [(row, len(ids)) for row, ids in zip(rows, listed, strict=True)]
+    return [torch.tensor(ids, dtype=torch.long) for ids in kept], places
 
 
 def _shared_prompt_failure(
@@ -89,9 +103,10 @@ def _shared_prompt_failure(
     if has_foreign_code(model):
         return "foreign hooks or forward methods may act differently after a cached prompt"
     compared = sorted(responses, key=len)[:: max(1, len(responses) - 1)]  # shortest and longest
-    separate = _separate_embeddings(model, layer, prompt_ids, compared)
+    places = [(row, len(response)) for row, response in enumerate(compared)]
+    separate = _separate_embeddings(model, layer, prompt_ids, compared, places)
     try:
-        shared = _shared_prompt_embeddings(model, layer, prompt_ids, compared)
+        shared = _shared_prompt_embeddings(model, layer, prompt_ids, compared, places)
     except (
         RuntimeError, ValueError, TypeError, AttributeError, IndexError, NotImplementedError
     ) as error:  # fmt: skip
@@ -105,12 +120,16 @@ def _shared_prompt_failure(
 
 
 def _separate_embeddings(
-    model: PreTrainedModel, layer: int, prompt_ids: Tensor, responses: list[Tensor]
+    model: PreTrainedModel,
+    layer: int,
+    prompt_ids: Tensor,
+    responses: list[Tensor],
+    places: Sequence[tuple[int, int]],
 ) -> Float[Tensor, "N D"]:
     device = execution_device(model.get_input_embeddings())
     rows = []
-    for response in responses:
-        tokens = torch.cat([prompt_ids.cpu(), response])[None].to(device)
+    for row, length in places:
+        tokens = torch.cat([prompt_ids.cpu(), responses[row][:length]])[None].to(device)
         hidden = states_entering(model, layer, input_ids=tokens, use_cache=False)
         if hidden.shape[:2] != tokens.shape:
             raise ValueError(
@@ -122,17 +141,23 @@ def _separate_embeddings(
 
 
 def _shared_prompt_embeddings(
-    model: PreTrainedModel, layer: int, prompt_ids: Tensor, ids: list[Tensor]
+    model: PreTrainedModel,
+    layer: int,
+    prompt_ids: Tensor,
+    ids: list[Tensor],
+    places: Sequence[tuple[int, int]],
 ) -> Float[Tensor, "N D"]:
-    lengths = torch.tensor([len(response) for response in ids])
     # Right padding needs no mask: with causal attention no token attends to later ones.
     tokens = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
     # This cache keeps all prompt positions; only the attention mask imposes sliding windows.
     cache = DynamicCache()
     device = execution_device(model.get_input_embeddings())
     caching = {**with_cache(base_model(model), cache), "use_cache": True}
-    states_entering(model, layer, input_ids=prompt_ids[None].to(device), **caching)
-    cache.batch_repeat_interleave(len(ids))
-    hidden = states_entering(model, layer, input_ids=tokens.to(device), **caching)
-    rows = torch.arange(len(ids), device=hidden.device)
-    return hidden[rows, (lengths - 1).to(hidden.device)].float()
+    after_prompt = states_entering(model, layer, input_ids=prompt_ids[None].to(device), **caching)
+    hidden = after_prompt[:, -1:].expand(len(ids), -1, -1)
+    if tokens.shape[1]:
+        cache.batch_repeat_interleave(len(ids))
+        responses = states_entering(model, layer, input_ids=tokens.to(device), **caching)
+        hidden = torch.cat([hidden.to(responses.device), responses], dim=1)
+    rows, lengths = torch.tensor(places, device=hidden.device).unbind(1)
+    return hidden[rows, lengths].float()

@@ -299,6 +299,16 @@ CACHE_DISABLED = "passes with cached keys and values were wrong"
 
 def validate_sequence(model: PreTrainedModel, input_ids: Tensor, prompt_length: int) -> None:
     """Raise ValueError unless there are a prompt and a response that fit the context window."""
+    validate_tokens(model, input_ids, prompt_length)
+    if prompt_length >= len(input_ids):
+        raise ValueError(
+            f"the response is empty: {len(input_ids)} tokens, {prompt_length} of them prompt. "
+            "There is no token to score"
+        )
+
+
+def validate_tokens(model: PreTrainedModel, input_ids: Tensor, prompt_length: int) -> None:
+    """Raise ValueError unless token ids with a prompt are valid and fit the context window."""
     if input_ids.ndim != 1:
         raise ValueError(
             f"input_ids must be one unpadded sequence of shape (N,), got {tuple(input_ids.shape)}"
@@ -307,11 +317,6 @@ def validate_sequence(model: PreTrainedModel, input_ids: Tensor, prompt_length: 
         raise ValueError(
             f"the prompt must have at least one token (such as BOS), got {prompt_length}: it "
             "predicts the first response token"
-        )
-    if prompt_length >= len(input_ids):
-        raise ValueError(
-            f"the response is empty: {len(input_ids)} tokens, {prompt_length} of them prompt. "
-            "There is no token to score"
         )
     vocabulary = model.config.get_text_config().vocab_size
     if not 0 <= int(input_ids.min()) <= int(input_ids.max()) < vocabulary:

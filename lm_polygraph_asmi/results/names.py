@@ -63,8 +63,12 @@ ON_REQUEST = {
     "asmi_candidate_cosines": "(T, 8, 8) cosines of their output-projection rows, not clipped",
 }
 
+DIVERSITY_AT = {"last": "asmi_diversity", "second_last": "asmi_diversity_second_last"}
+"""Value of the setting `gate_token` -> statistic that the gate reads."""
+
 DIVERSITY = {
-    "asmi_diversity": "div(x) of the sampled responses, higher = more diverse",
+    "asmi_diversity": "div(x) of the sampled responses at their last tokens, higher = more diverse",
+    "asmi_diversity_second_last": "div(x) at their second-last tokens",
     "asmi_num_responses": "sampled responses with at least one token",
     "asmi_diversity_seconds": "seconds spent on embedding them, without the host's time for "
     "drawing them",

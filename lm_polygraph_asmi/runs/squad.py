@@ -33,15 +33,19 @@ _EXAMPLE_QUESTIONS = (
 _EXAMPLES = "".join(f"Question: {q}\nAnswer: {a}\n" for q, a in _EXAMPLE_QUESTIONS)
 
 
+_INSTRUCTION = "Read the following passage and answer the question.\n"
+
+
 def _paper(question: Question) -> str:
-    return (
-        "Read the following passage and answer the question.\n"
-        f"Passage:\n{question.passage}\n{_paper_closed(question)}"
-    )
+    return f"{_INSTRUCTION}Passage:\n{question.passage}\n{_paper_closed(question)}"
 
 
 def _paper_closed(question: Question) -> str:
     return f"Question: {question.question}\nAnswer:"
+
+
+def _paper_closed_instructed(question: Question) -> str:
+    return _INSTRUCTION + _paper_closed(question)
 
 
 def _demo(question: Question) -> str:
@@ -59,12 +63,15 @@ def _demo_closed(question: Question) -> str:
 PROMPTS: dict[tuple[str, bool], Callable[[Question], str]] = {
     ("paper", False): _paper,
     ("paper", True): _paper_closed,
+    ("paper_instruction", False): _paper,
+    ("paper_instruction", True): _paper_closed_instructed,
     ("demo", False): _demo,
     ("demo", True): _demo_closed,
 }
 """(style, closed book) -> prompt. "paper": the paper's zero-shot prompt, appendix "Benchmark
-Prompts and Examples". "demo": 4-shot. The closed-book version of either leaves out only the
-passage."""
+Prompts and Examples". "demo": 4-shot. Their closed-book versions leave out the passage, its
+heading, and what the instruction says of passages (in "paper", the whole instruction).
+"paper_instruction" is "paper", but keeps the instruction without a passage."""
 
 
 def prompt_of(style: str, closed_book: bool) -> Callable[[Question], str]:

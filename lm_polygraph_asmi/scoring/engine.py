@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -603,23 +604,26 @@ def _from_source(parts: list[HeadPart], source: str) -> HeadPart:
 def diversity_of(
     model: PreTrainedModel,
     prompt: Int[Tensor, " P"],
-    responses: Sequence[Sequence[int]],
+    *responses: Sequence[Sequence[int]],
     attention: str | None = None,
-) -> float:
-    """div(x) of sampled responses to a prompt; higher = more diverse.
+) -> list[float]:
+    """div(x) of each of several lists of N responses to a prompt; higher = more diverse.
 
     `NO_EVIDENCE` for fewer than two responses.
 
     Args:
         model: computes the embeddings.
         prompt: (P,) token ids.
-        responses: token ids of each; none empty.
+        *responses: token ids of each response up to the token that is embedded, of
+            `StopConditions.embedded`.
         attention: attention implementation; None: the model's.
     """
-    if len(responses) < 2:
-        return NO_EVIDENCE
+    number = len(responses[0])
+    if number < 2:
+        return [NO_EVIDENCE] * len(responses)
     with scoring_session(model, attention):
-        return maths.response_diversity(response_embeddings(model, prompt, responses))
+        embeddings = response_embeddings(model, prompt, [*chain(*responses)])
+    return [maths.response_diversity(part) for part in embeddings.split(number)]
 
 
 def _numpy(values: Tensor) -> np.ndarray:

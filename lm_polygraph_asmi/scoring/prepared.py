@@ -416,11 +416,9 @@ class PreparedModel:
                 else token_ids(sample)
                 for sample in samples
             ]
-        # As in a benchmark, whose sampled answers have no end token.
-        ends = self.stop_conditions.end_ids
-        sampled = [ids[:-1] if ids and ids[-1] in ends else ids for ids in sampled]
-        responses = [ids for ids in sampled if ids]
-        diversity = diversity_of(self.model, prompt_ids, responses, self.config.attention)
+        config = self.config
+        responses = self.stop_conditions.embedded(sampled, config.gate_token, config.max_new_tokens)
+        (diversity,) = diversity_of(self.model, prompt_ids, responses, attention=config.attention)
         return (
             adaptive_gate(diversity, self.config.tau, self.config.beta),
             diversity,

@@ -10,7 +10,7 @@ from lm_polygraph.utils.model import Model
 
 from lm_polygraph_asmi.host.model import causal_model, prompt_ids
 from lm_polygraph_asmi.host.stopping import StopConditions
-from lm_polygraph_asmi.results.names import DIVERSITY, require
+from lm_polygraph_asmi.results.names import DIVERSITY, DIVERSITY_AT, require
 from lm_polygraph_asmi.scoring.engine import diversity_of
 
 log = logging.getLogger("lm_polygraph")
@@ -19,9 +19,9 @@ log = logging.getLogger("lm_polygraph")
 class ResponseDiversityCalculator(StatCalculator):
     """div(x) of the responses sampled by LM-Polygraph.
 
-    Embeds each of the `sample_tokens` by `hidden_states[L // 2]` at its final token. LM-Polygraph's
-    `sample_embeddings` differ: state of the last token *fed*, of a pad token in batches, and of the
-    prompt for one-token samples.
+    Embeds each of the `sample_tokens` by `hidden_states[L // 2]`, at its last and at its
+    second-last token (`StopConditions.embedded`). The second is LM-Polygraph's `sample_embeddings`
+    in batches of one; in larger ones these are of a pad token.
 
     Args:
         attention: attention implementation; None keeps that of the model.
@@ -53,22 +53,29 @@ class ResponseDiversityCalculator(StatCalculator):
             zip(texts, require(dependencies, "sample_tokens"), strict=True)
         ):
             start = time.perf_counter()
-            responses = [
+            answers = [
                 stop_conditions.response(tokens, len(texts)) for tokens in samples if len(tokens)
             ]
-            numbers.append(len(responses))
-            if len(responses) < 2:
+            responses = [
+                stop_conditions.embedded(answers, gate_token, max_new_tokens)
+                for gate_token in DIVERSITY_AT
+            ]
+            numbers.append(len(responses[0]))
+            if numbers[-1] < 2:
                 log.warning(
                     "Adapt-ASMI: %d of %d sampled responses are non-empty, expected >= 2; this "
                     "example gets no semantic discount",
-                    len(responses),
+                    numbers[-1],
                     len(samples),
                 )
             prompt = prompt_ids(model, text, row, dependencies)
-            diversities.append(diversity_of(transformer, prompt, responses, self.attention))
+            diversities.append(
+                diversity_of(transformer, prompt, *responses, attention=self.attention)
+            )
             seconds.append(time.perf_counter() - start)
+        by_token = dict(zip(DIVERSITY_AT.values(), zip(*diversities, strict=True), strict=True))
         return {
-            "asmi_diversity": diversities,
+            **{name: list(values) for name, values in by_token.items()},
             "asmi_num_responses": numbers,
             "asmi_diversity_seconds": seconds,
         }

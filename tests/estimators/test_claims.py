@@ -28,7 +28,7 @@ def test_in_lm_polygraphs_manager():
     stats = {name.removesuffix("_d60"): values for name, values in run.stats.items()}
     expected = {str(estimator): [] for estimator in estimators}
     for row, claims in enumerate(stats["claims"]):
-        alpha = 1 / (1 + np.exp(-10 * (0.3 - stats["asmi_diversity"][row])))
+        alpha = 1 / (1 + np.exp(-10 * (0.3 - stats["asmi_diversity_second_last"][row])))
         for claim in claims:
             for name, gate in zip(expected, (0, 1, alpha), strict=True):
                 scores = [

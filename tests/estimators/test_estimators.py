@@ -20,7 +20,7 @@ def stats(depth: str = "d60", **settings) -> dict:
         f"asmi_mi_{depth}": MI,
         f"asmi_agreement_{depth}": AGREEMENT,
         f"asmi_settings_{depth}": [USED | {"depth": float(depth[1:3]) / 100} | settings] * 2,
-        "asmi_diversity": [0.0, 0.5],
+        "asmi_diversity_second_last": [0.0, 0.5],
         "asmi_closing": [True, True],
     }
 
@@ -136,11 +136,12 @@ def test_a_statistic_left_out_of_the_config(missing):
 
 
 def test_adapt_asmi_without_samples():
-    without = {k: v for k, v in stats().items() if k != "asmi_diversity"}
-    with pytest.raises(KeyError, match="'asmi_diversity' is missing"):
+    without = {k: v for k, v in stats().items() if k != "asmi_diversity_second_last"}
+    with pytest.raises(KeyError, match="'asmi_diversity_second_last' is missing"):
         AdaptASMI()(without)
-    assert "asmi_diversity" in AdaptASMI().stats_dependencies
-    assert "asmi_diversity" not in SemASMI().stats_dependencies
+    assert "asmi_diversity_second_last" in AdaptASMI().stats_dependencies
+    assert "asmi_diversity" in AdaptASMI(gate_token="last").stats_dependencies
+    assert "asmi_diversity_second_last" not in SemASMI().stats_dependencies
 
 
 def test_never_nan():

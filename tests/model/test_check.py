@@ -276,7 +276,7 @@ def test_the_same_of_embeddings_behind_a_shared_prompt(monkeypatch):
         with scoring_session(model):
             found = response_embeddings(model, ids, [[7, 8], [9]])
             expected = responses._separate_embeddings(
-                model, 2, ids, [torch.tensor([7, 8]), torch.tensor([9])]
+                model, 2, ids, [torch.tensor([7, 8]), torch.tensor([9])], [(0, 2), (1, 1)]
             )
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 

@@ -130,13 +130,13 @@ def test_one_mask_at_a_time_equals_all_at_once(family_model, input_ids, scope):
 
 def test_response_embeddings_equal_separate_passes(family_model, input_ids):
     family_model = copy.deepcopy(family_model).double()
-    responses = [[5], [7, 9, 11, 13, 15, 17, 19], [4, 4], [7, 9]]
+    responses = [[5], [7, 9, 11, 13, 15, 17, 19], [4, 4], [7, 9], [], [5]]
     prompt = input_ids[:PROMPT_LENGTH]
     with scoring_session(family_model):
         fast = response_embeddings(family_model, prompt, responses)
     middle = num_layers(family_model) // 2
     for row, response in zip(fast, responses, strict=True):
-        sequence = torch.cat([prompt, torch.tensor(response)])
+        sequence = torch.cat([prompt, torch.tensor(response, dtype=torch.long)])
         with torch.no_grad():
             states = family_model(input_ids=sequence[None], output_hidden_states=True).hidden_states
         torch.testing.assert_close(row.double(), states[middle][0, -1], atol=1e-5, rtol=1e-5)

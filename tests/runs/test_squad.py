@@ -24,9 +24,12 @@ def test_paper_prompts():
     )
     closed = prompt_of("paper", closed_book=True)(QUESTION)
     assert closed == "Question: What colour is the mill?\nAnswer:"
+    assert prompt_of("paper_instruction", closed_book=True)(QUESTION) == (
+        "Read the following passage and answer the question.\n" + closed
+    )
 
 
-@pytest.mark.parametrize("style", ["demo", "paper"])
+@pytest.mark.parametrize("style", ["demo", "paper", "paper_instruction"])
 def test_closed_book_twin_lacks_the_passage_and_keeps_the_rest(style):
     opened = prompt_of(style, closed_book=False)(QUESTION)
     closed = prompt_of(style, closed_book=True)(QUESTION)
@@ -39,7 +42,7 @@ def test_closed_book_twin_lacks_the_passage_and_keeps_the_rest(style):
 
 
 def test_unknown_style():
-    with pytest.raises(ValueError, match=r"expected a prompt style in \['demo', 'paper'\]"):
+    with pytest.raises(ValueError, match=r"expected a prompt style in \['demo', 'paper', "):
         prompt_of("haiku", closed_book=False)
 
 

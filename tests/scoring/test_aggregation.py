@@ -80,7 +80,7 @@ def test_estimators_agree_with_calls(scored, kind):
             "asmi_agreement_d60": [np.array([token.agreement for token in found.tokens])],
             "asmi_settings_d60": [found.settings],
             "asmi_closing": [True],
-            "asmi_diversity": [found.diversity],
+            "asmi_diversity_second_last": [found.diversity],
         }
         assert estimator(stats)[0] == pytest.approx(float(found), rel=1e-12)
         named = "" if aggregation == "mean" else f", aggregation={aggregation}"

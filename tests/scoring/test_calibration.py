@@ -48,8 +48,14 @@ def test_what_a_run_gives(run, variant):
     assert (found.n, found.clusters, found.errors) == (60, 30, wrong.sum())
     assert (found.model, found.quality) == ("models/tiny", "AlignScore")
     own = {"method": variant, "closing_token": True, "aggregation": "mean", "stop": None}
+<<<<<<< HEAD
     own |= {"max_new_tokens": 64, "prompt_format": "text"}
     gate = {"tau": 0.3, "beta": 10.0, "num_samples": 10} if variant == "adapt" else {}
+=======
+    own |= {"max_new_tokens": 64}
+    gate = {"tau": 0.3, "beta": 10.0, "num_samples": 10, "gate_token": "second_last"}
+    gate = gate if variant == "adapt" else {}
+>>>>>>> 4c5d6a0 (The gate embeds samples at their second-last token by default; a page on each choice the paper leaves open)
     assert found.settings == stats["asmi_settings_d60"][0] | own | gate
     assert found.ranks
     assert 0 < found.prr.low < found.prr.value < found.prr.high
@@ -147,11 +153,13 @@ def test_verdict(calibration):
         {"method": "asmi"}, {"depth": 0.9, "layer": 5}, {"num_masks": 9}, {"mask_rate": 0.2},
         {"top_k": 8}, {"mask_sampler": "balanced"}, {"scope": "response"}, {"closing_token": False},
         {"stop": ["\n"]}, {"tau": 0.5}, {"beta": 5.0}, {"num_samples": 5},
+        {"gate_token": "last"},
     ],
     ids=str,
 )  # fmt: skip
 def test_another_score_gets_no_verdict(calibration, other):
     gate = {"stop": [], "tau": 0.3, "beta": 10.0, "num_samples": 10, "method": "adapt"}
+    gate |= {"gate_token": "second_last"}
     calibration = replace(calibration, settings=calibration.settings | gate)
     (said,) = calibration.verdict(0.1, calibration.settings | other)
     assert said.startswith("No verdict: the calibration used other settings (")

@@ -5,8 +5,7 @@
     python scripts/silent_choices.py gate demo.jsonl      # the token that the gate embeds
 
 `demo` appends a line per question, so that a second start resumes.
-docs/reference/open-choices-evidence.csv and open-choices-demo.csv hold what the first and the last
-command print.
+docs/reference/open-choices-evidence.csv is what `tables` prints.
 """
 
 import json

@@ -5,7 +5,8 @@
     python scripts/silent_choices.py gate demo.jsonl      # the token that the gate embeds
 
 `demo` appends a line per question, so that a second start resumes.
-docs/reference/open-choices-evidence.csv is what `tables` prints.
+docs/reference/open-choices-evidence.csv is what `tables` prints, open-choices-demo.csv what `gate`
+prints.
 """
 
 import json

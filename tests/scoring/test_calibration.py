@@ -48,14 +48,9 @@ def test_what_a_run_gives(run, variant):
     assert (found.n, found.clusters, found.errors) == (60, 30, wrong.sum())
     assert (found.model, found.quality) == ("models/tiny", "AlignScore")
     own = {"method": variant, "closing_token": True, "aggregation": "mean", "stop": None}
-<<<<<<< HEAD
     own |= {"max_new_tokens": 64, "prompt_format": "text"}
-    gate = {"tau": 0.3, "beta": 10.0, "num_samples": 10} if variant == "adapt" else {}
-=======
-    own |= {"max_new_tokens": 64}
     gate = {"tau": 0.3, "beta": 10.0, "num_samples": 10, "gate_token": "second_last"}
     gate = gate if variant == "adapt" else {}
->>>>>>> 4c5d6a0 (The gate embeds samples at their second-last token by default; a page on each choice the paper leaves open)
     assert found.settings == stats["asmi_settings_d60"][0] | own | gate
     assert found.ranks
     assert 0 < found.prr.low < found.prr.value < found.prr.high

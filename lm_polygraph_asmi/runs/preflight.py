@@ -14,6 +14,7 @@ from datasets import load_from_disk
 from huggingface_hub.errors import HFValidationError
 from lm_polygraph import generation_metrics
 from lm_polygraph.estimators import Estimator
+from lm_polygraph.utils.common import load_external_module
 from lm_polygraph.utils.factory_estimator import FactoryEstimator
 from omegaconf import DictConfig, OmegaConf
 
@@ -22,6 +23,7 @@ from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.host.context import NO_CONTEXT, unmatched
 from lm_polygraph_asmi.host.quality import METRICS
 from lm_polygraph_asmi.results.manifest import NAMED, dropped_text, model_of
+from lm_polygraph_asmi.results.runs import manager_files
 from lm_polygraph_asmi.results.scales import matched_scale
 from lm_polygraph_asmi.runs.rows import (
     DROPPED,
@@ -35,6 +37,7 @@ from lm_polygraph_asmi.runs.rows import (
     unusable_rows,
     window_settings,
 )
+from lm_polygraph_asmi.validation import check_writable
 
 ASMI_SCRIPT, HOST_SCRIPT = "asmi_causal.py", "default_causal.py"
 """Scripts that load a model by `load_model_args`; the first defaults to eager attention."""
@@ -389,6 +392,44 @@ def _rows_in(
     return [Row(str(i), cluster_key(x), x, y) for i, (x, y) in enumerate(pairs)]
 
 
+def check_places(config: DictConfig) -> Iterator[Finding]:
+    """Files and folders that a run reads or writes only after its model is loaded."""
+    if _missing(config):
+        return  # reported by `check_config`
+    folders = {"save_path": config.get("save_path") or config.hydra.runtime.output_dir}
+    folders["asmi.result_cache"] = OmegaConf.select(config, "asmi.result_cache")
+    for name, folder in folders.items():
+        try:
+            if folder is not None:
+                check_writable(folder, folder=True)
+        except ValueError as error:
+            yield Finding(f"{name}: {error}", fatal=True)
+    answers = OmegaConf.select(config, "asmi.answers")
+    if answers is not None:
+        try:
+            manager_files(answers)
+        except (OSError, ValueError) as error:
+            yield Finding(f"asmi.answers: {error}", fatal=True)
+    for name in ("process_output_fn", "process_target_fn"):
+        path, function = (OmegaConf.select(config, f"{name}.{key}") for key in ("path", "fn_name"))
+        if path is None or not Path(path).is_absolute():
+            continue  # relative to the config, as LM-Polygraph's are
+        if not Path(path).is_file():
+            yield Finding(f"{name}.path: {path} does not exist", fatal=True)
+        elif not hasattr(load_external_module(path), str(function)):
+            yield Finding(f"{name}.fn_name: {path} has no function {function!r}", fatal=True)
+    for entry in config.get("generation_metrics") or ():
+        checkpoint = str((entry.get("kwargs") or {}).get("ckpt_path") or "")
+        if checkpoint.startswith(("/", ".", "~")) and not Path(checkpoint).is_file():
+            yield Finding(f"{entry['name']}: the file {checkpoint} does not exist", fatal=True)
+    size = config.get("batch_size", 1)
+    if not isinstance(size, int) or size < 1:
+        yield Finding(f"expected batch_size of at least 1, got {size!r}", fatal=True)
+    seeds = config.get("seed")
+    if seeds is not None and not all(isinstance(seed, int) for seed in seeds):
+        yield Finding(f"expected seed as a list of whole numbers, got {list(seeds)}", fatal=True)
+
+
 def check_side_models(config: DictConfig) -> Iterator[Finding]:
     """Parts of quality metrics that would be installed in the middle of a run."""
     names = {entry["name"] for entry in config.get("generation_metrics") or ()}
@@ -405,6 +446,7 @@ def check_side_models(config: DictConfig) -> Iterator[Finding]:
 CHECKS: dict[str, Callable[[DictConfig], Iterator[Finding]]] = {
     "settings": check_config,
     "rows": check_data,
+    "places": check_places,
     "side models": check_side_models,
 }
 """The checks of a run, by what they read."""

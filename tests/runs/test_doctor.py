@@ -267,3 +267,28 @@ def test_a_missing_spacy_model_is_named_before_the_run(monkeypatch, elsewhere):
     config.generation_metrics[0].name = "AlignScore"
     (elsewhere / "cwd" / "en_core_web_sm").mkdir()  # spaCy reads a folder, too
     assert findings_of(CHECKS["side models"], config) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("+save_path=/proc/x", "save_path: cannot write /proc/x"),
+        ("asmi.result_cache=/proc/x", "asmi.result_cache: cannot write /proc/x"),
+        ("asmi.answers=/nowhere", "asmi.answers: /nowhere is neither a manager file nor a folder"),
+        ("process_output_fn.fn_name=nope", "asmi_answers.py has no function 'nope'"),
+        (
+            "process_target_fn.path=/nowhere.py",
+            "process_target_fn.path: /nowhere.py does not exist",
+        ),
+        (
+            "generation_metrics=[{name: AlignScore, kwargs: {ckpt_path: /nowhere.ckpt}}]",
+            "AlignScore: the file /nowhere.ckpt does not exist",
+        ),
+        ("batch_size=0", "expected batch_size of at least 1, got 0"),
+        ("seed=[x]", "expected seed as a list of whole numbers, got ['x']"),
+    ],
+)
+def test_what_would_fail_after_loading_the_model(overrides, override, message):
+    ((text, fatal),) = findings("places", [*overrides, override])
+    assert message in text
+    assert fatal

@@ -26,6 +26,7 @@ MASK_SAMPLERS = ("bernoulli", "balanced")
 PERTURBATIONS = ("heads", "pseudo_heads", "foreign", "isotropic", "mlp", "mlp_noise")
 AGGREGATIONS = ("mean", "sum", "max")
 GATE_TOKENS = ("last", "second_last")
+SPECIAL_TOKENS = ("control", "plain")
 STREAMED = {"scope": "response", "seeded_by": "prompt", "source": "all"}
 """Settings that every streaming score has."""
 
@@ -255,6 +256,10 @@ class ASMIConfig:
     stop: tuple[str, ...] | None = setting(
         None, "String that ends an answer; \\n is a line break.", _or_none(_stop), shown=False
     )
+    special_tokens: str = setting(
+        "control", "How </s>, <|im_end|> and other special tokens written out in a text are read: "
+        "as control tokens (with a warning), or as plain text.", SPECIAL_TOKENS,
+    )  # fmt: skip
     max_new_tokens: int = setting(
         64, "Maximum answer length.", _max_new_tokens, unit="tokens", of="answer", key=False
     )

@@ -155,9 +155,6 @@ def for_request(
         max_new_tokens: largest number of generated tokens.
         halted: called before each token; if true, generation raises `Halted`.
     """
-    import torch
-    from transformers import StoppingCriteriaList
-
     from lm_polygraph_asmi.host.stopping import StopConditions
     from lm_polygraph_asmi.scoring.generation import Generation
 
@@ -166,19 +163,12 @@ def for_request(
     if stop is not None:
         copied.stop = list(stop)
         copied.stop_conditions = StopConditions(copied.model, copied.tokenizer, copied.stop)
-    closes = copied.stop_conditions.closes
-    prompt_length: list[int] = []  # known at the first token
 
-    def ended(ids: Any, _: Any, **__: Any) -> Any:
+    def check() -> None:
         if halted():
             raise Halted
-        prompt_length[:] = prompt_length or [ids.shape[-1] - 1]
-        rows = ids[:, prompt_length[0] :].tolist()  # several if answers are sampled
-        return torch.tensor([bool(copied.stop) and closes(row) for row in rows], device=ids.device)
 
-    # Replaces the criterion that reads the whole vocabulary for every new stop string.
-    stopping = StoppingCriteriaList([ended])
-    copied.generation = Generation(copied.model, copied.tokenizer, copied.stop_conditions, stopping)
+    copied.generation = Generation(copied.model, copied.tokenizer, copied.stop_conditions, check)
     return copied
 
 

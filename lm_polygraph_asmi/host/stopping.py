@@ -26,7 +26,7 @@ class StopConditions:
     ) -> None:
         self.tokenizer: Any = tokenizer
         configured: Any = getattr(model.generation_config, "eos_token_id", None)
-        configured_ids = configured if isinstance(configured, list) else [configured]
+        configured_ids = configured if isinstance(configured, list | tuple) else [configured]
         self.end_ids = {i for i in (*configured_ids, tokenizer.eos_token_id) if i is not None}
         self.stop_strings = list(stop_strings or [])
 
@@ -49,11 +49,11 @@ class StopConditions:
         Args:
             places: character span of each token in the text.
         """
+        last = places[-1][0]
         if tokens[-1] in self.end_ids:
-            return text[: places[-1][0]]
-        if self._ends_stop_string(tokens):
-            return text[: max(text.rindex(stop) for stop in self.stop_strings if stop in text)]
-        return text
+            return text[:last]
+        start = self._stop_start(text, last) if self._ends_stop_string(tokens) else None
+        return text[:start]
 
     def response(self, tokens: Sequence[int], batch_size: int) -> list[int]:
         """The tokens of a generated row, as in a batch of one.
@@ -96,9 +96,16 @@ class StopConditions:
     def _ends_stop_string(self, tokens: Sequence[int]) -> bool:
         if not self.stop_strings:
             return False
-        text = self.tokenizer.decode(list(tokens))
+
+        def decode(ids: Sequence[int]) -> str:
+            options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+            return str(self.tokenizer.decode(list(ids), **options))
+
         # The tokenizer decodes an incomplete character as �.
-        before = len(self.tokenizer.decode(list(tokens[:-1])).rstrip("\ufffd"))
-        return any(
-            stop in text and text.rindex(stop) + len(stop) > before for stop in self.stop_strings
-        )
+        before = len(decode(tokens[:-1]).rstrip("\ufffd"))
+        return self._stop_start(decode(tokens), before) is not None
+
+    def _stop_start(self, text: str, last: int) -> int | None:
+        """Where the first stop string begins that ends after the character `last`."""
+        starts = [text.find(stop, max(0, last - len(stop) + 1)) for stop in self.stop_strings]
+        return min((start for start in starts if start >= 0), default=None)

@@ -6,10 +6,10 @@ whose runner calls it through `stat_calculators.masked_heads`; `score` calls it 
 
 import logging
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -54,6 +54,7 @@ from lm_polygraph_asmi.results.names import CANDIDATES, COVERAGE_AT, Settings, a
 from lm_polygraph_asmi.results.scales import with_scale
 
 log = logging.getLogger("lm_polygraph")
+T = TypeVar("T")
 
 Context = Sequence[tuple[int, int]]
 """(start, end) token spans of the prompt that should support the answer."""
@@ -64,6 +65,27 @@ NO_EVIDENCE = 1.0
 Then alpha < 0.001 and Adapt-ASMI equals ASMI. The semantic discount needs evidence that answers
 paraphrase each other; without a pair there is none.
 """
+
+
+@dataclass(frozen=True)
+class Draft:
+    """An unmasked pass over an answer whose last token may still be replaced.
+
+    Attributes:
+        top_tokens: (T,) the model's most likely token at each position of the answer.
+        unmasked: the pass.
+        seconds: it took.
+    """
+
+    top_tokens: list[int]
+    unmasked: UnmaskedPass
+    seconds: float
+
+    def with_response(self, scored: Int[Tensor, " tokens"]) -> UnmaskedPass | None:
+        """The pass for these tokens of prompt and answer; None if more than the last differ."""
+        if not self.unmasked.input_ids[:-1].equal(scored[:-1]):
+            return None
+        return replace(self.unmasked, input_ids=scored)
 
 
 class Engine:
@@ -160,6 +182,7 @@ class Engine:
         context: Context | None = None,
         passages: bool = False,
         prefix_cache: PrefixCache | None = None,
+        draft: Draft | None = None,
     ) -> dict[str, Any]:
         """All statistics of one prompt and response, by name (`results.names`).
 
@@ -174,23 +197,77 @@ class Engine:
             passages: also score each span as a source, "passage0", "passage1", ...
             prefix_cache: keys and values of a sequence with the same prefix (the answer's
                 generation, or the row before); used if `remembers`.
+            draft: unmasked pass of `draft`, used if at most the last token is another.
 
         Raises:
             ValueError: empty response, text longer than the context window, or no context.
             FloatingPointError: NaN or infinite logits.
         """
+        reused = None if passages else prefix_cache
+        return self._reusing(
+            model,
+            reused,
+            lambda cache: self._score(model, prompt, response, context, passages, cache, draft),
+        )
+
+    def draft(
+        self,
+        model: PreTrainedModel,
+        prompt: Int[Tensor, " P"],
+        response: Sequence[int],
+        prefix_cache: PrefixCache | None = None,
+    ) -> Draft:
+        """The unmasked pass over a response, before its last token is chosen.
+
+        Args:
+            response: (T,) token ids; the last one is not read.
+            prefix_cache: as for `score`.
+
+        Raises:
+            ValueError, FloatingPointError: as `score`.
+        """
+        scored, start = _joined(prompt, response), time.perf_counter()
+
+        def run(cache: PrefixCache | None) -> UnmaskedPass:
+            layers, scope = self.layers(model), self.config.scope
+            return run_unmasked(model, scored, len(prompt), layers, scope, cache)
+
+        unmasked = self._reusing(model, prefix_cache, run)
+        with scoring_session(model, self.config.attention):
+            hidden, narrow = unmasked.final_hidden, widens(model)  # rounded as in generation
+            top_tokens = in_chunks(
+                lambda part: readout(model, hidden[part], wide=not narrow).argmax(-1),
+                len(hidden),
+                self._chunk_size(model, hidden.device),
+            )
+        return Draft(torch.cat(top_tokens).tolist(), unmasked, time.perf_counter() - start)
+
+    def log_probs(
+        self, model: PreTrainedModel, draft: Draft, position: int, tokens: Sequence[int]
+    ) -> list[float]:
+        """Log-probabilities of tokens at a position of the draft's answer, nats."""
+        with scoring_session(model, self.config.attention):
+            return readout(model, draft.unmasked.final_hidden[position])[list(tokens)].tolist()
+
+    def _reusing(
+        self,
+        model: PreTrainedModel,
+        prefix_cache: PrefixCache | None,
+        run: Callable[[PrefixCache | None], T],
+    ) -> T:
+        """What `run` returns with the prefix cache, or without it if that fails."""
         with scoring_session(model, self.config.attention):  # reads the model's state once
-            if prefix_cache is not None and self.remembers(model) and not passages:
-                try:
-                    return self._score(model, prompt, response, context, passages, prefix_cache)
-                except (torch.OutOfMemoryError, FloatingPointError):
-                    raise
-                except Exception as error:  # models raise different errors
-                    stats = self._score(model, prompt, response, context, passages)
-                    PrefixCache.disable(model)  # the same call works without the cache
-                    log.warning("%s: known keys are not reused: %s", type(model).__name__, error)
-                    return stats
-            return self._score(model, prompt, response, context, passages)
+            if prefix_cache is None or not self.remembers(model):
+                return run(None)
+            try:
+                return run(prefix_cache)
+            except (torch.OutOfMemoryError, FloatingPointError):
+                raise
+            except Exception as error:  # models raise different errors
+                result = run(None)
+                PrefixCache.disable(model)  # the same call works without the cache
+                log.warning("%s: known keys are not reused: %s", type(model).__name__, error)
+                return result
 
     def remembers(self, model: PreTrainedModel) -> bool:
         """Whether a prefix cache can be used."""
@@ -213,8 +290,9 @@ class Engine:
         context: Context | None,
         passages: bool,
         prefix_cache: PrefixCache | None = None,
+        draft: Draft | None = None,
     ) -> dict[str, Any]:
-        scored = torch.cat([prompt.cpu(), torch.tensor(response, dtype=prompt.dtype)])
+        scored = _joined(prompt, response)
         check_fits(self.config.top_k, model.config.get_text_config().vocab_size)
         sources, spans = self.sources, None
         if passages or self.needs_context:
@@ -248,7 +326,7 @@ class Engine:
         if example is None or missing or shorter is None:
             layers = [parts_of[part].layer for part in missing or parts_of]
             unmasked, example = self._score_unmasked(
-                model, scored, len(prompt), layers, prefix_cache
+                model, scored, len(prompt), layers, prefix_cache, draft
             )
             if not missing:
                 check_unmasked(model, unmasked)
@@ -287,12 +365,17 @@ class Engine:
         prompt_length: int,
         layers: list[int],
         prefix_cache: PrefixCache | None = None,
+        draft: Draft | None = None,
     ) -> tuple[UnmaskedPass, dict[str, Any]]:
         """The unmasked pass for all depths, and its statistics of the response."""
         start = time.perf_counter()
-        unmasked = run_unmasked(
-            model, scored, prompt_length, layers, self.config.scope, prefix_cache
-        )
+        unmasked = None if draft is None else draft.with_response(scored)
+        if unmasked is not None and draft is not None:
+            start -= draft.seconds
+        else:
+            unmasked = run_unmasked(
+                model, scored, prompt_length, layers, self.config.scope, prefix_cache
+            )
         tokens = scored[prompt_length:]
         return unmasked, self._unmasked_statistics(model, unmasked.final_hidden, tokens) | {
             "asmi_tokens": tokens.numpy().astype(np.int64),
@@ -556,6 +639,11 @@ class AnswerInProgress:
             "asmi_seconds": self._seconds,
             "asmi_reused_depths": 0,
         }
+
+
+def _joined(prompt: Tensor, response: Sequence[int]) -> Int[Tensor, " tokens"]:
+    """Token ids of prompt and response."""
+    return torch.cat([prompt.cpu(), torch.tensor(response, dtype=prompt.dtype)])
 
 
 def _masks(settings: Settings, tokens: list[int]) -> tuple[int, Float[Tensor, "S H"]]:

@@ -1,8 +1,7 @@
 """Generate answers: one greedy, or several sampled."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
     StoppingCriteriaList,
-    StopStringCriteria,
 )
 
 from lm_polygraph_asmi.host.stopping import StopConditions
@@ -32,7 +30,7 @@ class Generation:
     Args:
         model: generates.
         stop_conditions: when an answer ends.
-        stopping: criteria called for each token; None: the stop strings of `stop_conditions`.
+        check: called before each token, and raises to end generation early; None: no check.
     """
 
     def __init__(
@@ -40,10 +38,10 @@ class Generation:
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         stop_conditions: StopConditions,
-        stopping: StoppingCriteriaList | None = None,
+        check: Callable[[], None] | None = None,
     ) -> None:
         self.model, self.tokenizer, self.stop_conditions = model, tokenizer, stop_conditions
-        self._passed_criteria = stopping
+        self.check = check
 
     def greedy(
         self,
@@ -82,15 +80,33 @@ class Generation:
                 num_return_sequences=count,
             )  # fmt: skip
 
-    @cached_property
-    def _stopping(self) -> StoppingCriteriaList:
-        """When generation stops; built once, since it reads the whole vocabulary."""
-        if self._passed_criteria is not None:
-            return self._passed_criteria
-        stops = self.stop_conditions.stop_strings
-        if not stops:
-            return StoppingCriteriaList()
-        return StoppingCriteriaList([StopStringCriteria(self.tokenizer, stops)])
+    def spelling(
+        self,
+        prompt_ids: Int[Tensor, " P"],
+        max_new_tokens: int,
+        consistent: Callable[[Sequence[int]], bool],
+    ) -> list[int]:
+        """The greedy answer as long as it is `consistent`, which is called with its tokens."""
+        return self._generate(
+            prompt_ids, max_new_tokens, do_sample=False, halts=lambda ids: not consistent(ids)
+        )[0]
+
+    def _ended(
+        self, prompt_length: int, halts: Callable[[Sequence[int]], bool]
+    ) -> StoppingCriteriaList:
+        """Criterion of stop strings: those in the answer, as `StopConditions` reads them.
+
+        transformers' criterion also counts a stop string that begins in the prompt.
+        """
+
+        def ended(ids: Tensor, _: Any, **__: Any) -> Tensor:
+            if self.check is not None:
+                self.check()
+            rows = ids[:, prompt_length:].tolist()  # several if answers are sampled
+            closes = self.stop_conditions.closes
+            return torch.tensor([halts(row) or closes(row) for row in rows], device=ids.device)
+
+        return StoppingCriteriaList([ended])
 
     def length_limit(self, prompt_ids: Int[Tensor, " P"], max_new_tokens: int) -> int:
         """Largest number of tokens of an answer."""
@@ -109,6 +125,7 @@ class Generation:
         prompt_ids: Int[Tensor, " P"],
         max_new_tokens: int,
         cache: Cache | None = None,
+        halts: Callable[[Sequence[int]], bool] = lambda _: False,
         **options: Any,
     ) -> list[list[int]]:
         """Answers of the model, each including the tokens that ended it."""
@@ -132,7 +149,7 @@ class Generation:
                 ids,
                 attention_mask=torch.ones_like(ids),
                 generation_config=config,
-                stopping_criteria=self._stopping,
+                stopping_criteria=self._ended(len(prompt_ids), halts),
                 **({} if cache is None else with_cache(model, cache)),
             )
         rows = sequences[:, len(prompt_ids) :].tolist()

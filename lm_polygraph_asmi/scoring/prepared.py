@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from jaxtyping import Int
@@ -20,6 +20,7 @@ from transformers import (
 from lm_polygraph_asmi.config import SOURCES, STREAMED, ASMIConfig
 from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.host.model import causal_model, is_host_model
+from lm_polygraph_asmi.host.special_tokens import PlainTokenizer, SpecialTokens
 from lm_polygraph_asmi.host.stopping import StopConditions
 from lm_polygraph_asmi.maths import adaptive_gate
 from lm_polygraph_asmi.model import (
@@ -39,7 +40,8 @@ from lm_polygraph_asmi.results.names import at_depth
 from lm_polygraph_asmi.results.scales import with_scale
 from lm_polygraph_asmi.scoring.calibration import CalibrationLike, settled
 from lm_polygraph_asmi.scoring.context import Passage, passages_of
-from lm_polygraph_asmi.scoring.engine import Engine, diversity_of
+from lm_polygraph_asmi.scoring.ending import EndedAnswer, TextAnswer
+from lm_polygraph_asmi.scoring.engine import Draft, Engine, diversity_of
 from lm_polygraph_asmi.scoring.generation import Generation, restored_config
 from lm_polygraph_asmi.scoring.own_tokenizer import check_tokenizer
 from lm_polygraph_asmi.scoring.result import Score
@@ -49,12 +51,13 @@ from lm_polygraph_asmi.scoring.text import (
     Query,
     answer_tokens,
     border_warning,
-    ids_after_answer,
     parse_request,
     prompt_tokens,
     prompt_warning,
+    rendered_warnings,
     repeated_prompt,
     spans,
+    special_warnings,
     stop_warning,
     token_ids,
 )
@@ -110,10 +113,12 @@ class PreparedModel:
                 "expected the model's tokenizer, as in score(model, prompt, answer, "
                 f"tokenizer=tokenizer), got {tokenizer!r:.60}"
             )
+        self.tokenizer_warnings = check_tokenizer(model, tokenizer)
+        if self.config.special_tokens == "plain":
+            tokenizer = cast("PreTrainedTokenizerBase", PlainTokenizer(tokenizer))
         self.model, self.tokenizer = model, tokenizer
         self.stop = list(self.config.stop or ())
         self._keys = ModelKeys()
-        self.tokenizer_warnings = check_tokenizer(model, tokenizer)
         self.stop_conditions = StopConditions(model, tokenizer, self.stop)
         self.generation = Generation(model, tokenizer, self.stop_conditions)
 
@@ -140,6 +145,7 @@ class PreparedModel:
             "calibration": [run.identity for run in calibrations if run] or None,
             "instruct": self.instruct,
             "end_tokens": sorted(self.stop_conditions.end_ids),
+            "end_of_texts": "likeliest",
             **self.config.to_dict(),
             "attention": self.config.attention or attention_of(self.model),
             "memory_budget": None,  # does not change scores
@@ -156,6 +162,7 @@ class PreparedModel:
         """`score`, with the keys and values of the row before."""
         original = self.as_messages(prompt)
         prompt, target, notes = parse_request(original, answer)
+        notes += self.notes_of(prompt, target, samples)
         prompt_ids = prompt_tokens(self.tokenizer, prompt)
         passages = None
         if context is not None:
@@ -163,11 +170,25 @@ class PreparedModel:
         elif self.config.source != "all":
             raise ValueError(f"source {self.config.source!r} needs the context: pass context=")
         with restored_config(self.model):
-            ids = self._answer(prompt, prompt_ids, target, prefix_cache)
-            stats, source_stats = self._stats(prompt_ids, ids, passages, prefix_cache)
+            ids, draft, differences = self._answer(prompt, prompt_ids, target, prefix_cache)
+            stats, source_stats = self._stats(prompt_ids, ids, passages, prefix_cache, draft)
             gate = self.gate_of(prompt, prompt_ids, samples)
-        query = Query(prompt, target, notes, prompt_ids, answer, samples)
+        query = Query(prompt, target, notes + differences, prompt_ids, answer, samples)
         return self.result(query, ids, stats, gate, passages, source_stats, self.config.source)
+
+    def notes_of(
+        self, prompt: Prompt, answer: Answer | None, samples: Sequence[Answer] | None = None
+    ) -> tuple[str, ...]:
+        """Warnings about special tokens in the texts of a request, and about rendered chats."""
+        if self.config.special_tokens == "plain":
+            return ()
+        ends = self.stop_conditions.end_ids
+        notes = special_warnings(self._special_tokens, ends, prompt, answer, samples)
+        return (*notes, *rendered_warnings(self._special_tokens, prompt))
+
+    @cached_property
+    def _special_tokens(self) -> SpecialTokens:
+        return SpecialTokens(self.tokenizer)
 
     def as_messages(self, prompt: Prompt) -> Prompt:
         """A text prompt as a user message for instruction-tuned host models, as LM-Polygraph."""
@@ -275,6 +296,7 @@ class PreparedModel:
             warnings=tuple(warnings),
             calibration=self.calibration,
             content_end=len(content),
+            ending=text[len(content) :],
             answered=bool(content.strip()),
             prompt_tokens=len(prompt_ids),
             span_calibration=self.span_calibration,
@@ -314,20 +336,24 @@ class PreparedModel:
         ids: list[int],
         passages: Sequence[Passage] | None,
         prefix_cache: PrefixCache,
+        draft: Draft | None,
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Statistics of the score, and by source (empty without passages).
 
         Sources always use scope "response".
         """
         if passages is None:
-            return self.engine.score(self.model, prompt_ids, ids, prefix_cache=prefix_cache), {}
+            stats = self.engine.score(
+                self.model, prompt_ids, ids, prefix_cache=prefix_cache, draft=draft
+            )
+            return stats, {}
         spans = [passage.tokens for passage in passages]
         by_source = self.source_engine.score(
             self.model, prompt_ids, ids, spans, passages=len(spans) > 1
         )
         if not self.config.is_control and self.config.scope == "response":
             return by_source, by_source
-        stats = self.engine.score(self.model, prompt_ids, ids)
+        stats = self.engine.score(self.model, prompt_ids, ids, draft=draft)
         seconds = stats["asmi_seconds"] + by_source["asmi_seconds"]
         return stats | {"asmi_seconds": seconds}, by_source
 
@@ -365,32 +391,19 @@ class PreparedModel:
         prompt_ids: Int[Tensor, " P"],
         answer: Answer | None,
         prefix_cache: PrefixCache,
-    ) -> list[int]:
+    ) -> EndedAnswer:
         if answer is None:
-            return self.generation.greedy(
-                prompt_ids, self.config.max_new_tokens, self.engine, prefix_cache
+            return EndedAnswer(
+                self.generation.greedy(
+                    prompt_ids, self.config.max_new_tokens, self.engine, prefix_cache
+                )
             )
         if not isinstance(answer, str):
-            return token_ids(answer)
-        ids = answer_tokens(self.tokenizer, prompt, answer)
-        if not self.config.closing_token or (ids and self.stop_conditions.closes(ids)):
-            return ids
-        if self.stop:
-            return answer_tokens(self.tokenizer, prompt, answer + self.stop[0])
-        return [*ids, *self._end_token(prompt)]
-
-    def _end_token(self, prompt: Prompt) -> list[int]:
-        """Token that ends an answer without a stop string: the template's end of turn, else EOS.
-
-        Chat models often have several end tokens; the tokenizer's may not end their turns.
-        """
-        ends = self.stop_conditions.end_ids
-        if not isinstance(prompt, str):
-            turn = next((i for i in ids_after_answer(self.tokenizer, prompt) if i in ends), None)
-            if turn is not None:
-                return [turn]
-        eos = self.tokenizer.eos_token_id
-        return sorted(ends)[:1] if eos is None else [eos]
+            return EndedAnswer(token_ids(answer))
+        limit = self.config.max_new_tokens
+        return TextAnswer(
+            self.engine, self.generation, prompt, prompt_ids, answer, limit, prefix_cache
+        ).ended()
 
     def gate_of(
         self,

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-FORMAT = 1
+FORMAT = 2
 """Part of every digest; increased when scores of the same answers change."""
 MADE_FROM = ("prompt", "answer", "samples", "context", "offsets", "settings", "model")
 """Fields of a line of `score --out` that its numbers depend on."""

@@ -46,6 +46,8 @@ class Score(ScoreData):
         warnings: problems with prompt, answer or tokenizer.
         calibration: the calibration; None without.
         content_end: characters of `scored_text` before the tokens that end the answer.
+        ending: what ends `scored_text`, such as "</s>" or a stop string; empty if the answer was
+            cut off, None if not saved. To an answer passed as text, the likeliest end was added.
         answered: False if the answer is empty or blank.
         offsets: parts chosen by the caller, see `with_spans`; None: see `spans`.
         prompt_tokens: tokens of the prompt; None if not saved.

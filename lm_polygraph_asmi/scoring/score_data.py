@@ -47,6 +47,7 @@ class ScoreData:
     span_calibration: Calibration | None = None
     sources: dict[str, Source] | None = None
     prompt_tokens: int | None = None
+    ending: str | None = None
 
     @property
     def config(self) -> ASMIConfig:

@@ -53,6 +53,8 @@ class Stream(Iterator[Token]):
         self.scorer, self._engine = scorer, scorer.stream_engine
         self._external = ids is not None
         ids = prompt_tokens(scorer.tokenizer, prompt) if ids is None else ids
+        if not self._external:
+            notes += scorer.notes_of(prompt, None)
         self._query = Query(prompt, None, notes, ids)
         self._length_limit = scorer.generation.length_limit(ids, scorer.config.max_new_tokens)
         self._gate: tuple[float, float | None, int] | None = None

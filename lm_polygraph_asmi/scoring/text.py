@@ -2,7 +2,7 @@
 
 import operator
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from os.path import commonprefix
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from jinja2 import TemplateError
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from lm_polygraph_asmi.host.special_tokens import SpecialTokens
 from lm_polygraph_asmi.validation import lone_surrogate
 
 Messages = Sequence[Mapping[str, Any]]
@@ -264,6 +265,75 @@ def repeated_prompt(
     )
 
 
+def special_warnings(
+    special: SpecialTokens,
+    ends: Collection[int],
+    prompt: Prompt,
+    answer: Answer | None,
+    samples: Sequence[Answer] | None,
+) -> list[str]:
+    """Warnings about special tokens that are written out in texts: their names and places.
+
+    An end token at the end of an answer or sample is its end; for a BOS token at the start of a
+    text prompt, see `prompt_warning`.
+    """
+    prompts = [("the prompt", prompt)] if isinstance(prompt, str) else [
+        (f"message {number}", message.get("content"))
+        for number, message in enumerate(prompt, start=1)
+    ]  # fmt: skip
+    answers = [("the answer", answer)]
+    answers += [(f"sample {number}", text) for number, text in enumerate(samples or (), start=1)]
+    warnings = []
+    for name, text in [*prompts, *answers]:
+        spellings = special.spelled(text) if isinstance(text, str) else []
+        answered = (name, text) in answers
+        if answered and spellings and isinstance(text, str):
+            token, start = spellings[-1]
+            if start + len(token) == len(text) and special.ids[token] in ends:
+                spellings.pop()
+        elif name == "the prompt" and spellings[:1] == [(special.tokenizer.bos_token, 0)]:
+            del spellings[0]
+        if not spellings:
+            continue
+        places = ", ".join(f"{token!r} at character {start}" for token, start in spellings[:3])
+        more = f" and {len(spellings) - 3} more" if len(spellings) > 3 else ""
+        chat = "" if answered else " If it is a chat that a template rendered, pass its messages."
+        warnings.append(
+            f"In {name}, {places}{more} became a control token: if it is text, pass "
+            f"special_tokens='plain'.{chat}"
+        )
+    return warnings
+
+
+def rendered_warnings(special: SpecialTokens, prompt: Prompt) -> list[str]:
+    """Warnings about messages that a chat template without special tokens has rendered."""
+    tokenizer = special.tokenizer
+    if isinstance(prompt, str) or not getattr(tokenizer, "chat_template", None):
+        return []
+    mark, warnings = "CONTENT", []
+    for number, message in enumerate(prompt, start=1):
+        text = message.get("content")
+        if message.get("role") != "user" or not isinstance(text, str):
+            continue
+        try:
+            rendered = str(
+                tokenizer.apply_chat_template(
+                    [{"role": "user", "content": mark}], add_generation_prompt=True, tokenize=False
+                )
+            )
+        except TemplateError:
+            return []
+        if special.pattern.search(rendered):
+            return []  # then `special_warnings` names them
+        before, _, after = (part.strip() for part in rendered.partition(mark))
+        if before and after and before in text and text.rstrip().endswith(after):
+            warnings.append(
+                f"Message {number} looks as if the chat template had rendered it: it holds "
+                f"{before!r} and ends with {after!r}. Pass its messages instead."
+            )
+    return warnings
+
+
 def border_warning(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str) -> str | None:
     """Warning about the border between a text prompt and its answer, with advice, or None.
 
@@ -324,16 +394,11 @@ def _spaced(character: str) -> bool:
     return not unicodedata.name(character, "").startswith(UNSPACED)
 
 
-def ids_after_answer(tokenizer: PreTrainedTokenizerBase, prompt: Messages) -> list[int]:
-    """Token ids that the chat template adds after an answer; empty if it fails."""
-    answer = "ANSWER"
-    messages = [*(dict(message) for message in prompt), {"role": "assistant", "content": answer}]
-    try:
-        text = str(tokenizer.apply_chat_template(messages, tokenize=False))
-    except TemplateError:
-        return []
-    _, separator, after = text.rpartition(answer)
-    return tokenizer(after, add_special_tokens=False)["input_ids"] if separator else []
+def decoded(
+    tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int], answer_ids: Sequence[int]
+) -> str:
+    """An answer as text, special tokens included."""
+    return _decoded(tokenizer, prompt_ids, answer_ids)[1]
 
 
 def spans(
@@ -345,21 +410,31 @@ def spans(
     the others have empty spans. Special tokens are part of the text.
     """
 
-    def decode(ids: Sequence[int]) -> str:
-        options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
-        return str(tokenizer.decode(list(ids), **options))
-
-    context = list(prompt_ids[-CONTEXT:])
-    before, text = decode(context), decode([*context, *answer_ids])
-    if not text.startswith(before):  # the answer changes how the prompt's last tokens decode
-        context, before, text = [], "", decode(answer_ids)
-    offsets, end = [], len(before)
+    context, text = _decoded(tokenizer, prompt_ids, answer_ids)
+    before = _decode(tokenizer, context)
+    offsets, end = [], 0
     for length in range(1, len(answer_ids) + 1):
         start = end
         if length == len(answer_ids):
             end = len(text)
         else:
-            so_far = decode([*context, *answer_ids[:length]])
+            so_far = _decode(tokenizer, [*context, *answer_ids[:length]])[len(before) :]
             end = max(end, len(commonprefix([so_far.rstrip(UNFINISHED), text])))
-        offsets.append((start - len(before), end - len(before)))
-    return text[len(before) :], offsets
+        offsets.append((start, end))
+    return text, offsets
+
+
+def _decoded(
+    tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int], answer_ids: Sequence[int]
+) -> tuple[list[int], str]:
+    """The prompt's last tokens that were decoded with an answer, and its text."""
+    context = list(prompt_ids[-CONTEXT:])
+    before, text = (_decode(tokenizer, ids) for ids in (context, [*context, *answer_ids]))
+    if text.startswith(before):
+        return context, text[len(before) :]
+    return [], _decode(tokenizer, answer_ids)  # it changes how the prompt's last tokens decode
+
+
+def _decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+    options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+    return str(tokenizer.decode(list(ids), **options))

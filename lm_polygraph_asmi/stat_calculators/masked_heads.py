@@ -28,7 +28,8 @@ class MaskedHeadsCalculator(StatCalculator):
 
     Raises:
         TypeError: unknown setting.
-        ValueError: setting out of range; a source other than "all" without `context_regex`.
+        ValueError: setting out of range, or `special_tokens` "plain"; a source other than "all"
+            without `context_regex`.
     """
 
     def __init__(
@@ -36,6 +37,11 @@ class MaskedHeadsCalculator(StatCalculator):
     ) -> None:
         super().__init__()
         self.engine = Engine(config, **engine)
+        if self.engine.config.special_tokens != "control":
+            raise ValueError(
+                "special_tokens 'plain' needs texts that this package tokenizes, as in score; a "
+                "benchmark's are tokenized by LM-Polygraph: leave the setting out"
+            )
         self.context_regex = context_regex
         if self.engine.needs_context and not context_regex:
             raise ValueError(NO_CONTEXT)

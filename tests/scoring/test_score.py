@@ -204,18 +204,26 @@ def test_a_text_is_closed_as_the_model_would_close_it(tokenizer):
     model = whitebox().model
     assert score(model, PROMPT, " Brask", tokenizer=tokenizer).scored_text == " Brask</s>"
     assert score(model, PROMPT, " Brask</s>", tokenizer=tokenizer).scored_text == " Brask</s>"
-    assert score(model, PROMPT, " Brask", tokenizer=tokenizer, stop="\n").scored_text == " Brask\n"
+    stopped = score(model, PROMPT, " Brask", tokenizer=tokenizer, stop="\n")
+    assert stopped.scored_text == " Brask" + stopped.ending
+    assert stopped.ending in ("\n", "</s>")
     assert (
         score(model, PROMPT, " Brask\n", tokenizer=tokenizer, stop="\n").scored_text == " Brask\n"
     )
     bare = score(model, PROMPT, " Brask", tokenizer=tokenizer, closing_token=False)
-    assert (bare.scored_text, bare.counted) == (" Brask", len(bare.tokens))
+    assert (bare.scored_text, bare.counted) == (" Brask</s>", len(bare.tokens) - 1)
     # Token ids are scored as they are.
     assert score(model, PROMPT, [7, 8], tokenizer=tokenizer).scored_text == tokenizer.decode([7, 8])
     assert score(model, PROMPT, np.array([7, 8]), tokenizer=tokenizer).counted == 2
-    # Chat models name several end tokens, in no useful order; the tokenizer's ends their turns.
+    # Of several end tokens, the likeliest ends the answer.
     model.generation_config.eos_token_id = [1, tokenizer.eos_token_id]
-    assert score(model, PROMPT, " Brask", tokenizer=tokenizer).scored_text == " Brask</s>"
+    ids = tokenizer(PROMPT + " Brask", return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        logits = model(ids).logits[0, -1]
+    likeliest = max((1, tokenizer.eos_token_id), key=logits.__getitem__)
+    ended = score(model, PROMPT, " Brask", tokenizer=tokenizer)
+    assert ended.ending == tokenizer.decode([likeliest])
+    assert ended.scored_text == " Brask" + ended.ending
     assert score(model, PROMPT, " Brask<s>", tokenizer=tokenizer).scored_text == " Brask<s>"
     nameless = deepcopy(tokenizer)
     nameless.eos_token = None
@@ -257,8 +265,9 @@ def test_a_stop_string_within_an_answer_does_not_end_it(model, tokenizer):
     for closing_token in (True, False):
         settings = {"stop": "\n", "closing_token": closing_token}
         found = score(model, PROMPT, " Brask\n Nadia", tokenizer=tokenizer, **settings)
-        assert found.scored_text == " Brask\n Nadia" + "\n" * closing_token
-        assert found.counted == len(found.tokens)
+        assert found.scored_text == " Brask\n Nadia" + found.ending
+        assert found.ending in ("\n", "</s>")
+        assert found.counted == len(found.tokens) - (not closing_token)
         closed = score(model, PROMPT, " Brask\n Nadia\n", tokenizer=tokenizer, **settings)
         assert closed.scored_text == " Brask\n Nadia\n"
         assert closed.counted == len(closed.tokens) - (not closing_token)
@@ -296,7 +305,11 @@ def test_samples_are_drawn_as_the_paper_does(tokenizer, monkeypatch):
 
     def spy(*args, generation_config, **kwargs):
         (stopping,) = kwargs["stopping_criteria"]
-        seen.append((generation_config, model.generation_config.min_p, stopping.stop_strings))
+        answer = tokenizer("never said", return_tensors="pt", add_special_tokens=False)["input_ids"]
+        rows = torch.cat([torch.cat([args[0], answer], dim=1)] * 2)
+        rows[1, -1] = 7  # another last token
+        ends = stopping(rows, None).tolist()
+        seen.append((generation_config, model.generation_config.min_p, ends))
         return generate(*args, generation_config=generation_config, **kwargs)
 
     monkeypatch.setattr(model, "generate", spy)
@@ -306,7 +319,7 @@ def test_samples_are_drawn_as_the_paper_does(tokenizer, monkeypatch):
     assert (config.do_sample, config.temperature) == (True, 0.5)
     assert (config.top_k, config.top_p, min_p) == (50, 1.0, None)
     assert (config.num_return_sequences, config.max_new_tokens) == (4, 3)
-    assert stops == ("never said",)  # else all run on to the longest length
+    assert stops == [True, False]  # else all run on to the longest length
 
 
 @pytest.mark.parametrize("samples", [[], [" Brask"], [" Brask", ""], [[5, 6], []]], ids=str)

@@ -10,10 +10,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from lm_polygraph_asmi import score
-from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.text import (
     answer_tokens,
-    ids_after_answer,
     parse_request,
     prompt_tokens,
     spans,
@@ -213,27 +211,6 @@ def test_chat(model, chat):
     assert found.prompt == MESSAGES
     assert found.scored_text == " Brask</s>"
     assert len(score(model, MESSAGES, tokenizer=chat, max_new_tokens=3).tokens) == 3
-
-
-def test_a_turn_is_closed_with_the_token_of_its_template(model, chat, monkeypatch):
-    """As Gemma's and Phi-3's, which is not the tokenizer's EOS."""
-    own = deepcopy(chat)
-    own.add_special_tokens({"additional_special_tokens": ["<turn>"]})
-    turn = own.convert_tokens_to_ids("<turn>")
-    own.chat_template = CHAT.replace("</s>", "<turn>\n")
-    assert own.chat_template != CHAT
-    assert ids_after_answer(own, MESSAGES)[0] == turn
-    scorer = Scorer(model, tokenizer=own)
-    ids = scorer._end_token(MESSAGES)
-    assert ids == [own.eos_token_id]  # generation would not stop at <turn>: nor does an answer
-    monkeypatch.setattr(model.generation_config, "eos_token_id", [2, turn])
-    scorer = Scorer(model, tokenizer=own)
-    assert scorer._end_token(MESSAGES) == [turn]
-    assert scorer._end_token(PROMPT) == [own.eos_token_id]
-    # Templates that refuse an answer, end it with nothing, or leave it out.
-    for template in ("{{ raise_exception('no') }}", "{{ messages[-1].content }}", "<turn>"):
-        own.chat_template = template
-        assert scorer._end_token(MESSAGES) == [own.eos_token_id]
 
 
 @pytest.mark.parametrize("prompt", [7, None, {"role": "user", "content": "?"}, b"x", [[7]], [None]])

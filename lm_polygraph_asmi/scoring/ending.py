@@ -1,0 +1,178 @@
+"""Token ids of an answer passed as text: how it ends, and in which tokens the model writes it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from jaxtyping import Int
+from torch import Tensor
+
+from lm_polygraph_asmi.host.special_tokens import SpecialTokens
+from lm_polygraph_asmi.scoring.text import UNFINISHED, Prompt, answer_tokens, decoded, spans
+
+if TYPE_CHECKING:
+    from lm_polygraph_asmi.model import PrefixCache
+    from lm_polygraph_asmi.scoring.engine import Draft, Engine
+    from lm_polygraph_asmi.scoring.generation import Generation
+
+
+class EndedAnswer(NamedTuple):
+    """Token ids of an answer with its end.
+
+    Attributes:
+        ids: (T,) token ids.
+        draft: the unmasked pass over them; None without.
+        notes: where the model's own answer would differ.
+    """
+
+    ids: list[int]
+    draft: "Draft | None" = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TextAnswer:
+    """An answer passed as text, after a prompt.
+
+    It may end with an end token, with the tokens of a stop string, or with the model's most likely
+    token if that completes a stop string and holds more. Of these, greedy decoding restricted to
+    them chooses: the first token in which they differ decides.
+
+    Args:
+        engine, generation: with model, tokenizer, settings and stop conditions.
+        prompt: text or messages.
+        prompt_ids: (P,) its tokens.
+        text: the answer.
+        limit: largest number of tokens of the model's own answer.
+        prefix_cache: as for `Engine.score`.
+    """
+
+    engine: "Engine"
+    generation: "Generation"
+    prompt: Prompt
+    prompt_ids: Int[Tensor, " P"]
+    text: str
+    limit: int
+    prefix_cache: "PrefixCache"
+
+    def ended(self) -> EndedAnswer:
+        """The answer as the model would end it, in the model's tokens if it writes this very text.
+
+        Raises:
+            ValueError: as `Engine.score`.
+        """
+        ids = answer_tokens(self.generation.tokenizer, self.prompt, self.text)
+        if not ids:
+            return EndedAnswer(ids)
+        ids, draft = self._with_end(ids)
+        limit = self.limit
+        at, notes = _first_difference(draft.top_tokens, ids), []
+        if at is not None and self._consistent([*ids[:at], draft.top_tokens[at]]):
+            written = self.generation.spelling(self.prompt_ids, limit, self._consistent)
+            if self._is_this_text(written) and written != ids[: len(written)]:
+                notes.append(self._other_tokens(ids, written))
+                if not self._reads_special(written):
+                    ids, draft = self._with_end(written)
+                    at = _first_difference(draft.top_tokens, ids)
+        if at is not None and self._decoded(ids[:at]) == self.text:
+            following = self._quoted([draft.top_tokens[at]])
+            notes.append(
+                f"The model's own answer begins with this text and goes on with {following}: it "
+                f"was scored as if it ended with {self._quoted(ids[at:])}."
+            )
+        elif at is None and len(ids) > limit:
+            notes.append(
+                f"The model's own answer is this text and would be cut off after {limit} tokens "
+                f"(max_new_tokens): it was scored as if it ended with {self._quoted(ids[limit:])}."
+            )
+        return EndedAnswer(ids, draft, tuple(notes))
+
+    def _with_end(self, ids: list[int]) -> "tuple[list[int], Draft]":
+        """The ids with the likeliest end, if they have none, and the unmasked pass over them."""
+        if self.generation.stop_conditions.closes(ids):
+            return ids, self._draft(ids)
+        candidates = self._candidates(ids) or [ids]
+        path, draft, position = candidates[0], self._draft(candidates[0]), 0
+        by_model = [*ids, draft.top_tokens[len(ids)]] if path[:-1] == ids else path
+        if by_model not in candidates and self._is_this_text(by_model):
+            candidates.append(by_model)  # a token that holds a stop string and more
+        while len(candidates) > 1:
+            if shortest := [ended for ended in candidates if len(ended) == position]:
+                candidates = shortest
+                break
+            tokens = sorted({candidate[position] for candidate in candidates})
+            if len(tokens) > 1:
+                if path[:position] != candidates[0][:position]:
+                    path, draft = candidates[0], self._draft(candidates[0])
+                log_probs = self.engine.log_probs(self.generation.model, draft, position, tokens)
+                likeliest = tokens[log_probs.index(max(log_probs))]
+                candidates = [each for each in candidates if each[position] == likeliest]
+            position += 1
+        (ended,) = candidates
+        return ended, draft if path[:-1] == ended[:-1] else self._draft(ended)
+
+    def _candidates(self, ids: list[int]) -> list[list[int]]:
+        """The ids with each end: end tokens, and stop strings in the tokenizer's tokens."""
+        tokenizer, conditions = self.generation.tokenizer, self.generation.stop_conditions
+        candidates = [[*ids, token] for token in sorted(conditions.end_ids)]
+        text = self._decoded(ids)
+        for stop in conditions.stop_strings:
+            merged = answer_tokens(tokenizer, self.prompt, self.text + stop)
+            separate = [*ids, *tokenizer(stop, add_special_tokens=False)["input_ids"]]
+            for with_stop in (merged, separate):
+                if with_stop not in candidates and self._decoded(with_stop) == text + stop:
+                    candidates.append(with_stop)
+        return candidates
+
+    def _consistent(self, ids: Sequence[int]) -> bool:
+        """Whether an answer that begins with these tokens may be this text with its end."""
+        text = self._decoded(ids).rstrip(UNFINISHED)
+        if self.text.startswith(text):
+            return True
+        rest = text.removeprefix(self.text)
+        stops = self.generation.stop_conditions.stop_strings
+        return rest != text and any(
+            stop.startswith(rest) or rest.startswith(stop) for stop in stops
+        )
+
+    def _is_this_text(self, ids: list[int]) -> bool:
+        """Whether an answer of the model is this text, with or without its end."""
+        conditions = self.generation.stop_conditions
+        text, offsets = spans(self.generation.tokenizer, self.prompt_ids.tolist(), ids)
+        ended = conditions.closes(ids) or len(ids) == self.limit
+        return ended and self.text in (text, conditions.without(text, offsets, ids))
+
+    def _reads_special(self, ids: list[int]) -> bool:
+        """Whether a special token before the end was to be read as text."""
+        special = set(SpecialTokens(self.generation.tokenizer).ids.values())
+        return self.engine.config.special_tokens == "plain" and not special.isdisjoint(ids[:-1])
+
+    def _other_tokens(self, ids: list[int], written: list[int]) -> str:
+        at = _first_difference(written, ids) or 0
+        place = len(self._decoded(ids[:at]))
+        scored = "not scored" if self._reads_special(written) else "scored"
+        return (
+            f"The model's own answer has this text in other tokens, which were {scored}: from "
+            f"character {place} on {self._quoted(written[at:])}, where the tokenizer has "
+            f"{self._quoted(ids[at:])}."
+        )
+
+    def _quoted(self, ids: Sequence[int]) -> str:
+        """Up to three tokens in quotation marks."""
+        tokenizer, shown = self.generation.tokenizer, []
+        for token in ids[:3]:
+            text = str(tokenizer.decode([token]))
+            shown.append(tokenizer.convert_ids_to_tokens(token) if UNFINISHED in text else text)
+        return ", ".join(map(repr, shown)) + (", …" if len(ids) > 3 else "")
+
+    def _decoded(self, ids: Sequence[int]) -> str:
+        return decoded(self.generation.tokenizer, self.prompt_ids.tolist(), ids)
+
+    def _draft(self, ids: list[int]) -> "Draft":
+        return self.engine.draft(self.generation.model, self.prompt_ids, ids, self.prefix_cache)
+
+
+def _first_difference(some: Sequence[int], others: Sequence[int]) -> int | None:
+    """Index of the first token that differs; None if there is none in the shorter one."""
+    pairs = enumerate(zip(some, others, strict=False))
+    return next((at for at, (first, second) in pairs if first != second), None)

@@ -1,0 +1,292 @@
+"""An answer has one score: generated, as ids, as text, streamed, in a batch and by the server."""
+
+import json
+import random
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+
+from lm_polygraph_asmi.config import STREAMED
+from lm_polygraph_asmi.scoring.many import score_batch
+from lm_polygraph_asmi.scoring.scorer import Scorer
+from lm_polygraph_asmi.scoring.text import prompt_tokens
+from tests.rounding import allowed
+from tests.scripted import byte_tokenizer, scripted_model, space_tokenizer
+
+PROMPT = "Who built the ferry?"
+CHAT = [{"role": "user", "content": PROMPT}]
+FINISHED = {"num_masks": 8, "mask_rate": 0.4}
+WORDS = ("Brask", "in", "1931", "the", "ferry", "né", "🪁", "a", "Ondine.", "I'm", "\n", "</b>")
+STOPS = ("\n", "\n\n", ".", "n 19", "ne", "🪁", "</s>", "e f", " the")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A scripted answer and how it may end."""
+
+    tokenizer: object
+    script: list
+    stops: tuple = ()
+    end_ids: tuple = (2,)
+    chat: bool = False
+    settings: dict = None
+
+    @property
+    def prompt(self):
+        return CHAT if self.chat else PROMPT
+
+    def scorer(self, **settings):
+        length = len(prompt_tokens(self.tokenizer, self.prompt))
+        model = scripted_model(self.tokenizer, length, self.script, self.end_ids)
+        settings = FINISHED | {"stop": self.stops} | (self.settings or {}) | settings
+        return Scorer(model, tokenizer=self.tokenizer, **settings)
+
+
+def ids_of(tokenizer, *pieces):
+    """Ids of a vocabulary's pieces, each of which it must have."""
+    ids = tokenizer.convert_tokens_to_ids(list(pieces))
+    assert None not in ids
+    return ids
+
+
+def check_equal(scorer, some, other):
+    """Two scores of the same tokens, up to the rounding of the model itself."""
+    ids = [token.id for token in some.tokens]
+    assert [token.id for token in other.tokens] == ids
+    prompt_ids = prompt_tokens(scorer.tokenizer, some.prompt).tolist()
+    bound = allowed(scorer.model, torch.tensor([*prompt_ids, *ids]))
+    assert abs(some.msp - other.msp) <= bound * len(ids)
+    for name in ("entropy", "mi", "log_likelihood"):
+        values = [[getattr(token, name) for token in score.tokens] for score in (some, other)]
+        np.testing.assert_allclose(*values, atol=bound, rtol=0)
+    assert (some.ending, some.counted, some.answer) == (other.ending, other.counted, other.answer)
+
+
+def check_all_ways(case):
+    """Every way to score the model's own answer; returns the scores of the answer and its text."""
+    scorer = case.scorer()
+    by_model = scorer.score(case.prompt)
+    ids = [token.id for token in by_model.tokens]
+    limit = scorer.config.max_new_tokens
+    ended = scorer.stop_conditions.closes(ids)
+    assert ended or len(ids) == limit
+    assert ids[: len(case.script)] == case.script[: len(ids)]
+    assert (by_model.ending != "") == ended
+    by_ids = scorer.score(case.prompt, ids)
+    check_equal(scorer, by_model, replace(by_ids, answer=by_model.answer))
+    columns = {"prompt": [case.prompt] * 2, "answer": [None, by_model.answer or None]}
+    in_batch = score_batch(columns, scorer, tokens="none")
+    assert in_batch["asmi_error"].tolist() == [None, None]
+    assert in_batch["asmi_answer"][0] == by_model.answer
+    bound = allowed(
+        scorer.model, torch.tensor([*prompt_tokens(scorer.tokenizer, case.prompt).tolist(), *ids])
+    ) * len(ids)
+    assert abs(in_batch["asmi_msp"][0] - by_model.msp) <= bound
+    assert abs(in_batch["asmi_score"][0] - by_model.score) <= bound
+    streaming = case.scorer(**STREAMED)
+    with streaming.stream(case.prompt) as stream:
+        text = "".join(token.text for token in stream)
+        check_equal(streaming, streaming.score(case.prompt), stream.result)
+    assert text == by_model.scored_text
+    if not by_model.answer:  # a text must have a character
+        return by_model, None
+    from_text = scorer.score(case.prompt, by_model.answer)
+    assert abs(in_batch["asmi_msp"][1] - from_text.msp) <= bound + 1e-6 * from_text.msp
+    assert json.loads(in_batch["asmi_warnings"][1] or "[]") == list(from_text.warnings)
+    differs = [token.id for token in from_text.tokens] != ids
+    if differs:
+        assert any("The model's own answer" in warning for warning in from_text.warnings), (
+            by_model, from_text.scored_text, from_text.warnings
+        )  # fmt: skip
+    else:
+        check_equal(scorer, by_model, from_text)
+    return by_model, from_text
+
+
+def segmented(draw, tokenizer, text):
+    """Tokens that spell a text: the tokenizer's, or any others of its vocabulary."""
+    if draw.random() < 0.3:
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+    by_piece = {}
+    for piece, number in tokenizer.get_vocab().items():
+        if number > 4 and not piece.startswith("<0x"):
+            by_piece[piece] = number
+    written = tokenizer._tokenizer.pre_tokenizer.pre_tokenize_str(text)
+    spelled, ids = "".join(part for part, _ in written), []
+    while spelled:
+        fitting = [piece for piece in by_piece if spelled.startswith(piece)]
+        if not fitting:  # as bytes
+            ids += [
+                tokenizer.convert_tokens_to_ids(f"<0x{byte:02X}>") for byte in spelled[0].encode()
+            ]
+            spelled = spelled[1:]
+            continue
+        piece = draw.choice(fitting)
+        ids.append(by_piece[piece])
+        spelled = spelled[len(piece) :]
+    return ids
+
+
+def drawn_case(seed):
+    """A random tokenizer, answer, end and settings."""
+    draw = random.Random(seed)
+    if draw.random() < 0.75:
+        letters = ["Ġ B", "Ġ i", "Ġi n", "a s", "as k", "r ask", "Ġ 1", "9 3", "t h", "th e", ". Ċ"]
+        letters += ["Ċ Ċ", "Ġ the", "e Ġ", "Ã ©", "n Ã©", "< /", "ð Ł", "n e", "ne .", "Ġ f"]
+        merges = []
+        for merge in letters:  # those whose parts exist
+            known = {"".join(pair.split(" ")) for pair in merges}
+            parts = merge.split(" ")
+            if all(len(part) == 1 or part in known for part in parts) and draw.random() < 0.8:
+                merges.append(merge)
+        bos, words = draw.random() < 0.7, draw.random() < 0.7
+        tokenizer = byte_tokenizer(merges, bos, words)
+    else:
+        words = draw.sample(["▁Brask", "▁in", "▁the", "ask", "ferry", "▁1931", "e▁f"], 4)
+        tokenizer = space_tokenizer(words, bos=draw.random() < 0.7)
+    words = draw.choices(WORDS, k=draw.randint(0, 4))
+    text = "".join(draw.choice([" ", "", " "]) + word for word in words)
+    script = segmented(draw, tokenizer, text)
+    stops = tuple(draw.sample(STOPS, draw.choice([0, 0, 1, 1, 2])))
+    end_ids = draw.choice([(2,), (2, 3), (3, 2), (3,)])
+    end = draw.random()
+    if end < 0.5:
+        script.append(draw.choice(end_ids))
+    elif end < 0.85 and stops:
+        script += segmented(draw, tokenizer, draw.choice(stops) + draw.choice(["", "31", "\n"]))
+    settings = {
+        "scope": draw.choice(["all", "response"]),
+        "closing_token": draw.random() < 0.8,
+        "max_new_tokens": max(1, len(script) + draw.choice([0, 0, 3, -1])),
+    }
+    return Case(tokenizer, script, stops, end_ids, draw.random() < 0.4, settings)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_drawn_answers(seed):
+    check_all_ways(drawn_case(seed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", range(100, 1100, 100))
+def test_many_drawn_answers(start):
+    for seed in range(start, start + 100):
+        check_all_ways(drawn_case(seed))
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return byte_tokenizer(
+        ["a s", "as k", "r ask", "i n", "Ġ in", "Ċ Ċ", ". Ċ", "1 9", "19 3", "193 1"]
+    )
+
+
+def by_hand(case, ids):
+    """Negative log-likelihood of tokens after the case's prompt, from a full forward pass."""
+    scorer = case.scorer()
+    prompt = prompt_tokens(case.tokenizer, case.prompt).tolist()
+    with torch.no_grad():
+        log_probs = scorer.model(torch.tensor([[*prompt, *ids]])).logits[0].log_softmax(-1)
+    predicting = log_probs[len(prompt) - 1 : -1]
+    return -float(predicting[torch.arange(len(ids)), ids].sum())
+
+
+@pytest.mark.parametrize(("chat", "end"), [(False, "<|end|>"), (True, "</s>")])
+def test_two_end_tokens(tokenizer, chat, end):
+    """A text ends with the end token that the model writes, not with a fixed one."""
+    ids = ids_of(tokenizer, "Ġ", "x", end)
+    case = Case(tokenizer, ids, end_ids=(2, 3), chat=chat)
+    by_model, from_text = check_all_ways(case)
+    assert from_text.ending == by_model.ending == end
+    assert from_text.msp == pytest.approx(by_hand(case, ids), rel=1e-3, abs=1e-5)
+    assert from_text.msp < 0.1
+    other = "</s>" if end == "<|end|>" else "<|end|>"
+    assert by_hand(case, [*ids[:-1], *ids_of(tokenizer, other)]) > 5
+    assert not from_text.warnings
+
+
+def test_other_tokens_of_the_same_text(tokenizer):
+    """The model's own tokens are scored, and the warning names them."""
+    ids = ids_of(tokenizer, "Ġ", "r", "a", "s", "k", "</s>")
+    case = Case(tokenizer, ids)
+    by_model, from_text = check_all_ways(case)
+    assert [token.id for token in from_text.tokens] == ids
+    assert from_text.msp == pytest.approx(by_hand(case, ids), rel=1e-3, abs=1e-5)
+    by_tokenizer = ids_of(tokenizer, "Ġ", "rask", "</s>")
+    assert by_hand(case, by_tokenizer) > 5
+    (warning,) = from_text.warnings
+    assert "from character 1 on 'r', 'a', 's', …, where the tokenizer has 'rask', '</s>'" in warning
+    assert by_model.msp < 0.1
+
+
+def test_a_stop_string_inside_a_token(tokenizer):
+    ids = ids_of(tokenizer, "Ġ", "B", "rask", "Ġin", "Ġ", "1931")
+    by_model, from_text = check_all_ways(Case(tokenizer, ids, stops=("n 19",)))
+    assert (by_model.answer, by_model.ending) == (" Brask i", "n 1931")
+    assert [token.id for token in from_text.tokens] == ids
+    (warning,) = from_text.warnings
+    assert "from character 10 on '1931', where the tokenizer has '19'" in warning
+
+
+def test_a_token_that_holds_a_stop_string_and_more(tokenizer):
+    """Two line breaks in one token end an answer at a line break."""
+    ids = ids_of(tokenizer, "Ġ", "x", "ĊĊ")
+    by_model, from_text = check_all_ways(Case(tokenizer, ids, stops=("\n",)))
+    assert (by_model.answer, from_text.ending) == (" x", "\n\n")
+    assert not from_text.warnings
+
+
+def test_an_end_that_merges_with_the_answer():
+    """The tokenizer writes ".\\n" as one token, the model may or may not."""
+    tokenizer = byte_tokenizer([". Ċ"], words=False)
+    assert len(tokenizer(".\n", add_special_tokens=False)["input_ids"]) == 1
+    merged, apart = ids_of(tokenizer, "Ġ", "x", ".Ċ"), ids_of(tokenizer, "Ġ", "x", ".", "Ċ")
+    for ids in (merged, apart):
+        by_model, from_text = check_all_ways(Case(tokenizer, ids, stops=("\n",)))
+        assert by_model.answer == " x."
+        assert [token.id for token in from_text.tokens] == ids
+        assert not from_text.warnings
+
+
+@pytest.mark.parametrize("stops", [("\n", "\n\n"), ("\n\n", "\n")])
+def test_a_stop_string_that_begins_another(tokenizer, stops):
+    for end in ("Ċ", "ĊĊ"):
+        case = Case(tokenizer, ids_of(tokenizer, "Ġ", "x", end), stops=stops)
+        by_model, from_text = check_all_ways(case)
+        assert by_model.answer == " x"
+        assert not from_text.warnings
+
+
+def test_a_stop_string_that_begins_in_the_prompt(tokenizer):
+    """Only the answer's text is searched, as in a stream."""
+    ids = ids_of(tokenizer, "?", "Ġ", "x", "</s>")
+    case = Case(tokenizer, ids, stops=("??",))
+    by_model, _ = check_all_ways(case)
+    assert by_model.answer == "? x"
+
+
+def test_without_the_closing_token(tokenizer):
+    """The masks are those of the closed answer, which is one token longer than what counts."""
+    ids = ids_of(tokenizer, "Ġ", "x", "<|end|>")
+    settings = {"closing_token": False}
+    by_model, from_text = check_all_ways(Case(tokenizer, ids, (), (2, 3), settings=settings))
+    assert from_text.counted == by_model.counted == 2
+    assert not from_text.warnings
+
+
+def test_cut_off_answers_are_named(tokenizer):
+    ids = ids_of(tokenizer, "Ġ", "x", "y", "</s>")
+    for limit, named in ((2, "goes on with 'y'"), (3, "cut off after 3 tokens")):
+        _, from_text = check_all_ways(Case(tokenizer, ids, settings={"max_new_tokens": limit}))
+        (warning,) = from_text.warnings
+        assert named in warning
+
+
+def test_other_texts_have_no_warning(tokenizer):
+    """Not the model's own answer: nothing to compare with."""
+    ids = ids_of(tokenizer, "Ġ", "x", "</s>")
+    scorer = Case(tokenizer, ids).scorer()
+    for answer in (" y", " Brask", " xx", " in 1931"):
+        assert not scorer.score(PROMPT, answer).warnings, answer

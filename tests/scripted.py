@@ -1,0 +1,101 @@
+"""A tiny model whose greedy answer to a prompt is fixed, and tokenizers with chosen merges."""
+
+from collections.abc import Sequence
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerFast
+
+SPECIAL = ("<pad>", "<s>", "</s>", "<|end|>", "<|user|>")
+CHAT = (
+    "{% for m in messages %}<|user|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|user|>:{% endif %}"
+)
+POSITIONS = 128
+
+
+def byte_tokenizer(
+    merges: Sequence[str] = (), bos: bool = True, words: bool = True
+) -> PreTrainedTokenizerFast:
+    """Byte-level BPE: `SPECIAL`, every byte, and the tokens of `merges`.
+
+    Args:
+        merges: pairs such as "a s", in the order in which they are applied.
+        bos: whether every text begins with <s>.
+        words: whether only parts of a word are merged, as GPT-2 splits them.
+    """
+    pairs = [tuple(merge.split(" ")) for merge in merges]
+    pieces = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, pairs)]
+    vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
+    tokenizer = Tokenizer(models.BPE(vocabulary, pairs))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words)
+    tokenizer.decoder = decoders.ByteLevel()
+    return _finished(tokenizer, bos)
+
+
+def space_tokenizer(pieces: Sequence[str], bos: bool = True) -> PreTrainedTokenizerFast:
+    """As Llama 2's: spaces are ▁, a text gets one in front, and the decoder drops the first.
+
+    Args:
+        pieces: tokens besides `SPECIAL`, single characters and bytes; each is merged from left to
+            right.
+    """
+    pairs = [(piece[:end], piece[end]) for piece in pieces for end in range(1, len(piece))]
+    pairs = list(dict.fromkeys(pairs))
+    letters = {letter for piece in pieces for letter in piece} | {chr(n) for n in range(33, 127)}
+    names = [*(f"<0x{byte:02X}>" for byte in range(256)), "▁", *sorted(letters - {"▁"})]
+    vocabulary = {
+        piece: number
+        for number, piece in enumerate(dict.fromkeys([*SPECIAL, *names, *map("".join, pairs)]))
+    }
+    tokenizer = Tokenizer(models.BPE(vocabulary, pairs, byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
+         decoders.Strip(" ", 1, 0)]
+    )  # fmt: skip
+    return _finished(tokenizer, bos)
+
+
+def _finished(tokenizer: Tokenizer, bos: bool) -> PreTrainedTokenizerFast:
+    tokenizer.add_special_tokens(list(SPECIAL))
+    if bos:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)]
+        )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>",
+        additional_special_tokens=list(SPECIAL[3:]), chat_template=CHAT,
+    )  # fmt: skip
+
+
+def scripted_model(
+    tokenizer: PreTrainedTokenizerFast,
+    prompt_length: int,
+    script: Sequence[int],
+    end_ids: Sequence[int] = (2,),
+) -> PreTrainedModel:
+    """A model whose greedy answer after `prompt_length` tokens is `script`, whatever the prompt.
+
+    A position's vector decides the next token; tokens and attention change it slightly, so masks
+    have an effect. After the script follow its last token and random ones.
+    """
+    size = POSITIONS
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=len(tokenizer), n_positions=POSITIONS, n_embd=size, n_layer=2, n_head=4,
+        bos_token_id=1, eos_token_id=list(end_ids), tie_word_embeddings=False,
+    )  # fmt: skip
+    model = GPT2LMHeadModel(config).eval()
+    directions = torch.linalg.qr(torch.randn(POSITIONS, POSITIONS))[0]
+    with torch.no_grad():
+        for parameter in model.transformer.h.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.05)
+        model.transformer.wte.weight.normal_(std=0.02)
+        model.transformer.wpe.weight.copy_(8 * directions)
+        model.lm_head.weight.normal_(std=0.02)
+        for position, token in enumerate(script, start=prompt_length - 1):
+            model.lm_head.weight[token] += 1.5 * directions[position]
+    model.generation_config.eos_token_id = list(end_ids)
+    return model

@@ -23,6 +23,7 @@ GROUPS = {
     "benchmark": ("Benchmarks", "benchmark=NAME"),
     "estimators": ("Estimators", "estimators=NAME"),
     "stat_calculators": ("Calculators", "stat_calculators: NAME, in the list of defaults"),
+    "add": ("Additions", "+add=NAME"),
     "hydra/launcher": ("Launchers", "--multirun hydra/launcher=NAME"),
 }
 """Folder below configs/ -> title and how to select its configs."""

@@ -134,7 +134,8 @@ def check_eval(arguments: list[str]) -> None:
     ):  # an extra that the tests do without
         assert (CONFIGS / "hydra/launcher/asmi_ray.yaml").is_file()
         first = [override for override in first if "hydra" not in override]
-    composed(given.config_name, *first)
+    # What is added to a user's config can be added to ours.
+    composed("asmi_demo" if given.config_dir else given.config_name, *first)
 
 
 def check_click(command: click.Command, arguments: list[str]) -> dict:

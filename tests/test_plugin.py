@@ -10,13 +10,16 @@ import numpy as np
 import pytest
 import yaml
 from hydra import compose, initialize, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
 from lm_polygraph.utils.factory_estimator import FactoryEstimator
 from omegaconf import OmegaConf
+from omegaconf.errors import InterpolationResolutionError
 
 from lm_polygraph_asmi.host.configs import configs_path
 from lm_polygraph_asmi.model import attention_of
 from lm_polygraph_asmi.results.names import masked_head_stats, saved_stats
 from lm_polygraph_asmi.results.runs import load_run
+from lm_polygraph_asmi.runs.compose import compose_run
 from tests import tiny_lm
 from tests.pages import PAGES, blocks
 from tests.polygraph import polygraph_eval, polygraph_eval_here
@@ -100,6 +103,7 @@ COMPOSE = """
 import sys
 from hydra import compose, initialize
 from omegaconf import OmegaConf
+from omegaconf.errors import InterpolationResolutionError
 with initialize(version_base=None, config_path=None):
     config = compose(sys.argv[1], overrides=sys.argv[2:])
 print(OmegaConf.to_yaml(config, resolve=True))
@@ -232,11 +236,13 @@ def added(config: dict, entries: dict) -> dict:
     return joined
 
 
-@pytest.mark.parametrize("page", [page for page, code in YAML.items() if "MaskedHeads" in code])
-def test_the_entries_for_a_users_own_config(elsewhere, tiny, page):
-    (elsewhere / "questions.csv").write_text("input,output\nWho built it?,Edda\nWhere?,Brask\n")
-    configs = elsewhere / "conf"
+def write_users_config(folder: Path, tiny: Path, config: dict) -> Path:
+    """A folder of configs as LM-Polygraph's examples have it, and four rows beside it."""
+    rows = "Who built it?,Edda\nWhere?,Brask\nWhen?,1931\nWhat?,a ferry\n"
+    (folder / "questions.csv").write_text(f"input,output\n{rows}")
+    configs = folder / "conf"
     (configs / "model").mkdir(parents=True)
+    (configs / "estimators").mkdir()
     (configs / "load.py").write_text(USERS_LOAD_SCRIPT)
     model = {
         "path": str(tiny),
@@ -246,8 +252,17 @@ def test_the_entries_for_a_users_own_config(elsewhere, tiny, page):
         "load_tokenizer_args": {},
     }
     (configs / "model" / "mine.yaml").write_text(yaml.safe_dump(model))
-    config = added(USERS_CONFIG, yaml.safe_load(YAML[page]))
+    of_group = [{"name": "Perplexity"}, {"name": "LexicalSimilarity", "cfg": {"metric": "rougeL"}}]
+    (configs / "estimators" / "default_estimators.yaml").write_text(yaml.safe_dump(of_group))
+    (configs / "estimators" / "other.yaml").write_text(yaml.safe_dump(of_group[:1]))
     (configs / "mine_eval.yaml").write_text(yaml.safe_dump(config))
+    return configs
+
+
+@pytest.mark.parametrize("page", [page for page, code in YAML.items() if "MaskedHeads" in code])
+def test_the_entries_for_a_users_own_config(elsewhere, tiny, page):
+    config = added(USERS_CONFIG, yaml.safe_load(YAML[page]))
+    configs = write_users_config(elsewhere, tiny, config)
     polygraph_eval_here("--config-dir", str(configs), "--config-name", "mine_eval")
     run = load_run(elsewhere / "workdir" / "run")
     depths = config.get("asmi", {}).get("depths", [0.6])
@@ -259,3 +274,94 @@ def test_the_entries_for_a_users_own_config(elsewhere, tiny, page):
     assert run.manifest["status"] == "completed"
     assert run.manifest["seeds"]["masks"] == 0
     assert [settings["depth"] for settings in run.manifest["asmi"]] == depths
+
+
+BY_GROUP = {key: value for key, value in USERS_CONFIG.items() if key != "estimators"} | {
+    "defaults": [{"model": "mine"}, {"estimators": "default_estimators"}, "_self_"]
+}
+"""As in LM-Polygraph's examples, where the list of estimators is a file of a group."""
+VARIANTS = ["asmi", "sem_asmi", "adapt_asmi"]
+
+
+def names_in(config, of_asmi: bool) -> list[str]:
+    """Estimators of this plugin, or the others, in their order."""
+    names = [
+        entry["name"].rpartition("lm_polygraph_asmi.estimators.") for entry in config.estimators
+    ]
+    return [name for _, prefix, name in names if bool(prefix) == of_asmi]
+
+
+@pytest.mark.parametrize(
+    ("config", "overrides", "kept", "variants"),
+    [
+        (BY_GROUP, ["+add=asmi"], ["Perplexity", "LexicalSimilarity"], VARIANTS),
+        (BY_GROUP, ["+add=asmi_only"], ["Perplexity", "LexicalSimilarity"], VARIANTS[:2]),
+        (BY_GROUP, ["+add=asmi", "estimators=other"], ["Perplexity"], VARIANTS),
+        (USERS_CONFIG, ["+add=asmi"], ["Perplexity"], VARIANTS),  # a list in the config itself
+        (USERS_CONFIG | {"estimators": []}, ["+add=asmi"], [], VARIANTS),
+        (  # in the config's own list of defaults, where the override would be typed each time
+            BY_GROUP | {"defaults": [*BY_GROUP["defaults"], {"add": "asmi"}]},
+            [],
+            ["Perplexity", "LexicalSimilarity"],
+            VARIANTS,
+        ),
+    ],
+)
+def test_asmi_is_added_to_a_users_lists(elsewhere, tiny, config, overrides, kept, variants):
+    config = config | {"save_stats": ["greedy_texts", "sample_texts"]}
+    configs = write_users_config(elsewhere, tiny, config)
+    values = ["asmi.depth=0.9", "asmi.num_masks=7"]
+    composed_run = compose_run("mine_eval", str(configs), [*overrides, *values])
+    for _ in range(2):  # a config is resolved several times
+        assert names_in(composed_run, of_asmi=False) == kept
+        assert names_in(composed_run, of_asmi=True) == variants
+        assert {e.cfg.depth for e in composed_run.estimators[len(kept) :]} == {0.9}
+        assert composed_run.stat_calculators[0] == "auto"
+        assert list(composed_run.stat_calculators).count("auto") == 1
+        masks = calculator(composed_run, "MaskedHeadsCalculator")
+        assert (masks.cfg.num_masks, "asmi_mi_d90" in masks.stats) == (7, True)
+        saved = list(composed_run.save_stats)
+        assert saved[:2] == ["greedy_texts", "sample_texts"]
+        assert len(saved) == len(set(saved))
+        assert set(saved_stats([0.9])) <= set(saved)
+    assert list(composed_run.hydra.callbacks) == ["asmi"]
+
+
+EXAMPLES = os.environ.get("LM_POLYGRAPH_EXAMPLES")
+
+
+@pytest.mark.skipif(EXAMPLES is None, reason="LM_POLYGRAPH_EXAMPLES names no folder")
+def test_asmi_is_added_to_every_example_of_the_host():
+    """`examples/configs` of a checkout of LM-Polygraph; its wheel has none of them."""
+    tried = 0
+    for file in [p for p in Path(EXAMPLES).rglob("polygraph_eval_*.yaml") if "_ood" not in p.name]:
+        before = compose_run(file.stem, str(file.parent))
+        after = compose_run(file.stem, str(file.parent), ["+add=asmi"])
+        assert list(after.estimators)[: len(before.estimators)] == list(before.estimators), file
+        assert names_in(after, of_asmi=True) == VARIANTS
+        calculators = before.get("stat_calculators") or []
+        assert [e for e in calculators if e not in list(after.stat_calculators)] == []
+        tried += 1
+    assert tried > 20
+
+
+def test_a_list_cannot_be_kept_without_the_runs_config():
+    HydraConfig.instance().cfg = None
+    config = composed("asmi_demo", "+add=asmi")
+    with pytest.raises(InterpolationResolutionError, match="cannot tell which estimators to keep"):
+        config.estimators  # noqa: B018
+
+
+def test_one_override_gives_a_table_with_baselines_and_asmi(elsewhere, tiny):
+    """With what report and calibration need, in a run of LM-Polygraph's own script."""
+    configs = write_users_config(elsewhere, tiny, BY_GROUP)
+    named = ["--config-dir", str(configs), "--config-name", "mine_eval"]
+    polygraph_eval_here(*named, "+add=asmi", "asmi.num_masks=6", "asmi.mask_rate=0.2")
+    run = load_run(elsewhere / "workdir" / "run")
+    own = [f"{name} (60%, S=6, p=0.2, K=64)" for name in ("ASMI", "Sem-ASMI", "Adapt-ASMI")]
+    assert list(run.scores) == ["Perplexity", "LexicalSimilarity_rougeL", *own]
+    assert np.isfinite(run.scores.to_numpy()).all()
+    assert set(masked_head_stats()) <= set(run.stats)
+    assert run.manifest["status"] == "completed"
+    assert run.manifest["asmi"][0]["num_masks"] == 6
+    assert set(run.methods) == set(own)

@@ -12,6 +12,8 @@
   `${asmi_saved_stats:[0.6],false,[all,context],true}`.
 - `${asmi_estimators:[asmi_single_pass,asmi_sampled]}`: the entries of these groups of estimators as
   one list, baselines first; with depths, `...,[0.6,0.9]`, those of this plugin once per depth.
+- `${asmi_added:estimators,[asmi]}`: the list of this name in the config to which `+add=asmi` was
+  added, then these groups of it; for `save_stats`, then these names.
 - `${asmi_rows:}`: folder of the rows that the node `data` describes, for `dataset` with
   `load_from_disk: true`; built on first use (`rows.rows_folder`).
 - `${asmi_scale:scales.json,mlp,effect,1}`: the scale of a condition in a file of scales; null
@@ -59,9 +61,9 @@ def _calculator(*, _root_: DictConfig) -> DictConfig:
 
 
 @cache  # a config is resolved several times in a run
-def _shipped_lists() -> dict[str, list[Any]]:
-    """Unresolved entries of the groups of estimators that are plain lists, by name."""
-    folder = configs_path() / "estimators"
+def _shipped_lists(node: str = "estimators") -> dict[str, list[Any]]:
+    """Unresolved entries of the groups for a node that are plain lists, by name."""
+    folder = configs_path() / node
     loaded = {path.stem: OmegaConf.load(path) for path in sorted(folder.glob("*.yaml"))}
     return {
         group: cast(list[Any], OmegaConf.to_container(entries))
@@ -96,6 +98,17 @@ def _estimators(
             for entry in asmi_estimators
         ]
     return ListConfig([*baselines, *asmi_estimators])
+
+
+def _added(node: str, more: Sequence[str], *, _root_: DictConfig) -> ListConfig:
+    """Join a list of the user's config with shipped groups or names, without repetitions."""
+    from lm_polygraph_asmi._hydra.kept import kept_entries
+
+    entries = list(kept_entries(node, _root_))
+    shipped = _shipped_lists(node) if node != "save_stats" else {name: [name] for name in more}
+    entries += [entry for group in more for entry in shipped[group] if entry not in entries]
+    joined = ListConfig(entries, parent=_root_)  # below the root of their interpolations
+    return ListConfig(OmegaConf.to_container(joined, resolve=True))
 
 
 def _stats(*, _root_: DictConfig) -> ListConfig:
@@ -162,6 +175,7 @@ def register_resolvers() -> None:
         ("asmi_settings", _settings),
         ("asmi_setting", _setting),
         ("asmi_calculator", _calculator),
+        ("asmi_added", _added),
         ("asmi_estimators", _estimators),
         ("asmi_stats", _stats),
         ("asmi_saved_stats", _saved_stats),

@@ -1,0 +1,63 @@
+"""The lists of a user's config as they were before `+add=asmi`, which Hydra would replace."""
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+GROUP = "add"
+
+
+def kept_entries(node: str, root: DictConfig) -> list[Any]:
+    """Unresolved entries of a list in the user's config; empty if it has none.
+
+    The config is composed again, without the group `add`.
+
+    Args:
+        node: name of the list.
+        root: the run's config.
+
+    Raises:
+        ValueError: not the config of a run, so that its name is unknown.
+    """
+    hydra = root.get("hydra")
+    if hydra is None:
+        if not HydraConfig.initialized():
+            raise ValueError(
+                f"cannot tell which {node} to keep: compose the config with its node hydra "
+                "(return_hydra_config=True), as polygraph_eval does"
+            )
+        hydra = HydraConfig.get()
+    folders = [
+        str(source.path)
+        for source in hydra.runtime.config_sources
+        if source.schema == "file" and source.provider != "lm-polygraph-asmi"
+    ]
+    overrides = [text for text in hydra.overrides.task if not _of_asmi(text)]
+    if not any(_key(text) == GROUP for text in hydra.overrides.task):
+        overrides.append(f"~{GROUP}")  # it is in the config's list of defaults
+    return _composed(tuple(folders), str(hydra.job.config_name), tuple(overrides)).get(node) or []
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].lstrip("+~")
+
+
+def _of_asmi(override: str) -> bool:
+    """Whether an override concerns what was added."""
+    return _key(override) == GROUP or _key(override).startswith("asmi.")
+
+
+@lru_cache(maxsize=8)  # several lists, each resolved several times in a run
+def _composed(folders: tuple[str, ...], name: str, overrides: tuple[str, ...]) -> dict[str, Any]:
+    file = name if name.endswith(".yaml") else f"{name}.yaml"
+    with_file = [folder for folder in folders if Path(folder, file).is_file()]
+    first = (with_file or list(folders) or [str(Path(__file__).parent)])[0]
+    others = [f"'file://{folder}'" for folder in folders if folder != first]
+    with initialize_config_dir(first, version_base=None):
+        config = compose(name, [*overrides, f"hydra.searchpath=[{','.join(others)}]"])
+    nodes = ("estimators", "stat_calculators", "save_stats")
+    return {node: OmegaConf.to_container(config[node]) for node in nodes if config.get(node)}

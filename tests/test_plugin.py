@@ -334,8 +334,10 @@ EXAMPLES = os.environ.get("LM_POLYGRAPH_EXAMPLES")
 def test_asmi_is_added_to_every_example_of_the_host():
     """`examples/configs` of a checkout of LM-Polygraph; its wheel has none of them."""
     tried = 0
-    for file in [p for p in Path(EXAMPLES).rglob("polygraph_eval_*.yaml") if "_ood" not in p.name]:
+    for file in Path(EXAMPLES).rglob("polygraph_eval_*.yaml"):
         before = compose_run(file.stem, str(file.parent))
+        if "estimators" not in before:
+            continue  # a part of other examples
         after = compose_run(file.stem, str(file.parent), ["+add=asmi"])
         assert list(after.estimators)[: len(before.estimators)] == list(before.estimators), file
         assert names_in(after, of_asmi=True) == VARIANTS
@@ -358,7 +360,7 @@ def test_one_override_gives_a_table_with_baselines_and_asmi(elsewhere, tiny):
     named = ["--config-dir", str(configs), "--config-name", "mine_eval"]
     polygraph_eval_here(*named, "+add=asmi", "asmi.num_masks=6", "asmi.mask_rate=0.2")
     run = load_run(elsewhere / "workdir" / "run")
-    own = [f"{name} (60%, S=6, p=0.2, K=64)" for name in ("ASMI", "Sem-ASMI", "Adapt-ASMI")]
+    own = [f"{name} (60%, K=64, S=6, p=0.2)" for name in ("ASMI", "Sem-ASMI", "Adapt-ASMI")]
     assert list(run.scores) == ["Perplexity", "LexicalSimilarity_rougeL", *own]
     assert np.isfinite(run.scores.to_numpy()).all()
     assert set(masked_head_stats()) <= set(run.stats)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
@@ -57,7 +58,13 @@ def _composed(folders: tuple[str, ...], name: str, overrides: tuple[str, ...]) -
     with_file = [folder for folder in folders if Path(folder, file).is_file()]
     first = (with_file or list(folders) or [str(Path(__file__).parent)])[0]
     others = [f"'file://{folder}'" for folder in folders if folder != first]
-    with initialize_config_dir(first, version_base=None):
-        config = compose(name, [*overrides, f"hydra.searchpath=[{','.join(others)}]"])
+    hydra = GlobalHydra.instance()
+    outer = hydra.hydra  # of the run itself; Hydra composes one config at a time
+    hydra.clear()
+    try:
+        with initialize_config_dir(first, version_base=None):
+            config = compose(name, [*overrides, f"hydra.searchpath=[{','.join(others)}]"])
+    finally:
+        GlobalHydra.instance().hydra = outer
     nodes = ("estimators", "stat_calculators", "save_stats")
     return {node: OmegaConf.to_container(config[node]) for node in nodes if config.get(node)}

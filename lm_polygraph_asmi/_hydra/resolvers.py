@@ -108,7 +108,7 @@ def _added(node: str, more: Sequence[str], *, _root_: DictConfig) -> ListConfig:
     shipped = _shipped_lists(node) if node != "save_stats" else {name: [name] for name in more}
     entries += [entry for group in more for entry in shipped[group] if entry not in entries]
     joined = ListConfig(entries, parent=_root_)  # below the root of their interpolations
-    return ListConfig(OmegaConf.to_container(joined, resolve=True))
+    return ListConfig(cast(list[Any], OmegaConf.to_container(joined, resolve=True)))
 
 
 def _stats(*, _root_: DictConfig) -> ListConfig:

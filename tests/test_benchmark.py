@@ -353,8 +353,13 @@ def test_heads_are_analysed_on_the_first_answers_of_a_run(answers, tiny, stand_i
 def test_the_grid_has_sixteen_cells():
     grid = composed("asmi_grid")
     assert grid.hydra.launcher._target_.endswith("JoblibLauncher")
-    models, data = (value.split(",") for value in grid.hydra.sweeper.params.values())
-    keys = list(grid.hydra.sweeper.params)
+    swept = dict(grid.hydra.sweeper.params)
+    assert swept.pop("data.shard") == "range(8)"
+    assert grid.data.num_shards == 8
+    fewer = composed("asmi_grid", "data.num_shards=3").hydra.sweeper.params
+    assert fewer["data.shard"] == "range(3)"
+    models, data = (value.split(",") for value in swept.values())
+    keys = list(swept)
     jobs = [
         composed("asmi_grid", *(f"{k}={v}" for k, v in zip(keys, values, strict=True)))
         for values in zip(models, data, strict=True)

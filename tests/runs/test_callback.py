@@ -56,12 +56,12 @@ def run(tmp_path, tiny, monkeypatch):
 
 def test_the_manifest_says_what_the_manager_file_does_not(run, tiny):
     tokens = "+hf_token=hf_SECRET", "++model.load_model_args.token=hf_SECRET"
-    manager = run("data.sample=3", "asmi.num_masks=10", "asmi.mask_rate=0.2", *tokens)
+    manager = run("data.limit=3", "asmi.num_masks=10", "asmi.mask_rate=0.2", *tokens)
     assert "SECRET" not in manifest_path(manager).read_text()
     manifest = read_manifest(manager)
     assert manifest["status"] == "completed"
     assert manifest["config_name"] == "asmi_offline"
-    assert "data.sample=3" in manifest["overrides"]
+    assert "data.limit=3" in manifest["overrides"]
     assert manifest["model"]["path"] == str(tiny)
     assert manifest["model"]["revision"].startswith("sha256:")
     (used,) = manifest["asmi"]
@@ -90,7 +90,7 @@ def test_row_ids_survive_the_hosts_subsampling(run):
 
 
 def test_a_second_run_reuses_what_the_first_one_scored(run, capsys):
-    first = load_run(run("data.sample=2"))
+    first = load_run(run("data.limit=2"))
     manager = run(folder="again")
     second = load_run(manager)
     sampled = [second.stats["input_texts"].index(prompt) for prompt in first.stats["input_texts"]]
@@ -108,7 +108,7 @@ def test_a_second_run_reuses_what_the_first_one_scored(run, capsys):
 
 def test_a_fault_found_early_stops_the_run_before_the_model_is_loaded(run, tmp_path, capsys):
     with pytest.raises(SystemExit, match="stopped before loading the model"):
-        run("model.path=nowhere", "data.sample=1")
+        run("model.path=nowhere", "data.limit=1")
     assert "expected two rows or more, got 1" in capsys.readouterr().out
     assert not manifest_path(tmp_path / "run" / "ue_manager_seed1").exists()
 
@@ -124,7 +124,7 @@ def test_a_model_that_cannot_be_reached(run, tmp_path):
 def test_scores_that_are_not_finite_and_a_doubtful_setting_are_reported(run, capsys, monkeypatch):
     """Neither stops the run."""
     monkeypatch.setattr(Perplexity, "__call__", lambda *_: np.array([np.nan]))
-    manager = run("ignore_exceptions=true", "data.sample=2")
+    manager = run("ignore_exceptions=true", "data.limit=2")
     shown = capsys.readouterr().out
     assert "Perplexity: 2 of 2 scores are not finite" in shown
     assert "an estimator that fails on one batch loses all its scores" in shown
@@ -215,12 +215,12 @@ def test_manifests_are_plain_json_and_written_whole(tmp_path):
 
 
 def test_an_earlier_run_in_the_folder_keeps_its_manifest(run):
-    manager = run("data.sample=2")
+    manager = run("data.limit=2")
     before = manifest_path(manager).read_text()
     with pytest.raises(OSError, match="cannot load the model"):
-        run("data.sample=3", "model.path=/nowhere")
+        run("data.limit=3", "model.path=/nowhere")
     assert manifest_path(manager).read_text() == before
-    run("data.sample=3")
+    run("data.limit=3")
     assert len(read_manifest(manager)["rows"]["ids"]) == 3
 
 
@@ -233,7 +233,7 @@ def test_a_model_folder_that_is_not_there_is_recorded_all_the_same(run, tmp_path
 
 def test_what_cannot_be_checked_stops_the_run_too(run, capsys):
     with pytest.raises(SystemExit):
-        run("data.sample=2.5")
+        run("data.limit=2.5")
     with pytest.raises(SystemExit):
         run("data.cluster_regex=Who")
     assert "data.cluster_regex" in capsys.readouterr().out

@@ -290,3 +290,45 @@ def test_other_texts_have_no_warning(tokenizer):
     scorer = Case(tokenizer, ids).scorer()
     for answer in (" y", " Brask", " xx", " in 1931"):
         assert not scorer.score(PROMPT, answer).warnings, answer
+
+
+def posted(client, route, body):
+    """The JSON of a reply."""
+    reply = client.post(route, json={"model": "tiny", **body})
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+@pytest.mark.parametrize("seed", range(50, 54))
+def test_the_server_agrees(seed):
+    """Whole, streamed and as text, with the stop strings of the request."""
+    pytest.importorskip("prometheus_client")
+    pytest.importorskip("httpx")
+    testclient = pytest.importorskip("starlette.testclient")
+    from lm_polygraph_asmi.adapters.server import Limits, Service, application
+
+    case = drawn_case(seed)
+    expected, from_text = check_all_ways(case)
+    scorer, limit = case.scorer(), case.settings["max_new_tokens"]
+    service = Service(scorer, "tiny", Limits(answer=64))
+    field = {"messages": case.prompt} if case.chat else {"prompt": case.prompt}
+    route = "/v1/chat/completions" if case.chat else "/v1/completions"
+    body = field | {"max_tokens": limit, "stop": list(case.stops) or None}
+    bound = 1e-4 * max(1.0, expected.msp)
+    guard = application(service)[1]
+    with testclient.TestClient(guard, base_url="http://localhost") as client:
+        reply = posted(client, route, body)
+        assert abs(reply["asmi"]["msp"] - expected.msp) <= bound
+        streamed, content = None, ""
+        with client.stream("POST", route, json={"model": "tiny", **body, "stream": True}) as lines:
+            for line in lines.iter_lines():
+                part = json.loads(line[6:]) if line.startswith("data: {") else {}
+                for choice in part.get("choices", []):
+                    content += choice["delta"].get("content", "") if case.chat else choice["text"]
+                streamed = part.get("asmi") or streamed
+        assert abs(streamed["msp"] - expected.msp) <= bound
+        assert content == expected.answer
+        if from_text is not None:
+            reply = posted(client, "/score", field | {"answer": expected.answer})
+            assert abs(reply["asmi"]["msp"] - from_text.msp) <= 1e-4 * max(1.0, from_text.msp)
+            assert reply["asmi"]["warnings"] == list(from_text.warnings)

@@ -332,3 +332,34 @@ def test_the_server_agrees(seed):
             reply = posted(client, "/score", field | {"answer": expected.answer})
             assert abs(reply["asmi"]["msp"] - from_text.msp) <= 1e-4 * max(1.0, from_text.msp)
             assert reply["asmi"]["warnings"] == list(from_text.warnings)
+
+
+UNUSUAL = {
+    "only an end": (["</s>"], {}),
+    "only a stop": (["Ċ"], {"stops": ("\n",)}),
+    "blank": (["Ġ", "</s>"], {}),
+    "an end token as stop": (["x", "</s>"], {"stops": ("</s>",)}),
+    "an end token in bytes": (["x", "<", "/", "s", ">"], {"stops": ("</s>",)}),
+    "half a character": (["x", *"ðŁª"], {"settings": {"max_new_tokens": 4}}),
+    "a special token inside": (["x", "<|user|>", "y", "</s>"], {}),
+    "as text": (["x", "<|user|>", "y", "</s>"], {"settings": {"special_tokens": "plain"}}),
+    "another end token inside": (["x", "<|end|>", "y", "</s>"], {}),
+    "the start of a stop": (["x", "e", "n", "x", "</s>"], {"stops": ("end",)}),
+    "a stop in three tokens": (["x", "e", "n", "d"], {"stops": ("end",)}),
+    "beyond the window": ([*"abcdefgh", "</s>"], {"settings": {"max_new_tokens": 500}}),
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_unusual_answers(tokenizer, name):
+    pieces, fields = UNUSUAL[name]
+    check_all_ways(Case(tokenizer, ids_of(tokenizer, *pieces), **fields))
+
+
+@pytest.mark.parametrize("pieces", [["▁Brask", "</s>"], ["B", "r", "</s>"], ["▁in", "<0x0A>"]])
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_space_that_the_tokenizer_adds(pieces, chat):
+    tokenizer = space_tokenizer(["▁Brask", "▁in"])
+    case = Case(tokenizer, ids_of(tokenizer, *pieces), stops=("\n",), chat=chat)
+    by_model, from_text = check_all_ways(case)
+    assert from_text.msp == pytest.approx(by_model.msp, abs=1e-4)

@@ -63,8 +63,8 @@ SUBPACKAGES = {
         "the engine joins formulas and passes; LM-Polygraph takes seconds to import",
     ),
     "estimators": Subpackage(
-        "maths results", "transformers datasets",
-        "estimators read statistics by name and never touch a model",
+        "maths results host", "transformers datasets",
+        "estimators read statistics by name and never touch the model; one has a side model",
     ),
     "stat_calculators": Subpackage(
         "maths model results host scoring estimators", "datasets",

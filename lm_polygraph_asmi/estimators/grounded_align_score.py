@@ -1,6 +1,5 @@
 """Baseline for grounded answers: AlignScore of passage and answer."""
 
-import inspect
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -25,7 +24,7 @@ class GroundedAlignScore(Estimator):
     AlignScore.
 
     Args:
-        checkpoint: file or URL of AlignScore's weights; None: the default of LM-Polygraph's metric.
+        checkpoint: file or URL of AlignScore's weights; None: LM-Polygraph's default.
         passage: regular expression whose first group is the passage in the prompt.
         batch_size: pairs per batch.
 
@@ -79,20 +78,12 @@ class GroundedAlignScore(Estimator):
 
     @property
     def scorer(self) -> Any:
-        """AlignScore's scorer, loaded on first use."""
+        """AlignScore's scorer, loaded on first use; errors as of `host.align_score.AlignScore`."""
         if self._scorer is None:
-            import torch
-            from lm_polygraph.generation_metrics.alignscore import AlignScore
-            from lm_polygraph.generation_metrics.alignscore_utils import AlignScorer
+            from lm_polygraph_asmi.host.align_score import CHECKPOINT, AlignScore
 
-            default = inspect.signature(AlignScore).parameters["ckpt_path"].default
-            self._scorer = AlignScorer(
-                model="roberta-large",
-                batch_size=self.batch_size,
-                device="cuda" if torch.cuda.is_available() else "cpu",
-                ckpt_path=self.checkpoint or default,
-                evaluation_mode="nli_sp",
-            )
+            metric = AlignScore(ckpt_path=self.checkpoint or CHECKPOINT, batch_size=self.batch_size)
+            self._scorer = metric.scorer
         return self._scorer
 
 

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 from lm_polygraph.generation_metrics.generation_metric import GenerationMetric
 
+from lm_polygraph_asmi.host.align_score import AlignScore, HostAlignScore
+
 
 def words(text: str) -> list[str]:
     """Words of a text, normalised as SQuAD's evaluation does: no case, punctuation, articles."""
@@ -100,6 +102,11 @@ METRICS: dict[str, type[GenerationMetric]] = {
 
 
 def register_metrics(script: dict[str, Any]) -> None:
-    """Add the metrics to `script`, the global names of LM-Polygraph's script."""
+    """Add the metrics to `script`, the global names of LM-Polygraph's script.
+
+    Its own AlignScore is replaced by one that raises an error on another model's checkpoint.
+    """
     for name, metric in METRICS.items():
         script.setdefault(name, metric)
+    if script.get(AlignScore.__name__) is HostAlignScore:
+        script[AlignScore.__name__] = AlignScore

@@ -112,7 +112,7 @@ def missing_nli_model(path: str = NLI_MODEL, cache: str | None = None) -> str | 
         return None
     if folder == Path(path):
         return f"{model} lacks its {' and '.join(missing)}: {_SET_NLI}"
-    if not (reason := _hub_problem(path)):
+    if not (reason := hub_problem(path)):
         return None
     location = "neither a local folder nor in the hub's cache"
     if folder:
@@ -120,7 +120,8 @@ def missing_nli_model(path: str = NLI_MODEL, cache: str | None = None) -> str | 
     return f"{model} is {location}, and {reason}: {_SET_NLI}"
 
 
-def _hub_problem(name: str) -> str | None:
+def hub_problem(name: str) -> str | None:
+    """Why the hub does not provide a model; None if it does."""
     from huggingface_hub import model_info
     from huggingface_hub.errors import OfflineModeIsEnabled, RepositoryNotFoundError
 

@@ -1,0 +1,185 @@
+"""LM-Polygraph's quality metric AlignScore, with a checkpoint that is read whole, or not at all.
+
+LM-Polygraph loads it with `strict=False`: with another model's file the scores are those of an
+untrained head, and nothing is reported. It also reads a local file with `weights_only=True`, which
+fails if a trainer saved objects of its own beside the weights.
+"""
+
+import logging
+import pickle
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import urlparse
+
+import torch
+from lm_polygraph.generation_metrics.alignscore import AlignScore as HostAlignScore
+from torch import Tensor, nn
+
+CHECKPOINT = "https://huggingface.co/yzha/AlignScore/resolve/main/AlignScore-large.ckpt"
+"""LM-Polygraph's default."""
+NAMED = 3
+"""Largest number of weights that a message lists of each kind."""
+SCORING = ("base_model.", "tri_layer.")
+"""Parts that make the score; the rest served training."""
+UNUSED = ".position_ids"
+"""Buffers that older releases of transformers saved; newer ones count positions."""
+TENSORS = {
+    ("collections", "OrderedDict"),
+    ("torch._utils", "_rebuild_tensor_v2"),
+    ("torch._utils", "_rebuild_parameter"),
+}
+"""What a checkpoint may call."""
+_UNTRAINED = "loading UNTRAINED model!"
+
+log = logging.getLogger("lm_polygraph")
+
+
+class _Skipped(dict[Any, Any]):
+    """In the place of an object that a trainer saved beside the weights; its class is not run."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        super().__init__()
+
+    def ignore(self, _: Any) -> None:
+        pass
+
+    __setstate__ = append = extend = ignore
+
+
+class _OnlyWeights(pickle.Unpickler):
+    """Makes tensors and plain containers; torch itself looks up storages."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        return super().find_class(module, name) if (module, name) in TENSORS else _Skipped
+
+
+class AlignScore(HostAlignScore):
+    """AlignScore as LM-Polygraph computes it, in [0, 1]; higher = better supported.
+
+    Args:
+        lang: unused, as in LM-Polygraph.
+        ckpt_path: file or URL of the weights.
+        **settings: as for LM-Polygraph's metric.
+
+    Raises:
+        FileNotFoundError: no such file, or a folder.
+        ConnectionError: the URL does not answer.
+        ValueError: no checkpoint of AlignScore; the message names what is missing.
+
+    Source: Zha et al. (2023), AlignScore.
+    """
+
+    def __init__(self, lang: str = "en", ckpt_path: str = CHECKPOINT, **settings: Any) -> None:
+        weights = read_weights(ckpt_path)
+        with _unsaid(_UNTRAINED):  # the weights come below
+            super().__init__(lang, ckpt_path=None, **settings)
+        load_weights(self.scorer.model.model, weights, str(ckpt_path))
+
+
+def read_weights(checkpoint: str | Path) -> dict[str, Tensor]:
+    """The weights of a checkpoint by name, on the processor; no code in it is run.
+
+    Raises:
+        FileNotFoundError, ConnectionError, ValueError: see `AlignScore`.
+    """
+    path = _file(str(checkpoint))
+    only_weights = SimpleNamespace(
+        Unpickler=_OnlyWeights, load=lambda file, **how: _OnlyWeights(file, **how).load(),
+        __name__=__name__,
+    )  # fmt: skip
+    try:
+        content = torch.load(
+            path,
+            map_location="cpu",
+            weights_only=False,  # `only_weights` decides, which skips what is no weight
+            pickle_module=only_weights,
+        )
+    except Exception as error:  # its type depends on what is wrong
+        raise ValueError(
+            f"{checkpoint} cannot be read as weights ({type(error).__name__}: {error}): "
+            f"{_expected()}"
+        ) from error
+    weights = content.get("state_dict") if isinstance(content, Mapping) else None
+    if not isinstance(weights, Mapping):
+        raise ValueError(f"{checkpoint} has no state_dict: {_expected()}")
+    return dict(weights)
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: str) -> None:
+    """Load weights into AlignScore's model; all that makes the score must be there.
+
+    Raises:
+        ValueError: weights are missing or have another shape; the message names them.
+    """
+    needed = {
+        name: tuple(value.shape)
+        for name, value in model.state_dict().items()
+        if name.startswith(SCORING) and not name.endswith(UNUSED)
+    }
+    missing = [name for name in needed if name not in weights]
+    shapes = [
+        f"{name} {tuple(weights[name].shape)} instead of {shape}"
+        for name, shape in needed.items()
+        if name in weights and tuple(weights[name].shape) != shape
+    ]
+    known = model.state_dict().keys()
+    unexpected = [n for n in weights if n not in known and not n.endswith(UNUSED)]
+    differences = "; ".join(
+        f"{len(names)} {kind}: {', '.join(names[:NAMED])}{' ...' * (len(names) > NAMED)}"
+        for kind, names in (
+            ("missing", missing), ("of another shape", shapes), ("unexpected", unexpected),
+        )
+        if names
+    )  # fmt: skip
+    if missing or shapes:
+        raise ValueError(
+            f"{checkpoint} is no checkpoint of AlignScore-large. Weights {differences}. "
+            f"{_expected().capitalize()}"
+        )
+    if unexpected:
+        log.warning("%s: weights that AlignScore does not use: %s", checkpoint, differences)
+    fitting = {name: value for name, value in weights.items() if name in known}
+    model.load_state_dict(fitting, strict=False)
+
+
+def _expected() -> str:
+    return f"expected align_score_path to name the file AlignScore-large.ckpt, or {CHECKPOINT}"
+
+
+def _file(checkpoint: str) -> Path:
+    """The local file of a checkpoint; a URL is downloaded once, to torch's folder."""
+    path = Path(checkpoint)
+    if path.is_file():
+        return path
+    if urlparse(checkpoint).scheme not in ("http", "https"):
+        reason = "is a folder" if path.is_dir() else "does not exist"
+        raise FileNotFoundError(f"{checkpoint} {reason}: {_expected()}")
+    path = Path(torch.hub.get_dir(), "checkpoints", Path(urlparse(checkpoint).path).name)
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            torch.hub.download_url_to_file(checkpoint, str(path), progress=False)
+        except OSError as error:
+            raise ConnectionError(
+                f"cannot download {checkpoint} ({error}): download it elsewhere and name the file "
+                "with align_score_path"
+            ) from error
+    return path
+
+
+@contextmanager
+def _unsaid(message: str) -> Iterator[None]:
+    """Hide a warning that does not hold."""
+    root = logging.getLogger()
+
+    def other(record: logging.LogRecord) -> bool:
+        return record.msg != message
+
+    root.addFilter(other)
+    try:
+        yield
+    finally:
+        root.removeFilter(other)

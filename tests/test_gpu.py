@@ -1,0 +1,114 @@
+"""The script for a machine with a GPU, rehearsed on a processor."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from lm_polygraph.utils.common import load_external_module
+
+from lm_polygraph_asmi.results.manifest import write_manifest
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "gpu.py"
+PARTS = ("Numerical tests", "shape of qwen3-4b", "shape of llama-2-7b", "rows of asmi_coqa")
+
+
+@pytest.fixture(scope="module")
+def gpu():
+    return load_external_module(str(SCRIPT))
+
+
+@pytest.mark.slow
+def test_a_rehearsal_runs_to_its_end(tmp_path):
+    out = tmp_path / "gpu.md"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--rehearse", "--out", str(out)],
+        capture_output=True, text=True, check=False, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    written = out.read_text()
+    assert written.startswith("# A rehearsal: no number here means anything")
+    for title in PARTS:
+        assert title in written
+    assert written.count("\npassed, ") == 4
+    for shown in (
+        "masked passes equal full passes, bfloat16 |", "out of memory halves the batch",
+        "parts of a model elsewhere", "of the measured matmul rate", "peak MB",
+        "| cross_encoder |", "| loading, other baselines, quality |", "Peak memory: main",
+    ):  # fmt: skip
+        assert shown in written
+
+
+def test_without_a_gpu_it_says_so(gpu, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    done = CliRunner().invoke(gpu.main, ["--out", str(tmp_path / "gpu.md")])
+    assert done.exit_code == 1
+    assert "torch finds no CUDA device" in done.output
+    assert "--rehearse" in done.output
+    assert not (tmp_path / "gpu.md").exists()
+
+
+def test_a_file_that_cannot_be_written_is_named_first(gpu, tmp_path):
+    (tmp_path / "file").touch()
+    done = CliRunner().invoke(gpu.main, ["--rehearse", "--out", str(tmp_path / "file" / "gpu.md")])
+    assert done.exit_code == 1
+    assert "cannot write" in done.output
+
+
+def test_a_part_that_fails_costs_no_other(gpu, tmp_path, monkeypatch):
+    def failing(title, summary):
+        code = (
+            "import sys; print('a number'); sys.exit('torch.OutOfMemoryError: CUDA out of memory')"
+        )
+        return gpu.run(title, [sys.executable, "-c", code], tmp_path / f"{title}.log", summary)
+
+    part = failing("first", gpu.fenced)
+    assert part.failed
+    assert part.outcome == "failed (exit 1)"
+    assert "a number" in part.text
+    assert "memory too small" in part.text  # what to do, as of doctor
+    assert "No summary: ZeroDivisionError" in failing("second", lambda _: 1 / 0).text
+
+    good = gpu.Part("good", "true", "passed", 1.0, "kept")
+    monkeypatch.setattr(gpu, "tests", lambda *_: part)
+    monkeypatch.setattr(gpu, "cost", lambda *_: good)
+    monkeypatch.setattr(gpu, "benchmark", lambda *_: good._replace(outcome="not run: no hub"))
+    out = tmp_path / "gpu.md"
+    done = CliRunner().invoke(gpu.main, ["--rehearse", "--out", str(out)])
+    assert done.exit_code == 1
+    assert out.read_text().count("kept") == 3
+    assert "- first: failed (exit 1)" in out.read_text()
+    monkeypatch.setattr(gpu, "tests", lambda *_: good)
+    assert CliRunner().invoke(gpu.main, ["--rehearse", "--out", str(out)]).exit_code == 0
+
+
+def test_without_a_hub_the_benchmark_is_not_run(gpu, tmp_path, monkeypatch):
+    failed = gpu.Part("rows", "polygraph_eval", "failed (exit 1)", 1.0, "no dataset")
+    monkeypatch.setattr(gpu, "run", lambda *_, **__: failed)
+    monkeypatch.setattr(gpu, "hub_problem", lambda _: "the hub does not answer")
+    assert gpu.benchmark(tmp_path, rehearse=False).outcome == "not run: the hub does not answer"
+    monkeypatch.setattr(gpu, "hub_problem", lambda _: None)
+    assert gpu.benchmark(tmp_path, rehearse=False).failed
+
+
+def test_seconds_of_phases_add_up(gpu, tmp_path):
+    manager = tmp_path / "ue_manager_seed1"
+    timing = {"greedy": {"median": 0.5, "total": 2.0}, "asmi": {"median": 1.0, "total": 4.0}}
+    write_manifest(
+        {
+            "seconds": timing, "seconds_wall": 10.0, "rows": {"ids": ["a", "b", "c", "d"]},
+            "model": {"path": "M", "revision": "r"},
+            "peak_memory_bytes": {"main": 2e9, "cuda:0": 9e9},
+        },
+        manager,
+    )  # fmt: skip
+    shown = gpu.phases(manager)
+    assert "4 rows of M, revision r." in shown
+    assert "| greedy | 2.0 | 0.500 |" in shown
+    assert "| loading, other baselines, quality | 4.0 | |" in shown
+    assert "| all | 10.0 | 2.500 |" in shown
+    assert "Peak memory: main 2.0 GB, cuda:0 9.0 GB." in shown

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests that take minutes")
+    parser.addoption("--device", help="run tests/model/test_on_device.py there, with every family")
 
 
 @pytest.hookimpl(wrapper=True)

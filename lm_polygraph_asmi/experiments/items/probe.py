@@ -231,7 +231,8 @@ def causal_probe(groups: Sequence[RunGroup]) -> Items:
     return frame(
         "causal_probe", title, probes, compute, notes, lambda _: figures.flips(panels),
         digits=0, reasons=damaged,
-        otherwise="no run has a probe: polygraph_asmi experiments probe RUN",
+        otherwise="no run has a probe: polygraph_asmi experiments probe RUN --model MODEL "
+        "--device-map auto",
     )  # fmt: skip
 
 
@@ -284,5 +285,6 @@ def causal_differences(groups: Sequence[RunGroup]) -> Items:
     return frame(
         "causal_differences", title, probes, compute, notes, digits=0,
         signed=tuple(f"k = {k}" for k in widest), reasons=damaged,
-        otherwise="no run has a probe beside it: polygraph_asmi experiments probe RUN",
+        otherwise="no run has a probe beside it: polygraph_asmi experiments probe RUN "
+        "--model MODEL --device-map auto",
     )  # fmt: skip

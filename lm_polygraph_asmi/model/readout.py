@@ -7,6 +7,7 @@ scales, soft caps, multipliers. The product with the unembedding keeps 32 bits i
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,8 +24,12 @@ VOCABULARY_PART = 2**13
 """Rows of the unembedding that are converted to 32 bits at once."""
 
 
+@dataclass
 class _Returned(BaseModelOutputWithPast):
     """Output of a base model: the final states; all other attributes are None."""
+
+    # Older releases name a 32-bit type, which tests that check types hold 16 bits against.
+    last_hidden_state: Tensor | None = None
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -37,7 +42,7 @@ def wide_product(
 ) -> Float[Tensor, "*batch V"]:
     """states @ weight.T + bias of 16-bit numbers, summed and returned in float32."""
     rows = states.reshape(-1, states.shape[-1])
-    if rows.is_cuda and "out_dtype" in (torch.mm.__doc__ or ""):
+    if rows.is_cuda:
         product = torch.mm(rows, weight.T, out_dtype=torch.float32)
     else:
         wide = rows.float()

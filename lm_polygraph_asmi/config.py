@@ -21,14 +21,19 @@ from lm_polygraph_asmi.validation import (
 METHODS = {"asmi": "ASMI", "sem": "Sem-ASMI", "adapt": "Adapt-ASMI"}
 """Value of `method` -> name in tables."""
 SCOPES = ("all", "response")
-SOURCES = ("all", "context", "elsewhere")
 MASK_SAMPLERS = ("bernoulli", "balanced")
 PERTURBATIONS = ("heads", "pseudo_heads", "foreign", "isotropic", "mlp", "mlp_noise")
 AGGREGATIONS = ("mean", "sum", "max")
 GATE_TOKENS = ("last", "second_last")
 SPECIAL_TOKENS = ("control", "plain")
-STREAMED = {"scope": "response", "seeded_by": "prompt", "source": "all"}
+STREAMED = {"scope": "response", "seeded_by": "prompt"}
 """Settings that every streaming score has."""
+
+REMOVED = dict.fromkeys(
+    ("source", "sources", "context_regex", "without_context"),
+    "it attributed an answer to its context, which version 0.2 no longer does: leave it out",
+)
+"""Settings of version 0.1 -> why they went."""
 
 Config = TypeVar("Config", bound="ASMIConfig")
 Check = Callable[[str, Any], None]
@@ -210,10 +215,6 @@ class ASMIConfig:
         "answer", "Text that seeds the masks: answer (prompt and answer) or prompt (prompt only).",
         ("answer", "prompt"), of="masks", key=False, shown=True,
     )  # fmt: skip
-    source: str = setting(
-        "all", "What a masked head loses: everything it reads; or, with scope response, only what "
-        "it reads from the context, or only from elsewhere.", SOURCES, of="masks",
-    )  # fmt: skip
     aggregation: str = setting(
         "mean", "How token scores become the answer's score; mean is the paper's.", AGGREGATIONS,
     )  # fmt: skip
@@ -283,15 +284,6 @@ class ASMIConfig:
             check(name, value)
             # NumPy numbers become plain ones.
             object.__setattr__(self, name, getattr(value, "tolist", lambda v=value: v)())
-        if self.source != "all" and self.scope != "response":
-            raise ValueError(
-                f"source {self.source!r} needs scope 'response' (heads masked where the answer is "
-                f"predicted), got scope {self.scope!r}"
-            )
-        if self.source != "all" and self.perturbation != "heads":
-            raise ValueError(
-                f"source {self.source!r} needs perturbation 'heads', got {self.perturbation!r}"
-            )
 
     @classmethod
     def names(cls, *of: str) -> list[str]:
@@ -312,6 +304,8 @@ class ASMIConfig:
         """The settings as a dict; TypeError if a name is unknown."""
         known = cls.names()
         for name in settings:
+            if name in REMOVED:
+                raise TypeError(f"the setting {name} was removed: {REMOVED[name]}")
             if name not in known:
                 close = get_close_matches(name, known, n=1)
                 hint = f"; did you mean {close[0]}?" if close else "."
@@ -325,7 +319,16 @@ class ASMIConfig:
 
     @classmethod
     def from_dict(cls: type[Config], content: Mapping[str, Any]) -> Config:
-        """A config from saved values; keys that are no settings are ignored."""
+        """A config from saved values; keys that are no settings are ignored.
+
+        Raises:
+            ValueError: a value out of range, or one that only version 0.1 computed.
+        """
+        if content.get("source", "all") != "all":
+            raise ValueError(
+                f"a score with source={content['source']!r} is of version 0.1, which attributed "
+                "answers to their context: score the answers again"
+            )
         return cls(**{name: content[name] for name in cls.names() if name in content})
 
     @classmethod

@@ -163,7 +163,7 @@ class Contenders:
         prefix = self._prefix()
         return torch.cat([self._suffix(prefix, mask[None]) for mask in self.masks])
 
-    def _asmi(self, scope: str, **source: Any) -> Tensor:
+    def _asmi(self, scope: str) -> Tensor:
         return subnetwork_log_probs(
             self.model,
             self.input_ids,
@@ -171,7 +171,6 @@ class Contenders:
             self.layer,
             self.masks,
             scope=scope,
-            **source,
         )
 
     def exact(self) -> Tensor:
@@ -188,11 +187,6 @@ class Contenders:
 
     def response(self) -> Tensor:
         return self._asmi("response")
-
-    def from_context(self, context: tuple[int, int] | None = None) -> Tensor:
-        """Masks remove only the context from heads: the prompt without its ends."""
-        context = context or (self.prompt_length // 10, 9 * self.prompt_length // 10 + 1)
-        return self._asmi("response", source="context", context=context)
 
     def _generate(self, **options: object) -> Tensor:
         length = len(self.input_ids) - self.prompt_length
@@ -266,7 +260,6 @@ class Contenders:
             "algorithm 1, one by one": self.algorithm_1_one_by_one() - naive,
             "exact": self.exact() - naive,
             "response": self.response() - self.naive(self.predicting),
-            "source": self.from_context((0, len(self.input_ids))) - self.naive(self.predicting),
         }
         largest = {name: difference.abs().max().item() for name, difference in differences.items()}
         tolerance = min(rounding(self.model.dtype), effect / 5)
@@ -413,7 +406,6 @@ def main(
             "ours, exact": contenders.exact,
             "ours, exact, with the check": contenders.exact_checked,
             "ours, response": contenders.response,
-            "ours, response, from the context": contenders.from_context,
             f"{SAMPLES} samples": contenders.samples,
             "greedy answer": contenders.greedy,
             "one scoring pass": contenders.scoring_pass,

@@ -133,9 +133,7 @@ def test_every_config_composes_and_names_what_exists(name):
               if stat.startswith("asmi_")}  # fmt: skip
     assert wanted <= {stat for entry in job.stat_calculators[1:] for stat in entry.stats}
     asked = job.asmi
-    assert job.save_stats == saved_stats(
-        asked.depths, asked.details, asked.sources, asked.without_context
-    )
+    assert job.save_stats == saved_stats(asked.depths, asked.details)
     assert job.batch_size == 1
     # Every generation parameter is pinned; max_new_tokens there serves estimate_uncertainty alone.
     parameters = set(GenerationParameters.__dataclass_fields__) - {"max_new_tokens"}
@@ -172,18 +170,8 @@ def test_the_paper_benchmark_has_all_methods():
 
 @pytest.mark.parametrize("group", shipped("estimators"))
 def test_every_group_of_estimators(group):
-    # A sweep's depths, and sources, are asked for by their own configs.
-    by_source = [
-        "asmi.scope=response",
-        "asmi.sources=[all,context,elsewhere]",
-        "asmi.without_context=true",
-    ]
-    own = {
-        "asmi_depth_sweep": ["asmi.depths=[0.6,0.7,0.8,0.9]"],
-        "asmi_sources": by_source,
-        "asmi_context": by_source,
-        "asmi_elsewhere": by_source,
-    }
+    # A sweep's depths are asked for by its own config.
+    own = {"asmi_depth_sweep": ["asmi.depths=[0.6,0.7,0.8,0.9]"]}
     config = composed("asmi_benchmark", f"estimators={group}", *own.get(group, []))
     names = names_of(config)
     assert len(set(names)) == len(names)

@@ -263,14 +263,6 @@ def test_every_statistic_is_told_and_exists():
     assert told == set(names.saved_stats(details=True)) - {"greedy_log_likelihoods"}
 
 
-def test_every_statistic_by_source_is_told():
-    told = {name for row in table("outputs.md", "of each source") for name in inline(row[0])}
-    plain = set(names.saved_stats())
-    every = names.saved_stats(sources=["all", "context"], without_context=True)
-    repeated = {f"{name}_context" for name in plain}
-    assert told == set(every) - plain - repeated
-
-
 @BY_PAGE
 def test_module_paths_exist(page):
     for needed in ADAPTERS.get(page, ()):

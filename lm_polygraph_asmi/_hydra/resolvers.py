@@ -3,13 +3,12 @@
 - `${asmi_path:model/asmi_causal.py}`: absolute path of a file among the shipped configs;
   LM-Polygraph needs absolute paths of scripts if a plugin found its config.
 - `${asmi_settings:}`: the settings of a score (`config.ASMIConfig`) that the node `asmi` contains;
-  `${asmi_settings:{source:context}}`: the same with other values.
+  `${asmi_settings:{depth:0.9}}`: the same with other values.
 - `${asmi_setting:num_samples}`: one setting of the node `asmi`, or its default.
 - `${asmi_calculator:}`: the settings and the other arguments of the masked-heads calculator.
 - `${asmi_stats:}`: names of the statistics that this calculator returns, for `stats`.
 - `${asmi_saved_stats:[0.6]}`: statistics at these depths that a run should save, for `save_stats`;
-  with details, sources and the prompt without the context:
-  `${asmi_saved_stats:[0.6],false,[all,context],true}`.
+  with details: `${asmi_saved_stats:[0.6],true}`.
 - `${asmi_estimators:[asmi_single_pass,asmi_sampled]}`: the entries of these groups of estimators as
   one list, baselines first; with depths, `...,[0.6,0.9]`, those of this plugin once per depth.
 - `${asmi_added:estimators,[asmi]}`: the list of this name in the config to which `+add=asmi` was
@@ -35,7 +34,7 @@ def _path(relative: str) -> str:
     return str(configs_path() / relative)
 
 
-CALCULATOR = ("depths", "sources", "without_context", "details", "context_regex", "result_cache")
+CALCULATOR = ("depths", "details", "result_cache")
 """Arguments of the masked-heads calculator besides a config."""
 RUN = (*CALCULATOR, "answers", "sampling_seed")
 """Entries of the node `asmi` that are not settings of a score."""
@@ -120,8 +119,6 @@ def _stats(*, _root_: DictConfig) -> ListConfig:
         masked_head_stats(
             settings.get("depths", (config.depth,)),
             settings.get("details", False),
-            settings.get("sources", (config.source,)),
-            settings.get("without_context", False),
         )
     )
 

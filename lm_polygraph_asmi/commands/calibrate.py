@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.rows import Row
 
 LOADING = ("model", "gguf_file", "dtype", "device_map", "chat")
-SHARED = {*LOADING, *ASMIConfig.names("masks", "score", "machine"), "max_new_tokens"} - {"source"}
+SHARED = {*LOADING, *ASMIConfig.names("masks", "score", "machine"), "max_new_tokens"}
 """Options with the same meaning as in `score`."""
 
 

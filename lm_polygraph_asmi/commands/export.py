@@ -12,7 +12,7 @@ from lm_polygraph_asmi.validation import check_new, check_writable
 
 @click.command(short_help="Save a run's scores and labels as a calibration file.")
 @click.argument("run", type=click.Path(exists=True))
-@setting_options("method", "depth", "source", "aggregation")
+@setting_options("method", "depth", "aggregation")
 @click.option("--out", required=True, type=click.Path(dir_okay=False), help="JSON file to write.")
 def export(run: str, out: str, **settings: Any) -> None:
     """Save scores and labels of RUN for `score --calibration`, without its questions and answers.

@@ -37,12 +37,6 @@ CHECKED_ROWS = 100
 @click.option("--device-map", help="Where to load the model: auto uses GPUs; default: CPU.")
 @click.option("--answer", help="Answer text to score; default: the model's greedy answer.")
 @click.option("--chat", is_flag=True, help="Apply the chat template to text prompts.")
-@click.option(
-    "--context",
-    multiple=True,
-    help="Passage in the prompt, as text or @FILE; repeat for several. Reports how much the answer "
-    "depends on each. For a .jsonl file, use the field `context` of each row instead.",
-)
 @setting_options()
 @click.option(
     "--calibration",
@@ -78,7 +72,6 @@ def score(
     device_map: str | None,
     answer: str | None,
     chat: bool,
-    context: tuple[str, ...],
     calibration: tuple[str, ...],
     out: str | None,
     result_cache: str | None,
@@ -90,7 +83,7 @@ def score(
     """Score answers to the prompts in ROWS_FILE.
 
     ROWS_FILE is a text file with one prompt; or JSON lines (.jsonl) or Parquet with `prompt`, and
-    optionally `answer`, `samples`, `context`, `offsets` and `id`, per row.
+    optionally `answer`, `samples`, `offsets` and `id`, per row.
 
     Exits with status 1 if any row fails.
     """
@@ -125,7 +118,7 @@ def score(
         number = row_count(rows_file)
         if not number:
             raise ValueError(f"{rows_file} has no rows")
-        for_one = {"--answer": answer is not None, "--context": bool(context), "--stream": stream}
+        for_one = {"--answer": answer is not None, "--stream": stream}
         if number > 1 and any(for_one.values()):
             option = next(option for option, used in for_one.items() if used)
             raise ValueError(f"{option} needs a single prompt, got {number} rows")
@@ -138,18 +131,16 @@ def score(
         if all(row.error for row in first):
             raise ValueError(f"{rows_file}, row {first[0].number}: {first[0].error}")
         row_fields: dict[str, Any] = {} if answer is None else {"answer": answer}
-        if context:
-            row_fields["context"] = list(map(_passage, context))
 
         def apply_options(content: dict[str, Any]) -> dict[str, Any]:
             return in_chat(content | row_fields) if chat else content | row_fields
 
-        config, *loaded = settled(calibration, None, explicit)
+        _, *loaded = settled(calibration, None, explicit)
         calibrations = [*filter(None, loaded)]
-        if stream and (answer is not None or context or out):
-            raise ValueError("--stream needs a prompt without --answer, --context or --out")
+        if stream and (answer is not None or out):
+            raise ValueError("--stream needs a prompt without --answer or --out")
         if stream:
-            check_streamed({"source": config.source} | explicit)
+            check_streamed(explicit)
         from lm_polygraph_asmi.scoring.loading import load  # imports torch: after all checks
 
         if out:  # until the command ends, so that a second one stops before it loads a model
@@ -317,10 +308,3 @@ def check_files(rows_file: str, out: str | None, html: str | None) -> None:
         raise ValueError(f"expected --html with the name of an .html file, got {html}")
     if out:
         check_out(rows_file, out)
-
-
-def _passage(text: str) -> str:
-    """A passage: the text itself, or the content of @FILE."""
-    if not text.startswith("@"):
-        return text
-    return Path(text[1:]).read_text(encoding="utf-8").removesuffix("\n")

@@ -1,4 +1,4 @@
-"""Three ASMI estimators and four baselines, one file each, so that configs can name the module.
+"""Three ASMI estimators and a baseline, one file each, so that configs can name the module.
 
 The examples use these statistics of one answer of two tokens, as the calculators return them:
 

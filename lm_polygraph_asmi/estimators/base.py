@@ -58,12 +58,6 @@ class MaskedHeadsEstimator(Estimator):
     def __init__(
         self, config: ASMIConfig | None = None, *, level: str = "sequence", **settings: Any
     ) -> None:
-        source = settings.get("source", "all")
-        if not isinstance(source, str):
-            raise ValueError(
-                f"expected one source per estimator, got {source!r}: name one estimator for each, "
-                "as the group asmi_sources does"
-            )
         if self.method is not None:
             settings |= {"method": self.method}
         self.config = with_scale((config or ASMIConfig()).replace(**settings))
@@ -76,7 +70,7 @@ class MaskedHeadsEstimator(Estimator):
         return [*map(self._name, ("asmi_mi", "asmi_settings")), "asmi_closing"]
 
     def _name(self, statistic: str) -> str:
-        return at_depth(statistic, self.config.depth, self.config.source)
+        return at_depth(statistic, self.config.depth)
 
     def __str__(self) -> str:
         """Name in tables and saved runs: depth, K, and all settings that are not the default."""
@@ -142,16 +136,3 @@ class MaskedHeadsEstimator(Estimator):
     @abstractmethod
     def _token_scores(self, stats: dict[str, Any]) -> list[np.ndarray]:
         """Per-token scores (T,) of each example, in nats."""
-
-
-class SourceEstimator(MaskedHeadsEstimator):
-    """Mean over tokens of a statistic of one source, computed along with the masked passes.
-
-    Raises:
-        ValueError: source "all"; or as `MaskedHeadsEstimator`.
-    """
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        if self.config.source == "all":
-            raise ValueError(f"{self.symbol} expected a source such as 'context', got 'all'")

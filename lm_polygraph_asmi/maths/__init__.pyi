@@ -8,7 +8,6 @@ from .information import disagreement as disagreement
 from .information import divergence as divergence
 from .information import mask_weights as mask_weights
 from .information import mutual_information as mutual_information
-from .information import source_share as source_share
 from .masks import example_masks as example_masks
 from .masks import example_seed as example_seed
 from .masks import mask_seed as mask_seed

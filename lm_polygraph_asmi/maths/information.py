@@ -118,25 +118,3 @@ def divergence(
     log_p, log_q = log_p.double(), log_q.double()
     log_ratio = torch.where(log_p == -math.inf, 0.0, log_p - log_q)  # 0 log 0 = 0
     return (log_p.exp() * log_ratio).sum(-1).clamp_min(0)
-
-
-NO_INFORMATION = 1e-7
-"""MI_t up to this many nats is rounding."""
-
-
-def source_share(part: Float[Tensor, " T"], total: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
-    """MI_t under masks of one source, divided by MI_t under masks of all sources; >= 0.
-
-    The ratios of several sources need not add up to one, and one may exceed one where sources
-    cancel. 0 where MI_t under masks of all sources is only rounding.
-
-    Args:
-        part: MI_t under masks of one source, nats.
-        total: MI_t under masks of all sources, nats.
-
-    Example:
-        >>> context, everything = torch.tensor([0.25, 0.0]), torch.tensor([0.5, 0.0])  # nats
-        >>> source_share(context, everything).tolist()
-        [0.5, 0.0]
-    """
-    return torch.where(total > NO_INFORMATION, part / total.clamp_min(NO_INFORMATION), 0.0)

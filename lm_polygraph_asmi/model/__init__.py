@@ -28,17 +28,10 @@ from lm_polygraph_asmi.model.perturbation import (
     Perturbation,
     check_condition,
     perturbed_layer,
-    without_part,
 )
 from lm_polygraph_asmi.model.readout import readout
 from lm_polygraph_asmi.model.responses import response_embeddings
 from lm_polygraph_asmi.model.session import attention_of, scoring_session
-from lm_polygraph_asmi.model.sources import (
-    HeadPart,
-    check_spans,
-    head_parts,
-    sum_parts,
-)
 from lm_polygraph_asmi.model.stepwise import StreamState, steps_of
 from lm_polygraph_asmi.model.structure import Structure, plain_model, structure_of
 from lm_polygraph_asmi.model.subnetworks import (
@@ -56,7 +49,6 @@ from lm_polygraph_asmi.model.unmasked import (
 
 __all__ = [
     "Depth",
-    "HeadPart",
     "Perturbation",
     "PrefixCache",
     "StreamState",
@@ -66,9 +58,7 @@ __all__ = [
     "attention_of",
     "check_condition",
     "check_scope_runs",
-    "check_spans",
     "check_unmasked",
-    "head_parts",
     "layer_at",
     "model_lock",
     "model_state",
@@ -86,8 +76,6 @@ __all__ = [
     "steps_of",
     "structure_of",
     "subnetwork_log_probs",
-    "sum_parts",
     "target_layer",
     "unembedding",
-    "without_part",
 ]

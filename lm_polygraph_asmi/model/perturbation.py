@@ -146,27 +146,6 @@ def without_heads(heads: Float[Tensor, "_ n W"], at: Masking) -> Float[Tensor, "
     return heads * _by_head(heads, at.masks)
 
 
-def without_part(part: Float[Tensor, "T W"]) -> Edit:
-    """A masked head loses a part of its output at the T predicting positions, see `sources`.
-
-    Example:
-        >>> from lm_polygraph_asmi.model import run_subnetworks, run_unmasked, scoring_session
-        >>> from lm_polygraph_asmi.model import head_parts
-        >>> with scoring_session(model):
-        ...     unmasked = run_unmasked(model, ids, 6, [2], "response")
-        ...     context, _ = head_parts(model, unmasked, 2, [(1, 4)])
-        ...     change = Perturbation(edit=without_part(context.heads))
-        ...     run_subnetworks(model, unmasked, 2, masks, change=change).hidden.shape
-        torch.Size([2, 2, 16])
-    """
-
-    def edit(heads: Float[Tensor, "_ n W"], at: Masking) -> Float[Tensor, "B n W"]:
-        masked = 1 - _by_head(heads, at.masks)
-        return heads - masked * part.to(heads)[at.positions - at.unmasked.predicting.start]
-
-    return edit
-
-
 def without_groups(values: Float[Tensor, "_ n W"], at: Masking) -> Float[Tensor, "B n W"]:
     """Masked groups of channels are zero: as many channels as in a head, drawn from all of them."""
     return values * at.kept(values)

@@ -1,8 +1,7 @@
 """The subnetworks of an example: every distinct mask runs once, in chunks that fit into memory."""
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -14,15 +13,9 @@ from lm_polygraph_asmi.model.check import check_unmasked, select_strategy
 from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.layers import context_window, num_heads
 from lm_polygraph_asmi.model.memory import default_budget, in_chunks, largest_chunk
-from lm_polygraph_asmi.model.perturbation import (
-    WITHOUT_HEADS,
-    Perturbation,
-    check_condition,
-    without_part,
-)
+from lm_polygraph_asmi.model.perturbation import WITHOUT_HEADS, Perturbation, check_condition
 from lm_polygraph_asmi.model.readout import readout
 from lm_polygraph_asmi.model.session import scoring_session
-from lm_polygraph_asmi.model.sources import check_spans, head_parts, sum_parts
 from lm_polygraph_asmi.model.structure import plain_model
 from lm_polygraph_asmi.model.suffix import Strategy, run_suffix, strategies
 from lm_polygraph_asmi.model.unmasked import UnmaskedPass, run_unmasked
@@ -53,20 +46,12 @@ class Subnetworks:
         ...     subnetworks = run_subnetworks(model, unmasked, 2, masks)
         >>> isinstance(subnetworks, Subnetworks), subnetworks.index
         (True, tensor([1, 0, 0]))
-        >>> subnetworks.first(1).counts
-        tensor([1.])
     """
 
     hidden: Float[Tensor, "distinct T D"]
     counts: Float[Tensor, " distinct"]
     index: Int[Tensor, " S"]
     check_seconds: float = 0.0
-
-    def first(self, masks: int) -> "Subnetworks":
-        """Those of the first `masks` drawn masks, as if no others had been drawn."""
-        rows, index = self.index[:masks].unique(return_inverse=True)
-        counts = index.bincount(minlength=len(rows)).float()
-        return Subnetworks(self.hidden[rows], counts, index, self.check_seconds)
 
 
 def masks_per_pass(
@@ -169,8 +154,6 @@ def subnetwork_log_probs(
     masks: Shaped[Tensor, "S H"],
     *,
     scope: str = "all",
-    source: str = "all",
-    context: Sequence[int] | Sequence[Sequence[int]] | None = None,
     change: Perturbation = WITHOUT_HEADS,
     attention: str | None = None,
     memory_budget: int | None = None,
@@ -192,19 +175,14 @@ def subnetwork_log_probs(
         layer: index of the masked layer, from 0; see `target_layer`.
         masks: 1 keeps a query head, 0 masks it.
         scope: positions at which heads are masked, "all" or "response".
-        source: what a masked head loses: "all" of its output, or only the part that comes from
-            tokens of the "context" or from "elsewhere" (both need scope "response").
-        context: token positions of the context, (start, end) with the end excluded, or a list of
-            these; not needed for the source "all".
         change: what a mask changes in the layer, see `perturbation`.
         attention: attention implementation of all passes; by default the model's own.
         memory_budget: bytes, see `run_subnetworks`.
 
     Raises:
-        TypeError: the heads cannot be masked or split by source, or the layer lacks what the
-            perturbation changes; the message gives the reason.
-        RuntimeError: the self-check failed (see `check`), or the parts of head outputs do not add
-            up (see `sources`).
+        TypeError: the heads cannot be masked, or the layer lacks what the perturbation changes; the
+            message gives the reason.
+        RuntimeError: the self-check failed (see `check`).
         ValueError: an argument out of range; the message says which.
         FloatingPointError: NaN or infinite logits.
 
@@ -217,17 +195,9 @@ def subnetwork_log_probs(
         True
     """
     model = plain_model(model)
-    ASMIConfig(
-        scope=scope, source=source, perturbation=change.condition
-    )  # raises for invalid values
-    needs_context = source != "all" or context is not None
-    spans = check_spans(context, len(input_ids)) if needs_context else []
+    ASMIConfig(scope=scope, perturbation=change.condition)  # raises for invalid values
     with scoring_session(model, attention):
         unmasked = run_unmasked(model, input_ids, prompt_length, [layer], scope)
-        if source != "all":
-            *context_parts, elsewhere = head_parts(model, unmasked, layer, spans)
-            part = sum_parts(context_parts) if source == "context" else elsewhere
-            change = replace(change, edit=without_part(part.heads))
         subnetworks = run_subnetworks(model, unmasked, layer, masks, memory_budget, change)
         hidden = subnetworks.hidden
         vocabulary = model.config.get_text_config().vocab_size

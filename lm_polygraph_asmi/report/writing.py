@@ -9,7 +9,7 @@ from lm_polygraph_asmi.report.figures import save
 from lm_polygraph_asmi.report.item import MissingItem, ReportItem, escape
 from lm_polygraph_asmi.report.items import every_report_item, findings
 from lm_polygraph_asmi.report.latex import latex_tables
-from lm_polygraph_asmi.results.names import masked_layer, masked_where, perturbed_by
+from lm_polygraph_asmi.results.names import masked_layer, perturbed_by
 from lm_polygraph_asmi.results.run_groups import RunGroup
 
 SYMBOLS = (
@@ -116,7 +116,7 @@ def _source(p: dict[str, Any]) -> str:
             f"ASMI at depth {used['depth']:.1%}: {masked_layer(used)}, "
             f"H = {used['num_heads']}, p = {used['mask_rate']}, S = {used['num_masks']}, "
             f"K = {used['top_k']}, {used['mask_sampler']} masks, "
-            + ", ".join([f"scope {masked_where(used)}", *perturbed_by(used)])
+            + ", ".join([f"scope {used['scope']}", *perturbed_by(used)])
             for used in run["asmi"]
         ]
     releases = ", ".join(f"{name} {release}" for name, release in p["packages"].items())

@@ -1,9 +1,8 @@
 """Names of the statistics that the plugin adds to LM-Polygraph, and their settings.
 
 The name of a statistic of a masked layer ends in its depth, `asmi_mi_d60`, so that a run can have
-several depths. If masks removed only what comes from a source, the source follows:
-`asmi_mi_d60_context`. Each is a list with one entry per example, for `save_stats`: a short NumPy
-array, a number or (the settings) a dictionary of plain values.
+several depths. Each is a list with one entry per example, for `save_stats`: a short NumPy array, a
+number or (the settings) a dictionary of plain values.
 """
 
 from collections.abc import Iterable, Mapping
@@ -41,21 +40,6 @@ PER_DEPTH = {
     "asmi_settings": "settings in use, a dictionary; see `Settings`",
 }
 
-PER_SOURCE = {
-    "asmi_source_attention": "(T,) attention on the source's tokens, mean over heads, in [0, 1]",
-    "asmi_source_kl": "(T,) KL(p without the source in any head || unmasked p), nats",
-}
-"""In addition to `PER_DEPTH`, if masks remove only what comes from a source."""
-
-WITHOUT_CONTEXT = {
-    "asmi_without_context_kl": "(T,) KL(p without the context's tokens || unmasked p), nats",
-    "asmi_without_context_seconds": "seconds spent on `asmi_without_context_kl`",
-}
-"""On request, if there is a context; independent of depth and masks."""
-
-SHARE = {"asmi_source_share": "(T,) MI_t of the source over MI_t of all; 0 where there is no MI_t"}
-"""In addition, if both were scored. Shares of several sources need not sum to 1."""
-
 ON_REQUEST = {
     "asmi_masks": "(S, H) head masks, 1 = kept",
     "asmi_kl": "(S, T) KL of each subnetwork to the mean, nats",
@@ -87,35 +71,17 @@ def depth_label(depth: float) -> str:
     return f"d{round(100 * depth, 6):g}"
 
 
-def at_depth(name: str, depth: float, source: str = "all") -> str:
-    """Full name of a depth-dependent statistic: ("asmi_mi", 0.6) -> "asmi_mi_d60".
-
-    With a source, ("asmi_mi", 0.6, "context") -> "asmi_mi_d60_context"; "all" adds nothing.
-    """
-    full_name = f"{name}_{depth_label(depth)}"
-    return full_name if source == "all" else f"{full_name}_{source}"
-
-
-def passage(number: int) -> str:
-    """Name of the source that is one passage of the context, from 0."""
-    return f"passage{number}"
+def at_depth(name: str, depth: float) -> str:
+    """Full name of a depth-dependent statistic: ("asmi_mi", 0.6) -> "asmi_mi_d60"."""
+    return f"{name}_{depth_label(depth)}"
 
 
 def masked_head_stats(
-    depths: Iterable[float] = (ASMIConfig.depth,),
-    details: bool = False,
-    sources: Iterable[str] = (ASMIConfig.source,),
-    without_context: bool = False,
+    depths: Iterable[float] = (ASMIConfig.depth,), details: bool = False
 ) -> list[str]:
     """Every statistic of the masked-heads calculator, for `stats:` and `save_stats:`."""
-    names = {**PER_DEPTH, **(ON_REQUEST if details else {})}
-    stats = [*DEPTH_FREE, *(WITHOUT_CONTEXT if without_context else {})]
-    sources = tuple(sources)
-    for depth in depths:
-        for source in sources:
-            extra = {} if source == "all" else {**PER_SOURCE, **(SHARE if "all" in sources else {})}
-            stats += [at_depth(name, depth, source) for name in [*names, *extra]]
-    return stats
+    names = [*PER_DEPTH, *(ON_REQUEST if details else {})]
+    return [*DEPTH_FREE, *(at_depth(name, depth) for depth in depths for name in names)]
 
 
 def saved_stats(*args: Any, **kwargs: Any) -> list[str]:
@@ -135,7 +101,6 @@ class Settings:
 
     Attributes:
         config: with the S, p and attention implementation used.
-        source: source of what masks remove; for several passages, "passage0" and so on.
         layer: index of the masked layer, from 0.
         num_layers: number of layers, L.
         num_heads: H, query heads.
@@ -143,7 +108,6 @@ class Settings:
     """
 
     config: ASMIConfig
-    source: str
     layer: int
     num_layers: int
     num_heads: int
@@ -160,12 +124,6 @@ def masked_layer(used: Mapping[str, Any]) -> str:
     text = f"layer {used['layer']} of {used['num_layers']}"
     requested = used["requested_layer"]
     return text if requested is None else f"{text} (layer {requested} has no heads)"
-
-
-def masked_where(used: Mapping[str, Any]) -> str:
-    """Scope and source of saved settings, in words."""
-    source = used["source"]
-    return str(used["scope"]) if source == "all" else f"{used['scope']}, source {source}"
 
 
 def perturbed_by(used: Mapping[str, Any]) -> list[str]:

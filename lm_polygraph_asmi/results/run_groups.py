@@ -266,7 +266,7 @@ class RunGroup:
     @cached_property
     def source(self) -> Run | None:
         """The run of the operating variants; token statistics are from it."""
-        statistic = at_depth("asmi_settings", self.depth, self._operating.source)
+        statistic = at_depth("asmi_settings", self.depth)
         method = next(iter(self.variants.values()), None)
         for run in self.runs:
             if (method in run.scores) if method else bool(run.stats.get(statistic)):
@@ -277,7 +277,7 @@ class RunGroup:
         """A statistic of the rows in use; of the masked layer from `source`, else any run."""
         if not at_operating_depth:
             return self._saved_in(self.runs, name)
-        name = at_depth(name, self.depth, self._operating.source)
+        name = at_depth(name, self.depth)
         return self._saved_in([self.source] if self.source else [], name)
 
     def _saved_in(self, runs: Iterable[Run], name: str) -> list[Any] | None:
@@ -343,9 +343,8 @@ class RunGroup:
 
         All tokens, including the closing one.
         """
-        config = self.methods.get(method, ASMIConfig())
         runs = [run for run in self.runs if method in run.scores]
-        saved = self._saved_in(runs, at_depth("asmi_mi", self.depth, config.source))
+        saved = self._saved_in(runs, at_depth("asmi_mi", self.depth))
         return saved and [np.asarray(values, dtype=float) for values in saved]
 
     def tokens(self, name: str, at_operating_depth: bool = False) -> list[np.ndarray] | None:

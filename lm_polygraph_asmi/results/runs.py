@@ -1,6 +1,7 @@
 """A saved LM-Polygraph run as plain tables."""
 
 import io
+import logging
 import pickle
 import re
 import zipfile
@@ -21,6 +22,8 @@ from lm_polygraph_asmi.results.manifest import (
     read_manifest,
     run_command,
 )
+
+log = logging.getLogger("lm_polygraph")
 
 RIGHT = 0.5
 """Quality from which an answer counts as right, as in the paper."""
@@ -217,6 +220,13 @@ def load_run(path: str | Path, partial: bool = False) -> Run:
                 "rows": rows | {n: rows.get(n, [])[:complete] for n in ("ids", "clusters")}
             }
     scores, quality = (pd.DataFrame(tables[part]) for part in ("estimations", "gen_metrics"))
+    older = [name for name, of in described.items() if of.get("source", "all") != "all"]
+    if older:
+        log.warning(
+            "%s: ignoring scores that only version 0.1 computes: %s", file, ", ".join(older)
+        )
+        scores = scores.drop(columns=older, errors="ignore")
+        described = {name: of for name, of in described.items() if name not in older}
     run = Run(file, scores, quality, stats, manifest, described, planned)
     if run.stopped_early and not partial:
         raise ValueError(f"{file} {run.stopped_early}. `results` and `report` show what it has")

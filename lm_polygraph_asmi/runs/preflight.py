@@ -20,7 +20,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.host.configs import container
-from lm_polygraph_asmi.host.context import NO_CONTEXT, unmatched
 from lm_polygraph_asmi.host.quality import METRICS
 from lm_polygraph_asmi.results.manifest import NAMED, dropped_text, model_of
 from lm_polygraph_asmi.results.runs import manager_files
@@ -248,7 +247,6 @@ def check_data(config: DictConfig) -> Iterator[Finding]:
         yield Finding(str(error), fatal=True)
         return
     yield from _check_usable(config, rows)
-    yield from _check_context(config)
     splits = Path(str(config.dataset)) / "dataset_dict.json"
     if not _is_built(config) and config.get("load_from_disk") and splits.is_file():
         yield Finding(
@@ -315,34 +313,6 @@ def dropped_rows(config: DictConfig) -> dict[str, str]:
     if not _is_built(config):
         return {}
     return cast(dict[str, str], json.loads((rows_folder(config) / DROPPED).read_text()))
-
-
-def _check_context(config: DictConfig) -> Iterator[Finding]:
-    """Whether each prompt has the context that masks with a source need."""
-    sources = OmegaConf.select(config, "asmi.sources", default=["all"])
-    without = OmegaConf.select(config, "asmi.without_context")
-    regex = OmegaConf.select(config, "asmi.context_regex")
-    if list(sources) == ["all"] and not without:
-        return
-    if not regex:
-        yield Finding(NO_CONTEXT, fatal=True)
-        return
-    try:
-        if not _is_built(config):
-            return
-        rows = load_from_disk(rows_folder(config))
-        unmatched_ids = unmatched(regex, zip(rows["id"], rows["input"], strict=True))
-    except ValueError as error:
-        yield Finding(str(error), fatal=True)
-        return
-    if unmatched_ids:
-        more = f" and {len(unmatched_ids) - NAMED} more" if len(unmatched_ids) > NAMED else ""
-        yield Finding(
-            f"data.context_regex {regex!r} finds no context in {len(unmatched_ids)} of {len(rows)} "
-            f"rows: {', '.join(unmatched_ids[:NAMED])}{more}. Correct it, or set "
-            "asmi.sources=[all]",
-            fatal=True,
-        )
 
 
 def rows_of(config: DictConfig) -> list[Row]:

@@ -26,7 +26,7 @@ HINTS = {
     "single row: the quality metric gave NaN for the other, as ROUGE does if the gold answer has "
     "no words. With more than two rows this is unlikely",
     r"Cant find stat calculator for: asmi_": "add `- stat_calculators: asmi` to the defaults list, "
-    "and set asmi.depths, sources and without_context to what the estimators read",
+    "and set asmi.depths to what the estimators read",
     r"Cant find stat calculator": "stat_calculators needs `auto`, or an entry that lists it",
     r"len\(expected_tokens\) == 1": "PTrue needs 'True' to be one token, but the model's tokenizer "
     "splits it; leave out PTrue and PTrueSampling",

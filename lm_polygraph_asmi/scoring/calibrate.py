@@ -460,7 +460,7 @@ def calibrate_run(
     run = Calibration.from_run(
         path,
         metric,
-        **{n: getattr(scorer.config, n) for n in ("method", "depth", "source", "aggregation")},
+        **{n: getattr(scorer.config, n) for n in ("method", "depth", "aggregation")},
     )
     (group,) = load_run_groups([path], metric, scorer.config.depth)
     group = of_config(group, run.config)

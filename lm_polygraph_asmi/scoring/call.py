@@ -25,7 +25,6 @@ def score(
     tokenizer: PreTrainedTokenizerBase | None = None,
     config: ASMIConfig | None = None,
     samples: Sequence[Answer] | None = None,
-    context: Any = None,
     calibration: CalibrationLike = None,
     **settings: Any,
 ) -> Score:
@@ -47,10 +46,6 @@ def score(
         config: settings; None: those of the calibration, or the defaults.
         samples: method "adapt" only: sampled answers (texts or token ids). None: `num_samples` are
             sampled at temperature 0.5; they depend only on prompt and `seed`.
-        context: the passage, or list of passages, that should support the answer; adds the share
-            of each (`Score.sources`). A passage is a text that occurs once in the prompt, or its
-            character offsets (start, end); in a chat also the index of a message, or (message,
-            part).
         calibration: labelled answers to interpret the score: a `Calibration`, a saved one, or a
             finished run (manager file or folder). Or labelled rows, which calibrate `spans`
             (`Calibration.from_spans`). Or a list of one of each. It sets all settings left out.
@@ -80,7 +75,7 @@ def score(
     """
     parse_request(prompt, answer)  # errors are raised before a model is loaded
     scorer = Scorer(model, config, tokenizer=tokenizer, calibration=calibration, **settings)
-    return scorer.score(prompt, answer, samples, context)
+    return scorer.score(prompt, answer, samples)
 
 
 def stream(
@@ -103,8 +98,7 @@ def stream(
 
     Args:
         model, prompt, tokenizer, config, calibration: as for `score`.
-        **settings: as for `score`, except `scope` and `seeded_by`, which are fixed, and `source`,
-            which needs the finished answer.
+        **settings: as for `score`, except `scope` and `seeded_by`, which are fixed.
 
     Returns:
         A `Stream` of `Token` (nats, higher = more fragile); its `result` is the `Score` of the

@@ -7,7 +7,7 @@ whose runner calls it through `stat_calculators.masked_heads`; `score` calls it 
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -21,7 +21,6 @@ from transformers import PreTrainedModel
 from lm_polygraph_asmi import maths
 from lm_polygraph_asmi.config import ASMIConfig, check_fits
 from lm_polygraph_asmi.model import (
-    HeadPart,
     Perturbation,
     PrefixCache,
     StreamState,
@@ -30,9 +29,7 @@ from lm_polygraph_asmi.model import (
     attention_of,
     check_condition,
     check_scope_runs,
-    check_spans,
     check_unmasked,
-    head_parts,
     layer_at,
     num_heads,
     num_layers,
@@ -43,21 +40,16 @@ from lm_polygraph_asmi.model import (
     scoring_session,
     state_in_session,
     steps_of,
-    sum_parts,
     unembedding,
-    without_part,
 )
 from lm_polygraph_asmi.model.memory import default_budget, in_chunks, reduction_bytes
 from lm_polygraph_asmi.model.readout import widens
 from lm_polygraph_asmi.results.cache import ModelKeys, ResultCache
-from lm_polygraph_asmi.results.names import CANDIDATES, COVERAGE_AT, Settings, at_depth, passage
+from lm_polygraph_asmi.results.names import CANDIDATES, COVERAGE_AT, Settings, at_depth
 from lm_polygraph_asmi.results.scales import with_scale
 
 log = logging.getLogger("lm_polygraph")
 T = TypeVar("T")
-
-Context = Sequence[tuple[int, int]]
-"""(start, end) token spans of the prompt that should support the answer."""
 
 NO_EVIDENCE = 1.0
 """div(x) if fewer than two responses are non-empty: as for unrelated responses.
@@ -97,8 +89,6 @@ class Engine:
     Args:
         config: settings of masks, attention and memory; others are ignored.
         depths: relative depths of the masked layers, each in (0, 1); None: the config's.
-        sources: which part of a masked head is removed, with the same masks; None: the config's.
-        without_context: also run the model on the prompt without the context's tokens.
         details: also return masks, per-mask KL and the top candidates.
         result_cache: folder that stores results and is searched before any pass
             (`results.cache.ResultCache`); None: no cache.
@@ -114,8 +104,6 @@ class Engine:
         config: ASMIConfig | None = None,
         *,
         depths: Sequence[float] | float | None = None,
-        sources: Sequence[str] | None = None,
-        without_context: bool = False,
         details: bool = False,
         result_cache: str | None = None,
         **settings: Any,
@@ -125,18 +113,14 @@ class Engine:
         self.depths = tuple(several) if isinstance(several, Sequence) else (several,)
         if not self.depths:
             raise ValueError("expected at least one depth, such as [0.6], got none")
-        self.sources = (config.source,) if sources is None else tuple(sources)
-        if not self.sources or len(set(self.sources)) < len(self.sources):
-            raise ValueError(f"expected each source once, got {sources!r}")
         for depth in self.depths:
-            for source in self.sources:
-                config.replace(depth=depth, source=source)  # raises if out of range
+            config.replace(depth=depth)  # raises if out of range
         self.config = with_scale(config, self.depths)
-        self.without_context, self.details = without_context, details
+        self.details = details
         self.result_cache = ResultCache(result_cache)
         self._keys = ModelKeys()
 
-    def settings(self, model: PreTrainedModel, depth: float, source: str = "all") -> Settings:
+    def settings(self, model: PreTrainedModel, depth: float) -> Settings:
         """Settings on this model, with derived values."""
         target, config = layer_at(model, depth), self.config
         heads = num_heads(model, target.layer)
@@ -144,7 +128,6 @@ class Engine:
         attention = config.attention or attention_of(model)
         return Settings(
             config.replace(depth=depth, attention=attention, **operating_point._asdict()),
-            source=source,
             layer=target.layer,
             num_layers=num_layers(model),
             num_heads=heads,
@@ -179,8 +162,6 @@ class Engine:
         model: PreTrainedModel,
         prompt: Tensor,
         response: Sequence[int],
-        context: Context | None = None,
-        passages: bool = False,
         prefix_cache: PrefixCache | None = None,
         draft: Draft | None = None,
     ) -> dict[str, Any]:
@@ -193,21 +174,16 @@ class Engine:
             model: a causal language model whose heads can be masked.
             prompt: (P,) token ids, unpadded.
             response: (T,) token ids.
-            context: token spans of the context, for sources other than "all".
-            passages: also score each span as a source, "passage0", "passage1", ...
             prefix_cache: keys and values of a sequence with the same prefix (the answer's
                 generation, or the row before); used if `remembers`.
             draft: unmasked pass of `draft`, used if at most the last token is another.
 
         Raises:
-            ValueError: empty response, text longer than the context window, or no context.
+            ValueError: empty response, or text longer than the context window.
             FloatingPointError: NaN or infinite logits.
         """
-        reused = None if passages else prefix_cache
         return self._reusing(
-            model,
-            reused,
-            lambda cache: self._score(model, prompt, response, context, passages, cache, draft),
+            model, prefix_cache, lambda cache: self._score(model, prompt, response, cache, draft)
         )
 
     def draft(
@@ -277,33 +253,21 @@ class Engine:
     def prompt_is_shared(self) -> bool:
         """Whether all masks share the prompt's keys and values and need nothing else of it.
 
-        False for sources and for perturbation controls, which may read the prompt's heads.
+        False for perturbation controls, which may read the prompt's heads.
         """
-        in_response = self.config.scope == "response" and self.config.perturbation == "heads"
-        return in_response and not self.needs_context
+        return self.config.scope == "response" and self.config.perturbation == "heads"
 
     def _score(
         self,
         model: PreTrainedModel,
         prompt: Tensor,
         response: Sequence[int],
-        context: Context | None,
-        passages: bool,
         prefix_cache: PrefixCache | None = None,
         draft: Draft | None = None,
     ) -> dict[str, Any]:
         scored = _joined(prompt, response)
         check_fits(self.config.top_k, model.config.get_text_config().vocab_size)
-        sources, spans = self.sources, None
-        if passages or self.needs_context:
-            spans = check_spans(context, len(scored))
-            if passages:
-                sources += tuple(map(passage, range(len(spans))))
-        parts_of = {
-            (depth, source): self.settings(model, depth, source)
-            for depth in self.depths
-            for source in sources
-        }
+        parts_of = {depth: self.settings(model, depth) for depth in self.depths}
         answer_key = self._model_key(model) | {
             "input_ids": scored.tolist(),
             "prompt_length": len(prompt),
@@ -311,52 +275,32 @@ class Engine:
             "attention": self.config.attention or attention_of(model),
         }
         keys = {
-            part: answer_key
-            | part_settings.to_dict()
-            | {"details": self.details}
-            | ({} if part_settings.source == "all" else {"context": spans})
-            for part, part_settings in parts_of.items()
+            depth: answer_key | part_settings.to_dict() | {"details": self.details}
+            for depth, part_settings in parts_of.items()
         }
         example = self.result_cache.get(answer_key)
-        cached = {part: self.result_cache.get(key) for part, key in keys.items()}
-        parts = {part: stats for part, stats in cached.items() if stats is not None}
-        missing = [part for part in parts_of if part not in parts]
-        shorter_key = answer_key | {"without": spans}
-        shorter = self.result_cache.get(shorter_key) if self.without_context else {}
-        if example is None or missing or shorter is None:
-            layers = [parts_of[part].layer for part in missing or parts_of]
+        cached = {depth: self.result_cache.get(key) for depth, key in keys.items()}
+        parts = {depth: stats for depth, stats in cached.items() if stats is not None}
+        missing = [depth for depth in parts_of if depth not in parts]
+        if example is None or missing:
+            layers = [parts_of[depth].layer for depth in missing or parts_of]
             unmasked, example = self._score_unmasked(
                 model, scored, len(prompt), layers, prefix_cache, draft
             )
             if not missing:
                 check_unmasked(model, unmasked)
-            split: dict[int, list[HeadPart]] = {}
-            for part in missing:
-                part_settings = parts_of[part]
-                parts[part] = self._score_part(model, unmasked, part_settings, spans, split)
-                self.result_cache.put(keys[part], parts[part])
+            for depth in missing:
+                parts[depth] = self._score_part(model, unmasked, parts_of[depth])
+                self.result_cache.put(keys[depth], parts[depth])
             self.result_cache.put(answer_key, example)  # after its check
-            if shorter is None:
-                assert spans is not None
-                shorter = self._without_context(model, unmasked, spans)
-                self.result_cache.put(shorter_key, shorter)
         seconds = example["asmi_seconds"] + sum(part["asmi_seconds"] for part in parts.values())
-        for (depth, source), part in parts.items():
+        for depth, part in parts.items():
             stats = {n: v for n, v in part.items() if n != "asmi_seconds"}
-            if source != "all" and "all" in sources:
-                stats["asmi_source_share"] = maths.source_share(
-                    *(torch.from_numpy(parts[depth, name]["asmi_mi"]) for name in (source, "all"))
-                ).numpy()
-            example |= {at_depth(name, depth, source): value for name, value in stats.items()}
-        computed = {depth for depth, _ in missing}
-        return (
-            example
-            | (shorter or {})
-            | {
-                "asmi_seconds": seconds,
-                "asmi_reused_depths": sum(depth not in computed for depth in self.depths),
-            }
-        )
+            example |= {at_depth(name, depth): value for name, value in stats.items()}
+        return example | {
+            "asmi_seconds": seconds,
+            "asmi_reused_depths": len(self.depths) - len(missing),
+        }
 
     def _score_unmasked(
         self,
@@ -397,46 +341,21 @@ class Engine:
         )
 
     def _score_part(
-        self,
-        model: PreTrainedModel,
-        unmasked: UnmaskedPass,
-        settings: Settings,
-        spans: Context | None,
-        split: dict[int, list[HeadPart]],
+        self, model: PreTrainedModel, unmasked: UnmaskedPass, settings: Settings
     ) -> dict[str, Any]:
-        """Statistics of one depth and source.
-
-        Args:
-            split: layer -> parts of its heads; filled in here.
-        """
+        """Statistics of one depth."""
         start = time.perf_counter()
         tokens = unmasked.input_ids[: self._seed_length(unmasked.prompt_length)].tolist()
         seed, masks = _masks(settings, tokens)
-        perturbation, layer = _perturbation(settings), settings.layer
-        source_stats: dict[str, np.ndarray] = {}
-        budget = self.config.memory_budget
-        if settings.source == "all":
-            subnetworks = run_subnetworks(model, unmasked, layer, masks, budget, perturbation)
-        else:
-            assert spans is not None
-            if layer not in split:
-                split[layer] = head_parts(model, unmasked, layer, spans)
-            part = _from_source(split[layer], settings.source)
-            perturbation = replace(perturbation, edit=without_part(part.heads))
-            # One more row: no head has this source.
-            extended = torch.cat([masks, torch.zeros_like(masks[:1])])
-            passes = run_subnetworks(model, unmasked, layer, extended, budget, perturbation)
-            subnetworks = passes.first(len(masks))
-            source_stats = {
-                "asmi_source_attention": _numpy(part.attention.double().mean(0)),
-                "asmi_source_kl": self._source_kl(model, unmasked, passes.hidden[passes.index[-1]]),
-            }
+        subnetworks = run_subnetworks(
+            model, unmasked, settings.layer, masks, self.config.memory_budget,
+            _perturbation(settings),
+        )  # fmt: skip
         stats = self._reduced(model, subnetworks, settings)
         if self.details:
             stats["asmi_masks"] = masks.to(torch.bool).numpy()
         return {
             **stats,
-            **source_stats,
             "asmi_mask_seed": seed,
             "asmi_settings": settings.to_dict(),
             "asmi_seconds": time.perf_counter() - start - subnetworks.check_seconds,
@@ -455,11 +374,10 @@ class Engine:
             NotImplementedError, RuntimeError: see `steps_of`.
             ValueError: settings that need the finished answer.
         """
-        actual = (self.config.scope, self.config.seeded_by, self.sources)
-        if actual != ("response", "prompt", ("all",)):
+        actual = (self.config.scope, self.config.seeded_by)
+        if actual != ("response", "prompt"):
             raise ValueError(
-                "streaming: expected scope 'response', seeded_by 'prompt' and source 'all', got "
-                f"{actual}"
+                f"streaming: expected scope 'response' and seeded_by 'prompt', got {actual}"
             )
         check_fits(self.config.top_k, model.config.get_text_config().vocab_size)
         settings = self.settings(model, self.depths[0])
@@ -498,38 +416,6 @@ class Engine:
             int(budget) // (per_position + rows * per_row),
         )
         return _concatenate(parts)
-
-    @property
-    def needs_context(self) -> bool:
-        """Whether `score` needs the context."""
-        return self.without_context or self.sources != ("all",)
-
-    def _without_context(
-        self, model: PreTrainedModel, unmasked: UnmaskedPass, spans: Context
-    ) -> dict[str, Any]:
-        """KL to the unmasked output if the context's tokens are removed from the prompt."""
-        start = time.perf_counter()
-        keep = torch.ones(len(unmasked.input_ids), dtype=torch.bool)
-        for start_token, end_token in spans:
-            keep[start_token:end_token] = False
-        keep[unmasked.prompt_length :] = True  # the answer stays
-        prompt_length = int(keep[: unmasked.prompt_length].sum())
-        shorter = run_unmasked(model, unmasked.input_ids[keep], prompt_length, [])
-        return {
-            "asmi_without_context_kl": self._source_kl(model, unmasked, shorter.final_hidden),
-            "asmi_without_context_seconds": time.perf_counter() - start,
-        }
-
-    def _source_kl(
-        self, model: PreTrainedModel, unmasked: UnmaskedPass, without: Float[Tensor, "T D"]
-    ) -> np.ndarray:
-        """KL of the output without a source from the unmasked output, (T,), nats."""
-        hidden = unmasked.final_hidden
-
-        def kl(part: slice) -> Tensor:
-            return maths.divergence(readout(model, without[part]), readout(model, hidden[part]))
-
-        return _numpy(torch.cat(in_chunks(kl, len(hidden), self._chunk_size(model, hidden.device))))
 
     def _chunk_size(self, model: PreTrainedModel, device: torch.device) -> int:
         """Number of distributions that fit the memory budget."""
@@ -678,15 +564,6 @@ def _concatenate(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, Any]:
         name: np.concatenate([part[name] for part in parts], axis=_position_axis(name))
         for name in parts[0]
     }
-
-
-def _from_source(parts: list[HeadPart], source: str) -> HeadPart:
-    """The heads' part from a source; `parts`: one per context span, then the rest."""
-    *context_parts, elsewhere = parts
-    by_name = {passage(number): part for number, part in enumerate(context_parts)}
-    if source in by_name:
-        return by_name[source]
-    return sum_parts(context_parts) if source == "context" else elsewhere
 
 
 def diversity_of(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 FAILURES = (ValueError, TypeError, ArithmeticError, RuntimeError, LookupError, NotImplementedError)
 """Errors of a bad row; templates and tokenizers may raise any of them."""
-SCORE_FIELDS = ("prompt", "answer", "samples", "context")
+SCORE_FIELDS = ("prompt", "answer", "samples")
 """Fields of a row passed to `Scorer.score`."""
 FIELDS = (*SCORE_FIELDS, "offsets")
 """All fields of a row; `offsets` are passed to `Score.with_spans`."""
@@ -62,8 +62,8 @@ def attempt(
             raise ValueError(
                 f'expected a text, or an object with a "prompt", got {describe_fields(content)}'
             )
-        answer, samples, context = (content.get(name) for name in SCORE_FIELDS[1:])
-        score = scorer.score_answer(content["prompt"], answer, samples, context, prefix_cache)
+        answer, samples = (content.get(name) for name in SCORE_FIELDS[1:])
+        score = scorer.score_answer(content["prompt"], answer, samples, prefix_cache)
         if content.get("offsets") is not None:
             score = score.with_spans(content["offsets"])
         return Outcome(index, row_id, score, None), None
@@ -132,7 +132,6 @@ OUTPUT: dict[str, type] = {
     "asmi_error_probability": float,
     "asmi_accept": bool,
     "asmi_tokens": str,
-    "asmi_sources": str,
     "asmi_settings": str,
     "asmi_warnings": str,
     "asmi_error": str,
@@ -150,7 +149,7 @@ def score_batch(
 
     Args:
         columns: name -> array or list, all of one length: `prompt`, optionally `answer`, `samples`,
-            `context` and `offsets` as for `Scorer.score`; None or NaN: the row has none. Other
+            and `offsets` as for `Scorer.score`; None or NaN: the row has none. Other
             columns are passed through.
         scorer: model and settings.
         tokens: fields of each token, as JSON: "none", "compact" or "full".
@@ -216,9 +215,6 @@ def output_of(outcome: Outcome, row: Mapping[str, Any], tokens: str) -> dict[str
         "asmi_error_probability": score.error_probability,
         "asmi_accept": score.accept,
         "asmi_tokens": None if tokens == "none" else to_json(token_records(score, tokens)),
-        "asmi_sources": None
-        if score.sources is None
-        else to_json({name: asdict(source) for name, source in score.sources.items()}),
         "asmi_settings": to_json(score.settings),
         "asmi_warnings": to_json(score.warnings) if score.warnings else None,
         "asmi_error": None,

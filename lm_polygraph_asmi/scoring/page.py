@@ -19,12 +19,6 @@ SIGNS = {"\n": "⏎", "\t": "⇥"}
 """How line breaks and tabs are shown; other unprintable characters as �."""
 JOINERS = "\u200c\u200d"
 """Unprintable, but they join their neighbours into one grapheme: emoji, words in Persian."""
-SOURCES_NOTE = (
-    "Share of MI: MI if masks remove only this source's part of a head, over MI if they remove "
-    "whole heads (scope response). Shares need not add up to 1. They do not tell whether the "
-    "answer is right: on SmolLM2-135M-Instruct, answers with a large share of the passage were "
-    "right more often on one dataset, but not on another."
-)
 FIXED_WIDTH = re.compile(
     r"^[ ]{0,3}(?P<fence>```|~~~).*?(?:^[ ]{0,3}(?P=fence)[^\n]*$|\Z)"  # a block of code
     r"|^[ ]*\|[^\n]*\|[ ]*$"  # a row of a table
@@ -68,12 +62,6 @@ class Piece(NamedTuple):
     @property
     def shade(self) -> float:
         return max(token.shade for token in self.tokens)
-
-    @property
-    def context_share(self) -> float | None:
-        """Largest share of MI from the context; None without `context`."""
-        shares = [token.context_share for token in self.tokens]
-        return None if None in shares else max(shares)
 
 
 def pieces(tokens: Sequence[Any]) -> list[Piece]:
@@ -149,7 +137,6 @@ def _template() -> Template:
             "without_signs": _without_signs,
             "short_verdict": short_verdict,
             "probability": probability,
-            "sources_note": SOURCES_NOTE,
         },
     )
 

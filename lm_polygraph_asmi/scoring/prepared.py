@@ -17,7 +17,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from lm_polygraph_asmi.config import SOURCES, STREAMED, ASMIConfig
+from lm_polygraph_asmi.config import STREAMED, ASMIConfig
 from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.host.model import causal_model, is_host_model
 from lm_polygraph_asmi.host.special_tokens import PlainTokenizer, SpecialTokens
@@ -39,7 +39,6 @@ from lm_polygraph_asmi.results.cache import (
 from lm_polygraph_asmi.results.names import at_depth
 from lm_polygraph_asmi.results.scales import with_scale
 from lm_polygraph_asmi.scoring.calibration import CalibrationLike, settled
-from lm_polygraph_asmi.scoring.context import Passage, passages_of
 from lm_polygraph_asmi.scoring.ending import EndedAnswer, TextAnswer
 from lm_polygraph_asmi.scoring.engine import Draft, Engine, diversity_of
 from lm_polygraph_asmi.scoring.generation import Generation, restored_config
@@ -61,7 +60,7 @@ from lm_polygraph_asmi.scoring.text import (
     stop_warning,
     token_ids,
 )
-from lm_polygraph_asmi.scoring.tokens import sources_from, tokens_of, with_context
+from lm_polygraph_asmi.scoring.tokens import tokens_of
 
 if TYPE_CHECKING:
     from lm_polygraph.utils.model import Model
@@ -127,14 +126,6 @@ class PreparedModel:
         """Engine of `stream`; built on first use, since a scale matched in another scope raises."""
         return Engine(self._unscaled.replace(**STREAMED))
 
-    @cached_property
-    def source_engine(self) -> Engine:
-        """Engine that scores the context's passages as sources."""
-        config = self.config.replace(
-            scope="response", source="all", perturbation="heads", perturbation_scale=None
-        )
-        return Engine(config, sources=SOURCES)
-
     @property
     def identity(self) -> dict[str, Any]:
         """Everything that a score depends on, except prompt, answer and samples."""
@@ -156,25 +147,18 @@ class PreparedModel:
         prompt: Prompt,
         answer: Answer | None,
         samples: Sequence[Answer] | None,
-        context: Any,
         prefix_cache: PrefixCache,
     ) -> Score:
         """`score`, with the keys and values of the row before."""
-        original = self.as_messages(prompt)
-        prompt, target, notes = parse_request(original, answer)
+        prompt, target, notes = parse_request(self.as_messages(prompt), answer)
         notes += self.notes_of(prompt, target, samples)
         prompt_ids = prompt_tokens(self.tokenizer, prompt)
-        passages = None
-        if context is not None:
-            passages = passages_of(self.tokenizer, original, prompt, prompt_ids.tolist(), context)
-        elif self.config.source != "all":
-            raise ValueError(f"source {self.config.source!r} needs the context: pass context=")
         with restored_config(self.model):
             ids, draft, differences = self._answer(prompt, prompt_ids, target, prefix_cache)
-            stats, source_stats = self._stats(prompt_ids, ids, passages, prefix_cache, draft)
+            stats = self.engine.score(self.model, prompt_ids, ids, prefix_cache, draft)
             gate = self.gate_of(prompt, prompt_ids, samples)
         query = Query(prompt, target, notes + differences, prompt_ids, answer, samples)
-        return self.result(query, ids, stats, gate, passages, source_stats, self.config.source)
+        return self.result(query, ids, stats, gate)
 
     def notes_of(
         self, prompt: Prompt, answer: Answer | None, samples: Sequence[Answer] | None = None
@@ -221,9 +205,6 @@ class PreparedModel:
         ids: list[int],
         stats: Mapping[str, Any],
         gate_and_diversity: tuple[float, float | None, int],
-        passages: Sequence[Passage] | None = None,
-        source_stats: Mapping[str, Any] | None = None,
-        source: str = "all",
     ) -> Score:
         """The `Score` from the engine's statistics."""
         prompt, target, notes, prompt_ids, answer, samples = query
@@ -233,13 +214,8 @@ class PreparedModel:
         counted = slice(
             None, -1 if closed and not self.config.closing_token and len(ids) > 1 else None
         )
-        tokens = tokens_of(self._at_depth(stats, source), ids, text, offsets, gate, self.tokenizer)
-        sources = None
-        if passages is not None and source_stats is not None:
-            tokens = with_context(tokens, source_stats, self.config.depth)
-            texts = [passage.text for passage in passages]
-            sources = sources_from(source_stats, self.config.depth, texts, counted)
-        settings = stats[at_depth("asmi_settings", self.config.depth, source)]
+        tokens = tokens_of(self._at_depth(stats), ids, text, offsets, gate, self.tokenizer)
+        settings = stats[at_depth("asmi_settings", self.config.depth)]
         content = self.stop_conditions.without(text, offsets, ids)
         warnings = [*notes, *self.tokenizer_warnings]
         if isinstance(prompt, str) and not prompt.strip():
@@ -300,7 +276,6 @@ class PreparedModel:
             answered=bool(content.strip()),
             prompt_tokens=len(prompt_ids),
             span_calibration=self.span_calibration,
-            sources=sources,
         )
 
     def fingerprints(self) -> dict[str, str]:
@@ -330,33 +305,6 @@ class PreparedModel:
         described = f"{self._tokenizer_key} {template}"
         return hashlib.sha256(described.encode()).hexdigest()[:16]
 
-    def _stats(
-        self,
-        prompt_ids: Int[Tensor, " P"],
-        ids: list[int],
-        passages: Sequence[Passage] | None,
-        prefix_cache: PrefixCache,
-        draft: Draft | None,
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Statistics of the score, and by source (empty without passages).
-
-        Sources always use scope "response".
-        """
-        if passages is None:
-            stats = self.engine.score(
-                self.model, prompt_ids, ids, prefix_cache=prefix_cache, draft=draft
-            )
-            return stats, {}
-        spans = [passage.tokens for passage in passages]
-        by_source = self.source_engine.score(
-            self.model, prompt_ids, ids, spans, passages=len(spans) > 1
-        )
-        if not self.config.is_control and self.config.scope == "response":
-            return by_source, by_source
-        stats = self.engine.score(self.model, prompt_ids, ids, draft=draft)
-        seconds = stats["asmi_seconds"] + by_source["asmi_seconds"]
-        return stats | {"asmi_seconds": seconds}, by_source
-
     def _score_settings(
         self, answer: Answer | None, samples: Sequence[Answer] | None
     ) -> dict[str, Any]:
@@ -378,11 +326,11 @@ class PreparedModel:
             settings["num_samples"] = len(samples)
         return settings
 
-    def _at_depth(self, stats: Mapping[str, Any], source: str) -> dict[str, Any]:
-        """Token-level statistics by name without depth and source."""
+    def _at_depth(self, stats: Mapping[str, Any]) -> dict[str, Any]:
+        """Token-level statistics by name without depth."""
         names = ("asmi_mi", "asmi_agreement", "asmi_top_token")
         of_every_depth = ("asmi_entropy", "asmi_log_likelihood")
-        at_this_depth = {name: stats[at_depth(name, self.config.depth, source)] for name in names}
+        at_this_depth = {name: stats[at_depth(name, self.config.depth)] for name in names}
         return at_this_depth | {name: stats[name] for name in of_every_depth}
 
     def _answer(

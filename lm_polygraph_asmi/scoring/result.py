@@ -11,7 +11,7 @@ from lm_polygraph_asmi.scoring.page import render, render_part
 from lm_polygraph_asmi.scoring.provenance import digest_of
 from lm_polygraph_asmi.scoring.score_data import ScoreData
 from lm_polygraph_asmi.scoring.terminal import in_terminal
-from lm_polygraph_asmi.scoring.tokens import Source, Token
+from lm_polygraph_asmi.scoring.tokens import Token
 from lm_polygraph_asmi.scoring.verdict import verdict
 
 if TYPE_CHECKING:
@@ -52,8 +52,6 @@ class Score(ScoreData):
         offsets: parts chosen by the caller, see `with_spans`; None: see `spans`.
         prompt_tokens: tokens of the prompt; None if not saved.
         span_calibration: calibration from labelled parts of answers; None without.
-        sources: by name, how much the answer depends on the context, on each of several passages,
-            and on the rest; None without `context`. It does not tell whether the answer is right.
 
     Example:
         >>> result = scorer.score(prompt, " Edda Holm")
@@ -80,14 +78,10 @@ class Score(ScoreData):
         names = {field.name for field in fields(cls)}
         try:
             values = {name: value for name, value in content.items() if name in names}
-            values["tokens"] = tuple(Token(**token) for token in values["tokens"])
+            values["tokens"] = tuple(Token.from_dict(token) for token in values["tokens"])
             values["warnings"] = tuple(values["warnings"])
             if values.get("offsets") is not None:
                 values["offsets"] = tuple((start, end) for start, end in values["offsets"])
-            if values.get("sources") is not None:
-                values["sources"] = {
-                    name: Source(**source) for name, source in values["sources"].items()
-                }
             return cls(**values | {"calibration": calibration, "span_calibration": None})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(

@@ -51,8 +51,8 @@ class Row(NamedTuple):
 
     Attributes:
         number: line number from 1, blank lines counted, as an editor shows it.
-        content: `prompt`, optionally `answer`, `samples`, `context` (as for `score`), `offsets`
-            (see `Score.with_spans`); other fields are passed through.
+        content: `prompt`, optionally `answer`, `samples` (as for `score`), `offsets` (see
+             `Score.with_spans`); other fields are passed through.
         error: why the line cannot be read; None if it can.
     """
 

@@ -15,7 +15,7 @@ from lm_polygraph_asmi.results.aggregation import aggregate
 from lm_polygraph_asmi.scoring.calibration import Calibration
 from lm_polygraph_asmi.scoring.provenance import answer_end, prompt_format
 from lm_polygraph_asmi.scoring.segments import Span, segment_answer, span_of
-from lm_polygraph_asmi.scoring.tokens import Source, Token
+from lm_polygraph_asmi.scoring.tokens import Token
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -45,7 +45,6 @@ class ScoreData:
     answered: bool = True
     offsets: tuple[tuple[int, int], ...] | None = None
     span_calibration: Calibration | None = None
-    sources: dict[str, Source] | None = None
     prompt_tokens: int | None = None
     ending: str | None = None
 

@@ -36,7 +36,6 @@ class Scorer(PreparedModel):
         prompt: Prompt,
         answer: Answer | None = None,
         samples: Sequence[Answer] | None = None,
-        context: Any = None,
     ) -> Score:
         """Score one answer; see `lm_polygraph_asmi.score`.
 
@@ -44,7 +43,7 @@ class Scorer(PreparedModel):
             >>> scorer.score(prompt, " Edda Holm").answer
             ' Edda Holm'
         """
-        return self.score_answer(prompt, answer, samples, context, PrefixCache())
+        return self.score_answer(prompt, answer, samples, PrefixCache())
 
     def stream(self, prompt: Prompt) -> Stream:
         """Score the greedy answer token by token; see `lm_polygraph_asmi.stream`.
@@ -68,8 +67,8 @@ class Scorer(PreparedModel):
         again: sort rows by passage and prompt. Scores equal those of single calls up to rounding.
 
         Args:
-            rows: texts, or mappings with `prompt` and optionally `answer`, `samples`, `context`
-                and `offsets`, as for `score` and `Score.with_spans`. They are not changed.
+            rows: texts, or mappings with `prompt` and optionally `answer`, `samples` and
+                `offsets`, as for `score` and `Score.with_spans`. They are not changed.
             on_error: "return": a bad row gives an outcome with an error; "raise": it raises.
             id_field: name of the field with a row's id.
 

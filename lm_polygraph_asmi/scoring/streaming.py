@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 from transformers.generation.streamers import BaseStreamer
 
-from lm_polygraph_asmi.config import check_streamed
 from lm_polygraph_asmi.model import scoring_session
 from lm_polygraph_asmi.scoring.engine import AnswerInProgress
 from lm_polygraph_asmi.scoring.generation import restored_config
@@ -49,7 +48,6 @@ class Stream(Iterator[Token]):
                 "expected a chat that ends in the user's message, got the assistant's last: only "
                 "the model's own answer can be streamed"
             )
-        check_streamed({"source": scorer.config.source})
         self.scorer, self._engine = scorer, scorer.stream_engine
         self._external = ids is not None
         ids = prompt_tokens(scorer.tokenizer, prompt) if ids is None else ids

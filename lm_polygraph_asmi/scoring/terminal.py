@@ -7,7 +7,7 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from lm_polygraph_asmi.scoring.page import SOURCES_NOTE, visible
+from lm_polygraph_asmi.scoring.page import visible
 from lm_polygraph_asmi.scoring.verdict import verdict
 
 if TYPE_CHECKING:
@@ -21,10 +21,6 @@ def ink(token: "Token") -> str:
         return ""
     red, rest = round(255 - 100 * token.shade), round(235 - 200 * token.shade)
     return f"{'white' if token.shade > 0.5 else 'black'} on rgb({red},{rest},{rest})"
-
-
-def _shortened(text: str, longest: int = 60) -> str:
-    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def in_terminal(score: "ScoreData", width: int) -> Iterator[Text | Table]:
@@ -64,15 +60,6 @@ def in_terminal(score: "ScoreData", width: int) -> Iterator[Text | Table]:
         table.add_row(Text(repr(token.text)), f"{token.u:.4f}", f"{token.mi:.4f}",
                       f"{token.vote:.0%}", Text(other + share))  # fmt: skip
     yield table
-    if score.sources:
-        yield Text(f"Sources of the answer. {SOURCES_NOTE}")
-        table = Table("source", "share of MI", "attention", "KL without", "", box=None,
-                      header_style="dim")  # fmt: skip
-        for name, source in score.sources.items():
-            shown = "" if source.text is None else _shortened(visible(source.text))
-            table.add_row(name, f"{source.share:.0%}", f"{source.attention:.0%}",
-                          f"{source.kl:.4f}", Text(shown))  # fmt: skip
-        yield table
     if score.parts:
         yield Text(f"Parts of the answer. {score.about_spans}")
         validated = score.parts[0].validated

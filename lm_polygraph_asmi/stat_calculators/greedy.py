@@ -216,7 +216,7 @@ def load_stat_calculator(config: Mapping[str, Any], _: Any) -> TimedCalculator:
     `masks`: the entry of the masked-heads calculator, which decides if the prefix cache is kept.
     """
     entry = dict(config.get("masks") or {})
-    masks = Engine(**{n: v for n, v in entry.items() if n not in ("result_cache", "context_regex")})
+    masks = Engine(**{n: v for n, v in entry.items() if n != "result_cache"})
     depths = masks.depths if masks.prompt_is_shared else ()
     calculator: StatCalculator
     if config["answers"] is not None:

@@ -8,7 +8,6 @@ from lm_polygraph.stat_calculators import StatCalculator
 from lm_polygraph.utils.model import Model
 
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.host.context import NO_CONTEXT, context_span
 from lm_polygraph_asmi.host.model import causal_model, check_greedy, prompt_ids
 from lm_polygraph_asmi.host.stopping import StopConditions
 from lm_polygraph_asmi.results.names import masked_head_stats, require
@@ -24,17 +23,13 @@ class MaskedHeadsCalculator(StatCalculator):
 
     Args:
         config, **engine: as for `scoring.engine.Engine`.
-        context_regex: for sources other than "all"; its first group matches the context.
 
     Raises:
         TypeError: unknown setting.
-        ValueError: setting out of range, or `special_tokens` "plain"; a source other than "all"
-            without `context_regex`.
+        ValueError: setting out of range, or `special_tokens` "plain".
     """
 
-    def __init__(
-        self, config: ASMIConfig | None = None, context_regex: str | None = None, **engine: Any
-    ) -> None:
+    def __init__(self, config: ASMIConfig | None = None, **engine: Any) -> None:
         super().__init__()
         self.engine = Engine(config, **engine)
         if self.engine.config.special_tokens != "control":
@@ -42,9 +37,6 @@ class MaskedHeadsCalculator(StatCalculator):
                 "special_tokens 'plain' needs texts that this package tokenizes, as in score; a "
                 "benchmark's are tokenized by LM-Polygraph: leave the setting out"
             )
-        self.context_regex = context_regex
-        if self.engine.needs_context and not context_regex:
-            raise ValueError(NO_CONTEXT)
 
     @staticmethod
     def meta_info() -> tuple[list[str], list[str]]:
@@ -61,8 +53,7 @@ class MaskedHeadsCalculator(StatCalculator):
 
         Raises:
             TypeError: the heads of the model cannot be masked.
-            ValueError: a response is empty or beyond the context window, or `context_regex` finds
-                no context in a prompt.
+            ValueError: a response is empty or beyond the context window.
             FloatingPointError: NaN or infinite logits.
         """
         transformer = causal_model(model)
@@ -74,13 +65,7 @@ class MaskedHeadsCalculator(StatCalculator):
         ):
             prompt = prompt_ids(model, text, row, dependencies)
             response = stop_conditions.response(tokens, len(texts))
-            context = None
-            if self.engine.needs_context:
-                assert self.context_regex is not None
-                context = [context_span(model, text, prompt.tolist(), self.context_regex)]
-            example = self.engine.score(
-                transformer, prompt, response, context, prefix_cache=caches[row]
-            )
+            example = self.engine.score(transformer, prompt, response, caches[row])
             example["asmi_closing"] = stop_conditions.closes(response)
             example["asmi_token_texts"] = _token_texts(model.tokenizer, example)
             examples.append(example)

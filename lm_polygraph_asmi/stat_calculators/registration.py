@@ -14,7 +14,7 @@ from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
 from lm_polygraph_asmi.results.names import DIVERSITY, masked_head_stats
 
-OPTIONS = ("result_cache", "details", "context_regex", "without_context")
+OPTIONS = ("result_cache", "details")
 """Arguments of the masked-heads calculator besides a config."""
 
 
@@ -55,13 +55,11 @@ def available_stat_calculators(
         )
     asmi_estimators = [e for e in estimators if isinstance(e, MaskedHeadsEstimator)]
     configs = [estimator.config for estimator in asmi_estimators] or [ASMIConfig()]
-    shared = [
-        config.replace(depth=0.5, source="all").to_dict("masks", "machine") for config in configs
-    ]
+    shared = [config.replace(depth=0.5).to_dict("masks", "machine") for config in configs]
     if any(other != shared[0] for other in shared):
         raise ValueError(
             f"the estimators {', '.join(map(str, asmi_estimators))} have different settings "
-            "besides their depth and source, but one manager has one S, p, K, sampler, scope, "
+            "besides their depth, but one manager has one S, p, K, sampler, scope, "
             "seed, attention and memory budget. Use several managers"
         )
     samples = {config.num_samples for config in configs if config.method == "adapt"}
@@ -72,15 +70,12 @@ def available_stat_calculators(
             "stat_calculators/sampling.py by hand"
         )
     depths = sorted({config.depth for config in configs})
-    sources = list(dict.fromkeys(config.source for config in configs))
     arguments = configs[0].to_dict("masks", "machine") | options
     masked_heads = StatCalculatorContainer(
         name="MaskedHeadsCalculator",
         builder="lm_polygraph_asmi.stat_calculators.masked_heads",
-        cfg=OmegaConf.create({"depths": depths, "sources": sources, **arguments}),
-        stats=masked_head_stats(
-            depths, bool(options.get("details")), sources, bool(options.get("without_context"))
-        ),
+        cfg=OmegaConf.create({"depths": depths, **arguments}),
+        stats=masked_head_stats(depths, bool(options.get("details"))),
         dependencies=["greedy_tokens"],
     )
     diversity = StatCalculatorContainer(

@@ -7,8 +7,7 @@ RUNS=sources bash scripts/evidence/measure.sh MODEL_FOLDER DATA_FOLDER OUT xquad
 RUNS=sources ROWS=150 SHARDS=3 bash scripts/evidence/measure.sh MODEL_FOLDER DATA_FOLDER OUT closed-book  # ROWS=100 at 1.5B
 RUNS=sources ROWS=100 SHARDS=2 bash scripts/evidence/measure.sh MODEL_FOLDER DATA_FOLDER OUT xquad-chat
 # few-shot on the Qwen models: ROWS=300 SHARDS=6; at 1.5B ROWS=250 SHARDS=5, SHARD=0 to 3
-RUNS=sources ROWS=300 SHARDS=6 bash scripts/evidence/measure.sh MODEL_FOLDER DATA_FOLDER OUT xquad-few-shot -- \
-  asmi.sources=[all] asmi.without_context=false estimators=asmi_only
+RUNS=sources ROWS=300 SHARDS=6 bash scripts/evidence/measure.sh MODEL_FOLDER DATA_FOLDER OUT xquad-few-shot
 # the second plan: ROWS=250 SHARDS=5 for xquad, SHARDS=3 for babi; babi at 1.5B: SHARDS=4, SHARD=0 and 1;
 # SmolLM2's xquad-few-shot: SHARDS=10, SHARD=0, 1 and 5 to 9
 RUNS=deeper ROWS=250 SHARDS=5 bash scripts/evidence/measure.sh MODEL_FOLDER DATA_FOLDER OUT xquad
@@ -16,16 +15,12 @@ RUNS=deeper ROWS=250 SHARDS=5 bash scripts/evidence/measure.sh MODEL_FOLDER DATA
 RUNS="sources scope_all paper depths balanced sampled baselines" ROWS=100 SHARDS=2 \
   bash scripts/evidence/measure.sh smollm2 DATA_FOLDER OTHER xquad-few-shot
 for shard in 2 3 4; do
-  RUNS="sources depths" SHARD=$shard bash scripts/evidence/measure.sh smollm2 DATA_FOLDER AGAIN xquad-few-shot -- \
-    asmi.sources=[all] asmi.without_context=false estimators=asmi_only
+  RUNS="sources depths" SHARD=$shard bash scripts/evidence/measure.sh smollm2 DATA_FOLDER AGAIN xquad-few-shot
 done
-RUNS=copied SHARDS=5 bash scripts/evidence/measure.sh smollm2 DATA_FOLDER OTHER xquad-few-shot
 # masks at every position: Qwen 0.5B; at 1.5B the first 40 of 50 rows, all among its 200; all baselines: Gemma, Qwen 0.5B
-RUNS="sources scope_all" ROWS=100 SHARDS=4 bash scripts/evidence/measure.sh MODEL_FOLDER DATA_FOLDER OTHER xquad -- \
-  asmi.sources=[all] asmi.without_context=false estimators=asmi_only
+RUNS="sources scope_all" ROWS=100 SHARDS=4 bash scripts/evidence/measure.sh MODEL_FOLDER DATA_FOLDER OTHER xquad
 for shard in 0 1 2 3; do
-  RUNS=scope_all ROWS=50 SHARDS=5 SHARD=$shard bash scripts/evidence/measure.sh MODEL_FOLDER DATA_FOLDER OTHER xquad -- \
-    asmi.answers=null asmi.sources=[all]
+  RUNS=scope_all ROWS=50 SHARDS=5 SHARD=$shard bash scripts/evidence/measure.sh MODEL_FOLDER DATA_FOLDER OTHER xquad -- asmi.answers=null
 done
 RUNS=baselines ROWS=100 SHARDS=4 bash scripts/evidence/measure.sh MODEL_FOLDER DATA_FOLDER OTHER babi
 RUNS=sampled ROWS=100 SHARDS=4 bash scripts/evidence/measure.sh MODEL_FOLDER DATA_FOLDER OTHER babi -- asmi.answers=null

@@ -10,7 +10,7 @@ No prompt, answer or gold answer is kept, so the licence of a data set does not 
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ import pyarrow.parquet as pq
 from lm_polygraph.generation_metrics import RougeMetric
 
 from lm_polygraph_asmi.experiments.analysis.heads import permutation_null
-from lm_polygraph_asmi.host.context import matched
 from lm_polygraph_asmi.host.quality import reference_in_answer, token_f1, token_recall, words
 from lm_polygraph_asmi.results.runs import Run, load_run
 from lm_polygraph_asmi.runs.squad import read_squad
@@ -35,8 +34,8 @@ CORRECTNESS_LABELS: dict[str, Labelling] = {
     "TokenRecall": token_recall,
 }
 DEPTH_FREE = ("asmi_entropy", "asmi_log_likelihood")
-TOKEN_STATISTICS = ("asmi_mi_", "asmi_agreement_", "asmi_entropy_of_mean_", "asmi_source_")
-"""Prefixes of the statistics kept for every token, at every depth and source."""
+TOKEN_STATISTICS = ("asmi_mi_", "asmi_agreement_", "asmi_entropy_of_mean_")
+"""Prefixes of the statistics kept for every token, at every depth."""
 BEFORE = "ReferenceBefore"
 """Column: whether an answer contains the gold answer of the original passage."""
 
@@ -64,12 +63,6 @@ def answers_of(run: Run, before: Path | None = None) -> pd.DataFrame:
     kept["prompt_tokens"] = run.stats["asmi_prompt_length"]
     kept["closing"] = run.stats["asmi_closing"]
     kept |= _first_sentences(run)
-    if regex := run.recorded("config").get("data", {}).get("context_regex"):
-        columns = (run.stats[name] for name in ("input_texts", "asmi_tokens", "asmi_token_texts"))
-        kept["copied"] = [
-            copied([written[token] for token in tokens.tolist()], prompt, regex)
-            for prompt, tokens, written in zip(*columns, strict=True)
-        ]
     kept |= {f"score {name}": run.scores[name] for name in run.scores}
     for name, values in sorted(run.stats.items()):  # their order varies between runs
         if name in DEPTH_FREE or name.startswith(TOKEN_STATISTICS):
@@ -132,22 +125,6 @@ def _rouge(answer: str, reference: str) -> float:
     """LM-Polygraph's ROUGE-L of texts that are normalised as in the shipped configs."""
     prediction, gold = (" ".join(words(text)) for text in (answer, reference))
     return float(RougeMetric("rougeL")({"greedy_texts": [prediction]}, [gold])[0])
-
-
-def copied(tokens: Sequence[str], prompt: str, regex: str) -> np.ndarray:
-    """(T,) whether the passage contains a token directly after the token before it.
-
-    For the first token, whether the passage contains it. Without a passage, all are False.
-
-    Args:
-        tokens: texts of the answer's tokens.
-        regex: its first group is the passage in the prompt.
-    """
-    span = matched(regex, prompt)
-    passage = prompt[slice(*span)] if span else ""
-    pieces = [tokens[0], *map("".join, pairwise(tokens))]
-    # The tokenizer may add a leading space that the passage lacks.
-    return np.array([piece.lstrip() != "" and piece.lstrip() in passage for piece in pieces])
 
 
 def _majority(top_tokens: np.ndarray) -> np.ndarray:

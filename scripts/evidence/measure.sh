@@ -11,14 +11,13 @@
 # finished shard is not run again; an interrupted one resumes from its result cache. ROWS=200 runs fewer
 # rows of every setting, SHARDS=20 makes shards smaller, SHARD=3 runs only that one: on a machine of
 # its own, or to save time.
-# RUNS names what is scored: `sources` (ASMI by source, and scores without further passes; the first
-# run, whose answers the others score), `baselines`, `sampled` (Adapt-ASMI and baselines that sample),
+# RUNS names what is scored: `sources` (ASMI and scores without further passes, in the committed tables also
+# by source of the heads' input, which commit d661c7c could still compute; the first run, whose answers the others score), `baselines`, `sampled` (Adapt-ASMI and baselines that sample),
 # `scope_all` (masks at every position), `paper` (p = 0.15 and S = 40), `depths` (60 to 90 %), `balanced`
 # (masks that mask every head equally often), `heads` (300 masks, two depths), and the control conditions of the
 # perturbation controls, `pseudo_heads`, `foreign`, `isotropic`, `mlp`, `mlp_noise`, at the effect of heads; their
-# scales are matched on other rows and kept in SETTING.scales.json. Two generate new answers: `deeper` (70 and 90 %,
-# docs/evidence/depth-plan.md) and `copied` (two masks, for which tokens are in the passage:
-# `sources` keeps that as well, but did not always). Run `tables` last: all shards joined, the
+# scales are matched on other rows and kept in SETTING.scales.json. `deeper` generates new answers (70 and 90 %,
+# docs/evidence/depth-plan.md). Run `tables` last: all shards joined, the
 # causal probe where there are `heads` (TOKENS=200 of each group), and the report's tables in
 # SETTING.tables/.
 #
@@ -184,8 +183,7 @@ for name in "${asked[@]:-xquad}"; do
       again=asmi.answers=$out/runs/$name/sources/$shard
       lean=(estimators=asmi_only output_attentions=false)
       case $kind in
-        sources) options_of_run=(estimators=asmi_context output_attentions=false
-          "asmi.sources=[all,context]" asmi.without_context=true) ;;
+        sources) options_of_run=(estimators=asmi_greedy output_attentions=false) ;;
         baselines) options_of_run=() ;; # RAUQ reads attention during generation: new answers
         sampled) options_of_run=("$again" estimators=asmi_sampled output_attentions=false) ;;
         scope_all) options_of_run=("$again" "${lean[@]}" asmi.scope=all) ;;
@@ -199,14 +197,11 @@ for name in "${asked[@]:-xquad}"; do
         depths) options_of_run=("$again" "${lean[@]}"
           "asmi.depths=[0.6,0.7,0.8,0.9]") ;;
         deeper) options_of_run=("${lean[@]}" asmi.depth=0.7 "asmi.depths=[0.7,0.9]") ;;
-        copied) options_of_run=("${lean[@]}" asmi.num_masks=2) ;;
         balanced) options_of_run=("$again" "${lean[@]}" asmi.mask_sampler=balanced) ;;
         *) echo "no run $kind: sources, baselines, sampled, scope_all, paper, depths, deeper, balanced," \
-          "copied, heads, pseudo_heads, foreign, isotropic, mlp, mlp_noise, tables" >&2
+          "heads, pseudo_heads, foreign, isotropic, mlp, mlp_noise, tables" >&2
           exit 1 ;;
       esac
-      [[ $name == closed-book* && $kind == sources ]] && # no passage, no source
-        options_of_run=(estimators=asmi_greedy output_attentions=false)
       # shellcheck disable=SC2046
       run "$shard" "$name" "$kind" --config-name asmi_offline "${options[@]}" $(setting "$name") \
         asmi.scope=response "${options_of_run[@]}"

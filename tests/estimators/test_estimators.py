@@ -6,9 +6,6 @@ import pytest
 from lm_polygraph_asmi import ASMI, AdaptASMI, SemASMI
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.estimators import adapt_asmi, asmi, sem_asmi
-from lm_polygraph_asmi.estimators.source_attention import SourceAttention
-from lm_polygraph_asmi.estimators.source_kl import SourceKL
-from lm_polygraph_asmi.estimators.without_context import WithoutContext
 
 USED = ASMIConfig(num_masks=40, mask_rate=0.15).to_dict("masks") | {"num_heads": 32}
 MI = [np.array([0.4, 0.2, 0.0]), np.array([0.1])]
@@ -175,39 +172,3 @@ def test_each_module_is_a_builder(module, variant):
     assert type(estimator) is variant
     assert estimator.level == "sequence"
     assert str(estimator).endswith("(70%, K=32)")
-
-
-def test_each_source_is_a_score_of_its_own():
-    used = {"scope": "response", "source": "context"}
-    found = stats("d60_context", **used)
-    estimator = SemASMI(scope="response", source="context")
-    assert str(estimator) == "Sem-ASMI (60%, K=64, scope=response, source=context)"
-    np.testing.assert_allclose(estimator(found), SemASMI()(stats()))
-    gated = AdaptASMI(scope="response", source="elsewhere", closing_token=False)
-    assert str(gated) == (
-        "Adapt-ASMI (60%, K=64, scope=response, source=elsewhere, no closing token)"
-    )
-    with pytest.raises(KeyError, match="asmi_settings_d60_context"):
-        estimator(stats(scope="response"))
-    with pytest.raises(ValueError, match="source 'context' needs scope 'response'"):
-        ASMI(source="context")
-    with pytest.raises(ValueError, match="expected one source per estimator"):
-        ASMI(source=["all", "context"], scope="response")
-
-
-def test_cheaper_ways_to_ask_what_an_answer_hangs_on():
-    found = stats("d60_context", scope="response", source="context")
-    found |= {"asmi_source_kl_d60_context": MI, "asmi_source_attention_d60_context": AGREEMENT}
-    found["asmi_without_context_kl"] = [2 * values for values in MI]
-    given = {"scope": "response", "source": "context"}
-    for kind, name, expected in (
-        (SourceKL, "Source-KL", [0.2, 0.1]),
-        (SourceAttention, "Source-attention", [2.5 / 3, 0.25]),
-        (WithoutContext, "Without-context", [0.4, 0.2]),
-    ):
-        estimator = kind(**given)
-        np.testing.assert_allclose(estimator(found), expected)
-        assert str(estimator) == f"{name} (60%, K=64, scope=response, source=context)"
-        assert set(estimator.stats_dependencies) <= set(found)
-        with pytest.raises(ValueError, match=f"{name} expected a source"):
-            kind(scope="response")

@@ -162,7 +162,7 @@ def test_models_stay_together_and_captions_speak_of_what_is_there(tmp_path):
 
 
 def test_texts_are_set_as_they_are_read():
-    long = "Adapt-ASMI (60%, K=64, scope=response, source=context)"
+    long = "Adapt-ASMI (60%, K=64, scope=response, balanced masks)"
     table = pd.DataFrame({"method": [long], "tokens": ["236.5"], "text": ["a\n<|im_end|>"]})
     found = latex_tables(ReportItem("x", "u_sem", [], table, notes=["MI_t (1 − A_t), 95 %."]))
     assert r"\begin{tabular}{>{\raggedright\arraybackslash}p{4cm}rl}" in found

@@ -114,7 +114,6 @@ def test_a_report_has_every_item_in_every_form(everything):
     _, _, gaps = report.partition("## Not in this report\n\n")
     assert [gap.split(":")[0] for gap in gaps.strip().splitlines()] == [
         "- The paper's numbers beside these",  # tests/report/test_reproduction.py has them
-        "- Where the fragility comes from",  # tests/report/test_sources.py has it
     ]
     assert "2 settings" in shown
     assert f"{len(table(out, 'audit'))} rows: [tables/audit.csv]" in report
@@ -1104,7 +1103,7 @@ def test_no_text_lies_on_another():
 
 def test_of_cells_with_methods_of_their_own_names_have_room():
     """Seven panels of long names, few of them in common."""
-    named = "Source-attention (60%, K=64, scope=response, source=part {})"
+    named = "Adapt-ASMI (60%, K=64, scope=response, mask_sampler=balanced {})"
     panels = {
         f"m, d{i}": {named.format(3 * i + k): Interval(0.1, 0.0, 0.2) for k in range(9)}
         for i in range(7)

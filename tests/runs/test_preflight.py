@@ -247,20 +247,3 @@ def test_a_file_of_scales_is_of_this_model(tmp_path):
     assert not list(preflight._check_scales(config))
     config.asmi.perturbation_scale = 0.8
     assert not list(preflight._check_scales(config))
-
-
-def test_rows_without_a_context_are_named(tmp_path):
-    """Before a model is loaded; and only where a source asks for the context."""
-    prompts = [f"\n\nContext:\na\nAnswer:\nb\n\nContext:\n{i}\n\nQuestion:\nq" for i in range(14)]
-    prompts[1::2] = [f"Question:\n{i}" for i in range(7)]
-    folder = saved(tmp_path / "rows", input=prompts, output=["x"] * 14)
-    assert of_data(folder) == []
-    sources = "asmi.sources=[all,context]"
-    (finding,) = of_data(folder, sources)
-    assert finding.fatal
-    assert "finds no context in 7 of 14 rows: test:1, test:3, test:5" in finding.text
-    (finding,) = of_data(folder, sources, "data.context_regex=Question")
-    assert "has no group" in finding.text
-    (finding,) = of_data(folder, sources, "data.context_regex=null")
-    assert "set data.context_regex" in finding.text
-    assert of_data(folder, sources, "data.context_regex='(?s)Question:(.*)'") == []

@@ -187,11 +187,9 @@ def test_a_streamer_scores_what_others_generate():
 
 def test_what_is_wrong_with_settings():
     tiny = whitebox()
-    for wrong in ({"scope": "all"}, {"seeded_by": "answer"}, {"source": "context"}):
+    for wrong in ({"scope": "all"}, {"seeded_by": "answer"}):
         with pytest.raises(ValueError, match="streaming needs "):
             stream(tiny, PROMPT, **wrong)
-    with pytest.raises(ValueError, match="streaming needs "):
-        Scorer(tiny, scope="response", source="context").stream(PROMPT)
     with pytest.raises(ValueError, match="at least one generated token"):
         assert stream(tiny, PROMPT).result
     with pytest.raises(NotImplementedError, match="mlp"):

@@ -184,18 +184,9 @@ def test_weights_that_change_after_generation(starts):
     assert starts == [(0, "nothing")]
 
 
-@pytest.mark.parametrize(
-    "masks",
-    [
-        {"sources": ["all", "context"]},
-        {"source": "context"},
-        {"without_context": True},
-        {"perturbation": "mlp"},
-    ],
-)
-def test_nothing_is_held_for_passes_that_run_the_prompt_again(model, masks):
+def test_nothing_is_held_for_passes_that_run_the_prompt_again(model):
     config = {"answers": None, "output_attentions": False}
-    masks = {"scope": "response"} | masks
+    masks = {"scope": "response", "perturbation": "mlp"}
     assert MEMORY not in load_stat_calculator(config | {"masks": masks}, None)({}, TEXTS[:1], model)
 
 

@@ -394,29 +394,3 @@ def test_another_model_is_another_entry(model, tmp_path):
     stats = greedy(model, TEXTS[:1])  # the same answer
     found = MaskedHeadsCalculator(result_cache=str(tmp_path))(stats, TEXTS[:1], other)
     assert found["asmi_reused_depths"] == [0]
-
-
-def test_the_context_of_each_prompt(model):
-    """Found by its regular expression, as tokens of the very prompt that was answered."""
-    texts = ["Who built the ferry Ondine? The ferry.", "Who built the blue kites? The question."]
-    sources = ["all", "context"]
-    calculator = MaskedHeadsCalculator(
-        context_regex=r"built (.*)\?", scope="response", sources=sources, num_masks=4, mask_rate=0.4
-    )
-    found = run(model, texts, calculator)
-    assert set(found) == set(masked_head_stats(sources=sources))
-    for row, (text, passage) in enumerate(
-        zip(texts, (" the ferry Ondine", " the blue kites"), strict=True)
-    ):
-        prompt = model.tokenize([text])["input_ids"][0]
-        words = [model.tokenizer.decode([token]) for token in prompt]
-        start = next(i for i in range(len(words)) if "".join(words[i:]).startswith(passage))
-        end = next(i for i in range(start, len(words)) if "".join(words[start:i]) == passage)
-        response = found["asmi_tokens"][row].tolist()
-        alone = calculator.engine.score(model.model, prompt, response, [(start, end)])
-        for name in ("asmi_mi_d60_context", "asmi_source_attention_d60_context"):
-            np.testing.assert_allclose(found[name][row], alone[name], atol=1e-6)
-    with pytest.raises(ValueError, match="finds no context in the prompt 'True or'"):
-        run(model, ["True or"], calculator)
-    with pytest.raises(ValueError, match="sources other than 'all' need to know the context"):
-        MaskedHeadsCalculator(scope="response", sources=sources)

@@ -15,10 +15,9 @@ from lm_polygraph_asmi.experiments.items.heads import (
 )
 from lm_polygraph_asmi.experiments.items.measured import MEASURES
 from lm_polygraph_asmi.experiments.items.probe import causal_differences, causal_probe
-from lm_polygraph_asmi.experiments.items.sources import sources
 
 REPORT_ITEMS = (
-    sources, head_claims, head_concentration, head_coupling, head_errors, causal_probe,
+    head_claims, head_concentration, head_coupling, head_errors, causal_probe,
     causal_differences, control_verdicts, controls, controls_added, dissociation,
 )  # fmt: skip
 """In the order of the report."""

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.maths import adaptive_gate, mutual_information, semantic_agreement
+from lm_polygraph_asmi.maths.scores import token_scores
 from lm_polygraph_asmi.report.figures import BLUE, GREY, ORANGE, SKY, STYLE, save
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -67,7 +68,7 @@ def case_panel(ax: Axes, name: str) -> None:
     ax.set_title(name)
     ax.set_xlabel(
         f"ASMI: MI = {mi:.2f} nats\nagreement A = {agreement:.2f}\n"
-        f"Sem-ASMI: {mi * (1 - agreement):.2f} nats"
+        f"Sem-ASMI: {token_scores(mi, agreement):.2f} nats"
     )
 
 
@@ -77,9 +78,9 @@ def gate_panel(ax: Axes) -> None:
     u = [mi * (1 - adaptive_gate(float(x)) * agreement) for x in diversity]
     ax.plot(diversity, u, color=BLUE)
     ax.axhline(mi, color=GREY, linestyle="--", linewidth=0.8)
-    ax.axhline(mi * (1 - agreement), color=GREY, linestyle="--", linewidth=0.8)
+    ax.axhline(token_scores(mi, agreement), color=GREY, linestyle="--", linewidth=0.8)
     ax.text(0.02, mi, "ASMI", va="bottom", color=GREY)
-    ax.text(0.98, mi * (1 - agreement), "Sem-ASMI", va="bottom", ha="right", color=GREY)
+    ax.text(0.98, token_scores(mi, agreement), "Sem-ASMI", va="bottom", ha="right", color=GREY)
     ax.axvline(ASMIConfig.tau, color=GREY, linewidth=0.6, linestyle=":")
     ax.text(ASMIConfig.tau + 0.02, mi * 0.12, "τ", color=GREY)
     ax.set_ylim(0, mi * 1.15)

@@ -47,7 +47,7 @@ SUBPACKAGES = {
         "statistics take arrays: anybody's, from anywhere, in a notebook too",
     ),
     "results": Subpackage(
-        "analysis model", "lm_polygraph datasets",
+        "analysis model maths", "lm_polygraph datasets",
         "what is on disk is read without the host that wrote it; settings offer statistics' input",
     ),
     "report": Subpackage(

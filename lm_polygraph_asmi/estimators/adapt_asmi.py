@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
-from lm_polygraph_asmi.maths import adaptive_gate
+from lm_polygraph_asmi.maths import adaptive_gate, token_scores
 from lm_polygraph_asmi.results.names import DIVERSITY_AT, require
 
 
@@ -37,9 +37,7 @@ class AdaptASMI(MaskedHeadsEstimator):
         gate = (self.config.tau, self.config.beta)
         diversities = require(stats, DIVERSITY_AT[self.config.gate_token])
         gates = [adaptive_gate(div, *gate) for div in diversities]
-        return [
-            mi * (1 - alpha * a) for mi, a, alpha in zip(information, agreement, gates, strict=True)
-        ]
+        return list(map(token_scores, information, agreement, gates))
 
 
 def load_estimator(config: Mapping[str, Any]) -> AdaptASMI:

@@ -9,7 +9,7 @@ from lm_polygraph.estimators import Estimator
 
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.maths import operating_point
-from lm_polygraph_asmi.results.aggregation import aggregate
+from lm_polygraph_asmi.maths.scores import aggregate
 from lm_polygraph_asmi.results.names import at_depth, require
 from lm_polygraph_asmi.results.scales import with_scale
 from lm_polygraph_asmi.validation import LEVELS, check_one_of

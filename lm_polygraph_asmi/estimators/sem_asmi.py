@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
+from lm_polygraph_asmi.maths.scores import token_scores
 from lm_polygraph_asmi.results.names import require
 
 
@@ -25,7 +26,7 @@ class SemASMI(MaskedHeadsEstimator):
     def _token_scores(self, stats: dict[str, Any]) -> list[np.ndarray]:
         information = require(stats, self._name("asmi_mi"))
         agreement = require(stats, self._name("asmi_agreement"))
-        return [mi * (1 - a) for mi, a in zip(information, agreement, strict=True)]
+        return list(map(token_scores, information, agreement))
 
 
 def load_estimator(config: Mapping[str, Any]) -> SemASMI:

@@ -21,6 +21,8 @@ from .operating_point import masks_for_pair_coverage as masks_for_pair_coverage
 from .operating_point import never_masked_heads as never_masked_heads
 from .operating_point import operating_point as operating_point
 from .operating_point import tolerated_heads as tolerated_heads
+from .scores import aggregate as aggregate
+from .scores import token_scores as token_scores
 from .support import UnionSupport as UnionSupport
 from .support import most_likely as most_likely
 from .support import ranked as ranked

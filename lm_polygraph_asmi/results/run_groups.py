@@ -14,7 +14,7 @@ import pandas as pd
 
 from lm_polygraph_asmi.analysis.clusters import text_clusters, too_few
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.results.aggregation import aggregate
+from lm_polygraph_asmi.maths.scores import aggregate, token_scores
 from lm_polygraph_asmi.results.names import at_depth
 from lm_polygraph_asmi.results.runs import (
     MSP,
@@ -257,8 +257,7 @@ class RunGroup:
         """MI_t (1 - A_t) of every token, nats."""
         if self.mi_tokens is None or self.agreement_tokens is None:
             return None
-        pairs = zip(self.mi_tokens, self.agreement_tokens, strict=True)
-        return [mi * (1 - a) for mi, a in pairs]
+        return list(map(token_scores, self.mi_tokens, self.agreement_tokens))
 
     def _mean(self, name: str, at_operating_depth: bool = False) -> np.ndarray | None:
         return _aggregated(self.tokens(name, at_operating_depth))

@@ -23,6 +23,7 @@ from lm_polygraph_asmi.host.model import causal_model, is_host_model
 from lm_polygraph_asmi.host.special_tokens import PlainTokenizer, SpecialTokens
 from lm_polygraph_asmi.host.stopping import StopConditions
 from lm_polygraph_asmi.maths import adaptive_gate
+from lm_polygraph_asmi.maths.scores import aggregate
 from lm_polygraph_asmi.model import (
     PrefixCache,
     attention_of,
@@ -30,7 +31,6 @@ from lm_polygraph_asmi.model import (
     plain_model,
     structure_of,
 )
-from lm_polygraph_asmi.results.aggregation import aggregate
 from lm_polygraph_asmi.results.cache import (
     ModelKeys,
     ResultCache,

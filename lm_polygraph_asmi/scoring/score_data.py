@@ -11,7 +11,7 @@ import numpy as np
 
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.results.aggregation import aggregate
+from lm_polygraph_asmi.maths.scores import aggregate, token_scores
 from lm_polygraph_asmi.scoring.calibration import Calibration
 from lm_polygraph_asmi.scoring.provenance import answer_end, prompt_format
 from lm_polygraph_asmi.scoring.segments import Span, segment_answer, span_of
@@ -184,7 +184,7 @@ class ScoreData:
         tokens = self.tokens[: self.counted]
         signals = {
             "asmi": aggregate([token.mi for token in tokens], self.aggregation),
-            "sem": aggregate([t.mi * (1 - t.agreement) for t in tokens], self.aggregation),
+            "sem": aggregate([token_scores(t.mi, t.agreement) for t in tokens], self.aggregation),
             "msp": self.msp,
             "perplexity": self.msp / self.counted,
             "entropy": float(np.mean([token.entropy for token in tokens])),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.results.aggregation import aggregate
+from lm_polygraph_asmi.maths.scores import aggregate
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.calibration import Calibration

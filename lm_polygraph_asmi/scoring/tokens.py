@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lm_polygraph_asmi.analysis.mechanism import votes
+from lm_polygraph_asmi.maths.scores import token_scores
 from lm_polygraph_asmi.scoring.page import FULL_SHADE
 
 BARS = " ▁▂▃▄▅▆▇█"
@@ -87,7 +88,7 @@ def tokens_of(
                 id=int(ids[position]),
                 mi=mi,
                 agreement=agreement,
-                u=mi * (1 - gate * agreement),
+                u=token_scores(mi, agreement, gate),
                 entropy=float(stats["asmi_entropy"][position]),
                 log_likelihood=float(stats["asmi_log_likelihood"][position]),
                 vote=vote.agree,

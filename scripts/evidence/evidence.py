@@ -26,7 +26,7 @@ from lm_polygraph_asmi.analysis import (
     rank_correlation,
 )
 from lm_polygraph_asmi.config import AGGREGATIONS, METHODS
-from lm_polygraph_asmi.results.aggregation import aggregate
+from lm_polygraph_asmi.maths.scores import aggregate, token_scores
 
 
 class Model(NamedTuple):
@@ -257,7 +257,7 @@ class Evidence:
         scores = self.column(f"asmi_mi{ending}")
         if method == "Sem-ASMI":
             agreements = self.column(f"asmi_agreement{ending}")
-            scores = [mi * (1 - a) for mi, a in zip(scores, agreements, strict=True)]
+            scores = list(map(token_scores, scores, agreements))
         return scores
 
     def score(

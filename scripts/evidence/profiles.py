@@ -39,6 +39,7 @@ from statsmodels.stats.multitest import multipletests
 from lm_polygraph_asmi.analysis import Interval, auroc, cluster_bootstrap_weights
 from lm_polygraph_asmi.analysis.clusters import percentile_interval, two_sided
 from lm_polygraph_asmi.analysis.comparison import BootstrapAUROC, drawn_prr
+from lm_polygraph_asmi.maths.scores import token_scores
 
 EVIDENCE = Path(__file__).parents[2] / "docs/evidence"
 SCRIPT = "profiles.py"
@@ -113,7 +114,7 @@ class Answers:
             summaries = [
                 f for v in (mi, agreement, majority) for f in (v.mean(), v.max(), v.sum(), v[0])
             ]
-            rows.append([(mi * (1 - agreement)).mean(), *summaries])
+            rows.append([token_scores(mi, agreement).mean(), *summaries])
         return np.array(rows)
 
     @cached_property

@@ -73,7 +73,7 @@ def content(
             f"asmi_top_token_d{depth}": [rng.integers(0, 10, (MASKS, t)) for t in lengths],
             f"asmi_settings_d{depth}": [
                 Settings(
-                    config.replace(num_masks=MASKS, mask_rate=0.1, attention="sdpa"), "all",
+                    config.replace(num_masks=MASKS, mask_rate=0.1, attention="sdpa"),
                     layer=3, num_layers=6, num_heads=8,
                 ).to_dict()
             ] * n,

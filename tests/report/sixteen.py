@@ -121,7 +121,7 @@ def group(
             f"asmi_top_token_d{depth}": [rng.integers(0, 10, (MASKS, t)) for t in lengths],
             f"asmi_settings_d{depth}": [
                 Settings(
-                    config.replace(num_masks=40, mask_rate=0.15, attention="sdpa"), "all",
+                    config.replace(num_masks=40, mask_rate=0.15, attention="sdpa"),
                     layer=20, num_layers=36, num_heads=32,
                 ).to_dict()
             ] * n,

@@ -9,7 +9,6 @@ import pytest
 from lm_polygraph_asmi import score
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.comparison import prr_intervals
-from lm_polygraph_asmi.maths.information import NO_INFORMATION
 from lm_polygraph_asmi.scoring import Calibration
 from lm_polygraph_asmi.scoring.calibration import calibrate, of_answers_and_parts, probability_at
 from lm_polygraph_asmi.scoring.provenance import digest_of
@@ -84,7 +83,7 @@ def test_parts_get_a_probability_of_error(model, tokenizer, found, calibration):
         PROMPT, found.answer
     )
     expected = [span.u for span in found.spans]
-    assert [span.u for span in tested.spans] == pytest.approx(expected, abs=NO_INFORMATION)
+    assert [span.u for span in tested.spans] == pytest.approx(expected, abs=1e-7)
     for span in tested.spans:
         assert span.validated is True
         assert span.error_probability == probability_at(calibration.calibration, span.u)

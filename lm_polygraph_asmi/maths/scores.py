@@ -1,0 +1,52 @@
+"""From the disagreement at each token to the score of an answer: the paper's three equations.
+
+Without torch, so that reading saved statistics does not import it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from lm_polygraph_asmi.config import ASMIConfig
+
+Value = TypeVar("Value", float, np.ndarray)
+
+_REDUCED: dict[str, Callable[..., Any]] = {"mean": np.mean, "sum": np.sum, "max": np.max}
+
+
+def token_scores(information: Value, agreement: Value, alpha: float = 1.0) -> Value:
+    """u_t = MI_t (1 - alpha A_t), nats, in [0, ln S]; higher = more uncertain.
+
+    Source: equations "mi" (alpha 0, ASMI), "sem-mi" (1, Sem-ASMI) and "adapt-mi" (`adaptive_gate`,
+    Adapt-ASMI) of the paper.
+
+    Args:
+        information: MI_t, nats, of one token or an array.
+        agreement: A_t, in [0, 1], of the same shape.
+        alpha: weight of the semantic discount, in [0, 1].
+
+    Example:
+        >>> token_scores(0.4, 0.5), token_scores(0.4, 0.5, alpha=0.0)
+        (0.2, 0.4)
+    """
+    return information * (1 - alpha * agreement)
+
+
+def aggregate(
+    token_scores: np.ndarray | Sequence[float], aggregation: str = ASMIConfig.aggregation
+) -> float:
+    """The score of an answer from the (T,) scores of its tokens, in their unit.
+
+    The paper's is the mean (equation "seq-unc"). It falls with the length of an answer if most
+    tokens are robust, as closing tokens and later parts of words are; the sum grows with length;
+    the maximum does not depend on it. Which one ranks errors best depends on the data.
+
+    Args:
+        aggregation: one of `config.AGGREGATIONS`.
+
+    Example:
+        >>> aggregate([0.1, 0.3]), aggregate([0.1, 0.3], "max")
+        (0.2, 0.3)
+    """
+    return float(_REDUCED[aggregation](token_scores))

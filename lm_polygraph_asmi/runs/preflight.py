@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.host.quality import METRICS
-from lm_polygraph_asmi.results.manifest import NAMED, dropped_text, model_of
+from lm_polygraph_asmi.results.manifest import dropped_text, model_of
 from lm_polygraph_asmi.results.runs import manager_files
 from lm_polygraph_asmi.results.scales import matched_scale
 from lm_polygraph_asmi.runs.rows import (

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from numbers import Integral, Real
 from pathlib import Path
 
-LEVELS = ("sequence", "claim")
-"""What an estimator scores: answers, or the claims in them."""
 
 TOKENS = ("none", "compact", "full")
 """How much detail per token a file of scored rows holds."""

@@ -12,7 +12,6 @@ from lm_polygraph_asmi.maths import operating_point
 from lm_polygraph_asmi.maths.scores import aggregate
 from lm_polygraph_asmi.results.names import at_depth, require
 from lm_polygraph_asmi.results.scales import with_scale
-from lm_polygraph_asmi.validation import LEVELS, check_one_of
 
 
 class _Statistic(str):
@@ -43,7 +42,6 @@ class MaskedHeadsEstimator(Estimator):
         config: the expected settings, including the mask seed. With `closing_token` False, the
             closing token is left out of the score, unless it is the only token of the answer. Of a
             stop string of several tokens, only the last is left out.
-        level: "sequence", or "claim" for a score of each claim in an answer.
         **settings: replace those of the config.
 
     Raises:
@@ -55,16 +53,11 @@ class MaskedHeadsEstimator(Estimator):
     method: str | None = None
     """Value of the setting `method`, for the three methods of `config.METHODS`."""
 
-    def __init__(
-        self, config: ASMIConfig | None = None, *, level: str = "sequence", **settings: Any
-    ) -> None:
+    def __init__(self, config: ASMIConfig | None = None, **settings: Any) -> None:
         if self.method is not None:
             settings |= {"method": self.method}
         self.config = with_scale((config or ASMIConfig()).replace(**settings))
-        check_one_of("level", level, LEVELS)
-        dependencies = self._dependencies()
-        dependencies += ["claims"] if level == "claim" else []
-        super().__init__([_Statistic(name) for name in dependencies], level)
+        super().__init__([_Statistic(name) for name in self._dependencies()], "sequence")
 
     def _dependencies(self) -> list[str]:
         return [*map(self._name, ("asmi_mi", "asmi_settings")), "asmi_closing"]
@@ -74,16 +67,15 @@ class MaskedHeadsEstimator(Estimator):
 
     def __str__(self) -> str:
         """Name in tables and saved runs: depth, K, and all settings that are not the default."""
-        more = ["claims, experimental"] if self.level == "claim" else []
-        return self.config.label(self.symbol, *more)
+        return self.config.label(self.symbol)
 
     @property
     def described(self) -> dict[str, Any]:
         """Entry of the score in the manifest's part "methods"."""
         return self.config.to_dict() | {"symbol": self.symbol}
 
-    def __call__(self, stats: dict[str, Any]) -> np.ndarray | list[list[float]]:
-        """One score per example of the batch; at level "claim", one list of scores per example.
+    def __call__(self, stats: dict[str, Any]) -> np.ndarray:
+        """One score per example of the batch.
 
         Raises:
             KeyError: a statistic is missing; the message names its calculator.
@@ -92,11 +84,6 @@ class MaskedHeadsEstimator(Estimator):
         for settings in require(stats, self._name("asmi_settings")):
             self._check_settings(settings)
         token_scores = self._token_scores(stats)
-        if self.level == "claim":
-            examples = zip(token_scores, require(stats, "claims"), strict=True)
-            by_claim = [[self._of_claim(scores, c) for c in claims] for scores, claims in examples]
-            self._check_finite([score for scores in by_claim for score in scores])
-            return by_claim
         scores = []
         for example, closing in zip(token_scores, require(stats, "asmi_closing"), strict=True):
             leave_out = closing and not self.config.closing_token and len(example) > 1
@@ -105,15 +92,6 @@ class MaskedHeadsEstimator(Estimator):
             )
         self._check_finite(scores)
         return np.array(scores)
-
-    def _of_claim(self, token_scores: np.ndarray, claim: Any) -> float:
-        positions = list(claim.aligned_token_ids)
-        if not positions or not 0 <= min(positions) <= max(positions) < len(token_scores):
-            raise ValueError(
-                f"the claim {claim.claim_text!r:.80} has the tokens {positions}, but the answer "
-                f"has {len(token_scores)}: claims and scores belong to different answers"
-            )
-        return aggregate(token_scores[positions], self.config.aggregation)
 
     def _check_finite(self, scores: Sequence[float]) -> None:
         if not np.isfinite(scores).all():

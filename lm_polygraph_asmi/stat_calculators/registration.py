@@ -21,7 +21,6 @@ OPTIONS = ("result_cache", "details")
 def available_stat_calculators(
     estimators: Sequence[Estimator],
     output_attentions: bool = False,
-    sentence_claims: bool = False,
     **options: Any,
 ) -> list[StatCalculatorContainer]:
     """Value of `UEManager(available_stat_calculators=...)` for a list of estimators.
@@ -31,8 +30,6 @@ def available_stat_calculators(
             ASMI are read from them.
         output_attentions: whether greedy decoding returns attention maps; RAUQ needs them, and
             eager attention.
-        sentence_claims: whether sentences are the claims of estimators of that level; otherwise
-            LM-Polygraph's extractor asks a chat model.
         **options: `attention`, `memory_budget`, and `OPTIONS`, the other arguments of the
             masked-heads calculator.
 
@@ -85,16 +82,8 @@ def available_stat_calculators(
         stats=list(DIVERSITY),
         dependencies=["sample_tokens"],
     )
-    claims = StatCalculatorContainer(
-        name="SentenceClaimsCalculator",
-        builder="lm_polygraph_asmi.stat_calculators.sentence_claims",
-        cfg=OmegaConf.create({}),
-        stats=["claims", "claim_texts_concatenated", "claim_input_texts_concatenated"],
-        dependencies=["greedy_texts", "greedy_tokens"],
-    )
     return [
         *register_default_stat_calculators("Whitebox", output_attentions=output_attentions),
         masked_heads,
         diversity,
-        *([claims] if sentence_claims else []),
     ]

@@ -382,9 +382,9 @@ class ASMIConfig:
             and getattr(self, f.name) != f.default
         ]  # fmt: skip
 
-    def label(self, symbol: str, *more: str) -> str:
+    def label(self, symbol: str) -> str:
         """Readable name: always depth and K, other settings where they are not the default."""
-        parts = [f"{100 * self.depth:g}%", f"K={self.top_k}", *self.describe(), *more]
+        parts = [f"{100 * self.depth:g}%", f"K={self.top_k}", *self.describe()]
         return f"{symbol} ({', '.join(parts)})"
 
     def __str__(self) -> str:

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from numbers import Integral, Real
 from pathlib import Path
 
-
 TOKENS = ("none", "compact", "full")
 """How much detail per token a file of scored rows holds."""
 

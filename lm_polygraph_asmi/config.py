@@ -329,6 +329,8 @@ class ASMIConfig:
                 f"a score with source={content['source']!r} is of version 0.1, which attributed "
                 "answers to their context: score the answers again"
             )
+        if content.get("method") == "adapt" and "gate_token" not in content:
+            content = dict(content) | {"gate_token": "last"}  # of version 0.1, not recorded there
         return cls(**{name: content[name] for name in cls.names() if name in content})
 
     @classmethod

@@ -7,7 +7,7 @@ whose runner calls it through `stat_calculators.masked_heads`; `score` calls it 
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, TypeVar
 

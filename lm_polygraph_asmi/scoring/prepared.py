@@ -40,7 +40,7 @@ from lm_polygraph_asmi.results.names import at_depth
 from lm_polygraph_asmi.results.scales import with_scale
 from lm_polygraph_asmi.scoring.calibration import CalibrationLike, settled
 from lm_polygraph_asmi.scoring.ending import EndedAnswer, TextAnswer
-from lm_polygraph_asmi.scoring.engine import Draft, Engine, diversity_of
+from lm_polygraph_asmi.scoring.engine import Engine, diversity_of
 from lm_polygraph_asmi.scoring.generation import Generation, restored_config
 from lm_polygraph_asmi.scoring.own_tokenizer import check_tokenizer
 from lm_polygraph_asmi.scoring.result import Score

@@ -314,7 +314,7 @@ def paper_method(group: RunGroup, symbol: str, depth: float, top_k: int = 64) ->
             for run in group.runs
             if name in run.scores
             for used in run.settings()
-            if abs(used["depth"] - depth) <= 1e-4 and used["source"] == config.source
+            if abs(used["depth"] - depth) <= 1e-4
         ]
         masks = {(used["num_masks"], used["mask_rate"]) for used in settings}
         if config.same_but(default, *free) and masks == {(MASKS, MASK_RATE)}:

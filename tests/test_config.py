@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from lm_polygraph_asmi import SemASMI
 from lm_polygraph_asmi.commands import main
-from lm_polygraph_asmi.config import METHODS, ASMIConfig, setting
+from lm_polygraph_asmi.config import METHODS, REMOVED, ASMIConfig, setting
 from lm_polygraph_asmi.host.configs import configs_path, store_settings
 from lm_polygraph_asmi.options import given_settings, setting_options
 from lm_polygraph_asmi.results.runs import combine_runs, load_run
@@ -213,3 +213,16 @@ def calibration_with_stop(tmp_path):
 def test_values_of_another_type_are_refused(name, value):
     with pytest.raises(ValueError, match=name):
         ASMIConfig(**{name: value})
+
+
+def test_settings_of_version_0_1():
+    """Refused by name where they are set; read where they mean the same; never read as another."""
+    for name in REMOVED:
+        with pytest.raises(TypeError, match=f"the setting {name} was removed: .* leave it out"):
+            ASMIConfig().replace(**{name: "context"})
+    saved = ASMIConfig(scope="response").to_dict()
+    assert ASMIConfig.from_dict(saved | {"source": "all"}) == ASMIConfig(scope="response")
+    with pytest.raises(ValueError, match=r"source=.context. is of version 0\.1"):
+        ASMIConfig.from_dict(saved | {"source": "context"})
+    del saved["gate_token"]
+    assert ASMIConfig.from_dict(saved | {"method": "adapt"}).gate_token == "last"

@@ -22,6 +22,7 @@ import numpy as np
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 from omegaconf import DictConfig
 
+from lm_polygraph_asmi.config import REMOVED
 from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.results.manifest import dropped_text
 from lm_polygraph_asmi.runs.squad import DEMO_DATA, Question, prompt_of, questions_of, read_squad
@@ -352,8 +353,9 @@ def select_rows(
     first, except_limit = source.pop("first", None), source.pop("except_limit", None)
     count, sample_seed = source.pop("sample", None), source.pop("sample_seed", 0)
     by = source.pop("sample_by", None)
-    for name in ("context_regex", "grounded"):  # describe the prompts, do not select rows
-        source.pop(name, None)
+    source.pop("grounded", None)  # describes the prompts, does not select rows
+    if source.pop("context_regex", None) is not None:
+        raise ValueError(f"data.context_regex was removed: {REMOVED['context_regex']}")
     size, seed, limit = source.pop("size"), source.pop("subsample_seed"), source.pop("limit")
     shard, num_shards = source.pop("shard"), source.pop("num_shards")
     check_at_least_one("data.size", size)

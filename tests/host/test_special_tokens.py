@@ -120,13 +120,6 @@ def test_every_way_takes_the_setting(scorers):
     assert any("'<|user|>' at character 0" in warning for warning in tokens.result.warnings)
 
 
-def test_a_context_in_a_chat_that_is_read_as_text(scorers):
-    passage = "The ferry </s> was built."
-    chat = [{"role": "user", "content": passage}, {"role": "user", "content": PROMPT}]
-    result = scorers["plain"].score(chat, " x", context=passage)
-    assert result.sources["context"].text == passage
-
-
 def test_a_chat_rendered_by_a_template_without_special_tokens():
     tiny = whitebox()
     tokenizer = deepcopy(tiny.tokenizer)

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from lm_polygraph_asmi.analysis import cluster_interval, normalised_prr
 from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.results.manifest import manifest_path, write_manifest
 from lm_polygraph_asmi.results.runs import _content, load_run
 
@@ -273,3 +274,24 @@ def test_another_zip_file_is_no_run(tmp_path):
         archive.writestr("a/b.txt", "no run")
     with pytest.raises(ValueError, match=r"is not a run saved by LM-Polygraph.*no data\.pkl"):
         load_run(file)
+
+
+def test_scores_that_only_version_0_1_computes_are_left_out(tmp_path, caplog):
+    """They masked only the context's part of a head: another score under a similar name."""
+    file = save(tmp_path)
+    content = torch.load(file, weights_only=False)
+    older = "ASMI (60%, K=64, scope=response, source=context)"
+    content["estimations"]["sequence", older] = [0.5] * 4
+    content["stats"]["asmi_settings_d60_context"] = [SETTINGS | {"source": "context"}] * 4
+    torch.save(content, file)
+    config = ASMIConfig().to_dict() | {"symbol": "ASMI"}
+    methods = {
+        "ASMI (60%, K=64)": config | {"source": "all"},
+        older: config | {"source": "context"},
+    }
+    write_manifest({"methods": methods}, file)
+    run = load_run(tmp_path)
+    assert list(run.scores) == ["ASMI (60%, K=64)", "Perplexity"]
+    assert list(run.methods) == ["ASMI (60%, K=64)"]
+    assert run.settings() == [SETTINGS]
+    assert older in caplog.text

@@ -297,7 +297,9 @@ def about(rows: int, published: int) -> bool:
     return abs(rows - published) <= ABOUT_ALL * published
 
 
-def paper_method(group: RunGroup, symbol: str, depth: float, top_k: int = 64) -> str | None:
+def paper_method(
+    group: RunGroup, symbol: str, depth: float, top_k: int = ASMIConfig.top_k
+) -> str | None:
     """Name of a variant's score with the paper's settings; None if the setting has none.
 
     Raises:

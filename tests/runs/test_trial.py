@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from lm_polygraph_asmi.runs import trial
-from lm_polygraph_asmi.runs.trial import Trial, batch_times, estimate, try_rows
+from lm_polygraph_asmi.runs.trial import Trial, batch_times, costs, estimate, try_rows
 
 TRACEBACK = """[2026-01-01 00:00:00,000][lm_polygraph][INFO] - Loading
 Traceback (most recent call last):
@@ -65,7 +65,7 @@ def test_estimate():
     tried = Trial(pd.DataFrame(), [30.0, 32.0, 36.0], {"asmi": 0.5}, {"main": 2 * 10**9})
     console = Console(width=100)
     with console.capture() as capture:
-        console.print(estimate(tried, rows=10_000, seeds=2))
+        console.print(estimate(costs(tried, rows=10_000, seeds=2)))
     shown = " ".join(capture.get().split())
     for row in (
         "asmi │ 0.50 s per row",
@@ -77,7 +77,7 @@ def test_estimate():
     ):
         assert row in shown
     with console.capture() as capture:
-        console.print(estimate(tried._replace(times=[]), rows=10_000))
+        console.print(estimate(costs(tried._replace(times=[]), rows=10_000)))
     assert "the whole run" not in capture.get()
 
 

@@ -34,21 +34,21 @@ SECONDS = ("seconds", "settings", "reused")
 """Parts of names whose values are no statistics of the answer."""
 
 
-def plain(value: Any) -> Any:
+def as_text(value: Any) -> Any:
     """Numbers as hexadecimal floats or integers, arrays as nested lists."""
     if isinstance(value, torch.Tensor):
         value = value.numpy()
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): as_text(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [as_text(item) for item in value]
     return value.hex() if isinstance(value, float) else value
 
 
 def kept(stats: dict[str, Any]) -> dict[str, Any]:
-    return {n: plain(v) for n, v in sorted(stats.items()) if not any(s in n for s in SECONDS)}
+    return {n: as_text(v) for n, v in sorted(stats.items()) if not any(s in n for s in SECONDS)}
 
 
 def tiny_statistics(family: str) -> dict[str, Any]:
@@ -63,15 +63,17 @@ def tiny_statistics(family: str) -> dict[str, Any]:
                 for kind in (ASMI, SemASMI, AdaptASMI)
                 for depth in depths
             ]
-            given = stats | {"asmi_diversity": [0.25]}
-            result[f"scores {scope} {depths}"] = {str(e): plain(e(given)) for e in estimators}
+            diversity = {"asmi_diversity": [0.25], "asmi_diversity_second_last": [0.25]}
+            result[f"scores {scope} {depths}"] = {
+                str(e): as_text(e(stats | diversity)) for e in estimators
+            }
     return result
 
 
 def score_of(scorer: Scorer, prompt: str) -> dict[str, Any]:
     result = scorer.score(prompt)
     tokens = [[t.u, t.mi, t.agreement, t.entropy, t.log_likelihood] for t in result.tokens]
-    return {"score": plain(result.score), "msp": plain(result.msp), "tokens": plain(tokens)}
+    return {"score": as_text(result.score), "msp": as_text(result.msp), "tokens": as_text(tokens)}
 
 
 def smollm2_statistics() -> dict[str, Any]:

@@ -24,7 +24,7 @@ from lm_polygraph.ue_metrics import PredictionRejectionArea
 from lm_polygraph_asmi.analysis import normalised_prr, rank_correlation
 from lm_polygraph_asmi.config import GATE_TOKENS, ASMIConfig
 from lm_polygraph_asmi.maths import adaptive_gate
-from lm_polygraph_asmi.results.aggregation import aggregate
+from lm_polygraph_asmi.maths.scores import aggregate
 
 EVIDENCE = Path(__file__).parents[1] / "docs/evidence"
 

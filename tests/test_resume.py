@@ -16,6 +16,8 @@ from tests import tiny_lm
 from tests.polygraph import forked, polygraph_eval_here
 
 ROWS = 16
+MANY = 80
+"""Enough that a run can be stopped before its last."""
 ENTRIES_PER_ROW = 3  # unmasked pass, masked passes, sampled answers
 
 
@@ -78,8 +80,8 @@ def test_an_interrupted_run_keeps_its_rows(tmp_path, monkeypatch):
     """Ctrl-C: LM-Polygraph saves what it has, and the next run resumes."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    prompts = [f"Who built the ferry {i}? Where do the blue kites start?" for i in range(ROWS)]
-    rows = {"input": prompts, "output": ["the mill"] * (ROWS - 1) + ["a kite"]}
+    prompts = [f"Who built the ferry {i}? Where do the blue kites start?" for i in range(MANY)]
+    rows = {"input": prompts, "output": ["the mill"] * (MANY - 1) + ["a kite"]}
     Dataset.from_dict(rows).save_to_disk(tmp_path / "questions")
     run = forked(
         "--config-name", "asmi_offline", "benchmark=asmi_babiqa", "estimators=asmi_only",
@@ -96,7 +98,7 @@ def test_an_interrupted_run_keeps_its_rows(tmp_path, monkeypatch):
     run.join()
     manager = tmp_path / "run" / "ue_manager_seed1"
     partial = load_run(manager, partial=True)
-    assert 0 < len(partial.scores) < ROWS, "the run was too quick to be interrupted"
-    assert partial.planned == ROWS
+    assert 0 < len(partial.scores) < MANY, "the run was too quick to be interrupted"
+    assert partial.planned == MANY
     assert partial.stats["input_texts"] == prompts[: len(partial.scores)]
     assert "For the rest: polygraph_eval --config-name asmi_offline" in partial.stopped_early

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.reproduction import standard_error
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.results.run_groups import RunGroup
+from lm_polygraph_asmi.results.run_groups import RunGroup, short_path
 
 PAPER = Path(__file__).parents[1] / "data" / "paper.csv"
 """Written by `scripts/paper_numbers.py` from the paper's LaTeX."""
@@ -267,9 +267,11 @@ def departures(group: RunGroup) -> list[str]:
     if not group.run.manifest:
         return ["no manifest records what was run"]
     if not setting.model:
-        reasons.append(f"model {model.get('path') or 'not recorded'}")
+        reasons.append(f"model {short_path(model.get('path')) or 'not recorded'}")
     if not setting.dataset:
-        return [*reasons, f"data {data.get('source') or 'not recorded'}"]
+        source = data.get("source")
+        shown = short_path(source) if isinstance(source, str) else source
+        return [*reasons, f"data {shown or 'not recorded'}"]
     benchmark = BENCHMARKS[setting.dataset]
     generated = config.get("generation_params") or {}
     expected = {

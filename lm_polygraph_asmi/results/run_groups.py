@@ -380,14 +380,18 @@ class RunGroup:
         model, data = self.run.recorded("model"), self.run.recorded("dataset")
         return {
             "setting": self.label,
-            "model": _short(model.get("path")) or "not recorded",
+            "model": short_path(model.get("path")) or "not recorded",
             "revision": model.get("revision", "not recorded"),
-            "dataset": _short(data.get("source")) or data.get("name") or "not recorded",
+            "dataset": short_path(data.get("source")) or data.get("name") or "not recorded",
             "quality": self.metric,
             "n": len(self),
             "clusters": len(set(self.clusters)),
             "runs": [
-                {"file": _short(str(r.path)), "seeds": r.recorded("seeds"), "asmi": r.settings()}
+                {
+                    "file": short_path(str(r.path)),
+                    "seeds": r.recorded("seeds"),
+                    "asmi": r.settings(),
+                }
                 for r in (*self.runs, *self.parts, *(c.run for c in self.conditions))
             ],
             "packages": self.run.recorded("packages"),
@@ -396,7 +400,7 @@ class RunGroup:
         }
 
 
-def _short(path: str | None) -> str | None:
+def short_path(path: str | None) -> str | None:
     """The last parts of an absolute path, to keep the rest private."""
     if path is None or not Path(path).is_absolute():
         return path

@@ -25,7 +25,7 @@ from lm_polygraph_asmi.analysis.signals import (
     recommendation,
 )
 from lm_polygraph_asmi.files import parse_json, to_json
-from lm_polygraph_asmi.results.aggregation import aggregate
+from lm_polygraph_asmi.maths.scores import aggregate
 from lm_polygraph_asmi.results.runs import RIGHT
 from lm_polygraph_asmi.scoring.calibration import FINGERPRINTS, Calibration
 from lm_polygraph_asmi.scoring.decision import SIGNALS, Decision

@@ -337,8 +337,8 @@ def make_tables() -> dict[str, Table]:
         for name in by_name:
             pairs = _order(name, by_name)
             each, mean = gains(pairs, label)
-            apart = [pair for pair in pairs if not pair.rows.name.startswith("gemma")]
-            _, without = gains(apart, label) if apart else (None, mean)
+            others = [pair for pair in pairs if not pair.rows.name.startswith("gemma")]
+            _, without = gains(others, label) if others else (None, mean)
             means.append(
                 [name, label, str(len(pairs)), f"{mean.first:.3f}", f"{mean.second:.3f}",
                  three(mean.difference), p_text(mean.p), verdict(mean.difference),

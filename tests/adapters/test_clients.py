@@ -173,7 +173,7 @@ def test_two_lengths_are_an_error():
         (b'{"prompt": "a", "prompt": "b"}', 400, "the field 'prompt' occurs twice"),
         (b'{"temperature": NaN}', 400, "the field 'temperature': expected a finite number"),
         (b'{"x": [1e999]}', 400, r"the field 'x\[0\]': expected a finite number"),
-        (b'{"prompt": "Who \\ud800?"}', 400, "'prompt': expected text, got .* at character 4"),
+        (b'{"prompt": "Who \\ud800?"}', 400, "'prompt': expected text, got .* at character 5"),
         (b'{"model": "\xff"}', 400, "the body is not UTF-8: byte 12"),
         (b"[" * 100_000, 400, "too deep"),
         (b"[" * 900 + b"]" * 900, 4, "nested too deeply|got a list"),

@@ -17,6 +17,7 @@ from lm_polygraph_asmi import score
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.files import locked, parse_json
 from lm_polygraph_asmi.scoring import Calibration
+from lm_polygraph_asmi.scoring.engine import Engine
 from lm_polygraph_asmi.scoring.loading import load
 from lm_polygraph_asmi.scoring.many import COMPACT, OUTPUT
 from lm_polygraph_asmi.scoring.page import visible
@@ -267,7 +268,7 @@ def test_a_failure_that_may_pass_is_not_kept(model, tokenizer, tmp_path, monkeyp
     scorer = Scorer(model, tokenizer=tokenizer, result_cache=tmp_path)
     rows = [Row(1, {"prompt": PROMPT, "answer": " Brask"})]
     with monkeypatch.context() as full:
-        full.setattr(Scorer, "_stats", lambda *_: (_ for _ in ()).throw(RuntimeError("no memory")))
+        full.setattr(Engine, "score", lambda *_: (_ for _ in ()).throw(RuntimeError("no memory")))
         assert next(score_rows(scorer, rows))[1].error == "no memory"
         list(score_rows(scorer, rows))
     ((_, outcome),) = score_rows(scorer, rows)
@@ -468,7 +469,6 @@ def test_command_that_streams(command, model, tokenizer, tmp_path):
     for given in (
         ["--answer", " Brask"],
         ["--out", tmp_path / "out.jsonl"],
-        ["--context", "ferry"],
     ):
         refused = command(source, "--stream", "--scope", "response", *given)
         assert refused.exit_code == 1
@@ -495,10 +495,6 @@ def test_command_tells_as_much_of_tokens_as_asked(command, tmp_path, tokens, exp
     ("given", "said"),
     [
         (["--out", "x.parquet"], ".parquet for rows in Parquet; got x.parquet"),
-        (
-            ["--stream", "--scope", "response", "--source", "context"],
-            "streaming needs source='all'",
-        ),
         (["--stream", "--scope", "all"], "streaming needs scope='response'"),
         (["--stream", "--seeded-by", "answer"], "streaming needs seeded_by='prompt'"),
     ],
@@ -568,17 +564,6 @@ def test_command_with_a_chat_template(command, tmp_path):
     (line,) = written(out)
     assert line["prompt"] == messages
     assert line["score"] == pytest.approx(float(expected), rel=1e-5)
-
-
-def test_command_reads_the_reference_of_the_source(command, tmp_path):
-    source = tmp_path / "prompt.txt"
-    source.write_text(PROMPT)
-    done = command(
-        source, "--source", "context", "--scope", "response",
-        "--calibration", runs.save(tmp_path / "run"), model="no such model",
-    )  # fmt: skip
-    assert done.exit_code == 1
-    assert "expected a score with the settings" in done.stderr.replace("\n", " ")
 
 
 def test_command_with_a_reference(command, tmp_path):

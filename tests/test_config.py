@@ -216,7 +216,7 @@ def test_values_of_another_type_are_refused(name, value):
 
 
 def test_settings_of_version_0_1():
-    """Unsupported by name where they are set; read where they mean the same; never read as another."""
+    """Unsupported by name where they are set; read only where they mean the same."""
     for name in REMOVED:
         with pytest.raises(TypeError, match=f"the setting {name} was removed: .* leave it out"):
             ASMIConfig().replace(**{name: "context"})

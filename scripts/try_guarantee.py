@@ -226,7 +226,7 @@ def decide(run: Path, calibration: Path, out: Path, metric: str) -> None:
         ]
         _write(out, decisions)
         return
-    chosen = {n: saved.settings[n] for n in ("method", "depth", "source", "aggregation")}
+    chosen = {n: saved.settings[n] for n in ("method", "depth", "aggregation")}
     run_calibration = Calibration.from_run(run, metric, **chosen)
     differences = saved.other_settings(run_calibration.settings | {"model": run_calibration.model})
     if differences or saved.decision is None:

@@ -6,7 +6,7 @@ far the resulting next-token distributions disagree.
 
 import lazy_loader
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Names in the stub file are imported on first use; only then torch or LM-Polygraph is imported.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

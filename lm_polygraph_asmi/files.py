@@ -23,6 +23,12 @@ except ImportError:  # Windows
 log = logging.getLogger("lm_polygraph")
 
 
+def user_cache() -> Path:
+    """The package's folder in the user's cache, $XDG_CACHE_HOME or ~/.cache; it may be missing."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home, "lm_polygraph_asmi")
+
+
 def parse_json(text: str | bytes) -> Any:
     """The value of a JSON text, strictly: another reader would find the same value.
 

@@ -12,14 +12,10 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import HFValidationError
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from lm_polygraph_asmi.host.gguf import MODEL, TOKENIZER, Part, log, read_gguf
 from lm_polygraph_asmi.host.smollm2 import GGUF_FILE, weights_folder
 
 SMOLLM2 = "smollm2"
@@ -53,13 +49,15 @@ def load_model(
     if dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise ValueError(f"expected dtype auto or a torch dtype such as float32, got {dtype!r}")
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model: PreTrainedModel = _load(
+            MODEL,
+            f"model-{dtype}",
             model_path,
+            kwargs,
             dtype=dtype if dtype == "auto" else getattr(torch, dtype),
             device_map=device_map,
             attn_implementation=attn_implementation,
             trust_remote_code=trust_remote_code,
-            **kwargs,
         )
     except (OSError, HFValidationError) as error:  # the latter from older releases
         raise OSError(
@@ -74,6 +72,13 @@ def load_model(
             "also name the file (gguf_file)"
         ) from error
     return model.eval()
+
+
+def _load(part: Part, name: str, path: str, chosen: dict[str, Any], **arguments: Any) -> Any:
+    """A model or tokenizer; that of a GGUF file, if nothing else is chosen, by way of the cache."""
+    if chosen.get("gguf_file") and not any(chosen[n] for n in chosen if n != "gguf_file"):
+        return read_gguf(part, name, path, chosen["gguf_file"], **arguments)
+    return part.load(path, **arguments, **chosen)
 
 
 def _load_problem(model_path: str, error: Exception) -> str:
@@ -97,9 +102,10 @@ def load_tokenizer(
     Raises:
         OSError: no tokenizer there.
     """
-    tokenizer = AutoTokenizer.from_pretrained(
-        model_path, padding_side="left", trust_remote_code=trust_remote_code, **kwargs
-    )
+    tokenizer: PreTrainedTokenizerBase = _load(
+        TOKENIZER, "tokenizer", model_path, kwargs, padding_side="left",
+        trust_remote_code=trust_remote_code,
+    )  # fmt: skip
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -147,6 +153,8 @@ def load_named(
 def quiet() -> Iterator[None]:
     """Hide progress bars, notes and warnings of other libraries; errors are still raised.
 
+    Warnings of this package are logged when the block ends.
+
     Raises:
         ValueError: a RuntimeError after a report of transformers, such as one of weights that do
             not fit; with the report.
@@ -156,6 +164,13 @@ def quiet() -> Iterator[None]:
     logging.disable_default_handler()
     logging.add_handler(handler)
     logging.set_verbosity_warning()
+    records: list[Any] = []
+
+    def hold(record: Any) -> bool:
+        records.append(record)
+        return False
+
+    log.addFilter(hold)
     try:
         # No setting of transformers hides the progress bar of converting GGUF weights.
         with redirect_stderr(io.StringIO()), warnings.catch_warnings():
@@ -170,3 +185,6 @@ def quiet() -> Iterator[None]:
         logging.remove_handler(handler)
         logging.enable_default_handler()
         logging.set_verbosity(verbosity)
+        log.removeFilter(hold)
+        for record in records:
+            log.handle(record)

@@ -8,7 +8,6 @@ with columns `id`, `cluster`, `input` (prompt) and `output` (gold answer, or a l
 import hashlib
 import json
 import logging
-import os
 import re
 import shutil
 import tempfile
@@ -23,6 +22,7 @@ from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 from omegaconf import DictConfig
 
 from lm_polygraph_asmi.config import REMOVED
+from lm_polygraph_asmi.files import user_cache
 from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.results.manifest import dropped_text
 from lm_polygraph_asmi.runs.squad import DEMO_DATA, Question, prompt_of, questions_of, read_squad
@@ -410,12 +410,11 @@ def rows_folder(config: DictConfig) -> Path:
         ConnectionError, ValueError: as `select_rows`.
         OSError: the length of prompts decides, and the model's tokenizer cannot be loaded.
     """
-    home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     data = container(config.data)
     settings = window_settings(config) if data.get("unusable") == "drop" else None
     # A source may be a relative path, which depends on the working directory.
     return _rows_folder(
-        *(json.dumps(node, default=str) for node in (data, settings)), Path.cwd(), home
+        *(json.dumps(node, default=str) for node in (data, settings)), Path.cwd(), user_cache()
     )
 
 
@@ -448,7 +447,7 @@ def _rows_folder(data_json: str, settings_json: str, _: Path, home: Path) -> Pat
     settings = json.loads(settings_json)
     rows, dropped = select_rows(json.loads(data_json), fits(settings) if settings else None)
     content = [rows, dropped] if dropped else rows
-    folder = home / "lm_polygraph_asmi" / f"rows-{cluster_key(json.dumps(content))}"
+    folder = home / f"rows-{cluster_key(json.dumps(content))}"
     save_rows(rows, folder, dropped)
     return folder
 

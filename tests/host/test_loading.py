@@ -1,12 +1,13 @@
 """What loading reports of weights that do not fit."""
 
 import warnings
+from logging import lastResort
 
 import pytest
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from lm_polygraph_asmi.host.loading import load_named, quiet
+from lm_polygraph_asmi.host.loading import load_named, log, quiet
 from tests import tiny_lm
 
 
@@ -49,3 +50,11 @@ def test_notes_are_hidden_and_kept_for_errors(capsys):
         fails("")
     assert capsys.readouterr().err == ""
     assert logging.get_verbosity() == verbosity
+
+
+def test_own_warnings_are_logged_after_the_block(capsys, monkeypatch):
+    monkeypatch.setattr(log, "handlers", [lastResort])  # what prints them where nothing is set up
+    with quiet():
+        log.warning("a word")
+        assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == "a word\n"

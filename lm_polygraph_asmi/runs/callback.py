@@ -138,7 +138,7 @@ def _now() -> str:
 def _started_manifests(config: DictConfig) -> dict[Path, dict[str, Any]]:
     """Manifests at the start of a run, by the manager files it will write."""
     from lm_polygraph_asmi.results import manifest
-    from lm_polygraph_asmi.runs.rows import row_identities
+    from lm_polygraph_asmi.runs.rows import row_identities, source_revision
 
     hydra = config.hydra
     job = container(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]))
@@ -157,7 +157,12 @@ def _started_manifests(config: DictConfig) -> dict[Path, dict[str, Any]]:
                 if without_secrets({override.partition("=")[0].rpartition(".")[2].lstrip("+"): 0})
             ],
             "model": {"name": choices.get("model"), **manifest.model_of(model)},
-            "dataset": {"name": choices.get("benchmark"), "path": job["dataset"], **data},
+            "dataset": {
+                "name": choices.get("benchmark"),
+                "path": job["dataset"],
+                **data,
+                "revision": source_revision(data.get("source")),
+            },
             "seeds": {
                 "run": seed,
                 # User configs may lack the node `asmi`; see also `_add_results`.
@@ -211,6 +216,11 @@ def _add_results(manifest: dict[str, Any], manager: Path) -> None:
         manifest.pop("error", None)
     # In its first run a hub model enters the cache only after the start.
     manifest["model"] |= model_of(manifest["config"]["model"])
+    manifest["side_models"] = {
+        name: model_of({"path": path})
+        for name in ("nli_path", "cross_encoder_path")
+        if (path := manifest["config"].get(name))
+    }
     manifest["asmi"] = asmi_settings(stats)
     for used in manifest["asmi"]:
         manifest["seeds"]["masks"] = used["seed"]

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
+from datasets import config as datasets_config
 from omegaconf import DictConfig
 
 from lm_polygraph_asmi.config import REMOVED
@@ -164,7 +165,7 @@ def read_rows(
 
     Args:
         source: SQuAD-format JSON file, `datasets` folder, or hub dataset (name, or name and
-            configuration); None: the demo's questions.
+            configuration; "name@revision" pins it); None: the demo's questions.
         split: split of a hub dataset, or of a folder with several.
         text_column, label_column: columns of prompts and answers (None: no answers). Unused if the
             source has SQuAD's columns, from which the prompt is built.
@@ -235,7 +236,9 @@ def _load(source: Any, name: str, split: str) -> Dataset:
         if isinstance(source, str | Path) and any(Path(source, f).is_file() for f in saved):
             loaded = load_from_disk(str(source))
             return loaded[split] if isinstance(loaded, DatasetDict) else loaded
-        return load_dataset(*([source] if isinstance(source, str | Path) else source), split=split)
+        first, *configuration = [source] if isinstance(source, str | Path) else source
+        place, revision = _pinned(str(first))
+        return load_dataset(place, *configuration, split=split, revision=revision)
     except (LookupError, ValueError) as error:
         raise ValueError(
             f"{name} has no split {split!r}, or is empty or damaged: {error}"
@@ -246,6 +249,30 @@ def _load(source: Any, name: str, split: str) -> Dataset:
             "the hub did not answer. Download it once with a connection, or set data.source to a "
             f"folder ({error})"
         ) from error
+
+
+def _pinned(source: str) -> tuple[str, str | None]:
+    """Name and revision of "name@revision"; None: the newest. A path is a name."""
+    name, _, revision = source.partition("@")
+    return (source, None) if Path(source).exists() else (name, revision or None)
+
+
+def source_revision(source: Source) -> str | None:
+    """Commit of a hub dataset, from the folder in which `datasets` caches it.
+
+    "unknown" if it is not there; None for a local source and the demo's questions.
+    """
+    first, *configuration = [source] if isinstance(source, str | Path | None) else source
+    if first is None or str(first).endswith(".json") or Path(first).exists():
+        return None
+    name, revision = _pinned(str(first))
+    home = Path(datasets_config.HF_DATASETS_CACHE, name.replace("/", "___"))
+    # Below it: configuration, version, commit.
+    pattern = f"{configuration[0] if configuration else ''}*/*/*"
+    commits = sorted((f for f in home.glob(pattern) if f.is_dir()), key=lambda f: f.stat().st_mtime)
+    names = [folder.name for folder in commits]
+    pinned = [commit for commit in names if revision and commit.startswith(revision)]
+    return (pinned or names or ["unknown"])[-1]
 
 
 def _with_unique_ids(rows: list[Row], name: str) -> list[Row]:

@@ -1,6 +1,7 @@
 """Which rows a run asks, and who they are."""
 
 import logging
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -20,6 +21,7 @@ from lm_polygraph_asmi.runs.rows import (
     save_rows,
     select_rows,
     shard_of,
+    source_revision,
     spread,
     subsample,
 )
@@ -440,3 +442,33 @@ def test_half_of_a_surrogate_pair_is_named(tmp_path):
         rows_folder(data(file))
     row = Row("1", "a", "Who?", ["a", "\udfff"])
     assert problem_of(row) == r"its answer has '\udfff' at character 1, half of a surrogate pair"
+
+
+def test_a_hub_dataset_is_pinned_and_its_commit_is_recorded(tmp_path, monkeypatch):
+    asked = []
+    table = Dataset.from_dict({"input": ["a", "b"], "output": ["c", "d"]})
+
+    def load(*source, **options):
+        asked.append((source, options))
+        return table
+
+    monkeypatch.setattr(rows, "load_dataset", load)
+    for source in ("owner/name", "owner/name@abc", ["owner/name@abc", "part"]):
+        assert len(read_rows(source, "test", "input", "output")) == 2
+    assert asked == [
+        (("owner/name",), {"split": "test", "revision": None}),
+        (("owner/name",), {"split": "test", "revision": "abc"}),
+        (("owner/name", "part"), {"split": "test", "revision": "abc"}),
+    ]
+    monkeypatch.setattr(rows.datasets_config, "HF_DATASETS_CACHE", str(tmp_path))
+    assert source_revision("owner/name") == "unknown"
+    for age, commit in enumerate(("abc1", "def2")):
+        folder = tmp_path / "owner___name" / "part" / "0.0.0" / commit
+        folder.mkdir(parents=True)
+        os.utime(folder, (age, age))
+    assert source_revision("owner/name") == "def2"  # the newest
+    assert source_revision(["owner/name@abc", "part"]) == "abc1"
+    assert source_revision(["owner/name", "other"]) == "unknown"
+    (tmp_path / "owner@home").mkdir()
+    for local in (None, "rows.json", str(tmp_path / "owner@home")):
+        assert source_revision(local) is None

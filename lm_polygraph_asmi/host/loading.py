@@ -162,7 +162,8 @@ def quiet() -> Iterator[None]:
     report = io.StringIO()
     handler, verbosity = StreamHandler(report), logging.get_verbosity()
     logging.disable_default_handler()
-    logging.add_handler(handler)
+    library = logging.get_logger()  # whose own `remove_handler` fails in older releases
+    library.addHandler(handler)
     logging.set_verbosity_warning()
     records: list[Any] = []
 
@@ -182,7 +183,7 @@ def quiet() -> Iterator[None]:
             raise
         raise ValueError(f"{error} The report:\n{text}") from error
     finally:
-        logging.remove_handler(handler)
+        library.removeHandler(handler)
         logging.enable_default_handler()
         logging.set_verbosity(verbosity)
         log.removeFilter(hold)

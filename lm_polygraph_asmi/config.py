@@ -370,6 +370,26 @@ class ASMIConfig:
         """Name of the method, such as "Sem-ASMI"."""
         return METHODS[self.method]
 
+    def at_depths(self: Config, depths: Sequence[float] | float | None) -> tuple[Config, ...]:
+        """This config at each depth; None: at its depth alone.
+
+        Raises:
+            ValueError: no depth, or one out of range.
+        """
+        several = (self.depth,) if depths is None else depths
+        several = several if isinstance(several, Sequence) else (several,)
+        if not several:
+            raise ValueError("expected at least one depth, such as [0.6], got none")
+        return tuple(self.replace(depth=depth) for depth in dict.fromkeys(several))
+
+    @property
+    def shares_prompt(self) -> bool:
+        """Whether all masks share the prompt's keys and values and need nothing else of it.
+
+        False for perturbation controls, which may read the prompt's heads.
+        """
+        return self.scope == "response" and self.perturbation == "heads"
+
     @property
     def is_control(self) -> bool:
         """Whether this is a control: another perturbation than heads, or a perturbation scale."""

@@ -49,8 +49,7 @@ from lm_polygraph_asmi.model.layers import decoder_layers, final_norm, output_pr
 from lm_polygraph_asmi.model.model_cache import model_cache
 from lm_polygraph_asmi.model.responses import states_entering
 from lm_polygraph_asmi.model.subnetworks import rounding
-from lm_polygraph_asmi.results.names import at_depth
-from lm_polygraph_asmi.scoring.engine import Engine
+from lm_polygraph_asmi.scoring.engine import Engine, score_depths
 
 SHAPES = {
     "qwen3-4b": transformers.Qwen3Config(
@@ -212,22 +211,25 @@ class Contenders:
 
         "score" runs the prompt twice, "reuse" keeps its states from generation, "stream" scores
         during generation."""
-        depths = depths or (self.depth,)
-        engine = Engine(depths=depths, scope="response", seeded_by="prompt", **settings)
+        engines = [
+            Engine(depth=depth, scope="response", seeded_by="prompt", **settings)
+            for depth in depths or (self.depth,)
+        ]
         prompt = self.input_ids[: self.prompt_length].cpu()
         if strategy == "stream":
-            stream = engine.write(self.model, prompt)
+            stream = engines[0].start_stream(self.model, prompt)
             for _ in range(len(self.input_ids) - self.prompt_length):
                 stream.step()
             stats = stream.statistics()
         else:
             cache, prefix_cache = DynamicCache(), PrefixCache()
-            with states_seen(self.model, engine.layers(self.model)) as states:
+            layers = [engine.layer(self.model) for engine in engines]
+            with states_seen(self.model, layers) as states:
                 ids = self._generate(do_sample=False, past_key_values=cache)[0].tolist()
             prefix_cache.take(self.model, ids, cache, states())
             reused = prefix_cache if strategy == "reuse" else None
-            stats = engine.score(self.model, prompt, ids[self.prompt_length :], prefix_cache=reused)
-        return np.asarray(stats[at_depth("asmi_mi", depths[0])])
+            stats, *_ = score_depths(engines, self.model, prompt, ids[self.prompt_length :], reused)
+        return stats.mi
 
     def check_answered(self) -> dict[str, float]:
         """Largest difference in MI, in nats, of the other strategies of `answered` from "score".

@@ -43,6 +43,7 @@ PER_DEPTH = {
 ON_REQUEST = {
     "asmi_masks": "(S, H) head masks, 1 = kept",
     "asmi_kl": "(S, T) KL of each subnetwork to the mean, nats",
+    "asmi_masked_log_likelihood": "(S, T) log-likelihood of each token under each mask, nats",
     "asmi_candidates": "(T, 8) most likely tokens of the averaged distribution",
     "asmi_candidate_cosines": "(T, 8, 8) cosines of their output-projection rows, not clipped",
 }

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -45,8 +46,9 @@ from lm_polygraph_asmi.model import (
 from lm_polygraph_asmi.model.memory import default_budget, in_chunks, reduction_bytes
 from lm_polygraph_asmi.model.readout import widens
 from lm_polygraph_asmi.results.cache import ModelKeys, ResultCache
-from lm_polygraph_asmi.results.names import CANDIDATES, COVERAGE_AT, Settings, at_depth
+from lm_polygraph_asmi.results.names import CANDIDATES, COVERAGE_AT, Settings
 from lm_polygraph_asmi.results.scales import with_scale
+from lm_polygraph_asmi.scoring.statistics import AnswerStatistics, concatenated
 
 log = logging.getLogger("lm_polygraph")
 T = TypeVar("T")
@@ -73,70 +75,73 @@ class Draft:
     unmasked: UnmaskedPass
     seconds: float
 
-    def with_response(self, scored: Int[Tensor, " tokens"]) -> UnmaskedPass | None:
-        """The pass for these tokens of prompt and answer; None if more than the last differ."""
-        if not self.unmasked.input_ids[:-1].equal(scored[:-1]):
+    def with_response(
+        self, scored: Int[Tensor, " tokens"], layers: Sequence[int]
+    ) -> UnmaskedPass | None:
+        """The pass for these tokens of prompt and answer; None if more than the last differ, or if
+        it lacks what enters one of the layers."""
+        known = self.unmasked.targets.keys()
+        if not (self.unmasked.input_ids[:-1].equal(scored[:-1]) and known >= {*layers}):
             return None
         return replace(self.unmasked, input_ids=scored)
 
 
 class Engine:
-    """Scores responses under S head masks at one layer per depth.
+    """Scores responses under S head masks at one layer.
 
-    Per response: one unmasked pass for all depths, then per depth the layers from the target layer
-    on, under S masks (Algorithm 1 of the paper).
+    Per response: one unmasked pass, then the layers from the target layer on, under S masks
+    (Algorithm 1 of the paper). `score_depths` shares the unmasked pass among engines.
 
     Args:
-        config: settings of masks, attention and memory; others are ignored.
-        depths: relative depths of the masked layers, each in (0, 1); None: the config's.
-        details: also return masks, per-mask KL and the top candidates.
-        result_cache: folder that stores results and is searched before any pass
-            (`results.cache.ResultCache`); None: no cache.
+        config: settings of masks, depth, attention and memory; others are ignored.
+        details: also return masks, per-mask KL and log-likelihoods, and the top candidates.
+        result_cache: stores results and is searched before any pass: a folder, or a cache that
+            engines share; None: no cache.
         **settings: override those of the config.
 
     Raises:
         ValueError: an argument out of range.
         TypeError: an unknown setting.
+
+    Example:
+        >>> engine = Engine(scope="response", num_masks=5, mask_rate=0.3)
+        >>> statistics = engine.score(model, ids[:6], ids[6:].tolist())
+        >>> statistics.mi.shape == statistics.tokens.shape == (2,)
+        True
     """
 
     def __init__(
         self,
         config: ASMIConfig | None = None,
         *,
-        depths: Sequence[float] | float | None = None,
         details: bool = False,
-        result_cache: str | None = None,
+        result_cache: str | Path | ResultCache | None = None,
         **settings: Any,
     ) -> None:
-        config = (config or ASMIConfig()).replace(**settings)
-        several = (config.depth,) if depths is None else depths
-        self.depths = tuple(several) if isinstance(several, Sequence) else (several,)
-        if not self.depths:
-            raise ValueError("expected at least one depth, such as [0.6], got none")
-        for depth in self.depths:
-            config.replace(depth=depth)  # raises if out of range
-        self.config = with_scale(config, self.depths)
+        self.config = with_scale((config or ASMIConfig()).replace(**settings))
         self.details = details
-        self.result_cache = ResultCache(result_cache)
+        if not isinstance(result_cache, ResultCache):
+            result_cache = ResultCache(result_cache)
+        self.result_cache = result_cache
         self._keys = ModelKeys()
 
-    def settings(self, model: PreTrainedModel, depth: float) -> Settings:
+    def settings(self, model: PreTrainedModel) -> Settings:
         """Settings on this model, with derived values."""
-        target, config = layer_at(model, depth), self.config
+        target, config = layer_at(model, self.config.depth), self.config
         heads = num_heads(model, target.layer)
         operating_point = maths.operating_point(heads, config.num_masks, config.mask_rate)
         attention = config.attention or attention_of(model)
         return Settings(
-            config.replace(depth=depth, attention=attention, **operating_point._asdict()),
+            config.replace(attention=attention, **operating_point._asdict()),
             layer=target.layer,
             num_layers=num_layers(model),
             num_heads=heads,
             requested_layer=None if target.requested == target.layer else target.requested,
         )
 
-    def layers(self, model: PreTrainedModel) -> list[int]:
-        """Indices of the masked layers."""
-        return [layer_at(model, depth).layer for depth in self.depths]
+    def layer(self, model: PreTrainedModel) -> int:
+        """Index of the masked layer."""
+        return layer_at(model, self.config.depth).layer
 
     def _model_key(self, model: PreTrainedModel) -> dict[str, str]:
         """Key of the model in the result cache, at the start of the session."""
@@ -152,10 +157,9 @@ class Engine:
         unembedding(model)
         with scoring_session(model, self.config.attention):
             check_scope_runs(model, self.config.scope)
-            for depth in self.depths:
-                settings = self.settings(model, depth)
-                log.info("ASMI uses %s", settings)
-                check_condition(model, settings.layer, _perturbation(settings))
+            settings = self.settings(model)
+            log.info("ASMI uses %s", settings)
+            check_condition(model, settings.layer, _perturbation(settings))
 
     def score(
         self,
@@ -164,27 +168,23 @@ class Engine:
         response: Sequence[int],
         prefix_cache: PrefixCache | None = None,
         draft: Draft | None = None,
-    ) -> dict[str, Any]:
-        """All statistics of one prompt and response, by name (`results.names`).
-
-        Cached parts are read from the result cache. `asmi_closing` and `asmi_token_texts` are not
-        included, as they need a tokenizer.
+    ) -> AnswerStatistics:
+        """All statistics of one prompt and response. Stored ones are read from the result cache.
 
         Args:
             model: a causal language model whose heads can be masked.
             prompt: (P,) token ids, unpadded.
             response: (T,) token ids.
             prefix_cache: keys and values of a sequence with the same prefix (the answer's
-                generation, or the row before); used if `remembers`.
+                generation, or the row before); used if `reuses_prefix`.
             draft: unmasked pass of `draft`, used if at most the last token is another.
 
         Raises:
             ValueError: empty response, or text longer than the context window.
             FloatingPointError: NaN or infinite logits.
         """
-        return self._reusing(
-            model, prefix_cache, lambda cache: self._score(model, prompt, response, cache, draft)
-        )
+        (statistics,) = score_depths([self], model, prompt, response, prefix_cache, draft)
+        return statistics
 
     def draft(
         self,
@@ -205,10 +205,10 @@ class Engine:
         scored, start = _joined(prompt, response), time.perf_counter()
 
         def run(cache: PrefixCache | None) -> UnmaskedPass:
-            layers, scope = self.layers(model), self.config.scope
+            layers, scope = [self.layer(model)], self.config.scope
             return run_unmasked(model, scored, len(prompt), layers, scope, cache)
 
-        unmasked = self._reusing(model, prefix_cache, run)
+        unmasked = _reusing([self], model, prefix_cache, run)
         with scoring_session(model, self.config.attention):
             hidden, narrow = unmasked.final_hidden, widens(model)  # rounded as in generation
             top_tokens = in_chunks(
@@ -225,82 +225,9 @@ class Engine:
         with scoring_session(model, self.config.attention):
             return readout(model, draft.unmasked.final_hidden[position])[list(tokens)].tolist()
 
-    def _reusing(
-        self,
-        model: PreTrainedModel,
-        prefix_cache: PrefixCache | None,
-        run: Callable[[PrefixCache | None], T],
-    ) -> T:
-        """What `run` returns with the prefix cache, or without it if that fails."""
-        with scoring_session(model, self.config.attention):  # reads the model's state once
-            if prefix_cache is None or not self.remembers(model):
-                return run(None)
-            try:
-                return run(prefix_cache)
-            except (torch.OutOfMemoryError, FloatingPointError):
-                raise
-            except Exception as error:  # models raise different errors
-                result = run(None)
-                PrefixCache.disable(model)  # the same call works without the cache
-                log.warning("%s: known keys are not reused: %s", type(model).__name__, error)
-                return result
-
-    def remembers(self, model: PreTrainedModel) -> bool:
+    def reuses_prefix(self, model: PreTrainedModel) -> bool:
         """Whether a prefix cache can be used."""
-        return self.prompt_is_shared and PrefixCache.serves(model)
-
-    @property
-    def prompt_is_shared(self) -> bool:
-        """Whether all masks share the prompt's keys and values and need nothing else of it.
-
-        False for perturbation controls, which may read the prompt's heads.
-        """
-        return self.config.scope == "response" and self.config.perturbation == "heads"
-
-    def _score(
-        self,
-        model: PreTrainedModel,
-        prompt: Tensor,
-        response: Sequence[int],
-        prefix_cache: PrefixCache | None = None,
-        draft: Draft | None = None,
-    ) -> dict[str, Any]:
-        scored = _joined(prompt, response)
-        check_fits(self.config.top_k, model.config.get_text_config().vocab_size)
-        parts_of = {depth: self.settings(model, depth) for depth in self.depths}
-        answer_key = self._model_key(model) | {
-            "input_ids": scored.tolist(),
-            "prompt_length": len(prompt),
-            "scope": self.config.scope,
-            "attention": self.config.attention or attention_of(model),
-        }
-        keys = {
-            depth: answer_key | part_settings.to_dict() | {"details": self.details}
-            for depth, part_settings in parts_of.items()
-        }
-        example = self.result_cache.get(answer_key)
-        cached = {depth: self.result_cache.get(key) for depth, key in keys.items()}
-        parts = {depth: stats for depth, stats in cached.items() if stats is not None}
-        missing = [depth for depth in parts_of if depth not in parts]
-        if example is None or missing:
-            layers = [parts_of[depth].layer for depth in missing or parts_of]
-            unmasked, example = self._score_unmasked(
-                model, scored, len(prompt), layers, prefix_cache, draft
-            )
-            if not missing:
-                check_unmasked(model, unmasked)
-            for depth in missing:
-                parts[depth] = self._score_part(model, unmasked, parts_of[depth])
-                self.result_cache.put(keys[depth], parts[depth])
-            self.result_cache.put(answer_key, example)  # after its check
-        seconds = example["asmi_seconds"] + sum(part["asmi_seconds"] for part in parts.values())
-        for depth, part in parts.items():
-            stats = {n: v for n, v in part.items() if n != "asmi_seconds"}
-            example |= {at_depth(name, depth): value for name, value in stats.items()}
-        return example | {
-            "asmi_seconds": seconds,
-            "asmi_reused_depths": len(self.depths) - len(missing),
-        }
+        return self.config.shares_prompt and PrefixCache.serves(model)
 
     def _score_unmasked(
         self,
@@ -311,9 +238,9 @@ class Engine:
         prefix_cache: PrefixCache | None = None,
         draft: Draft | None = None,
     ) -> tuple[UnmaskedPass, dict[str, Any]]:
-        """The unmasked pass for all depths, and its statistics of the response."""
+        """The unmasked pass for all layers, and its statistics of the response."""
         start = time.perf_counter()
-        unmasked = None if draft is None else draft.with_response(scored)
+        unmasked = None if draft is None else draft.with_response(scored, layers)
         if unmasked is not None and draft is not None:
             start -= draft.seconds
         else:
@@ -322,17 +249,17 @@ class Engine:
             )
         tokens = scored[prompt_length:]
         return unmasked, self._unmasked_statistics(model, unmasked.final_hidden, tokens) | {
-            "asmi_tokens": tokens.numpy().astype(np.int64),
-            "asmi_prompt_length": prompt_length,
+            "tokens": tokens.numpy().astype(np.int64),
+            "prompt_length": prompt_length,
             # The copy to NumPy has synchronized with the device.
-            "asmi_seconds": time.perf_counter() - start,
+            "unmasked_seconds": time.perf_counter() - start,
         }
 
     def _unmasked_statistics(
         self, model: PreTrainedModel, hidden: Float[Tensor, "T D"], tokens: Int[Tensor, " T"]
     ) -> dict[str, np.ndarray]:
         """Entropy and log-likelihood of tokens, from the unmasked final states."""
-        return _concatenate(
+        return concatenated(
             in_chunks(
                 lambda part: _per_token(readout(model, hidden[part]), tokens[part]),
                 len(tokens),
@@ -340,33 +267,35 @@ class Engine:
             )
         )
 
-    def _score_part(
+    def _score_masked(
         self, model: PreTrainedModel, unmasked: UnmaskedPass, settings: Settings
     ) -> dict[str, Any]:
-        """Statistics of one depth."""
-        start = time.perf_counter()
-        tokens = unmasked.input_ids[: self._seed_length(unmasked.prompt_length)].tolist()
-        seed, masks = _masks(settings, tokens)
+        """Statistics that need the masks."""
+        start, tokens = time.perf_counter(), unmasked.input_ids
+        seeding = tokens[: self._seed_length(unmasked.prompt_length)].tolist()
+        seed, masks = _masks(settings, seeding)
         subnetworks = run_subnetworks(
             model, unmasked, settings.layer, masks, self.config.memory_budget,
             _perturbation(settings),
         )  # fmt: skip
-        stats = self._reduced(model, subnetworks, settings)
-        if self.details:
-            stats["asmi_masks"] = masks.to(torch.bool).numpy()
+        stats = self._reduced(model, subnetworks, settings, tokens[unmasked.prompt_length :])
         return {
             **stats,
-            "asmi_mask_seed": seed,
-            "asmi_settings": settings.to_dict(),
-            "asmi_seconds": time.perf_counter() - start - subnetworks.check_seconds,
+            **self._drawn(seed, masks),
+            "masked_seconds": time.perf_counter() - start - subnetworks.check_seconds,
         }
+
+    def _drawn(self, seed: int, masks: Float[Tensor, "S H"]) -> dict[str, Any]:
+        """Statistics of the masks."""
+        details = {"masks": masks.to(torch.bool).numpy()} if self.details else {}
+        return {"mask_seed": seed, **details}
 
     def _seed_length(self, prompt_length: int) -> int | None:
         """Number of tokens that seed the masks; None for all."""
         return prompt_length if self.config.seeded_by == "prompt" else None
 
-    def write(self, model: PreTrainedModel, prompt: Int[Tensor, " P"]) -> "AnswerInProgress":
-        """Start scoring an answer during generation: scope "response", first depth only.
+    def start_stream(self, model: PreTrainedModel, prompt: Int[Tensor, " P"]) -> "AnswerInProgress":
+        """Start scoring an answer during generation, in the scope "response".
 
         Call it in `scoring_session`.
 
@@ -380,18 +309,25 @@ class Engine:
                 f"streaming: expected scope 'response' and seeded_by 'prompt', got {actual}"
             )
         check_fits(self.config.top_k, model.config.get_text_config().vocab_size)
-        settings = self.settings(model, self.depths[0])
-        start = time.perf_counter()
+        start, settings = time.perf_counter(), self.settings(model)
         seed, masks = _masks(settings, prompt.tolist())
         state = steps_of(model, prompt, settings.layer, masks, _perturbation(settings))
+        fixed = {
+            "settings": settings,
+            "prompt_length": len(prompt),
+            "unmasked_seconds": 0.0,  # one pass computes both
+            "reused": False,
+            **self._drawn(seed, masks),
+        }
         seconds = time.perf_counter() - start
-        return AnswerInProgress(self, model, settings, state, seed, prompt.tolist(), seconds)
+        return AnswerInProgress(self, model, state, prompt.tolist(), fixed, seconds)
 
     def _reduced(
         self,
         model: PreTrainedModel,
         subnetworks: Subnetworks,
         settings: Settings,
+        tokens: Int[Tensor, " T"],
         log_probs: Float[Tensor, "distinct T V"] | None = None,
     ) -> dict[str, np.ndarray]:
         """Per-token statistics of subnetworks; `log_probs`: their distributions, if known."""
@@ -411,11 +347,11 @@ class Engine:
         # If the kernel of one position is too large, compute it a few rows at a time.
         rows = max(1, min(union, int(budget - per_position) // per_row))
         parts = in_chunks(
-            lambda part: self._reduce(read(part), weight, subnetworks, rows),
+            lambda part: self._reduce(read(part), weight, subnetworks, tokens[part], rows),
             positions,
             int(budget) // (per_position + rows * per_row),
         )
-        return _concatenate(parts)
+        return concatenated(parts)
 
     def _chunk_size(self, model: PreTrainedModel, device: torch.device) -> int:
         """Number of distributions that fit the memory budget."""
@@ -427,6 +363,7 @@ class Engine:
         log_probs: Float[Tensor, "distinct T V"],
         weight: Float[Tensor, "V D"],
         subnetworks: Subnetworks,
+        tokens: Int[Tensor, " T"],
         kernel_rows: int,
     ) -> dict[str, np.ndarray]:
         """Per-token statistics of a few positions; no array of size V leaves the device."""
@@ -438,23 +375,24 @@ class Engine:
         disagreement = maths.disagreement(support, counts)
         coverage = maths.top_k_coverage(log_probs, COVERAGE_AT, by_rank)
         reduced = {
-            "asmi_mi": disagreement.mutual_information,
-            "asmi_agreement": maths.agreement_on_support(
+            "mi": disagreement.mutual_information,
+            "agreement": maths.agreement_on_support(
                 support, weight.to(device), counts, kernel_rows
             ),
-            "asmi_entropy_of_mean": disagreement.entropy_of_mean,
-            "asmi_mean_entropy": disagreement.mean_entropy,
-            "asmi_tail_mass": share @ support.tail,
-            "asmi_coverage": torch.einsum("s,stk->tk", share, coverage).float(),
-            "asmi_top_token": maths.most_likely(by_rank)[index].int(),
+            "entropy_of_mean": disagreement.entropy_of_mean,
+            "mean_entropy": disagreement.mean_entropy,
+            "tail_mass": share @ support.tail,
+            "coverage": torch.einsum("s,stk->tk", share, coverage).float(),
+            "top_token": maths.most_likely(by_rank)[index].int(),
         }
         if self.details:
             mean = torch.einsum("s,stv->tv", share, log_probs.double().exp())
             candidates = mean.topk(min(CANDIDATES, mean.shape[-1]), dim=-1).indices
             reduced |= {
-                "asmi_kl": disagreement.divergence_from_mean[index].float(),
-                "asmi_candidates": candidates.int(),
-                "asmi_candidate_cosines": maths.cosines(weight.to(device)[candidates]),
+                "kl": disagreement.divergence_from_mean[index].float(),
+                "masked_log_likelihood": _chosen(log_probs, tokens)[index].float(),
+                "candidates": candidates.int(),
+                "candidate_cosines": maths.cosines(weight.to(device)[candidates]),
             }
         return {name: _numpy(value) for name, value in reduced.items()}
 
@@ -464,28 +402,27 @@ class AnswerInProgress:
 
     Attributes:
         ids: token ids so far.
-        settings: in force.
     """
 
     def __init__(
         self,
         engine: Engine,
         model: PreTrainedModel,
-        settings: Settings,
         state: StreamState,
-        seed: int,
         prompt: list[int],
+        fixed: dict[str, Any],
         seconds: float,
     ) -> None:
-        self.engine, self.model, self.settings = engine, model, settings
+        """`fixed`: statistics of no token."""
+        self.engine, self.model = engine, model
         self.ids: list[int] = []
         self._state: StreamState | None = state
-        self._seed, self._next = seed, prompt
-        self._length, self._seconds = len(prompt), seconds
+        self._next, self._fixed = prompt, fixed
+        self._seconds = [seconds]
         self._parts: list[dict[str, np.ndarray]] = []
 
-    def step(self, token: int | None = None) -> dict[str, Any]:
-        """Generate one token; return its statistics by name without depth.
+    def step(self, token: int | None = None) -> AnswerStatistics:
+        """Generate one token; return its statistics (T = 1).
 
         Call it in `scoring_session`.
 
@@ -500,31 +437,127 @@ class AnswerInProgress:
         if token is None:  # rounded as the model rounds in generation
             logits = readout(model, states[0], wide=False) if widens(model) else log_probs[0]
             token = int(logits.argmax())
-        stats = _per_token(log_probs[0], torch.tensor([token]))
+        scored = torch.tensor([token])
         subnetworks = Subnetworks(states[state.rows], state.counts, state.index)
-        stats |= self.engine._reduced(model, subnetworks, self.settings, log_probs[state.rows])
+        stats = _per_token(log_probs[0], scored) | self.engine._reduced(
+            model, subnetworks, self._fixed["settings"], scored, log_probs[state.rows]
+        )
         self.ids.append(token)
         self._next = [token]
         self._parts.append(stats)
-        self._seconds += time.perf_counter() - start
-        return stats
+        self._seconds.append(time.perf_counter() - start)
+        return self._statistics(slice(-1, None))
 
-    def forget(self) -> None:
+    def free(self) -> None:
         """Free keys and values; tokens and statistics stay."""
         self._state = None
 
-    def statistics(self) -> dict[str, Any]:
-        """Statistics of the answer so far, by name, as `Engine.score` returns them."""
-        answer_stats = {"asmi_mask_seed": self._seed, "asmi_settings": self.settings.to_dict()}
-        of_every_depth = ("asmi_entropy", "asmi_log_likelihood")
-        stats = _concatenate(self._parts) | answer_stats
-        depth = self.settings.config.depth
-        return {n if n in of_every_depth else at_depth(n, depth): v for n, v in stats.items()} | {
-            "asmi_tokens": np.array(self.ids, dtype=np.int64),
-            "asmi_prompt_length": self._length,
-            "asmi_seconds": self._seconds,
-            "asmi_reused_depths": 0,
-        }
+    def statistics(self) -> AnswerStatistics:
+        """Statistics of the answer so far, as `Engine.score` returns them."""
+        return self._statistics(slice(None))
+
+    def _statistics(self, part: slice) -> AnswerStatistics:
+        return AnswerStatistics(
+            tokens=np.array(self.ids[part], dtype=np.int64),
+            masked_seconds=sum(self._seconds[part]),
+            **self._fixed,
+            **concatenated(self._parts[part]),
+        )
+
+
+def score_depths(
+    engines: Sequence[Engine],
+    model: PreTrainedModel,
+    prompt: Int[Tensor, " P"],
+    response: Sequence[int],
+    prefix_cache: PrefixCache | None = None,
+    draft: Draft | None = None,
+) -> list[AnswerStatistics]:
+    """What `Engine.score` returns for each engine, from one unmasked pass.
+
+    Args:
+        engines: of one scope and attention, usually at several depths; the first one's result
+            cache serves all.
+        model, prompt, response, prefix_cache, draft: as for `Engine.score`.
+
+    Raises:
+        ValueError: no engine, or several scopes or attention implementations; else as
+            `Engine.score`.
+    """
+    unmasked_by = {(engine.config.scope, engine.config.attention) for engine in engines}
+    if len(unmasked_by) != 1:
+        raise ValueError(
+            "expected engines of one scope and one attention implementation, which share an "
+            f"unmasked pass, got {sorted(map(str, unmasked_by)) or 'none'}: score these apart"
+        )
+    return _reusing(
+        engines, model, prefix_cache,
+        lambda cache: _score(engines, model, _joined(prompt, response), len(prompt), cache, draft),
+    )  # fmt: skip
+
+
+def _reusing(
+    engines: Sequence[Engine],
+    model: PreTrainedModel,
+    prefix_cache: PrefixCache | None,
+    run: Callable[[PrefixCache | None], T],
+) -> T:
+    """What `run` returns with the prefix cache, or without it if that fails."""
+    with scoring_session(model, engines[0].config.attention):  # reads the model's state once
+        if prefix_cache is None or not all(engine.reuses_prefix(model) for engine in engines):
+            return run(None)
+        try:
+            return run(prefix_cache)
+        except (torch.OutOfMemoryError, FloatingPointError):
+            raise
+        except Exception as error:  # models raise different errors
+            result = run(None)
+            PrefixCache.disable(model)  # the same call works without the cache
+            log.warning("%s: known keys are not reused: %s", type(model).__name__, error)
+            return result
+
+
+def _score(
+    engines: Sequence[Engine],
+    model: PreTrainedModel,
+    scored: Int[Tensor, " tokens"],
+    prompt_length: int,
+    prefix_cache: PrefixCache | None,
+    draft: Draft | None,
+) -> list[AnswerStatistics]:
+    first = engines[0]
+    results = first.result_cache
+    for engine in engines:
+        check_fits(engine.config.top_k, model.config.get_text_config().vocab_size)
+    used = [engine.settings(model) for engine in engines]
+    answer_key = first._model_key(model) | {
+        "input_ids": scored.tolist(),
+        "prompt_length": prompt_length,
+        "scope": first.config.scope,
+        "attention": first.config.attention or attention_of(model),
+    }
+    keys = [
+        answer_key | settings.to_dict() | {"details": engine.details}
+        for engine, settings in zip(engines, used, strict=True)
+    ]
+    answer = results.get(answer_key)
+    parts: list[Any] = [results.get(key) for key in keys]
+    missing = [at for at, part in enumerate(parts) if part is None]
+    if answer is None or missing:
+        layers = [used[at].layer for at in missing or range(len(engines))]
+        unmasked, answer = first._score_unmasked(
+            model, scored, prompt_length, layers, prefix_cache, draft
+        )
+        if not missing:
+            check_unmasked(model, unmasked)
+        for at in missing:
+            parts[at] = engines[at]._score_masked(model, unmasked, used[at])
+            results.put(keys[at], parts[at])
+        results.put(answer_key, answer)  # after its check
+    return [
+        AnswerStatistics(settings=settings, reused=at not in missing, **answer, **part)
+        for at, (settings, part) in enumerate(zip(used, parts, strict=True))
+    ]
 
 
 def _joined(prompt: Tensor, response: Sequence[int]) -> Int[Tensor, " tokens"]:
@@ -553,17 +586,16 @@ def _perturbation(settings: Settings) -> Perturbation:
 def _per_token(log_probs: Float[Tensor, "T V"], tokens: Int[Tensor, " T"]) -> dict[str, np.ndarray]:
     """Log-likelihood of the tokens and entropy of the distributions, (T,), nats."""
     log_probs = log_probs.double()
-    likelihoods = log_probs.gather(-1, tokens[:, None].to(log_probs.device))[:, 0]
     entropy = entr(log_probs.exp()).sum(-1)
-    return {"asmi_entropy": _numpy(entropy), "asmi_log_likelihood": _numpy(likelihoods)}
+    return {"entropy": _numpy(entropy), "log_likelihood": _numpy(_chosen(log_probs, tokens))}
 
 
-def _concatenate(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, Any]:
-    """Concatenate statistics of consecutive positions."""
-    return {
-        name: np.concatenate([part[name] for part in parts], axis=_position_axis(name))
-        for name in parts[0]
-    }
+def _chosen(
+    log_probs: Float[Tensor, "*masks T V"], tokens: Int[Tensor, " T"]
+) -> Float[Tensor, "*masks T"]:
+    """Log-probabilities of the tokens."""
+    index = tokens.to(log_probs.device).expand(log_probs.shape[:-1])
+    return log_probs.gather(-1, index[..., None])[..., 0]
 
 
 def diversity_of(
@@ -593,8 +625,3 @@ def diversity_of(
 
 def _numpy(values: Tensor) -> np.ndarray:
     return values.cpu().numpy()
-
-
-def _position_axis(name: str) -> int:
-    """Axis of the T positions: 1 if masks are axis 0."""
-    return 1 if name in ("asmi_top_token", "asmi_kl") else 0

@@ -47,16 +47,16 @@ class Generation:
         self,
         prompt_ids: Int[Tensor, " P"],
         max_new_tokens: int,
-        engine: Engine,
+        engines: Sequence[Engine],
         prefix_cache: PrefixCache,
     ) -> list[int]:
-        """The greedy answer; its keys, values and states are cached for the engine."""
-        if not engine.remembers(self.model):
+        """The greedy answer; its keys, values and states are cached for the engines."""
+        if not all(engine.reuses_prefix(self.model) for engine in engines):
             return self._generate(prompt_ids, max_new_tokens, do_sample=False)[0]
         with scoring_session(self.model):
             common = prefix_cache.common(self.model, prompt_ids[:-1].tolist())
             cache = prefix_cache.cache(common)
-            layers = engine.layers(self.model)
+            layers = [engine.layer(self.model) for engine in engines]
         try:
             with states_seen(self.model, layers) as states:
                 (ids,) = self._generate(prompt_ids, max_new_tokens, do_sample=False, cache=cache)

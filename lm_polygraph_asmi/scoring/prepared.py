@@ -36,7 +36,6 @@ from lm_polygraph_asmi.results.cache import (
     ResultCache,
     tokenizer_key,
 )
-from lm_polygraph_asmi.results.names import at_depth
 from lm_polygraph_asmi.results.scales import with_scale
 from lm_polygraph_asmi.scoring.calibration import CalibrationLike, settled
 from lm_polygraph_asmi.scoring.ending import EndedAnswer, TextAnswer
@@ -44,6 +43,7 @@ from lm_polygraph_asmi.scoring.engine import Engine, diversity_of
 from lm_polygraph_asmi.scoring.generation import Generation, restored_config
 from lm_polygraph_asmi.scoring.own_tokenizer import check_tokenizer
 from lm_polygraph_asmi.scoring.result import Score
+from lm_polygraph_asmi.scoring.statistics import AnswerStatistics
 from lm_polygraph_asmi.scoring.text import (
     Answer,
     Prompt,
@@ -158,7 +158,7 @@ class PreparedModel:
             stats = self.engine.score(self.model, prompt_ids, ids, prefix_cache, draft)
             gate = self.gate_of(prompt, prompt_ids, samples)
         query = Query(prompt, target, notes + differences, prompt_ids, answer, samples)
-        return self.result(query, ids, stats, gate)
+        return self.result(query, stats, gate)
 
     def notes_of(
         self, prompt: Prompt, answer: Answer | None, samples: Sequence[Answer] | None = None
@@ -202,20 +202,20 @@ class PreparedModel:
     def result(
         self,
         query: Query,
-        ids: list[int],
-        stats: Mapping[str, Any],
+        stats: AnswerStatistics,
         gate_and_diversity: tuple[float, float | None, int],
     ) -> Score:
         """The `Score` from the engine's statistics."""
         prompt, target, notes, prompt_ids, answer, samples = query
         gate, diversity, responses = gate_and_diversity
+        ids = stats.tokens.tolist()
         text, offsets = spans(self.tokenizer, prompt_ids.tolist(), ids)
         closed = self.stop_conditions.closes(ids)
         counted = slice(
             None, -1 if closed and not self.config.closing_token and len(ids) > 1 else None
         )
-        tokens = tokens_of(self._at_depth(stats), ids, text, offsets, gate, self.tokenizer)
-        settings = stats[at_depth("asmi_settings", self.config.depth)]
+        tokens = tokens_of(stats, text, offsets, gate, self.tokenizer)
+        settings = stats.settings.to_dict()
         content = self.stop_conditions.without(text, offsets, ids)
         warnings = [*notes, *self.tokenizer_warnings]
         if isinstance(prompt, str) and not prompt.strip():
@@ -260,7 +260,7 @@ class PreparedModel:
             scored_text=text,
             tokens=tuple(tokens),
             counted=len(tokens[counted]),
-            msp=-float(np.sum(stats["asmi_log_likelihood"][counted])),
+            msp=-float(np.sum(stats.log_likelihood[counted])),
             diversity=diversity,
             gate=gate if self.config.method == "adapt" else None,
             settings={
@@ -268,7 +268,7 @@ class PreparedModel:
                 for name, value in (settings | self._score_settings(answer, samples)).items()
             },
             model=str(self.model.config.name_or_path or ""),
-            seconds=float(stats["asmi_seconds"]),
+            seconds=stats.seconds,
             warnings=tuple(warnings),
             calibration=self.calibration,
             content_end=len(content),
@@ -326,13 +326,6 @@ class PreparedModel:
             settings["num_samples"] = len(samples)
         return settings
 
-    def _at_depth(self, stats: Mapping[str, Any]) -> dict[str, Any]:
-        """Token-level statistics by name without depth."""
-        names = ("asmi_mi", "asmi_agreement", "asmi_top_token")
-        of_every_depth = ("asmi_entropy", "asmi_log_likelihood")
-        at_this_depth = {name: stats[at_depth(name, self.config.depth)] for name in names}
-        return at_this_depth | {name: stats[name] for name in of_every_depth}
-
     def _answer(
         self,
         prompt: Prompt,
@@ -343,7 +336,7 @@ class PreparedModel:
         if answer is None:
             return EndedAnswer(
                 self.generation.greedy(
-                    prompt_ids, self.config.max_new_tokens, self.engine, prefix_cache
+                    prompt_ids, self.config.max_new_tokens, [self.engine], prefix_cache
                 )
             )
         if not isinstance(answer, str):

@@ -73,7 +73,7 @@ class Stream(Iterator[Token]):
         """Stop generating and free the caches; `result` scores the tokens so far."""
         self._closed = True
         if self._answer is not None:
-            self._answer.forget()
+            self._answer.free()
 
     def __next__(self) -> Token:
         return self._next_token()
@@ -88,7 +88,7 @@ class Stream(Iterator[Token]):
                 if self._answer is None:
                     with restored_config(scorer.model):
                         self._gate = scorer.gate_of(self._query.prompt, prompt_ids, None)
-                    self._answer = self._engine.write(scorer.model, prompt_ids)
+                    self._answer = self._engine.start_stream(scorer.model, prompt_ids)
                 stats = self._answer.step(token_id)
         except BaseException:
             self.close()
@@ -103,7 +103,7 @@ class Stream(Iterator[Token]):
             end = max(self._shown_end, len(text.rstrip(UNFINISHED)))
         span, self._shown_end = (self._shown_end, end), end
         gate = self._gate[0]
-        (token,) = tokens_of(stats, ids[-1:], text, [span], gate, scorer.tokenizer)
+        (token,) = tokens_of(stats, text, [span], gate, scorer.tokenizer)
         return token
 
     @property
@@ -122,7 +122,7 @@ class Stream(Iterator[Token]):
         if self._answer is None or not self._answer.ids or self._gate is None:
             raise ValueError("expected at least one generated token, got none")
         answer = self._answer
-        score = self.scorer.result(self._query, answer.ids, answer.statistics(), self._gate)
+        score = self.scorer.result(self._query, answer.statistics(), self._gate)
         if not self._external:
             return score
         return replace(score, settings=score.settings | {"prompt_format": "token ids"})

@@ -8,6 +8,7 @@ from typing import Any
 from lm_polygraph_asmi.analysis.mechanism import votes
 from lm_polygraph_asmi.maths.scores import token_scores
 from lm_polygraph_asmi.scoring.page import FULL_SHADE
+from lm_polygraph_asmi.scoring.statistics import AnswerStatistics
 
 BARS = " ▁▂▃▄▅▆▇█"
 OLDER_FIELDS = ("context_mi", "context_share", "context_attention")
@@ -67,30 +68,29 @@ class Token:
 
 
 def tokens_of(
-    stats: Mapping[str, Any],
-    ids: Sequence[int],
+    stats: AnswerStatistics,
     answer: str,
     offsets: Sequence[tuple[int, int]],
     gate: float,
     tokenizer: Any,
 ) -> list[Token]:
     """Tokens from the engine's statistics; `gate`: 0 for ASMI, 1 for Sem-ASMI, else alpha(x)."""
-    tokens = []
+    ids, tokens = stats.tokens.tolist(), []
     for position, (vote, (start, end)) in enumerate(
-        zip(votes(stats["asmi_top_token"], ids), offsets, strict=True)
+        zip(votes(stats.top_token, ids), offsets, strict=True)
     ):
-        mi, agreement = (float(stats[f"asmi_{n}"][position]) for n in ("mi", "agreement"))
+        mi, agreement = float(stats.mi[position]), float(stats.agreement[position])
         tokens.append(
             Token(
                 text=answer[start:end],
                 start=start,
                 end=end,
-                id=int(ids[position]),
+                id=ids[position],
                 mi=mi,
                 agreement=agreement,
                 u=token_scores(mi, agreement, gate),
-                entropy=float(stats["asmi_entropy"][position]),
-                log_likelihood=float(stats["asmi_log_likelihood"][position]),
+                entropy=float(stats.entropy[position]),
+                log_likelihood=float(stats.log_likelihood[position]),
                 vote=vote.agree,
                 alternative=None
                 if vote.alternative is None

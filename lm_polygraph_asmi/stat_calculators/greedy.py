@@ -15,16 +15,16 @@ from lm_polygraph.stat_calculators import GreedyProbsCalculator, StatCalculator
 from lm_polygraph.utils.model import Model
 from transformers import DynamicCache, PreTrainedModel
 
+from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.host.model import causal_model, prompt_ids
 from lm_polygraph_asmi.model import PrefixCache, layer_at, scoring_session, states_seen
 from lm_polygraph_asmi.model.layer_call import cache_of
 from lm_polygraph_asmi.model.unmasked import States
 from lm_polygraph_asmi.results.manifest import model_revision
 from lm_polygraph_asmi.results.runs import load_run
-from lm_polygraph_asmi.scoring.engine import Engine
 from lm_polygraph_asmi.stat_calculators.timed import TimedCalculator
 
-MEMORY = "asmi_memory"
+PREFIX_CACHES = "asmi_prefix_caches"
 """Statistic of a batch, never saved: the `model.PrefixCache` of each example."""
 
 
@@ -86,7 +86,7 @@ def _prefix_cache(model: Model, ids: list[int], cache: Any, states: States) -> P
     return prefix_cache if dtypes == {transformer.dtype} else None  # no layers: cache unusable
 
 
-class RememberingGreedyCalculator(GreedyProbsCalculator):
+class PrefixCachingGreedyCalculator(GreedyProbsCalculator):
     """LM-Polygraph's greedy answers, and the prefix cache of generation for batches of one.
 
     Args:
@@ -111,7 +111,7 @@ class RememberingGreedyCalculator(GreedyProbsCalculator):
         recorder: Any = _GenerationRecorder(model, self.depths)
         stats = super().__call__(dependencies, texts, recorder, max_new_tokens)
         ids = [*map(int, stats["input_tokens"][0]), *stats["greedy_tokens"][0]]
-        return stats | {MEMORY: [_prefix_cache(model, ids, recorder.cache, recorder.states)]}
+        return stats | {PREFIX_CACHES: [_prefix_cache(model, ids, recorder.cache, recorder.states)]}
 
 
 class SavedAnswersCalculator(StatCalculator):
@@ -160,8 +160,8 @@ class SavedAnswersCalculator(StatCalculator):
         """
         if not self._checked:
             self._check_model(model)
-        remember = len(self.depths) > 0 and len(texts) == 1
-        rows = [self._row(text, model, remember) for text in texts]
+        cached = len(self.depths) > 0 and len(texts) == 1
+        rows = [self._row(text, model, cached) for text in texts]
         return {name: [row[name] for row in rows] for name in rows[0]}
 
     def _check_model(self, model: Model) -> None:
@@ -177,7 +177,7 @@ class SavedAnswersCalculator(StatCalculator):
                 )
         self._checked = True
 
-    def _row(self, text: str, model: Model, remember: bool) -> dict[str, Any]:
+    def _row(self, text: str, model: Model, cached: bool) -> dict[str, Any]:
         if text not in self.answers:
             raise KeyError(
                 f"the run {self.run} has no answer to the prompt {text[-200:]!r}: use a run with "
@@ -192,15 +192,16 @@ class SavedAnswersCalculator(StatCalculator):
                 f"{text[-200:]!r}. Tokenizer or chat template differ: name a run with these"
             )
         ids = torch.cat([prompt.cpu(), torch.tensor(tokens)])[None].to(model.device())
-        remember = remember and PrefixCache.serves(transformer)
-        watched = _states_seen(transformer, self.depths) if remember else nullcontext(dict)
+        cached = cached and PrefixCache.serves(transformer)
+        watched = _states_seen(transformer, self.depths) if cached else nullcontext(dict)
         with torch.no_grad(), watched as read_states:
-            out = transformer(ids, logits_to_keep=len(tokens) + 1, use_cache=remember)
+            out = transformer(ids, logits_to_keep=len(tokens) + 1, use_cache=cached)
         log_probs = out.logits[0, :-1].float().log_softmax(-1).cpu().numpy()
-        cached = {}
-        if remember:
-            cached[MEMORY] = _prefix_cache(model, ids[0].tolist(), cache_of(out), read_states())
-        return cached | {
+        prefix: dict[str, Any] = {}
+        if cached:
+            states = read_states()
+            prefix[PREFIX_CACHES] = _prefix_cache(model, ids[0].tolist(), cache_of(out), states)
+        return prefix | {
             "input_tokens": prompt.tolist(),
             "greedy_tokens": list(tokens),
             "greedy_texts": answer,
@@ -216,13 +217,14 @@ def load_stat_calculator(config: Mapping[str, Any], _: Any) -> TimedCalculator:
     `masks`: the entry of the masked-heads calculator, which decides if the prefix cache is kept.
     """
     entry = dict(config.get("masks") or {})
-    masks = Engine(**{n: v for n, v in entry.items() if n != "result_cache"})
-    depths = masks.depths if masks.prompt_is_shared else ()
+    masks = ASMIConfig.from_dict(entry)
+    several = masks.at_depths(entry.get("depths")) if masks.shares_prompt else ()
+    depths = [at.depth for at in several]
     calculator: StatCalculator
     if config["answers"] is not None:
         calculator = SavedAnswersCalculator(config["answers"], depths)
     elif depths:
-        calculator = RememberingGreedyCalculator(config["output_attentions"], depths)
+        calculator = PrefixCachingGreedyCalculator(config["output_attentions"], depths)
     else:
         calculator = GreedyProbsCalculator(config["output_attentions"], True)
     return TimedCalculator(calculator, "greedy")

@@ -1,6 +1,7 @@
 """The stat calculator of all ASMI estimators: runs the engine inside LM-Polygraph."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,17 @@ from lm_polygraph.utils.model import Model
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.host.model import causal_model, check_greedy, prompt_ids
 from lm_polygraph_asmi.host.stopping import StopConditions
-from lm_polygraph_asmi.results.names import masked_head_stats, require
-from lm_polygraph_asmi.scoring.engine import Engine
-from lm_polygraph_asmi.stat_calculators.greedy import MEMORY
+from lm_polygraph_asmi.results.cache import ResultCache
+from lm_polygraph_asmi.results.names import (
+    ON_REQUEST,
+    PER_DEPTH,
+    at_depth,
+    masked_head_stats,
+    require,
+)
+from lm_polygraph_asmi.scoring.engine import Engine, score_depths
+from lm_polygraph_asmi.scoring.statistics import AnswerStatistics
+from lm_polygraph_asmi.stat_calculators.greedy import PREFIX_CACHES
 
 
 class MaskedHeadsCalculator(StatCalculator):
@@ -22,21 +31,34 @@ class MaskedHeadsCalculator(StatCalculator):
     `greedy_tokens`; reuses the key-value cache of generation if there is one.
 
     Args:
-        config, **engine: as for `scoring.engine.Engine`.
+        config, details, result_cache, **settings: as for `scoring.engine.Engine`.
+        depths: relative depths of the masked layers, each in (0, 1); None: the config's.
 
     Raises:
         TypeError: unknown setting.
         ValueError: setting out of range, or `special_tokens` "plain".
     """
 
-    def __init__(self, config: ASMIConfig | None = None, **engine: Any) -> None:
+    def __init__(
+        self,
+        config: ASMIConfig | None = None,
+        *,
+        depths: Sequence[float] | float | None = None,
+        details: bool = False,
+        result_cache: str | Path | None = None,
+        **settings: Any,
+    ) -> None:
         super().__init__()
-        self.engine = Engine(config, **engine)
-        if self.engine.config.special_tokens != "control":
+        config = (config or ASMIConfig()).replace(**settings)
+        if config.special_tokens != "control":
             raise ValueError(
                 "special_tokens 'plain' needs texts that this package tokenizes, as in score; a "
                 "benchmark's are tokenized by LM-Polygraph: leave the setting out"
             )
+        results = ResultCache(result_cache)
+        self.engines = [
+            Engine(at, details=details, result_cache=results) for at in config.at_depths(depths)
+        ]
 
     @staticmethod
     def meta_info() -> tuple[list[str], list[str]]:
@@ -58,18 +80,44 @@ class MaskedHeadsCalculator(StatCalculator):
         """
         transformer = causal_model(model)
         stop_conditions = StopConditions.of(model)
-        caches = dependencies.get(MEMORY) or [None] * len(texts)
+        caches = dependencies.get(PREFIX_CACHES) or [None] * len(texts)
         examples = []
         for row, (text, tokens) in enumerate(
             zip(texts, require(dependencies, "greedy_tokens"), strict=True)
         ):
             prompt = prompt_ids(model, text, row, dependencies)
             response = stop_conditions.response(tokens, len(texts))
-            example = self.engine.score(transformer, prompt, response, caches[row])
+            example = by_name(
+                score_depths(self.engines, transformer, prompt, response, caches[row])
+            )
             example["asmi_closing"] = stop_conditions.closes(response)
             example["asmi_token_texts"] = _token_texts(model.tokenizer, example)
             examples.append(example)
         return {name: [example[name] for example in examples] for name in examples[0]}
+
+
+def by_name(depths: Sequence[AnswerStatistics]) -> dict[str, Any]:
+    """Statistics of an answer at each depth, by the names of a saved run (`results.names`).
+
+    `asmi_closing` and `asmi_token_texts` are not included, as they need a tokenizer.
+    """
+    first = depths[0]
+    named = {
+        "asmi_entropy": first.entropy,
+        "asmi_log_likelihood": first.log_likelihood,
+        "asmi_tokens": first.tokens,
+        "asmi_prompt_length": first.prompt_length,
+        "asmi_seconds": first.unmasked_seconds + sum(each.masked_seconds for each in depths),
+        "asmi_reused_depths": sum(each.reused for each in depths),
+    }
+    for each in depths:
+        values = {name: getattr(each, name.removeprefix("asmi_")) for name in PER_DEPTH}
+        values["asmi_settings"] = each.settings.to_dict()
+        if each.masks is not None:
+            values |= {name: getattr(each, name.removeprefix("asmi_")) for name in ON_REQUEST}
+        depth = each.settings.config.depth
+        named |= {at_depth(name, depth): value for name, value in values.items()}
+    return named
 
 
 def _token_texts(tokenizer: Any, example: Mapping[str, Any]) -> dict[int, str]:
@@ -89,5 +137,6 @@ def load_stat_calculator(config: Mapping[str, Any], environment: Any) -> MaskedH
     calculator = MaskedHeadsCalculator(**config)
     model = causal_model(environment.model)
     check_greedy(environment.model)
-    calculator.engine.check_model(model)
+    for engine in calculator.engines:
+        engine.check_model(model)
     return calculator

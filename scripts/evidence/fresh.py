@@ -12,7 +12,7 @@ prompt, answer or gold answer is kept.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,17 @@ from keep import CORRECTNESS_LABELS
 from lm_polygraph.generation_metrics import RougeMetric
 from rich.progress import track
 
+from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.host.quality import words
-from lm_polygraph_asmi.maths import example_masks
 from lm_polygraph_asmi.model import PrefixCache, scoring_session
+from lm_polygraph_asmi.results.names import at_depth
 from lm_polygraph_asmi.runs.rows import Row, cluster_key
 from lm_polygraph_asmi.runs.squad import Question, prompt_of
 from lm_polygraph_asmi.scoring import Scorer
-from lm_polygraph_asmi.scoring.engine import Engine
+from lm_polygraph_asmi.scoring.engine import Engine, score_depths
+from lm_polygraph_asmi.scoring.statistics import AnswerStatistics
 from lm_polygraph_asmi.scoring.text import prompt_tokens, spans
+from lm_polygraph_asmi.stat_calculators.masked_heads import by_name
 
 EVIDENCE = Path(__file__).parents[2] / "docs/evidence"
 SEED = 20261125
@@ -80,38 +83,12 @@ def squad_rows(file: Path, few_shot: bool) -> list[Row]:
     return [rows[i] for i in rng.permutation(len(rows))]
 
 
-class Recording(Engine):
-    """Also records masks, and the change of each answer token's log-probability under them."""
-
-    def _reduce(self, log_probs: Any, *rest: Any) -> dict[str, Any]:
-        start = sum(len(part) for part in self.recorded)
-        tokens = self.tokens[start : start + log_probs.shape[1]]
-        subnetworks = rest[1]
-        chosen = log_probs.gather(-1, tokens.expand(len(log_probs), -1)[..., None])[..., 0]
-        self.recorded.append(chosen[subnetworks.index].T.double().numpy())
-        return super()._reduce(log_probs, *rest)
-
-    def _score_part(self, model: Any, unmasked: Any, used: Any, *rest: Any) -> dict[str, Any]:
-        self.recorded: list[np.ndarray] = []
-        self.tokens = unmasked.input_ids[unmasked.prompt_length :]
-        stats = super()._score_part(model, unmasked, used, *rest)
-        drawn = used.config
-        _, masks = example_masks(
-            drawn.num_masks, used.num_heads, drawn.mask_rate, drawn.mask_sampler, drawn.seed,
-            used.layer, unmasked.input_ids.tolist(),
-        )  # fmt: skip
-        return stats | {
-            "asmi_masked_log_likelihood": np.concatenate(self.recorded).sum(0),
-            "asmi_kept": np.packbits(masks.to(torch.bool).numpy().ravel()),
-        }
-
-
 def states(
     scorer: Scorer, ids: torch.Tensor, prompt: int, prefix_cache: PrefixCache
 ) -> dict[str, Any]:
     """State after the masked layer where the answer's tokens are predicted: mean and last."""
     model: Any = scorer.model
-    layer = scorer.engine.settings(model, scorer.engine.depths[0]).layer
+    layer = scorer.engine.layer(model)
     with torch.no_grad(), scoring_session(model):
         cache = prefix_cache.cache(prompt - 1) if prefix_cache.layers else None
         start = prompt - 1 if cache is not None else 0
@@ -123,12 +100,29 @@ def states(
     }
 
 
-def score_row(scorer: Scorer, row: Row, babi: bool, prefix_cache: PrefixCache) -> dict[str, Any]:
+def kept_statistics(depths: Sequence[AnswerStatistics]) -> dict[str, Any]:
+    """Of an answer, with masks and the answer's log-likelihood under each if there are details."""
+    named = by_name(depths)
+    parts = ("asmi_mi_", "asmi_agreement_")
+    kept = {name: value for name, value in named.items() if name.startswith(parts)}
+    kept |= {name: named[name] for name in ("asmi_entropy", "asmi_log_likelihood")}
+    for each in depths:
+        of_depth = {"asmi_settings": each.settings.to_dict()}
+        if each.masks is not None and each.masked_log_likelihood is not None:
+            of_depth["asmi_kept"] = np.packbits(each.masks.ravel())
+            likelihood = each.masked_log_likelihood.astype(np.float64)
+            of_depth["asmi_masked_log_likelihood"] = likelihood.sum(1)
+        kept |= {at_depth(n, each.settings.config.depth): v for n, v in of_depth.items()}
+    plain = {n: v.tolist() if isinstance(v, np.ndarray) else v for n, v in kept.items()}
+    return plain | {"seconds": named["asmi_seconds"]}
+
+
+def score_row(
+    scorer: Scorer, engines: Sequence[Engine], row: Row, babi: bool, prefix_cache: PrefixCache
+) -> dict[str, Any]:
     prompt = prompt_tokens(scorer.tokenizer, row.input)
-    response = scorer.generation.greedy(
-        prompt, scorer.config.max_new_tokens, scorer.engine, prefix_cache
-    )
-    stats = scorer.engine.score(scorer.model, prompt, response, prefix_cache=prefix_cache)
+    response = scorer.generation.greedy(prompt, scorer.config.max_new_tokens, engines, prefix_cache)
+    stats = score_depths(engines, scorer.model, prompt, response, prefix_cache)
     text, places = spans(scorer.tokenizer, prompt.tolist(), response)
     answer = scorer.stop_conditions.without(text, places, response)
     accepted = [row.output] if isinstance(row.output, str) else row.output
@@ -144,14 +138,7 @@ def score_row(scorer: Scorer, row: Row, babi: bool, prefix_cache: PrefixCache) -
     if scorer.config.scope == "response":
         ids = torch.cat([prompt, torch.tensor(response)])
         kept |= states(scorer, ids, len(prompt), prefix_cache)
-    parts = ("asmi_mi_", "asmi_agreement_", "asmi_masked_log_likelihood", "asmi_kept")
-    for name, value in stats.items():
-        if name.startswith(parts) or name in ("asmi_entropy", "asmi_log_likelihood"):
-            kept[name] = np.asarray(value).tolist()
-        elif "asmi_settings" in name:
-            kept[name] = value
-    kept["seconds"] = stats["asmi_seconds"]
-    return kept
+    return kept | kept_statistics(stats)
 
 
 @click.group(help=__doc__)
@@ -187,14 +174,16 @@ def collect(
         column = "asmi_mi_d60" if scope == "response" else "all asmi_mi_d60"
         finished |= set(table["id"][table[column].notna()]) if column in table else set()
     scorer = Scorer(model, scope=scope, stop="\n", max_new_tokens=3 if babi else 20)
-    kind = Recording if scope == "response" else Engine
-    scorer.engine = kind(
-        depths=depths if scope == "response" else depths[:1], scope=scope, attention="sdpa"
-    )
+    config = ASMIConfig(scope=scope, attention="sdpa")
+    engines = [
+        Engine(at, details=scope == "response")
+        for at in config.at_depths(depths if scope == "response" else depths[:1])
+    ]
+    scorer.engine = engines[0]
     prefix_cache = PrefixCache()
     with out.open("a") as lines:
         for row in track([row for row in drawn if row.id not in finished]):
-            lines.write(json.dumps(score_row(scorer, row, babi, prefix_cache)) + "\n")
+            lines.write(json.dumps(score_row(scorer, engines, row, babi, prefix_cache)) + "\n")
             lines.flush()
 
 

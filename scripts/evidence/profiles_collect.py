@@ -8,6 +8,7 @@ small table of it.
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,16 @@ from keep import _majority as majority
 from lm_polygraph.generation_metrics import RougeMetric
 from rich.progress import track
 
+from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.host.quality import words
-from lm_polygraph_asmi.maths import example_masks
 from lm_polygraph_asmi.model import PrefixCache, readout, scoring_session
 from lm_polygraph_asmi.results.names import at_depth
 from lm_polygraph_asmi.runs.rows import Row, cluster_key, read_rows, spread
 from lm_polygraph_asmi.scoring import Scorer
-from lm_polygraph_asmi.scoring.engine import Engine
+from lm_polygraph_asmi.scoring.engine import Engine, score_depths
+from lm_polygraph_asmi.scoring.statistics import AnswerStatistics
 from lm_polygraph_asmi.scoring.text import prompt_tokens, spans
+from lm_polygraph_asmi.stat_calculators.masked_heads import by_name
 
 DEPTHS = (0.6, 0.7, 0.9)
 QUESTIONS = 5
@@ -48,40 +51,26 @@ def read_questions(file: Path, few_shot: bool, skip: int) -> list[Row]:
     return rows[skip:]
 
 
-class _Recording(Engine):
-    """Also records the log-probability of the answer's tokens under each mask."""
-
-    def _reduce(self, log_probs: Any, *rest: Any) -> dict[str, Any]:
-        start = sum(len(part) for part in self.recorded)
-        tokens = self.tokens[start : start + log_probs.shape[1]]
-        subnetworks = rest[1]
-        chosen = log_probs.gather(-1, tokens.expand(len(log_probs), -1)[..., None])[..., 0]
-        self.recorded.append(chosen[subnetworks.index].T.double().numpy())
-        return super()._reduce(log_probs, *rest)
-
-    def _score_part(self, model: Any, unmasked: Any, used: Any, *rest: Any) -> dict[str, Any]:
-        self.recorded: list[np.ndarray] = []
-        self.tokens = unmasked.input_ids[unmasked.prompt_length :]
-        stats = super()._score_part(model, unmasked, used, *rest)
-        drawn = used.config
-        _, masks = example_masks(
-            drawn.num_masks, used.num_heads, drawn.mask_rate, drawn.mask_sampler, drawn.seed,
-            used.layer, unmasked.input_ids.tolist(),
-        )  # fmt: skip
-        change = np.concatenate(self.recorded).sum(0)
-        masked = 1 - masks.double().numpy()
-        masked, change = masked - masked.mean(0), change - change.mean()
-        gram = masked.T @ masked + RIDGE * np.eye(masked.shape[1])
-        return stats | {"asmi_head_effects": np.linalg.solve(gram, masked.T @ change)}
+def head_effects(statistics: AnswerStatistics) -> np.ndarray:
+    """(H,) effect of masking each head on the answer's log-likelihood, by ridge regression."""
+    assert statistics.masks is not None
+    assert statistics.masked_log_likelihood is not None
+    change = statistics.masked_log_likelihood.astype(np.float64).sum(1)
+    masked = 1 - statistics.masks.astype(np.float64)
+    masked, change = masked - masked.mean(0), change - change.mean()
+    gram = masked.T @ masked + RIDGE * np.eye(masked.shape[1])
+    return np.linalg.solve(gram, masked.T @ change)
 
 
 def unmasked_features(
-    scorer: Scorer, ids: torch.Tensor, prompt: int, prefix_cache: PrefixCache
+    scorer: Scorer,
+    engines: Sequence[Engine],
+    ids: torch.Tensor,
+    prompt: int,
+    prefix_cache: PrefixCache,
 ) -> dict:
     """Hidden states after the masked layers, and next-token distributions read out from them."""
     model: Any = scorer.model
-    depths = scorer.engine.depths
-    layers = [scorer.engine.settings(model, depth).layer for depth in depths]
     features: dict[str, Any] = {}
     with torch.no_grad(), scoring_session(model):
         # The cache holds the prompt but its last token; the rest runs again.
@@ -91,8 +80,8 @@ def unmasked_features(
         hidden = [state[0, prompt - 1 - start :] for state in out.hidden_states]
         norm = model.model.norm  # Llama, Qwen and Gemma alike
         tokens = ids[prompt:]
-        for depth, layer in zip(depths, layers, strict=True):
-            states = hidden[layer + 1]
+        for engine in engines:
+            depth, states = engine.config.depth, hidden[engine.layer(model) + 1]
             features[at_depth("hidden_mean", depth)] = states[1:].mean(0).tolist()
             features[at_depth("hidden_last", depth)] = states[-1].tolist()
             early = readout(model, norm(states[:-1])).double()
@@ -103,18 +92,24 @@ def unmasked_features(
 
 
 def score_answer(
-    scorer: Scorer, row: Row, mlp: Engine | None, raw: bool, prefix_cache: PrefixCache
+    scorer: Scorer,
+    engines: Sequence[Engine],
+    row: Row,
+    mlp: Sequence[Engine],
+    raw: bool,
+    prefix_cache: PrefixCache,
 ) -> dict[str, Any]:
     """Generate and score an answer; returns lists and numbers to save."""
     prompt = prompt_tokens(scorer.tokenizer, row.input)
-    response = scorer.generation.greedy(
-        prompt, scorer.config.max_new_tokens, scorer.engine, prefix_cache
-    )
+    response = scorer.generation.greedy(prompt, scorer.config.max_new_tokens, engines, prefix_cache)
     ids = torch.cat([prompt, torch.tensor(response)])
-    features = unmasked_features(scorer, ids, len(prompt), prefix_cache)
-    stats = scorer.engine.score(scorer.model, prompt, response, prefix_cache=prefix_cache)
-    if mlp is not None:
-        mlp_stats = mlp.score(scorer.model, prompt, response)
+    features = unmasked_features(scorer, engines, ids, len(prompt), prefix_cache)
+    depths = score_depths(engines, scorer.model, prompt, response, prefix_cache)
+    stats = by_name(depths)
+    for each in depths:
+        stats[at_depth("asmi_head_effects", each.settings.config.depth)] = head_effects(each)
+    if mlp:
+        mlp_stats = by_name(score_depths(mlp, scorer.model, prompt, response))
         stats |= {f"mlp {name}": value for name, value in mlp_stats.items() if "_d" in name}
     text, places = spans(scorer.tokenizer, prompt.tolist(), response)
     answer = scorer.stop_conditions.without(text, places, response)
@@ -161,17 +156,14 @@ def main(
     finished = {json.loads(line)["id"] for line in out.open()} if out.exists() else set()
     babi = file.suffix == ".txt"
     scorer = Scorer(model, scope="response", stop="\n", max_new_tokens=3 if babi else 20)
-    scorer.engine = _Recording(depths=depths, scope="response", attention="sdpa")
-    mlp_engine = (
-        Engine(depths=depths, scope="response", perturbation="mlp", attention="sdpa")
-        if mlp
-        else None
-    )
+    config = ASMIConfig(scope="response", attention="sdpa")
+    engines = [Engine(at, details=True) for at in config.at_depths(depths)]
+    mlp_engines = [Engine(e.config, perturbation="mlp") for e in engines] if mlp else []
     prefix_cache = PrefixCache()  # prompts share a prefix
     in_thirds = [row for part in range(3) for row in rows[part::3]]  # each evenly spaced
     with out.open("a") as lines:
         for row in track([row for row in in_thirds if row.id not in finished]):
-            kept = score_answer(scorer, row, mlp_engine, babi, prefix_cache)
+            kept = score_answer(scorer, engines, row, mlp_engines, babi, prefix_cache)
             lines.write(json.dumps(kept) + "\n")
             lines.flush()
 

@@ -225,7 +225,7 @@ def test_scales_are_for_the_settings_they_were_matched_at(tmp_path):
     assert engine.config.perturbation_scale == 0.8
     for wrong, said in (
         ({"scope": "all"}, "matched at scope response, here it is all"),
-        ({"depths": [0.6, 0.9], "scope": "response"}, r"at depth 0\.6, here it is 0\.9"),
+        ({"depth": 0.9, "scope": "response"}, r"at depth 0\.6, here it is 0\.9"),
         ({"mask_rate": 0.3, "scope": "response"}, r"at mask_rate 0\.15, here it is 0\.3"),
     ):
         with pytest.raises(ValueError, match=said):

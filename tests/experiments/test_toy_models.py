@@ -9,6 +9,7 @@ from lm_polygraph_asmi.experiments.analysis import condition_comparisons, verdic
 from lm_polygraph_asmi.experiments.answers import Answer
 from lm_polygraph_asmi.experiments.scale import ScaleSearch
 from lm_polygraph_asmi.scoring.engine import Engine
+from lm_polygraph_asmi.scoring.statistics import AnswerStatistics
 from tests.families import tiny_model
 
 CONDITIONS = ("pseudo_heads", "foreign", "mlp")
@@ -69,13 +70,11 @@ def toy(carrier: str, rng: np.random.Generator):
     return model, share
 
 
-def scores(model, texts, **how) -> tuple[np.ndarray, list[dict]]:
-    """MI of every question, and what was saved of every text."""
-    engine = Engine(
-        num_masks=40, mask_rate=0.25, scope="response", depths=[0.6], details=True, **how
-    )
+def scores(model, texts, **how) -> tuple[np.ndarray, list[AnswerStatistics]]:
+    """MI of every question, and the statistics of every text."""
+    engine = Engine(num_masks=40, mask_rate=0.25, scope="response", details=True, **how)
     saved = [engine.score(model, torch.tensor(ids[:-QUESTIONS]), ids[-QUESTIONS:]) for ids in texts]
-    return np.concatenate([own["asmi_mi_d60"] for own in saved]), saved
+    return np.concatenate([own.mi for own in saved]), saved
 
 
 @pytest.mark.slow
@@ -89,10 +88,10 @@ def test_what_carries_the_answer_decides_the_verdict(carrier, outcome, condition
     questions = np.arange(3 + CONTEXT, 3 + CONTEXT + TEXTS * QUESTIONS).reshape(TEXTS, QUESTIONS)
     texts = [[*rng.integers(3, 3 + CONTEXT, 6).tolist(), *own.tolist(), YES] for own in questions]
     heads, saved = scores(model, texts)
-    used = saved[0]["asmi_settings_d60"]
+    used = saved[0].settings.to_dict()
     spare = [
         Answer(row, torch.tensor(texts[row]), len(texts[row]) - QUESTIONS,
-               saved[row]["asmi_log_likelihood"])
+               saved[row].log_likelihood)
         for row in range(HELD_OUT)
     ]  # fmt: skip
     scales = ScaleSearch(model, spare, used).matched(CONDITIONS)

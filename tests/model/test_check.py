@@ -33,7 +33,7 @@ from lm_polygraph_asmi.model.memory import default_budget
 from lm_polygraph_asmi.model.perturbation import WITHOUT_HEADS
 from lm_polygraph_asmi.model.stepwise import steps_of
 from lm_polygraph_asmi.model.suffix import STRATEGIES, full_forward_passes
-from lm_polygraph_asmi.scoring.engine import Engine
+from lm_polygraph_asmi.scoring.engine import Engine, score_depths
 from tests.families import tiny_model
 from tests.registry import tiny_class
 
@@ -473,7 +473,7 @@ def test_a_wrong_product_in_32_bits_is_seen(monkeypatch):
 
 def scores(engine: Engine, model) -> list[float]:
     example = engine.score(model, sequence()[:PROMPT], sequence()[PROMPT:].tolist())
-    return [*example["asmi_log_likelihood"].tolist(), *example["asmi_mi_d60"].tolist()]
+    return [*example.log_likelihood.tolist(), *example.mi.tolist()]
 
 
 def test_two_models_through_one_engine_with_a_journal(tmp_path):
@@ -503,10 +503,13 @@ def test_the_state_is_looked_at_once_an_example(monkeypatch, tmp_path):
     monkeypatch.setattr(
         model_cache, "model_state", lambda model: looked.append(1) or model_state(model)
     )
-    engine = Engine(depths=[0.3, 0.6], num_masks=6, mask_rate=0.4, result_cache=str(tmp_path))
-    model = tiny_model("llama")
+    engines = [
+        Engine(depth=depth, num_masks=6, mask_rate=0.4, result_cache=str(tmp_path))
+        for depth in (0.3, 0.6)
+    ]
+    model, prompt, response = tiny_model("llama"), sequence()[:PROMPT], sequence()[PROMPT:].tolist()
     for _ in range(2):  # the second comes out of the result cache
-        scores(engine, model)
+        score_depths(engines, model, prompt, response)
         assert len(looked) == 1
         looked.clear()
 

@@ -81,8 +81,8 @@ def scores(model: PreTrainedModel, input_ids: Tensor) -> dict[str, Tensor]:
     # Masks everywhere in layer 2, at depth 0.6.
     engine = Engine(num_masks=6, mask_rate=0.3, top_k=8)
     example = engine.score(model, prompt, response.tolist())
-    for name in ("asmi_log_likelihood", "asmi_mi_d60", "asmi_agreement_d60"):
-        found[name] = torch.from_numpy(example[name])
+    for name in ("log_likelihood", "mi", "agreement"):
+        found[name] = torch.from_numpy(getattr(example, name))
     with scoring_session(model):
         found["embeddings"] = response_embeddings(model, prompt, RESPONSES)
     return found | {

@@ -162,7 +162,7 @@ def test_hybrids_mask_the_nearest_layer_with_heads():
         0.6: (6, 7),
         0.95: (9, 7),
     }
-    used = Engine(depths=[0.5, 0.6], num_masks=5, mask_rate=0.4).settings(model, 0.5).to_dict()
+    used = Engine(depth=0.5, num_masks=5, mask_rate=0.4).settings(model).to_dict()
     assert masked_layer(used) == "layer 3 of 10 (layer 5 has no heads)"
     with pytest.raises(ValueError, match=r"layer 4 .* has no attention heads.*3, 7"):
         subnetwork_log_probs(model, sequence(9), 4, 4, masks())

@@ -54,6 +54,13 @@ def same(found, expected):
     assert columns(expected)[:, 0].max() > 1e-4  # masks change something
 
 
+def assert_close(found, expected, most, names=("mi", "entropy", "log_likelihood")):
+    """Statistics of tokens that differ by at most `most`."""
+    for name in names:
+        own, other = getattr(found, name), getattr(expected, name)
+        np.testing.assert_allclose(own, other, rtol=0, atol=most, err_msg=name)
+
+
 @pytest.fixture
 def passes(monkeypatch):
     """The unmasked passes of the engine."""
@@ -103,26 +110,24 @@ def test_one_token_and_no_scope_all(passes):
 def test_sequences_of_every_kind(kind):
     """A longer one, one that parts from it early, and one that repeats it; or none is reused."""
     name, overrides, layer, _ = KINDS[kind]
-    model, engine = tiny_class(name, **overrides), Engine(**SETTINGS, depths=(layer + 1) / 4.5)
+    model, engine = tiny_class(name, **overrides), Engine(**SETTINGS, depth=(layer + 1) / 4.5)
     prefix_cache, first = PrefixCache(), sequence(14)
     other = torch.cat([first[:4], sequence(9, seed=8)])
     for ids, prompt in ((first, 9), (sequence(20), 17), (other, 7), (other, 12)):
         known = (
-            prefix_cache.common(model, ids[: prompt - 1].tolist()) if engine.remembers(model) else 0
+            prefix_cache.common(model, ids[: prompt - 1].tolist())
+            if engine.reuses_prefix(model)
+            else 0
         )
         given = (model, ids[:prompt], ids[prompt:].tolist())
         found, expected = engine.score(*given, prefix_cache=prefix_cache), engine.score(*given)
-        (mi,) = (name for name in found if name.startswith("asmi_mi_"))
-        for statistic in (mi, "asmi_entropy", "asmi_log_likelihood"):
-            np.testing.assert_allclose(
-                found[statistic], expected[statistic], rtol=0, atol=allowed(model, ids)
-            )
-        assert (prefix_cache.input_ids == ids[:-1].tolist()) is engine.remembers(model)
-    assert known == (11 if engine.remembers(model) else 0)
+        assert_close(found, expected, allowed(model, ids))
+        assert (prefix_cache.input_ids == ids[:-1].tolist()) is engine.reuses_prefix(model)
+    assert known == (11 if engine.reuses_prefix(model) else 0)
 
 
-def remembered(model, ids, prompt, layers, before=0, guesses=0):
-    """A memory of a sequence as generation makes it: the prompt, then token by token.
+def prefix_cache_of(model, ids, prompt, layers, before=0, guesses=0):
+    """The prefix cache of a sequence as generation makes it: the prompt, then token by token.
 
     Args:
         before: positions that were known before; hidden states are those behind them.
@@ -154,18 +159,18 @@ def test_states_of_other_passes_or_layers_are_not_taken():
     longer = torch.cat([ids, sequence(2, seed=8)])
     reused = {}
     for name, prefix_cache, asked, prompt, layers in (
-        ("nobody has seen", remembered(tiny, ids, 9, [1, 2]), ids, 9, [1, 2]),
-        ("all of it", remembered(tiny, ids, 9, [1, 2]), ids, 9, [1, 2]),
-        ("a cut answer", remembered(tiny, ids, 9, [1]), ids[:-3], 9, [1]),
-        ("behind a known start", remembered(tiny, ids, 9, [1], before=4), ids, 6, [1]),
-        ("before they begin", remembered(tiny, ids, 9, [1], before=6), ids, 6, [1]),
-        ("guesses taken back", remembered(tiny, ids, 9, [1], guesses=3), ids, 9, [1]),
-        ("another layer", remembered(tiny, ids, 9, [2]), ids, 9, [1]),
-        ("no layer", remembered(tiny, ids, 9, []), ids, 9, [1]),
-        ("another end", remembered(tiny, ids, 9, [1]), other, 9, [1]),
-        ("a longer answer", remembered(tiny, ids, 9, [1]), longer, 9, [1]),
-        ("another prompt", remembered(tiny, sequence(14, seed=3), 9, [1]), ids, 9, [1]),
-        ("one token", remembered(tiny, ids, 9, [1]), ids, 1, [1]),
+        ("nobody has seen", prefix_cache_of(tiny, ids, 9, [1, 2]), ids, 9, [1, 2]),
+        ("all of it", prefix_cache_of(tiny, ids, 9, [1, 2]), ids, 9, [1, 2]),
+        ("a cut answer", prefix_cache_of(tiny, ids, 9, [1]), ids[:-3], 9, [1]),
+        ("behind a known start", prefix_cache_of(tiny, ids, 9, [1], before=4), ids, 6, [1]),
+        ("before they begin", prefix_cache_of(tiny, ids, 9, [1], before=6), ids, 6, [1]),
+        ("guesses taken back", prefix_cache_of(tiny, ids, 9, [1], guesses=3), ids, 9, [1]),
+        ("another layer", prefix_cache_of(tiny, ids, 9, [2]), ids, 9, [1]),
+        ("no layer", prefix_cache_of(tiny, ids, 9, []), ids, 9, [1]),
+        ("another end", prefix_cache_of(tiny, ids, 9, [1]), other, 9, [1]),
+        ("a longer answer", prefix_cache_of(tiny, ids, 9, [1]), longer, 9, [1]),
+        ("another prompt", prefix_cache_of(tiny, sequence(14, seed=3), 9, [1]), ids, 9, [1]),
+        ("one token", prefix_cache_of(tiny, ids, 9, [1]), ids, 1, [1]),
     ):
         with scoring_session(tiny):
             found = run_unmasked(tiny, asked, prompt, layers, "response", prefix_cache)
@@ -192,28 +197,23 @@ def test_states_of_other_passes_or_layers_are_not_taken():
 def test_own_answers_of_every_kind(kind, passes):
     """Over their generation's states, or its keys alone, or neither, as the kind allows."""
     name, overrides, layer, _ = KINDS[kind]
-    model, engine = tiny_class(name, **overrides), Engine(**SETTINGS, depths=(layer + 1) / 4.5)
-    remembers = engine.remembers(model) and kind not in NO_PLAIN_CACHE
+    model, engine = tiny_class(name, **overrides), Engine(**SETTINGS, depth=(layer + 1) / 4.5)
+    reuses = engine.reuses_prefix(model) and kind not in NO_PLAIN_CACHE
     for ids, prompt in ((sequence(14), 9), (sequence(20, seed=1), 12), (sequence(14, seed=2), 9)):
         given = (model, ids[:prompt], ids[prompt:].tolist())
         expected = engine.score(*given)
-        if not remembers:
+        if not reuses:
             continue
-        prefix_cache = remembered(model, ids, prompt, engine.layers(model))
+        prefix_cache = prefix_cache_of(model, ids, prompt, [engine.layer(model)])
         own = engine.score(*given, prefix_cache=prefix_cache)
-        (mi,) = (name for name in own if name.startswith("asmi_mi_"))
-        most = allowed(model, ids)
-        for statistic in (mi, "asmi_entropy", "asmi_log_likelihood"):
-            np.testing.assert_allclose(
-                own[statistic], expected[statistic], rtol=0, atol=most, err_msg=statistic
-            )
+        assert_close(own, expected, allowed(model, ids))
     used = [kept for _, kept in known_to(passes) if kept != "nothing"]
-    if not remembers or kind in KEYS_ELSEWHERE:
+    if not reuses or kind in KEYS_ELSEWHERE:
         assert "states" not in used
     else:
         kept = ["states"] if kind not in KEYS_ALONE else ["keys", "states"]  # the latter: 5.24
         assert used in [[what] * 3 for what in kept]
-        assert engine.remembers(model)
+        assert engine.reuses_prefix(model)
 
 
 def test_states_of_a_batch_are_not_one_sequences():
@@ -230,7 +230,7 @@ def test_what_is_wrongly_known_is_not_believed(wrong, caplog):
     engine = Engine(**SETTINGS)
     given = (tiny, ids[:9], ids[9:].tolist())
     expected = engine.score(*given)
-    prefix_cache = remembered(tiny, ids, 9, engine.layers(tiny) if wrong == "states" else ())
+    prefix_cache = prefix_cache_of(tiny, ids, 9, [engine.layer(tiny)] if wrong == "states" else ())
     if wrong == "keys":
         prefix_cache.layers = [(key, value + 1) for key, value in prefix_cache.layers]
     else:
@@ -238,9 +238,9 @@ def test_what_is_wrongly_known_is_not_believed(wrong, caplog):
             layer: states.flip(-1) for layer, states in prefix_cache.states.items()
         }
     found = engine.score(*given, prefix_cache=prefix_cache)
-    np.testing.assert_allclose(found["asmi_mi_d60"], expected["asmi_mi_d60"], atol=1e-6)
+    np.testing.assert_allclose(found.mi, expected.mi, atol=1e-6)
     assert "known keys are not reused" in caplog.text
-    assert not engine.remembers(tiny)
+    assert not engine.reuses_prefix(tiny)
 
 
 def test_another_model_knows_nothing():
@@ -258,8 +258,8 @@ def test_another_model_knows_nothing():
         engine.score(tiny, *given, prefix_cache=prefix_cache),
         engine.score(tiny, *given),
     )
-    np.testing.assert_allclose(found["asmi_mi_d60"], expected["asmi_mi_d60"], atol=1e-6)
-    assert engine.remembers(tiny)
+    np.testing.assert_allclose(found.mi, expected.mi, atol=1e-6)
+    assert engine.reuses_prefix(tiny)
 
 
 def test_a_model_that_generates_over_no_cache(monkeypatch, passes):

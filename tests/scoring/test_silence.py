@@ -298,5 +298,5 @@ class TestMemory:
         assert prefix_cache.peak < budget
         if top_k == 500:
             expected = loose.score(model, prompt, response)
-            for name in ("asmi_mi_d60", "asmi_agreement_d60", "asmi_entropy"):
-                assert found[name] == pytest.approx(expected[name], abs=1e-6)
+            for name in ("mi", "agreement", "entropy"):
+                assert getattr(found, name) == pytest.approx(getattr(expected, name), abs=1e-6)

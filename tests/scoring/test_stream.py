@@ -24,7 +24,7 @@ from tests.model.test_kinds import KINDS, masks, sequence
 from tests.registry import tiny_class
 from tests.rounding import allowed
 from tests.scoring.conftest import PROMPT, ending_model
-from tests.scoring.test_reuse import ALL_TOKENS, EITHER, columns, same
+from tests.scoring.test_reuse import ALL_TOKENS, EITHER, assert_close, columns, same
 from tests.scoring.test_reuse import SETTINGS as SMALL
 from tests.tiny_lm import whitebox
 
@@ -70,19 +70,16 @@ def test_every_kind(kind, attention):
     settings = {**SMALL, "seeded_by": "prompt", "attention": attention}
     model, ids = tiny_class(name, **overrides), sequence(20)
     engine = Engine(
-        **settings, depths=(layer + 1) / 4.5, top_k=model.get_output_embeddings().out_features
+        **settings, depth=(layer + 1) / 4.5, top_k=model.get_output_embeddings().out_features
     )
     with scoring_session(model, attention):
-        writing = engine.write(model, ids[:11])
+        writing = engine.start_stream(model, ids[:11])
         for token in ids[11:].tolist():
             writing.step(token)
     found, expected = writing.statistics(), engine.score(model, ids[:11], ids[11:].tolist())
-    compared = [n for n in expected if n.startswith(("asmi_mi_", "asmi_agreement_"))]
-    assert len(compared) == 2
-    most = allowed(model, ids)
-    for statistic in (*compared, "asmi_entropy", "asmi_log_likelihood"):
-        np.testing.assert_allclose(found[statistic], expected[statistic], rtol=0, atol=most)
-    assert max(expected[compared[0]]) > 1e-4
+    names = ("mi", "agreement", "entropy", "log_likelihood")
+    assert_close(found, expected, allowed(model, ids), names)
+    assert max(expected.mi) > 1e-4
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -11,8 +11,8 @@ from lm_polygraph_asmi.results.manifest import write_manifest
 from lm_polygraph_asmi.scoring import engine
 from lm_polygraph_asmi.stat_calculators import MaskedHeadsCalculator
 from lm_polygraph_asmi.stat_calculators.greedy import (
-    MEMORY,
-    RememberingGreedyCalculator,
+    PREFIX_CACHES,
+    PrefixCachingGreedyCalculator,
     SavedAnswersCalculator,
     _prefix_cache,
     load_stat_calculator,
@@ -113,7 +113,7 @@ def test_masked_passes_start_where_generation_ended(finished, model, starts, sco
     calculator({"greedy_tokens": first["greedy_tokens"]}, TEXTS[:1], model)
     for text in TEXTS:  # memories are each row's own
         stats = greedy({}, [text], model, 5)
-        assert (MEMORY in stats) == (scope == "response")
+        assert (PREFIX_CACHES in stats) == (scope == "response")
         known = calculator(stats, [text], model)
         plain = calculator({"greedy_tokens": stats["greedy_tokens"]}, [text], model)
         for name in ("asmi_mi_d60", "asmi_agreement_d60", "asmi_entropy", "asmi_log_likelihood"):
@@ -130,7 +130,7 @@ def test_an_answer_that_was_cut(starts):
     model, texts = whitebox(), ["Where do the blue kites start? The answer is", "Yes or No."]
     model.tokenizer = copy.deepcopy(model.tokenizer)
     model.model.generation_config.eos_token_id = None
-    greedy, calculator = RememberingGreedyCalculator(False, [0.6]), MaskedHeadsCalculator(
+    greedy, calculator = PrefixCachingGreedyCalculator(False, [0.6]), MaskedHeadsCalculator(
         scope="response", top_k=8
     )  # fmt: skip
     whole = {text: greedy({}, [text], model, 12)["greedy_tokens"][0] for text in texts}
@@ -152,7 +152,7 @@ def test_a_batch_is_not_remembered(finished, model, starts, saved):
     config = {"answers": str(finished[0]) if saved else None, "output_attentions": False}
     greedy = load_stat_calculator(config | {"masks": {"scope": "response"}}, None)
     stats = greedy({}, TEXTS, model, 5)
-    assert MEMORY not in stats
+    assert PREFIX_CACHES not in stats
     MaskedHeadsCalculator(scope="response", top_k=8)(stats, TEXTS, model)
     assert starts == [(0, "nothing")] * 2
 
@@ -164,7 +164,7 @@ def test_models_whose_heads_cannot_be_masked(finished, lacks):
     config = {"output_attentions": False, "masks": {"scope": "response"}}
     stats = load_stat_calculator(config | {"answers": None}, None)({}, TEXTS[:1], model, 3)
     plain = GreedyProbsCalculator(False, False)({}, TEXTS[:1], model, 3)
-    assert stats[MEMORY] == [None]
+    assert stats[PREFIX_CACHES] == [None]
     assert stats["greedy_tokens"] == plain["greedy_tokens"]
     saved = load_stat_calculator(config | {"answers": str(finished[0])}, None)
     for refused in (saved, MaskedHeadsCalculator(scope="response", top_k=8)):
@@ -187,7 +187,9 @@ def test_weights_that_change_after_generation(starts):
 def test_nothing_is_held_for_passes_that_run_the_prompt_again(model):
     config = {"answers": None, "output_attentions": False}
     masks = {"scope": "response", "perturbation": "mlp"}
-    assert MEMORY not in load_stat_calculator(config | {"masks": masks}, None)({}, TEXTS[:1], model)
+    assert PREFIX_CACHES not in load_stat_calculator(config | {"masks": masks}, None)(
+        {}, TEXTS[:1], model
+    )
 
 
 @pytest.mark.parametrize("saved", [False, True])
@@ -213,12 +215,12 @@ def test_windows_are_not_mistaken_for_the_start(saved):
     for length, text in sorted(by_length.items()):
         if not 17 <= length <= 22:
             continue
-        stats = RememberingGreedyCalculator(False, [0.6])({}, [text], model, 5)
+        stats = PrefixCachingGreedyCalculator(False, [0.6])({}, [text], model, 5)
         (tokens,) = stats["greedy_tokens"]
         if saved:
             ids = torch.cat([model.tokenize([text])["input_ids"][0], torch.tensor(tokens)])
             cache = model.model(ids[None], use_cache=True).past_key_values
-            stats[MEMORY] = [_prefix_cache(model, ids.tolist(), cache, {})]
+            stats[PREFIX_CACHES] = [_prefix_cache(model, ids.tolist(), cache, {})]
         known = calculator(stats, [text], model)
         plain = calculator({"greedy_tokens": [tokens]}, [text], model)
         for name in ("asmi_mi_d60", "asmi_entropy", "asmi_log_likelihood"):
@@ -227,8 +229,8 @@ def test_windows_are_not_mistaken_for_the_start(saved):
 
 def test_dropout_leaves_nothing():
     model = whitebox()
-    stats = RememberingGreedyCalculator(False, [0.6])({}, TEXTS[:1], model, 3)
-    assert stats[MEMORY][0].input_ids
+    stats = PrefixCachingGreedyCalculator(False, [0.6])({}, TEXTS[:1], model, 3)
+    assert stats[PREFIX_CACHES][0].input_ids
     model.model.train()
-    stats = RememberingGreedyCalculator(False, [0.6])({}, TEXTS[:1], model, 3)
-    assert stats[MEMORY] == [None]
+    stats = PrefixCachingGreedyCalculator(False, [0.6])({}, TEXTS[:1], model, 3)
+    assert stats[PREFIX_CACHES] == [None]

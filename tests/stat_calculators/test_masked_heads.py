@@ -73,6 +73,7 @@ def test_statistics_follow_from_the_log_probs(model, scope, sampler, budget):
         "asmi_kl_d60": expected.divergence_from_mean,
         "asmi_entropy": -(own.exp() * own).sum(-1),
         "asmi_log_likelihood": own.gather(-1, response[:, None])[:, 0],
+        "asmi_masked_log_likelihood_d60": log_probs[:, range(len(response)), response],
         "asmi_candidates_d60": top,
         "asmi_candidate_cosines_d60": maths.cosines(weight[top]),
     }.items():

@@ -28,25 +28,17 @@ DEPTH_FREE = {
     "asmi_reused_depths": "depths of the example taken from the result cache",
 }
 
-PER_DEPTH = {
-    "asmi_mi": "(T,) MI_t, nats, higher = more uncertain",
-    "asmi_agreement": "(T,) A_t, in [0, 1]",
-    "asmi_entropy_of_mean": "(T,) H(p_bar_t) on the union of the top-K sets plus tail, nats",
-    "asmi_mean_entropy": "(T,) mean over masks of H(p_t), on the same support, nats",
-    "asmi_tail_mass": "(T,) mean over masks of the mass outside the union",
-    "asmi_coverage": "(T, 7) mean over masks of the mass of the top 1, 8, 16, 32, 64, 128, 256",
-    "asmi_top_token": "(S, T) most likely token of each subnetwork",
-    "asmi_mask_seed": "seed of the example's mask generator",
-    "asmi_settings": "settings in use, a dictionary; see `Settings`",
-}
+PER_DEPTH = (
+    "asmi_mi", "asmi_agreement", "asmi_entropy_of_mean", "asmi_mean_entropy", "asmi_tail_mass",
+    "asmi_coverage", "asmi_top_token", "asmi_mask_seed", "asmi_settings",
+)  # fmt: skip
+"""Fields of `scoring.statistics.AnswerStatistics`, which has shapes and units."""
 
-ON_REQUEST = {
-    "asmi_masks": "(S, H) head masks, 1 = kept",
-    "asmi_kl": "(S, T) KL of each subnetwork to the mean, nats",
-    "asmi_masked_log_likelihood": "(S, T) log-likelihood of each token under each mask, nats",
-    "asmi_candidates": "(T, 8) most likely tokens of the averaged distribution",
-    "asmi_candidate_cosines": "(T, 8, 8) cosines of their output-projection rows, not clipped",
-}
+ON_REQUEST = (
+    "asmi_masks", "asmi_kl", "asmi_masked_log_likelihood", "asmi_candidates",
+    "asmi_candidate_cosines",
+)  # fmt: skip
+"""Its fields with details."""
 
 DIVERSITY_AT = {"last": "asmi_diversity", "second_last": "asmi_diversity_second_last"}
 """Value of the setting `gate_token` -> statistic that the gate reads."""
@@ -81,7 +73,7 @@ def masked_head_stats(
     depths: Iterable[float] = (ASMIConfig.depth,), details: bool = False
 ) -> list[str]:
     """Every statistic of the masked-heads calculator, for `stats:` and `save_stats:`."""
-    names = [*PER_DEPTH, *(ON_REQUEST if details else {})]
+    names = [*PER_DEPTH, *(ON_REQUEST if details else ())]
     return [*DEPTH_FREE, *(at_depth(name, depth) for depth in depths for name in names)]
 
 

@@ -104,10 +104,10 @@ class Engine:
         TypeError: an unknown setting.
 
     Example:
+        >>> ids = scorer.tokenizer(prompt, return_tensors="pt").input_ids[0]
         >>> engine = Engine(scope="response", num_masks=5, mask_rate=0.3)
-        >>> statistics = engine.score(model, ids[:6], ids[6:].tolist())
-        >>> statistics.mi.shape == statistics.tokens.shape == (2,)
-        True
+        >>> engine.score(scorer.model, ids[:-2], ids[-2:].tolist()).mi.shape
+        (2,)
     """
 
     def __init__(

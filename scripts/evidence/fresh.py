@@ -113,8 +113,8 @@ def kept_statistics(depths: Sequence[AnswerStatistics]) -> dict[str, Any]:
             likelihood = each.masked_log_likelihood.astype(np.float64)
             of_depth["asmi_masked_log_likelihood"] = likelihood.sum(1)
         kept |= {at_depth(n, each.settings.config.depth): v for n, v in of_depth.items()}
-    plain = {n: v.tolist() if isinstance(v, np.ndarray) else v for n, v in kept.items()}
-    return plain | {"seconds": named["asmi_seconds"]}
+    listed = {n: v.tolist() if isinstance(v, np.ndarray) else v for n, v in kept.items()}
+    return listed | {"seconds": named["asmi_seconds"]}
 
 
 def score_row(

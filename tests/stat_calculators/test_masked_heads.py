@@ -116,6 +116,11 @@ def test_a_single_depth_needs_no_list(model):
     assert "asmi_mi_d90" in run(model, TEXTS[:1], MaskedHeadsCalculator(depths=0.9))
 
 
+def test_a_depth_that_occurs_twice_is_scored_once():
+    engines = MaskedHeadsCalculator(depths=[0.6, 0.3, 0.6]).engines
+    assert [engine.config.depth for engine in engines] == [0.6, 0.3]
+
+
 def test_batch_mates_and_order_change_nothing(model):
     """Prompts of different lengths: in a batch the host pads them on the left."""
     together = run(model, TEXTS)

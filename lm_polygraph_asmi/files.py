@@ -23,6 +23,10 @@ except ImportError:  # Windows
 log = logging.getLogger("lm_polygraph")
 
 
+DEPTH = 200
+"""Largest depth of nested lists and objects; Python's own limit depends on the caller."""
+
+
 def user_cache() -> Path:
     """The package's folder in the user's cache, $XDG_CACHE_HOME or ~/.cache; it may be missing."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -34,7 +38,8 @@ def parse_json(text: str | bytes) -> Any:
 
     Raises:
         ValueError: not JSON, or JSON that readers understand differently: NaN or Infinity, a number
-            beyond the range of floats, a field twice in one object, or half of a surrogate pair.
+            beyond the range of floats, a field twice in one object, half of a surrogate pair, or
+            more than `DEPTH` nested lists and objects.
 
     Example:
         >>> parse_json('{"correct": true, "correct": false}')
@@ -52,8 +57,10 @@ def parse_json(text: str | bytes) -> Any:
         value = json.loads(text, object_pairs_hook=unique)
     except RecursionError as error:
         raise ValueError("not JSON: nested too deeply") from error
-    except ValueError as error:  # also not UTF-8, or a number with thousands of digits
-        raise ValueError(f"not JSON: {error}") from error
+    except ValueError as error:  # also not UTF-8
+        long = "set_int_max_str_digits" in str(error)
+        reason = "a number of thousands of digits" if long else error
+        raise ValueError(f"not JSON: {reason}") from error
     if twice:
         raise ValueError(f"the field {twice[0]!r} occurs twice in one object: keep one")
     _check_strict(value)
@@ -81,7 +88,8 @@ def to_json(
 
     Raises:
         TypeError: a value of another type, without `default`.
-        ValueError: NaN, Infinity, or half of a surrogate pair; the message names the field.
+        ValueError: NaN, Infinity, or half of a surrogate pair, the message names the field; or
+            more than `DEPTH` nested lists and objects.
     """
 
     def converted(item: Any) -> Any:
@@ -98,8 +106,10 @@ def to_json(
     return json.dumps(value, default=converted, indent=indent, allow_nan=False)
 
 
-def _check_strict(value: Any, path: str = "") -> None:
+def _check_strict(value: Any, path: str = "", depth: int = 0) -> None:
     """Raise ValueError if a part of a value has no JSON text; the message names it."""
+    if depth > DEPTH:
+        raise ValueError(f"expected at most {DEPTH} nested lists and objects, got more: flatten it")
     at = f"the field {path!r}: " if path else ""
     if isinstance(value, float):
         if not math.isfinite(value):
@@ -114,11 +124,11 @@ def _check_strict(value: Any, path: str = "") -> None:
         for name, part in value.items():
             if isinstance(name, str) and not name.isascii():
                 _check_surrogates(name, at)
-            _check_strict(part, f"{path}.{name}" if path else str(name))
+            _check_strict(part, f"{path}.{name}" if path else str(name), depth + 1)
     elif isinstance(value, list | tuple):
         for number, part in enumerate(value):
             if not isinstance(part, int):
-                _check_strict(part, f"{path}[{number}]")
+                _check_strict(part, f"{path}[{number}]", depth + 1)
 
 
 def _check_surrogates(text: str, at: str) -> None:
@@ -127,7 +137,9 @@ def _check_surrogates(text: str, at: str) -> None:
 
 
 @contextmanager
-def locked(path: str | Path, remove: bool = False) -> Iterator[None]:
+def locked(
+    path: str | Path, remove: bool = False, output: str | Path | None = None
+) -> Iterator[None]:
     """Lock a file for one writer, which may be this process, until the block ends or it dies.
 
     The file is created if missing, its content unchanged. Where the file system or Windows has no
@@ -135,15 +147,16 @@ def locked(path: str | Path, remove: bool = False) -> Iterator[None]:
 
     Args:
         remove: whether to remove the file at the end.
+        output: the file that the lock is for, as errors name it; None: `path` itself.
 
     Raises:
         ValueError: another writer has it.
     """
-    path = Path(path)
+    path, output = Path(path), output or path
     with ExitStack() as stack:
         while True:
             file = stack.enter_context(path.open("ab"))
-            _lock(file, path)
+            _lock(file, output)
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                     break
@@ -155,18 +168,18 @@ def locked(path: str | Path, remove: bool = False) -> Iterator[None]:
                 path.unlink()
 
 
-def _lock(file: IO[bytes], path: Path) -> None:
+def _lock(file: IO[bytes], output: str | Path) -> None:
     try:
         if fcntl is None:
             raise OSError("Windows")
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise ValueError(
-            f"{path} is being written by another program, or another call in this one: wait until "
+            f"{output} is being written by another program, or another call in this one: wait until "
             "it has ended, or name another file"
         ) from error
     except OSError as error:
-        log.warning("%s cannot be locked (%s): do not write it from two programs", path, error)
+        log.warning("%s cannot be locked (%s): do not write it from two programs", output, error)
 
 
 @contextmanager
@@ -182,7 +195,7 @@ def writing(out: str | Path, replace: bool = False) -> Iterator[Path]:
         ValueError: OUT exists, or another writer is at work.
     """
     partial = partial_of(out)
-    with locked(partial):
+    with locked(partial, output=out):
         try:
             if not replace:
                 check_new(out)
@@ -215,5 +228,5 @@ def check_unlocked(out: str | Path) -> None:
     """Raise ValueError if another writer is at work on a file."""
     partial = partial_of(out)
     if partial.exists():
-        with locked(partial):
+        with locked(partial, output=out):
             pass

@@ -144,7 +144,8 @@ def score(
         from lm_polygraph_asmi.scoring.loading import load  # imports torch: after all checks
 
         if out:  # until the command ends, so that a second one stops before it loads a model
-            click.get_current_context().with_resource(locked(f"{out}.lock", remove=True))
+            lock = locked(f"{out}.lock", remove=True, output=out)
+            click.get_current_context().with_resource(lock)
         if out and not result_cache and Path(f"{out}.cache", TEMPORARY_MARK).is_file():
             errors.print("Resuming: rows in the cache of an earlier run are not scored again.")
         cache = result_cache or (own_cache(out) if out else None)

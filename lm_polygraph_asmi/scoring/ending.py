@@ -74,18 +74,36 @@ class TextAnswer:
                 if not self._reads_special(written):
                     ids, draft = self._with_end(written)
                     at = _first_difference(draft.top_tokens, ids)
-        if at is not None and self._decoded(ids[:at]) == self.text:
-            following = self._quoted([draft.top_tokens[at]])
+        if at is None or self._decoded(ids[:at]).startswith(self.text):
+            notes += self._other_end(ids, draft, at)
+        if UNFINISHED in self.text and not notes:
             notes.append(
-                f"The model's own answer begins with this text and goes on with {following}: it "
-                f"was scored as if it ended with {self._quoted(ids[at:])}."
-            )
-        elif at is None and len(ids) > limit:
-            notes.append(
-                f"The model's own answer is this text and would be cut off after {limit} tokens "
-                f"(max_new_tokens): it was scored as if it ended with {self._quoted(ids[limit:])}."
+                f"The answer has {UNFINISHED!r} at character {self.text.index(UNFINISHED)}, which "
+                "decoders write for an incomplete character: if a model generated it, pass its "
+                "token ids."
             )
         return EndedAnswer(ids, draft, tuple(notes))
+
+    def _other_end(self, ids: list[int], draft: "Draft", at: int | None) -> list[str]:
+        """How the model's own answer, which begins with this text, ends otherwise than `ids`.
+
+        Args:
+            at: index of the first token of `ids` that the model would not write.
+        """
+        if len(ids) > self.limit and (at is None or at >= self.limit):
+            return [
+                "The model's own answer is this text and would be cut off after "
+                f"{self.limit} tokens (max_new_tokens): it was scored as if it ended with "
+                f"{self._quoted(ids[self.limit :])}."
+            ]
+        if at is None:
+            return []
+        start = next(n for n in range(at + 1) if self._decoded(ids[:n]).startswith(self.text))
+        following = self._quoted([*ids[start:at], draft.top_tokens[at]])
+        return [
+            f"The model's own answer begins with this text and goes on with {following}: it was "
+            f"scored as if it ended with {self._quoted(ids[start:])}."
+        ]
 
     def _with_end(self, ids: list[int]) -> "tuple[list[int], Draft]":
         """The ids with the likeliest end, if they have none, and the unmasked pass over them."""

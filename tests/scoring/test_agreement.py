@@ -278,10 +278,10 @@ def test_without_the_closing_token(tokenizer):
 
 def test_cut_off_answers_are_named(tokenizer):
     ids = ids_of(tokenizer, "Ġ", "x", "y", "</s>")
-    for limit, named in ((2, "goes on with 'y'"), (3, "cut off after 3 tokens")):
+    for limit in (2, 3):
         _, from_text = check_all_ways(Case(tokenizer, ids, settings={"max_new_tokens": limit}))
         (warning,) = from_text.warnings
-        assert named in warning
+        assert f"cut off after {limit} tokens" in warning
 
 
 def test_other_texts_have_no_warning(tokenizer):
@@ -363,3 +363,24 @@ def test_a_space_that_the_tokenizer_adds(pieces, chat):
     case = Case(tokenizer, ids_of(tokenizer, *pieces), stops=("\n",), chat=chat)
     by_model, from_text = check_all_ways(case)
     assert from_text.msp == pytest.approx(by_model.msp, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("limit", "named"), [(3, "cut off after 3 tokens"), (5, "goes on with 'e', 'n', 'y'")]
+)
+def test_an_answer_that_begins_its_stop_string(tokenizer, limit, named):
+    """The model is cut off within it, or goes on otherwise."""
+    ids = ids_of(tokenizer, "Ġ", "x", "e", "n", "y")
+    case = Case(tokenizer, ids, ("end",), settings={"max_new_tokens": limit})
+    from_text = case.scorer().score(PROMPT, " x")
+    assert from_text.ending == "end"
+    (warning,) = from_text.warnings
+    assert named in warning
+
+
+def test_broken_characters_in_a_text(tokenizer):
+    """Their bytes are unknown: the text is scored as it is, and the warning names the place."""
+    case = Case(tokenizer, ids_of(tokenizer, "Ġ", "x", "</s>"))
+    (warning,) = case.scorer().score(PROMPT, " a\ufffd").warnings
+    assert "at character 2" in warning
+    assert "pass its token ids" in warning

@@ -783,7 +783,7 @@ def test_two_writers_of_one_file(scorer, tmp_path):
     source, out = write(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
     first = score_file(scorer, source, out)
     next(first)
-    with pytest.raises(ValueError, match=r"out\.jsonl\.partial is being written by another"):
+    with pytest.raises(ValueError, match=r"out\.jsonl is being written by another"):
         next(score_file(scorer, source, out))
     with pytest.raises(ValueError, match="is being written by another"):  # before a model is loaded
         check_out(source, out)
@@ -802,7 +802,7 @@ def test_a_second_command_stops_before_it_loads_a_model(command, tmp_path, monke
         patch.setattr("lm_polygraph_asmi.scoring.loading.load", pytest.fail)
         done = command(source, "--out", out)
     assert done.exit_code == 1
-    assert "out.jsonl.lock is being written by another program" in " ".join(done.stderr.split())
+    assert "out.jsonl is being written by another program" in " ".join(done.stderr.split())
     assert command(source, "--out", out).exit_code == 0
     assert {file.name for file in tmp_path.iterdir()} >= {"in.jsonl", "out.jsonl"}
     assert not [*tmp_path.glob("out.jsonl.*")]

@@ -175,8 +175,8 @@ def _lock(file: IO[bytes], output: str | Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise ValueError(
-            f"{output} is being written by another program, or another call in this one: wait until "
-            "it has ended, or name another file"
+            f"{output} is being written by another program, or another call in this one: wait "
+            "until it has ended, or name another file"
         ) from error
     except OSError as error:
         log.warning("%s cannot be locked (%s): do not write it from two programs", output, error)

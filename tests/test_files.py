@@ -127,7 +127,10 @@ def test_a_lock_dies_with_its_process(tmp_path):
         [sys.executable, "-c", HOLD, out], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert holder.stdout.readline() == b"locked\n"
-    with pytest.raises(ValueError, match=r"out\.jsonl is being written by another program"), writing(out):
+    with (
+        pytest.raises(ValueError, match=r"out\.jsonl is being written by another program"),
+        writing(out),
+    ):
         pass
     assert partial_of(out).read_text() == "half"  # untouched by the second
     holder.send_signal(signal.SIGKILL)

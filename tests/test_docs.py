@@ -24,6 +24,7 @@ from hydra.errors import ConfigCompositionException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
 from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.host import loading
 from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.results import names
 from tests.pages import (
@@ -69,6 +70,9 @@ def tiny_hub(monkeypatch):
     for owner, thing in (("AutoModelForCausalLM", tiny.model), ("AutoTokenizer", tokenizer)):
         found = classmethod(lambda _, name, thing=thing, **__: thing if name else None)
         monkeypatch.setattr(getattr(transformers, owner), "from_pretrained", found)
+        part = "MODEL" if owner == "AutoModelForCausalLM" else "TOKENIZER"
+        reading = getattr(loading, part)._replace(load=lambda name, thing=thing, **_: thing)
+        monkeypatch.setattr(loading, part, reading)
     yield
     load_named.cache_clear()
 

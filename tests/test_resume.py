@@ -12,12 +12,11 @@ from datasets import Dataset
 
 from lm_polygraph_asmi.results.manifest import read_manifest
 from lm_polygraph_asmi.results.runs import load_run
+from lm_polygraph_asmi.stat_calculators.masked_heads import MaskedHeadsCalculator
 from tests import tiny_lm
 from tests.polygraph import forked, polygraph_eval_here
 
 ROWS = 16
-MANY = 80
-"""Enough that a run can be stopped before its last."""
 ENTRIES_PER_ROW = 3  # unmasked pass, masked passes, sampled answers
 
 
@@ -80,8 +79,8 @@ def test_an_interrupted_run_keeps_its_rows(tmp_path, monkeypatch):
     """Ctrl-C: LM-Polygraph saves what it has, and the next run resumes."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    prompts = [f"Who built the ferry {i}? Where do the blue kites start?" for i in range(MANY)]
-    rows = {"input": prompts, "output": ["the mill"] * (MANY - 1) + ["a kite"]}
+    prompts = [f"Who built the ferry {i}? Where do the blue kites start?" for i in range(ROWS)]
+    rows = {"input": prompts, "output": ["the mill"] * (ROWS - 1) + ["a kite"]}
     Dataset.from_dict(rows).save_to_disk(tmp_path / "questions")
     run = forked(
         "--config-name", "asmi_offline", "benchmark=asmi_babiqa", "estimators=asmi_only",
@@ -89,16 +88,21 @@ def test_an_interrupted_run_keeps_its_rows(tmp_path, monkeypatch):
         f"model.path={tiny_lm.save(tmp_path / 'tiny')}", "output_attentions=false",
         "~generation_params.stop_strings", "cache_path=.", "hydra.run.dir=run",
     )  # fmt: skip
-    run.start()
-    deadline = time.monotonic() + 120
-    while entries(tmp_path / "result_cache") < 4 and run.is_alive():
-        assert time.monotonic() < deadline, "the run did not start"
-        time.sleep(0.02)
-    os.kill(run.pid, signal.SIGINT)
+    scored = MaskedHeadsCalculator.__call__
+    rows_done = iter(range(ROWS))
+
+    def interrupted(self, *arguments):
+        """Ctrl-C comes in the fifth row."""
+        if next(rows_done) == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+        return scored(self, *arguments)
+
+    monkeypatch.setattr(MaskedHeadsCalculator, "__call__", interrupted)
+    run.start()  # a fork, which has the patch
     run.join()
     manager = tmp_path / "run" / "ue_manager_seed1"
     partial = load_run(manager, partial=True)
-    assert 0 < len(partial.scores) < MANY, "the run was too quick to be interrupted"
-    assert partial.planned == MANY
+    assert len(partial.scores) == 4
+    assert partial.planned == ROWS
     assert partial.stats["input_texts"] == prompts[: len(partial.scores)]
     assert "For the rest: polygraph_eval --config-name asmi_offline" in partial.stopped_early

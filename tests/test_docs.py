@@ -71,7 +71,7 @@ def tiny_hub(monkeypatch):
         found = classmethod(lambda _, name, thing=thing, **__: thing if name else None)
         monkeypatch.setattr(getattr(transformers, owner), "from_pretrained", found)
         part = "MODEL" if owner == "AutoModelForCausalLM" else "TOKENIZER"
-        reading = getattr(loading, part)._replace(load=lambda name, thing=thing, **_: thing)
+        reading = getattr(loading, part)._replace(load=lambda *_, thing=thing, **__: thing)
         monkeypatch.setattr(loading, part, reading)
     yield
     load_named.cache_clear()

@@ -9,8 +9,9 @@ around them, with the label of their section. A sentence that is missing or repe
 is a number of the short main table that differs from the long ones.
 
 Values keep the digits that are printed. `error` is a standard error, `low` and `high` an interval
-of 95 %, and `n` the rows it is about, where the paper names them. Two are divided: tokens an
-answer, by the 500 answers they are of, and the coverage at K = 256, by 100.
+of 95 %, and `n` the rows it is about, where the paper names them; those of tab:topk-highmi follow
+from its tokens. Two are divided: tokens an answer, by the 500 answers they are of, and the coverage
+at K = 256, by 100. Where the paper names no backbone (app:boundary), its primary one is meant.
 """
 
 import csv
@@ -138,6 +139,15 @@ def numbers_in(text: str, sentence: str) -> tuple[str, ...]:
     return matches[0] if isinstance(matches[0], tuple) else (matches[0],)
 
 
+def tokens_an_answer(text: str) -> dict[str, float]:
+    """By data set, the mean of the 500 answers of the analysis of heads."""
+    counts = numbers_in(
+        text, "first 500 examples of each split, which yields ⟨N⟩, ⟨N⟩, ⟨N⟩, and ⟨N⟩ generated "
+        "tokens on CoQA, SQuAD, BabiQA, and TriviaQA",
+    )  # fmt: skip
+    return {name: int(count) / 500 for name, count in zip(DATASETS, counts, strict=True)}
+
+
 def datasets(latex: str, text: str) -> Iterator[Row]:
     for dataset, _, prompt, answer, quality in table(latex, "tab:datasets")[1:]:
         about = "datasets", "tab:datasets", f"{PRIMARY} / {dataset}"
@@ -150,14 +160,9 @@ def datasets(latex: str, text: str) -> Iterator[Row]:
     for dataset, count in zip(DATASETS, counts, strict=True):
         about = "datasets", "tab:h2h", f" / {dataset}"
         yield row(*about, "clusters", "clusters", [count], n=ROWS[dataset])
-    tokens = numbers_in(
-        text, "first 500 examples of each split, which yields ⟨N⟩, ⟨N⟩, ⟨N⟩, and ⟨N⟩ generated "
-        "tokens on CoQA, SQuAD, BabiQA, and TriviaQA",
-    )  # fmt: skip
-    for dataset, count in zip(DATASETS, tokens, strict=True):
+    for dataset, each in tokens_an_answer(text).items():
         about = "datasets", "app:mechanism-details", f"{PRIMARY} / {dataset}"
-        each = f"{int(count) / 500:.2f}"
-        yield row(*about, "tokens an answer", "tokens", [each], n="500")
+        yield row(*about, "tokens an answer", "tokens", [f"{each:.2f}"], n="500")
     empty, wrong, right, auroc = numbers_in(
         text, "On this task ⟨N⟩% of the greedy generations contain nothing but whitespace and "
         "wrong answers are much shorter than correct ones (⟨N⟩ against ⟨N⟩ tokens on average), "
@@ -356,21 +361,26 @@ def boundary(text: str) -> Iterator[Row]:
     )
     for method, gap in (("Sem-ASMI", larger[:3]), ("ASMI", larger[3:])):
         quantity = "difference of PRR, K = 256 − K = 64"
-        yield row(*about, quantity, "PRR difference", gap, **rows | {"method": method})
+        yield row(*about, quantity, "PRR difference", gap, method=method, depth=OPERATING)
 
 
 def coverage(latex: str, text: str) -> Iterator[Row]:
     heading, *lines = table(latex, "tab:topk-highmi")
     sizes = [entry.removeprefix("K=") for entry in heading[2:]]
-    for dataset, _, *entries in lines:
+    each = tokens_an_answer(text)
+    rows = {}
+    for dataset, tokens, *entries in lines:
         about = "top_k_coverage", "tab:topk-highmi", f"{PRIMARY} / {dataset}"
+        # A tenth of all tokens has high MI: these are of 979 to 1,020 answers.
+        answers = round(10 * int(tokens) / each[dataset], -3)
+        rows[dataset] = {"depth": OPERATING, "n": f"{answers:.0f}"}
         for size, entry in zip(sizes, entries, strict=True):
             quantity = f"coverage of high MI, K = {size}"
-            yield row(*about, quantity, "coverage", [entry], depth=OPERATING)
+            yield row(*about, quantity, "coverage", [entry], **rows[dataset])
     (percent,) = numbers_in(text, "TriviaQA reaches 77.3% and remains at ⟨N⟩% even at K = 256")
     about = "top_k_coverage", "app:topk-coverage", f"{PRIMARY} / TriviaQA"
     quantity = "coverage of high MI, K = 256"
-    yield row(*about, quantity, "coverage", [f"{float(percent) / 100:.3f}"], depth=OPERATING)
+    yield row(*about, quantity, "coverage", [f"{float(percent) / 100:.3f}"], **rows["TriviaQA"])
 
 
 def mechanism(latex: str, text: str) -> Iterator[Row]:

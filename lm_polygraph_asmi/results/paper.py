@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.reproduction import standard_error
-from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.config import METHODS, ASMIConfig
 from lm_polygraph_asmi.results.run_groups import RunGroup, short_path
 
 PAPER = Path(__file__).parents[1] / "data" / "paper.csv"
@@ -307,8 +307,9 @@ def paper_method(
     Raises:
         NotComparable: there are scores of that variant and depth, but with other settings.
     """
-    default = ASMIConfig(depth=depth, top_k=top_k)
-    free = ("method", "num_masks", "mask_rate", "seed", "stop", "max_new_tokens")
+    method = next(name for name, known in METHODS.items() if known == symbol)
+    default = ASMIConfig(method=method, depth=depth, top_k=top_k)
+    free = ("num_masks", "mask_rate", "seed", "stop", "max_new_tokens")
     other: list[str] = []
     for name, config in group.methods.items():
         if config.symbol != symbol or abs(config.depth - depth) > 1e-4 or config.top_k != top_k:

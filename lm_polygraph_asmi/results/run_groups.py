@@ -151,14 +151,17 @@ class RunGroup:
 
     @cached_property
     def variants(self) -> dict[str, str]:
-        """Symbol -> method, at the operating depth, with the settings of the first such method."""
+        """Symbol -> method, at the operating depth, with the settings of the first such method.
+
+        One with the default K comes first: else the order of the runs would choose between two K.
+        """
+        methods = {n: c for n, c in self.methods.items() if same_depth(c.depth, self.depth)}
+        default_first = sorted(methods.values(), key=lambda c: c.top_k != ASMIConfig.top_k)
+        settings = self.operating or next(iter(default_first), None)
         by_symbol: dict[str, str] = {}
-        settings = self.operating
-        for method, config in self.methods.items():
-            if same_depth(config.depth, self.depth):
-                settings = settings or config
-                if config.same_but(settings, "method"):
-                    by_symbol.setdefault(config.symbol, method)
+        for method, config in methods.items():
+            if settings and config.same_but(settings, "method"):
+                by_symbol.setdefault(config.symbol, method)
         return by_symbol
 
     @cached_property

@@ -257,6 +257,19 @@ def test_runs_over_the_same_answers_are_one_cell(everything):
     assert all("ASMI" in method for method in stable["method"])
 
 
+def test_another_k_is_not_read_in_place_of_the_default_one(tmp_path):
+    """Whichever run is named first."""
+    save(tmp_path / "k256", content(top_k=256))
+    save(tmp_path / "open")
+    for names in (("k256", "open"), ("open", "k256")):
+        (group,) = load_run_groups(tmp_path / name for name in names)
+        assert group.variants["Sem-ASMI"] == SEM
+        assert group.settings()["top_k"] == 64
+        np.testing.assert_array_equal(group.u_sem, group.score(SEM))
+    (alone,) = load_run_groups([tmp_path / "k256"])
+    assert alone.variants["Sem-ASMI"] == "Sem-ASMI (60%, K=256)"
+
+
 def test_closed_book_rows_take_the_clusters_of_their_twins(everything, tmp_path):
     """Also where the closed-book run has rows in another order, and fewer of them."""
     root, out, _ = everything

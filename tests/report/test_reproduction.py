@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 from lm_polygraph_asmi.analysis import Interval, auroc, normalised_prr
 from lm_polygraph_asmi.analysis.reproduction import compare_published
+from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.experiments.items import MEASURES as OF_HEADS
 from lm_polygraph_asmi.experiments.items.heads import coupled, profiles
 from lm_polygraph_asmi.experiments.items.probe import ROWS, probed, rates
@@ -46,7 +47,7 @@ from lm_polygraph_asmi.results.paper import (
 from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable
 from lm_polygraph_asmi.results.runs import Run
 from lm_polygraph_asmi.runs.compose import compose_run
-from tests.report.runs import content, dissect, exchanged, manifest, probe, save
+from tests.report.runs import METHODS, content, dissect, exchanged, manifest, probe, put, save
 from tests.report.sixteen import group as planted_answers
 
 pytestmark = pytest.mark.usefixtures("few_resamples", "no_pictures")
@@ -215,6 +216,24 @@ def test_scores_with_other_settings_are_not_comparable(tmp_path, settings):
     assert (sem.verdict, sem.measured) == ("not comparable", None)
     assert "other settings than the paper's" in sem.why
     assert msp.result is not None  # a baseline has no masks
+
+
+@pytest.mark.parametrize("settings", [{"tau": 0.5}, {"beta": 5.0}, {"gate_token": "last"}])
+def test_another_gate_is_not_comparable(tmp_path, settings):
+    saved = planted_answers(0, 0.6)
+    plain, gated = ASMIConfig(method="adapt"), ASMIConfig(method="adapt", **settings)
+    put(saved, gated, saved["estimations"].pop(("sequence", str(plain))))
+    del saved[METHODS][str(plain)]
+    save(tmp_path / "run", saved, papers_manifest())
+    file = write(
+        tmp_path / "paper.csv",
+        number("Adapt-ASMI", 0.5, depth="0.6"),
+        number("Sem-ASMI", 0.5, depth="0.6"),
+    )
+    adapt, sem = compare(load_run_groups([tmp_path / "run"]), ALL, file)
+    assert (adapt.verdict, adapt.measured) == ("not comparable", None)
+    assert str(gated) in adapt.why
+    assert sem.result is not None
 
 
 def test_every_number_of_the_paper_has_a_verdict(babi):

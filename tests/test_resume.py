@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import numpy as np
+import pytest
 from datasets import Dataset
 
 from lm_polygraph_asmi.results.manifest import read_manifest
@@ -29,12 +30,19 @@ def entries(result_cache: Path) -> int:
         return 0
 
 
-def test_a_killed_run_goes_on_where_it_was(tmp_path, monkeypatch):
+@pytest.fixture
+def prompts(tmp_path, monkeypatch) -> list[str]:
+    """Of the rows in `questions`, in a folder and with a cache of their own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     prompts = [f"Who built the ferry {i}? Where do the blue kites start?" for i in range(ROWS)]
     rows = {"input": prompts, "output": ["the mill"] * (ROWS - 1) + ["a kite"]}
     Dataset.from_dict(rows).save_to_disk(tmp_path / "questions")
+    return prompts
+
+
+@pytest.mark.usefixtures("prompts")
+def test_a_killed_run_goes_on_where_it_was(tmp_path):
     overrides = [
         "--config-name",
         "asmi_offline",
@@ -75,13 +83,8 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path, monkeypatch):
     assert resumed.stats["sample_texts"] == whole.stats["sample_texts"]
 
 
-def test_an_interrupted_run_keeps_its_rows(tmp_path, monkeypatch):
+def test_an_interrupted_run_keeps_its_rows(prompts, tmp_path, monkeypatch):
     """Ctrl-C: LM-Polygraph saves what it has, and the next run resumes."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    prompts = [f"Who built the ferry {i}? Where do the blue kites start?" for i in range(ROWS)]
-    rows = {"input": prompts, "output": ["the mill"] * (ROWS - 1) + ["a kite"]}
-    Dataset.from_dict(rows).save_to_disk(tmp_path / "questions")
     run = forked(
         "--config-name", "asmi_offline", "benchmark=asmi_babiqa", "estimators=asmi_only",
         "data.source=questions", "model=asmi_local",

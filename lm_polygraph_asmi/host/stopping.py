@@ -9,6 +9,12 @@ if TYPE_CHECKING:
     from lm_polygraph.utils.model import Model
 
 
+def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+    """Token ids as text: special tokens included, no space changed."""
+    options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+    return str(tokenizer.decode(list(ids), **options))
+
+
 class StopConditions:
     """The end tokens and stop strings of generated answers.
 
@@ -96,14 +102,9 @@ class StopConditions:
     def _ends_stop_string(self, tokens: Sequence[int]) -> bool:
         if not self.stop_strings:
             return False
-
-        def decode(ids: Sequence[int]) -> str:
-            options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
-            return str(self.tokenizer.decode(list(ids), **options))
-
         # The tokenizer decodes an incomplete character as �.
-        before = len(decode(tokens[:-1]).rstrip("\ufffd"))
-        return self._stop_start(decode(tokens), before) is not None
+        before = len(decode(self.tokenizer, tokens[:-1]).rstrip("\ufffd"))
+        return self._stop_start(decode(self.tokenizer, tokens), before) is not None
 
     def _stop_start(self, text: str, last: int) -> int | None:
         """Where the first stop string begins that ends after the character `last`."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from lm_polygraph_asmi.host.special_tokens import SpecialTokens
+from lm_polygraph_asmi.host.stopping import decode
 from lm_polygraph_asmi.validation import lone_surrogate
 
 Messages = Sequence[Mapping[str, Any]]
@@ -310,22 +311,25 @@ def rendered_warnings(special: SpecialTokens, prompt: Prompt) -> list[str]:
     tokenizer = special.tokenizer
     if isinstance(prompt, str) or not getattr(tokenizer, "chat_template", None):
         return []
+    texts = [
+        (number, message["content"])
+        for number, message in enumerate(prompt, start=1)
+        if message.get("role") == "user" and isinstance(message.get("content"), str)
+    ]
+    if not texts:
+        return []
     mark, warnings = "CONTENT", []
-    for number, message in enumerate(prompt, start=1):
-        text = message.get("content")
-        if message.get("role") != "user" or not isinstance(text, str):
-            continue
-        try:
-            rendered = str(
-                tokenizer.apply_chat_template(
-                    [{"role": "user", "content": mark}], add_generation_prompt=True, tokenize=False
-                )
-            )
-        except TemplateError:
-            return []
-        if special.pattern.search(rendered):
-            return []  # then `special_warnings` names them
-        before, _, after = (part.strip() for part in rendered.partition(mark))
+    chat = [{"role": "user", "content": mark}]
+    try:
+        rendered = str(
+            tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+        )
+    except TemplateError:
+        return []
+    if special.pattern.search(rendered):
+        return []  # then `special_warnings` names them
+    before, _, after = (part.strip() for part in rendered.partition(mark))
+    for number, text in texts:
         if before and after and before in text and text.rstrip().endswith(after):
             warnings.append(
                 f"Message {number} looks as if the chat template had rendered it: it holds "
@@ -411,14 +415,14 @@ def spans(
     """
 
     context, text = _decoded(tokenizer, prompt_ids, answer_ids)
-    before = _decode(tokenizer, context)
+    before = decode(tokenizer, context)
     offsets, end = [], 0
     for length in range(1, len(answer_ids) + 1):
         start = end
         if length == len(answer_ids):
             end = len(text)
         else:
-            so_far = _decode(tokenizer, [*context, *answer_ids[:length]])[len(before) :]
+            so_far = decode(tokenizer, [*context, *answer_ids[:length]])[len(before) :]
             end = max(end, len(commonprefix([so_far.rstrip(UNFINISHED), text])))
         offsets.append((start, end))
     return text, offsets
@@ -429,12 +433,7 @@ def _decoded(
 ) -> tuple[list[int], str]:
     """The prompt's last tokens that were decoded with an answer, and its text."""
     context = list(prompt_ids[-CONTEXT:])
-    before, text = (_decode(tokenizer, ids) for ids in (context, [*context, *answer_ids]))
+    before, text = (decode(tokenizer, ids) for ids in (context, [*context, *answer_ids]))
     if text.startswith(before):
         return context, text[len(before) :]
-    return [], _decode(tokenizer, answer_ids)  # it changes how the prompt's last tokens decode
-
-
-def _decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
-    return str(tokenizer.decode(list(ids), **options))
+    return [], decode(tokenizer, answer_ids)  # it changes how the prompt's last tokens decode

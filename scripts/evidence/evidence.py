@@ -392,6 +392,19 @@ def labelled(evidence: Iterable[Evidence], correctness: str) -> list[Evidence]:
     return [e for e in evidence if e.run in MAIN_RUNS and e.ranked(correctness)]
 
 
+def free_features(
+    log_likelihoods: Iterable[np.ndarray],
+    entropies: Iterable[np.ndarray],
+    prompt_tokens: np.ndarray,
+) -> np.ndarray:
+    """(n, 11) features of the unmasked pass, as both plans of learned scores list them."""
+    rows = [
+        [ll.sum(), ll.mean(), ll.min(), ll[0], ll[-1], h.mean(), h.sum(), h.max(), h[0], len(h)]
+        for ll, h in zip(log_likelihoods, entropies, strict=True)
+    ]
+    return np.column_stack([rows, prompt_tokens])
+
+
 class Table(NamedTuple):
     """Numbers as texts, such as "+0.50 [+0.39, +0.60]" or "500 / 237"."""
 

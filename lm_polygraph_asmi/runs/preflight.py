@@ -21,9 +21,8 @@ from omegaconf import DictConfig, OmegaConf
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.host.quality import METRICS
-from lm_polygraph_asmi.results.manifest import dropped_text, model_of
+from lm_polygraph_asmi.results.manifest import dropped_text
 from lm_polygraph_asmi.results.runs import manager_files
-from lm_polygraph_asmi.results.scales import matched_scale
 from lm_polygraph_asmi.runs.rows import (
     DROPPED,
     Row,
@@ -81,7 +80,6 @@ def check_config(config: DictConfig) -> Iterator[Finding]:
             )
     yield from _check_attention(config, estimators)
     yield from _check_generation(config)
-    yield from _check_scales(config)
     yield from _check_without_effect(config)
     yield from _check_quality(config)
     if len(config.get("seed") or [1]) > 1:
@@ -135,19 +133,6 @@ def _check_quality(config: DictConfig) -> Iterator[Finding]:
                 inspect.signature(kind).bind(*metric.get("args", ()), **metric.get("kwargs", {}))
             except TypeError as error:
                 yield Finding(f"cannot build the quality metric {name}: {error}", fatal=True)
-
-
-def _check_scales(config: DictConfig) -> Iterator[Finding]:
-    """Whether the file in `asmi.perturbation_scale` is for this model and dataset."""
-    value = OmegaConf.select(config, "asmi.perturbation_scale")
-    if not isinstance(value, str):
-        return  # the resolver `asmi_scale` checks itself
-    condition = OmegaConf.select(config, "asmi.perturbation")
-    model, data = (container(config.get(name) or DictConfig({})) for name in ("model", "data"))
-    try:
-        matched_scale(value, condition, model=model_of(model), dataset=data)
-    except (OSError, ValueError) as error:
-        yield Finding(str(error), fatal=True)
 
 
 def _missing(config: DictConfig) -> list[str]:

@@ -25,7 +25,6 @@ from lm_polygraph_asmi.analysis.drift import Drift, drifts
 from lm_polygraph_asmi.analysis.signals import Signal
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.files import parse_json, read_json, write_whole
-from lm_polygraph_asmi.results.scales import with_scale
 from lm_polygraph_asmi.scoring.decision import SIGNALS, Decision
 from lm_polygraph_asmi.scoring.provenance import made_from, prompt_format
 
@@ -156,7 +155,7 @@ class Calibration:
 
     def check_wanted(self, settings: Mapping[str, Any]) -> None:
         """Raise ValueError if the score has other settings than these."""
-        different = _differences(self.config, with_scale(_override(self.config, settings)))
+        different = _differences(self.config, _override(self.config, settings))
         if different:
             raise ValueError(
                 f"settings differ from the calibration {self.name} ({different}): leave them "

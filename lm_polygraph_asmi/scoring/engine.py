@@ -47,7 +47,6 @@ from lm_polygraph_asmi.model.memory import default_budget, in_chunks, reduction_
 from lm_polygraph_asmi.model.readout import widens
 from lm_polygraph_asmi.results.cache import ModelKeys, ResultCache
 from lm_polygraph_asmi.results.names import CANDIDATES, COVERAGE_AT, Settings
-from lm_polygraph_asmi.results.scales import with_scale
 from lm_polygraph_asmi.scoring.statistics import AnswerStatistics, concatenated
 
 log = logging.getLogger("lm_polygraph")
@@ -118,7 +117,7 @@ class Engine:
         result_cache: str | Path | ResultCache | None = None,
         **settings: Any,
     ) -> None:
-        self.config = with_scale((config or ASMIConfig()).replace(**settings))
+        self.config = (config or ASMIConfig()).replace(**settings)
         self.details = details
         if not isinstance(result_cache, ResultCache):
             result_cache = ResultCache(result_cache)
@@ -579,7 +578,6 @@ def _masks(settings: Settings, tokens: list[int]) -> tuple[int, Float[Tensor, "S
 def _perturbation(settings: Settings) -> Perturbation:
     """What a mask perturbs, and how."""
     config = settings.config
-    assert not isinstance(config.perturbation_scale, str)  # a file path: `with_scale` has read it
     return Perturbation(config.perturbation, config.perturbation_scale, config.seed)
 
 

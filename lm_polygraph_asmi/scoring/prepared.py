@@ -36,7 +36,6 @@ from lm_polygraph_asmi.results.cache import (
     ResultCache,
     tokenizer_key,
 )
-from lm_polygraph_asmi.results.scales import with_scale
 from lm_polygraph_asmi.scoring.calibration import CalibrationLike, settled
 from lm_polygraph_asmi.scoring.ending import EndedAnswer, TextAnswer
 from lm_polygraph_asmi.scoring.engine import Engine, diversity_of
@@ -82,10 +81,9 @@ class PreparedModel:
         **settings: Any,
     ) -> None:
         self.result_cache = ResultCache(result_cache)
-        self._unscaled, self.calibration, self.span_calibration = settled(
+        self.config, self.calibration, self.span_calibration = settled(
             calibration, config, settings
         )
-        self.config = with_scale(self._unscaled)
         self.engine = Engine(self.config)
         # Settings are checked before a model is loaded.
         self.instruct = False
@@ -123,8 +121,8 @@ class PreparedModel:
 
     @cached_property
     def stream_engine(self) -> Engine:
-        """Engine of `stream`; built on first use, since a scale matched in another scope raises."""
-        return Engine(self._unscaled.replace(**STREAMED))
+        """Engine of `stream`."""
+        return Engine(self.config.replace(**STREAMED))
 
     @property
     def identity(self) -> dict[str, Any]:

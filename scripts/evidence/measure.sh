@@ -192,8 +192,8 @@ for name in "${asked[@]:-xquad}"; do
           "asmi.depths=[0.6,0.9]") ;;
         pseudo_heads | foreign | isotropic | mlp | mlp_noise)
           scales "$name" "${again#*=}"
-          options_of_run=("$again" "${lean[@]}" "asmi.perturbation=$kind"
-            "asmi.perturbation_scale=$out/$name.scales.json") ;;
+          options_of_run=("$again" "${lean[@]}" +add=asmi_control "asmi.perturbation=$kind"
+            "controls.scales=$out/$name.scales.json") ;;
         depths) options_of_run=("$again" "${lean[@]}"
           "asmi.depths=[0.6,0.7,0.8,0.9]") ;;
         deeper) options_of_run=("${lean[@]}" asmi.depth=0.7 "asmi.depths=[0.7,0.9]") ;;

@@ -11,11 +11,12 @@ from omegaconf import OmegaConf
 
 from lm_polygraph_asmi._hydra.resolvers import register_resolvers
 from lm_polygraph_asmi.commands import main
-from lm_polygraph_asmi.config import PERTURBATIONS
+from lm_polygraph_asmi.config import PERTURBATIONS, ASMIConfig
 from lm_polygraph_asmi.estimators import ASMI
 from lm_polygraph_asmi.experiments import scale as room
 from lm_polygraph_asmi.experiments.answers import answers_of
 from lm_polygraph_asmi.experiments.scale import ScaleSearch, scales_for
+from lm_polygraph_asmi.experiments.scales import matched_scale
 from lm_polygraph_asmi.maths import example_masks
 from lm_polygraph_asmi.model import (
     Perturbation,
@@ -24,13 +25,12 @@ from lm_polygraph_asmi.model import (
     scoring_session,
     subnetwork_log_probs,
 )
-from lm_polygraph_asmi.results.scales import matched_scale
 from lm_polygraph_asmi.scoring.engine import Engine
-from lm_polygraph_asmi.scoring.scorer import Scorer
 from tests.report import runs as saved_runs
 from tests.scoring.saved import QUESTIONS, scored_run
 from tests.tiny_lm import tokenizer, whitebox
 
+SCALES = "lm_polygraph_asmi.experiments.scales"
 SCORED = {"num_masks": 5, "mask_rate": 0.4, "scope": "response"}
 
 
@@ -199,9 +199,7 @@ def test_scales_for_a_run_of_an_condition_are_refused(tiny, monkeypatch):
 
 
 def test_what_is_no_file_of_scales(tmp_path):
-    with pytest.raises(
-        FileNotFoundError, match="neither a number nor a file of perturbation scales"
-    ):
+    with pytest.raises(FileNotFoundError, match="no such file of perturbation scales"):
         matched_scale(str(tmp_path / "none.json"), "mlp")
     other = tmp_path / "other.json"
     other.write_text("[]")
@@ -220,20 +218,17 @@ def test_scales_are_for_the_settings_they_were_matched_at(tmp_path):
     there = {"depth": 0.6, "scope": "response", "mask_rate": 0.15, "num_masks": 40}
     conditions = {"mlp": {"effect": 0.8, "norm": 0.5}}
     file.write_text(json.dumps({"format": 1, "settings": there, "conditions": conditions}))
-    given = {"perturbation": "mlp", "perturbation_scale": str(file)}
-    engine = Engine(scope="response", num_masks=300, **given)  # more masks, the same effect
-    assert engine.config.perturbation_scale == 0.8
+    own = {"scope": "response", "depth": 0.6, "num_masks": 300}  # more masks, the same effect
+    assert matched_scale(file, "mlp", "effect", 1.0, own, own | {"mask_rate": 0.15}) == 0.8
     for wrong, said in (
         ({"scope": "all"}, "matched at scope response, here it is all"),
-        ({"depth": 0.9, "scope": "response"}, r"at depth 0\.6, here it is 0\.9"),
-        ({"mask_rate": 0.3, "scope": "response"}, r"at mask_rate 0\.15, here it is 0\.3"),
+        ({"depth": 0.9}, r"at depth 0\.6, here it is 0\.9"),
+        ({"mask_rate": 0.3}, r"at mask_rate 0\.15, here it is 0\.3"),
     ):
         with pytest.raises(ValueError, match=said):
-            Engine(**given, **wrong)
-    with pytest.raises(ValueError, match="matched at scope response, here it is all"):
-        ASMI(**given)
+            matched_scale(file, "mlp", "effect", 1.0, own, own | wrong)
     config = OmegaConf.create(
-        {"asmi": {"scope": "all", "depths": [0.6]},
+        {"asmi": {"scope": "all", "depths": [0.6], "perturbations": SCALES},
          "perturbation_scale": f"${{asmi_scale:{file},mlp,effect,1}}"}
     )  # fmt: skip
     register_resolvers()
@@ -241,6 +236,16 @@ def test_scales_are_for_the_settings_they_were_matched_at(tmp_path):
         _ = config.perturbation_scale
     config.asmi.scope = "response"
     assert config.perturbation_scale == 0.8
+    del config.asmi.perturbations
+    with pytest.raises(Exception, match=r"asmi\.perturbations must name the module that reads "):
+        _ = config.perturbation_scale
+
+
+@pytest.mark.parametrize("build", [ASMI, Engine, ASMIConfig])
+def test_a_file_in_the_place_of_a_scale_is_refused_with_what_to_do(build):
+    said = r"perturbation_scale must be a number, got 'scales\.json': .* as controls\.scales"
+    with pytest.raises(ValueError, match=said):
+        build(perturbation_scale="scales.json")
 
 
 def test_scales_are_for_the_model_and_data_set_they_were_matched_on(tmp_path):
@@ -265,6 +270,7 @@ def test_scales_are_for_the_model_and_data_set_they_were_matched_on(tmp_path):
             matched_scale(file, "mlp", model=model, dataset=dataset)
     config = OmegaConf.create(
         {"model": {"path": str(tmp_path)}, "data": {"source": "dev.json"},
+         "asmi": {"perturbations": SCALES},
          "perturbation_scale": f"${{asmi_scale:{file},mlp,effect,1}}"}
     )  # fmt: skip
     register_resolvers()
@@ -285,17 +291,6 @@ def test_rows_are_held_out_of_the_same_model_and_data_set(run, monkeypatch):
         ValueError, match=r"run has data\.closed_book False, here it is True in held"
     ):
         scales_for("run", "held", "tiny")
-
-
-def test_a_scale_of_the_scope_all_is_refused_by_streams_alone(tmp_path):
-    file = tmp_path / "scales.json"
-    there = {"depth": 0.6, "scope": "all", "mask_rate": None, "num_masks": 40}
-    conditions = {"mlp": {"effect": 0.8, "norm": 0.5}}
-    file.write_text(json.dumps({"format": 1, "settings": there, "conditions": conditions}))
-    scorer = Scorer(whitebox(), perturbation="mlp", perturbation_scale=str(file))
-    assert scorer.engine.config.perturbation_scale == 0.8
-    with pytest.raises(ValueError, match="matched at scope all, here it is response"):
-        scorer.stream("Who?")
 
 
 @pytest.fixture

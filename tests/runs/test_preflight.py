@@ -1,14 +1,11 @@
 """What is found before a model is loaded."""
 
-import json
 import logging
 
 import pytest
 from datasets import Dataset, DatasetDict
 from hydra import compose, initialize
-from omegaconf import OmegaConf
 
-from lm_polygraph_asmi.runs import preflight
 from lm_polygraph_asmi.runs.preflight import check_config, check_data, rows_of
 from tests.runs.test_squad import QUESTION, write
 
@@ -228,22 +225,3 @@ def test_repeated_prompts_are_said_once(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "lm_polygraph"):
         assert of_data(source) == []
     assert caplog.text.count("repeat an earlier prompt") == 1
-
-
-def test_a_file_of_scales_is_of_this_model(tmp_path):
-    """Given as the scale itself; that of the perturbation controls' own node is looked at where it
-    is read."""
-    file, conditions = tmp_path / "scales.json", {"mlp": {"effect": 0.8}}
-    about = {"path": "another/model", "revision": "unknown"}
-    file.write_text(json.dumps({"format": 1, "model": about, "conditions": conditions}))
-    config = OmegaConf.create(
-        {"model": {"path": "this/one"},
-         "asmi": {"perturbation": "mlp", "perturbation_scale": str(file)}}
-    )  # fmt: skip
-    (finding,) = preflight._check_scales(config)
-    assert finding.fatal
-    assert "are for model another/model" in finding.text
-    config.model.path = "elsewhere/model"
-    assert not list(preflight._check_scales(config))
-    config.asmi.perturbation_scale = 0.8
-    assert not list(preflight._check_scales(config))

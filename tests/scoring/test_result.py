@@ -283,7 +283,5 @@ def test_a_reference_of_heads_says_nothing_of_an_condition(found):
 def test_unknown_perturbations_are_refused_before_anything_is_loaded():
     with pytest.raises(ValueError, match="perturbation must be one of 'heads', 'pseudo_heads'"):
         score("no such folder", "a prompt", perturbation="dropout")
-    with pytest.raises(
-        FileNotFoundError, match="neither a number nor a file of perturbation scales"
-    ):
+    with pytest.raises(ValueError, match=r"scale must be a number, got 'nowhere\.json'"):
         score("no such folder", "a prompt", perturbation="mlp", perturbation_scale="nowhere.json")

@@ -1,10 +1,10 @@
 """Perturbation scales of control conditions, from `polygraph_asmi experiments scale`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lm_polygraph_asmi.config import ASMIConfig, check_setting
+from lm_polygraph_asmi.config import check_setting
 from lm_polygraph_asmi.files import read_json
 from lm_polygraph_asmi.validation import check_one_of
 
@@ -26,8 +26,8 @@ def read_scales(path: str | Path) -> dict[str, Any]:
             raise ValueError("another format")
     except FileNotFoundError as error:
         raise FileNotFoundError(
-            f"{path} is neither a number nor a file of perturbation scales: `polygraph_asmi "
-            "experiments scale` writes one"
+            f"{path}: no such file of perturbation scales: `polygraph_asmi experiments scale` "
+            "writes one"
         ) from error
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ValueError(
@@ -120,23 +120,3 @@ def matched_scale(
                     f"{value}: run `polygraph_asmi experiments scale` for a run with these settings"
                 )
     return float(times * scales[matching])
-
-
-def with_scale(config: ASMIConfig, depths: Sequence[float] = ()) -> ASMIConfig:
-    """The config with a number instead of a file of scales: the scale matched by effect.
-
-    Args:
-        depths: at which it is used; empty: the config's.
-
-    Raises:
-        FileNotFoundError, ValueError: as `matched_scale`.
-    """
-    if not isinstance(config.perturbation_scale, str):
-        return config
-    masked = {"scope": config.scope, "mask_rate": config.mask_rate}
-    used = ({"depth": depth, **masked} for depth in depths or [config.depth])
-    return config.replace(
-        perturbation_scale=matched_scale(
-            config.perturbation_scale, config.perturbation, "effect", 1.0, *used
-        )
-    )

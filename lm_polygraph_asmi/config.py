@@ -16,6 +16,7 @@ from lm_polygraph_asmi.validation import (
     check_number,
     check_one_of,
     check_whole,
+    lone_surrogate,
 )
 
 METHODS = {"asmi": "ASMI", "sem": "Sem-ASMI", "adapt": "Adapt-ASMI"}
@@ -166,6 +167,9 @@ def _stop(name: str, value: Any) -> None:
         )
     if "" in value:
         raise ValueError("stop must not contain an empty string: it would end every answer at once")
+    for text in value:
+        if half := lone_surrogate(text):
+            raise ValueError(f"{name} must be text, got {half}: replace it")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -141,34 +141,37 @@ class Halted(ValueError):
     """The client is gone or the server shuts down: generation stops."""
 
 
-def for_request(
-    scorer: "Scorer",
-    stop: Sequence[str] | None,
-    max_new_tokens: int,
-    halted: Callable[[], bool] = lambda: False,
-) -> "Scorer":
-    """A copy of a scorer on the same model, for one prompt, with other stop and length.
+def for_request(scorer: "Scorer", stop: Sequence[str] | None, max_new_tokens: int) -> "Scorer":
+    """The scorer of one request: itself, or a copy on the same model with other stop and length.
 
     Args:
         scorer: from `open_scorer`.
         stop: stop strings; None: the scorer's.
         max_new_tokens: largest number of generated tokens.
-        halted: called before each token; if true, generation raises `Halted`.
     """
+    stops = scorer.stop if stop is None else list(stop)
+    if (stops, max_new_tokens) == (scorer.stop, scorer.config.max_new_tokens):
+        return scorer
+    return _with_generation(scorer, stops, max_new_tokens, scorer.generation.check)
+
+
+def halting(scorer: "Scorer", check: Callable[[], None]) -> "Scorer":
+    """A copy of a scorer on the same model, which calls `check` before each generated token."""
+    return _with_generation(scorer, scorer.stop, scorer.config.max_new_tokens, check)
+
+
+def _with_generation(
+    scorer: "Scorer", stop: list[str], max_new_tokens: int, check: Callable[[], None] | None
+) -> "Scorer":
+    """A copy with another generation; the model, the engines and all that is cached are shared."""
     from lm_polygraph_asmi.host.stopping import StopConditions
     from lm_polygraph_asmi.scoring.generation import Generation
 
     copied = copy.copy(scorer)
-    copied.config = copied.config.replace(max_new_tokens=max_new_tokens)
-    if stop is not None:
-        copied.stop = list(stop)
-        copied.stop_conditions = StopConditions(copied.model, copied.tokenizer, copied.stop)
-
-    def check() -> None:
-        if halted():
-            raise Halted
-
-    copied.generation = Generation(copied.model, copied.tokenizer, copied.stop_conditions, check)
+    copied.config = scorer.config.replace(stop=tuple(stop), max_new_tokens=max_new_tokens)
+    copied.stop, model, tokenizer = stop, scorer.model, scorer.tokenizer
+    copied.stop_conditions = StopConditions(model, tokenizer, stop)
+    copied.generation = Generation(model, tokenizer, copied.stop_conditions, check)
     return copied
 
 

@@ -18,7 +18,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lm_polygraph_asmi.adapters.contract import Assessment, Halted, extra, for_request
+from lm_polygraph_asmi.adapters.contract import (
+    Assessment,
+    Halted,
+    extra,
+    for_request,
+    halting,
+)
 from lm_polygraph_asmi.adapters.guard import LOCAL, LOG, ROUTES, Guard, Metrics
 from lm_polygraph_asmi.adapters.requests import Completion, ScoreRequest
 from lm_polygraph_asmi.adapters.wire import (
@@ -53,11 +59,17 @@ class Worker:
     def __init__(self, queue_size: int) -> None:
         self.queue_size, self.pending = queue_size, 0
         self.closing = threading.Event()
+        self._halt = threading.Event()  # of the job that runs
         self._thread = ThreadPoolExecutor(1, "asmi")
         self._seconds = 1.0  # moving mean per job
 
-    def submit(self, job: Callable[[Callable[[], bool]], T]) -> tuple["Future[T]", threading.Event]:
-        """Queue a job, called with a function that returns whether to halt.
+    def check(self) -> None:
+        """Raise `Halted` if the job that runs is to halt."""
+        if self._halt.is_set() or self.closing.is_set():
+            raise Halted
+
+    def submit(self, job: Callable[[], T]) -> tuple["Future[T]", threading.Event]:
+        """Queue a job, which calls `check` now and then.
 
         Returns the job's future, and an event that halts it.
 
@@ -70,15 +82,12 @@ class Worker:
             raise RequestError(429, message, code="rate_limit_exceeded", retry_after=wait)
         loop, halt = asyncio.get_running_loop(), threading.Event()
 
-        def halted() -> bool:
-            return halt.is_set() or self.closing.is_set()
-
         def timed() -> T:
-            if halted():
-                raise Halted
+            self._halt = halt
+            self.check()
             start = time.perf_counter()
             try:
-                return job(halted)
+                return job()
             finally:
                 self._seconds += 0.2 * (time.perf_counter() - start - self._seconds)
 
@@ -121,9 +130,10 @@ class Service:
 
         window = context_window(scorer.model)  # leaves one token for the answer
         prompt = limits.prompt if window is None else min(limits.prompt, window - 1)
-        self.scorer, self.name, self.limits = scorer, name, replace(limits, prompt=prompt)
+        self.name, self.limits = name, replace(limits, prompt=prompt)
         self.emit = emit or (lambda *_: None)
         self.worker = Worker(limits.queue)
+        self.scorer = halting(scorer, self.worker.check)
         self.metrics = Metrics(lambda: self.worker.pending)
 
     @property
@@ -137,7 +147,7 @@ class Service:
             message = f"expected {self.name!r}, the one model of this server"
             raise RequestError(404, message, "model", "model_not_found")
 
-    async def in_turn(self, request: Request, job: Callable[[Callable[[], bool]], T]) -> T:
+    async def in_turn(self, request: Request, job: Callable[[], T]) -> T:
         """The result of a job; it is halted if the client disconnects.
 
         Raises:
@@ -152,16 +162,12 @@ class Service:
             halt.set()
 
     def _request_scorer(
-        self,
-        prompt: Any,
-        stop: Sequence[str] | None,
-        max_new_tokens: int,
-        halted: Callable[[], bool],
+        self, prompt: Any, stop: Sequence[str] | None, max_new_tokens: int
     ) -> "Scorer":
         """A scorer for this request; raises if the prompt is too long."""
         from lm_polygraph_asmi.scoring.text import prompt_tokens
 
-        scorer = for_request(self.scorer, stop, max_new_tokens, halted)
+        scorer = for_request(self.scorer, stop, max_new_tokens)
         field = "prompt" if isinstance(prompt, str) else "messages"
         if field == "messages" and not getattr(scorer.tokenizer, "chat_template", None):
             raise RequestError(422, "expected prompt: this model has no chat template", field)
@@ -195,8 +201,8 @@ class Service:
             raise RequestError(422, message, "answer")
         response_id = f"score-{uuid.uuid4().hex}"
 
-        def job(halted: Callable[[], bool]) -> list[dict[str, Any]]:
-            scorer = self._request_scorer(prompt, None, self.scorer.config.max_new_tokens, halted)
+        def job() -> list[dict[str, Any]]:
+            scorer = self._request_scorer(prompt, None, self.scorer.config.max_new_tokens)
             for answer in answers:
                 length = len(scorer.tokenizer(answer, add_special_tokens=False)["input_ids"])
                 if length > self.limits.answer:
@@ -204,8 +210,7 @@ class Service:
                     raise RequestError(422, message, "answer")
             reports = []
             for answer in answers:
-                if halted():
-                    raise Halted
+                self.worker.check()
                 reports.append(self._reported(scorer.score(prompt, answer), response_id))
             return reports
 
@@ -227,8 +232,8 @@ class Service:
         if completion.stream:
             return await self._streamed(completion, length, replies, request)
 
-        def job(halted: Callable[[], bool]) -> dict[str, Any]:
-            scorer = self._request_scorer(completion.prompt, completion.stop, length, halted)
+        def job() -> dict[str, Any]:
+            scorer = self._request_scorer(completion.prompt, completion.stop, length)
             score = scorer.score(completion.prompt)
             return replies.full_answer(scorer, score) | {"asmi": self._reported(score, replies.id)}
 
@@ -244,15 +249,14 @@ class Service:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(parts.put_nowait, part)
 
-        def job(halted: Callable[[], bool]) -> None:
+        def job() -> None:
             try:
-                scorer = self._request_scorer(completion.prompt, completion.stop, length, halted)
+                scorer = self._request_scorer(completion.prompt, completion.stop, length)
                 stream = scorer.stream(completion.prompt)
                 put(replies.chunk("", first=True))  # all checks are done
                 sent, text, unsent = 0, "", []
                 for token in stream:
-                    if halted():
-                        raise Halted
+                    self.worker.check()
                     unsent.append(token_fields(token))
                     text += "" if token.id in scorer.stop_conditions.end_ids else token.text
                     if (sendable := sendable_length(text, scorer.stop)) > sent:

@@ -648,6 +648,13 @@ def _check_causal(model: PreTrainedModel, structure: Structure, tokens: Tensor) 
     states, repeated, changed = (
         states_of(base_model(input_ids=ids, use_cache=False)) for ids in (tokens, tokens, other)
     )
+    if not states.isfinite().all():
+        half = "; if float16 overflows, load the model in bfloat16 or float32"
+        raise TypeError(
+            f"{type(model).__name__} returns states that are not finite (NaN or infinity), already "
+            f"for {tokens.shape[1]} tokens: check its weights"
+            f"{half if lowest_precision(model) == torch.float16 else ''}"
+        )
     if not _close(model, states, repeated):
         raise TypeError(
             f"{type(model).__name__} is not deterministic: the same tokens give other states the "

@@ -73,7 +73,7 @@ def score(
         >>> result.calibration is None, result.verdict[1][:11]  # raw scores have no common scale
         (True, 'No verdict:')
     """
-    parse_request(prompt, answer)  # errors are raised before a model is loaded
+    parse_request(prompt, answer, samples)  # errors are raised before a model is loaded
     scorer = Scorer(model, config, tokenizer=tokenizer, calibration=calibration, **settings)
     return scorer.score(prompt, answer, samples)
 

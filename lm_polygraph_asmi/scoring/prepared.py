@@ -37,6 +37,7 @@ from lm_polygraph_asmi.results.cache import (
     tokenizer_key,
 )
 from lm_polygraph_asmi.scoring.calibration import CalibrationLike, settled
+from lm_polygraph_asmi.scoring.control_tokens import rendered_warnings, special_warnings
 from lm_polygraph_asmi.scoring.ending import EndedAnswer, TextAnswer
 from lm_polygraph_asmi.scoring.engine import Engine, diversity_of
 from lm_polygraph_asmi.scoring.generation import Generation, restored_config
@@ -52,10 +53,8 @@ from lm_polygraph_asmi.scoring.text import (
     parse_request,
     prompt_tokens,
     prompt_warning,
-    rendered_warnings,
     repeated_prompt,
     spans,
-    special_warnings,
     stop_warning,
     token_ids,
 )
@@ -110,6 +109,11 @@ class PreparedModel:
                 "expected the model's tokenizer, as in score(model, prompt, answer, "
                 f"tokenizer=tokenizer), got {tokenizer!r:.60}"
             )
+        if self.instruct and not getattr(tokenizer, "chat_template", None):
+            raise ValueError(
+                "instruct=True puts each prompt into a chat, but the tokenizer has no chat "
+                "template: load the model with instruct=False"
+            )
         self.tokenizer_warnings = check_tokenizer(model, tokenizer)
         if self.config.special_tokens == "plain":
             tokenizer = cast("PreTrainedTokenizerBase", PlainTokenizer(tokenizer))
@@ -148,7 +152,7 @@ class PreparedModel:
         prefix_cache: PrefixCache,
     ) -> Score:
         """`score`, with the keys and values of the row before."""
-        prompt, target, notes = parse_request(self.as_messages(prompt), answer)
+        prompt, target, notes = parse_request(self.as_messages(prompt), answer, samples)
         notes += self.notes_of(prompt, target, samples)
         prompt_ids = prompt_tokens(self.tokenizer, prompt)
         with restored_config(self.model):
@@ -351,10 +355,6 @@ class PreparedModel:
         samples: Sequence[Answer] | None,
     ) -> tuple[float, float | None, int]:
         """alpha(x) (0 for ASMI, 1 for Sem-ASMI), div(x), and the number of sampled responses."""
-        if samples is not None and (
-            isinstance(samples, str | bytes | Mapping) or not hasattr(samples, "__len__")
-        ):
-            raise ValueError(f"expected samples as a list of answers, got {samples!r:.60}")
         if self.config.method != "adapt":
             return float(self.config.method == "sem"), None, 0
         if samples is None:

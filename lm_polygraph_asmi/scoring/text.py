@@ -2,7 +2,7 @@
 
 import operator
 import unicodedata
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from os.path import commonprefix
 from typing import Any, NamedTuple
 
@@ -13,7 +13,6 @@ from jinja2 import TemplateError
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from lm_polygraph_asmi.host.special_tokens import SpecialTokens
 from lm_polygraph_asmi.host.stopping import decode
 from lm_polygraph_asmi.validation import lone_surrogate
 
@@ -66,19 +65,23 @@ class Query(NamedTuple):
     samples: Sequence[Answer] | None = None
 
 
-def parse_request(prompt: Prompt, answer: Answer | None = None) -> Request:
+def parse_request(
+    prompt: Prompt, answer: Answer | None = None, samples: Sequence[Answer] | None = None
+) -> Request:
     """Separate prompt and answer: the assistant's last message of a chat is the answer.
 
     Runs without a model, so that errors are raised before one is loaded.
 
     Raises:
         ValueError: neither text nor messages, a message without role or text, an answer of another
-            type, empty, or passed twice.
+            type, empty, or passed twice; samples that are no list of answers; half of a surrogate
+            pair anywhere.
     """
+    _check_samples(samples)
     if answer is not None:
         _check_answer(answer)
     if isinstance(prompt, str):
-        _check_text("prompt", prompt)
+        _check_texts(prompt)
         return Request(prompt, answer, ())
     if not _are_messages(prompt):
         raise ValueError(
@@ -124,6 +127,47 @@ def _check_answer(answer: Any) -> None:
         token_ids(answer)
 
 
+def _check_samples(samples: Any) -> None:
+    if samples is None:
+        return
+    if isinstance(samples, str | bytes | Mapping) or not hasattr(samples, "__len__"):
+        raise ValueError(f"expected samples as a list of answers, got {samples!r:.60}")
+    for number, sample in enumerate(samples, start=1):
+        if isinstance(sample, str):
+            _check_text(f"sample {number}", sample)
+
+
+def texts_of(prompt: Prompt) -> Iterator[tuple[str, str]]:
+    """The texts of a prompt, with names: "prompt", "content of message 1", "name of message 2".
+
+    Of messages, all texts in all fields, such as the arguments of tool calls and their names.
+    """
+    if isinstance(prompt, str):
+        yield "prompt", prompt
+        return
+    for number, message in enumerate(prompt, start=1):
+        for field, value in message.items():
+            for path, text in _texts(value, str(field)):
+                yield f"{path} of message {number}", text
+
+
+def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for name, part in value.items():
+            yield f"a name in {path}", str(name)
+            yield from _texts(part, f"{path}.{name}")
+    elif isinstance(value, list | tuple):
+        for index, part in enumerate(value):
+            yield from _texts(part, f"{path}[{index}]")
+
+
+def _check_texts(prompt: Prompt) -> None:
+    for name, text in texts_of(prompt):
+        _check_text(name, text)
+
+
 def _check_text(name: str, text: str) -> None:
     if half := lone_surrogate(text):
         raise ValueError(f"expected the {name} as text, got {half}: replace it")
@@ -157,12 +201,12 @@ def _checked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if isinstance(message.get("role"), str) and (
             isinstance(message.get("content"), str) or tools
         ):
-            _check_text(f"content of message {number}", message.get("content") or "")
             continue
         raise ValueError(
             f"message {number} of the chat: expected {{'role': 'user', 'content': '...'}}, got "
             f"{message!r:.80}"
         )
+    _check_texts(messages)
     return messages
 
 
@@ -264,78 +308,6 @@ def repeated_prompt(
         "The answer begins with the whole prompt, like the output of `generate`: pass only what "
         "follows the prompt."
     )
-
-
-def special_warnings(
-    special: SpecialTokens,
-    ends: Collection[int],
-    prompt: Prompt,
-    answer: Answer | None,
-    samples: Sequence[Answer] | None,
-) -> list[str]:
-    """Warnings about special tokens that are written out in texts: their names and places.
-
-    An end token at the end of an answer or sample is its end; for a BOS token at the start of a
-    text prompt, see `prompt_warning`.
-    """
-    prompts = [("the prompt", prompt)] if isinstance(prompt, str) else [
-        (f"message {number}", message.get("content"))
-        for number, message in enumerate(prompt, start=1)
-    ]  # fmt: skip
-    answers = [("the answer", answer)]
-    answers += [(f"sample {number}", text) for number, text in enumerate(samples or (), start=1)]
-    warnings = []
-    for name, text in [*prompts, *answers]:
-        spellings = special.spelled(text) if isinstance(text, str) else []
-        answered = (name, text) in answers
-        if answered and spellings and isinstance(text, str):
-            token, start = spellings[-1]
-            if start + len(token) == len(text) and special.ids[token] in ends:
-                spellings.pop()
-        elif name == "the prompt" and spellings[:1] == [(special.tokenizer.bos_token, 0)]:
-            del spellings[0]
-        if not spellings:
-            continue
-        places = ", ".join(f"{token!r} at character {start}" for token, start in spellings[:3])
-        more = f" and {len(spellings) - 3} more" if len(spellings) > 3 else ""
-        chat = "" if answered else " If it is a chat that a template rendered, pass its messages."
-        warnings.append(
-            f"In {name}, {places}{more} became a control token: if it is text, pass "
-            f"special_tokens='plain'.{chat}"
-        )
-    return warnings
-
-
-def rendered_warnings(special: SpecialTokens, prompt: Prompt) -> list[str]:
-    """Warnings about messages that a chat template without special tokens has rendered."""
-    tokenizer = special.tokenizer
-    if isinstance(prompt, str) or not getattr(tokenizer, "chat_template", None):
-        return []
-    texts = [
-        (number, message["content"])
-        for number, message in enumerate(prompt, start=1)
-        if message.get("role") == "user" and isinstance(message.get("content"), str)
-    ]
-    if not texts:
-        return []
-    mark, warnings = "CONTENT", []
-    chat = [{"role": "user", "content": mark}]
-    try:
-        rendered = str(
-            tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-        )
-    except TemplateError:
-        return []
-    if special.pattern.search(rendered):
-        return []  # then `special_warnings` names them
-    before, _, after = (part.strip() for part in rendered.partition(mark))
-    for number, text in texts:
-        if before and after and before in text and text.rstrip().endswith(after):
-            warnings.append(
-                f"Message {number} looks as if the chat template had rendered it: it holds "
-                f"{before!r} and ends with {after!r}. Pass its messages instead."
-            )
-    return warnings
 
 
 def border_warning(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str) -> str | None:

@@ -19,6 +19,7 @@ from lm_polygraph_asmi.adapters.contract import (
     config_key,
     extra,
     for_request,
+    halting,
     open_scorer,
     twin_of,
 )
@@ -97,6 +98,17 @@ def test_a_request_has_an_ending_and_a_length_of_its_own(folder, scorer):
     assert len(for_request(scorer, None, 2).score(PROMPT).tokens) == 2
 
 
+def test_a_request_without_values_of_its_own_takes_the_scorer_as_it_is(scorer):
+    length = scorer.config.max_new_tokens
+    assert for_request(scorer, None, length) is scorer
+    assert for_request(scorer, scorer.stop, length) is scorer
+    scorer.score(PROMPT, " Brask")
+    other = for_request(scorer, [";"], length)
+    assert (other.stop, other.config.stop) == ([";"], (";",))
+    for name in ("model", "tokenizer", "engine", "_special_tokens"):  # built once
+        assert vars(other)[name] is vars(scorer)[name]
+
+
 def test_drawn_answers_end_each_by_itself(folder):
     """As in a direct call: none is cut off where another one ends."""
     how = SETTINGS | {"method": "adapt", "num_samples": 8, "seed": 3}
@@ -111,12 +123,13 @@ def test_drawn_answers_end_each_by_itself(folder):
 def test_generation_is_halted_before_the_next_token(scorer):
     asked = []
 
-    def halted():
+    def check():
         asked.append(True)
-        return len(asked) > 3
+        if len(asked) > 3:
+            raise Halted
 
-    with pytest.raises(Halted):
-        for_request(scorer, None, 8, halted).score(PROMPT)
+    with pytest.raises(Halted):  # also with the length of a request
+        for_request(halting(scorer, check), None, 8).score(PROMPT)
     assert len(asked) == 4
     assert scorer.score(PROMPT).score > 0
 

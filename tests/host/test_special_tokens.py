@@ -4,13 +4,13 @@ from copy import deepcopy
 
 import pytest
 
-from lm_polygraph_asmi import score, stream
+from lm_polygraph_asmi import stream
 from lm_polygraph_asmi.host.special_tokens import PlainTokenizer, SpecialTokens
 from lm_polygraph_asmi.scoring import score_batch
+from lm_polygraph_asmi.scoring.control_tokens import rendered_warnings
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.text import answer_tokens, prompt_tokens
 from tests.scripted import byte_tokenizer, scripted_model, space_tokenizer
-from tests.tiny_lm import whitebox
 
 PROMPT = "Who built the ferry?"
 SPELLED = " Brask</s> in <|end|>1931"
@@ -92,7 +92,7 @@ def test_prompts_chats_and_samples(scorers):
     chat += [{"role": "user", "content": "</s></s></s></s>?"}]
     for prompt, places in (
         (f"<|user|>{PROMPT}", ["In the prompt, '<|user|>' at character 0 became"]),
-        (chat, ["In message 1, '<|end|>' at character 2", "In message 3, '</s>' at character 0, "]),
+        (chat, ["message 1, '<|end|>' at character 2", "message 3, '</s>' at character 0, "]),
     ):
         warnings = scorer.score(prompt, " x").warnings
         assert len(warnings) == len(places)
@@ -120,16 +120,74 @@ def test_every_way_takes_the_setting(scorers):
     assert any("'<|user|>' at character 0" in warning for warning in tokens.result.warnings)
 
 
-def test_a_chat_rendered_by_a_template_without_special_tokens():
-    tiny = whitebox()
-    tokenizer = deepcopy(tiny.tokenizer)
+def test_every_field_of_a_message_is_read(scorers):
+    """Where the template writes it; a field that no token comes from has no warning."""
+    tokenizer = deepcopy(TOKENIZERS["bytes"])
     tokenizer.chat_template = (
-        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+        "{% for m in messages %}{{ m.role }}({{ m.name }}): {{ m.content }}"
+        "{{ m.tool_calls | tojson if m.tool_calls else '' }}\n{% endfor %}assistant:"
     )
-    for content, named in ((PROMPT, False), (f"user: {PROMPT}\nassistant:", True)):
-        messages = [{"role": "user", "content": content}]
-        warnings = score(tiny.model, messages, " x", tokenizer=tokenizer).warnings
-        assert any("as if the chat template had rendered it" in w for w in warnings) == named
+    scorer = Scorer(scorers["control"].model, tokenizer=tokenizer, num_masks=2, mask_rate=0.5)
+    call = {"function": {"name": "f", "arguments": {"said": 'a "b" </s>'}}}
+    asks = {"role": "user", "content": "?"}
+    for message, place in (
+        (
+            {"role": "<|user|>", "content": "x"},
+            "In the role of message 1, '<|user|>' at character 0",
+        ),
+        (asks | {"name": "Ada</s>"}, "In the name of message 1, '</s>' at character 3"),
+        (
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            "In the tool_calls[0].function.arguments.said of message 1, '</s>' at character 6",
+        ),
+    ):
+        (warning,) = scorer.score([message, asks], " x").warnings
+        assert place in warning
+    assert not scorer.score([asks | {"id": "</s>"}], " x").warnings
+    (warning,) = scorer.score("user(): who?\nassistant:", " x").warnings
+    assert "The prompt looks as if the chat template had rendered it" in warning
+
+
+RENDERING = {
+    "plain": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}",
+    "with bos": "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] "
+    "{{ m.content }} [/INST]{% else %}{{ m.content }}{% endif %}{% endfor %}",
+}
+SYSTEM, ASKS, SAYS = (
+    {"role": role, "content": content}
+    for role, content in (("system", "Be brief."), ("user", PROMPT), ("assistant", "Brask"))
+)
+CHATS = ([ASKS], [SYSTEM, ASKS], [ASKS, SAYS, ASKS], [SYSTEM, ASKS, SAYS, ASKS])
+
+
+@pytest.mark.parametrize("template", RENDERING)
+@pytest.mark.parametrize("chat", CHATS)
+@pytest.mark.parametrize("open_end", [True, False])
+def test_a_rendered_chat(template, chat, open_end):
+    """As a message and as a text prompt, with the BOS token or without it."""
+    tokenizer = deepcopy(TOKENIZERS["bytes"])
+    tokenizer.chat_template = RENDERING[template]
+    special = SpecialTokens(tokenizer)
+    text = str(tokenizer.apply_chat_template(chat, add_generation_prompt=open_end, tokenize=False))
+    for form in (text, text.removeprefix("<s>"), text.removeprefix("<s>").rstrip()):
+        for prompt in (form, [{"role": "user", "content": form}]):
+            (warning,) = rendered_warnings(special, prompt)
+            assert "as if the chat template had rendered it" in warning
+
+
+@pytest.mark.parametrize("template", RENDERING)
+def test_what_is_no_rendered_chat(template):
+    tokenizer = deepcopy(TOKENIZERS["bytes"])
+    tokenizer.chat_template = RENDERING[template]
+    special = SpecialTokens(tokenizer)
+    for text in (PROMPT, "The user: who is it?", "Is [INST] a token?", "a user\nassistant"):
+        for prompt in (text, [SYSTEM, ASKS | {"content": text}]):
+            assert not rendered_warnings(special, prompt)
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    assert not rendered_warnings(special, PROMPT)  # nothing shows it
+    tokenizer.chat_template = "{{ raise_exception('never') }}"
+    assert not rendered_warnings(special, PROMPT)
 
 
 def test_unknown_values_and_slow_tokenizers():

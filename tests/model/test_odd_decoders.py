@@ -175,3 +175,13 @@ class Dropping(Attention):
 def test_a_model_that_does_not_repeat_itself_is_refused_with_that_reason():
     with pytest.raises(TypeError, match="is not deterministic"):
         structure_of(odd_decoder(Dropping))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_named(value):
+    """NaN is unequal to itself, but the model is deterministic."""
+    model = odd_decoder(Attention)
+    with torch.no_grad():
+        next(model.parameters())[:] = value
+    with pytest.raises(TypeError, match="returns states that are not finite"):
+        structure_of(model)

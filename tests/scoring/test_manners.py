@@ -29,6 +29,7 @@ from tests.scoring.conftest import PROMPT
         ({"stop": 2}, "stop must be a string such as"),
         ({"stop": ["\n", 2]}, "stop must be a string such as"),
         ({"stop": [""]}, "stop must not contain an empty string"),
+        ({"stop": "\udc00."}, r"stop must be text, got '\\udc00' at character 1"),
         ({"seed": "a"}, "seed must be a whole number, got 'a'"),
         ({"num_samples": 1}, "num_samples must be at least 2"),
         ({"tau": float("nan")}, "tau must be a number, got nan"),
@@ -176,3 +177,11 @@ def test_words_are_completed_as_the_help_says():
     typed |= {"COMP_WORDS": "polygraph_asmi score --calib", "COMP_CWORD": "2"}
     shown = CliRunner().invoke(main, prog_name="polygraph_asmi", env=typed)
     assert shown.stdout == "plain,--calibration\n"
+
+
+def test_instruct_without_a_chat_template(monkeypatch):
+    """The prompts are texts already: the advice is about the model."""
+    host = tiny_lm.whitebox()
+    monkeypatch.setattr(host, "instruct", True, raising=False)
+    with pytest.raises(ValueError, match="no chat template: load the model with instruct=False"):
+        score(host, PROMPT, " Brask")

@@ -253,6 +253,12 @@ def test_prompts_of_special_tokens_and_none(model, tokenizer):
             ([{"role": "user", "content": "?"}, {"role": "assistant", "content": "\ud800"}],),
             "the last message as text",
         ),
+        (("Who?", " a", [" b", " \udc00"]), r"the sample 2 as text, got '\\udc00' at character 2"),
+        (([{"role": "user\udc00", "content": "?"}],), "the role of message 1 as text"),
+        (
+            ([{"role": "user", "content": "?", "tool_calls": [{"arguments": {"a": "\udc00"}}]}],),
+            r"the tool_calls\[0\].arguments.a of message 1 as text",
+        ),
     ],
 )
 def test_half_of_a_surrogate_pair_is_named(arguments, message):

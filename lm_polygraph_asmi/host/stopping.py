@@ -1,6 +1,8 @@
 """Stop conditions of a generated answer: end tokens and stop strings."""
 
+import re
 from collections.abc import Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -9,10 +11,40 @@ if TYPE_CHECKING:
     from lm_polygraph.utils.model import Model
 
 
+UNFINISHED = "\ufffd"
+"""What a decoder writes for a character with missing bytes."""
+BYTE = re.compile("<0x([0-9A-F]{2})>")
+"""A token that is a byte, of tokenizers with byte fallback."""
+
+
 def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    """Token ids as text: special tokens included, no space changed."""
+    """Token ids as text: special tokens included, no space changed.
+
+    A byte that makes no character spoils only itself. Tokenizers with byte fallback would give up
+    the whole characters beside it, so that a text would change when tokens are added.
+    """
     options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
-    return str(tokenizer.decode(list(ids), **options))
+    text = str(tokenizer.decode(list(ids), **options))
+    if UNFINISHED not in text:
+        return text
+    whole = _with_whole_bytes(tokenizer, ids)
+    return text if whole == list(ids) else str(tokenizer.decode(whole, **options))
+
+
+def _with_whole_bytes(tokenizer: Any, ids: Sequence[int]) -> list[int]:
+    """The ids, with the bytes of UNFINISHED in place of bytes that make no character."""
+    whole: list[int] = []
+    pieces = map(str, tokenizer.convert_ids_to_tokens(list(ids)))
+    pairs = [(BYTE.fullmatch(piece), token) for piece, token in zip(pieces, ids, strict=True)]
+    for in_bytes, run in groupby(pairs, lambda pair: pair[0] is not None):
+        found = list(run)
+        if in_bytes:
+            content = bytes(int(match[1], 16) for match, _ in found if match)
+            written = content.decode(errors="replace").encode()
+            whole += tokenizer.convert_tokens_to_ids([f"<0x{byte:02X}>" for byte in written])
+        else:
+            whole += [token for _, token in found]
+    return whole
 
 
 class StopConditions:
@@ -103,7 +135,7 @@ class StopConditions:
         if not self.stop_strings:
             return False
         # The tokenizer decodes an incomplete character as �.
-        before = len(decode(self.tokenizer, tokens[:-1]).rstrip("\ufffd"))
+        before = len(decode(self.tokenizer, tokens[:-1]).rstrip(UNFINISHED))
         return self._stop_start(decode(self.tokenizer, tokens), before) is not None
 
     def _stop_start(self, text: str, last: int) -> int | None:

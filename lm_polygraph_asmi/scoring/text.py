@@ -13,15 +13,13 @@ from jinja2 import TemplateError
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from lm_polygraph_asmi.host.stopping import decode
+from lm_polygraph_asmi.host.stopping import UNFINISHED, decode
 from lm_polygraph_asmi.validation import lone_surrogate
 
 Messages = Sequence[Mapping[str, Any]]
 Prompt = str | Messages
 Answer = str | Sequence[int]
 
-UNFINISHED = "\ufffd"
-"""What a decoder writes for a character with missing bytes."""
 CONTEXT = 4
 """Prompt tokens decoded with the answer: some tokenizers drop a space at the start."""
 

@@ -1,6 +1,7 @@
 """Token ids and character offsets, with tokenizers that make them hard."""
 
 import json
+import random
 from copy import deepcopy
 from itertools import pairwise
 
@@ -10,6 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from lm_polygraph_asmi import score
+from lm_polygraph_asmi.host.stopping import decode
 from lm_polygraph_asmi.scoring.text import (
     answer_tokens,
     parse_request,
@@ -150,6 +152,26 @@ def test_a_decoder_that_drops_a_first_space(sentencepiece, answer):
     for token, piece in zip(ids, pieces, strict=True):
         said = sentencepiece.convert_ids_to_tokens(token)
         assert said.startswith("<0x") or said.replace("▁", " ") == piece
+
+
+def test_broken_bytes_spoil_only_themselves(sentencepiece):
+    """As bytes are decoded by Python, so a text never changes when tokens are added."""
+    draw = random.Random(5)
+    kite = [f"<0x{byte:02X}>" for byte in "\n🪁é".encode()]
+    pieces = [*kite * 3, "<0x9F>", "<0xC3>", "▁", "a", "▁in"]
+    for _ in range(200):
+        drawn = draw.choices(pieces, k=10)
+        ids = sentencepiece.convert_tokens_to_ids(drawn)
+        parts = (
+            bytes([int(piece[3:5], 16)])
+            if piece.startswith("<0x")
+            else piece.replace("▁", " ").encode()
+            for piece in drawn
+        )
+        text = b"".join(parts).decode(errors="replace").removeprefix(" ")
+        assert decode(sentencepiece, ids) == text
+        for length in range(1, 10):
+            assert text.startswith(decode(sentencepiece, ids[:length]).rstrip("\ufffd"))
 
 
 def test_text_that_a_tokenizer_reads_otherwise_is_named(sentencepiece):

@@ -21,30 +21,30 @@ def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
     """Token ids as text: special tokens included, no space changed.
 
     A byte that makes no character spoils only itself. Tokenizers with byte fallback would give up
-    the whole characters beside it, so that a text would change when tokens are added.
+    the valid characters beside it, so that a text would change when tokens are added.
     """
     options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
     text = str(tokenizer.decode(list(ids), **options))
     if UNFINISHED not in text:
         return text
-    whole = _with_whole_bytes(tokenizer, ids)
-    return text if whole == list(ids) else str(tokenizer.decode(whole, **options))
+    valid = _with_valid_bytes(tokenizer, ids)
+    return text if valid == list(ids) else str(tokenizer.decode(valid, **options))
 
 
-def _with_whole_bytes(tokenizer: Any, ids: Sequence[int]) -> list[int]:
+def _with_valid_bytes(tokenizer: Any, ids: Sequence[int]) -> list[int]:
     """The ids, with the bytes of UNFINISHED in place of bytes that make no character."""
-    whole: list[int] = []
+    valid: list[int] = []
     pieces = map(str, tokenizer.convert_ids_to_tokens(list(ids)))
     pairs = [(BYTE.fullmatch(piece), token) for piece, token in zip(pieces, ids, strict=True)]
     for in_bytes, run in groupby(pairs, lambda pair: pair[0] is not None):
-        found = list(run)
+        tokens = list(run)
         if in_bytes:
-            content = bytes(int(match[1], 16) for match, _ in found if match)
+            content = bytes(int(match[1], 16) for match, _ in tokens if match)
             written = content.decode(errors="replace").encode()
-            whole += tokenizer.convert_tokens_to_ids([f"<0x{byte:02X}>" for byte in written])
+            valid += tokenizer.convert_tokens_to_ids([f"<0x{byte:02X}>" for byte in written])
         else:
-            whole += [token for _, token in found]
-    return whole
+            valid += [token for _, token in tokens]
+    return valid
 
 
 class StopConditions:

@@ -214,8 +214,9 @@ class Calibration:
         msp = group.msp if tokens is None else np.array([-answer.sum() for answer in tokens])
         if msp is None:
             raise ValueError(f"{path}: expected saved MSP or asmi_log_likelihood, got neither")
-        model = (group.run.recorded("config").get("model") or {}) if group.run.manifest else {}
-        prompts = "chat" if model.get("instruct") else "text"  # as LM-Polygraph
+        recorded = group.run.recorded("config") if group.run.manifest else {}
+        # LM-Polygraph makes a user message of each prompt.
+        prompts = prompt_format([] if recorded.get("instruct") else "")
         run_settings = group.settings()
         if run_settings is None:
             raise ValueError(f"{path} has not saved asmi_settings: its masks are unknown")
@@ -230,7 +231,7 @@ class Calibration:
             method=method,
             model=str(group.run.recorded("model").get("path") or NOT_RECORDED),
             labelled_by=group.metric,
-            settings=run_settings | config.besides_masks() | {"prompt_format": prompts},
+            settings=run_settings | config.besides_masks() | prompts,
             masking_response=None
             if group.mi_tokens is None
             else float(np.concatenate(group.mi_tokens).mean()),

@@ -7,7 +7,7 @@ from typing import Any
 
 FORMAT = 2
 """Part of every digest; increased when scores of the same answers change."""
-MADE_FROM = ("prompt", "answer", "samples", "context", "offsets", "settings", "model")
+MADE_FROM = ("prompt", "answer", "samples", "offsets", "settings", "model")
 """Fields of a line of `score --out` that its numbers depend on."""
 
 

@@ -38,7 +38,7 @@ BATCH = 16
 """Rows scored together: few, since a kill loses up to one batch."""
 ROW_GROUP = 4096
 """Rows of a row group of an output in Parquet."""
-COPIED_FIELDS = {"prompt", "answer", "offsets", "context"}
+COPIED_FIELDS = {"prompt", "answer", "offsets"}
 """Fields of an output line that an input may have; they are copied unchanged."""
 RESERVED = ({field.name for field in fields(Score)} | {*DERIVED, "row", "error"}) - COPIED_FIELDS
 """Fields of an output line that an input must not have."""

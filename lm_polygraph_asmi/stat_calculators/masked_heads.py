@@ -1,5 +1,6 @@
 """The stat calculator of all ASMI estimators: runs the engine inside LM-Polygraph."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from lm_polygraph.utils.model import Model
 
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.host.model import causal_model, check_greedy, prompt_ids
+from lm_polygraph_asmi.host.special_tokens import SpecialTokens
 from lm_polygraph_asmi.host.stopping import StopConditions
 from lm_polygraph_asmi.results.cache import ResultCache
 from lm_polygraph_asmi.results.names import (
@@ -21,7 +23,10 @@ from lm_polygraph_asmi.results.names import (
 )
 from lm_polygraph_asmi.scoring.engine import Engine, score_depths
 from lm_polygraph_asmi.scoring.statistics import AnswerStatistics
+from lm_polygraph_asmi.scoring.text import Prompt, texts_of
 from lm_polygraph_asmi.stat_calculators.greedy import PREFIX_CACHES
+
+log = logging.getLogger("lm_polygraph")
 
 
 class MaskedHeadsCalculator(StatCalculator):
@@ -55,6 +60,8 @@ class MaskedHeadsCalculator(StatCalculator):
                 "special_tokens 'plain' needs texts that this package tokenizes, as in score; a "
                 "benchmark's are tokenized by LM-Polygraph: leave the setting out"
             )
+        self._special: SpecialTokens | None = None
+        self._warned = False
         results = ResultCache(result_cache)
         self.engines = [
             Engine(at, details=details, result_cache=results) for at in config.at_depths(depths)
@@ -78,6 +85,7 @@ class MaskedHeadsCalculator(StatCalculator):
             ValueError: a response is empty or beyond the context window.
             FloatingPointError: NaN or infinite logits.
         """
+        self._name_control_tokens(texts, model)
         transformer = causal_model(model)
         stop_conditions = StopConditions.of(model)
         caches = dependencies.get(PREFIX_CACHES) or [None] * len(texts)
@@ -94,6 +102,21 @@ class MaskedHeadsCalculator(StatCalculator):
             example["asmi_token_texts"] = _token_texts(model.tokenizer, example)
             examples.append(example)
         return {name: [example[name] for example in examples] for name in examples[0]}
+
+    def _name_control_tokens(self, prompts: Sequence[Prompt], model: Model) -> None:
+        """Log one warning, at the first prompt with a special token written out in it."""
+        self._special = self._special or SpecialTokens(model.tokenizer)
+        for prompt in () if self._warned else prompts:
+            for _, text in texts_of(prompt):
+                for token, start in self._special.spelled(text)[:1]:
+                    self._warned = True
+                    log.warning(
+                        "A prompt has %r at character %d, which the tokenizer reads as a control "
+                        "token: %r. Others may follow, which are not named. If it is text, change "
+                        "the data; chats go in as texts, with instruct=true.",
+                        token, start, text[max(0, start - 20) : start + 20],
+                    )  # fmt: skip
+                    return
 
 
 def by_name(depths: Sequence[AnswerStatistics]) -> dict[str, Any]:

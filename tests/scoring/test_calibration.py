@@ -10,6 +10,7 @@ import pytest
 from lm_polygraph_asmi.analysis.calibration import Step, calibrate
 from lm_polygraph_asmi.analysis.clusters import Interval, wilson_interval
 from lm_polygraph_asmi.scoring import Calibration
+from lm_polygraph_asmi.scoring.provenance import prompt_format
 from tests.report import runs
 
 METHODS = {
@@ -54,6 +55,18 @@ def test_what_a_run_gives(run, variant):
     assert found.settings == stats["asmi_settings_d60"][0] | own | gate
     assert found.ranks
     assert 0 < found.prr.low < found.prr.value < found.prr.high
+
+
+@pytest.mark.parametrize("instruct", [True, False])
+def test_a_run_of_chats(tmp_path, instruct):
+    """LM-Polygraph's `instruct` stands at the top of a config, and has no system message."""
+    about = runs.manifest(60) | {"config": {"instruct": instruct, "model": {}}}
+    found = Calibration.from_run(runs.save(tmp_path / "run", about=about)).settings
+    user = [{"role": "user", "content": "Who?"}]
+    expected = prompt_format(user if instruct else "Who?")
+    assert {name: found.get(name) for name in ("prompt_format", "system")} == {
+        "system": None
+    } | expected
 
 
 def test_probability_is_read_from_the_steps(calibration):

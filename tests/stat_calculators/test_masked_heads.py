@@ -400,3 +400,12 @@ def test_another_model_is_another_entry(model, tmp_path):
     stats = greedy(model, TEXTS[:1])  # the same answer
     found = MaskedHeadsCalculator(result_cache=str(tmp_path))(stats, TEXTS[:1], other)
     assert found["asmi_reused_depths"] == [0]
+
+
+def test_control_tokens_of_a_data_set_are_named_once(model, caplog):
+    calculator = MaskedHeadsCalculator(top_k=8, num_masks=2, mask_rate=0.5)
+    for texts in (["Who?"], ["Where?", "Who </s> built it?"], ["And </s>?"]):
+        run(model, texts, calculator)
+    (record,) = [record for record in caplog.records if "control token" in record.message]
+    assert "A prompt has '</s>' at character 4" in record.message
+    assert "'Who </s> built it?'" in record.message

@@ -364,13 +364,13 @@ class ASMIConfig:
         return key | ({"stop": sorted(key["stop"] or ())} if "stop" in key else {})
 
     def same_but(self, other: "ASMIConfig", *names: str) -> bool:
-        """Whether two scores have the same label, apart from the settings `names`."""
+        """Whether two scores have the same label and samples, apart from the settings `names`."""
         same_method = self.method == other.method
         return all(
             getattr(self, f.name) == getattr(other, f.name)
             for f in fields(self)
             if f.name not in names
-            and (f.metadata["shown"] or f.name in ("method", "depth", "top_k"))
+            and (f.metadata["shown"] or f.name in ("method", "depth", "top_k", "num_samples"))
             and (same_method or f.metadata["method"] is None)
         )
 

@@ -16,6 +16,7 @@ from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.config import METHODS, REMOVED, ASMIConfig, setting
 from lm_polygraph_asmi.host.configs import configs_path, store_settings
 from lm_polygraph_asmi.options import given_settings, setting_options
+from lm_polygraph_asmi.report import build_report, load_run_groups
 from lm_polygraph_asmi.results.runs import combine_runs, load_run
 from lm_polygraph_asmi.scoring.calibration import settled
 from lm_polygraph_asmi.scoring.scorer import Scorer
@@ -172,18 +173,34 @@ def test_a_key_setting_is_part_of_the_name_unless_it_says_otherwise():
     assert str(ASMIConfig(method="adapt", num_samples=5)) == "Adapt-ASMI (60%, K=64)"
 
 
-def test_one_name_for_scores_with_other_settings_is_refused(tmp_path):
-    """Runs over the same answers whose Adapt-ASMI drew other numbers of samples."""
-    found = []
-    for number in (10, 5):
+def test_scores_of_one_name_with_other_settings_are_two_methods(tmp_path):
+    """Runs over the same answers whose Adapt-ASMI drew other numbers of samples, or of old gates.
+
+    Version 0.1 did not record the token of the gate, which was the last.
+    """
+    adapt, found = "Adapt-ASMI (60%, K=64)", []
+    for number, recorded in ((10, True), (5, True), (5, True), (10, False)):
         saved = runs.content()
+        saved["estimations"]["sequence", adapt] = np.random.default_rng(len(found)).random(60)
         saved[runs.METHODS] = {
-            name: of | {"num_samples": number} for name, of in saved[runs.METHODS].items()
+            name: {n: v for n, v in of.items() if recorded or n != "gate_token"}
+            | {"num_samples": number}
+            for name, of in saved[runs.METHODS].items()
         }
-        found.append(load_run(runs.save(tmp_path / str(number), saved)))
-    with pytest.raises(ValueError, match=r"other settings than in another run.*num_samples"):
-        combine_runs(found)
+        found.append(load_run(runs.save(tmp_path / str(len(found)), saved)))
+    one = combine_runs(found)
+    named = [adapt, f"{adapt[:-1]}, num_samples=5)", f"{adapt[:-1]}, gate_token=last)"]
+    assert [name for name in one.scores if name.startswith("Adapt")] == named
+    for name, run in zip(named, (found[0], found[1], found[3]), strict=True):
+        assert one.scores[name].equals(run.scores[adapt])
+    assert [one.methods[name].num_samples for name in named] == [10, 5, 10]
+    assert [one.methods[name].gate_token for name in named] == ["second_last"] * 2 + ["last"]
     assert combine_runs([found[0], found[0]]).scores.equals(found[0].scores)
+    (group,) = load_run_groups([run.path for run in found])
+    assert list(group.scores.filter(like="Adapt")) == named
+    assert group.variants["Adapt-ASMI"] == adapt
+    shown = build_report([group], tmp_path / "report")[0].read_text().replace("\\_", "_")
+    assert all(name in shown for name in named)
 
 
 @pytest.mark.parametrize("setting", [{"stop": None}, {"stop": "x"}, {"perturbation_scale": 0.5}])

@@ -3,6 +3,7 @@
 import csv
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -223,6 +224,8 @@ GENERATION = {
 }  # fmt: skip
 """Of `generation_params`; the temperature is that of the ten samples."""
 SAMPLES, MASKS, MASK_RATE = 10, 40, 0.15
+LEFT_OPEN = ("closing_token", "gate_token", "seeded_by")
+"""Settings of a score that the paper does not give, so that any value is comparable."""
 ABOUT_ALL = 0.02
 """Share of the paper's rows by which a run may have more or fewer ("about 8K" on CoQA)."""
 
@@ -304,14 +307,17 @@ def paper_method(
 ) -> str | None:
     """Name of a variant's score with the paper's settings; None if the setting has none.
 
+    Of several that differ in what the paper leaves open, the one nearest to the defaults.
+
     Raises:
         NotComparable: there are scores of that variant and depth, but with other settings.
     """
     method = next(name for name, known in METHODS.items() if known == symbol)
     default = ASMIConfig(method=method, depth=depth, top_k=top_k)
-    free = ("num_masks", "mask_rate", "seed", "stop", "max_new_tokens")
+    free = ("num_masks", "mask_rate", "seed", *LEFT_OPEN)
     other: list[str] = []
-    for name, config in group.methods.items():
+    methods = sorted(group.methods.items(), key=lambda method: len(method[1].describe(*LEFT_OPEN)))
+    for name, config in methods:
         if config.symbol != symbol or abs(config.depth - depth) > 1e-4 or config.top_k != top_k:
             continue
         settings = [
@@ -328,3 +334,16 @@ def paper_method(
     if other:
         raise NotComparable(f"other settings than the paper's: {'; '.join(other)}")
     return None
+
+
+def open_choices(group: RunGroup) -> str:
+    """What a setting's comparable scores have where the paper leaves a choice; empty for none."""
+    scores = dict.fromkeys((config.symbol, config.depth) for config in group.methods.values())
+    choices: dict[str, None] = {}
+    for symbol, depth in scores:
+        with suppress(NotComparable):
+            if method := paper_method(group, symbol, depth):
+                config = group.methods[method]
+                names = {f.name for f in config.used(config.method)}.intersection(LEFT_OPEN)
+                choices |= {f"{name}={getattr(config, name)}": None for name in sorted(names)}
+    return ", ".join(choices)

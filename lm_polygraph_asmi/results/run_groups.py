@@ -21,6 +21,7 @@ from lm_polygraph_asmi.results.runs import (
     RIGHT,
     Run,
     combine_runs,
+    distinctly_named,
     load_run,
     manager_files,
     same_quality,
@@ -591,7 +592,9 @@ def _group(group: Sequence[Run], metric: str | None, depth: float) -> RunGroup:
     of_heads = [run for run in of_heads if not any(run is part for part in parts)]
     # The run with the most methods first; the others add only theirs, and runs of the perturbation
     # controls only methods that were not perturbed.
-    runs = sorted(of_heads, key=lambda run: (-len(run.scores.columns), _most_masks(run)))
+    runs = distinctly_named(
+        sorted(of_heads, key=lambda run: (-len(run.scores.columns), _most_masks(run)))
+    )
     unperturbed = [
         replace(a.run, scores=a.run.scores.drop(columns=list(a.run.methods))) for a in conditions
     ]

@@ -266,26 +266,38 @@ def same_quality(first: pd.DataFrame, second: pd.DataFrame) -> bool:
     return bool(shared) and np.allclose(first[shared], second[shared], rtol=1e-4, equal_nan=True)
 
 
+def distinctly_named(runs: Sequence[Run]) -> list[Run]:
+    """The runs, each score renamed that has other settings than a score of an earlier run.
+
+    The new name tells in what: "Adapt-ASMI (60%, K=64, num_samples=5)".
+    """
+    keys: dict[str, dict[str, Any]] = {}
+    named = []
+    for run in runs:
+        names = {}
+        for name, config in run.methods.items():
+            key = config.score_key()
+            earlier = keys.setdefault(name, key)
+            different = [f"{n}={value}" for n, value in key.items() if value != earlier.get(n)]
+            if different:
+                names[name] = f"{name.removesuffix(')')}, {', '.join(different)})"
+        described = {names.get(name, name): of for name, of in run.described.items()}
+        named.append(replace(run, scores=run.scores.rename(columns=names), described=described))
+    return named
+
+
 def combine_runs(runs: Sequence[Run]) -> Run:
     """Merge runs with different methods on the same answers.
 
-    A method of several runs is taken from the first of them.
+    A method of several runs is taken from the first of them. Scores of one name that differ in
+    settings are different methods, see `distinctly_named`.
 
     Raises:
-        ValueError: the runs differ in questions, answers or quality, or scores of one name differ
-            in settings.
+        ValueError: the runs differ in questions, answers or quality.
     """
-    first, *others = runs
-    scores, methods = first.scores, first.methods
+    first, *others = runs = distinctly_named(runs)
+    scores = first.scores
     for run in others:
-        for name, config in run.methods.items():
-            settings, earlier = config.score_key(), methods.setdefault(name, config).score_key()
-            if settings != earlier:
-                different = {n: value for n, value in settings.items() if value != earlier.get(n)}
-                raise ValueError(
-                    f"{name} of {run.path} has other settings than in another run ({different}): "
-                    "show these runs separately"
-                )
         for name in ("input_texts", "greedy_texts"):
             if run.stats[name] != first.stats[name]:
                 raise ValueError(

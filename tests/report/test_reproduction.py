@@ -218,22 +218,65 @@ def test_scores_with_other_settings_are_not_comparable(tmp_path, settings):
     assert msp.result is not None  # a baseline has no masks
 
 
-@pytest.mark.parametrize("settings", [{"tau": 0.5}, {"beta": 5.0}, {"gate_token": "last"}])
-def test_another_gate_is_not_comparable(tmp_path, settings):
+def adapt_and_sem(tmp_path, **settings) -> tuple[list, list]:
+    """Comparisons of Adapt-ASMI with these settings and of Sem-ASMI, and the groups."""
     saved = planted_answers(0, 0.6)
     plain, gated = ASMIConfig(method="adapt"), ASMIConfig(method="adapt", **settings)
-    put(saved, gated, saved["estimations"].pop(("sequence", str(plain))))
+    values = saved["estimations"].pop(("sequence", str(plain)))
     del saved[METHODS][str(plain)]
+    put(saved, gated, values)
     save(tmp_path / "run", saved, papers_manifest())
+    groups = load_run_groups([tmp_path / "run"])
     file = write(
         tmp_path / "paper.csv",
         number("Adapt-ASMI", 0.5, depth="0.6"),
         number("Sem-ASMI", 0.5, depth="0.6"),
     )
-    adapt, sem = compare(load_run_groups([tmp_path / "run"]), ALL, file)
+    return compare(groups, ALL, file), groups
+
+
+@pytest.mark.parametrize("settings", [{"tau": 0.5}, {"beta": 5.0}, {"num_samples": 5}])
+def test_another_gate_is_not_comparable(tmp_path, settings):
+    gated = ASMIConfig(method="adapt", **settings)
+    (adapt, sem), _ = adapt_and_sem(tmp_path, **settings)
     assert (adapt.verdict, adapt.measured) == ("not comparable", None)
     assert str(gated) in adapt.why
     assert sem.result is not None
+
+
+@pytest.mark.parametrize(
+    ("settings", "chosen"),
+    [
+        ({}, "gate_token=second_last"),
+        ({"gate_token": "last"}, "gate_token=last"),
+        ({"closing_token": False}, "closing_token=False"),
+        ({"seeded_by": "prompt"}, "seeded_by=prompt"),
+    ],
+)
+def test_what_the_paper_leaves_open_is_compared_and_named(tmp_path, settings, chosen):
+    (adapt, sem), groups = adapt_and_sem(tmp_path, **settings)
+    assert adapt.measured is not None
+    assert adapt.result is not None
+    _, table = reproduction([adapt, sem], groups)[-2:]
+    (note,) = (note for note in table.notes if note.startswith("Settings that the paper does not"))
+    assert chosen in note
+    assert "tau" not in note
+
+
+def test_of_two_gates_the_default_one_is_compared(tmp_path):
+    saved = planted_answers(0, 0.6)
+    plain = ("sequence", str(ASMIConfig(method="adapt")))
+    values = saved["estimations"].pop(plain)
+    saved["estimations"] = {
+        ("sequence", str(ASMIConfig(method="adapt", gate_token="last"))): np.flip(values),
+        plain: values, **saved["estimations"],
+    }  # fmt: skip
+    put(saved, ASMIConfig(method="adapt", gate_token="last"), np.flip(values))
+    save(tmp_path / "run", saved, papers_manifest())
+    (group,) = load_run_groups([tmp_path / "run"])
+    file = write(tmp_path / "paper.csv", number("Adapt-ASMI", 0.5, depth="0.6"))
+    (row,) = compare([group], ALL, file)
+    assert row.measured.value == pytest.approx(prr(group, plain[1]))
 
 
 def test_every_number_of_the_paper_has_a_verdict(babi):

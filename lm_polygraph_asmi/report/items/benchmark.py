@@ -629,6 +629,7 @@ def stability(groups: Sequence[RunGroup]) -> Items:
 def other_seeds(group: RunGroup) -> dict[str, np.ndarray]:
     """Method without its seed -> (R, n) scores, a row per seed of its masks and samples."""
     drawn: dict[str, dict[tuple[Any, ...], np.ndarray]] = {}
+    by_name: dict[str, ASMIConfig] = {}
     for run in group.runs:
         seeds = run.recorded("seeds")
         mask_seeds = [used["seed"] for used in run.settings()][:1] or [seeds.get("masks")]
@@ -641,5 +642,7 @@ def other_seeds(group: RunGroup) -> dict[str, np.ndarray]:
             scores = run.scores[method].to_numpy(dtype=float)[group.rows]
             if np.isfinite(scores).all():
                 name = method if config is None else str(config.replace(seed=ASMIConfig.seed))
+                if config and not config.same_but(by_name.setdefault(name, config), "seed"):
+                    continue  # of another number of samples
                 drawn.setdefault(name, {}).setdefault(seed, scores)
     return {n: np.array([*by_seed.values()]) for n, by_seed in drawn.items() if len(by_seed) > 1}

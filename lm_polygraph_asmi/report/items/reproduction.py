@@ -31,6 +31,7 @@ from lm_polygraph_asmi.results.paper import (
     Published,
     about,
     departures,
+    open_choices,
     paper_setting,
     read_published,
 )
@@ -237,6 +238,9 @@ def reproduction(rows: Sequence[Compared], groups: Sequence[RunGroup]) -> Items:
     if not used:
         return [MissingItem(title, f"no run is comparable with the paper's: {listed(left)}")]
     notes = [RULE, *([f"Not comparable: {listed(left)}."] if left else [])]
+    choices = [(group.label, chosen) for group in used if (chosen := open_choices(group))]
+    if choices:
+        notes.append(f"Settings that the paper does not give: {listed(choices)}.")
     table = pd.DataFrame([_row(row) for row in rows])
     checks = table[
         (table["item"] == "datasets") & table["label"].isin(CHECKS) & table["here"].notna()

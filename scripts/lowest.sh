@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 VENV=${VENV:-.venv-lowest}
 # What these releases need themselves is as new as on this day, so that a later release changes nothing.
 DAY=2026-06-15
-uv venv --quiet --allow-existing --python "${PYTHON:-python3}" "$VENV"
+uv venv --quiet --allow-existing --seed --python "${PYTHON:-python3}" "$VENV"
 INSTALL=(uv pip install --quiet --python "$VENV/bin/python")
 "${INSTALL[@]}" --upgrade --resolution lowest-direct --exclude-newer "$DAY" \
     --exclude-newer-package mapie=2026-11-25 --editable ".[dev]"

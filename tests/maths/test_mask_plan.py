@@ -3,7 +3,7 @@ import math
 import pytest
 
 from lm_polygraph_asmi.maths import operating_point
-from lm_polygraph_asmi.maths.operating_point import masks_for_coverage
+from lm_polygraph_asmi.maths.mask_plan import masks_for_coverage
 
 
 @pytest.mark.parametrize(

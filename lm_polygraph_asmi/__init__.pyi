@@ -1,8 +1,10 @@
+from .config import ASMIConfig as ASMIConfig
 from .estimators import ASMI as ASMI
 from .estimators import AdaptASMI as AdaptASMI
 from .estimators import SemASMI as SemASMI
 from .scoring import Calibration as Calibration
 from .scoring import Score as Score
+from .scoring import Scorer as Scorer
 from .scoring import score as score
 from .scoring import score_batch as score_batch
 from .scoring import stream as stream

@@ -83,7 +83,7 @@ def lm_polygraph(rows: Rows) -> Scores:
 def lm_polygraph_asmi(rows: Rows) -> Scores:
     from tqdm import tqdm
 
-    from lm_polygraph_asmi.scoring import Scorer
+    from lm_polygraph_asmi import Scorer
 
     scorer = Scorer("smollm2", stop=STOP, scope="response")
     scores = [scorer.score(r["prompt"], r["tokens"]).score for r in tqdm(rows, desc="Sem-ASMI")]

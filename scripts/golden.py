@@ -19,9 +19,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from lm_polygraph_asmi import Scorer
 from lm_polygraph_asmi.estimators import ASMI, AdaptASMI, SemASMI
 from lm_polygraph_asmi.runs.squad import DEMO_DATA, prompt_of, read_squad
-from lm_polygraph_asmi.scoring import Scorer
 from lm_polygraph_asmi.stat_calculators.masked_heads import MaskedHeadsCalculator
 from tests.families import CONFIGS
 from tests.tiny_lm import whitebox

@@ -18,7 +18,7 @@ import torch
 from tokenizers import ByteLevelBPETokenizer, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from lm_polygraph_asmi.scoring import Scorer
+from lm_polygraph_asmi import Scorer
 
 
 def tiny_scorer() -> Scorer:

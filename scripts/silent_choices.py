@@ -88,7 +88,7 @@ def of_tables(folder: Path = EVIDENCE) -> Iterator[dict[str, Any]]:
 
 def answered(rows: Sequence[Any], scored: set[str], num_samples: int) -> Iterator[dict[str, Any]]:
     """One record per question that is not scored: the answer's tokens, and div(x) at both."""
-    from lm_polygraph_asmi.scoring import Scorer
+    from lm_polygraph_asmi import Scorer
     from lm_polygraph_asmi.scoring.engine import diversity_of
 
     config = ASMIConfig(method="asmi", scope="response", stop=("\n",), max_new_tokens=20)

@@ -15,8 +15,8 @@ import numpy as np
 from build_babi import read_babi
 from rich.progress import track
 
+from lm_polygraph_asmi import Scorer
 from lm_polygraph_asmi.runs.squad import DEMO_DATA, prompt_of, read_squad
-from lm_polygraph_asmi.scoring import Scorer
 
 ROUNDING = 1e-3
 

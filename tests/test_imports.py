@@ -300,8 +300,8 @@ def test_no_lazy_name_is_that_of_a_file(stub):
 
 def test_public_names():
     assert set(lm_polygraph_asmi.__all__) == {
-        "ASMI", "AdaptASMI", "Calibration", "Score", "SemASMI", "__version__",
-        "available_stat_calculators", "score", "score_batch", "stream",
+        "ASMI", "ASMIConfig", "AdaptASMI", "Calibration", "Score", "Scorer", "SemASMI",
+        "__version__", "available_stat_calculators", "score", "score_batch", "stream",
     }  # fmt: skip
     for name in lm_polygraph_asmi.__all__:
         assert getattr(lm_polygraph_asmi, name)

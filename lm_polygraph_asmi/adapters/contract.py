@@ -115,17 +115,14 @@ def open_scorer(model: Any, **settings: Any) -> "Scorer":
         model: local path, hub ID, or a loaded transformers model. A loaded one is scored through
             `twin_of`, since the host library may generate with it in other threads.
         **settings: of `Scorer`, such as a loaded model's `tokenizer` and `calibration`; for a model
-            by name, of `scoring.loading.load`.
+            by name, also those of loading.
 
     Raises:
         OSError, TypeError, ValueError: as `Scorer`.
     """
-    from lm_polygraph_asmi.scoring.loading import load
     from lm_polygraph_asmi.scoring.scorer import Scorer
 
-    if isinstance(model, str):
-        return load(model, **settings)
-    return Scorer(twin_of(model), **settings)
+    return Scorer(model if isinstance(model, str) else twin_of(model), **settings)
 
 
 def twin_of(model: Any) -> Any:

@@ -118,8 +118,8 @@ def calibrate(
             labels_of,
         )
         from lm_polygraph_asmi.scoring.calibration import Calibration
-        from lm_polygraph_asmi.scoring.loading import load
         from lm_polygraph_asmi.scoring.rows import in_chat, read_rows
+        from lm_polygraph_asmi.scoring.scorer import Scorer
 
         labelled = [] if rows is None else list(read_rows(rows))
         if chat:
@@ -132,9 +132,10 @@ def calibrate(
         config = config.replace(**given_settings(settings))
         with writing(out) as partial:
             with errors.status(f"Loading {model}"):
-                scorer = load(
-                    model, gguf_file, dtype, device_map, config=config, result_cache=result_cache
-                )
+                scorer = Scorer(
+                    model, config, gguf_file=gguf_file, dtype=dtype, device_map=device_map,
+                    result_cache=result_cache,
+                )  # fmt: skip
             if run is None:
                 result = _calibrated(
                     labelled, scorer, errors, risk, confidence, signal=signal,

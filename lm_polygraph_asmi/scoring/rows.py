@@ -19,7 +19,6 @@ from lm_polygraph_asmi.scoring.many import (
     OUTPUT,
     Outcome,
     output_of,
-    score_together,
     token_records,
     with_output,
     without_nan,
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from lm_polygraph_asmi.scoring.prepared import PreparedModel
+    from lm_polygraph_asmi.scoring.scorer import Scorer
 
 BATCH = 16
 """Rows scored together: few, since a kill loses up to one batch."""
@@ -166,7 +165,7 @@ def in_chat(content: dict[str, Any]) -> dict[str, Any]:
     return content | {"prompt": [{"role": "user", "content": content["prompt"]}]}
 
 
-def score_rows(scorer: "PreparedModel", rows: Iterable[Row]) -> Iterator[tuple[Row, Outcome]]:
+def score_rows(scorer: "Scorer", rows: Iterable[Row]) -> Iterator[tuple[Row, Outcome]]:
     """Rows with their outcomes, in order; `rows` are taken `BATCH` at a time.
 
     `Outcome.index` is the position among all rows.
@@ -177,9 +176,7 @@ def score_rows(scorer: "PreparedModel", rows: Iterable[Row]) -> Iterator[tuple[R
     remaining, index = iter(rows), 0
     while batch := list(islice(remaining, BATCH)):
         errors = {row.number: row.error or _unusable(row.content) for row in batch}
-        scored = score_together(
-            scorer, [row.content for row in batch if errors[row.number] is None]
-        )
+        scored = scorer.score_together([row.content for row in batch if errors[row.number] is None])
         for row in batch:
             error = errors[row.number]
             outcome = Outcome(0, row.content.get("id"), None, error)
@@ -226,7 +223,7 @@ def line_of(row: Row, outcome: Outcome, tokens: str = "full") -> str:
 
 
 def score_file(
-    scorer: "PreparedModel",
+    scorer: "Scorer",
     source: str | Path,
     out: str | Path,
     tokens: str | None = None,
@@ -291,7 +288,7 @@ def check_out(source: str | Path, out: str | Path) -> None:
 
 
 def _score_tables(
-    scorer: "PreparedModel",
+    scorer: "Scorer",
     source: str | Path,
     out: Path,
     tokens: str,
@@ -307,7 +304,7 @@ def _score_tables(
             # Other columns may hold values that Python has no type for.
             columns = table.select([name for name in (*FIELDS, "id") if name in table.column_names])
             rows, scored = list(map(change, columns.to_pylist())), []
-            for content, outcome in zip(rows, score_together(scorer, rows), strict=True):
+            for content, outcome in zip(rows, scorer.score_together(rows), strict=True):
                 number += 1
                 scored.append(output_of(outcome, content, tokens))
                 yield Row(number, content), outcome

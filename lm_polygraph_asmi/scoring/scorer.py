@@ -1,28 +1,92 @@
 """`Scorer`: a model prepared to score many answers."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+import hashlib
+import json
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
-from lm_polygraph_asmi.model import PrefixCache
-from lm_polygraph_asmi.scoring.many import Outcome, attempt
-from lm_polygraph_asmi.scoring.prepared import PreparedModel
+import numpy as np
+from jaxtyping import Int
+from torch import Tensor
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from lm_polygraph_asmi.config import STREAMED, ASMIConfig
+from lm_polygraph_asmi.host.loading import load_named
+from lm_polygraph_asmi.host.model import causal_model, is_host_model
+from lm_polygraph_asmi.host.special_tokens import PlainTokenizer, SpecialTokens
+from lm_polygraph_asmi.host.stopping import StopConditions
+from lm_polygraph_asmi.maths import adaptive_gate
+from lm_polygraph_asmi.maths.scores import aggregate
+from lm_polygraph_asmi.model import (
+    PrefixCache,
+    attention_of,
+    model_state,
+    plain_model,
+    scoring_session,
+    structure_of,
+)
+from lm_polygraph_asmi.results.cache import (
+    ModelKeys,
+    ResultCache,
+    tokenizer_key,
+)
+from lm_polygraph_asmi.scoring.calibration import CalibrationLike, settled
+from lm_polygraph_asmi.scoring.control_tokens import rendered_warnings, special_warnings
+from lm_polygraph_asmi.scoring.ending import EndedAnswer, TextAnswer
+from lm_polygraph_asmi.scoring.engine import AnswerInProgress, Engine, diversity_of
+from lm_polygraph_asmi.scoring.generation import Generation, restored_config
+from lm_polygraph_asmi.scoring.many import FAILURES, FIELDS, Outcome
+from lm_polygraph_asmi.scoring.own_tokenizer import check_tokenizer
 from lm_polygraph_asmi.scoring.result import Score
-from lm_polygraph_asmi.scoring.streaming import Stream
-from lm_polygraph_asmi.scoring.text import Answer, Prompt
+from lm_polygraph_asmi.scoring.statistics import AnswerStatistics
+from lm_polygraph_asmi.scoring.text import (
+    UNFINISHED,
+    Answer,
+    Prompt,
+    Request,
+    answer_tokens,
+    border_warning,
+    parse_request,
+    prompt_tokens,
+    prompt_warning,
+    repeated_prompt,
+    row_request,
+    spans,
+    stop_warning,
+    token_ids,
+)
+from lm_polygraph_asmi.scoring.tokens import Token, tokens_of
 from lm_polygraph_asmi.validation import check_one_of
 
+if TYPE_CHECKING:
+    from lm_polygraph.utils.model import Model
 
-class Scorer(PreparedModel):
-    """A model prepared to score many answers; arguments as for `score`.
+log = logging.getLogger("lm_polygraph")
+
+
+class Scorer:
+    """A model prepared to score many answers.
 
     The self-check (masked passes against full forward passes) runs once.
 
     Args:
+        model, config, tokenizer, calibration: as for `score`.
         result_cache: folder in which `score_batch` and files of rows store each finished batch, so
             that a killed run resumes with the same scores; None: no cache.
+        gguf_file, dtype, device_map: of a model passed by name, as for `host.loading.load_named`.
+        **settings: as for `score`.
 
     Raises:
-        OSError, TypeError, ValueError: as `score`, except errors of an answer.
+        OSError, TypeError, ValueError: as `score`, except errors of an answer; options of loading
+            with a loaded model.
 
     Example:
         >>> scorer = Scorer("smollm2", scope="response")
@@ -30,6 +94,68 @@ class Scorer(PreparedModel):
         ...     result = scorer.score(prompt, answer)
         ...     assert 0 <= result.score <= result.highest  # nats
     """
+
+    def __init__(
+        self,
+        model: "PreTrainedModel | Model | str | Path",
+        config: ASMIConfig | None = None,
+        *,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        calibration: CalibrationLike = None,
+        result_cache: str | Path | None = None,
+        gguf_file: str | None = None,
+        dtype: str = "auto",
+        device_map: str | None = None,
+        **settings: Any,
+    ) -> None:
+        self.result_cache = ResultCache(result_cache)
+        self.config, self.calibration, self.span_calibration = settled(
+            calibration, config, settings
+        )
+        self.engine = Engine(self.config)
+        # Settings are checked before a model is loaded.
+        self.instruct = False
+        if isinstance(model, str | Path):
+            if tokenizer is not None:
+                raise ValueError("a model name loads its tokenizer: leave `tokenizer` out")
+            model, tokenizer = load_named(str(model), gguf_file, dtype, device_map)
+        elif (gguf_file, dtype, device_map) != (None, "auto", None):
+            raise ValueError(
+                "gguf_file, dtype and device_map load a model by its name, got a loaded "
+                f"{type(model).__name__}: leave them out"
+            )
+        if is_host_model(model):
+            tokenizer = tokenizer or model.tokenizer
+            if self.config.stop is None:
+                stops = model.generation_parameters.stop_strings or ()
+                self.config = self.config.replace(stop=stops)
+            self.instruct = bool(getattr(model, "instruct", False))
+            model = causal_model(model)
+        model = plain_model(model)
+        structure_of(model)  # raises if heads cannot be masked
+        if not hasattr(model, "generation_config"):
+            raise TypeError(
+                "expected a decoder-only model, as AutoModelForCausalLM loads it, got "
+                f"{type(model).__name__}"
+            )
+        if tokenizer is None or not hasattr(tokenizer, "decode"):
+            raise ValueError(
+                "expected the model's tokenizer, as in score(model, prompt, answer, "
+                f"tokenizer=tokenizer), got {tokenizer!r:.60}"
+            )
+        if self.instruct and not getattr(tokenizer, "chat_template", None):
+            raise ValueError(
+                "instruct=True puts each prompt into a chat, but the tokenizer has no chat "
+                "template: load the model with instruct=False"
+            )
+        self.tokenizer_warnings = check_tokenizer(model, tokenizer)
+        if self.config.special_tokens == "plain":
+            tokenizer = cast("PreTrainedTokenizerBase", PlainTokenizer(tokenizer))
+        self.model, self.tokenizer = model, tokenizer
+        self.stop = list(self.config.stop or ())
+        self._keys = ModelKeys()
+        self.stop_conditions = StopConditions(model, tokenizer, self.stop)
+        self.generation = Generation(model, tokenizer, self.stop_conditions)
 
     def score(
         self,
@@ -43,9 +169,9 @@ class Scorer(PreparedModel):
             >>> scorer.score(prompt, " Edda Holm").answer
             ' Edda Holm'
         """
-        return self.score_answer(prompt, answer, samples, PrefixCache())
+        return self.score_request(parse_request(prompt, answer, samples))
 
-    def stream(self, prompt: Prompt) -> Stream:
+    def stream(self, prompt: Prompt) -> "Stream":
         """Score the greedy answer token by token; see `lm_polygraph_asmi.stream`.
 
         Always with scope "response" and masks seeded by the prompt, whatever the scorer's settings.
@@ -56,7 +182,7 @@ class Scorer(PreparedModel):
             >>> tokens.result.tokens == (first,)
             True
         """
-        return Stream(self, prompt)
+        return Stream(self, parse_request(prompt))
 
     def score_many(
         self, rows: Iterable[Any], on_error: str = "return", id_field: str = "id"
@@ -83,12 +209,401 @@ class Scorer(PreparedModel):
             q2 False expected a text, or an object with a "prompt", got the fields id
         """
         check_one_of("on_error", on_error, ("return", "raise"))
-        return self._outcomes(rows, on_error, id_field)
+        return self._many(rows, on_error, id_field)
 
-    def _outcomes(self, rows: Iterable[Any], on_error: str, id_field: str) -> Iterator[Outcome]:
-        prefix_cache = PrefixCache()
-        for index, row in enumerate(rows):
-            outcome, failure = attempt(self, index, row, prefix_cache, id_field)
+    def _many(self, rows: Iterable[Any], on_error: str, id_field: str) -> Iterator[Outcome]:
+        for outcome, failure in self._attempts(rows, id_field):
             if failure is not None and on_error == "raise":
                 raise failure
             yield outcome
+
+    def score_together(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[Outcome]:
+        """Outcomes of a batch of rows, from the result cache if it has the batch.
+
+        The batch is one entry, because the reuse of prefixes makes a row's last digits depend on
+        the rows before it. Not stored after a RuntimeError, such as too little memory. Fields that
+        do not change scores, such as `id`, are not part of the key.
+        """
+        key = self._batch_key([{name: row.get(name) for name in FIELDS} for row in rows])
+        stored = self.result_cache.get(key)
+        if stored is not None:
+            for outcome, row in zip(stored, rows, strict=True):
+                yield outcome._replace(id=row.get("id"))
+            return
+        finished, cacheable = [], True
+        for outcome, failure in self._attempts(rows):
+            cacheable = cacheable and not isinstance(failure, RuntimeError)
+            finished.append(outcome)
+            yield outcome
+        if cacheable:
+            self.result_cache.put(key, finished)
+
+    def _attempts(
+        self, rows: Iterable[Any], id_field: str = "id"
+    ) -> Iterator[tuple[Outcome, Exception | None]]:
+        """Outcomes of rows, each with its exception if it failed.
+
+        A row is scored with the keys and values of the row before.
+        """
+        prefix_cache = PrefixCache()
+        for index, row in enumerate(rows):
+            row_id = row.get(id_field) if isinstance(row, Mapping) else None
+            failed: Exception | None = None
+            try:
+                request, offsets = row_request(row)
+                score: Score | None = self.score_request(request, prefix_cache)
+                if score is not None and offsets is not None:
+                    score = score.with_spans(offsets)
+            except FAILURES as failure:
+                score, failed = None, failure
+            error = None if failed is None else str(failed) or repr(failed)
+            yield Outcome(index, row_id, score, error), failed
+
+    @cached_property
+    def stream_engine(self) -> Engine:
+        """Engine of `stream`."""
+        return Engine(self.config.replace(**STREAMED))
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Everything that a score depends on, except prompt, answer and samples."""
+        calibrations = (self.calibration, self.span_calibration)
+        return {
+            "model": self.model.config.name_or_path,
+            "dtype": str(self.model.dtype),
+            "calibration": [run.identity for run in calibrations if run] or None,
+            "instruct": self.instruct,
+            "end_tokens": sorted(self.stop_conditions.end_ids),
+            "end_of_texts": "likeliest",
+            **self.config.to_dict(),
+            "attention": self.config.attention or attention_of(self.model),
+            "memory_budget": None,  # does not change scores
+        }
+
+    def score_request(self, request: Request, prefix_cache: PrefixCache | None = None) -> Score:
+        """`score` of a request, with the keys and values of the row before."""
+        request = request._replace(prompt=self.as_messages(request.prompt))
+        request = request.noted(self.notes_of(request))
+        prefix_cache = prefix_cache or PrefixCache()
+        prompt_ids = prompt_tokens(self.tokenizer, request.prompt)
+        with restored_config(self.model):
+            ids, draft, differences = self._answer(request, prompt_ids, prefix_cache)
+            stats = self.engine.score(self.model, prompt_ids, ids, prefix_cache, draft)
+            gate = self.gate_of(request, prompt_ids)
+        return self.result(request.noted(differences), prompt_ids, stats, gate)
+
+    def notes_of(self, request: Request) -> tuple[str, ...]:
+        """Warnings about special tokens in the texts of a request, and about rendered chats."""
+        if self.config.special_tokens == "plain":
+            return ()
+        ends = self.stop_conditions.end_ids
+        notes = special_warnings(
+            self._special_tokens, ends, request.prompt, request.answer, request.samples
+        )
+        return (*notes, *rendered_warnings(self._special_tokens, request.prompt))
+
+    @cached_property
+    def _special_tokens(self) -> SpecialTokens:
+        return SpecialTokens(self.tokenizer)
+
+    def as_messages(self, prompt: Prompt) -> Prompt:
+        """A text prompt as a user message for instruction-tuned host models, as LM-Polygraph."""
+        if self.instruct and isinstance(prompt, str):
+            return [{"role": "user", "content": prompt}]
+        return prompt
+
+    def _batch_key(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Key of a batch of rows in the result cache; empty without one.
+
+        Weights that cannot be read switch the cache off, with a warning.
+        """
+        if not self.result_cache.kept:
+            return {}
+        try:
+            model_key = self._keys.of(self.model, model_state(self.model))
+        except TypeError as error:
+            log.warning("Scoring without a result cache: %s", error)
+            self.result_cache = ResultCache(None)
+            return {}
+        return model_key | {
+            "tokenizer": self._tokenizer_fingerprint,
+            "scorer": self.identity,
+            "batch": json.dumps(rows, default=_described),
+        }
+
+    def result(
+        self,
+        request: Request,
+        prompt_ids: Int[Tensor, " P"],
+        stats: AnswerStatistics,
+        gate_and_diversity: tuple[float, float | None, int],
+    ) -> Score:
+        """The `Score` from the engine's statistics."""
+        prompt, answer, samples, notes = request
+        gate, diversity, responses = gate_and_diversity
+        ids = stats.tokens.tolist()
+        text, offsets = spans(self.tokenizer, prompt_ids.tolist(), ids)
+        closed = self.stop_conditions.closes(ids)
+        counted = slice(
+            None, -1 if closed and not self.config.closing_token and len(ids) > 1 else None
+        )
+        tokens = tokens_of(stats, text, offsets, gate, self.tokenizer)
+        settings = stats.settings.to_dict()
+        content = self.stop_conditions.without(text, offsets, ids)
+        warnings = [*notes, *self.tokenizer_warnings]
+        if isinstance(prompt, str) and not prompt.strip():
+            warnings.append("The prompt is blank: the answer depends on no question.")
+        if isinstance(prompt, str) and (
+            warning := prompt_warning(self.tokenizer, prompt_ids.tolist())
+        ):
+            warnings.append(warning)
+        if answer is None and not closed:
+            stop = "" if self.stop else ", or pass a `stop` such as '\\n'"
+            warnings.append(
+                f"The model's answer was cut off after {len(ids)} tokens without an end: increase "
+                f"max_new_tokens{stop}."
+            )
+        elif answer is not None and (
+            warning := repeated_prompt(prompt, prompt_ids.tolist(), answer, ids)
+        ):
+            warnings.append(warning)
+        if isinstance(answer, str):
+            if not text.startswith(answer):
+                warnings.append(
+                    f"The tokenizer decodes the answer as {text!r}: offsets refer to that text."
+                )
+            if isinstance(prompt, str) and (
+                warning := border_warning(self.tokenizer, prompt, answer)
+            ):
+                warnings.append(warning)
+            if warning := stop_warning(answer, self.stop):
+                warnings.append(warning)
+        if samples is not None and self.config.method != "adapt":
+            warnings.append(
+                f'Samples are used by the method "adapt" only; "{self.config.method}" ignores them.'
+            )
+        if self.config.method == "adapt" and responses < 2:
+            warnings.append(
+                "Fewer than two sampled answers are non-empty: no semantic discount (alpha near 0)."
+            )
+        return Score(
+            score=aggregate([token.u for token in tokens[counted]], self.config.aggregation),
+            prompt=prompt if isinstance(prompt, str) else [dict(m) for m in prompt],
+            answer=content if answer is None else answer if isinstance(answer, str) else list(ids),
+            scored_text=text,
+            tokens=tuple(tokens),
+            counted=len(tokens[counted]),
+            msp=-float(np.sum(stats.log_likelihood[counted])),
+            diversity=diversity,
+            gate=gate if self.config.method == "adapt" else None,
+            settings={
+                name: value.item() if isinstance(value, np.generic) else value
+                for name, value in (settings | self._score_settings(request)).items()
+            },
+            model=str(self.model.config.name_or_path or ""),
+            seconds=stats.seconds,
+            warnings=tuple(warnings),
+            calibration=self.calibration,
+            content_end=len(content),
+            ending=text[len(content) :],
+            answered=bool(content.strip()),
+            prompt_tokens=len(prompt_ids),
+            span_calibration=self.span_calibration,
+        )
+
+    def fingerprints(self) -> dict[str, str]:
+        """Hashes of the current weights, and of tokenizer and chat template.
+
+        Reads all weights on first use, and again if they change.
+
+        Raises:
+            ValueError: the model has foreign hooks, which cannot be hashed.
+        """
+        weights = self._keys.of(self.model, model_state(self.model))["model"]
+        if weights is None:
+            raise ValueError(
+                "the model has forward hooks or a replaced forward method, so a calibration "
+                "cannot identify it. Remove them"
+            )
+        return {"weights": weights[:16], "tokenizer": self._tokenizer_fingerprint}
+
+    @cached_property
+    def _tokenizer_key(self) -> str:
+        """Hash of the tokenizer; cached, since it reads the whole vocabulary."""
+        return tokenizer_key(self.tokenizer)["tokenizer"]
+
+    @property
+    def _tokenizer_fingerprint(self) -> str:
+        template = str(getattr(self.tokenizer, "chat_template", None))
+        described = f"{self._tokenizer_key} {template}"
+        return hashlib.sha256(described.encode()).hexdigest()[:16]
+
+    def _score_settings(self, request: Request) -> dict[str, Any]:
+        """Settings of this score besides those of the masks."""
+        answer, samples = request.answer, request.samples
+        settings = self.config.besides_masks()
+        settings["attention_in_use"] = self.config.attention or attention_of(self.model)
+        if self.config.method == "adapt":
+            settings["samples"] = "generated" if samples is None else "passed"
+        if self.calibration is not None and "weights" in self.calibration.settings:
+            settings |= self.fingerprints()
+        elif self.result_cache.kept:  # which has hashed the weights
+            with suppress(ValueError, TypeError):
+                settings |= self.fingerprints()
+        if not (answer is None or isinstance(answer, str)):  # token ids are scored unchanged
+            del settings["stop"]
+        else:
+            settings["stop"] = list(self.stop)
+        if samples is not None and "num_samples" in settings:
+            settings["num_samples"] = len(samples)
+        return settings
+
+    def _answer(
+        self, request: Request, prompt_ids: Int[Tensor, " P"], prefix_cache: PrefixCache
+    ) -> EndedAnswer:
+        answer, limit = request.answer, self.config.max_new_tokens
+        if answer is None:
+            return EndedAnswer(
+                self.generation.greedy(prompt_ids, limit, [self.engine], prefix_cache)
+            )
+        if not isinstance(answer, str):
+            return EndedAnswer(token_ids(answer))
+        return TextAnswer(
+            self.engine, self.generation, request.prompt, prompt_ids, answer, limit, prefix_cache
+        ).ended()
+
+    def gate_of(
+        self, request: Request, prompt_ids: Int[Tensor, " P"]
+    ) -> tuple[float, float | None, int]:
+        """alpha(x) (0 for ASMI, 1 for Sem-ASMI), div(x), and the number of sampled responses."""
+        samples = request.samples
+        if self.config.method != "adapt":
+            return float(self.config.method == "sem"), None, 0
+        if samples is None:
+            sampled = self.generation.sampled(
+                prompt_ids, self.config.max_new_tokens, self.config.num_samples, self.config.seed
+            )
+        else:
+            sampled = [
+                answer_tokens(self.tokenizer, request.prompt, sample)
+                if isinstance(sample, str)
+                else token_ids(sample)
+                for sample in samples
+            ]
+        config = self.config
+        responses = self.stop_conditions.embedded(sampled, config.gate_token, config.max_new_tokens)
+        (diversity,) = diversity_of(self.model, prompt_ids, responses, attention=config.attention)
+        return (
+            adaptive_gate(diversity, self.config.tau, self.config.beta),
+            diversity,
+            len(responses),
+        )
+
+
+class Stream(Iterator[Token]):
+    """Iterator over scored tokens of an answer being generated; see `lm_polygraph_asmi.stream`.
+
+    Between two tokens the model is in its original state and free for other use. To stop, stop
+    iterating; `close` or the end of a `with` block also frees the caches.
+
+    Example:
+        >>> tokens = scorer.stream(prompt)
+        >>> isinstance(tokens, Stream)
+        True
+        >>> written = [token.text for token in tokens]
+        >>> "".join(written) == tokens.text == tokens.result.scored_text
+        True
+    """
+
+    def __init__(self, scorer: "Scorer", request: Request, ids: Tensor | None = None) -> None:
+        """`ids`: prompt of another `generate` call, which then decides length and end."""
+        if request.answer is not None:
+            raise ValueError(
+                "expected a chat that ends in the user's message, got the assistant's last: only "
+                "the model's own answer can be streamed"
+            )
+        self.scorer, self._engine = scorer, scorer.stream_engine
+        self._external = ids is not None
+        if ids is None:
+            request = request._replace(prompt=scorer.as_messages(request.prompt))
+            request = request.noted(scorer.notes_of(request))
+            ids = prompt_tokens(scorer.tokenizer, request.prompt)
+        self._request, self._prompt_ids = request, ids
+        self._length_limit = scorer.generation.length_limit(ids, scorer.config.max_new_tokens)
+        self._gate: tuple[float, float | None, int] | None = None
+        self._answer: AnswerInProgress | None = None
+        self._closed = self._ended = False
+        self._shown_end = 0
+
+    def __iter__(self) -> "Stream":
+        return self
+
+    def __enter__(self) -> "Stream":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop generating and free the caches; `result` scores the tokens so far."""
+        self._closed = True
+        if self._answer is not None:
+            self._answer.free()
+
+    def __next__(self) -> Token:
+        return self._next_token()
+
+    def _next_token(self, token_id: int | None = None) -> Token:
+        if self._closed or self._ended:
+            self.close()
+            raise StopIteration
+        scorer, prompt_ids = self.scorer, self._prompt_ids
+        try:
+            with scoring_session(scorer.model, scorer.config.attention):
+                if self._answer is None:
+                    with restored_config(scorer.model):
+                        self._gate = scorer.gate_of(self._request, prompt_ids)
+                    self._answer = self._engine.start_stream(scorer.model, prompt_ids)
+                stats = self._answer.step(token_id)
+        except BaseException:
+            self.close()
+            raise
+        assert self._gate is not None
+        ids = self._answer.ids
+        if not self._external:
+            self._ended = len(ids) == self._length_limit or scorer.stop_conditions.closes(ids)
+        text, _ = spans(scorer.tokenizer, prompt_ids.tolist(), ids)
+        end = len(text)
+        if not self._ended:  # the last character may be incomplete
+            end = max(self._shown_end, len(text.rstrip(UNFINISHED)))
+        span, self._shown_end = (self._shown_end, end), end
+        gate = self._gate[0]
+        (token,) = tokens_of(stats, text, [span], gate, scorer.tokenizer)
+        return token
+
+    @property
+    def text(self) -> str:
+        """The answer so far."""
+        ids = [] if self._answer is None else self._answer.ids
+        return spans(self.scorer.tokenizer, self._prompt_ids.tolist(), ids)[0] if ids else ""
+
+    @property
+    def result(self) -> Score:
+        """The `Score` of the tokens generated so far.
+
+        Raises:
+            ValueError: there are none.
+        """
+        if self._answer is None or not self._answer.ids or self._gate is None:
+            raise ValueError("expected at least one generated token, got none")
+        answer = self._answer
+        score = self.scorer.result(self._request, self._prompt_ids, answer.statistics(), self._gate)
+        if not self._external:
+            return score
+        return replace(score, settings=score.settings | {"prompt_format": "token ids"})
+
+
+def _described(value: Any) -> Any:
+    """A value of a row, for JSON, with its type."""
+    listed = value.tolist() if hasattr(value, "tolist") else str(value)
+    return {type(value).__name__: listed}

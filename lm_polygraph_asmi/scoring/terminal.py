@@ -1,17 +1,15 @@
 """A scored answer in a terminal: heat map, verdict, and tables of the most fragile tokens."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
 from lm_polygraph_asmi.scoring.page import visible
-from lm_polygraph_asmi.scoring.verdict import verdict
 
 if TYPE_CHECKING:
-    from lm_polygraph_asmi.scoring.score_data import ScoreData
     from lm_polygraph_asmi.scoring.tokens import Token
 
 
@@ -23,8 +21,8 @@ def ink(token: "Token") -> str:
     return f"{'white' if token.shade > 0.5 else 'black'} on rgb({red},{rest},{rest})"
 
 
-def in_terminal(score: "ScoreData", width: int) -> Iterator[Text | Table]:
-    """Lines and tables for a scored answer.
+def in_terminal(score: Any, width: int) -> Iterator[Text | Table]:
+    """Lines and tables for a `Score`.
 
     Args:
         width: columns of the terminal.
@@ -47,7 +45,7 @@ def in_terminal(score: "ScoreData", width: int) -> Iterator[Text | Table]:
     lines = shaded.divide([position for position, _ in cuts])
     for line, bar in zip(lines, bars.divide([column for _, column in cuts]), strict=True):
         yield from (line, bar)
-    yield from (Text(line) for line in verdict(score))
+    yield from (Text(line) for line in score.verdict)
     yield Text(
         "Most fragile tokens. Chosen by: masks under which the token is the most likely one; "
         "alternative: the most frequent other.",

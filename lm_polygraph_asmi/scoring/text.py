@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from lm_polygraph_asmi.host.stopping import UNFINISHED, decode
-from lm_polygraph_asmi.validation import lone_surrogate
+from lm_polygraph_asmi.validation import describe_fields, lone_surrogate
 
 Messages = Sequence[Mapping[str, Any]]
 Prompt = str | Messages
@@ -31,36 +31,23 @@ OPENING = "([{<\"'`/\\-_@#$€£“‘«„¿¡"
 
 
 class Request(NamedTuple):
-    """A prompt and its answer, separated.
+    """One answer to score, separated from its prompt.
 
     Attributes:
         prompt: text, or messages with text content, up to the answer.
         answer: None: the model generates one.
+        samples: sampled answers; None: the model generates them where they are needed.
         notes: how the input was interpreted, where the caller should know.
     """
 
     prompt: Prompt
-    answer: Answer | None
-    notes: tuple[str, ...]
-
-
-class Query(NamedTuple):
-    """One request to score.
-
-    Attributes:
-        prompt: without the answer, even if that is a chat's last message.
-        target: the answer to score; None: the model's own.
-        notes: warnings about them.
-        prompt_ids: (P,) token ids of the prompt.
-        answer, samples: arguments of `score`.
-    """
-
-    prompt: Prompt
-    target: Answer | None
-    notes: tuple[str, ...]
-    prompt_ids: Tensor
     answer: Answer | None = None
     samples: Sequence[Answer] | None = None
+    notes: tuple[str, ...] = ()
+
+    def noted(self, notes: Sequence[str]) -> "Request":
+        """The request with further notes."""
+        return self._replace(notes=(*self.notes, *notes))
 
 
 def parse_request(
@@ -80,7 +67,7 @@ def parse_request(
         _check_answer(answer)
     if isinstance(prompt, str):
         _check_texts(prompt)
-        return Request(prompt, answer, ())
+        return Request(prompt, answer, samples)
     if not _are_messages(prompt):
         raise ValueError(
             "expected a prompt as text, or as a list of chat messages such as {'role': 'user', "
@@ -88,7 +75,7 @@ def parse_request(
         )
     messages = [{**message, **_as_text(message)} for message in prompt]
     if not messages or messages[-1].get("role") != "assistant":
-        return Request(_checked(messages), answer, ())
+        return Request(_checked(messages), answer, samples)
     if answer is not None:
         raise ValueError(
             "expected one answer, got two: the chat's last message from the assistant, and "
@@ -104,7 +91,22 @@ def parse_request(
         raise ValueError("expected a user message before the assistant's, got none")
     _check_text("last message", last["content"])
     note = "The chat's last message, the assistant's, was scored."
-    return Request(_checked(before), last["content"], (note,))
+    return Request(_checked(before), last["content"], samples, (note,))
+
+
+def row_request(row: Any) -> tuple[Request, Any]:
+    """The request of a row, a text or a mapping, and the row's `offsets`.
+
+    Raises:
+        ValueError: a row without a prompt; else as `parse_request`.
+    """
+    content: Any = {"prompt": row} if isinstance(row, str) else row
+    if not isinstance(content, Mapping) or content.get("prompt") is None:
+        raise ValueError(
+            f'expected a text, or an object with a "prompt", got {describe_fields(content)}'
+        )
+    request = parse_request(content["prompt"], content.get("answer"), content.get("samples"))
+    return request, content.get("offsets")
 
 
 def _check_answer(answer: Any) -> None:

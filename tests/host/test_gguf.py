@@ -9,12 +9,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from lm_polygraph_asmi import Scorer
 from lm_polygraph_asmi.files import locked
 from lm_polygraph_asmi.host import gguf as reading
 from lm_polygraph_asmi.host.loading import load_model, load_named, load_tokenizer
 from lm_polygraph_asmi.host.window import Sizes, read_sizes
 from lm_polygraph_asmi.results.cache import model_key, tokenizer_key
-from lm_polygraph_asmi.scoring import Scorer
 
 FILE = "tiny.gguf"
 SAVED = ("model-auto", "tokenizer")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lm_polygraph_asmi.config import STREAMED
-from lm_polygraph_asmi.scoring.many import score_batch
+from lm_polygraph_asmi.scoring.batches import score_batch
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.text import prompt_tokens
 from tests.rounding import allowed

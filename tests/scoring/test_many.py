@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from lm_polygraph_asmi import score_batch
-from lm_polygraph_asmi.scoring.loading import BatchScorer
+from lm_polygraph_asmi.scoring.batches import BatchScorer
 from lm_polygraph_asmi.scoring.many import OUTPUT
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from tests import tiny_lm

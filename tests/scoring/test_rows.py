@@ -18,7 +18,6 @@ from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.files import locked, parse_json
 from lm_polygraph_asmi.scoring import Calibration
 from lm_polygraph_asmi.scoring.engine import Engine
-from lm_polygraph_asmi.scoring.loading import load
 from lm_polygraph_asmi.scoring.many import COMPACT, OUTPUT
 from lm_polygraph_asmi.scoring.page import visible
 from lm_polygraph_asmi.scoring.rows import (
@@ -34,6 +33,7 @@ from lm_polygraph_asmi.scoring.rows import (
     score_rows,
 )
 from lm_polygraph_asmi.scoring.scorer import Scorer
+from lm_polygraph_asmi.scoring.text import row_request
 from lm_polygraph_asmi.scoring.tokens import Token
 from tests import tiny_lm
 from tests.report import runs
@@ -66,13 +66,12 @@ def scorer(model, tokenizer):
 def calls(monkeypatch):
     """Prompts in the order they were scored."""
     seen = []
-    own = Scorer.score_answer
 
-    def spy(self, prompt, *rest):
-        seen.append(prompt)
-        return own(self, prompt, *rest)
+    def spy(row):
+        seen.append(row["prompt"])
+        return row_request(row)
 
-    monkeypatch.setattr(Scorer, "score_answer", spy)
+    monkeypatch.setattr("lm_polygraph_asmi.scoring.scorer.row_request", spy)
     return seen
 
 
@@ -594,7 +593,7 @@ def test_command_with_all_settings(command, folder, tmp_path):
     done = command(source, "--answer", " Brask", "--out", out, *words[:-1],
                    "--no-closing-token")  # fmt: skip
     assert done.exit_code == 0, done.output
-    scorer = load(str(folder), max_new_tokens=3, **settings)
+    scorer = Scorer(str(folder), max_new_tokens=3, **settings)
     expected = scorer.score(PROMPT, " Brask")
     (line,) = written(out)
     assert line["score"] == pytest.approx(float(expected), rel=1e-6)
@@ -718,8 +717,8 @@ def test_commands_with_labelled_parts(command, tmp_path):
 
 
 def test_load(folder):
-    assert load(str(folder)).model.dtype == torch.float32
-    scorer = load(str(folder), dtype="bfloat16", method="asmi", seed=3)
+    assert Scorer(str(folder)).model.dtype == torch.float32
+    scorer = Scorer(str(folder), dtype="bfloat16", method="asmi", seed=3)
     assert scorer.model.dtype == torch.bfloat16
     assert (scorer.config.method, scorer.config.seed) == ("asmi", 3)
     assert not scorer.model.training
@@ -799,7 +798,7 @@ def test_two_writers_of_one_file(scorer, tmp_path):
 def test_a_second_command_stops_before_it_loads_a_model(command, tmp_path, monkeypatch):
     source, out = write(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
     with monkeypatch.context() as patch, locked(f"{out}.lock", remove=True):
-        patch.setattr("lm_polygraph_asmi.scoring.loading.load", pytest.fail)
+        patch.setattr("lm_polygraph_asmi.scoring.scorer.load_named", pytest.fail)
         done = command(source, "--out", out)
     assert done.exit_code == 1
     assert "out.jsonl is being written by another program" in " ".join(done.stderr.split())

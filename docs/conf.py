@@ -96,7 +96,7 @@ API = {
 """Module with public names -> title of its page."""
 PACKAGE = "lm_polygraph_asmi"
 SUBMODULE_NAMES = {
-    "lm_polygraph_asmi.scoring": ["loading.load", "many.OUTPUT"],
+    "lm_polygraph_asmi.scoring": ["many.OUTPUT"],
 }
 """Module -> public names of its submodules."""
 

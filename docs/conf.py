@@ -160,7 +160,7 @@ def public(module: str) -> list[str]:
     return public_names + [f"{module}.{name}" for name in SUBMODULE_NAMES.get(module, ())]
 
 
-TOP_LEVEL = ("score", "score_batch", "stream", "available_stat_calculators")
+TOP_LEVEL = ("ASMIConfig", "score", "score_batch", "stream", "available_stat_calculators")
 """Names with their page under the package, not under the subpackage that defines them."""
 
 

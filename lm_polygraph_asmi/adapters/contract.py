@@ -19,6 +19,8 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 """Roles of OpenAI's messages, and the role that a chat template knows."""
 UNRENDERED = ("name", "id", "provider_specific_fields", "cache_control")
 """Fields of messages and their parts that a prompt does not contain."""
+MESSAGE_TYPES = ("text", "message")
+"""Types that some clients write into a message; it is text in any case."""
 EMPTY: tuple[Any, ...] = (None, False, "", [], {})
 
 
@@ -98,7 +100,9 @@ def chat_messages(prompt: Any) -> Any:
         fields = {
             name: value
             for name, value in message.items()
-            if name not in UNRENDERED and (name == "content" or value not in EMPTY)
+            if name not in UNRENDERED
+            and not (name == "type" and value in MESSAGE_TYPES)
+            and (name == "content" or value not in EMPTY)
         }
         role = fields.get("role")
         fields["role"] = ROLES.get(role, role) if isinstance(role, str) else role

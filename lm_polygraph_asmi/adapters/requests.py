@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lm_polygraph_asmi.adapters.contract import EMPTY, ROLES, UNRENDERED
+from lm_polygraph_asmi.adapters.contract import EMPTY, MESSAGE_TYPES, ROLES, UNRENDERED
 from lm_polygraph_asmi.adapters.wire import RequestError
 from lm_polygraph_asmi.files import parse_json
 
@@ -19,12 +19,18 @@ NEUTRAL: dict[str, dict[str, tuple[Any, ...]]] = {
     "answers are greedy": {
         "temperature": (0,), "top_p": (1,), "top_k": (-1, 0, 1), "min_p": (0,), "n": (1,),
         "best_of": (1,), "presence_penalty": (0,), "frequency_penalty": (0,),
-        "repetition_penalty": (1,), "logit_bias": ({},),
+        "repetition_penalty": (1,), "repeat_penalty": (1,), "length_penalty": (1,),
+        "typical_p": (1,), "tfs_z": (1,), "logit_bias": ({},), "bad_words": ([],),
+        "use_beam_search": (False,), "do_sample": (False,), "mirostat": (0,),
+        "dry_multiplier": (0,), "xtc_probability": (0,), "dynatemp_range": (0,),
+        "ignore_eos": (False,), "min_tokens": (0,), "stop_token_ids": ([],),
     },
     "answers are plain text after the prompt": {
         "response_format": ({"type": "text"},), "modalities": (["text"],), "audio": (),
         "suffix": ("",), "verbosity": ("medium",), "reasoning_effort": ("none",),
-        "chat_template_kwargs": ({},),
+        "chat_template_kwargs": ({},), "add_generation_prompt": (True,),
+        "continue_final_message": (False,), "skip_special_tokens": (True,),
+        "spaces_between_special_tokens": (True,), "include_stop_str_in_output": (False,),
     },
     "tools are unsupported": {
         "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],),
@@ -40,6 +46,7 @@ ONLY = {name: (values, why) for why, group in NEUTRAL.items() for name, values i
 WITHOUT_EFFECT = (
     "user", "seed", "metadata", "parallel_tool_calls", "prediction", "service_tier",
     "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options",
+    "cache_prompt", "id_slot", "repeat_last_n", "priority",
 )  # fmt: skip
 """Fields without effect on a greedy answer, whatever their value."""
 COMMON = ("model", "max_tokens", "max_completion_tokens", "stop", "stream", "stream_options")
@@ -260,7 +267,9 @@ def _message(value: Any, field: str) -> dict[str, str]:
     if not isinstance(value, dict):
         raise _wrong(field, "a message with role and content", value)
     role = _word(value.get("role"), ROLES, f"{field}.role")
-    _unrendered(value, ("role", "content"), field)
+    if value.get("type") is not None:
+        _word(value["type"], MESSAGE_TYPES, f"{field}.type")
+    _unrendered(value, ("role", "content", "type"), field)
     content = value.get("content")
     if role != "user" and content in (None, "", []):  # turns that had no text
         return {"role": ROLES[role], "content": ""}

@@ -41,7 +41,7 @@ def test_the_numbers_are_those_of_the_score(scorer):
 def test_messages_of_openais_clients_are_read_as_the_server_reads_them(scorer):
     parts = [{"type": "text", "text": "Who built "}, {"type": "text", "text": "the ferry?"}]
     sent = [
-        {"role": "developer", "content": "Be brief.", "name": "Ada"},
+        {"role": "developer", "content": "Be brief.", "name": "Ada", "type": "text"},
         {"role": "user", "content": parts, "id": None},
         {"role": "assistant", "content": None, "tool_calls": [], "audio": None},
         {"role": "user", "content": PROMPT},

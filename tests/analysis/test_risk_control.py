@@ -200,6 +200,20 @@ def test_answers_that_go_wrong_together(size):
     assert broken / draws <= 0.1 + 3 * monte_carlo_error(0.1, draws)
 
 
+def test_a_risk_that_is_not_monotone():
+    """Confident answers are often wrong: the risk is kept between the scores .2 and .8 alone."""
+    rng, thresholds, draws = np.random.default_rng(3), [], 150
+    for _ in range(draws):
+        score = rng.random(600)
+        chance = np.select([score < 0.1, score < 0.6], [0.35, 0.05], 0.5)
+        found = risk_threshold(score, rng.random(600) < chance, keys(600, 1), 0.2, 0.9)
+        thresholds.append(np.nan if found.threshold is None else found.threshold)
+    # Up to t >= .6, a share (.06 + .5 (t - .6)) / t of the accepted is wrong.
+    broken = np.greater(thresholds, 0.8) | np.less(thresholds, 0.2)
+    assert broken.mean() <= 0.1 + 3 * monte_carlo_error(0.1, draws)
+    assert np.nanmedian(thresholds) > 0.6
+
+
 def test_scores_with_many_ties():
     rng, broken, draws = np.random.default_rng(2), 0, 100
     for _ in range(draws):

@@ -207,6 +207,40 @@ def test_two_end_tokens(tokenizer, chat, end):
     assert not from_text.warnings
 
 
+@pytest.mark.parametrize("closing_token", [True, False])
+def test_one_token_by_hand(tokenizer, closing_token):
+    """As ids, and as a text with its end: minus the log-softmax."""
+    (one,), end = ids_of(tokenizer, "x"), ids_of(tokenizer, "</s>")
+    case = Case(tokenizer, [one, *end], settings={"closing_token": closing_token})
+    scorer = case.scorer()
+    for answer, ids, counted in (
+        ([one], [one], 1),
+        (end, end, 1),
+        ("x", [one, *end], 1 + closing_token),
+    ):
+        score = scorer.score(PROMPT, answer)
+        assert [token.id for token in score.tokens] == ids
+        assert score.counted == counted
+        assert score.msp == pytest.approx(by_hand(case, ids[:counted]), rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.parametrize("fallback", [True, False])
+def test_a_stop_string_of_several_byte_tokens(tokenizer, fallback):
+    """Its last byte ends the answer; a byte before it is not enough."""
+    letters = "x"
+    if fallback:
+        tokenizer = space_tokenizer([])
+        letters = "▁x"
+        kite = ids_of(tokenizer, *(f"<0x{byte:02X}>" for byte in "🪁".encode()))
+    else:
+        kite = tokenizer("🪁", add_special_tokens=False)["input_ids"]
+    assert len(kite) == 4
+    ids = [*ids_of(tokenizer, *letters), *kite]
+    by_model, _ = check_all_ways(Case(tokenizer, [*ids, *kite], stops=("🪁",)))
+    assert [token.id for token in by_model.tokens] == ids
+    assert (by_model.answer.strip(), by_model.ending) == ("x", "🪁")
+
+
 def test_other_tokens_of_the_same_text(tokenizer):
     """The model's own tokens are scored, and the warning names them."""
     ids = ids_of(tokenizer, "Ġ", "r", "a", "s", "k", "</s>")

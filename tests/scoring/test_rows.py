@@ -1,5 +1,6 @@
 """Many answers from a file, and the command."""
 
+import itertools
 import json
 import re
 import sys
@@ -261,6 +262,17 @@ def test_ids_of_a_cached_batch_are_those_of_its_rows(model, tokenizer, tmp_path)
         scorer = Scorer(model, tokenizer=tokenizer, result_cache=tmp_path)
         ((_, outcome),) = score_rows(scorer, [Row(1, {"prompt": PROMPT, "id": row_id})])
         assert outcome.id == row_id
+
+
+def test_line_breaks_of_other_systems(tmp_path):
+    """Rows end at \\n or \\r\\n; other line breaks of Unicode are text."""
+    prompts = ["Who?", "a\u2028b", "c\x85d", "e\u2029"]
+    lines = [json.dumps({"prompt": prompt}, ensure_ascii=False) for prompt in prompts]
+    for end, mark in itertools.product(("\n", "\r\n"), ("", "\ufeff")):
+        (tmp_path / "rows.jsonl").write_bytes((mark + end.join([*lines, "{", ""])).encode())
+        *rows, last = read_rows(tmp_path / "rows.jsonl")
+        assert [row.content["prompt"] for row in rows] == prompts
+        assert (last.number, last.content) == (len(lines) + 1, {"line": "{"})
 
 
 def test_a_failure_that_may_pass_is_not_kept(model, tokenizer, tmp_path, monkeypatch):

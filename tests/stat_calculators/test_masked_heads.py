@@ -132,6 +132,20 @@ def test_batch_mates_and_order_change_nothing(model):
             np.testing.assert_allclose(reverse[name][len(TEXTS) - 1 - row], alone, atol=1e-5)
 
 
+def test_a_batch_of_two_in_bfloat16():
+    """The same answers in a batch and alone have the same numbers, bit by bit."""
+    half = whitebox()
+    half.model.to(torch.bfloat16)
+    stats = greedy(half, TEXTS[:2])
+    together = MaskedHeadsCalculator()(stats, TEXTS[:2], half)
+    for row, text in enumerate(TEXTS[:2]):
+        alone = {"greedy_tokens": [together["asmi_tokens"][row].tolist()]}
+        alone = MaskedHeadsCalculator()(alone, [text], half)
+        for name in PER_TOKEN:
+            assert np.isfinite(alone[name][0]).all()
+            np.testing.assert_array_equal(together[name][row], alone[name][0])
+
+
 def test_padding_side_changes_nothing(model):
     stats = greedy(model, TEXTS)
     left = MaskedHeadsCalculator()(stats, TEXTS, model)

@@ -9,7 +9,7 @@ from lm_polygraph_asmi.host.special_tokens import PlainTokenizer, SpecialTokens
 from lm_polygraph_asmi.scoring import score_batch
 from lm_polygraph_asmi.scoring.control_tokens import rendered_warnings
 from lm_polygraph_asmi.scoring.scorer import Scorer
-from lm_polygraph_asmi.scoring.text import answer_tokens, prompt_tokens
+from lm_polygraph_asmi.scoring.text import answer_tokens, parse_request, prompt_tokens
 from tests.scripted import byte_tokenizer, scripted_model, space_tokenizer
 
 PROMPT = "Who built the ferry?"
@@ -101,7 +101,7 @@ def test_prompts_chats_and_samples(scorers):
             assert "If it is a chat that a template rendered, pass its messages" in warning
         assert not scorers["plain"].score(prompt, " x").warnings
     assert "at character 8 and 1 more" in scorer.score(chat, " x").warnings[1]
-    samples = scorer.notes_of(PROMPT, None, [" a", " <s> b", [2]])
+    samples = scorer.notes_of(parse_request(PROMPT, None, [" a", " <s> b", [2]]))
     assert [note[:11] for note in samples] == ["In sample 2"]
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import partial
+from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any, TypeVar
 
 from lm_polygraph_asmi.validation import (
@@ -22,8 +24,10 @@ from lm_polygraph_asmi.validation import (
 METHODS = {"asmi": "ASMI", "sem": "Sem-ASMI", "adapt": "Adapt-ASMI"}
 """Value of `method` -> name in tables."""
 SCOPES = ("all", "response")
-MASK_SAMPLERS = ("bernoulli", "balanced")
-PERTURBATIONS = ("heads", "pseudo_heads", "foreign", "isotropic", "mlp", "mlp_noise")
+MASK_SAMPLERS = tuple(
+    file.name for file in iter_modules([str(Path(__file__).with_name("maths") / "samplers")])
+)
+"""The files in `maths.samplers`."""
 AGGREGATIONS = ("mean", "sum", "max")
 GATE_TOKENS = ("last", "second_last")
 SPECIAL_TOKENS = ("control", "plain")
@@ -51,6 +55,7 @@ def setting(
     key: bool = True,
     shown: Callable[[Any], str] | bool | None = None,
     method: str | None = None,
+    option: bool = True,
 ) -> Any:
     """A field of `ASMIConfig`.
 
@@ -65,6 +70,7 @@ def setting(
         shown: how a score name shows a value other than the default. True: "name=value", with the
             symbol if there is one; False: not at all; None: the same as `key`.
         method: the only method that uses it.
+        option: whether commands have an option for it.
     """
     choices = () if callable(check) else tuple(check)
     metadata: dict[str, Any] = {
@@ -75,6 +81,7 @@ def setting(
         "symbol": symbol,
     }
     metadata |= {"of": of, "key": key, "shown": key if shown is None else shown, "method": method}
+    metadata["option"] = option
     return field(default=default, metadata=metadata)
 
 
@@ -110,6 +117,11 @@ def _top_k(name: str, value: Any) -> None:
     check_whole(f"{name} (K)", value)
     if value < 1:
         raise ValueError(f"{name} (K) must be at least 1, got {value}")
+
+
+def _name(name: str, value: Any) -> None:
+    if not (isinstance(value, str) and value.isidentifier()):
+        raise ValueError(f"{name} must be a name such as 'heads', got {value!r}")
 
 
 def _scale(name: str, value: Any) -> None:
@@ -227,14 +239,14 @@ class ASMIConfig:
     aggregation: str = setting(
         "mean", "How token scores become the answer's score; mean is the paper's.", AGGREGATIONS,
     )  # fmt: skip
+    # Of the engine's `Perturbation`: they tell runs of the perturbation controls from scores.
     perturbation: str = setting(
-        "heads", "What a mask changes: heads (ASMI), or a control that tests whether heads matter, "
-        "such as noise or MLP inputs.", PERTURBATIONS,
-        of="masks", shown=str,
+        "heads", "What a mask changes: heads, or a control.", _name, of="masks", shown=str,
+        option=False,
     )  # fmt: skip
     perturbation_scale: float | None = setting(
-        None, "Scale of a control: factor of the change of the layer's output.", _scale,
-        of="masks", shown="scale={:.4g}".format,
+        None, "Factor of the change of the layer's output.", _scale,
+        of="masks", shown="scale={:.4g}".format, option=False,
     )  # fmt: skip
     closing_token: bool = setting(
         True, "Whether to score the token that ends the answer.", _truth,

@@ -17,7 +17,10 @@ def setting_options(
     """Decorate a command with options for these settings; without names, for all."""
 
     def decorated(command: Callable[..., Any]) -> Callable[..., Any]:
-        chosen = [setting for setting in fields(config) if not names or setting.name in names]
+        chosen = [
+            setting for setting in fields(config)
+            if setting.metadata["option"] and (not names or setting.name in names)
+        ]  # fmt: skip
         for setting in reversed(chosen):
             command = _option(setting, get_type_hints(config)[setting.name])(command)
         return command

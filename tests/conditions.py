@@ -10,7 +10,9 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor, nn
 
-from lm_polygraph_asmi.model import perturbation, run_unmasked, scoring_session
+from lm_polygraph_asmi.experiments.draws import channel_groups, generators
+from lm_polygraph_asmi.experiments.perturbations.foreign import foreign_positions
+from lm_polygraph_asmi.model import run_unmasked, scoring_session
 from lm_polygraph_asmi.model.perturbation import Masking
 
 # Where each family of tests/families.py leads out of its MLP.
@@ -82,15 +84,15 @@ def subnetwork_log_probs(
             return row
 
         def group(_, row, mask=mask, at=at):
-            return row * mask[at.groups(len(row))]
+            return row * mask[channel_groups(at, len(row))]
 
         def noisy(_, row, mask=mask, at=at):
-            (generator,) = at.generators()
+            (generator,) = generators(at)
             drawn = torch.rand(len(row), generator=generator)
             size = (row.square().sum() / len(row)).sqrt() * 3**0.5
-            return torch.where(mask[at.groups(len(row))] == 0, row + size * drawn, row)
+            return torch.where(mask[channel_groups(at, len(row))] == 0, row + size * drawn, row)
 
-        other = dict(zip(places, perturbation.foreign_positions(at)[0].tolist(), strict=True))
+        other = dict(zip(places, foreign_positions(at)[0].tolist(), strict=True))
 
         def foreign(t, row, mask=mask, number=number, width=width, other=other):
             row = row.clone()
@@ -104,7 +106,7 @@ def subnetwork_log_probs(
                  "foreign": (heads_at, foreign), "mlp": (down_at, group),
                  "mlp_noise": (down_at, noisy)}  # fmt: skip
         if condition == "isotropic":
-            (generator,) = at.generators()
+            (generator,) = generators(at)
             changed = plain + torch.randn(plain.shape, generator=generator)
         else:
             changed = run([edits[condition]])[1]

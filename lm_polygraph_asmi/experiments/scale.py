@@ -16,15 +16,16 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lm_polygraph_asmi import maths
-from lm_polygraph_asmi.config import PERTURBATIONS, ASMIConfig
+from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.experiments.answers import Answer, answers_of, settings_of
 from lm_polygraph_asmi.experiments.matching import matching_scale, relative_change
+from lm_polygraph_asmi.experiments.perturbations import NAMES, load_perturbation
 from lm_polygraph_asmi.experiments.scales import FORMAT, other_than
 from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.model import (
     Perturbation,
     UnmaskedPass,
-    check_condition,
+    check_perturbation,
     perturbed_layer,
     readout,
     run_subnetworks,
@@ -88,7 +89,7 @@ class ScaleSearch:
 
     def effect(self, condition: str, perturbation_scale: float | None = None) -> float:
         """Mean over tokens and masks of KL(p_0 || p_s), nats."""
-        change = Perturbation(condition, perturbation_scale, self.used["seed"])
+        change = load_perturbation(condition, perturbation_scale, self.used["seed"])
         with self._session():
             parts = [self._divergences(example, change) for example in self.examples]
         return float(torch.cat(parts).mean())
@@ -114,7 +115,7 @@ class ScaleSearch:
         """Median over tokens of the unscaled change of the layer's output, relative to that output;
         a scale multiplies it. None if layers are not a plain chain, so that no layer runs alone."""
         layer, sizes = self.used["layer"], []
-        change = Perturbation(condition, None, self.used["seed"])
+        change = load_perturbation(condition, None, self.used["seed"])
         with self._session():
             for example in self.examples:
                 unmasked, masks = example.unmasked, example.masks
@@ -128,7 +129,7 @@ class ScaleSearch:
                 sizes.append(relative_change(unperturbed, changed))
         return float(np.median(torch.cat(sizes).cpu().numpy()))
 
-    def matched(self, conditions: Iterable[str] = PERTURBATIONS) -> dict[str, dict[str, Any]]:
+    def matched(self, conditions: Iterable[str] = NAMES) -> dict[str, dict[str, Any]]:
         """By condition: scales by "norm" and "effect", size and effect unscaled, effects at these
         scales."""
         size, effect = self.size("heads"), self.effect("heads")
@@ -139,7 +140,7 @@ class ScaleSearch:
     def _matched(self, condition: str, size: float | None, effect: float) -> dict[str, Any]:
         try:
             kept = bool(self.examples[0].unmasked.targets)
-            check_condition(self.model, self.used["layer"], Perturbation(condition), kept)
+            check_perturbation(self.model, self.used["layer"], load_perturbation(condition), kept)
         except TypeError as error:
             return {"unsupported": str(error)}
         unscaled = self.size(condition)

@@ -3,13 +3,13 @@
 import hashlib
 from array import array
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from lm_polygraph_asmi.config import check_setting
+from lm_polygraph_asmi.maths.samplers import load_sampler
 
 
 def sample_head_masks(
@@ -21,21 +21,12 @@ def sample_head_masks(
 ) -> Float[Tensor, "S H"]:
     """Random head masks: 1 keeps a head, 0 masks it; p = `mask_rate`.
 
-    "bernoulli" (the paper's): each head of each mask is masked independently with probability p.
-    The first rows do not depend on `num_samples`, so a larger S extends a smaller one. Source:
-    section "Attention subnetwork sampling" of the paper.
-
-    "balanced": each head is masked in floor(pS) or ceil(pS) of the S masks, pS on average. Count
-    and masks are random, independently between heads. If S >= 1/p, every head is masked at least
-    once; the paper's coverage bound (equation "app-coverage") reaches this only with high
-    probability and more masks. If S < 1/p, every head is masked exactly once: a rate 1/S above p.
-
     Args:
         num_samples: number of masks, S.
         num_heads: query heads of the layer, H.
         mask_rate: probability of masking a head, p, in (0, 1).
         generator: source of the random numbers.
-        sampler: "bernoulli" or "balanced".
+        sampler: name of a file in `maths.samplers`, which says how they are drawn.
 
     Raises:
         ValueError: fewer than two masks, no heads, a rate outside (0, 1), or an unknown sampler.
@@ -48,20 +39,9 @@ def sample_head_masks(
     """
     check_setting("num_masks", num_samples)
     check_setting("mask_rate", mask_rate)
-    check_setting("mask_sampler", sampler)
     if num_heads < 1:
         raise ValueError(f"num_heads (H) must be at least 1, got {num_heads}")
-    # The dtype is explicit, since another default would give other masks.
-    options: dict[str, Any] = {"generator": generator, "device": generator.device}
-    options["dtype"] = torch.float32
-    uniform = torch.rand(num_samples, num_heads, **options)
-    if sampler == "bernoulli":
-        return (uniform >= mask_rate).to(uniform.dtype)
-    times, fraction = divmod(mask_rate * num_samples, 1)
-    once_more = torch.rand(num_heads, **options) < fraction
-    masked_times = (times + once_more).clamp_min(1)
-    rank = uniform.argsort(dim=0).argsort(dim=0)
-    return (rank >= masked_times).to(uniform.dtype)
+    return load_sampler(sampler)(num_samples, num_heads, mask_rate, generator)
 
 
 def example_masks(
@@ -79,7 +59,7 @@ def example_masks(
         num_masks: number of masks, S.
         num_heads: query heads of the layer, H.
         mask_rate: probability of masking a head, p, in (0, 1).
-        sampler: "bernoulli" or "balanced".
+        sampler: name of a file in `maths.samplers`.
         base_seed, layer, token_ids: what determines the seed; see `mask_seed`.
 
     Raises:

@@ -26,7 +26,7 @@ from lm_polygraph_asmi.model.layers import (
 from lm_polygraph_asmi.model.model_cache import model_lock, model_state, state_in_session
 from lm_polygraph_asmi.model.perturbation import (
     Perturbation,
-    check_condition,
+    check_perturbation,
     perturbed_layer,
 )
 from lm_polygraph_asmi.model.readout import readout
@@ -56,7 +56,7 @@ __all__ = [
     "Subnetworks",
     "UnmaskedPass",
     "attention_of",
-    "check_condition",
+    "check_perturbation",
     "check_scope_runs",
     "check_unmasked",
     "layer_at",

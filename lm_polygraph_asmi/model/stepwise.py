@@ -307,8 +307,8 @@ def steps_of(
         >>> states[stream.rows].shape  # (distinct, 1, D)
         torch.Size([2, 1, 16])
     """
-    if change.condition != "heads" or change.edit is not None:
-        raise NotImplementedError(f"no steps for the perturbation {change.condition!r}")
+    if change.name != WITHOUT_HEADS.name:
+        raise NotImplementedError(f"no steps for the perturbation {change.name!r}")
     check_scope_runs(model, "response")
     if has_foreign_code(model):
         raise RuntimeError(

@@ -13,7 +13,11 @@ from lm_polygraph_asmi.model.check import check_unmasked, select_strategy
 from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.layers import context_window, num_heads
 from lm_polygraph_asmi.model.memory import default_budget, in_chunks, largest_chunk
-from lm_polygraph_asmi.model.perturbation import WITHOUT_HEADS, Perturbation, check_condition
+from lm_polygraph_asmi.model.perturbation import (
+    WITHOUT_HEADS,
+    Perturbation,
+    check_perturbation,
+)
 from lm_polygraph_asmi.model.readout import readout
 from lm_polygraph_asmi.model.session import scoring_session
 from lm_polygraph_asmi.model.structure import plain_model
@@ -108,7 +112,7 @@ def run_subnetworks(
         >>> subnetworks.hidden.shape, subnetworks.counts  # (distinct, T, D)
         (torch.Size([2, 2, 16]), tensor([2., 1.]))
     """
-    check_condition(model, layer, change, bool(unmasked.targets))
+    check_perturbation(model, layer, change, bool(unmasked.targets))
     heads = num_heads(model, layer)
     if masks.ndim != 2 or masks.shape[1] != heads or not len(masks):
         raise ValueError(
@@ -195,7 +199,7 @@ def subnetwork_log_probs(
         True
     """
     model = plain_model(model)
-    ASMIConfig(scope=scope, perturbation=change.condition)  # raises for invalid values
+    ASMIConfig(scope=scope)  # raises for invalid values
     with scoring_session(model, attention):
         unmasked = run_unmasked(model, input_ids, prompt_length, [layer], scope)
         subnetworks = run_subnetworks(model, unmasked, layer, masks, memory_budget, change)

@@ -81,6 +81,8 @@ def check_config(config: DictConfig) -> Iterator[Finding]:
     yield from _check_attention(config, estimators)
     yield from _check_generation(config)
     yield from _check_without_effect(config)
+    if not faults:  # these name a setting that is no setting
+        yield from _check_perturbation(config)
     yield from _check_quality(config)
     if len(config.get("seed") or [1]) > 1:
         yield Finding(
@@ -107,6 +109,26 @@ def _check_without_effect(config: DictConfig) -> Iterator[Finding]:
             yield Finding(
                 f"asmi.{name}={value} has no effect in a benchmark: set {config_key}", fatal=True
             )
+
+
+def _check_perturbation(config: DictConfig) -> Iterator[Finding]:
+    """A control that nothing builds; known to the calculator after the model is loaded."""
+    asmi = config.get("asmi") or {}
+    builder, names = asmi.get("perturbation_builder"), ("perturbation", "perturbation_scale")
+    try:
+        used = ASMIConfig(**{name: asmi[name] for name in names if name in asmi})
+        if builder is not None:
+            importlib.import_module(builder).load_perturbation(
+                used.perturbation, used.perturbation_scale
+            )
+        elif used.is_control:
+            yield Finding(
+                f"{', '.join(used.describe(*names))} is a control, which a module named in "
+                "asmi.perturbation_builder builds: use asmi_controls, or +add=asmi_control",
+                fatal=True,
+            )
+    except (ImportError, AttributeError, ValueError) as error:
+        yield Finding(f"cannot build the perturbation: {error}", fatal=True)
 
 
 def _check_quality(config: DictConfig) -> Iterator[Finding]:

@@ -28,7 +28,7 @@ from lm_polygraph_asmi.model import (
     Subnetworks,
     UnmaskedPass,
     attention_of,
-    check_condition,
+    check_perturbation,
     check_scope_runs,
     check_unmasked,
     layer_at,
@@ -44,6 +44,7 @@ from lm_polygraph_asmi.model import (
     unembedding,
 )
 from lm_polygraph_asmi.model.memory import default_budget, in_chunks, reduction_bytes
+from lm_polygraph_asmi.model.perturbation import WITHOUT_HEADS
 from lm_polygraph_asmi.model.readout import widens
 from lm_polygraph_asmi.results.cache import ModelKeys, ResultCache
 from lm_polygraph_asmi.results.names import CANDIDATES, COVERAGE_AT, Settings
@@ -96,10 +97,12 @@ class Engine:
         details: also return masks, per-mask KL and log-likelihoods, and the top candidates.
         result_cache: stores results and is searched before any pass: a folder, or a cache that
             engines share; None: no cache.
+        change: what a mask changes; anything but masked heads is a control, not a score. It gets
+            the config's seed, and its name and scale become the config's.
         **settings: override those of the config.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: an argument out of range, or a config of another perturbation than `change`.
         TypeError: an unknown setting.
 
     Example:
@@ -115,9 +118,11 @@ class Engine:
         *,
         details: bool = False,
         result_cache: str | Path | ResultCache | None = None,
+        change: Perturbation = WITHOUT_HEADS,
         **settings: Any,
     ) -> None:
-        self.config = (config or ASMIConfig()).replace(**settings)
+        self.config = _changed_by(change, (config or ASMIConfig()).replace(**settings))
+        self.change = replace(change, seed=self.config.seed)
         self.details = details
         if not isinstance(result_cache, ResultCache):
             result_cache = ResultCache(result_cache)
@@ -158,7 +163,7 @@ class Engine:
             check_scope_runs(model, self.config.scope)
             settings = self.settings(model)
             log.info("ASMI uses %s", settings)
-            check_condition(model, settings.layer, _perturbation(settings))
+            check_perturbation(model, settings.layer, self.change)
 
     def score(
         self,
@@ -275,7 +280,7 @@ class Engine:
         seed, masks = _masks(settings, seeding)
         subnetworks = run_subnetworks(
             model, unmasked, settings.layer, masks, self.config.memory_budget,
-            _perturbation(settings),
+            self.change,
         )  # fmt: skip
         stats = self._reduced(model, subnetworks, settings, tokens[unmasked.prompt_length :])
         return {
@@ -310,7 +315,7 @@ class Engine:
         check_fits(self.config.top_k, model.config.get_text_config().vocab_size)
         start, settings = time.perf_counter(), self.settings(model)
         seed, masks = _masks(settings, prompt.tolist())
-        state = steps_of(model, prompt, settings.layer, masks, _perturbation(settings))
+        state = steps_of(model, prompt, settings.layer, masks, self.change)
         fixed = {
             "settings": settings,
             "prompt_length": len(prompt),
@@ -575,10 +580,16 @@ def _masks(settings: Settings, tokens: list[int]) -> tuple[int, Float[Tensor, "S
     )  # fmt: skip
 
 
-def _perturbation(settings: Settings) -> Perturbation:
-    """What a mask perturbs, and how."""
-    config = settings.config
-    return Perturbation(config.perturbation, config.perturbation_scale, config.seed)
+def _changed_by(change: Perturbation, config: ASMIConfig) -> ASMIConfig:
+    """The config with name and scale of the perturbation; ValueError if it has others."""
+    changed = config.replace(perturbation=change.name, perturbation_scale=change.scale)
+    if config.is_control and config != changed:
+        raise ValueError(
+            f"{', '.join(config.describe('perturbation', 'perturbation_scale'))} is a control, not "
+            "a score: in a config, use asmi_controls or +add=asmi_control; in Python, pass the "
+            "perturbation to Engine or MaskedHeadsCalculator as change=..."
+        )
+    return changed
 
 
 def _per_token(log_probs: Float[Tensor, "T V"], tokens: Int[Tensor, " T"]) -> dict[str, np.ndarray]:

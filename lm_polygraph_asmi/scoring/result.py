@@ -14,7 +14,6 @@ from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.mechanism import OVER_ROBUST
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.maths.scores import aggregate, token_scores
-from lm_polygraph_asmi.results.names import perturbed_by
 from lm_polygraph_asmi.scoring.calibration import Calibration
 from lm_polygraph_asmi.scoring.page import probability, render, render_part
 from lm_polygraph_asmi.scoring.provenance import answer_end, digest_of, prompt_format
@@ -149,8 +148,8 @@ class Score:
 
     @property
     def label(self) -> str:
-        """The symbol, with aggregation and perturbation if they differ from the paper's."""
-        other = self.config.describe("aggregation", "perturbation", "perturbation_scale")
+        """The symbol, with the aggregation if it is not the paper's."""
+        other = self.config.describe("aggregation")
         return f"{self.symbol} ({', '.join(other)})" if other else self.symbol
 
     @property
@@ -332,12 +331,6 @@ class Score:
             f"fragile), the {aggregated} over {self.counted} token{'s' * (self.counted != 1)}"
             f"{scope}."
         ]
-        if self.config.is_control:
-            lines.append(
-                "Control, not a score to use: masks change "
-                f"{', '.join(perturbed_by(self.settings))} in the layer instead of heads "
-                "(perturbation controls)."
-            )
         if not self.answered:
             lines.append(
                 "No verdict: the model's answer is empty. The number is the score of the token "

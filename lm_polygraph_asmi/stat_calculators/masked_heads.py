@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.host.model import causal_model, check_greedy, prompt_ids
 from lm_polygraph_asmi.host.special_tokens import SpecialTokens
 from lm_polygraph_asmi.host.stopping import StopConditions
+from lm_polygraph_asmi.model.perturbation import WITHOUT_HEADS, Perturbation
 from lm_polygraph_asmi.results.cache import ResultCache
 from lm_polygraph_asmi.results.names import (
     ON_REQUEST,
@@ -36,7 +38,7 @@ class MaskedHeadsCalculator(StatCalculator):
     `greedy_tokens`; reuses the key-value cache of generation if there is one.
 
     Args:
-        config, details, result_cache, **settings: as for `scoring.engine.Engine`.
+        config, details, result_cache, change, **settings: as for `scoring.engine.Engine`.
         depths: relative depths of the masked layers, each in (0, 1); None: the config's.
 
     Raises:
@@ -51,6 +53,7 @@ class MaskedHeadsCalculator(StatCalculator):
         depths: Sequence[float] | float | None = None,
         details: bool = False,
         result_cache: str | Path | None = None,
+        change: Perturbation = WITHOUT_HEADS,
         **settings: Any,
     ) -> None:
         super().__init__()
@@ -64,7 +67,8 @@ class MaskedHeadsCalculator(StatCalculator):
         self._warned = False
         results = ResultCache(result_cache)
         self.engines = [
-            Engine(at, details=details, result_cache=results) for at in config.at_depths(depths)
+            Engine(at, details=details, result_cache=results, change=change)
+            for at in config.at_depths(depths)
         ]
 
     @staticmethod
@@ -156,8 +160,19 @@ def _token_texts(tokenizer: Any, example: Mapping[str, Any]) -> dict[int, str]:
 
 
 def load_stat_calculator(config: Mapping[str, Any], environment: Any) -> MaskedHeadsCalculator:
-    """Builder named in a config's `stat_calculators` entry; checks the model at once."""
-    calculator = MaskedHeadsCalculator(**config)
+    """Builder named in a config's `stat_calculators` entry; checks the model at once.
+
+    `perturbation_builder`: module whose `load_perturbation` builds what masks change, from the
+    settings `perturbation` and `perturbation_scale`; None or left out: masked heads.
+    """
+    arguments = dict(config)
+    builder = arguments.pop("perturbation_builder", None)
+    if builder is not None:
+        settings = ASMIConfig.from_dict(arguments)
+        arguments["change"] = import_module(builder).load_perturbation(
+            settings.perturbation, settings.perturbation_scale
+        )
+    calculator = MaskedHeadsCalculator(**arguments)
     model = causal_model(environment.model)
     check_greedy(environment.model)
     for engine in calculator.engines:

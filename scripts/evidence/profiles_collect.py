@@ -22,6 +22,7 @@ from lm_polygraph.generation_metrics import RougeMetric
 from rich.progress import track
 
 from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.experiments.perturbations import load_perturbation
 from lm_polygraph_asmi.host.quality import words
 from lm_polygraph_asmi.model import PrefixCache, readout, scoring_session
 from lm_polygraph_asmi.results.names import at_depth
@@ -158,7 +159,9 @@ def main(
     scorer = Scorer(model, scope="response", stop="\n", max_new_tokens=3 if babi else 20)
     config = ASMIConfig(scope="response", attention="sdpa")
     engines = [Engine(at, details=True) for at in config.at_depths(depths)]
-    mlp_engines = [Engine(e.config, perturbation="mlp") for e in engines] if mlp else []
+    mlp_engines = (
+        [Engine(e.config, change=load_perturbation("mlp")) for e in engines] if mlp else []
+    )
     prefix_cache = PrefixCache()  # prompts share a prefix
     in_thirds = [row for part in range(3) for row in rows[part::3]]  # each evenly spaced
     with out.open("a") as lines:

@@ -11,9 +11,11 @@ from lm_polygraph_asmi.experiments import probe as room
 from lm_polygraph_asmi.experiments.analysis import head_criticality
 from lm_polygraph_asmi.experiments.analysis.choice import ablations, critical_first, critical_last
 from lm_polygraph_asmi.experiments.answers import answers_of
+from lm_polygraph_asmi.experiments.perturbations import load_perturbation
 from lm_polygraph_asmi.experiments.probe import CausalProbe, Tokens, probe_of
 from lm_polygraph_asmi.experiments.probe_file import read_probe, write_probe
-from lm_polygraph_asmi.model import Perturbation, subnetwork_log_probs, subnetworks
+from lm_polygraph_asmi.model import subnetwork_log_probs, subnetworks
+from lm_polygraph_asmi.model.perturbation import WITHOUT_HEADS
 from tests.scoring.saved import QUESTIONS, scored_run
 from tests.tiny_lm import tokenizer, whitebox
 
@@ -106,13 +108,13 @@ def test_flips_are_counted_from_the_passes_without_an_ablation(probed):
 
 
 @pytest.mark.parametrize(
-    "how", [{"scope": "response"}, {"scope": "all", "perturbation": "mlp", "seed": 1}]
+    "how", [{"scope": "response"}, {"scope": "all", "change": load_perturbation("mlp"), "seed": 1}]
 )
 def test_predictions_are_those_of_masked_passes(how):
     """One mask at a time, what the run masked and where; flips are frequent in a random model."""
     model = whitebox().model
     run = scored_run(model, QUESTIONS[:2], **SCORED, **how)
-    change = Perturbation(how.get("perturbation", "heads"), seed=how.get("seed", 0))
+    change = replace(how.get("change", WITHOUT_HEADS), seed=how.get("seed", 0))
     tokens, used = Tokens.of(run, 0.6), run.stats["asmi_settings_d60"][0]
     answers = {answer.row: answer for answer in answers_of(run, tokenizer())}
     probe = CausalProbe(model, used, tokens, count=2, draws=1, control_depth=None)

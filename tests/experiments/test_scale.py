@@ -11,15 +11,15 @@ from omegaconf import OmegaConf
 
 from lm_polygraph_asmi._hydra.resolvers import register_resolvers
 from lm_polygraph_asmi.commands import main
-from lm_polygraph_asmi.config import PERTURBATIONS, ASMIConfig
+from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.estimators import ASMI
 from lm_polygraph_asmi.experiments import scale as room
 from lm_polygraph_asmi.experiments.answers import answers_of
+from lm_polygraph_asmi.experiments.perturbations import NAMES, load_perturbation
 from lm_polygraph_asmi.experiments.scale import ScaleSearch, scales_for
 from lm_polygraph_asmi.experiments.scales import matched_scale
 from lm_polygraph_asmi.maths import example_masks
 from lm_polygraph_asmi.model import (
-    Perturbation,
     perturbed_layer,
     run_unmasked,
     scoring_session,
@@ -30,7 +30,7 @@ from tests.report import runs as saved_runs
 from tests.scoring.saved import QUESTIONS, scored_run
 from tests.tiny_lm import tokenizer, whitebox
 
-SCALES = "lm_polygraph_asmi.experiments.scales"
+BUILDER = "lm_polygraph_asmi.experiments.perturbations"
 SCORED = {"num_masks": 5, "mask_rate": 0.4, "scope": "response"}
 
 
@@ -55,7 +55,7 @@ def matched(search):
 
 
 def test_scales_match_the_effect_of_heads_to_a_thousandth(search, matched):
-    assert tuple(matched) == PERTURBATIONS
+    assert tuple(matched) == NAMES
     wanted = search.effect("heads")
     for condition, found in matched.items():
         assert found["effect"] > 0
@@ -105,14 +105,14 @@ def each(run):
 
 def test_scales_match_the_size_of_the_change(matched, run, tiny):
     """Loops over masks and tokens, in double precision."""
-    for condition in PERTURBATIONS:
+    for condition in NAMES:
         sizes = []
         for answer, masks, layer in each(run):
             with scoring_session(tiny, "sdpa"):
                 unmasked = run_unmasked(
                     tiny, answer.input_ids, answer.prompt_length, [layer], "response"
                 )
-                change = Perturbation(condition, matched[condition]["norm"])
+                change = load_perturbation(condition, matched[condition]["norm"])
                 at = unmasked.predicting
                 plain = perturbed_layer(tiny, unmasked, layer, torch.ones(1, 4), at)[0].double()
                 found = perturbed_layer(tiny, unmasked, layer, masks, at, change).double()
@@ -130,7 +130,7 @@ def test_the_effect_is_the_mean_divergence_from_the_unmasked_model(search, run, 
         rows = torch.cat([masks, torch.ones(1, 4)])
         *perturbed, plain = subnetwork_log_probs(
             tiny, answer.input_ids, answer.prompt_length, layer, rows, scope="response",
-            change=Perturbation("mlp"), attention="sdpa",
+            change=load_perturbation("mlp"), attention="sdpa",
         ).double()  # fmt: skip
         for row in perturbed:
             found += [float((p.exp() * (p - q)).sum()) for p, q in zip(plain, row, strict=True)]
@@ -147,7 +147,7 @@ def test_a_file_of_scales_is_what_a_setting_takes(tiny, run, monkeypatch, tmp_pa
     held = scored_run(tiny, QUESTIONS[2:], **SCORED)
     monkeypatch.setattr(room, "load_run", lambda path: run if "run" in str(path) else held)
     monkeypatch.setattr(room, "load_named", lambda *_: (tiny, tokenizer()))
-    monkeypatch.setattr(room, "PERTURBATIONS", ("heads", "mlp"))
+    monkeypatch.setattr(room, "NAMES", ("heads", "mlp"))
     monkeypatch.setattr(ScaleSearch.matched, "__defaults__", (("heads", "mlp"),))
     for name in ("run", "held"):
         (tmp_path / name).mkdir()
@@ -191,7 +191,7 @@ def test_rows_are_taken_evenly_from_all_that_are_held_out(tiny, run, monkeypatch
 
 
 def test_scales_for_a_run_of_an_condition_are_refused(tiny, monkeypatch):
-    condition = scored_run(tiny, QUESTIONS[:1], perturbation="mlp", **SCORED)
+    condition = scored_run(tiny, QUESTIONS[:1], change=load_perturbation("mlp"), **SCORED)
     held = scored_run(tiny, QUESTIONS[1:2], **SCORED)
     monkeypatch.setattr(room, "load_run", {"condition": condition, "held": held}.get)
     with pytest.raises(ValueError, match="a run of a control condition: name the run of heads"):
@@ -228,7 +228,7 @@ def test_scales_are_for_the_settings_they_were_matched_at(tmp_path):
         with pytest.raises(ValueError, match=said):
             matched_scale(file, "mlp", "effect", 1.0, own, own | wrong)
     config = OmegaConf.create(
-        {"asmi": {"scope": "all", "depths": [0.6], "perturbations": SCALES},
+        {"asmi": {"scope": "all", "depths": [0.6], "perturbation_builder": BUILDER},
          "perturbation_scale": f"${{asmi_scale:{file},mlp,effect,1}}"}
     )  # fmt: skip
     register_resolvers()
@@ -236,8 +236,8 @@ def test_scales_are_for_the_settings_they_were_matched_at(tmp_path):
         _ = config.perturbation_scale
     config.asmi.scope = "response"
     assert config.perturbation_scale == 0.8
-    del config.asmi.perturbations
-    with pytest.raises(Exception, match=r"asmi\.perturbations must name the module that reads "):
+    del config.asmi.perturbation_builder
+    with pytest.raises(Exception, match=r"asmi\.perturbation_builder must name "):
         _ = config.perturbation_scale
 
 
@@ -270,7 +270,7 @@ def test_scales_are_for_the_model_and_data_set_they_were_matched_on(tmp_path):
             matched_scale(file, "mlp", model=model, dataset=dataset)
     config = OmegaConf.create(
         {"model": {"path": str(tmp_path)}, "data": {"source": "dev.json"},
-         "asmi": {"perturbations": SCALES},
+         "asmi": {"perturbation_builder": BUILDER},
          "perturbation_scale": f"${{asmi_scale:{file},mlp,effect,1}}"}
     )  # fmt: skip
     register_resolvers()

@@ -7,6 +7,7 @@ import torch
 
 from lm_polygraph_asmi.experiments.analysis import condition_comparisons, verdicts
 from lm_polygraph_asmi.experiments.answers import Answer
+from lm_polygraph_asmi.experiments.perturbations import load_perturbation
 from lm_polygraph_asmi.experiments.scale import ScaleSearch
 from lm_polygraph_asmi.scoring.engine import Engine
 from lm_polygraph_asmi.scoring.statistics import AnswerStatistics
@@ -97,7 +98,7 @@ def test_what_carries_the_answer_decides_the_verdict(carrier, outcome, condition
     scales = ScaleSearch(model, spare, used).matched(CONDITIONS)
     tested = slice(HELD_OUT * QUESTIONS, None)
     found = {
-        name: scores(model, texts, perturbation=name, perturbation_scale=scales[name]["effect"])[0][
+        name: scores(model, texts, change=load_perturbation(name, scales[name]["effect"]))[0][
             tested
         ]
         for name in CONDITIONS

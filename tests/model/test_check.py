@@ -30,7 +30,7 @@ from lm_polygraph_asmi.model import (
 )
 from lm_polygraph_asmi.model.check import limit, strategies_seen_right, total_variation
 from lm_polygraph_asmi.model.memory import default_budget
-from lm_polygraph_asmi.model.perturbation import WITHOUT_HEADS
+from lm_polygraph_asmi.model.perturbation import WITHOUT_HEADS, Perturbation
 from lm_polygraph_asmi.model.stepwise import steps_of
 from lm_polygraph_asmi.model.suffix import STRATEGIES, full_forward_passes
 from lm_polygraph_asmi.scoring.engine import Engine, score_depths
@@ -673,20 +673,19 @@ def test_what_is_more_than_rounding():
     assert excess(1e-6, 1e-5, dtype=single) is None
 
 
-def test_an_edit_is_told_places_in_the_whole_sequence(monkeypatch):
+def test_an_edit_is_told_places_in_the_whole_sequence():
     """Whichever way the passes are run: here heads shrink with their distance from the start."""
 
     def fading(heads, at):
         masked = perturbation.without_heads(heads, at)
         return heads + (masked - heads) * (at.positions / 20)[:, None].to(heads)
 
-    monkeypatch.setitem(perturbation.CONDITIONS, "heads", perturbation.Condition("heads", fading))
     model = tiny_model("llama")
     with scoring_session(model):
         for scope in SCOPES:
             unmasked = run_unmasked(model, sequence(), PROMPT, [2], scope)
             found = [
-                strategy.run(model, unmasked, 2, masks(), WITHOUT_HEADS)
+                strategy.run(model, unmasked, 2, masks(), Perturbation("fading", fading))
                 for strategy in suffix.strategies(model, unmasked, 2)
             ]
             assert len(found) == 4

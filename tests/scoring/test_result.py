@@ -254,22 +254,6 @@ def test_bars_follow_the_shade(found):
     assert len(set(bars)) >= 5
 
 
-def test_an_condition_of_the_falsifier_is_named_wherever_its_number_stands(model, tokenizer):
-    """In the name, in words, in the settings, on the page; the score is that of its engine."""
-    heads = score(model, PROMPT, " the mill", tokenizer=tokenizer, num_masks=5, mask_rate=0.4)
-    found = score(
-        model, PROMPT, " the mill", tokenizer=tokenizer, num_masks=5, mask_rate=0.4,
-        perturbation="mlp", perturbation_scale=2.0,
-    )  # fmt: skip
-    assert float(found) != float(heads)
-    assert found.settings["perturbation"] == "mlp"
-    assert found.label == "Sem-ASMI (mlp, scale=2)"
-    assert repr(found).startswith("Score(Sem-ASMI (mlp, scale=2) ")
-    assert "Control, not a score to use: masks change mlp, scale=2 in the layer" in found.verdict[1]
-    assert "<h2>Sem-ASMI (mlp, scale=2) " in found.to_html()
-    assert not any("Control, not" in line for line in heads.verdict)
-
-
 def test_a_reference_of_heads_says_nothing_of_an_condition(found):
     run = reference_for(found)
     own = run.settings | {"model": run.model}
@@ -280,8 +264,18 @@ def test_a_reference_of_heads_says_nothing_of_an_condition(found):
     ]
 
 
-def test_unknown_perturbations_are_refused_before_anything_is_loaded():
-    with pytest.raises(ValueError, match="perturbation must be one of 'heads', 'pseudo_heads'"):
-        score("no such folder", "a prompt", perturbation="dropout")
-    with pytest.raises(ValueError, match=r"scale must be a number, got 'nowhere\.json'"):
-        score("no such folder", "a prompt", perturbation="mlp", perturbation_scale="nowhere.json")
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"perturbation": "mlp"}, "mlp is a control, not a score: in a config, use asmi_controls"),
+        ({"perturbation": "mlp", "perturbation_scale": 0.8}, r"mlp, scale=0\.8 is a control"),
+        ({"perturbation_scale": 2.0}, "scale=2 is a control"),
+        (
+            {"perturbation": "mlp", "perturbation_scale": "a.json"},
+            r"must be a number, got 'a\.json'",
+        ),
+    ],
+)
+def test_controls_are_no_scores_and_refused_before_anything_is_loaded(settings, named):
+    with pytest.raises(ValueError, match=named):
+        score("no such folder", "a prompt", **settings)

@@ -189,8 +189,6 @@ def test_what_is_wrong_with_settings():
             stream(tiny, PROMPT, **wrong)
     with pytest.raises(ValueError, match="at least one generated token"):
         assert stream(tiny, PROMPT).result
-    with pytest.raises(NotImplementedError, match="mlp"):
-        next(stream(tiny, PROMPT, perturbation="mlp"))
 
 
 def test_hooks_of_others_are_refused():

@@ -16,6 +16,7 @@ from lm_polygraph.utils.generation_parameters import GenerationParameters
 from omegaconf import DictConfig, OmegaConf, read_write
 
 from lm_polygraph_asmi.experiments.analysis import head_criticality
+from lm_polygraph_asmi.experiments.conditions import conditions
 from lm_polygraph_asmi.host.configs import configs_path
 from lm_polygraph_asmi.maths import operating_point
 from lm_polygraph_asmi.results.manifest import read_manifest
@@ -407,15 +408,15 @@ def test_conditions_of_the_falsifier_on_fixed_answers(answers, tiny, stand_ins, 
     assert list(group.scores) == ["ASMI (60%, K=64)", "Sem-ASMI (60%, K=64)"]
     assert [
         (condition.condition, condition.perturbation_scale, condition.matching, condition.times)
-        for condition in group.conditions
+        for condition in conditions(group)
     ] == [
         ("heads", 2.0, "effect", 2.0),
         ("mlp", 1.5, "effect", 2.0),
     ]
     np.testing.assert_array_equal(
-        group.condition_score(group.conditions[1], "ASMI"),
+        conditions(group)[1].score(group, "ASMI"),
         mlp.scores["ASMI (60%, K=64, mlp, scale=1.5)"],
     )
     assert not np.allclose(
-        group.condition_score(group.conditions[1], "ASMI"), group.score("ASMI (60%, K=64)")
+        conditions(group)[1].score(group, "ASMI"), group.score("ASMI (60%, K=64)")
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -32,35 +32,6 @@ PREFERRED_METRIC = "AlignScore"
 SEMANTIC_ENTROPY, ENTROPY = "SemanticEntropy", "MeanTokenEntropy"
 
 
-class ConditionRun(NamedTuple):
-    """A run of a control condition on a setting's answers; not a method of the setting.
-
-    Attributes:
-        condition: what was perturbed, one of `config.PERTURBATIONS`.
-        perturbation_scale: factor of the change; None: unscaled.
-        matching: how the scale was matched, "effect" or "norm"; None if it was a given number.
-        times: factor of the matched scale.
-        run: the run.
-    """
-
-    condition: str
-    perturbation_scale: float | None
-    matching: str | None
-    times: float
-    run: Run
-
-    def method(self, symbol: str, depth: float) -> str:
-        """Name of a score in this run.
-
-        Raises:
-            Unavailable: no score of that symbol at that depth.
-        """
-        for name, config in self.run.methods.items():
-            if config.symbol == symbol and same_depth(config.depth, depth):
-                return name
-        raise Unavailable(f"the run of {self.condition} has no {symbol} at {depth:.1%}")
-
-
 class Unavailable(ValueError):
     """A setting lacks data that an item of the report needs; the message names it."""
 
@@ -78,15 +49,14 @@ class RunGroup:
         model, dataset: names, as in tables.
         suffix: distinguishes settings of one model and dataset; mostly empty.
         runs: the runs over these answers; `source` is the one with the token statistics.
-        conditions: runs of the perturbation controls; their scores are in no table of methods.
-        parts: runs over some of these answers that saved masks, for the analysis of heads.
-        condition_parts: such runs of control conditions, only for their probes.
         run: all methods of the runs, as one.
         metric: the quality metric in use.
         depth: the operating depth.
         operating: settings of the operating variants; None: those of the first variant.
         rows: (n,) rows in use: those with finite quality and finite scores of all methods.
         notes: what was left out, and why.
+        separate_runs: for experiments, their scores are in no table of methods: runs of more masks
+            than a score, or with masks on some of these answers; then perturbation controls.
     """
 
     model: str
@@ -98,10 +68,8 @@ class RunGroup:
     depth: float
     rows: np.ndarray
     notes: tuple[str, ...]
-    conditions: tuple[ConditionRun, ...] = ()
     operating: ASMIConfig | None = None
-    parts: tuple[Run, ...] = ()
-    condition_parts: tuple[ConditionRun, ...] = ()
+    separate_runs: tuple[Run, ...] = ()
 
     @property
     def label(self) -> str:
@@ -291,56 +259,6 @@ class RunGroup:
                 return [values[i] for i in self.rows]
         return None
 
-    def dissected(self, depth: float) -> Run | None:
-        """The run that saved masks and divergences at a depth, with the most masks."""
-        names = [at_depth(name, depth) for name in ("asmi_masks", "asmi_kl")]
-        runs = [
-            run
-            for run in (*self.runs, *self.parts)
-            if all(len(run.stats.get(name, [])) == len(run.scores) for name in names)
-        ]
-        return max(runs, key=lambda run: len(run.stats[names[0]][0]), default=None)
-
-    @cached_property
-    def dissected_depths(self) -> list[float]:
-        """Depths at which a run saved masks and divergences."""
-        runs = (*self.runs, *self.parts)
-        depths = {used["depth"] for run in runs for used in run.settings()}
-        return sorted(depth for depth in depths if self.dissected(depth))
-
-    def places(self, run: Run) -> list[tuple[int, int]]:
-        """(row in use, row of the run) for a run of this setting or of a part of it."""
-        if not any(run is part for part in self.parts):
-            return list(enumerate(self.rows.tolist()))
-        group_keys, run_keys = _keys(self.run, run)
-        run_rows = {key: row for row, key in enumerate(run_keys)}
-        pairs = ((i, run_rows.get(group_keys[row])) for i, row in enumerate(self.rows))
-        return [(i, row) for i, row in pairs if row is not None]
-
-    def condition_score(self, condition: ConditionRun, symbol: str) -> np.ndarray:
-        """(n,) a score of a control condition, at the operating depth.
-
-        Raises:
-            Unavailable: the run lacks it, or it is not finite for every row.
-        """
-        method = condition.method(symbol, self.depth)
-        scores = condition.run.scores[method].to_numpy(dtype=float)[self.rows]
-        if not np.isfinite(scores).all():
-            raise Unavailable(f"{method} is not finite for every row")
-        return scores
-
-    def counterpart(self, condition: ConditionRun, symbol: str) -> str:
-        """The method of heads to compare with a condition: the same masks and settings.
-
-        Raises:
-            Unavailable: no run has it.
-        """
-        condition_config = condition.run.methods[condition.method(symbol, self.depth)]
-        for name, config in self.methods.items():
-            if config.same_but(condition_config, "perturbation", "perturbation_scale"):
-                return name
-        raise Unavailable(f"no run of heads has the settings of the run of {condition.condition}")
-
     def mi_of(self, method: str) -> list[np.ndarray] | None:
         """MI_t of a score at the operating depth, from the score's run; None if unsaved.
 
@@ -396,7 +314,7 @@ class RunGroup:
                     "seeds": r.recorded("seeds"),
                     "asmi": r.settings(),
                 }
-                for r in (*self.runs, *self.parts, *(c.run for c in self.conditions))
+                for r in (*self.runs, *self.separate_runs)
             ],
             "packages": self.run.recorded("packages"),
             "device": (self.run.manifest or {}).get("device", "not recorded"),
@@ -427,7 +345,7 @@ def clusters_of(run: Run) -> list[str]:
     return [str(code) for code in pd.factorize(pd.Series(shared))[0]]
 
 
-def _keys(first: Run, second: Run) -> tuple[list[str], list[str]]:
+def row_keys(first: Run, second: Run) -> tuple[list[str], list[str]]:
     """Keys to match the rows of two runs: ids if both have them, else prompts."""
     ids = [run.recorded("rows").get("ids", []) for run in (first, second)]
     if all(len(keys) == len(run.scores) for keys, run in zip(ids, (first, second), strict=True)):
@@ -503,12 +421,10 @@ def load_run_groups(
     for i, runs in enumerate(same_answers):
         if i in parents:
             continue
-        parts, condition_parts = _by_condition(
-            [run for j in parents if parents[j] is runs for run in same_answers[j]]
-        )
         group = _group(runs, metric, depth)
-        parts = [*group.parts, *parts]
-        groups.append(replace(group, parts=tuple(parts), condition_parts=tuple(condition_parts)))
+        parts = [run for j in parents if parents[j] is runs for run in same_answers[j]]
+        separate = sorted([*group.separate_runs, *parts], key=is_control)  # controls last
+        groups.append(replace(group, separate_runs=tuple(separate)))
     counts = Counter(group.label for group in groups)
     doubled = [group for group in groups if counts[group.label] > 1]
     names = dict(zip(doubled, _distinct_names([group.run.path for group in doubled]), strict=True))
@@ -571,19 +487,19 @@ def _names(run: Run) -> tuple[str, str]:
     return (path if name == "local" else name).replace("_", " "), dataset
 
 
-def _by_condition(runs: Sequence[Run]) -> tuple[list[Run], list[ConditionRun]]:
-    """Runs of unscaled heads, and those of control conditions."""
-    conditions = [_condition(run) for run in runs]
-    of_heads = [run for run, condition in zip(runs, conditions, strict=True) if condition is None]
-    return of_heads, [condition for condition in conditions if condition is not None]
+def is_control(run: Run) -> bool:
+    """Whether its masks changed something other than heads, or heads with a scale."""
+    used = [*run.methods.values(), *map(ASMIConfig.from_dict, run.settings())]
+    return bool(used) and used[0].is_control
 
 
 def _group(group: Sequence[Run], metric: str | None, depth: float) -> RunGroup:
-    of_heads, conditions = _by_condition(group)
+    controls = [run for run in group if is_control(run)]
+    of_heads = [run for run in group if not is_control(run)]
     if not of_heads:
         raise ValueError(
-            f"{group[0].path} is a run of the control condition {conditions[0].condition}: add the "
-            "run of heads over these answers"
+            f"{group[0].path} is a run of a perturbation control: add the run of heads over these "
+            "answers"
         )
     # A run that saved more masks than a score has is for the analysis of heads, not a method.
     fewest = min(map(_most_masks, of_heads))
@@ -596,7 +512,7 @@ def _group(group: Sequence[Run], metric: str | None, depth: float) -> RunGroup:
         sorted(of_heads, key=lambda run: (-len(run.scores.columns), _most_masks(run)))
     )
     unperturbed = [
-        replace(a.run, scores=a.run.scores.drop(columns=list(a.run.methods))) for a in conditions
+        replace(run, scores=run.scores.drop(columns=list(run.methods))) for run in controls
     ]
     run = combine_runs([*runs, *unperturbed])
     notes = run.missing_rows
@@ -635,27 +551,9 @@ def _group(group: Sequence[Run], metric: str | None, depth: float) -> RunGroup:
     model, dataset = _names(run)
     rows = np.flatnonzero(finite)
     return RunGroup(
-        model, dataset, "", tuple(runs), run, metric, depth, rows, tuple(notes), tuple(conditions),
-        parts=tuple(parts),
+        model, dataset, "", tuple(runs), run, metric, depth, rows, tuple(notes),
+        separate_runs=(*parts, *controls),
     )  # fmt: skip
-
-
-def _condition(run: Run) -> ConditionRun | None:
-    """The control condition of a run; None for unscaled heads."""
-    used = [*run.methods.values(), *map(ASMIConfig.from_dict, run.settings())]
-    if not used or not used[0].is_control:
-        return None
-    condition, perturbation_scale = used[0].perturbation, used[0].perturbation_scale
-    config = run.recorded("config")
-    controls = config.get("controls") or {}
-    matching, times = None, float(controls.get("times") or 1)
-    if controls.get("scales"):
-        matching = controls.get("matching")
-    elif condition != "heads" and isinstance(
-        (config.get("asmi") or {}).get("perturbation_scale"), str
-    ):  # of version 0.1: a file, from which the calculator took the scale by effect
-        matching, times = "effect", 1.0
-    return ConditionRun(condition, perturbation_scale, matching, times, run)
 
 
 def _most_masks(run: Run) -> int:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.comparison import prr_intervals
 from lm_polygraph_asmi.experiments.analysis.coupling import Coupling
+from lm_polygraph_asmi.experiments.conditions import conditions, dissected_depths
 from lm_polygraph_asmi.experiments.items.controls import prr_of_heads, verdicts_on
 from lm_polygraph_asmi.experiments.items.heads import (
     NEEDS,
@@ -119,11 +120,11 @@ def _more_than_entropy(group: RunGroup) -> tuple[str, str]:
 
 def _sharpens(group: RunGroup) -> tuple[str, str]:
     change = sharpened(group)
-    return _above(change), f"{_text(change)} from {group.dissected_depths[0]:.0%} of depth on"
+    return _above(change), f"{_text(change)} from {dissected_depths(group)[0]:.0%} of depth on"
 
 
 def _fewer_with_depth(group: RunGroup) -> tuple[str, str] | None:
-    depths = group.dissected_depths
+    depths = dissected_depths(group)
     if len(depths) < 2:
         return None
     shallow, deep = (excess_heads(group, depth) for depth in (depths[0], depths[-1]))
@@ -292,7 +293,7 @@ def head_claims(groups: Sequence[RunGroup]) -> Items:
         return {"claim": claim, "here": outcome, "where": where or "–"}
 
     title = "The paper's claims on heads"
-    if not any(g.dissected_depths or g.conditions for g in groups) and not all_probes(groups)[0]:
+    if not any(dissected_depths(g) or conditions(g) for g in groups) and not all_probes(groups)[0]:
         return [MissingItem(title, NEEDS)]
     notes = [
         "Holds: on every setting with the data. Does not: refuted on at least one setting. "

@@ -25,11 +25,12 @@ from lm_polygraph_asmi.experiments.analysis.controls import (
     double_dissociation,
     verdicts,
 )
+from lm_polygraph_asmi.experiments.conditions import ConditionRun, conditions
 from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.item import Items, frame
 from lm_polygraph_asmi.report.items.boundary import twins
 from lm_polygraph_asmi.report.items.signal import verdict
-from lm_polygraph_asmi.results.run_groups import ConditionRun, RunGroup, Unavailable, pairs_of_rows
+from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable, pairs_of_rows
 
 SCORES = ("Sem-ASMI", "ASMI")
 OTHERWISE = "every run perturbed only heads: needs asmi_controls"
@@ -64,7 +65,7 @@ class Compared(NamedTuple):
         }
 
     def score(self, condition: ConditionRun) -> np.ndarray:
-        return self.group.condition_score(condition, self.symbol)
+        return condition.score(self.group, self.symbol)
 
 
 def _name(condition: ConditionRun) -> str:
@@ -82,18 +83,18 @@ def comparable(group: RunGroup) -> list[Compared]:
     """Comparisons on a setting: the first run of each condition, and heads with the same masks."""
     by_heads: dict[tuple[str, str], dict[str, ConditionRun]] = {}
     for symbol in SCORES:
-        for condition in group.conditions:
+        for condition in conditions(group):
             try:
-                heads = group.counterpart(condition, symbol)
-                group.condition_score(condition, symbol)
+                heads = condition.counterpart(group, symbol)
+                condition.score(group, symbol)
             except Unavailable:
                 continue
             by_heads.setdefault((symbol, heads), {}).setdefault(_name(condition), condition)
     # Of several mask seeds, the one with the most conditions; others are for seed stability.
     most: dict[str, Compared] = {}
-    for (symbol, heads), conditions in by_heads.items():
-        if symbol not in most or len(conditions) > len(most[symbol].conditions):
-            most[symbol] = Compared(group, symbol, heads, conditions)
+    for (symbol, heads), by_name in by_heads.items():
+        if symbol not in most or len(by_name) > len(most[symbol].conditions):
+            most[symbol] = Compared(group, symbol, heads, by_name)
     return list(most.values())
 
 
@@ -306,13 +307,13 @@ def _resampled(compared: Compared, condition: ConditionRun) -> tuple[np.ndarray,
     """Scores of heads and of a condition with another mask seed; None if one is missing."""
     group = compared.group
     settings = group.methods[compared.heads]
-    for other in group.conditions:
-        if _name(other) != _name(condition) or other is condition:
+    for other in conditions(group):
+        if _name(other) != _name(condition) or other.run is condition.run:
             continue
         try:
-            heads = group.counterpart(other, compared.symbol)
+            heads = other.counterpart(group, compared.symbol)
             if heads != compared.heads and group.methods[heads].same_but(settings, "seed"):
-                return group.score(heads), group.condition_score(other, compared.symbol)
+                return group.score(heads), other.score(group, compared.symbol)
         except Unavailable:
             continue
     return None

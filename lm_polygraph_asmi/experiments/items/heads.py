@@ -32,6 +32,7 @@ from lm_polygraph_asmi.experiments.analysis.heads import (
     resampled_null,
     split_half,
 )
+from lm_polygraph_asmi.experiments.conditions import dissected, dissected_depths, places
 from lm_polygraph_asmi.experiments.items import figures
 from lm_polygraph_asmi.report.item import Items, frame
 from lm_polygraph_asmi.report.items.signal import verdict
@@ -100,7 +101,7 @@ class Profiles:
 
 def _columns(group: RunGroup, depth: float) -> Iterator[tuple[list[np.ndarray], int]]:
     """Columns of `Profiles` per answer, and its number of pairs without a criticality."""
-    run = group.dissected(depth)
+    run = dissected(group, depth)
     assert run is not None
     used = run.stats[at_depth("asmi_settings", depth)][0]
     num_masks, num_heads = used["num_masks"], used["num_heads"]
@@ -109,7 +110,7 @@ def _columns(group: RunGroup, depth: float) -> Iterator[tuple[list[np.ndarray], 
     )
     saved = {name: run.stats[at_depth(name, depth)] for name in ("asmi_kl", "asmi_masks")}
     seeds = run.stats[at_depth("asmi_mask_seed", depth)]
-    for answer, row in group.places(run):
+    for answer, row in places(group, run):
         kl, masks = (np.asarray(values[row], dtype=float) for values in saved.values())
         entropy = np.asarray(run.stats["asmi_entropy"][row], dtype=float)
         tokens = len(entropy)
@@ -138,13 +139,13 @@ def profiles(group: RunGroup, depth: float) -> Profiles:
     Raises:
         Unavailable: no run saved masks and divergences, or too few of them.
     """
-    run = group.dissected(depth)
+    run = dissected(group, depth)
     if run is None or len(run.stats[at_depth("asmi_masks", depth)][0]) < FEWEST_MASKS:
         raise Unavailable(NEEDS)
     needed = ("asmi_entropy", "asmi_closing", at_depth("asmi_mask_seed", depth))
     if missing := [name for name in needed if not run.stats.get(name)]:
         raise Unavailable(f"{', '.join(missing)} not saved")
-    if not group.places(run):
+    if not places(group, run):
         raise Unavailable("no answer with masks is in use")
     parts, unknown = zip(*_columns(group, depth), strict=True)
     columns: list[Any] = [np.concatenate(column) for column in zip(*parts, strict=True)]
@@ -157,7 +158,9 @@ def profiles(group: RunGroup, depth: float) -> Profiles:
 
 def at_all_depths(groups: Sequence[RunGroup]) -> list[tuple[RunGroup, float]]:
     """(setting, depth) for each depth with head data; for a setting without any, its own depth."""
-    return [(group, depth) for group in groups for depth in group.dissected_depths or [group.depth]]
+    return [
+        (group, depth) for group in groups for depth in dissected_depths(group) or [group.depth]
+    ]
 
 
 def _label(group: tuple[RunGroup, float]) -> str:
@@ -274,7 +277,7 @@ def sharpened(group: RunGroup) -> Interval:
     Raises:
         Unavailable: fewer than two depths.
     """
-    depths = group.dissected_depths
+    depths = dissected_depths(group)
     if len(depths) < 2:
         raise Unavailable("only one depth was analysed")
     shallow, deep = (profiles(group, depth) for depth in (depths[0], depths[-1]))

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from lm_polygraph_asmi.analysis.clusters import Interval, cluster_interval
+from lm_polygraph_asmi.experiments.conditions import dissected, dissected_depths
 from lm_polygraph_asmi.experiments.items.heads import NEEDS, coupled, profiles
 from lm_polygraph_asmi.experiments.items.probe import ROWS, probed, rates
 from lm_polygraph_asmi.report.items.measured import OPERATING, Measure, alike, unspread
@@ -24,13 +25,13 @@ def _dissected(
     """
     others = []
     for group in alike(number, groups):
-        for depth in [d for d in group.dissected_depths if same_depth(d, OPERATING)]:
-            run = group.dissected(depth)
+        for depth in [d for d in dissected_depths(group) if same_depth(d, OPERATING)]:
+            run = dissected(group, depth)
             assert run is not None
             used = run.stats[at_depth("asmi_settings", depth)][0]
             masks = {name: used[name] for name in ("num_masks", "mask_rate", "scope", "top_k")}
             if masks == {"num_masks": MASKS, "mask_rate": MASK_RATE, "scope": "all", "top_k": 64}:
-                return group, group.dissected_depths[-1] if deep else depth
+                return group, dissected_depths(group)[-1] if deep else depth
             others.append(", ".join(f"{name} {value}" for name, value in masks.items()))
     if others:
         raise NotComparable(f"heads were analysed with {others[0]}, not {MASKS} masks as there")

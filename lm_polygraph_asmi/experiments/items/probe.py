@@ -12,6 +12,7 @@ from lm_polygraph_asmi.experiments.analysis.probe import (
     flip_differences,
     flip_rates,
 )
+from lm_polygraph_asmi.experiments.conditions import conditions, runs_of_heads
 from lm_polygraph_asmi.experiments.items import figures
 from lm_polygraph_asmi.experiments.items.heads import DAGGER
 from lm_polygraph_asmi.experiments.probe_file import Probe, read_probe
@@ -91,11 +92,8 @@ def probed(group: RunGroup) -> list[Probed]:
     Raises:
         ValueError: a probe is damaged.
     """
-    runs = [("heads", run) for run in (*group.runs, *group.parts)]
-    runs += [
-        (condition.condition, condition.run)
-        for condition in (*group.conditions, *group.condition_parts)
-    ]
+    runs = [("heads", run) for run in runs_of_heads(group)]
+    runs += [(condition.condition, condition.run) for condition in conditions(group, partly=True)]
     return [
         Probed(group, condition, run, probe)
         for condition, run in runs

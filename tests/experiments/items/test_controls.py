@@ -10,6 +10,7 @@ from scipy.stats import spearmanr
 
 from lm_polygraph_asmi.analysis import adds_information, distinct_signal
 from lm_polygraph_asmi.experiments.analysis import condition_comparisons, double_dissociation
+from lm_polygraph_asmi.experiments.conditions import conditions
 from lm_polygraph_asmi.experiments.items.claims import head_claims
 from lm_polygraph_asmi.experiments.items.controls import (
     comparable,
@@ -65,27 +66,27 @@ def group(runs):
 
 def test_conditions_are_kept_out_of_a_cells_methods(group):
     assert len(group.runs) == 2  # heads, with two seeds
-    assert [one.condition for one in group.conditions] == [
+    assert [one.condition for one in conditions(group)] == [
         "pseudo_heads", "foreign", "mlp", "mlp", "isotropic", "mlp",
     ]  # fmt: skip
     assert not any(config.is_control for config in group.methods.values())
     assert group.variants["Sem-ASMI"] == SEM
-    mlp = group.conditions[2]
+    mlp = conditions(group)[2]
     assert (mlp.perturbation_scale, mlp.matching, mlp.times) == (0.8, "effect", 1.0)
-    assert (group.conditions[3].perturbation_scale, group.conditions[3].times) == (0.4, 0.5)
-    assert (group.conditions[4].perturbation_scale, group.conditions[4].matching) == (None, None)
-    assert group.counterpart(mlp, "Sem-ASMI") == SEM
-    assert group.counterpart(group.conditions[5], "Sem-ASMI") == "Sem-ASMI (60%, K=64, seed=1)"
+    assert (conditions(group)[3].perturbation_scale, conditions(group)[3].times) == (0.4, 0.5)
+    assert (conditions(group)[4].perturbation_scale, conditions(group)[4].matching) == (None, None)
+    assert mlp.counterpart(group, "Sem-ASMI") == SEM
+    assert conditions(group)[5].counterpart(group, "Sem-ASMI") == "Sem-ASMI (60%, K=64, seed=1)"
     own = mlp.run.scores["Sem-ASMI (60%, K=64, mlp, scale=0.8)"]
-    np.testing.assert_array_equal(group.condition_score(mlp, "Sem-ASMI"), own)
+    np.testing.assert_array_equal(mlp.score(group, "Sem-ASMI"), own)
     with pytest.raises(Unavailable, match="has no Other"):
-        group.condition_score(mlp, "Other")
+        mlp.score(group, "Other")
 
 
 def test_their_order_does_not_matter(runs, group):
     (other,) = load_run_groups(runs[::-1])
     assert set(other.scores) == set(group.scores)
-    assert len(other.conditions) == len(group.conditions)
+    assert len(conditions(other)) == len(conditions(group))
 
 
 def test_baselines_of_an_conditions_run_are_the_cells(tmp_path):
@@ -103,7 +104,7 @@ def test_a_scale_of_heads_is_an_condition(tmp_path):
     save(tmp_path / "heads", saved)
     save(tmp_path / "half", condition(saved, "heads", 0.1, perturbation_scale=0.5), about)
     (group,) = load_run_groups([tmp_path / "heads", tmp_path / "half"])
-    (half,) = group.conditions
+    (half,) = conditions(group)
     assert (half.condition, half.perturbation_scale) == ("heads", 0.5)
     assert set(group.variants) == {"ASMI", "Sem-ASMI", "Adapt-ASMI"}
 
@@ -111,7 +112,7 @@ def test_a_scale_of_heads_is_an_condition(tmp_path):
 def test_conditions_without_heads_are_refused(tmp_path):
     save(tmp_path / "mlp", condition(content(20), "mlp", 0.1), manifest(20))
     with pytest.raises(
-        ValueError, match="a run of the control condition mlp: add the run of heads"
+        ValueError, match="is a run of a perturbation control: add the run of heads"
     ):
         load_run_groups([tmp_path / "mlp"])
 
@@ -127,8 +128,7 @@ def test_comparisons_are_those_of_the_statistics(group):
     ]  # fmt: skip
     assert list(one.conditions) == names
     scores = {
-        name: group.condition_score(condition, "Sem-ASMI")
-        for name, condition in one.conditions.items()
+        name: condition.score(group, "Sem-ASMI") for name, condition in one.conditions.items()
     }
     found = condition_comparisons(group.score(SEM), scores, group.quality, group.clusters)
     for name in names:
@@ -217,11 +217,11 @@ def test_conditions_at_no_matched_effect_have_no_verdict(tmp_path):
 
 
 def test_what_either_adds_to_the_other(group):
-    few = tuple(group.conditions[i] for i in (0, 2, 5))
-    (item,) = controls_added([replace(group, conditions=few)])
+    few = tuple(conditions(group)[i].run for i in (0, 2, 5))
+    (item,) = controls_added([replace(group, separate_runs=few)])
     table = item.table.set_index(["score", "condition"])
     row = table.loc[("Sem-ASMI", "pseudo_heads, by effect")]
-    other = group.condition_score(group.conditions[0], "Sem-ASMI")
+    other = conditions(group)[0].score(group, "Sem-ASMI")
     controls = np.column_stack([group.msp, group.entropy, other, group.lengths])
     added = adds_information(group.score(SEM), controls, group.wrong, group.clusters)
     assert [row["z of heads"], row["p of heads"]] == pytest.approx([added.statistic, added.p_value])
@@ -237,7 +237,7 @@ def test_what_either_adds_to_the_other(group):
     assert row["ρ"].value == pytest.approx(spearmanr(group.score(SEM), other).statistic)
     assert row["ρ, corrected"] is None
     # The one that was resampled, with heads of the same other seed.
-    mlp, again = (group.condition_score(group.conditions[i], "Sem-ASMI") for i in (2, 5))
+    mlp, again = (conditions(group)[i].score(group, "Sem-ASMI") for i in (2, 5))
     heads = group.score(SEM), group.score("Sem-ASMI (60%, K=64, seed=1)")
     found = table.loc[("Sem-ASMI", "mlp, by effect")]["ρ, corrected"]
     reliability = spearmanr(*heads).statistic * spearmanr(mlp, again).statistic
@@ -255,8 +255,8 @@ def test_a_double_dissociation_pairs_questions(runs, tmp_path):
     (item,) = dissociation(groups)
     row = item.table.set_index(["score", "condition"]).loc[("Sem-ASMI", "mlp, by effect")]
     sides = [
-        (side.score(SEM), side.condition_score(mlp, "Sem-ASMI"), side.quality)
-        for side, mlp in ((opened, opened.conditions[2]), (without, without.conditions[0]))
+        (side.score(SEM), mlp.score(side, "Sem-ASMI"), side.quality)
+        for side, mlp in ((opened, conditions(opened)[2]), (without, conditions(without)[0]))
     ]
     found = double_dissociation(*sides, opened.clusters)
     assert row["heads minus condition, open minus closed"] == pytest.approx(found)
@@ -274,7 +274,7 @@ def test_a_file_as_the_calculator_s_scale_is_matched_by_effect(tmp_path):
     config = {"asmi": {"perturbation_scale": "scales.json"}}
     save(tmp_path / "mlp", condition(saved, "mlp", None), about | {"config": config})
     (group,) = load_run_groups([tmp_path / "heads", tmp_path / "mlp"])
-    assert [(one.matching, one.times) for one in group.conditions] == [("effect", 1.0)]
+    assert [(one.matching, one.times) for one in conditions(group)] == [("effect", 1.0)]
 
 
 def test_captions_count_the_resamples_that_were_drawn(group):

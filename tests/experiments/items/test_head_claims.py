@@ -25,7 +25,7 @@ K = (1, 2, 4, 8)
 def group(dataset):
     return SimpleNamespace(
         dataset=dataset, label=dataset, model="tiny", grounded=dataset != RECALL, depth=0.6,
-        dissected_depths=[0.6, 0.9], conditions=(), quality=None, clusters=None,
+        separate_runs=(), quality=None, clusters=None,
         need=lambda *names: names,
     )  # fmt: skip
 
@@ -57,7 +57,7 @@ def line(monkeypatch):
 
         probe = SimpleNamespace(k=K, criticality=np.ones((9, 16)), settings={"mask_rate": 0.15})
         for called, found in {
-            "coupled": coupled,
+            "coupled": coupled, "dissected_depths": lambda _: [0.6, 0.9],
             "sharpened": lambda own: value(own, "sharpened"),
             "excess_heads": lambda own, depth: value(own, f"excess {depth:.0%}"),
             "profiles": lambda *_: SimpleNamespace(heads=np.ones(9), high=np.ones(9, dtype=bool)),

@@ -15,6 +15,13 @@ from lm_polygraph_asmi.experiments.analysis import (
     resampled_null,
     split_half,
 )
+from lm_polygraph_asmi.experiments.conditions import (
+    conditions,
+    dissected,
+    dissected_depths,
+    places,
+    runs_of_heads,
+)
 from lm_polygraph_asmi.experiments.items import figures
 from lm_polygraph_asmi.experiments.items.claims import head_claims
 from lm_polygraph_asmi.experiments.items.heads import (
@@ -259,13 +266,13 @@ def test_of_several_runs_that_with_the_most_masks_is_dissected(tmp_path):
     for name, saved in (("more", more), ("fewer", fewer), ("plain", plain)):
         save(tmp_path / name, saved)
     (group,) = load_run_groups([tmp_path / name for name in ("more", "fewer", "plain")])
-    assert group.dissected(0.6).path.parent.name == "more"
+    assert dissected(group, 0.6).path.parent.name == "more"
     assert group.variants["Sem-ASMI"] == "Sem-ASMI (60%, K=64)"
     assert not any("S=120" in method for method in group.scores)
-    assert [run.path.parent.name for run in group.parts] == ["more"]
-    assert group.places(group.parts[0]) == [(i, i) for i in range(20)]
-    assert group.dissected(0.9) is None
-    assert group.dissected_depths == [0.6]
+    assert [run.path.parent.name for run in group.separate_runs] == ["more"]
+    assert places(group, group.separate_runs[0]) == [(i, i) for i in range(20)]
+    assert dissected(group, 0.9) is None
+    assert dissected_depths(group) == [0.6]
 
 
 def test_a_run_over_the_first_answers_is_a_part_of_their_cell(tmp_path):
@@ -284,7 +291,7 @@ def test_a_run_over_the_first_answers_is_a_part_of_their_cell(tmp_path):
     write_probe(probe(20), file)
     (group,) = load_run_groups([tmp_path / "part", tmp_path / "whole"])
     assert len(group) == N
-    assert len(group.runs) == len(group.parts) == 1
+    assert len(group.runs) == len(group.separate_runs) == 1
     found = profiles(group, 0.6)
     assert sorted(set(found.answer)) == sorted(rows)
     for answer in rows:
@@ -314,7 +321,9 @@ def test_an_condition_over_the_first_answers_is_no_part_of_heads(tmp_path):
             own = exchanged(own, perturbation=name)
         write_probe(probe(20), save(tmp_path / name, own, about))
     (group,) = load_run_groups([tmp_path / name for name in ("mlp", "heads", "whole")])
-    assert [run.path.parent.name for run in group.parts] == ["heads"]
+    assert [run.path.parent.name for run in group.separate_runs] == ["heads", "mlp"]
+    assert [run.path.parent.name for run in runs_of_heads(group)] == ["whole", "heads"]
+    assert conditions(group) == []
     assert profiles(group, 0.6).settings["num_masks"] == 100
     (item,) = causal_probe([group])
     assert set(item.table["setting"]) == {group.label, f"{group.label} (mlp)"}

@@ -98,6 +98,14 @@ class RiskThreshold:
         return sentence
 
 
+def check_guarantee(risk: float, confidence: float) -> None:
+    """Raise ValueError unless both are numbers in (0, 1)."""
+    for name, value in (("risk", risk), ("confidence", confidence)):
+        check_number(name, value)
+        if not 0 < value < 1:
+            raise ValueError(f"{name} must lie strictly between 0 and 1, got {value}")
+
+
 def risk_threshold(
     scores: ArrayLike,
     wrong: ArrayLike,
@@ -133,10 +141,7 @@ def risk_threshold(
         >>> rule.threshold, rule.coverage, rule.error_rate
         (0.1, 0.75, 0.0)
     """
-    for name, value in (("risk", risk), ("confidence", confidence)):
-        check_number(name, value)
-        if not 0 < value < 1:
-            raise ValueError(f"{name} must lie strictly between 0 and 1, got {value}")
+    check_guarantee(risk, confidence)
     check_rows(clusters, scores=scores, wrong=wrong)
     score, errors, codes = finite(scores=scores), binary(wrong=wrong), cluster_codes(clusters)
     sizes = np.bincount(codes)

@@ -17,7 +17,7 @@ from lm_polygraph_asmi.analysis.calibration import (
     reliability,
 )
 from lm_polygraph_asmi.analysis.clusters import RESAMPLES, check_rows, text_clusters
-from lm_polygraph_asmi.analysis.risk_control import risk_threshold
+from lm_polygraph_asmi.analysis.risk_control import check_guarantee, risk_threshold
 from lm_polygraph_asmi.analysis.signals import (
     best_signal,
     combination,
@@ -32,11 +32,12 @@ from lm_polygraph_asmi.scoring.decision import SIGNALS, Decision
 from lm_polygraph_asmi.scoring.provenance import answer_end, made_from
 from lm_polygraph_asmi.scoring.result import Score
 from lm_polygraph_asmi.scoring.rows import RESERVED, Row, in_chat, score_rows
-from lm_polygraph_asmi.validation import check_number, describe_fields
+from lm_polygraph_asmi.validation import check_at_least_one, check_number, describe_fields
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.results.run_groups import RunGroup
     from lm_polygraph_asmi.scoring.scorer import Scorer
+    from lm_polygraph_asmi.scoring.text import Request
 
 RISKS = (0.05, 0.1, 0.2)
 """Risks of `Calibration.threshold_table`."""
@@ -149,6 +150,8 @@ def calibrate_rows(
         raise ValueError(
             f"expected signal best, score or one of {', '.join(SIGNALS)}; got {signal!r}"
         )
+    check_guarantee(risk, confidence)
+    check_at_least_one("resamples", resamples)
     numbered_rows = [
         row if isinstance(row, Row) else Row(number, dict(row))
         for number, row in enumerate(rows, start=1)
@@ -160,16 +163,20 @@ def calibrate_rows(
     if not input_rows:
         raise ValueError("expected at least two labelled answers, got no row")
     labels = labels_of(input_rows, right_from)
+    if all(labels.values()):
+        raise ValueError(f"{name}: expected right and wrong answers, got {len(labels)}, all wrong")
+    if all(isinstance(a := row.content["answer"], str) and not a.strip() for row in input_rows):
+        raise ValueError("expected answers, got only empty or blank ones")
     saved_scores = _saved_scores(numbered_rows, scorer)
     if note := scored_again(numbered_rows, len(saved_scores)):
         warnings.warn(note, stacklevel=2)
-    scores_by_row = _scores_by_row(input_rows, scorer, progress, saved_scores)
     prompts = [row.content.get("context") or row.content["prompt"] for row in input_rows]
     keys: Sequence[Any] = [row.content.get("cluster") for row in input_rows]
     if any(key is None for key in keys):
         if not all(key is None for key in keys):
             raise ValueError('expected a "cluster" in all rows or in none, got it in some')
         keys = context_clusters(prompts)
+    scores_by_row = _scores_by_row(input_rows, scorer, progress, saved_scores)
     tested = [
         (scores_by_row[row.number], labels[row.number], str(key))
         for row, key in zip(input_rows, keys, strict=True)
@@ -189,8 +196,6 @@ def labels_of(rows: Iterable[Row], right_from: float = RIGHT) -> dict[int, bool]
     Raises:
         ValueError: a row that cannot be read, or without an answer or a label; texts and chats.
     """
-    from lm_polygraph_asmi.scoring.text import parse_request  # imports torch
-
     labels: dict[int, bool] = {}
     formats: dict[bool, int] = {}
     for row in rows:
@@ -201,7 +206,7 @@ def labels_of(rows: Iterable[Row], right_from: float = RIGHT) -> dict[int, bool]
                 raise ValueError(
                     "the answer is empty; empty answers are never accepted. Remove the row"
                 )
-            if parse_request(row.content["prompt"], row.content.get("answer")).answer is None:
+            if _request(row).answer is None:
                 raise ValueError('expected an "answer" for the label, got none')
             formats.setdefault(isinstance(row.content["prompt"], str), row.number)
             labels[row.number] = is_wrong(row.content, right_from)
@@ -297,16 +302,43 @@ def _scores_by_row(
     """Row number -> score, saved or computed."""
     scores = dict(saved_scores)
     missing = [row for row in rows if row.number not in saved_scores]
+    problem = (
+        "row {} cannot be scored: {}. Correct or remove it; the risk guarantee does not cover rows "
+        "left out"
+    )
+    for row in missing:  # before any of them is scored
+        try:
+            _check_tokens(row, scorer)
+        except ValueError as error:
+            raise ValueError(problem.format(row.number, error)) from error
     for row, outcome in score_rows(scorer, missing):
         if outcome.score is None:
-            raise ValueError(
-                f"row {row.number} cannot be scored: {outcome.error}. Correct or remove it; the "
-                "risk guarantee does not cover rows left out"
-            )
+            raise ValueError(problem.format(row.number, outcome.error))
         scores[row.number] = outcome.score
         if progress is not None:
             progress(len(scores), len(rows))
     return scores
+
+
+def _request(row: Row) -> "Request":
+    from lm_polygraph_asmi.scoring.text import parse_request  # imports torch
+
+    content = row.content
+    return parse_request(content["prompt"], content.get("answer"), content.get("samples"))
+
+
+def _check_tokens(row: Row, scorer: "Scorer") -> None:
+    """Raise ValueError unless prompt and answer fit the model's vocabulary and context window."""
+    import torch
+
+    from lm_polygraph_asmi.model.unmasked import validate_tokens
+    from lm_polygraph_asmi.scoring.text import answer_tokens, prompt_tokens
+
+    prompt, answer, *_ = _request(row)
+    prompt = scorer.as_messages(prompt)
+    ids = prompt_tokens(scorer.tokenizer, prompt).tolist()
+    added = answer_tokens(scorer.tokenizer, prompt, answer) if isinstance(answer, str) else answer
+    validate_tokens(scorer.model, torch.tensor([*ids, *(added or ())]), len(ids))
 
 
 def _calibration(

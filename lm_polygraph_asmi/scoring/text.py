@@ -135,6 +135,8 @@ def _check_samples(samples: Any) -> None:
     for number, sample in enumerate(samples, start=1):
         if isinstance(sample, str):
             _check_text(f"sample {number}", sample)
+        else:
+            token_ids(sample, f"sample {number}")
 
 
 def texts_of(prompt: Prompt) -> Iterator[tuple[str, str]]:
@@ -173,20 +175,26 @@ def _check_text(name: str, text: str) -> None:
         raise ValueError(f"expected the {name} as text, got {half}: replace it")
 
 
-def token_ids(answer: Any) -> list[int]:
+def token_ids(answer: Any, name: str = "an answer") -> list[int]:
     """Token ids of any library as integers.
 
+    Args:
+        name: of the answer in messages.
+
     Raises:
-        ValueError: not integers.
+        ValueError: not integers of 64 bits.
     """
     try:
         if any(isinstance(token, bool | np.bool_) for token in answer):
             raise TypeError("expected integers, got booleans")
-        return [operator.index(token) for token in answer]
+        ids = [operator.index(token) for token in answer]
     except TypeError as error:
         raise ValueError(
-            f"expected an answer as text or a list of token ids, got {answer!r:.60}"
+            f"expected {name} as text or a list of token ids, got {answer!r:.60}"
         ) from error
+    if any(abs(token) >= 2**63 for token in ids):
+        raise ValueError(f"expected token ids of {name} that fit into 64 bits, got {ids!r:.60}")
+    return ids
 
 
 def _checked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -361,23 +361,42 @@ def test_labels():
 
 
 def test_rows_that_cannot_be_used(scorer):
+    """All that can be known before a row is scored is known then."""
     rows = labelled(4)
+
+    def calibrated(rows, risk=0.1, confidence=0.9, **how):
+        scored = "a row was scored"
+        return calibrate_rows(
+            rows, scorer, risk, confidence, progress=lambda *_: pytest.fail(scored), **how
+        )
+
     for number, changed, message in (
         (0, {"correct": None}, "row 1: expected"),
         (1, {"answer": None}, 'row 2: expected an "answer"'),
         (1, {"answer": ""}, "row 2: the answer is empty; empty answers are never accepted"),
         (2, {"cluster": None}, "in all rows or in none"),
         (3, {"prompt": PROMPT * 100}, "row 4 cannot be scored"),
+        (3, {"answer": [10**6]}, "row 4 cannot be scored: token ids must lie"),
+        (3, {"answer": [2**70]}, "row 4: expected token ids of an answer that fit into 64 bits"),
+        (3, {"samples": [" a", None]}, "row 4: expected sample 2 as text or a list of token ids"),
     ):
         some = [row | changed if i == number else row for i, row in enumerate(rows)]
         with pytest.raises(ValueError, match=message):
-            calibrate_rows(some, scorer, 0.1)
+            calibrated(some)
     with pytest.raises(ValueError, match="expected right and wrong answers"):
-        calibrate_rows([row | {"correct": False} for row in rows], scorer, 0.1)
-    with pytest.raises(ValueError, match="expected signal best, score or one of"):
-        calibrate_rows(rows, scorer, 0.1, signal="magic")
+        calibrated([row | {"correct": False} for row in rows])
+    with pytest.raises(ValueError, match="only empty or blank ones"):
+        calibrated([row | {"answer": " "} for row in rows])
+    for how, message in (
+        ({"signal": "magic"}, "expected signal best, score or one of"),
+        ({"risk": 2}, "risk must lie strictly between 0 and 1, got 2"),
+        ({"confidence": 95}, "confidence must lie strictly between 0 and 1, got 95"),
+        ({"resamples": 0}, "resamples must be at least 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            calibrated(rows, **how)
     with pytest.raises(ValueError, match="at least two labelled answers"):
-        calibrate_rows([], scorer, 0.1)
+        calibrated([])
 
 
 def test_answers_of_nothing_are_left_out_as_they_are_never_accepted(scorer):

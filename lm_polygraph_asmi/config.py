@@ -44,7 +44,7 @@ Config = TypeVar("Config", bound="ASMIConfig")
 Check = Callable[[str, Any], None]
 
 
-def setting(
+def parameter(
     default: Any,
     help: str,
     check: Check | Sequence[str],
@@ -200,96 +200,96 @@ class ASMIConfig:
     """
 
     # In the order that `label` shows them.
-    method: str = setting(
+    method: str = parameter(
         "sem", "Which score: asmi (MI), sem (MI, discounted for near-synonyms) or adapt (sem, with "
         "a discount that depends on sampled answers).", tuple(METHODS), shown=False,
     )  # fmt: skip
-    depth: float = setting(
+    depth: float = parameter(
         0.6, "Masked layer: 0 is the first, 1 the last; the paper's is 0.6.", _depth,
         unit="fraction of the layers", of="masks", shown=False,
     )  # fmt: skip
-    top_k: int = setting(
+    top_k: int = parameter(
         64, "Most likely tokens kept per distribution.", _top_k, symbol="K", of="masks", shown=False
     )
-    num_masks: int | None = setting(
+    num_masks: int | None = parameter(
         None, "Number of masks; by default, derived from the number of heads.",
         _or_none(_num_masks), symbol="S", of="masks",
     )  # fmt: skip
-    mask_rate: float | None = setting(
+    mask_rate: float | None = parameter(
         None, "Probability of masking a head; by default, derived from the number of heads.",
         _or_none(_mask_rate), symbol="p", of="masks",
     )  # fmt: skip
-    mask_sampler: str = setting(
+    mask_sampler: str = parameter(
         "bernoulli", "How masks are sampled; balanced masks each head equally often.",
         MASK_SAMPLERS, of="masks",
     )  # fmt: skip
-    scope: str = setting(
+    scope: str = parameter(
         "all", "Where heads are masked: all positions (as in the paper), or response: only where "
         "the answer is predicted (cheaper, a different score, and the one measured most).", SCOPES,
         of="masks",
     )  # fmt: skip
-    seed: int = setting(
+    seed: int = parameter(
         0, "Random seed of masks and sampled answers.", _seed, of="masks", key=False,
         shown=True,
     )  # fmt: skip
-    seeded_by: str = setting(
+    seeded_by: str = parameter(
         "answer", "Text that seeds the masks: answer (prompt and answer) or prompt (prompt only).",
         ("answer", "prompt"), of="masks", key=False, shown=True,
     )  # fmt: skip
-    aggregation: str = setting(
+    aggregation: str = parameter(
         "mean", "How token scores become the answer's score; mean is the paper's.", AGGREGATIONS,
     )  # fmt: skip
     # Of the engine's `Perturbation`: they tell runs of the perturbation controls from scores.
-    perturbation: str = setting(
+    perturbation: str = parameter(
         "heads", "What a mask changes: heads, or a control.", _name, of="masks", shown=str,
         option=False,
     )  # fmt: skip
-    perturbation_scale: float | None = setting(
+    perturbation_scale: float | None = parameter(
         None, "Factor of the change of the layer's output.", _scale,
         of="masks", shown="scale={:.4g}".format, option=False,
     )  # fmt: skip
-    closing_token: bool = setting(
+    closing_token: bool = parameter(
         True, "Whether to score the token that ends the answer.", _truth,
         shown=lambda _: "no closing token",
     )  # fmt: skip
-    tau: float = setting(
+    tau: float = parameter(
         0.3,
         "Diversity of the sampled answers at which agreement has half its weight.",
         check_number,
         method="adapt",
         shown="tau={:g}".format,
     )
-    beta: float = setting(
+    beta: float = parameter(
         10.0,
         "How steeply the weight of agreement falls around tau.",
         check_number,
         method="adapt",
         shown="beta={:g}".format,
     )
-    gate_token: str = setting(
+    gate_token: str = parameter(
         "second_last", "Token of a sampled answer whose hidden state the gate reads: the last one, "
         "such as a line break, or the second-last, as LM-Polygraph's embeddings do.", GATE_TOKENS,
         method="adapt",
     )  # fmt: skip
     # These belong to the answers rather than the score, but they distinguish runs.
-    num_samples: int = setting(
+    num_samples: int = parameter(
         10, "Number of sampled answers.", _num_samples, method="adapt", shown=False
     )
-    stop: tuple[str, ...] | None = setting(
+    stop: tuple[str, ...] | None = parameter(
         None, "String that ends an answer; \\n is a line break.", _or_none(_stop), shown=False
     )
-    special_tokens: str = setting(
+    special_tokens: str = parameter(
         "control", "How </s>, <|im_end|> and other special tokens written out in a text are read: "
         "as control tokens (with a warning), or as plain text.", SPECIAL_TOKENS,
     )  # fmt: skip
-    max_new_tokens: int = setting(
+    max_new_tokens: int = parameter(
         64, "Maximum answer length.", _max_new_tokens, unit="tokens", of="answer", key=False
     )
-    attention: str | None = setting(
+    attention: str | None = parameter(
         None, "Attention implementation of the masked passes, such as sdpa; by default, the "
         "model's.", _attention, of="machine", key=False,
     )  # fmt: skip
-    memory_budget: int | None = setting(
+    memory_budget: int | None = parameter(
         None, "Memory for masked passes, besides the weights; by default, half of the free GPU "
         "memory, or 512 MiB on a CPU.", _or_none(_bytes), unit="bytes", of="machine", key=False,
     )  # fmt: skip

@@ -25,7 +25,7 @@ from pathlib import Path
 import click
 from datasets import Dataset
 
-from lm_polygraph_asmi.runs.rows import Row, cluster_key, spread
+from lm_polygraph_asmi.runs.rows import DataRow, cluster_key, spread
 from lm_polygraph_asmi.runs.squad import Question, prompt_of, read_squad
 
 SEED = 0
@@ -123,7 +123,7 @@ def main(
     prompt = prompt_of(prompt_style, closed_book=False)
     excluded = set(spread(list(range(len(questions))), except_limit)) if except_limit else set()
     rows = [
-        Row(changed.id, cluster_key(questions[index].passage), prompt(changed), changed.answer)
+        DataRow(changed.id, cluster_key(questions[index].passage), prompt(changed), changed.answer)
         for index, changed in CHANGES[change](questions, articles_of(file, questions))
         if index not in excluded
     ]

@@ -165,9 +165,9 @@ def tables() -> None:
 @click.option("--samples", default=10, show_default=True)
 def demo(file: Path, limit: int | None, samples: int) -> None:
     """Score the demo's questions into FILE."""
-    from lm_polygraph_asmi.runs.rows import read_rows
+    from lm_polygraph_asmi.runs.rows import read_data
 
-    rows = read_rows(None, "", "", None, prompt_style="demo")[:limit]
+    rows = read_data(None, "", "", None, prompt_style="demo")[:limit]
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     scored = {json.loads(line)["id"] for line in lines}
     with file.open("a", encoding="utf-8") as out:

@@ -23,7 +23,7 @@ from lm_polygraph_asmi.results.manifest import read_manifest
 from lm_polygraph_asmi.results.names import saved_stats
 from lm_polygraph_asmi.results.run_groups import load_run_groups
 from lm_polygraph_asmi.results.runs import load_run
-from lm_polygraph_asmi.runs.rows import read_rows
+from lm_polygraph_asmi.runs.rows import read_data
 from tests import tiny_lm
 from tests.benchmarks import EXAMPLES, STORIES, babi_prompt, coqa_prompt, hub_dataset
 from tests.polygraph import polygraph_eval_here
@@ -210,7 +210,7 @@ def test_prompts_reach_the_model_as_the_dataset_has_them(benchmark, tmp_path):
     source = hub_dataset(benchmark, tmp_path)
     data = config.data
     style = (data.prompt_style, data.closed_book, data.cluster_regex)
-    rows = read_rows(source, "test", data.text_column, data.label_column, *style)
+    rows = read_data(source, "test", data.text_column, data.label_column, *style)
     prompts = [row.input for row in rows]
     clusters = len({row.cluster for row in rows})
     if benchmark == "asmi_coqa":

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from lm_polygraph_asmi import SemASMI
 from lm_polygraph_asmi.commands import main
-from lm_polygraph_asmi.config import METHODS, REMOVED, ASMIConfig, setting
+from lm_polygraph_asmi.config import METHODS, REMOVED, ASMIConfig, parameter
 from lm_polygraph_asmi.host.configs import configs_path, store_settings
 from lm_polygraph_asmi.options import given_settings, setting_options
 from lm_polygraph_asmi.report import build_report, load_run_groups
@@ -31,7 +31,7 @@ PACKAGE = Path(__file__).parents[1] / "lm_polygraph_asmi"
 class Warmer(ASMIConfig):
     """The settings and one more."""
 
-    warmth: float = setting(
+    warmth: float = parameter(
         1.5, "How warm it is.", check_number, unit="kelvin", of="masks", shown="warmth={:g}".format
     )
 
@@ -167,7 +167,7 @@ def test_a_run_says_the_settings_of_the_next_score(tmp_path):
 def test_a_key_setting_is_part_of_the_name_unless_it_says_otherwise():
     @dataclass(frozen=True, kw_only=True)
     class Unnamed(ASMIConfig):
-        warmth: float = setting(1.5, "How warm it is.", check_number)
+        warmth: float = parameter(1.5, "How warm it is.", check_number)
 
     assert str(Unnamed(warmth=3)) == "Sem-ASMI (60%, K=64, warmth=3)"
     assert str(ASMIConfig(method="adapt", num_samples=5)) == "Adapt-ASMI (60%, K=64)"

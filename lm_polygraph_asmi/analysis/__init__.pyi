@@ -38,6 +38,11 @@ from .distinct import DistinctSignal as DistinctSignal
 from .distinct import distinct_signal as distinct_signal
 from .drift import Drift as Drift
 from .drift import drifts as drifts
+from .hypotheses import Comparison as Comparison
+from .hypotheses import equivalence as equivalence
+from .hypotheses import holm as holm
+from .hypotheses import prr_comparisons as prr_comparisons
+from .hypotheses import romano_wolf as romano_wolf
 from .labels import auroc_by_label as auroc_by_label
 from .labels import label_noise as label_noise
 from .labels import same_order as same_order
@@ -72,7 +77,7 @@ from .selective import global_selector as global_selector
 from .selective import retained_error as retained_error
 from .selective import risk_coverage as risk_coverage
 from .selective import token_null as token_null
-from .signals import Signal as Signal
+from .signals import RankedSignal as RankedSignal
 from .signals import best_signal as best_signal
 from .signals import combination as combination
 from .signals import rank_signals as rank_signals
@@ -81,8 +86,3 @@ from .stability import Stability as Stability
 from .stability import rank_correlation as rank_correlation
 from .stability import rank_correlations as rank_correlations
 from .stability import seed_stability as seed_stability
-from .verdict import Comparison as Comparison
-from .verdict import equivalence as equivalence
-from .verdict import holm as holm
-from .verdict import prr_comparisons as prr_comparisons
-from .verdict import romano_wolf as romano_wolf

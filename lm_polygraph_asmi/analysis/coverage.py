@@ -1,9 +1,9 @@
 """Probability mass of the top K tokens, by how much subnetworks disagree."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from numpy.typing import ArrayLike
 
 from lm_polygraph_asmi.analysis.clusters import (
@@ -15,6 +15,9 @@ from lm_polygraph_asmi.analysis.clusters import (
     tied_order,
 )
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 BANDS = {
     "low (bottom decile)": (0, 10),
     "mid (P45 to P55)": (45, 55),
@@ -22,7 +25,7 @@ BANDS = {
 }
 """Percentiles of rank by MI_t, as in appendix "Top-K Coverage Analysis" of the paper."""
 TOP_K = (1, 8, 16, 32, 64, 128, 256)
-"""The K of the paper's analysis; runs save coverage at these (`results.names.COVERAGE_AT`)."""
+"""The K of the paper's analysis; runs save coverage at these."""
 
 
 def tail_entropy_bound(missing: ArrayLike) -> np.ndarray:
@@ -47,7 +50,7 @@ def tail_entropy_bound(missing: ArrayLike) -> np.ndarray:
 
 def coverage_by_band(
     information: ArrayLike, coverage: ArrayLike, top_k: Sequence[int] = TOP_K
-) -> pd.DataFrame:
+) -> "pd.DataFrame":
     """Mean mass of the top K in three bands of MI_t, and the bound for the tail at K = 64.
 
     Bands are cut by rank. A band that cuts through tokens of equal MI_t uses their mean, so that
@@ -70,6 +73,8 @@ def coverage_by_band(
         >>> table[64].round(2).tolist()  # low, mid, high MI; all tokens
         [1.0, 1.0, 0.9, 0.99]
     """
+    import pandas as pd  # scoring reads `TOP_K` without it
+
     information, coverage = np.asarray(information, dtype=float), np.asarray(coverage, dtype=float)
     if coverage.shape != (len(information), len(top_k)):
         raise ValueError(

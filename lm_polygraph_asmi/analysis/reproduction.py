@@ -7,7 +7,7 @@ from typing import NamedTuple
 from scipy.special import ndtr, ndtri
 
 from lm_polygraph_asmi.analysis.clusters import Interval
-from lm_polygraph_asmi.analysis.verdict import LEVEL, holm
+from lm_polygraph_asmi.analysis.hypotheses import LEVEL, holm
 
 AGREES, DIFFERS, INCONCLUSIVE = "agrees", "differs", "inconclusive"
 REPRODUCTIONS = (AGREES, DIFFERS, INCONCLUSIVE)

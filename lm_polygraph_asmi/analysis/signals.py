@@ -21,7 +21,7 @@ from lm_polygraph_asmi.analysis.comparison import augrc, auroc, auroc_interval, 
 from lm_polygraph_asmi.analysis.risk_control import fixing_rows
 
 
-class Signal(NamedTuple):
+class RankedSignal(NamedTuple):
     """How well a signal ranks errors, with intervals over clusters.
 
     Attributes:
@@ -51,7 +51,7 @@ def rank_signals(
     clusters: Sequence[str],
     quality: ArrayLike | None = None,
     resamples: int = RESAMPLES,
-) -> dict[str, Signal]:
+) -> dict[str, RankedSignal]:
     """PRR, AUROC and AUGRC of signals on the same answers, by name.
 
     Args:
@@ -82,7 +82,7 @@ def rank_signals(
         def area(rows: np.ndarray, score: np.ndarray = score) -> float:
             return augrc(score[rows], errors[rows])
 
-        by_name[name] = Signal(
+        by_name[name] = RankedSignal(
             prr[name],
             auroc_interval(score, errors, clusters, resamples),
             cluster_interval(area, clusters, resamples),
@@ -151,7 +151,7 @@ def best_signal(
 
 
 def recommendation(
-    signals: Mapping[str, Signal],
+    signals: Mapping[str, RankedSignal],
     scores: Mapping[str, ArrayLike],
     wrong: ArrayLike,
     clusters: Sequence[str],

@@ -41,7 +41,7 @@ from lm_polygraph_asmi.model.readout import own_logits, readout
 from lm_polygraph_asmi.model.session import attention_of, scoring_session
 from lm_polygraph_asmi.model.structure import special_tokens
 from lm_polygraph_asmi.model.suffix import Strategy, full_forward_passes, strategies
-from lm_polygraph_asmi.model.unmasked import Remembered, UnmaskedPass
+from lm_polygraph_asmi.model.unmasked import Reused, UnmaskedPass
 
 log = logging.getLogger("lm_polygraph")
 
@@ -301,7 +301,7 @@ class StrategyChecked(NamedTuple):
     scope: str
     strategy: str
     kind: tuple[str, ...]
-    remembered: Remembered
+    reused: Reused
 
 
 def strategies_seen_right(model: PreTrainedModel, scope: str) -> set[str]:
@@ -348,7 +348,7 @@ def check_unmasked(model: PreTrainedModel, unmasked: UnmaskedPass) -> None:
         variation = _response_variation(_direct_log_probs(model, unmasked), recorded)
         return _wrong_states(variation, lowest_precision(model))
 
-    record = record_of(model, (UNMASKED, unmasked.remembered))
+    record = record_of(model, (UNMASKED, unmasked.reused))
     reason = record.check(_extent(model, unmasked, False, 1), compare, lasting=False)
     if reason is not None:
         raise RuntimeError(
@@ -436,8 +436,8 @@ def select_strategy(
         chunk_size = chunk_sizes[strategy.name]
         record = record_of(
             model,
-            StrategyChecked(unmasked.scope, strategy.name, change.kind, unmasked.remembered),
-            among=("strategies", unmasked.scope, change.kind, unmasked.remembered),
+            StrategyChecked(unmasked.scope, strategy.name, change.kind, unmasked.reused),
+            among=("strategies", unmasked.scope, change.kind, unmasked.reused),
         )
         first_failure = not record.failed
         failure = record.check(

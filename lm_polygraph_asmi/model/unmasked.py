@@ -49,7 +49,7 @@ class TargetInput:
     heads: Float[Tensor, "1 N W"]
 
 
-Remembered = Literal["nothing", "keys", "states"]
+Reused = Literal["nothing", "keys", "states"]
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class UnmaskedPass:
         calls: how the model called every layer from the first target layer on.
         scope: where heads are to be masked, "all" or "response".
         start: the first position that was run; earlier ones were cached (`PrefixCache`).
-        remembered: what was cached: "nothing"; "keys" and values of the positions before `start`;
+        reused: what was cached: "nothing"; "keys" and values of the positions before `start`;
             or also hidden "states" at positions from `start` on, so that only target layers ran.
         keys_values: for scope "response", those of the positions before the predicting ones, for
             every layer above the first target layer that keeps any.
@@ -97,7 +97,7 @@ class UnmaskedPass:
     final_hidden: Float[Tensor, "T D"]
     by_length: bool = False
     start: int = 0
-    remembered: Remembered = "nothing"
+    reused: Reused = "nothing"
     prompt_caches: list[Any] = field(default_factory=list)
 
     @property
@@ -561,7 +561,7 @@ def run_unmasked(
         final_hidden=final[0][0, prompt_length - 1 - start :],
         by_length=tap.length_read,
         start=start,
-        remembered="states" if states else "keys" if start else "nothing",
+        reused="states" if states else "keys" if start else "nothing",
     )
 
 

@@ -18,10 +18,10 @@ from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from lm_polygraph_asmi.analysis.calibration import Reliability
 from lm_polygraph_asmi.analysis.clusters import Interval
+from lm_polygraph_asmi.analysis.coverage import TOP_K
 from lm_polygraph_asmi.analysis.prr import RejectionCurve
 from lm_polygraph_asmi.analysis.selective import Quadrants
-from lm_polygraph_asmi.report.item import ADJUSTED, TestedValue
-from lm_polygraph_asmi.results.names import COVERAGE_AT
+from lm_polygraph_asmi.report.item import ADJUSTED, AdjustedDifference
 
 BLUE, ORANGE, GREEN, GREY, BLACK = "#0072B2", "#D55E00", "#009E73", "#999999", "#222222"
 PURPLE, SKY, AMBER = "#CC79A7", "#56B4E9", "#E69F00"
@@ -141,19 +141,21 @@ def panel_legend(
 
 @styled
 def forest(
-    panels: Mapping[str, Mapping[str, Interval | TestedValue | None]],
+    panels: Mapping[str, Mapping[str, Interval | AdjustedDifference | None]],
     label: str,
     black: Container[str] = (),
 ) -> Figure:
     """Values with intervals, a panel per group, all on one scale.
 
-    Markers are filled if the interval excludes 0 (a `TestedValue`: if it is significant).
+    Markers are filled if the interval excludes 0 (a `AdjustedDifference`: if it is significant).
     Rows named in `black` are baselines.
     """
-    tested = any(isinstance(v, TestedValue) for rows in panels.values() for v in rows.values())
-    finite_rows: dict[str, dict[str, TestedValue]] = {}
+    tested = any(
+        isinstance(v, AdjustedDifference) for rows in panels.values() for v in rows.values()
+    )
+    finite_rows: dict[str, dict[str, AdjustedDifference]] = {}
     for title, rows in panels.items():
-        tested_rows = {n: _tested_value(v) for n, v in rows.items() if v is not None}
+        tested_rows = {n: _adjusted(v) for n, v in rows.items() if v is not None}
         finite_rows[title] = {n: v for n, v in tested_rows.items() if np.isfinite(v.value.value)}
     orders = [list(rows) for rows in finite_rows.values()]
     # Panels of mostly the same rows share their names, so that more fit on a page.
@@ -237,8 +239,12 @@ def identity(panels: Mapping[str, Sequence[tuple[float, float, Interval, str]]])
     return figure
 
 
-def _tested_value(value: Interval | TestedValue) -> TestedValue:
-    return value if isinstance(value, TestedValue) else TestedValue(value, value.excludes(0))
+def _adjusted(value: Interval | AdjustedDifference) -> AdjustedDifference:
+    return (
+        value
+        if isinstance(value, AdjustedDifference)
+        else AdjustedDifference(value, value.excludes(0))
+    )
 
 
 class DepthCurves(NamedTuple):
@@ -415,11 +421,11 @@ def coverage(table: pd.DataFrame, bands: Mapping[str, Mapping[str, np.ndarray]])
     for ax, label in zip(axes, labels, strict=True):
         for _, row in table[table["setting"] == label].iterrows():
             colour, style, mark = styles[row["tokens"].split()[0]]
-            ax.plot(range(len(COVERAGE_AT)), [row[f"K = {k}"] for k in COVERAGE_AT], color=colour,
+            ax.plot(range(len(TOP_K)), [row[f"K = {k}"] for k in TOP_K], color=colour,
                     linestyle=style, marker=mark, markersize=3, label=row["tokens"])  # fmt: skip
-            ax.fill_between(range(len(COVERAGE_AT)), *bands[label][row["tokens"]], color=colour,
+            ax.fill_between(range(len(TOP_K)), *bands[label][row["tokens"]], color=colour,
                             alpha=0.15, linewidth=0)  # fmt: skip
-        ax.set_xticks(range(len(COVERAGE_AT)), [str(k) for k in COVERAGE_AT])
+        ax.set_xticks(range(len(TOP_K)), [str(k) for k in TOP_K])
         ax.set_xlabel("K")
         ax.set_ylabel("mass of the top K")
         ax.set_ylim(top=1.02)

@@ -14,7 +14,7 @@ from lm_polygraph_asmi.analysis.prr import PRR
 from lm_polygraph_asmi.results.run_groups import RunGroup
 
 ADJUSTED = "p < 0.05, adjusted for the number of comparisons"
-"""Meaning of an asterisk and a filled marker of `TestedValue` values."""
+"""Meaning of an asterisk and a filled marker of `AdjustedDifference` values."""
 
 SHORT = {
     "MaximumSequenceProbability": "MSP", "MeanTokenEntropy": "Token entropy",
@@ -38,7 +38,7 @@ def leading(value: Any, ahead: Interval) -> Marked:
     return Marked(value, "bold" if ahead.excludes(0) else "underline")
 
 
-class TestedValue(NamedTuple):
+class AdjustedDifference(NamedTuple):
     """A difference whose verdict depends on an adjusted p-value, not on its interval.
 
     Attributes:
@@ -64,14 +64,14 @@ class ReportItem:
         name: of its files.
         title: its heading.
         groups: settings it was computed from.
-        table: raw values: floats, `Interval`, `PRR`, `Marked`, `TestedValue`, `AtMost` and
+        table: raw values: floats, `Interval`, `PRR`, `Marked`, `AdjustedDifference`, `AtMost` and
             text.
         figure: None if there is only a table.
         notes: the caption.
         pictured: caption of the figure alone.
         digits: after the point.
         signed: columns of differences, written with their sign, and with an asterisk if the
-            interval excludes 0 (of a `TestedValue`: if it is significant).
+            interval excludes 0 (of a `AdjustedDifference`: if it is significant).
         p_values: columns in which a value that rounds to 0 is written as "< 0.001".
         finer: columns of small values, written with one more digit.
         inline: False if the table is too long for the report, which then links its file.
@@ -117,7 +117,9 @@ class ReportItem:
         brackets = f"[low, high]: 95 % interval, {self.resamples:,} resamples of clusters"
         starred = ""
         if {*bounded} & {*self.signed}:
-            tested = any(isinstance(v, TestedValue) for name in self.signed for v in table[name])
+            tested = any(
+                isinstance(v, AdjustedDifference) for name in self.signed for v in table[name]
+            )
             starred = f"; asterisk: {ADJUSTED if tested else 'it excludes 0'}"
         return [*notes, f"{brackets}{starred}."]
 
@@ -235,7 +237,7 @@ def listed(reasons: Sequence[Reason]) -> str:
 
 
 def _bare(value: Any) -> Any:
-    return value.value if isinstance(value, Marked | TestedValue | AtMost) else value
+    return value.value if isinstance(value, Marked | AdjustedDifference | AtMost) else value
 
 
 def _without_error(value: Any) -> Any:
@@ -263,7 +265,7 @@ def text(value: Any, digits: int, signed: bool = False, markup: str = "markdown"
         # Rounded up, so that it remains an upper bound.
         above = math.ceil(value.value * 10**digits - 1e-9) / 10**digits
         return f"{escape('≤', markup)} " + text(above, digits, False, markup)
-    significant = value.significant if isinstance(value, TestedValue) else None
+    significant = value.significant if isinstance(value, AdjustedDifference) else None
     value = _bare(value)
     plus_minus = {"markdown": " ± ", "latex": r" $\pm$ "}[markup]
     sign = "+" if signed else ""

@@ -11,9 +11,6 @@ from typing import Any
 
 from lm_polygraph_asmi.config import ASMIConfig
 
-COVERAGE_AT = (1, 8, 16, 32, 64, 128, 256)
-"""The K at which `asmi_coverage` reports the mass of a subnetwork's K most likely tokens."""
-
 CANDIDATES = 8
 """Tokens per position in `asmi_candidates`."""
 

@@ -25,11 +25,11 @@ from lm_polygraph_asmi.results.manifest import dropped_text
 from lm_polygraph_asmi.results.runs import manager_files
 from lm_polygraph_asmi.runs.rows import (
     DROPPED,
-    Row,
+    DataRow,
     cluster_key,
     fits,
     problem_of,
-    read_rows,
+    read_data,
     rows_folder,
     subsample,
     unusable_rows,
@@ -291,7 +291,7 @@ def check_data(config: DictConfig) -> Iterator[Finding]:
         )
 
 
-def _check_usable(config: DictConfig, rows: list[Row]) -> Iterator[Finding]:
+def _check_usable(config: DictConfig, rows: list[DataRow]) -> Iterator[Finding]:
     """Rows that would end the run when their turn comes, and rows that were left out."""
     problems = {row.id: reason for row in rows if (reason := problem_of(row))}
     settings = window_settings(config)
@@ -322,15 +322,17 @@ def dropped_rows(config: DictConfig) -> dict[str, str]:
     return cast(dict[str, str], json.loads((rows_folder(config) / DROPPED).read_text()))
 
 
-def rows_of(config: DictConfig) -> list[Row]:
+def rows_of(config: DictConfig) -> list[DataRow]:
     """The rows of a run in order; reads them, from the hub if necessary.
 
     Raises:
-        ConnectionError, ValueError: as `rows.read_rows`.
+        ConnectionError, ValueError: as `rows.read_data`.
     """
     if _is_built(config):
         table = load_from_disk(rows_folder(config))
-        rows = [Row(*values) for values in zip(*(table[n] for n in Row._fields), strict=True)]
+        rows = [
+            DataRow(*values) for values in zip(*(table[n] for n in DataRow._fields), strict=True)
+        ]
     else:
         source = config.dataset if isinstance(config.dataset, str) else tuple(config.dataset)
         columns = config.text_column, config.get("label_column")
@@ -355,9 +357,9 @@ def _is_built(config: DictConfig) -> bool:
 @lru_cache(maxsize=1)  # the doctor calls it several times
 def _rows_in(
     _: Path, source: str | tuple[str, ...], split: str, text: str, label: str | None
-) -> list[Row]:
+) -> list[DataRow]:
     if not (isinstance(source, str) and Path(source).is_file()):
-        return read_rows(source, split, text, label)
+        return read_data(source, split, text, label)
     table = pd.read_csv(source)
     for column in (text, label):
         if column not in table.columns:
@@ -366,7 +368,7 @@ def _rows_in(
                 "text_column and label_column"
             )
     pairs = zip(table[text].tolist(), table[label].tolist(), strict=True)
-    return [Row(str(i), cluster_key(x), x, y) for i, (x, y) in enumerate(pairs)]
+    return [DataRow(str(i), cluster_key(x), x, y) for i, (x, y) in enumerate(pairs)]
 
 
 def check_places(config: DictConfig) -> Iterator[Finding]:

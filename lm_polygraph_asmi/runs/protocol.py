@@ -18,7 +18,7 @@ from lm_polygraph_asmi.host.window import Sizes, read_sizes, read_window
 from lm_polygraph_asmi.maths import operating_point
 from lm_polygraph_asmi.results.manifest import model_of
 from lm_polygraph_asmi.runs.preflight import dropped_rows, rows_of
-from lm_polygraph_asmi.runs.rows import Row, window_settings
+from lm_polygraph_asmi.runs.rows import DataRow, window_settings
 
 BYTES = {"float16": 2, "bfloat16": 2}
 """Bytes of a number by dtype; of others, 4."""
@@ -118,7 +118,7 @@ def quality_text(metrics: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(texts)
 
 
-def rows_text(config: DictConfig, rows: Sequence[Row]) -> str:
+def rows_text(config: DictConfig, rows: Sequence[DataRow]) -> str:
     """Source and number of rows and clusters, and how many are left out."""
     data = container(config.get("data") or DictConfig({}))
     source = data.get("source") or container(config)["dataset"]
@@ -132,7 +132,7 @@ def rows_text(config: DictConfig, rows: Sequence[Row]) -> str:
     return text
 
 
-def maps_text(config: DictConfig, sizes: Sizes | None, rows: Sequence[Row]) -> str:
+def maps_text(config: DictConfig, sizes: Sizes | None, rows: Sequence[DataRow]) -> str:
     """Memory of the attention maps that greedy decoding keeps for the longest prompt."""
     if not config.get("output_attentions", True):
         return "none kept"

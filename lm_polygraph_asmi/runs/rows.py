@@ -46,7 +46,7 @@ UNUSABLE = ("error", "drop")
 Source = str | Path | Sequence[str] | None
 
 
-class Row(NamedTuple):
+class DataRow(NamedTuple):
     """One question of a run.
 
     Attributes:
@@ -72,7 +72,7 @@ class Selection(NamedTuple):
         dropped: id -> reason, of rows that were selected and left out.
     """
 
-    rows: list[Row]
+    rows: list[DataRow]
     dropped: dict[str, str]
 
 
@@ -81,7 +81,7 @@ def cluster_key(text: Any) -> str:
     return hashlib.sha256(str(text).encode(errors="surrogatepass")).hexdigest()[:16]
 
 
-def problem_of(row: Row) -> str | None:
+def problem_of(row: DataRow) -> str | None:
     """Why a row cannot be asked; None if it can."""
     answers = row.output if isinstance(row.output, list) else [row.output]
     if not answers:
@@ -103,7 +103,7 @@ def spread(items: list[Item], limit: int | None) -> list[Item]:
     return [items[i * len(items) // limit] for i in range(limit)]
 
 
-def sample(rows: list[Row], size: int, seed: int, by: str | None = None) -> list[Row]:
+def sample(rows: list[DataRow], size: int, seed: int, by: str | None = None) -> list[DataRow]:
     """At most `size` rows in a random order, which depends only on ids and `seed`.
 
     A smaller sample is the beginning of a larger one, and rows that were left out before do not
@@ -151,7 +151,7 @@ def shard_of(items: list[Item], shard: int, num_shards: int) -> list[Item]:
     return items[shard * len(items) // num_shards : (shard + 1) * len(items) // num_shards]
 
 
-def read_rows(
+def read_data(
     source: Source,
     split: str,
     text_column: str,
@@ -160,7 +160,7 @@ def read_rows(
     closed_book: bool = False,
     cluster_regex: str | None = None,
     stratum_column: str | None = None,
-) -> list[Row]:
+) -> list[DataRow]:
     """All rows of a source, in order.
 
     Args:
@@ -275,7 +275,7 @@ def source_revision(source: Source) -> str | None:
     return (pinned or names or ["unknown"])[-1]
 
 
-def _with_unique_ids(rows: list[Row], name: str) -> list[Row]:
+def _with_unique_ids(rows: list[DataRow], name: str) -> list[DataRow]:
     """Make ids unique: the second "7" becomes "7#2"."""
     times: Counter[str] = Counter()
     unique = []
@@ -287,24 +287,24 @@ def _with_unique_ids(rows: list[Row], name: str) -> list[Row]:
     return unique
 
 
-def _from_questions(questions: list[Question], style: str, closed_book: bool) -> list[Row]:
+def _from_questions(questions: list[Question], style: str, closed_book: bool) -> list[DataRow]:
     prompt = prompt_of(style, closed_book)
     rows = []
     for question in questions:
         parts = [question.question] if closed_book else [question.passage, question.question]
         empty = [part for part in parts if not (isinstance(part, str) and part.strip())]
         text = empty[0] if empty else prompt(question)  # else the template hides it
-        rows.append(Row(question.id, cluster_key(question.passage), text, question.answer))
+        rows.append(DataRow(question.id, cluster_key(question.passage), text, question.answer))
     return rows
 
 
-def _from_columns(table: Dataset, text: str, label: str | None, split: str) -> list[Row]:
+def _from_columns(table: Dataset, text: str, label: str | None, split: str) -> list[DataRow]:
     columns = table.column_names
     answers = [""] * len(table) if label is None else table[label]
     ids = table["id"] if "id" in columns else [f"{split}:{i}" for i in range(len(table))]
     clusters = table["cluster"] if "cluster" in columns else map(cluster_key, table[text])
     return [
-        Row(str(i), str(cluster), prompt, answer)
+        DataRow(str(i), str(cluster), prompt, answer)
         for i, cluster, prompt, answer in zip(ids, clusters, table[text], answers, strict=True)
     ]
 
@@ -318,7 +318,7 @@ def _cluster_by(regex: str, prompt: str) -> str:
     return cluster_key(match[1])
 
 
-def save_rows(rows: list[Row], folder: Path, dropped: Mapping[str, str] | None = None) -> None:
+def save_rows(rows: list[DataRow], folder: Path, dropped: Mapping[str, str] | None = None) -> None:
     """Write rows as a folder for `datasets.load_from_disk`; a complete one is kept.
 
     Args:
@@ -334,7 +334,7 @@ def save_rows(rows: list[Row], folder: Path, dropped: Mapping[str, str] | None =
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Several jobs may build this folder at once: each in its own, and the first one wins.
     temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
-    columns = {name: [getattr(row, name) for row in rows] for name in Row._fields}
+    columns = {name: [getattr(row, name) for row in rows] for name in DataRow._fields}
     Dataset.from_dict(columns).save_to_disk(temporary)
     (temporary / DROPPED).write_text(json.dumps(dropped or {}), encoding="utf-8")
     try:
@@ -352,7 +352,7 @@ def _is_complete(folder: Path, rows: int) -> bool:
         return False
 
 
-def read_selected_rows(data: Mapping[str, Any]) -> list[Row]:
+def read_selected_rows(data: Mapping[str, Any]) -> list[DataRow]:
     """The rows that a config's node `data` describes, as `select_rows`."""
     return select_rows(data).rows
 
@@ -363,7 +363,7 @@ def select_rows(
     """The rows that a config's node `data` describes, and those it leaves out.
 
     Args:
-        data: arguments of `read_rows`, and then, applied in this order: `size` with
+        data: arguments of `read_data`, and then, applied in this order: `size` with
             `subsample_seed` (a random sample, as LM-Polygraph draws it), `first` (its first rows),
             `except_limit` (drops the rows that such a `limit` keeps), `sample` with `sample_seed`
             and `sample_by` (see `sample`) or `limit` (evenly spaced), `unusable` ("error"; or
@@ -371,7 +371,7 @@ def select_rows(
         too_long: with "drop", why a prompt does not fit the context window, None if it does.
 
     Raises:
-        ConnectionError, ValueError: as `read_rows` and `shard_of`; both `sample` and `limit`; rows
+        ConnectionError, ValueError: as `read_data` and `shard_of`; both `sample` and `limit`; rows
             that cannot be asked.
     """
     source = dict(data)
@@ -400,7 +400,7 @@ def select_rows(
     if count is None and by is not None:
         raise ValueError(f"data.sample_by={by} needs the number of rows: set data.sample")
     stratum_column = None if by == BY_CLUSTER else by
-    rows = subsample(read_rows(**source, stratum_column=stratum_column), size, seed)[:first]
+    rows = subsample(read_data(**source, stratum_column=stratum_column), size, seed)[:first]
     if except_limit is not None:
         excluded = {row.id for row in spread(rows, except_limit)}
         rows = [row for row in rows if row.id not in excluded]

@@ -22,7 +22,7 @@ from lm_polygraph_asmi.analysis.calibration import (
 )
 from lm_polygraph_asmi.analysis.clusters import Interval, text_clusters, wilson_interval
 from lm_polygraph_asmi.analysis.drift import Drift, drifts
-from lm_polygraph_asmi.analysis.signals import Signal
+from lm_polygraph_asmi.analysis.signals import RankedSignal
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.files import parse_json, read_json, write_whole
 from lm_polygraph_asmi.scoring.decision import SIGNALS, Decision
@@ -110,7 +110,7 @@ class Calibration:
     settings: dict[str, Any]
     masking_response: float | None = None
     decision: Decision | None = None
-    signals: dict[str, Signal] = field(default_factory=dict)
+    signals: dict[str, RankedSignal] = field(default_factory=dict)
     recommendation: str = ""
     other_thresholds: tuple[Decision, ...] = ()
     reliability: dict[str, Any] | None = None

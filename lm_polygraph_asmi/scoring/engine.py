@@ -20,6 +20,7 @@ from torch.special import entr
 from transformers import PreTrainedModel
 
 from lm_polygraph_asmi import maths
+from lm_polygraph_asmi.analysis.coverage import TOP_K
 from lm_polygraph_asmi.config import ASMIConfig, check_fits
 from lm_polygraph_asmi.model import (
     Perturbation,
@@ -47,7 +48,7 @@ from lm_polygraph_asmi.model.memory import default_budget, in_chunks, reduction_
 from lm_polygraph_asmi.model.perturbation import WITHOUT_HEADS
 from lm_polygraph_asmi.model.readout import widens
 from lm_polygraph_asmi.results.cache import ModelKeys, ResultCache
-from lm_polygraph_asmi.results.names import CANDIDATES, COVERAGE_AT, Settings
+from lm_polygraph_asmi.results.names import CANDIDATES, Settings
 from lm_polygraph_asmi.scoring.statistics import AnswerStatistics, concatenated
 
 log = logging.getLogger("lm_polygraph")
@@ -374,10 +375,10 @@ class Engine:
         device = log_probs.device
         counts, index = subnetworks.counts.to(device), subnetworks.index.to(device)
         share = maths.mask_weights(counts, len(counts)).to(device)
-        by_rank = maths.ranked(log_probs, max(self.config.top_k, *COVERAGE_AT))
+        by_rank = maths.ranked(log_probs, max(self.config.top_k, *TOP_K))
         support = maths.union_support(log_probs, self.config.top_k, by_rank)
         disagreement = maths.disagreement(support, counts)
-        coverage = maths.top_k_coverage(log_probs, COVERAGE_AT, by_rank)
+        coverage = maths.top_k_coverage(log_probs, TOP_K, by_rank)
         reduced = {
             "mi": disagreement.mutual_information,
             "agreement": maths.agreement_on_support(

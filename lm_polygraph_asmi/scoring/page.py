@@ -11,8 +11,8 @@ import regex
 from jinja2 import Environment, Template
 from markupsafe import Markup, escape
 
-FULL_SHADE = 0.1
-"""u in nats from which a token has the darkest shade; the same on every page."""
+from lm_polygraph_asmi.scoring.tokens import FULL_SHADE
+
 LEGEND = (0.0, 0.001, 0.01, 0.03, 0.1)
 """u in nats that the legend shows."""
 SIGNS = {"\n": "⏎", "\t": "⇥"}

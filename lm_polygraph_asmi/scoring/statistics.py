@@ -32,7 +32,7 @@ class AnswerStatistics:
         mean_entropy: (T,) mean over masks of the entropies on the support, nats.
         tail_mass: (T,) mean over masks of the mass outside the union.
         coverage: (T, 7) mean over masks of the mass of the top K, for each K of
-            `results.names.COVERAGE_AT`.
+            `analysis.coverage.TOP_K`.
         top_token: (S, T) most likely token of each subnetwork.
         mask_seed: seed of the masks.
         settings: in use, with those derived for the model.

@@ -7,9 +7,10 @@ from typing import Any
 
 from lm_polygraph_asmi.analysis.mechanism import votes
 from lm_polygraph_asmi.maths.scores import token_scores
-from lm_polygraph_asmi.scoring.page import FULL_SHADE
 from lm_polygraph_asmi.scoring.statistics import AnswerStatistics
 
+FULL_SHADE = 0.1
+"""u in nats from which a token has the darkest shade; the same everywhere."""
 BARS = " ▁▂▃▄▅▆▇█"
 OLDER_FIELDS = ("context_mi", "context_share", "context_attention")
 """Of version 0.1: attribution to a context, which is no longer measured."""

@@ -29,7 +29,7 @@ from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.host.quality import words
 from lm_polygraph_asmi.model import PrefixCache, scoring_session
 from lm_polygraph_asmi.results.names import at_depth
-from lm_polygraph_asmi.runs.rows import Row, cluster_key
+from lm_polygraph_asmi.runs.rows import DataRow, cluster_key
 from lm_polygraph_asmi.runs.squad import Question, prompt_of
 from lm_polygraph_asmi.scoring import Scorer
 from lm_polygraph_asmi.scoring.engine import Engine, score_depths
@@ -45,7 +45,7 @@ STRATA = 5
 """Questions of a story of bAbI task 1: after 2, 4, 6, 8 and 10 facts."""
 
 
-def babi_rows(file: Path) -> list[Row]:
+def babi_rows(file: Path) -> list[DataRow]:
     """The questions of the plan, in its order."""
     scored = {
         row_id
@@ -53,9 +53,9 @@ def babi_rows(file: Path) -> list[Row]:
         for row_id in pd.read_parquet(table, columns=["id"])["id"]
     }
     earlier = {prompt for prompt, _ in read_babi(file.with_name("babi_qa1_train.txt"))}
-    strata: list[list[Row]] = [[] for _ in range(STRATA)]
+    strata: list[list[DataRow]] = [[] for _ in range(STRATA)]
     for index, (prompt, answer) in enumerate(read_babi(file)):
-        row = Row(f"test:{index}", f"story {index // STRATA}", prompt, answer)
+        row = DataRow(f"test:{index}", f"story {index // STRATA}", prompt, answer)
         if prompt not in earlier and row.id not in scored:
             strata[index % STRATA].append(row)
         earlier.add(prompt)
@@ -68,7 +68,7 @@ def babi_rows(file: Path) -> list[Row]:
     ]
 
 
-def squad_rows(file: Path, few_shot: bool) -> list[Row]:
+def squad_rows(file: Path, few_shot: bool) -> list[DataRow]:
     """One question a passage, passages in random order."""
     rng = np.random.default_rng(SEED)
     prompt = prompt_of("demo" if few_shot else "paper", False)
@@ -79,7 +79,7 @@ def squad_rows(file: Path, few_shot: bool) -> list[Row]:
             gold = [answer["text"] for answer in question["answers"]]
             text = prompt(Question("", paragraph["context"], question["question"], gold[0]))
             key = cluster_key(paragraph["context"])
-            rows.append(Row(str(question["id"]), key, text, gold))
+            rows.append(DataRow(str(question["id"]), key, text, gold))
     return [rows[i] for i in rng.permutation(len(rows))]
 
 
@@ -118,7 +118,7 @@ def kept_statistics(depths: Sequence[AnswerStatistics]) -> dict[str, Any]:
 
 
 def score_row(
-    scorer: Scorer, engines: Sequence[Engine], row: Row, babi: bool, prefix_cache: PrefixCache
+    scorer: Scorer, engines: Sequence[Engine], row: DataRow, babi: bool, prefix_cache: PrefixCache
 ) -> dict[str, Any]:
     prompt = prompt_tokens(scorer.tokenizer, row.input)
     response = scorer.generation.greedy(prompt, scorer.config.max_new_tokens, engines, prefix_cache)

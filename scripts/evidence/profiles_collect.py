@@ -26,7 +26,7 @@ from lm_polygraph_asmi.experiments.perturbations import load_perturbation
 from lm_polygraph_asmi.host.quality import words
 from lm_polygraph_asmi.model import PrefixCache, readout, scoring_session
 from lm_polygraph_asmi.results.names import at_depth
-from lm_polygraph_asmi.runs.rows import Row, cluster_key, read_rows, spread
+from lm_polygraph_asmi.runs.rows import DataRow, cluster_key, read_data, spread
 from lm_polygraph_asmi.scoring import Scorer
 from lm_polygraph_asmi.scoring.engine import Engine, score_depths
 from lm_polygraph_asmi.scoring.statistics import AnswerStatistics
@@ -40,13 +40,13 @@ RIDGE = 1.0
 """Penalty in the regression of the answer's log-probability on the masked heads."""
 
 
-def read_questions(file: Path, few_shot: bool, skip: int) -> list[Row]:
+def read_questions(file: Path, few_shot: bool, skip: int) -> list[DataRow]:
     """All questions of a file; those of one story or passage share a cluster."""
     if file.suffix == ".json":
-        return read_rows(str(file), "", "", None, "demo" if few_shot else "paper")[skip:]
+        return read_data(str(file), "", "", None, "demo" if few_shot else "paper")[skip:]
     split = file.stem.rpartition("_")[2]
     rows = [
-        Row(f"{split}:{index}", cluster_key(f"story {index // QUESTIONS}"), prompt, answer)
+        DataRow(f"{split}:{index}", cluster_key(f"story {index // QUESTIONS}"), prompt, answer)
         for index, (prompt, answer) in enumerate(read_babi(file))
     ]
     return rows[skip:]
@@ -95,7 +95,7 @@ def unmasked_features(
 def score_answer(
     scorer: Scorer,
     engines: Sequence[Engine],
-    row: Row,
+    row: DataRow,
     mlp: Sequence[Engine],
     raw: bool,
     prefix_cache: PrefixCache,

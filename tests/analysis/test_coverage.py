@@ -10,10 +10,9 @@ from lm_polygraph_asmi.analysis.coverage import (
     coverage_intervals,
     tail_entropy_bound,
 )
-from lm_polygraph_asmi.results.names import COVERAGE_AT
 from tests.analysis.simulation import ends
 
-AT_64 = COVERAGE_AT.index(64)
+AT_64 = TOP_K.index(64)
 
 
 def tokens(n=400):
@@ -21,13 +20,13 @@ def tokens(n=400):
     rng = np.random.default_rng(0)
     information = rng.exponential(size=n)
     missing = 0.2 * rng.random((n, 1)) * np.minimum(information, 1)[:, None]
-    return information, 1 - missing / np.sqrt(COVERAGE_AT)
+    return information, 1 - missing / np.sqrt(TOP_K)
 
 
 def test_bands_against_pandas():
     information, coverage = tokens()
     found = coverage_by_band(information, coverage)
-    frame = pd.DataFrame(coverage, columns=list(COVERAGE_AT))
+    frame = pd.DataFrame(coverage, columns=list(TOP_K))
     rank = pd.Series(information).rank(pct=True)
     bands = {
         "low (bottom decile)": rank <= 0.1,
@@ -38,9 +37,7 @@ def test_bands_against_pandas():
     assert list(found.index) == list(bands)
     for band, inside in bands.items():
         assert found.loc[band, "n"] == inside.sum()
-        np.testing.assert_allclose(
-            found.loc[band, list(COVERAGE_AT)].astype(float), frame[inside].mean()
-        )
+        np.testing.assert_allclose(found.loc[band, list(TOP_K)].astype(float), frame[inside].mean())
         assert found.loc[band, "tail entropy bound"] == pytest.approx(
             tail_entropy_bound(1 - frame.loc[inside, 64].mean())
         )
@@ -115,10 +112,6 @@ def test_other_shapes_are_refused():
         coverage_by_band(information, coverage[:, 1:])
     with pytest.raises(ValueError, match=r"must have shape \(9, 7\), got \(10, 7\)"):
         coverage_by_band(information[1:], coverage)
-
-
-def test_the_papers_k_are_those_that_runs_save():
-    assert TOP_K == COVERAGE_AT
 
 
 def test_bands_over_answers_against_a_loop():

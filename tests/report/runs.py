@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from lm_polygraph_asmi.analysis.coverage import TOP_K
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.results.manifest import write_manifest
-from lm_polygraph_asmi.results.names import COVERAGE_AT, Settings
+from lm_polygraph_asmi.results.names import Settings
 
 METHODS = "methods"
 """Beside what a manager file holds: what its manifest says of the scores."""
@@ -68,7 +69,7 @@ def content(
                 h + m for h, m in zip(mean_entropy, mi, strict=True)
             ],
             f"asmi_coverage_d{depth}": [
-                np.sort(rng.random((t, len(COVERAGE_AT))), axis=1) for t in lengths
+                np.sort(rng.random((t, len(TOP_K))), axis=1) for t in lengths
             ],
             f"asmi_top_token_d{depth}": [rng.integers(0, 10, (MASKS, t)) for t in lengths],
             f"asmi_settings_d{depth}": [

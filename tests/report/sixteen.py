@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from lm_polygraph_asmi.analysis.coverage import TOP_K
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.report import build_report, load_run_groups
-from lm_polygraph_asmi.results.names import COVERAGE_AT, Settings
+from lm_polygraph_asmi.results.names import Settings
 from tests.report.runs import MASKS, manifest, put, save
 
 MODELS = ("planted_a", "planted_b", "planted_c", "planted_d")
@@ -108,7 +109,7 @@ def group(
             nearly = np.array(scores["sem"]) * np.exp(0.02 * rng.normal(size=n))
             estimations["sequence", "RAUQ"] = nearly.tolist()
         entropy = tokens(0.6 * difficulty, 0.5)
-        share = [rng.random((t, len(COVERAGE_AT))) for t in lengths]
+        share = [rng.random((t, len(TOP_K))) for t in lengths]
         stats |= {
             f"asmi_mi_d{depth}": mi,
             f"asmi_agreement_d{depth}": agreement,

@@ -4,11 +4,11 @@ import pytest
 
 from lm_polygraph_asmi.analysis import PRR, Interval
 from lm_polygraph_asmi.report.item import (
+    AdjustedDifference,
     AtMost,
     Marked,
     MissingItem,
     ReportItem,
-    TestedValue,
     escape,
     frame,
     text,
@@ -32,8 +32,8 @@ NAN = float("nan")
         (PRR(NAN, NAN), False, "–"),
         (Marked(PRR(0.45, 0.021), "bold"), False, "**0.450 ± 0.021**"),
         (Marked(-0.2, "underline"), False, "<u>−0.200</u>"),
-        (TestedValue(Interval(0.1, 0.02, 0.2), False), True, "+0.100 [+0.020, +0.200]"),
-        (TestedValue(Interval(0.1, -0.02, 0.2), True), True, "+0.100* [−0.020, +0.200]"),
+        (AdjustedDifference(Interval(0.1, 0.02, 0.2), False), True, "+0.100 [+0.020, +0.200]"),
+        (AdjustedDifference(Interval(0.1, -0.02, 0.2), True), True, "+0.100* [−0.020, +0.200]"),
         (AtMost(0.0016), False, "≤ 0.002"),
         (None, False, "–"),
         (NAN, False, "–"),

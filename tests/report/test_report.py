@@ -25,8 +25,8 @@ from lm_polygraph_asmi.analysis import (
 )
 from lm_polygraph_asmi.analysis.comparison import prr_intervals
 from lm_polygraph_asmi.analysis.distinct import distinct_signal
+from lm_polygraph_asmi.analysis.hypotheses import holm, prr_comparisons
 from lm_polygraph_asmi.analysis.selective import aurc, confident_filter
-from lm_polygraph_asmi.analysis.verdict import holm, prr_comparisons
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.experiments.probe_file import write_probe

@@ -12,10 +12,10 @@ from omegaconf import OmegaConf
 
 from lm_polygraph_asmi.runs import rows
 from lm_polygraph_asmi.runs.rows import (
-    Row,
+    DataRow,
     cluster_key,
     problem_of,
-    read_rows,
+    read_data,
     read_selected_rows,
     sample,
     save_rows,
@@ -111,7 +111,9 @@ def test_limit_spreads_over_the_rows():
     assert spread(items, None) == spread(items, 99) == items
 
 
-STORIES = [Row(f"{i}", f"story {i // 5}", f"q{i}?", "a", f"{2 * (i % 5) + 2}") for i in range(200)]
+STORIES = [
+    DataRow(f"{i}", f"story {i // 5}", f"q{i}?", "a", f"{2 * (i % 5) + 2}") for i in range(200)
+]
 """Forty stories with five questions each, after 2, 4, 6, 8 and 10 facts, as in bAbI."""
 
 
@@ -248,7 +250,7 @@ def test_rows_of_a_folder_have_their_numbers_as_ids(tmp_path):
 def test_repeated_prompts_stay_and_are_reported(tmp_path, caplog):
     source = saved(tmp_path, input=["Who?", "Where?", "Who?"], output=["A", "B", "C"])
     with caplog.at_level(logging.WARNING, "lm_polygraph"):
-        rows = read_rows(source, "test", "input", "output")
+        rows = read_data(source, "test", "input", "output")
     assert "1 of 3 rows repeat an earlier prompt. They are kept, in one cluster" in caplog.text
     assert [row.output for row in rows] == ["A", "B", "C"]
     assert rows[0].cluster == rows[2].cluster
@@ -258,23 +260,23 @@ def test_clusters_by_a_part_of_the_prompt(tmp_path):
     prompts = [f"Story: {s}\n\nQuestion: {q}" for s, q in (("a\nb", 1), ("a\nb", 2), ("c", 1))]
     source = saved(tmp_path, input=prompts, output=["", "", ""])
     regex = r"(?s)Story: (.*?)\n\nQuestion: "
-    rows = read_rows(source, "test", "input", "output", cluster_regex=regex)
+    rows = read_data(source, "test", "input", "output", cluster_regex=regex)
     assert [row.cluster for row in rows] == [cluster_key(s) for s in ("a\nb", "a\nb", "c")]
     with pytest.raises(ValueError, match="has no group, or does not match: 'Story: a"):
-        read_rows(source, "test", "input", "output", cluster_regex="Passage: (.*)")
+        read_data(source, "test", "input", "output", cluster_regex="Passage: (.*)")
 
 
 def test_one_split_of_several(tmp_path):
     splits = {name: Dataset.from_dict({"input": [name], "output": ["A"]}) for name in "ab"}
     DatasetDict(splits).save_to_disk(tmp_path / "two")
-    assert [row.input for row in read_rows(tmp_path / "two", "b", "input", "output")] == ["b"]
+    assert [row.input for row in read_data(tmp_path / "two", "b", "input", "output")] == ["b"]
     with pytest.raises(ValueError, match="has no split 'c'"):
-        read_rows(tmp_path / "two", "c", "input", "output")
+        read_data(tmp_path / "two", "c", "input", "output")
 
 
 def test_a_folder_of_parquet_files_is_read_as_the_hubs_datasets_are(tmp_path):
     Dataset.from_dict({"input": ["Who?"], "output": ["A"]}).to_parquet(tmp_path / "d/test.parquet")
-    (row,) = read_rows(str(tmp_path / "d"), "test", "input", "output")
+    (row,) = read_data(str(tmp_path / "d"), "test", "input", "output")
     assert (row.id, row.input, row.output) == ("test:0", "Who?", "A")
 
 
@@ -304,13 +306,13 @@ def test_an_empty_split(tmp_path):
     Dataset.from_dict({"input": [], "output": []}).to_parquet(tmp_path / "d/test.parquet")
     for source in (str(tmp_path / "d"), saved(tmp_path, input=[], output=[])):
         with pytest.raises(ValueError, match="has no split 'test', or is empty or damaged"):
-            read_rows(source, "test", "input", "output")
+            read_data(source, "test", "input", "output")
 
 
 @pytest.mark.parametrize("source", ["nowhere/at-all", ["nowhere/at-all", "continuation"]])
 def test_an_unreachable_dataset(source):
     with pytest.raises(ConnectionError, match="cannot reach the dataset nowhere/at-all"):
-        read_rows(source, "test", "input", "output")
+        read_data(source, "test", "input", "output")
 
 
 def test_prompts_that_are_finished_cannot_be_asked_otherwise(tmp_path):
@@ -322,13 +324,13 @@ def test_prompts_that_are_finished_cannot_be_asked_otherwise(tmp_path):
 
 def test_repeated_ids_are_numbered(tmp_path, caplog):
     source = saved(tmp_path, id=["7", "8", "7"], input=["a", "b", "c"], output=["x", "y", "z"])
-    rows = read_rows(source, "test", "input", "output")
+    rows = read_data(source, "test", "input", "output")
     assert [row.id for row in rows] == ["7", "8", "7#2"]
     assert "repeats 1 ids; they were numbered" in caplog.text
 
 
 def test_a_folder_that_something_has_cleaned_up_in_is_built_again(tmp_path):
-    rows = read_rows(
+    rows = read_data(
         saved(tmp_path, input=["a", "b"], output=["x", "y"]), "test", "input", "output"
     )
     folder = tmp_path / "rows"
@@ -340,7 +342,7 @@ def test_a_folder_that_something_has_cleaned_up_in_is_built_again(tmp_path):
 
 
 def test_several_jobs_build_the_same_folder(tmp_path):
-    rows = read_rows(
+    rows = read_data(
         saved(tmp_path, input=["a", "b"], output=["x", "y"]), "test", "input", "output"
     )
     with ThreadPoolExecutor(8) as pool:
@@ -440,7 +442,7 @@ def test_half_of_a_surrogate_pair_is_named(tmp_path):
     )
     with pytest.raises(ValueError, match=message):
         rows_folder(data(file))
-    row = Row("1", "a", "Who?", ["a", "\udfff"])
+    row = DataRow("1", "a", "Who?", ["a", "\udfff"])
     assert problem_of(row) == r"its answer has '\udfff' at character 1, half of a surrogate pair"
 
 
@@ -454,7 +456,7 @@ def test_a_hub_dataset_is_pinned_and_its_commit_is_recorded(tmp_path, monkeypatc
 
     monkeypatch.setattr(rows, "load_dataset", load)
     for source in ("owner/name", "owner/name@abc", ["owner/name@abc", "part"]):
-        assert len(read_rows(source, "test", "input", "output")) == 2
+        assert len(read_data(source, "test", "input", "output")) == 2
     assert asked == [
         (("owner/name",), {"split": "test", "revision": None}),
         (("owner/name",), {"split": "test", "revision": "abc"}),

@@ -76,7 +76,7 @@ def passes(monkeypatch):
 
 
 def known_to(passes):
-    return [(unmasked.start, unmasked.remembered) for unmasked in passes]
+    return [(unmasked.start, unmasked.reused) for unmasked in passes]
 
 
 def returns_tuples(model) -> bool:
@@ -188,7 +188,7 @@ def test_states_of_other_passes_or_layers_are_not_taken():
         with scoring_session(tiny):
             found = run_unmasked(tiny, asked, prompt, layers, "response", prefix_cache)
             expected = run_unmasked(tiny, asked, prompt, layers, "response")
-        reused[name] = found.remembered
+        reused[name] = found.reused
         close(found.final_hidden, expected.final_hidden)
         assert (found.by_length, found.devices) == (expected.by_length, expected.devices)
         for layer in layers:

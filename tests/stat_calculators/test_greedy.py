@@ -95,7 +95,7 @@ def starts(monkeypatch):
 
     def spy(*args):
         unmasked = run(*args)
-        found.append((unmasked.start, unmasked.remembered))
+        found.append((unmasked.start, unmasked.reused))
         return unmasked
 
     monkeypatch.setattr(engine, "run_unmasked", spy)

@@ -27,8 +27,8 @@ from lm_polygraph_asmi.analysis.clusters import (
     two_sided,
 )
 from lm_polygraph_asmi.analysis.comparison import drawn_prr
+from lm_polygraph_asmi.analysis.hypotheses import LEVEL, MARGIN, equivalence, holm
 from lm_polygraph_asmi.analysis.power import equivalence_size, sample_size
-from lm_polygraph_asmi.analysis.verdict import LEVEL, MARGIN, equivalence, holm
 from lm_polygraph_asmi.experiments.analysis.coupling import correlations, interval
 
 MUST_BEAT = ("pseudo_heads", "foreign")

@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from lm_polygraph_asmi.analysis.added import adds_information
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.distinct import distinct_signal
+from lm_polygraph_asmi.analysis.hypotheses import MARGIN, holm
 from lm_polygraph_asmi.analysis.stability import rank_correlation
-from lm_polygraph_asmi.analysis.verdict import MARGIN, holm
 from lm_polygraph_asmi.experiments.analysis.controls import (
     MUST_BEAT,
     ConditionComparison,

@@ -17,7 +17,7 @@ from lm_polygraph_asmi.analysis.added import adds_information
 from lm_polygraph_asmi.analysis.clusters import Interval, cluster_interval
 from lm_polygraph_asmi.analysis.comparison import auroc_interval
 from lm_polygraph_asmi.analysis.distinct import distinct_signal
-from lm_polygraph_asmi.analysis.verdict import holm
+from lm_polygraph_asmi.analysis.hypotheses import holm
 from lm_polygraph_asmi.experiments.analysis.coupling import (
     Coupling,
     criticality_coupling,

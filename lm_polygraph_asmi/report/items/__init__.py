@@ -8,8 +8,8 @@ from types import ModuleType
 import numpy as np
 
 from lm_polygraph_asmi.analysis.clusters import FEW, Interval
+from lm_polygraph_asmi.analysis.hypotheses import MARGIN
 from lm_polygraph_asmi.analysis.mechanism import OVER_ROBUST, masking_response
-from lm_polygraph_asmi.analysis.verdict import MARGIN
 from lm_polygraph_asmi.report.item import Items, MissingItem
 from lm_polygraph_asmi.report.items.benchmark import (
     adjusted_comparisons,

@@ -11,9 +11,7 @@ from matplotlib.figure import Figure
 from lm_polygraph_asmi.analysis.clusters import RESAMPLES, SEED, Interval, percentile_interval
 from lm_polygraph_asmi.analysis.comparison import augrc, auroc, drawn_prr
 from lm_polygraph_asmi.analysis.depth import Sweep, depth_selection
-from lm_polygraph_asmi.analysis.prr import normalised_prr, prr_with_error
-from lm_polygraph_asmi.analysis.stability import seed_stability
-from lm_polygraph_asmi.analysis.verdict import (
+from lm_polygraph_asmi.analysis.hypotheses import (
     LEVEL,
     MARGIN,
     OUTCOMES,
@@ -21,15 +19,17 @@ from lm_polygraph_asmi.analysis.verdict import (
     holm,
     prr_comparisons,
 )
+from lm_polygraph_asmi.analysis.prr import normalised_prr, prr_with_error
+from lm_polygraph_asmi.analysis.stability import seed_stability
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.item import (
+    AdjustedDifference,
     AtMost,
     Items,
     MissingItem,
     Reason,
     ReportItem,
-    TestedValue,
     brief,
     frame,
     leading,
@@ -299,13 +299,13 @@ def head_to_head(groups: Sequence[RunGroup]) -> Items:
 
     adjusted = adjusted_comparisons(groups)
 
-    def _tested_value(group: RunGroup, name: str) -> TestedValue | Interval | None:
+    def _adjusted(group: RunGroup, name: str) -> AdjustedDifference | Interval | None:
         if name not in compared_on(group):
             return None
         comparison = adjusted.get(name, {}).get(group)
         if comparison is None:  # no interval, no test
             return intervals_of(group)[1][compared_on(group)[name]].difference
-        return TestedValue(comparison.difference, comparison.p_value < LEVEL)
+        return AdjustedDifference(comparison.difference, comparison.p_value < LEVEL)
 
     def compute(group: RunGroup) -> dict[str, Any]:
         intervals, _ = intervals_of(group)
@@ -313,7 +313,7 @@ def head_to_head(groups: Sequence[RunGroup]) -> Items:
         if "top Δ best baseline" not in pairs:
             raise Unavailable("no variant and baseline with a defined PRR")
         top, best = pairs["top Δ best baseline"]
-        differences = {name: _tested_value(group, name) for name in COMPARED}
+        differences = {name: _adjusted(group, name) for name in COMPARED}
         return {
             "setting": group.label,
             "top variant": f"{top} ({intervals[top].value:.3f})",
@@ -363,7 +363,7 @@ def _outcomes(groups: Sequence[RunGroup]) -> Items:
             {
                 "comparison": name,
                 "setting": group.label,
-                "difference": TestedValue(comparison.difference, comparison.p_value < LEVEL),
+                "difference": AdjustedDifference(comparison.difference, comparison.p_value < LEVEL),
                 "p": _floored(comparison.p_value, comparison.least),
                 "p, equivalent": _floored(comparison.p_equivalent, comparison.least_equivalent),
                 "margin in reach": comparison.reach,

@@ -10,12 +10,11 @@ from matplotlib.figure import Figure
 
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.comparison import prr_intervals
-from lm_polygraph_asmi.analysis.coverage import coverage_by_band, coverage_intervals
+from lm_polygraph_asmi.analysis.coverage import TOP_K, coverage_by_band, coverage_intervals
 from lm_polygraph_asmi.analysis.stability import rank_correlation
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.item import Items, frame
-from lm_polygraph_asmi.results.names import COVERAGE_AT
 from lm_polygraph_asmi.results.run_groups import (
     RunGroup,
     Unavailable,
@@ -184,9 +183,9 @@ def _token_correlation(*scored: tuple[RunGroup, str, Sequence[int]]) -> float | 
 
 def _coverage_at(group: RunGroup, top_k: int) -> float | None:
     saved = group.saved("asmi_coverage", at_operating_depth=True)
-    if saved is None or top_k not in COVERAGE_AT:
+    if saved is None or top_k not in TOP_K:
         return None
-    return float(np.concatenate(saved)[:, COVERAGE_AT.index(top_k)].mean())
+    return float(np.concatenate(saved)[:, TOP_K.index(top_k)].mean())
 
 
 def coverage(groups: Sequence[RunGroup]) -> Items:
@@ -199,11 +198,11 @@ def coverage(groups: Sequence[RunGroup]) -> Items:
         information = group.saved("asmi_mi", at_operating_depth=True)
         if not saved or not information:
             raise Unavailable("asmi_coverage or asmi_mi not saved")
-        bands = coverage_by_band(np.concatenate(information), np.concatenate(saved), COVERAGE_AT)
+        bands = coverage_by_band(np.concatenate(information), np.concatenate(saved), TOP_K)
         spread[group.label] = coverage_intervals(information, saved, group.clusters)
         return [
             {"setting": group.label, "tokens": band}
-            | {f"K = {name}" if name in COVERAGE_AT else str(name): v for name, v in row.items()}
+            | {f"K = {name}" if name in TOP_K else str(name): v for name, v in row.items()}
             for band, row in bands.to_dict("index").items()
         ]
 

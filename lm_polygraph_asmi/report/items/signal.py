@@ -20,14 +20,14 @@ from lm_polygraph_asmi.analysis.added import (
 )
 from lm_polygraph_asmi.analysis.clusters import Interval, cluster_band
 from lm_polygraph_asmi.analysis.distinct import AGGREGATIONS, DistinctSignal, distinct_signal
+from lm_polygraph_asmi.analysis.hypotheses import holm
 from lm_polygraph_asmi.analysis.stability import rank_correlation
-from lm_polygraph_asmi.analysis.verdict import holm
 from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.item import (
+    AdjustedDifference,
     Items,
     MissingItem,
     ReportItem,
-    TestedValue,
     frame,
     leading,
 )
@@ -136,7 +136,7 @@ def distinct(groups: Sequence[RunGroup]) -> Items:
         for _, row in main.iterrows():
             reach = student.isf(0.025, clusters[row["setting"]] - 1)
             span = Interval(row["z"], row["z"] - reach, row["z"] + reach)
-            intervals[row["setting"]] = TestedValue(span, row["adds"] != "no")
+            intervals[row["setting"]] = AdjustedDifference(span, row["adds"] != "no")
         return figures.forest(
             {"u_sem beyond MSP, H and length": intervals}, "z; > 0: wrong answers score higher"
         )

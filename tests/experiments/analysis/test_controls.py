@@ -7,7 +7,7 @@ from scipy.stats import spearmanr
 from lm_polygraph_asmi.analysis import Interval, equivalence_size, normalised_prr
 from lm_polygraph_asmi.analysis.clusters import percentiles, tail
 from lm_polygraph_asmi.analysis.comparison import drawn_prr
-from lm_polygraph_asmi.analysis.verdict import equivalence
+from lm_polygraph_asmi.analysis.hypotheses import equivalence
 from lm_polygraph_asmi.experiments.analysis import (
     ConditionComparison,
     condition_comparisons,

@@ -14,7 +14,7 @@ from lm_polygraph_asmi.analysis import (
     prr_intervals,
     romano_wolf,
 )
-from lm_polygraph_asmi.analysis.verdict import equivalence_reach
+from lm_polygraph_asmi.analysis.hypotheses import equivalence_reach
 from tests.analysis.simulation import keys, monte_carlo_error
 
 

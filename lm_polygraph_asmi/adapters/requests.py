@@ -30,6 +30,7 @@ NEUTRAL: dict[str, dict[str, tuple[Any, ...]]] = {
         "suffix": ("",), "verbosity": ("medium",), "reasoning_effort": ("none",),
         "chat_template_kwargs": ({},), "add_generation_prompt": (True,),
         "continue_final_message": (False,), "skip_special_tokens": (True,),
+        "detokenize": (True,), "return_token_ids": (False,),
         "spaces_between_special_tokens": (True,), "include_stop_str_in_output": (False,),
     },
     "tools are unsupported": {

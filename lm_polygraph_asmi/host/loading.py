@@ -6,12 +6,14 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from functools import lru_cache
+from json import JSONDecodeError
 from logging import StreamHandler
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub.errors import HFValidationError
+from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
@@ -43,7 +45,7 @@ def load_model(
         **kwargs: for `from_pretrained`, such as `gguf_file` or `revision`.
 
     Raises:
-        OSError: no such folder, and no such model in the cache or on the hub.
+        OSError: no such folder, and no such model in the cache or on the hub; damaged weights.
         ValueError: unknown dtype.
     """
     if dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
@@ -62,6 +64,11 @@ def load_model(
     except (OSError, HFValidationError) as error:  # the latter from older releases
         raise OSError(
             f"cannot load the model {model_path}: {_load_problem(model_path, error)}"
+        ) from error
+    except SafetensorError as error:
+        raise OSError(
+            f"cannot load the model {model_path}: a file of weights is damaged or incomplete "
+            f"({error}). Copy or download it again"
         ) from error
     except ValueError as error:
         if "Unrecognized model" not in str(error):
@@ -100,12 +107,18 @@ def load_tokenizer(
     """The tokenizer of a model, padding on the left for generation in batches.
 
     Raises:
-        OSError: no tokenizer there.
+        OSError: no tokenizer there, or a damaged file.
     """
-    tokenizer: PreTrainedTokenizerBase = _load(
-        TOKENIZER, "tokenizer", model_path, kwargs, padding_side="left",
-        trust_remote_code=trust_remote_code,
-    )  # fmt: skip
+    try:
+        tokenizer: PreTrainedTokenizerBase = _load(
+            TOKENIZER, "tokenizer", model_path, kwargs, padding_side="left",
+            trust_remote_code=trust_remote_code,
+        )  # fmt: skip
+    except JSONDecodeError as error:
+        raise OSError(
+            f"cannot load the tokenizer of {model_path}: a file is damaged or incomplete "
+            f"({error}). Copy or download it again"
+        ) from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer

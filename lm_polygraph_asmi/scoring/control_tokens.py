@@ -5,8 +5,6 @@ from collections.abc import Collection, Sequence
 from os.path import commonprefix
 from typing import Any, NamedTuple
 
-from jinja2 import TemplateError
-
 from lm_polygraph_asmi.host.special_tokens import SpecialTokens
 from lm_polygraph_asmi.scoring.text import Answer, Prompt, texts_of
 
@@ -132,7 +130,7 @@ def _as_written(special: SpecialTokens, messages: Any) -> str | None:
                 messages, add_generation_prompt=True, tokenize=False
             )
         )
-    except TemplateError:
+    except Exception:  # a template may raise any; `prompt_tokens` names it where it is used
         return None
 
 

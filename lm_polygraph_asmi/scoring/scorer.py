@@ -62,6 +62,7 @@ from lm_polygraph_asmi.scoring.text import (
     spans,
     stop_warning,
     token_ids,
+    unknown_warning,
 )
 from lm_polygraph_asmi.scoring.tokens import Token, tokens_of
 from lm_polygraph_asmi.validation import check_one_of
@@ -356,6 +357,8 @@ class Scorer:
         if isinstance(prompt, str) and (
             warning := prompt_warning(self.tokenizer, prompt_ids.tolist())
         ):
+            warnings.append(warning)
+        if warning := unknown_warning(self.tokenizer, prompt_ids.tolist()):
             warnings.append(warning)
         if answer is None and not closed:
             stop = "" if self.stop else ", or pass a `stop` such as '\\n'"

@@ -24,6 +24,8 @@ CONTEXT = 4
 """Prompt tokens decoded with the answer: some tokenizers drop a space at the start."""
 
 
+TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
+"""Errors of a chat template that does not support a chat."""
 UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN")
 """Scripts without spaces between words, by the first word of their characters' names."""
 OPENING = "([{<\"'`/\\-_@#$€£“‘«„¿¡"
@@ -265,7 +267,7 @@ def prompt_tokens(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> Int[Ten
             templated: Any = tokenizer.apply_chat_template(
                 [dict(message) for message in prompt], add_generation_prompt=True, return_dict=True
             )
-        except TemplateError as error:
+        except TEMPLATE_ERRORS as error:
             raise ValueError(
                 f"the chat template does not support these messages: {error}"
             ) from error
@@ -300,6 +302,18 @@ def prompt_warning(tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int]
     return (
         f"The prompt begins with {tokenizer.bos_token!r}, and the tokenizer added another: leave "
         "it out of the text, or pass the chat as messages."
+    )
+
+
+def unknown_warning(tokenizer: Any, prompt_ids: Sequence[int]) -> str | None:
+    """Warning about characters of a prompt that the tokenizer has no token for, or None."""
+    unknown, spelled = tokenizer.unk_token_id, tokenizer.unk_token
+    count = list(prompt_ids).count(unknown)
+    if not count or spelled in (tokenizer.bos_token, tokenizer.eos_token):
+        return None
+    return (
+        f"The tokenizer has no token for parts of the prompt: {count} of its {len(prompt_ids)} "
+        f"tokens are {spelled!r}, and the model does not see what they stood for."
     )
 
 

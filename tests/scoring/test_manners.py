@@ -188,3 +188,16 @@ def test_instruct_without_a_chat_template(monkeypatch):
     monkeypatch.setattr(host, "instruct", True, raising=False)
     with pytest.raises(ValueError, match="no chat template: load the model with instruct=False"):
         score(host, PROMPT, " Brask")
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [("model.safetensors", "cannot load the model .*weights is damaged or incomplete"),
+     ("tokenizer.json", "cannot load the tokenizer of .*damaged or incomplete")],
+)  # fmt: skip
+def test_damaged_files_of_a_model(tmp_path, file, message):
+    folder = tiny_lm.save(tmp_path / "tiny")
+    damaged = folder / file
+    damaged.write_bytes(damaged.read_bytes()[:500])
+    with pytest.raises(OSError, match=message):
+        Scorer(str(folder))

@@ -24,10 +24,9 @@ from lm_polygraph_asmi.validation import (
 METHODS = {"asmi": "ASMI", "sem": "Sem-ASMI", "adapt": "Adapt-ASMI"}
 """Value of `method` -> name in tables."""
 SCOPES = ("all", "response")
-MASK_SAMPLERS = tuple(
-    file.name for file in iter_modules([str(Path(__file__).with_name("maths") / "samplers")])
-)
-"""The files in `maths.samplers`."""
+_FILES = iter_modules([str(Path(__file__).with_name("maths") / "samplers")])
+MASK_SAMPLERS = tuple(sorted((file.name for file in _FILES), key=lambda name: name != "bernoulli"))
+"""The files in `maths.samplers`, the paper's first."""
 AGGREGATIONS = ("mean", "sum", "max")
 GATE_TOKENS = ("last", "second_last")
 SPECIAL_TOKENS = ("control", "plain")

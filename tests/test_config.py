@@ -93,6 +93,12 @@ def test_every_option_and_command_has_a_help_text():
             assert isinstance(option, click.Argument) or option.help, (command.name, option.opts)
 
 
+def test_controls_are_no_option_of_a_command():
+    options = {o for command in commands_below(main) for p in command.params for o in p.opts}
+    assert {"--depth", "--mask-sampler"} <= options
+    assert not [option for option in options if "perturbation" in option]
+
+
 @pytest.mark.parametrize(
     "default", ["0.6", "64", "10.0", "0.3", '"bernoulli"', '"answer"', '"heads"', '"mean"', '"sem"']
 )

@@ -588,7 +588,8 @@ def _changed_by(change: Perturbation, config: ASMIConfig) -> ASMIConfig:
         raise ValueError(
             f"{', '.join(config.describe('perturbation', 'perturbation_scale'))} is a control, not "
             "a score: in a config, use asmi_controls or +add=asmi_control; in Python, pass the "
-            "perturbation to Engine or MaskedHeadsCalculator as change=..."
+            "perturbation to Engine as change=..., or a perturbation_builder to "
+            "available_stat_calculators"
         )
     return changed
 

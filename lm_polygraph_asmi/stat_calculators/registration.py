@@ -14,8 +14,8 @@ from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
 from lm_polygraph_asmi.results.names import DIVERSITY, masked_head_stats
 
-OPTIONS = ("result_cache", "details")
-"""Arguments of the masked-heads calculator besides a config."""
+OPTIONS = ("result_cache", "details", "perturbation_builder")
+"""Arguments of the masked-heads calculator's builder besides a config."""
 
 
 def available_stat_calculators(

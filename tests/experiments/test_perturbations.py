@@ -5,10 +5,12 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from lm_polygraph_asmi import SemASMI, available_stat_calculators
 from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.experiments import draws
 from lm_polygraph_asmi.experiments.draws import channel_groups, generators
@@ -28,10 +30,14 @@ from lm_polygraph_asmi.model import (
 from lm_polygraph_asmi.model.layers import decoder_layers, down_projection, output_projection
 from lm_polygraph_asmi.model.perturbation import WITHOUT_HEADS, Masking
 from lm_polygraph_asmi.model.suffix import strategies
+from lm_polygraph_asmi.scoring.engine import Engine
 from tests import conditions
 from tests.families import LLAMA_LIKE, PROJECTIONS, tiny_model
 from tests.registry import tiny_class
+from tests.test_manager import TEXTS, manager
+from tests.tiny_lm import whitebox
 
+BUILDER = "lm_polygraph_asmi.experiments.perturbations"
 LAYER, PROMPT = 2, 9
 FEW = ("foreign", "mlp")
 """A condition that calls the layer several times, and one at the other site."""
@@ -419,6 +425,24 @@ def test_an_condition_that_is_run_wrong_is_seen(monkeypatch):
         )
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
         monkeypatch.setattr(room, "perturbed_layer", spoilt[0])
+
+
+def test_a_manager_reaches_a_control_through_its_builder():
+    """Scores are those of an engine; without the builder, none is computed."""
+    tiny, how = whitebox(), {"num_masks": 5, "mask_rate": 0.4}
+    named = SemASMI(perturbation="mlp", perturbation_scale=1.5, **how)
+    with pytest.raises(ValueError, match=r"mlp, scale=1\.5 is a control.* a perturbation_builder"):
+        manager(tiny, [named])()
+    available = available_stat_calculators([named], perturbation_builder=BUILDER)
+    run = manager(tiny, [named], available, save_stats=["asmi_mi_d60", "asmi_tokens"])
+    run()
+    engine = Engine(change=load_perturbation("mlp", 1.5), **how)
+    for text, tokens, mi in zip(
+        TEXTS, run.stats["asmi_tokens"], run.stats["asmi_mi_d60"], strict=True
+    ):
+        prompt = tiny.tokenizer(text, return_tensors="pt")["input_ids"][0]
+        expected = engine.score(tiny.model, prompt, tokens.tolist()).mi
+        np.testing.assert_allclose(mi, expected, atol=1e-5)
 
 
 def test_unknown_conditions_are_refused_with_the_list():

@@ -97,7 +97,7 @@ def test_another_default_type_draws_the_same_masks(sampler):
 
 
 def test_unknown_sampler():
-    with pytest.raises(ValueError, match="mask_sampler must be one of 'balanced', 'bernoulli'"):
+    with pytest.raises(ValueError, match="mask_sampler must be one of 'bernoulli', 'balanced'"):
         sample_head_masks(40, 32, 0.15, generator(), "latin")
 
 

@@ -281,7 +281,7 @@ def test_prompt_that_was_tokenised_otherwise(model):
         ({"top_k": 0}, r"top_k \(K\) must be at least 1"),
         (
             {"mask_sampler": "even"},
-            "mask_sampler must be one of 'balanced', 'bernoulli', got 'even'",
+            "mask_sampler must be one of 'bernoulli', 'balanced', got 'even'",
         ),
         ({"scope": "prompt"}, "scope must be one of 'all', 'response', got 'prompt'"),
     ],

@@ -4,7 +4,7 @@ import importlib.util
 import inspect
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -14,6 +14,7 @@ from datasets import load_from_disk
 from huggingface_hub.errors import HFValidationError
 from lm_polygraph import generation_metrics
 from lm_polygraph.estimators import Estimator
+from lm_polygraph.stat_calculators.prompt import PromptCalculator, SamplingPromptCalculator
 from lm_polygraph.utils.common import load_external_module
 from lm_polygraph.utils.factory_estimator import FactoryEstimator
 from omegaconf import DictConfig, OmegaConf
@@ -295,11 +296,13 @@ def _check_usable(config: DictConfig, rows: list[DataRow]) -> Iterator[Finding]:
     """Rows that would end the run when their turn comes, and rows that were left out."""
     problems = {row.id: reason for row in rows if (reason := problem_of(row))}
     settings = window_settings(config)
+    asked: dict[str, str] = {}
     try:
         too_long = fits(settings)
         for row in rows:
             if row.id not in problems and (reason := too_long(row.input)):
                 problems[row.id] = reason
+        asked = _beyond_window(config, [row for row in rows if row.id not in problems])
     except (OSError, HFValidationError):
         pass  # no such model: reported when it is loaded
     except (ValueError, ImportError) as error:
@@ -311,8 +314,41 @@ def _check_usable(config: DictConfig, rows: list[DataRow]) -> Iterator[Finding]:
             text = text.partition(", or leave")[0]
             text += f" in {config.dataset}, or name it in data.source, with data.unusable=drop"
         yield Finding(text, fatal=True)
+    if asked:
+        shown = "; ".join(f"{row}: {reason}" for row, reason in list(asked.items())[:3])
+        yield Finding(
+            f"P(True) asks about prompt and answers in one text. With answers of the greatest "
+            f"length it is too long in {len(asked)} of {len(rows)} rows ({shown}): set "
+            "asmi.num_samples or max_new_tokens lower, leave out PTrue and PTrueSampling, or leave "
+            "out these rows",
+            fatal=False,
+        )
     if dropped := dropped_rows(config):
         yield Finding(f"left out, by data.unusable=drop: {dropped_text(dropped)}", fatal=False)
+
+
+def _beyond_window(config: DictConfig, rows: Sequence[Row]) -> dict[str, str]:
+    """id -> reason, of rows whose question by P(True) may be longer than the context window.
+
+    Raises:
+        OSError, ValueError: as `fits`.
+    """
+    names = {entry.name for entry in config.estimators}
+    settings = window_settings(config)
+    longest, samples = settings["max_new_tokens"], 0
+    if "PTrueSampling" in names:
+        chosen = OmegaConf.select(config, "asmi.num_samples")
+        samples = ASMIConfig.num_samples if chosen is None else chosen
+        prompt = SamplingPromptCalculator().prompt
+    elif "PTrue" in names:
+        prompt = PromptCalculator().prompt
+    else:
+        return {}
+    # Greedy answer and samples, each sample with a comma; one token is generated.
+    new_tokens = longest + samples * (longest + 1) + 1
+    too_long = fits(settings | {"max_new_tokens": new_tokens})
+    reasons = ((row.id, too_long(prompt.format(q=row.input, s="", a=""))) for row in rows)
+    return {row: reason for row, reason in reasons if reason}
 
 
 def dropped_rows(config: DictConfig) -> dict[str, str]:

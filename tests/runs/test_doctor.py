@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 from datasets import Dataset
 from lm_polygraph import WhiteboxModel
+from lm_polygraph.stat_calculators.prompt import PromptCalculator, SamplingPromptCalculator
 from omegaconf import OmegaConf
 from rich.filesize import decimal
 
@@ -242,6 +243,40 @@ def test_memory_of_attention_maps(overrides):
     assert protocol(config)["attention maps"] == (
         f"about {decimal(size)} on the model's device for the longest prompt, {n} tokens"
     )
+
+
+@pytest.mark.parametrize(
+    "names", [["PTrue", "PTrueSampling"], ["PTrue"], ["Perplexity"]], ids=" and ".join
+)
+def test_questions_of_p_true_fit_the_window(overrides, elsewhere, names):
+    """The text that asks about a row is longer than its prompt, by the answers."""
+    host = SimpleNamespace(tokenizer=tiny_lm.tokenizer(), instruct=False)
+
+    def tokens(text: str) -> int:
+        return WhiteboxModel.tokenize(host, [text])["input_ids"].shape[1]
+
+    calculator = SamplingPromptCalculator() if len(names) == 2 else PromptCalculator()
+    new = 3 + 1 + (10 * (3 + 1) if len(names) == 2 else 0)
+    window, words = 256, 1  # of the tiny model
+    while tokens(calculator.prompt.format(q=" a" * (words + 1), s="", a="")) + new <= window:
+        words += 1
+    for more, expected in ((0, []), (1, [False])):
+        prompts = ["Who?", " a" * (words + more)]
+        Dataset.from_dict({"input": prompts, "output": ["b"] * 2}).save_to_disk(
+            elsewhere / f"rows{more}"
+        )
+        chosen = [*overrides[:-1], f"data.source={elsewhere}/rows{more}"]
+        changed = {"estimators": [{"name": name} for name in names]}
+        found = findings("rows", chosen, **changed)
+        if names == ["Perplexity"]:
+            assert found == []
+            continue
+        assert [fatal for _, fatal in found] == expected
+        if found:
+            assert "P(True) asks about prompt and answers in one text" in found[0][0]
+            assert (
+                f"in 1 of 2 rows (1: its {window - new + 1} tokens and the {new} of" in found[0][0]
+            )
 
 
 @pytest.mark.parametrize(

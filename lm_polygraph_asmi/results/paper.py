@@ -241,6 +241,16 @@ class Setting(NamedTuple):
     dataset: str
 
 
+def paper_dataset(data: Mapping[str, Any]) -> str:
+    """The paper's name of a run's data, by a config's node `data`; empty for others."""
+    alike = (
+        name for name, benchmark in BENCHMARKS.items()
+        if data.get("source") == benchmark.recorded["source"]
+        and bool(data.get("closed_book")) == bool(benchmark.recorded.get("closed_book"))
+    )  # fmt: skip
+    return next(alike, "")
+
+
 def paper_setting(group: RunGroup) -> Setting:
     """The paper's names of a setting's model and data."""
     path = str(group.run.recorded("model").get("path") or "")
@@ -249,12 +259,7 @@ def paper_setting(group: RunGroup) -> Setting:
     model = next(
         (name for name, folder_name in MODELS.items() if folder_name.lower() == folder), ""
     )
-    alike = (
-        name for name, benchmark in BENCHMARKS.items()
-        if data.get("source") == benchmark.recorded["source"]
-        and bool(data.get("closed_book")) == bool(benchmark.recorded.get("closed_book"))
-    )  # fmt: skip
-    return Setting(model, next(alike, ""))
+    return Setting(model, paper_dataset(data))
 
 
 def departures(group: RunGroup) -> list[str]:

@@ -296,13 +296,13 @@ def _check_usable(config: DictConfig, rows: list[DataRow]) -> Iterator[Finding]:
     """Rows that would end the run when their turn comes, and rows that were left out."""
     problems = {row.id: reason for row in rows if (reason := problem_of(row))}
     settings = window_settings(config)
-    asked: dict[str, str] = {}
+    long_questions: dict[str, str] = {}
     try:
         too_long = fits(settings)
         for row in rows:
             if row.id not in problems and (reason := too_long(row.input)):
                 problems[row.id] = reason
-        asked = _beyond_window(config, [row for row in rows if row.id not in problems])
+        long_questions = _beyond_window(config, [row for row in rows if row.id not in problems])
     except (OSError, HFValidationError):
         pass  # no such model: reported when it is loaded
     except (ValueError, ImportError) as error:
@@ -314,11 +314,11 @@ def _check_usable(config: DictConfig, rows: list[DataRow]) -> Iterator[Finding]:
             text = text.partition(", or leave")[0]
             text += f" in {config.dataset}, or name it in data.source, with data.unusable=drop"
         yield Finding(text, fatal=True)
-    if asked:
-        shown = "; ".join(f"{row}: {reason}" for row, reason in list(asked.items())[:3])
+    if long_questions:
+        shown = "; ".join(f"{row}: {reason}" for row, reason in list(long_questions.items())[:3])
         yield Finding(
             f"P(True) asks about prompt and answers in one text. With answers of the greatest "
-            f"length it is too long in {len(asked)} of {len(rows)} rows ({shown}): set "
+            f"length it is too long in {len(long_questions)} of {len(rows)} rows ({shown}): set "
             "asmi.num_samples or max_new_tokens lower, leave out PTrue and PTrueSampling, or leave "
             "out these rows",
             fatal=False,
@@ -327,7 +327,7 @@ def _check_usable(config: DictConfig, rows: list[DataRow]) -> Iterator[Finding]:
         yield Finding(f"left out, by data.unusable=drop: {dropped_text(dropped)}", fatal=False)
 
 
-def _beyond_window(config: DictConfig, rows: Sequence[Row]) -> dict[str, str]:
+def _beyond_window(config: DictConfig, rows: Sequence[DataRow]) -> dict[str, str]:
     """id -> reason, of rows whose question by P(True) may be longer than the context window.
 
     Raises:

@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from rich.filesize import decimal
 
 from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.host import window
 from lm_polygraph_asmi.runs import doctor, trial
 from lm_polygraph_asmi.runs.compose import compose_run
 from lm_polygraph_asmi.runs.preflight import CHECKS, check_config, findings_of
@@ -220,18 +221,84 @@ def test_what_will_run(overrides, model, monkeypatch):
     assert found["first prompt"] == PROMPTS[0]
 
 
+@pytest.fixture
+def no_hub(monkeypatch) -> None:
+    """Neither models nor data sets of the hub, whatever is in the cache."""
+
+    def missing(*_, **__):
+        raise OSError("not here")
+
+    monkeypatch.setattr(window.AutoConfig, "from_pretrained", missing)
+    monkeypatch.setattr("lm_polygraph_asmi.runs.protocol.rows_of", missing)
+
+
+@pytest.mark.usefixtures("no_hub")
 def test_what_the_paper_will_run_is_known_without_a_hub():
-    config = compose_run("asmi_coqa", None, ["data.source=nowhere/at-all"])
-    found = protocol(config)
+    found = protocol(compose_run("asmi_coqa"))
     assert found["baselines"].startswith("17: MaximumSequenceProbability, Perplexity, MeanToken")
     assert found["masks"] == (
-        "depth 60.0%: S = from the number of heads, p = from the number of heads, bernoulli masks, "
-        "scope all, seed 0"
+        "depth 60.0% (layer 22 of 36): S = 40, p = 0.15, bernoulli masks, scope all, seed 0"
     )
-    assert found["model"] == ("Qwen/Qwen3-4B-Base, revision main, not downloaded yet, bfloat16")
+    assert found["model"] == (
+        "Qwen/Qwen3-4B-Base, revision main, not downloaded yet, bfloat16; 36 layers, 32 heads (by "
+        "the table of shipped models, not read from the model)"
+    )
     assert found["quality"].startswith("AlignScore(target_is_claims=True, ckpt_path=")
-    assert found["rows"].startswith("unknown: cannot reach the dataset nowhere/at-all")
-    assert "first prompt" not in found
+    assert found["rows"] == (
+        "not read (not here). By the paper: about 8000 in 499 clusters of LM-Polygraph/coqa "
+        "continuation, split test"
+    )
+    assert found["first prompt"].startswith("(not read from the data; as the paper lists it)\nThe ")
+    assert found["first prompt"].endswith("\nStory: <story>\nQuestion: <question>\nAnswer:")
+    assert "attention maps" in found
+
+
+@pytest.mark.usefixtures("no_hub")
+@pytest.mark.parametrize(
+    ("overrides", "rows", "prompt"),
+    [
+        (["benchmark=asmi_squad"], "about 5000 in 1934 clusters",
+         "Read the following passage and answer the question.\nPassage:\n<passage>\n"
+         "Question: <question>\nAnswer:"),
+        (["benchmark=asmi_squad_closed_book"], "about 5000 in 1934 clusters",
+         "Question: <question>\nAnswer:"),
+        (["benchmark=asmi_squad", "data.sample=200"], "data.sample=200 of about 5000", "Read the"),
+        (["benchmark=asmi_triviaqa"], "about 5000 in 4404 clusters", "(not read"),
+        (["benchmark=asmi_babiqa", "data.num_shards=8"], "about 1000 in 999 clusters", "(not read"),
+        (["data.source=nowhere/at-all"], None, "not read: complete in nowhere/at-all"),
+        (["data.split=train"], None, "(not read"),
+        (["data.size=20"], "data.size=20 of about 8000 of LM", "(not read"),
+    ],
+)  # fmt: skip
+def test_rows_and_prompts_that_are_known_without_a_hub(overrides, rows, prompt):
+    found = protocol(compose_run("asmi_coqa", None, overrides))
+    if rows is None:
+        assert found["rows"] == "not read (not here)"
+    else:
+        assert rows in found["rows"]
+        assert ("clusters" in found["rows"]) is rows.startswith("about")
+        assert ("shard 0 of 8" in found["rows"]) is any("shards" in text for text in overrides)
+    assert found["first prompt"].startswith(prompt)
+
+
+@pytest.mark.usefixtures("no_hub")
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("qwen3_8b_base", "(layer 22 of 36): S = 40, p = 0.15"),
+        ("llama2_7b", "(layer 19 of 32): S = 40, p = 0.15"),
+        ("mistral_7b", "(layer 19 of 32): S = 40, p = 0.15"),
+    ],
+)
+def test_masks_of_shipped_models_are_known_without_a_hub(model, expected):
+    assert expected in protocol(compose_run("asmi_coqa", None, [f"model=asmi_{model}"]))["masks"]
+
+
+@pytest.mark.usefixtures("no_hub")
+def test_of_other_models_nothing_is_guessed():
+    found = protocol(compose_run("asmi_coqa", None, ["model.path=hub/other"]))
+    assert "depth 60.0%: S = from the number of heads" in found["masks"]
+    assert "layers" not in found["model"]
 
 
 def test_memory_of_attention_maps(overrides):
@@ -257,8 +324,8 @@ def test_questions_of_p_true_fit_the_window(overrides, elsewhere, names):
 
     calculator = SamplingPromptCalculator() if len(names) == 2 else PromptCalculator()
     new = 3 + 1 + (10 * (3 + 1) if len(names) == 2 else 0)
-    window, words = 256, 1  # of the tiny model
-    while tokens(calculator.prompt.format(q=" a" * (words + 1), s="", a="")) + new <= window:
+    size, words = 256, 1  # of the tiny model's window
+    while tokens(calculator.prompt.format(q=" a" * (words + 1), s="", a="")) + new <= size:
         words += 1
     for more, expected in ((0, []), (1, [False])):
         prompts = ["Who?", " a" * (words + more)]
@@ -274,9 +341,8 @@ def test_questions_of_p_true_fit_the_window(overrides, elsewhere, names):
         assert [fatal for _, fatal in found] == expected
         if found:
             assert "P(True) asks about prompt and answers in one text" in found[0][0]
-            assert (
-                f"in 1 of 2 rows (1: its {window - new + 1} tokens and the {new} of" in found[0][0]
-            )
+            assert "in 1 of 2 rows (" in found[0][0]
+            assert f": its {size - new + 1} tokens and the {new} of an answer" in found[0][0]
 
 
 @pytest.mark.parametrize(

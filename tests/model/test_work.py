@@ -92,6 +92,16 @@ def test_the_memory_count_counts():
         assert prefix_cache.live == 0
 
 
+def has_fused_attention(dtype: torch.dtype) -> bool:
+    """False where PyTorch's kernel needs instructions that `ATEN_CPU_CAPABILITY` rules out."""
+    states = torch.ones(1, 4, 120, 16, dtype=dtype)
+    try:
+        torch.nn.functional.scaled_dot_product_attention(states, states, states, is_causal=True)
+    except RuntimeError:  # "pack_vnni2 is only supported when avx512 is supported"
+        return False
+    return True
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("scope", SCOPES)
 def test_the_count_of_bytes_covers_every_family(family_model, scope, dtype):
@@ -101,7 +111,8 @@ def test_the_count_of_bytes_covers_every_family(family_model, scope, dtype):
     model = tiny_model(family_model.tiny_name).to(dtype)
     masks = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * 4)[:4]
     for attention in ("eager", "sdpa"):
-        if attention == "sdpa" and type(model).__name__ == "Gemma2ForCausalLM":
+        refused = type(model).__name__ == "Gemma2ForCausalLM" or not has_fused_attention(dtype)
+        if attention == "sdpa" and refused:
             continue
         with scoring_session(model, attention):
             unmasked = run_unmasked(model, input_ids, 90, [1], scope)

@@ -25,7 +25,6 @@ from bench_suffix import machine
 
 from lm_polygraph_asmi.host.side_models import hub_problem
 from lm_polygraph_asmi.results.manifest import packages, read_manifest
-from lm_polygraph_asmi.runs.trial import with_hint
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = "tests/model/test_on_device.py"
@@ -91,7 +90,7 @@ def run(
         text = f"No summary: {type(error).__name__}: {error}"
     if code:
         printed += log.with_suffix(".err").read_text(errors="replace")
-        text += f"\n\n{fenced(with_hint(last_lines(printed), printed))}"
+        text += f"\n\n{fenced(last_lines(printed))}"
     shown = shlex.join(Path(word).name if word == command[0] else word for word in command)
     return Part(title, shown, f"failed (exit {code})" if code else "passed", seconds, text)
 

@@ -1,8 +1,6 @@
 from .added import AddedInformation as AddedInformation
-from .added import Gain as Gain
 from .added import adds_information as adds_information
 from .added import adds_over_settings as adds_over_settings
-from .added import stacked_gain as stacked_gain
 from .calibration import Reliability as Reliability
 from .calibration import Step as Step
 from .calibration import calibrate as calibrate

@@ -21,28 +21,6 @@ from lm_polygraph_asmi.results.manifest import read_manifest
 from lm_polygraph_asmi.results.runs import load_run
 
 ROWS = 2
-HINTS = {
-    r"Found array with 0 sample": "LM-Polygraph's calibration metric (IsotonicPCC) had only a "
-    "single row: the quality metric gave NaN for the other, as ROUGE does if the gold answer has "
-    "no words. With more than two rows this is unlikely",
-    r"Cant find stat calculator for: asmi_": "add `- stat_calculators: asmi` to the defaults list, "
-    "and set asmi.depths to what the estimators read",
-    r"Cant find stat calculator": "stat_calculators needs `auto`, or an entry that lists it",
-    r"len\(expected_tokens\) == 1": "PTrue needs 'True' to be one token, but the model's tokenizer "
-    "splits it; leave out PTrue and PTrueSampling",
-    r"greedy_probs\.py[\s\S]*IndexError": "the model returned no attention maps; load it with "
-    "attn_implementation=eager, or set output_attentions=false and leave out RAUQ",
-    r"CUDA out of memory|OutOfMemoryError|can't allocate memory|signal 9": "memory too small; set "
-    "asmi.num_samples or asmi.memory_budget lower, leave out RAUQ and set "
-    "output_attentions=false, or use a smaller model.load_model_args.dtype",
-    r"No space left on device|disk is full": "free disk space, or set cache_path to another disk",
-    r"en_core_web_sm|punkt_tab|'roberta-large'|AlignScore-large": "AlignScore needs its checkpoint "
-    "(align_score_path), a subfolder roberta-large or the hub, spaCy's en_core_web_sm (python -m "
-    "spacy download en_core_web_sm), and nltk's punkt_tab (python -m nltk.downloader punkt_tab)",
-    r"couldn't connect to|LocalEntryNotFound|OfflineMode": "cannot reach the hub; download what is "
-    "missing once with a connection, or name a local folder",
-}
-"""Pattern in the output of a failed run -> what to do. The first match counts."""
 
 
 class Trial(NamedTuple):
@@ -59,14 +37,6 @@ class Trial(NamedTuple):
     times: list[float]
     phases: dict[str, float]
     peaks: dict[str, int]
-
-
-def with_hint(text: str, printed: str = "") -> str:
-    """An error, with a hint on what to do if the error or the output matches one."""
-    for pattern, hint in HINTS.items():
-        if re.search(pattern, f"{printed}\n{text}"):
-            return f"{text}\n{hint}"
-    return text
 
 
 def try_rows(config: DictConfig, arguments: Sequence[str]) -> Trial:
@@ -117,11 +87,15 @@ def try_rows(config: DictConfig, arguments: Sequence[str]) -> Trial:
 
 def _failure(process: subprocess.CompletedProcess) -> str:
     if process.returncode < 0:
-        return with_hint(f"the system killed it with signal {-process.returncode}")
+        return f"the system killed it with signal {-process.returncode}, as it does without memory"
     # After the last traceback, unindented lines belong to the exception.
     last = process.stderr.rpartition("Traceback (most recent call last):")[2]
     error = "\n".join(re.findall(r"^\S.*", last, re.MULTILINE)[-5:])
-    return with_hint(error, process.stderr[-10_000:])
+    places = re.findall(r'^  File "([^"]+)", line (\d+).*\n    (.*)', last, re.MULTILINE)
+    if not places:
+        return error
+    file, line, source = places[-1]
+    return f"{error}\n({Path(file).name}, line {line}: {source})"
 
 
 def batch_times(log: str) -> list[float]:

@@ -39,6 +39,7 @@ from heads import (
     probe_table,
     verdict_table,
 )
+from stacked import REFITS, stacked_gain
 
 from lm_polygraph_asmi.analysis import (
     AddedInformation,
@@ -52,13 +53,12 @@ from lm_polygraph_asmi.analysis import (
     prr_draws,
     prr_intervals,
     rank_signals,
-    stacked_gain,
     strata,
 )
 from lm_polygraph_asmi.analysis.clusters import percentile_interval, two_sided
 from lm_polygraph_asmi.analysis.prr import normalised_prr
 
-RESAMPLES, REFITS = 2000, 500
+RESAMPLES = 2000
 DEPTHS = (60, 70, 80, 90)
 TRIAL = Path(__file__).parents[2] / "docs/evidence/qwen15-trial.csv"
 

@@ -4,26 +4,21 @@ import numpy as np
 import pytest
 from scipy.stats import norm, rankdata
 from sklearn.linear_model import LogisticRegression, Ridge
-from sklearn.metrics import log_loss, roc_auc_score
 
 from lm_polygraph_asmi.analysis import (
     adds_information,
     adds_over_settings,
-    normalised_prr,
-    stacked_gain,
 )
 from lm_polygraph_asmi.analysis.added import (
     FOLDS,
     PENALTY,
     SLIGHT,
     _least_squares,
-    _logistic,
-    _out_of_fold,
-    _smooth,
+    logistic,
+    smooth,
 )
-from lm_polygraph_asmi.analysis.clusters import cluster_bootstrap_weights
-from lm_polygraph_asmi.analysis.distinct import cluster_folds, distinct_signal
-from tests.analysis.simulation import coverage, ends, keys, monte_carlo_error, shared
+from lm_polygraph_asmi.analysis.distinct import distinct_signal
+from tests.analysis.simulation import keys, monte_carlo_error, shared
 
 NULLS = {
     "log H + noise": lambda controls, noise: np.log(controls[:, 1]) + 0.5 * noise[0],
@@ -116,7 +111,7 @@ def test_the_statistic_against_a_plain_loop():
     controls, wrong, noise, names = world(np.random.default_rng(1), n=120)
     score = controls[:, 1] * np.exp(noise[0])
     found = adds_information(score, controls, wrong, names, seed=3)
-    features = _smooth(controls)[:, 1:]
+    features = smooth(controls)[:, 1:]
     rank = (rankdata(score) - 0.5) / 120
     rng, codes = np.random.default_rng(3), np.unique(names, return_inverse=True)[1]
     share, chance = np.zeros((5, 120)), np.zeros((5, 120))
@@ -203,12 +198,10 @@ def test_the_level_over_cells_that_share_passages():
 
 def test_batches_of_models_are_scikit_learns():
     controls, wrong, _, _ = world(np.random.default_rng(2), n=80)
-    features = _smooth(controls)
+    features = smooth(controls)
     counts = np.random.default_rng(3).integers(0, 3, size=(4, 80)).astype(float)
     target = np.random.default_rng(4).random(80)
-    for found, weights in zip(
-        _logistic(features, wrong.astype(float), counts), counts, strict=True
-    ):
+    for found, weights in zip(logistic(features, wrong.astype(float), counts), counts, strict=True):
         fitted = LogisticRegression(C=1 / PENALTY, tol=1e-10, max_iter=5000)
         fitted.fit(features[:, 1:], wrong, weights)
         np.testing.assert_allclose(found, [*fitted.intercept_, *fitted.coef_[0]], atol=1e-3)
@@ -218,13 +211,13 @@ def test_batches_of_models_are_scikit_learns():
 
 
 def test_training_sets_of_one_kind_have_an_end():
-    features = _smooth(np.random.default_rng(0).normal(size=(50, 2)))
+    features = smooth(np.random.default_rng(0).normal(size=(50, 2)))
     for wrong in (np.zeros(50), np.ones(50)):
-        (found,) = _logistic(features, wrong, np.ones((1, 50)))
+        (found,) = logistic(features, wrong, np.ones((1, 50)))
         assert np.isfinite(found).all()
     separated = np.arange(50) >= 25
-    features = _smooth(np.arange(50.0)[:, None])
-    (found,) = _logistic(features, separated.astype(float), np.ones((1, 50)))
+    features = smooth(np.arange(50.0)[:, None])
+    (found,) = logistic(features, separated.astype(float), np.ones((1, 50)))
     assert (((features @ found) > 0) == separated).all()
 
 
@@ -268,111 +261,23 @@ def test_planted_knowledge_is_found_in_its_direction():
     found = adds_information(score, controls, wrong, names)
     assert found.added
     assert found.direction == 1
-    gain = stacked_gain(score, controls, wrong, names, resamples=60)
-    assert gain.log_loss.high < 0 < gain.auroc.low < gain.auroc.high
-    assert gain.prr.low > 0
-    nothing = stacked_gain(noise[1], controls, wrong, names, resamples=60)
-    assert not nothing.auroc.low > 0
-    assert not nothing.log_loss.high < 0
 
 
-def test_the_gain_against_a_plain_loop():
-    """Every resample fitted anew, fold by fold, on rows that are repeated."""
-    controls, wrong, noise, names = world(np.random.default_rng(10), n=120, planted=1.0)
-    score, quality = noise[0], 1 - wrong + 0.1 * np.random.default_rng(0).random(120)
-    found = stacked_gain(score, controls, wrong, names, quality, resamples=6)
-    base = _smooth(controls)
-    rank = (rankdata(score) - 0.5) / 120
-    full = np.column_stack([base, (rank - rank.mean()) / rank.std()])
-    folds = cluster_folds(wrong, names)
-
-    def measured(features, rows):
-        chance = np.empty(len(rows))
-        for fold in range(FOLDS):
-            train, test = folds[rows] != fold, folds[rows] == fold
-            fitted = LogisticRegression(C=1 / PENALTY, tol=1e-10, max_iter=5000)
-            fitted.fit(features[rows][train, 1:], wrong[rows][train])
-            chance[test] = fitted.predict_proba(features[rows][test, 1:])[:, 1]
-        return np.array(
-            [
-                log_loss(wrong[rows], chance),
-                roc_auc_score(wrong[rows], chance),
-                normalised_prr(chance, quality[rows]),
-            ]
-        )
-
-    drawn = []
-    for counts in np.concatenate(list(cluster_bootstrap_weights(names, 6))):
-        rows = np.repeat(np.arange(120), counts)
-        drawn.append(measured(full, rows) - measured(base, rows))
-    value = measured(full, np.arange(120)) - measured(base, np.arange(120))
-    for i, interval in enumerate((found.log_loss, found.auroc, found.prr)):
-        expected = (value[i], *ends(np.array(drawn)[:, i], len(set(names))))
-        assert interval == pytest.approx(expected, abs=4e-3)
-
-
-def gains(simulations, resamples, seed, **kind):
-    """Estimates (simulations, 3) of what a fragile score adds, and their intervals."""
-    rng, found = np.random.default_rng(seed), []
-    for _ in range(simulations):
-        controls, wrong, noise, names = world(rng, **kind)
-        gain = stacked_gain(fragile(controls, noise), controls, wrong, names, resamples=resamples)
-        found.append((gain.log_loss, gain.auroc, gain.prr))
-    return np.array([[one.value for one in row] for row in found]), found
-
-
-def gain_covered(simulations, resamples, **kind):
-    """Share of intervals that hold the mean of the estimate over fresh data of that size."""
-    truth = gains(simulations, 2, 1, **kind)[0].mean(0)
-    intervals = gains(simulations, resamples, 2, **kind)[1]
-    return [coverage([row[i] for row in intervals], truth[i]) for i in range(3)]
-
-
-@pytest.mark.slow
-def test_intervals_of_the_gain_cover_it():
-    """40 simulations: no measure far below 0.95; 0.93 to 0.97 in the long run below."""
-    covered = gain_covered(40, 40, n=150, planted=0.5)
-    assert min(covered) >= 0.95 - 3 * monte_carlo_error(0.95, 40)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("planted", [0.0, 0.5])
-def test_intervals_of_the_gain_cover_it_in_the_long_run(planted):
-    covered = gain_covered(200, 200, n=300, planted=planted)
-    print("planted", planted, "log-loss, AUROC, PRR covered", covered)
-    error = 3 * monte_carlo_error(0.95, 200)
-    assert min(covered) >= 0.95 - error
-    if planted:  # where nothing is added they are too wide: 0.99 and more
-        assert max(covered) <= 0.95 + error
-
-
-def test_out_of_fold_chances_never_saw_their_fold():
-    controls, wrong, _, names = world(np.random.default_rng(11), n=100)
-    folds = cluster_folds(wrong, names)
-    counts = np.ones((1, 100))
-    before = _out_of_fold(_smooth(controls), wrong.astype(float), counts, folds)
-    changed = np.where(folds == 0, ~wrong, wrong)
-    after = _out_of_fold(_smooth(controls), changed.astype(float), counts, folds)
-    np.testing.assert_allclose(before[0, folds == 0], after[0, folds == 0])
-    assert np.abs(before - after)[0, folds != 0].max() > 0.01
-
-
-@pytest.mark.parametrize("statistic", [adds_information, stacked_gain])
-def test_what_cannot_be_tested(statistic):
+def test_what_cannot_be_tested():
     controls, wrong, noise, names = world(np.random.default_rng(12), n=60)
     score = noise[0]
     with pytest.raises(ValueError, match=r"shape \(n, c\), got \(60,\)"):
-        statistic(score, controls[:, 0], wrong, names)
+        adds_information(score, controls[:, 0], wrong, names)
     with pytest.raises(ValueError, match="the same for all answers"):
-        statistic(np.ones(60), controls, wrong, names)
+        adds_information(np.ones(60), controls, wrong, names)
     with pytest.raises(ValueError, match="5 folds need right and wrong answers"):
-        statistic(score, controls, np.zeros(60, dtype=bool), names)
+        adds_information(score, controls, np.zeros(60, dtype=bool), names)
     with pytest.raises(ValueError, match="scores has values that are not finite"):
-        statistic(np.where(np.arange(60) == 3, np.nan, score), controls, wrong, names)
+        adds_information(np.where(np.arange(60) == 3, np.nan, score), controls, wrong, names)
     with pytest.raises(ValueError, match="wrong has 59 values for 60 cluster keys"):
-        statistic(score, controls, wrong[1:], names)
+        adds_information(score, controls, wrong[1:], names)
     with pytest.raises(ValueError, match="clusters must have a key for every row"):
-        statistic(score, controls, wrong, None)
+        adds_information(score, controls, wrong, None)
 
 
 def test_the_verdict_follows_the_seed_alone():

@@ -52,9 +52,6 @@ CALLS = {
     "adds_over_settings": lambda f, c: f(
         [adds_information(c["score"], table(c), c["wrong"], c["clusters"])] * 2
     ),
-    "stacked_gain": lambda f, c: f(
-        c["score"], table(c), c["wrong"], c["clusters"], c["quality"], resamples=4
-    ),
     "distinct_signal": lambda f, c: f(c["score"], table(c), c["wrong"], c["clusters"], FEW),
     "calibrate": lambda f, c: f(c["score"], c["wrong"]),
     "probability_at": lambda f, c: f([Step(0.0, 30, 10)], [*c["score"], 0.0][0]),

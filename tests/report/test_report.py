@@ -120,7 +120,7 @@ def test_a_report_has_every_item_in_every_form(everything):
     tables = {path.stem for path in (out / "tables").glob("*.csv")}
     assert tables == {
         "benchmark", "benchmark_auroc", "benchmark_augrc", "datasets", "head_to_head", "outcomes",
-        "outcome_counts", "stacked_gain", "depth_selection", "error_separation", "distinct_signal",
+        "outcome_counts", "depth_selection", "error_separation", "distinct_signal",
         "ensemble_mean", "matched_flags", "confident_fragile", "payoff", "aurc", "global_selector",
         "boundary", "larger_k", "top_k_coverage", "stability", "mechanism", "case_study",
         "correctness_labels", "label_noise", "length", "audit", "cost", "cost_by_method",

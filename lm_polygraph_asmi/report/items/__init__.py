@@ -39,7 +39,6 @@ from lm_polygraph_asmi.report.items.signal import (
     flags,
     payoff,
     selector,
-    stacked,
     verdicts_of,
 )
 from lm_polygraph_asmi.results.run_groups import RunGroup, one_per_question_set
@@ -68,7 +67,7 @@ def papers_numbers(groups: Sequence[RunGroup]) -> Items:
 
 
 REPORT_ITEMS: tuple[Make, ...] = (
-    papers_numbers, benchmark, datasets, head_to_head, depths, screen, distinct, stacked,
+    papers_numbers, benchmark, datasets, head_to_head, depths, screen, distinct,
     ensemble_mean, flags, confident_fragile, payoff, selector, rejection, reliable, boundary,
     truncation, coverage, stability, mechanism, cosines, case_study, correctness_labels, noise,
     length, audit, cost,

@@ -13,10 +13,8 @@ from scipy.stats import t as student
 from lm_polygraph_asmi.analysis import comparison, selective
 from lm_polygraph_asmi.analysis.added import (
     LEVEL,
-    REFITS,
     AddedInformation,
     adds_information,
-    stacked_gain,
 )
 from lm_polygraph_asmi.analysis.clusters import Interval, cluster_band
 from lm_polygraph_asmi.analysis.distinct import AGGREGATIONS, DistinctSignal, distinct_signal
@@ -200,29 +198,6 @@ def _tests(group: RunGroup) -> list[tuple[str, str, np.ndarray, np.ndarray]]:
         entropies = np.column_stack([group.entropy_of_mean, group.mean_entropy])
         tests.append(("u_sem, mean", "H(p̄), mean H(p)", u_sem, entropies))
     return tests
-
-
-def stacked(groups: Sequence[RunGroup]) -> Items:
-    """Gain of u_sem over MSP, H and length: nested models of errors."""
-    title = "What u_sem adds to a model of errors"
-
-    def compute(group: RunGroup) -> dict[str, Any]:
-        u_sem, controls = _signal_and_controls(group)
-        controls = _with_length(group, controls)
-        gain = stacked_gain(u_sem, controls, group.wrong, group.clusters, group.quality)
-        gains = (gain.log_loss, gain.auroc, gain.prr)
-        return {"setting": group.label} | dict(zip(signed, gains, strict=True))
-
-    notes = [
-        "Logistic models of errors on smooth functions of MSP, H and the answer's length (if "
-        "saved), with u_sem minus without. Out of fold, 95 % over clusters, both models refitted "
-        f"in each of {REFITS} resamples. Better with u_sem: negative log-loss, positive AUROC and "
-        "PRR. A signal that adds nothing makes them slightly worse."
-    ]
-    signed = ("Δ log-loss", "Δ AUROC", "Δ PRR")
-    return frame(
-        "stacked_gain", title, groups, compute, notes, digits=3, signed=signed, resamples=REFITS
-    )
 
 
 def ensemble_mean(groups: Sequence[RunGroup]) -> Items:

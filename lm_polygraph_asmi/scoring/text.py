@@ -1,6 +1,7 @@
 """Text to token ids and back, with character offsets that rebuild an answer exactly."""
 
 import operator
+import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from os.path import commonprefix
@@ -13,6 +14,7 @@ from jinja2 import TemplateError
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from lm_polygraph_asmi.files import DEPTH
 from lm_polygraph_asmi.host.stopping import UNFINISHED, decode
 from lm_polygraph_asmi.validation import describe_fields, lone_surrogate
 
@@ -91,7 +93,7 @@ def parse_request(
         )
     if not before:
         raise ValueError("expected a user message before the assistant's, got none")
-    _check_text("last message", last["content"])
+    _check_text("the last message", last["content"])
     note = "The chat's last message, the assistant's, was scored."
     return Request(_checked(before), last["content"], samples, (note,))
 
@@ -124,7 +126,7 @@ def _check_answer(answer: Any) -> None:
             "model's own"
         )
     if isinstance(answer, str):
-        _check_text("answer", answer)
+        _check_text("the answer", answer)
     else:
         token_ids(answer)
 
@@ -151,30 +153,35 @@ def texts_of(prompt: Prompt) -> Iterator[tuple[str, str]]:
         return
     for number, message in enumerate(prompt, start=1):
         for field, value in message.items():
-            for path, text in _texts(value, str(field)):
+            for path, text in _texts(value, str(field), 0):
                 yield f"{path} of message {number}", text
 
 
-def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
+def _texts(value: Any, path: str, depth: int) -> Iterator[tuple[str, str]]:
+    if depth > DEPTH:
+        raise ValueError(
+            f"expected at most {DEPTH} nested lists and objects in a message, got more in "
+            f"{re.split(r'[.[]', path)[0]!r}: flatten it"
+        )
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, Mapping):
         for name, part in value.items():
             yield f"a name in {path}", str(name)
-            yield from _texts(part, f"{path}.{name}")
+            yield from _texts(part, f"{path}.{name}", depth + 1)
     elif isinstance(value, list | tuple):
         for index, part in enumerate(value):
-            yield from _texts(part, f"{path}[{index}]")
+            yield from _texts(part, f"{path}[{index}]", depth + 1)
 
 
 def _check_texts(prompt: Prompt) -> None:
     for name, text in texts_of(prompt):
-        _check_text(name, text)
+        _check_text(f"the {name}", text)
 
 
 def _check_text(name: str, text: str) -> None:
     if half := lone_surrogate(text):
-        raise ValueError(f"expected the {name} as text, got {half}: replace it")
+        raise ValueError(f"expected {name} as text, got {half}: replace it")
 
 
 def token_ids(answer: Any, name: str = "an answer") -> list[int]:

@@ -299,7 +299,10 @@ def test_prompts_of_special_tokens_and_none(model, tokenizer):
             ([{"role": "user", "content": "?"}, {"role": "assistant", "content": "\ud800"}],),
             "the last message as text",
         ),
-        (("Who?", " a", [" b", " \udc00"]), r"the sample 2 as text, got '\\udc00' at character 2"),
+        (
+            ("Who?", " a", [" b", " \udc00"]),
+            r"expected sample 2 as text, got '\\udc00' at character 2",
+        ),
         (([{"role": "user\udc00", "content": "?"}],), "the role of message 1 as text"),
         (
             ([{"role": "user", "content": "?", "tool_calls": [{"arguments": {"a": "\udc00"}}]}],),
@@ -310,3 +313,11 @@ def test_prompts_of_special_tokens_and_none(model, tokenizer):
 def test_half_of_a_surrogate_pair_is_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         parse_request(*arguments)
+
+
+def test_messages_nested_too_deeply():
+    nested = "x"
+    for _ in range(5000):
+        nested = [nested]
+    with pytest.raises(ValueError, match="nested lists and objects in a message, got more in 'id'"):
+        parse_request([{"role": "user", "content": "?", "id": nested}])

@@ -19,6 +19,7 @@ from lm_polygraph_asmi.experiments.perturbations.foreign import foreign_position
 from lm_polygraph_asmi.model import (
     Perturbation,
     check,
+    check_perturbation,
     perturbation,
     perturbed_layer,
     plain_model,
@@ -425,6 +426,36 @@ def test_an_condition_that_is_run_wrong_is_seen(monkeypatch):
         )
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
         monkeypatch.setattr(room, "perturbed_layer", spoilt[0])
+
+
+def test_an_engine_draws_with_its_own_seed(llama):
+    """The statistics of each mask are those of full passes with that seed."""
+    change, prompt, answer = (
+        load_perturbation("isotropic"),
+        sequence()[:PROMPT],
+        sequence()[PROMPT:],
+    )
+    engine = Engine(change=change, details=True, num_masks=5, mask_rate=0.4, seed=3)
+    found = engine.score(llama, prompt, answer.tolist())
+    layer, kept = found.settings.layer, torch.from_numpy(found.masks).float()
+    expected, other = (
+        subnetwork_log_probs(
+            llama, sequence(), PROMPT, layer, kept, change=load_perturbation("isotropic", seed=seed)
+        ).gather(-1, answer.expand(len(kept), -1)[..., None])[..., 0].numpy()
+        for seed in (3, 0)
+    )  # fmt: skip
+    np.testing.assert_allclose(found.masked_log_likelihood, expected, atol=1e-4)
+    assert np.abs(expected - other).max() > 1e-2
+
+
+def test_only_what_reads_head_outputs_needs_them(llama):
+    def refused(name):
+        try:
+            check_perturbation(llama, LAYER, load_perturbation(name), heads=False)
+        except TypeError as error:
+            return "needs the head outputs of the unmasked pass" in str(error)
+
+    assert [name for name in NAMES if refused(name)] == ["foreign"]
 
 
 def test_a_manager_reaches_a_control_through_its_builder():

@@ -41,6 +41,7 @@ import click
 import numpy as np
 from scipy.stats import binomtest
 
+from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.signals import best_signal
 from lm_polygraph_asmi.results.manifest import read_manifest, write_manifest
 from lm_polygraph_asmi.results.run_groups import load_run_groups, of_config
@@ -283,7 +284,7 @@ def example() -> None:
         name="labelled.jsonl", method=SIGNALS["sem"], model="Qwen2.5-Coder-1.5B-Instruct",
         labelled_by="their labels", settings={},
     )  # fmt: skip
-    decider = best_signal(columns, wrong, clusters)
+    decider = best_signal(columns, Labelled(wrong, clusters))
     result = with_decision(fitted, columns, wrong, clusters, 0.2, 0.95, decider)
     click.echo(result)
 

@@ -41,6 +41,7 @@ from .hypotheses import equivalence as equivalence
 from .hypotheses import holm as holm
 from .hypotheses import prr_comparisons as prr_comparisons
 from .hypotheses import romano_wolf as romano_wolf
+from .labelled import Labelled as Labelled
 from .labels import auroc_by_label as auroc_by_label
 from .labels import label_noise as label_noise
 from .labels import same_order as same_order

@@ -117,7 +117,7 @@ def control_table(controls: ArrayLike) -> np.ndarray:
     return table
 
 
-def check_rows(clusters: Sequence[str], **columns: ArrayLike) -> None:
+def check_rows(clusters: Sequence[str] | None, **columns: ArrayLike) -> None:
     """Check that all columns have a finite value for every cluster key.
 
     Raises:

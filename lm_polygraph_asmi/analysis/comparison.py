@@ -179,7 +179,11 @@ def augrc(score: ArrayLike, wrong: ArrayLike) -> float:
 
 
 def auroc_interval(
-    score: ArrayLike, wrong: ArrayLike, clusters: Sequence[str], resamples: int = RESAMPLES
+    score: ArrayLike,
+    wrong: ArrayLike,
+    clusters: Sequence[str],
+    resamples: int = RESAMPLES,
+    seed: int = SEED,
 ) -> Interval:
     """Error-detection AUROC with its interval over clusters; 1 = perfect, 0.5 = chance.
 
@@ -190,6 +194,7 @@ def auroc_interval(
         wrong: (n,) correctness labels, 1 or True = wrong.
         clusters: (n,) key of each row; answers on one passage share a key.
         resamples: number of bootstrap resamples of clusters.
+        seed: of the resampling.
 
     Raises:
         ValueError: no answer, unequal lengths, a value that is not finite, or labels other than 0
@@ -204,7 +209,7 @@ def auroc_interval(
     check_rows(clusters, score=score, wrong=wrong)
     scores, errors = _pair(score, wrong)
     detection = BootstrapAUROC(scores, errors)
-    return bootstrap_interval(unchecked_auroc(scores, errors), detection, clusters, resamples)
+    return bootstrap_interval(unchecked_auroc(scores, errors), detection, clusters, resamples, seed)
 
 
 def auroc_difference(

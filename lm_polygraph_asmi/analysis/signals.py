@@ -1,6 +1,9 @@
-"""Which signal, if any, ranks errors on a user's answers."""
+"""Which signal, if any, ranks errors on a user's answers.
 
-from collections.abc import Mapping, Sequence
+`scores` are by name, (n,), higher = more uncertain, finite.
+"""
+
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -8,16 +11,13 @@ from numpy.typing import ArrayLike
 
 from lm_polygraph_asmi.analysis.clusters import (
     FEW,
-    RESAMPLES,
-    SEED,
     Interval,
-    binary,
-    check_rows,
     cluster_interval,
     control_table,
     too_few,
 )
 from lm_polygraph_asmi.analysis.comparison import augrc, auroc, auroc_interval, prr_intervals
+from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.risk_control import fixing_rows
 
 
@@ -45,106 +45,71 @@ class RankedSignal(NamedTuple):
         return self.prr.high < 0
 
 
-def rank_signals(
-    scores: Mapping[str, ArrayLike],
-    wrong: ArrayLike,
-    clusters: Sequence[str],
-    quality: ArrayLike | None = None,
-    resamples: int = RESAMPLES,
-) -> dict[str, RankedSignal]:
+def rank_signals(scores: Mapping[str, ArrayLike], answers: Labelled) -> dict[str, RankedSignal]:
     """PRR, AUROC and AUGRC of signals on the same answers, by name.
-
-    Args:
-        scores: name -> (n,), higher = more uncertain.
-        wrong: (n,) correctness labels, 1 or True = wrong.
-        clusters: (n,) key of each row; answers on one passage share a key.
-        quality: (n,) for PRR, higher = better; None: right or wrong.
-        resamples: number of bootstrap resamples of clusters.
-
-    Raises:
-        ValueError: no signal, no answer, unequal lengths, a value that is not finite, or labels
-            other than 0 and 1.
 
     Example:
         >>> scores = {"good": [0.1, 0.9] * 10, "bad": [0.9, 0.1] * 10}
-        >>> signals = rank_signals(scores, [0, 1] * 10, [str(n) for n in range(20)], resamples=100)
+        >>> signals = rank_signals(scores, Labelled([0, 1] * 10, range(20), resamples=100))
         >>> signals["good"].ranks, signals["bad"].ranks, signals["bad"].auroc.value
         (True, False, 0.0)
     """
-    check_rows(clusters, wrong=wrong, **scores)
-    errors = binary(wrong=wrong)
-    qualities = 1.0 - errors if quality is None else quality
-    prr, _ = prr_intervals(scores, qualities, clusters, resamples=resamples)
+    columns = dict(zip(scores, answers.columns(**scores), strict=True))
+    clusters, resamples, seed = answers.clusters, answers.resamples, answers.seed
+    prr, _ = prr_intervals(columns, answers.quality, clusters, (), resamples, seed)
     by_name = {}
-    for name, values in scores.items():
-        score = np.asarray(values, dtype=float)
+    for name, score in columns.items():
 
         def area(rows: np.ndarray, score: np.ndarray = score) -> float:
-            return augrc(score[rows], errors[rows])
+            return augrc(score[rows], answers.wrong[rows])
 
         by_name[name] = RankedSignal(
             prr[name],
-            auroc_interval(score, errors, clusters, resamples),
-            cluster_interval(area, clusters, resamples),
+            auroc_interval(score, answers.wrong, clusters, resamples, seed),
+            cluster_interval(area, clusters, resamples, seed),
         )
     return by_name
 
 
-def combination(
-    features: ArrayLike, wrong: ArrayLike, clusters: Sequence[str], seed: int = SEED
-) -> np.ndarray:
+def combination(features: ArrayLike, answers: Labelled) -> np.ndarray:
     """(n,) probability of an error by a logistic model of a few signals, out of fold.
 
     Args:
-        features: (n, m), a column per signal.
-        wrong: (n,) correctness labels, 1 or True = wrong.
-        clusters: (n,) key of each row; folds keep clusters whole.
-        seed: of the folds.
+        features: (n, m), a column per signal; folds keep clusters whole.
 
     Raises:
-        ValueError: right or wrong answers in fewer than five clusters, features that are not a
-            table, unequal lengths, a value that is not finite, or labels other than 0 and 1.
+        ValueError: right or wrong answers in fewer than five clusters, or features that are not a
+            table.
 
     Example:
         >>> features = [[n % 7, score] for n, score in enumerate([0.1, 0.3, 0.2, 0.9] * 25)]
-        >>> chance = combination(features, [0, 0, 1, 1] * 25, [str(n) for n in range(100)])
+        >>> chance = combination(features, Labelled([0, 0, 1, 1] * 25, range(100)))
         >>> bool(chance[3::4].min() > 0.5 > chance[0::4].max())  # of scores 0.9 and 0.1
         True
     """
     from lm_polygraph_asmi.analysis.distinct import cluster_folds, error_probability
 
-    columns, errors = control_table(features), binary(wrong=wrong)
-    check_rows(clusters, features=columns, wrong=errors)
-    return error_probability(columns, errors, cluster_folds(errors, clusters, seed))
+    (columns,) = answers.columns(features=control_table(features))
+    return error_probability(
+        columns, answers.wrong, cluster_folds(answers.wrong, answers.clusters, answers.seed)
+    )
 
 
-def best_signal(
-    scores: Mapping[str, ArrayLike], wrong: ArrayLike, clusters: Sequence[str], seed: int = SEED
-) -> str:
+def best_signal(scores: Mapping[str, ArrayLike], answers: Labelled) -> str:
     """The signal with the highest AUROC on the clusters that choose thresholds; ties: the first.
 
-    `risk_threshold` with the same seed tests on the other clusters, so its guarantee still holds.
-
-    Args:
-        scores: name -> (n,), higher = more uncertain.
-        wrong: (n,) correctness labels, 1 or True = wrong.
-        clusters: (n,) key of each row; answers on one passage share a key.
-        seed: of the choice of clusters.
-
-    Raises:
-        ValueError: as `rank_signals`.
+    `risk_threshold` tests on the other clusters, so its guarantee still holds.
 
     Example:
         >>> scores = {"constant": [0.5] * 20, "good": [0.1, 0.9] * 10}
-        >>> best_signal(scores, [0, 1] * 10, [str(n // 2) for n in range(20)])
+        >>> best_signal(scores, Labelled([0, 1] * 10, [n // 2 for n in range(20)]))
         'good'
     """
-    check_rows(clusters, wrong=wrong, **scores)
-    rows = fixing_rows(clusters, seed)
-    errors = binary(wrong=wrong)[rows]
+    columns = dict(zip(scores, answers.columns(**scores), strict=True))
+    rows = fixing_rows(answers.clusters, answers.seed)
 
     def auroc_of(name: str) -> float:
-        area = auroc(np.asarray(scores[name], dtype=float)[rows], errors)
+        area = auroc(columns[name][rows], answers.wrong[rows])
         return 0.5 if np.isnan(area) else area
 
     return max(scores, key=auroc_of)
@@ -153,36 +118,28 @@ def best_signal(
 def recommendation(
     signals: Mapping[str, RankedSignal],
     scores: Mapping[str, ArrayLike],
-    wrong: ArrayLike,
-    clusters: Sequence[str],
+    answers: Labelled,
     method: str,
-    quality: ArrayLike | None = None,
-    resamples: int = RESAMPLES,
 ) -> str:
     """A sentence: which signal to use here, and how it compares with `method`.
 
     Args:
         signals: by name, of `rank_signals` on these answers.
-        scores, wrong, clusters, quality: as there.
         method: name of the signal that is compared with the best.
-        resamples: number of bootstrap resamples of clusters.
 
     Raises:
-        ValueError: labels other than 0 and 1.
         KeyError: another signal ranks errors best, and `method` is not in `scores`.
 
     Example:
-        >>> scores, wrong = {"good": [0.1, 0.9] * 30, "bad": [0.9, 0.1] * 30}, [0, 1] * 30
-        >>> keys = [str(n) for n in range(60)]
-        >>> signals = rank_signals(scores, wrong, keys, resamples=100)
-        >>> print(recommendation(signals, scores, wrong, keys, "good"))
+        >>> answers = Labelled([0, 1] * 30, range(60), resamples=100)
+        >>> scores = {"good": [0.1, 0.9] * 30, "bad": [0.9, 0.1] * 30}
+        >>> print(recommendation(rank_signals(scores, answers), scores, answers, "good"))
         good ranks errors best here (PRR +1.00 [+1.00, +1.00]).
     """
-    errors = binary(wrong=wrong)
-    if too_few(errors, clusters):
+    if too_few(answers.wrong, answers.clusters):
         return (
-            f"Too few answers to recommend a signal: {len(set(clusters))} clusters, "
-            f"{int(errors.sum())} wrong and {int((errors == 0).sum())} right answers. {FEW}"
+            f"Too few answers to recommend a signal: {answers.n_clusters} clusters, "
+            f"{answers.wrong.sum()} wrong and {(~answers.wrong).sum()} right answers. {FEW}"
         )
     ranking = [name for name, signal in signals.items() if signal.ranks]
     if not ranking:
@@ -196,9 +153,10 @@ def recommendation(
     sentence = f"{best} ranks errors best here (PRR {signals[best].prr})"
     if best == method:
         return f"{sentence}."
-    qualities = 1.0 - np.asarray(wrong, dtype=float) if quality is None else quality
     pair = {name: scores[name] for name in (best, method)}
-    _, gaps = prr_intervals(pair, qualities, clusters, [(best, method)], resamples)
+    _, gaps = prr_intervals(
+        pair, answers.quality, answers.clusters, [(best, method)], answers.resamples, answers.seed
+    )
     gap = gaps[best, method]
     comparison = "better than" if gap.low > 0 else "not significantly different from"
     verdict = "is inconclusive"

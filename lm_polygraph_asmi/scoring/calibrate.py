@@ -17,6 +17,7 @@ from lm_polygraph_asmi.analysis.calibration import (
     reliability,
 )
 from lm_polygraph_asmi.analysis.clusters import RESAMPLES, check_rows, text_clusters
+from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.risk_control import check_guarantee, risk_threshold
 from lm_polygraph_asmi.analysis.signals import (
     best_signal,
@@ -403,12 +404,13 @@ def with_decision(
         decider: signal that decides.
         quality: (n,) for PRR, higher = better; None: right or wrong.
     """
+    answers = Labelled(wrong, clusters, quality, resamples)
     guarantee = risk_threshold(columns[decider], wrong, clusters, risk, confidence)
     by_name = {SIGNALS[kind]: values for kind, values in columns.items()}
     method = SIGNALS[calibration.config.method]
     try:
         features = [columns[calibration.config.method], *(columns[kind] for kind in COMBINES)]
-        by_name[COMBINED] = combination(np.log1p(np.column_stack(features)), wrong, clusters)
+        by_name[COMBINED] = combination(np.log1p(np.column_stack(features)), answers)
     except (ValueError, KeyError):
         pass  # too few wrong or right answers for its folds, or a signal was not saved
     held_out = held_out_probability(columns[calibration.config.method], wrong, clusters)
@@ -420,7 +422,7 @@ def with_decision(
             for name, value in vars(curve).items()
         }
         error = debiased_calibration_error(held_out[0], wrong)
-    ranked = rank_signals(by_name, wrong, clusters, quality, resamples)
+    ranked = rank_signals(by_name, answers)
     same_answers = len(wrong) == calibration.n  # then PRR and interval are the same, too
     other_thresholds = tuple(
         Decision(kind, risk_threshold(values, wrong, clusters, other_risk, confidence))
@@ -432,7 +434,7 @@ def with_decision(
         prr=ranked[method].prr if same_answers else calibration.prr,
         decision=Decision(decider, guarantee),
         signals=ranked,
-        recommendation=recommendation(ranked, by_name, wrong, clusters, method, quality, resamples),
+        recommendation=recommendation(ranked, by_name, answers, method),
         other_thresholds=other_thresholds,
         reliability=diagram,
         calibration_error=error,
@@ -575,7 +577,9 @@ def _decider(
     """Key of the signal that decides."""
     # The score comes first, so that it wins ties.
     ordered = {method: columns[method], **columns}
-    decider = {"best": best_signal(ordered, wrong, clusters), "score": method}.get(signal, signal)
+    decider = {"best": best_signal(ordered, Labelled(wrong, clusters)), "score": method}.get(
+        signal, signal
+    )
     if decider not in columns:
         raise ValueError(f"expected a signal of {', '.join(columns)}; got {decider!r}")
     return decider

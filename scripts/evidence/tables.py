@@ -44,6 +44,7 @@ from stacked import REFITS, stacked_gain
 from lm_polygraph_asmi.analysis import (
     AddedInformation,
     Interval,
+    Labelled,
     adds_over_settings,
     auroc,
     auroc_by_label,
@@ -299,7 +300,7 @@ def measures_table(evidence: list[Evidence], correctness: str) -> Table:
         wrong = e.wrong(correctness)
         if wrong.all() or not wrong.any():
             continue
-        ranked = rank_signals(e.signals, wrong, e.clusters, resamples=RESAMPLES)
+        ranked = rank_signals(e.signals, Labelled(wrong, e.clusters, resamples=RESAMPLES))
         for name, signal in ranked.items():
             stacked = ["", "", ""]
             if name.startswith(("ASMI", "Sem")):
@@ -565,7 +566,7 @@ def places_table(evidence: list[Evidence], correctness: str) -> Table:
                 name: np.array([summarise(values) for values in tokens])
                 for name, tokens in subset.token_signals.items()
             }
-            ranked = rank_signals(scores, wrong, subset.clusters, resamples=RESAMPLES)
+            ranked = rank_signals(scores, Labelled(wrong, subset.clusters, resamples=RESAMPLES))
             medians = {
                 name: f"{np.median(values[~wrong]):.1e} / {np.median(values[wrong]):.1e}"
                 for name, values in scores.items()
@@ -606,7 +607,9 @@ def copying_table(evidence: list[Evidence], correctness: str) -> Table:
             if errors.all() or not errors.any():
                 continue
             scores = {name: values[selected] for name, values in signals.items()}
-            ranked = rank_signals(scores, errors, list(clusters[selected]), resamples=RESAMPLES)
+            ranked = rank_signals(
+                scores, Labelled(errors, list(clusters[selected]), resamples=RESAMPLES)
+            )
             medians = {name: f"{np.median(values):.1e}" for name, values in scores.items()}
             areas = {name: unsigned(signal.auroc) for name, signal in ranked.items()}
             rows.append(

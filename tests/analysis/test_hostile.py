@@ -15,7 +15,7 @@ import pytest
 
 import lm_polygraph_asmi
 from lm_polygraph_asmi import analysis
-from lm_polygraph_asmi.analysis import Sweep, adds_information
+from lm_polygraph_asmi.analysis import Labelled, Sweep, adds_information
 from lm_polygraph_asmi.analysis.calibration import Step
 
 PACKAGE = str(Path(lm_polygraph_asmi.__file__).parent)
@@ -100,8 +100,10 @@ CALLS = {
     "aurc": lambda f, c: f(c["score"], c["wrong"]),
     "risk_coverage": lambda f, c: f(c["score"], c["wrong"]),
     "risk_threshold": lambda f, c: f(c["score"], c["wrong"], c["clusters"], 0.3, 0.9),
-    "rank_signals": lambda f, c: f({"a": c["score"]}, c["wrong"], c["clusters"], resamples=FEW),
-    "combination": lambda f, c: f(table(c), c["wrong"], c["clusters"]),
+    "rank_signals": lambda f, c: f(
+        {"a": c["score"]}, Labelled(c["wrong"], c["clusters"], resamples=FEW)
+    ),
+    "combination": lambda f, c: f(table(c), Labelled(c["wrong"], c["clusters"])),
     "debiased_calibration_error": lambda f, c: f(c["chance"], c["wrong"]),
     "retained_error": lambda f, c: f(c["score"], c["wrong"], 0.5),
     "confident_but_fragile": lambda f, c: f(

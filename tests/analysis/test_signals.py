@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lm_polygraph_asmi.analysis import rank_signals, recommendation
+from lm_polygraph_asmi.analysis import Labelled, rank_signals, recommendation
 
 CLUSTERS = [str(n) for n in range(60)]
 WRONG = np.arange(60) % 2
@@ -10,8 +10,8 @@ NOISE = np.random.default_rng(0).permutation(60) / 60
 
 
 def said(own: str, /, **scores: np.ndarray) -> str:
-    signals = rank_signals(scores, WRONG, CLUSTERS, resamples=200)
-    return recommendation(signals, scores, WRONG, CLUSTERS, own, resamples=200)
+    answers = Labelled(WRONG, CLUSTERS, resamples=200)
+    return recommendation(rank_signals(scores, answers), scores, answers, own)
 
 
 def test_ones_own_signal_beside_the_best():
@@ -35,6 +35,7 @@ def test_too_few_answers_recommend_nothing():
     scores = {"own": WRONG + 0.01 * NOISE}
     for few in (slice(49), slice(0, 60, 2)):  # clusters, and answers of one kind
         here = {"own": scores["own"][few]}
-        wrong, clusters = WRONG[few], CLUSTERS[few]
-        found = recommendation({}, here, wrong, clusters, "own")
-        assert found.startswith(f"Too few answers to recommend a signal: {len(wrong)} clusters")
+        found = recommendation({}, here, Labelled(WRONG[few], CLUSTERS[few]), "own")
+        assert found.startswith(
+            f"Too few answers to recommend a signal: {len(WRONG[few])} clusters"
+        )

@@ -19,8 +19,8 @@ ROOT = Path(lm_polygraph_asmi.__file__).parent
 
 
 class Subpackage(NamedTuple):
-    """What a folder of the package may import, besides itself, `config`, `files`, `options`
-    and `validation`.
+    """What a folder of the package may import, besides itself, `config`, `files`, `options`,
+    `prompts` and `validation`.
 
     Attributes:
         subpackages: other folders; one within another by its path.
@@ -155,7 +155,7 @@ def modules() -> dict[str, Path]:
 
 def test_every_folder_is_a_room():
     folders = {file.relative_to(ROOT).parts[0] for file in ROOT.rglob("*.py")}
-    loose = {"__init__.py", "config.py", "files.py", "options.py", "validation.py"}
+    loose = {"__init__.py", "config.py", "files.py", "options.py", "prompts.py", "validation.py"}
     assert {name for name in folders if not name.endswith(".py")} == {
         name for name in SUBPACKAGES if "/" not in name
     }

@@ -1,13 +1,14 @@
 """Intervals that respect clusters: questions on one passage are not independent."""
 
 import math
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
+
+from lm_polygraph_asmi.prompts import shared_texts
 
 SEED = 20260711
 """Seed of all resampling, as in the paper."""
@@ -19,10 +20,6 @@ FEW = (
     f"{FEW_ERRORS} right answers, 95 % intervals may be too narrow."
 )
 
-_SHARED_TEXT = (
-    re.compile(r"\nStory: (.*?)\n\nQuestion: ", re.DOTALL),  # CoQA: the story
-    re.compile(r"\nPassage:\n(.*)\nQuestion: ", re.DOTALL),  # SQuAD: the passage
-)
 ROWS_AT_ONCE = 2**16
 """Rows computed together, over all resamples: fits a processor's cache."""
 
@@ -167,11 +164,7 @@ def text_clusters(prompts: Sequence[str]) -> list[str]:
         >>> text_clusters([prompt("Ann saw Bo.", "Who saw?"), prompt("Ann saw Bo.", "Whom?")])
         ['Ann saw Bo.', 'Ann saw Bo.']
     """
-    for pattern in _SHARED_TEXT:
-        matches = [pattern.search(prompt) for prompt in prompts]
-        if matches and all(matches):
-            return [match[1] for match in matches if match]
-    return list(prompts)
+    return shared_texts(list(prompts)) or list(prompts)
 
 
 def cluster_bootstrap_weights(

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 from lm_polygraph.estimators import Estimator
 
+from lm_polygraph_asmi.prompts import PASSAGE_OR_STORY
 from lm_polygraph_asmi.results.names import require
 
-PASSAGE = r"\n(?:Passage:\n|Story: )(.*?)\n+Question: "
-"""The passage (SQuAD) or the story (CoQA) in the paper's prompts."""
 EMPTY = "(empty)"
 """Replaces an answer without text, as in the quality metric."""
 
@@ -40,17 +39,21 @@ class GroundedAlignScore(Estimator):
     """
 
     def __init__(
-        self, checkpoint: str | None = None, passage: str = PASSAGE, batch_size: int = 16
+        self, checkpoint: str | None = None, passage: str = PASSAGE_OR_STORY, batch_size: int = 16
     ) -> None:
         super().__init__(["input_texts", "greedy_texts"], "sequence")
         self.checkpoint, self.batch_size = checkpoint, int(batch_size)
         self.passage = re.compile(passage, re.DOTALL)
         if self.passage.groups < 1:
-            raise ValueError(f"passage: expected a group, such as {PASSAGE!r}, got {passage!r}")
+            raise ValueError(
+                f"passage: expected a group, such as {PASSAGE_OR_STORY!r}, got {passage!r}"
+            )
         self._scorer: Any = None
 
     def __str__(self) -> str:
-        setting = "" if self.passage.pattern == PASSAGE else f" (passage={self.passage.pattern})"
+        setting = (
+            "" if self.passage.pattern == PASSAGE_OR_STORY else f" (passage={self.passage.pattern})"
+        )
         return f"GroundedAlignScore{setting}"
 
     def __call__(self, stats: dict[str, Any]) -> np.ndarray:

@@ -236,7 +236,7 @@ def scored_again(rows: Iterable[Row], kept: int) -> str:
 def _saved_scores(rows: Iterable[Row], scorer: "Scorer") -> dict[int, Score]:
     """Row number -> score saved in lines of `score --out`; none if not reproduced.
 
-    Lines do not record weights, so some rows are scored again and must get the same scores.
+    Not all lines record weights, so some rows are scored again and must get the same scores.
     """
     saved = {}
     for row in rows if scorer.config.method != "adapt" else ():  # its samples are not saved

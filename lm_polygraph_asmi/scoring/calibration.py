@@ -48,7 +48,7 @@ QUANTITIES = {"prompt_tokens": "The number of prompt tokens", "msp": "The answer
 """Quantities that need no labels -> their names in sentences."""
 FINGERPRINTS = {
     "weights": "weights or their precision differ",
-    "tokenizer": "tokenizer or chat template differs",
+    "tokenizer": "tokenizer, chat template or end tokens differ",
 }
 """Messages for settings whose values are hashes of the model's."""
 SYSTEM = {"system": "the system message differs"}

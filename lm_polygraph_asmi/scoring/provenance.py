@@ -7,8 +7,8 @@ from typing import Any
 
 FORMAT = 2
 """Part of every digest; increased when scores of the same answers change."""
-MADE_FROM = ("prompt", "answer", "samples", "offsets", "settings", "model")
-"""Fields of a line of `score --out` that its numbers depend on."""
+MADE_FROM = ("prompt", "answer", "samples", "offsets", "settings", "model", "score", "msp")
+"""Fields of a line of `score --out` that belong together: what was scored, how, and the result."""
 
 
 def digest_of(line: Mapping[str, Any]) -> str:
@@ -22,7 +22,7 @@ def digest_of(line: Mapping[str, Any]) -> str:
 
 
 def made_from(line: Mapping[str, Any]) -> bool:
-    """Whether a saved score was made from the prompt, answer and settings beside it."""
+    """Whether a saved score is that of the prompt, answer and settings beside it."""
     return line.get("digest") == digest_of(line)
 
 

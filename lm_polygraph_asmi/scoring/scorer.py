@@ -415,7 +415,7 @@ class Scorer:
         )
 
     def fingerprints(self) -> dict[str, str]:
-        """Hashes of the current weights, and of tokenizer and chat template.
+        """Hashes of the current weights; and of tokenizer, chat template and end tokens.
 
         Reads all weights on first use, and again if they change.
 
@@ -438,7 +438,8 @@ class Scorer:
     @property
     def _tokenizer_fingerprint(self) -> str:
         template = str(getattr(self.tokenizer, "chat_template", None))
-        described = f"{self._tokenizer_key} {template}"
+        ends = sorted(self.stop_conditions.end_ids)
+        described = f"{self._tokenizer_key} {template} {ends}"
         return hashlib.sha256(described.encode()).hexdigest()[:16]
 
     def _score_settings(self, request: Request) -> dict[str, Any]:

@@ -236,7 +236,10 @@ def test_other_weights_tokenizer_and_model_are_refused_by_name(calibration, mode
     assert "weights or their" in reason(copy.deepcopy(model).bfloat16(), tokenizer)
     turned = copy.deepcopy(tokenizer)
     turned.chat_template = "{{ messages[0]['content'] }}"
-    assert "tokenizer or chat template differs" in reason(model, turned)
+    assert "chat template or end tokens differ" in reason(model, turned)
+    longer = copy.deepcopy(model)
+    longer.generation_config.eos_token_id = [2, 7]
+    assert "chat template or end tokens differ" in reason(longer, tokenizer)
     named = replace(calibration, model="some/model")
     made = Scorer(model, tokenizer=tokenizer, **SETTINGS, calibration=named).score(PROMPT, " Brask")
     one = replace(made, model="another")

@@ -98,6 +98,11 @@ def test_prompts_that_changed_places_and_settings(lines, anew):
     swapped[0]["prompt"], swapped[-1]["prompt"] = lines[-1]["prompt"], lines[0]["prompt"]
     assert anew(swapped) == [1, len(lines)]
     assert anew([in_chat(line) for line in lines]) == list(range(1, len(lines) + 1))
+    numbers = ("score", "msp", "tokens", "counted", "scored_text", "content_end", "signals")
+    exchanged = [dict(line) for line in lines]
+    for name in numbers:
+        exchanged[0][name], exchanged[-1][name] = lines[-1][name], lines[0][name]
+    assert anew(exchanged) == [1, len(lines)]
     other = copy.deepcopy(lines)
     other[1]["settings"]["depth"] = 0.9
     assert anew(other) == [2]

@@ -17,10 +17,10 @@ from lm_polygraph_asmi.analysis.labels import (
     strata,
 )
 from lm_polygraph_asmi.analysis.stability import rank_correlation
+from lm_polygraph_asmi.prompts import last_question
 from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.item import Items, frame
 from lm_polygraph_asmi.report.items.benchmark import competes
-from lm_polygraph_asmi.report.items.mechanism import last_question
 from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable
 from lm_polygraph_asmi.results.runs import RIGHT
 

@@ -16,6 +16,7 @@ from lm_polygraph_asmi.analysis.mechanism import (
     votes,
 )
 from lm_polygraph_asmi.analysis.stability import rank_correlation
+from lm_polygraph_asmi.prompts import last_question
 from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.item import Items, ReportItem, frame
 from lm_polygraph_asmi.results.manifest import PHASES, seconds_by_phase
@@ -187,13 +188,6 @@ def case_study(groups: Sequence[RunGroup]) -> Items:
         "token ids.",
     ]
     return frame("case_study", title, groups, compute, notes, digits=3)
-
-
-def last_question(prompt: str) -> str:
-    """The text between the last "Question:" and "Answer:", else the prompt's end."""
-    _, marker, rest = prompt.rpartition("Question:")
-    question = rest.rpartition("Answer:")[0] or rest
-    return (question if marker else prompt[-120:]).strip()[:120]
 
 
 def cost(groups: Sequence[RunGroup]) -> Items:

@@ -70,7 +70,7 @@ def test_a_part_that_fails_costs_no_other(gpu, tmp_path, monkeypatch):
     assert part.failed
     assert part.outcome == "failed (exit 1)"
     assert "a number" in part.text
-    assert "memory too small" in part.text  # what to do, as of doctor
+    assert "CUDA out of memory" in part.text
     assert "No summary: ZeroDivisionError" in failing("second", lambda _: 1 / 0).text
 
     good = gpu.Part("good", "true", "passed", 1.0, "kept")

@@ -550,6 +550,6 @@ def test_numbers_of_heads(squad):
     fewer = papers(content(60))
     dissect(fewer, masks=100)
     run = replace(opened.run, stats=fewer["stats"])
-    other = replace(opened, run=run, runs=(run,), parts=())
+    other = replace(opened, run=run, runs=(run,), separate_runs=())
     with pytest.raises(NotComparable, match="num_masks 100"):
         measured([other], "head_coupling", "ρ(MI_t, z_t)")

@@ -149,7 +149,8 @@ def risk_threshold(
     if total < 2:
         raise ValueError(
             "expected at least two clusters, to choose thresholds and to test them, got one: use "
-            "answers on several passages"
+            "answers on several passages (with one answer each, at least "
+            f"{least_clusters(risk, confidence)} at this risk and confidence)"
         )
     fixing = fixing_rows(clusters, seed)
     grid = _grid(score[fixing], errors[fixing], codes[fixing], risk, largest)

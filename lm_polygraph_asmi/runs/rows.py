@@ -330,7 +330,7 @@ def save_rows(rows: list[DataRow], folder: Path, dropped: Mapping[str, str] | No
     if folder.exists():
         if _is_complete(folder, len(rows)):
             return
-        shutil.rmtree(folder)  # incomplete: files were deleted
+        shutil.rmtree(folder)  # files were deleted, or an earlier release wrote it
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Several jobs may build this folder at once: each in its own, and the first one wins.
     temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
@@ -346,8 +346,8 @@ def save_rows(rows: list[DataRow], folder: Path, dropped: Mapping[str, str] | No
 
 
 def _is_complete(folder: Path, rows: int) -> bool:
-    try:
-        return len(load_from_disk(str(folder))) == rows
+    try:  # a folder of an earlier release has no file of dropped rows
+        return (folder / DROPPED).is_file() and len(load_from_disk(str(folder))) == rows
     except (OSError, ValueError):
         return False
 

@@ -306,7 +306,10 @@ def test_what_is_said_of_a_threshold():
         (([0.1, 0.2], [0, 0.3], ["a", "b"], 0.1, 0.9), "wrong must contain True and False"),
         (([0.1], [0, 1], ["a", "b"], 0.1, 0.9), "scores has 1 values for 2 cluster keys"),
         (([], [], [], 0.1, 0.9), "there is no row"),
-        (([0.1, 0.2], [0, 1], ["a", "a"], 0.1, 0.9), "at least two clusters"),
+        (
+            ([0.1, 0.2], [0, 1], ["a", "a"], 0.1, 0.9),
+            r"at least two clusters.*at least 27 at this risk",
+        ),
         (([0.1, 0.2], [0, 1], ["a", "b"], 0, 0.9), "risk must lie strictly between 0 and 1, got 0"),
         (([0.1, 0.2], [0, 1], ["a", "b"], 0.1, 1), "confidence must lie strictly between"),
         (([0.1, 0.2], [0, 1], ["a", "b"], "x", 0.9), "risk must be a number, got 'x'"),

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 from lm_polygraph_asmi.runs import rows
 from lm_polygraph_asmi.runs.rows import (
+    DROPPED,
     DataRow,
     cluster_key,
     problem_of,
@@ -338,6 +339,9 @@ def test_a_folder_that_something_has_cleaned_up_in_is_built_again(tmp_path):
     (arrow,) = folder.glob("*.arrow")
     arrow.unlink()
     save_rows(rows, folder)
+    (folder / DROPPED).unlink()  # as an earlier release left it
+    save_rows(rows, folder)
+    assert (folder / DROPPED).is_file()
     assert load_from_disk(folder)["input"] == ["a", "b"]
 
 

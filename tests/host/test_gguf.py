@@ -1,6 +1,7 @@
 """A GGUF file that was read once is read from the cache, and nothing else changes."""
 
 import logging
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,10 @@ from lm_polygraph_asmi.results.cache import model_key, tokenizer_key
 
 FILE = "tiny.gguf"
 SAVED = ("model-auto", "tokenizer")
+saves_tokenizers = pytest.mark.skipif(
+    version("transformers").startswith("5.0."),
+    reason="transformers 5.0 reads another tokenizer than it saved, so it is never kept",
+)
 
 
 def write_gguf(path: Path, seed: int = 0) -> None:
@@ -106,6 +111,7 @@ def scores_of(model, tokenizer) -> list[float]:
     return [result.score, result.msp, *(token.mi for token in result.tokens)]
 
 
+@saves_tokenizers
 def test_the_second_reading_is_from_the_cache_and_equal(folder, files_read):
     expected_model, expected_tokenizer = from_file(folder)
     scores = [scores_of(expected_model, expected_tokenizer)]
@@ -146,6 +152,7 @@ def test_the_configuration_is_read_once(folder, files_read):
     assert files_read == ["CONFIG"]
 
 
+@saves_tokenizers
 def test_another_file_and_other_settings_beside_it_are_read_again(folder, files_read):
     load_tokenizer(str(folder), gguf_file=FILE)
     write_gguf(folder / FILE, seed=1)
@@ -213,6 +220,7 @@ def test_models_are_compared_bit_by_bit(folder, changed):
     assert reading._model_content(first) != reading._model_content(second)
 
 
+@saves_tokenizers
 def test_a_process_that_saves_is_not_disturbed(folder, caplog, files_read):
     load_tokenizer(str(folder), gguf_file=FILE)
     (complete,) = saved(folder)
@@ -226,6 +234,7 @@ def test_a_process_that_saves_is_not_disturbed(folder, caplog, files_read):
     assert warnings_of(caplog) == []
 
 
+@saves_tokenizers
 def test_the_rest_of_a_killed_process_is_replaced(folder):
     load_tokenizer(str(folder), gguf_file=FILE)
     (complete,) = saved(folder)
@@ -236,6 +245,7 @@ def test_the_rest_of_a_killed_process_is_replaced(folder):
     assert load_tokenizer(str(folder), gguf_file=FILE)("the")["input_ids"]
 
 
+@saves_tokenizers
 def test_a_damaged_folder_is_named(folder, caplog):
     model, _ = both(folder)
     damaged = next(path for path in saved(folder) if path.name.endswith("model-auto"))
@@ -247,6 +257,7 @@ def test_a_damaged_folder_is_named(folder, caplog):
     assert "remove it" in text
 
 
+@saves_tokenizers
 def test_a_large_model_is_not_saved(folder, monkeypatch):
     monkeypatch.setattr(reading, "LARGEST", 1000)
     both(folder)

@@ -249,14 +249,13 @@ class Scorer:
         prefix_cache = PrefixCache()
         for index, row in enumerate(rows):
             row_id = row.get(id_field) if isinstance(row, Mapping) else None
-            failed: Exception | None = None
+            score, failed = None, None
             try:
                 request, offsets = row_request(row)
-                score: Score | None = self.score_request(request, prefix_cache)
-                if score is not None and offsets is not None:
-                    score = score.with_spans(offsets)
+                scored = self.score_request(request, prefix_cache)
+                score = scored if offsets is None else scored.with_spans(offsets)
             except FAILURES as failure:
-                score, failed = None, failure
+                failed = failure
             error = None if failed is None else str(failed) or repr(failed)
             yield Outcome(index, row_id, score, error), failed
 
@@ -283,15 +282,19 @@ class Scorer:
 
     def score_request(self, request: Request, prefix_cache: PrefixCache | None = None) -> Score:
         """`score` of a request, with the keys and values of the row before."""
-        request = request._replace(prompt=self.as_messages(request.prompt))
-        request = request.noted(self.notes_of(request))
+        request, prompt_ids = self.prepared(request)
         prefix_cache = prefix_cache or PrefixCache()
-        prompt_ids = prompt_tokens(self.tokenizer, request.prompt)
         with restored_config(self.model):
             ids, draft, differences = self._answer(request, prompt_ids, prefix_cache)
             stats = self.engine.score(self.model, prompt_ids, ids, prefix_cache, draft)
             gate = self.gate_of(request, prompt_ids)
         return self.result(request.noted(differences), prompt_ids, stats, gate)
+
+    def prepared(self, request: Request) -> tuple[Request, Int[Tensor, " P"]]:
+        """The request as the model gets it, with warnings about its texts; the prompt's ids."""
+        request = request._replace(prompt=self.as_messages(request.prompt))
+        request = request.noted(self.notes_of(request))
+        return request, prompt_tokens(self.tokenizer, request.prompt)
 
     def notes_of(self, request: Request) -> tuple[str, ...]:
         """Warnings about special tokens in the texts of a request, and about rendered chats."""
@@ -529,9 +532,7 @@ class Stream(Iterator[Token]):
         self.scorer, self._engine = scorer, scorer.stream_engine
         self._external = ids is not None
         if ids is None:
-            request = request._replace(prompt=scorer.as_messages(request.prompt))
-            request = request.noted(scorer.notes_of(request))
-            ids = prompt_tokens(scorer.tokenizer, request.prompt)
+            request, ids = scorer.prepared(request)
         self._request, self._prompt_ids = request, ids
         self._length_limit = scorer.generation.length_limit(ids, scorer.config.max_new_tokens)
         self._gate: tuple[float, float | None, int] | None = None

@@ -1,13 +1,12 @@
 """Random draws of the controls, and groups of channels."""
 
-import hashlib
-from array import array
 from collections.abc import Iterator
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lm_polygraph_asmi.maths import example_seed
 from lm_polygraph_asmi.model.perturbation import Masking
 
 
@@ -44,5 +43,5 @@ def permutation(width: int, seed: int) -> Int[Tensor, " width"]:
 
 def _seed(*numbers: list[int]) -> int:
     """Hash of the lists and their lengths, in [0, 2^63)."""
-    content = b"".join(array("q", [len(part), *part]).tobytes() for part in numbers)
-    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") >> 1
+    first, *others = (number for part in numbers for number in (len(part), *part))
+    return example_seed(first, others)

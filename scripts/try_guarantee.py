@@ -284,8 +284,10 @@ def example() -> None:
         name="labelled.jsonl", method=SIGNALS["sem"], model="Qwen2.5-Coder-1.5B-Instruct",
         labelled_by="their labels", settings={},
     )  # fmt: skip
-    decider = best_signal(columns, Labelled(wrong, clusters))
-    result = with_decision(fitted, columns, wrong, clusters, 0.2, 0.95, decider)
+    labelled = Labelled(wrong, clusters)
+    result = with_decision(
+        fitted, columns, labelled, 0.2, 0.95, decider=best_signal(columns, labelled)
+    )
     click.echo(result)
 
 

@@ -16,7 +16,7 @@ from lm_polygraph_asmi.analysis.calibration import (
     held_out_probability,
     reliability,
 )
-from lm_polygraph_asmi.analysis.clusters import RESAMPLES, check_rows, text_clusters
+from lm_polygraph_asmi.analysis.clusters import RESAMPLES, text_clusters
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.risk_control import check_guarantee, risk_threshold
 from lm_polygraph_asmi.analysis.signals import (
@@ -356,13 +356,12 @@ def _calibration(
     columns = {
         kind: np.array([score.signals[kind] for score in answers]) for kind in answers[0].signals
     }
-    check_rows(clusters, wrong=wrong, **columns)
+    labelled = Labelled(wrong, clusters, resamples=resamples)
     method = scorer.config.method
-    scores = columns[method]
-    decider = _decider(signal, columns, method, wrong, clusters)
+    decider = _decider(signal, columns, method, labelled)
     run = Calibration.fitted(
         name,
-        scores,
+        columns[method],
         wrong,
         1.0 - wrong,
         clusters,
@@ -380,7 +379,7 @@ def _calibration(
         "msp": np.sort(columns["msp"]).tolist(),
     }
     return replace(
-        with_decision(run, columns, wrong, clusters, risk, confidence, decider, resamples),
+        with_decision(run, columns, labelled, risk, confidence, decider),
         reference_range=reference_range,
     )
 
@@ -388,23 +387,19 @@ def _calibration(
 def with_decision(
     calibration: Calibration,
     columns: Mapping[str, np.ndarray],
-    wrong: np.ndarray,
-    clusters: Sequence[str],
+    answers: Labelled,
     risk: float,
     confidence: float,
     decider: str,
-    resamples: int = RESAMPLES,
-    quality: np.ndarray | None = None,
 ) -> Calibration:
     """The calibration with a threshold, and with how well each signal ranks errors.
 
     Args:
         columns: signal -> (n,) values, higher = more uncertain.
-        wrong, clusters: (n,).
+        answers: with the quality for PRR.
         decider: signal that decides.
-        quality: (n,) for PRR, higher = better; None: right or wrong.
     """
-    answers = Labelled(wrong, clusters, quality, resamples)
+    wrong, clusters = answers.wrong, answers.clusters
     guarantee = risk_threshold(columns[decider], wrong, clusters, risk, confidence)
     by_name = {SIGNALS[kind]: values for kind, values in columns.items()}
     method = SIGNALS[calibration.config.method]
@@ -540,10 +535,9 @@ def calibrate_run(
         answered = np.flatnonzero([says_anything(text, stops) for text in texts])
     columns = {kind: values[answered] for kind, values in columns.items()}
     wrong, clusters = group.wrong[answered], [group.clusters[row] for row in answered]
-    decider = _decider(signal, columns, scorer.config.method, wrong, clusters)
-    return with_decision(
-        run, columns, wrong, clusters, risk, confidence, decider, resamples, group.quality[answered]
-    )
+    answers = Labelled(wrong, clusters, group.quality[answered], resamples)
+    decider = _decider(signal, columns, scorer.config.method, answers)
+    return with_decision(run, columns, answers, risk, confidence, decider)
 
 
 def signals_of(group: "RunGroup") -> dict[str, np.ndarray]:
@@ -567,19 +561,11 @@ def says_anything(text: str, stops: Sequence[str]) -> bool:
     return bool(text.strip())
 
 
-def _decider(
-    signal: str,
-    columns: Mapping[str, np.ndarray],
-    method: str,
-    wrong: np.ndarray,
-    clusters: Sequence[str],
-) -> str:
+def _decider(signal: str, columns: Mapping[str, np.ndarray], method: str, answers: Labelled) -> str:
     """Key of the signal that decides."""
     # The score comes first, so that it wins ties.
     ordered = {method: columns[method], **columns}
-    decider = {"best": best_signal(ordered, Labelled(wrong, clusters)), "score": method}.get(
-        signal, signal
-    )
+    decider = {"best": best_signal(ordered, answers), "score": method}.get(signal, signal)
     if decider not in columns:
         raise ValueError(f"expected a signal of {', '.join(columns)}; got {decider!r}")
     return decider

@@ -28,14 +28,14 @@ from typing import Any, cast
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.host.configs import configs_path, container
+from lm_polygraph_asmi.host.configs import CALCULATOR_OPTIONS, configs_path, container
 
 
 def _path(relative: str) -> str:
     return str(configs_path() / relative)
 
 
-CALCULATOR = ("depths", "details", "result_cache", "perturbation_builder")
+CALCULATOR = ("depths", *CALCULATOR_OPTIONS)
 """Arguments of the masked-heads calculator's builder besides a config."""
 RUN = (*CALCULATOR, "answers", "sampling_seed")
 """Entries of the node `asmi` that are not settings of a score."""

@@ -1,6 +1,7 @@
 """The shipped configs: their folder, their nodes, and the node `asmi` with every setting."""
 
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,6 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 from lm_polygraph_asmi.config import ASMIConfig
 
 PACKAGE = Path(__file__).parents[1]
+CALCULATOR_OPTIONS = ("details", "result_cache", "perturbation_builder")
+"""Arguments of the masked-heads calculator's builder besides settings and depths."""
 
 
 @lru_cache(maxsize=1)
@@ -30,6 +33,17 @@ def configs_path() -> Path:
 def container(node: DictConfig) -> dict[str, Any]:
     """A node of a run's config as plain values, interpolations resolved."""
     return cast(dict[str, Any], OmegaConf.to_container(node, resolve=True))
+
+
+def built_perturbation(builder: str, config: ASMIConfig) -> Any:
+    """What masks change, by the `load_perturbation` of a module that a config names.
+
+    Raises:
+        ImportError, AttributeError: no such module, or it has no `load_perturbation`.
+        ValueError: it does not know the perturbation of the config.
+    """
+    load = import_module(builder).load_perturbation
+    return load(config.perturbation, config.perturbation_scale)
 
 
 def store_settings(config: type[ASMIConfig] = ASMIConfig) -> None:

@@ -20,7 +20,7 @@ from lm_polygraph.utils.factory_estimator import FactoryEstimator
 from omegaconf import DictConfig, OmegaConf
 
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.host.configs import container
+from lm_polygraph_asmi.host.configs import built_perturbation, container
 from lm_polygraph_asmi.host.quality import METRICS
 from lm_polygraph_asmi.results.manifest import dropped_text
 from lm_polygraph_asmi.results.runs import manager_files
@@ -119,9 +119,7 @@ def _check_perturbation(config: DictConfig) -> Iterator[Finding]:
     try:
         used = ASMIConfig(**{name: asmi[name] for name in names if name in asmi})
         if builder is not None:
-            importlib.import_module(builder).load_perturbation(
-                used.perturbation, used.perturbation_scale
-            )
+            built_perturbation(builder, used)
         elif used.is_control:
             yield Finding(
                 f"{', '.join(used.describe(*names))} is a control, which a module named in "

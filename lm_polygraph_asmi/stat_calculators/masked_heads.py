@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from lm_polygraph.stat_calculators import StatCalculator
 from lm_polygraph.utils.model import Model
 
 from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.host.configs import built_perturbation
 from lm_polygraph_asmi.host.model import causal_model, check_greedy, prompt_ids
 from lm_polygraph_asmi.host.special_tokens import SpecialTokens
 from lm_polygraph_asmi.host.stopping import StopConditions
@@ -168,10 +168,7 @@ def load_stat_calculator(config: Mapping[str, Any], environment: Any) -> MaskedH
     arguments = dict(config)
     builder = arguments.pop("perturbation_builder", None)
     if builder is not None:
-        settings = ASMIConfig.from_dict(arguments)
-        arguments["change"] = import_module(builder).load_perturbation(
-            settings.perturbation, settings.perturbation_scale
-        )
+        arguments["change"] = built_perturbation(builder, ASMIConfig.from_dict(arguments))
     calculator = MaskedHeadsCalculator(**arguments)
     model = causal_model(environment.model)
     check_greedy(environment.model)

@@ -12,10 +12,8 @@ from omegaconf import OmegaConf
 
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
+from lm_polygraph_asmi.host.configs import CALCULATOR_OPTIONS
 from lm_polygraph_asmi.results.names import DIVERSITY, masked_head_stats
-
-OPTIONS = ("result_cache", "details", "perturbation_builder")
-"""Arguments of the masked-heads calculator's builder besides a config."""
 
 
 def available_stat_calculators(
@@ -30,8 +28,7 @@ def available_stat_calculators(
             ASMI are read from them.
         output_attentions: whether greedy decoding returns attention maps; RAUQ needs them, and
             eager attention.
-        **options: `attention`, `memory_budget`, and `OPTIONS`, the other arguments of the
-            masked-heads calculator.
+        **options: `attention`, `memory_budget`, and `host.configs.CALCULATOR_OPTIONS`.
 
     Raises:
         ValueError: estimators of this plugin with different settings, which one calculator cannot
@@ -43,9 +40,9 @@ def available_stat_calculators(
         >>> "MaskedHeadsCalculator" in {calculator.name for calculator in calculators}
         True
     """
-    unknown = sorted(set(options) - {*OPTIONS, *ASMIConfig.names("machine")})
+    unknown = sorted(set(options) - {*CALCULATOR_OPTIONS, *ASMIConfig.names("machine")})
     if unknown:
-        known = ", ".join([*ASMIConfig.names("machine"), *OPTIONS])
+        known = ", ".join([*ASMIConfig.names("machine"), *CALCULATOR_OPTIONS])
         raise ValueError(
             f"expected options among {known}; got {', '.join(unknown)}. Depths and other "
             "settings of a score belong to the estimators"

@@ -26,7 +26,7 @@ def test_the_question_is_read_as_it_is_written(form):
 
 def test_the_story_of_coqa_is_that_of_its_config():
     config = OmegaConf.load(CONFIGS / "benchmark/asmi_coqa.yaml")
-    assert config.data.cluster_regex == f"(?s){STORY}".replace("\\n", "\\n")
+    assert config.data.cluster_regex == f"(?s){STORY}"
     prompt = "The following are stories.\n\nStory: Ann saw Bo.\n\nQuestion: Who saw?\nAnswer:"
     assert shared_texts([prompt]) == ["Ann saw Bo."]
     assert re.search(PASSAGE_OR_STORY, prompt, re.DOTALL)[1] == "Ann saw Bo."

@@ -51,9 +51,8 @@ class GroundedAlignScore(Estimator):
         self._scorer: Any = None
 
     def __str__(self) -> str:
-        setting = (
-            "" if self.passage.pattern == PASSAGE_OR_STORY else f" (passage={self.passage.pattern})"
-        )
+        pattern = self.passage.pattern
+        setting = "" if pattern == PASSAGE_OR_STORY else f" (passage={pattern})"
         return f"GroundedAlignScore{setting}"
 
     def __call__(self, stats: dict[str, Any]) -> np.ndarray:

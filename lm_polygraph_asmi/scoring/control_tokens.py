@@ -37,7 +37,7 @@ def special_warnings(
             if start + len(token) == len(text) and special.ids[token] in ends:
                 spellings.pop()
         elif name == "prompt":
-            spellings = spellings[_begins_with_bos(special, text) :]
+            spellings = spellings[text.startswith(_bos(special)) :]
         elif not (name.startswith("content of") or _is_rendered(special, prompt, text)):
             continue
         if not spellings:
@@ -143,10 +143,6 @@ def _is_rendered(special: SpecialTokens, messages: Any, text: str) -> bool:
 def _bos(special: SpecialTokens) -> str:
     """The BOS token; if there is none, a text that no other contains."""
     return str(special.tokenizer.bos_token or "\0")
-
-
-def _begins_with_bos(special: SpecialTokens, text: str) -> bool:
-    return text.startswith(_bos(special))
 
 
 def _with_article(name: str) -> str:

@@ -36,6 +36,10 @@ from .distinct import DistinctSignal as DistinctSignal
 from .distinct import distinct_signal as distinct_signal
 from .drift import Drift as Drift
 from .drift import drifts as drifts
+from .gate import GroupRisk as GroupRisk
+from .gate import RiskGate as RiskGate
+from .gate import risk_by_group as risk_by_group
+from .gate import risk_gate as risk_gate
 from .hypotheses import Comparison as Comparison
 from .hypotheses import equivalence as equivalence
 from .hypotheses import holm as holm

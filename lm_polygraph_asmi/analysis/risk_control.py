@@ -46,6 +46,7 @@ class RiskThreshold:
         answers, clusters: numbers of them.
         answers_needed: without a threshold, about how many such answers would give one; None if no
             number would, or if there is a threshold.
+        largest: most answers of a cluster; None: not recorded.
     """
 
     threshold: float | None
@@ -57,6 +58,7 @@ class RiskThreshold:
     answers: int
     clusters: int
     answers_needed: int | None = None
+    largest: int | None = None
 
     @property
     def unavoidable(self) -> float:
@@ -167,12 +169,16 @@ def risk_threshold(
         share = (~fixing).mean()
         factor = _needed(score, errors, codes, risk, level, largest)
         needed = None if factor is None else int(np.ceil(factor * len(score) / share))
-        return RiskThreshold(None, 0.0, None, risk, confidence, base, len(score), total, needed)
+        return RiskThreshold(
+            None, 0.0, None, risk, confidence, base, len(score), total, needed, largest
+        )
     # Accepting all was tested, but answers above all scores in the sample were not.
     accepted_to = min(accepted_to, float(score.max()))
     kept = errors[score <= accepted_to]
     coverage, rate = len(kept) / len(score), float(kept.mean())
-    return RiskThreshold(accepted_to, coverage, rate, risk, confidence, base, len(score), total)
+    return RiskThreshold(
+        accepted_to, coverage, rate, risk, confidence, base, len(score), total, None, largest
+    )
 
 
 def least_clusters(risk: float, confidence: float, single: bool = True) -> int:
@@ -191,17 +197,33 @@ def least_clusters(risk: float, confidence: float, single: bool = True) -> int:
         >>> least_clusters(risk=0.05, confidence=0.95)  # 59 are tested
         74
     """
-    log_level = float(np.log(1 - confidence))
-    least = int(np.ceil(log_level / np.log1p(-risk) - 1e-9))
+    least = int(np.ceil(np.log(1 - confidence) / np.log1p(-risk) - 1e-9))
     if not single:
-        growth = np.log1p(BETS * risk / (1 - risk))
-        least = 1
-        while np.logaddexp.reduce(least * growth) - np.log(len(BETS)) < -log_level:
-            least += 1
+        least = least_wins(BETS * risk / (1 - risk), 1 - confidence)
     total = least + 1
     while total - _fixing(total) < least:
         total += 1
     return total
+
+
+def least_wins(gains: np.ndarray, level: float) -> int:
+    """How many clusters in a row, each a gain of this share of the capital, reach 1 / level.
+
+    Args:
+        gains: (stakes,) of each stake; the capital is their mean.
+    """
+
+    def reached(clusters: int) -> bool:
+        log_capital = np.logaddexp.reduce(clusters * np.log1p(gains)) - np.log(len(gains))
+        return bool(log_capital >= -np.log(level) - 1e-9)
+
+    few, enough = 0, 1
+    while not reached(enough):
+        few, enough = enough, 2 * enough
+    while enough - few > 1:
+        middle = (few + enough) // 2
+        few, enough = (few, middle) if reached(middle) else (middle, enough)
+    return enough
 
 
 def _fixing(clusters: int) -> int:

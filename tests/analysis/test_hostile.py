@@ -122,7 +122,7 @@ OTHERS = {
     # Of intervals, p-values, counts, texts or seconds, not of answers: see their own tests.
     "cluster_band", "cluster_interval",  # of a function of the caller's
     "equivalence", "holm", "label_noise", "method_seconds", "phase_seconds", "romano_wolf",
-    "best_signal", "drifts", "recommendation", "risk_p_value",
+    "best_signal", "drifts", "recommendation", "risk_by_group", "risk_gate", "risk_p_value",
     "same_order", "sample_size", "text_clusters", "votes", "wilson_interval",
     "equivalence_size",
 }  # fmt: skip

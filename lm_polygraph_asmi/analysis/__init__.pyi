@@ -68,6 +68,7 @@ from .prr import rejection_curve as rejection_curve
 from .risk_control import RiskThreshold as RiskThreshold
 from .risk_control import risk_p_value as risk_p_value
 from .risk_control import risk_threshold as risk_threshold
+from .risk_control import risk_thresholds as risk_thresholds
 from .selective import Filter as Filter
 from .selective import Quadrants as Quadrants
 from .selective import TokenNull as TokenNull

@@ -420,7 +420,9 @@ def with_decision(
     ranked = rank_signals(by_name, answers)
     same_answers = len(wrong) == calibration.n  # then PRR and interval are the same, too
     other_thresholds = tuple(
-        Decision(kind, risk_threshold(values, wrong, clusters, other_risk, confidence))
+        Decision(
+            kind, risk_threshold(values, wrong, clusters, other_risk, confidence, estimate=False)
+        )
         for kind, values in columns.items()
         for other_risk in sorted({*RISKS, risk})
     )

@@ -100,6 +100,9 @@ CALLS = {
     "aurc": lambda f, c: f(c["score"], c["wrong"]),
     "risk_coverage": lambda f, c: f(c["score"], c["wrong"]),
     "risk_threshold": lambda f, c: f(c["score"], c["wrong"], c["clusters"], 0.3, 0.9),
+    "risk_thresholds": lambda f, c: f(
+        c["score"], c["wrong"], c["clusters"], ["a"] * len(c["score"]), 0.3, 0.9
+    ),
     "rank_signals": lambda f, c: f(
         {"a": c["score"]}, Labelled(c["wrong"], c["clusters"], resamples=FEW)
     ),

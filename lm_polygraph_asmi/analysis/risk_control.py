@@ -234,29 +234,29 @@ def risk_thresholds(
     rows = {str(name): np.flatnonzero(member == row) for row, name in enumerate(names)}
     sizes = {name: np.unique(codes[of], return_counts=True)[1] for name, of in rows.items()}
 
-    def spare(name: str, tested: int) -> int:
+    def surplus(name: str, tested: int) -> int:
         """Clusters of a group beyond the least, if so many groups are tested."""
-        own, single = 1 - (1 - confidence) / tested, bool(sizes[name].max() == 1)
-        return len(sizes[name]) - least_clusters(risk, own, single)
+        level, single = 1 - (1 - confidence) / tested, bool(sizes[name].max() == 1)
+        return len(sizes[name]) - least_clusters(risk, level, single)
 
     tested = max(
-        (k for k in range(1, len(rows) + 1) if sum(spare(name, k) >= 0 for name in rows) >= k),
+        (k for k in range(1, len(rows) + 1) if sum(surplus(name, k) >= 0 for name in rows) >= k),
         default=0,
     )
-    ranked = sorted(rows, key=lambda name: -spare(name, max(tested, 1)))
-    found = {}
+    ranked = sorted(rows, key=lambda name: -surplus(name, max(tested, 1)))
+    rules = {}
     for name, of in rows.items():
         enough = name in ranked[:tested]
-        own = 1 - (1 - confidence) / (tested if enough else tested + 1)
+        level = 1 - (1 - confidence) / (tested if enough else tested + 1)
         if enough:
-            keys = [clusters[row] for row in of]
-            found[name] = risk_threshold(score[of], errors[of], keys, risk, own, seed, estimate)
+            keys = np.asarray(clusters, dtype=str)[of].tolist()
+            rules[name] = risk_threshold(score[of], errors[of], keys, risk, level, seed, estimate)
         else:
-            found[name] = RiskThreshold(
-                None, 0.0, None, risk, own, float(errors[of].mean()), len(of), len(sizes[name]),
+            rules[name] = RiskThreshold(
+                None, 0.0, None, risk, level, float(errors[of].mean()), len(of), len(sizes[name]),
                 None, int(sizes[name].max()),
             )  # fmt: skip
-    return found
+    return rules
 
 
 def least_clusters(risk: float, confidence: float, single: bool = True) -> int:

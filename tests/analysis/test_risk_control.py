@@ -325,7 +325,7 @@ def test_thresholds_of_all_groups_keep_the_risk_together():
     rng, broken, draws = np.random.default_rng(7), 0, 100
     names, groups = keys(150, 3), ["a", "b", "c"] * 150
     for _ in range(draws):
-        wrong = np.repeat(rng.random(150), 3) < 0.205  # the same label for the whole passage
+        wrong = np.repeat(rng.random(150), 3) < 0.205  # one label for a passage
         wrong ^= rng.random(450) < 0.001
         found = risk_thresholds(rng.random(450), wrong, names, groups, 0.2, 0.9, estimate=False)
         broken += any(rule.threshold is not None for rule in found.values())

@@ -29,6 +29,7 @@ from tqdm import tqdm
 from lm_polygraph_asmi import maths
 from lm_polygraph_asmi._hydra.resolvers import register_resolvers
 from lm_polygraph_asmi.analysis import (
+    Labelled,
     cluster_interval,
     normalised_prr,
     rank_correlation,
@@ -166,7 +167,7 @@ class SeedScores:
 
     def __init__(self, table: pd.DataFrame, quality: np.ndarray, clusters: list[str]) -> None:
         self.by_design = dict(list(table.groupby(["scope", "sampler", "num_masks"])))
-        self.quality, self.clusters = quality, clusters
+        self.answers = Labelled(quality=quality, clusters=clusters)
 
     def scores(self, score: str, scope: str, sampler: str, num_masks: int) -> np.ndarray:
         """(R, n), one row per mask seed."""
@@ -182,12 +183,13 @@ class SeedScores:
         """Mean PRR over draws, or the difference of two such means, with a cluster interval."""
 
         def mean(seeds: np.ndarray, rows: np.ndarray) -> float:
-            return float(np.mean([normalised_prr(s[rows], self.quality[rows]) for s in seeds]))
+            quality = self.answers.quality[rows]
+            return float(np.mean([normalised_prr(s[rows], quality) for s in seeds]))
 
         def statistic(rows: np.ndarray) -> float:
             return mean(draws, rows) - (0 if minus is None else mean(minus, rows))
 
-        return str(cluster_interval(statistic, self.clusters))
+        return str(cluster_interval(statistic, self.answers))
 
 
 def pairs(correlations: np.ndarray) -> str:
@@ -241,7 +243,7 @@ def sampler_table(other_seeds: SeedScores) -> Table:
         values = []
         for sampler, score in product(MASK_SAMPLERS, SCORES):
             scores = other_seeds.scores(score, "response", sampler, num_masks)
-            seeds = seed_stability(scores, other_seeds.quality)
+            seeds = seed_stability(scores, other_seeds.answers.quality)
             values += [f"{seeds.mean:+.3f} ± {seeds.sd:.3f}", f"{seeds.rank_correlation:.3f}"]
         shown.add_row(str(num_masks), *values)
     return shown
@@ -263,9 +265,9 @@ def main(folder: Path, exact_seeds: int, attention: str) -> None:
         [cluster for cluster, keep in zip(clusters, finite, strict=True) if keep],
     )
     console = Console(width=None if sys.stdout.isatty() else 120)
-    right = (other_seeds.quality >= RIGHT).mean()
+    right = (other_seeds.answers.quality >= RIGHT).mean()
     console.print(
-        f"\n{run.path}: {finite.sum()} answers, {len(set(other_seeds.clusters))} clusters, "
+        f"\n{run.path}: {finite.sum()} answers, {other_seeds.answers.n_clusters} clusters, "
         f"quality {metric}, {right:.0%} right, p = {RATE}, K = {TOP_K}, depth {DEPTH:.0%}",
         highlight=False,
     )

@@ -137,14 +137,14 @@ TOOLS: dict[str, tuple[str, Callable[[Rows], Scores]]] = {
 
 
 def print_table(rows: Rows, saved: dict[str, dict[str, Any]]) -> None:
-    from lm_polygraph_asmi.analysis import normalised_prr, prr_draws
+    from lm_polygraph_asmi.analysis import Labelled, normalised_prr, prr_draws
     from lm_polygraph_asmi.analysis.clusters import RESAMPLES, percentile_interval
 
     correct, passages = [row["correct"] for row in rows], [row["passage"] for row in rows]
     names = [(tool, name) for tool, kept in saved.items() for name in kept["scores"]]
     scores = [saved[tool]["scores"][name] for tool, name in names]
     values = np.array([normalised_prr(score, correct) for score in scores])
-    drawn = prr_draws(scores, correct, passages, RESAMPLES)
+    drawn = prr_draws(scores, Labelled(quality=correct, clusters=passages, resamples=RESAMPLES))
     base, clusters = names.index(("LM-Polygraph", "Perplexity")), len(set(passages))
     click.echo(f"{len(rows)} answers, {clusters} passages, {np.mean(correct):.0%} correct\n")
     click.echo("| tool | score | PRR [95 %] | minus Perplexity [95 %] |")

@@ -17,10 +17,9 @@ os.environ.update(
 )
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
 # The process that hands tests to the others imports this file, too: no torch, no transformers.
@@ -63,19 +62,14 @@ def few_resamples(request: pytest.FixtureRequest) -> Iterator[None]:
 
     Expectations that a test computes with the same functions are thinned with them.
     """
-    from lm_polygraph_asmi.analysis import clusters, prr
+    from lm_polygraph_asmi.analysis import Clustered
 
     if request.config.getoption("--slow"):
         yield
         return
-    drawn = clusters.cluster_bootstrap_weights
-
-    def few(names: Sequence[str], resamples: int, *seed: int) -> Iterator[np.ndarray]:
-        return drawn(names, resamples // 10, *seed)
-
+    number = Clustered.number
     with pytest.MonkeyPatch.context() as patch:
-        for module in (clusters, prr):
-            patch.setattr(module, "cluster_bootstrap_weights", few)
+        patch.setattr(Clustered, "number", lambda rows, default: number(rows, default) // 10)
         yield
 
 

@@ -9,9 +9,9 @@ from .calibration import held_out_brier as held_out_brier
 from .calibration import held_out_probability as held_out_probability
 from .calibration import probability_at as probability_at
 from .calibration import reliability as reliability
+from .clusters import Clustered as Clustered
 from .clusters import Interval as Interval
 from .clusters import cluster_band as cluster_band
-from .clusters import cluster_bootstrap_weights as cluster_bootstrap_weights
 from .clusters import cluster_interval as cluster_interval
 from .clusters import simultaneous_band as simultaneous_band
 from .clusters import text_clusters as text_clusters

@@ -15,13 +15,8 @@ from scipy.stats import rankdata
 from scipy.stats import t as student
 from sklearn.preprocessing import SplineTransformer
 
-from lm_polygraph_asmi.analysis.clusters import (
-    SEED,
-    binary,
-    check_rows,
-    control_table,
-)
-from lm_polygraph_asmi.analysis.distinct import FOLDS, check_folds
+from lm_polygraph_asmi.analysis.clusters import control_table
+from lm_polygraph_asmi.analysis.labelled import FOLDS, Labelled
 
 PARTITIONS = 5
 """Partitions into folds whose predictions are averaged, so that no single one decides."""
@@ -60,13 +55,7 @@ class AddedInformation:
         return self.p_value < LEVEL
 
 
-def adds_information(
-    scores: ArrayLike,
-    controls: ArrayLike,
-    wrong: ArrayLike,
-    clusters: Sequence[str],
-    seed: int = SEED,
-) -> AddedInformation:
+def adds_information(scores: ArrayLike, controls: ArrayLike, answers: Labelled) -> AddedInformation:
     """Generalised covariance measure: are score and errors independent given the controls?
 
     The score's rank and the probability of an error are both predicted from smooth functions of the
@@ -76,33 +65,28 @@ def adds_information(
     Source: Shah and Peters (2020), The hardness of conditional independence testing.
 
     Args:
-        scores: (n,), higher = more uncertain.
+        scores: (n,), not constant.
         controls: (n, c), such as MSP, single-pass entropy and answer length.
-        wrong: (n,) correctness labels, 1 or True = wrong.
-        clusters: (n,) key of each row; folds keep clusters whole.
-        seed: of the partitions into folds.
 
     Raises:
-        ValueError: right or wrong answers in fewer than five clusters, a constant score, controls
-            that are not a table, unequal lengths, a value that is not finite, or labels other than
-            0 and 1.
+        ValueError: also right or wrong answers in fewer than five clusters.
 
     Example:
         >>> wrong, length = [0, 1] * 50, [[n] for n in range(100)]
-        >>> keys = [str(n) for n in range(100)]  # every answer is a cluster of its own
-        >>> adds_information(wrong, length, wrong, keys).added  # a score that knows each error
+        >>> answers = Labelled(wrong, range(100))  # every answer is a cluster of its own
+        >>> adds_information(wrong, length, answers).added  # a score that knows each error
         True
-        >>> adds_information(range(100), length, wrong, keys).added  # a score that is its control
+        >>> adds_information(range(100), length, answers).added  # a score that is its control
         False
     """
-    score, table, errors = checked(scores, controls, wrong, clusters)
-    check_folds(errors, clusters)
+    score, table, errors = checked(scores, controls, answers)
+    answers.check_folds()
     features, rank = smooth(table), mid_ranks(score)
     rows, rank_fit, p_error = np.arange(len(rank)), np.zeros(len(rank)), np.zeros(len(rank))
-    keys, codes = np.unique(np.asarray(clusters, dtype=str), return_inverse=True)
-    rng = np.random.default_rng(seed)
+    keys, codes = np.unique(np.asarray(answers.clusters, dtype=str)), answers.codes
+    rng = np.random.default_rng(answers.seed)
     for _ in range(PARTITIONS):
-        folds = (rng.permutation(codes.max() + 1) % FOLDS)[codes]
+        folds = (rng.permutation(answers.n_clusters) % FOLDS)[codes]
         train = (folds != np.arange(FOLDS)[:, None]).astype(float)
         rank_fit += (_least_squares(features, rank, train) @ features.T)[folds, rows]
         p_error += expit(logistic(features, errors, train) @ features.T)[folds, rows]
@@ -139,7 +123,7 @@ def adds_over_settings(settings: Sequence[AddedInformation]) -> AddedInformation
 
     Example:
         >>> wrong, length = [0, 1] * 50, [[n] for n in range(100)]
-        >>> setting = adds_information(wrong, length, wrong, [str(n) for n in range(100)])
+        >>> setting = adds_information(wrong, length, Labelled(wrong, range(100)))
         >>> adds_over_settings([setting, setting]).statistic == setting.statistic
         True
     """
@@ -158,20 +142,13 @@ def adds_over_settings(settings: Sequence[AddedInformation]) -> AddedInformation
 
 
 def checked(
-    scores: ArrayLike, controls: ArrayLike, wrong: ArrayLike, clusters: Sequence[str]
+    scores: ArrayLike, controls: ArrayLike, answers: Labelled
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Score, controls and errors (0 or 1) as arrays of numbers.
-
-    Raises:
-        ValueError: a constant score, controls of another shape than (n, c), lengths that differ, or
-            values that are not finite.
-    """
-    table = control_table(controls)
-    check_rows(clusters, scores=scores, controls=table, wrong=wrong)
-    score = np.asarray(scores, dtype=float)
+    """Score, controls (n, c) and errors (0 or 1) as arrays of numbers; a ValueError if not so."""
+    score, table = answers.columns(scores=scores, controls=control_table(controls))
     if np.ptp(score) == 0:
         raise ValueError("the score is the same for all answers: there is nothing to test")
-    return score, table, binary(wrong=wrong).astype(float)
+    return score, table, answers.wrong.astype(float)
 
 
 def mid_ranks(values: np.ndarray) -> np.ndarray:

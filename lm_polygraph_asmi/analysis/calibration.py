@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lm_polygraph_asmi.analysis.clusters import SEED, binary, check_rows, cluster_codes, finite
+from lm_polygraph_asmi.analysis.clusters import binary, finite
+from lm_polygraph_asmi.analysis.labelled import Labelled
 
 SMALLEST_STEP = 25
 """Fewest answers of a step of the calibration; a plain isotonic fit has steps of one."""
@@ -34,16 +35,8 @@ def calibrate(scores: ArrayLike, wrong: ArrayLike) -> list[Step]:
 
     Merging keeps the rates increasing. Fewer answers in total form one step.
 
-    Args:
-        scores: (n,), higher = more uncertain.
-        wrong: (n,) correctness labels, 1 or True = wrong.
-
     Returns:
         Steps by increasing score, their error rates increasing too.
-
-    Raises:
-        ValueError: no answer, unequal lengths, a value that is not finite, or labels other than 0
-            and 1.
 
     Example:
         >>> calibrate([0.1] * 25 + [0.9] * 25, [0] * 20 + [1] * 5 + [1] * 20 + [0] * 5)
@@ -110,37 +103,28 @@ def probability_at(steps: Sequence[Step], score: float) -> float:
 
 
 def held_out_probability(
-    scores: ArrayLike, wrong: ArrayLike, clusters: Sequence[str]
+    scores: ArrayLike, answers: Labelled
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """(n,) probabilities of error from answers of other clusters: by the score, and the base rate.
 
     Five folds of whole clusters, each calibrated on the other four. None with a single cluster, or
     if the other folds are too small for two steps.
 
-    Args:
-        scores: (n,), higher = more uncertain.
-        wrong: (n,) correctness labels, 1 or True = wrong.
-        clusters: (n,) key of each row; answers on one passage share a key.
-
-    Raises:
-        ValueError: no answer, unequal lengths, a value that is not finite, or labels other than 0
-            and 1.
-
     Example:
         >>> passages = [str(n // 2) for n in range(100)]  # one right and one wrong answer each
-        >>> chance, base = held_out_probability([0.1, 0.9] * 50, [0, 1] * 50, passages)
+        >>> answers = Labelled([0, 1] * 50, passages)
+        >>> chance, base = held_out_probability([0.1, 0.9] * 50, answers)
         >>> chance[:2].round(2).tolist(), base[:2].tolist()  # the base rate is the same for both
         ([0.01, 0.99], [0.5, 0.5])
     """
     from sklearn.model_selection import GroupKFold
 
-    check_rows(clusters, scores=scores, wrong=wrong)
-    score, errors = finite(scores=scores), binary(wrong=wrong)
-    folds = min(5, len(set(clusters)))
+    (score,), errors = answers.columns(scores=scores), answers.wrong
+    folds = min(5, answers.n_clusters)
     if folds < 2:
         return None
     calibrated, base = np.empty(len(score)), np.empty(len(score))
-    for fitted, held_out in GroupKFold(folds).split(score, groups=clusters):
+    for fitted, held_out in GroupKFold(folds).split(score, groups=answers.codes):
         if len(fitted) < 2 * SMALLEST_STEP:
             return None
         steps = calibrate(score[fitted], errors[fitted])
@@ -149,30 +133,23 @@ def held_out_probability(
     return calibrated, base
 
 
-def held_out_brier(
-    scores: ArrayLike, wrong: ArrayLike, clusters: Sequence[str]
-) -> tuple[float, float] | None:
+def held_out_brier(scores: ArrayLike, answers: Labelled) -> tuple[float, float] | None:
     """Held-out Brier scores: of the calibration, and of the base rate.
 
     Mean squared difference of probability and outcome, in [0, 1]; lower = better. None where
     `held_out_probability` returns None.
 
-    Args:
-        scores, wrong, clusters: as in `held_out_probability`.
-
-    Raises:
-        ValueError: as `held_out_probability`.
-
     Example:
         >>> passages = [str(n // 2) for n in range(100)]  # one right and one wrong answer each
-        >>> calibrated, base = held_out_brier([0.1, 0.9] * 50, [0, 1] * 50, passages)
+        >>> answers = Labelled([0, 1] * 50, passages)
+        >>> calibrated, base = held_out_brier([0.1, 0.9] * 50, answers)
         >>> round(calibrated, 4), base  # a coin's is 0.25
         (0.0001, 0.25)
     """
-    chances = held_out_probability(scores, wrong, clusters)
+    chances = held_out_probability(scores, answers)
     if chances is None:
         return None
-    errors = np.asarray(wrong, dtype=float)
+    errors = answers.wrong.astype(float)
     calibrated, base = (float(np.mean((chance - errors) ** 2)) for chance in chances)
     return calibrated, base
 
@@ -205,13 +182,7 @@ class Reliability:
     p_value: float
 
 
-def reliability(
-    chance: ArrayLike,
-    wrong: ArrayLike,
-    clusters: Sequence[str],
-    draws: int = DRAWS,
-    seed: int = SEED,
-) -> Reliability:
+def reliability(chance: ArrayLike, answers: Labelled, draws: int = DRAWS) -> Reliability:
     """Reliability diagram of probabilities by isotonic regression, with consistency bands.
 
     The curve is an isotonic fit of the errors on the probabilities, without bins. For the band,
@@ -226,34 +197,28 @@ def reliability(
     Args:
         chance: (n,) probabilities of error, from other answers than these: see
             `held_out_probability`.
-        wrong: (n,) correctness labels, 1 or True = wrong.
-        clusters: (n,) key of each row; answers on one passage share a key.
         draws: number of draws of errors for the band and the p-value.
-        seed: of the draws.
 
     Raises:
-        ValueError: unequal lengths, a value that is not finite, labels other than 0 and 1,
-            probabilities outside [0, 1], or fewer than two clusters.
+        ValueError: also probabilities outside [0, 1], or fewer than two clusters.
 
     Example:
         >>> chance, wrong = [0.1] * 5 + [0.9] * 5, [0, 0, 0, 0, 1, 0, 1, 1, 1, 1]
-        >>> diagram = reliability(chance, wrong, list("abcdefghij"))
+        >>> diagram = reliability(chance, Labelled(wrong, list("abcdefghij")))
         >>> diagram.rate.round(2).tolist()  # one of five was wrong, and four of five: not 0.1, 0.9
         [0.2, 0.8]
         >>> round(diagram.miscalibration, 2)  # 0.1 squared
         0.01
     """
-    check_rows(clusters, chance=chance, wrong=wrong)
-    p_wrong, errors = np.asarray(chance, dtype=float), binary(wrong=wrong).astype(float)
+    (p_wrong,), errors = answers.columns(chance=chance), answers.wrong.astype(float)
     if p_wrong.min() < 0 or p_wrong.max() > 1:
         raise ValueError("probabilities must lie in [0, 1]")
-    codes = cluster_codes(clusters)
-    if codes.max() < 1:
+    if answers.n_clusters < 2:
         raise ValueError("expected at least two clusters for a band, got one")
     distinct, group, sizes = np.unique(p_wrong, return_inverse=True, return_counts=True)
     # Sums by cluster and probability: signs of clusters then move them in one product.
-    excess = np.zeros((codes.max() + 1, len(distinct)))
-    np.add.at(excess, (codes, group.ravel()), errors - p_wrong)
+    excess = np.zeros((answers.n_clusters, len(distinct)))
+    np.add.at(excess, (answers.codes, group.ravel()), errors - p_wrong)
 
     def fit(rates: np.ndarray) -> tuple[np.ndarray, float]:
         """Isotonic fit of the groups' rates, and by how much it lowers the Brier score."""
@@ -262,7 +227,7 @@ def reliability(
         return fitted, float(sizes @ gain / len(p_wrong))
 
     rate, miscalibration = fit(distinct + excess.sum(0) / sizes)
-    signs = np.random.default_rng(seed).choice([-1.0, 1.0], size=(draws, len(excess)))
+    signs = np.random.default_rng(answers.seed).choice([-1.0, 1.0], size=(draws, len(excess)))
     drawn = [fit(distinct + signed / sizes) for signed in signs @ excess]
     low, high = np.percentile([fitted for fitted, _ in drawn], [2.5, 97.5], axis=0)
     as_large = sum(gain >= miscalibration - 1e-12 for _, gain in drawn)
@@ -285,12 +250,10 @@ def debiased_calibration_error(chance: ArrayLike, wrong: ArrayLike, bins: int = 
 
     Args:
         chance: (n,) probabilities of error, from other answers than these.
-        wrong: (n,) correctness labels, 1 or True = wrong.
         bins: largest number of bins; fewer if one would have fewer than two answers.
 
     Raises:
-        ValueError: fewer than two answers, unequal lengths, a value that is not finite, labels
-            other than 0 and 1, or probabilities outside [0, 1].
+        ValueError: also fewer than two answers, or probabilities outside [0, 1].
 
     Example:
         >>> debiased_calibration_error([0.5] * 100, [0, 1] * 50)

@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from copy import copy
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,8 +14,9 @@ from lm_polygraph_asmi.prompts import shared_texts
 
 SEED = 20260711
 """Seed of all resampling, as in the paper."""
-RESAMPLES = 2000
-"""Resamples for statistics that are recomputed in each."""
+RESAMPLES, PRR_RESAMPLES, CURVE_RESAMPLES, BAND_RESAMPLES = 2000, 10_000, 1000, 200
+"""Resamples of most statistics; of PRR, as in the paper; of curves and standard errors over
+answers; of pointwise bands."""
 FEW_CLUSTERS, FEW_ERRORS = 50, 20
 FEW = (
     f"With fewer than {FEW_CLUSTERS} clusters, fewer than {FEW_ERRORS} wrong or fewer than "
@@ -167,51 +170,109 @@ def text_clusters(prompts: Sequence[str]) -> list[str]:
     return shared_texts(list(prompts)) or list(prompts)
 
 
-def cluster_bootstrap_weights(
-    clusters: Sequence[str], resamples: int, seed: int = SEED
-) -> Iterator[np.ndarray]:
-    """How often each row is in each bootstrap resample of whole clusters.
+Rows = TypeVar("Rows", bound="Clustered")
 
-    Clusters are drawn with replacement, as many as there are. Yields arrays (b, n) of counts,
-    `resamples` rows in total; each row is one resample.
+
+class Clustered:
+    """n rows of whole clusters, such as answers on shared passages, and their resamples.
+
+    Statistics on one object share the resamples, which are drawn once.
 
     Args:
         clusters: (n,) key of each row; answers on one passage share a key.
-        resamples: number of resamples.
-        seed: of the resampling.
+        resamples: number of bootstrap resamples of clusters; None: each statistic's own, which is
+            10,000 for PRR, 1000 for curves and standard errors, 200 for bands, else 2000.
+        seed: of resamples, folds and other random choices.
+
+    Attributes:
+        codes: (n,) number of each row's cluster, from 0.
+        n_clusters: number of clusters.
 
     Raises:
-        ValueError: there is no row.
+        ValueError: there is no row, or no key.
 
     Example:
-        >>> counts = next(cluster_bootstrap_weights(["a", "a", "b"], resamples=100))
+        >>> counts = next(Clustered(["a", "a", "b"], resamples=100).draws())
         >>> counts.shape, bool((counts[:, 0] == counts[:, 1]).all())  # both rows of a, or neither
         ((100, 3), True)
     """
-    check_rows(clusters)
-    codes = cluster_codes(clusters)
-    total = int(codes.max()) + 1
-    rng = np.random.default_rng(seed)
-    chunk = max(1, ROWS_AT_ONCE // len(codes))
-    for start in range(0, resamples, chunk):
-        size = min(chunk, resamples - start)
-        yield rng.multinomial(total, np.full(total, 1 / total), size=size).take(codes, axis=1)
+
+    def __init__(
+        self, clusters: Sequence[Any] | None, resamples: int | None = None, seed: int = SEED
+    ) -> None:
+        check_rows(clusters)
+        assert clusters is not None
+        self.clusters, self.resamples, self.seed = list(clusters), resamples, seed
+        self.codes = cluster_codes(self.clusters)
+        self.n_clusters = int(self.codes.max()) + 1
+        self._drawn = _Drawn(self.n_clusters, seed)
+
+    def __len__(self) -> int:
+        return len(self.clusters)
+
+    def columns(self, /, **named: ArrayLike) -> list[np.ndarray]:
+        """Columns as numbers, with a finite value (or row) for each answer.
+
+        Raises:
+            ValueError: another length, or a value that is not finite.
+        """
+        check_rows(self.clusters, **named)
+        return [np.asarray(column, dtype=float) for column in named.values()]
+
+    def resampled(self: Rows, resamples: int) -> Rows:
+        """The same with another number of resamples, of which the first are the same."""
+        other = copy(self)
+        other.resamples = resamples
+        return other
+
+    @cached_property
+    def independent(self) -> "Clustered":
+        """The same rows, each a cluster of its own."""
+        return Clustered([str(row) for row in range(len(self))], self.resamples, self.seed)
+
+    def number(self, default: int) -> int:
+        """Number of resamples for a statistic with a number of its own."""
+        return default if self.resamples is None else self.resamples
+
+    def draws(self, default: int = RESAMPLES) -> Iterator[np.ndarray]:
+        """How often each row is in each bootstrap resample of whole clusters.
+
+        Clusters are drawn with replacement, as many as there are. Yields arrays (b, n) of counts,
+        `number(default)` rows in total; each row is one resample.
+        """
+        drawn = self._drawn.first(self.number(default))
+        chunk = max(1, ROWS_AT_ONCE // len(self))
+        for start in range(0, len(drawn), chunk):
+            yield drawn[start : start + chunk].astype(int).take(self.codes, axis=1)
+
+
+class _Drawn:
+    """Resamples of clusters, drawn when they are first asked for."""
+
+    def __init__(self, clusters: int, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.counts = np.empty((0, clusters), dtype=np.uint8)
+
+    def first(self, number: int) -> np.ndarray:
+        """(number, clusters) how often each cluster was drawn."""
+        missing, clusters = number - len(self.counts), self.counts.shape[1]
+        if missing > 0:
+            new = self.rng.multinomial(clusters, np.full(clusters, 1 / clusters), size=missing)
+            # A byte each: no cluster of many is drawn more than 255 times.
+            self.counts = np.concatenate([self.counts, new.astype(np.min_scalar_type(new.max()))])
+        return self.counts[:number]
 
 
 def bootstrap_values(
-    statistic: Callable[[np.ndarray], np.ndarray],
-    clusters: Sequence[str],
-    resamples: int = RESAMPLES,
-    seed: int = SEED,
+    statistic: Callable[[np.ndarray], np.ndarray], rows: Clustered, default: int = RESAMPLES
 ) -> np.ndarray:
     """(resamples, ...) values of a statistic on resamples of whole clusters.
 
     Args:
         statistic: counts (b, n) -> (b, ...); a count is how often a row is in a resample.
-        clusters: key of each row.
+        default: number of resamples, unless `rows` has one.
     """
-    samples = cluster_bootstrap_weights(clusters, resamples, seed)
-    return np.concatenate([statistic(counts) for counts in samples])
+    return np.concatenate([statistic(counts) for counts in rows.draws(default)])
 
 
 def percentiles(clusters: int) -> tuple[float, float]:
@@ -300,12 +361,7 @@ def wilson_interval(count: int, n: int) -> Interval:
     return Interval(count / n, float(low), float(high))
 
 
-def cluster_interval(
-    statistic: Callable[[np.ndarray], float],
-    clusters: Sequence[str],
-    resamples: int = RESAMPLES,
-    seed: int = SEED,
-) -> Interval:
+def cluster_interval(statistic: Callable[[np.ndarray], float], rows: Clustered) -> Interval:
     """Bootstrap interval of a statistic over whole clusters, wider if there are few.
 
     To compare two methods, pass their difference as the statistic: both then share the resamples.
@@ -315,53 +371,39 @@ def cluster_interval(
 
     Args:
         statistic: row numbers, which may repeat -> value; NaN where undefined.
-        clusters: (n,) key of each row; answers on one passage share a key.
-        resamples: number of bootstrap resamples of clusters.
-        seed: of the resampling.
 
     Returns:
         The statistic of all rows; bounds of NaN with fewer than two clusters, or if the statistic
         is undefined in at least half of the resamples.
 
-    Raises:
-        ValueError: there is no row.
-
     Example:
         >>> wrong = np.repeat([0, 1] * 5, 4)  # four equal answers per story
-        >>> stories, rows = [str(n // 4) for n in range(40)], [str(n) for n in range(40)]
+        >>> stories = Clustered([str(n // 4) for n in range(40)])
         >>> rate = lambda chosen: wrong[chosen].mean()
-        >>> by_story, by_row = (cluster_interval(rate, keys) for keys in (stories, rows))
+        >>> by_story, by_row = (cluster_interval(rate, c) for c in (stories, stories.independent))
         >>> by_story.low < by_row.low < 0.5 < by_row.high < by_story.high  # whole stories vary more
         True
     """
-    check_rows(clusters)
-    rows = np.arange(len(clusters))
+    every = np.arange(len(rows))
 
     def one_by_one(counts: np.ndarray) -> np.ndarray:
-        return np.array([statistic(np.repeat(rows, row)) for row in counts], dtype=float)
+        return np.array([statistic(np.repeat(every, row)) for row in counts], dtype=float)
 
-    return bootstrap_interval(statistic(rows), one_by_one, clusters, resamples, seed)
+    return bootstrap_interval(statistic(every), one_by_one, rows)
 
 
 def bootstrap_interval(
-    value: float,
-    statistic: Callable[[np.ndarray], np.ndarray],
-    clusters: Sequence[str],
-    resamples: int = RESAMPLES,
-    seed: int = SEED,
+    value: float, statistic: Callable[[np.ndarray], np.ndarray], rows: Clustered
 ) -> Interval:
     """`cluster_interval` of a statistic that takes many resamples at once.
 
     Args:
         value: the statistic on the original rows.
         statistic: counts (b, n) -> (b,), as in `bootstrap_values`.
-        clusters: key of each row.
     """
-    check_rows(clusters)
-    total = len(set(clusters))
-    if np.isnan(value) or total < 2:
+    if np.isnan(value) or rows.n_clusters < 2:
         return Interval(float(value), float("nan"), float("nan"))
-    return percentile_interval(value, bootstrap_values(statistic, clusters, resamples, seed), total)
+    return percentile_interval(value, bootstrap_values(statistic, rows), rows.n_clusters)
 
 
 class Medians:
@@ -386,47 +428,36 @@ class Medians:
 
 
 def cluster_band(
-    curve: Callable[[np.ndarray], np.ndarray],
-    clusters: Sequence[str],
-    points: int = 50,
-    resamples: int = 200,
-    seed: int = SEED,
+    curve: Callable[[np.ndarray], np.ndarray], rows: Clustered, points: int = 50
 ) -> np.ndarray:
     """Pointwise 95 % band of a curve, over whole clusters.
 
     Args:
         curve: row numbers, which may repeat -> values (m,); m may vary.
-        clusters: (n,) key of each row; answers on one passage share a key.
         points: number of points, evenly spaced from the curve's first value to its last.
-        resamples: number of bootstrap resamples of clusters.
-        seed: of the resampling.
 
     Returns:
         (2, points), low and high; NaN with fewer than two clusters.
 
-    Raises:
-        ValueError: there is no row.
-
     Example:
-        >>> wrong, keys = np.array([0, 1] * 10), [str(n) for n in range(20)]
-        >>> low, high = cluster_band(lambda i: wrong[i].cumsum() / np.arange(1, 21), keys, points=2)
+        >>> wrong, rows = np.array([0, 1] * 10), Clustered([str(n) for n in range(20)])
+        >>> low, high = cluster_band(lambda i: wrong[i].cumsum() / np.arange(1, 21), rows, points=2)
         >>> (high - low > 0.9).tolist()  # error rate of the first answer, and of all twenty
         [True, False]
     """
-    check_rows(clusters)
-    if len(set(clusters)) < 2:
+    if rows.n_clusters < 2:
         return np.full((2, points), np.nan)
-    rows = np.arange(len(clusters))
+    every = np.arange(len(rows))
 
     def on_sample(times: np.ndarray) -> np.ndarray:
-        values = curve(np.repeat(rows, times))
+        values = curve(np.repeat(every, times))
         places = np.linspace(0, len(values) - 1, points)
         return np.interp(places, np.arange(len(values)), values)
 
     drawn = bootstrap_values(
-        lambda counts: np.array([on_sample(times) for times in counts]), clusters, resamples, seed
+        lambda counts: np.array([on_sample(times) for times in counts]), rows, BAND_RESAMPLES
     )
-    return np.percentile(drawn, percentiles(len(set(clusters))), axis=0)
+    return np.percentile(drawn, percentiles(rows.n_clusters), axis=0)
 
 
 def simultaneous_band(values: ArrayLike, drawn: ArrayLike) -> np.ndarray:
@@ -462,9 +493,3 @@ def simultaneous_band(values: ArrayLike, drawn: ArrayLike) -> np.ndarray:
     deviations = np.abs(resampled - curve)[:, varying] / spread[varying]
     width = np.percentile(deviations.max(1, initial=0), 95)
     return curve + np.array([[-1.0], [1.0]]) * width * np.where(varying, spread, 0)
-
-
-def too_few(wrong: np.ndarray, clusters: Sequence[str]) -> bool:
-    """Whether there are too few clusters, errors or right answers for intervals; see `FEW`."""
-    errors = int(wrong.sum())
-    return len(set(clusters)) < FEW_CLUSTERS or min(errors, len(wrong) - errors) < FEW_ERRORS

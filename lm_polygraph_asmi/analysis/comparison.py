@@ -1,14 +1,13 @@
 """Paired comparison of methods on the same answers."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from lm_polygraph_asmi.analysis.clusters import (
-    RESAMPLES,
-    SEED,
+    PRR_RESAMPLES,
     Interval,
     binary,
     bootstrap_interval,
@@ -17,16 +16,14 @@ from lm_polygraph_asmi.analysis.clusters import (
     percentile_interval,
     tied_order,
 )
+from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.prr import normalised_prr, prr_draws
 
 
 def prr_intervals(
     scores: Mapping[str, ArrayLike],
-    quality: ArrayLike,
-    clusters: Sequence[str],
+    answers: Labelled,
     differences: Iterable[tuple[str, str]] = (),
-    resamples: int = 10_000,
-    seed: int = SEED,
 ) -> tuple[dict[str, Interval], dict[tuple[str, str], Interval]]:
     """PRR of every method, and PRR differences (first minus second), with 95 % intervals.
 
@@ -34,30 +31,25 @@ def prr_intervals(
     Source: appendix "Head-to-Head Significance" of the paper (B = 10,000).
 
     Args:
-        scores: method -> (n,), higher = more uncertain, finite.
-        quality: (n,), higher = better.
-        clusters: (n,) key of each row; answers on one passage share a key.
+        scores: by method.
         differences: pairs of methods.
-        resamples: number of bootstrap resamples of clusters.
-        seed: of the resampling.
 
     Returns:
         By method, and by pair; a positive difference means that the first is better. NaN if all
         answers are equally good, bounds also with fewer than two clusters.
 
     Raises:
-        ValueError: no answer, unequal lengths, or a value that is not finite.
         KeyError: a pair names a method that is not in `scores`.
 
     Example:
-        >>> quality, keys = [1.0, 0.0] * 10, [str(n) for n in range(20)]
         >>> scores = {"knows": [0.1, 0.9] * 10, "constant": [0.5] * 20}
-        >>> intervals, paired = prr_intervals(scores, quality, keys, [("knows", "constant")], 100)
+        >>> answers = Labelled([0, 1] * 10, range(20), resamples=100)
+        >>> intervals, paired = prr_intervals(scores, answers, [("knows", "constant")])
         >>> str(intervals["knows"]), paired["knows", "constant"].excludes(0)
         ('+1.00 [+1.00, +1.00]', True)
     """
-    value, drawn = drawn_prr(scores, quality, clusters, resamples, seed)
-    total = len(set(clusters))
+    value, drawn = drawn_prr(scores, answers)
+    total = answers.n_clusters
     intervals = {name: percentile_interval(value[name], drawn[name], total) for name in scores}
     paired = {
         (a, b): percentile_interval(value[a] - value[b], drawn[a] - drawn[b], total)
@@ -67,38 +59,27 @@ def prr_intervals(
 
 
 def drawn_prr(
-    scores: Mapping[str, ArrayLike],
-    quality: ArrayLike,
-    clusters: Sequence[str],
-    resamples: int,
-    seed: int = SEED,
+    scores: Mapping[str, ArrayLike], answers: Labelled, default: int = PRR_RESAMPLES
 ) -> tuple[dict[str, float], dict[str, np.ndarray]]:
     """PRR by method, and on shared resamples of clusters (resamples,); NaN where undefined.
 
-    Raises:
-        ValueError: lengths differ, or a value is not finite.
+    Args:
+        default: number of resamples, unless `answers` has one.
     """
-    names = list(scores)
-    check_rows(clusters, **scores, quality=quality)
-    value = {name: normalised_prr(scores[name], quality) for name in names}
-    if len(set(clusters)) < 2 or np.isnan([*value.values()]).any():
-        drawn = np.full((1, len(names)), np.nan)
+    columns = answers.columns(**scores)
+    value = [normalised_prr(column, answers.quality) for column in columns]
+    if answers.n_clusters < 2 or np.isnan(value).any():
+        drawn = np.full((1, len(columns)), np.nan)
     else:
-        drawn = prr_draws([scores[name] for name in names], quality, clusters, resamples, seed)
-    return value, {name: drawn[:, i] for i, name in enumerate(names)}
+        drawn = prr_draws(columns, answers, default)
+    return dict(zip(scores, value, strict=True)), dict(zip(scores, drawn.T, strict=True))
 
 
 def auroc(score: ArrayLike, wrong: ArrayLike) -> float:
     """Probability that a wrong answer scores higher than a right one; ties count half.
 
-    1 = all errors score highest, 0.5 = chance; NaN without wrong or without right answers.
-
-    Args:
-        score: (n,), higher = more uncertain; may be infinite.
-        wrong: (n,) correctness labels, 1 or True = wrong.
-
-    Raises:
-        ValueError: no answer, unequal lengths, a score that is NaN, or labels other than 0 and 1.
+    1 = all errors score highest, 0.5 = chance; NaN without wrong or without right answers. A score
+    may be infinite, not NaN.
 
     Example:
         >>> auroc([0.1, 0.2, 0.9], wrong=[0, 0, 1])
@@ -128,12 +109,7 @@ def unchecked_auroc(score: np.ndarray, wrong: np.ndarray) -> float:
 
 
 class BootstrapAUROC:
-    """`auroc` of one score on many resamples of the same rows.
-
-    Args:
-        score: (n,), higher = more uncertain.
-        wrong: (n,) bool.
-    """
+    """`auroc` of one score on many resamples of the same rows."""
 
     def __init__(self, score: np.ndarray, wrong: np.ndarray) -> None:
         self.order, self.starts = tied_order(score)
@@ -162,12 +138,6 @@ def augrc(score: ArrayLike, wrong: ArrayLike) -> float:
     Source: Traub et al. (2024), Overcoming common flaws in the evaluation of selective
     classification systems.
 
-    Args:
-        score, wrong: as in `auroc`.
-
-    Raises:
-        ValueError: as `auroc`.
-
     Example:
         >>> augrc([0.1, 0.9], wrong=[0, 1]), augrc([0.9, 0.1], wrong=[0, 1])  # lower is better
         (0.125, 0.375)
@@ -178,71 +148,36 @@ def augrc(score: ArrayLike, wrong: ArrayLike) -> float:
     return rate**2 / 2 + (pairs * (1 - unchecked_auroc(scores, errors)) if pairs else 0.0)
 
 
-def auroc_interval(
-    score: ArrayLike,
-    wrong: ArrayLike,
-    clusters: Sequence[str],
-    resamples: int = RESAMPLES,
-    seed: int = SEED,
-) -> Interval:
+def auroc_interval(score: ArrayLike, answers: Labelled) -> Interval:
     """Error-detection AUROC with its interval over clusters; 1 = perfect, 0.5 = chance.
 
     NaN without wrong or without right answers; bounds also with fewer than two clusters.
 
-    Args:
-        score: (n,), higher = more uncertain.
-        wrong: (n,) correctness labels, 1 or True = wrong.
-        clusters: (n,) key of each row; answers on one passage share a key.
-        resamples: number of bootstrap resamples of clusters.
-        seed: of the resampling.
-
-    Raises:
-        ValueError: no answer, unequal lengths, a value that is not finite, or labels other than 0
-            and 1.
-
     Example:
         >>> score, wrong = [0.1, 0.3, 0.2, 0.9] * 10, [0, 0, 1, 1] * 10
-        >>> interval = auroc_interval(score, wrong, [str(n) for n in range(40)])
+        >>> interval = auroc_interval(score, Labelled(wrong, range(40)))
         >>> interval.value, interval.excludes(0.5)  # three of four pairs are in order
         (0.75, True)
     """
-    check_rows(clusters, score=score, wrong=wrong)
-    scores, errors = _pair(score, wrong)
-    detection = BootstrapAUROC(scores, errors)
-    return bootstrap_interval(unchecked_auroc(scores, errors), detection, clusters, resamples, seed)
+    (column,) = answers.columns(score=score)
+    detection = BootstrapAUROC(column, answers.wrong)
+    return bootstrap_interval(unchecked_auroc(column, answers.wrong), detection, answers)
 
 
-def auroc_difference(
-    first: ArrayLike,
-    second: ArrayLike,
-    wrong: ArrayLike,
-    clusters: Sequence[str],
-    resamples: int = RESAMPLES,
-) -> Interval:
+def auroc_difference(first: ArrayLike, second: ArrayLike, answers: Labelled) -> Interval:
     """AUROC of the first score minus that of the second, with shared resamples.
 
     Positive = the first is better. NaN as for `auroc_interval`.
 
-    Args:
-        first, second: (n,), higher = more uncertain.
-        wrong: (n,) correctness labels, 1 or True = wrong.
-        clusters: (n,) key of each row; answers on one passage share a key.
-        resamples: number of bootstrap resamples of clusters.
-
-    Raises:
-        ValueError: no answer, unequal lengths, a value that is not finite, or labels other than 0
-            and 1.
-
     Example:
-        >>> wrong, keys = [0, 1] * 10, [str(n) for n in range(20)]
-        >>> str(auroc_difference([0.1, 0.9] * 10, [0.5] * 20, wrong, keys))  # 1 minus chance
+        >>> answers = Labelled([0, 1] * 10, range(20))
+        >>> str(auroc_difference([0.1, 0.9] * 10, [0.5] * 20, answers))  # 1 minus chance
         '+0.50 [+0.50, +0.50]'
     """
-    check_rows(clusters, first=first, second=second, wrong=wrong)
-    (a, errors), (b, _) = _pair(first, wrong), _pair(second, wrong)
-    area_a, area_b = BootstrapAUROC(a, errors), BootstrapAUROC(b, errors)
-    value = unchecked_auroc(a, errors) - unchecked_auroc(b, errors)
-    return bootstrap_interval(value, lambda c: area_a(c) - area_b(c), clusters, resamples)
+    a, b = answers.columns(first=first, second=second)
+    area_a, area_b = (BootstrapAUROC(column, answers.wrong) for column in (a, b))
+    value = unchecked_auroc(a, answers.wrong) - unchecked_auroc(b, answers.wrong)
+    return bootstrap_interval(value, lambda c: area_a(c) - area_b(c), answers)
 
 
 class McNemar(NamedTuple):
@@ -271,13 +206,10 @@ def mcnemar(first: ArrayLike, second: ArrayLike, wrong: ArrayLike, flagged: int)
     does not give its flag rate.
 
     Args:
-        first, second: (n,), higher = more uncertain.
-        wrong: (n,) correctness labels, 1 or True = wrong.
         flagged: how many of the most uncertain answers each score flags.
 
     Raises:
-        ValueError: no answer, unequal lengths, a value that is not finite, labels other than 0 and
-            1, a constant score, or `flagged` below 0 or above n.
+        ValueError: also a constant score, or `flagged` below 0 or above n.
 
     Example:
         >>> mcnemar([9, 1, 2, 0], [1, 9, 2, 0], wrong=[1, 1, 0, 0], flagged=1)  # one error each

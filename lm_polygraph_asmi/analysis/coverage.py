@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lm_polygraph_asmi.analysis.clusters import (
-    SEED,
-    cluster_bootstrap_weights,
+    BAND_RESAMPLES,
+    Clustered,
     finite,
     ordered,
     percentiles,
@@ -93,52 +93,46 @@ def coverage_by_band(
 def coverage_intervals(
     information: Sequence[np.ndarray],
     coverage: Sequence[np.ndarray],
-    clusters: Sequence[str],
-    resamples: int = 200,
-    seed: int = SEED,
+    answers: Clustered,
 ) -> dict[str, np.ndarray]:
     """Pointwise 95 % intervals of `coverage_by_band` over clusters, bands recut in each resample.
 
     Args:
         information: n arrays (T,) of MI_t, nats; T may vary.
         coverage: n arrays (T, k), mean over masks of the mass of the top K for k values of K.
-        clusters: (n,) key of each answer; answers on one passage share a key.
-        resamples: number of bootstrap resamples of clusters.
-        seed: of the resampling.
 
     Returns:
         Band of MI_t -> (2, k), low and high; NaN with fewer than two clusters.
 
     Raises:
-        ValueError: unequal numbers of arrays and clusters, an answer without a token, or MI_t that
-            is not finite.
+        ValueError: also an answer without a token.
 
     Example:
         >>> mi = [np.array([0.1, 0.2])] * 4  # two tokens an answer; the second loses 0.1 or 0.2
         >>> mass = [np.array([[1.0], [kept]]) for kept in (0.9, 0.8, 0.9, 0.8)]
-        >>> bands = coverage_intervals(mi, mass, list("abcd"))
+        >>> bands = coverage_intervals(mi, mass, Clustered(list("abcd")))
         >>> bands["low (bottom decile)"].tolist(), bands["high (top decile)"].round(1).tolist()
         ([[1.0], [1.0]], [[0.8], [0.9]])
     """
     lengths = [len(tokens) for tokens in information]
-    if not len(information) == len(coverage) == len(clusters) or not all(lengths):
+    if not len(information) == len(coverage) == len(answers) or not all(lengths):
         raise ValueError(
             "expected tokens, coverage and a cluster key of every answer, got "
-            f"{len(information)}, {len(coverage)} and {len(clusters)}, "
+            f"{len(information)}, {len(coverage)} and {len(answers)}, "
             f"{sum(not length for length in lengths)} without a token"
         )
     mass = np.concatenate([np.asarray(answer_mass, dtype=float) for answer_mass in coverage])
     tokens = finite(information=np.concatenate(information))
     bands = [*BANDS, "all tokens"]
-    if len(set(clusters)) < 2:
+    if answers.n_clusters < 2:
         return {band: np.full((2, mass.shape[1]), np.nan) for band in bands}
     answer = np.repeat(np.arange(len(lengths)), lengths)
     drawn = [
         _band_means(tokens, mass, part.take(answer, axis=1))
-        for counts in cluster_bootstrap_weights(clusters, resamples, seed)
+        for counts in answers.draws(BAND_RESAMPLES)
         for part in np.array_split(counts, max(1, counts.shape[0] // 8))
     ]
-    low, high = np.percentile(np.concatenate(drawn), percentiles(len(set(clusters))), axis=0)
+    low, high = np.percentile(np.concatenate(drawn), percentiles(answers.n_clusters), axis=0)
     return {band: np.array([low[i], high[i]]) for i, band in enumerate(bands)}
 
 

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lm_polygraph_asmi.analysis.clusters import SEED, check_rows, cluster_codes
+from lm_polygraph_asmi.analysis.clusters import SEED
+from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.prr import normalised_prr, weighted_prr
 
 FEWEST_CLUSTERS = 6
@@ -17,14 +18,12 @@ class Sweep(NamedTuple):
     """One variant's scores at several depths on one setting.
 
     Attributes:
-        scores: (D, n), higher = more uncertain.
-        quality: (n,), higher = better.
-        clusters: (n,) key of each row; answers on one passage share a key.
+        scores: (D, n), a row per depth.
+        answers: with their quality.
     """
 
     scores: np.ndarray
-    quality: np.ndarray
-    clusters: Sequence[str]
+    answers: Labelled
 
 
 @dataclass(frozen=True)
@@ -64,13 +63,12 @@ def depth_selection(
         seed: of the splits.
 
     Raises:
-        ValueError: no setting, different numbers of depths, a setting with fewer than
-            `FEWEST_CLUSTERS` clusters, no setting with right and wrong answers, unequal lengths,
-            or values that are not finite.
+        ValueError: also no setting, different numbers of depths, a setting with fewer than
+            `FEWEST_CLUSTERS` clusters, or no setting with right and wrong answers.
 
     Example:
         >>> scores = np.array([[0.5] * 12, [0.1, 0.9] * 6])  # the second depth ranks errors
-        >>> sweep = Sweep(scores, np.array([1.0, 0.0] * 6), [str(n // 2) for n in range(12)])
+        >>> sweep = Sweep(scores, Labelled([0, 1] * 6, [n // 2 for n in range(12)]))
         >>> selection = depth_selection([sweep], splits=50)
         >>> selection.chosen, selection.selected.tolist(), selection.mean_regret
         (1, [0.0, 1.0], 0.0)
@@ -81,10 +79,11 @@ def depth_selection(
             f"{[len(sweep.scores) for sweep in sweeps]} of them"
         )
     for sweep in sweeps:
-        check_rows(sweep.clusters, quality=sweep.quality)
         for scores in sweep.scores:
-            check_rows(sweep.clusters, scores=scores)
-    groups = np.array([[normalised_prr(row, s.quality) for row in s.scores] for s in sweeps])
+            sweep.answers.columns(scores=scores)
+    groups = np.array(
+        [[normalised_prr(row, s.answers.quality) for row in s.scores] for s in sweeps]
+    )
     if np.isnan(groups).all():
         raise ValueError(
             "PRR is undefined in all settings: within each, all answers are equally good"
@@ -113,8 +112,7 @@ def depth_selection(
 
 def _on_halves(sweep: Sweep, splits: int, rng: np.random.Generator) -> np.ndarray:
     """(2, splits, D) PRR on both halves of random splits."""
-    codes = cluster_codes(sweep.clusters)
-    total = int(codes.max()) + 1
+    codes, total = sweep.answers.codes, sweep.answers.n_clusters
     if total < FEWEST_CLUSTERS:
         raise ValueError(
             f"halving a setting needs at least {FEWEST_CLUSTERS} clusters, got {total}: use more "
@@ -122,4 +120,5 @@ def _on_halves(sweep: Sweep, splits: int, rng: np.random.Generator) -> np.ndarra
         )
     in_first = rng.permuted(np.tile(np.arange(total) < total // 2, (splits, 1)), axis=1)[:, codes]
     halves = (half.astype(int) for half in (in_first, ~in_first))
-    return np.array([weighted_prr(list(sweep.scores), sweep.quality, [h]) for h in halves])
+    scores, quality = list(sweep.scores), sweep.answers.quality
+    return np.array([weighted_prr(scores, quality, [half]) for half in halves])

@@ -4,7 +4,7 @@ Source: appendix "The Distinct-Signal Analysis" of the paper.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,21 +12,13 @@ from numpy.typing import ArrayLike
 from scipy.stats import chi2
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.metrics import log_loss
-from sklearn.model_selection import PredefinedSplit, StratifiedGroupKFold, cross_val_predict
+from sklearn.model_selection import PredefinedSplit, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from lm_polygraph_asmi.analysis.clusters import (
-    RESAMPLES,
-    SEED,
-    Interval,
-    binary,
-    check_rows,
-    control_table,
-)
+from lm_polygraph_asmi.analysis.clusters import Interval, control_table
 from lm_polygraph_asmi.analysis.comparison import auroc_difference, auroc_interval
-
-FOLDS = 5
+from lm_polygraph_asmi.analysis.labelled import Labelled
 
 
 @dataclass(frozen=True)
@@ -57,39 +49,6 @@ class DistinctSignal:
         return self.residual_auroc.excludes(0.5)
 
 
-def check_folds(wrong: ArrayLike, clusters: Sequence[str]) -> None:
-    """Check that every fold can have right and wrong answers.
-
-    Raises:
-        ValueError: right or wrong answers are in too few clusters.
-    """
-    wrong = np.asarray(wrong, dtype=bool)
-    fewest = min(
-        len({c for c, is_wrong in zip(clusters, wrong, strict=True) if is_wrong == kind})
-        for kind in (False, True)
-    )
-    if fewest < FOLDS:
-        raise ValueError(
-            f"{FOLDS} folds need right and wrong answers in at least {FOLDS} clusters each, got "
-            f"{fewest}: use more rows"
-        )
-
-
-def cluster_folds(wrong: ArrayLike, clusters: Sequence[str], seed: int = SEED) -> np.ndarray:
-    """(n,) fold of each row, 0 to 4; a cluster is in one fold, errors are spread evenly.
-
-    Raises:
-        ValueError: too few clusters, or too few with right or wrong answers, for the folds.
-    """
-    wrong = np.asarray(wrong, dtype=bool)
-    check_folds(wrong, clusters)
-    folds = np.empty(len(wrong), dtype=int)
-    split = StratifiedGroupKFold(FOLDS, shuffle=True, random_state=seed)
-    for number, (_, test) in enumerate(split.split(wrong, wrong, clusters)):
-        folds[test] = number
-    return folds
-
-
 def _selector() -> LogisticRegression:
     return make_pipeline(StandardScaler(), LogisticRegression(C=np.inf, max_iter=1000))
 
@@ -99,8 +58,7 @@ def error_probability(features: ArrayLike, wrong: ArrayLike, folds: np.ndarray) 
 
     Args:
         features: (n, m).
-        wrong: (n,).
-        folds: (n,), from `cluster_folds`.
+        folds: (n,), from `Labelled.folds`.
     """
     features, wrong = np.asarray(features, dtype=float), np.asarray(wrong, dtype=bool)
     split = PredefinedSplit(folds)
@@ -131,14 +89,7 @@ def likelihood_ratio_test(
     return ratio, float(chi2.sf(ratio, 1))
 
 
-def distinct_signal(
-    signal: ArrayLike,
-    controls: ArrayLike,
-    wrong: ArrayLike,
-    clusters: Sequence[str],
-    resamples: int = RESAMPLES,
-    seed: int = SEED,
-) -> DistinctSignal:
+def distinct_signal(signal: ArrayLike, controls: ArrayLike, answers: Labelled) -> DistinctSignal:
     """Residual and incremental error detection of a signal over its controls.
 
     Out of fold, in 5 folds that keep clusters whole. Intervals resample clusters and hold the
@@ -147,42 +98,33 @@ def distinct_signal(
     paper.
 
     Args:
-        signal: (n,), higher = more uncertain.
+        signal: (n,), not constant.
         controls: (n, m), such as MSP and single-pass entropy.
-        wrong: (n,) correctness labels, 1 or True = wrong.
-        clusters: (n,) key of each row; answers on one passage share a key.
-        resamples: number of bootstrap resamples of clusters.
-        seed: of the folds.
 
     Raises:
-        ValueError: right or wrong answers in fewer than five clusters, a constant signal, controls
-            that are not a table, unequal lengths, a value that is not finite, or labels other than
-            0 and 1.
+        ValueError: also right or wrong answers in fewer than five clusters.
 
     Example:
         >>> signal, wrong = [0.1, 0.3, 0.2, 0.9] * 25, [0, 0, 1, 1] * 25
-        >>> control, keys = [[n % 7] for n in range(100)], [str(n) for n in range(100)]
-        >>> distinct = distinct_signal(signal, control, wrong, keys, resamples=100)
+        >>> control = [[n % 7] for n in range(100)]
+        >>> distinct = distinct_signal(signal, control, Labelled(wrong, range(100), resamples=100))
         >>> distinct.detected, distinct.incremental_auroc.low > 0  # the control has no information
         (True, True)
     """
-    check_rows(clusters, signal=signal, controls=controls, wrong=wrong)
-    signal, controls = np.asarray(signal, dtype=float), control_table(controls)
-    wrong = binary(wrong=wrong)
-    if np.ptp(signal) == 0:
+    values, table = answers.columns(signal=signal, controls=control_table(controls))
+    if np.ptp(values) == 0:
         raise ValueError("the signal is the same for all answers: there is nothing to test")
-    folds = cluster_folds(wrong, clusters, seed)
-    base = error_probability(controls, wrong, folds)
-    full = error_probability(np.column_stack([controls, signal]), wrong, folds)
-    ratio, p_value = likelihood_ratio_test(controls, signal, wrong)
-    residuals = residual(signal, controls, folds)
+    wrong, folds = answers.wrong, answers.folds()
+    base = error_probability(table, wrong, folds)
+    full = error_probability(np.column_stack([table, values]), wrong, folds)
+    ratio, p_value = likelihood_ratio_test(table, values, wrong)
     return DistinctSignal(
-        auroc_interval(residuals, wrong, clusters, resamples),
-        auroc_difference(full, base, wrong, clusters, resamples),
+        auroc_interval(residual(values, table, folds), answers),
+        auroc_difference(full, base, answers),
         ratio,
         p_value,
-        len(wrong),
-        len(set(clusters)),
+        len(answers),
+        answers.n_clusters,
         int(wrong.sum()),
     )
 

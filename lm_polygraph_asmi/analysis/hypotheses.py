@@ -1,19 +1,19 @@
 """Better, equivalent or inconclusive: differences of PRR, corrected for their number."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from lm_polygraph_asmi.analysis.clusters import (
-    SEED,
     Interval,
     percentile_interval,
     share_of_tail,
     tail,
 )
 from lm_polygraph_asmi.analysis.comparison import drawn_prr
+from lm_polygraph_asmi.analysis.labelled import Labelled
 
 MARGIN = 0.02
 """Smaller differences of PRR count as equivalent."""
@@ -150,11 +150,8 @@ def equivalence_reach(drawn: ArrayLike, clusters: int | None = None) -> float | 
 
 def prr_comparisons(
     scores: Mapping[str, ArrayLike],
-    quality: ArrayLike,
-    clusters: Sequence[str],
+    answers: Labelled,
     differences: Iterable[tuple[str, str]],
-    resamples: int = 10_000,
-    seed: int = SEED,
     margin: float = MARGIN,
 ) -> tuple[dict[str, Interval], dict[tuple[str, str], Comparison]]:
     """PRR of every method, and differences (first minus second) tested as one family.
@@ -163,28 +160,26 @@ def prr_comparisons(
     chosen on the same answers looks better than it is.
 
     Args:
-        scores, quality, clusters: as in `prr_intervals`.
+        scores: by method.
         differences: pairs of methods: all that will be reported.
-        resamples: number of bootstrap resamples of clusters.
-        seed: of the resampling.
         margin: smaller differences count as equivalent.
 
     Returns:
         By method, and by pair; a positive difference means that the first is better.
 
     Raises:
-        ValueError: no answer, unequal lengths, or a value that is not finite.
         KeyError: a pair names a method that is not in `scores`.
 
     Example:
-        >>> good, bad, keys = [0.1, 0.9] * 10, [0.9, 0.1] * 10, [str(n) for n in range(20)]
+        >>> good, bad = [0.1, 0.9] * 10, [0.9, 0.1] * 10
         >>> scores, pairs = {"a": good, "b": bad, "c": good}, [("a", "b"), ("a", "c")]
-        >>> _, comparisons = prr_comparisons(scores, [1.0, 0.0] * 10, keys, pairs, resamples=200)
+        >>> answers = Labelled([0, 1] * 10, range(20), resamples=200)
+        >>> _, comparisons = prr_comparisons(scores, answers, pairs)
         >>> [c.outcome for c in comparisons.values()]
         ['better', 'equivalent']
     """
-    value, column = drawn_prr(scores, quality, clusters, resamples, seed)
-    total = len(set(clusters))
+    value, column = drawn_prr(scores, answers)
+    total = answers.n_clusters
     pairs = list(dict.fromkeys(differences))
     intervals = {name: percentile_interval(value[name], column[name], total) for name in scores}
     gaps = [value[a] - value[b] for a, b in pairs]

@@ -1,32 +1,33 @@
 """Labelled answers as one object, checked once."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from lm_polygraph_asmi.analysis.clusters import (
-    RESAMPLES,
+    FEW_CLUSTERS,
+    FEW_ERRORS,
     SEED,
+    Clustered,
     binary,
     check_rows,
-    cluster_codes,
 )
 
+FOLDS = 5
 
-class Labelled:
+
+class Labelled(Clustered):
     """n answers with correctness labels, quality or both, and their clusters.
+
+    Statistics on one object share the resamples of clusters, which are drawn once.
 
     Args:
         wrong: (n,) correctness labels, 1 or True = wrong; None: only the quality is known.
         clusters: (n,) key of each answer; answers on one passage share a key.
         quality: (n,), higher = better; None: 1 - wrong.
-        resamples: number of bootstrap resamples of clusters.
-        seed: of resamples, folds and other random choices.
-
-    Attributes:
-        codes: (n,) number of each answer's cluster, from 0.
-        n_clusters: number of clusters.
+        resamples, seed: as in `Clustered`.
 
     Raises:
         ValueError: no answer, neither `wrong` nor `quality`, unequal lengths, a value that is not
@@ -36,29 +37,26 @@ class Labelled:
         >>> answers = Labelled(wrong=[0, 1, 1], clusters=["a", "a", "b"])
         >>> len(answers), answers.n_clusters, answers.quality.tolist()
         (3, 2, [1.0, 0.0, 0.0])
+        >>> answers.take([1, 2]).clusters
+        ['a', 'b']
     """
 
     def __init__(
         self,
         wrong: ArrayLike | None = None,
-        clusters: Sequence[str] | None = None,
+        clusters: Sequence[Any] | None = None,
         quality: ArrayLike | None = None,
-        resamples: int = RESAMPLES,
+        resamples: int | None = None,
         seed: int = SEED,
     ) -> None:
         labels = {"wrong": wrong, "quality": quality}
         known = {name: column for name, column in labels.items() if column is not None}
         check_rows(clusters, **known)
-        if clusters is None or not known:
+        if not known:
             raise ValueError("expected wrong, quality or both for each cluster key, got neither")
-        self.clusters, self.resamples, self.seed = list(clusters), resamples, seed
-        self.codes = cluster_codes(clusters)
-        self.n_clusters = int(self.codes.max()) + 1
+        super().__init__(clusters, resamples, seed)
         self._wrong = None if wrong is None else binary(wrong=wrong)
         self._quality = None if quality is None else np.asarray(quality, dtype=float)
-
-    def __len__(self) -> int:
-        return len(self.clusters)
 
     @property
     def wrong(self) -> np.ndarray:
@@ -74,11 +72,45 @@ class Labelled:
         """(n,), higher = better."""
         return 1.0 - self.wrong if self._quality is None else self._quality
 
-    def columns(self, /, **named: ArrayLike) -> list[np.ndarray]:
-        """Columns as numbers, with a finite value (or row) for each answer.
+    @property
+    def too_few(self) -> bool:
+        """Whether there are too few clusters, errors or right answers for intervals; see `FEW`."""
+        errors = int(self.wrong.sum())
+        return self.n_clusters < FEW_CLUSTERS or min(errors, len(self) - errors) < FEW_ERRORS
+
+    def take(self, rows: ArrayLike) -> "Labelled":
+        """Some of the answers: row numbers, or (n,) booleans."""
+        places = np.arange(len(self))[np.asarray(rows)]
+        wrong, quality = (
+            None if column is None else column[places] for column in (self._wrong, self._quality)
+        )
+        clusters = [self.clusters[place] for place in places]
+        return Labelled(wrong, clusters, quality, self.resamples, self.seed)
+
+    def check_folds(self) -> None:
+        """Check that every fold can have right and wrong answers.
 
         Raises:
-            ValueError: another length, or a value that is not finite.
+            ValueError: right or wrong answers are in too few clusters.
         """
-        check_rows(self.clusters, **named)
-        return [np.asarray(column, dtype=float) for column in named.values()]
+        fewest = min(len(set(self.codes[self.wrong == kind])) for kind in (False, True))
+        if fewest < FOLDS:
+            raise ValueError(
+                f"{FOLDS} folds need right and wrong answers in at least {FOLDS} clusters each, "
+                f"got {fewest}: use more rows"
+            )
+
+    def folds(self) -> np.ndarray:
+        """(n,) fold of each answer, 0 to 4; a cluster is in one fold, errors are spread evenly.
+
+        Raises:
+            ValueError: too few clusters, or too few with right or wrong answers, for the folds.
+        """
+        from sklearn.model_selection import StratifiedGroupKFold  # a second to import
+
+        self.check_folds()
+        folds = np.empty(len(self), dtype=int)
+        split = StratifiedGroupKFold(FOLDS, shuffle=True, random_state=self.seed)
+        for number, (_, test) in enumerate(split.split(self.wrong, self.wrong, self.codes)):
+            folds[test] = number
+        return folds

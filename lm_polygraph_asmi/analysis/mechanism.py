@@ -9,8 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lm_polygraph_asmi.analysis.clusters import RESAMPLES, Interval, binary, check_rows, finite
+from lm_polygraph_asmi.analysis.clusters import Interval, finite
 from lm_polygraph_asmi.analysis.comparison import auroc_interval
+from lm_polygraph_asmi.analysis.labelled import Labelled
 
 OVER_ROBUST = 0.005
 """With a smaller mean MI_t, in nats, masking barely changes predictions. Between the paper's 0.002
@@ -73,47 +74,35 @@ class ErrorSeparation:
 
 
 def error_separation(
-    information: Sequence[np.ndarray],
-    scores: dict[str, ArrayLike],
-    wrong: ArrayLike,
-    clusters: Sequence[str],
-    resamples: int = RESAMPLES,
+    information: Sequence[np.ndarray], scores: dict[str, ArrayLike], answers: Labelled
 ) -> ErrorSeparation:
     """Mean MI_t by correctness, and error-detection AUROC of `scores` with cluster intervals.
 
     Args:
         information: n arrays (T,) of MI_t, nats; T may vary.
-        scores: name -> (n,), higher = more uncertain.
-        wrong: (n,) correctness labels, 1 or True = wrong.
-        clusters: (n,) key of each answer; answers on one passage share a key.
-        resamples: number of bootstrap resamples of clusters.
-
-    Raises:
-        ValueError: no answer, unequal lengths, a value that is not finite, or labels other than 0
-            and 1.
+        scores: by name.
 
     Example:
         >>> mi = [np.array([0.1, 0.1]), np.array([0.5]), np.array([0.1]), np.array([0.5])]
-        >>> means, wrong = [0.1, 0.5, 0.1, 0.5], [0, 1, 0, 1]
-        >>> split = error_separation(mi, {"mean MI": means}, wrong, list("abcd"))
+        >>> means, answers = [0.1, 0.5, 0.1, 0.5], Labelled([0, 1, 0, 1], list("abcd"))
+        >>> split = error_separation(mi, {"mean MI": means}, answers)
         >>> round(split.right, 2), round(split.wrong, 2), split.auroc["mean MI"].value
         (0.1, 0.5, 1.0)
     """
-    check_rows(clusters, wrong=wrong)
-    wrong = binary(wrong=wrong)
+    wrong = answers.wrong
     if len(information) != len(wrong):
         raise ValueError(f"tokens of {len(information)} answers for {len(wrong)} labels: one each")
-    answers = [finite(information=answer) for answer in information]
+    tokens = [finite(information=answer) for answer in information]
 
     def mean(chosen: np.ndarray) -> float:
-        tokens = list(itertools.compress(answers, chosen))
-        return float(np.concatenate(tokens).mean()) if sum(map(len, tokens)) else float("nan")
+        known = list(itertools.compress(tokens, chosen))
+        return float(np.concatenate(known).mean()) if sum(map(len, known)) else float("nan")
 
     return ErrorSeparation(
         mean(np.ones_like(wrong)),
         mean(~wrong),
         mean(wrong),
-        {name: auroc_interval(s, wrong, clusters, resamples) for name, s in scores.items()},
+        {name: auroc_interval(score, answers) for name, score in scores.items()},
     )
 
 

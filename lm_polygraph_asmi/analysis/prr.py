@@ -7,16 +7,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lm_polygraph_asmi.analysis.clusters import (
+    CURVE_RESAMPLES,
+    PRR_RESAMPLES,
     ROWS_AT_ONCE,
-    SEED,
     bootstrap_values,
-    check_rows,
-    cluster_bootstrap_weights,
     finite,
     ordered,
     simultaneous_band,
     tied_order,
 )
+from lm_polygraph_asmi.analysis.labelled import Labelled
 
 COVERAGES = np.linspace(0.05, 1, 39)
 """Shares of accepted answers at which a rejection curve is computed."""
@@ -39,9 +39,6 @@ class Rejection:
 
     Rows with equal scores count as their mean, the average over all their orders: a constant score
     then has the area of random rejection, whatever the order of the file.
-
-    Args:
-        uncertainty: (n,), higher = more uncertain.
 
     Raises:
         ValueError: NaN, which would be sorted as the most uncertain; or no answer.
@@ -116,9 +113,8 @@ def weighted_prr(
     """Normalised PRR of M scores on weightings of the same n rows.
 
     Args:
-        scores: M arrays (n,), higher = more uncertain.
-        quality: (n,), higher = better.
-        samples: arrays (b, n) of counts, such as `cluster_bootstrap_weights` yields.
+        scores: M arrays (n,).
+        samples: arrays (b, n) of counts, such as `Labelled.draws` yields.
 
     Returns:
         (sum of b, M); NaN where all rows of a sample are equally good.
@@ -149,15 +145,7 @@ def normalised_prr(uncertainty: ArrayLike, quality: ArrayLike) -> float:
     1 = errors rejected first, 0 = chance, negative = worse than chance. LM-Polygraph's
     `prr_normalized` with two exact values: the random baseline is the mean quality (there: mean of
     1000 shuffles), and equal scores count as their mean (there: in file order). NaN if all
-    examples have the same quality.
-
-    Args:
-        uncertainty: (n,), higher = more uncertain; may be infinite.
-        quality: (n,), higher = better; continuous.
-
-    Raises:
-        ValueError: no answer, unequal lengths, an uncertainty that is NaN, or a quality that is not
-            finite.
+    examples have the same quality. An uncertainty may be infinite, not NaN.
 
     Example:
         >>> normalised_prr([0.1, 0.2, 0.9], quality=[1.0, 1.0, 0.0])  # the wrong one rejected first
@@ -168,34 +156,23 @@ def normalised_prr(uncertainty: ArrayLike, quality: ArrayLike) -> float:
 
 
 def prr_draws(
-    scores: Sequence[ArrayLike],
-    quality: ArrayLike,
-    clusters: Sequence[str],
-    resamples: int,
-    seed: int = SEED,
+    scores: Sequence[ArrayLike], answers: Labelled, default: int = PRR_RESAMPLES
 ) -> np.ndarray:
     """PRR of M scores on the same bootstrap resamples of clusters: (resamples, M).
 
     NaN where all rows of a resample are equally good.
 
     Args:
-        scores: M arrays (n,), higher = more uncertain; may be infinite.
-        quality: (n,), higher = better.
-        clusters: (n,) key of each row; answers on one passage share a key.
-        resamples: number of bootstrap resamples of clusters.
-        seed: of the resampling.
-
-    Raises:
-        ValueError: as `normalised_prr`.
+        scores: M arrays (n,), which may be infinite.
+        default: number of resamples, unless `answers` has one.
 
     Example:
-        >>> good, bad, quality = [0.1, 0.9] * 10, [0.9, 0.1] * 10, [1.0, 0.0] * 10
-        >>> drawn = prr_draws([good, bad], quality, [str(n) for n in range(20)], resamples=100)
+        >>> good, bad = [0.1, 0.9] * 10, [0.9, 0.1] * 10
+        >>> drawn = prr_draws([good, bad], Labelled([0, 1] * 10, range(20), resamples=100))
         >>> drawn.shape, bool((drawn[:, 0] > 0).all()), bool((drawn[:, 1] < 0).all())
         ((100, 2), True, True)
     """
-    check_rows(clusters, quality=quality)
-    return weighted_prr(scores, quality, cluster_bootstrap_weights(clusters, resamples, seed))
+    return weighted_prr(scores, answers.quality, answers.draws(default))
 
 
 class RejectionCurve(NamedTuple):
@@ -213,12 +190,7 @@ class RejectionCurve(NamedTuple):
 
 
 def rejection_curve(
-    uncertainty: ArrayLike,
-    quality: ArrayLike,
-    clusters: Sequence[str],
-    coverages: ArrayLike = COVERAGES,
-    resamples: int = 1000,
-    seed: int = SEED,
+    uncertainty: ArrayLike, answers: Labelled, coverages: ArrayLike = COVERAGES
 ) -> RejectionCurve:
     """The curve of PRR: mean quality of the accepted answers when the most uncertain are rejected.
 
@@ -226,26 +198,20 @@ def rejection_curve(
     band covers all coverages at once, so its parts can be compared.
 
     Args:
-        uncertainty: (n,), higher = more uncertain.
-        quality: (n,), higher = better.
-        clusters: (n,) key of each row; answers on one passage share a key.
         coverages: (m,) shares of accepted answers, in (0, 1]; with only a few answers, a curve is
             noise.
-        resamples: number of bootstrap resamples of clusters.
-        seed: of the resampling.
 
     Raises:
-        ValueError: no answer, unequal lengths, a value that is not finite, or a coverage outside
-            (0, 1].
+        ValueError: also a coverage outside (0, 1].
 
     Example:
-        >>> uncertainty, quality = [0.1, 0.2, 0.3, 0.9], [1.0, 1.0, 1.0, 0.0]
-        >>> curve = rejection_curve(uncertainty, quality, list("abcd"), coverages=[0.5, 0.75, 1.0])
+        >>> answers = Labelled([0, 0, 0, 1], list("abcd"))
+        >>> curve = rejection_curve([0.1, 0.2, 0.3, 0.9], answers, coverages=[0.5, 0.75, 1.0])
         >>> curve.values.round(2).tolist()  # the wrong one is rejected first
         [1.0, 1.0, 0.75]
     """
-    check_rows(clusters, uncertainty=uncertainty, quality=quality)
-    order, qualities = Rejection(uncertainty), np.asarray(quality, dtype=float)
+    (score,) = answers.columns(uncertainty=uncertainty)
+    order, qualities = Rejection(score), answers.quality
     shares = np.asarray(coverages, dtype=float)
     if not ((shares > 0) & (shares <= 1)).all():
         raise ValueError(f"coverages must lie in (0, 1], got {shares}")
@@ -254,37 +220,30 @@ def rejection_curve(
         return order.kept(qualities, counts, counts.sum(1, keepdims=True) * shares)
 
     value = curve(np.ones((1, len(qualities)), dtype=int))[0]
-    several = len(set(clusters)) > 1
-    drawn = bootstrap_values(curve, clusters, resamples, seed) if several else value[None]
+    several = answers.n_clusters > 1
+    drawn = bootstrap_values(curve, answers, CURVE_RESAMPLES) if several else value[None]
     band = simultaneous_band(value, drawn)
     # A mean of qualities stays within their range, however wide the band.
     return RejectionCurve(shares, value, np.clip(band, qualities.min(), qualities.max()))
 
 
-def prr_with_error(
-    uncertainty: ArrayLike, quality: ArrayLike, resamples: int = 1000, seed: int = SEED
-) -> PRR:
+def prr_with_error(uncertainty: ArrayLike, answers: Labelled) -> PRR:
     """Normalised PRR and its bootstrap standard error over examples, as in the paper's tables.
 
-    Args:
-        uncertainty, quality: as in `normalised_prr`.
-        resamples: number of bootstrap resamples of examples.
-        seed: of the resampling.
-
-    Raises:
-        ValueError: as `normalised_prr`.
+    Clusters are ignored. An uncertainty may be infinite, not NaN.
 
     Example:
-        >>> score, quality = [0.1, 0.3, 0.2, 0.9], [1.0, 1.0, 0.0, 0.0]
-        >>> few, many = (prr_with_error(score * n, quality * n) for n in (10, 40))
+        >>> score, wrong = [0.1, 0.3, 0.2, 0.9], [0, 0, 1, 1]
+        >>> few, many = (
+        ...     prr_with_error(score * n, Labelled(wrong * n, range(4 * n))) for n in (10, 40)
+        ... )
         >>> round(few.standard_error / many.standard_error)  # four times the answers, half the SE
         2
     """
-    value = normalised_prr(uncertainty, quality)
-    examples = len(np.asarray(quality))
-    if np.isnan(value) or examples < 2:
+    value = normalised_prr(uncertainty, answers.quality)
+    if np.isnan(value) or len(answers) < 2:
         return PRR(value, float("nan"))
     # Resamples of equally good answers have no PRR and are left out of the standard error.
-    rows = [str(i) for i in range(examples)]
-    drawn = prr_draws([uncertainty], quality, rows, resamples, seed)
+    samples = answers.independent.draws(CURVE_RESAMPLES)
+    drawn = weighted_prr([uncertainty], answers.quality, samples)
     return PRR(value, float(np.nanstd(drawn, ddof=1)))

@@ -1,7 +1,8 @@
 """Selective prediction: error rates of accepted answers if a user abstains by a score.
 
 Source: sections "Deployment Payoff" and "The Confident-but-Fragile Split" of the paper and its
-appendix "Deployment Payoff: Full Analysis".
+appendix "Deployment Payoff: Full Analysis". In functions without `answers`, scores may be infinite,
+not NaN. MSP is LM-Polygraph's: higher = less confident; confident are answers up to its median.
 """
 
 from collections.abc import Sequence
@@ -11,18 +12,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lm_polygraph_asmi.analysis.clusters import (
-    RESAMPLES,
-    SEED,
     Interval,
     Medians,
-    binary,
     bootstrap_interval,
     check_rows,
     control_table,
     finite,
 )
 from lm_polygraph_asmi.analysis.comparison import BootstrapAUROC, unchecked_auroc
-from lm_polygraph_asmi.analysis.distinct import cluster_folds, error_probability
+from lm_polygraph_asmi.analysis.distinct import error_probability
+from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.prr import Rejection
 
 
@@ -31,14 +30,6 @@ def aurc(uncertainty: ArrayLike, wrong: ArrayLike) -> float:
 
     Lower = better, in [0, 1]. Equal scores count as their mean. Source: table "payoff-aurc" of the
     paper.
-
-    Args:
-        uncertainty: (n,), higher = more uncertain; may be infinite.
-        wrong: (n,) correctness labels, 1 or True = wrong.
-
-    Raises:
-        ValueError: no answer, unequal lengths, an uncertainty that is NaN, or a label that is not
-            finite.
 
     Example:
         >>> aurc([0.1, 0.2, 0.9], wrong=[0, 0, 1]) < aurc([0.9, 0.2, 0.1], wrong=[0, 0, 1])
@@ -50,13 +41,6 @@ def aurc(uncertainty: ArrayLike, wrong: ArrayLike) -> float:
 
 def risk_coverage(uncertainty: ArrayLike, wrong: ArrayLike) -> np.ndarray:
     """(n,) error rate of the k least uncertain answers, k = 1 ... n; ties as their mean.
-
-    Args:
-        uncertainty: (n,), higher = more uncertain; may be infinite.
-        wrong: (n,) correctness labels, 1 or True = wrong.
-
-    Raises:
-        ValueError: as `aurc`.
 
     Example:
         >>> risk_coverage([0.1, 0.2, 0.9], wrong=[0, 0, 1]).round(2).tolist()
@@ -75,13 +59,8 @@ def risk_coverage(uncertainty: ArrayLike, wrong: ArrayLike) -> np.ndarray:
 def retained_error(uncertainty: ArrayLike, wrong: ArrayLike, coverage: float) -> float:
     """Error rate of the share `coverage` of least uncertain answers, at least one.
 
-    Args:
-        uncertainty: (n,), higher = more uncertain; may be infinite.
-        wrong: (n,) correctness labels, 1 or True = wrong.
-        coverage: share of accepted answers, in [0, 1].
-
     Raises:
-        ValueError: a coverage outside [0, 1], or as `aurc`.
+        ValueError: also a coverage outside [0, 1].
 
     Example:
         >>> uncertainty, wrong = [0.1, 0.2, 0.3, 0.9], [0, 0, 1, 1]
@@ -120,13 +99,7 @@ def _gap(counts: np.ndarray, high: np.ndarray, wrong: np.ndarray) -> np.ndarray:
         return np.where(known, of_high / n_high - (errors - of_high) / (n - n_high), np.nan)
 
 
-def confident_but_fragile(
-    msp: ArrayLike,
-    fragility: ArrayLike,
-    wrong: ArrayLike,
-    clusters: Sequence[str],
-    resamples: int = RESAMPLES,
-) -> Quadrants:
+def confident_but_fragile(msp: ArrayLike, fragility: ArrayLike, answers: Labelled) -> Quadrants:
     """Error rates by confidence and fragility; NaN in an empty quadrant.
 
     Medians are recomputed in every resample. A score at the median counts as confident or robust,
@@ -135,27 +108,18 @@ def confident_but_fragile(
     Source: figure "confident-fragile" of the paper.
 
     Args:
-        msp: (n,), LM-Polygraph's: higher = less confident.
-        fragility: (n,) score of Sem-ASMI, u_sem; higher = more uncertain.
-        wrong: (n,) correctness labels, 1 or True = wrong.
-        clusters: (n,) key of each row; answers on one passage share a key.
-        resamples: number of bootstrap resamples of clusters.
-
-    Raises:
-        ValueError: no answer, unequal lengths, a value that is not finite, or labels other than 0
-            and 1.
+        fragility: score of Sem-ASMI, u_sem.
 
     Example:
         >>> msp, fragility, wrong = [0, 0, 1, 1] * 10, [0, 1, 0, 1] * 10, [0, 1, 1, 1] * 10
-        >>> quadrants = confident_but_fragile(msp, fragility, wrong, [str(n) for n in range(40)])
+        >>> quadrants = confident_but_fragile(msp, fragility, Labelled(wrong, range(40)))
         >>> quadrants.error_rate.tolist()  # confident answers are wrong if fragile
         [[0.0, 1.0], [1.0, 1.0]]
         >>> quadrants.gap.value, quadrants.gap.excludes(0)
         (1.0, True)
     """
-    check_rows(clusters, msp=msp, fragility=fragility, wrong=wrong)
-    msp, fragility = np.asarray(msp, dtype=float), np.asarray(fragility, dtype=float)
-    wrong = binary(wrong=wrong).astype(float)
+    msp, fragility = answers.columns(msp=msp, fragility=fragility)
+    wrong = answers.wrong.astype(float)
 
     def rate(chosen: np.ndarray) -> float:
         return float(wrong[chosen].mean()) if chosen.any() else float("nan")
@@ -172,7 +136,7 @@ def confident_but_fragile(
     return Quadrants(
         np.array([[rate(mask) for mask in row] for row in masks]),
         np.array([[int(mask.sum()) for mask in row] for row in masks]),
-        bootstrap_interval(value, gap, clusters, resamples),
+        bootstrap_interval(value, gap, answers),
     )
 
 
@@ -192,13 +156,7 @@ class TokenNull:
     answers: int
 
 
-def token_null(
-    msp: ArrayLike,
-    token_scores: Sequence[np.ndarray],
-    wrong: ArrayLike,
-    clusters: Sequence[str],
-    resamples: int = RESAMPLES,
-) -> TokenNull:
+def token_null(msp: ArrayLike, token_scores: Sequence[np.ndarray], answers: Labelled) -> TokenNull:
     """Token-level version of the confident-but-fragile gap; a token has its answer's label.
 
     NaN if all confident answers are right, or all wrong; the gap also if all their tokens have
@@ -207,33 +165,30 @@ def token_null(
     Source: appendix "The Distinct-Signal Analysis" of the paper (no effect at the token level).
 
     Args:
-        msp: (n,) of answers, higher = less confident; confident are those up to the median.
-        token_scores: n arrays (T,) of u_t, higher = more uncertain; T may vary.
-        wrong: (n,) correctness labels of answers, 1 or True = wrong.
-        clusters: (n,) key of each answer; answers on one passage share a key.
-        resamples: number of bootstrap resamples of clusters.
+        token_scores: n arrays (T,) of u_t; T may vary.
 
     Raises:
-        ValueError: unequal lengths, labels other than 0 and 1, a value of `msp` or of a confident
-            answer's tokens that is not finite, or no confident answer with a token.
+        ValueError: also a token of a confident answer that is not finite, or no confident answer
+            with a token.
 
     Example:
         >>> tokens = [np.array([0.1, 0.9])] * 20  # alike in right and in wrong answers
-        >>> null = token_null([0, 1] * 10, tokens, [0, 0, 1, 1] * 5, [str(n) for n in range(20)])
+        >>> null = token_null([0, 1] * 10, tokens, Labelled([0, 0, 1, 1] * 5, range(20)))
         >>> null.gap.value, null.auroc.value, null.answers  # 10 of 20 are confident
         (0.0, 0.5, 10)
     """
-    check_rows(clusters, msp=msp, wrong=wrong)
-    msp, wrong = np.asarray(msp, dtype=float), binary(wrong=wrong)
-    if len(token_scores) != len(wrong):
-        raise ValueError(f"tokens of {len(token_scores)} answers for {len(wrong)} labels: one each")
+    (msp,) = answers.columns(msp=msp)
+    if len(token_scores) != len(answers):
+        raise ValueError(
+            f"tokens of {len(token_scores)} answers for {len(answers)} labels: one each"
+        )
     confident = np.flatnonzero(msp <= np.median(msp)).tolist()
     lengths = [len(token_scores[i]) for i in confident]
     scores = np.concatenate([finite(token_scores=token_scores[i]) for i in confident])
     if not len(scores):
         raise ValueError("no confident answer has a token")
-    labels = np.repeat(wrong[confident], lengths).astype(float)
-    keys = np.repeat([clusters[i] for i in confident], lengths).tolist()
+    tokens = answers.take(np.repeat(confident, lengths))
+    labels = tokens.wrong.astype(float)
 
     median = Medians(scores)
 
@@ -243,8 +198,8 @@ def token_null(
     value = float(gap(np.ones((1, len(labels)), dtype=int))[0])
     detection = BootstrapAUROC(scores, labels > 0)
     return TokenNull(
-        bootstrap_interval(value, gap, keys, resamples),
-        bootstrap_interval(unchecked_auroc(scores, labels > 0), detection, keys, resamples),
+        bootstrap_interval(value, gap, tokens),
+        bootstrap_interval(unchecked_auroc(scores, labels > 0), detection, tokens),
         len(scores),
         len(confident),
     )
@@ -257,9 +212,7 @@ def filter_error(msp: ArrayLike, by: ArrayLike, wrong: ArrayLike, abstain: float
     tie at the median of MSP: `Filter.coverage` is the actual one.
 
     Args:
-        msp: (n,), higher = less confident; confident are those up to the median.
         by: (n,), the score whose highest values are abstained on.
-        wrong: (n,).
         abstain: share of the confident half.
     """
     msp = np.asarray(msp, dtype=float)
@@ -291,33 +244,25 @@ def confident_filter(
     msp: ArrayLike,
     fragility: ArrayLike,
     other: ArrayLike,
-    wrong: ArrayLike,
-    clusters: Sequence[str],
+    answers: Labelled,
     abstain: float = 0.5,
-    resamples: int = RESAMPLES,
 ) -> Filter:
     """Error rate of the confident half after abstaining on it by fragility, and by another score.
 
     Source: table "payoff" of the paper, with entropy as the other score.
 
     Args:
-        msp, fragility, wrong, clusters, resamples: as in `confident_but_fragile`.
-        other: (n,) score that is compared with fragility, higher = more uncertain.
         abstain: share of the confident half that is rejected, in [0, 1].
-
-    Raises:
-        ValueError: as `confident_but_fragile`, or `abstain` outside [0, 1].
 
     Example:
         >>> msp, fragility, other = [0, 0, 1, 1] * 10, [0, 1, 0, 1] * 10, [0.5] * 40
-        >>> wrong, keys = [0, 1, 1, 1] * 10, [str(n) for n in range(40)]
-        >>> payoff = confident_filter(msp, fragility, other, wrong, keys, resamples=200)
+        >>> answers = Labelled([0, 1, 1, 1] * 10, range(40), resamples=200)
+        >>> payoff = confident_filter(msp, fragility, other, answers)
         >>> payoff.confident_error, payoff.by_fragility, payoff.by_other
         (0.5, 0.0, 0.5)
     """
-    check_rows(clusters, msp=msp, fragility=fragility, other=other, wrong=wrong)
-    columns = (msp, fragility, other, binary(wrong=wrong))
-    m, f, o, w = (np.asarray(column, dtype=float) for column in columns)
+    m, f, o = answers.columns(msp=msp, fragility=fragility, other=other)
+    w = answers.wrong.astype(float)
     median, by_fragility, by_other = Medians(m), Rejection(f), Rejection(o)
 
     def difference(counts: np.ndarray) -> np.ndarray:
@@ -332,43 +277,27 @@ def confident_filter(
         max(1, round((1 - abstain) * confident)) / len(m),
         filter_error(m, m, w, 0.0),
         *errors,
-        bootstrap_interval(errors[0] - errors[1], difference, clusters, resamples),
+        bootstrap_interval(errors[0] - errors[1], difference, answers),
     )
 
 
-def aurc_difference(
-    first: ArrayLike,
-    second: ArrayLike,
-    wrong: ArrayLike,
-    clusters: Sequence[str],
-    resamples: int = RESAMPLES,
-) -> Interval:
+def aurc_difference(first: ArrayLike, second: ArrayLike, answers: Labelled) -> Interval:
     """AURC of the first score minus that of the second, on the same resamples.
 
     Negative = the first is better.
 
-    Args:
-        first, second: (n,), higher = more uncertain.
-        wrong: (n,) correctness labels, 1 or True = wrong.
-        clusters: (n,) key of each row; answers on one passage share a key.
-        resamples: number of bootstrap resamples of clusters.
-
-    Raises:
-        ValueError: no answer, unequal lengths, or a value that is not finite.
-
     Example:
-        >>> good, bad, keys = [0.1, 0.9] * 10, [0.9, 0.1] * 10, [str(n) for n in range(20)]
-        >>> aurc_difference(good, bad, [0, 1] * 10, keys).high < 0  # the first is better
+        >>> good, bad = [0.1, 0.9] * 10, [0.9, 0.1] * 10
+        >>> aurc_difference(good, bad, Labelled([0, 1] * 10, range(20))).high < 0  # good is better
         True
     """
-    check_rows(clusters, first=first, second=second, wrong=wrong)
-    errors = np.asarray(wrong, dtype=float)
+    first, second = answers.columns(first=first, second=second)
+    errors = answers.wrong.astype(float)
     first_order, second_order = Rejection(first), Rejection(second)
     return bootstrap_interval(
         aurc(first, errors) - aurc(second, errors),
         lambda counts: first_order.area(errors, counts) - second_order.area(errors, counts),
-        clusters,
-        resamples,
+        answers,
     )
 
 
@@ -380,17 +309,11 @@ def filter_curve(
     Source: figure "payoff" of the paper.
 
     Args:
-        msp: (n,), higher = less confident; confident are those up to the median.
         by: (n,) score whose highest values are rejected.
-        wrong: (n,) correctness labels, 1 or True = wrong.
         abstain: (m,) shares of the confident half that are rejected, in [0, 1].
 
     Returns:
         (m,) error rates of the rest, which is at least one answer.
-
-    Raises:
-        ValueError: no answer, unequal lengths, a value that is not finite, or a share of less than
-            0 or more than 1.
 
     Example:
         >>> msp, by, wrong = [0] * 4 + [1] * 4, [1, 2, 3, 4] + [0] * 4, [0, 0, 0, 1] + [1] * 4
@@ -404,11 +327,8 @@ def filter_curve(
 def global_selector(
     controls: ArrayLike,
     signal: ArrayLike,
-    wrong: ArrayLike,
-    clusters: Sequence[str],
+    answers: Labelled,
     coverages: Sequence[float] = (0.7, 0.8, 0.9),
-    resamples: int = RESAMPLES,
-    seed: int = SEED,
 ) -> dict[float, tuple[float, float, Interval]]:
     """Error rate of answers accepted by a logistic selector, with and without the signal.
 
@@ -416,33 +336,26 @@ def global_selector(
 
     Args:
         controls: (n, m), MSP and entropy.
-        signal: (n,) score of Sem-ASMI, u_sem; higher = more uncertain.
-        wrong: (n,) correctness labels, 1 or True = wrong.
-        clusters: (n,) key of each row; answers on one passage share a key.
+        signal: (n,) score of Sem-ASMI, u_sem.
         coverages: shares of accepted answers, in [0, 1].
-        resamples: number of bootstrap resamples of clusters.
-        seed: of the folds.
 
     Returns:
         coverage -> error rate without the signal, with it, with minus without.
 
     Raises:
-        ValueError: right or wrong answers in fewer than five clusters, controls that are not a
-            table, or a coverage outside [0, 1]. Also unequal lengths, a value that is not finite,
-            or labels other than 0 and 1.
+        ValueError: also right or wrong answers in fewer than five clusters.
 
     Example:
         >>> signal, wrong = [0.1, 0.3, 0.2, 0.9] * 10, [0, 0, 1, 1] * 10
-        >>> control, keys = [[n % 7] for n in range(40)], [str(n) for n in range(40)]
-        >>> errors = global_selector(control, signal, wrong, keys, coverages=[0.75], resamples=100)
+        >>> control = [[n % 7] for n in range(40)]
+        >>> answers = Labelled(wrong, range(40), resamples=100)
+        >>> errors = global_selector(control, signal, answers, coverages=[0.75])
         >>> without, with_signal, change = errors[0.75]
         >>> without > 0.4 > with_signal, change.high < 0  # the control has no information on errors
         (True, True)
     """
-    controls = control_table(controls)
-    check_rows(clusters, controls=controls, signal=signal, wrong=wrong)
-    wrong = binary(wrong=wrong).astype(float)
-    folds = cluster_folds(wrong, clusters, seed)
+    controls, signal = answers.columns(controls=control_table(controls), signal=signal)
+    wrong, folds = answers.wrong.astype(float), answers.folds()
     base = error_probability(controls, wrong, folds)
     full = error_probability(np.column_stack([controls, signal]), wrong, folds)
     orders, by_coverage = (Rejection(full), Rejection(base)), {}
@@ -454,6 +367,6 @@ def global_selector(
             return with_signal - without
 
         base_error, full_error = (retained_error(score, wrong, coverage) for score in (base, full))
-        interval = bootstrap_interval(full_error - base_error, difference, clusters, resamples)
+        interval = bootstrap_interval(full_error - base_error, difference, answers)
         by_coverage[coverage] = (base_error, full_error, interval)
     return by_coverage

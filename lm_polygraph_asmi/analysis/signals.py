@@ -11,10 +11,10 @@ from numpy.typing import ArrayLike
 
 from lm_polygraph_asmi.analysis.clusters import (
     FEW,
+    RESAMPLES,
     Interval,
     cluster_interval,
     control_table,
-    too_few,
 )
 from lm_polygraph_asmi.analysis.comparison import augrc, auroc, auroc_interval, prr_intervals
 from lm_polygraph_asmi.analysis.labelled import Labelled
@@ -55,8 +55,7 @@ def rank_signals(scores: Mapping[str, ArrayLike], answers: Labelled) -> dict[str
         (True, False, 0.0)
     """
     columns = dict(zip(scores, answers.columns(**scores), strict=True))
-    clusters, resamples, seed = answers.clusters, answers.resamples, answers.seed
-    prr, _ = prr_intervals(columns, answers.quality, clusters, (), resamples, seed)
+    prr, _ = prr_intervals(columns, answers.resampled(answers.resamples or RESAMPLES))
     by_name = {}
     for name, score in columns.items():
 
@@ -64,9 +63,7 @@ def rank_signals(scores: Mapping[str, ArrayLike], answers: Labelled) -> dict[str
             return augrc(score[rows], answers.wrong[rows])
 
         by_name[name] = RankedSignal(
-            prr[name],
-            auroc_interval(score, answers.wrong, clusters, resamples, seed),
-            cluster_interval(area, clusters, resamples, seed),
+            prr[name], auroc_interval(score, answers), cluster_interval(area, answers)
         )
     return by_name
 
@@ -87,12 +84,10 @@ def combination(features: ArrayLike, answers: Labelled) -> np.ndarray:
         >>> bool(chance[3::4].min() > 0.5 > chance[0::4].max())  # of scores 0.9 and 0.1
         True
     """
-    from lm_polygraph_asmi.analysis.distinct import cluster_folds, error_probability
+    from lm_polygraph_asmi.analysis.distinct import error_probability
 
     (columns,) = answers.columns(features=control_table(features))
-    return error_probability(
-        columns, answers.wrong, cluster_folds(answers.wrong, answers.clusters, answers.seed)
-    )
+    return error_probability(columns, answers.wrong, answers.folds())
 
 
 def best_signal(scores: Mapping[str, ArrayLike], answers: Labelled) -> str:
@@ -136,7 +131,7 @@ def recommendation(
         >>> print(recommendation(rank_signals(scores, answers), scores, answers, "good"))
         good ranks errors best here (PRR +1.00 [+1.00, +1.00]).
     """
-    if too_few(answers.wrong, answers.clusters):
+    if answers.too_few:
         return (
             f"Too few answers to recommend a signal: {answers.n_clusters} clusters, "
             f"{answers.wrong.sum()} wrong and {(~answers.wrong).sum()} right answers. {FEW}"
@@ -154,10 +149,8 @@ def recommendation(
     if best == method:
         return f"{sentence}."
     pair = {name: scores[name] for name in (best, method)}
-    _, gaps = prr_intervals(
-        pair, answers.quality, answers.clusters, [(best, method)], answers.resamples, answers.seed
-    )
-    gap = gaps[best, method]
+    answers = answers.resampled(answers.resamples or RESAMPLES)
+    gap = prr_intervals(pair, answers, [(best, method)])[1][best, method]
     comparison = "better than" if gap.low > 0 else "not significantly different from"
     verdict = "is inconclusive"
     if signals[method].ranks:

@@ -79,7 +79,7 @@ def power_table(group: "RunGroup", difference: float, resamples: int = 2000) -> 
     from lm_polygraph_asmi.report.items.benchmark import compared_on
 
     pairs = compared_on(group)
-    clusters = len(set(group.clusters))
+    clusters = group.answers.n_clusters
     names = {method for pair in pairs.values() for method in pair}
     if not names or clusters < 2:
         raise ValueError(
@@ -87,7 +87,7 @@ def power_table(group: "RunGroup", difference: float, resamples: int = 2000) -> 
             f"{list(group.scores)} and {clusters} clusters"
         )
     scores = {method: group.score(method) for method in sorted(names)}
-    value, drawn = drawn_prr(scores, group.quality, group.clusters, resamples)
+    value, drawn = drawn_prr(scores, group.answers.resampled(resamples))
     rows = []
     for name, (first, second) in pairs.items():
         error = float(np.nanstd(drawn[first] - drawn[second], ddof=1))

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from lm_polygraph_asmi.analysis.clusters import FEW, Interval, too_few
+from lm_polygraph_asmi.analysis.clusters import FEW, Interval
 from lm_polygraph_asmi.analysis.comparison import augrc, auroc, prr_intervals
+from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.prr import has_contrast, prr_with_error
 from lm_polygraph_asmi.results.names import at_depth, masked_layer, perturbed_by
 from lm_polygraph_asmi.results.runs import MSP, RIGHT, Run, says_nothing
@@ -27,21 +28,22 @@ def prr_rows(run: Run, metric: str) -> list[dict[str, Any]]:
     finite = run.finite(metric)
     quality = run.quality.loc[finite, metric]
     scores = {name: run.scores.loc[finite, name] for name in run.scores}
-    rows = {name: prr_with_error(score, quality) for name, score in scores.items()}
-    wrong = (quality < RIGHT).to_numpy()
+    keys = range(len(finite)) if run.clusters is None else run.clusters
+    clusters = [key for key, ok in zip(keys, finite, strict=True) if ok]
+    answers = Labelled(quality < RIGHT, clusters, quality)
+    rows = {name: prr_with_error(score, answers) for name, score in scores.items()}
     differences: dict[tuple[str, str], Interval] = {}
-    if run.clusters is not None and MSP in scores and finite.any():
-        clusters = [cluster for cluster, ok in zip(run.clusters, finite, strict=True) if ok]
+    if run.clusters is not None and MSP in scores:
         pairs = [(name, MSP) for name in scores if name != MSP]
-        _, differences = prr_intervals(scores, quality, clusters, pairs)
+        _, differences = prr_intervals(scores, answers, pairs)
     results = []
     for name, prr in sorted(rows.items(), key=lambda row: -np.nan_to_num(row[1].value, nan=-9)):
         row: dict[str, Any] = {
             "method": name,
             "prr": _plain(prr.value),
             "standard_error": _plain(prr.standard_error),
-            "auroc": _plain(area := auroc(scores[name], wrong)),
-            "augrc": None if np.isnan(area) else _plain(augrc(scores[name], wrong)),
+            "auroc": _plain(area := auroc(scores[name], answers.wrong)),
+            "augrc": None if np.isnan(area) else _plain(augrc(scores[name], answers.wrong)),
         }
         if (name, MSP) in differences:
             difference = differences[name, MSP]
@@ -109,7 +111,7 @@ def about_quality(run: Run, metric: str) -> str:
     if run.clusters is not None:
         kept = [cluster for cluster, ok in zip(run.clusters, finite, strict=True) if ok]
         lines.append(f"Clusters (stories, passages or prompts): {len(set(kept))}.")
-        if too_few(quality.to_numpy() < RIGHT, kept):
+        if Labelled(quality.to_numpy() < RIGHT, kept).too_few:
             lines.append(FEW)
     return "\n".join(lines)
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lm_polygraph_asmi.analysis.clusters import text_clusters, too_few
+from lm_polygraph_asmi.analysis.clusters import text_clusters
+from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.maths.scores import aggregate, token_scores
 from lm_polygraph_asmi.results.names import at_depth
@@ -96,6 +97,11 @@ class RunGroup:
         """Keys from the manifest, else from the prompts, else one per row."""
         keys = clusters_of(self.run)
         return [keys[i] for i in self.rows]
+
+    @cached_property
+    def answers(self) -> Labelled:
+        """Labels, quality and clusters of the rows in use."""
+        return Labelled(self.wrong, self.clusters, self.quality)
 
     @cached_property
     def ids(self) -> list[str] | None:
@@ -295,7 +301,7 @@ class RunGroup:
     @property
     def too_small(self) -> bool:
         """Whether 95 % intervals may be too narrow; see `FEW`."""
-        return too_few(self.wrong, self.clusters)
+        return self.answers.too_few
 
     def provenance(self) -> dict[str, Any]:
         """Sources of the numbers, as plain values; files by the last parts of their paths."""
@@ -307,7 +313,7 @@ class RunGroup:
             "dataset": short_path(data.get("source")) or data.get("name") or "not recorded",
             "quality": self.metric,
             "n": len(self),
-            "clusters": len(set(self.clusters)),
+            "clusters": self.answers.n_clusters,
             "runs": [
                 {
                     "file": short_path(str(r.path)),

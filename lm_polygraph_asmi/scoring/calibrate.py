@@ -408,10 +408,10 @@ def with_decision(
         by_name[COMBINED] = combination(np.log1p(np.column_stack(features)), answers)
     except (ValueError, KeyError):
         pass  # too few wrong or right answers for its folds, or a signal was not saved
-    held_out = held_out_probability(columns[calibration.config.method], wrong, clusters)
+    held_out = held_out_probability(columns[calibration.config.method], answers)
     diagram, error = None, None
     if held_out is not None:
-        curve = reliability(held_out[0], wrong, clusters)
+        curve = reliability(held_out[0], answers)
         diagram = {
             name: value.tolist() if isinstance(value, np.ndarray) else value
             for name, value in vars(curve).items()

@@ -22,6 +22,7 @@ from lm_polygraph_asmi.analysis.calibration import (
 )
 from lm_polygraph_asmi.analysis.clusters import Interval, text_clusters, wilson_interval
 from lm_polygraph_asmi.analysis.drift import Drift, drifts
+from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.signals import RankedSignal
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.files import parse_json, read_json, write_whole
@@ -315,7 +316,8 @@ class Calibration:
             raise ValueError(
                 f"{path}: expected right and wrong {unit}, got {len(wrong)}, all {kind}"
             )
-        intervals, _ = prr_intervals({method: scores}, quality, clusters)
+        answers = Labelled(wrong, clusters, quality)
+        intervals, _ = prr_intervals({method: scores}, answers)
         return cls(
             method=method,
             scores=np.sort(scores).tolist(),
@@ -323,10 +325,10 @@ class Calibration:
             msp_median=float(np.median(msp)),
             prr=intervals[method],
             calibration=calibrate(scores, wrong),
-            brier=held_out_brier(scores, wrong, clusters),
+            brier=held_out_brier(scores, answers),
             quality=labelled_by,
-            n=len(wrong),
-            clusters=len(set(clusters)),
+            n=len(answers),
+            clusters=answers.n_clusters,
             errors=int(wrong.sum()),
             unit=unit,
             **described,

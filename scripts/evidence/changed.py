@@ -25,7 +25,13 @@ from evidence import (
 )
 from keep import BEFORE
 
-from lm_polygraph_asmi.analysis import auroc_interval, cluster_interval, prr_intervals
+from lm_polygraph_asmi.analysis import (
+    Clustered,
+    Labelled,
+    auroc_interval,
+    cluster_interval,
+    prr_intervals,
+)
 
 RESAMPLES = 2000
 SIGNALS = ("MSP", "Perplexity", "ASMI", "Sem-ASMI", "Sem-ASMI, sum")
@@ -91,7 +97,8 @@ def detection_table(evidence: list[Evidence]) -> Table:
                     shown.append("too few")
                     continue
                 clusters = [c for c, selected in zip(e.clusters, subset, strict=True) if selected]
-                shown.append(unsigned(auroc_interval(score[subset], target, clusters, RESAMPLES)))
+                answers = Labelled(target, clusters, resamples=RESAMPLES)
+                shown.append(unsigned(auroc_interval(score[subset], answers)))
             rows.append([e.label, name, *shown])
     columns = [
         "setting", "signal", "AUROC, higher if the changed passage was not followed",
@@ -122,7 +129,7 @@ def exchanged_table(evidence: list[Evidence]) -> Table:
                 ) -> float:
                     return float(np.median(second[rows]) - np.median(first[rows]))
 
-                change = cluster_interval(median_change, original.clusters, RESAMPLES)
+                change = cluster_interval(median_change, Clustered(original.clusters, RESAMPLES))
                 rows.append(
                     [original.label, original.size, name,
                      f"{np.median(first):.3g}", f"{np.median(second):.3g}",
@@ -152,7 +159,7 @@ def closed_table(evidence: list[Evidence]) -> Table:
         prr = ["too few correct"] * 2
         if e.ranked("rouge"):
             scores = {name: e.signals[name] for name in ("MSP", "Sem-ASMI")}
-            intervals, _ = prr_intervals(scores, e.quality("rouge"), e.clusters, (), RESAMPLES)
+            intervals, _ = prr_intervals(scores, e.labels("rouge", RESAMPLES))
             prr = [signed(intervals[name]) for name in scores]
         open_book = Evidence(e.model, CLOSED[e.setting], e.run, e.answers)
         higher = [""] * (1 + len(e.signals))
@@ -164,7 +171,9 @@ def closed_table(evidence: list[Evidence]) -> Table:
             for name, score in closed.signals.items():
                 rises = (score > opened.signals[name][order]).astype(float)
                 share_of = partial(_mean, rises)
-                higher.append(unsigned(cluster_interval(share_of, closed.clusters, RESAMPLES)))
+                higher.append(
+                    unsigned(cluster_interval(share_of, Clustered(closed.clusters, RESAMPLES)))
+                )
         correctness_labels = [share(~e.wrong(correctness)) for correctness in ("contains", "rouge")]
         rows.append([e.label, e.size, *correctness_labels, *prr, *higher])
     columns = [

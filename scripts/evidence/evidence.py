@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from lm_polygraph_asmi.analysis import (
     AddedInformation,
     Interval,
+    Labelled,
     adds_information,
     rank_correlation,
 )
@@ -155,6 +156,12 @@ class Evidence:
 
     def wrong(self, correctness: str) -> np.ndarray:
         return self.quality(correctness) < 0.5
+
+    def labels(self, correctness: str, resamples: int | None = None) -> Labelled:
+        """Its answers with one label."""
+        return Labelled(
+            self.wrong(correctness), self.clusters, self.quality(correctness), resamples
+        )
 
     def ranked(self, correctness: str) -> bool:
         """Whether enough answers are correct, and enough wrong, to rank them."""
@@ -316,9 +323,7 @@ class Evidence:
     def added(self, scores: np.ndarray, correctness: str) -> AddedInformation | None:
         """Test whether scores add to the free baselines; None with too few errors for the folds."""
         try:
-            return adds_information(
-                scores, self.free_baselines, self.wrong(correctness), self.clusters
-            )
+            return adds_information(scores, self.free_baselines, self.labels(correctness))
         except ValueError:
             return None
 

@@ -20,7 +20,7 @@ from evidence import (
     table,
 )
 
-from lm_polygraph_asmi.analysis import cluster_interval
+from lm_polygraph_asmi.analysis import Clustered, cluster_interval
 from lm_polygraph_asmi.experiments.analysis import (
     ConditionComparison,
     condition_comparisons,
@@ -69,8 +69,8 @@ class Controlled:
         """Compare heads with each condition, and with the free baselines that are named."""
         scores = {name: condition.score(method) for name, condition in self.conditions.items()}
         scores |= {name: self.heads.signals[name] for name in free}
-        quality, clusters = self.heads.quality(correctness), self.heads.clusters
-        return condition_comparisons(self.heads.score(method), scores, quality, clusters, RESAMPLES)
+        answers = self.heads.labels(correctness, RESAMPLES)
+        return condition_comparisons(self.heads.score(method), scores, answers)
 
 
 def controlled(evidence: list[Evidence], correctness: str) -> list[Controlled]:
@@ -158,7 +158,8 @@ def concentration_table(evidence: list[Evidence]) -> Table:
             high = np.flatnonzero(known)[high_stratum(mi[known])]
             excess = (effective - null)[high]
             difference = cluster_interval(
-                lambda chosen, excess=excess: float(excess[chosen].mean()), list(keys[high])
+                lambda chosen, excess=excess: float(excess[chosen].mean()),
+                Clustered(list(keys[high])),
             )
             coupled = criticality_coupling(mi[known], entropy[known], z[known], list(keys[known]))
             rows.append(

@@ -37,7 +37,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import QuantileTransformer, StandardScaler
 from statsmodels.stats.multitest import multipletests
 
-from lm_polygraph_asmi.analysis import Interval, auroc, cluster_bootstrap_weights
+from lm_polygraph_asmi.analysis import Interval, Labelled, auroc
 from lm_polygraph_asmi.analysis.clusters import percentile_interval, two_sided
 from lm_polygraph_asmi.analysis.comparison import BootstrapAUROC, drawn_prr
 from lm_polygraph_asmi.maths.scores import token_scores
@@ -256,12 +256,13 @@ def compare(first: np.ndarray, second: np.ndarray, wrong: np.ndarray, clusters: 
     losses = [np.logaddexp(0, np.where(wrong, -score, score)) for score in (first, second)]
     areas = [BootstrapAUROC(score, wrong) for score in (first, second)]
     drawn_area, drawn_loss = [], []
-    for counts in cluster_bootstrap_weights(clusters, RESAMPLES, SEED):
+    answers = Labelled(wrong, clusters, resamples=RESAMPLES, seed=SEED)
+    for counts in answers.draws():
         drawn_area.append(areas[1](counts) - areas[0](counts))
         drawn_loss.append(counts @ (losses[0] - losses[1]) / counts.sum(1))
     value = {name: auroc(s, wrong) for name, s in (("a", first), ("b", second))}
-    n, area = len(set(clusters)), np.concatenate(drawn_area)
-    ranks, draws = drawn_prr({"a": first, "b": second}, 1.0 - wrong, clusters, RESAMPLES, SEED)
+    n, area = answers.n_clusters, np.concatenate(drawn_area)
+    ranks, draws = drawn_prr({"a": first, "b": second}, answers)
     return Gain(
         value["a"],
         value["b"],

@@ -7,16 +7,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import expit
 
-from lm_polygraph_asmi.analysis import Interval
+from lm_polygraph_asmi.analysis import Interval, Labelled
 from lm_polygraph_asmi.analysis.added import checked, logistic, mid_ranks, smooth, standardised
 from lm_polygraph_asmi.analysis.clusters import (
     SEED,
     bootstrap_values,
-    check_rows,
     percentile_interval,
 )
 from lm_polygraph_asmi.analysis.comparison import BootstrapAUROC
-from lm_polygraph_asmi.analysis.distinct import FOLDS, cluster_folds
+from lm_polygraph_asmi.analysis.labelled import FOLDS
 from lm_polygraph_asmi.analysis.prr import weighted_prr
 
 REFITS = 500
@@ -66,12 +65,11 @@ def stacked_gain(
         >>> gain.log_loss.high < 0, gain.auroc.low > 0.3  # the score is each error
         (True, True)
     """
-    score, table, errors = checked(scores, controls, wrong, clusters)
-    qualities = 1 - errors if quality is None else np.asarray(quality, dtype=float)
-    check_rows(clusters, quality=qualities)
+    answers = Labelled(wrong, clusters, quality, resamples, seed)
+    score, table, errors = checked(scores, controls, answers)
     base = smooth(table)
     full = np.column_stack([base, standardised(mid_ranks(score)[:, None])])
-    folds = cluster_folds(errors, clusters, seed)
+    folds = answers.folds()
 
     def differences(counts: np.ndarray) -> np.ndarray:
         """(b, 3) changes of log-loss, AUROC and PRR on samples (b, n)."""
@@ -83,13 +81,13 @@ def stacked_gain(
         ranking = []
         for *chances, sample in zip(first, second, counts[:, None], strict=True):
             area = [BootstrapAUROC(p, errors > 0)(sample)[0] for p in chances]
-            prr = weighted_prr(chances, qualities, [sample])[0]
+            prr = weighted_prr(chances, answers.quality, [sample])[0]
             ranking.append((area[1] - area[0], prr[1] - prr[0]))
         return np.column_stack([loss[1] - loss[0], np.array(ranking)])
 
     value = differences(np.ones((1, len(errors)), dtype=int))[0]
-    drawn = bootstrap_values(differences, clusters, resamples, seed)
-    total = len(set(clusters))
+    drawn = bootstrap_values(differences, answers)
+    total = answers.n_clusters
     columns = zip(value, drawn.T, strict=True)
     return Gain(*(percentile_interval(v, column, total) for v, column in columns))
 

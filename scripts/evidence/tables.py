@@ -89,7 +89,7 @@ class PlannedTests:
     ) -> "PlannedTests":
         quality = evidence.quality(correctness)
         prr = [normalised_prr(values, quality) for values in (scores, other_scores)]
-        draws = prr_draws([scores, other_scores], quality, evidence.clusters, RESAMPLES).T
+        draws = prr_draws([scores, other_scores], evidence.labels(correctness, RESAMPLES)).T
         difference = draws[0] - draws[1]
         added = evidence.added(scores, correctness)
         return cls(
@@ -162,7 +162,7 @@ def elsewhere_table(evidence: list[Evidence], correctness: str) -> Table:
         free = {"MSP": e.signals["MSP"], "Perplexity": e.signals["Perplexity"]}
         pairs = [("elsewhere", name) for name in free]
         scores |= free
-        prr, gaps = prr_intervals(scores, e.quality(correctness), e.clusters, pairs, RESAMPLES)
+        prr, gaps = prr_intervals(scores, e.labels(correctness, RESAMPLES), pairs)
         shown = [signed(prr[name]) for name in scores]
         rows.append([e.label, *shown, *(signed(gaps[pair]) for pair in pairs)])
     columns = [
@@ -184,7 +184,7 @@ def contenders_table(evidence: list[Evidence], correctness: str) -> Table:
     for e in labelled(evidence, correctness):
         if "asmi_source_kl_d60_context" not in e.answers:
             continue
-        prr, _ = prr_intervals(e.dependence, e.quality(correctness), e.clusters, (), RESAMPLES)
+        prr, _ = prr_intervals(e.dependence, e.labels(correctness, RESAMPLES))
         for name, score in e.dependence.items():
             rows.append(
                 [e.label, name, f"{np.median(score):.3g}", signed(prr[name]),
@@ -212,7 +212,7 @@ def signals_table(
     rows = []
     for e in labelled(evidence, correctness):
         scores = {name: e.signals[name] for name in (*free, *raw, *asmi_methods)}
-        prr, gaps = prr_intervals(scores, e.quality(correctness), e.clusters, pairs, RESAMPLES)
+        prr, gaps = prr_intervals(scores, e.labels(correctness, RESAMPLES), pairs)
         rows.append(
             [
                 e.label,
@@ -325,7 +325,7 @@ def aggregation_table(evidence: list[Evidence], correctness: str) -> Table:
     for e in labelled(evidence, correctness):
         for method in ("ASMI", "Sem-ASMI", "surprisal", "entropy"):
             scores = {name: e.score(method, aggregation=name) for name in ALL_AGGREGATIONS}
-            prr, _ = prr_intervals(scores, e.quality(correctness), e.clusters, (), RESAMPLES)
+            prr, _ = prr_intervals(scores, e.labels(correctness, RESAMPLES))
             with_length = " / ".join(correlation(values, e.length) for values in scores.values())
             rows.append([e.label, method, *(signed(prr[name]) for name in scores), with_length])
     length_column = f"rank correlation with length, {' / '.join(ALL_AGGREGATIONS)}"
@@ -343,7 +343,9 @@ def quadrants_table(evidence: list[Evidence], correctness: str) -> Table:
     for e in labelled(evidence, correctness):
         for name in ("Perplexity", "Sem-ASMI", "Sem-ASMI, sum"):  # is a free baseline as good?
             quadrants = confident_but_fragile(
-                e.signals["MSP"], e.signals[name], e.wrong(correctness), e.clusters, RESAMPLES
+                e.signals["MSP"],
+                e.signals[name],
+                e.labels(correctness, RESAMPLES),
             )
             rates = zip(quadrants.error_rate.ravel(), quadrants.count.ravel(), strict=True)
             shown = [f"{rate:.0%} of {count}" if count else "none" for rate, count in rates]
@@ -373,7 +375,9 @@ def strata_table(evidence: list[Evidence], correctness: str) -> Table:
             scores = {**part.signals, "length": part.length}
             names = tuple(scores)
             prr, gaps = prr_intervals(
-                scores, part.quality(correctness), part.clusters, [("Sem-ASMI", "MSP")], RESAMPLES
+                scores,
+                part.labels(correctness, RESAMPLES),
+                [("Sem-ASMI", "MSP")],
             )
             rows.append(
                 [e.label, name, str(int(selected.sum())), share(part.wrong(correctness)),
@@ -401,16 +405,15 @@ def answered_table(evidence: list[Evidence], correctness: str) -> Table:
         if answered.has_source("context"):
             scores["passage"] = answered.score("Sem-ASMI", "context")
         prr, _ = prr_intervals(
-            scores, answered.quality(correctness), answered.clusters, resamples=RESAMPLES
+            scores,
+            answered.labels(correctness, RESAMPLES),
         )
         (coupled,) = couplings([answered], correctness)
         fragile = [
             confident_but_fragile(
                 answered.signals["MSP"],
                 answered.signals[name],
-                answered.wrong(correctness),
-                answered.clusters,
-                RESAMPLES,
+                answered.labels(correctness, RESAMPLES),
             )
             for name in ("Perplexity", *asmi_methods)
         ]
@@ -440,9 +443,7 @@ def sentences_table(evidence: list[Evidence], correctness: str) -> Table:
         if e.multi_sentence.sum() < MIN_ANSWERS:
             continue
         for part in (e, e.first_sentences()):
-            prr, gaps = prr_intervals(
-                part.signals, part.quality(correctness), part.clusters, pairs, RESAMPLES
-            )
+            prr, gaps = prr_intervals(part.signals, part.labels(correctness, RESAMPLES), pairs)
             rows.append(
                 [part.label, part.size, str(int(e.multi_sentence.sum())),
                  share(~part.wrong(correctness)),
@@ -517,7 +518,7 @@ def couplings(evidence: list[Evidence], correctness: str) -> list[Coupling]:
         scores = {
             aggregation: e.score("ASMI", aggregation=aggregation) for aggregation in ("mean", "sum")
         }
-        mi = error_separation(e.tokens("ASMI"), scores, e.wrong(correctness), e.clusters, RESAMPLES)
+        mi = error_separation(e.tokens("ASMI"), scores, e.labels(correctness, RESAMPLES))
         mean, total = mi.auroc["mean"], mi.auroc["sum"]
         by_setting.append(Coupling(e, mean, total, mi.mean, mi.right, mi.wrong))
     return by_setting
@@ -641,10 +642,8 @@ def settings_table(evidence: list[Evidence], correctness: str) -> Table:
             pairs = [("Sem-ASMI", "MSP")]
             if response is not None:
                 pairs.append(("Sem-ASMI", "response"))
-            prr, gaps = prr_intervals(
-                scores if response is None else scores | {"response": response},
-                e.quality(correctness), e.clusters, pairs, RESAMPLES,
-            )  # fmt: skip
+            compared = scores if response is None else scores | {"response": response}
+            prr, gaps = prr_intervals(compared, e.labels(correctness, RESAMPLES), pairs)
             comparison = ["", ""]
             if response is not None:
                 comparison = [signed(gaps[pairs[1]]), correlation(scores["Sem-ASMI"], response)]
@@ -758,7 +757,7 @@ def _depths_table(subsets: list[Evidence], correctness: str) -> Table:
             "Perplexity": e.baseline("Perplexity"),
         }
         free = [("Sem-ASMI", name) for name in ("MSP", "Perplexity")]
-        prr, gaps = prr_intervals(scores, e.quality(correctness), e.clusters, free, RESAMPLES)
+        prr, gaps = prr_intervals(scores, e.labels(correctness, RESAMPLES), free)
         rows.append(
             [e.label, f"{depth} %", e.size, str(int(e.wrong(correctness).sum())),
              signed(prr["60 %"]), signed(prr["deeper"]), signed(test.other_prr),
@@ -788,7 +787,7 @@ def baselines_table(evidence: list[Evidence], correctness: str) -> Table:
         scores.setdefault("MaximumSequenceProbability", e.baseline("MaximumSequenceProbability"))
         usable = {name: values for name, values in scores.items() if np.isfinite(values).all()}
         pairs = [(name, "MaximumSequenceProbability") for name in usable]
-        prr, gaps = prr_intervals(usable, e.quality(correctness), e.clusters, pairs, RESAMPLES)
+        prr, gaps = prr_intervals(usable, e.labels(correctness, RESAMPLES), pairs)
         for name in sorted(usable, key=lambda name: -prr[name].value):
             gap = "" if name == pairs[0][1] else signed(gaps[name, pairs[0][1]])
             area = f"{auroc(usable[name], e.wrong(correctness)):.2f}"

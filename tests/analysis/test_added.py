@@ -6,6 +6,7 @@ from scipy.stats import norm, rankdata
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from lm_polygraph_asmi.analysis import (
+    Labelled,
     adds_information,
     adds_over_settings,
 )
@@ -54,7 +55,7 @@ def statistics(score, simulations, planted=0.0, seed=0, **kind):
     rng, found = np.random.default_rng(seed), []
     for _ in range(simulations):
         controls, wrong, noise, names = world(rng, planted=planted, **kind)
-        one = adds_information(score(controls, noise), controls, wrong, names)
+        one = adds_information(score(controls, noise), controls, Labelled(wrong, names))
         found.append((one.statistic, one.p_value))
     return np.array(found)
 
@@ -102,7 +103,9 @@ def test_the_papers_criterion_is_no_test():
         for _ in range(4):
             controls, wrong, noise, names = world(rng, n=1000)
             score = null(controls, noise)
-            detected += distinct_signal(score, controls[:, :2], wrong, names, 50).detected
+            detected += distinct_signal(
+                score, controls[:, :2], Labelled(wrong, names, resamples=50)
+            ).detected
     assert detected >= 8
 
 
@@ -110,7 +113,7 @@ def test_the_statistic_against_a_plain_loop():
     """Folds of one partition at a time, scikit-learn's models, sums over clusters in a loop."""
     controls, wrong, noise, names = world(np.random.default_rng(1), n=120)
     score = controls[:, 1] * np.exp(noise[0])
-    found = adds_information(score, controls, wrong, names, seed=3)
+    found = adds_information(score, controls, Labelled(wrong, names, seed=3))
     features = smooth(controls)[:, 1:]
     rank = (rankdata(score) - 0.5) / 120
     rng, codes = np.random.default_rng(3), np.unique(names, return_inverse=True)[1]
@@ -140,7 +143,7 @@ def null_cells(rng, sizes, shared_keys=True):
     for i, n in enumerate(sizes):
         controls, wrong, noise, names = world(rng, n=n)
         keyed = names if shared_keys else [f"{i}: {name}" for name in names]
-        found.append(adds_information(fragile(controls, noise), controls, wrong, keyed))
+        found.append(adds_information(fragile(controls, noise), controls, Labelled(wrong, keyed)))
     return found
 
 
@@ -172,7 +175,7 @@ def test_cells_together_at_the_corners():
     stouffer = (one.statistic + other.statistic) / 2**0.5
     assert adds_over_settings(groups).statistic == pytest.approx(stouffer)
     controls, wrong, _, names = world(np.random.default_rng(15), n=120)
-    nothing = adds_information(controls[:, 1], controls, wrong, names)
+    nothing = adds_information(controls[:, 1], controls, Labelled(wrong, names))
     assert nothing.statistic == adds_over_settings([nothing]).statistic == 0.0
     assert adds_over_settings([nothing]).p_value == 1.0
     with pytest.raises(ValueError, match="at least one setting"):
@@ -187,7 +190,7 @@ def test_the_level_over_cells_that_share_passages():
         scores = [
             controls[:, 1] * np.exp(noise[0] + 0.3 * rng.normal(size=len(wrong))) for _ in range(3)
         ]
-        groups = [adds_information(score, controls, wrong, names) for score in scores]
+        groups = [adds_information(score, controls, Labelled(wrong, names)) for score in scores]
         found.append(
             (sum(c.statistic for c in groups) / 3**0.5, adds_over_settings(groups).statistic)
         )
@@ -225,23 +228,23 @@ def test_one_outlier_changes_little():
     """The linear residual moves from .545 to .361 by one outlier in 120 rows."""
     controls, wrong, noise, names = world(np.random.default_rng(6), n=120)
     score = controls[:, 1] * np.exp(noise[0])
-    found = adds_information(score, controls, wrong, names)
+    found = adds_information(score, controls, Labelled(wrong, names))
     score[7], controls[11] = 1e6, 1e6
-    again = adds_information(score, controls, wrong, names)
+    again = adds_information(score, controls, Labelled(wrong, names))
     assert again.statistic == pytest.approx(found.statistic, abs=0.6)
 
 
 def test_scales_and_monotone_changes_do_not_matter():
     controls, wrong, noise, names = world(np.random.default_rng(7))
     score = controls[:, 1] * np.exp(noise[0])
-    found = adds_information(score, controls, wrong, names)
-    assert adds_information(np.log(score), np.sqrt(controls), wrong, names) == found
-    mirrored = adds_information(-score, controls, wrong, names)
+    found = adds_information(score, controls, Labelled(wrong, names))
+    assert adds_information(np.log(score), np.sqrt(controls), Labelled(wrong, names)) == found
+    mirrored = adds_information(-score, controls, Labelled(wrong, names))
     assert mirrored.statistic == pytest.approx(-found.statistic)
     assert mirrored.direction == -found.direction != 0
     # A control that is the same for all says nothing.
     constant = np.column_stack([controls, np.ones(300)])
-    assert adds_information(score, constant, wrong, names).statistic == pytest.approx(
+    assert adds_information(score, constant, Labelled(wrong, names)).statistic == pytest.approx(
         found.statistic, rel=1e-6
     )
 
@@ -251,14 +254,14 @@ def test_a_score_that_is_a_control_adds_nothing():
     for _ in range(5):
         controls, wrong, _, names = world(rng)
         for score in (controls[:, 0], np.log(controls[:, 1]), -controls[:, 1]):
-            found = adds_information(score, controls, wrong, names)
+            found = adds_information(score, controls, Labelled(wrong, names))
             assert (found.statistic, found.p_value, found.direction) == (0, 1, 0)
 
 
 def test_planted_knowledge_is_found_in_its_direction():
     controls, wrong, noise, names = world(np.random.default_rng(9), n=1000, planted=1.5)
     score = controls[:, 1] * np.exp(noise[0])
-    found = adds_information(score, controls, wrong, names)
+    found = adds_information(score, controls, Labelled(wrong, names))
     assert found.added
     assert found.direction == 1
 
@@ -267,22 +270,26 @@ def test_what_cannot_be_tested():
     controls, wrong, noise, names = world(np.random.default_rng(12), n=60)
     score = noise[0]
     with pytest.raises(ValueError, match=r"shape \(n, c\), got \(60,\)"):
-        adds_information(score, controls[:, 0], wrong, names)
+        adds_information(score, controls[:, 0], Labelled(wrong, names))
     with pytest.raises(ValueError, match="the same for all answers"):
-        adds_information(np.ones(60), controls, wrong, names)
+        adds_information(np.ones(60), controls, Labelled(wrong, names))
     with pytest.raises(ValueError, match="5 folds need right and wrong answers"):
-        adds_information(score, controls, np.zeros(60, dtype=bool), names)
+        adds_information(score, controls, Labelled(np.zeros(60, dtype=bool), names))
     with pytest.raises(ValueError, match="scores has values that are not finite"):
-        adds_information(np.where(np.arange(60) == 3, np.nan, score), controls, wrong, names)
+        adds_information(
+            np.where(np.arange(60) == 3, np.nan, score), controls, Labelled(wrong, names)
+        )
     with pytest.raises(ValueError, match="wrong has 59 values for 60 cluster keys"):
-        adds_information(score, controls, wrong[1:], names)
+        adds_information(score, controls, Labelled(wrong[1:], names))
     with pytest.raises(ValueError, match="clusters must have a key for every row"):
-        adds_information(score, controls, wrong, None)
+        adds_information(score, controls, Labelled(wrong, None))
 
 
 def test_the_verdict_follows_the_seed_alone():
     controls, wrong, noise, names = world(np.random.default_rng(13), n=120)
-    found = [adds_information(noise[0], controls, wrong, names, seed=s) for s in (1, 1, 2)]
+    found = [
+        adds_information(noise[0], controls, Labelled(wrong, names, seed=s)) for s in (1, 1, 2)
+    ]
     assert found[0] == found[1] != found[2]
     # Averaged over partitions, another seed changes little.
     assert found[2].statistic == pytest.approx(found[0].statistic, abs=0.4)

@@ -17,6 +17,7 @@ from lm_polygraph_asmi.analysis.calibration import (
     probability_at,
     reliability,
 )
+from lm_polygraph_asmi.analysis.labelled import Labelled
 from tests.analysis.simulation import keys, monte_carlo_error, shared
 
 
@@ -88,34 +89,34 @@ def test_nan_has_no_place_in_a_calibration():
 def test_worth_of_the_probability_is_measured_on_other_clusters():
     scores, wrong = noisy(600, 0.8)
     clusters = [f"{i // 2}" for i in range(600)]
-    own, base = held_out_brier(scores, wrong, clusters)
+    own, base = held_out_brier(scores, Labelled(wrong, clusters))
     assert own < base
     # Of noise nothing is learnt, though a fit on the same answers seems to know something.
     scores, wrong = noisy(200)
-    own, base = held_out_brier(scores, wrong, clusters[:200])
+    own, base = held_out_brier(scores, Labelled(wrong, clusters[:200]))
     steps = calibrate(scores, wrong)
     fitted = np.mean([(probability_at(steps, s) - w) ** 2 for s, w in zip(scores, wrong)])  # noqa: B905
     assert own > base > fitted
     assert base == pytest.approx(wrong.mean() * (1 - wrong.mean()), abs=0.01)
-    assert held_out_brier(scores, wrong, ["one"] * 200) is None
-    assert held_out_brier(scores[:62], wrong[:62], clusters[:62]) is None
-    assert held_out_brier(scores[:64], wrong[:64], clusters[:64]) is not None
+    assert held_out_brier(scores, Labelled(wrong, ["one"] * 200)) is None
+    assert held_out_brier(scores[:62], Labelled(wrong[:62], clusters[:62])) is None
+    assert held_out_brier(scores[:64], Labelled(wrong[:64], clusters[:64])) is not None
     # Clusters stay whole: an answer is told from its twin in another fold, not in its own.
     twins = np.repeat(np.random.default_rng(0).random(100), 2)
     outcome = np.repeat(np.random.default_rng(1).random(100) < 0.5, 2)
-    together, _ = held_out_brier(twins, outcome, [str(i // 2) for i in range(200)])
-    apart, _ = held_out_brier(twins, outcome, [str(i) for i in range(200)])
+    together, _ = held_out_brier(twins, Labelled(outcome, [str(i // 2) for i in range(200)]))
+    apart, _ = held_out_brier(twins, Labelled(outcome, [str(i) for i in range(200)]))
     assert together > apart
 
 
 def test_a_held_out_probability_never_saw_its_cluster():
     scores, wrong = noisy(300, 0.8)
     clusters = keys(100, 3)
-    chance, base = held_out_probability(scores, wrong, clusters)
+    chance, base = held_out_probability(scores, Labelled(wrong, clusters))
     # Other outcomes of one cluster change the probabilities of its fold's others, not its own.
     changed = wrong.copy()
     changed[:3] = ~changed[:3]
-    again, other = held_out_probability(scores, changed, clusters)
+    again, other = held_out_probability(scores, Labelled(changed, clusters))
     assert (again[:3] == chance[:3]).all()
     assert (other[:3] == base[:3]).all()
     assert (again != chance).any()
@@ -139,12 +140,13 @@ def outcomes(rng, clusters=40, size=6, truth=lambda chance: chance):
     """Probabilities and errors that go together within a cluster."""
     chance = rng.choice(CHANCES, clusters * size)
     wrong = norm.cdf(shared(rng, clusters, size, 0.5)) < truth(chance)
-    return chance, wrong, keys(clusters, size)
+    return chance, Labelled(wrong, keys(clusters, size))
 
 
 def test_a_reliability_diagram_against_plain_loops():
-    chance, wrong, clusters = outcomes(np.random.default_rng(0), truth=lambda c: 0.6 - 0.4 * c)
-    found = reliability(chance, wrong, clusters, draws=50)
+    chance, answers = outcomes(np.random.default_rng(0), truth=lambda c: 0.6 - 0.4 * c)
+    wrong, clusters = answers.wrong, answers.clusters
+    found = reliability(chance, answers, draws=50)
     n = [int((chance == c).sum()) for c in CHANCES]
     fitted = pool_adjacent([wrong[chance == c].mean() for c in CHANCES], n)
     assert (found.chance.tolist(), found.n.tolist()) == (CHANCES.tolist(), n)
@@ -160,7 +162,7 @@ def test_a_reliability_diagram_against_plain_loops():
     # The draws, by hand: distances keep their size, whole clusters their sign.
     rng, drawn = np.random.default_rng(1), []
     signs = rng.choice([-1.0, 1.0], size=(50, 40))
-    by_hand = reliability(chance, wrong, clusters, draws=50, seed=1)
+    by_hand = reliability(chance, Labelled(wrong, clusters, seed=1), draws=50)
     order = sorted(set(clusters))
     for toss in signs:
         y = [
@@ -199,7 +201,7 @@ def test_wrong_probabilities_leave_it():
 )
 def test_what_is_no_probability(chance, clusters, message):
     with pytest.raises(ValueError, match=message):
-        reliability(chance, [True, False], list(clusters))
+        reliability(chance, Labelled([True, False], list(clusters)))
 
 
 def test_calibration_error_without_what_chance_makes():

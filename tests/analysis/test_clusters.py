@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 from scipy.stats import bootstrap, chisquare, multinomial, norm
 
-from lm_polygraph_asmi.analysis import Interval, cluster_interval
+from lm_polygraph_asmi.analysis import Clustered, Interval, cluster_interval
 from lm_polygraph_asmi.analysis import clusters as clusters_module
 from lm_polygraph_asmi.analysis.clusters import (
     Medians,
     bootstrap_interval,
     cluster_band,
-    cluster_bootstrap_weights,
     percentile_interval,
     percentiles,
     simultaneous_band,
@@ -28,9 +27,13 @@ def test_clusters_are_drawn_whole():
     rng = np.random.default_rng(0)
     values = rng.normal(size=60)
     copies = np.repeat(values, 4)
-    alone = cluster_interval(lambda rows: values[rows].mean(), [str(i) for i in range(60)])
-    clustered = cluster_interval(lambda rows: copies[rows].mean(), keys(60, 4))
-    ignored = cluster_interval(lambda rows: copies[rows].mean(), [str(i) for i in range(240)])
+    alone = cluster_interval(
+        lambda rows: values[rows].mean(), Clustered([str(i) for i in range(60)])
+    )
+    clustered = cluster_interval(lambda rows: copies[rows].mean(), Clustered(keys(60, 4)))
+    ignored = cluster_interval(
+        lambda rows: copies[rows].mean(), Clustered([str(i) for i in range(240)])
+    )
     assert clustered.value == pytest.approx(alone.value)
     width, expected = clustered.high - clustered.low, alone.high - alone.low
     assert width == pytest.approx(expected, rel=0.15)
@@ -40,10 +43,10 @@ def test_clusters_are_drawn_whole():
 
 
 def test_an_undefined_statistic_has_no_interval():
-    found = cluster_interval(lambda _: float("nan"), ["a", "b"])
+    found = cluster_interval(lambda _: float("nan"), Clustered(["a", "b"]))
     assert all(np.isnan(found))
     # One cluster cannot be resampled: the value stands, its interval does not.
-    alone = cluster_interval(lambda rows: rows.mean(), ["a", "a"])
+    alone = cluster_interval(lambda rows: rows.mean(), Clustered(["a", "a"]))
     assert alone.value == 0.5
     assert np.isnan(alone.low)
     assert np.isnan(alone.high)
@@ -51,7 +54,7 @@ def test_an_undefined_statistic_has_no_interval():
 
 def test_rows_of_a_cluster_share_their_count():
     names = ["b", "a", "c", "b", "a", "b"]
-    (draws,) = cluster_bootstrap_weights(names, 50)
+    (draws,) = Clustered(names, resamples=50).draws()
     assert draws.shape == (50, 6)
     np.testing.assert_array_equal(draws[:, [0, 0]], draws[:, [3, 5]])
     np.testing.assert_array_equal(draws[:, 1], draws[:, 4])
@@ -61,7 +64,9 @@ def test_rows_of_a_cluster_share_their_count():
 
 def test_draws_are_those_with_replacement():
     """All ten ways to draw three clusters of three come at their rates."""
-    draws = np.concatenate([*cluster_bootstrap_weights(["a", "b", "b", "c"], 20_000)])[:, [0, 1, 3]]
+    draws = np.concatenate([*Clustered(["a", "b", "b", "c"], resamples=20_000).draws()])[
+        :, [0, 1, 3]
+    ]
     outcomes = [o for o in product(range(4), repeat=3) if sum(o) == 3]
     observed = [(draws == o).all(1).sum() for o in outcomes]
     assert sum(observed) == 20_000
@@ -70,25 +75,27 @@ def test_draws_are_those_with_replacement():
 
 
 def test_draws_do_not_depend_on_how_many_are_made_at_once(monkeypatch):
-    whole = np.concatenate([*cluster_bootstrap_weights(keys(5, 2), 23, seed=3)])
+    whole = np.concatenate([*Clustered(keys(5, 2), resamples=23, seed=3).draws()])
     monkeypatch.setattr(clusters_module, "ROWS_AT_ONCE", 40)
-    parts = [*cluster_bootstrap_weights(keys(5, 2), 23, seed=3)]
+    parts = [*Clustered(keys(5, 2), resamples=23, seed=3).draws()]
     assert [len(part) for part in parts] == [4, 4, 4, 4, 4, 3]
     np.testing.assert_array_equal(np.concatenate(parts), whole)
     assert not np.array_equal(
-        np.concatenate([*cluster_bootstrap_weights(keys(5, 2), 23, seed=4)]), whole
+        np.concatenate([*Clustered(keys(5, 2), resamples=23, seed=4).draws()]), whole
     )
 
 
 def test_the_interval_is_a_naive_loop_over_the_draws():
     rng = np.random.default_rng(1)
     values, names = rng.normal(size=30), keys(10, 3)
-    (draws,) = cluster_bootstrap_weights(names, 200, seed=5)
+    (draws,) = Clustered(names, resamples=200, seed=5).draws()
     found = []
     for counts in draws:
         sample = [value for value, times in zip(values, counts, strict=True) for _ in range(times)]
         found.append(np.median(sample))
-    interval = cluster_interval(lambda rows: np.median(values[rows]), names, 200, seed=5)
+    interval = cluster_interval(
+        lambda rows: np.median(values[rows]), Clustered(names, resamples=200, seed=5)
+    )
     assert interval == pytest.approx((np.median(values), *ends(found, 10)))
 
 
@@ -97,7 +104,9 @@ def test_agrees_with_scipy_where_every_row_is_a_cluster():
     expected = bootstrap(
         (values,), np.mean, n_resamples=20_000, method="percentile", rng=np.random.default_rng(3)
     ).confidence_interval
-    found = cluster_interval(lambda rows: values[rows].mean(), keys(80, 1), 10_000)
+    found = cluster_interval(
+        lambda rows: values[rows].mean(), Clustered(keys(80, 1), resamples=10_000)
+    )
     # The ends of a percentile interval over 10,000 resamples are off by about 2 % of its width.
     np.testing.assert_allclose(found[1:], expected, atol=0.05 * (expected.high - expected.low))
 
@@ -110,7 +119,11 @@ def test_intervals_cover_the_mean_of_correlated_rows():
         intervals = []
         for _ in range(simulations):
             values = shared(rng, 80, 4)
-            intervals.append(cluster_interval(lambda r, v=values: v[r].mean(), clusters, 200))
+            intervals.append(
+                cluster_interval(
+                    lambda r, v=values: v[r].mean(), Clustered(clusters, resamples=200)
+                )
+            )
         return intervals
 
     error = monte_carlo_error(0.95, 300)
@@ -215,14 +228,20 @@ def test_wilson_of_no_answers():
 def test_a_band_is_the_interval_of_each_point():
     rng = np.random.default_rng(9)
     values, names = rng.normal(size=(40, 3)), keys(20, 2)
-    found = cluster_band(lambda rows: values[rows].mean(0), names, points=3, resamples=100)
+    found = cluster_band(
+        lambda rows: values[rows].mean(0), Clustered(names, resamples=100), points=3
+    )
     for place in range(3):
-        expected = cluster_interval(lambda rows, j=place: values[rows, j].mean(), names, 100)
+        expected = cluster_interval(
+            lambda rows, j=place: values[rows, j].mean(), Clustered(names, resamples=100)
+        )
         assert found[:, place].tolist() == pytest.approx([expected.low, expected.high])
     # A curve of as many points as rows is read at the same shares of it.
-    spread = cluster_band(lambda rows: np.linspace(0, 1, len(rows)), names, points=5, resamples=9)
+    spread = cluster_band(
+        lambda rows: np.linspace(0, 1, len(rows)), Clustered(names, resamples=9), points=5
+    )
     np.testing.assert_allclose(spread, [[0, 0.25, 0.5, 0.75, 1]] * 2)
-    assert np.isnan(cluster_band(lambda rows: values[rows, 0], ["one"] * 40)).all()
+    assert np.isnan(cluster_band(lambda rows: values[rows, 0], Clustered(["one"] * 40))).all()
 
 
 def test_a_simultaneous_band_against_a_loop():
@@ -246,7 +265,7 @@ def test_a_simultaneous_band_holds_the_whole_curve():
     rng, whole, pointwise = np.random.default_rng(12), [], []
     for _ in range(200):
         rows = rng.normal(size=(60, 30)).cumsum(1)
-        counts = np.concatenate([*cluster_bootstrap_weights([str(i) for i in range(60)], 200)])
+        counts = np.concatenate([*Clustered([str(i) for i in range(60)], resamples=200).draws()])
         drawn = counts @ rows / 60
         low, high = simultaneous_band(rows.mean(0), drawn)
         whole.append(((low <= 0) & (high >= 0)).all())
@@ -269,8 +288,12 @@ def test_medians_of_resamples_are_numpys(n):
 def test_statistics_of_counts_have_the_interval_of_those_of_rows():
     rng = np.random.default_rng(13)
     values, names = rng.normal(size=40), keys(20, 2)
-    found = bootstrap_interval(values.mean(), lambda counts: counts @ values / 40, names, 90)
-    assert found == pytest.approx(cluster_interval(lambda rows: values[rows].mean(), names, 90))
-    assert np.isnan(bootstrap_interval(0.5, len, ["one"] * 3).low)
+    found = bootstrap_interval(
+        values.mean(), lambda counts: counts @ values / 40, Clustered(names, resamples=90)
+    )
+    assert found == pytest.approx(
+        cluster_interval(lambda rows: values[rows].mean(), Clustered(names, resamples=90))
+    )
+    assert np.isnan(bootstrap_interval(0.5, len, Clustered(["one"] * 3)).low)
     with pytest.raises(ValueError, match="there is no row"):
-        bootstrap_interval(0.5, len, [])
+        bootstrap_interval(0.5, len, Clustered([]))

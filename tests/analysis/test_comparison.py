@@ -5,8 +5,7 @@ from scipy.stats import t as student
 from sklearn.metrics import roc_auc_score
 from statsmodels.stats.contingency_tables import mcnemar as statsmodels_mcnemar
 
-from lm_polygraph_asmi.analysis import Interval, normalised_prr
-from lm_polygraph_asmi.analysis.clusters import cluster_bootstrap_weights
+from lm_polygraph_asmi.analysis import Clustered, Interval, Labelled, normalised_prr
 from lm_polygraph_asmi.analysis.comparison import (
     augrc,
     auroc,
@@ -28,10 +27,14 @@ def answers(rng, clusters=40, size=3, noise=(0.8, 1.2)):
 def test_prr_and_differences_against_a_loop():
     (a, b), quality = answers(np.random.default_rng(0))
     names = keys(40, 3)
-    alone, paired = prr_intervals({"a": a, "b": b}, quality, names, [("a", "b"), ("b", "a")], 100)
+    alone, paired = prr_intervals(
+        {"a": a, "b": b},
+        Labelled(quality=quality, clusters=names, resamples=100),
+        [("a", "b"), ("b", "a")],
+    )
     rows = [
         np.repeat(np.arange(120), c)
-        for draws in cluster_bootstrap_weights(names, 100)
+        for draws in Clustered(names, resamples=100).draws()
         for c in draws
     ]
     drawn = {n: [normalised_prr(s[r], quality[r]) for r in rows] for n, s in (("a", a), ("b", b))}
@@ -49,7 +52,9 @@ def test_what_two_methods_share_cancels_in_their_difference():
     (a,), quality = answers(np.random.default_rng(1), noise=(0.8,))
     twin = a + 0.05 * np.random.default_rng(2).normal(size=120)
     alone, paired = prr_intervals(
-        {"a": a, "twin": twin}, quality, keys(40, 3), [("a", "twin"), ("a", "a")], 500
+        {"a": a, "twin": twin},
+        Labelled(quality=quality, clusters=keys(40, 3), resamples=500),
+        [("a", "twin"), ("a", "a")],
     )
     found = paired["a", "twin"]
     assert found.high - found.low < 0.25 * (alone["a"].high - alone["a"].low)
@@ -70,7 +75,11 @@ def test_intervals_cover_the_true_difference_of_prr(noise):
         intervals = []
         for _ in range(simulations):
             (a, b), quality = answers(rng, 80, 4, noise)
-            _, paired = prr_intervals({"a": a, "b": b}, quality, clusters, [("a", "b")], 200)
+            _, paired = prr_intervals(
+                {"a": a, "b": b},
+                Labelled(quality=quality, clusters=clusters, resamples=200),
+                [("a", "b")],
+            )
             intervals.append(paired["a", "b"])
         return intervals
 
@@ -83,7 +92,9 @@ def test_intervals_cover_the_true_difference_of_prr(noise):
 
 def test_no_errors_no_prr_and_no_interval():
     scores = {"a": np.arange(6.0), "b": np.ones(6)}
-    alone, paired = prr_intervals(scores, np.ones(6), keys(3, 2), [("a", "b")], 50)
+    alone, paired = prr_intervals(
+        scores, Labelled(quality=np.ones(6), clusters=keys(3, 2), resamples=50), [("a", "b")]
+    )
     for found in (*alone.values(), *paired.values()):
         assert np.isnan(found).all()
 
@@ -91,7 +102,9 @@ def test_no_errors_no_prr_and_no_interval():
 def test_one_cluster_has_a_prr_and_no_interval():
     quality = np.array([1.0, 0, 1, 0])
     alone, paired = prr_intervals(
-        {"a": -quality, "b": np.ones(4)}, quality, ["x"] * 4, [("a", "b")], 50
+        {"a": -quality, "b": np.ones(4)},
+        Labelled(quality=quality, clusters=["x"] * 4, resamples=50),
+        [("a", "b")],
     )
     assert alone["a"].value == pytest.approx(1)
     assert paired["a", "b"].value == pytest.approx(1)
@@ -101,7 +114,9 @@ def test_one_cluster_has_a_prr_and_no_interval():
 
 def test_a_constant_score_has_the_prr_of_chance_in_every_resample():
     quality = np.random.default_rng(4).random(30)
-    alone, _ = prr_intervals({"constant": np.ones(30)}, quality, keys(10, 3), [], 50)
+    alone, _ = prr_intervals(
+        {"constant": np.ones(30)}, Labelled(quality=quality, clusters=keys(10, 3), resamples=50), []
+    )
     assert alone["constant"] == pytest.approx((0, 0, 0), abs=1e-12)
 
 
@@ -119,7 +134,9 @@ def test_columns_that_do_not_pair_up(change, message):
     columns = {name: np.arange(6.0) for name in ("a", "b", "quality")} | change
     quality = columns.pop("quality")
     with pytest.raises(ValueError, match=message):
-        prr_intervals(columns, quality, keys(3, 2), [("a", "b")], 50)
+        prr_intervals(
+            columns, Labelled(quality=quality, clusters=keys(3, 2), resamples=50), [("a", "b")]
+        )
 
 
 @pytest.mark.parametrize("levels", [2, 5, 1000])
@@ -140,7 +157,9 @@ def test_auroc_of_a_constant_score_is_chance():
 def test_auroc_needs_wrong_and_right_answers():
     for wrong in (0, 1):
         assert np.isnan(auroc([1, 2, 3], [wrong] * 3))
-        assert np.isnan(auroc_interval([1, 2, 3], [wrong] * 3, ["a", "b", "c"], 20)).all()
+        assert np.isnan(
+            auroc_interval([1, 2, 3], Labelled([wrong] * 3, ["a", "b", "c"], resamples=20))
+        ).all()
 
 
 def test_auroc_without_a_score_is_refused():
@@ -154,12 +173,12 @@ def test_auroc_interval_against_a_loop():
     score, wrong, names = rng.normal(size=60), rng.random(60) < 0.4, keys(20, 3)
     rows = [
         np.repeat(np.arange(60), c)
-        for draws in cluster_bootstrap_weights(names, 100)
+        for draws in Clustered(names, resamples=100).draws()
         for c in draws
     ]
     drawn = [roc_auc_score(wrong[r], score[r]) for r in rows]
     expected = (roc_auc_score(wrong, score), *ends(drawn, 20))
-    assert auroc_interval(score, wrong, names, 100) == pytest.approx(expected)
+    assert auroc_interval(score, Labelled(wrong, names, resamples=100)) == pytest.approx(expected)
 
 
 def test_auroc_intervals_cover_the_truth():
@@ -167,7 +186,9 @@ def test_auroc_intervals_cover_the_truth():
     rng, names, found = np.random.default_rng(7), keys(80, 3), []
     for _ in range(200):
         wrong = np.repeat(rng.random(80) < 0.4, 3)
-        found.append(auroc_interval(wrong + shared(rng, 80, 3), wrong, names, 100))
+        found.append(
+            auroc_interval(wrong + shared(rng, 80, 3), Labelled(wrong, names, resamples=100))
+        )
     truth = norm.cdf(1 / np.sqrt(2))
     assert coverage(found, truth) == pytest.approx(0.95, abs=3 * monte_carlo_error(0.95, 200))
 
@@ -176,16 +197,16 @@ def test_a_difference_shares_its_draws():
     rng = np.random.default_rng(8)
     first, second = rng.normal(size=(2, 45))
     wrong, names = rng.random(45) < 0.4, keys(15, 3)
-    found = auroc_difference(first, second, wrong, names, 100)
+    found = auroc_difference(first, second, Labelled(wrong, names, resamples=100))
     rows = [
         np.repeat(np.arange(45), c)
-        for draws in cluster_bootstrap_weights(names, 100)
+        for draws in Clustered(names, resamples=100).draws()
         for c in draws
     ]
     drawn = [roc_auc_score(wrong[r], first[r]) - roc_auc_score(wrong[r], second[r]) for r in rows]
     value = roc_auc_score(wrong, first) - roc_auc_score(wrong, second)
     assert found == pytest.approx((value, *ends(drawn, 15)))
-    assert auroc_difference(first, first, wrong, names, 20) == (0, 0, 0)
+    assert auroc_difference(first, first, Labelled(wrong, names, resamples=20)) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("flagged", [0, 1, 15, 40, 60])
@@ -249,15 +270,15 @@ def test_mcnemar_shares_flags_among_equal_scores():
 def test_surplus_rows_are_not_ignored():
     names = keys(3, 1)
     with pytest.raises(ValueError, match="score has 4 values for 3 cluster keys"):
-        auroc_interval([1, 2, 3, 4], [0, 1, 0], names)
+        auroc_interval([1, 2, 3, 4], Labelled([0, 1, 0], names))
     with pytest.raises(ValueError, match="wrong has 4 values"):
-        auroc_difference([1, 2, 3], [1, 2, 3], [0, 1, 0, 1], names)
+        auroc_difference([1, 2, 3], [1, 2, 3], Labelled([0, 1, 0, 1], names))
     with pytest.raises(ValueError, match="second has 2 values"):
         mcnemar([1, 2, 3], [1, 2], [0, 1, 0], 1)
     with pytest.raises(ValueError, match=r"flagged must lie in 0 \.\.\. 3, got 4"):
         mcnemar([1, 2, 3], [1, 2, 3], [0, 1, 0], 4)
     with pytest.raises(ValueError, match="there is no row"):
-        prr_intervals({"a": []}, [], [])
+        prr_intervals({"a": []}, Labelled(quality=[], clusters=[]))
 
 
 def test_augrc_is_the_area_under_its_curve():
@@ -295,7 +316,9 @@ def test_few_clusters_have_intervals_too(clusters):
     truth, samples = truth_and_samples(clusters, 400)
     names = keys(clusters, 8)
     found = [
-        prr_intervals({"a": a, "b": b}, quality, names, [("a", "b")], 500)[1]["a", "b"]
+        prr_intervals(
+            {"a": a, "b": b}, Labelled(quality=quality, clusters=names, resamples=500), [("a", "b")]
+        )[1]["a", "b"]
         for (a, b), quality in samples
     ]
     print(clusters, coverage(found, truth))
@@ -326,7 +349,9 @@ def test_studentised_intervals_do_no_better():
     found = {"in use": [], "jackknife": [], "bootstrap-t": []}
     for number, (scores, quality) in enumerate(samples):
         scored = dict(zip("ab", scores, strict=True))
-        own = prr_intervals(scored, quality, names, [("a", "b")], resamples)[1]["a", "b"]
+        own = prr_intervals(
+            scored, Labelled(quality=quality, clusters=names, resamples=resamples), [("a", "b")]
+        )[1]["a", "b"]
         whole = np.ones(clusters, dtype=int)
         value, spread = own.value, error(scores, quality, whole)
         drawn = np.random.default_rng(number).multinomial(clusters, whole / clusters, resamples)

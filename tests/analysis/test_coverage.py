@@ -3,7 +3,7 @@ import pandas as pd
 import pytest
 from scipy.stats import entropy
 
-from lm_polygraph_asmi.analysis.clusters import cluster_bootstrap_weights
+from lm_polygraph_asmi.analysis.clusters import Clustered
 from lm_polygraph_asmi.analysis.coverage import (
     TOP_K,
     coverage_by_band,
@@ -120,9 +120,9 @@ def test_bands_over_answers_against_a_loop():
     parts = np.arange(3, 90, 3)
     answers, covered = np.split(information, parts), np.split(mass, parts)
     names = [str(i // 2) for i in range(30)]
-    found = coverage_intervals(answers, covered, names, resamples=30)
+    found = coverage_intervals(answers, covered, Clustered(names, resamples=30))
     drawn = []
-    for draws in cluster_bootstrap_weights(names, 30):
+    for draws in Clustered(names, resamples=30).draws():
         for counts in draws:
             rows = np.repeat(np.arange(30), counts)
             table = coverage_by_band(
@@ -134,10 +134,10 @@ def test_bands_over_answers_against_a_loop():
         assert band == table.index[place]
         own = np.array([one[place] for one in drawn])
         np.testing.assert_allclose(found_ends.T, [ends(column, 15) for column in own.T])
-    alone = coverage_intervals(answers, covered, ["one"] * 30)
+    alone = coverage_intervals(answers, covered, Clustered(["one"] * 30))
     assert all(np.isnan(band).all() for band in alone.values())
 
 
 def test_every_answer_has_tokens():
     with pytest.raises(ValueError, match="got 2, 2 and 2, 1 without a token"):
-        coverage_intervals([np.ones(2), np.array([])], [np.ones((2, 7))] * 2, ["a", "b"])
+        coverage_intervals([np.ones(2), np.array([])], [np.ones((2, 7))] * 2, Clustered(["a", "b"]))

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from lm_polygraph_asmi.analysis import Labelled, normalised_prr
 from lm_polygraph_asmi.analysis import depth as depth_module
-from lm_polygraph_asmi.analysis import normalised_prr
 from lm_polygraph_asmi.analysis.depth import Sweep, depth_selection
 from tests.analysis.simulation import keys
 
@@ -11,7 +11,7 @@ def sweep(rng, noise, clusters=30, size=3) -> Sweep:
     """A score per level of noise: less noise, better depth."""
     quality = rng.random(clusters * size)
     scores = [-quality + level * rng.normal(size=len(quality)) for level in noise]
-    return Sweep(np.array(scores), quality, keys(clusters, size))
+    return Sweep(np.array(scores), Labelled(quality=quality, clusters=keys(clusters, size)))
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_selection_against_a_loop(halves_seen):
     rng = np.random.default_rng(3)
     groups = [sweep(rng, [0.9, 1.0, 1.0], clusters) for clusters in (10, 13)]
     found = depth_selection(groups, 60)
-    prr = np.array([[normalised_prr(s, group.quality) for s in group.scores] for group in groups])
+    prr = np.array([[normalised_prr(s, g.answers.quality) for s in g.scores] for g in groups])
     np.testing.assert_allclose(found.groups, prr)
     assert found.chosen == np.argmax(prr.mean(0))
     halves = [halves_seen[:2], halves_seen[2:4]]
@@ -75,7 +75,7 @@ def test_selection_against_a_loop(halves_seen):
             for group, counts in zip(groups, halves, strict=True):
                 rows = np.flatnonzero(counts[half][split])
                 over_cells.append(
-                    [normalised_prr(s[rows], group.quality[rows]) for s in group.scores]
+                    [normalised_prr(s[rows], group.answers.quality[rows]) for s in group.scores]
                 )
             by_half.append(np.mean(over_cells, axis=0))
         selected.append(int(np.argmax(by_half[0])))
@@ -101,7 +101,7 @@ def test_a_chance_best_depth_is_not_reproduced():
     rng = np.random.default_rng(5)
     quality = rng.random(150)
     scores = -quality + rng.normal(size=(3, 150))
-    found = depth_selection([Sweep(scores, quality, keys(150, 1))], 400)
+    found = depth_selection([Sweep(scores, Labelled(quality=quality, clusters=keys(150, 1)))], 400)
     assert found.mean_regret > 0.01
     assert found.selected.sum() == pytest.approx(1)
     assert found.no_regret < 0.8
@@ -117,7 +117,7 @@ def test_splits_are_reproducible():
 def test_a_cell_without_errors_says_nothing():
     rng = np.random.default_rng(7)
     useful = sweep(rng, [1.5, 0.2])
-    silent = useful._replace(quality=np.ones(90))
+    silent = useful._replace(answers=Labelled([0] * 90, useful.answers.clusters))
     found = depth_selection([useful, silent], 50)
     assert np.isnan(found.groups[1]).all()
     np.testing.assert_allclose(found.aggregate, found.groups[0])
@@ -143,11 +143,11 @@ def test_splits_without_a_defined_half_do_not_count():
     quality[7] = 0.0
     scores = np.stack([np.arange(40.0), -np.arange(40.0)])
     with pytest.raises(ValueError, match="undefined on a half of every split"):
-        depth_selection([Sweep(scores, quality, keys(20, 2))], 50)
+        depth_selection([Sweep(scores, Labelled(quality=quality, clusters=keys(20, 2)))], 50)
     with pytest.raises(ValueError, match="answers are equally good"):
-        depth_selection([Sweep(scores, np.ones(40), keys(20, 2))], 50)
+        depth_selection([Sweep(scores, Labelled(quality=np.ones(40), clusters=keys(20, 2)))], 50)
     quality[21] = 0.0
-    found = depth_selection([Sweep(scores, quality, keys(20, 2))], 200)
+    found = depth_selection([Sweep(scores, Labelled(quality=quality, clusters=keys(20, 2)))], 200)
     # Both errors, in different clusters, fall into different halves about half of the time.
     assert 60 < found.splits < 140
     assert found.selected.sum() == pytest.approx(1)

@@ -4,17 +4,16 @@ import statsmodels.api as sm
 from scipy.stats import kstest
 from sklearn.metrics import roc_auc_score
 
-from lm_polygraph_asmi.analysis import Interval, distinct
+from lm_polygraph_asmi.analysis import Interval, Labelled, distinct
 from lm_polygraph_asmi.analysis.distinct import (
     AGGREGATIONS,
-    FOLDS,
     DistinctSignal,
-    cluster_folds,
     distinct_signal,
     error_probability,
     likelihood_ratio_test,
     residual,
 )
+from lm_polygraph_asmi.analysis.labelled import FOLDS
 from tests.analysis.paper import RESIDUAL_AUROC
 from tests.analysis.simulation import keys, monte_carlo_error, shared
 
@@ -43,7 +42,7 @@ def with_constant(features: np.ndarray) -> np.ndarray:
 
 def test_folds_keep_clusters_whole_and_errors_even():
     _, _, wrong = answers(np.random.default_rng(0))
-    folds = cluster_folds(wrong, NAMES)
+    folds = Labelled(wrong, NAMES).folds()
     assert sorted(set(folds.tolist())) == list(range(FOLDS))
     for name in set(NAMES):
         assert len({fold for fold, key in zip(folds, NAMES, strict=True) if key == name}) == 1
@@ -51,8 +50,8 @@ def test_folds_keep_clusters_whole_and_errors_even():
     assert np.ptp(rates) < 0.1
     assert set(np.bincount(folds)) == {CLUSTERS * SIZE // FOLDS}
     # Reproducible, and drawn at random.
-    np.testing.assert_array_equal(folds, cluster_folds(wrong, NAMES))
-    assert not np.array_equal(folds, cluster_folds(wrong, NAMES, seed=1))
+    np.testing.assert_array_equal(folds, Labelled(wrong, NAMES).folds())
+    assert not np.array_equal(folds, Labelled(wrong, NAMES, seed=1).folds())
 
 
 @pytest.mark.parametrize(
@@ -68,13 +67,13 @@ def test_folds_keep_clusters_whole_and_errors_even():
 )
 def test_too_few_for_folds(wrong, names, fewest):
     with pytest.raises(ValueError, match=f"at least 5 clusters each, got {fewest}: use more rows"):
-        cluster_folds(wrong, names)
+        Labelled(wrong, names).folds()
 
 
 def test_probabilities_are_those_of_a_model_per_fold():
     signal, controls, wrong = answers(np.random.default_rng(1), 0.5)
     features = np.column_stack([controls, signal])
-    folds = cluster_folds(wrong, NAMES)
+    folds = Labelled(wrong, NAMES).folds()
     expected = np.empty(len(wrong))
     for fold in range(FOLDS):
         train, test = folds != fold, folds == fold
@@ -86,7 +85,7 @@ def test_probabilities_are_those_of_a_model_per_fold():
 def test_scale_of_a_feature_does_not_matter():
     """The model is not penalised: entropy may come in nats or in bits, MSP in hundreds."""
     _, controls, wrong = answers(np.random.default_rng(2))
-    folds = cluster_folds(wrong, NAMES)
+    folds = Labelled(wrong, NAMES).folds()
     np.testing.assert_allclose(
         error_probability(controls * [1e4, 1e-4] + [1e5, 0], wrong, folds),
         error_probability(controls, wrong, folds),
@@ -96,7 +95,7 @@ def test_scale_of_a_feature_does_not_matter():
 
 def test_residuals_are_those_of_a_regression_per_fold():
     signal, controls, wrong = answers(np.random.default_rng(3))
-    folds = cluster_folds(wrong, NAMES)
+    folds = Labelled(wrong, NAMES).folds()
     expected = np.empty(len(wrong))
     for fold in range(FOLDS):
         train, test = folds != fold, folds == fold
@@ -112,8 +111,8 @@ def test_a_linear_function_of_the_controls_is_never_detected(weights, offset):
     for _ in range(3):
         _, controls, wrong = answers(rng)
         signal = controls @ np.array(weights, dtype=float) + offset
-        assert not residual(signal, controls, cluster_folds(wrong, NAMES)).any()
-        found = distinct_signal(signal, controls, wrong, NAMES, resamples=20)
+        assert not residual(signal, controls, Labelled(wrong, NAMES).folds()).any()
+        found = distinct_signal(signal, controls, Labelled(wrong, NAMES, resamples=20))
         assert found.residual_auroc == (0.5, 0.5, 0.5)
         assert not found.detected
 
@@ -144,7 +143,7 @@ def test_a_planted_independent_signal_is_detected():
     rng, found = np.random.default_rng(7), []
     for _ in range(12):
         signal, controls, wrong = answers(rng, 1.2)
-        found.append(distinct_signal(signal, controls, wrong, NAMES, resamples=100))
+        found.append(distinct_signal(signal, controls, Labelled(wrong, NAMES, resamples=100)))
     assert sum(result.detected for result in found) >= 11
     assert all(result.residual_auroc.value > 0.5 for result in found)
     assert np.mean([result.incremental_auroc.value for result in found]) > 0.03
@@ -172,7 +171,7 @@ def test_a_redundant_signal_is_detected_in_one_case_of_twenty():
     rng, found = np.random.default_rng(8), []
     for _ in range(200):
         signal, controls, wrong = answers(rng)
-        found.append(distinct_signal(signal, controls, wrong, NAMES, resamples=100))
+        found.append(distinct_signal(signal, controls, Labelled(wrong, NAMES, resamples=100)))
     rate = np.mean([result.detected for result in found])
     assert rate == pytest.approx(0.05, abs=3 * monte_carlo_error(0.05, 200))
     values = [result.residual_auroc.value for result in found]
@@ -181,8 +180,8 @@ def test_a_redundant_signal_is_detected_in_one_case_of_twenty():
 
 def test_all_parts_against_their_definition():
     signal, controls, wrong = answers(np.random.default_rng(9), 0.5)
-    found = distinct_signal(signal, controls, wrong, NAMES, resamples=50, seed=11)
-    folds = cluster_folds(wrong, NAMES, 11)
+    found = distinct_signal(signal, controls, Labelled(wrong, NAMES, resamples=50, seed=11))
+    folds = Labelled(wrong, NAMES, seed=11).folds()
     left = residual(signal, controls, folds)
     assert found.residual_auroc.value == pytest.approx(roc_auc_score(wrong, left))
     base, full = (
@@ -199,7 +198,7 @@ def test_all_parts_against_their_definition():
 def test_no_row_scores_itself():
     """Another label for one cluster changes no probability and no residual of that cluster."""
     signal, controls, wrong = answers(np.random.default_rng(10))
-    folds = cluster_folds(wrong, NAMES)
+    folds = Labelled(wrong, NAMES).folds()
     own = np.array(NAMES) == "7"
     flipped, shifted = np.where(own, ~wrong, wrong), np.where(own, signal + 5, signal)
     np.testing.assert_array_equal(
@@ -224,32 +223,6 @@ def test_the_papers_criterion():
     assert not any(dataset == "TriviaQA" for _, dataset in found)
 
 
-def test_a_constant_signal_is_refused():
-    _, controls, wrong = answers(np.random.default_rng(12))
-    with pytest.raises(ValueError, match="the signal is the same for all answers"):
-        distinct_signal(np.ones(len(wrong)), controls, wrong, NAMES)
-
-
-def test_rows_without_a_signal_are_refused():
-    signal, controls, wrong = answers(np.random.default_rng(13))
-    signal[3] = np.nan
-    with pytest.raises(ValueError, match="signal has values that are not finite"):
-        distinct_signal(signal, controls, wrong, NAMES, resamples=10)
-
-
-def test_columns_of_unequal_lengths_are_refused():
-    signal, controls, wrong = answers(np.random.default_rng(14))
-    for change in (
-        {"signal": signal[:-1]},
-        {"controls": controls[:-1]},
-        {"wrong": wrong[:-1]},
-        {"clusters": NAMES[:-1]},
-    ):
-        columns = {"signal": signal, "controls": controls, "wrong": wrong, "clusters": NAMES}
-        with pytest.raises((ValueError, IndexError)):
-            distinct_signal(**(columns | change), resamples=10)
-
-
 def test_aggregations():
     tokens = np.random.default_rng(15).random(12)
     found = {name: aggregate(tokens) for name, aggregate in AGGREGATIONS.items()}
@@ -261,9 +234,3 @@ def test_aggregations():
     assert found == pytest.approx(expected)
     # An answer of one token is that token.
     assert {aggregate(tokens[:1]) for aggregate in AGGREGATIONS.values()} == {tokens[0]}
-
-
-def test_controls_are_a_table():
-    signal, controls, wrong = answers(np.random.default_rng(9))
-    with pytest.raises(ValueError, match=r"shape \(n, c\), got \(150,\)"):
-        distinct_signal(signal, controls[:, 0], wrong, NAMES)

@@ -47,53 +47,43 @@ def masses(c):
     return [np.full((len(own), 7), 0.9) for own in c["tokens"]]
 
 
+def of(c, resamples=FEW):
+    """Columns as labelled answers."""
+    return Labelled(c["wrong"], c["clusters"], c["quality"], resamples)
+
+
 CALLS = {
-    "adds_information": lambda f, c: f(c["score"], table(c), c["wrong"], c["clusters"]),
-    "adds_over_settings": lambda f, c: f(
-        [adds_information(c["score"], table(c), c["wrong"], c["clusters"])] * 2
-    ),
-    "distinct_signal": lambda f, c: f(c["score"], table(c), c["wrong"], c["clusters"], FEW),
+    "adds_information": lambda f, c: f(c["score"], table(c), of(c)),
+    "adds_over_settings": lambda f, c: f([adds_information(c["score"], table(c), of(c))] * 2),
+    "distinct_signal": lambda f, c: f(c["score"], table(c), of(c)),
     "calibrate": lambda f, c: f(c["score"], c["wrong"]),
     "probability_at": lambda f, c: f([Step(0.0, 30, 10)], [*c["score"], 0.0][0]),
-    "held_out_probability": lambda f, c: f(c["score"], c["wrong"], c["clusters"]),
-    "held_out_brier": lambda f, c: f(c["score"], c["wrong"], c["clusters"]),
-    "reliability": lambda f, c: f(
-        c["chance"], c["wrong"], c["clusters"], FEW
-    ),
-    "cluster_bootstrap_weights": lambda f, c: list(f(c["clusters"], FEW)),
+    "held_out_probability": lambda f, c: f(c["score"], of(c)),
+    "held_out_brier": lambda f, c: f(c["score"], of(c)),
+    "reliability": lambda f, c: f(c["chance"], of(c), FEW),
     "simultaneous_band": lambda f, c: f(c["score"], np.add.outer(np.arange(5), c["other"])),
     "augrc": lambda f, c: f(c["score"], c["wrong"]),
     "auroc": lambda f, c: f(c["score"], c["wrong"]),
-    "auroc_interval": lambda f, c: f(c["score"], c["wrong"], c["clusters"], FEW),
-    "auroc_difference": lambda f, c: f(
-        c["score"], c["other"], c["wrong"], c["clusters"], FEW
-    ),
-    "aurc_difference": lambda f, c: f(c["score"], c["other"], c["wrong"], c["clusters"], FEW),
+    "auroc_interval": lambda f, c: f(c["score"], of(c)),
+    "auroc_difference": lambda f, c: f(c["score"], c["other"], of(c)),
+    "aurc_difference": lambda f, c: f(c["score"], c["other"], of(c)),
     "mcnemar": lambda f, c: f(c["score"], c["other"], c["wrong"], 10),
-    "prr_intervals": lambda f, c: f(
-        {"a": c["score"], "b": c["other"]}, c["quality"], c["clusters"], [("a", "b")], FEW
-    ),
-    "prr_comparisons": lambda f, c: f(
-        {"a": c["score"], "b": c["other"]}, c["quality"], c["clusters"], [("a", "b")], FEW
-    ),
+    "prr_intervals": lambda f, c: f({"a": c["score"], "b": c["other"]}, of(c), [("a", "b")]),
+    "prr_comparisons": lambda f, c: f({"a": c["score"], "b": c["other"]}, of(c), [("a", "b")]),
     "coverage_by_band": lambda f, c: f(
         np.concatenate([*c["tokens"], np.empty(0)]), np.concatenate([*masses(c), np.empty((0, 7))])
     ),
-    "coverage_intervals": lambda f, c: f(c["tokens"], masses(c), c["clusters"], FEW),
+    "coverage_intervals": lambda f, c: f(c["tokens"], masses(c), of(c)),
     "tail_entropy_bound": lambda f, c: f(c["score"]),
-    "depth_selection": lambda f, c: f(
-        [Sweep([c["score"], c["other"]], c["quality"], c["clusters"])], FEW
-    ),
+    "depth_selection": lambda f, c: f([Sweep([c["score"], c["other"]], of(c))], FEW),
     "auroc_by_label": lambda f, c: f({"a": c["score"]}, {"AlignScore": c["quality"]}),
     "strata": lambda f, c: f(c["score"]),
-    "error_separation": lambda f, c: f(
-        c["tokens"], {"a": c["score"]}, c["wrong"], c["clusters"], FEW
-    ),
+    "error_separation": lambda f, c: f(c["tokens"], {"a": c["score"]}, of(c)),
     "masking_response": lambda f, c: f(c["tokens"]),
     "normalised_prr": lambda f, c: f(c["score"], c["quality"]),
-    "prr_draws": lambda f, c: f([c["score"]], c["quality"], c["clusters"], FEW),
-    "prr_with_error": lambda f, c: f(c["score"], c["quality"], FEW),
-    "rejection_curve": lambda f, c: f(c["score"], c["quality"], c["clusters"], resamples=FEW),
+    "prr_draws": lambda f, c: f([c["score"]], of(c)),
+    "prr_with_error": lambda f, c: f(c["score"], of(c)),
+    "rejection_curve": lambda f, c: f(c["score"], of(c)),
     "rank_correlation": lambda f, c: f(c["score"], c["other"]),
     "rank_correlations": lambda f, c: f([c["score"], c["other"]]),
     "seed_stability": lambda f, c: f([c["score"], c["other"]], c["quality"]),
@@ -103,23 +93,15 @@ CALLS = {
     "risk_thresholds": lambda f, c: f(
         c["score"], c["wrong"], c["clusters"], ["a"] * len(c["score"]), 0.3, 0.9
     ),
-    "rank_signals": lambda f, c: f(
-        {"a": c["score"]}, Labelled(c["wrong"], c["clusters"], resamples=FEW)
-    ),
-    "combination": lambda f, c: f(table(c), Labelled(c["wrong"], c["clusters"])),
+    "rank_signals": lambda f, c: f({"a": c["score"]}, of(c)),
+    "combination": lambda f, c: f(table(c), of(c)),
     "debiased_calibration_error": lambda f, c: f(c["chance"], c["wrong"]),
     "retained_error": lambda f, c: f(c["score"], c["wrong"], 0.5),
-    "confident_but_fragile": lambda f, c: f(
-        c["other"], c["score"], c["wrong"], c["clusters"], FEW
-    ),
-    "confident_filter": lambda f, c: f(
-        c["other"], c["score"], c["other"], c["wrong"], c["clusters"], resamples=FEW
-    ),
+    "confident_but_fragile": lambda f, c: f(c["other"], c["score"], of(c)),
+    "confident_filter": lambda f, c: f(c["other"], c["score"], c["other"], of(c)),
     "filter_curve": lambda f, c: f(c["other"], c["score"], c["wrong"], [0.0, 0.5]),
-    "global_selector": lambda f, c: f(
-        table(c), c["score"], c["wrong"], c["clusters"], resamples=FEW
-    ),
-    "token_null": lambda f, c: f(c["other"], c["tokens"], c["wrong"], c["clusters"], FEW),
+    "global_selector": lambda f, c: f(table(c), c["score"], of(c)),
+    "token_null": lambda f, c: f(c["other"], c["tokens"], of(c)),
 }  # fmt: skip
 OTHERS = {
     # Of intervals, p-values, counts, texts or seconds, not of answers: see their own tests.
@@ -278,9 +260,3 @@ def test_keys_of_clusters_may_be_texts_or_numbers(name):
         for clusters in named
     ]
     assert found[0] == found[1] == found[2]
-
-
-def test_what_is_of_a_callers_function_needs_rows():
-    for statistic in (analysis.cluster_interval, analysis.cluster_band):
-        with pytest.raises(ValueError, match="there is no row"):
-            statistic(lambda rows: rows, [])

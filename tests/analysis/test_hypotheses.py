@@ -8,6 +8,7 @@ from statsmodels.stats.multitest import multipletests
 from lm_polygraph_asmi.analysis import (
     Comparison,
     Interval,
+    Labelled,
     equivalence,
     holm,
     prr_comparisons,
@@ -132,18 +133,29 @@ def test_comparisons_share_their_draws_with_intervals():
     scores = {name: -quality + s * rng.normal(size=120) for name, s in zip("abc", (0.1, 0.4, 2))}  # noqa: B905
     scores["d"] = scores["a"] * 3
     pairs = [("a", "b"), ("a", "c"), ("a", "d")]
-    alone, paired = prr_intervals(scores, quality, keys(40, 3), pairs, 500)
-    found, tested = prr_comparisons(scores, quality, keys(40, 3), pairs, 500)
+    alone, paired = prr_intervals(
+        scores, Labelled(quality=quality, clusters=keys(40, 3), resamples=500), pairs
+    )
+    found, tested = prr_comparisons(
+        scores, Labelled(quality=quality, clusters=keys(40, 3), resamples=500), pairs
+    )
     assert found == alone
     assert {pair: c.difference for pair, c in tested.items()} == paired
     assert tested["a", "c"].outcome == "better"
     assert tested["a", "d"].outcome == "equivalent"
-    _, other_way = prr_comparisons(scores, quality, keys(40, 3), [("c", "a")], 500)
+    _, other_way = prr_comparisons(
+        scores, Labelled(quality=quality, clusters=keys(40, 3), resamples=500), [("c", "a")]
+    )
     assert other_way["c", "a"].outcome == "worse"
 
 
 def test_without_intervals_there_is_no_outcome():
     scores = {"a": np.arange(6.0), "b": np.ones(6)}
-    _, tested = prr_comparisons(scores, np.arange(6) % 2, ["one"] * 6, [("a", "b")])
+    _, tested = prr_comparisons(
+        scores, Labelled(quality=np.arange(6) % 2, clusters=["one"] * 6), [("a", "b")]
+    )
     assert tested["a", "b"].outcome is None
-    assert prr_comparisons(scores, np.arange(6) % 2, keys(3, 2), [])[1] == {}
+    assert (
+        prr_comparisons(scores, Labelled(quality=np.arange(6) % 2, clusters=keys(3, 2)), [])[1]
+        == {}
+    )

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
+from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.mechanism import (
     OVER_ROBUST,
     error_separation,
@@ -50,7 +51,7 @@ def test_error_separation_against_loops():
     wrong = rng.random(40) < 0.4
     information = [rng.random(rng.integers(1, 6)) * (1 + w) for w in wrong]
     scores = {"ASMI": [i.mean() for i in information], "MSP": rng.normal(size=40)}
-    found = error_separation(information, scores, wrong, keys(20, 2), 50)
+    found = error_separation(information, scores, Labelled(wrong, keys(20, 2), resamples=50))
     by_label = {label: [] for label in (False, True)}
     for answer, label in zip(information, wrong.tolist(), strict=True):
         by_label[label].extend(answer.tolist())
@@ -66,7 +67,9 @@ def test_error_separation_against_loops():
 
 @pytest.mark.parametrize("label", [0, 1])
 def test_without_wrong_or_right_answers_their_mean_is_undefined(label):
-    found = error_separation(INFORMATION[:3], {"ASMI": [1, 2, 3]}, [label] * 3, keys(3, 1), 20)
+    found = error_separation(
+        INFORMATION[:3], {"ASMI": [1, 2, 3]}, Labelled([label] * 3, keys(3, 1), resamples=20)
+    )
     absent, present = (found.right, found.wrong) if label else (found.wrong, found.right)
     assert np.isnan(absent)
     assert present == found.mean == pytest.approx(0.35)

@@ -5,8 +5,8 @@ import pytest
 from lm_polygraph.ue_metrics import PredictionRejectionArea
 from lm_polygraph.ue_metrics.ue_metric import get_random_scores, normalize_metric
 
-from lm_polygraph_asmi.analysis import normalised_prr, prr_with_error
-from lm_polygraph_asmi.analysis.clusters import cluster_bootstrap_weights, simultaneous_band
+from lm_polygraph_asmi.analysis import Clustered, Labelled, normalised_prr, prr_with_error
+from lm_polygraph_asmi.analysis.clusters import simultaneous_band
 from lm_polygraph_asmi.analysis.prr import Rejection, prr_draws, rejection_curve, weighted_prr
 from tests.analysis.simulation import keys
 
@@ -53,7 +53,7 @@ def test_scale_of_quality_does_not_matter(data):
 
 def test_equal_quality_has_no_prr():
     assert np.isnan(normalised_prr([1, 2, 3], [1, 1, 1]))
-    assert np.isnan(prr_with_error([1, 2, 3], [1, 1, 1]).standard_error)
+    assert np.isnan(prr_with_error([1, 2, 3], Labelled([0, 0, 0], "abc")).standard_error)
 
 
 @pytest.mark.parametrize("value", [0.1, 0.7, 1 / 3])
@@ -62,7 +62,9 @@ def test_rounding_of_equal_quality_is_no_difference(value):
     uncertainty = np.random.default_rng(8).random(50)
     assert np.isnan(normalised_prr(uncertainty, np.full(50, value)))
     rows = [str(i) for i in range(50)]
-    assert np.isnan(prr_draws([uncertainty], np.full(50, value), rows, 50)).all()
+    assert np.isnan(
+        prr_draws([uncertainty], Labelled(quality=np.full(50, value), clusters=rows, resamples=50))
+    ).all()
 
 
 def test_standard_error_is_the_spread_over_new_data():
@@ -73,8 +75,13 @@ def test_standard_error_is_the_spread_over_new_data():
         quality = rng.random(150)
         return -quality + rng.normal(scale=0.5, size=150), quality
 
+    def estimate() -> float:
+        uncertainty, quality = draw()
+        answers = Labelled(quality=quality, clusters=["one"] * 150, resamples=200)
+        return prr_with_error(uncertainty, answers).standard_error
+
     true_spread = np.std([normalised_prr(*draw()) for _ in range(400)])
-    estimates = [prr_with_error(*draw(), resamples=200).standard_error for _ in range(10)]
+    estimates = [estimate() for _ in range(10)]
     assert np.mean(estimates) == pytest.approx(true_spread, rel=0.2)
 
 
@@ -127,7 +134,7 @@ def test_a_constant_score_is_random_rejection(data):
         assert normalised_prr(score, quality) == pytest.approx(0, abs=1e-12)
         # The worst possible order of the file changes nothing.
         assert normalised_prr(score, np.sort(quality)) == pytest.approx(0, abs=1e-12)
-    found = prr_with_error(np.ones(400), quality)
+    found = prr_with_error(np.ones(400), Labelled(quality=quality, clusters=range(400)))
     assert found == pytest.approx((0, 0), abs=1e-12)
 
 
@@ -156,8 +163,14 @@ def test_weights_are_repeated_rows(data, decimals, binary):
 def test_draws_are_a_naive_loop_over_resamples_of_clusters(data):
     uncertainty, quality = (column[:60] for column in data)
     names = keys(15, 4)
-    found = prr_draws([uncertainty, -uncertainty], quality, names, 40, seed=7)
-    rows = [np.repeat(np.arange(60), c) for d in cluster_bootstrap_weights(names, 40, 7) for c in d]
+    found = prr_draws(
+        [uncertainty, -uncertainty], Labelled(quality=quality, clusters=names, resamples=40, seed=7)
+    )
+    rows = [
+        np.repeat(np.arange(60), c)
+        for d in Clustered(names, resamples=40, seed=7).draws()
+        for c in d
+    ]
     expected = [
         [normalised_prr(sign * uncertainty[r], quality[r]) for sign in (1, -1)] for r in rows
     ]
@@ -171,17 +184,7 @@ def test_a_sample_of_equally_good_answers_has_no_prr():
 
 
 def test_one_row_has_no_prr():
-    found = prr_with_error([0.4], [1.0])
-    assert np.isnan(found).all()
-
-
-@pytest.mark.parametrize("found", [normalised_prr, prr_with_error])
-def test_nan_is_refused(found):
-    """Sorted to the end, it would count as the most uncertain, or as the best answer."""
-    with pytest.raises(ValueError, match="uncertainty contains NaN"):
-        found([1.0, np.nan, 3.0], [1.0, 0.5, 0.0])
-    with pytest.raises(ValueError, match="quality has values that are not finite"):
-        found([1.0, 2.0, 3.0], [1.0, np.nan, 0.0])
+    assert np.isnan(prr_with_error([0.4], Labelled([0], "a"))).all()
 
 
 def test_prr_does_not_depend_on_the_scale_of_quality(data):
@@ -203,13 +206,6 @@ def test_one_error_among_very_many_can_be_ranked():
     assert np.isnan(normalised_prr(np.arange(3), [0.3, 0.1 + 0.2, 0.3]))
 
 
-@pytest.mark.parametrize("answers", [2, 4])
-def test_unequal_lengths_are_refused(answers):
-    for found in (normalised_prr, prr_with_error):
-        with pytest.raises(ValueError, match=f"3 scores for {answers} answers"):
-            found([1.0, 2.0, 3.0], [1, 0, 1, 0][:answers])
-
-
 def test_area_against_a_loop():
     """Mean of the mean of the kept rows, the most uncertain rejected one by one."""
     quality = QUALITY.tolist()
@@ -226,7 +222,9 @@ def test_the_rejection_curve_against_all_orders_of_ties():
     scores, quality = rng.integers(0, 3, 6).astype(float), rng.random(6)
     orders = [o for o in permutations(range(6)) if (np.diff(scores[list(o)]) >= 0).all()]
     expected = [np.mean([quality[list(o[:k])].mean() for o in orders]) for k in range(1, 7)]
-    found = rejection_curve(scores, quality, ["one"] * 6, np.arange(1, 7) / 6)
+    found = rejection_curve(
+        scores, Labelled(quality=quality, clusters=["one"] * 6), np.arange(1, 7) / 6
+    )
     assert found.values == pytest.approx(expected)
     assert np.isnan(found.band).all()
 
@@ -234,8 +232,12 @@ def test_the_rejection_curve_against_all_orders_of_ties():
 def test_the_area_under_the_rejection_curve_is_prrs(data):
     uncertainty, quality = data
     shares, names = np.arange(1, 401) / 400, ["one"] * 400
-    own = rejection_curve(uncertainty, quality, names, shares).values.mean()
-    oracle = rejection_curve(-quality, quality, names, shares).values.mean()
+    own = rejection_curve(
+        uncertainty, Labelled(quality=quality, clusters=names), shares
+    ).values.mean()
+    oracle = rejection_curve(
+        -quality, Labelled(quality=quality, clusters=names), shares
+    ).values.mean()
     random = quality.mean()
     assert (own - random) / (oracle - random) == pytest.approx(normalised_prr(uncertainty, quality))
 
@@ -243,12 +245,18 @@ def test_the_area_under_the_rejection_curve_is_prrs(data):
 def test_bands_of_a_rejection_curve_are_those_of_its_resamples(data):
     uncertainty, quality = (column[:60].round(1) for column in data)
     names, shares = [str(i // 3) for i in range(60)], np.array([0.03, 0.5, 1.0])
-    found = rejection_curve(uncertainty, quality, names, shares, resamples=40)
+    found = rejection_curve(
+        uncertainty, Labelled(quality=quality, clusters=names, resamples=40), shares
+    )
     drawn = []
-    for draws in cluster_bootstrap_weights(names, 40):
+    for draws in Clustered(names, resamples=40).draws():
         for counts in draws:
             rows = np.repeat(np.arange(60), counts)
-            own = rejection_curve(uncertainty[rows], quality[rows], ["one"] * len(rows), shares)
+            own = rejection_curve(
+                uncertainty[rows],
+                Labelled(quality=quality[rows], clusters=["one"] * len(rows)),
+                shares,
+            )
             drawn.append(own.values)
     band = simultaneous_band(found.values, drawn)
     assert band[0, 0] < quality.min()  # where no mean of qualities can lie
@@ -258,4 +266,4 @@ def test_bands_of_a_rejection_curve_are_those_of_its_resamples(data):
 @pytest.mark.parametrize("coverage", [0, -0.1, 1.1])
 def test_a_rejection_curve_is_over_shares(coverage):
     with pytest.raises(ValueError, match=r"must lie in \(0, 1\]"):
-        rejection_curve([1, 2], [0, 1], ["a", "b"], [coverage])
+        rejection_curve([1, 2], Labelled(quality=[0, 1], clusters=["a", "b"]), [coverage])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest, norm
 
-from lm_polygraph_asmi.analysis.clusters import Interval, cluster_interval
+from lm_polygraph_asmi.analysis.clusters import Clustered, Interval, cluster_interval
 from lm_polygraph_asmi.analysis.reproduction import (
     AGREES,
     DIFFERS,
@@ -86,7 +86,9 @@ def test_the_level_holds_for_bootstrap_intervals_over_clusters():
     compared = []
     for _ in range(repeats):
         answers, value = sample(), round(sample().mean(), 2)
-        measured = cluster_interval(lambda rows, a=answers: float(a[rows].mean()), keys, 300)
+        measured = cluster_interval(
+            lambda rows, a=answers: float(a[rows].mean()), Clustered(keys, resamples=300)
+        )
         compared.append(compare_published(measured, value, error, 0.005))
     false = sum(c.p_value < LEVEL for c in compared)
     assert at_most(false, repeats, LEVEL)

@@ -5,9 +5,8 @@ import pandas as pd
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from lm_polygraph_asmi.analysis import normalised_prr
-from lm_polygraph_asmi.analysis.clusters import cluster_bootstrap_weights
-from lm_polygraph_asmi.analysis.distinct import cluster_folds, error_probability
+from lm_polygraph_asmi.analysis import Clustered, Labelled, normalised_prr
+from lm_polygraph_asmi.analysis.distinct import error_probability
 from lm_polygraph_asmi.analysis.selective import (
     aurc,
     confident_but_fragile,
@@ -34,7 +33,7 @@ def data():
 
 def loop_over_draws(statistic, names, resamples):
     """Ends of the interval, from a naive loop."""
-    draws = [counts for chunk in cluster_bootstrap_weights(names, resamples) for counts in chunk]
+    draws = [counts for chunk in Clustered(names, resamples=resamples).draws() for counts in chunk]
     found = [statistic(np.repeat(np.arange(len(names)), counts)) for counts in draws]
     return ends(found, len(set(names)))
 
@@ -105,7 +104,7 @@ def test_retained_error_against_a_loop(data):
 
 def test_quadrants_are_pandas_groups(data):
     msp, fragility, _, wrong, names = data
-    found = confident_but_fragile(msp, fragility, wrong, names, 100)
+    found = confident_but_fragile(msp, fragility, Labelled(wrong, names, resamples=100))
     table = pd.DataFrame({"msp": msp, "fragility": fragility, "wrong": wrong})
     unconfident, fragile = (table[c] > table[c].median() for c in ("msp", "fragility"))
     grouped = table.groupby([unconfident, fragile])["wrong"]
@@ -134,7 +133,7 @@ def test_the_gap_of_a_planted_split():
         wrong = rng.random(400) < rate
         noise = rng.random((2, 400)) / 2
         found = confident_but_fragile(
-            msp + noise[0], fragility + noise[1], wrong, keys(400, 1), 100
+            msp + noise[0], fragility + noise[1], Labelled(wrong, keys(400, 1), resamples=100)
         )
         gaps.append(found.gap)
     assert np.mean([gap.value for gap in gaps]) == pytest.approx(0.2, abs=0.02)
@@ -143,12 +142,12 @@ def test_the_gap_of_a_planted_split():
 
 def test_empty_quadrants_are_undefined(data):
     msp, fragility, _, wrong, names = data
-    found = confident_but_fragile(msp, np.ones(90), wrong, names, 20)
+    found = confident_but_fragile(msp, np.ones(90), Labelled(wrong, names, resamples=20))
     np.testing.assert_array_equal(found.count, [[45, 0], [45, 0]])
     np.testing.assert_array_equal(np.isnan(found.error_rate), [[False, True], [False, True]])
     assert np.isnan(found.gap).all()
     # A constant MSP leaves everything confident.
-    found = confident_but_fragile(np.ones(90), fragility, wrong, names, 20)
+    found = confident_but_fragile(np.ones(90), fragility, Labelled(wrong, names, resamples=20))
     np.testing.assert_array_equal(found.count, [[45, 45], [0, 0]])
     assert np.isnan(found.error_rate[1]).all()
 
@@ -157,7 +156,7 @@ def test_token_null_against_a_loop(data):
     msp, fragility, _, wrong, names = data
     rng = np.random.default_rng(2)
     tokens = [score + rng.normal(size=rng.integers(1, 5)) for score in fragility]
-    found = token_null(msp, tokens, wrong, names, 50)
+    found = token_null(msp, tokens, Labelled(wrong, names, resamples=50))
     scores, labels, keys_of_tokens = [], [], []
     for i in range(90):
         if msp[i] <= np.median(msp):
@@ -180,7 +179,7 @@ def test_token_null_against_a_loop(data):
 
 def test_token_null_of_constant_tokens(data):
     msp, _, _, wrong, names = data
-    found = token_null(msp, [np.ones(2)] * 90, wrong, names, 20)
+    found = token_null(msp, [np.ones(2)] * 90, Labelled(wrong, names, resamples=20))
     assert np.isnan(found.gap).all()
     assert found.auroc == (0.5, 0.5, 0.5)
 
@@ -222,7 +221,7 @@ def test_a_constant_filter_keeps_the_confident_error(data):
 
 def test_filter_difference_against_a_loop(data):
     msp, fragility, entropy, wrong, names = data
-    found = confident_filter(msp, fragility, entropy, wrong, names, resamples=100)
+    found = confident_filter(msp, fragility, entropy, Labelled(wrong, names, resamples=100))
     assert found.confident_error == pytest.approx(wrong[msp <= np.median(msp)].mean())
     assert found.by_fragility == pytest.approx(naive_filter(msp, fragility, wrong, 0.5))
     assert found.by_other == pytest.approx(naive_filter(msp, entropy, wrong, 0.5))
@@ -234,7 +233,7 @@ def test_filter_difference_against_a_loop(data):
         return naive_filter(m, f, w, 0.5) - naive_filter(m, o, w, 0.5)
 
     assert found.difference[1:] == pytest.approx(loop_over_draws(difference, names, 100))
-    swapped = confident_filter(msp, entropy, fragility, wrong, names, resamples=100)
+    swapped = confident_filter(msp, entropy, fragility, Labelled(wrong, names, resamples=100))
     assert swapped.difference == pytest.approx(-found.difference)
 
 
@@ -243,18 +242,18 @@ def test_a_planted_filter_is_significantly_better():
     rng = np.random.default_rng(3)
     msp, fragility, entropy = rng.normal(size=(3, 600))
     wrong = rng.random(600) < 1 / (1 + np.exp(1.5 - 1.5 * fragility))
-    found = confident_filter(msp, fragility, entropy, wrong, keys(200, 3), resamples=200)
+    found = confident_filter(msp, fragility, entropy, Labelled(wrong, keys(200, 3), resamples=200))
     assert found.by_fragility < found.by_other
     assert found.difference.high < 0
-    twice = confident_filter(msp, fragility, fragility, wrong, keys(200, 3), resamples=50)
+    twice = confident_filter(msp, fragility, fragility, Labelled(wrong, keys(200, 3), resamples=50))
     assert twice.difference == (0, 0, 0)
 
 
 def test_global_selector_against_its_definition(data):
     msp, fragility, entropy, wrong, names = data
     controls = np.column_stack([msp, entropy])
-    found = global_selector(controls, fragility, wrong, names, (0.7, 0.9), resamples=50)
-    folds = cluster_folds(wrong, names)
+    found = global_selector(controls, fragility, Labelled(wrong, names, resamples=50), (0.7, 0.9))
+    folds = Labelled(wrong, names).folds()
     base = error_probability(controls, wrong, folds)
     full = error_probability(np.column_stack([controls, fragility]), wrong, folds)
     assert list(found) == [0.7, 0.9]
@@ -274,7 +273,7 @@ def test_global_selector_against_its_definition(data):
 def test_global_selector_needs_errors(data):
     msp, fragility, entropy, _, names = data
     with pytest.raises(ValueError, match="5 folds need right and wrong answers"):
-        global_selector(np.column_stack([msp, entropy]), fragility, np.zeros(90), names)
+        global_selector(np.column_stack([msp, entropy]), fragility, Labelled(np.zeros(90), names))
 
 
 @pytest.mark.parametrize("statistic", [aurc, risk_coverage, lambda u, w: retained_error(u, w, 0.5)])
@@ -297,24 +296,29 @@ def test_one_kind_of_answer_has_no_gap(data, kind):
     msp, fragility, _, _, names = data
     wrong = np.full(90, kind)
     tokens = [np.array([score, 2 * score]) for score in fragility]
-    found = token_null(msp, tokens, wrong, names, 20)
+    found = token_null(msp, tokens, Labelled(wrong, names, resamples=20))
     assert np.isnan([*found.gap, *found.auroc]).all()
-    assert np.isnan(confident_but_fragile(msp, fragility, wrong, names, 20).gap).all()
+    assert np.isnan(
+        confident_but_fragile(msp, fragility, Labelled(wrong, names, resamples=20)).gap
+    ).all()
 
 
 def test_a_filter_says_what_its_half_was(data):
     """Seven in ten tie at the lowest MSP, so that the confident half is no half."""
     _, fragility, other, wrong, names = data
     msp = np.maximum(0, np.arange(90) - 62.0)
-    found = confident_filter(msp, fragility, other, wrong, names, resamples=20)
+    found = confident_filter(msp, fragility, other, Labelled(wrong, names, resamples=20))
     assert found.confident == pytest.approx(63 / 90)
     assert found.coverage == pytest.approx(round(63 / 2) / 90)
-    assert confident_but_fragile(msp, fragility, wrong, names, 20).count[0].sum() == 63
-    found = confident_filter(fragility, msp, other, wrong, names, resamples=20)
+    assert (
+        confident_but_fragile(msp, fragility, Labelled(wrong, names, resamples=20)).count[0].sum()
+        == 63
+    )
+    found = confident_filter(fragility, msp, other, Labelled(wrong, names, resamples=20))
     assert (found.confident, found.coverage) == pytest.approx((0.5, 22 / 90))
 
 
 def test_controls_of_a_selector_are_a_table(data):
     msp, fragility, _, wrong, names = data
     with pytest.raises(ValueError, match=r"shape \(n, c\), got \(90,\)"):
-        global_selector(msp, fragility, wrong, names)
+        global_selector(msp, fragility, Labelled(wrong, names))

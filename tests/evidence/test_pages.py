@@ -20,7 +20,13 @@ from lm_polygraph.utils.common import load_external_module
 from PIL import Image
 from scipy.stats import spearmanr
 
-from lm_polygraph_asmi.analysis import adds_information, adds_over_settings, auroc, normalised_prr
+from lm_polygraph_asmi.analysis import (
+    Labelled,
+    adds_information,
+    adds_over_settings,
+    auroc,
+    normalised_prr,
+)
 from tests.test_scripts import SCRIPTS
 
 REPOSITORY = SCRIPTS.parent
@@ -235,7 +241,7 @@ def test_numbers_are_those_of_the_statistics(published, docs):
         assert number(first[place]) == pytest.approx(normalised_prr(score, quality), abs=0.0051)
     msp = normalised_prr(one["score MaximumSequenceProbability"], quality)
     assert number(first[8]) == pytest.approx(normalised_prr(sem, quality) - msp, abs=0.0051)
-    added = adds_information(sem, free, wrong, list(one["cluster"]))
+    added = adds_information(sem, free, Labelled(wrong, list(one["cluster"])))
     assert number(first[-2]) == pytest.approx(added.statistic, abs=0.051)
     assert rows_of(text, "signals rouge")[0][0] == first[0]  # the paper's setting has no ROUGE-L
     assert len(rows_of(text, "signals rouge")) == 2
@@ -290,7 +296,7 @@ def test_numbers_are_those_of_the_statistics(published, docs):
     prr = [normalised_prr(scores, one["ReferenceInAnswer"]) for scores in (deepest, usual)]
     assert number(swept[4][5]) == pytest.approx(prr[0], abs=0.0051)
     assert number(swept[4][8]) == pytest.approx(prr[0] - prr[1], abs=0.0051)
-    added = adds_information(deepest, free, wrong, list(one["cluster"]))
+    added = adds_information(deepest, free, Labelled(wrong, list(one["cluster"])))
     assert number(swept[4][10]) == pytest.approx(added.statistic, abs=0.051)
     assert swept[0][8:10] == ["", ""]
     methods = {row[2] for row in rows_of(text, "baselines contains") if row[0] == first[0]}
@@ -310,7 +316,9 @@ def test_settings_together_are_those_of_the_statistics(published, docs):
         free.append(one["asmi_entropy"].map(len))
         wrong = one["ReferenceInAnswer"].to_numpy() < 0.5
         sem = [np.mean(mi * (1 - agreement)) for mi, agreement in pairs]
-        found.append(adds_information(sem, np.column_stack(free), wrong, list(one["cluster"])))
+        found.append(
+            adds_information(sem, np.column_stack(free), Labelled(wrong, list(one["cluster"])))
+        )
     whole, z = adds_over_settings(found), [one.statistic for one in found]
     rows = {row[0]: row for row in rows_of(published, "together contains")}
     row, alone = rows["Sem-ASMI"], rows["Sem-ASMI, XQuAD only"]

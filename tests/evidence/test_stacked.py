@@ -7,10 +7,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss, roc_auc_score
 from stacked import _out_of_fold, stacked_gain
 
-from lm_polygraph_asmi.analysis import normalised_prr
+from lm_polygraph_asmi.analysis import Clustered, Labelled, normalised_prr
 from lm_polygraph_asmi.analysis.added import FOLDS, PENALTY, smooth
-from lm_polygraph_asmi.analysis.clusters import cluster_bootstrap_weights
-from lm_polygraph_asmi.analysis.distinct import cluster_folds
 from tests.analysis.simulation import coverage, ends, monte_carlo_error
 from tests.analysis.test_added import fragile, world
 
@@ -34,7 +32,7 @@ def test_the_gain_against_a_plain_loop():
     base = smooth(controls)
     rank = (rankdata(score) - 0.5) / 120
     full = np.column_stack([base, (rank - rank.mean()) / rank.std()])
-    folds = cluster_folds(wrong, names)
+    folds = Labelled(wrong, names).folds()
 
     def measured(features, rows):
         chance = np.empty(len(rows))
@@ -52,7 +50,7 @@ def test_the_gain_against_a_plain_loop():
         )
 
     drawn = []
-    for counts in np.concatenate(list(cluster_bootstrap_weights(names, 6))):
+    for counts in np.concatenate(list(Clustered(names, resamples=6).draws())):
         rows = np.repeat(np.arange(120), counts)
         drawn.append(measured(full, rows) - measured(base, rows))
     value = measured(full, np.arange(120)) - measured(base, np.arange(120))
@@ -98,7 +96,7 @@ def test_intervals_of_the_gain_cover_it_in_the_long_run(planted):
 
 def test_out_of_fold_chances_never_saw_their_fold():
     controls, wrong, _, names = world(np.random.default_rng(11), n=100)
-    folds = cluster_folds(wrong, names)
+    folds = Labelled(wrong, names).folds()
     counts = np.ones((1, 100))
     before = _out_of_fold(smooth(controls), wrong.astype(float), counts, folds)
     changed = np.where(folds == 0, ~wrong, wrong)

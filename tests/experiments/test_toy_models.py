@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.experiments.analysis import condition_comparisons, verdicts
 from lm_polygraph_asmi.experiments.answers import Answer
 from lm_polygraph_asmi.experiments.perturbations import load_perturbation
@@ -104,7 +105,7 @@ def test_what_carries_the_answer_decides_the_verdict(carrier, outcome, condition
         for name in CONDITIONS
     }
     quality = (1 - share + 0.2 * rng.normal(size=len(share)))[tested]
-    clusters = [str(question) for question in range(len(quality))]
-    compared = condition_comparisons(heads[tested], found, quality, clusters, resamples=500)
+    answers = Labelled(quality=quality, clusters=range(len(quality)), resamples=500)
+    compared = condition_comparisons(heads[tested], found, answers)
     (said,) = verdicts([compared])
     assert (said.outcome, said.condition) == (outcome, condition)

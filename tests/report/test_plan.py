@@ -88,7 +88,7 @@ def test_a_pilot_says_how_many_questions(tmp_path):
     found = power_table(group, 0.03).set_index("comparison")
     sem, msp = group.variants["Sem-ASMI"], "MaximumSequenceProbability"
     scores = {method: group.score(method) for method in (sem, msp)}
-    drawn = prr_draws(list(scores.values()), group.quality, group.clusters, 2000)
+    drawn = prr_draws(list(scores.values()), group.answers.resampled(2000))
     row = found.loc["Sem-ASMI Δ MSP"]
     error = np.std(drawn[:, 0] - drawn[:, 1], ddof=1)
     assert row["SE"] == pytest.approx(error)

@@ -14,6 +14,7 @@ from matplotlib.image import imread
 
 from lm_polygraph_asmi.analysis import (
     Interval,
+    Labelled,
     adds_information,
     augrc,
     auroc,
@@ -175,24 +176,24 @@ def test_figures_of_the_tables_are_those_of_the_statistics(everything):
     sem = group.score(SEM)
 
     row = table(out, "benchmark").set_index("method").loc[SEM]
-    value, error = prr_with_error(sem, group.quality)
+    value, error = prr_with_error(sem, group.answers)
     assert row["tiny model, squad"] == pytest.approx(value)
     assert row["tiny model, squad standard error"] == pytest.approx(error)
 
     scores = {"sem": sem, "entropy": group.score("SemanticEntropy")}
-    _, paired = prr_intervals(scores, group.quality, group.clusters, [("sem", "entropy")])
+    _, paired = prr_intervals(scores, group.answers, [("sem", "entropy")])
     row = table(out, "head_to_head").iloc[0]
     parts = ["Sem-ASMI Δ SemEnt", "Sem-ASMI Δ SemEnt low", "Sem-ASMI Δ SemEnt high"]
     assert row[parts].tolist() == pytest.approx(list(paired["sem", "entropy"]))
 
     controls = np.column_stack([msp, entropy])
-    found = distinct_signal(sem, controls, group.wrong, group.clusters)
+    found = distinct_signal(sem, controls, group.answers)
     row = table(out, "distinct_signal").iloc[0]
     assert (row["signal"], row["controls"]) == ("u_sem, mean", "MSP, H")
     assert row["residual AUROC low"] == pytest.approx(found.residual_auroc.low)
     assert row["paper's criterion"] == "yes"  # planted
     lengths = np.array([len(tokens) for tokens in group.saved("greedy_tokens")])
-    added = adds_information(sem, np.column_stack([controls, lengths]), group.wrong, group.clusters)
+    added = adds_information(sem, np.column_stack([controls, lengths]), group.answers)
     assert row[["z", "p"]].tolist() == pytest.approx([added.statistic, added.p_value])
     assert row["adds"] == "yes"
 
@@ -201,7 +202,7 @@ def test_figures_of_the_tables_are_those_of_the_statistics(everything):
     row = table(out, "benchmark_augrc").set_index("method").loc[SEM, "tiny model, squad"]
     assert row == pytest.approx(augrc(sem, group.wrong))
 
-    kept = confident_filter(msp, sem, entropy, group.wrong, group.clusters)
+    kept = confident_filter(msp, sem, entropy, group.answers)
     assert table(out, "payoff").iloc[0]["filter by u_sem"] == pytest.approx(kept.by_fragility)
     assert table(out, "aurc").iloc[0]["MSP"] == pytest.approx(aurc(msp, group.wrong))
 
@@ -291,7 +292,9 @@ def test_closed_book_rows_take_the_clusters_of_their_twins(everything, tmp_path)
     _, full = cells_of(root)
     assert full.quality[chosen].tolist() == [closed.quality[list(order).index(i)] for i in chosen]
     scores = {"sem": full.u_sem[chosen], "msp": full.msp[chosen]}
-    _, paired = prr_intervals(scores, full.quality[chosen], clusters, [("sem", "msp")])
+    _, paired = prr_intervals(
+        scores, Labelled(quality=full.quality[chosen], clusters=clusters), [("sem", "msp")]
+    )
     assert item.table["Sem-ASMI Δ MSP"][1] == pytest.approx(paired["sem", "msp"])
 
 
@@ -650,7 +653,9 @@ def test_another_k_is_compared_on_the_answers_both_have(tmp_path):
         "256": large.score("Sem-ASMI (60%, K=256)")[rows],
     }
     clusters = [small.clusters[i] for i in rows]
-    _, paired = prr_intervals(scores, small.quality[rows], clusters, [("256", "64")])
+    _, paired = prr_intervals(
+        scores, Labelled(quality=small.quality[rows], clusters=clusters), [("256", "64")]
+    )
     row = item.table.set_index("score").loc["Sem-ASMI"]
     assert row["large Δ small K"] == pytest.approx(paired["256", "64"])
 
@@ -867,7 +872,7 @@ def test_outcomes_are_adjusted_within_and_across_cells(tmp_path):
         free = max((m for m in group.baselines if m != se), key=prr.get)
         pairs = [(top, se), (top, best), (sem, se), (sem, msp), (top, free), (sem, raw),
                  (top, "RAUQ"), tuple(order[:2])]  # fmt: skip
-        _, tested = prr_comparisons(scores, group.quality, group.clusters, pairs)
+        _, tested = prr_comparisons(scores, group.answers, pairs)
         by_hand.append(tested[sem, msp])
     plain = items["outcomes"].flat()
     rows = plain[plain["comparison"] == "Sem-ASMI Δ MSP"]
@@ -986,13 +991,13 @@ def test_label_noise_is_that_of_the_auroc(everything):
     root, out, _ = everything
     group = cells_of(root)[0]
     row = table(out, "label_noise").iloc[0]
-    found = auroc_interval(group.u_sem, group.wrong, group.clusters)
+    found = auroc_interval(group.u_sem, group.answers)
     assert (row["score"], row["ranks errors"]) == ("u_sem", "yes")
     # A perfect AUROC has an interval of no width: no rate of noise follows.
     assert row["noise that erases"] == pytest.approx(label_noise(found), nan_ok=True)
     assert np.isnan(row["noise that may hide"])
     row = table(out, "label_noise").iloc[1]
-    found = auroc_interval(group.msp, group.wrong, group.clusters)
+    found = auroc_interval(group.msp, group.answers)
     assert row["score"] == "MSP"
     assert row["noise that erases"] == pytest.approx(label_noise(found))
     assert 0 < row["noise that erases"] < 1
@@ -1024,7 +1029,11 @@ def test_strata_of_length_and_empty_answers(tmp_path):
     assert any("to" not in name.split() for name in named)
     if named[0] == "2 tokens":
         keys = [c for c, used in zip(group.clusters, first, strict=True) if used]
-        _, paired = prr_intervals(scores, group.quality[first], keys, [("u_sem", "MSP")], 2000)
+        _, paired = prr_intervals(
+            scores,
+            Labelled(quality=group.quality[first], clusters=keys, resamples=2000),
+            [("u_sem", "MSP")],
+        )
         assert found.loc["2 tokens", "u_sem Δ MSP"] == paired["u_sem", "MSP"]
     inside = ~group.empty
     expected = normalised_prr(group.u_sem[inside], group.quality[inside])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from lm_polygraph_asmi.analysis import cluster_interval, normalised_prr
+from lm_polygraph_asmi.analysis import Clustered, cluster_interval, normalised_prr
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.results.manifest import manifest_path, write_manifest
@@ -201,7 +201,7 @@ def test_differences_from_msp_have_cluster_intervals(tmp_path):
         values = quality[rows]
         return normalised_prr(ours[rows], values) - normalised_prr(msp[rows], values)
 
-    value, low, high = cluster_interval(difference, list("aabcde"), 10_000)
+    value, low, high = cluster_interval(difference, Clustered(list("aabcde"), resamples=10_000))
     code, text = show(file)
     assert code == 0
     assert f"{value:+.2f} [{low:+.2f}, {high:+.2f}]" in text

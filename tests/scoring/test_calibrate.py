@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from sklearn.metrics import roc_auc_score
 
 from lm_polygraph_asmi.analysis import (
+    Labelled,
     debiased_calibration_error,
     held_out_probability,
     risk_threshold,
@@ -112,7 +113,7 @@ def test_what_is_made_of_labels(calibration, scores, scorer):
     assert tried == [(kind, risk) for kind in scores[0].signals for risk in (*RISKS, 0.4)]
     assert len(calibration.threshold_table) == len(tried)
     assert calibration.settings.items() >= scorer.fingerprints().items()
-    held_out, _ = held_out_probability([*map(float, scores)], wrong, clusters)
+    held_out, _ = held_out_probability([*map(float, scores)], Labelled(wrong, clusters))
     assert calibration.calibration_error == debiased_calibration_error(held_out, wrong)
     assert calibration.reliability["brier"] == pytest.approx(np.mean((held_out - wrong) ** 2))
     for row, step in zip(calibration.steps.itertuples(), calibration.calibration, strict=True):

@@ -9,6 +9,7 @@ import pytest
 from lm_polygraph_asmi import score
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.comparison import prr_intervals
+from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.scoring import Calibration
 from lm_polygraph_asmi.scoring.calibration import calibrate, of_answers_and_parts, probability_at
 from lm_polygraph_asmi.scoring.provenance import digest_of
@@ -68,7 +69,7 @@ def test_what_labels_give(found, rows, calibration):
     assert calibration.scores == sorted(scores)
     assert calibration.calibration == calibrate(np.array(scores), np.array(wrong))
     quality = 1 - np.array(wrong, dtype=float)
-    expected, _ = prr_intervals({"u": scores}, quality, clusters)
+    expected, _ = prr_intervals({"u": scores}, Labelled(quality=quality, clusters=clusters))
     assert calibration.prr == expected["u"]
     assert calibration.ranks
     assert calibration.msp_median == pytest.approx(np.median(likelihoods))

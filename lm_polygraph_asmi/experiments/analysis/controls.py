@@ -28,6 +28,7 @@ from lm_polygraph_asmi.analysis.clusters import (
 )
 from lm_polygraph_asmi.analysis.comparison import drawn_prr
 from lm_polygraph_asmi.analysis.hypotheses import LEVEL, MARGIN, equivalence, holm
+from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.power import equivalence_size, sample_size
 from lm_polygraph_asmi.experiments.analysis.coupling import correlations, interval
 
@@ -66,10 +67,7 @@ class ConditionComparison:
 def condition_comparisons(
     heads: ArrayLike,
     conditions: Mapping[str, ArrayLike],
-    quality: ArrayLike,
-    clusters: Sequence[str],
-    resamples: int = 10_000,
-    seed: int = SEED,
+    answers: Labelled,
     margin: float = MARGIN,
 ) -> dict[str, ConditionComparison]:
     """PRR of heads against every condition on the same answers, with shared resamples.
@@ -77,10 +75,7 @@ def condition_comparisons(
     Args:
         heads: (n,) score under masked heads, higher = more uncertain.
         conditions: name -> (n,) the same score under another perturbation.
-        quality: (n,), higher = better.
-        clusters: (n,) key of each row; answers on one passage share a key.
-        resamples: number of bootstrap resamples of clusters.
-        seed: of the resampling.
+        answers: with their quality.
         margin: smaller differences of PRR count as equivalent.
 
     Returns:
@@ -91,9 +86,9 @@ def condition_comparisons(
             answers equally good.
 
     Example:
-        >>> heads, quality, keys = [0.1, 0.9] * 10, [1.0, 0.0] * 10, [str(n) for n in range(20)]
+        >>> heads, answers = [0.1, 0.9] * 10, Labelled([0, 1] * 10, range(20), resamples=200)
         >>> conditions = {"foreign": [0.9, 0.1] * 10, "the same": heads}
-        >>> comparisons = condition_comparisons(heads, conditions, quality, keys, resamples=200)
+        >>> comparisons = condition_comparisons(heads, conditions, answers)
         >>> comparisons["foreign"].p_above < 0.05, comparisons["the same"].p_equivalent < 0.05
         (True, True)
     """
@@ -101,10 +96,10 @@ def condition_comparisons(
         "heads": heads,
         **{f"condition {name}": score for name, score in conditions.items()},
     }
-    value, drawn = drawn_prr(scores, quality, clusters, resamples, seed)
+    value, drawn = drawn_prr(scores, answers)
     if np.isnan(list(value.values())).any() or np.isnan(drawn["heads"]).all():
         raise ValueError("PRR is undefined: all answers equally good, or fewer than two clusters")
-    sizes = len(set(clusters)), len(clusters)
+    sizes = answers.n_clusters, len(answers)
     intervals = {name: percentile_interval(value[name], drawn[name], sizes[0]) for name in scores}
     comparisons = {}
     for name in conditions:
@@ -161,13 +156,10 @@ def verdicts(groups: Sequence[Mapping[str, ConditionComparison]]) -> list[Verdic
         One verdict per setting, in the same order.
 
     Example:
-        >>> heads, quality, keys = [0.1, 0.9] * 10, [1.0, 0.0] * 10, [str(n) for n in range(20)]
+        >>> heads, answers = [0.1, 0.9] * 10, Labelled([0, 1] * 10, range(20), resamples=200)
         >>> beaten = dict.fromkeys(MUST_BEAT, [0.9, 0.1] * 10)
         >>> conditions = beaten, {**beaten, "noise": heads}  # in the second, noise does the same
-        >>> groups = [
-        ...     condition_comparisons(heads, scores, quality, keys, resamples=200)
-        ...     for scores in conditions
-        ... ]
+        >>> groups = [condition_comparisons(heads, scores, answers) for scores in conditions]
         >>> [verdict.outcome for verdict in verdicts(groups)]
         ['special', 'reproduced']
     """
@@ -262,7 +254,8 @@ def double_dissociation(
     for heads, condition, quality in (opened, closed):
         scores = {"heads": heads, "condition": condition}
         # The same clusters and seed give the same resamples.
-        prr, resampled = drawn_prr(scores, quality, clusters, resamples, seed)
+        answers = Labelled(quality=quality, clusters=clusters, resamples=resamples, seed=seed)
+        prr, resampled = drawn_prr(scores, answers)
         value.append(prr["heads"] - prr["condition"])
         drawn.append(resampled["heads"] - resampled["condition"])
     return percentile_interval(value[0] - value[1], drawn[0] - drawn[1], len(set(clusters)))

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from lm_polygraph_asmi.analysis.clusters import (
     RESAMPLES,
     SEED,
+    Clustered,
     Interval,
     bootstrap_values,
     check_rows,
@@ -162,7 +163,9 @@ def correlations(
     matrices = _matrices(ranks, np.ones((1, len(units)), dtype=int))
     if len(set(units)) < 2:
         return matrices
-    drawn = bootstrap_values(lambda counts: _matrices(ranks, counts), units, resamples, seed)
+    drawn = bootstrap_values(
+        lambda counts: _matrices(ranks, counts), Clustered(units, resamples, seed)
+    )
     return np.concatenate([matrices, drawn])
 
 

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from lm_polygraph_asmi.analysis.clusters import (
     RESAMPLES,
     SEED,
+    Clustered,
     Interval,
     bootstrap_values,
     check_rows,
@@ -77,7 +78,9 @@ def flip_differences(
         (0.75, True)
     """
     table = _checked(differences, units)
-    drawn = bootstrap_values(lambda counts: _means(table, counts), units, resamples, seed)
+    drawn = bootstrap_values(
+        lambda counts: _means(table, counts), Clustered(units, resamples, seed)
+    )
     return _intervals(table.mean(0), drawn, np.ptp(table, axis=0) == 0, units)
 
 
@@ -117,8 +120,8 @@ def flip_contrasts(
     units, split = [*first_units, *second_units], len(a)
     drawn = bootstrap_values(
         lambda counts: _means(a, counts[:, :split]) - _means(b, counts[:, split:]),
-        units, resamples, seed,
-    )  # fmt: skip
+        Clustered(units, resamples, seed),
+    )
     constant = (np.ptp(a, axis=0) == 0) & (np.ptp(b, axis=0) == 0)
     return _intervals(a.mean(0) - b.mean(0), drawn, constant, units)
 

@@ -237,7 +237,7 @@ def _identifiable(group: RunGroup) -> tuple[str, str] | None:
 def _not_above_msp(group: RunGroup) -> tuple[str, str]:
     sem, msp = group.need("u_sem", "msp")
     scores = {"sem": sem, "msp": msp}
-    _, paired = prr_intervals(scores, group.quality, group.clusters, [("sem", "msp")])
+    _, paired = prr_intervals(scores, group.answers, [("sem", "msp")])
     gap = paired["sem", "msp"]
     return _above(-gap), f"Sem-ASMI minus MSP {_text(gap)}"
 

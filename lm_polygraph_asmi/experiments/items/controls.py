@@ -109,7 +109,7 @@ def _by_condition(group: RunGroup, symbol: str) -> dict[str, ConditionComparison
     (compared,) = (c for c in comparable(group) if c.symbol == symbol)
     scores = {name: compared.score(condition) for name, condition in compared.conditions.items()}
     heads = group.score(compared.heads)
-    return condition_comparisons(heads, scores, group.quality, group.clusters)
+    return condition_comparisons(heads, scores, group.answers)
 
 
 def prr_of_heads(compared: Compared) -> Interval:
@@ -262,8 +262,8 @@ def controls_added(groups: Sequence[RunGroup]) -> Items:
                 all_controls = controls
                 if group.lengths is not None:
                     all_controls = np.column_stack([controls, group.lengths])
-                added = adds_information(signal, all_controls, group.wrong, group.clusters)
-                distinct = distinct_signal(signal, controls, group.wrong, group.clusters)
+                added = adds_information(signal, all_controls, group.answers)
+                distinct = distinct_signal(signal, controls, group.answers)
                 row |= {
                     f"residual AUROC of {side}": distinct.residual_auroc,
                     f"z of {side}": added.statistic,

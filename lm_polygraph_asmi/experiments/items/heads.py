@@ -14,10 +14,11 @@ import numpy as np
 import pandas as pd
 
 from lm_polygraph_asmi.analysis.added import adds_information
-from lm_polygraph_asmi.analysis.clusters import Interval, cluster_interval
+from lm_polygraph_asmi.analysis.clusters import Clustered, Interval, cluster_interval
 from lm_polygraph_asmi.analysis.comparison import auroc_interval
 from lm_polygraph_asmi.analysis.distinct import distinct_signal
 from lm_polygraph_asmi.analysis.hypotheses import holm
+from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.experiments.analysis.coupling import (
     Coupling,
     criticality_coupling,
@@ -236,7 +237,7 @@ def excess_heads(group: RunGroup, depth: float) -> Interval:
     high = tokens.high
     excess = (tokens.heads - tokens.null)[high]
     clusters = _units(group, tokens)[high].tolist()
-    return cluster_interval(lambda rows: float(excess[rows].mean()), clusters)
+    return cluster_interval(lambda rows: float(excess[rows].mean()), Clustered(clusters))
 
 
 @cache
@@ -337,14 +338,12 @@ class Answers(NamedTuple):
     Attributes:
         signals: (n, 3) means over an answer's tokens: z_t, mass of criticality, MI_t.
         included: (all rows in use,) whether a row is among them.
-        wrong: (n,).
-        clusters: (n,) keys.
+        answers: those n.
     """
 
     signals: pd.DataFrame
     included: np.ndarray
-    wrong: np.ndarray
-    clusters: list[str]
+    answers: Labelled
 
 
 @cache
@@ -360,11 +359,10 @@ def answers(group: RunGroup, depth: float) -> Answers:
     table = pd.DataFrame({"mean z": tokens.z, "mass": tokens.mass, "MI": tokens.mi})[rows]
     means = table.groupby(tokens.answer[rows]).mean()
     included = np.isin(np.arange(len(group)), means.index)
-    wrong = group.wrong[included]
-    if wrong.all() or not wrong.any():
+    known = group.answers.take(included)
+    if known.wrong.all() or not known.wrong.any():
         raise Unavailable("answers with z_t are all right, or all wrong")
-    clusters = [key for key, ok in zip(group.clusters, included, strict=True) if ok]
-    return Answers(means, included, wrong, clusters)
+    return Answers(means, included, known)
 
 
 @cache
@@ -376,7 +374,7 @@ def error_detection(group: RunGroup, depth: float) -> dict[str, Interval]:
     """
     labelled = answers(group, depth)
     return {
-        str(name): auroc_interval(values, labelled.wrong, labelled.clusters)
+        str(name): auroc_interval(values, labelled.answers)
         for name, values in labelled.signals.items()
     }
 
@@ -399,7 +397,7 @@ def head_errors(groups: Sequence[RunGroup]) -> Items:
             row = _setting_columns(group, depth) | {
                 "signal": {"mass": "mass of criticality"}.get(name, name),
                 "answers": len(values),
-                "errors": int(labelled.wrong.sum()),
+                "errors": int(labelled.answers.wrong.sum()),
                 "AUROC": area,
                 "residual AUROC": None,
                 "z of the test": None,
@@ -407,8 +405,8 @@ def head_errors(groups: Sequence[RunGroup]) -> Items:
                 "direction": 0,
             }
             with suppress(ValueError):  # too few clusters or errors for folds: only the AUROC
-                added = adds_information(values, all_controls, labelled.wrong, labelled.clusters)
-                distinct = distinct_signal(values, controls, labelled.wrong, labelled.clusters)
+                added = adds_information(values, all_controls, labelled.answers)
+                distinct = distinct_signal(values, controls, labelled.answers)
                 row |= {
                     "residual AUROC": distinct.residual_auroc,
                     "z of the test": added.statistic,

@@ -43,8 +43,8 @@ def coupling(number: Published, groups: Sequence[RunGroup]) -> Interval:
     if number.quantity.startswith("n_eff"):
         tokens = profiles(group, depth)
         heads = tokens.heads[tokens.high]
-        clusters = [group.clusters[answer] for answer in tokens.answer[tokens.high]]
-        return cluster_interval(lambda rows: float(heads[rows].mean()), clusters)
+        high = group.answers.take(tokens.answer[tokens.high])
+        return cluster_interval(lambda rows: float(heads[rows].mean()), high)
     measured = coupled(group, depth).get("as in the paper")
     if measured is None:
         raise Unavailable("too few tokens with z_t")

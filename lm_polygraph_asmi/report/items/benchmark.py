@@ -8,7 +8,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lm_polygraph_asmi.analysis.clusters import RESAMPLES, SEED, Interval, percentile_interval
+from lm_polygraph_asmi.analysis.clusters import (
+    PRR_RESAMPLES,
+    RESAMPLES,
+    Interval,
+    percentile_interval,
+)
 from lm_polygraph_asmi.analysis.comparison import augrc, auroc, drawn_prr
 from lm_polygraph_asmi.analysis.depth import Sweep, depth_selection
 from lm_polygraph_asmi.analysis.hypotheses import (
@@ -42,7 +47,6 @@ from lm_polygraph_asmi.results.run_groups import (
 )
 from lm_polygraph_asmi.results.runs import MSP
 
-DRAWS = 10_000
 """Resamples of PRR, as in the paper."""
 MOSTLY_EMPTY = 0.25
 """Settings with at least this share of empty answers: outcomes are also counted without them, as
@@ -92,7 +96,7 @@ def benchmark(groups: Sequence[RunGroup]) -> Items:
     """Table "bench_main" of the paper with all methods and depths; also by AUROC and AUGRC."""
     methods = _in_table_order(groups)
     ranked = _by_method(
-        groups, methods, lambda group, m: prr_with_error(group.score(m), group.quality), True
+        groups, methods, lambda group, m: prr_with_error(group.score(m), group.answers), True
     )
     figure = figures.forest(
         {group.label: {brief(m): i for m, i in intervals_of(group)[0].items()} for group in groups},
@@ -113,7 +117,7 @@ def benchmark(groups: Sequence[RunGroup]) -> Items:
                 f"{marks} Compare only within a column.",
                 "Ties: mean over all orders; LM-Polygraph's own PRR takes them in file order.",
             ],
-            pictured=f"Figure: 95 % intervals over clusters ({DRAWS:,} resamples), "
+            pictured=f"Figure: 95 % intervals over clusters ({PRR_RESAMPLES:,} resamples), "
             f"uncorrected{'; ' if short else ''}{', '.join(short)}.",
         )
     ]  # fmt: skip
@@ -256,7 +260,7 @@ def intervals_of(group: RunGroup) -> tuple[dict[str, Interval], dict[tuple[str, 
     """PRR intervals of a setting's methods, and all comparisons that the report shows."""
     pairs = [*compared_on(group).values(), *filter(None, [_first_two(group)])]
     scores = {m: group.score(m) for m in group.scores}
-    return prr_comparisons(scores, group.quality, group.clusters, pairs, DRAWS, SEED)
+    return prr_comparisons(scores, group.answers, pairs)
 
 
 def adjusted_comparisons(groups: Sequence[RunGroup]) -> dict[str, dict[RunGroup, Comparison]]:
@@ -345,7 +349,7 @@ def head_to_head(groups: Sequence[RunGroup]) -> Items:
         )
     (item,) = frame(
         "head_to_head", title, groups, compute, notes, draw, digits=3, signed=COMPARED,
-        resamples=DRAWS,
+        resamples=PRR_RESAMPLES,
     )  # fmt: skip
     if isinstance(item, MissingItem):
         return [item]
@@ -392,7 +396,7 @@ def _outcomes(groups: Sequence[RunGroup]) -> Items:
 
     items = frame(
         "outcomes", title, list(adjusted), compute, notes, digits=3, signed=("difference",),
-        p_values=("p", "p, equivalent"), resamples=DRAWS, label=str,
+        p_values=("p", "p, equivalent"), resamples=PRR_RESAMPLES, label=str,
         otherwise="no difference has an interval: every run has fewer than two clusters",
     )  # fmt: skip
     (item,) = items
@@ -457,7 +461,7 @@ def depths(groups: Sequence[RunGroup]) -> Items:
         common = sorted(set.intersection(*(set(m) for m in swept.values()))) if swept else []
         if len(common) < 2:
             continue
-        halved = {c: m for c, m in swept.items() if len(set(c.clusters)) > 1}
+        halved = {c: m for c, m in swept.items() if c.answers.n_clusters > 1}
         reasons += [(c.label, "one cluster") for c in swept if c not in halved]
         methods = {c: [m[depth] for depth in common] for c, m in halved.items()}
         sweeps.append((symbol, common, methods, *halved))
@@ -465,11 +469,11 @@ def depths(groups: Sequence[RunGroup]) -> Items:
     def compute(sweep: tuple[Any, ...]) -> list[dict[str, Any]]:
         symbol, common, methods, *halved = sweep
         scores = {c: np.array([c.score(m) for m in methods[c]]) for c in halved}
-        selection = depth_selection([Sweep(scores[c], c.quality, c.clusters) for c in halved])
+        selection = depth_selection([Sweep(scores[c], c.answers) for c in halved])
         if np.ptp(selection.aggregate) == 0:
             raise Unavailable("PRR is the same at all depths")
         drawn = {c: _drawn_at_depths(c, methods[c]) for c in halved}
-        num_clusters = min(len(set(c.clusters)) for c in halved)
+        num_clusters = min(c.answers.n_clusters for c in halved)
         mean = _mean(drawn.values())
         lead = _ahead(selection.aggregate, mean, num_clusters)
         curves[symbol] = figures.DepthCurves(
@@ -540,7 +544,7 @@ def depths(groups: Sequence[RunGroup]) -> Items:
 def _drawn_at_depths(group: RunGroup, methods: Sequence[str]) -> np.ndarray:
     """(B, D) PRR at every depth; settings with the same questions share their resamples."""
     scores = {m: group.score(m) for m in methods}
-    drawn = drawn_prr(scores, group.quality, group.clusters, RESAMPLES)[1]
+    drawn = drawn_prr(scores, group.answers, RESAMPLES)[1]
     return np.column_stack([drawn[m] for m in methods])
 
 
@@ -577,7 +581,7 @@ def _depths_of(
         return row | {"best or tied": []}
     best = int(prr.argmax())
     gaps = [
-        percentile_interval(prr[best] - value, drawn[:, best] - column, len(set(group.clusters)))
+        percentile_interval(prr[best] - value, drawn[:, best] - column, group.answers.n_clusters)
         for value, column in zip(prr, drawn.T, strict=True)
     ]
     tied = [name for name, gap in zip(names, gaps, strict=True) if not gap.excludes(0)]

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.comparison import prr_intervals
 from lm_polygraph_asmi.analysis.coverage import TOP_K, coverage_by_band, coverage_intervals
+from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.stability import rank_correlation
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.report import figures
@@ -67,7 +68,7 @@ def _twin_rows(twins: tuple[RunGroup, RunGroup]) -> list[dict[str, Any]]:
     if not pairs:
         raise Unavailable("no question is in both runs")
     # Closed-book prompts have no passage: they use the clusters of their open-book twins.
-    clusters = [opened.clusters[i] for i, _ in pairs]
+    clusters = opened.answers.take([i for i, _ in pairs]).clusters
     rows = []
     for group, chosen in ((opened, [i for i, _ in pairs]), (closed, [j for _, j in pairs])):
         sem, msp, difference = _gap_to_msp(group, clusters, chosen)
@@ -88,8 +89,8 @@ def _gap_to_msp(group: RunGroup, clusters: Sequence[str], rows: Sequence[int]) -
     """PRR of Sem-ASMI, of MSP, and their paired difference, on some rows of a setting."""
     sem, msp = group.need("u_sem", "msp")
     scores = {"sem": sem[rows], "msp": msp[rows]}
-    quality = group.quality[rows]
-    intervals, paired = prr_intervals(scores, quality, clusters, [("sem", "msp")])
+    answers = Labelled(quality=group.quality[rows], clusters=clusters)
+    intervals, paired = prr_intervals(scores, answers, [("sem", "msp")])
     return [intervals["sem"], intervals["msp"], paired["sem", "msp"]]
 
 
@@ -113,8 +114,7 @@ def truncation(groups: Sequence[RunGroup]) -> Items:
         if first.msp is not None:
             scores["msp"] = first.msp[first_rows]
             differences.append(("large", "msp"))
-        clusters = [first.clusters[i] for i in first_rows]
-        _, paired = prr_intervals(scores, first.quality[first_rows], clusters, differences)
+        _, paired = prr_intervals(scores, first.answers.take(first_rows), differences)
         rows = (first, first_method, first_rows), (second, second_method, second_rows)
         return [
             {
@@ -199,7 +199,7 @@ def coverage(groups: Sequence[RunGroup]) -> Items:
         if not saved or not information:
             raise Unavailable("asmi_coverage or asmi_mi not saved")
         bands = coverage_by_band(np.concatenate(information), np.concatenate(saved), TOP_K)
-        spread[group.label] = coverage_intervals(information, saved, group.clusters)
+        spread[group.label] = coverage_intervals(information, saved, group.answers)
         return [
             {"setting": group.label, "tokens": band}
             | {f"K = {name}" if name in TOP_K else str(name): v for name, v in row.items()}

@@ -11,6 +11,7 @@ from lm_polygraph_asmi.analysis.calibration import (
     held_out_probability,
     reliability,
 )
+from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.prr import normalised_prr, rejection_curve
 from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.item import Items, frame
@@ -31,9 +32,9 @@ def rejection(groups: Sequence[RunGroup]) -> Items:
         prr = {name: normalised_prr(score, group.quality) for name, score in scores.items()}
         if np.isnan(prr["u_sem"]):
             raise Unavailable("all answers are equally good")
-        curves = {n: rejection_curve(s, group.quality, group.clusters) for n, s in scores.items()}
-        everything = ["" for _ in group.quality]  # the oracle needs no band
-        oracle = rejection_curve(-group.quality, group.quality, everything)
+        curves = {n: rejection_curve(s, group.answers) for n, s in scores.items()}
+        unclustered = Labelled(quality=group.quality, clusters=["" for _ in group.quality])
+        oracle = rejection_curve(-group.quality, unclustered)  # needs no band
         panels[f"{group.label}, n = {len(group)}"] = curves, oracle
         return [
             {"setting": group.label, "rejected by": name, "PRR": prr.get(name, 1.0)}
@@ -66,13 +67,13 @@ def reliable(groups: Sequence[RunGroup]) -> Items:
     def compute(group: RunGroup) -> dict[str, Any]:
         group.need_errors()
         (u_sem,) = group.need("u_sem")
-        held_out = held_out_probability(u_sem, group.wrong, group.clusters)
+        held_out = held_out_probability(u_sem, group.answers)
         if held_out is None:
             raise Unavailable(
                 f"fewer than two clusters, or fewer than {2 * SMALLEST_STEP} answers outside a fold"
             )
         chance, base = held_out
-        diagram = reliability(chance, group.wrong, group.clusters)
+        diagram = reliability(chance, group.answers)
         panels[f"{group.label}, n = {len(group)}"] = diagram
         return {
             "setting": group.label,

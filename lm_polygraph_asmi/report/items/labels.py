@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lm_polygraph_asmi.analysis.clusters import Interval
+from lm_polygraph_asmi.analysis.clusters import RESAMPLES, Interval
 from lm_polygraph_asmi.analysis.comparison import auroc_interval, prr_intervals
 from lm_polygraph_asmi.analysis.labels import (
     THRESHOLDS,
@@ -82,7 +82,7 @@ def noise(groups: Sequence[RunGroup]) -> Items:
         rows = []
         for name, score in (("u_sem", group.u_sem), ("MSP", group.msp)):
             if score is not None:
-                auroc = auroc_interval(score, group.wrong, group.clusters)
+                auroc = auroc_interval(score, group.answers)
                 share = label_noise(auroc)
                 rows.append(
                     {
@@ -129,13 +129,11 @@ def length(groups: Sequence[RunGroup]) -> Items:
             chosen["without empty answers"] = ~group.empty
         rows = []
         for name, selected in chosen.items():
-            keys = [cluster for cluster, ok in zip(group.clusters, selected, strict=True) if ok]
-            if not keys:
+            if not selected.any():
                 continue
+            answers = group.answers.take(selected).resampled(RESAMPLES)
             scores = {"u_sem": u_sem[selected], "MSP": msp[selected], "length": lengths[selected]}
-            intervals, paired = prr_intervals(
-                scores, group.quality[selected], keys, [("u_sem", "MSP")], 2000
-            )
+            intervals, paired = prr_intervals(scores, answers, [("u_sem", "MSP")])
             rows.append(
                 {
                     "setting": group.label,

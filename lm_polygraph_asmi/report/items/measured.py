@@ -18,6 +18,7 @@ from lm_polygraph_asmi.analysis.cost import method_seconds, phase_seconds
 from lm_polygraph_asmi.analysis.coverage import TOP_K, coverage_by_band, coverage_intervals
 from lm_polygraph_asmi.analysis.depth import DepthSelection, Sweep, depth_selection
 from lm_polygraph_asmi.analysis.distinct import AGGREGATIONS, DistinctSignal, distinct_signal
+from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.stability import rank_correlation, seed_stability
 from lm_polygraph_asmi.report.items.benchmark import intervals_of, other_seeds
 from lm_polygraph_asmi.report.items.boundary import pairs_of_k, twins
@@ -68,8 +69,8 @@ def scaled(interval: Interval, factor: float) -> Interval:
     return Interval(*(factor * value for value in interval))
 
 
-def _mean(values: np.ndarray, clusters: Sequence[str]) -> Interval:
-    return cluster_interval(lambda rows: float(values[rows].mean()), clusters)
+def _mean(values: np.ndarray, answers: Labelled) -> Interval:
+    return cluster_interval(lambda rows: float(values[rows].mean()), answers)
 
 
 @cache
@@ -104,31 +105,31 @@ def _lengths(group: RunGroup, quantity: str) -> np.ndarray:
 
 def datasets(number: Published, groups: Sequence[RunGroup]) -> Interval:
     group, quantity = groups[0], number.quantity
-    clusters = group.clusters
+    answers = group.answers
     if quantity == "clusters":
-        return Interval(*[float(len(set(clusters)))] * 3)  # a count, without an error
+        return Interval(*[float(answers.n_clusters)] * 3)  # a count, without an error
     if quantity == "mean quality":
-        return _mean(group.quality, clusters)
+        return _mean(group.quality, answers)
     if quantity == "median tokens of the prompt":
         saved = group.saved("asmi_prompt_length")
         if not saved:
             raise Unavailable("asmi_prompt_length not saved")
         prompts = np.array(saved, dtype=float)
-        return cluster_interval(lambda rows: float(np.median(prompts[rows])), clusters)
+        return cluster_interval(lambda rows: float(np.median(prompts[rows])), answers)
     if quantity == "AUROC":
         (msp,) = group.need("msp")
-        return comparison.auroc_interval(msp, group.wrong, clusters)
+        return comparison.auroc_interval(msp, answers)
     if quantity == "empty answers":
         (empty,) = group.need("empty")
-        return scaled(_mean(empty.astype(float), clusters), 100)
+        return scaled(_mean(empty.astype(float), answers), 100)
     lengths = _lengths(group, quantity)
     if quantity.startswith("median"):
-        return cluster_interval(lambda rows: float(np.median(lengths[rows])), clusters)
+        return cluster_interval(lambda rows: float(np.median(lengths[rows])), answers)
     chosen = np.ones(len(lengths), dtype=bool)
     if "of wrong" in quantity or "of right" in quantity:
         group.need_errors()
         chosen = group.wrong if "of wrong" in quantity else ~group.wrong
-    return _mean(lengths[chosen], [clusters[i] for i in np.flatnonzero(chosen)])
+    return _mean(lengths[chosen], answers.take(chosen))
 
 
 def method_of(number: Published, group: RunGroup) -> str:
@@ -164,7 +165,7 @@ def _differences(group: RunGroup) -> dict[tuple[str, str], Interval]:
     scores = {symbol: group.score(method) for symbol, method in names.items()}
     scores |= {method: group.score(method) for method in others}
     pairs = [(symbol, method) for symbol in names for method in others]
-    return comparison.prr_intervals(scores, group.quality, group.clusters, pairs)[1]
+    return comparison.prr_intervals(scores, group.answers, pairs)[1]
 
 
 def head_to_head(number: Published, groups: Sequence[RunGroup]) -> Interval:
@@ -192,7 +193,7 @@ def _distinct(group: RunGroup, symbol: str, aggregation: str, entropies: bool) -
     if entropies:
         msp, entropy = group.need("entropy_of_mean", "mean_entropy")
     controls = np.column_stack([msp, entropy])
-    return distinct_signal(values, controls, group.wrong, group.clusters)
+    return distinct_signal(values, controls, group.answers)
 
 
 def distinct(number: Published, groups: Sequence[RunGroup]) -> Interval:
@@ -217,7 +218,7 @@ def ensemble_mean(number: Published, groups: Sequence[RunGroup]) -> Interval:
     group, u_sem, _, _ = _signal(groups[0])
     (average,) = group.need("entropy_of_mean")
     scores, pair = {"u_sem": u_sem, "mean": average}, ("u_sem", "mean")
-    return comparison.prr_intervals(scores, group.quality, group.clusters, [pair])[1][pair]
+    return comparison.prr_intervals(scores, group.answers, [pair])[1][pair]
 
 
 def matched_flags(_: Published, groups: Sequence[RunGroup]) -> Interval:
@@ -228,20 +229,19 @@ def matched_flags(_: Published, groups: Sequence[RunGroup]) -> Interval:
 
 def confident_fragile(number: Published, groups: Sequence[RunGroup]) -> Interval:
     group, u_sem, msp, _ = _signal(groups[0])
-    wrong, clusters = group.wrong, group.clusters
     if number.quantity == "gap of error rates":
-        return selective.confident_but_fragile(msp, u_sem, wrong, clusters).gap
+        return selective.confident_but_fragile(msp, u_sem, group.answers).gap
     if number.quantity.endswith("tokens"):
         (tokens,) = group.need("u_tokens")
-        return selective.token_null(msp, tokens, wrong, clusters).gap
+        return selective.token_null(msp, tokens, group.answers).gap
     fragile = number.quantity.endswith("fragile")
 
     def rate(rows: np.ndarray) -> float:
         confident = msp[rows] <= np.median(msp[rows])
         chosen = confident & ((u_sem[rows] > np.median(u_sem[rows])) == fragile)
-        return 100 * float(wrong[rows][chosen].mean()) if chosen.any() else float("nan")
+        return 100 * float(group.wrong[rows][chosen].mean()) if chosen.any() else float("nan")
 
-    return cluster_interval(rate, clusters)
+    return cluster_interval(rate, group.answers)
 
 
 def payoff(number: Published, groups: Sequence[RunGroup]) -> Interval:
@@ -253,7 +253,7 @@ def payoff(number: Published, groups: Sequence[RunGroup]) -> Interval:
     wrong = group.wrong
     return cluster_interval(
         lambda rows: selective.filter_error(msp[rows], by[rows], wrong[rows], abstain),
-        group.clusters,
+        group.answers,
     )
 
 
@@ -261,7 +261,7 @@ def aurc(number: Published, groups: Sequence[RunGroup]) -> Interval:
     group, u_sem, msp, entropy = _signal(groups[0])
     score = {MSP: msp, "MeanTokenEntropy": entropy}.get(number.method, u_sem)
     wrong = group.wrong
-    return cluster_interval(lambda rows: selective.aurc(score[rows], wrong[rows]), group.clusters)
+    return cluster_interval(lambda rows: selective.aurc(score[rows], wrong[rows]), group.answers)
 
 
 def boundary(number: Published, groups: Sequence[RunGroup]) -> Interval:
@@ -274,10 +274,10 @@ def boundary(number: Published, groups: Sequence[RunGroup]) -> Interval:
             rows = pairs_of_rows(*pair, same_answers=False)
             chosen = [both[pair.index(group)] for both in rows]
             sem, msp = operating(group).need("u_sem", "msp")
-            clusters = [pair[0].clusters[opened] for opened, _ in rows]
+            clusters = pair[0].answers.take([opened for opened, _ in rows]).clusters
             scores = {"u_sem": sem[chosen], "MSP": msp[chosen]}
-            quality = group.quality[chosen]
-            gaps = comparison.prr_intervals(scores, quality, clusters, [("u_sem", "MSP")])[1]
+            answers = Labelled(quality=group.quality[chosen], clusters=clusters)
+            gaps = comparison.prr_intervals(scores, answers, [("u_sem", "MSP")])[1]
             return gaps["u_sem", "MSP"]
     raise Unavailable("no run on the same questions with and without passage")
 
@@ -302,9 +302,8 @@ def larger_k(number: Published, groups: Sequence[RunGroup]) -> Interval:
         if second:
             (msp,) = small.need("msp")
             scores["small"] = msp[few]
-        clusters = [small.clusters[i] for i in few]
         pair = ("large", "small")
-        return comparison.prr_intervals(scores, small.quality[few], clusters, [pair])[1][pair]
+        return comparison.prr_intervals(scores, small.answers.take(few), [pair])[1][pair]
     raise Unavailable("no answers were scored with K = 64 and K = 256")
 
 
@@ -317,7 +316,7 @@ def _coverages(group: RunGroup) -> dict[str, list[Interval]]:
     if not saved or not information:
         raise Unavailable("asmi_coverage or asmi_mi not saved")
     bands = coverage_by_band(np.concatenate(information), np.concatenate(saved), TOP_K)
-    ends = coverage_intervals(information, saved, group.clusters)
+    ends = coverage_intervals(information, saved, group.answers)
     return {
         str(band): [
             Interval(float(bands.loc[band, k]), *map(float, ends[str(band)][:, i]))
@@ -339,7 +338,7 @@ def error_separation(number: Published, groups: Sequence[RunGroup]) -> Interval:
     if number.quantity == "AUROC":
         group = groups[0]
         score = group.score(method_of(number, group))
-        return comparison.auroc_interval(score, group.wrong, group.clusters)
+        return comparison.auroc_interval(score, group.answers)
     group = operating(groups[0])
     (tokens,) = group.need("mi_tokens")
     chosen = np.ones(len(group), dtype=bool)
@@ -350,7 +349,7 @@ def error_separation(number: Published, groups: Sequence[RunGroup]) -> Interval:
     statistic = np.median if number.quantity.startswith("median") else np.mean
     return cluster_interval(
         lambda rows: float(statistic(np.concatenate([answers[i] for i in rows]))),
-        [group.clusters[i] for i in np.flatnonzero(chosen)],
+        group.answers.take(chosen),
     )
 
 
@@ -369,7 +368,7 @@ def _selection(groups: tuple[RunGroup, ...], symbol: str) -> DepthSelection:
         setting = paper_setting(group)
         if None not in methods and setting.dataset != "SQuAD without passage":
             scores = np.array([group.score(str(method)) for method in methods])
-            sweeps.setdefault(setting, Sweep(scores, group.quality, group.clusters))
+            sweeps.setdefault(setting, Sweep(scores, group.answers))
     if len(sweeps) < SIXTEEN:
         raise Unavailable(f"needs all {SIXTEEN} settings at four depths, got {len(sweeps)}")
     return depth_selection([*sweeps.values()])

@@ -38,7 +38,7 @@ def screen(groups: Sequence[RunGroup]) -> Items:
         if group.msp is not None:
             scores["MSP"] = group.msp
         response = masking_response(information)
-        separation = error_separation(information, dict(scores), group.wrong, group.clusters)
+        separation = error_separation(information, dict(scores), group.answers)
         first_variant = [name for name in ("Adapt-ASMI", "Sem-ASMI", "ASMI") if name in scores][:1]
         drawn = {name: scores[name] for name in [*first_variant, "MSP"] if name in scores}
         panels[group.label] = drawn, group.wrong, separation.auroc

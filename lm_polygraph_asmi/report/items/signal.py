@@ -64,7 +64,7 @@ def added_of(group: RunGroup) -> AddedInformation:
     """
     u_sem, controls = _signal_and_controls(group)
     controls = _with_length(group, controls)
-    return adds_information(u_sem, controls, group.wrong, group.clusters)
+    return adds_information(u_sem, controls, group.answers)
 
 
 def verdicts_of(groups: Sequence[RunGroup]) -> dict[RunGroup, str]:
@@ -98,8 +98,8 @@ def distinct(groups: Sequence[RunGroup]) -> Items:
             if np.ptp(values) == 0:
                 continue
             controls_and_length = _with_length(group, controls)
-            added = adds_information(values, controls_and_length, group.wrong, group.clusters)
-            paper_columns = distinct_signal(values, controls, group.wrong, group.clusters)
+            added = adds_information(values, controls_and_length, group.answers)
+            paper_columns = distinct_signal(values, controls, group.answers)
             rows.append(
                 {
                     "setting": group.label,
@@ -129,7 +129,7 @@ def distinct(groups: Sequence[RunGroup]) -> Items:
 
     def draw(table: pd.DataFrame) -> Figure:
         main = table[table["signal"] == "u_sem, mean"].drop_duplicates("setting")
-        clusters = {group.label: len(set(group.clusters)) for group in groups}
+        clusters = {group.label: group.answers.n_clusters for group in groups}
         intervals = {}
         for _, row in main.iterrows():
             reach = student.isf(0.025, clusters[row["setting"]] - 1)
@@ -209,7 +209,7 @@ def ensemble_mean(groups: Sequence[RunGroup]) -> Items:
         average, entropy, u_sem, mi = group.need("entropy_of_mean", "entropy", "u_sem", "mi")
         scores = {"H": entropy, "H(p̄)": average, "MI": mi, "u_sem": u_sem}
         pairs = [("u_sem", "H(p̄)"), ("MI", "H(p̄)")]
-        intervals, paired = comparison.prr_intervals(scores, group.quality, group.clusters, pairs)
+        intervals, paired = comparison.prr_intervals(scores, group.answers, pairs)
         return {
             "setting": group.label,
             "Spearman with H": rank_correlation(average, entropy),
@@ -266,7 +266,7 @@ def confident_fragile(groups: Sequence[RunGroup]) -> Items:
     def compute(group: RunGroup) -> list[dict[str, Any]]:
         group.need_errors()
         msp, u_sem = group.need("msp", "u_sem")
-        quadrants = selective.confident_but_fragile(msp, u_sem, group.wrong, group.clusters)
+        quadrants = selective.confident_but_fragile(msp, u_sem, group.answers)
         grids[group.label] = quadrants
         rates = quadrants.error_rate
         row = {
@@ -279,7 +279,7 @@ def confident_fragile(groups: Sequence[RunGroup]) -> Items:
             "gap": quadrants.gap,
         }
         if group.u_tokens is not None:
-            null = selective.token_null(msp, group.u_tokens, group.wrong, group.clusters)
+            null = selective.token_null(msp, group.u_tokens, group.answers)
             row |= {"token gap": null.gap, "token AUROC": null.auroc}
         return [row]
 
@@ -357,7 +357,7 @@ def payoff(groups: Sequence[RunGroup]) -> Items:
 
         def minus(first: str, second: str) -> Interval:
             pair = signals[first], signals[second]
-            return selective.aurc_difference(*pair, group.wrong, group.clusters)
+            return selective.aurc_difference(*pair, group.answers)
 
         difference = ahead = minus("u_sem", "MSP")
         if {lowest, next_lowest} != {"u_sem", "MSP"}:  # else the same difference, but for its sign
@@ -373,7 +373,7 @@ def payoff(groups: Sequence[RunGroup]) -> Items:
 
     def compute(group: RunGroup) -> dict[str, Any]:
         msp, entropy, u_sem = _signals(group).values()
-        filter_result = selective.confident_filter(msp, u_sem, entropy, group.wrong, group.clusters)
+        filter_result = selective.confident_filter(msp, u_sem, entropy, group.answers)
         confident = round(filter_result.confident * len(group))
         steady = confident * (1 - ABSTAIN) >= FEWEST
         kept[f"{group.label}, {confident} confident of {len(group)}"] = {
@@ -424,7 +424,7 @@ def _risk_curve(group: RunGroup, score: np.ndarray) -> tuple[np.ndarray, np.ndar
     def curve(rows: np.ndarray) -> np.ndarray:
         return selective.risk_coverage(score[rows], group.wrong[rows])
 
-    return curve(np.arange(len(group))), cluster_band(curve, group.clusters)
+    return curve(np.arange(len(group))), cluster_band(curve, group.answers)
 
 
 def _filter_curve(
@@ -435,7 +435,7 @@ def _filter_curve(
     def curve(rows: np.ndarray) -> np.ndarray:
         return selective.filter_curve(msp[rows], score[rows], group.wrong[rows], ABSTAIN)
 
-    band = cluster_band(curve, group.clusters, len(ABSTAIN))
+    band = cluster_band(curve, group.answers, len(ABSTAIN))
     return np.where(steady, curve(np.arange(len(group))), np.nan), np.where(steady, band, np.nan)
 
 
@@ -451,7 +451,7 @@ def selector(groups: Sequence[RunGroup]) -> Items:
 
     def compute(group: RunGroup) -> list[dict[str, Any]]:
         u_sem, controls = _signal_and_controls(group)
-        by_coverage = selective.global_selector(controls, u_sem, group.wrong, group.clusters)
+        by_coverage = selective.global_selector(controls, u_sem, group.answers)
         return [
             {
                 "setting": group.label,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from lm_polygraph_asmi.analysis import Interval, equivalence_size, normalised_prr
+from lm_polygraph_asmi.analysis import Interval, Labelled, equivalence_size, normalised_prr
 from lm_polygraph_asmi.analysis.clusters import percentiles, tail
 from lm_polygraph_asmi.analysis.comparison import drawn_prr
 from lm_polygraph_asmi.analysis.hypotheses import equivalence
@@ -44,17 +44,19 @@ def group(seed=0, clusters=150, noise=None, heads=0.5):
         else read(error)
         for condition, error in wanted.items()
     }  # fmt: skip
-    return read_by_heads, conditions, quality, keys(clusters, 3)
+    answers = Labelled(quality=quality, clusters=keys(clusters, 3), resamples=DRAWS)
+    return read_by_heads, conditions, answers
 
 
 def compared(*args, **kwargs):
-    return condition_comparisons(*group(*args, **kwargs), resamples=DRAWS)
+    return condition_comparisons(*group(*args, **kwargs))
 
 
 def test_comparisons_are_paired_differences():
-    heads, conditions, quality, clusters = group()
-    found = condition_comparisons(heads, conditions, quality, clusters, resamples=DRAWS)
-    _, drawn = drawn_prr({"h": heads, "a": conditions["mlp"]}, quality, clusters, DRAWS)
+    heads, conditions, answers = group()
+    quality = answers.quality
+    found = condition_comparisons(heads, conditions, answers)
+    _, drawn = drawn_prr({"h": heads, "a": conditions["mlp"]}, answers)
     gaps, one = drawn["h"] - drawn["a"], found["mlp"]
     twin = normalised_prr(heads, quality) - normalised_prr(conditions["mlp"], quality)
     assert one.difference.value == pytest.approx(twin)
@@ -65,9 +67,7 @@ def test_comparisons_are_paired_differences():
     assert one.p_below == 1
     assert one.p_equivalent == equivalence(gaps, clusters=150)
     assert one.heads.value - one.condition.value == pytest.approx(one.difference.value)
-    swapped = condition_comparisons(
-        conditions["mlp"], {"h": heads}, quality, clusters, resamples=DRAWS
-    )["h"]
+    swapped = condition_comparisons(conditions["mlp"], {"h": heads}, answers)["h"]
     assert swapped.difference == pytest.approx(-one.difference)
     assert (swapped.p_below, swapped.p_above) == (one.p_above, 1)
 
@@ -202,8 +202,10 @@ def test_correlations_are_corrected_for_seed_noise():
 
 
 def test_without_contrast_there_is_no_verdict():
-    heads, conditions, quality, clusters = group()
+    heads, conditions, answers = group()
+    alike = Labelled([0] * len(answers), answers.clusters)
     with pytest.raises(ValueError, match="PRR is undefined"):
-        condition_comparisons(heads, conditions, np.ones_like(quality), clusters, resamples=20)
+        condition_comparisons(heads, conditions, alike)
+    one = Labelled(quality=answers.quality, clusters=["one"] * len(answers))
     with pytest.raises(ValueError, match="fewer than two clusters"):
-        condition_comparisons(heads, conditions, quality, ["one"] * len(clusters), resamples=20)
+        condition_comparisons(heads, conditions, one)

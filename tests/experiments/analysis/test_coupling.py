@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import rankdata, spearmanr
 
-from lm_polygraph_asmi.analysis.clusters import cluster_bootstrap_weights, percentiles
+from lm_polygraph_asmi.analysis.clusters import Clustered, percentiles
 from lm_polygraph_asmi.experiments.analysis import (
     criticality_coupling,
     high_stratum,
@@ -22,7 +22,7 @@ POSITION = np.tile(np.arange(5.0), 8)
 
 def test_correlations_of_resamples_are_those_of_repeated_rows():
     found = correlations(COLUMNS, UNITS, 20)
-    draws = np.concatenate([np.ones((1, 40), int), *cluster_bootstrap_weights(UNITS, 20)])
+    draws = np.concatenate([np.ones((1, 40), int), *Clustered(UNITS, resamples=20).draws()])
     for counts, matrix in zip(draws, found, strict=True):
         rows = np.repeat(np.arange(40), counts)
         twin = spearmanr(np.column_stack(COLUMNS)[rows]).statistic
@@ -36,7 +36,7 @@ def test_a_coupling_holds_the_correlations_and_their_intervals():
     assert found.entropy.value == pytest.approx(spearmanr(entropy, z).statistic)
     values = [
         [spearmanr(column[rows], z[rows]).statistic for column in (information, entropy)]
-        for counts in np.concatenate(list(cluster_bootstrap_weights(UNITS, 200)))
+        for counts in np.concatenate(list(Clustered(UNITS, resamples=200).draws()))
         for rows in [np.repeat(np.arange(40), counts)]
     ]
     ours, theirs = np.array(values).T

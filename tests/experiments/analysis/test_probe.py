@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from lm_polygraph_asmi.analysis import wilson_interval
+from lm_polygraph_asmi.analysis import Clustered, wilson_interval
 from lm_polygraph_asmi.analysis.clusters import (
-    cluster_bootstrap_weights,
     percentile_interval,
     percentiles,
 )
@@ -19,7 +18,7 @@ def test_rates_are_means_with_intervals_over_examples():
     found = flip_rates(flips, keys(10, 4), resamples=200)
     rows = [
         np.repeat(np.arange(40), c)
-        for c in np.concatenate([*cluster_bootstrap_weights(keys(10, 4), 200)])
+        for c in np.concatenate([*Clustered(keys(10, 4), resamples=200).draws()])
     ]
     for k, rate in enumerate(found):
         assert rate.value == flips[:, k].mean()
@@ -56,7 +55,7 @@ def test_two_groups_are_drawn_with_their_shared_units():
     units = [f"e{i}" for i in rng.integers(0, 5, 15)]
     found = flip_contrasts(first, units[:9], second, units[9:], resamples=40)
     table, drawn = np.concatenate([first, second]), []
-    for counts in cluster_bootstrap_weights(units, 40):
+    for counts in Clustered(units, resamples=40).draws():
         for times in counts:
             groups = []
             for own in (range(9), range(9, 15)):

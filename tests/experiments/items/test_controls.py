@@ -130,7 +130,7 @@ def test_comparisons_are_those_of_the_statistics(group):
     scores = {
         name: condition.score(group, "Sem-ASMI") for name, condition in one.conditions.items()
     }
-    found = condition_comparisons(group.score(SEM), scores, group.quality, group.clusters)
+    found = condition_comparisons(group.score(SEM), scores, group.answers)
     for name in names:
         row = table.loc[("Sem-ASMI", name)]
         assert row["heads minus condition"] == pytest.approx(found[name].difference)
@@ -223,7 +223,7 @@ def test_what_either_adds_to_the_other(group):
     row = table.loc[("Sem-ASMI", "pseudo_heads, by effect")]
     other = conditions(group)[0].score(group, "Sem-ASMI")
     controls = np.column_stack([group.msp, group.entropy, other, group.lengths])
-    added = adds_information(group.score(SEM), controls, group.wrong, group.clusters)
+    added = adds_information(group.score(SEM), controls, group.answers)
     assert [row["z of heads"], row["p of heads"]] == pytest.approx([added.statistic, added.p_value])
     assert (row["heads add"], row["condition add"]) == ("yes", "no")
     # The paper's column: what MSP, H and the other of the two leave.
@@ -232,7 +232,7 @@ def test_what_either_adds_to_the_other(group):
         ("condition", other, group.score(SEM)),
     ):
         known = np.column_stack([group.msp, group.entropy, given])
-        left = distinct_signal(signal, known, group.wrong, group.clusters)
+        left = distinct_signal(signal, known, group.answers)
         assert row[f"residual AUROC of {side}"] == pytest.approx(left.residual_auroc)
     assert row["ρ"].value == pytest.approx(spearmanr(group.score(SEM), other).statistic)
     assert row["ρ, corrected"] is None

@@ -25,7 +25,7 @@ K = (1, 2, 4, 8)
 def group(dataset):
     return SimpleNamespace(
         dataset=dataset, label=dataset, model="tiny", grounded=dataset != RECALL, depth=0.6,
-        separate_runs=(), quality=None, clusters=None,
+        separate_runs=(), answers=None,
         need=lambda *names: names,
     )  # fmt: skip
 

@@ -5,7 +5,13 @@ import pandas as pd
 import pytest
 from scipy.stats import spearmanr
 
-from lm_polygraph_asmi.analysis import Interval, adds_information, auroc_interval, distinct_signal
+from lm_polygraph_asmi.analysis import (
+    Interval,
+    Labelled,
+    adds_information,
+    auroc_interval,
+    distinct_signal,
+)
 from lm_polygraph_asmi.experiments.analysis import (
     criticality_coupling,
     head_criticality,
@@ -220,16 +226,16 @@ def test_errors_are_found_by_answers(group, defined):
     wrong, clusters = group.wrong[means.index], [group.clusters[i] for i in means.index]
     signals = {"mean z": "z", "mass of criticality": "mass", "MI": "mi"}
     for name, column in signals.items():
-        found = auroc_interval(means[column], wrong, clusters)
+        found = auroc_interval(means[column], Labelled(wrong, clusters))
         assert rows.loc[name, "AUROC"] == pytest.approx(found), name
     assert set(rows.index) == set(signals)
     assert rows.loc["mean z", "AUROC"].value > 0.5
     controls = np.column_stack([group.msp, group.entropy])[means.index]
-    left = distinct_signal(means["mass"], controls, wrong, clusters)
+    left = distinct_signal(means["mass"], controls, Labelled(wrong, clusters))
     row = rows.loc["mass of criticality"]
     assert row["residual AUROC"] == pytest.approx(left.residual_auroc)
     beyond = np.column_stack([controls, group.lengths[means.index]])
-    added = adds_information(means["mass"], beyond, wrong, clusters)
+    added = adds_information(means["mass"], beyond, Labelled(wrong, clusters))
     assert [row["z of the test"], row["p"]] == pytest.approx([added.statistic, added.p_value])
     assert "compare nothing here with its numbers" in item.notes[0]
 

@@ -254,7 +254,8 @@ class Contenders:
         the rounding. For scale, also the difference between two masks.
 
         Raises:
-            click.ClickException: it is larger than rounding, or than a fifth of that scale.
+            click.ClickException: it is larger than rounding, or than a fifth of that scale (16
+                bits: than half, since passes of other shapes round otherwise).
         """
         naive = self.naive()
 
@@ -271,7 +272,8 @@ class Contenders:
             "response": self.response() - self.naive(self.predicting),
         }
         largest = {name: size(difference) for name, difference in differences.items()}
-        tolerance = min(rounding(self.model.dtype), effect / 5)
+        share = 5 if self.model.dtype == torch.float32 else 2
+        tolerance = min(rounding(self.model.dtype), effect / share)
         if not max(largest.values()) <= tolerance:
             raise click.ClickException(f"outputs differ by more than {tolerance:.2g}: {largest}")
         return largest | {"between masks": effect}

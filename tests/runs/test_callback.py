@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 from datasets import Dataset
 from lm_polygraph.estimators import Perplexity
@@ -14,7 +15,12 @@ from transformers import LlamaForCausalLM
 
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.files import locked
-from lm_polygraph_asmi.results.manifest import manifest_path, read_manifest, write_manifest
+from lm_polygraph_asmi.results.manifest import (
+    manifest_path,
+    read_manifest,
+    reset_peak_memory,
+    write_manifest,
+)
 from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.runs.callback import RunRecord
 from lm_polygraph_asmi.runs.rows import cluster_key
@@ -277,3 +283,18 @@ def test_two_runs_in_one_folder(run):
     assert len(read_manifest(manager)["rows"]["ids"]) == 2
     run("data.limit=3")  # as after `kill -9`, which leaves the file
     assert len(read_manifest(manager)["rows"]["ids"]) == 3
+
+
+def test_memory_is_not_reset_before_cuda_starts(monkeypatch):
+    """A run begins before PyTorch has touched the GPU, and resetting would raise."""
+
+    def refusing(_):
+        raise RuntimeError("Invalid device argument")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", refusing)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    reset_peak_memory()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(RuntimeError, match="Invalid device"):
+        reset_peak_memory()

@@ -147,7 +147,7 @@ def reset_peak_memory() -> None:
     """Reset `peak_memory`: the jobs of a sweep may share a process."""
     import torch
 
-    if torch.cuda.is_initialized():  # else PyTorch refuses: "Invalid device argument"
+    if torch.cuda.is_initialized():  # else an error: "Invalid device argument"
         for device in range(torch.cuda.device_count()):
             torch.cuda.reset_peak_memory_stats(device)
     with suppress(OSError):  # Linux; elsewhere the peak is of the whole process

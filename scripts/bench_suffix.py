@@ -321,7 +321,7 @@ def _resident(field: str) -> int:
 def projection_counter() -> FlopCounterMode:
     """Counts FLOPs of matrix products with weights.
 
-    Those of attention are not counted on every system, and torch 2.11 does not support grouped queries.
+    Without those of attention: not every system counts them, nor torch 2.11 grouped queries.
     """
     of_attention = [op for op in flop_registry if "attention" in str(op) or "bmm" in str(op)]
     return FlopCounterMode(

@@ -86,6 +86,7 @@ NOTEBOOK = "file_format: mystnb"
 API = {
     "lm_polygraph_asmi": "Start here",
     "lm_polygraph_asmi.scoring": "Scoring",
+    "lm_polygraph_asmi.calibration": "Calibration and decisions",
     "lm_polygraph_asmi.estimators": "Estimators",
     "lm_polygraph_asmi.report": "Report",
     "lm_polygraph_asmi.analysis": "Statistics",
@@ -97,6 +98,7 @@ API = {
 PACKAGE = "lm_polygraph_asmi"
 SUBMODULE_NAMES = {
     "lm_polygraph_asmi.scoring": ["many.OUTPUT"],
+    "lm_polygraph_asmi.calibration": ["decision.COLUMNS"],
 }
 """Module -> public names of its submodules."""
 
@@ -155,12 +157,14 @@ def public(module: str) -> list[str]:
     same = [getattr(top, name) for name in top.__all__ if name in TOP_LEVEL]
     if module == "lm_polygraph_asmi":
         public_names = [f"{module}.{name}" for name in top.__all__ if name in TOP_LEVEL]
-    elif module == "lm_polygraph_asmi.scoring":
+    elif module in SUBMODULE_NAMES:
         public_names = [name for name in public_names if load_object(name) not in same]
     return public_names + [f"{module}.{name}" for name in SUBMODULE_NAMES.get(module, ())]
 
 
-TOP_LEVEL = ("ASMIConfig", "score", "score_batch", "stream", "available_stat_calculators")
+TOP_LEVEL = (
+    "ASMIConfig", "score", "score_batch", "stream", "decide", "available_stat_calculators",
+)  # fmt: skip
 """Names with their page under the package, not under the subpackage that defines them."""
 
 

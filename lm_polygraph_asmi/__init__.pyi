@@ -1,8 +1,11 @@
+from .calibration import Calibration as Calibration
+from .calibration import Decider as Decider
+from .calibration import Decision as Decision
+from .calibration import decide as decide
 from .config import ASMIConfig as ASMIConfig
 from .estimators import ASMI as ASMI
 from .estimators import AdaptASMI as AdaptASMI
 from .estimators import SemASMI as SemASMI
-from .scoring import Calibration as Calibration
 from .scoring import Score as Score
 from .scoring import Scorer as Scorer
 from .scoring import score as score

@@ -5,12 +5,8 @@
     python scripts/try_guarantee.py correctness answers.jsonl labelled.jsonl --first 400
     polygraph_asmi calibrate labelled.jsonl --model MODEL --stop '\\n' --risk 0.2 --out calibration.json
     python scripts/try_guarantee.py ask xquad.en.json others.jsonl --skip 82 --passages 25 --seed 1
-    polygraph_asmi score --model MODEL --stop '\\n' --max-new-tokens 20 others.jsonl --calibration calibration.json --out decided.jsonl
+    polygraph_asmi decide --model MODEL --max-new-tokens 20 others.jsonl --calibration calibration.json --out decided.jsonl
     python scripts/try_guarantee.py check decided.jsonl
-
-The last `score` may also run before `calibrate`, without the calibration file:
-
-    python scripts/try_guarantee.py decide scored.jsonl calibration.json decided.jsonl
 
 Answers of a finished benchmark run, or of its shards, can replace the first two commands; they are
 split by passage:
@@ -42,15 +38,13 @@ import numpy as np
 from scipy.stats import binomtest
 
 from lm_polygraph_asmi.analysis.labelled import Labelled
-from lm_polygraph_asmi.analysis.signals import best_signal
+from lm_polygraph_asmi.calibration.calibration import Calibration
+from lm_polygraph_asmi.calibration.fit import fit
+from lm_polygraph_asmi.calibration.run import content_of, scored_group, settings_of, signals_of
 from lm_polygraph_asmi.results.manifest import read_manifest, write_manifest
-from lm_polygraph_asmi.results.run_groups import load_run_groups, of_config
 from lm_polygraph_asmi.results.runs import RIGHT, load_run, manager_files
 from lm_polygraph_asmi.runs.squad import PROMPTS, Question
-from lm_polygraph_asmi.scoring.calibrate import says_anything, signals_of, with_decision
-from lm_polygraph_asmi.scoring.calibration import Calibration
-from lm_polygraph_asmi.scoring.decision import SIGNALS
-from lm_polygraph_asmi.scoring.result import Score
+from lm_polygraph_asmi.scoring.signals import SIGNALS
 
 IN = click.Path(exists=True, dir_okay=False, path_type=Path)
 TRIAL = Path(__file__).parents[1] / "docs/evidence/qwen15-trial.csv"
@@ -218,29 +212,21 @@ def part(run: Path, labelled: Path, held_out: Path, size: int, per_passage: int,
 @click.argument("out", type=OUT)
 @click.option("--metric", default="ReferenceInAnswer", show_default=True, help="Right from 0.5 on.")
 def decide(run: Path, calibration: Path, out: Path, metric: str) -> None:
-    """Decisions of CALIBRATION on the saved scores of a finished RUN or of scored lines."""
+    """Decisions of CALIBRATION on the saved scores of a finished RUN."""
     saved = Calibration.load(calibration)
-    if run.suffix == ".jsonl":
-        scored = [(row, Score.from_dict(row, saved)) for row in _rows(run)]
-        decisions = [
-            row | {"accept": s.accept, "accept_reason": s.accept_reason} for row, s in scored
-        ]
-        _write(out, decisions)
-        return
     chosen = {n: saved.settings[n] for n in ("method", "depth", "aggregation")}
-    run_calibration = Calibration.from_run(run, metric, **chosen)
-    differences = saved.other_settings(run_calibration.settings | {"model": run_calibration.model})
-    if differences or saved.decision is None:
-        raise click.ClickException("; ".join(differences) or f"{calibration} has no threshold")
-    (group,) = load_run_groups([run], metric, saved.settings["depth"])
-    signals = signals_of(of_config(group, group.methods[run_calibration.method]))
-    stops = run_calibration.config.stop or ()
+    group, method = scored_group(run, metric, **chosen)
+    described = settings_of(group, method) | {"model": str(group.run.recorded("model")["path"])}
+    if differences := saved.other_circumstances(described):
+        raise click.ClickException("; ".join(differences))
+    values, limit = signals_of(group)[saved.signal], saved.guarantee.threshold
+    stops = list(saved.config.stop or ())
     rows = []
     for row, row_id in enumerate(group.ids or range(len(group))):
-        values = {kind: float(column[row]) for kind, column in signals.items()}
-        decision = {"accept": saved.decision.accepts(values), "accept_reason": str(saved.decision)}
-        if not says_anything((group.saved("greedy_texts") or [])[row], stops):
-            decision = {"accept": None, "accept_reason": "It answered nothing."}
+        accept = None if limit is None else bool(values[row] <= limit)
+        decision = {"accept": accept, "reason": str(saved.guarantee)}
+        if not content_of((group.saved("greedy_texts") or [])[row], stops).strip():
+            decision = {"accept": None, "reason": "It answered nothing."}
         rows.append({"id": row_id, "correct": bool(not group.wrong[row])} | decision)
     _write(out, rows)
 
@@ -267,7 +253,7 @@ def check(decided: Path) -> None:
                 f"{name}: {len(group)} of {len(rows)}, {wrong} wrong: {wrong / len(group):.3f} "
                 f"[{low:.3f}, {high:.3f}]"
             )
-    for reason in sorted({row["accept_reason"] for row in rows if row["accept"] is None}):
+    for reason in sorted({row["reason"] for row in rows if row["accept"] is None}):
         click.echo(reason)
 
 
@@ -278,16 +264,12 @@ def example() -> None:
 
     answers = pd.read_csv(TRIAL).query("part == 'labelled'").groupby("passage").head(1)
     columns = {kind: answers[kind].to_numpy() for kind in SIGNALS if kind in answers}
-    wrong, clusters = ~answers["correct"].to_numpy(), answers["passage"].astype(str).tolist()
-    fitted = Calibration.fitted(
-        "labelled.jsonl", columns["sem"], wrong, 1.0 - wrong, clusters, columns["msp"],
-        name="labelled.jsonl", method=SIGNALS["sem"], model="Qwen2.5-Coder-1.5B-Instruct",
-        labelled_by="their labels", settings={},
+    wrong, passages = ~answers["correct"].to_numpy(), answers["passage"].astype(str).tolist()
+    result = fit(
+        columns, Labelled(wrong, passages), risk=0.2, confidence=0.95, signal="best", method="sem",
+        name="labelled.jsonl", label_source="their labels", model="Qwen2.5-Coder-1.5B-Instruct",
+        settings={}, prompt_tokens=[], answer_digests=[],
     )  # fmt: skip
-    labelled = Labelled(wrong, clusters)
-    result = with_decision(
-        fitted, columns, labelled, 0.2, 0.95, decider=best_signal(columns, labelled)
-    )
     click.echo(result)
 
 

@@ -12,13 +12,13 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from lm_polygraph_asmi import SemASMI
+from lm_polygraph_asmi.calibration import Decider, calibrate_run
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.config import METHODS, REMOVED, ASMIConfig, parameter
 from lm_polygraph_asmi.host.configs import configs_path, store_settings
 from lm_polygraph_asmi.options import given_settings, setting_options
 from lm_polygraph_asmi.report import build_report, load_run_groups
 from lm_polygraph_asmi.results.runs import combine_runs, load_run
-from lm_polygraph_asmi.scoring.calibration import settled
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.validation import check_number
 from tests.report import runs
@@ -148,26 +148,24 @@ def test_every_declaration_says_what_it_is():
     assert set(METHODS) == set(ASMIConfig.__dataclass_fields__["method"].metadata["choices"])
 
 
-def test_a_run_says_the_settings_of_the_next_score(tmp_path):
+def test_a_run_says_the_settings_of_later_decisions(tmp_path):
     """A benchmark in another scope, with stop strings of its own: nothing need be given again."""
     saved = runs.exchanged(runs.content(), scope="response", stop=["\n"], max_new_tokens=20)
     for values in saved["stats"]["asmi_settings_d60"]:
         values |= {"scope": "response"}
     run = runs.save(tmp_path / "run", saved)
-    config, answers, _ = settled(run, None, {})
+    found = calibrate_run(run, None, 0.3, signal="sem", resamples=20)
+    config = found.configured()
     assert (config.scope, config.stop, config.max_new_tokens) == ("response", ("\n",), 20)
-    assert answers is not None
-    assert settled(run, None, {"max_new_tokens": 5})[0].max_new_tokens == 5
-    with pytest.raises(ValueError, match="a score with the settings scope='all'"):
-        settled(run, None, {"scope": "all"})
-    answers.save(tmp_path / "calibration.json")
-    assert settled(tmp_path / "calibration.json", None, {})[0] == config
-    with pytest.raises(ValueError, match="scope 'response' there, 'all' here"):
-        settled(tmp_path / "calibration.json", None, {"scope": "all"})
-    one = Scorer(whitebox(), calibration=run).score("Who built the ferry?", " Brask")
+    assert found.configured(ASMIConfig(scope="response")).stop == ("\n",)
+    with pytest.raises(ValueError, match="a score with the settings method='sem', scope='all'"):
+        calibrate_run(run, None, 0.3, scope="all")
+    for setting in ({"scope": "all"}, {"stop": None}, {"stop": "x"}, {"perturbation_scale": 0.5}):
+        with pytest.raises(ValueError, match="settings differ from the calibration"):
+            found.configured(settings=setting)
+    one = Decider(whitebox(), found).decide("Who built the ferry?", " Brask")
     # The planted run is of another model: of the settings nothing else is given.
-    (other,) = [line for line in one.verdict if "other settings" in line]
-    assert "(layer 3 there, 2 here; model tiny there" in other or "(layer 3 there, 2 here)" in other
+    assert "layer 3 there, 2 here" in one.reason
 
 
 def test_a_key_setting_is_part_of_the_name_unless_it_says_otherwise():
@@ -207,25 +205,6 @@ def test_scores_of_one_name_with_other_settings_are_two_methods(tmp_path):
     assert group.variants["Adapt-ASMI"] == adapt
     shown = build_report([group], tmp_path / "report")[0].read_text().replace("\\_", "_")
     assert all(name in shown for name in named)
-
-
-@pytest.mark.parametrize("setting", [{"stop": None}, {"stop": "x"}, {"perturbation_scale": 0.5}])
-def test_settings_that_a_reference_has_not_are_refused(setting, tmp_path):
-    calibration = calibration_with_stop(tmp_path)
-    with pytest.raises(ValueError, match="settings differ from the calibration"):
-        settled(calibration, None, setting)
-
-
-def test_a_config_without_stop_strings_takes_those_of_the_reference(tmp_path):
-    config, *_ = settled(calibration_with_stop(tmp_path), ASMIConfig(scope="response"), {})
-    assert config.stop == ("\n",)
-
-
-def calibration_with_stop(tmp_path):
-    saved = runs.exchanged(runs.content(), scope="response", stop=["\n"], max_new_tokens=20)
-    for values in saved["stats"]["asmi_settings_d60"]:
-        values |= {"scope": "response"}
-    return settled(runs.save(tmp_path / "run", saved), None, {})[1]
 
 
 @pytest.mark.parametrize(

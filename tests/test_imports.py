@@ -62,6 +62,10 @@ SUBPACKAGES = {
         "maths model results analysis host", "lm_polygraph datasets",
         "the engine joins formulas and passes; LM-Polygraph takes seconds to import",
     ),
+    "calibration": Subpackage(
+        "maths model results analysis host scoring", "lm_polygraph datasets",
+        "a score needs no labels: only what labels say of it knows both",
+    ),
     "estimators": Subpackage(
         "maths results host", "transformers datasets",
         "estimators read statistics by name and never touch the model; one has a side model",
@@ -79,13 +83,13 @@ SUBPACKAGES = {
         "Hydra imports the plugin in every program of the environment",
     ),
     "adapters": Subpackage(
-        "scoring host model",
+        "scoring calibration host model",
         "torch transformers lm_polygraph datasets "
         "starlette uvicorn inspect_ai mlflow opentelemetry",
         "thin clients of the scorer, which knows nothing of them; each has a library of its own",
     ),
     "commands": Subpackage(
-        "maths results analysis report runs scoring adapters",
+        "maths results analysis report runs scoring calibration adapters",
         "torch transformers lm_polygraph datasets",
         "a command is a thin front; help must not wait for torch",
     ),
@@ -247,7 +251,7 @@ def test_what_every_program_imports_is_light():
 
 COMMANDS = [
     ("--help", "score"),
-    ("score --help", "--calibration"),
+    ("decide --help", "--calibration"),
     ("doctor --config-name nosuch", "got 'nosuch'"),
     ("score --model x LICENSE --depth 2", "depth must lie in (0, 1)"),
     ("score --model x LICENSE --method raw", "'raw' is not one of"),
@@ -300,8 +304,9 @@ def test_no_lazy_name_is_that_of_a_file(stub):
 
 def test_public_names():
     assert set(lm_polygraph_asmi.__all__) == {
-        "ASMI", "ASMIConfig", "AdaptASMI", "Calibration", "Score", "Scorer", "SemASMI",
-        "__version__", "available_stat_calculators", "score", "score_batch", "stream",
+        "ASMI", "ASMIConfig", "AdaptASMI", "Calibration", "Decider", "Decision", "Score", "Scorer",
+        "SemASMI", "__version__", "available_stat_calculators", "decide", "score", "score_batch",
+        "stream",
     }  # fmt: skip
     for name in lm_polygraph_asmi.__all__:
         assert getattr(lm_polygraph_asmi, name)

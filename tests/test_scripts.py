@@ -17,12 +17,12 @@ from lm_polygraph.utils.dataset import Dataset as HostDataset
 
 from lm_polygraph_asmi.analysis import normalised_prr
 from lm_polygraph_asmi.analysis.risk_control import RiskThreshold
+from lm_polygraph_asmi.calibration import calibrate_run
 from lm_polygraph_asmi.maths import sample_head_masks
 from lm_polygraph_asmi.model import scoring_session
 from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.runs.rows import cluster_key
 from lm_polygraph_asmi.runs.squad import DEMO_DATA, read_squad
-from lm_polygraph_asmi.scoring import Calibration, Decision
 from tests import tiny_lm
 from tests.benchmarks import babi_prompt
 from tests.families import tiny_model
@@ -359,7 +359,7 @@ def test_promise_on_other_questions(tmp_path):
     assert len(some) == 4
     assert not {row["cluster"] for row in some} & {row["cluster"] for row in rest}
     assert all(row["correct"] == ("Edda" in row["answer"]) for row in some + rest)
-    decided = [row | {"accept": i < 5, "accept_reason": ""} for i, row in enumerate(rest)]
+    decided = [row | {"accept": i < 5, "reason": ""} for i, row in enumerate(rest)]
     Path(files["rest"]).write_text("".join(json.dumps(row) + "\n" for row in decided))
     wrong = sum(not row["correct"] for row in rest[:5])
     shown = run_here("try_guarantee.py", "check", files["rest"])
@@ -395,9 +395,11 @@ def test_promise_from_a_finished_run(tmp_path):
         one = load_run(folder)
         assert one.recorded("rows")["ids"] == [row["id"] for row in rows]
         assert one.stats["input_texts"] == [row["prompt"] for row in rows]
-    found = Calibration.from_run(parts[0], metric="ReferenceInAnswer")
+    metric = {"metric": "ReferenceInAnswer", "resamples": 20}
+    found = calibrate_run(parts[0], None, 0.3, 0.9, signal="perplexity", **metric)
     limit = RiskThreshold(0.5, 0.5, 0.1, 0.3, 0.9, 0.4, 40, 20)
-    replace(found, decision=Decision("perplexity", limit)).save(tmp_path / "calibration.json")
+    found = replace(found, guarantee=limit)
+    found.save(tmp_path / "calibration.json")
     given = (parts[1], str(tmp_path / "calibration.json"), files["decided"])
     run_here("try_guarantee.py", "decide", *given)
     decided = [json.loads(line) for line in Path(files["decided"]).read_text().splitlines()]
@@ -408,12 +410,12 @@ def test_promise_from_a_finished_run(tmp_path):
         assert own["correct"] == row["correct"]
         assert own["accept"] == (None if number == 0 else value <= 0.5)
     assert {row["accept"] for row in decided} >= {True, False}
-    moved = replace(found, settings=found.settings | {"scope": "response"})
+    moved = replace(found, settings=found.settings | {"closing_token": False})
     moved.save(tmp_path / "calibration.json")
     script = load_external_module(str(SCRIPTS / "try_guarantee.py"))
     done = CliRunner().invoke(script.main, ["decide", *given])
     assert done.exit_code == 1
-    assert "scope response there, all here" in done.output
+    assert "closing_token False there, True here" in done.output
 
 
 def test_memory_of_many_rows(capsys):

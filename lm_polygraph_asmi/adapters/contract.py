@@ -1,4 +1,4 @@
-"""Shared by all adapters: prompt and answer in; score, free baselines and decision out."""
+"""Shared by all adapters: prompt and answer in; score or decision, and free baselines out."""
 
 import copy
 import hashlib
@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 from lm_polygraph_asmi.config import ASMIConfig
 
 if TYPE_CHECKING:
+    from lm_polygraph_asmi.calibration import Decision
     from lm_polygraph_asmi.scoring.result import Score
     from lm_polygraph_asmi.scoring.scorer import Scorer
 
+AnyScorer = Any
+"""A `Scorer`, or for decisions a `Decider`."""
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 """Roles of OpenAI's messages, and the role that a chat template knows."""
 UNRENDERED = ("name", "id", "provider_specific_fields", "cache_control")
@@ -26,11 +29,12 @@ EMPTY: tuple[Any, ...] = (None, False, "", [], {})
 
 @dataclass(frozen=True)
 class Assessment:
-    """One scored answer, as every adapter reports it.
+    """One answer, as every adapter reports it.
 
     Attributes:
-        method: name of the score, such as "Sem-ASMI".
-        score: fragility of the answer, nats; higher = more fragile.
+        signal: name of the deciding signal, such as "MSP"; without a calibration, of the score.
+        value: of this signal, nats; higher = more uncertain.
+        score: fragility of the answer, nats; None if a decision needed no masked pass.
         msp: negative log-likelihood of the answer, nats; a free baseline, as the next two.
         perplexity: mean negative log-likelihood per token, nats: the log of the perplexity.
         entropy: mean entropy of the next-token distributions, nats.
@@ -38,12 +42,13 @@ class Assessment:
             calibration.
         decision: "accept" or "abstain" by the calibrated threshold; None: no decision.
         reason: for the decision, in sentences.
-        key: equal for scores with the same settings and model name.
+        key: equal for results with the same settings and model name.
         warnings: problems with prompt or answer; they may quote both.
     """
 
-    method: str
-    score: float
+    signal: str
+    value: float | None
+    score: float | None
     msp: float
     perplexity: float
     entropy: float
@@ -54,18 +59,28 @@ class Assessment:
     warnings: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, score: "Score") -> "Assessment":
-        """The assessment of a `Score`."""
-        baselines = {name: score.signals[name] for name in ("msp", "perplexity", "entropy")}
+    def of(cls, result: "Score | Decision") -> "Assessment":
+        """The assessment of a `Score` or a `Decision`."""
+        from lm_polygraph_asmi.scoring.result import Score
+
+        shared: dict[str, Any] = {
+            "key": config_key(result),
+            "warnings": result.warnings,
+            **{name: result.signals[name] for name in ("msp", "perplexity", "entropy")},
+        }
+        if isinstance(result, Score):
+            return cls(
+                signal=result.symbol, value=result.score, score=result.score, decision=None,
+                error_probability=None, reason="No decision: there is no calibration.", **shared,
+            )  # fmt: skip
         return cls(
-            method=score.symbol,
-            score=score.score,
-            error_probability=score.error_probability,
-            decision={True: "accept", False: "abstain", None: None}[score.accept],
-            reason=score.accept_reason,
-            key=config_key(score),
-            warnings=score.warnings,
-            **baselines,
+            signal=result.title,
+            value=result.value,
+            score=None if result.score is None else result.score.score,
+            error_probability=result.error_probability,
+            decision={True: "accept", False: "abstain", None: None}[result.accept],
+            reason=result.reason,
+            **shared,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -73,8 +88,8 @@ class Assessment:
         return asdict(self) | {"unit": "nats", "warnings": list(self.warnings)}
 
 
-def assess(scorer: "Scorer", prompt: Any, answer: Any = None) -> Assessment:
-    """Score one answer: the function that every adapter calls.
+def assess(scorer: AnyScorer, prompt: Any, answer: Any = None) -> Assessment:
+    """Score one answer, or decide on it: the function that every adapter calls.
 
     Args:
         scorer: from `open_scorer`.
@@ -84,7 +99,13 @@ def assess(scorer: "Scorer", prompt: Any, answer: Any = None) -> Assessment:
     Raises:
         ValueError: as `Scorer.score`.
     """
-    return Assessment.of(scorer.score(chat_messages(prompt), answer))
+    return Assessment.of(run(scorer, chat_messages(prompt), answer))
+
+
+def run(scorer: AnyScorer, prompt: Any, answer: Any = None) -> "Score | Decision":
+    """The score, or of a decider the decision."""
+    answered = scorer.score if scorer_of(scorer) is scorer else scorer.decide
+    return answered(prompt, answer)
 
 
 def chat_messages(prompt: Any) -> Any:
@@ -112,21 +133,26 @@ def chat_messages(prompt: Any) -> Any:
     return messages
 
 
-def open_scorer(model: Any, **settings: Any) -> "Scorer":
-    """Create the scorer of an adapter.
+def open_scorer(model: Any, calibration: Any = None, **settings: Any) -> AnyScorer:
+    """Create the scorer of an adapter; with a calibration, the decider.
 
     Args:
         model: local path, hub ID, or a loaded transformers model. A loaded one is scored through
             `twin_of`, since the host library may generate with it in other threads.
-        **settings: of `Scorer`, such as a loaded model's `tokenizer` and `calibration`; for a model
-            by name, also those of loading.
+        calibration: as for `Decider`; None: scores without decisions.
+        **settings: of `Scorer`, such as a loaded model's `tokenizer`; for a model by name, also
+            those of loading.
 
     Raises:
-        OSError, TypeError, ValueError: as `Scorer`.
+        OSError, TypeError, ValueError: as `Scorer` or `Decider`.
     """
+    from lm_polygraph_asmi.calibration.calibration import opened
+    from lm_polygraph_asmi.calibration.decider import Decider
     from lm_polygraph_asmi.scoring.scorer import Scorer
 
-    return Scorer(model if isinstance(model, str) else twin_of(model), **settings)
+    calibration = calibration and opened(calibration)
+    loaded = model if isinstance(model, str) else twin_of(model)
+    return Decider(loaded, calibration, **settings) if calibration else Scorer(loaded, **settings)
 
 
 def twin_of(model: Any) -> Any:
@@ -142,7 +168,12 @@ class Halted(ValueError):
     """The client is gone or the server shuts down: generation stops."""
 
 
-def for_request(scorer: "Scorer", stop: Sequence[str] | None, max_new_tokens: int) -> "Scorer":
+def scorer_of(scorer: AnyScorer) -> "Scorer":
+    """The scorer, or that of a decider."""
+    return scorer.scorer if hasattr(scorer, "scorer") else scorer
+
+
+def for_request(scorer: AnyScorer, stop: Sequence[str] | None, max_new_tokens: int) -> AnyScorer:
     """The scorer of one request: itself, or a copy on the same model with other stop and length.
 
     Args:
@@ -150,36 +181,39 @@ def for_request(scorer: "Scorer", stop: Sequence[str] | None, max_new_tokens: in
         stop: stop strings; None: the scorer's.
         max_new_tokens: largest number of generated tokens.
     """
-    stops = scorer.stop if stop is None else list(stop)
-    if (stops, max_new_tokens) == (scorer.stop, scorer.config.max_new_tokens):
+    base = scorer_of(scorer)
+    stops = base.stop if stop is None else list(stop)
+    if (stops, max_new_tokens) == (base.stop, base.config.max_new_tokens):
         return scorer
-    return _with_generation(scorer, stops, max_new_tokens, scorer.generation.check)
+    return _with_generation(scorer, stops, max_new_tokens, base.generation.check)
 
 
-def halting(scorer: "Scorer", check: Callable[[], None]) -> "Scorer":
+def halting(scorer: AnyScorer, check: Callable[[], None]) -> AnyScorer:
     """A copy of a scorer on the same model, which calls `check` before each generated token."""
-    return _with_generation(scorer, scorer.stop, scorer.config.max_new_tokens, check)
+    base = scorer_of(scorer)
+    return _with_generation(scorer, base.stop, base.config.max_new_tokens, check)
 
 
 def _with_generation(
-    scorer: "Scorer", stop: list[str], max_new_tokens: int, check: Callable[[], None] | None
-) -> "Scorer":
+    scorer: AnyScorer, stop: list[str], max_new_tokens: int, check: Callable[[], None] | None
+) -> AnyScorer:
     """A copy with another generation; the model, the engines and all that is cached are shared."""
     from lm_polygraph_asmi.host.stopping import StopConditions
     from lm_polygraph_asmi.scoring.generation import Generation
 
-    copied = copy.copy(scorer)
-    copied.config = scorer.config.replace(stop=tuple(stop), max_new_tokens=max_new_tokens)
-    copied.stop, model, tokenizer = stop, scorer.model, scorer.tokenizer
+    base = scorer_of(scorer)
+    copied = copy.copy(base)
+    copied.config = base.config.replace(stop=tuple(stop), max_new_tokens=max_new_tokens)
+    copied.stop, model, tokenizer = stop, base.model, base.tokenizer
     copied.stop_conditions = StopConditions(model, tokenizer, stop)
     copied.generation = Generation(model, tokenizer, copied.stop_conditions, check)
-    return copied
+    return copied if base is scorer else scorer.with_scorer(copied)
 
 
-def config_key(score: "Score") -> str:
-    """Hash (12 hexadecimal digits) of the settings that comparable scores must share."""
-    key = ASMIConfig.key_of(score.settings)
-    key |= {"layer": score.settings["layer"], "model": score.model.rstrip("/").rpartition("/")[2]}
+def config_key(result: "Score | Decision") -> str:
+    """Hash (12 hexadecimal digits) of the settings that comparable results must share."""
+    key = ASMIConfig.key_of(result.settings)
+    key |= {"layer": result.settings["layer"], "model": result.model.rstrip("/").rpartition("/")[2]}
     return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -16,6 +16,7 @@ with extra("serve"):
     import prometheus_client as prometheus
 
 if TYPE_CHECKING:
+    from lm_polygraph_asmi.calibration import Decision
     from lm_polygraph_asmi.scoring.result import Score
 
 LOG = logging.getLogger("lm_polygraph_asmi.serve")
@@ -48,11 +49,11 @@ class Metrics:
         )
         waiting.set_function(pending)
 
-    def scored(self, score: "Score", assessment: Assessment) -> None:
+    def scored(self, result: "Score | Decision", assessment: Assessment) -> None:
         """Count a scored answer."""
         self.decisions.labels(assessment.decision or "none").inc()
-        self.tokens.labels("prompt").inc(score.prompt_tokens or 0)
-        self.tokens.labels("answer").inc(len(score.tokens))
+        self.tokens.labels("prompt").inc(result.prompt_tokens or 0)
+        self.tokens.labels("answer").inc(len(result.ids))
 
 
 class Guard:

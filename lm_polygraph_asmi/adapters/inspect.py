@@ -18,6 +18,8 @@ with extra("inspect"):
 def asmi(**settings: Any) -> Scorer:
     """Fragility of each answer, nats; higher = more fragile. Metadata: baselines, decision.
 
+    With a calibration, the value is that of its deciding signal.
+
     Args:
         **settings: of `ASMIConfig`; and `calibration`, the file of a calibration.
 
@@ -41,7 +43,7 @@ def asmi(**settings: Any) -> Scorer:
         messages, answer = _messages_and_answer(state)
         result = await anyio.to_thread.run_sync(partial(assessed, api, messages, answer))
         return Score(
-            value=result.score, answer=answer, explanation=result.reason, metadata=result.to_dict()
+            value=result.value, answer=answer, explanation=result.reason, metadata=result.to_dict()
         )
 
     return score

@@ -14,6 +14,7 @@ def asmi(
 ) -> Any:
     """A scorer for the fragility of each answer, nats; higher = more fragile.
 
+    With a calibration, the value is that of its deciding signal.
     The rationale is the decision's reason. Metadata, as texts: free baselines, calibrated error
     probability, decision and the config's key.
 
@@ -42,6 +43,6 @@ def asmi(
         result = assess(model_scorer, inputs[prompt], outputs)
         metadata = {key: str(value) for key, value in result.to_dict().items() if value is not None}
         metadata["decision"] = result.decision or "none"
-        return Feedback(name=name, value=result.score, rationale=result.reason, metadata=metadata)
+        return Feedback(name=name, value=result.value, rationale=result.reason, metadata=metadata)
 
     return fragility

@@ -19,11 +19,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lm_polygraph_asmi.adapters.contract import (
+    AnyScorer,
     Assessment,
     Halted,
     extra,
     for_request,
     halting,
+    run,
+    scorer_of,
 )
 from lm_polygraph_asmi.adapters.guard import LOCAL, LOG, ROUTES, Guard, Metrics
 from lm_polygraph_asmi.adapters.requests import Completion, ScoreRequest
@@ -45,6 +48,7 @@ with extra("serve"):
     from starlette.routing import Route
 
 if TYPE_CHECKING:
+    from lm_polygraph_asmi.calibration import Decision
     from lm_polygraph_asmi.scoring.result import Score
     from lm_polygraph_asmi.scoring.scorer import Scorer
 
@@ -113,7 +117,7 @@ class Service:
     """Implementation of the routes.
 
     Args:
-        scorer: model and settings.
+        scorer: a `Scorer`, or a `Decider` for decisions.
         name: of the model in requests and replies.
         limits: of requests.
         emit: called with every assessment and its response id.
@@ -121,14 +125,15 @@ class Service:
 
     def __init__(
         self,
-        scorer: "Scorer",
+        scorer: AnyScorer,
         name: str,
         limits: Limits,
         emit: Callable[[Assessment, str], None] | None = None,
     ) -> None:
         from lm_polygraph_asmi.model.layers import context_window
 
-        window = context_window(scorer.model)  # leaves one token for the answer
+        self.base = scorer_of(scorer)
+        window = context_window(self.base.model)  # leaves one token for the answer
         prompt = limits.prompt if window is None else min(limits.prompt, window - 1)
         self.name, self.limits = name, replace(limits, prompt=prompt)
         self.emit = emit or (lambda *_: None)
@@ -163,16 +168,17 @@ class Service:
 
     def _request_scorer(
         self, prompt: Any, stop: Sequence[str] | None, max_new_tokens: int
-    ) -> "Scorer":
+    ) -> AnyScorer:
         """A scorer for this request; raises if the prompt is too long."""
         from lm_polygraph_asmi.scoring.text import prompt_tokens
 
         scorer = for_request(self.scorer, stop, max_new_tokens)
         field = "prompt" if isinstance(prompt, str) else "messages"
-        if field == "messages" and not getattr(scorer.tokenizer, "chat_template", None):
+        tokenizer = self.base.tokenizer
+        if field == "messages" and not getattr(tokenizer, "chat_template", None):
             raise RequestError(422, "expected prompt: this model has no chat template", field)
         try:
-            length = len(prompt_tokens(scorer.tokenizer, prompt))
+            length = len(prompt_tokens(tokenizer, prompt))
         except ValueError:
             expected = "a prompt of at least one token"
             if field == "messages":
@@ -185,11 +191,13 @@ class Service:
             raise RequestError(422, message, field, "context_length_exceeded")
         return scorer
 
-    def _reported(self, score: "Score", response_id: str) -> dict[str, Any]:
-        assessment = Assessment.of(score)
-        self.metrics.scored(score, assessment)
+    def _reported(self, result: "Score | Decision", response_id: str) -> dict[str, Any]:
+        assessment = Assessment.of(result)
+        self.metrics.scored(result, assessment)
         self.emit(assessment, response_id)
-        return assessment.to_dict() | {"tokens": [token_fields(token) for token in score.tokens]}
+        score = getattr(result, "score", None) if hasattr(result, "accept") else result
+        tokens = [token_fields(token) for token in score.tokens] if score else []
+        return assessment.to_dict() | {"tokens": tokens}
 
     async def score(self, request: Request) -> Response:
         """Score the answers of a request."""
@@ -202,16 +210,16 @@ class Service:
         response_id = f"score-{uuid.uuid4().hex}"
 
         def job() -> list[dict[str, Any]]:
-            scorer = self._request_scorer(prompt, None, self.scorer.config.max_new_tokens)
+            scorer = self._request_scorer(prompt, None, self.base.config.max_new_tokens)
             for answer in answers:
-                length = len(scorer.tokenizer(answer, add_special_tokens=False)["input_ids"])
+                length = len(self.base.tokenizer(answer, add_special_tokens=False)["input_ids"])
                 if length > self.limits.answer:
                     message = f"expected at most {self.limits.answer} tokens, got {length}"
                     raise RequestError(422, message, "answer")
             reports = []
             for answer in answers:
                 self.worker.check()
-                reports.append(self._reported(scorer.score(prompt, answer), response_id))
+                reports.append(self._reported(run(scorer, prompt, answer), response_id))
             return reports
 
         scored = await self.in_turn(request, job)
@@ -224,7 +232,7 @@ class Service:
         completion = Completion.read(await request.body(), chat)
         self.check_model(completion.model)
         limit = self.limits.answer
-        default = min(self.scorer.config.max_new_tokens, limit)
+        default = min(self.base.config.max_new_tokens, limit)
         length = completion.max_tokens or default
         if length > limit:
             raise RequestError(422, f"expected at most {limit} tokens, got {length}", "max_tokens")
@@ -234,8 +242,9 @@ class Service:
 
         def job() -> dict[str, Any]:
             scorer = self._request_scorer(completion.prompt, completion.stop, length)
-            score = scorer.score(completion.prompt)
-            return replies.full_answer(scorer, score) | {"asmi": self._reported(score, replies.id)}
+            result = run(scorer, completion.prompt)
+            report = self._reported(result, replies.id)
+            return replies.full_answer(scorer_of(scorer), result) | {"asmi": report}
 
         return JSONResponse(await self.in_turn(request, job))
 
@@ -252,19 +261,23 @@ class Service:
         def job() -> None:
             try:
                 scorer = self._request_scorer(completion.prompt, completion.stop, length)
-                stream = scorer.stream(completion.prompt)
+                stream = scorer_of(scorer).stream(completion.prompt)
                 put(replies.chunk("", first=True))  # all checks are done
+                base = scorer_of(scorer)
                 sent, text, unsent = 0, "", []
                 for token in stream:
                     self.worker.check()
                     unsent.append(token_fields(token))
-                    text += "" if token.id in scorer.stop_conditions.end_ids else token.text
-                    if (sendable := sendable_length(text, scorer.stop)) > sent:
+                    text += "" if token.id in base.stop_conditions.end_ids else token.text
+                    if (sendable := sendable_length(text, base.stop)) > sent:
                         put(replies.chunk(text[sent:sendable]) | {"asmi": {"tokens": unsent}})
                         sent, unsent = sendable, []
-                score = rescored(scorer, completion.prompt, stream.result)
-                last = replies.chunk(str(score.answer)[sent:], replies.reason(scorer, score))
-                put(last | {"asmi": self._reported(score, replies.id)})
+                needed = base is scorer or scorer.masked  # else these tokens are enough
+                score = stream.result
+                score = rescored(base, completion.prompt, score) if needed else score
+                result = score if base is scorer else scorer.of(score)
+                last = replies.chunk(str(score.answer)[sent:], replies.reason(base, score))
+                put(last | {"asmi": self._reported(result, replies.id)})
                 if completion.usage:
                     put(replies.chunk() | {"usage": replies.usage(score)})
                 put(None)
@@ -419,7 +432,7 @@ WARM_UP = "Question: 1 + 1? Answer:"
 
 
 def serve(
-    scorer: "Scorer",
+    scorer: AnyScorer,
     name: str,
     host: str,
     port: int,
@@ -436,11 +449,12 @@ def serve(
     """
     import uvicorn
 
-    first = scorer.score(WARM_UP, " 2")
-    _ = scorer.stream_engine  # built and checked once, for all requests
-    list(for_request(scorer, None, 2).stream(WARM_UP))
-    run = scorer.calibration
-    if run and (other := run.other_settings(first.settings | {"model": first.model})):
+    first, base = run(scorer, WARM_UP, " 2"), scorer_of(scorer)
+    _ = base.stream_engine  # built and checked once, for all requests
+    list(for_request(base, None, 2).stream(WARM_UP))
+    settings = {name: first.settings[name] for name in ("layer", "attention_in_use")}
+    known = settings | base.fingerprints() | {"model": first.model}
+    if base is not scorer and (other := scorer.calibration.other_circumstances(known)):
         raise ValueError(f"settings differ from the calibration: {'; '.join(other)}")
     service = Service(scorer, name, limits, emit)
     local = host in (*LOCAL, "::1")

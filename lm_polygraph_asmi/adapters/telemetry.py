@@ -1,16 +1,13 @@
-"""An OpenTelemetry event `gen_ai.evaluation.result` per score; off by default.
+"""An OpenTelemetry event `gen_ai.evaluation.result` per score or decision; off by default.
 
 Names follow version 1.38.0 of OpenTelemetry's semantic conventions, the first with this event
 (status development; later versions refer to a separate repository).
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lm_polygraph_asmi.adapters.contract import Assessment, extra
-
-if TYPE_CHECKING:
-    from lm_polygraph_asmi.scoring.scorer import Scorer
+from lm_polygraph_asmi.adapters.contract import AnyScorer, Assessment, extra
 
 EVENT = "gen_ai.evaluation.result"
 SCHEMA = "https://opentelemetry.io/schemas/1.38.0"
@@ -19,11 +16,12 @@ SCHEMA = "https://opentelemetry.io/schemas/1.38.0"
 def attributes(assessment: Assessment, response_id: str | None = None) -> dict[str, Any]:
     """Attributes of the event: numbers and the decision as label; no prompt, no answer."""
     values = {
-        "gen_ai.evaluation.name": assessment.method,
-        "gen_ai.evaluation.score.value": assessment.score,
+        "gen_ai.evaluation.name": assessment.signal,
+        "gen_ai.evaluation.score.value": assessment.value,
         "gen_ai.evaluation.score.label": assessment.decision,
         "gen_ai.evaluation.explanation": assessment.reason,
         "gen_ai.response.id": response_id,
+        "asmi.score": assessment.score,
         "asmi.msp": assessment.msp,
         "asmi.perplexity": assessment.perplexity,
         "asmi.entropy": assessment.entropy,
@@ -67,28 +65,31 @@ def emitter(provider: Any = None) -> Callable[..., None]:
     return emit
 
 
-def instrument(scorer: "Scorer", provider: Any = None) -> "Scorer":
-    """Make a scorer emit an event for each score; returns the scorer.
+def instrument(scorer: AnyScorer, provider: Any = None) -> AnyScorer:
+    """Make a `Scorer` or a `Decider` emit an event for each result; returns it.
 
     Args:
-        scorer: `score` and `score_many` emit; for `stream`, the caller must emit.
+        scorer: `score` and `score_many`, or `decide` and `decide_many` emit; for `stream`, the
+            caller must emit.
         provider: as for `emitter`.
 
     Raises:
         ImportError, RuntimeError: as `emitter`.
     """
-    emit, score, score_many = emitter(provider), scorer.score, scorer.score_many
+    verb = "decide" if hasattr(scorer, "decide") else "score"
+    emit, single, many = emitter(provider), getattr(scorer, verb), getattr(scorer, f"{verb}_many")
 
-    def score_and_emit(*args: Any, **options: Any) -> Any:
-        result = score(*args, **options)
+    def single_and_emit(*args: Any, **options: Any) -> Any:
+        result = single(*args, **options)
         emit(Assessment.of(result))
         return result
 
-    def score_many_and_emit(rows: Iterable[Any], *args: Any, **options: Any) -> Iterator[Any]:
-        for outcome in score_many(rows, *args, **options):
-            if outcome.score is not None:
-                emit(Assessment.of(outcome.score))
+    def many_and_emit(rows: Iterable[Any], *args: Any, **options: Any) -> Iterator[Any]:
+        for outcome in many(rows, *args, **options):
+            if outcome.result is not None:
+                emit(Assessment.of(outcome.result))
             yield outcome
 
-    vars(scorer).update(score=score_and_emit, score_many=score_many_and_emit)
+    setattr(scorer, verb, single_and_emit)
+    setattr(scorer, f"{verb}_many", many_and_emit)
     return scorer

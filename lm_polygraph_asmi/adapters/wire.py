@@ -12,6 +12,7 @@ with extra("serve"):
     from starlette.responses import JSONResponse
 
 if TYPE_CHECKING:
+    from lm_polygraph_asmi.calibration import Decision
     from lm_polygraph_asmi.scoring.result import Score
     from lm_polygraph_asmi.scoring.scorer import Scorer
     from lm_polygraph_asmi.scoring.tokens import Token
@@ -94,13 +95,18 @@ class Replies:
         self.chat, self.id = chat, f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
         self.base = {"id": self.id, "created": int(time.time()), "model": model}
 
-    def full_answer(self, scorer: "Scorer", score: "Score") -> dict[str, Any]:
+    def full_answer(self, scorer: "Scorer", result: "Score | Decision") -> dict[str, Any]:
         """A finished answer."""
-        text = str(score.answer)
+        text = str(result.answer)
         body = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
-        choice = {"index": 0, **body, "logprobs": None, "finish_reason": self.reason(scorer, score)}
+        choice = {
+            "index": 0,
+            **body,
+            "logprobs": None,
+            "finish_reason": self.reason(scorer, result),
+        }
         kind = "chat.completion" if self.chat else "text_completion"
-        return self.base | {"object": kind, "choices": [choice], "usage": self.usage(score)}
+        return self.base | {"object": kind, "choices": [choice], "usage": self.usage(result)}
 
     def chunk(
         self, text: str | None = None, reason: str | None = None, first: bool = False
@@ -117,14 +123,14 @@ class Replies:
         return self.base | {"object": kind, "choices": [] if text is None else [choice]}
 
     @staticmethod
-    def reason(scorer: "Scorer", score: "Score") -> str:
+    def reason(scorer: "Scorer", result: "Score | Decision") -> str:
         """Why the answer ended: "stop" or "length"."""
-        closes = scorer.stop_conditions.closes([token.id for token in score.tokens])
+        closes = scorer.stop_conditions.closes(result.ids)
         return "stop" if closes else "length"
 
     @staticmethod
-    def usage(score: "Score") -> dict[str, int]:
+    def usage(result: "Score | Decision") -> dict[str, int]:
         """Numbers of tokens."""
-        prompt, answer = score.prompt_tokens or 0, len(score.tokens)
+        prompt, answer = result.prompt_tokens or 0, len(result.ids)
         return {"prompt_tokens": prompt, "completion_tokens": answer,
                 "total_tokens": prompt + answer}  # fmt: skip

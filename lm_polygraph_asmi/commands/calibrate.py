@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from lm_polygraph_asmi.options import given_settings
 from lm_polygraph_asmi.validation import check_new, check_writable
 
 if TYPE_CHECKING:
-    from lm_polygraph_asmi.scoring.calibration import Calibration
+    from lm_polygraph_asmi.calibration import Calibration
     from lm_polygraph_asmi.scoring.rows import Row
 
 LOADING = ("model", "gguf_file", "dtype", "device_map", "chat")
@@ -23,8 +24,19 @@ SHARED = {*LOADING, *ASMIConfig.names("masks", "score", "machine"), "max_new_tok
 """Options with the same meaning as in `score`."""
 
 
+def _options() -> list[click.Parameter]:
+    """The shared options; a finished run needs no model."""
+    options = [copy(option) for option in score.params if option.name in SHARED]
+    (model,) = (option for option in options if option.name == "model")
+    model.required, model.help = (
+        False,
+        f"{model.help} Needed with ROWS; with --run, its scores are checked.",
+    )
+    return options
+
+
 @click.command(
-    params=[option for option in score.params if option.name in SHARED],
+    params=_options(),
     short_help="Threshold with a risk guarantee, from labels.",
 )
 @click.argument("rows", required=False, type=click.Path(exists=True, dir_okay=False))
@@ -58,9 +70,6 @@ SHARED = {*LOADING, *ASMIConfig.names("masks", "score", "machine"), "max_new_tok
     help="Folder that stores results: an interrupted run resumes.",
 )
 @click.option(
-    "--figure", type=click.Path(dir_okay=False), help="Figure to write: coverage by risk."
-)
-@click.option(
     "--reliability", type=click.Path(dir_okay=False), help="Figure to write: held-out reliability."
 )
 @click.option("--out", required=True, type=click.Path(dir_okay=False), help="JSON file to write.")
@@ -73,10 +82,9 @@ def calibrate(
     signal: str,
     right_from: float | None,
     result_cache: str | None,
-    figure: str | None,
     reliability: str | None,
     out: str,
-    model: str,
+    model: str | None,
     gguf_file: str | None,
     dtype: str,
     device_map: str | None,
@@ -88,7 +96,7 @@ def calibrate(
     ROWS is a JSON lines file with `prompt` (text or messages), `answer`, and `correct` (true or
     false) or `quality` (a number). Rows about one passage form a cluster, found by their `context`
     or prompt, or named in `cluster`. Pass OUT, which includes the settings, to
-    `score --calibration`.
+    `decide --calibration`.
     """
     from rich.console import Console
 
@@ -96,9 +104,11 @@ def calibrate(
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
     if Path(out).suffix != ".json":
-        raise click.BadParameter(f"expected a .json file, as `score` needs it, got {out}")
+        raise click.BadParameter(f"expected a .json file, as `decide` needs it, got {out}")
     if (rows is None) == (run is None):
         raise click.UsageError("expected either ROWS of labelled answers or a finished run (--run)")
+    if run is None and model is None:
+        raise click.UsageError("ROWS need the --model that answered them")
     if run is None and metric is not None:
         raise click.UsageError("--metric needs --run: in ROWS, `correct` or `quality` is the label")
     if run is not None and (result_cache or right_from is not None):
@@ -106,36 +116,37 @@ def calibrate(
             "--result-cache and --right-from need ROWS: a run has its own scores"
         )
     try:
-        for file in filter(None, (out, figure, reliability)):
+        for file in filter(None, (out, reliability)):
             check_writable(file)
         for name, value in (("risk", risk), ("confidence", confidence)):
             if not 0 < value < 1:
                 raise ValueError(f"expected {name} between 0 and 1 (exclusive), got {value}")
         check_new(out)
-        from lm_polygraph_asmi.scoring.calibrate import (
-            RIGHT,
-            calibrate_run,
-            labels_of,
-        )
-        from lm_polygraph_asmi.scoring.calibration import Calibration
+        from lm_polygraph_asmi.calibration.labels import labels_of
+        from lm_polygraph_asmi.calibration.run import calibrate_run, scored_group
+        from lm_polygraph_asmi.results.runs import RIGHT
         from lm_polygraph_asmi.scoring.rows import in_chat, read_rows
-        from lm_polygraph_asmi.scoring.scorer import Scorer
 
         labelled = [] if rows is None else list(read_rows(rows))
         if chat:
             labelled = [row._replace(content=in_chat(row.content)) for row in labelled]
         label_threshold = RIGHT if right_from is None else right_from
         labels_of(labelled, label_threshold)  # before the model is loaded
-        config = ASMIConfig()
+        config, explicit = ASMIConfig(), given_settings(settings)
         if run is not None:
-            config = Calibration.from_run(run, metric, **given_settings(settings)).config
-        config = config.replace(**given_settings(settings))
+            group, method = scored_group(run, metric, **explicit)
+            config = group.methods[method]
+        config = config.replace(**explicit)
         with writing(out) as partial:
-            with errors.status(f"Loading {model}"):
-                scorer = Scorer(
-                    model, config, gguf_file=gguf_file, dtype=dtype, device_map=device_map,
-                    result_cache=result_cache,
-                )  # fmt: skip
+            scorer = None
+            if model is not None:
+                from lm_polygraph_asmi.scoring.scorer import Scorer
+
+                with errors.status(f"Loading {model}"):
+                    scorer = Scorer(
+                        model, config, gguf_file=gguf_file, dtype=dtype, device_map=device_map,
+                        result_cache=result_cache,
+                    )  # fmt: skip
             if run is None:
                 result = _calibrated(
                     labelled, scorer, errors, risk, confidence, signal=signal,
@@ -144,25 +155,27 @@ def calibrate(
             else:
                 with errors.status("Calibrating"):
                     result = calibrate_run(
-                        run, scorer, risk, confidence, signal=signal, metric=metric
-                    )
-            tested = result.n if result.decision is None else result.decision.guarantee.answers
-            if empty := (len(labelled) or result.n) - tested:
-                errors.print(f"Left out {empty} empty answers: `score` never accepts one.")
-            if "max_new_tokens" in given_settings(settings):  # a run and scored rows have their own
+                        run, scorer, risk, confidence, signal=signal, metric=metric,
+                        **({} if scorer else explicit),
+                    )  # fmt: skip
+            if empty := (len(labelled) or len(group)) - result.n:
+                errors.print(f"Left out {empty} empty answers: they are never accepted.")
+            if scorer is None:
+                errors.print(
+                    "Without --model, the run's scores were not checked, and decisions do not "
+                    "compare weights."
+                )
+            if "max_new_tokens" in explicit:  # a run and scored rows have their own
                 limit = {"max_new_tokens": settings["max_new_tokens"]}
                 result = replace(result, settings=result.settings | limit)
             partial.write_text(result.to_json(), encoding="utf-8")
-        if figure or reliability:
+        if reliability:
             from lm_polygraph_asmi.report import figures
 
-            if figure:
-                figures.save(figures.other_thresholds(result.threshold_table), figure)
-            if reliability:
-                diagram = result.diagram
-                if diagram is None:
-                    raise ValueError(f"cannot draw {reliability}: too few answers to hold any out")
-                figures.save(figures.reliability({result.name: diagram}), reliability)
+            diagram = result.diagram
+            if diagram is None:
+                raise ValueError(f"cannot draw {reliability}: too few answers to hold any out")
+            figures.save(figures.reliability({result.name: diagram}), reliability)
     except (OSError, ValueError, TypeError) as error:
         raise click.ClickException(str(error)) from error
     console.print(result, highlight=False)
@@ -175,7 +188,7 @@ def _calibrated(
     """`calibrate_rows` with a progress bar, and how many saved scores it has kept."""
     from rich.progress import Progress
 
-    from lm_polygraph_asmi.scoring.calibrate import calibrate_rows, scored_again
+    from lm_polygraph_asmi.calibration.rows import calibrate_rows, scored_again
 
     scored: list[int] = []
     with Progress(console=errors, transient=True) as bar:

@@ -27,7 +27,7 @@ def _options() -> list[click.Parameter]:
 
 
 @click.command(params=_options(), short_help="Serve a model over HTTP, with scores.")
-@click.option("--calibration", type=click.Path(exists=True), help="Calibration file or run.")
+@click.option("--calibration", type=click.Path(exists=True), help="Calibration file, to decide.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port",
@@ -88,7 +88,6 @@ def serve(
 
         from lm_polygraph_asmi.adapters import server, telemetry
         from lm_polygraph_asmi.adapters.contract import open_scorer
-        from lm_polygraph_asmi.scoring.calibration import settled
 
         if key is None and host not in server.LOCAL:
             click.secho(
@@ -101,9 +100,10 @@ def serve(
         emit = telemetry.emitter() if otel else None
         limits = server.Limits(max_body, max_prompt_tokens, max_answer_tokens, queue=queue)
         defaults = {n: v for n, v in STREAMED.items() if calibration is None or n == "seeded_by"}
-        config, *calibrations = settled(calibration, None, defaults | given_settings(settings))
-        scorer = open_scorer(model, gguf_file=gguf_file, dtype=dtype, device_map=device_map,
-                             config=config, calibration=[*filter(None, calibrations)])  # fmt: skip
+        scorer = open_scorer(
+            model, calibration, gguf_file=gguf_file, dtype=dtype, device_map=device_map,
+            **defaults | given_settings(settings),
+        )  # fmt: skip
         served_name = name or (Path(model).resolve().name if Path(model).is_dir() else model)
         server.serve(scorer, served_name, host, port, limits, key, drain, emit)
     except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:

@@ -292,6 +292,16 @@ class PrefixCache:
         positions = slice(start - self.first, len(input_ids) - self.first)
         return {index: self.states[index][:, positions] for index in indices}
 
+    def final_states(
+        self, model: PreTrainedModel, input_ids: Sequence[int], start: int
+    ) -> Tensor | None:
+        """Final hidden states (n, D) at tokens from `start` on; None if any is missing."""
+        states = self.states.get(num_layers(model))
+        length = len(input_ids)
+        if states is None or start < self.first or self.common(model, input_ids) < length:
+            return None
+        return states[0, start - self.first : length - self.first]
+
 
 READS_LENGTH = "layers read the length of the cache"
 CACHE_DISABLED = "passes with cached keys and values were wrong"

@@ -577,30 +577,3 @@ def seconds(table: pd.DataFrame, phases: Sequence[str]) -> Figure:
     ax.set_xlabel("seconds per answer (sum of medians)")
     ax.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
     return figure
-
-
-@styled
-def other_thresholds(table: pd.DataFrame) -> Figure:
-    """Coverage over guaranteed risk, a line per signal; 0 = not attainable.
-
-    Args:
-        table: with columns signal, risk and coverage, such as `Calibration.threshold_table`.
-    """
-    figure = Figure(figsize=(4.2, 3), layout="constrained")
-    axes = figure.subplots()
-    colours = (BLUE, ORANGE, GREEN, BLACK, PURPLE, SKY)
-    for number, (signal, rows) in enumerate(table.groupby("signal", sort=False)):
-        axes.plot(
-            rows["risk"],
-            rows["coverage"],
-            color=colours[number % len(colours)],
-            linestyle=("-", "--", ":", "-.")[number % 4],
-            marker="os^Dv*"[number % 6],
-            label=str(signal),
-        )
-    axes.set_xticks(sorted(set(table["risk"])))
-    axes.set_ylim(-0.02, 1.02)
-    axes.set_xlabel("guaranteed error rate of accepted answers")
-    axes.set_ylabel("answers accepted")
-    axes.legend()
-    return figure

@@ -1,11 +1,8 @@
+from .answer import UnmaskedAnswer as UnmaskedAnswer
 from .batches import BatchScorer as BatchScorer
 from .batches import score_batch as score_batch
-from .calibrate import calibrate_rows as calibrate_rows
-from .calibrate import calibrate_run as calibrate_run
-from .calibration import Calibration as Calibration
 from .call import score as score
 from .call import stream as stream
-from .decision import Decision as Decision
 from .many import Outcome as Outcome
 from .result import Score as Score
 from .scorer import Scorer as Scorer

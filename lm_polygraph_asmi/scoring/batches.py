@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lm_polygraph_asmi.scoring.many import FIELDS, OUTPUT, output_of, with_output, without_nan
+from lm_polygraph_asmi.scoring.many import FIELDS, Rows, output_of, with_output, without_nan
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.validation import TOKENS, check_one_of
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def score_batch(
-    columns: Mapping[str, Sequence[Any]], scorer: Scorer, tokens: str = "compact"
+    columns: Mapping[str, Sequence[Any]], scorer: Rows, tokens: str = "compact"
 ) -> dict[str, Any]:
     """Score a batch of rows passed as columns, as data engines do.
 
@@ -25,16 +25,16 @@ def score_batch(
         columns: name -> array or list, all of one length: `prompt`, optionally `answer`, `samples`,
             and `offsets` as for `Scorer.score`; None or NaN: the row has none. Other
             columns are passed through.
-        scorer: model and settings.
+        scorer: a `Scorer`, or a `Decider`, whose decisions are columns, too.
         tokens: fields of each token, as JSON: "none", "compact" or "full".
 
     Returns:
-        The input's columns as they are, and those of `OUTPUT` as object arrays; None: no value.
+        The input's columns as they are, and `scorer.columns` as object arrays; None: no value.
         `asmi_score` in nats, higher = more fragile; `asmi_answer`: the model's greedy answer, if
         the row has none; `asmi_error`: why a row has no score.
 
     Raises:
-        ValueError: no column `prompt`, columns of different lengths, or named as one of `OUTPUT`.
+        ValueError: no column `prompt`, columns of different lengths, or with a name of the output.
 
     Example:
         >>> columns = {"question": [7, 8], "prompt": [prompt, None], "answer": [" Edda Holm", " ?"]}
@@ -47,7 +47,7 @@ def score_batch(
         raise ValueError(
             f"expected a column 'prompt', got {', '.join(map(repr, columns)) or 'none'}"
         )
-    clashing = sorted(OUTPUT.keys() & columns.keys())
+    clashing = sorted(scorer.columns.keys() & columns.keys())
     if clashing:
         raise ValueError(f"columns {clashing} would be overwritten by the scores: rename them")
     lengths = {name: len(column) for name, column in columns.items()}
@@ -57,10 +57,10 @@ def score_batch(
     values = zip(*(columns[name] for name in names), strict=True)
     rows = [dict(zip(names, map(without_nan, row), strict=True)) for row in values]
     scored = [
-        output_of(outcome, row, tokens)
-        for row, outcome in zip(rows, scorer.score_together(rows), strict=True)
+        output_of(outcome, row, scorer.columns, tokens)
+        for row, outcome in zip(rows, scorer.run_batch(rows), strict=True)
     ]
-    return {**columns, **{name: _objects([row[name] for row in scored]) for name in OUTPUT}}
+    return {**columns, **{n: _objects([row[n] for row in scored]) for n in scorer.columns}}
 
 
 class BatchScorer:
@@ -86,15 +86,21 @@ class BatchScorer:
 
     def __init__(self, model: str, tokens: str = "compact", **settings: Any) -> None:
         check_one_of("tokens", tokens, TOKENS)
-        self.scorer, self.tokens = Scorer(model, **settings), tokens
+        self.tokens = tokens
+        self.scorer = self._open(model, **settings)
+
+    def _open(self, model: str, **settings: Any) -> Rows:
+        return Scorer(model, **settings)
 
     def __call__(self, table: "pa.Table") -> "pa.Table":
-        """The table with the columns of `OUTPUT`."""
-        names = [name for name in table.column_names if name in (*FIELDS, *OUTPUT)]
+        """The table with the columns of the output."""
+        output = self.scorer.columns
+        names = [name for name in table.column_names if name in (*FIELDS, *output)]
         columns = {name: table[name].to_pylist() for name in names}
         scored = score_batch(columns, self.scorer, self.tokens)
-        values = zip(*(scored[name] for name in OUTPUT), strict=True)
-        return with_output(table, [dict(zip(OUTPUT, row, strict=True)) for row in values])
+        values = zip(*(scored[name] for name in output), strict=True)
+        rows = [dict(zip(output, row, strict=True)) for row in values]
+        return with_output(table, output, rows)
 
 
 def _objects(values: Iterable[Any]) -> np.ndarray:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lm_polygraph_asmi.config import STREAMED, ASMIConfig, check_streamed
-from lm_polygraph_asmi.scoring.calibration import CalibrationLike
 from lm_polygraph_asmi.scoring.result import Score
 from lm_polygraph_asmi.scoring.scorer import Scorer, Stream
 from lm_polygraph_asmi.scoring.text import Answer, Prompt, parse_request
@@ -24,7 +23,6 @@ def score(
     tokenizer: PreTrainedTokenizerBase | None = None,
     config: ASMIConfig | None = None,
     samples: Sequence[Answer] | None = None,
-    calibration: CalibrationLike = None,
     **settings: Any,
 ) -> Score:
     """Score how fragile an answer is under random attention-head masking.
@@ -42,12 +40,9 @@ def score(
             (`Score.ending`). If the model's own answer is this text in other tokens, these are
             scored, with a warning. Token ids are scored unchanged.
         tokenizer: required with a transformers model; not allowed with a name.
-        config: settings; None: those of the calibration, or the defaults.
+        config: settings; None: the defaults.
         samples: method "adapt" only: sampled answers (texts or token ids). None: `num_samples` are
             sampled at temperature 0.5; they depend only on prompt and `seed`.
-        calibration: labelled answers to interpret the score: a `Calibration`, a saved one, or a
-            finished run (manager file or folder). Or labelled rows, which calibrate `spans`
-            (`Calibration.from_spans`). Or a list of one of each. It sets all settings left out.
         **settings: of `ASMIConfig`; they override `config`. Also `dtype`, `device_map` and
             `gguf_file` of a model passed by name, and `result_cache`, as for `Scorer`.
 
@@ -59,7 +54,7 @@ def score(
         TypeError: heads of the model cannot be masked, its output projection is quantized, or a
             setting is unknown.
         ValueError: empty prompt or answer, text longer than the context window, settings out of
-            range or different from the calibration's, or another model's tokenizer.
+            range, or another model's tokenizer.
 
     Source: the paper's Sem-ASMI by default; `method` selects ASMI or Adapt-ASMI.
 
@@ -70,11 +65,9 @@ def score(
         True
         >>> "".join(token.text for token in result.tokens).startswith(" Edda Holm")
         True
-        >>> result.calibration is None, result.verdict[1][:11]  # raw scores have no common scale
-        (True, 'No verdict:')
     """
     request = parse_request(prompt, answer, samples)  # errors are raised before a model is loaded
-    scorer = Scorer(model, config, tokenizer=tokenizer, calibration=calibration, **settings)
+    scorer = Scorer(model, config, tokenizer=tokenizer, **settings)
     return scorer.score_request(request)
 
 
@@ -84,7 +77,6 @@ def stream(
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
     config: ASMIConfig | None = None,
-    calibration: CalibrationLike = None,
     **settings: Any,
 ) -> Stream:
     """Score the model's greedy answer token by token, during generation.
@@ -97,7 +89,7 @@ def stream(
     those of `score(model, prompt, scope="response", seeded_by="prompt", **settings)`.
 
     Args:
-        model, prompt, tokenizer, config, calibration: as for `score`.
+        model, prompt, tokenizer, config: as for `score`.
         **settings: as for `score`, except `scope` and `seeded_by`, which are fixed.
 
     Returns:
@@ -118,5 +110,5 @@ def stream(
     check_streamed(({} if config is None else config.to_dict()) | settings)
     settings |= STREAMED
     request = parse_request(prompt)  # errors are raised before a model is loaded
-    scorer = Scorer(model, config, tokenizer=tokenizer, calibration=calibration, **settings)
+    scorer = Scorer(model, config, tokenizer=tokenizer, **settings)
     return Stream(scorer, request)

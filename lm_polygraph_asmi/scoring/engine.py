@@ -129,6 +129,7 @@ class Engine:
             result_cache = ResultCache(result_cache)
         self.result_cache = result_cache
         self._keys = ModelKeys()
+        self._read: set[int | None] = set()  # states of models whose final states were checked
 
     def settings(self, model: PreTrainedModel) -> Settings:
         """Settings on this model, with derived values."""
@@ -222,6 +223,41 @@ class Engine:
                 self._chunk_size(model, hidden.device),
             )
         return Draft(torch.cat(top_tokens).tolist(), unmasked, time.perf_counter() - start)
+
+    def read(
+        self,
+        model: PreTrainedModel,
+        prompt: Int[Tensor, " P"],
+        response: Sequence[int],
+        prefix_cache: PrefixCache | None = None,
+        draft: Draft | None = None,
+    ) -> dict[str, np.ndarray]:
+        """Entropy and log-likelihood of a response's tokens, (T,), nats; without masked passes.
+
+        Args:
+            model, prompt, response, prefix_cache, draft: as for `score`. If the cache holds the
+                final states of this text, as after its generation, no layer is run; but for the
+                first answer, whose final states are checked.
+
+        Raises:
+            ValueError, FloatingPointError: as `score`.
+        """
+        scored, layers = _joined(prompt, response), [self.layer(model)]
+
+        def run(cache: PrefixCache | None) -> dict[str, np.ndarray]:
+            state, hidden = state_in_session(model), None
+            unmasked = draft and draft.with_response(scored, layers)
+            if unmasked is None and cache is not None and state in self._read:
+                hidden = cache.final_states(model, scored[:-1].tolist(), len(prompt) - 1)
+            if hidden is None:
+                unmasked = unmasked or run_unmasked(
+                    model, scored, len(prompt), layers, self.config.scope, cache
+                )
+                check_unmasked(model, unmasked)
+                self._read, hidden = {state}, unmasked.final_hidden
+            return self._unmasked_statistics(model, hidden, scored[len(prompt) :])
+
+        return _reusing([self], model, prefix_cache, run)
 
     def log_probs(
         self, model: PreTrainedModel, draft: Draft, position: int, tokens: Sequence[int]

@@ -1,55 +1,136 @@
 """Score many answers: rows one by one, or tables of rows."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from lm_polygraph_asmi.files import to_json
-from lm_polygraph_asmi.scoring.result import Score
-
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from lm_polygraph_asmi.model import PrefixCache
+    from lm_polygraph_asmi.results.cache import ResultCache
+    from lm_polygraph_asmi.scoring.text import Request
 
 
 FAILURES = (ValueError, TypeError, ArithmeticError, RuntimeError, LookupError, NotImplementedError)
 """Errors of a bad row; templates and tokenizers may raise any of them."""
 FIELDS = ("prompt", "answer", "samples", "offsets")
 """Fields of a row: of `Scorer.score`, and `offsets` of `Score.with_spans`."""
-COMPACT = ("text", "u", "mi", "agreement", "vote", "alternative")
-"""Fields of each token with `tokens="compact"`."""
+
+
+class Result(Protocol):
+    """What is made of a row: a `Score`, or a `Decision`."""
+
+    def with_spans(self, offsets: Any) -> Any:
+        """The same with parts at these offsets."""
+
+    def to_line(self, tokens: str) -> dict[str, Any]:
+        """Fields of a line of an output."""
+
+    def to_columns(self, tokens: str) -> dict[str, Any]:
+        """Values of columns of an output."""
+
+    @staticmethod
+    def digest(line: Mapping[str, Any]) -> str:
+        """Hash of what in a line belongs together."""
+
+
+class Rows(Protocol):
+    """A `Scorer`, or a `Decider`: what takes rows.
+
+    Attributes:
+        columns: columns of an output, with their type (or None).
+        fields: fields of an output line.
+    """
+
+    columns: dict[str, type]
+    fields: frozenset[str]
+
+    def run_batch(self, rows: Sequence[Mapping[str, Any]]) -> "Iterator[Outcome]":
+        """Outcomes of a batch of rows, from the result cache if it has the batch."""
 
 
 class Outcome(NamedTuple):
-    """The score of a row, or its error.
+    """The result of a row, or its error.
 
     Attributes:
         index: position among the rows, from 0.
         id: the row's id; None without.
-        score: None if the row could not be scored.
-        error: why not; None if it was scored.
+        result: a `Score`, or of a `Decider` a `Decision`; None if the row failed.
+        error: why it failed; None if it did not.
 
     Example:
         >>> (outcome,) = scorer.score_many([{"id": "q1", "answer": " Brask"}])
-        >>> isinstance(outcome, Outcome), outcome.score, outcome.error
+        >>> isinstance(outcome, Outcome), outcome.result, outcome.error
         (True, None, 'expected a text, or an object with a "prompt", got the fields id, answer')
     """
 
     index: int  # type: ignore[assignment]  # hides tuple.index
     id: Any
-    score: Score | None
+    result: Any
     error: str | None
 
 
-def token_records(score: Score, tokens: str) -> list[dict[str, Any]] | None:
-    """One dictionary per token, with all or the compact fields; None with "none"."""
-    if tokens == "none":
-        return None
-    rows = [asdict(token) for token in score.tokens]
-    if tokens == "compact":
-        rows = [{name: row[name] for name in COMPACT} for row in rows]
-    return rows
+def attempts(
+    run: "Callable[[Request, PrefixCache], Any]", rows: Iterable[Any], id_field: str = "id"
+) -> Iterator[tuple[Outcome, Exception | None]]:
+    """Outcomes of rows, each with its exception if it failed.
+
+    Args:
+        run: scores or decides a request, with the keys and values of the row before.
+    """
+    from lm_polygraph_asmi.model import PrefixCache  # imports torch
+    from lm_polygraph_asmi.scoring.text import row_request
+
+    prefix_cache = PrefixCache()
+    for index, row in enumerate(rows):
+        row_id = row.get(id_field) if isinstance(row, Mapping) else None
+        result, failed = None, None
+        try:
+            request, offsets = row_request(row)
+            result = run(request, prefix_cache)
+            result = result if offsets is None else result.with_spans(offsets)
+        except FAILURES as failure:
+            result, failed = None, failure
+        error = None if failed is None else str(failed) or repr(failed)
+        yield Outcome(index, row_id, result, error), failed
+
+
+def one_by_one(
+    run: "Callable[[Request, PrefixCache], Any]", rows: Iterable[Any], on_error: str, id_field: str
+) -> Iterator[Outcome]:
+    """Outcomes of rows as they arrive; `on_error`: "raise" or "return"."""
+    for outcome, failure in attempts(run, rows, id_field):
+        if failure is not None and on_error == "raise":
+            raise failure
+        yield outcome
+
+
+def run_batch(
+    run: "Callable[[Request, PrefixCache], Any]",
+    rows: Sequence[Mapping[str, Any]],
+    cache: "ResultCache",
+    key: dict[str, Any],
+) -> Iterator[Outcome]:
+    """Outcomes of a batch of rows, from the result cache if it has the batch.
+
+    The batch is one entry, because the reuse of prefixes makes a row's last digits depend on the
+    rows before it. Not stored after a RuntimeError, such as too little memory. Fields that do not
+    change results, such as `id`, are not part of the key.
+    """
+    stored = cache.get(key)
+    if stored is not None:
+        for outcome, row in zip(stored, rows, strict=True):
+            yield outcome._replace(id=row.get("id"))
+        return
+    finished, cacheable = [], True
+    for outcome, failure in attempts(run, rows):
+        cacheable = cacheable and not isinstance(failure, RuntimeError)
+        finished.append(outcome)
+        yield outcome
+    if cacheable:
+        cache.put(key, finished)
 
 
 def without_nan(value: Any) -> Any:
@@ -74,44 +155,33 @@ OUTPUT: dict[str, type] = {
     "asmi_answered": bool,
     "asmi_answer": str,
     "asmi_text": str,
-    "asmi_percentile": float,
-    "asmi_error_probability": float,
-    "asmi_accept": bool,
     "asmi_tokens": str,
     "asmi_settings": str,
     "asmi_warnings": str,
     "asmi_error": str,
 }
-"""Columns that `score_batch` adds, with their type (or None)."""
+"""Columns that `score_batch` adds with a `Scorer`, with their type (or None)."""
 
 
-def with_output(table: "pa.Table", scored: Sequence[Mapping[str, Any]]) -> "pa.Table":
-    """The table with the columns of `OUTPUT` in the types of Arrow; its own stay unchanged."""
+def with_output(
+    table: "pa.Table", output: Mapping[str, type], values: Sequence[Mapping[str, Any]]
+) -> "pa.Table":
+    """The table with the columns of an output in the types of Arrow; its own stay unchanged."""
     import pyarrow as pa
 
     types = {float: pa.float64(), int: pa.int64(), bool: pa.bool_(), str: pa.string()}
-    for name, kind in OUTPUT.items():
-        table = table.append_column(name, pa.array([row[name] for row in scored], types[kind]))
+    for name, kind in output.items():
+        table = table.append_column(name, pa.array([row[name] for row in values], types[kind]))
     return table
 
 
-def output_of(outcome: Outcome, row: Mapping[str, Any], tokens: str) -> dict[str, Any]:
-    """Values of the columns of `OUTPUT` for one row."""
-    score = outcome.score
-    if score is None:
-        return dict.fromkeys(OUTPUT) | {"asmi_error": outcome.error}
-    return {
-        "asmi_score": score.score,
-        "asmi_msp": score.msp,
-        "asmi_counted": score.counted,
-        "asmi_answered": score.answered,
-        "asmi_answer": score.answer if row.get("answer") is None else None,
-        "asmi_text": score.scored_text,
-        "asmi_percentile": score.percentile,
-        "asmi_error_probability": score.error_probability,
-        "asmi_accept": score.accept,
-        "asmi_tokens": None if tokens == "none" else to_json(token_records(score, tokens)),
-        "asmi_settings": to_json(score.settings),
-        "asmi_warnings": to_json(score.warnings) if score.warnings else None,
-        "asmi_error": None,
-    }
+def output_of(
+    outcome: Outcome, row: Mapping[str, Any], output: Mapping[str, type], tokens: str
+) -> dict[str, Any]:
+    """Values of the columns of an output for one row."""
+    values = dict.fromkeys(output) | {"asmi_error": outcome.error}
+    if outcome.result is not None:
+        values |= outcome.result.to_columns(tokens)
+        if row.get("answer") is not None:
+            values["asmi_answer"] = None
+    return values

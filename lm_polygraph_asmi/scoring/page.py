@@ -1,6 +1,5 @@
-"""The page of scored answers: self-contained, light and dark, readable without colour."""
+"""The page of scores and decisions: self-contained, light and dark, readable without colour."""
 
-import math
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -46,6 +45,28 @@ def _without_signs(text: str) -> str:
     return "".join(c if c in SIGNS else visible(c) for c in text)
 
 
+class Card(NamedTuple):
+    """A score or a decision on a page.
+
+    Attributes:
+        heading: its name and number.
+        prompt: text or messages.
+        text: the answer.
+        sentences: what it says; those that all cards share appear once.
+        short: of several, the number or words in their list.
+        rank: sort key, the most uncertain first.
+        score: a `Score`, for a heat map and tables; None: the plain text.
+    """
+
+    heading: str
+    prompt: Any
+    text: str
+    sentences: Sequence[str]
+    short: str
+    rank: float
+    score: Any
+
+
 class Piece(NamedTuple):
     """Tokens of one grapheme, such as the bytes of an emoji; usually a single token.
 
@@ -84,36 +105,9 @@ def pieces(tokens: Sequence[Any]) -> list[Piece]:
     return joined
 
 
-def short_verdict(score: Any) -> str:
-    """The verdict in a few words."""
-    if not score.answered:
-        return "empty answer"
-    decided = {True: "accept", False: "abstain", None: ""}[score.accept]
-    if score.error_probability is None:
-        return decided or "no verdict"
-    mark = ", confident but fragile" if score.confident_but_fragile else ""
-    text = f"probability of error {score.error_probability:.2f}{mark}"
-    return f"{decided}, {text}" if decided else text
-
-
-def probability(likelihood: float) -> str:
-    """exp(-likelihood) in three digits; as a power of e where it would underflow.
-
-    Args:
-        likelihood: negative log-likelihood, nats.
-    """
-    return f"{math.exp(-likelihood):.3g}" if likelihood < 700 else f"e^-{likelihood:.0f}"
-
-
-def _by_verdict(score: Any) -> tuple[Any, ...]:
-    """Sort key: empty answers first, then by falling probability of error."""
-    chance = score.error_probability
-    return (score.answered, chance is None, -(chance or 0), -score.score)
-
-
-def _ranks(scores: Sequence[Any], key: Any) -> list[int]:
-    order = sorted(range(len(scores)), key=lambda number: key(scores[number]))
-    return [order.index(number) for number in range(len(scores))]
+def _ranks(cards: Sequence[Card]) -> list[int]:
+    order = sorted(range(len(cards)), key=lambda number: cards[number].rank)
+    return [order.index(number) for number in range(len(cards))]
 
 
 def _shared(lists: Sequence[Sequence[str]]) -> list[str]:
@@ -135,24 +129,21 @@ def _template() -> Template:
             "visible": visible,
             "with_signs": _with_signs,
             "without_signs": _without_signs,
-            "short_verdict": short_verdict,
-            "probability": probability,
         },
     )
 
 
-def render_part(score: Any) -> str:
-    """HTML of one `Score`, as part of a page, such as a notebook's output."""
+def render_part(card: Card) -> str:
+    """HTML of one card, as part of a page, such as a notebook's output."""
     module: Any = _template().make_module()
-    return str(Markup(module.style()) + Markup(module.card(score, [], 0)))
+    return str(Markup(module.style()) + Markup(module.card(card, [], 0)))
 
 
-def render(scores: Sequence[Any], title: str) -> str:
-    """A self-contained HTML page of `Score`s; several have a summary on top."""
+def render(cards: Sequence[Card], title: str) -> str:
+    """A self-contained HTML page; several cards have a summary on top."""
     return _template().render(
-        scores=scores,
+        cards=cards,
         title=title,
-        shared=_shared([score.verdict for score in scores]),
-        by_score=_ranks(scores, lambda score: -score.score),
-        by_verdict=_ranks(scores, _by_verdict),
+        shared=_shared([card.sentences for card in cards]),
+        by_rank=_ranks(cards),
     )

@@ -59,3 +59,19 @@ def answer_end(ended: bool, tokens: int, limit: int | None) -> str:
     if ended:
         return "complete"
     return f"cut off after {limit} tokens" if tokens == limit else "without an end"
+
+
+def compared(
+    prompt: Any, model: str, settings: Mapping[str, Any], tokens: int, ended: bool | None
+) -> dict[str, Any]:
+    """Settings, model, and form of prompt and answer, which a calibration must share.
+
+    Args:
+        settings: of the scored answer.
+        tokens: of the answer.
+        ended: whether its last token ends it; None: unknown.
+    """
+    described = prompt_format(prompt) | {"model": model}
+    if settings.get("closing_token", True) and ended is not None:
+        described["answer_end"] = answer_end(ended, tokens, settings.get("max_new_tokens"))
+    return described | dict(settings)

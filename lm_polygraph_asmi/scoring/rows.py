@@ -6,41 +6,34 @@ So a killed run, started again, writes the same file.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lm_polygraph_asmi.files import check_unlocked, parse_json, partial_of, to_json, writing
-from lm_polygraph_asmi.scoring.calibration import ROWS
 from lm_polygraph_asmi.scoring.many import (
     FIELDS,
-    OUTPUT,
     Outcome,
+    Rows,
     output_of,
-    token_records,
     with_output,
     without_nan,
 )
-from lm_polygraph_asmi.scoring.provenance import digest_of
-from lm_polygraph_asmi.scoring.result import DERIVED, Score
 from lm_polygraph_asmi.validation import TOKENS, check_new, check_one_of, describe_fields
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from lm_polygraph_asmi.scoring.scorer import Scorer
-
 BATCH = 16
 """Rows scored together: few, since a kill loses up to one batch."""
 ROW_GROUP = 4096
 """Rows of a row group of an output in Parquet."""
+ROWS = (".jsonl", ".jsonlines", ".ndjson")
+"""Suffixes of files with a row on each line."""
 COPIED_FIELDS = {"prompt", "answer", "offsets"}
 """Fields of an output line that an input may have; they are copied unchanged."""
-RESERVED = ({field.name for field in fields(Score)} | {*DERIVED, "row", "error"}) - COPIED_FIELDS
-"""Fields of an output line that an input must not have."""
 TABLES = (".csv", ".tsv", ".xls", ".xlsx")
 """Tables that are not read: they would be taken for one prompt."""
 
@@ -148,6 +141,11 @@ def _parsed(number: int, line: str) -> Row:
     return Row(number, content)
 
 
+def reserved(scorer: Rows) -> set[str]:
+    """Fields of an output line that an input must not have."""
+    return {*scorer.fields, "row", "error"} - COPIED_FIELDS
+
+
 def misspelt(names: Iterable[str]) -> dict[str, str]:
     """Unknown field -> known field with a similar name that is missing."""
     present = set(names)
@@ -165,18 +163,18 @@ def in_chat(content: dict[str, Any]) -> dict[str, Any]:
     return content | {"prompt": [{"role": "user", "content": content["prompt"]}]}
 
 
-def score_rows(scorer: "Scorer", rows: Iterable[Row]) -> Iterator[tuple[Row, Outcome]]:
+def score_rows(scorer: Rows, rows: Iterable[Row]) -> Iterator[tuple[Row, Outcome]]:
     """Rows with their outcomes, in order; `rows` are taken `BATCH` at a time.
 
     `Outcome.index` is the position among all rows.
 
     Args:
-        scorer: model, settings, and the result cache.
+        scorer: a `Scorer`, or a `Decider`.
     """
     remaining, index = iter(rows), 0
     while batch := list(islice(remaining, BATCH)):
-        errors = {row.number: row.error or _unusable(row.content) for row in batch}
-        scored = scorer.score_together([row.content for row in batch if errors[row.number] is None])
+        errors = {row.number: row.error or _unusable(scorer, row.content) for row in batch}
+        scored = scorer.run_batch([row.content for row in batch if errors[row.number] is None])
         for row in batch:
             error = errors[row.number]
             outcome = Outcome(0, row.content.get("id"), None, error)
@@ -185,9 +183,9 @@ def score_rows(scorer: "Scorer", rows: Iterable[Row]) -> Iterator[tuple[Row, Out
         next(scored, None)  # after its last row, the batch is stored
 
 
-def _unusable(content: Mapping[str, Any]) -> str | None:
+def _unusable(scorer: Rows, content: Mapping[str, Any]) -> str | None:
     """Why no line of an output can have these fields; None if one can."""
-    if clashing := sorted(RESERVED & set(content)):
+    if clashing := sorted(reserved(scorer) & set(content)):
         return f"expected no fields {clashing}, which the output uses: rename or remove them"
     try:
         to_json(content, str)
@@ -196,34 +194,33 @@ def _unusable(content: Mapping[str, Any]) -> str | None:
     return None
 
 
-def line_of(row: Row, outcome: Outcome, tokens: str = "full") -> str:
+def line_of(row: Row, outcome: Outcome, scorer: Rows, tokens: str = "full") -> str:
     """A line of an output in JSON lines, without its line break.
 
     Args:
         tokens: fields of each token: "none", "compact" or "full".
 
     Returns:
-        `row`, then `Score.to_dict` (nats, higher = more fragile) or `error`, and the input's
-        fields, which stay unchanged.
+        `row`, then the result's `to_dict` (nats, higher = more uncertain) or `error`, and the
+        input's fields, which stay unchanged.
     """
     line: dict[str, Any] = {"row": row.number}
-    if outcome.score is None:
-        input_fields = {"line": row.content} if RESERVED & set(row.content) else row.content
+    result = outcome.result
+    if result is None:
+        clashing = reserved(scorer) & set(row.content)
+        input_fields = {"line": row.content} if clashing else row.content
         failed = line | {"error": outcome.error}
         try:
             return to_json(failed | input_fields, str)
         except ValueError:  # it has no JSON, as the error says
             return to_json(failed | {"line": ascii(row.content)})
-    line |= outcome.score.to_dict()
-    if tokens != "full":
-        line["tokens"] = token_records(outcome.score, tokens)
-    input_fields = {n: v for n, v in row.content.items() if v is not None or n not in line}
-    line |= input_fields
-    return to_json(line | {"digest": digest_of(line)}, str)
+    line |= result.to_line(tokens)
+    line |= {n: v for n, v in row.content.items() if v is not None or n not in line}
+    return to_json(line | {"digest": result.digest(line)}, str)
 
 
 def score_file(
-    scorer: "Scorer",
+    scorer: Rows,
     source: str | Path,
     out: str | Path,
     tokens: str | None = None,
@@ -234,10 +231,10 @@ def score_file(
     Written as OUT.partial, locked, and renamed when complete.
 
     Args:
-        scorer: model, settings, and the result cache, with which a killed run resumes.
+        scorer: a `Scorer`, or a `Decider`; with its result cache, a killed run resumes.
         source: as for `read_rows`.
         out: .jsonl, with lines as of `line_of`; or .parquet, if the source is, with its columns
-            and `OUTPUT`.
+            and `scorer.columns`.
         tokens: fields of each token: "none", "compact" or "full"; None: full in JSON lines,
             compact in Parquet.
         change: of a row's content before it is scored; in Parquet, the columns written stay.
@@ -249,7 +246,7 @@ def score_file(
         ValueError: another kind of `out`, one that exists or that another program is writing, or
             columns that the scores would overwrite.
     """
-    check_out(source, out)
+    check_out(source, out, scorer.columns)
     tokens = tokens or ("compact" if _is_parquet(out) else "full")
     check_one_of("tokens", tokens, TOKENS)
     with writing(out) as partial:
@@ -259,13 +256,13 @@ def score_file(
         rows = (row._replace(content=change(row.content)) for row in read_rows(source))
         with partial.open("w", encoding="utf-8") as file:
             for row, outcome in score_rows(scorer, rows):
-                file.write(line_of(row, outcome, tokens) + "\n")
+                file.write(line_of(row, outcome, scorer, tokens) + "\n")
                 file.flush()
                 yield row, outcome
 
 
-def check_out(source: str | Path, out: str | Path) -> None:
-    """Raise ValueError unless the rows of `source` can be written to `out`."""
+def check_out(source: str | Path, out: str | Path, output: Mapping[str, type]) -> None:
+    """Raise ValueError unless the rows of `source` can be written to `out`, with these columns."""
     for file in (Path(out), partial_of(out)):
         if file.resolve() == Path(source).resolve():
             raise ValueError(f"cannot write {file}: it is the file of prompts")
@@ -277,7 +274,7 @@ def check_out(source: str | Path, out: str | Path) -> None:
             raise ValueError(
                 f"{source}: expected a column 'prompt', got {', '.join(map(repr, names)) or 'none'}"
             )
-        if clashing := sorted(OUTPUT.keys() & set(names)):
+        if clashing := sorted(output.keys() & set(names)):
             raise ValueError(
                 f"{source}: columns {clashing} would be overwritten by the scores: rename them"
             )
@@ -288,7 +285,7 @@ def check_out(source: str | Path, out: str | Path) -> None:
 
 
 def _score_tables(
-    scorer: "Scorer",
+    scorer: Rows,
     source: str | Path,
     out: Path,
     tokens: str,
@@ -297,18 +294,19 @@ def _score_tables(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    schema = with_output(_parquet(source).schema_arrow.empty_table(), []).schema
+    output = scorer.columns
+    schema = with_output(_parquet(source).schema_arrow.empty_table(), output, []).schema
     number, finished = 0, []
     with pq.ParquetWriter(out, schema) as writer:
         for table in _tables(source):
             # Other columns may hold values that Python has no type for.
             columns = table.select([name for name in (*FIELDS, "id") if name in table.column_names])
             rows, scored = list(map(change, columns.to_pylist())), []
-            for content, outcome in zip(rows, scorer.score_together(rows), strict=True):
+            for content, outcome in zip(rows, scorer.run_batch(rows), strict=True):
                 number += 1
-                scored.append(output_of(outcome, content, tokens))
+                scored.append(output_of(outcome, content, output, tokens))
                 yield Row(number, content), outcome
-            finished.append(with_output(table, scored))
+            finished.append(with_output(table, output, scored))
             if len(finished) * BATCH >= ROW_GROUP:
                 writer.write_table(pa.concat_tables(finished))
                 finished = []

@@ -5,7 +5,7 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -31,21 +31,24 @@ from lm_polygraph_asmi.model import (
     model_state,
     plain_model,
     scoring_session,
+    state_in_session,
     structure_of,
 )
+from lm_polygraph_asmi.model.layer_call import MASKABLE
 from lm_polygraph_asmi.results.cache import (
     ModelKeys,
     ResultCache,
     tokenizer_key,
 )
-from lm_polygraph_asmi.scoring.calibration import CalibrationLike, settled
+from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
 from lm_polygraph_asmi.scoring.control_tokens import rendered_warnings, special_warnings
 from lm_polygraph_asmi.scoring.ending import EndedAnswer, TextAnswer
 from lm_polygraph_asmi.scoring.engine import AnswerInProgress, Engine, diversity_of
 from lm_polygraph_asmi.scoring.generation import Generation, restored_config
-from lm_polygraph_asmi.scoring.many import FAILURES, FIELDS, Outcome
+from lm_polygraph_asmi.scoring.many import FIELDS, OUTPUT, Outcome, one_by_one, run_batch
 from lm_polygraph_asmi.scoring.own_tokenizer import check_tokenizer
-from lm_polygraph_asmi.scoring.result import Score
+from lm_polygraph_asmi.scoring.result import DERIVED, Score
+from lm_polygraph_asmi.scoring.signals import unmasked_signals
 from lm_polygraph_asmi.scoring.statistics import AnswerStatistics
 from lm_polygraph_asmi.scoring.text import (
     UNFINISHED,
@@ -58,7 +61,6 @@ from lm_polygraph_asmi.scoring.text import (
     prompt_tokens,
     prompt_warning,
     repeated_prompt,
-    row_request,
     spans,
     stop_warning,
     token_ids,
@@ -79,7 +81,7 @@ class Scorer:
     The self-check (masked passes against full forward passes) runs once.
 
     Args:
-        model, config, tokenizer, calibration: as for `score`.
+        model, config, tokenizer: as for `score`.
         result_cache: folder in which `score_batch` and files of rows store each finished batch, so
             that a killed run resumes with the same scores; None: no cache.
         gguf_file, dtype, device_map: of a model passed by name, as for `host.loading.load_named`.
@@ -96,13 +98,15 @@ class Scorer:
         ...     assert 0 <= result.score <= result.highest  # nats
     """
 
+    columns = OUTPUT
+    fields = frozenset({*(field.name for field in fields(Score)), *DERIVED})
+
     def __init__(
         self,
         model: "PreTrainedModel | Model | str | Path",
         config: ASMIConfig | None = None,
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,
-        calibration: CalibrationLike = None,
         result_cache: str | Path | None = None,
         gguf_file: str | None = None,
         dtype: str = "auto",
@@ -110,9 +114,12 @@ class Scorer:
         **settings: Any,
     ) -> None:
         self.result_cache = ResultCache(result_cache)
-        self.config, self.calibration, self.span_calibration = settled(
-            calibration, config, settings
-        )
+        if "calibration" in settings:
+            raise TypeError(
+                "a score needs no calibration: decide(model, prompt, answer, calibration=...) or a "
+                "Decider says what one tells of an answer"
+            )
+        self.config = (config or ASMIConfig()).replace(**settings)
         self.engine = Engine(self.config)
         # Settings are checked before a model is loaded.
         self.instruct = False
@@ -205,73 +212,34 @@ class Scorer:
         Example:
             >>> rows = [{"id": "q1", "prompt": prompt, "answer": " Edda Holm"}, {"id": "q2"}]
             >>> for outcome in scorer.score_many(rows):
-            ...     print(outcome.id, outcome.score is not None, outcome.error)
+            ...     print(outcome.id, outcome.result is not None, outcome.error)
             q1 True None
             q2 False expected a text, or an object with a "prompt", got the fields id
         """
         check_one_of("on_error", on_error, ("return", "raise"))
-        return self._many(rows, on_error, id_field)
+        return one_by_one(self.score_request, rows, on_error, id_field)
 
-    def _many(self, rows: Iterable[Any], on_error: str, id_field: str) -> Iterator[Outcome]:
-        for outcome, failure in self._attempts(rows, id_field):
-            if failure is not None and on_error == "raise":
-                raise failure
-            yield outcome
-
-    def score_together(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[Outcome]:
-        """Outcomes of a batch of rows, from the result cache if it has the batch.
-
-        The batch is one entry, because the reuse of prefixes makes a row's last digits depend on
-        the rows before it. Not stored after a RuntimeError, such as too little memory. Fields that
-        do not change scores, such as `id`, are not part of the key.
-        """
-        key = self._batch_key([{name: row.get(name) for name in FIELDS} for row in rows])
-        stored = self.result_cache.get(key)
-        if stored is not None:
-            for outcome, row in zip(stored, rows, strict=True):
-                yield outcome._replace(id=row.get("id"))
-            return
-        finished, cacheable = [], True
-        for outcome, failure in self._attempts(rows):
-            cacheable = cacheable and not isinstance(failure, RuntimeError)
-            finished.append(outcome)
-            yield outcome
-        if cacheable:
-            self.result_cache.put(key, finished)
-
-    def _attempts(
-        self, rows: Iterable[Any], id_field: str = "id"
-    ) -> Iterator[tuple[Outcome, Exception | None]]:
-        """Outcomes of rows, each with its exception if it failed.
-
-        A row is scored with the keys and values of the row before.
-        """
-        prefix_cache = PrefixCache()
-        for index, row in enumerate(rows):
-            row_id = row.get(id_field) if isinstance(row, Mapping) else None
-            score, failed = None, None
-            try:
-                request, offsets = row_request(row)
-                scored = self.score_request(request, prefix_cache)
-                score = scored if offsets is None else scored.with_spans(offsets)
-            except FAILURES as failure:
-                failed = failure
-            error = None if failed is None else str(failed) or repr(failed)
-            yield Outcome(index, row_id, score, error), failed
+    def run_batch(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[Outcome]:
+        """Outcomes of a batch of rows, from the result cache if it has the batch."""
+        return run_batch(self.score_request, rows, self.result_cache, self.batch_key(rows))
 
     @cached_property
     def stream_engine(self) -> Engine:
         """Engine of `stream`."""
         return Engine(self.config.replace(**STREAMED))
 
+    @cached_property
+    def unmasked_engine(self) -> Engine:
+        """Engine of `read`, which reuses what generation has computed where attention allows."""
+        shares = (self.config.attention or attention_of(self.model)) in MASKABLE
+        return Engine(self.config.replace(scope="response")) if shares else self.engine
+
     @property
     def identity(self) -> dict[str, Any]:
         """Everything that a score depends on, except prompt, answer and samples."""
-        calibrations = (self.calibration, self.span_calibration)
         return {
             "model": self.model.config.name_or_path,
             "dtype": str(self.model.dtype),
-            "calibration": [run.identity for run in calibrations if run] or None,
             "instruct": self.instruct,
             "end_tokens": sorted(self.stop_conditions.end_ids),
             "end_of_texts": "likeliest",
@@ -285,10 +253,38 @@ class Scorer:
         request, prompt_ids = self.prepared(request)
         prefix_cache = prefix_cache or PrefixCache()
         with restored_config(self.model):
-            ids, draft, differences = self._answer(request, prompt_ids, prefix_cache)
+            ids, draft, differences = self._answer(request, prompt_ids, prefix_cache, self.engine)
             stats = self.engine.score(self.model, prompt_ids, ids, prefix_cache, draft)
             gate = self.gate_of(request, prompt_ids)
         return self.result(request.noted(differences), prompt_ids, stats, gate)
+
+    def read(self, prompt: Prompt, answer: Answer | None = None) -> UnmaskedAnswer:
+        """An answer under the unmasked model alone, at the cost of one unmasked pass.
+
+        Of the model's own answer, nothing but the last layer's distributions is computed again.
+
+        Example:
+            >>> scorer.read(prompt, " Edda Holm").answered
+            True
+        """
+        return self.read_request(parse_request(prompt, answer))
+
+    def read_request(
+        self, request: Request, prefix_cache: PrefixCache | None = None
+    ) -> UnmaskedAnswer:
+        """`read` of a request, with the keys and values of the row before."""
+        request, prompt_ids = self.prepared(request)
+        prefix_cache, engine = prefix_cache or PrefixCache(), self.unmasked_engine
+        # One session: the model's state is read once, which takes longer than a short answer's
+        # last layer.
+        with scoring_session(self.model), restored_config(self.model):
+            ids, draft, differences = self._answer(request, prompt_ids, prefix_cache, engine)
+            stats = engine.read(self.model, prompt_ids, ids, prefix_cache, draft)
+            settings = self.engine.settings(self.model).to_dict()
+        counted = self._counted(ids)
+        described, _ = self._described(request.noted(differences), prompt_ids, ids, settings)
+        signals = unmasked_signals(*(stats[n][:counted] for n in ("log_likelihood", "entropy")))
+        return UnmaskedAnswer(signals=signals, ids=tuple(ids), counted=counted, **described)
 
     def prepared(self, request: Request) -> tuple[Request, Int[Tensor, " P"]]:
         """The request as the model gets it, with warnings about its texts; the prompt's ids."""
@@ -316,8 +312,8 @@ class Scorer:
             return [{"role": "user", "content": prompt}]
         return prompt
 
-    def _batch_key(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Key of a batch of rows in the result cache; empty without one.
+    def batch_key(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Key of the scores of a batch of rows in the result cache; empty without one.
 
         Weights that cannot be read switch the cache off, with a warning.
         """
@@ -329,6 +325,7 @@ class Scorer:
             log.warning("Scoring without a result cache: %s", error)
             self.result_cache = ResultCache(None)
             return {}
+        rows = [{name: row.get(name) for name in FIELDS} for row in rows]
         return model_key | {
             "tokenizer": self._tokenizer_fingerprint,
             "scorer": self.identity,
@@ -343,16 +340,52 @@ class Scorer:
         gate_and_diversity: tuple[float, float | None, int],
     ) -> Score:
         """The `Score` from the engine's statistics."""
-        prompt, answer, samples, notes = request
         gate, diversity, responses = gate_and_diversity
-        ids = stats.tokens.tolist()
-        text, offsets = spans(self.tokenizer, prompt_ids.tolist(), ids)
-        closed = self.stop_conditions.closes(ids)
-        counted = slice(
-            None, -1 if closed and not self.config.closing_token and len(ids) > 1 else None
+        ids, adapt = stats.tokens.tolist(), self.config.method == "adapt"
+        if request.samples is not None and not adapt:
+            request = request.noted(
+                ['Samples are used by the method "adapt" only; '
+                 f'"{self.config.method}" ignores them.']
+            )  # fmt: skip
+        if adapt and responses < 2:
+            request = request.noted(
+                ["Fewer than two sampled answers are non-empty: no semantic discount (alpha near "
+                 "0)."]
+            )  # fmt: skip
+        described, offsets = self._described(request, prompt_ids, ids, stats.settings.to_dict())
+        tokens = tokens_of(stats, described["scored_text"], offsets, gate, self.tokenizer)
+        counted = self._counted(ids)
+        return Score(
+            score=aggregate([token.u for token in tokens[:counted]], self.config.aggregation),
+            tokens=tuple(tokens),
+            counted=counted,
+            msp=-float(np.sum(stats.log_likelihood[:counted])),
+            diversity=diversity,
+            gate=gate if adapt else None,
+            seconds=stats.seconds,
+            **described,
         )
-        tokens = tokens_of(stats, text, offsets, gate, self.tokenizer)
-        settings = stats.settings.to_dict()
+
+    def _counted(self, ids: Sequence[int]) -> int:
+        """Number of tokens, from the first, that count: all, or all but the closing one."""
+        drops = not self.config.closing_token and len(ids) > 1 and self.stop_conditions.closes(ids)
+        return len(ids) - drops
+
+    def _described(
+        self,
+        request: Request,
+        prompt_ids: Int[Tensor, " P"],
+        ids: Sequence[int],
+        settings: Mapping[str, Any],
+    ) -> tuple[dict[str, Any], list[tuple[int, int]]]:
+        """Texts, warnings and settings of an answer, and the characters of each token.
+
+        Args:
+            ids: tokens of the answer.
+            settings: of the masks.
+        """
+        prompt, answer, _, notes = request
+        text, offsets = spans(self.tokenizer, prompt_ids.tolist(), ids)
         content = self.stop_conditions.without(text, offsets, ids)
         warnings = [*notes, *self.tokenizer_warnings]
         if isinstance(prompt, str) and not prompt.strip():
@@ -363,7 +396,7 @@ class Scorer:
             warnings.append(warning)
         if warning := unknown_warning(self.tokenizer, prompt_ids.tolist()):
             warnings.append(warning)
-        if answer is None and not closed:
+        if answer is None and not self.stop_conditions.closes(ids):
             stop = "" if self.stop else ", or pass a `stop` such as '\\n'"
             warnings.append(
                 f"The model's answer was cut off after {len(ids)} tokens without an end: increase "
@@ -384,38 +417,23 @@ class Scorer:
                 warnings.append(warning)
             if warning := stop_warning(answer, self.stop):
                 warnings.append(warning)
-        if samples is not None and self.config.method != "adapt":
-            warnings.append(
-                f'Samples are used by the method "adapt" only; "{self.config.method}" ignores them.'
-            )
-        if self.config.method == "adapt" and responses < 2:
-            warnings.append(
-                "Fewer than two sampled answers are non-empty: no semantic discount (alpha near 0)."
-            )
-        return Score(
-            score=aggregate([token.u for token in tokens[counted]], self.config.aggregation),
-            prompt=prompt if isinstance(prompt, str) else [dict(m) for m in prompt],
-            answer=content if answer is None else answer if isinstance(answer, str) else list(ids),
-            scored_text=text,
-            tokens=tuple(tokens),
-            counted=len(tokens[counted]),
-            msp=-float(np.sum(stats.log_likelihood[counted])),
-            diversity=diversity,
-            gate=gate if self.config.method == "adapt" else None,
-            settings={
+        settings = {**settings, **self._score_settings(request)}
+        return {
+            "prompt": prompt if isinstance(prompt, str) else [dict(m) for m in prompt],
+            "answer": content if answer is None
+            else answer if isinstance(answer, str) else list(ids),
+            "scored_text": text,
+            "settings": {
                 name: value.item() if isinstance(value, np.generic) else value
-                for name, value in (settings | self._score_settings(request)).items()
+                for name, value in settings.items()
             },
-            model=str(self.model.config.name_or_path or ""),
-            seconds=stats.seconds,
-            warnings=tuple(warnings),
-            calibration=self.calibration,
-            content_end=len(content),
-            ending=text[len(content) :],
-            answered=bool(content.strip()),
-            prompt_tokens=len(prompt_ids),
-            span_calibration=self.span_calibration,
-        )
+            "model": str(self.model.config.name_or_path or ""),
+            "warnings": tuple(warnings),
+            "content_end": len(content),
+            "ending": text[len(content) :],
+            "answered": bool(content.strip()),
+            "prompt_tokens": len(prompt_ids),
+        }, offsets  # fmt: skip
 
     def fingerprints(self) -> dict[str, str]:
         """Hashes of the current weights; and of tokenizer, chat template and end tokens.
@@ -425,7 +443,7 @@ class Scorer:
         Raises:
             ValueError: the model has foreign hooks, which cannot be hashed.
         """
-        weights = self._keys.of(self.model, model_state(self.model))["model"]
+        weights = self._keys.of(self.model, state_in_session(self.model))["model"]
         if weights is None:
             raise ValueError(
                 "the model has forward hooks or a replaced forward method, so a calibration "
@@ -452,9 +470,7 @@ class Scorer:
         settings["attention_in_use"] = self.config.attention or attention_of(self.model)
         if self.config.method == "adapt":
             settings["samples"] = "generated" if samples is None else "passed"
-        if self.calibration is not None and "weights" in self.calibration.settings:
-            settings |= self.fingerprints()
-        elif self.result_cache.kept:  # which has hashed the weights
+        if self.result_cache.kept:  # which has hashed the weights
             with suppress(ValueError, TypeError):
                 settings |= self.fingerprints()
         if not (answer is None or isinstance(answer, str)):  # token ids are scored unchanged
@@ -466,17 +482,19 @@ class Scorer:
         return settings
 
     def _answer(
-        self, request: Request, prompt_ids: Int[Tensor, " P"], prefix_cache: PrefixCache
+        self,
+        request: Request,
+        prompt_ids: Int[Tensor, " P"],
+        prefix_cache: PrefixCache,
+        engine: Engine,
     ) -> EndedAnswer:
         answer, limit = request.answer, self.config.max_new_tokens
         if answer is None:
-            return EndedAnswer(
-                self.generation.greedy(prompt_ids, limit, [self.engine], prefix_cache)
-            )
+            return EndedAnswer(self.generation.greedy(prompt_ids, limit, [engine], prefix_cache))
         if not isinstance(answer, str):
             return EndedAnswer(token_ids(answer))
         return TextAnswer(
-            self.engine, self.generation, request.prompt, prompt_ids, answer, limit, prefix_cache
+            engine, self.generation, request.prompt, prompt_ids, answer, limit, prefix_cache
         ).ended()
 
     def gate_of(

@@ -12,7 +12,6 @@ from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.maths.scores import aggregate
 
 if TYPE_CHECKING:
-    from lm_polygraph_asmi.scoring.calibration import Calibration
     from lm_polygraph_asmi.scoring.tokens import Token
 
 FENCE = re.compile(r"\s*(```|~~~)")
@@ -30,7 +29,7 @@ UNSPACED = re.compile(r"[^。！？]*[。！？]+[”’」』）]*|[^。！？]
 
 @dataclass(frozen=True)
 class Span:
-    """A part of an answer.
+    """A part of an answer. Not validated: the paper finds the effect for whole answers.
 
     Attributes:
         text: its characters, scored_text[start:end].
@@ -42,14 +41,11 @@ class Span:
         alternative: the subnetworks' most frequent replacement of one of its tokens, which is
             `instead_of`; None if there is none.
         alternative_share: share of masks that choose it, 0 to 1.
-        validated: whether u ranks errors among labelled parts of answers. The paper validates
-            whole answers only.
-        error_probability: calibrated on labelled parts; None if not validated.
 
     Example:
         >>> first, second = scorer.score(prompt, " Edda Holm did. She came from Brask.").spans
-        >>> isinstance(first, Span), first.text, first.validated
-        (True, 'Edda Holm did.', False)
+        >>> isinstance(first, Span), first.text
+        (True, 'Edda Holm did.')
     """
 
     text: str
@@ -63,8 +59,6 @@ class Span:
     alternative: str | None
     instead_of: str | None
     alternative_share: float
-    validated: bool = False
-    error_probability: float | None = None
 
 
 def segment_answer(text: str) -> list[tuple[int, int]]:
@@ -132,13 +126,11 @@ def span_of(
     start: int,
     end: int,
     tokens: Sequence["Token"],
-    calibration: "Calibration | None" = None,
     aggregation: str = ASMIConfig.aggregation,
 ) -> Span:
     """The `Span` of the tokens that overlap text[start:end].
 
     Args:
-        calibration: of labelled parts, scored with the same settings.
         aggregation: of u: "mean", "sum" or "max".
 
     Raises:
@@ -159,19 +151,16 @@ def span_of(
     strongest = max(replaced, key=lambda token: token.alternative_share, default=None)
     mean = {name: float(np.mean([getattr(t, name) for t in overlapping]))
             for name in ("mi", "entropy", "log_likelihood")}  # fmt: skip
-    u = aggregate([token.u for token in overlapping], aggregation)
     return Span(
         text=text[start:end],
         start=start,
         end=end,
         tokens=len(overlapping),
-        u=u,
+        u=aggregate([token.u for token in overlapping], aggregation),
         mi=mean["mi"],
         entropy=mean["entropy"],
         perplexity=-mean["log_likelihood"],
         alternative=None if strongest is None else strongest.alternative,
         instead_of=None if strongest is None else strongest.text,
         alternative_share=0.0 if strongest is None else strongest.alternative_share,
-        validated=calibration is not None and calibration.ranks,
-        error_probability=None if calibration is None else calibration.error_probability(u),
     )

@@ -1,4 +1,4 @@
-"""A scored answer in a terminal: heat map, verdict, and tables of the most fragile tokens."""
+"""A scored answer in a terminal: heat map, explanation, and tables of the most fragile tokens."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -45,7 +45,7 @@ def in_terminal(score: Any, width: int) -> Iterator[Text | Table]:
     lines = shaded.divide([position for position, _ in cuts])
     for line, bar in zip(lines, bars.divide([column for _, column in cuts]), strict=True):
         yield from (line, bar)
-    yield from (Text(line) for line in score.verdict)
+    yield from (Text(line) for line in score.explanation)
     yield Text(
         "Most fragile tokens. Chosen by: masks under which the token is the most likely one; "
         "alternative: the most frequent other.",
@@ -59,10 +59,11 @@ def in_terminal(score: Any, width: int) -> Iterator[Text | Table]:
                       f"{token.vote:.0%}", Text(other + share))  # fmt: skip
     yield table
     if score.parts:
-        yield Text(f"Parts of the answer. {score.about_spans}")
-        validated = score.parts[0].validated
-        table = Table("part", *["P(error)"] * validated, "u", "MI", "entropy", "perplexity",
-                      "alternative", box=None, header_style="dim")  # fmt: skip
+        yield Text(
+            "Parts of the answer. Not validated: the paper finds the effect for whole answers."
+        )
+        table = Table("part", "u", "MI", "entropy", "perplexity", "alternative", box=None,
+                      header_style="dim")  # fmt: skip
         for span in score.parts:
             other = (
                 ""
@@ -70,8 +71,7 @@ def in_terminal(score: Any, width: int) -> Iterator[Text | Table]:
                 else f"{visible(span.alternative)} for {visible(span.instead_of or '·')} "
                 f"{span.alternative_share:.0%}"
             )
-            chance = [f"{span.error_probability:.2f}"] if validated else []
-            table.add_row(Text(visible(span.text)), *chance, f"{span.u:.4f}", f"{span.mi:.4f}",
+            table.add_row(Text(visible(span.text)), f"{span.u:.4f}", f"{span.mi:.4f}",
                           f"{span.entropy:.3f}", f"{span.perplexity:.2f}",
                           Text(other))  # fmt: skip
         yield table

@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 import threading
-from types import SimpleNamespace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -24,6 +24,7 @@ from lm_polygraph_asmi.adapters.contract import (
     twin_of,
 )
 from tests.adapters.conftest import SETTINGS
+from tests.scoring.test_result import decided
 
 PROMPT = "Who built the ferry?"
 
@@ -34,7 +35,8 @@ def test_the_numbers_are_those_of_the_score(scorer):
     for name in ("msp", "perplexity", "entropy"):
         assert getattr(found, name) == pytest.approx(score.signals[name], abs=1e-5)
     assert (found.error_probability, found.decision) == (None, None)
-    assert "pass a calibration" in found.reason
+    assert (found.signal, found.value) == (score.symbol, found.score)
+    assert found.reason == "No decision: there is no calibration."
     assert json.loads(json.dumps(found.to_dict()))["unit"] == "nats"
 
 
@@ -62,17 +64,17 @@ def test_messages_of_openais_clients_are_read_as_the_server_reads_them(scorer):
         assess(scorer, [{"role": "user", "content": None}], "Brask")
 
 
-@pytest.mark.parametrize(("accept", "decision"), [(True, "accept"), (False, "abstain")])
+@pytest.mark.parametrize(
+    ("accept", "decision"), [(True, "accept"), (False, "abstain"), (None, None)]
+)
 def test_a_decision_is_passed_on(scorer, accept, decision):
     score = scorer.score(PROMPT, " Brask")
-    names = ("signals", "symbol", "score", "settings", "model", "warnings")
-    known = {name: getattr(score, name) for name in names}
-    decided = SimpleNamespace(
-        **known, accept=accept, error_probability=0.25, accept_reason="why it is so"
-    )
-    found = Assessment.of(decided)
+    one = replace(decided(score), accept=accept, reason="why it is so")
+    found = Assessment.of(one)
     assert (found.decision, found.error_probability) == (decision, 0.25)
-    assert found.reason == "why it is so"
+    assert (found.signal, found.value, found.score) == ("MSP", 1.0, score.score)
+    assert (found.reason, found.key) == ("why it is so", config_key(score))
+    assert Assessment.of(replace(one, score=None)).score is None
 
 
 def test_the_key_tells_settings_apart_and_nothing_else(folder, scorer):
@@ -192,4 +194,4 @@ except ImportError as error:
 def test_an_assessment_is_frozen():
     assert dataclasses.fields(Assessment)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        Assessment("m", 0, 0, 0, 0, None, None, "", "").score = 1
+        Assessment("m", 0, 0, 0, 0, 0, None, None, "", "").score = 1

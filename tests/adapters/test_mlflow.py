@@ -42,7 +42,7 @@ def test_an_evaluation(folder):
             continue
         score = expected[row["response"]]
         assert row["asmi/value"] == pytest.approx(score.score, abs=1e-6)
-        assert row["asmi/rationale"] == score.accept_reason
+        assert row["asmi/rationale"] == "No decision: there is no calibration."
         metadata = feedback["metadata"]
         assert float(metadata["entropy"]) == pytest.approx(score.signals["entropy"], abs=1e-5)
         assert (metadata["decision"], "error_probability" in metadata) == ("none", False)

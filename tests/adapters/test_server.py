@@ -13,11 +13,11 @@ import bench_serve
 import pytest
 from click.testing import CliRunner
 
-from lm_polygraph_asmi.adapters.contract import Assessment, open_scorer
+from lm_polygraph_asmi.adapters.contract import Assessment, open_scorer, scorer_of
+from lm_polygraph_asmi.calibration import Decider, calibrate_rows
 from lm_polygraph_asmi.commands import main
-from lm_polygraph_asmi.scoring import calibrate_rows
 from tests.adapters.conftest import SETTINGS, serving
-from tests.scoring.test_calibrate import labelled
+from tests.calibration.conftest import labelled
 
 openai = pytest.importorskip("openai")
 pytest.importorskip("prometheus_client")
@@ -63,16 +63,18 @@ def idle(port, seconds=10):
         time.sleep(0.01)
 
 
-def same(asmi, score):
+def same(asmi, result):
     """What a reply says is what a direct call says."""
-    expected = Assessment.of(score).to_dict()
-    for name in ("score", "msp", "perplexity", "entropy"):
-        assert asmi[name] == pytest.approx(expected[name], abs=1e-5)
-    for name in ("key", "decision", "method", "unit", "error_probability", "reason"):
+    expected = Assessment.of(result).to_dict()
+    for name in ("value", "score", "msp", "perplexity", "entropy"):
+        known = expected[name]
+        assert asmi[name] == (None if known is None else pytest.approx(known, abs=1e-5))
+    for name in ("key", "decision", "signal", "unit", "error_probability", "reason"):
         assert asmi[name] == expected[name]
-    assert [token["text"] for token in asmi["tokens"]] == [token.text for token in score.tokens]
+    tokens = getattr(result, "tokens", ())  # a decision without masked passes has none
+    assert [token["text"] for token in asmi["tokens"]] == [token.text for token in tokens]
     assert [token["u"] for token in asmi["tokens"]] == pytest.approx(
-        [token.u for token in score.tokens], abs=1e-5
+        [token.u for token in tokens], abs=1e-5
     )
 
 
@@ -151,7 +153,7 @@ def test_an_answer_whose_score_draws_others(scorer):
     same(whole.asmi, direct.score(PROMPT))
     same(last.asmi, direct.score(PROMPT))
     same(given["asmi"], own.score(PROMPT, " I"))
-    assert whole.asmi["method"] == "Adapt-ASMI"
+    assert whole.asmi["signal"] == "Adapt-ASMI"
 
 
 def test_a_stream_of_another_scope_ends_in_the_score_of_that_scope(scorer):
@@ -303,7 +305,7 @@ def calibrated(folder, tmp_path_factory):
     rows = [row | {"correct": one < reference_range, "cluster": row["id"]} for row, one in zip(
         rows, free, strict=True)]  # fmt: skip
     found = calibrate_rows(rows, own, 0.2, 0.8, signal="perplexity", resamples=20)
-    assert found.decision.guarantee.threshold is not None
+    assert found.guarantee.threshold is not None
     found.save(file)
     return file
 
@@ -319,7 +321,7 @@ def test_decisions_of_a_calibration_run(folder, calibrated):
         port = int(address.split(":")[1])
         found = bench_serve.ask(port, "/score", prompt=prompt, answer=answers)["data"]
         for one, answer in zip(found, answers, strict=True):
-            same(one["asmi"], own.score(prompt, answer))
+            same(one["asmi"], own.decide(prompt, answer))
         written = bench_serve.ask(port, "/v1/completions", model="tiny", prompt=prompt)["asmi"]
         other = {"model": "tiny", "prompt": prompt, "stop": "never"}
         undecided = bench_serve.ask(port, "/v1/completions", **other)["asmi"]
@@ -341,15 +343,17 @@ def test_settings_of_the_command(folder, calibrated, with_run, monkeypatch):
     expected = {"scope": "response", "seeded_by": "prompt", "max_new_tokens": 5} | (
         {"stop": (".",)} if with_run else {"method": "adapt", "tau": 0.4}
     )
-    assert {name: getattr(own.config, name) for name in expected} == expected
-    assert (own.calibration is not None) == with_run
+    config = scorer_of(own).config
+    assert {name: getattr(config, name) for name in expected} == expected
+    assert isinstance(own, Decider) == with_run
 
 
 def test_a_calibration_run_of_other_settings_is_refused_at_the_start(folder, calibrated):
-    arguments = ["--model", str(folder), "--calibration", str(calibrated), "--stop", ".", "--scope"]
-    done = CliRunner().invoke(main, ["serve", *arguments, "all", "--port", "0"])
+    """Of a decision by perplexity, the scope of masks is no matter."""
+    arguments = ["--model", str(folder), "--calibration", str(calibrated), "--stop", "!"]
+    done = CliRunner().invoke(main, ["serve", *arguments, "--scope", "all", "--port", "0"])
     assert done.exit_code
-    assert "scope 'response' there, 'all' here" in done.output
+    assert "(stop ['.'] there, ['!'] here)" in done.output
 
 
 @pytest.fixture

@@ -88,7 +88,7 @@ found.fonts = tokens.map(t => getComputedStyle(t).fontFamily.includes('mono'));
 found.overlong = [...document.querySelectorAll('.wide')].filter(w => w.open !== false &&
   w.getBoundingClientRect().right > innerWidth + .5).length;
 const order = {};
-for (const kind of ['by-score', 'by-verdict']) {
+for (const kind of ['by-rank']) {
   const input = document.querySelector('.' + kind);
   if (!input) continue;
   input.checked = true;

@@ -2,20 +2,16 @@
 
 import json
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 
 from lm_polygraph_asmi import ASMI, AdaptASMI, SemASMI, maths
-from lm_polygraph_asmi.commands.export import export
-from lm_polygraph_asmi.config import AGGREGATIONS, ASMIConfig
-from lm_polygraph_asmi.scoring import Calibration, Score
+from lm_polygraph_asmi.config import AGGREGATIONS
+from lm_polygraph_asmi.scoring import Score
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from tests import brute_force
-from tests.report import runs
 from tests.scoring.conftest import PROMPT
 
 FEW = {"num_masks": 5, "mask_rate": 0.4, "top_k": 6}
@@ -101,16 +97,16 @@ def test_what_a_result_says(scored):
     tokens = len(mean.tokens)
     assert total.highest == pytest.approx(tokens * mean.highest)
     assert highest.highest == mean.highest == math.log(FEW["num_masks"])
-    assert f"(0 to {mean.highest:.2f}; higher" in mean.verdict[0]
-    assert mean.verdict[0].endswith(f"the mean over {tokens} tokens.")
-    assert f"(0 to {total.highest:.2f}; higher" in total.verdict[0]
-    assert total.verdict[0].endswith(f"the sum over {tokens} tokens.")
-    assert highest.verdict[0].endswith(f"the maximum over {tokens} tokens.")
+    assert f"(0 to {mean.highest:.2f}; higher" in mean.explanation[0]
+    assert mean.explanation[0].endswith(f"the mean over {tokens} tokens.")
+    assert f"(0 to {total.highest:.2f}; higher" in total.explanation[0]
+    assert total.explanation[0].endswith(f"the sum over {tokens} tokens.")
+    assert highest.explanation[0].endswith(f"the maximum over {tokens} tokens.")
     for one in (mean, total, highest):
         content = json.loads(json.dumps(one.to_dict()))
         assert content["settings"]["aggregation"] == one.aggregation
         assert Score.from_dict(content).aggregation == one.aggregation
-        assert one.verdict[0] in one.to_html()
+        assert one.explanation[0] in one.to_html()
         assert one.signals["sem"] == float(one)
         assert one.signals["asmi"] == pytest.approx(float(scored["asmi", one.aggregation]))
         assert one.signals["entropy"] == mean.signals["entropy"]
@@ -125,40 +121,3 @@ def test_another_aggregation_is_another_score(model, tokenizer):
         Scorer(model, tokenizer=tokenizer, aggregation=how).identity for how in ("mean", "sum")
     )
     assert total == plain | {"aggregation": "sum"}
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A run with the sums beside the means; of its two Sem-ASMIs each is another score."""
-    saved = runs.content()
-    stats = saved["stats"]
-    pairs = zip(stats["asmi_mi_d60"], stats["asmi_agreement_d60"], strict=True)
-    sums = [float((mi * (1 - a)).sum()) for mi, a in pairs]
-    runs.put(saved, ASMIConfig(aggregation="sum"), sums)
-    return runs.save(tmp_path_factory.mktemp("runs") / "squad", saved), sums
-
-
-@pytest.mark.usefixtures("few_resamples")
-def test_a_reference_is_of_one_aggregation(run, tmp_path, scored):
-    path, sums = run
-    of_means, of_sums = (Calibration.read(path, aggregation=how) for how in ("mean", "sum"))
-    assert of_sums.scores == sorted(sums)
-    assert of_means.scores != of_sums.scores
-    assert of_sums.method == "Sem-ASMI (60%, K=64, aggregation=sum)"
-    assert of_sums.settings["aggregation"] == "sum"
-    said = "aggregation mean there, sum here"
-    assert said in of_means.verdict(1.0, of_sums.settings)[0]
-    assert "aggregation sum there, mean here" in of_sums.verdict(1.0, of_means.settings)[0]
-    with pytest.raises(ValueError, match="expected a score with the settings aggregation='max'"):
-        Calibration.read(path, aggregation="max")
-    with pytest.raises(
-        ValueError, match="expected a score with the settings method='asmi', aggregation="
-    ):
-        Calibration.read(path, method="asmi", aggregation="sum")
-    # A score with a calibration of another aggregation stays silent, and says why.
-    tested = replace(scored["sem", "sum"], calibration=of_means)
-    assert any(said in sentence for sentence in tested.verdict)
-    out = tmp_path / "sums.json"
-    done = CliRunner().invoke(export, [str(path), "--aggregation", "sum", "--out", str(out)])
-    assert done.exit_code == 0, done.output
-    assert Calibration.load(out) == of_sums

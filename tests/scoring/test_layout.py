@@ -12,7 +12,7 @@ from lm_polygraph_asmi.scoring import page
 from lm_polygraph_asmi.scoring.page import pieces, render
 from tests.scoring.conftest import PROMPT
 from tests.scoring.pages import TEXTS, Shown, browser, filled, measure, spread
-from tests.scoring.test_result import interpreted
+from tests.scoring.test_result import decided
 from tests.tiny_lm import whitebox
 
 pytestmark = pytest.mark.skipif(browser() is None, reason="no Chromium is installed")
@@ -44,7 +44,7 @@ def scores(tokenizer):
 @pytest.fixture(scope="module")
 def several(scores):
     short = [scores[name] for name in ("code", "cjk", "arabic", "emoji")]
-    return [interpreted(short[1]), *short]
+    return [decided(short[1]), *short]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def measured(scores, several, tmp_path_factory):
     for width in WIDTHS:
         for name in TEXTS:
             pages[LIGHT,][name, width] = Shown(scores[name].to_html(), width)
-        pages[DARK,]["five", width] = Shown(render(several, "five"), width)
+        pages[DARK,]["five", width] = Shown(render([one.card for one in several], "five"), width)
     for system, body, _ in THEMES:
         pages[system,][body] = Shown(scores["emoji"].to_html(), 800, body)
 
@@ -98,11 +98,10 @@ def test_every_table_has_a_narrow_shape():
 @pytest.mark.parametrize("width", WIDTHS)
 def test_five_answers(several, measured, width):
     found = measured(DARK)["five", width]
-    check(found, sum(len(pieces(one.tokens)) for one in several), width)
-    numbers = {str(1 + place): float(one) for place, one in enumerate(several)}
-    order = found["order"]["by-score"]
+    check(found, sum(len(pieces(one.card.score.tokens)) for one in several), width)
+    numbers = {str(1 + place): -one.card.rank for place, one in enumerate(several)}
+    order = found["order"]["by-rank"]
     assert [numbers[n] for n in order] == sorted(numbers.values(), reverse=True)
-    assert found["order"]["by-verdict"][0] == "1"  # the one with a verdict, which is a bad one
 
 
 def luminance(colour):

@@ -61,22 +61,12 @@ def test_prompts_and_answers_are_refused_before_anything_is_loaded(arguments, me
         score("no such model", *arguments)
 
 
-@pytest.mark.parametrize(
-    ("calibration", "error", "message"),
-    [
-        (
-            "no such run",
-            FileNotFoundError,
-            "neither a manager file .*: no such file or folder",
-        ),
-        ("", ValueError, "expected a path, got an empty one"),
-        ("none.json", FileNotFoundError, "none.json: no such calibration"),
-    ],
-)
-def test_a_reference_is_read_before_anything_is_loaded(calibration, error, message, monkeypatch):
+def test_a_score_takes_no_calibration(monkeypatch):
+    """What version 0.1 took is an error that names it, before anything is loaded."""
     monkeypatch.setattr(loading, "load_model", None)
-    with pytest.raises(error, match=message):
-        score("no such model", PROMPT, " Brask", calibration=calibration)
+    for call in (score, stream):
+        with pytest.raises(TypeError, match=r"a score needs no calibration: decide\("):
+            call("no such model", PROMPT, calibration="calibration.json")
 
 
 def test_numbers_of_other_libraries_are_numbers(model, tokenizer):
@@ -177,7 +167,7 @@ def test_words_are_completed_as_the_help_says():
     typed = {"COMP_WORDS": "polygraph_asmi sco", "COMP_CWORD": "1", variable: "bash_complete"}
     shown = CliRunner().invoke(main, prog_name="polygraph_asmi", env=typed)
     assert shown.stdout == "plain,score\n"
-    typed |= {"COMP_WORDS": "polygraph_asmi score --calib", "COMP_CWORD": "2"}
+    typed |= {"COMP_WORDS": "polygraph_asmi decide --calib", "COMP_CWORD": "2"}
     shown = CliRunner().invoke(main, prog_name="polygraph_asmi", env=typed)
     assert shown.stdout == "plain,--calibration\n"
 

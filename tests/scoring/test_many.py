@@ -51,10 +51,10 @@ def test_rows_come_out_as_they_went_in(scorer, passes):  # noqa: F811
     assert starts[0] == 0
     assert any(start >= shared - 1 for start in starts)  # the passage was not run again
     for one, row in zip(found[1:], ROWS[1:], strict=True):
-        if one.score is None:
+        if one.result is None:
             continue
         alone = scorer.score(row["prompt"], row.get("answer"))
-        np.testing.assert_allclose(columns(one.score.tokens), columns(alone.tokens), atol=1e-5)
+        np.testing.assert_allclose(columns(one.result.tokens), columns(alone.tokens), atol=1e-5)
     with pytest.raises(ValueError, match="expected a text"):
         list(scorer.score_many(ROWS, on_error="raise"))
     with pytest.raises(ValueError, match="on_error"):
@@ -69,7 +69,7 @@ def test_columns_in_columns_out(scorer):
     for name, column in given.items():
         assert found[name] is column
     each = list(scorer.score_many(ROWS[:4]))
-    expected = [None if one.score is None else one.score.score for one in each]
+    expected = [None if one.result is None else one.result.score for one in each]
     assert found["asmi_score"].tolist() == pytest.approx(expected)
     assert [error is None for error in found["asmi_error"]] == [True, True, False, True]
     # The model's own answer stands where none was given, and a given one stays.

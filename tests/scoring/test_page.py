@@ -14,7 +14,7 @@ from lm_polygraph_asmi import score
 from lm_polygraph_asmi.scoring.page import pieces, render, visible
 from tests.scoring import pages as hard
 from tests.scoring.conftest import PROMPT
-from tests.scoring.test_result import interpreted
+from tests.scoring.test_result import decided
 
 NASTY = (
     """<script>document.title="broken"</script> " ' & {{ 7 * 7 }} {% x %} </style><b onload=x>"""
@@ -51,16 +51,19 @@ def nasty(found):
         for token in found.tokens[:3]
     )
     messages = [{"role": NASTY, "content": NASTY}]
-    one = interpreted(found, name=NASTY, quality=NASTY)
-    plain = replace(one, prompt=NASTY, answer=3 * NASTY, tokens=tokens, model=NASTY,
+    plain = replace(found, prompt=NASTY, answer=3 * NASTY, tokens=tokens, model=NASTY,
                     warnings=(NASTY,))  # fmt: skip
     return [plain, replace(plain, prompt=messages)]
 
 
+def cards(*results):
+    return [result.card for result in results]
+
+
 def test_everything_is_escaped(found, nasty):
-    page = render(nasty, NASTY)
+    page = render(cards(*nasty), NASTY)
     tags = {tag for tag, _ in Elements(page).tags}
-    expected = {tag for tag, _ in Elements(render([interpreted(found)] * 2, "title")).tags}
+    expected = {tag for tag, _ in Elements(render(cards(found, found), "title")).tags}
     assert tags == expected
     assert "script" not in tags
     assert not any("onload" in attributes for _, attributes in Elements(page).tags)
@@ -71,7 +74,7 @@ def test_everything_is_escaped(found, nasty):
 
 
 def test_it_loads_nothing(nasty):
-    page = render(nasty, "title")
+    page = render(cards(*nasty), "title")
     for tag, attributes in Elements(page).tags:
         assert tag not in ("script", "link", "img", "iframe", "object", "base", "form")
         assert not {"src", "srcset", "action"} & set(attributes)
@@ -146,19 +149,6 @@ def test_code_in_a_fixed_width(model, tokenizer):
         assert part not in code
 
 
-def test_the_mark_belongs_to_the_answer(found):
-    marked = interpreted(found).to_html()
-    assert "Confident but fragile.</strong>" in marked
-    assert "not single tokens" in marked
-    assert (
-        f"higher than {interpreted(found).percentile:.0f} % of the calibration answers</h2>"
-        in marked
-    )
-    for page in (found.to_html(), interpreted(found, median=9.0).to_html()):
-        assert "Confident but fragile" not in page
-    assert "of the calibration answers</h2>" not in found.to_html()
-
-
 def test_in_a_notebook(found):
     part = found._repr_html_()
     tags = [tag for tag, _ in Elements(part).tags]
@@ -171,15 +161,29 @@ def test_in_a_notebook(found):
 
 
 def test_several_answers_on_a_page(found):
-    page = render([found, interpreted(found)], "two")
+    other = replace(found, warnings=("Look out.",))
+    page = render(cards(found, other), "two")
     assert page.count('<section class="asmi" id="answer-') == 2
-    assert page.count(found.verdict[-1]) == 1  # a sentence common to all appears once
-    assert page.count(found.verdict[1]) == 1  # and what one says, with it
+    assert page.count(found.explanation[-1]) == 1  # a sentence common to all appears once
+    assert page.count("Look out.") == 1  # and what one says, with it
     assert page.count("Point at a token") == 1
-    text = Elements(page).text
-    assert "2 answers" in text
-    assert f"probability of error {interpreted(found).error_probability:.2f}, confident but" in text
+    assert "2 answers" in Elements(page).text
     assert page.count("<style>") == 2  # the cards', once, and the page's
+
+
+def test_a_decision_on_a_page(found):
+    """With a score its heat map, without one the answer as text; a score is not computed for it."""
+    with_score, without = decided(found), replace(decided(found), score=None)
+    for one in (with_score, without):
+        text = Elements(one.to_html()).text
+        assert "Accept: MSP 1 nats" in text
+        assert all(sentence in text for sentence in one.sentences)
+    assert "Point at a token" in with_score.to_html()
+    assert "Point at a token" not in without.to_html()
+    assert visible(without.text) in Elements(without.to_html()).text.replace("\n", "")
+    page = render(cards(with_score, replace(without, accept=False)), "two")
+    assert "accept, probability of error 0.25" in page
+    assert "abstain, probability of error 0.25" in page
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +213,7 @@ def opened(browser, tmp_path):
 
 
 def test_in_a_browser(found, nasty, opened):
-    page = render([interpreted(found), *nasty], "Fragility")
+    page = render(cards(found, *nasty), "Fragility")
     brightness = {}
     for dark in (False, True):
         elements, picture, said = opened(page, dark)

@@ -4,7 +4,7 @@ import itertools
 import json
 import re
 import sys
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import pandas as pd
 import pyarrow as pa
@@ -17,19 +17,19 @@ from datasets import load_dataset
 from lm_polygraph_asmi import score
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.files import locked, parse_json
-from lm_polygraph_asmi.scoring import Calibration
 from lm_polygraph_asmi.scoring.engine import Engine
-from lm_polygraph_asmi.scoring.many import COMPACT, OUTPUT
+from lm_polygraph_asmi.scoring.many import OUTPUT
 from lm_polygraph_asmi.scoring.page import visible
+from lm_polygraph_asmi.scoring.result import COMPACT
 from lm_polygraph_asmi.scoring.rows import (
     BATCH,
     COPIED_FIELDS,
-    RESERVED,
     Row,
     check_out,
     line_of,
     misspelt,
     read_rows,
+    reserved,
     score_file,
     score_rows,
 )
@@ -37,7 +37,6 @@ from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.text import row_request
 from lm_polygraph_asmi.scoring.tokens import Token
 from tests import tiny_lm
-from tests.report import runs
 from tests.scoring.conftest import PROMPT
 from tests.scoring.test_text import CHAT
 
@@ -72,7 +71,7 @@ def calls(monkeypatch):
         seen.append(row["prompt"])
         return row_request(row)
 
-    monkeypatch.setattr("lm_polygraph_asmi.scoring.scorer.row_request", spy)
+    monkeypatch.setattr("lm_polygraph_asmi.scoring.text.row_request", spy)
     return seen
 
 
@@ -131,7 +130,7 @@ def test_what_is_written(scorer, model, tokenizer, tmp_path):
         alone = score(
             model, row["prompt"], row.get("answer"), tokenizer=tokenizer, max_new_tokens=3
         )
-        assert line.items() >= json.loads(json.dumps(outcome.score.to_dict())).items()
+        assert line.items() >= json.loads(json.dumps(outcome.result.to_dict())).items()
         assert float(alone) == line["score"]
         assert (line["row"], line["prompt"]) == (number + 1, row["prompt"])
     assert (lines[0]["id"], lines[0]["gold"]) == ("q1", ["Brask"])
@@ -142,14 +141,14 @@ def test_what_is_written(scorer, model, tokenizer, tmp_path):
 
 def test_every_field_of_a_line_is_the_inputs_or_the_scores(scorer):
     found = scorer.score(PROMPT, " Brask").to_dict()
-    assert set(found) - COPIED_FIELDS <= RESERVED
-    assert {"row", "error"} <= RESERVED
+    assert set(found) - COPIED_FIELDS <= reserved(scorer)
+    assert {"row", "error"} <= reserved(scorer)
 
 
 def test_parts_of_a_row(scorer):
     row = {"prompt": PROMPT, "answer": " In Brask, 1931", "offsets": [[1, 3], [4, 9]]}
     ((numbered, outcome),) = score_rows(scorer, [Row(1, row)])
-    line = json.loads(line_of(numbered, outcome))
+    line = json.loads(line_of(numbered, outcome, scorer))
     assert [part["text"] for part in line["spans"]] == ["In", "Brask"]
     assert line["offsets"] == row["offsets"]
 
@@ -161,7 +160,7 @@ def test_samples_of_a_row(model, tokenizer):
     expected = score(
         model, PROMPT, [5], tokenizer=tokenizer, samples=[" a", " Brask"], method="adapt"
     )
-    assert float(outcome.score) == float(expected)
+    assert float(outcome.result) == float(expected)
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
@@ -234,11 +233,8 @@ def test_a_result_cache_knows_what_a_score_depends_on(model, tokenizer, calls, t
 
 
 def test_a_result_cache_knows_what_prepares_a_prompt(calls, tmp_path, monkeypatch):
-    """Chat templates, stop conditions, and calibrations that differ in one value."""
+    """Chat templates and stop conditions."""
     host = tiny_lm.whitebox()
-    calibrations = [Calibration.from_run(runs.save(tmp_path / "run"))]
-    changed = [1.1 * score for score in calibrations[0].scores]
-    calibrations.append(replace(calibrations[0], scores=changed))
 
     def scored(**settings):
         scorer = Scorer(host, result_cache=tmp_path / "cache", max_new_tokens=3, **settings)
@@ -247,8 +243,6 @@ def test_a_result_cache_knows_what_prepares_a_prompt(calls, tmp_path, monkeypatc
         return len(calls)
 
     assert (scored(), scored()) == (1, 0)
-    for calibration in calibrations:
-        assert (scored(calibration=calibration), scored(calibration=calibration)) == (1, 0)
     monkeypatch.setattr(host.model.generation_config, "eos_token_id", 5)
     assert (scored(), scored()) == (1, 0)
     monkeypatch.setattr(host.tokenizer, "chat_template", CHAT)
@@ -315,7 +309,7 @@ BAD = [
 def test_bad_rows_stop_nothing(scorer, tmp_path):
     source = write(tmp_path / "in.jsonl", [*BAD, ROWS[0]])
     found = list(score_file(scorer, source, tmp_path / "out.jsonl"))
-    assert [outcome.score is None for _, outcome in found] == [True] * len(BAD) + [False]
+    assert [outcome.result is None for _, outcome in found] == [True] * len(BAD) + [False]
     lines = written(tmp_path / "out.jsonl")
     assert [line["row"] for line in lines] == list(range(1, len(BAD) + 2))
     assert all(line["error"] for line in lines[:-1])
@@ -378,9 +372,9 @@ def test_rows_in_parquet(scorer, tmp_path):
 def test_a_table_that_cannot_be_written(tmp_path, columns, message):
     pd.DataFrame(columns).to_parquet(tmp_path / "in.parquet")
     with pytest.raises(ValueError, match=message):
-        check_out(tmp_path / "in.parquet", tmp_path / "out.parquet")
+        check_out(tmp_path / "in.parquet", tmp_path / "out.parquet", OUTPUT)
     with pytest.raises(ValueError, match=r"expected a \.jsonl file, or \.parquet for rows"):
-        check_out(tmp_path / "in.jsonl", tmp_path / "out.parquet")
+        check_out(tmp_path / "in.jsonl", tmp_path / "out.parquet", OUTPUT)
 
 
 @pytest.fixture(scope="module")
@@ -406,7 +400,7 @@ def test_command_on_many_rows(command, calls, model, tokenizer, tmp_path, monkey
     assert "row 2: not JSON" in done.stderr
     assert "row 5: the answer is empty" in done.stderr
     assert "Scoring" in done.stderr
-    said = r"3 scored, 2 failed, 1 with warnings, [\d.e+-]+ rows per second\.\nScores: "
+    said = r"3 scored, 2 failed, 1 with warnings, [\d.e+-]+ rows per second\.\nResults: "
     assert re.search(said, done.stdout)
     assert ["score" in line for line in written(out)] == [True, False, True, True, False]
     expected = score(model, PROMPT, " Brask", tokenizer=tokenizer, depth=0.9)
@@ -539,7 +533,7 @@ def test_command_on_one_prompt(command, model, tokenizer, tmp_path):
     assert done.exit_code == 0, done.output
     expected = score(model, PROMPT, " Brask", tokenizer=tokenizer)
     assert f"Sem-ASMI: {float(expected):.4f} nats" in done.stdout
-    assert "No verdict" in done.stdout
+    assert "Scores have no common scale" in done.stdout
     assert " Brask" in (tmp_path / "page.html").read_text(encoding="utf-8")
     plain = command(source, "--method", "asmi", "--scope", "response")
     expected = score(
@@ -577,22 +571,6 @@ def test_command_with_a_chat_template(command, tmp_path):
     assert line["score"] == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_command_with_a_reference(command, tmp_path):
-    source = tmp_path / "prompt.txt"
-    source.write_text(PROMPT)
-    run = runs.save(tmp_path / "run")
-    Calibration.from_run(run).save(tmp_path / "saved.json")
-    for calibration in (run, run.parent, tmp_path / "saved.json"):
-        done = command(source, "--calibration", calibration)
-        assert done.exit_code == 0, done.output
-        assert "the calibration used other settings" in done.stdout
-    (tmp_path / "other.json").write_text("{}")
-    done = command(source, "--calibration", tmp_path / "other.json")
-    assert done.exit_code == 1
-    assert "is not a saved calibration" in done.stderr
-    assert "Traceback" not in done.output
-
-
 def test_command_with_all_settings(command, folder, tmp_path):
     source, out = tmp_path / "prompt.txt", tmp_path / "out.jsonl"
     source.write_text(PROMPT)
@@ -613,33 +591,6 @@ def test_command_with_all_settings(command, folder, tmp_path):
     assert line["settings"] == json.loads(json.dumps(saved))
     own = set(settings)
     assert {name: line["settings"][name] for name in own} == {n: settings[n] for n in own}
-
-
-def test_export_saves_a_calibration_file(tmp_path):
-    run, out = runs.save(tmp_path / "run"), tmp_path / "calibration.json"
-    for variant in ("sem", "asmi"):
-        words = ["export", str(run), "--method", variant, "--out", str(out)]
-        done = CliRunner().invoke(main, words, env={"COLUMNS": "300"})
-        assert done.exit_code == 0, done.output
-        expected = Calibration.from_run(run, method=variant)
-        assert Calibration.load(out) == expected
-        assert expected.ground in done.stdout
-        done = CliRunner().invoke(main, words, env={"COLUMNS": "300"})
-        assert done.exit_code == 1
-        assert "name another file, or remove it" in done.stderr
-        out.unlink()
-    for words, message in (
-        (
-            [str(run), "--depth", "0.9", "--out", str(out)],
-            "a score with the settings depth=0.9",
-        ),
-        ([str(run), "--out", str(tmp_path / "calibration")], "expected a .json file"),
-        ([str(run), "--out", str(tmp_path / "no" / "folder.json")], "its folder does not"),
-    ):
-        done = CliRunner().invoke(main, ["export", *words])
-        assert done.exit_code != 0
-        assert message in done.stderr
-        assert isinstance(done.exception, SystemExit)
 
 
 def test_command_says_what_is_wrong(command, calls, tmp_path):
@@ -679,13 +630,6 @@ def test_command_says_what_is_wrong(command, calls, tmp_path):
     ("arguments", "message"),
     [
         (["--answer", ""], "got an empty --answer"),
-        (
-            ["--calibration", "."],
-            "nor a folder with one: LM-Polygraph writes ue_manager_seed1",
-        ),
-        (["--calibration", "prompt.txt"], "is not a run saved by LM-Polygraph"),
-        (["--calibration", "other.json"], "is not a saved calibration"),
-        (["--calibration", "rows.jsonl"], "line 1 of rows.jsonl: expected a line of"),
     ],
 )
 def test_command_refuses_before_it_loads(command, tmp_path, monkeypatch, arguments, message):
@@ -697,35 +641,9 @@ def test_command_refuses_before_it_loads(command, tmp_path, monkeypatch, argumen
     assert done.exit_code == 1
     assert message in done.stderr.replace("\n", " ")
     assert "no such model" not in done.stderr
-
-
-def test_commands_with_labelled_parts(command, tmp_path):
-    """From labels to what they say of another answer."""
-    labelled = [
-        {"prompt": f"{PROMPT} {n}", "answer": " In Brask, 1931", "offsets": [[1, 3], [4, 9]],
-         "spans_correct": [n != 1, n != 2]} for n in range(4)
-    ]  # fmt: skip
-    source, scored, saved = (tmp_path / name for name in ("in.jsonl", "scored.jsonl", "parts.json"))
-    as_run = ("--num-masks", runs.MASKS, "--mask-rate", 0.1)  # as the one of the answers below
-    assert command(write(source, labelled), "--out", scored, *as_run).exit_code == 0
-    made = CliRunner().invoke(main, ["export", str(scored), "--out", str(saved)])
-    assert made.exit_code == 0, made.output
-    expected = Calibration.from_spans(scored)
-    assert Calibration.load(saved) == expected
-    assert (expected.n, expected.errors, expected.clusters) == (8, 2, 4)
-    prompt, out = tmp_path / "prompt.txt", tmp_path / "out.jsonl"
-    prompt.write_text(PROMPT)
-    answers = runs.save(tmp_path / "run")
-    arguments = [prompt, "--answer", " In. It.", "--out", out]
-    done = command(*arguments, "--calibration", saved, "--calibration", answers)
-    assert done.exit_code == 0, done.output
-    (line,) = written(out)
-    assert (line["span_calibration"], line["calibration"]) == ("scored.jsonl", "tiny model, squad")
-    assert {part["validated"] for part in line["spans"]} == {expected.ranks}
-    assert expected.ground in " ".join(done.stdout.split())
-    arguments[-1] = tmp_path / "twice.jsonl"
-    twice = command(*arguments, "--calibration", saved, "--calibration", scored)
-    assert "got two of parts" in twice.stderr
+    done = command("prompt.txt", "--calibration", "c.json", model="no such model")
+    assert done.exit_code == 2
+    assert "score takes no calibration: `polygraph_asmi decide`" in done.stderr.replace("\n", " ")
 
 
 def test_load(folder):
@@ -740,15 +658,15 @@ def test_load(folder):
 def test_an_answer_of_another_type(scorer):
     rows = [Row(0, {"prompt": PROMPT, "answer": 7})]
     ((_, outcome),) = score_rows(scorer, rows)
-    assert outcome.score is None
+    assert outcome.result is None
     assert outcome.error == "expected an answer as text or token ids, got 7"
 
 
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        ({"score": 77, "calibration": "mine"}, r"expected no fields \['calibration', 'score'\]"),
-        ({"spans": [], "verdict": "good"}, r"expected no fields \['spans', 'verdict'\]"),
+        ({"score": 77, "tokens": "mine"}, r"expected no fields \['score', 'tokens'\]"),
+        ({"spans": [], "signals": "good"}, r"expected no fields \['signals', 'spans'\]"),
         ({"answer": " Brask", "offsets": [[0, 99]]}, "expected a span within the 10 characters"),
         ({"answer": [1.5]}, "text or a list of token ids"),
         ({"answer": [float("inf")]}, r"the field 'answer\[0\]': expected a finite number, got inf"),
@@ -757,7 +675,7 @@ def test_an_answer_of_another_type(scorer):
 )
 def test_rows_that_would_be_misread(scorer, row, problem):
     ((_, outcome),) = score_rows(scorer, [Row(0, {"prompt": PROMPT} | row)])
-    assert outcome.score is None
+    assert outcome.result is None
     assert re.search(problem, outcome.error)
 
 
@@ -783,7 +701,7 @@ def test_json_that_readers_understand_differently(scorer, tmp_path):
         score_rows(scorer, rows), (r"x\.y\[1\]", "prompt"), strict=True
     ):
         assert re.search(f"the field '{field}': expected", outcome.error)
-        assert parse_json(line_of(row, outcome))["error"] == outcome.error
+        assert parse_json(line_of(row, outcome, scorer))["error"] == outcome.error
     table = pa.table({"prompt": ["Who?"], "answer": [" a"], "x": [float("nan")]})
     pq.write_table(table, tmp_path / "in.parquet")
     list(score_file(scorer, tmp_path / "in.parquet", tmp_path / "nan.jsonl"))
@@ -797,7 +715,7 @@ def test_two_writers_of_one_file(scorer, tmp_path):
     with pytest.raises(ValueError, match=r"out\.jsonl is being written by another"):
         next(score_file(scorer, source, out))
     with pytest.raises(ValueError, match="is being written by another"):  # before a model is loaded
-        check_out(source, out)
+        check_out(source, out, OUTPUT)
     list(first)
     assert [line["row"] for line in written(out)] == [1, 2, 3]
     killed = score_file(scorer, source, tmp_path / "again.jsonl")

@@ -327,7 +327,7 @@ def test_without_two_samples_adapt_asmi_is_asmi(model, tokenizer, samples):
     found = score(model, PROMPT, [5, 6], tokenizer=tokenizer, method="adapt", samples=samples)
     (warning,) = found.warnings
     assert "Fewer than two sampled answers are non-empty" in warning
-    assert found.verdict[-2] == warning
+    assert found.explanation[-3] == warning
     assert found.diversity == 1
     plain = score(model, PROMPT, [5, 6], tokenizer=tokenizer, method="asmi")
     assert float(found) == pytest.approx(float(plain), rel=1e-3)

@@ -17,7 +17,6 @@ from tests import tiny_lm
 from tests.families import tiny_model
 from tests.peak_memory import PeakMemory
 from tests.scoring.conftest import PROMPT
-from tests.scoring.test_result import interpreted
 from tests.scoring.test_text import CHAT, MESSAGES
 
 ANSWERED = [*MESSAGES, {"role": "assistant", "content": " Brask"}]
@@ -86,7 +85,7 @@ class TestChats:
         assert (found.answer, found.prompt) == (" Brask", MESSAGES)
         (warning,) = found.warnings
         assert warning == "The chat's last message, the assistant's, was scored."
-        assert warning in found.verdict
+        assert warning in found.explanation
 
     def test_answers_that_are_given_twice_or_not_at_all(self):
         for messages, answer, message in (
@@ -135,15 +134,11 @@ class TestNothing:
     @pytest.mark.parametrize(
         ("answer", "stop"), [([2], None), ("</s>", None), ("\n", "\n"), (" \n", "\n"), ("  ", None)]
     )
-    def test_no_verdict(self, model, tokenizer, answer, stop):
+    def test_an_empty_answer_is_named(self, model, tokenizer, answer, stop):
         found = score(model, PROMPT, answer, tokenizer=tokenizer, stop=stop)
         assert found.answered is False
-        assert found.verdict[1].startswith("No verdict: the model's answer is empty.")
-        marked = interpreted(found)
-        assert marked.percentile is marked.error_probability is None
-        assert marked.confident_but_fragile is None
-        assert marked.verdict[1] == found.verdict[1]
-        assert marked.to_dict()["answered"] is False
+        assert found.explanation[1].startswith("The model's answer is empty: the number is the")
+        assert found.to_dict()["answered"] is False
 
     def test_the_models_own(self, tokenizer):
         model = tiny_lm.whitebox().model
@@ -209,7 +204,7 @@ class TestBorders:
         assert not spaced.warnings
         (warning,) = bare.warnings
         assert "its token and score differ" in warning
-        assert warning in bare.verdict
+        assert warning in bare.explanation
 
 
 class TestWhatIsThereTwice:
@@ -245,7 +240,7 @@ def test_an_answer_that_nothing_ended_is_said_to_be_cut_off(model, tokenizer):
     found = score(model, PROMPT, tokenizer=tokenizer, max_new_tokens=3)
     (warning,) = found.warnings
     assert "cut off after 3 tokens without an end: increase max_new_tokens" in warning
-    assert warning in found.verdict
+    assert warning in found.explanation
     assert "pass a `stop`" in warning
     (warning,) = score(model, PROMPT, tokenizer=tokenizer, max_new_tokens=3, stop="never").warnings
     assert "pass a `stop`" not in warning
@@ -267,12 +262,6 @@ def test_answers_that_would_be_misread(model, tokenizer, answer):
         ValueError, match=r"expected an answer as text or|token ids of shape \(T,\)"
     ):
         score(model, PROMPT, answer, tokenizer=tokenizer)
-
-
-@pytest.mark.parametrize("calibration", [3, {"format": 2}, [3]])
-def test_what_is_no_reference_is_refused_at_once(calibration):
-    with pytest.raises(ValueError, match="expected a Calibration, or the path"):
-        Scorer(None, calibration=calibration)
 
 
 class TestMemory:

@@ -184,7 +184,7 @@ def test_text_that_a_tokenizer_reads_otherwise_is_named(sentencepiece):
     check_cover(found.scored_text, [(token.start, token.end) for token in found.tokens])
     (warning,) = found.warnings
     assert "The tokenizer decodes the answer as ' Brask</s>'" in warning
-    assert warning in found.verdict
+    assert warning in found.explanation
     assert not score(model, PROMPT, " Brask", tokenizer=sentencepiece).warnings
 
 

@@ -4,17 +4,19 @@ import copy
 import io
 import json
 import warnings
-from dataclasses import replace
 
 import pandas as pd
 import pytest
 import torch
 
-from lm_polygraph_asmi.scoring import Score, calibrate, calibrate_rows
+from lm_polygraph_asmi.calibration import Decider, calibrate_rows
+from lm_polygraph_asmi.calibration import rows as first_door
+from lm_polygraph_asmi.scoring import Score
 from lm_polygraph_asmi.scoring.provenance import answer_end, digest_of, made_from
 from lm_polygraph_asmi.scoring.rows import Row, in_chat, line_of, score_rows
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.streaming import Streamer
+from tests.calibration.conftest import limited
 from tests.scoring.conftest import PROMPT
 
 SETTINGS = {"num_masks": 4, "mask_rate": 0.3, "top_k": 8, "stop": "\n", "max_new_tokens": 3}
@@ -44,7 +46,7 @@ def scorer(model, chatty):
 @pytest.fixture(scope="module")
 def lines(scorer):
     rows = [Row(number, row) for number, row in enumerate(ROWS, start=1)]
-    return [json.loads(line_of(row, outcome)) for row, outcome in score_rows(scorer, rows)]
+    return [json.loads(line_of(row, outcome, scorer)) for row, outcome in score_rows(scorer, rows)]
 
 
 @pytest.fixture
@@ -58,7 +60,7 @@ def anew(scorer, monkeypatch):
             scored.extend(row.number for row in rows)
             return score_rows(scorer, rows)
 
-        monkeypatch.setattr(calibrate, "score_rows", counted)
+        monkeypatch.setattr(first_door, "score_rows", counted)
         with warnings.catch_warnings(record=True) as notes:
             warnings.simplefilter("always")
             calibrate_rows(rows, scorer, 0.4, 0.8, resamples=20)
@@ -129,86 +131,71 @@ def test_digests(lines):
 
 @pytest.fixture(scope="module")
 def calibration(scorer):
-    found = calibrate_rows(ROWS, scorer, 0.4, 0.8, signal="msp", resamples=20)
-    guarantee = found.decision.guarantee
-    guarantee = replace(guarantee, threshold=1e9, coverage=1.0, error_rate=0.1)
-    return replace(found, decision=replace(found.decision, guarantee=guarantee))
+    return limited(calibrate_rows(ROWS, scorer, 0.4, 0.8, signal="msp", resamples=20), 1e9)
 
 
 @pytest.fixture(scope="module")
 def deciding(model, chatty, calibration):
-    return Scorer(model, tokenizer=chatty, calibration=calibration)
+    return Decider(model, calibration, tokenizer=chatty)
 
 
 CHAT = [{"role": "user", "content": PROMPT}]
 
 
-def test_a_threshold_for_texts_decides_on_no_chat(deciding, calibration):
-    assert deciding.score(PROMPT, " Brask").accept is True
-    chat = deciding.score(CHAT, " Brask")
+def test_a_threshold_for_texts_decides_on_no_chat(deciding):
+    assert deciding.decide(PROMPT, " Brask").accept is True
+    chat = deciding.decide(CHAT, " Brask")
     assert (chat.accept, chat.error_probability, chat.percentile) == (None, None, None)
-    assert "prompt_format text there, chat here" in chat.accept_reason
-    old = {name: v for name, v in calibration.settings.items() if name != "prompt_format"}
-    unknown = replace(
-        deciding.score(PROMPT, " Brask"), calibration=replace(calibration, settings=old)
-    )
-    assert unknown.accept is None
-    assert "prompt_format not recorded there: write a new one" in unknown.accept_reason
+    assert "prompt_format 'text' there, 'chat' here" in chat.reason
 
 
 def test_a_threshold_for_complete_answers_decides_on_no_other(deciding):
     for answer, end in ((None, "cut off after 3 tokens"), ([7, 8], "without an end")):
-        score = deciding.score(PROMPT, answer)
-        assert score.accept is None
-        assert f"answers complete there, {end} here" in score.accept_reason
-    assert deciding.score(PROMPT, [7, 8, deciding.tokenizer.eos_token_id]).accept is True
+        one = deciding.decide(PROMPT, answer)
+        assert one.accept is None
+        assert f"answers complete there, {end} here" in one.reason
+    end = deciding.scorer.tokenizer.eos_token_id
+    assert deciding.decide(PROMPT, [7, 8, end]).accept is True
     assert [answer_end(True, 3, 3), answer_end(False, 2, 3)] == ["complete", "without an end"]
 
 
-def test_a_threshold_for_chats(model, chatty, scorer, calibration):
+def test_a_threshold_for_chats(model, chatty, scorer):
     system = {"role": "system", "content": "Be brief."}
     rows = [row | {"prompt": [system, {"role": "user", "content": row["prompt"]}]} for row in ROWS]
-    found = calibrate_rows(rows, scorer, 0.4, 0.8, signal="msp", resamples=20)
-    found = replace(found, decision=calibration.decision)
-    score = Scorer(model, tokenizer=chatty, calibration=found).score
-    assert score([system, *CHAT], " Brask").accept is True
-    other = score([{"role": "system", "content": "Be kind."}, *CHAT], " Brask")
+    found = limited(calibrate_rows(rows, scorer, 0.4, 0.8, signal="msp", resamples=20), 1e9)
+    decide = Decider(model, found, tokenizer=chatty).decide
+    assert decide([system, *CHAT], " Brask").accept is True
+    other = decide([{"role": "system", "content": "Be kind."}, *CHAT], " Brask")
     for result, reason in (
-        (score(CHAT, " Brask"), "the system message differs"),
+        (decide(CHAT, " Brask"), "the system message differs"),
         (other, "the system message differs"),
-        (score(PROMPT, " Brask"), "prompt_format chat there, text here"),
+        (decide(PROMPT, " Brask"), "prompt_format 'chat' there, 'text' here"),
     ):
         assert result.accept is None
-        assert reason in result.accept_reason
+        assert reason in result.reason
     with pytest.raises(ValueError, match="row 13 is a text, that of row 1 a chat"):
         calibrate_rows([*rows, ROWS[0]], scorer, 0.4)
 
 
-def test_attention_and_unknown_weights(model, chatty, calibration, lines):
+def test_another_attention(model, chatty, calibration):
     used = calibration.settings["attention_in_use"]
     other = {"eager": "sdpa", "sdpa": "eager"}[used]
-    score = Scorer(model, tokenizer=chatty, calibration=calibration, attention=other).score
-    result = score(PROMPT, " Brask")
-    assert result.accept is None
-    assert f"attention_in_use {used} there, {other} here" in result.accept_reason
-    read = Score.from_dict(lines[0], calibration)
-    assert read.accept is None
-    assert "weights, tokenizer not recorded here: score again" in read.accept_reason
+    one = Decider(model, calibration, tokenizer=chatty, attention=other).decide(PROMPT, " Brask")
+    assert one.accept is None
+    assert f"attention_in_use {used!r} there, {other!r} here" in one.reason
 
 
 def test_scores_of_files_record_the_weights(model, chatty, tmp_path, calibration):
     scorer = Scorer(model, tokenizer=chatty, result_cache=tmp_path, **SETTINGS)
-    read = Score.from_dict(
-        json.loads(json.dumps(scorer.score(PROMPT, " Brask").to_dict())), calibration
-    )
+    read = Score.from_dict(json.loads(json.dumps(scorer.score(PROMPT, " Brask").to_dict())))
     assert read.settings.items() >= scorer.fingerprints().items()
-    assert read.accept is True
+    assert calibration.decide(read).accept is True
 
 
 def test_prompts_of_another_call(model, deciding):
-    streamer = Streamer(deciding, shown=lambda _: None)
-    ids = torch.tensor([deciding.tokenizer(PROMPT)["input_ids"]])
+    streamer = Streamer(deciding.scorer, shown=lambda _: None)
+    ids = torch.tensor([deciding.scorer.tokenizer(PROMPT)["input_ids"]])
     model.generate(ids, max_new_tokens=2, do_sample=False, streamer=streamer)
     result = streamer.stream.result
     assert result.compared_settings["prompt_format"] == "token ids"
-    assert result.accept is None
+    assert deciding.of(result).accept is None

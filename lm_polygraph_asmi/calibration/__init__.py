@@ -1,0 +1,22 @@
+"""From labelled answers to decisions: accept an answer, or abstain.
+
+The examples here start with a prompt, and a calibration on eight answers of
+SmolLM2-135M-Instruct, by MSP:
+
+>>> from lm_polygraph_asmi import Scorer
+>>> from lm_polygraph_asmi.calibration import Decider, calibrate_rows
+>>> prompt = "Passage: Edda Holm built the ferry in Brask. Question: Who built it? Answer:"
+>>> scorer = Scorer("smollm2", stop=".", max_new_tokens=4)
+>>> rows = [
+...     {"prompt": prompt, "answer": answer, "correct": right, "cluster": passage}
+...     for passage in range(4)
+...     for answer, right in ((" Edda Holm", True), (" Brask", False))
+... ]
+>>> calibration = calibrate_rows(rows, scorer, risk=0.1, signal="msp", resamples=50)
+>>> decider = Decider(scorer, calibration)
+"""
+
+import lazy_loader
+
+# Names in the stub beside this file are imported on first use.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,536 @@
+"""`Calibration`: what labelled answers say of later ones of the same model."""
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lm_polygraph_asmi.analysis.calibration import Reliability, Step, probability_at, step_at
+from lm_polygraph_asmi.analysis.clusters import Interval, wilson_interval
+from lm_polygraph_asmi.analysis.drift import Drift, drifts
+from lm_polygraph_asmi.analysis.risk_control import RiskThreshold
+from lm_polygraph_asmi.analysis.signals import RankedSignal
+from lm_polygraph_asmi.calibration.decision import Decision
+from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.files import read_json, write_whole
+from lm_polygraph_asmi.scoring.signals import SIGNALS, TITLES
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+    from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
+    from lm_polygraph_asmi.scoring.result import Score
+
+FORMAT = 5
+COMMAND = "polygraph_asmi calibrate {} --risk RISK --out FILE.json"
+ADVICE = f"make it again: `{COMMAND.format('ROWS --model MODEL')}`, or with --run RUN"
+NOT_RECORDED = "not recorded"
+"""Name of the model of a run without a manifest."""
+MACHINE = {
+    "weights": "weights or their precision differ",
+    "tokenizer": "tokenizer, chat template or end tokens differ",
+}
+"""Messages for settings whose values are hashes of the model's."""
+HASHED = MACHINE | {"system": "the system message differs"}
+CIRCUMSTANCES = ("attention_in_use", "prompt_format", *HASHED)
+"""Settings to compare besides those of the signal."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A threshold on one signal with its risk guarantee, and the probability of error.
+
+    All numbers are of the signal that decides, on the answered rows, unless stated.
+
+    Attributes:
+        name: of the rows or of the run.
+        signal: the signal that decides, a key of `scoring.signals.SIGNALS`.
+        guarantee: the threshold, with its risk guarantee.
+        values: (n,) of the signal, ascending, nats; higher = more uncertain.
+        error_steps: steps of an isotonic fit of the errors, ascending; see `analysis.calibrate`.
+        brier: Brier scores of the probability of error and of the constant share of errors, on
+            held-out answers, lower = better; None if there were too few.
+        calibration_error: debiased, of the same held-out probabilities, lower = better.
+        reliability: their reliability diagram, see `analysis.Reliability`.
+        signals: how well each signal ranks the errors, by its name in sentences.
+        recommendation: which signal to use, in a sentence.
+        errors: wrong answers.
+        label_source: "their labels", or the quality metric of a run.
+        model: its name.
+        settings: those that all answers share.
+        prompt_tokens: (n,) lengths of the prompts, ascending; empty if not saved.
+        answer_digests: digests of the answers, see `digests_of`.
+
+    Example:
+        >>> calibration.n, calibration.signal, calibration.guarantee.threshold
+        (8, 'msp', None)
+        >>> calibration.save("saved.json")
+        >>> Calibration.load("saved.json") == calibration
+        True
+    """
+
+    name: str
+    signal: str
+    guarantee: RiskThreshold
+    values: list[float]
+    error_steps: list[Step]
+    brier: tuple[float, float] | None
+    calibration_error: float | None
+    reliability: dict[str, Any] | None
+    signals: dict[str, RankedSignal]
+    recommendation: str
+    errors: int
+    label_source: str
+    model: str
+    settings: dict[str, Any]
+    prompt_tokens: list[float]
+    answer_digests: list[str]
+
+    def __post_init__(self) -> None:
+        if self.signal not in SIGNALS:
+            raise ValueError(f"expected a signal of {list(SIGNALS)}, got {self.signal!r}")
+
+    @property
+    def n(self) -> int:
+        """Number of answers."""
+        return len(self.values)
+
+    @property
+    def clusters(self) -> int:
+        """Number of clusters."""
+        return self.guarantee.clusters
+
+    @property
+    def title(self) -> str:
+        """The signal in sentences, such as "MSP"."""
+        return TITLES[self.signal]
+
+    @property
+    def prr(self) -> Interval:
+        """PRR of the signal, with its 95 % interval over clusters."""
+        return self.signals[self.title].prr
+
+    @property
+    def ranks(self) -> bool:
+        """Whether the signal ranks errors: its whole PRR interval is above 0."""
+        return self.prr.low > 0
+
+    @property
+    def config(self) -> ASMIConfig:
+        """Settings to score other answers in the same way, without those of the machine."""
+        machine = ASMIConfig.names("machine")
+        settings = {name: value for name, value in self.settings.items() if name not in machine}
+        return ASMIConfig.from_dict(settings)
+
+    def configured(
+        self, config: ASMIConfig | None = None, settings: Mapping[str, Any] | None = None
+    ) -> ASMIConfig:
+        """The config to decide with: settings left out are the calibration's.
+
+        Args:
+            config: sets all its settings, except stop strings, number of masks and rate if None.
+            settings: override those of `config`.
+
+        Raises:
+            TypeError: an unknown setting.
+            ValueError: a setting out of range, or one that the signal depends on and that differs.
+        """
+        derived = ("num_masks", "mask_rate")  # from the model's heads, if None
+        explicit = ASMIConfig.check_names(settings or {})
+        if config is not None:
+            unset = [n for n in ("stop", *derived) if getattr(config, n) is None]
+            explicit = {n: v for n, v in config.to_dict().items() if n not in unset} | explicit
+        explicit = {n: v for n, v in explicit.items() if not (v is None and n in derived)}
+        saved = self.config
+        config = saved.replace(**explicit)
+        known = {n: v for n, v in saved.to_dict().items() if not (v is None and n in derived)}
+        if differences := self._differences(config.to_dict(), known):
+            raise ValueError(
+                f"settings differ from the calibration {self.name} ({'; '.join(differences)}): "
+                "leave them out to use the calibration's, or pass a calibration made with them"
+            )
+        return config
+
+    def _key(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings that the signal depends on, among those saved."""
+        key = ASMIConfig.key_of({"method": ASMIConfig.method} | dict(settings))
+        key |= {n: settings[n] for n in ("layer", "samples") if n in settings}
+        key = {n: v for n, v in key.items() if n in SIGNALS[self.signal].settings}
+        return key | {n: settings[n] for n in CIRCUMSTANCES if n in settings}
+
+    def _differences(self, settings: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
+        """Settings in both that differ, in words."""
+        key_here, key_there = self._key(settings), self._key(saved)
+        return [
+            HASHED.get(name, f"{name} {key_there[name]!r} there, {key_here[name]!r} here")
+            for name in key_there
+            if name in key_here and key_there[name] != key_here[name]
+        ]
+
+    def other_settings(self, settings: Mapping[str, Any]) -> list[str]:
+        """Differences between the settings of an answer and of the calibration, in words.
+
+        Only settings that the signal depends on count: masks do not change MSP.
+
+        Args:
+            settings: `compared_settings` of a `Score` or an `UnmaskedAnswer`.
+        """
+        differences = self.other_circumstances(settings)
+        needed = [*self._key(self.config.to_dict()), "prompt_format"]
+        missing = [name for name in needed if name not in (*self.settings, "stop")]
+        if missing:
+            differences.append(f"{', '.join(missing)} not recorded there: {ADVICE}")
+        unknown = [name for name in MACHINE if name in self.settings and name not in settings]
+        if unknown:
+            differences.append(f"{', '.join(unknown)} not recorded here: use `decide`")
+        ends = self.settings.get("answer_ends", ())
+        if ends and (end := settings.get("answer_end", ends[0])) not in ends:
+            differences.append(f"answers {' or '.join(ends)} there, {end} here")
+        return differences
+
+    def other_circumstances(self, settings: Mapping[str, Any]) -> list[str]:
+        """Those of `other_settings` that are recorded on both sides, and the model's name."""
+        differences = self._differences(settings, self.settings)
+        model, model_here = Path(self.model).name, Path(settings.get("model", "")).name
+        if model_here and model == NOT_RECORDED:
+            differences.append(f"model not recorded there: {ADVICE}")
+        elif model and model_here and model != model_here:
+            differences.append(f"model {model} there, {model_here} here")
+        return differences
+
+    def decide(self, answer: "Score | UnmaskedAnswer") -> Decision:
+        """What it says of a scored answer; see `Decider`.
+
+        Args:
+            answer: a `Score`, or for a signal without masked passes an `UnmaskedAnswer`.
+
+        Example:
+            >>> decision = calibration.decide(scorer.read(prompt, " Edda Holm"))
+            >>> decision.accept, decision.reason[:28]  # a scorer does not hash the weights
+            (None, 'No decision: settings differ')
+        """
+        from lm_polygraph_asmi.scoring.result import Score
+
+        value, limit = answer.signals.get(self.signal), self.guarantee.threshold
+        other = self.other_settings(answer.compared_settings)
+        usable = answer.answered and not other and value is not None
+        accept = bool(value <= limit) if usable and limit is not None else None  # type: ignore[operator]
+        probability = self.error_probability(value) if usable and value is not None else None
+        return Decision(
+            accept=accept,
+            reason=self._reason(answer.answered, other, value),
+            signal=self.signal,
+            value=value,
+            signals=answer.signals,
+            threshold=limit,
+            error_probability=None if probability is None else probability.value,
+            error_interval=None if probability is None else (probability.low, probability.high),
+            percentile=self.percentile(value) if probability and value is not None else None,
+            warnings=(
+                *(self.out_of_range(value, answer.prompt_tokens, accept) if usable else ()),
+                *answer.warnings,
+            ),
+            notes=(*self._doubts, self.ground) if usable else (),
+            prompt=answer.prompt,
+            answer=answer.answer,
+            text=answer.scored_text,
+            ids=answer.ids,
+            prompt_tokens=answer.prompt_tokens,
+            settings=answer.settings,
+            model=answer.model,
+            calibration=self.name,
+            score=answer if isinstance(answer, Score) else None,
+        )
+
+    def _reason(self, answered: bool, other: Sequence[str], value: float | None) -> str:
+        if not answered:
+            return "No decision: the answer is empty."
+        if other:
+            return f"No decision: settings differ from the calibration ({'; '.join(other)})."
+        if value is None:
+            return f"No decision: {self.title} of this answer is unknown: use `decide`."
+        limit = self.guarantee.threshold
+        if limit is None:
+            return f"No threshold by {self.title}: {self.guarantee}."
+        if value > limit:
+            return f"Abstain: {self.title} {value:.4g} nats is above {limit:.4g}."
+        return (
+            f"Accept: {self.title} {value:.4g} nats is at most {limit:.4g}. Risk guarantee: with "
+            f"{100 * self.guarantee.confidence:g}% confidence, the error rate of accepted answers "
+            f"is at most {100 * self.guarantee.risk:g}%."
+        )
+
+    @property
+    def _doubts(self) -> list[str]:
+        """Why there is no probability of error, or how much it is worth."""
+        if self.ranks:
+            return [self.brier_sentence] if self.brier_sentence else []
+        if self.prr.high < 0:
+            why = f"{self.title} has a negative PRR: it ranks errors worse than chance"
+        elif math.isnan(self.prr.low):
+            why = "the PRR has no interval: there are too few clusters, wrong or right answers"
+        else:
+            why = f"no evidence that {self.title} ranks errors: the PRR interval includes 0"
+        return [f"No probability of error: on the calibration answers, {why}."]
+
+    def error_probability(self, value: float) -> Interval | None:
+        """Probability of error at this value (nats), never 0 or 1; None if not `ranks`.
+
+        With the 95 % Wilson interval of its step, which takes answers as independent: with clusters
+        it is too narrow.
+        """
+        if not self.ranks:
+            return None
+        step = step_at(self.error_steps, value)
+        low, high = wilson_interval(step.errors, step.n)[1:]
+        return Interval(probability_at(self.error_steps, value), low, high)
+
+    def percentile(self, value: float) -> float:
+        """Share of the calibration answers with a lower value, in %."""
+        return 100 * float(np.searchsorted(self.values, value, side="left")) / self.n
+
+    def out_of_range(
+        self, value: float | None, prompt_tokens: int | None, accept: bool | None
+    ) -> list[str]:
+        """How an answer lies outside the calibration's range, in sentences."""
+        warnings, (low, high) = [], (self.values[0], self.values[-1])
+        if value is not None and not low <= value <= high:
+            warnings.append(
+                f"{self.title} {value:.4g} is outside the calibration's range, {low:.4g} to "
+                f"{high:.4g}."
+            )
+        lengths = self.prompt_tokens
+        if (
+            accept
+            and lengths
+            and prompt_tokens is not None
+            and not lengths[0] <= prompt_tokens <= lengths[-1]
+        ):
+            warnings.append(
+                f"The prompt has {prompt_tokens} tokens, those of the calibration {lengths[0]:g} "
+                f"to {lengths[-1]:g}: the risk guarantee may not hold for such questions. To be "
+                "safe, abstain."
+            )
+        return warnings
+
+    def drifts(self, decisions: Iterable[Any]) -> list[Drift]:
+        """Tests whether signal and prompt lengths of these answers differ from the calibration's.
+
+        Without labels: harder questions of the same form are not noticed.
+
+        Args:
+            decisions: with `value` and `prompt_tokens`, as a `Decision`.
+        """
+        listed = list(decisions)
+        return drifts(
+            {self.title: self.values, "the number of prompt tokens": self.prompt_tokens},
+            {
+                self.title: [d.value for d in listed if d.value is not None],
+                "the number of prompt tokens": [d.prompt_tokens for d in listed if d.prompt_tokens],
+            },
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write or replace it as JSON.
+
+        Raises:
+            ValueError: another program is writing this file.
+        """
+        write_whole(path, self.to_json())
+
+    def to_json(self) -> str:
+        """What `save` writes."""
+        from pydantic_core import to_json
+
+        return to_json({"format": FORMAT, **vars(self)}, indent=1, inf_nan_mode="null").decode()
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Calibration":
+        """Read what `save` or `polygraph_asmi calibrate` wrote.
+
+        Raises:
+            FileNotFoundError: no such file.
+            ValueError: another kind of file, such as a finished run or rows; the message has the
+                command that makes a calibration of it.
+        """
+        from pydantic import TypeAdapter, ValidationError
+
+        path = _json_file(path)
+        try:
+            content = read_json(path)
+        except ValueError as error:
+            raise ValueError(f"{path} is not a saved calibration: {error}") from error
+        try:
+            if "format" not in content:
+                raise ValueError(
+                    f"{path} is not a saved calibration: name a file that `polygraph_asmi "
+                    "calibrate` or Calibration.save wrote"
+                )
+            if (number := content.pop("format")) != FORMAT:
+                raise ValueError(
+                    f"{path}: expected a calibration of format {FORMAT}, got {number}: {ADVICE}"
+                )
+            for bounds in chain(*content["signals"].values()):
+                bounds[:] = [math.nan if bound is None else bound for bound in bounds]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} is not a saved calibration: {error!r}") from error
+        try:
+            return TypeAdapter(cls).validate_python(content)
+        except ValidationError as error:
+            wrong = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:3]]
+            raise ValueError(f"{path} is not a saved calibration: {'; '.join(wrong)}") from error
+
+    @property
+    def identity(self) -> str:
+        """Hash of all values."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    @property
+    def ground(self) -> str:
+        """The answers in a line: number, errors, PRR of the signal with its interval."""
+        return (
+            f"Calibration {self.name}: {self.n} answers, {self.errors} wrong by "
+            f"{self.label_source}, PRR of {self.title} {interval_text(self.prr)}."
+        )
+
+    @property
+    def brier_sentence(self) -> str:
+        """Brier score of the probability on held-out answers; empty if it is unknown."""
+        if self.brier is None:
+            return ""
+        calibrated, constant = self.brier
+        return (
+            f"Brier score on held-out answers {calibrated:.3f}; always predicting the overall "
+            f"share of errors scores {constant:.3f} (lower = better)"
+            + (": no gain." if calibrated >= constant else ".")
+        )
+
+    @property
+    def diagram(self) -> Reliability | None:
+        """`reliability` as `report.figures` draws it."""
+        if self.reliability is None:
+            return None
+        columns: dict[str, Any] = {
+            name: np.asarray(value) if isinstance(value, list) else value
+            for name, value in self.reliability.items()
+        }
+        return Reliability(**columns)
+
+    @property
+    def steps(self) -> "pd.DataFrame":
+        """One row per error step: lowest value (nats), answers, errors, error rate.
+
+        `low` and `high`: 95 % Wilson interval, which takes answers as independent.
+        """
+        import pandas as pd
+
+        rates = [wilson_interval(step.errors, step.n) for step in self.error_steps]
+        table = [{**step._asdict(), "rate": r.value, "low": r.low, "high": r.high}
+                 for step, r in zip(self.error_steps, rates, strict=True)]  # fmt: skip
+        return pd.DataFrame(table)
+
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
+        """All results, for a terminal."""
+        from rich.table import Table
+        from rich.text import Text
+
+        yield Text(
+            f"{self.name}: {self.n} answers from {self.clusters} clusters, {self.errors} wrong by "
+            f"{self.label_source}.\n"
+        )
+        table = Table("signal", "PRR", "AUROC", "AUGRC (lower = better)", box=None,
+                      header_style="dim")  # fmt: skip
+        for name, signal in self.signals.items():
+            table.add_row(name, *map(interval_text, signal))
+        yield table
+        yield Text(f"{self.recommendation}\n")
+        guarantee = self.guarantee
+        if guarantee.threshold is None:
+            yield Text(
+                f"No threshold by {self.title}: {guarantee}. Abstain on every answer. Each further "
+                f"attempt adds up to {100 * (1 - guarantee.confidence):g}% to the probability that "
+                "the guarantee fails."
+            )
+        else:
+            yield Text(
+                f"Decision: accept an answer if its {self.title} is at most "
+                f"{guarantee.threshold:.4g} nats.\n"
+                f"Risk guarantee: with {100 * guarantee.confidence:g}% confidence, at most "
+                f"{100 * guarantee.risk:g}% of accepted answers are wrong.\n"
+                f"Of these {guarantee.answers} answers, {guarantee.coverage:.0%} are accepted; "
+                f"{guarantee.error_rate:.1%} of the accepted ones are wrong."
+            )
+        yield Text(f"\nError rate by {self.title}, with 95 % Wilson intervals:")
+        table = Table("from (nats)", "answers", "wrong", "rate", box=None, header_style="dim")
+        for row in self.steps.itertuples():
+            rate = interval_text(Interval(row.rate, row.low, row.high))
+            table.add_row(f"{row.start:.4f}", str(row.n), str(row.errors), rate)
+        yield table
+        if self.reliability is not None:
+            yield Text(
+                f"{self.brier_sentence} Calibration error {self.calibration_error:.3f} (debiased; "
+                f"test for miscalibration: p = {self.reliability['p_value']:.2g})."
+            )
+
+    def __str__(self) -> str:
+        """All results, as `polygraph_asmi calibrate` prints them."""
+        from io import StringIO
+
+        from rich.console import Console
+
+        text = StringIO()
+        console = Console(
+            file=text, width=80, force_terminal=False, force_jupyter=False, color_system=None
+        )
+        console.print(self, highlight=False)
+        return "\n".join(map(str.rstrip, text.getvalue().splitlines()))
+
+
+def opened(calibration: "Calibration | str | Path") -> Calibration:
+    """A calibration, or that of a file.
+
+    Raises:
+        FileNotFoundError, ValueError: as `Calibration.load`; or neither.
+    """
+    if isinstance(calibration, Calibration):
+        return calibration
+    if not isinstance(calibration, str | Path):
+        raise ValueError(
+            f"calibration: expected a Calibration or the path of one, got {calibration!r:.80}"
+        )
+    return Calibration.load(calibration)
+
+
+def _json_file(path: str | Path) -> Path:
+    """The path of a .json file that exists."""
+    if not str(path):
+        raise ValueError("calibration: expected the path of a .json file, got an empty one")
+    path = Path(path)
+    if path.suffix == ".json":
+        if not path.exists():
+            raise FileNotFoundError(f"{path}: no such calibration: `polygraph_asmi calibrate` "
+                                    "writes it")  # fmt: skip
+        return path
+    from lm_polygraph_asmi.scoring.rows import ROWS
+
+    rows = path.suffix.lower() in ROWS
+    source = f"{path} --model MODEL" if rows else f"--run {path}"
+    raise ValueError(
+        f"calibration: expected a .json file, got {path}. Make one of "
+        f"{'labelled rows' if rows else 'a finished run'}: `{COMMAND.format(source)}`"
+    )
+
+
+def interval_text(interval: Interval) -> str:
+    """A value with its interval, in two digits."""
+    if math.isnan(interval.value):
+        return "undefined"
+    if math.isnan(interval.low):
+        return f"{interval.value:.2f} (no interval)"
+    return f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"

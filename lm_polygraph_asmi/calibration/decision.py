@@ -1,0 +1,224 @@
+"""`Decision`: what a calibration says of one answer."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderResult
+
+from lm_polygraph_asmi.files import to_json
+from lm_polygraph_asmi.scoring.many import OUTPUT
+from lm_polygraph_asmi.scoring.page import Card, render, render_part
+from lm_polygraph_asmi.scoring.provenance import digest_of
+from lm_polygraph_asmi.scoring.result import Score
+from lm_polygraph_asmi.scoring.signals import TITLES
+
+WORDS = {True: "accept", False: "abstain", None: "no decision"}
+COLUMNS: dict[str, type] = {
+    "asmi_accept": bool,
+    "asmi_reason": str,
+    "asmi_signal": str,
+    "asmi_value": float,
+    "asmi_threshold": float,
+    "asmi_error_probability": float,
+    "asmi_percentile": float,
+    **OUTPUT,
+}
+"""Columns that `score_batch` adds with a `Decider`, with their type (or None)."""
+DERIVED = ("unit", "sentences", "digest")
+"""Entries of `Decision.to_dict` besides the fields."""
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Decision:
+    """Accept an answer, or abstain: what a calibration says of it.
+
+    All numbers are by the signal that decides.
+
+    Attributes:
+        accept: True: accept; False: abstain; None: no decision, so abstain.
+        reason: of `accept`, in a sentence.
+        signal: key of `scoring.signals.SIGNALS`; the value is the answer's, in nats, higher = more
+            uncertain.
+        value: None if the answer was scored without this signal.
+        signals: all that were computed, as of `Score.signals`.
+        threshold: the largest value that is accepted, nats; None: there is none.
+        error_probability: that the answer is wrong, by the calibration; None if the settings
+            differ, the answer is blank, or the signal does not rank errors.
+        error_interval: its 95 % Wilson interval (low, high), which takes answers as independent:
+            with clusters it is too narrow.
+        percentile: share of the calibration answers with a lower value, in %.
+        warnings: problems with prompt or answer; values outside the calibration's range.
+        notes: on what the probability rests, in sentences.
+        prompt: text or messages.
+        answer: as passed, text or token ids; or the model's greedy answer as text.
+        text: the answer's tokens as text, the end included.
+        ids: token ids of the answer, its end included.
+        prompt_tokens: None if not saved.
+        settings, model: of the answer's signals.
+        calibration: its name.
+        score: the `Score`; None where the decision needed no masked pass.
+
+    Example:
+        >>> decision = decider.decide(prompt, " Edda Holm")
+        >>> isinstance(decision, Decision), decision.signal, decision.score
+        (True, 'msp', None)
+        >>> decision.accept, decision.reason[:35]
+        (None, 'No threshold by MSP: not attainable')
+        >>> Decision.from_dict(decision.to_dict()) == decision
+        True
+    """
+
+    accept: bool | None
+    reason: str
+    signal: str
+    value: float | None
+    signals: dict[str, float]
+    threshold: float | None
+    error_probability: float | None
+    error_interval: tuple[float, float] | None
+    percentile: float | None
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...]
+    prompt: str | list[dict[str, Any]]
+    answer: str | list[int]
+    text: str
+    ids: tuple[int, ...]
+    prompt_tokens: int | None
+    settings: dict[str, Any]
+    model: str
+    calibration: str
+    score: Score | None
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> "Decision":
+        """Read what `to_dict` returned, or a line of the output file; other fields are dropped.
+
+        Raises:
+            ValueError: `content` is not a saved decision.
+        """
+        try:
+            values = {field.name: content[field.name] for field in fields(cls)}
+            for name in ("warnings", "notes", "ids"):
+                values[name] = tuple(values[name])
+            if values["error_interval"] is not None:
+                low, high = values["error_interval"]
+                values["error_interval"] = low, high
+            if values["score"] is not None:
+                values["score"] = Score.from_dict(values["score"])
+            return cls(**values)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                "expected what Decision.to_dict returns, or a line of `polygraph_asmi decide --out "
+                f"FILE --tokens full`; got {error!r}"
+            ) from error
+
+    def __repr__(self) -> str:
+        return f"Decision({WORDS[self.accept]}, {self._number}, answer={self.answer!r})"
+
+    @property
+    def title(self) -> str:
+        """The signal in sentences, such as "MSP"."""
+        return TITLES[self.signal]
+
+    @property
+    def _number(self) -> str:
+        value = "not computed" if self.value is None else f"{self.value:.4g} nats"
+        return f"{self.title} {value}"
+
+    @property
+    def sentences(self) -> list[str]:
+        """The decision, the probability of error, on which data they rest, and warnings."""
+        lines = [self.reason]
+        if self.error_probability is not None and self.error_interval is not None:
+            chance, (low, high) = self.error_probability, self.error_interval
+            shown = "below 0.01" if chance < 0.005 else f"{chance:.2f}"
+            shown = "above 0.99" if chance > 0.995 else shown
+            lines.append(
+                f"By {self.title}: higher than {self.percentile:.0f} % of the calibration answers; "
+                f"probability of error {shown} [{low:.2f}, {high:.2f}]."
+            )
+        return [*lines, *self.notes, *self.warnings]
+
+    def with_spans(self, offsets: Sequence[tuple[int, int]]) -> "Decision":
+        """The same with parts of its score at these offsets; without a score, unchanged.
+
+        Raises:
+            ValueError: as `Score.with_spans`.
+        """
+        return replace(self, score=self.score and self.score.with_spans(offsets))
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields and derived values as plain values, for JSON."""
+        return self.to_line("full")
+
+    def to_line(self, tokens: str) -> dict[str, Any]:
+        """`to_dict` with less detail per token of the score; as `Score.to_line`."""
+        content = asdict(replace(self, score=None))
+        content["score"] = self.score and self.score.to_line(tokens)
+        content |= {"unit": "nats", "sentences": self.sentences}
+        return content | {"digest": self.digest(content)}
+
+    def to_json(self) -> str:
+        """`to_dict` as a JSON text."""
+        return to_json(self.to_dict())
+
+    @staticmethod
+    def digest(line: Mapping[str, Any]) -> str:
+        """Hash of what in a line belongs together: what was decided, how, and the result."""
+        result = [line.get(name) for name in ("signal", "value", "accept", "threshold")]
+        return digest_of({**line, "score": result, "msp": None})
+
+    def to_columns(self, tokens: str) -> dict[str, Any]:
+        """Values of `COLUMNS`; `tokens` as for `Score.to_columns`."""
+        columns = {
+            "asmi_answer": self.answer,
+            "asmi_text": self.text,
+            "asmi_settings": json.dumps(self.settings),
+        }
+        return (
+            (columns if self.score is None else self.score.to_columns(tokens))
+            | {
+                f"asmi_{name}": getattr(self, name)
+                for name in ("accept", "reason", "signal", "value", "threshold",
+                             "error_probability", "percentile")
+            }
+            | {"asmi_warnings": json.dumps(self.warnings) if self.warnings else None}
+        )  # fmt: skip
+
+    @property
+    def card(self) -> Card:
+        """The decision on a page."""
+        chance = self.error_probability
+        mark = "" if chance is None else f", probability of error {chance:.2f}"
+        return Card(
+            heading=f"{WORDS[self.accept].capitalize()}: {self._number}",
+            prompt=self.prompt,
+            text=self.text,
+            sentences=self.sentences,
+            short=f"{WORDS[self.accept]}{mark}",
+            rank=0.0 if self.value is None else -self.value,
+            score=self.score,
+        )
+
+    def to_html(self, title: str = "Decision on an answer") -> str:
+        """A self-contained HTML page; with a score, tokens are shaded by fragility."""
+        return render([self.card], title)
+
+    def _repr_html_(self) -> str:
+        return render_part(self.card)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Answer and sentences for a terminal; with a score, its heat map."""
+        from rich.text import Text
+
+        from lm_polygraph_asmi.scoring.page import visible
+        from lm_polygraph_asmi.scoring.terminal import in_terminal
+
+        if self.score is None:
+            yield Text(visible(self.text))
+        for sentence in self.sentences:
+            yield Text(sentence)
+        if self.score is not None:
+            yield from in_terminal(self.score, options.max_width)

@@ -1,0 +1,105 @@
+"""The fit that both doors share: columns of signals and labels in, a `Calibration` out."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from lm_polygraph_asmi.analysis.calibration import (
+    calibrate,
+    debiased_calibration_error,
+    held_out_brier,
+    held_out_probability,
+    reliability,
+)
+from lm_polygraph_asmi.analysis.labelled import Labelled
+from lm_polygraph_asmi.analysis.risk_control import check_guarantee, risk_threshold
+from lm_polygraph_asmi.analysis.signals import (
+    best_signal,
+    combination,
+    rank_signals,
+    recommendation,
+)
+from lm_polygraph_asmi.calibration.calibration import Calibration
+from lm_polygraph_asmi.scoring.signals import SIGNALS, TITLES
+
+COMBINED = "combination"
+COMBINES = ("perplexity", "msp")
+"""Signals combined with the score: few features, so that few answers suffice."""
+
+
+def check_signal(signal: str, risk: float, confidence: float) -> None:
+    """Raise ValueError unless a calibration can be asked for these."""
+    if signal not in ("best", "score", *SIGNALS):
+        raise ValueError(
+            f"expected signal best, score or one of {', '.join(SIGNALS)}; got {signal!r}"
+        )
+    check_guarantee(risk, confidence)
+
+
+def fit(
+    columns: Mapping[str, Float[np.ndarray, " n"]],
+    answers: Labelled,
+    *,
+    risk: float,
+    confidence: float,
+    signal: str,
+    method: str,
+    name: str,
+    **about: Any,
+) -> Calibration:
+    """Fit threshold and probability of error on answers that are not blank.
+
+    Args:
+        columns: signal -> values, nats, higher = more uncertain.
+        answers: labels, clusters and quality of these answers, for PRR.
+        risk: largest error rate among accepted answers, in (0, 1).
+        confidence: probability that the guarantee holds, over calibration samples.
+        signal: key of a column; "score": that of `method`; "best": the signal with the highest
+            AUROC on the fifth of the clusters that fixes the thresholds.
+        method: column of the score.
+        name: of the calibration.
+        **about: other fields of `Calibration`.
+
+    Raises:
+        ValueError: only wrong answers, a signal without a column, or a value that is not finite.
+    """
+    wrong, clusters = answers.wrong, answers.clusters
+    if wrong.all():
+        raise ValueError(f"{name}: expected right and wrong answers, got {len(wrong)}, all wrong")
+    ordered = {method: columns[method], **columns}  # the score comes first, so that it wins ties
+    decider = {"best": best_signal(ordered, answers), "score": method}.get(signal, signal)
+    if decider not in columns:
+        raise ValueError(f"expected a signal of {', '.join(columns)}; got {decider!r}")
+    values = columns[decider]
+    by_name = {TITLES[kind]: column for kind, column in columns.items()}
+    try:
+        features = [columns[method], *(columns[kind] for kind in COMBINES)]
+        by_name[COMBINED] = combination(np.log1p(np.column_stack(features)), answers)
+    except (ValueError, KeyError):
+        pass  # too few wrong or right answers for its folds, or a signal was not saved
+    ranked = rank_signals(by_name, answers)
+    held_out = held_out_probability(values, answers)
+    diagram, error = None, None
+    if held_out is not None:
+        curve = reliability(held_out[0], answers)
+        diagram = {
+            name: value.tolist() if isinstance(value, np.ndarray) else value
+            for name, value in vars(curve).items()
+        }
+        error = debiased_calibration_error(held_out[0], wrong)
+    return Calibration(
+        name=name,
+        signal=decider,
+        guarantee=risk_threshold(values, wrong, clusters, risk, confidence),
+        values=np.sort(values).tolist(),
+        error_steps=calibrate(values, wrong),
+        brier=held_out_brier(values, answers),
+        calibration_error=error,
+        reliability=diagram,
+        signals=ranked,
+        recommendation=recommendation(ranked, by_name, answers, TITLES[method]),
+        errors=int(wrong.sum()),
+        **about,
+    )

@@ -1,0 +1,132 @@
+"""Labelled rows: what is wrong, and which rows belong together."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from os.path import commonprefix
+from typing import TYPE_CHECKING, Any
+
+from lm_polygraph_asmi.analysis.clusters import text_clusters
+from lm_polygraph_asmi.results.runs import RIGHT
+from lm_polygraph_asmi.scoring.rows import Row
+from lm_polygraph_asmi.validation import check_number, describe_fields
+
+if TYPE_CHECKING:
+    from lm_polygraph_asmi.scoring.text import Request
+
+SHARED = 80
+"""Least number of shared characters that count as a passage."""
+
+
+def is_wrong(content: Mapping[str, Any], right_from: float = RIGHT) -> bool:
+    """Whether a row's answer is wrong: not `correct`, or `quality` below `right_from`.
+
+    Raises:
+        ValueError: neither, both, or not a boolean or a number.
+    """
+    labels = [name for name in ("correct", "quality") if content.get(name) is not None]
+    if len(labels) != 1:
+        raise ValueError(
+            'expected "correct" (true or false) or "quality" (a number), got '
+            f"{labels or f'neither: {describe_fields(content)}'}"
+        )
+    value = content[labels[0]]
+    if labels == ["correct"]:
+        if value not in (True, False):  # 1 and 0 pass
+            raise ValueError(f"expected correct to be true or false, got {value!r}")
+        return not value
+    check_number("quality", value)
+    return bool(value < right_from)
+
+
+def labels_of(rows: Iterable[Row], right_from: float = RIGHT) -> dict[int, bool]:
+    """Row number -> whether the answer is wrong; checks rows without a model.
+
+    Raises:
+        ValueError: a row that cannot be read, or without an answer or a label; texts and chats; an
+            id twice.
+    """
+    labels: dict[int, bool] = {}
+    formats: dict[bool, int] = {}
+    ids: dict[str, int] = {}
+    for row in rows:
+        try:
+            if row.error is not None:
+                raise ValueError(row.error)
+            if row.content.get("answer") == "":
+                raise ValueError(
+                    "the answer is empty; empty answers are never accepted. Remove the row"
+                )
+            if request_of(row).answer is None:
+                raise ValueError('expected an "answer" for the label, got none')
+            formats.setdefault(isinstance(row.content["prompt"], str), row.number)
+            labels[row.number] = is_wrong(row.content, right_from)
+            if (row_id := row.content.get("id")) is not None:
+                first = ids.setdefault(repr(row_id), row.number)
+                if first != row.number:
+                    raise ValueError(
+                        f'the "id" {row_id!r} is that of row {first}, too: label it once'
+                    )
+        except ValueError as error:
+            raise ValueError(f"row {row.number}: {error}") from error
+    if len(formats) > 1:
+        raise ValueError(
+            f"the prompt of row {formats[True]} is a text, that of row {formats[False]} a chat: "
+            "expected one kind, since a threshold for one does not hold for the other. Calibrate "
+            "each apart, or pass all as chats (--chat)"
+        )
+    return labels
+
+
+def request_of(row: Row) -> "Request":
+    """The row as a request; raises its errors."""
+    from lm_polygraph_asmi.scoring.text import parse_request  # imports torch
+
+    content = row.content
+    return parse_request(content["prompt"], content.get("answer"), content.get("samples"))
+
+
+def clusters_of(rows: Sequence[Row]) -> list[str]:
+    """Cluster key of each row: its `cluster`, else by contexts or prompts, see `context_clusters`.
+
+    Raises:
+        ValueError: a `cluster` in some rows only.
+    """
+    keys = [row.content.get("cluster") for row in rows]
+    missing = [row.number for row, key in zip(rows, keys, strict=True) if key is None]
+    if not missing:
+        return list(map(str, keys))
+    if len(missing) < len(rows):
+        raise ValueError(
+            f'expected a "cluster" in all rows or in none, got none in row {missing[0]}'
+        )
+    return context_clusters([row.content.get("context") or row.content["prompt"] for row in rows])
+
+
+def context_clusters(prompts: Sequence[Any]) -> list[str]:
+    """Cluster keys (n,): prompts share one if over half of the longer is a common start.
+
+    A start common to all prompts is ignored as instruction. Prompts in the paper's format are
+    clustered by their passage. Only the text of chat messages counts.
+    """
+    texts = [_text_of(prompt) for prompt in prompts]
+    by_passage = text_clusters(texts)
+    if by_passage != texts:
+        return by_passage
+    distinct = sorted(set(texts))
+    if len(distinct) < 2:
+        return texts
+    start = len(commonprefix([distinct[0], distinct[-1]]))
+    key = {distinct[0]: distinct[0]}
+    for before, text in pairwise(distinct):
+        shared = len(commonprefix([before, text])) - start
+        longer = max(len(before), len(text)) - start
+        same_cluster = shared >= SHARED and 2 * shared > longer
+        key[text] = key[before] if same_cluster else text
+    return [key[text] for text in texts]
+
+
+def _text_of(prompt: Any) -> str:
+    """A prompt, or its passages, as one text."""
+    if isinstance(prompt, Mapping):
+        return str(prompt.get("content", ""))
+    return prompt if isinstance(prompt, str) else "\n".join(map(_text_of, prompt))

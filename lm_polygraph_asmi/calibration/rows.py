@@ -1,0 +1,269 @@
+"""The first door: labelled rows, whose saved scores are kept where they can be trusted."""
+
+import hashlib
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lm_polygraph_asmi.analysis.clusters import RESAMPLES
+from lm_polygraph_asmi.analysis.labelled import Labelled
+from lm_polygraph_asmi.calibration.calibration import MACHINE, Calibration
+from lm_polygraph_asmi.calibration.fit import check_signal, fit
+from lm_polygraph_asmi.calibration.labels import clusters_of, labels_of, request_of
+from lm_polygraph_asmi.files import parse_json, to_json
+from lm_polygraph_asmi.maths.scores import aggregate
+from lm_polygraph_asmi.results.runs import RIGHT
+from lm_polygraph_asmi.scoring.provenance import made_from
+from lm_polygraph_asmi.scoring.result import Score
+from lm_polygraph_asmi.scoring.rows import Row, score_rows
+from lm_polygraph_asmi.validation import check_at_least_one
+
+if TYPE_CHECKING:
+    from lm_polygraph_asmi.scoring.scorer import Scorer
+
+LABELLED_FIELDS = ("prompt", "answer", "samples", "id", "cluster", "context", "correct", "quality")
+"""Fields of a row that are read; its saved score stands beside them."""
+CHECKED_ANSWERS = 3
+"""Number of answers scored again, to check that the model is the same."""
+TOLERANCE = 0.02
+"""Relative difference of such a score that precision and batch size can cause."""
+
+
+def calibrate_rows(
+    rows: Iterable[Row | Mapping[str, Any]],
+    scorer: "Scorer",
+    risk: float,
+    confidence: float = 0.95,
+    *,
+    signal: str = "best",
+    right_from: float = RIGHT,
+    name: str = "labelled answers",
+    resamples: int = RESAMPLES,
+    progress: Callable[[int, int], None] | None = None,
+) -> Calibration:
+    """Calibrate on labelled answers: threshold with a risk guarantee, and error probability.
+
+    Args:
+        rows: from `read_rows`, or dictionaries: `prompt` (text or messages), `answer`, and
+            `correct` or `quality`; `cluster` (all rows or none; default: `context_clusters`) if
+            different prompts are not independent. Labelled lines of `score --out` keep their
+            scores if prompt, answer, settings and model are those that made them, and the scorer
+            reproduces some of them; other lines are scored again, with a warning.
+        scorer: model and settings; answers scored with others get no decision. With a
+            `result_cache`, a killed call resumes.
+        risk: largest error rate among accepted answers, in (0, 1).
+        confidence: probability that the guarantee holds, over calibration samples.
+        signal: a key of `SIGNALS`; "score": the scorer's method; "best": the signal with the
+            highest AUROC on the fifth of the clusters that fixes the thresholds, which keeps the
+            guarantee valid. Choosing after looking at the results does not.
+        right_from: lowest quality of a right answer.
+        name: name of the calibration.
+        progress: called after each scored row, with the numbers of scored and of all rows.
+
+    Empty and blank answers are left out: they are never accepted.
+
+    Raises:
+        ValueError: a row without answer or label, with the id of another, or that cannot be
+            scored; texts and chats in one calibration; only wrong answers; an unknown signal.
+
+    Example:
+        >>> rows = [
+        ...     {"prompt": prompt, "answer": answer, "correct": right, "cluster": passage}
+        ...     for passage in range(4)
+        ...     for answer, right in ((" Edda Holm", True), (" Brask", False))
+        ... ]
+        >>> run = calibrate_rows(rows, scorer, risk=0.1, resamples=50)
+        >>> run.n, run.errors, run.guarantee.threshold  # far too few for a guarantee
+        (8, 4, None)
+    """
+    check_signal(signal, risk, confidence)
+    check_at_least_one("resamples", resamples)
+    numbered = [
+        row if isinstance(row, Row) else Row(number, dict(row))
+        for number, row in enumerate(rows, start=1)
+    ]
+    inputs = [
+        row._replace(content={n: row.content[n] for n in LABELLED_FIELDS if n in row.content})
+        for row in numbered
+    ]
+    if not inputs:
+        raise ValueError("expected at least two labelled answers, got no row")
+    labels = labels_of(inputs, right_from)
+    if all(labels.values()):
+        raise ValueError(f"{name}: expected right and wrong answers, got {len(labels)}, all wrong")
+    if all(isinstance(a := row.content["answer"], str) and not a.strip() for row in inputs):
+        raise ValueError("expected answers, got only empty or blank ones")
+    keys = clusters_of(inputs)
+    saved = _saved_scores(numbered, scorer)
+    if note := scored_again(numbered, len(saved)):
+        warnings.warn(note, stacklevel=2)
+    by_row = _scores_by_row(inputs, scorer, progress, saved)
+    kept = [
+        (row, by_row[row.number], key)
+        for row, key in zip(inputs, keys, strict=True)
+        if by_row[row.number].answered
+    ]
+    if not kept:
+        raise ValueError("expected answers, got only empty or blank ones")
+    scores = [score for _, score, _ in kept]
+    wrong = np.array([labels[row.number] for row, _, _ in kept])
+    quality: list[Any] = [row.content.get("quality") for row, _, _ in kept]
+    answers = Labelled(
+        wrong,
+        [key for _, _, key in kept],
+        None if None in quality else quality,
+        resamples=resamples,
+    )
+    texts = [score.scored_text[: score.content_end] for score in scores]
+    return fit(
+        {kind: np.array([s.signals[kind] for s in scores]) for kind in scores[0].signals},
+        answers,
+        risk=risk,
+        confidence=confidence,
+        signal=signal,
+        method=scorer.config.method,
+        name=name,
+        label_source="their labels",
+        model=scores[0].model,
+        settings=_shared_settings(scores) | scorer.fingerprints() | {"stop": list(scorer.stop)},
+        prompt_tokens=sorted(float(score.prompt_tokens or 0) for score in scores),
+        answer_digests=digests_of([score.prompt for score in scores], texts),
+    )
+
+
+def digests_of(prompts: Sequence[Any], answers: Sequence[str]) -> list[str]:
+    """Hashes (16 hexadecimal digits) that tell whether answers are the same; answers as texts
+    without their ends."""
+    pairs = zip(prompts, answers, strict=True)
+    texts = (to_json([prompt, answer.strip()], str) for prompt, answer in pairs)
+    return sorted(hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts)
+
+
+def scored_again(rows: Iterable[Row], kept: int) -> str:
+    """How many rows with saved scores are scored again, and why; empty for none."""
+    saved = sum(bool(row.content.get("tokens")) for row in rows)
+    if saved <= kept:
+        return ""
+    return (
+        f"Scored {saved - kept} of {saved} rows again: prompt, answer or settings differ from "
+        "those of the saved scores, or these are of another model or an older release."
+    )
+
+
+def _saved_scores(rows: Iterable[Row], scorer: "Scorer") -> dict[int, Score]:
+    """Row number -> score saved in lines of `score --out`; none if not reproduced.
+
+    Not all lines record weights, so some rows are scored again and must get the same scores.
+    """
+    saved = {}
+    for row in rows if scorer.config.method != "adapt" else ():  # its samples are not saved
+        try:
+            score = Score.from_dict(row.content)
+        except ValueError:  # a plain row, or without tokens
+            continue
+        if made_from(row.content) and _consistent(score):
+            saved[row.number] = score
+    if not saved:
+        return {}
+    first = next(iter(saved.values()))
+    rescored = _rescore(first, scorer)  # with the settings that a line of it would have
+    alike = {n: score for n, score in saved.items() if _same_settings(score, rescored, scorer)}
+    checked = [[*alike.values()][i] for i in spread(len(alike))]
+    pairs = ((score, rescored if score is first else _rescore(score, scorer)) for score in checked)
+    return alike if all(reproduces(new, score.score) for score, new in pairs) else {}
+
+
+def spread(n: int) -> list[int]:
+    """Positions of `CHECKED_ANSWERS` among n, spread evenly."""
+    return sorted({int(i) for i in np.linspace(0, n - 1, CHECKED_ANSWERS).round()}) if n else []
+
+
+def _consistent(score: Score) -> bool:
+    """Whether score and MSP are those of the tokens beside them, up to rounding."""
+    tokens = score.tokens[: score.counted]
+    expected = {
+        "score": aggregate([token.u for token in tokens], score.aggregation),
+        "msp": -sum(token.log_likelihood for token in tokens),
+    }
+    return all(
+        math.isclose(getattr(score, name), value, rel_tol=1e-4, abs_tol=1e-6)
+        for name, value in expected.items()
+    )
+
+
+def _rescore(saved: Score, scorer: "Scorer") -> Score:
+    return scorer.score(saved.prompt, saved.ids)
+
+
+def reproduces(rescored: Score, saved_score: float) -> bool:
+    """Whether an answer scored again has the score it had."""
+    return math.isclose(rescored.score, saved_score, rel_tol=TOLERANCE, abs_tol=1e-5)
+
+
+def _same_settings(saved: Score, rescored: Score, scorer: "Scorer") -> bool:
+    """Whether a saved score has the model name and settings of `rescored`."""
+    layers = [score.settings.get("layer") for score in (saved, rescored)]
+    key = rescored.config.replace(stop=tuple(scorer.stop)).score_key()
+    used = rescored.settings | scorer.fingerprints()
+    others = {n: v for n, v in saved.settings.items() if n in (*MACHINE, "attention_in_use")}
+    if scorer.as_messages(saved.prompt) != saved.prompt or others != {n: used[n] for n in others}:
+        return False
+    return (saved.model, layers[0], saved.config.score_key()) == (rescored.model, layers[1], key)
+
+
+def _scores_by_row(
+    rows: list[Row],
+    scorer: "Scorer",
+    progress: Callable[[int, int], None] | None,
+    saved_scores: dict[int, Score],
+) -> dict[int, Score]:
+    """Row number -> score, saved or computed."""
+    scores = dict(saved_scores)
+    missing = [row for row in rows if row.number not in saved_scores]
+    problem = (
+        "row {} cannot be scored: {}. Correct or remove it; the risk guarantee does not cover rows "
+        "left out"
+    )
+    for row in missing:  # before any of them is scored
+        try:
+            _check_tokens(row, scorer)
+        except ValueError as error:
+            raise ValueError(problem.format(row.number, error)) from error
+    for row, outcome in score_rows(scorer, missing):
+        if outcome.result is None:
+            raise ValueError(problem.format(row.number, outcome.error))
+        scores[row.number] = outcome.result
+        if progress is not None:
+            progress(len(scores), len(rows))
+    return scores
+
+
+def _check_tokens(row: Row, scorer: "Scorer") -> None:
+    """Raise ValueError unless prompt and answer fit the model's vocabulary and context window."""
+    import torch
+
+    from lm_polygraph_asmi.model.unmasked import validate_tokens
+    from lm_polygraph_asmi.scoring.text import answer_tokens, prompt_tokens
+
+    prompt, answer, *_ = request_of(row)
+    prompt = scorer.as_messages(prompt)
+    ids = prompt_tokens(scorer.tokenizer, prompt).tolist()
+    added = answer_tokens(scorer.tokenizer, prompt, answer) if isinstance(answer, str) else answer
+    validate_tokens(scorer.model, torch.tensor([*ids, *(added or ())]), len(ids))
+
+
+def _shared_settings(scores: Sequence[Score]) -> dict[str, Any]:
+    """What all scores share, and how their answers end."""
+    described = [score.compared_settings for score in scores]
+    shared = dict(described[0])
+    for other in described[1:]:
+        shared = {
+            name: value for name, value in shared.items() if other.get(name, math.nan) == value
+        }
+    del shared["model"]
+    ends = sorted({other["answer_end"] for other in described if "answer_end" in other})
+    shared.pop("answer_end", None)
+    return parse_json(to_json(shared | {"answer_ends": ends}))

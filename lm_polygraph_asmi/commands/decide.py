@@ -1,0 +1,109 @@
+"""`polygraph_asmi decide`: accept answers or abstain, by a calibration."""
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from lm_polygraph_asmi.commands.score import Summary, Work, score
+from lm_polygraph_asmi.options import given_settings
+
+if TYPE_CHECKING:
+    from lm_polygraph_asmi.calibration.calibration import Calibration
+    from lm_polygraph_asmi.scoring.many import Rows
+
+COUNTED = {True: "accepted", False: "abstained", None: "without a decision"}
+
+
+@click.command(
+    params=[option for option in score.params if option.name != "calibration"],
+    short_help="Accept answers or abstain, by a calibration.",
+)
+@click.option(
+    "--calibration",
+    required=True,
+    type=click.Path(exists=True),
+    help="JSON file that `polygraph_asmi calibrate` wrote. Options left out are its.",
+)
+def decide(
+    rows_file: str,
+    model: str,
+    gguf_file: str | None,
+    dtype: str,
+    device_map: str | None,
+    answer: str | None,
+    chat: bool,
+    calibration: str,
+    out: str | None,
+    result_cache: str | None,
+    tokens: str | None,
+    stream: bool,
+    html: str | None,
+    **settings: Any,
+) -> None:
+    """Accept answers to the prompts in ROWS_FILE, or abstain.
+
+    ROWS_FILE is as for `score`. Each row gets `accept` (true, false, or null: no decision),
+    `reason`, and `error_probability`. By MSP, perplexity or entropy, no masked pass is run.
+
+    Exits with status 1 if any row fails.
+    """
+    explicit = given_settings(settings)
+    try:
+        from lm_polygraph_asmi.calibration.calibration import Calibration
+        from lm_polygraph_asmi.calibration.decision import COLUMNS
+
+        loaded = Calibration.load(calibration)
+    except (OSError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+
+    def check() -> None:
+        loaded.configured(settings=explicit)
+
+    def opened(cache: str | None) -> "Rows":
+        from lm_polygraph_asmi.calibration.decider import Decider  # imports torch: after all checks
+
+        return Decider(
+            model, loaded, gguf_file=gguf_file, dtype=dtype, device_map=device_map,
+            result_cache=cache, **explicit,
+        )  # fmt: skip
+
+    work = Work(rows_file, model, answer, chat, out, result_cache, tokens, stream, html)
+    work.run(COLUMNS, check, opened, Decisions(loaded), "Decisions on answers")
+
+
+class Measured(NamedTuple):
+    """What a test of drift needs of a decision."""
+
+    value: float | None
+    prompt_tokens: int | None
+
+
+class Decisions(Summary):
+    """Counts of decisions, and why there are none."""
+
+    verb = "read"
+
+    def __init__(self, calibration: "Calibration") -> None:
+        super().__init__()
+        self.calibration = calibration
+        self.measured: list[Measured] = []
+        self.reason: str | None = None
+
+    def add(self, result: Any) -> str | None:
+        """See `Summary`; the reason of the first row without a decision is a warning."""
+        super().add(result)
+        if result is None:
+            return None
+        self.counts[COUNTED[result.accept]] += 1
+        self.measured.append(Measured(result.value, result.prompt_tokens))
+        if result.accept is None and self.reason is None:
+            self.reason = result.reason
+            return self.reason
+        return None
+
+    def drifts(self) -> list[Any]:
+        """Quantities that differ from those of the calibration answers."""
+        return self.calibration.drifts(self.measured)
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}\n{self.listed(*COUNTED.values())}."

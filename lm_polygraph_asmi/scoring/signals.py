@@ -1,0 +1,59 @@
+"""Uncertainty signals of an answer: what each is called, and what it needs.
+
+Signals are in nats, higher = more uncertain.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from lm_polygraph_asmi.config import METHODS, ASMIConfig
+
+
+class Signal(NamedTuple):
+    """A signal of a finished answer.
+
+    Attributes:
+        title: its name in sentences.
+        masked: whether it needs masked passes; else the unmasked pass is enough.
+    """
+
+    title: str
+    masked: bool
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """Names of the settings that it depends on."""
+        names = ASMIConfig.names("masks", "score") if self.masked else UNMASKED_SETTINGS
+        return (*names, *(("layer", "samples") if self.masked else ()))
+
+
+UNMASKED_SETTINGS = ("closing_token", "stop", "special_tokens")
+"""Settings that decide which tokens an answer has, and which of them count."""
+SIGNALS = {
+    **{method: Signal(title, masked=True) for method, title in METHODS.items()},
+    "msp": Signal("MSP", masked=False),
+    "perplexity": Signal("perplexity", masked=False),
+    "entropy": Signal("entropy", masked=False),
+}
+"""Name in settings -> signal."""
+TITLES = {name: signal.title for name, signal in SIGNALS.items()}
+
+
+def unmasked_signals(
+    log_likelihood: Sequence[float] | Float[np.ndarray, " T"],
+    entropy: Sequence[float] | Float[np.ndarray, " T"],
+) -> dict[str, float]:
+    """The signals of the unmasked pass, from the counted tokens.
+
+    "msp": the negative log-likelihood; "perplexity": its mean (the log of the perplexity);
+    "entropy": a mean.
+    """
+    msp = -float(np.sum(log_likelihood))
+    return {
+        "msp": msp,
+        "perplexity": msp / len(log_likelihood),
+        "entropy": float(np.mean(entropy)),
+    }

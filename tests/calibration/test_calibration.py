@@ -1,0 +1,253 @@
+"""What a calibration says of answers, saved and loaded; and when it says nothing."""
+
+import json
+import math
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from lm_polygraph_asmi.analysis.calibration import Step
+from lm_polygraph_asmi.analysis.clusters import wilson_interval
+from lm_polygraph_asmi.calibration import Calibration, Decider, Decision
+from lm_polygraph_asmi.calibration.calibration import FORMAT, opened
+from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.scoring.signals import SIGNALS, TITLES
+from tests.calibration.conftest import limited, ranking
+from tests.report import runs
+from tests.scoring.conftest import PROMPT
+from tests.scoring.test_result import printed
+
+
+@pytest.fixture(scope="module")
+def score(scorer):
+    """A score that knows the weights, as `Decider` makes it."""
+    found = scorer.score(PROMPT, " Brask")
+    return replace(found, settings=found.settings | scorer.fingerprints())
+
+
+def test_saved_and_loaded(calibration, tmp_path):
+    undefined = ranking(calibration, math.nan)
+    for one in (calibration, replace(undefined, brier=None, name="NaNo")):
+        one.save(tmp_path / "calibration.json")
+        text = (tmp_path / "calibration.json").read_text()
+        json.loads(text, parse_constant=pytest.fail)  # NaN is not JSON
+        found = Calibration.load(tmp_path / "calibration.json")
+        found.save(tmp_path / "again.json")
+        assert (tmp_path / "again.json").read_text() == text
+        assert math.isnan(found.prr.low) == math.isnan(one.prr.low)
+        assert isinstance(found.error_steps[0], Step)
+    calibration.save(tmp_path / "calibration.json")
+    assert opened(str(tmp_path / "calibration.json")) == calibration == opened(calibration)
+    content = json.loads((tmp_path / "calibration.json").read_text())
+    for other in (4, FORMAT + 1):
+        (tmp_path / "old.json").write_text(json.dumps(content | {"format": other}))
+        with pytest.raises(
+            ValueError, match=rf"of format {FORMAT}, got {other}: make it again: `polygraph_asmi ca"
+        ):
+            Calibration.load(tmp_path / "old.json")
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "3", "null", "{}", f'{{"format": {FORMAT}}}',
+             f'{{"format": {FORMAT}, "signals": {{"a": [1]}}}}'],
+)  # fmt: skip
+def test_other_json_files(tmp_path, text):
+    (tmp_path / "other.json").write_text(text)
+    with pytest.raises(ValueError, match=r"other.json is not a saved calibration"):
+        Calibration.load(tmp_path / "other.json")
+
+
+def test_what_is_no_calibration_is_refused_with_the_command_that_makes_one(tmp_path):
+    run = runs.save(tmp_path / "run")
+    (tmp_path / "rows.jsonl").touch()
+    for given, error, message in (
+        (run, ValueError, f"--run {run} --risk RISK --out FILE.json`"),
+        (run.parent, ValueError, "Make one of a finished run: `polygraph_asmi calibrate --run"),
+        (tmp_path / "rows.jsonl", ValueError, "rows.jsonl --model MODEL --risk RISK --out"),
+        (tmp_path / "none.json", FileNotFoundError, "no such calibration: `polygraph_asmi cal"),
+        ("", ValueError, "expected the path of a .json file, got an empty one"),
+        ([run], ValueError, "expected a Calibration or the path of one, got ["),
+        (3, ValueError, "expected a Calibration or the path of one, got 3"),
+    ):
+        with pytest.raises(error, match=re.escape(message)):
+            opened(given)
+        with pytest.raises(error, match=re.escape(message)):  # before a model is loaded
+            Decider("no such model", given)
+
+
+def test_accept(calibration, score):
+    for signal, value in score.signals.items():
+        one = limited(calibration, value, signal).decide(score)
+        assert one.accept is True
+        assert one.reason == (
+            f"Accept: {TITLES[signal]} {value:.4g} nats is at most {value:.4g}. Risk guarantee: "
+            "with 80% confidence, the error rate of accepted answers is at most 40%."
+        )
+        assert (one.signal, one.value, one.threshold) == (signal, value, value)
+        other = limited(calibration, np.nextafter(value, -1), signal).decide(score)
+        assert other.accept is False
+        assert other.reason.startswith(f"Abstain: {TITLES[signal]} {value:.4g} nats is above")
+    nothing = limited(calibration, None).decide(score)
+    assert nothing.accept is None
+    assert nothing.reason.startswith("No threshold by perplexity: not attainable with")
+    empty = limited(calibration, 1e9).decide(replace(score, answered=False))
+    assert (empty.accept, empty.error_probability) == (None, None)
+    assert empty.reason == "No decision: the answer is empty."
+
+
+def test_a_decision_is_json_and_reads_in_words(calibration, score):
+    one = ranking(limited(calibration, 1e9)).decide(score)
+    content = json.loads(json.dumps(one.to_dict(), allow_nan=False))
+    assert Decision.from_dict(content | {"row": 3, "mine": 1}) == one
+    assert json.loads(one.to_json()) == content
+    assert (content["accept"], content["unit"]) == (True, "nats")
+    for sentence in one.sentences:
+        assert sentence in " ".join(printed(one, width=500).split())
+    with pytest.raises(ValueError, match=r"expected what Decision\.to_dict returns"):
+        Decision.from_dict({"accept": True})
+    assert repr(one) == f"Decision(accept, perplexity {one.value:.4g} nats, answer=' Brask')"
+    parts = one.with_spans([[1, 4]])
+    assert parts.score.offsets == ((1, 4),)
+
+
+def test_probability_and_percentile_are_of_the_deciding_signal(calibration, score):
+    for signal in score.signals:
+        known = limited(calibration, 1e9, signal)
+        one = ranking(known).decide(score)
+        value = score.signals[signal]
+        step = next((s for s in reversed(known.error_steps) if s.start <= value),
+                    known.error_steps[0])  # fmt: skip
+        overall = known.errors / known.n
+        assert one.error_probability == pytest.approx((step.errors + overall) / (step.n + 1))
+        assert one.error_interval == wilson_interval(step.errors, step.n)[1:]
+        assert one.percentile == pytest.approx(100 * np.mean(np.array(known.values) < value))
+        assert f"By {TITLES[signal]}: higher than {one.percentile:.0f} % of the" in one.sentences[1]
+    for errors, shown in ((0, "below 0.01"), (30, "above 0.99")):
+        steps = [Step(0.0, 9000, 300 * errors), Step(1e6, 30, errors)]
+        certain = ranking(replace(limited(calibration, 1e9), error_steps=steps))
+        assert f"probability of error {shown} [" in certain.decide(score).sentences[1]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "why"),
+    [(0.0, 0.9, "no evidence that perplexity ranks errors: the PRR interval includes 0"),
+     (-0.9, -0.1, "perplexity has a negative PRR: it ranks errors worse than chance"),
+     (math.nan, math.nan, "the PRR has no interval: there are too few clusters")],
+)  # fmt: skip
+def test_a_signal_that_does_not_rank_gives_no_probability(calibration, score, low, high, why):
+    """Its threshold is valid all the same."""
+    own = calibration.signals["perplexity"]
+    signals = {"perplexity": own._replace(prr=own.prr._replace(low=low, high=high))}
+    one = replace(limited(calibration, 1e9), signals=signals).decide(score)
+    assert (one.accept, one.error_probability, one.error_interval) == (True, None, None)
+    assert any(sentence.startswith("No probability of error: ") and why in sentence
+               for sentence in one.sentences)  # fmt: skip
+
+
+def test_brier(calibration, score):
+    assert "Brier" not in " ".join(replace(ranking(calibration), brier=None).decide(score).notes)
+    useful = replace(ranking(calibration), brier=(0.1, 0.2)).decide(score).notes[0]
+    assert useful.startswith("Brier score on held-out answers 0.100; always predicting the overall")
+    useless = replace(ranking(calibration), brier=(0.2, 0.2)).decide(score).notes[0]
+    assert "(lower = better): no gain." in useless
+
+
+MASKED = ["method", "depth", "num_masks", "mask_rate", "top_k", "scope", "mask_sampler"]
+OTHER = {
+    "method": "asmi", "depth": 0.9, "layer": 5, "num_masks": 9, "mask_rate": 0.2, "top_k": 9,
+    "mask_sampler": "balanced", "scope": "response", "aggregation": "sum",
+    "closing_token": False, "stop": ["?"], "special_tokens": "plain", "prompt_format": "chat",
+    "attention_in_use": "flex", "weights": "0", "tokenizer": "0",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHER)
+@pytest.mark.parametrize("signal", ["sem", "msp"])
+def test_settings_that_the_signal_depends_on(calibration, score, name, signal):
+    """Masks change no log-probability: of a decision by MSP, their settings do not count."""
+    known = limited(calibration, 1e9, signal)
+    one = known.decide(replace(score, settings=score.settings | {name: OTHER[name]}))
+    masks = name in (*MASKED, "layer", "aggregation")
+    if masks and not SIGNALS[signal].masked:
+        assert one.accept is True
+        return
+    assert (one.accept, one.error_probability) == (None, None)
+    hashed = {"weights": "weights or their precision differ", "tokenizer": "chat template or end"}
+    assert hashed.get(name, f"{name} {known.settings[name]!r} there, ") in one.reason
+
+
+@pytest.mark.parametrize("missing", [*MASKED, "prompt_format"])
+def test_a_calibration_that_knows_not_what_it_is_of(calibration, score, missing):
+    known = {name: value for name, value in calibration.settings.items() if name != missing}
+    one = replace(limited(calibration, 1e9, "sem"), settings=known).decide(score)
+    assert (one.accept, one.error_probability) == (None, None)
+    assert f"{missing} not recorded there: make it again" in one.reason
+
+
+def test_another_model_and_unknown_weights(calibration, score, scorer):
+    known = replace(limited(calibration, 1e9), model="some/model")
+    assert "model model there, another here" in known.decide(replace(score, model="another")).reason
+    assert known.decide(replace(score, model="elsewhere/model")).accept is True
+    plain = limited(calibration, 1e9).decide(scorer.score(PROMPT, " Brask"))
+    assert plain.accept is None
+    assert "weights, tokenizer not recorded here: use `decide`" in plain.reason
+
+
+def test_an_answer_unlike_all_of_the_calibration(calibration, score):
+    longer = replace(score, prompt_tokens=900)
+    said = "The prompt has 900 tokens, those of the calibration"
+    assert any(said in w for w in limited(calibration, 1e9).decide(longer).warnings)
+    for threshold in (-1, None):  # nothing to doubt in an abstention
+        assert not any(said in w for w in limited(calibration, threshold).decide(longer).warnings)
+    moved = replace(limited(calibration, 1e9), values=[70.0, 90.0])
+    (warning,) = moved.decide(replace(score, prompt_tokens=None)).warnings
+    value = f"perplexity {score.signals['perplexity']:.4g}"
+    assert warning == f"{value} is outside the calibration's range, 70 to 90."
+    assert warning in moved.decide(score).sentences
+
+
+def test_drift_is_told_without_labels(calibration):
+    def drifted(shift, tokens=0, n=90):
+        rows = zip(calibration.values[:n], calibration.prompt_tokens, strict=False)
+        return calibration.drifts(
+            SimpleNamespace(value=v + shift, prompt_tokens=t + tokens) for v, t in rows
+        )
+
+    assert drifted(0) == []
+    found = {drift.name: str(drift) for drift in drifted(100, 500)}
+    assert set(found) == {"perplexity", "the number of prompt tokens"}
+    assert found["perplexity"].startswith("perplexity differs from the calibration: median")
+    assert drifted(100, n=10) == []
+
+
+def test_a_calibration_in_words(calibration, monkeypatch):
+    decided = limited(calibration, 0.25)
+    shown = str(decided)
+    assert "accept an answer if its perplexity is at most 0.25 nats.\n" in shown
+    assert "with 80% confidence, at most 40% of accepted answers are wrong.\n" in shown
+    assert "Of these 90 answers, 50% are accepted; 10.0% of the accepted" in shown
+    assert "Error rate by perplexity, with 95 % Wilson intervals:" in shown
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert str(decided) == shown
+
+
+def test_settings_left_out_are_the_calibrations(calibration):
+    own = calibration.config
+    assert calibration.configured() == own
+    assert calibration.configured(settings={"max_new_tokens": 5}).max_new_tokens == 5
+    assert calibration.configured(ASMIConfig(num_masks=4, mask_rate=0.3, top_k=8)).stop == ("\n",)
+    masked = replace(calibration, signal="sem")
+    for setting, said in (({"scope": "response"}, "scope 'all' there, 'response' here"),
+                          ({"num_masks": 5}, "num_masks 4 there, 5 here"),
+                          ({"method": "asmi"}, "method 'sem' there, 'asmi' here")):  # fmt: skip
+        with pytest.raises(ValueError, match=re.escape(said)):
+            masked.configured(settings=setting)
+        assert calibration.configured(settings=setting) == own.replace(**setting)
+    for setting in ({"stop": None}, {"stop": "x"}, {"closing_token": False}):
+        with pytest.raises(ValueError, match="settings differ from the calibration labelled answ"):
+            calibration.configured(settings=setting)
+    with pytest.raises(TypeError, match="unknown setting depht; did you mean depth"):
+        calibration.configured(settings={"depht": 0.5})

@@ -1,0 +1,330 @@
+"""Labelled rows to a calibration: what is kept, what is scored, what is an error."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from sklearn.metrics import roc_auc_score
+
+from lm_polygraph_asmi.analysis import (
+    Labelled,
+    debiased_calibration_error,
+    held_out_probability,
+    risk_threshold,
+    wilson_interval,
+)
+from lm_polygraph_asmi.calibration import Calibration, Decision, calibrate_rows
+from lm_polygraph_asmi.calibration import rows as first_door
+from lm_polygraph_asmi.calibration.labels import context_clusters, is_wrong
+from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.scoring import Score
+from lm_polygraph_asmi.scoring.rows import Row, line_of, score_rows
+from lm_polygraph_asmi.scoring.signals import SIGNALS, TITLES
+from tests import tiny_lm
+from tests.calibration.conftest import WORDS, labelled, limited
+from tests.scoring.conftest import PROMPT
+
+
+@pytest.fixture(scope="module")
+def scored(scorer, tmp_path_factory):
+    """A file of scored rows: scored once for all tests."""
+    out = tmp_path_factory.mktemp("scored") / "scored.jsonl"
+    given = [Row(number, row) for number, row in enumerate(labelled(), start=1)]
+    lines = [line_of(row, outcome, scorer) for row, outcome in score_rows(scorer, given)]
+    out.write_text("\n".join(lines) + "\n")
+    return out
+
+
+@pytest.fixture(scope="module")
+def scores(scored):
+    return [Score.from_dict(json.loads(line)) for line in scored.read_text().splitlines()]
+
+
+def test_signals_are_those_of_the_tokens(scores):
+    for one in scores[:5]:
+        tokens = one.tokens[: one.counted]
+        likelihood = [token.log_likelihood for token in tokens]
+        assert one.signals == pytest.approx(
+            {
+                "asmi": sum(token.mi for token in tokens) / len(tokens),
+                "sem": float(one),
+                "msp": -sum(likelihood),
+                "perplexity": -sum(likelihood) / len(tokens),
+                "entropy": sum(token.entropy for token in tokens) / len(tokens),
+            }
+        )
+
+
+def test_what_is_made_of_labels(calibration, scores, scorer):
+    wrong = np.array([not row["correct"] for row in labelled()])
+    clusters = [str(row["cluster"]) for row in labelled()]
+    values = [one.signals["perplexity"] for one in scores]
+    assert (calibration.signal, calibration.values) == ("perplexity", sorted(values))
+    assert (calibration.n, calibration.clusters, calibration.errors) == (90, 45, wrong.sum())
+    assert calibration.guarantee == risk_threshold(values, wrong, clusters, 0.4, 0.8)
+    for kind in scores[0].signals:
+        found = calibration.signals[TITLES[kind]]
+        each = [one.signals[kind] for one in scores]
+        assert found.auroc.value == pytest.approx(roc_auc_score(wrong, each))
+        assert found.prr.low <= found.prr.value <= found.prr.high
+        assert found.augrc.low <= found.augrc.value <= found.augrc.high
+    assert "combination" in calibration.signals
+    assert calibration.recommendation
+    assert calibration.settings.items() >= scorer.fingerprints().items()
+    held_out, _ = held_out_probability(values, Labelled(wrong, clusters))
+    assert calibration.calibration_error == debiased_calibration_error(held_out, wrong)
+    assert calibration.reliability["brier"] == pytest.approx(np.mean((held_out - wrong) ** 2))
+    for row, step in zip(calibration.steps.itertuples(), calibration.error_steps, strict=True):
+        assert (row.start, row.n, row.errors) == step
+        assert (row.rate, row.low, row.high) == wilson_interval(step.errors, step.n)
+    assert calibration.prompt_tokens == sorted(one.prompt_tokens for one in scores)
+    # Rows may repeat a prompt and an answer; each is counted.
+    assert len(calibration.answer_digests) == 90
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({}, 'expected "correct" .* got neither: no field'),
+        ({"answer": " 7", "label": 1}, "got neither: the fields answer, label"),
+        ({"correct": True, "quality": 1}, r"got \['correct', 'quality'\]"),
+        ({"correct": "yes"}, "expected correct to be true or false, got 'yes'"),
+        ({"quality": "good"}, "quality must be a number"),
+        ({"quality": math.nan}, "quality must be a number"),
+    ],
+)
+def test_labels_that_are_none(content, message):
+    with pytest.raises(ValueError, match=message):
+        is_wrong(content)
+
+
+def test_scored_lines_may_be_labelled_as_they_are(scored, scorer, calibration, monkeypatch):
+    lines = [json.loads(line) for line in scored.read_text().splitlines()][:12]
+    missing = []
+
+    def counted(scorer, rows):
+        missing.extend(rows)
+        return score_rows(scorer, rows)
+
+    monkeypatch.setattr(first_door, "score_rows", counted)
+
+    def calibrated(rows):
+        """The calibration, and how many rows were scored anew."""
+        missing.clear()
+        found = calibrate_rows(rows, scorer, 0.4, 0.8, signal="perplexity", resamples=20)
+        assert found.n == 12
+        return found, len(missing)
+
+    whole, anew = calibrated(lines)
+    assert (set(whole.values) <= set(calibration.values), anew) == (True, 0)
+    plain = {"prompt", "answer", "correct", "cluster", "id"}
+    for name, change, expected in (
+        ("moved", lambda _, line: line | {"score": 1.1 * line["score"]}, 12),
+        ("edited", lambda i, line: line | {"answer": " kites"} if i in (1, 7) else line, 2),
+        ("others", lambda i, line: line | {"settings": line["settings"] | {"num_masks": 5 - i % 2}},
+         6),
+        ("told", lambda i, line: line | {"tokens": None} if i else line, 11),
+        ("some", lambda i, line: {k: line[k] for k in plain} if i > 8 else line, 3),
+        ("model", lambda _, line: line | {"model": "other"}, 12),
+    ):  # fmt: skip
+        found, anew = calibrated([change(i, line) for i, line in enumerate(lines)])
+        assert anew == expected, name
+        if name != "edited":
+            assert found.values == pytest.approx(whole.values, abs=1e-6), name
+
+
+def test_labels():
+    assert [is_wrong({"correct": value}) for value in (True, False, 1, 0)] == [False, True] * 2
+    assert [is_wrong({"quality": value}) for value in (0.49, 0.5, 1)] == [True, False, False]
+    assert is_wrong({"quality": 0.6}, 0.7)
+
+
+def test_rows_that_cannot_be_used(scorer):
+    """All that can be known before a row is scored is known then."""
+    rows = labelled(4)
+
+    def calibrated(rows, risk=0.1, confidence=0.9, **how):
+        scored = "a row was scored"
+        return calibrate_rows(
+            rows, scorer, risk, confidence, progress=lambda *_: pytest.fail(scored), **how
+        )
+
+    for number, changed, message in (
+        (0, {"correct": None}, "row 1: expected"),
+        (1, {"answer": None}, 'row 2: expected an "answer"'),
+        (1, {"answer": ""}, "row 2: the answer is empty; empty answers are never accepted"),
+        (2, {"cluster": None}, "in all rows or in none, got none in row 3"),
+        (3, {"id": "q1"}, "row 4: the \"id\" 'q1' is that of row 2, too: label it once"),
+        (1, {"correct": 2}, "row 2: expected correct to be true or false, got 2"),
+        (1, {"correct": None, "quality": math.nan}, "row 2: quality must be a number, got nan"),
+        (3, {"prompt": PROMPT * 100}, "row 4 cannot be scored"),
+        (3, {"answer": [10**6]}, "row 4 cannot be scored: token ids must lie"),
+        (3, {"answer": [2**70]}, "row 4: expected token ids of an answer that fit into 64 bits"),
+        (3, {"samples": [" a", None]}, "row 4: expected sample 2 as text or a list of token ids"),
+    ):
+        some = [row | changed if i == number else row for i, row in enumerate(rows)]
+        with pytest.raises(ValueError, match=message):
+            calibrated(some)
+    with pytest.raises(ValueError, match="expected right and wrong answers"):
+        calibrated([row | {"correct": False} for row in rows])
+    with pytest.raises(ValueError, match="only empty or blank ones"):
+        calibrated([row | {"answer": " "} for row in rows])
+    for how, message in (
+        ({"signal": "magic"}, "expected signal best, score or one of"),
+        ({"risk": 2}, "risk must lie strictly between 0 and 1, got 2"),
+        ({"confidence": 95}, "confidence must lie strictly between 0 and 1, got 95"),
+        ({"resamples": 0}, "resamples must be at least 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            calibrated(rows, **how)
+    with pytest.raises(ValueError, match="at least two labelled answers"):
+        calibrated([])
+
+
+def test_answers_of_nothing_are_left_out_as_they_are_never_accepted(scorer):
+    rows = labelled(12)
+    blank = {"prompt": PROMPT, "answer": "\n", "correct": True, "cluster": "blank"}
+    seen = []
+    found, expected = (
+        calibrate_rows(some, scorer, 0.4, 0.8, resamples=20, progress=lambda *at: seen.append(at))
+        for some in ([*rows, blank], rows)
+    )
+    assert found == expected
+    assert seen[:13] == [(done, 13) for done in range(1, 14)]
+    with pytest.raises(ValueError, match="only empty or blank ones"):
+        calibrate_rows([blank], scorer, 0.1)
+
+
+def test_passages_are_found_by_their_prompts():
+    passages = [
+        "The ferry Ondine was built in Brask in 1931 by three brothers. " * 3,
+        "Kites are flown in Sorell every spring, the blue ones first of all. " * 3,
+    ]
+    prompts = [
+        f"Answer from the passage.\n{passage}\nQuestion: {question}\nAnswer:"
+        for passage in passages
+        for question in ("Who?", "When was that, and where?", "Why?")
+    ]
+    assert [key == context_clusters(prompts)[0] for key in context_clusters(prompts)] == (
+        [True] * 3 + [False] * 3
+    )
+    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    assert len(set(context_clusters(chats))) == 2
+    apart = [f"Question: who was the {word}?" for word in WORDS]
+    assert len(set(context_clusters(apart))) == len(WORDS)
+    assert len(set(context_clusters(["same"] * 3))) == 1
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("command")
+    tiny_lm.save(place / "model")
+    rows = "".join(json.dumps(row) + "\n" for row in labelled())
+    (place / "rows.jsonl").write_text(rows)
+    return place
+
+
+def run(*arguments):
+    found = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    return found.exit_code, " ".join(found.output.split())
+
+
+OPTIONS = ("--num-masks", 4, "--mask-rate", 0.3, "--top-k", 8, "--stop", "\\n")
+
+
+def test_from_rows_to_decisions_by_command(folder):
+    model = folder / "model"
+    code, said = run("calibrate", folder / "rows.jsonl", "--model", model, "--risk", 0.4,
+                     "--confidence", 0.8, "--out", folder / "calibration.json", *OPTIONS,
+                     "--reliability", folder / "reliability.svg")  # fmt: skip
+    assert code == 0, said
+    found = Calibration.load(folder / "calibration.json")
+    assert found.guarantee.threshold is None
+    assert f"No threshold by {found.title}: {found.guarantee}." in said
+    assert found.recommendation in said
+    assert "empty answers" not in said
+    assert (folder / "reliability.svg").stat().st_size > 1000
+    given = ("decide", "--model", model, folder / "rows.jsonl", "--calibration")
+    code, said = run(*given, folder / "calibration.json", "--out", folder / "out.jsonl")
+    assert code == 0, said
+    assert "90 without a decision." in said
+    assert f"Warning: No threshold by {found.title}" in said
+    limited(found, found.values[45]).save(folder / "limited.json")
+    code, said = run(*given, folder / "limited.json", "--out", folder / "decided.jsonl",
+                     "--html", folder / "decided.html")  # fmt: skip
+    assert code == 0, said
+    lines = [json.loads(line) for line in (folder / "decided.jsonl").read_text().splitlines()]
+    assert [line["accept"] for line in lines] == [v <= found.values[45] for v in
+                                                  (line["value"] for line in lines)]  # fmt: skip
+    assert f"{sum(line['accept'] for line in lines)} accepted, " in said
+    assert [Decision.from_dict(line).digest(line) for line in lines] == [
+        line["digest"] for line in lines
+    ]
+    assert (folder / "decided.html").read_text().count('id="answer-') == 90
+    masked = SIGNALS[found.signal].masked
+    assert all((line["score"] is None) != masked for line in lines)
+    code, text = run(*given, folder / "limited.json", "--stop", "?", "--out", folder / "x.jsonl")
+    assert code == 1
+    assert "settings differ from the calibration rows.jsonl (stop" in text
+    assert not list(folder.glob("x.jsonl*"))
+    for source in ("rows.jsonl", "model"):  # neither rows nor a folder are a calibration
+        code, text = run(*given, folder / source, "--out", folder / "x.jsonl")
+        assert code == 1
+        assert f"expected a .json file, got {folder / source}. Make one of" in text
+
+
+def test_calibrate_by_command(folder):
+    """Labels on scored lines, whose scores are kept; and calls that are errors."""
+    model = folder / "model"
+    code, said = run("score", "--model", model, folder / "rows.jsonl", *OPTIONS,
+                     "--out", folder / "scored.jsonl")  # fmt: skip
+    assert code == 0, said
+    again = ("calibrate", folder / "scored.jsonl", "--model", model, "--risk", 0.4,
+             "--out", folder / "again.json", *OPTIONS)  # fmt: skip
+    for options, warned, limit in (
+        ((), False, 64),  # of the rows
+        (("--max-new-tokens", 7), False, 7),  # of later answers
+        (("--seed", 1), True, 64),
+    ):
+        code, text = run(*again, *options)
+        assert (code, "Scored 90 of 90 rows again" in text) == (0, warned), text
+        assert Calibration.load(folder / "again.json").config.max_new_tokens == limit
+        if options != ("--seed", 1):
+            (folder / "again.json").unlink()
+    code, said = run(*again)
+    assert code == 1
+    assert "again.json exists: name another file, or remove it" in said
+    given = ("--model", model, "--risk", 0.4, "--out", folder / "few.json")
+    blank = {"prompt": PROMPT, "answer": "\n", "correct": True, "cluster": "blank"}
+    few = "".join(json.dumps(row) + "\n" for row in [*labelled(12), blank])
+    (folder / "few.jsonl").write_text(few)
+    code, said = run("calibrate", folder / "few.jsonl", *given, *OPTIONS)
+    assert code == 0, said
+    assert "Left out 1 empty answers: they are never accepted." in said
+    for own, message in (
+        ((folder / "rows.jsonl", "--metric", "TokenF1", *given), "--metric needs --run"),
+        (("--run", folder, "--right-from", 0.3, *given), "--result-cache and --right-from need"),
+        ((folder / "rows.jsonl", *given[2:]), "ROWS need the --model that answered them"),
+        ((folder / "rows.jsonl", *given[:2], "--risk", 1.4, "--out", folder / "new.json"),
+         "expected risk between 0 and 1 (exclusive), got 1.4"),
+    ):  # fmt: skip
+        code, said = run("calibrate", *own)
+        assert code != 0
+        assert message in said
+    assert not (folder / "new.json").exists()
+
+
+def test_answers_that_are_all_right_give_a_threshold(scorer, tmp_path):
+    rows = [
+        {"prompt": f"{PROMPT} {i}", "answer": " Edda Holm", "correct": True, "cluster": str(i)}
+        for i in range(40)
+    ]
+    run = calibrate_rows(rows, scorer, 0.2, resamples=50)
+    guarantee = run.guarantee  # 32 tested: .8 to the power of 32 is below .05
+    assert (guarantee.coverage, guarantee.error_rate) == (1, 0)
+    assert guarantee.threshold == max(run.values)
+    assert "nan" not in str(run)
+    run.save(tmp_path / "c.json")
+    assert Calibration.load(tmp_path / "c.json").guarantee == guarantee

@@ -1,0 +1,223 @@
+"""A finished run to a calibration, with its model and without; both doors agree."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from lm_polygraph_asmi.calibration import Calibration, calibrate_rows, calibrate_run
+from lm_polygraph_asmi.calibration.rows import CHECKED_ANSWERS, spread
+from lm_polygraph_asmi.calibration.run import scored_group, settings_of
+from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.scoring.provenance import prompt_format
+from lm_polygraph_asmi.scoring.rows import Row, score_rows
+from tests.calibration.conftest import labelled
+from tests.report import runs
+from tests.scoring.conftest import PROMPT
+
+METHODS = {
+    "asmi": "ASMI (60%, K=64)",
+    "sem": "Sem-ASMI (60%, K=64)",
+    "adapt": "Adapt-ASMI (60%, K=64)",
+}
+ASKED = {"risk": 0.4, "confidence": 0.8, "signal": "perplexity", "resamples": 50}
+
+
+@pytest.fixture(scope="module")
+def scores(scorer):
+    rows = [Row(number, row) for number, row in enumerate(labelled(), start=1)]
+    return [outcome.result for _, outcome in score_rows(scorer, rows)]
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory):
+    return runs.save(tmp_path_factory.mktemp("runs") / "squad")
+
+
+def as_a_run(place, scores, rows, metrics):
+    """What a benchmark would have saved of scored rows."""
+    columns = {
+        "asmi_mi_d60": "mi", "asmi_agreement_d60": "agreement", "asmi_entropy": "entropy",
+        "asmi_log_likelihood": "log_likelihood", "greedy_tokens": "id",
+    }  # fmt: skip
+    stats = {
+        name: [np.array([getattr(token, own) for token in one.tokens]) for one in scores]
+        for name, own in columns.items()
+    }
+    stats |= {
+        "input_texts": [row["prompt"] for row in rows],
+        "greedy_texts": [one.scored_text.removesuffix("</s>") for one in scores],
+        "asmi_settings_d60": [one.settings for one in scores],
+        "asmi_prompt_length": [one.prompt_tokens for one in scores],
+    }
+    about = runs.manifest(len(rows)) | {
+        "rows": {"ids": [row["id"] for row in rows],
+                 "clusters": [str(row["cluster"]) for row in rows]},
+        "model": {"path": scores[0].model},
+    }  # fmt: skip
+    config = ASMIConfig(top_k=8, stop=["\n"])
+    content = {
+        "estimations": {("sequence", str(config)): [float(one) for one in scores]},
+        runs.METHODS: runs.described(config),
+        "gen_metrics": {("sequence", name): values for name, values in metrics.items()},
+        "stats": stats,
+        "metrics": {},
+        "state": "Initialized",
+    }
+    return runs.save(place, content, about)
+
+
+PROVENANCE = ("name", "label_source", "model", "settings")
+
+
+def test_both_doors_agree_to_the_digit(scores, scorer, calibration, tmp_path):
+    """On a run's rows, exported as labelled ones, all but the provenance is equal."""
+    rows = labelled()
+    silent = scorer.score(PROMPT, "\n")
+    rows.append({"prompt": PROMPT, "id": "silent", "cluster": "own", "correct": True})
+    right = [float(row["correct"]) for row in rows]
+    metrics = {"Rouge_rougeL": [1.0 - one for one in right], "ReferenceInAnswer": right}
+    place = as_a_run(tmp_path / "run", [*scores, silent], rows, metrics)
+    own = {name: getattr(calibration, name) for name in PROVENANCE}
+    for used in (scorer, None):
+        found = calibrate_run(place, used, metric="ReferenceInAnswer", **ASKED)
+        assert replace(found, **own) == calibration
+        assert found.label_source == "ReferenceInAnswer"
+    checked = calibrate_run(place, scorer, metric="ReferenceInAnswer", **ASKED)
+    known = scores[0].compared_settings | scorer.fingerprints()
+    assert not checked.other_settings(known)
+    assert checked.other_settings(known | {"prompt_format": "chat"}) == [
+        "prompt_format 'text' there, 'chat' here"
+    ]
+    assert checked.settings["answer_ends"] == ["complete"]
+    assert {"weights", "tokenizer"} <= set(checked.settings) - set(found.settings)
+    other = calibrate_run(place, scorer, **ASKED)
+    assert (other.label_source, other.guarantee != checked.guarantee) == ("Rouge_rougeL", True)
+    with pytest.raises(ValueError, match="has no quality metric 'AlignScore', but"):
+        calibrate_run(place, scorer, 0.4, metric="AlignScore")
+
+
+def test_a_quality_is_that_of_both_doors(scores, scorer, tmp_path):
+    """PRR is over the metric itself, not over right and wrong."""
+    quality = [round(0.1 + 0.8 * np.random.default_rng(i).random(), 3) for i in range(90)]
+    pairs = zip(labelled(), quality, strict=True)
+    rows = [row | {"correct": None, "quality": value} for row, value in pairs]
+    place = as_a_run(tmp_path / "run", scores, rows, {"TokenF1": quality})
+    first, second = calibrate_rows(rows, scorer, **ASKED), calibrate_run(place, None, **ASKED)
+    assert replace(second, **{name: getattr(first, name) for name in PROVENANCE}) == first
+
+
+@pytest.mark.parametrize("changed", [0, 44, 89])
+def test_scores_are_checked_all_over_a_run(scores, scorer, tmp_path, changed):
+    """The same answers under other masks: one row each that the check reads."""
+    assert changed in spread(90)
+    assert len(spread(90)) == CHECKED_ANSWERS
+    moved = [replace(one, score=(1 + 0.1 * (i == changed)) * float(one))
+             for i, one in enumerate(scores)]  # fmt: skip
+    right = [float(row["correct"]) for row in labelled()]
+    place = as_a_run(tmp_path / "moved", moved, labelled(), {"right": right})
+    with pytest.raises(ValueError, match=rf"Cannot reproduce row {changed} .*template differ"):
+        calibrate_run(place, scorer, 0.4)
+
+
+@pytest.mark.parametrize("variant", METHODS)
+def test_what_a_run_gives(planted, variant):
+    found = calibrate_run(planted, None, 0.3, signal="score", method=variant, resamples=50)
+    saved = runs.content()
+    wrong = np.array(saved["gen_metrics"]["sequence", "AlignScore"]) < 0.5
+    assert found.values == sorted(saved["estimations"]["sequence", METHODS[variant]])
+    assert (found.n, found.clusters, found.errors) == (60, 30, wrong.sum())
+    assert (found.model, found.label_source) == ("models/tiny", "AlignScore")
+    own = {"method": variant, "closing_token": True, "aggregation": "mean", "stop": None}
+    own |= {"max_new_tokens": 64, "special_tokens": "control", "prompt_format": "text"}
+    gate = {"tau": 0.3, "beta": 10.0, "num_samples": 10, "gate_token": "second_last"}
+    settings = {n: v for n, v in found.settings.items() if n != "answer_ends"}
+    assert settings == saved["stats"]["asmi_settings_d60"][0] | own | (
+        gate if variant == "adapt" else {}
+    )
+    assert 0 < found.prr.low < found.prr.value < found.prr.high
+
+
+@pytest.mark.parametrize("instruct", [True, False])
+def test_a_run_of_chats(tmp_path, instruct):
+    """LM-Polygraph's `instruct` stands at the top of a config, and has no system message."""
+    about = runs.manifest(60) | {"config": {"instruct": instruct, "model": {}}}
+    found = settings_of(*scored_group(runs.save(tmp_path / "run", about=about)))
+    user = [{"role": "user", "content": "Who?"}]
+    expected = prompt_format(user if instruct else "Who?")
+    assert {name: found.get(name) for name in ("prompt_format", "system")} == {
+        "system": None
+    } | expected
+
+
+def test_runs_that_teach_nothing(planted, tmp_path):
+    def calibrated(place, **settings):
+        return calibrate_run(place, None, 0.3, resamples=20, **settings)
+
+    saved = runs.content()
+    saved["gen_metrics"]["sequence", "AlignScore"] = [0.1] * 60
+    with pytest.raises(ValueError, match="expected right and wrong answers, got 60, all wrong"):
+        calibrated(runs.save(tmp_path / "wrong", saved))
+    with pytest.raises(ValueError, match=r"settings method='sem', depth=0\.9; .*depth 0\.6 there"):
+        calibrated(planted, depth=0.9)
+    saved = runs.content()
+    del saved["estimations"]["sequence", METHODS["adapt"]]
+    with pytest.raises(ValueError, match="a score with the settings method='adapt'"):
+        calibrated(runs.save(tmp_path / "two variants", saved), method="adapt")
+    saved = runs.content()
+    for name in [name for name in saved["stats"] if name.startswith("asmi_settings")]:
+        del saved["stats"][name]
+    with pytest.raises(ValueError, match="has not saved asmi_settings"):
+        calibrated(runs.save(tmp_path / "settings", saved))
+    with pytest.raises(ValueError, match="expected a manifest, which runs with the callback RunR"):
+        calibrated(runs.save(tmp_path / "bare", about={}))
+    first = runs.save(tmp_path / "runs")
+    other = runs.save(tmp_path / "other", runs.content(shift=1.0))
+    other.rename(first.with_name("ue_manager_seed2"))
+    with pytest.raises(ValueError, match="expected one run, got 2 over different answers"):
+        calibrated(first.parent)
+    with pytest.raises(FileNotFoundError):
+        calibrated(tmp_path / "no run")
+
+
+def test_a_calibration_is_of_one_aggregation(tmp_path):
+    """A run with the sums beside the means; of its two Sem-ASMIs each is another score."""
+    saved = runs.content()
+    stats = saved["stats"]
+    pairs = zip(stats["asmi_mi_d60"], stats["asmi_agreement_d60"], strict=True)
+    sums = [float((mi * (1 - a)).sum()) for mi, a in pairs]
+    runs.put(saved, ASMIConfig(aggregation="sum"), sums)
+    path = runs.save(tmp_path / "squad", saved)
+    of_means, of_sums = (
+        calibrate_run(path, None, 0.3, signal="score", resamples=20, aggregation=how)
+        for how in ("mean", "sum")
+    )
+    assert of_sums.values == sorted(sums)
+    assert of_means.values != of_sums.values
+    assert of_means.other_settings(of_sums.settings) == ["aggregation 'mean' there, 'sum' here"]
+    with pytest.raises(ValueError, match="settings method='sem', aggregation='max'"):
+        calibrate_run(path, None, 0.3, aggregation="max")
+    with pytest.raises(ValueError, match="settings method='asmi', aggregation='sum'"):
+        calibrate_run(path, None, 0.3, method="asmi", aggregation="sum")
+
+
+def test_by_command_without_the_model(planted, tmp_path):
+    out = tmp_path / "calibration.json"
+    words = ["calibrate", "--run", str(planted), "--risk", "0.3", "--out", str(out)]
+    done = CliRunner().invoke(main, words, env={"COLUMNS": "300"})
+    assert done.exit_code == 0, done.output
+    assert "Without --model, the run's scores were not checked" in done.stderr
+    assert json.loads(out.read_text())["label_source"] == "AlignScore"
+    assert Calibration.load(out).recommendation in done.stdout
+    for more, message in (
+        (["--depth", "0.9"], "expected a score with the settings"),
+        (["--out", str(tmp_path / "calibration")], "expected a .json file"),
+        (["--out", str(tmp_path / "no" / "folder.json")], "its folder does not"),
+    ):
+        done = CliRunner().invoke(main, [*words[:-2], "--out", str(tmp_path / "c.json"), *more])
+        assert done.exit_code != 0
+        assert message in done.stderr
+        assert not (tmp_path / "c.json").exists()

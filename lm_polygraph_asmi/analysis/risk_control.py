@@ -96,7 +96,7 @@ class RiskThreshold:
             elif self.simulated:
                 advice = (
                     f"; {self.answers_needed} such answers gave a threshold in 95% of simulated "
-                    "calibrations"
+                    "calibrations, an optimistic estimate"
                 )
             least = least_clusters(self.risk, self.confidence, self.single)
             if self.clusters < least:

@@ -10,6 +10,7 @@ from lm_polygraph_asmi import __version__
 from lm_polygraph_asmi.commands.calibrate import calibrate
 from lm_polygraph_asmi.commands.decide import decide
 from lm_polygraph_asmi.commands.doctor import doctor
+from lm_polygraph_asmi.commands.gate import gate
 from lm_polygraph_asmi.commands.merge import merge
 from lm_polygraph_asmi.commands.plan import plan
 from lm_polygraph_asmi.commands.report import report
@@ -49,5 +50,5 @@ def experiments() -> None:
     """Test the paper's claims: perturbation controls and the causal probe."""
 
 
-for command in (calibrate, decide, doctor, merge, plan, report, results, score, serve):
+for command in (calibrate, decide, doctor, gate, merge, plan, report, results, score, serve):
     main.add_command(command)

@@ -1,0 +1,106 @@
+"""A gate on newly labelled decisions: does a calibration's guarantee still hold?"""
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+from lm_polygraph_asmi.analysis.gate import GroupRisk, RiskGate, risk_by_group, risk_gate
+from lm_polygraph_asmi.analysis.labelled import Labelled
+from lm_polygraph_asmi.calibration.calibration import Calibration
+from lm_polygraph_asmi.calibration.decision import Decision
+from lm_polygraph_asmi.calibration.labels import clusters_of, is_wrong
+from lm_polygraph_asmi.files import to_json
+from lm_polygraph_asmi.results.runs import RIGHT
+from lm_polygraph_asmi.scoring.rows import Row
+
+NEEDED = ("prompt", "answer", "accept", "signal", "value", "threshold", "digest")
+"""Fields of a saved decision that the gate reads, besides the label."""
+
+
+def gate(
+    calibration: Calibration, rows: Iterable[Row], by: str | None = None, right_from: float = RIGHT
+) -> tuple[RiskGate, tuple[GroupRisk, ...]]:
+    """Whether newly labelled decisions support the calibration's guarantee or contradict it.
+
+    Args:
+        rows: lines of `polygraph_asmi decide --out` with `correct` or `quality`; number is the row.
+        by: field with the group of each row.
+        right_from: lowest quality of a correct answer.
+
+    Returns:
+        See `analysis.risk_gate` and, empty without `by`, `analysis.risk_by_group`.
+
+    Raises:
+        ValueError: naming row and field: no decision, or one of another calibration; an answer that
+            the calibration has seen; an answer or id twice; no label; or no group.
+    """
+    rows, calibrated = list(rows), set(calibration.answer_digests)
+    known: dict[str, int] = {}
+    wrong, accepted, groups = [], [], []
+    for row in rows:
+        try:
+            _check(row, calibration)
+            content = row.content
+            digest = _digest(content["prompt"], content["answer"])
+            if digest in calibrated:
+                raise ValueError('"answer": the calibration has seen it; label new answers')
+            if (first := known.setdefault(digest, row.number)) != row.number:
+                raise ValueError(f'"answer": row {first} has the same prompt and answer')
+            if (row_id := content.get("id")) is not None:
+                first = known.setdefault(f"id {row_id!r}", row.number)
+                if first != row.number:
+                    raise ValueError(f'"id": row {first} has {row_id!r}, too')
+            wrong.append(is_wrong(content, right_from))
+            accepted.append(content["accept"])
+            if by is not None:
+                groups.append(_group(content.get(by), by))
+        except ValueError as error:
+            raise ValueError(f"row {row.number}: {error}") from error
+    if not rows:
+        raise ValueError("expected at least one labelled row, got none")
+    answers = Labelled(wrong, clusters_of(rows))
+    result = risk_gate(calibration.guarantee, accepted, answers)
+    if by is None:
+        return result, ()
+    return result, risk_by_group(calibration.guarantee, accepted, groups, answers)
+
+
+def _check(row: Row, calibration: Calibration) -> None:
+    if row.error is not None:
+        raise ValueError(row.error)
+    line = row.content
+    missing = [name for name in NEEDED if name not in line]
+    if missing:
+        raise ValueError(
+            f'no field "{missing[0]}": expected a line of `polygraph_asmi decide --out`, labelled'
+        )
+    guarantee = calibration.guarantee
+    expected = {
+        "calibration": calibration.name,
+        "signal": calibration.signal,
+        "threshold": guarantee.threshold,
+    }
+    for name, value in expected.items():
+        if line.get(name) != value:
+            raise ValueError(
+                f'"{name}" is {line.get(name)!r}, the calibration\'s {value!r}: decide with this '
+                "calibration"
+            )
+    if line["digest"] != Decision.digest(line):
+        raise ValueError('"digest": the row was changed after its decision: decide again')
+    if line["accept"] is None:
+        raise ValueError(f'"accept" is null ({line.get("reason")}): leave the row out')
+    if not isinstance(line["accept"], bool):
+        raise ValueError(f'"accept": expected true or false, got {line["accept"]!r}')
+
+
+def _group(value: Any, by: str) -> str:
+    if value is None or isinstance(value, list | dict):
+        raise ValueError(f'"{by}": expected one text, number or truth value, got {value!r}')
+    return str(value)
+
+
+def _digest(prompt: Any, answer: Any) -> str:
+    """As in `rows.digests_of`, which imports torch."""
+    text = to_json([prompt, answer.strip() if isinstance(answer, str) else answer], str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,53 @@
+"""`polygraph_asmi gate`: does a guarantee still hold, by newly labelled decisions?"""
+
+import sys
+from typing import Any
+
+import click
+
+STATUS = {"holds": 0, "violated": 3, "inconclusive": 4}
+"""Outcome -> exit status; click uses 1 and 2."""
+
+
+@click.command(short_help="Test a guarantee on newly labelled decisions.")
+@click.argument("calibration", type=click.Path(exists=True, dir_okay=False))
+@click.argument("labelled", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False))
+@click.option("--by", help="Field with a group, such as the type of question: each is tested, too.")
+@click.option("--right-from", type=float, help="Lowest quality of a correct answer; default: 0.5.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def gate(
+    calibration: str, labelled: tuple[str, ...], by: str | None, right_from: float | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Test the guarantee of CALIBRATION on new decisions with labels.
+
+    LABELLED are files of `decide --out` whose rows also have `correct` (true or false) or
+    `quality`. Rows of several files are numbered on, as
+    in one file.
+
+    Exit status: 0 holds, 3 violated, 4 inconclusive.
+    """
+    try:
+        from lm_polygraph_asmi.calibration.calibration import Calibration
+        from lm_polygraph_asmi.calibration.gate import gate as gate_of
+        from lm_polygraph_asmi.results.runs import RIGHT
+        from lm_polygraph_asmi.scoring.rows import read_rows
+
+        rows: list[Any] = []
+        for path in labelled:
+            before = rows[-1].number if rows else 0
+            rows += [row._replace(number=before + row.number) for row in read_rows(path)]
+        threshold = RIGHT if right_from is None else right_from
+        result, groups = gate_of(Calibration.load(calibration), rows, by, threshold)
+    except (OSError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+    if as_json:
+        from lm_polygraph_asmi.files import to_json
+
+        content = vars(result) | {"coverage": result.coverage._asdict()}
+        click.echo(to_json(content | {"groups": [vars(group) for group in groups]}))
+    else:
+        click.echo(result)
+        for group in groups:
+            click.echo(f"{group.group}: {group}")
+    sys.exit(STATUS[result.outcome])

@@ -1,0 +1,102 @@
+"""The gate on saved decisions: outcomes with their exit status, and rows that do not fit."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from lm_polygraph_asmi.calibration.decider import Decider
+from lm_polygraph_asmi.calibration.decision import Decision
+from lm_polygraph_asmi.calibration.gate import gate
+from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.scoring.rows import Row
+from tests.calibration.conftest import labelled, limited, model, tokenizer  # noqa: F401 - fixtures
+
+
+@pytest.fixture
+def limit(calibration):
+    return limited(calibration, 1.0)
+
+
+def decided(calibration, n, wrong=0):
+    """Lines of `decide --out` with labels, the first of them wrong."""
+    lines = []
+    for i in range(n):
+        line = {
+            "id": i, "cluster": i, "prompt": f"New question {i}", "answer": " x", "accept": True,
+            "reason": "", "value": 0.5, "calibration": calibration.name,
+            "signal": calibration.signal, "threshold": calibration.guarantee.threshold,
+            "settings": {}, "model": "tiny", "kind": "who" if i % 2 else "why",
+        }  # fmt: skip
+        lines.append(line | {"digest": Decision.digest(line), "correct": i >= wrong})
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("n", "wrong", "outcome", "status"),
+    [(60, 0, "holds", 0), (60, 60, "violated", 3), (4, 1, "inconclusive", 4)],
+)
+def test_outcomes_and_exit_status(limit, tmp_path, n, wrong, outcome, status):
+    limit.save(tmp_path / "calibration.json")
+    lines = decided(limit, n, wrong)
+    for name, part in (("a.jsonl", lines[:2]), ("b.jsonl", lines[2:])):
+        (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in part))
+    files = [str(tmp_path / name) for name in ("calibration.json", "a.jsonl", "b.jsonl")]
+    ran = CliRunner().invoke(main, ["gate", *files, "--by", "kind", "--json"])
+    assert ran.exit_code == status, ran.output
+    printed = json.loads(ran.output)
+    assert (printed["outcome"], printed["answers"], printed["errors"]) == (outcome, n, wrong)
+    assert [group["group"] for group in printed["groups"]] == ["who", "why"]
+    ran = CliRunner().invoke(main, ["gate", *files])
+    assert ran.output.startswith(f"{outcome}: {wrong} of {n} accepted answers are wrong")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"accept": None}, 'row 2: "digest"'),
+        ({"threshold": 2.0}, 'row 2: "threshold" is 2.0'),
+        ({"calibration": "other"}, 'row 2: "calibration" is'),
+        ({"answer": " y"}, 'row 2: "digest"'),
+        ({"correct": 0.5}, "row 2: expected correct to be true or false"),
+        ({"correct": None, "quality": float("nan")}, "row 2: quality must be a number"),
+        ({"correct": None}, 'row 2: expected "correct"'),
+        ({"id": 0}, 'row 2: "id": row 1 has 0, too'),
+        ({"kind": ["who", "why"]}, 'row 2: "kind": expected one text'),
+    ],
+)
+def test_rows_that_do_not_fit(limit, change, message):
+    first, second = decided(limit, 2)
+    with pytest.raises(ValueError, match=message):
+        gate(limit, [Row(1, first), Row(2, second | change)], by="kind")
+
+
+def test_rows_without_a_decision_and_answers_seen_before(limit):
+    first, second = decided(limit, 2)
+    with pytest.raises(ValueError, match='row 2: no field "accept"'):
+        gate(limit, [Row(1, first), Row(2, {"prompt": "p", "answer": "a", "correct": True})])
+    with pytest.raises(ValueError, match='row 2: "answer": row 1 has the same'):
+        gate(limit, [Row(1, first), Row(2, first | {"id": 7})])
+    known = second | {name: labelled()[3][name] for name in ("prompt", "answer")}
+    known["digest"] = Decision.digest(known)
+    with pytest.raises(ValueError, match='row 2: "answer": the calibration has seen it'):
+        gate(limit, [Row(1, first), Row(2, known)])
+    undecided = second | {"accept": None, "reason": "It answered nothing."}
+    undecided["digest"] = Decision.digest(undecided)
+    with pytest.raises(ValueError, match='row 2: "accept" is null'):
+        gate(limit, [Row(1, first), Row(2, undecided)])
+
+
+def test_lines_that_decide_writes(calibration, model, tokenizer):  # noqa: F811
+    """Real decisions, written and read; one on an answer of the calibration is recognised."""
+    limit, rows = limited(calibration, 100.0), labelled(4)
+    decider = Decider(model, limit, tokenizer=tokenizer)
+    lines = []
+    for row in [row | {"prompt": "Later. " + row["prompt"]} for row in rows[:3]] + rows[3:]:
+        decision = decider.decide(row["prompt"], row["answer"])
+        line = json.loads(json.dumps(decision.to_line("compact")))
+        lines.append(Row(len(lines) + 1, row | line))
+    with pytest.raises(ValueError, match='row 4: "answer": the calibration has seen it'):
+        gate(limit, lines)
+    result, groups = gate(limit, lines[:3])
+    assert (result.answers + result.left_out, result.outcome, groups) == (3, "inconclusive", ())

@@ -42,6 +42,15 @@ CIRCUMSTANCES = ("attention_in_use", "prompt_format", *HASHED)
 """Settings to compare besides those of the signal."""
 
 
+def unequal(settings: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
+    """Settings in both that differ, in words."""
+    return [
+        HASHED.get(name, f"{name} {value!r} there, {settings[name]!r} here")
+        for name, value in saved.items()
+        if name in settings and value != settings[name]
+    ]
+
+
 @dataclass(frozen=True)
 class Calibration:
     """A threshold on one signal with its risk guarantee, and the probability of error.
@@ -166,12 +175,7 @@ class Calibration:
 
     def _differences(self, settings: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
         """Settings in both that differ, in words."""
-        key_here, key_there = self._key(settings), self._key(saved)
-        return [
-            HASHED.get(name, f"{name} {key_there[name]!r} there, {key_here[name]!r} here")
-            for name in key_there
-            if name in key_here and key_there[name] != key_here[name]
-        ]
+        return unequal(self._key(settings), self._key(saved))
 
     def other_settings(self, settings: Mapping[str, Any]) -> list[str]:
         """Differences between the settings of an answer and of the calibration, in words.

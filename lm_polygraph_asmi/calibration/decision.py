@@ -1,6 +1,5 @@
 """`Decision`: what a calibration says of one answer."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -175,7 +174,7 @@ class Decision:
         columns = {
             "asmi_answer": self.answer,
             "asmi_text": self.text,
-            "asmi_settings": json.dumps(self.settings),
+            "asmi_settings": to_json(self.settings),
         }
         return (
             (columns if self.score is None else self.score.to_columns(tokens))
@@ -184,7 +183,7 @@ class Decision:
                 for name in ("accept", "reason", "signal", "value", "threshold",
                              "error_probability", "percentile")
             }
-            | {"asmi_warnings": json.dumps(self.warnings) if self.warnings else None}
+            | {"asmi_warnings": to_json(self.warnings) if self.warnings else None}
         )  # fmt: skip
 
     @property

@@ -1,6 +1,5 @@
 """A gate on newly labelled decisions: does a calibration's guarantee still hold?"""
 
-import hashlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -8,8 +7,7 @@ from lm_polygraph_asmi.analysis.gate import GroupRisk, RiskGate, risk_by_group, 
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.calibration.calibration import Calibration
 from lm_polygraph_asmi.calibration.decision import Decision
-from lm_polygraph_asmi.calibration.labels import clusters_of, is_wrong
-from lm_polygraph_asmi.files import to_json
+from lm_polygraph_asmi.calibration.labels import answer_digest, clusters_of, is_wrong
 from lm_polygraph_asmi.results.runs import RIGHT
 from lm_polygraph_asmi.scoring.rows import Row
 
@@ -41,7 +39,7 @@ def gate(
         try:
             _check(row, calibration)
             content = row.content
-            digest = _digest(content["prompt"], content["answer"])
+            digest = answer_digest(content["prompt"], content["answer"])
             if digest in calibrated:
                 raise ValueError('"answer": the calibration has seen it; label new answers')
             if (first := known.setdefault(digest, row.number)) != row.number:
@@ -98,9 +96,3 @@ def _group(value: Any, by: str) -> str:
     if value is None or isinstance(value, list | dict):
         raise ValueError(f'"{by}": expected one text, number or truth value, got {value!r}')
     return str(value)
-
-
-def _digest(prompt: Any, answer: Any) -> str:
-    """As in `rows.digests_of`, which imports torch."""
-    text = to_json([prompt, answer.strip() if isinstance(answer, str) else answer], str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,11 +1,13 @@
 """Labelled rows: what is wrong, and which rows belong together."""
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
 from lm_polygraph_asmi.analysis.clusters import text_clusters
+from lm_polygraph_asmi.files import to_json
 from lm_polygraph_asmi.results.runs import RIGHT
 from lm_polygraph_asmi.scoring.rows import Row
 from lm_polygraph_asmi.validation import check_number, describe_fields
@@ -123,6 +125,16 @@ def context_clusters(prompts: Sequence[Any]) -> list[str]:
         same_cluster = shared >= SHARED and 2 * shared > longer
         key[text] = key[before] if same_cluster else text
     return [key[text] for text in texts]
+
+
+def answer_digest(prompt: Any, answer: Any) -> str:
+    """Hash (16 hexadecimal digits) that tells whether an answer to a prompt is the same.
+
+    Args:
+        answer: text without its end, or token ids.
+    """
+    text = to_json([prompt, answer.strip() if isinstance(answer, str) else answer], str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _text_of(prompt: Any) -> str:

@@ -1,6 +1,5 @@
 """The first door: labelled rows, whose saved scores are kept where they can be trusted."""
 
-import hashlib
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +11,7 @@ from lm_polygraph_asmi.analysis.clusters import RESAMPLES
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.calibration.calibration import MACHINE, Calibration
 from lm_polygraph_asmi.calibration.fit import check_signal, fit
-from lm_polygraph_asmi.calibration.labels import clusters_of, labels_of, request_of
+from lm_polygraph_asmi.calibration.labels import answer_digest, clusters_of, labels_of, request_of
 from lm_polygraph_asmi.files import parse_json, to_json
 from lm_polygraph_asmi.maths.scores import aggregate
 from lm_polygraph_asmi.results.runs import RIGHT
@@ -135,11 +134,8 @@ def calibrate_rows(
 
 
 def digests_of(prompts: Sequence[Any], answers: Sequence[str]) -> list[str]:
-    """Hashes (16 hexadecimal digits) that tell whether answers are the same; answers as texts
-    without their ends."""
-    pairs = zip(prompts, answers, strict=True)
-    texts = (to_json([prompt, answer.strip()], str) for prompt, answer in pairs)
-    return sorted(hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts)
+    """Sorted `answer_digest` of answers as texts without their ends."""
+    return sorted(answer_digest(*pair) for pair in zip(prompts, answers, strict=True))
 
 
 def scored_again(rows: Iterable[Row], kept: int) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 
 from lm_polygraph_asmi.analysis.clusters import RESAMPLES
 from lm_polygraph_asmi.analysis.labelled import Labelled
-from lm_polygraph_asmi.calibration.calibration import NOT_RECORDED, Calibration
+from lm_polygraph_asmi.calibration.calibration import NOT_RECORDED, Calibration, unequal
 from lm_polygraph_asmi.calibration.fit import check_signal, fit
 from lm_polygraph_asmi.calibration.rows import digests_of, reproduces, spread
 from lm_polygraph_asmi.config import ASMIConfig
@@ -144,16 +144,7 @@ def _different(config: ASMIConfig, required: dict[str, Any]) -> list[str]:
         if None in (required.get(name), getattr(config, name))
     ]
     changed = config.replace(**{n: v for n, v in required.items() if n not in derived})
-    return _unequal(changed.score_key(), config.score_key())
-
-
-def _unequal(key: dict[str, Any], saved_key: dict[str, Any]) -> list[str]:
-    """Settings in both that differ, in words."""
-    return [
-        f"{name} {saved_key[name]!r} there, {value!r} here"
-        for name, value in key.items()
-        if name in saved_key and saved_key[name] != value
-    ]
+    return unequal(changed.score_key(), config.score_key())
 
 
 def settings_of(group: "RunGroup", method: str) -> dict[str, Any]:
@@ -188,7 +179,7 @@ def _checked(
             ASMIConfig.key_of(each) | {n: each[n] for n in ("layer", "prompt_format")}
             for each in (settings, shared)
         )
-        if differences := _unequal(key, saved_key):
+        if differences := unequal(key, saved_key):
             raise ValueError(f"settings differ from {path}: {'; '.join(differences)}")
         if not reproduces(rescored, scores[row]):
             raise ValueError(

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from lm_polygraph_asmi.commands.score import Summary, Work, score
-from lm_polygraph_asmi.options import given_settings
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.calibration.calibration import Calibration
@@ -24,22 +23,7 @@ COUNTED = {True: "accepted", False: "abstained", None: "without a decision"}
     type=click.Path(exists=True),
     help="JSON file that `polygraph_asmi calibrate` wrote. Options left out are its.",
 )
-def decide(
-    rows_file: str,
-    model: str,
-    gguf_file: str | None,
-    dtype: str,
-    device_map: str | None,
-    answer: str | None,
-    chat: bool,
-    calibration: str,
-    out: str | None,
-    result_cache: str | None,
-    tokens: str | None,
-    stream: bool,
-    html: str | None,
-    **settings: Any,
-) -> None:
+def decide(calibration: str, **options: Any) -> None:
     """Accept answers to the prompts in ROWS_FILE, or abstain.
 
     ROWS_FILE is as for `score`. Each row gets `accept` (true, false, or null: no decision),
@@ -47,7 +31,7 @@ def decide(
 
     Exits with status 1 if any row fails.
     """
-    explicit = given_settings(settings)
+    work, loading, explicit = Work.of(options)
     try:
         from lm_polygraph_asmi.calibration.calibration import Calibration
         from lm_polygraph_asmi.calibration.decision import COLUMNS
@@ -62,12 +46,8 @@ def decide(
     def opened(cache: str | None) -> "Rows":
         from lm_polygraph_asmi.calibration.decider import Decider  # imports torch: after all checks
 
-        return Decider(
-            model, loaded, gguf_file=gguf_file, dtype=dtype, device_map=device_map,
-            result_cache=cache, **explicit,
-        )  # fmt: skip
+        return Decider(work.model, loaded, result_cache=cache, **loading, **explicit)
 
-    work = Work(rows_file, model, answer, chat, out, result_cache, tokens, stream, html)
     work.run(COLUMNS, check, opened, Decisions(loaded), "Decisions on answers")
 
 

@@ -22,8 +22,7 @@ def gate(
     """Test the guarantee of CALIBRATION on new decisions with labels.
 
     LABELLED are files of `decide --out` whose rows also have `correct` (true or false) or
-    `quality`. Rows of several files are numbered on, as
-    in one file.
+    `quality`. Rows of several files are numbered on, as in one file.
 
     Exit status: 0 holds, 3 violated, 4 inconclusive.
     """

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 TEMPORARY_MARK = "made-by-score"
 """File in a result cache that is deleted after use, because no option named it."""
+LOADING = ("gguf_file", "dtype", "device_map")
+"""Options that load the model."""
 MINUTE = 60.0
 CHECKED_ROWS = 100
 """Number of rows whose field names are checked for spelling."""
@@ -64,21 +66,7 @@ def _refuse(_: Any, __: Any, value: str | None) -> None:
 )
 @click.option("--stream", is_flag=True, help="Print and score the answer during generation.")
 @click.option("--html", type=click.Path(dir_okay=False), help="HTML page to write.")
-def score(
-    rows_file: str,
-    model: str,
-    gguf_file: str | None,
-    dtype: str,
-    device_map: str | None,
-    answer: str | None,
-    chat: bool,
-    out: str | None,
-    result_cache: str | None,
-    tokens: str | None,
-    stream: bool,
-    html: str | None,
-    **settings: Any,
-) -> None:
+def score(**options: Any) -> None:
     """Score answers to the prompts in ROWS_FILE.
 
     ROWS_FILE is a text file with one prompt; or JSON lines (.jsonl) or Parquet with `prompt`, and
@@ -88,22 +76,18 @@ def score(
     """
     from lm_polygraph_asmi.scoring.many import OUTPUT
 
-    explicit = given_settings(settings)
+    work, loading, explicit = Work.of(options)
 
     def check() -> None:
         ASMIConfig().replace(**explicit)  # raises if out of range
-        if stream:
+        if work.stream:
             check_streamed(explicit)
 
     def opened(cache: str | None) -> "Rows":
         from lm_polygraph_asmi.scoring.scorer import Scorer  # imports torch: after all checks
 
-        return Scorer(
-            model, gguf_file=gguf_file, dtype=dtype, device_map=device_map, result_cache=cache,
-            **explicit,
-        )  # fmt: skip
+        return Scorer(work.model, result_cache=cache, **loading, **explicit)
 
-    work = Work(rows_file, model, answer, chat, out, result_cache, tokens, stream, html)
     work.run(OUTPUT, check, opened, Summary(), "Fragility of answers")
 
 
@@ -119,6 +103,12 @@ class Work(NamedTuple):
     tokens: str | None
     stream: bool
     html: str | None
+
+    @classmethod
+    def of(cls, options: dict[str, Any]) -> tuple["Work", dict[str, Any], dict[str, Any]]:
+        """Options of a command: the work, how to load the model, and the settings given."""
+        work, loading = ({n: options.pop(n) for n in names} for names in (cls._fields, LOADING))
+        return cls(**work), loading, given_settings(options)
 
     def run(
         self,

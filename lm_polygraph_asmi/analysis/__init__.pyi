@@ -50,6 +50,12 @@ from .labels import auroc_by_label as auroc_by_label
 from .labels import label_noise as label_noise
 from .labels import same_order as same_order
 from .labels import strata as strata
+from .learned import LearnedScore as LearnedScore
+from .learned import LearnedThreshold as LearnedThreshold
+from .learned import fit_score as fit_score
+from .learned import free_features as free_features
+from .learned import learned_threshold as learned_threshold
+from .learned import out_of_fold as out_of_fold
 from .mechanism import ErrorSeparation as ErrorSeparation
 from .mechanism import MaskingResponse as MaskingResponse
 from .mechanism import Vote as Vote

@@ -53,6 +53,7 @@ class RiskThreshold:
             simulated, or a threshold.
         largest: most answers of a cluster; None: not recorded.
         simulated: whether these numbers of labels were tried; not with fewer than 50 clusters.
+        share: of the clusters, which chose the thresholds and did not test them.
     """
 
     threshold: float | None
@@ -66,6 +67,7 @@ class RiskThreshold:
     answers_needed: int | None = None
     largest: int | None = None
     simulated: bool = False
+    share: float = GRID_SHARE
 
     @property
     def unavoidable(self) -> float:
@@ -98,12 +100,12 @@ class RiskThreshold:
                     f"; {self.answers_needed} such answers gave a threshold in 95% of simulated "
                     "calibrations, an optimistic estimate"
                 )
-            least = least_clusters(self.risk, self.confidence, self.single)
+            least = least_clusters(self.risk, self.confidence, self.single, self.share)
             if self.clusters < least:
                 kind = "answers" if self.single else "clusters"
                 advice += (
                     f"; even without an error, at least {least} {kind} are needed, of which "
-                    f"{least - _fixing(least)} test thresholds"
+                    f"{least - _fixing(least, self.share)} test thresholds"
                 )
             sentence = f"not attainable with these {self.answers} answers ({guarantee}){advice}"
         if self.unavoidable:
@@ -130,14 +132,15 @@ def risk_threshold(
     confidence: float,
     seed: int = SEED,
     estimate: bool = True,
+    share: float = GRID_SHARE,
 ) -> RiskThreshold:
     """The most lenient threshold with the risk guarantee.
 
     With probability at least `confidence` over the labelled answers, at most a share `risk` of
     later accepted answers is wrong. This assumes that clusters come from the same distribution and
-    that none has more answers than the largest here. A fifth of the clusters chooses the thresholds
+    that none has more answers than the largest here. A share of the clusters chooses the thresholds
     to test, from the one of strongest evidence to one that accepts all; the rest tests them, in
-    this order.
+    this order. Scores may depend on the labels of that share, but not on those of the rest.
 
     Args:
         scores: (n,), higher = more uncertain.
@@ -147,6 +150,7 @@ def risk_threshold(
         confidence: in (0, 1).
         seed: of the choice of clusters that choose the thresholds, and of the order of the others.
         estimate: without a threshold, simulate how many labels would give one, which takes seconds.
+        share: of the clusters that choose the thresholds: those of `fixing_rows`.
 
     Raises:
         ValueError: unequal lengths, a value that is not finite, labels other than 0 and 1, fewer
@@ -168,24 +172,26 @@ def risk_threshold(
         raise ValueError(
             "expected at least two clusters, to choose thresholds and to test them, got one: use "
             "answers on several passages (with one answer each, at least "
-            f"{least_clusters(risk, confidence)} at this risk and confidence)"
+            f"{least_clusters(risk, confidence, share=share)} at this risk and confidence)"
         )
-    accepted_to = _search(score, errors, codes, risk, confidence, largest, seed)
+    accepted_to = _search(score, errors, codes, risk, confidence, largest, seed, share)
     base = float(errors.mean())
     if accepted_to is None:
         needed, simulated = None, estimate and total >= FEW_CLUSTERS
         if simulated:
-            needed = _needed(score, errors, codes, risk, confidence, largest, seed)
+            needed = _needed(score, errors, codes, risk, confidence, largest, seed, share)
         return RiskThreshold(
-            None, 0.0, None, risk, confidence, base, len(score), total, needed, largest, simulated
-        )
+            None, 0.0, None, risk, confidence, base, len(score), total, needed, largest, simulated,
+            share,
+        )  # fmt: skip
     # Accepting all was tested, but answers above all scores in the sample were not.
     accepted_to = min(accepted_to, float(score.max()))
     kept = errors[score <= accepted_to]
     coverage, rate = len(kept) / len(score), float(kept.mean())
     return RiskThreshold(
-        accepted_to, coverage, rate, risk, confidence, base, len(score), total, None, largest
-    )
+        accepted_to, coverage, rate, risk, confidence, base, len(score), total, None, largest,
+        share=share,
+    )  # fmt: skip
 
 
 def risk_thresholds(
@@ -259,7 +265,9 @@ def risk_thresholds(
     return rules
 
 
-def least_clusters(risk: float, confidence: float, single: bool = True) -> int:
+def least_clusters(
+    risk: float, confidence: float, single: bool = True, share: float = GRID_SHARE
+) -> int:
     """The least number of labelled clusters that could ever give the guarantee.
 
     With no error among m tested answers, each a cluster, the p-value is (1 - risk)^m, and it must
@@ -270,6 +278,7 @@ def least_clusters(risk: float, confidence: float, single: bool = True) -> int:
     Args:
         risk, confidence: of the guarantee, in (0, 1).
         single: whether each cluster has one answer.
+        share: of the clusters that choose the thresholds.
 
     Example:
         >>> least_clusters(risk=0.05, confidence=0.95)  # 59 are tested
@@ -279,7 +288,7 @@ def least_clusters(risk: float, confidence: float, single: bool = True) -> int:
     if not single:
         least = least_wins(BETS * risk / (1 - risk), 1 - confidence)
     total = least + 1
-    while total - _fixing(total) < least:
+    while total - _fixing(total, share) < least:
         total += 1
     return total
 
@@ -304,19 +313,19 @@ def least_wins(gains: np.ndarray, level: float) -> int:
     return enough
 
 
-def _fixing(clusters: int) -> int:
+def _fixing(clusters: int, share: float) -> int:
     """How many of so many clusters choose the thresholds."""
-    return max(1, round(GRID_SHARE * clusters))
+    return max(1, round(share * clusters))
 
 
-def fixing_rows(clusters: Sequence[str], seed: int = SEED) -> np.ndarray:
+def fixing_rows(clusters: Sequence[str], seed: int = SEED, share: float = GRID_SHARE) -> np.ndarray:
     """(n,) rows of the clusters that choose thresholds; other choices may use them too."""
-    return _fixing_rows(cluster_codes(clusters), seed)
+    return _fixing_rows(cluster_codes(clusters), seed, share)
 
 
-def _fixing_rows(codes: np.ndarray, seed: int) -> np.ndarray:
+def _fixing_rows(codes: np.ndarray, seed: int, share: float) -> np.ndarray:
     order = np.random.default_rng(seed).permutation(codes.max() + 1)
-    return np.isin(codes, order[: _fixing(len(order))])
+    return np.isin(codes, order[: _fixing(len(order), share)])
 
 
 def _search(
@@ -327,9 +336,10 @@ def _search(
     confidence: float,
     largest: int,
     seed: int,
+    share: float,
 ) -> float | None:
     """`risk_threshold` of checked columns, with clusters numbered from 0; inf accepts all."""
-    fixing = _fixing_rows(codes, seed)
+    fixing = _fixing_rows(codes, seed, share)
     grid = _grid(score[fixing], errors[fixing], codes[fixing], risk, largest)
     test_scores, test_errors = score[~fixing], errors[~fixing]
     test_codes = np.unique(codes[~fixing], return_inverse=True)[1]
@@ -431,6 +441,7 @@ def _needed(
     confidence: float,
     largest: int,
     seed: int,
+    share: float,
 ) -> int | None:
     """How many such answers gave a threshold in 95 % of simulated calibrations, if any number did.
 
@@ -450,7 +461,7 @@ def _needed(
             own_codes = np.repeat(np.arange(clusters), [len(cluster) for cluster in drawn])
             split = int(rng.integers(2**31))
             columns = score[of], errors[of], own_codes
-            misses += _search(*columns, risk, confidence, largest, split) is None
+            misses += _search(*columns, risk, confidence, largest, split, share) is None
             if misses > MISSES:
                 break
         else:

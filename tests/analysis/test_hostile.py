@@ -109,7 +109,7 @@ OTHERS = {
     "equivalence", "holm", "label_noise", "method_seconds", "phase_seconds", "romano_wolf",
     "best_signal", "drifts", "recommendation", "risk_by_group", "risk_gate", "risk_p_value",
     "same_order", "sample_size", "text_clusters", "votes", "wilson_interval",
-    "equivalence_size",
+    "equivalence_size", "fit_score", "free_features", "learned_threshold", "out_of_fold",
 }  # fmt: skip
 
 

@@ -1,0 +1,144 @@
+"""A learned score: plain numbers, the guarantee whatever it learns, and what it rejects."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from lm_polygraph_asmi.analysis import (
+    Labelled,
+    LearnedScore,
+    fit_score,
+    free_features,
+    learned_threshold,
+    out_of_fold,
+)
+from lm_polygraph_asmi.analysis import learned as module
+from lm_polygraph_asmi.analysis.risk_control import fixing_rows
+from tests.analysis.simulation import keys, monte_carlo_error
+
+OVERFITTED = partial(fit_score, strength=1e6)
+
+
+def collapsed(features, wrong):
+    """Ranks in reverse once it learns on all that it may."""
+    score = fit_score(features, wrong)
+    if len(wrong) < 120:
+        return score
+    return LearnedScore({n: [-w for w in ws] for n, ws in score.weights.items()}, 0.0)
+
+
+def answers(rng, n, hidden=1.5, width=20):
+    """Features, a simple signal and errors, which depend on both."""
+    shown, cause = rng.normal(size=(2, n))
+    wrong = rng.random(n) < 1 / (1 + np.exp(0.3 - 1.3 * shown - hidden * cause))
+    states = 0.7 * np.outer(cause, np.linspace(-1, 1, width)) + rng.normal(size=(n, width))
+    return {"free": shown[:, None], "hidden": states}, {"msp": shown}, wrong
+
+
+def test_score_is_that_of_scikit_learn():
+    features, _, wrong = answers(np.random.default_rng(0), 150)
+    features["hidden"] = 1e3 + np.column_stack([features["hidden"], np.full(150, 0.1)])
+    table = np.hstack(list(features.values()))
+    model = make_pipeline(StandardScaler(), LogisticRegression(C=0.01, max_iter=1000))
+    expected = model.fit(table, wrong).decision_function(table)
+    score = fit_score(features, wrong)
+    np.testing.assert_allclose(score(features), expected, atol=1e-6)
+    assert score.weights["hidden"][-1] == 0  # the constant column
+
+
+def test_free_features_by_hand():
+    found = free_features([-1.0, -3.0, -2.0], [0.5, 0.25, 1.5], 40)
+    assert found.tolist() == [-6, -2, -3, -1, -2, 0.75, 2.25, 1.5, 0.5, 3, 40]
+    assert len(found) == len(module.FREE)
+
+
+def test_out_of_fold_scores_never_saw_their_cluster():
+    """Labels without any cause, each cluster marked by columns of its own: nothing is learned."""
+    rng = np.random.default_rng(0)
+    names, wrong = keys(60, 3), np.repeat(rng.random(60) < 0.5, 3)
+    marks = {"hidden": np.repeat(np.eye(60), 3, axis=0)}
+    logits = out_of_fold(marks, Labelled(wrong, names), OVERFITTED)
+    inside = fit_score(marks, wrong, strength=1e6)(marks)
+    assert inside[wrong].min() > inside[~wrong].max()  # a score that saw them knows them all
+    assert logits[wrong].mean() < logits[~wrong].mean() + 1  # of columns unseen, only intercepts
+
+
+@pytest.mark.parametrize("fit", [fit_score, OVERFITTED, collapsed])
+def test_the_guarantee_holds(fit):
+    """At confidence 90 %, one calibration in ten may break it, give or take the count's error."""
+    features, simple, wrong = answers(np.random.default_rng(99), 50_000)
+    broken, draws = 0, 40
+    for draw in range(draws):
+        some, shown, labels = answers(np.random.default_rng(draw), 300)
+        found = learned_threshold(
+            some, shown, Labelled(labels, keys(300, 1), resamples=20, seed=draw), 0.25, 0.9, False,
+            fit,
+        )  # fmt: skip
+        if found.rule.threshold is not None:
+            column = found.score(features) if found.score else simple[found.signal]
+            broken += wrong[column <= found.rule.threshold].mean() > 0.25
+    assert broken / draws <= 0.1 + 3 * monte_carlo_error(0.1, draws)
+
+
+def test_labels_that_test_do_not_choose():
+    """Other labels of the rows that test change neither the score nor the choice."""
+    features, simple, wrong = answers(np.random.default_rng(1), 300)
+    names = keys(300, 1)
+    learning = fixing_rows(names, share=module.LEARNING_SHARE)
+    found = learned_threshold(features, simple, Labelled(wrong, names), 0.25, 0.9)
+    other = learned_threshold(
+        features, simple, Labelled(np.where(learning, wrong, ~wrong), names), 0.25, 0.9
+    )
+    assert found.signal == other.signal == "learned"
+    assert found.auroc == other.auroc
+    assert found.score == other.score
+    assert found.rule.base_rate != other.rule.base_rate  # the labels did change
+
+
+def test_nothing_to_learn_leaves_the_simple_signal():
+    features, simple, wrong = answers(np.random.default_rng(2), 400, hidden=0)
+    noise = {"hidden": features["hidden"]}
+    found = learned_threshold(noise, simple, Labelled(wrong, keys(400, 1)), 0.3, 0.9)
+    assert (found.signal, found.score) == ("msp", None)
+    assert found.values.tolist() == simple["msp"].tolist()
+    assert found.gain.value < 0
+    assert str(found).startswith("AUROC of the learned score minus that of msp: -0.")
+    assert "160 of 400 clusters that learn; msp decides. accept up to" in str(found)
+
+
+def test_too_few_labels_are_named():
+    features, simple, _ = answers(np.random.default_rng(2), 100)
+    wrong = np.arange(100) < 12
+    found = learned_threshold(features, simple, Labelled(wrong, keys(100, 1)), 0.3, 0.9)
+    assert found.signal == "msp"
+    assert found.gain is None
+    assert "expected 10 clusters with wrong and 10 with right answers among the 40" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: fit_score({"a": [[1.0], [np.nan]]}, [0, 1]), "a has values that are not finite"),
+        (lambda: fit_score({"a": [[1.0], [2.0]]}, [1, 1]), "all 2 answers are wrong: label"),
+        (lambda: fit_score({"a": [1.0, 2.0]}, [0, 1]), "expected a table"),
+        (lambda: fit_score({"a": [[1.0]], "b": [[1.0], [2.0]]}, [0]), "a row for each answer"),
+        (lambda: LearnedScore({"a": [1.0]}, 0.0)({"a": [[1.0, 2.0]]}), "a has width 2, but the"),
+        (lambda: LearnedScore({"a": [1.0]}, 0.0)({"b": [[1.0]]}), "needs a, got b"),
+        (lambda: LearnedScore({"a": [np.inf]}, 0.0), "a has values that are not finite"),
+        (lambda: LearnedScore({}, 0.0), "at least one group"),
+        (lambda: free_features([], [], 3), "at least one token"),
+        (
+            lambda: learned_threshold(
+                {"a": [[1.0], [2.0]]}, {}, Labelled([0, 1], ["a", "b"]), 0.1, 0.9
+            ),
+            "expected simple signals",
+        ),
+    ],
+)
+def test_what_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -8,37 +8,20 @@ one in a hundred is invalid. The model is tiny and random: rows are cheap, and m
 per row shows.
 """
 
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
 import psutil
 import torch
-from tokenizers import ByteLevelBPETokenizer, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from lm_polygraph_asmi import Scorer
-
-
-def tiny_scorer() -> Scorer:
-    """A scorer of a model with two layers of four heads and one token per byte."""
-    vocabulary = dict(zip(pre_tokenizers.ByteLevel.alphabet(), range(256), strict=True))
-    bpe = ByteLevelBPETokenizer(vocab=vocabulary | {"</s>": 256}, merges=[])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, eos_token="</s>")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        vocab_size=len(tokenizer),
-        eos_token_id=256,
-    )
-    model = LlamaForCausalLM(config).eval()
-    return Scorer(
-        model, tokenizer=tokenizer, scope="response", num_masks=4, mask_rate=0.25, max_new_tokens=1
-    )
+from tests.tiny_lm import whitebox
 
 
 def rows(number: int) -> Iterator[dict[str, Any]]:
@@ -52,8 +35,8 @@ def rows(number: int) -> Iterator[dict[str, Any]]:
 @click.option("--rows", "number", default=100_000, show_default=True, type=click.IntRange(10))
 def main(number: int) -> None:
     torch.set_num_threads(1)
-    scorer, process = tiny_scorer(), psutil.Process()
-    failed, start = 0, time.perf_counter()
+    scorer = Scorer(whitebox(), scope="response", num_masks=4, mask_rate=0.25, max_new_tokens=1)
+    failed, process, start = 0, psutil.Process(), time.perf_counter()
     print("rows    failed  MB resident  rows a second")
     for count, score in enumerate(scorer.score_many(rows(number)), start=1):
         failed += score.error is not None

@@ -2,33 +2,25 @@
 
 import json
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import click
-import numpy as np
 import pandas as pd
 import pytest
 import torch
 from click.testing import CliRunner
 from datasets import load_from_disk
 from lm_polygraph.utils.common import load_external_module
-from lm_polygraph.utils.dataset import Dataset as HostDataset
 
-from lm_polygraph_asmi.analysis import normalised_prr
 from lm_polygraph_asmi.analysis.risk_control import RiskThreshold
 from lm_polygraph_asmi.calibration import calibrate_run
 from lm_polygraph_asmi.maths import sample_head_masks
 from lm_polygraph_asmi.model import scoring_session
 from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.runs.rows import cluster_key
-from lm_polygraph_asmi.runs.squad import DEMO_DATA, read_squad
-from tests import tiny_lm
 from tests.benchmarks import babi_prompt
 from tests.families import tiny_model
-from tests.polygraph import polygraph_eval_here
 from tests.report import runs as saved_runs
-from tests.runs.test_squad import QUESTION, write
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
@@ -44,48 +36,6 @@ def run_here(name: str, *arguments: str) -> str:
 @pytest.mark.parametrize("file", sorted(SCRIPTS.glob("*.py")), ids=lambda file: file.name)
 def test_as_a_program_a_script_is_its_command(file):
     assert file.read_text().endswith('\n\nif __name__ == "__main__":\n    main()\n')
-
-
-def test_the_papers_numbers_are_read_from_latex():
-    script = load_external_module(str(SCRIPTS / "paper_numbers.py"))
-    latex = r"""
-        \begin{tabular}{lcc} \toprule
-        \multirow{2}{*}{Method} & CoQA & SQuAD \\ \midrule
-        \multicolumn{3}{l}{\textit{Ours}} \\
-        Sem-ASMI (60\%, K=64) & \underline{0.52$\pm$0.02} & $-.05^{*}\ [-0.10, +0.01]$ \\\midrule
-        MSP & \textbf{$1{,}934$} & 4 \\ % a comment & 9
-        \bottomrule \end{tabular}\label{tab:x}
-        It falls by ($-0.041$, 95\% CI $[-0.055, -0.025]$)."""
-    assert script.table(latex, "tab:x")[1:] == [
-        ["Sem-ASMI (60%, K=64)", "0.52±0.02", "-.05 [-0.10, +0.01]"],
-        ["MSP", "1934", "4"],
-    ]
-    assert script.method_of("Sem-ASMI (60%, K=64)") == ("Sem-ASMI", "0.6")
-    assert script.numbers("-.05 [-0.10, +0.01]") == ["-.05", "-0.10", "+0.01"]
-    assert [script.normalised(n) for n in ("+.046", "-.05", "9.70")] == ["0.046", "-0.05", "9.70"]
-    text = script.cleaned(latex)
-    assert script.numbers_in(text, "by (⟨N⟩, 95% CI ⟨I⟩)") == ("-0.041", "-0.055", "-0.025")
-    for absent in ("by (⟨N⟩)", "⟨N⟩"):  # missing, and more than once
-        with pytest.raises(click.ClickException, match="expected this sentence once"):
-            script.numbers_in(text, absent)
-    with pytest.raises(click.ClickException, match="no table tab:y"):
-        script.table(latex, "tab:y")
-
-
-def test_the_papers_coverage_is_of_as_many_answers_as_its_tokens():
-    script = load_external_module(str(SCRIPTS / "paper_numbers.py"))
-    latex = r"""
-        We analyze the first $500$ examples of each split, which yields $2{,}000$, $5{,}000$,
-        $1{,}000$, and $1{,}500$ generated tokens on CoQA, SQuAD, BabiQA, and TriviaQA.
-        \begin{tabular}{lrc} Benchmark & $n$ & $K{=}8$ & $16$ \\
-        CoQA & $1570$ & $0.8$ & $0.9$ \\ TriviaQA & $298$ & $0.5$ & $0.6$ \\
-        \end{tabular}\label{tab:topk-highmi}
-        TriviaQA reaches 77.3\% and remains at 88.5\% even at $K = 256$."""
-    rows = script.coverage(latex, script.cleaned(latex))
-    assert [(row.dataset, row.n, row.value) for row in rows] == [
-        ("CoQA", "4000", "0.8"), ("CoQA", "4000", "0.9"),
-        ("TriviaQA", "1000", "0.5"), ("TriviaQA", "1000", "0.6"), ("TriviaQA", "1000", "0.885"),
-    ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -215,107 +165,6 @@ def test_bench_stops(tmp_path):
     table = pd.read_csv(tmp_path / "stops.csv")
     assert list(table["calls a row"]) == [13, 13]
     assert (table["processor seconds a row"] > 0).all()
-
-
-def test_build_squad(tmp_path):
-    """Both twins hold the rows of the shipped configs, in the same order."""
-    rows = [QUESTION._replace(id=str(i), question=f"Whose mill {i}?") for i in range(9)]
-    source = ["--source", str(write(tmp_path / "squad.json", rows)), "--size", "4"]
-    run_here("build_squad.py", str(tmp_path / "open"), *source)
-    run_here("build_squad.py", str(tmp_path / "closed"), *source, "--closed-book")
-    opened, closed = (load_from_disk(tmp_path / name) for name in ("open", "closed"))
-    host = HostDataset([q.id for q in rows], ["" for _ in rows], batch_size=1)
-    host.subsample(4, seed=1)
-    assert opened["id"] == closed["id"] == host.x
-    assert opened["input"][0].startswith("Read the following passage and answer the question.\n")
-    assert closed["input"][0] == f"Question: Whose mill {closed['id'][0]}?\nAnswer:"
-    with pytest.raises(AssertionError, match="exists already: name a new folder"):
-        run_here("build_squad.py", str(tmp_path / "open"), *source)
-
-
-@pytest.mark.slow
-def test_compare_masks_scores_what_the_run_scored(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    passages = [f"Passage {i}: the kite is {c}." for i, c in enumerate(["red", "blue", "green"])]
-    rows = [
-        QUESTION._replace(id=str(i), passage=passages[i % 3], answer=answer)
-        for i, answer in enumerate(["red", "Who", "a passage", "The kite", "in 1931", "question"])
-    ]
-    folder = tmp_path / "run"
-    polygraph_eval_here(
-        "--config-name",
-        "asmi_demo",
-        "estimators=asmi_only",
-        f"model.path={tiny_lm.save(tmp_path / 'tiny', max_position_embeddings=1024)}",
-        "model.load_model_args.gguf_file=null",
-        "model.load_tokenizer_args.gguf_file=null",
-        f"data.source={write(tmp_path / 'questions.json', rows)}",
-        "data.prompt_style=paper",
-        "max_new_tokens=4",
-        "asmi.mask_rate=0.15",
-        "asmi.num_masks=40",
-        f"hydra.run.dir={folder}",
-    )
-    compare = load_external_module(str(SCRIPTS / "compare_masks.py"))
-    model, tokenizer, run, clusters = compare.load(folder)
-    assert len(set(clusters)) == 3
-    kept: dict = {}
-    table = compare.score_run(model, tokenizer, run, kept, compare.designs(2), "sdpa")
-    assert len(kept) == len(rows) * len(compare.designs(2))
-    other_seeds = compare.SeedScores(table, run.quality.iloc[:, 0].to_numpy(), clusters)
-    for score in ("ASMI", "Sem-ASMI"):
-        (column,) = [name for name in run.scores if name.startswith(f"{score} (")]
-        exact = other_seeds.scores(score, "all", "bernoulli", 40)
-        np.testing.assert_allclose(exact[0], run.scores[column], rtol=1e-4, atol=1e-7)
-        assert not np.allclose(exact[0], exact[1], rtol=1e-2)
-        response = other_seeds.scores(score, "response", "bernoulli", 40)
-        assert response.shape == (5, len(rows))
-        assert not np.allclose(exact[0], response[0], rtol=1e-2)
-    # A second start finds everything kept.
-    monkeypatch.setattr(compare, "score_answer", None)
-    again = compare.score_run(model, tokenizer, run, kept, compare.designs(2), "sdpa")
-    assert again["ASMI"].equals(table["ASMI"])
-    assert load_run(folder).settings()[0]["scope"] == "all"
-
-
-@pytest.mark.usefixtures("few_resamples")
-def test_compare_masks_tables():
-    """Scores with known ranks: response seed 0 ranks as scope all does, the others reversed."""
-    compare = load_external_module(str(SCRIPTS / "compare_masks.py"))
-    quality = np.arange(12.0)
-    right, wrong = -quality, quality
-    rows = []
-    for design in compare.designs(2):
-        scores = {"all": (right, right), "response": (right, wrong, wrong, wrong, wrong)}
-        if design.sampler == "balanced":
-            scores = {"response": (right,) * 5}
-        for answer, score in enumerate(scores[design.scope][design.mask_seed]):
-            mi = np.array([score + 20, score + 20])
-            rows.append(
-                {"answer": answer, "mi": mi, "ASMI": score, "Sem-ASMI": -score} | design._asdict()
-            )
-    other_seeds = compare.SeedScores(pd.DataFrame(rows), quality, [str(i) for i in range(12)])
-    found = compare.compare_scopes(other_seeds, "ASMI")
-    assert found["PRR, scope all"] == "+1.00 [+1.00, +1.00]"
-    mean = (1 + normalised_prr(wrong, quality)) / 2
-    assert found["PRR, scope response"].startswith(f"{mean:+.2f} [")
-    assert found["difference, response - all"].startswith(f"{mean - 1:+.2f} [")
-    assert found["rank correlation of scopes, same masks"] == "0.000 (2)"  # of +1 and -1
-    assert found["rank correlation of scopes, other masks"] == "-0.750 (8)"  # of 1 and 7
-    assert found["rank correlation of seeds, scope all"] == "1.000 (1)"
-    assert found["rank correlation of seeds, scope response"] == "0.200 (10)"  # of 6 and 4
-    reverse = compare.compare_scopes(other_seeds, "Sem-ASMI")
-    assert float(reverse["PRR, scope all"].split()[0]) < -0.9
-    shown = {
-        column.header: list(column.cells) for column in compare.scope_table(other_seeds).columns
-    }
-    assert shown["ASMI"] == list(found.values())
-    assert "same masks: 1.000" in compare.scope_table(other_seeds).caption
-    samplers = compare.sampler_table(other_seeds)
-    assert list(samplers.columns[0].cells) == ["10", "20", "40", "80"]
-    first = [next(iter(column.cells)) for column in samplers.columns[1:]]
-    assert first[1] == "0.200"
-    assert first[4:6] == ["+1.000 ± 0.000", "1.000"]
 
 
 def test_promise_on_other_questions(tmp_path):
@@ -458,76 +307,3 @@ def test_cost_of_own_answers():
         assert row in shown
     whole = next(line for line in shown.splitlines() if line.startswith("│ all"))
     assert whole.split("│")[2].strip() == "1.00"
-
-
-def test_tools_are_compared(tmp_path):
-    script = load_external_module(str(SCRIPTS / "compare_tools.py"))
-    tiny = tiny_lm.whitebox(max_position_embeddings=1024)
-    questions = read_squad(DEMO_DATA)[::15]
-    rows = [script.answer_question(tiny.model, tiny.tokenizer, one) for one in questions]
-    for number, row in enumerate(rows):
-        assert len(row["log_probs"]) == len(row["entropy"]) == len(row["tokens"])
-        assert max(row["log_probs"]) <= max(top[0] for top in row["top"]) < 0  # greedy
-        row["correct"] = number % 2
-    perplexity = [-np.mean(row["log_probs"]) for row in rows]
-    assert script.lm_polygraph(rows)["Perplexity"] == pytest.approx(perplexity)
-    (tmp_path / "answers.json").write_text(json.dumps(rows))
-    for package in ("lm_polygraph_asmi", "uqlm"):  # as another environment left them
-        saved = {"version": "7.0", "scores": {"oracle": [1 - row["correct"] for row in rows]}}
-        (tmp_path / f"{package}.json").write_text(json.dumps(saved))
-    shown = run_here("compare_tools.py", str(tmp_path))
-    assert "6 answers, 6 passages, 50% correct" in shown
-    assert "| this plugin 7.0 | oracle | +1.00" in shown
-    assert "| uqlm 7.0 | oracle | +1.00" in shown
-    assert ("TruthTorchLM: not installed here" in shown) == (not find_spec("TruthTorchLM"))
-
-
-def silent_choices():
-    return load_external_module(str(SCRIPTS / "silent_choices.py"))
-
-
-def test_figures_of_the_page_on_open_choices_are_those_of_its_command():
-    kept = pd.read_csv(SCRIPTS.parent / "docs/reference/open-choices-evidence.csv")
-    pd.testing.assert_frame_equal(
-        pd.DataFrame(silent_choices().of_tables()), kept, check_exact=False, atol=0.0051
-    )
-
-
-def test_scores_without_closing_token_and_of_a_sum():
-    answers = pd.DataFrame({
-        "asmi_mi_d60": [[0.4, 0.2], [0.5], [0.1, 0.3]],
-        "asmi_agreement_d60": [[0.5, 0.0], [0.0], [0.0, 0.0]],
-        "closing": [True, True, False],
-    })  # fmt: skip
-    sem_asmi = silent_choices().sem_asmi
-    np.testing.assert_allclose(sem_asmi(answers), [0.2, 0.5, 0.2])
-    np.testing.assert_allclose(sem_asmi(answers, closing=False), [0.2, 0.5, 0.2])
-    answers.loc[0, "asmi_mi_d60"][1] = 0.6
-    np.testing.assert_allclose(sem_asmi(answers, closing=False), [0.2, 0.5, 0.2])
-    np.testing.assert_allclose(sem_asmi(answers, aggregation="sum"), [0.8, 0.5, 0.4])
-
-
-def test_prr_of_at_most_half():
-    """By hand: means over the kept answers after 0, 1, ... rejections."""
-    uncertainty, quality = np.array([0.1, 0.4, 0.2, 0.3]), np.array([1.0, 0.0, 0.25, 0.75])
-    kept = [np.mean([1, 0.25, 0.75, 0]), np.mean([1, 0.25, 0.75])]
-    best = [np.mean([1, 0.75, 0.25, 0]), np.mean([1, 0.75, 0.25])]
-    assert silent_choices().prr_half(uncertainty, quality) == pytest.approx(
-        (np.mean(kept) - 0.5) / (np.mean(best) - 0.5)
-    )
-    swapped = np.array([0.1, 0.2, 0.4, 0.3])
-    assert silent_choices().prr_half(swapped, quality) < 1
-
-
-def test_what_the_token_of_the_gate_moves():
-    """Equal samples at one token leave Sem-ASMI, different ones at the other leave ASMI."""
-    records = [
-        {"answer": answer, "gold": "red", "diversity": [0.0, 1.0], "mi": [mi], "agreement": [a]}
-        for answer, mi, a in (("red", 0.4, 0.9), ("blue", 0.3, 0.1), ("red", 0.2, 0.1))
-    ]
-    last, second_last, sem = silent_choices().of_gate(records)
-    assert (last["median alpha"], second_last["share of alpha below 0.5"]) == (
-        pytest.approx(1 / (1 + np.exp(-3))), 1,
-    )  # fmt: skip
-    assert last["PRR"] == sem["PRR"] == 1
-    assert second_last["PRR"] < 1

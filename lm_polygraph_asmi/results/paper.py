@@ -14,7 +14,7 @@ from lm_polygraph_asmi.config import METHODS, ASMIConfig
 from lm_polygraph_asmi.results.run_groups import RunGroup, short_path
 
 PAPER = Path(__file__).parents[1] / "data" / "paper.csv"
-"""Written by `scripts/paper_numbers.py` from the paper's LaTeX."""
+"""Read from the paper's LaTeX by `scripts/paper_numbers.py` of commit 0ad19aa."""
 ITEMS = (
     "datasets", "benchmark", "head_to_head", "depth_selection", "error_separation",
     "distinct_signal", "ensemble_mean", "matched_flags", "confident_fragile", "payoff", "aurc",

@@ -201,13 +201,6 @@ def test_commands_could_start(page, tmp_path):
             check(call)
 
 
-def test_commands_of_the_evidence_could_start(tmp_path):
-    calls = typed((REPOSITORY / "scripts/evidence/commands.sh").read_text(), tmp_path)
-    assert calls
-    for call in calls:
-        check(call)
-
-
 @BY_PAGE
 def test_commands_in_the_prose_could_start(page, tmp_path):
     for code in inline(prose(page)):
@@ -457,7 +450,6 @@ def test_records_are_as_their_scripts_left_them():
     for record in records.itertuples():
         found = hashlib.sha256((REPOSITORY / record.file).read_bytes()).hexdigest()
         assert found == record.sha256, record.file
-        assert not (REPOSITORY / record.script).exists(), record.script
 
 
 def test_the_workflow_runs_what_the_project_names():

@@ -17,7 +17,6 @@ from lm_polygraph_asmi.calibration import calibrate_run
 from lm_polygraph_asmi.maths import sample_head_masks
 from lm_polygraph_asmi.model import scoring_session
 from lm_polygraph_asmi.results.runs import load_run
-from lm_polygraph_asmi.runs.rows import cluster_key
 from tests.benchmarks import babi_prompt
 from tests.families import tiny_model
 from tests.report import runs as saved_runs
@@ -111,40 +110,6 @@ BABI = """1 Mary went to the office.
 1 Sandra moved to the hallway.
 2 Where is Sandra? |hallway|1
 """
-
-
-def test_build_counterfactual(tmp_path):
-    def article(passage, *pairs):
-        qas = [
-            {"id": f"{q}{a}", "question": q, "answers": [{"text": a, "answer_start": 0}]}
-            for q, a in pairs
-        ]
-        return {"title": passage[:5], "paragraphs": [{"context": passage, "qas": qas}]}
-
-    file = tmp_path / "squad.json"
-    built, bought = "Edda Holm built it in 1931, for coal.", "In 1950 Piet Rell bought it. 1950!"
-    content = [
-        article(
-            built, ("Who?", "Edda Holm"), ("When?", "1931"), ("Built by Edda Holm?", "Edda Holm")
-        ),
-        article(bought, ("Who bought?", "Piet Rell"), ("When?", "1950"), ("What?", "it")),
-    ]
-    file.write_text(json.dumps({"data": content}))
-    run_here("build_counterfactual.py", str(file), str(tmp_path / "answer"))
-    rows = {row["id"]: row for row in load_from_disk(str(tmp_path / "answer"))}
-    # The third names its answer, and of the last one's kind there is no other.
-    assert {row["output"] for row in rows.values()} == {"Piet Rell", "1950", "Edda Holm", "1931"}
-    assert "Piet Rell built it in 1931, for coal.\nQuestion: Who?" in rows["Who?Edda Holm"]["input"]
-    assert "In 1931 Piet Rell bought it. 1931!" in rows["When?1950"]["input"]
-    assert rows["When?1931"]["cluster"] == rows["Who?Edda Holm"]["cluster"] == cluster_key(built)
-    run_here("build_counterfactual.py", str(file), str(tmp_path / "passage"), "--change", "passage")
-    exchanged = {row["id"]: row for row in load_from_disk(str(tmp_path / "passage"))}
-    assert bought in exchanged["Who?Edda Holm"]["input"]
-    assert exchanged["Who?Edda Holm"]["output"] == "Edda Holm"
-    assert "What?it" not in exchanged  # "it" stands in the other passage, too
-    few = ("--limit", "1", "--except-limit", "3")
-    run_here("build_counterfactual.py", str(file), str(tmp_path / "few"), *few)
-    assert len(load_from_disk(str(tmp_path / "few"))) == 1
 
 
 def test_build_babi(tmp_path):

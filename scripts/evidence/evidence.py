@@ -60,18 +60,7 @@ SETTINGS = {
     "squad": "SQuAD",
     "babiqa": "BabiQA, the paper's",
     "triviaqa": "TriviaQA",
-    "changed": "another answer in the passage, zero-shot",
-    "changed-few-shot": "another answer in the passage, few-shot (4-shot)",
-    "exchanged": "another passage, zero-shot",
-    "exchanged-few-shot": "another passage, few-shot (4-shot)",
 }
-CHANGED = {
-    "changed": "xquad",
-    "changed-few-shot": "xquad-few-shot",
-    "exchanged": "xquad",
-    "exchanged-few-shot": "xquad-few-shot",
-}
-"""Setting with changed passages -> the same questions with the original passages."""
 CLOSED = {
     "closed-book": "xquad",
     "closed-book-few-shot": "xquad-few-shot",
@@ -79,7 +68,7 @@ CLOSED = {
 }
 """Setting without passages -> the same questions with passages."""
 MAIN_RUNS = ("sources", "benchmark")
-"""Runs that give a setting's results: of scripts/evidence/measure.sh, and of its --paper."""
+"""Runs that give a setting's results: in scope `response`, and of the paper's configs."""
 PARAMETERS = {
     "sources": "response, derived p and S",
     "benchmark": "all, derived p and S",
@@ -92,7 +81,9 @@ CONDITIONS = ("pseudo_heads", "foreign", "isotropic", "mlp", "mlp_noise")
 """Control conditions: parts perturbed instead of heads, from most to least similar to heads."""
 REPEATED, DEEPER = "again", "deeper"
 """Runs: the depths again, on answers not scored before; 70 and 90 % on other settings."""
-RUNS = (*PARAMETERS, REPEATED, DEEPER, "baselines", "sampled", "copied", "heads", *CONDITIONS)
+RUNS = (*PARAMETERS, REPEATED, DEEPER, "baselines", "sampled", *CONDITIONS)
+OF_RECORDS = ("changed-few-shot", "exchanged-few-shot", "copied", "heads")
+"""Settings and runs of tables whose script has left (docs/results/records.csv); not read."""
 CORRECTNESS_LABELS = {
     "contains": ("ReferenceInAnswer", "the answer contains the gold answer"),
     "rouge": ("quality Rouge_rougeL", "ROUGE-L"),
@@ -100,8 +91,6 @@ CORRECTNESS_LABELS = {
 }
 MIN_ANSWERS = 10
 """Smallest number of answers in a group that is compared."""
-FIRST_SENTENCE_SUFFIX = ", first sentence"
-"""Suffix of columns with correctness labels of first sentences."""
 FIRST = "first"
 ALL_AGGREGATIONS = (*AGGREGATIONS, FIRST)
 TABLES, MADE_FROM = "tables", "made-from.json"
@@ -116,7 +105,6 @@ class Evidence:
         model, setting, run: as in its file name.
         answers: its rows.
         planned: number of answers planned; None if unknown.
-        subset: name of the selection, if the answers were selected post hoc.
     """
 
     model: str
@@ -124,13 +112,10 @@ class Evidence:
     run: str
     answers: pd.DataFrame
     planned: int | None = None
-    subset: str = ""
 
     @property
     def label(self) -> str:
-        return ", ".join(
-            filter(None, (MODELS[self.model].name, SETTINGS[self.setting], self.subset))
-        )
+        return f"{MODELS[self.model].name}, {SETTINGS[self.setting]}"
 
     @property
     def data_set(self) -> str:
@@ -170,27 +155,11 @@ class Evidence:
         errors = int(self.wrong(correctness).sum())
         return min(errors, len(self.answers) - errors) >= MIN_ANSWERS
 
-    def select(self, rows: np.ndarray, subset: str = "") -> "Evidence":
+    def select(self, rows: np.ndarray) -> "Evidence":
         """The selected rows."""
         answers = self.answers[rows].reset_index(drop=True)
         planned = self.planned if all(rows) else None
-        return Evidence(self.model, self.setting, self.run, answers, planned, subset)
-
-    @cached_property
-    def multi_sentence(self) -> np.ndarray:
-        """(N,) whether an answer has more than one sentence; False if that was not kept."""
-        token_counts = self.answers.get("first_sentence", pd.Series(self.length))
-        return token_counts.to_numpy() < self.length
-
-    def first_sentences(self) -> "Evidence":
-        """The same answers, each cut after its first sentence."""
-        cut = self.answers.drop(columns=self.answers.filter(like="score ").columns)
-        for column in cut.columns[[isinstance(value, np.ndarray) for value in cut.iloc[0]]]:
-            pairs = zip(cut[column], cut["first_sentence"], strict=True)
-            cut[column] = [values[:tokens] for values, tokens in pairs]
-        for column in cut.filter(like=FIRST_SENTENCE_SUFFIX).columns:
-            cut[column.removesuffix(FIRST_SENTENCE_SUFFIX)] = cut[column]
-        return Evidence(self.model, self.setting, self.run, cut, self.planned, "first sentences")
+        return Evidence(self.model, self.setting, self.run, answers, planned)
 
     def shared_with(self, other: "Evidence") -> "Evidence":
         """The answers that another run of the setting also has, in the order of that run.
@@ -233,10 +202,6 @@ class Evidence:
         """Whether heads were masked at this depth, in percent of the layers."""
         return f"asmi_mi_d{depth}" in self.answers
 
-    def has_source(self, source: str) -> bool:
-        """Whether masks removed from heads what they read from this source."""
-        return f"asmi_mi_d60_{source}" in self.answers
-
     def column(self, name: str) -> list[np.ndarray]:
         return [np.asarray(values, dtype=float) for values in self.answers[name]]
 
@@ -251,7 +216,7 @@ class Evidence:
         }[name]
         return self.score(method, aggregation=aggregation)
 
-    def tokens(self, method: str, source: str = "all", depth: int = 60) -> list[np.ndarray]:
+    def tokens(self, method: str, depth: int = 60) -> list[np.ndarray]:
         """Per-token scores in nats; higher = more uncertain.
 
         Of "ASMI", "Sem-ASMI", or, of the unmasked model, "surprisal" or "entropy".
@@ -260,48 +225,16 @@ class Evidence:
             return [-values for values in self.column("asmi_log_likelihood")]
         if method == "entropy":
             return self.column("asmi_entropy")
-        ending = f"_d{depth}" if source == "all" else f"_d{depth}_{source}"
-        scores = self.column(f"asmi_mi{ending}")
+        scores = self.column(f"asmi_mi_d{depth}")
         if method == "Sem-ASMI":
-            agreements = self.column(f"asmi_agreement{ending}")
-            scores = list(map(token_scores, scores, agreements))
+            scores = list(map(token_scores, scores, self.column(f"asmi_agreement_d{depth}")))
         return scores
 
-    def score(
-        self, method: str, source: str = "all", aggregation: str = "mean", depth: int = 60
-    ) -> np.ndarray:
-        tokens = self.tokens(method, source, depth)
+    def score(self, method: str, aggregation: str = "mean", depth: int = 60) -> np.ndarray:
+        tokens = self.tokens(method, depth)
         if aggregation == FIRST:
             return np.array([values[0] for values in tokens])
         return np.array([aggregate(values, aggregation) for values in tokens])
-
-    @property
-    def token_signals(self) -> dict[str, list[np.ndarray]]:
-        """Per token: MI, entropy and, if measured, MI from the passage."""
-        signals = {"MI": self.tokens("ASMI"), "entropy": self.tokens("entropy")}
-        if self.has_source("context"):
-            signals["the passage's"] = self.tokens("ASMI", "context")
-        return signals
-
-    @cached_property
-    def passage_share(self) -> np.ndarray:
-        """MI when masks remove the passage from heads, over MI when they remove all sources."""
-        pairs = zip(self.tokens("ASMI", "context"), self.tokens("ASMI"), strict=True)
-        return np.array(
-            [passage.sum() / total.sum() if total.sum() > 0 else 0.0 for passage, total in pairs]
-        )
-
-    @cached_property
-    def dependence(self) -> dict[str, np.ndarray]:
-        """How much each answer depends on its passage, by several measures; higher = more."""
-        scores = {"share of MI": self.passage_share}
-        token_measures = {"Source-KL": "asmi_source_kl", "attention": "asmi_source_attention"}
-        for name, column in token_measures.items():
-            if f"{column}_d60_context" in self.answers:
-                scores[name] = np.array([t.mean() for t in self.column(f"{column}_d60_context")])
-        if "score Without-context" in self.answers:
-            scores["Without-context"] = self.answers["score Without-context"].to_numpy(dtype=float)
-        return scores
 
     @cached_property
     def signals(self) -> dict[str, np.ndarray]:
@@ -348,7 +281,12 @@ def load(folder: Path) -> list[Evidence]:
         ValueError: a file is named after an unknown model, setting or run.
     """
     files = files_of(folder)
-    unknown = sorted(set(folder.glob("*/*.parquet")) - {file for *_, file in files})
+    read = {file for *_, file in files}
+    unknown = sorted(
+        file
+        for file in set(folder.glob("*/*.parquet")) - read
+        if not set(file.name.split(".")) & set(OF_RECORDS)
+    )
     if unknown:
         raise ValueError(
             f"{unknown[0]}: unknown model, setting or run; known are MODELS, SETTINGS and RUNS "
@@ -366,11 +304,6 @@ def load(folder: Path) -> list[Evidence]:
         }
         answers = table.to_pandas().rename(columns=short)
         evidence.append(Evidence(model, setting, run, answers, planned))
-    for e in evidence:
-        if e.run == "sources" and "copied" not in e.answers:
-            for copied in runs_like(e, evidence, ("copied",)):
-                e.shared_with(copied)
-                e.answers["copied"] = copied.answers["copied"]
     return evidence
 
 
@@ -383,8 +316,7 @@ def runs_like(like: Evidence, evidence: Iterable[Evidence], runs: Sequence[str])
 
 def digest(folder: Path) -> str:
     """Hash of all files that the tables are made from."""
-    more = [file for file in sorted(folder.glob("**/*.csv")) if file.parent.name != TABLES]
-    return digest_of([*(file for *_, file in files_of(folder)), *more])
+    return digest_of(file for *_, file in files_of(folder))
 
 
 def digest_of(files: Iterable[Path]) -> str:
@@ -395,19 +327,6 @@ def digest_of(files: Iterable[Path]) -> str:
 def labelled(evidence: Iterable[Evidence], correctness: str) -> list[Evidence]:
     """Main runs with enough correct and enough wrong answers."""
     return [e for e in evidence if e.run in MAIN_RUNS and e.ranked(correctness)]
-
-
-def free_features(
-    log_likelihoods: Iterable[np.ndarray],
-    entropies: Iterable[np.ndarray],
-    prompt_tokens: np.ndarray,
-) -> np.ndarray:
-    """(n, 11) features of the unmasked pass, as both plans of learned scores list them."""
-    rows = [
-        [ll.sum(), ll.mean(), ll.min(), ll[0], ll[-1], h.mean(), h.sum(), h.max(), h[0], len(h)]
-        for ll, h in zip(log_likelihoods, entropies, strict=True)
-    ]
-    return np.column_stack([rows, prompt_tokens])
 
 
 class Table(NamedTuple):

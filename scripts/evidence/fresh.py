@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 import torch
 from build_babi import read_babi
-from keep import CORRECTNESS_LABELS
+from keep import LABEL, contains
 from lm_polygraph.generation_metrics import RougeMetric
 from rich.progress import track
 
@@ -127,9 +127,7 @@ def score_row(
     answer = scorer.stop_conditions.without(text, places, response)
     accepted = [row.output] if isinstance(row.output, str) else row.output
     kept: dict[str, Any] = {"id": row.id, "cluster": row.cluster}
-    kept["ReferenceInAnswer"] = max(
-        CORRECTNESS_LABELS["ReferenceInAnswer"](answer, gold) for gold in accepted
-    )
+    kept[LABEL] = contains(answer, accepted)
     prediction, gold = (t if babi else " ".join(words(t)) for t in (answer, accepted[0]))
     kept["Rouge_rougeL"] = float(RougeMetric("rougeL")({"greedy_texts": [prediction]}, [gold])[0])
     kept |= {"words": len(words(answer)), "prompt_tokens": len(prompt)}

@@ -7,17 +7,17 @@
 Every feature, model and test is the plan's; nothing is chosen here.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 import numpy as np
 import pandas as pd
-from evidence import TABLES, Table, digest_of, free_features, p_text, record, table, write_tables
-from profiles import FOLDS, folds_of
+from evidence import TABLES, Table, digest_of, p_text, record, table, write_tables
 from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import QuantileTransformer
@@ -30,7 +30,7 @@ from lm_polygraph_asmi.analysis.prr import normalised_prr
 from lm_polygraph_asmi.maths.scores import token_scores
 
 FRESH = Path(__file__).parents[2] / "docs/evidence/fresh"
-SEED, RESAMPLES, REPEATS = 20261125, 10_000, 10
+SEED, RESAMPLES, REPEATS, FOLDS = 20261125, 10_000, 10, 5
 COMPONENTS, FEWEST, SHUFFLES, PLACES = 32, 100, 20, 7
 NOT_WORTH = 0.02
 """An interval that ends below this gain of AUROC counts as no gain worth a probe."""
@@ -95,8 +95,13 @@ class Rows:
 
     @cached_property
     def free(self) -> np.ndarray:
-        tokens = map(self.tokens, ("asmi_log_likelihood", "asmi_entropy"))
-        return free_features(*tokens, self.table["prompt_tokens"].to_numpy(float))
+        """(n, 11) features of the unmasked pass."""
+        pairs = zip(self.tokens("asmi_log_likelihood"), self.tokens("asmi_entropy"), strict=True)
+        rows = [
+            [ll.sum(), ll.mean(), ll.min(), ll[0], ll[-1], h.mean(), h.sum(), h.max(), h[0], len(h)]
+            for ll, h in pairs
+        ]
+        return np.column_stack([rows, self.table["prompt_tokens"].to_numpy(float)])
 
     @cached_property
     def states(self) -> tuple[np.ndarray, ...]:
@@ -160,12 +165,20 @@ def logits(train: np.ndarray, wrong: np.ndarray, test: np.ndarray, strength: flo
     return model.fit(scale.transform(train), wrong).decision_function(scale.transform(test))
 
 
+def folds_of(clusters: np.ndarray) -> Iterator[np.ndarray]:
+    """(n,) fold of each row, one partition of the clusters after the other, without end."""
+    codes = np.unique(clusters, return_inverse=True)[1]
+    rng = np.random.default_rng(SEED)
+    while True:
+        yield (rng.permutation(codes.max() + 1) % FOLDS)[codes]
+
+
 def out_of_fold(
     rows: Rows, wrong: np.ndarray, block: Block, strength: float, repeats: int = REPEATS
 ) -> np.ndarray:
     """(n,) mean logit of models trained without a row's cluster."""
     total = np.zeros(len(wrong))
-    for folds in folds_of(list(rows.clusters), repeats, SEED):
+    for folds in islice(folds_of(rows.clusters), repeats):
         for fold in range(FOLDS):
             train, test = folds != fold, folds == fold
             parts = [(block.columns[train], block.columns[test])]
@@ -180,7 +193,7 @@ def out_of_fold(
 def best_simple(rows: Rows, wrong: np.ndarray, more: np.ndarray | None = None) -> np.ndarray:
     """(n,) mean logit of the simple score that ranks each training fold best."""
     total = np.zeros(len(wrong))
-    for folds in folds_of(list(rows.clusters), REPEATS, SEED):
+    for folds in islice(folds_of(rows.clusters), REPEATS):
         for fold in range(FOLDS):
             train, test = folds != fold, folds == fold
             _, score = max(

@@ -4,23 +4,24 @@
     python scripts/evidence/pages.py --check  # changes nothing, reports what would change
 
 The text of the pages is written by hand. The files, docs/evidence/MODEL/SETTING.RUN.parquet, are
-made by measure.sh when a setting is complete; single shards are never read. `--check --quick`
-computes nothing: it compares the hash in tables/made-from.json with that of the files.
+made by keep.py from complete runs. `--check --quick` computes nothing: it compares the hash in
+tables/made-from.json with that of the files.
 """
 
 from collections.abc import Callable
 from pathlib import Path
 
 import click
-from changed import TABLES as CHANGED_TABLES
-from evidence import CHANGED, TABLES, Evidence, Table, digest, load, made_from, record, write_tables
+import pandas as pd
+from evidence import TABLES, Evidence, Table, digest, load, made_from, record, write_tables
 from forest import draw_forest
 from PIL import Image
-from tables import TABLES as SETTING_TABLES
+from tables import TABLES as MAKERS
 
 from lm_polygraph_asmi.report import figures
 
 DOCS = Path(__file__).parents[2] / "docs"
+RECORDS = DOCS / "results/records.csv"
 SCRIPT = "pages.py"
 FIGURES: dict[str, tuple[str, Callable[[Table], figures.Figure]]] = {
     "forest.png": ("glance contains", draw_forest)
@@ -30,9 +31,13 @@ FIGURES: dict[str, tuple[str, Callable[[Table], figures.Figure]]] = {
 
 def all_tables(evidence: list[Evidence]) -> dict[str, Table]:
     """Every table by its name."""
-    unchanged = [e for e in evidence if e.setting not in CHANGED]
-    tables = {name: make(unchanged) for name, make in SETTING_TABLES.items()}
-    return tables | {name: make(evidence) for name, make in CHANGED_TABLES.items()}
+    return {name: make(evidence) for name, make in MAKERS.items()}
+
+
+def of_other_scripts() -> set[str]:
+    """Names of tables that are not made here: of fresh_tables.py, and of scripts that have left."""
+    fresh = (DOCS / "evidence" / TABLES).glob("fresh-*.csv")
+    return {Path(file).name for file in [*pd.read_csv(RECORDS)["file"], *fresh]}
 
 
 def update_figures(folder: Path, tables: dict[str, Table], check: bool) -> list[str]:
@@ -66,7 +71,7 @@ def main(check: bool, quick: bool) -> None:
             stale = [] if made_from(folder).get(SCRIPT) == current else [TABLES]
         else:
             tables = all_tables(load(evidence))
-            old = {f.name for f in folder.glob("*.csv") if not f.name.startswith("profile-")}
+            old = {file.name for file in folder.glob("*.csv")} - of_other_scripts()
             stale = write_tables(folder, tables, old, check)
             stale += update_figures(evidence, tables, check)
             stale += record(folder, SCRIPT, current, check)

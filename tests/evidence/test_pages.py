@@ -6,9 +6,8 @@ import re
 import subprocess
 import sys
 
-import changed as evidence_changed
+import controls as evidence_controls
 import evidence as evidence_runs
-import heads as evidence_heads
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -18,7 +17,6 @@ import tables as evidence_tables
 from click.testing import CliRunner
 from lm_polygraph.utils.common import load_external_module
 from PIL import Image
-from scipy.stats import spearmanr
 
 from lm_polygraph_asmi.analysis import (
     Labelled,
@@ -40,8 +38,7 @@ RESAMPLES = 20
 def pages():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evidence_tables, "RESAMPLES", RESAMPLES)
-        patch.setattr(evidence_tables, "REFITS", 5)
-        patch.setattr(evidence_heads, "RESAMPLES", 10 * RESAMPLES)
+        patch.setattr(evidence_controls, "RESAMPLES", 10 * RESAMPLES)
         yield load_external_module(str(HERE / "pages.py"))
 
 
@@ -62,8 +59,7 @@ def answers(
         "asmi_entropy": [rng.exponential(0.5, t) for t in lengths],
     }
     depths = (60, 70, 80, 90) if run == "depths" else (60,)
-    sources = ("", "_context", "_elsewhere") if run == "sources" else ("",)
-    for ending in (f"_d{depth}{source}" for depth in depths for source in sources):
+    for ending in (f"_d{depth}" for depth in depths):
         pairs = [*zip(lengths, wrong, strict=True)]
         columns[f"asmi_mi{ending}"] = [rng.exponential(0.02 + 0.02 * w, t) for t, w in pairs]
         columns[f"asmi_agreement{ending}"] = [rng.random(t) for t in lengths]
@@ -74,9 +70,6 @@ def answers(
         columns["score MeanTokenEntropy"] = [own.mean() for own in columns["asmi_entropy"]]
     if run == "baselines":
         columns["score RAUQ (0.2)"] = rng.random(N)
-    columns["closing"] = rng.random(N) < 0.9
-    if run == "copied":
-        columns["copied"] = [rng.random(t) < 0.6 for t in lengths]
     return pd.DataFrame(columns)
 
 
@@ -95,7 +88,6 @@ def docs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("docs")
     put(folder, "smollm2", "xquad-few-shot", "sources", asked=100)
     put(folder, "smollm2", "xquad-few-shot", "depths")
-    put(folder, "smollm2", "xquad-few-shot", "copied")
     put(folder, "smollm2", "xquad-few-shot", "baselines", seed=3)
     put(folder, "qwen05", "xquad", "sources", seed=1)
     put(folder, "llama2_7b", "coqa", "benchmark", seed=2, correctness="quality AlignScore")
@@ -198,7 +190,8 @@ def test_tables_are_held_to_their_evidence(start, tmp_path):
     assert table.read_text() == good
     left = table.with_name("left-over.csv")
     left.write_text("")
-    table.with_name("profile-left.csv").write_text("")  # another script's
+    table.with_name("fresh-means.csv").write_text("")  # another script's
+    table.with_name("source-contains.csv").write_text("")  # of a script that has left
     assert start(tmp_path).output == "written: left-over.csv\n"
     put(tmp_path, "gemma", "xquad", "sources", seed=5)
     late = start(tmp_path, "--check")
@@ -255,25 +248,6 @@ def test_numbers_are_those_of_the_statistics(published, docs):
     coupled = rows_of(text, "coupling contains")[0]
     assert number(coupled[5]) == pytest.approx(auroc(asmi, wrong), abs=0.0051)
     assert number(coupled[4]) > number(coupled[3])  # as it was planted
-    inside = one["closing"] & (lengths >= 3)
-    between = np.array([own[1:-1].mean() for own in mi[inside]])
-    placed = rows_of(text, "places contains")[1]
-    assert placed[1:3] == ["between", f"{inside.sum()} / {wrong[inside].sum()}"]
-    assert number(placed[3]) == pytest.approx(auroc(between, wrong[inside]), abs=0.0051)
-    again = pd.read_parquet(docs / "evidence/smollm2/xquad-few-shot.copied.parquet")["copied"]
-    there = [
-        (m, w)
-        for tokens, marks, w, closes in zip(mi, again, wrong, one["closing"], strict=True)
-        for m, mark in list(zip(tokens, marks, strict=True))[1:-1]
-        if mark and closes
-    ]
-    row = rows_of(text, "copying contains")[0]
-    assert row[1:4] == [
-        "as in the passage",
-        str(len(there)),
-        f"{np.mean([w for _, w in there]):.0%}",
-    ]
-    assert number(row[7]) == pytest.approx(auroc(*zip(*there, strict=True)), abs=0.0051)
     halves = rows_of(text, "quadrants contains")[0]
     assert sum(int(text.split()[-1]) for text in halves[2:6]) == N
     within = rows_of(text, "strata contains")
@@ -347,8 +321,7 @@ def test_no_setting_is_read_before_it_is_complete(start, tmp_path):
     shard.parent.mkdir(parents=True)
     shard.write_bytes(b"not read")
     start(tmp_path)
-    tables = {file.stem for file in tmp_path.glob("evidence/tables/*.csv")}
-    assert tables == {"probe", "probe-differences"}  # kept as the report found them
+    assert not list(tmp_path.glob("evidence/tables/*.csv"))
     (tmp_path / "evidence/smollm2/opne.sources.parquet").write_bytes(b"")
     assert "unknown model, setting or run" in start(tmp_path).output
 
@@ -391,7 +364,6 @@ def test_heads_against_conditions(pages, tmp_path):
     assert number(said[7]) == pytest.approx(value - 1, abs=0.0051)
     assert said[9] == "reproduced (mlp)"
     assert said[10] == ""  # of "special" nothing is known: pseudo_heads was not run
-    assert not rows_of(text, "concentration")
 
 
 def test_conditions_are_of_the_same_answers(start, tmp_path):
@@ -402,74 +374,8 @@ def test_conditions_are_of_the_same_answers(start, tmp_path):
     assert "conditions have different answers: foreign, mlp" in start(tmp_path).output
 
 
-def test_concentration_is_beside_that_of_noise(pages, tmp_path):
-    own = pd.read_parquet(put(tmp_path, "smollm2", "babi", "sources"))
-    rng = np.random.default_rng(0)
-    own["z_d60"] = [np.where(np.arange(len(m)) == 1, np.nan, m * 9) for m in own["asmi_mi_d60"]]
-    own["effective_heads_d60"] = [rng.normal(2, 0.1, len(m)) for m in own["asmi_mi_d60"]]
-    own["null_effective_heads_d60"] = [np.full(len(m), 3.0) for m in own["asmi_mi_d60"]]
-    own.to_parquet(tmp_path / "evidence/smollm2/babi.heads.parquet")
-    tables = pages.all_tables(evidence_runs.load(tmp_path / "evidence"))
-    (row,) = rows_of(tables, "concentration")
-    tokens = sum(map(len, own["z_d60"]))
-    without = sum(len(z) > 1 for z in own["z_d60"])
-    assert row[1:3] == ["60 %", f"{N} / {tokens - without}"]
-    assert number(row[3]) == pytest.approx(2, abs=0.2)
-    assert (row[4], number(row[5]) < -0.8, number(row[6])) == ("3.00", True, 1)
-
-
-def test_what_was_copied_is_of_the_same_answers(start, tmp_path):
-    put(tmp_path, "smollm2", "xquad-few-shot", "sources")
-    put(tmp_path, "smollm2", "xquad-few-shot", "copied", seed=7)
-    assert "copied.parquet holds other answers than xquad-few" in start(tmp_path).output
-
-
-def changed_answers(seed: int, less: float) -> pd.DataFrame:
-    """Half of them follow the passage, and owe more to it; a fifth answer as before."""
-    made = answers(seed)
-    now = np.arange(N) % 2 == 0
-    made["ReferenceInAnswer"] = now.astype(float)
-    made["ReferenceBefore"] = (np.arange(N) % 5 == 1).astype(float)
-    made["asmi_mi_d60"] = [np.full(len(own), 0.1) for own in made["asmi_mi_d60"]]
-    owed = np.where(now, 0.05, 0.01) * less
-    pairs = zip(owed, made["asmi_mi_d60"], strict=True)
-    made["asmi_mi_d60_context"] = [np.full(len(own), part) for part, own in pairs]
-    return made
-
-
-def test_changed_passages(pages, tmp_path):
-    """Their settings are in tables of their own, beside the same questions as they were."""
-    put(tmp_path, "smollm2", "xquad", "sources")
-    for setting, less in (("changed", 1.0), ("exchanged", 0.5), ("xquad", 1.0)):
-        file = tmp_path / f"evidence/smollm2/{setting}.sources.parquet"
-        made = changed_answers(1, less)
-        if setting != "changed":
-            made = made.drop(columns="ReferenceBefore").iloc[:: -1 if setting == "exchanged" else 1]
-        pq.write_table(pa.Table.from_pandas(made, preserve_index=False), file)
-    text = pages.all_tables(evidence_runs.load(tmp_path / "evidence"))
-    assert len(rows_of(text, "signals contains")) == 1  # the setting as it was, alone
-    (row,) = rows_of(text, "changed followed")
-    # As the passage says: 40 of 80, as before: 16, of which 8 are both; right as it was: half.
-    assert row[2:] == ["40%", "10%", "10%", "40%", "50%"]
-    telling = {row[1]: row[2:] for row in rows_of(text, "changed telling")}
-    assert telling["share of MI"][0].startswith("0.00 [")
-    assert telling["share of MI"][1] == "too few"  # 8 answered as before alone
-    made = changed_answers(1, 1.0)
-    wrong = made["ReferenceInAnswer"] < 0.5
-    expected = auroc(made["score MaximumSequenceProbability"], wrong)
-    assert number(telling["MSP"][0]) == pytest.approx(expected, abs=0.005)
-    exchanged = {row[2]: row[3:] for row in rows_of(text, "exchanged")}
-    own, other, fall = map(number, exchanged["share of MI"])
-    assert (own, other, fall) == pytest.approx((0.3, 0.15, -0.15))  # medians of 0.5 and 0.1
-    assert number(exchanged["MSP"][2]) == 0  # the same answers, in another order
-
-
 def test_no_complete_setting_is_no_table():
-    made = {name: make([]) for name, make in evidence_tables.TABLES.items()}
-    # What the report found of a probe is kept as it was.
-    kept = [made.pop(name) for name in ("probe", "probe differences")]
-    assert not any(table.rows for table in made.values())
-    assert ["high MI", "random heads", "100", "+14 [+7, +20]"] in [row[1:5] for row in kept[1].rows]
+    assert not any(make([]).rows for make in evidence_tables.TABLES.values())
 
 
 def test_committed_tables_are_those_of_the_committed_evidence(request):
@@ -480,167 +386,33 @@ def test_committed_tables_are_those_of_the_committed_evidence(request):
         assert done.returncode == 0, done.stdout + done.stderr
     quick = CliRunner().invoke(load_external_module(str(script)).main, ["--check", "--quick"])
     assert quick.exit_code == 0, quick.output
-    profiles = load_external_module(str(HERE / "profiles.py")).main
-    quick = CliRunner().invoke(profiles, ["tables", "--check", "--quick"])
-    assert quick.exit_code == 0, quick.output
 
 
-def sem_asmi(found: pd.DataFrame, depth: int) -> np.ndarray:
-    pairs = zip(found[f"asmi_mi_d{depth}"], found[f"asmi_agreement_d{depth}"], strict=True)
-    return np.array([mi @ (1 - agreement) / len(mi) for mi, agreement in pairs])
-
-
-def sem_asmi_prr(found: pd.DataFrame, depth: int) -> float:
-    return normalised_prr(sem_asmi(found, depth), found["ReferenceInAnswer"])
-
-
-def test_depths_asked_again():
-    """Of the answers that had been looked at, none is among those asked again."""
-    seen = evidence_runs.Evidence("smollm2", "xquad-few-shot", "depths", answers(0, "depths")[:29])
-    again = evidence_runs.Evidence("smollm2", "xquad-few-shot", "again", answers(0, "depths"))
-    rows = evidence_tables.depths_again_table([seen, again], "contains").rows
-    assert [row[1] for row in rows] == ["70 %", "80 %", "90 %"] * 2
-    fresh = answers(0, "depths")[29:]
-    assert [rows[0][2], rows[0][3]] == ["51 / 26", str(int(wrong_first(fresh).sum()))]
-    assert rows[3][2] == "50 / 25"  # without the other question on the last passage
-    prr = {depth: sem_asmi_prr(fresh, depth) for depth in (60, 90)}
-    assert number(rows[2][6]) == pytest.approx(prr[60], abs=0.0051)
-    assert number(rows[2][7]) == pytest.approx(prr[90], abs=0.0051)
-    assert number(rows[2][10]) == pytest.approx(prr[90] - prr[60], abs=0.0051)
-    assert number(rows[5][7]) == pytest.approx(sem_asmi_prr(fresh[1:], 90), abs=0.0051)
-    perplexity = [-own.mean() for own in fresh["asmi_log_likelihood"]]
-    value = normalised_prr(perplexity, fresh["ReferenceInAnswer"])
-    assert number(rows[2][9]) == pytest.approx(value, abs=0.0051)
-    assert number(rows[2][13]) == pytest.approx(prr[90] - value, abs=0.0101)
-    planned = [True, False, True, False, False, False]
-    assert [bool(row[11]) for row in rows] == [bool(row[15]) for row in rows] == planned
-
-
-def test_empty_answers_apart():
-    """What a setting's tables say without them, where there are enough to matter."""
-    own = answers(0)
-    few = evidence_runs.Evidence("gemma", "xquad", "sources", own.assign(words=1))
-    some = evidence_runs.Evidence("smollm2", "xquad", "sources", own.assign(words=np.arange(N) % 4))
-    (row,) = evidence_tables.answered_table([few, some], "contains").rows
-    left = own[np.arange(N) % 4 > 0]
-    assert row[:4] == [some.label, "20", "60 / 40", str(int(wrong_first(left).sum()))]
-    assert number(row[5]) == pytest.approx(sem_asmi_prr(left, 60), abs=0.0051)
-    firsts = zip(left["asmi_mi_d60"], left["asmi_agreement_d60"], strict=True)
-    first = [mi[0] * (1 - agreement[0]) for mi, agreement in firsts]
-    value = normalised_prr(first, left["ReferenceInAnswer"])
-    assert number(row[7]) == pytest.approx(value, abs=0.0051)
-    mi = [mi.mean() for mi in left["asmi_mi_d60"]]
-    assert number(row[9]) == pytest.approx(auroc(mi, wrong_first(left) == 1), abs=0.0051)
-
-
-def test_answers_cut_at_their_first_sentence():
-    """Tokens and correctness labels of the first sentence; what was scored of the whole answer is
-    left out."""
-    own = answers(0)
-    reach = np.minimum(own["asmi_entropy"].map(len), 3)
-    kept = own.assign(first_sentence=reach)
-    kept["ReferenceInAnswer, first sentence"] = np.arange(N) % 2.0
-    setting = evidence_runs.Evidence("smollm2", "xquad", "sources", kept)
-    whole = evidence_runs.Evidence("gemma", "xquad", "sources", own)  # of which nothing is kept
-    rows = evidence_tables.sentences_table([setting, whole], "contains").rows
-    assert [row[0] for row in rows] == [setting.label, f"{setting.label}, first sentences"]
-    assert rows[0][2] == str(int((own["asmi_entropy"].map(len) > 3).sum()))
-    right = np.arange(N) % 2.0
-    assert rows[1][3] == "50%"
-    msp = [-own[:3].sum() for own in own["asmi_log_likelihood"]]
-    assert number(rows[1][4]) == pytest.approx(normalised_prr(msp, right), abs=0.0051)
-    pairs = zip(own["asmi_mi_d60"], own["asmi_agreement_d60"], strict=True)
-    total = [(mi * (1 - agreement))[:3].sum() for mi, agreement in pairs]
-    assert number(rows[1][8]) == pytest.approx(normalised_prr(total, right), abs=0.0051)
-    assert number(rows[0][7]) == pytest.approx(sem_asmi_prr(own, 60), abs=0.0051)
-    assert number(rows[0][9]) == pytest.approx(number(rows[0][7]) - number(rows[0][5]), abs=0.0101)
-
-
-def test_questions_of_the_trial_apart():
-    trial = pd.read_csv(evidence_tables.TRIAL)["id"]
-    own = answers(0).assign(id=[*trial[:30], *(f"q{i}" for i in range(30, N))])
-    setting = evidence_runs.Evidence("qwen15", "xquad-few-shot", "sources", own)
-    rows = evidence_tables.trial_table([setting], "contains").rows
-    assert [row[0].split(", ")[-1] for row in rows] == [
-        "asked in the trial", "not asked in the trial",
-    ]  # fmt: skip
-    assert [row[1].split(" / ")[0] for row in rows] == ["30", str(N - 30)]
-    for row, part in zip(rows, (own[:30], own[30:]), strict=True):
-        assert number(row[5]) == pytest.approx(sem_asmi_prr(part, 60), abs=0.0051)
-
-
-def test_a_setting_without_the_passages_part():
-    """It stands in tables of tokens, with nothing where that part would stand."""
-    marks = answers(0, "copied")["copied"]
-    whole = answers(0).assign(copied=marks)
-    lean = whole.drop(columns=whole.filter(like="_context").columns)
-    settings = [evidence_runs.Evidence("qwen15", "xquad", "sources", own) for own in (whole, lean)]
-    for make, missing in (
-        (evidence_tables.copying_table, (5, 8)),
-        (evidence_tables.places_table, (5, 7)),
-    ):
-        full, bare = (make([setting], "contains").rows for setting in settings)
-        for one, other in zip(full, bare, strict=True):
-            assert "" not in one
-            assert other == ["" if i in missing else own for i, own in enumerate(one)]
-
-
-def knowing(found: pd.DataFrame, depth: int) -> None:
-    """Plant MI that knows all errors, at one depth."""
-    pairs = zip(found["asmi_mi_d60"], 1 - found["ReferenceInAnswer"], strict=True)
-    found[f"asmi_mi_d{depth}"] = [np.full(len(mi), 0.01 + wrong) for mi, wrong in pairs]
-    found[f"asmi_agreement_d{depth}"] = [np.zeros(len(mi)) for mi in found["asmi_mi_d60"]]
-
-
-def test_depths_elsewhere(monkeypatch):
-    """Joined with the same answers at 60 %, in another order; adjusted over settings and depths."""
-    monkeypatch.setattr(evidence_tables, "RESAMPLES", 99)
-    settings = []
-    for model, seed in (("smollm2", 0), ("qwen05", 1)):
-        usual = answers(seed).assign(words=np.arange(N) % 4 if model == "qwen05" else 1)
-        deeper = usual[::-1].reset_index(drop=True)
-        for depth in (70, 90):
-            knowing(deeper, depth)
-        if model == "qwen05":  # nothing but what is known at 60 %
-            for part in ("mi", "agreement"):
-                deeper[f"asmi_{part}_d70"] = deeper[f"asmi_{part}_d60"]
-        deeper = deeper.drop(columns=["asmi_mi_d60", "asmi_agreement_d60"])
-        settings += [
-            evidence_runs.Evidence(model, "babi", "sources", usual, N),
-            evidence_runs.Evidence(model, "babi", "deeper", deeper[:50], 60),
-        ]
-    rows = evidence_tables.depths_elsewhere_table(settings, "contains").rows
-    assert [row[1] for row in rows] == ["70 %", "90 %"] * 3
-    *rows, some, _ = rows
-    assert some[0].endswith("without empty answers")
-    assert (some[2].split()[0], some[11]) == (str(50 - 12), "")  # found afterwards, not adjusted
-    assert rows[0][2] == f"50 of 60 / {len(set(answers(0)['cluster'][N - 50 :]))}"
-    value = sem_asmi_prr(answers(0)[N - 50 :], 60)
-    assert number(rows[0][6]) == pytest.approx(value, abs=0.0051)
-    assert [number(rows[0][place]) for place in (7, 10)] == pytest.approx(
-        [1, 1 - value], abs=0.0051
-    )
-    assert [number(rows[2][10]), number(rows[2][11])] == [0, 1]  # the same scores
-    # Three of four tests are as sure as so few resamples allow: 2 / 100, times four.
-    assert [number(row[11]) for row in rows] == [0.08, 0.08, 1, 0.08]
-    free = evidence_tables.depths_free_table(settings).rows
-    assert [row[1] for row in free] == ["60 %", "70 %", "90 %"] * 2
-    usual = answers(0)[N - 50 :]
-    asmi = [mi.mean() for mi in usual["asmi_mi_d60"]]
-    for place, other in ((3, "asmi_entropy"), (5, "asmi_log_likelihood")):
-        rho = spearmanr(asmi, [abs(own).mean() for own in usual[other]]).statistic
-        assert number(free[0][place]) == pytest.approx(rho, abs=0.0051)
-    assert free[1][3] != free[0][3]
-    assert free[1][2].startswith("50 of 60")
-    last = settings[3].answers
-    sem = sem_asmi(last, 90)
-    above = np.mean(sem[last["words"] == 0] > np.median(sem))
-    assert [row[7] for row in free[2::3]] == ["", f"{above:.0%}"]
+def test_other_depths_are_of_the_same_answers():
+    """Joined with the same answers at 60 %, in another order, without those looked at before."""
+    usual, looked_at = answers(0), answers(0, "depths")[:29]
+    deeper = answers(0, "depths")[::-1].reset_index(drop=True)
+    deeper = deeper.drop(columns=["asmi_mi_d60", "asmi_agreement_d60"])
+    runs = {"sources": usual, "depths": looked_at, "deeper": deeper}
+    settings = [
+        evidence_runs.Evidence("smollm2", "babi", run, kept, N) for run, kept in runs.items()
+    ]
+    (joined,) = evidence_tables.deeper_runs(settings)
+    assert list(joined.answers["id"]) == list(deeper["id"])[: N - 29]
+    for depth, kept in ((60, usual), (90, deeper)):
+        chosen = kept.set_index("id").loc[joined.answers["id"]]
+        expected = [mi.mean() for mi in chosen[f"asmi_mi_d{depth}"]]
+        assert list(joined.score("ASMI", depth=depth)) == pytest.approx(expected)
+    shown = {row[0]: row for row in evidence_tables.pooled_table(settings, "contains").rows}
+    wrong = joined.answers["ReferenceInAnswer"].to_numpy() < 0.5
+    answers_at_90 = joined.score("Sem-ASMI", depth=90), joined.free_baselines
+    added = adds_information(*answers_at_90, Labelled(wrong, joined.clusters))
+    assert number(shown["Sem-ASMI at 90 %"][5]) == pytest.approx(added.statistic, abs=0.051)
     with pytest.raises(ValueError, match=r"sources\.parquet is missing"):
-        evidence_tables.depths_free_table(settings[1:])
-    settings[0].answers["asmi_log_likelihood"] += 1
+        evidence_tables.deeper_runs(settings[1:])
+    usual["asmi_log_likelihood"] += 1
     with pytest.raises(ValueError, match=r"deeper\.parquet holds other answers"):
-        evidence_tables.depths_elsewhere_table(settings, "contains")
+        evidence_tables.deeper_runs(settings)
 
 
 def test_scores_with_the_passage_and_without():
@@ -650,7 +422,7 @@ def test_scores_with_the_passage_and_without():
     shut = evidence_runs.Evidence("smollm2", "closed-book-few-shot", "sources", without)
     column = "score MaximumSequenceProbability"
     rises = np.mean(without[column].to_numpy() > with_it[column].to_numpy()[10:])
-    text = evidence_changed.closed_table([own, shut])
+    text = evidence_tables.closed_table([own, shut])
     row = text.rows[0]
     assert row[2] == f"{without['ReferenceInAnswer'].mean():.0%}"
     assert row[6] == str(N - 10)
@@ -659,4 +431,4 @@ def test_scores_with_the_passage_and_without():
     low = without.assign(**{"quality Rouge_rougeL": np.arange(N - 10) < 9})
     few = evidence_runs.Evidence("smollm2", "closed-book-few-shot", "sources", low)
     assert evidence_runs.labelled([own, few], "rouge") == [own]
-    assert evidence_changed.closed_table([own, few]).rows[0].count("too few correct") == 2
+    assert evidence_tables.closed_table([own, few]).rows[0].count("too few correct") == 2

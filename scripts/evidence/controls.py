@@ -1,36 +1,16 @@
-"""Tables of the page on heads: which heads carry the disagreement, and control conditions."""
+"""Tables of the page on controls: other parts perturbed instead of heads."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-import numpy as np
-import pandas as pd
-from evidence import (
-    CONDITIONS,
-    MODELS,
-    SETTINGS,
-    Evidence,
-    Table,
-    labelled,
-    p_text,
-    runs_like,
-    signed,
-    table,
-)
+from evidence import CONDITIONS, Evidence, Table, labelled, p_text, runs_like, signed, table
 
-from lm_polygraph_asmi.analysis import Clustered, cluster_interval
 from lm_polygraph_asmi.experiments.analysis import (
     ConditionComparison,
     condition_comparisons,
-    criticality_coupling,
-    high_stratum,
     verdicts,
 )
 
-EVIDENCE = Path(__file__).parents[2] / "docs/evidence"
-OWN_MASKS = ("run's own masks†",)
 RESAMPLES = 10_000
 """As in the report."""
 FREE = ("MSP", "Perplexity")
@@ -140,61 +120,3 @@ def conditions_added_table(evidence: list[Evidence], correctness: str) -> Table:
             rows.append([setting.heads.label, method, *shown])
     columns = [f"gain beyond free baselines, {name}: z (p)" for name in ("heads", *CONDITIONS)]
     return table(["setting", "score", *columns], rows)
-
-
-def concentration_table(evidence: list[Evidence]) -> Table:
-    """Effective heads against noise, and rank correlations of MI and entropy with concentration."""
-    rows = []
-    for e in [e for e in evidence if e.run == "heads"]:
-        keys = np.repeat(np.asarray(e.clusters), e.length)
-        entropy = np.concatenate(e.column("asmi_entropy"))
-        depths = [depth for depth in (60, 90) if f"z_d{depth}" in e.answers]
-        for depth in depths:
-            z, mi, effective, null = (
-                np.concatenate(e.column(f"{name}_d{depth}"))
-                for name in ("z", "asmi_mi", "effective_heads", "null_effective_heads")
-            )
-            known = np.isfinite(z)
-            high = np.flatnonzero(known)[high_stratum(mi[known])]
-            excess = (effective - null)[high]
-            difference = cluster_interval(
-                lambda chosen, excess=excess: float(excess[chosen].mean()),
-                Clustered(list(keys[high])),
-            )
-            coupled = criticality_coupling(mi[known], entropy[known], z[known], list(keys[known]))
-            rows.append(
-                [e.label, f"{depth} %", f"{len(e.answers)} / {known.sum()}",
-                 f"{effective[high].mean():.2f}", f"{null[high].mean():.2f}", signed(difference),
-                 *(signed(x) for x in (coupled.information, coupled.entropy, coupled.difference))]
-            )  # fmt: skip
-    columns = [
-        "setting", "depth", "answers / tokens", "effective heads at high MI",
-        "effective heads of noise", "effective heads, difference", "rank correlation of MI and z",
-        "rank correlation of entropy and z", "rank correlations, difference",
-    ]  # fmt: skip
-    return table(columns, rows)
-
-
-def probe_table(_: list[Evidence], kept: str = "causal_probe", sign: str = "") -> Table:
-    """Results of the causal probe, in percent of tokens, from the tables of the report.
-
-    Args:
-        kept: name of the report's table, saved as docs/evidence/MODEL/SETTING.KEPT.csv.
-        sign: "+" for differences.
-    """
-    rows, columns = [], [""]
-    for file in sorted(EVIDENCE.glob(f"*/*.{kept}.csv")):
-        report = pd.read_csv(file).iloc[:, 1:]  # all but the setting
-        numbers = [name for name in report if re.fullmatch(r"k = \d+", name)]
-        texts = [name for name in report if not name.startswith("k = ") and name not in OWN_MASKS]
-        label = f"{MODELS[file.parent.name].name}, {SETTINGS[file.name.split('.')[0]]}"
-        columns = ["setting", *texts, *numbers]
-        for row in report.to_dict("records"):
-            shown = (
-                "{:{s}.0f} [{:{s}.0f}, {:{s}.0f}]".format(
-                    *(row[name + end] for end in ("", " low", " high")), s=sign
-                ).replace("-", "−")
-                for name in numbers
-            )
-            rows.append([label, *(str(row[name]).rstrip("†") for name in texts), *shown])
-    return table(columns, rows)

@@ -11,10 +11,8 @@ not counted, and their answers are compared.
 import statistics
 import time
 from itertools import product
-from pathlib import Path
 
 import click
-import pandas as pd
 import torch
 from lm_polygraph.stat_calculators import (
     GreedyProbsCalculator,
@@ -30,7 +28,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from lm_polygraph_asmi.host.whitebox import StopsOnceModel
 
-SAMPLES = 10
+SAMPLES, MAX_NEW_TOKENS = 10, 4
 PROMPT = "Who built the ferry Ondine, row {row}?"
 
 
@@ -65,7 +63,7 @@ def models_of(vocabulary: int, stops: list[str]) -> dict[str, WhiteboxModel]:
     }
 
 
-def answers_of(model: WhiteboxModel, prompt: str, max_new_tokens: int) -> dict:
+def answers_of(model: WhiteboxModel, prompt: str) -> dict:
     """The statistics of LM-Polygraph's calculators for one prompt, after 13 calls of `generate`."""
     torch.manual_seed(0)
     stats: dict = {"input_texts": [prompt]}
@@ -75,7 +73,7 @@ def answers_of(model: WhiteboxModel, prompt: str, max_new_tokens: int) -> dict:
         PromptCalculator(),
         SamplingPromptCalculator(),
     ):
-        stats |= calculator(stats, [prompt], model, max_new_tokens)
+        stats |= calculator(stats, [prompt], model, MAX_NEW_TOKENS)
     return stats
 
 
@@ -83,37 +81,22 @@ def answers_of(model: WhiteboxModel, prompt: str, max_new_tokens: int) -> dict:
 @click.option("--vocabulary", default=150_000, show_default=True, help="Number of tokens.")
 @click.option("--rows", default=3, show_default=True, help="Rows that are timed.")
 @click.option("--stop", "stops", multiple=True, default=["\n"], help="Stop strings.")
-@click.option("--max-new-tokens", default=4, show_default=True, help="Length of an answer.")
-@click.option("--out", type=click.Path(path_type=Path), help="CSV file of the table.")
-def main(
-    vocabulary: int, rows: int, stops: tuple[str, ...], max_new_tokens: int, out: Path | None
-) -> None:
+def main(vocabulary: int, rows: int, stops: tuple[str, ...]) -> None:
     models = models_of(vocabulary, list(stops))
     seconds: dict[str, list[float]] = {name: [] for name in models}
     for row in range(rows + 1):
         answers = []
         for name, model in models.items():
             start = time.process_time()
-            stats = answers_of(model, PROMPT.format(row=row), max_new_tokens)
+            stats = answers_of(model, PROMPT.format(row=row))
             seconds[name].append(time.process_time() - start)
             answers.append([stats["greedy_tokens"], stats["sample_texts"], list(stats["p_true"])])
         if answers[0] != answers[1]:
             raise click.ClickException(f"row {row}: the answers differ: {answers}")
-    table = pd.DataFrame(
-        {
-            "vocabulary": vocabulary,
-            "stop strings": len(stops),
-            "model": list(seconds),
-            "calls a row": 3 + SAMPLES,
-            "processor seconds a row": [
-                statistics.median(values[1:]) for values in seconds.values()
-            ],
-            "first row": [values[0] for values in seconds.values()],
-        }
-    ).round(3)
-    click.echo(table.to_string(index=False))
-    if out is not None:
-        table.to_csv(out, index=False)
+    click.echo(f"{vocabulary} tokens, {len(stops)} stop strings, {3 + SAMPLES} calls a row")
+    for name, values in seconds.items():
+        median = statistics.median(values[1:])
+        click.echo(f"{name}: {median:.3f} processor seconds a row, the first {values[0]:.3f}")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from tqdm import tqdm
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from lm_polygraph_asmi import maths
-from lm_polygraph_asmi.host.smollm2 import GGUF_FILE, weights_folder
+from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.model import (
     PrefixCache,
     layer_at,
@@ -71,7 +71,14 @@ SHAPES = {
         vocab_size=100,
     ),
 }
-SAMPLES = 10
+SAMPLES, DEPTH, MASK_RATE, TOP_K = 10, 0.6, 0.15, 64
+POINTS: dict[str, dict[str, Any]] = {
+    "S = 40": {"num_masks": 40, "mask_rate": MASK_RATE},
+    "20 balanced": {"num_masks": 20, "mask_rate": MASK_RATE, "mask_sampler": "balanced"},
+}
+"""Masks of the strategies that answer and score."""
+STRATEGIES = {"greedy, then response": "score", "greedy with reuse": "reuse", "stream": "stream"}
+"""Label -> argument of `Contenders.answered`."""
 
 
 def load(name: str, dtype: torch.dtype, device: str) -> PreTrainedModel:
@@ -79,13 +86,7 @@ def load(name: str, dtype: torch.dtype, device: str) -> PreTrainedModel:
     if name in SHAPES:
         with torch.device(device):
             return AutoModelForCausalLM.from_config(SHAPES[name], dtype=dtype).eval()
-    if name == "smollm2":
-        model = AutoModelForCausalLM.from_pretrained(
-            weights_folder(), gguf_file=GGUF_FILE, dtype=dtype
-        )
-    else:
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
-    return model.to(device).eval()
+    return load_named(name)[0].to(device, dtype)
 
 
 @contextmanager
@@ -117,9 +118,7 @@ class Contenders:
         prompt_length: int,
         layer: int,
         masks: Tensor,
-        depth: float = 0.6,
     ) -> None:
-        self.depth = depth
         self.model, self.input_ids, self.prompt_length = model, input_ids, prompt_length
         self.layer, self.masks = layer, masks
         self.predicting = slice(prompt_length - 1, len(input_ids) - 1)
@@ -206,29 +205,25 @@ class Contenders:
     def greedy(self) -> None:
         self._generate(do_sample=False)
 
-    def answered(self, strategy: str, depths: Sequence[float] = (), **settings: Any) -> np.ndarray:
-        """Generate and score a greedy answer; (T,) MI in nats at the first depth.
+    def answered(self, strategy: str, **settings: Any) -> np.ndarray:
+        """Generate and score a greedy answer; (T,) MI in nats.
 
         "score" runs the prompt twice, "reuse" keeps its states from generation, "stream" scores
         during generation."""
-        engines = [
-            Engine(depth=depth, scope="response", seeded_by="prompt", **settings)
-            for depth in depths or (self.depth,)
-        ]
+        engine = Engine(depth=DEPTH, scope="response", seeded_by="prompt", **settings)
         prompt = self.input_ids[: self.prompt_length].cpu()
         if strategy == "stream":
-            stream = engines[0].start_stream(self.model, prompt)
+            stream = engine.start_stream(self.model, prompt)
             for _ in range(len(self.input_ids) - self.prompt_length):
                 stream.step()
             stats = stream.statistics()
         else:
             cache, prefix_cache = DynamicCache(), PrefixCache()
-            layers = [engine.layer(self.model) for engine in engines]
-            with states_seen(self.model, layers) as states:
+            with states_seen(self.model, [engine.layer(self.model)]) as states:
                 ids = self._generate(do_sample=False, past_key_values=cache)[0].tolist()
             prefix_cache.take(self.model, ids, cache, states())
             reused = prefix_cache if strategy == "reuse" else None
-            stats, *_ = score_depths(engines, self.model, prompt, ids[self.prompt_length :], reused)
+            (stats,) = score_depths([engine], self.model, prompt, ids[self.prompt_length :], reused)
         return stats.mi
 
     def check_answered(self) -> dict[str, float]:
@@ -363,56 +358,46 @@ def machine(device: torch.device) -> str:
 )
 @click.option("--dtype", default="float32", show_default=True)
 @click.option("--device", default="cuda" if torch.cuda.is_available() else "cpu", show_default=True)
-@click.option("--attention", default="sdpa", show_default=True)
 @click.option("--prompt-tokens", default=260, show_default=True, type=click.IntRange(1))
 @click.option("--response-tokens", default=4, show_default=True, type=click.IntRange(1))
 @click.option("--num-masks", default=40, show_default=True, type=click.IntRange(2))
-@click.option("--mask-rate", default=0.15, show_default=True)
-@click.option("--depth", default=0.6, show_default=True)
-@click.option("--top-k", default=64, show_default=True)
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(1))
-@click.option("--seed", default=0, show_default=True)
 def main(
     name: str,
     dtype: str,
     device: str,
-    attention: str,
     prompt_tokens: int,
     response_tokens: int,
     num_masks: int,
-    mask_rate: float,
-    depth: float,
-    top_k: int,
     repeats: int,
-    seed: int,
 ) -> None:
     console = Console(width=None if sys.stdout.isatty() else 120)
     model = load(name, getattr(torch, dtype), device)
     place = model.device
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     vocabulary = model.config.vocab_size
     input_ids = torch.randint(
         vocabulary, (prompt_tokens + response_tokens,), generator=generator
     ).to(place)
-    masks = maths.sample_head_masks(num_masks, num_heads(model), mask_rate, generator)
+    masks = maths.sample_head_masks(num_masks, num_heads(model), MASK_RATE, generator)
     distinct = masks.unique(dim=0)
     to_run = int((~distinct.all(dim=1)).sum())
-    layer = layer_at(model, depth).layer
+    layer = layer_at(model, DEPTH).layer
     console.print(
-        f"{name}, {dtype}, {attention} attention: {prompt_tokens} prompt and {response_tokens} "
-        f"response tokens, layer {layer} of {num_layers(model)}, p = {mask_rate}, S = {num_masks}, "
+        f"{name}, {dtype}, SDPA: {prompt_tokens} prompt and {response_tokens} "
+        f"response tokens, layer {layer} of {num_layers(model)}, p = {MASK_RATE}, S = {num_masks}, "
         f"of which {to_run} distinct and not all-ones\n{machine(place)}",
         highlight=False,
     )
-    with scoring_session(model, attention):
-        contenders = Contenders(model, input_ids, prompt_tokens, layer, masks, depth)
+    with scoring_session(model, "sdpa"):
+        contenders = Contenders(model, input_ids, prompt_tokens, layer, masks)
         differences = contenders.check()
         contenders.check_answered()
         log_probs = contenders.exact()
 
         def statistics_alone() -> None:
-            maths.mutual_information(log_probs, top_k)
-            maths.semantic_agreement(log_probs, unembedding(model), top_k)
+            maths.mutual_information(log_probs, TOP_K)
+            maths.semantic_agreement(log_probs, unembedding(model), TOP_K)
 
         timed: dict[str, Callable[[], object]] = {
             f"naive, {num_masks} passes": contenders.naive,
@@ -425,22 +410,11 @@ def main(
             "greedy answer": contenders.greedy,
             "one scoring pass": contenders.scoring_pass,
             **{
-                f"{label}, {design}": partial(contenders.answered, strategy, top_k=top_k, **point)
-                for design, point in {
-                    f"S = {num_masks}": {"num_masks": num_masks, "mask_rate": mask_rate},
-                    "20 balanced": {
-                        "num_masks": 20,
-                        "mask_rate": mask_rate,
-                        "mask_sampler": "balanced",
-                    },
-                }.items()
-                for label, strategy in {
-                    "greedy, then response": "score",
-                    "greedy with reuse": "reuse",
-                    "stream": "stream",
-                }.items()
+                f"{label}, {design}": partial(contenders.answered, strategy, **point)
+                for design, point in POINTS.items()
+                for label, strategy in STRATEGIES.items()
             },
-            f"MI and A, K = {top_k}": statistics_alone,
+            f"MI and A, K = {TOP_K}": statistics_alone,
         }
         durations: dict[str, list[float]] = {label: [] for label in timed}
         rate = 0.0

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
-import pandas as pd
 import pytest
 import torch
 from click.testing import CliRunner
@@ -123,13 +122,13 @@ def test_build_babi(tmp_path):
     assert rows["facts"] == [1, 2, 1]
 
 
-def test_bench_stops(tmp_path):
+def test_bench_stops():
     """The script compares the answers itself."""
     arguments = ["--vocabulary", "2000", "--rows", "1", "--stop", "e", "--stop", "ai"]
-    run_here("bench_stops.py", *arguments, "--out", str(tmp_path / "stops.csv"))
-    table = pd.read_csv(tmp_path / "stops.csv")
-    assert list(table["calls a row"]) == [13, 13]
-    assert (table["processor seconds a row"] > 0).all()
+    said, *models = run_here("bench_stops.py", *arguments).splitlines()
+    assert "13 calls a row" in said
+    assert [line.split(":")[0] for line in models] == ["LM-Polygraph", "shipped configs"]
+    assert all(float(line.split()[-8]) > 0 for line in models), models
 
 
 def test_promise_on_other_questions(tmp_path):
@@ -241,34 +240,9 @@ def test_memory_of_many_rows(capsys):
     assert resident > 0 < rate
 
 
-def test_a_step_by_count(capsys):
-    """Masked rows meet the layers above the masked one, of four, and the tokens."""
-    script = load_external_module(str(SCRIPTS / "bench_stream.py"))
-    layer, tokens = 4 * 32 * 32 + 3 * 32 * 64 + 2 * 32, 100 * 32
-    model = script.bench_suffix.load("tiny", torch.bfloat16, "meta")
-    assert layer == sum(p.numel() for p in model.model.layers[0].parameters())
-    rows = script._distinct(8, num_masks=40, mask_rate=0.15)
-    assert 10 < rows < 40  # equal masks are run once
-    script.main(["--count", "--model", "tiny"], standalone_mode=False)
-    _, masked = [
-        [group.strip() for group in line.split("│")[2:-1]]
-        for line in capsys.readouterr().out.splitlines()
-        if line.startswith(("│ greedy", "│ stream, S = 40"))
-    ]
-    products = 4 * layer + tokens + rows * (layer + tokens)
-    read = 2 * (4 * layer + tokens) + 4 * (1 + rows) * 100 * script.PASSES
-    assert masked[0] == str(1 + rows)
-    assert float(masked[-1]) == pytest.approx(products / read, abs=0.051)
-    with pytest.raises(click.BadParameter, match="got smollm2"):
-        script.main(["--count"], standalone_mode=False)
-
-
 @pytest.mark.slow
 def test_cost_of_own_answers():
-    """Every row is timed, and the kinds of work add up to what the answer takes."""
-    arguments = ["--model", "tiny", "--prompt-tokens", "20", "--repeats", "1", "--shares"]
+    arguments = ["--model", "tiny", "--prompt-tokens", "20", "--repeats", "1"]
     shown = run_here("bench_stream.py", *arguments, "--response-tokens", "3")
     for row in ("greedy answer", "greedy with reuse, 20 balanced", "stream, S = 40"):
         assert row in shown
-    whole = next(line for line in shown.splitlines() if line.startswith("│ all"))
-    assert whole.split("│")[2].strip() == "1.00"

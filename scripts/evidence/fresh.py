@@ -41,6 +41,7 @@ EVIDENCE = Path(__file__).parents[2] / "docs/evidence"
 SEED = 20261125
 PLACES = ("bathroom", "bedroom", "garden", "hallway", "kitchen", "office")
 """Of bAbI task 1."""
+DEPTHS = (0.6, 0.9)
 STRATA = 5
 """Questions of a story of bAbI task 1: after 2, 4, 6, 8 and 10 facts."""
 
@@ -126,8 +127,7 @@ def score_row(
     text, places = spans(scorer.tokenizer, prompt.tolist(), response)
     answer = scorer.stop_conditions.without(text, places, response)
     accepted = [row.output] if isinstance(row.output, str) else row.output
-    kept: dict[str, Any] = {"id": row.id, "cluster": row.cluster}
-    kept[LABEL] = contains(answer, accepted)
+    kept = {"id": row.id, "cluster": row.cluster, LABEL: contains(answer, accepted)}
     prediction, gold = (t if babi else " ".join(words(t)) for t in (answer, accepted[0]))
     kept["Rouge_rougeL"] = float(RougeMetric("rougeL")({"greedy_texts": [prediction]}, [gold])[0])
     kept |= {"words": len(words(answer)), "prompt_tokens": len(prompt)}
@@ -151,7 +151,6 @@ def main() -> None:
 @click.option("--rows", type=int, required=True, help="Rows, from the first of the plan's order.")
 @click.option("--few-shot", is_flag=True, help="The demo's 4-shot prompt.")
 @click.option("--scope", type=click.Choice(["response", "all"]), default="response")
-@click.option("--depth", "depths", type=float, multiple=True, default=(0.6, 0.9))
 @click.option("--have", type=click.Path(path_type=Path), help="Kept table; its rows are left out.")
 def collect(
     model: str,
@@ -160,7 +159,6 @@ def collect(
     rows: int,
     few_shot: bool,
     scope: str,
-    depths: tuple[float, ...],
     have: Path | None,
 ) -> None:
     """Answer and score rows."""
@@ -173,10 +171,9 @@ def collect(
         finished |= set(table["id"][table[column].notna()]) if column in table else set()
     scorer = Scorer(model, scope=scope, stop="\n", max_new_tokens=3 if babi else 20)
     config = ASMIConfig(scope=scope, attention="sdpa")
-    engines = [
-        Engine(at, details=scope == "response")
-        for at in config.at_depths(depths if scope == "response" else depths[:1])
-    ]
+    details = scope == "response"
+    depths = DEPTHS if details else DEPTHS[:1]
+    engines = [Engine(at, details=details) for at in config.at_depths(depths)]
     scorer.engine = engines[0]
     prefix_cache = PrefixCache()
     with out.open("a") as lines:

@@ -68,6 +68,8 @@ class UnmaskedPass:
         start: the first position that was run; earlier ones were cached (`PrefixCache`).
         reused: what was cached: "nothing"; "keys" and values of the positions before `start`;
             or also hidden "states" at positions from `start` on, so that only target layers ran.
+        after: for each target layer, the states after it at the T positions; after the last layer,
+            `final_hidden`. Empty if layers do not run one after another.
         keys_values: for scope "response", those of the positions before the predicting ones, for
             every layer above the first target layer that keeps any.
         devices: where the layers from the first target layer on compute.
@@ -98,6 +100,7 @@ class UnmaskedPass:
     by_length: bool = False
     start: int = 0
     reused: Reused = "nothing"
+    after: dict[int, Float[Tensor, "T D"]] = field(default_factory=dict)
     prompt_caches: list[Any] = field(default_factory=list)
 
     @property
@@ -140,7 +143,7 @@ def states_seen(model: PreTrainedModel, layers: Iterable[int]) -> Iterator[Calla
         >>> {layer: tuple(states.shape) for layer, states in joined().items()}
         {2: (1, 10, 16), 4: (1, 10, 16)}
     """
-    parts: dict[int, list[Tensor]] = {index: [] for index in (*layers, num_layers(model))}
+    parts: dict[int, list[Tensor]] = {index: [] for index in {*layers, num_layers(model)}}
 
     def keep_entering(index: int) -> Callable[..., None]:
         def hook(layer: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
@@ -292,15 +295,16 @@ class PrefixCache:
         positions = slice(start - self.first, len(input_ids) - self.first)
         return {index: self.states[index][:, positions] for index in indices}
 
-    def final_states(
-        self, model: PreTrainedModel, input_ids: Sequence[int], start: int
-    ) -> Tensor | None:
-        """Final hidden states (n, D) at tokens from `start` on; None if any is missing."""
-        states = self.states.get(num_layers(model))
+    def known_states(
+        self, model: PreTrainedModel, input_ids: Sequence[int], start: int, indices: Collection[int]
+    ) -> dict[int, Tensor] | None:
+        """Hidden states (n, D) at tokens from `start` on, by index; None if any is missing."""
         length = len(input_ids)
-        if states is None or start < self.first or self.common(model, input_ids) < length:
+        known = set(indices) <= self.states.keys() and start >= self.first
+        if not known or self.common(model, input_ids) < length:
             return None
-        return states[0, start - self.first : length - self.first]
+        positions = slice(start - self.first, length - self.first)
+        return {index: self.states[index][0, positions] for index in indices}
 
 
 READS_LENGTH = "layers read the length of the cache"
@@ -365,7 +369,7 @@ class RecordedInputs:
 
     Attributes:
         calls: how the model called every recorded layer.
-        hidden: hidden states entering a target layer.
+        hidden: hidden states entering a target layer, or the layer above it.
         heads: what enters its output projection.
     """
 
@@ -375,7 +379,7 @@ class RecordedInputs:
 
     @property
     def targets(self) -> dict[int, TargetInput]:
-        return {index: TargetInput(self.hidden[index], self.heads[index]) for index in self.hidden}
+        return {index: TargetInput(self.hidden[index], self.heads[index]) for index in self.heads}
 
 
 @contextmanager
@@ -426,7 +430,7 @@ def record_inputs(
     def record_layer(index: int) -> Callable[[nn.Module, tuple, dict], None]:
         def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
             states, recorded.calls[index] = LayerCall.split(module, args, kwargs, before)
-            if index in targets:
+            if index in targets or index - 1 in targets:
                 recorded.hidden[index] = states
 
         return hook
@@ -547,6 +551,7 @@ def run_unmasked(
             base_model(model)(input_ids=ids, use_cache=False)
     if structure.chained:
         _check_heads(recorded.heads, targets)
+    predicting = slice(prompt_length - 1 - start, None)
     if states:  # keys and values of skipped layers are cached, too
         final = [states[total]]
         for index in range(first, total):
@@ -560,6 +565,7 @@ def run_unmasked(
             PrefixCache.disable(model)  # layers share keys, or keep them elsewhere
         elif prefix_cache is not None:
             prefix_cache.keep(model, input_ids[:-1].tolist(), [new_cache[i] for i in range(total)])
+    final_hidden = final[0][0, predicting]
     return UnmaskedPass(
         input_ids=input_ids,
         prompt_length=prompt_length,
@@ -568,10 +574,16 @@ def run_unmasked(
         scope=scope,
         keys_values=keys_values,
         devices=frozenset(devices) or frozenset([final[0].device]),
-        final_hidden=final[0][0, prompt_length - 1 - start :],
+        final_hidden=final_hidden,
         by_length=tap.length_read,
         start=start,
         reused="states" if states else "keys" if start else "nothing",
+        after={  # a copy: the states at all positions need not be kept
+            layer: recorded.hidden[layer + 1][0, predicting].clone()
+            if layer + 1 < total
+            else final_hidden
+            for layer in recorded.heads
+        },
     )
 
 

@@ -100,6 +100,7 @@ class Engine:
             engines share; None: no cache.
         change: what a mask changes; anything but masked heads is a control, not a score. It gets
             the config's seed, and its name and scale become the config's.
+        states: `read` also returns the states after the masked layer.
         **settings: override those of the config.
 
     Raises:
@@ -120,11 +121,12 @@ class Engine:
         details: bool = False,
         result_cache: str | Path | ResultCache | None = None,
         change: Perturbation = WITHOUT_HEADS,
+        states: bool = False,
         **settings: Any,
     ) -> None:
         self.config = _changed_by(change, (config or ASMIConfig()).replace(**settings))
         self.change = replace(change, seed=self.config.seed)
-        self.details = details
+        self.details, self.states = details, states
         if not isinstance(result_cache, ResultCache):
             result_cache = ResultCache(result_cache)
         self.result_cache = result_cache
@@ -148,6 +150,11 @@ class Engine:
     def layer(self, model: PreTrainedModel) -> int:
         """Index of the masked layer."""
         return layer_at(model, self.config.depth).layer
+
+    def known_layers(self, model: PreTrainedModel) -> list[int]:
+        """Layers whose inputs generation should keep, so that they need not run again."""
+        layer = self.layer(model)
+        return [layer, layer + 1] if self.states else [layer]
 
     def _model_key(self, model: PreTrainedModel) -> dict[str, str]:
         """Key of the model in the result cache, at the start of the session."""
@@ -234,28 +241,45 @@ class Engine:
     ) -> dict[str, np.ndarray]:
         """Entropy and log-likelihood of a response's tokens, (T,), nats; without masked passes.
 
+        With `states` also "hidden", (T, D): states after the masked layer at the positions that
+        predict the tokens.
+
         Args:
             model, prompt, response, prefix_cache, draft: as for `score`. If the cache holds the
-                final states of this text, as after its generation, no layer is run; but for the
-                first answer, whose final states are checked.
+                states of this text, as after its generation, no layer is run; but for the first
+                answer, whose final states are checked.
 
         Raises:
-            ValueError, FloatingPointError: as `score`.
+            ValueError, FloatingPointError: as `score`; or states of a model whose layers do not
+                run one after another.
         """
-        scored, layers = _joined(prompt, response), [self.layer(model)]
+        scored, layer, total = _joined(prompt, response), self.layer(model), num_layers(model)
+        indices = {total, layer + 1} if self.states else {total}
 
         def run(cache: PrefixCache | None) -> dict[str, np.ndarray]:
-            state, hidden = state_in_session(model), None
-            unmasked = draft and draft.with_response(scored, layers)
+            state, known = state_in_session(model), None
+            unmasked = draft and draft.with_response(scored, [layer])
             if unmasked is None and cache is not None and state in self._read:
-                hidden = cache.final_states(model, scored[:-1].tolist(), len(prompt) - 1)
-            if hidden is None:
+                known = cache.known_states(model, scored[:-1].tolist(), len(prompt) - 1, indices)
+            if known is None:
                 unmasked = unmasked or run_unmasked(
-                    model, scored, len(prompt), layers, self.config.scope, cache
+                    model, scored, len(prompt), [layer], self.config.scope, cache
                 )
                 check_unmasked(model, unmasked)
-                self._read, hidden = {state}, unmasked.final_hidden
-            return self._unmasked_statistics(model, hidden, scored[len(prompt) :])
+                if self.states and layer not in unmasked.after:
+                    raise ValueError(
+                        f"the hidden states of {type(model).__name__} cannot be read, since its "
+                        "layers do not run one after another: use a signal without them, such as "
+                        "msp"
+                    )
+                self._read, known = {state}, {total: unmasked.final_hidden}
+                if self.states:
+                    known[layer + 1] = unmasked.after[layer]
+            tokens = scored[len(prompt) :]
+            statistics = self._unmasked_statistics(model, known[total], tokens)
+            if self.states:
+                statistics["hidden"] = known[layer + 1].double().cpu().numpy()
+            return statistics
 
         return _reusing([self], model, prefix_cache, run)
 

@@ -56,7 +56,7 @@ class Generation:
         with scoring_session(self.model):
             common = prefix_cache.common(self.model, prompt_ids[:-1].tolist())
             cache = prefix_cache.cache(common)
-            layers = [engine.layer(self.model) for engine in engines]
+            layers = {n for engine in engines for n in engine.known_layers(self.model)}
         try:
             with states_seen(self.model, layers) as states:
                 (ids,) = self._generate(prompt_ids, max_new_tokens, do_sample=False, cache=cache)

@@ -13,6 +13,7 @@ from lm_polygraph_asmi.model import (
     attention_of,
     num_layers,
     response_embeddings,
+    run_unmasked,
     scoring_session,
     subnetwork_log_probs,
     target_layer,
@@ -79,6 +80,19 @@ def test_short_prompts_and_one_token_responses(family_model, input_ids, prompt_l
     slow = full_passes(family_model, input_ids, prompt_length, LAYER, scope)
     assert fast.shape == (9, 17 - prompt_length, 61)
     torch.testing.assert_close(fast, slow, atol=allowed(family_model, input_ids), rtol=0)
+
+
+@both_scopes
+def test_states_after_a_layer(family_model, input_ids, scope):
+    """In float64, but for norms and softmax, which transformers computes in float32."""
+    model = copy.deepcopy(family_model).double()
+    with scoring_session(model):
+        found = run_unmasked(model, input_ids, PROMPT_LENGTH, [LAYER, 3], scope)
+        plain = model(input_ids=input_ids[None, :-1], output_hidden_states=True).hidden_states
+    for layer in (LAYER, 3):
+        expected = plain[layer + 1][0, PROMPT_LENGTH - 1 :]
+        torch.testing.assert_close(found.after[layer], expected, atol=1e-5, rtol=1e-5)
+        assert (expected - plain[layer][0, PROMPT_LENGTH - 1 :]).abs().max() > 1e-2
 
 
 @positions

@@ -196,6 +196,7 @@ def test_states_of_other_passes_or_layers_are_not_taken():
             for part in ("hidden", "heads"):
                 own, plain = (getattr(run.targets[layer], part) for run in (found, expected))
                 close(own[:, found.run(here)], plain[:, here])
+            close(found.after[layer], expected.after[layer])
         assert found.keys_values.keys() == expected.keys_values.keys()
         for layer, known in expected.keys_values.items():
             for own, plain in zip(found.keys_values[layer], known, strict=True):

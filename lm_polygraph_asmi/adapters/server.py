@@ -275,7 +275,12 @@ class Service:
                 needed = base is scorer or scorer.masked  # else these tokens are enough
                 score = stream.result
                 score = rescored(base, completion.prompt, score) if needed else score
-                result = score if base is scorer else scorer.of(score)
+                if base is scorer:
+                    result = score
+                elif scorer.states:  # of the finished answer
+                    result = scorer.decide(completion.prompt, [token.id for token in score.tokens])
+                else:
+                    result = scorer.of(score)
                 last = replies.chunk(str(score.answer)[sent:], replies.reason(base, score))
                 put(last | {"asmi": self._reported(result, replies.id)})
                 if completion.usage:

@@ -13,12 +13,13 @@ import numpy as np
 from lm_polygraph_asmi.analysis.calibration import Reliability, Step, probability_at, step_at
 from lm_polygraph_asmi.analysis.clusters import Interval, wilson_interval
 from lm_polygraph_asmi.analysis.drift import Drift, drifts
+from lm_polygraph_asmi.analysis.learned import LearnedScore
 from lm_polygraph_asmi.analysis.risk_control import RiskThreshold
 from lm_polygraph_asmi.analysis.signals import RankedSignal
 from lm_polygraph_asmi.calibration.decision import Decision
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.files import read_json, write_whole
-from lm_polygraph_asmi.scoring.signals import SIGNALS, TITLES
+from lm_polygraph_asmi.scoring.signals import LEARNED, SIGNALS, TITLES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,6 +76,8 @@ class Calibration:
         settings: those that all answers share.
         prompt_tokens: (n,) lengths of the prompts, ascending; empty if not saved.
         answer_digests: digests of the answers, see `digests_of`.
+        learned: the learned score, if it is the signal; the log-odds of an error, in nats.
+        learning: whether it was learned, and what it gains, in a sentence; empty if not asked for.
 
     Example:
         >>> calibration.n, calibration.signal, calibration.guarantee.threshold
@@ -100,10 +103,17 @@ class Calibration:
     settings: dict[str, Any]
     prompt_tokens: list[float]
     answer_digests: list[str]
+    learned: LearnedScore | None = None
+    learning: str = ""
 
     def __post_init__(self) -> None:
         if self.signal not in SIGNALS:
             raise ValueError(f"expected a signal of {list(SIGNALS)}, got {self.signal!r}")
+        if (self.signal == LEARNED) != (self.learned is not None):
+            raise ValueError(
+                f"expected weights of a learned score exactly if it is the signal, got "
+                f"{self.signal!r} and {self.learned!r:.40}"
+            )
 
     @property
     def n(self) -> int:
@@ -169,7 +179,7 @@ class Calibration:
     def _key(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Settings that the signal depends on, among those saved."""
         key = ASMIConfig.key_of({"method": ASMIConfig.method} | dict(settings))
-        key |= {n: settings[n] for n in ("layer", "samples") if n in settings}
+        key |= {n: settings[n] for n in ("layer", "samples", "hidden_width") if n in settings}
         key = {n: v for n, v in key.items() if n in SIGNALS[self.signal].settings}
         return key | {n: settings[n] for n in CIRCUMSTANCES if n in settings}
 
@@ -221,8 +231,9 @@ class Calibration:
         """
         from lm_polygraph_asmi.scoring.result import Score
 
-        value, limit = answer.signals.get(self.signal), self.guarantee.threshold
-        other = self.other_settings(answer.compared_settings)
+        other, limit = self.other_settings(answer.compared_settings), self.guarantee.threshold
+        signals = self._signals(answer)
+        value = signals.get(self.signal)
         usable = answer.answered and not other and value is not None
         accept = bool(value <= limit) if usable and limit is not None else None  # type: ignore[operator]
         probability = self.error_probability(value) if usable and value is not None else None
@@ -231,7 +242,7 @@ class Calibration:
             reason=self._reason(answer.answered, other, value),
             signal=self.signal,
             value=value,
-            signals=answer.signals,
+            signals=signals,
             threshold=limit,
             error_probability=None if probability is None else probability.value,
             error_interval=None if probability is None else (probability.low, probability.high),
@@ -251,6 +262,16 @@ class Calibration:
             calibration=self.name,
             score=answer if isinstance(answer, Score) else None,
         )
+
+    def _signals(self, answer: "Score | UnmaskedAnswer") -> dict[str, float]:
+        """Those of the answer, and the learned one if it has what that reads, in equal widths."""
+        features = getattr(answer, "features", {})
+        weights = {} if self.learned is None else self.learned.weights
+        lengths = {name: len(features.get(name, ())) for name in weights}
+        if self.learned is None or lengths != {name: len(w) for name, w in weights.items()}:
+            return answer.signals
+        values = self.learned({name: features[name][None] for name in weights})
+        return answer.signals | {LEARNED: float(values[0])}
 
     def _reason(self, answered: bool, other: Sequence[str], value: float | None) -> str:
         if not answered:
@@ -454,6 +475,8 @@ class Calibration:
             table.add_row(name, *map(interval_text, signal))
         yield table
         yield Text(f"{self.recommendation}\n")
+        if self.learning:
+            yield Text(f"{self.learning}\n")
         guarantee = self.guarantee
         if guarantee.threshold is None:
             yield Text(

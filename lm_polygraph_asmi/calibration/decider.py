@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class Decider:
     """A model with a calibration, to decide on many answers: accept or abstain.
 
-    Decisions by MSP, perplexity or entropy run no masked pass; those by ASMI's scores are computed
-    with the score.
+    Decisions by MSP, perplexity, entropy or a learned score run no masked pass; those by ASMI's
+    scores are computed with the score.
 
     Args:
         model: as for `Scorer`; or a `Scorer`, which sets all settings.
@@ -98,9 +98,16 @@ class Decider:
         self, request: Request, prefix_cache: "PrefixCache | None" = None
     ) -> Decision:
         """`decide` of a request, with the keys and values of the row before."""
-        run = self.scorer.score_request if self.masked else self.scorer.read_request
-        with scoring_session(self.scorer.model):  # the model's state is read once
-            return self.of(run(request, prefix_cache))
+        scorer = self.scorer
+        with scoring_session(scorer.model):  # the model's state is read once
+            if self.masked:
+                return self.of(scorer.score_request(request, prefix_cache))
+            return self.of(scorer.read_request(request, prefix_cache, self.states))
+
+    @property
+    def states(self) -> bool:
+        """Whether the deciding signal needs hidden states."""
+        return SIGNALS[self.calibration.signal].states
 
     def of(self, answer: Any) -> Decision:
         """The decision on a `Score` or an `UnmaskedAnswer` of this scorer."""
@@ -136,7 +143,8 @@ class Decider:
         Each token is scored, so masked passes run whatever the signal.
 
         Raises:
-            ValueError: the calibration's scope is not "response", and its signal depends on it.
+            ValueError: the calibration's scope is not "response", and its signal depends on it; or
+                its signal is learned, which needs the finished answer.
 
         Example:
             >>> with decider.stream(prompt) as tokens:
@@ -144,6 +152,11 @@ class Decider:
             >>> isinstance(tokens, DecisionStream), tokens.decision.text == text
             (True, True)
         """
+        if self.states:
+            raise ValueError(
+                "a learned score needs the finished answer: use `decide`, or stream with the "
+                "scorer and then decide on the text"
+            )
         if self.masked:
             check_streamed({"scope": self.calibration.config.scope})
         return DecisionStream(self, parse_request(prompt))

@@ -14,6 +14,7 @@ from lm_polygraph_asmi.analysis.calibration import (
     reliability,
 )
 from lm_polygraph_asmi.analysis.labelled import Labelled
+from lm_polygraph_asmi.analysis.learned import Features, learned_threshold
 from lm_polygraph_asmi.analysis.risk_control import check_guarantee, risk_threshold
 from lm_polygraph_asmi.analysis.signals import (
     best_signal,
@@ -22,18 +23,27 @@ from lm_polygraph_asmi.analysis.signals import (
     recommendation,
 )
 from lm_polygraph_asmi.calibration.calibration import Calibration
-from lm_polygraph_asmi.scoring.signals import SIGNALS, TITLES
+from lm_polygraph_asmi.scoring.signals import LEARNED, SIGNALS, TITLES
 
 COMBINED = "combination"
 COMBINES = ("perplexity", "msp")
 """Signals combined with the score: few features, so that few answers suffice."""
 
 
-def check_signal(signal: str, risk: float, confidence: float) -> None:
-    """Raise ValueError unless a calibration can be asked for these."""
+def check_signal(signal: str, risk: float, confidence: float, run: bool = False) -> None:
+    """Raise ValueError unless a calibration can be asked for these.
+
+    Args:
+        run: of a finished run, which has no hidden states.
+    """
     if signal not in ("best", "score", *SIGNALS):
         raise ValueError(
             f"expected signal best, score or one of {', '.join(SIGNALS)}; got {signal!r}"
+        )
+    if run and signal == LEARNED:
+        raise ValueError(
+            "a finished run has no hidden states to learn from: write its prompts, answers and "
+            "labels as rows, and pass ROWS --model MODEL --signal learned"
         )
     check_guarantee(risk, confidence)
 
@@ -47,6 +57,7 @@ def fit(
     signal: str,
     method: str,
     name: str,
+    features: Features | None = None,
     **about: Any,
 ) -> Calibration:
     """Fit threshold and probability of error on answers that are not blank.
@@ -57,9 +68,11 @@ def fit(
         risk: largest error rate among accepted answers, in (0, 1).
         confidence: probability that the guarantee holds, over calibration samples.
         signal: key of a column; "score": that of `method`; "best": the signal with the highest
-            AUROC on the fifth of the clusters that fixes the thresholds.
+            AUROC on the fifth of the clusters that fixes the thresholds; "learned": see
+            `analysis.learned_threshold`, with the signals that need no masked pass.
         method: column of the score.
         name: of the calibration.
+        features: with the signal "learned", what it learns from, (n, width) by group.
         **about: other fields of `Calibration`.
 
     Raises:
@@ -68,15 +81,23 @@ def fit(
     wrong, clusters = answers.wrong, answers.clusters
     if wrong.all():
         raise ValueError(f"{name}: expected right and wrong answers, got {len(wrong)}, all wrong")
+    if signal == LEARNED:
+        simple = {kind: columns[kind] for kind in columns if not SIGNALS[kind].masked}
+        choice = learned_threshold(features or {}, simple, answers, risk, confidence)
+        columns = {**columns, choice.signal: choice.values}
+        signal, rule = choice.signal, choice.rule
+        about |= {"learned": choice.score, "learning": choice.learning}
     ordered = {method: columns[method], **columns}  # the score comes first, so that it wins ties
     decider = {"best": best_signal(ordered, answers), "score": method}.get(signal, signal)
     if decider not in columns:
         raise ValueError(f"expected a signal of {', '.join(columns)}; got {decider!r}")
     values = columns[decider]
+    if "learning" not in about:
+        rule = risk_threshold(values, wrong, clusters, risk, confidence)
     by_name = {TITLES[kind]: column for kind, column in columns.items()}
     try:
-        features = [columns[method], *(columns[kind] for kind in COMBINES)]
-        by_name[COMBINED] = combination(np.log1p(np.column_stack(features)), answers)
+        combined = [columns[method], *(columns[kind] for kind in COMBINES)]
+        by_name[COMBINED] = combination(np.log1p(np.column_stack(combined)), answers)
     except (ValueError, KeyError):
         pass  # too few wrong or right answers for its folds, or a signal was not saved
     ranked = rank_signals(by_name, answers)
@@ -92,7 +113,7 @@ def fit(
     return Calibration(
         name=name,
         signal=decider,
-        guarantee=risk_threshold(values, wrong, clusters, risk, confidence),
+        guarantee=rule,
         values=np.sort(values).tolist(),
         error_steps=calibrate(values, wrong),
         brier=held_out_brier(values, answers),

@@ -40,7 +40,7 @@ def calibrate_run(
         scorer: with the run's settings; scores answers spread over the run again, and must get the
             saved scores, since a run does not record its weights. None: nothing is checked, and
             decisions compare the model's name and settings, not its weights.
-        risk, confidence, signal: as for `calibrate_rows`.
+        risk, confidence, signal: as for `calibrate_rows`; not "learned", which needs hidden states.
         metric: metric of the label, right from 0.5 on; None: AlignScore, or the run's first.
         **settings: without a scorer: of the score, such as `method="asmi"`; those left out are the
             run's, of several methods Sem-ASMI's.
@@ -55,7 +55,7 @@ def calibrate_run(
         >>> run.n, run.label_source
         (60, 'AlignScore')
     """
-    check_signal(signal, risk, confidence)
+    check_signal(signal, risk, confidence, run=True)
     if scorer is not None:
         settings = {n: getattr(scorer.config, n) for n in ("method", "depth", "aggregation")}
     group, method = scored_group(path, metric, **settings)

@@ -61,7 +61,7 @@ def _options() -> list[click.Parameter]:
     default="best",
     show_default=True,
     help="Score to threshold: best (selected on a fifth of the clusters), score, asmi, sem, adapt, "
-    "msp, perplexity or entropy.",
+    "msp, perplexity, entropy, or learned (from two fifths of the labels, where it ranks better).",
 )
 @click.option("--right-from", type=float, help="Lowest quality of a correct answer; default: 0.5.")
 @click.option(
@@ -118,9 +118,9 @@ def calibrate(
     try:
         for file in filter(None, (out, reliability)):
             check_writable(file)
-        for name, value in (("risk", risk), ("confidence", confidence)):
-            if not 0 < value < 1:
-                raise ValueError(f"expected {name} between 0 and 1 (exclusive), got {value}")
+        from lm_polygraph_asmi.calibration.fit import check_signal
+
+        check_signal(signal, risk, confidence, run is not None)
         check_new(out)
         from lm_polygraph_asmi.calibration.labels import labels_of
         from lm_polygraph_asmi.calibration.run import calibrate_run, scored_group

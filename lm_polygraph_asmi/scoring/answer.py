@@ -1,7 +1,10 @@
 """An answer under the unmasked model alone."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from lm_polygraph_asmi.scoring.provenance import compared
 
@@ -13,6 +16,7 @@ class UnmaskedAnswer:
     Attributes:
         signals: MSP, perplexity and entropy, nats; higher = more uncertain, as `Score.signals`.
         ids: token ids, the end included.
+        features: what a learned score reads, group -> (width,); empty if states were not read.
         prompt, answer, scored_text, settings, model, warnings, content_end, ending, answered,
             prompt_tokens, counted: as of `Score`.
 
@@ -37,6 +41,7 @@ class UnmaskedAnswer:
     ending: str
     answered: bool
     prompt_tokens: int
+    features: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def compared_settings(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from lm_polygraph_asmi.analysis.learned import free_features
 from lm_polygraph_asmi.config import STREAMED, ASMIConfig
 from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.host.model import causal_model, is_host_model
@@ -234,6 +235,11 @@ class Scorer:
         shares = (self.config.attention or attention_of(self.model)) in MASKABLE
         return Engine(self.config.replace(scope="response")) if shares else self.engine
 
+    @cached_property
+    def state_engine(self) -> Engine:
+        """`unmasked_engine` that also reads hidden states."""
+        return Engine(self.unmasked_engine.config, states=True)
+
     @property
     def identity(self) -> dict[str, Any]:
         """Everything that a score depends on, except prompt, answer and samples."""
@@ -270,11 +276,19 @@ class Scorer:
         return self.read_request(parse_request(prompt, answer))
 
     def read_request(
-        self, request: Request, prefix_cache: PrefixCache | None = None
+        self, request: Request, prefix_cache: PrefixCache | None = None, states: bool = False
     ) -> UnmaskedAnswer:
-        """`read` of a request, with the keys and values of the row before."""
+        """`read` of a request, with the keys and values of the row before.
+
+        Args:
+            states: also `features`, which need hidden states.
+
+        Raises:
+            ValueError: as `score`; or states of a model that has none to read.
+        """
         request, prompt_ids = self.prepared(request)
-        prefix_cache, engine = prefix_cache or PrefixCache(), self.unmasked_engine
+        prefix_cache = prefix_cache or PrefixCache()
+        engine = self.state_engine if states else self.unmasked_engine
         # One session: the model's state is read once, which takes longer than a short answer's
         # last layer.
         with scoring_session(self.model), restored_config(self.model):
@@ -283,8 +297,23 @@ class Scorer:
             settings = self.engine.settings(self.model).to_dict()
         counted = self._counted(ids)
         described, _ = self._described(request.noted(differences), prompt_ids, ids, settings)
-        signals = unmasked_signals(*(stats[n][:counted] for n in ("log_likelihood", "entropy")))
-        return UnmaskedAnswer(signals=signals, ids=tuple(ids), counted=counted, **described)
+        tokens = {name: values[:counted] for name, values in stats.items()}
+        features = {}
+        if states:
+            hidden = tokens.pop("hidden")
+            features = {
+                "free": free_features(**tokens, prompt_tokens=len(prompt_ids)),
+                "hidden mean": hidden.mean(0),
+                "hidden last": hidden[-1],
+            }
+            described["settings"]["hidden_width"] = hidden.shape[1]
+        return UnmaskedAnswer(
+            signals=unmasked_signals(**tokens),
+            ids=tuple(ids),
+            counted=counted,
+            features=features,
+            **described,
+        )
 
     def prepared(self, request: Request) -> tuple[Request, Int[Tensor, " P"]]:
         """The request as the model gets it, with warnings about its texts; the prompt's ids."""

@@ -18,25 +18,32 @@ class Signal(NamedTuple):
     Attributes:
         title: its name in sentences.
         masked: whether it needs masked passes; else the unmasked pass is enough.
+        states: whether it needs the hidden states of the unmasked pass, after the masked layer.
     """
 
     title: str
     masked: bool
+    states: bool = False
 
     @property
     def settings(self) -> tuple[str, ...]:
         """Names of the settings that it depends on."""
         names = ASMIConfig.names("masks", "score") if self.masked else UNMASKED_SETTINGS
-        return (*names, *(("layer", "samples") if self.masked else ()))
+        if self.masked:
+            return (*names, "layer", "samples")
+        return (*names, *(("depth", "layer", "hidden_width") if self.states else ()))
 
 
 UNMASKED_SETTINGS = ("closing_token", "stop", "special_tokens")
 """Settings that decide which tokens an answer has, and which of them count."""
+LEARNED = "learned"
+"""Name of the signal that a calibration learns."""
 SIGNALS = {
     **{method: Signal(title, masked=True) for method, title in METHODS.items()},
     "msp": Signal("MSP", masked=False),
     "perplexity": Signal("perplexity", masked=False),
     "entropy": Signal("entropy", masked=False),
+    LEARNED: Signal("learned score", masked=False, states=True),
 }
 """Name in settings -> signal."""
 TITLES = {name: signal.title for name, signal in SIGNALS.items()}

@@ -14,11 +14,11 @@ import pytest
 from click.testing import CliRunner
 
 from lm_polygraph_asmi.adapters.contract import Assessment, open_scorer, scorer_of
-from lm_polygraph_asmi.calibration import Decider, calibrate_rows
+from lm_polygraph_asmi.calibration import Calibration, Decider, calibrate_rows
 from lm_polygraph_asmi.commands import main
 from tests.adapters.bad_requests import bad_requests
 from tests.adapters.conftest import SETTINGS, serving
-from tests.calibration.conftest import labelled
+from tests.calibration.conftest import labelled, limited
 
 openai = pytest.importorskip("openai")
 pytest.importorskip("prometheus_client")
@@ -330,6 +330,20 @@ def test_decisions_of_a_calibration_run(folder, calibrated):
     assert (written["decision"], undecided["decision"]) == (None, None)
     assert "answers complete there, cut off after 8 tokens here" in written["reason"]
     assert "settings differ from the calibration (stop" in undecided["reason"]
+
+
+def test_a_stream_ends_in_the_decision_of_a_learned_score(folder, calibrated):
+    learned = limited(Calibration.load(calibrated), 1e9, "learned")
+    own = open_scorer(str(folder), calibration=learned, seeded_by="prompt", max_new_tokens=4)
+    with serving(own) as address:
+        client = openai.OpenAI(base_url=f"http://{address}/v1", api_key="none")
+        asked = {"model": "tiny", "prompt": PROMPT, "max_tokens": 4}
+        *_, last = client.completions.create(**asked, stream=True)
+        whole = client.completions.create(**asked)
+    assert whole.asmi["signal"] == "learned score"
+    for name in ("decision", "reason", "signal"):
+        assert last.asmi[name] == whole.asmi[name]
+    assert last.asmi["value"] == pytest.approx(whole.asmi["value"], rel=1e-3)
 
 
 @pytest.mark.parametrize("with_run", [True, False])

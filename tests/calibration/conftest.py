@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from lm_polygraph_asmi.analysis import LearnedScore
 from lm_polygraph_asmi.calibration import calibrate_rows
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from tests.scoring.conftest import PROMPT, model, tokenizer  # noqa: F401 - fixtures
@@ -38,14 +39,19 @@ def calibration(scorer):
     return calibrate_rows(labelled(), scorer, 0.4, 0.8, signal="perplexity", resamples=50)
 
 
+LEARNED_SCORE = LearnedScore({"free": [0.1] * 11, "hidden last": [0.01] * 32}, 0.5)
+
+
 def limited(calibration, threshold, signal=None):
-    """The calibration with another threshold, and perhaps another signal."""
+    """The calibration with another threshold, and perhaps another signal, learned or not."""
     known = {"threshold": threshold, "coverage": 0.5, "error_rate": 0.1}
     if threshold is None:
         known = {"threshold": None, "coverage": 0.0, "error_rate": None}
     return replace(
         calibration,
         signal=signal or calibration.signal,
+        learned=LEARNED_SCORE if signal == "learned" else None,
+        signals=calibration.signals | {"learned score": calibration.signals["MSP"]},
         guarantee=replace(calibration.guarantee, **known),
     )
 

@@ -51,13 +51,13 @@ def test_unmasked_signals_are_those_of_the_score(scope, closing):
 
 
 @pytest.mark.usefixtures("no_masks")
-@pytest.mark.parametrize("signal", FREE)
+@pytest.mark.parametrize("signal", [*FREE, "learned"])
 def test_no_masked_pass_where_none_is_needed(model, tokenizer, calibration, signal):
     decider = Decider(model, limited(calibration, 1e9, signal), tokenizer=tokenizer)
     for answer in (" Brask", None):
         one = decider.decide(PROMPT, answer)
         assert (one.score, one.signal) == (None, signal)
-        assert set(one.signals) == set(FREE)
+        assert set(one.signals) == {*FREE, signal}
     assert decider.decide(PROMPT, " Brask").accept is True
 
 
@@ -124,7 +124,7 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("signal", ["msp", "sem"])
+@pytest.mark.parametrize("signal", ["msp", "sem", "learned"])
 def test_many_rows_in_each_form(model, tokenizer, calibration, signal, tmp_path):
     decider = Decider(
         model, limited(calibration, 1e9, signal), tokenizer=tokenizer, max_new_tokens=3,
@@ -144,7 +144,7 @@ def test_many_rows_in_each_form(model, tokenizer, calibration, signal, tmp_path)
     ):
         assert accept == (one.result and one.result.accept)
         assert value == (one.result and pytest.approx(one.result.value, rel=1e-5))
-        assert (score is None) == (one.result is None or signal == "msp")
+        assert (score is None) == (one.result is None or signal != "sem")
     with pytest.raises(ValueError, match="would be overwritten"):
         score_batch(table, decider)
     rows = [Row(number, row) for number, row in enumerate(ROWS[:2])]

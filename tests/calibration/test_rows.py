@@ -308,7 +308,7 @@ def test_calibrate_by_command(folder):
         (("--run", folder, "--right-from", 0.3, *given), "--result-cache and --right-from need"),
         ((folder / "rows.jsonl", *given[2:]), "ROWS need the --model that answered them"),
         ((folder / "rows.jsonl", *given[:2], "--risk", 1.4, "--out", folder / "new.json"),
-         "expected risk between 0 and 1 (exclusive), got 1.4"),
+         "risk must lie strictly between 0 and 1, got 1.4"),
     ):  # fmt: skip
         code, said = run("calibrate", *own)
         assert code != 0

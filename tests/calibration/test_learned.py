@@ -1,0 +1,154 @@
+"""A learned score in a calibration: from labels to decisions, without a masked pass."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from lm_polygraph_asmi.calibration import Calibration, Decider, calibrate_rows, calibrate_run
+from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.scoring import engine
+from lm_polygraph_asmi.scoring.scorer import Scorer
+from tests.calibration.conftest import SETTINGS, WORDS, labelled
+from tests.scoring.conftest import PROMPT, ending_model
+
+RIGHT = WORDS[1::2]
+
+
+def tellable(n=100):
+    """Answers of one word, three times, which decides whether they are right; a cluster each."""
+    words = np.random.default_rng(0).choice(WORDS, n)
+    return [
+        {"prompt": f"Question {i}: {PROMPT}", "answer": f" {word}" * 3, "correct": word in RIGHT,
+         "cluster": i}
+        for i, word in enumerate(words.tolist())
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def learned(scorer):
+    return calibrate_rows(tellable(), scorer, 0.2, 0.8, signal="learned", resamples=50)
+
+
+@pytest.fixture
+def no_masks(monkeypatch):
+    """Masked passes fail."""
+    monkeypatch.setattr(engine, "run_subnetworks", lambda *_: pytest.fail("a masked pass was run"))
+
+
+@pytest.mark.usefixtures("no_masks")
+def test_from_labels_to_decisions(learned, scorer):
+    """Which clusters learned is unknown here; the others have the value of their decision."""
+    assert learned.signal == "learned"
+    assert learned.guarantee.share == 0.4
+    assert learned.learning in " ".join(str(learned).split())
+    assert "out of fold on the 40 of 100 clusters that learn; learned decides." in learned.learning
+    assert learned.guarantee.coverage > 0.3
+    outcomes = list(Decider(scorer, learned).decide_many(tellable()))
+    values = np.array([outcome.result.value for outcome in outcomes])
+    known = np.array(learned.values)
+    nearest = np.abs(values[:, None] - known).min(1)
+    assert (nearest < 1e-4 * np.abs(values).max()).sum() >= 60  # rounding of shared prefixes
+    accepted = [outcome.result.accept for outcome in outcomes]
+    assert accepted == [bool(value <= learned.guarantee.threshold) for value in values]
+    assert outcomes[0].result.signals["learned"] == values[0]
+    assert outcomes[0].result.reason.startswith(("Accept: learned", "Abstain: learned"))
+
+
+def test_a_saved_one_needs_no_scikit_learn(learned, tmp_path):
+    learned.save(tmp_path / "c.json")
+    assert Calibration.load(tmp_path / "c.json") == learned
+    code = (
+        "import sys; sys.modules['sklearn'] = None\n"
+        "from lm_polygraph_asmi.calibration import Calibration\n"
+        "saved = Calibration.load(sys.argv[1])\n"
+        "features = {name: [[1.0] * len(w)] for name, w in saved.learned.weights.items()}\n"
+        "print(saved.learned(features)[0], saved.error_probability(0.0).value)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "c.json")]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    expected = sum(map(sum, learned.learned.weights.values())) + learned.learned.intercept
+    assert float(shown[0]) == pytest.approx(expected)
+    assert float(shown[1]) == learned.error_probability(0.0).value
+    damaged = json.loads((tmp_path / "c.json").read_text())
+    damaged["learned"]["weights"]["free"][0] = None
+    (tmp_path / "d.json").write_text(json.dumps(damaged))
+    with pytest.raises(ValueError, match=r"not a saved calibration: learned\.weights\.free\.0"):
+        Calibration.load(tmp_path / "d.json")
+    with pytest.raises(ValueError, match="weights of a learned score exactly if it is the signal"):
+        replace(learned, learned=None)
+
+
+def test_own_answers_need_no_further_pass(monkeypatch):
+    """After the first, whose states are checked; their features are those of the same ids."""
+    scorer, runs = Scorer(ending_model(["\n"]), max_new_tokens=4, **SETTINGS), []
+    plain = engine.run_unmasked
+    monkeypatch.setattr(engine, "run_unmasked", lambda *a: runs.append(1) or plain(*a))
+    read = [
+        scorer.read_request(engine_request(prompt), states=True)
+        for prompt in (PROMPT, "Where?", "When was it?")
+    ]
+    assert len(runs) == 1
+    for own in read:
+        given = scorer.read_request(engine_request(own.prompt, list(own.ids)), states=True)
+        for name, values in own.features.items():
+            np.testing.assert_allclose(values, given.features[name], rtol=1e-3, atol=1e-4)
+    assert {name: len(values) for name, values in own.features.items()} == {
+        "free": 11, "hidden mean": 32, "hidden last": 32,
+    }  # fmt: skip
+
+
+def engine_request(prompt, answer=None):
+    from lm_polygraph_asmi.scoring.text import parse_request
+
+    return parse_request(prompt, answer)
+
+
+def test_what_has_no_decision_and_what_is_refused(learned, scorer, monkeypatch, tmp_path):
+    other = replace(learned, settings=learned.settings | {"hidden_width": 33})
+    reason = Decider(scorer, other).decide(PROMPT, " Brask").reason
+    assert "settings differ from the calibration (hidden_width 33 there, 32 here)" in reason
+    assert "is unknown: use `decide`" in learned_reason(learned, scorer)
+    with pytest.raises(ValueError, match=r"settings differ .* \(depth 0.6 there, 0.3 here\)"):
+        Decider(scorer.model, learned, tokenizer=scorer.tokenizer, depth=0.3)
+    with pytest.raises(ValueError, match="a learned score needs the finished answer"):
+        Decider(scorer, learned).stream(PROMPT)
+    with pytest.raises(ValueError, match="a finished run has no hidden states to learn from"):
+        calibrate_run("RUN", None, 0.3, signal="learned")
+    options = ("--risk", "0.3", "--signal", "learned", "--out", str(tmp_path / "c.json"))
+    said = CliRunner().invoke(main, ["calibrate", "--run", str(tmp_path), *options]).output
+    assert "a finished run has no hidden states" in " ".join(said.split())
+    read = scorer.state_engine.read
+    monkeypatch.setattr(
+        scorer.state_engine, "read", lambda *a: (s := read(*a)) | {"hidden": s["hidden"] * np.nan}
+    )
+    with pytest.raises(ValueError, match="row 1: hidden mean has values that are not finite"):
+        calibrate_rows(tellable(4), scorer, 0.2, signal="learned", resamples=20)
+
+
+def learned_reason(learned, scorer):
+    """Of an answer without hidden states."""
+    return Decider(scorer, learned).of(scorer.read(PROMPT, " Brask")).reason
+
+
+def test_a_simple_signal_that_ranks_as_well_decides(scorer):
+    rows = labelled(60)
+    likely = [scorer.read(row["prompt"], row["answer"]).signals["perplexity"] for row in rows]
+    rows = [
+        row | {"correct": value < np.median(likely), "cluster": i}
+        for i, (row, value) in enumerate(zip(rows, likely, strict=True))
+    ]
+    found = calibrate_rows(rows, scorer, 0.4, 0.8, signal="learned", resamples=50)
+    assert found.learned is None
+    assert found.learning.endswith(f"24 of 60 clusters that learn; {found.signal} decides.")
+    few = calibrate_rows(rows[:20], scorer, 0.4, 0.8, signal="learned", resamples=50)
+    assert few.learning.startswith("Nothing was learned: expected 10 clusters with wrong and 10")
+
+
+def test_best_never_learns(scorer):
+    found = calibrate_rows(tellable(), scorer, 0.2, 0.8, resamples=50)
+    assert (found.learned, found.learning) == (None, "")

@@ -42,13 +42,11 @@ def bench():
 
 
 @pytest.mark.slow
-def test_benchmark(bench, monkeypatch):
-    monkeypatch.setattr(bench, "matmul_rate", lambda *_: 1e9)  # seconds by itself
+def test_benchmark(bench):
     arguments = ["--model", "tiny", "--prompt-tokens", "20", "--repeats", "1"]
     shown = CliRunner().invoke(bench.main, arguments).output
     for contender in ("naive, 40 passes", "Algorithm 1, batched", "ours, response", "10 samples"):
         assert contender in shown
-    assert "of the measured matmul rate" in shown
     rows = [line.split("│") for line in shown.splitlines() if "│" in line]
     flops = {row[1].strip(): float(row[4]) for row in rows}
     naive, batched, exact, response = (

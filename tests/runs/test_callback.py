@@ -119,6 +119,18 @@ def test_a_fault_found_early_stops_the_run_before_the_model_is_loaded(run, tmp_p
     assert not manifest_path(tmp_path / "run" / "ue_manager_seed1").exists()
 
 
+def test_a_run_without_a_record_does_not_start(run, monkeypatch):
+    """Hydra only warns if a callback fails."""
+
+    def broken(*_):
+        raise RuntimeError("no such device")
+
+    monkeypatch.setattr("lm_polygraph_asmi.results.manifest.reset_peak_memory", broken)
+    expected = "its record failed with RuntimeError: no such device"
+    with pytest.raises(SystemExit, match=expected):
+        run("data.limit=2")
+
+
 def test_a_model_that_cannot_be_reached(run, tmp_path):
     with pytest.raises(OSError, match=r"cannot load the model nowhere/at-all.*model\.path"):
         run("model.path=nowhere/at-all")

@@ -2,14 +2,13 @@
 
     python scripts/simulate_guarantee.py docs/concepts
 
-writes gate-simulations.csv, group-simulations.csv and labels-simulations.csv into the folder.
+writes gate-simulations.csv and group-simulations.csv into the folder.
 Shares are in %.
 
 - Gate: looks after every new cluster, as many clusters as in the calibration. At the risk exactly,
   any look may give `violated` in 5 %, `holds` in 100 % - confidence. Drift: the log-odds of an
   error rise by 1, with the threshold whose risk was exact.
 - Groups: three with other error rates; violated: any threshold's risk is above the bound.
-- Labels: calibrations without a threshold; how often the simulated number of labels gives one.
 """
 
 from collections.abc import Callable
@@ -20,7 +19,7 @@ import click
 import numpy as np
 import pandas as pd
 
-from lm_polygraph_asmi.analysis import risk_threshold, risk_thresholds
+from lm_polygraph_asmi.analysis import risk_thresholds
 from lm_polygraph_asmi.analysis.gate import LEVEL, SMALL_BETS
 from lm_polygraph_asmi.analysis.risk_control import BETS
 
@@ -117,7 +116,6 @@ def group_case(
             group.ravel().tolist(),
             risk,
             confidence,
-            estimate=False,
         )
         limits = {n: r.threshold for n, r in rules.items() if r.threshold is not None}
         broken += any(truths[name].risk(limit) > risk for name, limit in limits.items())
@@ -129,40 +127,9 @@ def group_case(
     }  # fmt: skip
 
 
-def labels_case(
-    clusters: int, size: int, risk: float, confidence: float, draws: int, **kind: float
-) -> dict[str, float]:
-    """One line of labels-simulations.csv."""
-    rng, labels, passed = np.random.default_rng(5), [], 0
-    for _ in range(draws):
-        score, wrong = answers(rng, clusters, size, **kind)
-        keys = np.repeat(np.arange(clusters), size).astype(str).tolist()
-        rule = risk_threshold(score.ravel(), wrong.ravel(), keys, risk, confidence)
-        if rule.threshold is not None:
-            continue
-        labels.append(rule.answers_needed or np.nan)
-        if rule.answers_needed:
-            more = -(-rule.answers_needed // size)
-            score, wrong = answers(rng, more, size, **kind)
-            keys = np.repeat(np.arange(more), size).astype(str).tolist()
-            again = risk_threshold(
-                score.ravel(), wrong.ravel(), keys, risk, confidence, estimate=False
-            )
-            passed += again.threshold is not None
-    numbers = np.array(labels)[np.isfinite(labels)]
-    return {
-        "clusters": clusters, "answers per cluster": size, "risk, %": 100 * risk,
-        "confidence, %": 100 * confidence, "calibrations without a threshold": len(labels),
-        "with a number of labels": len(numbers),
-        "median number": float(np.median(numbers)) if len(numbers) else np.nan,
-        "it sufficed, %": 100 * passed / len(numbers) if len(numbers) else np.nan,
-    }  # fmt: skip
-
-
 TABLES: dict[str, tuple[Callable[..., dict[str, float]], list[tuple[int, int]], int]] = {
     "gate": (gate_case, SHAPES, 400),
     "group": (group_case, [(500, 1), (2000, 1), (250, 8), (400, 3)], 100),
-    "labels": (labels_case, [(60, 1), (100, 1), (200, 1), (60, 8), (125, 8)], 30),
 }
 """Name -> function of one case, shapes, draws."""
 

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lm_polygraph_asmi.analysis.clusters import (
-    FEW_CLUSTERS,
     SEED,
     binary,
     check_rows,
@@ -28,10 +27,6 @@ STRICTEST = 0.05
 STEPS = 39
 GRID_SHARE = 0.2
 """Share of the clusters that choose the thresholds to test; the rest test them."""
-TIMES = (1.5, 2, 3, 4, 6, 8)
-"""How many times as many labels are tried by simulation."""
-SIMULATED, MISSES = 40, 2
-"""Calibrations simulated for each, and how many may give no threshold."""
 BETS = np.linspace(0, 1, 51)[1:-1]
 """Stakes to average over, as shares of the largest stake that cannot lose everything."""
 
@@ -48,11 +43,7 @@ class RiskThreshold:
             share `risk` of accepted answers is wrong.
         base_rate: error rate of all answers.
         answers, clusters: numbers of them.
-        answers_needed: without a threshold, how many such answers gave one in 95 % of calibrations
-            simulated from these: of 1.5 to 8 times as many. None: none of these numbers, not
-            simulated, or a threshold.
         largest: most answers of a cluster; None: not recorded.
-        simulated: whether these numbers of labels were tried; not with fewer than 50 clusters.
         share: of the clusters, which chose the thresholds and did not test them.
     """
 
@@ -64,9 +55,7 @@ class RiskThreshold:
     base_rate: float
     answers: int
     clusters: int
-    answers_needed: int | None = None
     largest: int | None = None
-    simulated: bool = False
     share: float = GRID_SHARE
 
     @property
@@ -88,18 +77,6 @@ class RiskThreshold:
             )
         else:
             advice = ""
-            if self.clusters < FEW_CLUSTERS:
-                advice = f"; too few clusters ({self.clusters}) to estimate how many would suffice"
-            elif self.simulated and self.answers_needed is None:
-                advice = (
-                    f"; not even {TIMES[-1]} times as many such answers gave a threshold in 95% of "
-                    "simulated calibrations"
-                )
-            elif self.simulated:
-                advice = (
-                    f"; {self.answers_needed} such answers gave a threshold in 95% of simulated "
-                    "calibrations, an optimistic estimate"
-                )
             least = least_clusters(self.risk, self.confidence, self.single, self.share)
             if self.clusters < least:
                 kind = "answers" if self.single else "clusters"
@@ -131,7 +108,6 @@ def risk_threshold(
     risk: float,
     confidence: float,
     seed: int = SEED,
-    estimate: bool = True,
     share: float = GRID_SHARE,
 ) -> RiskThreshold:
     """The most lenient threshold with the risk guarantee.
@@ -149,7 +125,6 @@ def risk_threshold(
         risk: guaranteed upper bound on the error rate of accepted answers, in (0, 1).
         confidence: in (0, 1).
         seed: of the choice of clusters that choose the thresholds, and of the order of the others.
-        estimate: without a threshold, simulate how many labels would give one, which takes seconds.
         share: of the clusters that choose the thresholds: those of `fixing_rows`.
 
     Raises:
@@ -177,21 +152,16 @@ def risk_threshold(
     accepted_to = _search(score, errors, codes, risk, confidence, largest, seed, share)
     base = float(errors.mean())
     if accepted_to is None:
-        needed, simulated = None, estimate and total >= FEW_CLUSTERS
-        if simulated:
-            needed = _needed(score, errors, codes, risk, confidence, largest, seed, share)
         return RiskThreshold(
-            None, 0.0, None, risk, confidence, base, len(score), total, needed, largest, simulated,
-            share,
-        )  # fmt: skip
+            None, 0.0, None, risk, confidence, base, len(score), total, largest, share
+        )
     # Accepting all was tested, but answers above all scores in the sample were not.
     accepted_to = min(accepted_to, float(score.max()))
     kept = errors[score <= accepted_to]
     coverage, rate = len(kept) / len(score), float(kept.mean())
     return RiskThreshold(
-        accepted_to, coverage, rate, risk, confidence, base, len(score), total, None, largest,
-        share=share,
-    )  # fmt: skip
+        accepted_to, coverage, rate, risk, confidence, base, len(score), total, largest, share
+    )
 
 
 def risk_thresholds(
@@ -202,7 +172,6 @@ def risk_thresholds(
     risk: float,
     confidence: float,
     seed: int = SEED,
-    estimate: bool = True,
 ) -> dict[str, RiskThreshold]:
     """A threshold for each group of answers, such as a type of question.
 
@@ -212,7 +181,7 @@ def risk_thresholds(
     threshold needs `least_clusters` at its own confidence; abstain on its answers.
 
     Args:
-        scores, wrong, clusters, risk, seed, estimate: as in `risk_threshold`.
+        scores, wrong, clusters, risk, seed: as in `risk_threshold`.
         groups: (n,) name of each answer's group.
         confidence: of all guarantees together, in (0, 1).
 
@@ -256,11 +225,11 @@ def risk_thresholds(
         level = 1 - (1 - confidence) / (tested if enough else tested + 1)
         if enough:
             keys = np.asarray(clusters, dtype=str)[of].tolist()
-            rules[name] = risk_threshold(score[of], errors[of], keys, risk, level, seed, estimate)
+            rules[name] = risk_threshold(score[of], errors[of], keys, risk, level, seed)
         else:
             rules[name] = RiskThreshold(
                 None, 0.0, None, risk, level, float(errors[of].mean()), len(of), len(sizes[name]),
-                None, int(sizes[name].max()),
+                int(sizes[name].max()),
             )  # fmt: skip
     return rules
 
@@ -431,39 +400,3 @@ def _gains(
     sums = np.bincount(codes, keep * (errors - risk))
     stakes = BETS / ((1 - risk) * largest)  # the largest loss: all accepted and wrong
     return np.log1p(-stakes[:, None] * sums)
-
-
-def _needed(
-    score: np.ndarray,
-    errors: np.ndarray,
-    codes: np.ndarray,
-    risk: float,
-    confidence: float,
-    largest: int,
-    seed: int,
-    share: float,
-) -> int | None:
-    """How many such answers gave a threshold in 95 % of simulated calibrations, if any number did.
-
-    Each draws whole clusters with replacement.
-    """
-    sums = [_gains(score <= t, errors, codes, risk, largest).sum(1) for t in _thresholds(score)]
-    if np.max(sums) <= 0:  # on these answers themselves, no threshold keeps the risk
-        return None
-    rng = np.random.default_rng(seed)
-    order = np.argsort(codes, kind="stable")
-    rows = np.split(order, np.cumsum(np.bincount(codes))[:-1])
-    for times in TIMES:
-        clusters, misses = int(np.ceil(times * len(rows))), 0
-        for _ in range(SIMULATED):
-            drawn = [rows[number] for number in rng.integers(len(rows), size=clusters)]
-            of = np.concatenate(drawn)
-            own_codes = np.repeat(np.arange(clusters), [len(cluster) for cluster in drawn])
-            split = int(rng.integers(2**31))
-            columns = score[of], errors[of], own_codes
-            misses += _search(*columns, risk, confidence, largest, split, share) is None
-            if misses > MISSES:
-                break
-        else:
-            return int(np.ceil(times * len(score)))
-    return None

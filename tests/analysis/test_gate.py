@@ -17,7 +17,7 @@ from tests.analysis.simulation import keys
 
 def guaranteed(risk=0.1, confidence=0.9, coverage=0.8, clusters=500, largest=1):
     return RiskThreshold(
-        0.3, coverage, 0.04, risk, confidence, 0.2, clusters * largest, clusters, None, largest
+        0.3, coverage, 0.04, risk, confidence, 0.2, clusters * largest, clusters, largest
     )
 
 

@@ -11,7 +11,7 @@ from tests.analysis.simulation import keys, monte_carlo_error
 @pytest.mark.parametrize("size", [1, 3])
 def test_looks_are_those_of_the_gate(size):
     score, wrong = answers(np.random.default_rng(0), 40, size)
-    guarantee = RiskThreshold(0.5, 0.7, 0.1, 0.2, 0.9, 0.4, 100 * size, 100, None, size)
+    guarantee = RiskThreshold(0.5, 0.7, 0.1, 0.2, 0.9, 0.4, 100 * size, 100, size)
     new = Labelled(wrong.ravel(), keys(40, size))
     gate = risk_gate(guarantee, score.ravel() <= 0.5, new)
     for above, p_value in ((True, gate.p_violated), (False, gate.p_holds)):

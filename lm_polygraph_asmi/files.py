@@ -115,7 +115,7 @@ def _check_strict(value: Any, path: str = "", depth: int = 0) -> None:
         if not math.isfinite(value):
             raise ValueError(
                 f"{at}expected a finite number, got {float(value)!r}, which JSON does not have: "
-                "write null, or leave it out"
+                "write null, or remove the row if it is its label"
             )
     elif isinstance(value, str):
         if not value.isascii():

@@ -229,7 +229,6 @@ def learned_threshold(
     answers: Labelled,
     risk: float,
     confidence: float,
-    estimate: bool = True,
     fit: Learner = fit_score,
 ) -> LearnedThreshold:
     """The most lenient threshold with a risk guarantee, on a learned score if it ranks better.
@@ -244,7 +243,6 @@ def learned_threshold(
         simple: name -> (n,) signals to choose from besides, higher = more uncertain.
         answers: their correctness labels and clusters.
         risk, confidence: of the guarantee, in (0, 1).
-        estimate: as in `risk_threshold`.
         fit: as in `out_of_fold`.
 
     Returns:
@@ -296,6 +294,6 @@ def learned_threshold(
         )
     rule = risk_threshold(
         columns[signal], answers.wrong, answers.clusters, risk, confidence, answers.seed,
-        estimate, LEARNING_SHARE,
+        LEARNING_SHARE,
     )  # fmt: skip
     return LearnedThreshold(signal, score, columns[signal], rule, ranks, gain, sentence)

@@ -6,6 +6,7 @@ the risk; the sequence stops at the first that cannot be rejected, and the thres
 used. Questions on one passage are not independent, so the test uses sums by cluster.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -88,7 +89,7 @@ class RiskThreshold:
         if self.unavoidable:
             sentence += (
                 f". {self.base_rate:.0%} of all answers are wrong, so any score must reject "
-                f"{self.unavoidable:.0%}"
+                f"{math.ceil(100 * self.unavoidable - 1e-9)}%"
             )
         return sentence
 

@@ -129,7 +129,7 @@ def recommendation(
         >>> answers = Labelled([0, 1] * 30, range(60), resamples=100)
         >>> scores = {"good": [0.1, 0.9] * 30, "bad": [0.9, 0.1] * 30}
         >>> print(recommendation(rank_signals(scores, answers), scores, answers, "good"))
-        good ranks errors best here (PRR +1.00 [+1.00, +1.00]).
+        On all these answers, good ranks errors best (PRR +1.00 [+1.00, +1.00]).
     """
     if answers.too_few:
         return (
@@ -145,7 +145,7 @@ def recommendation(
             + "Do not sort or reject answers by them; label more answers."
         )
     best = max(ranking, key=lambda name: signals[name].prr.value)
-    sentence = f"{best} ranks errors best here (PRR {signals[best].prr})"
+    sentence = f"On all these answers, {best} ranks errors best (PRR {signals[best].prr})"
     if best == method:
         return f"{sentence}."
     pair = {name: scores[name] for name in (best, method)}

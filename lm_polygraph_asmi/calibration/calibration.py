@@ -226,8 +226,8 @@ class Calibration:
 
         Example:
             >>> decision = calibration.decide(scorer.read(prompt, " Edda Holm"))
-            >>> decision.accept, decision.reason[:28]  # a scorer does not hash the weights
-            (None, 'No decision: settings differ')
+            >>> decision.accept, decision.reason[:31]  # a scorer does not hash the weights
+            (None, 'No decision: this answer dif')
         """
         from lm_polygraph_asmi.scoring.result import Score
 
@@ -277,7 +277,7 @@ class Calibration:
         if not answered:
             return "No decision: the answer is empty."
         if other:
-            return f"No decision: settings differ from the calibration ({'; '.join(other)})."
+            return f"No decision: this answer differs from the calibration's ({'; '.join(other)})."
         if value is None:
             return f"No decision: {self.title} of this answer is unknown: use `decide`."
         limit = self.guarantee.threshold

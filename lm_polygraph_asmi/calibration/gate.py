@@ -20,6 +20,9 @@ def gate(
 ) -> tuple[RiskGate, tuple[GroupRisk, ...]]:
     """Whether newly labelled decisions support the calibration's guarantee or contradict it.
 
+    An answer without a decision (`accept` is null) counts as abstained. Labels of abstained answers
+    are not read, since the guarantee is over accepted ones.
+
     Args:
         rows: lines of `polygraph_asmi decide --out` with `correct` or `quality`; number is the row.
         by: field with the group of each row.
@@ -29,8 +32,9 @@ def gate(
         See `analysis.risk_gate` and, empty without `by`, `analysis.risk_by_group`.
 
     Raises:
-        ValueError: naming row and field: no decision, or one of another calibration; an answer that
-            the calibration has seen; an answer or id twice; no label; or no group.
+        ValueError: naming row and field: no saved decision, or one of another calibration; an
+            answer that the calibration has seen; an answer or id twice; an accepted answer without
+            a label; or no group.
     """
     rows, calibrated = list(rows), set(calibration.answer_digests)
     known: dict[str, int] = {}
@@ -43,13 +47,13 @@ def gate(
             if digest in calibrated:
                 raise ValueError('"answer": the calibration has seen it; label new answers')
             if (first := known.setdefault(digest, row.number)) != row.number:
-                raise ValueError(f'"answer": row {first} has the same prompt and answer')
+                raise ValueError(f'"answer": row {first} has the same prompt and answer: keep one')
             if (row_id := content.get("id")) is not None:
                 first = known.setdefault(f"id {row_id!r}", row.number)
                 if first != row.number:
-                    raise ValueError(f'"id": row {first} has {row_id!r}, too')
-            wrong.append(is_wrong(content, right_from))
-            accepted.append(content["accept"])
+                    raise ValueError(f'"id": row {first} has {row_id!r}, too: label it once')
+            accepted.append(bool(content["accept"]))
+            wrong.append(accepted[-1] and is_wrong(content, right_from))
             if by is not None:
                 groups.append(_group(content.get(by), by))
         except ValueError as error:
@@ -86,13 +90,13 @@ def _check(row: Row, calibration: Calibration) -> None:
             )
     if line["digest"] != Decision.digest(line):
         raise ValueError('"digest": the row was changed after its decision: decide again')
-    if line["accept"] is None:
-        raise ValueError(f'"accept" is null ({line.get("reason")}): leave the row out')
-    if not isinstance(line["accept"], bool):
-        raise ValueError(f'"accept": expected true or false, got {line["accept"]!r}')
+    if line["accept"] not in (True, False, None):
+        raise ValueError(f'"accept": expected true, false or null, got {line["accept"]!r}')
 
 
 def _group(value: Any, by: str) -> str:
     if value is None or isinstance(value, list | dict):
-        raise ValueError(f'"{by}": expected one text, number or truth value, got {value!r}')
+        raise ValueError(
+            f'"{by}": expected one text, number or truth value in every row, got {value!r}'
+        )
     return str(value)

@@ -27,14 +27,19 @@ def is_wrong(content: Mapping[str, Any], right_from: float = RIGHT) -> bool:
     """
     labels = [name for name in ("correct", "quality") if content.get(name) is not None]
     if len(labels) != 1:
+        empty = [f'"{name}": null' for name in ("correct", "quality") if name in content]
         raise ValueError(
             'expected "correct" (true or false) or "quality" (a number), got '
-            f"{labels or f'neither: {describe_fields(content)}'}"
+            f"{labels or empty or f'neither: {describe_fields(content)}'}: label the answer, or "
+            "remove the row"
         )
     value = content[labels[0]]
     if labels == ["correct"]:
         if value not in (True, False):  # 1 and 0 pass
-            raise ValueError(f"expected correct to be true or false, got {value!r}")
+            raise ValueError(
+                f'"correct": expected true or false, got {value!r}: write true or false without '
+                "quotes in every row"
+            )
         return not value
     check_number("quality", value)
     return bool(value < right_from)

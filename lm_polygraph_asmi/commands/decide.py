@@ -1,5 +1,6 @@
 """`polygraph_asmi decide`: accept answers or abstain, by a calibration."""
 
+from copy import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -10,18 +11,27 @@ if TYPE_CHECKING:
     from lm_polygraph_asmi.calibration.calibration import Calibration
     from lm_polygraph_asmi.scoring.many import Rows
 
+
+def _without_default(option: click.Parameter) -> click.Parameter:
+    """The option of `score`, whose help then names no default: that is the calibration's."""
+    option = copy(option)
+    if isinstance(option, click.Option):
+        option.show_default = False
+    return option
+
+
 COUNTED = {True: "accepted", False: "abstained", None: "without a decision"}
 
 
 @click.command(
-    params=[option for option in score.params if option.name != "calibration"],
+    params=[_without_default(option) for option in score.params if option.name != "calibration"],
     short_help="Accept answers or abstain, by a calibration.",
 )
 @click.option(
     "--calibration",
     required=True,
     type=click.Path(exists=True),
-    help="JSON file that `polygraph_asmi calibrate` wrote. Options left out are its.",
+    help="JSON file that `polygraph_asmi calibrate` wrote. Options left out have its values.",
 )
 def decide(calibration: str, **options: Any) -> None:
     """Accept answers to the prompts in ROWS_FILE, or abstain.

@@ -22,9 +22,10 @@ def gate(
     """Test the guarantee of CALIBRATION on new decisions with labels.
 
     LABELLED are files of `decide --out` whose rows also have `correct` (true or false) or
-    `quality`. Rows of several files are numbered on, as in one file.
+    `quality`; abstained ones need no label. Rows of several files are numbered on, as in one file.
 
-    Exit status: 0 holds, 3 violated, 4 inconclusive.
+    Exit status: 0 holds, 3 violated, 4 inconclusive; 1 and 2 are errors. Groups and a fallen
+    accepted share do not change it.
     """
     try:
         from lm_polygraph_asmi.calibration.calibration import Calibration
@@ -47,6 +48,8 @@ def gate(
         click.echo(to_json(content | {"groups": [vars(group) for group in groups]}))
     else:
         click.echo(result)
+        if undecided := sum(row.content.get("accept") is None for row in rows):
+            click.echo(f"{undecided} of the answers had no decision; they count as abstained.")
         for group in groups:
             click.echo(f"{group.group}: {group}")
     sys.exit(STATUS[result.outcome])

@@ -17,9 +17,16 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 import pandas as pd
+<<<<<<< HEAD
 from evidence import TABLES, Table, digest_of, p_text, record, table, write_tables
+=======
+from evidence import TABLES, Table, digest_of, free_features, p_text, record, table, write_tables
+from profiles import FOLDS, folds_of
+from scipy.special import expit
+>>>>>>> b257c6b (Both scopes on random rows: tables, pages and README say what came out; the gate reads what decide writes; gotchas have a page)
 from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
 from sklearn.preprocessing import QuantileTransformer
 from statsmodels.stats.multitest import multipletests
 
@@ -349,11 +356,14 @@ def make_tables() -> dict[str, Table]:
             for pair, gain, adjusted in zip(pairs, each, holm, strict=True):
                 rows, wrong = pair.rows, pair.rows.wrong(label)
                 prr = [normalised_prr(score, 1.0 - wrong) for score in (pair.first, pair.second)]
+                loss = [log_loss(wrong, expit(score)) for score in (pair.first, pair.second)]
+                raw = name.startswith(("P3a", "P3b"))  # no probabilities
                 settings.append(
                     [SETTINGS[rows.name], name, label,
                      f"{len(wrong)} / {len(set(rows.clusters))}", str(int(wrong.sum())),
                      f"{gain.first:.3f}", f"{gain.second:.3f}", three(gain.difference),
-                     p_text(float(adjusted)), f"{prr[1] - prr[0]:+.3f}".replace("-", "−")]
+                     p_text(float(adjusted)), f"{prr[1] - prr[0]:+.3f}".replace("-", "−"),
+                     "" if raw else f"{loss[1] - loss[0]:+.3f}".replace("-", "−")]
                 )  # fmt: skip
     return {
         "fresh means": table(
@@ -362,7 +372,8 @@ def make_tables() -> dict[str, Table]:
         ),
         "fresh settings": table(
             ["setting", "comparison", "correctness label", "answers / clusters", "wrong",
-             "AUROC, first", "second", "difference", "p (Holm)", "difference of PRR"], settings,
+             "AUROC, first", "second", "difference", "p (Holm)", "difference of PRR",
+             "of log loss"], settings,
         ),
         "fresh permuted": permuted(),
     }  # fmt: skip

@@ -75,8 +75,7 @@ def test_the_guarantee_holds(fit):
     for draw in range(draws):
         some, shown, labels = answers(np.random.default_rng(draw), 300)
         found = learned_threshold(
-            some, shown, Labelled(labels, keys(300, 1), resamples=20, seed=draw), 0.25, 0.9, False,
-            fit,
+            some, shown, Labelled(labels, keys(300, 1), resamples=20, seed=draw), 0.25, 0.9, fit
         )  # fmt: skip
         if found.rule.threshold is not None:
             column = found.score(features) if found.score else simple[found.signal]

@@ -16,7 +16,7 @@ def said(own: str, /, **scores: np.ndarray) -> str:
 
 def test_ones_own_signal_beside_the_best():
     best = WRONG + 0.01 * NOISE
-    assert said("own", own=best).startswith("own ranks errors best here")
+    assert said("own", own=best).startswith("On all these answers, own ranks errors best")
     reversed_ = said("own", best=best, own=-best)
     assert "better than own" in reversed_
     assert reversed_.endswith("which has negative PRR.")

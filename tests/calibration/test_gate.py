@@ -58,7 +58,7 @@ def test_outcomes_and_exit_status(limit, tmp_path, n, wrong, outcome, status):
         ({"threshold": 2.0}, 'row 2: "threshold" is 2.0'),
         ({"calibration": "other"}, 'row 2: "calibration" is'),
         ({"answer": " y"}, 'row 2: "digest"'),
-        ({"correct": 0.5}, "row 2: expected correct to be true or false"),
+        ({"correct": 0.5}, 'row 2: "correct": expected true or false'),
         ({"correct": None, "quality": float("nan")}, "row 2: quality must be a number"),
         ({"correct": None}, 'row 2: expected "correct"'),
         ({"id": 0}, 'row 2: "id": row 1 has 0, too'),
@@ -71,7 +71,7 @@ def test_rows_that_do_not_fit(limit, change, message):
         gate(limit, [Row(1, first), Row(2, second | change)], by="kind")
 
 
-def test_rows_without_a_decision_and_answers_seen_before(limit):
+def test_rows_without_a_decision_and_answers_seen_before(limit, tmp_path):
     first, second = decided(limit, 2)
     with pytest.raises(ValueError, match='row 2: no field "accept"'):
         gate(limit, [Row(1, first), Row(2, {"prompt": "p", "answer": "a", "correct": True})])
@@ -83,8 +83,18 @@ def test_rows_without_a_decision_and_answers_seen_before(limit):
         gate(limit, [Row(1, first), Row(2, known)])
     undecided = second | {"accept": None, "reason": "It answered nothing."}
     undecided["digest"] = Decision.digest(undecided)
-    with pytest.raises(ValueError, match='row 2: "accept" is null'):
-        gate(limit, [Row(1, first), Row(2, undecided)])
+    abstained = first | {"accept": False, "prompt": "third", "id": 3, "cluster": 3}
+    abstained["digest"] = Decision.digest(abstained)
+    del abstained["correct"], undecided["correct"]  # only accepted answers need a label
+    rows = [Row(1, first), Row(2, undecided), Row(3, abstained)]
+    result, _ = gate(limit, rows)
+    assert (result.answers, result.accepted, result.errors) == (3, 1, 0)
+    limit.save(tmp_path / "calibration.json")
+    lines = "".join(json.dumps(row.content) + "\n" for row in rows)
+    (tmp_path / "rows.jsonl").write_text(lines)
+    files = [str(tmp_path / name) for name in ("calibration.json", "rows.jsonl")]
+    ran = CliRunner().invoke(main, ["gate", *files])
+    assert "1 of the answers had no decision; they count as abstained." in ran.output
 
 
 def test_lines_that_decide_writes(calibration, model, tokenizer):  # noqa: F811

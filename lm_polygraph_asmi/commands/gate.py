@@ -48,8 +48,10 @@ def gate(
         click.echo(to_json(content | {"groups": [vars(group) for group in groups]}))
     else:
         click.echo(result)
-        if undecided := sum(row.content.get("accept") is None for row in rows):
-            click.echo(f"{undecided} of the answers had no decision; they count as abstained.")
+        if without_decision := sum(row.content.get("accept") is None for row in rows):
+            click.echo(
+                f"{without_decision} of the answers had no decision; they count as abstained."
+            )
         for group in groups:
             click.echo(f"{group.group}: {group}")
     sys.exit(STATUS[result.outcome])

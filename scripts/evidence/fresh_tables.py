@@ -17,13 +17,8 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 import pandas as pd
-<<<<<<< HEAD
 from evidence import TABLES, Table, digest_of, p_text, record, table, write_tables
-=======
-from evidence import TABLES, Table, digest_of, free_features, p_text, record, table, write_tables
-from profiles import FOLDS, folds_of
 from scipy.special import expit
->>>>>>> b257c6b (Both scopes on random rows: tables, pages and README say what came out; the gate reads what decide writes; gotchas have a page)
 from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss

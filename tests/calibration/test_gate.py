@@ -81,12 +81,12 @@ def test_rows_without_a_decision_and_answers_seen_before(limit, tmp_path):
     known["digest"] = Decision.digest(known)
     with pytest.raises(ValueError, match='row 2: "answer": the calibration has seen it'):
         gate(limit, [Row(1, first), Row(2, known)])
-    undecided = second | {"accept": None, "reason": "It answered nothing."}
-    undecided["digest"] = Decision.digest(undecided)
+    unclear = second | {"accept": None, "reason": "It answered nothing."}
+    unclear["digest"] = Decision.digest(unclear)
     abstained = first | {"accept": False, "prompt": "third", "id": 3, "cluster": 3}
     abstained["digest"] = Decision.digest(abstained)
-    del abstained["correct"], undecided["correct"]  # only accepted answers need a label
-    rows = [Row(1, first), Row(2, undecided), Row(3, abstained)]
+    del abstained["correct"], unclear["correct"]  # only accepted answers need a label
+    rows = [Row(1, first), Row(2, unclear), Row(3, abstained)]
     result, _ = gate(limit, rows)
     assert (result.answers, result.accepted, result.errors) == (3, 1, 0)
     limit.save(tmp_path / "calibration.json")

@@ -151,14 +151,14 @@ def ways(table: np.ndarray, wrong: np.ndarray, keys: list[str], risk: float) -> 
 
     def simple(confidence: float = CONFIDENCE) -> Rule:
         name = best_signal(columns, answers)
-        tested = risk_threshold(columns[name], wrong, keys, risk, confidence, estimate=False)
+        tested = risk_threshold(columns[name], wrong, keys, risk, confidence)
         return rule(tested, column(name))
 
     def halves() -> Rule:
         half = fixing_rows(keys, share=0.5)
         score, rest = fit_score({"x": table[half]}, wrong[half]), answers.take(~half)
         columns = score({"x": table[~half]}), rest.wrong, rest.clusters
-        return rule(risk_threshold(*columns, risk, CONFIDENCE, estimate=False), score)
+        return rule(risk_threshold(*columns, risk, CONFIDENCE), score)
 
     both = [rule for rule in (simple(0.95), learned(0.95)) if rule]
     learning = int(fixing_rows(keys, share=LEARNING_SHARE).sum())

@@ -227,7 +227,7 @@ class Calibration:
         Example:
             >>> decision = calibration.decide(scorer.read(prompt, " Edda Holm"))
             >>> decision.accept, decision.reason[:31]  # a scorer does not hash the weights
-            (None, 'No decision: this answer dif')
+            (None, 'No decision: this answer differ')
         """
         from lm_polygraph_asmi.scoring.result import Score
 

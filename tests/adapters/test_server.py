@@ -329,7 +329,7 @@ def test_decisions_of_a_calibration_run(folder, calibrated):
     assert {one["asmi"]["decision"] for one in found} == {"accept", "abstain"}
     assert (written["decision"], undecided["decision"]) == (None, None)
     assert "answers complete there, cut off after 8 tokens here" in written["reason"]
-    assert "settings differ from the calibration (stop" in undecided["reason"]
+    assert "differs from the calibration's (stop" in undecided["reason"]
 
 
 def test_a_stream_ends_in_the_decision_of_a_learned_score(folder, calibrated):

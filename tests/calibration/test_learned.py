@@ -111,7 +111,7 @@ def engine_request(prompt, answer=None):
 def test_what_has_no_decision_and_what_is_refused(learned, scorer, monkeypatch, tmp_path):
     other = replace(learned, settings=learned.settings | {"hidden_width": 33})
     reason = Decider(scorer, other).decide(PROMPT, " Brask").reason
-    assert "settings differ from the calibration (hidden_width 33 there, 32 here)" in reason
+    assert "differs from the calibration's (hidden_width 33 there, 32 here)" in reason
     assert "is unknown: use `decide`" in learned_reason(learned, scorer)
     with pytest.raises(ValueError, match=r"settings differ .* \(depth 0.6 there, 0.3 here\)"):
         Decider(scorer.model, learned, tokenizer=scorer.tokenizer, depth=0.3)

@@ -30,6 +30,13 @@ MASK_SAMPLERS = tuple(sorted((file.name for file in _FILES), key=lambda name: na
 AGGREGATIONS = ("mean", "sum", "max")
 GATE_TOKENS = ("last", "second_last")
 SPECIAL_TOKENS = ("control", "plain")
+STRUCTURE = {
+    "layers": "the module whose children are the decoder layers",
+    "projection": "inside a layer, the projection of the concatenated head outputs",
+    "final_norm": "the module between the last layer and the final states",
+    "lm_head": "the module that returns the logits",
+}
+"""Modules that the setting `structure` may name."""
 STREAMED = {"scope": "response", "seeded_by": "prompt"}
 """Settings that every streaming score has."""
 
@@ -183,6 +190,33 @@ def _stop(name: str, value: Any) -> None:
             raise ValueError(f"{name} must be text, got {half}: replace it")
 
 
+def module_paths(structure: str | Mapping[str, str] | None) -> dict[str, str]:
+    """Paths of the modules that the setting `structure` names, in the order of `STRUCTURE`.
+
+    Raises:
+        ValueError: not such a text or mapping, or another name.
+
+    Example:
+        >>> module_paths("projection=mixer.out, layers=decoder.blocks")
+        {'layers': 'decoder.blocks', 'projection': 'mixer.out'}
+    """
+    paths: Any = structure or {}
+    if isinstance(structure, str):
+        parts = [part.partition("=") for part in structure.split(",")]
+        paths = {name.strip(): path.strip() for name, _, path in parts}
+    valid = isinstance(paths, Mapping) and paths.keys() <= STRUCTURE.keys()
+    if not valid or not all(isinstance(path, str) and path for path in paths.values()):
+        raise ValueError(
+            f"structure names modules among {', '.join(STRUCTURE)}, as in "
+            f"'layers=model.blocks,projection=mixer.out', got {structure!r}"
+        )
+    return {name: paths[name] for name in STRUCTURE if name in paths}
+
+
+def _structure(_: str, value: Any) -> None:
+    module_paths(value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ASMIConfig:
     """The settings of a score. `to_dict` and `from_dict` convert to and from plain values.
@@ -237,6 +271,11 @@ class ASMIConfig:
     )  # fmt: skip
     aggregation: str = parameter(
         "mean", "How token scores become the answer's score; mean is the paper's.", AGGREGATIONS,
+    )  # fmt: skip
+    structure: str | None = parameter(
+        None, "Modules of a model whose structure is not found, by path: "
+        "layers=...,projection=...,final_norm=...,lm_head=..., any of them.", _or_none(_structure),
+        of="masks", shown=lambda _: "named modules",
     )  # fmt: skip
     # Of the engine's `Perturbation`: they tell runs of the perturbation controls from scores.
     perturbation: str = parameter(
@@ -302,6 +341,9 @@ class ASMIConfig:
                 check(name, value)
                 value = tuple(value)
             check(name, value)
+            if name == "structure" and value is not None:  # a text, whatever its order
+                paths = module_paths(value)
+                value = ",".join(f"{part}={path}" for part, path in paths.items()) or None
             # NumPy numbers become plain ones.
             object.__setattr__(self, name, getattr(value, "tolist", lambda v=value: v)())
 

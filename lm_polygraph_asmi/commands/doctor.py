@@ -1,12 +1,20 @@
-"""`polygraph_asmi doctor`: check a run before starting it."""
+"""`polygraph_asmi doctor`: check a run before starting it, or a model."""
+
+from typing import Any
 
 import click
 
 from lm_polygraph_asmi.files import to_json
+from lm_polygraph_asmi.options import given_settings, setting_options
 
 
-@click.command(short_help="Check a run before starting it.")
-@click.option("--config-name", required=True, help="Config of the run, as for polygraph_eval.")
+@click.command(short_help="Check a run before starting it, or a model.")
+@click.option("--config-name", help="Config of a run, as for polygraph_eval.")
+@click.option("--model", help="A model instead: folder, hub ID, or smollm2 (the demo's model).")
+@click.option("--gguf-file", help="With --model: GGUF file in the folder with the weights.")
+@click.option("--dtype", default="auto", show_default=True, help="With --model: its data type.")
+@click.option("--device-map", help="With --model: where to load it; auto uses GPUs, default: CPU.")
+@setting_options("depth", "structure", "max_new_tokens", "memory_budget")
 @click.option(
     "--config-dir", type=click.Path(exists=True, file_okay=False), help="Folder of your configs."
 )
@@ -19,16 +27,51 @@ from lm_polygraph_asmi.files import to_json
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.argument("overrides", nargs=-1)
 def doctor(
-    config_name: str, config_dir: str | None, run: bool, as_json: bool, overrides: tuple[str, ...]
+    config_name: str | None,
+    config_dir: str | None,
+    run: bool,
+    as_json: bool,
+    overrides: tuple[str, ...],
+    model: str | None,
+    gguf_file: str | None,
+    dtype: str,
+    device_map: str | None,
+    **settings: Any,
 ) -> None:
-    """Check whether a run will work and estimate its cost, before starting it.
+    """Check whether a run will work, or a model can be scored, and estimate the cost.
 
-    OVERRIDES are those of polygraph_eval, with one value each: one job of a sweep is checked. Exits
-    with status 1 if the run would fail.
+    OVERRIDES are those of polygraph_eval, with one value each: one job of a sweep is checked. With
+    --model, no data are needed: prints the modules that were found, runs the self-check in both
+    scopes with every attention implementation, and times one answer. Exits with status 1 if the
+    run or the model would fail.
     """
 
     from rich.console import Console
 
+    if (config_name is None) == (model is None):
+        raise click.UsageError("expected --config-name or --model, one of them")
+    if model is not None:
+        from lm_polygraph_asmi.config import ASMIConfig
+
+        if overrides:
+            raise click.UsageError(f"--model takes no overrides, got {' '.join(overrides)}")
+        try:
+            config = ASMIConfig().replace(**given_settings(settings))
+            from lm_polygraph_asmi.scoring.doctor import diagnose_model
+
+            with Console(stderr=True).status(f"Checking {model}"):
+                found = diagnose_model(
+                    model, model, config=config,
+                    gguf_file=gguf_file, dtype=dtype, device_map=device_map,
+                )  # fmt: skip
+        except ValueError as error:
+            raise click.ClickException(str(error)) from error
+        if as_json:
+            click.echo(to_json(found.to_dict(), indent=1))
+        else:
+            Console().print(found)
+        raise SystemExit(not found.works)
+    assert config_name is not None
     from lm_polygraph_asmi.runs.compose import compose_run
 
     try:

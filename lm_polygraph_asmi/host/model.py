@@ -9,7 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lm_polygraph_asmi.model import plain_model, structure_of
+from lm_polygraph_asmi.model import name_modules, plain_model, structure_of
 
 if TYPE_CHECKING:
     from lm_polygraph.utils.model import Model
@@ -24,8 +24,11 @@ def is_host_model(model: Any) -> "TypeGuard[Model]":
     return module is not None and isinstance(model, module.Model)
 
 
-def causal_model(model: "Model") -> PreTrainedModel:
+def causal_model(model: "Model", structure: str | None = None) -> PreTrainedModel:
     """The transformers model inside LM-Polygraph's `WhiteboxModel`.
+
+    Args:
+        structure: names of its modules, as in `ASMIConfig`; None: those that it has been given.
 
     Raises:
         TypeError: a black-box, encoder-decoder, visual or vLLM model, or one whose heads cannot be
@@ -39,6 +42,8 @@ def causal_model(model: "Model") -> PreTrainedModel:
             "encoder-decoder models give no access to them"
         )
     transformer = plain_model(model.model)
+    if structure is not None:
+        name_modules(transformer, structure)
     structure_of(transformer)
     return transformer
 

@@ -33,7 +33,7 @@ from lm_polygraph_asmi.model.readout import readout
 from lm_polygraph_asmi.model.responses import response_embeddings
 from lm_polygraph_asmi.model.session import attention_of, scoring_session
 from lm_polygraph_asmi.model.stepwise import StreamState, steps_of
-from lm_polygraph_asmi.model.structure import Structure, plain_model, structure_of
+from lm_polygraph_asmi.model.structure import Structure, name_modules, plain_model, structure_of
 from lm_polygraph_asmi.model.subnetworks import (
     Subnetworks,
     run_subnetworks,
@@ -62,6 +62,7 @@ __all__ = [
     "layer_at",
     "model_lock",
     "model_state",
+    "name_modules",
     "num_heads",
     "num_layers",
     "perturbed_layer",

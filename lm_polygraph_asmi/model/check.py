@@ -304,13 +304,19 @@ class StrategyChecked(NamedTuple):
     reused: Reused
 
 
-def strategies_seen_right(model: PreTrainedModel, scope: str) -> set[str]:
-    """Names of the strategies that passed for the model's current state, in a scope."""
+def strategies_seen_right(
+    model: PreTrainedModel, scope: str, attention: str | None = None
+) -> set[str]:
+    """Names of the strategies that passed for the model's current state, in a scope; with one
+    attention implementation, or any."""
     checks = model_cache(model).get("checks", {})
     return {
         key.strategy
-        for (key, _), record in checks.items()
-        if isinstance(key, StrategyChecked) and key.scope == scope and record.passed
+        for (key, used), record in checks.items()
+        if isinstance(key, StrategyChecked)
+        and key.scope == scope
+        and record.passed
+        and attention in (None, used)
     }
 
 

@@ -15,13 +15,17 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from lm_polygraph_asmi.config import target_layer as target_layer
-from lm_polygraph_asmi.model.structure import HeadSite, mlp_projection, structure_of
+from lm_polygraph_asmi.model.structure import (
+    HeadSite,
+    layers_of,
+    mlp_projection,
+    output_embeddings,
+    structure_of,
+)
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
-    layers = model.get_submodule(structure_of(model).layers)
-    assert isinstance(layers, nn.ModuleList)
-    return layers
+    return layers_of(model, structure_of(model))
 
 
 def head_site(model: PreTrainedModel, layer: int) -> HeadSite:
@@ -157,7 +161,7 @@ def unembedding(model: PreTrainedModel) -> Float[Tensor, "V D"]:
         >>> unembedding(model).shape
         torch.Size([50, 16])
     """
-    projection = model.get_output_embeddings()
+    projection: Any = output_embeddings(model)
     with align_module_device(projection):  # the reference keeps fetched weights alive
         weight = getattr(projection, "weight", None)
     # Eight-bit floats come with scales, and some kinds of quantisation have no `weight` at all.

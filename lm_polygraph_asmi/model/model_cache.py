@@ -27,12 +27,14 @@ class ModelCache:
         state: `model_state` when `values` was created.
         attention: the model's own attention implementation while a session is open, else None.
         switches: by attention implementation, the settings of the configurations that select it.
+        named: the setting `structure`, see `structure.name_modules`.
     """
 
     values: dict[Hashable, Any] = field(default_factory=dict)
     state: int | None = None
     attention: str | None = None
     switches: dict[str, Any] = field(default_factory=dict)
+    named: str | None = None
 
 
 _CACHES: "WeakKeyDictionary[nn.Module, ModelCache]" = WeakKeyDictionary()
@@ -125,7 +127,7 @@ def model_state(model: nn.Module) -> int:
         >>> before == model_state(model)
         False
     """
-    parts: list[Hashable] = []
+    parts: list[Hashable] = [model_cache_of(model).named]
     configs: dict[int, PretrainedConfig] = {}
     for module in model.modules():
         attributes = vars(module)

@@ -19,6 +19,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from lm_polygraph_asmi.model.layer_call import replaced_forward
 from lm_polygraph_asmi.model.layers import base_model
+from lm_polygraph_asmi.model.structure import output_embeddings
 
 VOCABULARY_PART = 2**13
 """Rows of the unembedding that are converted to 32 bits at once."""
@@ -76,13 +77,13 @@ def _is_16_bit_linear(projection: nn.Module) -> bool:
 
 def widens(model: PreTrainedModel) -> bool:
     """Whether logits are more precise (32 bits) than the model's own."""
-    return _is_16_bit_linear(model.get_output_embeddings())
+    return _is_16_bit_linear(output_embeddings(model))
 
 
 @contextmanager
 def wide_logits(model: PreTrainedModel) -> Iterator[None]:
     """Let the unembedding of a 16-bit model return float32 for a while."""
-    projection = model.get_output_embeddings()
+    projection: Any = output_embeddings(model)
     if not _is_16_bit_linear(projection):
         yield
         return

@@ -6,6 +6,10 @@ outputs. It also looks for the module whose output the unembedding takes. Names 
 modules are not used. One pass of a dozen tokens shows all of this. A few more passes check that the
 model is deterministic and causal, that each head has its own block of the projection's input, and
 that head outputs go only into the projection.
+
+What is not found this way may be named (`name_modules`); the same checks follow. If the softmax
+over keys is hidden, the number of heads is the configuration's, and the named projection must be
+the first in its layer whose input mixes tokens.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,9 +24,15 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
+from lm_polygraph_asmi.config import module_paths
 from lm_polygraph_asmi.model.devices import dtypes_of, execution_device, lowest_precision
 from lm_polygraph_asmi.model.layer_call import MASKABLE, KeyValueTap, with_cache
-from lm_polygraph_asmi.model.model_cache import held_tensors, model_cache, plain_values
+from lm_polygraph_asmi.model.model_cache import (
+    held_tensors,
+    model_cache,
+    model_cache_of,
+    plain_values,
+)
 from lm_polygraph_asmi.model.session import attention_of, scoring_session
 
 TOKENS = 13
@@ -114,6 +124,54 @@ def plain_model(model: nn.Module) -> PreTrainedModel:
             "transformers loads it, neither compiled nor wrapped"
         )
     return model
+
+
+NAME_THEM = (
+    "; or name the modules: structure='layers=...,projection=...,final_norm=...,lm_head=...'"
+)
+
+
+def name_modules(model: PreTrainedModel, structure: str | None) -> None:
+    """Let `structure_of` take modules by path, as the setting `structure` of `ASMIConfig` has them.
+
+    Paths of modules that are not named are found; None: of all. Other names than before are another
+    state of the model, for which nothing cached holds.
+
+    Example:
+        >>> name_modules(model, "projection=self_attn.o_proj")
+        >>> structure_of(model).sites[2].projection
+        'self_attn.o_proj'
+        >>> name_modules(model, None)
+    """
+    cache = model_cache_of(model)
+    if cache.named != structure:
+        cache.named, cache.state = structure, None
+
+
+def _named(model: PreTrainedModel) -> dict[str, str]:
+    return module_paths(model_cache_of(model).named)
+
+
+def output_embeddings(model: PreTrainedModel) -> nn.Module:
+    """The module that returns the logits.
+
+    Raises:
+        TypeError: it is neither named nor known to transformers.
+    """
+    path = _named(model).get("lm_head")
+    module = model.get_output_embeddings() if path is None else model.get_submodule(path)
+    if module is None:
+        raise TypeError(
+            f"{type(model).__name__} has no unembedding (get_output_embeddings), and so no "
+            f"logits{NAME_THEM}"
+        )
+    return module
+
+
+def layers_of(model: PreTrainedModel, structure: Structure) -> nn.ModuleList:
+    """The decoder layers of a structure."""
+    layers = model.get_submodule(structure.layers)
+    return layers if isinstance(layers, nn.ModuleList) else nn.ModuleList(layers.children())
 
 
 def structure_of(model: PreTrainedModel) -> Structure:
@@ -329,8 +387,14 @@ def _find_structure(model: PreTrainedModel) -> Structure:
     name = type(model).__name__
     if model.config.is_encoder_decoder:
         raise TypeError(f"{name} is an encoder-decoder model: use a decoder-only model")
-    if model.get_output_embeddings() is None:
-        raise TypeError(f"{name} has no unembedding (get_output_embeddings), and so no logits")
+    named = _named(model)
+    for part, path in named.items():
+        if part != "projection" and path not in dict(model.named_modules()):
+            raise TypeError(
+                f"{name}: structure names {part}={path}, which is no module of the model: take a "
+                f"path of model.named_modules(), such as {_longest_path(model)!r}"
+            )
+    output_embeddings(model)
     trace = _Trace()
     # The softmax of other implementations is not visible.
     attention = None if attention_of(model) in MASKABLE else "eager"
@@ -345,11 +409,12 @@ def _find_structure(model: PreTrainedModel) -> Structure:
             raise
         except Exception as error:
             raise TypeError(_failure_message(model, error)) from error
-        if not trace.softmaxes:
+        if not trace.softmaxes and "projection" not in named:
             raise TypeError(
                 f"{name} has no attention heads that ASMI could mask: no softmax over keys in a "
                 "pass (its layers are linear attention, state spaces or recurrences, or attention "
-                "runs in an opaque kernel: then load it with attn_implementation='eager')"
+                "runs in an opaque kernel: then load it with attn_implementation='eager'"
+                f"{NAME_THEM})"
             )
         values_after = [(id(module), plain_values(module)) for module in model.modules()]
         changed: str | None = (
@@ -452,18 +517,20 @@ def _read_structure(model: PreTrainedModel, trace: _Trace) -> Structure:
     """Structure from the recorded calls."""
     name = type(model).__name__
     calls = trace.by_module()
-    path, stack = _stack_of_layers(model, trace, calls)
+    named = _named(model)
+    path, stack = _stack_of_layers(model, trace, calls, named.get("layers"))
+    layers = tuple(stack.children())
     names = path.split(".")
     parents = (".".join(names[:depth]) for depth in range(1, len(names)))
     called_once = (part for part in parents if len(calls.get(model.get_submodule(part), [])) == 1)
     base_model_path = next(called_once, "")
     if not base_model_path:
         raise TypeError(
-            f"{name}: expected a module around the {len(stack)} layers at {path!r} that runs once "
+            f"{name}: expected a module around the {len(layers)} layers at {path!r} that runs once "
             "and returns the final states, found none"
         )
     final = calls[model.get_submodule(base_model_path)][0].leaving
-    layer_calls = [calls[layer][0] for layer in stack]
+    layer_calls = [calls[layer][0] for layer in layers]
     chained = all(_same(before.leaving, after.entering) for before, after in pairwise(layer_calls))
     chained &= all(
         call.entering is not None
@@ -474,7 +541,10 @@ def _read_structure(model: PreTrainedModel, trace: _Trace) -> Structure:
         for call in layer_calls
     )
     norm_path = None
-    if not _same(layer_calls[-1].leaving, final):
+    if "final_norm" in named:
+        norm_path = named["final_norm"]
+        _check_final_norm(model, norm_path, calls, layer_calls[-1].leaving, final)
+    elif not _same(layer_calls[-1].leaving, final):
         stack_modules = set(stack.modules())
         last = layer_calls[-1].order
         norms = [
@@ -489,22 +559,74 @@ def _read_structure(model: PreTrainedModel, trace: _Trace) -> Structure:
             norm_path = _path_of(model, norms[-1].module)
         else:
             chained = False
-    sites = {index: site for index, layer in enumerate(stack) if (site := _site(layer, trace))}
-    if not sites:
+    if "lm_head" in named:
+        _check_lm_head(model, named["lm_head"], calls, layer_calls[-1].order)
+    projection = named.get("projection")
+    found = (
+        _site(layer, trace) if projection is None else _named_site(model, layer, trace, projection)
+        for layer in layers
+    )
+    sites = {index: site for index, site in enumerate(found) if site}
+    if not sites and projection is None:
         raise TypeError(
             f"{name}: the layers at {path!r} have a softmax over keys, but no projection of the "
-            "concatenated head outputs after it"
+            f"concatenated head outputs after it{NAME_THEM}"
         )
-    return Structure(base_model_path, path, norm_path, sites, len(stack), chained)
+    if not sites:
+        raise TypeError(
+            f"{name}: structure names projection={projection}, which is no module of the layers at "
+            f"{path!r}: take a path inside a layer, such as {_longest_path(layers[0])!r}"
+        )
+    return Structure(base_model_path, path, norm_path, sites, len(layers), chained)
+
+
+def _longest_path(module: nn.Module) -> str:
+    return max((path for path, _ in module.named_modules()), key=lambda path: path.count("."))
+
+
+def _check_final_norm(
+    model: PreTrainedModel,
+    path: str,
+    calls: Mapping[nn.Module, list[_Call]],
+    last: Tensor | None,
+    final: Tensor | None,
+) -> None:
+    """Raise unless a named final norm turns the last layer's output into the final states."""
+    found = calls.get(model.get_submodule(path), [])
+    sides = [(found[0].entering, last), (found[0].leaving, final)] if len(found) == 1 else []
+    if not sides or any(a is None or b is None or not _same_numbers(a, b) for a, b in sides):
+        raise TypeError(
+            f"{type(model).__name__}: structure names final_norm={path}, expected the module that "
+            "gets the last layer's output and returns the final states, got one that is called "
+            f"{len(found)} times or has another input or output: name that module, or leave it out"
+        )
+
+
+def _check_lm_head(
+    model: PreTrainedModel, path: str, calls: Mapping[nn.Module, list[_Call]], last: int
+) -> None:
+    """Raise unless a named output projection runs once, after the layers, into the vocabulary."""
+    found = calls.get(model.get_submodule(path), [])
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    widths = [call.leaving.shape[-1] for call in found if call.leaving is not None]
+    if widths != [vocabulary] or found[0].order < last:
+        raise TypeError(
+            f"{type(model).__name__}: structure names lm_head={path}, expected a module that runs "
+            f"once after the layers and returns {vocabulary} numbers a token, got {len(found)} "
+            f"calls that return {widths}: name the module that returns the logits"
+        )
 
 
 def _stack_of_layers(
-    model: PreTrainedModel, trace: _Trace, calls: Mapping[nn.Module, list[_Call]]
-) -> tuple[str, nn.ModuleList]:
-    """Path and module of the outermost list of layers with a softmax over keys."""
+    model: PreTrainedModel,
+    trace: _Trace,
+    calls: Mapping[nn.Module, list[_Call]],
+    named: str | None,
+) -> tuple[str, nn.Module]:
+    """Path and module of the outermost list of layers with a softmax over keys, or of the named."""
     name = type(model).__name__
     with_softmax = {module for softmax in trace.softmaxes for module in softmax.stack}
-    lists = [
+    lists: list[tuple[str, nn.Module]] = [
         (path, module)
         for path, module in model.named_modules()
         if isinstance(module, nn.ModuleList) and any(layer in with_softmax for layer in module)
@@ -514,15 +636,22 @@ def _stack_of_layers(
         for path, module in lists
         if not any(path.startswith(other + ".") for other, _ in lists)
     ]
+    if named is not None:
+        outermost = [(named, model.get_submodule(named))]
     if len(outermost) != 1:
-        paths = ", ".join(f"{path!r} ({len(module)})" for path, module in outermost) or "none"
-        raise TypeError(f"{name}: expected one stack of layers with attention heads, got {paths}")
+        paths = (
+            ", ".join(f"{path!r} ({len([*module.children()])})" for path, module in outermost)
+            or "none"
+        )
+        raise TypeError(
+            f"{name}: expected one stack of layers with attention heads, got {paths}{NAME_THEM}"
+        )
     path, stack = outermost[0]
-    times = [len(calls.get(layer, [])) for layer in stack]
-    orders = [calls[layer][0].order for layer in stack if layer in calls]
+    times = [len(calls.get(layer, [])) for layer in stack.children()]
+    orders = [calls[layer][0].order for layer in stack.children() if layer in calls]
     if set(times) != {1} or orders != sorted(orders):
         raise TypeError(
-            f"{name}: the {len(stack)} layers at {path!r} do not run once each in order (calls: "
+            f"{name}: the {len(times)} layers at {path!r} do not run once each in order (calls: "
             f"{times}), so there is no single place to mask a layer"
         )
     return path, stack
@@ -560,24 +689,56 @@ def _site(layer: nn.Module, trace: _Trace) -> HeadSite | None:
             continue
         if heads.shape[-1] % softmax.heads or heads.shape[:-1].numel() != TOKENS:
             return None
-        attention_calls = [
-            outer
-            for outer in calls
-            if outer.module in call.stack
-            and outer.module in softmax.stack
-            and outer.order < softmax.order
-            and _same(outer.leaving, call.leaving)
-        ]
-        attention = attention_calls[0] if attention_calls else None
-        returned = attention.output if attention else None
-        return HeadSite(
-            projection=_path_of(layer, call.module),
-            heads=softmax.heads,
-            width=heads.shape[-1],
-            attention=_path_of(layer, attention.module) if attention else None,
-            returns=len(returned) if isinstance(returned, tuple) else 0,
-        )
+        return _site_at(layer, calls, call, softmax)
     return None
+
+
+def _site_at(layer: nn.Module, calls: list[_Call], call: _Call, softmax: _Softmax) -> HeadSite:
+    """The heads of a softmax that enter a call of the projection; `calls` are the layer's."""
+    attention_calls = [
+        outer
+        for outer in calls
+        if outer.module in call.stack
+        and outer.module in softmax.stack
+        and outer.order < softmax.order
+        and _same(outer.leaving, call.leaving)
+    ]
+    attention = attention_calls[0] if attention_calls else None
+    returned = attention.output if attention else None
+    assert call.entering is not None
+    return HeadSite(
+        projection=_path_of(layer, call.module),
+        heads=softmax.heads,
+        width=call.entering.shape[-1],
+        attention=_path_of(layer, attention.module) if attention else None,
+        returns=len(returned) if isinstance(returned, tuple) else 0,
+    )
+
+
+def _named_site(
+    model: PreTrainedModel, layer: nn.Module, trace: _Trace, path: str
+) -> HeadSite | None:
+    """The heads of a layer whose projection is named; None if it has no module of that name."""
+    modules = dict(layer.named_modules())
+    if path not in modules:
+        return None
+    calls = [call for call in trace.calls if layer in call.stack]
+    found = [call for call in calls if call.module is modules[path]]
+    softmaxes = [softmax for softmax in trace.softmaxes if layer in softmax.stack]
+    # Without one that is seen, no module is known to hold all of attention.
+    config = model.config.get_text_config(decoder=True)
+    hidden = _Softmax(getattr(config, "num_attention_heads", None) or 0, 0, ())
+    softmax = softmaxes[-1] if softmaxes else hidden
+    shapes = [tuple(call.entering.shape) for call in found if call.entering is not None]
+    fits = len(shapes) == 1 and isinstance(softmax.heads, int) and softmax.heads > 0
+    if not fits or shapes[0][-1] % softmax.heads or shapes[0][:-1] not in ((1, TOKENS), (TOKENS,)):
+        raise TypeError(
+            f"{type(model).__name__}: structure names projection={path}, expected a module that a "
+            f"layer calls once, on concatenated outputs of {softmax.heads or 'num_attention_heads'}"
+            f" heads for each of {TOKENS} tokens, got inputs of shape {shapes}: name the "
+            "projection that ends attention, as a path inside a layer"
+        )
+    return _site_at(layer, calls, found[0], softmax)
 
 
 def mlp_projection(model: PreTrainedModel, layer: int) -> str:
@@ -591,7 +752,7 @@ def mlp_projection(model: PreTrainedModel, layer: int) -> str:
     key = ("down projection", layer)
     if key not in cache:
         structure = structure_of(model)
-        module = model.get_submodule(structure.layers).get_submodule(str(layer))
+        module = layers_of(model, structure)[layer]
         trace = _Trace()
         with scoring_session(model), trace.recording(module):
             base_model = model.get_submodule(structure.base_model)
@@ -700,10 +861,13 @@ def _check_heads(model: PreTrainedModel, structure: Structure, trace: _Trace) ->
     """Raise unless each head changes only its own block of the projection's input, and the layer's
     output only through that input."""
     tight = 1e-3 if lowest_precision(model).itemsize >= 4 else 0.05
-    layers = model.get_submodule(structure.layers)
+    layers = layers_of(model, structure)
     for index, site in structure.sites.items():
-        layer = layers[index]  # type: ignore[index]
+        layer = layers[index]
         (layer_call,) = [call for call in trace.calls if call.module is layer]
+        if not any(layer in softmax.stack for softmax in trace.softmaxes):
+            _check_mixes_first(model, index, layer, layer_call, site.projection, tight)
+            continue  # heads that are hidden cannot be scaled
         probe = _Probe(layer, layer_call, site)
         name, path = type(model).__name__, site.projection
         heads, output = probe()
@@ -731,6 +895,45 @@ def _check_heads(model: PreTrainedModel, structure: Structure, trace: _Trace) ->
                 f"than {path!r} (a second projection or a second attention), so masking its input "
                 "would not mask heads. Supported: layers with one attention and one projection"
             )
+
+
+def _check_mixes_first(
+    model: PreTrainedModel, index: int, layer: nn.Module, call: _Call, path: str, tight: float
+) -> None:
+    """Raise unless a named projection is the first of its layer whose input mixes tokens: those of
+    queries, keys and values come before attention, those of an MLP after it."""
+    entering = call.entering
+    assert entering is not None
+    changed = entering.clone()
+    changed[:, 0] = -changed[:, 0].roll(1, -1)  # reaches the other tokens by attention only
+    traces = []
+    for hidden in (entering, changed):
+        trace = _Trace()
+        inputs = [hidden if value is entering else value for value in call.inputs]
+        keywords = {n: hidden if v is entering else v for n, v in call.keywords.items()}
+        with trace.recording(layer):
+            layer(*inputs, **keywords)
+        traces.append(trace.calls)
+    named = layer.get_submodule(path)
+    mixing = None
+    for plain, other in zip(*traces, strict=True):
+        a, b = plain.entering, other.entering
+        weights = [part.ndim for part in plain.module.parameters(recurse=False)]
+        if max(weights, default=0) < 2 and not _multiplies(plain.module):
+            continue
+        if a is None or b is None or a.shape[:-1].numel() != TOKENS:
+            continue
+        a, b = (x.float().reshape(TOKENS, -1)[1:] for x in (a, b))
+        if (a - b).norm() > tight * a.norm():
+            mixing = plain.module
+            break
+    if mixing is not named:
+        first = "none" if mixing is None else repr(_path_of(layer, mixing))
+        raise TypeError(
+            f"{type(model).__name__}: structure names projection={path}, expected the projection "
+            f"of the head outputs, the first of layer {index} whose input mixes tokens, got "
+            f"another: the first is {first}. Name that"
+        )
 
 
 class _Probe:

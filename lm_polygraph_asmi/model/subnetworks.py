@@ -20,7 +20,7 @@ from lm_polygraph_asmi.model.perturbation import (
 )
 from lm_polygraph_asmi.model.readout import readout
 from lm_polygraph_asmi.model.session import scoring_session
-from lm_polygraph_asmi.model.structure import plain_model
+from lm_polygraph_asmi.model.structure import output_embeddings, plain_model
 from lm_polygraph_asmi.model.suffix import Strategy, run_suffix, strategies
 from lm_polygraph_asmi.model.unmasked import UnmaskedPass, run_unmasked
 
@@ -206,7 +206,7 @@ def subnetwork_log_probs(
         hidden = subnetworks.hidden
         vocabulary = model.config.get_text_config().vocab_size
         per_mask = 12 * hidden.shape[1] * vocabulary  # float32 logits and what they pass through
-        budget = memory_budget or default_budget(execution_device(model.get_output_embeddings()))
+        budget = memory_budget or default_budget(execution_device(output_embeddings(model)))
         log_probs = torch.cat(
             in_chunks(lambda part: readout(model, hidden[part]), len(hidden), budget // per_mask)
         )

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from lm_polygraph_asmi import maths
 from lm_polygraph_asmi.analysis.coverage import TOP_K
 from lm_polygraph_asmi.config import ASMIConfig, check_fits
+from lm_polygraph_asmi.host.releases import warn_of_untested
 from lm_polygraph_asmi.model import (
     Perturbation,
     PrefixCache,
@@ -33,6 +34,7 @@ from lm_polygraph_asmi.model import (
     check_scope_runs,
     check_unmasked,
     layer_at,
+    name_modules,
     num_heads,
     num_layers,
     readout,
@@ -135,6 +137,7 @@ class Engine:
 
     def settings(self, model: PreTrainedModel) -> Settings:
         """Settings on this model, with derived values."""
+        name_modules(model, self.config.structure)
         target, config = layer_at(model, self.config.depth), self.config
         heads = num_heads(model, target.layer)
         operating_point = maths.operating_point(heads, config.num_masks, config.mask_rate)
@@ -149,6 +152,7 @@ class Engine:
 
     def layer(self, model: PreTrainedModel) -> int:
         """Index of the masked layer."""
+        name_modules(model, self.config.structure)
         return layer_at(model, self.config.depth).layer
 
     def known_layers(self, model: PreTrainedModel) -> list[int]:
@@ -167,8 +171,9 @@ class Engine:
             TypeError: quantized output projection, or a layer without the perturbed component.
             ValueError: attention implementation unsupported, by ASMI or by this scope.
         """
-        unembedding(model)
         with scoring_session(model, self.config.attention):
+            name_modules(model, self.config.structure)
+            unembedding(model)
             check_scope_runs(model, self.config.scope)
             settings = self.settings(model)
             log.info("ASMI uses %s", settings)
@@ -374,6 +379,7 @@ class Engine:
                 f"streaming: expected scope 'response' and seeded_by 'prompt', got {actual}"
             )
         check_fits(self.config.top_k, model.config.get_text_config().vocab_size)
+        warn_of_untested()
         start, settings = time.perf_counter(), self.settings(model)
         seed, masks = _masks(settings, prompt.tolist())
         state = steps_of(model, prompt, settings.layer, masks, self.change)
@@ -549,12 +555,13 @@ def score_depths(
         ValueError: no engine, or several scopes or attention implementations; else as
             `Engine.score`.
     """
-    unmasked_by = {(engine.config.scope, engine.config.attention) for engine in engines}
+    unmasked_by = {(e.config.scope, e.config.attention, e.config.structure) for e in engines}
     if len(unmasked_by) != 1:
         raise ValueError(
-            "expected engines of one scope and one attention implementation, which share an "
+            "expected engines of one scope, attention implementation and structure, which share an "
             f"unmasked pass, got {sorted(map(str, unmasked_by)) or 'none'}: score these apart"
         )
+    warn_of_untested()
     return _reusing(
         engines, model, prefix_cache,
         lambda cache: _score(engines, model, _joined(prompt, response), len(prompt), cache, draft),
@@ -569,6 +576,7 @@ def _reusing(
 ) -> T:
     """What `run` returns with the prefix cache, or without it if that fails."""
     with scoring_session(model, engines[0].config.attention):  # reads the model's state once
+        name_modules(model, engines[0].config.structure)
         if prefix_cache is None or not all(engine.reuses_prefix(model) for engine in engines):
             return run(None)
         try:

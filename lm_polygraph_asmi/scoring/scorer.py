@@ -30,6 +30,7 @@ from lm_polygraph_asmi.model import (
     PrefixCache,
     attention_of,
     model_state,
+    name_modules,
     plain_model,
     scoring_session,
     state_in_session,
@@ -139,8 +140,9 @@ class Scorer:
                 stops = model.generation_parameters.stop_strings or ()
                 self.config = self.config.replace(stop=stops)
             self.instruct = bool(getattr(model, "instruct", False))
-            model = causal_model(model)
+            model = causal_model(model, self.config.structure)
         model = plain_model(model)
+        name_modules(model, self.config.structure)
         structure_of(model)  # raises if heads cannot be masked
         if not hasattr(model, "generation_config"):
             raise TypeError(

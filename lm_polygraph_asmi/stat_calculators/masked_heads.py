@@ -90,7 +90,7 @@ class MaskedHeadsCalculator(StatCalculator):
             FloatingPointError: NaN or infinite logits.
         """
         self._name_control_tokens(texts, model)
-        transformer = causal_model(model)
+        transformer = causal_model(model, self.engines[0].config.structure)
         stop_conditions = StopConditions.of(model)
         caches = dependencies.get(PREFIX_CACHES) or [None] * len(texts)
         examples = []
@@ -170,7 +170,7 @@ def load_stat_calculator(config: Mapping[str, Any], environment: Any) -> MaskedH
     if builder is not None:
         arguments["change"] = built_perturbation(builder, ASMIConfig.from_dict(arguments))
     calculator = MaskedHeadsCalculator(**arguments)
-    model = causal_model(environment.model)
+    model = causal_model(environment.model, calculator.engines[0].config.structure)
     check_greedy(environment.model)
     for engine in calculator.engines:
         engine.check_model(model)

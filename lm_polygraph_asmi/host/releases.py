@@ -1,0 +1,37 @@
+"""Releases of transformers and LM-Polygraph that the tests passed on."""
+
+import csv
+import logging
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+log = logging.getLogger("lm_polygraph")
+TESTED = Path(__file__).parents[1] / "data" / "tested.csv"
+
+
+def tested_releases() -> dict[str, list[str]]:
+    """Package -> its tested releases, oldest first."""
+    releases: dict[str, list[str]] = {}
+    with TESTED.open(newline="") as file:
+        for row in csv.DictReader(file):
+            releases.setdefault(row["package"], []).append(row["release"])
+    return releases
+
+
+def untested_releases() -> list[str]:
+    """Installed releases that are not among the tested ones: `["transformers 5.9.9"]`."""
+    tested = tested_releases()
+    return [f"{name} {version(name)}" for name in tested if version(name) not in tested[name]]
+
+
+@cache
+def warn_of_untested() -> None:
+    """Log once a process if a release is untested; the self-check runs in any case."""
+    if untested := untested_releases():
+        tested = "; ".join(f"{name} {', '.join(of)}" for name, of in tested_releases().items())
+        log.warning(
+            "%s: not among the releases that the tests passed on (%s); the self-check still "
+            "compares masked passes with full forward passes",
+            " and ".join(untested), tested,
+        )  # fmt: skip

@@ -1,0 +1,206 @@
+"""Whether a model can be scored, how and at what cost; no data needed."""
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rich.console import Group
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from lm_polygraph_asmi.config import SCOPES, ASMIConfig
+from lm_polygraph_asmi.host.releases import untested_releases
+from lm_polygraph_asmi.model import attention_of, scoring_session, structure_of, unembedding
+from lm_polygraph_asmi.model.check import strategies_seen_right
+from lm_polygraph_asmi.model.layer_call import MASKABLE
+from lm_polygraph_asmi.model.layers import output_embeddings
+from lm_polygraph_asmi.model.memory import batch_bytes, default_budget
+from lm_polygraph_asmi.model.suffix import STRATEGIES
+from lm_polygraph_asmi.scoring.scorer import Scorer
+
+PROMPT = (
+    "The ferry Ondine was built in Brask in 1931 by Edda Holm. "
+    "Question: Who built the ferry?\nAnswer:"
+)
+STYLES = {"ok": "green", "unsupported": "dim", "slower": "yellow", "warning": "yellow",
+          "problem": "bold red"}  # fmt: skip
+CHEAPEST = {
+    scope: next(each.name for each in STRATEGIES if each.scope == scope) for scope in SCOPES
+}
+
+
+@dataclass
+class ModelDiagnosis:
+    """What is known of a model.
+
+    Attributes:
+        model: its name.
+        found: part -> module or number.
+        checks: (check, state, text), states of `STYLES`.
+        cost: bytes and seconds by name.
+    """
+
+    model: str
+    found: dict[str, str] = field(default_factory=dict)
+    checks: list[tuple[str, str, str]] = field(default_factory=list)
+    cost: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def works(self) -> bool:
+        """Whether no check found a problem, and some self-check passed."""
+        states = [state for _, state, _ in self.checks]
+        return "problem" not in states and not {"ok", "slower"}.isdisjoint(states)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, fit for JSON."""
+        named = [dict(zip(("check", "state", "text"), check, strict=True)) for check in self.checks]
+        return asdict(self) | {"checks": named, "works": self.works}
+
+    def __rich__(self) -> Group:
+        found = Table("part", "found", title=self.model)
+        for part, text in self.found.items():
+            found.add_row(part, Text(text))
+        checks = Table("check", "state", "text", title="Checks")
+        for name, state, text in self.checks:
+            checks.add_row(name, Text(state, STYLES[state]), Text(text))
+        cost = Table("cost", "estimate", title="Cost of an answer")
+        for name, value in self.cost.items():
+            cost.add_row(name, f"{value:.2f} s" if "time" in name else decimal(int(value)))
+        tables = ((found, self.found), (checks, self.checks), (cost, self.cost))
+        return Group(*(table for table, rows in tables if rows))
+
+
+def diagnose_model(
+    name: str,
+    model: PreTrainedModel | str,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    config: ASMIConfig | None = None,
+    **loading: Any,
+) -> ModelDiagnosis:
+    """Find the structure of a model, check it in both scopes with each attention implementation,
+    time an answer and estimate memory.
+
+    Args:
+        name: of the model, for the report.
+        model, tokenizer, config, **loading: as for `Scorer`.
+
+    Example:
+        >>> diagnosis = diagnose_model("tiny", scorer.model, scorer.tokenizer)
+        >>> diagnosis.works, sorted(diagnosis.cost)[0]
+        (True, 'memory of one mask')
+    """
+    diagnosis = ModelDiagnosis(name)
+    for untested in untested_releases():
+        text = "not among the releases that the tests passed on (data/tested.csv)"
+        diagnosis.checks.append((untested, "warning", text))
+    config = config or ASMIConfig()
+    try:
+        scorer = Scorer(model, config, tokenizer=tokenizer, **loading)
+    except (OSError, TypeError, ValueError) as error:
+        diagnosis.checks.append(("structure", "problem", str(error)))
+        return diagnosis
+    model, tokenizer = scorer.model, scorer.tokenizer
+    diagnosis.found.update(_described(model))
+    try:
+        unembedding(model)
+    except TypeError as error:
+        diagnosis.checks.append(("output projection", "problem", str(error)))
+    for attention in dict.fromkeys([attention_of(model), *MASKABLE]):
+        if not _supports(model, attention):
+            text = "the model has no such implementation"
+            diagnosis.checks.append((attention, "unsupported", text))
+            continue
+        for scope in SCOPES:
+            if scope == "response" and attention not in MASKABLE:
+                text = f"set attention to one of {', '.join(MASKABLE)}"
+                diagnosis.checks.append((f"{attention}, {scope}", "unsupported", text))
+                continue
+            used = config.replace(attention=attention, scope=scope)
+            state, text = _checked(Scorer(model, used, tokenizer=tokenizer), diagnosis)
+            diagnosis.checks.append((f"{attention}, {scope}", state, text))
+    return diagnosis
+
+
+def _described(model: PreTrainedModel) -> dict[str, str]:
+    structure = structure_of(model)
+    sites = structure.sites
+    where = f"{len(sites)} of {structure.num_layers} layers"
+    paths = {module: path for path, module in model.named_modules()}
+    parts = {name: sorted({str(getattr(site, name)) for site in sites.values()})
+             for name in ("heads", "projection", "attention")}  # fmt: skip
+    return {
+        "class": type(model).__name__,
+        "weights": f"{model.num_parameters():,} parameters, {model.dtype}, {model.device}",
+        "layers": f"{structure.layers} ({structure.num_layers})",
+        "heads": f"{' or '.join(parts['heads'])} a layer, in {where}",
+        "output projection of the heads": ", ".join(parts["projection"]),
+        "attention module": ", ".join(parts["attention"]),
+        "base model": structure.base_model,
+        "final norm": structure.final_norm or "none found",
+        "lm head": paths[output_embeddings(model)],
+        "layers can be called one by one": "yes" if structure.chained else "no",
+    }
+
+
+def _supports(model: PreTrainedModel, attention: str) -> bool:
+    try:
+        with scoring_session(model, attention):
+            return True
+    except ValueError:
+        return False
+
+
+def _checked(scorer: Scorer, diagnosis: ModelDiagnosis) -> tuple[str, str]:
+    """State and text of the self-check in one scope; adds the costs."""
+    model, config = scorer.model, scorer.config
+    assert config.attention is not None
+    try:
+        with _quiet():
+            scorer.score(PROMPT)  # with the self-check
+            start = time.perf_counter()
+            score = scorer.score(PROMPT)
+    except (RuntimeError, ValueError, FloatingPointError, NotImplementedError) as error:
+        return "problem", str(error)
+    seconds = time.perf_counter() - start
+    _add_costs(scorer, len(score.tokens) + (score.prompt_tokens or 0), seconds, diagnosis)
+    seen = strategies_seen_right(model, config.scope, config.attention)
+    (strategy,) = [each.name for each in STRATEGIES
+                   if each.scope == config.scope and each.name in seen][:1] or ["none"]  # fmt: skip
+    length = f"{len(score.tokens)} tokens after {score.prompt_tokens} of prompt"
+    text = f"{strategy}; {seconds:.2f} s for {length}"
+    if strategy == CHEAPEST[config.scope]:
+        return "ok", text
+    return "slower", f"{text}; the cheapest way, {CHEAPEST[config.scope]}, cannot be used"
+
+
+def _add_costs(scorer: Scorer, positions: int, seconds: float, diagnosis: ModelDiagnosis) -> None:
+    model, config = scorer.model, scorer.config
+    cost, masks = diagnosis.cost, scorer.engine.settings(model).config.num_masks
+    assert masks is not None
+    cost[f"time, {config.attention}, scope {config.scope}"] = seconds
+    weight = unembedding(model)
+    cost["memory of the weights"] = float(model.get_memory_footprint())
+    with scoring_session(model, config.attention):
+        for name, rows in (("one mask", 1), (f"all {masks} masks at once", masks)):
+            bytes_of = float(batch_bytes(model, rows, positions))
+            cost[f"memory of {name}"] = max(cost.get(f"memory of {name}", 0.0), bytes_of)
+    cost["memory limit of the masked passes"] = float(
+        config.memory_budget or default_budget(weight.device)
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the warnings of slower strategies, which the report has."""
+    log = logging.getLogger("lm_polygraph")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)

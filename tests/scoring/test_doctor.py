@@ -1,0 +1,89 @@
+"""What the doctor says of a model."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+from transformers import AutoModelForCausalLM
+
+from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.model.session import attention_of
+from lm_polygraph_asmi.scoring import doctor
+from tests import tiny_lm
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_lm.save(tmp_path_factory.mktemp("tiny"))
+
+
+def asked(folder, *options):
+    return CliRunner().invoke(
+        main, ["doctor", "--model", str(folder), "--max-new-tokens", "3", *options]
+    )
+
+
+def test_a_model_is_described_checked_and_timed(folder):
+    result = asked(folder, "--json")
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    config = AutoModelForCausalLM.from_pretrained(folder).config
+    found, layers = told["found"], config.num_hidden_layers
+    assert found["layers"] == f"model.layers ({layers})"
+    heads = config.num_attention_heads
+    assert found["heads"] == f"{heads} a layer, in {layers} of {layers} layers"
+    assert found["output projection of the heads"] == "self_attn.o_proj"
+    assert (found["final norm"], found["lm head"]) == ("model.norm", "lm_head")
+    states = {check["check"]: check["state"] for check in told["checks"]}
+    for attention in ("sdpa", "eager"):
+        for scope in ("all", "response"):
+            assert states[f"{attention}, {scope}"] == "ok"
+            assert told["cost"][f"time, {attention}, scope {scope}"] > 0
+    assert told["cost"]["memory of the weights"] >= 4 * 1000  # float32
+
+
+def test_tables_for_people(folder):
+    result = asked(folder)
+    assert result.exit_code == 0, result.output
+    for word in ("self_attn.o_proj", "suffix replay", "packed sequence", "memory of the weights"):
+        assert word in result.output
+
+
+def test_a_model_that_is_refused_fails(folder):
+    result = asked(folder, "--structure", "projection=self_attn.q_proj", "--json")
+    assert result.exit_code == 1
+    (check,) = [c for c in json.loads(result.stdout)["checks"] if c["state"] == "problem"]
+    assert check["check"] == "structure"
+    assert "layer 0" in check["text"]
+    assert asked(folder / "nowhere").exit_code == 1
+
+
+def test_a_failed_self_check_fails(folder, monkeypatch):
+    """One of both attentions gives other numbers when masked."""
+    plain = doctor.Scorer.score
+
+    def score(self, *args):
+        if self.config.attention == "eager":
+            raise RuntimeError("self-check failed")
+        return plain(self, *args)
+
+    monkeypatch.setattr(doctor.Scorer, "score", score)
+    result = asked(folder, "--json")
+    assert result.exit_code == 1
+    states = {c["check"]: c["state"] for c in json.loads(result.stdout)["checks"]}
+    assert states["eager, all"] == states["eager, response"] == "problem"
+    assert states["sdpa, all"] == "ok"
+
+
+def test_the_model_is_left_as_it_was():
+    model = tiny_lm.whitebox("llama")
+    before = attention_of(model.model), model.model.training
+    assert doctor.diagnose_model("tiny", model.model, model.tokenizer).works
+    assert (attention_of(model.model), model.model.training) == before
+
+
+@pytest.mark.parametrize("options", [[], ["--config-name", "asmi_demo", "--model", "smollm2"]])
+def test_a_run_or_a_model(options):
+    result = CliRunner().invoke(main, ["doctor", *options])
+    assert result.exit_code == 2
+    assert "expected --config-name or --model" in result.output

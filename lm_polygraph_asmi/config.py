@@ -411,7 +411,11 @@ class ASMIConfig:
 
     @classmethod
     def key_of(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
-        """`score_key` of saved values; settings that were not saved are left out."""
+        """`score_key` of saved values; settings that were not saved are left out.
+
+        But for `structure`: modules were not named before it was saved.
+        """
+        saved = {"structure": None} | dict(saved)
         names = [f.name for f in cls.used(saved["method"]) if f.metadata["key"]]
         key = {name: saved[name] for name in names if name in saved}
         return key | ({"stop": sorted(key["stop"] or ())} if "stop" in key else {})

@@ -197,7 +197,8 @@ class Calibration:
         """
         differences = self.other_circumstances(settings)
         needed = [*self._key(self.config.to_dict()), "prompt_format"]
-        missing = [name for name in needed if name not in (*self.settings, "stop")]
+        recorded = (*self.settings, "structure", "stop")  # which `key_of` adds
+        missing = [name for name in needed if name not in recorded]
         if missing:
             differences.append(f"{', '.join(missing)} not recorded there: {ADVICE}")
         unknown = [name for name in MACHINE if name in self.settings and name not in settings]

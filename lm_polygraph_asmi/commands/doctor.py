@@ -60,17 +60,17 @@ def doctor(
             from lm_polygraph_asmi.scoring.doctor import diagnose_model
 
             with Console(stderr=True).status(f"Checking {model}"):
-                found = diagnose_model(
+                result = diagnose_model(
                     model, model, config=config,
                     gguf_file=gguf_file, dtype=dtype, device_map=device_map,
                 )  # fmt: skip
         except ValueError as error:
             raise click.ClickException(str(error)) from error
         if as_json:
-            click.echo(to_json(found.to_dict(), indent=1))
+            click.echo(to_json(result.to_dict(), indent=1))
         else:
-            Console().print(found)
-        raise SystemExit(not found.works)
+            Console().print(result)
+        raise SystemExit(not result.works)
     assert config_name is not None
     from lm_polygraph_asmi.runs.compose import compose_run
 

@@ -562,11 +562,11 @@ def _read_structure(model: PreTrainedModel, trace: _Trace) -> Structure:
     if "lm_head" in named:
         _check_lm_head(model, named["lm_head"], calls, layer_calls[-1].order)
     projection = named.get("projection")
-    found = (
+    candidates = (
         _site(layer, trace) if projection is None else _named_site(model, layer, trace, projection)
         for layer in layers
     )
-    sites = {index: site for index, site in enumerate(found) if site}
+    sites = {index: site for index, site in enumerate(candidates) if site}
     if not sites and projection is None:
         raise TypeError(
             f"{name}: the layers at {path!r} have a softmax over keys, but no projection of the "
@@ -592,13 +592,18 @@ def _check_final_norm(
     final: Tensor | None,
 ) -> None:
     """Raise unless a named final norm turns the last layer's output into the final states."""
-    found = calls.get(model.get_submodule(path), [])
-    sides = [(found[0].entering, last), (found[0].leaving, final)] if len(found) == 1 else []
+    its_calls = calls.get(model.get_submodule(path), [])
+    sides = (
+        [(its_calls[0].entering, last), (its_calls[0].leaving, final)]
+        if len(its_calls) == 1
+        else []
+    )
     if not sides or any(a is None or b is None or not _same_numbers(a, b) for a, b in sides):
         raise TypeError(
             f"{type(model).__name__}: structure names final_norm={path}, expected the module that "
             "gets the last layer's output and returns the final states, got one that is called "
-            f"{len(found)} times or has another input or output: name that module, or leave it out"
+            f"{len(its_calls)} times or has another input or output: name that module, or leave it "
+            "out"
         )
 
 
@@ -606,13 +611,13 @@ def _check_lm_head(
     model: PreTrainedModel, path: str, calls: Mapping[nn.Module, list[_Call]], last: int
 ) -> None:
     """Raise unless a named output projection runs once, after the layers, into the vocabulary."""
-    found = calls.get(model.get_submodule(path), [])
+    its_calls = calls.get(model.get_submodule(path), [])
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
-    widths = [call.leaving.shape[-1] for call in found if call.leaving is not None]
-    if widths != [vocabulary] or found[0].order < last:
+    widths = [call.leaving.shape[-1] for call in its_calls if call.leaving is not None]
+    if widths != [vocabulary] or its_calls[0].order < last:
         raise TypeError(
             f"{type(model).__name__}: structure names lm_head={path}, expected a module that runs "
-            f"once after the layers and returns {vocabulary} numbers a token, got {len(found)} "
+            f"once after the layers and returns {vocabulary} numbers a token, got {len(its_calls)} "
             f"calls that return {widths}: name the module that returns the logits"
         )
 
@@ -723,13 +728,13 @@ def _named_site(
     if path not in modules:
         return None
     calls = [call for call in trace.calls if layer in call.stack]
-    found = [call for call in calls if call.module is modules[path]]
+    its_calls = [call for call in calls if call.module is modules[path]]
     softmaxes = [softmax for softmax in trace.softmaxes if layer in softmax.stack]
     # Without one that is seen, no module is known to hold all of attention.
     config = model.config.get_text_config(decoder=True)
     hidden = _Softmax(getattr(config, "num_attention_heads", None) or 0, 0, ())
     softmax = softmaxes[-1] if softmaxes else hidden
-    shapes = [tuple(call.entering.shape) for call in found if call.entering is not None]
+    shapes = [tuple(call.entering.shape) for call in its_calls if call.entering is not None]
     fits = len(shapes) == 1 and isinstance(softmax.heads, int) and softmax.heads > 0
     if not fits or shapes[0][-1] % softmax.heads or shapes[0][:-1] not in ((1, TOKENS), (TOKENS,)):
         raise TypeError(
@@ -738,7 +743,7 @@ def _named_site(
             f" heads for each of {TOKENS} tokens, got inputs of shape {shapes}: name the "
             "projection that ends attention, as a path inside a layer"
         )
-    return _site_at(layer, calls, found[0], softmax)
+    return _site_at(layer, calls, its_calls[0], softmax)
 
 
 def mlp_projection(model: PreTrainedModel, layer: int) -> str:
@@ -898,41 +903,41 @@ def _check_heads(model: PreTrainedModel, structure: Structure, trace: _Trace) ->
 
 
 def _check_mixes_first(
-    model: PreTrainedModel, index: int, layer: nn.Module, call: _Call, path: str, tight: float
+    model: PreTrainedModel, index: int, layer: nn.Module, first: _Call, path: str, tight: float
 ) -> None:
     """Raise unless a named projection is the first of its layer whose input mixes tokens: those of
     queries, keys and values come before attention, those of an MLP after it."""
-    entering = call.entering
+    entering = first.entering
     assert entering is not None
     changed = entering.clone()
     changed[:, 0] = -changed[:, 0].roll(1, -1)  # reaches the other tokens by attention only
     traces = []
     for hidden in (entering, changed):
         trace = _Trace()
-        inputs = [hidden if value is entering else value for value in call.inputs]
-        keywords = {n: hidden if v is entering else v for n, v in call.keywords.items()}
+        inputs = [hidden if value is entering else value for value in first.inputs]
+        keywords = {n: hidden if v is entering else v for n, v in first.keywords.items()}
         with trace.recording(layer):
             layer(*inputs, **keywords)
         traces.append(trace.calls)
     named = layer.get_submodule(path)
     mixing = None
-    for plain, other in zip(*traces, strict=True):
-        a, b = plain.entering, other.entering
-        weights = [part.ndim for part in plain.module.parameters(recurse=False)]
-        if max(weights, default=0) < 2 and not _multiplies(plain.module):
+    for call, other in zip(*traces, strict=True):
+        a, b = call.entering, other.entering
+        weights = [part.ndim for part in call.module.parameters(recurse=False)]
+        if max(weights, default=0) < 2 and not _multiplies(call.module):
             continue
         if a is None or b is None or a.shape[:-1].numel() != TOKENS:
             continue
         a, b = (x.float().reshape(TOKENS, -1)[1:] for x in (a, b))
         if (a - b).norm() > tight * a.norm():
-            mixing = plain.module
+            mixing = call.module
             break
     if mixing is not named:
-        first = "none" if mixing is None else repr(_path_of(layer, mixing))
+        actual = "none" if mixing is None else repr(_path_of(layer, mixing))
         raise TypeError(
             f"{type(model).__name__}: structure names projection={path}, expected the projection "
             f"of the head outputs, the first of layer {index} whose input mixes tokens, got "
-            f"another: the first is {first}. Name that"
+            f"another: the first is {actual}. Name that"
         )
 
 

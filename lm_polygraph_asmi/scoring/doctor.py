@@ -40,13 +40,13 @@ class ModelDiagnosis:
 
     Attributes:
         model: its name.
-        found: part -> module or number.
+        modules: part -> module or number.
         checks: (check, state, text), states of `STYLES`.
         cost: bytes and seconds by name.
     """
 
     model: str
-    found: dict[str, str] = field(default_factory=dict)
+    modules: dict[str, str] = field(default_factory=dict)
     checks: list[tuple[str, str, str]] = field(default_factory=list)
     cost: dict[str, float] = field(default_factory=dict)
 
@@ -62,16 +62,16 @@ class ModelDiagnosis:
         return asdict(self) | {"checks": named, "works": self.works}
 
     def __rich__(self) -> Group:
-        found = Table("part", "found", title=self.model)
-        for part, text in self.found.items():
-            found.add_row(part, Text(text))
+        modules = Table("part", "found", title=self.model)
+        for part, text in self.modules.items():
+            modules.add_row(part, Text(text))
         checks = Table("check", "state", "text", title="Checks")
         for name, state, text in self.checks:
             checks.add_row(name, Text(state, STYLES[state]), Text(text))
         cost = Table("cost", "estimate", title="Cost of an answer")
         for name, value in self.cost.items():
             cost.add_row(name, f"{value:.2f} s" if "time" in name else decimal(int(value)))
-        tables = ((found, self.found), (checks, self.checks), (cost, self.cost))
+        tables = ((modules, self.modules), (checks, self.checks), (cost, self.cost))
         return Group(*(table for table, rows in tables if rows))
 
 
@@ -92,7 +92,7 @@ def diagnose_model(
     Example:
         >>> diagnosis = diagnose_model("tiny", scorer.model, scorer.tokenizer)
         >>> diagnosis.works, sorted(diagnosis.cost)[0]
-        (True, 'memory of one mask')
+        (True, 'memory limit of the masked passes')
     """
     diagnosis = ModelDiagnosis(name)
     for untested in untested_releases():
@@ -105,7 +105,7 @@ def diagnose_model(
         diagnosis.checks.append(("structure", "problem", str(error)))
         return diagnosis
     model, tokenizer = scorer.model, scorer.tokenizer
-    diagnosis.found.update(_described(model))
+    diagnosis.modules.update(_described(model))
     try:
         unembedding(model)
     except TypeError as error:
@@ -168,9 +168,9 @@ def _checked(scorer: Scorer, diagnosis: ModelDiagnosis) -> tuple[str, str]:
         return "problem", str(error)
     seconds = time.perf_counter() - start
     _add_costs(scorer, len(score.tokens) + (score.prompt_tokens or 0), seconds, diagnosis)
-    seen = strategies_seen_right(model, config.scope, config.attention)
-    (strategy,) = [each.name for each in STRATEGIES
-                   if each.scope == config.scope and each.name in seen][:1] or ["none"]  # fmt: skip
+    passed = strategies_seen_right(model, config.scope, config.attention)
+    ways = [s.name for s in STRATEGIES if s.scope == config.scope and s.name in passed]
+    strategy = ways[0] if ways else "none"
     length = f"{len(score.tokens)} tokens after {score.prompt_tokens} of prompt"
     text = f"{strategy}; {seconds:.2f} s for {length}"
     if strategy == CHEAPEST[config.scope]:

@@ -25,6 +25,7 @@ from bisect import bisect
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from traceback import walk_tb
 from typing import Any, NamedTuple
 
 import torch
@@ -33,7 +34,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from lm_polygraph_asmi.model.devices import execution_device, lowest_precision
-from lm_polygraph_asmi.model.layer_call import MASKABLE
+from lm_polygraph_asmi.model.layer_call import MASKABLE, LayerCall
 from lm_polygraph_asmi.model.memory import in_chunks
 from lm_polygraph_asmi.model.model_cache import model_cache
 from lm_polygraph_asmi.model.perturbation import WITHOUT_HEADS, Perturbation
@@ -493,6 +494,19 @@ def _rounding(model: PreTrainedModel, unmasked: UnmaskedPass) -> float:
     return _response_variation(log_probs[0], log_probs[1])
 
 
+BUGS = (NameError, AttributeError, ImportError, TypeError, LookupError)
+"""Errors that are bugs if this package raises them; its own refusals are of other types."""
+
+
+def _raised_here(error: Exception) -> bool:
+    """Whether this package raised an error, but where it reads what a model passes to its layers,
+    which may be anything."""
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    module = str(frame.f_globals.get("__name__"))
+    of_package = module.partition(".")[0] == __name__.partition(".")[0]
+    return of_package and module != LayerCall.__module__
+
+
 def difference(
     model: PreTrainedModel,
     unmasked: UnmaskedPass,
@@ -508,7 +522,9 @@ def difference(
         differences = _differences(model, unmasked, layer, masks, chunk_size, strategy, change)
     except (torch.OutOfMemoryError, FloatingPointError):
         raise
-    except Exception as error:
+    except Exception as error:  # models raise different errors
+        if isinstance(error, BUGS) and _raised_here(error):
+            raise
         return f"{type(error).__name__}: {error}"
     excess = _excess(differences, lowest_precision(model))
     if excess is not None:

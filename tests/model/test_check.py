@@ -316,6 +316,24 @@ def test_a_model_that_computes_a_row_otherwise_in_another_batch_is_run_one_mask_
             torch.testing.assert_close(row, expected, atol=1e-4, rtol=0)
 
 
+def test_a_bug_of_this_package_is_no_slow_path(monkeypatch):
+    """The same error from a layer of the model selects a slower strategy."""
+    model, ids = tiny_model("llama"), torch.arange(3, 23)
+    masks = sample_head_masks(5, 4, 0.4, torch.Generator().manual_seed(0))
+
+    def fails(*_):
+        raise KeyError("cache")
+
+    with monkeypatch.context() as patched:  # raised by this file, as by code of a model
+        patched.setattr("lm_polygraph_asmi.model.suffix.final_norm", fails)
+        subnetwork_log_probs(model, ids, 14, 1, masks)
+    assert strategies_seen_right(model, "all") == {"full forward passes"}
+    monkeypatch.setattr("lm_polygraph_asmi.model.suffix.final_norm", lambda _: {})
+    model = tiny_model("llama")
+    with pytest.raises(TypeError, match="'dict' object is not callable"):
+        subnetwork_log_probs(model, ids, 14, 1, masks)
+
+
 @pytest.mark.parametrize("scope", SCOPES)
 def test_a_model_that_does_not_repeat_itself_is_refused(scope):
     model = tiny_model("llama")

@@ -146,7 +146,7 @@ def ways(table: np.ndarray, wrong: np.ndarray, keys: list[str], risk: float) -> 
         return lambda features: features["x"][:, int(name)]
 
     def learned(confidence: float = CONFIDENCE, fit: Learner = fit_score) -> Rule:
-        choice = learned_threshold(x, columns, answers, risk, confidence, False, fit)
+        choice = learned_threshold(x, columns, answers, risk, confidence, fit)
         return rule(choice.rule, choice.score or column(choice.signal))
 
     def simple(confidence: float = CONFIDENCE) -> Rule:
@@ -240,13 +240,17 @@ def rows(out: Path, splits: int) -> None:
             name = best_signal(columns, answers)
             for share in SHARES:
                 risk = share * wrong.mean()
-                rule = risk_threshold(
-                    columns[name], answers.wrong, answers.clusters, risk, CONFIDENCE, split, False
+                best, msp = (
+                    risk_threshold(
+                        columns[kind], answers.wrong, answers.clusters, risk, CONFIDENCE, split
+                    )
+                    for kind in (name, "MSP")
                 )
-                choice = learned_threshold(features, columns, answers, risk, CONFIDENCE, False)
+                choice = learned_threshold(features, columns, answers, risk, CONFIDENCE)
                 score = simple[choice.signal] if choice.score is None else choice.score(tables)
                 for way, tested, values in (
-                    ("simple", rule, simple[name]),
+                    ("simple", best, simple[name]),
+                    ("MSP", msp, simple["MSP"]),
                     ("learned", choice.rule, score),
                 ):
                     none = tested.threshold is None
@@ -256,7 +260,7 @@ def rows(out: Path, splits: int) -> None:
                             keep.mean(),
                             (keep & wrong[new]).sum(),
                             not none,
-                            values is not simple[name] and choice.score is not None,
+                            way == "learned" and choice.score is not None,
                         )
                     )
         for (share, way), values in outcomes.items():

@@ -317,7 +317,7 @@ def test_what_is_said_of_a_threshold():
     assert str(found) == (
         f"accept up to {found.threshold:.4g}: {found.coverage:.0%} of these answers, "
         f"{found.error_rate:.1%} of them wrong (at most 20% errors, confidence 90%). {base:.0%} of "
-        f"all answers are wrong, so any score must reject {found.unavoidable:.0%}"
+        f"all answers are wrong, so any score must reject {math.ceil(100 * found.unavoidable)}%"
     )
     # A score that tells right from wrong gets near what is unavoidable, and never beyond.
     perfect = risk_threshold(wrong + 0.1 * score, wrong, names, 0.2, 0.9)

@@ -62,7 +62,7 @@ def test_engines_that_cannot_share_are_refused(model):
         [Engine(scope="all"), Engine(scope="response")],
         [Engine(attention="eager"), Engine()],
     ):
-        with pytest.raises(ValueError, match="expected engines of one scope and one attention"):
+        with pytest.raises(ValueError, match="expected engines of one scope, attention"):
             score_depths(engines, model, *ANSWER)
 
 

@@ -279,6 +279,8 @@ class Service:
                     result = score
                 elif scorer.states:  # of the finished answer
                     result = scorer.decide(completion.prompt, [token.id for token in score.tokens])
+                    warnings = (*result.warnings, *score.warnings)
+                    result = replace(result, answer=score.answer, warnings=warnings)
                 else:
                     result = scorer.of(score)
                 last = replies.chunk(str(score.answer)[sent:], replies.reason(base, score))

@@ -68,9 +68,11 @@ def gate(
 
 
 def _check(row: Row, calibration: Calibration) -> None:
+    line = row.content
+    if line.get("error") is not None:
+        raise ValueError(f"it failed in `polygraph_asmi decide` ({line['error']}): remove it")
     if row.error is not None:
         raise ValueError(row.error)
-    line = row.content
     missing = [name for name in NEEDED if name not in line]
     if missing:
         raise ValueError(

@@ -123,7 +123,7 @@ def calibrate_rows(
     shared = _shared_settings(scores) | scorer.fingerprints() | {"stop": list(scorer.stop)}
     features = None
     if signal == LEARNED:
-        features = _features([row for row, _, _ in kept], scorer)
+        features = _features([row for row, _, _ in kept], scores, scorer)
         shared["hidden_width"] = features["hidden last"].shape[1]
     return fit(
         {kind: np.array([s.signals[kind] for s in scores]) for kind in scores[0].signals},
@@ -142,13 +142,19 @@ def calibrate_rows(
     )
 
 
-def _features(rows: list[Row], scorer: "Scorer") -> dict[str, np.ndarray]:
-    """What a learned score reads, (n, width) by group, from one unmasked pass a row."""
+def _features(
+    rows: Sequence[Row], scores: Sequence[Score], scorer: "Scorer"
+) -> dict[str, np.ndarray]:
+    """What a learned score reads, (n, width) by group, from one unmasked pass a row.
+
+    Of the tokens that were scored: as text, a saved answer that was cut off would get an end.
+    """
     from lm_polygraph_asmi.model import PrefixCache
 
     tables, cache = [], PrefixCache()
-    for row in rows:
-        features = scorer.read_request(request_of(row), cache, states=True).features
+    for row, score in zip(rows, scores, strict=True):
+        request = request_of(row)._replace(answer=list(score.ids))
+        features = scorer.read_request(request, cache, states=True).features
         for name, values in features.items():
             if not np.isfinite(values).all():
                 raise ValueError(

@@ -39,16 +39,18 @@ def gate(
             rows += [row._replace(number=before + row.number) for row in read_rows(path)]
         threshold = RIGHT if right_from is None else right_from
         result, groups = gate_of(Calibration.load(calibration), rows, by, threshold)
+        without_decision = sum(row.content["accept"] is None for row in rows)
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     if as_json:
         from lm_polygraph_asmi.files import to_json
 
         content = vars(result) | {"coverage": result.coverage._asdict()}
+        content |= {"without_decision": without_decision}
         click.echo(to_json(content | {"groups": [vars(group) for group in groups]}))
     else:
         click.echo(result)
-        if without_decision := sum(row.content.get("accept") is None for row in rows):
+        if without_decision:
             click.echo(
                 f"{without_decision} of the answers had no decision; they count as abstained."
             )

@@ -164,7 +164,7 @@ def _checked(scorer: Scorer, diagnosis: ModelDiagnosis) -> tuple[str, str]:
             scorer.score(PROMPT)  # with the self-check
             start = time.perf_counter()
             score = scorer.score(PROMPT)
-    except (RuntimeError, ValueError, FloatingPointError, NotImplementedError) as error:
+    except (RuntimeError, ValueError, TypeError, FloatingPointError, NotImplementedError) as error:
         return "problem", str(error)
     seconds = time.perf_counter() - start
     _add_costs(scorer, len(score.tokens) + (score.prompt_tokens or 0), seconds, diagnosis)

@@ -93,6 +93,10 @@ def test_rows_without_a_decision_and_answers_seen_before(limit, tmp_path):
     lines = "".join(json.dumps(row.content) + "\n" for row in rows)
     (tmp_path / "rows.jsonl").write_text(lines)
     files = [str(tmp_path / name) for name in ("calibration.json", "rows.jsonl")]
+    ran = CliRunner().invoke(main, ["gate", *files, "--json"])
+    assert json.loads(ran.output)["without_decision"] == 1
+    with pytest.raises(ValueError, match=r"row 2: it failed in .*: remove it"):
+        gate(limit, [Row(1, first), Row(2, {"error": "no prompt"}, "no prompt")])
     ran = CliRunner().invoke(main, ["gate", *files])
     assert "1 of the answers had no decision; they count as abstained." in ran.output
 

@@ -10,9 +10,12 @@ import pytest
 from click.testing import CliRunner
 
 from lm_polygraph_asmi.calibration import Calibration, Decider, calibrate_rows, calibrate_run
+from lm_polygraph_asmi.calibration.rows import _features
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.scoring import engine
+from lm_polygraph_asmi.scoring.rows import Row
 from lm_polygraph_asmi.scoring.scorer import Scorer
+from lm_polygraph_asmi.scoring.text import parse_request
 from tests.calibration.conftest import SETTINGS, WORDS, labelled
 from tests.scoring.conftest import PROMPT, ending_model
 
@@ -38,6 +41,20 @@ def learned(scorer):
 def no_masks(monkeypatch):
     """Masked passes fail."""
     monkeypatch.setattr(engine, "run_subnetworks", lambda *_: pytest.fail("a masked pass was run"))
+
+
+def test_an_answer_that_was_cut_off_is_read_as_it_was_scored(scorer):
+    """As text it would get an end, which no decision on the model's own answer has."""
+    short = Scorer(scorer.model, scorer.config.replace(max_new_tokens=3),
+                   tokenizer=scorer.tokenizer)  # fmt: skip
+    score = short.score(PROMPT)
+    assert score.settings["stop"] is not None
+    assert len(score.ids) == 3
+    row = Row(1, {"prompt": PROMPT, "answer": score.answer, "correct": True})
+    features = _features([row], [score], short)
+    np.testing.assert_allclose(-features["free"][0, 0], score.signals["msp"], rtol=1e-4)
+    own = short.read_request(parse_request(PROMPT), states=True).features
+    np.testing.assert_allclose(features["hidden last"][0], own["hidden last"], rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.usefixtures("no_masks")

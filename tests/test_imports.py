@@ -262,6 +262,7 @@ WITH_PANDAS = [
     ("results RUN", "Sem-ASMI"),
     ("report RUN --out x --metric Nope", "has no quality metric 'Nope'"),
     ("results LICENSE", "is not a run saved by LM-Polygraph"),
+    ("calibrate BAD.jsonl --model x --risk 0.2 --out x.json", "expected true or false, got 'yes'"),
 ]
 
 
@@ -269,6 +270,7 @@ def test_commands_answer_at_once(tmp_path, monkeypatch):
     """What they import is counted, since seconds depend on the machine."""
     save(tmp_path / "RUN")
     (tmp_path / "LICENSE").write_bytes((ROOT.parent / "LICENSE").read_bytes())
+    (tmp_path / "BAD.jsonl").write_text('{"prompt": "a", "answer": "b", "correct": "yes"}\n')
     monkeypatch.chdir(tmp_path)
     start = "from click.testing import CliRunner\nfrom lm_polygraph_asmi.commands import main"
     run = "done = CliRunner().invoke(main, {!r})\nprint(done.output, done.exception)"

@@ -132,7 +132,7 @@ def fit_score(features: Features, wrong: ArrayLike, strength: float | None = Non
             free features only `FREE_STRENGTH`.
 
     Raises:
-        ValueError: features or labels of wrong shape, not finite, or all labels alike.
+        ValueError: features or labels of wrong shape, not finite, or all labels or features alike.
 
     Example:
         >>> score = fit_score({"free": [[n] for n in range(40)]}, [0] * 20 + [1] * 20)
@@ -150,6 +150,11 @@ def fit_score(features: Features, wrong: ArrayLike, strength: float | None = Non
     mean, scale = table.mean(0), table.std(0)
     # A constant column tells nothing, and its spread is a rounding error.
     known = scale > 1e-9 * np.abs(mean)
+    if not known.any():
+        raise ValueError(
+            f"expected features that vary, got {len(answers)} answers with the same features: "
+            "pass others, or use a signal that is not learned"
+        )
     strength = strength or (FREE_STRENGTH if list(tables) == ["free"] else STRENGTH)
     model = LogisticRegression(C=strength, max_iter=1000)
     model.fit((table[:, known] - mean[known]) / scale[known], answers.wrong)

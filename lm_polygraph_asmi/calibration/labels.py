@@ -1,7 +1,8 @@
 """Labelled rows: what is wrong, and which rows belong together."""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
@@ -50,22 +51,16 @@ def labels_of(rows: Iterable[Row], right_from: float = RIGHT) -> dict[int, bool]
 
     Raises:
         ValueError: a row that cannot be read, or without an answer or a label; texts and chats; an
-            id twice.
+            id twice; only wrong answers; a `cluster` in some rows only.
     """
+    rows = list(rows)
     labels: dict[int, bool] = {}
     formats: dict[bool, int] = {}
     ids: dict[str, int] = {}
-    for row in rows:
-        try:
+    for row in rows:  # labels first: a request needs torch, which takes seconds to import
+        with _named(row):
             if row.error is not None:
                 raise ValueError(row.error)
-            if row.content.get("answer") == "":
-                raise ValueError(
-                    "the answer is empty; empty answers are never accepted. Remove the row"
-                )
-            if request_of(row).answer is None:
-                raise ValueError('expected an "answer" for the label, got none')
-            formats.setdefault(isinstance(row.content["prompt"], str), row.number)
             labels[row.number] = is_wrong(row.content, right_from)
             if (row_id := row.content.get("id")) is not None:
                 first = ids.setdefault(repr(row_id), row.number)
@@ -73,8 +68,18 @@ def labels_of(rows: Iterable[Row], right_from: float = RIGHT) -> dict[int, bool]
                     raise ValueError(
                         f'the "id" {row_id!r} is that of row {first}, too: label it once'
                     )
-        except ValueError as error:
-            raise ValueError(f"row {row.number}: {error}") from error
+    if labels and all(labels.values()):
+        raise ValueError(f"expected right and wrong answers, got {len(labels)}, all wrong")
+    _check_clusters(rows)
+    for row in rows:
+        with _named(row):
+            if row.content.get("answer") == "":
+                raise ValueError(
+                    "the answer is empty; empty answers are never accepted. Remove the row"
+                )
+            if request_of(row).answer is None:
+                raise ValueError('expected an "answer" for the label, got none')
+            formats.setdefault(isinstance(row.content["prompt"], str), row.number)
     if len(formats) > 1:
         raise ValueError(
             f"the prompt of row {formats[True]} is a text, that of row {formats[False]} a chat: "
@@ -82,6 +87,23 @@ def labels_of(rows: Iterable[Row], right_from: float = RIGHT) -> dict[int, bool]
             "each apart, or pass all as chats (--chat)"
         )
     return labels
+
+
+@contextmanager
+def _named(row: Row) -> Iterator[None]:
+    """Errors name the row."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"row {row.number}: {error}") from error
+
+
+def _check_clusters(rows: Sequence[Row]) -> None:
+    missing = [row.number for row in rows if row.content.get("cluster") is None]
+    if 0 < len(missing) < len(rows):
+        raise ValueError(
+            f'expected a "cluster" in all rows or in none, got none in row {missing[0]}'
+        )
 
 
 def request_of(row: Row) -> "Request":
@@ -93,19 +115,10 @@ def request_of(row: Row) -> "Request":
 
 
 def clusters_of(rows: Sequence[Row]) -> list[str]:
-    """Cluster key of each row: its `cluster`, else by contexts or prompts, see `context_clusters`.
-
-    Raises:
-        ValueError: a `cluster` in some rows only.
-    """
+    """Cluster key of each row: its `cluster`, else by context or prompt (`context_clusters`)."""
     keys = [row.content.get("cluster") for row in rows]
-    missing = [row.number for row, key in zip(rows, keys, strict=True) if key is None]
-    if not missing:
+    if None not in keys:
         return list(map(str, keys))
-    if len(missing) < len(rows):
-        raise ValueError(
-            f'expected a "cluster" in all rows or in none, got none in row {missing[0]}'
-        )
     return context_clusters([row.content.get("context") or row.content["prompt"] for row in rows])
 
 

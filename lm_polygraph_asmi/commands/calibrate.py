@@ -121,7 +121,11 @@ def calibrate(
         from lm_polygraph_asmi.calibration.fit import check_signal
 
         check_signal(signal, risk, confidence, run is not None)
-        check_new(out)
+        check_new(
+            out,
+            "name another file, or remove it. If it has the same labels: choosing the best of "
+            "several calibrations voids the guarantee",
+        )
         from lm_polygraph_asmi.calibration.labels import labels_of
         from lm_polygraph_asmi.calibration.run import calibrate_run, scored_group
         from lm_polygraph_asmi.results.runs import RIGHT
@@ -131,7 +135,7 @@ def calibrate(
         if chat:
             labelled = [row._replace(content=in_chat(row.content)) for row in labelled]
         label_threshold = RIGHT if right_from is None else right_from
-        labels_of(labelled, label_threshold)  # before the model is loaded
+        labels_of(labelled, label_threshold)  # before torch is imported and the model loaded
         config, explicit = ASMIConfig(), given_settings(settings)
         if run is not None:
             group, method = scored_group(run, metric, **explicit)

@@ -91,9 +91,15 @@ class Decisions(Summary):
             return self.reason
         return None
 
-    def drifts(self) -> list[Any]:
-        """Quantities that differ from those of the calibration answers."""
-        return self.calibration.drifts(self.measured)
+    def warnings(self) -> list[str]:
+        """Drift from the calibration answers; what to do if no answer has a decision."""
+        sentences = [f"{drift}." for drift in self.calibration.drifts(self.measured)]
+        if self.measured and self.counts["without a decision"] == len(self.measured):
+            advice = "Use the calibration's model and settings, or calibrate again"
+            if self.calibration.guarantee.threshold is None:
+                advice = "The calibration has no threshold: calibrate on more labelled answers"
+            sentences.append(f"No answer has a decision, so abstain on all. {advice}.")
+        return sentences
 
     def __str__(self) -> str:
         return f"{super().__str__()}\n{self.listed(*COUNTED.values())}."

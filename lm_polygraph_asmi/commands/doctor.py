@@ -7,6 +7,24 @@ import click
 from lm_polygraph_asmi.files import to_json
 from lm_polygraph_asmi.options import given_settings, setting_options
 
+OF_RUN = ("config_dir", "run", "overrides")
+OF_MODEL = ("gguf_file", "dtype", "device_map")
+
+
+def _refuse_other_options(settings: dict[str, Any], of_model: bool) -> None:
+    """Raise click.UsageError for options that only a run, or only a model, has."""
+    context = click.get_current_context()
+    names = OF_RUN if of_model else (*OF_MODEL, *settings)
+    explicit = given_settings({name: context.params[name] for name in names})
+    if not explicit:
+        return
+    options = {option.name: option.opts[0] for option in context.command.params}
+    mode, other = ("--model", "--config-name")[:: 1 if of_model else -1]
+    raise click.UsageError(
+        f"{mode} takes no {', '.join(options[name] for name in explicit)}; only {other} does"
+        + ". Write settings of a run as overrides, such as asmi.depth=0.5" * (not of_model)
+    )
+
 
 @click.command(short_help="Check a run before starting it, or a model.")
 @click.option("--config-name", help="Config of a run, as for polygraph_eval.")
@@ -50,11 +68,10 @@ def doctor(
 
     if (config_name is None) == (model is None):
         raise click.UsageError("expected --config-name or --model, one of them")
+    _refuse_other_options(settings, model is not None)
     if model is not None:
         from lm_polygraph_asmi.config import ASMIConfig
 
-        if overrides:
-            raise click.UsageError(f"--model takes no overrides, got {' '.join(overrides)}")
         try:
             config = ASMIConfig().replace(**given_settings(settings))
             from lm_polygraph_asmi.scoring.doctor import diagnose_model

@@ -188,8 +188,8 @@ class Work(NamedTuple):
             console.print(str(summary), highlight=False, soft_wrap=True)
             if self.out:
                 console.print(f"Results: {self.out}", highlight=False, markup=False)
-            for drift in summary.drifts():
-                errors.print(f"Warning: {drift}.", style="yellow", highlight=False, soft_wrap=True)
+        for warning in summary.warnings():
+            errors.print(f"Warning: {warning}", style="yellow", highlight=False, soft_wrap=True)
         if summary.counts["failed"]:
             raise SystemExit(1)
         if cache and _temporary(cache):
@@ -281,8 +281,8 @@ class Summary:
         self.counts["with warnings"] += bool(result is not None and result.warnings)
         return None
 
-    def drifts(self) -> list[Any]:
-        """Quantities whose distribution differs from an earlier one; a score knows none."""
+    def warnings(self) -> list[str]:
+        """About all rows, in sentences; a score knows none."""
         return []
 
     def listed(self, *names: str) -> str:

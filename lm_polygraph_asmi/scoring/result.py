@@ -17,7 +17,7 @@ from lm_polygraph_asmi.maths.scores import aggregate, token_scores
 from lm_polygraph_asmi.scoring.page import Card, render, render_part
 from lm_polygraph_asmi.scoring.provenance import compared, digest_of
 from lm_polygraph_asmi.scoring.segments import Span, segment_answer, span_of
-from lm_polygraph_asmi.scoring.signals import unmasked_signals
+from lm_polygraph_asmi.scoring.signals import SIGNALS, unmasked_signals
 from lm_polygraph_asmi.scoring.terminal import in_terminal
 from lm_polygraph_asmi.scoring.tokens import Token
 
@@ -257,6 +257,12 @@ class Score:
                 f"{self.masking_response:.4f} nats, below {OVER_ROBUST}): the score may carry no "
                 "information (not validated)."
             )
+        free = ", ".join(
+            f"{signal.title} {self.signals[name]:.4g}"
+            for name, signal in SIGNALS.items()
+            if name in self.signals and not signal.masked
+        )
+        lines.append(f"To compare, in nats (higher = more uncertain): {free}.")
         return [*lines, *self.warnings, NO_SCALE, BOUNDARY]
 
     def to_dict(self) -> dict[str, Any]:

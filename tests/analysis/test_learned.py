@@ -124,6 +124,7 @@ def test_too_few_labels_are_named():
         (lambda: fit_score({"a": [[1.0], [np.nan]]}, [0, 1]), "a has values that are not finite"),
         (lambda: fit_score({"a": [[1.0], [2.0]]}, [1, 1]), "all 2 answers are wrong: label"),
         (lambda: fit_score({"a": [1.0, 2.0]}, [0, 1]), "expected a table"),
+        (lambda: fit_score({"a": [[2.0]] * 3}, [0, 1, 0]), "got 3 answers with the same features"),
         (lambda: fit_score({"a": [[1.0]], "b": [[1.0], [2.0]]}, [0]), "a row for each answer"),
         (lambda: LearnedScore({"a": [1.0]}, 0.0)({"a": [[1.0, 2.0]]}), "a has width 2, but the"),
         (lambda: LearnedScore({"a": [1.0]}, 0.0)({"b": [[1.0]]}), "needs a, got b"),

@@ -251,6 +251,7 @@ def test_from_rows_to_decisions_by_command(folder):
     assert code == 0, said
     assert "90 without a decision." in said
     assert f"Warning: No threshold by {found.title}" in said
+    assert "Warning: No answer has a decision, so abstain on all. The calibration has no" in said
     limited(found, found.values[45]).save(folder / "limited.json")
     code, said = run(*given, folder / "limited.json", "--out", folder / "decided.jsonl",
                      "--html", folder / "decided.html")  # fmt: skip
@@ -296,6 +297,7 @@ def test_calibrate_by_command(folder):
     code, said = run(*again)
     assert code == 1
     assert "again.json exists: name another file, or remove it" in said
+    assert "choosing the best of several calibrations voids the guarantee" in said
     given = ("--model", model, "--risk", 0.4, "--out", folder / "few.json")
     blank = {"prompt": PROMPT, "answer": "\n", "correct": True, "cluster": "blank"}
     few = "".join(json.dumps(row) + "\n" for row in [*labelled(12), blank])

@@ -87,3 +87,16 @@ def test_a_run_or_a_model(options):
     result = CliRunner().invoke(main, ["doctor", *options])
     assert result.exit_code == 2
     assert "expected --config-name or --model" in result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--model smollm2 --config-dir . --no-run a=1", "takes no --config-dir, --run, overrides"),
+        ("--config-name asmi_demo --depth 0.7 --dtype float32", "takes no --dtype, --depth; only"),
+    ],
+)
+def test_options_of_the_other_mode_are_named(options, message):
+    result = CliRunner().invoke(main, ["doctor", *options.split()])
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())

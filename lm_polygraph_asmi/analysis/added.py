@@ -19,7 +19,7 @@ from lm_polygraph_asmi.analysis.clusters import control_table
 from lm_polygraph_asmi.analysis.labelled import FOLDS, Labelled
 
 PARTITIONS = 5
-"""Partitions into folds whose predictions are averaged, so that no single one decides."""
+"""Into folds; their predictions are averaged, so that no single one decides."""
 PENALTY, SLIGHT = 1.0, 0.01
 """Ridge penalties on standardised features: for models of errors, and of the score's rank."""
 NOTHING_LEFT = 0.02
@@ -79,9 +79,11 @@ def adds_information(scores: ArrayLike, controls: ArrayLike, answers: Labelled) 
         >>> adds_information(range(100), length, answers).added  # a score that is its control
         False
     """
-    score, table, errors = checked(scores, controls, answers)
+    score, table = answers.columns(scores=scores, controls=control_table(controls))
+    if np.ptp(score) == 0:
+        raise ValueError("the score is the same for all answers: there is nothing to test")
     answers.check_folds()
-    features, rank = smooth(table), mid_ranks(score)
+    errors, features, rank = answers.wrong.astype(float), smooth(table), mid_ranks(score)
     rows, rank_fit, p_error = np.arange(len(rank)), np.zeros(len(rank)), np.zeros(len(rank))
     keys, codes = np.unique(np.asarray(answers.clusters, dtype=str)), answers.codes
     rng = np.random.default_rng(answers.seed)
@@ -111,15 +113,10 @@ def _tested(statistic: float, sums: dict[str, float], n: int, errors: int) -> Ad
 def adds_over_settings(settings: Sequence[AddedInformation]) -> AddedInformation:
     """The same test over several settings: Stouffer's sum of their statistics.
 
-    Each setting has the same weight, whatever its size. Clusters with the same key (a passage used
-    with several models) are one cluster. The test allows for the correlation of their sums, so the
-    same answers twice count once. Clusters with different keys are taken as independent.
-
-    Args:
-        settings: a result of `adds_information` for each setting; no result over several settings.
-
-    Raises:
-        ValueError: no setting.
+    Each setting, one result of `adds_information`, has the same weight, whatever its size. Clusters
+    with the same key (a passage used with several models) are one cluster. The test allows for the
+    correlation of their sums, so the same answers twice count once. Clusters with different keys
+    are taken as independent. ValueError without a setting.
 
     Example:
         >>> wrong, length = [0, 1] * 50, [[n] for n in range(100)]
@@ -141,24 +138,9 @@ def adds_over_settings(settings: Sequence[AddedInformation]) -> AddedInformation
     return _tested(float(statistic), totals, rows, errors)
 
 
-def checked(
-    scores: ArrayLike, controls: ArrayLike, answers: Labelled
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Score, controls (n, c) and errors (0 or 1) as arrays of numbers; a ValueError if not so."""
-    score, table = answers.columns(scores=scores, controls=control_table(controls))
-    if np.ptp(score) == 0:
-        raise ValueError("the score is the same for all answers: there is nothing to test")
-    return score, table, answers.wrong.astype(float)
-
-
 def mid_ranks(values: np.ndarray) -> np.ndarray:
     """Mid-ranks in (0, 1), ties alike."""
     return (rankdata(values) - 0.5) / len(values)
-
-
-def standardised(features: np.ndarray) -> np.ndarray:
-    spread = features.std(0)
-    return (features - features.mean(0))[:, spread > 1e-12] / spread[spread > 1e-12]
 
 
 def smooth(controls: np.ndarray) -> np.ndarray:
@@ -168,20 +150,24 @@ def smooth(controls: np.ndarray) -> np.ndarray:
     splines = SplineTransformer(degree=3, knots=knots, include_bias=False).fit_transform(ranks)
     first, second = np.triu_indices(ranks.shape[1], 1)
     products = (ranks[:, first] - 0.5) * (ranks[:, second] - 0.5)
-    features = standardised(np.column_stack([splines, products]))
-    return np.column_stack([np.ones(len(features)), features])
+    features = np.column_stack([splines, products])
+    spread = features.std(0)
+    known = spread > 1e-12
+    standardised = (features - features.mean(0))[:, known] / spread[known]
+    return np.column_stack([np.ones(len(features)), standardised])
 
 
-def penalties(features: np.ndarray, weight: float) -> np.ndarray:
-    """(m, m); the constant is free."""
-    return np.diag([0.0] + [weight] * (features.shape[1] - 1))
+def _products(features: np.ndarray, weight: float) -> tuple[np.ndarray, np.ndarray]:
+    """(n, m²) products of two features, and (m, m) ridge penalties; the constant is free."""
+    n, m = features.shape
+    products = (features[:, :, None] * features[:, None, :]).reshape(n, -1)
+    return products, np.diag([0.0] + [weight] * (m - 1))
 
 
 def _least_squares(features: np.ndarray, target: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """(b, m) coefficients of b slightly penalised regressions, one a row of weights (b, n)."""
-    m = features.shape[1]
-    squares = (features[:, :, None] * features[:, None, :]).reshape(len(features), -1)
-    gram = (weights @ squares).reshape(-1, m, m) + penalties(features, SLIGHT)
+    squares, ridge = _products(features, SLIGHT)
+    gram = (weights @ squares).reshape(-1, *ridge.shape) + ridge
     return np.linalg.solve(gram, ((weights * target) @ features)[..., None])[..., 0]
 
 
@@ -190,16 +176,15 @@ def logistic(features: np.ndarray, wrong: np.ndarray, weights: np.ndarray) -> np
 
     scikit-learn fits them one at a time, which is too slow for every resample.
     """
-    m = features.shape[1]
-    squares = (features[:, :, None] * features[:, None, :]).reshape(len(features), -1)
-    ridge = penalties(features, PENALTY)
+    squares, ridge = _products(features, PENALTY)
     error_rate = (weights @ wrong + 0.5) / (weights.sum(1) + 1)
-    coefficients = np.zeros((len(weights), m))
+    coefficients = np.zeros((len(weights), len(ridge)))
     coefficients[:, 0] = logit(error_rate)
     for _ in range(50):
         p_error = expit(np.clip(coefficients @ features.T, -30, 30))
         gradient = (weights * (wrong - p_error)) @ features - coefficients @ ridge
-        curvature = ((weights * p_error * (1 - p_error)) @ squares).reshape(-1, m, m) + ridge
+        curvature = (weights * p_error * (1 - p_error)) @ squares
+        curvature = curvature.reshape(-1, *ridge.shape) + ridge
         curvature[:, 0, 0] += 1e-9  # a training set without errors, or without right answers
         step = np.linalg.solve(curvature, gradient[..., None])[..., 0]
         # Newton's step can overshoot if errors are well separated.

@@ -33,10 +33,8 @@ class Step(NamedTuple):
 def calibrate(scores: ArrayLike, wrong: ArrayLike) -> list[Step]:
     """Steps of an isotonic fit, merged with neighbours until each has `SMALLEST_STEP` answers.
 
-    Merging keeps the rates increasing. Fewer answers in total form one step.
-
-    Returns:
-        Steps by increasing score, their error rates increasing too.
+    They are by increasing score, and their error rates increase, too. Fewer answers in total form
+    one step.
 
     Example:
         >>> calibrate([0.1] * 25 + [0.9] * 25, [0] * 20 + [1] * 5 + [1] * 20 + [0] * 5)
@@ -80,14 +78,7 @@ def probability_at(steps: Sequence[Step], score: float) -> float:
     """Error rate of the score's step, with one more answer that is wrong at the overall rate.
 
     So no probability is 0 or 1, and a large step hardly changes. If all answers are right, or all
-    wrong, that one counts as half wrong.
-
-    Args:
-        steps: of `calibrate`.
-        score: of one answer, in the unit of the calibrated scores.
-
-    Raises:
-        ValueError: a score that is not finite, or no step.
+    wrong, that one counts as half wrong. ValueError for a score that is not finite, or no step.
 
     Example:
         >>> steps = [Step(0.1, 25, 5), Step(0.9, 25, 20)]  # half of all answers are wrong
@@ -111,8 +102,7 @@ def held_out_probability(
     if the other folds are too small for two steps.
 
     Example:
-        >>> passages = [str(n // 2) for n in range(100)]  # one right and one wrong answer each
-        >>> answers = Labelled([0, 1] * 50, passages)
+        >>> answers = Labelled([0, 1] * 50, [n // 2 for n in range(100)])  # two in a cluster
         >>> chance, base = held_out_probability([0.1, 0.9] * 50, answers)
         >>> chance[:2].round(2).tolist(), base[:2].tolist()  # the base rate is the same for both
         ([0.01, 0.99], [0.5, 0.5])
@@ -134,14 +124,12 @@ def held_out_probability(
 
 
 def held_out_brier(scores: ArrayLike, answers: Labelled) -> tuple[float, float] | None:
-    """Held-out Brier scores: of the calibration, and of the base rate.
+    """Brier scores of both probabilities of `held_out_probability`; None where it returns None.
 
-    Mean squared difference of probability and outcome, in [0, 1]; lower = better. None where
-    `held_out_probability` returns None.
+    Mean squared difference of probability and outcome, in [0, 1]; lower = better.
 
     Example:
-        >>> passages = [str(n // 2) for n in range(100)]  # one right and one wrong answer each
-        >>> answers = Labelled([0, 1] * 50, passages)
+        >>> answers = Labelled([0, 1] * 50, [n // 2 for n in range(100)])
         >>> calibrated, base = held_out_brier([0.1, 0.9] * 50, answers)
         >>> round(calibrated, 4), base  # a coin's is 0.25
         (0.0001, 0.25)
@@ -149,8 +137,7 @@ def held_out_brier(scores: ArrayLike, answers: Labelled) -> tuple[float, float] 
     chances = held_out_probability(scores, answers)
     if chances is None:
         return None
-    errors = answers.wrong.astype(float)
-    calibrated, base = (float(np.mean((chance - errors) ** 2)) for chance in chances)
+    calibrated, base = (float(np.mean((chance - answers.wrong) ** 2)) for chance in chances)
     return calibrated, base
 
 
@@ -163,8 +150,8 @@ class Reliability:
         n: (g,) answers of each.
         rate: (g,) isotonic fit of the errors: the calibrated probabilities.
         band: (2, g) pointwise 95 % range of that fit if the probabilities are calibrated.
-        brier: mean squared difference of probability and outcome; it is miscalibration minus
-            discrimination plus uncertainty.
+        brier: mean squared difference of probability and outcome: miscalibration - discrimination
+            + uncertainty.
         miscalibration: reduction of `brier` by using `rate`; lower = better.
         discrimination: reduction from `uncertainty` by using `rate`; higher = better.
         uncertainty: the Brier score of a constant error rate.
@@ -195,12 +182,11 @@ def reliability(chance: ArrayLike, answers: Labelled, draws: int = DRAWS) -> Rel
     inference with clustered errors.
 
     Args:
-        chance: (n,) probabilities of error, from other answers than these: see
-            `held_out_probability`.
-        draws: number of draws of errors for the band and the p-value.
+        chance: (n,) in [0, 1], from other answers than these: see `held_out_probability`.
+        draws: of errors, for the band and the p-value.
 
     Raises:
-        ValueError: also probabilities outside [0, 1], or fewer than two clusters.
+        ValueError: also fewer than two clusters.
 
     Example:
         >>> chance, wrong = [0.1] * 5 + [0.9] * 5, [0, 0, 0, 0, 1, 0, 1, 1, 1, 1]
@@ -245,15 +231,12 @@ def debiased_calibration_error(chance: ArrayLike, wrong: ArrayLike, bins: int = 
     Bins of equal size; from the squared gap of a bin with error rate y, subtract y (1 - y) /
     (n - 1), its mean without any gap. Lower = better, at least 0. It takes answers as independent,
     so with large clusters it is above 0 even for calibrated probabilities: `reliability` has a
-    test that respects clusters. Source: Kumar, Liang and Ma
-    (2019), Verified uncertainty calibration.
+    test that respects clusters. Source: Kumar, Liang and Ma (2019), Verified uncertainty
+    calibration.
 
     Args:
-        chance: (n,) probabilities of error, from other answers than these.
+        chance: (n,) in [0, 1], from other answers than these, at least two.
         bins: largest number of bins; fewer if one would have fewer than two answers.
-
-    Raises:
-        ValueError: also fewer than two answers, or probabilities outside [0, 1].
 
     Example:
         >>> debiased_calibration_error([0.5] * 100, [0, 1] * 50)

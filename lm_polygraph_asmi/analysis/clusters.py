@@ -28,12 +28,7 @@ ROWS_AT_ONCE = 2**16
 
 
 class Interval(NamedTuple):
-    """A value with its 95 % interval; NaN where undefined.
-
-    Attributes:
-        value: the estimate.
-        low, high: ends of the interval.
-    """
+    """A value with the ends, low and high, of its 95 % interval; NaN where undefined."""
 
     value: float
     low: float
@@ -58,11 +53,7 @@ def _numbers(name: str, values: ArrayLike) -> np.ndarray:
 
 
 def ordered(**column: ArrayLike) -> np.ndarray:
-    """The one keyword argument as numbers that can be ordered; may be infinite.
-
-    Raises:
-        ValueError: NaN, or values that are not numbers.
-    """
+    """The one keyword argument as numbers that can be ordered: may be infinite, not NaN."""
     ((name, values),) = column.items()
     numbers = _numbers(name, values)
     if np.isnan(numbers).any():
@@ -71,11 +62,7 @@ def ordered(**column: ArrayLike) -> np.ndarray:
 
 
 def finite(**column: ArrayLike) -> np.ndarray:
-    """The one keyword argument as finite numbers.
-
-    Raises:
-        ValueError: NaN, infinite values, or values that are not numbers.
-    """
+    """The one keyword argument as finite numbers, or a ValueError."""
     ((name, values),) = column.items()
     numbers = _numbers(name, values)
     if not np.isfinite(numbers).all():
@@ -86,28 +73,20 @@ def finite(**column: ArrayLike) -> np.ndarray:
 
 
 def binary(**column: ArrayLike) -> np.ndarray:
-    """The one keyword argument as booleans.
-
-    Raises:
-        ValueError: values other than True and False, 1 and 0.
-    """
+    """The one keyword argument as booleans: True and False, 1 and 0, else a ValueError."""
     ((name, _),) = column.items()
     numbers = finite(**column)
-    if not np.isin(numbers, (0, 1)).all():
+    known = np.isin(numbers, (0, 1))
+    if not known.all():
         raise ValueError(
-            f"{name} must contain True and False (or 1 and 0), got "
-            f"{numbers[~np.isin(numbers, (0, 1))][0]}: convert a quality, for example with "
-            "quality < 0.5"
+            f"{name} must contain True and False (or 1 and 0), got {numbers[~known][0]}: convert "
+            "a quality, for example with quality < 0.5"
         )
     return numbers.astype(bool)
 
 
 def control_table(controls: ArrayLike) -> np.ndarray:
-    """Controls as a table (n, c).
-
-    Raises:
-        ValueError: another shape.
-    """
+    """Controls as a table (n, c), or a ValueError."""
     table = finite(controls=controls)
     if table.ndim != 2 or not table.shape[1]:
         raise ValueError(
@@ -117,12 +96,8 @@ def control_table(controls: ArrayLike) -> np.ndarray:
     return table
 
 
-def check_rows(clusters: Sequence[str] | None, **columns: ArrayLike) -> None:
-    """Check that all columns have a finite value for every cluster key.
-
-    Raises:
-        ValueError: no rows or keys, unequal lengths, or values that are not finite.
-    """
+def check_rows(clusters: Sequence[Any] | None, **columns: ArrayLike) -> None:
+    """Raise ValueError unless there are keys, and all columns have a finite value for each."""
     if clusters is None:
         raise ValueError(
             "clusters must have a key for every row: the same for answers that share a passage, "
@@ -138,7 +113,7 @@ def check_rows(clusters: Sequence[str] | None, **columns: ArrayLike) -> None:
             )
 
 
-def cluster_codes(clusters: Sequence[str]) -> np.ndarray:
+def cluster_codes(clusters: Sequence[Any]) -> np.ndarray:
     """(n,) number of each row's cluster, from 0, in the order of the keys."""
     return np.unique(np.asarray(clusters, dtype=str), return_inverse=True)[1]
 
@@ -154,13 +129,7 @@ def text_clusters(prompts: Sequence[str]) -> list[str]:
     r"""Cluster keys from prompts: CoQA's story, SQuAD's passage, else the whole prompt.
 
     Source: appendix "Head-to-Head Significance" of the paper. Recognises only the paper's zero-shot
-    prompts; for others, the manifest of a run has the keys.
-
-    Args:
-        prompts: (n,) text of each row's prompt.
-
-    Returns:
-        (n,) keys; each the whole prompt unless all prompts have the same of the two formats.
+    prompts, and if all have the same format; for others, the manifest of a run has the keys.
 
     Example:
         >>> prompt = "\nStory: {}\n\nQuestion: {}".format
@@ -188,9 +157,6 @@ class Clustered:
         codes: (n,) number of each row's cluster, from 0.
         n_clusters: number of clusters.
 
-    Raises:
-        ValueError: there is no row, or no key.
-
     Example:
         >>> counts = next(Clustered(["a", "a", "b"], resamples=100).draws())
         >>> counts.shape, bool((counts[:, 0] == counts[:, 1]).all())  # both rows of a, or neither
@@ -211,11 +177,7 @@ class Clustered:
         return len(self.clusters)
 
     def columns(self, /, **named: ArrayLike) -> list[np.ndarray]:
-        """Columns as numbers, with a finite value (or row) for each answer.
-
-        Raises:
-            ValueError: another length, or a value that is not finite.
-        """
+        """Columns as numbers, with a finite value (or row) for each answer; else ValueError."""
         check_rows(self.clusters, **named)
         return [np.asarray(column, dtype=float) for column in named.values()]
 
@@ -237,8 +199,8 @@ class Clustered:
     def draws(self, default: int = RESAMPLES) -> Iterator[np.ndarray]:
         """How often each row is in each bootstrap resample of whole clusters.
 
-        Clusters are drawn with replacement, as many as there are. Yields arrays (b, n) of counts,
-        `number(default)` rows in total; each row is one resample.
+        Clusters are drawn with replacement, as many as there are. Yields arrays (b, n) of counts;
+        each of `number(default)` rows in total is one resample.
         """
         drawn = self._drawn.first(self.number(default))
         chunk = max(1, ROWS_AT_ONCE // len(self))
@@ -266,11 +228,9 @@ class _Drawn:
 def bootstrap_values(
     statistic: Callable[[np.ndarray], np.ndarray], rows: Clustered, default: int = RESAMPLES
 ) -> np.ndarray:
-    """(resamples, ...) values of a statistic on resamples of whole clusters.
+    """(resamples, ...) values of a statistic, counts (b, n) -> (b, ...), on whole clusters.
 
-    Args:
-        statistic: counts (b, n) -> (b, ...); a count is how often a row is in a resample.
-        default: number of resamples, unless `rows` has one.
+    `default` is the number of resamples, unless `rows` has one.
     """
     return np.concatenate([statistic(counts) for counts in rows.draws(default)])
 
@@ -284,10 +244,8 @@ def percentiles(clusters: int) -> tuple[float, float]:
     true value in 94.5 %, plain ones in 90.5 %, bootstrap-t ones in 93 %.
     Source: Hesterberg (2015), What teachers should know about the bootstrap.
     """
-    if clusters < 2:
-        return 2.5, 97.5
-    tail = 100 * share_of_tail(0.025, clusters)
-    return tail, 100 - tail
+    low = 100 * share_of_tail(0.025, clusters)
+    return low, 100 - low
 
 
 def percentile_interval(
@@ -295,8 +253,7 @@ def percentile_interval(
 ) -> Interval:
     """95 % interval by `percentiles` for this number of clusters; None: very many.
 
-    Undefined with fewer than two clusters, or if the statistic is undefined in at least half of the
-    resamples.
+    NaN with fewer than two, or if the statistic is undefined in at least half of the resamples.
     """
     defined = resampled[np.isfinite(resampled)]
     few = clusters is not None and clusters < 2
@@ -341,13 +298,7 @@ def wilson_interval(count: int, n: int) -> Interval:
     """95 % interval of a rate, from `count` of `n` independent answers.
 
     Source: Wilson (1927), Probable inference. Within [0, 1], and defined from one answer on.
-
-    Args:
-        count: number of answers of one kind, such as errors.
-        n: number of all answers.
-
-    Raises:
-        ValueError: not 0 <= count <= n, or no answer.
+    ValueError unless 0 <= count <= n and n > 0.
 
     Example:
         >>> wilson_interval(0, 20).high > 0.1  # no error among 20: still up to one in six
@@ -365,16 +316,12 @@ def cluster_interval(statistic: Callable[[np.ndarray], float], rows: Clustered) 
     """Bootstrap interval of a statistic over whole clusters, wider if there are few.
 
     To compare two methods, pass their difference as the statistic: both then share the resamples.
-    Resamples with a statistic of NaN are left out. Source: section "Main Results" of the paper
-    (cluster-respecting paired bootstrap, percentile 95 %); for few clusters, Hesterberg (2015),
-    What teachers should know about the bootstrap.
+    Ends are NaN with fewer than two clusters, or if the statistic is NaN in at least half of the
+    resamples; others of NaN are left out. Source: section "Main Results" of the paper
+    (cluster-respecting paired bootstrap, percentile 95 %); for few clusters, `percentiles`.
 
     Args:
         statistic: row numbers, which may repeat -> value; NaN where undefined.
-
-    Returns:
-        The statistic of all rows; bounds of NaN with fewer than two clusters, or if the statistic
-        is undefined in at least half of the resamples.
 
     Example:
         >>> wrong = np.repeat([0, 1] * 5, 4)  # four equal answers per story
@@ -395,23 +342,14 @@ def cluster_interval(statistic: Callable[[np.ndarray], float], rows: Clustered) 
 def bootstrap_interval(
     value: float, statistic: Callable[[np.ndarray], np.ndarray], rows: Clustered
 ) -> Interval:
-    """`cluster_interval` of a statistic that takes many resamples at once.
-
-    Args:
-        value: the statistic on the original rows.
-        statistic: counts (b, n) -> (b,), as in `bootstrap_values`.
-    """
+    """`cluster_interval` of a statistic as in `bootstrap_values`, which is `value` on all rows."""
     if np.isnan(value) or rows.n_clusters < 2:
         return Interval(float(value), float("nan"), float("nan"))
     return percentile_interval(value, bootstrap_values(statistic, rows), rows.n_clusters)
 
 
 class Medians:
-    """Medians of one column in many resamples, as `np.median` of their rows.
-
-    Args:
-        values: (n,) finite.
-    """
+    """Medians of one finite column (n,) in many resamples, as `np.median` of their rows."""
 
     def __init__(self, values: np.ndarray) -> None:
         self.order = np.argsort(values, kind="stable")
@@ -432,12 +370,11 @@ def cluster_band(
 ) -> np.ndarray:
     """Pointwise 95 % band of a curve, over whole clusters.
 
+    (2, points), low and high; NaN with fewer than two clusters.
+
     Args:
         curve: row numbers, which may repeat -> values (m,); m may vary.
         points: number of points, evenly spaced from the curve's first value to its last.
-
-    Returns:
-        (2, points), low and high; NaN with fewer than two clusters.
 
     Example:
         >>> wrong, rows = np.array([0, 1] * 10), Clustered([str(n) for n in range(20)])
@@ -467,15 +404,11 @@ def simultaneous_band(values: ArrayLike, drawn: ArrayLike) -> np.ndarray:
     a resampled curve. Source: Montiel Olea and Plagborg-Møller (2019), Simultaneous confidence
     bands: theory, implementation, and an application to SVARs.
 
+    (2, m), low and high; NaN with fewer than two resamples.
+
     Args:
         values: (m,) the curve.
         drawn: (B, m) the same on B resamples.
-
-    Returns:
-        (2, m), low and high; NaN with fewer than two resamples.
-
-    Raises:
-        ValueError: wrong shapes, or values that are not finite.
 
     Example:
         >>> drawn = [[0.6, 1.0], [1.0, 1.0]]  # the second point never moves

@@ -27,19 +27,10 @@ def prr_intervals(
 ) -> tuple[dict[str, Interval], dict[tuple[str, str], Interval]]:
     """PRR of every method, and PRR differences (first minus second), with 95 % intervals.
 
-    All methods share the resamples of clusters, so that common variation cancels in a difference.
+    By method, and by pair of methods: a positive difference means that the first is better. NaN if
+    all answers are equally good, bounds also with fewer than two clusters. All methods share the
+    resamples, so that common variation cancels in a difference.
     Source: appendix "Head-to-Head Significance" of the paper (B = 10,000).
-
-    Args:
-        scores: by method.
-        differences: pairs of methods.
-
-    Returns:
-        By method, and by pair; a positive difference means that the first is better. NaN if all
-        answers are equally good, bounds also with fewer than two clusters.
-
-    Raises:
-        KeyError: a pair names a method that is not in `scores`.
 
     Example:
         >>> scores = {"knows": [0.1, 0.9] * 10, "constant": [0.5] * 20}
@@ -61,11 +52,7 @@ def prr_intervals(
 def drawn_prr(
     scores: Mapping[str, ArrayLike], answers: Labelled, default: int = PRR_RESAMPLES
 ) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-    """PRR by method, and on shared resamples of clusters (resamples,); NaN where undefined.
-
-    Args:
-        default: number of resamples, unless `answers` has one.
-    """
+    """PRR by method, and on shared resamples of clusters (resamples,); NaN where undefined."""
     columns = answers.columns(**scores)
     value = [normalised_prr(column, answers.quality) for column in columns]
     if answers.n_clusters < 2 or np.isnan(value).any():
@@ -206,10 +193,10 @@ def mcnemar(first: ArrayLike, second: ArrayLike, wrong: ArrayLike, flagged: int)
     does not give its flag rate.
 
     Args:
-        flagged: how many of the most uncertain answers each score flags.
+        flagged: how many of the most uncertain answers each score flags, 0 to n.
 
     Raises:
-        ValueError: also a constant score, or `flagged` below 0 or above n.
+        ValueError: also a constant score.
 
     Example:
         >>> mcnemar([9, 1, 2, 0], [1, 9, 2, 0], wrong=[1, 1, 0, 0], flagged=1)  # one error each
@@ -217,17 +204,16 @@ def mcnemar(first: ArrayLike, second: ArrayLike, wrong: ArrayLike, flagged: int)
     """
     from scipy.stats import binomtest  # a second to import, and few tables need it
 
-    check_rows(["" for _ in np.asarray(wrong)], first=first, second=second, wrong=wrong)
-    if not 0 <= flagged <= len(np.asarray(wrong)):
-        raise ValueError(f"flagged must lie in 0 ... {len(np.asarray(wrong))}, got {flagged}")
-    if np.ptp(np.asarray(first)) == 0 or np.ptp(np.asarray(second)) == 0:
-        raise ValueError("a constant score cannot choose answers to flag")
     errors = binary(wrong=wrong)
+    check_rows(range(len(errors)), first=first, second=second)
+    if not 0 <= flagged <= len(errors):
+        raise ValueError(f"flagged must lie in 0 ... {len(errors)}, got {flagged}")
 
-    def flags(score: ArrayLike) -> np.ndarray:
-        _, group, sizes = np.unique(
-            -np.asarray(score, dtype=float), return_inverse=True, return_counts=True
-        )
+    def flags(values: ArrayLike) -> np.ndarray:
+        score = np.asarray(values, dtype=float)
+        if np.ptp(score) == 0:
+            raise ValueError("a constant score cannot choose answers to flag")
+        _, group, sizes = np.unique(-score, return_inverse=True, return_counts=True)
         before = sizes.cumsum() - sizes
         return (np.clip(flagged - before, 0, sizes) / sizes)[group]
 

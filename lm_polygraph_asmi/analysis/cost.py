@@ -7,12 +7,7 @@ import numpy as np
 
 
 class PhaseSeconds(NamedTuple):
-    """Seconds an answer takes in one phase.
-
-    Attributes:
-        median: over the answers.
-        n: answers counted, warm-up left out.
-    """
+    """Seconds an answer takes in one phase: median over the n answers after the warm-up."""
 
     median: float
     n: int
@@ -39,7 +34,7 @@ def method_seconds(
     Args:
         seconds: phase ("greedy", "samples", "nli", "asmi", "diversity") -> (n,) seconds of every
             answer, in order of computation; summed over all depths of a run.
-        warm_up: number of first answers left out.
+        warm_up: number of first answers left out, also of `phase_seconds`.
 
     Example:
         >>> seconds = {"greedy": [1.0, 3.0, 2.0], "asmi": [2.0, 0.5, 3.0]}
@@ -57,14 +52,9 @@ def method_seconds(
 def phase_seconds(
     seconds: Mapping[str, Sequence[float]], warm_up: int = 10
 ) -> dict[str, PhaseSeconds]:
-    """Median seconds per phase, without the first `warm_up` answers.
+    """Median seconds per phase, as in `method_seconds`; one with too few answers is left out.
 
-    A phase with too few answers is left out. Source: appendix "Measured Cost" of the
-    paper.
-
-    Args:
-        seconds: phase -> (n,) seconds of every answer, in order of computation.
-        warm_up: number of first answers left out.
+    Source: appendix "Measured Cost" of the paper.
 
     Example:
         >>> phase_seconds({"greedy": [30.0, 1.0, 2.0, 3.0]}, warm_up=1)  # the first answer warms up

@@ -31,14 +31,8 @@ TOP_K = (1, 8, 16, 32, 64, 128, 256)
 def tail_entropy_bound(missing: ArrayLike) -> np.ndarray:
     """-m ln m in nats: the entropy a tail of mass at most m contributes as one bucket.
 
-    For m above 1/e, the maximum 1/e. Source: appendix "Top-K Coverage
-    Analysis" of the paper (m = 0.045 gives 0.14).
-
-    Args:
-        missing: probability mass outside the top K, of any shape; cut to [0, 1/e].
-
-    Raises:
-        ValueError: a mass that is NaN.
+    Of any shape, and cut to [0, 1/e], where the bound is largest; ValueError for NaN. Source:
+    appendix "Top-K Coverage Analysis" of the paper (m = 0.045 gives 0.14).
 
     Example:
         >>> tail_entropy_bound([0.045, 1.0]).round(2).tolist()  # nats; never above 1/e
@@ -53,20 +47,14 @@ def coverage_by_band(
 ) -> "pd.DataFrame":
     """Mean mass of the top K in three bands of MI_t, and the bound for the tail at K = 64.
 
-    Bands are cut by rank. A band that cuts through tokens of equal MI_t uses their mean, so that
-    with many zeros the low and the mid band are equal.
+    A row per band and one for all tokens; columns n, one per K, "tail entropy bound" (nats). Bands
+    are cut by rank. A band that cuts through tokens of equal MI_t uses their mean, so that with
+    many zeros the low and the mid band are equal.
 
     Args:
         information: (N,) MI_t of all tokens, nats.
         coverage: (N, len(top_k)) mean over masks of the mass of the top K.
-        top_k: the K, 64 among them.
-
-    Returns:
-        A row per band and one for all tokens; columns n, one per K, "tail entropy bound" (nats).
-
-    Raises:
-        ValueError: wrong shapes, no token, or MI_t that is not finite.
-        KeyError: 64 is not in `top_k`.
+        top_k: the K, 64 among them, or else a KeyError.
 
     Example:
         >>> table = coverage_by_band(list(range(10)), [[1.0]] * 9 + [[0.9]], top_k=[64])
@@ -84,8 +72,7 @@ def coverage_by_band(
         raise ValueError("expected finite MI_t of at least one token")
     rows = _band_means(information, coverage, np.ones((1, len(information))))[0]
     table = pd.DataFrame(rows, index=[*BANDS, "all tokens"], columns=list(top_k))
-    total = len(information)
-    table.insert(0, "n", [stop - start for start, stop in _ranks(np.array([total]))[:, 0]])
+    table.insert(0, "n", np.diff(_ranks(np.array([len(information)])))[:, 0, 0])
     table["tail entropy bound"] = tail_entropy_bound(1 - table[64])
     return table
 
@@ -97,15 +84,12 @@ def coverage_intervals(
 ) -> dict[str, np.ndarray]:
     """Pointwise 95 % intervals of `coverage_by_band` over clusters, bands recut in each resample.
 
+    Band of MI_t -> (2, k), low and high; NaN with fewer than two clusters. ValueError also for an
+    answer without a token.
+
     Args:
         information: n arrays (T,) of MI_t, nats; T may vary.
         coverage: n arrays (T, k), mean over masks of the mass of the top K for k values of K.
-
-    Returns:
-        Band of MI_t -> (2, k), low and high; NaN with fewer than two clusters.
-
-    Raises:
-        ValueError: also an answer without a token.
 
     Example:
         >>> mi = [np.array([0.1, 0.2])] * 4  # two tokens an answer; the second loses 0.1 or 0.2
@@ -138,12 +122,8 @@ def coverage_intervals(
 
 def _ranks(totals: np.ndarray) -> np.ndarray:
     """(bands, b, 2) first rank of every band, and one after its last, for `totals` tokens."""
-    return np.array(
-        [
-            np.stack([np.floor(low * totals / 100), np.ceil(high * totals / 100)], 1).astype(int)
-            for low, high in (*BANDS.values(), (0, 100))
-        ]
-    )
+    low, high = np.array([*BANDS.values(), (0, 100)]).T[..., None]
+    return np.stack([np.floor(low * totals / 100), np.ceil(high * totals / 100)], 2).astype(int)
 
 
 def _band_means(information: np.ndarray, coverage: np.ndarray, counts: np.ndarray) -> np.ndarray:

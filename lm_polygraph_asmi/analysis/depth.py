@@ -15,12 +15,7 @@ FEWEST_CLUSTERS = 6
 
 
 class Sweep(NamedTuple):
-    """One variant's scores at several depths on one setting.
-
-    Attributes:
-        scores: (D, n), a row per depth.
-        answers: with their quality.
-    """
+    """One variant's scores (D, n) at D depths on one setting, and the answers' quality."""
 
     scores: np.ndarray
     answers: Labelled
@@ -54,13 +49,8 @@ def depth_selection(
 ) -> DepthSelection:
     """Depth of the highest PRR averaged over settings, with a split-half test over clusters.
 
-    Every split halves each setting's clusters at random; PRR is normalised within each half.
-    Source: appendix "Full Benchmark and Depth Sweep" of the paper.
-
-    Args:
-        sweeps: one per setting, all of the same depths.
-        splits: number of random splits.
-        seed: of the splits.
+    Every one of `splits` random splits halves each setting's clusters; PRR is normalised within
+    each half. Source: appendix "Full Benchmark and Depth Sweep" of the paper.
 
     Raises:
         ValueError: also no setting, different numbers of depths, a setting with fewer than
@@ -99,25 +89,19 @@ def depth_selection(
     selected = first.argmax(1)
     regret = second.max(1) - second[np.arange(len(second)), selected]
     aggregate = np.nanmean(groups, axis=0)
+    shares = np.bincount(selected, minlength=groups.shape[1]) / len(selected)
     return DepthSelection(
-        groups,
-        aggregate,
-        int(aggregate.argmax()),
-        np.bincount(selected, minlength=groups.shape[1]) / len(selected),
-        float(regret.mean()),
-        float((regret == 0).mean()),
-        len(selected),
-    )
+        groups, aggregate, int(aggregate.argmax()), shares,
+        float(regret.mean()), float((regret == 0).mean()), len(selected),
+    )  # fmt: skip
 
 
 def _on_halves(sweep: Sweep, splits: int, rng: np.random.Generator) -> np.ndarray:
     """(2, splits, D) PRR on both halves of random splits."""
     codes, total = sweep.answers.codes, sweep.answers.n_clusters
     if total < FEWEST_CLUSTERS:
-        raise ValueError(
-            f"halving a setting needs at least {FEWEST_CLUSTERS} clusters, got {total}: use more "
-            "rows"
-        )
+        needs = f"halving a setting needs at least {FEWEST_CLUSTERS} clusters"
+        raise ValueError(f"{needs}, got {total}: use more rows")
     in_first = rng.permuted(np.tile(np.arange(total) < total // 2, (splits, 1)), axis=1)[:, codes]
     halves = (half.astype(int) for half in (in_first, ~in_first))
     scores, quality = list(sweep.scores), sweep.answers.quality

@@ -54,12 +54,7 @@ def _selector() -> LogisticRegression:
 
 
 def error_probability(features: ArrayLike, wrong: ArrayLike, folds: np.ndarray) -> np.ndarray:
-    """(n,) probability of error by a logistic model that never saw the row's fold.
-
-    Args:
-        features: (n, m).
-        folds: (n,), from `Labelled.folds`.
-    """
+    """(n,) probability of error by a logistic model of features (n, m) of the other folds."""
     features, wrong = np.asarray(features, dtype=float), np.asarray(wrong, dtype=bool)
     split = PredefinedSplit(folds)
     return cross_val_predict(_selector(), features, wrong, cv=split, method="predict_proba")[:, 1]
@@ -117,15 +112,11 @@ def distinct_signal(signal: ArrayLike, controls: ArrayLike, answers: Labelled) -
     wrong, folds = answers.wrong, answers.folds()
     base = error_probability(table, wrong, folds)
     full = error_probability(np.column_stack([table, values]), wrong, folds)
-    ratio, p_value = likelihood_ratio_test(table, values, wrong)
     return DistinctSignal(
         auroc_interval(residual(values, table, folds), answers),
         auroc_difference(full, base, answers),
-        ratio,
-        p_value,
-        len(answers),
-        answers.n_clusters,
-        int(wrong.sum()),
+        *likelihood_ratio_test(table, values, wrong),
+        *(len(answers), answers.n_clusters, int(wrong.sum())),
     )
 
 

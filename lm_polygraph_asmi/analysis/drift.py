@@ -15,13 +15,11 @@ LEVEL = 0.01
 
 
 class Drift(NamedTuple):
-    """A quantity whose distribution has changed.
+    """A quantity whose distribution has changed, with its medians before and now.
 
     Attributes:
-        name: of the quantity.
         distance: largest gap between the two distribution functions, 0 to 1.
         p_value: of so large a gap, times the number of quantities.
-        before, now: medians.
     """
 
     name: str
@@ -42,19 +40,13 @@ def drifts(
 ) -> list[Drift]:
     """Quantities whose distributions differ, by the two-sample Kolmogorov-Smirnov test.
 
-    Each is tested at `level` divided by their number. The test takes rows as independent: many rows
-    on one passage cause false warnings. Fewer than `FEWEST` values are untested.
+    Each is tested at `level`, in (0, 1), divided by their number. The test takes rows as
+    independent: many rows on one passage cause false warnings. Fewer than `FEWEST` values are
+    untested.
 
     Args:
-        before: name -> values (n,) of the calibration answers.
+        before: name -> values (n,) of the calibration answers; gives the order of the result.
         now: name -> values (m,) of new answers; names on only one side are ignored.
-        level: of the test over all quantities together, in (0, 1).
-
-    Returns:
-        One for each quantity that has changed, in the order of `before`.
-
-    Raises:
-        ValueError: values that are not finite.
 
     Example:
         >>> before = {"length": range(100), "score": range(100)}
@@ -73,10 +65,6 @@ def drifts(
         test = ks_2samp(first, second, method="asymp")
         p_value = min(1.0, float(test.pvalue) * len(names))
         if p_value < level:
-            changed.append(
-                Drift(
-                    name, float(test.statistic), p_value, float(np.median(first)),
-                    float(np.median(second)),
-                )
-            )  # fmt: skip
+            medians = float(np.median(first)), float(np.median(second))
+            changed.append(Drift(name, float(test.statistic), p_value, *medians))
     return changed

@@ -27,11 +27,7 @@ from numpy.typing import ArrayLike
 from lm_polygraph_asmi.analysis.clusters import Interval, binary
 from lm_polygraph_asmi.analysis.hypotheses import holm
 from lm_polygraph_asmi.analysis.labelled import Labelled
-from lm_polygraph_asmi.analysis.risk_control import (
-    BETS,
-    RiskThreshold,
-    least_wins,
-)
+from lm_polygraph_asmi.analysis.risk_control import BETS, RiskThreshold, group_codes, least_wins
 
 LEVEL = 0.05
 """Level of `violated`, of all statements about groups together, and of a fallen coverage."""
@@ -44,12 +40,11 @@ PRECISION = 1e-4
 
 @dataclass(frozen=True)
 class RiskGate:
-    """What newly labelled answers say of a guarantee.
+    """What newly labelled answers say of a guarantee: its risk and confidence.
 
     Attributes:
         outcome: `holds`: they support the guarantee by themselves, at its confidence; `violated`:
             the error rate of accepted answers is above the risk (level .05); else `inconclusive`.
-        risk, confidence: the guarantee.
         answers, clusters: numbers of them.
         left_out: answers that were not counted, since a cluster has more than in the calibration.
         accepted, errors: accepted answers, and wrong ones among them.
@@ -114,10 +109,9 @@ class RiskGate:
 
 @dataclass(frozen=True)
 class GroupRisk:
-    """The error rate of one group's accepted answers, compared with a risk.
+    """The error rate of the accepted answers of one group, compared with a risk.
 
     Attributes:
-        group: its name.
         outcome: `below` or `above` the risk, or `inconclusive`. With probability at least .95, all
             statements `below` and `above` of all groups are true together, at every look.
         answers, accepted, errors: numbers of the group.
@@ -223,9 +217,6 @@ def risk_by_group(
     Returns:
         One for each group, by name.
 
-    Raises:
-        ValueError: as `risk_gate`, or another number of groups than answers.
-
     Example:
         >>> guarantee = RiskThreshold(0.3, 0.8, 0.04, 0.1, 0.9, 0.2, 500, 500)
         >>> new = Labelled(wrong=[0] * 60 + [1] * 5, clusters=[str(n) for n in range(65)])
@@ -234,10 +225,8 @@ def risk_by_group(
         who below: 0 of 60 accepted answers are wrong
         why above: 5 of 5 accepted answers are wrong
     """
-    if len(groups) != len(answers):
-        raise ValueError(f"groups has {len(groups)} values for {len(answers)} answers: one each")
+    names, member = group_codes(groups, len(answers))
     new = _Answers(guarantee, accepted, answers)
-    names, member = np.unique(np.asarray(list(map(str, groups))), return_inverse=True)
     in_group = np.arange(len(names))[:, None] == member[new.rows]
     n = in_group & new.accepted
     errors = n & new.wrong
@@ -251,7 +240,7 @@ def risk_by_group(
     least_above = _least_wrong(guarantee.risk, first, new.largest)
     return tuple(
         GroupRisk(
-            str(name), _direction(below, above), int(in_group[row].sum()), int(n[row].sum()),
+            name, _direction(below, above), int(in_group[row].sum()), int(n[row].sum()),
             int(errors[row].sum()), below, above, least_below, least_above,
         )
         for row, (name, (below, above)) in enumerate(zip(names, adjusted, strict=True))
@@ -281,12 +270,10 @@ class _Answers:
         self.wrong = answers.wrong[self.rows]
 
     def p_value(self, excess: np.ndarray, worst: float, bets: np.ndarray) -> float:
-        """p-value of "the sum of `excess` over a cluster has a mean of at least 0".
+        """p-value of "the sum of `excess` (n,) over a cluster has a mean of at least 0".
 
-        Args:
-            excess: (n,) of each answer.
-            worst: its largest possible value.
-            bets: (stakes,) as shares of the stake that the worst cluster would lose.
+        No answer's excess is above `worst`; `bets` (stakes,) are shares of the stake that a cluster
+        of such answers would lose.
         """
         sums, times = np.unique(np.bincount(self.codes, excess, self.clusters), return_counts=True)
         gains = np.log1p(-bets[:, None] / (worst * self.largest) * sums) @ times
@@ -307,15 +294,13 @@ def _end(
     side: Callable[..., float], hits: np.ndarray, of: np.ndarray, new: _Answers, level: float
 ) -> float:
     """End of the interval of a share: the outermost share that the test does not reject."""
+    upper = side is _p_below
     low, high = 0.0, 1.0
     while high - low > PRECISION:
         middle = (low + high) / 2
         rejected = side(hits, of, middle, new) <= level
-        if rejected == (side is _p_below):
-            high = middle
-        else:
-            low = middle
-    return high if side is _p_below else low
+        low, high = (low, middle) if rejected == upper else (middle, high)
+    return high if upper else low
 
 
 def _least_share(guarantee: RiskThreshold) -> float:

@@ -6,12 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lm_polygraph_asmi.analysis.clusters import (
-    Interval,
-    percentile_interval,
-    share_of_tail,
-    tail,
-)
+from lm_polygraph_asmi.analysis.clusters import Interval, percentile_interval, share_of_tail, tail
 from lm_polygraph_asmi.analysis.comparison import drawn_prr
 from lm_polygraph_asmi.analysis.labelled import Labelled
 
@@ -55,17 +50,14 @@ def romano_wolf(values: ArrayLike, drawn: ArrayLike, clusters: int | None = None
     """Two-sided p-values of values being 0, adjusted for their number.
 
     Stepwise, each value is compared with the largest of its family on the same resamples, so that
-    correlated values cost little power. Source: Romano and Wolf (2005), Stepwise multiple testing
-    as formalized data snooping.
+    correlated values cost little power. (m,), all NaN if no resample is defined. Source: Romano and
+    Wolf (2005), Stepwise multiple testing as formalized data snooping.
 
     Args:
         values: (m,) estimates.
         drawn: (B, m) the same on B resamples; rows with NaN are left out.
         clusters: number resampled; with few, p-values rise as intervals widen (`clusters.tail`, for
             either side). None: very many.
-
-    Returns:
-        (m,), all NaN if no resample is defined.
 
     Example:
         >>> drawn = np.random.default_rng(0).normal([1.0, 0.1], 0.2, size=(999, 2))
@@ -108,13 +100,9 @@ def holm(p_values: ArrayLike) -> np.ndarray:
 def equivalence(drawn: ArrayLike, margin: float = MARGIN, clusters: int | None = None) -> float:
     """p-value of a difference of at least `margin` in size: the larger of two one-sided tests.
 
-    Source: Schuirmann (1987), two one-sided tests; below 0.05 exactly if the 90 % interval, widened
-    for few clusters, is within the margin. NaN if no draw is finite.
-
-    Args:
-        drawn: (B,) the difference on B resamples; NaN are left out.
-        margin: smaller differences count as equivalent.
-        clusters: number resampled; None: very many.
+    Of the difference `drawn` (B,) on B resamples, without NaN; NaN if none is finite. Below 0.05
+    exactly if the 90 % interval, widened for few `clusters` (None: very many), is within the
+    margin. Source: Schuirmann (1987), two one-sided tests.
 
     Example:
         >>> equivalence([0.0] * 999, margin=0.02)  # all draws within the margin
@@ -135,9 +123,6 @@ def equivalence_reach(drawn: ArrayLike, clusters: int | None = None) -> float | 
 
     Half the width of the 90 % interval that must be within the margin; None if too few resamples
     give no such interval, so that no margin is wide enough.
-
-    Args:
-        drawn, clusters: as in `equivalence`.
     """
     known = np.asarray(drawn, dtype=float)
     known = known[np.isfinite(known)]
@@ -156,19 +141,13 @@ def prr_comparisons(
 ) -> tuple[dict[str, Interval], dict[tuple[str, str], Comparison]]:
     """PRR of every method, and differences (first minus second) tested as one family.
 
-    All share the resamples of clusters. The choice of methods is not corrected for: a best method
-    chosen on the same answers looks better than it is.
+    By method, and by pair; a positive difference means that the first is better. All share the
+    resamples of clusters. The choice of methods is not corrected for: a best method chosen on the
+    same answers looks better than it is.
 
     Args:
-        scores: by method.
         differences: pairs of methods: all that will be reported.
         margin: smaller differences count as equivalent.
-
-    Returns:
-        By method, and by pair; a positive difference means that the first is better.
-
-    Raises:
-        KeyError: a pair names a method that is not in `scores`.
 
     Example:
         >>> good, bad = [0.1, 0.9] * 10, [0.9, 0.1] * 10

@@ -25,13 +25,8 @@ class Labelled(Clustered):
 
     Args:
         wrong: (n,) correctness labels, 1 or True = wrong; None: only the quality is known.
-        clusters: (n,) key of each answer; answers on one passage share a key.
         quality: (n,), higher = better; None: 1 - wrong.
-        resamples, seed: as in `Clustered`.
-
-    Raises:
-        ValueError: no answer, neither `wrong` nor `quality`, unequal lengths, a value that is not
-            finite, or labels other than 0 and 1.
+        clusters, resamples, seed: as in `Clustered`.
 
     Example:
         >>> answers = Labelled(wrong=[0, 1, 1], clusters=["a", "a", "b"])
@@ -88,11 +83,7 @@ class Labelled(Clustered):
         return Labelled(wrong, clusters, quality, self.resamples, self.seed)
 
     def check_folds(self) -> None:
-        """Check that every fold can have right and wrong answers.
-
-        Raises:
-            ValueError: right or wrong answers are in too few clusters.
-        """
+        """Raise ValueError unless every fold can have right and wrong answers."""
         fewest = min(len(set(self.codes[self.wrong == kind])) for kind in (False, True))
         if fewest < FOLDS:
             raise ValueError(
@@ -101,11 +92,7 @@ class Labelled(Clustered):
             )
 
     def folds(self) -> np.ndarray:
-        """(n,) fold of each answer, 0 to 4; a cluster is in one fold, errors are spread evenly.
-
-        Raises:
-            ValueError: too few clusters, or too few with right or wrong answers, for the folds.
-        """
+        """(n,) fold of each answer, 0 to 4; a cluster is in one fold, errors are spread evenly."""
         from sklearn.model_selection import StratifiedGroupKFold  # a second to import
 
         self.check_folds()

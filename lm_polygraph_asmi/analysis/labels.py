@@ -18,19 +18,10 @@ def auroc_by_label(
     qualities: Mapping[str, ArrayLike],
     thresholds: Sequence[float] = THRESHOLDS,
 ) -> dict[tuple[str, float], dict[str, float]]:
-    """AUROC of every method by every metric at every threshold.
+    """AUROC of every method by every metric at every threshold of quality.
 
-    Args:
-        scores: method -> (n,), higher = more uncertain.
-        qualities: metric -> (n,), higher = better.
-        thresholds: qualities from which an answer counts as right.
-
-    Returns:
-        (metric, threshold) -> method -> AUROC, 0.5 = chance; labels that are the same for all
-        answers are left out.
-
-    Raises:
-        ValueError: unequal lengths, a score that is NaN, or a quality that is not finite.
+    (metric, threshold) -> method -> AUROC, 0.5 = chance; labels that are the same for all answers
+    are left out. A score may be infinite, not NaN.
 
     Example:
         >>> scores, qualities = {"msp": [0.3, 0.1, 0.9]}, {"ROUGE-L": [0.9, 0.6, 0.2]}
@@ -49,13 +40,8 @@ def auroc_by_label(
 def same_order(first: Mapping[str, float], second: Mapping[str, float]) -> float:
     """Kendall's tau-b between two rankings of the same methods; NaN if one is constant.
 
-    1 = the same order, -1 = reversed.
-
-    Args:
-        first, second: method -> value that it is ranked by, such as AUROC.
-
-    Raises:
-        ValueError: a method is in only one of them.
+    1 = the same order, -1 = reversed, by values such as AUROC. ValueError if a method is in only
+    one of them.
 
     Example:
         >>> round(same_order({"msp": 0.8, "asmi": 0.9}, {"asmi": 0.7, "msp": 0.6}), 2)
@@ -71,11 +57,8 @@ def label_noise(interval: Interval) -> float:
     """Share of wrong labels that would erase the verdict "ranks errors", or may hide it.
 
     If a share e0 of answers labelled right is truly wrong, and e1 of those labelled wrong truly
-    right, both at random, AUROC - 0.5 is (1 - e0 - e1) times its true value. The width of the
-    interval is assumed to be unchanged.
-
-    Args:
-        interval: AUROC with its interval.
+    right, both at random, AUROC - 0.5 is (1 - e0 - e1) times its true value. The width of its
+    interval, the argument, is assumed to be unchanged.
 
     Returns:
         e0 + e1. Positive if the interval excludes 0.5: with so much more noise, it would include
@@ -88,26 +71,17 @@ def label_noise(interval: Interval) -> float:
         >>> round(label_noise(Interval(0.55, 0.45, 0.65)), 2)  # without it, 0.05 would be 0.1
         -0.5
     """
-    gap = abs(interval.value - 0.5)
-    width = (
-        interval.value - interval.low if interval.value > 0.5 else interval.high - interval.value
-    )
+    value, low, high = interval
+    gap, width = abs(value - 0.5), value - low if value > 0.5 else high - value
     if np.isnan(width) or gap == 0 or width == 0:
         return float("nan")
     return float(1 - width / gap) if interval.excludes(0.5) else float(gap / width - 1)
 
 
 def strata(values: ArrayLike, parts: int = 3) -> np.ndarray:
-    """(n,) index of the part, from 0, that each value belongs to by rank.
+    """(n,) index of the part, from 0, that each value, such as a length, belongs to by rank.
 
-    Equal values stay together, so parts may differ in size, or be fewer.
-
-    Args:
-        values: (n,), such as lengths of answers.
-        parts: largest number of parts.
-
-    Raises:
-        ValueError: a value that is not finite.
+    Equal values stay together, so parts may differ in size, or be fewer than `parts`.
 
     Example:
         >>> strata([5, 1, 9, 1, 7, 3]).tolist()  # low, middle, high

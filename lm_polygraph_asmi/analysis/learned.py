@@ -43,9 +43,6 @@ def free_features(log_likelihood: ArrayLike, entropy: ArrayLike, prompt_tokens: 
         log_likelihood, entropy: (T,) of the answer's tokens, the closing one included, nats.
         prompt_tokens: number of the prompt's tokens.
 
-    Raises:
-        ValueError: no token, unequal lengths, or a value that is not finite.
-
     Example:
         >>> free_features([-0.5, -1.5], [1.0, 2.0], prompt_tokens=20)[:2].tolist()  # sum and mean
         [-2.0, -1.0]
@@ -65,11 +62,9 @@ class LearnedScore:
     """A weighted sum of features: the log-odds of an error, nats; higher = more uncertain.
 
     Attributes:
-        weights: group of features -> (width,), for features as they are, not standardised.
+        weights: group of features -> (width,), for features as they are, not standardised; at least
+            one group, else a ValueError.
         intercept: the value where all features are 0.
-
-    Raises:
-        ValueError: no group, or weights that are not finite or not one-dimensional.
 
     Example:
         >>> score = LearnedScore({"free": [1.0, -2.0]}, intercept=0.5)
@@ -87,14 +82,7 @@ class LearnedScore:
             raise ValueError("expected a list of weights for at least one group of features")
 
     def __call__(self, features: Features) -> np.ndarray:
-        """(n,) log-odds.
-
-        Args:
-            features: group -> (n, width); groups without weights are ignored.
-
-        Raises:
-            ValueError: a group is missing, has another width, or values that are not finite.
-        """
+        """(n,) log-odds; groups without weights are ignored, a missing one is a ValueError."""
         missing = [name for name in self.weights if name not in features]
         if missing:
             raise ValueError(
@@ -125,14 +113,8 @@ def _tables(features: Features) -> dict[str, np.ndarray]:
 def fit_score(features: Features, wrong: ArrayLike, strength: float | None = None) -> LearnedScore:
     """Logistic regression of errors on standardised features.
 
-    Args:
-        features: group -> (n, width).
-        wrong: (n,) correctness labels, 1 or True = wrong.
-        strength: scikit-learn's C, smaller = more regularised; None: `STRENGTH`, or with
-            free features only `FREE_STRENGTH`.
-
-    Raises:
-        ValueError: features or labels of wrong shape, not finite, or all labels or features alike.
+    `strength` is scikit-learn's C, smaller = more regularised; None: `STRENGTH`, or with free
+    features only `FREE_STRENGTH`. ValueError also if all labels, or all features, are alike.
 
     Example:
         >>> score = fit_score({"free": [[n] for n in range(40)]}, [0] * 20 + [1] * 20)
@@ -173,12 +155,7 @@ Learner = Callable[[Features, np.ndarray], LearnedScore]
 def out_of_fold(features: Features, answers: Labelled, fit: Learner = fit_score) -> np.ndarray:
     """(n,) log-odds by scores that were learned without the answer's cluster, in five folds.
 
-    Args:
-        features: group -> (n, width).
-        fit: learns a score from features and labels.
-
-    Raises:
-        ValueError: right or wrong answers in fewer than five clusters, or as `fit_score`.
+    ValueError also for right or wrong answers in fewer than five clusters.
 
     Example:
         >>> answers = Labelled([0, 1] * 20, range(40))
@@ -245,18 +222,15 @@ def learned_threshold(
 
     Args:
         features: group -> (n, width), such as "free" (`free_features`), "hidden mean".
-        simple: name -> (n,) signals to choose from besides, higher = more uncertain.
-        answers: their correctness labels and clusters.
+        simple: name -> (n,) signals to choose from besides; at least one, none named "learned".
         risk, confidence: of the guarantee, in (0, 1).
-        fit: as in `out_of_fold`.
 
     Returns:
         On a simple signal if it ranks at least as well, or if fewer than `FEWEST` of the clusters
         that learn have a wrong or a right answer.
 
     Raises:
-        ValueError: no simple signal, or one named "learned"; fewer than two clusters; unequal
-            lengths; values that are not finite; risk or confidence outside (0, 1).
+        ValueError: also fewer than two clusters.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -282,8 +256,8 @@ def learned_threshold(
         columns[LEARNED] = score(tables)
         columns[LEARNED][learning] = out_of_fold(part, known, fit)
     ranks = {name: auroc(column[learning], known.wrong) for name, column in columns.items()}
-    best = max(simple, key=lambda name: np.nan_to_num(ranks[name], nan=0.5))
-    signal, gain = best, None
+    best = signal = max(simple, key=lambda name: np.nan_to_num(ranks[name], nan=0.5))
+    gain = None
     if score is None:
         sentence = (
             f"Nothing was learned: expected {FEWEST} clusters with wrong and {FEWEST} with right "

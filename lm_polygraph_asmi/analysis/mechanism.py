@@ -21,12 +21,7 @@ OVER_ROBUST = 0.005
 
 @dataclass(frozen=True)
 class MaskingResponse:
-    """How much masking changes next-token distributions; needs no labels.
-
-    Attributes:
-        mean, median: of MI_t over tokens, nats.
-        tokens: number of tokens.
-    """
+    """Mean and median of MI_t over so many tokens, nats: how much masking changes predictions."""
 
     mean: float
     median: float
@@ -39,13 +34,7 @@ class MaskingResponse:
 
 
 def masking_response(information: Sequence[np.ndarray]) -> MaskingResponse:
-    """Masking response of answers with token-level MI_t.
-
-    Args:
-        information: n arrays (T,) of MI_t, nats; T may vary.
-
-    Raises:
-        ValueError: no token, or values that are not finite.
+    """Masking response of answers, from n arrays (T,) of MI_t in nats; needs no labels.
 
     Example:
         >>> response = masking_response([np.array([0.001, 0.003]), np.array([0.002])])  # 2 answers
@@ -78,9 +67,7 @@ def error_separation(
 ) -> ErrorSeparation:
     """Mean MI_t by correctness, and error-detection AUROC of `scores` with cluster intervals.
 
-    Args:
-        information: n arrays (T,) of MI_t, nats; T may vary.
-        scores: by name.
+    `information` are n arrays (T,) of MI_t, nats; T may vary.
 
     Example:
         >>> mi = [np.array([0.1, 0.1]), np.array([0.5]), np.array([0.1]), np.array([0.5])]
@@ -98,12 +85,8 @@ def error_separation(
         known = list(itertools.compress(tokens, chosen))
         return float(np.concatenate(known).mean()) if sum(map(len, known)) else float("nan")
 
-    return ErrorSeparation(
-        mean(np.ones_like(wrong)),
-        mean(~wrong),
-        mean(wrong),
-        {name: auroc_interval(score, answers) for name, score in scores.items()},
-    )
+    areas = {name: auroc_interval(score, answers) for name, score in scores.items()}
+    return ErrorSeparation(mean(np.ones_like(wrong)), mean(~wrong), mean(wrong), areas)
 
 
 class Vote(NamedTuple):
@@ -125,10 +108,7 @@ def votes(top_tokens: np.ndarray, tokens: ArrayLike) -> list[Vote]:
 
     Args:
         top_tokens: (S, T) id of the most likely token of each subnetwork.
-        tokens: (T,) ids of the answer's tokens.
-
-    Raises:
-        IndexError: more tokens than columns of `top_tokens`.
+        tokens: (T,) ids of the answer's tokens; an IndexError if there are more.
 
     Example:
         >>> votes(np.array([[7], [7], [7], [2]]), tokens=[7])  # four masks, one token

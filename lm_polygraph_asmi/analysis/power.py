@@ -6,11 +6,9 @@ from typing import NamedTuple
 
 
 class SampleSize(NamedTuple):
-    """Sample size needed to detect a difference.
+    """Clusters and questions needed to detect a difference, in the pilot's proportion.
 
-    Attributes:
-        clusters, questions: needed, with as many questions per cluster as in the pilot.
-        detectable: the difference that a sample of the pilot's size detects with the same power.
+    `detectable` is the difference that a sample of the pilot's size detects with the same power.
     """
 
     clusters: int
@@ -36,12 +34,8 @@ def sample_size(
         difference: to be detected, for example in PRR.
         standard_error: of the pilot's difference, over clusters.
         clusters, questions: numbers of the pilot.
-        power: chance to detect the difference.
-        level: of the two-sided test.
-
-    Raises:
-        ValueError: a difference, standard error or number of clusters that is not positive, more
-            clusters than questions, or a power or level outside (0, 1).
+        power: chance to detect the difference, in (0, 1).
+        level: of the two-sided test, in (0, 1).
 
     Example:
         >>> pilot = {"standard_error": 0.05, "clusters": 100, "questions": 200}
@@ -72,16 +66,9 @@ def equivalence_size(
 ) -> int:
     """Questions for two one-sided tests to show that two equal methods are equivalent.
 
-    Both tests must reject, so each may miss in at most half of the allowed cases.
-
-    Args:
-        margin: smaller differences count as equivalent.
-        standard_error, clusters, questions: of the pilot's difference, see `sample_size`.
-        power: chance to show equivalence.
-        level: of each one-sided test, below 0.5.
-
-    Raises:
-        ValueError: as `sample_size`, or a level of 0.5 or more.
+    Both tests must reject, so each may miss in at most half of the allowed cases. Smaller
+    differences than the margin count as equivalent; `level`, below 0.5, is of each one-sided test.
+    All else is as in `sample_size`.
 
     Example:
         >>> pilot = {"standard_error": 0.02, "clusters": 100, "questions": 200}

@@ -23,12 +23,7 @@ COVERAGES = np.linspace(0.05, 1, 39)
 
 
 class PRR(NamedTuple):
-    """A normalised PRR with its standard error over examples; both NaN where undefined.
-
-    Attributes:
-        value: 1 = errors rejected first, 0 = chance, negative = worse than chance.
-        standard_error: from bootstrap resamples of examples.
-    """
+    """A `normalised_prr` with its bootstrap standard error over examples; NaN where undefined."""
 
     value: float
     standard_error: float
@@ -38,10 +33,8 @@ class Rejection:
     """One score's order of rejection, for many weightings of the same rows.
 
     Rows with equal scores count as their mean, the average over all their orders: a constant score
-    then has the area of random rejection, whatever the order of the file.
-
-    Raises:
-        ValueError: NaN, which would be sorted as the most uncertain; or no answer.
+    then has the area of random rejection, whatever the order of the file. NaN, which would be
+    sorted as the most uncertain, is a ValueError.
     """
 
     def __init__(self, uncertainty: ArrayLike) -> None:
@@ -51,17 +44,11 @@ class Rejection:
         self.order, self.starts = tied_order(scores)
 
     def area(self, values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Mean of `values` over the kept rows, averaged over all levels of rejection.
+        """(b,) mean of `values` over the kept rows, averaged over all levels of rejection.
 
         Args:
             values: (n,) quality, or errors for a risk-coverage curve.
             counts: (b, n) how often each row is in each of b samples.
-
-        Returns:
-            (b,).
-
-        Raises:
-            ValueError: unequal numbers of values and scores.
         """
         if len(values) != len(self.order):
             raise ValueError(f"{len(self.order)} scores for {len(values)} answers: one each")
@@ -80,17 +67,10 @@ class Rejection:
         return (summed[:, -1] + np.einsum("bg,bg->b", excess, levels)) / kept[:, -1]
 
     def kept(self, values: np.ndarray, counts: np.ndarray, number: np.ndarray) -> np.ndarray:
-        """Mean of `values` over the `number` least uncertain rows.
+        """(b, m) mean of `values` over the least uncertain rows; `values`, `counts` as in `area`.
 
-        Rows of equal scores count as their mean: if the number cuts through them, a part of each
-        is kept.
-
-        Args:
-            values, counts: as in `area`.
-            number: (b, m) rows kept, above 0 and up to all of a sample; may be fractional.
-
-        Returns:
-            (b, m).
+        Their `number` (b, m), above 0 and up to all of a sample, may be fractional. If it cuts
+        through rows of equal scores, a part of each is kept.
         """
         count = counts.take(self.order, axis=1)
         group = np.add.reduceat(count, self.starts, axis=1).cumsum(1)
@@ -112,12 +92,8 @@ def weighted_prr(
 ) -> np.ndarray:
     """Normalised PRR of M scores on weightings of the same n rows.
 
-    Args:
-        scores: M arrays (n,).
-        samples: arrays (b, n) of counts, such as `Labelled.draws` yields.
-
-    Returns:
-        (sum of b, M); NaN where all rows of a sample are equally good.
+    (sum of b, M); NaN where all rows of a sample are equally good. `samples` are arrays (b, n) of
+    counts, such as `Labelled.draws` yields.
     """
     qualities = finite(quality=quality)
     orders = [Rejection(score) for score in scores]
@@ -158,13 +134,10 @@ def normalised_prr(uncertainty: ArrayLike, quality: ArrayLike) -> float:
 def prr_draws(
     scores: Sequence[ArrayLike], answers: Labelled, default: int = PRR_RESAMPLES
 ) -> np.ndarray:
-    """PRR of M scores on the same bootstrap resamples of clusters: (resamples, M).
+    """PRR of M scores (n,) on the same bootstrap resamples of clusters: (resamples, M).
 
-    NaN where all rows of a resample are equally good.
-
-    Args:
-        scores: M arrays (n,), which may be infinite.
-        default: number of resamples, unless `answers` has one.
+    NaN where all rows of a resample are equally good. A score may be infinite, not NaN. `default`
+    is the number of resamples, unless `answers` has one.
 
     Example:
         >>> good, bad = [0.1, 0.9] * 10, [0.9, 0.1] * 10
@@ -176,12 +149,9 @@ def prr_draws(
 
 
 class RejectionCurve(NamedTuple):
-    """Mean quality of the accepted answers.
+    """Mean quality (m,) of the accepted answers at m coverages.
 
-    Attributes:
-        coverages: (m,) shares of accepted answers.
-        values: (m,) their mean quality.
-        band: (2, m) simultaneous 95 % band over clusters; NaN with fewer than two.
+    `band` (2, m) is a simultaneous 95 % band over clusters; NaN with fewer than two.
     """
 
     coverages: np.ndarray
@@ -195,14 +165,8 @@ def rejection_curve(
     """The curve of PRR: mean quality of the accepted answers when the most uncertain are rejected.
 
     PRR is the area between it and the mean quality of all, divided by that area for the oracle. The
-    band covers all coverages at once, so its parts can be compared.
-
-    Args:
-        coverages: (m,) shares of accepted answers, in (0, 1]; with only a few answers, a curve is
-            noise.
-
-    Raises:
-        ValueError: also a coverage outside (0, 1].
+    band covers all coverages (m,), shares of answers in (0, 1], at once, so its parts can be
+    compared. With only a few answers, a curve is noise.
 
     Example:
         >>> answers = Labelled([0, 0, 0, 1], list("abcd"))

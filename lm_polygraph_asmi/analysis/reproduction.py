@@ -24,10 +24,9 @@ def standard_error(interval: Interval) -> float:
 
 
 class Reproduction(NamedTuple):
-    """A measured value minus a published one.
+    """The difference of a measured value and a published one, the former minus the latter.
 
     Attributes:
-        difference: measured minus published.
         low, high: its 90 % interval, widened by the rounding of the published value.
         p_value: two-sided, that the two differ by no more than that rounding; not adjusted.
         reach: smallest margin within which a difference of 0 could agree: half the width of the
@@ -54,13 +53,8 @@ def compare_published(
     it, so the interval is rather too wide, and neither verdict too frequent.
 
     Args:
-        measured: with its 95 % interval.
-        value: as published.
-        error: its standard error.
-        rounding: half of its last digit.
-
-    Raises:
-        ValueError: a value or an error that is not finite.
+        value, error: as published, with its standard error.
+        rounding: half of the last digit of the published value.
 
     Example:
         >>> measured = Interval(0.50, 0.48, 0.52)
@@ -84,15 +78,9 @@ def reproduction_verdicts(
 ) -> list[tuple[str, float]]:
     """One of `REPRODUCTIONS` and the p-value after Holm for each comparison.
 
-    Agrees: the 90 % interval of the difference is within the margin (two one-sided tests,
-    Schuirmann 1987), even if the difference is significant. Differs: p < .05 after Holm over all.
-
-    Args:
-        compared: all that were compared.
-        margins: one each, in the unit of the values, fixed before the comparison.
-
-    Raises:
-        ValueError: unequal numbers.
+    Agrees: the 90 % interval of the difference is within its margin (two one-sided tests,
+    Schuirmann 1987), which was fixed before, even if the difference is significant. Differs: p <
+    .05 after Holm over all.
 
     Example:
         >>> measured, published = Interval(0.5, 0.48, 0.52), [0.50, 0.30, 0.45]

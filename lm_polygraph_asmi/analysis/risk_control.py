@@ -14,13 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lm_polygraph_asmi.analysis.clusters import (
-    SEED,
-    binary,
-    check_rows,
-    cluster_codes,
-    finite,
-)
+from lm_polygraph_asmi.analysis.clusters import SEED, binary, check_rows, cluster_codes, finite
 from lm_polygraph_asmi.validation import check_number
 
 STRICTEST = 0.05
@@ -102,6 +96,14 @@ def check_guarantee(risk: float, confidence: float) -> None:
             raise ValueError(f"{name} must lie strictly between 0 and 1, got {value}")
 
 
+def group_codes(groups: Sequence[Any], answers: int) -> tuple[list[str], np.ndarray]:
+    """Names of groups in their order, and the number (n,) of each answer's group."""
+    if len(groups) != answers:
+        raise ValueError(f"groups has {len(groups)} values for {answers} answers: one each")
+    names, member = np.unique(np.asarray(list(map(str, groups))), return_inverse=True)
+    return names.tolist(), member
+
+
 def risk_threshold(
     scores: ArrayLike,
     wrong: ArrayLike,
@@ -120,8 +122,6 @@ def risk_threshold(
     this order. Scores may depend on the labels of that share, but not on those of the rest.
 
     Args:
-        scores: (n,), higher = more uncertain.
-        wrong: (n,) correctness labels, 1 or True = wrong.
         clusters: (n,) key of each row; rows that share a passage or prompt are not independent.
         risk: guaranteed upper bound on the error rate of accepted answers, in (0, 1).
         confidence: in (0, 1).
@@ -129,8 +129,7 @@ def risk_threshold(
         share: of the clusters that choose the thresholds: those of `fixing_rows`.
 
     Raises:
-        ValueError: unequal lengths, a value that is not finite, labels other than 0 and 1, fewer
-            than two clusters, or risk or confidence outside (0, 1).
+        ValueError: also fewer than two clusters, or risk or confidence outside (0, 1).
 
     Example:
         >>> scores, wrong = [0.1] * 150 + [0.9] * 50, [0] * 150 + [1] * 50
@@ -151,18 +150,16 @@ def risk_threshold(
             f"{least_clusters(risk, confidence, share=share)} at this risk and confidence)"
         )
     accepted_to = _search(score, errors, codes, risk, confidence, largest, seed, share)
-    base = float(errors.mean())
-    if accepted_to is None:
-        return RiskThreshold(
-            None, 0.0, None, risk, confidence, base, len(score), total, largest, share
-        )
-    # Accepting all was tested, but answers above all scores in the sample were not.
-    accepted_to = min(accepted_to, float(score.max()))
-    kept = errors[score <= accepted_to]
-    coverage, rate = len(kept) / len(score), float(kept.mean())
+    coverage, rate = 0.0, None
+    if accepted_to is not None:
+        # Accepting all was tested, but answers above all scores in the sample were not.
+        accepted_to = min(accepted_to, float(score.max()))
+        kept = errors[score <= accepted_to]
+        coverage, rate = len(kept) / len(score), float(kept.mean())
     return RiskThreshold(
-        accepted_to, coverage, rate, risk, confidence, base, len(score), total, largest, share
-    )
+        accepted_to, coverage, rate, risk, confidence, float(errors.mean()), len(score), total,
+        largest, share,
+    )  # fmt: skip
 
 
 def risk_thresholds(
@@ -189,9 +186,6 @@ def risk_thresholds(
     Returns:
         One for each group, by name, each with its own confidence.
 
-    Raises:
-        ValueError: as `risk_threshold`, or another number of groups than answers.
-
     Example:
         >>> groups = ["who"] * 100 + ["why"] * 100 + ["how"] * 10
         >>> scores, wrong, keys = [0.1] * 210, [0] * 210, [str(n) for n in range(210)]
@@ -203,11 +197,9 @@ def risk_thresholds(
     """
     check_guarantee(risk, confidence)
     check_rows(clusters, scores=scores, wrong=wrong)
-    if len(groups) != len(clusters):
-        raise ValueError(f"groups has {len(groups)} values for {len(clusters)} answers: one each")
     score, errors, codes = finite(scores=scores), binary(wrong=wrong), cluster_codes(clusters)
-    names, member = np.unique(np.asarray(list(map(str, groups))), return_inverse=True)
-    rows = {str(name): np.flatnonzero(member == row) for row, name in enumerate(names)}
+    names, member = group_codes(groups, len(score))
+    rows = {name: np.flatnonzero(member == row) for row, name in enumerate(names)}
     sizes = {name: np.unique(codes[of], return_counts=True)[1] for name, of in rows.items()}
 
     def surplus(name: str, tested: int) -> int:
@@ -264,11 +256,7 @@ def least_clusters(
 
 
 def least_wins(gains: np.ndarray, level: float) -> int:
-    """How many clusters in a row, each a gain of this share of the capital, reach 1 / level.
-
-    Args:
-        gains: (stakes,) of each stake; the capital is their mean.
-    """
+    """How many clusters in a row reach 1 / level; each gains a share (stakes,) of each stake."""
 
     def reached(clusters: int) -> bool:
         log_capital = np.logaddexp.reduce(clusters * np.log1p(gains)) - np.log(len(gains))
@@ -322,20 +310,15 @@ def _search(
     return accepted_to
 
 
-def _thresholds(score: np.ndarray) -> np.ndarray:
-    """Ascending; the last accepts everything."""
-    grid = np.quantile(score, np.linspace(STRICTEST, 1, STEPS), method="higher")
-    return np.unique(np.r_[grid[:-1], np.inf])
-
-
 def _grid(
     score: np.ndarray, wrong: np.ndarray, clusters: np.ndarray, risk: float, largest: int
 ) -> np.ndarray:
-    """Thresholds to test, strict to lenient, from the one of strongest evidence.
+    """Thresholds to test, from the one of strongest evidence to one that accepts everything.
 
     A first threshold with too few answers, or with too many errors, would end the sequence at once.
     """
-    grid = _thresholds(score)
+    grid = np.quantile(score, np.linspace(STRICTEST, 1, STEPS), method="higher")
+    grid = np.unique(np.r_[grid[:-1], np.inf])
     gains = [_gains(score <= t, wrong, clusters, risk, largest).sum(1).max() for t in grid]
     return grid[int(np.argmax(gains)) :]
 
@@ -359,14 +342,10 @@ def risk_p_value(
 
     Args:
         accepted: (n,), 1 or True = accepted.
-        wrong: (n,) correctness labels, 1 or True = wrong.
         clusters: (n,) key of each answer.
         risk: in (0, 1), which is not checked.
         largest: most answers of a cluster, all of which may be wrong; None: the most here.
         seed: of the order of clusters.
-
-    Raises:
-        ValueError: no answer, unequal lengths, or `accepted` or labels other than 0 and 1.
 
     Example:
         >>> accepted, wrong = [1] * 30, [0] * 30

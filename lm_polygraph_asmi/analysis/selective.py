@@ -19,7 +19,7 @@ from lm_polygraph_asmi.analysis.clusters import (
     control_table,
     finite,
 )
-from lm_polygraph_asmi.analysis.comparison import BootstrapAUROC, unchecked_auroc
+from lm_polygraph_asmi.analysis.comparison import auroc_interval
 from lm_polygraph_asmi.analysis.distinct import error_probability
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.prr import Rejection
@@ -57,10 +57,7 @@ def risk_coverage(uncertainty: ArrayLike, wrong: ArrayLike) -> np.ndarray:
 
 
 def retained_error(uncertainty: ArrayLike, wrong: ArrayLike, coverage: float) -> float:
-    """Error rate of the share `coverage` of least uncertain answers, at least one.
-
-    Raises:
-        ValueError: also a coverage outside [0, 1].
+    """Error rate of the share `coverage`, in [0, 1], of least uncertain answers, at least one.
 
     Example:
         >>> uncertainty, wrong = [0.1, 0.2, 0.3, 0.9], [0, 0, 1, 1]
@@ -159,17 +156,10 @@ class TokenNull:
 def token_null(msp: ArrayLike, token_scores: Sequence[np.ndarray], answers: Labelled) -> TokenNull:
     """Token-level version of the confident-but-fragile gap; a token has its answer's label.
 
-    NaN if all confident answers are right, or all wrong; the gap also if all their tokens have
-    the same score.
-
+    `token_scores` are n arrays (T,) of u_t. NaN if all confident answers are right, or all wrong;
+    the gap also if all their tokens have the same score. ValueError also without a confident answer
+    that has a token.
     Source: appendix "The Distinct-Signal Analysis" of the paper (no effect at the token level).
-
-    Args:
-        token_scores: n arrays (T,) of u_t; T may vary.
-
-    Raises:
-        ValueError: also a token of a confident answer that is not finite, or no confident answer
-            with a token.
 
     Example:
         >>> tokens = [np.array([0.1, 0.9])] * 20  # alike in right and in wrong answers
@@ -188,32 +178,21 @@ def token_null(msp: ArrayLike, token_scores: Sequence[np.ndarray], answers: Labe
     if not len(scores):
         raise ValueError("no confident answer has a token")
     tokens = answers.take(np.repeat(confident, lengths))
-    labels = tokens.wrong.astype(float)
-
-    median = Medians(scores)
+    labels, median = tokens.wrong.astype(float), Medians(scores)
 
     def gap(counts: np.ndarray) -> np.ndarray:
         return _gap(counts, scores > median(counts)[:, None], labels)
 
     value = float(gap(np.ones((1, len(labels)), dtype=int))[0])
-    detection = BootstrapAUROC(scores, labels > 0)
-    return TokenNull(
-        bootstrap_interval(value, gap, tokens),
-        bootstrap_interval(unchecked_auroc(scores, labels > 0), detection, tokens),
-        len(scores),
-        len(confident),
-    )
+    interval = bootstrap_interval(value, gap, tokens)
+    return TokenNull(interval, auroc_interval(scores, tokens), len(scores), len(confident))
 
 
 def filter_error(msp: ArrayLike, by: ArrayLike, wrong: ArrayLike, abstain: float = 0.5) -> float:
-    """Error rate of the half most confident by MSP, after abstaining on a share of it.
+    """One point of `filter_curve`, at a share to abstain on.
 
     Final coverage is (1 - abstain) / 2, 0.25 in table "payoff" of the paper, unless many answers
     tie at the median of MSP: `Filter.coverage` is the actual one.
-
-    Args:
-        by: (n,), the score whose highest values are abstained on.
-        abstain: share of the confident half.
     """
     msp = np.asarray(msp, dtype=float)
     confident = msp <= np.median(msp)
@@ -249,10 +228,8 @@ def confident_filter(
 ) -> Filter:
     """Error rate of the confident half after abstaining on it by fragility, and by another score.
 
-    Source: table "payoff" of the paper, with entropy as the other score.
-
-    Args:
-        abstain: share of the confident half that is rejected, in [0, 1].
+    `abstain` is the share of this half that is rejected, in [0, 1]. Source: table "payoff" of the
+    paper, with entropy as the other score.
 
     Example:
         >>> msp, fragility, other = [0, 0, 1, 1] * 10, [0, 1, 0, 1] * 10, [0.5] * 40
@@ -271,13 +248,11 @@ def confident_filter(
         return (by_fragility.kept(w, half, number) - by_other.kept(w, half, number))[:, 0]
 
     confident = int((m <= np.median(m)).sum())
-    errors = filter_error(m, f, w, abstain), filter_error(m, o, w, abstain)
+    by_f, by_o = (filter_error(m, by, w, abstain) for by in (f, o))
+    interval = bootstrap_interval(by_f - by_o, difference, answers)
+    accepted = max(1, round((1 - abstain) * confident))
     return Filter(
-        confident / len(m),
-        max(1, round((1 - abstain) * confident)) / len(m),
-        filter_error(m, m, w, 0.0),
-        *errors,
-        bootstrap_interval(errors[0] - errors[1], difference, answers),
+        confident / len(m), accepted / len(m), filter_error(m, m, w, 0.0), by_f, by_o, interval
     )
 
 
@@ -293,12 +268,12 @@ def aurc_difference(first: ArrayLike, second: ArrayLike, answers: Labelled) -> I
     """
     first, second = answers.columns(first=first, second=second)
     errors = answers.wrong.astype(float)
-    first_order, second_order = Rejection(first), Rejection(second)
-    return bootstrap_interval(
-        aurc(first, errors) - aurc(second, errors),
-        lambda counts: first_order.area(errors, counts) - second_order.area(errors, counts),
-        answers,
-    )
+    a, b = Rejection(first), Rejection(second)
+
+    def difference(counts: np.ndarray) -> np.ndarray:
+        return a.area(errors, counts) - b.area(errors, counts)
+
+    return bootstrap_interval(aurc(first, errors) - aurc(second, errors), difference, answers)
 
 
 def filter_curve(
@@ -310,17 +285,15 @@ def filter_curve(
 
     Args:
         by: (n,) score whose highest values are rejected.
-        abstain: (m,) shares of the confident half that are rejected, in [0, 1].
-
-    Returns:
-        (m,) error rates of the rest, which is at least one answer.
+        abstain: (m,) shares of the confident half that are rejected, in [0, 1]; at least one answer
+            is left.
 
     Example:
         >>> msp, by, wrong = [0] * 4 + [1] * 4, [1, 2, 3, 4] + [0] * 4, [0, 0, 0, 1] + [1] * 4
         >>> filter_curve(msp, by, wrong, abstain=[0, 0.25]).tolist()  # one of four, then none
         [0.25, 0.0]
     """
-    check_rows(["" for _ in np.asarray(wrong)], msp=msp, by=by, wrong=wrong)
+    check_rows(range(len(np.asarray(wrong))), msp=msp, by=by, wrong=wrong)
     return np.array([filter_error(msp, by, wrong, share) for share in abstain])
 
 
@@ -332,15 +305,12 @@ def global_selector(
 ) -> dict[float, tuple[float, float, Interval]]:
     """Error rate of answers accepted by a logistic selector, with and without the signal.
 
-    Out of fold. Source: appendix "Deployment Payoff: Full Analysis" of the paper.
+    Out of fold: coverage, in [0, 1] -> error rate without the signal, with it, with minus without.
+    Source: appendix "Deployment Payoff: Full Analysis" of the paper.
 
     Args:
         controls: (n, m), MSP and entropy.
         signal: (n,) score of Sem-ASMI, u_sem.
-        coverages: shares of accepted answers, in [0, 1].
-
-    Returns:
-        coverage -> error rate without the signal, with it, with minus without.
 
     Raises:
         ValueError: also right or wrong answers in fewer than five clusters.

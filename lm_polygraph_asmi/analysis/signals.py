@@ -71,12 +71,8 @@ def rank_signals(scores: Mapping[str, ArrayLike], answers: Labelled) -> dict[str
 def combination(features: ArrayLike, answers: Labelled) -> np.ndarray:
     """(n,) probability of an error by a logistic model of a few signals, out of fold.
 
-    Args:
-        features: (n, m), a column per signal; folds keep clusters whole.
-
-    Raises:
-        ValueError: right or wrong answers in fewer than five clusters, or features that are not a
-            table.
+    The features (n, m) have a column per signal; folds keep clusters whole. ValueError also for
+    right or wrong answers in fewer than five clusters.
 
     Example:
         >>> features = [[n % 7, score] for n, score in enumerate([0.1, 0.3, 0.2, 0.9] * 25)]
@@ -116,14 +112,9 @@ def recommendation(
     answers: Labelled,
     method: str,
 ) -> str:
-    """A sentence: which signal to use here, and how it compares with `method`.
+    """A sentence: which signal to use here, and how it compares with the signal `method`.
 
-    Args:
-        signals: by name, of `rank_signals` on these answers.
-        method: name of the signal that is compared with the best.
-
-    Raises:
-        KeyError: another signal ranks errors best, and `method` is not in `scores`.
+    `signals` are those of `rank_signals` on these answers.
 
     Example:
         >>> answers = Labelled([0, 1] * 30, range(60), resamples=100)

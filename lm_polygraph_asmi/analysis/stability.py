@@ -29,11 +29,7 @@ class Stability(NamedTuple):
 def rank_correlation(first: ArrayLike, second: ArrayLike) -> float:
     """Spearman correlation of two scores of the same answers; NaN if one is constant.
 
-    Args:
-        first, second: (n,), may be infinite.
-
-    Raises:
-        ValueError: lengths differ, no answer, or a value is NaN.
+    A score may be infinite, not NaN.
 
     Example:
         >>> round(rank_correlation([1, 2, 3], [0.1, 0.2, 9.0]), 2)  # only the order counts
@@ -50,16 +46,7 @@ def rank_correlation(first: ArrayLike, second: ArrayLike) -> float:
 
 
 def rank_correlations(scores: ArrayLike) -> np.ndarray:
-    """Spearman correlation of every pair of rows; NaN if one of them is constant.
-
-    Args:
-        scores: (R, n), one row per score; may be infinite.
-
-    Returns:
-        (R (R - 1) / 2,) correlations of rows 1 and 2, 1 and 3, and so on.
-
-    Raises:
-        ValueError: rows without an answer, unequal lengths, or a value that is NaN.
+    """(R (R - 1) / 2,) `rank_correlation` of every pair of R rows: 1 and 2, 1 and 3, and so on.
 
     Example:
         >>> scores = [[1, 2, 3], [1, 2, 9], [3, 2, 1]]  # the third reverses the order
@@ -72,16 +59,8 @@ def rank_correlations(scores: ArrayLike) -> np.ndarray:
 def seed_stability(scores: ArrayLike, quality: ArrayLike) -> Stability:
     """PRR and ranking of one score over seeds of the masks; source: the paper's stability table.
 
-    PRR is NaN if all answers are equally good, the rank correlation if a seed's scores are
-    constant.
-
-    Args:
-        scores: (R, n), a row per seed; higher = more uncertain.
-        quality: (n,), higher = better.
-
-    Raises:
-        ValueError: fewer than two seeds, unequal lengths, a score that is NaN, or a quality that is
-            not finite.
+    The scores (R, n) have a row per seed, of at least two; they may be infinite, not NaN. PRR is
+    NaN if all answers are equally good, the rank correlation if a seed's scores are constant.
 
     Example:
         >>> stability = seed_stability([[0.1, 0.2, 0.9], [0.9, 0.2, 0.1]], quality=[1.0, 1.0, 0.0])
@@ -92,10 +71,5 @@ def seed_stability(scores: ArrayLike, quality: ArrayLike) -> Stability:
     if scores.ndim != 2 or len(scores) < 2:
         raise ValueError(f"scores must have shape (R >= 2, n), a row per seed, got {scores.shape}")
     prr = np.array([normalised_prr(row, quality) for row in scores])
-    return Stability(
-        float(prr.mean()),
-        float(prr.std(ddof=1)),
-        float(prr.min()),
-        float(prr.max()),
-        float(rank_correlations(scores).mean()),
-    )
+    values = prr.mean(), prr.std(ddof=1), prr.min(), prr.max(), rank_correlations(scores).mean()
+    return Stability(*map(float, values))

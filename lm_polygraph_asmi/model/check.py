@@ -10,19 +10,19 @@ the model's logits. All rows of a chunk also run a second time beside other rows
 result may depend on its batch (experts with a limited capacity).
 
 The check runs again for a clearly longer sequence, and for a length beyond another number of the
-model's configuration (a window, a chunk, a length where a scale starts). It also runs for every
-sequence of a kind that failed with this strategy or with full forward passes.
+model's configuration (a window, a chunk, a length where a scale starts).
 
-If the cheapest strategy fails, the next one is used for similar sequences; if all fail, the
-sequence raises. If full forward passes are right only one mask at a time, all sequences of that
-kind run that way from then on. A check costs up to five passes over the sequence and two chunks.
+If a strategy fails and a slower one is right, the slower one is used for the sequence's kind from
+then on. If all fail, the sequence raises, and from then on every sequence of its kind is checked.
+A check costs up to five passes over the sequence and two chunks.
 """
 
 import logging
 import math
 import re
 from bisect import bisect
-from collections.abc import Callable, Hashable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from traceback import walk_tb
@@ -111,9 +111,6 @@ class Extent:
         shortest = self.prompt == 0, self.response == 1, self.rows == 1
         return self.regime, self.special, shortest
 
-    def resembles(self, other: "Extent") -> bool:
-        return self.covers(other) and other.covers(self)
-
 
 def limit(dtype: torch.dtype) -> float:
     """Largest mean total variation between two computations of the same distributions."""
@@ -187,10 +184,6 @@ def specials(model: PreTrainedModel, *ids: Tensor) -> tuple[int, ...]:
     return tuple(sorted({token for part in ids for token in part.tolist()} & special))
 
 
-def _extent(model: PreTrainedModel, unmasked: UnmaskedPass, packed: bool, rows: int) -> Extent:
-    return extent_of(model, unmasked.input_ids, unmasked.prompt_length, packed, rows)
-
-
 def extent_of(
     model: PreTrainedModel,
     input_ids: Int[Tensor, " tokens"],
@@ -221,86 +214,85 @@ def extent_of(
 
 Kind = tuple[object, ...]
 """See `Extent.kind`."""
+Candidate = tuple[str, Extent, Callable[[], str | None]]
+"""A computation by name, what is to be checked, and the check: what is wrong, or None."""
 
 
-class Record:
-    """Results of the checks of one computation.
+class Checks:
+    """Results of the checks of computations that should agree, for one state of a model.
 
     Attributes:
-        passed: (layer or None, extent) of the checks that passed.
-        failed: (extent, reason) of the checks that failed.
-        doubts: kinds with a failure that need not affect similar sequences; may be shared with
-            other records.
+        passed: by name of a computation, (layer or None, extent) of the checks that passed.
+        failed: the reason, by name and kind of extent. The computation is not tried again.
+        doubtful: kinds with a sequence that no computation was right for. Its cause, such as ties
+            among keys, is more than lengths, so every sequence of the kind is checked.
     """
 
-    def __init__(self, doubts: set[Kind]) -> None:
-        self.passed: list[tuple[int | None, Extent]] = []
-        self.failed: list[tuple[Extent, str]] = []
-        self.doubts = doubts
+    def __init__(self) -> None:
+        self.passed: defaultdict[str, list[tuple[int | None, Extent]]] = defaultdict(list)
+        self.failed: dict[tuple[str, Kind], str] = {}
+        self.doubtful: set[Kind] = set()
 
-    def check(
-        self,
-        extent: Extent,
-        compare: Callable[[], str | None],
-        layer: int | None = None,
-        lasting: bool = True,
-        kind: Kind | None = None,
-    ) -> str | None:
-        """What is wrong at an extent, or None. Compares unless a similar extent was checked.
+    def select(
+        self, candidates: Iterable[Candidate], kind: Kind, layer: int | None = None
+    ) -> tuple[str | None, dict[str, str]]:
+        """The first candidate that is right, or None, and what is wrong with those before it.
 
-        A failure that only some sequences of a kind have depends on more than lengths, such as ties
-        among keys. Then every sequence of the kind is checked.
+        A failure excludes a candidate only if another one is right for the same sequence:
+        otherwise the sequence is at fault.
 
         Args:
-            compare: returns what is wrong, or None.
-            layer: a pass holds for this layer only, a failure for all layers.
-            lasting: whether a failure holds for similar sequences. Otherwise all sequences of its
-                kind become doubtful, here and in records that share doubts.
-            kind: kind of the sequence, whatever the strategy; by default the extent's.
+            candidates: cheapest first.
+            kind: kind of the sequence, whatever the candidate.
+            layer: the layer that a pass holds for.
         """
-        kind = extent.kind if kind is None else kind
-        for failed, reason in self.failed:
-            if failed.resembles(extent):
-                return reason
+        failures: dict[tuple[str, Kind], str] = {}
+        for name, extent, compare in candidates:
+            failure = self.failed.get((name, extent.kind))
+            if failure is None:
+                failure = self._check(name, extent, compare, kind, layer)
+            if failure is None:
+                self.failed |= failures
+                return name, {name: failure for (name, _), failure in failures.items()}
+            failures[name, extent.kind] = failure
+        self.doubtful.add(kind)
+        return None, {name: failure for (name, _), failure in failures.items()}
+
+    def _check(
+        self,
+        name: str,
+        extent: Extent,
+        compare: Callable[[], str | None],
+        kind: Kind,
+        layer: int | None,
+    ) -> str | None:
         covered = any(
-            passed_layer == layer and passed.covers(extent) for passed_layer, passed in self.passed
+            passed_layer == layer and passed.covers(extent)
+            for passed_layer, passed in self.passed[name]
         )
-        doubtful = kind in self.doubts or any(
-            failed.kind == extent.kind for failed, _ in self.failed
-        )
-        if covered and not doubtful:
+        if covered and kind not in self.doubtful:
             return None
         failure = compare()
-        if failure is None:
-            if not covered:
-                self.passed.append((layer, extent))
-            return None
-        if lasting:
-            self.failed.append((extent, failure))
-        else:
-            self.doubts.add(kind)
+        if failure is None and not covered:
+            self.passed[name].append((layer, extent))
         return failure
 
 
-def record_of(model: PreTrainedModel, computation: Hashable, among: Hashable = None) -> Record:
-    """The record of a computation, for the model's current state and attention implementation.
-
-    Args:
-        computation: its key.
-        among: key of the computations that share doubts; by default none do.
-    """
-    cache, attention = model_cache(model), attention_of(model)
-    records: dict[Hashable, Record] = cache.setdefault("checks", {})
-    doubts: dict[Hashable, set[Kind]] = cache.setdefault("doubts", {})
-    shared = doubts.setdefault((computation if among is None else among, attention), set())
-    return records.setdefault((computation, attention), Record(shared))
+def checks_of(model: PreTrainedModel, computation: Hashable) -> Checks:
+    """The checks of a computation, for the model's current state and attention implementation."""
+    checks: dict[Hashable, Checks] = model_cache(model).setdefault("checks", {})
+    return checks.setdefault((computation, attention_of(model)), Checks())
 
 
-class StrategyChecked(NamedTuple):
-    """Key of a record: one strategy that was compared with full forward passes."""
+def named(reasons: dict[str, str]) -> str:
+    """Reasons, each behind its name."""
+    return "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+
+
+class MaskedPasses(NamedTuple):
+    """Key of the checks of strategies."""
 
     scope: str
-    strategy: str
     kind: tuple[str, ...]
     reused: Reused
 
@@ -310,14 +302,12 @@ def strategies_seen_right(
 ) -> set[str]:
     """Names of the strategies that passed for the model's current state, in a scope; with one
     attention implementation, or any."""
-    checks = model_cache(model).get("checks", {})
     return {
-        key.strategy
-        for (key, used), record in checks.items()
-        if isinstance(key, StrategyChecked)
-        and key.scope == scope
-        and record.passed
-        and attention in (None, used)
+        name
+        for (key, used), checks in model_cache(model).get("checks", {}).items()
+        if isinstance(key, MaskedPasses) and key.scope == scope and attention in (None, used)
+        for name, passed in checks.passed.items()
+        if passed
     }
 
 
@@ -355,13 +345,14 @@ def check_unmasked(model: PreTrainedModel, unmasked: UnmaskedPass) -> None:
         variation = _response_variation(_direct_log_probs(model, unmasked), recorded)
         return _wrong_states(variation, lowest_precision(model))
 
-    record = record_of(model, (UNMASKED, unmasked.reused))
-    reason = record.check(_extent(model, unmasked, False, 1), compare, lasting=False)
-    if reason is not None:
+    extent = extent_of(model, unmasked.input_ids, unmasked.prompt_length, False, 1)
+    checks = checks_of(model, (UNMASKED, unmasked.reused))
+    right, reasons = checks.select([(UNMASKED, extent, compare)], extent.kind)
+    if right is None:
         raise RuntimeError(
             f"self-check failed for {type(model).__name__}: the final states do not give the "
-            f"model's distributions ({reason}). Nothing was scored. Remove hooks that change the "
-            "model's output; otherwise report this model class"
+            f"model's distributions ({reasons[UNMASKED]}). Nothing was scored. Remove hooks that "
+            "change the model's output; otherwise report this model class"
         )
 
 
@@ -431,47 +422,30 @@ def select_strategy(
     Raises:
         RuntimeError: no strategy passes; the message gives the difference of each.
     """
-    reasons = []
-    candidates = list(strategies(model, unmasked, layer))
-    kind = _extent(model, unmasked, False, len(masks)).kind
-    one_mask_kinds: set[Kind] = model_cache(model).setdefault(
-        ("one mask at a time", attention_of(model)), set()
-    )
-    if kind in one_mask_kinds:
-        candidates = candidates[-1:]
-    for strategy in candidates:
-        chunk_size = chunk_sizes[strategy.name]
-        record = record_of(
-            model,
-            StrategyChecked(unmasked.scope, strategy.name, change.kind, unmasked.reused),
-            among=("strategies", unmasked.scope, change.kind, unmasked.reused),
-        )
-        first_failure = not record.failed
-        failure = record.check(
-            _extent(model, unmasked, strategy.packed, min(chunk_size, len(masks))),
-            partial(difference, model, unmasked, layer, masks, chunk_size, strategy, change),
-            layer,
-            # Full forward passes come last: one failure must not exclude similar examples.
-            lasting=not strategy.full_forward,
-            kind=kind,
-        )
-        if failure is None:
-            if strategy.one_mask:  # batched full forward passes failed for the same sequence
-                one_mask_kinds.add(kind)
-            return strategy
-        if first_failure and record.failed:
+    extent = partial(extent_of, model, unmasked.input_ids, unmasked.prompt_length)
+    possible = {strategy.name: strategy for strategy in strategies(model, unmasked, layer)}
+    candidates: list[Candidate] = []
+    for name, strategy in possible.items():
+        size = chunk_sizes[name]
+        compare = partial(difference, model, unmasked, layer, masks, size, strategy, change)
+        candidates.append((name, extent(strategy.packed, min(size, len(masks))), compare))
+    checks = checks_of(model, MaskedPasses(unmasked.scope, change.kind, unmasked.reused))
+    known = {name for name, _ in checks.failed}
+    right, reasons = checks.select(candidates, extent(False, len(masks)).kind, layer)
+    if right is not None:
+        for name in reasons.keys() - known:
             log.warning(
-                "%s: strategy %r failed the self-check (scope %s): %s. Trying a slower one",
+                "%s: strategy %r failed the self-check (scope %s): %s. Using a slower one",
                 type(model).__name__,
-                strategy.name,
-                strategy.scope,
-                failure,
+                name,
+                unmasked.scope,
+                reasons[name],
             )
-        reasons.append(f"{strategy.name}: {failure}")
+        return possible[right]
     raise RuntimeError(
         f"self-check failed for {type(model).__name__} (layer {layer}, scope {unmasked.scope!r}, "
         f"{attention_of(model)}): masked passes disagree with full forward passes "
-        f"({'; '.join(reasons)}). Nothing was scored. Non-deterministic models and batch-dependent "
+        f"({named(reasons)}). Nothing was scored. Non-deterministic models and batch-dependent "
         "rounding (such as dynamic quantization) are unsupported; otherwise try "
         "attention='eager', or report this model class"
     )

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
-from lm_polygraph_asmi.model.check import Extent, record_of, regimes, specials
+from lm_polygraph_asmi.model.check import Extent, checks_of, regimes, specials
 from lm_polygraph_asmi.model.devices import execution_device, lowest_precision
 from lm_polygraph_asmi.model.layer_call import LayerCall, Reached, with_cache
 from lm_polygraph_asmi.model.layers import base_model, decoder_layers, num_layers
@@ -75,10 +75,11 @@ def response_embeddings(
         regime=regimes(model, prompt, shortest, longest),
         special=specials(model, prompt_ids, *ids),
     )
-    failure = record_of(model, "shared prompt").check(
-        extent, partial(_shared_prompt_failure, model, layer, prompt_ids, ids)
+    shared = partial(_shared_prompt_failure, model, layer, prompt_ids, ids)
+    right, _ = checks_of(model, "embeddings").select(
+        [("shared prompt", extent, shared), ("separate", extent, lambda: None)], extent.kind
     )
-    embeddings = _separate_embeddings if failure else _shared_prompt_embeddings
+    embeddings = _shared_prompt_embeddings if right == "shared prompt" else _separate_embeddings
     return embeddings(model, layer, prompt_ids, ids, places)
 
 

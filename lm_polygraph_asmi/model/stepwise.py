@@ -16,7 +16,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
-from lm_polygraph_asmi.model.check import difference, extent_of, record_of
+from lm_polygraph_asmi.model.check import checks_of, difference, extent_of, named
 from lm_polygraph_asmi.model.devices import execution_device, quick_rows
 from lm_polygraph_asmi.model.layer_call import (
     KeysValues,
@@ -341,20 +341,16 @@ def _select_kind(
     def compare(strategy: Strategy) -> str | None:
         return difference(model, unmasked(), layer, masks, len(masks), strategy, change)
 
-    reasons = []
-    for kind, strategy in KINDS:
-        record = record_of(model, (strategy.name, change.kind), among=("steps", change.kind))
-        reason = record.check(
-            extent,
-            partial(compare, strategy=strategy),
-            layer,
-            lasting=strategy is not KINDS[-1][1],
-        )
-        if reason is None:
-            return kind
-        reasons.append(f"{strategy.name}: {reason}")
+    kinds = {strategy.name: (kind, strategy) for kind, strategy in KINDS}
+    right, reasons = checks_of(model, ("steps", change.kind)).select(
+        [(name, extent, partial(compare, strategy)) for name, (_, strategy) in kinds.items()],
+        extent.kind,
+        layer,
+    )
+    if right is not None:
+        return kinds[right][0]
     raise RuntimeError(
         f"{type(model).__name__} cannot be scored while it writes: masked steps from layer {layer} "
-        f"on disagree with full forward passes ({'; '.join(reasons)}). Score the finished answer "
-        "with `score`"
+        f"on disagree with full forward passes ({named(reasons)}). Score the finished answer with "
+        "`score`"
     )

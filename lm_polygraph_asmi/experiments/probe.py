@@ -36,7 +36,6 @@ from lm_polygraph_asmi.maths import example_seed
 from lm_polygraph_asmi.model import (
     UnmaskedPass,
     layer_at,
-    model_state,
     num_heads,
     readout,
     run_subnetworks,
@@ -44,7 +43,7 @@ from lm_polygraph_asmi.model import (
     scoring_session,
 )
 from lm_polygraph_asmi.model.memory import default_budget, in_chunks
-from lm_polygraph_asmi.results.cache import ModelKeys, ResultCache
+from lm_polygraph_asmi.results.cache import ResultCache, model_key
 from lm_polygraph_asmi.results.names import at_depth
 from lm_polygraph_asmi.results.runs import Run, load_run
 from lm_polygraph_asmi.validation import check_at_least_one, check_whole
@@ -229,7 +228,7 @@ class CausalProbe:
         self.change = load_perturbation(
             used.get("perturbation", "heads"), used.get("perturbation_scale"), used["seed"]
         )
-        self.result_cache, self._keys = ResultCache(result_cache), ModelKeys()
+        self.result_cache = ResultCache(result_cache)
         members = {
             rule: np.concatenate([self.groups[side + name] for name in names for side in SIDES])
             for rule, names in RULES.items()
@@ -395,7 +394,7 @@ class CausalProbe:
         for layer, ablated in by_layer.items():
             for i, rule, masks in ablated:
                 probe.update(f"{layer} {i} {rule} {masks.shape} ".encode() + masks.tobytes())
-        return self._keys.of(self.model, model_state(self.model)) | {
+        return model_key(self.model) | {
             "probe": probe.hexdigest(),
             "input_ids": answer.input_ids.tolist(),
             "prompt_length": answer.prompt_length,

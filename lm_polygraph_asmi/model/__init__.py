@@ -23,7 +23,7 @@ from lm_polygraph_asmi.model.layers import (
     target_layer,
     unembedding,
 )
-from lm_polygraph_asmi.model.model_cache import model_lock, model_state, state_in_session
+from lm_polygraph_asmi.model.model_cache import model_lock, model_state
 from lm_polygraph_asmi.model.perturbation import (
     Perturbation,
     check_perturbation,
@@ -72,7 +72,6 @@ __all__ = [
     "run_subnetworks",
     "run_unmasked",
     "scoring_session",
-    "state_in_session",
     "states_seen",
     "steps_of",
     "structure_of",

@@ -13,8 +13,6 @@ from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PretrainedConfig
 
 
@@ -43,8 +41,6 @@ _GUARD = threading.Lock()
 _COUNT = count(1)
 _SERIALS: dict[int, tuple[Any, int]] = {}
 """By `id`, a weak reference to a numbered object, and its number."""
-_STORAGES: dict[int, tuple[StorageWeakRef, int]] = {}
-"""The same for storages of tensors, by address; an address is not reused while it is in here."""
 _IGNORED = {"training", "gradient_checkpointing", "hf_device_map", "warnings_issued"}
 _IGNORED |= {name for name in vars(nn.Module()) if name[0] == "_"} | {"name_or_path"}
 _NO_NAMES: frozenset[str] = frozenset()
@@ -84,29 +80,10 @@ def model_cache(model: nn.Module) -> dict[Hashable, Any]:
 
     Inside `scoring_session` the model must not change, so changes are not looked for.
     """
-    cache = model_cache_of(model)
-    if cache.attention is not None and cache.state is not None:
-        return cache.values
-    state = model_state(model)
+    cache, state = model_cache_of(model), model_state(model)
     if cache.state != state:
         cache.values, cache.state = {}, state
     return cache.values
-
-
-def state_in_session(model: nn.Module) -> int:
-    """`model_state`; inside `scoring_session`, that of its beginning.
-
-    Example:
-        >>> from lm_polygraph_asmi.model import scoring_session
-        >>> before = model_state(model)
-        >>> with scoring_session(model):
-        ...     state_in_session(model) == before
-        True
-    """
-    model_cache(model)
-    state = model_cache_of(model).state
-    assert state is not None
-    return state
 
 
 def model_state(model: nn.Module) -> int:
@@ -115,9 +92,9 @@ def model_state(model: nn.Module) -> int:
     It covers all modules; identity, storage and version counter of every parameter and buffer;
     plain values of modules and configurations (`plain_values`); active PEFT adapters; foreign hooks
     and forward methods. It costs microseconds per module, since no weight is read. The number is
-    valid only in this process. Writes through `.data` or into memory shared with NumPy are not
-    detected. Parameters created in inference mode have no version counter, so a model loaded in
-    that mode has a new state at every call.
+    valid only in this process; inside `scoring_session` it is that of the beginning. Writes through
+    `.data` or into memory shared with NumPy are not detected. Parameters created in inference mode
+    have no version counter, so a model loaded in that mode has a new state at every call.
 
     Example:
         >>> before = model_state(model)
@@ -127,6 +104,13 @@ def model_state(model: nn.Module) -> int:
         >>> before == model_state(model)
         False
     """
+    cache = model_cache_of(model)
+    if cache.attention is not None and cache.state is not None:
+        return cache.state
+    return _state(model)
+
+
+def _state(model: nn.Module) -> int:
     parts: list[Hashable] = [model_cache_of(model).named]
     configs: dict[int, PretrainedConfig] = {}
     for module in model.modules():
@@ -295,24 +279,8 @@ def _tensor_key(tensor: Tensor) -> tuple[int, ...]:
     if version < 0 and isinstance(tensor, nn.Parameter):
         version = next(_COUNT)  # writes cannot be detected, so it counts as written to
     # PyTorch moves wrapper tensors by swapping them, which fails if they have weak references.
-    wrapper = type(tensor) not in (nn.Parameter, Tensor) and is_traceable_wrapper_subclass(tensor)
-    number = id(tensor) if wrapper else _serial(tensor)
+    number = _serial(tensor) if type(tensor) in (nn.Parameter, Tensor) else id(tensor)
     try:
-        return number, tensor.data_ptr(), version, _storage_serial(tensor)
+        return number, tensor.data_ptr(), version, _serial(tensor.untyped_storage())
     except (RuntimeError, NotImplementedError):
         return number, -1, version, -1
-
-
-def _storage_serial(tensor: Tensor) -> int:
-    """A number for the memory of a tensor, never reused even if the address is."""
-    storage = tensor.untyped_storage()
-    entry = _STORAGES.get(storage._cdata)
-    if entry is not None:
-        return entry[1]
-    if not len(_STORAGES) & (len(_STORAGES) - 1):  # size doubled: drop freed storages
-        for address, (reference, _) in list(_STORAGES.items()):
-            if reference.expired():
-                del _STORAGES[address]
-    number = next(_COUNT)
-    _STORAGES[storage._cdata] = StorageWeakRef(storage), number
-    return number

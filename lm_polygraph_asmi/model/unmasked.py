@@ -30,7 +30,7 @@ from lm_polygraph_asmi.model.layers import (
     num_layers,
     output_projection,
 )
-from lm_polygraph_asmi.model.model_cache import has_foreign_code, model_cache, state_in_session
+from lm_polygraph_asmi.model.model_cache import has_foreign_code, model_cache, model_state
 from lm_polygraph_asmi.model.readout import readout
 from lm_polygraph_asmi.model.session import attention_of
 from lm_polygraph_asmi.model.structure import states_of, structure_of
@@ -182,7 +182,7 @@ class PrefixCache:
         layers: keys and values of each layer, from the first to the last.
         states: hidden states at positions from `first` on, if they were recorded.
         first: position of the first hidden states.
-        state: `state_in_session` of the model that computed them; the cache is ignored for another
+        state: `model_state` of the model that computed them; the cache is ignored for another
             model, or after its weights have changed.
 
     Example:
@@ -225,7 +225,7 @@ class PrefixCache:
 
     def common(self, model: PreTrainedModel, input_ids: Sequence[int]) -> int:
         """Number of first tokens that are equal to the cached ones."""
-        if self.state != state_in_session(model):
+        if self.state != model_state(model):
             return 0
         return len(commonprefix([self.input_ids, list(input_ids)]))
 
@@ -242,7 +242,7 @@ class PrefixCache:
     ) -> None:
         """Replace the cached sequence."""
         self.input_ids, self.layers, self.states = list(input_ids), list(layers), {}
-        self.state = state_in_session(model)
+        self.state = model_state(model)
 
     def take(
         self,

@@ -14,7 +14,7 @@ import sqlite3
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 import diskcache
 import torch
@@ -24,7 +24,12 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lm_polygraph_asmi import __version__
-from lm_polygraph_asmi.model.model_cache import foreign_code, plain_values, renewed_names
+from lm_polygraph_asmi.model.model_cache import (
+    has_foreign_code,
+    model_cache,
+    plain_values,
+    renewed_names,
+)
 
 log = logging.getLogger("lm_polygraph")
 
@@ -125,20 +130,40 @@ def environment_key() -> dict[str, str]:
 
 
 def model_key(model: PreTrainedModel) -> dict[str, Any]:
-    """Identity of a model's weights, configuration, precision and device type.
+    """`environment_key`, and identity of a model's weights, configuration, precision, device type.
 
-    Depends on every value of parameters and buffers, on the classes and plain values of modules,
-    and on the configurations of adapters. So another checkpoint, an adapter or its scaling, a
-    single head set to 0 or another quantisation gives another key. Results of forward hooks cannot
-    be identified: with foreign hooks, or a forward method set on a module, "model" is None, and a
-    `ResultCache` stores and finds nothing under such a key.
+    Reads every weight, once as long as the model does not change. Warns once if "model" is None.
 
     Raises:
         TypeError: weights whose bits cannot be read.
     """
-    device = {"device": model.device.type}
-    if any(foreign_code(module) for module in model.modules()):
-        return {"model": None, **device}
+    cache = model_cache(model)
+    if "key" not in cache:
+        weights = _weights_key(model)
+        if weights is None and model not in _WARNED:
+            _WARNED.add(model)
+            log.warning(
+                "%s has forward hooks, or a forward method set on a module. Their results cannot "
+                "be identified, so the result cache is not used for this model. Remove them to use "
+                "it",
+                type(model).__name__,
+            )
+        cache["key"] = {**environment_key(), "model": weights, "device": model.device.type}
+    key: dict[str, Any] = cache["key"]
+    return key
+
+
+def _weights_key(model: PreTrainedModel) -> str | None:
+    """Hash of what a model computes with.
+
+    Depends on every value of parameters and buffers, on the classes and plain values of modules,
+    and on the configurations of adapters. So another checkpoint, an adapter or its scaling, a
+    single head set to 0 or another quantisation gives another key. Results of forward hooks cannot
+    be identified: with foreign hooks, or a forward method set on a module, it is None, and a
+    `ResultCache` stores and finds nothing under such a key.
+    """
+    if has_foreign_code(model):
+        return None
     digest = hashlib.sha256()
     for name, module in model.named_modules():
         if hasattr(type(module), "_disable_adapters"):  # a layer of PEFT: its active adapters
@@ -170,39 +195,12 @@ def model_key(model: PreTrainedModel) -> dict[str, Any]:
     adapters = {name: vars(of) for name, of in (getattr(model, "peft_config", None) or {}).items()}
     configured = json.dumps([config, adapters], sort_keys=True, default=_in_order)
     digest.update(configured.encode())
-    return {"model": digest.hexdigest(), **device}
+    return digest.hexdigest()
 
 
 def _in_order(value: Any) -> Any:
     """Sets have another order in every process."""
     return sorted(map(str, value)) if isinstance(value, set | frozenset) else str(value)
-
-
-class ModelKeys:
-    """`environment_key` and `model_key` of models, recomputed when a model changes.
-
-    A key reads every weight, so it is reused while a cheap state of the model (from
-    `lm_polygraph_asmi.model.model_state`) is unchanged.
-    """
-
-    def __init__(self) -> None:
-        self._cached: WeakKeyDictionary[PreTrainedModel, tuple[int, dict[str, Any]]] = (
-            WeakKeyDictionary()
-        )
-
-    def of(self, model: PreTrainedModel, state: int) -> dict[str, Any]:
-        """The key of a model in this state; warns once if the model cannot be identified."""
-        cached = self._cached.get(model)
-        if cached is None or cached[0] != state:
-            cached = self._cached[model] = state, {**environment_key(), **model_key(model)}
-            if cached[1]["model"] is None and model not in _WARNED:
-                _WARNED.add(model)
-                log.warning(
-                    "%s has forward hooks, or a forward method set on a module. Their results "
-                    "cannot be identified, so the result cache is not used for this model. Remove "
-                    "them to use it", type(model).__name__,
-                )  # fmt: skip
-        return cached[1]
 
 
 def tokenizer_key(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:

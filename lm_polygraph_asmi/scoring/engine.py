@@ -34,6 +34,7 @@ from lm_polygraph_asmi.model import (
     check_scope_runs,
     check_unmasked,
     layer_at,
+    model_state,
     name_modules,
     num_heads,
     num_layers,
@@ -42,14 +43,13 @@ from lm_polygraph_asmi.model import (
     run_subnetworks,
     run_unmasked,
     scoring_session,
-    state_in_session,
     steps_of,
     unembedding,
 )
 from lm_polygraph_asmi.model.memory import default_budget, in_chunks, reduction_bytes
 from lm_polygraph_asmi.model.perturbation import WITHOUT_HEADS
 from lm_polygraph_asmi.model.readout import widens
-from lm_polygraph_asmi.results.cache import ModelKeys, ResultCache
+from lm_polygraph_asmi.results.cache import ResultCache, model_key
 from lm_polygraph_asmi.results.names import CANDIDATES, Settings
 from lm_polygraph_asmi.scoring.statistics import AnswerStatistics, concatenated
 
@@ -132,7 +132,6 @@ class Engine:
         if not isinstance(result_cache, ResultCache):
             result_cache = ResultCache(result_cache)
         self.result_cache = result_cache
-        self._keys = ModelKeys()
         self._read: set[int | None] = set()  # states of models whose final states were checked
 
     def settings(self, model: PreTrainedModel) -> Settings:
@@ -159,10 +158,6 @@ class Engine:
         """Layers whose inputs generation should keep, so that they need not run again."""
         layer = self.layer(model)
         return [layer, layer + 1] if self.states else [layer]
-
-    def _model_key(self, model: PreTrainedModel) -> dict[str, str]:
-        """Key of the model in the result cache, at the start of the session."""
-        return self._keys.of(model, state_in_session(model)) if self.result_cache.kept else {}
 
     def check_model(self, model: PreTrainedModel) -> None:
         """Raise early on a model that would fail later; log the settings in force.
@@ -262,7 +257,7 @@ class Engine:
         indices = {total, layer + 1} if self.states else {total}
 
         def run(cache: PrefixCache | None) -> dict[str, np.ndarray]:
-            state, known = state_in_session(model), None
+            state, known = model_state(model), None
             unmasked = draft and draft.with_response(scored, [layer])
             if unmasked is None and cache is not None and state in self._read:
                 known = cache.known_states(model, scored[:-1].tolist(), len(prompt) - 1, indices)
@@ -603,7 +598,7 @@ def _score(
     for engine in engines:
         check_fits(engine.config.top_k, model.config.get_text_config().vocab_size)
     used = [engine.settings(model) for engine in engines]
-    answer_key = first._model_key(model) | {
+    answer_key = (model_key(model) if results.kept else {}) | {
         "input_ids": scored.tolist(),
         "prompt_length": prompt_length,
         "scope": first.config.scope,

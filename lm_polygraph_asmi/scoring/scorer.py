@@ -29,19 +29,13 @@ from lm_polygraph_asmi.maths.scores import aggregate
 from lm_polygraph_asmi.model import (
     PrefixCache,
     attention_of,
-    model_state,
     name_modules,
     plain_model,
     scoring_session,
-    state_in_session,
     structure_of,
 )
 from lm_polygraph_asmi.model.layer_call import MASKABLE
-from lm_polygraph_asmi.results.cache import (
-    ModelKeys,
-    ResultCache,
-    tokenizer_key,
-)
+from lm_polygraph_asmi.results.cache import ResultCache, model_key, tokenizer_key
 from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
 from lm_polygraph_asmi.scoring.control_tokens import rendered_warnings, special_warnings
 from lm_polygraph_asmi.scoring.ending import EndedAnswer, TextAnswer
@@ -164,7 +158,6 @@ class Scorer:
             tokenizer = cast("PreTrainedTokenizerBase", PlainTokenizer(tokenizer))
         self.model, self.tokenizer = model, tokenizer
         self.stop = list(self.config.stop or ())
-        self._keys = ModelKeys()
         self.stop_conditions = StopConditions(model, tokenizer, self.stop)
         self.generation = Generation(model, tokenizer, self.stop_conditions)
 
@@ -351,13 +344,13 @@ class Scorer:
         if not self.result_cache.kept:
             return {}
         try:
-            model_key = self._keys.of(self.model, model_state(self.model))
+            key = model_key(self.model)
         except TypeError as error:
             log.warning("Scoring without a result cache: %s", error)
             self.result_cache = ResultCache(None)
             return {}
         rows = [{name: row.get(name) for name in FIELDS} for row in rows]
-        return model_key | {
+        return key | {
             "tokenizer": self._tokenizer_fingerprint,
             "scorer": self.identity,
             "batch": json.dumps(rows, default=_described),
@@ -474,7 +467,7 @@ class Scorer:
         Raises:
             ValueError: the model has foreign hooks, which cannot be hashed.
         """
-        weights = self._keys.of(self.model, state_in_session(self.model))["model"]
+        weights = model_key(self.model)["model"]
         if weights is None:
             raise ValueError(
                 "the model has forward hooks or a replaced forward method, so a calibration "

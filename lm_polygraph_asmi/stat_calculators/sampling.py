@@ -15,9 +15,9 @@ from transformers import DynamicCache
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.host.model import causal_model
 from lm_polygraph_asmi.maths import example_seed
-from lm_polygraph_asmi.model import attention_of, model_state, structure_of
+from lm_polygraph_asmi.model import attention_of, structure_of
 from lm_polygraph_asmi.model.layer_call import with_cache
-from lm_polygraph_asmi.results.cache import ModelKeys, ResultCache, tokenizer_key
+from lm_polygraph_asmi.results.cache import ResultCache, model_key, tokenizer_key
 
 
 class SeededSamplingCalculator(SamplingGenerationCalculator):
@@ -43,7 +43,6 @@ class SeededSamplingCalculator(SamplingGenerationCalculator):
     ) -> None:
         super().__init__(samples_n)
         self.seed, self.result_cache = seed, ResultCache(result_cache)
-        self._keys = ModelKeys()
 
     def __call__(
         self,
@@ -81,7 +80,7 @@ class SeededSamplingCalculator(SamplingGenerationCalculator):
         """Everything that determines generation, except the prompt."""
         transformer = causal_model(model)
         return {
-            **self._keys.of(transformer, model_state(transformer)),
+            **model_key(transformer),
             **tokenizer_key(model.tokenizer),
             "attention": attention_of(transformer),
             "generation": vars(model.generation_parameters),

@@ -516,10 +516,8 @@ def test_weights_changed_in_place_are_another_model_to_the_journal(tmp_path):
 def test_the_state_is_looked_at_once_an_example(monkeypatch, tmp_path):
     """Also with several depths and a result cache: looking costs as much as a pass of a small
     model."""
-    looked = []
-    monkeypatch.setattr(
-        model_cache, "model_state", lambda model: looked.append(1) or model_state(model)
-    )
+    looked, state = [], model_cache._state
+    monkeypatch.setattr(model_cache, "_state", lambda model: looked.append(1) or state(model))
     engines = [
         Engine(depth=depth, num_masks=6, mask_rate=0.4, result_cache=str(tmp_path))
         for depth in (0.3, 0.6)

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import gc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from lm_polygraph_asmi.model import (
     subnetwork_log_probs,
     unembedding,
 )
-from lm_polygraph_asmi.results.cache import ModelKeys, ResultCache, model_key
+from lm_polygraph_asmi.results.cache import ResultCache, model_key
 from lm_polygraph_asmi.scoring.engine import Engine
 from tests.families import tiny_model
 from tests.registry import tiny_class
@@ -94,16 +95,16 @@ def test_what_others_compute_is_neither_kept_nor_found(
     change: Callable[[nn.Module], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     model = tiny_model("llama")
-    keys, result_cache, state = ModelKeys(), ResultCache(tmp_path), model_state(model)
-    result_cache.put(keys.of(model, state), "without")
+    result_cache, state = ResultCache(tmp_path), model_state(model)
+    result_cache.put(model_key(model), "without")
     change(model)
     assert model_state(model) != state
     for _ in range(2):
-        key = keys.of(model, model_state(model))
+        key = model_key(model)
         assert result_cache.get(key) is None
         result_cache.put(key, "with")
     assert result_cache.get(key) is None
-    assert result_cache.get(ModelKeys().of(tiny_model("llama"), 0)) == "without"
+    assert result_cache.get(model_key(tiny_model("llama"))) == "without"
     assert caplog.text.count("the result cache is not used") == 1
 
 
@@ -129,11 +130,15 @@ def test_weights_that_get_the_place_of_earlier_ones_are_others():
     assert model_state(layer) != state
 
 
-def test_what_is_known_of_storages_is_forgotten_with_them():
-    for _ in range(3):
-        model_state(nn.Sequential(*[nn.Linear(2, 2) for _ in range(200)]))
-    living = sum(not of.expired() for of, _ in model_cache._STORAGES.values())
-    assert len(model_cache._STORAGES) <= max(2 * living, 1024)
+def test_what_is_known_of_tensors_and_storages_is_forgotten_with_them():
+    gc.collect()
+    known = len(model_cache._SERIALS)
+    model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(200)])
+    model_state(model)
+    assert len(model_cache._SERIALS) > known + 1000  # modules, weights, biases and their storages
+    del model
+    gc.collect()
+    assert len(model_cache._SERIALS) < known + 200
 
 
 def test_weights_loaded_in_inference_mode_count_as_written_to(tmp_path: Path):

@@ -252,7 +252,7 @@ def perturbed(
     edits = {} if change.site == OUTPUT else {change.site: change.edit}
     forward = module.forward
 
-    def scaled_forward(*args: Any, **kwargs: Any) -> Any:
+    def perturbed_forward(*args: Any, **kwargs: Any) -> Any:
         def run(site_edits: dict[str, Edit], last: bool = False) -> Any:
             active.clear()
             active.update(site_edits)
@@ -261,6 +261,9 @@ def perturbed(
                 return forward(*copied[0], **copied[1])
             finally:
                 active.clear()
+
+        if edits and change.scale is None and not change.as_heads:
+            return run(edits, last=True)
 
         def states(output: Any) -> Tensor:
             return output[0] if isinstance(output, tuple | list) else output
@@ -288,14 +291,7 @@ def perturbed(
         for site, projection in projections.items():
             # Last hook: a mask applies to the final input of the projection.
             stack.callback(projection.register_forward_pre_hook(at_site(site)).remove)
-        if edits and change.scale is None and not change.as_heads:
-            for handle in (
-                module.register_forward_pre_hook(lambda *_: active.update(edits)),
-                module.register_forward_hook(lambda *_: active.clear(), always_call=True),
-            ):
-                stack.callback(handle.remove)
-        else:
-            stack.enter_context(replaced_forward(module, scaled_forward))
+        stack.enter_context(replaced_forward(module, perturbed_forward))
         yield
 
 

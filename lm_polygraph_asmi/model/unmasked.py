@@ -457,6 +457,45 @@ def record_inputs(
         yield recorded
 
 
+@dataclass
+class _KeysValues:
+    """Records keys and values as the layers of a pass make them, behind cached ones.
+
+    Attributes:
+        cached: those of `start` earlier positions, by layer.
+        first: the first target layer.
+        before: positions to keep for masked passes, of the layers above `first`; None: none.
+        whole: whether to keep all positions of all layers, for a prefix cache.
+    """
+
+    cached: Sequence[KeysValues]
+    start: int
+    first: int
+    before: slice | None
+    whole: bool
+    kept_before: dict[int, KeysValues] = field(default_factory=dict)
+    kept_whole: dict[int, KeysValues] = field(default_factory=dict)
+    devices: set[torch.device] = field(default_factory=set)
+
+    def __call__(self, key: Tensor, value: Tensor, index: int) -> KeysValues:
+        if self.start:
+            key, value = (
+                torch.cat([earlier[:, :, : self.start], new], dim=-2)
+                for earlier, new in zip(self.cached[index], (key, value), strict=True)
+            )
+        if self.whole:
+            self.kept_whole[index] = key, value
+        self.keep(index, key, value)
+        return key, value
+
+    def keep(self, index: int, key: Tensor, value: Tensor) -> None:
+        """Keep what masked passes need of a layer."""
+        if index >= self.first:
+            self.devices.add(key.device)
+        if self.before is not None and index > self.first:
+            self.kept_before[index] = key[:, :, self.before], value[:, :, self.before]
+
+
 def run_unmasked(
     model: PreTrainedModel,
     input_ids: Int[Tensor, " tokens"],
@@ -499,38 +538,27 @@ def run_unmasked(
         head_site(model, layer)
     structure = structure_of(model)
     first = targets[0] if targets else total
-    start, cached = 0, []
-    states: States = {}
+    start, states = 0, {}
     if prefix_cache is not None and scope == "response":
-        cached = prefix_cache.layers
         start = prefix_cache.common(model, input_ids[: prompt_length - 1].tolist())
         if 0 < start == prompt_length - 1:
             states = prefix_cache.states_at(model, input_ids[:-1].tolist(), targets, start)
-    keys_values: dict[int, KeysValues] = {}
-    new_cache: dict[int, KeysValues] = {}
-    devices: set[torch.device] = set()
-    final: list[Tensor] = []
-
-    def record_keys_values(key: Tensor, value: Tensor, index: int) -> KeysValues:
-        if start:
-            key = torch.cat([cached[index][0][:, :, :start], key], dim=-2)
-            value = torch.cat([cached[index][1][:, :, :start], value], dim=-2)
-        if prefix_cache is not None:
-            new_cache[index] = key, value
-        if index >= first:
-            devices.add(key.device)
-        if scope == "response" and index > first:
-            before = slice(0, prompt_length - 1)
-            keys_values[index] = key[:, :, before], value[:, :, before]
-        return key, value
+    record = _KeysValues(
+        cached=prefix_cache.layers if prefix_cache is not None else [],
+        start=start,
+        first=first,
+        before=slice(0, prompt_length - 1) if scope == "response" else None,
+        whole=prefix_cache is not None,
+    )
+    # With the model's config it also holds what layers keep besides keys and values.
+    tap = KeyValueTap(record, model.config)
+    tap.length = start
 
     def reset_length_read(*_: Any) -> None:
         tap.length_read = False  # only reads by layers count
 
-    # With the model's config it also holds what layers keep besides keys and values.
-    tap = KeyValueTap(record_keys_values, model.config)
-    tap.length = start
     layers = range(first, total) if structure.chained else range(0)
+    base = base_model(model)
     with ExitStack() as hooks:
         recorded = hooks.enter_context(record_inputs(model, layers, targets, start))
         if layers:
@@ -538,42 +566,35 @@ def run_unmasked(
             hooks.callback(handle.remove)
         if states:
             hooks.enter_context(_skipped_layers(model, states, start))
-        handle = base_model(model).register_forward_hook(
-            lambda *call: final.append(states_of(call[-1]))
-        )
-        hooks.callback(handle.remove)
         ids = input_ids[None, start:-1].to(execution_device(model.get_input_embeddings()))
         # The base model stops before the output projection, which only T positions need.
+        caching: dict[str, Any] = {"use_cache": False}
         if structure.chained and structure.takes_cache:
-            base = base_model(model)
-            base(input_ids=ids, **with_cache(base, tap), use_cache=True)
-        else:
-            base_model(model)(input_ids=ids, use_cache=False)
+            caching = {**with_cache(base, tap), "use_cache": True}
+        final = states_of(base(input_ids=ids, **caching))
     if structure.chained:
         _check_heads(recorded.heads, targets)
-    predicting = slice(prompt_length - 1 - start, None)
     if states:  # keys and values of skipped layers are cached, too
-        final = [states[total]]
+        final = states[total]
         for index in range(first, total):
-            key, value = cached[index]
-            devices.add(key.device)
-            if index > first:
-                keys_values[index] = key[:, :, :start], value[:, :, :start]
+            record.keep(index, *record.cached[index])
     else:
         model_cache(model)[READS_LENGTH, attention_of(model), first] = tap.length_read
-        if prefix_cache is not None and len(new_cache) < total:
+        if prefix_cache is not None and len(record.kept_whole) < total:
             PrefixCache.disable(model)  # layers share keys, or keep them elsewhere
         elif prefix_cache is not None:
-            prefix_cache.keep(model, input_ids[:-1].tolist(), [new_cache[i] for i in range(total)])
-    final_hidden = final[0][0, predicting]
+            whole = [record.kept_whole[index] for index in range(total)]
+            prefix_cache.keep(model, input_ids[:-1].tolist(), whole)
+    predicting = slice(prompt_length - 1 - start, None)
+    final_hidden = final[0, predicting]
     return UnmaskedPass(
         input_ids=input_ids,
         prompt_length=prompt_length,
         targets=recorded.targets,
         calls=recorded.calls,
         scope=scope,
-        keys_values=keys_values,
-        devices=frozenset(devices) or frozenset([final[0].device]),
+        keys_values=record.kept_before,
+        devices=frozenset(record.devices) or frozenset([final.device]),
         final_hidden=final_hidden,
         by_length=tap.length_read,
         start=start,

@@ -6,9 +6,10 @@ differs. What it changes is a function, `Edit`.
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -202,6 +203,10 @@ def _with_copied_caches(values: Any) -> Any:
     return copy.deepcopy(values) if isinstance(values, Cache) else values
 
 
+def _states_of_layer(output: Any) -> Tensor:
+    return output[0] if isinstance(output, tuple | list) else output
+
+
 @contextmanager
 def perturbed(
     model: PreTrainedModel,
@@ -234,19 +239,16 @@ def perturbed(
         values[:, positions] = edit(values[:, positions], masking)
         return values
 
-    def at_site(site: str) -> Callable[[nn.Module, tuple[Tensor, ...]], Any]:
-        def hook(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-            values, *others = args
-            if site == HEADS and heads is not None:
-                values = heads.expand(len(masks), -1, -1)
-            if site in active:
-                rows = values.reshape(len(masks), -1, values.shape[-1])
-                values = edited(rows, active[site]).reshape(values.shape)
-            elif values is args[0]:
-                return None
-            return (values.contiguous(), *others)  # some projections need contiguous inputs
-
-        return hook
+    def at_site(site: str, _: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        values, *others = args
+        if site == HEADS and heads is not None:
+            values = heads.expand(len(masks), -1, -1)
+        if site in active:
+            rows = values.reshape(len(masks), -1, values.shape[-1])
+            values = edited(rows, active[site]).reshape(values.shape)
+        elif values is args[0]:
+            return None
+        return (values.contiguous(), *others)  # some projections need contiguous inputs
 
     module = decoder_layers(model)[layer]
     edits = {} if change.site == OUTPUT else {change.site: change.edit}
@@ -265,21 +267,17 @@ def perturbed(
         if edits and change.scale is None and not change.as_heads:
             return run(edits, last=True)
 
-        def states(output: Any) -> Tensor:
-            return output[0] if isinstance(output, tuple | list) else output
+        def rows(output: Any) -> Tensor:
+            states = _states_of_layer(output)
+            return states.reshape(len(masks), -1, states.shape[-1])
 
-        head_masked = states(run({HEADS: without_heads})) if change.as_heads else None
-        changed = states(run(edits)) if edits else None
+        head_masked = rows(run({HEADS: without_heads})) if change.as_heads else None
+        changed = rows(run(edits)) if edits else None
         output = run({}, last=True)
-        hidden = states(output)
-        rows = hidden.reshape(len(masks), -1, hidden.shape[-1])
         if changed is None:
-            changed = edited(rows, change.edit)
-        if head_masked is not None:
-            head_masked = head_masked.reshape(rows.shape)
-        changed = changed.reshape(rows.shape)
-        scaled = _scaled(rows, changed, head_masked, change.scale)
-        scaled = scaled.reshape(hidden.shape)
+            changed = edited(rows(output), change.edit)
+        scaled = _scaled(rows(output), changed, head_masked, change.scale)
+        scaled = scaled.reshape(_states_of_layer(output).shape)
         return (scaled, *output[1:]) if isinstance(output, tuple | list) else scaled
 
     projections = {}  # looked up before hooks are registered, since that may run a pass
@@ -290,7 +288,7 @@ def perturbed(
     with ExitStack() as stack:
         for site, projection in projections.items():
             # Last hook: a mask applies to the final input of the projection.
-            stack.callback(projection.register_forward_pre_hook(at_site(site)).remove)
+            stack.callback(projection.register_forward_pre_hook(partial(at_site, site)).remove)
         stack.enter_context(replaced_forward(module, perturbed_forward))
         yield
 

@@ -561,12 +561,24 @@ def _read_structure(model: PreTrainedModel, trace: _Trace) -> Structure:
             chained = False
     if "lm_head" in named:
         _check_lm_head(model, named["lm_head"], calls, layer_calls[-1].order)
-    projection = named.get("projection")
+    sites = _sites(model, trace, layers, path, named.get("projection"))
+    return Structure(base_model_path, path, norm_path, sites, len(layers), chained)
+
+
+def _sites(
+    model: PreTrainedModel,
+    trace: _Trace,
+    layers: Sequence[nn.Module],
+    path: str,
+    projection: str | None,
+) -> dict[int, HeadSite]:
+    """Heads by layer index, at the projection that is named or found."""
     candidates = (
         _site(layer, trace) if projection is None else _named_site(model, layer, trace, projection)
         for layer in layers
     )
     sites = {index: site for index, site in enumerate(candidates) if site}
+    name = type(model).__name__
     if not sites and projection is None:
         raise TypeError(
             f"{name}: the layers at {path!r} have a softmax over keys, but no projection of the "
@@ -577,7 +589,7 @@ def _read_structure(model: PreTrainedModel, trace: _Trace) -> Structure:
             f"{name}: structure names projection={projection}, which is no module of the layers at "
             f"{path!r}: take a path inside a layer, such as {_longest_path(layers[0])!r}"
         )
-    return Structure(base_model_path, path, norm_path, sites, len(layers), chained)
+    return sites
 
 
 def _longest_path(module: nn.Module) -> str:

@@ -465,16 +465,16 @@ class _KeysValues:
         cached: those of `start` earlier positions, by layer.
         first: the first target layer.
         before: positions to keep for masked passes, of the layers above `first`; None: none.
-        whole: whether to keep all positions of all layers, for a prefix cache.
+        keep_all: whether to keep all positions of all layers, for a prefix cache.
     """
 
     cached: Sequence[KeysValues]
     start: int
     first: int
     before: slice | None
-    whole: bool
+    keep_all: bool
     kept_before: dict[int, KeysValues] = field(default_factory=dict)
-    kept_whole: dict[int, KeysValues] = field(default_factory=dict)
+    kept_all: dict[int, KeysValues] = field(default_factory=dict)
     devices: set[torch.device] = field(default_factory=set)
 
     def __call__(self, key: Tensor, value: Tensor, index: int) -> KeysValues:
@@ -483,8 +483,8 @@ class _KeysValues:
                 torch.cat([earlier[:, :, : self.start], new], dim=-2)
                 for earlier, new in zip(self.cached[index], (key, value), strict=True)
             )
-        if self.whole:
-            self.kept_whole[index] = key, value
+        if self.keep_all:
+            self.kept_all[index] = key, value
         self.keep(index, key, value)
         return key, value
 
@@ -494,6 +494,51 @@ class _KeysValues:
             self.devices.add(key.device)
         if self.before is not None and index > self.first:
             self.kept_before[index] = key[:, :, self.before], value[:, :, self.before]
+
+
+def _checked_layers(model: PreTrainedModel, layers: Iterable[int]) -> list[int]:
+    """Distinct layers, sorted; raises for one that the model does not have, or without heads."""
+    checked, total = sorted(set(layers)), num_layers(model)
+    for layer in checked:
+        if not 0 <= layer < total:
+            raise ValueError(
+                f"layer must be in [0, {total - 1}] for a {total}-layer model, got {layer}"
+            )
+        head_site(model, layer)
+    return checked
+
+
+def _recorded_pass(
+    model: PreTrainedModel,
+    ids: Int[Tensor, "1 n"],
+    targets: Sequence[int],
+    tap: KeyValueTap,
+    states: States,
+) -> tuple[RecordedInputs, Float[Tensor, "1 n D"]]:
+    """Run the base model, whose keys and values go through `tap`; what layers were called with, and
+    final states. If `states` are known, only layers whose states they hold run."""
+    structure = structure_of(model)
+    first = targets[0] if targets else structure.num_layers
+    layers = range(first, structure.num_layers) if structure.chained else range(0)
+
+    def reset_length_read(*_: Any) -> None:
+        tap.length_read = False  # only reads by layers count
+
+    base, caching = base_model(model), {"use_cache": False}
+    if structure.chained and structure.takes_cache:
+        caching = {**with_cache(base, tap), "use_cache": True}
+    with ExitStack() as hooks:
+        recorded = hooks.enter_context(record_inputs(model, layers, targets, tap.length))
+        if layers:
+            handle = decoder_layers(model)[first].register_forward_pre_hook(reset_length_read)
+            hooks.callback(handle.remove)
+        if states:
+            hooks.enter_context(_skipped_layers(model, states, tap.length))
+        # The base model stops before the output projection, which only T positions need.
+        final = states_of(base(input_ids=ids, **caching))
+    if structure.chained:
+        _check_heads(recorded.heads, targets)
+    return recorded, final
 
 
 def run_unmasked(
@@ -528,15 +573,7 @@ def run_unmasked(
     """
     validate_sequence(model, input_ids, prompt_length)
     check_scope_runs(model, scope)
-    targets = sorted(set(target_layers))
-    total = num_layers(model)
-    for layer in targets:
-        if not 0 <= layer < total:
-            raise ValueError(
-                f"layer must be in [0, {total - 1}] for a {total}-layer model, got {layer}"
-            )
-        head_site(model, layer)
-    structure = structure_of(model)
+    targets, total = _checked_layers(model, target_layers), num_layers(model)
     first = targets[0] if targets else total
     start, states = 0, {}
     if prefix_cache is not None and scope == "response":
@@ -548,43 +585,24 @@ def run_unmasked(
         start=start,
         first=first,
         before=slice(0, prompt_length - 1) if scope == "response" else None,
-        whole=prefix_cache is not None,
+        keep_all=prefix_cache is not None,
     )
     # With the model's config it also holds what layers keep besides keys and values.
     tap = KeyValueTap(record, model.config)
     tap.length = start
-
-    def reset_length_read(*_: Any) -> None:
-        tap.length_read = False  # only reads by layers count
-
-    layers = range(first, total) if structure.chained else range(0)
-    base = base_model(model)
-    with ExitStack() as hooks:
-        recorded = hooks.enter_context(record_inputs(model, layers, targets, start))
-        if layers:
-            handle = decoder_layers(model)[first].register_forward_pre_hook(reset_length_read)
-            hooks.callback(handle.remove)
-        if states:
-            hooks.enter_context(_skipped_layers(model, states, start))
-        ids = input_ids[None, start:-1].to(execution_device(model.get_input_embeddings()))
-        # The base model stops before the output projection, which only T positions need.
-        caching: dict[str, Any] = {"use_cache": False}
-        if structure.chained and structure.takes_cache:
-            caching = {**with_cache(base, tap), "use_cache": True}
-        final = states_of(base(input_ids=ids, **caching))
-    if structure.chained:
-        _check_heads(recorded.heads, targets)
+    ids = input_ids[None, start:-1].to(execution_device(model.get_input_embeddings()))
+    recorded, final = _recorded_pass(model, ids, targets, tap, states)
     if states:  # keys and values of skipped layers are cached, too
         final = states[total]
         for index in range(first, total):
             record.keep(index, *record.cached[index])
     else:
         model_cache(model)[READS_LENGTH, attention_of(model), first] = tap.length_read
-        if prefix_cache is not None and len(record.kept_whole) < total:
+        if prefix_cache is not None and len(record.kept_all) < total:
             PrefixCache.disable(model)  # layers share keys, or keep them elsewhere
         elif prefix_cache is not None:
-            whole = [record.kept_whole[index] for index in range(total)]
-            prefix_cache.keep(model, input_ids[:-1].tolist(), whole)
+            layers = [record.kept_all[index] for index in range(total)]
+            prefix_cache.keep(model, input_ids[:-1].tolist(), layers)
     predicting = slice(prompt_length - 1 - start, None)
     final_hidden = final[0, predicting]
     return UnmaskedPass(
@@ -608,7 +626,7 @@ def run_unmasked(
     )
 
 
-def _check_heads(heads: dict[int, Tensor], targets: list[int]) -> None:
+def _check_heads(heads: dict[int, Tensor], targets: Sequence[int]) -> None:
     for index in targets:
         if index not in heads:
             raise RuntimeError(

@@ -71,6 +71,28 @@ if TYPE_CHECKING:
 log = logging.getLogger("lm_polygraph")
 
 
+def _usable_tokenizer(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, instruct: bool
+) -> PreTrainedTokenizerBase:
+    """The tokenizer; raises unless the model can generate with it, if `instruct` from a chat."""
+    if not hasattr(model, "generation_config"):
+        raise TypeError(
+            "expected a decoder-only model, as AutoModelForCausalLM loads it, got "
+            f"{type(model).__name__}"
+        )
+    if tokenizer is None or not hasattr(tokenizer, "decode"):
+        raise ValueError(
+            "expected the model's tokenizer, as in score(model, prompt, answer, "
+            f"tokenizer=tokenizer), got {tokenizer!r:.60}"
+        )
+    if instruct and not getattr(tokenizer, "chat_template", None):
+        raise ValueError(
+            "instruct=True puts each prompt into a chat, but the tokenizer has no chat "
+            "template: load the model with instruct=False"
+        )
+    return tokenizer
+
+
 class Scorer:
     """A model prepared to score many answers.
 
@@ -138,21 +160,7 @@ class Scorer:
         model = plain_model(model)
         name_modules(model, self.config.structure)
         structure_of(model)  # raises if heads cannot be masked
-        if not hasattr(model, "generation_config"):
-            raise TypeError(
-                "expected a decoder-only model, as AutoModelForCausalLM loads it, got "
-                f"{type(model).__name__}"
-            )
-        if tokenizer is None or not hasattr(tokenizer, "decode"):
-            raise ValueError(
-                "expected the model's tokenizer, as in score(model, prompt, answer, "
-                f"tokenizer=tokenizer), got {tokenizer!r:.60}"
-            )
-        if self.instruct and not getattr(tokenizer, "chat_template", None):
-            raise ValueError(
-                "instruct=True puts each prompt into a chat, but the tokenizer has no chat "
-                "template: load the model with instruct=False"
-            )
+        tokenizer = _usable_tokenizer(model, tokenizer, self.instruct)
         self.tokenizer_warnings = check_tokenizer(model, tokenizer)
         if self.config.special_tokens == "plain":
             tokenizer = cast("PreTrainedTokenizerBase", PlainTokenizer(tokenizer))

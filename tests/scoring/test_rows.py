@@ -200,7 +200,8 @@ def test_a_killed_run_writes_the_same_file(model, tokenizer, calls, tmp_path, su
 
 
 def test_a_result_cache_knows_what_a_score_depends_on(model, tokenizer, calls, tmp_path):
-    def scored(rows=({"prompt": PROMPT, "answer": " Brask", "note": 1},), **settings):
+    def scored(rows=(), **settings):
+        rows = rows or [{"prompt": PROMPT, "answer": " Brask", "note": 1}]
         scorer = Scorer(
             model, tokenizer=tokenizer, result_cache=tmp_path, **{"max_new_tokens": 3} | settings
         )

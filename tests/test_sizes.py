@@ -12,7 +12,7 @@ LINES, PARAMETERS = 60, 8
 LONG = {
     "adapters/server.py:_streamed": 61,
     "calibration/rows.py:calibrate_rows": 69,
-    "commands/calibrate.py:calibrate": 99,
+    "commands/calibrate.py:calibrate": 84,
     "commands/plan.py:plan": 75,
     "commands/score.py:run": 73,
     "model/perturbation.py:perturbed": 64,

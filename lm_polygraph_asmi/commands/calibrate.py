@@ -103,18 +103,7 @@ def calibrate(
     console, errors = Console(), Console(stderr=True)
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
-    if Path(out).suffix != ".json":
-        raise click.BadParameter(f"expected a .json file, as `decide` needs it, got {out}")
-    if (rows is None) == (run is None):
-        raise click.UsageError("expected either ROWS of labelled answers or a finished run (--run)")
-    if run is None and model is None:
-        raise click.UsageError("ROWS need the --model that answered them")
-    if run is None and metric is not None:
-        raise click.UsageError("--metric needs --run: in ROWS, `correct` or `quality` is the label")
-    if run is not None and (result_cache or right_from is not None):
-        raise click.UsageError(
-            "--result-cache and --right-from need ROWS: a run has its own scores"
-        )
+    _check_usage(out, rows, run, model, metric, result_cache, right_from)
     try:
         for file in filter(None, (out, reliability)):
             check_writable(file)
@@ -174,16 +163,42 @@ def calibrate(
                 result = replace(result, settings=result.settings | limit)
             partial.write_text(result.to_json(), encoding="utf-8")
         if reliability:
-            from lm_polygraph_asmi.report import figures
-
-            diagram = result.diagram
-            if diagram is None:
-                raise ValueError(f"cannot draw {reliability}: too few answers to hold any out")
-            figures.save(figures.reliability({result.name: diagram}), reliability)
+            _save_diagram(result, reliability)
     except (OSError, ValueError, TypeError) as error:
         raise click.ClickException(str(error)) from error
     console.print(result, highlight=False)
     console.print(f"Calibration: {out}", highlight=False, markup=False)
+
+
+def _check_usage(
+    out: str,
+    rows: str | None,
+    run: str | None,
+    model: str | None,
+    metric: str | None,
+    result_cache: str | None,
+    right_from: float | None,
+) -> None:
+    if Path(out).suffix != ".json":
+        raise click.BadParameter(f"expected a .json file, as `decide` needs it, got {out}")
+    if (rows is None) == (run is None):
+        raise click.UsageError("expected either ROWS of labelled answers or a finished run (--run)")
+    if run is None and model is None:
+        raise click.UsageError("ROWS need the --model that answered them")
+    if run is None and metric is not None:
+        raise click.UsageError("--metric needs --run: in ROWS, `correct` or `quality` is the label")
+    if run is not None and (result_cache or right_from is not None):
+        raise click.UsageError(
+            "--result-cache and --right-from need ROWS: a run has its own scores"
+        )
+
+
+def _save_diagram(result: "Calibration", file: str) -> None:
+    from lm_polygraph_asmi.report import figures
+
+    if result.diagram is None:
+        raise ValueError(f"cannot draw {file}: too few answers to hold any out")
+    figures.save(figures.reliability({result.name: result.diagram}), file)
 
 
 def _calibrated(

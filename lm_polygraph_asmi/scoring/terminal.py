@@ -68,7 +68,7 @@ def in_terminal(score: Any, width: int) -> Iterator[Text | Table]:
             other = (
                 ""
                 if span.alternative is None
-                else f"{visible(span.alternative)} for {visible(span.instead_of or '·')} "
+                else f"{span.alternative!r} for {span.instead_of or '·'!r} "
                 f"{span.alternative_share:.0%}"
             )
             table.add_row(Text(visible(span.text)), f"{span.u:.4f}", f"{span.mi:.4f}",

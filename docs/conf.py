@@ -62,6 +62,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 napoleon_numpy_docstring = False
+napoleon_use_rtype = False  # "A `Score`: nats" is one sentence; types are in the signature
 napoleon_custom_sections = [("Attributes", "params_style")]  # dataclass fields
 maximum_signature_line_length = 88
 
@@ -249,8 +250,8 @@ def skip_alias(*event: object) -> bool | None:
 
 
 def escape_options(_: "Sphinx", __: object, lines: list[str]) -> None:
-    """Keep backslashes in the help of options."""
-    lines[:] = [line.replace("\\", "\\\\") for line in lines]
+    """Keep backslashes and bars in the help of options."""
+    lines[:] = [line.replace("\\", "\\\\").replace("|", "\\|") for line in lines]
 
 
 def shorten_types(*event: Any) -> tuple[str | None, str | None]:

@@ -21,6 +21,7 @@ from lm_polygraph_asmi.maths.scores import token_scores
 from lm_polygraph_asmi.report.figures import BLUE, GREY, ORANGE, SKY, STYLE, save
 
 FIGURE = Path(__file__).parents[1] / "docs/concepts/method.png"
+LABEL = "#555555"
 MASKS = np.array([[1, 1, 1, 0, 1, 1], [1, 0, 1, 1, 1, 1], [1, 1, 1, 1, 0, 1], [0, 1, 1, 1, 1, 1]])
 DISAGREEING = np.array([[0.9, 0.1], [0.1, 0.9], [0.85, 0.15], [0.2, 0.8]])
 """Probabilities of two tokens under four masks."""
@@ -79,10 +80,10 @@ def gate_panel(ax: Axes) -> None:
     ax.plot(diversity, u, color=BLUE)
     ax.axhline(mi, color=GREY, linestyle="--", linewidth=0.8)
     ax.axhline(token_scores(mi, agreement), color=GREY, linestyle="--", linewidth=0.8)
-    ax.text(0.02, mi, "ASMI", va="bottom", color=GREY)
-    ax.text(0.98, token_scores(mi, agreement), "Sem-ASMI", va="bottom", ha="right", color=GREY)
+    ax.text(0.02, mi, "ASMI", va="bottom", color=LABEL)
+    ax.text(0.98, token_scores(mi, agreement), "Sem-ASMI", va="bottom", ha="right", color=LABEL)
     ax.axvline(ASMIConfig.tau, color=GREY, linewidth=0.6, linestyle=":")
-    ax.text(ASMIConfig.tau + 0.02, mi * 0.12, "τ", color=GREY)
+    ax.text(ASMIConfig.tau + 0.02, mi * 0.12, "τ", color=LABEL)
     ax.set_ylim(0, mi * 1.15)
     ax.set_xlabel("div: how far sampled\nanswers differ")
     ax.set_ylabel("u of the near-synonyms, nats")

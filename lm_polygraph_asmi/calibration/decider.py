@@ -33,7 +33,8 @@ class Decider:
     Args:
         model: as for `Scorer`; or a `Scorer`, which sets all settings.
         calibration: a `Calibration`, or the path of a saved one.
-        config, **settings: as for `Scorer`; settings left out are the calibration's.
+        config: as for `Scorer`.
+        **settings: as for `Scorer`; those left out are the calibration's.
 
     Raises:
         OSError, TypeError: as `Scorer`.
@@ -233,7 +234,8 @@ def decide(
         model, prompt, answer, tokenizer, samples: as for `score`.
         calibration: made by `calibrate_rows`, `calibrate_run` or `polygraph_asmi calibrate`, or the
             path of its file.
-        config, **settings: as for `score`; settings left out are the calibration's.
+        config: as for `score`.
+        **settings: as for `score`; those left out are the calibration's.
 
     Returns:
         A `Decision`; its value is in nats, higher = more uncertain.

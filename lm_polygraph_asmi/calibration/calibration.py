@@ -154,11 +154,8 @@ class Calibration:
 
         Args:
             config: sets all its settings, except stop strings, number of masks and rate if None.
-            settings: override those of `config`.
-
-        Raises:
-            TypeError: an unknown setting.
-            ValueError: a setting out of range, or one that the signal depends on and that differs.
+            settings: override those of `config`; TypeError for an unknown one, ValueError for one
+                out of range, or that the signal depends on and that differs.
         """
         derived = ("num_masks", "mask_rate")  # from the model's heads, if None
         explicit = ASMIConfig.check_names(settings or {})
@@ -190,10 +187,8 @@ class Calibration:
     def other_settings(self, settings: Mapping[str, Any]) -> list[str]:
         """Differences between the settings of an answer and of the calibration, in words.
 
-        Only settings that the signal depends on count: masks do not change MSP.
-
-        Args:
-            settings: `compared_settings` of a `Score` or an `UnmaskedAnswer`.
+        Only settings that the signal depends on count: masks do not change MSP. `settings` are
+        `compared_settings` of a `Score` or an `UnmaskedAnswer`.
         """
         differences = self.other_circumstances(settings)
         needed = [*self._key(self.config.to_dict()), "prompt_format"]
@@ -220,10 +215,7 @@ class Calibration:
         return differences
 
     def decide(self, answer: "Score | UnmaskedAnswer") -> Decision:
-        """What it says of a scored answer; see `Decider`.
-
-        Args:
-            answer: a `Score`, or for a signal without masked passes an `UnmaskedAnswer`.
+        """What it says of a `Score`, or for a signal without masked passes an `UnmaskedAnswer`.
 
         Example:
             >>> decision = calibration.decide(scorer.read(prompt, " Edda Holm"))
@@ -235,9 +227,13 @@ class Calibration:
         other, limit = self.other_settings(answer.compared_settings), self.guarantee.threshold
         signals = self._signals(answer)
         value = signals.get(self.signal)
-        usable = answer.answered and not other and value is not None
-        accept = bool(value <= limit) if usable and limit is not None else None  # type: ignore[operator]
-        probability = self.error_probability(value) if usable and value is not None else None
+        accept, probability, percentile, warnings, notes = None, None, None, [], []
+        if answer.answered and not other and value is not None:
+            accept = None if limit is None else bool(value <= limit)
+            if probability := self.error_probability(value):
+                percentile = self.percentile(value)
+            warnings = self.out_of_range(value, answer.prompt_tokens, accept)
+            notes = [*self._doubts, self.ground]
         return Decision(
             accept=accept,
             reason=self._reason(answer.answered, other, value),
@@ -245,14 +241,11 @@ class Calibration:
             value=value,
             signals=signals,
             threshold=limit,
-            error_probability=None if probability is None else probability.value,
-            error_interval=None if probability is None else (probability.low, probability.high),
-            percentile=self.percentile(value) if probability and value is not None else None,
-            warnings=(
-                *(self.out_of_range(value, answer.prompt_tokens, accept) if usable else ()),
-                *answer.warnings,
-            ),
-            notes=(*self._doubts, self.ground) if usable else (),
+            error_probability=probability and probability.value,
+            error_interval=probability and (probability.low, probability.high),
+            percentile=percentile,
+            warnings=(*warnings, *answer.warnings),
+            notes=tuple(notes),
             prompt=answer.prompt,
             answer=answer.answer,
             text=answer.scored_text,
@@ -331,43 +324,28 @@ class Calibration:
                 f"{self.title} {value:.4g} is outside the calibration's range, {low:.4g} to "
                 f"{high:.4g}."
             )
-        lengths = self.prompt_tokens
-        if (
-            accept
-            and lengths
-            and prompt_tokens is not None
-            and not lengths[0] <= prompt_tokens <= lengths[-1]
-        ):
+        lengths, tokens = self.prompt_tokens, prompt_tokens
+        if accept and lengths and tokens is not None and not lengths[0] <= tokens <= lengths[-1]:
             warnings.append(
-                f"The prompt has {prompt_tokens} tokens, those of the calibration {lengths[0]:g} "
-                f"to {lengths[-1]:g}: the risk guarantee may not hold for such questions. To be "
-                "safe, abstain."
+                f"The prompt has {tokens} tokens, those of the calibration {lengths[0]:g} to "
+                f"{lengths[-1]:g}: the risk guarantee may not hold for such questions. To be safe, "
+                "abstain."
             )
         return warnings
 
     def drifts(self, decisions: Iterable[Any]) -> list[Drift]:
         """Tests whether signal and prompt lengths of these answers differ from the calibration's.
 
-        Without labels: harder questions of the same form are not noticed.
-
-        Args:
-            decisions: with `value` and `prompt_tokens`, as a `Decision`.
+        Without labels: harder questions of the same form are not noticed. Decisions need `value`
+        and `prompt_tokens` only.
         """
-        listed = list(decisions)
-        return drifts(
-            {self.title: self.values, "the number of prompt tokens": self.prompt_tokens},
-            {
-                self.title: [d.value for d in listed if d.value is not None],
-                "the number of prompt tokens": [d.prompt_tokens for d in listed if d.prompt_tokens],
-            },
-        )
+        listed, lengths = list(decisions), "the number of prompt tokens"
+        values = [d.value for d in listed if d.value is not None]
+        now = {self.title: values, lengths: [d.prompt_tokens for d in listed if d.prompt_tokens]}
+        return drifts({self.title: self.values, lengths: self.prompt_tokens}, now)
 
     def save(self, path: str | Path) -> None:
-        """Write or replace it as JSON.
-
-        Raises:
-            ValueError: another program is writing this file.
-        """
+        """Write or replace it as JSON; ValueError if another program is writing this file."""
         write_whole(path, self.to_json())
 
     def to_json(self) -> str:
@@ -404,10 +382,9 @@ class Calibration:
                 )
             for bounds in chain(*content["signals"].values()):
                 bounds[:] = [math.nan if bound is None else bound for bound in bounds]
+            return TypeAdapter(cls).validate_python(content)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is not a saved calibration: {error!r}") from error
-        try:
-            return TypeAdapter(cls).validate_python(content)
         except ValidationError as error:
             wrong = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:3]]
             raise ValueError(f"{path} is not a saved calibration: {'; '.join(wrong)}") from error
@@ -442,11 +419,8 @@ class Calibration:
         """`reliability` as `report.figures` draws it."""
         if self.reliability is None:
             return None
-        columns: dict[str, Any] = {
-            name: np.asarray(value) if isinstance(value, list) else value
-            for name, value in self.reliability.items()
-        }
-        return Reliability(**columns)
+        lists = {n: np.asarray(v) for n, v in self.reliability.items() if isinstance(v, list)}
+        return Reliability(**self.reliability | lists)
 
     @property
     def steps(self) -> "pd.DataFrame":
@@ -521,11 +495,7 @@ class Calibration:
 
 
 def opened(calibration: "Calibration | str | Path") -> Calibration:
-    """A calibration, or that of a file.
-
-    Raises:
-        FileNotFoundError, ValueError: as `Calibration.load`; or neither.
-    """
+    """A calibration, or that of a file."""
     if isinstance(calibration, Calibration):
         return calibration
     if not isinstance(calibration, str | Path):

@@ -34,12 +34,8 @@ class Decider:
         model: as for `Scorer`; or a `Scorer`, which sets all settings.
         calibration: a `Calibration`, or the path of a saved one.
         config: as for `Scorer`.
-        **settings: as for `Scorer`; those left out are the calibration's.
-
-    Raises:
-        OSError, TypeError: as `Scorer`.
-        ValueError: as `Scorer` and `Calibration.load`; or a setting that the deciding signal
-            depends on differs from the calibration's.
+        **settings: as for `Scorer`; those left out are the calibration's. ValueError if one that
+            the deciding signal depends on differs.
 
     Example:
         >>> decider = Decider("smollm2", calibration)
@@ -65,10 +61,8 @@ class Decider:
             run.configured(model.config.replace(stop=tuple(model.stop)))
             self.scorer = model
             return
-        names = ASMIConfig.names()
-        options = {name: value for name, value in settings.items() if name not in names}
-        config_settings = {name: value for name, value in settings.items() if name in names}
-        self.scorer = Scorer(model, run.configured(config, config_settings), **options)
+        of_config = {n: settings.pop(n) for n in ASMIConfig.names() if n in settings}
+        self.scorer = Scorer(model, run.configured(config, of_config), **settings)
 
     @property
     def masked(self) -> bool:
@@ -82,10 +76,7 @@ class Decider:
         return copied
 
     def decide(
-        self,
-        prompt: Prompt,
-        answer: Answer | None = None,
-        samples: Sequence[Answer] | None = None,
+        self, prompt: Prompt, answer: Answer | None = None, samples: Sequence[Answer] | None = None
     ) -> Decision:
         """Decide on one answer; see `lm_polygraph_asmi.decide`.
 
@@ -141,11 +132,8 @@ class Decider:
     def stream(self, prompt: Prompt) -> "DecisionStream":
         """Score the greedy answer token by token, then decide.
 
-        Each token is scored, so masked passes run whatever the signal.
-
-        Raises:
-            ValueError: the calibration's scope is not "response", and its signal depends on it; or
-                its signal is learned, which needs the finished answer.
+        Each token is scored, so masked passes run whatever the signal. ValueError if the signal
+        depends on another scope than "response", or is learned, which needs the finished answer.
 
         Example:
             >>> with decider.stream(prompt) as tokens:
@@ -187,12 +175,9 @@ class BatchDecider(BatchScorer):
 
     Args:
         model: local path, hub ID or "smollm2".
-        calibration: the path of a saved one, or a `Calibration`.
+        calibration: as for `Decider`.
         tokens: as for `score_batch`.
         **settings: of `Decider`.
-
-    Raises:
-        OSError, TypeError, ValueError: as `Decider`; of a table, as `score_batch`.
 
     Example:
         >>> import pyarrow as pa
@@ -235,13 +220,8 @@ def decide(
         calibration: made by `calibrate_rows`, `calibrate_run` or `polygraph_asmi calibrate`, or the
             path of its file.
         config: as for `score`.
-        **settings: as for `score`; those left out are the calibration's.
-
-    Returns:
-        A `Decision`; its value is in nats, higher = more uncertain.
-
-    Raises:
-        OSError, TypeError, ValueError: as `Decider` and `score`.
+        **settings: as for `score`; those left out are the calibration's. Errors are those of
+            `Decider` and `score`.
 
     Example:
         >>> decision = decide("smollm2", prompt, " Edda Holm", calibration=calibration)

@@ -92,11 +92,7 @@ class Decision:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "Decision":
-        """Read what `to_dict` returned, or a line of the output file; other fields are dropped.
-
-        Raises:
-            ValueError: `content` is not a saved decision.
-        """
+        """Read what `to_dict` returned, or a line of the output file; other fields are dropped."""
         try:
             values = {field.name: content[field.name] for field in fields(cls)}
             for name in ("warnings", "notes", "ids"):
@@ -141,11 +137,7 @@ class Decision:
         return [*lines, *self.notes, *self.warnings]
 
     def with_spans(self, offsets: Sequence[tuple[int, int]]) -> "Decision":
-        """The same with parts of its score at these offsets; without a score, unchanged.
-
-        Raises:
-            ValueError: as `Score.with_spans`.
-        """
+        """The same with parts of its score at these offsets; without a score, unchanged."""
         return replace(self, score=self.score and self.score.with_spans(offsets))
 
     def to_dict(self) -> dict[str, Any]:
@@ -171,20 +163,12 @@ class Decision:
 
     def to_columns(self, tokens: str) -> dict[str, Any]:
         """Values of `COLUMNS`; `tokens` as for `Score.to_columns`."""
-        columns = {
-            "asmi_answer": self.answer,
-            "asmi_text": self.text,
-            "asmi_settings": to_json(self.settings),
-        }
-        return (
-            (columns if self.score is None else self.score.to_columns(tokens))
-            | {
-                f"asmi_{name}": getattr(self, name)
-                for name in ("accept", "reason", "signal", "value", "threshold",
-                             "error_probability", "percentile")
-            }
-            | {"asmi_warnings": to_json(self.warnings) if self.warnings else None}
-        )  # fmt: skip
+        settings = to_json(self.settings)
+        columns = {"asmi_answer": self.answer, "asmi_text": self.text, "asmi_settings": settings}
+        if self.score is not None:
+            columns = self.score.to_columns(tokens)
+        columns |= {n: getattr(self, n.removeprefix("asmi_")) for n in COLUMNS if n not in OUTPUT}
+        return columns | {"asmi_warnings": to_json(self.warnings) if self.warnings else None}
 
     @property
     def card(self) -> Card:

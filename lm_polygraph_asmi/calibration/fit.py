@@ -31,11 +31,7 @@ COMBINES = ("perplexity", "msp")
 
 
 def check_signal(signal: str, risk: float, confidence: float, run: bool = False) -> None:
-    """Raise ValueError unless a calibration can be asked for these.
-
-    Args:
-        run: of a finished run, which has no hidden states.
-    """
+    """Raise ValueError unless a calibration (`run`: of a finished run) can be asked for these."""
     if signal not in ("best", "score", *SIGNALS):
         raise ValueError(
             f"expected signal best, score or one of {', '.join(SIGNALS)}; got {signal!r}"
@@ -64,19 +60,10 @@ def fit(
 
     Args:
         columns: signal -> values, nats, higher = more uncertain.
-        answers: labels, clusters and quality of these answers, for PRR.
-        risk: largest error rate among accepted answers, in (0, 1).
-        confidence: probability that the guarantee holds, over calibration samples.
-        signal: key of a column; "score": that of `method`; "best": the signal with the highest
-            AUROC on the fifth of the clusters that fixes the thresholds; "learned": see
-            `analysis.learned_threshold`, with the signals that need no masked pass.
+        risk, confidence, signal: as for `calibrate_rows`.
         method: column of the score.
-        name: of the calibration.
         features: with the signal "learned", what it learns from, (n, width) by group.
         **about: other fields of `Calibration`.
-
-    Raises:
-        ValueError: only wrong answers, a signal without a column, or a value that is not finite.
     """
     wrong, clusters = answers.wrong, answers.clusters
     if wrong.all():
@@ -104,11 +91,8 @@ def fit(
     held_out = held_out_probability(values, answers)
     diagram, error = None, None
     if held_out is not None:
-        curve = reliability(held_out[0], answers)
-        diagram = {
-            name: value.tolist() if isinstance(value, np.ndarray) else value
-            for name, value in vars(curve).items()
-        }
+        curve = vars(reliability(held_out[0], answers))
+        diagram = {n: v.tolist() if isinstance(v, np.ndarray) else v for n, v in curve.items()}
         error = debiased_calibration_error(held_out[0], wrong)
     return Calibration(
         name=name,

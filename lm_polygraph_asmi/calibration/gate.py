@@ -78,13 +78,9 @@ def _check(row: Row, calibration: Calibration) -> None:
         raise ValueError(
             f'no field "{missing[0]}": expected a line of `polygraph_asmi decide --out`, labelled'
         )
-    guarantee = calibration.guarantee
-    expected = {
-        "calibration": calibration.name,
-        "signal": calibration.signal,
-        "threshold": guarantee.threshold,
-    }
-    for name, value in expected.items():
+    limit = calibration.guarantee.threshold
+    made_with = {"calibration": calibration.name, "signal": calibration.signal, "threshold": limit}
+    for name, value in made_with.items():
         if line.get(name) != value:
             raise ValueError(
                 f'"{name}" is {line.get(name)!r}, the calibration\'s {value!r}: decide with this '

@@ -21,11 +21,7 @@ SHARED = 80
 
 
 def is_wrong(content: Mapping[str, Any], right_from: float = RIGHT) -> bool:
-    """Whether a row's answer is wrong: not `correct`, or `quality` below `right_from`.
-
-    Raises:
-        ValueError: neither, both, or not a boolean or a number.
-    """
+    """Whether a row's answer is wrong: not `correct`, or `quality` below `right_from`."""
     labels = [name for name in ("correct", "quality") if content.get(name) is not None]
     if len(labels) != 1:
         empty = [f'"{name}": null' for name in ("correct", "quality") if name in content]
@@ -47,12 +43,7 @@ def is_wrong(content: Mapping[str, Any], right_from: float = RIGHT) -> bool:
 
 
 def labels_of(rows: Iterable[Row], right_from: float = RIGHT) -> dict[int, bool]:
-    """Row number -> whether the answer is wrong; checks rows without a model.
-
-    Raises:
-        ValueError: a row that cannot be read, or without an answer or a label; texts and chats; an
-            id twice; only wrong answers; a `cluster` in some rows only.
-    """
+    """Row number -> whether the answer is wrong; checks rows without a model."""
     rows = list(rows)
     labels: dict[int, bool] = {}
     formats: dict[bool, int] = {}
@@ -146,11 +137,7 @@ def context_clusters(prompts: Sequence[Any]) -> list[str]:
 
 
 def answer_digest(prompt: Any, answer: Any) -> str:
-    """Hash (16 hexadecimal digits) that tells whether an answer to a prompt is the same.
-
-    Args:
-        answer: text without its end, or token ids.
-    """
+    """Hash of a prompt and an answer (text without its end, or token ids), to know it again."""
     text = to_json([prompt, answer.strip() if isinstance(answer, str) else answer], str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

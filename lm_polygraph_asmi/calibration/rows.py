@@ -83,10 +83,7 @@ def calibrate_rows(
     """
     check_signal(signal, risk, confidence)
     check_at_least_one("resamples", resamples)
-    numbered = [
-        row if isinstance(row, Row) else Row(number, dict(row))
-        for number, row in enumerate(rows, start=1)
-    ]
+    numbered = [r if isinstance(r, Row) else Row(n, dict(r)) for n, r in enumerate(rows, start=1)]
     inputs = [
         row._replace(content={n: row.content[n] for n in LABELLED_FIELDS if n in row.content})
         for row in numbered
@@ -111,12 +108,8 @@ def calibrate_rows(
     scores = [score for _, score, _ in kept]
     wrong = np.array([labels[row.number] for row, _, _ in kept])
     quality: list[Any] = [row.content.get("quality") for row, _, _ in kept]
-    answers = Labelled(
-        wrong,
-        [key for _, _, key in kept],
-        None if None in quality else quality,
-        resamples=resamples,
-    )
+    known = None if None in quality else quality
+    answers = Labelled(wrong, [key for _, _, key in kept], known, resamples)
     texts = [score.scored_text[: score.content_end] for score in scores]
     shared = _shared_settings(scores) | scorer.fingerprints() | {"stop": list(scorer.stop)}
     features = None
@@ -195,11 +188,15 @@ def _saved_scores(rows: Iterable[Row], scorer: "Scorer") -> dict[int, Score]:
     if not saved:
         return {}
     first = next(iter(saved.values()))
-    rescored = _rescore(first, scorer)  # with the settings that a line of it would have
+    rescored = scorer.score(
+        first.prompt, first.ids
+    )  # with the settings that a line of it would have
     alike = {n: score for n, score in saved.items() if _same_settings(score, rescored, scorer)}
-    checked = [[*alike.values()][i] for i in spread(len(alike))]
-    pairs = ((score, rescored if score is first else _rescore(score, scorer)) for score in checked)
-    return alike if all(reproduces(new, score.score) for score, new in pairs) else {}
+    for score in ([*alike.values()][i] for i in spread(len(alike))):
+        new = rescored if score is first else scorer.score(score.prompt, score.ids)
+        if not reproduces(new, score.score):
+            return {}
+    return alike
 
 
 def spread(n: int) -> list[int]:
@@ -210,18 +207,11 @@ def spread(n: int) -> list[int]:
 def _consistent(score: Score) -> bool:
     """Whether score and MSP are those of the tokens beside them, up to rounding."""
     tokens = score.tokens[: score.counted]
-    expected = {
-        "score": aggregate([token.u for token in tokens], score.aggregation),
-        "msp": -sum(token.log_likelihood for token in tokens),
-    }
-    return all(
-        math.isclose(getattr(score, name), value, rel_tol=1e-4, abs_tol=1e-6)
-        for name, value in expected.items()
+    pairs = (
+        (score.score, aggregate([token.u for token in tokens], score.aggregation)),
+        (score.msp, -sum(token.log_likelihood for token in tokens)),
     )
-
-
-def _rescore(saved: Score, scorer: "Scorer") -> Score:
-    return scorer.score(saved.prompt, saved.ids)
+    return all(math.isclose(*pair, rel_tol=1e-4, abs_tol=1e-6) for pair in pairs)
 
 
 def reproduces(rescored: Score, saved_score: float) -> bool:
@@ -286,9 +276,7 @@ def _shared_settings(scores: Sequence[Score]) -> dict[str, Any]:
     described = [score.compared_settings for score in scores]
     shared = dict(described[0])
     for other in described[1:]:
-        shared = {
-            name: value for name, value in shared.items() if other.get(name, math.nan) == value
-        }
+        shared = {n: value for n, value in shared.items() if other.get(n, math.nan) == value}
     del shared["model"]
     ends = sorted({other["answer_end"] for other in described if "answer_end" in other})
     shared.pop("answer_end", None)

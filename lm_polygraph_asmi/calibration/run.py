@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lm_polygraph_asmi.analysis.clusters import RESAMPLES
-from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.calibration.calibration import NOT_RECORDED, Calibration, unequal
 from lm_polygraph_asmi.calibration.fit import check_signal, fit
 from lm_polygraph_asmi.calibration.rows import digests_of, reproduces, spread
@@ -85,12 +84,7 @@ def calibrate_run(
     lengths = group.saved("asmi_prompt_length")
     return fit(
         {kind: values[answered] for kind, values in columns.items()},
-        Labelled(
-            group.wrong[answered],
-            [group.clusters[row] for row in answered],
-            group.quality[answered],
-            resamples,
-        ),
+        group.answers.resampled(resamples).take(answered),
         risk=risk,
         confidence=confidence,
         signal=signal,
@@ -138,21 +132,14 @@ def scored_group(
 
 def _different(config: ASMIConfig, required: dict[str, Any]) -> list[str]:
     """Required settings that a score has not, in words; derived ones may be left open."""
-    derived = [
-        name
-        for name in ("num_masks", "mask_rate")
-        if None in (required.get(name), getattr(config, name))
-    ]
-    changed = config.replace(**{n: v for n, v in required.items() if n not in derived})
+    derived = ("num_masks", "mask_rate")
+    open_ones = [n for n in derived if None in (required.get(n), getattr(config, n))]
+    changed = config.replace(**{n: v for n, v in required.items() if n not in open_ones})
     return unequal(changed.score_key(), config.score_key())
 
 
 def settings_of(group: "RunGroup", method: str) -> dict[str, Any]:
-    """Settings of a score of a run, as saved with single answers.
-
-    Raises:
-        ValueError: the run has not saved them.
-    """
+    """Settings of a score of a run, as saved with single answers."""
     saved = group.settings()
     if saved is None:
         raise ValueError(f"{group.run.path} has not saved asmi_settings: its masks are unknown")

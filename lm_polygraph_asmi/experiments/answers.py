@@ -23,13 +23,9 @@ rows in the batch by .06 at most, float32 weights by .05. In float32 all stay be
 
 
 class Answer(NamedTuple):
-    """One answer of a run.
+    """One answer, a row of a run: ids of prompt and response, and what the run saved.
 
-    Attributes:
-        row: index in the run.
-        input_ids: prompt and response.
-        prompt_length: tokens of the prompt.
-        log_likelihood: (T,) of each response token, saved by the run, nats.
+    `log_likelihood` (T,) is of each response token, nats.
     """
 
     row: int
@@ -52,11 +48,7 @@ class Answer(NamedTuple):
 
 
 def settings_of(run: Run, depth: float) -> dict[str, Any]:
-    """Settings of ASMI at a depth of a run.
-
-    Raises:
-        ValueError: the run has none at that depth.
-    """
+    """Settings of ASMI at a depth of a run."""
     settings = run.stats.get(at_depth("asmi_settings", depth))
     if not settings:
         raise ValueError(f"{run.path} has no ASMI score at depth {depth:g}")
@@ -64,14 +56,9 @@ def settings_of(run: Run, depth: float) -> dict[str, Any]:
 
 
 def answers_of(run: Run, tokenizer: PreTrainedTokenizerBase) -> list[Answer]:
-    """All answers of a run, with prompts tokenised again.
-
-    Raises:
-        ValueError: a run without ASMI's statistics, or not the run's tokenizer.
-    """
+    """All answers of a run; ValueError unless its prompts are as many tokens as in the run."""
     names = ("input_texts", "asmi_tokens", "asmi_prompt_length", "asmi_log_likelihood")
-    missing = [name for name in names if len(run.stats.get(name, [])) != len(run.scores)]
-    if missing:
+    if missing := run.lacks(names):
         raise ValueError(f"{run.path} lacks {', '.join(missing)}: expected a run of ASMI")
     chat = bool(run.recorded("config").get("instruct"))
     answers = []

@@ -42,18 +42,7 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @_model_options
 @click.option("--rows", default=20, show_default=True, help="Answers to use, evenly spaced.")
 @click.option("--out", required=True, type=click.Path(dir_okay=False), help="JSON file to write.")
-def scale(
-    run: str,
-    held_out: str,
-    model: str,
-    gguf_file: str | None,
-    dtype: str,
-    device_map: str | None,
-    depth: float,
-    rows: int,
-    memory_budget: int | None,
-    out: str,
-) -> None:
+def scale(run: str, held_out: str, out: str, **settings: Any) -> None:
     """Find the scales at which control conditions match head masking, for a finished RUN.
 
     Matches by norm (same change of the layer's output) and by effect (same change of the model's
@@ -68,9 +57,7 @@ def scale(
         check_writable(out)
         check_unlocked(out)
         with console.status("Matching"):
-            matched = scales_for(
-                run, held_out, model, gguf_file, dtype, device_map, depth, rows, memory_budget
-            )
+            matched = scales_for(run, held_out, **settings)
             write_whole(out, to_json(matched, indent=1))
     except (OSError, ValueError, TypeError) as error:
         raise click.ClickException(str(error)) from error
@@ -107,17 +94,7 @@ def scale(
     type=click.Path(dir_okay=False),
     help="JSON file to write; default: beside the manager file, where `report` finds it.",
 )
-def probe(
-    run: str,
-    model: str,
-    gguf_file: str | None,
-    dtype: str,
-    device_map: str | None,
-    depth: float,
-    result_cache: str | None,
-    out: str | None,
-    **settings: Any,
-) -> None:
+def probe(run: str, model: str, result_cache: str | None, out: str | None, **settings: Any) -> None:
     """Ablate the critical heads of RUN and report how often predictions flip.
 
     RUN is a run of the config asmi_heads. A killed probe resumes from its cache.
@@ -138,8 +115,7 @@ def probe(
         from lm_polygraph_asmi.experiments.probe import probe_of
 
         cache = result_cache or str(path.with_suffix(".cache"))
-        arguments = (manager, model, gguf_file, dtype, device_map, depth)
-        experiment, answers = probe_of(*arguments, result_cache=cache, **settings)
+        experiment, answers = probe_of(manager, model, result_cache=cache, **settings)
         with Progress(console=Console(stderr=True)) as progress:
             task = progress.add_task("Probing", total=len(experiment.rows))
             content = experiment.run(answers, lambda: progress.advance(task))

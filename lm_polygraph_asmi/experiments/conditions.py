@@ -26,7 +26,6 @@ class ConditionRun(NamedTuple):
         perturbation_scale: factor of the change; None: unscaled.
         matching: how the scale was matched, "effect" or "norm"; None if it was a given number.
         times: factor of the matched scale.
-        run: the run.
     """
 
     condition: str
@@ -51,22 +50,14 @@ class ConditionRun(NamedTuple):
         return cls(used.perturbation, used.perturbation_scale, matching, times, run)
 
     def method(self, symbol: str, depth: float) -> str:
-        """Name of a score in this run.
-
-        Raises:
-            Unavailable: no score of that symbol at that depth.
-        """
+        """Name of a score in this run; Unavailable without it."""
         for name, config in self.run.methods.items():
             if config.symbol == symbol and same_depth(config.depth, depth):
                 return name
         raise Unavailable(f"the run of {self.condition} has no {symbol} at {depth:.1%}")
 
     def score(self, group: RunGroup, symbol: str) -> np.ndarray:
-        """(n,) one of its scores, at the operating depth of the setting.
-
-        Raises:
-            Unavailable: the run lacks it, or it is not finite for every row.
-        """
+        """(n,) one of its scores, at the operating depth of the setting; Unavailable if unknown."""
         method = self.method(symbol, group.depth)
         scores = self.run.scores[method].to_numpy(dtype=float)[group.rows]
         if not np.isfinite(scores).all():
@@ -74,11 +65,7 @@ class ConditionRun(NamedTuple):
         return scores
 
     def counterpart(self, group: RunGroup, symbol: str) -> str:
-        """The method of heads to compare it with: the same masks and settings.
-
-        Raises:
-            Unavailable: no run has it.
-        """
+        """The method of heads to compare it with: the same masks and settings."""
         used = self.run.methods[self.method(symbol, group.depth)]
         for name, config in group.methods.items():
             if config.same_but(used, "perturbation", "perturbation_scale"):
@@ -88,11 +75,9 @@ class ConditionRun(NamedTuple):
 
 def conditions(group: RunGroup, partly: bool = False) -> list[ConditionRun]:
     """Runs of control conditions over a setting's answers; `partly`: also over some of them."""
-    return [
-        ConditionRun.of(run)
-        for run in group.separate_runs
-        if is_control(run) and (partly or not _is_part(group, run))
-    ]
+    rows = len(group.run.scores)
+    runs = [run for run in group.separate_runs if is_control(run)]
+    return [ConditionRun.of(run) for run in runs if partly or len(run.scores) >= rows]
 
 
 def runs_of_heads(group: RunGroup) -> list[Run]:
@@ -100,19 +85,10 @@ def runs_of_heads(group: RunGroup) -> list[Run]:
     return [*group.runs, *(run for run in group.separate_runs if not is_control(run))]
 
 
-def _is_part(group: RunGroup, run: Run) -> bool:
-    """Whether a run is over some of the setting's answers only."""
-    return len(run.scores) < len(group.run.scores)
-
-
 def dissected(group: RunGroup, depth: float) -> Run | None:
     """The run of heads that saved masks and divergences at a depth, with the most masks."""
     names = [at_depth(name, depth) for name in ("asmi_masks", "asmi_kl")]
-    runs = [
-        run
-        for run in runs_of_heads(group)
-        if all(len(run.stats.get(name, [])) == len(run.scores) for name in names)
-    ]
+    runs = [run for run in runs_of_heads(group) if not run.lacks(names)]
     return max(runs, key=lambda run: len(run.stats[names[0]][0]), default=None)
 
 

@@ -45,9 +45,6 @@ def matching_scale(effect: Callable[[float], float], target: float, start: float
         target: above 0.
         start: first scale tried.
 
-    Raises:
-        ValueError: `target` is not above 0.
-
     Example:
         >>> round(matching_scale(lambda scale: scale**2, target=4.0, start=0.1), 2)
         2.0

@@ -81,16 +81,11 @@ class Tokens:
 
     @classmethod
     def of(cls, run: Run, depth: float) -> "Tokens":
-        """Load them from a run.
-
-        Raises:
-            ValueError: a run without masks and their divergences.
-        """
+        """Load them from a run that saved masks and their divergences, or ValueError."""
         per_depth = ("asmi_masks", "asmi_kl", "asmi_mi", "asmi_top_token")
         names = [at_depth(name, depth) for name in per_depth]
         names += ["asmi_entropy", "asmi_log_likelihood", "asmi_tokens"]
-        missing = [name for name in names if len(run.stats.get(name, [])) != len(run.scores)]
-        if missing:
+        if missing := run.lacks(names):
             raise ValueError(
                 f"{run.path} lacks {', '.join(missing)}: the probe needs a run of the config "
                 "asmi_heads (asmi.details=true)"
@@ -112,13 +107,12 @@ class Tokens:
         joined = {name: np.concatenate(columns) for name, columns in parts.items()}
         columns = ("token", "mi", "entropy", "log_likelihood", "top")
         return cls(
-            joined["row"],
-            joined["position"],
+            joined["row"], joined["position"],
             {name: joined[name] for name in columns},
             {name: joined[name] for name in ("all", "first", "second")},
             {name: joined[f"kl_{name}"] for name in ("first", "second")},
             joined["log_likelihood"] >= np.log(CONFIDENT),
-        )
+        )  # fmt: skip
 
     def with_confidence(
         self, model: PreTrainedModel, used: Mapping[str, Any], answers: Mapping[int, Answer]
@@ -126,10 +120,7 @@ class Tokens:
         """The same, with `confident` also for tokens whose most likely token is not the answer's.
 
         Runs the model where that is possible: the answer's token has a probability of at most
-        1 - `CONFIDENT`, and the entropy is not too high.
-
-        Raises:
-            ValueError: not the run's model.
+        1 - `CONFIDENT`, and the entropy is not too high. ValueError if it is not the run's model.
         """
         rest, others = 1 - CONFIDENT, model.config.get_text_config().vocab_size - 1
         max_entropy = -CONFIDENT * np.log(CONFIDENT) - rest * np.log(rest / others)
@@ -197,9 +188,6 @@ class CausalProbe:
         seed: of random heads.
         memory_budget: bytes, see `ASMIConfig`.
         result_cache: folder that stores finished examples.
-
-    Raises:
-        ValueError: no tokens or draws requested, or no token to choose.
     """
 
     def __init__(
@@ -246,14 +234,9 @@ class CausalProbe:
     def run(
         self, answers: Mapping[int, Answer], after_example: Callable[[], None] = lambda: None
     ) -> dict[str, Any]:
-        """Content of a probe's file (`experiments.probe_file`).
+        """Content of a probe's file (`experiments.probe_file`); answers by row.
 
-        Args:
-            answers: by row.
-            after_example: called after each example.
-
-        Raises:
-            ValueError: not the run's model.
+        `after_example` is called after each. ValueError if it is not the run's model.
         """
         parts = []
         for row in self.rows.tolist():
@@ -382,10 +365,7 @@ class CausalProbe:
         return torch.cat(in_chunks(predict, len(masks), at_once)).numpy()
 
     def _key(
-        self,
-        answer: Answer,
-        positions: np.ndarray,
-        by_layer: Mapping[int, Sequence[Ablation]],
+        self, answer: Answer, positions: np.ndarray, by_layer: Mapping[int, Sequence[Ablation]]
     ) -> dict[str, Any]:
         """What an example's part of the probe depends on; empty without a result cache."""
         if not self.result_cache.kept:
@@ -420,10 +400,6 @@ def probe_of(
         model, gguf_file, dtype, device_map: as for `host.loading.load_named`.
         depth: relative depth of the masked layer.
         **settings: of `CausalProbe`.
-
-    Raises:
-        OSError: no such run or model.
-        ValueError: a run without masks and their divergences; another tokenizer than its own.
     """
     finished = load_run(run)
     used, tokens = settings_of(finished, depth), Tokens.of(finished, depth)

@@ -49,9 +49,6 @@ class Probe:
         """(m, K) whether each token of a group flips, with random heads how often; NaN: not run.
 
         A flip is another token than without ablation, in the same passes.
-
-        Raises:
-            KeyError: no such rule or group.
         """
         chosen = self.groups[group]
         predicted, replayed = self.predicted[rule][chosen], self.tokens["replayed"]
@@ -69,11 +66,7 @@ def probe_path(manager: str | Path) -> Path:
 
 
 def read_probe(manager: str | Path) -> Probe | None:
-    """The probe of a manager file; None without one.
-
-    Raises:
-        ValueError: it is damaged, or of another format.
-    """
+    """The probe of a manager file; None without one. ValueError if it is damaged."""
     path = probe_path(manager)
     try:
         content = read_json(path)

@@ -55,9 +55,6 @@ class ScaleSearch:
         answers: held out from the evaluation.
         used: saved settings of heads (`asmi_settings`).
         memory_budget: bytes, see `ASMIConfig`.
-
-    Raises:
-        ValueError: not the run's model.
     """
 
     def __init__(
@@ -186,11 +183,6 @@ def scales_for(
         depth: relative depth of the masked layer.
         rows: number of answers to use, evenly spaced.
         memory_budget: bytes, see `ASMIConfig`.
-
-    Raises:
-        OSError: no such run or model.
-        ValueError: runs that share a row or differ in model or dataset; not the runs' model; or no
-            rows.
     """
     evaluated, held_out_run = load_run(run), load_run(held_out)
     used = settings_of(evaluated, depth)
@@ -203,8 +195,7 @@ def scales_for(
             f"{run} has {mismatch} in {held_out}: scales are matched on other rows of the same "
             "model and dataset"
         )
-    shared = set(evaluated.stats["input_texts"]) & set(held_out_run.stats["input_texts"])
-    if shared:
+    if shared := set(evaluated.stats["input_texts"]) & set(held_out_run.stats["input_texts"]):
         raise ValueError(
             f"{len(shared)} prompts of {held_out} are also in {run}: scales are matched on rows "
             "that are not evaluated. Use other rows (data.shard, data.except_limit)"

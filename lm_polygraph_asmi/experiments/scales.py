@@ -14,12 +14,7 @@ MATCHINGS = ("effect", "norm")
 
 
 def read_scales(path: str | Path) -> dict[str, Any]:
-    """Content of a file of perturbation scales.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: not a file of `polygraph_asmi experiments scale`.
-    """
+    """Content of a file of perturbation scales, or FileNotFoundError or ValueError."""
     try:
         content = read_json(path)
         if content["format"] != FORMAT or not isinstance(content["conditions"], dict):
@@ -46,11 +41,7 @@ def other_than(
     """How a model or dataset differs from that of scales or of a run; None: no known difference.
 
     Compares models by revision (for a folder, a digest), else by name; datasets by `SAME_DATA`,
-    files only by name, since folders move.
-
-    Args:
-        recorded: of the scales or the run: "model" and "dataset", as in a manifest.
-        model, dataset: to compare with them, as in a manifest.
+    files only by name, since folders move. All are as in a manifest.
     """
     known_model, known_data = recorded.get("model") or {}, recorded.get("dataset") or {}
     for key in ("revision", "path"):
@@ -90,10 +81,6 @@ def matched_scale(
         times: factor, for a sweep; also for heads.
         used: settings to use it with; known values of `MATCHED_AT`.
         model, dataset: to use it on, see `other_than`; None: unknown.
-
-    Raises:
-        FileNotFoundError, ValueError: as `read_scales`; or no such matching, no scale of that
-            condition, or scales for other settings, another model or dataset.
     """
     check_one_of("matching", matching, MATCHINGS)
     check_setting("perturbation_scale", times)

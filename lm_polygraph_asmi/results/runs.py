@@ -6,7 +6,7 @@ import pickle
 import re
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -98,6 +98,10 @@ class Run:
         """(n,) rows with finite quality and scores: the same for all methods."""
         return (np.isfinite(self.quality[metric]) & np.isfinite(self.scores).all(axis=1)).to_numpy()
 
+    def lacks(self, names: Iterable[str]) -> list[str]:
+        """Those of the statistics that were not saved for every row."""
+        return [name for name in names if len(self.stats.get(name, [])) != len(self.scores)]
+
     def check_scored(self) -> None:
         """Raise ValueError unless there are scores and qualities."""
         if not (self.scores.size and self.quality.size):
@@ -123,11 +127,7 @@ def says_nothing(texts: Sequence[str] | None) -> np.ndarray | None:
 
 
 def manager_files(path: str | Path) -> list[Path]:
-    """The manager file itself, or all inside a run folder, one per seed.
-
-    Raises:
-        FileNotFoundError: no such file, or none in the folder.
-    """
+    """The manager file itself, or all inside a run folder, one per seed."""
     path = Path(path)
     files = [path] if path.is_file() else sorted(path.glob("ue_manager_seed*"))
     if not files:
@@ -176,13 +176,8 @@ def _content(file: Path) -> dict[str, Any]:
 def load_run(path: str | Path, partial: bool = False) -> Run:
     """Read a manager file that LM-Polygraph saved. Only open files you trust: it is a pickle.
 
-    Args:
-        partial: also read a run that stopped early, up to its last complete row.
-
-    Raises:
-        FileNotFoundError: no such file, or none in the folder.
-        ValueError: a folder with several seeds, a file of another kind, a run that stopped early,
-            or a damaged manifest.
+    `partial`: also a run that stopped early, up to its last complete row; else a ValueError, as for
+    a folder with several seeds, a file of another kind, or a damaged manifest.
     """
     file, *others = manager_files(path)
     if others:
@@ -214,11 +209,10 @@ def load_run(path: str | Path, partial: bool = False) -> Run:
     if planned is not None:
         tables = {p: {n: v[:complete] for n, v in table.items()} for p, table in tables.items()}
         stats = {name: values[:complete] for name, values in stats.items()}
-        rows = (manifest or {}).get("rows") or {}
         if manifest is not None:
-            manifest |= {
-                "rows": rows | {n: rows.get(n, [])[:complete] for n in ("ids", "clusters")}
-            }
+            rows = manifest.get("rows") or {}
+            cut = {name: rows.get(name, [])[:complete] for name in ("ids", "clusters")}
+            manifest |= {"rows": rows | cut}
     scores, quality = (pd.DataFrame(tables[part]) for part in ("estimations", "gen_metrics"))
     older = [name for name, of in described.items() if of.get("source", "all") != "all"]
     if older:
@@ -243,9 +237,6 @@ def _rows_of(
 
     LM-Polygraph saves also when a row fails. It fills the row's columns in their order: texts,
     scores, qualities. So from some column on, they may lack this batch.
-
-    Raises:
-        ValueError: columns have other lengths than this explains.
     """
     columns = [values for table in tables.values() for values in table.values()]
     lengths = [len(values) for values in (stats.get("input_texts"), *columns) if values is not None]
@@ -291,9 +282,6 @@ def combine_runs(runs: Sequence[Run]) -> Run:
 
     A method of several runs is taken from the first of them. Scores of one name that differ in
     settings are different methods, see `distinctly_named`.
-
-    Raises:
-        ValueError: the runs differ in questions, answers or quality.
     """
     first, *others = runs = distinctly_named(runs)
     scores = first.scores

@@ -298,7 +298,7 @@ def found_scales(monkeypatch):
     """What the command finds of a model whose layers are no plain chain."""
     own = {"norm": None, "effect": 0.7, "relative_change": None, "kl": 0.1}
     content = {"format": 1, "conditions": {"heads": own | {"norm": 1.0}, "mlp": own}}
-    monkeypatch.setattr(room, "scales_for", lambda *_: content)
+    monkeypatch.setattr(room, "scales_for", lambda *_, **__: content)
 
 
 def invoke(tmp_path, out):

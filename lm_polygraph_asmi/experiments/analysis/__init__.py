@@ -1,4 +1,7 @@
-"""Statistics of experiments on arrays, as in `lm_polygraph_asmi.analysis`."""
+"""Statistics of experiments on arrays, with the conventions of `lm_polygraph_asmi.analysis`.
+
+`resamples` is the number of bootstrap resamples of clusters or units, `seed` that of their draws.
+"""
 
 import lazy_loader
 

@@ -19,15 +19,12 @@ CONFIDENT = 0.9
 def extremes(
     mi: ArrayLike, count: int = COUNT, among: ArrayLike | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens of highest and of lowest MI, most extreme first; ties in their given order.
+    """Indices of the tokens of highest and of lowest MI, most extreme first; ties in given order.
 
     Args:
         mi: (n,), NaN where undefined; these are never chosen.
         count: of each; with fewer than 2 x count tokens, half of them.
         among: (n,) whether a token may be chosen; None: all.
-
-    Returns:
-        Indices of the high ones and of the low ones, none in both.
     """
     values = np.asarray(mi, dtype=float)
     allowed = np.isfinite(values) & (True if among is None else np.asarray(among, dtype=bool))
@@ -44,16 +41,8 @@ def matched_pairs(
     """Pairs of a token of high and one of low MI with similar entropies.
 
     From the highest MI down, each token of the upper half is matched with the unmatched token of
-    the lower half that is nearest in entropy, within the caliper.
-
-    Args:
-        mi: (n,) nats.
-        entropy: (n,) of the unmasked model, nats.
-        count: largest number of pairs.
-        caliper: nats.
-
-    Returns:
-        Indices of the high ones and of their partners.
+    the lower half that is nearest in entropy, within the caliper; all in nats. Indices of at most
+    `count` high ones, and of their partners.
     """
     values, entropies = np.asarray(mi, dtype=float), np.asarray(entropy, dtype=float)
     high, low = extremes(values, len(values), np.isfinite(entropies))
@@ -82,14 +71,6 @@ def critical_last(criticality: ArrayLike) -> np.ndarray:
 
 
 def ablations(order: ArrayLike, numbers: ArrayLike) -> np.ndarray:
-    """Masks without the first k heads of an order.
-
-    Args:
-        order: (..., H) heads.
-        numbers: (K,) values of k.
-
-    Returns:
-        (..., K, H), 1 = kept.
-    """
+    """(..., K, H) masks, 1 = kept, without the first k heads of an order (..., H); K numbers k."""
     rank = np.argsort(np.asarray(order), axis=-1)  # of each head
     return (rank[..., None, :] >= np.asarray(numbers)[:, None]).astype(float)

@@ -73,17 +73,12 @@ def condition_comparisons(
     """PRR of heads against every condition on the same answers, with shared resamples.
 
     Args:
-        heads: (n,) score under masked heads, higher = more uncertain.
+        heads: (n,) score under masked heads.
         conditions: name -> (n,) the same score under another perturbation.
-        answers: with their quality.
         margin: smaller differences of PRR count as equivalent.
 
-    Returns:
-        Name of the condition -> its comparison with heads.
-
     Raises:
-        ValueError: unequal lengths, a value that is not finite, fewer than two clusters, or all
-            answers equally good.
+        ValueError: also fewer than two clusters, or all answers equally good.
 
     Example:
         >>> heads, answers = [0.1, 0.9] * 10, Labelled([0, 1] * 10, range(20), resamples=200)
@@ -92,10 +87,7 @@ def condition_comparisons(
         >>> comparisons["foreign"].p_above < 0.05, comparisons["the same"].p_equivalent < 0.05
         (True, True)
     """
-    scores = {
-        "heads": heads,
-        **{f"condition {name}": score for name, score in conditions.items()},
-    }
+    scores = {"heads": heads} | {f"condition {name}": score for name, score in conditions.items()}
     value, drawn = drawn_prr(scores, answers)
     if np.isnan(list(value.values())).any() or np.isnan(drawn["heads"]).all():
         raise ValueError("PRR is undefined: all answers equally good, or fewer than two clusters")
@@ -146,14 +138,7 @@ def verdicts(groups: Sequence[Mapping[str, ConditionComparison]]) -> list[Verdic
     "reproduced": some condition is equivalent to heads within the margin, or better. Otherwise
     "special": heads are better than both `MUST_BEAT`, the conditions "pseudo_heads" and "foreign".
     Otherwise "inconclusive". p-values are adjusted over settings (Holm), not over conditions, and
-    tested at 5 %.
-
-    Args:
-        groups: a mapping per setting, condition -> comparison at matched effect, of
-            `condition_comparisons`.
-
-    Returns:
-        One verdict per setting, in the same order.
+    tested at 5 %. Each group is a mapping of `condition_comparisons`, at matched effect.
 
     Example:
         >>> heads, answers = [0.1, 0.9] * 10, Labelled([0, 1] * 10, range(20), resamples=200)
@@ -163,26 +148,21 @@ def verdicts(groups: Sequence[Mapping[str, ConditionComparison]]) -> list[Verdic
         >>> [verdict.outcome for verdict in verdicts(groups)]
         ['special', 'reproduced']
     """
-    nearest = [
-        min(comparisons, key=lambda condition: _reproduced(comparisons[condition]), default=None)
-        for comparisons in groups
-    ]
+    by_condition = [{n: _reproduced(c) for n, c in comparisons.items()} for comparisons in groups]
+    nearest = [min(p_of, key=p_of.__getitem__, default=None) for p_of in by_condition]
     special = holm([_special(comparisons) for comparisons in groups])
-    reproduced = holm(
-        [
-            _reproduced(comparisons[condition]) if condition else float("nan")
-            for comparisons, condition in zip(groups, nearest, strict=True)
-        ]
-    )
+    reproduced = holm([min(p_of.values(), default=np.nan) for p_of in by_condition])
     outcomes = []
-    for comparisons, condition, p, q in zip(groups, nearest, special, reproduced, strict=True):
+    for comparisons, condition, p, q in zip(
+        groups, nearest, special.tolist(), reproduced.tolist(), strict=True
+    ):
         if q < LEVEL:
-            outcomes.append(Verdict("reproduced", condition, float(p), float(q), None))
+            outcomes.append(Verdict("reproduced", condition, p, q, None))
         elif p < LEVEL:
-            outcomes.append(Verdict("special", None, float(p), float(q), None))
+            outcomes.append(Verdict("special", None, p, q, None))
         else:
             needed = questions_to_decide(comparisons)
-            outcomes.append(Verdict("inconclusive", None, float(p), float(q), needed))
+            outcomes.append(Verdict("inconclusive", None, p, q, needed))
     return outcomes
 
 
@@ -229,19 +209,13 @@ def double_dissociation(
     PRR(heads) - PRR(condition) with the passage minus the same closed-book; passages are resampled
     once for both. Above 0: the advantage of heads depends on the context.
 
+    NaN if all answers are equally good with or without the context, bounds also with fewer than two
+    clusters.
+
     Args:
-        opened, closed: scores (n,) of heads and of the condition, higher = more uncertain, and
-            quality (n,), higher = better; the same questions in the same order.
+        opened, closed: scores (n,) of heads and of the condition, and quality (n,); the same
+            questions in the same order.
         clusters: (n,) key of each question's passage.
-        resamples: number of bootstrap resamples of clusters.
-        seed: of the resampling.
-
-    Returns:
-        Difference of the advantages; NaN if all answers are equally good with or without the
-        context, bounds also with fewer than two clusters.
-
-    Raises:
-        ValueError: no answer, unequal lengths, or a value that is not finite.
 
     Example:
         >>> quality, keys = [1.0, 0.0] * 10, [str(n) for n in range(20)]
@@ -271,21 +245,12 @@ def corrected_correlation(
     """Rank correlation of two scores, plain and corrected for the seed of the masks.
 
     The correction divides by the root of the product of both scores' correlations with themselves
-    under other seeds, so that 1 means identical except for the seed. Source: Spearman (1904),
-    correction for attenuation.
+    under other seeds, so that 1 means identical except for the seed; NaN if a score does not
+    correlate with itself. Source: Spearman (1904), correction for attenuation.
 
     Args:
         scores, again: two arrays (n,) each: both scores, and both under other masks.
         clusters: (n,) key of each row; answers on one passage share a key.
-        resamples: number of bootstrap resamples of clusters.
-        seed: of the resampling.
-
-    Returns:
-        Both with 95 % intervals; the corrected one is NaN if a score does not correlate with
-        itself under another seed.
-
-    Raises:
-        ValueError: no answer, unequal lengths, or a value that is not finite.
 
     Example:
         >>> drawn = np.random.default_rng(0).normal(np.arange(100), 20, size=(4, 100))

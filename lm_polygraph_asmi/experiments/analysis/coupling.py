@@ -64,11 +64,6 @@ def criticality_coupling(
         units: (N,) key of each token's example, as in the paper, or of its cluster.
         controls: (N, c) of the partial correlation besides H_t, such as the position; constant ones
             are left out.
-        resamples: number of bootstrap resamples of units.
-        seed: of the resampling.
-
-    Raises:
-        ValueError: no token, unequal lengths, or a value that is not finite.
 
     Example:
         >>> z, units = np.arange(40.0), [str(n // 4) for n in range(40)]
@@ -82,15 +77,10 @@ def criticality_coupling(
     if controls is not None:
         columns += [c for c in np.asarray(controls, dtype=float).T if np.ptp(finite(control=c))]
     rho = correlations(columns, units, resamples, seed)
-    total = len(set(units))
-    return Coupling(
-        interval(rho[:, 0, 2], total),
-        interval(rho[:, 1, 2], total),
-        interval(rho[:, 0, 2] - rho[:, 1, 2], total),
-        interval(_partial(rho), total),
-        len(units),
-        total,
-    )
+    total, mi, h = len(set(units)), rho[:, 0, 2], rho[:, 1, 2]
+    values = mi, h, mi - h, _partial(rho)
+    a, b, difference, partial = (interval(column, total) for column in values)
+    return Coupling(a, b, difference, partial, len(units), total)
 
 
 def sharpening(
@@ -102,16 +92,8 @@ def sharpening(
 ) -> Interval:
     """Rank correlation of MI_t and z_t at a deeper layer minus that at another, same tokens.
 
-    Positive = stronger at the deeper layer; NaN if a column is constant.
-
-    Args:
-        shallow, deep: MI_t (N,) and z_t (N,) each, as in `criticality_coupling`.
-        units: (N,), as there.
-        resamples: number of bootstrap resamples of units.
-        seed: of the resampling.
-
-    Raises:
-        ValueError: as `criticality_coupling`.
+    Positive = stronger at the deeper layer; NaN if a column is constant. `shallow` and `deep` are
+    MI_t (N,) and z_t (N,) each, as in `criticality_coupling`.
 
     Example:
         >>> z, units = np.arange(40.0), [str(n // 4) for n in range(40)]
@@ -125,12 +107,6 @@ def sharpening(
 
 def high_stratum(information: ArrayLike) -> np.ndarray:
     """(N,) whether a token is in the tenth with the highest MI_t, at least one; ties in order.
-
-    Args:
-        information: (N,) MI_t, nats.
-
-    Raises:
-        ValueError: a value that is not finite.
 
     Example:
         >>> high_stratum([0.1, 0.9, 0.2]).tolist()  # a tenth of three is one
@@ -146,17 +122,9 @@ def high_stratum(information: ArrayLike) -> np.ndarray:
 def correlations(
     columns: Sequence[ArrayLike], units: Sequence[str], resamples: int, seed: int = SEED
 ) -> np.ndarray:
-    """Spearman correlations of all pairs of columns: on all rows, then on resamples of units.
+    """Spearman correlations of all pairs of c columns: on all rows, then on resamples of units.
 
-    Args:
-        columns: c arrays (N,).
-        units: (N,) keys; whole units are drawn with replacement, as many as there are.
-
-    Returns:
-        (1 + resamples, c, c), (1, c, c) with fewer than two units; NaN if a column is constant.
-
-    Raises:
-        ValueError: no row, lengths differ, or a value is not finite.
+    (1 + resamples, c, c), (1, c, c) with fewer than two units; NaN if a column is constant.
     """
     check_rows(units, **{f"column {i}": column for i, column in enumerate(columns)})
     ranks = [_Ranks(column) for column in columns]

@@ -21,20 +21,14 @@ ROUNDING = 1e-12
 def head_criticality(kl: ArrayLike, masks: ArrayLike) -> np.ndarray:
     """How much further a prediction is from the ensemble mean under masks that ablate a head.
 
-    For every token, mean divergence over the masks that ablate head h minus that over the masks
-    that keep it; unbiased for the head's marginal effect if masks are independent. Source:
-    equation "criticality" of the paper.
+    (T, H) nats: for every token, mean divergence over the masks that ablate head h minus that over
+    the masks that keep it, NaN without either; unbiased for the head's marginal effect if masks are
+    independent. Positive: without the head, the prediction diverges more. Source: equation
+    "criticality" of the paper.
 
     Args:
         kl: (S, T) divergence of each subnetwork from the ensemble mean, nats (`asmi_kl`).
         masks: (S, H), 1 = kept, a row per subnetwork, with repetitions.
-
-    Returns:
-        (T, H) nats; positive: without the head, the prediction diverges more. NaN for a head that
-        no mask ablates, or that no mask keeps.
-
-    Raises:
-        ValueError: wrong shapes, divergences that are not finite, or masks other than 0 and 1.
 
     Example:
         >>> masks = [[0, 1], [1, 0]]  # the first mask ablates head 0, the second head 1
@@ -48,15 +42,10 @@ def head_criticality(kl: ArrayLike, masks: ArrayLike) -> np.ndarray:
 def concentration(criticality: ArrayLike) -> np.ndarray:
     """Herfindahl index of the positive part of a profile over heads.
 
-    Sum of squares of the shares max(b_h, 0) / sum of max(b, 0): 1/H if all heads are equal, 1 if
-    one carries all. Its inverse is an effective number of heads. Always compare it with its null:
-    noise has about ten effective heads for 32 heads and 300 masks.
-
-    Args:
-        criticality: (..., H), from `head_criticality`; NaN counts as no share.
-
-    Returns:
-        (...), NaN if no head is positive.
+    Sum of squares of the shares max(b_h, 0) / sum of max(b, 0), (...) of criticality (..., H): 1/H
+    if all heads are equal, 1 if one carries all, NaN if none is positive; NaN counts as no share.
+    Its inverse is an effective number of heads. Always compare it with its null: noise has about
+    ten effective heads for 32 heads and 300 masks.
 
     Example:
         >>> concentration([1.0, 1.0, 0.0, 0.0]).item()  # two of four heads carry all
@@ -109,12 +98,9 @@ def permutation_null(
 
     Args:
         kl, masks: as in `head_criticality`, of one example.
-        shuffles: permutations per token.
+        shuffles: permutations per token, at least two.
         seed: of the permutations; use the example's (`asmi_mask_seed`), so that results do not
             depend on the order of examples or on shards.
-
-    Raises:
-        ValueError: as `head_criticality`, or fewer than two shuffles.
 
     Example:
         >>> masks = np.indices([2] * 8).reshape(8, -1).T  # all 256 masks of 8 heads
@@ -139,10 +125,7 @@ def resampled_null(kl: ArrayLike, masks: ArrayLike, resampled: ArrayLike) -> Per
 
     Args:
         kl, masks: as in `head_criticality`, of one example.
-        resampled: (R, S, H) other masks, as from `resampled_masks`; examples may share them.
-
-    Raises:
-        ValueError: as `head_criticality`, `resampled` of another shape, or R < 2.
+        resampled: (R >= 2, S, H) other masks, as from `resampled_masks`; examples may share them.
 
     Example:
         >>> masks = np.indices([2] * 8).reshape(8, -1).T  # all 256 masks of 8 heads
@@ -174,9 +157,6 @@ def resampled_masks(
         sampler: "bernoulli" or "balanced".
         seed: of all R draws.
 
-    Raises:
-        ValueError: an unknown sampler.
-
     Example:
         >>> masks = resampled_masks(2, 10, 4, mask_rate=0.2, sampler="balanced")
         >>> masks.sum(1).tolist()  # each of 4 heads is kept by 8 of 10 masks
@@ -198,17 +178,9 @@ def split_half(
 ) -> tuple[np.ndarray, PermutationNull]:
     """Disagreement from the first half of the masks, concentration from the second.
 
-    A single mask with a huge divergence cannot affect both statistics. Divergences are from the
-    mean over all masks, which a run saves, so the halves are dependent to the order of 1/S.
-
-    Args:
-        kl, masks, shuffles, seed: as in `permutation_null`.
-
-    Returns:
-        (T,) mean divergence over masks 1 ... S/2, nats; the null of the others.
-
-    Raises:
-        ValueError: as `permutation_null`, or fewer than four masks.
+    (T,) mean divergence over masks 1 ... S/2, nats, and the `permutation_null` of the others, of at
+    least four masks. So a single mask with a huge divergence cannot affect both. Divergences are
+    from the mean over all masks, which a run saves: the halves are dependent to the order of 1/S.
 
     Example:
         >>> masks = np.tile(np.indices([2] * 6).reshape(6, -1).T, (2, 1))  # all of 6 heads, twice

@@ -33,14 +33,6 @@ def flip_rates(
         flips: (m, K) 0 or 1, a column for each number of ablated heads; a fraction for the mean
             over draws of random heads.
         units: (m,) key of each token's example, or cluster.
-        resamples: number of bootstrap resamples of units.
-        seed: of the resampling.
-
-    Returns:
-        K intervals, one per column.
-
-    Raises:
-        ValueError: no token, unequal lengths, or values that are not finite.
 
     Example:
         >>> keys = [str(n) for n in range(20)]
@@ -59,17 +51,9 @@ def flip_rates(
 def flip_differences(
     differences: ArrayLike, units: Sequence[str], resamples: int = RESAMPLES, seed: int = SEED
 ) -> list[Interval]:
-    """Mean paired differences of flips under two rules, with 95 % bootstrap intervals.
+    """Mean paired differences (m, K) of flips under two rules, with K 95 % bootstrap intervals.
 
-    Args:
-        differences: (m, K), from -1 to 1.
-        units, resamples, seed: as in `flip_rates`.
-
-    Returns:
-        K intervals; without bounds if all tokens are equal, or with fewer than two units.
-
-    Raises:
-        ValueError: as `flip_rates`.
+    Without bounds if all tokens are equal, or with fewer than two units; all else as `flip_rates`.
 
     Example:
         >>> keys = [str(n) for n in range(20)]
@@ -94,19 +78,12 @@ def flip_contrasts(
 ) -> list[Interval]:
     """Mean flips of one group of tokens minus those of another, with 95 % bootstrap intervals.
 
-    Units with tokens of both groups are drawn with both.
+    Units with tokens of both groups are drawn with both. Without bounds with fewer than two units,
+    or if tokens are equal within both groups.
 
     Args:
         first, second: (m, K) and (n, K), from -1 to 1: flips, or differences of flips.
         first_units, second_units: keys of the tokens' examples or clusters, of both groups alike.
-        resamples, seed: as in `flip_rates`.
-
-    Returns:
-        K intervals; without bounds with fewer than two units, or if tokens are equal within both
-        groups.
-
-    Raises:
-        ValueError: as `flip_rates`, or unequal numbers of columns.
 
     Example:
         >>> keys = [str(n) for n in range(20)]

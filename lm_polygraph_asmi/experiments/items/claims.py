@@ -39,13 +39,7 @@ STAY = 1
 
 
 class Finding(NamedTuple):
-    """Outcome of a claim on one setting.
-
-    Attributes:
-        outcome: `HOLDS`, `FAILS` or `OPEN`.
-        where: the setting.
-        values: the values it depends on.
-    """
+    """`HOLDS`, `FAILS` or `OPEN` for a claim on one setting, and the values it depends on."""
 
     outcome: str
     where: str

@@ -5,6 +5,7 @@ The paper names the test but does not run it.
 
 from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +27,7 @@ from lm_polygraph_asmi.experiments.analysis.controls import (
     verdicts,
 )
 from lm_polygraph_asmi.experiments.conditions import ConditionRun, conditions
+from lm_polygraph_asmi.experiments.items.heads import with_lengths
 from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.item import Items, frame
 from lm_polygraph_asmi.report.items.boundary import twins
@@ -37,13 +39,10 @@ OTHERWISE = "every run perturbed only heads: needs asmi_controls"
 
 
 class Compared(NamedTuple):
-    """One score of heads, and that of every condition with the same masks and settings.
+    """One score ("ASMI", "Sem-ASMI") of heads on a setting, and that of every condition.
 
-    Attributes:
-        group: the setting.
-        symbol: "ASMI" or "Sem-ASMI".
-        heads: name of the method.
-        conditions: name, such as "mlp" or "mlp, by norm" -> condition.
+    `heads` is the method's name. Conditions, by a name such as "mlp" or "mlp, by norm", have the
+    same masks and settings.
     """
 
     group: RunGroup
@@ -58,11 +57,8 @@ class Compared(NamedTuple):
     @property
     def matched(self) -> dict[str, ConditionRun]:
         """Conditions at matched effect, which the verdict uses, by what they perturb."""
-        return {
-            a.condition: a
-            for a in self.conditions.values()
-            if a.matching == "effect" and a.times == 1
-        }
+        runs = self.conditions.values()
+        return {run.condition: run for run in runs if run.matching == "effect" and run.times == 1}
 
     def score(self, condition: ConditionRun) -> np.ndarray:
         return condition.score(self.group, self.symbol)
@@ -99,8 +95,7 @@ def comparable(group: RunGroup) -> list[Compared]:
 
 
 def _comparisons(groups: Sequence[RunGroup]) -> Iterator[Compared]:
-    for group in groups:
-        yield from comparable(group)
+    return chain.from_iterable(map(comparable, groups))
 
 
 @cache
@@ -213,9 +208,8 @@ def controls(groups: Sequence[RunGroup]) -> Items:
     def draw(table: pd.DataFrame) -> Figure:
         panels: dict[str, dict[str, Interval | None]] = {}
         for _, row in table.iterrows():
-            panels.setdefault(f"{row['setting']}, {row['score']}", {})[row["condition"]] = row[
-                "heads minus condition"
-            ]
+            panel = panels.setdefault(f"{row['setting']}, {row['score']}", {})
+            panel[row["condition"]] = row["heads minus condition"]
         return figures.forest(panels, "PRR of heads minus PRR of condition")
 
     notes = [
@@ -248,21 +242,13 @@ def controls_added(groups: Sequence[RunGroup]) -> Items:
         for name, condition in compared.conditions.items():
             heads, other = group.score(compared.heads), compared.score(condition)
             rho, corrected = _correlated(compared, condition)
-            row: dict[str, Any] = {
-                "setting": group.label,
-                "score": compared.symbol,
-                "condition": name,
-                "ρ": rho,
-                "ρ, corrected": corrected,
-            }
+            row: dict[str, Any] = {"setting": group.label, "score": compared.symbol}
+            row |= {"condition": name, "ρ": rho, "ρ, corrected": corrected}
             for side, signal, control in (("heads", heads, other), ("condition", other, heads)):
                 if np.ptp(signal) == 0:
                     raise Unavailable(f"the score of {side} is the same for all answers")
                 controls = np.column_stack([msp, entropy, control])
-                all_controls = controls
-                if group.lengths is not None:
-                    all_controls = np.column_stack([controls, group.lengths])
-                added = adds_information(signal, all_controls, group.answers)
+                added = adds_information(signal, with_lengths(controls, group), group.answers)
                 distinct = distinct_signal(signal, controls, group.answers)
                 row |= {
                     f"residual AUROC of {side}": distinct.residual_auroc,
@@ -345,18 +331,12 @@ def dissociation(groups: Sequence[RunGroup]) -> Items:
                     )
                     for side, chosen in ((compared, opened_rows), (closed_twin, closed_rows))
                 )
-                table.append(
-                    {
-                        "open": opened.label,
-                        "closed": closed.label,
-                        "score": compared.symbol,
-                        "condition": name,
-                        "questions": len(opened_rows),
-                        "heads minus condition, open minus closed": double_dissociation(
-                            with_context, without, clusters
-                        ),
-                    }
-                )
+                difference = double_dissociation(with_context, without, clusters)
+                table.append({
+                    "open": opened.label, "closed": closed.label, "score": compared.symbol,
+                    "condition": name, "questions": len(opened_rows),
+                    "heads minus condition, open minus closed": difference,
+                })  # fmt: skip
         if not table:
             raise Unavailable("no condition was run both with and without the context")
         return table

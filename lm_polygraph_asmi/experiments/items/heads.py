@@ -135,11 +135,7 @@ def _columns(group: RunGroup, depth: float) -> Iterator[tuple[list[np.ndarray], 
 
 @cache
 def profiles(group: RunGroup, depth: float) -> Profiles:
-    """Statistics of a setting's tokens at a depth; takes seconds for a hundred answers.
-
-    Raises:
-        Unavailable: no run saved masks and divergences, or too few of them.
-    """
+    """Statistics of a setting's tokens at a depth; takes seconds for a hundred answers."""
     run = dissected(group, depth)
     if run is None or len(run.stats[at_depth("asmi_masks", depth)][0]) < FEWEST_MASKS:
         raise Unavailable(NEEDS)
@@ -159,9 +155,7 @@ def profiles(group: RunGroup, depth: float) -> Profiles:
 
 def at_all_depths(groups: Sequence[RunGroup]) -> list[tuple[RunGroup, float]]:
     """(setting, depth) for each depth with head data; for a setting without any, its own depth."""
-    return [
-        (group, depth) for group in groups for depth in dissected_depths(group) or [group.depth]
-    ]
+    return [(g, depth) for g in groups for depth in dissected_depths(g) or [g.depth]]
 
 
 def _label(group: tuple[RunGroup, float]) -> str:
@@ -273,11 +267,7 @@ def coupled(group: RunGroup, depth: float, unit: str = "examples") -> dict[str, 
 
 @cache
 def sharpened(group: RunGroup) -> Interval:
-    """Coupling at the deepest layer minus that at the shallowest one analysed.
-
-    Raises:
-        Unavailable: fewer than two depths.
-    """
+    """Coupling at the deepest layer minus that at the shallowest one analysed."""
     depths = dissected_depths(group)
     if len(depths) < 2:
         raise Unavailable("only one depth was analysed")
@@ -332,13 +322,17 @@ def head_coupling(groups: Sequence[RunGroup]) -> Items:
     )  # fmt: skip
 
 
+def with_lengths(controls: np.ndarray, group: RunGroup) -> np.ndarray:
+    """Controls (n, c) with the lengths of answers as another one, if they were saved."""
+    return controls if group.lengths is None else np.column_stack([controls, group.lengths])
+
+
 class Answers(NamedTuple):
-    """Answers of a setting that have a token with z_t.
+    """The n answers of a setting that have a token with z_t.
 
     Attributes:
         signals: (n, 3) means over an answer's tokens: z_t, mass of criticality, MI_t.
         included: (all rows in use,) whether a row is among them.
-        answers: those n.
     """
 
     signals: pd.DataFrame
@@ -348,11 +342,7 @@ class Answers(NamedTuple):
 
 @cache
 def answers(group: RunGroup, depth: float) -> Answers:
-    """Answer-level signals of a setting at a depth.
-
-    Raises:
-        Unavailable: no profiles, or not both right and wrong answers among them.
-    """
+    """Answer-level signals of a setting at a depth; Unavailable without right and wrong ones."""
     tokens = profiles(group, depth)
     group.need_errors()
     rows = tokens.defined
@@ -367,16 +357,10 @@ def answers(group: RunGroup, depth: float) -> Answers:
 
 @cache
 def error_detection(group: RunGroup, depth: float) -> dict[str, Interval]:
-    """AUROC of each signal, with intervals over clusters.
-
-    Raises:
-        Unavailable: as `answers`.
-    """
+    """AUROC of each signal, with intervals over clusters."""
     labelled = answers(group, depth)
-    return {
-        str(name): auroc_interval(values, labelled.answers)
-        for name, values in labelled.signals.items()
-    }
+    signals = labelled.signals.items()
+    return {str(name): auroc_interval(values, labelled.answers) for name, values in signals}
 
 
 def head_errors(groups: Sequence[RunGroup]) -> Items:
@@ -387,41 +371,31 @@ def head_errors(groups: Sequence[RunGroup]) -> Items:
         group, depth = at_depth
         labelled = answers(group, depth)
         msp, entropy = group.need("msp", "entropy")
-        controls = np.column_stack([msp, entropy])[labelled.included]
-        all_controls = controls
-        if group.lengths is not None:
-            all_controls = np.column_stack([controls, group.lengths[labelled.included]])
+        controls = np.column_stack([msp, entropy])
+        all_controls = with_lengths(controls, group)[labelled.included]
+        controls = controls[labelled.included]
         rows = []
         for name, area in error_detection(group, depth).items():
             values = labelled.signals[name].to_numpy()
             row = _setting_columns(group, depth) | {
                 "signal": {"mass": "mass of criticality"}.get(name, name),
-                "answers": len(values),
-                "errors": int(labelled.answers.wrong.sum()),
-                "AUROC": area,
-                "residual AUROC": None,
-                "z of the test": None,
-                "p": float("nan"),
-                "direction": 0,
-            }
+                "answers": len(values), "errors": int(labelled.answers.wrong.sum()), "AUROC": area,
+                "residual AUROC": None, "z of the test": None, "p": float("nan"), "direction": 0,
+            }  # fmt: skip
             with suppress(ValueError):  # too few clusters or errors for folds: only the AUROC
                 added = adds_information(values, all_controls, labelled.answers)
                 distinct = distinct_signal(values, controls, labelled.answers)
                 row |= {
-                    "residual AUROC": distinct.residual_auroc,
-                    "z of the test": added.statistic,
-                    "p": added.p_value,
-                    "direction": added.direction,
-                }
+                    "residual AUROC": distinct.residual_auroc, "z of the test": added.statistic,
+                    "p": added.p_value, "direction": added.direction,
+                }  # fmt: skip
             rows.append(row)
         return rows
 
     def finish(table: pd.DataFrame) -> pd.DataFrame:
         adjusted = table.groupby(["signal", "depth"])["p"].transform(holm)
-        adds = [
-            None if np.isnan(p) else verdict(p, direction)
-            for p, direction in zip(adjusted, table["direction"], strict=True)
-        ]
+        pairs = zip(adjusted, table["direction"], strict=True)
+        adds = [None if np.isnan(p) else verdict(p, direction) for p, direction in pairs]
         return table.assign(**{"p, Holm": adjusted, "adds": adds}).drop(columns="direction")
 
     notes = [

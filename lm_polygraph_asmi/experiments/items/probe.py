@@ -1,6 +1,6 @@
 """Predictions that flip without some heads: table "causal-flip" of the paper, with controls."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -56,19 +56,15 @@ AGAINST = {
     "random": "random heads", "least": "the least critical heads", RUN_MASKS: "the run's own masks",
     "control_random": "random heads of another layer",
 }  # fmt: skip
+OTHERWISE = (
+    "no run has a probe: polygraph_asmi experiments probe RUN --model MODEL --device-map auto"
+)
 CONTROLS = tuple(name for name in DIFFERENCES if name.startswith("high"))
 """All of these are above 0 if identifiable heads carry the fragility."""
 
 
 class Probed(NamedTuple):
-    """A setting's probe, or that of one of its conditions.
-
-    Attributes:
-        group: the setting.
-        condition: what was perturbed: "heads", or a control condition.
-        run: the run that the probe belongs to.
-        probe: the predictions.
-    """
+    """The probe of a setting's run: of "heads", or of one of its control conditions."""
 
     group: RunGroup
     condition: str
@@ -87,11 +83,7 @@ class Probed(NamedTuple):
 
 @cache
 def probed(group: RunGroup) -> list[Probed]:
-    """Probes saved with a setting's runs and with those of its conditions.
-
-    Raises:
-        ValueError: a probe is damaged.
-    """
+    """Probes saved with a setting's runs and with those of its conditions."""
     runs = [("heads", run) for run in runs_of_heads(group)]
     runs += [(condition.condition, condition.run) for condition in conditions(group, partly=True)]
     return [
@@ -103,20 +95,24 @@ def probed(group: RunGroup) -> list[Probed]:
 
 def rates(probed: Probed, parts: Sequence[tuple[str, str]]) -> tuple[int, list[Interval]] | None:
     """Number of tokens, and their flip rates in percent for each k; None if not run."""
-    pooled = _pooled(probed.probe, parts)
-    if pooled is None:
-        return None
-    flips, rows = pooled
-    return len(flips), _percent(flip_rates(flips, probed.clusters(rows)))
+    return _percentages(probed, parts, flip_rates)
 
 
 def differences(probed: Probed, pair: str) -> tuple[int, list[Interval]] | None:
     """Number of tokens, and one of `DIFFERENCES` in percentage points; None if not run."""
-    pooled = _pooled(probed.probe, DIFFERENCES[pair])
+    return _percentages(probed, DIFFERENCES[pair], flip_differences)
+
+
+def _percentages(
+    probed: Probed,
+    parts: Sequence[tuple[str, ...]],
+    statistic: Callable[[np.ndarray, Sequence[str]], list[Interval]],
+) -> tuple[int, list[Interval]] | None:
+    pooled = _pooled(probed.probe, parts)
     if pooled is None:
         return None
-    gaps, rows = pooled
-    return len(gaps), _percent(flip_differences(gaps, probed.clusters(rows)))
+    flips, rows = pooled
+    return len(flips), _percent(statistic(flips, probed.clusters(rows)))
 
 
 def _pooled(probe: Probe, parts: Sequence[tuple[str, ...]]) -> tuple[np.ndarray, np.ndarray] | None:
@@ -229,8 +225,7 @@ def causal_probe(groups: Sequence[RunGroup]) -> Items:
     return frame(
         "causal_probe", title, probes, compute, notes, lambda _: figures.flips(panels),
         digits=0, reasons=damaged,
-        otherwise="no run has a probe: polygraph_asmi experiments probe RUN --model MODEL "
-        "--device-map auto",
+        otherwise=OTHERWISE,
     )  # fmt: skip
 
 
@@ -283,6 +278,5 @@ def causal_differences(groups: Sequence[RunGroup]) -> Items:
     return frame(
         "causal_differences", title, probes, compute, notes, digits=0,
         signed=tuple(f"k = {k}" for k in widest), reasons=damaged,
-        otherwise="no run has a probe beside it: polygraph_asmi experiments probe RUN "
-        "--model MODEL --device-map auto",
+        otherwise=OTHERWISE,
     )  # fmt: skip

@@ -21,15 +21,11 @@ NAMES = (WITHOUT_HEADS.name, *sorted(file.name for file in iter_modules(__path__
 
 
 def load_perturbation(name: str, scale: float | None = None, seed: int = 0) -> Perturbation:
-    """A perturbation by its name.
+    """A perturbation by its name, of `NAMES`.
 
     Args:
-        name: one of `NAMES`.
         scale: factor of the change of the layer's output; None: 1.
         seed: base seed of its draws; an engine uses its own.
-
-    Raises:
-        ValueError: an unknown name, or a scale that is not a positive number.
 
     Example:
         >>> load_perturbation("mlp", 1.5).kind

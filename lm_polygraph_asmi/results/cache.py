@@ -44,12 +44,9 @@ FORMAT = 2
 
 
 class ResultCache:
-    """Stored results, by everything they depend on.
+    """Stored results, by everything they depend on, in a folder that is created; None: none.
 
     Only open result caches you trust: entries are pickles.
-
-    Args:
-        folder: created if missing; None stores nothing.
     """
 
     def __init__(self, folder: str | Path | None) -> None:
@@ -133,9 +130,6 @@ def model_key(model: PreTrainedModel) -> dict[str, Any]:
     """`environment_key`, and identity of a model's weights, configuration, precision, device type.
 
     Reads every weight, once as long as the model does not change. Warns once if "model" is None.
-
-    Raises:
-        TypeError: weights whose bits cannot be read.
     """
     cache = model_cache(model)
     if "key" not in cache:

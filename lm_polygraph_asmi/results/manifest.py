@@ -39,12 +39,7 @@ def manifest_path(manager: str | Path) -> Path:
 
 
 def read_manifest(manager: str | Path) -> dict[str, Any]:
-    """The manifest of a manager file.
-
-    Raises:
-        FileNotFoundError: no manifest; runs with the callback `runs.callback.RunRecord` write one.
-        ValueError: it is damaged.
-    """
+    """The manifest of a manager file; FileNotFoundError without one, ValueError if damaged."""
     path = manifest_path(manager)
     try:
         manifest = read_json(path)
@@ -67,12 +62,7 @@ def write_manifest(manifest: Mapping[str, Any], manager: str | Path) -> None:
 
 
 def run_command(manifest: Mapping[str, Any], leave_out: Collection[str] = (), *more: str) -> str:
-    """The command of a manifest's run.
-
-    Args:
-        leave_out: settings whose overrides are left out.
-        more: overrides to add.
-    """
+    """The command of a manifest's run, without overrides of some settings, and with `more`."""
     # hydra.mode: configs such as asmi_grid are multiruns by default.
     command = ["polygraph_eval", "--config-name", str(manifest["config_name"]), "hydra.mode=RUN"]
     return shlex.join([*command, *overrides_of(manifest, leave_out), *more])

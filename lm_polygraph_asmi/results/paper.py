@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.reproduction import standard_error
 from lm_polygraph_asmi.config import METHODS, ASMIConfig
-from lm_polygraph_asmi.results.run_groups import RunGroup, short_path
+from lm_polygraph_asmi.results.run_groups import RunGroup, same_depth, short_path
 
 PAPER = Path(__file__).parents[1] / "data" / "paper.csv"
 """Read from the paper's LaTeX by `scripts/paper_numbers.py` of commit 0ad19aa."""
@@ -25,12 +25,9 @@ ITEMS = (
 
 
 class Margin(NamedTuple):
-    """Largest difference that still counts as agreement, fixed before any run was compared.
+    """Largest difference that counts as agreement, fixed before any run was compared, and why.
 
-    Attributes:
-        size: in the unit of the number.
-        why: the reason.
-        relative: whether the size is a share of the published value.
+    In the unit of the number, or if `relative` a share of the published value.
     """
 
     size: float
@@ -114,13 +111,7 @@ KEY = ("label", "model", "dataset", "method", "depth", "quantity")
 
 
 def read_published(path: str | Path = PAPER) -> list[Published]:
-    """The numbers of a file, in its order.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: other columns, an unknown item or unit, a number twice, or a value that is not
-            a number; the message names file and line.
-    """
+    """The numbers of a file, in its order; a ValueError names file and line."""
     with Path(path).open(encoding="utf-8", newline="") as opened:
         reader = csv.DictReader(opened)
         if tuple(reader.fieldnames or ()) != COLUMNS:
@@ -196,13 +187,7 @@ MODELS = {
 
 
 class Benchmark(NamedTuple):
-    """A data set of the paper, as a manifest records it.
-
-    Attributes:
-        rows: number of rows of the benchmark.
-        recorded: entries of the manifest's part "dataset".
-        max_new_tokens: longest answer.
-    """
+    """A data set of the paper: its number of rows, and what a manifest records of it."""
 
     rows: int
     recorded: Mapping[str, Any]
@@ -253,13 +238,9 @@ def paper_dataset(data: Mapping[str, Any]) -> str:
 
 def paper_setting(group: RunGroup) -> Setting:
     """The paper's names of a setting's model and data."""
-    path = str(group.run.recorded("model").get("path") or "")
-    folder = Path(path).name.lower()
-    data = group.run.recorded("dataset")
-    model = next(
-        (name for name, folder_name in MODELS.items() if folder_name.lower() == folder), ""
-    )
-    return Setting(model, paper_dataset(data))
+    folder = Path(group.run.recorded("model").get("path") or "").name.lower()
+    models = {last.lower(): name for name, last in MODELS.items()}
+    return Setting(models.get(folder, ""), paper_dataset(group.run.recorded("dataset")))
 
 
 def departures(group: RunGroup) -> list[str]:
@@ -313,9 +294,7 @@ def paper_method(
     """Name of a variant's score with the paper's settings; None if the setting has none.
 
     Of several that differ in what the paper leaves open, the one nearest to the defaults.
-
-    Raises:
-        NotComparable: there are scores of that variant and depth, but with other settings.
+    NotComparable if there are scores of that variant and depth, but with other settings.
     """
     method = next(name for name, known in METHODS.items() if known == symbol)
     default = ASMIConfig(method=method, depth=depth, top_k=top_k)
@@ -323,16 +302,13 @@ def paper_method(
     other: list[str] = []
     methods = sorted(group.methods.items(), key=lambda method: len(method[1].describe(*LEFT_OPEN)))
     for name, config in methods:
-        if config.symbol != symbol or abs(config.depth - depth) > 1e-4 or config.top_k != top_k:
+        if config.symbol != symbol or config.top_k != top_k or not same_depth(config.depth, depth):
             continue
-        settings = [
-            used
-            for run in group.runs
-            if name in run.scores
-            for used in run.settings()
-            if abs(used["depth"] - depth) <= 1e-4
-        ]
-        masks = {(used["num_masks"], used["mask_rate"]) for used in settings}
+        masks = {
+            (used["num_masks"], used["mask_rate"])
+            for run in group.runs if name in run.scores
+            for used in run.settings() if same_depth(used["depth"], depth)
+        }  # fmt: skip
         if config.same_but(default, *free) and masks == {(MASKS, MASK_RATE)}:
             return name
         other.append(f"{name} with (S, p) = {', '.join(map(str, sorted(masks))) or 'not recorded'}")

@@ -151,11 +151,7 @@ class RunGroup:
         return [method for method in self.scores if method not in self.methods]
 
     def need(self, *names: str) -> list[Any]:
-        """Columns or lists of tokens by attribute, such as "msp" or "mi_tokens".
-
-        Raises:
-            Unavailable: one of them was not saved.
-        """
+        """Columns or lists of tokens by attribute, such as "mi_tokens"; Unavailable without one."""
         missing = [name for name in names if getattr(self, name) is None]
         if missing:
             raise Unavailable(f"{', '.join(missing)} not saved, or not finite for every row")
@@ -365,11 +361,7 @@ def same_depth(first: float, second: float) -> bool:
 
 
 def pairs_of_rows(first: RunGroup, second: RunGroup, same_answers: bool) -> list[tuple[int, int]]:
-    """Pairs of rows of two settings with the same question: by id, else by prompt.
-
-    Args:
-        same_answers: leave out pairs with different answers.
-    """
+    """Pairs of rows of two settings with the same question, or answer, too: by id, else prompt."""
     by_id = bool(first.ids and second.ids)
     first_keys, second_keys = (
         (group.ids if by_id else group.saved("input_texts")) or [] for group in (first, second)
@@ -407,9 +399,6 @@ def load_run_groups(
         metric: quality metric; None: AlignScore, or the first metric of a run.
         depth: operating depth; a run without it is read at its nearest depth.
         partial: also read runs that stopped early.
-
-    Raises:
-        FileNotFoundError, ValueError: as `load_run`; or a run lacks the metric.
     """
     same_answers: list[list[Run]] = []
     for file in dict.fromkeys(file.resolve() for path in paths for file in manager_files(path)):
@@ -514,9 +503,8 @@ def _group(group: Sequence[Run], metric: str | None, depth: float) -> RunGroup:
     of_heads = [run for run in of_heads if not any(run is part for part in parts)]
     # The run with the most methods first; the others add only theirs, and runs of the perturbation
     # controls only methods that were not perturbed.
-    runs = distinctly_named(
-        sorted(of_heads, key=lambda run: (-len(run.scores.columns), _most_masks(run)))
-    )
+    of_heads.sort(key=lambda run: (-len(run.scores.columns), _most_masks(run)))
+    runs = distinctly_named(of_heads)
     unperturbed = [
         replace(run, scores=run.scores.drop(columns=list(run.methods))) for run in controls
     ]
@@ -527,15 +515,13 @@ def _group(group: Sequence[Run], metric: str | None, depth: float) -> RunGroup:
         raise ValueError(f"{run.path} has no quality metric {metric!r}, but {names}")
     if not names or not len(run.scores.columns):
         raise ValueError(f"{run.path} has no quality metric or no method")
-    preferred = [name for name in names if name == PREFERRED_METRIC]
-    metric = metric or [*preferred, *names][0]
+    metric = metric or (PREFERRED_METRIC if PREFERRED_METRIC in names else names[0])
     empty = [name for name in run.scores if not np.isfinite(run.scores[name]).any()]
     if empty:
         notes.append(f"left out, no finite score: {', '.join(empty)}")
         run = replace(run, scores=run.scores.drop(columns=empty))
     finite = run.finite(metric)
-    left_out = int((~finite).sum())
-    if left_out:
+    if left_out := int((~finite).sum()):
         not_finite = [name for name in run.scores if not np.isfinite(run.scores[name]).all()]
         notes.append(
             f"{left_out} of {len(finite)} rows without a finite "

@@ -59,17 +59,9 @@ class _OnlyWeights(pickle.Unpickler):
 class AlignScore(HostAlignScore):
     """AlignScore as LM-Polygraph computes it, in [0, 1]; higher = better supported.
 
-    Args:
-        lang: unused, as in LM-Polygraph.
-        ckpt_path: file or URL of the weights.
-        **settings: as for LM-Polygraph's metric.
-
-    Raises:
-        FileNotFoundError: no such file, or a folder.
-        ConnectionError: the URL does not answer.
-        ValueError: no checkpoint of AlignScore; the message names what is missing.
-
-    Source: Zha et al. (2023), AlignScore.
+    `ckpt_path` is the file or URL of the weights; all else is as for LM-Polygraph's metric, which
+    does not use `lang` either. FileNotFoundError or ConnectionError without the checkpoint,
+    ValueError for one of another model. Source: Zha et al. (2023), AlignScore.
     """
 
     def __init__(self, lang: str = "en", ckpt_path: str = CHECKPOINT, **settings: Any) -> None:
@@ -80,23 +72,15 @@ class AlignScore(HostAlignScore):
 
 
 def read_weights(checkpoint: str | Path) -> dict[str, Tensor]:
-    """The weights of a checkpoint by name, on the processor; no code in it is run.
-
-    Raises:
-        FileNotFoundError, ConnectionError, ValueError: see `AlignScore`.
-    """
+    """The weights of a checkpoint by name, on the processor; no code in it is run."""
     path = _file(str(checkpoint))
     only_weights = SimpleNamespace(
         Unpickler=_OnlyWeights, load=lambda file, **how: _OnlyWeights(file, **how).load(),
         __name__=__name__,
     )  # fmt: skip
     try:
-        content = torch.load(
-            path,
-            map_location="cpu",
-            weights_only=False,  # `only_weights` decides, which skips what is no weight
-            pickle_module=only_weights,
-        )
+        # `only_weights` decides, which skips what is no weight.
+        content = torch.load(path, "cpu", weights_only=False, pickle_module=only_weights)
     except Exception as error:  # its type depends on what is wrong
         raise ValueError(
             f"{checkpoint} cannot be read as weights ({type(error).__name__}: {error}): "
@@ -109,31 +93,22 @@ def read_weights(checkpoint: str | Path) -> dict[str, Tensor]:
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: str) -> None:
-    """Load weights into AlignScore's model; all that makes the score must be there.
-
-    Raises:
-        ValueError: weights are missing or have another shape; the message names them.
-    """
-    needed = {
-        name: tuple(value.shape)
-        for name, value in model.state_dict().items()
-        if name.startswith(SCORING) and not name.endswith(UNUSED)
-    }
+    """Load weights into AlignScore's model; ValueError unless all that makes the score is there."""
+    shape_of = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    needed = [n for n in shape_of if n.startswith(SCORING) and not n.endswith(UNUSED)]
     missing = [name for name in needed if name not in weights]
     shapes = [
-        f"{name} {tuple(weights[name].shape)} instead of {shape}"
-        for name, shape in needed.items()
-        if name in weights and tuple(weights[name].shape) != shape
+        f"{name} {tuple(weights[name].shape)} instead of {shape_of[name]}"
+        for name in needed
+        if name in weights and tuple(weights[name].shape) != shape_of[name]
     ]
-    known = model.state_dict().keys()
-    unexpected = [n for n in weights if n not in known and not n.endswith(UNUSED)]
+    unexpected = [n for n in weights if n not in shape_of and not n.endswith(UNUSED)]
+    kinds = {"missing": missing, "of another shape": shapes, "unexpected": unexpected}
     differences = "; ".join(
         f"{len(names)} {kind}: {', '.join(names[:NAMED])}{' ...' * (len(names) > NAMED)}"
-        for kind, names in (
-            ("missing", missing), ("of another shape", shapes), ("unexpected", unexpected),
-        )
+        for kind, names in kinds.items()
         if names
-    )  # fmt: skip
+    )
     if missing or shapes:
         raise ValueError(
             f"{checkpoint} is no checkpoint of AlignScore-large. Weights {differences}. "
@@ -141,7 +116,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: st
         )
     if unexpected:
         log.warning("%s: weights that AlignScore does not use: %s", checkpoint, differences)
-    fitting = {name: value for name, value in weights.items() if name in known}
+    fitting = {name: value for name, value in weights.items() if name in shape_of}
     model.load_state_dict(fitting, strict=False)
 
 

@@ -17,13 +17,7 @@ CALCULATOR_OPTIONS = ("details", "result_cache", "perturbation_builder")
 
 @lru_cache(maxsize=1)
 def configs_path() -> Path:
-    """Absolute path of the folder with the `asmi_*.yaml` configs.
-
-    Inside the package when installed, beside it in a checkout.
-
-    Raises:
-        FileNotFoundError: the installation has no configs.
-    """
+    """Folder of the `asmi_*.yaml` configs: in the package if installed, beside it in a checkout."""
     for candidate in (PACKAGE / "configs", PACKAGE.parent / "configs"):
         if (candidate / "asmi_demo.yaml").is_file():
             return candidate.resolve()
@@ -38,9 +32,7 @@ def container(node: DictConfig) -> dict[str, Any]:
 def built_perturbation(builder: str, config: ASMIConfig) -> Any:
     """What masks change, by the `load_perturbation` of a module that a config names.
 
-    Raises:
-        ImportError, AttributeError: no such module, or it has no `load_perturbation`.
-        ValueError: it does not know the perturbation of the config.
+    ImportError or AttributeError without it; ValueError if it does not know the perturbation.
     """
     load = import_module(builder).load_perturbation
     return load(config.perturbation, config.perturbation_scale)

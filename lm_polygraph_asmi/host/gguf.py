@@ -74,11 +74,7 @@ def read_gguf(part: Part, name: str, path: str, gguf_file: str, **arguments: Any
         part: `CONFIG`, `TOKENIZER` or `MODEL`.
         name: of the part and of those arguments that change what is saved.
         path: folder of the file. A file on the hub is not saved.
-        gguf_file: name of the file.
         **arguments: for `from_pretrained`.
-
-    Raises:
-        OSError, ValueError: as `from_pretrained`.
     """
     file = Path(path, gguf_file)
     folder: Path | None = None
@@ -199,10 +195,8 @@ def _opened_model(model: PreTrainedModel, folder: Path, path: str) -> None:
             )
         setattr(model.config, name, value)
     model.name_or_path = model.config.name_or_path = path
-    for (
-        weights
-    ) in model.parameters():  # a mapped file is not aligned, and kernels may round by that
-        if weights.data_ptr() % ALIGNED:
+    for weights in model.parameters():
+        if weights.data_ptr() % ALIGNED:  # as in a mapped file; kernels may round by that
             weights.data = weights.data.clone()
 
 
@@ -259,15 +253,9 @@ def _named_config(config: PretrainedConfig, _: Path, path: str) -> None:
 
 CONFIG = Part(AutoConfig.from_pretrained, PretrainedConfig.save_pretrained, _named_config, _public)
 TOKENIZER = Part(
-    AutoTokenizer.from_pretrained,
-    _save_tokenizer,
-    _opened_tokenizer,
-    _tokenizer_content,
+    AutoTokenizer.from_pretrained, _save_tokenizer, _opened_tokenizer, _tokenizer_content
 )
 MODEL = Part(
-    AutoModelForCausalLM.from_pretrained,
-    _save_model,
-    _opened_model,
-    _model_content,
+    AutoModelForCausalLM.from_pretrained, _save_model, _opened_model, _model_content,
     lambda model: sum(t.numel() * t.element_size() for t in model.parameters()),
-)
+)  # fmt: skip

@@ -32,35 +32,23 @@ def load_model(
     trust_remote_code: bool = False,
     **kwargs: Any,
 ) -> PreTrainedModel:
-    """A causal language model, in evaluation mode.
+    """A causal language model from a folder or hub ID, in evaluation mode; OSError without it.
 
     Args:
-        model_path: folder, or hub ID.
         dtype: "auto", or the name of a torch dtype.
-        device_map: as for transformers' `from_pretrained`.
         attn_implementation: eager by default, because LM-Polygraph's RAUQ reads attention maps.
             ASMI's passes follow the option `attention` of its calculator. None: transformers'
             choice.
-        trust_remote_code: whether code from the model repository may run.
-        **kwargs: for `from_pretrained`, such as `gguf_file` or `revision`.
-
-    Raises:
-        OSError: no such folder, and no such model in the cache or on the hub; damaged weights.
-        ValueError: unknown dtype.
+        device_map, trust_remote_code, **kwargs: for `from_pretrained`.
     """
     if dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise ValueError(f"expected dtype auto or a torch dtype such as float32, got {dtype!r}")
     try:
         model: PreTrainedModel = _load(
-            MODEL,
-            f"model-{dtype}",
-            model_path,
-            kwargs,
-            dtype=dtype if dtype == "auto" else getattr(torch, dtype),
-            device_map=device_map,
-            attn_implementation=attn_implementation,
-            trust_remote_code=trust_remote_code,
-        )
+            MODEL, f"model-{dtype}", model_path, kwargs,
+            dtype=dtype if dtype == "auto" else getattr(torch, dtype), device_map=device_map,
+            attn_implementation=attn_implementation, trust_remote_code=trust_remote_code,
+        )  # fmt: skip
     except (OSError, HFValidationError) as error:  # the latter from older releases
         raise OSError(
             f"cannot load the model {model_path}: {_load_problem(model_path, error)}"
@@ -104,11 +92,7 @@ def _load_problem(model_path: str, error: Exception) -> str:
 def load_tokenizer(
     model_path: str, trust_remote_code: bool = False, **kwargs: Any
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model, padding on the left for generation in batches.
-
-    Raises:
-        OSError: no tokenizer there, or a damaged file.
-    """
+    """The tokenizer of a model, padding on the left for generation in batches."""
     try:
         tokenizer: PreTrainedTokenizerBase = _load(
             TOKENIZER, "tokenizer", model_path, kwargs, padding_side="left",
@@ -133,12 +117,7 @@ def load_named(
     Args:
         name: folder, hub ID, or "smollm2", the demo's model.
         gguf_file: GGUF file in the folder with the weights.
-        dtype: "auto", or the name of a torch dtype.
-        device_map: as for transformers' `from_pretrained`.
-
-    Raises:
-        OSError: no such folder, and no such model in the cache or on the hub.
-        ValueError: unknown dtype; a file or other dtype for "smollm2".
+        dtype, device_map: as for `load_model`.
     """
     if name == SMOLLM2:
         if gguf_file is not None or dtype not in ("auto", "float32"):
@@ -166,11 +145,8 @@ def load_named(
 def quiet() -> Iterator[None]:
     """Hide progress bars, notes and warnings of other libraries; errors are still raised.
 
-    Warnings of this package are logged when the block ends.
-
-    Raises:
-        ValueError: a RuntimeError after a report of transformers, such as one of weights that do
-            not fit; with the report.
+    Warnings of this package are logged when the block ends. A RuntimeError after a report of
+    transformers, such as one of weights that do not fit, becomes a ValueError with the report.
     """
     report = io.StringIO()
     handler, verbosity = StreamHandler(report), logging.get_verbosity()

@@ -25,14 +25,9 @@ def is_host_model(model: Any) -> "TypeGuard[Model]":
 
 
 def causal_model(model: "Model", structure: str | None = None) -> PreTrainedModel:
-    """The transformers model inside LM-Polygraph's `WhiteboxModel`.
+    """The transformers model inside LM-Polygraph's `WhiteboxModel`, or a TypeError.
 
-    Args:
-        structure: names of its modules, as in `ASMIConfig`; None: those that it has been given.
-
-    Raises:
-        TypeError: a black-box, encoder-decoder, visual or vLLM model, or one whose heads cannot be
-            masked.
+    `structure` names its modules, as in `ASMIConfig`; None: those that it has been given.
     """
     kind = getattr(model, "model_type", type(model).__name__)
     if kind != "CausalLM":
@@ -49,13 +44,10 @@ def causal_model(model: "Model", structure: str | None = None) -> PreTrainedMode
 
 
 def check_greedy(model: "Model") -> None:
-    """Check that the "greedy" answers of a run are not sampled.
+    """Raise ValueError if the "greedy" answers of a run are sampled.
 
     If the run does not set `do_sample`, LM-Polygraph uses the model's generation config, and its
     greedy decoding does not override it.
-
-    Raises:
-        ValueError: decoding samples.
     """
     parameters = getattr(model, "generation_parameters", None)
     if getattr(parameters, "do_sample", False):
@@ -72,9 +64,6 @@ def prompt_ids(model: "Model", text: str, row: int, stats: Mapping[str, Any]) ->
     LM-Polygraph's `input_tokens` are padded rows without a mask, and the id of the padding may be
     that of another special token. So the prompt is tokenized again on its own, with the chat
     template, and compared.
-
-    Raises:
-        ValueError: the two differ.
     """
     ids = model.tokenize([text])["input_ids"][0]
     if "input_tokens" in stats:

@@ -67,15 +67,9 @@ class _WordMetric(GenerationMetric):
         return type(self).__name__
 
     def __call__(self, stats: dict[str, Any], target_texts: list[str | list[str]]) -> np.ndarray:
-        return np.array(
-            [
-                max(
-                    type(self).compare(answer, reference)
-                    for reference in (accepted if isinstance(accepted, list) else [accepted])
-                )
-                for answer, accepted in zip(stats["greedy_texts"], target_texts, strict=True)
-            ]
-        )
+        lists = [gold if isinstance(gold, list) else [gold] for gold in target_texts]
+        pairs = zip(stats["greedy_texts"], lists, strict=True)
+        return np.array([max(type(self).compare(a, gold) for gold in golds) for a, golds in pairs])
 
 
 class ReferenceInAnswer(_WordMetric):

@@ -13,21 +13,11 @@ _SECONDS_TO_ANSWER = 5
 _SET_NLI = "set nli_path to a local folder with such a model"
 _PARTS = {
     "configuration": ["config.json"],
-    "weights": [
-        "model.safetensors",
-        "pytorch_model.bin",
-        "model.safetensors.index.json",
-        "pytorch_model.bin.index.json",
-    ],
-    "tokenizer": [
-        "tokenizer.json",
-        "vocab.json",
-        "vocab.txt",
-        "spm.model",
-        "sentencepiece.bpe.model",
-        "tokenizer.model",
-    ],
-}
+    "weights": ["model.safetensors", "pytorch_model.bin", "model.safetensors.index.json",
+                "pytorch_model.bin.index.json"],
+    "tokenizer": ["tokenizer.json", "vocab.json", "vocab.txt", "spm.model",
+                  "sentencepiece.bpe.model", "tokenizer.model"],
+}  # fmt: skip
 """Part of a model -> files, one of which must exist."""
 
 
@@ -37,11 +27,7 @@ def load_nli_model(
     device: str | None = None,
     hf_cache: str | None = None,
 ) -> Any:
-    """LM-Polygraph's NLI model, with text pairs encoded as in its training.
-
-    Raises:
-        FileNotFoundError: the model, or a part of it, is neither local nor on the hub.
-    """
+    """LM-Polygraph's NLI model, with text pairs encoded as in its training."""
     import transformers
     from lm_polygraph.defaults.stat_calculator_builders import utils
 
@@ -85,12 +71,7 @@ def use_single_separator(tokenizer: Any) -> bool:
 
 
 def missing_nli_model(path: str = NLI_MODEL, cache: str | None = None) -> str | None:
-    """Why the NLI model cannot be loaded, and what to do; None if nothing is missing.
-
-    Args:
-        path: folder, or hub ID.
-        cache: the hub's folder, None its default.
-    """
+    """Why the NLI model (folder or hub ID) cannot be loaded, and what to do; None: it is there."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 

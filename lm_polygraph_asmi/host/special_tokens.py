@@ -16,12 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 
 class Spelling(NamedTuple):
-    """A special token written out in a text.
-
-    Attributes:
-        token: its characters.
-        start: its first character in the text.
-    """
+    """A special token written out in a text, from the character `start` on."""
 
     token: str
     start: int
@@ -55,9 +50,6 @@ class PlainTokenizer:
 
     Its own special tokens, and those of its chat template, stay: in a copy of the tokenizer every
     special token has a random name, which the template's are replaced by.
-
-    Raises:
-        ValueError: a tokenizer without the file format of `tokenizers`.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:

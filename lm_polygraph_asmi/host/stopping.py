@@ -50,10 +50,7 @@ def _with_valid_bytes(tokenizer: Any, ids: Sequence[int]) -> list[int]:
 class StopConditions:
     """The end tokens and stop strings of generated answers.
 
-    Args:
-        model: model whose generation config may have several end tokens.
-        tokenizer: tokenizer with another end token, or the same.
-        stop_strings: texts that also end an answer.
+    End tokens are those of the model's generation config, often several, and the tokenizer's.
     """
 
     def __init__(
@@ -84,8 +81,7 @@ class StopConditions:
     def without(self, text: str, places: Sequence[tuple[int, int]], tokens: Sequence[int]) -> str:
         """The text of an answer without the end token or stop string at its end.
 
-        Args:
-            places: character span of each token in the text.
+        `places` are the tokens' spans of characters in the text.
         """
         last = places[-1][0]
         if tokens[-1] in self.end_ids:
@@ -115,11 +111,7 @@ class StopConditions:
         An end token is dropped first, as in LM-Polygraph's `sample_tokens`. "second_last" is the
         token before the last generated one, which is the last that generation ran through the
         model; nothing remains of an answer of one token, and the prompt's last token is embedded.
-
-        Args:
-            samples: token ids of each, with or without an end token.
-            gate_token: of `config.GATE_TOKENS`.
-            max_new_tokens: samples of so many tokens were cut off.
+        Samples of `max_new_tokens` were cut off; others may or may not have an end token.
         """
         without_end = [ids[:-1] if ids and ids[-1] in self.end_ids else ids for ids in samples]
         answers = [list(ids) for ids in without_end if len(ids)]

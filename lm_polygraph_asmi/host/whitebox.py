@@ -41,11 +41,7 @@ class StopsOnceModel(WhiteboxModel):
 
 @contextmanager
 def stops_prepared_once(script: dict[str, Any]) -> Iterator[None]:
-    """Meanwhile, models that LM-Polygraph's script builds are `StopsOnceModel`.
-
-    Args:
-        script: the global names of LM-Polygraph's script.
-    """
+    """Meanwhile, models that LM-Polygraph's script (its globals) builds are `StopsOnceModel`."""
     name = WhiteboxModel.__name__
     host_class = script.get(name)
     if host_class is WhiteboxModel:

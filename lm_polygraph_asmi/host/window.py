@@ -21,12 +21,9 @@ _SPECIAL_TOKENS = 8
 
 
 class Window(NamedTuple):
-    """The context window of a run's model.
+    """The context window of a run's model; None tokens: unknown.
 
-    Attributes:
-        tokens: its size; None: unknown.
-        model: the config's node `model`, as JSON.
-        instruct: whether prompts are put into the chat template.
+    `model` is the config's node as JSON, `instruct` whether prompts are put into the chat template.
     """
 
     tokens: int | None
@@ -58,12 +55,7 @@ class Window(NamedTuple):
 
 
 def read_window(model: Mapping[str, Any], instruct: bool) -> Window:
-    """The context window of a config's node `model`; unknown for models without local weights.
-
-    Raises:
-        OSError: the model's configuration is neither local nor on the hub.
-        ValueError: it is not that of a model.
-    """
+    """The context window of a config's node `model`; unknown for models without local weights."""
     node = json.dumps(dict(model), sort_keys=True, default=str)
     config = _config(node)
     return Window(None if config is None else window_of(config), node, instruct)
@@ -87,11 +79,7 @@ SHIPPED = {
 
 
 def read_sizes(model: Mapping[str, Any]) -> Sizes | None:
-    """Sizes of a config's node `model`, without its weights; None where they are not configured.
-
-    Raises:
-        OSError, ValueError: as `read_window`.
-    """
+    """Sizes of a config's node `model`, without its weights; None where they are not configured."""
     config = _config(json.dumps(dict(model), sort_keys=True, default=str))
     text = None if config is None else config.get_text_config()
     layers, heads = (getattr(text, f"num_{n}", None) for n in ("hidden_layers", "attention_heads"))

@@ -102,11 +102,8 @@ class RunRecord(Callback):
                 _report_failure(manifest, manager)
         self._until_end.close()
         if self._manifests and not failed:
-            folder = next(iter(self._manifests)).parent
-            print(
-                f"Table of the results: polygraph_asmi results {shlex.quote(str(folder))}",
-                file=sys.stderr,
-            )
+            folder = shlex.quote(str(next(iter(self._manifests)).parent))
+            print(f"Table of the results: polygraph_asmi results {folder}", file=sys.stderr)
         if isinstance(error, BaseException):
             # Hydra keeps the error, and by its frames the model, until the sweep ends.
             traceback.clear_frames(error.__traceback__)
@@ -234,19 +231,12 @@ def _add_results(manifest: dict[str, Any], manager: Path) -> None:
     reused = stats.get("asmi_reused_depths", [])
     manifest["asmi_reused"] = sum(map(bool, reused))
     if manifest["asmi_reused"]:
-        log.warning(
-            "ASMI: masked passes of %d of %d answers come from the result cache",
-            manifest["asmi_reused"],
-            len(reused),
-        )
+        log.warning("ASMI: masked passes of %d of %d answers come from the result cache",
+                    manifest["asmi_reused"], len(reused))  # fmt: skip
     for (_, name), scores in content["estimations"].items():
-        unusable = int(np.sum(~np.isfinite(np.asarray(scores, dtype=float))))
-        if unusable:
+        if unusable := int(np.sum(~np.isfinite(np.asarray(scores, dtype=float)))):
             log.warning(
                 "%s: %d of %d scores are not finite. LM-Polygraph's PRR ranks them as most "
                 "confident (NaN, -inf) or most uncertain (inf); `polygraph_asmi results` leaves "
-                "these answers out for all methods",
-                name,
-                unusable,
-                len(scores),
-            )
+                "these answers out for all methods", name, unusable, len(scores),
+            )  # fmt: skip

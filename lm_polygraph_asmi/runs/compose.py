@@ -15,9 +15,6 @@ def compose_run(name: str, folder: str | None = None, overrides: Sequence[str] =
     """A run's config with the node `hydra`, composed as polygraph_eval does.
 
     A config in `folder` hides a shipped one of the same name; polygraph_eval would use the latter.
-
-    Raises:
-        ValueError: unknown config or override.
     """
     config_folder = Path(folder).resolve() if folder else configs_path()
     try:
@@ -28,11 +25,8 @@ def compose_run(name: str, folder: str | None = None, overrides: Sequence[str] =
     except HydraException as error:
         text = str(error)
         if isinstance(error, MissingConfigException) and error.missing_cfg_file == name:
-            known = {
-                file.stem
-                for path in (config_folder, configs_path())
-                for file in path.glob("*.yaml")
-            }
+            folders = (config_folder, configs_path())
+            known = {file.stem for path in folders for file in path.glob("*.yaml")}
             text = f"expected a config among {', '.join(sorted(known))}; got {name!r}"
         raise ValueError(text) from error
     config.hydra.runtime.output_dir = "${hydra.run.dir}"

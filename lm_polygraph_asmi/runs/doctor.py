@@ -65,15 +65,9 @@ def diagnose(
     overrides: Sequence[str] = (),
     run: bool = True,
 ) -> Diagnosis:
-    """Check a run, print the findings and return them.
+    """Check a run, with `run` also by scoring two rows; print the findings and return them.
 
-    Args:
-        console: where to print.
-        config_name, config_dir, overrides: as for polygraph_eval.
-        run: also score two rows.
-
-    Raises:
-        ValueError: unknown config or override.
+    All else is as for polygraph_eval. ValueError for an unknown config or override.
     """
     config = compose_run(config_name, config_dir, overrides)
     job = ", one job of its sweep" if config.hydra.mode == RunMode.MULTIRUN else ""
@@ -100,18 +94,13 @@ def diagnose(
                 trial = try_rows(config, ["--config-name", config_name, *folder, *overrides])
                 add("two rows", _check_scores(trial))
                 minutes = OmegaConf.select(config, "hydra.launcher.timeout_min")
-                diagnosis.cost.update(
-                    costs(
-                        trial,
-                        len(rows_of(config)),
-                        len(config.get("seed") or [1]),
-                        None if minutes is None else 60 * minutes,
-                        OmegaConf.select(config, "data.num_shards", default=1),
-                    )
-                )
+                limit = None if minutes is None else 60 * minutes
+                shards = OmegaConf.select(config, "data.num_shards", default=1)
+                seeds = len(config.get("seed") or [1])
+                diagnosis.cost.update(costs(trial, len(rows_of(config)), seeds, limit, shards))
                 cost = estimate(diagnosis.cost)
             except (RuntimeError, ValueError) as error:
-                add("two rows", [Finding(str(error), fatal=True)])
+                add("two rows", [Finding(str(error))])
     described = Table(title="What will run", show_header=False)
     for name, text in diagnosis.protocol.items():
         described.add_row(name, Text(text))

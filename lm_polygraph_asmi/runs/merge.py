@@ -42,13 +42,9 @@ class MergeError(ValueError):
 
 
 class Shard(NamedTuple):
-    """One job's share of a setting.
+    """One job's share of a setting: shard `number`, from 0, of `total`, with the ids of its rows.
 
-    Attributes:
-        manager: its manager file; does not exist before the job ends.
-        manifest: content of its manifest.
-        number, total: shard `number`, from 0, of `total`.
-        ids: ids of its rows, in order.
+    The manager file does not exist before the job ends.
     """
 
     manager: Path
@@ -62,14 +58,7 @@ class Shard(NamedTuple):
 
 
 class Merged(NamedTuple):
-    """A merged setting.
-
-    Attributes:
-        group: model, dataset and seed.
-        shards, rows: numbers of them.
-        file: the manager file, with the manifest beside it.
-        warnings: texts for the user.
-    """
+    """A merged setting (model, dataset and seed): numbers of shards and rows, and its files."""
 
     group: str
     shards: int
@@ -309,6 +298,7 @@ def _joined_manifest(shards: Sequence[Shard], stats: Mapping[str, list[Any]]) ->
             peaks[name] = max(size, peaks.get(name, 0))
         for name, release in manifest["packages"].items():
             packages.setdefault(name, []).append(release)
+    rows = {name: [v for m in manifests for v in m["rows"][name]] for name in ("ids", "clusters")}
     return first | {
         "started": min(manifest["started"] for manifest in manifests),
         "finished": max(manifest["finished"] for manifest in manifests),
@@ -316,11 +306,7 @@ def _joined_manifest(shards: Sequence[Shard], stats: Mapping[str, list[Any]]) ->
         # Each folder of rows has one shard.
         "dataset": first["dataset"] | unsplit | {"path": None},
         "config": first["config"] | {"dataset": None, "data": data | unsplit},
-        "rows": first["rows"]
-        | {
-            name: [value for manifest in manifests for value in manifest["rows"][name]]
-            for name in ("ids", "clusters")
-        },
+        "rows": first["rows"] | rows,
         "packages": {name: ", ".join(dict.fromkeys(of)) for name, of in packages.items()},
         "device": ", ".join(dict.fromkeys(manifest["device"] for manifest in manifests)),
         "seconds_wall": sum(manifest["seconds_wall"] for manifest in manifests),

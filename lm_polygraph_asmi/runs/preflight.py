@@ -46,21 +46,16 @@ SPACY_MODEL = "en_core_web_sm"
 
 
 class Finding(NamedTuple):
-    """A problem of a run, and what to do about it.
-
-    Attributes:
-        text: message for the user.
-        fatal: whether the run would fail or give wrong results; otherwise a warning.
-    """
+    """A problem of a run, and what to do about it; not fatal: a warning of a run that works."""
 
     text: str
-    fatal: bool
+    fatal: bool = True
 
 
 def check_config(config: DictConfig) -> Iterator[Finding]:
     """Findings about the settings of a run."""
     for setting in (missing := _missing(config)):
-        yield Finding(f"{setting} is missing: add {setting}=... to the command", fatal=True)
+        yield Finding(f"{setting} is missing: add {setting}=... to the command")
     if missing:
         return  # other settings may depend on them
     estimators: list[Estimator] = []
@@ -71,13 +66,12 @@ def check_config(config: DictConfig) -> Iterator[Finding]:
         except Exception as error:  # an estimator's constructor can raise anything
             faults.setdefault(str(error), []).append(entry.name)
     for fault, names in faults.items():  # estimators of ASMI share their settings
-        yield Finding(f"cannot build {', '.join(names)}: {fault}", fatal=True)
+        yield Finding(f"cannot build {', '.join(names)}: {fault}")
     for name, times in Counter(map(str, estimators)).items():
         if times > 1:
             yield Finding(
                 f"{times} estimators have the name {name!r}, by which LM-Polygraph saves scores: "
-                "change their settings, or leave all but one out",
-                fatal=True,
+                "change their settings, or leave all but one out"
             )
     yield from _check_attention(config, estimators)
     yield from _check_generation(config)
@@ -107,9 +101,7 @@ def _check_without_effect(config: DictConfig) -> Iterator[Finding]:
     ):
         value = OmegaConf.select(config, f"asmi.{name}")
         if value is not None and value != (default or OmegaConf.select(config, config_key)):
-            yield Finding(
-                f"asmi.{name}={value} has no effect in a benchmark: set {config_key}", fatal=True
-            )
+            yield Finding(f"asmi.{name}={value} has no effect in a benchmark: set {config_key}")
 
 
 def _check_perturbation(config: DictConfig) -> Iterator[Finding]:
@@ -123,11 +115,10 @@ def _check_perturbation(config: DictConfig) -> Iterator[Finding]:
         elif used.is_control:
             yield Finding(
                 f"{', '.join(used.describe(*names))} is a control, which a module named in "
-                "asmi.perturbation_builder builds: use asmi_controls, or +add=asmi_control",
-                fatal=True,
+                "asmi.perturbation_builder builds: use asmi_controls, or +add=asmi_control"
             )
     except (ImportError, AttributeError, ValueError) as error:
-        yield Finding(f"cannot build the perturbation: {error}", fatal=True)
+        yield Finding(f"cannot build the perturbation: {error}")
 
 
 def _check_quality(config: DictConfig) -> Iterator[Finding]:
@@ -139,21 +130,19 @@ def _check_quality(config: DictConfig) -> Iterator[Finding]:
         if kind is None:
             yield Finding(
                 f"unknown quality metric {name!r}: use one of LM-Polygraph, such as AlignScore, or "
-                f"{', '.join(METRICS)}",
-                fatal=True,
+                f"{', '.join(METRICS)}"
             )
         elif ignored := sorted(set(metric) - {"name", "args", "kwargs"}):
             ignored_entries = ", ".join(f"{key}: {metric[key]}" for key in ignored)
             yield Finding(
                 "LM-Polygraph reads name, args and kwargs of a quality metric, not "
-                f"{ignored_entries}: write {{name: {name}, kwargs: {{{ignored_entries}}}}}",
-                fatal=True,
+                f"{ignored_entries}: write {{name: {name}, kwargs: {{{ignored_entries}}}}}"
             )
         else:
             try:
                 inspect.signature(kind).bind(*metric.get("args", ()), **metric.get("kwargs", {}))
             except TypeError as error:
-                yield Finding(f"cannot build the quality metric {name}: {error}", fatal=True)
+                yield Finding(f"cannot build the quality metric {name}: {error}")
 
 
 def _missing(config: DictConfig) -> list[str]:
@@ -179,14 +168,12 @@ def _check_attention(config: DictConfig, estimators: list[Estimator]) -> Iterato
     if readers and not reads_maps:
         yield Finding(
             f"{', '.join(readers)} read attention maps, but output_attentions is false: set it to "
-            "true, or leave these estimators out",
-            fatal=True,
+            "true, or leave these estimators out"
         )
     if readers and OmegaConf.select(config, "asmi.answers") is not None:
         yield Finding(
             f"{', '.join(readers)} read attention maps of generation, which the saved answers of "
-            "asmi.answers lack: leave these estimators out",
-            fatal=True,
+            "asmi.answers lack: leave these estimators out"
         )
     if reads_maps and attention is None and not loads_eager(config):
         yield Finding(
@@ -200,8 +187,7 @@ def _check_attention(config: DictConfig, estimators: list[Estimator]) -> Iterato
         yield Finding(
             f"output_attentions is true, but the model is loaded with {attention} attention, which "
             "returns no attention maps: set model.load_model_args.attn_implementation=eager (ASMI "
-            "itself follows asmi.attention), or output_attentions=false",
-            fatal=True,
+            "itself follows asmi.attention), or output_attentions=false"
         )
 
 
@@ -225,8 +211,7 @@ def _check_generation(config: DictConfig) -> Iterator[Finding]:
     if generation.get("do_sample"):
         yield Finding(
             "generation_params.do_sample is true: LM-Polygraph would sample the greedy answers. "
-            "Set it to false; methods that need samples still get them",
-            fatal=True,
+            "Set it to false; methods that need samples still get them"
         )
     elif generation.get("do_sample") is None:
         yield Finding(
@@ -250,15 +235,14 @@ def check_data(config: DictConfig) -> Iterator[Finding]:
     try:
         rows = rows_of(config)
     except (OSError, ValueError) as error:
-        yield Finding(str(error), fatal=True)
+        yield Finding(str(error))
         return
     yield from _check_usable(config, rows)
     splits = Path(str(config.dataset)) / "dataset_dict.json"
     if not _is_built(config) and config.get("load_from_disk") and splits.is_file():
         yield Finding(
             f"{config.dataset} has several splits, but LM-Polygraph reads a folder of one: name "
-            f"{splits.parent / str(config.get('eval_split', 'test'))}",
-            fatal=True,
+            f"{splits.parent / str(config.get('eval_split', 'test'))}"
         )
     if not _is_built(config) and Path(str(config.dataset)).is_file():
         yield Finding(
@@ -270,23 +254,20 @@ def check_data(config: DictConfig) -> Iterator[Finding]:
     if sharded and config.get("subsample_eval_dataset", -1) != -1:
         yield Finding(
             "subsample_eval_dataset would sample within each shard, so rows would differ from an "
-            "unsplit run: use data.size or data.sample",
-            fatal=True,
+            "unsplit run: use data.size or data.sample"
         )
     columns = (config.text_column, config.get("label_column"))
     if _is_built(config) and columns != ("input", "output"):
         yield Finding(
             f"expected text_column=input and label_column=output, in which rows are saved, got "
             f"{columns}: leave both unset, and name the columns of the source with "
-            "data.text_column and data.label_column",
-            fatal=True,
+            "data.text_column and data.label_column"
         )
     if len(rows) < 2:
         yield Finding(
             f"expected two rows or more, got {len(rows)}: with fewer, LM-Polygraph's calibration "
             "metric (IsotonicPCC) ends the run with an error. Use more (data.sample, "
-            "data.num_shards, subsample_eval_dataset)",
-            fatal=True,
+            "data.num_shards, subsample_eval_dataset)"
         )
 
 
@@ -305,13 +286,13 @@ def _check_usable(config: DictConfig, rows: list[DataRow]) -> Iterator[Finding]:
         pass  # no such model: reported when it is loaded
     except (ValueError, ImportError) as error:
         path = settings["model"].get("path")
-        yield Finding(f"cannot read configuration or tokenizer of {path}: {error}", fatal=True)
+        yield Finding(f"cannot read configuration or tokenizer of {path}: {error}")
     if problems:
         text = unusable_rows(problems, len(rows))
         if not _is_built(config):
             text = text.partition(", or leave")[0]
             text += f" in {config.dataset}, or name it in data.source, with data.unusable=drop"
-        yield Finding(text, fatal=True)
+        yield Finding(text)
     if long_questions:
         shown = "; ".join(f"{row}: {reason}" for row, reason in list(long_questions.items())[:3])
         yield Finding(
@@ -326,11 +307,7 @@ def _check_usable(config: DictConfig, rows: list[DataRow]) -> Iterator[Finding]:
 
 
 def _beyond_window(config: DictConfig, rows: Sequence[DataRow]) -> dict[str, str]:
-    """id -> reason, of rows whose question by P(True) may be longer than the context window.
-
-    Raises:
-        OSError, ValueError: as `fits`.
-    """
+    """id -> reason, of rows whose question by P(True) may be longer than the context window."""
     names = {entry.name for entry in config.estimators}
     settings = window_settings(config)
     longest, samples = settings["max_new_tokens"], 0
@@ -357,20 +334,15 @@ def dropped_rows(config: DictConfig) -> dict[str, str]:
 
 
 def rows_of(config: DictConfig) -> list[DataRow]:
-    """The rows of a run in order; reads them, from the hub if necessary.
-
-    Raises:
-        ConnectionError, ValueError: as `rows.read_data`.
-    """
+    """The rows of a run in order; reads them, from the hub if necessary."""
     if _is_built(config):
         table = load_from_disk(rows_folder(config))
-        rows = [
-            DataRow(*values) for values in zip(*(table[n] for n in DataRow._fields), strict=True)
-        ]
+        columns = (table[name] for name in DataRow._fields)
+        rows = list(map(DataRow._make, zip(*columns, strict=True)))
     else:
         source = config.dataset if isinstance(config.dataset, str) else tuple(config.dataset)
-        columns = config.text_column, config.get("label_column")
-        rows = _rows_in(Path.cwd(), source, config.eval_split, *columns)
+        names = config.text_column, config.get("label_column")
+        rows = _rows_in(Path.cwd(), source, config.eval_split, *names)
     size = config.get("subsample_eval_dataset", -1)
     if size == -1:
         return rows
@@ -416,31 +388,31 @@ def check_places(config: DictConfig) -> Iterator[Finding]:
             if folder is not None:
                 check_writable(folder, folder=True)
         except ValueError as error:
-            yield Finding(f"{name}: {error}", fatal=True)
+            yield Finding(f"{name}: {error}")
     answers = OmegaConf.select(config, "asmi.answers")
     if answers is not None:
         try:
             manager_files(answers)
         except (OSError, ValueError) as error:
-            yield Finding(f"asmi.answers: {error}", fatal=True)
+            yield Finding(f"asmi.answers: {error}")
     for name in ("process_output_fn", "process_target_fn"):
         path, function = (OmegaConf.select(config, f"{name}.{key}") for key in ("path", "fn_name"))
         if path is None or not Path(path).is_absolute():
             continue  # relative to the config, as LM-Polygraph's are
         if not Path(path).is_file():
-            yield Finding(f"{name}.path: {path} does not exist", fatal=True)
+            yield Finding(f"{name}.path: {path} does not exist")
         elif not hasattr(load_external_module(path), str(function)):
-            yield Finding(f"{name}.fn_name: {path} has no function {function!r}", fatal=True)
+            yield Finding(f"{name}.fn_name: {path} has no function {function!r}")
     for entry in config.get("generation_metrics") or ():
         checkpoint = str((entry.get("kwargs") or {}).get("ckpt_path") or "")
         if checkpoint.startswith(("/", ".", "~")) and not Path(checkpoint).is_file():
-            yield Finding(f"{entry['name']}: the file {checkpoint} does not exist", fatal=True)
+            yield Finding(f"{entry['name']}: the file {checkpoint} does not exist")
     size = config.get("batch_size", 1)
     if not isinstance(size, int) or size < 1:
-        yield Finding(f"expected batch_size of at least 1, got {size!r}", fatal=True)
+        yield Finding(f"expected batch_size of at least 1, got {size!r}")
     seeds = config.get("seed")
     if seeds is not None and not all(isinstance(seed, int) for seed in seeds):
-        yield Finding(f"expected seed as a list of whole numbers, got {list(seeds)}", fatal=True)
+        yield Finding(f"expected seed as a list of whole numbers, got {list(seeds)}")
 
 
 def check_side_models(config: DictConfig) -> Iterator[Finding]:
@@ -472,4 +444,4 @@ def findings_of(
     try:
         return list(check(config))
     except Exception as error:  # an interpolation that fails can raise anything
-        return [Finding(f"{type(error).__name__}: {error}", fatal=True)]
+        return [Finding(f"{type(error).__name__}: {error}")]

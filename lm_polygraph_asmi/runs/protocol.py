@@ -96,8 +96,7 @@ def masks_text(configs: Sequence[ASMIConfig], sizes: Sizes | None) -> str:
 def model_text(node: Mapping[str, Any], sizes: Sizes | None, by_table: bool = False) -> str:
     """Name and revision of the model in a config's node `model`, and its sizes.
 
-    Args:
-        by_table: whether the sizes are not the model's, but those of `host.window.SHIPPED`.
+    `by_table`: not the model's own, but those of `host.window.SHIPPED`.
     """
     about, arguments = model_of(node), node.get("load_model_args") or {}
     chosen = arguments.get("revision")

@@ -47,13 +47,11 @@ Source = str | Path | Sequence[str] | None
 
 
 class DataRow(NamedTuple):
-    """One question of a run.
+    """One question of a run: prompt, and gold answer, or all accepted ones; None: it has none.
 
     Attributes:
         id: id in the source, or "split:number"; the same after subsampling and sharding.
         cluster: key (hash) that dependent rows share, such as those with one story or passage.
-        input: prompt.
-        output: gold answer, or all accepted ones; None: it has none.
         stratum: kind of the row, for `sample`; empty if no column was named.
     """
 
@@ -65,12 +63,7 @@ class DataRow(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """The rows of a run.
-
-    Attributes:
-        rows: in order.
-        dropped: id -> reason, of rows that were selected and left out.
-    """
+    """The rows of a run, and by id why others were selected and then left out."""
 
     rows: list[DataRow]
     dropped: dict[str, str]
@@ -136,11 +129,7 @@ def subsample(items: list[Item], size: int | None, seed: int) -> list[Item]:
 
 
 def shard_of(items: list[Item], shard: int, num_shards: int) -> list[Item]:
-    """Shard `shard` (from 0) of `num_shards`: consecutive rows, with sizes that differ by one.
-
-    Raises:
-        ValueError: no such shard, or an empty one.
-    """
+    """Shard `shard` (from 0) of `num_shards`: consecutive rows, with sizes that differ by one."""
     if not 0 <= shard < num_shards:
         raise ValueError(f"expected data.shard in 0 ... {num_shards - 1}, got {shard}")
     if num_shards > len(items):
@@ -173,12 +162,6 @@ def read_data(
         cluster_regex: rows with the same first group share a cluster; None: rows with the same
             passage, or without passages the same prompt.
         stratum_column: column of the rows' strata; a JSON file has none.
-
-    Raises:
-        ConnectionError: the source cannot be reached.
-        FileNotFoundError: no such JSON file.
-        ValueError: no such split or column, no rows, a row without an answer, or a prompt setting
-            that this source does not support.
     """
     name = " ".join(source) if isinstance(source, list | tuple) else str(source or DEMO_DATA)
     columns: list[str] = []
@@ -221,8 +204,7 @@ def read_data(
         strata = map(str, table[stratum_column])
         rows = [row._replace(stratum=s) for row, s in zip(rows, strata, strict=True)]
     rows = _with_unique_ids(rows, name)
-    repeated = len(rows) - len({str(row.input) for row in rows})
-    if repeated:
+    if repeated := len(rows) - len({str(row.input) for row in rows}):
         log.warning(
             "%s: %d of %d rows repeat an earlier prompt. They are kept, in one cluster", name,
             repeated, len(rows),
@@ -319,14 +301,7 @@ def _cluster_by(regex: str, prompt: str) -> str:
 
 
 def save_rows(rows: list[DataRow], folder: Path, dropped: Mapping[str, str] | None = None) -> None:
-    """Write rows as a folder for `datasets.load_from_disk`; a complete one is kept.
-
-    Args:
-        dropped: id -> reason, of rows left out; kept beside the others.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Write rows, and those left out, for `datasets.load_from_disk`; a complete folder is kept."""
     if folder.exists():
         if _is_complete(folder, len(rows)):
             return
@@ -369,10 +344,6 @@ def select_rows(
             and `sample_by` (see `sample`) or `limit` (evenly spaced), `unusable` ("error"; or
             "drop": leave out rows that cannot be asked), `shard` and `num_shards`.
         too_long: with "drop", why a prompt does not fit the context window, None if it does.
-
-    Raises:
-        ConnectionError, ValueError: as `read_data` and `shard_of`; both `sample` and `limit`; rows
-            that cannot be asked.
     """
     source = dict(data)
     unusable = source.pop("unusable", "error")
@@ -385,11 +356,10 @@ def select_rows(
         raise ValueError(f"data.context_regex was removed: {REMOVED['context_regex']}")
     size, seed, limit = source.pop("size"), source.pop("subsample_seed"), source.pop("limit")
     shard, num_shards = source.pop("shard"), source.pop("num_shards")
-    check_at_least_one("data.size", size)
-    check_at_least_one("data.first", first)
-    check_at_least_one("data.except_limit", except_limit)
+    numbers = {"size": size, "first": first, "except_limit": except_limit, "sample": count}
+    for name, number in numbers.items():
+        check_at_least_one(f"data.{name}", number)
     check_at_least_one("limit", limit)
-    check_at_least_one("data.sample", count)
     if count is not None:
         check_whole("data.sample", count)
     check_whole("data.sample_seed", sample_seed)
@@ -432,17 +402,12 @@ def rows_folder(config: DictConfig) -> Path:
     """Folder with the rows that a run's node `data` describes, built once per content.
 
     Under `$XDG_CACHE_HOME` or `~/.cache`, named by a hash of all prompts and answers.
-
-    Raises:
-        ConnectionError, ValueError: as `select_rows`.
-        OSError: the length of prompts decides, and the model's tokenizer cannot be loaded.
     """
     data = container(config.data)
     settings = window_settings(config) if data.get("unusable") == "drop" else None
+    nodes = (json.dumps(node, default=str) for node in (data, settings))
     # A source may be a relative path, which depends on the working directory.
-    return _rows_folder(
-        *(json.dumps(node, default=str) for node in (data, settings)), Path.cwd(), user_cache()
-    )
+    return _rows_folder(*nodes, Path.cwd(), user_cache())
 
 
 def window_settings(config: DictConfig) -> dict[str, Any]:
@@ -455,14 +420,7 @@ def window_settings(config: DictConfig) -> dict[str, Any]:
 
 
 def fits(settings: Mapping[str, Any]) -> Callable[[str], str | None]:
-    """A function that returns why a prompt does not fit the context window, None if it does.
-
-    Args:
-        settings: of `window_settings`.
-
-    Raises:
-        OSError, ValueError: as `host.window.read_window`.
-    """
+    """A function that returns why a prompt does not fit the context window, None if it does."""
     from lm_polygraph_asmi.host.window import read_window  # imports torch
 
     window = read_window(settings["model"], settings["instruct"])
@@ -482,11 +440,8 @@ def _rows_folder(data_json: str, settings_json: str, _: Path, home: Path) -> Pat
 def row_identities(config: Mapping[str, Any], seed: int) -> dict[str, Any]:
     """Ids and cluster keys of the rows of a run, in order, empty if unknown; and dropped rows.
 
-    LM-Polygraph's `subsample_eval_dataset`, which drops ids, is repeated.
-
-    Args:
-        config: resolved config of the run.
-        seed: LM-Polygraph's seed, which determines the subsample.
+    LM-Polygraph's `subsample_eval_dataset`, which drops ids, is repeated with its seed. The config
+    is resolved.
     """
     if not config.get("load_from_disk") or not isinstance(config.get("dataset"), str):
         return {"ids": [], "clusters": [], "dropped": {}}

@@ -76,11 +76,7 @@ heading, and what the instruction says of passages (in "paper", the whole instru
 
 
 def prompt_of(style: str, closed_book: bool) -> Callable[[Question], str]:
-    """The prompt of a question, as a function.
-
-    Raises:
-        ValueError: an unknown prompt style.
-    """
+    """The prompt of a question, as a function."""
     if (style, closed_book) not in PROMPTS:
         known = sorted({name for name, _ in PROMPTS})
         raise ValueError(f"expected a prompt style in {known}, got {style!r}")
@@ -88,11 +84,7 @@ def prompt_of(style: str, closed_book: bool) -> Callable[[Question], str]:
 
 
 def read_squad(file: str | Path) -> list[Question]:
-    """Questions of a SQuAD-format JSON file, in order.
-
-    Raises:
-        ValueError: the file has another format.
-    """
+    """Questions of a SQuAD-format JSON file, in order."""
     try:
         questions = list(_questions(read_json(file)))
     except (KeyError, IndexError, TypeError, ValueError) as error:

@@ -40,14 +40,9 @@ class Trial(NamedTuple):
 
 
 def try_rows(config: DictConfig, arguments: Sequence[str]) -> Trial:
-    """Run polygraph_eval with two of its rows in a temporary folder.
+    """Run polygraph_eval with two of its rows in a temporary folder; RuntimeError if it fails.
 
-    Args:
-        config: composed from the arguments.
-        arguments: of polygraph_eval.
-
-    Raises:
-        RuntimeError: the run failed.
+    The config is composed from its arguments.
     """
     with tempfile.TemporaryDirectory(prefix="polygraph_asmi_") as folder:
         changed = [
@@ -114,13 +109,9 @@ def costs(
 ) -> dict[str, Any]:
     """Estimated seconds and bytes per device of a whole run, from two of its rows.
 
-    Args:
-        limit: seconds after which the launcher ends a job, None without a limit.
-        num_shards: shards of which `rows` are one.
-
-    Returns:
-        With a limit also `shards`: the number into which the run must be split for no job to
-        outlast it; None if not even a row fits.
+    With a `limit`, the seconds after which the launcher ends a job, also `shards`: the number into
+    which the run, of which `rows` are one of `num_shards`, must be split for no job to outlast it;
+    None if not even a row fits.
     """
     cost: dict[str, Any] = {"rows": rows, "seeds": seeds, "phases": trial.phases}
     if trial.times:

@@ -11,7 +11,6 @@ LINES, PARAMETERS = 60, 8
 """Most lines of code (no blank lines, comments, docstrings), and most parameters, of a function."""
 LONG = {
     "adapters/server.py:_streamed": 61,
-    "calibration/rows.py:calibrate_rows": 69,
     "commands/calibrate.py:calibrate": 84,
     "commands/plan.py:plan": 75,
     "commands/score.py:run": 73,
@@ -27,7 +26,6 @@ WIDE = {
     "commands/doctor.py:doctor": 9,
     "commands/serve.py:serve": 15,
     "config.py:parameter": 10,
-    "experiments/commands.py:scale": 10,
     "experiments/probe.py:__init__": 11,
     "experiments/scale.py:scales_for": 9,
     "model/subnetworks.py:subnetwork_log_probs": 9,

@@ -93,28 +93,25 @@ def calibrate_rows(
     labels = labels_of(inputs, right_from)
     if all(isinstance(a := row.content["answer"], str) and not a.strip() for row in inputs):
         raise ValueError("expected answers, got only empty or blank ones")
-    keys = clusters_of(inputs)
+    cluster_of = {row.number: key for row, key in zip(inputs, clusters_of(inputs), strict=True)}
     saved = _saved_scores(numbered, scorer)
     if note := scored_again(numbered, len(saved)):
         warnings.warn(note, stacklevel=2)
     by_row = _scores_by_row(inputs, scorer, progress, saved)
-    kept = [
-        (row, by_row[row.number], key)
-        for row, key in zip(inputs, keys, strict=True)
-        if by_row[row.number].answered
-    ]
+    kept = [row for row in inputs if by_row[row.number].answered]
     if not kept:
         raise ValueError("expected answers, got only empty or blank ones")
-    scores = [score for _, score, _ in kept]
-    wrong = np.array([labels[row.number] for row, _, _ in kept])
-    quality: list[Any] = [row.content.get("quality") for row, _, _ in kept]
+    numbers = [row.number for row in kept]
+    scores = [by_row[number] for number in numbers]
+    quality: list[Any] = [row.content.get("quality") for row in kept]
     known = None if None in quality else quality
-    answers = Labelled(wrong, [key for _, _, key in kept], known, resamples)
+    wrong, keys = ([of[number] for number in numbers] for of in (labels, cluster_of))
+    answers = Labelled(wrong, keys, known, resamples)
     texts = [score.scored_text[: score.content_end] for score in scores]
     shared = _shared_settings(scores) | scorer.fingerprints() | {"stop": list(scorer.stop)}
     features = None
     if signal == LEARNED:
-        features = _features([row for row, _, _ in kept], scores, scorer)
+        features = _features(kept, scores, scorer)
         shared["hidden_width"] = features["hidden last"].shape[1]
     return fit(
         {kind: np.array([s.signals[kind] for s in scores]) for kind in scores[0].signals},

@@ -79,13 +79,6 @@ def test_no_probability_is_certain():
     assert probability_at([Step(0.0, 3, 3)], 0) == pytest.approx(3.5 / 4)
 
 
-def test_nan_has_no_place_in_a_calibration():
-    with pytest.raises(ValueError, match="scores has values that are not finite"):
-        calibrate(np.array([0.1, np.nan]), np.array([True, False]))
-    with pytest.raises(ValueError, match="score has values that are not finite"):
-        probability_at([Step(0.0, 30, 10)], float("nan"))
-
-
 def test_worth_of_the_probability_is_measured_on_other_clusters():
     scores, wrong = noisy(600, 0.8)
     clusters = [f"{i // 2}" for i in range(600)]
@@ -190,18 +183,6 @@ def test_wrong_probabilities_leave_it():
     found = reliability(*outcomes(np.random.default_rng(3), 60, truth=lambda c: 0.5 * c))
     assert found.p_value < 0.01
     assert (found.rate < found.band[0]).any()
-
-
-@pytest.mark.parametrize(
-    ("chance", "clusters", "message"),
-    [
-        ([0.5, 1.2], "ab", "must lie in"),
-        ([0.5, 0.4], "aa", "at least two clusters for a band, got one"),
-    ],
-)
-def test_what_is_no_probability(chance, clusters, message):
-    with pytest.raises(ValueError, match=message):
-        reliability(chance, Labelled([True, False], list(clusters)))
 
 
 def test_calibration_error_without_what_chance_makes():

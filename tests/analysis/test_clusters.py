@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import bootstrap, chisquare, multinomial, norm
 
-from lm_polygraph_asmi.analysis import Clustered, Interval, cluster_interval
+from lm_polygraph_asmi.analysis import Clustered, Interval, Labelled, cluster_interval
 from lm_polygraph_asmi.analysis import clusters as clusters_module
 from lm_polygraph_asmi.analysis.clusters import (
     Medians,
@@ -218,13 +218,6 @@ def test_wilson_against_its_definition(count, n):
     assert 0 <= found.low < found.high <= 1
 
 
-def test_wilson_of_no_answers():
-    with pytest.raises(ValueError, match="at least one answer, got 0 of 0"):
-        wilson_interval(0, 0)
-    with pytest.raises(ValueError, match="got 3 of 2"):
-        wilson_interval(3, 2)
-
-
 def test_a_band_is_the_interval_of_each_point():
     rng = np.random.default_rng(9)
     values, names = rng.normal(size=(40, 3)), keys(20, 2)
@@ -295,5 +288,9 @@ def test_statistics_of_counts_have_the_interval_of_those_of_rows():
         cluster_interval(lambda rows: values[rows].mean(), Clustered(names, resamples=90))
     )
     assert np.isnan(bootstrap_interval(0.5, len, Clustered(["one"] * 3)).low)
-    with pytest.raises(ValueError, match="there is no row"):
-        bootstrap_interval(0.5, len, Clustered([]))
+
+
+def test_quality_is_one_minus_wrong_unless_given():
+    answers = Labelled(quality=[0.2, 0.9], clusters=["a", "a"])
+    assert (answers.quality.tolist(), answers.n_clusters) == ([0.2, 0.9], 1)
+    assert Labelled([True, False], ["b", "a"]).quality.tolist() == [0, 1]

@@ -177,23 +177,3 @@ def test_clusters_of_an_unrecorded_size_are_as_large_as_the_largest_here():
     assert gate.p_holds == pytest.approx(
         purse([(key, True, False) for key in "aaabbc"], 0.1, 3, above=False)
     )
-
-
-@pytest.mark.parametrize(
-    ("accepted", "groups", "message"),
-    [
-        ([1], ["a", "b"], "accepted has 1 values for 2 cluster keys"),
-        ([1, 0.5], ["a", "b"], "accepted must contain True and False"),
-        ([1, float("nan")], ["a", "b"], "accepted has values that are not finite"),
-        ([1, 1], ["a"], "groups has 1 values for 2 answers"),
-    ],
-)
-def test_columns_that_do_not_fit(accepted, groups, message):
-    with pytest.raises(ValueError, match=message):
-        risk_by_group(guaranteed(), accepted, groups, Labelled([0, 1], ["a", "b"]))
-
-
-def test_a_guarantee_without_a_threshold_has_no_gate():
-    none = RiskThreshold(None, 0.0, None, 0.1, 0.9, 0.4, 100, 100)
-    with pytest.raises(ValueError, match="a guarantee with a threshold, got one without"):
-        risk_gate(none, [1], Labelled([0], ["a"]))

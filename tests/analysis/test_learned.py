@@ -116,29 +116,3 @@ def test_too_few_labels_are_named():
     assert found.signal == "msp"
     assert found.gain is None
     assert "expected 10 clusters with wrong and 10 with right answers among the 40" in str(found)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: fit_score({"a": [[1.0], [np.nan]]}, [0, 1]), "a has values that are not finite"),
-        (lambda: fit_score({"a": [[1.0], [2.0]]}, [1, 1]), "all 2 answers are wrong: label"),
-        (lambda: fit_score({"a": [1.0, 2.0]}, [0, 1]), "expected a table"),
-        (lambda: fit_score({"a": [[2.0]] * 3}, [0, 1, 0]), "got 3 answers with the same features"),
-        (lambda: fit_score({"a": [[1.0]], "b": [[1.0], [2.0]]}, [0]), "a row for each answer"),
-        (lambda: LearnedScore({"a": [1.0]}, 0.0)({"a": [[1.0, 2.0]]}), "a has width 2, but the"),
-        (lambda: LearnedScore({"a": [1.0]}, 0.0)({"b": [[1.0]]}), "needs a, got b"),
-        (lambda: LearnedScore({"a": [np.inf]}, 0.0), "a has values that are not finite"),
-        (lambda: LearnedScore({}, 0.0), "at least one group"),
-        (lambda: free_features([], [], 3), "at least one token"),
-        (
-            lambda: learned_threshold(
-                {"a": [[1.0], [2.0]]}, {}, Labelled([0, 1], ["a", "b"]), 0.1, 0.9
-            ),
-            "expected simple signals",
-        ),
-    ],
-)
-def test_what_is_refused(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()

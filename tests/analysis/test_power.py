@@ -27,18 +27,3 @@ def test_the_planned_size_has_the_power():
     means = rng.normal(0.1, spread, size=(4000, size)).mean(1)
     found = (np.abs(means) > 1.959964 * spread / np.sqrt(size)).mean()
     assert found == pytest.approx(0.8, abs=3 * monte_carlo_error(0.8, 4000) + 0.01)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((0, 0.1, 10, 10), "a positive, finite difference"),
-        ((0.1, 0, 10, 10), "a positive, finite difference"),
-        ((0.1, 0.1, 20, 10), "20 clusters, 10 questions"),
-        ((0.1, float("inf"), 10, 10), "finite difference and standard error"),
-        ((0.1, 0.1, 10, 10, 1.0), "must lie in \\(0, 1\\), got 1.0 and 0.05"),
-    ],
-)
-def test_what_cannot_be_planned(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        sample_size(*arguments)

@@ -261,9 +261,3 @@ def test_bands_of_a_rejection_curve_are_those_of_its_resamples(data):
     band = simultaneous_band(found.values, drawn)
     assert band[0, 0] < quality.min()  # where no mean of qualities can lie
     np.testing.assert_allclose(found.band, np.clip(band, quality.min(), quality.max()))
-
-
-@pytest.mark.parametrize("coverage", [0, -0.1, 1.1])
-def test_a_rejection_curve_is_over_shares(coverage):
-    with pytest.raises(ValueError, match=r"must lie in \(0, 1\]"):
-        rejection_curve([1, 2], Labelled(quality=[0, 1], clusters=["a", "b"]), [coverage])

@@ -130,9 +130,3 @@ def test_agreement_comes_before_significance():
     among = reproduction_verdicts([alone, *[vague] * 20], [0.05] * 21)
     assert among[0][0] == INCONCLUSIVE
     assert among[0][1] == pytest.approx(21 * alone.p_value)
-
-
-@pytest.mark.parametrize("measured", [Interval(np.nan, 0, 1), Interval(0.5, np.nan, np.nan)])
-def test_undefined_values_are_not_compared(measured):
-    with pytest.raises(ValueError, match="no finite value and interval"):
-        compare_published(measured, 0.5, 0.02, 0.005)

@@ -28,11 +28,6 @@ def test_rank_correlation_of_equal_and_reversed_seeds():
     np.testing.assert_allclose(found, [1, -1, -1])
 
 
-def test_one_seed_is_no_other_seed():
-    with pytest.raises(ValueError, match=r"\(R >= 2, n\)"):
-        seed_stability([[1.0, 2.0]], [0.0, 1.0])
-
-
 @pytest.mark.filterwarnings("ignore::scipy.stats.ConstantInputWarning")
 def test_a_constant_seed_ranks_nothing():
     row = np.arange(10.0)

@@ -272,17 +272,7 @@ class Service:
                     if (sendable := sendable_length(text, base.stop)) > sent:
                         put(replies.chunk(text[sent:sendable]) | {"asmi": {"tokens": unsent}})
                         sent, unsent = sendable, []
-                needed = base is scorer or scorer.masked  # else these tokens are enough
-                score = stream.result
-                score = rescored(base, completion.prompt, score) if needed else score
-                if base is scorer:
-                    result = score
-                elif scorer.states:  # of the finished answer
-                    result = scorer.decide(completion.prompt, [token.id for token in score.tokens])
-                    warnings = (*result.warnings, *score.warnings)
-                    result = replace(result, answer=score.answer, warnings=warnings)
-                else:
-                    result = scorer.of(score)
+                score, result = finished(scorer, completion.prompt, stream.result)
                 last = replies.chunk(str(score.answer)[sent:], replies.reason(base, score))
                 put(last | {"asmi": self._reported(result, replies.id)})
                 if completion.usage:
@@ -314,6 +304,22 @@ class Service:
                 halt.set()
 
         return StreamingResponse(events(), headers=UNBUFFERED, media_type="text/event-stream")
+
+
+def finished(scorer: Any, prompt: Any, streamed: "Score") -> "tuple[Score, Score | Decision]":
+    """Score of a streamed answer, and what is reported: the same, or a `Decider`'s decision."""
+    base = scorer_of(scorer)
+    if base is scorer:
+        score = rescored(base, prompt, streamed)
+        return score, score
+    if scorer.masked:
+        score = rescored(base, prompt, streamed)
+        return score, scorer.of(score)
+    if not scorer.states:
+        return streamed, scorer.of(streamed)
+    decision = scorer.decide(prompt, [token.id for token in streamed.tokens])
+    warnings = (*decision.warnings, *streamed.warnings)
+    return streamed, replace(decision, answer=streamed.answer, warnings=warnings)
 
 
 def rescored(scorer: "Scorer", prompt: Any, streamed: "Score") -> "Score":

@@ -50,7 +50,6 @@ def plan(
     """
     from rich.console import Console
 
-    from lm_polygraph_asmi import maths
     from lm_polygraph_asmi.report.plan import plan_figure, plan_table
 
     if (pilot is None) != (prr_difference is None):
@@ -63,7 +62,7 @@ def plan(
         heads, layers = heads or saved.get("num_heads"), layers or saved.get("num_layers")
     if heads is None:
         raise click.UsageError("expected --heads: H, the number of query heads per layer")
-    points, default_point = plan_table(heads), maths.operating_point(heads)
+    points = plan_table(heads)
     if out is not None:
         try:
             from lm_polygraph_asmi.report import figures
@@ -71,6 +70,37 @@ def plan(
             figures.save(plan_figure(points, heads), out)
         except (OSError, ValueError) as error:
             raise click.ClickException(f"cannot write {out}: {error}") from error
+    content = _content(heads, layers, depth, point, points, power)
+    if as_json:
+        click.echo(to_json(content, indent=1))
+        return
+    console = Console()
+    if power is not None:
+        title = f"To detect {prr_difference:g} in PRR with power 0.8 at level 5 %; {pilot_summary}"
+        console.print(_table(power, title))
+        console.print(
+            "Assumes that the pilot's standard errors over clusters fall with the square root of "
+            "their number, for the same model, kind of questions and methods. Passes: full forward "
+            "passes to score that many answers once.",
+            highlight=False,
+        )
+    _show(console, content, points, depth)
+    if out is not None:
+        console.print(f"Figure: {out}", highlight=False)
+
+
+def _content(
+    heads: int,
+    layers: int | None,
+    depth: float,
+    point: tuple[float, int] | None,
+    points: Any,
+    power: Any,
+) -> dict[str, Any]:
+    """What is printed, as JSON; adds the passes to a table `power`."""
+    from lm_polygraph_asmi import maths
+
+    default_point = maths.operating_point(heads)
     content: dict[str, Any] = {
         "heads": heads,
         "tolerated": heads // 4,
@@ -100,22 +130,7 @@ def plan(
             power["passes"] = [round(n * content["cost"]["passes"]) for n in power["questions"]]
     if power is not None:
         content["power"] = parse_json(power.to_json(orient="records"))
-    if as_json:
-        click.echo(to_json(content, indent=1))
-        return
-    console = Console()
-    if power is not None:
-        title = f"To detect {prr_difference:g} in PRR with power 0.8 at level 5 %; {pilot_summary}"
-        console.print(_table(power, title))
-        console.print(
-            "Assumes that the pilot's standard errors over clusters fall with the square root of "
-            "their number, for the same model, kind of questions and methods. Passes: full forward "
-            "passes to score that many answers once.",
-            highlight=False,
-        )
-    _show(console, content, points, depth)
-    if out is not None:
-        console.print(f"Figure: {out}", highlight=False)
+    return content
 
 
 def _show(console: Any, content: dict[str, Any], points: Any, depth: float) -> None:

@@ -153,28 +153,17 @@ class Work(NamedTuple):
                 if self.html:
                     write_whole(self.html, render([result.card], title))
                 return
-            if self.out:
-                outcomes = score_file(scorer, self.rows_file, self.out, self.tokens, self._with)
-            else:
-                rows = (
-                    r._replace(content=self._with(r.content)) for r in read_rows(self.rows_file)
-                )
-                outcomes = score_rows(scorer, rows)
+            rows = (r._replace(content=self._with(r.content)) for r in read_rows(self.rows_file))
+            outcomes = (
+                score_file(scorer, self.rows_file, self.out, self.tokens, self._with)
+                if self.out
+                else score_rows(scorer, rows)
+            )
             pages = []
             progress = track(outcomes, "Scoring", total=number, console=errors, disable=number < 2)
             if not errors.is_terminal and number > 1:
                 progress = _counted(progress, number, errors)
-            for row, outcome in progress:
-                result = outcome.result
-                if warning := summary.add(result):
-                    errors.print(f"Warning: {warning}", style="yellow", markup=False,
-                                 highlight=False, soft_wrap=True)  # fmt: skip
-                if result is None:
-                    row_id = row.content.get("id")
-                    name = f"row {row.number}" + ("" if row_id is None else f" ({row_id})")
-                    errors.print(f"{name}: {outcome.error}", style="red", markup=False,
-                                 highlight=False, soft_wrap=True)  # fmt: skip
-                    continue
+            for result in _reported(progress, summary, errors):
                 if self.html:
                     pages.append(result.card)
                 if number == 1:
@@ -236,6 +225,23 @@ class Work(NamedTuple):
 def _temporary(cache: str) -> bool:
     """Whether a result cache is to be deleted."""
     return Path(cache, TEMPORARY_MARK).is_file()
+
+
+def _reported(
+    outcomes: Iterable[tuple[Any, Any]], summary: "Summary", errors: Any
+) -> Iterator[Any]:
+    """Results of the rows that have one; prints warnings, and the errors of the others."""
+    for row, outcome in outcomes:
+        if warning := summary.add(outcome.result):
+            errors.print(f"Warning: {warning}", style="yellow", markup=False,
+                         highlight=False, soft_wrap=True)  # fmt: skip
+        if outcome.result is not None:
+            yield outcome.result
+            continue
+        row_id = row.content.get("id")
+        name = f"row {row.number}" + ("" if row_id is None else f" ({row_id})")
+        errors.print(f"{name}: {outcome.error}", style="red", markup=False,
+                     highlight=False, soft_wrap=True)  # fmt: skip
 
 
 def _counted(rows: Iterable[Any], total: int, console: Any) -> Iterator[Any]:

@@ -247,35 +247,26 @@ class Checks:
             layer: the layer that a pass holds for.
         """
         failures: dict[tuple[str, Kind], str] = {}
+        doubtful = kind in self.doubtful
         for name, extent, compare in candidates:
             failure = self.failed.get((name, extent.kind))
+            if failure is None and (doubtful or not self._passed(name, extent, layer)):
+                failure = compare()
+                doubtful |= failure is not None  # others are compared for this very sequence
             if failure is None:
-                failure = self._check(name, extent, compare, kind, layer)
-            if failure is None:
+                if not self._passed(name, extent, layer):
+                    self.passed[name].append((layer, extent))
                 self.failed |= failures
                 return name, {name: failure for (name, _), failure in failures.items()}
             failures[name, extent.kind] = failure
         self.doubtful.add(kind)
         return None, {name: failure for (name, _), failure in failures.items()}
 
-    def _check(
-        self,
-        name: str,
-        extent: Extent,
-        compare: Callable[[], str | None],
-        kind: Kind,
-        layer: int | None,
-    ) -> str | None:
-        covered = any(
+    def _passed(self, name: str, extent: Extent, layer: int | None) -> bool:
+        return any(
             passed_layer == layer and passed.covers(extent)
             for passed_layer, passed in self.passed[name]
         )
-        if covered and kind not in self.doubtful:
-            return None
-        failure = compare()
-        if failure is None and not covered:
-            self.passed[name].append((layer, extent))
-        return failure
 
 
 def checks_of(model: PreTrainedModel, computation: Hashable) -> Checks:

@@ -365,6 +365,7 @@ def test_what_failed_is_left_out_only_if_another_way_was_right():
         return checks.select(ways, extent.kind)[0], list(asked)
 
     cheap, dear = way("cheap"), way("dear")
+    assert select(dear) == ("dear", ["dear"])
     assert select(cheap, dear) == ("cheap", ["cheap"])
     assert select(cheap, dear) == ("cheap", [])
     longer = replace(extent, response=2 * extent.response)
@@ -374,6 +375,18 @@ def test_what_failed_is_left_out_only_if_another_way_was_right():
         assert select(cheap, dear) == ("cheap", ["cheap"])
     assert select(way("cheap", "wrong"), dear) == ("dear", ["cheap", "dear"])
     assert select(cheap, dear) == ("dear", ["dear"])
+
+
+def test_what_passed_for_others_is_compared_where_a_faster_way_failed():
+    model = tiny_model("llama")
+    with scoring_session(model):
+        extent = check.extent_of(model, sequence(), PROMPT, False, 4)
+        checks = check.checks_of(model, "both")
+    dear = ("dear", extent, lambda: None)
+    assert checks.select([dear], extent.kind) == ("dear", {})
+    at_fault = [(name, extent, lambda: "wrong") for name in ("cheap", "dear")]
+    assert checks.select(at_fault, extent.kind) == (None, {"cheap": "wrong", "dear": "wrong"})
+    assert not checks.failed
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -460,12 +460,16 @@ def _rounding(model: PreTrainedModel, unmasked: UnmaskedPass) -> float:
 
 
 BUGS = (NameError, AttributeError, ImportError, TypeError, LookupError)
-"""Errors that are bugs if this package raises them; its own refusals are of other types."""
+"""Errors that are bugs if this package raises them in a pass."""
 
 
-def _raised_here(error: Exception) -> bool:
-    """Whether this package raised an error, but where it reads what a model passes to its layers,
-    which may be anything."""
+def own_bug(error: Exception) -> bool:
+    """Whether an error is a bug of this package, so that no slower way may hide it.
+
+    Where the package reads what a model passes to its layers, which may be anything, it is not.
+    """
+    if not isinstance(error, BUGS):
+        return False
     *_, (frame, _) = walk_tb(error.__traceback__)
     module = str(frame.f_globals.get("__name__"))
     of_package = module.partition(".")[0] == __name__.partition(".")[0]
@@ -488,7 +492,7 @@ def difference(
     except (torch.OutOfMemoryError, FloatingPointError):
         raise
     except Exception as error:  # models raise different errors
-        if isinstance(error, BUGS) and _raised_here(error):
+        if own_bug(error):
             raise
         return f"{type(error).__name__}: {error}"
     excess = _excess(differences, lowest_precision(model))

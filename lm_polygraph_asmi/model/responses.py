@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
-from lm_polygraph_asmi.model.check import Extent, checks_of, regimes, specials
+from lm_polygraph_asmi.model.check import Extent, checks_of, own_bug, regimes, specials
 from lm_polygraph_asmi.model.devices import execution_device, lowest_precision
 from lm_polygraph_asmi.model.layer_call import LayerCall, Reached, with_cache
 from lm_polygraph_asmi.model.layers import base_model, decoder_layers, num_layers
@@ -111,6 +111,8 @@ def _shared_prompt_failure(
     except (
         RuntimeError, ValueError, TypeError, AttributeError, IndexError, NotImplementedError
     ) as error:  # fmt: skip
+        if own_bug(error):
+            raise
         return f"{type(error).__name__}: {error}"
     rounding = 1e-4 if lowest_precision(model).itemsize >= 4 else 0.05
     norms = separate.norm(dim=-1)

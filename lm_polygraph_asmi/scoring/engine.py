@@ -46,6 +46,7 @@ from lm_polygraph_asmi.model import (
     steps_of,
     unembedding,
 )
+from lm_polygraph_asmi.model.check import own_bug
 from lm_polygraph_asmi.model.memory import default_budget, in_chunks, reduction_bytes
 from lm_polygraph_asmi.model.perturbation import WITHOUT_HEADS
 from lm_polygraph_asmi.model.readout import widens
@@ -579,6 +580,8 @@ def _reusing(
         except (torch.OutOfMemoryError, FloatingPointError):
             raise
         except Exception as error:  # models raise different errors
+            if own_bug(error):
+                raise
             result = run(None)
             PrefixCache.disable(model)  # the same call works without the cache
             log.warning("%s: known keys are not reused: %s", type(model).__name__, error)

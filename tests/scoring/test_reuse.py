@@ -258,6 +258,16 @@ def test_what_is_wrongly_known_is_not_believed(wrong, caplog):
     assert not engine.reuses_prefix(tiny)
 
 
+def test_a_bug_of_this_package_turns_no_reuse_off():
+    tiny, ids = whitebox().model, sequence(14)
+    prefix_cache = prefix_cache_of(tiny, ids, 9, ())
+    prefix_cache.layers = {}
+    engine = Engine(**SETTINGS)
+    with pytest.raises(KeyError):
+        engine.score(tiny, ids[:9], ids[9:].tolist(), prefix_cache=prefix_cache)
+    assert engine.reuses_prefix(tiny)
+
+
 def test_another_model_knows_nothing():
     """Nor does the same one with other weights: what it kept is forgotten, not mended."""
     tiny, ids = tiny_model("llama"), sequence(14)

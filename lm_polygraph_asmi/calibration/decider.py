@@ -34,8 +34,11 @@ class Decider:
         model: as for `Scorer`; or a `Scorer`, which sets all settings.
         calibration: a `Calibration`, or the path of a saved one.
         config: as for `Scorer`.
-        **settings: as for `Scorer`; those left out are the calibration's. ValueError if one that
-            the deciding signal depends on differs.
+        **settings: as for `Scorer`; those left out are the calibration's.
+
+    Raises:
+        OSError, TypeError, ValueError: as `Scorer` and `Calibration.load`; or a setting that the
+            deciding signal depends on differs from the calibration's.
 
     Example:
         >>> decider = Decider("smollm2", calibration)
@@ -220,8 +223,13 @@ def decide(
         calibration: made by `calibrate_rows`, `calibrate_run` or `polygraph_asmi calibrate`, or the
             path of its file.
         config: as for `score`.
-        **settings: as for `score`; those left out are the calibration's. Errors are those of
-            `Decider` and `score`.
+        **settings: as for `score`; those left out are the calibration's.
+
+    Returns:
+        A `Decision`; its value is in nats, higher = more uncertain.
+
+    Raises:
+        OSError, TypeError, ValueError: as `Decider` and `score`.
 
     Example:
         >>> decision = decide("smollm2", prompt, " Edda Holm", calibration=calibration)

@@ -112,8 +112,8 @@ def calibrate(
         check_signal(signal, risk, confidence, run is not None)
         check_new(
             out,
-            "name another file, or remove it. If it has the same labels: choosing the best of "
-            "several calibrations voids the guarantee",
+            "name another file, or remove it. If it is of the same labels, each further "
+            "calibration lowers the confidence; choosing the best one voids the stated one",
         )
         from lm_polygraph_asmi.calibration.labels import labels_of
         from lm_polygraph_asmi.calibration.run import calibrate_run, scored_group

@@ -297,7 +297,7 @@ def test_calibrate_by_command(folder):
     code, said = run(*again)
     assert code == 1
     assert "again.json exists: name another file, or remove it" in said
-    assert "choosing the best of several calibrations voids the guarantee" in said
+    assert "each further calibration lowers the confidence; choosing the best one voids the" in said
     given = ("--model", model, "--risk", 0.4, "--out", folder / "few.json")
     blank = {"prompt": PROMPT, "answer": "\n", "correct": True, "cluster": "blank"}
     few = "".join(json.dumps(row) + "\n" for row in [*labelled(12), blank])

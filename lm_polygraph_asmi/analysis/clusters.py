@@ -140,6 +140,7 @@ def text_clusters(prompts: Sequence[str]) -> list[str]:
 
 
 Rows = TypeVar("Rows", bound="Clustered")
+Value = TypeVar("Value")
 
 
 class Clustered:
@@ -156,6 +157,7 @@ class Clustered:
     Attributes:
         codes: (n,) number of each row's cluster, from 0.
         n_clusters: number of clusters.
+        known: values that do not depend on the number of resamples, computed once; see `once`.
 
     Example:
         >>> counts = next(Clustered(["a", "a", "b"], resamples=100).draws())
@@ -172,6 +174,7 @@ class Clustered:
         self.codes = cluster_codes(self.clusters)
         self.n_clusters = int(self.codes.max()) + 1
         self._drawn = _Drawn(self.n_clusters, seed)
+        self.known: dict[Any, Any] = {}
 
     def __len__(self) -> int:
         return len(self.clusters)
@@ -191,6 +194,13 @@ class Clustered:
     def independent(self) -> "Clustered":
         """The same rows, each a cluster of its own."""
         return Clustered([str(row) for row in range(len(self))], self.resamples, self.seed)
+
+    def once(self, compute: Callable[..., Value], *columns: np.ndarray) -> Value:
+        """`compute(*columns)`; for the same columns, the value computed before."""
+        key = compute, *((column.shape, column.tobytes()) for column in columns)
+        if key not in self.known:
+            self.known[key] = compute(*columns)
+        return self.known[key]
 
     def number(self, default: int) -> int:
         """Number of resamples for a statistic with a number of its own."""

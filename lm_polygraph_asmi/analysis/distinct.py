@@ -110,8 +110,10 @@ def distinct_signal(signal: ArrayLike, controls: ArrayLike, answers: Labelled) -
     if np.ptp(values) == 0:
         raise ValueError("the signal is the same for all answers: there is nothing to test")
     wrong, folds = answers.wrong, answers.folds()
-    base = error_probability(table, wrong, folds)
-    full = error_probability(np.column_stack([table, values]), wrong, folds)
+    base, full = (
+        answers.once(error_probability, features, wrong, folds)
+        for features in (table, np.column_stack([table, values]))
+    )
     return DistinctSignal(
         auroc_interval(residual(values, table, folds), answers),
         auroc_difference(full, base, answers),

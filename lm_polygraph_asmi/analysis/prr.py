@@ -73,12 +73,12 @@ class Rejection:
         through rows of equal scores, a part of each is kept.
         """
         count = counts.take(self.order, axis=1)
-        group = np.add.reduceat(count, self.starts, axis=1).cumsum(1)
-        summed = np.add.reduceat(count * values[self.order], self.starts, axis=1).cumsum(1)
-        means = np.empty(number.shape)
-        for row, (known, total) in enumerate(zip(group, summed, strict=True)):
-            means[row] = np.interp(number[row], np.r_[0, known], np.r_[0, total]) / number[row]
-        return means
+        group, summed = np.zeros((2, len(counts), len(self.starts) + 1))
+        np.add.reduceat(count, self.starts, axis=1).cumsum(1, out=group[:, 1:])
+        total = np.add.reduceat(count * values[self.order], self.starts, axis=1)
+        total.cumsum(1, out=summed[:, 1:])
+        rows = zip(number, group, summed, strict=True)
+        return np.array([np.interp(*row) for row in rows]) / number
 
 
 def has_contrast(quality: ArrayLike) -> bool:
@@ -145,7 +145,15 @@ def prr_draws(
         >>> drawn.shape, bool((drawn[:, 0] > 0).all()), bool((drawn[:, 1] < 0).all())
         ((100, 2), True, True)
     """
-    return weighted_prr(scores, answers.quality, answers.draws(default))
+    number, known = answers.number(default), answers.known
+    columns = {np.asarray(score, dtype=float).tobytes(): score for score in scores}
+    missing = [key for key in columns if len(known.get(("PRR", key), ())) < number]
+    if missing:
+        samples = answers.draws(default)
+        drawn = weighted_prr([columns[key] for key in missing], answers.quality, samples)
+        known.update({("PRR", key): one for key, one in zip(missing, drawn.T, strict=True)})
+    keys = (np.asarray(score, dtype=float).tobytes() for score in scores)
+    return np.stack([known["PRR", key][:number] for key in keys], 1)
 
 
 class RejectionCurve(NamedTuple):

@@ -64,9 +64,12 @@ def retained_error(uncertainty: ArrayLike, wrong: ArrayLike, coverage: float) ->
         >>> [retained_error(uncertainty, wrong, coverage) for coverage in (1.0, 0.5)]
         [0.5, 0.0]
     """
+    return _at(coverage, risk_coverage(uncertainty, wrong))
+
+
+def _at(coverage: float, curve: np.ndarray) -> float:
     if not 0 <= coverage <= 1:
         raise ValueError(f"coverage must lie in [0, 1], got {coverage}: it is a share of answers")
-    curve = risk_coverage(uncertainty, wrong)
     return float(curve[max(1, round(coverage * len(curve))) - 1])
 
 
@@ -194,9 +197,14 @@ def filter_error(msp: ArrayLike, by: ArrayLike, wrong: ArrayLike, abstain: float
     Final coverage is (1 - abstain) / 2, 0.25 in table "payoff" of the paper, unless many answers
     tie at the median of MSP: `Filter.coverage` is the actual one.
     """
+    return _at(1 - abstain, _confident_risk(msp, by, wrong))
+
+
+def _confident_risk(msp: ArrayLike, by: ArrayLike, wrong: ArrayLike) -> np.ndarray:
+    """`risk_coverage` of the half most confident by MSP."""
     msp = np.asarray(msp, dtype=float)
     confident = msp <= np.median(msp)
-    return retained_error(np.asarray(by)[confident], np.asarray(wrong)[confident], 1 - abstain)
+    return risk_coverage(np.asarray(by)[confident], np.asarray(wrong)[confident])
 
 
 @dataclass(frozen=True)
@@ -294,7 +302,8 @@ def filter_curve(
         [0.25, 0.0]
     """
     check_rows(range(len(np.asarray(wrong))), msp=msp, by=by, wrong=wrong)
-    return np.array([filter_error(msp, by, wrong, share) for share in abstain])
+    curve = _confident_risk(msp, by, wrong)
+    return np.array([_at(1 - share, curve) for share in abstain])
 
 
 def global_selector(
@@ -326,8 +335,10 @@ def global_selector(
     """
     controls, signal = answers.columns(controls=control_table(controls), signal=signal)
     wrong, folds = answers.wrong.astype(float), answers.folds()
-    base = error_probability(controls, wrong, folds)
-    full = error_probability(np.column_stack([controls, signal]), wrong, folds)
+    base, full = (
+        answers.once(error_probability, features, answers.wrong, folds)
+        for features in (controls, np.column_stack([controls, signal]))
+    )
     orders, by_coverage = (Rejection(full), Rejection(base)), {}
     for coverage in coverages:
 

@@ -212,10 +212,16 @@ def prr_with_error(uncertainty: ArrayLike, answers: Labelled) -> PRR:
         >>> round(few.standard_error / many.standard_error)  # four times the answers, half the SE
         2
     """
-    value = normalised_prr(uncertainty, answers.quality)
-    if np.isnan(value) or len(answers) < 2:
-        return PRR(value, float("nan"))
+    return prrs_with_error([uncertainty], answers)[0]
+
+
+def prrs_with_error(scores: Sequence[ArrayLike], answers: Labelled) -> list[PRR]:
+    """`prr_with_error` of several scores, on the same resamples."""
+    values = [normalised_prr(score, answers.quality) for score in scores]
+    if len(answers) < 2 or not has_contrast(answers.quality):
+        return [PRR(value, float("nan")) for value in values]
     # Resamples of equally good answers have no PRR and are left out of the standard error.
     samples = answers.independent.draws(CURVE_RESAMPLES)
-    drawn = weighted_prr([uncertainty], answers.quality, samples)
-    return PRR(value, float(np.nanstd(drawn, ddof=1)))
+    drawn = weighted_prr(scores, answers.quality, samples)
+    errors = (float(np.nanstd(column, ddof=1)) for column in drawn.T)
+    return list(map(PRR, values, errors))

@@ -19,13 +19,21 @@ from lm_polygraph_asmi.validation import check_writable
     show_default=True,
     help="Relative depth to report; in a run without it, the nearest is used.",
 )
-def report(runs: tuple[str, ...], out: str, metric: str | None, depth: float) -> None:
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    help="Settings computed side by side, each on one core; default: one a core.",
+)
+def report(
+    runs: tuple[str, ...], out: str, metric: str | None, depth: float, jobs: int | None
+) -> None:
     """Write the paper's tables and figures from finished RUNS (folders or manager files).
 
     Runs over the same answers (other masks, K, scope or seeds) are shown together. Writes
     OUT/report.md, its tables as CSV, LaTeX and Markdown in OUT/tables, its figures as PNG and SVG
     in OUT/figures.
     """
+    from joblib import cpu_count
     from rich.console import Console
     from rich.progress import track
 
@@ -39,7 +47,10 @@ def report(runs: tuple[str, ...], out: str, metric: str | None, depth: float) ->
         from lm_polygraph_asmi.report import build_report
 
         file, summary = build_report(
-            groups, out, lambda items: track(items, "Tables and figures", console=console)
+            groups,
+            out,
+            lambda steps, name: track(steps, name, console=console),
+            jobs or cpu_count(),
         )
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error

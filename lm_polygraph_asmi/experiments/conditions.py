@@ -1,7 +1,6 @@
 """The runs of a setting that are no methods of it: controls, and those that saved masks."""
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +11,7 @@ from lm_polygraph_asmi.results.run_groups import (
     RunGroup,
     Unavailable,
     is_control,
+    once,
     row_keys,
     same_depth,
 )
@@ -92,7 +92,7 @@ def dissected(group: RunGroup, depth: float) -> Run | None:
     return max(runs, key=lambda run: len(run.stats[names[0]][0]), default=None)
 
 
-@cache
+@once
 def dissected_depths(group: RunGroup) -> list[float]:
     """Depths at which a run saved masks and divergences."""
     depths = {used["depth"] for run in runs_of_heads(group) for used in run.settings()}

@@ -209,15 +209,12 @@ VERDICT_MARKS = {"agrees": (GREEN, "o"), "differs": (ORANGE, "s"), "inconclusive
 
 
 @styled
-def identity(panels: Mapping[str, Sequence[tuple[float, float, Interval, str]]]) -> Figure | None:
+def identity(panels: Mapping[str, Sequence[tuple[float, float, Interval, str]]]) -> Figure:
     """Measured over published values, a panel per unit, with the line of equality.
 
     Args:
-        panels: unit -> (published value, half width of its 95 % interval, measured, verdict); None
-            is returned if there are none.
+        panels: unit -> (published value, half width of its 95 % interval, measured, verdict).
     """
-    if not panels:
-        return None
     figure, axes = grid(len(panels), 2.6, 2.6)
     for ax, (unit, points) in zip(axes, panels.items(), strict=True):
         for verdict, (colour, mark) in VERDICT_MARKS.items():
@@ -412,19 +409,18 @@ def reliability(panels: Mapping[str, Reliability]) -> Figure:
 
 
 @styled
-def coverage(table: pd.DataFrame, bands: Mapping[str, Mapping[str, np.ndarray]]) -> Figure:
-    """Mass of the top K by band of MI_t, with pointwise 95 % bands (2, k) by setting and band."""
-    labels = list(dict.fromkeys(table["setting"]))
-    figure, axes = grid(len(labels), 2.8, 2.4)
+def coverage(panels: Mapping[str, tuple[pd.DataFrame, Mapping[str, np.ndarray]]]) -> Figure:
+    """Mass of the top K by band of MI_t, a row each, with pointwise 95 % bands (2, k)."""
+    figure, axes = grid(len(panels), 2.8, 2.4)
     styles = {"low": (GREEN, ":", "^"), "mid": (BLUE, "--", "s"), "high": (ORANGE, "-", "o"),
               "all": (GREY, "-", "")}  # fmt: skip
-    for ax, label in zip(axes, labels, strict=True):
-        for _, row in table[table["setting"] == label].iterrows():
-            colour, style, mark = styles[row["tokens"].split()[0]]
-            ax.plot(range(len(TOP_K)), [row[f"K = {k}"] for k in TOP_K], color=colour,
-                    linestyle=style, marker=mark, markersize=3, label=row["tokens"])  # fmt: skip
-            ax.fill_between(range(len(TOP_K)), *bands[label][row["tokens"]], color=colour,
-                            alpha=0.15, linewidth=0)  # fmt: skip
+    for ax, (label, (mass, ends)) in zip(axes, panels.items(), strict=True):
+        for tokens, row in mass.iterrows():
+            colour, style, mark = styles[tokens.split()[0]]
+            ax.plot(range(len(TOP_K)), row, color=colour, linestyle=style, marker=mark,
+                    markersize=3, label=tokens)  # fmt: skip
+            ax.fill_between(range(len(TOP_K)), *ends[tokens], color=colour, alpha=0.15,
+                            linewidth=0)  # fmt: skip
         ax.set_xticks(range(len(TOP_K)), [str(k) for k in TOP_K])
         ax.set_xlabel("K")
         ax.set_ylabel("mass of the top K")

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -66,7 +67,7 @@ class ReportItem:
         groups: settings it was computed from.
         table: raw values: floats, `Interval`, `PRR`, `Marked`, `AdjustedDifference`, `AtMost` and
             text.
-        figure: None if there is only a table.
+        draw: makes the figure; None if there is only a table.
         notes: the caption.
         pictured: caption of the figure alone.
         digits: after the point.
@@ -82,7 +83,7 @@ class ReportItem:
     title: str
     groups: Sequence[RunGroup]
     table: pd.DataFrame | None = None
-    figure: Figure | None = None
+    draw: Callable[[], Figure] | None = None
     notes: Sequence[str] = ()
     digits: int = 2
     signed: Sequence[str] = field(default_factory=tuple)
@@ -91,6 +92,11 @@ class ReportItem:
     inline: bool = True
     resamples: int = RESAMPLES
     pictured: str = ""
+
+    @cached_property
+    def figure(self) -> Figure | None:
+        """Drawn when first asked for."""
+        return self.draw() if self.draw else None
 
     @property
     def caption(self) -> list[str]:
@@ -175,10 +181,11 @@ def frame(
     name: str,
     title: str,
     groups: Iterable[Any],
-    compute: Callable[[Any], dict[str, Any] | list[dict[str, Any]]],
+    compute: Callable[[Any], Any],
     notes: Sequence[str] | Callable[[ReportItem], Sequence[str]],
     figure: Callable[[pd.DataFrame], Figure] | None = None,
     *,
+    panels: Callable[[dict[str, Any]], Figure] | None = None,
     tabulated: bool = True,
     finish: Callable[[pd.DataFrame], pd.DataFrame] = lambda table: table,
     label: Callable[[Any], str] = lambda group: group.label,
@@ -191,11 +198,12 @@ def frame(
     Args:
         name, title: of `ReportItem`.
         groups: settings, or tuples that contain settings.
-        compute: a row of the table, or several, from one element of `groups`. If it raises
-            ValueError, the element is left out and a note names the reason; without rows, there is
-            no note.
+        compute: a row of the table, or several, from one element of `groups`; with `panels`, also
+            what is drawn, by the panels' titles. If it raises ValueError, the element is left out
+            and a note names the reason; without rows, there is no note.
         notes: the caption, or a function that makes it from the item.
         figure: draws the table, if there are rows.
+        panels: draws the panels of all elements instead.
         tabulated: False if the rows are only for the figure.
         finish: changes the table once all rows are there.
         label: names an element that is left out.
@@ -205,13 +213,16 @@ def frame(
     """
     rows: list[dict[str, Any]] = []
     used: list[RunGroup] = []
+    drawn: dict[str, Any] = {}
     missing = list(reasons)
     for group in groups:
         try:
-            new_rows = compute(group)
+            made = compute(group)
         except ValueError as error:
             missing.append((label(group), str(error)))
             continue
+        new_rows, own_panels = made if panels else (made, {})
+        drawn |= own_panels
         if new_rows:
             rows += [new_rows] if isinstance(new_rows, dict) else new_rows
             parts = group if isinstance(group, tuple) else (group,)
@@ -219,8 +230,8 @@ def frame(
     if not rows:
         return [MissingItem(title, listed(missing) or otherwise)]
     table = finish(pd.DataFrame(rows))
-    chart = figure(table) if figure else None
-    item = ReportItem(name, title, used, table, chart, **shown)
+    draw = partial(panels, drawn) if panels else partial(figure, table) if figure else None
+    item = ReportItem(name, title, used, table, draw, **shown)
     item.notes = [*(notes(item) if callable(notes) else notes)]
     if missing:
         item.notes.append(f"Left out: {listed(missing)}.")

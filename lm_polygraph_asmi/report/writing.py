@@ -4,7 +4,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from joblib import Parallel, delayed, parallel_config
+from matplotlib.figure import Figure
+from threadpoolctl import threadpool_limits
+
 from lm_polygraph_asmi.files import to_json, write_whole, writing
+from lm_polygraph_asmi.report.apart import compute_apart
 from lm_polygraph_asmi.report.figures import save
 from lm_polygraph_asmi.report.item import MissingItem, ReportItem, escape
 from lm_polygraph_asmi.report.items import every_report_item, findings
@@ -20,24 +25,29 @@ SYMBOLS = (
     "†: not in the paper."
 )
 """Meaning of the report's symbols."""
-Progress = Callable[[Iterable[Any]], Iterable[Any]]
+Progress = Callable[[Sequence[Any], str], Iterable[Any]]
 
 
 def build_report(
-    groups: Sequence[RunGroup], out: str | Path, progress: Progress = iter
+    groups: Sequence[RunGroup],
+    out: str | Path,
+    progress: Progress = lambda steps, _: steps,
+    jobs: int = 1,
 ) -> tuple[Path, list[str]]:
     """Compute and write every item that the settings have data for.
 
     Args:
         groups: from `load_run_groups`.
         out: folder; files of the same names are replaced.
-        progress: wraps the list of items, such as `rich.progress.track`.
+        progress: wraps a list of steps, given their name, such as `rich.progress.track`.
+        jobs: processes that compute settings, then draw figures, side by side, each on one thread;
+            no more than settings. The numbers do not depend on it.
 
     Returns:
         report.md, and its first lines, the findings.
 
     Raises:
-        OSError: cannot write to the folder.
+        OSError: cannot write to the folder; or a process ended, such as for lack of memory.
         ValueError: another report is being written to it.
     """
     out = Path(out)
@@ -45,21 +55,31 @@ def build_report(
         (out / folder).mkdir(parents=True, exist_ok=True)
     report = out / "report.md"
     with writing(report, replace=True) as unfinished:
-        text, first_lines = _build(groups, out, progress)
+        # One thread each: cores are not asked for twice, and rounding does not depend on them.
+        jobs = max(1, min(jobs, len(groups)))
+        with threadpool_limits(1), parallel_config("loky", n_jobs=jobs, inner_max_num_threads=1):
+            text, first_lines = _build(groups, out, progress)
         unfinished.write_text(text, encoding="utf-8")
     return report, first_lines
 
 
 def _build(groups: Sequence[RunGroup], out: Path, progress: Progress) -> tuple[str, list[str]]:
     """Files of all items; returns the text of report.md and its first lines."""
+    makes = every_report_item()
+    compute_apart(groups, makes, progress)
     first_lines = findings(groups)
-    sections, gaps = [], []
-    for make in progress(every_report_item()):
+    sections, gaps, drawn = [], [], []
+    for make in progress(makes, "Tables"):
         for item in make(groups):
             if isinstance(item, MissingItem):
                 gaps.append(f"- {item.title}: {escape(item.reason, 'markdown')}")
             else:
                 sections.append(_write(item, groups, out))
+                if item.draw is not None:
+                    drawn.append((item.draw, out / "figures" / item.name, _description(item)))
+    saved = Parallel(return_as="generator")(delayed(_save)(*of_item) for of_item in drawn)
+    for _ in zip(progress(drawn, "Figures"), saved, strict=True):
+        pass
     provenance = [group.provenance() for group in groups]
     write_whole(out / "provenance.json", _json(provenance))
     runs = [escape(_source(p), "markdown") for p in provenance]
@@ -67,6 +87,18 @@ def _build(groups: Sequence[RunGroup], out: Path, progress: Progress) -> tuple[s
     if gaps:
         parts.append("## Not in this report\n\n" + "\n".join(gaps))
     return "\n\n".join(parts) + "\n", first_lines
+
+
+def _description(item: ReportItem) -> str:
+    """What a figure's file says of itself."""
+    sources = [f"Source: {_source(group.provenance())}" for group in item.groups]
+    return "\n".join([item.title, *item.caption, *sources])
+
+
+def _save(draw: Callable[[], Figure], stem: Path, description: str) -> None:
+    figure = draw()
+    for suffix in (".png", ".svg"):
+        save(figure, stem.with_suffix(suffix), description)
 
 
 def _json(value: Any) -> str:
@@ -78,10 +110,7 @@ def _write(item: ReportItem, groups: Sequence[RunGroup], out: Path) -> str:
     provenance = [group.provenance() for group in item.groups]
     sources = [f"Source: {_source(p)}" for p in provenance]
     section = [f"## {item.title}"]
-    if item.figure is not None:
-        for suffix in ("png", "svg"):
-            path = out / "figures" / f"{item.name}.{suffix}"
-            save(item.figure, path, "\n".join([item.title, *item.caption, *sources]))
+    if item.draw is not None:
         section.append(f"![{item.title}](figures/{item.name}.png)")
     stem = out / "tables" / item.name
     about = {"title": item.title, "notes": item.caption, "settings": provenance}

@@ -3,11 +3,11 @@
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import pandas as pd
@@ -75,6 +75,11 @@ class RunGroup:
     @property
     def label(self) -> str:
         return f"{self.model}, {self.dataset}{self.suffix}"
+
+    @cached_property
+    def computed(self) -> dict[Any, Any]:
+        """Values of functions that are decorated with `once`, by their names and arguments."""
+        return {}
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -322,6 +327,22 @@ class RunGroup:
             "device": (self.run.manifest or {}).get("device", "not recorded"),
             "notes": list(self.notes),
         }
+
+
+Compute = TypeVar("Compute", bound=Callable[..., Any])
+
+
+def once(compute: Compute) -> Compute:
+    """Keep the values of a function of a setting (and other arguments) with the setting."""
+
+    @wraps(compute)
+    def kept(group: RunGroup, *arguments: Any) -> Any:
+        key = (compute.__module__, compute.__qualname__, *arguments)
+        if key not in group.computed:
+            group.computed[key] = compute(group, *arguments)
+        return group.computed[key]
+
+    return cast(Compute, kept)
 
 
 def short_path(path: str | None) -> str | None:

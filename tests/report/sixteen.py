@@ -7,7 +7,7 @@ beyond them), weakly reversed on one setting, and silent (no masking response) o
 empty answers and ties are as in real runs; on another a baseline ranks nearly as ASMI's best does,
 so that "equivalent" can come up. Leaves the runs in OUT/runs and their report in OUT/report, and
 prints the seconds it took. A second argument takes so many of the settings, a third so many answers
-of each.
+of each, a fourth so many processes.
 """
 
 import sys
@@ -159,12 +159,9 @@ def benchmark(folder: Path, n: int = 1000, models: tuple[str, ...] = MODELS) -> 
 
 if __name__ == "__main__":
     root, *sizes = Path(sys.argv[1]), *map(int, sys.argv[2:])
-    number, answers = (*sizes, *(16, 1000)[len(sizes) :])
+    number, answers, jobs = (*sizes, *(16, 1000, 1)[len(sizes) :])
     paths = benchmark(root / "runs", answers)[:number]
-    start, busy = time.perf_counter(), time.process_time()
-    file, said = build_report(load_run_groups(paths), root / "report")
+    start = time.perf_counter()
+    file, said = build_report(load_run_groups(paths), root / "report", jobs=jobs)
     print("\n".join(said))
-    print(
-        f"{file}: {len(paths)} settings, {time.perf_counter() - start:.0f} seconds, of which the "
-        f"processor worked {time.process_time() - busy:.0f}"
-    )
+    print(f"{file}: {len(paths)} settings, {time.perf_counter() - start:.0f} seconds")

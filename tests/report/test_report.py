@@ -98,7 +98,7 @@ def everything(tmp_path_factory):
     save(root / "closed mlp", condition(content(n, shift=0.5), "mlp", 0.5), matched(closed))
     out = root / "report"
     runs = [str(root / name) for name in ("open", "k256", "seed 1", "closed", "mlp", "closed mlp")]
-    command = ["report", *runs, "--out", str(out)]
+    command = ["report", *runs, "--out", str(out), "--jobs", "1"]
     with few_pixels():
         result = CliRunner().invoke(main, command, env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output

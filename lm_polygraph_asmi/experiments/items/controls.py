@@ -4,7 +4,6 @@ The paper names the test but does not run it.
 """
 
 from collections.abc import Iterator, Sequence
-from functools import cache
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -32,7 +31,7 @@ from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.item import Items, frame
 from lm_polygraph_asmi.report.items.boundary import twins
 from lm_polygraph_asmi.report.items.signal import verdict
-from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable, pairs_of_rows
+from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable, once, pairs_of_rows
 
 SCORES = ("Sem-ASMI", "ASMI")
 OTHERWISE = "every run perturbed only heads: needs asmi_controls"
@@ -74,7 +73,7 @@ def _name(condition: ConditionRun) -> str:
     return condition.condition
 
 
-@cache
+@once
 def comparable(group: RunGroup) -> list[Compared]:
     """Comparisons on a setting: the first run of each condition, and heads with the same masks."""
     by_heads: dict[tuple[str, str], dict[str, ConditionRun]] = {}
@@ -98,7 +97,7 @@ def _comparisons(groups: Sequence[RunGroup]) -> Iterator[Compared]:
     return chain.from_iterable(map(comparable, groups))
 
 
-@cache
+@once
 def _by_condition(group: RunGroup, symbol: str) -> dict[str, ConditionComparison]:
     """Every condition against heads; see `condition_comparisons`."""
     (compared,) = (c for c in comparable(group) if c.symbol == symbol)

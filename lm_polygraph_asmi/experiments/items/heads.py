@@ -7,7 +7,6 @@ divergences (`asmi_heads`). A dagger marks what the paper does not report.
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,7 +37,7 @@ from lm_polygraph_asmi.experiments.items import figures
 from lm_polygraph_asmi.report.item import Items, frame
 from lm_polygraph_asmi.report.items.signal import verdict
 from lm_polygraph_asmi.results.names import at_depth
-from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable
+from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable, once
 
 OTHER_SEEDS = 200
 """Number of other mask seeds, for the second null."""
@@ -133,7 +132,7 @@ def _columns(group: RunGroup, depth: float) -> Iterator[tuple[list[np.ndarray], 
         ], null.unknown_pairs  # fmt: skip
 
 
-@cache
+@once
 def profiles(group: RunGroup, depth: float) -> Profiles:
     """Statistics of a setting's tokens at a depth; takes seconds for a hundred answers."""
     run = dissected(group, depth)
@@ -224,7 +223,7 @@ def head_concentration(groups: Sequence[RunGroup]) -> Items:
     )  # fmt: skip
 
 
-@cache
+@once
 def excess_heads(group: RunGroup, depth: float) -> Interval:
     """Effective heads minus those of noise on the high-MI stratum, over clusters."""
     tokens = profiles(group, depth)
@@ -234,7 +233,7 @@ def excess_heads(group: RunGroup, depth: float) -> Interval:
     return cluster_interval(lambda rows: float(excess[rows].mean()), Clustered(clusters))
 
 
-@cache
+@once
 def coupled(group: RunGroup, depth: float, unit: str = "examples") -> dict[str, Coupling]:
     """The coupling of a setting at a depth, for each way to measure it."""
     tokens = profiles(group, depth)
@@ -265,7 +264,7 @@ def coupled(group: RunGroup, depth: float, unit: str = "examples") -> dict[str, 
     return by_reading
 
 
-@cache
+@once
 def sharpened(group: RunGroup) -> Interval:
     """Coupling at the deepest layer minus that at the shallowest one analysed."""
     depths = dissected_depths(group)
@@ -340,7 +339,7 @@ class Answers(NamedTuple):
     answers: Labelled
 
 
-@cache
+@once
 def answers(group: RunGroup, depth: float) -> Answers:
     """Answer-level signals of a setting at a depth; Unavailable without right and wrong ones."""
     tokens = profiles(group, depth)
@@ -355,7 +354,7 @@ def answers(group: RunGroup, depth: float) -> Answers:
     return Answers(means, included, known)
 
 
-@cache
+@once
 def error_detection(group: RunGroup, depth: float) -> dict[str, Interval]:
     """AUROC of each signal, with intervals over clusters."""
     labelled = answers(group, depth)

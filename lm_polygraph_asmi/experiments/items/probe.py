@@ -1,7 +1,6 @@
 """Predictions that flip without some heads: table "causal-flip" of the paper, with controls."""
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +16,7 @@ from lm_polygraph_asmi.experiments.items import figures
 from lm_polygraph_asmi.experiments.items.heads import DAGGER
 from lm_polygraph_asmi.experiments.probe_file import Probe, read_probe
 from lm_polygraph_asmi.report.item import Items, ReportItem, frame
-from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable, clusters_of
+from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable, clusters_of, once
 from lm_polygraph_asmi.results.runs import Run
 
 ROWS: dict[str, tuple[tuple[str, str], ...]] = {
@@ -81,7 +80,7 @@ class Probed(NamedTuple):
         return [keys[row] for row in rows]
 
 
-@cache
+@once
 def probed(group: RunGroup) -> list[Probed]:
     """Probes saved with a setting's runs and with those of its conditions."""
     runs = [("heads", run) for run in runs_of_heads(group)]
@@ -185,9 +184,8 @@ def causal_probe(groups: Sequence[RunGroup]) -> Items:
     """Table "causal-flip" of the paper; also with random heads, and on matched tokens."""
     title = "Do predictions depend on critical heads?"
     probes, damaged = all_probes(groups)
-    panels = {}
 
-    def compute(probed: Probed) -> list[dict[str, Any]]:
+    def compute(probed: Probed) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         probe = probed.probe
         rows, curves = [], {}
         for name, parts in ROWS.items():
@@ -204,8 +202,7 @@ def causal_probe(groups: Sequence[RunGroup]) -> Items:
             )
         if not rows:
             raise Unavailable("the probe has no token")
-        panels[probed.label] = probe.k, curves
-        return rows
+        return rows, {probed.label: (probe.k, curves)}
 
     def notes(item: ReportItem) -> list[str]:
         return [
@@ -223,9 +220,8 @@ def causal_probe(groups: Sequence[RunGroup]) -> Items:
         ]
 
     return frame(
-        "causal_probe", title, probes, compute, notes, lambda _: figures.flips(panels),
-        digits=0, reasons=damaged,
-        otherwise=OTHERWISE,
+        "causal_probe", title, probes, compute, notes, panels=figures.flips, digits=0,
+        reasons=damaged, otherwise=OTHERWISE,
     )  # fmt: skip
 
 

@@ -1,7 +1,6 @@
 """One function per item of the report, and the findings at its top."""
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
 from importlib import import_module
 from types import ModuleType
 
@@ -41,13 +40,13 @@ from lm_polygraph_asmi.report.items.signal import (
     selector,
     verdicts_of,
 )
-from lm_polygraph_asmi.results.run_groups import RunGroup, one_per_question_set
+from lm_polygraph_asmi.results.run_groups import RunGroup, once, one_per_question_set
 
 Make = Callable[[Sequence[RunGroup]], Items]
 
 
-@cache
-def _compared(groups: tuple[RunGroup, ...]) -> list[Compared]:
+@once
+def _compared(*groups: RunGroup) -> list[Compared]:
     """The paper's numbers beside those of the settings.
 
     Raises:
@@ -61,7 +60,7 @@ def _compared(groups: tuple[RunGroup, ...]) -> list[Compared]:
 def papers_numbers(groups: Sequence[RunGroup]) -> Items:
     """Every number of the paper beside the runs', with a verdict."""
     try:
-        return reproduction(_compared(tuple(groups)), groups)
+        return reproduction(_compared(*groups), groups)
     except ValueError as error:  # nothing is compared with a damaged file
         return [MissingItem("The paper's numbers", str(error))]
 
@@ -108,7 +107,7 @@ def _missing_rows(groups: Sequence[RunGroup]) -> list[str]:
 
 def _reproduced(groups: Sequence[RunGroup]) -> list[str]:
     try:
-        return reproduced(_compared(tuple(groups)))
+        return reproduced(_compared(*groups))
     except ValueError as error:
         return [f"**Nothing was compared with the paper: {error}.**"]
 

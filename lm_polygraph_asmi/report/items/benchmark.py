@@ -1,7 +1,7 @@
 """Benchmark, head-to-head, depths, stability."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from lm_polygraph_asmi.analysis.hypotheses import (
     holm,
     prr_comparisons,
 )
-from lm_polygraph_asmi.analysis.prr import normalised_prr, prr_with_error
+from lm_polygraph_asmi.analysis.prr import PRR, normalised_prr, prrs_with_error
 from lm_polygraph_asmi.analysis.stability import seed_stability
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.report import figures
@@ -43,11 +43,11 @@ from lm_polygraph_asmi.results.run_groups import (
     SEMANTIC_ENTROPY,
     RunGroup,
     Unavailable,
+    once,
     one_per_question_set,
 )
 from lm_polygraph_asmi.results.runs import MSP
 
-"""Resamples of PRR, as in the paper."""
 MOSTLY_EMPTY = 0.25
 """Settings with at least this share of empty answers: outcomes are also counted without them, as
 the paper does for Llama-2 on SQuAD (28.5 %)."""
@@ -95,10 +95,9 @@ def competes(method: str, group: RunGroup) -> bool:
 def benchmark(groups: Sequence[RunGroup]) -> Items:
     """Table "bench_main" of the paper with all methods and depths; also by AUROC and AUGRC."""
     methods = _in_table_order(groups)
-    ranked = _by_method(
-        groups, methods, lambda group, m: prr_with_error(group.score(m), group.answers), True
-    )
-    figure = figures.forest(
+    ranked = _by_method(groups, methods, _with_error, True)
+    draw = partial(
+        figures.forest,
         {group.label: {brief(m): i for m, i in intervals_of(group)[0].items()} for group in groups},
         "PRR, 95 % over clusters; black: baselines, blue: ASMI",
         black=[brief(method) for group in groups for method in group.baselines],
@@ -111,7 +110,7 @@ def benchmark(groups: Sequence[RunGroup]) -> Items:
     short = [f"{brief(m)} = {m}" for m in methods if brief(m) != m]
     items = [
         ReportItem(
-            "benchmark", "Benchmark: PRR of every method", groups, ranked, figure,
+            "benchmark", "Benchmark: PRR of every method", groups, ranked, draw,
             [
                 "PRR: 1 = errors rejected first, 0 = chance, negative = worse than chance. "
                 f"{marks} Compare only within a column.",
@@ -138,30 +137,39 @@ def benchmark(groups: Sequence[RunGroup]) -> Items:
             ),
         }  # fmt: skip
         for name, (title, measure, note) in measures.items():
-            values = partial(_of_errors, measure)
-            table = _by_method(tested, methods, values, False)
+            table = _by_method(tested, methods, partial(_of_errors, measure), False)
             items.append(ReportItem(f"benchmark_{name}", title, tested, table, None, [note], 3))
     return items
 
 
 def _of_errors(
-    measure: Callable[[np.ndarray, np.ndarray], float], group: RunGroup, method: str
-) -> float:
-    return measure(group.score(method), group.wrong)
+    measure: Callable[[np.ndarray, np.ndarray], float], group: RunGroup
+) -> dict[str, float]:
+    return {m: measure(group.score(m), group.wrong) for m in group.scores}
+
+
+@once
+def _prr(group: RunGroup) -> dict[str, float]:
+    return {m: normalised_prr(group.score(m), group.quality) for m in group.scores}
+
+
+@once
+def _with_error(group: RunGroup) -> dict[str, PRR]:
+    scores = [group.score(m) for m in group.scores]
+    return dict(zip(group.scores, prrs_with_error(scores, group.answers), strict=True))
 
 
 def _by_method(
     groups: Sequence[RunGroup],
     methods: Sequence[str],
-    value: Callable[[RunGroup, str], Any],
+    values: Callable[[RunGroup], Mapping[str, Any]],
     marked: bool,
 ) -> pd.DataFrame:
     """A row per method, a column per setting; the highest is marked if `marked`."""
     families = _families(groups)
     table = pd.DataFrame({"method": methods, "family": [families.get(m) for m in methods]})
     for group in groups:
-        by_method = {m: value(group, m) for m in group.scores}
-        lead = _lead(group) if marked else {}
+        by_method, lead = values(group), _lead(group) if marked else {}
         table[group.label] = [
             leading(by_method[m], lead[m]) if m in lead else by_method.get(m) for m in methods
         ]
@@ -174,10 +182,10 @@ def _lead(group: RunGroup) -> dict[str, Interval]:
     return {pair[0]: intervals_of(group)[1][pair].difference} if pair else {}
 
 
-@cache
+@once
 def _first_two(group: RunGroup) -> tuple[str, str] | None:
     """The two competing methods of highest PRR; None if there are fewer."""
-    prr = {m: normalised_prr(group.score(m), group.quality) for m in group.scores}
+    prr = _prr(group)
     order = sorted(
         (m for m in prr if competes(m, group) and not np.isnan(prr[m])), key=lambda m: -prr[m]
     )
@@ -231,10 +239,10 @@ SINGLE_PASS = {
 """Baselines read from the pass that generates the answer: no samples, no further question."""
 
 
-@cache
+@once
 def compared_on(group: RunGroup) -> dict[str, tuple[str, str]]:
     """The report's comparisons on a setting: name -> (first method, second method)."""
-    prr = {m: normalised_prr(group.score(m), group.quality) for m in group.scores}
+    prr = _prr(group)
     top, best = _best(list(group.variants.values()), prr), _best(group.baselines, prr)
     single_pass = _best([method for method in group.baselines if method in SINGLE_PASS], prr)
     semantic = group.variants.get("Sem-ASMI")
@@ -255,7 +263,7 @@ def compared_on(group: RunGroup) -> dict[str, tuple[str, str]]:
     }
 
 
-@cache
+@once
 def intervals_of(group: RunGroup) -> tuple[dict[str, Interval], dict[tuple[str, str], Comparison]]:
     """PRR intervals of a setting's methods, and all comparisons that the report shows."""
     pairs = [*compared_on(group).values(), *filter(None, [_first_two(group)])]
@@ -450,7 +458,6 @@ def _counts(
 def depths(groups: Sequence[RunGroup]) -> Items:
     """Appendix "Full Benchmark and Depth Sweep": best depth, and whether halves agree on it."""
     title = "Depth selection"
-    curves = {}
     by_group: list[dict[str, Any]] = []
     groups, doubled = one_per_question_set(groups)
     reasons: list[Reason] = [(label, "a larger run has the same questions") for label in doubled]
@@ -466,17 +473,17 @@ def depths(groups: Sequence[RunGroup]) -> Items:
         methods = {c: [m[depth] for depth in common] for c, m in halved.items()}
         sweeps.append((symbol, common, methods, *halved))
 
-    def compute(sweep: tuple[Any, ...]) -> list[dict[str, Any]]:
+    def compute(sweep: tuple[Any, ...]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         symbol, common, methods, *halved = sweep
         scores = {c: np.array([c.score(m) for m in methods[c]]) for c in halved}
         selection = depth_selection([Sweep(scores[c], c.answers) for c in halved])
         if np.ptp(selection.aggregate) == 0:
             raise Unavailable("PRR is the same at all depths")
-        drawn = {c: _drawn_at_depths(c, methods[c]) for c in halved}
+        drawn = {c: _drawn_at_depths(c, *methods[c]) for c in halved}
         num_clusters = min(c.answers.n_clusters for c in halved)
         mean = _mean(drawn.values())
         lead = _ahead(selection.aggregate, mean, num_clusters)
-        curves[symbol] = figures.DepthCurves(
+        curves = figures.DepthCurves(
             common,
             {
                 c.label: (prr, _band(drawn[c], len(set(c.clusters))))
@@ -486,7 +493,7 @@ def depths(groups: Sequence[RunGroup]) -> Items:
         )
         for c, prr in zip(halved, selection.groups, strict=True):
             by_group.append(_depths_of(c, symbol, common, prr, drawn[c]))
-        return [
+        rows = [
             {
                 "variant": symbol,
                 "depth": f"{depth:.0%}",
@@ -499,6 +506,7 @@ def depths(groups: Sequence[RunGroup]) -> Items:
             }
             for i, depth in enumerate(common)
         ]
+        return rows, {symbol: curves}
 
     notes = [
         "Aggregate: mean over settings. The highest is bold if the paired 95 % interval (over "
@@ -515,8 +523,8 @@ def depths(groups: Sequence[RunGroup]) -> Items:
         "the table by setting)."
     )
     items = frame(
-        "depth_selection", title, sweeps, compute, notes, lambda _: figures.depths(curves),
-        digits=3, label=lambda sweep: sweep[0], reasons=reasons, pictured=pictured,
+        "depth_selection", title, sweeps, compute, notes, panels=figures.depths, digits=3,
+         label=lambda sweep: sweep[0], reasons=reasons, pictured=pictured,
         otherwise="no variant was scored at two or more depths (see asmi_depth_sweep)",
     )  # fmt: skip
     if isinstance(items[0], MissingItem):
@@ -541,7 +549,8 @@ def depths(groups: Sequence[RunGroup]) -> Items:
     ]
 
 
-def _drawn_at_depths(group: RunGroup, methods: Sequence[str]) -> np.ndarray:
+@once
+def _drawn_at_depths(group: RunGroup, *methods: str) -> np.ndarray:
     """(B, D) PRR at every depth; settings with the same questions share their resamples."""
     scores = {m: group.score(m) for m in methods}
     drawn = drawn_prr(scores, group.answers, RESAMPLES)[1]

@@ -19,6 +19,7 @@ from lm_polygraph_asmi.report.item import Items, frame
 from lm_polygraph_asmi.results.run_groups import (
     RunGroup,
     Unavailable,
+    once,
     pairs_of_rows,
     same_depth,
 )
@@ -63,19 +64,13 @@ def twins(groups: Sequence[RunGroup]) -> Iterator[tuple[RunGroup, RunGroup]]:
 
 
 def _twin_rows(twins: tuple[RunGroup, RunGroup]) -> list[dict[str, Any]]:
-    opened, closed = twins
-    pairs = pairs_of_rows(opened, closed, same_answers=False)
-    if not pairs:
-        raise Unavailable("no question is in both runs")
-    # Closed-book prompts have no passage: they use the clusters of their open-book twins.
-    clusters = opened.answers.take([i for i, _ in pairs]).clusters
     rows = []
-    for group, chosen in ((opened, [i for i, _ in pairs]), (closed, [j for _, j in pairs])):
-        sem, msp, difference = _gap_to_msp(group, clusters, chosen)
+    for group, chosen, clusters in shared_rows(*twins):
+        sem, msp, difference = gap_to_msp(group, chosen, clusters)
         rows.append(
             {
                 "setting": group.label,
-                "questions": len(pairs),
+                "questions": len(chosen),
                 f"mean {group.metric}": float(group.quality[chosen].mean()),
                 "Sem-ASMI": sem,
                 "MSP": msp,
@@ -85,7 +80,22 @@ def _twin_rows(twins: tuple[RunGroup, RunGroup]) -> list[dict[str, Any]]:
     return rows
 
 
-def _gap_to_msp(group: RunGroup, clusters: Sequence[str], rows: Sequence[int]) -> list[Interval]:
+def shared_rows(opened: RunGroup, closed: RunGroup) -> list[tuple[RunGroup, list[int], list[str]]]:
+    """Either setting, its rows with the questions of both, and their clusters.
+
+    Raises:
+        Unavailable: no question is in both.
+    """
+    pairs = pairs_of_rows(opened, closed, same_answers=False)
+    if not pairs:
+        raise Unavailable("no question is in both runs")
+    opened_rows, closed_rows = map(list, zip(*pairs, strict=True))
+    # Closed-book prompts have no passage: they use the clusters of their open-book twins.
+    clusters = opened.answers.take(opened_rows).clusters
+    return [(opened, opened_rows, clusters), (closed, closed_rows, clusters)]
+
+
+def gap_to_msp(group: RunGroup, rows: Sequence[int], clusters: Sequence[str]) -> list[Interval]:
     """PRR of Sem-ASMI, of MSP, and their paired difference, on some rows of a setting."""
     sem, msp = group.need("u_sem", "msp")
     scores = {"sem": sem[rows], "msp": msp[rows]}
@@ -100,21 +110,9 @@ def truncation(groups: Sequence[RunGroup]) -> Items:
 
     def compute(pair: PairOfK) -> list[dict[str, Any]]:
         symbol, first_k, first, first_method, second_k, second, second_method = pair
-        same_run = first is second
-        every_row = [(i, i) for i in range(len(first))]
-        pairs = every_row if same_run else pairs_of_rows(first, second, True)
-        if not pairs:
+        first_rows, second_rows, paired = differences_of_k(pair)
+        if not paired:
             return []
-        first_rows, second_rows = map(list, zip(*pairs, strict=True))
-        scores = {
-            "small": first.score(first_method)[first_rows],
-            "large": second.score(second_method)[second_rows],
-        }
-        differences = [("large", "small")]
-        if first.msp is not None:
-            scores["msp"] = first.msp[first_rows]
-            differences.append(("large", "msp"))
-        _, paired = prr_intervals(scores, first.answers.take(first_rows), differences)
         rows = (first, first_method, first_rows), (second, second_method, second_rows)
         return [
             {
@@ -166,6 +164,30 @@ def pairs_of_k(groups: Sequence[RunGroup], symbol: str) -> Iterator[PairOfK]:
             yield symbol, small, *by_k[small], large, *by_k[large]
 
 
+def differences_of_k(
+    pair: PairOfK,
+) -> tuple[list[int], list[int], dict[tuple[str, str], Interval]]:
+    """Rows of the answers scored with both K, and PRR of the "large" minus "small" and "msp".
+
+    All empty if there is no such answer.
+    """
+    _, _, first, first_method, _, second, second_method = pair
+    every_row = [(i, i) for i in range(len(first))]
+    pairs = every_row if first is second else pairs_of_rows(first, second, True)
+    if not pairs:
+        return [], [], {}
+    first_rows, second_rows = map(list, zip(*pairs, strict=True))
+    scores = {
+        "small": first.score(first_method)[first_rows],
+        "large": second.score(second_method)[second_rows],
+    }
+    if first.msp is not None:
+        scores["msp"] = first.msp[first_rows]
+    differences = [("large", other) for other in scores if other != "large"]
+    paired = prr_intervals(scores, first.answers.take(first_rows), differences)[1]
+    return first_rows, second_rows, paired
+
+
 def _token_correlation(*scored: tuple[RunGroup, str, Sequence[int]]) -> float | None:
     """Rank correlation of MI_t over the tokens of two (setting, method, rows); None if not saved.
 
@@ -188,23 +210,29 @@ def _coverage_at(group: RunGroup, top_k: int) -> float | None:
     return float(np.concatenate(saved)[:, TOP_K.index(top_k)].mean())
 
 
+@once
+def coverages(group: RunGroup) -> tuple[pd.DataFrame, dict[str, np.ndarray]]:
+    """Of `coverage_by_band` and `coverage_intervals`; raises Unavailable if nothing was saved."""
+    saved = group.saved("asmi_coverage", at_operating_depth=True)
+    information = group.saved("asmi_mi", at_operating_depth=True)
+    if not saved or not information:
+        raise Unavailable("asmi_coverage or asmi_mi not saved")
+    bands = coverage_by_band(np.concatenate(information), np.concatenate(saved), TOP_K)
+    return bands, coverage_intervals(information, saved, group.answers)
+
+
 def coverage(groups: Sequence[RunGroup]) -> Items:
     """Table "topk-highmi" of the paper, all bands."""
     title = "Top-K coverage by disagreement"
-    spread = {}
 
-    def compute(group: RunGroup) -> list[dict[str, Any]]:
-        saved = group.saved("asmi_coverage", at_operating_depth=True)
-        information = group.saved("asmi_mi", at_operating_depth=True)
-        if not saved or not information:
-            raise Unavailable("asmi_coverage or asmi_mi not saved")
-        bands = coverage_by_band(np.concatenate(information), np.concatenate(saved), TOP_K)
-        spread[group.label] = coverage_intervals(information, saved, group.answers)
-        return [
+    def compute(group: RunGroup) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        bands, ends = coverages(group)
+        rows = [
             {"setting": group.label, "tokens": band}
             | {f"K = {name}" if name in TOP_K else str(name): v for name, v in row.items()}
             for band, row in bands.to_dict("index").items()
         ]
+        return rows, {group.label: (bands[list(TOP_K)], ends)}
 
     notes = [
         "Mean probability mass of a subnetwork's K most likely tokens, averaged over masks; bands "
@@ -212,8 +240,7 @@ def coverage(groups: Sequence[RunGroup]) -> Items:
         "bucket, −m ln m nats."
     ]
     return frame(
-        "top_k_coverage", title, groups, compute, notes,
-        lambda table: figures.coverage(table, spread), digits=3,
+        "top_k_coverage", title, groups, compute, notes, panels=figures.coverage, digits=3,
         pictured="Figure: pointwise 95 % bands over clusters (200 resamples), with bands of "
         "tokens recomputed in each.",
     )  # fmt: skip

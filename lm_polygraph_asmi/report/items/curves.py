@@ -15,7 +15,7 @@ from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.prr import normalised_prr, rejection_curve
 from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.item import Items, frame
-from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable
+from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable, once
 
 SHOWN = (1.0, 0.9, 0.75, 0.5, 0.25)
 """Shares of accepted answers in the table."""
@@ -24,9 +24,9 @@ SHOWN = (1.0, 0.9, 0.75, 0.5, 0.25)
 def rejection(groups: Sequence[RunGroup]) -> Items:
     """The curve of PRR: mean quality of the accepted answers."""
     title = "Rejection curves: PRR is their normalised area"
-    panels: dict[str, Any] = {}
 
-    def compute(group: RunGroup) -> list[dict[str, Any]]:
+    @once
+    def compute(group: RunGroup) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         names = ("u_sem", "MSP", "entropy")
         scores = dict(zip(names, group.need("u_sem", "msp", "entropy"), strict=True))
         prr = {name: normalised_prr(score, group.quality) for name, score in scores.items()}
@@ -35,8 +35,7 @@ def rejection(groups: Sequence[RunGroup]) -> Items:
         curves = {n: rejection_curve(s, group.answers) for n, s in scores.items()}
         unclustered = Labelled(quality=group.quality, clusters=["" for _ in group.quality])
         oracle = rejection_curve(-group.quality, unclustered)  # needs no band
-        panels[f"{group.label}, n = {len(group)}"] = curves, oracle
-        return [
+        rows = [
             {"setting": group.label, "rejected by": name, "PRR": prr.get(name, 1.0)}
             | {
                 f"{share:.0%} kept": float(np.interp(share, curve.coverages, curve.values))
@@ -44,6 +43,7 @@ def rejection(groups: Sequence[RunGroup]) -> Items:
             }
             for name, curve in {**curves, "quality (oracle)": oracle}.items()
         ]
+        return rows, {f"{group.label}, n = {len(group)}": (curves, oracle)}
 
     notes = [
         "Mean quality of the accepted answers when the most uncertain are rejected. Oracle: "
@@ -54,7 +54,7 @@ def rejection(groups: Sequence[RunGroup]) -> Items:
         "curve at once. Overlapping bands do not test a difference: see the paired intervals."
     )
     return frame(
-        "rejection", title, groups, compute, notes, lambda _: figures.rejection(panels), digits=3,
+        "rejection", title, groups, compute, notes, panels=figures.rejection, digits=3,
         pictured=pictured,
     )  # fmt: skip
 
@@ -62,9 +62,9 @@ def rejection(groups: Sequence[RunGroup]) -> Items:
 def reliable(groups: Sequence[RunGroup]) -> Items:
     """Reliability diagram of the held-out probability of error, calibrated from u_sem."""
     title = "Reliability of the probability of error"
-    panels: dict[str, Any] = {}
 
-    def compute(group: RunGroup) -> dict[str, Any]:
+    @once
+    def compute(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
         group.need_errors()
         (u_sem,) = group.need("u_sem")
         held_out = held_out_probability(u_sem, group.answers)
@@ -74,8 +74,7 @@ def reliable(groups: Sequence[RunGroup]) -> Items:
             )
         chance, base = held_out
         diagram = reliability(chance, group.answers)
-        panels[f"{group.label}, n = {len(group)}"] = diagram
-        return {
+        row = {
             "setting": group.label,
             "n": len(group),
             "error rate": float(group.wrong.mean()),
@@ -86,6 +85,7 @@ def reliable(groups: Sequence[RunGroup]) -> Items:
             "uncertainty": diagram.uncertainty,
             "p, calibrated": diagram.p_value,
         }
+        return row, {f"{group.label}, n = {len(group)}": diagram}
 
     notes = [
         "Probability of error from an isotonic fit of u_sem on four folds of clusters, compared "
@@ -101,6 +101,6 @@ def reliable(groups: Sequence[RunGroup]) -> Items:
         "most frequent one."
     )
     return frame(
-        "reliability", title, groups, compute, notes, lambda _: figures.reliability(panels),
-        digits=3, p_values=("p, calibrated",), pictured=pictured,
+        "reliability", title, groups, compute, notes, panels=figures.reliability, digits=3,
+        p_values=("p, calibrated",), pictured=pictured,
     )  # fmt: skip

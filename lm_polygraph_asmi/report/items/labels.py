@@ -21,7 +21,7 @@ from lm_polygraph_asmi.prompts import last_question
 from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.item import Items, frame
 from lm_polygraph_asmi.report.items.benchmark import competes
-from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable
+from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable, once
 from lm_polygraph_asmi.results.runs import RIGHT
 
 AUDITED = 50
@@ -77,6 +77,7 @@ def noise(groups: Sequence[RunGroup]) -> Items:
     """How many wrong labels would change the verdict that a score ranks errors."""
     title = "How much label noise a verdict tolerates"
 
+    @once
     def compute(group: RunGroup) -> list[dict[str, Any]]:
         group.need_errors()
         rows = []
@@ -116,6 +117,7 @@ def length(groups: Sequence[RunGroup]) -> Items:
     """PRR within answers of similar length, and without empty answers."""
     title = "Length: PRR within strata"
 
+    @once
     def compute(group: RunGroup) -> list[dict[str, Any]]:
         group.need_errors()
         u_sem, msp, lengths = group.need("u_sem", "msp", "lengths")

@@ -6,8 +6,6 @@ or raises `Unavailable` if the runs lack it and `NotComparable` if they have oth
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from functools import cache
 
 import numpy as np
 from scipy.stats import pearsonr
@@ -15,19 +13,25 @@ from scipy.stats import pearsonr
 from lm_polygraph_asmi.analysis import comparison, selective
 from lm_polygraph_asmi.analysis.clusters import Interval, cluster_interval
 from lm_polygraph_asmi.analysis.cost import method_seconds, phase_seconds
-from lm_polygraph_asmi.analysis.coverage import TOP_K, coverage_by_band, coverage_intervals
+from lm_polygraph_asmi.analysis.coverage import TOP_K
 from lm_polygraph_asmi.analysis.depth import DepthSelection, Sweep, depth_selection
 from lm_polygraph_asmi.analysis.distinct import AGGREGATIONS, DistinctSignal, distinct_signal
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.stability import rank_correlation, seed_stability
 from lm_polygraph_asmi.report.items.benchmark import intervals_of, other_seeds
-from lm_polygraph_asmi.report.items.boundary import pairs_of_k, twins
+from lm_polygraph_asmi.report.items.boundary import (
+    coverages,
+    differences_of_k,
+    gap_to_msp,
+    pairs_of_k,
+    shared_rows,
+    twins,
+)
 from lm_polygraph_asmi.report.items.mechanism import WARM_UP
 from lm_polygraph_asmi.results.manifest import seconds_by_phase
 from lm_polygraph_asmi.results.paper import (
     BENCHMARKS,
     MODELS,
-    NotComparable,
     Published,
     Setting,
     paper_method,
@@ -37,14 +41,12 @@ from lm_polygraph_asmi.results.run_groups import (
     RunGroup,
     Unavailable,
     of_config,
-    pairs_of_rows,
+    once,
 )
 from lm_polygraph_asmi.results.runs import MSP, SYMBOLS
 
 Measure = Callable[[Published, Sequence[RunGroup]], Interval]
 OPERATING, LARGER_K = 0.6, 256
-BESIDES = (MSP, "SemanticEntropy", "SAR", "LUQ", "RAUQ (entropy)")
-"""Baselines that the paper compares with its variants."""
 CLOSING, WITHOUT = ", with closing token", ", without closing token"
 """Suffixes of numbers of tokens, of which both readings are shown."""
 SIXTEEN = len(MODELS) * (len(BENCHMARKS) - 1)
@@ -73,7 +75,7 @@ def _mean(values: np.ndarray, answers: Labelled) -> Interval:
     return cluster_interval(lambda rows: float(values[rows].mean()), answers)
 
 
-@cache
+@once
 def operating(group: RunGroup) -> RunGroup:
     """The setting with the paper's variants at 60 % as its operating variants."""
     for symbol in ("Sem-ASMI", "ASMI", "Adapt-ASMI"):
@@ -103,9 +105,9 @@ def _lengths(group: RunGroup, quantity: str) -> np.ndarray:
     return lengths - np.array(closing, dtype=float)
 
 
-def datasets(number: Published, groups: Sequence[RunGroup]) -> Interval:
-    group, quantity = groups[0], number.quantity
-    answers = group.answers
+@once
+def datasets(group: RunGroup, number: Published) -> Interval:
+    quantity, answers = number.quantity, group.answers
     if quantity == "clusters":
         return Interval(*[float(answers.n_clusters)] * 3)  # a count, without an error
     if quantity == "mean quality":
@@ -149,38 +151,26 @@ def method_of(number: Published, group: RunGroup) -> str:
     return method
 
 
-def benchmark(number: Published, groups: Sequence[RunGroup]) -> Interval:
-    return intervals_of(groups[0])[0][method_of(number, groups[0])]
+@once
+def benchmark(group: RunGroup, number: Published) -> Interval:
+    return intervals_of(group)[0][method_of(number, group)]
 
 
-@cache
-def _differences(group: RunGroup) -> dict[tuple[str, str], Interval]:
-    """Every variant minus every baseline of `BESIDES`, on the same resamples."""
-    names = {}
-    for symbol in SYMBOLS:
-        with suppress(NotComparable):
-            if method := paper_method(group, symbol, OPERATING):
-                names[symbol] = method
-    others = [method for method in BESIDES if method in group.baselines]
-    scores = {symbol: group.score(method) for symbol, method in names.items()}
-    scores |= {method: group.score(method) for method in others}
-    pairs = [(symbol, method) for symbol in names for method in others]
-    return comparison.prr_intervals(scores, group.answers, pairs)[1]
-
-
-def head_to_head(number: Published, groups: Sequence[RunGroup]) -> Interval:
+@once
+def head_to_head(group: RunGroup, number: Published) -> Interval:
     if " − " not in number.method:
-        return benchmark(number, groups)
+        return benchmark(group, number)
     first, second = number.method.split(" − ")
-    pair = _differences(groups[0]).get((first, second))
-    if pair is not None:
-        return pair
-    if paper_method(groups[0], first, OPERATING) is None:
+    method = paper_method(group, first, OPERATING)
+    if method is None:
         raise Unavailable(f"{first} at 60% was not run")
-    raise Unavailable(f"{second} was not run")
+    if second not in group.baselines:
+        raise Unavailable(f"{second} was not run")
+    scores = {name: group.score(name) for name in (method, second)}
+    return comparison.prr_intervals(scores, group.answers, [(method, second)])[1][method, second]
 
 
-@cache
+@once
 def _distinct(group: RunGroup, symbol: str, aggregation: str, entropies: bool) -> DistinctSignal:
     """The paper's test on a setting; over MSP and H, or over both entropies inside MI."""
     group, u_sem, msp, entropy = _signal(group)
@@ -215,20 +205,28 @@ def ensemble_mean(number: Published, groups: Sequence[RunGroup]) -> Interval:
         if len(three) < 3:
             raise Unavailable("needs BabiQA, CoQA and TriviaQA")
         return unspread(min(three) if "lowest" in number.quantity else max(three))
-    group, u_sem, _, _ = _signal(groups[0])
+    return _above_mean(groups[0])
+
+
+@once
+def _above_mean(group: RunGroup) -> Interval:
+    """PRR of u_sem minus that of the ensemble mean's entropy."""
+    group, u_sem, _, _ = _signal(group)
     (average,) = group.need("entropy_of_mean")
     scores, pair = {"u_sem": u_sem, "mean": average}, ("u_sem", "mean")
     return comparison.prr_intervals(scores, group.answers, [pair])[1][pair]
 
 
-def matched_flags(_: Published, groups: Sequence[RunGroup]) -> Interval:
-    group, u_sem, _msp, entropy = _signal(groups[0])
+@once
+def matched_flags(group: RunGroup, _: Published) -> Interval:
+    group, u_sem, _msp, entropy = _signal(group)
     flagged = int(group.wrong.sum())
     return unspread(comparison.mcnemar(u_sem, entropy, group.wrong, flagged).p_value)
 
 
-def confident_fragile(number: Published, groups: Sequence[RunGroup]) -> Interval:
-    group, u_sem, msp, _ = _signal(groups[0])
+@once
+def confident_fragile(group: RunGroup, number: Published) -> Interval:
+    group, u_sem, msp, _ = _signal(group)
     if number.quantity == "gap of error rates":
         return selective.confident_but_fragile(msp, u_sem, group.answers).gap
     if number.quantity.endswith("tokens"):
@@ -244,8 +242,9 @@ def confident_fragile(number: Published, groups: Sequence[RunGroup]) -> Interval
     return cluster_interval(rate, group.answers)
 
 
-def payoff(number: Published, groups: Sequence[RunGroup]) -> Interval:
-    group, u_sem, msp, entropy = _signal(groups[0])
+@once
+def payoff(group: RunGroup, number: Published) -> Interval:
+    group, u_sem, msp, entropy = _signal(group)
     by, abstain = {
         "confident error": (msp, 0.0), "filter by u_sem": (u_sem, 0.5),
         "filter by entropy": (entropy, 0.5),
@@ -257,8 +256,9 @@ def payoff(number: Published, groups: Sequence[RunGroup]) -> Interval:
     )
 
 
-def aurc(number: Published, groups: Sequence[RunGroup]) -> Interval:
-    group, u_sem, msp, entropy = _signal(groups[0])
+@once
+def aurc(group: RunGroup, number: Published) -> Interval:
+    group, u_sem, msp, entropy = _signal(group)
     score = {MSP: msp, "MeanTokenEntropy": entropy}.get(number.method, u_sem)
     wrong = group.wrong
     return cluster_interval(lambda rows: selective.aurc(score[rows], wrong[rows]), group.answers)
@@ -266,19 +266,13 @@ def aurc(number: Published, groups: Sequence[RunGroup]) -> Interval:
 
 def boundary(number: Published, groups: Sequence[RunGroup]) -> Interval:
     if number.quantity == "mean quality":
-        return datasets(number, groups)
+        return datasets(groups[0], number)
     for pair in twins(groups):
         for group in pair:
             if paper_setting(group) != (number.model, number.dataset):
                 continue
-            rows = pairs_of_rows(*pair, same_answers=False)
-            chosen = [both[pair.index(group)] for both in rows]
-            sem, msp = operating(group).need("u_sem", "msp")
-            clusters = pair[0].answers.take([opened for opened, _ in rows]).clusters
-            scores = {"u_sem": sem[chosen], "MSP": msp[chosen]}
-            answers = Labelled(quality=group.quality[chosen], clusters=clusters)
-            gaps = comparison.prr_intervals(scores, answers, [("u_sem", "MSP")])[1]
-            return gaps["u_sem", "MSP"]
+            (chosen,) = (rest for one, *rest in shared_rows(*pair) if one is group)
+            return gap_to_msp(operating(group), *chosen)[-1]
     raise Unavailable("no run on the same questions with and without passage")
 
 
@@ -286,60 +280,38 @@ def larger_k(number: Published, groups: Sequence[RunGroup]) -> Interval:
     if number.quantity.startswith("mean coverage"):
         return _coverage(groups[0], "all tokens", LARGER_K)
     first, _, second = number.method.partition(" − ")
-    for _, small_k, small, small_method, large_k, large, large_method in pairs_of_k(groups, first):
-        if (small_k, large_k) != (64, LARGER_K) or small not in groups:
+    for pair in pairs_of_k(groups, first):
+        _, small_k, small, small_method, large_k, large, large_method = pair
+        if (small_k, large_k) != (64, LARGER_K):
             continue
         if paper_method(small, first, OPERATING) != small_method:
             continue
         if paper_method(large, first, OPERATING, LARGER_K) != large_method:
             continue
-        rows = [(i, i) for i in range(len(small))]
-        rows = rows if small is large else pairs_of_rows(small, large, same_answers=True)
-        if not rows:
-            continue
-        few, many = map(list, zip(*rows, strict=True))
-        scores = {"large": large.score(large_method)[many], "small": small.score(small_method)[few]}
-        if second:
-            (msp,) = small.need("msp")
-            scores["small"] = msp[few]
-        pair = ("large", "small")
-        return comparison.prr_intervals(scores, small.answers.take(few), [pair])[1][pair]
+        if paired := differences_of_k(pair)[-1]:
+            if second:
+                small.need("msp")
+            return paired["large", "msp" if second else "small"]
     raise Unavailable("no answers were scored with K = 64 and K = 256")
 
 
-@cache
-def _coverages(group: RunGroup) -> dict[str, list[Interval]]:
-    """Coverage at each of `TOP_K`, by band of MI_t."""
-    group = operating(group)
-    saved = group.saved("asmi_coverage", at_operating_depth=True)
-    information = group.saved("asmi_mi", at_operating_depth=True)
-    if not saved or not information:
-        raise Unavailable("asmi_coverage or asmi_mi not saved")
-    bands = coverage_by_band(np.concatenate(information), np.concatenate(saved), TOP_K)
-    ends = coverage_intervals(information, saved, group.answers)
-    return {
-        str(band): [
-            Interval(float(bands.loc[band, k]), *map(float, ends[str(band)][:, i]))
-            for i, k in enumerate(TOP_K)
-        ]
-        for band in bands.index
-    }
-
-
 def _coverage(group: RunGroup, band: str, top_k: int) -> Interval:
-    return _coverages(group)[band][TOP_K.index(top_k)]
+    bands, ends = coverages(operating(group))
+    low, high = ends[band][:, TOP_K.index(top_k)]
+    return Interval(float(bands.loc[band, top_k]), float(low), float(high))
 
 
-def top_k_coverage(number: Published, groups: Sequence[RunGroup]) -> Interval:
-    return _coverage(groups[0], "high (top decile)", int(number.quantity.rpartition(" = ")[2]))
+@once
+def top_k_coverage(group: RunGroup, number: Published) -> Interval:
+    return _coverage(group, "high (top decile)", int(number.quantity.rpartition(" = ")[2]))
 
 
-def error_separation(number: Published, groups: Sequence[RunGroup]) -> Interval:
+@once
+def error_separation(group: RunGroup, number: Published) -> Interval:
     if number.quantity == "AUROC":
-        group = groups[0]
         score = group.score(method_of(number, group))
         return comparison.auroc_interval(score, group.answers)
-    group = operating(groups[0])
+    group = operating(group)
     (tokens,) = group.need("mi_tokens")
     chosen = np.ones(len(group), dtype=bool)
     if "answers" in number.quantity:
@@ -353,16 +325,17 @@ def error_separation(number: Published, groups: Sequence[RunGroup]) -> Interval:
     )
 
 
-def mechanism(_: Published, groups: Sequence[RunGroup]) -> Interval:
-    mi, agreement = operating(groups[0]).need("mi_tokens", "agreement_tokens")
+@once
+def mechanism(group: RunGroup, _: Published) -> Interval:
+    mi, agreement = operating(group).need("mi_tokens", "agreement_tokens")
     return unspread(pearsonr(np.concatenate(mi), np.concatenate(agreement)).statistic)
 
 
-@cache
-def _selection(groups: tuple[RunGroup, ...], symbol: str) -> DepthSelection:
+@once
+def _selection(first: RunGroup, symbol: str, *others: RunGroup) -> DepthSelection:
     """Depth selection over the sixteen settings, with depths 60, 70, 80 and 90 %."""
     sweeps: dict[Setting, Sweep] = {}
-    for group in groups:
+    for group in (first, *others):
         depths = (0.6, 0.7, 0.8, 0.9)
         methods = [paper_method(group, symbol, depth) for depth in depths]
         setting = paper_setting(group)
@@ -375,7 +348,7 @@ def _selection(groups: tuple[RunGroup, ...], symbol: str) -> DepthSelection:
 
 
 def depths(number: Published, groups: Sequence[RunGroup]) -> Interval:
-    selection = _selection(tuple(groups), number.method)
+    selection = _selection(groups[0], number.method, *groups[1:])
     at = round(10 * (number.depth or OPERATING)) - 6
     return unspread(
         {
@@ -430,12 +403,19 @@ def cost(number: Published, groups: Sequence[RunGroup]) -> Interval:
     raise Unavailable("not measured in a run of one depth")
 
 
+def _of_one(measure: Callable[[RunGroup, Published], Interval]) -> Measure:
+    """A measure of the best setting alone."""
+    return lambda number, groups: measure(groups[0], number)
+
+
 MEASURES: dict[str, Measure] = {
-    "datasets": datasets, "benchmark": benchmark, "head_to_head": head_to_head,
-    "depth_selection": depths, "error_separation": error_separation, "distinct_signal": distinct,
-    "ensemble_mean": ensemble_mean, "matched_flags": matched_flags,
-    "confident_fragile": confident_fragile, "payoff": payoff, "aurc": aurc, "boundary": boundary,
-    "larger_k": larger_k, "top_k_coverage": top_k_coverage, "stability": stability,
-    "mechanism": mechanism, "cost": cost,
+    "datasets": _of_one(datasets), "benchmark": _of_one(benchmark),
+    "head_to_head": _of_one(head_to_head), "depth_selection": depths,
+    "error_separation": _of_one(error_separation), "distinct_signal": distinct,
+    "ensemble_mean": ensemble_mean, "matched_flags": _of_one(matched_flags),
+    "confident_fragile": _of_one(confident_fragile), "payoff": _of_one(payoff),
+    "aurc": _of_one(aurc), "boundary": boundary, "larger_k": larger_k,
+    "top_k_coverage": _of_one(top_k_coverage), "stability": stability,
+    "mechanism": _of_one(mechanism), "cost": cost,
 }  # fmt: skip
 """By item of the report; those of heads are in `experiments.items.measured`."""

@@ -20,7 +20,7 @@ from lm_polygraph_asmi.prompts import last_question
 from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.item import Items, ReportItem, frame
 from lm_polygraph_asmi.results.manifest import PHASES, seconds_by_phase
-from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable
+from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable, once
 from lm_polygraph_asmi.results.runs import SYMBOLS
 
 CASES = 5
@@ -30,9 +30,9 @@ WARM_UP = 10
 def screen(groups: Sequence[RunGroup]) -> Items:
     """Table "babiqa-mechanism" and figure "error-separation" of the paper."""
     title = "Masking response and error separation"
-    panels = {}
 
-    def compute(group: RunGroup) -> dict[str, Any]:
+    @once
+    def compute(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
         (information,) = group.need("mi_tokens")
         scores = {s: group.score(group.variants[s]) for s in SYMBOLS if s in group.variants}
         if group.msp is not None:
@@ -41,8 +41,7 @@ def screen(groups: Sequence[RunGroup]) -> Items:
         separation = error_separation(information, dict(scores), group.answers)
         first_variant = [name for name in ("Adapt-ASMI", "Sem-ASMI", "ASMI") if name in scores][:1]
         drawn = {name: scores[name] for name in [*first_variant, "MSP"] if name in scores}
-        panels[group.label] = drawn, group.wrong, separation.auroc
-        return {
+        row = {
             "setting": group.label,
             "tokens": response.tokens,
             "median MI_t": response.median,
@@ -51,6 +50,7 @@ def screen(groups: Sequence[RunGroup]) -> Items:
             "wrong answers": separation.wrong,
             "near zero": response.over_robust,
         } | {f"AUROC {name}": interval for name, interval in separation.auroc.items()}
+        return row, {group.label: (drawn, group.wrong, separation.auroc)}
 
     notes = [
         "Mean MI_t of tokens, nats, in right and in wrong answers; error-detection AUROC with "
@@ -60,8 +60,8 @@ def screen(groups: Sequence[RunGroup]) -> Items:
         "others start at 0.016 nats.",
     ]
     return frame(
-        "error_separation", title, groups, compute, notes, lambda _: figures.violins(panels),
-        digits=3, finer=("median MI_t", "mean MI_t", "right answers", "wrong answers"),
+        "error_separation", title, groups, compute, notes, panels=figures.violins, digits=3,
+        finer=("median MI_t", "mean MI_t", "right answers", "wrong answers"),
         pictured="Figure: logarithmic axis, values below the first percentile of the positive "
         "ones at its lower end; the first of Adapt-ASMI, Sem-ASMI and ASMI that was run; dot: "
         f"median; fewer than {figures.SHAPED} answers: one stroke each.",
@@ -71,16 +71,15 @@ def screen(groups: Sequence[RunGroup]) -> Items:
 def mechanism(groups: Sequence[RunGroup]) -> Items:
     """Figure "mechanism" (a) of the paper: disagreement and agreement of tokens."""
     title = "MI and semantic agreement of tokens"
-    panels = {}
 
-    def compute(group: RunGroup) -> dict[str, Any]:
+    @once
+    def compute(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
         mi, agreement = map(np.concatenate, group.need("mi_tokens", "agreement_tokens"))
         if len(mi) < 3 or not np.ptp(mi) or not np.ptp(agreement):
             raise Unavailable("MI_t or A_t is the same everywhere")
         r = float(pearsonr(mi, agreement).statistic)
-        panels[group.label] = mi, agreement, r
         entropy = group.tokens("asmi_entropy")
-        return {
+        row = {
             "setting": group.label,
             "tokens": len(mi),
             "Pearson r": r,
@@ -90,22 +89,22 @@ def mechanism(groups: Sequence[RunGroup]) -> Items:
             "mean MI_t": float(mi.mean()),
             "mean A_t": float(agreement.mean()),
         }
+        return row, {group.label: (mi, agreement, r)}
 
     notes = [
         "High MI_t counts fully with low agreement A_t, and is discounted with high agreement. "
         "Pearson r: of A_t and MI_t (not its logarithm); H_t: single-pass entropy of the token."
     ]
     return frame(
-        "mechanism", title, groups, compute, notes, lambda _: figures.joint(panels), digits=3
-    )
+        "mechanism", title, groups, compute, notes, panels=figures.joint, digits=3
+    )  # fmt: skip
 
 
 def cosines(groups: Sequence[RunGroup]) -> Items:
     """Figure "mechanism" (b) of the paper: near-synonyms among a token's candidates."""
     title = "Cosines of the top candidates of one token"
-    panels = {}
 
-    def compute(group: RunGroup) -> dict[str, Any]:
+    def compute(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
         matrices = group.saved("asmi_candidate_cosines", at_operating_depth=True)
         candidates = group.saved("asmi_candidates", at_operating_depth=True)
         if not matrices or not candidates or not group.mi_tokens or not group.agreement_tokens:
@@ -116,15 +115,15 @@ def cosines(groups: Sequence[RunGroup]) -> Items:
         answer = int(np.argmax([tokens.max() for tokens in removed]))
         position = int(removed[answer].argmax())
         texts = [_text(group, answer, token) for token in candidates[answer][position]]
-        panels[group.label] = np.asarray(matrices[answer][position]), texts
-        return {"setting": group.label}
+        panel = np.asarray(matrices[answer][position]), texts
+        return {"setting": group.label}, {group.label: panel}
 
     notes = [
         "Cosines between rows of the output projection, at the token where the kernel discounts "
         "most (largest MI_t A_t). Negative cosines count as 0 in A_t.",
     ]
     return frame(
-        "candidate_cosines", title, groups, compute, notes, lambda _: figures.cosines(panels),
+        "candidate_cosines", title, groups, compute, notes, panels=figures.cosines,
         tabulated=False,
     )  # fmt: skip
 

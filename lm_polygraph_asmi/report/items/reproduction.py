@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +35,7 @@ from lm_polygraph_asmi.results.paper import (
     paper_setting,
     read_published,
 )
-from lm_polygraph_asmi.results.run_groups import RunGroup
+from lm_polygraph_asmi.results.run_groups import RunGroup, once
 
 SHOWN, NOT_RUN, NOT_COMPARABLE = "shown", "not run", "not comparable"
 VERDICTS = (*REPRODUCTIONS, SHOWN, NOT_COMPARABLE, NOT_RUN)
@@ -84,7 +84,7 @@ class Compared(NamedTuple):
     p_value: float | None = None
 
 
-@cache
+@once
 def _departures(group: RunGroup) -> tuple[str, ...]:
     return tuple(departures(group))
 
@@ -262,6 +262,7 @@ def reproduction(rows: Sequence[Compared], groups: Sequence[RunGroup]) -> Items:
                 signed=("difference",),
             )
         )  # fmt: skip
+    panels = _panels(rows)
     counts = Counter((row.number.item, row.verdict) for row in rows)
     by_item = [
         {"item": item} | {verdict: counts[item, verdict] for verdict in VERDICTS}
@@ -273,7 +274,8 @@ def reproduction(rows: Sequence[Compared], groups: Sequence[RunGroup]) -> Items:
     )  # fmt: skip
     items.append(
         ReportItem(
-            "reproduction", title, used, table, figures.identity(_panels(rows)),
+            "reproduction", title, used, table,
+            partial(figures.identity, panels) if panels else None,
             [*notes, "Intervals of PRR: 10,000 resamples."], 3, signed=("difference",),
             p_values=("p, Holm",), inline=False,
             pictured="Figure: 95 % intervals of both; the line is equality; only judged numbers.",

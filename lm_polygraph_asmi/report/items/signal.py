@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from lm_polygraph_asmi.report.item import (
     frame,
     leading,
 )
-from lm_polygraph_asmi.results.run_groups import ENTROPY, RunGroup, Unavailable
+from lm_polygraph_asmi.results.run_groups import ENTROPY, RunGroup, Unavailable, once
 from lm_polygraph_asmi.results.runs import MSP
 
 ABSTAIN = np.linspace(0, 0.9, 19)
@@ -55,7 +55,7 @@ def _signal_and_controls(group: RunGroup) -> tuple[np.ndarray, np.ndarray]:
     return u_sem, np.column_stack([msp, entropy])
 
 
-@cache
+@once
 def added_of(group: RunGroup) -> AddedInformation:
     """Whether u_sem adds to MSP, H and length on a setting.
 
@@ -88,7 +88,9 @@ def verdict(p_value: float, direction: int) -> str:
 def distinct(groups: Sequence[RunGroup]) -> Items:
     """Table "app-distinct" of the paper; also other aggregations, raw MI, the kernel's share."""
     title = "A distinct signal: error detection beyond confidence"
+    clusters = {group.label: group.answers.n_clusters for group in groups}
 
+    @once
     def compute(group: RunGroup) -> list[dict[str, Any]]:
         rows = []
         tests = _tests(group)
@@ -129,7 +131,6 @@ def distinct(groups: Sequence[RunGroup]) -> Items:
 
     def draw(table: pd.DataFrame) -> Figure:
         main = table[table["signal"] == "u_sem, mean"].drop_duplicates("setting")
-        clusters = {group.label: group.answers.n_clusters for group in groups}
         intervals = {}
         for _, row in main.iterrows():
             reach = student.isf(0.025, clusters[row["setting"]] - 1)
@@ -204,6 +205,7 @@ def ensemble_mean(groups: Sequence[RunGroup]) -> Items:
     """Appendix "Ensemble-mean entropy alone": does averaging over masks explain the gain?"""
     title = "Ensemble-mean entropy alone"
 
+    @once
     def compute(group: RunGroup) -> dict[str, Any]:
         group.need_errors()
         average, entropy, u_sem, mi = group.need("entropy_of_mean", "entropy", "u_sem", "mi")
@@ -261,13 +263,12 @@ def _count(mean: float) -> float | int:
 def confident_fragile(groups: Sequence[RunGroup]) -> Items:
     """Figure "confident-fragile" of the paper, and the same for tokens."""
     title = "Confident but fragile"
-    grids = {}
 
-    def compute(group: RunGroup) -> list[dict[str, Any]]:
+    @once
+    def compute(group: RunGroup) -> tuple[dict[str, Any], dict[str, selective.Quadrants]]:
         group.need_errors()
         msp, u_sem = group.need("msp", "u_sem")
         quadrants = selective.confident_but_fragile(msp, u_sem, group.answers)
-        grids[group.label] = quadrants
         rates = quadrants.error_rate
         row = {
             "setting": group.label,
@@ -281,7 +282,7 @@ def confident_fragile(groups: Sequence[RunGroup]) -> Items:
         if group.u_tokens is not None:
             null = selective.token_null(msp, group.u_tokens, group.answers)
             row |= {"token gap": null.gap, "token AUROC": null.auroc}
-        return [row]
+        return row, {group.label: quadrants}
 
     notes = [
         "Error rates after splitting answers at the medians of MSP and u_sem. Gap: "
@@ -290,27 +291,32 @@ def confident_fragile(groups: Sequence[RunGroup]) -> Items:
         "answers, labelled as their answer; the paper finds no effect for tokens."
     ]
     items = frame(
-        "confident_fragile", title, groups, compute, notes, lambda _: figures.quadrants(grids),
+        "confident_fragile", title, groups, compute, notes, panels=figures.quadrants,
         signed=("gap", "token gap"),
     )  # fmt: skip
-    return items if isinstance(items[0], MissingItem) else [*items, *_by_regime(groups, grids)]
+    if isinstance(items[0], MissingItem):
+        return items
+    table = items[0].table
+    assert table is not None
+    gaps = dict(zip(table["setting"], table["gap"], strict=True))
+    return [*items, *_by_regime(groups, gaps)]
 
 
 REGIMES = {True: "context", False: "memory", None: "not recorded"}
 
 
-def _by_regime(groups: Sequence[RunGroup], grids: Mapping[str, selective.Quadrants]) -> Items:
+def _by_regime(groups: Sequence[RunGroup], gaps: Mapping[str, Interval]) -> Items:
     """Figure "confident-fragile" (b) of the paper: the effect by regime, with intervals."""
     title = "Confident but fragile, by regime"
     untested: list[str] = []
 
     def compute(group: RunGroup) -> list[dict[str, Any]]:
-        if group.label not in grids:
+        if group.label not in gaps:
             return []
         row = {
             "answers expected from": REGIMES[group.grounded],
             "setting": group.label,
-            "gap": grids[group.label].gap,
+            "gap": gaps[group.label],
         }
         try:
             added = added_of(group)
@@ -348,9 +354,9 @@ def _by_regime(groups: Sequence[RunGroup], grids: Mapping[str, selective.Quadran
 
 def payoff(groups: Sequence[RunGroup]) -> Items:
     """Tables "payoff" and "payoff-aurc" and figure "payoff" of the paper."""
-    kept, risks = {}, {}
 
-    def areas(group: RunGroup) -> list[dict[str, Any]]:
+    @once
+    def areas(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
         signals = _signals(group)
         value = {name: selective.aurc(score, group.wrong) for name, score in signals.items()}
         lowest, next_lowest = sorted(value, key=lambda name: value[name])[:2]
@@ -362,25 +368,22 @@ def payoff(groups: Sequence[RunGroup]) -> Items:
         difference = ahead = minus("u_sem", "MSP")
         if {lowest, next_lowest} != {"u_sem", "MSP"}:  # else the same difference, but for its sign
             ahead = minus(lowest, next_lowest)
-        risks[f"{group.label}, n = {len(group)}"] = {
-            name: _risk_curve(group, score) for name, score in signals.items()
-        }
-        return [
-            {"setting": group.label}
-            | {name: leading(v, ahead) if name == lowest else v for name, v in value.items()}
-            | {"u_sem − MSP": difference}
-        ]
+        curves = {name: _risk_curve(group, score) for name, score in signals.items()}
+        marked = {name: leading(v, ahead) if name == lowest else v for name, v in value.items()}
+        row = {"setting": group.label} | marked | {"u_sem − MSP": difference}
+        return row, {f"{group.label}, n = {len(group)}": curves}
 
-    def compute(group: RunGroup) -> dict[str, Any]:
+    @once
+    def compute(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
         msp, entropy, u_sem = _signals(group).values()
         filter_result = selective.confident_filter(msp, u_sem, entropy, group.answers)
         confident = round(filter_result.confident * len(group))
         steady = confident * (1 - ABSTAIN) >= FEWEST
-        kept[f"{group.label}, {confident} confident of {len(group)}"] = {
+        curves = {
             name: _filter_curve(group, msp, score, steady)
             for name, score in (("entropy", entropy), ("u_sem", u_sem))
         }
-        return {
+        row = {
             "setting": group.label,
             "confident share": filter_result.confident,
             "coverage": filter_result.coverage,
@@ -389,6 +392,7 @@ def payoff(groups: Sequence[RunGroup]) -> Items:
             "filter by entropy": filter_result.by_other,
             "u_sem − entropy": filter_result.difference,
         }
+        return row, {f"{group.label}, {confident} confident of {len(group)}": curves}
 
     filter_notes = [
         "Error rate of the half most confident by MSP, and after abstaining on half of it by "
@@ -408,14 +412,14 @@ def payoff(groups: Sequence[RunGroup]) -> Items:
     ]
     filtered = frame(
         "payoff", "Deployment payoff: filtering confident answers", groups, compute, filter_notes,
-        lambda _: figures.payoff(kept, ABSTAIN), digits=3, signed=("u_sem − entropy",),
+        panels=partial(figures.payoff, abstain=ABSTAIN), digits=3, signed=("u_sem − entropy",),
         pictured=bands + ends,
     )  # fmt: skip
     if isinstance(filtered[0], MissingItem):
         return filtered
     return filtered + frame(
         "aurc", "Area under the risk-coverage curve", groups, areas, area_notes,
-        lambda _: figures.risk_coverage(risks), digits=3, signed=("u_sem − MSP",),
+        panels=figures.risk_coverage, digits=3, signed=("u_sem − MSP",),
         pictured=bands,
     )  # fmt: skip
 
@@ -449,6 +453,7 @@ def selector(groups: Sequence[RunGroup]) -> Items:
     """Appendix "A trained global selector"."""
     title = "A trained global selector"
 
+    @once
     def compute(group: RunGroup) -> list[dict[str, Any]]:
         u_sem, controls = _signal_and_controls(group)
         by_coverage = selective.global_selector(controls, u_sem, group.answers)

@@ -1,0 +1,70 @@
+"""Settings side by side: the same files, and errors that name their setting."""
+
+import os
+
+import pytest
+from joblib import parallel_config
+
+from lm_polygraph_asmi.report import build_report, load_run_groups
+from lm_polygraph_asmi.report.apart import compute_apart
+from lm_polygraph_asmi.report.items.benchmark import depths
+from lm_polygraph_asmi.report.items.curves import rejection
+from tests.report.runs import content, manifest, save
+
+ITEMS = "lm_polygraph_asmi.report.writing.every_report_item"
+
+
+@pytest.fixture
+def two(tmp_path):
+    for name, shift in (("a", 0.0), ("b", 0.3)):
+        saved = content(n=40, depths=(60, 80), shift=shift)
+        save(tmp_path / name, saved, manifest(40, f"asmi_{name}"))
+    return lambda: load_run_groups([tmp_path / "a", tmp_path / "b"])
+
+
+def test_two_processes_write_what_one_writes(two, tmp_path, monkeypatch):
+    monkeypatch.setattr(ITEMS, lambda: [depths, rejection])
+    seen = []
+
+    def progress(steps, name):
+        seen.append(name)
+        return steps
+
+    for jobs in (1, 2):
+        build_report(two(), tmp_path / f"out{jobs}", progress, jobs)
+    assert seen == ["Tables", "Figures", "Settings", "Tables", "Figures"]
+    one, other = tmp_path / "out1", tmp_path / "out2"
+    files = {path.relative_to(one) for path in one.rglob("*.*")}
+    assert files == {path.relative_to(other) for path in other.rglob("*.*")}
+    assert {path.suffix for path in files} == {".md", ".csv", ".tex", ".json", ".png", ".svg"}
+    for path in files:
+        assert (one / path).read_bytes() == (other / path).read_bytes(), path
+
+
+def test_values_come_back_with_the_settings_of_this_process(two):
+    groups = two()
+
+    def refer(chosen):
+        chosen[0].computed["itself"] = chosen[0], chosen[0].runs
+
+    with parallel_config("loky", n_jobs=2):
+        compute_apart(groups, [refer], lambda steps, _: steps)
+    for group in groups:
+        found, runs = group.computed["itself"]
+        assert found is group
+        assert all(one is other for one, other in zip(runs, group.runs, strict=True))
+
+
+def test_an_error_in_a_process_names_its_setting(two):
+    def fail(chosen):
+        if chosen[0].dataset == "b":
+            raise KeyError("of b")
+
+    def end(_):
+        os._exit(1)
+
+    with parallel_config("loky", n_jobs=2):
+        with pytest.raises(RuntimeError, match="tiny model, b: KeyError: 'of b'"):
+            compute_apart(two(), [fail], lambda steps, _: steps)
+        with pytest.raises(ChildProcessError, match="use fewer jobs"):
+            compute_apart(two(), [end], lambda steps, _: steps)

@@ -13,9 +13,6 @@ LONG = {
     "commands/calibrate.py:calibrate": 84,
     "commands/score.py:run": 62,
     "model/perturbation.py:perturbed": 64,
-    "report/items/benchmark.py:depths": 89,
-    "report/items/signal.py:distinct": 76,
-    "report/items/signal.py:payoff": 66,
 }
 """The functions that have more lines."""
 WIDE = {

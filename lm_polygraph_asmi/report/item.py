@@ -183,9 +183,8 @@ def frame(
     groups: Iterable[Any],
     compute: Callable[[Any], Any],
     notes: Sequence[str] | Callable[[ReportItem], Sequence[str]],
-    figure: Callable[[pd.DataFrame], Figure] | None = None,
+    figure: Callable[[Any], Figure] | None = None,
     *,
-    panels: Callable[[dict[str, Any]], Figure] | None = None,
     tabulated: bool = True,
     finish: Callable[[pd.DataFrame], pd.DataFrame] = lambda table: table,
     label: Callable[[Any], str] = lambda group: group.label,
@@ -198,12 +197,11 @@ def frame(
     Args:
         name, title: of `ReportItem`.
         groups: settings, or tuples that contain settings.
-        compute: a row of the table, or several, from one element of `groups`; with `panels`, also
-            what is drawn, by the panels' titles. If it raises ValueError, the element is left out
-            and a note names the reason; without rows, there is no note.
+        compute: a row of the table, or several, from one element of `groups`; or a pair of them and
+            of what is drawn, by the panels' titles. If it raises ValueError, the element is left
+            out and a note names the reason; without rows, there is no note.
         notes: the caption, or a function that makes it from the item.
-        figure: draws the table, if there are rows.
-        panels: draws the panels of all elements instead.
+        figure: draws all panels; the table, if `compute` returns none.
         tabulated: False if the rows are only for the figure.
         finish: changes the table once all rows are there.
         label: names an element that is left out.
@@ -213,7 +211,7 @@ def frame(
     """
     rows: list[dict[str, Any]] = []
     used: list[RunGroup] = []
-    drawn: dict[str, Any] = {}
+    panels: dict[str, Any] = {}
     missing = list(reasons)
     for group in groups:
         try:
@@ -221,8 +219,8 @@ def frame(
         except ValueError as error:
             missing.append((label(group), str(error)))
             continue
-        new_rows, own_panels = made if panels else (made, {})
-        drawn |= own_panels
+        new_rows, own_panels = made if isinstance(made, tuple) else (made, {})
+        panels |= own_panels
         if new_rows:
             rows += [new_rows] if isinstance(new_rows, dict) else new_rows
             parts = group if isinstance(group, tuple) else (group,)
@@ -230,7 +228,7 @@ def frame(
     if not rows:
         return [MissingItem(title, listed(missing) or otherwise)]
     table = finish(pd.DataFrame(rows))
-    draw = partial(panels, drawn) if panels else partial(figure, table) if figure else None
+    draw = partial(figure, panels or table) if figure else None
     item = ReportItem(name, title, used, table, draw, **shown)
     item.notes = [*(notes(item) if callable(notes) else notes)]
     if missing:

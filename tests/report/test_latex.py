@@ -1,5 +1,4 @@
 import json
-import re
 import shutil
 import subprocess
 
@@ -12,7 +11,7 @@ from lm_polygraph_asmi.report import build_report, load_run_groups
 from lm_polygraph_asmi.report.item import ReportItem
 from lm_polygraph_asmi.report.items.benchmark import benchmark
 from lm_polygraph_asmi.report.items.signal import payoff
-from lm_polygraph_asmi.report.latex import MANY, PREAMBLE, ROWS, latex_tables
+from lm_polygraph_asmi.report.latex import MANY, NARROW, PREAMBLE, ROWS, latex_tables
 from tests.report.runs import content, manifest, save
 
 pytestmark = pytest.mark.usefixtures("few_resamples")
@@ -38,11 +37,7 @@ def test_every_table_compiles(tmp_path):
     )
     tables.append(tmp_path / "out/tables/zz_long.tex")
     tables[-1].write_text(latex_tables(said))
-    wide = {f"value of column {i}": np.arange(20) + 0.123456 * i for i in range(30)}
-    named = pd.DataFrame({"method": [f"m{i}" for i in range(20)], **wide})
-    tables.append(tmp_path / "out/tables/zz_wide.tex")
-    tables[-1].write_text(latex_tables(ReportItem("wide", "Wide", [], named, digits=6)))
-    document = [r"\documentclass[twocolumn]{article}", PREAMBLE, MEASURED, r"\begin{document}"]
+    document = [r"\documentclass[twocolumn]{article}", PREAMBLE, r"\begin{document}"]
     document += [f"\\input{{{path}}}\\clearpage" for path in tables]
     (tmp_path / "all.tex").write_text("\n".join([*document, r"\end{document}"]))
     done = subprocess.run(
@@ -53,31 +48,6 @@ def test_every_table_compiles(tmp_path):
     assert done.returncode == 0, log[-1500:]
     assert "Overfull" not in log
     assert "Float too large" not in log
-    printed = re.findall(r"TYPE ([\d.]+) ([\d.]+)pt ([\d.]+)pt", log)
-    assert len(printed) >= len(tables)
-    for size, width, room in (map(float, found) for found in printed):
-        assert size * min(1, room / width) > 5.9  # points
-
-
-MEASURED = r"""\newsavebox\measured\let\plain\resizebox\makeatletter
-\renewcommand{\resizebox}[3]{\sbox\measured{#3}%
-\typeout{TYPE \f@size\space\the\wd\measured\space\the\linewidth}%
-\plain{#1}{#2}{\usebox\measured}}\makeatother"""
-"""Says of each table its type, its width and the room it has, in points."""
-
-
-def test_a_table_too_wide_for_readable_type_is_taken_apart():
-    rows = [f"row {i}" for i in range(4)]
-    wide = {f"value of column {i}": [0.1234567, 1.0, 2.0, 3.0] for i in range(30)}
-    table = pd.DataFrame({"setting": rows, **wide})
-    found = latex_tables(ReportItem("x", "X", [], table, notes=["Said."], digits=7))
-    parts = found.split(r"\begin{tabular}")[1:]
-    assert len(parts) > 1
-    for part in parts:
-        assert part.count("row ") == 4  # each part names its rows
-    assert sum(part.count("0.1234567") for part in parts) == 30
-    assert found.count(r"\caption{X. Said.}") == 1
-    assert found.count(r"\caption{X, continued.}") == len(parts) - 1
 
 
 def test_a_caption_is_of_the_table_and_stands_alone(tmp_path):
@@ -134,14 +104,17 @@ def test_long_tables_take_several_floats():
     assert r"\label{tab:x-2}" in found
 
 
-def test_no_path_of_this_machine(tmp_path):
+def test_no_path_of_this_machine(tmp_path, monkeypatch):
+    """Neither in a table nor in what a figure says of itself."""
+    said = lambda _, path, description: path.write_text(description)  # noqa: E731
+    monkeypatch.setattr("lm_polygraph_asmi.report.writing.save", said)
     about = manifest(60)
     about["model"]["path"] = "/secret/models/tiny/snapshot"
     about["dataset"]["source"] = "/secret/data/shared/squad.json"
     save(tmp_path / "secret" / "run", about=about)
     build_report(load_run_groups([tmp_path / "secret" / "run"]), tmp_path / "out")
     found = [path for path in (tmp_path / "out").rglob("*.*") if path.is_file()]
-    assert {path.suffix for path in found} >= {".tex", ".md", ".json", ".csv"}
+    assert {path.suffix for path in found} == {".tex", ".md", ".json", ".csv", ".png", ".svg"}
     for path in found:
         assert b"secret" not in path.read_bytes(), path
     (group,) = json.loads((tmp_path / "out/provenance.json").read_text())
@@ -149,16 +122,20 @@ def test_no_path_of_this_machine(tmp_path):
     assert (group["model"], group["dataset"]) == ("tiny/snapshot", "shared/squad.json")
 
 
-def test_models_stay_together_and_captions_speak_of_what_is_there(tmp_path):
+def test_a_caption_speaks_of_standard_errors_only_where_there_are_some(tmp_path):
     item = twelve(tmp_path)
     assert "Standard errors" in latex_tables(item)
     item.table = item.table.map(lambda v: v.value if isinstance(v, PRR) else v)
-    item.digits = 9
-    item.table.insert(1, "family", "information")
-    found = latex_tables(item)
-    assert found.count(r"\begin{tabular}") > 1
-    assert found.count(r"\multicolumn{4}") == 3  # each in one part
-    assert "Standard errors" not in found  # plain numbers have none
+    assert "Standard errors" not in latex_tables(item)
+
+
+def test_long_heads_break_and_wide_tables_take_both_columns():
+    table = pd.DataFrame({"x": [0.5], "share of answers kept": [0.5]})
+    found = latex_tables(ReportItem("x", "X", [], table))
+    assert r"x & \shortstack{share of\\answers kept} \\" in found
+    assert found.startswith(r"\begin{table}[t]")
+    many = pd.DataFrame({f"v{i}": [0.5] for i in range(NARROW + 1)})
+    assert latex_tables(ReportItem("x", "X", [], many)).startswith(r"\begin{table*}[t]")
 
 
 def test_texts_are_set_as_they_are_read():

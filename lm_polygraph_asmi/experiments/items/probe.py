@@ -220,7 +220,7 @@ def causal_probe(groups: Sequence[RunGroup]) -> Items:
         ]
 
     return frame(
-        "causal_probe", title, probes, compute, notes, panels=figures.flips, digits=0,
+        "causal_probe", title, probes, compute, notes, figures.flips, digits=0,
         reasons=damaged, otherwise=OTHERWISE,
     )  # fmt: skip
 

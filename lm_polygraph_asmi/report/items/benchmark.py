@@ -455,13 +455,11 @@ def _counts(
     return ReportItem("outcome_counts", title, groups, pd.DataFrame(rows), None, notes)
 
 
-def depths(groups: Sequence[RunGroup]) -> Items:
-    """Appendix "Full Benchmark and Depth Sweep": best depth, and whether halves agree on it."""
-    title = "Depth selection"
-    by_group: list[dict[str, Any]] = []
+def _sweeps(groups: Sequence[RunGroup]) -> tuple[list[tuple[Any, ...]], list[Reason]]:
+    """(variant, its common depths, setting -> methods), and what is left out."""
     groups, doubled = one_per_question_set(groups)
     reasons: list[Reason] = [(label, "a larger run has the same questions") for label in doubled]
-    sweeps = []
+    sweeps: list[tuple[Any, ...]] = []
     for symbol in ("Adapt-ASMI", "Sem-ASMI"):
         swept = {group: _by_depth(group, symbol) for group in groups}
         swept = {group: methods for group, methods in swept.items() if len(methods) > 1}
@@ -472,6 +470,14 @@ def depths(groups: Sequence[RunGroup]) -> Items:
         reasons += [(c.label, "one cluster") for c in swept if c not in halved]
         methods = {c: [m[depth] for depth in common] for c, m in halved.items()}
         sweeps.append((symbol, common, methods, *halved))
+    return sweeps, reasons
+
+
+def depths(groups: Sequence[RunGroup]) -> Items:
+    """Appendix "Full Benchmark and Depth Sweep": best depth, and whether halves agree on it."""
+    title = "Depth selection"
+    by_group: list[dict[str, Any]] = []
+    sweeps, reasons = _sweeps(groups)
 
     def compute(sweep: tuple[Any, ...]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         symbol, common, methods, *halved = sweep
@@ -523,13 +529,17 @@ def depths(groups: Sequence[RunGroup]) -> Items:
         "the table by setting)."
     )
     items = frame(
-        "depth_selection", title, sweeps, compute, notes, panels=figures.depths, digits=3,
-         label=lambda sweep: sweep[0], reasons=reasons, pictured=pictured,
+        "depth_selection", title, sweeps, compute, notes, figures.depths, digits=3,
+        label=lambda sweep: sweep[0], reasons=reasons, pictured=pictured,
         otherwise="no variant was scored at two or more depths (see asmi_depth_sweep)",
     )  # fmt: skip
     if isinstance(items[0], MissingItem):
         return items
-    table = pd.DataFrame(by_group)
+    return [*items, _by_setting(pd.DataFrame(by_group), items[0].groups)]
+
+
+def _by_setting(table: pd.DataFrame, groups: Sequence[RunGroup]) -> ReportItem:
+    """PRR at every depth, and how often each is the best."""
     rows_by_variant = {symbol: rows.index for symbol, rows in table.groupby("variant", sort=False)}
     counts = [
         f"{symbol}: {depth} is best or tied-best in {int(count)} of {len(rows)}"
@@ -537,16 +547,13 @@ def depths(groups: Sequence[RunGroup]) -> Items:
         for depth, count in table.loc[rows, "best or tied"].explode().value_counts().items()
     ]
     table["best or tied"] = [", ".join(best) for best in table["best or tied"]]
-    depth_notes = [
+    notes = [
         "PRR at every depth. Best or tied: the highest, and depths whose paired 95 % interval "
         "(over clusters) of the difference from it includes 0. Settings by depth: "
         f"{'; '.join(counts)}."
     ]
-    used = items[0].groups
-    return [
-        *items,
-        ReportItem("depth_by_group", "PRR by depth and setting", used, table, None, depth_notes, 3),
-    ]
+    title = "PRR by depth and setting"
+    return ReportItem("depth_by_group", title, groups, table, None, notes, 3)
 
 
 @once

@@ -240,7 +240,7 @@ def coverage(groups: Sequence[RunGroup]) -> Items:
         "bucket, −m ln m nats."
     ]
     return frame(
-        "top_k_coverage", title, groups, compute, notes, panels=figures.coverage, digits=3,
+        "top_k_coverage", title, groups, compute, notes, figures.coverage, digits=3,
         pictured="Figure: pointwise 95 % bands over clusters (200 resamples), with bands of "
         "tokens recomputed in each.",
     )  # fmt: skip

@@ -54,7 +54,7 @@ def rejection(groups: Sequence[RunGroup]) -> Items:
         "curve at once. Overlapping bands do not test a difference: see the paired intervals."
     )
     return frame(
-        "rejection", title, groups, compute, notes, panels=figures.rejection, digits=3,
+        "rejection", title, groups, compute, notes, figures.rejection, digits=3,
         pictured=pictured,
     )  # fmt: skip
 
@@ -101,6 +101,6 @@ def reliable(groups: Sequence[RunGroup]) -> Items:
         "most frequent one."
     )
     return frame(
-        "reliability", title, groups, compute, notes, panels=figures.reliability, digits=3,
+        "reliability", title, groups, compute, notes, figures.reliability, digits=3,
         p_values=("p, calibrated",), pictured=pictured,
     )  # fmt: skip

@@ -60,7 +60,7 @@ def screen(groups: Sequence[RunGroup]) -> Items:
         "others start at 0.016 nats.",
     ]
     return frame(
-        "error_separation", title, groups, compute, notes, panels=figures.violins, digits=3,
+        "error_separation", title, groups, compute, notes, figures.violins, digits=3,
         finer=("median MI_t", "mean MI_t", "right answers", "wrong answers"),
         pictured="Figure: logarithmic axis, values below the first percentile of the positive "
         "ones at its lower end; the first of Adapt-ASMI, Sem-ASMI and ASMI that was run; dot: "
@@ -96,7 +96,7 @@ def mechanism(groups: Sequence[RunGroup]) -> Items:
         "Pearson r: of A_t and MI_t (not its logarithm); H_t: single-pass entropy of the token."
     ]
     return frame(
-        "mechanism", title, groups, compute, notes, panels=figures.joint, digits=3
+        "mechanism", title, groups, compute, notes, figures.joint, digits=3
     )  # fmt: skip
 
 
@@ -123,7 +123,7 @@ def cosines(groups: Sequence[RunGroup]) -> Items:
         "most (largest MI_t A_t). Negative cosines count as 0 in A_t.",
     ]
     return frame(
-        "candidate_cosines", title, groups, compute, notes, panels=figures.cosines,
+        "candidate_cosines", title, groups, compute, notes, figures.cosines,
         tabulated=False,
     )  # fmt: skip
 

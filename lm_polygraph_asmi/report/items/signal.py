@@ -85,40 +85,41 @@ def verdict(p_value: float, direction: int) -> str:
     return "yes" if direction > 0 else "negative"
 
 
+@once
+def _tested(group: RunGroup) -> list[dict[str, Any]]:
+    rows = []
+    tests = _tests(group)
+    if np.ptp(tests[0][2]) == 0:
+        raise Unavailable("u_sem is the same for all answers")
+    for signal, control_names, values, controls in tests:
+        if np.ptp(values) == 0:
+            continue
+        controls_and_length = _with_length(group, controls)
+        added = adds_information(values, controls_and_length, group.answers)
+        paper_columns = distinct_signal(values, controls, group.answers)
+        rows.append(
+            {
+                "setting": group.label,
+                "signal": signal,
+                "controls": control_names,
+                "z": added.statistic,
+                "p": added.p_value,
+                "direction": added.direction,
+                "residual AUROC": paper_columns.residual_auroc,
+                "incremental AUROC": paper_columns.incremental_auroc,
+                "LR": paper_columns.likelihood_ratio,
+                "p (nominal)": paper_columns.p_value,
+                "paper's criterion": _papers_verdict(paper_columns),
+                "errors": paper_columns.errors,
+            }
+        )
+    return rows
+
+
 def distinct(groups: Sequence[RunGroup]) -> Items:
     """Table "app-distinct" of the paper; also other aggregations, raw MI, the kernel's share."""
     title = "A distinct signal: error detection beyond confidence"
     clusters = {group.label: group.answers.n_clusters for group in groups}
-
-    @once
-    def compute(group: RunGroup) -> list[dict[str, Any]]:
-        rows = []
-        tests = _tests(group)
-        if np.ptp(tests[0][2]) == 0:
-            raise Unavailable("u_sem is the same for all answers")
-        for signal, control_names, values, controls in tests:
-            if np.ptp(values) == 0:
-                continue
-            controls_and_length = _with_length(group, controls)
-            added = adds_information(values, controls_and_length, group.answers)
-            paper_columns = distinct_signal(values, controls, group.answers)
-            rows.append(
-                {
-                    "setting": group.label,
-                    "signal": signal,
-                    "controls": control_names,
-                    "z": added.statistic,
-                    "p": added.p_value,
-                    "direction": added.direction,
-                    "residual AUROC": paper_columns.residual_auroc,
-                    "incremental AUROC": paper_columns.incremental_auroc,
-                    "LR": paper_columns.likelihood_ratio,
-                    "p (nominal)": paper_columns.p_value,
-                    "paper's criterion": _papers_verdict(paper_columns),
-                    "errors": paper_columns.errors,
-                }
-            )
-        return rows
 
     def finish(table: pd.DataFrame) -> pd.DataFrame:
         adjusted = table.groupby(["signal", "controls"])["p"].transform(holm)
@@ -162,7 +163,7 @@ def distinct(groups: Sequence[RunGroup]) -> Items:
         ]
 
     return frame(
-        "distinct_signal", title, groups, compute, notes, draw,
+        "distinct_signal", title, groups, _tested, notes, draw,
         digits=3, signed=("incremental AUROC",), p_values=("p", "p, Holm", "p (nominal)"),
         finish=finish,
         pictured="Figure: z of u_sem. The bar excludes 0 if the uncorrected p is below 0.05 "
@@ -291,7 +292,7 @@ def confident_fragile(groups: Sequence[RunGroup]) -> Items:
         "answers, labelled as their answer; the paper finds no effect for tokens."
     ]
     items = frame(
-        "confident_fragile", title, groups, compute, notes, panels=figures.quadrants,
+        "confident_fragile", title, groups, compute, notes, figures.quadrants,
         signed=("gap", "token gap"),
     )  # fmt: skip
     if isinstance(items[0], MissingItem):
@@ -352,47 +353,49 @@ def _by_regime(groups: Sequence[RunGroup], gaps: Mapping[str, Interval]) -> Item
     )  # fmt: skip
 
 
+@once
+def _areas(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
+    signals = _signals(group)
+    value = {name: selective.aurc(score, group.wrong) for name, score in signals.items()}
+    lowest, next_lowest = sorted(value, key=lambda name: value[name])[:2]
+
+    def minus(first: str, second: str) -> Interval:
+        pair = signals[first], signals[second]
+        return selective.aurc_difference(*pair, group.answers)
+
+    difference = ahead = minus("u_sem", "MSP")
+    if {lowest, next_lowest} != {"u_sem", "MSP"}:  # else the same difference, but for its sign
+        ahead = minus(lowest, next_lowest)
+    curves = {name: _risk_curve(group, score) for name, score in signals.items()}
+    marked = {name: leading(v, ahead) if name == lowest else v for name, v in value.items()}
+    row = {"setting": group.label} | marked | {"u_sem − MSP": difference}
+    return row, {f"{group.label}, n = {len(group)}": curves}
+
+
+@once
+def _filtered(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
+    msp, entropy, u_sem = _signals(group).values()
+    filter_result = selective.confident_filter(msp, u_sem, entropy, group.answers)
+    confident = round(filter_result.confident * len(group))
+    steady = confident * (1 - ABSTAIN) >= FEWEST
+    curves = {
+        name: _filter_curve(group, msp, score, steady)
+        for name, score in (("entropy", entropy), ("u_sem", u_sem))
+    }
+    row = {
+        "setting": group.label,
+        "confident share": filter_result.confident,
+        "coverage": filter_result.coverage,
+        "confident error": filter_result.confident_error,
+        "filter by u_sem": filter_result.by_fragility,
+        "filter by entropy": filter_result.by_other,
+        "u_sem − entropy": filter_result.difference,
+    }
+    return row, {f"{group.label}, {confident} confident of {len(group)}": curves}
+
+
 def payoff(groups: Sequence[RunGroup]) -> Items:
     """Tables "payoff" and "payoff-aurc" and figure "payoff" of the paper."""
-
-    @once
-    def areas(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
-        signals = _signals(group)
-        value = {name: selective.aurc(score, group.wrong) for name, score in signals.items()}
-        lowest, next_lowest = sorted(value, key=lambda name: value[name])[:2]
-
-        def minus(first: str, second: str) -> Interval:
-            pair = signals[first], signals[second]
-            return selective.aurc_difference(*pair, group.answers)
-
-        difference = ahead = minus("u_sem", "MSP")
-        if {lowest, next_lowest} != {"u_sem", "MSP"}:  # else the same difference, but for its sign
-            ahead = minus(lowest, next_lowest)
-        curves = {name: _risk_curve(group, score) for name, score in signals.items()}
-        marked = {name: leading(v, ahead) if name == lowest else v for name, v in value.items()}
-        row = {"setting": group.label} | marked | {"u_sem − MSP": difference}
-        return row, {f"{group.label}, n = {len(group)}": curves}
-
-    @once
-    def compute(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
-        msp, entropy, u_sem = _signals(group).values()
-        filter_result = selective.confident_filter(msp, u_sem, entropy, group.answers)
-        confident = round(filter_result.confident * len(group))
-        steady = confident * (1 - ABSTAIN) >= FEWEST
-        curves = {
-            name: _filter_curve(group, msp, score, steady)
-            for name, score in (("entropy", entropy), ("u_sem", u_sem))
-        }
-        row = {
-            "setting": group.label,
-            "confident share": filter_result.confident,
-            "coverage": filter_result.coverage,
-            "confident error": filter_result.confident_error,
-            "filter by u_sem": filter_result.by_fragility,
-            "filter by entropy": filter_result.by_other,
-            "u_sem − entropy": filter_result.difference,
-        }
-        return row, {f"{group.label}, {confident} confident of {len(group)}": curves}
 
     filter_notes = [
         "Error rate of the half most confident by MSP, and after abstaining on half of it by "
@@ -411,15 +414,15 @@ def payoff(groups: Sequence[RunGroup]) -> Items:
         "better."
     ]
     filtered = frame(
-        "payoff", "Deployment payoff: filtering confident answers", groups, compute, filter_notes,
-        panels=partial(figures.payoff, abstain=ABSTAIN), digits=3, signed=("u_sem − entropy",),
+        "payoff", "Deployment payoff: filtering confident answers", groups, _filtered, filter_notes,
+        partial(figures.payoff, abstain=ABSTAIN), digits=3, signed=("u_sem − entropy",),
         pictured=bands + ends,
     )  # fmt: skip
     if isinstance(filtered[0], MissingItem):
         return filtered
     return filtered + frame(
-        "aurc", "Area under the risk-coverage curve", groups, areas, area_notes,
-        panels=figures.risk_coverage, digits=3, signed=("u_sem − MSP",),
+        "aurc", "Area under the risk-coverage curve", groups, _areas, area_notes,
+        figures.risk_coverage, digits=3, signed=("u_sem − MSP",),
         pictured=bands,
     )  # fmt: skip
 

@@ -151,7 +151,7 @@ def prr_draws(
     if missing:
         samples = answers.draws(default)
         drawn = weighted_prr([columns[key] for key in missing], answers.quality, samples)
-        known.update({("PRR", key): one for key, one in zip(missing, drawn.T, strict=True)})
+        known.update({("PRR", key): prr for key, prr in zip(missing, drawn.T, strict=True)})
     keys = (np.asarray(score, dtype=float).tobytes() for score in scores)
     return np.stack([known["PRR", key][:number] for key in keys], 1)
 

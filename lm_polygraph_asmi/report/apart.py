@@ -2,13 +2,33 @@
 
 import io
 import pickle
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from typing import Any
 
-from joblib import Parallel, delayed, effective_n_jobs
+from joblib import Parallel, delayed, effective_n_jobs, parallel_config
+from threadpoolctl import threadpool_limits
 
 from lm_polygraph_asmi.results.run_groups import RunGroup
+
+
+@contextmanager
+def processes(jobs: int) -> Iterator[None]:
+    """What joblib runs meanwhile has `jobs` processes (this one, if one), of one thread each.
+
+    So cores are not asked for twice, and rounding does not depend on their number.
+
+    Raises:
+        ChildProcessError: a process ended before its work was done.
+    """
+    try:
+        with threadpool_limits(1), parallel_config("loky", n_jobs=jobs, inner_max_num_threads=1):
+            yield
+    except BrokenProcessPool as error:
+        raise ChildProcessError(
+            "a process of the report ended, perhaps for lack of memory: use fewer jobs"
+        ) from error
 
 
 def compute_apart(
@@ -19,19 +39,13 @@ def compute_apart(
     """Make the items of each setting alone, to know what `once` keeps; none with a single job.
 
     Raises:
-        ChildProcessError: a process ended before its setting was computed.
         RuntimeError: an error in a process; names the setting.
     """
     if effective_n_jobs(None) < 2 or len(groups) < 2:
         return
-    done = Parallel(return_as="generator")(delayed(_alone)(group, makes) for group in groups)
-    try:
-        for group, values in zip(progress(groups, "Settings"), done, strict=True):
-            group.computed.update(_Unpickler(values, group).load())
-    except BrokenProcessPool as error:
-        raise ChildProcessError(
-            "a process that computed a setting ended, perhaps for lack of memory: use fewer jobs"
-        ) from error
+    computed = Parallel(return_as="generator")(delayed(_alone)(group, makes) for group in groups)
+    for group, values in zip(progress(groups, "Settings"), computed, strict=True):
+        group.computed.update(_Unpickler(values, group).load())
 
 
 def _alone(group: RunGroup, makes: Sequence[Callable[[Sequence[RunGroup]], Any]]) -> bytes:

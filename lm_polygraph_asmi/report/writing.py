@@ -4,12 +4,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from joblib import Parallel, delayed, parallel_config
+from joblib import Parallel, delayed
 from matplotlib.figure import Figure
-from threadpoolctl import threadpool_limits
 
 from lm_polygraph_asmi.files import to_json, write_whole, writing
-from lm_polygraph_asmi.report.apart import compute_apart
+from lm_polygraph_asmi.report.apart import compute_apart, processes
 from lm_polygraph_asmi.report.figures import save
 from lm_polygraph_asmi.report.item import MissingItem, ReportItem, escape
 from lm_polygraph_asmi.report.items import every_report_item, findings
@@ -55,9 +54,7 @@ def build_report(
         (out / folder).mkdir(parents=True, exist_ok=True)
     report = out / "report.md"
     with writing(report, replace=True) as unfinished:
-        # One thread each: cores are not asked for twice, and rounding does not depend on them.
-        jobs = max(1, min(jobs, len(groups)))
-        with threadpool_limits(1), parallel_config("loky", n_jobs=jobs, inner_max_num_threads=1):
+        with processes(max(1, min(jobs, len(groups)))):
             text, first_lines = _build(groups, out, progress)
         unfinished.write_text(text, encoding="utf-8")
     return report, first_lines

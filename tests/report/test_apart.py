@@ -3,10 +3,9 @@
 import os
 
 import pytest
-from joblib import parallel_config
 
 from lm_polygraph_asmi.report import build_report, load_run_groups
-from lm_polygraph_asmi.report.apart import compute_apart
+from lm_polygraph_asmi.report.apart import compute_apart, processes
 from lm_polygraph_asmi.report.items.benchmark import depths
 from lm_polygraph_asmi.report.items.curves import rejection
 from tests.report.runs import content, manifest, save
@@ -47,7 +46,7 @@ def test_values_come_back_with_the_settings_of_this_process(two):
     def refer(chosen):
         chosen[0].computed["itself"] = chosen[0], chosen[0].runs
 
-    with parallel_config("loky", n_jobs=2):
+    with processes(2):
         compute_apart(groups, [refer], lambda steps, _: steps)
     for group in groups:
         found, runs = group.computed["itself"]
@@ -63,8 +62,7 @@ def test_an_error_in_a_process_names_its_setting(two):
     def end(_):
         os._exit(1)
 
-    with parallel_config("loky", n_jobs=2):
-        with pytest.raises(RuntimeError, match="tiny model, b: KeyError: 'of b'"):
-            compute_apart(two(), [fail], lambda steps, _: steps)
-        with pytest.raises(ChildProcessError, match="use fewer jobs"):
-            compute_apart(two(), [end], lambda steps, _: steps)
+    with processes(2), pytest.raises(RuntimeError, match="tiny model, b: KeyError: 'of b'"):
+        compute_apart(two(), [fail], lambda steps, _: steps)
+    with pytest.raises(ChildProcessError, match="use fewer jobs"), processes(2):
+        compute_apart(two(), [end], lambda steps, _: steps)

@@ -271,8 +271,8 @@ def boundary(number: Published, groups: Sequence[RunGroup]) -> Interval:
         for group in pair:
             if paper_setting(group) != (number.model, number.dataset):
                 continue
-            (chosen,) = (rest for one, *rest in shared_rows(*pair) if one is group)
-            return gap_to_msp(operating(group), *chosen)[-1]
+            rows, clusters = shared_rows(*pair)[pair.index(group)][1:]
+            return gap_to_msp(operating(group), rows, clusters)[-1]
     raise Unavailable("no run on the same questions with and without passage")
 
 

@@ -22,7 +22,6 @@ WIDE = {
     "commands/serve.py:serve": 15,
     "config.py:parameter": 10,
     "experiments/probe.py:__init__": 11,
-    "experiments/scale.py:scales_for": 9,
     "model/subnetworks.py:subnetwork_log_probs": 9,
     "report/item.py:frame": 11,
 }

@@ -167,22 +167,20 @@ def scales_for(
     run: str | Path,
     held_out: str | Path,
     model: str,
-    gguf_file: str | None = None,
-    dtype: str = "auto",
-    device_map: str | None = None,
     depth: float = ASMIConfig.depth,
     rows: int = 20,
     memory_budget: int | None = None,
+    **loading: Any,
 ) -> dict[str, Any]:
     """Content of a file of scales (`experiments.scales`), for a finished run.
 
     Args:
         run: the run to be evaluated; its settings of ASMI are used.
         held_out: a run of the same model over other rows.
-        model, gguf_file, dtype, device_map: as for `host.loading.load_named`.
         depth: relative depth of the masked layer.
         rows: number of answers to use, evenly spaced.
         memory_budget: bytes, see `ASMIConfig`.
+        model, **loading: as for `host.loading.load_named`.
     """
     evaluated, held_out_run = load_run(run), load_run(held_out)
     used = settings_of(evaluated, depth)
@@ -200,7 +198,7 @@ def scales_for(
             f"{len(shared)} prompts of {held_out} are also in {run}: scales are matched on rows "
             "that are not evaluated. Use other rows (data.shard, data.except_limit)"
         )
-    loaded, tokenizer = load_named(model, gguf_file, dtype, device_map)
+    loaded, tokenizer = load_named(model, **loading)
     chosen = spread(answers_of(held_out_run, tokenizer), rows)
     if not chosen:
         raise ValueError(f"{held_out} has no answers, or rows is {rows}")

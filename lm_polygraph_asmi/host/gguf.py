@@ -48,14 +48,10 @@ BESIDES = "besides.json"
 
 
 class Part(NamedTuple):
-    """What is read from a file.
+    """What is read from a file: how to load it, from a path, and to save it in a folder.
 
-    Attributes:
-        load: reads it, from a path and arguments of `from_pretrained`.
-        save: writes it into a folder.
-        opened: makes what a folder gave equal to what the file, by its path, gave.
-        content: all of it, to be compared.
-        size: its size in bytes.
+    `opened` makes what a folder gave equal to what the file, by its path, gave; `content` is all of
+    it, to be compared, and `size` in bytes.
     """
 
     load: Callable[..., Any]

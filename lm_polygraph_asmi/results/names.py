@@ -56,14 +56,9 @@ SECONDS = {
 }
 
 
-def depth_label(depth: float) -> str:
-    """0.6 -> "d60", 0.625 -> "d62.5"."""
-    return f"d{round(100 * depth, 6):g}"
-
-
 def at_depth(name: str, depth: float) -> str:
-    """Full name of a depth-dependent statistic: ("asmi_mi", 0.6) -> "asmi_mi_d60"."""
-    return f"{name}_{depth_label(depth)}"
+    """Full name of a statistic at a depth: ("asmi_mi", 0.6) -> "asmi_mi_d60"; of 0.625, d62.5."""
+    return f"{name}_d{round(100 * depth, 6):g}"
 
 
 def masked_head_stats(

@@ -327,11 +327,6 @@ def _is_complete(folder: Path, rows: int) -> bool:
         return False
 
 
-def read_selected_rows(data: Mapping[str, Any]) -> list[DataRow]:
-    """The rows that a config's node `data` describes, as `select_rows`."""
-    return select_rows(data).rows
-
-
 def select_rows(
     data: Mapping[str, Any], too_long: Callable[[str], str | None] | None = None
 ) -> Selection:

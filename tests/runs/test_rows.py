@@ -17,7 +17,6 @@ from lm_polygraph_asmi.runs.rows import (
     cluster_key,
     problem_of,
     read_data,
-    read_selected_rows,
     sample,
     save_rows,
     select_rows,
@@ -186,7 +185,7 @@ def test_a_configs_sample(tmp_path):
     source = saved(tmp_path, **columns)
 
     def asked(**changed) -> list[str]:
-        return ids(read_selected_rows(data(source, **changed)))
+        return ids(select_rows(data(source, **changed)).rows)
 
     plain = [row._replace(stratum="") for row in STORIES]
     assert asked(sample=9) == ids(sample(plain, 9, 0))
@@ -215,7 +214,7 @@ def test_a_configs_sample(tmp_path):
 def test_a_json_file_has_no_strata(tmp_path):
     node = data(write(tmp_path / "q.json", [QUESTION]), sample=1, sample_by="title")
     with pytest.raises(ValueError, match=r"got 'title'; its columns are \[\]"):
-        read_selected_rows(node)
+        select_rows(node)
 
 
 def test_shards_are_the_rows_in_order():
@@ -367,7 +366,7 @@ def test_the_first_rows_can_be_asked_for(tmp_path):
 
     def asked(**changes):
         node = WHOLE | {"source": str(source), "split": "test", **changes}
-        rows = read_selected_rows(node | {"text_column": "input", "label_column": "output"})
+        rows = select_rows(node | {"text_column": "input", "label_column": "output"}).rows
         return [row.input for row in rows]
 
     assert asked(first=5) == [f"q{i}?" for i in range(5)]
@@ -385,7 +384,7 @@ def test_rows_that_a_limit_left_out_can_be_asked_for(tmp_path):
 
     def asked(**changes):
         node = WHOLE | {"source": str(source), "split": "test", **changes}
-        rows = read_selected_rows(node | {"text_column": "input", "label_column": "output"})
+        rows = select_rows(node | {"text_column": "input", "label_column": "output"}).rows
         return [row.input for row in rows]
 
     looked_at = asked(limit=4)

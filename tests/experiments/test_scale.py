@@ -146,7 +146,7 @@ def test_rows_that_are_evaluated_are_refused(run, monkeypatch):
 def test_a_file_of_scales_is_what_a_setting_takes(tiny, run, monkeypatch, tmp_path):
     held = scored_run(tiny, QUESTIONS[2:], **SCORED)
     monkeypatch.setattr(room, "load_run", lambda path: run if "run" in str(path) else held)
-    monkeypatch.setattr(room, "load_named", lambda *_: (tiny, tokenizer()))
+    monkeypatch.setattr(room, "load_named", lambda *_, **__: (tiny, tokenizer()))
     monkeypatch.setattr(room, "NAMES", ("heads", "mlp"))
     monkeypatch.setattr(ScaleSearch.matched, "__defaults__", (("heads", "mlp"),))
     for name in ("run", "held"):
@@ -182,7 +182,7 @@ def test_rows_are_taken_evenly_from_all_that_are_held_out(tiny, run, monkeypatch
             return {}
 
     monkeypatch.setattr(room, "load_run", {"run": run, "held": held}.get)
-    monkeypatch.setattr(room, "load_named", lambda *_: (tiny, tokenizer()))
+    monkeypatch.setattr(room, "load_named", lambda *_, **__: (tiny, tokenizer()))
     monkeypatch.setattr(room, "answers_of", lambda *_: [answer._replace(row=i) for i in range(7)])
     monkeypatch.setattr(room, "ScaleSearch", Search)
     found = scales_for("run", "held", "tiny", rows=3)

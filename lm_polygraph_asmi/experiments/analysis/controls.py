@@ -1,16 +1,7 @@
 """Is the signal special to heads? Perturbation controls, compared by a rule fixed beforehand.
 
 The paper names the test ("if matched perturbations of non-attention components at the same layer
-reproduce it") but does not run it. The rule was fixed before the labels were seen:
-
-- *special*: the 95 % interval of PRR(heads) - PRR(condition) is above 0 against both `MUST_BEAT`,
-  at matched effect;
-- *reproduced*: for some condition, two one-sided tests put the difference within the margin (its
-  90 % interval is within), or the condition is better (95 % interval below 0). It takes precedence
-  over *special*: one such condition is enough against the hypothesis;
-- *inconclusive*: all else. An interval that includes 0 is not *reproduced*.
-
-p-values are adjusted over settings (Holm), not over conditions.
+reproduce it") but does not run it. The rule of `verdicts` was fixed before the labels were seen.
 """
 
 from collections.abc import Mapping, Sequence
@@ -135,9 +126,10 @@ class Verdict:
 def verdicts(groups: Sequence[Mapping[str, ConditionComparison]]) -> list[Verdict]:
     """Is the signal special to heads? The verdict on every setting, by a rule fixed beforehand.
 
-    "reproduced": some condition is equivalent to heads within the margin, or better. Otherwise
-    "special": heads are better than both `MUST_BEAT`, the conditions "pseudo_heads" and "foreign".
-    Otherwise "inconclusive". p-values are adjusted over settings (Holm), not over conditions, and
+    "reproduced": some condition is equivalent to heads within the margin (two one-sided tests), or
+    better; one is enough against the hypothesis. Otherwise "special": heads are better than both
+    `MUST_BEAT`, the conditions "pseudo_heads" and "foreign". Otherwise "inconclusive", as with an
+    interval that includes 0. p-values are adjusted over settings (Holm), not over conditions, and
     tested at 5 %. Each group is a mapping of `condition_comparisons`, at matched effect.
 
     Example:

@@ -46,6 +46,7 @@ from lm_polygraph_asmi.model import (
 from lm_polygraph_asmi.model.check import strategies_seen_right
 from lm_polygraph_asmi.model.memory import batch_bytes, packed_bytes
 from lm_polygraph_asmi.model.model_cache import model_cache
+from lm_polygraph_asmi.model.structure import NAME_THEM
 from lm_polygraph_asmi.model.suffix import STRATEGIES
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -218,7 +219,8 @@ UNSUPPORTED = (TypeError, ValueError, RuntimeError)
 
 
 def _short(error: Exception) -> str:
-    return f"unsupported: {str(error).splitlines()[0]}"
+    reason = str(error).splitlines()[0].replace(NAME_THEM, "")
+    return f"unsupported: {reason}"
 
 
 class ModelTest:

@@ -15,20 +15,13 @@ from lm_polygraph_asmi.experiments.perturbations.foreign import foreign_position
 from lm_polygraph_asmi.model import run_unmasked, scoring_session
 from lm_polygraph_asmi.model.perturbation import Masking
 
-# Where each family of tests/families.py leads out of its MLP.
-DOWN = {
-    "gpt-neox": "gpt_neox.layers.{layer}.mlp.dense_4h_to_h",
-    "gpt2": "transformer.h.{layer}.mlp.c_proj",
-}
-LLAMA_DOWN = "model.layers.{layer}.mlp.down_proj"
-
 
 def _first(output) -> Tensor:
     return output[0] if isinstance(output, tuple | list) else output
 
 
 def subnetwork_log_probs(
-    model: nn.Module, projection: str, down: str | None, block: str, layer: int, ids: Tensor,
+    model: nn.Module, projection: str, down: str, block: str, layer: int, ids: Tensor,
     prompt: int, masks: Tensor, scope: str, condition: str, perturbation_scale: float | None = None,
         seed: int = 0,
 ) -> Tensor:  # fmt: skip
@@ -36,7 +29,7 @@ def subnetwork_log_probs(
     predicting = range(prompt - 1, len(ids) - 1)
     places = list(predicting if scope == "response" else range(len(ids) - 1))
     heads_at, out_at = model.get_submodule(projection), model.get_submodule(block)
-    down_at = model.get_submodule(down) if down else None
+    down_at = model.get_submodule(down) if condition.startswith("mlp") else None
     with scoring_session(model):
         unmasked = run_unmasked(model, ids, prompt, [layer], scope)
 

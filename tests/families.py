@@ -72,15 +72,6 @@ CONFIGS = {
 }
 
 
-# Where each model keeps the weight W_O of a layer, and the axis its head outputs come in on. It is
-# written out, not taken from the package, so that a wrong entry there cannot agree with itself.
-PROJECTIONS = {
-    "gpt-neox": ("gpt_neox.layers.{layer}.attention.dense", 1),
-    "gpt2": ("transformer.h.{layer}.attn.c_proj", 0),
-}
-LLAMA_LIKE = ("model.layers.{layer}.self_attn.o_proj", 1)
-
-
 def tiny_model(name: str, attention: str = "eager", **overrides: object) -> "PreTrainedModel":
     """A random model in float32, evaluation mode, with weights large enough to disagree."""
     import torch

@@ -33,7 +33,8 @@ from lm_polygraph_asmi.model.perturbation import WITHOUT_HEADS, Masking
 from lm_polygraph_asmi.model.suffix import strategies
 from lm_polygraph_asmi.scoring.engine import Engine
 from tests import conditions
-from tests.families import LLAMA_LIKE, PROJECTIONS, tiny_model
+from tests.decoders import FAMILIES, KINDS, sequence
+from tests.families import tiny_model
 from tests.registry import tiny_class
 from tests.test_manager import TEXTS, manager
 from tests.tiny_lm import whitebox
@@ -50,36 +51,17 @@ def masks() -> torch.Tensor:
     return torch.tensor([[1.0, 0, 1, 1], [0, 1, 1, 0]])
 
 
-def sequence(length: int = 13) -> torch.Tensor:
-    return torch.randint(3, 61, (length,), generator=torch.Generator().manual_seed(7))
-
-
-def compare(model, projection, down, block, layer, condition, scope, perturbation_scale) -> None:
+def compare(model, decoder, condition, scope, perturbation_scale) -> None:
     """Through the package, where the check compares with full forward passes of its own, and
     here."""
     how = {"scope": scope, "perturbation_scale": perturbation_scale, "seed": 3}
-    ids = sequence()
-    fast = subnetwork_log_probs(
-        model,
-        ids,
-        PROMPT,
-        layer,
-        masks(),
-        change=load_perturbation(condition, perturbation_scale, 3),
-        scope=scope,
-    )
+    layer, ids, block = decoder.layer, sequence(13), decoder.block()
+    change = load_perturbation(condition, perturbation_scale, 3)
+    fast = subnetwork_log_probs(model, ids, PROMPT, layer, masks(), change=change, scope=scope)
     slow = conditions.subnetwork_log_probs(
-        plain_model(model),
-        projection,
-        down,
-        block,
-        layer,
-        ids,
-        PROMPT,
-        masks(),
-        condition=condition,
-        **how,
-    )
+        plain_model(model), decoder.projection(), f"{block}.{decoder.down}", block, layer, ids,
+        PROMPT, masks(), condition=condition, **how,
+    )  # fmt: skip
     torch.testing.assert_close(fast, slow, atol=1e-4, rtol=0)
     # The test could not fail if masking changed nothing.
     assert (slow - slow[:1]).abs().max() > 1e-3
@@ -95,96 +77,39 @@ def test_every_control_has_its_files_name_and_is_swept_and_told():
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-@pytest.mark.parametrize("condition", NAMES[1:])  # heads: test_families
+@pytest.mark.parametrize("condition", NAMES[1:])  # heads: test_decoders
 def test_conditions_equal_whole_passes(family_model, condition, scope, caplog, request):
     plain = family_model.tiny_name in ("llama", "gemma2-softcap")
     if not (plain or condition in FEW or request.config.getoption("--slow")):
         pytest.skip("needs --slow")
-    projection, _ = PROJECTIONS.get(family_model.tiny_name, LLAMA_LIKE)
-    projection = projection.format(layer=LAYER)
     caplog.clear()
-    down = conditions.DOWN.get(family_model.tiny_name, conditions.LLAMA_DOWN).format(layer=LAYER)
-    block = ".".join(projection.split(".")[:3])
-    compare(family_model, projection, down, block, LAYER, condition, scope, HOW[scope])
+    compare(family_model, FAMILIES[family_model.tiny_name], condition, scope, HOW[scope])
     assert "cheapest passes" not in caplog.text
 
 
-# Class, what its configuration gets, decoder layer, projections in it; without the second, masks
-# have no MLP to change.
-BLOCK = "model.layers.1"
-KINDS = {
-    "sinks": ("GptOssForCausalLM", {}, BLOCK, "self_attn.o_proj", None),
-    "latent attention": (
-        "DeepseekV3ForCausalLM", {"v_head_dim": 16}, "model.layers.0", "self_attn.o_proj",
-        "mlp.down_proj",
-    ),
-    "parallel residual": (
-        "GPTJForCausalLM", {}, "transformer.h.1", "attn.out_proj", "mlp.fc_out",
-    ),
-    "residual inside": (
-        "BloomForCausalLM", {}, "transformer.h.1", "self_attention.dense", "mlp.dense_4h_to_h",
-    ),
-    "no module of the attention's own": (
-        "BartForCausalLM", {}, "model.decoder.layers.1", "self_attn.out_proj", "fc2",
-    ),
-    "hybrid": ("Qwen3_5ForCausalLM", {}, BLOCK, "self_attn.o_proj", "mlp.down_proj"),
-    "multimodal wrapper": (
-        "Gemma3ForConditionalGeneration", {}, "model.language_model.layers.1", "self_attn.o_proj",
-        "mlp.down_proj",
-    ),
-    "norm inside both": (
-        "BitNetForCausalLM", {"hidden_size": 64}, BLOCK, "self_attn.o_proj", "mlp.down_proj",
-    ),
-}  # fmt: skip
-O_PROJ = "self_attn.o_proj"
-MORE_KINDS = {
-    "mixture": ("MixtralForCausalLM", {}, BLOCK, O_PROJ, None),
-    "indexed attention": ("DeepseekV32ForCausalLM", {}, BLOCK, O_PROJ, None),
-    "gated indexed attention, windows": ("Dots3NoteForCausalLM", {}, BLOCK, O_PROJ, None),
-    "gated indexed attention, hybrid": ("Qwen4ExpForCausalLM", {}, BLOCK, O_PROJ, None),
-    "ALiBi": ("MptForCausalLM", {}, "transformer.blocks.1", "attn.out_proj", "ffn.down_proj"),
-    "local layers": (
-        "GPTNeoForCausalLM", {}, "transformer.h.1", "attn.attention.out_proj", "mlp.c_proj",
-    ),
-    "chunks": ("Llama4ForCausalLM", {}, BLOCK, O_PROJ, None),
-    "logit scale": ("CohereForCausalLM", {"logit_scale": 0.5}, BLOCK, O_PROJ, "mlp.down_proj"),
-    "multipliers": (
-        "GraniteForCausalLM",
-        {"residual_multiplier": 0.5, "embedding_multiplier": 2.0, "logits_scaling": 3.0},
-        BLOCK, O_PROJ, "mlp.down_proj",
-    ),
-    "hybrid mixture": ("Qwen3_5MoeForCausalLM", {}, BLOCK, O_PROJ, None),
-    "Mamba hybrid": ("JambaForCausalLM", {}, BLOCK, O_PROJ, None),
-    "convolution hybrid": ("Lfm2ForCausalLM", {}, BLOCK, "self_attn.out_proj", "feed_forward.w2"),
-    "widths by layer": ("Gemma4ForCausalLM", {"num_kv_shared_layers": 0}, BLOCK, O_PROJ, None),
-    "shared keys and values": (
-        "Gemma4ForCausalLM", {"num_kv_shared_layers": 2}, "model.layers.0", O_PROJ, None,
-    ),
-    "norm behind the embedding": ("NanoChatForCausalLM", {}, BLOCK, O_PROJ, "mlp.fc2"),
-    "layers that return a list": (
-        "OpenAIGPTLMHeadModel", {}, "transformer.h.1", "attn.c_proj", "mlp.c_proj",
-    ),
-}  # fmt: skip
-"""The others of test_kinds.py, with --slow; but for one whose layers share a projection."""
+TRIED = (
+    "sinks", "latent attention", "parallel residual", "ALiBi, residual inside",
+    "decoder of a translator", "gated hybrid", "multimodal wrapper", "norm inside the heads",
+)  # fmt: skip
+OTHERS = [k for k in KINDS if k not in TRIED and not KINDS[k].shares_projection]
 
 
 @pytest.mark.parametrize(
-    "kind", [*KINDS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in MORE_KINDS)]
+    "kind", [*TRIED, *(pytest.param(kind, marks=pytest.mark.slow) for kind in OTHERS)]
 )
 def test_conditions_of_other_kinds_equal_whole_passes(kind, request):
     """--slow takes all conditions."""
-    name, overrides, block, projection, down = (KINDS | MORE_KINDS)[kind]
-    model, layer = tiny_class(name, **overrides), int(block[-1])
-    path = f"{block}.{down}" if down else None
+    decoder = KINDS[kind]
+    model = decoder.make()
     conditions_tried = NAMES[1:] if request.config.getoption("--slow") else FEW
     for scope in SCOPES:
         for condition in conditions_tried:
-            how = condition, scope, HOW[scope]
-            if down is None and condition.startswith("mlp"):
-                with pytest.raises(TypeError, match=rf"{name}: layer {layer} has no single down"):
-                    compare(model, f"{block}.{projection}", path, block, layer, *how)
+            if decoder.down is None and condition.startswith("mlp"):
+                said = rf"{decoder.name}: layer {decoder.layer} has no single down"
+                with pytest.raises(TypeError, match=said):
+                    compare(model, decoder, condition, scope, HOW[scope])
             else:
-                compare(model, f"{block}.{projection}", path, block, layer, *how)
+                compare(model, decoder, condition, scope, HOW[scope])
 
 
 @pytest.mark.parametrize("scope", SCOPES)
@@ -194,12 +119,8 @@ def test_conditions_under_an_adapter(scope):
         r=4, target_modules=["o_proj", "down_proj", "v_proj"], init_lora_weights=False
     )
     adapted = peft.get_peft_model(tiny_model("llama"), lora).eval()
-    paths = (f"model.layers.{LAYER}.{part}" for part in ("self_attn.o_proj", "mlp.down_proj"))
-    projection, down = paths
     for condition in ("pseudo_heads", "foreign", "mlp"):
-        compare(
-            adapted, projection, down, f"model.layers.{LAYER}", LAYER, condition, scope, HOW[scope]
-        )
+        compare(adapted, FAMILIES["llama"], condition, scope, HOW[scope])
 
 
 @pytest.mark.parametrize(
@@ -215,7 +136,7 @@ def test_layers_without_a_single_mlp_are_refused_by_name(name, said):
     layer = max(structure_of(model).sites)
     with pytest.raises(TypeError, match=rf"{name}: layer {layer} has no single down.*{said}"):
         subnetwork_log_probs(
-            model, sequence(), PROMPT, layer, masks(), change=load_perturbation("mlp")
+            model, sequence(13), PROMPT, layer, masks(), change=load_perturbation("mlp")
         )
 
 
@@ -226,7 +147,7 @@ def test_a_mask_that_keeps_all_changes_nothing(llama, condition, scope, perturba
     """Run like any other mask: also beside masks that do change something."""
     kept = torch.cat([masks(), torch.ones(1, 4)])
     with scoring_session(llama):
-        unmasked = run_unmasked(llama, sequence(), PROMPT, [LAYER], scope)
+        unmasked = run_unmasked(llama, sequence(13), PROMPT, [LAYER], scope)
         strategy = next(strategies(llama, unmasked, LAYER))
         states = strategy.run(
             llama, unmasked, LAYER, kept, load_perturbation(condition, perturbation_scale)
@@ -240,7 +161,7 @@ def test_every_way_gives_the_same(llama, condition):
     """Also behind a cache, where the layer is run more than once."""
     with scoring_session(llama):
         for scope in SCOPES:
-            unmasked = run_unmasked(llama, sequence(), PROMPT, [LAYER], scope)
+            unmasked = run_unmasked(llama, sequence(13), PROMPT, [LAYER], scope)
             found = [
                 strategy.run(llama, unmasked, LAYER, masks(), load_perturbation(condition, 1.5))
                 for strategy in strategies(llama, unmasked, LAYER)
@@ -252,7 +173,7 @@ def test_every_way_gives_the_same(llama, condition):
 
 def layer_outputs(model, change: Perturbation, kept: torch.Tensor, scope: str = "all"):
     with scoring_session(model):
-        unmasked = run_unmasked(model, sequence(), PROMPT, [LAYER], scope)
+        unmasked = run_unmasked(model, sequence(13), PROMPT, [LAYER], scope)
         at = unmasked.predicting
         return perturbed_layer(model, unmasked, LAYER, kept, at, change)
 
@@ -331,7 +252,7 @@ def test_other_positions_are_earlier_ones_of_the_prompt(llama):
 
 def test_a_prompt_of_one_token_is_no_number_over_zero(llama):
     found = subnetwork_log_probs(
-        llama, sequence(), 1, LAYER, masks(), change=load_perturbation("foreign", 1.0)
+        llama, sequence(13), 1, LAYER, masks(), change=load_perturbation("foreign", 1.0)
     )
     assert torch.isfinite(found).all()
 
@@ -361,12 +282,12 @@ def test_draws_differ_by_seed_layer_and_mask(llama):
 def test_what_is_drawn_follows_from_seed_tokens_and_mask(llama):
     kept = masks()
     first = subnetwork_log_probs(
-        llama, sequence(), PROMPT, LAYER, kept, change=load_perturbation("isotropic")
+        llama, sequence(13), PROMPT, LAYER, kept, change=load_perturbation("isotropic")
     )
     torch.manual_seed(5)
     again = subnetwork_log_probs(
         llama,
-        sequence(),
+        sequence(13),
         PROMPT,
         LAYER,
         kept.flip(0),
@@ -375,7 +296,7 @@ def test_what_is_drawn_follows_from_seed_tokens_and_mask(llama):
     )
     torch.testing.assert_close(again.flip(0), first, atol=1e-5, rtol=0)
     other = subnetwork_log_probs(
-        llama, sequence(), PROMPT, LAYER, kept, change=load_perturbation("isotropic", seed=1)
+        llama, sequence(13), PROMPT, LAYER, kept, change=load_perturbation("isotropic", seed=1)
     )
     assert (other - first).abs().max() > 1e-2
 
@@ -393,7 +314,7 @@ def test_an_condition_moves_what_its_part_carries_alone(part, condition):
     model = only(tiny_model("llama"), part)
     moved = {
         name: subnetwork_log_probs(
-            model, sequence(), PROMPT, LAYER, masks(), change=load_perturbation(name)
+            model, sequence(13), PROMPT, LAYER, masks(), change=load_perturbation(name)
         )
         for name in ("heads", "mlp")
     }
@@ -413,12 +334,12 @@ def test_an_condition_that_is_run_wrong_is_seen(monkeypatch):
     for condition in NAMES:
         tried.clear()
         found = subnetwork_log_probs(
-            model, sequence(), PROMPT, LAYER, masks(), change=load_perturbation(condition)
+            model, sequence(13), PROMPT, LAYER, masks(), change=load_perturbation(condition)
         )
         monkeypatch.undo()
         expected = subnetwork_log_probs(
             tiny_model("llama"),
-            sequence(),
+            sequence(13),
             PROMPT,
             LAYER,
             masks(),
@@ -430,17 +351,14 @@ def test_an_condition_that_is_run_wrong_is_seen(monkeypatch):
 
 def test_an_engine_draws_with_its_own_seed(llama):
     """The statistics of each mask are those of full passes with that seed."""
-    change, prompt, answer = (
-        load_perturbation("isotropic"),
-        sequence()[:PROMPT],
-        sequence()[PROMPT:],
-    )
+    change, ids = load_perturbation("isotropic"), sequence(13)
+    prompt, answer = ids[:PROMPT], ids[PROMPT:]
     engine = Engine(change=change, details=True, num_masks=5, mask_rate=0.4, seed=3)
     found = engine.score(llama, prompt, answer.tolist())
     layer, kept = found.settings.layer, torch.from_numpy(found.masks).float()
     expected, other = (
         subnetwork_log_probs(
-            llama, sequence(), PROMPT, layer, kept, change=load_perturbation("isotropic", seed=seed)
+            llama, ids, PROMPT, layer, kept, change=load_perturbation("isotropic", seed=seed)
         ).gather(-1, answer.expand(len(kept), -1)[..., None])[..., 0].numpy()
         for seed in (3, 0)
     )  # fmt: skip

@@ -22,9 +22,9 @@ from lm_polygraph_asmi.maths import mutual_information, sample_head_masks, seman
 from lm_polygraph_asmi.model import subnetwork_log_probs, subnetworks
 from lm_polygraph_asmi.model.check import limit
 from lm_polygraph_asmi.model.readout import wide_product
-from tests import brute_force
+from tests import decoders
 from tests.conftest import PROMPT_LENGTH
-from tests.families import CONFIGS, LLAMA_LIKE, PROJECTIONS, VOCABULARY, tiny_model
+from tests.families import CONFIGS, VOCABULARY, tiny_model
 from tests.model.test_device_map import parts, scores, stack_of
 from tests.rounding import allowed
 
@@ -56,10 +56,9 @@ def masks(heads: int = 4, number: int = 9) -> Tensor:
 
 
 def full_passes(model: PreTrainedModel, name: str, input_ids: Tensor, scope: str) -> Tensor:
-    projection, axis = PROJECTIONS.get(name, LLAMA_LIKE)
-    return brute_force.subnetwork_log_probs(
-        model, projection.format(layer=LAYER), axis, input_ids.to(model.device), PROMPT_LENGTH,
-        masks(), scope,
+    return decoders.full_passes(
+        decoders.FAMILIES[name], model, input_ids.to(model.device), PROMPT_LENGTH, scope,
+        drawn=masks(),
     ).cpu()  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from lm_polygraph_asmi.model import (
     subnetwork_log_probs,
     subnetworks,
     suffix,
+    target_layer,
 )
 from lm_polygraph_asmi.model.layer_call import LayerCall
 from tests import brute_force
@@ -317,3 +318,25 @@ def test_attention_without_an_explicit_mask_runs_the_last_layer_whole(
     monkeypatch.setattr(LayerCall, "replay_after", None)  # would hand the layer a mask
     found = subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 1, masks())
     torch.testing.assert_close(found, expected, atol=allowed(llama, input_ids), rtol=0)
+
+
+def test_the_scopes_differ(llama, input_ids):
+    everywhere, in_response = (
+        subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 1, masks(), scope=scope)
+        for scope in ("all", "response")
+    )
+    assert (everywhere - in_response).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("depth", "layers", "expected"),
+    [(0.6, 36, 22), (0.6, 32, 19), (0.6, 30, 18), (0.9, 32, 29), (0.99, 4, 3), (0.5, 5, 2)],
+)
+def test_target_layer(depth, layers, expected):
+    assert target_layer(depth, layers) == expected
+
+
+@pytest.mark.parametrize("depth", [0, 1, -0.1, 60])
+def test_depth_outside_the_open_interval(depth):
+    with pytest.raises(ValueError, match=r"depth must lie in \(0, 1\)"):
+        target_layer(depth, 32)

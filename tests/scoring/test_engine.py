@@ -12,8 +12,8 @@ from lm_polygraph_asmi.scoring import engine as engine_module
 from lm_polygraph_asmi.scoring.engine import Engine, score_depths
 from lm_polygraph_asmi.scoring.statistics import AnswerStatistics
 from tests import brute_force
+from tests.decoders import sequence
 from tests.families import tiny_model
-from tests.model.test_kinds import sequence
 from tests.rounding import allowed
 from tests.scoring.test_reuse import assert_close
 

@@ -9,15 +9,11 @@ from transformers import DynamicCache
 
 from lm_polygraph_asmi import stream
 from lm_polygraph_asmi.model import PrefixCache, run_unmasked, scoring_session, states_seen
-from lm_polygraph_asmi.model.layer_call import KeyValueTap
-from lm_polygraph_asmi.model.layers import decoder_layers
 from lm_polygraph_asmi.scoring import engine as engine_module
 from lm_polygraph_asmi.scoring.engine import Engine
 from lm_polygraph_asmi.scoring.scorer import Scorer
-from tests.families import CONFIGS, tiny_model
-from tests.model.test_kinds import KINDS, sequence
-from tests.registry import tiny_class
-from tests.rounding import allowed
+from tests.decoders import sequence
+from tests.families import tiny_model
 from tests.scoring.conftest import PROMPT
 from tests.tiny_lm import UNMASKABLE, tokenizer, unmaskable, whitebox
 
@@ -25,23 +21,6 @@ SETTINGS = {"scope": "response", "num_masks": 6, "mask_rate": 0.4}
 # Rounding exchanges the last of K tokens where two are all but equally likely.
 ALL_TOKENS = {"top_k": len(tokenizer())}
 COLUMNS = ("mi", "agreement", "u", "entropy", "log_likelihood", "vote", "alternative_share")
-# Layers that share keys, or keep them where nobody sees; that return tuples, or ask for the length
-# of a cache; and models that generate over a cache of their own kind alone.
-KEYS_ELSEWHERE = ("shared keys and values", "no cache")
-KEYS_ALONE = ("ALiBi", "local layers", "parallel residual", "chunks")
-NO_PLAIN_CACHE = ("indexed attention", "gated indexed attention, windows")
-SOFT_CAPPED = "gemma2-softcap"
-"""Has no SDPA."""
-EAGER = ("llama", SOFT_CAPPED, "gemma3-mixed", "gpt2")
-EITHER = pytest.mark.parametrize(
-    ("family", "attention"),
-    [(family, "sdpa") for family in CONFIGS if family != SOFT_CAPPED]
-    + [
-        pytest.param(family, "eager", marks=[] if family in EAGER else pytest.mark.slow)
-        for family in CONFIGS
-    ],
-)
-"""Every family, and those that differ in their attention also by another implementation."""
 
 
 def columns(tokens):
@@ -79,37 +58,6 @@ def known_to(passes):
     return [(unmasked.start, unmasked.reused) for unmasked in passes]
 
 
-def returns_tuples(model) -> bool:
-    """Whether layers return tuples, as some of older transformers do; their states are not kept."""
-    outputs: list[object] = []
-    handle = decoder_layers(model)[0].register_forward_hook(lambda *call: outputs.append(call[-1]))
-    with scoring_session(model):
-        model(sequence(6)[None])
-    handle.remove()
-    return not isinstance(outputs[0], torch.Tensor)
-
-
-@EITHER
-def test_own_answers_of_every_family(family, attention, passes, monkeypatch):
-    """Once the first was held against full forward passes, the prompt is run once, and so is the
-    answer in layers that are not masked."""
-    tiny, ran, update = whitebox(family), [], KeyValueTap.update
-    monkeypatch.setattr(
-        KeyValueTap, "update", lambda *args, **k: ran.append(args[3]) or update(*args, **k)
-    )  # fmt: skip
-    scorer = Scorer(tiny, **SETTINGS, **ALL_TOKENS, max_new_tokens=7, attention=attention)
-    own = scorer.score(PROMPT)
-    known = len(tiny.tokenizer(PROMPT)["input_ids"]) - 1
-    ran.clear()
-    assert scorer.score(PROMPT).score == pytest.approx(own.score, abs=1e-6)
-    kept = "keys" if returns_tuples(tiny.model) else "states"
-    assert min(ran) == (own.settings["layer"] if kept == "states" else 0)
-    assert own.settings["layer"] > 0
-    given = scorer.score(PROMPT, [token.id for token in own.tokens])
-    assert known_to(passes) == [(known, "keys"), (known, kept), (0, "nothing")]
-    same(own.tokens, given.tokens)
-
-
 def test_one_token_and_no_scope_all(passes):
     tiny = whitebox()
     for settings in ({"max_new_tokens": 1}, {"max_new_tokens": 1, "scope": "all"}):
@@ -117,26 +65,6 @@ def test_one_token_and_no_scope_all(passes):
         own = scorer.score(PROMPT)
         same(own.tokens, scorer.score(PROMPT, [token.id for token in own.tokens]).tokens)
     assert [kept for _, kept in known_to(passes)] == ["keys", *["nothing"] * 3]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_sequences_of_every_kind(kind):
-    """A longer one, one that parts from it early, and one that repeats it; or none is reused."""
-    name, overrides, layer, _ = KINDS[kind]
-    model, engine = tiny_class(name, **overrides), Engine(**SETTINGS, depth=(layer + 1) / 4.5)
-    prefix_cache, first = PrefixCache(), sequence(14)
-    other = torch.cat([first[:4], sequence(9, seed=8)])
-    for ids, prompt in ((first, 9), (sequence(20), 17), (other, 7), (other, 12)):
-        known = (
-            prefix_cache.common(model, ids[: prompt - 1].tolist())
-            if engine.reuses_prefix(model)
-            else 0
-        )
-        given = (model, ids[:prompt], ids[prompt:].tolist())
-        found, expected = engine.score(*given, prefix_cache=prefix_cache), engine.score(*given)
-        assert_close(found, expected, allowed(model, ids))
-        assert (prefix_cache.input_ids == ids[:-1].tolist()) is engine.reuses_prefix(model)
-    assert known == (11 if engine.reuses_prefix(model) else 0)
 
 
 def prefix_cache_of(model, ids, prompt, layers, before=0, guesses=0):
@@ -205,30 +133,6 @@ def test_states_of_other_passes_or_layers_are_not_taken():
         "all of it": "states", "a cut answer": "states", "behind a known start": "states",
         "another prompt": "nothing", "one token": "nothing",
     }  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_own_answers_of_every_kind(kind, passes):
-    """Over their generation's states, or its keys alone, or neither, as the kind allows."""
-    name, overrides, layer, _ = KINDS[kind]
-    model, engine = tiny_class(name, **overrides), Engine(**SETTINGS, depth=(layer + 1) / 4.5)
-    reuses = engine.reuses_prefix(model) and kind not in NO_PLAIN_CACHE
-    for ids, prompt in ((sequence(14), 9), (sequence(20, seed=1), 12), (sequence(14, seed=2), 9)):
-        given = (model, ids[:prompt], ids[prompt:].tolist())
-        expected = engine.score(*given)
-        if not reuses:
-            continue
-        prefix_cache = prefix_cache_of(model, ids, prompt, [engine.layer(model)])
-        own = engine.score(*given, prefix_cache=prefix_cache)
-        assert_close(own, expected, allowed(model, ids))
-    used = [kept for _, kept in known_to(passes) if kept != "nothing"]
-    if not reuses or kind in KEYS_ELSEWHERE:
-        assert "states" not in used
-    else:
-        kept = ["states"] if kind not in KEYS_ALONE else ["keys", "states"]  # the latter: 5.24
-        kept = ["keys"] if returns_tuples(model) else kept
-        assert used in [[what] * 3 for what in kept]
-        assert engine.reuses_prefix(model)
 
 
 def test_states_of_a_batch_are_not_one_sequences():

@@ -10,21 +10,13 @@ from lm_polygraph_asmi import stream
 from lm_polygraph_asmi.model import (
     PrefixCache,
     attention_of,
-    readout,
-    scoring_session,
-    steps_of,
     stepwise,
 )
-from lm_polygraph_asmi.scoring.engine import Engine
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.streaming import Streamer
-from tests import brute_force
 from tests.model.test_device_map import state
-from tests.model.test_kinds import KINDS, masks, sequence
-from tests.registry import tiny_class
-from tests.rounding import allowed
 from tests.scoring.conftest import PROMPT, ending_model
-from tests.scoring.test_reuse import ALL_TOKENS, EITHER, assert_close, columns, same
+from tests.scoring.test_reuse import ALL_TOKENS, columns, same
 from tests.scoring.test_reuse import SETTINGS as SMALL
 from tests.tiny_lm import whitebox
 
@@ -46,69 +38,6 @@ def equal(model, prompt=PROMPT, **settings):
     assert float(written.result) == pytest.approx(float(own.score(prompt)), abs=1e-6)
     assert [(t.start, t.end) for t in found] == [(t.start, t.end) for t in written.result.tokens]
     return written
-
-
-@EITHER
-def test_every_family(family, attention):
-    equal(whitebox(family), attention=attention, max_new_tokens=7)
-
-
-FEW = ("mixture", "sinks", "latent attention", "chunks", "gated hybrid")
-OTHERS = [pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind not in FEW]
-
-
-@pytest.mark.parametrize("attention", [None, pytest.param("eager", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", [*FEW, *OTHERS])
-def test_every_kind(kind, attention):
-    """The numbers of an answer as it is written are those of the finished one.
-
-    What kinds differ in are the steps: those of all kinds are held to full forward passes below.
-    """
-    name, overrides, layer, _ = KINDS[kind]
-    if name in UNSTEPPED:
-        pytest.skip("unsupported, see below")
-    settings = {**SMALL, "seeded_by": "prompt", "attention": attention}
-    model, ids = tiny_class(name, **overrides), sequence(20)
-    engine = Engine(
-        **settings, depth=(layer + 1) / 4.5, top_k=model.get_output_embeddings().out_features
-    )
-    with scoring_session(model, attention):
-        writing = engine.start_stream(model, ids[:11])
-        for token in ids[11:].tolist():
-            writing.step(token)
-    found, expected = writing.statistics(), engine.score(model, ids[:11], ids[11:].tolist())
-    names = ("mi", "agreement", "entropy", "log_likelihood")
-    assert_close(found, expected, allowed(model, ids), names)
-    assert max(expected.mi) > 1e-4
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_steps_of_every_kind(kind):
-    """Against full forward passes with a hook, at each position."""
-    name, overrides, layer, projection = KINDS[kind]
-    if "shared_transf" in projection:
-        pytest.skip("two layers share the projection")
-    model, ids = tiny_class(name, **overrides), sequence(20)
-    with scoring_session(model):
-        if name in UNSTEPPED:
-            with pytest.raises(RuntimeError, match="cannot be scored while it writes"):
-                steps_of(model, ids[:11], layer, masks())
-            return
-        written = steps_of(model, ids[:11], layer, masks())
-        parts = [ids[:11].tolist(), *([i] for i in ids[11:-1].tolist())]
-        states = [written.steps(part)[written.rows] for part in parts]
-        found = torch.cat([readout(model, rows) for rows in states], dim=1)
-    index = written.index
-    axis = 0 if type(model.get_submodule(projection.format(layer))).__name__ == "Conv1D" else 1
-    slow = brute_force.subnetwork_log_probs(
-        model, projection.format(layer), axis, ids, 11, masks(), "response"
-    )
-    assert (found[index].exp() - slow.exp()).abs().sum(-1).max() / 2 < 1e-4
-    assert (slow - slow[:1]).abs().max() > 1e-3
-
-
-UNSTEPPED = {"OpenAIGPTLMHeadModel"}
-"""Without a cache."""
 
 
 @pytest.mark.parametrize("stop", [None, ["e"], ["\n"]])

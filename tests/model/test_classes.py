@@ -1,4 +1,4 @@
-"""Models that no table names: one tiny representative of each kind, against full forward passes."""
+"""Classes and what others make of them: scored right, or unsupported by name."""
 
 import csv
 import os
@@ -16,134 +16,19 @@ from lm_polygraph_asmi.maths import sample_head_masks
 from lm_polygraph_asmi.model import (
     layer_at,
     num_heads,
-    response_embeddings,
     scoring_session,
     structure_of,
     subnetwork_log_probs,
 )
-from lm_polygraph_asmi.model.layers import heads_width
 from lm_polygraph_asmi.results.names import masked_layer
 from lm_polygraph_asmi.scoring.engine import Engine
 from tests import brute_force
+from tests.decoders import FAMILIES, apart, full_passes, masks, sequence
 from tests.families import tiny_model
 from tests.registry import tiny_class
 from tests.tiny_lm import tokenizer
 
 FOLDER = "ASMI_MODEL_FOLDER"
-
-# Class, what its configuration gets, the layer to mask and where its output projection is; written
-# out, so that what is found cannot agree with itself alone.
-O_PROJ = "model.layers.{}.self_attn.o_proj"
-KINDS = {
-    "mixture": ("MixtralForCausalLM", {}, 1, O_PROJ),
-    "sinks": ("GptOssForCausalLM", {}, 1, O_PROJ),
-    "latent attention": ("DeepseekV3ForCausalLM", {"v_head_dim": 16}, 1, O_PROJ),
-    "indexed attention": ("DeepseekV32ForCausalLM", {}, 1, O_PROJ),
-    "gated indexed attention, windows": ("Dots3NoteForCausalLM", {}, 1, O_PROJ),
-    "gated indexed attention, hybrid": ("Qwen4ExpForCausalLM", {}, 1, O_PROJ),
-    "ALiBi": ("MptForCausalLM", {}, 1, "transformer.blocks.{}.attn.out_proj"),
-    "ALiBi, residual inside": (
-        "BloomForCausalLM", {}, 1, "transformer.h.{}.self_attention.dense",
-    ),
-    "local layers": ("GPTNeoForCausalLM", {}, 1, "transformer.h.{}.attn.attention.out_proj"),
-    "chunks": ("Llama4ForCausalLM", {}, 1, O_PROJ),
-    "parallel residual": ("GPTJForCausalLM", {}, 1, "transformer.h.{}.attn.out_proj"),
-    "logit scale": ("CohereForCausalLM", {"logit_scale": 0.5}, 1, O_PROJ),
-    "multipliers": (
-        "GraniteForCausalLM",
-        {"residual_multiplier": 0.5, "embedding_multiplier": 2.0, "logits_scaling": 3.0},
-        1,
-        O_PROJ,
-    ),
-    "gated hybrid": ("Qwen3_5ForCausalLM", {}, 1, O_PROJ),
-    "gated hybrid mixture": ("Qwen3_5MoeForCausalLM", {}, 1, O_PROJ),
-    "Mamba hybrid": ("JambaForCausalLM", {}, 1, O_PROJ),
-    "Mamba hybrid, shared layer": (
-        "ZambaForCausalLM", {}, 1, "model.layers.{}.shared_transf.self_attn.o_proj",
-    ),
-    "convolution hybrid": ("Lfm2ForCausalLM", {}, 1, "model.layers.{}.self_attn.out_proj"),
-    "widths by layer": ("Gemma4ForCausalLM", {"num_kv_shared_layers": 0}, 1, O_PROJ),
-    "shared keys and values": ("Gemma4ForCausalLM", {"num_kv_shared_layers": 2}, 0, O_PROJ),
-    "multimodal wrapper": (
-        "Gemma3ForConditionalGeneration", {}, 1, "model.language_model.layers.{}.self_attn.o_proj",
-    ),
-    "norm behind the embedding": ("NanoChatForCausalLM", {}, 1, O_PROJ),
-    "norm inside the heads": ("BitNetForCausalLM", {"hidden_size": 64}, 1, O_PROJ),
-    "decoder of a translator": (
-        "BartForCausalLM", {}, 1, "model.decoder.layers.{}.self_attn.out_proj",
-    ),
-    "no cache": ("OpenAIGPTLMHeadModel", {}, 1, "transformer.h.{}.attn.c_proj"),
-}  # fmt: skip
-
-
-@pytest.fixture(scope="module", params=list(KINDS))
-def kind(request):
-    """A model of each kind in turn, with the layer to mask and its projection."""
-    name, overrides, layer, projection = KINDS[request.param]
-    return tiny_class(name, **overrides), layer, projection.format(layer)
-
-
-def masks() -> torch.Tensor:
-    return sample_head_masks(5, 4, 0.4, torch.Generator().manual_seed(2))
-
-
-def sequence(length: int, seed: int = 7) -> torch.Tensor:
-    return torch.randint(3, 61, (length,), generator=torch.Generator().manual_seed(seed))
-
-
-def whole_passes(model, projection, ids, prompt, scope) -> torch.Tensor:
-    axis = 0 if type(model.get_submodule(projection)).__name__ == "Conv1D" else 1
-    return brute_force.subnetwork_log_probs(model, projection, axis, ids, prompt, masks(), scope)
-
-
-def apart(p: torch.Tensor, q: torch.Tensor) -> float:
-    """Total variation at the worst position."""
-    return (p.exp() - q.exp()).abs().sum(-1).max().item() / 2
-
-
-def test_every_kind_equals_whole_passes(kind):
-    """Short before long: a window, a chunk or a scale sets in only in the second."""
-    model, layer, projection = kind
-    if "shared_transf" in projection:
-        pytest.skip("two layers share the projection: the script of the table takes them apart")
-    for scope in SCOPES:
-        for prompt, response in ((2, 2), (11, 9)):
-            ids = sequence(prompt + response)
-            found = subnetwork_log_probs(model, ids, prompt, layer, masks(), scope=scope)
-            expected = whole_passes(model, projection, ids, prompt, scope)
-            assert apart(found, expected) < 1e-4, (scope, prompt, response)
-            assert apart(expected, expected[:1].expand_as(expected)) > 1e-3
-
-
-def test_structure_of_the_kinds(kind):
-    model, layer, projection = kind
-    found = structure_of(model)
-    site = found.sites[layer]
-    assert f"{found.layers}.{layer}.{site.projection}" == projection
-    assert num_heads(model, layer) == 4
-    weight = model.get_submodule(projection).weight
-    assert heads_width(model, layer) == site.width in weight.shape
-
-
-def test_embeddings_of_every_kind(kind):
-    """Hidden states of full forward passes, also where a recurrent state comes after the
-    prompt."""
-    model, _, _ = kind
-    ids, answers = sequence(11), [[5], [7, 9, 11, 13, 15], [4, 4, 4]]
-    with scoring_session(model):
-        found = response_embeddings(model, ids, answers)
-    middle = structure_of(model).num_layers // 2
-    for row, answer in zip(found, answers, strict=True):
-        whole = torch.cat([ids, torch.tensor(answer)])[None]
-        states = []
-        handle = model.get_submodule(structure_of(model).layers)[middle].register_forward_pre_hook(
-            lambda _, args, kwargs, to=states: to.append((args or (kwargs["hidden_states"],))[0]),
-            with_kwargs=True,
-        )
-        with torch.no_grad():
-            model(input_ids=whole, use_cache=False)
-        handle.remove()
-        torch.testing.assert_close(row, states[0][0, -1], atol=1e-4, rtol=1e-4)
 
 
 def test_hybrids_mask_the_nearest_layer_with_heads():
@@ -279,7 +164,7 @@ def test_weights_in_several_precisions_that_run_are_scored(scope):
     model.lm_head.float().register_forward_pre_hook(lambda _, given: (given[0].float(),))
     ids = sequence(17)
     found = subnetwork_log_probs(model, ids, 11, 2, masks(), scope=scope)
-    expected = whole_passes(model, O_PROJ.format(2), ids, 11, scope)
+    expected = full_passes(FAMILIES["llama"], model, ids, 11, scope)
     assert apart(found, expected) < 0.05
     assert apart(expected, expected[:1].expand_as(expected)) > 0.1
 

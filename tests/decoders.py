@@ -1,0 +1,147 @@
+"""One table of decoders, each with a trait that could make a number wrong.
+
+Paths of the layer that is masked, and of the projections in it, are written out, not taken from the
+package, so that what it finds cannot agree with itself.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from lm_polygraph_asmi.maths import sample_head_masks
+from tests import brute_force
+from tests.families import CONFIGS, tiny_model
+from tests.registry import tiny_class
+
+STACK, O_PROJ, DOWN = "model.layers", "self_attn.o_proj", "mlp.down_proj"
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A tiny random model.
+
+    Args:
+        name: of tests/families.py, or a class of the registry.
+        own: what its configuration gets.
+        layer: to be masked.
+        stack: path of the layers.
+        heads: path of the output projection in a layer.
+        down: of its MLP's down projection; None where a layer has no single one.
+    """
+
+    name: str
+    own: Mapping[str, Any] = field(default_factory=dict)
+    layer: int = 1
+    stack: str = STACK
+    heads: str = O_PROJ
+    down: str | None = None
+
+    def make(self, **how: Any) -> PreTrainedModel:
+        make = tiny_model if self.name in CONFIGS else tiny_class
+        return make(self.name, **self.own, **how)
+
+    def block(self, layer: int | None = None) -> str:
+        return f"{self.stack}.{self.layer if layer is None else layer}"
+
+    def projection(self, layer: int | None = None) -> str:
+        return f"{self.block(layer)}.{self.heads}"
+
+    @property
+    def shares_projection(self) -> bool:
+        """Two layers have one: the script of the table of classes takes them apart."""
+        return "shared_transf" in self.heads
+
+
+OTHERWISE = {
+    "gpt-neox": ("gpt_neox.layers", "attention.dense", "mlp.dense_4h_to_h"),
+    "gpt2": ("transformer.h", "attn.c_proj", "mlp.c_proj"),
+}
+FAMILIES = {
+    name: Decoder(name, {}, 2, *OTHERWISE.get(name, (STACK, O_PROJ, DOWN))) for name in CONFIGS
+}
+"""The known families, with the traits that could break them."""
+
+KINDS = {
+    "mixture": Decoder("MixtralForCausalLM"),
+    "sinks": Decoder("GptOssForCausalLM"),
+    "latent attention": Decoder("DeepseekV3ForCausalLM", {"v_head_dim": 16}, 0, down=DOWN),
+    "indexed attention": Decoder("DeepseekV32ForCausalLM"),
+    "gated indexed attention, windows": Decoder("Dots3NoteForCausalLM"),
+    "gated indexed attention, hybrid": Decoder("Qwen4ExpForCausalLM"),
+    "ALiBi": Decoder(
+        "MptForCausalLM", stack="transformer.blocks", heads="attn.out_proj", down="ffn.down_proj"
+    ),
+    "ALiBi, residual inside": Decoder(
+        "BloomForCausalLM", stack="transformer.h", heads="self_attention.dense",
+        down="mlp.dense_4h_to_h",
+    ),
+    "local layers": Decoder(
+        "GPTNeoForCausalLM", stack="transformer.h", heads="attn.attention.out_proj",
+        down="mlp.c_proj",
+    ),
+    "chunks": Decoder("Llama4ForCausalLM"),
+    "parallel residual": Decoder(
+        "GPTJForCausalLM", stack="transformer.h", heads="attn.out_proj", down="mlp.fc_out"
+    ),
+    "logit scale": Decoder("CohereForCausalLM", {"logit_scale": 0.5}, down=DOWN),
+    "multipliers": Decoder(
+        "GraniteForCausalLM",
+        {"residual_multiplier": 0.5, "embedding_multiplier": 2.0, "logits_scaling": 3.0},
+        down=DOWN,
+    ),
+    "gated hybrid": Decoder("Qwen3_5ForCausalLM", down=DOWN),
+    "gated hybrid mixture": Decoder("Qwen3_5MoeForCausalLM"),
+    "Mamba hybrid": Decoder("JambaForCausalLM"),
+    "Mamba hybrid, shared layer": Decoder(
+        "ZambaForCausalLM", heads="shared_transf.self_attn.o_proj"
+    ),
+    "convolution hybrid": Decoder(
+        "Lfm2ForCausalLM", heads="self_attn.out_proj", down="feed_forward.w2"
+    ),
+    "widths by layer": Decoder("Gemma4ForCausalLM", {"num_kv_shared_layers": 0}),
+    "shared keys and values": Decoder("Gemma4ForCausalLM", {"num_kv_shared_layers": 2}, 0),
+    "multimodal wrapper": Decoder(
+        "Gemma3ForConditionalGeneration", stack="model.language_model.layers", down=DOWN
+    ),
+    "norm behind the embedding": Decoder("NanoChatForCausalLM", down="mlp.fc2"),
+    "norm inside the heads": Decoder("BitNetForCausalLM", {"hidden_size": 64}, down=DOWN),
+    "decoder of a translator": Decoder(
+        "BartForCausalLM", stack="model.decoder.layers", heads="self_attn.out_proj", down="fc2"
+    ),
+    "no cache": Decoder(
+        "OpenAIGPTLMHeadModel", stack="transformer.h", heads="attn.c_proj", down="mlp.c_proj"
+    ),
+}  # fmt: skip
+"""One representative of each kind that no family stands for."""
+
+DECODERS = FAMILIES | KINDS
+
+
+@cache
+def masks(number: int = 5) -> Tensor:
+    return sample_head_masks(number, 4, 0.4, torch.Generator().manual_seed(2))
+
+
+def sequence(length: int, seed: int = 7) -> Tensor:
+    return torch.randint(3, 61, (length,), generator=torch.Generator().manual_seed(seed))
+
+
+def full_passes(
+    decoder: Decoder, model: nn.Module, ids: Tensor, prompt: int, scope: str = "all",
+    layer: int | None = None, drawn: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Log-probabilities (S, T, V) by the brute force, of `masks()` if no others are given."""
+    drawn = masks() if drawn is None else drawn
+    projection = decoder.projection(layer)
+    axis = 0 if type(model.get_submodule(projection)).__name__ == "Conv1D" else 1
+    return brute_force.subnetwork_log_probs(model, projection, axis, ids, prompt, drawn, scope)
+
+
+def apart(p: Tensor, q: Tensor) -> float:
+    """Total variation between log-probabilities, at the worst position."""
+    return (p.exp() - q.exp()).abs().sum(-1).max().item() / 2

@@ -1,0 +1,210 @@
+"""Every decoder of the table, checked against full forward passes written in the plainest way."""
+
+import copy
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from lm_polygraph_asmi.config import SCOPES
+from lm_polygraph_asmi.maths import mutual_information
+from lm_polygraph_asmi.model import (
+    attention_of,
+    num_heads,
+    readout,
+    response_embeddings,
+    run_unmasked,
+    scoring_session,
+    steps_of,
+    structure_of,
+    subnetwork_log_probs,
+)
+from lm_polygraph_asmi.model.layers import heads_width
+from tests.decoders import DECODERS, FAMILIES, apart, full_passes, masks, sequence
+from tests.rounding import allowed
+
+WITHOUT_CACHE = "no cache"
+
+
+@pytest.fixture(scope="module", params=DECODERS)
+def name(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def decoder(name):
+    return DECODERS[name]
+
+
+@pytest.fixture(scope="module")
+def model(decoder):
+    return decoder.make()
+
+
+both_scopes = pytest.mark.parametrize("scope", SCOPES)
+families = pytest.mark.parametrize("name", FAMILIES, indirect=True, scope="module")
+positions = pytest.mark.parametrize(
+    "name", ["llama", "gemma3-mixed", "gpt-neox", "gpt2"], indirect=True, scope="module"
+)
+"""Families that tell positions in different ways: for what depends on nothing else."""
+
+
+def test_structure(decoder, model):
+    found = structure_of(model)
+    site = found.sites[decoder.layer]
+    assert f"{found.layers}.{decoder.layer}.{site.projection}" == decoder.projection()
+    assert num_heads(model, decoder.layer) == 4
+    weight = model.get_submodule(decoder.projection()).weight
+    assert heads_width(model, decoder.layer) == site.width in weight.shape
+
+
+def assert_equal(found, expected, most):
+    """By `most` nats; where it is None, in total variation."""
+    if most is None:
+        assert apart(found, expected) < 1e-4
+    else:
+        torch.testing.assert_close(found, expected, atol=most, rtol=0)
+
+
+def bound(name, model, ids) -> float | None:
+    return allowed(model, ids) if name in FAMILIES else None
+
+
+@both_scopes
+def test_masked_passes_equal_full_passes(name, decoder, model, scope):
+    """Short before long: a window, a chunk or a scale sets in only in the second."""
+    if decoder.shares_projection:
+        pytest.skip("two layers share the projection: the script of the table takes them apart")
+    own = decoder.layer
+    cases = [(own, 2, 2), (own, 11, 9)]
+    if name in FAMILIES:
+        cases += [(0, 11, 6), (3, 11, 6), (own, 1, 16), (own, 16, 1)]
+    for layer, prompt, response in cases:
+        ids = sequence(prompt + response)
+        fast = subnetwork_log_probs(model, ids, prompt, layer, masks(), scope=scope)
+        slow = full_passes(decoder, model, ids, prompt, scope, layer)
+        assert fast.shape == (len(masks()), response, slow.shape[-1])
+        assert_equal(fast, slow, bound(name, model, ids))
+        # The test could not fail if masking changed nothing.
+        assert apart(slow, slow[:1].expand_as(slow)) > 1e-3
+
+
+@families
+@both_scopes
+def test_masked_passes_equal_full_passes_under_sdpa(decoder, model, scope):
+    if not model._supports_sdpa:
+        pytest.skip("the class has no SDPA")
+    if getattr(model.config, "attn_logit_softcapping", None) is not None:
+        pytest.skip("SDPA cannot soft-cap attention scores")
+    original, ids = attention_of(model), sequence(17)
+    fast = subnetwork_log_probs(
+        model, ids, 11, decoder.layer, masks(), scope=scope, attention="sdpa"
+    )
+    assert attention_of(model) == original
+    model.set_attn_implementation("sdpa")
+    try:
+        slow = full_passes(decoder, model, ids, 11, scope)
+    finally:
+        model.set_attn_implementation(original)
+    torch.testing.assert_close(fast, slow, atol=allowed(model, ids), rtol=0)
+
+
+@families
+@both_scopes
+def test_states_after_a_layer(decoder, model, scope):
+    """In float64, but for norms and softmax, which transformers computes in float32."""
+    model, ids, layers = copy.deepcopy(model).double(), sequence(17), (decoder.layer, 3)
+    with scoring_session(model):
+        found = run_unmasked(model, ids, 11, list(layers), scope)
+        plain = model(input_ids=ids[None, :-1], output_hidden_states=True).hidden_states
+    for layer in layers:
+        expected = plain[layer + 1][0, 10:]
+        torch.testing.assert_close(found.after[layer], expected, atol=1e-5, rtol=1e-5)
+        assert (expected - plain[layer][0, 10:]).abs().max() > 1e-2
+
+
+@positions
+def test_a_long_response_to_a_short_prompt(decoder, model):
+    """All masks together are longer than the context window."""
+    ids = sequence(60, seed=1)
+    fast = subnetwork_log_probs(model, ids, 3, decoder.layer, masks(), scope="response")
+    slow = full_passes(decoder, model, ids, 3, "response")
+    torch.testing.assert_close(fast, slow, atol=allowed(model, ids), rtol=0)
+
+
+@families
+@both_scopes
+def test_all_ones_masks_reproduce_the_model(decoder, model, scope):
+    ids = sequence(17)
+    found = subnetwork_log_probs(model, ids, 11, decoder.layer, torch.ones(3, 4), scope=scope)
+    with torch.no_grad():
+        expected = model(input_ids=ids[None]).logits[0, 10:-1].log_softmax(-1).expand_as(found)
+    torch.testing.assert_close(found, expected, atol=allowed(model, ids), rtol=0)
+    assert mutual_information(found, 61).abs().max() < 1e-9
+
+
+@positions
+@both_scopes
+def test_one_mask_at_a_time_equals_all_at_once(decoder, model, scope):
+    ids = sequence(17)
+    together, alone = (
+        subnetwork_log_probs(
+            model, ids, 11, decoder.layer, masks(), scope=scope, memory_budget=budget
+        )
+        for budget in (None, 1)
+    )
+    torch.testing.assert_close(together, alone, atol=allowed(model, ids), rtol=0)
+
+
+def test_embeddings_equal_separate_passes(name, decoder, model):
+    """Also where a recurrent state comes after the prompt; families in float64."""
+    most = 1e-4
+    if name in FAMILIES:
+        model, most = copy.deepcopy(model).double(), 1e-5
+    ids, answers = sequence(11), [[5], [7, 9, 11, 13, 15, 17, 19], [4, 4], [7, 9], [], [5]]
+    with scoring_session(model):
+        found = response_embeddings(model, ids, answers)
+    layers, states = model.get_submodule(decoder.stack), []
+    handle = layers[len(layers) // 2].register_forward_pre_hook(
+        lambda _, args, kwargs: states.append((args or (kwargs["hidden_states"],))[0][0, -1]),
+        with_kwargs=True,
+    )
+    with torch.no_grad():
+        for answer in answers:
+            whole = torch.cat([ids, torch.tensor(answer, dtype=torch.long)])[None]
+            model(input_ids=whole, use_cache=False)
+    handle.remove()
+    torch.testing.assert_close(found.double(), torch.stack(states).double(), atol=most, rtol=most)
+
+
+def test_steps_equal_full_passes(name, decoder, model):
+    """Token by token, as an answer is written."""
+    if decoder.shares_projection:
+        pytest.skip("two layers share the projection")
+    ids = sequence(20)
+    with scoring_session(model):
+        if name == WITHOUT_CACHE:
+            with pytest.raises(RuntimeError, match="cannot be scored while it writes"):
+                steps_of(model, ids[:11], decoder.layer, masks())
+            return
+        written = steps_of(model, ids[:11], decoder.layer, masks())
+        parts = [ids[:11].tolist(), *([i] for i in ids[11:-1].tolist())]
+        states = [written.steps(part)[written.rows] for part in parts]
+        found = torch.cat([readout(model, rows) for rows in states], dim=1)
+    slow = full_passes(decoder, model, ids, 11, "response")
+    assert apart(found[written.index], slow) < 1e-4
+    assert (slow - slow[:1]).abs().max() > 1e-3
+
+
+@pytest.mark.slow
+def test_shapes_of_all_modules():
+    """Those too that pyproject leaves out because their check takes long."""
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", __file__]
+    everywhere = "--jaxtyping-packages=lm_polygraph_asmi.maths,lm_polygraph_asmi.model,tests.check"
+    run = subprocess.run(
+        [*command, "-o", f"addopts={everywhere}", "-k", "llama-tied"],
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout

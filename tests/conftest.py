@@ -17,16 +17,22 @@ os.environ.update(
 )
 
 import gc
+import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 
 # The process that hands tests to the others imports this file, too: no torch, no transformers.
 from tests.families import CONFIGS, VOCABULARY, tiny_model
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+# OmegaConf reads hundreds of configs with the parser in Python; the one in C gives the same.
+yaml.SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -54,6 +60,17 @@ def modules_are_no_garbage() -> None:
     """LM-Polygraph collects garbage after every batch: not over all that is imported by now."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_random_orders(request: pytest.FixtureRequest) -> Iterator[None]:
+    """LM-Polygraph compares each method with 20 random orders, not 1,000; --slow takes all."""
+    manager = sys.modules.get("lm_polygraph.utils.manager")
+    with pytest.MonkeyPatch.context() as patch:
+        if manager and not request.config.getoption("--slow"):
+            own = manager.get_random_scores
+            patch.setattr(manager, "get_random_scores", partial(own, num_iter=20))
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from typing import IO, Any
 
 import pytest
 from hydra.core.global_hydra import GlobalHydra
+from lm_polygraph.utils import manager  # noqa: F401 - for few_random_orders of conftest.py
 
 SCRIPT = Path(sys.executable).with_name("polygraph_eval")
 

@@ -177,6 +177,7 @@ def test_a_key_setting_is_part_of_the_name_unless_it_says_otherwise():
     assert str(ASMIConfig(method="adapt", num_samples=5)) == "Adapt-ASMI (60%, K=64)"
 
 
+@pytest.mark.usefixtures("few_resamples", "no_pictures")
 def test_scores_of_one_name_with_other_settings_are_two_methods(tmp_path):
     """Runs over the same answers whose Adapt-ASMI drew other numbers of samples, or of old gates.
 

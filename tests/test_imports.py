@@ -284,9 +284,11 @@ def test_commands_answer_at_once(tmp_path, monkeypatch):
 
 def test_scoring_leaves_the_host_alone():
     """LM-Polygraph brings spaCy, openai and bert_score: seconds that `score` does not need."""
-    ((imports, _),) = heavy_after("from lm_polygraph_asmi import Calibration, Score, score")
     # Older releases of transformers import scikit-learn for generation.
-    ((of_transformers, _),) = heavy_after("from transformers import GenerationMixin")
+    (of_transformers, _), (imports, _) = heavy_after(
+        "from transformers import GenerationMixin",
+        "from lm_polygraph_asmi import Calibration, Score, score",
+    )
     assert {"torch", "transformers"} <= imports
     assert imports <= of_transformers | {"torch", "transformers", "accelerate"}
 

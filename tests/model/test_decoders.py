@@ -182,7 +182,7 @@ def test_steps_equal_full_passes(name, decoder, model):
     """Token by token, as an answer is written."""
     if decoder.shares_projection:
         pytest.skip("two layers share the projection")
-    ids = sequence(20)
+    ids = sequence(16)
     with scoring_session(model):
         if name == WITHOUT_CACHE:
             with pytest.raises(RuntimeError, match="cannot be scored while it writes"):

@@ -37,9 +37,10 @@ class Case:
     def prompt(self):
         return CHAT if self.chat else PROMPT
 
-    def scorer(self, **settings):
+    def scorer(self, model=None, **settings):
         length = len(prompt_tokens(self.tokenizer, self.prompt))
-        model = scripted_model(self.tokenizer, length, self.script, self.end_ids)
+        if model is None:
+            model = scripted_model(self.tokenizer, length, self.script, self.end_ids)
         settings = FINISHED | {"stop": self.stops} | (self.settings or {}) | settings
         return Scorer(model, tokenizer=self.tokenizer, **settings)
 
@@ -85,7 +86,7 @@ def check_all_ways(case):
     ) * len(ids)
     assert abs(in_batch["asmi_msp"][0] - by_model.msp) <= bound
     assert abs(in_batch["asmi_score"][0] - by_model.score) <= bound
-    streaming = case.scorer(**STREAMED)
+    streaming = case.scorer(scorer.model, **STREAMED)
     with streaming.stream(case.prompt) as stream:
         text = "".join(token.text for token in stream)
         check_equal(streaming, streaming.score(case.prompt), stream.result)
@@ -164,7 +165,7 @@ def drawn_case(seed):
     return Case(tokenizer, script, stops, end_ids, draw.random() < 0.4, settings)
 
 
-@pytest.mark.parametrize("seed", [*range(12), 5149, 5194])  # the last: bytes of no character
+@pytest.mark.parametrize("seed", [*range(6), 5149, 5194])  # the last: bytes of no character
 def test_drawn_answers(seed):
     check_all_ways(drawn_case(seed))
 
@@ -333,7 +334,7 @@ def posted(client, route, body):
     return reply.json()
 
 
-@pytest.mark.parametrize("seed", range(50, 54))
+@pytest.mark.parametrize("seed", range(50, 52))
 def test_the_server_agrees(seed):
     """Whole, streamed and as text, with the stop strings of the request."""
     pytest.importorskip("prometheus_client")

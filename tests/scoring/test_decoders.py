@@ -39,6 +39,11 @@ NO_PLAIN_CACHE = ("indexed attention", "gated indexed attention, windows")
 UNSTEPPED = ("no cache",)
 STREAMED = ("mixture", "sinks", "latent attention", "chunks", "gated hybrid")
 """What kinds differ in are the steps: those of all are held to full passes in model/."""
+REUSED = (
+    "sinks", "latent attention", "indexed attention", "ALiBi", "local layers", "chunks",
+    "gated hybrid", "Mamba hybrid", "convolution hybrid", "shared keys and values", "no cache",
+)  # fmt: skip
+"""Each with a cache of its own. Before any kind reuses, a score is held to full passes."""
 
 
 def returns_tuples(model) -> bool:
@@ -73,7 +78,13 @@ def test_own_answers_and_streams_of_every_family(family, attention, passes, monk
     equal(tiny, attention=attention, max_new_tokens=7)
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(kind, marks=[] if kind in (*REUSED, *STREAMED) else pytest.mark.slow)
+        for kind in KINDS
+    ],
+)
 def kind(request):
     return request.param
 

@@ -22,7 +22,6 @@ from lm_polygraph_asmi.scoring.many import OUTPUT
 from lm_polygraph_asmi.scoring.page import visible
 from lm_polygraph_asmi.scoring.result import COMPACT
 from lm_polygraph_asmi.scoring.rows import (
-    BATCH,
     COPIED_FIELDS,
     Row,
     check_out,
@@ -40,6 +39,8 @@ from tests import tiny_lm
 from tests.scoring.conftest import PROMPT
 from tests.scoring.test_text import CHAT
 
+BATCH = 4
+"""Rows of `small_batches`."""
 ROWS = [
     {"prompt": PROMPT, "answer": " Brask", "id": "q1", "gold": ["Brask"]},
     {"prompt": "Where do the blue kites start?"},
@@ -60,6 +61,12 @@ def written(path):
 @pytest.fixture
 def scorer(model, tokenizer):
     return Scorer(model, tokenizer=tokenizer, max_new_tokens=3)
+
+
+@pytest.fixture
+def small_batches(monkeypatch):
+    """For what happens within a batch and after it."""
+    monkeypatch.setattr("lm_polygraph_asmi.scoring.rows.BATCH", BATCH)
 
 
 @pytest.fixture
@@ -163,6 +170,7 @@ def test_samples_of_a_row(model, tokenizer):
     assert float(outcome.result) == float(expected)
 
 
+@pytest.mark.usefixtures("small_batches")
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 @pytest.mark.parametrize("scope", ["all", "response"])
 def test_a_killed_run_writes_the_same_file(model, tokenizer, calls, tmp_path, suffix, scope):
@@ -178,7 +186,7 @@ def test_a_killed_run_writes_the_same_file(model, tokenizer, calls, tmp_path, su
         return score_file(scorer, source, tmp_path / out)
 
     killed = run(f"killed{suffix}", "cache")
-    for _ in range(BATCH + 4):
+    for _ in range(BATCH + 2):
         next(killed)
     killed.close()
     assert not (tmp_path / f"killed{suffix}").exists()
@@ -339,6 +347,7 @@ def test_a_file_that_appears_meanwhile_is_kept(scorer, tmp_path):
     assert out.read_text() == "precious"
 
 
+@pytest.mark.usefixtures("small_batches")
 def test_rows_in_parquet(scorer, tmp_path):
     rows = pd.DataFrame(
         [{"prompt": PROMPT, "answer": " Brask", "at": pd.Timestamp(0)}, {"prompt": None}] * BATCH

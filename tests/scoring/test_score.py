@@ -42,13 +42,12 @@ def ending():
     "settings",
     [
         {},
-        {"closing_token": False, "aggregation": "sum"},
-        {"scope": "response", "depth": 0.9, "seed": 3, "top_k": 8, "mask_sampler": "balanced"},
-        {"num_masks": 9, "mask_rate": 0.3, "scope": "response", "closing_token": False},
-        {"gate_token": "last"},
+        {"closing_token": False, "aggregation": "sum", "num_masks": 9, "mask_rate": 0.3},
+        {"scope": "response", "depth": 0.9, "seed": 3, "top_k": 8, "mask_sampler": "balanced",
+         "gate_token": "last", "closing_token": False},
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_scores_are_those_of_the_benchmark(ending, settings):
     estimators = {name: kind(**settings) for name, kind in KINDS.items()}
     depth = settings.get("depth", 0.6)

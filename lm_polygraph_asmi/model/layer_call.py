@@ -1,7 +1,7 @@
 """Calls a decoder layer again: as the model called it, or at some positions over cached keys.
 
 Code that depends on how transformers calls its layers is in this module.
-`tests/model/test_families.py` checks it on every family and fails when a release changes it.
+`tests/model/test_decoders.py` checks it on every family and fails when a release changes it.
 """
 
 import inspect

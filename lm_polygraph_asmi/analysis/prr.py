@@ -146,14 +146,14 @@ def prr_draws(
         ((100, 2), True, True)
     """
     number, known = answers.number(default), answers.known
-    columns = {np.asarray(score, dtype=float).tobytes(): score for score in scores}
+    arrays = [ordered(uncertainty=score) for score in scores]
+    columns = {array.tobytes(): array for array in arrays}
     missing = [key for key in columns if len(known.get(("PRR", key), ())) < number]
     if missing:
         samples = answers.draws(default)
         drawn = weighted_prr([columns[key] for key in missing], answers.quality, samples)
         known.update({("PRR", key): prr for key, prr in zip(missing, drawn.T, strict=True)})
-    keys = (np.asarray(score, dtype=float).tobytes() for score in scores)
-    return np.stack([known["PRR", key][:number] for key in keys], 1)
+    return np.stack([known["PRR", array.tobytes()][:number] for array in arrays], 1)
 
 
 class RejectionCurve(NamedTuple):

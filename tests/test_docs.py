@@ -240,7 +240,7 @@ def test_every_setting_exists(setting):
 
 def test_no_setting_is_left_out():
     told = [name for row in table("config.md", "parameter") for name in inline(row[0])]
-    assert sorted(told) == sorted(composed("asmi_coqa").asmi)
+    assert sorted(told) == sorted(composed("asmi_coqa").asmi), "the parameters in config.md"
 
 
 def test_every_config_is_in_the_tables_and_exists():
@@ -429,7 +429,7 @@ def test_every_public_name_has_a_page():
 
 def test_the_page_of_config_files_is_up_to_date():
     script = loaded("scripts/config_page.py")
-    assert script.PAGE.read_text() == script.page()
+    assert script.PAGE.read_text() == script.page(), "run python scripts/config_page.py"
     shown = set(re.findall(r"literalinclude:: \.\./\.\./configs/(\S+)", script.page()))
     assert shown == {str(file.relative_to(CONFIGS)) for file in CONFIGS.rglob("*.yaml")}
 

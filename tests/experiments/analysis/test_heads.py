@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from lm_polygraph_asmi.config import MASK_SAMPLERS
 from lm_polygraph_asmi.experiments.analysis import (
     concentration,
     head_criticality,
@@ -207,7 +208,7 @@ def test_resampled_masks_are_a_null_too():
     assert resampled_null(one, masks, others).z.min() > 2
 
 
-@pytest.mark.parametrize("sampler", ["bernoulli", "balanced"])
+@pytest.mark.parametrize("sampler", MASK_SAMPLERS)
 def test_resampled_masks_follow_their_sampler(sampler):
     """Rate of every head, and how often it is masked, as the passes draw them."""
     ours = resampled_masks(300, 20, 4, 0.12, sampler)

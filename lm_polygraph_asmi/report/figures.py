@@ -113,28 +113,17 @@ def panel_title(ax: Axes, label: str) -> None:
     ax.set_title("\n".join(textwrap.fill(line, width) for line in lines))
 
 
-def panel_legend(
-    figure: Figure, axes: Sequence[Axes], single: bool = False, band: str = "", **settings: Any
-) -> None:
-    """A legend per panel, or one below all if `single` or if there are more than `MANY`.
+def panel_legend(figure: Figure, axes: Sequence[Axes], band: str = "", **settings: Any) -> None:
+    """One legend of all panels, below them, where it covers nothing.
 
     `band`: label of the shaded area.
     """
-    shaded = {f"{band}, in its colour": Patch(facecolor=GREY, alpha=0.3)} if band else {}
-
-    def legend_handles(ax: Axes) -> dict[str, Any]:
-        handles, labels = ax.get_legend_handles_labels()
-        return dict(zip(labels, handles, strict=True))
-
-    if len(axes) <= MANY and not single:
-        for ax in axes:
-            panel_handles = legend_handles(ax) | shaded
-            ax.legend(panel_handles.values(), panel_handles.keys(), fontsize=7, **settings)
-        return
     handles: dict[str, Any] = {}
     for ax in axes:
-        handles |= {n: h for n, h in legend_handles(ax).items() if n not in handles}
-    handles |= shaded
+        found, labels = ax.get_legend_handles_labels()
+        handles |= {n: h for n, h in zip(labels, found, strict=True) if n not in handles}
+    if band:
+        handles[f"{band}, in its colour"] = Patch(facecolor=GREY, alpha=0.3)
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4,
                   fontsize=6, **settings)  # fmt: skip
 
@@ -232,7 +221,7 @@ def identity(panels: Mapping[str, Sequence[tuple[float, float, Interval, str]]])
         ax.set_xlabel("paper")
         ax.set_ylabel("here")
         panel_title(ax, unit)
-    panel_legend(figure, axes, single=True)
+    panel_legend(figure, axes)
     return figure
 
 
@@ -291,8 +280,10 @@ def depths(curves: Mapping[str, DepthCurves]) -> Figure:
         ax.set_xlabel("relative depth of the masked layer")
         ax.set_ylabel("PRR")
         panel_title(ax, variant)
-        place: Any = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.22)} if crowded else {}
-        ax.legend(fontsize=7, **place)
+        if crowded:  # each panel names its own
+            ax.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.22))
+    if axes[0].get_legend() is None:
+        panel_legend(figure, axes)
     return figure
 
 
@@ -363,7 +354,7 @@ def risk_coverage(curves: Mapping[str, Mapping[str, Curve]]) -> Figure:
     def coverages(risk: np.ndarray) -> np.ndarray:
         return np.arange(1, len(risk) + 1) / len(risk)
 
-    return _error_curves(curves, coverages, "{}", "coverage", "error rate of accepted answers")
+    return _error_curves(curves, coverages, "{}", "coverage", "error rate, accepted")
 
 
 @styled
@@ -381,9 +372,9 @@ def rejection(
             ax.plot(rejected, curve.values, color=colour, linestyle=style, label=f"by {name}")
             ax.fill_between(rejected, *curve.band, color=colour, alpha=0.12, linewidth=0)
         ax.set_xlabel("rejected, %")
-        ax.set_ylabel("mean quality of accepted answers")
+        ax.set_ylabel("mean quality, accepted")
         panel_title(ax, title)
-    panel_legend(figure, axes, single=True, band="95 % band")
+    panel_legend(figure, axes, band="95 % band")
     return figure
 
 
@@ -404,7 +395,7 @@ def reliability(panels: Mapping[str, Reliability]) -> Figure:
         ax.set_xlabel("probability of error, held out")
         ax.set_ylabel("error rate")
         panel_title(ax, title)
-    panel_legend(figure, axes, single=True)
+    panel_legend(figure, axes)
     return figure
 
 

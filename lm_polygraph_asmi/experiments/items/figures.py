@@ -119,5 +119,5 @@ def flips(panels: Mapping[str, tuple[Sequence[int], Mapping[str, Sequence[Interv
         ax.set_xlabel("heads ablated")
         ax.set_ylabel("predictions that flip, %")
         panel_title(ax, title)
-    panel_legend(figure, axes, single=True)
+    panel_legend(figure, axes)
     return figure

@@ -94,8 +94,9 @@ def _description(item: ReportItem) -> str:
 
 def _save(draw: Callable[[], Figure], stem: Path, description: str) -> None:
     figure = draw()
-    for suffix in (".png", ".svg"):
-        save(figure, stem.with_suffix(suffix), description)
+    save(figure, stem.with_suffix(".png"), description)
+    figure.set_layout_engine("none")  # the same layout, which takes long, for both
+    save(figure, stem.with_suffix(".svg"), description)
 
 
 def _json(value: Any) -> str:

@@ -10,6 +10,7 @@ from lm_polygraph_asmi.analysis.coverage import TOP_K
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.results.manifest import write_manifest
 from lm_polygraph_asmi.results.names import Settings
+from lm_polygraph_asmi.results.run_groups import RunGroup, load_run_groups
 
 METHODS = "methods"
 """Beside what a manager file holds: what its manifest says of the scores."""
@@ -271,3 +272,8 @@ def save(
     if about:
         write_manifest({"methods": saved.get(METHODS, {}), **about}, file)
     return file
+
+
+def loaded(folder: Path, *run: Any, **also: Any) -> list[RunGroup]:
+    """The setting of a run that is saved below the folder, as by `save`."""
+    return load_run_groups([save(folder / "run", *run, **also)])

@@ -12,7 +12,7 @@ from lm_polygraph_asmi.report.item import ReportItem
 from lm_polygraph_asmi.report.items.benchmark import benchmark
 from lm_polygraph_asmi.report.items.signal import payoff
 from lm_polygraph_asmi.report.latex import MANY, NARROW, PREAMBLE, ROWS, latex_tables
-from tests.report.runs import content, manifest, save
+from tests.report.runs import content, loaded, manifest, save
 
 pytestmark = pytest.mark.usefixtures("few_resamples")
 
@@ -27,8 +27,9 @@ def test_every_table_compiles(tmp_path):
         for i in range(60)
     ]
     saved["estimations"]["sequence", r"A $\frac$ <b>_|&%#{}"] = list(range(60))
-    save(tmp_path / "run", saved, manifest(60) | {"device": "a_b & 100 %"})
-    build_report(load_run_groups([tmp_path / "run"]), tmp_path / "out")
+    build_report(
+        loaded(tmp_path, saved, manifest(60) | {"device": "a_b & 100 %"}), tmp_path / "out"
+    )
     tables = sorted((tmp_path / "out/tables").glob("*.tex"))
     assert len(tables) > 20
     long = pd.DataFrame({"method": "m" * 30, **{f"value {i}": range(100) for i in range(9)}})
@@ -52,8 +53,7 @@ def test_every_table_compiles(tmp_path):
 
 def test_a_caption_is_of_the_table_and_stands_alone(tmp_path):
     """Without what is only of the figure; it says what u_sem is, and at which depth."""
-    save(tmp_path / "run")
-    groups = load_run_groups([tmp_path / "run"])
+    groups = loaded(tmp_path)
     ranked, *_ = benchmark(groups)
     drawn, *_ = payoff(groups)
     for item in (ranked, drawn):

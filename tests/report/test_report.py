@@ -53,6 +53,7 @@ from tests.report.runs import (
     content,
     dissect,
     exchanged,
+    loaded,
     manifest,
     matched,
     probe,
@@ -69,11 +70,18 @@ ANSWERS = 64
 
 
 @contextmanager
-def few_pixels():
-    """What is drawn is looked at, how finely is not."""
+def few_pixels(svg: bool = True):
+    """What is drawn is looked at, how finely is not; without `svg`, those files are empty."""
     own = Figure.savefig
+
+    def savefig(figure, path, **how):
+        if svg or path.suffix != ".svg":
+            own(figure, path, **how | {"dpi": 50})
+        else:
+            path.touch()
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Figure, "savefig", lambda *given, **how: own(*given, **how | {"dpi": 50}))
+        patch.setattr(Figure, "savefig", savefig)
         yield
 
 
@@ -99,7 +107,7 @@ def everything(tmp_path_factory):
     out = root / "report"
     runs = [str(root / name) for name in ("open", "k256", "seed 1", "closed", "mlp", "closed mlp")]
     command = ["report", *runs, "--out", str(out), "--jobs", "1"]
-    with few_pixels():
+    with few_pixels(svg=False):
         result = CliRunner().invoke(main, command, env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
     return root, out, result.output
@@ -314,8 +322,7 @@ def test_the_first_lines_say_when_errors_are_ranked_the_wrong_way(tmp_path):
     saved = content(n=120)
     saved["estimations"]["sequence", SEM] = saved["gen_metrics"]["sequence", "AlignScore"]
     saved["estimations"]["sequence", "RAUQ"][3] = float("nan")
-    save(tmp_path / "run", saved)
-    file, said = build_report(load_run_groups([tmp_path / "run"]), tmp_path / "out")
+    file, said = build_report(loaded(tmp_path, saved), tmp_path / "out")
     assert said[0] == (
         "**Rank errors: 2 of 3 ASMI scores** (PRR interval above 0, uncorrected). Negative PRR "
         "(interval below 0): 1. Inconclusive: 0."
@@ -347,8 +354,7 @@ def test_noise_is_not_known_to_rank(tmp_path):
     for name in saved["estimations"]:
         if "ASMI" in name[1]:
             saved["estimations"][name] = rng.normal(size=120).tolist()
-    save(tmp_path / "run", saved)
-    said = findings(load_run_groups([tmp_path / "run"]))
+    said = findings(loaded(tmp_path, saved))
     assert said[0].startswith("**Rank errors: 0 of 3 ASMI scores**")
     assert said[0].endswith("Inconclusive: 3.")
     assert said[1].startswith(
@@ -364,8 +370,7 @@ def test_small_samples_are_named(tmp_path, clusters, errors):
     quality = np.where(np.arange(120) < errors, 0.2, 0.9)
     saved["gen_metrics"]["sequence", "AlignScore"] = quality.tolist()
     about["rows"]["clusters"] = [str(i % clusters) for i in range(120)]
-    save(tmp_path / "run", saved, about)
-    lines = findings(load_run_groups([tmp_path / "run"]))
+    lines = findings(loaded(tmp_path, saved, about))
     said = "\n".join(lines)
     assert f"{clusters} clusters, {errors} wrong of 120 answers. With fewer than 50" in said
     # However far from zero their intervals lie.
@@ -415,8 +420,7 @@ def test_one_finite_mask_for_all_methods(tmp_path):
     saved = content()
     saved["estimations"]["sequence", "RAUQ"][3] = float("nan")
     saved["gen_metrics"]["sequence", "AlignScore"][8] = float("nan")
-    save(tmp_path / "run", saved)
-    (group,) = load_run_groups([tmp_path / "run"])
+    (group,) = loaded(tmp_path, saved)
     assert len(group) == 58
     assert all(len(tokens) == 58 for tokens in (group.mi_tokens, group.clusters, group.quality))
     assert "2 of 60 rows without a finite RAUQ left out for all methods" in group.notes[0]
@@ -427,8 +431,7 @@ def test_one_finite_mask_for_all_methods(tmp_path):
 def test_a_method_without_any_score_is_left_out_alone(tmp_path, nothing):
     saved = content()
     saved["estimations"]["sequence", "RAUQ"] = [nothing] * 60
-    save(tmp_path / "run", saved)
-    (group,) = load_run_groups([tmp_path / "run"])
+    (group,) = loaded(tmp_path, saved)
     assert len(group) == 60
     assert "RAUQ" not in group.scores
     assert "no finite score: RAUQ" in group.notes[0]
@@ -439,8 +442,7 @@ def test_without_baselines_msp_and_entropy_are_asmis_own(tmp_path):
     for name in list(saved["estimations"]):
         if "ASMI" not in name[1]:
             del saved["estimations"][name]
-    save(tmp_path / "run", saved)
-    (group,) = load_run_groups([tmp_path / "run"])
+    (group,) = loaded(tmp_path, saved)
     own = [-tokens.sum() for tokens in saved["stats"]["asmi_log_likelihood"]]
     np.testing.assert_allclose(group.msp, own)
     (item,) = distinct([group])
@@ -452,8 +454,7 @@ def test_without_baselines_msp_and_entropy_are_asmis_own(tmp_path):
 def test_without_tokens_what_needs_them_is_a_gap(tmp_path):
     saved = content()
     saved["stats"] = {k: v for k, v in saved["stats"].items() if not k.startswith("asmi_")}
-    save(tmp_path / "run", saved)
-    items = run_all(load_run_groups([tmp_path / "run"]))
+    items = run_all(loaded(tmp_path, saved))
     names = {item.name for item in items if not isinstance(item, MissingItem)}
     assert {"benchmark", "head_to_head", "distinct_signal", "payoff", "confident_fragile"} <= names
     assert "mi_tokens not saved" in reasons(items)
@@ -462,8 +463,7 @@ def test_without_tokens_what_needs_them_is_a_gap(tmp_path):
 
 def test_without_any_asmi_score_the_baselines_are_reported(tmp_path):
     saved = content(depths=())
-    save(tmp_path / "run", saved)
-    (group,) = load_run_groups([tmp_path / "run"])
+    (group,) = loaded(tmp_path, saved)
     assert group.variants == {}
     items = run_all([group])
     assert "u_sem not saved" in reasons(items)
@@ -487,8 +487,7 @@ def test_a_file_without_a_manifest_is_clustered_by_its_prompts(tmp_path):
 def test_no_contrast_is_said_and_nothing_is_made_up(tmp_path, value):
     saved = content()
     saved["gen_metrics"]["sequence", "AlignScore"] = [value] * 60
-    save(tmp_path / "run", saved)
-    groups = load_run_groups([tmp_path / "run"])
+    groups = loaded(tmp_path, saved)
     kind = "right" if value > 0.5 else "wrong"
     assert f"All 60 answers are {kind}" in "\n".join(findings(groups))
     file, _ = build_report(groups, tmp_path / "out")
@@ -504,8 +503,7 @@ def test_constant_scores_are_uninformative(tmp_path):
     for name in ("ASMI", "Sem-ASMI", "Adapt-ASMI"):
         saved["estimations"]["sequence", f"{name} (60%, K=64)"] = [0.0] * 60
     saved["stats"]["asmi_mi_d60"] = [0 * m for m in saved["stats"]["asmi_mi_d60"]]
-    save(tmp_path / "run", saved)
-    groups = load_run_groups([tmp_path / "run"])
+    groups = loaded(tmp_path, saved)
     scores = benchmark(groups)[0].flat().set_index("method")["tiny model, squad"]
     assert scores[SEM] == pytest.approx(0, abs=1e-12)
     assert any("Hardly any masking response" in line for line in findings(groups))
@@ -515,8 +513,7 @@ def test_constant_scores_are_uninformative(tmp_path):
 def test_one_cluster_has_no_interval(tmp_path):
     about = manifest(60)
     about["rows"]["clusters"] = ["same"] * 60
-    save(tmp_path / "run", about=about)
-    groups = load_run_groups([tmp_path / "run"])
+    groups = loaded(tmp_path, about=about)
     items = {item.name: item for item in run_all(groups) if not isinstance(item, MissingItem)}
     row = items["head_to_head"].flat().iloc[0]
     assert np.isfinite(row["Sem-ASMI Δ MSP"])
@@ -536,14 +533,6 @@ def test_files_that_are_no_runs(tmp_path):
     result = CliRunner().invoke(main, command)
     assert result.exit_code == 1
     assert "has no quality metric 'BLEU', but ['AlignScore']" in result.output
-
-
-def test_unequal_lengths_are_refused(tmp_path):
-    saved = content()
-    saved["estimations"]["sequence", "RAUQ"].pop()
-    save(tmp_path / "run", saved)
-    with pytest.raises(ValueError, match=r"its columns have \[59, 60\] rows"):
-        load_run_groups([tmp_path / "run"])
 
 
 def test_a_run_that_stopped_early_and_rows_left_out_are_in_the_first_lines(tmp_path):
@@ -566,8 +555,7 @@ def test_a_statistic_with_fewer_entries_is_not_used(tmp_path):
     """LM-Polygraph saves a statistic in those batches alone where it was made."""
     saved = content()
     saved["stats"]["asmi_mi_d60"].pop()
-    save(tmp_path / "run", saved)
-    (group,) = load_run_groups([tmp_path / "run"])
+    (group,) = loaded(tmp_path, saved)
     assert group.mi_tokens is None
     assert group.u_sem is not None  # the estimator's
 
@@ -679,8 +667,7 @@ def test_only_other_seeds_count_for_stability(tmp_path):
 def test_what_answers_are_expected_from(tmp_path, dataset, kind):
     about = manifest(60, dataset)
     about["dataset"]["grounded"] = {"context": True, "memory": False, None: None}[kind]
-    save(tmp_path / "run", about=about)
-    groups = load_run_groups([tmp_path / "run"])
+    groups = loaded(tmp_path, about=about)
     items = {item.name: item for item in [*datasets(groups), *head_to_head(groups)]}
     assert items["datasets"].table["answers expected from"].tolist() == [kind]
     if kind is None:
@@ -737,8 +724,7 @@ def test_a_gate_of_ones_own_in_front(tmp_path):
     others, saved["estimations"] = saved["estimations"], {}
     put(saved, ASMIConfig(method="adapt", tau=0.5), scores)
     saved["estimations"] |= others
-    save(tmp_path / "run", saved)
-    (group,) = load_run_groups([tmp_path / "run"])
+    (group,) = loaded(tmp_path, saved)
     assert set(group.variants) == {"ASMI", "Sem-ASMI", "Adapt-ASMI"}
 
 
@@ -761,25 +747,33 @@ def test_tokens_that_are_not_finite_are_a_gap(tmp_path):
     ],
 )
 def test_manifests_with_parts_missing(tmp_path, change):
-    save(tmp_path / "run", about=manifest(60) | change)
-    (group,) = load_run_groups([tmp_path / "run"])
+    (group,) = loaded(tmp_path, about=manifest(60) | change)
     run_all([group])
     assert len(set(group.clusters)) == 30  # from the prompts, or recorded
 
 
-@pytest.mark.parametrize("text", ["[1]", "{", b"\xff\xfe"])
-def test_damaged_manifests_are_named(tmp_path, text):
-    save(tmp_path / "run")
-    file = tmp_path / "run/asmi_manifest_seed1.json"
-    file.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(ValueError, match=r"asmi_manifest_seed1\.json is damaged"):
-        load_run_groups([tmp_path / "run"])
+NO_RUN, DAMAGED = "is not a run saved by LM-Polygraph", r"asmi_manifest_seed1\.json is damaged"
+SHORT = content()["estimations"] | {("sequence", "RAUQ"): [0.5] * 59}
 
 
-@pytest.mark.parametrize("part", [[1, 2], {"name": [1.0]}, {("sequence", "a"): ["x"] * 60}])
-def test_files_of_other_kinds(tmp_path, part):
-    save(tmp_path / "run", content() | {"estimations": part})
-    with pytest.raises(ValueError, match="is not a run saved by LM-Polygraph"):
+@pytest.mark.parametrize(
+    ("estimations", "manifest_text", "message"),
+    [
+        ([1, 2], None, NO_RUN),
+        ({"name": [1.0]}, None, NO_RUN),
+        ({("sequence", "a"): ["x"] * 60}, None, NO_RUN),
+        (SHORT, None, r"its columns have \[59, 60\] rows"),
+        ({}, b"[1]", DAMAGED),
+        ({}, b"{", DAMAGED),
+        ({}, b"\xff\xfe", DAMAGED),
+    ],
+)
+def test_damaged_runs_are_refused(tmp_path, estimations, manifest_text, message):
+    saved = content()
+    save(tmp_path / "run", saved | {"estimations": estimations or saved["estimations"]})
+    if manifest_text:
+        (tmp_path / "run/asmi_manifest_seed1.json").write_bytes(manifest_text)
+    with pytest.raises(ValueError, match=message):
         load_run_groups([tmp_path / "run"])
 
 
@@ -828,8 +822,7 @@ def test_the_lowest_aurc_is_bold_where_its_interval_excludes_the_next(tmp_path, 
     if mark == "underline":
         for symbol in ("ASMI", "Sem-ASMI", "Adapt-ASMI"):
             saved["estimations"]["sequence", f"{symbol} (60%, K=64)"] = rng.normal(size=120)
-    save(tmp_path / "run", saved)
-    items = {item.name: item for item in payoff(load_run_groups([tmp_path / "run"]))}
+    items = {item.name: item for item in payoff(loaded(tmp_path, saved))}
     (row,) = items["aurc"].table.to_dict("records")
     marked = {name: v for name, v in row.items() if isinstance(v, Marked)}
     (best,) = marked
@@ -846,8 +839,7 @@ def test_the_best_depth_is_bold_where_its_interval_excludes_the_next(tmp_path, m
             name = "sequence", f"{symbol} ({depth}%, K=64)"
             noise = 0.1 if (mark, depth) == ("bold", 60) else 3
             saved["estimations"][name] += noise * rng.normal(size=120)
-    save(tmp_path / "run", saved)
-    selection, by_group = depths(load_run_groups([tmp_path / "run"]))
+    selection, by_group = depths(loaded(tmp_path, saved))
     found = selection.table["aggregate PRR"]
     assert [v.mark for v in found if isinstance(v, Marked)] == [mark, mark]
     # As the table by setting has it, of this only setting.
@@ -910,8 +902,7 @@ def test_a_p_value_at_the_floor_of_its_resamples_is_at_most_that(tmp_path):
     saved = content(n=120)
     for name in ("RAUQ", "ASMI (60%, K=64)", "Adapt-ASMI (60%, K=64)"):
         saved["estimations"]["sequence", name] = saved["estimations"]["sequence", SEM]
-    save(tmp_path / "run", saved)
-    (group,) = load_run_groups([tmp_path / "run"])
+    (group,) = loaded(tmp_path, saved)
     outcomes = head_to_head([group])[1]
     shown = outcomes.shown("markdown").set_index("comparison")
     assert shown.loc["top Δ RAUQ", "p, equivalent"].startswith(
@@ -936,8 +927,7 @@ def test_marks_follow_the_adjusted_p_values(tmp_path, monkeypatch, adjusted):
     for made in (benchmark, distinct):
         raised = lambda p_values: np.full(len(p_values), adjusted)  # noqa: E731
         monkeypatch.setattr(sys.modules[made.__module__], "holm", raised)
-    save(tmp_path / "run", content(n=120))
-    groups = load_run_groups([tmp_path / "run"])
+    groups = loaded(tmp_path, content(n=120))
     items = {item.name: item for item in [*head_to_head(groups), *distinct(groups)]}
     (row,) = items["head_to_head"].table.to_dict("records")
     assert row["Sem-ASMI Δ MSP"].value.excludes(0)
@@ -960,8 +950,7 @@ def test_judges_disagree_where_metrics_do(tmp_path):
     quality = np.array(saved["gen_metrics"]["sequence", "AlignScore"])
     saved["gen_metrics"]["sequence", "Reversed"] = (1 - quality).tolist()
     saved["gen_metrics"]["sequence", "Partly"] = [float("nan"), *quality[1:]]
-    save(tmp_path / "run", saved)
-    (group,) = load_run_groups([tmp_path / "run"])
+    (group,) = loaded(tmp_path, saved)
     assert group.metric == "AlignScore"
     (item,) = correctness_labels([group])
     found = item.table.set_index("correctness")
@@ -1009,8 +998,7 @@ def test_strata_of_length_and_empty_answers(tmp_path):
     saved = content(n=120)
     for i in (3, 4, 5):
         saved["stats"]["greedy_texts"][i] = " .\n"
-    save(tmp_path / "run", saved)
-    (group,) = load_run_groups([tmp_path / "run"])
+    (group,) = loaded(tmp_path, saved)
     assert np.flatnonzero(group.empty).tolist() == [3, 4, 5]
     (item,) = length([group])
     found = item.table.set_index("answers of")
@@ -1043,8 +1031,7 @@ def test_strata_of_length_and_empty_answers(tmp_path):
 
 
 def test_counts_are_whole_and_small_values_have_their_digits(tmp_path):
-    save(tmp_path / "run")
-    (item,) = flags(load_run_groups([tmp_path / "run"]))
+    (item,) = flags(loaded(tmp_path))
     for name in ("errors by both", "only by u_sem", "only by entropy"):
         assert item.shown("markdown")[name.replace("_", r"\_")].str.isdigit().all()
     save(tmp_path / "robust", content(scale=0.003))
@@ -1059,8 +1046,7 @@ def test_what_was_realised_stands_above_the_curve_of_the_payoff(tmp_path):
     msp = np.array(saved["estimations"]["sequence", "MaximumSequenceProbability"])
     tied = np.where(msp < np.quantile(msp, 0.7), 0.0, msp)
     saved["estimations"]["sequence", "MaximumSequenceProbability"] = tied.tolist()
-    save(tmp_path / "run", saved)
-    item, _ = payoff(load_run_groups([tmp_path / "run"]))
+    item, _ = payoff(loaded(tmp_path, saved))
     (ax,) = item.figure.axes
     assert item.table["confident share"][0] == pytest.approx(0.7)
     assert "42 confident of 60" in ax.get_title()

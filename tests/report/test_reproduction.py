@@ -47,7 +47,17 @@ from lm_polygraph_asmi.results.paper import (
 from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable
 from lm_polygraph_asmi.results.runs import Run
 from lm_polygraph_asmi.runs.compose import compose_run
-from tests.report.runs import METHODS, content, dissect, exchanged, manifest, probe, put, save
+from tests.report.runs import (
+    METHODS,
+    content,
+    dissect,
+    exchanged,
+    loaded,
+    manifest,
+    probe,
+    put,
+    save,
+)
 from tests.report.sixteen import group as planted_answers
 
 pytestmark = pytest.mark.usefixtures("few_resamples", "no_pictures")
@@ -209,8 +219,7 @@ def test_scores_with_other_settings_are_not_comparable(tmp_path, settings):
         name = "asmi_settings_d60"
         other["stats"] = saved["stats"] | {name: [used | settings for used in saved["stats"][name]]}
     other["estimations"]["sequence", MSP] = saved["estimations"]["sequence", MSP]
-    save(tmp_path / "run", other, papers_manifest())
-    groups = load_run_groups([tmp_path / "run"])
+    groups = loaded(tmp_path, other, papers_manifest())
     file = write(tmp_path / "paper.csv", number("Sem-ASMI", 0.5, depth="0.6"), number(MSP, 0.5))
     sem, msp = compare(groups, ALL, file)
     assert (sem.verdict, sem.measured) == ("not comparable", None)
@@ -225,8 +234,7 @@ def adapt_and_sem(tmp_path, **settings) -> tuple[list, list]:
     values = saved["estimations"].pop(("sequence", str(plain)))
     del saved[METHODS][str(plain)]
     put(saved, gated, values)
-    save(tmp_path / "run", saved, papers_manifest())
-    groups = load_run_groups([tmp_path / "run"])
+    groups = loaded(tmp_path, saved, papers_manifest())
     file = write(
         tmp_path / "paper.csv",
         number("Adapt-ASMI", 0.5, depth="0.6"),
@@ -272,8 +280,7 @@ def test_of_two_gates_the_default_one_is_compared(tmp_path):
         plain: values, **saved["estimations"],
     }  # fmt: skip
     put(saved, ASMIConfig(method="adapt", gate_token="last"), np.flip(values))
-    save(tmp_path / "run", saved, papers_manifest())
-    (group,) = load_run_groups([tmp_path / "run"])
+    (group,) = loaded(tmp_path, saved, papers_manifest())
     file = write(tmp_path / "paper.csv", number("Adapt-ASMI", 0.5, depth="0.6"))
     (row,) = compare([group], ALL, file)
     assert row.measured.value == pytest.approx(prr(group, plain[1]))
@@ -341,8 +348,7 @@ def test_measured_values_are_those_of_the_statistics(babi):
 
 
 def test_a_difference_printed_twice_is_judged_once(tmp_path):
-    save(tmp_path / "run", planted_answers(0, 0.6, 1000), papers_manifest())
-    groups = load_run_groups([tmp_path / "run"])
+    groups = loaded(tmp_path, planted_answers(0, 0.6, 1000), papers_manifest())
     pair = {"item": "head_to_head", "method": "Sem-ASMI − SemanticEntropy", "depth": "0.6",
             "low": "0.01", "high": "0.13", "error": "", "unit": "PRR difference"}  # fmt: skip
     file = write(

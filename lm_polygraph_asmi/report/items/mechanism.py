@@ -21,10 +21,11 @@ from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.item import Items, ReportItem, frame
 from lm_polygraph_asmi.results.manifest import PHASES, seconds_by_phase
 from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable, once
-from lm_polygraph_asmi.results.runs import SYMBOLS
+from lm_polygraph_asmi.results.runs import SYMBOLS, Run
 
 CASES = 5
 WARM_UP = 10
+SEQUENTIAL, BATCHED = "one at a time", "batched"
 
 
 def screen(groups: Sequence[RunGroup]) -> Items:
@@ -189,6 +190,13 @@ def case_study(groups: Sequence[RunGroup]) -> Items:
     return frame("case_study", title, groups, compute, notes, digits=3)
 
 
+def _masks(run: Run) -> str:
+    """How a run's masks were evaluated."""
+    return (
+        SEQUENTIAL if run.recorded("config").get("asmi", {}).get("memory_budget") == 1 else BATCHED
+    )
+
+
 def cost(groups: Sequence[RunGroup]) -> Items:
     """Table "cost" of the paper."""
     title = "Measured cost"
@@ -198,7 +206,6 @@ def cost(groups: Sequence[RunGroup]) -> Items:
         for run in group.runs:
             timings = phase_seconds(seconds_by_phase(run.stats), WARM_UP)
             manifest = run.manifest or {}
-            calculator = run.recorded("config").get("asmi", {})
             peak, used = run.recorded("peak_memory_bytes"), run.settings()
             if timings:
                 rows.append(
@@ -209,8 +216,7 @@ def cost(groups: Sequence[RunGroup]) -> Items:
                         "depths": len({settings["depth"] for settings in used}),
                         "n": max(timing.n for timing in timings.values()),
                         **{phase: timing.median for phase, timing in timings.items()},
-                        "masks": "one at a time" if calculator.get("memory_budget") == 1
-                        else "batched",
+                        "masks": _masks(run),
                         "from the result cache": manifest.get("asmi_reused"),
                         **{f"peak GiB, {where}": size / 2**30 for where, size in peak.items()},
                         "device": manifest.get("device", "not recorded"),
@@ -245,25 +251,21 @@ def _cost_by_method(groups: Sequence[RunGroup]) -> Items:
 
     def compute(group: RunGroup) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
-        by_batching: dict[tuple[Any, ...], dict[bool, float]] = {}
+        by_batching: dict[tuple[Any, ...], dict[str, float]] = {}
         for run in group.runs:
-            timings = method_seconds(seconds_by_phase(run.stats), WARM_UP)
-            calculator = run.recorded("config").get("asmi", {})
-            used = run.settings()
+            timings, used = method_seconds(seconds_by_phase(run.stats), WARM_UP), run.settings()
             if not timings or not used:
                 continue
-            sequential = calculator.get("memory_budget") == 1
-            marginal = timings.get("ASMI alone, marginal")
             key = (len(used), *(str(used[0][name]) for name in ("scope", "num_masks", "top_k")))
-            if marginal is not None:
-                by_batching.setdefault(key, {})[sequential] = marginal.median
+            if (marginal := timings.get("ASMI alone, marginal")) is not None:
+                by_batching.setdefault(key, {})[_masks(run)] = marginal.median
             rows.append(
                 {
                     "setting": group.label,
                     "scope": used[0]["scope"],
                     "S": used[0]["num_masks"],
                     "depths": len({settings["depth"] for settings in used}),
-                    "masks": "one at a time" if sequential else "batched",
+                    "masks": _masks(run),
                     **{m: timings[m].median if m in timings else None for m in PHASES_OF},
                     "n": max(timing.n for timing in timings.values()),
                     "key": key,
@@ -271,7 +273,8 @@ def _cost_by_method(groups: Sequence[RunGroup]) -> Items:
             )
         for row in rows:
             both = by_batching.get(row.pop("key"), {})
-            row["one at a time / batched"] = both[True] / both[False] if len(both) == 2 else None
+            ratio = both[SEQUENTIAL] / both[BATCHED] if len(both) == 2 else None
+            row["one at a time / batched"] = ratio
         if not rows:
             raise Unavailable(f"no seconds of more than {WARM_UP} answers saved")
         return rows

@@ -27,7 +27,9 @@ from tests.runs.test_squad import QUESTION, write
 
 BASELINES = 17
 YAML = {
-    f"{page.name}:{block.line}": block.parsed for page in PAGES for block in blocks("yaml", page)
+    f"{page.name}:{block.line}": str(block.parsed)
+    for page in PAGES
+    for block in blocks("yaml", page)
 }
 """The entries that pages tell users to write."""
 

@@ -120,8 +120,8 @@ def panel_legend(figure: Figure, axes: Sequence[Axes], band: str = "", **setting
     """
     handles: dict[str, Any] = {}
     for ax in axes:
-        own, labels = ax.get_legend_handles_labels()
-        handles |= {n: h for n, h in zip(labels, own, strict=True) if n not in handles}
+        artists, labels = ax.get_legend_handles_labels()
+        handles |= {n: h for n, h in zip(labels, artists, strict=True) if n not in handles}
     if band:
         handles[f"{band}, in its colour"] = Patch(facecolor=GREY, alpha=0.3)
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4,

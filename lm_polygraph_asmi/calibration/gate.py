@@ -7,7 +7,7 @@ from lm_polygraph_asmi.analysis.gate import GroupRisk, RiskGate, risk_by_group, 
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.calibration.calibration import Calibration
 from lm_polygraph_asmi.calibration.decision import Decision
-from lm_polygraph_asmi.calibration.labels import answer_digest, clusters_of, is_wrong
+from lm_polygraph_asmi.calibration.labels import answer_digest, clusters_of, is_blank, is_wrong
 from lm_polygraph_asmi.results.runs import RIGHT
 from lm_polygraph_asmi.scoring.rows import Row
 
@@ -20,8 +20,9 @@ def gate(
 ) -> tuple[RiskGate, tuple[GroupRisk, ...]]:
     """Whether newly labelled decisions support the calibration's guarantee or contradict it.
 
-    An answer without a decision (`accept` is null) counts as abstained. Labels of abstained answers
-    are not read, since the guarantee is over accepted ones.
+    An answer without a decision (`accept` is null) counts as abstained; blank answers are left out,
+    as in the calibration. Labels of abstained answers are not read, since the guarantee is over
+    accepted ones.
 
     Args:
         rows: lines of `polygraph_asmi decide --out` with `correct` or `quality`; number is the row.
@@ -38,7 +39,7 @@ def gate(
     """
     rows, calibrated = list(rows), set(calibration.answer_digests)
     known: dict[str, int] = {}
-    wrong, accepted, groups = [], [], []
+    wrong, accepted, groups, counted = [], [], [], []
     for row in rows:
         try:
             _check(row, calibration)
@@ -52,15 +53,18 @@ def gate(
                 first = known.setdefault(f"id {row_id!r}", row.number)
                 if first != row.number:
                     raise ValueError(f'"id": row {first} has {row_id!r}, too: label it once')
+            if is_blank(content["answer"]):
+                continue
+            counted.append(row)
             accepted.append(bool(content["accept"]))
             wrong.append(accepted[-1] and is_wrong(content, right_from))
             if by is not None:
                 groups.append(_group(content.get(by), by))
         except ValueError as error:
             raise ValueError(f"row {row.number}: {error}") from error
-    if not rows:
-        raise ValueError("expected at least one labelled row, got none")
-    answers = Labelled(wrong, clusters_of(rows))
+    if not counted:
+        raise ValueError("expected at least one labelled row with an answer, got none")
+    answers = Labelled(wrong, clusters_of(counted))
     result = risk_gate(calibration.guarantee, accepted, answers)
     if by is None:
         return result, ()

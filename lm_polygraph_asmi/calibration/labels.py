@@ -64,10 +64,8 @@ def labels_of(rows: Iterable[Row], right_from: float = RIGHT) -> dict[int, bool]
     _check_clusters(rows)
     for row in rows:
         with _named(row):
-            if row.content.get("answer") == "":
-                raise ValueError(
-                    "the answer is empty; empty answers are never accepted. Remove the row"
-                )
+            if row.content.get("answer") == "":  # left out, as blank ones
+                continue
             if request_of(row).answer is None:
                 raise ValueError('expected an "answer" for the label, got none')
             formats.setdefault(isinstance(row.content["prompt"], str), row.number)
@@ -78,6 +76,11 @@ def labels_of(rows: Iterable[Row], right_from: float = RIGHT) -> dict[int, bool]
             "each apart, or pass all as chats (--chat)"
         )
     return labels
+
+
+def is_blank(answer: Any) -> bool:
+    """Whether an answer is a text without words: never accepted, and left out by calibrations."""
+    return isinstance(answer, str) and not answer.strip()
 
 
 @contextmanager

@@ -11,7 +11,13 @@ from lm_polygraph_asmi.analysis.clusters import RESAMPLES
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.calibration.calibration import MACHINE, Calibration
 from lm_polygraph_asmi.calibration.fit import check_signal, fit
-from lm_polygraph_asmi.calibration.labels import answer_digest, clusters_of, labels_of, request_of
+from lm_polygraph_asmi.calibration.labels import (
+    answer_digest,
+    clusters_of,
+    is_blank,
+    labels_of,
+    request_of,
+)
 from lm_polygraph_asmi.files import parse_json, to_json
 from lm_polygraph_asmi.maths.scores import aggregate
 from lm_polygraph_asmi.results.runs import RIGHT
@@ -91,8 +97,11 @@ def calibrate_rows(
     if not inputs:
         raise ValueError("expected at least two labelled answers, got no row")
     labels = labels_of(inputs, right_from)
-    if all(isinstance(a := row.content["answer"], str) and not a.strip() for row in inputs):
+    if all(is_blank(row.content["answer"]) for row in inputs):
         raise ValueError("expected answers, got only empty or blank ones")
+    numbered, inputs = (  # an empty text cannot be scored
+        [row for row in some if row.content.get("answer") != ""] for some in (numbered, inputs)
+    )
     cluster_of = {row.number: key for row, key in zip(inputs, clusters_of(inputs), strict=True)}
     saved = _saved_scores(numbered, scorer)
     if note := scored_again(numbered, len(saved)):

@@ -30,6 +30,7 @@ def gate(
     try:
         from lm_polygraph_asmi.calibration.calibration import Calibration
         from lm_polygraph_asmi.calibration.gate import gate as gate_of
+        from lm_polygraph_asmi.calibration.labels import is_blank
         from lm_polygraph_asmi.results.runs import RIGHT
         from lm_polygraph_asmi.scoring.rows import read_rows
 
@@ -39,7 +40,8 @@ def gate(
             rows += [row._replace(number=before + row.number) for row in read_rows(path)]
         threshold = RIGHT if right_from is None else right_from
         result, groups = gate_of(Calibration.load(calibration), rows, by, threshold)
-        without_decision = sum(row.content["accept"] is None for row in rows)
+        blank = sum(is_blank(row.content["answer"]) for row in rows)
+        without_decision = sum(row.content["accept"] is None for row in rows) - blank
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     if as_json:
@@ -54,6 +56,8 @@ def gate(
             click.echo(
                 f"{without_decision} of the answers had no decision; they count as abstained."
             )
+        if blank:
+            click.echo(f"Left out {blank} empty answers: they are never accepted.")
         for group in groups:
             click.echo(f"{group.group}: {group}")
     sys.exit(STATUS[result.outcome])

@@ -79,8 +79,9 @@ def _build(groups: Sequence[RunGroup], out: Path, progress: Progress) -> tuple[s
         pass
     provenance = [group.provenance() for group in groups]
     write_whole(out / "provenance.json", _json(provenance))
-    runs = [escape(_source(p), "markdown") for p in provenance]
-    parts = ["# Report", *first_lines, SYMBOLS, "## Runs", *runs, *sections]
+    runs = (escape(_source(p), "markdown").replace("; ", "\n  - ") for p in provenance)
+    listed = "\n".join(f"- {run}" for run in runs)
+    parts = ["# Report", *first_lines, SYMBOLS, "## Runs", listed, *sections]
     if gaps:
         parts.append("## Not in this report\n\n" + "\n".join(gaps))
     return "\n\n".join(parts) + "\n", first_lines

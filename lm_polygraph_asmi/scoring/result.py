@@ -30,8 +30,8 @@ BOUNDARY = (
 )
 NO_SCALE = (
     "Scores have no common scale. A calibration, from labelled answers of this model to similar "
-    "questions, tells how likely an error is. In tests on four models of up to 1.5B parameters, "
-    "there was no evidence that Sem-ASMI helps beyond simpler scores (MSP, entropy and length)."
+    "questions, tells how likely an error is. In tests on models of up to 1.5B parameters, "
+    "Sem-ASMI ranked errors worse than MSP and perplexity, and added little to them."
 )
 COMPACT = ("text", "u", "mi", "agreement", "vote", "alternative")
 """Fields of each token with `tokens="compact"`."""

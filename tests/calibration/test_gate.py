@@ -99,6 +99,13 @@ def test_rows_without_a_decision_and_answers_seen_before(limit, tmp_path):
         gate(limit, [Row(1, first), Row(2, {"error": "no prompt"}, "no prompt")])
     ran = CliRunner().invoke(main, ["gate", *files])
     assert "1 of the answers had no decision; they count as abstained." in ran.output
+    blank = unclear | {"answer": "\n", "id": 4}
+    blank["digest"] = Decision.digest(blank)
+    assert gate(limit, [*rows, Row(4, blank)])[0] == result
+    (tmp_path / "rows.jsonl").write_text(lines + json.dumps(blank) + "\n")
+    ran = CliRunner().invoke(main, ["gate", *files])
+    assert "1 of the answers had no decision; they count as abstained." in ran.output
+    assert "Left out 1 empty answers: they are never accepted." in ran.output
 
 
 def test_lines_that_decide_writes(calibration, model, tokenizer):  # noqa: F811

@@ -154,7 +154,6 @@ def test_rows_that_cannot_be_used(scorer):
     for number, changed, message in (
         (0, {"correct": None}, "row 1: expected"),
         (1, {"answer": None}, 'row 2: expected an "answer"'),
-        (1, {"answer": ""}, "row 2: the answer is empty; empty answers are never accepted"),
         (2, {"cluster": None}, "in all rows or in none, got none in row 3"),
         (3, {"id": "q1"}, "row 4: the \"id\" 'q1' is that of row 2, too: label it once"),
         (1, {"correct": 2}, 'row 2: "correct": expected true or false, got 2'),
@@ -189,7 +188,7 @@ def test_answers_of_nothing_are_left_out_as_they_are_never_accepted(scorer):
     seen = []
     found, expected = (
         calibrate_rows(some, scorer, 0.4, 0.8, resamples=20, progress=lambda *at: seen.append(at))
-        for some in ([*rows, blank], rows)
+        for some in ([*rows, blank, blank | {"answer": ""}], rows)
     )
     assert found == expected
     assert seen[:13] == [(done, 13) for done in range(1, 14)]
@@ -300,11 +299,12 @@ def test_calibrate_by_command(folder):
     assert "each further calibration lowers the confidence; choosing the best one voids the" in said
     given = ("--model", model, "--risk", 0.4, "--out", folder / "few.json")
     blank = {"prompt": PROMPT, "answer": "\n", "correct": True, "cluster": "blank"}
-    few = "".join(json.dumps(row) + "\n" for row in [*labelled(12), blank])
+    empty = [blank, blank | {"answer": ""}]
+    few = "".join(json.dumps(row) + "\n" for row in [*labelled(12), *empty])
     (folder / "few.jsonl").write_text(few)
     code, said = run("calibrate", folder / "few.jsonl", *given, *OPTIONS)
     assert code == 0, said
-    assert "Left out 1 empty answers: they are never accepted." in said
+    assert "Left out 2 empty answers: they are never accepted." in said
     for own, message in (
         ((folder / "rows.jsonl", "--metric", "TokenF1", *given), "--metric needs --run"),
         (("--run", folder, "--right-from", 0.3, *given), "--result-cache and --right-from need"),

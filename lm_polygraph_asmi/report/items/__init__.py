@@ -229,8 +229,7 @@ def _weak(groups: Sequence[RunGroup]) -> list[str]:
             )
         elif group.too_small:
             small.append(
-                f"**Too small for reliable intervals: {group.label}.** {clusters} clusters, "
-                f"{errors} wrong of {len(group)} answers."
+                f"{group.label} ({clusters} clusters, {errors} wrong of {len(group)} answers)"
             )
         if group.mi_tokens is not None:
             response = masking_response(group.mi_tokens)
@@ -243,8 +242,12 @@ def _weak(groups: Sequence[RunGroup]) -> list[str]:
                     f"setting.{_first_variant_prr(group)}"
                 )
     if small:
-        small[-1] += f" {FEW} Intervals are widened for few clusters, not for few errors."
-    return [*small, *lines]
+        lines.insert(
+            0,
+            f"**Too small for reliable intervals: {'; '.join(small)}.** {FEW} Intervals are "
+            "widened for few clusters, not for few errors.",
+        )
+    return lines
 
 
 def _first_variant_prr(group: RunGroup) -> str:

@@ -109,7 +109,12 @@ def request_of(row: Row) -> "Request":
 
 
 def clusters_of(rows: Sequence[Row]) -> list[str]:
-    """Cluster key of each row: its `cluster`, else by context or prompt (`context_clusters`)."""
+    """Cluster key of each row: its `cluster`, else by context or prompt (`context_clusters`).
+
+    Raises:
+        ValueError: a `cluster` in some rows only.
+    """
+    _check_clusters(rows)
     keys = [row.content.get("cluster") for row in rows]
     if None not in keys:
         return list(map(str, keys))

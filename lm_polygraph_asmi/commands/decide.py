@@ -85,6 +85,7 @@ class Decisions(Summary):
         if result is None:
             return None
         self.counts[COUNTED[result.accept]] += 1
+        self.counts["empty"] += isinstance(result.answer, str) and not result.answer.strip()
         self.measured.append(Measured(result.value, result.prompt_tokens))
         if result.accept is None and self.reason is None:
             self.reason = result.reason
@@ -94,7 +95,8 @@ class Decisions(Summary):
     def warnings(self) -> list[str]:
         """Drift from the calibration answers; what to do if no answer has a decision."""
         sentences = [f"{drift}." for drift in self.calibration.drifts(self.measured)]
-        if self.measured and self.counts["without a decision"] == len(self.measured):
+        without = self.counts["without a decision"]
+        if len(self.measured) == without > self.counts["empty"]:
             advice = "Use the calibration's model and settings, or calibrate again"
             if self.calibration.guarantee.threshold is None:
                 advice = "The calibration has no threshold: calibrate on more labelled answers"

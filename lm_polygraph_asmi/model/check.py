@@ -13,7 +13,8 @@ The check runs again for a clearly longer sequence, and for a length beyond anot
 model's configuration (a window, a chunk, a length where a scale starts).
 
 If a strategy fails and a slower one is right, the slower one is used for the sequence's kind from
-then on. If all fail, the sequence raises, and from then on every sequence of its kind is checked.
+then on. If all fail, the sequence raises, and from then on every sequence of its kind is checked;
+so it is if only full forward passes of one mask at a time are right.
 A check costs up to five passes over the sequence and two chunks.
 """
 
@@ -224,8 +225,9 @@ class Checks:
     Attributes:
         passed: by name of a computation, (layer or None, extent) of the checks that passed.
         failed: the reason, by name and kind of extent. The computation is not tried again.
-        doubtful: kinds with a sequence that no computation was right for. Its cause, such as ties
-            among keys, is more than lengths, so every sequence of the kind is checked.
+        doubtful: kinds of which every sequence is checked: no computation was right for one of
+            them, or only one mask at a time. The cause, such as ties among keys or a capacity, is
+            more than lengths.
     """
 
     def __init__(self) -> None:
@@ -422,8 +424,11 @@ def select_strategy(
         candidates.append((name, extent(strategy.packed, min(size, len(masks))), compare))
     checks = checks_of(model, MaskedPasses(unmasked.scope, change.kind, unmasked.reused))
     known = {name for name, _ in checks.failed}
-    right, reasons = checks.select(candidates, extent(False, len(masks)).kind, layer)
+    kind = extent(False, len(masks)).kind
+    right, reasons = checks.select(candidates, kind, layer)
     if right is not None:
+        if possible[right].one_mask:  # rows depend on their batch: lengths do not say when
+            checks.doubtful.add(kind)
         for name in reasons.keys() - known:
             log.warning(
                 "%s: strategy %r failed the self-check (scope %s): %s. Using a slower one",

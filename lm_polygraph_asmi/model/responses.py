@@ -161,6 +161,11 @@ def _shared_prompt_embeddings(
     if tokens.shape[1]:
         cache.batch_repeat_interleave(len(ids))
         responses = states_entering(model, layer, input_ids=tokens.to(device), **caching)
+        if responses.shape[:2] != tokens.shape:
+            raise ValueError(
+                f"expected states of {tuple(tokens.shape)} tokens behind a cached prompt, got "
+                f"{tuple(responses.shape)}"
+            )
         hidden = torch.cat([hidden.to(responses.device), responses], dim=1)
     rows, lengths = torch.tensor(places, device=hidden.device).unbind(1)
     return hidden[rows, lengths].float()

@@ -598,7 +598,7 @@ def run_unmasked(
             record.keep(index, *record.cached[index])
     else:
         model_cache(model)[READS_LENGTH, attention_of(model), first] = tap.length_read
-        if prefix_cache is not None and len(record.kept_all) < total:
+        if prefix_cache is not None and record.kept_all.keys() != set(range(total)):
             PrefixCache.disable(model)  # layers share keys, or keep them elsewhere
         elif prefix_cache is not None:
             layers = [record.kept_all[index] for index in range(total)]

@@ -67,6 +67,7 @@ REFUSALS = [
     (lambda: a.risk_coverage([0.1, NAN], [1, 0]), "uncertainty contains NaN"),
     (lambda: a.retained_error([0.1, 0.2], [1, NAN], 0.5), "wrong has values that are not finite"),
     (lambda: a.retained_error([0.1, 0.2], [0, 1], 1.5), r"coverage must lie in \[0, 1\], got 1.5"),
+    (lambda: a.retained_error([0.1, 0.2], [0, 1], -0.1), r"must lie in \[0, 1\], got -0.1"),
     (lambda: a.retained_error([0.1, 0.2], [0, 1], NAN), r"coverage must lie in \[0, 1\], got nan"),
     (lambda: a.global_selector(SCORE, SCORE, SIXTY), r"shape \(n, c\), got \(60,\)"),
     (lambda: a.global_selector(TABLE, SCORE, NO_ERROR), "5 folds need right and wrong answers"),

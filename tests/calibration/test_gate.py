@@ -71,6 +71,14 @@ def test_rows_that_do_not_fit(limit, change, message):
         gate(limit, [Row(1, first), Row(2, second | change)], by="kind")
 
 
+def test_clusters_in_some_rows_only(limit):
+    """Of the others the prompts would be the clusters: far more of them than there are."""
+    rows = [Row(i, row | {"cluster": "one story"}) for i, row in enumerate(decided(limit, 3))]
+    del rows[1].content["cluster"]
+    with pytest.raises(ValueError, match='"cluster" in all rows or in none, got none in row 1'):
+        gate(limit, rows)
+
+
 def test_rows_without_a_decision_and_answers_seen_before(limit, tmp_path):
     first, second = decided(limit, 2)
     with pytest.raises(ValueError, match='row 2: no field "accept"'):

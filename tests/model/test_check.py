@@ -302,13 +302,18 @@ def test_the_same_of_passes_step_by_step(monkeypatch):
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_a_model_that_computes_a_row_otherwise_in_another_batch_is_run_one_mask_at_a_time(scope):
+def test_a_model_that_computes_a_row_otherwise_in_another_batch_is_run_one_mask_at_a_time(
+    scope, whole
+):
     model = tiny_model("llama")
     model.model.layers[3].mlp.register_forward_hook(
         lambda _, args, output: output * (1 + 0.2 * args[0].shape[:-1].numel())
     )
     found = subnetwork_log_probs(model, sequence(), PROMPT, 2, masks(), scope=scope)
     assert strategies_seen_right(model, scope) == {"full forward passes, one mask at a time"}
+    whole.clear()
+    subnetwork_log_probs(model, sequence(), PROMPT, 2, masks(), scope=scope)
+    assert whole  # every sequence of its kind is compared
     with scoring_session(model):
         unmasked = run_unmasked(model, sequence(), PROMPT, [2], scope)
         for mask, row in zip(masks(), found, strict=True):

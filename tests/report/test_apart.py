@@ -6,6 +6,7 @@ import pytest
 
 from lm_polygraph_asmi.report import build_report, load_run_groups
 from lm_polygraph_asmi.report.apart import compute_apart, processes
+from lm_polygraph_asmi.report.items import every_report_item
 from lm_polygraph_asmi.report.items.benchmark import depths
 from lm_polygraph_asmi.report.items.curves import rejection
 from tests.report.runs import content, manifest, save
@@ -21,8 +22,11 @@ def two(tmp_path):
     return lambda: load_run_groups([tmp_path / "a", tmp_path / "b"])
 
 
-def test_two_processes_write_what_one_writes(two, tmp_path, monkeypatch):
-    monkeypatch.setattr(ITEMS, lambda: [depths, rejection])
+@pytest.mark.parametrize(
+    "items", [[depths, rejection], pytest.param(every_report_item(), marks=pytest.mark.slow)]
+)
+def test_two_processes_write_what_one_writes(items, two, tmp_path, monkeypatch):
+    monkeypatch.setattr(ITEMS, lambda: items)
     seen = []
 
     def progress(steps, name):

@@ -42,6 +42,7 @@ STREAMED = ("mixture", "sinks", "latent attention", "chunks", "gated hybrid")
 REUSED = (
     "sinks", "latent attention", "indexed attention", "ALiBi", "local layers", "chunks",
     "gated hybrid", "Mamba hybrid", "convolution hybrid", "shared keys and values", "no cache",
+    "parallel residual", "gated indexed attention, windows", "widths by layer",
 )  # fmt: skip
 """Each with a cache of its own. Before any kind reuses, a score is held to full passes."""
 

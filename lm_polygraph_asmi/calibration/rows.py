@@ -99,9 +99,7 @@ def calibrate_rows(
     labels = labels_of(inputs, right_from)
     if all(is_blank(row.content["answer"]) for row in inputs):
         raise ValueError("expected answers, got only empty or blank ones")
-    numbered, inputs = (  # an empty text cannot be scored
-        [row for row in some if row.content.get("answer") != ""] for some in (numbered, inputs)
-    )
+    numbered, inputs = (list(filter(_not_empty, some)) for some in (numbered, inputs))
     cluster_of = {row.number: key for row, key in zip(inputs, clusters_of(inputs), strict=True)}
     saved = _saved_scores(numbered, scorer)
     if note := scored_again(numbered, len(saved)):
@@ -137,6 +135,11 @@ def calibrate_rows(
         prompt_tokens=sorted(float(score.prompt_tokens or 0) for score in scores),
         answer_digests=digests_of([score.prompt for score in scores], texts),
     )
+
+
+def _not_empty(row: Row) -> bool:
+    """Whether a row can be scored: an empty text has no token."""
+    return row.content.get("answer") != ""
 
 
 def _features(

@@ -372,7 +372,7 @@ def test_small_samples_are_named(tmp_path, clusters, errors):
     about["rows"]["clusters"] = [str(i % clusters) for i in range(120)]
     lines = findings(loaded(tmp_path, saved, about))
     said = "\n".join(lines)
-    assert f"{clusters} clusters, {errors} wrong of 120 answers. With fewer than 50" in said
+    assert f"({clusters} clusters, {errors} wrong of 120 answers).** With fewer than 50" in said
     # However far from zero their intervals lie.
     assert lines[0].startswith("**Rank errors: 0 of 3 ASMI scores**")
     assert "Inconclusive: 3, 3 of them because their settings are too small." in lines[0]

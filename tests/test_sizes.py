@@ -12,7 +12,7 @@ LINES, PARAMETERS = 60, 8
 LONG = {
     "commands/calibrate.py:calibrate": 84,
     "commands/score.py:run": 62,
-    "model/perturbation.py:perturbed": 64,
+    "model/perturbation.py:perturbed": 65,
 }
 """The functions that have more lines."""
 WIDE = {

@@ -9,7 +9,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -254,6 +254,7 @@ def perturbed(
     edits = {} if change.site == OUTPUT else {change.site: change.edit}
     forward = module.forward
 
+    @wraps(forward)  # calls of the layer are read by its signature
     def perturbed_forward(*args: Any, **kwargs: Any) -> Any:
         def run(site_edits: dict[str, Edit], last: bool = False) -> Any:
             active.clear()

@@ -281,6 +281,12 @@ def test_the_same_of_embeddings_behind_a_shared_prompt(monkeypatch):
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
+def test_steps_take_the_cheapest_kind():
+    model = tiny_model("llama")
+    with scoring_session(model):
+        assert isinstance(steps_of(model, sequence(), 2, masks()).steps, stepwise.OneSequence)
+
+
 def test_the_same_of_passes_step_by_step(monkeypatch):
     model = tiny_model("llama")
 

@@ -81,11 +81,13 @@ class Decisions(Summary):
 
     def add(self, result: Any) -> str | None:
         """See `Summary`; the reason of the first row without a decision is a warning."""
+        from lm_polygraph_asmi.calibration.labels import is_blank
+
         super().add(result)
         if result is None:
             return None
         self.counts[COUNTED[result.accept]] += 1
-        self.counts["empty"] += isinstance(result.answer, str) and not result.answer.strip()
+        self.counts["empty"] += is_blank(result.answer)
         self.measured.append(Measured(result.value, result.prompt_tokens))
         if result.accept is None and self.reason is None:
             self.reason = result.reason

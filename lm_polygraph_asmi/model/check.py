@@ -248,6 +248,7 @@ class Checks:
             kind: kind of the sequence, whatever the candidate.
             layer: the layer that a pass holds for.
         """
+        reasons: dict[str, str] = {}
         failures: dict[tuple[str, Kind], str] = {}
         doubtful = kind in self.doubtful
         for name, extent, compare in candidates:
@@ -259,10 +260,10 @@ class Checks:
                 if not self._passed(name, extent, layer):
                     self.passed[name].append((layer, extent))
                 self.failed |= failures
-                return name, {name: failure for (name, _), failure in failures.items()}
-            failures[name, extent.kind] = failure
+                return name, reasons
+            reasons[name] = failures[name, extent.kind] = failure
         self.doubtful.add(kind)
-        return None, {name: failure for (name, _), failure in failures.items()}
+        return None, reasons
 
     def _passed(self, name: str, extent: Extent, layer: int | None) -> bool:
         return any(

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, update_wrapper
 from typing import Any
 
 import torch
@@ -79,8 +79,12 @@ class Reached(Exception):
 
 @contextmanager
 def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Replace the forward method of `module` for a while; its hooks still run."""
+    """Replace the forward method of `module` for a while; its hooks still run.
+
+    The new one has the signature of the old one, by which `LayerCall.split` reads arguments.
+    """
     previous = module.__dict__.get("forward")  # set if accelerate wrapped the class's method
+    update_wrapper(forward, module.forward, assigned=(), updated=())
     module.forward = forward
     try:
         yield

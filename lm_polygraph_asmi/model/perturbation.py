@@ -9,7 +9,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -26,6 +26,7 @@ from lm_polygraph_asmi.model.layers import (
     head_site,
     output_projection,
 )
+from lm_polygraph_asmi.model.structure import states_of
 from lm_polygraph_asmi.model.unmasked import UnmaskedPass
 from lm_polygraph_asmi.validation import check_one_of
 
@@ -203,10 +204,6 @@ def _with_copied_caches(values: Any) -> Any:
     return copy.deepcopy(values) if isinstance(values, Cache) else values
 
 
-def _states_of_layer(output: Any) -> Tensor:
-    return output[0] if isinstance(output, tuple | list) else output
-
-
 @contextmanager
 def perturbed(
     model: PreTrainedModel,
@@ -254,7 +251,6 @@ def perturbed(
     edits = {} if change.site == OUTPUT else {change.site: change.edit}
     forward = module.forward
 
-    @wraps(forward)  # calls of the layer are read by its signature
     def perturbed_forward(*args: Any, **kwargs: Any) -> Any:
         def run(site_edits: dict[str, Edit], last: bool = False) -> Any:
             active.clear()
@@ -269,7 +265,7 @@ def perturbed(
             return run(edits, last=True)
 
         def rows(output: Any) -> Tensor:
-            states = _states_of_layer(output)
+            states = states_of(output)
             return states.reshape(len(masks), -1, states.shape[-1])
 
         head_masked = rows(run({HEADS: without_heads})) if change.as_heads else None
@@ -278,7 +274,7 @@ def perturbed(
         if changed is None:
             changed = edited(rows(output), change.edit)
         scaled = _scaled(rows(output), changed, head_masked, change.scale)
-        scaled = scaled.reshape(_states_of_layer(output).shape)
+        scaled = scaled.reshape(states_of(output).shape)
         return (scaled, *output[1:]) if isinstance(output, tuple | list) else scaled
 
     projections = {}  # looked up before hooks are registered, since that may run a pass

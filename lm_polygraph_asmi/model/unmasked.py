@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import wraps
 from os.path import commonprefix
 from typing import Any, Literal
 
@@ -396,7 +395,6 @@ def _skipped_layers(model: PreTrainedModel, states: States, before: int) -> Iter
         return (entering[layer],), call.arguments
 
     def identity(layer: nn.Module) -> Callable[..., Tensor]:
-        @wraps(layer.forward)
         def forward(*args: Any, **kwargs: Any) -> Tensor:
             return LayerCall.split(layer, args, kwargs, before)[0]
 
@@ -458,7 +456,7 @@ def record_inputs(
 
 
 @dataclass
-class _KeysValues:
+class _KeyValueRecorder:
     """Records keys and values as the layers of a pass make them, behind cached ones.
 
     Attributes:
@@ -580,7 +578,7 @@ def run_unmasked(
         start = prefix_cache.common(model, input_ids[: prompt_length - 1].tolist())
         if 0 < start == prompt_length - 1:
             states = prefix_cache.states_at(model, input_ids[:-1].tolist(), targets, start)
-    record = _KeysValues(
+    record = _KeyValueRecorder(
         cached=prefix_cache.layers if prefix_cache is not None else [],
         start=start,
         first=first,

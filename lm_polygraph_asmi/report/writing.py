@@ -89,8 +89,11 @@ def _build(groups: Sequence[RunGroup], out: Path, progress: Progress) -> tuple[s
 
 def _description(item: ReportItem) -> str:
     """What a figure's file says of itself."""
-    sources = [f"Source: {_source(group.provenance())}" for group in item.groups]
-    return "\n".join([item.title, *item.caption, *sources])
+    return "\n".join([item.title, *item.caption, *_sources(item)])
+
+
+def _sources(item: ReportItem) -> list[str]:
+    return [f"Source: {_source(group.provenance())}" for group in item.groups]
 
 
 def _save(draw: Callable[[], Figure], stem: Path, description: str) -> None:
@@ -106,12 +109,11 @@ def _json(value: Any) -> str:
 
 def _write(item: ReportItem, groups: Sequence[RunGroup], out: Path) -> str:
     """Files of one item; returns its section of the report."""
-    provenance = [group.provenance() for group in item.groups]
-    sources = [f"Source: {_source(p)}" for p in provenance]
-    section = [f"## {item.title}"]
+    sources, section = _sources(item), [f"## {item.title}"]
     if item.draw is not None:
         section.append(f"![{item.title}](figures/{item.name}.png)")
     stem = out / "tables" / item.name
+    provenance = [group.provenance() for group in item.groups]
     about = {"title": item.title, "notes": item.caption, "settings": provenance}
     stem.with_suffix(".json").write_text(_json(about), encoding="utf-8")
     if item.table is not None:

@@ -93,11 +93,13 @@ class Labelled(Clustered):
 
     def folds(self) -> np.ndarray:
         """(n,) fold of each answer, 0 to 4; a cluster is in one fold, errors are spread evenly."""
-        from sklearn.model_selection import StratifiedGroupKFold  # a second to import
+        if "folds" not in self.known:
+            from sklearn.model_selection import StratifiedGroupKFold  # a second to import
 
-        self.check_folds()
-        folds = np.empty(len(self), dtype=int)
-        split = StratifiedGroupKFold(FOLDS, shuffle=True, random_state=self.seed)
-        for number, (_, test) in enumerate(split.split(self.wrong, self.wrong, self.codes)):
-            folds[test] = number
-        return folds
+            self.check_folds()
+            folds = np.empty(len(self), dtype=int)
+            split = StratifiedGroupKFold(FOLDS, shuffle=True, random_state=self.seed)
+            for number, (_, test) in enumerate(split.split(self.wrong, self.wrong, self.codes)):
+                folds[test] = number
+            self.known["folds"] = folds
+        return self.known["folds"]

@@ -53,18 +53,23 @@ class Rejection:
         if len(values) != len(self.order):
             raise ValueError(f"{len(self.order)} scores for {len(values)} answers: one each")
         count, mean = counts.take(self.order, axis=1), values[self.order]
-        total = count * mean
-        if len(self.starts) < len(self.order):
+        groups = len(self.starts) < len(self.order)
+        if groups:
+            summed = np.add.reduceat(count * mean, self.starts, axis=1)
             count = np.add.reduceat(count, self.starts, axis=1)
-            total = np.add.reduceat(total, self.starts, axis=1)
-            mean = np.divide(total, count, out=np.zeros_like(total), where=count > 0)
-        kept, summed = count.cumsum(1), total.cumsum(1)
-        # A group adds the sum over j = 1 ... count of (summed before + j mean) / (kept before + j),
-        # which harmonic numbers give in closed form.
-        harmonic = np.r_[0, np.cumsum(1 / np.arange(1, kept[:, -1].max() + 1))]
-        levels = np.diff(harmonic.take(kept), axis=1, prepend=0)
-        excess = summed - total - (kept - count) * mean
-        return (summed[:, -1] + np.einsum("bg,bg->b", excess, levels)) / kept[:, -1]
+            mean = np.divide(summed, count, out=np.zeros_like(summed), where=count > 0)
+        kept = count.cumsum(1)
+        number = kept[:, -1]
+        # The row at place i is kept at levels i to n, so it adds its value times H_n - H_(i - 1),
+        # harmonic numbers. `skipped` sums these H over the rows up to the end of each group.
+        harmonic = np.r_[0, np.cumsum(1 / np.arange(1, number.max() + 1))]
+        skipped = np.r_[0, harmonic.cumsum()].take(kept)
+        lost = (
+            np.einsum("bg,bg->b", mean, np.diff(skipped, axis=1, prepend=0))
+            if groups
+            else skipped @ -np.diff(mean, append=0)  # the same, summed by parts
+        )
+        return (harmonic[number] * (counts @ values) - lost) / number
 
     def kept(self, values: np.ndarray, counts: np.ndarray, number: np.ndarray) -> np.ndarray:
         """(b, m) mean of `values` over the least uncertain rows; `values`, `counts` as in `area`.

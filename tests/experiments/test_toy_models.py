@@ -18,8 +18,9 @@ CONDITIONS = ("pseudo_heads", "foreign", "mlp")
 CONTEXT, QUESTIONS, TEXTS, HELD_OUT = 16, 15, 10, 2
 YES, NO, WIDE = 1, 2, 32
 """Tokens of the answer; width of a head."""
-SAYS, OTHER, CONSTANT, LARGE = 8, 9, 31, 100.0
-"""Places in the residual stream: the answer, what heads say besides, and what norms go by."""
+SAYS, OTHER, UNREAD, CONSTANT, LARGE = 8, 9, 20, 31, 100.0
+"""Places in the residual stream: the answer, what heads say besides, what the first layer says and
+nothing reads, and what norms go by."""
 
 
 def toy(carrier: str, rng: np.random.Generator):
@@ -53,7 +54,9 @@ def toy(carrier: str, rng: np.random.Generator):
         context = torch.from_numpy(rng.choice([-3.0, 3.0], (CONTEXT, 4)))
         said[3 : 3 + CONTEXT, :4] = context.float()
         said[3 + CONTEXT :, :8] = torch.from_numpy(np.hstack([heads, neurons])).float()
-        layer = model.model.layers[1]
+        first, layer = model.model.layers
+        first.self_attn.v_proj.weight[:, CONSTANT] = 1  # heads without a value cannot be told apart
+        first.self_attn.o_proj.weight[UNREAD] = 1
         into, out = layer.self_attn.v_proj.weight, layer.self_attn.o_proj.weight
         for head in range(4):
             own = slice(head * WIDE, head * WIDE + WIDE // 2)

@@ -1,5 +1,6 @@
 """The tiny model and its tokenizer, as for scores; labelled rows and a calibration on them."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -7,14 +8,17 @@ import pytest
 
 from lm_polygraph_asmi.analysis import LearnedScore
 from lm_polygraph_asmi.calibration import calibrate_rows
+from lm_polygraph_asmi.scoring import Score
+from lm_polygraph_asmi.scoring.rows import Row, line_of, score_rows
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from tests.scoring.conftest import PROMPT, model, tokenizer  # noqa: F401 - fixtures
 
 SETTINGS = {"num_masks": 4, "mask_rate": 0.3, "top_k": 8, "stop": "\n"}
+N = 76  # four fifths of them, on which the held-out probabilities rest, make two steps
 WORDS = ("Brask", "1931", "kites", "blue", "Ondine", "True", "passage", "ferry")
 
 
-def labelled(n=90):
+def labelled(n=N):
     """Two answers to each prompt; the label has nothing to do with anything."""
     draw = np.random.default_rng(0)
     return [
@@ -34,9 +38,26 @@ def scorer(model, tokenizer):  # noqa: F811
     return Scorer(model, tokenizer=tokenizer, **SETTINGS)
 
 
+def lines_of(scorer, rows):
+    """Rows as they are written with their scores."""
+    given = [Row(number, row) for number, row in enumerate(rows, start=1)]
+    return [json.loads(line_of(*found, scorer)) for found in score_rows(scorer, given)]
+
+
 @pytest.fixture(scope="session")
-def calibration(scorer):
-    return calibrate_rows(labelled(), scorer, 0.4, 0.8, signal="perplexity", resamples=50)
+def scored(scorer):
+    """The labelled rows with their scores: scored once for all tests."""
+    return lines_of(scorer, labelled())
+
+
+@pytest.fixture(scope="session")
+def scores(scored):
+    return [Score.from_dict(line) for line in scored]
+
+
+@pytest.fixture(scope="session")
+def calibration(scorer, scored):
+    return calibrate_rows(scored, scorer, 0.4, 0.8, signal="perplexity", resamples=50)
 
 
 LEARNED_SCORE = LearnedScore({"free": [0.1] * 11, "hidden last": [0.01] * 32}, 0.5)

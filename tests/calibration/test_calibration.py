@@ -15,7 +15,7 @@ from lm_polygraph_asmi.calibration import Calibration, Decider, Decision
 from lm_polygraph_asmi.calibration.calibration import FORMAT, opened
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.scoring.signals import SIGNALS, TITLES
-from tests.calibration.conftest import limited, ranking
+from tests.calibration.conftest import N, limited, ranking
 from tests.report import runs
 from tests.scoring.conftest import PROMPT
 from tests.scoring.test_result import printed
@@ -228,7 +228,7 @@ def test_a_calibration_in_words(calibration, monkeypatch):
     shown = str(decided)
     assert "accept an answer if its perplexity is at most 0.25 nats.\n" in shown
     assert "with 80% confidence, at most 40% of accepted answers are wrong.\n" in shown
-    assert "Of these 90 answers, 50% are accepted; 10.0% of the accepted" in shown
+    assert f"Of these {N} answers, 50% are accepted; 10.0% of the accepted" in shown
     assert "Error rate by perplexity, with 95 % Wilson intervals:" in shown
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert str(decided) == shown

@@ -3,6 +3,7 @@
 import copy
 import json
 from dataclasses import replace
+from itertools import product
 
 import pandas as pd
 import pyarrow as pa
@@ -34,20 +35,19 @@ def by_msp(calibration):
     return limited(calibration, 1e9, "msp")
 
 
-@pytest.mark.parametrize("scope", ["all", "response"])
-@pytest.mark.parametrize("closing", [True, False])
+@pytest.mark.parametrize(("scope", "closing"), [("all", True), ("response", False)])
 def test_unmasked_signals_are_those_of_the_score(scope, closing):
     """Given as text, as ids, and the model's own; twice, since the first answer is checked."""
     whole = ending_model(["\n"])
     scorer = Scorer(whole, scope=scope, closing_token=closing, max_new_tokens=8, **SETTINGS)
-    for answer in (" Brask", None, None, " in Brask, 1931", [7, 8, 9], "\n"):
-        for prompt in (PROMPT, f"{PROMPT} Where?"):
-            found, expected = scorer.read(prompt, answer), scorer.score(prompt, answer)
-            for name in FREE:
-                assert found.signals[name] == pytest.approx(expected.signals[name], rel=2e-5)
-            for name in ("ids", "answer", "scored_text", "counted", "answered", "warnings",
-                         "ending", "prompt_tokens", "compared_settings"):  # fmt: skip
-                assert getattr(found, name) == getattr(expected, name), name
+    others = [(PROMPT, answer) for answer in (" in Brask, 1931", [7, 8, 9], "\n")]
+    for prompt, answer in (*product((PROMPT, f"{PROMPT} Where?"), (" Brask", None)), *others):
+        found, expected = scorer.read(prompt, answer), scorer.score(prompt, answer)
+        for name in FREE:
+            assert found.signals[name] == pytest.approx(expected.signals[name], rel=2e-5)
+        for name in ("ids", "answer", "scored_text", "counted", "answered", "warnings",
+                     "ending", "prompt_tokens", "compared_settings"):  # fmt: skip
+            assert getattr(found, name) == getattr(expected, name), name
 
 
 @pytest.mark.usefixtures("no_masks")

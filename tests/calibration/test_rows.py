@@ -19,27 +19,11 @@ from lm_polygraph_asmi.calibration import Calibration, Decision, calibrate_rows
 from lm_polygraph_asmi.calibration import rows as first_door
 from lm_polygraph_asmi.calibration.labels import context_clusters, is_wrong
 from lm_polygraph_asmi.commands import main
-from lm_polygraph_asmi.scoring import Score
-from lm_polygraph_asmi.scoring.rows import Row, line_of, score_rows
+from lm_polygraph_asmi.scoring.rows import score_rows
 from lm_polygraph_asmi.scoring.signals import SIGNALS, TITLES
 from tests import tiny_lm
-from tests.calibration.conftest import WORDS, labelled, limited
+from tests.calibration.conftest import WORDS, N, labelled, limited
 from tests.scoring.conftest import PROMPT
-
-
-@pytest.fixture(scope="module")
-def scored(scorer, tmp_path_factory):
-    """A file of scored rows: scored once for all tests."""
-    out = tmp_path_factory.mktemp("scored") / "scored.jsonl"
-    given = [Row(number, row) for number, row in enumerate(labelled(), start=1)]
-    lines = [line_of(row, outcome, scorer) for row, outcome in score_rows(scorer, given)]
-    out.write_text("\n".join(lines) + "\n")
-    return out
-
-
-@pytest.fixture(scope="module")
-def scores(scored):
-    return [Score.from_dict(json.loads(line)) for line in scored.read_text().splitlines()]
 
 
 def test_signals_are_those_of_the_tokens(scores):
@@ -62,7 +46,7 @@ def test_what_is_made_of_labels(calibration, scores, scorer):
     clusters = [str(row["cluster"]) for row in labelled()]
     values = [one.signals["perplexity"] for one in scores]
     assert (calibration.signal, calibration.values) == ("perplexity", sorted(values))
-    assert (calibration.n, calibration.clusters, calibration.errors) == (90, 45, wrong.sum())
+    assert (calibration.n, calibration.clusters, calibration.errors) == (N, N // 2, wrong.sum())
     assert calibration.guarantee == risk_threshold(values, wrong, clusters, 0.4, 0.8)
     for kind in scores[0].signals:
         found = calibration.signals[TITLES[kind]]
@@ -81,7 +65,7 @@ def test_what_is_made_of_labels(calibration, scores, scorer):
         assert (row.rate, row.low, row.high) == wilson_interval(step.errors, step.n)
     assert calibration.prompt_tokens == sorted(one.prompt_tokens for one in scores)
     # Rows may repeat a prompt and an answer; each is counted.
-    assert len(calibration.answer_digests) == 90
+    assert len(calibration.answer_digests) == N
 
 
 @pytest.mark.parametrize(
@@ -101,8 +85,7 @@ def test_labels_that_are_none(content, message):
 
 
 def test_scored_lines_may_be_labelled_as_they_are(scored, scorer, calibration, monkeypatch):
-    lines = [json.loads(line) for line in scored.read_text().splitlines()][:12]
-    missing = []
+    lines, missing = scored[:12], []
 
     def counted(scorer, rows):
         missing.extend(rows)
@@ -217,11 +200,18 @@ def test_passages_are_found_by_their_prompts():
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, few_resamples):  # noqa: ARG001 - no test below asks for intervals
     place = tmp_path_factory.mktemp("command")
     tiny_lm.save(place / "model")
-    rows = "".join(json.dumps(row) + "\n" for row in labelled())
-    (place / "rows.jsonl").write_text(rows)
+    empty = [
+        {"prompt": PROMPT, "answer": one, "correct": True, "cluster": "b"} for one in ("\n", "")
+    ]
+    for name, rows in (
+        ("rows", labelled()),
+        ("few", labelled(12)),
+        ("empty", labelled(12) + empty),
+    ):
+        (place / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return place
 
 
@@ -245,24 +235,24 @@ def test_from_rows_to_decisions_by_command(folder):
     assert found.recommendation in said
     assert "empty answers" not in said
     assert (folder / "reliability.svg").stat().st_size > 1000
-    given = ("decide", "--model", model, folder / "rows.jsonl", "--calibration")
+    given = ("decide", "--model", model, folder / "few.jsonl", "--calibration")
     code, said = run(*given, folder / "calibration.json", "--out", folder / "out.jsonl")
     assert code == 0, said
-    assert "90 without a decision." in said
+    assert "12 without a decision." in said
     assert f"Warning: No threshold by {found.title}" in said
     assert "Warning: No answer has a decision, so abstain on all. The calibration has no" in said
-    limited(found, found.values[45]).save(folder / "limited.json")
+    limited(found, found.values[N // 2]).save(folder / "limited.json")
     code, said = run(*given, folder / "limited.json", "--out", folder / "decided.jsonl",
                      "--html", folder / "decided.html")  # fmt: skip
     assert code == 0, said
     lines = [json.loads(line) for line in (folder / "decided.jsonl").read_text().splitlines()]
-    assert [line["accept"] for line in lines] == [v <= found.values[45] for v in
+    assert [line["accept"] for line in lines] == [v <= found.values[N // 2] for v in
                                                   (line["value"] for line in lines)]  # fmt: skip
     assert f"{sum(line['accept'] for line in lines)} accepted, " in said
     assert [Decision.from_dict(line).digest(line) for line in lines] == [
         line["digest"] for line in lines
     ]
-    assert (folder / "decided.html").read_text().count('id="answer-') == 90
+    assert (folder / "decided.html").read_text().count('id="answer-') == 12
     masked = SIGNALS[found.signal].masked
     assert all((line["score"] is None) != masked for line in lines)
     code, text = run(*given, folder / "limited.json", "--stop", "?", "--out", folder / "x.jsonl")
@@ -278,7 +268,7 @@ def test_from_rows_to_decisions_by_command(folder):
 def test_calibrate_by_command(folder):
     """Labels on scored lines, whose scores are kept; and calls that are errors."""
     model = folder / "model"
-    code, said = run("score", "--model", model, folder / "rows.jsonl", *OPTIONS,
+    code, said = run("score", "--model", model, folder / "few.jsonl", *OPTIONS,
                      "--out", folder / "scored.jsonl")  # fmt: skip
     assert code == 0, said
     again = ("calibrate", folder / "scored.jsonl", "--model", model, "--risk", 0.4,
@@ -289,7 +279,7 @@ def test_calibrate_by_command(folder):
         (("--seed", 1), True, 64),
     ):
         code, text = run(*again, *options)
-        assert (code, "Scored 90 of 90 rows again" in text) == (0, warned), text
+        assert (code, "Scored 12 of 12 rows again" in text) == (0, warned), text
         assert Calibration.load(folder / "again.json").config.max_new_tokens == limit
         if options != ("--seed", 1):
             (folder / "again.json").unlink()
@@ -298,11 +288,7 @@ def test_calibrate_by_command(folder):
     assert "again.json exists: name another file, or remove it" in said
     assert "each further calibration lowers the confidence; choosing the best one voids the" in said
     given = ("--model", model, "--risk", 0.4, "--out", folder / "few.json")
-    blank = {"prompt": PROMPT, "answer": "\n", "correct": True, "cluster": "blank"}
-    empty = [blank, blank | {"answer": ""}]
-    few = "".join(json.dumps(row) + "\n" for row in [*labelled(12), *empty])
-    (folder / "few.jsonl").write_text(few)
-    code, said = run("calibrate", folder / "few.jsonl", *given, *OPTIONS)
+    code, said = run("calibrate", folder / "empty.jsonl", *given, *OPTIONS)
     assert code == 0, said
     assert "Left out 2 empty answers: they are never accepted." in said
     for own, message in (
@@ -321,10 +307,10 @@ def test_calibrate_by_command(folder):
 def test_answers_that_are_all_right_give_a_threshold(scorer, tmp_path):
     rows = [
         {"prompt": f"{PROMPT} {i}", "answer": " Edda Holm", "correct": True, "cluster": str(i)}
-        for i in range(40)
+        for i in range(20)
     ]
-    run = calibrate_rows(rows, scorer, 0.2, resamples=50)
-    guarantee = run.guarantee  # 32 tested: .8 to the power of 32 is below .05
+    run = calibrate_rows(rows, scorer, 0.3, resamples=50)
+    guarantee = run.guarantee  # 16 tested: .7 to the power of 16 is below .05
     assert (guarantee.coverage, guarantee.error_rate) == (1, 0)
     assert guarantee.threshold == max(run.values)
     assert "nan" not in str(run)

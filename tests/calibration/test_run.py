@@ -13,8 +13,7 @@ from lm_polygraph_asmi.calibration.run import scored_group, settings_of
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.scoring.provenance import prompt_format
-from lm_polygraph_asmi.scoring.rows import Row, score_rows
-from tests.calibration.conftest import labelled
+from tests.calibration.conftest import N, labelled
 from tests.report import runs
 from tests.scoring.conftest import PROMPT
 
@@ -24,12 +23,6 @@ METHODS = {
     "adapt": "Adapt-ASMI (60%, K=64)",
 }
 ASKED = {"risk": 0.4, "confidence": 0.8, "signal": "perplexity", "resamples": 50}
-
-
-@pytest.fixture(scope="module")
-def scores(scorer):
-    rows = [Row(number, row) for number, row in enumerate(labelled(), start=1)]
-    return [outcome.result for _, outcome in score_rows(scorer, rows)]
 
 
 @pytest.fixture(scope="module")
@@ -100,21 +93,21 @@ def test_both_doors_agree_to_the_digit(scores, scorer, calibration, tmp_path):
         calibrate_run(place, scorer, 0.4, metric="AlignScore")
 
 
-def test_a_quality_is_that_of_both_doors(scores, scorer, tmp_path):
+def test_a_quality_is_that_of_both_doors(scored, scores, scorer, tmp_path):
     """PRR is over the metric itself, not over right and wrong."""
-    quality = [round(0.1 + 0.8 * np.random.default_rng(i).random(), 3) for i in range(90)]
-    pairs = zip(labelled(), quality, strict=True)
+    quality = [round(0.1 + 0.8 * np.random.default_rng(i).random(), 3) for i in range(N)]
+    pairs = zip(scored, quality, strict=True)
     rows = [row | {"correct": None, "quality": value} for row, value in pairs]
     place = as_a_run(tmp_path / "run", scores, rows, {"TokenF1": quality})
     first, second = calibrate_rows(rows, scorer, **ASKED), calibrate_run(place, None, **ASKED)
     assert replace(second, **{name: getattr(first, name) for name in PROVENANCE}) == first
 
 
-@pytest.mark.parametrize("changed", [0, 44, 89])
+@pytest.mark.parametrize("changed", [0, N - 1])
 def test_scores_are_checked_all_over_a_run(scores, scorer, tmp_path, changed):
     """The same answers under other masks: one row each that the check reads."""
-    assert changed in spread(90)
-    assert len(spread(90)) == CHECKED_ANSWERS
+    assert changed in spread(N)
+    assert len(spread(N)) == CHECKED_ANSWERS
     moved = [replace(one, score=(1 + 0.1 * (i == changed)) * float(one))
              for i, one in enumerate(scores)]  # fmt: skip
     right = [float(row["correct"]) for row in labelled()]

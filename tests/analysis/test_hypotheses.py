@@ -70,11 +70,11 @@ def test_copies_cost_nothing():
 def test_the_family_keeps_its_level():
     """Five true nulls at once: one of them is rejected in at most about one case of twenty."""
     rng, rejected = np.random.default_rng(4), 0
-    for _ in range(300):
+    for _ in range(150):
         data = rng.normal(size=(60, 5)) + rng.normal(size=(60, 1))
         counts = rng.multinomial(60, np.full(60, 1 / 60), size=400)
         rejected += romano_wolf(data.mean(0), counts @ data / 60).min() < 0.05
-    assert rejected / 300 <= 0.06 + 3 * monte_carlo_error(0.06, 300)
+    assert rejected / 150 <= 0.06 + 3 * monte_carlo_error(0.06, 150)
 
 
 def test_few_clusters_make_p_values_larger():

@@ -76,7 +76,7 @@ def test_it_has_power():
 
 def test_the_level_holds_for_bootstrap_intervals_over_clusters():
     """Means of clustered answers, here by their bootstrap, there by the sd over many samples."""
-    rng, repeats, clusters, size = np.random.default_rng(3), 400, 60, 3
+    rng, repeats, clusters, size = np.random.default_rng(3), 200, 60, 3
     keys = [str(i // size) for i in range(clusters * size)]
 
     def sample() -> np.ndarray:
@@ -87,7 +87,7 @@ def test_the_level_holds_for_bootstrap_intervals_over_clusters():
     for _ in range(repeats):
         answers, value = sample(), round(sample().mean(), 2)
         measured = cluster_interval(
-            lambda rows, a=answers: float(a[rows].mean()), Clustered(keys, resamples=300)
+            lambda rows, a=answers: float(a[rows].mean()), Clustered(keys, resamples=200)
         )
         compared.append(compare_published(measured, value, error, 0.005))
     false = sum(c.p_value < LEVEL for c in compared)

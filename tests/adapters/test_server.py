@@ -3,6 +3,7 @@
 import http.client
 import inspect
 import json
+import logging
 import socket
 import sys
 import time
@@ -491,6 +492,7 @@ def test_the_command_stops_gently(folder, tmp_path):
     command = ["serve", "--model", str(folder), "--port", str(port), "--stop", "never"]
 
     def run():
+        logging.root.handlers.clear()  # pytest's
         with log.open("w", buffering=1) as sys.stderr:
             main([*command, "--max-answer-tokens", "60"])
 

@@ -2,10 +2,16 @@
 
 import gc
 import sys
+from typing import Any
 
 from beartype import BeartypeConf, beartype
 
 if "pytest" in sys.modules:
     gc.disable()  # until all is imported, see conftest: nothing of it is garbage
 
-check = beartype(conf=BeartypeConf(is_pep484_tower=True))
+_check = beartype(conf=BeartypeConf(is_pep484_tower=True))
+
+
+def check(function: Any) -> Any:
+    """Inner functions are not checked: each call of the outer one would compile the check anew."""
+    return function if "<locals>" in function.__qualname__ else _check(function)

@@ -51,17 +51,24 @@ def subnetwork_log_probs(
     """S full passes, one mask after the other; (S, T, V)."""
     predicting = slice(prompt_length - 1, len(input_ids) - 1)
     positions = predicting if scope == "response" else slice(None)
-    copied = copy.deepcopy(model)
-    whole = copied.get_submodule(projection)
-    parent, _, name = projection.rpartition(".")
+    whole = model.get_submodule(projection)
     rows = []
     for mask in masks:
         masked = ByPosition(without_heads(whole, axis, mask), whole, positions)
-        setattr(copied.get_submodule(parent), name, masked)
-        with torch.no_grad():
-            logits = copied(input_ids=input_ids[None], use_cache=False).logits[0]
-        rows.append(logits[predicting].float().log_softmax(-1))
+        rows.append(replaced_log_probs(model, projection, masked, input_ids[None])[predicting])
     return torch.stack(rows)
+
+
+def replaced_log_probs(model: nn.Module, path: str, module: nn.Module, ids: Tensor) -> Tensor:
+    """(N, V) of a full pass with another module at a path; the model is left as found."""
+    parent, _, name = path.rpartition(".")
+    holder, whole = model.get_submodule(parent), model.get_submodule(path)
+    setattr(holder, name, module)
+    try:
+        with torch.no_grad():
+            return model(input_ids=ids, use_cache=False).logits[0].float().log_softmax(-1)
+    finally:
+        setattr(holder, name, whole)
 
 
 def heads_from(weights: Tensor, values: Tensor, tokens: Iterable[int]) -> Tensor:
@@ -119,15 +126,11 @@ def log_probs_without_part(
     They are over all tokens but the last, as the part is.
     """
     positions = slice(prompt_length - 1, len(input_ids) - 1)
-    copied = copy.deepcopy(model)
-    whole = copied.get_submodule(projection)
-    parent, _, name = projection.rpartition(".")
+    whole = model.get_submodule(projection)
     rows = []
     for mask in masks:
-        setattr(copied.get_submodule(parent), name, WithoutPart(whole, part, mask, positions))
-        with torch.no_grad():
-            logits = copied(input_ids=input_ids[None, :-1], use_cache=False).logits[0]
-        rows.append(logits[positions].float().log_softmax(-1))
+        edited = WithoutPart(whole, part, mask, positions)
+        rows.append(replaced_log_probs(model, projection, edited, input_ids[None, :-1])[positions])
     return torch.stack(rows)
 
 

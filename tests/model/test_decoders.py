@@ -3,6 +3,8 @@
 import copy
 import subprocess
 import sys
+from contextlib import nullcontext
+from functools import cache
 
 import pytest
 import torch
@@ -21,10 +23,17 @@ from lm_polygraph_asmi.model import (
     subnetwork_log_probs,
 )
 from lm_polygraph_asmi.model.layers import heads_width
-from tests.decoders import DECODERS, FAMILIES, apart, full_passes, masks, sequence
+from tests.decoders import DECODERS, FAMILIES, apart, full_passes, masks, sequence, unchecked
 from tests.rounding import allowed
 
 WITHOUT_CACHE = "no cache"
+IDS, PROMPT = sequence(17), 11
+WINDOWS = ("mistral-window", "qwen2-window", "gemma2-softcap", "gemma3-mixed")
+SHORT_FIRST = (
+    *WINDOWS, "sinks", "indexed attention", "gated indexed attention, windows", "chunks",
+    "gated indexed attention, hybrid", "local layers", "widths by layer", "multimodal wrapper",
+)  # fmt: skip
+"""Those in which a window, a chunk or a number of keys sets in at some length."""
 
 
 @pytest.fixture(scope="module", params=DECODERS)
@@ -40,6 +49,18 @@ def decoder(name):
 @pytest.fixture(scope="module")
 def model(decoder):
     return decoder.make()
+
+
+@pytest.fixture(scope="module")
+def exact(model):
+    """In float64, but for norms and softmax, which transformers computes in float32."""
+    return copy.deepcopy(model).double()
+
+
+@pytest.fixture(scope="module")
+def truth(decoder, model):
+    """Full passes over `IDS`, by scope."""
+    return cache(lambda scope: full_passes(decoder, model, IDS, PROMPT, scope))
 
 
 both_scopes = pytest.mark.parametrize("scope", SCOPES)
@@ -72,22 +93,29 @@ def bound(name, model, ids) -> float | None:
 
 
 @both_scopes
-def test_masked_passes_equal_full_passes(name, decoder, model, scope):
-    """Short before long: a window, a chunk or a scale sets in only in the second."""
+def test_masked_passes_equal_full_passes(name, decoder, model, truth, scope):
+    """Short before long."""
     if decoder.shares_projection:
         pytest.skip("two layers share the projection: the script of the table takes them apart")
-    own = decoder.layer
-    cases = [(own, 2, 2), (own, 11, 9)]
-    if name in FAMILIES:
-        cases += [(0, 11, 6), (3, 11, 6), (own, 1, 16), (own, 16, 1)]
-    for layer, prompt, response in cases:
-        ids = sequence(prompt + response)
-        fast = subnetwork_log_probs(model, ids, prompt, layer, masks(), scope=scope)
-        slow = full_passes(decoder, model, ids, prompt, scope, layer)
-        assert fast.shape == (len(masks()), response, slow.shape[-1])
+    plain = name in FAMILIES and name not in WINDOWS
+    for ids, prompt in [(sequence(4), 2)] * (name in SHORT_FIRST) + [(IDS, PROMPT)]:
+        with unchecked() if plain else nullcontext():
+            fast = subnetwork_log_probs(model, ids, prompt, decoder.layer, masks(), scope=scope)
+        slow = truth(scope) if ids is IDS else full_passes(decoder, model, ids, prompt, scope)
+        assert fast.shape == (len(masks()), len(ids) - prompt, slow.shape[-1])
         assert_equal(fast, slow, bound(name, model, ids))
         # The test could not fail if masking changed nothing.
         assert apart(slow, slow[:1].expand_as(slow)) > 1e-3
+
+
+@families
+@both_scopes
+def test_edges_of_lengths_and_layers(decoder, model, scope):
+    for layer, prompt in ((0, 1), (3, 16)) if scope == "all" else ((0, 16), (3, 1)):
+        with unchecked():
+            fast = subnetwork_log_probs(model, IDS, prompt, layer, masks(), scope=scope)
+        slow = full_passes(decoder, model, IDS, prompt, scope, layer)
+        torch.testing.assert_close(fast, slow, atol=allowed(model, IDS), rtol=0)
 
 
 @families
@@ -97,38 +125,39 @@ def test_masked_passes_equal_full_passes_under_sdpa(decoder, model, scope):
         pytest.skip("the class has no SDPA")
     if getattr(model.config, "attn_logit_softcapping", None) is not None:
         pytest.skip("SDPA cannot soft-cap attention scores")
-    original, ids = attention_of(model), sequence(17)
-    fast = subnetwork_log_probs(
-        model, ids, 11, decoder.layer, masks(), scope=scope, attention="sdpa"
-    )
+    original = attention_of(model)
+    with unchecked():
+        fast = subnetwork_log_probs(
+            model, IDS, PROMPT, decoder.layer, masks(), scope=scope, attention="sdpa"
+        )
     assert attention_of(model) == original
     model.set_attn_implementation("sdpa")
     try:
-        slow = full_passes(decoder, model, ids, 11, scope)
+        slow = full_passes(decoder, model, IDS, PROMPT, scope)
     finally:
         model.set_attn_implementation(original)
-    torch.testing.assert_close(fast, slow, atol=allowed(model, ids), rtol=0)
+    torch.testing.assert_close(fast, slow, atol=allowed(model, IDS), rtol=0)
 
 
 @families
-@both_scopes
-def test_states_after_a_layer(decoder, model, scope):
-    """In float64, but for norms and softmax, which transformers computes in float32."""
-    model, ids, layers = copy.deepcopy(model).double(), sequence(17), (decoder.layer, 3)
-    with scoring_session(model):
-        found = run_unmasked(model, ids, 11, list(layers), scope)
-        plain = model(input_ids=ids[None, :-1], output_hidden_states=True).hidden_states
-    for layer in layers:
-        expected = plain[layer + 1][0, 10:]
-        torch.testing.assert_close(found.after[layer], expected, atol=1e-5, rtol=1e-5)
-        assert (expected - plain[layer][0, 10:]).abs().max() > 1e-2
+def test_states_after_a_layer(decoder, exact):
+    layers = (decoder.layer, 3)
+    with scoring_session(exact):
+        plain = exact(input_ids=IDS[None, :-1], output_hidden_states=True).hidden_states
+        for scope in SCOPES:
+            found = run_unmasked(exact, IDS, PROMPT, list(layers), scope)
+            for layer in layers:
+                before, expected = (plain[place][0, PROMPT - 1 :] for place in (layer, layer + 1))
+                torch.testing.assert_close(found.after[layer], expected, atol=1e-5, rtol=1e-5)
+                assert (expected - before).abs().max() > 1e-2
 
 
 @positions
 def test_a_long_response_to_a_short_prompt(decoder, model):
     """All masks together are longer than the context window."""
     ids = sequence(60, seed=1)
-    fast = subnetwork_log_probs(model, ids, 3, decoder.layer, masks(), scope="response")
+    with unchecked():
+        fast = subnetwork_log_probs(model, ids, 3, decoder.layer, masks(), scope="response")
     slow = full_passes(decoder, model, ids, 3, "response")
     torch.testing.assert_close(fast, slow, atol=allowed(model, ids), rtol=0)
 
@@ -136,32 +165,31 @@ def test_a_long_response_to_a_short_prompt(decoder, model):
 @families
 @both_scopes
 def test_all_ones_masks_reproduce_the_model(decoder, model, scope):
-    ids = sequence(17)
-    found = subnetwork_log_probs(model, ids, 11, decoder.layer, torch.ones(3, 4), scope=scope)
+    ones = torch.ones(3, 4)
+    found = subnetwork_log_probs(model, IDS, PROMPT, decoder.layer, ones, scope=scope)
     with torch.no_grad():
-        expected = model(input_ids=ids[None]).logits[0, 10:-1].log_softmax(-1).expand_as(found)
-    torch.testing.assert_close(found, expected, atol=allowed(model, ids), rtol=0)
+        expected = model(input_ids=IDS[None]).logits[0, PROMPT - 1 : -1].log_softmax(-1)
+    torch.testing.assert_close(found, expected.expand_as(found), atol=allowed(model, IDS), rtol=0)
     assert mutual_information(found, 61).abs().max() < 1e-9
 
 
 @positions
 @both_scopes
 def test_one_mask_at_a_time_equals_all_at_once(decoder, model, scope):
-    ids = sequence(17)
     together, alone = (
         subnetwork_log_probs(
-            model, ids, 11, decoder.layer, masks(), scope=scope, memory_budget=budget
+            model, IDS, PROMPT, decoder.layer, masks(), scope=scope, memory_budget=budget
         )
         for budget in (None, 1)
     )
-    torch.testing.assert_close(together, alone, atol=allowed(model, ids), rtol=0)
+    torch.testing.assert_close(together, alone, atol=allowed(model, IDS), rtol=0)
 
 
-def test_embeddings_equal_separate_passes(name, decoder, model):
+def test_embeddings_equal_separate_passes(name, decoder, model, request):
     """Also where a recurrent state comes after the prompt; families in float64."""
     most = 1e-4
     if name in FAMILIES:
-        model, most = copy.deepcopy(model).double(), 1e-5
+        model, most = request.getfixturevalue("exact"), 1e-5
     ids, answers = sequence(11), [[5], [7, 9, 11, 13, 15, 17, 19], [4, 4], [7, 9], [], [5]]
     with scoring_session(model):
         found = response_embeddings(model, ids, answers)
@@ -178,21 +206,21 @@ def test_embeddings_equal_separate_passes(name, decoder, model):
     torch.testing.assert_close(found.double(), torch.stack(states).double(), atol=most, rtol=most)
 
 
-def test_steps_equal_full_passes(name, decoder, model):
+def test_steps_equal_full_passes(name, decoder, model, truth):
     """Token by token, as an answer is written."""
     if decoder.shares_projection:
         pytest.skip("two layers share the projection")
-    ids = sequence(16)
-    with scoring_session(model):
+    prompt, answer = IDS[:PROMPT], IDS[PROMPT:-1].tolist()
+    with scoring_session(model), unchecked() if name in FAMILIES else nullcontext():
         if name == WITHOUT_CACHE:
             with pytest.raises(RuntimeError, match="cannot be scored while it writes"):
-                steps_of(model, ids[:11], decoder.layer, masks())
+                steps_of(model, prompt, decoder.layer, masks())
             return
-        written = steps_of(model, ids[:11], decoder.layer, masks())
-        parts = [ids[:11].tolist(), *([i] for i in ids[11:-1].tolist())]
+        written = steps_of(model, prompt, decoder.layer, masks())
+        parts = [prompt.tolist(), *([token] for token in answer)]
         states = [written.steps(part)[written.rows] for part in parts]
         found = torch.cat([readout(model, rows) for rows in states], dim=1)
-    slow = full_passes(decoder, model, ids, 11, "response")
+    slow = truth("response")
     assert apart(found[written.index], slow) < 1e-4
     assert (slow - slow[:1]).abs().max() > 1e-3
 

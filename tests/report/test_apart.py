@@ -3,6 +3,8 @@
 import os
 
 import pytest
+from joblib.externals.loky import get_reusable_executor
+from joblib.externals.loky.backend import context
 
 from lm_polygraph_asmi.report import build_report, load_run_groups
 from lm_polygraph_asmi.report.apart import compute_apart, processes
@@ -12,6 +14,14 @@ from lm_polygraph_asmi.report.items.curves import rejection
 from tests.report.runs import content, manifest, save
 
 ITEMS = "lm_polygraph_asmi.report.writing.every_report_item"
+
+
+@pytest.fixture(autouse=True)
+def forked(monkeypatch):
+    """Processes have imported what this one has."""
+    monkeypatch.setattr(context, "_DEFAULT_START_METHOD", "fork")
+    yield
+    get_reusable_executor().shutdown()
 
 
 @pytest.fixture

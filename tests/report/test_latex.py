@@ -17,26 +17,35 @@ from tests.report.runs import content, loaded, manifest, save
 pytestmark = pytest.mark.usefixtures("few_resamples")
 
 
-@pytest.mark.usefixtures("no_pictures")
-@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs a LaTeX (texlive-latex-base)")
-def test_every_table_compiles(tmp_path):
-    """As they stand, in an article of two columns, names and texts of all kinds among them."""
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """Names and texts of all kinds; for its figures, what they say of themselves."""
     saved = content(depths=(60, 80))
     saved["stats"]["input_texts"] = [
         f"Passage:\np{i // 2}\nQuestion: Où est $x_{i}$ & 日本 #{i} ~^\\ {{}} “%”?\nAnswer:"
         for i in range(60)
     ]
     saved["estimations"]["sequence", r"A $\frac$ <b>_|&%#{}"] = list(range(60))
-    build_report(
-        loaded(tmp_path, saved, manifest(60) | {"device": "a_b & 100 %"}), tmp_path / "out"
-    )
-    tables = sorted((tmp_path / "out/tables").glob("*.tex"))
+    about, folder = manifest(60) | {"device": "a_b & 100 %"}, tmp_path_factory.mktemp("report")
+    about["model"]["path"] = "/secret/models/tiny/snapshot"
+    about["dataset"]["source"] = "/secret/data/shared/squad.json"
+    said = lambda _, path, description: path.write_text(description)  # noqa: E731
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lm_polygraph_asmi.report.writing.save", said)
+        build_report(loaded(folder / "secret", saved, about), folder / "out")
+    return folder / "out"
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs a LaTeX (texlive-latex-base)")
+def test_every_table_compiles(report, tmp_path):
+    """As they stand, in an article of two columns."""
+    tables = sorted((report / "tables").glob("*.tex"))
     assert len(tables) > 20
     long = pd.DataFrame({"method": "m" * 30, **{f"value {i}": range(100) for i in range(9)}})
     said = ReportItem(
         "long", "Long", [], long.astype(float, errors="ignore"), notes=["word, " * 250]
     )
-    tables.append(tmp_path / "out/tables/zz_long.tex")
+    tables.append(tmp_path / "zz_long.tex")
     tables[-1].write_text(latex_tables(said))
     document = [r"\documentclass[twocolumn]{article}", PREAMBLE, r"\begin{document}"]
     document += [f"\\input{{{path}}}\\clearpage" for path in tables]
@@ -104,20 +113,13 @@ def test_long_tables_take_several_floats():
     assert r"\label{tab:x-2}" in found
 
 
-def test_no_path_of_this_machine(tmp_path, monkeypatch):
+def test_no_path_of_this_machine(report):
     """Neither in a table nor in what a figure says of itself."""
-    said = lambda _, path, description: path.write_text(description)  # noqa: E731
-    monkeypatch.setattr("lm_polygraph_asmi.report.writing.save", said)
-    about = manifest(60)
-    about["model"]["path"] = "/secret/models/tiny/snapshot"
-    about["dataset"]["source"] = "/secret/data/shared/squad.json"
-    save(tmp_path / "secret" / "run", about=about)
-    build_report(load_run_groups([tmp_path / "secret" / "run"]), tmp_path / "out")
-    found = [path for path in (tmp_path / "out").rglob("*.*") if path.is_file()]
+    found = [path for path in report.rglob("*.*") if path.is_file()]
     assert {path.suffix for path in found} == {".tex", ".md", ".json", ".csv", ".png", ".svg"}
     for path in found:
         assert b"secret" not in path.read_bytes(), path
-    (group,) = json.loads((tmp_path / "out/provenance.json").read_text())
+    (group,) = json.loads((report / "provenance.json").read_text())
     assert group["runs"][0]["file"] == "run/ue_manager_seed1"
     assert (group["model"], group["dataset"]) == ("tiny/snapshot", "shared/squad.json")
 

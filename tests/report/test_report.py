@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from click.testing import CliRunner
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
@@ -71,12 +70,13 @@ ANSWERS = 64
 
 @contextmanager
 def few_pixels(svg: bool = True):
-    """What is drawn is looked at, how finely is not; without `svg`, those files are empty."""
+    """What is drawn is looked at, how finely and where is not; without `svg`, those are empty."""
     own = Figure.savefig
 
     def savefig(figure, path, **how):
+        figure.set_layout_engine("none")  # takes longer than all else
         if svg or path.suffix != ".svg":
-            own(figure, path, **how | {"dpi": 50})
+            own(figure, path, **how | {"dpi": 50, "bbox_inches": None})
         else:
             path.touch()
 
@@ -318,7 +318,8 @@ def test_runs_of_other_questions_are_not_compared(tmp_path):
     assert "two K" in gap.reason
 
 
-def test_the_first_lines_say_when_errors_are_ranked_the_wrong_way(tmp_path):
+def test_the_first_lines_say_when_errors_are_ranked_the_wrong_way(tmp_path, monkeypatch):
+    monkeypatch.setattr("lm_polygraph_asmi.report.writing.every_report_item", lambda: [benchmark])
     saved = content(n=120)
     saved["estimations"]["sequence", SEM] = saved["gen_metrics"]["sequence", "AlignScore"]
     saved["estimations"]["sequence", "RAUQ"][3] = float("nan")
@@ -738,18 +739,13 @@ def test_tokens_that_are_not_finite_are_a_gap(tmp_path):
     run_all(groups)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"rows": None, "model": None},
-        {"rows": {}},
-        {"rows": {"ids": []}, "peak_memory_bytes": None, "config": None},
-    ],
-)
-def test_manifests_with_parts_missing(tmp_path, change):
-    (group,) = loaded(tmp_path, about=manifest(60) | change)
+def test_manifests_with_parts_missing(tmp_path):
+    for name, rows in (("none", None), ("empty", {}), ("ids", {"ids": []})):
+        lacks = dict.fromkeys(("model", "peak_memory_bytes", "config")) | {"rows": rows}
+        (group,) = loaded(tmp_path / name, about=manifest(60) | lacks)
+        assert len(set(group.clusters)) == 30  # from the prompts
+        assert findings([group])
     run_all([group])
-    assert len(set(group.clusters)) == 30  # from the prompts, or recorded
 
 
 NO_RUN, DAMAGED = "is not a run saved by LM-Polygraph", r"asmi_manifest_seed1\.json is damaged"
@@ -1101,13 +1097,12 @@ def test_no_text_lies_on_another():
             {f"{i}, squad closed book, 150 confident of 300": {} for i in range(7)}, values
         ),
     ):
-        drawn = FigureCanvasAgg(figure)
-        drawn.draw()
+        figure.draw_without_rendering()
         texts = [text for ax in figure.axes for text in (ax.title, *ax.texts)]
         for ax in figure.axes:
             low, high = ax.get_xlim()
             texts += [t for t in ax.get_xticklabels() if low <= t.get_position()[0] <= high]
-        boxes = [t.get_window_extent(drawn.get_renderer()) for t in texts if t.get_text()]
+        boxes = [t.get_window_extent() for t in texts if t.get_text()]
         assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
 
 
@@ -1119,9 +1114,8 @@ def test_of_cells_with_methods_of_their_own_names_have_room():
         for i in range(7)
     }
     figure = figures.forest(panels, "PRR")
-    drawn = FigureCanvasAgg(figure)
-    drawn.draw()
-    boxes = [ax.get_window_extent(drawn.get_renderer()) for ax in figure.axes]
+    figure.draw_without_rendering()
+    boxes = [ax.get_window_extent() for ax in figure.axes]
     names = [t.get_window_extent() for ax in figure.axes for t in ax.get_yticklabels()]
     assert not any(name.overlaps(box) for name in names for box in boxes)
     assert min(name.x0 for name in names) >= 0
@@ -1165,7 +1159,7 @@ def test_cases_are_those_that_masks_change(tmp_path):
 def test_figures_of_many_cells_fit_a_page(tmp_path):
     """Sixteen panels of twenty rows; each says what its markers mean."""
     rows = {f"method {i}": Interval(0.1 * i, 0.1 * i - 0.3, 0.1 * i + 0.3) for i in range(20)}
-    for panels in (1, 4, 7, 16):
+    for panels in (4, 16):
         figure = figures.forest({f"model, set {i}": rows for i in range(panels)}, "PRR")
         width, height = figure.get_size_inches()
         assert width <= figures.PAGE[0]
@@ -1190,8 +1184,7 @@ def test_figures_of_many_cells_fit_a_page(tmp_path):
         "by u_sem",
         "95 % band, in its colour",
     ]
-    with few_pixels():
-        figures.save(figure, tmp_path / "x.png")
+    figure.savefig(tmp_path / "x.png", dpi=50, bbox_inches="tight")
     height, width = imread(tmp_path / "x.png").shape[:2]
     assert width < 7.6 * 50
     assert height < 10 * 50

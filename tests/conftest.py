@@ -100,6 +100,15 @@ def no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr("lm_polygraph_asmi.report.writing.save", lambda *_: None)
 
 
+@pytest.fixture
+def unseen() -> Iterator[None]:
+    """Of tests that compare all numbers themselves, so that the self-check would see no more."""
+    from tests.decoders import unchecked
+
+    with unchecked():
+        yield
+
+
 @pytest.fixture(scope="session", params=list(CONFIGS))
 def family_model(request: pytest.FixtureRequest):
     """Every known family in turn."""

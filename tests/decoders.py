@@ -123,6 +123,11 @@ KINDS = {
 """One representative of each kind that no family stands for."""
 
 DECODERS = FAMILIES | KINDS
+WRONG_IF_CHEAPEST = (
+    "indexed attention", "gated indexed attention, windows", "gated indexed attention, hybrid",
+    "ALiBi, residual inside", "local layers", "Mamba hybrid", "shared keys and values", "no cache",
+)  # fmt: skip
+"""Those for which the self-check takes another computation than the cheapest."""
 
 
 @cache
@@ -148,9 +153,15 @@ def full_passes(
 
 @contextmanager
 def unchecked() -> Iterator[None]:
-    """The cheapest computation is taken unseen, where a test itself compares what comes of it."""
+    """The cheapest computation passes unseen, where a test itself compares what comes of it."""
+
+    def cheapest(checks, candidates, _, layer=None):
+        name, extent, _ = next(iter(candidates))
+        checks.passed[name].append((layer, extent))
+        return name, {}
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Checks, "select", lambda _, tried, *__: (next(iter(tried))[0], {}))
+        patch.setattr(Checks, "select", cheapest)
         yield
 
 

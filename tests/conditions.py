@@ -103,11 +103,12 @@ def subnetwork_log_probs(
             changed = plain + torch.randn(plain.shape, generator=generator)
         else:
             changed = run([edits[condition]])[1]
-        taken = run([edits["heads"]])[1]
+        bounded = condition in ("foreign", "isotropic")
+        taken = run([edits["heads"]])[1] if bounded else plain
         output = plain.clone()
         for t in places:
             change = changed[t] - plain[t]
-            if condition in ("foreign", "isotropic"):
+            if bounded:
                 wanted, own = (taken[t] - plain[t]).norm(), change.norm()
                 change = change * (wanted / own) if own > 1e-5 * plain[t].norm() else 0 * change
             output[t] = (

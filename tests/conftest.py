@@ -17,9 +17,11 @@ os.environ.update(
 )
 
 import gc
+import inspect
 import sys
 from collections.abc import Iterator
 from functools import partial
+from traceback import walk_stack
 from typing import TYPE_CHECKING
 
 import pytest
@@ -34,6 +36,23 @@ if TYPE_CHECKING:
 # OmegaConf reads hundreds of configs with the parser in Python; the one in C gives the same.
 yaml.SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
+# PEFT imports it where it is installed, and all of PyTorch's compiler with it; no test uses it.
+sys.modules["bitsandbytes"] = None
+
+
+def stack(context: int = 0) -> list[inspect.FrameInfo]:
+    """Without the sources, which `inspect` searches for in every module that is imported.
+
+    Hydra asks for it whenever a config is composed, and reads names of files and functions.
+    """
+    return [
+        inspect.FrameInfo(frame, frame.f_code.co_filename, line, frame.f_code.co_name, None, None)
+        for frame, line in walk_stack(sys._getframe(1))
+    ]
+
+
+inspect.stack = stack
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests that take minutes")
@@ -44,6 +63,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection() -> Iterator[object]:
     """Garbage is collected from here on; see the package's own file."""
     found = yield
+    gc.freeze()
     gc.enable()
     return found
 

@@ -40,7 +40,7 @@ yaml.SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 sys.modules["bitsandbytes"] = None
 
 
-def stack(context: int = 0) -> list[inspect.FrameInfo]:
+def stack(*_: int) -> list[inspect.FrameInfo]:
     """Without the sources, which `inspect` searches for in every module that is imported.
 
     Hydra asks for it whenever a config is composed, and reads names of files and functions.

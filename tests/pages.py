@@ -31,6 +31,7 @@ def python(page: Path) -> Document:
     return Sybil([PythonCodeBlockParser()]).parse(page)
 
 
+@cache
 def blocks(language: str, page: Path) -> list[Example]:
     """Blocks of a language; the code is `parsed`."""
     return list(Sybil([CodeBlockParser(language, lambda _: None)]).parse(page))
@@ -46,6 +47,7 @@ def section(page: Path, heading: str) -> str:
     return page.read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
 
 
+@cache
 def prose(page: Path) -> str:
     """The page without its blocks of code in the known languages."""
     known = Sybil([CodeBlockParser(language, lambda _: None) for language in LANGUAGES])

@@ -6,7 +6,7 @@ import os
 import runpy
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -19,12 +19,13 @@ from lm_polygraph.utils import manager  # noqa: F401 - for few_random_orders of 
 SCRIPT = Path(sys.executable).with_name("polygraph_eval")
 
 
-def polygraph_eval(*arguments: str, check: bool = True) -> subprocess.CompletedProcess:
+def polygraph_eval(
+    *arguments: str, run: Callable[..., subprocess.CompletedProcess] = subprocess.run
+) -> subprocess.CompletedProcess:
     """As a user runs it."""
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, check=False
-    )
-    assert not check or done.returncode == 0, f"{done.returncode}: {done.stderr[-3000:]}"
+    command = [sys.executable, str(SCRIPT), *arguments]
+    done = run(command, env={**os.environ}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.returncode}: {done.stderr[-3000:]}"
     return done
 
 

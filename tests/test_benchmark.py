@@ -9,11 +9,10 @@ import nltk
 import numpy as np
 import pytest
 import spacy
-from hydra import compose, initialize
 from hydra.core.hydra_config import HydraConfig
 from lm_polygraph.utils.factory_estimator import FactoryEstimator
 from lm_polygraph.utils.generation_parameters import GenerationParameters
-from omegaconf import DictConfig, OmegaConf, read_write
+from omegaconf import OmegaConf, read_write
 
 from lm_polygraph_asmi.experiments.analysis import head_criticality
 from lm_polygraph_asmi.experiments.conditions import conditions
@@ -26,6 +25,7 @@ from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.runs.rows import read_data
 from tests import tiny_lm
 from tests.benchmarks import EXAMPLES, STORIES, babi_prompt, coqa_prompt, hub_dataset
+from tests.composing import composed
 from tests.polygraph import polygraph_eval_here
 from tests.stand_ins import StandIns, make_stand_ins
 
@@ -36,8 +36,9 @@ def shipped(group: str) -> list[str]:
 
 RUNS = sorted(set(shipped(".")) - {"asmi_base"})
 MULTIRUNS = ["asmi_controls", "asmi_grid", "asmi_stability"]
-TWINS = ["asmi_squad_seed1", "asmi_triviaqa_k256", "asmi_benchmark", "asmi_coqa"]
-"""Of other configs, from which they differ in one number or none; the last two are of the sweep."""
+TWINS = ["asmi_squad_seed1", "asmi_squad_closed_book", "asmi_triviaqa_k256", "asmi_benchmark",
+         "asmi_coqa"]  # fmt: skip
+"""Of other configs, from which they differ in one value or none; the last two are of the sweep."""
 BENCHMARKS = shipped("benchmark")
 BASELINES = 17
 DEPTHS = (60, 70, 80, 90)
@@ -89,13 +90,6 @@ def answers(request, stand_ins, tiny, tmp_path_factory) -> Path:
     return folder / "run"
 
 
-@cache
-def composed(name: str, *overrides: str) -> DictConfig:
-    """A config that several tests read; none may change it."""
-    with initialize(version_base=None, config_path=None):
-        return compose(name, overrides=list(overrides), return_hydra_config=True)
-
-
 def names_of(config) -> list[str]:
     return [str(FactoryEstimator()(e.name, e.get("cfg", {}))) for e in config.estimators]
 
@@ -117,8 +111,8 @@ def tiny_run(tiny: Path, stand_ins: StandIns, source: str, folder: Path) -> list
 
 @pytest.mark.parametrize("name", RUNS)
 def test_every_config_composes_and_names_what_exists(name):
-    config = composed(name, "dataset=anywhere", "model=asmi_local", "model.path=anywhere",
-                      *NEEDED.get(name, []))  # fmt: skip
+    anywhere = "dataset=anywhere", "model.path=anywhere"
+    config = composed(name, *anywhere, *NEEDED.get(name, []))
     job = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
     OmegaConf.resolve(job)
     assert Path(job.model.path_to_load_script).is_file()
@@ -143,6 +137,12 @@ def test_every_config_composes_and_names_what_exists(name):
     assert job.generation_params.temperature == 0.5
     if job.output_attentions:
         assert job.model.load_model_args.attn_implementation == "eager"
+    # No two jobs of a sweep share a folder, whatever is swept: their number is a part of it.
+    for number in (0, 1):
+        with read_write(config.hydra):
+            config.hydra.job.num = number
+        HydraConfig.instance().set_config(config)
+        assert str(config.hydra.sweep.subdir).endswith(str(number))
 
 
 @pytest.mark.parametrize("name", shipped("model"))
@@ -206,7 +206,7 @@ def test_k256_and_seed_1_change_one_thing():
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS)
 def test_prompts_reach_the_model_as_the_dataset_has_them(benchmark, tmp_path):
-    config = composed("asmi_coqa", f"benchmark={benchmark}")
+    config = composed(benchmark)  # the config of the same name
     source = hub_dataset(benchmark, tmp_path)
     data = config.data
     style = (data.prompt_style, data.closed_book, data.cluster_regex)
@@ -357,17 +357,6 @@ def test_the_grid_has_sixteen_cells():
     for of in (lambda job: job.model.path, lambda job: str(job.data.source)):
         assert len({of(job) for job in jobs}) == 4
     assert len(names_of(jobs[-1])) == BASELINES + 3
-
-
-@pytest.mark.parametrize("name", RUNS)
-def test_no_two_jobs_of_a_sweep_share_a_folder(name):
-    """Whatever is swept: the number of the job is part of its folder."""
-    config = composed(name).copy()
-    for number in (0, 1):
-        with read_write(config.hydra):
-            config.hydra.job.num = number
-        HydraConfig.instance().set_config(config)
-        assert str(config.hydra.sweep.subdir).endswith(str(number))
 
 
 @pytest.mark.parametrize("launcher", ["asmi_slurm", "asmi_ray"])

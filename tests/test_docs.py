@@ -19,16 +19,17 @@ import pandas as pd
 import pytest
 import transformers
 import yaml
-from hydra import compose, initialize
+from click.testing import CliRunner
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import ConfigCompositionException, MissingConfigException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.host import loading
 from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.results import names
+from tests.composing import composed
 from tests.pages import (
     ADAPTERS,
     DOCS,
@@ -118,12 +119,6 @@ def typed(code: str, folder) -> list[list[str]]:
     return calls
 
 
-@cache
-def composed(name: str, *overrides: str) -> DictConfig:
-    with initialize(version_base=None, config_path=None):
-        return compose(name, overrides=list(overrides), return_hydra_config=True)
-
-
 def check_eval(arguments: list[str]) -> None:
     """The config is there and takes the overrides; of a sweep, those of its first job."""
     given = get_args_parser().parse_args(arguments)
@@ -151,6 +146,7 @@ def check_click(command: click.Command, arguments: list[str]) -> dict:
         return command.make_context(command.name, list(arguments)).params
 
 
+@cache
 def loaded(file: str) -> ModuleType:
     """A Python file that is in no package."""
     spec = spec_from_file_location(Path(file).stem, REPOSITORY / file)
@@ -502,13 +498,11 @@ def test_errors_that_the_page_names_are_raised():
 
 
 def test_output_of_calibrate_on_the_pages():
-    script = str(REPOSITORY / "scripts/try_guarantee.py")  # a process has every resample
-    done = subprocess.run([sys.executable, script, "example"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) > 20
+    shown = CliRunner().invoke(loaded("scripts/try_guarantee.py").main, ["example"]).stdout
+    assert len(shown.splitlines()) > 20
     page = (REPOSITORY / "docs/reference/outputs.md").read_text(encoding="utf-8")
-    assert f"```text\n{done.stdout}```" in page
-    decision = done.stdout[done.stdout.index("Decision:") : done.stdout.index("\nError rate by")]
+    assert f"```text\n{shown}```" in page
+    decision = shown[shown.index("Decision:") : shown.index("\nError rate by")]
     page = (REPOSITORY / "docs/tutorials/threshold.md").read_text(encoding="utf-8")
     assert f"```text\n{decision}```" in page
 

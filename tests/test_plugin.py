@@ -21,8 +21,9 @@ from lm_polygraph_asmi.results.names import masked_head_stats, saved_stats
 from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.runs.compose import compose_run
 from tests import tiny_lm
+from tests.composing import composed
 from tests.pages import PAGES, blocks
-from tests.polygraph import polygraph_eval, polygraph_eval_here
+from tests.polygraph import polygraph_eval, polygraph_eval_here, run_forked
 from tests.runs.test_squad import QUESTION, write
 
 BASELINES = 17
@@ -41,11 +42,6 @@ def elsewhere(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("HYDRA_CONFIG", raising=False)
     return tmp_path
-
-
-def composed(name: str, *overrides: str):
-    with initialize(version_base=None, config_path=None):
-        return compose(name, overrides=list(overrides))
 
 
 def calculator(config, name: str):
@@ -156,17 +152,15 @@ def questions(tmp_path_factory) -> Path:
     return write(tmp_path_factory.mktemp("data") / "questions.json", rows)
 
 
-def test_a_whole_run_by_config_name_from_any_directory(elsewhere, tiny, questions):
+@pytest.mark.parametrize(
+    "start", [run_forked, pytest.param(subprocess.run, marks=pytest.mark.slow)]
+)
+def test_a_whole_run_by_config_name_from_any_directory(elsewhere, tiny, questions, start):
     done = polygraph_eval(
-        "--config-name",
-        "asmi_demo",
-        f"model.path={tiny}",
-        "model.load_model_args.gguf_file=null",
-        "model.load_tokenizer_args.gguf_file=null",
-        f"data.source={questions}",
-        "data.prompt_style=paper",
-        "max_new_tokens=4",
-    )
+        "--config-name", "asmi_demo", f"model.path={tiny}", "model.load_model_args.gguf_file=null",
+        "model.load_tokenizer_args.gguf_file=null", f"data.source={questions}",
+        "data.prompt_style=paper", "max_new_tokens=4", run=start,
+    )  # fmt: skip
     (folder,) = elsewhere.glob("workdir/output/asmi_demo/*/*")
     run = load_run(folder)
     assert run.scores.shape == (3, 9)
@@ -351,7 +345,8 @@ def test_asmi_is_added_to_every_example_of_the_host():
 
 def test_a_list_cannot_be_kept_without_the_runs_config():
     HydraConfig.instance().cfg = None
-    config = composed("asmi_demo", "+add=asmi")
+    with initialize(version_base=None, config_path=None):
+        config = compose("asmi_demo", ["+add=asmi"])
     with pytest.raises(InterpolationResolutionError, match="cannot tell which estimators to keep"):
         config.estimators  # noqa: B018
 

@@ -4,9 +4,9 @@ import logging
 
 import pytest
 from datasets import Dataset, DatasetDict
-from hydra import compose, initialize
 
 from lm_polygraph_asmi.runs.preflight import check_config, check_data, rows_of
+from tests.composing import composed
 from tests.runs.test_squad import QUESTION, write
 
 
@@ -15,20 +15,15 @@ def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def composed(*overrides: str, name: str = "asmi_coqa"):
-    with initialize(version_base=None, config_path=None):
-        return compose(name, overrides=list(overrides))
-
-
 def of_config(*overrides: str, estimators: list | None = None):
-    config = composed(*overrides)
+    config = composed("asmi_coqa", *overrides)
     if estimators:
         config.estimators = estimators
     return list(check_config(config))
 
 
 def of_data(*overrides: str):
-    return list(check_data(composed("benchmark=asmi_babiqa", *overrides)))
+    return list(check_data(composed("asmi_babiqa", *overrides)))
 
 
 def saved(folder, **columns):
@@ -39,7 +34,7 @@ def saved(folder, **columns):
 def test_shipped_configs_are_sound():
     for name in ("asmi_coqa", "asmi_depth_sweep", "asmi_only", "asmi_offline"):
         overrides = ["data.source=x"] if name == "asmi_offline" else []
-        assert list(check_config(composed(*overrides, name=name))) == []
+        assert list(check_config(composed(name, *overrides))) == []
 
 
 RAUQ = {"name": "RAUQ", "cfg": {"alpha": 0.2, "use_entropy": False}}
@@ -121,13 +116,13 @@ def test_perturbations_that_nothing_builds(overrides, message):
 
 
 def test_values_that_must_be_given():
-    config = composed("model=asmi_local", "+data.more={a: ???}")
+    config = composed("asmi_coqa", "model=asmi_local", "+data.more={a: ???}")
     assert list(check_config(config)) == [
         ("data.more.a is missing: add data.more.a=... to the command", True),
         ("model.path is missing: add model.path=... to the command", True),
     ]
     assert list(check_data(config)) == []
-    (finding,) = check_config(composed(name="asmi_stability"))  # where others are made of it
+    (finding,) = check_config(composed("asmi_stability"))  # where others are made of it
     assert finding.text.startswith("answers is missing")
 
 
@@ -221,7 +216,7 @@ def test_a_dataset_named_directly(tmp_path):
     assert of_data(f"dataset={tmp_path / 'splits' / 'test'}") == []
     (tmp_path / "two").mkdir()
     Dataset.from_dict({"input": ["a", "b"], "output": ["x", "y"]}).to_csv(tmp_path / "two/t.csv")
-    config = composed("subsample_eval_dataset=0.5", "eval_split=train")
+    config = composed("asmi_coqa", "subsample_eval_dataset=0.5", "eval_split=train")
     config.dataset = [str(tmp_path / "two"), "default"]
     assert len(rows_of(config)) == 1
 

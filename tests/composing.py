@@ -1,0 +1,29 @@
+"""Shipped configs with overrides, as Hydra composes them; the slow part once in a process."""
+
+from copy import deepcopy
+from functools import cache
+
+from hydra import compose, initialize
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig
+
+from lm_polygraph_asmi.host.configs import configs_path
+
+
+@cache
+def _of_groups(name: str, *choices: str) -> DictConfig:
+    with initialize(version_base=None, config_path=None):
+        return compose(name, list(choices), return_hydra_config=True)
+
+
+def composed(name: str, *overrides: str) -> DictConfig:
+    """A copy with its node hydra. Files are composed with choices of groups, then values set."""
+    keys = {text: text.partition("=")[0].lstrip("+~").partition("@")[0] for text in overrides}
+    choices = [text for text, key in keys.items() if (configs_path() / key).is_dir()]
+    config = deepcopy(_of_groups(name, *choices))
+    values = [text for text in keys if text not in choices]
+    ConfigLoaderImpl._apply_overrides_to_config(
+        OverridesParser.create().parse_overrides(values), config
+    )
+    return config

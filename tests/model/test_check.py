@@ -61,20 +61,12 @@ def whole(monkeypatch):
     return counted
 
 
-def equals_full_passes(model, ids, prompt, layer, kept, scope="response"):
+def equals_full_passes(model, ids, prompt=PROMPT, layer=2, kept=None, scope="all"):
+    kept = masks() if kept is None else kept
     found = subnetwork_log_probs(model, ids, prompt, layer, kept, scope=scope)
     with scoring_session(model):
         unmasked = run_unmasked(model, ids, prompt, [layer], scope)
         expected = readout(model, full_forward_passes(model, unmasked, layer, kept))
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
-
-
-def equals_another(model, ids, layer=2, scope="all"):
-    """The numbers of the same model, of which nothing is known or spoilt."""
-    found, expected = (
-        subnetwork_log_probs(one, ids, PROMPT, layer, masks(), scope=scope)
-        for one in (model, tiny_model("llama"))
-    )
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
@@ -144,7 +136,7 @@ def test_angles_that_switch_between_prompt_and_response():
     model = tiny_class("Qwen3_5ForCausalLM", rope_parameters={**plain, **long})
     layer = min(structure_of(model).sites)
     for prompt, response in ((24, 4), (8, 20)):
-        equals_full_passes(model, sequence(prompt + response), prompt, layer, masks(3))
+        equals_full_passes(model, sequence(prompt + response), prompt, layer, masks(3), "response")
 
 
 def test_padding_inside_a_text_is_another_case():
@@ -153,7 +145,7 @@ def test_padding_inside_a_text_is_another_case():
     padded = sequence()
     padded[4] = model.config.pad_token_id
     for ids in (sequence(), padded):
-        equals_full_passes(model, ids, PROMPT, 1, masks(3))
+        equals_full_passes(model, ids, PROMPT, 1, masks(3), "response")
 
 
 @pytest.mark.parametrize("numbers", [(1, 2), (2, 1)])
@@ -170,7 +162,8 @@ def test_the_second_copy_of_a_pack_is_seen_after_a_pack_of_one():
     """GPT-Neo's local layers count keys from the start of what they are given."""
     model, kept = tiny_class("GPTNeoForCausalLM"), 1 - torch.eye(4)
     for prompt, response, number in ((40, 6, 1), (34, 8, 2)):
-        equals_full_passes(model, sequence(prompt + response), prompt, 1, kept[:number])
+        ids = sequence(prompt + response)
+        equals_full_passes(model, ids, prompt, 1, kept[:number], "response")
 
 
 def test_which_ways_were_right():
@@ -215,9 +208,6 @@ def test_it_is_made_anew_when_the_model_has_changed(whole):
 @pytest.mark.parametrize("wrong_row", [0, 1, -1])
 def test_a_wrong_row_anywhere_in_a_pack_is_seen(scope, wrong_row, monkeypatch):
     """The slower strategy takes over, and gives the true numbers."""
-    expected = subnetwork_log_probs(
-        tiny_model("llama"), sequence(), PROMPT, 2, masks(), scope=scope
-    )
 
     def spoilt(run):
         def run_wrong(*args):
@@ -233,8 +223,7 @@ def test_a_wrong_row_anywhere_in_a_pack_is_seen(scope, wrong_row, monkeypatch):
         for strategy in STRATEGIES
     ]
     monkeypatch.setattr(suffix, "STRATEGIES", strategies)
-    found = subnetwork_log_probs(tiny_model("llama"), sequence(), PROMPT, 2, masks(), scope=scope)
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    equals_full_passes(tiny_model("llama"), sequence(), scope=scope)
 
 
 @pytest.mark.parametrize(
@@ -258,7 +247,7 @@ def test_an_error_that_sets_in_later_is_seen(wrong, texts, monkeypatch):
     cheapest, *others = STRATEGIES
     monkeypatch.setattr(suffix, "STRATEGIES", [replace(cheapest, run=run_wrong), *others])
     for first, length, layer in texts:
-        equals_another(model, beginning(first, length), layer)
+        equals_full_passes(model, beginning(first, length), layer=layer)
     cheap = {cheapest.name} if texts[0] == (6, 17, 2) else set()
     assert strategies_seen_right(model, "all") == cheap | {others[0].name}
 
@@ -579,7 +568,7 @@ def test_threads_wait_for_one_another():
     wrong: list[object] = []
 
     def work(which: int) -> None:
-        for turn in range(12):
+        for turn in range(8):
             place = (which + turn) % len(how)
             try:
                 found = subnetwork_log_probs(model, sequence(), PROMPT, 1, masks(), **how[place])
@@ -663,10 +652,8 @@ def test_one_refused_example_ends_no_other(monkeypatch):
         with pytest.raises(RuntimeError, match="masked passes disagree with full forward passes"):
             subnetwork_log_probs(model, degenerate, PROMPT, 2, masks())
     for length in (17, 40):
-        expected = subnetwork_log_probs(tiny_model("llama"), sequence(length), PROMPT, 2, masks())
         taken.clear()
-        found = subnetwork_log_probs(model, sequence(length), PROMPT, 2, masks())
-        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+        equals_full_passes(model, sequence(length))
         assert set(taken) == {STRATEGIES[0].name}
 
 

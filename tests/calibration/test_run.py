@@ -197,6 +197,7 @@ def test_a_calibration_is_of_one_aggregation(tmp_path):
         calibrate_run(path, None, 0.3, method="asmi", aggregation="sum")
 
 
+@pytest.mark.usefixtures("few_resamples")
 def test_by_command_without_the_model(planted, tmp_path):
     out = tmp_path / "calibration.json"
     words = ["calibrate", "--run", str(planted), "--risk", "0.3", "--out", str(out)]

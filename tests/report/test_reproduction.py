@@ -3,7 +3,9 @@
 import csv
 import json
 from collections import Counter
+from copy import copy
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +85,19 @@ def babi(tmp_path_factory) -> RunGroup:
     save(folder, planted_answers(0, 0.6), papers_manifest())
     (group,) = load_run_groups([folder])
     return group
+
+
+FEW, OF_FEW = 200, {"n": "200"}
+
+
+@cache
+def _few_answers() -> dict:
+    return planted_answers(0, 0.6, FEW)
+
+
+def few_answers() -> dict:
+    """Whose parts a test may change."""
+    return {name: copy(part) for name, part in _few_answers().items()}
 
 
 def write(path: Path, *rows: dict) -> Path:
@@ -213,14 +228,18 @@ def test_fewer_rows_are_not_comparable(babi, tmp_path):
     "settings", [{"scope": "response"}, {"top_k": 64, "aggregation": "max"}, {"num_masks": 20}]
 )
 def test_scores_with_other_settings_are_not_comparable(tmp_path, settings):
-    saved = planted_answers(0, 0.6)
+    saved = few_answers()
     other = saved | exchanged(saved, **settings)
     if "num_masks" in settings:
         name = "asmi_settings_d60"
         other["stats"] = saved["stats"] | {name: [used | settings for used in saved["stats"][name]]}
     other["estimations"]["sequence", MSP] = saved["estimations"]["sequence", MSP]
-    groups = loaded(tmp_path, other, papers_manifest())
-    file = write(tmp_path / "paper.csv", number("Sem-ASMI", 0.5, depth="0.6"), number(MSP, 0.5))
+    groups = loaded(tmp_path, other, papers_manifest(FEW))
+    file = write(
+        tmp_path / "paper.csv",
+        number("Sem-ASMI", 0.5, depth="0.6", **OF_FEW),
+        number(MSP, 0.5, **OF_FEW),
+    )
     sem, msp = compare(groups, ALL, file)
     assert (sem.verdict, sem.measured) == ("not comparable", None)
     assert "other settings than the paper's" in sem.why
@@ -229,16 +248,16 @@ def test_scores_with_other_settings_are_not_comparable(tmp_path, settings):
 
 def adapt_and_sem(tmp_path, **settings) -> tuple[list, list]:
     """Comparisons of Adapt-ASMI with these settings and of Sem-ASMI, and the groups."""
-    saved = planted_answers(0, 0.6)
+    saved = few_answers()
     plain, gated = ASMIConfig(method="adapt"), ASMIConfig(method="adapt", **settings)
     values = saved["estimations"].pop(("sequence", str(plain)))
     del saved[METHODS][str(plain)]
     put(saved, gated, values)
-    groups = loaded(tmp_path, saved, papers_manifest())
+    groups = loaded(tmp_path, saved, papers_manifest(FEW))
     file = write(
         tmp_path / "paper.csv",
-        number("Adapt-ASMI", 0.5, depth="0.6"),
-        number("Sem-ASMI", 0.5, depth="0.6"),
+        number("Adapt-ASMI", 0.5, depth="0.6", **OF_FEW),
+        number("Sem-ASMI", 0.5, depth="0.6", **OF_FEW),
     )
     return compare(groups, ALL, file), groups
 
@@ -272,7 +291,7 @@ def test_what_the_paper_leaves_open_is_compared_and_named(tmp_path, settings, ch
 
 
 def test_of_two_gates_the_default_one_is_compared(tmp_path):
-    saved = planted_answers(0, 0.6)
+    saved = few_answers()
     plain = ("sequence", str(ASMIConfig(method="adapt")))
     values = saved["estimations"].pop(plain)
     saved["estimations"] = {
@@ -280,8 +299,8 @@ def test_of_two_gates_the_default_one_is_compared(tmp_path):
         plain: values, **saved["estimations"],
     }  # fmt: skip
     put(saved, ASMIConfig(method="adapt", gate_token="last"), np.flip(values))
-    (group,) = loaded(tmp_path, saved, papers_manifest())
-    file = write(tmp_path / "paper.csv", number("Adapt-ASMI", 0.5, depth="0.6"))
+    (group,) = loaded(tmp_path, saved, papers_manifest(FEW))
+    file = write(tmp_path / "paper.csv", number("Adapt-ASMI", 0.5, depth="0.6", **OF_FEW))
     (row,) = compare([group], ALL, file)
     assert row.measured.value == pytest.approx(prr(group, plain[1]))
 
@@ -348,9 +367,10 @@ def test_measured_values_are_those_of_the_statistics(babi):
 
 
 def test_a_difference_printed_twice_is_judged_once(tmp_path):
-    groups = loaded(tmp_path, planted_answers(0, 0.6, 1000), papers_manifest())
+    groups = loaded(tmp_path, few_answers(), papers_manifest(FEW))
     pair = {"item": "head_to_head", "method": "Sem-ASMI − SemanticEntropy", "depth": "0.6",
-            "low": "0.01", "high": "0.13", "error": "", "unit": "PRR difference"}  # fmt: skip
+            "low": "0.01", "high": "0.13", "error": "", "unit": "PRR difference",
+            **OF_FEW}  # fmt: skip
     file = write(
         tmp_path / "paper.csv",
         number("", 0.07, **pair, quantity="top"), number("", 0.07, **pair, quantity="Sem-ASMI"),

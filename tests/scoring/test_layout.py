@@ -10,6 +10,7 @@ import pytest
 from lm_polygraph_asmi import score
 from lm_polygraph_asmi.scoring import page
 from lm_polygraph_asmi.scoring.page import pieces, render
+from tests.decoders import unchecked
 from tests.scoring.conftest import PROMPT
 from tests.scoring.pages import TEXTS, Shown, browser, filled, measure, spread
 from tests.scoring.test_result import decided
@@ -35,10 +36,11 @@ THEMES = [
 def scores(tokenizer):
     model = whitebox(max_position_embeddings=1100).model
     settings = {"scope": "response", "num_masks": 4, "mask_rate": 0.3}
-    return {
-        name: spread(score(model, PROMPT, " " + text, tokenizer=tokenizer, **settings))
-        for name, text in TEXTS.items()
-    }
+    with unchecked():
+        return {
+            name: spread(score(model, PROMPT, " " + text, tokenizer=tokenizer, **settings))
+            for name, text in TEXTS.items()
+        }
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +53,8 @@ def several(scores):
 def measured(scores, several, tmp_path_factory):
     """What a browser with certain flags made of a page; it starts once for all with these flags."""
     pages = {(LIGHT,): {}, (DARK,): {}, FORCED: {"code": Shown(scores["code"].to_html(), 400)}}
+    on_paper = scores["code"].to_html().replace("@media print", "@media all")
+    pages[LIGHT,]["on paper"] = Shown(on_paper, 700)
     for width in WIDTHS:
         for name in TEXTS:
             pages[LIGHT,][name, width] = Shown(scores[name].to_html(), width)
@@ -148,7 +152,7 @@ def test_forced_colours(scores, measured):
     assert bars[darkest] == max(bars) >= 4
 
 
-def test_on_paper(scores, tmp_path):
+def test_on_paper(scores, measured, tmp_path):
     """Each token's bar and shade are printed, in the light colours, whatever the screen had."""
     one = scores["code"]
     still = replace(one, tokens=tuple(replace(token, u=0.0) for token in one.tokens))
@@ -160,7 +164,6 @@ def test_on_paper(scores, tmp_path):
     shaded = sum(piece.shade >= 0.005 for piece in pieces(one.tokens))
     assert printed[ink] - plain[ink] == printed[heat] - plain[heat] == shaded
     # Nothing is cut off where paper does not scroll.
-    on_paper = one.to_html().replace("@media print", "@media all")
-    (found,) = measure([Shown(on_paper, 700)], tmp_path)
+    found = measured(LIGHT)["on paper"]
     assert found["page"] <= 700
     assert found["out"] == []

@@ -235,9 +235,8 @@ def test_shades_are_seen(found, opened):
     """The same page without fragility has no red in it."""
     still = replace(found, tokens=tuple(replace(token, u=0.0) for token in found.tokens))
     legend = re.compile(r'<p class="legend">.*?</p>', re.DOTALL)  # which has all shades
-    for dark in (False, True):
-        _, picture, _ = opened(legend.sub("", still.to_html()), dark)
-        assert ((picture[..., 0] - picture[..., 2]) > 0.2).mean() < 0.001
+    _, picture, _ = opened(legend.sub("", still.to_html()), True)
+    assert ((picture[..., 0] - picture[..., 2]) > 0.2).mean() < 0.001
 
 
 def test_bars_are_seen(found, opened):

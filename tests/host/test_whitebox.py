@@ -46,9 +46,17 @@ def generated(model, texts, **options):
     return out.sequences, torch.stack(out.scores)
 
 
-@pytest.mark.parametrize("sampled", [False, True])
-@pytest.mark.parametrize("texts", [PROMPTS[:1], PROMPTS], ids=["single", "batch"])
-@pytest.mark.parametrize("stops", [["e"], ["zz", "th", "i"], "\n", None])
+@pytest.mark.parametrize(
+    ("stops", "texts", "sampled"),
+    [
+        (["e"], PROMPTS[:1], False),
+        (["e"], PROMPTS, True),
+        (["zz", "th", "i"], PROMPTS[:1], True),
+        (["zz", "th", "i"], PROMPTS, False),
+        ("\n", PROMPTS, False),
+        (None, PROMPTS, True),
+    ],
+)
 def test_answers_are_those_of_the_host(stops, texts, sampled, criteria):
     host, prepared = models(stops)
     for seed_text in (texts, texts[::-1]):

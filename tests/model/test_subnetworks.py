@@ -137,27 +137,6 @@ def test_attention_a_model_lacks(input_ids):
         )
 
 
-def test_empty_response(llama, input_ids):
-    with pytest.raises(ValueError, match="response is empty"):
-        subnetwork_log_probs(llama, input_ids, len(input_ids), 2, masks())
-
-
-def test_empty_prompt(llama, input_ids):
-    with pytest.raises(ValueError, match="prompt must have at least one token"):
-        subnetwork_log_probs(llama, input_ids, 0, 2, masks())
-
-
-def test_sequence_beyond_the_context_window(llama):
-    with pytest.raises(ValueError, match=r"129 tokens long.*context window of 128"):
-        subnetwork_log_probs(llama, torch.ones(129, dtype=torch.long), 5, 2, masks())
-
-
-@pytest.mark.parametrize("layer", [-1, 4])
-def test_layer_out_of_range(llama, input_ids, layer):
-    with pytest.raises(ValueError, match=rf"layer must be in \[0, 3\].*got {layer}"):
-        subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, layer, masks())
-
-
 @pytest.mark.parametrize("scope", SCOPES)
 def test_hooks_of_others_are_part_of_the_model(input_ids, scope):
     """Steering of heads, layers and their outputs: scored as the brute force finds it."""
@@ -225,7 +204,8 @@ def test_modules_compiled_in_place_are_run_as_written(input_ids):
         return lambda *given: ran.append(1) or graph(*given)
 
     expected = subnetwork_log_probs(model, input_ids, PROMPT_LENGTH, 2, masks())
-    for layer in model.model.layers:
+    compiled = model.model.layers[2:]
+    for layer in compiled:
         layer.compile(backend=backend)
     model(input_ids=input_ids[None])
     assert ran
@@ -233,22 +213,29 @@ def test_modules_compiled_in_place_are_run_as_written(input_ids):
     found = subnetwork_log_probs(model, input_ids, PROMPT_LENGTH, 2, masks())
     assert torch.equal(found, expected)
     assert not ran
-    assert all(layer._compiled_call_impl is not None for layer in model.model.layers)
+    assert all(layer._compiled_call_impl is not None for layer in compiled)
 
 
-def test_unknown_scope(llama, input_ids):
-    with pytest.raises(ValueError, match="scope must be one of 'all', 'response', got 'prompt'"):
-        subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 2, masks(), scope="prompt")
-
-
-def test_masks_of_the_wrong_width(llama, input_ids):
-    with pytest.raises(ValueError, match=r"shape \(S, H = 4\).*got \(3, 2\)"):
-        subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 2, torch.ones(3, 2))
-
-
-def test_masks_that_are_not_masks(llama, input_ids):
-    with pytest.raises(ValueError, match="only 1 \\(keep\\) and 0 \\(mask\\)"):
-        subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 2, torch.full((3, 4), 0.5))
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"prompt_length": 17}, "response is empty"),
+        ({"prompt_length": 0}, "prompt must have at least one token"),
+        ({"input_ids": torch.ones(129).long()}, r"129 tokens long.*context window of 128"),
+        ({"input_ids": torch.full((17,), 61)}, r"token ids must lie in \[0, 60\]"),
+        ({"layer": -1}, r"layer must be in \[0, 3\].*got -1"),
+        ({"layer": 4}, r"layer must be in \[0, 3\].*got 4"),
+        ({"scope": "prompt"}, "scope must be one of 'all', 'response', got 'prompt'"),
+        ({"masks": torch.ones(3, 2)}, r"shape \(S, H = 4\).*got \(3, 2\)"),
+        ({"masks": torch.ones(0, 4)}, r"masks must have shape"),
+        ({"masks": torch.full((3, 4), 0.5)}, r"only 1 \(keep\) and 0 \(mask\)"),
+    ],
+    ids=str,
+)
+def test_refusals(llama, input_ids, given, said):
+    usual = {"input_ids": input_ids, "prompt_length": 11, "layer": 2, "masks": masks()}
+    with pytest.raises(ValueError, match=said):
+        subnetwork_log_probs(llama, **usual | given)
 
 
 def test_boolean_masks_are_masks(llama, input_ids):
@@ -264,17 +251,6 @@ def test_non_finite_logits(input_ids):
         model.lm_head.weight[7] = float("nan")
     with pytest.raises(FloatingPointError, match=r"LlamaForCausalLM.*NaN or infinite logits"):
         subnetwork_log_probs(model, input_ids, PROMPT_LENGTH, 2, masks())
-
-
-def test_tokens_outside_the_vocabulary(llama, input_ids):
-    input_ids[3] = 61
-    with pytest.raises(ValueError, match=r"token ids must lie in \[0, 60\]"):
-        subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 2, masks())
-
-
-def test_no_masks(llama, input_ids):
-    with pytest.raises(ValueError, match=r"masks must have shape"):
-        subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 2, torch.ones(0, 4))
 
 
 def test_embeddings_of_a_one_layer_model(input_ids):

@@ -171,8 +171,7 @@ def test_samples_of_a_row(model, tokenizer):
 
 
 @pytest.mark.usefixtures("small_batches")
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-@pytest.mark.parametrize("scope", ["all", "response"])
+@pytest.mark.parametrize(("suffix", "scope"), [(".jsonl", "all"), (".parquet", "response")])
 def test_a_killed_run_writes_the_same_file(model, tokenizer, calls, tmp_path, suffix, scope):
     """The rows of whole batches are not scored again; of the batch that was being scored, all."""
     rows = [{"prompt": f"{PROMPT} {i % 7}", "answer": " Brask"} for i in range(2 * BATCH + 3)]

@@ -527,16 +527,22 @@ def test_one_cluster_has_no_interval(tmp_path):
     assert any("its interval is undefined" in line for line in findings(groups))
 
 
-def test_files_that_are_no_runs(tmp_path):
-    (tmp_path / "empty").mkdir()
-    result = CliRunner().invoke(main, ["report", str(tmp_path / "empty"), "--out", "x"])
-    assert result.exit_code == 1
-    assert "neither a manager file nor a folder with one" in result.output
+def test_what_the_commands_refuse(tmp_path):
     save(tmp_path / "run")
-    command = ["report", str(tmp_path / "run"), "--out", str(tmp_path / "x"), "--metric", "BLEU"]
-    result = CliRunner().invoke(main, command)
-    assert result.exit_code == 1
-    assert "has no quality metric 'BLEU', but ['AlignScore']" in result.output
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("here")
+    run, empty, out, no, taken = (
+        str(tmp_path / name) for name in ("run", "empty", "x", "missing/x.png", "file/out")
+    )
+    for command, code, message in (
+        (["report", empty, "--out", out], 1, "neither a manager file nor a folder with one"),
+        (["report", run, "--out", out, "--metric", "BLEU"], 1, "'BLEU', but ['AlignScore']"),
+        (["report", run, "--out", taken], 1, "Error: "),
+        (["report", run, "--out", out, "--depth", "60"], 2, "--depth"),
+        (["plan", "--heads", "32", "--out", no], 1, "cannot write"),
+    ):
+        result = CliRunner().invoke(main, command)
+        assert (result.exit_code, message in result.output) == (code, True), result.output
 
 
 def test_a_run_that_stopped_early_and_rows_left_out_are_in_the_first_lines(tmp_path):
@@ -775,18 +781,6 @@ def test_damaged_runs_are_refused(tmp_path, estimations, manifest_text, message)
         (tmp_path / "run/asmi_manifest_seed1.json").write_bytes(manifest_text)
     with pytest.raises(ValueError, match=message):
         load_run_groups([tmp_path / "run"])
-
-
-def test_where_a_report_cannot_be_written(tmp_path):
-    save(tmp_path / "run")
-    (tmp_path / "file").write_text("here")
-    command = ["report", str(tmp_path / "run"), "--out", str(tmp_path / "file/out")]
-    result = CliRunner().invoke(main, command)
-    assert result.exit_code == 1
-    assert "Error: " in result.output
-    command = ["plan", "--heads", "32", "--out", str(tmp_path / "missing/x.png")]
-    assert "cannot write" in CliRunner().invoke(main, command).output
-    assert CliRunner().invoke(main, ["report", "x", "--out", "y", "--depth", "60"]).exit_code == 2
 
 
 def test_bold_is_what_the_interval_excludes(tmp_path):

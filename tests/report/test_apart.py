@@ -16,12 +16,13 @@ from tests.report.runs import content, manifest, save
 ITEMS = "lm_polygraph_asmi.report.writing.every_report_item"
 
 
-@pytest.fixture(autouse=True)
-def forked(monkeypatch):
+@pytest.fixture(autouse=True, scope="module")
+def forked(few_resamples):  # noqa: ARG001
     """Processes have imported what this one has."""
-    monkeypatch.setattr(context, "_DEFAULT_START_METHOD", "fork")
-    yield
-    get_reusable_executor().shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(context, "_DEFAULT_START_METHOD", "fork")
+        yield
+        get_reusable_executor().shutdown()
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from click.testing import CliRunner
 from transformers import AutoModelForCausalLM
 
 from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.model.session import attention_of
 from lm_polygraph_asmi.scoring import doctor
 from tests import tiny_lm
@@ -78,7 +79,8 @@ def test_a_failed_self_check_fails(folder, monkeypatch):
 def test_the_model_is_left_as_it_was():
     model = tiny_lm.whitebox("llama")
     before = attention_of(model.model), model.model.training
-    assert doctor.diagnose_model("tiny", model.model, model.tokenizer).works
+    short = ASMIConfig(max_new_tokens=3)
+    assert doctor.diagnose_model("tiny", model.model, model.tokenizer, short).works
     assert (attention_of(model.model), model.model.training) == before
 
 

@@ -5,6 +5,7 @@ from functools import cache
 
 from hydra import compose, initialize
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
@@ -26,4 +27,12 @@ def composed(name: str, *overrides: str) -> DictConfig:
     ConfigLoaderImpl._apply_overrides_to_config(
         OverridesParser.create().parse_overrides(values), config
     )
+    return config
+
+
+def run_of(name: str, *overrides: str) -> DictConfig:
+    """What `compose_run` of the package returns."""
+    config = composed(name, *overrides)
+    config.hydra.runtime.output_dir = "${hydra.run.dir}"
+    HydraConfig.instance().set_config(config)
     return config

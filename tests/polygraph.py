@@ -13,8 +13,12 @@ from tempfile import TemporaryFile
 from typing import IO, Any
 
 import pytest
+from hydra._internal.hydra import Hydra
 from hydra.core.global_hydra import GlobalHydra
 from lm_polygraph.utils import manager  # noqa: F401 - for few_random_orders of conftest.py
+
+from lm_polygraph_asmi.host.configs import configs_path
+from tests.composing import composed
 
 SCRIPT = Path(sys.executable).with_name("polygraph_eval")
 
@@ -32,10 +36,14 @@ def polygraph_eval(
 def polygraph_eval_here(*arguments: str) -> None:
     """The same without the seconds a process takes to start; a run that fails raises SystemExit."""
     patch = pytest.MonkeyPatch()
+    name = arguments[arguments.index("--config-name") + 1]
+    # Hydra would compose the config a first time, to know whether it is a sweep.
+    mode = composed(name).hydra.mode if (configs_path() / f"{name}.yaml").is_file() else None
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     try:
         patch.setattr(sys, "argv", [str(SCRIPT), *arguments])
+        patch.setattr(Hydra, "get_mode", lambda *_, **__: mode)
         patch.setenv("HYDRA_FULL_ERROR", "1")  # exceptions as they are, not printed and swallowed
         # Hydra's logging closes every handler there is. Absl's closes its stream as well, unless it
         # is sys.stderr; inside `capsys` it is not, and pytest would lose what it captures with.

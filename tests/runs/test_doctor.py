@@ -22,6 +22,7 @@ from lm_polygraph_asmi.runs.preflight import CHECKS, check_config, findings_of
 from lm_polygraph_asmi.runs.protocol import protocol
 from lm_polygraph_asmi.runs.trial import Trial, costs, estimate
 from tests import tiny_lm
+from tests.composing import run_of
 from tests.polygraph import run_forked
 
 PROMPTS = ["Who built the ferry?", "Where do kites fly?", "What is red?"]
@@ -60,7 +61,7 @@ def overrides(elsewhere, model) -> list[str]:
 
 def findings(check: str, overrides: list[str], **changed: object) -> list[tuple[str, bool]]:
     """(text, fatal) of what a check finds."""
-    config = compose_run("asmi_offline", None, overrides)
+    config = run_of("asmi_offline", *overrides)
     for key, value in changed.items():
         OmegaConf.update(config, key.replace("__", "."), value, force_add=True)
     return findings_of(CHECKS[check], config)
@@ -119,7 +120,7 @@ def test_auto_wants_attention_maps(overrides):
         assert [fatal for _, fatal in found] == expected, changed
         for text, _ in found:
             assert "attn_implementation=eager, or output_attentions=false" in text
-    config = compose_run("asmi_offline", None, overrides)
+    config = run_of("asmi_offline", *overrides)
     del config.model.load_model_args.attn_implementation
     config.output_attentions = True
     assert list(check_config(config)) == []  # our script asks for eager attention by itself
@@ -234,7 +235,7 @@ def no_hub(monkeypatch) -> None:
 
 @pytest.mark.usefixtures("no_hub")
 def test_what_the_paper_will_run_is_known_without_a_hub():
-    found = protocol(compose_run("asmi_coqa"))
+    found = protocol(run_of("asmi_coqa"))
     assert found["baselines"].startswith("17: MaximumSequenceProbability, Perplexity, MeanToken")
     assert found["masks"] == (
         "depth 60.0% (layer 22 of 36): S = 40, p = 0.15, bernoulli masks, scope all, seed 0"
@@ -271,7 +272,7 @@ def test_what_the_paper_will_run_is_known_without_a_hub():
     ],
 )  # fmt: skip
 def test_rows_and_prompts_that_are_known_without_a_hub(overrides, rows, prompt):
-    found = protocol(compose_run("asmi_coqa", None, overrides))
+    found = protocol(run_of("asmi_coqa", *overrides))
     if rows is None:
         assert found["rows"] == "not read (not here)"
     else:
@@ -291,18 +292,18 @@ def test_rows_and_prompts_that_are_known_without_a_hub(overrides, rows, prompt):
     ],
 )
 def test_masks_of_shipped_models_are_known_without_a_hub(model, expected):
-    assert expected in protocol(compose_run("asmi_coqa", None, [f"model=asmi_{model}"]))["masks"]
+    assert expected in protocol(run_of("asmi_coqa", f"model=asmi_{model}"))["masks"]
 
 
 @pytest.mark.usefixtures("no_hub")
 def test_of_other_models_nothing_is_guessed():
-    found = protocol(compose_run("asmi_coqa", None, ["model.path=hub/other"]))
+    found = protocol(run_of("asmi_coqa", "model.path=hub/other"))
     assert "depth 60.0%: S = from the number of heads" in found["masks"]
     assert "layers" not in found["model"]
 
 
 def test_memory_of_attention_maps(overrides):
-    config = compose_run("asmi_offline", None, [*overrides, "output_attentions=true"])
+    config = run_of("asmi_offline", *overrides, "output_attentions=true")
     host = WhiteboxModel.tokenize(SimpleNamespace(tokenizer=tiny_lm.tokenizer(), instruct=False),
                                   [max(PROMPTS, key=len)])  # fmt: skip
     n = host["input_ids"].shape[1]

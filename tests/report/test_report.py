@@ -404,11 +404,8 @@ def test_empty_answers_are_counted_on_the_screen(tmp_path, empty, advised):
 
 
 def test_another_quality_is_named_in_the_first_lines(tmp_path):
-    save(tmp_path / "run", content(metric="Rouge_rougeL"))
-    assert any(
-        "Correctness labels by Rouge_rougeL, not AlignScore" in line
-        for line in findings(load_run_groups([tmp_path / "run"]))
-    )
+    said = "\n".join(findings(loaded(tmp_path, content(metric="Rouge_rougeL"))))
+    assert "Correctness labels by Rouge_rougeL, not AlignScore" in said
 
 
 def run_all(groups):
@@ -477,9 +474,8 @@ def test_without_any_asmi_score_the_baselines_are_reported(tmp_path):
 
 
 def test_a_file_without_a_manifest_is_clustered_by_its_prompts(tmp_path):
-    save(tmp_path / "old", about={})
-    (group,) = load_run_groups([tmp_path / "old"])
-    assert group.label == "unknown model, old"
+    (group,) = loaded(tmp_path, about={})
+    assert group.label == "unknown model, run"
     assert len(set(group.clusters)) == 30  # two questions a passage
     assert group.ids is None
     assert group.provenance()["revision"] == "not recorded"
@@ -624,11 +620,8 @@ def test_scores_of_other_settings_are_watched_too(tmp_path):
     saved = content(n=120)
     worst = saved["gen_metrics"]["sequence", "AlignScore"]
     put(saved, ASMIConfig(method="asmi", scope="response"), worst)
-    save(tmp_path / "run", saved)
-    assert (
-        "scope=response) ranks errors worse than chance"
-        in findings(load_run_groups([tmp_path / "run"]))[1]
-    )
+    said = findings(loaded(tmp_path, saved))[1]
+    assert "scope=response) ranks errors worse than chance" in said
 
 
 def test_another_k_is_compared_on_the_answers_both_have(tmp_path):
@@ -646,10 +639,7 @@ def test_another_k_is_compared_on_the_answers_both_have(tmp_path):
     (item,) = truncation([small, large])
     assert (item.table["answers"] == 39).all()
     rows = [i for i in order if i != 3]
-    scores = {
-        "64": small.score(SEM)[rows],
-        "256": large.score("Sem-ASMI (60%, K=256)")[rows],
-    }
+    scores = {"64": small.score(SEM)[rows], "256": large.score("Sem-ASMI (60%, K=256)")[rows]}
     clusters = [small.clusters[i] for i in rows]
     _, paired = prr_intervals(
         scores, Labelled(quality=small.quality[rows], clusters=clusters), [("256", "64")]
@@ -1139,8 +1129,7 @@ def test_cases_are_those_that_masks_change(tmp_path):
     saved = content()
     tops = [np.tile(own, (6, 1)) for own in saved["stats"]["asmi_tokens"]]
     saved["stats"]["asmi_top_token_d60"] = tops
-    save(tmp_path / "still", saved)
-    (group,) = load_run_groups([tmp_path / "still"])
+    (group,) = loaded(tmp_path, saved)
     (item,) = case_study([group])
     confident = int((group.wrong & (group.msp <= np.median(group.msp))).sum())
     assert f"no mask changed a token of any of the {confident} confident errors" in item.reason

@@ -13,20 +13,10 @@ from lm_polygraph_asmi.results.manifest import manifest_path, write_manifest
 from lm_polygraph_asmi.results.runs import _content, load_run
 
 SETTINGS = {
-    "depth": 0.6,
-    "layer": 18,
-    "num_layers": 30,
-    "num_heads": 9,
-    "num_masks": 56,
-    "mask_rate": 0.09,
-    "top_k": 64,
-    "mask_sampler": "bernoulli",
-    "scope": "all",
-    "seed": 0,
-    "attention": "sdpa",
-    "requested_layer": None,
-    "source": "all",
-}
+    "depth": 0.6, "layer": 18, "num_layers": 30, "num_heads": 9, "num_masks": 56, "mask_rate": 0.09,
+    "top_k": 64, "mask_sampler": "bernoulli", "scope": "all", "seed": 0, "attention": "sdpa",
+    "requested_layer": None, "source": "all",
+}  # fmt: skip
 
 
 def save(folder, seed=1, quality=(1.0, 0.0, 1.0, 0.4), scores=(0.1, 0.9, 0.2, 0.3)):
@@ -43,12 +33,7 @@ def save(folder, seed=1, quality=(1.0, 0.0, 1.0, 0.4), scores=(0.1, 0.9, 0.2, 0.
         "stats": {
             "asmi_settings_d60": [SETTINGS] * 4,
             "asmi_seconds": [9.0, 1.0, 2.0, 1.0],
-            "asmi_mi_d60": [
-                np.array([0.1]),
-                np.array([0.2, 0.9]),
-                np.array([0.0]),
-                np.array([0.2]),
-            ],
+            "asmi_mi_d60": [np.array(own) for own in ([0.1], [0.2, 0.9], [0.0], [0.2])],
         },
     }
     torch.save(content, file)
@@ -82,24 +67,19 @@ def test_table_in_the_terminal(tmp_path):
     assert "layer 18 of 30, H = 9, p = 0.09, S = 56, K = 64" in text
 
 
-def test_one_finite_mask_for_all_methods(tmp_path):
-    code, text = show(save(tmp_path, quality=(1.0, np.nan, 1.0, 0.4)))
-    assert code == 0
-    assert "PRR over 3 answers" in text
-    assert "Left out: 1 answers without a finite score or quality" in text
-
-
-def test_all_answers_equally_good(tmp_path):
-    code, text = show(save(tmp_path, quality=(1.0, 1.0, 1.0, 1.0)))
-    assert code == 0
-    assert "undefined" in text
-    assert "there are no errors to rank" in text
-
-
-def test_unfinished_run(tmp_path):
-    code, text = show(save(tmp_path, scores=(0.1, 0.2)))
-    assert code == 1
-    assert "is incomplete" in text
+@pytest.mark.parametrize(
+    ("how", "code", "said"),
+    [
+        ({"quality": (1.0, np.nan, 1.0, 0.4)}, 0, "PRR over 3 answers"),
+        ({"quality": (1.0, np.nan, 1.0, 0.4)}, 0, "1 answers without a finite score or quality"),
+        ({"quality": (1.0, 1.0, 1.0, 1.0)}, 0, "undefined"),
+        ({"quality": (1.0, 1.0, 1.0, 1.0)}, 0, "there are no errors to rank"),
+        ({"scores": (0.1, 0.2)}, 1, "is incomplete"),
+    ],
+)
+def test_what_scores_and_qualities_lack(tmp_path, how, code, said):
+    shown = show(save(tmp_path, **how))
+    assert (shown[0], said in shown[1]) == (code, True), shown
 
 
 @pytest.mark.parametrize(
@@ -148,12 +128,6 @@ def test_a_run_that_stopped_between_two_rows(tmp_path):
         load_run(file)
 
 
-def test_no_run_in_the_folder(tmp_path):
-    code, text = show(tmp_path)
-    assert code == 1
-    assert "neither a manager file nor a folder with one" in text
-
-
 def test_several_seeds_in_the_folder(tmp_path):
     save(tmp_path, 1), save(tmp_path, 2)
     code, text = show(tmp_path)
@@ -164,12 +138,17 @@ def test_several_seeds_in_the_folder(tmp_path):
         load_run(tmp_path)
 
 
-def test_a_file_that_is_no_run(tmp_path):
-    file = tmp_path / "notes.txt"
+def test_what_is_no_run(tmp_path):
+    assert show(tmp_path)[0] == 1
+    assert "neither a manager file nor a folder with one" in show(tmp_path)[1]
+    file = tmp_path / "ue_manager_seed1"
     file.write_text("hello")
-    code, text = show(file)
-    assert code == 1
-    assert "not a run saved by LM-Polygraph" in text
+    assert show(file)[0] == 1
+    assert "not a run saved by LM-Polygraph" in show(file)[1]
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("a/b.txt", "no run")
+    with pytest.raises(ValueError, match=r"is not a run saved by LM-Polygraph.*no data\.pkl"):
+        load_run(file)
 
 
 def finished(folder, methods: dict, clusters=("a", "a", "b", "c", "d", "e"), **stats):
@@ -268,14 +247,6 @@ def test_damage_is_seen(tmp_path):
     assert all("is not a run saved by LM-Polygraph" in text for text in said)
 
 
-def test_another_zip_file_is_no_run(tmp_path):
-    file = tmp_path / "ue_manager_seed1"
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("a/b.txt", "no run")
-    with pytest.raises(ValueError, match=r"is not a run saved by LM-Polygraph.*no data\.pkl"):
-        load_run(file)
-
-
 def test_scores_that_only_version_0_1_computes_are_left_out(tmp_path, caplog):
     """They masked only the context's part of a head: another score under a similar name."""
     file = save(tmp_path)
@@ -285,10 +256,8 @@ def test_scores_that_only_version_0_1_computes_are_left_out(tmp_path, caplog):
     content["stats"]["asmi_settings_d60_context"] = [SETTINGS | {"source": "context"}] * 4
     torch.save(content, file)
     config = ASMIConfig().to_dict() | {"symbol": "ASMI"}
-    methods = {
-        "ASMI (60%, K=64)": config | {"source": "all"},
-        older: config | {"source": "context"},
-    }
+    sources = {"ASMI (60%, K=64)": "all", older: "context"}
+    methods = {name: config | {"source": source} for name, source in sources.items()}
     write_manifest({"methods": methods}, file)
     run = load_run(tmp_path)
     assert list(run.scores) == ["ASMI (60%, K=64)", "Perplexity"]

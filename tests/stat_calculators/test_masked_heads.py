@@ -34,8 +34,7 @@ def run(model, texts, calculator=None, **stats):
     return calculator({**greedy(model, texts), **stats}, texts, model)
 
 
-@pytest.mark.parametrize("budget", [None, 1])
-@pytest.mark.parametrize("sampler", MASK_SAMPLERS)
+@pytest.mark.parametrize(("sampler", "budget"), zip(MASK_SAMPLERS, (None, 1), strict=True))
 @pytest.mark.parametrize("scope", SCOPES)
 def test_statistics_follow_from_the_log_probs(model, scope, sampler, budget):
     calculator = MaskedHeadsCalculator(

@@ -6,11 +6,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
-from hydra import compose, initialize
-
 import lm_polygraph_asmi
 from lm_polygraph_asmi import score
 from lm_polygraph_asmi.stat_calculators.masked_heads import load_stat_calculator
+from tests.composing import composed
 from tests.tiny_lm import whitebox
 
 PACKAGE = Path(lm_polygraph_asmi.__file__).parent
@@ -67,9 +66,8 @@ def test_the_walk_of_mask_rate():
     model = whitebox()
     ids = model.tokenizer("Who built it?").input_ids
     batch = {"greedy_tokens": [ids[:2]], "input_tokens": [ids]}
+    config = composed("asmi_coqa", *CHANGES)  # resolved below
     with calls() as seen:
-        with initialize(version_base=None, config_path=None):
-            config = compose("asmi_coqa", CHANGES)
         (entry,) = (e for e in config.stat_calculators if "name" in e and e.name == CALCULATOR)
         calculator = load_stat_calculator(entry.cfg, SimpleNamespace(model=model))
         stats = calculator(batch, ["Who built it?"], model)

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
-import statsmodels.api as sm
 from scipy.stats import kstest
 from sklearn.metrics import roc_auc_score
+from statsmodels.discrete.discrete_model import Logit
+from statsmodels.regression.linear_model import OLS
 
 from lm_polygraph_asmi.analysis import Interval, Labelled, distinct
 from lm_polygraph_asmi.analysis.distinct import (
@@ -77,7 +78,7 @@ def test_probabilities_are_those_of_a_model_per_fold():
     expected = np.empty(len(wrong))
     for fold in range(FOLDS):
         train, test = folds != fold, folds == fold
-        fitted = sm.Logit(wrong[train], with_constant(features[train])).fit(disp=0)
+        fitted = Logit(wrong[train], with_constant(features[train])).fit(disp=0)
         expected[test] = fitted.predict(with_constant(features[test]))
     np.testing.assert_allclose(error_probability(features, wrong, folds), expected, atol=1e-3)
 
@@ -99,7 +100,7 @@ def test_residuals_are_those_of_a_regression_per_fold():
     expected = np.empty(len(wrong))
     for fold in range(FOLDS):
         train, test = folds != fold, folds == fold
-        fitted = sm.OLS(signal[train], with_constant(controls[train])).fit()
+        fitted = OLS(signal[train], with_constant(controls[train])).fit()
         expected[test] = signal[test] - fitted.predict(with_constant(controls[test]))
     np.testing.assert_allclose(residual(signal, controls, folds), expected, atol=1e-10)
 
@@ -117,12 +118,12 @@ def test_a_linear_function_of_the_controls_is_never_detected(weights, offset):
 
 def test_likelihood_ratio_is_statsmodels():
     signal, controls, wrong = answers(np.random.default_rng(5), 0.3)
-    full = sm.Logit(wrong, with_constant(np.column_stack([controls, signal]))).fit(disp=0)
-    base = sm.Logit(wrong, with_constant(controls)).fit(disp=0)
+    full = Logit(wrong, with_constant(np.column_stack([controls, signal]))).fit(disp=0)
+    base = Logit(wrong, with_constant(controls)).fit(disp=0)
     ratio, _ = likelihood_ratio_test(controls, signal, wrong)
     assert ratio == pytest.approx(2 * (full.llf - base.llf), abs=1e-3)
     # statsmodels' own p-value of the ratio, here of the signal over the constant alone.
-    alone = sm.Logit(wrong, with_constant(signal[:, None])).fit(disp=0)
+    alone = Logit(wrong, with_constant(signal[:, None])).fit(disp=0)
     ratio, p_value = likelihood_ratio_test(np.zeros((len(wrong), 1)), signal, wrong)
     assert ratio == pytest.approx(alone.llr, abs=1e-3)
     assert p_value == pytest.approx(alone.llr_pvalue, rel=0.01)

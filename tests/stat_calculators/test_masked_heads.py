@@ -245,24 +245,17 @@ def test_one_token_response(model):
     assert np.isfinite(found["asmi_mi_d60"][0]).all()
 
 
-def test_empty_response(model):
-    with pytest.raises(ValueError, match="response is empty"):
-        MaskedHeadsCalculator()({"greedy_tokens": [[]]}, TEXTS[:1], model)
-
-
-def test_response_beyond_the_context_window(model):
-    with pytest.raises(ValueError, match="context window of 256"):
-        MaskedHeadsCalculator()({"greedy_tokens": [[7] * 256]}, TEXTS[:1], model)
-
-
-def test_missing_greedy_tokens(model):
-    with pytest.raises(KeyError, match="'greedy_tokens' is missing"):
-        MaskedHeadsCalculator()({}, TEXTS[:1], model)
-
-
-def test_prompt_that_was_tokenised_otherwise(model):
-    stats = greedy(model, TEXTS[:1]) | {"input_tokens": [[4, 4, 4]]}
-    with pytest.raises(ValueError, match="other token ids alone than in its batch"):
+@pytest.mark.parametrize(
+    ("stats", "said"),
+    [
+        ({}, "'greedy_tokens' is missing"),
+        ({"greedy_tokens": [[]]}, "response is empty"),
+        ({"greedy_tokens": [[7] * 256]}, "context window of 256"),
+        ({"greedy_tokens": [[7]], "input_tokens": [[4, 4, 4]]}, "other token ids alone than in"),
+    ],
+)
+def test_statistics_that_are_refused(model, stats, said):
+    with pytest.raises(ValueError if stats else KeyError, match=said):
         MaskedHeadsCalculator()(stats, TEXTS[:1], model)
 
 

@@ -71,7 +71,7 @@ def test_out_of_fold_scores_never_saw_their_cluster():
 def test_the_guarantee_holds(fit):
     """At confidence 90 %, one calibration in ten may break it, give or take the count's error."""
     features, simple, wrong = answers(np.random.default_rng(99), 20_000)
-    broken, draws = 0, 20
+    broken, draws = 0, 12
     for draw in range(draws):
         some, shown, labels = answers(np.random.default_rng(draw), 300)
         found = learned_threshold(

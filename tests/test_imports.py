@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
@@ -125,12 +126,17 @@ def files_of(subpackage: str) -> Iterator[Path]:
             yield file
 
 
+@cache
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
 def imported(file: Path, for_types: bool = False) -> Iterator[str]:
     """Modules that a file imports, also inside functions.
 
     `for_types`: those for type checkers alone, too.
     """
-    tree = ast.parse(file.read_text())
+    tree = parsed(file)
     ignored: set[ast.AST] = set()
     for node in ast.walk(tree):
         if for_types:
@@ -202,7 +208,7 @@ def test_experiments_use_what_the_core_offers():
 def test_rooms_do_without_what_they_need_not(subpackage):
     """At the top of a file; what a function imports is imported when it is called."""
     for file in files_of(subpackage):
-        for node in ast.parse(file.read_text()).body:
+        for node in parsed(file).body:
             names = []
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]

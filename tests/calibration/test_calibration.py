@@ -102,6 +102,7 @@ def test_a_decision_is_json_and_reads_in_words(calibration, score):
     one = ranking(limited(calibration, 1e9)).decide(score)
     content = json.loads(json.dumps(one.to_dict(), allow_nan=False))
     assert Decision.from_dict(content | {"row": 3, "mine": 1}) == one
+    assert Decision.from_dict(content | {"score": None}) == replace(one, score=None)
     assert json.loads(one.to_json()) == content
     assert (content["accept"], content["unit"]) == (True, "nats")
     for sentence in one.sentences:

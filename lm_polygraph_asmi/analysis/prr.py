@@ -52,16 +52,18 @@ class Rejection:
         """
         if len(values) != len(self.order):
             raise ValueError(f"{len(self.order)} scores for {len(values)} answers: one each")
-        count, mean = counts.take(self.order, axis=1), values[self.order]
+        count, mean, total = counts.take(self.order, axis=1), values[self.order], counts @ values
         groups = len(self.starts) < len(self.order)
         if groups:
             summed = np.add.reduceat(count * mean, self.starts, axis=1)
             count = np.add.reduceat(count, self.starts, axis=1)
             mean = np.divide(summed, count, out=np.zeros_like(summed), where=count > 0)
+            total = summed.sum(1)  # a single group's own sum: its area is exactly that of chance
         kept = count.cumsum(1)
         number = kept[:, -1]
         # The row at place i is kept at levels i to n, so it adds its value times H_n - H_(i - 1),
-        # harmonic numbers. `skipped` sums these H over the rows up to the end of each group.
+        # harmonic numbers. `skipped` sums these H over the rows up to the end of each group; over
+        # all rows that is n H_n - n.
         harmonic = np.r_[0, np.cumsum(1 / np.arange(1, number.max() + 1))]
         skipped = np.r_[0, harmonic.cumsum()].take(kept)
         lost = (
@@ -69,7 +71,7 @@ class Rejection:
             if groups
             else skipped @ -np.diff(mean, append=0)  # the same, summed by parts
         )
-        return (harmonic[number] * (counts @ values) - lost) / number
+        return (total + (total / number * skipped[:, -1] - lost)) / number
 
     def kept(self, values: np.ndarray, counts: np.ndarray, number: np.ndarray) -> np.ndarray:
         """(b, m) mean of `values` over the least uncertain rows; `values`, `counts` as in `area`.

@@ -216,6 +216,13 @@ def test_area_against_a_loop():
     assert found == pytest.approx([np.mean(levels)])
 
 
+def test_a_constant_score_has_the_area_of_chance_to_the_last_bit():
+    """Else a tiny negative PRR would be written as -0.00."""
+    counts = np.random.default_rng(5).multinomial(6, np.full(6, 1 / 6), size=50)
+    mean = np.add.reduceat(counts * QUALITY, [0], axis=1)[:, 0] / 6
+    assert np.array_equal(Rejection(np.zeros(6)).area(QUALITY, counts), mean)
+
+
 def test_the_rejection_curve_against_all_orders_of_ties():
     """Mean quality of the k kept, over every order of equal scores."""
     rng = np.random.default_rng(13)

@@ -68,10 +68,10 @@ def test_out_of_fold_scores_never_saw_their_cluster():
 
 
 @pytest.mark.parametrize("fit", [fit_score, OVERFITTED, collapsed])
-def test_the_guarantee_holds(fit):
+def test_the_guarantee_holds(fit, request):
     """At confidence 90 %, one calibration in ten may break it, give or take the count's error."""
+    broken, draws = 0, 60 if request.config.getoption("--slow") else 12
     features, simple, wrong = answers(np.random.default_rng(99), 20_000)
-    broken, draws = 0, 12
     for draw in range(draws):
         some, shown, labels = answers(np.random.default_rng(draw), 300)
         found = learned_threshold(

@@ -93,13 +93,15 @@ class Labelled(Clustered):
 
     def folds(self) -> np.ndarray:
         """(n,) fold of each answer, 0 to 4; a cluster is in one fold, errors are spread evenly."""
-        if "folds" not in self.known:
-            from sklearn.model_selection import StratifiedGroupKFold  # a second to import
+        self.check_folds()
+        return self.once(_spread, self.wrong, self.codes, np.array(self.seed))
 
-            self.check_folds()
-            folds = np.empty(len(self), dtype=int)
-            split = StratifiedGroupKFold(FOLDS, shuffle=True, random_state=self.seed)
-            for number, (_, test) in enumerate(split.split(self.wrong, self.wrong, self.codes)):
-                folds[test] = number
-            self.known["folds"] = folds
-        return self.known["folds"]
+
+def _spread(wrong: np.ndarray, codes: np.ndarray, seed: np.ndarray) -> np.ndarray:
+    from sklearn.model_selection import StratifiedGroupKFold  # a second to import
+
+    folds = np.empty(len(wrong), dtype=int)
+    split = StratifiedGroupKFold(FOLDS, shuffle=True, random_state=int(seed))
+    for number, (_, test) in enumerate(split.split(wrong, wrong, codes)):
+        folds[test] = number
+    return folds

@@ -52,13 +52,15 @@ class Rejection:
         """
         if len(values) != len(self.order):
             raise ValueError(f"{len(self.order)} scores for {len(values)} answers: one each")
-        count, mean, total = counts.take(self.order, axis=1), values[self.order], counts @ values
+        count, mean = counts.take(self.order, axis=1), values[self.order]
         groups = len(self.starts) < len(self.order)
         if groups:
             summed = np.add.reduceat(count * mean, self.starts, axis=1)
             count = np.add.reduceat(count, self.starts, axis=1)
             mean = np.divide(summed, count, out=np.zeros_like(summed), where=count > 0)
             total = summed.sum(1)  # a single group's own sum: its area is exactly that of chance
+        else:
+            total = counts @ values
         kept = count.cumsum(1)
         number = kept[:, -1]
         # The row at place i is kept at levels i to n, so it adds its value times H_n - H_(i - 1),

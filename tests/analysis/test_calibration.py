@@ -168,14 +168,14 @@ def test_a_reliability_diagram_against_plain_loops():
 
 
 def test_right_probabilities_stay_in_their_band():
-    """120 simulations of errors that go wrong together: the level of the test, and the band."""
+    """60 simulations of errors that go wrong together: the level of the test, and the band."""
     rng, p_values, inside = np.random.default_rng(2), [], []
-    for _ in range(120):
+    for _ in range(60):
         found = reliability(*outcomes(rng), draws=100)
         p_values.append(found.p_value)
         low, high = found.band
         inside.append(((low <= found.rate) & (found.rate <= high)).mean())
-    assert np.mean(np.array(p_values) < 0.05) <= 0.05 + 3 * monte_carlo_error(0.05, 120)
+    assert np.mean(np.array(p_values) < 0.05) <= 0.05 + 3 * monte_carlo_error(0.05, 60)
     assert np.mean(inside) == pytest.approx(0.93, abs=0.04)  # 0.92 with 40 clusters, 0.95 with 200
 
 

@@ -20,10 +20,10 @@ def test_looks_are_those_of_the_gate(size):
 
 @pytest.mark.parametrize(("clusters", "size"), [(500, 1), (125, 8)])
 def test_levels_of_all_looks(clusters, size):
-    """Where the risk is exact, both outcomes keep their level: three standard errors of 150."""
-    line = gate_case(clusters, size, 0.2, 0.9, 150, **KINDS[0])
+    """Where the risk is exact, both outcomes keep their level: three standard errors of 60."""
+    line = gate_case(clusters, size, 0.2, 0.9, 60, **KINDS[0])
     for outcome, allowed in (("violated", 0.05), ("holds", 0.1)):
         share = line[f"at the risk: {outcome} at any look, %"] / 100
-        assert share <= allowed + 3 * monte_carlo_error(allowed, 150)
+        assert share <= allowed + 3 * monte_carlo_error(allowed, 60)
     # The drift doubles the error rate: such a gate is worth running.
     assert line["after drift: violated at any look, %"] > 50

@@ -24,12 +24,12 @@ def labelled(n=N):
     return [
         {
             "prompt": f"Question {i // 2}: {PROMPT}",
-            "answer": f" {draw.choice(WORDS)} {draw.choice(WORDS)}",
+            "answer": f" {word} {word}",
             "correct": bool(draw.random() < 0.7),
             "cluster": i // 2,
             "id": f"q{i}",
         }
-        for i in range(n)
+        for i, word in enumerate(draw.choice(WORDS, N)[:n].tolist())
     ]
 
 

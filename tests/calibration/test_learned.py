@@ -1,9 +1,10 @@
 """A learned score in a calibration: from labels to decisions, without a masked pass."""
 
 import json
-import subprocess
 import sys
 from dataclasses import replace
+from importlib import import_module
+from multiprocessing import get_context
 
 import numpy as np
 import pytest
@@ -16,31 +17,24 @@ from lm_polygraph_asmi.scoring import Score, engine
 from lm_polygraph_asmi.scoring.rows import Row
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.text import parse_request
-from tests.calibration.conftest import SETTINGS, WORDS, lines_of
+from tests.calibration.conftest import SETTINGS, WORDS
 from tests.scoring.conftest import PROMPT, ending_model
 
-RIGHT = WORDS[1::2]
+RIGHT = WORDS[:4]
 
 
-def tellable(n=60):
-    """Answers of one word, three times, which decides whether they are right; a cluster each."""
-    words = np.random.default_rng(0).choice(WORDS, n)
+@pytest.fixture(scope="module")
+def told(scored):
+    """Scored rows whose word decides whether they are right; a cluster each."""
     return [
-        {"prompt": f"Question {i}: {PROMPT}", "answer": f" {word}" * 3, "correct": word in RIGHT,
-         "cluster": i}
-        for i, word in enumerate(words.tolist())
-    ]  # fmt: skip
+        line | {"correct": line["answer"].split()[-1] in RIGHT, "cluster": i}
+        for i, line in enumerate(scored[:60])
+    ]
 
 
 @pytest.fixture(scope="module")
-def scored(scorer):
-    """The rows with their scores, which calibrations keep."""
-    return lines_of(scorer, tellable())
-
-
-@pytest.fixture(scope="module")
-def learned(scorer, scored):
-    return calibrate_rows(scored, scorer, 0.2, 0.8, signal="learned", resamples=50)
+def learned(scorer, told):
+    return calibrate_rows(told, scorer, 0.4, 0.8, signal="learned", resamples=50)
 
 
 @pytest.fixture
@@ -64,14 +58,14 @@ def test_an_answer_that_was_cut_off_is_read_as_it_was_scored(scorer):
 
 
 @pytest.mark.usefixtures("no_masks")
-def test_from_labels_to_decisions(learned, scorer):
+def test_from_labels_to_decisions(learned, told, scorer):
     """Which clusters learned is unknown here; the others have the value of their decision."""
     assert learned.signal == "learned"
     assert learned.guarantee.share == 0.4
     assert learned.learning in " ".join(str(learned).split())
     assert "out of fold on the 24 of 60 clusters that learn; learned decides." in learned.learning
     assert learned.guarantee.coverage > 0.3
-    outcomes = list(Decider(scorer, learned).decide_many(tellable()[:20]))
+    outcomes = list(Decider(scorer, learned).decide_many(told[:20]))
     values = np.array([outcome.result.value for outcome in outcomes])
     known = np.array(learned.values)
     nearest = np.abs(values[:, None] - known).min(1)
@@ -83,21 +77,25 @@ def test_from_labels_to_decisions(learned, scorer):
     assert outcomes[0].result.reason.startswith(("Accept: learned", "Abstain: learned"))
 
 
+def without_scikit_learn(path):
+    """Value and probability, in a fork in which the package is imported anew."""
+    for name in [*sys.modules]:
+        if name.partition(".")[0] in ("lm_polygraph_asmi", "sklearn"):
+            del sys.modules[name]
+    sys.modules["sklearn"] = None
+    saved = import_module("lm_polygraph_asmi.calibration").Calibration.load(path)
+    features = {name: [[1.0] * len(own)] for name, own in saved.learned.weights.items()}
+    return float(saved.learned(features)[0]), saved.error_probability(0.0).value
+
+
 def test_a_saved_one_needs_no_scikit_learn(learned, tmp_path):
     learned.save(tmp_path / "c.json")
     assert Calibration.load(tmp_path / "c.json") == learned
-    code = (
-        "import sys; sys.modules['sklearn'] = None\n"
-        "from lm_polygraph_asmi.calibration import Calibration\n"
-        "saved = Calibration.load(sys.argv[1])\n"
-        "features = {name: [[1.0] * len(w)] for name, w in saved.learned.weights.items()}\n"
-        "print(saved.learned(features)[0], saved.error_probability(0.0).value)"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path / "c.json")]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    with get_context("fork").Pool(1) as pool:
+        value, probability = pool.apply(without_scikit_learn, [tmp_path / "c.json"])
     expected = sum(map(sum, learned.learned.weights.values())) + learned.learned.intercept
-    assert float(shown[0]) == pytest.approx(expected)
-    assert float(shown[1]) == learned.error_probability(0.0).value
+    assert value == pytest.approx(expected)
+    assert probability == learned.error_probability(0.0).value
     damaged = json.loads((tmp_path / "c.json").read_text())
     damaged["learned"]["weights"]["free"][0] = None
     (tmp_path / "d.json").write_text(json.dumps(damaged))
@@ -132,7 +130,7 @@ def engine_request(prompt, answer=None):
     return parse_request(prompt, answer)
 
 
-def test_what_has_no_decision_and_what_is_refused(learned, scorer, monkeypatch, tmp_path):
+def test_what_has_no_decision_and_what_is_refused(learned, told, scorer, monkeypatch, tmp_path):
     other = replace(learned, settings=learned.settings | {"hidden_width": 33})
     reason = Decider(scorer, other).decide(PROMPT, " Brask").reason
     assert "differs from the calibration's (hidden_width 33 there, 32 here)" in reason
@@ -151,7 +149,7 @@ def test_what_has_no_decision_and_what_is_refused(learned, scorer, monkeypatch, 
         scorer.state_engine, "read", lambda *a: (s := read(*a)) | {"hidden": s["hidden"] * np.nan}
     )
     with pytest.raises(ValueError, match="row 1: hidden mean has values that are not finite"):
-        calibrate_rows(tellable(4), scorer, 0.2, signal="learned", resamples=20)
+        calibrate_rows(told[:4], scorer, 0.2, signal="learned", resamples=20)
 
 
 def learned_reason(learned, scorer):
@@ -159,17 +157,17 @@ def learned_reason(learned, scorer):
     return Decider(scorer, learned).of(scorer.read(PROMPT, " Brask")).reason
 
 
-def test_a_simple_signal_that_ranks_as_well_decides(scorer, scored):
-    likely = [Score.from_dict(line).signals["perplexity"] for line in scored]
-    pairs = zip(scored, likely, strict=True)
-    rows = [line | {"correct": value < np.median(likely)} for line, value in pairs]
+def test_a_simple_signal_that_ranks_as_well_decides(scorer, told):
+    likely = [Score.from_dict(line).signals["perplexity"] for line in told]
+    pairs = zip(told, likely, strict=True)
+    rows = [line | {"correct": value < np.quantile(likely, 0.4)} for line, value in pairs]
     found = calibrate_rows(rows, scorer, 0.4, 0.8, signal="learned", resamples=50)
     assert found.learned is None
     assert found.learning.endswith(f"24 of 60 clusters that learn; {found.signal} decides.")
-    few = calibrate_rows(rows[:20], scorer, 0.4, 0.8, signal="learned", resamples=50)
+    few = calibrate_rows(rows[:6], scorer, 0.4, 0.8, signal="learned", resamples=50)
     assert few.learning.startswith("Nothing was learned: expected 10 clusters with wrong and 10")
 
 
-def test_best_never_learns(scorer, scored):
-    found = calibrate_rows(scored, scorer, 0.2, 0.8, resamples=50)
+def test_best_never_learns(scorer, told):
+    found = calibrate_rows(told, scorer, 0.2, 0.8, resamples=50)
     assert (found.learned, found.learning) == (None, "")

@@ -78,19 +78,18 @@ def anew(scorer, monkeypatch):
     ("changes", "expected"),
     [
         ({}, []),
-        ({11: {"prompt": "Who sailed it?"}}, [11]),
-        ({3: {"answer": " Sorell"}}, [3]),
-        ({4: {"samples": [" Brask"]}}, [4]),
-        ({4: {"context": "Who built"}}, []),
-        ({5: {"offsets": [[0, 3]]}}, [5]),
-        ({6: {"model": "another"}}, [6]),
-        ({6: {"digest": None}}, [6]),
-        ({1: {"correct": False}, 2: {"correct": True}, 7: {"note": "kept"}}, []),
-        ({8: {"msp": 0.1}}, [8]),
-        ({9: {"score": 0.1}}, [9]),
+        (
+            {
+                1: {"correct": False}, 2: {"correct": True}, 3: {"answer": " Sorell"},
+                4: {"context": "Who built"}, 5: {"offsets": [[0, 3]]}, 6: {"model": "another"},
+                7: {"note": "kept"}, 8: {"msp": 0.1}, 9: {"score": 0.1},
+                10: {"samples": [" Brask"]}, 11: {"prompt": "Who sailed it?"},
+                12: {"digest": None},
+            },
+            [3, 5, 6, 8, 9, 10, 11, 12],
+        ),
     ],
-    ids=str,
-)
+)  # fmt: skip
 def test_scores_are_kept_only_beside_what_made_them(lines, anew, changes, expected):
     rows = [line | changes.get(number, {}) for number, line in enumerate(lines, start=1)]
     assert anew(rows) == expected
@@ -100,7 +99,7 @@ def test_prompts_that_changed_places_and_settings(lines, anew):
     swapped = copy.deepcopy(lines)
     swapped[0]["prompt"], swapped[-1]["prompt"] = lines[-1]["prompt"], lines[0]["prompt"]
     assert anew(swapped) == [1, len(lines)]
-    assert anew([in_chat(line) for line in lines]) == list(range(1, len(lines) + 1))
+    assert anew([in_chat(line) for line in lines[:3]]) == [1, 2, 3]
     numbers = ("score", "msp", "tokens", "counted", "scored_text", "content_end", "signals")
     exchanged = [dict(line) for line in lines]
     for name in numbers:
@@ -109,10 +108,10 @@ def test_prompts_that_changed_places_and_settings(lines, anew):
     other = copy.deepcopy(lines)
     other[1]["settings"]["depth"] = 0.9
     assert anew(other) == [2]
-    released = copy.deepcopy(lines)
+    released = copy.deepcopy(lines[:3])
     for line in released:
         del line["digest"]
-    assert len(anew(released)) == len(lines)
+    assert anew(released) == [1, 2, 3]
 
 
 def test_a_file_that_passed_through_a_table(lines, anew):

@@ -85,7 +85,7 @@ def test_labels_that_are_none(content, message):
 
 
 def test_scored_lines_may_be_labelled_as_they_are(scored, scorer, calibration, monkeypatch):
-    lines, missing = scored[:12], []
+    lines, missing = scored[:6], []
 
     def counted(scorer, rows):
         missing.extend(rows)
@@ -97,20 +97,20 @@ def test_scored_lines_may_be_labelled_as_they_are(scored, scorer, calibration, m
         """The calibration, and how many rows were scored anew."""
         missing.clear()
         found = calibrate_rows(rows, scorer, 0.4, 0.8, signal="perplexity", resamples=20)
-        assert found.n == 12
+        assert found.n == 6
         return found, len(missing)
 
     whole, anew = calibrated(lines)
     assert (set(whole.values) <= set(calibration.values), anew) == (True, 0)
     plain = {"prompt", "answer", "correct", "cluster", "id"}
     for name, change, expected in (
-        ("moved", lambda _, line: line | {"score": 1.1 * line["score"]}, 12),
-        ("edited", lambda i, line: line | {"answer": " kites"} if i in (1, 7) else line, 2),
+        ("moved", lambda _, line: line | {"score": 1.1 * line["score"]}, 6),
+        ("edited", lambda i, line: line | {"answer": " kites"} if i in (1, 4) else line, 2),
         ("others", lambda i, line: line | {"settings": line["settings"] | {"num_masks": 5 - i % 2}},
-         6),
-        ("told", lambda i, line: line | {"tokens": None} if i else line, 11),
-        ("some", lambda i, line: {k: line[k] for k in plain} if i > 8 else line, 3),
-        ("model", lambda _, line: line | {"model": "other"}, 12),
+         3),
+        ("told", lambda i, line: line | {"tokens": None} if i else line, 5),
+        ("some", lambda i, line: {k: line[k] for k in plain} if i > 3 else line, 2),
+        ("model", lambda _, line: line | {"model": "other"}, 6),
     ):  # fmt: skip
         found, anew = calibrated([change(i, line) for i, line in enumerate(lines)])
         assert anew == expected, name
@@ -166,15 +166,15 @@ def test_rows_that_cannot_be_used(scorer):
 
 
 def test_answers_of_nothing_are_left_out_as_they_are_never_accepted(scored, scorer):
-    rows = labelled(12)
+    rows = labelled(6)
     blank = {"prompt": PROMPT, "answer": "\n", "correct": True, "cluster": "blank"}
     seen = []
     found, expected = (
         calibrate_rows(some, scorer, 0.4, 0.8, resamples=20, progress=lambda *at: seen.append(at))
-        for some in ([*rows, blank, blank | {"answer": ""}], scored[:12])
+        for some in ([*rows, blank, blank | {"answer": ""}], scored[:6])
     )
     assert found == expected
-    assert seen == [(done, 13) for done in range(1, 14)]
+    assert seen == [(done, 7) for done in range(1, 8)]
     with pytest.raises(ValueError, match="only empty or blank ones"):
         calibrate_rows([blank], scorer, 0.1)
 
@@ -204,8 +204,8 @@ def folder(tmp_path_factory, few_resamples):  # noqa: ARG001 - no test below ask
     place = tmp_path_factory.mktemp("command")
     tiny_lm.save(place / "model")
     blank = {"prompt": PROMPT, "answer": "\n", "correct": True, "cluster": "blank"}
-    empty = [*labelled(12), blank, blank | {"answer": ""}]
-    for name, rows in {"rows": labelled(30), "few": labelled(12), "empty": empty}.items():
+    empty = [*labelled(8), blank, blank | {"answer": ""}]
+    for name, rows in {"rows": labelled(8), "empty": empty}.items():
         (place / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return place
 
@@ -229,24 +229,24 @@ def test_from_rows_to_decisions_by_command(folder):
     assert f"No threshold by {found.title}: {found.guarantee}." in said
     assert found.recommendation in said
     assert "empty answers" not in said
-    given = ("decide", "--model", model, folder / "few.jsonl", "--calibration")
+    given = ("decide", "--model", model, folder / "rows.jsonl", "--calibration")
     code, said = run(*given, folder / "calibration.json", "--out", folder / "out.jsonl")
     assert code == 0, said
-    assert "12 without a decision." in said
+    assert "8 without a decision." in said
     assert f"Warning: No threshold by {found.title}" in said
     assert "Warning: No answer has a decision, so abstain on all. The calibration has no" in said
-    limited(found, found.values[15]).save(folder / "limited.json")
+    limited(found, found.values[4]).save(folder / "limited.json")
     code, said = run(*given, folder / "limited.json", "--out", folder / "decided.jsonl",
                      "--html", folder / "decided.html")  # fmt: skip
     assert code == 0, said
     lines = [json.loads(line) for line in (folder / "decided.jsonl").read_text().splitlines()]
-    assert [line["accept"] for line in lines] == [v <= found.values[15] for v in
+    assert [line["accept"] for line in lines] == [v <= found.values[4] for v in
                                                   (line["value"] for line in lines)]  # fmt: skip
     assert f"{sum(line['accept'] for line in lines)} accepted, " in said
     assert [Decision.from_dict(line).digest(line) for line in lines] == [
         line["digest"] for line in lines
     ]
-    assert (folder / "decided.html").read_text().count('id="answer-') == 12
+    assert (folder / "decided.html").read_text().count('id="answer-') == 8
     masked = SIGNALS[found.signal].masked
     assert all((line["score"] is None) != masked for line in lines)
     code, text = run(*given, folder / "limited.json", "--stop", "?", "--out", folder / "x.jsonl")
@@ -262,7 +262,7 @@ def test_from_rows_to_decisions_by_command(folder):
 def test_calibrate_by_command(folder):
     """Labels on scored lines, whose scores are kept; and calls that are errors."""
     model = folder / "model"
-    code, said = run("score", "--model", model, folder / "few.jsonl", *OPTIONS,
+    code, said = run("score", "--model", model, folder / "rows.jsonl", *OPTIONS,
                      "--out", folder / "scored.jsonl")  # fmt: skip
     assert code == 0, said
     again = ("calibrate", folder / "scored.jsonl", "--model", model, "--risk", 0.4,
@@ -273,7 +273,7 @@ def test_calibrate_by_command(folder):
         (("--seed", 1), True, 64),
     ):
         code, text = run(*again, *options)
-        assert (code, "Scored 12 of 12 rows again" in text) == (0, warned), text
+        assert (code, "Scored 8 of 8 rows again" in text) == (0, warned), text
         assert Calibration.load(folder / "again.json").config.max_new_tokens == limit
         if options != ("--seed", 1):
             (folder / "again.json").unlink()
@@ -298,11 +298,8 @@ def test_calibrate_by_command(folder):
     assert not (folder / "new.json").exists()
 
 
-def test_answers_that_are_all_right_give_a_threshold(scorer, tmp_path):
-    rows = [
-        {"prompt": f"{PROMPT} {i}", "answer": " Edda Holm", "correct": True, "cluster": str(i)}
-        for i in range(20)
-    ]
+def test_answers_that_are_all_right_give_a_threshold(scorer, scored, tmp_path):
+    rows = [line | {"correct": True, "cluster": i} for i, line in enumerate(scored[:40:2])]
     run = calibrate_rows(rows, scorer, 0.3, resamples=50)
     guarantee = run.guarantee  # 16 tested: .7 to the power of 16 is below .05
     assert (guarantee.coverage, guarantee.error_rate) == (1, 0)

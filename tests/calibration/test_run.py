@@ -75,11 +75,12 @@ def test_both_doors_agree_to_the_digit(scores, scorer, calibration, tmp_path):
     metrics = {"Rouge_rougeL": [1.0 - one for one in right], "ReferenceInAnswer": right}
     place = as_a_run(tmp_path / "run", [*scores, silent], rows, metrics)
     own = {name: getattr(calibration, name) for name in PROVENANCE}
-    for used in (scorer, None):
-        found = calibrate_run(place, used, metric="ReferenceInAnswer", **ASKED)
-        assert replace(found, **own) == calibration
-        assert found.label_source == "ReferenceInAnswer"
-    checked = calibrate_run(place, scorer, metric="ReferenceInAnswer", **ASKED)
+    checked, found = (
+        calibrate_run(place, used, metric="ReferenceInAnswer", **ASKED) for used in (scorer, None)
+    )
+    for one in (checked, found):
+        assert replace(one, **own) == calibration
+        assert one.label_source == "ReferenceInAnswer"
     known = scores[0].compared_settings | scorer.fingerprints()
     assert not checked.other_settings(known)
     assert checked.other_settings(known | {"prompt_format": "chat"}) == [

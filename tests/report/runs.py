@@ -1,13 +1,18 @@
 """Saved runs with planted properties, as LM-Polygraph and the plugin would have left them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from lm_polygraph_asmi.analysis.coverage import TOP_K
 from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.experiments.items import heads
 from lm_polygraph_asmi.results.manifest import write_manifest
 from lm_polygraph_asmi.results.names import Settings
 from lm_polygraph_asmi.results.run_groups import RunGroup, load_run_groups
@@ -163,6 +168,20 @@ def dissect(saved: dict[str, Any], masks: int = 100, heads: int = 8, strength: f
         own[name] = [
             used | {"num_masks": masks, "num_heads": heads, "mask_rate": 0.15} for used in own[name]
         ]
+
+
+SHUFFLES = OTHER_SEEDS = 50
+"""Permutations, and other masks, that `few_permutations` leaves."""
+
+
+@contextmanager
+def few_permutations() -> Iterator[None]:
+    """The nulls of the head tables, each the smallest that can have a p-value below .05 twice."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(heads, "OTHER_SEEDS", OTHER_SEEDS)
+        for null in (heads.permutation_null, heads.split_half):
+            patch.setattr(heads, null.__name__, partial(null, shuffles=SHUFFLES))
+        yield
 
 
 def condition(

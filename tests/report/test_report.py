@@ -54,6 +54,7 @@ from tests.report.runs import (
     content,
     dissect,
     exchanged,
+    few_permutations,
     loaded,
     manifest,
     matched,
@@ -70,15 +71,25 @@ ANSWERS = 64
 """Enough that four fifths of them can be calibrated on."""
 
 
+@pytest.fixture(autouse=True, scope="module")
+def few_signals():
+    """Tested are means over an answer; other aggregations are in the report of test_latex."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lm_polygraph_asmi.report.items.signal.AGGREGATIONS", {})
+        yield
+
+
 @contextmanager
 def few_pixels():
-    """What is drawn is looked at, how finely and where is not, and not as .svg."""
+    """One panel of each is drawn and looked at, how finely and where is not, and not as .svg."""
 
     def savefig(figure, path, **_):
         path.touch()
         if path.suffix == ".png":
             figure.set_layout_engine("none")  # takes longer than all else
             figure.set_dpi(50)
+            for ax in figure.axes[1:]:
+                ax.remove()
             canvas = FigureCanvasAgg(figure)
             canvas.draw()
             imsave(path, canvas.buffer_rgba())
@@ -110,7 +121,7 @@ def everything(tmp_path_factory):
     out = root / "report"
     runs = [str(root / name) for name in ("open", "k256", "seed 1", "closed", "mlp", "closed mlp")]
     command = ["report", *runs, "--out", str(out), "--jobs", "1"]
-    with few_pixels():
+    with few_pixels(), few_permutations():
         result = CliRunner().invoke(main, command, env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
     return root, out, result.output

@@ -40,10 +40,26 @@ from lm_polygraph_asmi.experiments.items.heads import (
 from lm_polygraph_asmi.experiments.items.probe import causal_differences, causal_probe
 from lm_polygraph_asmi.experiments.probe_file import probe_path, read_probe, write_probe
 from lm_polygraph_asmi.report import MissingItem, build_report, load_run_groups
-from tests.report.runs import content, dissect, exchanged, manifest, probe, save
+from tests.report.runs import (
+    OTHER_SEEDS,
+    SHUFFLES,
+    content,
+    dissect,
+    exchanged,
+    few_permutations,
+    manifest,
+    probe,
+    save,
+)
 
 pytestmark = pytest.mark.usefixtures("few_resamples", "no_pictures")
 N = 60
+
+
+@pytest.fixture(autouse=True, scope="module")
+def fewer():
+    with few_permutations():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +92,9 @@ def tokens(run):
     for row in range(N):
         kl, masks = (own[f"asmi_{name}_d60"][row] for name in ("kl", "masks"))
         kl, seed = np.asarray(kl, dtype=float), own["asmi_mask_seed_d60"][row]
-        null, (half, of_half) = (f(kl, masks, seed=seed) for f in (permutation_null, split_half))
+        null, (half, of_half) = (
+            find(kl, masks, SHUFFLES, seed) for find in (permutation_null, split_half)
+        )
         criticality, length = head_criticality(kl, masks), kl.shape[1]
         columns.append(
             {
@@ -113,7 +131,8 @@ def test_concentration_stands_beside_that_of_noise(group, run, tokens, defined):
     assert row["p < .05 (high MI)†"] == pytest.approx((high["p"] < 0.05).mean())
     assert row["p < .05 (all)†"] == pytest.approx((defined["p"] < 0.05).mean())
     # Masks drawn anew, of the answers in which such tokens stand.
-    others, own, resampled = resampled_masks(200, 100, 8, 0.15, "bernoulli"), run[1]["stats"], []
+    own, resampled = run[1]["stats"], []
+    others = resampled_masks(OTHER_SEEDS, 100, 8, 0.15, "bernoulli")
     for answer, group in high.groupby("row"):
         kl = np.asarray(own["asmi_kl_d60"][answer], dtype=float)
         found = resampled_null(kl, own["asmi_masks_d60"][answer], others)

@@ -25,6 +25,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import ConfigCompositionException, MissingConfigException
 from omegaconf import OmegaConf
 
+from lm_polygraph_asmi.analysis import Clustered
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.host import loading
 from lm_polygraph_asmi.host.loading import load_named
@@ -45,7 +46,7 @@ from tests.pages import (
     with_blocks,
 )
 from tests.report.runs import save
-from tests.test_imports import SUBPACKAGES
+from tests.test_imports import SUBPACKAGES, parsed
 from tests.tiny_lm import whitebox
 
 CONFIGS = REPOSITORY / "configs"
@@ -61,11 +62,18 @@ def test_every_language_is_run_somewhere(page):
         assert "MaskedHeadsCalculator" in block.parsed or "defaults:" in block.parsed  # test_plugin
 
 
+@pytest.fixture(scope="module")
+def tiny():
+    """A tiny random model. Its answers soon end, not after the 128 tokens that they may have."""
+    model = whitebox(max_position_embeddings=1024)
+    model.model.generation_config.eos_token_id = list(range(2, len(model.tokenizer), 3))
+    return model
+
+
 @pytest.fixture
-def tiny_hub(monkeypatch):
-    """A tiny random model and its tokenizer in the place of all others."""
+def tiny_hub(tiny, monkeypatch):
+    """The tiny model and its tokenizer in the place of all others."""
     load_named.cache_clear()
-    tiny = whitebox(max_position_embeddings=1024)
     tokenizer = tiny.tokenizer
     monkeypatch.setattr(
         tokenizer, "chat_template", "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -91,6 +99,7 @@ def test_python_runs(page, tmp_path, monkeypatch):
     (tmp_path / "docs").symlink_to(DOCS)  # what a page says of the evidence
     (tmp_path / "scored.jsonl").write_text('{"id": "a1", "score": 0.01}\n')  # of `score --out`
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Clustered, "number", lambda _, default: default // 10)  # of resamples
     for example in python(page):
         example.evaluate()
 
@@ -135,8 +144,16 @@ def check_eval(arguments: list[str]) -> None:
     ):  # an extra that the tests do without
         assert (CONFIGS / "hydra/launcher/asmi_ray.yaml").is_file()
         first = [override for override in first if "hydra" not in override]
+    # Choices of these groups all set the same keys: that they are there is enough.
+    alike = [override for override in first if override.startswith(("benchmark=", "estimators="))]
     # What is added to a user's config can be added to ours.
-    composed("asmi_demo" if given.config_dir else given.config_name, *first)
+    config = composed(
+        "asmi_demo" if given.config_dir else given.config_name,
+        *(override for override in first if override not in alike),
+    )
+    for override in alike:
+        assert override.partition("=")[0] in config.hydra.runtime.choices
+        assert (CONFIGS / f"{override.replace('=', '/')}.yaml").is_file(), override
 
 
 def check_click(command: click.Command, arguments: list[str]) -> dict:
@@ -361,6 +378,8 @@ def smollm2(request):
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: f"{file.parent.name}/{file.name}")
 def test_examples_in_docstrings_run(file, place, monkeypatch):
     monkeypatch.chdir(place)
+    # The debugger of doctest looks at every file that a line was ever shown of.
+    monkeypatch.setattr("linecache.checkcache", lambda *_: None)
     for example in DOCSTRINGS.parse(file):
         example.evaluate()
 
@@ -474,7 +493,7 @@ def test_errors_that_the_page_names_are_raised():
     """Each phrase of the first column stands in a message of the package."""
     texts = []
     for file in (REPOSITORY / "lm_polygraph_asmi").rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in ast.walk(parsed(file)):
             if isinstance(node, ast.JoinedStr):
                 parts = [v.value if isinstance(v, ast.Constant) else "{}" for v in node.values]
                 texts.append("".join(map(str, parts)))

@@ -308,18 +308,22 @@ def test_asmi_is_added_to_a_users_lists(elsewhere, tiny, config, overrides, kept
     configs = write_users_config(elsewhere, tiny, config)
     values = ["asmi.depth=0.9", "asmi.num_masks=7"]
     composed_run = compose_run("mine_eval", str(configs), [*overrides, *values])
-    for _ in range(2):  # a config is resolved several times
-        assert names_in(composed_run, of_asmi=False) == kept
-        assert names_in(composed_run, of_asmi=True) == variants
-        assert {e.cfg.depth for e in composed_run.estimators[len(kept) :]} == {0.9}
-        assert composed_run.stat_calculators[0] == "auto"
-        assert list(composed_run.stat_calculators).count("auto") == 1
-        masks = calculator(composed_run, "MaskedHeadsCalculator")
-        assert (masks.cfg.num_masks, "asmi_mi_d90" in masks.stats) == (7, True)
-        saved = list(composed_run.save_stats)
-        assert saved[:2] == ["greedy_texts", "sample_texts"]
-        assert len(saved) == len(set(saved))
-        assert set(saved_stats([0.9])) <= set(saved)
+    once, again = (
+        {key: list(composed_run[key]) for key in ("estimators", "stat_calculators", "save_stats")}
+        for _ in range(2)  # a config is resolved several times
+    )
+    assert once == again
+    resolved = OmegaConf.create(once)
+    assert names_in(resolved, of_asmi=False) == kept
+    assert names_in(resolved, of_asmi=True) == variants
+    assert {e.cfg.depth for e in resolved.estimators[len(kept) :]} == {0.9}
+    assert resolved.stat_calculators[0] == "auto"
+    assert list(resolved.stat_calculators).count("auto") == 1
+    masks = calculator(resolved, "MaskedHeadsCalculator")
+    assert (masks.cfg.num_masks, "asmi_mi_d90" in masks.stats) == (7, True)
+    assert resolved.save_stats[:2] == ["greedy_texts", "sample_texts"]
+    assert len(set(resolved.save_stats)) == len(resolved.save_stats)
+    assert set(saved_stats([0.9])) <= set(resolved.save_stats)
     assert list(composed_run.hydra.callbacks) == ["asmi"]
 
 

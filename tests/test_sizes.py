@@ -2,9 +2,11 @@
 
 import ast
 import tokenize
+from functools import cache
 from pathlib import Path
 
 import lm_polygraph_asmi
+from tests.test_imports import parsed
 
 PACKAGE = Path(lm_polygraph_asmi.__file__).parent
 LINES, PARAMETERS = 60, 8
@@ -29,25 +31,31 @@ WIDE = {
 NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
 
 
+@cache
+def lines_of_code(file: Path) -> set[int]:
+    with tokenize.open(file) as opened:
+        return {
+            line
+            for token in tokenize.generate_tokens(opened.readline)
+            if token.type not in NO_CODE
+            for line in range(token.start[0], token.end[0] + 1)
+        }
+
+
 def sizes():
-    """Lines of code and number of parameters of every function by its file and name; a function
-    inside another counts for both."""
+    """Lines of code of every function that spans too many, and number of parameters of each, by
+    its file and name; a function inside another counts for both."""
     lines, parameters = {}, {}
     for file in PACKAGE.rglob("*.py"):
-        with tokenize.open(file) as opened:
-            code = {
-                line
-                for token in tokenize.generate_tokens(opened.readline)
-                if token.type not in NO_CODE
-                for line in range(token.start[0], token.end[0] + 1)
-            }
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in ast.walk(parsed(file)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 name = f"{file.relative_to(PACKAGE)}:{node.name}"
-                own = code & set(range(node.lineno, node.end_lineno + 1))
-                if ast.get_docstring(node) is not None:
-                    own -= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
-                lines[name] = max(len(own), lines.get(name, 0))
+                span = range(node.lineno, node.end_lineno + 1)
+                if len(span) > LINES:
+                    own = lines_of_code(file) & set(span)
+                    if ast.get_docstring(node) is not None:
+                        own -= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+                    lines[name] = max(len(own), lines.get(name, 0))
                 given = node.args
                 number = len(given.posonlyargs + given.args + given.kwonlyargs)
                 parameters[name] = max(number, parameters.get(name, 0))

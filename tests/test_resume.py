@@ -13,7 +13,7 @@ from lm_polygraph_asmi.stat_calculators.masked_heads import MaskedHeadsCalculato
 from tests import tiny_lm
 from tests.polygraph import forked, polygraph_eval_here
 
-ROWS = 7
+ROWS = 4
 
 
 @pytest.fixture
@@ -27,13 +27,13 @@ def prompts(tmp_path, monkeypatch) -> list[str]:
     return prompts
 
 
-def in_the_fifth_row(send):
+def in_the_third_row(send):
     """The calculator, to which something happens there."""
     scored = MaskedHeadsCalculator.__call__
     rows_done = iter(range(ROWS))
 
     def call(self, *arguments):
-        if next(rows_done) == 4:
+        if next(rows_done) == 2:
             send()
         return scored(self, *arguments)
 
@@ -50,7 +50,7 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path):
     ]  # fmt: skip
     killed = forked(*overrides, "cache_path=.", "hydra.run.dir=killed")
     with pytest.MonkeyPatch.context() as patch:
-        kill = in_the_fifth_row(lambda: os.kill(os.getpid(), signal.SIGKILL))
+        kill = in_the_third_row(lambda: os.kill(os.getpid(), signal.SIGKILL))
         patch.setattr(MaskedHeadsCalculator, "__call__", kill)
         killed.start()  # a fork, which has the patch
     killed.join()
@@ -61,8 +61,8 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path):
     for folder, cache in (("resumed", "."), ("whole", "elsewhere")):
         polygraph_eval_here(*overrides, f"cache_path={cache}", f"hydra.run.dir={folder}")
     resumed, whole = load_run(tmp_path / "resumed"), load_run(tmp_path / "whole")
-    assert resumed.stats["asmi_reused_depths"] == [1] * 4 + [0] * (ROWS - 4)
-    assert read_manifest(resumed.path)["asmi_reused"] == 4
+    assert resumed.stats["asmi_reused_depths"] == [1] * 2 + [0] * (ROWS - 2)
+    assert read_manifest(resumed.path)["asmi_reused"] == 2
     assert sum(whole.stats["asmi_reused_depths"]) == 0
     for name in whole.scores:
         np.testing.assert_array_equal(resumed.scores[name], whole.scores[name])
@@ -83,12 +83,12 @@ def test_an_interrupted_run_keeps_its_rows(prompts, tmp_path, monkeypatch):
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(MaskedHeadsCalculator, "__call__", in_the_fifth_row(interrupt))
+    monkeypatch.setattr(MaskedHeadsCalculator, "__call__", in_the_third_row(interrupt))
     run.start()
     run.join()
     manager = tmp_path / "run" / "ue_manager_seed1"
     partial = load_run(manager, partial=True)
-    assert len(partial.scores) == 4
+    assert len(partial.scores) == 2
     assert partial.planned == ROWS
     assert partial.stats["input_texts"] == prompts[: len(partial.scores)]
     assert "For the rest: polygraph_eval --config-name asmi_offline" in partial.stopped_early

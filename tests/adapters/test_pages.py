@@ -9,7 +9,7 @@ import pytest
 from lm_polygraph_asmi.adapters.contract import open_scorer
 from tests.adapters.conftest import SETTINGS, serving
 from tests.pages import ADAPTERS, blocks, python, section
-from tests.test_docs import tiny_hub  # noqa: F401
+from tests.test_docs import tiny, tiny_hub  # noqa: F401
 
 (INTEGRATIONS,) = ADAPTERS
 SERVER = ("prometheus_client", "openai")

@@ -16,6 +16,7 @@ from rich.filesize import decimal
 
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.host import window
+from lm_polygraph_asmi.host.configs import configs_path
 from lm_polygraph_asmi.runs import doctor, trial
 from lm_polygraph_asmi.runs.compose import compose_run
 from lm_polygraph_asmi.runs.preflight import CHECKS, check_config, findings_of
@@ -68,8 +69,18 @@ def findings(check: str, overrides: list[str], **changed: object) -> list[tuple[
 
 
 def test_nothing_to_say_of_a_run_that_works(overrides):
-    for check in CHECKS:
-        assert findings(check, overrides) == []
+    config = run_of("asmi_offline", *overrides)
+    assert [findings_of(check, config) for check in CHECKS.values()] == [[]] * len(CHECKS)
+
+
+@pytest.fixture
+def composed_once(monkeypatch) -> None:
+    """What the command composes is made of what other tests have composed."""
+    for module in ("compose", "doctor"):
+        monkeypatch.setattr(
+            f"lm_polygraph_asmi.runs.{module}.compose_run",
+            lambda name, _, overrides: run_of(name, *overrides),
+        )
 
 
 @pytest.mark.parametrize(
@@ -146,6 +157,7 @@ def test_a_run_that_works(elsewhere, overrides, monkeypatch, in_new_process):
     assert list((elsewhere / "tmp").iterdir()) == []
 
 
+@pytest.mark.usefixtures("composed_once")
 def test_scores_that_are_not_finite(overrides, monkeypatch):
     scores = pd.DataFrame({"ASMI": [0.1, 0.2], "Perplexity": [0.1, float("nan")]})
     monkeypatch.setattr(doctor, "try_rows", lambda *_: Trial(scores, [], {}, {}))
@@ -154,7 +166,8 @@ def test_scores_that_are_not_finite(overrides, monkeypatch):
     assert "warning │ expected finite scores, got others from Perplexity" in shown.output
 
 
-def test_as_json(overrides, monkeypatch):
+@pytest.mark.usefixtures("composed_once")
+def test_as_json(overrides, model, monkeypatch):
     scores = pd.DataFrame({"ASMI": [0.1, 0.2]})
     trial = Trial(scores, [1.0, 3.0, 5.0], {"asmi": 0.5}, {"main": 7})
     monkeypatch.setattr(doctor, "try_rows", lambda *_: trial)
@@ -169,6 +182,20 @@ def test_as_json(overrides, monkeypatch):
         "rows": 3, "seeds": 1, "phases": {"asmi": 0.5}, "seconds_a_row": 2.0,
         "seconds_to_first_row": 1.0, "seconds": 7.0, "peak_memory_bytes": {"main": 7},
     }  # fmt: skip
+    found = content["protocol"]
+    assert found["ASMI"] == "2: ASMI (60%, K=64), Sem-ASMI (60%, K=64)"
+    assert found["baselines"] == "none"
+    assert found["masks"] == (
+        "depth 60.0% (layer 2 of 4): S = 47, p = 0.09, bernoulli masks, scope all, seed 0"
+    )
+    assert found["model"].startswith(f"{model}, revision sha256:")
+    assert found["model"].endswith("float32; 4 layers, 4 heads, context window 256")
+    assert found["generation"].startswith("greedy, at most 3 tokens, stop strings ['\\n'], batches")
+    assert found["quality"] == "RougeMetric(rougeL), ReferenceInAnswer(), TokenF1()"
+    assert found["rows"].endswith("rows, split validation, in 3 clusters")
+    assert found["rows"].startswith("3 of ")
+    assert found["attention maps"] == "none kept"
+    assert found["first prompt"] == PROMPTS[0]
     shown = CliRunner().invoke(main, [*arguments, "subsample_eval_dataset=1"])
     assert shown.exit_code == 1
     content = json.loads(shown.stdout)
@@ -177,6 +204,7 @@ def test_as_json(overrides, monkeypatch):
     assert "expected two rows or more, got 1" in problem["text"]
 
 
+@pytest.mark.usefixtures("composed_once")
 def test_two_rows_that_fail(overrides, monkeypatch):
     def fail(*_):
         raise RuntimeError("E: no\nhint")
@@ -187,6 +215,7 @@ def test_two_rows_that_fail(overrides, monkeypatch):
     assert "problem │ E: no" in shown.output
 
 
+@pytest.mark.usefixtures("composed_once")
 def test_without_two_rows(overrides, monkeypatch):
     monkeypatch.setattr(doctor, "try_rows", None)
     arguments = ["doctor", "--config-name", "asmi_offline", *overrides]
@@ -201,25 +230,6 @@ def test_without_two_rows(overrides, monkeypatch):
     shown = CliRunner().invoke(main, [*arguments, "asmi.depth=2"])
     assert shown.exit_code == 1
     assert "depth must lie in (0, 1)" in shown.output
-
-
-def test_what_will_run(overrides, model, monkeypatch):
-    monkeypatch.setattr(doctor, "try_rows", None)
-    arguments = ["doctor", "--config-name", "asmi_offline", "--no-run", "--json", *overrides]
-    found = json.loads(CliRunner().invoke(main, arguments).stdout)["protocol"]
-    assert found["ASMI"] == "2: ASMI (60%, K=64), Sem-ASMI (60%, K=64)"
-    assert found["baselines"] == "none"
-    assert found["masks"] == (
-        "depth 60.0% (layer 2 of 4): S = 47, p = 0.09, bernoulli masks, scope all, seed 0"
-    )
-    assert found["model"].startswith(f"{model}, revision sha256:")
-    assert found["model"].endswith("float32; 4 layers, 4 heads, context window 256")
-    assert found["generation"].startswith("greedy, at most 3 tokens, stop strings ['\\n'], batches")
-    assert found["quality"] == "RougeMetric(rougeL), ReferenceInAnswer(), TokenF1()"
-    assert found["rows"].endswith("rows, split validation, in 3 clusters")
-    assert found["rows"].startswith("3 of ")
-    assert found["attention maps"] == "none kept"
-    assert found["first prompt"] == PROMPTS[0]
 
 
 @pytest.fixture
@@ -256,23 +266,23 @@ def test_what_the_paper_will_run_is_known_without_a_hub():
 
 @pytest.mark.usefixtures("no_hub")
 @pytest.mark.parametrize(
-    ("overrides", "rows", "prompt"),
+    ("name", "overrides", "rows", "prompt"),
     [
-        (["benchmark=asmi_squad"], "about 5000 in 1934 clusters",
+        ("squad", [], "about 5000 in 1934 clusters",
          "Read the following passage and answer the question.\nPassage:\n<passage>\n"
          "Question: <question>\nAnswer:"),
-        (["benchmark=asmi_squad_closed_book"], "about 5000 in 1934 clusters",
+        ("squad_closed_book", [], "about 5000 in 1934 clusters",
          "Question: <question>\nAnswer:"),
-        (["benchmark=asmi_squad", "data.sample=200"], "data.sample=200 of about 5000", "Read the"),
-        (["benchmark=asmi_triviaqa"], "about 5000 in 4404 clusters", "(not read"),
-        (["benchmark=asmi_babiqa", "data.num_shards=8"], "about 1000 in 999 clusters", "(not read"),
-        (["data.source=nowhere/at-all"], None, "not read: complete in nowhere/at-all"),
-        (["data.split=train"], None, "(not read"),
-        (["data.size=20"], "data.size=20 of about 8000 of LM", "(not read"),
+        ("squad", ["data.sample=200"], "data.sample=200 of about 5000", "Read the"),
+        ("triviaqa", [], "about 5000 in 4404 clusters", "(not read"),
+        ("babiqa", ["data.num_shards=8"], "about 1000 in 999 clusters", "(not read"),
+        ("coqa", ["data.source=nowhere/at-all"], None, "not read: complete in nowhere/at-all"),
+        ("coqa", ["data.split=train"], None, "(not read"),
+        ("coqa", ["data.size=20"], "data.size=20 of about 8000 of LM", "(not read"),
     ],
 )  # fmt: skip
-def test_rows_and_prompts_that_are_known_without_a_hub(overrides, rows, prompt):
-    found = protocol(run_of("asmi_coqa", *overrides))
+def test_rows_and_prompts_that_are_known_without_a_hub(name, overrides, rows, prompt):
+    found = protocol(run_of(f"asmi_{name}", *overrides))
     if rows is None:
         assert found["rows"] == "not read (not here)"
     else:
@@ -292,7 +302,8 @@ def test_rows_and_prompts_that_are_known_without_a_hub(overrides, rows, prompt):
     ],
 )
 def test_masks_of_shipped_models_are_known_without_a_hub(model, expected):
-    assert expected in protocol(run_of("asmi_coqa", f"model=asmi_{model}"))["masks"]
+    path = OmegaConf.load(configs_path() / "model" / f"asmi_{model}.yaml").path
+    assert expected in protocol(run_of("asmi_coqa", f"model.path={path}"))["masks"]
 
 
 @pytest.mark.usefixtures("no_hub")

@@ -105,6 +105,12 @@ def split(unsplit, folder, shards=4, seed=1, settings=None, dataset="a_dataset")
     return files
 
 
+@pytest.fixture
+def no_metrics(monkeypatch):
+    """Of tests that ask for other things than the metrics, which take most of a merge."""
+    monkeypatch.setattr("lm_polygraph_asmi.runs.merge.ue_metrics", lambda _: [])
+
+
 def edit(manager, *names, to):
     """Change an entry of a manifest."""
     manifest = read_manifest(manager)
@@ -126,7 +132,7 @@ def only_error(paths, out):
     return error
 
 
-@pytest.mark.parametrize("shards", [1, 2, 4, 11])
+@pytest.mark.parametrize("shards", [1, pytest.param(4, marks=pytest.mark.slow), 11])
 def test_a_joined_file_is_that_of_an_unsplit_run(unsplit, tmp_path, shards):
     files = split(unsplit, tmp_path, shards)
     merged, errors = merge_runs([*files[::-1], *files[1:2]], tmp_path / "out")
@@ -141,6 +147,7 @@ def test_a_joined_file_is_that_of_an_unsplit_run(unsplit, tmp_path, shards):
     assert set(file.parent.iterdir()) == {file, manifest_path(file)}
 
 
+@pytest.mark.usefixtures("no_metrics")
 def test_the_joined_manifest(unsplit, tmp_path):
     files = split(unsplit, tmp_path)
     edit(files[2], "device", to="a GPU")
@@ -193,6 +200,7 @@ def test_a_missing_shard(unsplit, tmp_path):
     ) in text
 
 
+@pytest.mark.usefixtures("no_metrics")
 def test_a_failed_or_killed_shard_and_its_second_run(unsplit, tmp_path):
     first = split(unsplit, tmp_path / "first")
     edit(first[1], "status", to="failed")
@@ -292,6 +300,7 @@ def test_shards_of_other_rows(unsplit, tmp_path):
     assert "[5, 6, 2, 6] rows are not from the same" in only_error([tmp_path], tmp_path / "out")
 
 
+@pytest.mark.usefixtures("no_metrics")
 def test_nothing_is_written_over(unsplit, tmp_path):
     files = split(unsplit, tmp_path)
     out = tmp_path / "out"
@@ -333,6 +342,7 @@ def run(*arguments):
     return result.exit_code, " ".join(result.output.split())
 
 
+@pytest.mark.usefixtures("no_metrics")
 def test_command(unsplit, tmp_path):
     complete = split(unsplit, tmp_path / "runs/complete", dataset="complete")
     edit(complete[0], "packages", "numpy", to="2.1.0")

@@ -15,6 +15,7 @@ from typing import IO, Any
 import pytest
 from hydra._internal.hydra import Hydra
 from hydra.core.global_hydra import GlobalHydra
+from hydra.plugins.sweeper import Sweeper
 from lm_polygraph.utils import manager  # noqa: F401 - for few_random_orders of conftest.py
 
 from lm_polygraph_asmi.host.configs import configs_path
@@ -44,6 +45,8 @@ def polygraph_eval_here(*arguments: str) -> None:
     try:
         patch.setattr(sys, "argv", [str(SCRIPT), *arguments])
         patch.setattr(Hydra, "get_mode", lambda *_, **__: mode)
+        # The jobs of a sweep would be composed before the first of them starts, too.
+        patch.setattr(Sweeper, "validate_batch_is_legal", lambda *_: None)
         patch.setenv("HYDRA_FULL_ERROR", "1")  # exceptions as they are, not printed and swallowed
         # Hydra's logging closes every handler there is. Absl's closes its stream as well, unless it
         # is sys.stderr; inside `capsys` it is not, and pytest would lose what it captures with.

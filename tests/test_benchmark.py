@@ -37,8 +37,9 @@ def shipped(group: str) -> list[str]:
 RUNS = sorted(set(shipped(".")) - {"asmi_base"})
 MULTIRUNS = ["asmi_controls", "asmi_grid", "asmi_stability"]
 TWINS = ["asmi_squad_seed1", "asmi_squad_closed_book", "asmi_triviaqa_k256", "asmi_benchmark",
-         "asmi_coqa"]  # fmt: skip
-"""Of other configs, from which they differ in one value or none; the last two are of the sweep."""
+         "asmi_coqa", "asmi_demo", "asmi_offline", "asmi_babiqa"]  # fmt: skip
+"""Of other configs, from which they differ in one value or none: the fourth and fifth of the sweep.
+Or other tests run them: test_plugin the demo; those of runs the others, together."""
 BENCHMARKS = shipped("benchmark")
 BASELINES = 17
 DEPTHS = (60, 70, 80, 90)
@@ -86,7 +87,9 @@ def answers(request, stand_ins, tiny, tmp_path_factory) -> Path:
     if not folder.exists():
         overrides = tiny_run(tiny, stand_ins, hub_dataset("asmi_coqa", folder), folder)
         # Shorter than those that other runs would generate.
-        polygraph_eval_here("--config-name", "asmi_only", *overrides, "max_new_tokens=2")
+        polygraph_eval_here(
+            "--config-name", "asmi_only", *overrides, "max_new_tokens=2", "data.first=3"
+        )
     return folder / "run"
 
 
@@ -250,9 +253,10 @@ def test_prompts_reach_the_model_as_the_dataset_has_them(benchmark, tmp_path):
         for name in sorted({*RUNS} - {*MULTIRUNS, *NEEDED, "asmi_depth_sweep"})
     ],
 )
-def test_every_config_runs(name, tiny, stand_ins, tmp_path):
-    # The others of the benchmark have the same methods, of which two do for its data.
-    fewer = ["estimators=asmi_only"] if name in ("asmi_babiqa", "asmi_triviaqa") else []
+def test_every_config_runs(name, tiny, stand_ins, tmp_path, request):
+    # Their methods are those of the sweep, of which two do for other data.
+    of_benchmark = ("asmi_squad", "asmi_babiqa", "asmi_triviaqa")
+    fewer = ["estimators=asmi_only"] if name in of_benchmark else []
     config = composed(name, *fewer)
     benchmark = config.hydra.runtime.choices.get("benchmark", "asmi_squad")
     overrides = tiny_run(tiny, stand_ins, hub_dataset(benchmark, tmp_path), tmp_path)
@@ -261,8 +265,11 @@ def test_every_config_runs(name, tiny, stand_ins, tmp_path):
         overrides = [
             override for override in overrides if not override.startswith("align_score_path")
         ]
-    polygraph_eval_here("--config-name", name, *overrides)
-    run = load_run(tmp_path / "run")
+    if name == "asmi_only":
+        run = load_run(request.getfixturevalue("answers"))
+    else:
+        polygraph_eval_here("--config-name", name, *overrides)
+        run = load_run(tmp_path / "run")
     assert list(run.scores) == names_of(config)
     assert np.isfinite(run.scores.to_numpy()).all()
     manifest = read_manifest(run.path)
@@ -300,7 +307,7 @@ def test_stability_of_seeds_on_fixed_answers(answers, tiny, stand_ins, tmp_path)
     overrides = tiny_run(tiny, stand_ins, hub_dataset("asmi_coqa", tmp_path), tmp_path)
     other_seeds = tmp_path / "other_seeds"
     polygraph_eval_here(
-        "--config-name", "asmi_stability", *overrides, f"answers={answers}",
+        "--config-name", "asmi_stability", *overrides, f"answers={answers}", "data.first=3",
         f"hydra.sweep.dir={other_seeds}", "run_seed=0,1",
     )  # fmt: skip
     given = load_run(answers)
@@ -389,7 +396,7 @@ def test_conditions_of_the_falsifier_on_fixed_answers(answers, tiny, stand_ins, 
     found = {"mlp": {"effect": 0.75, "norm": 0.5}}
     scales.write_text(json.dumps({"format": 1, "conditions": found}))
     polygraph_eval_here(
-        "--config-name", "asmi_controls", *overrides, f"answers={answers}",
+        "--config-name", "asmi_controls", *overrides, f"answers={answers}", "data.first=3",
         f"hydra.sweep.dir={swept}", "asmi.perturbation=heads,mlp",
         f"controls.scales={scales}", "controls.times=2",
     )  # fmt: skip

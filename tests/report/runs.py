@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from lm_polygraph_asmi.analysis import distinct
 from lm_polygraph_asmi.analysis.coverage import TOP_K
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.experiments.items import heads
+from lm_polygraph_asmi.report.items import signal
 from lm_polygraph_asmi.results.manifest import write_manifest
 from lm_polygraph_asmi.results.names import Settings
 from lm_polygraph_asmi.results.run_groups import RunGroup, load_run_groups
@@ -181,6 +183,18 @@ def few_permutations() -> Iterator[None]:
         patch.setattr(heads, "OTHER_SEEDS", OTHER_SEEDS)
         for null in (heads.permutation_null, heads.split_half):
             patch.setattr(heads, null.__name__, partial(null, shuffles=SHUFFLES))
+        yield
+
+
+@contextmanager
+def simple_signals() -> Iterator[None]:
+    """Signals are means over an answer, and no error probability is fitted to them.
+
+    Test_latex has a report with the others, tests/analysis/test_distinct.py what is fitted.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(signal, "AGGREGATIONS", {})
+        patch.setattr(distinct, "error_probability", lambda features, *_: features[:, -1])
         yield
 
 

@@ -9,7 +9,6 @@ from joblib.externals.loky.backend import context
 from lm_polygraph_asmi.report import build_report, load_run_groups
 from lm_polygraph_asmi.report.apart import compute_apart, processes
 from lm_polygraph_asmi.report.items import every_report_item
-from lm_polygraph_asmi.report.items.benchmark import depths
 from lm_polygraph_asmi.report.items.curves import rejection
 from tests.report.runs import content, manifest, save
 
@@ -34,7 +33,7 @@ def two(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "items", [[depths, rejection], pytest.param(every_report_item(), marks=pytest.mark.slow)]
+    "items", [[rejection], pytest.param(every_report_item(), marks=pytest.mark.slow)]
 )
 def test_two_processes_write_what_one_writes(items, two, tmp_path, monkeypatch):
     monkeypatch.setattr(ITEMS, lambda: items)

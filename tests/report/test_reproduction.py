@@ -54,6 +54,7 @@ from tests.report.runs import (
     content,
     dissect,
     exchanged,
+    few_permutations,
     loaded,
     manifest,
     probe,
@@ -77,6 +78,12 @@ def papers_manifest(n: int = 1000, model: str = "Qwen3-4B", dataset: str = "Babi
         "instruct": False, "n_shot": 0, "asmi": {"num_samples": 10},
     }  # fmt: skip
     return about
+
+
+@pytest.fixture
+def fewer():
+    with few_permutations():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -562,6 +569,7 @@ def test_numbers_of_several_runs(squad):
         measured(squad, "depth_selection", "mean regret", "Sem-ASMI")
 
 
+@pytest.mark.usefixtures("fewer")
 def test_numbers_of_heads(squad):
     opened = next(g for g in squad if not g.closed_book)
     found = coupled(opened, 0.6)["as in the paper"]

@@ -24,11 +24,17 @@ from lm_polygraph_asmi.experiments.items.controls import (
 from lm_polygraph_asmi.report import MissingItem, load_run_groups
 from lm_polygraph_asmi.report.items import findings
 from lm_polygraph_asmi.results.run_groups import Unavailable
-from tests.report.runs import condition, content, manifest, matched, save
+from tests.report.runs import condition, content, manifest, matched, save, simple_signals
 
 pytestmark = pytest.mark.usefixtures("few_resamples", "no_pictures")
 N = 80
 SEM = "Sem-ASMI (60%, K=64)"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def simply():
+    with simple_signals():
+        yield
 
 
 def save_conditions(folder, saved, about, noise):

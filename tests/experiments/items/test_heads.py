@@ -50,6 +50,7 @@ from tests.report.runs import (
     manifest,
     probe,
     save,
+    simple_signals,
 )
 
 pytestmark = pytest.mark.usefixtures("few_resamples", "no_pictures")
@@ -58,7 +59,7 @@ N = 60
 
 @pytest.fixture(autouse=True, scope="module")
 def fewer():
-    with few_permutations():
+    with few_permutations(), simple_signals():
         yield
 
 

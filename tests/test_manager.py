@@ -23,9 +23,9 @@ TEXTS = ["Who built the ferry?", "Where do the blue kites start?", "True or Fals
 TARGETS = ["Brask", "the answer", "True", "passage"]
 
 
-def manager(model, estimators, available=None, batch_size=1, **arguments) -> UEManager:
+def manager(model, estimators, available=None, batch_size=1, rows=2, **arguments) -> UEManager:
     return UEManager(
-        data=Dataset(TEXTS, TARGETS, batch_size),
+        data=Dataset(TEXTS[:rows], TARGETS[:rows], batch_size),
         model=model,
         estimators=estimators,
         builder_env_stat_calc=BuilderEnvironmentStatCalculator(model),
@@ -67,7 +67,7 @@ def test_scores_are_means_of_the_saved_tokens(model):
     )
     # The host's own calculators, which these are, do not time themselves.
     assert set(saved_stats()) - set(run.stats) == set(SECONDS)
-    assert all(len(run.stats[name]) == len(TEXTS) for name in set(saved_stats()) - set(SECONDS))
+    assert all(len(run.stats[name]) == 2 for name in set(saved_stats()) - set(SECONDS))
 
 
 def test_tokens_counted_are_those_of_perplexity(model):
@@ -79,7 +79,7 @@ def test_tokens_counted_are_those_of_perplexity(model):
 
 
 def test_batch_size_does_not_change_the_scores(model):
-    one, four = (manager(model, [SemASMI()], batch_size=size) for size in (1, 4))
+    one, four = (manager(model, [SemASMI()], batch_size=size, rows=4) for size in (1, 4))
     one(), four()
     key = ("sequence", "Sem-ASMI (60%, K=64)")
     np.testing.assert_allclose(one.estimations[key], four.estimations[key], atol=1e-6)
@@ -95,12 +95,12 @@ def test_without_adapt_asmi_no_sample_is_drawn(model, monkeypatch):
         manager(model, [AdaptASMI()])()
 
 
-def test_four_depths_and_three_variants_in_one_run(model):
+def test_four_depths_and_two_variants_in_one_run(model):
     depths = [0.05, 0.2, 0.6, 0.9]  # four layers of four
-    estimators = [kind(depth=d) for d in depths for kind in (ASMI, SemASMI, AdaptASMI)]
+    estimators = [kind(depth=d) for d in depths for kind in (ASMI, SemASMI)]
     run = manager(model, estimators)
     run()
-    assert len(run.estimations) == 12
+    assert len(run.estimations) == 8
     by_depth = [run.estimations["sequence", str(ASMI(depth=d))] for d in depths]
     assert len({tuple(scores) for scores in by_depth}) == 4
 

@@ -5,10 +5,12 @@ import subprocess
 import sys
 from importlib.metadata import distribution
 from pathlib import Path
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
 import yaml
+from hatchling.build import build_wheel
 from hydra import compose, initialize, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from lm_polygraph.utils.factory_estimator import FactoryEstimator
@@ -108,24 +110,21 @@ print(OmegaConf.to_yaml(config, resolve=True))
 """
 
 
-def test_configs_are_found_where_they_were_installed_from_a_wheel(elsewhere):
+def test_configs_are_found_where_they_were_installed_from_a_wheel(elsewhere, monkeypatch):
     """A plain install, from the wheel this checkout builds."""
-    repository = Path(__file__).parents[1]
-    run = {"check": True, "capture_output": True, "text": True}
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(elsewhere)],
-        cwd=repository,
-        **run,
-    )
-    (wheel,) = elsewhere.glob("*.whl")
+    monkeypatch.chdir(Path(__file__).parents[1])
     site = elsewhere / "site"
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
-    subprocess.run([*pip, "--target", str(site), str(wheel)], **run)
+    with ZipFile(elsewhere / build_wheel(str(elsewhere))) as wheel:
+        wheel.extractall(site)
+    assert not list(site.glob("*.data"))  # so that pip, too, only unpacks it
+    monkeypatch.chdir(elsewhere)
     # Hydra alone, as it is in every program: the whole of polygraph_eval takes ten times as long.
     shown = subprocess.run(
         [sys.executable, "-c", COMPOSE, "asmi_coqa", "dataset=anywhere"],
         env=os.environ | {"PYTHONPATH": str(site)},
-        **run,
+        check=True,
+        capture_output=True,
+        text=True,
     )
     config = yaml.safe_load(shown.stdout)
     load_script = Path(config["model"]["path_to_load_script"])
@@ -233,8 +232,8 @@ def added(config: dict, entries: dict) -> dict:
 
 
 def write_users_config(folder: Path, tiny: Path, config: dict) -> Path:
-    """A folder of configs as LM-Polygraph's examples have it, and four rows beside it."""
-    rows = "Who built it?,Edda\nWhere?,Brask\nWhen?,1931\nWhat?,a ferry\n"
+    """A folder of configs as LM-Polygraph's examples have it, and two rows beside it."""
+    rows = "Who built it?,Edda\nWhere?,Brask\n"
     (folder / "questions.csv").write_text(f"input,output\n{rows}")
     configs = folder / "conf"
     (configs / "model").mkdir(parents=True)
@@ -359,7 +358,8 @@ def test_one_override_gives_a_table_with_baselines_and_asmi(elsewhere, tiny):
     """With what report and calibration need, in a run of LM-Polygraph's own script."""
     configs = write_users_config(elsewhere, tiny, BY_GROUP)
     named = ["--config-dir", str(configs), "--config-name", "mine_eval"]
-    polygraph_eval_here(*named, "+add=asmi", "asmi.num_masks=6", "asmi.mask_rate=0.2")
+    polygraph_eval_here(*named, "+add=asmi", "asmi.num_masks=6", "asmi.mask_rate=0.2",
+                        "asmi.num_samples=3")  # fmt: skip
     run = load_run(elsewhere / "workdir" / "run")
     own = [f"{name} (60%, K=64, S=6, p=0.2)" for name in ("ASMI", "Sem-ASMI", "Adapt-ASMI")]
     assert list(run.scores) == ["Perplexity", "LexicalSimilarity_rougeL", *own]

@@ -57,12 +57,29 @@ def test_benchmark(bench):
     assert naive > 40 > batched > exact > response > flops["one scoring pass"] == 1
 
 
+CONTENDERS = ["algorithm_1", "algorithm_1_one_by_one", "exact", "response"]
+
+
+def remembered(compute):
+    known: dict = {}
+
+    def found(*given):
+        if str(given) not in known:
+            known[str(given)] = compute(*given)
+        return known[str(given)]
+
+    return found
+
+
 @pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16])
 def contenders(request, bench):
     model = tiny_model("llama").to(request.param)
     masks = sample_head_masks(6, 4, 0.4, torch.Generator().manual_seed(0))
     with torch.no_grad():
-        return bench.Contenders(model, torch.arange(3, 20), 11, 2, masks)
+        made = bench.Contenders(model, torch.arange(3, 20), 11, 2, masks)
+    for name in ("naive", "answered", *CONTENDERS):  # compared again and again
+        setattr(made, name, remembered(getattr(made, name)))
+    return made
 
 
 def test_the_benchmark_checks_what_it_times(contenders):
@@ -73,9 +90,7 @@ def test_the_benchmark_checks_what_it_times(contenders):
     assert found["between masks"] > 1e-2
 
 
-@pytest.mark.parametrize(
-    "contender", ["algorithm_1", "algorithm_1_one_by_one", "exact", "response"]
-)
+@pytest.mark.parametrize("contender", CONTENDERS)
 def test_benchmark_times_nothing_that_is_wrong(contenders, monkeypatch, contender):
     with torch.no_grad():
         right = getattr(contenders, contender)()
@@ -93,7 +108,7 @@ def test_benchmark_times_no_other_score_of_an_answer(contenders, monkeypatch, st
         with scoring_session(contenders.model):
             assert max(contenders.check_answered().values()) < 1e-5
     own = contenders.answered
-    changed = lambda asked, **settings: own(asked, **settings) + (asked == strategy)  # noqa: E731
+    changed = lambda asked: own(asked) + (asked == strategy)  # noqa: E731
     monkeypatch.setattr(contenders, "answered", changed)
     with (
         scoring_session(contenders.model),
@@ -233,10 +248,10 @@ def test_promise_from_a_finished_run(tmp_path):
 
 def test_memory_of_many_rows(capsys):
     script = load_external_module(str(SCRIPTS / "memory_of_many.py"))
-    script.main(["--rows", "20"], standalone_mode=False)
+    script.main(["--rows", "10"], standalone_mode=False)
     *_, last = capsys.readouterr().out.splitlines()
     done, failed, resident, rate = map(float, last.split())
-    assert (done, failed) == (20, 1)  # row 1 has no prompt
+    assert (done, failed) == (10, 1)  # row 1 has no prompt
     assert resident > 0 < rate
 
 

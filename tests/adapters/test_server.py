@@ -300,7 +300,7 @@ def calibrated(folder, tmp_path_factory):
     """A file of a calibration whose threshold accepts some answers and not others."""
     file = tmp_path_factory.mktemp("calibrated") / "calibration.json"
     own = open_scorer(str(folder), scope="response", stop=".", num_masks=8, mask_rate=0.2)
-    rows = labelled(20)
+    rows = labelled(24)
     free = [own.read(row["prompt"], row["answer"]).signals["perplexity"] for row in rows]
     reference_range = sorted(free)[len(free) * 2 // 3]
     rows = [row | {"correct": one < reference_range, "cluster": row["id"]} for row, one in zip(

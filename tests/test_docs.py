@@ -93,9 +93,9 @@ RUN_HERE = [page for page in with_blocks("python", QUICKSTART) if page not in AD
 
 @pytest.mark.usefixtures("tiny_hub")
 @pytest.mark.parametrize("page", RUN_HERE, ids=lambda page: page.name)
-def test_python_runs(page, tmp_path, monkeypatch):
+def test_python_runs(page, place, tmp_path, monkeypatch):
     """All of a page in order, as a reader copies it: nothing may be undefined."""
-    save(tmp_path / "RUN")
+    (tmp_path / "RUN").symlink_to(place / "RUN")
     (tmp_path / "docs").symlink_to(DOCS)  # what a page says of the evidence
     (tmp_path / "scored.jsonl").write_text('{"id": "a1", "score": 0.01}\n')  # of `score --out`
     monkeypatch.chdir(tmp_path)
@@ -520,11 +520,13 @@ def test_output_of_calibrate_on_the_pages():
     assert f"```text\n{decision}```" in page
 
 
-def test_no_private_word_returns(capsys):
+@pytest.mark.parametrize("of_tests", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_no_private_word_returns(of_tests, capsys):
     """Texts and names avoid what scripts/words.csv lists."""
     words = loaded("scripts/words.py")
+    paths = [path for path in words.EVERYWHERE if (path == "tests") == of_tests]
     with pytest.raises(SystemExit) as done:
-        words.main([], standalone_mode=False)
+        words.main(paths, standalone_mode=False)
     assert done.value.code == 0, capsys.readouterr().out
 
 

@@ -181,7 +181,7 @@ def test_given_answers(port, scorer):
 
 
 def test_clients_side_by_side_get_what_a_direct_call_says(address, scorer):
-    asked = [f"Who was captain {number}? " * (1 + number % 3) for number in range(8)]
+    asked = [f"Who was captain {number}? " * (1 + number % 3) for number in range(5)]
 
     def one(prompt):
         # More clients than places in the queue: OpenAI's client tries again after a 429.
@@ -494,7 +494,7 @@ def test_the_command_stops_gently(folder, tmp_path):
     def run():
         logging.root.handlers.clear()  # pytest's
         with log.open("w", buffering=1) as sys.stderr:
-            main([*command, "--max-answer-tokens", "60"])
+            main([*command, "--max-answer-tokens", "30"])
 
     process = get_context("fork").Process(target=run)  # torch is imported already
     process.start()
@@ -502,7 +502,7 @@ def test_the_command_stops_gently(folder, tmp_path):
         while b"tiny" not in models(port):
             assert process.is_alive(), log.read_text()
             time.sleep(0.05)
-        stream = bench_serve.events(port, model="tiny", prompt=PROMPT, max_tokens=60)
+        stream = bench_serve.events(port, model="tiny", prompt=PROMPT, max_tokens=30)
         next(stream)
         process.terminate()  # SIGTERM
         *_, last = stream

@@ -41,7 +41,7 @@ def generated(model, texts, **options):
     batch = model.tokenize(texts)
     torch.manual_seed(0)
     out = model.generate(
-        **batch, max_new_tokens=24, output_scores=True, return_dict_in_generate=True, **options
+        **batch, max_new_tokens=12, output_scores=True, return_dict_in_generate=True, **options
     )
     return out.sequences, torch.stack(out.scores)
 

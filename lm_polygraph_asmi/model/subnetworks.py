@@ -198,16 +198,16 @@ def subnetwork_log_probs(
         >>> torch.allclose(log_probs[0], unmasked, atol=1e-5)  # the first mask keeps every head
         True
     """
-    model = plain_model(model)
+    decoder = plain_model(model)
     ASMIConfig(scope=scope)  # raises for invalid values
-    with scoring_session(model, attention):
-        unmasked = run_unmasked(model, input_ids, prompt_length, [layer], scope)
-        subnetworks = run_subnetworks(model, unmasked, layer, masks, memory_budget, change)
+    with scoring_session(decoder, attention):
+        unmasked = run_unmasked(decoder, input_ids, prompt_length, [layer], scope)
+        subnetworks = run_subnetworks(decoder, unmasked, layer, masks, memory_budget, change)
         hidden = subnetworks.hidden
-        vocabulary = model.config.get_text_config().vocab_size
+        vocabulary = decoder.config.get_text_config().vocab_size
         per_mask = 12 * hidden.shape[1] * vocabulary  # float32 logits and what they pass through
-        budget = memory_budget or default_budget(execution_device(output_embeddings(model)))
+        budget = memory_budget or default_budget(execution_device(output_embeddings(decoder)))
         log_probs = torch.cat(
-            in_chunks(lambda part: readout(model, hidden[part]), len(hidden), budget // per_mask)
+            in_chunks(lambda part: readout(decoder, hidden[part]), len(hidden), budget // per_mask)
         )
     return log_probs[subnetworks.index.to(log_probs.device)]

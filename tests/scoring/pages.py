@@ -19,7 +19,7 @@ from lm_polygraph_asmi.scoring.result import Score
 LONG = "\n\n".join(
     f"In the year {1900 + year} the ferry carried {37 * year} guests from Brask to the islands. "
     "Nobody counted those who went on foot, since the bridge was not built yet. It cost $3.50."
-    for year in range(1, 5)
+    for year in range(1, 3)
 )
 CODE = (
     "Use `sorted`:\n\n```python\ndef best(rows):\n\tfound = {}\n    for row in rows:\n"

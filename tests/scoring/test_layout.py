@@ -141,6 +141,7 @@ def test_colours_and_their_contrast(measured, system, body, dark):
         assert (high + 0.05) / (low + 0.05) >= 4.5
 
 
+@pytest.mark.slow
 def test_forced_colours(scores, measured):
     """Shades go, bars stay."""
     one, found = scores["code"], measured(*FORCED)["code"]
@@ -152,6 +153,7 @@ def test_forced_colours(scores, measured):
     assert bars[darkest] == max(bars) >= 4
 
 
+@pytest.mark.slow
 def test_on_paper(scores, measured, tmp_path):
     """Each token's bar and shade are printed, in the light colours, whatever the screen had."""
     one = scores["code"]

@@ -239,6 +239,7 @@ def test_shades_are_seen(found, opened):
     assert ((picture[..., 0] - picture[..., 2]) > 0.2).mean() < 0.001
 
 
+@pytest.mark.slow
 def test_bars_are_seen(found, opened):
     """On every line of a long answer, and where a reader has colours of his own."""
     high = tuple(replace(found.tokens[0], text=" ferry", u=0.1) for _ in range(60))

@@ -117,7 +117,7 @@ def test_masked_passes_equal_full_passes(name, decoder, model, truth, scope):
         assert apart(slow, slow[:1].expand_as(slow)) > 1e-3
 
 
-@families
+@positions
 @both_scopes
 def test_edges_of_lengths_and_layers(decoder, model, scope):
     for layer, prompt in ((0, 1), (3, 16)) if scope == "all" else ((0, 16), (3, 1)):

@@ -122,8 +122,7 @@ def check_scores(model: PreTrainedModel, input_ids: Tensor, expected: dict[str, 
 @pytest.mark.parametrize("which", ["lower half", "upper half", "output projection", "everything"])
 def test_parts_on_disk(family, input_ids, tmp_path, which, request):
     name, expected = family
-    edges = which in ("everything", "output projection")
-    if not (edges or name == "llama" or request.config.getoption("--slow")):
+    if not (which == "everything" or name == "llama" or request.config.getoption("--slow")):
         pytest.skip("needs --slow")
     model = on_disk(tiny_model(name), which, tmp_path)
     check_scores(model, input_ids, expected)

@@ -27,12 +27,14 @@ from tests.tiny_lm import whitebox
 
 SOFT_CAPPED = "gemma2-softcap"
 """Has no SDPA."""
-EAGER = ("llama", SOFT_CAPPED, "gemma3-mixed", "gpt2")
-EITHER = [(family, "sdpa") for family in FAMILIES if family != SOFT_CAPPED] + [
-    pytest.param(family, "eager", marks=[] if family in EAGER else pytest.mark.slow)
+EAGER = ("llama", "mistral-window", SOFT_CAPPED, "gemma3-mixed", "gpt2")
+EITHER = [
+    pytest.param(family, attention, marks=[] if family in EAGER else pytest.mark.slow)
     for family in FAMILIES
+    for attention in ("sdpa", "eager")
+    if (family, attention) != (SOFT_CAPPED, "sdpa")
 ]
-"""Every family, and those that differ in their attention also by another implementation."""
+"""Those that differ in their attention and cache; the others are of these kinds, too."""
 # Layers that share keys, or keep them where nobody sees; that return tuples, or ask for the length
 # of a cache; models that generate over a cache of their own kind alone; and that have none.
 KEYS_ELSEWHERE = ("shared keys and values", "no cache")

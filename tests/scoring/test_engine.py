@@ -17,6 +17,8 @@ from tests.families import tiny_model
 from tests.rounding import allowed
 from tests.scoring.test_reuse import assert_close
 
+pytestmark = pytest.mark.usefixtures("unseen")
+
 PROMPT = 9
 SETTINGS = {"num_masks": 6, "mask_rate": 0.4, "top_k": 8}
 IDS = sequence(14)

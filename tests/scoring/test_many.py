@@ -15,6 +15,8 @@ from tests import tiny_lm
 from tests.scoring.conftest import PROMPT
 from tests.scoring.test_reuse import SETTINGS, columns, known_to, passes  # noqa: F401
 
+pytestmark = pytest.mark.usefixtures("unseen")
+
 PASSAGE = "The ferry Ondine was built in Brask in 1931. "
 ROWS = [
     {"id": "a", "prompt": PASSAGE + "Who built it?", "answer": " Brask"},

@@ -39,6 +39,8 @@ from tests import tiny_lm
 from tests.scoring.conftest import PROMPT
 from tests.scoring.test_text import CHAT
 
+pytestmark = pytest.mark.usefixtures("unseen")
+
 BATCH = 4
 """Rows of `small_batches`."""
 ROWS = [

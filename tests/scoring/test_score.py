@@ -22,6 +22,8 @@ from tests.scoring.conftest import PROMPT, ending_model
 from tests.test_manager import TEXTS, manager
 from tests.tiny_lm import whitebox
 
+pytestmark = pytest.mark.usefixtures("unseen")
+
 KINDS = {"asmi": ASMI, "sem": SemASMI, "adapt": AdaptASMI}
 
 

@@ -40,18 +40,21 @@ def equal(model, prompt=PROMPT, **settings):
     return written
 
 
+@pytest.mark.usefixtures("unseen")
 @pytest.mark.parametrize("stop", [None, ["e"]])
 def test_end_tokens_and_stop_strings(stop):
     written = equal(ending_model(), max_new_tokens=12, stop=stop, closing_token=False)
     assert written.result.counted >= 1
 
 
+@pytest.mark.usefixtures("unseen")
 def test_one_token_and_a_long_answer():
     tiny = whitebox()
     assert len(equal(tiny, max_new_tokens=1).result.tokens) == 1
     assert len(equal(tiny, max_new_tokens=40).result.tokens) == 40  # more than room is made for
 
 
+@pytest.mark.usefixtures("unseen")
 @pytest.mark.parametrize("masks", [{"mask_rate": 1e-6}, {"num_masks": 40, "mask_rate": 0.3}])
 def test_no_mask_and_many(masks):
     """Masks that keep every head are nobody's row; of many, some rows only make up the number."""

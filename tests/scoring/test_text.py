@@ -21,6 +21,8 @@ from lm_polygraph_asmi.scoring.text import (
 from tests.scoring.conftest import PROMPT
 from tests.tiny_lm import TEXT, whitebox
 
+pytestmark = pytest.mark.usefixtures("unseen")
+
 CHAT = (
     "{% for m in messages %}{% if m['role'] == 'other' %}{{ raise_exception('roles!') }}{% endif %}"
     "<s>{{ m['role'] }}: {{ m['content'] }}</s>{% endfor %}"

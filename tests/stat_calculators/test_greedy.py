@@ -20,6 +20,8 @@ from lm_polygraph_asmi.stat_calculators.greedy import (
 from tests.rounding import allowed
 from tests.tiny_lm import UNMASKABLE, unmaskable, whitebox
 
+pytestmark = pytest.mark.usefixtures("unseen")
+
 TEXTS = ["Who built the ferry?", "Where do the blue kites start?"]
 
 

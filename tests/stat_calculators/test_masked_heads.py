@@ -15,6 +15,8 @@ from lm_polygraph_asmi.stat_calculators import MaskedHeadsCalculator
 from lm_polygraph_asmi.stat_calculators.masked_heads import load_stat_calculator
 from tests.tiny_lm import whitebox
 
+pytestmark = pytest.mark.usefixtures("unseen")
+
 TEXTS = ["Who built the ferry?", "Where do the blue kites start in the passage?", "True or"]
 PER_TOKEN = ["asmi_mi_d60", "asmi_agreement_d60", "asmi_mean_entropy_d60", "asmi_entropy"]
 

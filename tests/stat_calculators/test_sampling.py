@@ -10,6 +10,8 @@ from lm_polygraph_asmi.stat_calculators.sampling import SeededSamplingCalculator
 from tests.families import CONFIGS
 from tests.tiny_lm import whitebox
 
+pytestmark = pytest.mark.usefixtures("unseen")
+
 TEXTS = ["Who built the ferry? The answer is in the passage.", "Where do the blue kites start?"]
 
 

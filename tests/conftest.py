@@ -20,10 +20,11 @@ import gc
 import inspect
 import sys
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from traceback import walk_stack
 from typing import TYPE_CHECKING
 
+import omegaconf
 import pytest
 import yaml
 
@@ -52,6 +53,8 @@ def stack(*_: int) -> list[inspect.FrameInfo]:
 
 
 inspect.stack = stack
+# The same interpolations are parsed in every config.
+omegaconf.base.parse = omegaconf._utils.parse = cache(omegaconf.grammar_parser.parse)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -63,6 +66,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection() -> Iterator[object]:
     """Garbage is collected from here on; see the package's own file."""
     found = yield
+    if "spacy" in sys.modules:  # AlignScore loads the same pipeline twice, each time
+        sys.modules["spacy"].load = cache(sys.modules["spacy"].load)
     gc.freeze()
     gc.enable()
     return found

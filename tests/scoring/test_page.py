@@ -231,6 +231,7 @@ def test_in_a_browser(found, nasty, opened):
     assert brightness[True] < 0.35
 
 
+@pytest.mark.slow
 def test_shades_are_seen(found, opened):
     """The same page without fragility has no red in it."""
     still = replace(found, tokens=tuple(replace(token, u=0.0) for token in found.tokens))

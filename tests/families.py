@@ -6,6 +6,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 VOCABULARY = 61
+STRUCTURES: dict[str, object] = {}
+"""By recipe."""
 
 SIZES = {
     "vocab_size": VOCABULARY,
@@ -86,3 +88,13 @@ def tiny_model(name: str, attention: str = "eager", **overrides: object) -> "Pre
             if parameter.ndim > 1:
                 parameter.normal_(std=0.25)
     return model.eval()
+
+
+def share_structure(model: "PreTrainedModel", recipe: str) -> None:
+    """What is found in the first model of a recipe is known of the others until one is changed."""
+    from lm_polygraph_asmi.model import structure_of
+    from lm_polygraph_asmi.model.model_cache import model_cache
+
+    if recipe not in STRUCTURES:
+        STRUCTURES[recipe] = structure_of(model)
+    model_cache(model)["structure"] = STRUCTURES[recipe]

@@ -6,6 +6,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerFast
 
+from tests.families import share_structure
+
 SPECIAL = ("<pad>", "<s>", "</s>", "<|end|>", "<|user|>")
 CHAT = (
     "{% for m in messages %}<|user|>{{ m.content }}<|end|>{% endfor %}"
@@ -98,4 +100,5 @@ def scripted_model(
         for position, token in enumerate(script, start=prompt_length - 1):
             model.lm_head.weight[token] += 1.5 * directions[position]
     model.generation_config.eos_token_id = list(end_ids)
+    share_structure(model, f"scripted {len(tokenizer)} {end_ids}")
     return model

@@ -8,12 +8,8 @@ from lm_polygraph.utils.model import WhiteboxModel
 from tokenizers import ByteLevelBPETokenizer
 from transformers import MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 
-from lm_polygraph_asmi.model import structure_of
-from lm_polygraph_asmi.model.model_cache import model_cache
-from tests.families import tiny_model
+from tests.families import share_structure, tiny_model
 
-STRUCTURES: dict[str, object] = {}
-"""Found in the first model of a recipe, and known of the others until one is changed."""
 TEXT = (
     "True\n"  # one token at the start of a text, as PTrue wants it
     "The ferry Ondine was built in Brask in 1931. Who built it? A question about the passage. "
@@ -53,10 +49,7 @@ def whitebox(
     tok = tokenizer(pad_is_eos)
     sizes = {"vocab_size": len(tok), "max_position_embeddings": 256} | overrides
     model = tiny_model(family, **sizes)
-    recipe = f"{family} {sizes}"
-    if recipe not in STRUCTURES:
-        STRUCTURES[recipe] = structure_of(model)
-    model_cache(model)["structure"] = STRUCTURES[recipe]
+    share_structure(model, f"{family} {sizes}")
     model.generation_config.pad_token_id = tok.pad_token_id
     parameters = GenerationParameters(stop_strings=stop_strings, temperature=0.5)
     return WhiteboxModel(model, tok, "tiny", "CausalLM", parameters)

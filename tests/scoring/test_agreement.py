@@ -169,7 +169,7 @@ def drawn_case(seed):
     return Case(tokenizer, script, stops, end_ids, draw.random() < 0.4, settings)
 
 
-@pytest.mark.parametrize("seed", [*range(5), 5149, 5194])  # the last: bytes of no character
+@pytest.mark.parametrize("seed", [*range(3), 5149, 5194])  # the last: bytes of no character
 def test_drawn_answers(seed):
     check_all_ways(drawn_case(seed))
 

@@ -25,13 +25,20 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
 
 
-def test_same_bytes_every_time_and_torch_s_seed_left_alone(stand_ins, tmp_path):
-    state = torch.get_rng_state()
-    make_stand_ins(tmp_path)
+def test_the_command_writes_the_same_bytes_and_leaves_torch_s_seed_alone(stand_ins, tmp_path):
+    state, folder = torch.get_rng_state(), tmp_path / "it's a folder"
+    result = CliRunner().invoke(main, [str(folder)])
     assert torch.equal(torch.get_rng_state(), state)
     first = contents(stand_ins.nli.parent)
     assert len(first) > 20
-    assert contents(tmp_path) == first
+    assert contents(folder) == first
+    assert result.exit_code == 0, result.output
+    note, cd, export, *run = result.stdout.splitlines()
+    assert "STAND-INS" in note
+    assert cd.startswith("cd ")
+    assert export.startswith("export HF_HUB_OFFLINE=1 NLTK_DATA=")
+    assert run[0] == "polygraph_eval --config-name CONFIG \\"
+    assert all("stand-in" in line for line in [cd, export, *run[1:]])
 
 
 @pytest.mark.parametrize("host_class", [Deberta, MultilingualDeberta])
@@ -69,18 +76,6 @@ def test_align_score(stand_ins, monkeypatch):
     scores = metric({"greedy_texts": list(answers), "input_texts": ["", ""]}, list(targets))
     assert np.all((scores > 0) & (scores < 1))
     assert abs(scores[0] - scores[1]) > 0.01
-
-
-def test_command(tmp_path):
-    folder = tmp_path / "it's a folder"
-    result = CliRunner().invoke(main, [str(folder)])
-    assert result.exit_code == 0, result.output
-    note, cd, export, *run = result.stdout.splitlines()
-    assert "STAND-INS" in note
-    assert cd.startswith("cd ")
-    assert export.startswith("export HF_HUB_OFFLINE=1 NLTK_DATA=")
-    assert run[0] == "polygraph_eval --config-name CONFIG \\"
-    assert all("stand-in" in line for line in [cd, export, *run[1:]])
 
 
 def test_overrides_are_what_hydra_reads(tmp_path):

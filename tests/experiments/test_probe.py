@@ -127,21 +127,22 @@ def test_predictions_are_those_of_masked_passes(how):
     ):
         known = {name: head_criticality(kl[row][p], masks[row][p])[at] for name, p in parts.items()}
         assert found["tokens"]["positive"][place] == (known["all"] > 0).sum()
-        for rule, order in {
+        orders = {
             "critical": critical_first(known["all"]), "least": critical_last(known["all"]),
             "held_first": critical_first(known["first"]),
             "held_second": critical_first(known["second"]),
-        }.items():  # fmt: skip
-            said = found["predicted"][rule][place]
-            if room.NOT_RUN in said:
-                continue
-            log_probs = subnetwork_log_probs(
-                model, answers[row].input_ids, answers[row].prompt_length, used["layer"],
-                torch.from_numpy(ablations(order, [1, 2, 4])).float(), attention="sdpa",
-                scope=how["scope"], change=change,
-            )  # fmt: skip
-            assert said == log_probs[:, at].argmax(-1).tolist(), rule
-            flips += sum(token != found["tokens"]["replayed"][place] for token in said)
+        }  # fmt: skip
+        said = {rule: found["predicted"][rule][place] for rule in orders}
+        said = {rule: tokens for rule, tokens in said.items() if room.NOT_RUN not in tokens}
+        kept = [ablations(orders[rule], [1, 2, 4]) for rule in said]
+        log_probs = subnetwork_log_probs(
+            model, answers[row].input_ids, answers[row].prompt_length, used["layer"],
+            torch.from_numpy(np.concatenate(kept)).float(), attention="sdpa",
+            scope=how["scope"], change=change,
+        )  # fmt: skip
+        expected = log_probs[:, at].argmax(-1).reshape(-1, 3).tolist()
+        assert dict(zip(said, expected, strict=True)) == said
+        flips += (log_probs[:, at].argmax(-1) != found["tokens"]["replayed"][place]).sum()
     assert flips > 0
 
 

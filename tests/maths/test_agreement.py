@@ -11,7 +11,7 @@ from lm_polygraph_asmi.maths import (
 from lm_polygraph_asmi.maths.agreement import agreement_on_support
 from tests import brute_force
 
-S, T, V, D = 5, 2, 24, 6
+S, T, V, D = 5, 2, 12, 6
 
 
 @pytest.fixture

@@ -51,12 +51,15 @@ def test_too_few_masks(num_samples):
         sample_head_masks(num_samples, 32, 0.15, generator())
 
 
+DRAWS = 100
+
+
 @pytest.mark.parametrize(
     ("num_masks", "rate"), [(7, 0.15), (10, 0.15), (40, 0.15), (80, 0.15), (56, 0.09), (3, 0.9)]
 )
 def test_balanced_masks_hit_every_head_equally_often(num_masks, rate):
     masks = torch.stack(
-        [sample_head_masks(num_masks, 32, rate, generator(i), "balanced") for i in range(300)]
+        [sample_head_masks(num_masks, 32, rate, generator(i), "balanced") for i in range(DRAWS)]
     )
     times = (1 - masks).sum(1)
     expected = rate * num_masks
@@ -66,7 +69,7 @@ def test_balanced_masks_hit_every_head_equally_often(num_masks, rate):
     standard_error = 0.5 / math.sqrt(times.numel())
     assert abs(times.mean().item() - expected) < 4 * standard_error + 1e-6
     in_each_mask = (1 - masks).mean(dim=(0, 2))
-    assert (in_each_mask - rate).abs().max() < 5 * math.sqrt(rate * (1 - rate) / (300 * 32))
+    assert (in_each_mask - rate).abs().max() < 5 * math.sqrt(rate * (1 - rate) / (DRAWS * 32))
 
 
 def test_balanced_masks_are_otherwise_random():

@@ -187,13 +187,13 @@ def few_permutations() -> Iterator[None]:
 
 
 @contextmanager
-def simple_signals() -> Iterator[None]:
+def simple_signals(aggregations: Any = None) -> Iterator[None]:
     """Signals are means over an answer, and no error probability is fitted to them.
 
     Test_latex has a report with the others, tests/analysis/test_distinct.py what is fitted.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(signal, "AGGREGATIONS", {})
+        patch.setattr(signal, "AGGREGATIONS", aggregations or {})
         patch.setattr(distinct, "error_probability", lambda features, *_: features[:, -1])
         yield
 

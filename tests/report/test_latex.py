@@ -7,12 +7,13 @@ import pandas as pd
 import pytest
 
 from lm_polygraph_asmi.analysis import PRR
+from lm_polygraph_asmi.analysis.distinct import AGGREGATIONS
 from lm_polygraph_asmi.report import build_report, load_run_groups
 from lm_polygraph_asmi.report.item import ReportItem
 from lm_polygraph_asmi.report.items.benchmark import benchmark
 from lm_polygraph_asmi.report.items.signal import payoff
 from lm_polygraph_asmi.report.latex import MANY, NARROW, PREAMBLE, ROWS, latex_tables
-from tests.report.runs import content, loaded, manifest, save
+from tests.report.runs import content, loaded, manifest, save, simple_signals
 
 pytestmark = pytest.mark.usefixtures("few_resamples")
 
@@ -30,7 +31,7 @@ def report(tmp_path_factory):
     about["model"]["path"] = "/secret/models/tiny/snapshot"
     about["dataset"]["source"] = "/secret/data/shared/squad.json"
     said = lambda _, path, description: path.write_text(description)  # noqa: E731
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, simple_signals(AGGREGATIONS):
         patch.setattr("lm_polygraph_asmi.report.writing.save", said)
         build_report(loaded(folder / "secret", saved, about), folder / "out")
     return folder / "out"

@@ -171,6 +171,7 @@ OURS = [1.0, 9.0, 2.0, 7.0, 5.0, 3.0]
 
 
 @pytest.mark.usefixtures("few_resamples")
+@pytest.mark.usefixtures("few_resamples")
 def test_differences_from_msp_have_cluster_intervals(tmp_path):
     file = finished(tmp_path / "run", {"MaximumSequenceProbability": MSP, "ASMI (60%, K=64)": OURS})
     quality = load_run(file).quality["AlignScore"].to_numpy()

@@ -69,7 +69,7 @@ def test_out_of_fold_scores_never_saw_their_cluster():
 
 def test_the_guarantee_holds(request):
     """At confidence 90 %, one calibration in ten may break it, give or take the count's error."""
-    broken, draws = 0, 180 if request.config.getoption("--slow") else 18
+    broken, draws = 0, 180 if request.config.getoption("--slow") else 12
     fits = cycle((fit_score, OVERFITTED, collapsed))
     features, simple, wrong = answers(np.random.default_rng(99), 20_000)
     for draw, fit in zip(range(draws), fits, strict=False):

@@ -130,8 +130,8 @@ def test_digests(lines):
 
 
 @pytest.fixture(scope="module")
-def calibration(scorer):
-    return limited(calibrate_rows(ROWS, scorer, 0.4, 0.8, signal="msp", resamples=20), 1e9)
+def calibration(scorer, lines):
+    return limited(calibrate_rows(lines, scorer, 0.4, 0.8, signal="msp", resamples=20), 1e9)
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +161,9 @@ def test_a_threshold_for_complete_answers_decides_on_no_other(deciding):
 
 def test_a_threshold_for_chats(model, chatty, scorer):
     system = {"role": "system", "content": "Be brief."}
-    rows = [row | {"prompt": [system, {"role": "user", "content": row["prompt"]}]} for row in ROWS]
+    rows = [
+        row | {"prompt": [system, {"role": "user", "content": row["prompt"]}]} for row in ROWS[:6]
+    ]
     found = limited(calibrate_rows(rows, scorer, 0.4, 0.8, signal="msp", resamples=20), 1e9)
     decide = Decider(model, found, tokenizer=chatty).decide
     assert decide([system, *CHAT], " Brask").accept is True
@@ -173,7 +175,7 @@ def test_a_threshold_for_chats(model, chatty, scorer):
     ):
         assert result.accept is None
         assert reason in result.reason
-    with pytest.raises(ValueError, match="row 13 is a text, that of row 1 a chat"):
+    with pytest.raises(ValueError, match="row 7 is a text, that of row 1 a chat"):
         calibrate_rows([*rows, ROWS[0]], scorer, 0.4)
 
 

@@ -89,6 +89,11 @@ def seen(look):
         yield
 
 
+def drawn_without_layout(figure):
+    figure.set_layout_engine("none")
+    figure.draw_without_rendering()
+
+
 def hold_data(figure):
     panels = [ax for ax in figure.axes if ax.axison]
     assert panels
@@ -690,7 +695,7 @@ def test_names_and_texts_with_special_characters(tmp_path, monkeypatch):
     about = manifest(60)
     about["model"]["name"] = "we_$ird"
     groups = loaded(tmp_path, saved, about)
-    with seen(Figure.draw_without_rendering):
+    with seen(drawn_without_layout):
         build_report(groups, tmp_path / "out")
     cases = pd.read_csv(tmp_path / "out/tables/case_study.csv")
     assert cases["question"].str.startswith("Where is $x_").all()

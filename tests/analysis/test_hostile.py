@@ -7,6 +7,7 @@ An error is a ValueError of this package. A number is finite, but for the corner
 import dataclasses
 import traceback
 import warnings
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ PACKAGE = str(Path(lm_polygraph_asmi.__file__).parent)
 N, FEW = 120, 20
 
 
+@cache
 def sound():
     """Columns without any fault: scores of answers, and tokens behind them."""
     rng = np.random.default_rng(0)

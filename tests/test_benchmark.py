@@ -1,14 +1,12 @@
 """Every shipped config, run on a tiny model and tiny data in its benchmark's own format."""
 
 import json
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 
 import nltk
 import numpy as np
 import pytest
-import spacy
 from hydra.core.hydra_config import HydraConfig
 from lm_polygraph.utils.factory_estimator import FactoryEstimator
 from lm_polygraph.utils.generation_parameters import GenerationParameters
@@ -61,16 +59,9 @@ def tiny(tmp_path_factory) -> Path:
     return tiny_lm.save(tmp_path_factory.mktemp("tiny"), max_position_embeddings=1024)
 
 
-@pytest.fixture(scope="module")
-def spacy_load():
-    """AlignScore loads the pipeline twice a run, which takes longer than its model."""
-    return cache(spacy.load)
-
-
 @pytest.fixture
-def here(spacy_load, stand_ins, monkeypatch, tmp_path):
+def here(stand_ins, monkeypatch, tmp_path):
     """Working directory and environment of a run with stand-ins."""
-    monkeypatch.setattr(spacy, "load", spacy_load)
     monkeypatch.chdir(stand_ins.working_directory)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name, value in stand_ins.environment.items():

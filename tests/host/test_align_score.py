@@ -4,12 +4,10 @@ import inspect
 import logging
 import os
 import sys
-from functools import cache
 from types import ModuleType
 
 import nltk
 import pytest
-import spacy
 import torch
 from lm_polygraph.generation_metrics.alignscore import AlignScore as HostAlignScore
 
@@ -26,15 +24,8 @@ def stand_ins(tmp_path_factory) -> StandIns:
     return make_stand_ins(tmp_path_factory.mktemp("stand-ins"))
 
 
-@pytest.fixture(scope="module")
-def spacy_load():
-    """The host loads the pipeline twice with each model, which takes longer than all else."""
-    return cache(spacy.load)
-
-
 @pytest.fixture(autouse=True)
-def here(stand_ins, spacy_load, monkeypatch):
-    monkeypatch.setattr(spacy, "load", spacy_load)
+def here(stand_ins, monkeypatch):
     monkeypatch.chdir(stand_ins.working_directory)
     monkeypatch.setattr(nltk.data, "path", [stand_ins.environment["NLTK_DATA"]])
     monkeypatch.setattr(nltk, "download", lambda *_: True)

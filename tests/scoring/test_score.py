@@ -64,7 +64,7 @@ def test_scores_are_those_of_the_benchmark(ending, settings):
     for variant, estimator in estimators.items():
         expected = run.estimations["sequence", str(estimator)]
         scorer = Scorer(ending, method=variant, max_new_tokens=5, **settings)
-        for row, prompt in enumerate(TEXTS):
+        for row, prompt in enumerate(TEXTS[: len(expected)]):
             ids = stats["greedy_tokens"][row]
             found = scorer.score(prompt, ids, stats["sample_tokens"][row])
             np.testing.assert_allclose(float(found), expected[row], rtol=1e-9)

@@ -83,10 +83,10 @@ def files(paths: tuple[str, ...]) -> Iterator[Path]:
 @click.argument("paths", nargs=-1)
 def main(paths: tuple[str, ...]) -> None:
     of_texts, of_names, count = avoided(), avoided("names"), 0
-    any_text = re.compile("|".join(f"(?:{pattern.pattern})" for pattern, _ in of_texts), re.I)
     for file in files(paths or EVERYWHERE):
         searched = [(of_texts, texts(file))]
-        if file.suffix == ".py" and not any_text.search(file.read_text()):
+        content = file.read_text()
+        if file.suffix == ".py" and not any(pattern.search(content) for pattern, _ in of_texts):
             searched = []  # none in the whole file: its tokens, which take seconds, have none
         if file.suffix == ".py" and not file.is_relative_to(REPOSITORY / "tests"):
             searched.append((of_names, names(file)))

@@ -50,7 +50,16 @@ OTHER_STEPS = (
 """Those for which the self-check takes other steps than the cheapest."""
 
 
-@pytest.fixture(scope="module", params=DECODERS)
+TWO_KINDS = ("gated indexed attention, hybrid", "gated hybrid mixture")
+"""Of which each part is in another kind, too."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=pytest.mark.slow if name in TWO_KINDS else ()) for name in DECODERS
+    ],
+)
 def name(request):
     return request.param
 

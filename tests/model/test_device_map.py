@@ -99,7 +99,11 @@ def state(model: PreTrainedModel) -> dict[str, object]:
 
 
 @pytest.fixture(
-    scope="module", params=[*FAMILIES[:3], pytest.param(FAMILIES[3], marks=pytest.mark.slow)]
+    scope="module",
+    params=[
+        pytest.param(name, marks=[] if name in ("llama", "gpt2") else pytest.mark.slow)
+        for name in FAMILIES
+    ],
 )
 def family(request: pytest.FixtureRequest) -> tuple[str, dict[str, Tensor]]:
     """A family and the scores of its model in one piece."""

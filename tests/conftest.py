@@ -18,6 +18,7 @@ os.environ.update(
 
 import gc
 import inspect
+import logging
 import sys
 from collections.abc import Iterator
 from functools import cache, partial
@@ -68,6 +69,9 @@ def pytest_collection() -> Iterator[object]:
     found = yield
     if "spacy" in sys.modules:  # AlignScore loads the same pipeline twice, each time
         sys.modules["spacy"].load = cache(sys.modules["spacy"].load)
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("torch") and isinstance(logger, logging.Logger):
+            logger.propagate = True  # or pytest hands each of 80 its handlers three times a test
     gc.freeze()
     gc.enable()
     return found

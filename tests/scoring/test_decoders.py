@@ -41,12 +41,11 @@ KEYS_ELSEWHERE = ("shared keys and values", "no cache")
 KEYS_ALONE = ("ALiBi", "local layers", "parallel residual", "chunks")
 NO_PLAIN_CACHE = ("indexed attention", "gated indexed attention, windows")
 UNSTEPPED = ("no cache",)
-STREAMED = ("mixture", "sinks", "latent attention", "chunks", "gated hybrid")
+STREAMED = ("sinks", "latent attention", "chunks", "gated hybrid")
 """What kinds and families differ in are the steps: model/ holds those of all to full passes."""
 REUSED = (
-    "sinks", "latent attention", "ALiBi", "local layers", "chunks",
-    "gated hybrid", "Mamba hybrid", "convolution hybrid", "shared keys and values", "no cache",
-    "parallel residual", "gated indexed attention, windows",
+    "ALiBi", "chunks", "gated hybrid", "Mamba hybrid", "shared keys and values", "no cache",
+    "gated indexed attention, windows",
 )  # fmt: skip
 """Each with a cache of its own. Before any kind reuses, a score is held to full passes."""
 

@@ -125,7 +125,8 @@ KINDS = {
 DECODERS = FAMILIES | KINDS
 WRONG_IF_CHEAPEST = (
     "indexed attention", "gated indexed attention, windows", "gated indexed attention, hybrid",
-    "ALiBi, residual inside", "local layers", "Mamba hybrid", "shared keys and values", "no cache",
+    "ALiBi, residual inside", "local layers", "Mamba hybrid", "Mamba hybrid, shared layer",
+    "shared keys and values", "no cache",
 )  # fmt: skip
 """Those for which the self-check takes another computation than the cheapest."""
 

@@ -85,11 +85,12 @@ def main(paths: tuple[str, ...]) -> None:
     of_texts, of_names, count = avoided(), avoided("names"), 0
     for file in files(paths or EVERYWHERE):
         searched = [(of_texts, texts(file))]
-        content = file.read_text()
-        if file.suffix == ".py" and not any(pattern.search(content) for pattern, _ in of_texts):
-            searched = []  # none in the whole file: its tokens, which take seconds, have none
-        if file.suffix == ".py" and not file.is_relative_to(REPOSITORY / "tests"):
-            searched.append((of_names, names(file)))
+        if file.suffix == ".py":
+            content = file.read_text()
+            if not any(pattern.search(content) for pattern, _ in of_texts):
+                searched = []  # none in the whole file: its tokens, which take seconds, have none
+            if not file.is_relative_to(REPOSITORY / "tests"):
+                searched.append((of_names, names(file)))
         for patterns, lines in searched:
             for number, text in lines:
                 for pattern, term in patterns:

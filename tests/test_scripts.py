@@ -61,6 +61,7 @@ CONTENDERS = ["algorithm_1", "algorithm_1_one_by_one", "exact", "response"]
 
 
 def remembered(compute):
+    """As functools.cache, which takes no slice before Python 3.12."""
     known: dict = {}
 
     def found(*given):

@@ -130,7 +130,7 @@ def test_sequences_of_every_kind(kind, model, most):
         )
         given = (model, ids[:prompt], ids[prompt:].tolist())
         found = engine.score(*given, prefix_cache=prefix_cache)
-        if known:
+        if ids is not first:  # before which nothing is known
             assert_close(found, engine.score(*given), most)
         assert (prefix_cache.input_ids == ids[:-1].tolist()) is engine.reuses_prefix(model)
     assert known == (11 if engine.reuses_prefix(model) else 0)

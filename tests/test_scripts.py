@@ -1,10 +1,12 @@
 """The scripts that measure, on models and data small enough for a test."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import click
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -116,6 +118,20 @@ def test_benchmark_times_no_other_score_of_an_answer(contenders, monkeypatch, st
         pytest.raises(click.ClickException, match="MI differs"),
     ):
         contenders.check_answered()
+
+
+@pytest.mark.parametrize(
+    ("mi", "difference", "wrong"),
+    # MI of random weights, below the precision of bfloat16, is rounding alone.
+    [(9.6e-6, 1.6e-6, False), (9.6e-6, 0.01, True), (0.5, 0.04, False), (0.5, 0.06, True)],
+)
+def test_benchmark_allows_the_rounding_of_16_bits(bench, monkeypatch, mi, difference, wrong):
+    model = tiny_model("llama").to(torch.bfloat16)
+    made = bench.Contenders(model, torch.arange(3, 20), 11, 2, torch.ones(2, 4))
+    answered = {"score": mi, "reuse": mi, "stream": mi + difference}
+    monkeypatch.setattr(made, "answered", lambda strategy: np.full(3, answered[strategy]))
+    with pytest.raises(click.ClickException, match="MI differs") if wrong else nullcontext():
+        made.check_answered()
 
 
 BABI = """1 Mary went to the office.

@@ -72,7 +72,7 @@ class Published:
         model, dataset: as printed; empty if the paper names none.
         method: as the report names it, without depth; empty if the number is of no method.
         depth: of ASMI's variants, else None.
-        n: rows it is about, None if the paper does not tell.
+        n: as printed: rows it is about, tokens for a coverage; None if the paper does not tell.
         quantity: what it is.
         value: as printed.
         error: standard error, largest that rounds to the printed one; None if none is printed.
@@ -96,6 +96,11 @@ class Published:
     @property
     def where(self) -> str:
         return ", ".join(filter(None, (self.model, self.dataset))) or "all settings"
+
+    @property
+    def rows(self) -> int | None:
+        """Rows it is about, None if the paper does not tell."""
+        return None if self.unit == "coverage" else self.n
 
     @property
     def margin(self) -> float | None:

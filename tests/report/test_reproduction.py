@@ -587,3 +587,11 @@ def test_numbers_of_heads(squad):
     other = replace(opened, run=run, runs=(run,), separate_runs=())
     with pytest.raises(NotComparable, match="num_masks 100"):
         measured([other], "head_coupling", "ρ(MI_t, z_t)")
+
+
+def test_a_coverage_is_of_the_printed_number_of_tokens():
+    """Column n of tab:topk-highmi, which counts tokens; nothing there tells the rows."""
+    found = [number for number in read_published() if number.label == "tab:topk-highmi"]
+    printed = {"CoQA": 567, "SQuAD": 1480, "BabiQA": 216, "TriviaQA": 397}
+    assert {(number.dataset, number.n) for number in found} == set(printed.items())
+    assert not any(number.rows for number in found)

@@ -119,7 +119,7 @@ def _places(number: Published, groups: Sequence[RunGroup]) -> list[RunGroup]:
 
     def rows(group: RunGroup) -> list[int]:
         benchmark = BENCHMARKS[paper_setting(group).dataset].rows
-        return [number.n or benchmark, benchmark]
+        return [number.rows or benchmark, benchmark]
 
     run = [group for group in alike(number, groups) if all(paper_setting(group))]
     kept = [group for group in run if not _departures(group)]
@@ -157,7 +157,7 @@ def _measured(
         return shown._replace(why="too small for reliable intervals")
     spread, assumed = number.error, number.error is None
     if spread is None:  # as uncertain as here, with the paper's number of rows
-        spread = standard_error(measured) * math.sqrt(len(group) / (number.n or len(group)))
+        spread = standard_error(measured) * math.sqrt(len(group) / (number.rows or len(group)))
     try:
         result = compare_published(measured, number.value, spread, number.rounding)
     except ValueError:

@@ -30,8 +30,9 @@ BOUNDARY = (
 )
 NO_SCALE = (
     "Scores have no common scale. A calibration, from labelled answers of this model to similar "
-    "questions, tells how likely an error is. In tests on models of up to 1.5B parameters, "
-    "Sem-ASMI ranked errors worse than MSP and perplexity, and added little to them."
+    "questions, tells how likely an error is. In tests on models of 135M to 500M parameters, "
+    "Sem-ASMI ranked errors worse than MSP and perplexity, and added little to them; at 1.5B, the "
+    "comparison was inconclusive."
 )
 COMPACT = ("text", "u", "mi", "agreement", "vote", "alternative")
 """Fields of each token with `tokens="compact"`."""

@@ -107,13 +107,15 @@ def _number(file: BinaryIO, code: str) -> Any:
 
 def convert() -> None:
     """Save model (float32) and tokenizer in `converted_folder`, which appears when complete."""
-    from lm_polygraph_asmi.host.loading import load_model, load_tokenizer  # imports this module
+    from lm_polygraph_asmi.host.loading import load_model, load_tokenizer, quiet
 
     package, folder = str(weights_folder()), converted_folder()
     partial = partial_of(folder)
     shutil.rmtree(partial, ignore_errors=True)  # of a killed process
-    load_model(package, "float32", None, gguf_file=GGUF_FILE).save_pretrained(partial)
-    load_tokenizer(package, gguf_file=GGUF_FILE).save_pretrained(partial)
+    print(f"Converting SmolLM2-135M-Instruct into {folder} ...", file=sys.stderr)
+    with quiet():
+        load_model(package, "float32", None, gguf_file=GGUF_FILE).save_pretrained(partial)
+        load_tokenizer(package, gguf_file=GGUF_FILE).save_pretrained(partial)
     _align(partial / "model.safetensors")
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
@@ -135,8 +137,4 @@ def _align(file: Path) -> None:
 
 
 if __name__ == "__main__":
-    from lm_polygraph_asmi.host.loading import quiet
-
-    print(f"Converting SmolLM2-135M-Instruct into {converted_folder()} ...", file=sys.stderr)
-    with quiet():
-        convert()
+    convert()

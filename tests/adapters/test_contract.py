@@ -164,7 +164,7 @@ def test_scoring_leaves_another_threads_generation_alone(folder):
     thread.start()
     try:
         scores = [scorer.score(PROMPT, " Brask").score]
-        while len(scores) < 8 or not second.is_set() and thread.is_alive():
+        while len(scores) < 8 or (not second.is_set() and thread.is_alive()):
             scores.append(scorer.score(PROMPT, " Brask").score)
     finally:
         done.set()

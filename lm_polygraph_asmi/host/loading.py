@@ -14,11 +14,15 @@ from typing import Any
 import torch
 from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging
 
-from lm_polygraph_asmi.host.gguf import MODEL, TOKENIZER, Part, log, read_gguf
-from lm_polygraph_asmi.host.smollm2 import GGUF_FILE, weights_folder
+from lm_polygraph_asmi.host.smollm2 import log, smollm2_source
 
 SMOLLM2 = "smollm2"
 """Name of the demo's model."""
@@ -44,10 +48,10 @@ def load_model(
     if dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise ValueError(f"expected dtype auto or a torch dtype such as float32, got {dtype!r}")
     try:
-        model: PreTrainedModel = _load(
-            MODEL, f"model-{dtype}", model_path, kwargs,
-            dtype=dtype if dtype == "auto" else getattr(torch, dtype), device_map=device_map,
-            attn_implementation=attn_implementation, trust_remote_code=trust_remote_code,
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            model_path, dtype=dtype if dtype == "auto" else getattr(torch, dtype),
+            device_map=device_map, attn_implementation=attn_implementation,
+            trust_remote_code=trust_remote_code, **kwargs,
         )  # fmt: skip
     except (OSError, HFValidationError) as error:  # the latter from older releases
         raise OSError(
@@ -66,14 +70,20 @@ def load_model(
             "Name a folder written by transformers' save_pretrained; for weights in a GGUF file, "
             "also name the file (gguf_file)"
         ) from error
+    if kwargs.get("gguf_file") and all(w.is_floating_point() for w in model.parameters()):
+        _unquantized(model)
     return model.eval()
 
 
-def _load(part: Part, name: str, path: str, chosen: dict[str, Any], **arguments: Any) -> Any:
-    """A model or tokenizer; that of a GGUF file, if nothing else is chosen, by way of the cache."""
-    if chosen.get("gguf_file") and not any(chosen[n] for n in chosen if n != "gguf_file"):
-        return read_gguf(part, name, path, chosen["gguf_file"], **arguments)
-    return part.load(path, **arguments, **chosen)
+def _unquantized(model: PreTrainedModel) -> None:
+    """Describe a model read from a GGUF file as the folder that it is saved in would.
+
+    Its weights are no longer in blocks; by its description, calibrations and caches know it again.
+    """
+    for name in ("hf_quantizer", "is_quantized", "quantization_method"):
+        vars(model).pop(name, None)
+    vars(model.config).pop("quantization_config", None)
+    model.config.architectures = [type(model).__name__]
 
 
 def _load_problem(model_path: str, error: Exception) -> str:
@@ -94,10 +104,9 @@ def load_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """The tokenizer of a model, padding on the left for generation in batches."""
     try:
-        tokenizer: PreTrainedTokenizerBase = _load(
-            TOKENIZER, "tokenizer", model_path, kwargs, padding_side="left",
-            trust_remote_code=trust_remote_code,
-        )  # fmt: skip
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            model_path, padding_side="left", trust_remote_code=trust_remote_code, **kwargs
+        )
     except JSONDecodeError as error:
         raise OSError(
             f"cannot load the tokenizer of {model_path}: a file is damaged or incomplete "
@@ -125,7 +134,8 @@ def load_named(
                 f"expected no gguf_file and dtype for {SMOLLM2} (one file, float32), "
                 f"got {gguf_file!r} and {dtype!r}"
             )
-        name, gguf_file, dtype = str(weights_folder()), GGUF_FILE, "float32"
+        (folder, gguf_file), dtype = smollm2_source(), "float32"
+        name = str(folder)
     file: dict[str, Any] = {"gguf_file": gguf_file} if gguf_file else {}
     try:
         with quiet():

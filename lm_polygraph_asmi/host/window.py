@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 
-from lm_polygraph_asmi.host.gguf import CONFIG, read_gguf
 from lm_polygraph_asmi.host.loading import load_tokenizer
 from lm_polygraph_asmi.model.layers import window_of
 
@@ -96,8 +95,6 @@ def _config(model: str) -> PretrainedConfig | None:
         return None
     arguments = node.get("load_model_args") or {}
     chosen = {name: arguments[name] for name in _CONFIG_ARGUMENTS if arguments.get(name)}
-    if list(chosen) == ["gguf_file"]:
-        return read_gguf(CONFIG, "config", node["path"], **chosen)
     return AutoConfig.from_pretrained(node["path"], **chosen)
 
 

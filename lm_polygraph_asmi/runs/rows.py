@@ -8,6 +8,7 @@ with columns `id`, `cluster`, `input` (prompt) and `output` (gold answer, or a l
 import hashlib
 import json
 import logging
+import os
 import re
 import shutil
 import tempfile
@@ -23,7 +24,6 @@ from datasets import config as datasets_config
 from omegaconf import DictConfig
 
 from lm_polygraph_asmi.config import REMOVED
-from lm_polygraph_asmi.files import user_cache
 from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.results.manifest import dropped_text
 from lm_polygraph_asmi.runs.squad import DEMO_DATA, Question, prompt_of, questions_of, read_squad
@@ -402,7 +402,8 @@ def rows_folder(config: DictConfig) -> Path:
     settings = window_settings(config) if data.get("unusable") == "drop" else None
     nodes = (json.dumps(node, default=str) for node in (data, settings))
     # A source may be a relative path, which depends on the working directory.
-    return _rows_folder(*nodes, Path.cwd(), user_cache())
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return _rows_folder(*nodes, Path.cwd(), Path(home, "lm_polygraph_asmi"))
 
 
 def window_settings(config: DictConfig) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from lm_polygraph.utils.common import load_external_module
 
 from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.host.configs import configs_path
-from lm_polygraph_asmi.host.smollm2 import GGUF_FILE, weights_folder
+from lm_polygraph_asmi.host.smollm2 import smollm2_source
 from lm_polygraph_asmi.maths import mutual_information, sample_head_masks
 from lm_polygraph_asmi.model import subnetwork_log_probs
 from lm_polygraph_asmi.results.runs import load_run
@@ -29,8 +29,8 @@ pytestmark = [
 @pytest.mark.parametrize("scope", SCOPES)
 def test_suffix_equals_full_passes_on_real_weights(scope):
     script = load_external_module(str(configs_path() / "model" / "asmi_causal.py"))
-    arguments = {"gguf_file": GGUF_FILE}
-    folder = str(weights_folder())
+    folder, gguf_file = smollm2_source()
+    arguments = {"gguf_file": gguf_file}
     model = script.load_model(folder, dtype="float32", device_map=None, **arguments)
     tokenizer = script.load_tokenizer(folder, **arguments)
     prompt = tokenizer("The red kites start from the mill. Where do they start?\nAnswer:")

@@ -133,7 +133,7 @@ def measure(pages: Sequence[Shown], folder: Path, *flags: str) -> list[dict]:
         [browser() or "", *flags, "--headless", "--no-sandbox", "--disable-gpu",
          "--allow-file-access-from-files", f"--user-data-dir={folder / 'profile'}",
          "--window-size=1300,950", "--dump-dom", (folder / "outer.html").as_uri()],
-        capture_output=True, text=True, timeout=120, check=True,
+        capture_output=True, text=True, check=True,
     )  # fmt: skip
     found = re.search(r'data-measured="(.*?)"', done.stdout, re.DOTALL)
     assert found, done.stderr[-2000:]
@@ -147,7 +147,7 @@ def filled(page: str, folder: Path, *flags: str) -> Counter[str]:
         [browser() or "", *flags, "--headless", "--no-sandbox", "--disable-gpu",
          f"--user-data-dir={folder / 'profile'}", f"--print-to-pdf={folder / 'page.pdf'}",
          (folder / "page.html").as_uri()],
-        capture_output=True, timeout=120, check=True,
+        capture_output=True, check=True,
     )  # fmt: skip
     found: Counter[str] = Counter()
     for stream in re.findall(
@@ -176,5 +176,5 @@ def picture(page: str, file: Path, width: int, *flags: str, height: int = 1400) 
          "--hide-scrollbars",
          f"--user-data-dir={file.parent / 'profile'}", f"--window-size={width},{height}",
          f"--screenshot={file}", outer.as_uri()],
-        capture_output=True, timeout=120, check=True,
+        capture_output=True, check=True,
     )  # fmt: skip

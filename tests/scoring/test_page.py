@@ -204,7 +204,7 @@ def opened(browser, tmp_path):
              f"--window-size={width},900",
              f"--blink-settings=preferredColorScheme={0 if dark else 1}",
              f"--screenshot={picture}", "--dump-dom", file.as_uri()],
-            capture_output=True, text=True, timeout=120, check=True,
+            capture_output=True, text=True, check=True,
         )  # fmt: skip
         said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
         return done.stdout, matplotlib.image.imread(picture)[..., :3], said

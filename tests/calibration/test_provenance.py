@@ -13,10 +13,10 @@ from lm_polygraph_asmi.calibration import Decider, calibrate_rows
 from lm_polygraph_asmi.calibration import rows as first_door
 from lm_polygraph_asmi.scoring import Score
 from lm_polygraph_asmi.scoring.provenance import answer_end, digest_of, made_from
-from lm_polygraph_asmi.scoring.rows import Row, in_chat, line_of, score_rows
+from lm_polygraph_asmi.scoring.rows import in_chat, score_rows
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.streaming import Streamer
-from tests.calibration.conftest import limited
+from tests.calibration.conftest import limited, lines_of
 from tests.scoring.conftest import PROMPT
 
 SETTINGS = {"num_masks": 4, "mask_rate": 0.3, "top_k": 8, "stop": "\n", "max_new_tokens": 3}
@@ -45,8 +45,7 @@ def scorer(model, chatty):
 
 @pytest.fixture(scope="module")
 def lines(scorer):
-    rows = [Row(number, row) for number, row in enumerate(ROWS, start=1)]
-    return [json.loads(line_of(row, outcome, scorer)) for row, outcome in score_rows(scorer, rows)]
+    return lines_of(scorer, ROWS)
 
 
 @pytest.fixture
@@ -112,6 +111,16 @@ def test_prompts_that_changed_places_and_settings(lines, anew):
     for line in released:
         del line["digest"]
     assert anew(released) == [1, 2, 3]
+
+
+def test_chats_of_a_template_that_reads_the_clock_are_scored_again(
+    lines, scorer, anew, chatty, monkeypatch
+):
+    chats = lines_of(scorer, [in_chat(row) for row in ROWS])
+    assert anew(chats) == []
+    monkeypatch.setattr(chatty, "chat_template", "{{ strftime_now('%d') }}" + TEMPLATE)
+    assert anew(lines) == []
+    assert anew(chats) == [*range(1, len(ROWS) + 1)]
 
 
 def test_a_file_that_passed_through_a_table(lines, anew):

@@ -136,7 +136,8 @@ def _check_answer(answer: Any) -> None:
 def _check_samples(samples: Any) -> None:
     if samples is None:
         return
-    if isinstance(samples, str | bytes | Mapping) or not hasattr(samples, "__len__"):
+    scalar = not hasattr(samples, "__len__") or getattr(samples, "ndim", 1) == 0
+    if scalar or isinstance(samples, str | bytes | Mapping):
         raise ValueError(f"expected samples as a list of answers, got {samples!r:.60}")
     for number, sample in enumerate(samples, start=1):
         if isinstance(sample, str):
@@ -196,8 +197,8 @@ def token_ids(answer: Any, name: str = "an answer") -> list[int]:
         ValueError: not integers of 64 bits.
     """
     try:
-        if any(isinstance(token, bool | np.bool_) for token in answer):
-            raise TypeError("expected integers, got booleans")
+        if isinstance(answer, Mapping) or any(isinstance(t, bool | np.bool_) for t in answer):
+            raise TypeError("expected integers, got an object or booleans")
         ids = [operator.index(token) for token in answer]
     except TypeError as error:
         raise ValueError(

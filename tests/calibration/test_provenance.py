@@ -113,6 +113,39 @@ def test_prompts_that_changed_places_and_settings(lines, anew):
     assert anew(released) == [1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(
+            {"tokens": {name: 0.001}}
+            for name in ("entropy", "log_likelihood", "mi", "agreement", "u")
+        ),
+        *({"tokens": {"id": 7}}, {"tokens": {"vote": 0.5}}, {"tokens": {"text": "x"}}),
+        *({name: 1} for name in ("counted", "content_end", "prompt_tokens", "score", "msp")),
+        *({"answered": False}, {"scored_text": " Brask"}, {"warnings": ["x"]}, {"ending": "x"}),
+        *({"tokens": None}, {"gate": 0.5}, {"diversity": 0.5}),
+    ],
+)
+def test_a_digest_covers_all_of_a_saved_score(lines, change):
+    """What a calibration may read of it: a changed value makes it another score."""
+    line = copy.deepcopy(lines[0])
+    tokens = change.get("tokens", line["tokens"])
+    if isinstance(tokens, dict):
+        line["tokens"][0] |= tokens
+    elif tokens is None:
+        line["tokens"].pop()
+    else:
+        line |= change
+    assert line != lines[0]
+    assert not made_from(line)
+
+
+def test_a_changed_entropy_is_scored_again(lines, anew):
+    changed = copy.deepcopy(lines)
+    changed[3]["tokens"][0]["entropy"] = 0.001
+    assert anew(changed) == [4]
+
+
 def test_chats_of_a_template_that_reads_the_clock_are_scored_again(
     lines, scorer, anew, chatty, monkeypatch
 ):

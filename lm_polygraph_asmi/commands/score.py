@@ -170,10 +170,9 @@ class Work(NamedTuple):
             raise click.ClickException(str(error)) from error
         if self.html:
             write_whole(self.html, render([result.card for result in results], title))
+            console.print(f"Page: {self.html}", highlight=False)
         if number == 1 and results:
             console.print(results[0], highlight=False)
-        if self.html:
-            console.print(f"Page: {self.html}", highlight=False)
         if number > 1:
             console.print(str(summary), highlight=False, soft_wrap=True)
             if self.out:

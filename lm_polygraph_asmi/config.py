@@ -262,12 +262,11 @@ class ASMIConfig:
         of="masks",
     )  # fmt: skip
     seed: int = parameter(
-        0, "Random seed of masks and sampled answers.", _seed, of="masks", key=False,
-        shown=True,
+        0, "Random seed of masks and sampled answers.", _seed, of="masks", shown=True
     )  # fmt: skip
     seeded_by: str = parameter(
         "answer", "Text that seeds the masks: answer (prompt and answer) or prompt (prompt only).",
-        ("answer", "prompt"), of="masks", key=False, shown=True,
+        ("answer", "prompt"), of="masks", shown=True,
     )  # fmt: skip
     aggregation: str = parameter(
         "mean", "How token scores become the answer's score; mean is the paper's.", AGGREGATIONS,

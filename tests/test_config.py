@@ -133,8 +133,10 @@ def test_only_what_its_method_uses_makes_a_score_another_one():
     assert ASMIConfig(tau=0.5).score_key() == ASMIConfig().score_key()
     adapt = ASMIConfig(method="adapt")
     assert adapt.replace(tau=0.5).score_key() != adapt.score_key()
-    drawn_again = {"seed": 7, "attention": "eager", "memory_budget": 1, "max_new_tokens": 3}
-    assert adapt.replace(**drawn_again).score_key() == adapt.score_key()
+    elsewhere = {"attention": "eager", "memory_budget": 1, "max_new_tokens": 3}
+    assert adapt.replace(**elsewhere).score_key() == adapt.score_key()
+    for masks in ({"seed": 7}, {"seeded_by": "prompt"}):
+        assert adapt.replace(**masks).score_key() != adapt.score_key()
     several = ASMIConfig(stop=["a", "b"]).score_key()
     assert several == ASMIConfig(stop=["b", "a"]).score_key()
     assert several != ASMIConfig().score_key()

@@ -178,6 +178,8 @@ class Calibration:
         key = ASMIConfig.key_of({"method": ASMIConfig.method} | dict(settings))
         key |= {n: settings[n] for n in ("layer", "samples", "hidden_width") if n in settings}
         key = {n: v for n, v in key.items() if n in SIGNALS[self.signal].settings}
+        if self.signal == "adapt" and "max_new_tokens" in settings:  # also of its samples
+            key["max_new_tokens"] = settings["max_new_tokens"]
         return key | {n: settings[n] for n in CIRCUMSTANCES if n in settings}
 
     def _differences(self, settings: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:

@@ -4,6 +4,11 @@ One file per command. These files import only click at the top; a command import
 runs, so that help and argument errors appear at once.
 """
 
+import os
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from typing import Any
+
 import click
 
 from lm_polygraph_asmi import __version__
@@ -19,7 +24,46 @@ from lm_polygraph_asmi.commands.score import score
 from lm_polygraph_asmi.commands.serve import serve
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class Console:
+    """A standard stream that stops no command.
+
+    Characters that its encoding lacks are replaced; once its reader has gone, as after `| head`,
+    nothing more is written.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        return self._unless_closed(self._stream.write, text) or 0
+
+    def flush(self) -> None:
+        self._unless_closed(self._stream.flush)
+
+    def _unless_closed(self, run: Any, *arguments: Any) -> Any:
+        try:
+            return run(*arguments)
+        except BrokenPipeError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())  # also what is buffered, at exit
+            os.close(nowhere)
+            return None
+
+
+class Main(click.Group):
+    """The command; whatever the console is, the exit status says how the work went."""
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        with redirect_stdout(Console(sys.stdout)), redirect_stderr(Console(sys.stderr)):
+            return super().main(*args, **options)
+
+
+@click.group(cls=Main, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def main() -> None:
     """Score answers with ASMI; prepare, merge and report LM-Polygraph benchmark runs.

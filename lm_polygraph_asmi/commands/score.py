@@ -159,20 +159,20 @@ class Work(NamedTuple):
                 if self.out
                 else score_rows(scorer, rows)
             )
-            pages = []
+            results = []
             progress = track(outcomes, "Scoring", total=number, console=errors, disable=number < 2)
             if not errors.is_terminal and number > 1:
                 progress = _counted(progress, number, errors)
             for result in _reported(progress, summary, errors):
-                if self.html:
-                    pages.append(result.card)
-                if number == 1:
-                    console.print(result, highlight=False)
+                if self.html or number == 1:
+                    results.append(result)
         except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
             raise click.ClickException(str(error)) from error
         if self.html:
-            write_whole(self.html, render(pages, title))
+            write_whole(self.html, render([result.card for result in results], title))
             console.print(f"Page: {self.html}", highlight=False)
+        if number == 1 and results:
+            console.print(results[0], highlight=False)
         if number > 1:
             console.print(str(summary), highlight=False, soft_wrap=True)
             if self.out:

@@ -1,15 +1,25 @@
-"""Warnings about texts in which a tokenizer reads control tokens, and about rendered chats."""
+"""Warnings about texts in which a tokenizer reads control tokens, and about chat templates."""
 
 import json
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from os.path import commonprefix
 from typing import Any, NamedTuple
 
+from jinja2 import Environment, TemplateSyntaxError
+
 from lm_polygraph_asmi.host.special_tokens import SpecialTokens
-from lm_polygraph_asmi.scoring.text import Answer, Prompt, texts_of
+from lm_polygraph_asmi.scoring.text import Answer, Messages, Prompt, texts_of
 
 MARKS = ("FIRST-TURN", "SECOND-TURN", "THIRD-TURN")
 """Contents of the chats whose rendering shows what a template writes around a message."""
+CLOCKS = {"strftime_now", "datetime", "now", "utcnow", "today", "localtime"}
+"""Names by which a template reads the clock."""
+MEANT_FOR_THE_MODEL = re.compile(
+    r"content|reasoning_content|reasoning|thinking|"
+    r"tool_calls\[\d+\](\.function)?\.(name|arguments.*)"
+)
+"""Paths of texts in messages; others, such as ids, are for programs."""
 
 
 def special_warnings(
@@ -72,6 +82,84 @@ def rendered_warnings(special: SpecialTokens, prompt: Prompt) -> list[str]:
                 f"it: it {shown}. Pass its messages instead."
             )
     return warnings
+
+
+def template_warnings(special: SpecialTokens, prompt: Prompt) -> list[str]:
+    """Warnings about a chat template that reads the clock, or leaves out text of the messages."""
+    if isinstance(prompt, str):
+        return []
+    warnings = []
+    if reads_clock(special.tokenizer):
+        warnings.append(
+            "The chat template reads the clock: the same messages are another prompt on another "
+            "day, and a calibration may not hold then. Fix the date in the template."
+        )
+    if missing := _left_out(special, prompt):
+        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+        warnings.append(
+            f"The chat template leaves out or changes the {', the '.join(missing[:5])}{more}: the "
+            "model does not see that text. Move it to where the template writes it, or use another "
+            "template."
+        )
+    return warnings
+
+
+def reads_clock(tokenizer: Any) -> bool:
+    """Whether the chat template makes another prompt of the same messages on another day."""
+    try:
+        tokens = list(Environment().lex(tokenizer.get_chat_template()))
+    except (AttributeError, ValueError, TemplateSyntaxError):  # `prompt_tokens` says what is wrong
+        return False
+    return any(kind == "name" and value in CLOCKS for _, kind, value in tokens)
+
+
+class Text(NamedTuple):
+    """A text of a message, by its name, and the mark put around it to find where it is written."""
+
+    name: str
+    text: str
+    mark: str
+
+
+def _left_out(special: SpecialTokens, messages: Messages) -> list[str]:
+    """Names of the texts that the template does not write, as "content of message 1 (system)".
+
+    A text that occurs elsewhere, too, is missed by its mark in a second rendering.
+    """
+    texts: list[Text] = []
+    marked = [
+        {field: _marked(value, field, f"message {number} ({message['role']})", texts)
+         for field, value in message.items()}
+        for number, message in enumerate(messages, start=1)
+    ]  # fmt: skip
+    written = _as_written(special, [dict(message) for message in messages])
+    if written is None:
+        return []
+    written_marked, squeezed, missing = _as_written(special, marked), _squeezed(written), []
+    for name, text, mark in texts:
+        forms = (text, json.dumps(text, ensure_ascii=False), json.dumps(text))
+        found = any(_squeezed(form) in squeezed for form in forms)
+        if not found or mark not in (written_marked or mark):
+            missing.append(name)
+    return missing
+
+
+def _marked(value: Any, path: str, message: str, texts: list[Text]) -> Any:
+    """A part of a message with marks around its texts for the model, which `texts` gets."""
+    if isinstance(value, Mapping):
+        return {n: _marked(part, f"{path}.{n}", message, texts) for n, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_marked(part, f"{path}[{i}]", message, texts) for i, part in enumerate(value)]
+    if not (isinstance(value, str) and MEANT_FOR_THE_MODEL.fullmatch(path) and _squeezed(value)):
+        return value
+    mark = f"Zq{len(texts)}q"
+    texts.append(Text(f"{path} of {message}", value, mark))
+    return f"{mark}{value}{mark}"
+
+
+def _squeezed(text: str) -> str:
+    """A text without what templates and JSON change: white space, quotes, backslashes."""
+    return re.sub(r"[\s\"'\\]+", "", text)
 
 
 class Frame(NamedTuple):

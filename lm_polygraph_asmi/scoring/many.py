@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.text import Request
 
 
-FAILURES = (ValueError, TypeError, ArithmeticError, RuntimeError, LookupError, NotImplementedError)
-"""Errors of a bad row; templates and tokenizers may raise any of them."""
+FAILURES = (ValueError, FloatingPointError, RuntimeError, MemoryError)
+"""Errors of a row: its content, its numbers, or what it asks of the device; others are ours."""
 FIELDS = ("prompt", "answer", "samples", "offsets")
 """Fields of a row: of `Scorer.score`, and `offsets` of `Score.with_spans`."""
 

@@ -7,14 +7,19 @@ from typing import Any
 
 FORMAT = 2
 """Part of every digest; increased when scores of the same answers change."""
-MADE_FROM = ("prompt", "answer", "samples", "offsets", "settings", "model", "score", "msp")
+MADE_FROM = (
+    "prompt", "answer", "samples", "offsets", "settings", "model", "score", "msp", "tokens",
+    "counted", "scored_text", "content_end", "ending", "answered", "prompt_tokens", "warnings",
+    "diversity", "gate",
+)  # fmt: skip
 """Fields of a line of `score --out` that belong together: what was scored, how, and the result."""
 
 
 def digest_of(line: Mapping[str, Any]) -> str:
     """Hash (16 hexadecimal digits) of the fields `MADE_FROM` of a saved score.
 
-    Numbers count to six digits, so that a file may pass through other programs.
+    Numbers count to six digits, at most seven of them decimals, so that a file may pass through
+    other programs.
     """
     content = [FORMAT, {name: line.get(name) for name in MADE_FROM}]
     text = json.dumps(_rounded(content), sort_keys=True, default=str)
@@ -29,7 +34,7 @@ def made_from(line: Mapping[str, Any]) -> bool:
 def _rounded(value: Any) -> Any:
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, float):
-        return f"{value:.6g}"
+        return f"{round(value, 7):.6g}"
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if isinstance(value, Mapping):

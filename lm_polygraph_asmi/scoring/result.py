@@ -196,6 +196,8 @@ class Score:
             ValueError: not pairs of integers, offsets outside the text, or a part without a token.
         """
         try:
+            if isinstance(offsets, str | Mapping):
+                raise TypeError
             pairs = tuple((operator.index(start), operator.index(end)) for start, end in offsets)
         except (TypeError, ValueError) as error:
             raise ValueError(

@@ -4,6 +4,8 @@ Rows are read, scored and written in batches of `BATCH`, each an entry of the sc
 So a killed run, started again, writes the same file.
 """
 
+import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
@@ -37,6 +39,23 @@ COPIED_FIELDS = {"prompt", "answer", "offsets"}
 TABLES = (".csv", ".tsv", ".xls", ".xlsx")
 """Tables that are not read: they would be taken for one prompt."""
 
+MAGIC = {
+    b"\xff\xfe\0\0": "UTF-32",
+    b"\0\0\xfe\xff": "UTF-32",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+    b"\x1f\x8b": "gzip",
+    b"PK\x03\x04": "zip, as .xlsx and .docx are",
+    b"PAR1": "Parquet",
+    b"\x28\xb5\x2f\xfd": "Zstandard",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+}
+"""First bytes of files that are no text in UTF-8 -> what they are."""
+ROW_FIELDS = {"prompt", "messages"}
+"""Fields by which a JSON object is taken for a row."""
+ARRAY = "the file holds a JSON array or object: write one object per line, to .jsonl"
+
 
 class Row(NamedTuple):
     """A line of the input.
@@ -67,7 +86,8 @@ def read_rows(path: str | Path) -> Iterator[Row]:
     removed.
 
     Raises:
-        ValueError: a .json file, another kind of table, or a file that is not UTF-8.
+        ValueError: a .json file, another kind of table, a file that is not UTF-8, or one whose name
+            hides what it holds, such as JSON lines in .txt.
     """
     suffix = Path(path).suffix.lower()
     if suffix == ".json":
@@ -84,19 +104,63 @@ def read_rows(path: str | Path) -> Iterator[Row]:
         contents = (row for table in _tables(path) for row in _to_rows(path, table))
         yield from (Row(number, content) for number, content in enumerate(contents, start=1))
         return
+    _check_bytes(path)
     try:
         if suffix not in ROWS:
             text = Path(path).read_text(encoding="utf-8-sig")
             if not text.strip():
                 raise ValueError(f"{path}: expected a prompt, got an empty file")
+            _check_prompt(path, text)
             yield Row(1, {"prompt": text.removesuffix("\n")})
             return
         with Path(path).open(encoding="utf-8-sig", newline="\n") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield _parsed(number, line)
+            filled = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+            for first, (number, line) in enumerate(filled):
+                if first == 0 and (line.lstrip().startswith("[") or line.strip() == "{"):
+                    raise ValueError(f"{path}: {ARRAY}")
+                yield _parsed(number, line)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: expected UTF-8: {error}") from error
+
+
+def _check_bytes(path: str | Path) -> None:
+    """Raise ValueError for a file that begins as no text in UTF-8 does."""
+    with Path(path).open("rb") as file:
+        start = file.read(256)
+    kind = next((kind for magic, kind in MAGIC.items() if start.startswith(magic)), None)
+    if kind is None and b"\0" in start:
+        kind = "UTF-16, or no text (NUL bytes)"
+    if kind is not None:
+        raise ValueError(
+            f"{path}: expected UTF-8 text, got {kind}: save it as UTF-8, unpack it, or name it by "
+            "its kind"
+        )
+
+
+def _check_prompt(path: str | Path, text: str) -> None:
+    """Raise ValueError for a text that holds rows rather than one prompt."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    objects = [value for value in map(_json, lines) if isinstance(value, dict)]
+    rows = [value for value in objects if value.keys() & ROW_FIELDS]
+    if 2 * len(rows) > len(lines) or len(objects) == len(lines) > 1:
+        raise ValueError(f"{path}: the file holds JSON objects, one per line: rename it to .jsonl")
+    whole = _json(text)
+    listed = whole if isinstance(whole, list) else [whole]
+    if any(isinstance(value, dict) and value.keys() & ROW_FIELDS for value in listed):
+        raise ValueError(f"{path}: {ARRAY}")
+    columns = [name.strip(' "').lower() for name in re.split("[,;\t]", lines[0])]
+    if "prompt" in columns and len(columns) > 1 and len(lines) > 1:
+        raise ValueError(
+            f"{path}: the file holds a table with a column 'prompt': write .parquet or .jsonl"
+        )
+
+
+def _json(text: str) -> Any:
+    """The value of a JSON text; None if it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _is_parquet(path: str | Path) -> bool:

@@ -37,7 +37,11 @@ from lm_polygraph_asmi.model import (
 from lm_polygraph_asmi.model.layer_call import MASKABLE
 from lm_polygraph_asmi.results.cache import ResultCache, model_key, tokenizer_key
 from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
-from lm_polygraph_asmi.scoring.control_tokens import rendered_warnings, special_warnings
+from lm_polygraph_asmi.scoring.control_tokens import (
+    rendered_warnings,
+    special_warnings,
+    template_warnings,
+)
 from lm_polygraph_asmi.scoring.ending import EndedAnswer, TextAnswer
 from lm_polygraph_asmi.scoring.engine import AnswerInProgress, Engine, diversity_of
 from lm_polygraph_asmi.scoring.generation import Generation, restored_config
@@ -56,7 +60,9 @@ from lm_polygraph_asmi.scoring.text import (
     parse_request,
     prompt_tokens,
     prompt_warning,
+    repeated_end,
     repeated_prompt,
+    row_request,
     spans,
     stop_warning,
     token_ids,
@@ -325,14 +331,15 @@ class Scorer:
         return request, prompt_tokens(self.tokenizer, request.prompt)
 
     def notes_of(self, request: Request) -> tuple[str, ...]:
-        """Warnings about special tokens in the texts of a request, and about rendered chats."""
+        """Warnings about special tokens in the texts of a request, and about chat templates."""
+        template = template_warnings(self._special_tokens, request.prompt)
         if self.config.special_tokens == "plain":
-            return ()
+            return tuple(template)
         ends = self.stop_conditions.end_ids
         notes = special_warnings(
             self._special_tokens, ends, request.prompt, request.answer, request.samples
         )
-        return (*notes, *rendered_warnings(self._special_tokens, request.prompt))
+        return (*template, *notes, *rendered_warnings(self._special_tokens, request.prompt))
 
     @cached_property
     def _special_tokens(self) -> SpecialTokens:
@@ -357,12 +364,20 @@ class Scorer:
             log.warning("Scoring without a result cache: %s", error)
             self.result_cache = ResultCache(None)
             return {}
-        rows = [{name: row.get(name) for name in FIELDS} for row in rows]
+        fields = [{name: row.get(name) for name in FIELDS} for row in rows]
         return key | {
             "tokenizer": self._tokenizer_fingerprint,
             "scorer": self.identity,
-            "batch": json.dumps(rows, default=_described),
+            "batch": json.dumps(fields, default=_described),
+            "prompts": [self._prompt_ids(row) for row in rows],
         }
+
+    def _prompt_ids(self, row: Mapping[str, Any]) -> list[int] | None:
+        """Token ids of a row's prompt, which a template may make of the date; None: it has none."""
+        with suppress(ValueError):
+            prompt = self.as_messages(row_request(row)[0].prompt)
+            return cast("list[int]", prompt_tokens(self.tokenizer, prompt).tolist())
+        return None
 
     def result(
         self,
@@ -436,6 +451,7 @@ class Scorer:
             )
         elif answer is not None and (
             warning := repeated_prompt(prompt, prompt_ids.tolist(), answer, ids)
+            or repeated_end(self.tokenizer, prompt_ids.tolist(), text)
         ):
             warnings.append(warning)
         if isinstance(answer, str):

@@ -28,6 +28,8 @@ CONTEXT = 4
 
 TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
 """Errors of a chat template that does not support a chat."""
+END_TOKENS = 64
+"""Last tokens of a prompt that an answer may repeat."""
 UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN")
 """Scripts without spaces between words, by the first word of their characters' names."""
 OPENING = "([{<\"'`/\\-_@#$€£“‘«„¿¡"
@@ -134,7 +136,8 @@ def _check_answer(answer: Any) -> None:
 def _check_samples(samples: Any) -> None:
     if samples is None:
         return
-    if isinstance(samples, str | bytes | Mapping) or not hasattr(samples, "__len__"):
+    scalar = not hasattr(samples, "__len__") or getattr(samples, "ndim", 1) == 0
+    if scalar or isinstance(samples, str | bytes | Mapping):
         raise ValueError(f"expected samples as a list of answers, got {samples!r:.60}")
     for number, sample in enumerate(samples, start=1):
         if isinstance(sample, str):
@@ -194,8 +197,8 @@ def token_ids(answer: Any, name: str = "an answer") -> list[int]:
         ValueError: not integers of 64 bits.
     """
     try:
-        if any(isinstance(token, bool | np.bool_) for token in answer):
-            raise TypeError("expected integers, got booleans")
+        if isinstance(answer, Mapping) or any(isinstance(t, bool | np.bool_) for t in answer):
+            raise TypeError("expected integers, got an object or booleans")
         ids = [operator.index(token) for token in answer]
     except TypeError as error:
         raise ValueError(
@@ -337,6 +340,29 @@ def repeated_prompt(
         "The answer begins with the whole prompt, like the output of `generate`: pass only what "
         "follows the prompt."
     )
+
+
+def repeated_end(
+    tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int], answer: str
+) -> str | None:
+    """Warning if the answer starts with the end of its prompt, such as "<think>", or None.
+
+    Words that go on, as in a list, are none: the end is a mark such as "Answer:", or a whole line.
+    """
+    ids = list(prompt_ids[-END_TOKENS:])
+    plain = decode(tokenizer, [token for token in ids if token not in tokenizer.all_special_ids])
+    start = answer.lstrip()
+    for before in (decode(tokenizer, ids).rstrip(), plain.rstrip()):
+        lengths = range(min(len(before), len(start)), 1, -1)
+        end = next((start[:n] for n in lengths if before.endswith(start[:n])), "").rstrip()
+        is_line = before.removesuffix(end).endswith("\n")
+        is_mark = not (end[-1:].isalnum() or end.endswith(","))
+        if re.search(r"\w", end) and (is_line or is_mark) and end != plain.strip():
+            return (
+                f"The answer repeats the end of the prompt, {end!r}: pass only what follows the "
+                "prompt."
+            )
+    return None
 
 
 def border_warning(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str) -> str | None:

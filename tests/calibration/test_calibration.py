@@ -156,12 +156,13 @@ def test_brier(calibration, score):
     assert "(lower = better): no gain." in useless
 
 
-MASKED = ["method", "depth", "num_masks", "mask_rate", "top_k", "scope", "mask_sampler"]
+MASKED = ["method", "depth", "num_masks", "mask_rate", "top_k", "scope", "mask_sampler", "seed",
+          "seeded_by"]  # fmt: skip
 OTHER = {
     "method": "asmi", "depth": 0.9, "layer": 5, "num_masks": 9, "mask_rate": 0.2, "top_k": 9,
     "mask_sampler": "balanced", "scope": "response", "aggregation": "sum",
     "closing_token": False, "stop": ["?"], "special_tokens": "plain", "prompt_format": "chat",
-    "attention_in_use": "flex", "weights": "0", "tokenizer": "0",
+    "seed": 3, "seeded_by": "prompt", "attention_in_use": "flex", "weights": "0", "tokenizer": "0",
 }  # fmt: skip
 
 
@@ -235,6 +236,19 @@ def test_a_calibration_in_words(calibration, monkeypatch):
     assert str(decided) == shown
 
 
+def test_every_setting_that_changes_a_score_is_compared(calibration):
+    """A new setting is compared, or it is listed here as one that changes no score."""
+    of_answers_and_machines = {"max_new_tokens", "attention", "memory_budget", "structure"}
+    of_controls = {"perturbation", "perturbation_scale"}
+    known = replace(
+        calibration, signal="adapt", settings=calibration.settings | {"method": "adapt"}
+    )
+    compared = set(known._key(known.config.to_dict()))
+    assert compared >= set(ASMIConfig.names()) - of_answers_and_machines - of_controls
+    with pytest.raises(ValueError, match="max_new_tokens 64 there, 5 here"):  # of the samples
+        known.configured(settings={"max_new_tokens": 5})
+
+
 def test_settings_left_out_are_the_calibrations(calibration):
     own = calibration.config
     assert calibration.configured() == own
@@ -243,6 +257,8 @@ def test_settings_left_out_are_the_calibrations(calibration):
     masked = replace(calibration, signal="sem")
     for setting, said in (({"scope": "response"}, "scope 'all' there, 'response' here"),
                           ({"num_masks": 5}, "num_masks 4 there, 5 here"),
+                          ({"seed": 3}, "seed 0 there, 3 here"),
+                          ({"seeded_by": "prompt"}, "seeded_by 'answer' there, 'prompt' here"),
                           ({"method": "asmi"}, "method 'sem' there, 'asmi' here")):  # fmt: skip
         with pytest.raises(ValueError, match=re.escape(said)):
             masked.configured(settings=setting)

@@ -13,10 +13,10 @@ from lm_polygraph_asmi.calibration import Decider, calibrate_rows
 from lm_polygraph_asmi.calibration import rows as first_door
 from lm_polygraph_asmi.scoring import Score
 from lm_polygraph_asmi.scoring.provenance import answer_end, digest_of, made_from
-from lm_polygraph_asmi.scoring.rows import Row, in_chat, line_of, score_rows
+from lm_polygraph_asmi.scoring.rows import in_chat, score_rows
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.streaming import Streamer
-from tests.calibration.conftest import limited
+from tests.calibration.conftest import limited, lines_of
 from tests.scoring.conftest import PROMPT
 
 SETTINGS = {"num_masks": 4, "mask_rate": 0.3, "top_k": 8, "stop": "\n", "max_new_tokens": 3}
@@ -45,8 +45,7 @@ def scorer(model, chatty):
 
 @pytest.fixture(scope="module")
 def lines(scorer):
-    rows = [Row(number, row) for number, row in enumerate(ROWS, start=1)]
-    return [json.loads(line_of(row, outcome, scorer)) for row, outcome in score_rows(scorer, rows)]
+    return lines_of(scorer, ROWS)
 
 
 @pytest.fixture
@@ -112,6 +111,49 @@ def test_prompts_that_changed_places_and_settings(lines, anew):
     for line in released:
         del line["digest"]
     assert anew(released) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(
+            {"tokens": {name: 0.001}}
+            for name in ("entropy", "log_likelihood", "mi", "agreement", "u")
+        ),
+        *({"tokens": {"id": 7}}, {"tokens": {"vote": 0.5}}, {"tokens": {"text": "x"}}),
+        *({name: 1} for name in ("counted", "content_end", "prompt_tokens", "score", "msp")),
+        *({"answered": False}, {"scored_text": " Brask"}, {"warnings": ["x"]}, {"ending": "x"}),
+        *({"tokens": None}, {"gate": 0.5}, {"diversity": 0.5}),
+    ],
+)
+def test_a_digest_covers_all_of_a_saved_score(lines, change):
+    """What a calibration may read of it: a changed value makes it another score."""
+    line = copy.deepcopy(lines[0])
+    tokens = change.get("tokens", line["tokens"])
+    if isinstance(tokens, dict):
+        line["tokens"][0] |= tokens
+    elif tokens is None:
+        line["tokens"].pop()
+    else:
+        line |= change
+    assert line != lines[0]
+    assert not made_from(line)
+
+
+def test_a_changed_entropy_is_scored_again(lines, anew):
+    changed = copy.deepcopy(lines)
+    changed[3]["tokens"][0]["entropy"] = 0.001
+    assert anew(changed) == [4]
+
+
+def test_chats_of_a_template_that_reads_the_clock_are_scored_again(
+    lines, scorer, anew, chatty, monkeypatch
+):
+    chats = lines_of(scorer, [in_chat(row) for row in ROWS])
+    assert anew(chats) == []
+    monkeypatch.setattr(chatty, "chat_template", "{{ strftime_now('%d') }}" + TEMPLATE)
+    assert anew(lines) == []
+    assert anew(chats) == [*range(1, len(ROWS) + 1)]
 
 
 def test_a_file_that_passed_through_a_table(lines, anew):

@@ -1,6 +1,7 @@
 """Many rows: one after the other, and as columns."""
 
 import json
+from copy import deepcopy
 
 import numpy as np
 import pandas as pd
@@ -9,7 +10,8 @@ import pytest
 
 from lm_polygraph_asmi import score_batch
 from lm_polygraph_asmi.scoring.batches import BatchScorer
-from lm_polygraph_asmi.scoring.many import OUTPUT
+from lm_polygraph_asmi.scoring.many import OUTPUT, attempts
+from lm_polygraph_asmi.scoring.rows import Row, score_rows
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from tests import tiny_lm
 from tests.scoring.conftest import PROMPT
@@ -102,3 +104,78 @@ def test_a_table_of_arrow(tmp_path):
     assert empty.schema == scored.schema
     with pytest.raises(ValueError, match="tokens must be one of"):
         BatchScorer("no such model", "some")
+
+
+CALL = {"type": "function", "function": {"name": "sail", "arguments": "{}"}}
+HOSTILE = [
+    5, None, [], "", b"Who?", object(), {}, {"prompt": 5}, {"prompt": float("nan")},
+    {"prompt": b"Who?"}, {"prompt": {"role": "user"}}, {"prompt": []}, {"prompt": ["Who?"]},
+    {"prompt": [["role", "user"]]}, {"prompt": [{}]}, {"prompt": [{"content": "Who?"}]},
+    {"prompt": [{"role": 5, "content": "Who?"}]}, {"prompt": [{"role": "user", "content": 5}]},
+    {"prompt": [{"role": ["user"], "content": "Who?"}]}, {"prompt": [{"role": "user"}]},
+    {"prompt": [{"role": "user", "content": [5]}]}, {"prompt": [{"role": "user", "content": {}}]},
+    {"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, {"prompt": "x" * 5000},
+    {"prompt": [{"role": "user", "content": "Who?", 5: "x"}], "answer": 5},
+    {"prompt": [{"role": "tool", "content": None, "tool_calls": [CALL]}], "answer": []},
+    {"prompt": PROMPT, "answer": {}}, {"prompt": PROMPT, "answer": 5},
+    {"prompt": PROMPT, "answer": 0.5}, {"prompt": PROMPT, "answer": True},
+    {"prompt": PROMPT, "answer": [[1]]}, {"prompt": PROMPT, "answer": [None]},
+    {"prompt": PROMPT, "answer": ["a"]}, {"prompt": PROMPT, "answer": [1.0]},
+    {"prompt": PROMPT, "answer": [True]}, {"prompt": PROMPT, "answer": [-1]},
+    {"prompt": PROMPT, "answer": [10**6]}, {"prompt": PROMPT, "answer": [2**70]},
+    {"prompt": PROMPT, "answer": np.ones((2, 2), int)}, {"prompt": PROMPT, "answer": np.array(5)},
+    {"prompt": PROMPT, "answer": np.array([0.5])}, {"prompt": PROMPT, "answer": "\ud800"},
+    *({"prompt": PROMPT, "answer": " Brask", "samples": samples} for samples in (
+        5, "x", {}, {"a": 1}, [1], [None], [["a"]], [[1.5]], [[-1], [5]], [[10**6], [5]],
+        ["a", {}], [[5], [2**70]], np.array(5), iter("a"), ["\ud800"],
+    )),
+    *({"prompt": PROMPT, "answer": " Brask", "offsets": offsets} for offsets in (
+        5, "x", {}, {"a": 1}, [1], [None], [[0]], [[0, "a"]], [[0, 1, 2]], [[5, 2]], [[0, 10**6]],
+        [[-5, 2]], [[0.5, 2]], [[0, None]], object(),
+    )),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["sem", "adapt"])
+def test_bad_content_of_a_row_is_a_value_error(model, tokenizer, method):
+    """Whatever stands in a row, no error of ours comes out: the next row is scored."""
+    chat = deepcopy(tokenizer)
+    chat.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    scorer = Scorer(model, tokenizer=chat, num_masks=2, max_new_tokens=2, method=method)
+    rows = [*HOSTILE, {"prompt": PROMPT, "answer": " Brask"}]
+    failures = [failure for _, failure in attempts(scorer.score_request, rows)]
+    assert failures.pop() is None
+    for row, failure in zip(HOSTILE, failures, strict=True):
+        assert failure is None or (type(failure) is ValueError and str(failure)), (row, failure)
+    scored = [row for row, failure in zip(HOSTILE, failures, strict=True) if failure is None]
+    texts = [row for row in scored if isinstance(row, str)]
+    assert texts == [""]
+    # Token ids of samples are looked up by the method that reads them.
+    assert [row["samples"] for row in scored if row not in texts] == (
+        [[[-1], [5]], [[10**6], [5]]] if method == "sem" else []
+    )
+
+
+@pytest.mark.parametrize("bug", [TypeError, KeyError, IndexError, ZeroDivisionError, NameError])
+@pytest.mark.parametrize("where", ["prompt_tokens", "spans", "aggregate", "tokens_of"])
+def test_a_bug_of_ours_is_no_bad_row(scorer, monkeypatch, bug, where):
+    def broken(*_, **__):
+        raise bug("ours")
+
+    monkeypatch.setattr(f"lm_polygraph_asmi.scoring.scorer.{where}", broken)
+    with pytest.raises(bug, match="ours"):
+        list(scorer.score_many(ROWS[:1]))
+    with pytest.raises(bug, match="ours"):
+        score_batch({"prompt": [PROMPT], "answer": [" Brask"]}, scorer)
+    with pytest.raises(bug, match="ours"):
+        list(score_rows(scorer, [Row(1, ROWS[0])]))
+
+
+@pytest.mark.parametrize("error", [RuntimeError, MemoryError, FloatingPointError])
+def test_what_a_row_asks_too_much_of(scorer, monkeypatch, error):
+    def broken(*_, **__):
+        raise error("too much")
+
+    monkeypatch.setattr("lm_polygraph_asmi.scoring.scorer.prompt_tokens", broken)
+    (outcome,) = scorer.score_many(ROWS[:1])
+    assert (outcome.result, outcome.error) == (None, "too much")

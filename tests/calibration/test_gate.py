@@ -62,7 +62,7 @@ def test_outcomes_and_exit_status(limit, tmp_path, n, wrong, outcome, status):
         ({"correct": None, "quality": float("nan")}, "row 2: quality must be a number"),
         ({"correct": None}, 'row 2: expected "correct"'),
         ({"id": 0}, 'row 2: "id": row 1 has 0, too'),
-        ({"kind": ["who", "why"]}, 'row 2: "kind": expected one text'),
+        ({"kind": ["who", "why"]}, 'row 2: "kind": expected a text or a number'),
     ],
 )
 def test_rows_that_do_not_fit(limit, change, message):

@@ -287,7 +287,7 @@ def test_calibrate_by_command(folder):
     assert "Left out 2 empty answers: they are never accepted." in said
     for own, message in (
         ((folder / "rows.jsonl", "--metric", "TokenF1", *given), "--metric needs --run"),
-        (("--run", folder, "--right-from", 0.3, *given), "--result-cache and --right-from need"),
+        (("--run", folder, "--result-cache", "c", *given), "--result-cache needs ROWS"),
         ((folder / "rows.jsonl", *given[2:]), "ROWS need the --model that answered them"),
         ((folder / "rows.jsonl", *given[:2], "--risk", 1.4, "--out", folder / "new.json"),
          "risk must lie strictly between 0 and 1, got 1.4"),

@@ -96,9 +96,11 @@ def identity(value: object) -> str:
     text = ""
     if isinstance(value, str):
         text = re.sub(r"^(-?\d+)\.0+$", r"\1", same_text(value))
+    elif isinstance(value, Integral) and not isinstance(value, bool):
+        text = str(int(value))  # not as a float, which rounds ids of 64 bits
     elif isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value):
         number = float(value)
-        text = str(int(value)) if number.is_integer() else repr(number)
+        text = str(int(number)) if number.is_integer() else repr(number)
     if not text:
         raise ValueError(f"expected a text or a number, got {value!r:.80}")
     return text

@@ -96,11 +96,11 @@ def unread(
     if not rows:
         return None
     shown = "; ".join(f"{row}: {text!r:.80} {why}" for row, (text, why) in [*rows.items()][:3])
-    advice = "name ReferenceInAnswer in generation_metrics, which reads any script"
+    advice = "use generation_metrics=[{name: ReferenceInAnswer}], which reads any script"
     if not all("Latin" in why for _, why in rows.values()):
-        advice += (
-            ". What has no word is judged only by AccuracyMetric with process_output_fn=null and "
-            "process_target_fn=null; or leave these rows out"
+        advice = (
+            "use generation_metrics=[{name: AccuracyMetric}] with process_output_fn=null and "
+            "process_target_fn=null, which compares texts as they are, or leave these rows out"
         )
     return (
         f"{metric} cannot judge by the gold answers of {len(rows)} of {len(golds)} rows ({shown}): "

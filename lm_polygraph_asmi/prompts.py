@@ -16,6 +16,7 @@ QUESTION, ANSWER = "Question:", "Answer:"
 
 def shared_texts(prompts: list[str]) -> list[str] | None:
     """The story or the passage of each prompt; None unless all have the same of the two formats."""
+    prompts = [prompt.replace("\r\n", "\n") for prompt in prompts]
     for pattern in (STORY, PASSAGE):
         matches = [re.search(pattern, prompt, re.DOTALL) for prompt in prompts]
         if matches and all(matches):

@@ -1,4 +1,6 @@
-"""Checks of arguments. Their errors name what was expected and what was passed.
+"""Checks of arguments, and the one form in which texts and ids are compared.
+
+Errors name what was expected and what was passed.
 
 This module imports nothing heavy, so an invalid argument raises at once.
 """
@@ -6,12 +8,15 @@ This module imports nothing heavy, so an invalid argument raises at once.
 import math
 import re
 import tempfile
+import unicodedata
 from collections.abc import Mapping
 from numbers import Integral, Real
 from pathlib import Path
 
 TOKENS = ("none", "compact", "full")
 """How much detail per token a file of scored rows holds."""
+UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN")
+"""Scripts without spaces between words, by the first word of their characters' names."""
 
 
 def check_number(name: str, value: object) -> None:
@@ -68,6 +73,42 @@ def lone_surrogate(text: str) -> str | None:
     if match is None:
         return None
     return f"{match[0]!r} at character {match.start() + 1}, half of a surrogate pair"
+
+
+def same_text(text: str) -> str:
+    """The form in which texts are compared: NFC, white space as single spaces, none at the ends.
+
+    Characters without a width, such as a soft hyphen or a byte order mark, are left out.
+    """
+    if not text.isascii():
+        text = unicodedata.normalize("NFC", text)
+        text = "".join(char for char in text if unicodedata.category(char) != "Cf")
+    return " ".join(text.split())
+
+
+def identity(value: object) -> str:
+    """An id or a cluster as the text by which it is compared: of 1, 1.0, "1" and " 1" the same.
+
+    Example:
+        >>> identity(1.0), identity("1.0"), identity(" Doc\\xa01\\n")
+        ('1', '1', 'Doc 1')
+    """
+    text = ""
+    if isinstance(value, str):
+        text = re.sub(r"^(-?\d+)\.0+$", r"\1", same_text(value))
+    elif isinstance(value, Integral) and not isinstance(value, bool):
+        text = str(int(value))  # not as a float, which rounds ids of 64 bits
+    elif isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value):
+        number = float(value)
+        text = str(int(number)) if number.is_integer() else repr(number)
+    if not text:
+        raise ValueError(f"expected a text or a number, got {value!r:.80}")
+    return text
+
+
+def is_unspaced(character: str) -> bool:
+    """Whether a character is of a script without spaces between words."""
+    return unicodedata.name(character, "").startswith(UNSPACED)
 
 
 def check_new(out: str | Path, then: str = "name another file, or remove it") -> None:

@@ -1,8 +1,6 @@
 """Answers as the benchmarks compare them; configs name it as `process_output_fn`."""
 
-import string
-
-from lm_polygraph_asmi.host.quality import words
+from lm_polygraph_asmi.host.quality import is_punctuation, words
 
 
 def normalize_answer(text: str) -> str:
@@ -15,5 +13,4 @@ def normalize_answer(text: str) -> str:
 
 def normalize_triviaqa_answer(text: str) -> str:
     """As above, but punctuation and underscores separate words: the TriviaQA evaluation."""
-    separators = str.maketrans(dict.fromkeys(string.punctuation + "‘’´`", " "))
-    return normalize_answer(text.translate(separators))
+    return normalize_answer("".join(" " if is_punctuation(char) else char for char in text))

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 from lm_polygraph_asmi.prompts import shared_texts
+from lm_polygraph_asmi.validation import identity
 
 SEED = 20260711
 """Seed of all resampling, as in the paper."""
@@ -114,8 +115,14 @@ def check_rows(clusters: Sequence[Any] | None, **columns: ArrayLike) -> None:
 
 
 def cluster_codes(clusters: Sequence[Any]) -> np.ndarray:
-    """(n,) number of each row's cluster, from 0, in the order of the keys."""
-    return np.unique(np.asarray(clusters, dtype=str), return_inverse=True)[1]
+    """(n,) number of each row's cluster, from 0, in the order of the keys; see `identity`."""
+    keys = []
+    for row, cluster in enumerate(clusters):
+        try:
+            keys.append(identity(cluster))
+        except ValueError as error:
+            raise ValueError(f"clusters, row {row}: {error}") from error
+    return np.unique(np.asarray(keys, dtype=str), return_inverse=True)[1]
 
 
 def tied_order(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

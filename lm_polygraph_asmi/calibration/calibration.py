@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
     from lm_polygraph_asmi.scoring.result import Score
 
-FORMAT = 5
+FORMAT = 6
 COMMAND = "polygraph_asmi calibrate {} --risk RISK --out FILE.json"
 ADVICE = f"make it again: `{COMMAND.format('ROWS --model MODEL')}`, or with --run RUN"
 NOT_RECORDED = "not recorded"
@@ -72,6 +72,7 @@ class Calibration:
         recommendation: which signal to use, in a sentence.
         errors: wrong answers.
         label_source: "their labels", or the quality metric of a run.
+        right_from: lowest quality of a right answer; None: 0.5, on a scale of 0 to 1.
         model: its name.
         settings: those that all answers share.
         prompt_tokens: (n,) lengths of the prompts, ascending; empty if not saved.
@@ -105,6 +106,7 @@ class Calibration:
     answer_digests: list[str]
     learned: LearnedScore | None = None
     learning: str = ""
+    right_from: float | None = None
 
     def __post_init__(self) -> None:
         if self.signal not in SIGNALS:

@@ -7,8 +7,14 @@ from lm_polygraph_asmi.analysis.gate import GroupRisk, RiskGate, risk_by_group, 
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.calibration.calibration import Calibration
 from lm_polygraph_asmi.calibration.decision import Decision
-from lm_polygraph_asmi.calibration.labels import answer_digest, clusters_of, is_blank, is_wrong
-from lm_polygraph_asmi.results.runs import RIGHT
+from lm_polygraph_asmi.calibration.labels import (
+    answer_digest,
+    check_right_from,
+    clusters_of,
+    identity_of,
+    is_blank,
+    is_wrong,
+)
 from lm_polygraph_asmi.scoring.rows import Row
 
 NEEDED = ("prompt", "answer", "accept", "signal", "value", "threshold", "digest")
@@ -16,7 +22,10 @@ NEEDED = ("prompt", "answer", "accept", "signal", "value", "threshold", "digest"
 
 
 def gate(
-    calibration: Calibration, rows: Iterable[Row], by: str | None = None, right_from: float = RIGHT
+    calibration: Calibration,
+    rows: Iterable[Row],
+    by: str | None = None,
+    right_from: float | None = None,
 ) -> tuple[RiskGate, tuple[GroupRisk, ...]]:
     """Whether newly labelled decisions support the calibration's guarantee or contradict it.
 
@@ -27,7 +36,8 @@ def gate(
     Args:
         rows: lines of `polygraph_asmi decide --out` with `correct` or `quality`; number is the row.
         by: field with the group of each row.
-        right_from: lowest quality of a correct answer.
+        right_from: lowest quality of a correct answer; None: as in the calibration, where 0.5 of a
+            quality between 0 and 1 is the default.
 
     Returns:
         See `analysis.risk_gate` and, empty without `by`, `analysis.risk_by_group`.
@@ -37,6 +47,8 @@ def gate(
             answer that the calibration has seen; an answer or id twice; an accepted answer without
             a label; or no group.
     """
+    check_right_from(right_from)
+    right_from = calibration.right_from if right_from is None else right_from
     rows, calibrated = list(rows), set(calibration.answer_digests)
     known: dict[str, int] = {}
     wrong, accepted, groups, counted = [], [], [], []
@@ -50,7 +62,7 @@ def gate(
             if (first := known.setdefault(digest, row.number)) != row.number:
                 raise ValueError(f'"answer": row {first} has the same prompt and answer: keep one')
             if (row_id := content.get("id")) is not None:
-                first = known.setdefault(f"id {row_id!r}", row.number)
+                first = known.setdefault(f"id {identity_of('id', row_id)}", row.number)
                 if first != row.number:
                     raise ValueError(f'"id": row {first} has {row_id!r}, too: label it once')
             if is_blank(content["answer"]):
@@ -97,8 +109,4 @@ def _check(row: Row, calibration: Calibration) -> None:
 
 
 def _group(value: Any, by: str) -> str:
-    if value is None or isinstance(value, list | dict):
-        raise ValueError(
-            f'"{by}": expected one text, number or truth value in every row, got {value!r}'
-        )
-    return str(value)
+    return str(value) if isinstance(value, bool) else identity_of(by, value)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from lm_polygraph_asmi.analysis.clusters import text_clusters
 from lm_polygraph_asmi.files import to_json
-from lm_polygraph_asmi.results.runs import RIGHT
+from lm_polygraph_asmi.results.runs import below_right
 from lm_polygraph_asmi.scoring.rows import Row
-from lm_polygraph_asmi.validation import check_number, describe_fields
+from lm_polygraph_asmi.validation import check_number, describe_fields, identity, same_text
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.text import Request
@@ -20,8 +20,11 @@ SHARED = 80
 """Least number of shared characters that count as a passage."""
 
 
-def is_wrong(content: Mapping[str, Any], right_from: float = RIGHT) -> bool:
-    """Whether a row's answer is wrong: not `correct`, or `quality` below `right_from`."""
+def is_wrong(content: Mapping[str, Any], right_from: float | None = None) -> bool:
+    """Whether a row's answer is wrong: not `correct`, or `quality` below `right_from`.
+
+    None: below 0.5, of a quality between 0 and 1.
+    """
     labels = [name for name in ("correct", "quality") if content.get(name) is not None]
     if len(labels) != 1:
         empty = [f'"{name}": null' for name in ("correct", "quality") if name in content]
@@ -38,12 +41,21 @@ def is_wrong(content: Mapping[str, Any], right_from: float = RIGHT) -> bool:
                 "quotes in every row"
             )
         return not value
+    if isinstance(value, bool):
+        raise ValueError(f'"quality" must be a number, got {value}: write it as "correct"')
     check_number("quality", value)
-    return bool(value < right_from)
+    return below_right(value, right_from)
 
 
-def labels_of(rows: Iterable[Row], right_from: float = RIGHT) -> dict[int, bool]:
+def check_right_from(right_from: float | None) -> None:
+    """Raise ValueError unless it is a finite number, or None for the default."""
+    if right_from is not None:
+        check_number("right_from", right_from)
+
+
+def labels_of(rows: Iterable[Row], right_from: float | None = None) -> dict[int, bool]:
     """Row number -> whether the answer is wrong; checks rows without a model."""
+    check_right_from(right_from)
     rows = list(rows)
     labels: dict[int, bool] = {}
     formats: dict[bool, int] = {}
@@ -52,16 +64,17 @@ def labels_of(rows: Iterable[Row], right_from: float = RIGHT) -> dict[int, bool]
         with _named(row):
             if row.error is not None:
                 raise ValueError(row.error)
+            if "prompt" not in row.content:
+                raise ValueError(f'expected a "prompt", got {describe_fields(row.content)}')
             labels[row.number] = is_wrong(row.content, right_from)
             if (row_id := row.content.get("id")) is not None:
-                first = ids.setdefault(repr(row_id), row.number)
+                first = ids.setdefault(identity_of("id", row_id), row.number)
                 if first != row.number:
                     raise ValueError(
                         f'the "id" {row_id!r} is that of row {first}, too: label it once'
                     )
     if labels and all(labels.values()):
         raise ValueError(f"expected right and wrong answers, got {len(labels)}, all wrong")
-    _check_clusters(rows)
     for row in rows:
         with _named(row):
             if row.content.get("answer") == "":  # left out, as blank ones
@@ -75,6 +88,7 @@ def labels_of(rows: Iterable[Row], right_from: float = RIGHT) -> dict[int, bool]
             "expected one kind, since a threshold for one does not hold for the other. Calibrate "
             "each apart, or pass all as chats (--chat)"
         )
+    clusters_of(rows)
     return labels
 
 
@@ -92,12 +106,12 @@ def _named(row: Row) -> Iterator[None]:
         raise ValueError(f"row {row.number}: {error}") from error
 
 
-def _check_clusters(rows: Sequence[Row]) -> None:
-    missing = [row.number for row in rows if row.content.get("cluster") is None]
-    if 0 < len(missing) < len(rows):
-        raise ValueError(
-            f'expected a "cluster" in all rows or in none, got none in row {missing[0]}'
-        )
+def identity_of(name: str, value: Any) -> str:
+    """`identity` of a field; its errors name it."""
+    try:
+        return identity(value)
+    except ValueError as error:
+        raise ValueError(f'"{name}": {error}') from error
 
 
 def request_of(row: Row) -> "Request":
@@ -111,14 +125,51 @@ def request_of(row: Row) -> "Request":
 def clusters_of(rows: Sequence[Row]) -> list[str]:
     """Cluster key of each row: its `cluster`, else by context or prompt (`context_clusters`).
 
-    Raises:
-        ValueError: a `cluster` in some rows only.
+    Rows with the same prompt share one in any case. ValueError: a `cluster` in some rows only.
     """
-    _check_clusters(rows)
-    keys = [row.content.get("cluster") for row in rows]
-    if None not in keys:
-        return list(map(str, keys))
-    return context_clusters([row.content.get("context") or row.content["prompt"] for row in rows])
+    prompts = [row.content["prompt"] for row in rows]
+    missing = [row.number for row in rows if row.content.get("cluster") is None]
+    if len(missing) == len(rows):
+        contexts = [_context_of(row) or prompt for row, prompt in zip(rows, prompts, strict=True)]
+        return joined(context_clusters(contexts), prompts)
+    if missing:
+        raise ValueError(
+            f'expected a "cluster" in all rows or in none, got none in row {missing[0]}'
+        )
+    keys = []
+    for row in rows:
+        with _named(row):
+            keys.append(identity_of("cluster", row.content["cluster"]))
+    return joined(keys, prompts)
+
+
+def _context_of(row: Row) -> Any:
+    context = row.content.get("context")
+    if not isinstance(context, str | list | tuple | Mapping | None):
+        raise ValueError(
+            f'row {row.number}: "context": expected a text or a list of texts, got {context!r:.80}'
+        )
+    return context if context and same_text(_text_of(context)) else None
+
+
+def joined(clusters: Sequence[str], prompts: Sequence[Any]) -> list[str]:
+    """Cluster keys (n,), where those of rows with the same prompt are made one.
+
+    A question that is labelled twice is one piece of evidence, whatever its clusters say.
+    """
+    by_prompt: dict[str, str] = {}
+    replaced: dict[str, str] = {}
+
+    def last(key: str) -> str:
+        while key in replaced:
+            key = replaced[key]
+        return key
+
+    for key, prompt in zip(clusters, prompts, strict=True):
+        first = last(by_prompt.setdefault(same_text(_text_of(prompt)), key))
+        if first != last(key):
+            replaced[last(key)] = first
+    return list(map(last, clusters))
 
 
 def context_clusters(prompts: Sequence[Any]) -> list[str]:
@@ -130,7 +181,8 @@ def context_clusters(prompts: Sequence[Any]) -> list[str]:
     texts = [_text_of(prompt) for prompt in prompts]
     by_passage = text_clusters(texts)
     if by_passage != texts:
-        return by_passage
+        return list(map(same_text, by_passage))
+    texts = list(map(same_text, texts))
     distinct = sorted(set(texts))
     if len(distinct) < 2:
         return texts
@@ -145,13 +197,24 @@ def context_clusters(prompts: Sequence[Any]) -> list[str]:
 
 
 def answer_digest(prompt: Any, answer: Any) -> str:
-    """Hash of a prompt and an answer (text without its end, or token ids), to know it again."""
-    text = to_json([prompt, answer.strip() if isinstance(answer, str) else answer], str)
+    """Hash of a prompt and an answer, text or token ids, to know it again; see `same_text`."""
+    text = to_json([_compared(prompt), _compared(answer)], str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _compared(part: Any) -> Any:
+    """A prompt or an answer with each text in it as it is compared."""
+    if isinstance(part, str):
+        return same_text(part)
+    if isinstance(part, Mapping):
+        return {name: _compared(value) for name, value in part.items()}
+    return [_compared(each) for each in part] if isinstance(part, list | tuple) else part
 
 
 def _text_of(prompt: Any) -> str:
     """A prompt, or its passages, as one text."""
-    if isinstance(prompt, Mapping):
-        return str(prompt.get("content", ""))
-    return prompt if isinstance(prompt, str) else "\n".join(map(_text_of, prompt))
+    if isinstance(prompt, Mapping):  # a message, or a part of its content
+        prompt = prompt.get("content", prompt.get("text"))
+    if isinstance(prompt, list | tuple):
+        return "\n".join(map(_text_of, prompt))
+    return "" if prompt is None else str(prompt)

@@ -20,7 +20,6 @@ from lm_polygraph_asmi.calibration.labels import (
 )
 from lm_polygraph_asmi.files import parse_json, to_json
 from lm_polygraph_asmi.maths.scores import aggregate
-from lm_polygraph_asmi.results.runs import RIGHT
 from lm_polygraph_asmi.scoring.control_tokens import reads_clock
 from lm_polygraph_asmi.scoring.provenance import made_from
 from lm_polygraph_asmi.scoring.result import Score
@@ -46,7 +45,7 @@ def calibrate_rows(
     confidence: float = 0.95,
     *,
     signal: str = "best",
-    right_from: float = RIGHT,
+    right_from: float | None = None,
     name: str = "labelled answers",
     resamples: int = RESAMPLES,
     progress: Callable[[int, int], None] | None = None,
@@ -68,7 +67,7 @@ def calibrate_rows(
             guarantee valid. Choosing after looking at the results does not. "learned": a score
             learned on two fifths of the clusters, if it ranks their errors better than MSP,
             perplexity and entropy; "best" never learns.
-        right_from: lowest quality of a right answer.
+        right_from: lowest quality of a right answer; None: 0.5, and the quality is in [0, 1].
         name: name of the calibration.
         progress: called after each scored row, with the numbers of scored and of all rows.
 
@@ -109,11 +108,10 @@ def calibrate_rows(
     kept = [row for row in inputs if by_row[row.number].answered]
     if not kept:
         raise ValueError("expected answers, got only empty or blank ones")
-    numbers = [row.number for row in kept]
-    scores = [by_row[number] for number in numbers]
+    scores = [by_row[row.number] for row in kept]
     quality: list[Any] = [row.content.get("quality") for row in kept]
     known = None if None in quality else quality
-    wrong, keys = ([of[number] for number in numbers] for of in (labels, cluster_of))
+    wrong, keys = ([of[row.number] for row in kept] for of in (labels, cluster_of))
     answers = Labelled(wrong, keys, known, resamples)
     texts = [score.scored_text[: score.content_end] for score in scores]
     shared = _shared_settings(scores) | scorer.fingerprints() | {"stop": list(scorer.stop)}
@@ -131,6 +129,7 @@ def calibrate_rows(
         name=name,
         features=features,
         label_source="their labels",
+        right_from=right_from,
         model=scores[0].model,
         settings=shared,
         prompt_tokens=sorted(float(score.prompt_tokens or 0) for score in scores),

@@ -1,14 +1,17 @@
 """The second door: a finished benchmark run, which needs its model only to check its scores."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lm_polygraph_asmi.analysis.clusters import RESAMPLES
+from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.calibration.calibration import NOT_RECORDED, Calibration, unequal
 from lm_polygraph_asmi.calibration.fit import check_signal, fit
+from lm_polygraph_asmi.calibration.labels import check_right_from, joined
 from lm_polygraph_asmi.calibration.rows import digests_of, reproduces, spread
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.results.run_groups import load_run_groups, of_config
@@ -29,6 +32,7 @@ def calibrate_run(
     *,
     signal: str = "best",
     metric: str | None = None,
+    right_from: float | None = None,
     resamples: int = RESAMPLES,
     **settings: Any,
 ) -> Calibration:
@@ -40,7 +44,8 @@ def calibrate_run(
             saved scores, since a run does not record its weights. None: nothing is checked, and
             decisions compare the model's name and settings, not its weights.
         risk, confidence, signal: as for `calibrate_rows`; not "learned", which needs hidden states.
-        metric: metric of the label, right from 0.5 on; None: AlignScore, or the run's first.
+        metric: metric of the label; None: AlignScore, or the run's first.
+        right_from: lowest quality of a right answer; None: 0.5, of a metric between 0 and 1.
         **settings: without a scorer: of the score, such as `method="asmi"`; those left out are the
             run's, of several methods Sem-ASMI's.
 
@@ -55,9 +60,12 @@ def calibrate_run(
         (60, 'AlignScore')
     """
     check_signal(signal, risk, confidence, run=True)
+    check_right_from(right_from)
     if scorer is not None:
         settings = {n: getattr(scorer.config, n) for n in ("method", "depth", "aggregation")}
     group, method = scored_group(path, metric, **settings)
+    group = replace(group, right_from=right_from)
+    _check_labels(group)
     config = group.methods[method]
     columns = signals_of(group) | {config.method: group.score(method)}
     shared = settings_of(group, method)
@@ -75,27 +83,44 @@ def calibrate_run(
         shared["answer_ends"] = sorted(ends)
     answered, answer_digests = np.arange(len(group)), []
     contents = texts and [content_of(text, stops) for text in texts]
+    answers = group.answers
     if contents:
         answered = np.flatnonzero([bool(text.strip()) for text in contents])
     if prompts := group.saved("input_texts"):
         prompts = [_prompt(prompt, shared) for prompt in prompts]
+        answers = Labelled(group.wrong, joined(group.clusters, prompts), group.quality)
     if contents and prompts:
         answer_digests = digests_of([prompts[i] for i in answered], [contents[i] for i in answered])
     lengths = group.saved("asmi_prompt_length")
     return fit(
         {kind: values[answered] for kind, values in columns.items()},
-        group.answers.resampled(resamples).take(answered),
+        answers.resampled(resamples).take(answered),
         risk=risk,
         confidence=confidence,
         signal=signal,
         method=config.method,
         name=group.label,
         label_source=group.metric,
+        right_from=right_from,
         model=str(group.run.recorded("model").get("path") or NOT_RECORDED),
         settings=shared,
         prompt_tokens=sorted(float(lengths[row]) for row in answered) if lengths else [],
         answer_digests=answer_digests,
     )
+
+
+def _check_labels(group: "RunGroup") -> None:
+    """Raise ValueError for rows whose label is missing, or was made without the gold answer."""
+    if unlabelled := group.run.unlabelled(group.metric):
+        raise ValueError(
+            f"{group.run.path}: {unlabelled}. The risk guarantee does not cover rows left out: "
+            "name another metric (--metric), or run them with ReferenceInAnswer"
+        )
+    if group.metric.startswith("Rouge"):
+        from lm_polygraph_asmi.host.quality import unread
+
+        if found := unread(group.metric, group.saved("target_texts") or []):
+            raise ValueError(f"{group.run.path}: {found}")
 
 
 def scored_group(

@@ -63,7 +63,11 @@ def _options() -> list[click.Parameter]:
     help="Score to threshold: best (selected on a fifth of the clusters), score, asmi, sem, adapt, "
     "msp, perplexity, entropy, or learned (from two fifths of the labels, where it ranks better).",
 )
-@click.option("--right-from", type=float, help="Lowest quality of a correct answer; default: 0.5.")
+@click.option(
+    "--right-from",
+    type=float,
+    help="Lowest quality of a correct answer; default: 0.5, of a quality between 0 and 1.",
+)
 @click.option(
     "--result-cache",
     type=click.Path(file_okay=False),
@@ -103,7 +107,7 @@ def calibrate(
     console, errors = Console(), Console(stderr=True)
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
-    _check_usage(out, rows, run, model, metric, result_cache, right_from)
+    _check_usage(out, rows, run, model, metric, result_cache)
     try:
         for file in filter(None, (out, reliability)):
             check_writable(file)
@@ -117,14 +121,12 @@ def calibrate(
         )
         from lm_polygraph_asmi.calibration.labels import labels_of
         from lm_polygraph_asmi.calibration.run import calibrate_run, scored_group
-        from lm_polygraph_asmi.results.runs import RIGHT
         from lm_polygraph_asmi.scoring.rows import in_chat, read_rows
 
         labelled = [] if rows is None else list(read_rows(rows))
         if chat:
             labelled = [row._replace(content=in_chat(row.content)) for row in labelled]
-        label_threshold = RIGHT if right_from is None else right_from
-        labels_of(labelled, label_threshold)  # before torch is imported and the model loaded
+        labels_of(labelled, right_from)  # before torch is imported and the model loaded
         config, explicit = ASMIConfig(), given_settings(settings)
         if run is not None:
             group, method = scored_group(run, metric, **explicit)
@@ -143,13 +145,13 @@ def calibrate(
             if run is None:
                 result = _calibrated(
                     labelled, scorer, errors, risk, confidence, signal=signal,
-                    right_from=label_threshold, name=Path(str(rows)).name,
+                    right_from=right_from, name=Path(str(rows)).name,
                 )  # fmt: skip
             else:
                 with errors.status("Calibrating"):
                     result = calibrate_run(
                         run, scorer, risk, confidence, signal=signal, metric=metric,
-                        **({} if scorer else explicit),
+                        right_from=right_from, **({} if scorer else explicit),
                     )  # fmt: skip
             if empty := (len(labelled) or len(group)) - result.n:
                 errors.print(f"Left out {empty} empty answers: they are never accepted.")
@@ -177,7 +179,6 @@ def _check_usage(
     model: str | None,
     metric: str | None,
     result_cache: str | None,
-    right_from: float | None,
 ) -> None:
     if Path(out).suffix != ".json":
         raise click.BadParameter(f"expected a .json file, as `decide` needs it, got {out}")
@@ -187,10 +188,8 @@ def _check_usage(
         raise click.UsageError("ROWS need the --model that answered them")
     if run is None and metric is not None:
         raise click.UsageError("--metric needs --run: in ROWS, `correct` or `quality` is the label")
-    if run is not None and (result_cache or right_from is not None):
-        raise click.UsageError(
-            "--result-cache and --right-from need ROWS: a run has its own scores"
-        )
+    if run is not None and result_cache:
+        raise click.UsageError("--result-cache needs ROWS: a run has its own scores")
 
 
 def _save_diagram(result: "Calibration", file: str) -> None:

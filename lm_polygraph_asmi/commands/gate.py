@@ -13,7 +13,11 @@ STATUS = {"holds": 0, "violated": 3, "inconclusive": 4}
 @click.argument("calibration", type=click.Path(exists=True, dir_okay=False))
 @click.argument("labelled", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False))
 @click.option("--by", help="Field with a group, such as the type of question: each is tested, too.")
-@click.option("--right-from", type=float, help="Lowest quality of a correct answer; default: 0.5.")
+@click.option(
+    "--right-from",
+    type=float,
+    help="Lowest quality of a correct answer; default: the calibration's, else 0.5 of 0 to 1.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def gate(
     calibration: str, labelled: tuple[str, ...], by: str | None, right_from: float | None,
@@ -31,15 +35,13 @@ def gate(
         from lm_polygraph_asmi.calibration.calibration import Calibration
         from lm_polygraph_asmi.calibration.gate import gate as gate_of
         from lm_polygraph_asmi.calibration.labels import is_blank
-        from lm_polygraph_asmi.results.runs import RIGHT
         from lm_polygraph_asmi.scoring.rows import read_rows
 
         rows: list[Any] = []
         for path in labelled:
             before = rows[-1].number if rows else 0
             rows += [row._replace(number=before + row.number) for row in read_rows(path)]
-        threshold = RIGHT if right_from is None else right_from
-        result, groups = gate_of(Calibration.load(calibration), rows, by, threshold)
+        result, groups = gate_of(Calibration.load(calibration), rows, by, right_from)
         blank = sum(is_blank(row.content["answer"]) for row in rows)
         without_decision = sum(row.content["accept"] is None for row in rows) - blank
     except (OSError, ValueError) as error:

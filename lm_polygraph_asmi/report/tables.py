@@ -11,7 +11,7 @@ from lm_polygraph_asmi.analysis.comparison import augrc, auroc, prr_intervals
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.prr import has_contrast, prr_with_error
 from lm_polygraph_asmi.results.names import at_depth, masked_layer, perturbed_by
-from lm_polygraph_asmi.results.runs import MSP, RIGHT, Run, says_nothing
+from lm_polygraph_asmi.results.runs import MSP, RIGHT, Run, on_scale, says_nothing
 
 SIDE_MODELS = ("nli_path", "cross_encoder_path", "align_score_path")
 
@@ -21,7 +21,8 @@ def prr_rows(run: Run, metric: str) -> list[dict[str, Any]]:
 
     Returns:
         For each `method`: `prr` and its `standard_error` over answers; `auroc` and `augrc` for
-        detecting wrong answers (quality below `RIGHT`; AUGRC: lower = better); where clusters are
+        detecting wrong answers (quality below `RIGHT`; AUGRC: lower = better), undefined for a
+        metric outside 0 to 1; where clusters are
         known, the difference of PRR from `MSP` with its 95 % interval over clusters, `minus_msp`,
         `low` and `high`. None: undefined.
     """
@@ -30,7 +31,8 @@ def prr_rows(run: Run, metric: str) -> list[dict[str, Any]]:
     scores = {name: run.scores.loc[finite, name] for name in run.scores}
     keys = range(len(finite)) if run.clusters is None else run.clusters
     clusters = [key for key, ok in zip(keys, finite, strict=True) if ok]
-    answers = Labelled(quality < RIGHT, clusters, quality)
+    labels = quality < RIGHT if on_scale(quality) else None
+    answers = Labelled(labels, clusters, quality)
     rows = {name: prr_with_error(score, answers) for name, score in scores.items()}
     differences: dict[tuple[str, str], Interval] = {}
     if run.clusters is not None and MSP in scores:
@@ -42,7 +44,7 @@ def prr_rows(run: Run, metric: str) -> list[dict[str, Any]]:
             "method": name,
             "prr": _plain(prr.value),
             "standard_error": _plain(prr.standard_error),
-            "auroc": _plain(area := auroc(scores[name], answers.wrong)),
+            "auroc": _plain(area := np.nan if labels is None else auroc(scores[name], labels)),
             "augrc": None if np.isnan(area) else _plain(augrc(scores[name], answers.wrong)),
         }
         if (name, MSP) in differences:
@@ -99,7 +101,12 @@ def about_quality(run: Run, metric: str) -> str:
     """Notes on a metric and its answers, to print below its table."""
     finite = run.finite(metric)
     quality = run.quality.loc[finite, metric]
-    lines = [f"Right answers ({metric} at least {RIGHT}): {(quality >= RIGHT).mean():.0%}."]
+    if not on_scale(quality):
+        lines = [f"{metric} is outside 0 to 1: which answers are right is unknown."]
+    else:
+        lines = [f"Right answers ({metric} at least {RIGHT}): {(quality >= RIGHT).mean():.0%}."]
+    if unlabelled := run.unlabelled(metric):
+        lines.append(f"Left out: {unlabelled}.")
     if metric.startswith("Rouge"):
         lines.append(
             "Quality is ROUGE overlap with the gold answer: do not compare with AlignScore values."
@@ -111,7 +118,7 @@ def about_quality(run: Run, metric: str) -> str:
     if run.clusters is not None:
         kept = [cluster for cluster, ok in zip(run.clusters, finite, strict=True) if ok]
         lines.append(f"Clusters (stories, passages or prompts): {len(set(kept))}.")
-        if Labelled(quality.to_numpy() < RIGHT, kept).too_few:
+        if on_scale(quality) and Labelled(quality.to_numpy() < RIGHT, kept).too_few:
             lines.append(FEW)
     return "\n".join(lines)
 

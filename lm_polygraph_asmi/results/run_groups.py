@@ -19,8 +19,8 @@ from lm_polygraph_asmi.maths.scores import aggregate, token_scores
 from lm_polygraph_asmi.results.names import at_depth
 from lm_polygraph_asmi.results.runs import (
     MSP,
-    RIGHT,
     Run,
+    below_right,
     combine_runs,
     distinctly_named,
     load_run,
@@ -58,6 +58,7 @@ class RunGroup:
         notes: what was left out, and why.
         separate_runs: for experiments, their scores are in no table of methods: runs of more masks
             than a score, or with masks on some of these answers; then perturbation controls.
+        right_from: lowest quality of a right answer; None: 0.5, of a metric between 0 and 1.
     """
 
     model: str
@@ -71,6 +72,7 @@ class RunGroup:
     notes: tuple[str, ...]
     operating: ASMIConfig | None = None
     separate_runs: tuple[Run, ...] = ()
+    right_from: float | None = None
 
     @property
     def label(self) -> str:
@@ -95,7 +97,12 @@ class RunGroup:
 
     @cached_property
     def wrong(self) -> np.ndarray:
-        return self.quality < RIGHT
+        """(n,) below `right_from`; Unavailable for a quality of unknown scale."""
+        try:
+            named = [below_right(value, self.right_from, self.metric) for value in self.quality]
+        except ValueError as error:
+            raise Unavailable(f"{self.run.path}: {error}, or name another metric") from error
+        return np.array(named, dtype=bool)
 
     @cached_property
     def clusters(self) -> list[str]:
@@ -542,6 +549,8 @@ def _group(group: Sequence[Run], metric: str | None, depth: float) -> RunGroup:
         notes.append(f"left out, no finite score: {', '.join(empty)}")
         run = replace(run, scores=run.scores.drop(columns=empty))
     finite = run.finite(metric)
+    if unlabelled := run.unlabelled(metric):
+        notes.append(f"left out: {unlabelled}")
     if left_out := int((~finite).sum()):
         not_finite = [name for name in run.scores if not np.isfinite(run.scores[name]).all()]
         notes.append(

@@ -27,6 +27,8 @@ log = logging.getLogger("lm_polygraph")
 
 RIGHT = 0.5
 """Quality from which an answer counts as right, as in the paper."""
+ROUNDING = 1e-6
+"""How far a metric of 0 to 1 may lie outside by rounding."""
 SYMBOLS = tuple(METHODS.values())
 MSP = "MaximumSequenceProbability"
 """The free baseline for differences."""
@@ -98,6 +100,20 @@ class Run:
         """(n,) rows with finite quality and scores: the same for all methods."""
         return (np.isfinite(self.quality[metric]) & np.isfinite(self.scores).all(axis=1)).to_numpy()
 
+    def unlabelled(self, metric: str) -> str:
+        """Rows that a metric gave no number, in words; empty if there are none."""
+        places = np.flatnonzero(~np.isfinite(self.quality[metric]))
+        if not len(places):
+            return ""
+        ids = self.recorded("rows").get("ids", [])
+        known = ids if len(ids) == len(self.quality) else range(len(self.quality))
+        shown = ", ".join(str(known[i]) for i in places[:5])
+        more = ", ..." if len(places) > 5 else ""
+        return (
+            f"{metric} has no value for {len(places)} of {len(self.quality)} rows ({shown}{more}): "
+            "it cannot judge these answers by their gold answers"
+        )
+
     def lacks(self, names: Iterable[str]) -> list[str]:
         """Those of the statistics that were not saved for every row."""
         return [name for name in names if len(self.stats.get(name, [])) != len(self.scores)]
@@ -119,6 +135,25 @@ class Run:
         """Median seconds of ASMI per example, all depths together; None if not saved."""
         seconds = self.stats.get("asmi_seconds")
         return float(np.median(seconds)) if seconds else None
+
+
+def on_scale(quality: Any) -> bool:
+    """Whether one or all qualities lie between 0 and 1, up to rounding."""
+    return bool(np.all((np.asarray(quality) >= -ROUNDING) & (np.asarray(quality) <= 1 + ROUNDING)))
+
+
+def below_right(quality: float, right_from: float | None = None, name: str = "quality") -> bool:
+    """Whether an answer of this quality is wrong: below `right_from`, by default `RIGHT`.
+
+    Without `right_from`, ValueError for a quality outside 0 to 1: on another scale, such as
+    percent, nearly every answer would count as right.
+    """
+    if right_from is None and not on_scale(quality):
+        raise ValueError(
+            f"expected {name} between 0 and 1, got {quality:g}: on another scale, say from where "
+            "an answer is right (--right-from, right_from)"
+        )
+    return bool(quality < (RIGHT if right_from is None else right_from))
 
 
 def says_nothing(texts: Sequence[str] | None) -> np.ndarray | None:

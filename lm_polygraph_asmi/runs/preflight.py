@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.host.configs import built_perturbation, container
-from lm_polygraph_asmi.host.quality import METRICS
+from lm_polygraph_asmi.host.quality import ENGLISH, METRICS, unread
 from lm_polygraph_asmi.results.manifest import dropped_text
 from lm_polygraph_asmi.results.runs import manager_files
 from lm_polygraph_asmi.runs.rows import (
@@ -43,6 +43,10 @@ ASMI_SCRIPT, HOST_SCRIPT = "asmi_causal.py", "default_causal.py"
 
 
 SPACY_MODEL = "en_core_web_sm"
+
+
+DEFAULT_METRICS = ({"name": "RougeMetric"}, {"name": "AlignScore"})
+"""Those of LM-Polygraph's own that cannot read every script."""
 
 
 class Finding(NamedTuple):
@@ -238,6 +242,7 @@ def check_data(config: DictConfig) -> Iterator[Finding]:
         yield Finding(str(error))
         return
     yield from _check_usable(config, rows)
+    yield from _check_gold(config, [row for row in rows if problem_of(row) is None])
     splits = Path(str(config.dataset)) / "dataset_dict.json"
     if not _is_built(config) and config.get("load_from_disk") and splits.is_file():
         yield Finding(
@@ -304,6 +309,24 @@ def _check_usable(config: DictConfig, rows: list[DataRow]) -> Iterator[Finding]:
         )
     if dropped := dropped_rows(config):
         yield Finding(f"left out, by data.unusable=drop: {dropped_text(dropped)}", fatal=False)
+
+
+def _check_gold(config: DictConfig, rows: list[DataRow]) -> Iterator[Finding]:
+    """Gold answers by which a metric cannot judge: its labels would be missing, or wrong."""
+    golds, ids = [row.output for row in rows], [row.id for row in rows]
+    if not any(golds):
+        return  # a run without gold answers
+    process = str
+    path, function = (
+        OmegaConf.select(config, f"process_target_fn.{k}") for k in ("path", "fn_name")
+    )
+    if path is not None and Path(path).is_file():
+        process = getattr(load_external_module(path), str(function), str)
+    for entry in config.get("generation_metrics") or DEFAULT_METRICS:
+        if "lang" in (entry.get("kwargs") or {}):
+            continue  # the user's own choice of a model
+        if found := unread(entry["name"], golds, ids, process):
+            yield Finding(found, fatal=not entry["name"].startswith(ENGLISH))
 
 
 def _beyond_window(config: DictConfig, rows: Sequence[DataRow]) -> dict[str, str]:

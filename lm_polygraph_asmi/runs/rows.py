@@ -31,7 +31,9 @@ from lm_polygraph_asmi.validation import (
     check_at_least_one,
     check_one_of,
     check_whole,
+    identity,
     lone_surrogate,
+    same_text,
 )
 
 log = logging.getLogger("lm_polygraph")
@@ -71,7 +73,19 @@ class Selection(NamedTuple):
 
 def cluster_key(text: Any) -> str:
     """Short, printable key of a text that rows share."""
-    return hashlib.sha256(str(text).encode(errors="surrogatepass")).hexdigest()[:16]
+    return _digest(same_text(str(text)))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
+
+
+def _identity(value: Any) -> str:
+    """`identity` of an id or a cluster; empty if it is missing, which `problem_of` reports."""
+    try:
+        return identity(value)
+    except ValueError:
+        return ""
 
 
 def problem_of(row: DataRow) -> str | None:
@@ -86,6 +100,8 @@ def problem_of(row: DataRow) -> str | None:
             return f"its {name} is {text!r:.40}, not a text"
         if half := lone_surrogate(text):
             return f"its {name} has {half}"
+    if not row.cluster:
+        return "its cluster is missing"
     return None if row.input.strip() else "its prompt is empty"
 
 
@@ -276,7 +292,9 @@ def _from_questions(questions: list[Question], style: str, closed_book: bool) ->
         parts = [question.question] if closed_book else [question.passage, question.question]
         empty = [part for part in parts if not (isinstance(part, str) and part.strip())]
         text = empty[0] if empty else prompt(question)  # else the template hides it
-        rows.append(DataRow(question.id, cluster_key(question.passage), text, question.answer))
+        # Without a passage, as in closed-book data, the question.
+        shared = question.passage if str(question.passage or "").strip() else question.question
+        rows.append(DataRow(question.id, cluster_key(shared), text, question.answer))
     return rows
 
 
@@ -286,16 +304,16 @@ def _from_columns(table: Dataset, text: str, label: str | None, split: str) -> l
     ids = table["id"] if "id" in columns else [f"{split}:{i}" for i in range(len(table))]
     clusters = table["cluster"] if "cluster" in columns else map(cluster_key, table[text])
     return [
-        DataRow(str(i), str(cluster), prompt, answer)
+        DataRow(str(i), _identity(cluster), prompt, answer)
         for i, cluster, prompt, answer in zip(ids, clusters, table[text], answers, strict=True)
     ]
 
 
 def _cluster_by(regex: str, prompt: str) -> str:
     match = re.search(regex, prompt)
-    if match is None or not match.groups():
+    if match is None or not match.groups() or not (match[1] or "").strip():
         raise ValueError(
-            f"data.cluster_regex {regex!r} has no group, or does not match: {prompt[:200]!r}"
+            f"data.cluster_regex {regex!r} has no group, or matches nothing: {prompt[:200]!r}"
         )
     return cluster_key(match[1])
 
@@ -428,7 +446,7 @@ def _rows_folder(data_json: str, settings_json: str, _: Path, home: Path) -> Pat
     settings = json.loads(settings_json)
     rows, dropped = select_rows(json.loads(data_json), fits(settings) if settings else None)
     content = [rows, dropped] if dropped else rows
-    folder = home / f"rows-{cluster_key(json.dumps(content))}"
+    folder = home / f"rows-{_digest(json.dumps(content))}"
     save_rows(rows, folder, dropped)
     return folder
 
@@ -455,6 +473,6 @@ def row_identities(config: Mapping[str, Any], seed: int) -> dict[str, Any]:
     file = Path(config["dataset"], DROPPED)
     return {
         "ids": [str(ids[i]) for i in numbers],
-        "clusters": [str(clusters[i]) for i in numbers],
+        "clusters": [_identity(clusters[i]) for i in numbers],
         "dropped": json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {},
     }

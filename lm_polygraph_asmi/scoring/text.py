@@ -2,7 +2,6 @@
 
 import operator
 import re
-import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from os.path import commonprefix
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from lm_polygraph_asmi.files import DEPTH
 from lm_polygraph_asmi.host.stopping import UNFINISHED, decode
-from lm_polygraph_asmi.validation import describe_fields, lone_surrogate
+from lm_polygraph_asmi.validation import describe_fields, is_unspaced, lone_surrogate
 
 Messages = Sequence[Mapping[str, Any]]
 Prompt = str | Messages
@@ -25,13 +24,10 @@ Answer = str | Sequence[int]
 CONTEXT = 4
 """Prompt tokens decoded with the answer: some tokenizers drop a space at the start."""
 
-
 TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
 """Errors of a chat template that does not support a chat."""
 END_TOKENS = 64
 """Last tokens of a prompt that an answer may repeat."""
-UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN")
-"""Scripts without spaces between words, by the first word of their characters' names."""
 OPENING = "([{<\"'`/\\-_@#$€£“‘«„¿¡"
 """Characters that an answer may follow without a space."""
 
@@ -422,7 +418,7 @@ def _spaced(character: str) -> bool:
     """Whether this is a non-space character of a script with spaces between words."""
     if not character or character.isspace():
         return False
-    return not unicodedata.name(character, "").startswith(UNSPACED)
+    return not is_unspaced(character)
 
 
 def decoded(

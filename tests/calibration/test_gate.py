@@ -1,6 +1,7 @@
 """The gate on saved decisions: outcomes with their exit status, and rows that do not fit."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -62,7 +63,7 @@ def test_outcomes_and_exit_status(limit, tmp_path, n, wrong, outcome, status):
         ({"correct": None, "quality": float("nan")}, "row 2: quality must be a number"),
         ({"correct": None}, 'row 2: expected "correct"'),
         ({"id": 0}, 'row 2: "id": row 1 has 0, too'),
-        ({"kind": ["who", "why"]}, 'row 2: "kind": expected one text'),
+        ({"kind": ["who", "why"]}, 'row 2: "kind": expected a text or a number'),
     ],
 )
 def test_rows_that_do_not_fit(limit, change, message):
@@ -129,3 +130,15 @@ def test_lines_that_decide_writes(calibration, model, tokenizer):  # noqa: F811
         gate(limit, lines)
     result, groups = gate(limit, lines[:3])
     assert (result.answers + result.left_out, result.outcome, groups) == (3, "inconclusive", ())
+
+
+def test_a_quality_of_another_scale(limit):
+    rows = [line | {"correct": None, "quality": 90 - 80 * (i < 5)}
+            for i, line in enumerate(decided(limit, 20))]  # fmt: skip
+    numbered = [Row(n, row) for n, row in enumerate(rows, start=1)]
+    with pytest.raises(ValueError, match="row 1: expected quality between 0 and 1, got 10"):
+        gate(limit, numbered)
+    assert gate(limit, numbered, right_from=50)[0].errors == 5
+    assert gate(replace(limit, right_from=50), numbered)[0].errors == 5  # the calibration's
+    with pytest.raises(ValueError, match="right_from must be a number, got nan"):
+        gate(limit, numbered, right_from=float("nan"))

@@ -18,7 +18,7 @@ from lm_polygraph_asmi.scoring import Score, engine
 from lm_polygraph_asmi.scoring.rows import Row
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.text import parse_request
-from tests.calibration.conftest import SETTINGS, WORDS
+from tests.calibration.conftest import SETTINGS, WORDS, labelled, lines_of
 from tests.scoring.conftest import PROMPT, ending_model
 
 RIGHT = WORDS[:4]
@@ -39,12 +39,18 @@ def features_once():
 
 
 @pytest.fixture(scope="module")
-def told(scored):
-    """Scored rows whose word decides whether they are right; a cluster each."""
-    return [
-        line | {"correct": line["answer"].split()[-1] in RIGHT, "cluster": i}
-        for i, line in enumerate(scored[:60])
+def told(scorer):
+    """Scored rows whose word decides whether they are right; a prompt and a cluster each."""
+    rows = [
+        row
+        | {
+            "prompt": f"Question {i // 2}{'.:'[i % 2]} {PROMPT}",
+            "correct": row["answer"].split()[-1] in RIGHT,
+            "cluster": i,
+        }
+        for i, row in enumerate(labelled(60))
     ]
+    return lines_of(scorer, rows)
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,15 @@ from lm_polygraph_asmi.analysis import (
 )
 from lm_polygraph_asmi.calibration import Calibration, Decision, calibrate_rows
 from lm_polygraph_asmi.calibration import rows as first_door
-from lm_polygraph_asmi.calibration.labels import context_clusters, is_wrong
+from lm_polygraph_asmi.calibration.labels import (
+    answer_digest,
+    clusters_of,
+    context_clusters,
+    is_wrong,
+    labels_of,
+)
 from lm_polygraph_asmi.commands import main
-from lm_polygraph_asmi.scoring.rows import score_rows
+from lm_polygraph_asmi.scoring.rows import Row, score_rows
 from lm_polygraph_asmi.scoring.signals import SIGNALS, TITLES
 from tests import tiny_lm
 from tests.calibration.conftest import WORDS, N, labelled, limited
@@ -287,7 +293,7 @@ def test_calibrate_by_command(folder):
     assert "Left out 2 empty answers: they are never accepted." in said
     for own, message in (
         ((folder / "rows.jsonl", "--metric", "TokenF1", *given), "--metric needs --run"),
-        (("--run", folder, "--right-from", 0.3, *given), "--result-cache and --right-from need"),
+        (("--run", folder, "--result-cache", "c", *given), "--result-cache needs ROWS"),
         ((folder / "rows.jsonl", *given[2:]), "ROWS need the --model that answered them"),
         ((folder / "rows.jsonl", *given[:2], "--risk", 1.4, "--out", folder / "new.json"),
          "risk must lie strictly between 0 and 1, got 1.4"),
@@ -307,3 +313,75 @@ def test_answers_that_are_all_right_give_a_threshold(scorer, scored, tmp_path):
     assert "nan" not in str(run)
     run.save(tmp_path / "c.json")
     assert Calibration.load(tmp_path / "c.json").guarantee == guarantee
+
+
+@pytest.mark.parametrize("quality", [90, 10, 1.2, -0.1, 2, 5, math.inf, True, "0.9"], ids=repr)
+def test_a_quality_of_an_unknown_scale(quality):
+    with pytest.raises(ValueError, match=r"between 0 and 1, got|must be a number"):
+        is_wrong({"quality": quality})
+
+
+def test_a_quality_of_a_scale_that_was_named():
+    assert [is_wrong({"quality": q}, 50) for q in (90, 10)] == [False, True]
+    assert [is_wrong({"quality": q}, -2.0) for q in (-1.0, -3.0)] == [False, True]
+    assert not is_wrong({"quality": 1 + 1e-9})  # a metric's rounding
+    for right_from in (math.nan, math.inf, True, "0.5"):
+        with pytest.raises(ValueError, match="right_from must be a number"):
+            labels_of([Row(1, {"prompt": "a", "answer": "b", "quality": 0.9})], right_from)
+
+
+def numbered(*contents):
+    return [Row(n, {"prompt": f"Who {n}?"} | content) for n, content in enumerate(contents, 1)]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        (1, 1.0, "1", " 1\n", "1.0", np.int64(1), np.float32(1)),
+        ("Zo\u00eb", "Zoe\u0308", "Zo\u00eb\u200b"),
+        ("Doc a", "Doc\u00a0a ", "Doc\r\na", "Doc  a"),
+        (0.5, "0.5"),
+    ],
+)
+def test_one_cluster_under_several_names(names):
+    rows = numbered(*({"cluster": name} for name in names))
+    assert len(set(clusters_of(rows))) == 1
+    assert Labelled([0] * len(names), list(names)).n_clusters == 1
+    others = numbered(*({"cluster": name} for name in ("1", "01", "A", 2**60, 2**60 + 1)))
+    assert len(set(clusters_of(others))) == 5
+
+
+@pytest.mark.parametrize("cluster", [math.nan, "", " \n", True, ["a"], {"a": 1}], ids=repr)
+def test_a_cluster_without_a_name_is_refused_by_its_row(cluster):
+    with pytest.raises(ValueError, match='row 2: "cluster": expected a text or a number'):
+        clusters_of(numbered({"cluster": "a"}, {"cluster": cluster}))
+    with pytest.raises(ValueError, match="clusters, row 1: expected a text or a number"):
+        Labelled([0, 1], ["a", cluster])
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("Who?", "Who? "),
+        ("Who\nbuilt it?", "Who\r\nbuilt it?"),
+        ("Zo\u00eb?", "Zoe\u0308?"),
+        ("Who?", "\ufeffWho?"),
+        ([{"role": "user", "content": "Who?"}], [{"role": "user", "content": "Who? "}]),
+    ],
+)
+def test_a_question_labelled_twice_is_one_cluster(first, second):
+    named = ((first, "a"), (second, "b"), ("When?", "b"), ("Why?", "c"))
+    rows = numbered(*({"prompt": prompt, "cluster": cluster} for prompt, cluster in named))
+    found = clusters_of(rows)
+    assert len(set(found[:3])) == 1
+    assert found[3] not in found[:3]
+    unnamed = clusters_of([Row(n, {"prompt": p}) for n, p in enumerate((first, second, "When?"))])
+    assert unnamed[0] == unnamed[1] != unnamed[2]
+    assert answer_digest(first, " Holm") == answer_digest(second, "Holm\n")
+    assert answer_digest(first, "Holm") != answer_digest(first, "Rell")
+
+
+def test_an_id_under_two_names_is_one():
+    rows = [row | {"answer": " a", "correct": True} for row in ({"id": 1}, {"id": "1.0"})]
+    with pytest.raises(ValueError, match=r"row 2: .* is that of row 1, too"):
+        labels_of(numbered(*rows))

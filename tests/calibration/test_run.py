@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 
 from lm_polygraph_asmi.calibration import Calibration, calibrate_rows, calibrate_run
@@ -218,3 +219,54 @@ def test_by_command_without_the_model(tmp_path):
         assert done.exit_code != 0
         assert message in done.stderr
         assert not (tmp_path / "c.json").exists()
+
+
+def test_labels_of_a_run_that_are_none(scores, tmp_path):
+    rows = labelled()
+    right = [float(row["correct"]) for row in rows]
+    metrics = {
+        "BLEU": [100 * one for one in right],
+        "Bart": [one - 3 for one in right],
+        "Rouge_rougeL": [np.nan, *right[1:]],
+        "Rouge_rouge1": right,
+        "ReferenceInAnswer": right,
+    }
+    place = as_a_run(tmp_path / "run", scores, rows, metrics)
+    for metric, message in (
+        ("BLEU", "expected BLEU between 0 and 1, got 100"),
+        ("Bart", "expected Bart between 0 and 1, got -"),
+        ("Rouge_rougeL", rf"Rouge_rougeL has no value for 1 of {N} rows \(q0\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            calibrate_run(place, None, metric=metric, **ASKED)
+    with pytest.raises(ValueError, match="right_from must be a number, got nan"):
+        calibrate_run(place, None, metric="BLEU", right_from=float("nan"), **ASKED)
+    expected = calibrate_run(place, None, metric="ReferenceInAnswer", **ASKED)
+    for metric, right_from in (("BLEU", 50), ("Bart", -2.5)):
+        found = calibrate_run(place, None, metric=metric, right_from=right_from, **ASKED)
+        assert (found.errors, found.right_from) == (expected.errors, right_from)
+        assert found.guarantee == expected.guarantee
+    text = " ".join(CliRunner().invoke(main, ["results", str(place)]).output.split())
+    assert "BLEU is outside 0 to 1: which answers are right is unknown" in text
+    assert f"Left out: Rouge_rougeL has no value for 1 of {N} rows (q0)" in text
+
+
+def test_labels_of_a_run_by_gold_answers_that_rouge_cannot_read(scores, tmp_path):
+    rows = labelled()
+    metrics = {name: [float(row["correct"]) for row in rows]
+               for name in ("Rouge_rougeL", "ReferenceInAnswer")}  # fmt: skip
+    place = as_a_run(tmp_path / "run", scores, rows, metrics)
+    file = next(place.glob("ue_manager*")) if place.is_dir() else place
+    content = torch.load(file, weights_only=False)
+    content["stats"]["target_texts"] = ["Хольм 1931", *["Holm"] * (N - 1)]
+    torch.save(content, file)
+    with pytest.raises(ValueError, match=r"Rouge_rougeL cannot judge .* 1 of .*'Хольм 1931'"):
+        calibrate_run(place, None, metric="Rouge_rougeL", **ASKED)
+    assert calibrate_run(place, None, metric="ReferenceInAnswer", **ASKED).n == N
+
+
+def test_a_question_twice_in_a_run_is_one_cluster(scores, tmp_path):
+    rows = [row | {"cluster": i} for i, row in enumerate(labelled())]
+    right = [float(row["correct"]) for row in rows]
+    place = as_a_run(tmp_path / "run", scores, rows, {"ReferenceInAnswer": right})
+    assert calibrate_run(place, None, **ASKED).clusters == N // 2

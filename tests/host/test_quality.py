@@ -7,6 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from lm_polygraph.generation_metrics import RougeMetric
 
 from lm_polygraph_asmi.host.quality import (
     METRICS,
@@ -15,6 +16,7 @@ from lm_polygraph_asmi.host.quality import (
     register_metrics,
     token_f1,
     token_recall,
+    unjudged,
 )
 
 
@@ -78,3 +80,68 @@ def test_a_script_finds_them_by_name():
     script = {"TokenF1": "its own"}
     register_metrics(script)
     assert script == METRICS | {"TokenF1": "its own"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference"),
+    [
+        ("“Edda Holm”", "Edda Holm"),
+        ("Zoe\u0308", "Zo\u00eb"),
+        ("«Эдда» — 1931", "эдда"),
+        ("don’t", "don't"),
+        ("Hawai\u02bbi", "Hawai'i"),
+        ("It has 3\u202f000\u00a0men", "3 000 men"),
+        ("co\u00adop\u200b", "Coop"),
+        ("１９３１年。", "1931"),
+        ("\u221240", "-40"),
+        ("the ﬁnal", "final"),
+        ("STRASSE", "Straße"),
+        ("他住在北京。", "北京"),
+        ("เขาอยู่ที่กรุงเทพ", "กรุงเทพ"),
+        ("مدينة القاهرة؟", "القاهرة"),
+        ("राम।", "राम"),
+        ("a\u0300 Paris", "à Paris"),
+        ("❤\ufe0f", "❤"),
+    ],
+)
+def test_characters_that_only_look_different(answer, reference):
+    assert reference_in_answer(answer, reference) == 1
+    assert token_recall(answer, reference) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference"),
+    [
+        ("10²", "102"),
+        ("Zoe", "Zoë"),
+        ("5 €", "5 £"),
+        ("🙂", "🙁"),
+        ("北海", "北京"),
+        ("1½", "11/2"),
+    ],
+)
+def test_characters_that_mean_something_else(answer, reference):
+    assert reference_in_answer(answer, reference) == 0
+
+
+@pytest.mark.parametrize(
+    ("gold", "by_rouge", "by_words"),
+    [
+        ("Эдда", True, False),
+        ("Хольм 1931", True, False),
+        ("北京 2008", True, False),
+        ("🙂", True, False),
+        ("القاهرة", True, False),
+        ("Zoë", False, False),
+        ("The", True, True),
+        ("?!", True, True),
+        ("。", True, True),
+        ("1931", False, False),
+    ],
+)
+def test_gold_answers_that_a_metric_cannot_read(gold, by_rouge, by_words):
+    for metric in ("RougeMetric", "Rouge_rougeL"):
+        assert (unjudged(metric, gold) is not None) == by_rouge
+    assert (unjudged("ReferenceInAnswer", gold) is not None) == by_words
+    if not by_rouge:  # ROUGE itself agrees with itself
+        assert RougeMetric("rougeL")({"greedy_texts": [gold]}, [gold]) == [1]

@@ -40,7 +40,7 @@ def run(tmp_path, tiny, monkeypatch):
     """Runs the single-pass methods over four questions; returns the manager file."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    rows = {"id": list("abcd"), "input": PROMPTS, "output": ["a", "b", "c", "d"]}
+    rows = {"id": list("abcd"), "input": PROMPTS, "output": ["w", "b", "c", "d"]}
     Dataset.from_dict(rows).save_to_disk(tmp_path / "questions")
 
     def start(*overrides: str, folder: str = "run") -> Path:
@@ -191,7 +191,7 @@ def test_a_run_that_fails_in_between_keeps_its_rows(run, tmp_path, monkeypatch, 
 
 def test_rows_beyond_the_window_are_named_before_the_model_is_loaded(run, tmp_path, capsys):
     long = "Who built the ferry? " * 400
-    rows = {"id": list("abcdef"), "input": [*PROMPTS, "", long], "output": list("abcdef")}
+    rows = {"id": list("abcdef"), "input": [*PROMPTS, "", long], "output": list("uvwxyz")}
     Dataset.from_dict(rows).save_to_disk(tmp_path / "long")
     rows["input"][4] = "Who?"
     Dataset.from_dict(rows).save_to_disk(tmp_path / "longer")

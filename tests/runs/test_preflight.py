@@ -244,3 +244,44 @@ def test_repeated_prompts_are_said_once(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "lm_polygraph"):
         assert of_data(source) == []
     assert caplog.text.count("repeat an earlier prompt") == 1
+
+
+@pytest.mark.parametrize(
+    ("gold", "metric", "fatal"),
+    [
+        ("Эдда", "RougeMetric", True),
+        ("Хольм 1931", "RougeMetric", True),
+        ("北京", "RougeMetric", True),
+        ("🙂", "RougeMetric", True),
+        ("the", "ReferenceInAnswer", True),
+        ("?!", "TokenF1", True),
+        ("A", "AccuracyMetric", True),
+        ("القاهرة", "AlignScore", False),
+    ],
+)
+def test_gold_answers_that_a_metric_cannot_judge(tmp_path, gold, metric, fatal):
+    data = saved(tmp_path / "data", input=["Who?", "When?"], output=["Holm 1931", gold])
+    arguments = ", args: [rougeL]" if metric == "RougeMetric" else ""
+    config = composed("asmi_babiqa", data, f"generation_metrics=[{{name: {metric}{arguments}}}]")
+    config.process_target_fn = composed("asmi_demo").process_target_fn  # drops articles
+    findings = list(check_data(config))
+    (finding,) = [each for each in findings if "cannot judge" in each.text]
+    assert f"1 of 2 rows (test:1: {gold!r}" in finding.text
+    advised = (
+        "{name: AccuracyMetric}" if gold in ("the", "?!", "A") else "{name: ReferenceInAnswer}"
+    )
+    assert advised in finding.text
+    assert finding.fatal == fatal
+
+
+def test_gold_answers_of_other_scripts_have_a_metric(tmp_path):
+    data = saved(tmp_path / "data", input=["Who?", "When?", "?"], output=["Эдда", "北京", "🙂"])
+    findings = of_data(data, "generation_metrics=[{name: ReferenceInAnswer}]")
+    assert not [each for each in findings if "cannot judge" in each.text]
+
+
+@pytest.mark.parametrize("cluster", [None, "", " "])
+def test_a_cluster_that_is_missing(tmp_path, cluster):
+    columns = {"input": ["Who?", "When?"], "output": ["Holm", "1931"], "cluster": ["a", cluster]}
+    findings = of_data(saved(tmp_path / "data", **columns))
+    assert any("test:1 (its cluster is missing)" in each.text for each in findings)

@@ -262,7 +262,7 @@ def test_clusters_by_a_part_of_the_prompt(tmp_path):
     regex = r"(?s)Story: (.*?)\n\nQuestion: "
     rows = read_data(source, "test", "input", "output", cluster_regex=regex)
     assert [row.cluster for row in rows] == [cluster_key(s) for s in ("a\nb", "a\nb", "c")]
-    with pytest.raises(ValueError, match="has no group, or does not match: 'Story: a"):
+    with pytest.raises(ValueError, match="has no group, or matches nothing: 'Story: a"):
         read_data(source, "test", "input", "output", cluster_regex="Passage: (.*)")
 
 

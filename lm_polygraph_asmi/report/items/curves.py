@@ -33,7 +33,7 @@ def rejection(groups: Sequence[RunGroup]) -> Items:
         if np.isnan(prr["u_sem"]):
             raise Unavailable("all answers are equally good")
         curves = {n: rejection_curve(s, group.answers) for n, s in scores.items()}
-        unclustered = Labelled(quality=group.quality, clusters=["" for _ in group.quality])
+        unclustered = Labelled(quality=group.quality, clusters=["all" for _ in group.quality])
         oracle = rejection_curve(-group.quality, unclustered)  # needs no band
         rows = [
             {"setting": group.label, "rejected by": name, "PRR": prr.get(name, 1.0)}

@@ -22,19 +22,15 @@ from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.item import Items, frame
 from lm_polygraph_asmi.report.items.benchmark import competes
 from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable, once
-from lm_polygraph_asmi.results.runs import RIGHT
+from lm_polygraph_asmi.results.runs import RIGHT, on_scale
 
 AUDITED = 50
 
 
 def _qualities(group: RunGroup) -> dict[str, np.ndarray]:
-    """Quality of the rows in use, for metrics that are finite for all of them."""
+    """Quality of the rows in use, for metrics that are finite and from 0 to 1 for all of them."""
     table = group.run.quality.iloc[group.rows]
-    return {
-        str(name): table[name].to_numpy(dtype=float)
-        for name in table
-        if np.isfinite(table[name]).all()
-    }
+    return {str(name): table[name].to_numpy(dtype=float) for name in table if on_scale(table[name])}
 
 
 def correctness_labels(groups: Sequence[RunGroup]) -> Items:

@@ -25,8 +25,7 @@ from sklearn.preprocessing import QuantileTransformer
 
 ROOT = Path(__file__).parents[1]
 FRESH = ROOT / "docs/evidence/fresh"
-SEED, RESAMPLES, REPEATS, FOLDS, COMPONENTS = 20261125, 10_000, 10, 5, 32
-FEWEST, NOT_WORTH = 100, 0.02
+SEED, RESAMPLES, REPEATS, FOLDS, COMPONENTS, FEWEST = 20261125, 10_000, 10, 5, 32, 100
 SETTINGS = (
     "smollm2/babi", "gemma/babi", "qwen05/babi", "qwen15/babi",
     "smollm2/squad-few-shot", "qwen05/squad", "qwen15/squad",
@@ -62,7 +61,7 @@ CLAIMS = {
 SECTIONS = {"README.md": "## What is known", "docs/results/summary.md": "## Measured again"}
 """Sections whose every AUROC is a claim."""
 NUMBER = r"[-+]?(?:\d*\.)?\d+"
-VALUE = rf"((?:< )?{NUMBER}(?: (?:→|or) {NUMBER}| \[{NUMBER}, {NUMBER}\])?|[a-z, ]+)"
+VALUE = rf"((?:< )?{NUMBER}(?: (?:→|or) {NUMBER}| \[{NUMBER}, {NUMBER}\])?|holds, fails|holds|fails)"
 """What a page states in place of a name in braces."""
 
 
@@ -274,7 +273,7 @@ def described(name: str, found: Gain) -> dict[str, str]:
     word = "inconclusive"
     if found.low > 0:
         word = "holds"
-    if found.high < NOT_WORTH:
+    if found.high < 0.02:  # "no gain worth a probe"
         word = "holds, fails" if word == "holds" else "fails"
     interval = [number(end) for end in (found.low, found.high)]
     plain = [number(end, "-") for end in (found.low, found.high)]
@@ -358,20 +357,17 @@ def fitted_claims(all_rows: list[Rows]) -> dict[str, str]:
     return texts
 
 
-def plain(text: str) -> str:
-    return " ".join(text.replace("−", "-").split())
-
-
 def stated(page: str) -> list[tuple[str, str]]:
     """(name, the page's number) of each claim.
 
     Raises:
         click.ClickException: a sentence is not on the page, or an AUROC of the page is no claim.
     """
-    section = plain((ROOT / page).read_text().partition(SECTIONS[page])[2].partition("\n## ")[0])
+    section = (ROOT / page).read_text().partition(SECTIONS[page])[2].partition("\n## ")[0]
+    section = " ".join(section.replace("−", "-").split())
     found, left = [], section
     for sentence in CLAIMS[page]:
-        parts = re.split(r"\{(.+?)\}", plain(sentence))
+        parts = re.split(r"\{(.+?)\}", sentence)
         match = re.search(
             "".join(VALUE if i % 2 else re.escape(part) for i, part in enumerate(parts)), section
         )

@@ -61,7 +61,7 @@ CLAIMS = {
 SECTIONS = {"README.md": "## What is known", "docs/results/summary.md": "## Measured again"}
 """Sections whose every AUROC is a claim."""
 NUMBER = r"[-+]?(?:\d*\.)?\d+"
-VALUE = rf"((?:< )?{NUMBER}(?: (?:→|or) {NUMBER}| \[{NUMBER}, {NUMBER}\])?|holds, fails|holds|fails)"
+VALUE = rf"((?:< )?{NUMBER}(?: (?:→|or) {NUMBER}| \[{NUMBER}, {NUMBER}\])?|holds(?:, fails)?|fails)"
 """What a page states in place of a name in braces."""
 
 

@@ -268,22 +268,22 @@ def number(value: float, sign: str = "+", digits: int = 3) -> str:
     return f"{value:{sign}.{digits}f}".replace("0.", ".", 1)
 
 
-def described(name: str, found: Gain) -> dict[str, str]:
+def described(name: str, known: Gain) -> dict[str, str]:
     """The texts that a page may state of a gain."""
     word = "inconclusive"
-    if found.low > 0:
+    if known.low > 0:
         word = "holds"
-    if found.high < 0.02:  # "no gain worth a probe"
+    if known.high < 0.02:  # "no gain worth a probe"
         word = "holds, fails" if word == "holds" else "fails"
-    interval = [number(end) for end in (found.low, found.high)]
-    plain = [number(end, "-") for end in (found.low, found.high)]
+    interval = [number(end) for end in (known.low, known.high)]
+    plain = [number(end, "-") for end in (known.low, known.high)]
     return {
-        name: f"{number(found.value)} [{', '.join(interval)}]",
-        f"{name}, plain": f"{number(found.value, '-')} [{', '.join(plain)}]",
-        f"{name}, value": number(found.value, "-" if found.value > 0 else "+"),
-        f"{name}, size": number(abs(found.value), "-", 2),
-        f"{name}, both": f"{number(found.first, '-')} → {number(found.second, '-')}",
-        f"{name}, p": "< .001" if found.p < 0.001 else number(found.p, "-"),
+        name: f"{number(known.value)} [{', '.join(interval)}]",
+        f"{name}, plain": f"{number(known.value, '-')} [{', '.join(plain)}]",
+        f"{name}, value": number(known.value, "-" if known.value > 0 else "+"),
+        f"{name}, size": number(abs(known.value), "-", 2),
+        f"{name}, both": f"{number(known.first, '-')} → {number(known.second, '-')}",
+        f"{name}, p": "< .001" if known.p < 0.001 else number(known.p, "-"),
         f"{name}, word": word,
     }
 
@@ -333,7 +333,7 @@ def fitted_claims(all_rows: list[Rows]) -> dict[str, str]:
         ]  # fmt: skip
 
     added = p3c("contains")
-    found = {
+    known = {
         "P1": gain(p1),
         "P2": gain(p2),
         "P3c": gain(added),
@@ -347,12 +347,12 @@ def fitted_claims(all_rows: list[Rows]) -> dict[str, str]:
         "P3c ROUGE-L": gain(p3c("ROUGE-L")),
         "P3c ROUGE-L, other folds": gain(p3c("ROUGE-L", other_reading=True)),
     }
-    for name, one in found.items():
+    for name, one in known.items():
         texts |= described(name, one)
     highest = 0.0
-    ordered = sorted(("P1", "P2", "P3c"), key=lambda name: found[name].p)
+    ordered = sorted(("P1", "P2", "P3c"), key=lambda name: known[name].p)
     for left, name in zip((3, 2, 1), ordered, strict=True):  # Holm
-        highest = max(highest, min(left * found[name].p, 1.0))
+        highest = max(highest, min(left * known[name].p, 1.0))
         texts[f"{name}, Holm"] = number(highest, "-")
     return texts
 
@@ -365,7 +365,7 @@ def stated(page: str) -> list[tuple[str, str]]:
     """
     section = (ROOT / page).read_text().partition(SECTIONS[page])[2].partition("\n## ")[0]
     section = " ".join(section.replace("−", "-").split())
-    found, left = [], section
+    known, left = [], section
     for sentence in CLAIMS[page]:
         parts = re.split(r"\{(.+?)\}", sentence)
         match = re.search(
@@ -373,11 +373,11 @@ def stated(page: str) -> list[tuple[str, str]]:
         )
         if match is None:
             raise click.ClickException(f"{page} does not state: {sentence}")
-        found += zip(parts[1::2], match.groups(), strict=True)
+        known += zip(parts[1::2], match.groups(), strict=True)
         left = left.replace(match[0], "")
     if more := re.findall(r"[+-]?\.\d{3}\b", left):
         raise click.ClickException(f"{page} states more than is recomputed: {', '.join(more)}")
-    return found
+    return known
 
 
 @click.command(help=__doc__)
@@ -386,8 +386,8 @@ def stated(page: str) -> list[tuple[str, str]]:
 def main(quick: bool, check: bool) -> None:
     claims = [(page, *claim) for page in CLAIMS for claim in stated(page)]
     rows = read_rows()
-    known = raw_claims(rows) | ({} if quick else fitted_claims(rows))
-    lines = [(*claim, known[claim[1]]) for claim in claims if claim[1] in known]
+    texts = raw_claims(rows) | ({} if quick else fitted_claims(rows))
+    lines = [(*claim, texts[claim[1]]) for claim in claims if claim[1] in texts]
     differs = [line for line in lines if line[2] != line[3]]
     shown = pd.DataFrame(differs if check else lines, columns=["page", "claim", "page's", "rows"])
     if len(shown):

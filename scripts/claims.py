@@ -276,10 +276,10 @@ def described(name: str, known: Gain) -> dict[str, str]:
     if known.high < 0.02:  # "no gain worth a probe"
         word = "holds, fails" if word == "holds" else "fails"
     interval = [number(end) for end in (known.low, known.high)]
-    plain = [number(end, "-") for end in (known.low, known.high)]
+    unsigned = [number(end, "-") for end in (known.low, known.high)]
     return {
         name: f"{number(known.value)} [{', '.join(interval)}]",
-        f"{name}, plain": f"{number(known.value, '-')} [{', '.join(plain)}]",
+        f"{name}, plain": f"{number(known.value, '-')} [{', '.join(unsigned)}]",
         f"{name}, value": number(known.value, "-" if known.value > 0 else "+"),
         f"{name}, size": number(abs(known.value), "-", 2),
         f"{name}, both": f"{number(known.first, '-')} → {number(known.second, '-')}",
@@ -347,8 +347,8 @@ def fitted_claims(all_rows: list[Rows]) -> dict[str, str]:
         "P3c ROUGE-L": gain(p3c("ROUGE-L")),
         "P3c ROUGE-L, other folds": gain(p3c("ROUGE-L", other_reading=True)),
     }
-    for name, one in known.items():
-        texts |= described(name, one)
+    for name, change in known.items():
+        texts |= described(name, change)
     highest = 0.0
     ordered = sorted(("P1", "P2", "P3c"), key=lambda name: known[name].p)
     for left, name in zip((3, 2, 1), ordered, strict=True):  # Holm

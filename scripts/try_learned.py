@@ -1,13 +1,8 @@
 """What a learned score accepts at a guaranteed risk, against a simple signal and other ways.
 
-    python scripts/try_learned.py simulate docs/concepts/learned-simulations.csv
-    python scripts/try_learned.py rows docs/concepts/learned-settings.csv
-
-`rows` uses the answers of docs/evidence/fresh (correct: the gold answer is contained), one a
-passage or story.
+python scripts/try_learned.py simulate docs/concepts/learned-simulations.csv
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
@@ -37,8 +32,7 @@ from lm_polygraph_asmi.analysis.risk_control import (
 )
 from lm_polygraph_asmi.analysis.signals import best_signal
 
-CONFIDENCE, SHARES, SPLITS = 0.9, (0.75, 0.5, 0.25), 40
-"""Of the real rows: risks as shares of the base error rate, fixed before they were split."""
+CONFIDENCE = 0.9
 SIMULATED_RISK = 0.25
 SIZES = ((200, 1), (500, 1), (2000, 1), (125, 4), (500, 4))
 """Clusters, and answers in each."""
@@ -210,70 +204,6 @@ def simulate(out: Path, draws: int) -> None:
                  "guarantee violated, %": round(100 * (risks > SIMULATED_RISK).mean(), 1),
                  "no threshold, %": round(100 * (coverage == 0).mean()),
                  "accepted, %": round(100 * coverage.mean(), 1)}
-            )  # fmt: skip
-        pd.DataFrame(lines).to_csv(out, index=False)
-        click.echo(pd.DataFrame(lines[-len(outcomes) :]).to_string())
-
-
-@main.command()
-@click.argument("out", type=click.Path(path_type=Path))
-@click.option("--splits", default=SPLITS, show_default=True)
-def rows(out: Path, splits: int) -> None:
-    """Coverage on a random fifth of the clusters, calibrated on the others; confidence 90 %."""
-    sys.path.insert(0, str(Path(__file__).parent / "evidence"))
-    from fresh_tables import SETTINGS, collected
-
-    lines = []
-    for setting in collected():
-        # One answer a cluster: then the test is exact.
-        first = ~pd.Series(setting.clusters).duplicated().to_numpy()
-        wrong, keys = setting.wrong("contains")[first], setting.clusters[first]
-        tables = {"free": setting.free, "mean": setting.states[0], "last": setting.states[1]}
-        tables = {name: table[first] for name, table in tables.items()}
-        simple = {name: column[first] for name, column in setting.simple.items()}
-        outcomes: dict[tuple[float, str], list[tuple[float, ...]]] = {}
-        for split in range(splits):
-            new = np.random.default_rng(split).permutation(len(wrong)) < len(wrong) / 5
-            answers = Labelled(wrong[~new], keys[~new].tolist(), resamples=50, seed=split)
-            columns = {name: column[~new] for name, column in simple.items()}
-            features = {group: table[~new] for group, table in tables.items()}
-            name = best_signal(columns, answers)
-            for share in SHARES:
-                risk = share * wrong.mean()
-                best, msp = (
-                    risk_threshold(
-                        columns[kind], answers.wrong, answers.clusters, risk, CONFIDENCE, split
-                    )
-                    for kind in (name, "MSP")
-                )
-                choice = learned_threshold(features, columns, answers, risk, CONFIDENCE)
-                score = simple[choice.signal] if choice.score is None else choice.score(tables)
-                for way, tested, values in (
-                    ("simple", best, simple[name]),
-                    ("MSP", msp, simple["MSP"]),
-                    ("learned", choice.rule, score),
-                ):
-                    none = tested.threshold is None
-                    keep = values[new] <= (-np.inf if none else tested.threshold)
-                    outcomes.setdefault((share, way), []).append(
-                        (
-                            keep.mean(),
-                            (keep & wrong[new]).sum(),
-                            not none,
-                            way == "learned" and choice.score is not None,
-                        )
-                    )
-        for (share, way), values in outcomes.items():
-            coverage, errors, attained, chosen = np.array(values, dtype=float).T
-            accepted = coverage.sum() * new.sum()
-            lines.append(
-                {"setting": SETTINGS[setting.name], "labels": int((~new).sum()),
-                 "wrong, %": round(100 * wrong.mean()), "risk, share of that": share, "way": way,
-                 "learned score chosen, %": round(100 * chosen.mean()),
-                 "threshold given, %": round(100 * attained.mean()),
-                 "accepted, %": round(100 * coverage.mean(), 1),
-                 "wrong among accepted, %": round(100 * errors.sum() / accepted, 1)
-                 if accepted else None}
             )  # fmt: skip
         pd.DataFrame(lines).to_csv(out, index=False)
         click.echo(pd.DataFrame(lines[-len(outcomes) :]).to_string())

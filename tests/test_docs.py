@@ -2,7 +2,6 @@
 
 import ast
 import doctest
-import hashlib
 import importlib
 import inspect
 import re
@@ -15,11 +14,9 @@ from pathlib import Path
 from types import ModuleType
 
 import click
-import pandas as pd
 import pytest
 import transformers
 import yaml
-from click.testing import CliRunner
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import ConfigCompositionException, MissingConfigException
@@ -449,14 +446,6 @@ def test_the_papers_numbers_are_items_of_the_report():
         assert {name for name in named if name.startswith("asmi_")} <= configs, run
 
 
-def test_records_are_as_their_scripts_left_them():
-    """Tables whose script has left: nobody can make them again here, so nobody may edit them."""
-    records = pd.read_csv(DOCS / "results/records.csv")
-    for record in records.itertuples():
-        found = hashlib.sha256((REPOSITORY / record.file).read_bytes()).hexdigest()
-        assert found == record.sha256, record.file
-
-
 def test_the_workflow_runs_what_the_project_names():
     """Every Python of pyproject.toml, and its oldest transformers."""
     project = (REPOSITORY / "pyproject.toml").read_text()
@@ -504,16 +493,6 @@ def test_errors_that_the_page_names_are_raised():
     for row in rows.splitlines():
         for phrase in re.split(r";|\.\.\.", row.split("|")[1]):
             assert any(phrase.strip() in text for text in texts), phrase
-
-
-def test_output_of_calibrate_on_the_pages():
-    shown = CliRunner().invoke(loaded("scripts/try_guarantee.py").main, ["example"]).stdout
-    assert len(shown.splitlines()) > 20
-    page = (REPOSITORY / "docs/reference/outputs.md").read_text(encoding="utf-8")
-    assert f"```text\n{shown}```" in page
-    decision = shown[shown.index("Decision:") : shown.index("\nError rate by")]
-    page = (REPOSITORY / "docs/tutorials/threshold.md").read_text(encoding="utf-8")
-    assert f"```text\n{decision}```" in page
 
 
 @pytest.mark.parametrize("of_tests", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -1,0 +1,40 @@
+"""What README and the page of results state is what the kept rows give."""
+
+import pytest
+from click.testing import CliRunner
+from lm_polygraph.utils.common import load_external_module
+
+from tests.test_scripts import SCRIPTS
+
+
+@pytest.fixture
+def claims():
+    return load_external_module(str(SCRIPTS / "claims.py"))
+
+
+@pytest.mark.parametrize("options", [["--quick"], pytest.param([], marks=pytest.mark.slow)])
+def test_pages_state_what_the_rows_give(claims, options):
+    done = CliRunner().invoke(claims.main, ["--check", *options])
+    assert done.exit_code == 0, done.output
+    assert int(done.output.split()[-4]) >= (19 if options else 40)
+
+
+@pytest.mark.parametrize(
+    ("page", "right", "wrong", "told"),
+    [
+        ("README.md", "AUROC is .07 below", "AUROC is .08 below", "README.md P3a, size .08 .07"),
+        ("README.md", "AUROC is .07 below", "AUROC is some below", "does not state"),
+        ("README.md", "**not run** here", "**not run** here, +.123", "than is recomputed: +.123"),
+    ],
+)
+def test_a_wrong_number_is_found(claims, monkeypatch, tmp_path, page, right, wrong, told):
+    for name in claims.CLAIMS:
+        text = (claims.ROOT / name).read_text()
+        assert name != page or right in text
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text.replace(right, wrong))
+    monkeypatch.setattr(claims, "ROOT", tmp_path)
+    monkeypatch.setattr(claims, "RESAMPLES", 100)
+    done = CliRunner().invoke(claims.main, ["--check", "--quick"])
+    assert done.exit_code == 1
+    assert told in " ".join(done.output.split())

@@ -234,7 +234,6 @@ def test_commands_in_the_prose_could_start(page, tmp_path):
         ),
         ("for n in 1; do polygraph_asmi score --prompt-files $n; done", click.NoSuchOption),
         ("polygraph_asmi plan --heads many", click.BadParameter),
-        ("polygraph_asmi experiments scale RUN", click.MissingParameter),
         ("python scripts/build_babi.py one two three", click.UsageError),
         ("pip install '.[nothing]'", AssertionError),
     ],
@@ -296,7 +295,6 @@ def settable() -> set[str]:
     configs = [
         composed("asmi_coqa"), composed("asmi_demo"), composed("asmi_stability"),
         composed("asmi_offline", "model=asmi_local"), composed("asmi_grid"),
-        composed("asmi_controls", "answers=a run"),
     ]  # fmt: skip
     found = set(configs[0].hydra.runtime.choices)
     return found.union(*(keys(OmegaConf.to_container(config)) for config in configs))

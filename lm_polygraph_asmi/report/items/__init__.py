@@ -73,7 +73,7 @@ REPORT_ITEMS: tuple[Make, ...] = (
 )  # fmt: skip
 """In the order of the report; each returns tables and figures, or the reason for none."""
 MORE = ("lm_polygraph_asmi.experiments.items",)
-"""Modules whose `REPORT_ITEMS` follow these, and whose `findings` precede all others."""
+"""Modules whose `REPORT_ITEMS` follow these."""
 
 
 def _experiment_modules() -> list[ModuleType]:
@@ -91,13 +91,12 @@ def every_report_item() -> list[Make]:
 def findings(groups: Sequence[RunGroup]) -> list[str]:
     """First lines of the report: how many ASMI scores rank errors, and caveats.
 
-    Order: rows that are missing, the paper's numbers, findings of experiments, counts, scores of
-    negative PRR, limits of the settings.
+    Order: rows that are missing, the paper's numbers, counts, scores of negative
+    PRR, limits of the settings.
     """
-    experiments = [module.findings for module in _experiment_modules()]
     general = [_rank_errors, _negative_prr, _against_best, _added, _weak, _labels, _other_depths]
     first = (_missing_rows, _reproduced)
-    return [line for find in (*first, *experiments, *general) for line in find(groups)]
+    return [line for find in (*first, *general) for line in find(groups)]
 
 
 def _missing_rows(groups: Sequence[RunGroup]) -> list[str]:

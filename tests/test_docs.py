@@ -19,7 +19,6 @@ import pandas as pd
 import pytest
 import transformers
 import yaml
-from click.testing import CliRunner
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import ConfigCompositionException, MissingConfigException
@@ -506,39 +505,3 @@ def test_errors_that_the_page_names_are_raised():
     for row in rows.splitlines():
         for phrase in re.split(r";|\.\.\.", row.split("|")[1]):
             assert any(phrase.strip() in text for text in texts), phrase
-
-
-def test_output_of_calibrate_on_the_pages():
-    shown = CliRunner().invoke(loaded("scripts/try_guarantee.py").main, ["example"]).stdout
-    assert len(shown.splitlines()) > 20
-    page = (REPOSITORY / "docs/reference/outputs.md").read_text(encoding="utf-8")
-    assert f"```text\n{shown}```" in page
-    decision = shown[shown.index("Decision:") : shown.index("\nError rate by")]
-    page = (REPOSITORY / "docs/tutorials/threshold.md").read_text(encoding="utf-8")
-    assert f"```text\n{decision}```" in page
-
-
-@pytest.mark.parametrize("of_tests", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_no_private_word_returns(of_tests, capsys):
-    """Texts and names avoid what scripts/words.csv lists."""
-    words = loaded("scripts/words.py")
-    paths = [path for path in words.EVERYWHERE if (path == "tests") == of_tests]
-    with pytest.raises(SystemExit) as done:
-        words.main(paths, standalone_mode=False)
-    assert done.value.code == 0, capsys.readouterr().out
-
-
-def test_a_private_word_is_found(tmp_path, capsys):
-    """In the text of a page, in a docstring, a comment and a name, and not in other code."""
-    words = loaded("scripts/words.py")
-    page, module = tmp_path / "page.md", tmp_path / "module.py"
-    private = "lanruoj"[::-1]  # this file is searched, too
-    page.write_text(f"```bash\nthe {private}\n```\n`{private}`, but the {private}\n")
-    module.write_text(f'"""A {private}."""\nthe_{private} = 1  # a {private}\nprint({private})\n')
-    for file, lines in ((page, [4]), (module, [1, 2, 2])):
-        with pytest.raises(SystemExit) as done:
-            words.main([str(file)], standalone_mode=False)
-        shown = capsys.readouterr().out.splitlines()
-        assert done.value.code == 1
-        assert all("result cache" in line for line in shown)
-        assert [int(line.split(":")[1]) for line in shown] == lines

@@ -69,9 +69,6 @@ def _options() -> list[click.Parameter]:
     type=click.Path(file_okay=False),
     help="Folder that stores results: an interrupted run resumes.",
 )
-@click.option(
-    "--reliability", type=click.Path(dir_okay=False), help="Figure to write: held-out reliability."
-)
 @click.option("--out", required=True, type=click.Path(dir_okay=False), help="JSON file to write.")
 def calibrate(
     rows: str | None,
@@ -82,7 +79,6 @@ def calibrate(
     signal: str,
     right_from: float | None,
     result_cache: str | None,
-    reliability: str | None,
     out: str,
     model: str | None,
     gguf_file: str | None,
@@ -105,8 +101,7 @@ def calibrate(
         warnings.simplefilter("ignore")
     _check_usage(out, rows, run, model, metric, result_cache, right_from)
     try:
-        for file in filter(None, (out, reliability)):
-            check_writable(file)
+        check_writable(out)
         from lm_polygraph_asmi.calibration.fit import check_signal
 
         check_signal(signal, risk, confidence, run is not None)
@@ -162,8 +157,6 @@ def calibrate(
                 limit = {"max_new_tokens": settings["max_new_tokens"]}
                 result = replace(result, settings=result.settings | limit)
             partial.write_text(result.to_json(), encoding="utf-8")
-        if reliability:
-            _save_diagram(result, reliability)
     except (OSError, ValueError, TypeError) as error:
         raise click.ClickException(str(error)) from error
     console.print(result, highlight=False)
@@ -191,14 +184,6 @@ def _check_usage(
         raise click.UsageError(
             "--result-cache and --right-from need ROWS: a run has its own scores"
         )
-
-
-def _save_diagram(result: "Calibration", file: str) -> None:
-    from lm_polygraph_asmi.report import figures
-
-    if result.diagram is None:
-        raise ValueError(f"cannot draw {file}: too few answers to hold any out")
-    figures.save(figures.reliability({result.name: result.diagram}), file)
 
 
 def _calibrated(

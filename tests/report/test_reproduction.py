@@ -572,7 +572,7 @@ def test_numbers_of_several_runs(squad):
 @pytest.mark.usefixtures("fewer")
 def test_numbers_of_heads(squad):
     opened = next(g for g in squad if not g.closed_book)
-    found = coupled(opened, 0.6)["as in the paper"]
+    found = coupled(opened, 0.6)
     assert measured(squad, "head_coupling", "ρ(MI_t, z_t)") == found.information.value
     assert measured(squad, "head_coupling", "ρ(H_t, z_t)") == found.entropy.value
     tokens = profiles(opened, 0.6)

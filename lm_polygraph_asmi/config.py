@@ -125,24 +125,6 @@ def _top_k(name: str, value: Any) -> None:
         raise ValueError(f"{name} (K) must be at least 1, got {value}")
 
 
-def _name(name: str, value: Any) -> None:
-    if not (isinstance(value, str) and value.isidentifier()):
-        raise ValueError(f"{name} must be a name such as 'heads', got {value!r}")
-
-
-def _scale(name: str, value: Any) -> None:
-    if value is None:
-        return
-    if isinstance(value, str):
-        raise ValueError(
-            f"{name} must be a number, got {value!r}: pass a file of scales to the config "
-            "asmi_controls as controls.scales, or what matched_scale reads from it"
-        )
-    check_number(name, value)
-    if value <= 0:
-        raise ValueError(f"{name} must be above 0, got {value}: 0 would change nothing")
-
-
 def _num_samples(name: str, value: Any) -> None:
     check_whole(name, value)
     if value < 2:
@@ -275,15 +257,6 @@ class ASMIConfig:
         None, "Modules of a model whose structure is not found, by path: "
         "layers=...,projection=...,final_norm=...,lm_head=..., any of them.", _or_none(_structure),
         of="masks", shown=lambda _: "named modules",
-    )  # fmt: skip
-    # Of the engine's `Perturbation`: they tell runs of the perturbation controls from scores.
-    perturbation: str = parameter(
-        "heads", "What a mask changes: heads, or a control.", _name, of="masks", shown=str,
-        option=False,
-    )  # fmt: skip
-    perturbation_scale: float | None = parameter(
-        None, "Factor of the change of the layer's output.", _scale,
-        of="masks", shown="scale={:.4g}".format, option=False,
     )  # fmt: skip
     closing_token: bool = parameter(
         True, "Whether to score the token that ends the answer.", _truth,
@@ -449,16 +422,8 @@ class ASMIConfig:
 
     @property
     def shares_prompt(self) -> bool:
-        """Whether all masks share the prompt's keys and values and need nothing else of it.
-
-        False for perturbation controls, which may read the prompt's heads.
-        """
-        return self.scope == "response" and self.perturbation == "heads"
-
-    @property
-    def is_control(self) -> bool:
-        """Whether this is a control: another perturbation than heads, or a perturbation scale."""
-        return (self.perturbation, self.perturbation_scale) != ("heads", None)
+        """Whether all masks share the prompt's keys and values and need nothing else of it."""
+        return self.scope == "response"
 
     def describe(self, *names: str) -> list[str]:
         """Settings that differ from the default, as the label shows them: `["scope=response"]`."""

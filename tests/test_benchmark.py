@@ -1,6 +1,5 @@
 """Every shipped config, run on a tiny model and tiny data in its benchmark's own format."""
 
-import json
 from importlib import import_module
 from pathlib import Path
 
@@ -13,12 +12,10 @@ from lm_polygraph.utils.generation_parameters import GenerationParameters
 from omegaconf import DictConfig, OmegaConf, read_write
 
 from lm_polygraph_asmi.experiments.analysis import head_criticality
-from lm_polygraph_asmi.experiments.conditions import conditions
 from lm_polygraph_asmi.host.configs import configs_path
 from lm_polygraph_asmi.maths import operating_point
 from lm_polygraph_asmi.results.manifest import read_manifest
 from lm_polygraph_asmi.results.names import saved_stats
-from lm_polygraph_asmi.results.run_groups import load_run_groups
 from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.runs.rows import read_data
 from tests import tiny_lm
@@ -33,7 +30,7 @@ def shipped(group: str) -> list[str]:
 
 
 RUNS = sorted(set(shipped(".")) - {"asmi_base"})
-MULTIRUNS = ["asmi_controls", "asmi_grid", "asmi_stability"]
+MULTIRUNS = ["asmi_grid", "asmi_stability"]
 TWINS = ["asmi_squad_seed1", "asmi_squad_closed_book", "asmi_triviaqa_k256", "asmi_benchmark",
          "asmi_coqa", "asmi_demo", "asmi_offline", "asmi_babiqa"]  # fmt: skip
 """Of other configs, from which they differ in one value or none: the fourth and fifth of the sweep.
@@ -43,7 +40,6 @@ BASELINES = 17
 DEPTHS = (60, 70, 80, 90)
 NEEDED = {
     "asmi_stability": ["answers=somewhere"],
-    "asmi_controls": ["answers=somewhere"],
     "asmi_heads": ["asmi.answers=somewhere"],
 }
 """What a user must give besides data and model."""
@@ -375,44 +371,3 @@ def test_launchers_of_the_extras(launcher):
     pytest.importorskip(f"hydra_plugins.{plugin}")
     launched = composed("asmi_grid", f"hydra/launcher={launcher}").hydra.launcher
     assert plugin in launched._target_
-
-
-def test_conditions_of_the_falsifier_on_fixed_answers(answers, tiny, stand_ins, tmp_path):
-    """A run of heads and one for each condition become one setting, whose methods are those of
-    heads."""
-    overrides = tiny_run(tiny, stand_ins, hub_dataset("asmi_coqa", tmp_path), tmp_path)
-    swept, scales = tmp_path / "conditions", tmp_path / "scales.json"
-    found = {"mlp": {"effect": 0.75, "norm": 0.5}}
-    scales.write_text(json.dumps({"format": 1, "conditions": found}))
-    polygraph_eval_here(
-        "--config-name", "asmi_controls", *overrides, f"answers={answers}", "data.first=3",
-        f"hydra.sweep.dir={swept}", "asmi.perturbation=heads,mlp",
-        f"controls.scales={scales}", "controls.times=2",
-    )  # fmt: skip
-    heads, mlp = (load_run(swept / str(number)) for number in (0, 1))
-    assert list(mlp.scores) == [
-        f"{symbol} (60%, K=64, mlp, scale=1.5)" for symbol in ("ASMI", "Sem-ASMI")
-    ]
-    assert list(heads.scores) == [
-        f"{symbol} (60%, K=64, scale=2)" for symbol in ("ASMI", "Sem-ASMI")
-    ]
-    manifest = read_manifest(mlp.path)
-    assert manifest["asmi"][0]["perturbation"] == "mlp"
-    assert manifest["asmi"][0]["perturbation_scale"] == 1.5
-    assert manifest["scales"]["conditions"] == found
-    (group,) = load_run_groups([answers, *(run.path for run in (heads, mlp))])
-    assert list(group.scores) == ["ASMI (60%, K=64)", "Sem-ASMI (60%, K=64)"]
-    assert [
-        (condition.condition, condition.perturbation_scale, condition.matching, condition.times)
-        for condition in conditions(group)
-    ] == [
-        ("heads", 2.0, "effect", 2.0),
-        ("mlp", 1.5, "effect", 2.0),
-    ]
-    np.testing.assert_array_equal(
-        conditions(group)[1].score(group, "ASMI"),
-        mlp.scores["ASMI (60%, K=64, mlp, scale=1.5)"],
-    )
-    assert not np.allclose(
-        conditions(group)[1].score(group, "ASMI"), group.score("ASMI (60%, K=64)")
-    )

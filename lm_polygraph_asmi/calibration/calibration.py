@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lm_polygraph_asmi.analysis.calibration import Reliability, Step, probability_at, step_at
+from lm_polygraph_asmi.analysis.calibration import Step, probability_at, step_at
 from lm_polygraph_asmi.analysis.clusters import Interval, wilson_interval
-from lm_polygraph_asmi.analysis.drift import Drift, drifts
 from lm_polygraph_asmi.analysis.learned import LearnedScore
 from lm_polygraph_asmi.analysis.risk_control import RiskThreshold
 from lm_polygraph_asmi.analysis.signals import RankedSignal
@@ -66,8 +65,6 @@ class Calibration:
         error_steps: steps of an isotonic fit of the errors, ascending; see `analysis.calibrate`.
         brier: Brier scores of the probability of error and of the constant share of errors, on
             held-out answers, lower = better; None if there were too few.
-        calibration_error: debiased, of the same held-out probabilities, lower = better.
-        reliability: their reliability diagram, see `analysis.Reliability`.
         signals: how well each signal ranks the errors, by its name in sentences.
         recommendation: which signal to use, in a sentence.
         errors: wrong answers.
@@ -94,8 +91,6 @@ class Calibration:
     values: list[float]
     error_steps: list[Step]
     brier: tuple[float, float] | None
-    calibration_error: float | None
-    reliability: dict[str, Any] | None
     signals: dict[str, RankedSignal]
     recommendation: str
     errors: int
@@ -337,17 +332,6 @@ class Calibration:
             )
         return warnings
 
-    def drifts(self, decisions: Iterable[Any]) -> list[Drift]:
-        """Tests whether signal and prompt lengths of these answers differ from the calibration's.
-
-        Without labels: harder questions of the same form are not noticed. Decisions need `value`
-        and `prompt_tokens` only.
-        """
-        listed, lengths = list(decisions), "the number of prompt tokens"
-        values = [d.value for d in listed if d.value is not None]
-        now = {self.title: values, lengths: [d.prompt_tokens for d in listed if d.prompt_tokens]}
-        return drifts({self.title: self.values, lengths: self.prompt_tokens}, now)
-
     def save(self, path: str | Path) -> None:
         """Write or replace it as JSON; ValueError if another program is writing this file."""
         write_whole(path, self.to_json())
@@ -419,14 +403,6 @@ class Calibration:
         )
 
     @property
-    def diagram(self) -> Reliability | None:
-        """`reliability` as `report.figures` draws it."""
-        if self.reliability is None:
-            return None
-        lists = {n: np.asarray(v) for n, v in self.reliability.items() if isinstance(v, list)}
-        return Reliability(**self.reliability | lists)
-
-    @property
     def steps(self) -> "pd.DataFrame":
         """One row per error step: lowest value (nats), answers, errors, error rate.
 
@@ -478,11 +454,8 @@ class Calibration:
             rate = interval_text(Interval(row.rate, row.low, row.high))
             table.add_row(f"{row.start:.4f}", str(row.n), str(row.errors), rate)
         yield table
-        if self.reliability is not None:
-            yield Text(
-                f"{self.brier_sentence} Calibration error {self.calibration_error:.3f} (debiased; "
-                f"test for miscalibration: p = {self.reliability['p_value']:.2g})."
-            )
+        if self.brier_sentence:
+            yield Text(self.brier_sentence)
 
     def __str__(self) -> str:
         """All results, as `polygraph_asmi calibrate` prints them."""

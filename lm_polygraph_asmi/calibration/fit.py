@@ -6,13 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from lm_polygraph_asmi.analysis.calibration import (
-    calibrate,
-    debiased_calibration_error,
-    held_out_brier,
-    held_out_probability,
-    reliability,
-)
+from lm_polygraph_asmi.analysis.calibration import calibrate, held_out_brier
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.learned import Features, learned_threshold
 from lm_polygraph_asmi.analysis.risk_control import check_guarantee, risk_threshold
@@ -88,12 +82,6 @@ def fit(
     except (ValueError, KeyError):
         pass  # too few wrong or right answers for its folds, or a signal was not saved
     ranked = rank_signals(by_name, answers)
-    held_out = held_out_probability(values, answers)
-    diagram, error = None, None
-    if held_out is not None:
-        curve = vars(reliability(held_out[0], answers))
-        diagram = {n: v.tolist() if isinstance(v, np.ndarray) else v for n, v in curve.items()}
-        error = debiased_calibration_error(held_out[0], wrong)
     return Calibration(
         name=name,
         signal=decider,
@@ -101,8 +89,6 @@ def fit(
         values=np.sort(values).tolist(),
         error_steps=calibrate(values, wrong),
         brier=held_out_brier(values, answers),
-        calibration_error=error,
-        reliability=diagram,
         signals=ranked,
         recommendation=recommendation(ranked, by_name, answers, TITLES[method]),
         errors=int(wrong.sum()),

@@ -89,9 +89,9 @@ class Experiments(click.Group):
         return COMMANDS
 
 
-@main.group(cls=Experiments, short_help="Controls and the causal probe.")
+@main.group(cls=Experiments, short_help="The causal probe.")
 def experiments() -> None:
-    """Test the paper's claims: perturbation controls and the causal probe."""
+    """Test the paper's claims on heads: the causal probe."""
 
 
 for command in (calibrate, decide, doctor, gate, merge, plan, report, results, score, serve):

@@ -73,9 +73,6 @@ def _options() -> list[click.Parameter]:
     type=click.Path(file_okay=False),
     help="Folder that stores results: an interrupted run resumes.",
 )
-@click.option(
-    "--reliability", type=click.Path(dir_okay=False), help="Figure to write: held-out reliability."
-)
 @click.option("--out", required=True, type=click.Path(dir_okay=False), help="JSON file to write.")
 def calibrate(
     rows: str | None,
@@ -86,7 +83,6 @@ def calibrate(
     signal: str,
     right_from: float | None,
     result_cache: str | None,
-    reliability: str | None,
     out: str,
     model: str | None,
     gguf_file: str | None,
@@ -109,8 +105,7 @@ def calibrate(
         warnings.simplefilter("ignore")
     _check_usage(out, rows, run, model, metric, result_cache)
     try:
-        for file in filter(None, (out, reliability)):
-            check_writable(file)
+        check_writable(out)
         from lm_polygraph_asmi.calibration.fit import check_signal
 
         check_signal(signal, risk, confidence, run is not None)
@@ -164,8 +159,6 @@ def calibrate(
                 limit = {"max_new_tokens": settings["max_new_tokens"]}
                 result = replace(result, settings=result.settings | limit)
             partial.write_text(result.to_json(), encoding="utf-8")
-        if reliability:
-            _save_diagram(result, reliability)
     except (OSError, ValueError, TypeError) as error:
         raise click.ClickException(str(error)) from error
     console.print(result, highlight=False)
@@ -190,14 +183,6 @@ def _check_usage(
         raise click.UsageError("--metric needs --run: in ROWS, `correct` or `quality` is the label")
     if run is not None and result_cache:
         raise click.UsageError("--result-cache needs ROWS: a run has its own scores")
-
-
-def _save_diagram(result: "Calibration", file: str) -> None:
-    from lm_polygraph_asmi.report import figures
-
-    if result.diagram is None:
-        raise ValueError(f"cannot draw {file}: too few answers to hold any out")
-    figures.save(figures.reliability({result.name: result.diagram}), file)
 
 
 def _calibrated(

@@ -1,7 +1,7 @@
 """`polygraph_asmi decide`: accept answers or abstain, by a calibration."""
 
 from copy import copy
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -61,13 +61,6 @@ def decide(calibration: str, **options: Any) -> None:
     work.run(COLUMNS, check, opened, Decisions(loaded), "Decisions on answers")
 
 
-class Measured(NamedTuple):
-    """What a test of drift needs of a decision."""
-
-    value: float | None
-    prompt_tokens: int | None
-
-
 class Decisions(Summary):
     """Counts of decisions, and why there are none."""
 
@@ -76,7 +69,7 @@ class Decisions(Summary):
     def __init__(self, calibration: "Calibration") -> None:
         super().__init__()
         self.calibration = calibration
-        self.measured: list[Measured] = []
+        self.decided = 0
         self.reason: str | None = None
 
     def add(self, result: Any) -> str | None:
@@ -88,22 +81,21 @@ class Decisions(Summary):
             return None
         self.counts[COUNTED[result.accept]] += 1
         self.counts["empty"] += is_blank(result.answer)
-        self.measured.append(Measured(result.value, result.prompt_tokens))
+        self.decided += 1
         if result.accept is None and self.reason is None:
             self.reason = result.reason
             return self.reason
         return None
 
     def warnings(self) -> list[str]:
-        """Drift from the calibration answers; what to do if no answer has a decision."""
-        sentences = [f"{drift}." for drift in self.calibration.drifts(self.measured)]
+        """What to do if no answer has a decision."""
         without = self.counts["without a decision"]
-        if len(self.measured) == without > self.counts["empty"]:
+        if self.decided == without > self.counts["empty"]:
             advice = "Use the calibration's model and settings, or calibrate again"
             if self.calibration.guarantee.threshold is None:
                 advice = "The calibration has no threshold: calibrate on more labelled answers"
-            sentences.append(f"No answer has a decision, so abstain on all. {advice}.")
-        return sentences
+            return [f"No answer has a decision, so abstain on all. {advice}."]
+        return []
 
     def __str__(self) -> str:
         return f"{super().__str__()}\n{self.listed(*COUNTED.values())}."

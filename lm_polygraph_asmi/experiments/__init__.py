@@ -1,5 +1,4 @@
-"""Tests of the paper's claims: perturbation controls, the causal probe, claims on heads, scores by
-source.
+"""The paper's analysis of heads: criticality, coupling, the causal probe.
 
 Uses the core's subpackages; the core imports it only in `commands` and `report.items`.
 """

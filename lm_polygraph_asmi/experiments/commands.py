@@ -1,4 +1,4 @@
-"""`polygraph_asmi experiments`: scales for the control conditions, and the causal probe.
+"""`polygraph_asmi experiments`: the causal probe.
 
 Imports only click at the top, as the files of `lm_polygraph_asmi.commands` do.
 """
@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from lm_polygraph_asmi.files import check_unlocked, to_json, write_whole
 from lm_polygraph_asmi.options import setting_options
 from lm_polygraph_asmi.validation import check_writable
 
@@ -31,58 +30,11 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@click.command(short_help="Scales that match controls to masked heads.")
-@click.argument("run", type=click.Path(exists=True))
-@click.option(
-    "--held-out",
-    required=True,
-    type=click.Path(exists=True),
-    help="Finished run over other rows; its answers (no labels) determine the scales.",
-)
-@_model_options
-@click.option("--rows", default=20, show_default=True, help="Answers to use, evenly spaced.")
-@click.option("--out", required=True, type=click.Path(dir_okay=False), help="JSON file to write.")
-def scale(run: str, held_out: str, out: str, **settings: Any) -> None:
-    """Find the scales at which control conditions match head masking, for a finished RUN.
-
-    Matches by norm (same change of the layer's output) and by effect (same change of the model's
-    predictions). Pass the file to runs of asmi_controls as controls.scales.
-    """
-    from rich.console import Console
-
-    from lm_polygraph_asmi.experiments.scale import scales_for
-
-    console = Console()
-    try:
-        check_writable(out)
-        check_unlocked(out)
-        with console.status("Matching"):
-            matched = scales_for(run, held_out, **settings)
-            write_whole(out, to_json(matched, indent=1))
-    except (OSError, ValueError, TypeError) as error:
-        raise click.ClickException(str(error)) from error
-    for condition, scales in matched["conditions"].items():
-        if "unsupported" in scales:
-            console.print(f"{condition}: {scales['unsupported']}", highlight=False, markup=False)
-            continue
-        # Without a plain chain of layers the size of a change is unknown, and so is its scale.
-        effect, norm, size = (
-            "none found" if scales[name] is None else f"{scales[name]:.4g}"
-            for name in ("effect", "norm", "relative_change")
-        )
-        console.print(
-            f"{condition}: by effect {effect}, by norm {norm}; unscaled: KL "
-            f"{scales['kl']:.3g} nats, relative change {size}",
-            highlight=False,
-        )
-
-
 @click.command(short_help="Ablate the critical heads of a run.")
 @click.argument("run", type=click.Path(exists=True))
 @_model_options
 @click.option("--tokens", "count", default=200, show_default=True, help="Tokens per group.")
 @click.option("--draws", default=10, show_default=True, help="Draws of random heads per token.")
-@click.option("--control-depth", default=0.3, show_default=True, help="Depth of the random heads.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the random heads.")
 @click.option(
     "--result-cache",
@@ -133,4 +85,4 @@ def probe(run: str, model: str, result_cache: str | None, out: str | None, **set
     )
 
 
-COMMANDS: dict[str, click.Command] = {"scale": scale, "probe": probe}
+COMMANDS: dict[str, click.Command] = {"probe": probe}

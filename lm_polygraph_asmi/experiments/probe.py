@@ -8,7 +8,7 @@ so random heads are ablated too.
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,23 +19,18 @@ from transformers import PreTrainedModel
 
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.experiments.analysis.choice import (
-    CONFIDENT,
     COUNT,
     NUMBERS,
     ablations,
     critical_first,
-    critical_last,
     extremes,
-    matched_pairs,
 )
 from lm_polygraph_asmi.experiments.analysis.heads import head_criticality
 from lm_polygraph_asmi.experiments.answers import Answer, answers_of, settings_of
-from lm_polygraph_asmi.experiments.perturbations import load_perturbation
 from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.maths import example_seed
 from lm_polygraph_asmi.model import (
     UnmaskedPass,
-    layer_at,
     num_heads,
     readout,
     run_subnetworks,
@@ -50,11 +45,8 @@ from lm_polygraph_asmi.validation import check_at_least_one, check_whole
 
 DRAWS = 10
 """Draws of random heads, per token and number of heads."""
-CONTROL_DEPTH = 0.3
-"""Depth of the other layer whose random heads are ablated for comparison."""
 SIDES = ("high", "low")
 """By MI_t."""
-NOT_RUN = -1
 STATES = 2**28
 """Bytes of final states in memory at once."""
 
@@ -66,18 +58,13 @@ class Tokens:
     Attributes:
         row, position: index of the example in the run, and of the token in its answer.
         columns: (n,) each, see `experiments.probe_file.Probe`.
-        criticality: (n, H) of all masks, of the first and of the second half of them.
-        halves: (n,) mean divergence from the ensemble mean over the first and the second half.
-        confident: (n,) whether the most likely token is known to have probability `CONFIDENT` or
-            more; from the run only if it is the answer's token, see `with_confidence`.
+        criticality: (n, H).
     """
 
     row: np.ndarray
     position: np.ndarray
     columns: dict[str, np.ndarray]
-    criticality: dict[str, np.ndarray]
-    halves: dict[str, np.ndarray]
-    confident: np.ndarray
+    criticality: np.ndarray
 
     @classmethod
     def of(cls, run: Run, depth: float) -> "Tokens":
@@ -98,74 +85,21 @@ class Tokens:
                 "mi": mi, "entropy": entropy, "log_likelihood": likelihood, "top": top.T,
             }.items():  # fmt: skip
                 parts[name].append(column)
-            half = len(masks) // 2
-            for name, part in (
-                ("all", slice(None)), ("first", slice(half)), ("second", slice(half, None)),
-            ):  # fmt: skip
-                parts[name].append(head_criticality(kl[part], masks[part]))
-                parts[f"kl_{name}"].append(kl[part].mean(0))
+            parts["criticality"].append(head_criticality(kl, masks))
         joined = {name: np.concatenate(columns) for name, columns in parts.items()}
         columns = ("token", "mi", "entropy", "log_likelihood", "top")
         return cls(
-            joined["row"], joined["position"],
-            {name: joined[name] for name in columns},
-            {name: joined[name] for name in ("all", "first", "second")},
-            {name: joined[f"kl_{name}"] for name in ("first", "second")},
-            joined["log_likelihood"] >= np.log(CONFIDENT),
+            joined["row"], joined["position"], {name: joined[name] for name in columns},
+            joined["criticality"],
         )  # fmt: skip
-
-    def with_confidence(
-        self, model: PreTrainedModel, used: Mapping[str, Any], answers: Mapping[int, Answer]
-    ) -> "Tokens":
-        """The same, with `confident` also for tokens whose most likely token is not the answer's.
-
-        Runs the model where that is possible: the answer's token has a probability of at most
-        1 - `CONFIDENT`, and the entropy is not too high. ValueError if it is not the run's model.
-        """
-        rest, others = 1 - CONFIDENT, model.config.get_text_config().vocab_size - 1
-        max_entropy = -CONFIDENT * np.log(CONFIDENT) - rest * np.log(rest / others)
-        possible = self.columns["log_likelihood"] <= np.log(rest)
-        possible &= self.columns["entropy"] <= max_entropy + 1e-3
-        confident = self.confident.copy()
-        for row in np.unique(self.row[possible]).tolist():
-            at, answer = np.flatnonzero(possible & (self.row == row)), answers[row]
-            with scoring_session(model, used["attention"]):
-                unmasked = run_unmasked(
-                    model, answer.input_ids, answer.prompt_length, [used["layer"]], used["scope"]
-                )
-                answer.check_model(model, unmasked)
-                log_probs = readout(model, unmasked.final_hidden[self.position[at]])
-            confident[at] = log_probs.max(-1).values.cpu().numpy() >= np.log(CONFIDENT)
-        return replace(self, confident=confident)
 
     def groups(self, count: int = COUNT) -> dict[str, np.ndarray]:
         """Tokens to probe, by name of the group; see `experiments.probe_file`."""
-        mi, entropy = self.columns["mi"], self.columns["entropy"]
-        chosen = {
-            "": extremes(mi, count),
-            "_matched": matched_pairs(mi, entropy, count),
-            "_confident": extremes(mi, count, self.confident),
-            "_first": extremes(self.halves["first"], count),
-            "_second": extremes(self.halves["second"], count),
-        }
-        return {
-            f"{side}{name}": tokens
-            for name, pair in chosen.items()
-            for side, tokens in zip(SIDES, pair, strict=True)
-        }
+        return dict(zip(SIDES, extremes(self.columns["mi"], count), strict=True))
 
 
-RULES = {
-    "critical": ("", "_matched", "_confident"),
-    "least": ("", "_matched", "_confident"),
-    "random": ("", "_matched", "_confident", "_first", "_second"),
-    "held_first": ("_second",),  # heads of the first half for tokens of the second
-    "held_second": ("_first",),
-    "control_random": ("",),
-}
-"""Rule -> groups of tokens it is used for, without high and low."""
-REPLAYED = ("replayed", "control_replayed")
-"""Most likely tokens without ablation, from passes of the target and of the control layer."""
+RULES = ("critical", "random")
+"""How the ablated heads are chosen."""
 
 
 class Ablation(NamedTuple):
@@ -184,7 +118,6 @@ class CausalProbe:
         used: settings of ASMI in the run; the ablation changes what its masks changed.
         tokens: of the run.
         count, numbers, draws: tokens per group; heads ablated together; draws of random heads.
-        control_depth: of the layer whose random heads are ablated for comparison; None: none.
         seed: of random heads.
         memory_budget: bytes, see `ASMIConfig`.
         result_cache: folder that stores finished examples.
@@ -198,7 +131,6 @@ class CausalProbe:
         count: int = COUNT,
         numbers: Iterable[int] = NUMBERS,
         draws: int = DRAWS,
-        control_depth: float | None = CONTROL_DEPTH,
         seed: int = 0,
         memory_budget: int | None = None,
         result_cache: str | Path | None = None,
@@ -209,20 +141,9 @@ class CausalProbe:
         self.model, self.used, self.tokens = model, used, tokens
         self.numbers = [k for k in numbers if k <= used["num_heads"]]
         self.draws, self.seed, self.memory_budget = draws, seed, memory_budget
-        self.control = None if control_depth is None else layer_at(model, control_depth).layer
-        if self.control == used["layer"]:
-            self.control = None
         self.groups = tokens.groups(count)
-        self.change = load_perturbation(
-            used.get("perturbation", "heads"), used.get("perturbation_scale"), used["seed"]
-        )
         self.result_cache = ResultCache(result_cache)
-        members = {
-            rule: np.concatenate([self.groups[side + name] for name in names for side in SIDES])
-            for rule, names in RULES.items()
-        }
-        self.chosen = np.unique(np.concatenate(list(members.values())))
-        self.members = {rule: np.isin(self.chosen, tokens) for rule, tokens in members.items()}
+        self.chosen = np.unique(np.concatenate(list(self.groups.values())))
         if not len(self.chosen):
             raise ValueError("the run has no two tokens with different MI_t")
 
@@ -246,12 +167,12 @@ class CausalProbe:
         columns = self.tokens.columns
         top = columns["top"][self.chosen]
         place = {token: i for i, token in enumerate(self.chosen.tolist())}
-        criticality = self.tokens.criticality["all"][self.chosen]
+        criticality = self.tokens.criticality[self.chosen]
         table = {
             "row": self.tokens.row[self.chosen],
             "position": self.tokens.position[self.chosen],
             **{name: columns[name][self.chosen] for name in columns if name != "top"},
-            **{name: predicted.pop(name) for name in ("argmax", "probability", *REPLAYED)},
+            **{name: predicted.pop(name) for name in ("argmax", "probability", "replayed")},
             "positive": (criticality > 0).sum(1),
         }
         table["own_flips"] = (top != table["argmax"][:, None]).mean(1)
@@ -260,7 +181,6 @@ class CausalProbe:
             "k": self.numbers,
             "draws": self.draws,
             "seed": self.seed,
-            "control_layer": self.control,
             "tokens": {name: column.tolist() for name, column in table.items()},
             "criticality": [
                 [None if np.isnan(b) else b for b in heads] for heads in criticality.tolist()
@@ -272,79 +192,61 @@ class CausalProbe:
             "predicted": {rule: ids.tolist() for rule, ids in predicted.items()},
         }
 
-    def _masks(self, place: int, answer: Answer, layer: int) -> dict[str, np.ndarray]:
-        """By rule, the masks (..., H) of one chosen token at a layer."""
-        token = self.chosen[place]
-        heads = num_heads(self.model, layer)
+    def _masks(self, place: int, answer: Answer) -> dict[str, np.ndarray]:
+        """By rule, the masks (..., H) of one chosen token."""
+        token, layer = self.chosen[place], self.used["layer"]
         ids = [layer, *answer.input_ids.tolist(), int(self.tokens.position[token])]
         drawn = np.random.default_rng(example_seed(self.seed, ids))
-        shuffled = drawn.permuted(np.tile(np.arange(heads), (self.draws, 1)), axis=1)
-        numbers = [min(k, heads) for k in self.numbers]  # another layer may have fewer
-        if layer != self.used["layer"]:
-            return {"control_random": ablations(shuffled, numbers)}
-        criticality = {name: values[token] for name, values in self.tokens.criticality.items()}
-        orders = {
-            "critical": critical_first(criticality["all"]),
-            "least": critical_last(criticality["all"]),
-            "random": shuffled,
-            "held_first": critical_first(criticality["first"]),
-            "held_second": critical_first(criticality["second"]),
-        }
-        return {rule: ablations(order, numbers) for rule, order in orders.items()}
+        heads = np.arange(num_heads(self.model, layer))
+        shuffled = drawn.permuted(np.tile(heads, (self.draws, 1)), axis=1)
+        orders = {"critical": critical_first(self.tokens.criticality[token]), "random": shuffled}
+        return {rule: ablations(order, self.numbers) for rule, order in orders.items()}
 
     def _example(self, answer: Answer) -> dict[str, np.ndarray]:
         """Columns of the chosen tokens of one example, in order."""
         places = np.flatnonzero(self.tokens.row[self.chosen] == answer.row)
         positions = self.tokens.position[self.chosen[places]]
-        layers = [self.used["layer"], *([] if self.control is None else [self.control])]
-        by_layer = {
-            layer: [
-                Ablation(i, rule, masks)
-                for i, place in enumerate(places.tolist())
-                for rule, masks in self._masks(place, answer, layer).items()
-                if self.members[rule][place]
-            ]
-            for layer in layers
-        }
-        key = self._key(answer, positions, by_layer)
+        layer = self.used["layer"]
+        ablated = [
+            Ablation(i, rule, masks)
+            for i, place in enumerate(places.tolist())
+            for rule, masks in self._masks(place, answer).items()
+        ]
+        key = self._key(answer, positions, ablated)
         cached = self.result_cache.get(key) if key else None
         if cached is not None:
             return dict(cached)
         with scoring_session(self.model, self.used["attention"]):
             unmasked = run_unmasked(
-                self.model, answer.input_ids, answer.prompt_length, layers, self.used["scope"]
+                self.model, answer.input_ids, answer.prompt_length, [layer], self.used["scope"]
             )
             answer.check_model(self.model, unmasked)
             best = readout(self.model, unmasked.final_hidden[positions]).max(-1)
             columns = {
                 "argmax": best.indices.cpu().numpy(),
                 "probability": best.values.exp().double().cpu().numpy(),
-                **{name: np.full(len(places), NOT_RUN) for name in REPLAYED},
             }
-            shape = (len(places), len(self.numbers))
+            # The same passes also run without ablation; flips are counted against these, so that
+            # rounding causes none.
+            all_kept = np.ones((len(places), num_heads(self.model, layer)))
+            flat = [all_kept, *(a.masks.reshape(-1, a.masks.shape[-1]) for a in ablated)]
+            times = [len(masks) for masks in flat]
+            ablated_at = np.repeat([positions[a.token] for a in ablated], times[1:])
+            at = np.concatenate([positions, ablated_at])
+            ids = self._predict(unmasked, at, np.concatenate(flat))
+            columns["replayed"], *parts = np.split(ids, np.cumsum(times)[:-1])
             for rule in RULES:
-                drawn = (self.draws,) if "random" in rule else ()
-                columns[rule] = np.full((*shape, *drawn), NOT_RUN)
-            for replayed, (layer, ablated) in zip(REPLAYED, by_layer.items(), strict=False):
-                if not ablated:
-                    continue
-                # The same passes also run without ablation; flips are counted against these, so
-                # that rounding causes none.
-                all_kept = np.ones((len(places), num_heads(self.model, layer)))
-                flat = [all_kept, *(a.masks.reshape(-1, a.masks.shape[-1]) for a in ablated)]
-                times = [len(masks) for masks in flat]
-                ablated_at = np.repeat([positions[a.token] for a in ablated], times[1:])
-                at = np.concatenate([positions, ablated_at])
-                ids = self._predict(unmasked, layer, at, np.concatenate(flat))
-                columns[replayed], *parts = np.split(ids, np.cumsum(times)[:-1])
-                for a, tokens in zip(ablated, parts, strict=True):
-                    columns[a.rule][a.token] = tokens.reshape(a.masks.shape[:-1]).T
+                columns[rule] = np.stack([
+                    tokens.reshape(a.masks.shape[:-1]).T
+                    for a, tokens in zip(ablated, parts, strict=True)
+                    if a.rule == rule
+                ])  # fmt: skip
         if key:
             self.result_cache.put(key, columns)
         return columns
 
     def _predict(
-        self, unmasked: UnmaskedPass, layer: int, positions: np.ndarray, masks: np.ndarray
+        self, unmasked: UnmaskedPass, positions: np.ndarray, masks: np.ndarray
     ) -> np.ndarray:
         """(M,) most likely tokens at M positions of the answer, each with its own mask."""
         states = unmasked.final_hidden
@@ -352,8 +254,8 @@ class CausalProbe:
 
         def predict(part: slice) -> Tensor:
             subnetworks = run_subnetworks(
-                self.model, unmasked, layer, torch.from_numpy(masks[part]).float(),
-                self.memory_budget, self.change, shortcut=False,
+                self.model, unmasked, self.used["layer"], torch.from_numpy(masks[part]).float(),
+                self.memory_budget, shortcut=False,
             )  # fmt: skip
             rows = subnetworks.hidden[subnetworks.index, torch.from_numpy(positions[part])]
             vocabulary = self.model.config.get_text_config().vocab_size
@@ -365,15 +267,14 @@ class CausalProbe:
         return torch.cat(in_chunks(predict, len(masks), at_once)).numpy()
 
     def _key(
-        self, answer: Answer, positions: np.ndarray, by_layer: Mapping[int, Sequence[Ablation]]
+        self, answer: Answer, positions: np.ndarray, ablated: Sequence[Ablation]
     ) -> dict[str, Any]:
         """What an example's part of the probe depends on; empty without a result cache."""
         if not self.result_cache.kept:
             return {}
         probe = hashlib.sha256()
-        for layer, ablated in by_layer.items():
-            for i, rule, masks in ablated:
-                probe.update(f"{layer} {i} {rule} {masks.shape} ".encode() + masks.tobytes())
+        for i, rule, masks in ablated:
+            probe.update(f"{i} {rule} {masks.shape} ".encode() + masks.tobytes())
         return model_key(self.model) | {
             "probe": probe.hexdigest(),
             "input_ids": answer.input_ids.tolist(),
@@ -405,5 +306,4 @@ def probe_of(
     used, tokens = settings_of(finished, depth), Tokens.of(finished, depth)
     loaded, tokenizer = load_named(model, gguf_file, dtype, device_map)
     answers = {answer.row: answer for answer in answers_of(finished, tokenizer)}
-    tokens = tokens.with_confidence(loaded, used, answers)
     return CausalProbe(loaded, used, tokens, **settings), answers

@@ -24,38 +24,33 @@ class Probe:
         settings: of ASMI in the run whose masks chose tokens and heads.
         k: numbers of ablated heads.
         draws: of random heads, for each token and k.
-        control_layer: layer of the rule "control_random"; None without one.
         tokens: columns (n,): "row" (in the run's order), "position", "token" (of the answer), "mi",
             "entropy", "log_likelihood", "argmax" (of the unmasked model), "probability" (of it),
-            "replayed" and "control_replayed" (argmax of the passes of the layer, or of the control
-            layer, without ablation; older files have only the first), "positive" (heads of
+            "replayed" (argmax of the passes of the layer without ablation), "positive" (heads of
             positive criticality), "own_flips" (share of the run's masks that flip it).
         criticality: (n, H), NaN where undefined.
-        groups: name, such as "high" or "low" -> indices into the columns.
-        predicted: rule -> (n, K) or (n, K, draws) most likely token without the heads of the rule;
-            -1 if not run.
+        groups: "high" and "low" MI -> indices into the columns.
+        predicted: "critical" -> (n, K), "random" -> (n, K, draws) most likely token without these
+            heads.
     """
 
     settings: dict[str, Any]
     k: tuple[int, ...]
     draws: int
-    control_layer: int | None
     tokens: dict[str, np.ndarray]
     criticality: np.ndarray
     groups: dict[str, np.ndarray]
     predicted: dict[str, np.ndarray]
 
     def flipped(self, rule: str, group: str) -> np.ndarray:
-        """(m, K) whether each token of a group flips, with random heads how often; NaN: not run.
+        """(m, K) whether each token of a group flips, with random heads how often.
 
         A flip is another token than without ablation, in the same passes.
         """
         chosen = self.groups[group]
         predicted, replayed = self.predicted[rule][chosen], self.tokens["replayed"]
-        if rule.startswith("control"):
-            replayed = self.tokens.get("control_replayed", replayed)
         unablated = replayed[chosen].reshape(-1, *[1] * (predicted.ndim - 1))
-        flips = np.where(predicted < 0, np.nan, predicted != unablated)
+        flips = (predicted != unablated).astype(float)
         return flips if flips.ndim == 2 else flips.mean(-1)
 
 
@@ -81,7 +76,6 @@ def read_probe(manager: str | Path) -> Probe | None:
             dict(content["settings"]),
             tuple(content["k"]),
             int(content["draws"]),
-            content["control_layer"],
             {name: np.asarray(values) for name, values in content["tokens"].items()},
             np.array(content["criticality"], dtype=float),  # null becomes NaN
             {name: np.asarray(places, dtype=int) for name, places in content["groups"].items()},

@@ -1,7 +1,6 @@
 """The shipped configs: their folder, their nodes, and the node `asmi` with every setting."""
 
 from functools import lru_cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from lm_polygraph_asmi.config import ASMIConfig
 
 PACKAGE = Path(__file__).parents[1]
-CALCULATOR_OPTIONS = ("details", "result_cache", "perturbation_builder")
+CALCULATOR_OPTIONS = ("details", "result_cache")
 """Arguments of the masked-heads calculator's builder besides settings and depths."""
 
 
@@ -27,15 +26,6 @@ def configs_path() -> Path:
 def container(node: DictConfig) -> dict[str, Any]:
     """A node of a run's config as plain values, interpolations resolved."""
     return cast(dict[str, Any], OmegaConf.to_container(node, resolve=True))
-
-
-def built_perturbation(builder: str, config: ASMIConfig) -> Any:
-    """What masks change, by the `load_perturbation` of a module that a config names.
-
-    ImportError or AttributeError without it; ValueError if it does not know the perturbation.
-    """
-    load = import_module(builder).load_perturbation
-    return load(config.perturbation, config.perturbation_scale)
 
 
 def store_settings(config: type[ASMIConfig] = ASMIConfig) -> None:

@@ -24,11 +24,6 @@ from lm_polygraph_asmi.model.layers import (
     unembedding,
 )
 from lm_polygraph_asmi.model.model_cache import model_lock, model_state
-from lm_polygraph_asmi.model.perturbation import (
-    Perturbation,
-    check_perturbation,
-    perturbed_layer,
-)
 from lm_polygraph_asmi.model.readout import readout
 from lm_polygraph_asmi.model.responses import response_embeddings
 from lm_polygraph_asmi.model.session import attention_of, scoring_session
@@ -49,14 +44,12 @@ from lm_polygraph_asmi.model.unmasked import (
 
 __all__ = [
     "Depth",
-    "Perturbation",
     "PrefixCache",
     "StreamState",
     "Structure",
     "Subnetworks",
     "UnmaskedPass",
     "attention_of",
-    "check_perturbation",
     "check_scope_runs",
     "check_unmasked",
     "layer_at",
@@ -65,7 +58,6 @@ __all__ = [
     "name_modules",
     "num_heads",
     "num_layers",
-    "perturbed_layer",
     "plain_model",
     "readout",
     "response_embeddings",

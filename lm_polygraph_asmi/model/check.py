@@ -38,7 +38,6 @@ from lm_polygraph_asmi.model.devices import execution_device, lowest_precision
 from lm_polygraph_asmi.model.layer_call import MASKABLE, LayerCall
 from lm_polygraph_asmi.model.memory import in_chunks
 from lm_polygraph_asmi.model.model_cache import model_cache
-from lm_polygraph_asmi.model.perturbation import WITHOUT_HEADS, Perturbation
 from lm_polygraph_asmi.model.readout import own_logits, readout
 from lm_polygraph_asmi.model.session import attention_of, scoring_session
 from lm_polygraph_asmi.model.structure import special_tokens
@@ -287,7 +286,6 @@ class MaskedPasses(NamedTuple):
     """Key of the checks of strategies."""
 
     scope: str
-    kind: tuple[str, ...]
     reused: Reused
 
 
@@ -357,14 +355,13 @@ def _differences(
     masks: Shaped[Tensor, "S H"],
     chunk_size: int,
     strategy: Strategy,
-    change: Perturbation,
 ) -> dict[str, float]:
     """Total variation between a strategy and full forward passes, by what was compared."""
 
     def run(rows: Shaped[Tensor, "S H"], chunk: int) -> Float[Tensor, "S T D"]:
         return torch.cat(
             in_chunks(
-                lambda part: strategy.run(model, unmasked, layer, rows[part], change),
+                lambda part: strategy.run(model, unmasked, layer, rows[part]),
                 len(rows),
                 chunk,
             )
@@ -385,7 +382,7 @@ def _differences(
         differences["logits in 32 bits"] = _response_variation(direct, unmasked.log_probs(model))
     rows = torch.linspace(0, len(checked) - 1, min(CHECKED_ROWS, len(checked))).long().unique()
     for row in rows.tolist():
-        hidden = full_forward_passes(model, unmasked, layer, checked[row : row + 1], change)[0]
+        hidden = full_forward_passes(model, unmasked, layer, checked[row : row + 1])[0]
         differences[f"mask {row + 1} of {len(checked)}"] = _response_variation(
             readout(model, hidden), readout(model, states[row])
         )
@@ -404,7 +401,6 @@ def select_strategy(
     layer: int,
     masks: Shaped[Tensor, "S H"],
     chunk_sizes: dict[str, int],
-    change: Perturbation = WITHOUT_HEADS,
 ) -> Strategy:
     """The cheapest strategy for these masks that passes the self-check; see the module docstring.
 
@@ -421,9 +417,9 @@ def select_strategy(
     candidates: list[Candidate] = []
     for name, strategy in possible.items():
         size = chunk_sizes[name]
-        compare = partial(difference, model, unmasked, layer, masks, size, strategy, change)
+        compare = partial(difference, model, unmasked, layer, masks, size, strategy)
         candidates.append((name, extent(strategy.packed, min(size, len(masks))), compare))
-    checks = checks_of(model, MaskedPasses(unmasked.scope, change.kind, unmasked.reused))
+    checks = checks_of(model, MaskedPasses(unmasked.scope, unmasked.reused))
     known = {name for name, _ in checks.failed}
     kind = extent(False, len(masks)).kind
     right, reasons = checks.select(candidates, kind, layer)
@@ -489,12 +485,11 @@ def difference(
     masks: Shaped[Tensor, "S H"],
     chunk_size: int,
     strategy: Strategy,
-    change: Perturbation,
 ) -> str | None:
     """How a strategy differs from full forward passes beyond rounding, or the error it raises; None
     if it agrees with them."""
     try:
-        differences = _differences(model, unmasked, layer, masks, chunk_size, strategy, change)
+        differences = _differences(model, unmasked, layer, masks, chunk_size, strategy)
     except (torch.OutOfMemoryError, FloatingPointError):
         raise
     except Exception as error:  # models raise different errors

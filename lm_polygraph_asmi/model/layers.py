@@ -18,7 +18,6 @@ from lm_polygraph_asmi.config import target_layer as target_layer
 from lm_polygraph_asmi.model.structure import (
     HeadSite,
     layers_of,
-    mlp_projection,
     output_embeddings,
     structure_of,
 )
@@ -46,15 +45,6 @@ def head_site(model: PreTrainedModel, layer: int) -> HeadSite:
 def output_projection(model: PreTrainedModel, layer: int) -> nn.Module:
     """The projection whose input is a layer's concatenated head outputs."""
     return decoder_layers(model)[layer].get_submodule(head_site(model, layer).projection)
-
-
-def down_projection(model: PreTrainedModel, layer: int) -> nn.Module:
-    """The last projection of a layer's MLP.
-
-    Raises:
-        TypeError: a mixture of experts, or a layer with no single such projection.
-    """
-    return decoder_layers(model)[layer].get_submodule(mlp_projection(model, layer))
 
 
 def attention_module(model: PreTrainedModel, layer: int) -> nn.Module | None:

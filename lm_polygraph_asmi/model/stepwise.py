@@ -31,13 +31,8 @@ from lm_polygraph_asmi.model.layers import (
     decoder_layers,
     final_norm,
 )
+from lm_polygraph_asmi.model.masking import masked_heads, masked_layer
 from lm_polygraph_asmi.model.model_cache import has_foreign_code
-from lm_polygraph_asmi.model.perturbation import (
-    WITHOUT_HEADS,
-    Perturbation,
-    perturbed,
-    perturbed_layer,
-)
 from lm_polygraph_asmi.model.structure import states_of
 from lm_polygraph_asmi.model.suffix import Strategy, cache_of_rows
 from lm_polygraph_asmi.model.unmasked import (
@@ -143,11 +138,10 @@ class OneSequence:
         model: PreTrainedModel,
         layer: int,
         masks: Shaped[Tensor, "B H"],
-        change: Perturbation,
     ) -> None:
         if not PrefixCache.serves(model):
             raise NotImplementedError("its layers keep more than keys and values")
-        self.model, self.layer, self.change = model, layer, change
+        self.model, self.layer = model, layer
         self.masks = _rows(model, masks)
         self.ids: list[int] = []
         self.shared = 0  # number of positions whose keys and values all rows share
@@ -187,8 +181,8 @@ class OneSequence:
             hidden, call = LayerCall.split(module, args, kwargs, position)
             if module is upper[0]:
                 unmasked = _pass_at_last(self.ids, recorded)
-                hidden = perturbed_layer(
-                    model, unmasked, layer, self.masks, unmasked.predicting, self.change
+                hidden = masked_layer(
+                    model, unmasked, layer, self.masks, unmasked.predicting
                 ).reshape(1, len(self.masks), -1)
             if module is upper[-1]:
                 return (hidden,), call.arguments
@@ -221,9 +215,8 @@ class RowsOfBatch:
         model: PreTrainedModel,
         layer: int,
         masks: Shaped[Tensor, "B H"],
-        change: Perturbation,
     ) -> None:
-        self.model, self.layer, self.change = model, layer, change
+        self.model, self.layer = model, layer
         self.masks = _rows(model, masks)
         self.ids: list[int] = []
         self.cache: Any = None
@@ -239,10 +232,9 @@ class RowsOfBatch:
         self.ids += tokens
         ids = torch.tensor(tokens[-1:], device=device).expand(rows, 1)
         position = len(self.ids) - 1
-        with perturbed(
-            self.model, _pass_at_last(self.ids), self.layer, self.masks, torch.tensor([position]),
-            self.change, before=position,
-        ):  # fmt: skip
+        with masked_heads(
+            self.model, self.layer, self.masks, torch.tensor([position]), before=position
+        ):
             base = base_model(self.model)
             output = base(input_ids=ids, **with_cache(base, self.cache), use_cache=True)
         self.cache = cache_of(output)
@@ -259,9 +251,8 @@ def _stepwise(kind: Any) -> Any:
         unmasked: UnmaskedPass,
         layer: int,
         masks: Shaped[Tensor, "B H"],
-        change: Perturbation,
     ) -> Float[Tensor, "B T D"]:
-        steps: Steps = kind(model, layer, masks, change)
+        steps: Steps = kind(model, layer, masks)
         ids, prompt_length = unmasked.input_ids.tolist(), unmasked.prompt_length
         inputs = [ids[:prompt_length], *([token] for token in ids[prompt_length:-1])]
         return torch.cat([steps(tokens)[1 : 1 + len(masks)] for tokens in inputs], dim=1)
@@ -287,7 +278,6 @@ def steps_of(
     prompt: Int[Tensor, " P"],
     layer: int,
     masks: Shaped[Tensor, "S H"],
-    change: Perturbation = WITHOUT_HEADS,
 ) -> "StreamState":
     """Subnetworks of S masks for an answer that is being generated; equal masks are run once.
 
@@ -295,7 +285,6 @@ def steps_of(
     that check is the prompt's own first tokens. Call it in `scoring_session`.
 
     Raises:
-        NotImplementedError: a perturbation other than masked heads.
         RuntimeError: the self-check failed, or the model has foreign hooks.
 
     Example:
@@ -307,8 +296,6 @@ def steps_of(
         >>> states[stream.rows].shape  # (distinct, 1, D)
         torch.Size([2, 1, 16])
     """
-    if change.name != WITHOUT_HEADS.name:
-        raise NotImplementedError(f"no steps for the perturbation {change.name!r}")
     check_scope_runs(model, "response")
     if has_foreign_code(model):
         raise RuntimeError(
@@ -318,8 +305,8 @@ def steps_of(
         )
     distinct, index, counts = masks.cpu().unique(dim=0, return_inverse=True, return_counts=True)
     masked = ~distinct.all(dim=1)  # the row that keeps every head is the unmasked model's
-    kind = _select_kind(model, prompt.cpu(), layer, distinct[masked], change)
-    steps = kind(model, layer, distinct[masked], change)
+    kind = _select_kind(model, prompt.cpu(), layer, distinct[masked])
+    steps = kind(model, layer, distinct[masked])
     return StreamState(steps, masked.cumsum(0) * masked, index, counts.float())
 
 
@@ -328,7 +315,6 @@ def _select_kind(
     prompt: Int[Tensor, " P"],
     layer: int,
     masks: Shaped[Tensor, "B H"],
-    change: Perturbation,
 ) -> Any:
     """The cheapest kind of steps that passes the self-check."""
     if not len(masks):
@@ -339,10 +325,10 @@ def _select_kind(
     unmasked = cache(lambda: run_unmasked(model, input_ids, len(prompt), [layer], "response"))
 
     def compare(strategy: Strategy) -> str | None:
-        return difference(model, unmasked(), layer, masks, len(masks), strategy, change)
+        return difference(model, unmasked(), layer, masks, len(masks), strategy)
 
     kinds = {strategy.name: (kind, strategy) for kind, strategy in KINDS}
-    right, reasons = checks_of(model, ("steps", change.kind)).select(
+    right, reasons = checks_of(model, ("steps",)).select(
         [(name, extent, partial(compare, strategy)) for name, (_, strategy) in kinds.items()],
         extent.kind,
         layer,

@@ -758,66 +758,6 @@ def _named_site(
     return _site_at(layer, calls, its_calls[0], softmax)
 
 
-def mlp_projection(model: PreTrainedModel, layer: int) -> str:
-    """Path from a layer to the down projection of its MLP (cached): the only projection outside
-    attention whose output has the width of the layer's output.
-
-    Raises:
-        TypeError: experts, several such projections, or none.
-    """
-    cache = model_cache(model)
-    key = ("down projection", layer)
-    if key not in cache:
-        structure = structure_of(model)
-        module = layers_of(model, structure)[layer]
-        trace = _Trace()
-        with scoring_session(model), trace.recording(module):
-            base_model = model.get_submodule(structure.base_model)
-            base_model(input_ids=_ordinary_tokens(model), use_cache=False)
-        cache[key] = _down_projection(
-            type(model).__name__, layer, module, structure.sites[layer], trace
-        )
-    path: str = cache[key]
-    return path
-
-
-def _down_projection(name: str, index: int, layer: nn.Module, site: HeadSite, trace: _Trace) -> str:
-    output_projection = layer.get_submodule(site.projection)
-    (layer_call,) = [call for call in trace.calls if call.module is layer]
-    attention, last_order = set(), 0
-    if site.attention:
-        attention = set(layer.get_submodule(site.attention).modules())
-    else:  # all calls up to the output projection belong to the attention
-        last_order = next(c.order for c in trace.calls if c.module is output_projection)
-    mlp_calls = [
-        call
-        for call in trace.calls
-        if _multiplies(call.module)
-        and call.module not in attention
-        and call.order > last_order
-        and not any(_multiplies(outer) for outer in call.stack)  # parts of an adapter
-    ]
-    projections = {part for call in mlp_calls for part in call.module.modules()}
-    width = layer_call.leaving.shape[-1] if layer_call.leaving is not None else 0
-    problem = f"{name}: layer {index} has no single down projection of an MLP"
-    for path, module in layer.named_modules():
-        sizes = [part.ndim for part in module.parameters(recurse=False)]
-        if max(sizes, default=0) > 2 and module not in attention | projections:
-            raise TypeError(
-                f"{problem}: {path!r} has weights with more than two axes, as experts have"
-            )
-    down_calls = [
-        call for call in mlp_calls if call.leaving is not None and call.leaving.shape[-1] == width
-    ]
-    paths = [_path_of(layer, call.module) for call in down_calls]
-    if len(paths) != 1:
-        raise TypeError(f"{problem}, but {', '.join(map(repr, paths)) or 'none'}")
-    (down,) = down_calls
-    if down.entering is None or down.entering.shape[:-1].numel() != TOKENS:
-        raise TypeError(f"{problem}: {paths[0]!r} does not get every token once, as in experts")
-    return paths[0]
-
-
 def _check_causal(model: PreTrainedModel, structure: Structure, tokens: Tensor) -> Tensor:
     """Final states of `tokens`; raises unless the model is deterministic and causal."""
     base_model = model.get_submodule(structure.base_model)

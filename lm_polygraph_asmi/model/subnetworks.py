@@ -13,11 +13,6 @@ from lm_polygraph_asmi.model.check import check_unmasked, select_strategy
 from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.layers import context_window, num_heads
 from lm_polygraph_asmi.model.memory import default_budget, in_chunks, largest_chunk
-from lm_polygraph_asmi.model.perturbation import (
-    WITHOUT_HEADS,
-    Perturbation,
-    check_perturbation,
-)
 from lm_polygraph_asmi.model.readout import readout
 from lm_polygraph_asmi.model.session import scoring_session
 from lm_polygraph_asmi.model.structure import output_embeddings, plain_model
@@ -83,7 +78,6 @@ def run_subnetworks(
     layer: int,
     masks: Shaped[Tensor, "S H"],
     memory_budget: int | None = None,
-    change: Perturbation = WITHOUT_HEADS,
     shortcut: bool = True,
 ) -> Subnetworks:
     """Run the masked passes of S masks; equal masks once, the all-ones mask not at all.
@@ -97,12 +91,11 @@ def run_subnetworks(
         memory_budget: bytes the passes may use above weights and cached states; by default half of
             the free device memory (on a CPU: 512 MiB). On a CUDA out-of-memory the chunk is halved
             and nothing computed is lost.
-        change: what a mask changes at the target layer, see `perturbation`.
         shortcut: False runs the all-ones mask like any other.
 
     Raises:
         RuntimeError: the self-check failed.
-        TypeError: a layer without what the perturbation changes.
+        TypeError: a layer without attention heads.
         ValueError: masks of the wrong shape, or not of zeros and ones.
 
     Example:
@@ -112,7 +105,6 @@ def run_subnetworks(
         >>> subnetworks.hidden.shape, subnetworks.counts  # (distinct, T, D)
         (torch.Size([2, 2, 16]), tensor([2., 1.]))
     """
-    check_perturbation(model, layer, change, bool(unmasked.targets))
     heads = num_heads(model, layer)
     if masks.ndim != 2 or masks.shape[1] != heads or not len(masks):
         raise ValueError(
@@ -138,11 +130,11 @@ def run_subnetworks(
             for strategy in strategies(model, unmasked, layer)
         }
         start = time.perf_counter()
-        strategy = select_strategy(model, unmasked, layer, masked, chunk_sizes, change)
+        strategy = select_strategy(model, unmasked, layer, masked, chunk_sizes)
         check_seconds = time.perf_counter() - start
         hidden[~unmasked_rows] = torch.cat(
             in_chunks(
-                lambda part: run_suffix(model, unmasked, layer, masked[part], change, strategy),
+                lambda part: run_suffix(model, unmasked, layer, masked[part], strategy),
                 len(masked),
                 chunk_sizes[strategy.name],
             )
@@ -158,7 +150,6 @@ def subnetwork_log_probs(
     masks: Shaped[Tensor, "S H"],
     *,
     scope: str = "all",
-    change: Perturbation = WITHOUT_HEADS,
     attention: str | None = None,
     memory_budget: int | None = None,
 ) -> Float[Tensor, "S T V"]:
@@ -179,13 +170,11 @@ def subnetwork_log_probs(
         layer: index of the masked layer, from 0; see `target_layer`.
         masks: 1 keeps a query head, 0 masks it.
         scope: positions at which heads are masked, "all" or "response".
-        change: what a mask changes in the layer, see `perturbation`.
         attention: attention implementation of all passes; by default the model's own.
         memory_budget: bytes, see `run_subnetworks`.
 
     Raises:
-        TypeError: the heads cannot be masked, or the layer lacks what the perturbation changes; the
-            message gives the reason.
+        TypeError: the heads cannot be masked; the message gives the reason.
         RuntimeError: the self-check failed (see `check`).
         ValueError: an argument out of range; the message says which.
         FloatingPointError: NaN or infinite logits.
@@ -202,7 +191,7 @@ def subnetwork_log_probs(
     ASMIConfig(scope=scope)  # raises for invalid values
     with scoring_session(decoder, attention):
         unmasked = run_unmasked(decoder, input_ids, prompt_length, [layer], scope)
-        subnetworks = run_subnetworks(decoder, unmasked, layer, masks, memory_budget, change)
+        subnetworks = run_subnetworks(decoder, unmasked, layer, masks, memory_budget)
         hidden = subnetworks.hidden
         vocabulary = decoder.config.get_text_config().vocab_size
         per_mask = 12 * hidden.shape[1] * vocabulary  # float32 logits and what they pass through

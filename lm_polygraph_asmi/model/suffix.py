@@ -25,14 +25,9 @@ from lm_polygraph_asmi.model.layers import (
     num_layers,
     query_projection,
 )
+from lm_polygraph_asmi.model.masking import masked_heads, masked_layer
 from lm_polygraph_asmi.model.memory import batch_bytes, packed_bytes, rows_bytes
 from lm_polygraph_asmi.model.model_cache import has_foreign_code
-from lm_polygraph_asmi.model.perturbation import (
-    WITHOUT_HEADS,
-    Perturbation,
-    perturbed,
-    perturbed_layer,
-)
 from lm_polygraph_asmi.model.session import attention_of
 from lm_polygraph_asmi.model.structure import states_of, structure_of
 from lm_polygraph_asmi.model.unmasked import UnmaskedPass
@@ -55,7 +50,6 @@ def masked_everywhere(
     unmasked: UnmaskedPass,
     layer: int,
     masks: Shaped[Tensor, "B H"],
-    change: Perturbation,
 ) -> Float[Tensor, "B T D"]:
     """Final states, heads masked at every position; the layers above are called again one by one.
 
@@ -64,9 +58,9 @@ def masked_everywhere(
     """
     last = num_layers(model) - 1
     if layer == last:
-        hidden = perturbed_layer(model, unmasked, layer, masks, unmasked.predicting, change)
+        hidden = masked_layer(model, unmasked, layer, masks, unmasked.predicting)
         return final_norm(model)(hidden)
-    hidden = perturbed_layer(model, unmasked, layer, masks, slice(None), change)
+    hidden = masked_layer(model, unmasked, layer, masks, slice(None))
     for index in range(layer + 1, last):
         hidden = unmasked.calls[index].replay(decoder_layers(model)[index], hidden)
     call, module = unmasked.calls[last], decoder_layers(model)[last]
@@ -87,14 +81,13 @@ def masked_layer_by_layer(
     unmasked: UnmaskedPass,
     layer: int,
     masks: Shaped[Tensor, "B H"],
-    change: Perturbation,
 ) -> Float[Tensor, "B T D"]:
     """As `masked_everywhere`, but every layer runs at all positions, with arguments for each row.
 
     For layers that need a mask or angles for every row of a batch, or that keep more than keys and
     values.
     """
-    hidden = perturbed_layer(model, unmasked, layer, masks, slice(None), change)
+    hidden = masked_layer(model, unmasked, layer, masks, slice(None))
     for index in range(layer + 1, num_layers(model)):
         module = decoder_layers(model)[index]
         hidden = unmasked.calls[index].replay(module, hidden, per_row=True)
@@ -106,14 +99,13 @@ def masked_in_response(
     unmasked: UnmaskedPass,
     layer: int,
     masks: Shaped[Tensor, "B H"],
-    change: Perturbation,
 ) -> Float[Tensor, "B T D"]:
     """Final states, heads masked only at the response positions, all masks in one sequence.
 
     Earlier keys and values are those of the unmasked pass. The B subnetworks follow them one after
     another in a single sequence and do not attend to each other.
     """
-    hidden = perturbed_layer(model, unmasked, layer, masks, unmasked.predicting, change)
+    hidden = masked_layer(model, unmasked, layer, masks, unmasked.predicting)
     copies, length, width = hidden.shape
     hidden = hidden.reshape(1, copies * length, width)
     predicting = unmasked.run(unmasked.predicting)
@@ -140,7 +132,6 @@ def full_forward_passes(
     unmasked: UnmaskedPass,
     layer: int,
     masks: Shaped[Tensor, "B H"],
-    change: Perturbation = WITHOUT_HEADS,
 ) -> Float[Tensor, "B T D"]:
     """Final states of full forward passes, masks as rows of a batch, through the model's own
     forward.
@@ -152,7 +143,7 @@ def full_forward_passes(
         places = places[unmasked.predicting]
     device = execution_device(model.get_input_embeddings())
     tokens = unmasked.input_ids[None, :-1].expand(len(masks), -1).to(device)
-    with perturbed(model, unmasked, layer, masks, places, change):
+    with masked_heads(model, layer, masks, places):
         output = base_model(model)(input_ids=tokens, use_cache=False)
     return states_of(output)[:, unmasked.predicting]
 
@@ -175,7 +166,6 @@ def rows_after_prompt(
     unmasked: UnmaskedPass,
     layer: int,
     masks: Shaped[Tensor, "B H"],
-    change: Perturbation,
 ) -> Float[Tensor, "B T D"]:
     """Final states of a pass over the response positions, with the model's cache of the prompt.
 
@@ -192,12 +182,12 @@ def rows_after_prompt(
         cache = cache_of_rows(unmasked.prompt_caches[0], len(masks), device)
     rows = tokens[:, predicting].expand(len(masks), -1)
     places = torch.arange(predicting.start, predicting.stop)
-    with perturbed(model, unmasked, layer, masks, places, change, before=predicting.start):
+    with masked_heads(model, layer, masks, places, before=predicting.start):
         base = base_model(model)
         return states_of(base(input_ids=rows, **with_cache(base, cache), use_cache=True))
 
 
-Run = Callable[[PreTrainedModel, UnmaskedPass, int, Tensor, Perturbation], Tensor]
+Run = Callable[[PreTrainedModel, UnmaskedPass, int, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -281,9 +271,8 @@ def run_suffix(
     unmasked: UnmaskedPass,
     layer: int,
     masks: Shaped[Tensor, "B H"],
-    change: Perturbation = WITHOUT_HEADS,
     strategy: Strategy | None = None,
 ) -> Float[Tensor, "B T D"]:
     """Final states at the response positions, all masks in one pass, by default the cheapest."""
     strategy = strategy or next(strategies(model, unmasked, layer))
-    return strategy.run(model, unmasked, layer, masks, change)
+    return strategy.run(model, unmasked, layer, masks)

@@ -16,12 +16,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-from lm_polygraph_asmi.analysis.calibration import Reliability
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.coverage import TOP_K
 from lm_polygraph_asmi.analysis.prr import RejectionCurve
 from lm_polygraph_asmi.analysis.selective import Quadrants
-from lm_polygraph_asmi.report.item import ADJUSTED, AdjustedDifference
 
 BLUE, ORANGE, GREEN, GREY, BLACK = "#0072B2", "#D55E00", "#009E73", "#999999", "#222222"
 PURPLE, SKY, AMBER = "#CC79A7", "#56B4E9", "#E69F00"
@@ -130,22 +128,17 @@ def panel_legend(figure: Figure, axes: Sequence[Axes], band: str = "", **setting
 
 @styled
 def forest(
-    panels: Mapping[str, Mapping[str, Interval | AdjustedDifference | None]],
+    panels: Mapping[str, Mapping[str, Interval | None]],
     label: str,
     black: Container[str] = (),
 ) -> Figure:
     """Values with intervals, a panel per group, all on one scale.
 
-    Markers are filled if the interval excludes 0 (a `AdjustedDifference`: if it is significant).
-    Rows named in `black` are baselines.
+    Markers are filled if the interval excludes 0. Rows named in `black` are baselines.
     """
-    tested = any(
-        isinstance(v, AdjustedDifference) for rows in panels.values() for v in rows.values()
-    )
-    finite_rows: dict[str, dict[str, AdjustedDifference]] = {}
+    finite_rows: dict[str, dict[str, Interval]] = {}
     for title, rows in panels.items():
-        tested_rows = {n: _adjusted(v) for n, v in rows.items() if v is not None}
-        finite_rows[title] = {n: v for n, v in tested_rows.items() if np.isfinite(v.value.value)}
+        finite_rows[title] = {n: v for n, v in rows.items() if v and np.isfinite(v.value)}
     orders = [list(rows) for rows in finite_rows.values()]
     # Panels of mostly the same rows share their names, so that more fit on a page.
     union = list(dict.fromkeys(name for order in orders for name in order))
@@ -170,12 +163,12 @@ def forest(
         for y, name in enumerate(names):
             if name not in rows:
                 continue
-            interval, significant = rows[name]
+            interval = rows[name]
             colour = BLACK if name in black else BLUE
             if np.isfinite(interval.low):
                 ax.plot([interval.low, interval.high], [y, y], color=colour, linewidth=line_width)
             ax.plot(interval.value, y, "o", markersize=marker_size, color=colour,
-                    markerfacecolor=colour if significant else "white")  # fmt: skip
+                    markerfacecolor=colour if interval.excludes(0) else "white")  # fmt: skip
         ax.axvline(0, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
         hidden = shared and number % columns
         ax.set_yticks(range(len(names)), [""] * len(names) if hidden else names)
@@ -184,8 +177,6 @@ def forest(
         if not crowded:
             ax.set_xlabel(label)
     explanation = "filled: the interval excludes 0; open: it includes it"
-    if tested:
-        explanation = f"bars: uncorrected intervals; filled: {ADJUSTED}; open: not"
     if crowded:
         explanation = f"{label}; {explanation}"
     line_length = int(115 / rcParams["font.size"] * figure.get_figwidth())  # characters
@@ -223,14 +214,6 @@ def identity(panels: Mapping[str, Sequence[tuple[float, float, Interval, str]]])
         panel_title(ax, unit)
     panel_legend(figure, axes)
     return figure
-
-
-def _adjusted(value: Interval | AdjustedDifference) -> AdjustedDifference:
-    return (
-        value
-        if isinstance(value, AdjustedDifference)
-        else AdjustedDifference(value, value.excludes(0))
-    )
 
 
 class DepthCurves(NamedTuple):
@@ -375,27 +358,6 @@ def rejection(
         ax.set_ylabel("mean quality, accepted")
         panel_title(ax, title)
     panel_legend(figure, axes, band="95 % band")
-    return figure
-
-
-@styled
-def reliability(panels: Mapping[str, Reliability]) -> Figure:
-    """Error rate over probability of error, with the band of calibrated probabilities."""
-    figure, axes = grid(len(panels), 2.5, 2.5)
-    for ax, (title, diagram) in zip(axes, panels.items(), strict=True):
-        ax.plot([0, 1], [0, 1], color=GREY, linewidth=0.8, linestyle="--", label="calibrated")
-        ax.fill_between(diagram.chance, *diagram.band, color=SKY, alpha=0.3, linewidth=0,
-                        label="95 % if calibrated")  # fmt: skip
-        ax.plot(diagram.chance, diagram.rate, color=BLUE, label="isotonic fit")
-        ax.vlines(diagram.chance, 0, 0.2 * diagram.n / diagram.n.max(), color=GREY, linewidth=1.2,
-                  label="answers")  # fmt: skip
-        ax.set_xlim(0, 1)
-        ax.set_ylim(0, 1)
-        ax.set_aspect("equal")
-        ax.set_xlabel("probability of error, held out")
-        ax.set_ylabel("error rate")
-        panel_title(ax, title)
-    panel_legend(figure, axes)
     return figure
 
 

@@ -1,6 +1,5 @@
 """A table or figure of the report, and how its values are written."""
 
-import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,9 +12,6 @@ from matplotlib.figure import Figure
 from lm_polygraph_asmi.analysis.clusters import RESAMPLES, Interval
 from lm_polygraph_asmi.analysis.prr import PRR
 from lm_polygraph_asmi.results.run_groups import RunGroup
-
-ADJUSTED = "p < 0.05, adjusted for the number of comparisons"
-"""Meaning of an asterisk and a filled marker of `AdjustedDifference` values."""
 
 SHORT = {
     "MaximumSequenceProbability": "MSP", "MeanTokenEntropy": "Token entropy",
@@ -39,24 +35,6 @@ def leading(value: Any, ahead: Interval) -> Marked:
     return Marked(value, "bold" if ahead.excludes(0) else "underline")
 
 
-class AdjustedDifference(NamedTuple):
-    """A difference whose verdict depends on an adjusted p-value, not on its interval.
-
-    Attributes:
-        value: with its uncorrected interval.
-        significant: whether the p-value, adjusted for the number of comparisons, is below 0.05.
-    """
-
-    value: Interval
-    significant: bool
-
-
-class AtMost(NamedTuple):
-    """The smallest p-value that the number of resamples allows."""
-
-    value: float
-
-
 @dataclass
 class ReportItem:
     """One item of the report.
@@ -65,14 +43,13 @@ class ReportItem:
         name: of its files.
         title: its heading.
         groups: settings it was computed from.
-        table: raw values: floats, `Interval`, `PRR`, `Marked`, `AdjustedDifference`, `AtMost` and
-            text.
+        table: raw values: floats, `Interval`, `PRR`, `Marked` and text.
         draw: makes the figure; None if there is only a table.
         notes: the caption.
         pictured: caption of the figure alone.
         digits: after the point.
         signed: columns of differences, written with their sign, and with an asterisk if the
-            interval excludes 0 (of a `AdjustedDifference`: if it is significant).
+            interval excludes 0.
         p_values: columns in which a value that rounds to 0 is written as "< 0.001".
         finer: columns of small values, written with one more digit.
         inline: False if the table is too long for the report, which then links its file.
@@ -123,10 +100,7 @@ class ReportItem:
         brackets = f"[low, high]: 95 % interval, {self.resamples:,} resamples of clusters"
         starred = ""
         if {*bounded} & {*self.signed}:
-            tested = any(
-                isinstance(v, AdjustedDifference) for name in self.signed for v in table[name]
-            )
-            starred = f"; asterisk: {ADJUSTED if tested else 'it excludes 0'}"
+            starred = "; asterisk: it excludes 0"
         return [*notes, f"{brackets}{starred}."]
 
     def shown(self, markup: str, brief: bool = False) -> pd.DataFrame:
@@ -246,7 +220,7 @@ def listed(reasons: Sequence[Reason]) -> str:
 
 
 def _bare(value: Any) -> Any:
-    return value.value if isinstance(value, Marked | AdjustedDifference | AtMost) else value
+    return value.value if isinstance(value, Marked) else value
 
 
 def _without_error(value: Any) -> Any:
@@ -270,12 +244,6 @@ def text(value: Any, digits: int, signed: bool = False, markup: str = "markdown"
             ("bold", "latex"): r"\textbf{{{}}}", ("underline", "latex"): r"\underline{{{}}}",
         }  # fmt: skip
         return marks[value.mark, markup].format(inner)
-    if isinstance(value, AtMost):
-        # Rounded up, so that it remains an upper bound.
-        above = math.ceil(value.value * 10**digits - 1e-9) / 10**digits
-        return f"{escape('≤', markup)} " + text(above, digits, False, markup)
-    significant = value.significant if isinstance(value, AdjustedDifference) else None
-    value = _bare(value)
     plus_minus = {"markdown": " ± ", "latex": r" $\pm$ "}[markup]
     sign = "+" if signed else ""
 
@@ -295,7 +263,7 @@ def text(value: Any, digits: int, signed: bool = False, markup: str = "markdown"
             return "–"
         if pd.isna(value.low) or value.low == value.high:  # no spread, no interval
             return _minus(number(value.value), markup)
-        star = "*" if signed and (value.excludes(0) if significant is None else significant) else ""
+        star = "*" if signed and value.excludes(0) else ""
         ends = ", ".join(end(bound, value.excludes(0)) for bound in (value.low, value.high))
         return _minus(f"{number(value.value)}{star} [{ends}]", markup)
     if isinstance(value, PRR):

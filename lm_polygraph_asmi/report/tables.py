@@ -10,7 +10,7 @@ from lm_polygraph_asmi.analysis.clusters import FEW, Interval
 from lm_polygraph_asmi.analysis.comparison import augrc, auroc, prr_intervals
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.prr import has_contrast, prr_with_error
-from lm_polygraph_asmi.results.names import at_depth, masked_layer, perturbed_by
+from lm_polygraph_asmi.results.names import at_depth, masked_layer
 from lm_polygraph_asmi.results.runs import MSP, RIGHT, Run, on_scale, says_nothing
 
 SIDE_MODELS = ("nli_path", "cross_encoder_path", "align_score_path")
@@ -144,7 +144,7 @@ def about_run(run: Run) -> str:
             f"ASMI at depth {used['depth']:.0%}: {masked_layer(used)}, "
             f"H = {used['num_heads']}, p = {used['mask_rate']}, S = {used['num_masks']}, "
             f"K = {used['top_k']}, {used['mask_sampler']} masks, scope {used['scope']}, "
-            f"{', '.join([*perturbed_by(used), used['attention']])} attention."
+            f"{used['attention']} attention."
         )
         saved = run.stats.get(at_depth("asmi_mi", used["depth"]))
         if saved:

@@ -13,7 +13,7 @@ from lm_polygraph_asmi.report.figures import save
 from lm_polygraph_asmi.report.item import MissingItem, ReportItem, escape
 from lm_polygraph_asmi.report.items import every_report_item, findings
 from lm_polygraph_asmi.report.latex import latex_tables
-from lm_polygraph_asmi.results.names import masked_layer, perturbed_by
+from lm_polygraph_asmi.results.names import masked_layer
 from lm_polygraph_asmi.results.run_groups import RunGroup
 
 SYMBOLS = (
@@ -145,8 +145,7 @@ def _source(p: dict[str, Any]) -> str:
         parts += [
             f"ASMI at depth {used['depth']:.1%}: {masked_layer(used)}, "
             f"H = {used['num_heads']}, p = {used['mask_rate']}, S = {used['num_masks']}, "
-            f"K = {used['top_k']}, {used['mask_sampler']} masks, "
-            + ", ".join([f"scope {used['scope']}", *perturbed_by(used)])
+            f"K = {used['top_k']}, {used['mask_sampler']} masks, scope {used['scope']}"
             for used in run["asmi"]
         ]
     releases = ", ".join(f"{name} {release}" for name, release in p["packages"].items())

@@ -111,14 +111,6 @@ def masked_layer(used: Mapping[str, Any]) -> str:
     return text if requested is None else f"{text} (layer {requested} has no heads)"
 
 
-def perturbed_by(used: Mapping[str, Any]) -> list[str]:
-    """The perturbation of saved settings, in words: `["mlp", "perturbation_scale=0.83"]`.
-
-    An empty list for heads without a scale, the method itself.
-    """
-    return ASMIConfig.from_dict(used).describe("perturbation", "perturbation_scale")
-
-
 def require(stats: Mapping[str, Any], name: str) -> Any:
     """The statistic `name`, or a KeyError that explains how to compute it."""
     if name not in stats:

@@ -57,7 +57,7 @@ class RunGroup:
         rows: (n,) rows in use: those with finite quality and finite scores of all methods.
         notes: what was left out, and why.
         separate_runs: for experiments, their scores are in no table of methods: runs of more masks
-            than a score, or with masks on some of these answers; then perturbation controls.
+            than a score, or with masks on some of these answers.
         right_from: lowest quality of a right answer; None: 0.5, of a metric between 0 and 1.
     """
 
@@ -446,8 +446,7 @@ def load_run_groups(
             continue
         group = _group(runs, metric, depth)
         parts = [run for j in parents if parents[j] is runs for run in same_answers[j]]
-        separate = sorted([*group.separate_runs, *parts], key=is_control)  # controls last
-        groups.append(replace(group, separate_runs=tuple(separate)))
+        groups.append(replace(group, separate_runs=(*group.separate_runs, *parts)))
     counts = Counter(group.label for group in groups)
     doubled = [group for group in groups if counts[group.label] > 1]
     names = dict(zip(doubled, _distinct_names([group.run.path for group in doubled]), strict=True))
@@ -510,33 +509,16 @@ def _names(run: Run) -> tuple[str, str]:
     return (path if name == "local" else name).replace("_", " "), dataset
 
 
-def is_control(run: Run) -> bool:
-    """Whether its masks changed something other than heads, or heads with a scale."""
-    used = [*run.methods.values(), *map(ASMIConfig.from_dict, run.settings())]
-    return bool(used) and used[0].is_control
-
-
 def _group(group: Sequence[Run], metric: str | None, depth: float) -> RunGroup:
-    controls = [run for run in group if is_control(run)]
-    of_heads = [run for run in group if not is_control(run)]
-    if not of_heads:
-        raise ValueError(
-            f"{group[0].path} is a run of a perturbation control: add the run of heads over these "
-            "answers"
-        )
     # A run that saved more masks than a score has is for the analysis of heads, not a method.
-    fewest = min(map(_most_masks, of_heads))
-    parts = [run for run in of_heads if _keeps_masks(run) and _most_masks(run) > fewest]
+    fewest = min(map(_most_masks, group))
+    parts = [run for run in group if _keeps_masks(run) and _most_masks(run) > fewest]
     parts = [run for run in parts if set(run.scores) == set(run.methods)]
-    of_heads = [run for run in of_heads if not any(run is part for part in parts)]
-    # The run with the most methods first; the others add only theirs, and runs of the perturbation
-    # controls only methods that were not perturbed.
-    of_heads.sort(key=lambda run: (-len(run.scores.columns), _most_masks(run)))
-    runs = distinctly_named(of_heads)
-    unperturbed = [
-        replace(run, scores=run.scores.drop(columns=list(run.methods))) for run in controls
-    ]
-    run = combine_runs([*runs, *unperturbed])
+    scored = [run for run in group if not any(run is part for part in parts)]
+    # The run with the most methods first; the others add only theirs.
+    scored.sort(key=lambda run: (-len(run.scores.columns), _most_masks(run)))
+    runs = distinctly_named(scored)
+    run = combine_runs(runs)
     notes = run.missing_rows
     names = list(run.quality)
     if metric is not None and metric not in names:
@@ -574,7 +556,7 @@ def _group(group: Sequence[Run], metric: str | None, depth: float) -> RunGroup:
     rows = np.flatnonzero(finite)
     return RunGroup(
         model, dataset, "", tuple(runs), run, metric, depth, rows, tuple(notes),
-        separate_runs=(*parts, *controls),
+        separate_runs=tuple(parts),
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from hydra.types import RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.files import locked, read_json
+from lm_polygraph_asmi.files import locked
 from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.results.manifest import peak_memory, without_secrets, write_manifest
 from lm_polygraph_asmi.results.runs import load_run
@@ -180,7 +180,6 @@ def _started_manifests(config: DictConfig) -> dict[Path, dict[str, Any]]:
             "rows": row_identities(job, seed),
             "packages": manifest.packages(),
             "device": manifest.device_name(),
-            **_scales(job),
             "config": without_secrets(job),
         }
         for seed in job["seed"]
@@ -197,12 +196,6 @@ def _methods(job: dict[str, Any]) -> dict[str, Any]:
     generated = {"stop": [stops] if isinstance(stops, str) else stops}
     generated |= {"max_new_tokens": job.get("max_new_tokens", ASMIConfig.max_new_tokens)}
     return {str(e): e.described | generated for e in built if hasattr(e, "described")}
-
-
-def _scales(job: dict[str, Any]) -> dict[str, Any]:
-    """Content of the run's file of scales, if it has one."""
-    file = (job.get("controls") or {}).get("scales")
-    return {} if file is None else {"scales": read_json(file)}
 
 
 def _add_results(manifest: dict[str, Any], manager: Path) -> None:

@@ -20,7 +20,7 @@ from lm_polygraph.utils.factory_estimator import FactoryEstimator
 from omegaconf import DictConfig, OmegaConf
 
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.host.configs import built_perturbation, container
+from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.host.quality import ENGLISH, METRICS, unread
 from lm_polygraph_asmi.results.manifest import dropped_text
 from lm_polygraph_asmi.results.runs import manager_files
@@ -80,8 +80,6 @@ def check_config(config: DictConfig) -> Iterator[Finding]:
     yield from _check_attention(config, estimators)
     yield from _check_generation(config)
     yield from _check_without_effect(config)
-    if not faults:  # these name a setting that is no setting
-        yield from _check_perturbation(config)
     yield from _check_quality(config)
     if len(config.get("seed") or [1]) > 1:
         yield Finding(
@@ -106,23 +104,6 @@ def _check_without_effect(config: DictConfig) -> Iterator[Finding]:
         value = OmegaConf.select(config, f"asmi.{name}")
         if value is not None and value != (default or OmegaConf.select(config, config_key)):
             yield Finding(f"asmi.{name}={value} has no effect in a benchmark: set {config_key}")
-
-
-def _check_perturbation(config: DictConfig) -> Iterator[Finding]:
-    """A control that nothing builds; known to the calculator after the model is loaded."""
-    asmi = config.get("asmi") or {}
-    builder, names = asmi.get("perturbation_builder"), ("perturbation", "perturbation_scale")
-    try:
-        used = ASMIConfig(**{name: asmi[name] for name in names if name in asmi})
-        if builder is not None:
-            built_perturbation(builder, used)
-        elif used.is_control:
-            yield Finding(
-                f"{', '.join(used.describe(*names))} is a control, which a module named in "
-                "asmi.perturbation_builder builds: use asmi_controls, or +add=asmi_control"
-            )
-    except (ImportError, AttributeError, ValueError) as error:
-        yield Finding(f"cannot build the perturbation: {error}")
 
 
 def _check_quality(config: DictConfig) -> Iterator[Finding]:

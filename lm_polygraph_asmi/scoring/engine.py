@@ -24,13 +24,11 @@ from lm_polygraph_asmi.analysis.coverage import TOP_K
 from lm_polygraph_asmi.config import ASMIConfig, check_fits
 from lm_polygraph_asmi.host.releases import warn_of_untested
 from lm_polygraph_asmi.model import (
-    Perturbation,
     PrefixCache,
     StreamState,
     Subnetworks,
     UnmaskedPass,
     attention_of,
-    check_perturbation,
     check_scope_runs,
     check_unmasked,
     layer_at,
@@ -48,7 +46,6 @@ from lm_polygraph_asmi.model import (
 )
 from lm_polygraph_asmi.model.check import own_bug
 from lm_polygraph_asmi.model.memory import default_budget, in_chunks, reduction_bytes
-from lm_polygraph_asmi.model.perturbation import WITHOUT_HEADS
 from lm_polygraph_asmi.model.readout import widens
 from lm_polygraph_asmi.results.cache import ResultCache, model_key
 from lm_polygraph_asmi.results.names import CANDIDATES, Settings
@@ -101,13 +98,11 @@ class Engine:
         details: also return masks, per-mask KL and log-likelihoods, and the top candidates.
         result_cache: stores results and is searched before any pass: a folder, or a cache that
             engines share; None: no cache.
-        change: what a mask changes; anything but masked heads is a control, not a score. It gets
-            the config's seed, and its name and scale become the config's.
         states: `read` also returns the states after the masked layer.
         **settings: override those of the config.
 
     Raises:
-        ValueError: an argument out of range, or a config of another perturbation than `change`.
+        ValueError: an argument out of range.
         TypeError: an unknown setting.
 
     Example:
@@ -123,12 +118,10 @@ class Engine:
         *,
         details: bool = False,
         result_cache: str | Path | ResultCache | None = None,
-        change: Perturbation = WITHOUT_HEADS,
         states: bool = False,
         **settings: Any,
     ) -> None:
-        self.config = _changed_by(change, (config or ASMIConfig()).replace(**settings))
-        self.change = replace(change, seed=self.config.seed)
+        self.config = (config or ASMIConfig()).replace(**settings)
         self.details, self.states = details, states
         if not isinstance(result_cache, ResultCache):
             result_cache = ResultCache(result_cache)
@@ -164,7 +157,7 @@ class Engine:
         """Raise early on a model that would fail later; log the settings in force.
 
         Raises:
-            TypeError: quantized output projection, or a layer without the perturbed component.
+            TypeError: quantized output projection, or heads that cannot be masked.
             ValueError: attention implementation unsupported, by ASMI or by this scope.
         """
         with scoring_session(model, self.config.attention):
@@ -173,7 +166,6 @@ class Engine:
             check_scope_runs(model, self.config.scope)
             settings = self.settings(model)
             log.info("ASMI uses %s", settings)
-            check_perturbation(model, settings.layer, self.change)
 
     def score(
         self,
@@ -342,7 +334,6 @@ class Engine:
         seed, masks = _masks(settings, seeding)
         subnetworks = run_subnetworks(
             model, unmasked, settings.layer, masks, self.config.memory_budget,
-            self.change,
         )  # fmt: skip
         stats = self._reduced(model, subnetworks, settings, tokens[unmasked.prompt_length :])
         return {
@@ -378,7 +369,7 @@ class Engine:
         warn_of_untested()
         start, settings = time.perf_counter(), self.settings(model)
         seed, masks = _masks(settings, prompt.tolist())
-        state = steps_of(model, prompt, settings.layer, masks, self.change)
+        state = steps_of(model, prompt, settings.layer, masks)
         fixed = {
             "settings": settings,
             "prompt_length": len(prompt),
@@ -645,19 +636,6 @@ def _masks(settings: Settings, tokens: list[int]) -> tuple[int, Float[Tensor, "S
         config.num_masks, settings.num_heads, config.mask_rate, config.mask_sampler, config.seed,
         settings.layer, tokens,
     )  # fmt: skip
-
-
-def _changed_by(change: Perturbation, config: ASMIConfig) -> ASMIConfig:
-    """The config with name and scale of the perturbation; ValueError if it has others."""
-    changed = config.replace(perturbation=change.name, perturbation_scale=change.scale)
-    if config.is_control and config != changed:
-        raise ValueError(
-            f"{', '.join(config.describe('perturbation', 'perturbation_scale'))} is a control, not "
-            "a score: in a config, use asmi_controls or +add=asmi_control; in Python, pass the "
-            "perturbation to Engine as change=..., or a perturbation_builder to "
-            "available_stat_calculators"
-        )
-    return changed
 
 
 def _per_token(log_probs: Float[Tensor, "T V"], tokens: Int[Tensor, " T"]) -> dict[str, np.ndarray]:

@@ -10,11 +10,9 @@ from lm_polygraph.stat_calculators import StatCalculator
 from lm_polygraph.utils.model import Model
 
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.host.configs import built_perturbation
 from lm_polygraph_asmi.host.model import causal_model, check_greedy, prompt_ids
 from lm_polygraph_asmi.host.special_tokens import SpecialTokens
 from lm_polygraph_asmi.host.stopping import StopConditions
-from lm_polygraph_asmi.model.perturbation import WITHOUT_HEADS, Perturbation
 from lm_polygraph_asmi.results.cache import ResultCache
 from lm_polygraph_asmi.results.names import (
     ON_REQUEST,
@@ -38,7 +36,7 @@ class MaskedHeadsCalculator(StatCalculator):
     `greedy_tokens`; reuses the key-value cache of generation if there is one.
 
     Args:
-        config, details, result_cache, change, **settings: as for `scoring.engine.Engine`.
+        config, details, result_cache, **settings: as for `scoring.engine.Engine`.
         depths: relative depths of the masked layers, each in (0, 1); None: the config's.
 
     Raises:
@@ -53,7 +51,6 @@ class MaskedHeadsCalculator(StatCalculator):
         depths: Sequence[float] | float | None = None,
         details: bool = False,
         result_cache: str | Path | None = None,
-        change: Perturbation = WITHOUT_HEADS,
         **settings: Any,
     ) -> None:
         super().__init__()
@@ -67,8 +64,7 @@ class MaskedHeadsCalculator(StatCalculator):
         self._warned = False
         results = ResultCache(result_cache)
         self.engines = [
-            Engine(at, details=details, result_cache=results, change=change)
-            for at in config.at_depths(depths)
+            Engine(at, details=details, result_cache=results) for at in config.at_depths(depths)
         ]
 
     @staticmethod
@@ -160,16 +156,8 @@ def _token_texts(tokenizer: Any, example: Mapping[str, Any]) -> dict[int, str]:
 
 
 def load_stat_calculator(config: Mapping[str, Any], environment: Any) -> MaskedHeadsCalculator:
-    """Builder named in a config's `stat_calculators` entry; checks the model at once.
-
-    `perturbation_builder`: module whose `load_perturbation` builds what masks change, from the
-    settings `perturbation` and `perturbation_scale`; None or left out: masked heads.
-    """
-    arguments = dict(config)
-    builder = arguments.pop("perturbation_builder", None)
-    if builder is not None:
-        arguments["change"] = built_perturbation(builder, ASMIConfig.from_dict(arguments))
-    calculator = MaskedHeadsCalculator(**arguments)
+    """Builder named in a config's `stat_calculators` entry; checks the model at once."""
+    calculator = MaskedHeadsCalculator(**config)
     model = causal_model(environment.model, calculator.engines[0].config.structure)
     check_greedy(environment.model)
     for engine in calculator.engines:

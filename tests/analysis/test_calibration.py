@@ -1,24 +1,19 @@
 """Calibration by isotonic fits, and whether its probabilities hold what they say."""
 
-import math
-
 import numpy as np
 import pytest
-from scipy.stats import norm
 from sklearn.isotonic import IsotonicRegression
 
 from lm_polygraph_asmi.analysis.calibration import (
     SMALLEST_STEP,
     Step,
     calibrate,
-    debiased_calibration_error,
     held_out_brier,
     held_out_probability,
     probability_at,
-    reliability,
 )
 from lm_polygraph_asmi.analysis.labelled import Labelled
-from tests.analysis.simulation import keys, monte_carlo_error, shared
+from tests.analysis.simulation import keys
 
 
 def noisy(n, slope=0.0, seed=0):
@@ -113,103 +108,3 @@ def test_a_held_out_probability_never_saw_its_cluster():
     assert (again[:3] == chance[:3]).all()
     assert (other[:3] == base[:3]).all()
     assert (again != chance).any()
-
-
-def pool_adjacent(rates, sizes):
-    """Isotonic regression as it is described: neighbours in the wrong order are pooled."""
-    blocks = []
-    for rate, size in zip(rates, sizes, strict=True):
-        blocks.append([rate, size, 1])
-        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
-            (a, m, i), (b, n, j) = blocks[-2:]
-            blocks[-2:] = [[(a * m + b * n) / (m + n), m + n, i + j]]
-    return [rate for rate, _, points in blocks for _ in range(points)]
-
-
-CHANCES = np.linspace(0.1, 0.8, 8)
-
-
-def outcomes(rng, clusters=40, size=6, truth=lambda chance: chance):
-    """Probabilities and errors that go together within a cluster."""
-    chance = rng.choice(CHANCES, clusters * size)
-    wrong = norm.cdf(shared(rng, clusters, size, 0.5)) < truth(chance)
-    return chance, Labelled(wrong, keys(clusters, size))
-
-
-def test_a_reliability_diagram_against_plain_loops():
-    chance, answers = outcomes(np.random.default_rng(0), truth=lambda c: 0.6 - 0.4 * c)
-    wrong, clusters = answers.wrong, answers.clusters
-    found = reliability(chance, answers, draws=50)
-    n = [int((chance == c).sum()) for c in CHANCES]
-    fitted = pool_adjacent([wrong[chance == c].mean() for c in CHANCES], n)
-    assert (found.chance.tolist(), found.n.tolist()) == (CHANCES.tolist(), n)
-    assert found.rate == pytest.approx(fitted)
-    of_row = dict(zip(CHANCES, fitted, strict=True))
-    brier = np.mean((chance - wrong) ** 2)
-    recalibrated = np.mean([(of_row[c] - w) ** 2 for c, w in zip(chance, wrong, strict=True)])
-    overall = np.mean((wrong - wrong.mean()) ** 2)
-    assert found.brier == pytest.approx(brier)
-    assert found.miscalibration == pytest.approx(brier - recalibrated)
-    assert found.discrimination == pytest.approx(overall - recalibrated)
-    assert found.uncertainty == pytest.approx(overall)
-    # The draws, by hand: distances keep their size, whole clusters their sign.
-    rng, drawn = np.random.default_rng(1), []
-    signs = rng.choice([-1.0, 1.0], size=(50, 40))
-    by_hand = reliability(chance, Labelled(wrong, clusters, seed=1), draws=50)
-    order = sorted(set(clusters))
-    for toss in signs:
-        y = [
-            c + toss[order.index(k)] * (w - c)
-            for c, w, k in zip(chance, wrong, clusters, strict=True)
-        ]
-        drawn.append(pool_adjacent([np.mean(np.array(y)[chance == c]) for c in CHANCES], n))
-    low, high = np.clip(np.percentile(drawn, [2.5, 97.5], axis=0), 0, 1)
-    np.testing.assert_allclose(by_hand.band, [low, high])
-
-
-def test_right_probabilities_stay_in_their_band():
-    """60 simulations of errors that go wrong together: the level of the test, and the band."""
-    rng, p_values, inside = np.random.default_rng(2), [], []
-    for _ in range(60):
-        found = reliability(*outcomes(rng), draws=100)
-        p_values.append(found.p_value)
-        low, high = found.band
-        inside.append(((low <= found.rate) & (found.rate <= high)).mean())
-    assert np.mean(np.array(p_values) < 0.05) <= 0.05 + 3 * monte_carlo_error(0.05, 60)
-    assert np.mean(inside) == pytest.approx(0.93, abs=0.04)  # 0.92 with 40 clusters, 0.95 with 200
-
-
-def test_wrong_probabilities_leave_it():
-    found = reliability(*outcomes(np.random.default_rng(3), 60, truth=lambda c: 0.5 * c))
-    assert found.p_value < 0.01
-    assert (found.rate < found.band[0]).any()
-
-
-def test_calibration_error_without_what_chance_makes():
-    rng = np.random.default_rng(0)
-    chance = rng.random(60)
-    wrong = rng.random(60) < chance
-    order = sorted(range(60), key=lambda row: chance[row])
-    total = 0
-    for start in range(0, 60, 6):
-        rows = order[start : start + 6]
-        rate = sum(wrong[row] for row in rows) / 6
-        said = sum(chance[row] for row in rows) / 6
-        total += (said - rate) ** 2 - rate * (1 - rate) / 5
-    expected = math.sqrt(max(0, total / 10))
-    assert debiased_calibration_error(chance, wrong) == pytest.approx(expected)
-
-
-def test_calibration_error_is_right_on_average():
-    """Of right probabilities nothing is left, of shifted ones the shift, whatever their number."""
-    rng = np.random.default_rng(1)
-    for n in (100, 1000):
-        squares = {0.0: [], 0.1: []}
-        for _ in range(200):
-            chance = rng.uniform(0.1, 0.8, n)
-            for shift, found in squares.items():
-                wrong = rng.random(n) < chance + shift
-                found.append(debiased_calibration_error(chance, wrong) ** 2)
-        assert np.mean(squares[0.1]) == pytest.approx(0.01, abs=0.004)
-        assert np.mean(squares[0.0]) < 0.6 / n  # what is below zero counts as none
-    assert debiased_calibration_error([0.5, 0.5], [True, False]) == 0

@@ -16,7 +16,7 @@ import pytest
 
 import lm_polygraph_asmi
 from lm_polygraph_asmi import analysis
-from lm_polygraph_asmi.analysis import Labelled, Sweep, adds_information
+from lm_polygraph_asmi.analysis import Labelled, Sweep
 from lm_polygraph_asmi.analysis.calibration import Step
 
 PACKAGE = str(Path(lm_polygraph_asmi.__file__).parent)
@@ -55,14 +55,11 @@ def of(c, resamples=FEW):
 
 
 CALLS = {
-    "adds_information": lambda f, c: f(c["score"], table(c), of(c)),
-    "adds_over_settings": lambda f, c: f([adds_information(c["score"], table(c), of(c))] * 2),
     "distinct_signal": lambda f, c: f(c["score"], table(c), of(c)),
     "calibrate": lambda f, c: f(c["score"], c["wrong"]),
     "probability_at": lambda f, c: f([Step(0.0, 30, 10)], [*c["score"], 0.0][0]),
     "held_out_probability": lambda f, c: f(c["score"], of(c)),
     "held_out_brier": lambda f, c: f(c["score"], of(c)),
-    "reliability": lambda f, c: f(c["chance"], of(c), FEW),
     "simultaneous_band": lambda f, c: f(c["score"], np.add.outer(np.arange(5), c["other"])),
     "augrc": lambda f, c: f(c["score"], c["wrong"]),
     "auroc": lambda f, c: f(c["score"], c["wrong"]),
@@ -71,15 +68,12 @@ CALLS = {
     "aurc_difference": lambda f, c: f(c["score"], c["other"], of(c)),
     "mcnemar": lambda f, c: f(c["score"], c["other"], c["wrong"], 10),
     "prr_intervals": lambda f, c: f({"a": c["score"], "b": c["other"]}, of(c), [("a", "b")]),
-    "prr_comparisons": lambda f, c: f({"a": c["score"], "b": c["other"]}, of(c), [("a", "b")]),
     "coverage_by_band": lambda f, c: f(
         np.concatenate([*c["tokens"], np.empty(0)]), np.concatenate([*masses(c), np.empty((0, 7))])
     ),
     "coverage_intervals": lambda f, c: f(c["tokens"], masses(c), of(c)),
     "tail_entropy_bound": lambda f, c: f(c["score"]),
     "depth_selection": lambda f, c: f([Sweep([c["score"], c["other"]], of(c))], FEW),
-    "auroc_by_label": lambda f, c: f({"a": c["score"]}, {"AlignScore": c["quality"]}),
-    "strata": lambda f, c: f(c["score"]),
     "error_separation": lambda f, c: f(c["tokens"], {"a": c["score"]}, of(c)),
     "masking_response": lambda f, c: f(c["tokens"]),
     "normalised_prr": lambda f, c: f(c["score"], c["quality"]),
@@ -97,7 +91,6 @@ CALLS = {
     ),
     "rank_signals": lambda f, c: f({"a": c["score"]}, of(c)),
     "combination": lambda f, c: f(table(c), of(c)),
-    "debiased_calibration_error": lambda f, c: f(c["chance"], c["wrong"]),
     "retained_error": lambda f, c: f(c["score"], c["wrong"], 0.5),
     "confident_but_fragile": lambda f, c: f(c["other"], c["score"], of(c)),
     "confident_filter": lambda f, c: f(c["other"], c["score"], c["other"], of(c)),
@@ -108,10 +101,10 @@ CALLS = {
 OTHERS = {
     # Of intervals, p-values, counts, texts or seconds, not of answers: see their own tests.
     "cluster_band", "cluster_interval",  # of a function of the caller's
-    "equivalence", "holm", "label_noise", "method_seconds", "phase_seconds", "romano_wolf",
-    "best_signal", "drifts", "recommendation", "risk_by_group", "risk_gate", "risk_p_value",
-    "same_order", "sample_size", "text_clusters", "votes", "wilson_interval",
-    "equivalence_size", "fit_score", "free_features", "learned_threshold", "out_of_fold",
+    "holm", "method_seconds", "phase_seconds",
+    "best_signal", "recommendation", "risk_by_group", "risk_gate", "risk_p_value",
+    "text_clusters", "votes", "wilson_interval",
+    "fit_score", "free_features", "learned_threshold", "out_of_fold",
 }  # fmt: skip
 
 
@@ -191,7 +184,6 @@ UNDEFINED = {
     "aurc_difference": {"one cluster", "one answer"},
     "error_separation": {"one cluster", *NO_CONTRAST},
     "prr_intervals": {"one cluster", *NO_CONTRAST},
-    "prr_comparisons": {"one cluster", *NO_CONTRAST},
     "confident_filter": {"one cluster", "one answer"},
     # No PRR, no AUROC where all answers are alike, no order where all scores are.
     "normalised_prr": NO_CONTRAST,

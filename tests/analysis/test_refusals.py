@@ -71,16 +71,9 @@ REFUSALS = [
     (lambda: a.retained_error([0.1, 0.2], [0, 1], NAN), r"coverage must lie in \[0, 1\], got nan"),
     (lambda: a.global_selector(SCORE, SCORE, SIXTY), r"shape \(n, c\), got \(60,\)"),
     (lambda: a.global_selector(TABLE, SCORE, NO_ERROR), "5 folds need right and wrong answers"),
-    # What a score adds.
-    (lambda: a.adds_information(SCORE, SCORE, SIXTY), r"shape \(n, c\), got \(60,\)"),
-    (lambda: a.adds_information(np.ones(60), TABLE, SIXTY), "the same for all answers"),
-    (lambda: a.adds_information(SCORE, TABLE, NO_ERROR), "5 folds need right and wrong answers"),
-    (lambda: a.adds_over_settings([]), "at least one setting"),
     # Probabilities and thresholds.
     (lambda: a.calibrate([0.1, NAN], [True, False]), "scores has values that are not finite"),
     (lambda: a.probability_at([Step(0.0, 30, 10)], NAN), "score has values that are not finite"),
-    (lambda: a.reliability([0.5, 1.2], PAIR), "must lie in"),
-    (lambda: a.reliability([0.5, 0.4], Labelled([1, 0], "aa")), "two clusters for a band, got one"),
     (lambda: threshold(scores=[0.1, NAN]), "scores has values that are not"),
     (lambda: threshold(wrong=[0, NAN]), "wrong has values that are not"),
     (lambda: threshold(wrong=[0, 0.3]), "wrong must contain True and False"),
@@ -114,12 +107,7 @@ REFUSALS = [
     (lambda: a.coverage_by_band(range(10), MASSES[:, 1:]), r"shape \(10, 7\), got \(10, 6\)"),
     (lambda: a.coverage_by_band(range(9), MASSES), r"shape \(9, 7\), got \(10, 7\)"),
     (lambda: a.coverage_intervals([[1], []], [MASSES] * 2, PAIR), "2, 2 and 2, 1 without a token"),
-    # Plans and published values.
-    (lambda: a.sample_size(0, 0.1, 10, 10), "a positive, finite difference"),
-    (lambda: a.sample_size(0.1, 0, 10, 10), "a positive, finite difference"),
-    (lambda: a.sample_size(0.1, 0.1, 20, 10), "20 clusters, 10 questions"),
-    (lambda: a.sample_size(0.1, INF, 10, 10), "finite difference and standard error"),
-    (lambda: a.sample_size(0.1, 0.1, 10, 10, 1.0), r"must lie in \(0, 1\), got 1.0 and 0.05"),
+    # Published values.
     (lambda: compare_published(a.Interval(NAN, 0, 1), 0.5, 0.02, 0.005), "no finite value"),
     (lambda: compare_published(a.Interval(0.5, NAN, NAN), 0.5, 0.02, 0.005), "no finite value"),
 ]

@@ -4,7 +4,6 @@ import json
 import math
 import re
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -209,20 +208,6 @@ def test_an_answer_unlike_all_of_the_calibration(calibration, score):
     value = f"perplexity {score.signals['perplexity']:.4g}"
     assert warning == f"{value} is outside the calibration's range, 70 to 90."
     assert warning in moved.decide(score).sentences
-
-
-def test_drift_is_told_without_labels(calibration):
-    def drifted(shift, tokens=0, n=90):
-        rows = zip(calibration.values[:n], calibration.prompt_tokens, strict=False)
-        return calibration.drifts(
-            SimpleNamespace(value=v + shift, prompt_tokens=t + tokens) for v, t in rows
-        )
-
-    assert drifted(0) == []
-    found = {drift.name: str(drift) for drift in drifted(100, 500)}
-    assert set(found) == {"perplexity", "the number of prompt tokens"}
-    assert found["perplexity"].startswith("perplexity differs from the calibration: median")
-    assert drifted(100, n=10) == []
 
 
 def test_a_calibration_in_words(calibration, monkeypatch):

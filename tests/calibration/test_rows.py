@@ -10,8 +10,7 @@ from sklearn.metrics import roc_auc_score
 
 from lm_polygraph_asmi.analysis import (
     Labelled,
-    debiased_calibration_error,
-    held_out_probability,
+    held_out_brier,
     risk_threshold,
     wilson_interval,
 )
@@ -63,9 +62,7 @@ def test_what_is_made_of_labels(calibration, scores, scorer):
     assert "combination" in calibration.signals
     assert calibration.recommendation
     assert calibration.settings.items() >= scorer.fingerprints().items()
-    held_out, _ = held_out_probability(values, Labelled(wrong, clusters))
-    assert calibration.calibration_error == debiased_calibration_error(held_out, wrong)
-    assert calibration.reliability["brier"] == pytest.approx(np.mean((held_out - wrong) ** 2))
+    assert calibration.brier == held_out_brier(values, Labelled(wrong, clusters))
     for row, step in zip(calibration.steps.itertuples(), calibration.error_steps, strict=True):
         assert (row.start, row.n, row.errors) == step
         assert (row.rate, row.low, row.high) == wilson_interval(step.errors, step.n)

@@ -203,10 +203,8 @@ def test_a_calibration_is_of_one_aggregation(tmp_path):
 def test_by_command_without_the_model(tmp_path):
     out, planted = tmp_path / "calibration.json", runs.save(tmp_path / "run", runs.content(N))
     words = ["calibrate", "--run", str(planted), "--risk", "0.3", "--out", str(out)]
-    figure = tmp_path / "reliability.svg"
-    done = CliRunner().invoke(main, [*words, "--reliability", str(figure)], env={"COLUMNS": "300"})
+    done = CliRunner().invoke(main, words, env={"COLUMNS": "300"})
     assert done.exit_code == 0, done.output
-    assert figure.stat().st_size > 1000
     assert "Without --model, the run's scores were not checked" in done.stderr
     assert json.loads(out.read_text())["label_source"] == "AlignScore"
     assert Calibration.load(out).recommendation in done.stdout

@@ -66,9 +66,6 @@ def test_each_depth_reads_its_own_statistics():
 def test_names_carry_every_setting_that_changes_the_score():
     assert str(ASMI()) == "ASMI (60%, K=64)"
     assert str(SemASMI(depth=0.9)) == "Sem-ASMI (90%, K=64)"
-    assert str(SemASMI(perturbation="mlp")) == "Sem-ASMI (60%, K=64, mlp)"
-    dosed = SemASMI(perturbation="mlp", perturbation_scale=0.83124, scope="response")
-    assert str(dosed) == "Sem-ASMI (60%, K=64, scope=response, mlp, scale=0.8312)"
     assert str(AdaptASMI(tau=0.5)) == "Adapt-ASMI (60%, K=64, tau=0.5)"
     variations = [
         {},
@@ -83,10 +80,6 @@ def test_names_carry_every_setting_that_changes_the_score():
         {"closing_token": False},
         {"aggregation": "sum"},
         {"aggregation": "max"},
-        {"perturbation": "mlp"},
-        {"perturbation": "foreign"},
-        {"perturbation": "mlp", "perturbation_scale": 0.5},
-        {"perturbation_scale": 2.0},
     ]
     names = {str(variant(**v)) for variant in (ASMI, SemASMI, AdaptASMI) for v in variations}
     names |= {str(AdaptASMI(tau=0.4)), str(AdaptASMI(beta=5))}
@@ -102,10 +95,6 @@ def test_names_carry_every_setting_that_changes_the_score():
         ({"seed": 1}, {}),
         ({"scope": "response"}, {}),
         ({"mask_sampler": "balanced"}, {}),
-        ({"perturbation": "mlp"}, {}),
-        ({"perturbation_scale": 2.0}, {}),
-        ({}, {"perturbation": "mlp"}),
-        ({}, {"perturbation_scale": 2.0}),
         ({}, {"num_masks": 80}),
         ({}, {"mask_rate": 0.2}),
         ({}, {"num_heads": 9}),

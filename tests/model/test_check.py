@@ -15,7 +15,6 @@ from lm_polygraph_asmi.model import (
     check,
     model_cache,
     model_state,
-    perturbation,
     plain_model,
     readout,
     response_embeddings,
@@ -30,7 +29,6 @@ from lm_polygraph_asmi.model import (
 )
 from lm_polygraph_asmi.model.check import limit, strategies_seen_right, total_variation
 from lm_polygraph_asmi.model.memory import default_budget
-from lm_polygraph_asmi.model.perturbation import WITHOUT_HEADS, Perturbation
 from lm_polygraph_asmi.model.stepwise import steps_of
 from lm_polygraph_asmi.model.suffix import STRATEGIES, full_forward_passes
 from lm_polygraph_asmi.scoring.engine import Engine, score_depths
@@ -410,7 +408,7 @@ def test_16_bits_stay_far_below_the_limit():
             for scope in SCOPES:
                 unmasked = run_unmasked(model, sequence(), PROMPT, [2], scope)
                 strategy = next(suffix.strategies(model, unmasked, 2))
-                found = check._differences(model, unmasked, 2, masks(), 4, strategy, WITHOUT_HEADS)
+                found = check._differences(model, unmasked, 2, masks(), 4, strategy)
                 assert max(found.values()) < limit(torch.bfloat16) / 2, (name, scope, found)
 
 
@@ -696,26 +694,6 @@ def test_what_is_more_than_rounding():
     assert "mask 0" in excess(1e-6, 1e-3, dtype=single)
     assert "mask 0" in excess(1e-6, float("nan"), dtype=single)
     assert excess(1e-6, 1e-5, dtype=single) is None
-
-
-def test_an_edit_is_told_places_in_the_whole_sequence():
-    """Whichever way the passes are run: here heads shrink with their distance from the start."""
-
-    def fading(heads, at):
-        masked = perturbation.without_heads(heads, at)
-        return heads + (masked - heads) * (at.positions / 20)[:, None].to(heads)
-
-    model = tiny_model("llama")
-    with scoring_session(model):
-        for scope in SCOPES:
-            unmasked = run_unmasked(model, sequence(), PROMPT, [2], scope)
-            found = [
-                strategy.run(model, unmasked, 2, masks(), Perturbation("fading", fading))
-                for strategy in suffix.strategies(model, unmasked, 2)
-            ]
-            assert len(found) == 4
-            for states in found[1:]:
-                torch.testing.assert_close(states, found[0], atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(("rounding", "right"), [(0.005, False), (0.02, True)])

@@ -172,17 +172,16 @@ def dissect(saved: dict[str, Any], masks: int = 100, heads: int = 8, strength: f
         ]
 
 
-SHUFFLES = OTHER_SEEDS = 50
-"""Permutations, and other masks, that `few_permutations` leaves."""
+SHUFFLES = 50
+"""Permutations that `few_permutations` leaves."""
 
 
 @contextmanager
 def few_permutations() -> Iterator[None]:
-    """The nulls of the head tables, each the smallest that can have a p-value below .05 twice."""
+    """The null of the head tables, the smallest that can have a p-value below .05 twice."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(heads, "OTHER_SEEDS", OTHER_SEEDS)
-        for null in (heads.permutation_null, heads.split_half):
-            patch.setattr(heads, null.__name__, partial(null, shuffles=SHUFFLES))
+        null = partial(heads.permutation_null, shuffles=SHUFFLES)
+        patch.setattr(heads, "permutation_null", null)
         yield
 
 
@@ -198,97 +197,31 @@ def simple_signals(aggregations: Any = None) -> Iterator[None]:
         yield
 
 
-def condition(
-    saved: dict[str, Any],
-    name: str,
-    noise: float | None,
-    perturbation_scale: float | None = 0.8,
-    seed: int = 0,
-) -> dict[str, Any]:
-    """A run of the perturbation controls over the answers of another: its scores with noise, or
-    noise alone."""
-    rng = np.random.default_rng([seed, *name.encode()])
-    estimations, methods = {}, {}
-    for method, of in saved[METHODS].items():
-        config = ASMIConfig.from_dict(of)
-        if config.seed:
-            continue
-        values = saved["estimations"]["sequence", method]
-        config = config.replace(perturbation=name, perturbation_scale=perturbation_scale, seed=seed)
-        methods |= described(config)
-        score = np.asarray(values)
-        error = score.std() * rng.normal(size=len(score))
-        own = error if noise is None else score + noise * error
-        estimations["sequence", str(config)] = own.tolist()
-    kept = {name: v for name, v in saved["stats"].items() if not name.startswith("asmi_")}
-    settings = {
-        stat: [used | {"perturbation": name, "seed": seed} for used in values]
-        for stat, values in saved["stats"].items() if stat.startswith("asmi_settings")
-    }  # fmt: skip
-    if perturbation_scale is not None:
-        settings = {
-            s: [used | {"perturbation_scale": perturbation_scale} for used in v]
-            for s, v in settings.items()
-        }
-    return {**saved, "estimations": estimations, "stats": kept | settings, METHODS: methods}
-
-
-def matched(about: dict[str, Any], matching: str = "effect", times: float = 1.0) -> dict[str, Any]:
-    """The manifest of a condition whose scale was found in a file."""
-    asked = {"scales": "scales.json", "matching": matching, "times": times}
-    return about | {"config": {"controls": asked}}
-
-
 def probe(n: int = 60, heads: int = 8, draws: int = 4) -> dict[str, Any]:
-    """What the causal probe writes: on high tokens the critical head decides, on low ones none.
-
-    No two groups are of one size, and no two rules flip the same tokens of a group.
-    """
+    """What the causal probe writes: on high tokens the critical head decides, on low ones none."""
     rng = np.random.default_rng(4)
     k = [k for k in (1, 2, 4, 8, 16) if k <= heads]
     decided = np.r_[rng.random(n) < 0.4, np.zeros(n, dtype=bool)]
-    some = np.arange(n)
-    groups = {"": some, "_matched": some[::3], "_confident": some[1::3][:-2],
-              "_first": some[: n * 2 // 3], "_second": some[n // 2 :]}  # fmt: skip
-
-    def by_chance(chances: list[float], shape: tuple[int, ...]) -> np.ndarray:
-        chance = np.array(chances).reshape(1, -1, *[1] * (len(shape) - 2))
-        hit = rng.random(shape) < chance
-        return np.where(decided.reshape(-1, *[1] * (len(shape) - 1)) & hit, 1, 0)
-
-    hits, seldom = [one / heads for one in k], [0.05] * len(k)
-    flat, drawn = (2 * n, len(k)), (2 * n, len(k), draws)
-    critical, random = by_chance([1.0] * len(k), flat), by_chance(hits, drawn)
+    critical = np.repeat(decided[:, None], len(k), axis=1).astype(int)
+    hit = rng.random((2 * n, len(k), draws)) < np.array(k)[None, :, None] / heads
+    random = (decided[:, None, None] & hit).astype(int)
     random[n:] = rng.random((n, len(k), draws)) < 0.02
-    held = {}
-    for rule, group, found in (("held_second", "_first", 1), ("held_first", "_second", 0.95)):
-        held[rule] = np.full(flat, -1)
-        own = np.r_[groups[group], n + groups[group]]  # tokens of one half, heads of the other
-        held[rule][own] = by_chance([found] * len(k), flat)[own]
     return {
         "run": "run", "model": "tiny",
         "settings": {"layer": 3, "scope": "all", "num_masks": 100, "mask_rate": 0.15},
-        "k": k, "draws": draws, "seed": 0, "control_layer": 1,
+        "k": k, "draws": draws, "seed": 0,
         "tokens": {
             "row": [i % n for i in range(2 * n)], "position": [i // n for i in range(2 * n)],
             "token": [0] * (2 * n - 1) + [5], "mi": [0.5] * n + [0.001] * n,
             "entropy": [1.0] * 2 * n, "log_likelihood": [-0.05] * 2 * n,
             # On the first token rounding tells the unmasked pass from those that ablate.
             "argmax": [7] + [0] * (2 * n - 1), "probability": [0.95] * 2 * n,
-            "replayed": [0] * 2 * n, "control_replayed": [0] * 2 * n,
-            "positive": [4] * 2 * n, "own_flips": (0.1 * decided).tolist(),
+            "replayed": [0] * 2 * n, "positive": [4] * 2 * n,
+            "own_flips": (0.1 * decided).tolist(),
         },
         "criticality": [[0.1] * (heads - 1) + [None]] * 2 * n,
-        "groups": {
-            side + name: (first + own).tolist()
-            for side, first in (("high", 0), ("low", n)) for name, own in groups.items()
-        },
-        "predicted": {
-            "critical": critical.tolist(), "least": by_chance(seldom, flat).tolist(),
-            "random": random.tolist(),
-            "control_random": by_chance(seldom, drawn).tolist(),
-            **{rule: ids.tolist() for rule, ids in held.items()},
-        },
+        "groups": {"high": list(range(n)), "low": list(range(n, 2 * n))},
+        "predicted": {"critical": critical.tolist(), "random": random.tolist()},
     }  # fmt: skip
 
 

@@ -4,8 +4,6 @@ import pytest
 
 from lm_polygraph_asmi.analysis import PRR, Interval
 from lm_polygraph_asmi.report.item import (
-    AdjustedDifference,
-    AtMost,
     Marked,
     MissingItem,
     ReportItem,
@@ -32,9 +30,6 @@ NAN = float("nan")
         (PRR(NAN, NAN), False, "–"),
         (Marked(PRR(0.45, 0.021), "bold"), False, "**0.450 ± 0.021**"),
         (Marked(-0.2, "underline"), False, "<u>−0.200</u>"),
-        (AdjustedDifference(Interval(0.1, 0.02, 0.2), False), True, "+0.100 [+0.020, +0.200]"),
-        (AdjustedDifference(Interval(0.1, -0.02, 0.2), True), True, "+0.100* [−0.020, +0.200]"),
-        (AtMost(0.0016), False, "≤ 0.002"),
         (None, False, "–"),
         (NAN, False, "–"),
         (7, False, "7"),

@@ -6,12 +6,9 @@ from click.testing import CliRunner
 from scipy.stats import binom
 
 from lm_polygraph_asmi import maths
-from lm_polygraph_asmi.analysis import prr_draws, sample_size
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.config import target_layer
-from lm_polygraph_asmi.report.plan import plan_table, power_table
-from lm_polygraph_asmi.results.run_groups import load_run_groups
-from tests.report.runs import content, save
+from lm_polygraph_asmi.report.plan import plan_table
 
 
 def test_the_papers_figures_for_32_heads():
@@ -80,51 +77,3 @@ def test_the_papers_cost_in_passes(layers, ratio):
     assert f"costs {ratio:.1f} full forward passes" in shown
     with pytest.raises(ValueError, match="expected a layer in 0"):
         maths.flops_ratio(layers, layers, 40)
-
-
-def test_a_pilot_says_how_many_questions(tmp_path):
-    save(tmp_path / "run", content(n=120))
-    (group,) = load_run_groups([tmp_path / "run"])
-    found = power_table(group, 0.03).set_index("comparison")
-    sem, msp = group.variants["Sem-ASMI"], "MaximumSequenceProbability"
-    scores = {method: group.score(method) for method in (sem, msp)}
-    drawn = prr_draws(list(scores.values()), group.answers.resampled(2000))
-    row = found.loc["Sem-ASMI Δ MSP"]
-    error = np.std(drawn[:, 0] - drawn[:, 1], ddof=1)
-    assert row["SE"] == pytest.approx(error)
-    size = sample_size(0.03, error, 60, 120)
-    assert (row["clusters"], row["questions"]) == (size.clusters, size.questions)
-    command = ["plan", "--pilot", str(tmp_path / "run"), "--prr-difference", "0.03"]
-    done = CliRunner().invoke(main, command, env={"COLUMNS": "200"})
-    assert done.exit_code == 0, done.output
-    assert f"{size.questions:,}" in done.output
-    assert "too small" not in done.output
-    save(tmp_path / "small", content(n=40))
-    small = ["plan", "--pilot", str(tmp_path / "small"), "--prr-difference", "0.03"]
-    assert "too small for" in CliRunner().invoke(main, small, env={"COLUMNS": "200"}).output
-    assert "8 heads; at most 2 masked" in done.output  # the pilot's
-    assert "(layer 4 of 6)" in done.output
-    # What the answers cost, at the masks that the plan proposes.
-    shown = json.loads(CliRunner().invoke(main, [*command, "--json"]).stdout)
-    passes = maths.flops_ratio(6, 4, shown["num_masks"])
-    assert shown["cost"]["passes"] == pytest.approx(passes)
-    by_name = {row["comparison"]: row for row in shown["power"]}
-    assert by_name["Sem-ASMI Δ MSP"]["passes"] == round(size.questions * passes)
-    assert f"{round(size.questions * passes):,}" in done.output
-
-
-def test_a_pilot_that_says_nothing(tmp_path):
-    def refused(*arguments):
-        done = CliRunner().invoke(main, ["plan", *arguments], env={"COLUMNS": "300"})
-        assert done.exit_code
-        return done.output
-
-    assert "need each other" in refused("--heads", "32", "--prr-difference", "0.03")
-    assert "expected --heads" in refused("--layers", "32")
-    save(tmp_path / "none", content(depths=()))
-    pilot = ["--prr-difference", "0.03", "--pilot"]
-    assert "expected a pilot with an ASMI score" in refused(*pilot, str(tmp_path / "none"))
-    saved = content()
-    saved["gen_metrics"]["sequence", "AlignScore"] = [1.0] * 60
-    save(tmp_path / "right", saved)
-    assert "PRR is undefined" in refused(*pilot, str(tmp_path / "right"))

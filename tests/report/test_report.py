@@ -1,8 +1,6 @@
 import json
-import sys
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from itertools import combinations
 
 import numpy as np
@@ -14,18 +12,14 @@ from matplotlib.figure import Figure
 from lm_polygraph_asmi.analysis import (
     Interval,
     Labelled,
-    adds_information,
     augrc,
     auroc,
-    auroc_interval,
-    label_noise,
     normalised_prr,
     prr_with_error,
     rank_correlation,
 )
 from lm_polygraph_asmi.analysis.comparison import prr_intervals
 from lm_polygraph_asmi.analysis.distinct import distinct_signal
-from lm_polygraph_asmi.analysis.hypotheses import holm, prr_comparisons
 from lm_polygraph_asmi.analysis.selective import aurc, confident_filter
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.config import ASMIConfig
@@ -37,25 +31,21 @@ from lm_polygraph_asmi.report.items.benchmark import (
     benchmark,
     datasets,
     depths,
-    head_to_head,
     stability,
 )
 from lm_polygraph_asmi.report.items.boundary import boundary, truncation
-from lm_polygraph_asmi.report.items.labels import audit, correctness_labels, length
 from lm_polygraph_asmi.report.items.mechanism import case_study, screen
 from lm_polygraph_asmi.report.items.signal import distinct, flags, payoff
 from lm_polygraph_asmi.report.tables import about_run
 from lm_polygraph_asmi.results.runs import load_run, manager_files
 from tests.report.runs import (
     BASELINES,
-    condition,
     content,
     dissect,
     exchanged,
     few_permutations,
     loaded,
     manifest,
-    matched,
     probe,
     put,
     save,
@@ -65,7 +55,6 @@ from tests.report.runs import (
 pytestmark = pytest.mark.usefixtures("few_resamples", "no_pictures")
 
 SEM = "Sem-ASMI (60%, K=64)"
-ADDS = "**Adds to MSP, token entropy and length"
 ANSWERS = 64
 """Enough that four fifths of them can be calibrated on."""
 
@@ -117,10 +106,8 @@ def everything(tmp_path_factory):
     save(root / "seed 1", content(n, mask_seed=1))
     closed = manifest(n, "asmi_squad_closed_book", closed=True)
     save(root / "closed", content(n, shift=0.5), closed)
-    save(root / "mlp", condition(content(n), "mlp", 0.5), matched(manifest(n)))
-    save(root / "closed mlp", condition(content(n, shift=0.5), "mlp", 0.5), matched(closed))
     out = root / "report"
-    runs = [str(root / name) for name in ("open", "k256", "seed 1", "closed", "mlp", "closed mlp")]
+    runs = [str(root / name) for name in ("open", "k256", "seed 1", "closed")]
     command = ["report", *runs, "--out", str(out), "--jobs", "1"]
     with seen(hold_data), few_permutations():
         result = CliRunner().invoke(main, command, env={"COLUMNS": "200"})
@@ -140,24 +127,19 @@ def test_a_report_has_every_item_in_every_form(everything):
         "- The paper's numbers beside these",  # tests/report/test_reproduction.py has them
     ]
     assert "2 settings" in shown
-    assert f"{len(table(out, 'audit'))} rows: [tables/audit.csv]" in report
     tables = {path.stem for path in (out / "tables").glob("*.csv")}
     assert tables == {
-        "benchmark", "benchmark_auroc", "benchmark_augrc", "datasets", "head_to_head", "outcomes",
-        "outcome_counts", "depth_selection", "error_separation", "distinct_signal",
+        "benchmark", "benchmark_auroc", "benchmark_augrc", "datasets", "head_to_head",
+        "depth_selection", "error_separation", "distinct_signal",
         "ensemble_mean", "matched_flags", "confident_fragile", "payoff", "aurc", "global_selector",
         "boundary", "larger_k", "top_k_coverage", "stability", "mechanism", "case_study",
-        "correctness_labels", "label_noise", "length", "audit", "cost", "cost_by_method",
-        "depth_by_group", "confident_fragile_by_regime", "head_claims", "head_concentration",
-        "head_coupling", "head_errors", "causal_probe", "causal_differences", "control_verdicts",
-        "controls", "controls_added", "double_dissociation", "rejection", "reliability",
+        "cost", "cost_by_method", "depth_by_group", "confident_fragile_by_regime",
+        "head_concentration", "head_coupling", "causal_probe", "rejection",
     }  # fmt: skip
     for name in tables:
         assert not pd.read_csv(out / "tables" / f"{name}.csv").empty
-        # Hundreds of texts for a human to read are no page of a paper.
-        kind = "md" if name == "audit" else "tex"
-        latex = (out / "tables" / f"{name}.{kind}").read_text()
-        assert kind == "md" or r"\toprule" in latex
+        latex = (out / "tables" / f"{name}.tex").read_text()
+        assert r"\toprule" in latex
         assert "Source: tiny model, squad: 64 answers, 32 clusters, quality AlignScore" in latex
         assert "model models/tiny (abc); data squad.json" in latex
         assert "seeds: run 1, masks 0, samples 0" in latex
@@ -169,7 +151,7 @@ def test_a_report_has_every_item_in_every_form(everything):
     pictures = list((out / "figures").glob("*.png"))
     assert {p.stem for p in pictures} == {p.stem for p in (out / "figures").glob("*.svg")}
     assert {p.stem for p in pictures} - tables == {"candidate_cosines"}
-    assert len(pictures) == 20
+    assert len(pictures) == 17
     for picture in pictures:
         assert f"(figures/{picture.name})" in report
 
@@ -213,10 +195,6 @@ def test_figures_of_the_tables_are_those_of_the_statistics(everything):
     assert (row["signal"], row["controls"]) == ("u_sem, mean", "MSP, H")
     assert row["residual AUROC low"] == pytest.approx(found.residual_auroc.low)
     assert row["paper's criterion"] == "yes"  # planted
-    lengths = np.array([len(tokens) for tokens in group.saved("greedy_tokens")])
-    added = adds_information(sem, np.column_stack([controls, lengths]), group.answers)
-    assert row[["z", "p"]].tolist() == pytest.approx([added.statistic, added.p_value])
-    assert row["adds"] == "yes"
 
     row = table(out, "benchmark_auroc").set_index("method").loc[SEM, "tiny model, squad"]
     assert row == pytest.approx(auroc(sem, group.wrong))
@@ -343,7 +321,6 @@ def test_the_first_lines_say_when_errors_are_ranked_the_wrong_way(tmp_path, monk
     )
     assert said[1].startswith(f"**Negative PRR: tiny model, squad.** {SEM} ranks errors")
     assert said[2].startswith("**Against the best single-pass baseline")
-    assert said[3].startswith(f"{ADDS}: u_sem in 0 of 1 settings**, negative in")
     assert file.read_text().splitlines()[2] == said[0]
     assert "1 of 120 rows without a finite RAUQ left out for all methods" in file.read_text()
     # The others, of positive PRR, are not named.
@@ -356,10 +333,9 @@ def test_the_first_lines_say_when_masking_does_nothing(tmp_path):
     assert "Hardly any masking response" in said
     assert "candidate screen" in said
     save(tmp_path / "normal", content(n=120))
-    known, against, adds = findings(load_run_groups([tmp_path / "normal"]))
-    assert "better in 1, equivalent in 0, inconclusive in 0, worse in 0 of 1 settings" in against
+    known, against = findings(load_run_groups([tmp_path / "normal"]))
+    assert "better in 1, worse in 0 of 1 settings" in against
     assert "3 of 3 ASMI scores" in known
-    assert "u_sem in 1 of 1 settings" in adds
 
 
 def test_noise_is_not_known_to_rank(tmp_path):
@@ -373,9 +349,8 @@ def test_noise_is_not_known_to_rank(tmp_path):
     assert said[0].endswith("Inconclusive: 3.")
     assert said[1].startswith(
         "**Against the best single-pass baseline (no samples, no further question): better in 0, "
-        "equivalent in 0, inconclusive in 0, worse in 1 of 1 settings** (tiny model, squad)."
+        "worse in 1 of 1 settings** (tiny model, squad)."
     )
-    assert said[2].startswith(f"{ADDS}: u_sem in 0 of 1 settings**")
 
 
 @pytest.mark.parametrize(("clusters", "errors"), [(10, 40), (120, 10), (120, 110)])
@@ -391,14 +366,8 @@ def test_small_samples_are_named(tmp_path, clusters, errors):
     assert lines[0].startswith("**Rank errors: 0 of 3 ASMI scores**")
     assert "Inconclusive: 3, 3 of them because their settings are too small." in lines[0]
     (against,) = (line for line in lines if line.startswith("**Against the best single-pass"))
-    assert "better in 0, equivalent in 0, inconclusive in 1, worse in 0 of 1 settings**" in against
+    assert "better in 0, worse in 0 of 1 settings**" in against
     assert "1 of them too small to test" in against
-    tables = {item.name: item.table for item in head_to_head(load_run_groups([tmp_path / "run"]))}
-    assert set(tables["outcomes"]["outcome"]) == {"inconclusive"}
-    assert tables["outcomes"]["p"].tolist() == [1.0] * len(tables["outcomes"])
-    assert tables["outcome_counts"]["worse"].sum() == tables["outcome_counts"]["better"].sum() == 0
-    compared = tables["head_to_head"][["top Δ best baseline"]].to_numpy().ravel()
-    assert not any(one.significant for one in compared)
     assert "**Negative PRR:" not in said
 
 
@@ -527,7 +496,6 @@ def test_one_cluster_has_no_interval(tmp_path):
     row = items["head_to_head"].flat().iloc[0]
     assert np.isfinite(row["Sem-ASMI Δ MSP"])
     assert np.isnan(row["Sem-ASMI Δ MSP low"])
-    assert "outcomes" not in items
     assert "distinct_signal" not in items  # folds need clusters
     assert any("its interval is undefined" in line for line in findings(groups))
 
@@ -582,28 +550,11 @@ def test_cells_of_one_name_are_told_apart(tmp_path):
     groups = load_run_groups([tmp_path / "a/run", tmp_path / "b/run"])
     assert len({group.label for group in groups}) == 2
     assert groups[0].label.endswith("(a/run)")
-    first, *others = [*benchmark(groups), *head_to_head(groups)]
+    first, *_ = benchmark(groups)
     assert set(first.table) == {"method", "family", *(group.label for group in groups)}
     # The same questions, asked twice, are counted once.
-    items = {item.name: item for item in others if not isinstance(item, MissingItem)}
-    counts = items["outcome_counts"].table
-    assert (counts[["better", "equivalent", "inconclusive", "worse"]].sum(axis=1) == 1).all()
-    assert any(
-        "a larger run has the same questions" in note for note in items["outcome_counts"].notes
-    )
-
-
-def test_outcomes_are_also_counted_without_settings_of_empty_answers(tmp_path):
-    for name, empty in (("asmi_squad", 20), ("asmi_coqa", 40)):
-        saved = content(n=120, shift=empty)
-        texts = saved["stats"]["greedy_texts"]
-        saved["stats"]["greedy_texts"] = [""] * empty + list(texts[empty:])
-        save(tmp_path / name, saved, manifest(120, name))
-    groups = load_run_groups([tmp_path / "asmi_squad", tmp_path / "asmi_coqa"])
-    counts = head_to_head(groups)[2].table
-    kinds = counts.groupby("settings")[["better", "equivalent", "inconclusive", "worse"]].sum()
-    without = kinds.loc["grounded, under 25% of answers empty"].sum()
-    assert without == kinds.loc["grounded"].sum() / 2
+    (against,) = (line for line in findings(groups) if line.startswith("**Against the best"))
+    assert against.count("of 1 settings") == 2
 
 
 def test_a_run_named_twice_is_read_once(tmp_path, monkeypatch):
@@ -677,10 +628,8 @@ def test_what_answers_are_expected_from(tmp_path, dataset, kind):
     about = manifest(60, dataset)
     about["dataset"]["grounded"] = {"context": True, "memory": False, None: None}[kind]
     groups = loaded(tmp_path, about=about)
-    items = {item.name: item for item in [*datasets(groups), *head_to_head(groups)]}
-    assert items["datasets"].table["answers expected from"].tolist() == [kind]
-    if kind is None:
-        assert (items["outcome_counts"].table["settings"] == "not recorded which").all()
+    (item,) = datasets(groups)
+    assert item.table["answers expected from"].tolist() == [kind]
 
 
 @pytest.mark.pictures
@@ -838,192 +787,6 @@ def test_the_best_depth_is_bold_where_its_interval_excludes_the_next(tmp_path, m
     # As the table by setting has it, of this only setting.
     tied = {"bold": ["60%", "60%"], "underline": ["60%, 80%", "60%, 80%"]}
     assert by_group.table["best or tied"].tolist() == tied[mark]
-
-
-def test_outcomes_are_adjusted_within_and_across_cells(tmp_path):
-    """Against the statistics called by hand; inconclusive is no tie, and no equality."""
-    for name, shift in (("a", 0.0), ("b", 0.3)):
-        save(tmp_path / name, content(n=120, shift=shift), manifest(120, f"asmi_{name}"))
-    groups = load_run_groups([tmp_path / "a", tmp_path / "b"])
-    items = {item.name: item for item in head_to_head(groups)}
-    found = items["outcomes"].table
-    by_hand = []
-    for group in groups:
-        scores = {m: group.score(m) for m in group.scores}
-        prr = {m: normalised_prr(s, group.quality) for m, s in scores.items()}
-        top = max(group.variants.values(), key=prr.get)
-        best = max(group.baselines, key=prr.get)
-        order = sorted([*group.variants.values(), *group.baselines], key=lambda m: -prr[m])
-        se, msp = "SemanticEntropy", "MaximumSequenceProbability"
-        sem, raw = group.variants["Sem-ASMI"], group.variants["ASMI"]
-        free = max((m for m in group.baselines if m != se), key=prr.get)
-        pairs = [(top, se), (top, best), (sem, se), (sem, msp), (top, free), (sem, raw),
-                 (top, "RAUQ"), tuple(order[:2])]  # fmt: skip
-        _, tested = prr_comparisons(scores, group.answers, pairs)
-        by_hand.append(tested[sem, msp])
-    plain = items["outcomes"].flat()
-    rows = plain[plain["comparison"] == "Sem-ASMI Δ MSP"]
-    assert rows["p"].tolist() == pytest.approx(holm([c.p_value for c in by_hand]))
-    equivalent = holm([c.p_equivalent for c in by_hand])
-    assert rows["p, equivalent"].tolist() == pytest.approx(equivalent)
-    assert rows["margin in reach"].tolist() == pytest.approx([c.reach for c in by_hand])
-    assert set(rows["outcome"]) == {"better"}  # planted
-    assert set(found["comparison"]) == {
-        "top Δ SemEnt", "top Δ best baseline", "Sem-ASMI Δ SemEnt", "Sem-ASMI Δ MSP",
-        "top Δ best single-pass", "Sem-ASMI Δ ASMI", "top Δ RAUQ",
-    }  # fmt: skip
-    beyond = int((~(plain["margin in reach"].astype(float) < 0.02)).sum())
-    assert beyond > 0
-    (said,) = (note for note in items["outcomes"].notes if note.startswith("Margin in reach"))
-    assert f"in {beyond} of {len(plain)} rows" in said
-    assert not (plain["p, equivalent"][plain["margin in reach"] >= 0.02] < 0.05).any()
-    # The first lines count the same.
-    (line,) = (
-        line for line in findings(groups) if line.startswith("**Against the best single-pass")
-    )
-    counts = items["outcome_counts"].table.set_index(["settings", "comparison"])
-    for name, which in (
-        ("top Δ best single-pass", "further question)"),
-        ("top Δ best baseline", "all"),
-    ):
-        n = counts.loc["closed-book", name]
-        assert f"better in {n['better']}, equivalent in {n['equivalent']}" in line
-        assert which in line
-
-
-def test_a_p_value_at_the_floor_of_its_resamples_is_at_most_that(tmp_path):
-    saved = content(n=120)
-    for name in ("RAUQ", "ASMI (60%, K=64)", "Adapt-ASMI (60%, K=64)"):
-        saved["estimations"]["sequence", name] = saved["estimations"]["sequence", SEM]
-    (group,) = loaded(tmp_path, saved)
-    outcomes = head_to_head([group])[1]
-    shown = outcomes.shown("markdown").set_index("comparison")
-    assert shown.loc["top Δ RAUQ", "p, equivalent"].startswith(
-        ("≤ 0.00", r"\< 0.001")
-    )  # no difference at all
-    assert shown.loc["top Δ RAUQ", "p"] == "1.000"
-    assert shown.loc["top Δ RAUQ", "outcome"] == "equivalent"
-    least = outcomes.flat().set_index("comparison").loc["top Δ RAUQ", "p, equivalent"]
-    assert 1e-4 < least < 0.05
-    assert (outcomes.shown("latex")["p, equivalent"].str.count(r"\$\\leq\$") <= 1).all()
-
-
-def filled(figure) -> set[bool]:
-    """Whether markers of a forest are filled."""
-    dots = [line for ax in figure.axes for line in ax.lines if line.get_marker() == "o"]
-    return {dot.get_markerfacecolor() != "white" for dot in dots}
-
-
-def test_marks_follow_the_adjusted_p_values(tmp_path, monkeypatch):
-    """And not intervals each by itself, which exclude zero here."""
-    groups = loaded(tmp_path, content(n=120))
-    for adjusted in (0.04, 0.06):
-        for made in (benchmark, distinct):
-            raised = partial(np.full_like, fill_value=adjusted)
-            monkeypatch.setattr(sys.modules[made.__module__], "holm", raised)
-        check_marks(groups, sure=adjusted < 0.05)
-
-
-def check_marks(groups, sure):
-    items = {item.name: item for item in [*head_to_head(groups), *distinct(groups)]}
-    (row,) = items["head_to_head"].table.to_dict("records")
-    assert row["Sem-ASMI Δ MSP"].value.excludes(0)
-    for name, column in (("head_to_head", "Sem-ASMI Δ MSP"), ("outcomes", "difference")):
-        shown = items[name].shown("markdown")[column]
-        assert {"*" in value for value in shown} == {sure}
-        assert any("asterisk: p < 0.05, adjusted" in note for note in items[name].caption)
-    assert filled(items["head_to_head"].figure) == {sure}
-    # The test of added information, with its z and its own verdict.
-    figure, (added, *_) = items["distinct_signal"].figure, items["distinct_signal"].table["z"]
-    assert filled(figure) == {sure}
-    assert added > 1.96
-    (dot,) = (line for line in figure.axes[0].lines if line.get_marker() == "o")
-    assert np.ravel(dot.get_xdata()).tolist() == [added]
-
-
-def test_judges_disagree_where_metrics_do(tmp_path):
-    saved = content(n=120)
-    quality = np.array(saved["gen_metrics"]["sequence", "AlignScore"])
-    saved["gen_metrics"]["sequence", "Reversed"] = (1 - quality).tolist()
-    saved["gen_metrics"]["sequence", "Partly"] = [float("nan"), *quality[1:]]
-    (group,) = loaded(tmp_path, saved)
-    assert group.metric == "AlignScore"
-    (item,) = correctness_labels([group])
-    found = item.table.set_index("correctness")
-    assert list(found.index) == ["AlignScore", "Reversed"]
-    assert found.loc["AlignScore", "τ at 0.5"] == 1
-    assert found.loc["Reversed", "τ at 0.5"] == -1
-    assert found.loc["AlignScore", "u_sem, highest"] >= auroc(group.u_sem, group.wrong)
-    (item,) = audit([group])
-    contested = item.table
-    assert len(contested) == 50
-    assert (contested["disagree"] == "metrics").all()
-    assert contested["right by a human"].isna().all()
-    assert contested["id"].iloc[0].startswith("q")
-    assert contested["question"].str.startswith("q").all()
-
-
-def test_an_audit_of_one_metric_asks_where_score_and_judge_disagree(everything):
-    group = cells_of(everything[0])[0]
-    (item,) = audit([group])
-    place = {row: i for i, row in enumerate(group.ids)}
-    wrong = group.wrong[[place[row] for row in item.table["id"]]]
-    ranks = item.table["u_sem, rank"].to_numpy()
-    against = np.where(wrong, 1 - ranks, ranks)
-    assert (np.diff(against) <= 0).all()
-    assert (item.table["disagree"] == "score and label").all()
-
-
-def test_label_noise_is_that_of_the_auroc(everything):
-    root, out, _ = everything
-    group = cells_of(root)[0]
-    row = table(out, "label_noise").iloc[0]
-    found = auroc_interval(group.u_sem, group.answers)
-    assert (row["score"], row["ranks errors"]) == ("u_sem", "yes")
-    # A perfect AUROC has an interval of no width: no rate of noise follows.
-    assert row["noise that erases"] == pytest.approx(label_noise(found), nan_ok=True)
-    assert np.isnan(row["noise that may hide"])
-    row = table(out, "label_noise").iloc[1]
-    found = auroc_interval(group.msp, group.answers)
-    assert row["score"] == "MSP"
-    assert row["noise that erases"] == pytest.approx(label_noise(found))
-    assert 0 < row["noise that erases"] < 1
-
-
-def test_strata_of_length_and_empty_answers(tmp_path):
-    saved = content(n=120)
-    for i in (3, 4, 5):
-        saved["stats"]["greedy_texts"][i] = " .\n"
-    (group,) = loaded(tmp_path, saved)
-    assert np.flatnonzero(group.empty).tolist() == [3, 4, 5]
-    (item,) = length([group])
-    found = item.table.set_index("answers of")
-    assert found.loc["all", "n"] == 120
-    assert found.loc["without empty answers", "n"] == 117
-    named = [name for name in found.index if "token" in name]
-    assert found.loc[named, "n"].sum() == 120
-    assert named[0].startswith("2")
-    first = group.lengths == 2
-    scores = {"u_sem": group.u_sem[first], "MSP": group.msp[first]}
-    assert np.isnan(found.loc["all", "PRR length"].value) == (not np.ptp(group.lengths))
-    for name in named:
-        one = "to" not in name.split()
-        assert (found.loc[name, "PRR length"] is None) == one
-        assert (
-            item.shown("markdown").set_index("answers of").loc[name, "PRR length"] == "–"
-        ) == one
-    assert any("to" not in name.split() for name in named)
-    if named[0] == "2 tokens":
-        keys = [c for c, used in zip(group.clusters, first, strict=True) if used]
-        _, paired = prr_intervals(
-            scores,
-            Labelled(quality=group.quality[first], clusters=keys, resamples=2000),
-            [("u_sem", "MSP")],
-        )
-        assert found.loc["2 tokens", "u_sem Δ MSP"] == paired["u_sem", "MSP"]
-    inside = ~group.empty
-    expected = normalised_prr(group.u_sem[inside], group.quality[inside])
-    assert found.loc["without empty answers", "PRR u_sem"].value == pytest.approx(expected)
 
 
 def test_counts_are_whole_and_small_values_have_their_digits(tmp_path):

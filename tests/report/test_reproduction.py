@@ -17,7 +17,7 @@ from lm_polygraph_asmi.analysis.reproduction import compare_published
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.experiments.items import MEASURES as OF_HEADS
 from lm_polygraph_asmi.experiments.items.heads import coupled, profiles
-from lm_polygraph_asmi.experiments.items.probe import ROWS, probed, rates
+from lm_polygraph_asmi.experiments.items.probe import probed, rates
 from lm_polygraph_asmi.experiments.probe_file import write_probe
 from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.report import build_report, load_run_groups
@@ -572,14 +572,14 @@ def test_numbers_of_several_runs(squad):
 @pytest.mark.usefixtures("fewer")
 def test_numbers_of_heads(squad):
     opened = next(g for g in squad if not g.closed_book)
-    found = coupled(opened, 0.6)["as in the paper"]
+    found = coupled(opened, 0.6)
     assert measured(squad, "head_coupling", "ρ(MI_t, z_t)") == found.information.value
     assert measured(squad, "head_coupling", "ρ(H_t, z_t)") == found.entropy.value
     tokens = profiles(opened, 0.6)
     heads = measured(squad, "head_coupling", "n_eff of high MI")
     assert heads == pytest.approx(tokens.heads[tokens.high].mean())
     (of_heads,) = probed(opened)
-    rates_by_k = rates(of_heads, ROWS["high MI, critical heads"])[1]
+    rates_by_k = rates(of_heads, "high MI, critical heads")[1]
     assert measured(squad, "causal_probe", "flips of high MI, k = 2") == rates_by_k[1].value
     fewer = papers(content(60))
     dissect(fewer, masks=100)

@@ -102,7 +102,7 @@ def test_a_config_that_does_not_exist(elsewhere):
     shown = CliRunner().invoke(main, arguments)
     assert shown.exit_code == 1
     assert "expected a config among asmi_babiqa, " in shown.output
-    assert "asmi_cobra, asmi_controls, asmi_coqa, " in shown.output
+    assert "asmi_cobra, asmi_coqa, " in shown.output
 
 
 def test_a_users_own_config(elsewhere, overrides):

@@ -91,30 +91,6 @@ def test_a_quality_metric_with_its_arguments_by_name():
     assert of_config(metrics) == []
 
 
-BUILT = "lm_polygraph_asmi.experiments.perturbations"
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (
-            ["asmi.perturbation=mlp"],
-            "mlp is a control, which a module named in asmi.perturbation_b",
-        ),
-        (["asmi.perturbation_scale=2"], "scale=2 is a control"),
-        (["+add=asmi_control", "asmi.perturbation=dropout"], "perturbation must be one of 'heads'"),
-        (["+asmi.perturbation_builder=nowhere"], "perturbation: No module named 'nowhere'"),
-        (["+asmi.perturbation_builder=json"], "has no attribute 'load_perturbation'"),
-    ],
-)
-def test_perturbations_that_nothing_builds(overrides, message):
-    (finding,) = of_config("estimators=asmi_only", "output_attentions=false", *overrides)
-    assert message in finding.text
-    assert finding.fatal
-    control = ["+add=asmi_control", "asmi.perturbation=mlp"]
-    assert not of_config("estimators=asmi_only", "output_attentions=false", *control)
-
-
 def test_values_that_must_be_given():
     config = composed("asmi_coqa", "model=asmi_local", "+data.more={a: ???}")
     assert list(check_config(config)) == [

@@ -163,20 +163,3 @@ def test_bars_follow_the_shade(found):
     assert bars == sorted(bars)
     assert (bars[0], bars[-1]) == (" ", "█")
     assert len(set(bars)) >= 5
-
-
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ({"perturbation": "mlp"}, "mlp is a control, not a score: in a config, use asmi_controls"),
-        ({"perturbation": "mlp", "perturbation_scale": 0.8}, r"mlp, scale=0\.8 is a control"),
-        ({"perturbation_scale": 2.0}, "scale=2 is a control"),
-        (
-            {"perturbation": "mlp", "perturbation_scale": "a.json"},
-            r"must be a number, got 'a\.json'",
-        ),
-    ],
-)
-def test_controls_are_no_scores_and_refused_before_anything_is_loaded(settings, named):
-    with pytest.raises(ValueError, match=named):
-        score("no such folder", "a prompt", **settings)

@@ -186,14 +186,6 @@ def test_weights_that_change_after_generation(starts):
     assert starts == [(0, "nothing")]
 
 
-def test_nothing_is_held_for_passes_that_run_the_prompt_again(model):
-    config = {"answers": None, "output_attentions": False}
-    masks = {"scope": "response", "perturbation": "mlp"}
-    assert PREFIX_CACHES not in load_stat_calculator(config | {"masks": masks}, None)(
-        {}, TEXTS[:1], model
-    )
-
-
 @pytest.mark.parametrize("saved", [False, True])
 def test_windows_are_not_mistaken_for_the_start(saved):
     """At a sliding window's edge a cache of the model's own holds the last positions alone.

@@ -1,9 +1,3 @@
-from .controls import ConditionComparison as ConditionComparison
-from .controls import Verdict as Verdict
-from .controls import condition_comparisons as condition_comparisons
-from .controls import corrected_correlation as corrected_correlation
-from .controls import double_dissociation as double_dissociation
-from .controls import verdicts as verdicts
 from .coupling import Coupling as Coupling
 from .coupling import criticality_coupling as criticality_coupling
 from .coupling import high_stratum as high_stratum
@@ -12,9 +6,4 @@ from .heads import PermutationNull as PermutationNull
 from .heads import concentration as concentration
 from .heads import head_criticality as head_criticality
 from .heads import permutation_null as permutation_null
-from .heads import resampled_masks as resampled_masks
-from .heads import resampled_null as resampled_null
-from .heads import split_half as split_half
-from .probe import flip_contrasts as flip_contrasts
-from .probe import flip_differences as flip_differences
 from .probe import flip_rates as flip_rates

@@ -32,14 +32,12 @@ class Coupling:
         information: of MI_t, the paper's first column.
         entropy: of H_t, its second.
         difference: the former minus the latter, on the same resamples.
-        partial: of MI_t given H_t and the other controls.
         tokens, units: numbers of tokens, and of independent units (examples or clusters).
     """
 
     information: Interval
     entropy: Interval
     difference: Interval
-    partial: Interval
     tokens: int
     units: int
 
@@ -49,7 +47,6 @@ def criticality_coupling(
     entropy: ArrayLike,
     z: ArrayLike,
     units: Sequence[str],
-    controls: ArrayLike | None = None,
     resamples: int = RESAMPLES,
     seed: int = SEED,
 ) -> Coupling:
@@ -62,8 +59,6 @@ def criticality_coupling(
         entropy: (N,) single-pass entropy H_t, nats.
         z: (N,) from `permutation_null`, higher = fewer heads than noise.
         units: (N,) key of each token's example, as in the paper, or of its cluster.
-        controls: (N, c) of the partial correlation besides H_t, such as the position; constant ones
-            are left out.
 
     Example:
         >>> z, units = np.arange(40.0), [str(n // 4) for n in range(40)]
@@ -73,14 +68,10 @@ def criticality_coupling(
         >>> coupling.difference.excludes(0)
         True
     """
-    columns = [information, entropy, z]
-    if controls is not None:
-        columns += [c for c in np.asarray(controls, dtype=float).T if np.ptp(finite(control=c))]
-    rho = correlations(columns, units, resamples, seed)
+    rho = correlations([information, entropy, z], units, resamples, seed)
     total, mi, h = len(set(units)), rho[:, 0, 2], rho[:, 1, 2]
-    values = mi, h, mi - h, _partial(rho)
-    a, b, difference, partial = (interval(column, total) for column in values)
-    return Coupling(a, b, difference, partial, len(units), total)
+    a, b, difference = (interval(column, total) for column in (mi, h, mi - h))
+    return Coupling(a, b, difference, len(units), total)
 
 
 def sharpening(
@@ -165,13 +156,3 @@ def _matrices(ranks: Sequence[_Ranks], counts: np.ndarray) -> np.ndarray:
     spread = np.sqrt(np.einsum("bcc->bc", squares))
     scale = spread[:, :, None] * spread[:, None, :]
     return np.divide(squares, scale, out=np.full_like(squares, np.nan), where=scale > 1e-9)
-
-
-def _partial(matrices: np.ndarray) -> np.ndarray:
-    """(b,) correlation of columns 0 and 2 given all others; NaN if undefined."""
-    partial = np.full(len(matrices), np.nan)
-    known = np.isfinite(matrices).all((1, 2))
-    known[known] = np.linalg.cond(matrices[known]) < 1e9
-    inverse = np.linalg.inv(matrices[known])
-    partial[known] = -inverse[:, 0, 2] / np.sqrt(inverse[:, 0, 0] * inverse[:, 2, 2])
-    return partial

@@ -32,16 +32,15 @@ from lm_polygraph_asmi.report.figures import (
 @styled
 def coupling(table: pd.DataFrame) -> Figure:
     """Coupling of MI_t and H_t with concentration by setting, and of MI_t over depth."""
-    main = table[table["read"] == "as in the paper"]
-    labels = list(dict.fromkeys(main["setting"]))
-    depths = sorted(set(main["depth"]), key=lambda depth: float(depth.rstrip("%")))
+    labels = list(dict.fromkeys(table["setting"]))
+    depths = sorted(set(table["depth"]), key=lambda depth: float(depth.rstrip("%")))
     figure = Figure(figsize=(PAGE[0], min(PAGE[1], 1.6 + 0.35 * len(labels))), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     for name, colour, mark, shift in (("MI", BLUE, "o", -0.14), ("H", BLACK, "s", 0.14)):
         for place, label in enumerate(labels):
-            rows = main[main["setting"] == label].iloc[0]
+            rows = table[table["setting"] == label].iloc[0]
             _whisker(left, rows[f"ρ({name}, z)"], place + shift, colour, mark)
-    shown = main.drop_duplicates("setting")["depth"].tolist()  # first of each setting
+    shown = table.drop_duplicates("setting")["depth"].tolist()  # first of each setting
     alike = len(set(shown)) == 1
     names = [
         label if alike else f"{label}, {depth}" for label, depth in zip(labels, shown, strict=True)
@@ -57,7 +56,7 @@ def coupling(table: pd.DataFrame) -> Figure:
     left.legend(handles=signals, fontsize=7, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1))
     marks, colours = "osv^Dx+*PX<>", (BLUE, ORANGE, GREEN, PURPLE, SKY, AMBER, GREY)
     for number, label in enumerate(labels):
-        rows = main[main["setting"] == label]
+        rows = table[table["setting"] == label]
         at = [depths.index(depth) + 0.04 * (number - len(labels) / 2) for depth in rows["depth"]]
         intervals = list(rows["ρ(MI, z)"])
         colour = colours[number % len(colours)]
@@ -93,7 +92,6 @@ def _whisker(ax: Axes, interval: Interval, place: float, colour: str, mark: str)
 FLIPS: Any = {
     "high MI, critical heads": (BLUE, "-", "o"),
     "high MI, random heads†": (ORANGE, "--", "s"),
-    "high MI, least critical heads†": (GREY, ":", "v"),
     "low MI, critical heads": (BLACK, "-.", "^"),
 }
 """Rows of the probe that its figure shows."""

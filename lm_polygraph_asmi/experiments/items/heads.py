@@ -7,17 +7,11 @@ divergences (`asmi_heads`). A dagger marks what the paper does not report.
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import pandas as pd
 
-from lm_polygraph_asmi.analysis.added import adds_information
 from lm_polygraph_asmi.analysis.clusters import Clustered, Interval, cluster_interval
-from lm_polygraph_asmi.analysis.comparison import auroc_interval
-from lm_polygraph_asmi.analysis.distinct import distinct_signal
-from lm_polygraph_asmi.analysis.hypotheses import holm
-from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.experiments.analysis.coupling import (
     Coupling,
     criticality_coupling,
@@ -28,23 +22,13 @@ from lm_polygraph_asmi.experiments.analysis.heads import (
     FEWEST_MASKS,
     head_criticality,
     permutation_null,
-    resampled_masks,
-    resampled_null,
-    split_half,
 )
-from lm_polygraph_asmi.experiments.conditions import dissected, dissected_depths, places
+from lm_polygraph_asmi.experiments.dissected import dissected, dissected_depths, places
 from lm_polygraph_asmi.experiments.items import figures
-from lm_polygraph_asmi.report.item import Items, frame
-from lm_polygraph_asmi.report.items.signal import verdict
+from lm_polygraph_asmi.report.item import Items, ReportItem, frame
 from lm_polygraph_asmi.results.names import at_depth
 from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable, once
 
-OTHER_SEEDS = 200
-"""Number of other mask seeds, for the second null."""
-ESTIMATOR = 40
-"""Masks of the paper's estimator: the first of all masks of a run."""
-NEGLIGIBLE = 1e-5
-"""Smaller MI_t, in nats, is close to rounding error."""
 DAGGER = "†: not in the paper."
 NEEDS = f"no run saved masks and divergences of {FEWEST_MASKS} masks or more: needs asmi_heads"
 
@@ -56,35 +40,26 @@ class Profiles:
     Attributes:
         settings: of ASMI.
         unknown_pairs: pairs of token and head without a criticality.
-        answer, position: row in use of the setting, and index in its answer.
+        answer: row in use of the setting.
         closing: whether the token ends its answer.
-        mi, early, half: MI_t of all masks, of the first 40, of the first half; nats.
+        mi: MI_t, nats.
         entropy: of the unmasked model, nats.
         z, p, heads, null: of the permutation null; effective heads and their mean in the null.
-        resampled: mean effective heads under masks of other seeds.
-        half_z: z_t of the second half of the masks.
         limit: the largest possible z_t, that of one head with all criticality.
-        mass: sum of the positive criticality, nats.
         positive: number of heads with positive criticality.
     """
 
     settings: dict[str, Any]
     unknown_pairs: int
     answer: np.ndarray
-    position: np.ndarray
     closing: np.ndarray
     mi: np.ndarray
-    early: np.ndarray
-    half: np.ndarray
     entropy: np.ndarray
     z: np.ndarray
     p: np.ndarray
     heads: np.ndarray
     null: np.ndarray
-    resampled: np.ndarray
-    half_z: np.ndarray
     limit: np.ndarray
-    mass: np.ndarray
     positive: np.ndarray
 
     @property
@@ -103,11 +78,6 @@ def _columns(group: RunGroup, depth: float) -> Iterator[tuple[list[np.ndarray], 
     """Columns of `Profiles` per answer, and its number of pairs without a criticality."""
     run = dissected(group, depth)
     assert run is not None
-    used = run.stats[at_depth("asmi_settings", depth)][0]
-    num_masks, num_heads = used["num_masks"], used["num_heads"]
-    others = resampled_masks(
-        OTHER_SEEDS, num_masks, num_heads, used["mask_rate"], used["mask_sampler"], used["seed"]
-    )
     saved = {name: run.stats[at_depth(name, depth)] for name in ("asmi_kl", "asmi_masks")}
     seeds = run.stats[at_depth("asmi_mask_seed", depth)]
     for answer, row in places(group, run):
@@ -120,14 +90,11 @@ def _columns(group: RunGroup, depth: float) -> Iterator[tuple[list[np.ndarray], 
         closing[-1:] = run.stats["asmi_closing"][row]
         criticality = head_criticality(kl, masks)
         null = permutation_null(kl, masks, seed=int(seeds[row]))
-        half, of_half = split_half(kl, masks, seed=int(seeds[row]))
         with np.errstate(divide="ignore", invalid="ignore"):
             limit = (1 - null.null_mean) / null.null_sd
         yield [
-            np.full(tokens, answer), np.arange(tokens), closing, kl.mean(0),
-            kl[:ESTIMATOR].mean(0), half, entropy, null.z, null.p, null.effective_heads,
-            null.null_effective_heads, resampled_null(kl, masks, others).null_effective_heads,
-            of_half.z, limit, np.nansum(np.clip(criticality, 0, None), axis=1),
+            np.full(tokens, answer), closing, kl.mean(0), entropy, null.z, null.p,
+            null.effective_heads, null.null_effective_heads, limit,
             np.nansum(criticality > 0, axis=1),
         ], null.unknown_pairs  # fmt: skip
 
@@ -188,7 +155,6 @@ def head_concentration(groups: Sequence[RunGroup]) -> Items:
             "without closing tokens": int((~tokens.closing).sum()) / answers,
             "n_eff (high MI)": float(tokens.heads[high].mean()),
             "n_eff of noise†": float(np.nanmean(tokens.null[high])),
-            "n_eff of other masks†": float(np.nanmean(tokens.resampled[high])),
             "n_eff minus noise†": excess,
             "median n_eff": float(np.median(tokens.heads[high])),
             "1 / mean HHI": float(1 / (1 / tokens.heads[high]).mean()),
@@ -206,8 +172,7 @@ def head_concentration(groups: Sequence[RunGroup]) -> Items:
         "masks have effective heads too: about ten for 32 heads and 300 masks, so the paper's 9.1 "
         "to 9.7 show no more than that; about 3 for 9 heads, 2 for 4. n_eff minus noise, 95 % "
         "over clusters: below 0, criticality is more concentrated than noise; above 0, more "
-        "spread; interval includes 0: not significantly different from noise. Other masks: of "
-        "other seeds.",
+        "spread; interval includes 0: not significantly different from noise.",
         "Tokens an answer: with closing tokens, and without. n_eff: mean of 1/HHI over the tenth "
         "of the tokens with the highest MI_t; also its median and the inverse of the mean index. "
         "z: the index against 1,000 permutations, in standard deviations of the null. The null is "
@@ -234,34 +199,16 @@ def excess_heads(group: RunGroup, depth: float) -> Interval:
 
 
 @once
-def coupled(group: RunGroup, depth: float, unit: str = "examples") -> dict[str, Coupling]:
-    """The coupling of a setting at a depth, for each way to measure it."""
+def coupled(group: RunGroup, depth: float, unit: str = "examples") -> Coupling:
+    """The coupling of a setting at a depth."""
     tokens = profiles(group, depth)
-    keys = _units(group, tokens, unit)
-    readings = {
-        "as in the paper": (tokens.mi, tokens.z, True),
-        "halves of the masks†": (tokens.half, tokens.half_z, True),
-        "first 40 masks' MI": (tokens.early, tokens.z, True),
-        "without closing tokens†": (tokens.mi, tokens.z, ~tokens.closing),
-        "MI above 1e-5†": (tokens.mi, tokens.z, tokens.mi > NEGLIGIBLE),
-    }
-    by_reading = {}
-    for name, (information, z, chosen) in readings.items():
-        rows = chosen & np.isfinite(z)
-        if rows.sum() > 2:
-            by_reading[name] = criticality_coupling(
-                information[rows], tokens.entropy[rows], z[rows], keys[rows].tolist(),
-                tokens.position[rows, None],
-            )  # fmt: skip
     rows = tokens.defined
-    table = pd.DataFrame({"mi": tokens.mi, "entropy": tokens.entropy, "z": tokens.z})[rows]
-    by_answer = table.groupby(tokens.answer[rows]).mean()
-    by_answer["unit"] = pd.Series(keys[rows]).groupby(tokens.answer[rows]).first()
-    if len(by_answer) > 2:
-        by_reading["means of answers†"] = criticality_coupling(
-            by_answer["mi"], by_answer["entropy"], by_answer["z"], by_answer["unit"].tolist()
-        )
-    return by_reading
+    if rows.sum() <= 2:
+        raise Unavailable("too few tokens with z_t")
+    return criticality_coupling(
+        tokens.mi[rows], tokens.entropy[rows], tokens.z[rows],
+        _units(group, tokens, unit)[rows].tolist(),
+    )  # fmt: skip
 
 
 @once
@@ -277,135 +224,42 @@ def sharpened(group: RunGroup) -> Interval:
 
 
 def head_coupling(groups: Sequence[RunGroup]) -> Items:
-    """Table "op-coupling" of the paper, with its controls."""
+    """Table "op-coupling" of the paper, at every depth."""
     title = "Does disagreement correlate with concentrated criticality?"
 
-    def compute(at_depth: tuple[RunGroup, float]) -> list[dict[str, Any]]:
-        by_example, by_cluster = (coupled(*at_depth, unit) for unit in ("examples", "clusters"))
+    def compute(at_depth: tuple[RunGroup, float]) -> dict[str, Any]:
+        coupling, by_cluster = (coupled(*at_depth, unit) for unit in ("examples", "clusters"))
+        return _setting_columns(*at_depth) | {
+            "tokens": coupling.tokens,
+            "examples": coupling.units,
+            "ρ(MI, z)": coupling.information,
+            "ρ(H, z)": coupling.entropy,
+            "ρ(MI, z), clusters†": by_cluster.information,
+            "ρ(H, z), clusters†": by_cluster.entropy,
+            "difference†": coupling.difference,
+            "difference, clusters†": by_cluster.difference,
+        }
+
+    def notes(item: ReportItem) -> list[str]:
+        changes = []
+        for group in item.groups:
+            with suppress(ValueError):  # one depth, or one without z_t
+                changes.append(f"{group.label}: {sharpened(group)}")
         return [
-            _setting_columns(*at_depth)
-            | {
-                "read": name,
-                "tokens": coupling.tokens,
-                "examples": coupling.units,
-                "ρ(MI, z)": coupling.information,
-                "ρ(H, z)": coupling.entropy,
-                "ρ(MI, z), clusters†": by_cluster[name].information,
-                "ρ(H, z), clusters†": by_cluster[name].entropy,
-                "difference†": coupling.difference,
-                "difference, clusters†": by_cluster[name].difference,
-                "ρ(MI, z) given H and position†": coupling.partial,
-            }
-            for name, coupling in by_example.items()
+            "Spearman correlations over tokens of z_t (higher: criticality more concentrated than "
+            "noise) with MI_t and with the single-pass entropy H_t. Difference: the first minus "
+            "the second, on the same resamples. 95 % intervals over examples, as in the paper, or "
+            "over clusters (questions on one text are dependent) where marked. The raw index is "
+            "not used: with heavy-tailed noise, it correlates with MI_t anyway. " + DAGGER,
+            *([f"ρ(MI, z), deepest minus shallowest: {'; '.join(changes)}."] if changes else []),
         ]
 
-    notes = [
-        "Spearman correlations over tokens of z_t (higher: criticality more concentrated than "
-        "noise) with MI_t and with the single-pass entropy H_t. Difference: the first minus the "
-        "second, on the same resamples. 95 % intervals over examples, as in the paper, or over "
-        "clusters (questions on one text are dependent) where marked. The raw index is not used: "
-        "with heavy-tailed noise, it correlates with MI_t anyway.",
-        "Halves: MI_t of the first half of the masks, z_t of the second. MI_t of some of the "
-        "masks (halves, first 40) is their mean divergence from the mean over all masks, because "
-        "a run saves no ensemble of fewer masks. Means of answers: one value per answer. Given H "
-        "and position: partial rank correlation. " + DAGGER,
-    ]
     return frame(
         "head_coupling", title, at_all_depths(groups), compute, notes,
         figures.coupling,
         signed=(
             "ρ(MI, z)", "ρ(H, z)", "ρ(MI, z), clusters†", "ρ(H, z), clusters†", "difference†",
-            "difference, clusters†", "ρ(MI, z) given H and position†",
+            "difference, clusters†",
         ),
         label=_label,
-    )  # fmt: skip
-
-
-def with_lengths(controls: np.ndarray, group: RunGroup) -> np.ndarray:
-    """Controls (n, c) with the lengths of answers as another one, if they were saved."""
-    return controls if group.lengths is None else np.column_stack([controls, group.lengths])
-
-
-class Answers(NamedTuple):
-    """The n answers of a setting that have a token with z_t.
-
-    Attributes:
-        signals: (n, 3) means over an answer's tokens: z_t, mass of criticality, MI_t.
-        included: (all rows in use,) whether a row is among them.
-    """
-
-    signals: pd.DataFrame
-    included: np.ndarray
-    answers: Labelled
-
-
-@once
-def answers(group: RunGroup, depth: float) -> Answers:
-    """Answer-level signals of a setting at a depth; Unavailable without right and wrong ones."""
-    tokens = profiles(group, depth)
-    group.need_errors()
-    rows = tokens.defined
-    table = pd.DataFrame({"mean z": tokens.z, "mass": tokens.mass, "MI": tokens.mi})[rows]
-    means = table.groupby(tokens.answer[rows]).mean()
-    included = np.isin(np.arange(len(group)), means.index)
-    known = group.answers.take(included)
-    if known.wrong.all() or not known.wrong.any():
-        raise Unavailable("answers with z_t are all right, or all wrong")
-    return Answers(means, included, known)
-
-
-@once
-def error_detection(group: RunGroup, depth: float) -> dict[str, Interval]:
-    """AUROC of each signal, with intervals over clusters."""
-    labelled = answers(group, depth)
-    signals = labelled.signals.items()
-    return {str(name): auroc_interval(values, labelled.answers) for name, values in signals}
-
-
-def head_errors(groups: Sequence[RunGroup]) -> Items:
-    """Whether concentration correlates with errors, which the paper states but does not measure."""
-    title = "Does concentrated criticality correlate with errors?†"
-
-    def compute(at_depth: tuple[RunGroup, float]) -> list[dict[str, Any]]:
-        group, depth = at_depth
-        labelled = answers(group, depth)
-        msp, entropy = group.need("msp", "entropy")
-        controls = np.column_stack([msp, entropy])
-        all_controls = with_lengths(controls, group)[labelled.included]
-        controls = controls[labelled.included]
-        rows = []
-        for name, area in error_detection(group, depth).items():
-            values = labelled.signals[name].to_numpy()
-            row = _setting_columns(group, depth) | {
-                "signal": {"mass": "mass of criticality"}.get(name, name),
-                "answers": len(values), "errors": int(labelled.answers.wrong.sum()), "AUROC": area,
-                "residual AUROC": None, "z of the test": None, "p": float("nan"), "direction": 0,
-            }  # fmt: skip
-            with suppress(ValueError):  # too few clusters or errors for folds: only the AUROC
-                added = adds_information(values, all_controls, labelled.answers)
-                distinct = distinct_signal(values, controls, labelled.answers)
-                row |= {
-                    "residual AUROC": distinct.residual_auroc, "z of the test": added.statistic,
-                    "p": added.p_value, "direction": added.direction,
-                }  # fmt: skip
-            rows.append(row)
-        return rows
-
-    def finish(table: pd.DataFrame) -> pd.DataFrame:
-        adjusted = table.groupby(["signal", "depth"])["p"].transform(holm)
-        pairs = zip(adjusted, table["direction"], strict=True)
-        adds = [None if np.isnan(p) else verdict(p, direction) for p, direction in pairs]
-        return table.assign(**{"p, Holm": adjusted, "adds": adds}).drop(columns="direction")
-
-    notes = [
-        "The paper says that its boundary depends on whether fragility couples to errors, but "
-        "gives no such statistic: compare nothing here with its numbers. AUROC of error detection "
-        "with 95 % intervals over clusters. Residual (the paper's column): after a linear fit on "
-        "MSP and H. Adds: generalised covariance given MSP, H and length, Holm over settings. "
-        "Signals are means over an answer's tokens with z_t; mass: sum of the positive "
-        "criticality, nats. " + DAGGER,
-    ]
-    return frame(
-        "head_errors", title, at_all_depths(groups), compute, notes,
-        p_values=("p", "p, Holm"), finish=finish, label=_label,
     )  # fmt: skip

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from lm_polygraph_asmi.analysis.clusters import Interval, cluster_interval
-from lm_polygraph_asmi.experiments.conditions import dissected, dissected_depths
+from lm_polygraph_asmi.experiments.dissected import dissected, dissected_depths
 from lm_polygraph_asmi.experiments.items.heads import NEEDS, coupled, profiles
-from lm_polygraph_asmi.experiments.items.probe import ROWS, probed, rates
+from lm_polygraph_asmi.experiments.items.probe import probed, rates
 from lm_polygraph_asmi.report.items.measured import OPERATING, Measure, alike, unspread
 from lm_polygraph_asmi.results.names import at_depth
 from lm_polygraph_asmi.results.paper import MASK_RATE, NotComparable, Published
@@ -45,9 +45,7 @@ def coupling(number: Published, groups: Sequence[RunGroup]) -> Interval:
         heads = tokens.heads[tokens.high]
         high = group.answers.take(tokens.answer[tokens.high])
         return cluster_interval(lambda rows: float(heads[rows].mean()), high)
-    measured = coupled(group, depth).get("as in the paper")
-    if measured is None:
-        raise Unavailable("too few tokens with z_t")
+    measured = coupled(group, depth)
     if "from the top" in number.quantity:
         return unspread(measured.information.value)
     return measured.information if "MI_t" in number.quantity else measured.entropy
@@ -57,8 +55,8 @@ def flips(number: Published, groups: Sequence[RunGroup]) -> Interval:
     group, _ = _dissected(number, groups)
     level = "low" if "low MI" in number.quantity else "high"
     for probe in probed(group):
-        measured = rates(probe, ROWS[f"{level} MI, critical heads"])
-        if probe.condition == "heads" and measured:
+        measured = rates(probe, f"{level} MI, critical heads")
+        if measured:
             by_k = dict(zip(probe.probe.k, measured[1], strict=True))
             if level == "low":
                 return unspread(max(rate.value for rate in by_k.values()))

@@ -7,13 +7,11 @@ from types import ModuleType
 import numpy as np
 
 from lm_polygraph_asmi.analysis.clusters import FEW, Interval
-from lm_polygraph_asmi.analysis.hypotheses import MARGIN
 from lm_polygraph_asmi.analysis.mechanism import OVER_ROBUST, masking_response
 from lm_polygraph_asmi.report.item import Items, MissingItem
 from lm_polygraph_asmi.report.items.benchmark import (
-    adjusted_comparisons,
     benchmark,
-    count_outcomes,
+    compared_on,
     datasets,
     depths,
     head_to_head,
@@ -21,8 +19,7 @@ from lm_polygraph_asmi.report.items.benchmark import (
     stability,
 )
 from lm_polygraph_asmi.report.items.boundary import boundary, coverage, truncation
-from lm_polygraph_asmi.report.items.curves import rejection, reliable
-from lm_polygraph_asmi.report.items.labels import audit, correctness_labels, length, noise
+from lm_polygraph_asmi.report.items.curves import rejection
 from lm_polygraph_asmi.report.items.measured import MEASURES
 from lm_polygraph_asmi.report.items.mechanism import case_study, cosines, cost, mechanism, screen
 from lm_polygraph_asmi.report.items.reproduction import (
@@ -38,7 +35,6 @@ from lm_polygraph_asmi.report.items.signal import (
     flags,
     payoff,
     selector,
-    verdicts_of,
 )
 from lm_polygraph_asmi.results.run_groups import RunGroup, once, one_per_question_set
 
@@ -67,13 +63,12 @@ def papers_numbers(groups: Sequence[RunGroup]) -> Items:
 
 REPORT_ITEMS: tuple[Make, ...] = (
     papers_numbers, benchmark, datasets, head_to_head, depths, screen, distinct,
-    ensemble_mean, flags, confident_fragile, payoff, selector, rejection, reliable, boundary,
-    truncation, coverage, stability, mechanism, cosines, case_study, correctness_labels, noise,
-    length, audit, cost,
+    ensemble_mean, flags, confident_fragile, payoff, selector, rejection, boundary,
+    truncation, coverage, stability, mechanism, cosines, case_study, cost,
 )  # fmt: skip
 """In the order of the report; each returns tables and figures, or the reason for none."""
 MORE = ("lm_polygraph_asmi.experiments.items",)
-"""Modules whose `REPORT_ITEMS` follow these, and whose `findings` precede all others."""
+"""Modules whose `REPORT_ITEMS` follow these."""
 
 
 def _experiment_modules() -> list[ModuleType]:
@@ -91,13 +86,12 @@ def every_report_item() -> list[Make]:
 def findings(groups: Sequence[RunGroup]) -> list[str]:
     """First lines of the report: how many ASMI scores rank errors, and caveats.
 
-    Order: rows that are missing, the paper's numbers, findings of experiments, counts, scores of
-    negative PRR, limits of the settings.
+    Order: rows that are missing, the paper's numbers, counts, scores of negative
+    PRR, limits of the settings.
     """
-    experiments = [module.findings for module in _experiment_modules()]
-    general = [_rank_errors, _negative_prr, _against_best, _added, _weak, _labels, _other_depths]
+    general = [_rank_errors, _negative_prr, _against_best, _weak, _labels, _other_depths]
     first = (_missing_rows, _reproduced)
-    return [line for find in (*first, *experiments, *general) for line in find(groups)]
+    return [line for find in (*first, *general) for line in find(groups)]
 
 
 def _missing_rows(groups: Sequence[RunGroup]) -> list[str]:
@@ -152,22 +146,25 @@ def _count_sides(intervals: Iterable[Interval]) -> tuple[int, int]:
 
 
 def _against_best(groups: Sequence[RunGroup]) -> list[str]:
-    """How often the top variant is better, equivalent or worse than the best baselines."""
+    """How often the top variant is better or worse than the best baselines."""
     counted, _ = one_per_question_set(groups)
-    adjusted = adjusted_comparisons(groups)
     sentences = []
     for name, baseline in (
         ("top Δ best single-pass", "best single-pass baseline (no samples, no further question)"),
         ("top Δ best baseline", "best of all baselines"),
     ):
-        comparisons = {g: c for g, c in adjusted.get(name, {}).items() if g in counted}
-        if comparisons:
-            small = sum(group.too_small for group in comparisons)
-            counts = count_outcomes(comparisons.values())
-            counted_as = ", ".join(f"{kind} in {n}" for kind, n in counts.items())
-            worse = [g.label for g, c in comparisons.items() if c.outcome == "worse"]
+        gaps = {
+            group: intervals_of(group)[1][compared_on(group)[name]]
+            for group in counted
+            if name in compared_on(group)
+        }
+        defined = {group: gap for group, gap in gaps.items() if not np.isnan(gap.low)}
+        if defined:
+            above, below = _count_sides(g for group, g in defined.items() if not group.too_small)
+            small = sum(group.too_small for group in defined)
+            worse = [g.label for g, gap in defined.items() if gap.high < 0 and not g.too_small]
             sentences.append(
-                f"**Against the {baseline}: {counted_as} of {len(comparisons)} "
+                f"**Against the {baseline}: better in {above}, worse in {below} of {len(defined)} "
                 f"settings**{_in_brackets(worse)}"
                 f"{f', {small} of them too small to test' if small else ''}"
             )
@@ -175,30 +172,8 @@ def _against_best(groups: Sequence[RunGroup]) -> list[str]:
         return []
     return [
         ". ".join(sentences)
-        + f". PRR of the top ASMI variant, adjusted p; equivalent: within {MARGIN}. Variant and "
-        "baseline are both chosen on these answers."
-    ]
-
-
-def _added(groups: Sequence[RunGroup]) -> list[str]:
-    """In how many settings u_sem adds to the free baselines."""
-    verdicts = verdicts_of(groups)
-    if not verdicts:
-        return []
-    adds, reverses = (
-        [group.label for group, verdict in verdicts.items() if verdict == counted]
-        for counted in ("yes", "negative")
-    )
-    scored = {group for group, _, _ in _scores(groups)}
-    untested = len(scored - {*verdicts})
-    small = sum(group.too_small for group in verdicts)
-    caveats = [f"{untested} more untested"] if untested else []
-    caveats += [f"{small} of those tested are small and have little power"] if small else []
-    return [
-        f"**Adds to MSP, token entropy and length: u_sem in {len(adds)} of {len(verdicts)} "
-        f"settings**{_in_brackets(adds)}, negative in {len(reverses)}{_in_brackets(reverses)} "
-        "(generalised covariance, 5 % over all settings; u_sem: the score of "
-        f"Sem-ASMI{''.join(f'; {caveat}' for caveat in caveats)})."
+        + ". PRR of the top ASMI variant, paired interval above or below 0, uncorrected. Variant "
+        "and baseline are both chosen on these answers."
     ]
 
 

@@ -14,23 +14,13 @@ from lm_polygraph_asmi.analysis.clusters import (
     Interval,
     percentile_interval,
 )
-from lm_polygraph_asmi.analysis.comparison import augrc, auroc, drawn_prr
+from lm_polygraph_asmi.analysis.comparison import augrc, auroc, drawn_prr, prr_intervals
 from lm_polygraph_asmi.analysis.depth import Sweep, depth_selection
-from lm_polygraph_asmi.analysis.hypotheses import (
-    LEVEL,
-    MARGIN,
-    OUTCOMES,
-    Comparison,
-    holm,
-    prr_comparisons,
-)
 from lm_polygraph_asmi.analysis.prr import PRR, normalised_prr, prrs_with_error
 from lm_polygraph_asmi.analysis.stability import seed_stability
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.item import (
-    AdjustedDifference,
-    AtMost,
     Items,
     MissingItem,
     Reason,
@@ -48,9 +38,6 @@ from lm_polygraph_asmi.results.run_groups import (
 )
 from lm_polygraph_asmi.results.runs import MSP
 
-MOSTLY_EMPTY = 0.25
-"""Settings with at least this share of empty answers: outcomes are also counted without them, as
-the paper does for Llama-2 on SQuAD (28.5 %)."""
 FAMILIES = {
     "MaximumSequenceProbability": "information", "Perplexity": "information",
     "MeanTokenEntropy": "information", "MeanPointwiseMutualInformation": "information",
@@ -179,7 +166,7 @@ def _by_method(
 def _lead(group: RunGroup) -> dict[str, Interval]:
     """The method of highest PRR, and its difference from the next best."""
     pair = _first_two(group)
-    return {pair[0]: intervals_of(group)[1][pair].difference} if pair else {}
+    return {pair[0]: intervals_of(group)[1][pair]} if pair else {}
 
 
 @once
@@ -231,8 +218,6 @@ def _best(methods: Sequence[str], prr: Mapping[str, float]) -> str | None:
 
 COMPARED = ("top Δ SemEnt", "top Δ best baseline", "Sem-ASMI Δ SemEnt", "Sem-ASMI Δ MSP")
 """Columns of the head-to-head table, first minus second."""
-BESIDES = ("top Δ best single-pass", "Sem-ASMI Δ ASMI", "top Δ RAUQ", "top Δ RAUQ (entropy)")
-"""Compared only in the table of outcomes."""
 SINGLE_PASS = {
     method for method, family in FAMILIES.items() if family in ("information", "attention")
 }
@@ -252,9 +237,6 @@ def compared_on(group: RunGroup) -> dict[str, tuple[str, str]]:
         "Sem-ASMI Δ SemEnt": (semantic, SEMANTIC_ENTROPY),
         "Sem-ASMI Δ MSP": (semantic, MSP),
         "top Δ best single-pass": (top, single_pass),
-        "Sem-ASMI Δ ASMI": (semantic, group.variants.get("ASMI")),
-        "top Δ RAUQ": (top, "RAUQ"),
-        "top Δ RAUQ (entropy)": (top, "RAUQ (entropy)"),
     }
     return {
         name: (first, second)
@@ -264,68 +246,24 @@ def compared_on(group: RunGroup) -> dict[str, tuple[str, str]]:
 
 
 @once
-def intervals_of(group: RunGroup) -> tuple[dict[str, Interval], dict[tuple[str, str], Comparison]]:
-    """PRR intervals of a setting's methods, and all comparisons that the report shows."""
+def intervals_of(group: RunGroup) -> tuple[dict[str, Interval], dict[tuple[str, str], Interval]]:
+    """PRR intervals of a setting's methods, and all differences that the report shows."""
     pairs = [*compared_on(group).values(), *filter(None, [_first_two(group)])]
     scores = {m: group.score(m) for m in group.scores}
-    return prr_comparisons(scores, group.answers, pairs)
-
-
-def adjusted_comparisons(groups: Sequence[RunGroup]) -> dict[str, dict[RunGroup, Comparison]]:
-    """By name and setting; p-values adjusted within a setting and (Holm) over settings.
-
-    Left out: comparisons without an interval, settings without a variant or a baseline. Settings
-    too small for their intervals are untested (p = 1).
-    """
-    by_name: dict[str, dict[RunGroup, Comparison]] = {name: {} for name in COMPARED + BESIDES}
-    for group in groups:
-        pairs = compared_on(group)
-        for name, pair in pairs.items() if "top Δ best baseline" in pairs else ():
-            comparison = intervals_of(group)[1][pair]
-            if comparison.outcome is not None:
-                if group.too_small:  # untested
-                    comparison = comparison._replace(
-                        p_value=1.0, p_equivalent=1.0, least=0, least_equivalent=0
-                    )
-                by_name[name][group] = comparison
-    for name, tested in by_name.items():
-        p_values = holm([c.p_value for c in tested.values()])
-        p_equivalents = holm([c.p_equivalent for c in tested.values()])
-        columns = zip(tested.items(), p_values, p_equivalents, strict=True)
-        by_name[name] = {
-            group: c._replace(
-                p_value=float(p),
-                p_equivalent=float(q),
-                # Raised by Holm too if p was at its floor, else 0.
-                least=float(p) if c.p_value <= c.least else 0.0,
-                least_equivalent=float(q) if c.p_equivalent <= c.least_equivalent else 0.0,
-            )
-            for (group, c), p, q in columns
-        }
-    return {name: tested for name, tested in by_name.items() if tested}
+    return prr_intervals(scores, group.answers, pairs)
 
 
 def head_to_head(groups: Sequence[RunGroup]) -> Items:
-    """Table "h2h" of the paper: paired differences, their outcomes, and counts of outcomes."""
+    """Table "h2h" of the paper: paired differences."""
     title = "Head-to-head: paired differences of PRR"
 
-    adjusted = adjusted_comparisons(groups)
-
-    def _adjusted(group: RunGroup, name: str) -> AdjustedDifference | Interval | None:
-        if name not in compared_on(group):
-            return None
-        comparison = adjusted.get(name, {}).get(group)
-        if comparison is None:  # no interval, no test
-            return intervals_of(group)[1][compared_on(group)[name]].difference
-        return AdjustedDifference(comparison.difference, comparison.p_value < LEVEL)
-
     def compute(group: RunGroup) -> dict[str, Any]:
-        intervals, _ = intervals_of(group)
+        intervals, paired = intervals_of(group)
         pairs = compared_on(group)
         if "top Δ best baseline" not in pairs:
             raise Unavailable("no variant and baseline with a defined PRR")
         top, best = pairs["top Δ best baseline"]
-        differences = {name: _adjusted(group, name) for name in COMPARED}
+        differences = {n: paired[pairs[n]] if n in pairs else None for n in COMPARED}
         return {
             "setting": group.label,
             "top variant": f"{top} ({intervals[top].value:.3f})",
@@ -345,114 +283,19 @@ def head_to_head(groups: Sequence[RunGroup]) -> Items:
 
     notes = [
         "Top: the ASMI variant of highest PRR on a setting's answers; SemEnt: semantic entropy. "
-        "Paired bootstrap of clusters; positive: ASMI is higher. Intervals are uncorrected; "
-        "asterisks and outcomes use p-values adjusted within a setting (Romano-Wolf) and over "
-        "settings (Holm). The best baseline and the top variant are chosen on the same answers; "
-        "intervals ignore that choice."
+        "Paired bootstrap of clusters; positive: ASMI is higher. Intervals are uncorrected. "
+        "The best baseline and the top variant are chosen on the same answers; intervals ignore "
+        "that choice."
     ]
     if not any(SEMANTIC_ENTROPY in group.scores for group in groups):
         notes.append(
             "SemanticEntropy, the pre-specified baseline, was not run (it needs an NLI model): "
             "its columns are empty."
         )
-    (item,) = frame(
+    return frame(
         "head_to_head", title, groups, compute, notes, draw, digits=3, signed=COMPARED,
         resamples=PRR_RESAMPLES,
     )  # fmt: skip
-    if isinstance(item, MissingItem):
-        return [item]
-    return [item, *_outcomes(item.groups)]
-
-
-def _outcomes(groups: Sequence[RunGroup]) -> Items:
-    """Every comparison with its p-value and outcome, and counts of outcomes."""
-    title = "Outcomes: better, equivalent or inconclusive"
-
-    adjusted = adjusted_comparisons(groups)
-
-    def compute(name: str) -> list[dict[str, Any]]:
-        return [
-            {
-                "comparison": name,
-                "setting": group.label,
-                "difference": AdjustedDifference(comparison.difference, comparison.p_value < LEVEL),
-                "p": _floored(comparison.p_value, comparison.least),
-                "p, equivalent": _floored(comparison.p_equivalent, comparison.least_equivalent),
-                "margin in reach": comparison.reach,
-                "outcome": comparison.outcome,
-            }
-            for group, comparison in adjusted[name].items()
-        ]
-
-    def notes(item: ReportItem) -> list[str]:
-        assert item.table is not None
-        beyond = int((~(item.table["margin in reach"].astype(float) < MARGIN)).sum())
-        return [
-            "Differences of PRR, first minus second, 95 % over clusters. p: two-sided, adjusted "
-            "for the comparisons of a setting (Romano-Wolf, shared resamples) and for the "
-            "settings of a comparison (Holm). p, equivalent: two one-sided tests of a difference "
-            f"of at least {MARGIN} in PRR, Holm over settings. ≤: no resample was more extreme, so "
-            f"p is at most that. Better or worse: p < {LEVEL}. Otherwise equivalent: p, equivalent "
-            f"< {LEVEL}. Otherwise inconclusive, which is not equality. Settings too small for "
-            "their intervals are untested: p = 1.",
-            "Best single-pass: the best baseline of the pass that generates the answer, without "
-            "samples or further questions.",
-            "Margin in reach: half the width of the 90 % interval of the difference. If it is not "
-            f"below {MARGIN}, as in {beyond} of {len(item.table)} rows, p, equivalent cannot fall "
-            f"below {LEVEL}, whatever the difference: more answers are needed.",
-        ]
-
-    items = frame(
-        "outcomes", title, list(adjusted), compute, notes, digits=3, signed=("difference",),
-        p_values=("p", "p, equivalent"), resamples=PRR_RESAMPLES, label=str,
-        otherwise="no difference has an interval: every run has fewer than two clusters",
-    )  # fmt: skip
-    (item,) = items
-    if isinstance(item, MissingItem):
-        return [item]
-    item.groups = [
-        group for group in groups if any(group in tested for tested in adjusted.values())
-    ]
-    return [item, _counts(item.groups, adjusted)]
-
-
-def _floored(p_value: float, least: float) -> float | AtMost:
-    return AtMost(p_value) if p_value <= least else p_value
-
-
-def count_outcomes(tested: Iterable[Comparison]) -> dict[str, int]:
-    """Counts of each of `OUTCOMES`."""
-    outcomes = [comparison.outcome for comparison in tested]
-    return {kind: outcomes.count(kind) for kind in OUTCOMES}
-
-
-def _counts(
-    groups: Sequence[RunGroup], adjusted: Mapping[str, Mapping[RunGroup, Comparison]]
-) -> ReportItem:
-    counted, doubled = one_per_question_set(groups)
-    rows = []
-    kinds = {"grounded": True, "closed-book": False, "not recorded which": None}
-    subsets = {name: [g for g in counted if g.grounded is kind] for name, kind in kinds.items()}
-    answering = [g for g in subsets["grounded"] if g.empty is None or g.empty.mean() < MOSTLY_EMPTY]
-    if len(answering) < len(subsets["grounded"]):
-        subsets[f"grounded, under {MOSTLY_EMPTY:.0%} of answers empty"] = answering
-    for subset, chosen in subsets.items():
-        for name, tested in adjusted.items():
-            comparisons = [c for group, c in tested.items() if group in chosen]
-            if comparisons:
-                leads = sum(c.difference.value > 0 for c in comparisons)
-                counts = count_outcomes(comparisons) | {"leads": leads}
-                rows.append({"settings": subset, "comparison": name} | counts)
-    notes = [
-        "Number of settings by outcome; leads: settings with a positive difference, whatever the "
-        "outcome."
-    ]
-    if doubled:
-        notes.append(
-            f"Not counted, because a larger run has the same questions: {'; '.join(doubled)}."
-        )
-    title = "Counts: better, equivalent, inconclusive, worse"
-    return ReportItem("outcome_counts", title, groups, pd.DataFrame(rows), None, notes)
 
 
 def _sweeps(groups: Sequence[RunGroup]) -> tuple[list[tuple[Any, ...]], list[Reason]]:

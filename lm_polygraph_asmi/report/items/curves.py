@@ -1,16 +1,10 @@
-"""Rejection curves, and calibration of the probability of error."""
+"""Rejection curves."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from lm_polygraph_asmi.analysis.calibration import (
-    DRAWS,
-    SMALLEST_STEP,
-    held_out_probability,
-    reliability,
-)
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.prr import normalised_prr, rejection_curve
 from lm_polygraph_asmi.report import figures
@@ -56,51 +50,4 @@ def rejection(groups: Sequence[RunGroup]) -> Items:
     return frame(
         "rejection", title, groups, compute, notes, figures.rejection, digits=3,
         pictured=pictured,
-    )  # fmt: skip
-
-
-def reliable(groups: Sequence[RunGroup]) -> Items:
-    """Reliability diagram of the held-out probability of error, calibrated from u_sem."""
-    title = "Reliability of the probability of error"
-
-    @once
-    def compute(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
-        group.need_errors()
-        (u_sem,) = group.need("u_sem")
-        held_out = held_out_probability(u_sem, group.answers)
-        if held_out is None:
-            raise Unavailable(
-                f"fewer than two clusters, or fewer than {2 * SMALLEST_STEP} answers outside a fold"
-            )
-        chance, base = held_out
-        diagram = reliability(chance, group.answers)
-        row = {
-            "setting": group.label,
-            "n": len(group),
-            "error rate": float(group.wrong.mean()),
-            "Brier score": diagram.brier,
-            "of the error rate": float(np.mean((base - group.wrong) ** 2)),
-            "miscalibration": diagram.miscalibration,
-            "discrimination": diagram.discrimination,
-            "uncertainty": diagram.uncertainty,
-            "p, calibrated": diagram.p_value,
-        }
-        return row, {f"{group.label}, n = {len(group)}": diagram}
-
-    notes = [
-        "Probability of error from an isotonic fit of u_sem on four folds of clusters, compared "
-        "with the errors of the fifth (lower Brier score = better). Brier score = miscalibration "
-        "− discrimination + uncertainty; of the error rate: the held-out Brier score of a "
-        "constant error rate. p, calibrated: probability of a miscalibration as large in "
-        f"{DRAWS:,} draws with calibrated probabilities (random signs of whole clusters)."
-    ]
-    pictured = (
-        "Figure: the curve is an isotonic fit of the errors on the probabilities, without bins; "
-        "calibrated probabilities lie on the diagonal. Shaded: pointwise range of the curve in 95 "
-        "% of those draws (consistency band). Bars: answers at each probability, relative to the "
-        "most frequent one."
-    )
-    return frame(
-        "reliability", title, groups, compute, notes, figures.reliability, digits=3,
-        p_values=("p, calibrated",), pictured=pictured,
     )  # fmt: skip

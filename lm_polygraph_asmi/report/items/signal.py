@@ -1,28 +1,19 @@
 """Does the signal add to confidence, and does it help a user who abstains?"""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from scipy.stats import t as student
 
 from lm_polygraph_asmi.analysis import comparison, selective
-from lm_polygraph_asmi.analysis.added import (
-    LEVEL,
-    AddedInformation,
-    adds_information,
-)
 from lm_polygraph_asmi.analysis.clusters import Interval, cluster_band
 from lm_polygraph_asmi.analysis.distinct import AGGREGATIONS, DistinctSignal, distinct_signal
-from lm_polygraph_asmi.analysis.hypotheses import holm
 from lm_polygraph_asmi.analysis.stability import rank_correlation
 from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.item import (
-    AdjustedDifference,
     Items,
     MissingItem,
     ReportItem,
@@ -44,45 +35,11 @@ def _control_source(groups: Sequence[RunGroup]) -> str:
     return f"MSP or H from ASMI's own unmasked pass: {', '.join(from_asmi)}; else LM-Polygraph's."
 
 
-def _with_length(group: RunGroup, controls: np.ndarray) -> np.ndarray:
-    return controls if group.lengths is None else np.column_stack([controls, group.lengths])
-
-
 def _signal_and_controls(group: RunGroup) -> tuple[np.ndarray, np.ndarray]:
     """u_sem, and MSP and H (n, 2); raises Unavailable without one of them or without errors."""
     group.need_errors()
     u_sem, msp, entropy = group.need("u_sem", "msp", "entropy")
     return u_sem, np.column_stack([msp, entropy])
-
-
-@once
-def added_of(group: RunGroup) -> AddedInformation:
-    """Whether u_sem adds to MSP, H and length on a setting.
-
-    Raises:
-        ValueError: data not saved, or too few errors or clusters.
-    """
-    u_sem, controls = _signal_and_controls(group)
-    controls = _with_length(group, controls)
-    return adds_information(u_sem, controls, group.answers)
-
-
-def verdicts_of(groups: Sequence[RunGroup]) -> dict[RunGroup, str]:
-    """Whether u_sem adds ("yes", "no" or "negative") by setting, Holm over settings."""
-    tests = {}
-    for group in groups:
-        with suppress(ValueError):
-            tests[group] = added_of(group)
-    adjusted = holm([test.p_value for test in tests.values()])
-    pairs = zip(tests.items(), adjusted, strict=True)
-    return {group: verdict(float(p), test.direction) for (group, test), p in pairs}
-
-
-def verdict(p_value: float, direction: int) -> str:
-    """Verdict of a test of added information, from its adjusted p-value and its direction."""
-    if not p_value < LEVEL:
-        return "no"
-    return "yes" if direction > 0 else "negative"
 
 
 @once
@@ -94,17 +51,12 @@ def _tested(group: RunGroup) -> list[dict[str, Any]]:
     for signal, control_names, values, controls in tests:
         if np.ptp(values) == 0:
             continue
-        controls_and_length = _with_length(group, controls)
-        added = adds_information(values, controls_and_length, group.answers)
         paper_columns = distinct_signal(values, controls, group.answers)
         rows.append(
             {
                 "setting": group.label,
                 "signal": signal,
                 "controls": control_names,
-                "z": added.statistic,
-                "p": added.p_value,
-                "direction": added.direction,
                 "residual AUROC": paper_columns.residual_auroc,
                 "incremental AUROC": paper_columns.incremental_auroc,
                 "LR": paper_columns.likelihood_ratio,
@@ -119,55 +71,31 @@ def _tested(group: RunGroup) -> list[dict[str, Any]]:
 def distinct(groups: Sequence[RunGroup]) -> Items:
     """Table "app-distinct" of the paper; also other aggregations, raw MI, the kernel's share."""
     title = "A distinct signal: error detection beyond confidence"
-    clusters = {group.label: group.answers.n_clusters for group in groups}
-
-    def finish(table: pd.DataFrame) -> pd.DataFrame:
-        adjusted = table.groupby(["signal", "controls"])["p"].transform(holm)
-        pairs = zip(adjusted, table["direction"], strict=True)
-        adds = [verdict(p, direction) for p, direction in pairs]
-        place = list(table).index("direction")
-        table.insert(place, "p, Holm", adjusted)
-        table.insert(place + 1, "adds", adds)
-        return table.drop(columns="direction")
 
     def draw(table: pd.DataFrame) -> Figure:
         main = table[table["signal"] == "u_sem, mean"].drop_duplicates("setting")
-        intervals = {}
-        for _, row in main.iterrows():
-            reach = student.isf(0.025, clusters[row["setting"]] - 1)
-            span = Interval(row["z"], row["z"] - reach, row["z"] + reach)
-            intervals[row["setting"]] = AdjustedDifference(span, row["adds"] != "no")
-        return figures.forest(
-            {"u_sem beyond MSP, H and length": intervals}, "z; > 0: wrong answers score higher"
-        )
+        above = {
+            setting: Interval(*(value - 0.5 for value in area))
+            for setting, area in zip(main["setting"], main["residual AUROC"], strict=True)
+        }
+        return figures.forest({"u_sem beyond MSP and H": above}, "residual AUROC minus 0.5")
 
     def notes(item: ReportItem) -> list[str]:
-        without = [group.label for group in item.groups if group.lengths is None]
-        lengths = " and of the answer's length"
-        if without:
-            lengths += f" (not saved: {', '.join(without)})"
         return [
-            "Adds: generalised covariance of the signal's rank and of errors, given smooth "
-            f"functions of the ranks of the controls{lengths}, cross-fitted by cluster. z is about "
-            "standard normal if the signal adds nothing to the controls. p is two-sided; Holm: "
-            "over the settings of a signal. Yes or negative: p, Holm < 0.05, with the sign of z.",
-            "The paper's columns, for comparison. They are no test: a skewed signal, or one whose "
-            "spread grows with the controls, is detected although it adds nothing. Out of fold (5 "
-            "folds of whole clusters). Residual: the signal minus its linear fit on the controls. "
-            "Paper's criterion: yes if the interval of the residual AUROC is above 0.5; negative "
-            "if below, so the residual is higher for right answers. Incremental: logistic model "
-            "with the signal minus without. LR: likelihood ratio; it takes answers as "
-            "independent, so its p is nominal. All uncorrected.",
+            "Not a test: a skewed signal, or one whose spread grows with the controls, is "
+            "detected although it adds nothing. Out of fold (5 folds of whole clusters). "
+            "Residual: the signal minus its linear fit on the controls. Paper's criterion: yes if "
+            "the interval of the residual AUROC is above 0.5; negative if below, so the residual "
+            "is higher for right answers. Incremental: logistic model with the signal minus "
+            "without. LR: likelihood ratio; it takes answers as independent, so its p is nominal. "
+            "All uncorrected.",
             "With the controls H(p̄) and mean H(p), whose difference is MI, what is left is the "
             "semantic kernel's share. " + _control_source(item.groups),
         ]
 
     return frame(
         "distinct_signal", title, groups, _tested, notes, draw,
-        digits=3, signed=("incremental AUROC",), p_values=("p", "p, Holm", "p (nominal)"),
-        finish=finish,
-        pictured="Figure: z of u_sem. The bar excludes 0 if the uncorrected p is below 0.05 "
-        "(Student's t by clusters); filled: verdict yes or negative.",
+        digits=3, signed=("incremental AUROC",), p_values=("p (nominal)",),
     )  # fmt: skip
 
 
@@ -309,22 +237,17 @@ REGIMES = {True: "context", False: "memory", None: "not recorded"}
 def _by_regime(groups: Sequence[RunGroup], gaps: Mapping[str, Interval]) -> Items:
     """Figure "confident-fragile" (b) of the paper: the effect by regime, with intervals."""
     title = "Confident but fragile, by regime"
-    untested: list[str] = []
 
     def compute(group: RunGroup) -> list[dict[str, Any]]:
         if group.label not in gaps:
             return []
-        row = {
-            "answers expected from": REGIMES[group.grounded],
-            "setting": group.label,
-            "gap": gaps[group.label],
-        }
-        try:
-            added = added_of(group)
-        except ValueError as error:  # too few errors or right answers: only the gap
-            untested.append(f"{group.label}: {error}")
-            return [row | {"z": None, "p": None}]
-        return [row | {"z": added.statistic, "p": added.p_value}]
+        return [
+            {
+                "answers expected from": REGIMES[group.grounded],
+                "setting": group.label,
+                "gap": gaps[group.label],
+            }
+        ]
 
     def draw(table: pd.DataFrame) -> Figure:
         panels = {
@@ -335,18 +258,13 @@ def _by_regime(groups: Sequence[RunGroup], gaps: Mapping[str, Interval]) -> Item
             panels, "error rate, confident-fragile minus confident-robust, 95 % over clusters"
         )
 
-    def notes(_: ReportItem) -> list[str]:
-        lines = [
-            "Gap: error rate of confident-fragile minus confident-robust answers, 95 % over "
-            "clusters; a high error rate inflates it. To compare regimes, use z and p: whether "
-            "u_sem adds to MSP, H and length on all answers of the setting (generalised "
-            "covariance, uncorrected)."
-        ]
-        return [*lines, f"Without z: {'; '.join(untested)}."] if untested else lines
-
+    notes = [
+        "Gap: error rate of confident-fragile minus confident-robust answers, 95 % over clusters; "
+        "a high error rate inflates it. To compare regimes, use the residual AUROC."
+    ]
     return frame(
         "confident_fragile_by_regime", title, groups, compute, notes, draw, digits=3,
-        signed=("gap",), p_values=("p",),
+        signed=("gap",),
         finish=lambda table: table.sort_values(
             "answers expected from", kind="stable", ignore_index=True
         ),

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from scipy.stats import rankdata, spearmanr
+from scipy.stats import spearmanr
 
 from lm_polygraph_asmi.analysis.clusters import Clustered, percentiles
 from lm_polygraph_asmi.experiments.analysis import (
@@ -17,7 +17,6 @@ from tests.analysis.simulation import coverage, keys, shared
 UNITS = keys(8, 5)
 NOISE = np.random.default_rng(0)
 COLUMNS = [NOISE.normal(size=40), NOISE.integers(0, 4, 40), NOISE.exponential(size=40)]
-POSITION = np.tile(np.arange(5.0), 8)
 
 
 def test_correlations_of_resamples_are_those_of_repeated_rows():
@@ -31,7 +30,7 @@ def test_correlations_of_resamples_are_those_of_repeated_rows():
 
 def test_a_coupling_holds_the_correlations_and_their_intervals():
     information, entropy, z = COLUMNS
-    found = criticality_coupling(information, entropy, z, UNITS, POSITION[:, None], resamples=200)
+    found = criticality_coupling(information, entropy, z, UNITS, resamples=200)
     assert found.information.value == pytest.approx(spearmanr(information, z).statistic)
     assert found.entropy.value == pytest.approx(spearmanr(entropy, z).statistic)
     values = [
@@ -43,31 +42,6 @@ def test_a_coupling_holds_the_correlations_and_their_intervals():
     for part, drawn in ((found.information, ours), (found.difference, ours - theirs)):
         assert [part.low, part.high] == pytest.approx(np.percentile(drawn, percentiles(8)))
     assert (found.tokens, found.units) == (40, 8)
-
-
-def test_a_partial_correlation_is_that_of_residuals():
-    information, entropy, z = COLUMNS
-    found = criticality_coupling(information, entropy, z, UNITS, POSITION[:, None], resamples=20)
-    known = np.column_stack([np.ones(40), rankdata(entropy), rankdata(POSITION)])
-    left = [
-        ranks - known @ np.linalg.lstsq(known, ranks, rcond=None)[0]
-        for ranks in (rankdata(information), rankdata(z))
-    ]
-    assert found.partial.value == pytest.approx(np.corrcoef(*left)[0, 1])
-    constant = np.zeros((40, 1))
-    alone = criticality_coupling(information, entropy, z, UNITS, resamples=20)
-    other = criticality_coupling(information, entropy, z, UNITS, constant, resamples=20)
-    assert alone.partial == other.partial
-
-
-def test_a_common_cause_leaves_no_partial_coupling():
-    rng = np.random.default_rng(1)
-    entropy = rng.normal(size=2000)
-    information, z = entropy + rng.normal(size=(2, 2000))
-    found = criticality_coupling(information, entropy, z, keys(200, 10), resamples=200)
-    assert found.information.low > 0.3
-    assert not found.partial.excludes(0)
-    assert found.difference.high < 0  # entropy tracks z better
 
 
 def test_examples_make_wider_intervals_than_tokens():
@@ -126,7 +100,6 @@ def test_what_is_constant_or_one_example_has_no_interval():
     information, entropy, z = COLUMNS
     found = criticality_coupling(np.ones(40), entropy, z, UNITS, resamples=20)
     assert np.isnan(found.information).all()
-    assert np.isnan(found.partial).all()
     assert np.isfinite(found.entropy).all()
     one = criticality_coupling(information, entropy, z, ["same"] * 40)
     assert np.isfinite(one.information.value)

@@ -2,18 +2,12 @@
 
 import numpy as np
 import pytest
-import torch
 
-from lm_polygraph_asmi.config import MASK_SAMPLERS
 from lm_polygraph_asmi.experiments.analysis import (
     concentration,
     head_criticality,
     permutation_null,
-    resampled_masks,
-    resampled_null,
-    split_half,
 )
-from lm_polygraph_asmi.maths.masks import sample_head_masks
 
 S, T, H = 40, 5, 6
 
@@ -196,51 +190,6 @@ def test_an_answer_without_tokens_has_no_profile():
     assert found.z.shape == found.hhi.shape == (0,)
 
 
-def test_resampled_masks_are_a_null_too():
-    kl, masks = drawn(9, masks=100, tokens=60, heads=20)
-    others = resampled_masks(200, 100, 20, 0.3, "bernoulli")
-    found = resampled_null(kl, masks, others)
-    twin = [slow_concentration(slow_criticality(kl[:, [0]], other)[0]) for other in others]
-    assert found.null_mean[0] == pytest.approx(np.nanmean(twin))
-    assert found.null_sd[0] == pytest.approx(np.nanstd(twin, ddof=1))
-    assert abs(found.z.mean()) < 3 / np.sqrt(60)
-    one = kl + 20 * (1 - masks[:, :1])
-    assert resampled_null(one, masks, others).z.min() > 2
-
-
-@pytest.mark.parametrize("sampler", MASK_SAMPLERS)
-def test_resampled_masks_follow_their_sampler(sampler):
-    """Rate of every head, and how often it is masked, as the passes draw them."""
-    ours = resampled_masks(300, 20, 4, 0.12, sampler)
-    generator = torch.Generator().manual_seed(0)
-    theirs = np.stack(
-        [sample_head_masks(20, 4, 0.12, generator, sampler).numpy() for _ in range(300)]
-    )
-    assert ours.shape == theirs.shape
-    counts = [(1 - masks).sum(1).ravel() for masks in (ours, theirs)]
-    for times in range(6):
-        shares = [(count == times).mean() for count in counts]
-        assert shares[0] == pytest.approx(shares[1], abs=4 * 0.5 / np.sqrt(1200))
-    assert (1 - ours).mean() == pytest.approx(0.12, abs=0.01)
-
-
-def test_balanced_masks_leave_heads_independent():
-    masks = resampled_masks(1, 300, 20, 0.15, "balanced", seed=5)[0]
-    assert set((1 - masks).sum(0)) == {45}
-    kl = np.random.default_rng(0).exponential(size=(300, 40))
-    assert abs(permutation_null(kl, masks, shuffles=100).z.mean()) < 3 / np.sqrt(40)
-
-
-def test_halves_share_no_mask():
-    kl, masks = drawn(10)
-    disagreement, found = split_half(kl, masks, shuffles=20, seed=1)
-    np.testing.assert_allclose(disagreement, kl[: S // 2].mean(0))
-    other = permutation_null(kl[S // 2 :], masks[S // 2 :], shuffles=20, seed=1)
-    np.testing.assert_array_equal(found.z, other.z)
-    with pytest.raises(ValueError, match="at least four"):
-        split_half(kl[:3], masks[:3])
-
-
 @pytest.mark.parametrize(
     ("kl", "masks", "said"),
     [
@@ -257,11 +206,7 @@ def test_what_is_no_run_is_refused(kl, masks, said):
             wrong(kl, masks)
 
 
-def test_too_few_draws_and_other_shapes_are_refused():
+def test_too_few_draws_are_refused():
     kl, masks = drawn()
     with pytest.raises(ValueError, match="two draws"):
         permutation_null(kl, masks, shuffles=1)
-    with pytest.raises(ValueError, match="resampled must have shape"):
-        resampled_null(kl, masks, resampled_masks(3, S, H + 1, 0.1, "bernoulli"))
-    with pytest.raises(ValueError, match="mask_sampler"):
-        resampled_masks(2, S, H, 0.1, "other")

@@ -5,10 +5,9 @@ import pytest
 
 from lm_polygraph_asmi.analysis import Clustered, wilson_interval
 from lm_polygraph_asmi.analysis.clusters import (
-    percentile_interval,
     percentiles,
 )
-from lm_polygraph_asmi.experiments.analysis import flip_contrasts, flip_differences, flip_rates
+from lm_polygraph_asmi.experiments.analysis import flip_rates
 from tests.analysis.simulation import coverage, keys
 
 
@@ -33,46 +32,6 @@ def test_one_token_an_example_and_no_flip_at_all_take_wilsons():
     pairs = flip_rates(flips, keys(2, 2))
     assert pairs[1] == wilson_interval(0, 2)  # two examples say less than four
     assert pairs[1].high > 0.3
-
-
-def test_paired_differences_may_be_negative_and_hold_no_wilson():
-    difference = np.array([[0.5], [-0.5], [0.5], [0.5]])
-    (found,) = flip_differences(difference, keys(4, 1), resamples=200)
-    assert found.value == 0.25
-    assert found.low < 0 < found.high
-    # 0 and 1 are no rate here, and equal differences have no width that is known.
-    (found,) = flip_differences([[1], [0], [0], [0]], keys(4, 1), resamples=200)
-    assert found.low == 0
-    (found,) = flip_differences(np.zeros((4, 1)), keys(4, 1), resamples=20)
-    assert found.value == 0
-    assert np.isnan([found.low, found.high]).all()
-
-
-def test_two_groups_are_drawn_with_their_shared_units():
-    """The same by a plain loop over resamples, tokens counted one by one."""
-    rng = np.random.default_rng(2)
-    first, second = rng.integers(0, 2, (9, 2)), rng.integers(0, 2, (6, 2))
-    units = [f"e{i}" for i in rng.integers(0, 5, 15)]
-    found = flip_contrasts(first, units[:9], second, units[9:], resamples=40)
-    table, drawn = np.concatenate([first, second]), []
-    for counts in Clustered(units, resamples=40).draws():
-        for times in counts:
-            groups = []
-            for own in (range(9), range(9, 15)):
-                rows = [table[token] for token in own for _ in range(times[token])]
-                groups.append(np.mean(rows, axis=0) if rows else np.full(2, np.nan))
-            drawn.append(groups[0] - groups[1])
-    for k, interval in enumerate(found):
-        value = first[:, k].mean() - second[:, k].mean()
-        assert interval == percentile_interval(value, np.array(drawn)[:, k], len(set(units)))
-
-
-def test_two_groups_without_spread_have_no_bounds():
-    (found,) = flip_contrasts(np.ones((4, 1)), keys(4, 1), np.zeros((3, 1)), keys(3, 1))
-    assert found.value == 1
-    assert np.isnan(found.low)
-    with pytest.raises(ValueError, match=r"\(4, 1\) and \(3, 2\)"):
-        flip_contrasts(np.ones((4, 1)), keys(4, 1), np.ones((3, 2)), keys(3, 1))
 
 
 def test_intervals_hold_the_truth():

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from lm_polygraph_asmi import SemASMI
 from lm_polygraph_asmi.calibration import Decider, calibrate_run
 from lm_polygraph_asmi.commands import main
-from lm_polygraph_asmi.config import METHODS, REMOVED, ASMIConfig, parameter
+from lm_polygraph_asmi.config import METHODS, ASMIConfig, parameter
 from lm_polygraph_asmi.host.configs import configs_path, store_settings
 from lm_polygraph_asmi.options import given_settings, setting_options
 from lm_polygraph_asmi.report import build_report, load_run_groups
@@ -216,16 +216,3 @@ def test_scores_of_one_name_with_other_settings_are_two_methods(tmp_path):
 def test_values_of_another_type_are_refused(name, value):
     with pytest.raises(ValueError, match=name):
         ASMIConfig(**{name: value})
-
-
-def test_settings_of_version_0_1():
-    """Unsupported by name where they are set; read only where they mean the same."""
-    for name in REMOVED:
-        with pytest.raises(TypeError, match=f"the setting {name} was removed: .* leave it out"):
-            ASMIConfig().replace(**{name: "context"})
-    saved = ASMIConfig(scope="response").to_dict()
-    assert ASMIConfig.from_dict(saved | {"source": "all"}) == ASMIConfig(scope="response")
-    with pytest.raises(ValueError, match=r"source=.context. is of version 0\.1"):
-        ASMIConfig.from_dict(saved | {"source": "context"})
-    del saved["gate_token"]
-    assert ASMIConfig.from_dict(saved | {"method": "adapt"}).gate_token == "last"

@@ -15,7 +15,6 @@ from lm_polygraph.utils.common import load_external_module
 from lm_polygraph_asmi.analysis.risk_control import RiskThreshold
 from lm_polygraph_asmi.calibration import calibrate_run
 from lm_polygraph_asmi.maths import sample_head_masks
-from lm_polygraph_asmi.model import scoring_session
 from lm_polygraph_asmi.results.runs import load_run
 from tests.benchmarks import babi_prompt
 from tests.families import tiny_model
@@ -78,7 +77,7 @@ def contenders(request, bench):
     masks = sample_head_masks(6, 4, 0.4, torch.Generator().manual_seed(0))
     with torch.no_grad():
         made = bench.Contenders(model, torch.arange(3, 20), 11, 2, masks)
-    for name in ("naive", "answered", *CONTENDERS):  # compared again and again
+    for name in ("naive", *CONTENDERS):  # compared again and again
         setattr(made, name, remembered(getattr(made, name)))
     return made
 
@@ -103,21 +102,6 @@ def test_benchmark_times_nothing_that_is_wrong(contenders, monkeypatch, contende
                 contenders.check()
 
 
-@pytest.mark.parametrize("strategy", ["reuse", "stream"])
-def test_benchmark_times_no_other_score_of_an_answer(contenders, monkeypatch, strategy):
-    if contenders.model.dtype == torch.float32:
-        with scoring_session(contenders.model):
-            assert max(contenders.check_answered().values()) < 1e-5
-    own = contenders.answered
-    changed = lambda asked: own(asked) + (asked == strategy)  # noqa: E731
-    monkeypatch.setattr(contenders, "answered", changed)
-    with (
-        scoring_session(contenders.model),
-        pytest.raises(click.ClickException, match="MI differs"),
-    ):
-        contenders.check_answered()
-
-
 BABI = """1 Mary went to the office.
 2 Where is Mary? |office|1
 3 John went to the garden.
@@ -136,15 +120,6 @@ def test_build_babi(tmp_path):
     assert rows["input"][1] == babi_prompt(moves, "Where is John?")
     assert "Mary went" not in rows["input"][2]
     assert rows["facts"] == [1, 2, 1]
-
-
-def test_bench_stops():
-    """The script compares the answers itself."""
-    arguments = ["--vocabulary", "2000", "--rows", "1", "--stop", "e", "--stop", "ai"]
-    said, *models = run_here("bench_stops.py", *arguments).splitlines()
-    assert "13 calls a row" in said
-    assert [line.split(":")[0] for line in models] == ["LM-Polygraph", "shipped configs"]
-    assert all(float(line.split()[-8]) > 0 for line in models), models
 
 
 def test_promise_on_other_questions(tmp_path):
@@ -245,23 +220,6 @@ def test_promise_from_a_finished_run(tmp_path):
     done = CliRunner().invoke(script.main, ["decide", *given])
     assert done.exit_code == 1
     assert "closing_token False there, True here" in done.output
-
-
-def test_memory_of_many_rows(capsys):
-    script = load_external_module(str(SCRIPTS / "memory_of_many.py"))
-    script.main(["--rows", "10"], standalone_mode=False)
-    *_, last = capsys.readouterr().out.splitlines()
-    done, failed, resident, rate = map(float, last.split())
-    assert (done, failed) == (10, 1)  # row 1 has no prompt
-    assert resident > 0 < rate
-
-
-@pytest.mark.slow
-def test_cost_of_own_answers():
-    arguments = ["--model", "tiny", "--prompt-tokens", "20", "--repeats", "1"]
-    shown = run_here("bench_stream.py", *arguments, "--response-tokens", "3")
-    for row in ("greedy answer", "greedy with reuse, 20 balanced", "stream, S = 40"):
-        assert row in shown
 
 
 def test_learned_scores_are_simulated_as_the_page_says(tmp_path, monkeypatch):

@@ -21,7 +21,6 @@ WIDE = {
     "calibration/rows.py:calibrate_rows": 9,
     "commands/calibrate.py:calibrate": 15,
     "commands/doctor.py:doctor": 9,
-    "commands/serve.py:serve": 15,
     "config.py:parameter": 10,
     "experiments/probe.py:__init__": 11,
     "model/subnetworks.py:subnetwork_log_probs": 9,

@@ -34,7 +34,6 @@ from lm_polygraph_asmi.model import (
 )
 from lm_polygraph_asmi.model.memory import default_budget, in_chunks
 from lm_polygraph_asmi.results.runs import load_run
-from lm_polygraph_asmi.runs.rows import spread
 
 SAME_SCALE = 1e-5
 """Relative difference of scales below which an effect is not computed again."""
@@ -196,10 +195,12 @@ def scales_for(
     if shared := set(evaluated.stats["input_texts"]) & set(held_out_run.stats["input_texts"]):
         raise ValueError(
             f"{len(shared)} prompts of {held_out} are also in {run}: scales are matched on rows "
-            "that are not evaluated. Use other rows (data.shard, data.except_limit)"
+            "that are not evaluated. Use other rows (data.shard)"
         )
     loaded, tokenizer = load_named(model, **loading)
-    chosen = spread(answers_of(held_out_run, tokenizer), rows)
+    answers = answers_of(held_out_run, tokenizer)
+    number = min(rows, len(answers))
+    chosen = [answers[i * len(answers) // number] for i in range(number)]
     if not chosen:
         raise ValueError(f"{held_out} has no answers, or rows is {rows}")
     search = ScaleSearch(loaded, chosen, used, memory_budget)

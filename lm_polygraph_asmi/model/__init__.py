@@ -32,7 +32,6 @@ from lm_polygraph_asmi.model.perturbation import (
 from lm_polygraph_asmi.model.readout import readout
 from lm_polygraph_asmi.model.responses import response_embeddings
 from lm_polygraph_asmi.model.session import attention_of, scoring_session
-from lm_polygraph_asmi.model.stepwise import StreamState, steps_of
 from lm_polygraph_asmi.model.structure import Structure, name_modules, plain_model, structure_of
 from lm_polygraph_asmi.model.subnetworks import (
     Subnetworks,
@@ -40,18 +39,14 @@ from lm_polygraph_asmi.model.subnetworks import (
     subnetwork_log_probs,
 )
 from lm_polygraph_asmi.model.unmasked import (
-    PrefixCache,
     UnmaskedPass,
     check_scope_runs,
     run_unmasked,
-    states_seen,
 )
 
 __all__ = [
     "Depth",
     "Perturbation",
-    "PrefixCache",
-    "StreamState",
     "Structure",
     "Subnetworks",
     "UnmaskedPass",
@@ -72,8 +67,6 @@ __all__ = [
     "run_subnetworks",
     "run_unmasked",
     "scoring_session",
-    "states_seen",
-    "steps_of",
     "structure_of",
     "subnetwork_log_probs",
     "target_layer",

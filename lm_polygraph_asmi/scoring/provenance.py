@@ -7,7 +7,7 @@ from typing import Any
 
 FORMAT = 2
 """Part of every digest; increased when scores of the same answers change."""
-MADE_FROM = ("prompt", "answer", "samples", "offsets", "settings", "model", "score", "msp")
+MADE_FROM = ("prompt", "answer", "samples", "settings", "model", "score", "msp")
 """Fields of a line of `score --out` that belong together: what was scored, how, and the result."""
 
 

@@ -120,7 +120,7 @@ ROWS = [
     {"id": "a", "prompt": PROMPT, "answer": " Brask"},
     {"id": "b", "prompt": PROMPT},
     {"id": "c"},
-    {"id": "d", "prompt": PROMPT, "answer": " In. It.", "offsets": [[1, 3]]},
+    {"id": "d", "prompt": PROMPT, "answer": " In. It."},
 ]
 
 
@@ -170,13 +170,3 @@ def test_a_table_of_arrow(calibration, tmp_path):
     assert decided.column_names == [*table.column_names, *COLUMNS]
     assert decided["asmi_accept"].to_pylist() == [True, None]
     assert decided["asmi_error"][1].as_py() is not None
-
-
-def test_a_stream_and_its_decision(scorer, by_msp):
-    decider = Decider(scorer, by_msp)
-    with decider.stream(PROMPT) as tokens:
-        text = "".join(token.text for _, token in zip(range(3), tokens, strict=False))
-    assert tokens.decision.text == text
-    assert tokens.decision.value == pytest.approx(tokens.result.msp)
-    with pytest.raises(ValueError, match="streaming needs scope='response', got 'all'"):
-        Decider(scorer, replace(by_msp, signal="sem")).stream(PROMPT)

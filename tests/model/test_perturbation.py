@@ -1,9 +1,8 @@
 """What a perturbation may be; the controls are in tests/experiments/test_perturbations.py."""
 
 import pytest
-import torch
 
-from lm_polygraph_asmi.model import Perturbation, check_perturbation, scoring_session, steps_of
+from lm_polygraph_asmi.model import Perturbation, check_perturbation
 from lm_polygraph_asmi.model.perturbation import MLP, OUTPUT, WITHOUT_HEADS
 
 
@@ -36,12 +35,6 @@ def test_checked_passes_are_those_of_one_kind():
     ]  # fmt: skip
     assert len({change.kind for change in several}) == len(several)
     assert Perturbation(scale=2.0).kind == Perturbation(scale=3.0, seed=1).kind
-
-
-def test_a_stream_masks_heads_alone(llama):
-    new = Perturbation("new", unchanged)
-    with scoring_session(llama), pytest.raises(NotImplementedError, match="perturbation 'new'"):
-        steps_of(llama, torch.arange(3, 9), 2, torch.eye(4), new)
 
 
 def test_head_outputs_that_are_read_must_be_there(llama):

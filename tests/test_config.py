@@ -179,17 +179,15 @@ def test_a_key_setting_is_part_of_the_name_unless_it_says_otherwise():
 
 @pytest.mark.usefixtures("few_resamples", "no_pictures")
 def test_scores_of_one_name_with_other_settings_are_two_methods(tmp_path):
-    """Runs over the same answers whose Adapt-ASMI drew other numbers of samples, or of old gates.
-
-    Version 0.1 did not record the token of the gate, which was the last.
-    """
+    """Runs over the same answers whose Adapt-ASMI drew other numbers of samples, or whose gates read another
+    token."""
     adapt, found = "Adapt-ASMI (60%, K=64)", []
-    for number, recorded in ((10, True), (5, True), (5, True), (10, False)):
+    gates = ("second_last", "last")
+    for number, gate in ((10, gates[0]), (5, gates[0]), (5, gates[0]), (10, gates[1])):
         saved = runs.content()
         saved["estimations"]["sequence", adapt] = np.random.default_rng(len(found)).random(60)
         saved[runs.METHODS] = {
-            name: {n: v for n, v in of.items() if recorded or n != "gate_token"}
-            | {"num_samples": number}
+            name: of | {"gate_token": gate, "num_samples": number}
             for name, of in saved[runs.METHODS].items()
         }
         found.append(load_run(runs.save(tmp_path / str(len(found)), saved)))

@@ -318,6 +318,8 @@ def settable() -> set[str]:
 
 @BY_PAGE
 def test_overrides_in_the_prose_exist(page):
+    if page.name == "changelog.md":
+        pytest.skip("it names what earlier versions had")
     for code in inline(prose(page)):
         for override in code.split():
             key = re.match(r"([a-z_./]+)=(?!\"|\w+\()", override)  # those are Python's

@@ -69,17 +69,6 @@ def test_a_masked_signal_comes_with_its_score(model, tokenizer, calibration, sco
     assert one.score.settings.items() >= scorer.fingerprints().items()
 
 
-def test_nothing_is_generated_again(monkeypatch):
-    """Of the model's own answer, only the first reading runs layers once more."""
-    whole, runs = ending_model(["\n"]), []
-    scorer = Scorer(whole, max_new_tokens=4, **SETTINGS)
-    plain = engine.run_unmasked
-    monkeypatch.setattr(engine, "run_unmasked", lambda *a: runs.append(1) or plain(*a))
-    for prompt in (PROMPT, "Where?", "When was it?"):
-        scorer.read(prompt)
-    assert len(runs) == 1
-
-
 def test_one_call(model, tokenizer, by_msp, tmp_path):
     by_msp.save(tmp_path / "c.json")
     one = decide(model, PROMPT, " Brask", calibration=tmp_path / "c.json", tokenizer=tokenizer)

@@ -179,8 +179,8 @@ def test_a_key_setting_is_part_of_the_name_unless_it_says_otherwise():
 
 @pytest.mark.usefixtures("few_resamples", "no_pictures")
 def test_scores_of_one_name_with_other_settings_are_two_methods(tmp_path):
-    """Runs over the same answers whose Adapt-ASMI drew other numbers of samples, or whose gates read another
-    token."""
+    """Runs over the same answers whose Adapt-ASMI drew other numbers of samples, or whose gates
+    read another token."""
     adapt, found = "Adapt-ASMI (60%, K=64)", []
     gates = ("second_last", "last")
     for number, gate in ((10, gates[0]), (5, gates[0]), (5, gates[0]), (10, gates[1])):

@@ -4,10 +4,21 @@ ASMI masks attention heads at one layer, scores the same answer under each mask,
 far the resulting next-token distributions disagree.
 """
 
-import lazy_loader
+from lm_polygraph_asmi.lazy import attach
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
-# Names in the stub file are imported on first use; only then torch or LM-Polygraph is imported.
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+# Imported on first use: only then torch or LM-Polygraph is imported. The stub has the same names.
+__getattr__, __dir__, __all__ = attach(__name__, {
+    "calibration.calibration": "Calibration",
+    "calibration.decider": "Decider decide",
+    "calibration.decision": "Decision",
+    "config": "ASMIConfig",
+    "estimators": "ASMI AdaptASMI SemASMI",
+    "scoring.result": "Score",
+    "scoring.scorer": "Scorer",
+    "scoring.call": "score",
+    "scoring.batches": "score_batch",
+    "stat_calculators.registration": "available_stat_calculators",
+})  # fmt: skip
 __all__ += ["__version__"]

@@ -1,16 +1,15 @@
-from .calibration import Calibration as Calibration
-from .calibration import Decider as Decider
-from .calibration import Decision as Decision
-from .calibration import decide as decide
+from .calibration.calibration import Calibration as Calibration
+from .calibration.decider import Decider as Decider
+from .calibration.decider import decide as decide
+from .calibration.decision import Decision as Decision
 from .config import ASMIConfig as ASMIConfig
 from .estimators import ASMI as ASMI
 from .estimators import AdaptASMI as AdaptASMI
 from .estimators import SemASMI as SemASMI
-from .scoring import Score as Score
-from .scoring import Scorer as Scorer
-from .scoring import score as score
-from .scoring import score_batch as score_batch
-from .scoring import stream as stream
+from .scoring.batches import score_batch as score_batch
+from .scoring.call import score as score
+from .scoring.result import Score as Score
+from .scoring.scorer import Scorer as Scorer
 from .stat_calculators.registration import available_stat_calculators as available_stat_calculators
 
 __version__: str

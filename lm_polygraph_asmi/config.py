@@ -29,7 +29,6 @@ MASK_SAMPLERS = tuple(sorted((file.name for file in _FILES), key=lambda name: na
 """The files in `maths.samplers`, the paper's first."""
 AGGREGATIONS = ("mean", "sum", "max")
 GATE_TOKENS = ("last", "second_last")
-SPECIAL_TOKENS = ("control", "plain")
 STRUCTURE = {
     "layers": "the module whose children are the decoder layers",
     "projection": "inside a layer, the projection of the concatenated head outputs",
@@ -37,15 +36,6 @@ STRUCTURE = {
     "lm_head": "the module that returns the logits",
 }
 """Modules that the setting `structure` may name."""
-STREAMED = {"scope": "response", "seeded_by": "prompt"}
-"""Settings that every streaming score has."""
-
-REMOVED = dict.fromkeys(
-    ("source", "sources", "context_regex", "without_context"),
-    "it attributed an answer to its context, which version 0.2 no longer does: leave it out",
-)
-"""Settings of version 0.1 -> why they went."""
-
 Config = TypeVar("Config", bound="ASMIConfig")
 Check = Callable[[str, Any], None]
 
@@ -288,10 +278,6 @@ class ASMIConfig:
     stop: tuple[str, ...] | None = parameter(
         None, "String that ends an answer; \\n is a line break.", _or_none(_stop), shown=False
     )
-    special_tokens: str = parameter(
-        "control", "How </s>, <|im_end|> and other special tokens written out in a text are read: "
-        "as control tokens (with a warning), or as plain text.", SPECIAL_TOKENS,
-    )  # fmt: skip
     max_new_tokens: int = parameter(
         64, "Maximum answer length.", _max_new_tokens, unit="tokens", of="answer", key=False
     )
@@ -338,8 +324,6 @@ class ASMIConfig:
         """The settings as a dict; TypeError if a name is unknown."""
         known = cls.names()
         for name in settings:
-            if name in REMOVED:
-                raise TypeError(f"the setting {name} was removed: {REMOVED[name]}")
             if name not in known:
                 close = get_close_matches(name, known, n=1)
                 hint = f"; did you mean {close[0]}?" if close else "."
@@ -356,15 +340,8 @@ class ASMIConfig:
         """A config from saved values; keys that are no settings are ignored.
 
         Raises:
-            ValueError: a value out of range, or one that only version 0.1 computed.
+            ValueError: a value out of range.
         """
-        if content.get("source", "all") != "all":
-            raise ValueError(
-                f"a score with source={content['source']!r} is of version 0.1, which attributed "
-                "answers to their context: score the answers again"
-            )
-        if content.get("method") == "adapt" and "gate_token" not in content:
-            content = dict(content) | {"gate_token": "last"}  # of version 0.1, not recorded there
         return cls(**{name: content[name] for name in cls.names() if name in content})
 
     @classmethod
@@ -383,11 +360,7 @@ class ASMIConfig:
 
     @classmethod
     def key_of(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
-        """`score_key` of saved values; settings that were not saved are left out.
-
-        But for `structure`: modules were not named before it was saved.
-        """
-        saved = {"structure": None} | dict(saved)
+        """`score_key` of saved values; settings that were not saved are left out."""
         names = [f.name for f in cls.used(saved["method"]) if f.metadata["key"]]
         key = {name: saved[name] for name in names if name in saved}
         return key | ({"stop": sorted(key["stop"] or ())} if "stop" in key else {})
@@ -420,11 +393,6 @@ class ASMIConfig:
             raise ValueError("expected at least one depth, such as [0.6], got none")
         return tuple(self.replace(depth=depth) for depth in dict.fromkeys(several))
 
-    @property
-    def shares_prompt(self) -> bool:
-        """Whether all masks share the prompt's keys and values and need nothing else of it."""
-        return self.scope == "response"
-
     def describe(self, *names: str) -> list[str]:
         """Settings that differ from the default, as the label shows them: `["scope=response"]`."""
         return [
@@ -456,16 +424,6 @@ def field_of(name: str) -> "Field[Any]":
 def check_setting(name: str, value: Any) -> None:
     """Raise ValueError unless the value is valid for this setting."""
     field_of(name).metadata["check"](name, value)
-
-
-def check_streamed(settings: Mapping[str, Any]) -> None:
-    """Raise ValueError for settings that need the finished answer."""
-    for name, required in STREAMED.items():
-        if settings.get(name, required) != required:
-            raise ValueError(
-                f"streaming needs {name}={required!r}, got {settings[name]!r}: score the finished "
-                "answer instead"
-            )
 
 
 def check_fits(top_k: int, vocabulary: int) -> None:

@@ -4,7 +4,7 @@
     polygraph_eval --config-name asmi_offline benchmark=asmi_babiqa data.source=FOLDER
 
 For machines without a dataset hub; with one, LM-Polygraph downloads bAbI itself. The column `facts`
-is the length of the story so far: data.sample=300 data.sample_by=facts has as many of each length.
+is the length of the story so far.
 """
 
 from collections.abc import Iterator

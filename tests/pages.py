@@ -16,13 +16,8 @@ EVERY = [page for folder in FOLDERS for page in sorted((DOCS / folder).glob("*.m
 NOTEBOOKS = [page for page in EVERY if page.read_text().startswith("---\nfile_format: mystnb")]
 """Executed when the site is built."""
 PAGES = [REPOSITORY / "README.md", *(page for page in EVERY if page not in NOTEBOOKS)]
-ADAPTERS = {
-    DOCS / "how-to/integrations.md": (
-        "prometheus_client", "openai", "inspect_ai", "mlflow.genai", "sqlalchemy", "alembic",
-        "opentelemetry.sdk",
-    ),
-}  # fmt: skip
-"""Pages whose examples need an extra, by what they need; tests/adapters runs them."""
+RECIPES = DOCS / "how-to/recipes.md"
+"""Its blocks need other libraries, each its own."""
 LANGUAGES = ("python", "bash", "yaml", "text")
 
 

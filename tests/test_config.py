@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from lm_polygraph_asmi import SemASMI
 from lm_polygraph_asmi.calibration import Decider, calibrate_run
 from lm_polygraph_asmi.commands import main
-from lm_polygraph_asmi.config import METHODS, REMOVED, ASMIConfig, parameter
+from lm_polygraph_asmi.config import METHODS, ASMIConfig, parameter
 from lm_polygraph_asmi.host.configs import configs_path, store_settings
 from lm_polygraph_asmi.options import given_settings, setting_options
 from lm_polygraph_asmi.report import build_report, load_run_groups
@@ -173,17 +173,15 @@ def test_a_key_setting_is_part_of_the_name_unless_it_says_otherwise():
 
 @pytest.mark.usefixtures("few_resamples", "no_pictures")
 def test_scores_of_one_name_with_other_settings_are_two_methods(tmp_path):
-    """Runs over the same answers whose Adapt-ASMI drew other numbers of samples, or of old gates.
-
-    Version 0.1 did not record the token of the gate, which was the last.
-    """
+    """Runs over the same answers whose Adapt-ASMI drew other numbers of samples, or whose gates
+    read another token."""
     adapt, found = "Adapt-ASMI (60%, K=64)", []
-    for number, recorded in ((10, True), (5, True), (5, True), (10, False)):
+    gates = ("second_last", "last")
+    for number, gate in ((10, gates[0]), (5, gates[0]), (5, gates[0]), (10, gates[1])):
         saved = runs.content()
         saved["estimations"]["sequence", adapt] = np.random.default_rng(len(found)).random(60)
         saved[runs.METHODS] = {
-            name: {n: v for n, v in of.items() if recorded or n != "gate_token"}
-            | {"num_samples": number}
+            name: of | {"gate_token": gate, "num_samples": number}
             for name, of in saved[runs.METHODS].items()
         }
         found.append(load_run(runs.save(tmp_path / str(len(found)), saved)))
@@ -210,16 +208,3 @@ def test_scores_of_one_name_with_other_settings_are_two_methods(tmp_path):
 def test_values_of_another_type_are_refused(name, value):
     with pytest.raises(ValueError, match=name):
         ASMIConfig(**{name: value})
-
-
-def test_settings_of_version_0_1():
-    """Unsupported by name where they are set; read only where they mean the same."""
-    for name in REMOVED:
-        with pytest.raises(TypeError, match=f"the setting {name} was removed: .* leave it out"):
-            ASMIConfig().replace(**{name: "context"})
-    saved = ASMIConfig(scope="response").to_dict()
-    assert ASMIConfig.from_dict(saved | {"source": "all"}) == ASMIConfig(scope="response")
-    with pytest.raises(ValueError, match=r"source=.context. is of version 0\.1"):
-        ASMIConfig.from_dict(saved | {"source": "context"})
-    del saved["gate_token"]
-    assert ASMIConfig.from_dict(saved | {"method": "adapt"}).gate_token == "last"

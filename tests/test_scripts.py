@@ -1,10 +1,8 @@
 """The scripts that measure, on models and data small enough for a test."""
 
-from contextlib import nullcontext
 from pathlib import Path
 
 import click
-import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
@@ -12,7 +10,6 @@ from datasets import load_from_disk
 from lm_polygraph.utils.common import load_external_module
 
 from lm_polygraph_asmi.maths import sample_head_masks
-from lm_polygraph_asmi.model import scoring_session
 from tests.benchmarks import babi_prompt
 from tests.families import tiny_model
 
@@ -73,7 +70,7 @@ def contenders(request, bench):
     masks = sample_head_masks(6, 4, 0.4, torch.Generator().manual_seed(0))
     with torch.no_grad():
         made = bench.Contenders(model, torch.arange(3, 20), 11, 2, masks)
-    for name in ("naive", "answered", *CONTENDERS):  # compared again and again
+    for name in ("naive", *CONTENDERS):  # compared again and again
         setattr(made, name, remembered(getattr(made, name)))
     return made
 
@@ -98,35 +95,6 @@ def test_benchmark_times_nothing_that_is_wrong(contenders, monkeypatch, contende
                 contenders.check()
 
 
-@pytest.mark.parametrize("strategy", ["reuse", "stream"])
-def test_benchmark_times_no_other_score_of_an_answer(contenders, monkeypatch, strategy):
-    if contenders.model.dtype == torch.float32:
-        with scoring_session(contenders.model):
-            assert max(contenders.check_answered().values()) < 1e-5
-    own = contenders.answered
-    changed = lambda asked: own(asked) + (asked == strategy)  # noqa: E731
-    monkeypatch.setattr(contenders, "answered", changed)
-    with (
-        scoring_session(contenders.model),
-        pytest.raises(click.ClickException, match="MI differs"),
-    ):
-        contenders.check_answered()
-
-
-@pytest.mark.parametrize(
-    ("mi", "difference", "wrong"),
-    # MI of random weights, below the precision of bfloat16, is rounding alone.
-    [(9.6e-6, 1.6e-6, False), (9.6e-6, 0.01, True), (0.5, 0.04, False), (0.5, 0.06, True)],
-)
-def test_benchmark_allows_the_rounding_of_16_bits(bench, monkeypatch, mi, difference, wrong):
-    model = tiny_model("llama").to(torch.bfloat16)
-    made = bench.Contenders(model, torch.arange(3, 20), 11, 2, torch.ones(2, 4))
-    answered = {"score": mi, "reuse": mi, "stream": mi + difference}
-    monkeypatch.setattr(made, "answered", lambda strategy: np.full(3, answered[strategy]))
-    with pytest.raises(click.ClickException, match="MI differs") if wrong else nullcontext():
-        made.check_answered()
-
-
 BABI = """1 Mary went to the office.
 2 Where is Mary? |office|1
 3 John went to the garden.
@@ -145,29 +113,3 @@ def test_build_babi(tmp_path):
     assert rows["input"][1] == babi_prompt(moves, "Where is John?")
     assert "Mary went" not in rows["input"][2]
     assert rows["facts"] == [1, 2, 1]
-
-
-def test_bench_stops():
-    """The script compares the answers itself."""
-    arguments = ["--vocabulary", "2000", "--rows", "1", "--stop", "e", "--stop", "ai"]
-    said, *models = run_here("bench_stops.py", *arguments).splitlines()
-    assert "13 calls a row" in said
-    assert [line.split(":")[0] for line in models] == ["LM-Polygraph", "shipped configs"]
-    assert all(float(line.split()[-8]) > 0 for line in models), models
-
-
-def test_memory_of_many_rows(capsys):
-    script = load_external_module(str(SCRIPTS / "memory_of_many.py"))
-    script.main(["--rows", "10"], standalone_mode=False)
-    *_, last = capsys.readouterr().out.splitlines()
-    done, failed, resident, rate = map(float, last.split())
-    assert (done, failed) == (10, 1)  # row 1 has no prompt
-    assert resident > 0 < rate
-
-
-@pytest.mark.slow
-def test_cost_of_own_answers():
-    arguments = ["--model", "tiny", "--prompt-tokens", "20", "--repeats", "1"]
-    shown = run_here("bench_stream.py", *arguments, "--response-tokens", "3")
-    for row in ("greedy answer", "greedy with reuse, 20 balanced", "stream, S = 40"):
-        assert row in shown

@@ -20,7 +20,6 @@ WIDE = {
     "calibration/rows.py:calibrate_rows": 9,
     "commands/calibrate.py:calibrate": 14,
     "commands/doctor.py:doctor": 9,
-    "commands/serve.py:serve": 15,
     "config.py:parameter": 10,
     "experiments/probe.py:__init__": 10,
     "report/item.py:frame": 11,

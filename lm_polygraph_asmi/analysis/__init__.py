@@ -10,7 +10,41 @@ that are not finite, and labels other than 0 and 1.
 from both.
 """
 
-import lazy_loader
+from lm_polygraph_asmi.lazy import attach
 
-# Names of the stub file are imported on first use: few statistics need scikit-learn and scipy.
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+# Imported on first use.
+__getattr__, __dir__, __all__ = attach(__name__, {
+    "added": "AddedInformation adds_information adds_over_settings",
+    "calibration": (
+        "Reliability Step calibrate debiased_calibration_error held_out_brier "
+        "held_out_probability probability_at reliability"
+    ),
+    "clusters": (
+        "Clustered Interval cluster_band cluster_interval simultaneous_band text_clusters "
+        "wilson_interval"
+    ),
+    "comparison": "McNemar augrc auroc auroc_difference auroc_interval mcnemar prr_intervals",
+    "cost": "PhaseSeconds method_seconds phase_seconds",
+    "coverage": "coverage_by_band coverage_intervals tail_entropy_bound",
+    "depth": "DepthSelection Sweep depth_selection",
+    "distinct": "DistinctSignal distinct_signal",
+    "drift": "Drift drifts",
+    "gate": "GroupRisk RiskGate risk_by_group risk_gate",
+    "hypotheses": "Comparison equivalence holm prr_comparisons romano_wolf",
+    "labelled": "Labelled",
+    "labels": "auroc_by_label label_noise same_order strata",
+    "learned": (
+        "LearnedScore LearnedThreshold fit_score free_features learned_threshold out_of_fold"
+    ),
+    "mechanism": "ErrorSeparation MaskingResponse Vote error_separation masking_response votes",
+    "power": "SampleSize equivalence_size sample_size",
+    "prr": "PRR RejectionCurve normalised_prr prr_draws prr_with_error rejection_curve",
+    "risk_control": "RiskThreshold risk_p_value risk_threshold risk_thresholds",
+    "selective": (
+        "Filter Quadrants TokenNull aurc aurc_difference confident_but_fragile "
+        "confident_filter filter_curve global_selector retained_error risk_coverage "
+        "token_null"
+    ),
+    "signals": "RankedSignal best_signal combination rank_signals recommendation",
+    "stability": "Stability rank_correlation rank_correlations seed_stability",
+})  # fmt: skip

@@ -16,7 +16,13 @@ SmolLM2-135M-Instruct, by MSP:
 >>> decider = Decider(scorer, calibration)
 """
 
-import lazy_loader
+from lm_polygraph_asmi.lazy import attach
 
-# Names in the stub beside this file are imported on first use.
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+# Imported on first use.
+__getattr__, __dir__, __all__ = attach(__name__, {
+    "calibration": "Calibration",
+    "decider": "BatchDecider Decider decide",
+    "decision": "Decision",
+    "rows": "calibrate_rows",
+    "run": "calibrate_run",
+})  # fmt: skip

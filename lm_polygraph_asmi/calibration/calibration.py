@@ -191,7 +191,7 @@ class Calibration:
         """
         differences = self.other_circumstances(settings)
         needed = [*self._key(self.config.to_dict()), "prompt_format"]
-        recorded = (*self.settings, "structure", "stop")  # which `key_of` adds
+        recorded = (*self.settings, "stop")  # which scores of token ids lack
         missing = [name for name in needed if name not in recorded]
         if missing:
             differences.append(f"{', '.join(missing)} not recorded there: {ADVICE}")

@@ -9,19 +9,17 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lm_polygraph_asmi.calibration.calibration import MACHINE, Calibration, opened
 from lm_polygraph_asmi.calibration.decision import COLUMNS, DERIVED, Decision
-from lm_polygraph_asmi.config import ASMIConfig, check_streamed
+from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.model import scoring_session
 from lm_polygraph_asmi.scoring.batches import BatchScorer
 from lm_polygraph_asmi.scoring.many import Outcome, Rows, one_by_one, run_batch
-from lm_polygraph_asmi.scoring.scorer import Scorer, Stream
+from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.signals import SIGNALS
 from lm_polygraph_asmi.scoring.text import Answer, Prompt, Request, parse_request
 from lm_polygraph_asmi.validation import check_one_of
 
 if TYPE_CHECKING:
     from lm_polygraph.utils.model import Model
-
-    from lm_polygraph_asmi.model import PrefixCache
 
 
 class Decider:
@@ -72,12 +70,6 @@ class Decider:
         """Whether the deciding signal needs masked passes."""
         return SIGNALS[self.calibration.signal].masked
 
-    def with_scorer(self, scorer: Scorer) -> "Decider":
-        """The same calibration with another scorer, whose settings are compared per answer."""
-        copied = object.__new__(Decider)
-        copied.calibration, copied.scorer = self.calibration, scorer
-        return copied
-
     def decide(
         self, prompt: Prompt, answer: Answer | None = None, samples: Sequence[Answer] | None = None
     ) -> Decision:
@@ -89,15 +81,13 @@ class Decider:
         """
         return self.decide_request(parse_request(prompt, answer, samples))
 
-    def decide_request(
-        self, request: Request, prefix_cache: "PrefixCache | None" = None
-    ) -> Decision:
-        """`decide` of a request, with the keys and values of the row before."""
+    def decide_request(self, request: Request) -> Decision:
+        """`decide` of a request."""
         scorer = self.scorer
         with scoring_session(scorer.model):  # the model's state is read once
             if self.masked:
-                return self.of(scorer.score_request(request, prefix_cache))
-            return self.of(scorer.read_request(request, prefix_cache, self.states))
+                return self.of(scorer.score_request(request))
+            return self.of(scorer.read_request(request, self.states))
 
     @property
     def states(self) -> bool:
@@ -131,46 +121,6 @@ class Decider:
         if key:
             key |= {"calibration": self.calibration.identity}
         return run_batch(self.decide_request, rows, self.scorer.result_cache, key)
-
-    def stream(self, prompt: Prompt) -> "DecisionStream":
-        """Score the greedy answer token by token, then decide.
-
-        Each token is scored, so masked passes run whatever the signal. ValueError if the signal
-        depends on another scope than "response", or is learned, which needs the finished answer.
-
-        Example:
-            >>> with decider.stream(prompt) as tokens:
-            ...     text = "".join(token.text for token in tokens)
-            >>> isinstance(tokens, DecisionStream), tokens.decision.text == text
-            (True, True)
-        """
-        if self.states:
-            raise ValueError(
-                "a learned score needs the finished answer: use `decide`, or stream with the "
-                "scorer and then decide on the text"
-            )
-        if self.masked:
-            check_streamed({"scope": self.calibration.config.scope})
-        return DecisionStream(self, parse_request(prompt))
-
-
-class DecisionStream(Stream):
-    """Iterator over scored tokens of an answer being generated, and the decision on it.
-
-    Example:
-        >>> tokens = decider.stream(prompt)
-        >>> isinstance(tokens, DecisionStream)
-        True
-    """
-
-    def __init__(self, decider: Decider, request: Request) -> None:
-        super().__init__(decider.scorer, request)
-        self._decider = decider
-
-    @property
-    def decision(self) -> Decision:
-        """On the tokens generated so far."""
-        return self._decider.of(self.result)
 
 
 class BatchDecider(BatchScorer):

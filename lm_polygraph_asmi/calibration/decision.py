@@ -1,6 +1,6 @@
 """`Decision`: what a calibration says of one answer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -135,10 +135,6 @@ class Decision:
                 f"probability of error {shown} [{low:.2f}, {high:.2f}]."
             )
         return [*lines, *self.notes, *self.warnings]
-
-    def with_spans(self, offsets: Sequence[tuple[int, int]]) -> "Decision":
-        """The same with parts of its score at these offsets; without a score, unchanged."""
-        return replace(self, score=self.score and self.score.with_spans(offsets))
 
     def to_dict(self) -> dict[str, Any]:
         """All fields and derived values as plain values, for JSON."""

@@ -149,12 +149,10 @@ def _features(
 
     Of the tokens that were scored: as text, a saved answer that was cut off would get an end.
     """
-    from lm_polygraph_asmi.model import PrefixCache
-
-    tables, cache = [], PrefixCache()
+    tables = []
     for row, score in zip(rows, scores, strict=True):
         request = request_of(row)._replace(answer=list(score.ids))
-        features = scorer.read_request(request, cache, states=True).features
+        features = scorer.read_request(request, states=True).features
         for name, values in features.items():
             if not np.isfinite(values).all():
                 raise ValueError(

@@ -21,7 +21,6 @@ from lm_polygraph_asmi.commands.plan import plan
 from lm_polygraph_asmi.commands.report import report
 from lm_polygraph_asmi.commands.results import results
 from lm_polygraph_asmi.commands.score import score
-from lm_polygraph_asmi.commands.serve import serve
 
 
 class Console:
@@ -94,5 +93,5 @@ def experiments() -> None:
     """Test the paper's claims on heads: the causal probe."""
 
 
-for command in (calibrate, decide, doctor, gate, merge, plan, report, results, score, serve):
+for command in (calibrate, decide, doctor, gate, merge, plan, report, results, score):
     main.add_command(command)

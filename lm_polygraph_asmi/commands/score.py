@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from lm_polygraph_asmi.config import ASMIConfig, check_streamed
+from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.files import locked, write_whole
 from lm_polygraph_asmi.options import given_settings, setting_options
 from lm_polygraph_asmi.validation import TOKENS, check_writable
@@ -64,13 +64,12 @@ def _refuse(_: Any, __: Any, value: str | None) -> None:
     type=click.Choice(TOKENS),
     help="Detail per token in --out; default: full, or compact in Parquet.",
 )
-@click.option("--stream", is_flag=True, help="Print and score the answer during generation.")
 @click.option("--html", type=click.Path(dir_okay=False), help="HTML page to write.")
 def score(**options: Any) -> None:
     """Score answers to the prompts in ROWS_FILE.
 
     ROWS_FILE is a text file with one prompt; or JSON lines (.jsonl) or Parquet with `prompt`, and
-    optionally `answer`, `samples`, `offsets` and `id`, per row.
+    optionally `answer`, `samples` and `id`, per row.
 
     Exits with status 1 if any row fails.
     """
@@ -80,8 +79,6 @@ def score(**options: Any) -> None:
 
     def check() -> None:
         ASMIConfig().replace(**explicit)  # raises if out of range
-        if work.stream:
-            check_streamed(explicit)
 
     def opened(cache: str | None) -> "Rows":
         from lm_polygraph_asmi.scoring.scorer import Scorer  # imports torch: after all checks
@@ -101,7 +98,6 @@ class Work(NamedTuple):
     out: str | None
     result_cache: str | None
     tokens: str | None
-    stream: bool
     html: str | None
 
     @classmethod
@@ -147,12 +143,6 @@ class Work(NamedTuple):
             cache = self.result_cache or (own_cache(self.out) if self.out else None)
             with errors.status(f"Loading {self.model}"):
                 scorer = opened(cache)
-            if self.stream:
-                (row,) = read_rows(self.rows_file)
-                result = _streamed(scorer, row._replace(content=self._with(row.content)), console)
-                if self.html:
-                    write_whole(self.html, render([result.card], title))
-                return
             rows = (r._replace(content=self._with(r.content)) for r in read_rows(self.rows_file))
             outcomes = (
                 score_file(scorer, self.rows_file, self.out, self.tokens, self._with)
@@ -204,9 +194,8 @@ class Work(NamedTuple):
         number = row_count(self.rows_file)
         if not number:
             raise ValueError(f"{self.rows_file} has no rows")
-        for option, used in (("--answer", self.answer is not None), ("--stream", self.stream)):
-            if number > 1 and used:
-                raise ValueError(f"{option} needs a single prompt, got {number} rows")
+        if number > 1 and self.answer is not None:
+            raise ValueError(f"--answer needs a single prompt, got {number} rows")
         if number > 1 and not (self.out or self.html):
             raise ValueError(
                 f"{self.rows_file} has {number} rows: name a file with --out or --html"
@@ -217,8 +206,6 @@ class Work(NamedTuple):
                          style="yellow", highlight=False)  # fmt: skip
         if all(row.error for row in first):
             raise ValueError(f"{self.rows_file}, row {first[0].number}: {first[0].error}")
-        if self.stream and (self.answer is not None or self.out):
-            raise ValueError("--stream needs a prompt without --answer or --out")
         return number
 
 
@@ -252,24 +239,6 @@ def _counted(rows: Iterable[Any], total: int, console: Any) -> Iterator[Any]:
         if time.monotonic() - printed >= MINUTE:
             console.print(f"{number} of {total} rows", highlight=False)
             printed = time.monotonic()
-
-
-def _streamed(scorer: Any, row: Any, console: Any) -> Any:
-    """Print the answer, each token shaded as it appears, then its result."""
-    from rich.text import Text
-
-    from lm_polygraph_asmi.scoring.page import visible
-    from lm_polygraph_asmi.scoring.terminal import ink
-
-    if row.error is not None:
-        raise ValueError(row.error)
-    with scorer.stream(row.content["prompt"]) as tokens:
-        for token in tokens:
-            console.print(Text(visible(token.text), style=ink(token)), end="")
-        console.print()
-        result = getattr(tokens, "decision", None) or tokens.result
-    console.print(result, highlight=False)
-    return result
 
 
 class Summary:

@@ -16,7 +16,6 @@ The examples use these statistics of one answer of two tokens, as the calculator
 
 from lm_polygraph_asmi.estimators.adapt_asmi import AdaptASMI
 from lm_polygraph_asmi.estimators.asmi import ASMI
-from lm_polygraph_asmi.estimators.grounded_align_score import GroundedAlignScore
 from lm_polygraph_asmi.estimators.sem_asmi import SemASMI
 
-__all__ = ["ASMI", "AdaptASMI", "GroundedAlignScore", "SemASMI"]
+__all__ = ["ASMI", "AdaptASMI", "SemASMI"]

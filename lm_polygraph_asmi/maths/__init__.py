@@ -11,7 +11,18 @@ heads, V vocabulary, K tokens kept per distribution, U tokens in the union of th
 D width of the output projection, N sampled responses. All entropies are in nats.
 """
 
-import lazy_loader
+from lm_polygraph_asmi.lazy import attach
 
-# Names in the stub file are imported on first use: p and S need no torch.
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+# Imported on first use.
+__getattr__, __dir__, __all__ = attach(__name__, {
+    "agreement": "agreement_on_support cosines semantic_agreement",
+    "gate": "adaptive_gate response_diversity",
+    "information": "Disagreement disagreement divergence mask_weights mutual_information",
+    "mask_plan": (
+        "OperatingPoint flops_ratio heads_masked_at_once mask_rates masks_for_coverage "
+        "masks_for_pair_coverage never_masked_heads operating_point tolerated_heads"
+    ),
+    "masks": "example_masks example_seed mask_seed sample_head_masks",
+    "scores": "aggregate token_scores",
+    "support": "UnionSupport most_likely ranked top_k_coverage union_support",
+})  # fmt: skip

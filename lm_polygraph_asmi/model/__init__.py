@@ -27,7 +27,6 @@ from lm_polygraph_asmi.model.model_cache import model_lock, model_state
 from lm_polygraph_asmi.model.readout import readout
 from lm_polygraph_asmi.model.responses import response_embeddings
 from lm_polygraph_asmi.model.session import attention_of, scoring_session
-from lm_polygraph_asmi.model.stepwise import StreamState, steps_of
 from lm_polygraph_asmi.model.structure import Structure, name_modules, plain_model, structure_of
 from lm_polygraph_asmi.model.subnetworks import (
     Subnetworks,
@@ -35,17 +34,13 @@ from lm_polygraph_asmi.model.subnetworks import (
     subnetwork_log_probs,
 )
 from lm_polygraph_asmi.model.unmasked import (
-    PrefixCache,
     UnmaskedPass,
     check_scope_runs,
     run_unmasked,
-    states_seen,
 )
 
 __all__ = [
     "Depth",
-    "PrefixCache",
-    "StreamState",
     "Structure",
     "Subnetworks",
     "UnmaskedPass",
@@ -64,8 +59,6 @@ __all__ = [
     "run_subnetworks",
     "run_unmasked",
     "scoring_session",
-    "states_seen",
-    "steps_of",
     "structure_of",
     "subnetwork_log_probs",
     "target_layer",

@@ -42,7 +42,7 @@ from lm_polygraph_asmi.model.readout import own_logits, readout
 from lm_polygraph_asmi.model.session import attention_of, scoring_session
 from lm_polygraph_asmi.model.structure import special_tokens
 from lm_polygraph_asmi.model.suffix import Strategy, full_forward_passes, strategies
-from lm_polygraph_asmi.model.unmasked import Reused, UnmaskedPass
+from lm_polygraph_asmi.model.unmasked import UnmaskedPass
 
 log = logging.getLogger("lm_polygraph")
 
@@ -286,7 +286,6 @@ class MaskedPasses(NamedTuple):
     """Key of the checks of strategies."""
 
     scope: str
-    reused: Reused
 
 
 def strategies_seen_right(
@@ -338,7 +337,7 @@ def check_unmasked(model: PreTrainedModel, unmasked: UnmaskedPass) -> None:
         return _wrong_states(variation, lowest_precision(model))
 
     extent = extent_of(model, unmasked.input_ids, unmasked.prompt_length, False, 1)
-    checks = checks_of(model, (UNMASKED, unmasked.reused))
+    checks = checks_of(model, UNMASKED)
     right, reasons = checks.select([(UNMASKED, extent, compare)], extent.kind)
     if right is None:
         raise RuntimeError(
@@ -419,7 +418,7 @@ def select_strategy(
         size = chunk_sizes[name]
         compare = partial(difference, model, unmasked, layer, masks, size, strategy)
         candidates.append((name, extent(strategy.packed, min(size, len(masks))), compare))
-    checks = checks_of(model, MaskedPasses(unmasked.scope, unmasked.reused))
+    checks = checks_of(model, MaskedPasses(unmasked.scope))
     known = {name for name, _ in checks.failed}
     kind = extent(False, len(masks)).kind
     right, reasons = checks.select(candidates, kind, layer)

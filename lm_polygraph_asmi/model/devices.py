@@ -21,11 +21,3 @@ def execution_device(module: nn.Module) -> torch.device:
     """The device where a module with its own weights computes, even if they are offloaded."""
     with align_module_device(module):
         return next(chain(module.parameters(), module.buffers())).device
-
-
-def quick_rows(rows: int, device: torch.device) -> int:
-    """`rows`, or a few more if a product with a matrix is then faster.
-
-    On a CPU 9 to 15 rows take up to twice as long as 16, since they are multiplied one by one.
-    """
-    return 16 if device.type == "cpu" and 8 < rows < 16 else rows

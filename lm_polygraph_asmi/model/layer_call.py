@@ -117,17 +117,13 @@ class LayerCall:
     Attributes:
         arguments: all arguments but the hidden states, by name.
         num_positions: number of positions, N.
-        before: number of cached positions before these N.
     """
 
     arguments: dict[str, Any]
     num_positions: int
-    before: int = 0
 
     @staticmethod
-    def split(
-        layer: nn.Module, args: tuple, kwargs: dict, before: int = 0
-    ) -> "tuple[Tensor, LayerCall]":
+    def split(layer: nn.Module, args: tuple, kwargs: dict) -> "tuple[Tensor, LayerCall]":
         """The hidden states a layer is being called with, and the rest of the call.
 
         Raises:
@@ -150,7 +146,7 @@ class LayerCall:
                 f"{type(layer).__name__}: expected hidden states as first argument: pass the model "
                 "as transformers loads it, not compiled"
             )
-        return hidden, LayerCall(arguments, hidden.shape[1], before)
+        return hidden, LayerCall(arguments, hidden.shape[1])
 
     def replay(
         self,
@@ -211,22 +207,17 @@ class LayerCall:
             return torch.cat([past[0], key], dim=-2), torch.cat([past[1], value], dim=-2)
 
         tap = KeyValueTap(follow)
-        tap.length = self.before + positions.start if isinstance(positions, slice) else 0
-        arguments = self.at_places(positions, allowed.to(hidden.device)) | self._with_cache(tap)
+        tap.length = positions.start if isinstance(positions, slice) else 0
+        mask = {"attention_mask": self._mask(allowed.to(hidden.device))}
+        arguments = self.arguments | self._at(positions) | mask | self._with_cache(tap)
         return self._call(layer, hidden, arguments)
 
-    def at_places(self, positions: slice | Tensor, allowed: Tensor) -> dict[str, Any]:
-        """The arguments for n of the N positions; `allowed` is the keys that each attends to."""
-        mask = {"attention_mask": self._mask(allowed)}
-        return self.arguments | self._at(positions) | mask
-
     def allowed(self, positions: slice) -> Tensor:
-        """(n, before + N): whether each of the n attends to a position: causal, within the layer's
-        window."""
+        """(n, N): whether each of the n attends to a position: causal, within the window."""
         mask = self.arguments.get("attention_mask")
         if mask is None:
-            keys = torch.arange(self.before + self.num_positions)
-            return keys <= keys[self.before :][positions, None]
+            keys = torch.arange(self.num_positions)
+            return keys <= keys[positions, None]
         rows = mask[0, 0, positions]
         return rows if rows.dtype == torch.bool else rows == 0
 

@@ -108,7 +108,7 @@ def masked_in_response(
     hidden = masked_layer(model, unmasked, layer, masks, unmasked.predicting)
     copies, length, width = hidden.shape
     hidden = hidden.reshape(1, copies * length, width)
-    predicting = unmasked.run(unmasked.predicting)
+    predicting = unmasked.predicting
     places = torch.arange(predicting.start, predicting.stop).repeat(copies)
     packed: dict[int, Tensor] = {}
     for index in range(layer + 1, num_layers(model)):
@@ -148,7 +148,7 @@ def full_forward_passes(
     return states_of(output)[:, unmasked.predicting]
 
 
-def cache_of_rows(cache: Any, rows: int, device: torch.device) -> Any:
+def _cache_of_rows(cache: Any, rows: int, device: torch.device) -> Any:
     """A copy of a single sequence's cache for each row of a batch.
 
     Raises:
@@ -179,7 +179,7 @@ def rows_after_prompt(
         unmasked.prompt_caches.append(cache_of(output))
     cache = None
     if predicting.start:
-        cache = cache_of_rows(unmasked.prompt_caches[0], len(masks), device)
+        cache = _cache_of_rows(unmasked.prompt_caches[0], len(masks), device)
     rows = tokens[:, predicting].expand(len(masks), -1)
     places = torch.arange(predicting.start, predicting.stop)
     with masked_heads(model, layer, masks, places, before=predicting.start):

@@ -3,13 +3,12 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from os.path import commonprefix
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from lm_polygraph_asmi.config import check_setting
 from lm_polygraph_asmi.model.devices import execution_device
@@ -18,7 +17,6 @@ from lm_polygraph_asmi.model.layer_call import (
     KeysValues,
     KeyValueTap,
     LayerCall,
-    replaced_forward,
     with_cache,
 )
 from lm_polygraph_asmi.model.layers import (
@@ -29,7 +27,6 @@ from lm_polygraph_asmi.model.layers import (
     num_layers,
     output_projection,
 )
-from lm_polygraph_asmi.model.model_cache import has_foreign_code, model_cache, model_state
 from lm_polygraph_asmi.model.readout import readout
 from lm_polygraph_asmi.model.session import attention_of
 from lm_polygraph_asmi.model.structure import states_of, structure_of
@@ -48,25 +45,18 @@ class TargetInput:
     heads: Float[Tensor, "1 N W"]
 
 
-Reused = Literal["nothing", "keys", "states"]
-
-
 @dataclass(frozen=True)
 class UnmaskedPass:
     """The unmasked forward pass of one example.
 
-    It skips the last token, which predicts nothing that is scored, and the first tokens if their
-    keys and values were cached.
+    It skips the last token, which predicts nothing that is scored.
 
     Attributes:
         input_ids: prompt and response, N + 1 tokens.
         prompt_length: number of prompt tokens; T = N + 1 - prompt_length.
-        targets: for each target layer, what enters it at the positions that were run.
+        targets: for each target layer, what enters it.
         calls: how the model called every layer from the first target layer on.
         scope: where heads are to be masked, "all" or "response".
-        start: the first position that was run; earlier ones were cached (`PrefixCache`).
-        reused: what was cached: "nothing"; "keys" and values of the positions before `start`;
-            or also hidden "states" at positions from `start` on, so that only target layers ran.
         after: for each target layer, the states after it at the T positions; after the last layer,
             `final_hidden`. Empty if layers do not run one after another.
         keys_values: for scope "response", those of the positions before the predicting ones, for
@@ -97,8 +87,6 @@ class UnmaskedPass:
     devices: frozenset[torch.device]
     final_hidden: Float[Tensor, "T D"]
     by_length: bool = False
-    start: int = 0
-    reused: Reused = "nothing"
     after: dict[int, Float[Tensor, "T D"]] = field(default_factory=dict)
     prompt_caches: list[Any] = field(default_factory=list)
 
@@ -112,202 +100,9 @@ class UnmaskedPass:
         """Positions whose output distribution predicts the response tokens, the last T of N."""
         return slice(self.prompt_length - 1, len(self.input_ids) - 1)
 
-    def run(self, positions: slice) -> slice:
-        """Positions of the sequence, counted from `start`."""
-        if not self.start:
-            return positions
-        return slice(positions.start - self.start, positions.stop - self.start)
-
     def log_probs(self, model: PreTrainedModel) -> Float[Tensor, "T V"]:
         """The model's own next-token log-probabilities at the response positions."""
         return readout(model, self.final_hidden)
-
-
-States = dict[int, Tensor]
-"""Hidden states (1, n, D) by index: those entering some layers, and at index L the final ones
-(after the final norm), as in `hidden_states` of transformers."""
-
-
-@contextmanager
-def states_seen(model: PreTrainedModel, layers: Iterable[int]) -> Iterator[Callable[[], States]]:
-    """Keep the inputs of layers and the final states of all passes over one sequence, such as those
-    of its generation.
-
-    Yields:
-        A function that returns them joined along positions; {} if there were several sequences.
-
-    Example:
-        >>> with scoring_session(model), states_seen(model, [2]) as joined:
-        ...     _ = model.generate(ids[None], max_new_tokens=3, do_sample=False)
-        >>> {layer: tuple(states.shape) for layer, states in joined().items()}
-        {2: (1, 10, 16), 4: (1, 10, 16)}
-    """
-    parts: dict[int, list[Tensor]] = {index: [] for index in {*layers, num_layers(model)}}
-
-    def keep_entering(index: int) -> Callable[..., None]:
-        def hook(layer: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
-            if isinstance(output, Tensor):  # else `_skipped_layers` could not return the same type
-                parts[index].append(LayerCall.split(layer, args, kwargs)[0])
-
-        return hook
-
-    def keep_final(_: nn.Module, __: tuple, output: Any) -> None:
-        parts[num_layers(model)].append(states_of(output))
-
-    def joined() -> States:
-        shapes = {tuple(part.shape[:2] for part in states) for states in parts.values()}
-        if len(shapes) != 1 or any(rows != 1 for rows, _ in shapes.pop()):
-            return {}
-        return {index: torch.cat(states, dim=1) for index, states in parts.items() if states}
-
-    with ExitStack() as hooks:
-        for index in parts:
-            if index == num_layers(model):
-                handle = base_model(model).register_forward_hook(keep_final)
-            else:
-                handle = decoder_layers(model)[index].register_forward_hook(
-                    keep_entering(index), with_kwargs=True
-                )
-            hooks.callback(handle.remove)
-        yield joined
-
-
-@dataclass
-class PrefixCache:
-    """Keys and values of the last sequence, so that a start shared with the next one runs once.
-
-    Attributes:
-        input_ids: tokens of the sequence.
-        layers: keys and values of each layer, from the first to the last.
-        states: hidden states at positions from `first` on, if they were recorded.
-        first: position of the first hidden states.
-        state: `model_state` of the model that computed them; the cache is ignored for another
-            model, or after its weights have changed.
-
-    Example:
-        >>> prefix_cache = PrefixCache()
-        >>> with scoring_session(model):
-        ...     for last in (7, 8):  # the second pass runs only new positions
-        ...         ids[-1] = last
-        ...         unmasked = run_unmasked(model, ids, 6, [2], "response", prefix_cache)
-        ...         print(unmasked.start)
-        0
-        5
-    """
-
-    input_ids: list[int] = field(default_factory=list)
-    layers: list[KeysValues] = field(default_factory=list)
-    states: States = field(default_factory=dict)
-    first: int = 0
-    state: int | None = None
-
-    @staticmethod
-    def serves(model: PreTrainedModel) -> bool:
-        """Whether every layer keeps only keys and values, and runs with those of earlier positions.
-
-        False if there are foreign hooks, which may act differently at each position.
-        """
-        structure = structure_of(model)
-        return (
-            structure.chained
-            and structure.takes_cache
-            and len(structure.sites) == structure.num_layers
-            and all(site.attention is not None for site in structure.sites.values())
-            and not has_foreign_code(model)
-            and CACHE_DISABLED not in model_cache(model)
-        )
-
-    @staticmethod
-    def disable(model: PreTrainedModel) -> None:
-        """Make `serves` return False from now on, since cached passes were wrong."""
-        model_cache(model)[CACHE_DISABLED] = True
-
-    def common(self, model: PreTrainedModel, input_ids: Sequence[int]) -> int:
-        """Number of first tokens that are equal to the cached ones."""
-        if self.state != model_state(model):
-            return 0
-        return len(commonprefix([self.input_ids, list(input_ids)]))
-
-    def cache(self, length: int) -> DynamicCache:
-        """The first `length` positions as a transformers cache without sliding windows."""
-        cache = DynamicCache()
-        if length:
-            for index, (key, value) in enumerate(self.layers):
-                cache.update(key[:, :, :length], value[:, :, :length], index)
-        return cache
-
-    def keep(
-        self, model: PreTrainedModel, input_ids: Sequence[int], layers: Sequence[KeysValues]
-    ) -> None:
-        """Replace the cached sequence."""
-        self.input_ids, self.layers, self.states = list(input_ids), list(layers), {}
-        self.state = model_state(model)
-
-    def take(
-        self,
-        model: PreTrainedModel,
-        input_ids: Sequence[int],
-        cache: DynamicCache,
-        states: States | None = None,
-        first: int = 0,
-    ) -> None:
-        """Keep the content of a transformers cache; nothing if it lacks part of the sequence.
-
-        A sliding layer keeps only the last positions, and does not record which.
-
-        Args:
-            states: of the passes that filled the cache (`states_seen`). Dropped if their number of
-                positions differs from the cache's (speculative decoding takes tokens back).
-            first: number of positions in the cache before those passes.
-        """
-        layers: list[Any] = cache.layers  # of a kind that keeps keys and values
-        keys_values = [(layer.keys, layer.values) for layer in layers]
-        lengths = {0 if key is None else key.shape[-2] for key, _ in keys_values}
-        slides = any(getattr(layer, "is_sliding", False) for layer in layers)
-        if slides or len(lengths) != 1:
-            self.keep(model, [], [])
-        else:
-            cached = lengths.pop()
-            self.keep(model, list(input_ids)[:cached], keys_values)
-            states = states or {}
-            if all(hidden.shape[1] == cached - first for hidden in states.values()):
-                self.states, self.first = states, first
-
-    def states_at(
-        self, model: PreTrainedModel, input_ids: Sequence[int], layers: Iterable[int], start: int
-    ) -> States:
-        """Hidden states entering layers, and final ones, at tokens from `start` on; {} if any are
-        missing."""
-        total = num_layers(model)
-        indices = {*layers, total}
-        reads_length = model_cache(model).get(
-            (READS_LENGTH, attention_of(model), min(indices)), True
-        )
-        if (
-            reads_length  # True if untested: layers that are not run do not show it
-            or not indices <= self.states.keys()
-            or start < self.first
-            or len(self.layers) < total
-            or self.common(model, input_ids) < len(input_ids)
-        ):
-            return {}
-        positions = slice(start - self.first, len(input_ids) - self.first)
-        return {index: self.states[index][:, positions] for index in indices}
-
-    def known_states(
-        self, model: PreTrainedModel, input_ids: Sequence[int], start: int, indices: Collection[int]
-    ) -> dict[int, Tensor] | None:
-        """Hidden states (n, D) at tokens from `start` on, by index; None if any is missing."""
-        length = len(input_ids)
-        known = set(indices) <= self.states.keys() and start >= self.first
-        if not known or self.common(model, input_ids) < length:
-            return None
-        positions = slice(start - self.first, length - self.first)
-        return {index: self.states[index][0, positions] for index in indices}
-
-
-READS_LENGTH = "layers read the length of the cache"
-CACHE_DISABLED = "passes with cached keys and values were wrong"
 
 
 def validate_sequence(model: PreTrainedModel, input_ids: Tensor, prompt_length: int) -> None:
@@ -382,52 +177,15 @@ class RecordedInputs:
 
 
 @contextmanager
-def _skipped_layers(model: PreTrainedModel, states: States, before: int) -> Iterator[None]:
-    """Run only layers whose hidden states are known, on these states; the other layers return their
-    input.
-
-    Args:
-        before: cached positions before those of the pass.
-    """
-
-    def on_known_states(layer: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        _, call = LayerCall.split(layer, args, kwargs, before)
-        return (entering[layer],), call.arguments
-
-    def identity(layer: nn.Module) -> Callable[..., Tensor]:
-        def forward(*args: Any, **kwargs: Any) -> Tensor:
-            return LayerCall.split(layer, args, kwargs, before)[0]
-
-        return forward
-
-    layers = decoder_layers(model)
-    entering = {layers[index]: hidden for index, hidden in states.items() if index < len(layers)}
-    with ExitStack() as undo:
-        for layer in layers:
-            if layer in entering:
-                handle = layer.register_forward_pre_hook(
-                    on_known_states, with_kwargs=True, prepend=True
-                )
-                undo.callback(handle.remove)
-            else:
-                undo.enter_context(replaced_forward(layer, identity(layer)))
-        yield
-
-
-@contextmanager
 def record_inputs(
-    model: PreTrainedModel, layers: Iterable[int], targets: Collection[int], before: int = 0
+    model: PreTrainedModel, layers: Iterable[int], targets: Collection[int]
 ) -> Iterator[RecordedInputs]:
-    """Record the inputs of layers during a pass, and the head outputs of targets among them.
-
-    Args:
-        before: cached positions before those of the pass.
-    """
+    """Record the inputs of layers during a pass, and the head outputs of targets among them."""
     recorded = RecordedInputs()
 
     def record_layer(index: int) -> Callable[[nn.Module, tuple, dict], None]:
         def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
-            states, recorded.calls[index] = LayerCall.split(module, args, kwargs, before)
+            states, recorded.calls[index] = LayerCall.split(module, args, kwargs)
             if index in targets or index - 1 in targets:
                 recorded.hidden[index] = states
 
@@ -457,41 +215,24 @@ def record_inputs(
 
 @dataclass
 class _KeyValueRecorder:
-    """Records keys and values as the layers of a pass make them, behind cached ones.
+    """Records keys and values as the layers of a pass make them.
 
     Attributes:
-        cached: those of `start` earlier positions, by layer.
         first: the first target layer.
         before: positions to keep for masked passes, of the layers above `first`; None: none.
-        keep_all: whether to keep all positions of all layers, for a prefix cache.
     """
 
-    cached: Sequence[KeysValues]
-    start: int
     first: int
     before: slice | None
-    keep_all: bool
-    kept_before: dict[int, KeysValues] = field(default_factory=dict)
-    kept_all: dict[int, KeysValues] = field(default_factory=dict)
+    kept: dict[int, KeysValues] = field(default_factory=dict)
     devices: set[torch.device] = field(default_factory=set)
 
     def __call__(self, key: Tensor, value: Tensor, index: int) -> KeysValues:
-        if self.start:
-            key, value = (
-                torch.cat([earlier[:, :, : self.start], new], dim=-2)
-                for earlier, new in zip(self.cached[index], (key, value), strict=True)
-            )
-        if self.keep_all:
-            self.kept_all[index] = key, value
-        self.keep(index, key, value)
-        return key, value
-
-    def keep(self, index: int, key: Tensor, value: Tensor) -> None:
-        """Keep what masked passes need of a layer."""
         if index >= self.first:
             self.devices.add(key.device)
         if self.before is not None and index > self.first:
-            self.kept_before[index] = key[:, :, self.before], value[:, :, self.before]
+            self.kept[index] = key[:, :, self.before], value[:, :, self.before]
+        return key, value
 
 
 def _checked_layers(model: PreTrainedModel, layers: Iterable[int]) -> list[int]:
@@ -511,10 +252,9 @@ def _recorded_pass(
     ids: Int[Tensor, "1 n"],
     targets: Sequence[int],
     tap: KeyValueTap,
-    states: States,
 ) -> tuple[RecordedInputs, Float[Tensor, "1 n D"]]:
     """Run the base model, whose keys and values go through `tap`; what layers were called with, and
-    final states. If `states` are known, only layers whose states they hold run."""
+    final states."""
     structure = structure_of(model)
     first = targets[0] if targets else structure.num_layers
     layers = range(first, structure.num_layers) if structure.chained else range(0)
@@ -526,12 +266,10 @@ def _recorded_pass(
     if structure.chained and structure.takes_cache:
         caching = {**with_cache(base, tap), "use_cache": True}
     with ExitStack() as hooks:
-        recorded = hooks.enter_context(record_inputs(model, layers, targets, tap.length))
+        recorded = hooks.enter_context(record_inputs(model, layers, targets))
         if layers:
             handle = decoder_layers(model)[first].register_forward_pre_hook(reset_length_read)
             hooks.callback(handle.remove)
-        if states:
-            hooks.enter_context(_skipped_layers(model, states, tap.length))
         # The base model stops before the output projection, which only T positions need.
         final = states_of(base(input_ids=ids, **caching))
     if structure.chained:
@@ -545,7 +283,6 @@ def run_unmasked(
     prompt_length: int,
     target_layers: Iterable[int],
     scope: str = "all",
-    prefix_cache: PrefixCache | None = None,
 ) -> UnmaskedPass:
     """Run the model once and keep what masked passes from each of `target_layers` need.
 
@@ -555,8 +292,6 @@ def run_unmasked(
     Args:
         scope: positions at which heads will be masked, "all" or "response" (those that predict the
             response).
-        prefix_cache: cache of a sequence with the same beginning, for the scope "response" and a
-            model that it `serves`; afterwards it holds this sequence.
 
     Raises:
         ValueError: no prompt, an empty response, a sequence beyond the context window, a layer the
@@ -573,35 +308,13 @@ def run_unmasked(
     check_scope_runs(model, scope)
     targets, total = _checked_layers(model, target_layers), num_layers(model)
     first = targets[0] if targets else total
-    start, states = 0, {}
-    if prefix_cache is not None and scope == "response":
-        start = prefix_cache.common(model, input_ids[: prompt_length - 1].tolist())
-        if 0 < start == prompt_length - 1:
-            states = prefix_cache.states_at(model, input_ids[:-1].tolist(), targets, start)
-    record = _KeyValueRecorder(
-        cached=prefix_cache.layers if prefix_cache is not None else [],
-        start=start,
-        first=first,
-        before=slice(0, prompt_length - 1) if scope == "response" else None,
-        keep_all=prefix_cache is not None,
-    )
+    before = slice(0, prompt_length - 1) if scope == "response" else None
+    record = _KeyValueRecorder(first=first, before=before)
     # With the model's config it also holds what layers keep besides keys and values.
     tap = KeyValueTap(record, model.config)
-    tap.length = start
-    ids = input_ids[None, start:-1].to(execution_device(model.get_input_embeddings()))
-    recorded, final = _recorded_pass(model, ids, targets, tap, states)
-    if states:  # keys and values of skipped layers are cached, too
-        final = states[total]
-        for index in range(first, total):
-            record.keep(index, *record.cached[index])
-    else:
-        model_cache(model)[READS_LENGTH, attention_of(model), first] = tap.length_read
-        if prefix_cache is not None and record.kept_all.keys() != set(range(total)):
-            PrefixCache.disable(model)  # layers share keys, or keep them elsewhere
-        elif prefix_cache is not None:
-            layers = [record.kept_all[index] for index in range(total)]
-            prefix_cache.keep(model, input_ids[:-1].tolist(), layers)
-    predicting = slice(prompt_length - 1 - start, None)
+    ids = input_ids[None, :-1].to(execution_device(model.get_input_embeddings()))
+    recorded, final = _recorded_pass(model, ids, targets, tap)
+    predicting = slice(prompt_length - 1, None)
     final_hidden = final[0, predicting]
     return UnmaskedPass(
         input_ids=input_ids,
@@ -609,12 +322,10 @@ def run_unmasked(
         targets=recorded.targets,
         calls=recorded.calls,
         scope=scope,
-        keys_values=record.kept_before,
+        keys_values=record.kept,
         devices=frozenset(record.devices) or frozenset([final.device]),
         final_hidden=final_hidden,
         by_length=tap.length_read,
-        start=start,
-        reused="states" if states else "keys" if start else "nothing",
         after={  # a copy: the states at all positions need not be kept
             layer: recorded.hidden[layer + 1][0, predicting].clone()
             if layer + 1 < total

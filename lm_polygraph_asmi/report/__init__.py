@@ -4,13 +4,11 @@
 that `results.run_groups` loads, `figures` draws, `writing` turns them into files.
 """
 
-import lazy_loader
-
+from lm_polygraph_asmi.lazy import attach
 from lm_polygraph_asmi.results.run_groups import RunGroup, load_run_groups
 
 # Imported on first use: a table in a terminal needs no figures.
-__getattr__, __dir__, __all__ = lazy_loader.attach(
-    __name__,
-    submod_attrs={"item": ["ReportItem", "MissingItem"], "writing": ["build_report"]},
+__getattr__, __dir__, __all__ = attach(
+    __name__, {"item": "ReportItem MissingItem", "writing": "build_report"}
 )
 __all__ += ["RunGroup", "load_run_groups"]

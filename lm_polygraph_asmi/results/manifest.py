@@ -181,5 +181,4 @@ def seconds_per_phase(stats: Mapping[str, list[Any]]) -> dict[str, dict[str, flo
 def asmi_settings(stats: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
     """Layer, p, S, K and other settings in use, one dictionary per depth."""
     names = sorted(name for name in stats if name.startswith("asmi_settings") and stats[name])
-    used = (dict(stats[name][0]) for name in names)
-    return [settings for settings in used if settings.get("source", "all") == "all"]
+    return [dict(stats[name][0]) for name in names]

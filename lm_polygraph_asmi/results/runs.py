@@ -249,13 +249,6 @@ def load_run(path: str | Path, partial: bool = False) -> Run:
             cut = {name: rows.get(name, [])[:complete] for name in ("ids", "clusters")}
             manifest |= {"rows": rows | cut}
     scores, quality = (pd.DataFrame(tables[part]) for part in ("estimations", "gen_metrics"))
-    older = [name for name, of in described.items() if of.get("source", "all") != "all"]
-    if older:
-        log.warning(
-            "%s: ignoring scores that only version 0.1 computes: %s", file, ", ".join(older)
-        )
-        scores = scores.drop(columns=older, errors="ignore")
-        described = {name: of for name, of in described.items() if name not in older}
     run = Run(file, scores, quality, stats, manifest, described, planned)
     if run.stopped_early and not partial:
         raise ValueError(f"{file} {run.stopped_early}. `results` and `report` show what it has")

@@ -34,7 +34,7 @@ LISTED = {
     "TriviaQA": "Question: <question>\nAnswer:<answer>\n" * 5 + "Question: <question>\nAnswer:",
 }
 """Prompts of the data sets that hold complete ones, as the paper's appendix prints them."""
-SELECTING = ("first", "except_limit", "sample", "limit")
+SELECTING = ("first", "sample")
 """Entries of the node `data` that take fewer rows than the paper."""
 
 

@@ -23,7 +23,6 @@ from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 from datasets import config as datasets_config
 from omegaconf import DictConfig
 
-from lm_polygraph_asmi.config import REMOVED
 from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.results.manifest import dropped_text
 from lm_polygraph_asmi.runs.squad import DEMO_DATA, Question, prompt_of, questions_of, read_squad
@@ -39,8 +38,6 @@ from lm_polygraph_asmi.validation import (
 log = logging.getLogger("lm_polygraph")
 
 Item = TypeVar("Item")
-BY_CLUSTER = "cluster"
-"""Value of `data.sample_by` for one row a cluster; every other is a column of strata."""
 DROPPED = "dropped.json"
 """File in a folder of rows: id -> reason, of rows that were selected and left out."""
 UNUSABLE = ("error", "drop")
@@ -54,14 +51,12 @@ class DataRow(NamedTuple):
     Attributes:
         id: id in the source, or "split:number"; the same after subsampling and sharding.
         cluster: key (hash) that dependent rows share, such as those with one story or passage.
-        stratum: kind of the row, for `sample`; empty if no column was named.
     """
 
     id: str
     cluster: str
     input: str
     output: str | list[str] | None
-    stratum: str = ""
 
 
 class Selection(NamedTuple):
@@ -105,33 +100,21 @@ def problem_of(row: DataRow) -> str | None:
     return None if row.input.strip() else "its prompt is empty"
 
 
-def spread(items: list[Item], limit: int | None) -> list[Item]:
-    """At most `limit` items, evenly spaced: biased where the source has a period, as bAbI has."""
-    if limit is None or limit >= len(items):
-        return items
-    return [items[i * len(items) // limit] for i in range(limit)]
-
-
-def sample(rows: list[DataRow], size: int, seed: int, by: str | None = None) -> list[DataRow]:
+def sample(rows: list[DataRow], size: int, seed: int, by_cluster: bool = False) -> list[DataRow]:
     """At most `size` rows in a random order, which depends only on ids and `seed`.
 
     A smaller sample is the beginning of a larger one, and rows that were left out before do not
     change the order of the others.
 
     Args:
-        by: "cluster": at most one row of each cluster; None: any rows; else equally many of each
-            stratum, up to one row and as long as it has any.
+        by_cluster: at most one row of each cluster.
     """
     rows = sorted(rows, key=lambda row: hashlib.sha256(f"{seed}:{row.id}".encode()).digest())
-    if by is not None:
-        earlier: Counter[str] = Counter()
-        turns = []  # of each row, among those of its cluster or stratum
+    if by_cluster:
+        first: dict[str, DataRow] = {}
         for row in rows:
-            key = row.cluster if by == BY_CLUSTER else row.stratum
-            turns.append(earlier[key])
-            earlier[key] += 1
-        order = sorted(range(len(rows)), key=turns.__getitem__)  # stable
-        rows = [rows[i] for i in order if by != BY_CLUSTER or turns[i] == 0]
+            first.setdefault(row.cluster, row)
+        rows = list(first.values())
     if size > len(rows):
         log.warning("data.sample: expected %d rows, got %d, which are all", size, len(rows))
     return rows[:size]
@@ -164,7 +147,6 @@ def read_data(
     prompt_style: str = "paper",
     closed_book: bool = False,
     cluster_regex: str | None = None,
-    stratum_column: str | None = None,
 ) -> list[DataRow]:
     """All rows of a source, in order.
 
@@ -177,10 +159,8 @@ def read_data(
         prompt_style, closed_book: prompt for SQuAD's columns, see `squad.PROMPTS`.
         cluster_regex: rows with the same first group share a cluster; None: rows with the same
             passage, or without passages the same prompt.
-        stratum_column: column of the rows' strata; a JSON file has none.
     """
     name = " ".join(source) if isinstance(source, list | tuple) else str(source or DEMO_DATA)
-    columns: list[str] = []
     if name.endswith(".json"):
         if not Path(name).is_file():
             raise FileNotFoundError(f"data.source: the file {name} does not exist")
@@ -211,14 +191,6 @@ def read_data(
             row if problem_of(row) else row._replace(cluster=_cluster_by(cluster_regex, row.input))
             for row in rows
         ]
-    if stratum_column is not None:
-        if stratum_column not in columns:
-            raise ValueError(
-                f"expected data.sample_by=cluster or a column of {name}, got {stratum_column!r}; "
-                f"its columns are {columns}"
-            )
-        strata = map(str, table[stratum_column])
-        rows = [row._replace(stratum=s) for row, s in zip(rows, strata, strict=True)]
     rows = _with_unique_ids(rows, name)
     if repeated := len(rows) - len({str(row.input) for row in rows}):
         log.warning(
@@ -353,43 +325,32 @@ def select_rows(
     Args:
         data: arguments of `read_data`, and then, applied in this order: `size` with
             `subsample_seed` (a random sample, as LM-Polygraph draws it), `first` (its first rows),
-            `except_limit` (drops the rows that such a `limit` keeps), `sample` with `sample_seed`
-            and `sample_by` (see `sample`) or `limit` (evenly spaced), `unusable` ("error"; or
-            "drop": leave out rows that cannot be asked), `shard` and `num_shards`.
+            `sample` with `sample_seed` and `sample_by` (null, or "cluster": see `sample`),
+            `unusable` ("error"; or "drop": leave out rows that cannot be asked), `shard` and
+            `num_shards`.
         too_long: with "drop", why a prompt does not fit the context window, None if it does.
     """
     source = dict(data)
     unusable = source.pop("unusable", "error")
     check_one_of("data.unusable", unusable, UNUSABLE)
-    first, except_limit = source.pop("first", None), source.pop("except_limit", None)
+    first = source.pop("first", None)
     count, sample_seed = source.pop("sample", None), source.pop("sample_seed", 0)
     by = source.pop("sample_by", None)
     source.pop("grounded", None)  # describes the prompts, does not select rows
-    if source.pop("context_regex", None) is not None:
-        raise ValueError(f"data.context_regex was removed: {REMOVED['context_regex']}")
-    size, seed, limit = source.pop("size"), source.pop("subsample_seed"), source.pop("limit")
+    size, seed = source.pop("size"), source.pop("subsample_seed")
     shard, num_shards = source.pop("shard"), source.pop("num_shards")
-    numbers = {"size": size, "first": first, "except_limit": except_limit, "sample": count}
-    for name, number in numbers.items():
+    for name, number in {"size": size, "first": first, "sample": count}.items():
         check_at_least_one(f"data.{name}", number)
-    check_at_least_one("limit", limit)
     if count is not None:
         check_whole("data.sample", count)
     check_whole("data.sample_seed", sample_seed)
-    if count is not None and limit is not None:
-        raise ValueError(
-            f"data.sample={count} and data.limit={limit} both choose rows: set one of them to null"
-        )
+    if by is not None:
+        check_one_of("data.sample_by", by, ("cluster",))
     if count is None and by is not None:
         raise ValueError(f"data.sample_by={by} needs the number of rows: set data.sample")
-    stratum_column = None if by == BY_CLUSTER else by
-    rows = subsample(read_data(**source, stratum_column=stratum_column), size, seed)[:first]
-    if except_limit is not None:
-        excluded = {row.id for row in spread(rows, except_limit)}
-        rows = [row for row in rows if row.id not in excluded]
-        if not rows:
-            raise ValueError(f"data.except_limit={except_limit} leaves no row of {len(excluded)}")
-    rows = spread(rows, limit) if count is None else sample(rows, count, sample_seed, by)
+    rows = subsample(read_data(**source), size, seed)[:first]
+    if count is not None:
+        rows = sample(rows, count, sample_seed, by == "cluster")
     problems = {row.id: reason for row in rows if (reason := problem_of(row))}
     if unusable == "drop":
         if too_long is not None:

@@ -8,7 +8,15 @@ The examples here start with a prompt and with SmolLM2-135M-Instruct, a model in
 >>> scorer = Scorer("smollm2", stop=".", max_new_tokens=4)
 """
 
-import lazy_loader
+from lm_polygraph_asmi.lazy import attach
 
-# Names in the stub beside this file are imported on first use.
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+# Imported on first use.
+__getattr__, __dir__, __all__ = attach(__name__, {
+    "answer": "UnmaskedAnswer",
+    "batches": "BatchScorer score_batch",
+    "call": "score",
+    "many": "Outcome",
+    "result": "Score",
+    "scorer": "Scorer",
+    "tokens": "Token",
+})  # fmt: skip

@@ -22,9 +22,9 @@ def score_batch(
     batch that the scorer's `result_cache` holds is not scored again.
 
     Args:
-        columns: name -> array or list, all of one length: `prompt`, optionally `answer`, `samples`,
-            and `offsets` as for `Scorer.score`; None or NaN: the row has none. Other
-            columns are passed through.
+        columns: name -> array or list, all of one length: `prompt`, optionally `answer` and
+            `samples`, as for `Scorer.score`; None or NaN: the row has none. Other columns are
+            passed through.
         scorer: a `Scorer`, or a `Decider`, whose decisions are columns, too.
         tokens: fields of each token, as JSON: "none", "compact" or "full".
 

@@ -1,4 +1,4 @@
-"""`score` and `stream`: one call for one answer."""
+"""`score`: one call for one answer."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from lm_polygraph_asmi.config import STREAMED, ASMIConfig, check_streamed
+from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.scoring.result import Score
-from lm_polygraph_asmi.scoring.scorer import Scorer, Stream
+from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.text import Answer, Prompt, parse_request
 
 if TYPE_CHECKING:
@@ -69,46 +69,3 @@ def score(
     request = parse_request(prompt, answer, samples)  # errors are raised before a model is loaded
     scorer = Scorer(model, config, tokenizer=tokenizer, **settings)
     return scorer.score_request(request)
-
-
-def stream(
-    model: "PreTrainedModel | Model | str | Path",
-    prompt: Prompt,
-    *,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    config: ASMIConfig | None = None,
-    **settings: Any,
-) -> Stream:
-    """Score the model's greedy answer token by token, during generation.
-
-        for token in stream(model, prompt, tokenizer=tokenizer):
-            print(token.text, token.u, token.alternative)
-
-    Each step extends the masked subnetworks by one position; they share the prompt's cache (scope
-    "response"). Masks are seeded by the prompt, since the answer is not yet known. The tokens equal
-    those of `score(model, prompt, scope="response", seeded_by="prompt", **settings)`.
-
-    Args:
-        model, prompt, tokenizer, config: as for `score`.
-        **settings: as for `score`, except `scope` and `seeded_by`, which are fixed.
-
-    Returns:
-        A `Stream` of `Token` (nats, higher = more fragile); its `result` is the `Score` of the
-        text generated so far.
-
-    Raises:
-        RuntimeError: the model cannot be scored step by step.
-        TypeError, ValueError, OSError: as `score`.
-
-    Example:
-        >>> tokens = stream("smollm2", "The ferry was built by Edda Holm. Who?", max_new_tokens=3)
-        >>> for token in tokens:
-        ...     assert token.u >= 0  # nats
-        >>> tokens.result.settings["seeded_by"]
-        'prompt'
-    """
-    check_streamed(({} if config is None else config.to_dict()) | settings)
-    settings |= STREAMED
-    request = parse_request(prompt)  # errors are raised before a model is loaded
-    scorer = Scorer(model, config, tokenizer=tokenizer, **settings)
-    return Stream(scorer, request)

@@ -56,8 +56,8 @@ def special_warnings(
         more = f" and {len(spellings) - 3} more" if len(spellings) > 3 else ""
         chat = "" if answered else " If it is a chat that a template rendered, pass its messages."
         warnings.append(
-            f"In {_with_article(name)}, {places}{more} became a control token: if it is text, pass "
-            f"special_tokens='plain'.{chat}"
+            f"In {_with_article(name)}, {places}{more} became a control token: if it is text, "
+            f"write it in another way, such as with a space in it.{chat}"
         )
     return warnings
 

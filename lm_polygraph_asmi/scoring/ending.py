@@ -4,15 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from lm_polygraph_asmi.host.special_tokens import SpecialTokens
 from lm_polygraph_asmi.scoring.text import UNFINISHED, Prompt, answer_tokens, decoded, spans
 
 if TYPE_CHECKING:
-    from lm_polygraph_asmi.model import PrefixCache
-    from lm_polygraph_asmi.scoring.engine import Draft, Engine
+    from lm_polygraph_asmi.scoring.engine import Engine
     from lm_polygraph_asmi.scoring.generation import Generation
 
 
@@ -21,12 +19,10 @@ class EndedAnswer(NamedTuple):
 
     Attributes:
         ids: (T,) token ids.
-        draft: the unmasked pass over them; None without.
         notes: where the model's own answer would differ.
     """
 
     ids: list[int]
-    draft: "Draft | None" = None
     notes: tuple[str, ...] = ()
 
 
@@ -44,7 +40,6 @@ class TextAnswer:
         prompt_ids: (P,) its tokens.
         text: the answer.
         limit: largest number of tokens of the model's own answer.
-        prefix_cache: as for `Engine.score`.
     """
 
     engine: "Engine"
@@ -53,7 +48,6 @@ class TextAnswer:
     prompt_ids: Int[Tensor, " P"]
     text: str
     limit: int
-    prefix_cache: "PrefixCache"
 
     def ended(self) -> EndedAnswer:
         """The answer as the model would end it, in the model's tokens if it writes this very text.
@@ -64,30 +58,30 @@ class TextAnswer:
         ids = answer_tokens(self.generation.tokenizer, self.prompt, self.text)
         if not ids:
             return EndedAnswer(ids)
-        ids, draft = self._with_end(ids)
+        ids, top_tokens = self._with_end(ids)
         limit = self.limit
-        at, notes = _first_difference(draft.top_tokens, ids), []
-        if at is not None and self._consistent([*ids[:at], draft.top_tokens[at]]):
+        at, notes = _first_difference(top_tokens, ids), []
+        if at is not None and self._consistent([*ids[:at], top_tokens[at]]):
             written = self.generation.spelling(self.prompt_ids, limit, self._consistent)
             if self._is_this_text(written) and written != ids[: len(written)]:
                 notes.append(self._other_tokens(ids, written))
-                if not self._reads_special(written):
-                    ids, draft = self._with_end(written)
-                    at = _first_difference(draft.top_tokens, ids)
+                ids, top_tokens = self._with_end(written)
+                at = _first_difference(top_tokens, ids)
         if at is None or self._decoded(ids[:at]).startswith(self.text):
-            notes += self._other_end(ids, draft, at)
+            notes += self._other_end(ids, top_tokens, at)
         if UNFINISHED in self.text and not notes:
             notes.append(
                 f"The answer has {UNFINISHED!r} at character {self.text.index(UNFINISHED)}, which "
                 "decoders write for an incomplete character: if a model generated it, pass its "
                 "token ids."
             )
-        return EndedAnswer(ids, draft, tuple(notes))
+        return EndedAnswer(ids, tuple(notes))
 
-    def _other_end(self, ids: list[int], draft: "Draft", at: int | None) -> list[str]:
+    def _other_end(self, ids: list[int], top_tokens: list[int], at: int | None) -> list[str]:
         """How the model's own answer, which begins with this text, ends otherwise than `ids`.
 
         Args:
+            top_tokens: the model's most likely token at each position.
             at: index of the first token of `ids` that the model would not write.
         """
         if len(ids) > self.limit and (at is None or at >= self.limit):
@@ -99,19 +93,19 @@ class TextAnswer:
         if at is None:
             return []
         start = next(n for n in range(at + 1) if self._decoded(ids[:n]).startswith(self.text))
-        following = self._quoted([*ids[start:at], draft.top_tokens[at]])
+        following = self._quoted([*ids[start:at], top_tokens[at]])
         return [
             f"The model's own answer begins with this text and goes on with {following}: it was "
             f"scored as if it ended with {self._quoted(ids[start:])}."
         ]
 
-    def _with_end(self, ids: list[int]) -> "tuple[list[int], Draft]":
-        """The ids with the likeliest end, if they have none, and the unmasked pass over them."""
+    def _with_end(self, ids: list[int]) -> tuple[list[int], list[int]]:
+        """The ids with the likeliest end, if they have none, and the model's likeliest tokens."""
         if self.generation.stop_conditions.closes(ids):
-            return ids, self._draft(ids)
+            return ids, self._top_tokens(self._states(ids))
         candidates = self._candidates(ids) or [ids]
-        path, draft, position = candidates[0], self._draft(candidates[0]), 0
-        by_model = [*ids, draft.top_tokens[len(ids)]] if path[:-1] == ids else path
+        path, states, position = candidates[0], self._states(candidates[0]), 0
+        by_model = [*ids, self._top_tokens(states)[len(ids)]] if path[:-1] == ids else path
         if by_model not in candidates and self._is_this_text(by_model):
             candidates.append(by_model)  # a token that holds a stop string and more
         while len(candidates) > 1:
@@ -121,13 +115,15 @@ class TextAnswer:
             tokens = sorted({candidate[position] for candidate in candidates})
             if len(tokens) > 1:
                 if path[:position] != candidates[0][:position]:
-                    path, draft = candidates[0], self._draft(candidates[0])
-                log_probs = self.engine.log_probs(self.generation.model, draft, position, tokens)
+                    path, states = candidates[0], self._states(candidates[0])
+                log_probs = self.engine.log_probs(self.generation.model, states[position], tokens)
                 likeliest = tokens[log_probs.index(max(log_probs))]
                 candidates = [each for each in candidates if each[position] == likeliest]
             position += 1
         (ended,) = candidates
-        return ended, draft if path[:-1] == ended[:-1] else self._draft(ended)
+        if path[:-1] != ended[:-1]:
+            states = self._states(ended)
+        return ended, self._top_tokens(states)
 
     def _candidates(self, ids: list[int]) -> list[list[int]]:
         """The ids with each end: end tokens, and stop strings in the tokenizer's tokens."""
@@ -160,17 +156,11 @@ class TextAnswer:
         ended = conditions.closes(ids) or len(ids) == self.limit
         return ended and self.text in (text, conditions.without(text, offsets, ids))
 
-    def _reads_special(self, ids: list[int]) -> bool:
-        """Whether a special token before the end was to be read as text."""
-        special = set(SpecialTokens(self.generation.tokenizer).ids.values())
-        return self.engine.config.special_tokens == "plain" and not special.isdisjoint(ids[:-1])
-
     def _other_tokens(self, ids: list[int], written: list[int]) -> str:
         at = _first_difference(written, ids) or 0
         place = len(self._decoded(ids[:at]))
-        scored = "not scored" if self._reads_special(written) else "scored"
         return (
-            f"The model's own answer has this text in other tokens, which were {scored}: from "
+            f"The model's own answer has this text in other tokens, which were scored: from "
             f"character {place} on {self._quoted(written[at:])}, where the tokenizer has "
             f"{self._quoted(ids[at:])}."
         )
@@ -186,8 +176,11 @@ class TextAnswer:
     def _decoded(self, ids: Sequence[int]) -> str:
         return decoded(self.generation.tokenizer, self.prompt_ids.tolist(), ids)
 
-    def _draft(self, ids: list[int]) -> "Draft":
-        return self.engine.draft(self.generation.model, self.prompt_ids, ids, self.prefix_cache)
+    def _states(self, ids: list[int]) -> Float[Tensor, "T D"]:
+        return self.engine.final_states(self.generation.model, self.prompt_ids, ids)
+
+    def _top_tokens(self, states: Float[Tensor, "T D"]) -> list[int]:
+        return self.engine.top_tokens(self.generation.model, states)
 
 
 def _first_difference(some: Sequence[int], others: Sequence[int]) -> int | None:

@@ -6,11 +6,11 @@ whose runner calls it through `stat_calculators.masked_heads`; `score` calls it 
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,15 +24,12 @@ from lm_polygraph_asmi.analysis.coverage import TOP_K
 from lm_polygraph_asmi.config import ASMIConfig, check_fits
 from lm_polygraph_asmi.host.releases import warn_of_untested
 from lm_polygraph_asmi.model import (
-    PrefixCache,
-    StreamState,
     Subnetworks,
     UnmaskedPass,
     attention_of,
     check_scope_runs,
     check_unmasked,
     layer_at,
-    model_state,
     name_modules,
     num_heads,
     num_layers,
@@ -41,10 +38,8 @@ from lm_polygraph_asmi.model import (
     run_subnetworks,
     run_unmasked,
     scoring_session,
-    steps_of,
     unembedding,
 )
-from lm_polygraph_asmi.model.check import own_bug
 from lm_polygraph_asmi.model.memory import default_budget, in_chunks, reduction_bytes
 from lm_polygraph_asmi.model.readout import widens
 from lm_polygraph_asmi.results.cache import ResultCache, model_key
@@ -52,7 +47,6 @@ from lm_polygraph_asmi.results.names import CANDIDATES, Settings
 from lm_polygraph_asmi.scoring.statistics import AnswerStatistics, concatenated
 
 log = logging.getLogger("lm_polygraph")
-T = TypeVar("T")
 
 NO_EVIDENCE = 1.0
 """div(x) if fewer than two responses are non-empty: as for unrelated responses.
@@ -60,31 +54,6 @@ NO_EVIDENCE = 1.0
 Then alpha < 0.001 and Adapt-ASMI equals ASMI. The semantic discount needs evidence that answers
 paraphrase each other; without a pair there is none.
 """
-
-
-@dataclass(frozen=True)
-class Draft:
-    """An unmasked pass over an answer whose last token may still be replaced.
-
-    Attributes:
-        top_tokens: (T,) the model's most likely token at each position of the answer.
-        unmasked: the pass.
-        seconds: it took.
-    """
-
-    top_tokens: list[int]
-    unmasked: UnmaskedPass
-    seconds: float
-
-    def with_response(
-        self, scored: Int[Tensor, " tokens"], layers: Sequence[int]
-    ) -> UnmaskedPass | None:
-        """The pass for these tokens of prompt and answer; None if more than the last differ, or if
-        it lacks what enters one of the layers."""
-        known = self.unmasked.targets.keys()
-        if not (self.unmasked.input_ids[:-1].equal(scored[:-1]) and known >= {*layers}):
-            return None
-        return replace(self.unmasked, input_ids=scored)
 
 
 class Engine:
@@ -126,7 +95,6 @@ class Engine:
         if not isinstance(result_cache, ResultCache):
             result_cache = ResultCache(result_cache)
         self.result_cache = result_cache
-        self._read: set[int | None] = set()  # states of models whose final states were checked
 
     def settings(self, model: PreTrainedModel) -> Settings:
         """Settings on this model, with derived values."""
@@ -148,11 +116,6 @@ class Engine:
         name_modules(model, self.config.structure)
         return layer_at(model, self.config.depth).layer
 
-    def known_layers(self, model: PreTrainedModel) -> list[int]:
-        """Layers whose inputs generation should keep, so that they need not run again."""
-        layer = self.layer(model)
-        return [layer, layer + 1] if self.states else [layer]
-
     def check_model(self, model: PreTrainedModel) -> None:
         """Raise early on a model that would fail later; log the settings in force.
 
@@ -172,8 +135,6 @@ class Engine:
         model: PreTrainedModel,
         prompt: Tensor,
         response: Sequence[int],
-        prefix_cache: PrefixCache | None = None,
-        draft: Draft | None = None,
     ) -> AnswerStatistics:
         """All statistics of one prompt and response. Stored ones are read from the result cache.
 
@@ -181,111 +142,81 @@ class Engine:
             model: a causal language model whose heads can be masked.
             prompt: (P,) token ids, unpadded.
             response: (T,) token ids.
-            prefix_cache: keys and values of a sequence with the same prefix (the answer's
-                generation, or the row before); used if `reuses_prefix`.
-            draft: unmasked pass of `draft`, used if at most the last token is another.
 
         Raises:
             ValueError: empty response, or text longer than the context window.
             FloatingPointError: NaN or infinite logits.
         """
-        (statistics,) = score_depths([self], model, prompt, response, prefix_cache, draft)
+        (statistics,) = score_depths([self], model, prompt, response)
         return statistics
 
-    def draft(
-        self,
-        model: PreTrainedModel,
-        prompt: Int[Tensor, " P"],
-        response: Sequence[int],
-        prefix_cache: PrefixCache | None = None,
-    ) -> Draft:
-        """The unmasked pass over a response, before its last token is chosen.
+    def final_states(
+        self, model: PreTrainedModel, prompt: Int[Tensor, " P"], response: Sequence[int]
+    ) -> Float[Tensor, "T D"]:
+        """The unmasked model's final states at the positions that predict a response.
 
         Args:
             response: (T,) token ids; the last one is not read.
-            prefix_cache: as for `score`.
 
         Raises:
-            ValueError, FloatingPointError: as `score`.
+            ValueError: as `score`.
         """
-        scored, start = _joined(prompt, response), time.perf_counter()
+        with self._session(model):
+            scored = _joined(prompt, response)
+            return run_unmasked(model, scored, len(prompt), []).final_hidden
 
-        def run(cache: PrefixCache | None) -> UnmaskedPass:
-            layers, scope = [self.layer(model)], self.config.scope
-            return run_unmasked(model, scored, len(prompt), layers, scope, cache)
-
-        unmasked = _reusing([self], model, prefix_cache, run)
-        with scoring_session(model, self.config.attention):
-            hidden, narrow = unmasked.final_hidden, widens(model)  # rounded as in generation
+    def top_tokens(self, model: PreTrainedModel, hidden: Float[Tensor, "T D"]) -> list[int]:
+        """The model's most likely token at each of these final states, as in generation."""
+        with self._session(model):
+            wide = not widens(model)  # rounded as in generation
             top_tokens = in_chunks(
-                lambda part: readout(model, hidden[part], wide=not narrow).argmax(-1),
+                lambda part: readout(model, hidden[part], wide=wide).argmax(-1),
                 len(hidden),
                 self._chunk_size(model, hidden.device),
             )
-        return Draft(torch.cat(top_tokens).tolist(), unmasked, time.perf_counter() - start)
+        return torch.cat(top_tokens).tolist()
+
+    def log_probs(
+        self, model: PreTrainedModel, hidden: Float[Tensor, " D"], tokens: Sequence[int]
+    ) -> list[float]:
+        """Log-probabilities of tokens at a final state, nats."""
+        with self._session(model):
+            return readout(model, hidden)[list(tokens)].tolist()
+
+    @contextmanager
+    def _session(self, model: PreTrainedModel) -> Iterator[None]:
+        """A scoring session with this engine's attention and modules."""
+        with scoring_session(model, self.config.attention):  # reads the model's state once
+            name_modules(model, self.config.structure)
+            yield
 
     def read(
-        self,
-        model: PreTrainedModel,
-        prompt: Int[Tensor, " P"],
-        response: Sequence[int],
-        prefix_cache: PrefixCache | None = None,
-        draft: Draft | None = None,
+        self, model: PreTrainedModel, prompt: Int[Tensor, " P"], response: Sequence[int]
     ) -> dict[str, np.ndarray]:
         """Entropy and log-likelihood of a response's tokens, (T,), nats; without masked passes.
 
         With `states` also "hidden", (T, D): states after the masked layer at the positions that
         predict the tokens.
 
-        Args:
-            model, prompt, response, prefix_cache, draft: as for `score`. If the cache holds the
-                states of this text, as after its generation, no layer is run; but for the first
-                answer, whose final states are checked.
-
         Raises:
             ValueError, FloatingPointError: as `score`; or states of a model whose layers do not
                 run one after another.
         """
-        scored, layer, total = _joined(prompt, response), self.layer(model), num_layers(model)
-        indices = {total, layer + 1} if self.states else {total}
-
-        def run(cache: PrefixCache | None) -> dict[str, np.ndarray]:
-            state, known = model_state(model), None
-            unmasked = draft and draft.with_response(scored, [layer])
-            if unmasked is None and cache is not None and state in self._read:
-                known = cache.known_states(model, scored[:-1].tolist(), len(prompt) - 1, indices)
-            if known is None:
-                unmasked = unmasked or run_unmasked(
-                    model, scored, len(prompt), [layer], self.config.scope, cache
-                )
-                check_unmasked(model, unmasked)
-                if self.states and layer not in unmasked.after:
-                    raise ValueError(
-                        f"the hidden states of {type(model).__name__} cannot be read, since its "
-                        "layers do not run one after another: use a signal without them, such as "
-                        "msp"
-                    )
-                self._read, known = {state}, {total: unmasked.final_hidden}
-                if self.states:
-                    known[layer + 1] = unmasked.after[layer]
+        with self._session(model):
+            scored, layer = _joined(prompt, response), self.layer(model)
+            unmasked = run_unmasked(model, scored, len(prompt), [layer], self.config.scope)
+            check_unmasked(model, unmasked)
             tokens = scored[len(prompt) :]
-            statistics = self._unmasked_statistics(model, known[total], tokens)
-            if self.states:
-                statistics["hidden"] = known[layer + 1].double().cpu().numpy()
-            return statistics
-
-        return _reusing([self], model, prefix_cache, run)
-
-    def log_probs(
-        self, model: PreTrainedModel, draft: Draft, position: int, tokens: Sequence[int]
-    ) -> list[float]:
-        """Log-probabilities of tokens at a position of the draft's answer, nats."""
-        with scoring_session(model, self.config.attention):
-            return readout(model, draft.unmasked.final_hidden[position])[list(tokens)].tolist()
-
-    def reuses_prefix(self, model: PreTrainedModel) -> bool:
-        """Whether a prefix cache can be used."""
-        return self.config.shares_prompt and PrefixCache.serves(model)
+            statistics = self._unmasked_statistics(model, unmasked.final_hidden, tokens)
+            if not self.states:
+                return statistics
+            if layer not in unmasked.after:
+                raise ValueError(
+                    f"the hidden states of {type(model).__name__} cannot be read, since its "
+                    "layers do not run one after another: use a signal without them, such as "
+                    "msp"
+                )
+            return statistics | {"hidden": unmasked.after[layer].double().cpu().numpy()}
 
     def _score_unmasked(
         self,
@@ -293,18 +224,10 @@ class Engine:
         scored: Tensor,
         prompt_length: int,
         layers: list[int],
-        prefix_cache: PrefixCache | None = None,
-        draft: Draft | None = None,
     ) -> tuple[UnmaskedPass, dict[str, Any]]:
         """The unmasked pass for all layers, and its statistics of the response."""
         start = time.perf_counter()
-        unmasked = None if draft is None else draft.with_response(scored, layers)
-        if unmasked is not None and draft is not None:
-            start -= draft.seconds
-        else:
-            unmasked = run_unmasked(
-                model, scored, prompt_length, layers, self.config.scope, prefix_cache
-            )
+        unmasked = run_unmasked(model, scored, prompt_length, layers, self.config.scope)
         tokens = scored[prompt_length:]
         return unmasked, self._unmasked_statistics(model, unmasked.final_hidden, tokens) | {
             "tokens": tokens.numpy().astype(np.int64),
@@ -330,55 +253,18 @@ class Engine:
     ) -> dict[str, Any]:
         """Statistics that need the masks."""
         start, tokens = time.perf_counter(), unmasked.input_ids
-        seeding = tokens[: self._seed_length(unmasked.prompt_length)].tolist()
-        seed, masks = _masks(settings, seeding)
+        prompt_length = unmasked.prompt_length
+        seeding = tokens[:prompt_length] if self.config.seeded_by == "prompt" else tokens
+        seed, masks = _masks(settings, seeding.tolist())
         subnetworks = run_subnetworks(
             model, unmasked, settings.layer, masks, self.config.memory_budget,
         )  # fmt: skip
-        stats = self._reduced(model, subnetworks, settings, tokens[unmasked.prompt_length :])
         return {
-            **stats,
-            **self._drawn(seed, masks),
+            **self._reduced(model, subnetworks, settings, tokens[prompt_length:]),
+            "mask_seed": seed,
+            **({"masks": masks.to(torch.bool).numpy()} if self.details else {}),
             "masked_seconds": time.perf_counter() - start - subnetworks.check_seconds,
         }
-
-    def _drawn(self, seed: int, masks: Float[Tensor, "S H"]) -> dict[str, Any]:
-        """Statistics of the masks."""
-        details = {"masks": masks.to(torch.bool).numpy()} if self.details else {}
-        return {"mask_seed": seed, **details}
-
-    def _seed_length(self, prompt_length: int) -> int | None:
-        """Number of tokens that seed the masks; None for all."""
-        return prompt_length if self.config.seeded_by == "prompt" else None
-
-    def start_stream(self, model: PreTrainedModel, prompt: Int[Tensor, " P"]) -> "AnswerInProgress":
-        """Start scoring an answer during generation, in the scope "response".
-
-        Call it in `scoring_session`.
-
-        Raises:
-            NotImplementedError, RuntimeError: see `steps_of`.
-            ValueError: settings that need the finished answer.
-        """
-        actual = (self.config.scope, self.config.seeded_by)
-        if actual != ("response", "prompt"):
-            raise ValueError(
-                f"streaming: expected scope 'response' and seeded_by 'prompt', got {actual}"
-            )
-        check_fits(self.config.top_k, model.config.get_text_config().vocab_size)
-        warn_of_untested()
-        start, settings = time.perf_counter(), self.settings(model)
-        seed, masks = _masks(settings, prompt.tolist())
-        state = steps_of(model, prompt, settings.layer, masks)
-        fixed = {
-            "settings": settings,
-            "prompt_length": len(prompt),
-            "unmasked_seconds": 0.0,  # one pass computes both
-            "reused": False,
-            **self._drawn(seed, masks),
-        }
-        seconds = time.perf_counter() - start
-        return AnswerInProgress(self, model, state, prompt.tolist(), fixed, seconds)
 
     def _reduced(
         self,
@@ -386,14 +272,11 @@ class Engine:
         subnetworks: Subnetworks,
         settings: Settings,
         tokens: Int[Tensor, " T"],
-        log_probs: Float[Tensor, "distinct T V"] | None = None,
     ) -> dict[str, np.ndarray]:
-        """Per-token statistics of subnetworks; `log_probs`: their distributions, if known."""
+        """Per-token statistics of subnetworks."""
 
         def read(part: slice) -> Tensor:
-            if log_probs is None:
-                return readout(model, subnetworks.hidden[:, part])
-            return log_probs[:, part]
+            return readout(model, subnetworks.hidden[:, part])
 
         # Distributions are (distinct masks, T, V), the agreement kernel is (T, U, U): reduce a few
         # positions at a time.
@@ -455,88 +338,18 @@ class Engine:
         return {name: _numpy(value) for name, value in reduced.items()}
 
 
-class AnswerInProgress:
-    """An answer scored during greedy generation.
-
-    Attributes:
-        ids: token ids so far.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        model: PreTrainedModel,
-        state: StreamState,
-        prompt: list[int],
-        fixed: dict[str, Any],
-        seconds: float,
-    ) -> None:
-        """`fixed`: statistics of no token."""
-        self.engine, self.model = engine, model
-        self.ids: list[int] = []
-        self._state: StreamState | None = state
-        self._next, self._fixed = prompt, fixed
-        self._seconds = [seconds]
-        self._parts: list[dict[str, np.ndarray]] = []
-
-    def step(self, token: int | None = None) -> AnswerStatistics:
-        """Generate one token; return its statistics (T = 1).
-
-        Call it in `scoring_session`.
-
-        Args:
-            token: token to use; None: the model's most likely one.
-        """
-        start = time.perf_counter()
-        assert self._state is not None, "the stream is closed"
-        model, state = self.model, self._state
-        states = state.steps(self._next)
-        log_probs = readout(model, states)
-        if token is None:  # rounded as the model rounds in generation
-            logits = readout(model, states[0], wide=False) if widens(model) else log_probs[0]
-            token = int(logits.argmax())
-        scored = torch.tensor([token])
-        subnetworks = Subnetworks(states[state.rows], state.counts, state.index)
-        stats = _per_token(log_probs[0], scored) | self.engine._reduced(
-            model, subnetworks, self._fixed["settings"], scored, log_probs[state.rows]
-        )
-        self.ids.append(token)
-        self._next = [token]
-        self._parts.append(stats)
-        self._seconds.append(time.perf_counter() - start)
-        return self._statistics(slice(-1, None))
-
-    def free(self) -> None:
-        """Free keys and values; tokens and statistics stay."""
-        self._state = None
-
-    def statistics(self) -> AnswerStatistics:
-        """Statistics of the answer so far, as `Engine.score` returns them."""
-        return self._statistics(slice(None))
-
-    def _statistics(self, part: slice) -> AnswerStatistics:
-        return AnswerStatistics(
-            tokens=np.array(self.ids[part], dtype=np.int64),
-            masked_seconds=sum(self._seconds[part]),
-            **self._fixed,
-            **concatenated(self._parts[part]),
-        )
-
-
 def score_depths(
     engines: Sequence[Engine],
     model: PreTrainedModel,
     prompt: Int[Tensor, " P"],
     response: Sequence[int],
-    prefix_cache: PrefixCache | None = None,
-    draft: Draft | None = None,
 ) -> list[AnswerStatistics]:
     """What `Engine.score` returns for each engine, from one unmasked pass.
 
     Args:
         engines: of one scope and attention, usually at several depths; the first one's result
             cache serves all.
-        model, prompt, response, prefix_cache, draft: as for `Engine.score`.
+        model, prompt, response: as for `Engine.score`.
 
     Raises:
         ValueError: no engine, or several scopes or attention implementations; else as
@@ -549,34 +362,8 @@ def score_depths(
             f"unmasked pass, got {sorted(map(str, unmasked_by)) or 'none'}: score these apart"
         )
     warn_of_untested()
-    return _reusing(
-        engines, model, prefix_cache,
-        lambda cache: _score(engines, model, _joined(prompt, response), len(prompt), cache, draft),
-    )  # fmt: skip
-
-
-def _reusing(
-    engines: Sequence[Engine],
-    model: PreTrainedModel,
-    prefix_cache: PrefixCache | None,
-    run: Callable[[PrefixCache | None], T],
-) -> T:
-    """What `run` returns with the prefix cache, or without it if that fails."""
-    with scoring_session(model, engines[0].config.attention):  # reads the model's state once
-        name_modules(model, engines[0].config.structure)
-        if prefix_cache is None or not all(engine.reuses_prefix(model) for engine in engines):
-            return run(None)
-        try:
-            return run(prefix_cache)
-        except (torch.OutOfMemoryError, FloatingPointError):
-            raise
-        except Exception as error:  # models raise different errors
-            if own_bug(error):
-                raise
-            result = run(None)
-            PrefixCache.disable(model)  # the same call works without the cache
-            log.warning("%s: known keys are not reused: %s", type(model).__name__, error)
-            return result
+    with engines[0]._session(model):
+        return _score(engines, model, _joined(prompt, response), len(prompt))
 
 
 def _score(
@@ -584,8 +371,6 @@ def _score(
     model: PreTrainedModel,
     scored: Int[Tensor, " tokens"],
     prompt_length: int,
-    prefix_cache: PrefixCache | None,
-    draft: Draft | None,
 ) -> list[AnswerStatistics]:
     first = engines[0]
     results = first.result_cache
@@ -607,9 +392,7 @@ def _score(
     missing = [at for at, part in enumerate(parts) if part is None]
     if answer is None or missing:
         layers = [used[at].layer for at in missing or range(len(engines))]
-        unmasked, answer = first._score_unmasked(
-            model, scored, prompt_length, layers, prefix_cache, draft
-        )
+        unmasked, answer = first._score_unmasked(model, scored, prompt_length, layers)
         if not missing:
             check_unmasked(model, unmasked)
         for at in missing:

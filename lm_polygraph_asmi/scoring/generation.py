@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 from transformers import (
-    Cache,
     GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -17,11 +16,9 @@ from transformers import (
 
 from lm_polygraph_asmi.host.stopping import StopConditions
 from lm_polygraph_asmi.maths import example_seed
-from lm_polygraph_asmi.model import PrefixCache, model_lock, scoring_session, states_seen
+from lm_polygraph_asmi.model import model_lock, scoring_session
 from lm_polygraph_asmi.model.devices import execution_device
-from lm_polygraph_asmi.model.layer_call import with_cache
 from lm_polygraph_asmi.model.layers import context_window
-from lm_polygraph_asmi.scoring.engine import Engine
 
 
 class Generation:
@@ -30,7 +27,6 @@ class Generation:
     Args:
         model: generates.
         stop_conditions: when an answer ends.
-        check: called before each token, and raises to end generation early; None: no check.
     """
 
     def __init__(
@@ -38,36 +34,12 @@ class Generation:
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         stop_conditions: StopConditions,
-        check: Callable[[], None] | None = None,
     ) -> None:
         self.model, self.tokenizer, self.stop_conditions = model, tokenizer, stop_conditions
-        self.check = check
 
-    def greedy(
-        self,
-        prompt_ids: Int[Tensor, " P"],
-        max_new_tokens: int,
-        engines: Sequence[Engine],
-        prefix_cache: PrefixCache,
-    ) -> list[int]:
-        """The greedy answer; its keys, values and states are cached for the engines."""
-        if not all(engine.reuses_prefix(self.model) for engine in engines):
-            return self._generate(prompt_ids, max_new_tokens, do_sample=False)[0]
-        with scoring_session(self.model):
-            common = prefix_cache.common(self.model, prompt_ids[:-1].tolist())
-            cache = prefix_cache.cache(common)
-            layers = {n for engine in engines for n in engine.known_layers(self.model)}
-        try:
-            with states_seen(self.model, layers) as states:
-                (ids,) = self._generate(prompt_ids, max_new_tokens, do_sample=False, cache=cache)
-        except (torch.OutOfMemoryError, ValueError):
-            raise
-        except Exception:  # models without a cache raise different errors
-            (ids,) = self._generate(prompt_ids, max_new_tokens, do_sample=False)
-            PrefixCache.disable(self.model)
-            return ids
-        prefix_cache.take(self.model, [*prompt_ids.tolist(), *ids], cache, states(), common)
-        return ids
+    def greedy(self, prompt_ids: Int[Tensor, " P"], max_new_tokens: int) -> list[int]:
+        """The greedy answer."""
+        return self._generate(prompt_ids, max_new_tokens, do_sample=False)[0]
 
     def sampled(
         self, prompt_ids: Int[Tensor, " P"], max_new_tokens: int, count: int, seed: int
@@ -100,8 +72,6 @@ class Generation:
         """
 
         def ended(ids: Tensor, _: Any, **__: Any) -> Tensor:
-            if self.check is not None:
-                self.check()
             rows = ids[:, prompt_length:].tolist()  # several if answers are sampled
             closes = self.stop_conditions.closes
             return torch.tensor([halts(row) or closes(row) for row in rows], device=ids.device)
@@ -124,7 +94,6 @@ class Generation:
         self,
         prompt_ids: Int[Tensor, " P"],
         max_new_tokens: int,
-        cache: Cache | None = None,
         halts: Callable[[Sequence[int]], bool] = lambda _: False,
         **options: Any,
     ) -> list[list[int]]:
@@ -150,7 +119,6 @@ class Generation:
                 attention_mask=torch.ones_like(ids),
                 generation_config=config,
                 stopping_criteria=self._ended(len(prompt_ids), halts),
-                **({} if cache is None else with_cache(model, cache)),
             )
         rows = sequences[:, len(prompt_ids) :].tolist()
         return [self.stop_conditions.response(row, batch_size=2) for row in rows]

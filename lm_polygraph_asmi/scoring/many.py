@@ -8,22 +8,18 @@ import numpy as np
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from lm_polygraph_asmi.model import PrefixCache
     from lm_polygraph_asmi.results.cache import ResultCache
     from lm_polygraph_asmi.scoring.text import Request
 
 
 FAILURES = (ValueError, FloatingPointError, RuntimeError, MemoryError)
 """Errors of a row: its content, its numbers, or what it asks of the device; others are ours."""
-FIELDS = ("prompt", "answer", "samples", "offsets")
-"""Fields of a row: of `Scorer.score`, and `offsets` of `Score.with_spans`."""
+FIELDS = ("prompt", "answer", "samples")
+"""Fields of a row, as for `Scorer.score`."""
 
 
 class Result(Protocol):
     """What is made of a row: a `Score`, or a `Decision`."""
-
-    def with_spans(self, offsets: Any) -> Any:
-        """The same with parts at these offsets."""
 
     def to_line(self, tokens: str) -> dict[str, Any]:
         """Fields of a line of an output."""
@@ -73,24 +69,20 @@ class Outcome(NamedTuple):
 
 
 def attempts(
-    run: "Callable[[Request, PrefixCache], Any]", rows: Iterable[Any], id_field: str = "id"
+    run: "Callable[[Request], Any]", rows: Iterable[Any], id_field: str = "id"
 ) -> Iterator[tuple[Outcome, Exception | None]]:
     """Outcomes of rows, each with its exception if it failed.
 
     Args:
-        run: scores or decides a request, with the keys and values of the row before.
+        run: scores or decides a request.
     """
-    from lm_polygraph_asmi.model import PrefixCache  # imports torch
     from lm_polygraph_asmi.scoring.text import row_request
 
-    prefix_cache = PrefixCache()
     for index, row in enumerate(rows):
         row_id = row.get(id_field) if isinstance(row, Mapping) else None
         result, failed = None, None
         try:
-            request, offsets = row_request(row)
-            result = run(request, prefix_cache)
-            result = result if offsets is None else result.with_spans(offsets)
+            result = run(row_request(row))
         except FAILURES as failure:
             result, failed = None, failure
         error = None if failed is None else str(failed) or repr(failed)
@@ -98,7 +90,7 @@ def attempts(
 
 
 def one_by_one(
-    run: "Callable[[Request, PrefixCache], Any]", rows: Iterable[Any], on_error: str, id_field: str
+    run: "Callable[[Request], Any]", rows: Iterable[Any], on_error: str, id_field: str
 ) -> Iterator[Outcome]:
     """Outcomes of rows as they arrive; `on_error`: "raise" or "return"."""
     for outcome, failure in attempts(run, rows, id_field):
@@ -108,16 +100,15 @@ def one_by_one(
 
 
 def run_batch(
-    run: "Callable[[Request, PrefixCache], Any]",
+    run: "Callable[[Request], Any]",
     rows: Sequence[Mapping[str, Any]],
     cache: "ResultCache",
     key: dict[str, Any],
 ) -> Iterator[Outcome]:
     """Outcomes of a batch of rows, from the result cache if it has the batch.
 
-    The batch is one entry, because the reuse of prefixes makes a row's last digits depend on the
-    rows before it. Not stored after a RuntimeError, such as too little memory. Fields that do not
-    change results, such as `id`, are not part of the key.
+    Not stored after a RuntimeError, such as too little memory. Fields that do not change results,
+    such as `id`, are not part of the key.
     """
     stored = cache.get(key)
     if stored is not None:

@@ -8,7 +8,7 @@ from typing import Any
 FORMAT = 2
 """Part of every digest; increased when scores of the same answers change."""
 MADE_FROM = (
-    "prompt", "answer", "samples", "offsets", "settings", "model", "score", "msp", "tokens",
+    "prompt", "answer", "samples", "settings", "model", "score", "msp", "tokens",
     "counted", "scored_text", "content_end", "ending", "answered", "prompt_tokens", "warnings",
     "diversity", "gate",
 )  # fmt: skip

@@ -1,9 +1,8 @@
 """What `score` returns: numbers, a table, an HTML page and sentences that explain them."""
 
 import math
-import operator
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,6 @@ from lm_polygraph_asmi.files import to_json
 from lm_polygraph_asmi.maths.scores import aggregate, token_scores
 from lm_polygraph_asmi.scoring.page import Card, render, render_part
 from lm_polygraph_asmi.scoring.provenance import compared, digest_of
-from lm_polygraph_asmi.scoring.segments import Span, segment_answer, span_of
 from lm_polygraph_asmi.scoring.signals import SIGNALS, unmasked_signals
 from lm_polygraph_asmi.scoring.terminal import in_terminal
 from lm_polygraph_asmi.scoring.tokens import Token
@@ -36,7 +34,7 @@ NO_SCALE = (
 )
 COMPACT = ("text", "u", "mi", "agreement", "vote", "alternative")
 """Fields of each token with `tokens="compact"`."""
-DERIVED = ("spans", "unit", "highest", "explanation", "signals", "digest")
+DERIVED = ("unit", "highest", "explanation", "signals", "digest")
 """Entries of `Score.to_dict` besides the fields."""
 
 
@@ -75,7 +73,6 @@ class Score:
         ending: what ends `scored_text`, such as "</s>" or a stop string; empty if the answer was
             cut off, None if not saved. To an answer passed as text, the likeliest end was added.
         answered: False if the answer is empty or blank.
-        offsets: parts chosen by the caller, see `with_spans`; None: see `spans`.
         prompt_tokens: tokens of the prompt; None if not saved.
 
     Example:
@@ -101,7 +98,6 @@ class Score:
     warnings: tuple[str, ...]
     content_end: int | None = None
     answered: bool = True
-    offsets: tuple[tuple[int, int], ...] | None = None
     prompt_tokens: int | None = None
     ending: str | None = None
 
@@ -115,10 +111,8 @@ class Score:
         names = {field.name for field in fields(cls)}
         try:
             values = {name: value for name, value in content.items() if name in names}
-            values["tokens"] = tuple(Token.from_dict(token) for token in values["tokens"])
+            values["tokens"] = tuple(Token(**token) for token in values["tokens"])
             values["warnings"] = tuple(values["warnings"])
-            if values.get("offsets") is not None:
-                values["offsets"] = tuple((start, end) for start, end in values["offsets"])
             return cls(**values)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(
@@ -173,44 +167,6 @@ class Score:
     def masking_response(self) -> float:
         """Mean MI_t of the answer's tokens, nats: how much masking changes the predictions."""
         return float(np.mean([token.mi for token in self.tokens]))
-
-    @cached_property
-    def spans(self) -> tuple[Span, ...]:
-        """The answer's parts: sentences, lines of code, list items; or those of `offsets`.
-
-        Tokens that end the answer are in no part. Not validated: the paper finds the effect for
-        whole answers.
-        """
-        offsets = self.offsets
-        if offsets is None:
-            content = self.scored_text[: self.content_end]
-            offsets = tuple(segment_answer(content))
-        return tuple(
-            span_of(self.scored_text, *span, self.tokens, self.aggregation) for span in offsets
-        )
-
-    def with_spans(self, offsets: Sequence[tuple[int, int]]) -> "Score":
-        """The same score with parts at these (start, end) characters of `scored_text`.
-
-        Raises:
-            ValueError: not pairs of integers, offsets outside the text, or a part without a token.
-        """
-        try:
-            if isinstance(offsets, str | Mapping):
-                raise TypeError
-            pairs = tuple((operator.index(start), operator.index(end)) for start, end in offsets)
-        except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"expected offsets as pairs of integers, like [[0, 12], [13, 40]], got {offsets!r}"
-            ) from error
-        score = replace(self, offsets=pairs)
-        assert score.spans is not None  # raises here, not later
-        return score
-
-    @property
-    def parts(self) -> tuple[Span, ...]:
-        """`spans` if there are several or the caller chose them; else none."""
-        return self.spans if self.offsets is not None or len(self.spans) > 1 else ()
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -273,7 +229,6 @@ class Score:
         content = asdict(self) | {"tokens": [asdict(token) for token in self.tokens]}
         return content | {
             "digest": digest_of(content),
-            "spans": [asdict(span) for span in self.parts],
             "unit": "nats",
             "highest": self.highest,
             "explanation": self.explanation,

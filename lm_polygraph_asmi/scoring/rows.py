@@ -34,7 +34,7 @@ ROW_GROUP = 4096
 """Rows of a row group of an output in Parquet."""
 ROWS = (".jsonl", ".jsonlines", ".ndjson")
 """Suffixes of files with a row on each line."""
-COPIED_FIELDS = {"prompt", "answer", "offsets"}
+COPIED_FIELDS = {"prompt", "answer"}
 """Fields of an output line that an input may have; they are copied unchanged."""
 TABLES = (".csv", ".tsv", ".xls", ".xlsx")
 """Tables that are not read: they would be taken for one prompt."""
@@ -62,8 +62,8 @@ class Row(NamedTuple):
 
     Attributes:
         number: line number from 1, blank lines counted, as an editor shows it.
-        content: `prompt`, optionally `answer`, `samples` (as for `score`), `offsets` (see
-             `Score.with_spans`); other fields are passed through.
+        content: `prompt`, optionally `answer` and `samples` (as for `score`); other fields are
+             passed through.
         error: why the line cannot be read; None if it can.
     """
 

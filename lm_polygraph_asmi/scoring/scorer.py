@@ -5,7 +5,7 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -19,22 +19,20 @@ from transformers import (
 )
 
 from lm_polygraph_asmi.analysis.learned import free_features
-from lm_polygraph_asmi.config import STREAMED, ASMIConfig
+from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.host.model import causal_model, is_host_model
-from lm_polygraph_asmi.host.special_tokens import PlainTokenizer, SpecialTokens
+from lm_polygraph_asmi.host.special_tokens import SpecialTokens
 from lm_polygraph_asmi.host.stopping import StopConditions
 from lm_polygraph_asmi.maths import adaptive_gate
 from lm_polygraph_asmi.maths.scores import aggregate
 from lm_polygraph_asmi.model import (
-    PrefixCache,
     attention_of,
     name_modules,
     plain_model,
     scoring_session,
     structure_of,
 )
-from lm_polygraph_asmi.model.layer_call import MASKABLE
 from lm_polygraph_asmi.results.cache import ResultCache, model_key, tokenizer_key
 from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
 from lm_polygraph_asmi.scoring.control_tokens import (
@@ -43,7 +41,7 @@ from lm_polygraph_asmi.scoring.control_tokens import (
     template_warnings,
 )
 from lm_polygraph_asmi.scoring.ending import EndedAnswer, TextAnswer
-from lm_polygraph_asmi.scoring.engine import AnswerInProgress, Engine, diversity_of
+from lm_polygraph_asmi.scoring.engine import Engine, diversity_of
 from lm_polygraph_asmi.scoring.generation import Generation, restored_config
 from lm_polygraph_asmi.scoring.many import FIELDS, OUTPUT, Outcome, one_by_one, run_batch
 from lm_polygraph_asmi.scoring.own_tokenizer import check_tokenizer
@@ -51,7 +49,6 @@ from lm_polygraph_asmi.scoring.result import DERIVED, Score
 from lm_polygraph_asmi.scoring.signals import unmasked_signals
 from lm_polygraph_asmi.scoring.statistics import AnswerStatistics
 from lm_polygraph_asmi.scoring.text import (
-    UNFINISHED,
     Answer,
     Prompt,
     Request,
@@ -68,7 +65,7 @@ from lm_polygraph_asmi.scoring.text import (
     token_ids,
     unknown_warning,
 )
-from lm_polygraph_asmi.scoring.tokens import Token, tokens_of
+from lm_polygraph_asmi.scoring.tokens import tokens_of
 from lm_polygraph_asmi.validation import check_one_of
 
 if TYPE_CHECKING:
@@ -168,8 +165,6 @@ class Scorer:
         structure_of(model)  # raises if heads cannot be masked
         tokenizer = _usable_tokenizer(model, tokenizer, self.instruct)
         self.tokenizer_warnings = check_tokenizer(model, tokenizer)
-        if self.config.special_tokens == "plain":
-            tokenizer = cast("PreTrainedTokenizerBase", PlainTokenizer(tokenizer))
         self.model, self.tokenizer = model, tokenizer
         self.stop = list(self.config.stop or ())
         self.stop_conditions = StopConditions(model, tokenizer, self.stop)
@@ -189,30 +184,14 @@ class Scorer:
         """
         return self.score_request(parse_request(prompt, answer, samples))
 
-    def stream(self, prompt: Prompt) -> "Stream":
-        """Score the greedy answer token by token; see `lm_polygraph_asmi.stream`.
-
-        Always with scope "response" and masks seeded by the prompt, whatever the scorer's settings.
-
-        Example:
-            >>> with scorer.stream(prompt) as tokens:
-            ...     first = next(tokens)
-            >>> tokens.result.tokens == (first,)
-            True
-        """
-        return Stream(self, parse_request(prompt))
-
     def score_many(
         self, rows: Iterable[Any], on_error: str = "return", id_field: str = "id"
     ) -> Iterator[Outcome]:
         """Score rows one by one as they arrive; none is stored.
 
-        With scope "response", the prefix that a row shares with the row before is not computed
-        again: sort rows by passage and prompt. Scores equal those of single calls up to rounding.
-
         Args:
-            rows: texts, or mappings with `prompt` and optionally `answer`, `samples` and
-                `offsets`, as for `score` and `Score.with_spans`. They are not changed.
+            rows: texts, or mappings with `prompt` and optionally `answer` and `samples`, as for
+                `score`. They are not changed.
             on_error: "return": a bad row gives an outcome with an error; "raise": it raises.
             id_field: name of the field with a row's id.
 
@@ -234,20 +213,9 @@ class Scorer:
         return run_batch(self.score_request, rows, self.result_cache, self.batch_key(rows))
 
     @cached_property
-    def stream_engine(self) -> Engine:
-        """Engine of `stream`."""
-        return Engine(self.config.replace(**STREAMED))
-
-    @cached_property
-    def unmasked_engine(self) -> Engine:
-        """Engine of `read`, which reuses what generation has computed where attention allows."""
-        shares = (self.config.attention or attention_of(self.model)) in MASKABLE
-        return Engine(self.config.replace(scope="response")) if shares else self.engine
-
-    @cached_property
     def state_engine(self) -> Engine:
-        """`unmasked_engine` that also reads hidden states."""
-        return Engine(self.unmasked_engine.config, states=True)
+        """Engine that also reads hidden states."""
+        return Engine(self.config, states=True)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -263,20 +231,17 @@ class Scorer:
             "memory_budget": None,  # does not change scores
         }
 
-    def score_request(self, request: Request, prefix_cache: PrefixCache | None = None) -> Score:
-        """`score` of a request, with the keys and values of the row before."""
+    def score_request(self, request: Request) -> Score:
+        """`score` of a request."""
         request, prompt_ids = self.prepared(request)
-        prefix_cache = prefix_cache or PrefixCache()
         with restored_config(self.model):
-            ids, draft, differences = self._answer(request, prompt_ids, prefix_cache, self.engine)
-            stats = self.engine.score(self.model, prompt_ids, ids, prefix_cache, draft)
+            ids, differences = self._answer(request, prompt_ids)
+            stats = self.engine.score(self.model, prompt_ids, ids)
             gate = self.gate_of(request, prompt_ids)
         return self.result(request.noted(differences), prompt_ids, stats, gate)
 
     def read(self, prompt: Prompt, answer: Answer | None = None) -> UnmaskedAnswer:
         """An answer under the unmasked model alone, at the cost of one unmasked pass.
-
-        Of the model's own answer, nothing but the last layer's distributions is computed again.
 
         Example:
             >>> scorer.read(prompt, " Edda Holm").answered
@@ -284,10 +249,8 @@ class Scorer:
         """
         return self.read_request(parse_request(prompt, answer))
 
-    def read_request(
-        self, request: Request, prefix_cache: PrefixCache | None = None, states: bool = False
-    ) -> UnmaskedAnswer:
-        """`read` of a request, with the keys and values of the row before.
+    def read_request(self, request: Request, states: bool = False) -> UnmaskedAnswer:
+        """`read` of a request.
 
         Args:
             states: also `features`, which need hidden states.
@@ -296,13 +259,12 @@ class Scorer:
             ValueError: as `score`; or states of a model that has none to read.
         """
         request, prompt_ids = self.prepared(request)
-        prefix_cache = prefix_cache or PrefixCache()
-        engine = self.state_engine if states else self.unmasked_engine
+        engine = self.state_engine if states else self.engine
         # One session: the model's state is read once, which takes longer than a short answer's
         # last layer.
         with scoring_session(self.model), restored_config(self.model):
-            ids, draft, differences = self._answer(request, prompt_ids, prefix_cache, engine)
-            stats = engine.read(self.model, prompt_ids, ids, prefix_cache, draft)
+            ids, differences = self._answer(request, prompt_ids)
+            stats = engine.read(self.model, prompt_ids, ids)
             settings = self.engine.settings(self.model).to_dict()
         counted = self._counted(ids)
         described, _ = self._described(request.noted(differences), prompt_ids, ids, settings)
@@ -333,8 +295,6 @@ class Scorer:
     def notes_of(self, request: Request) -> tuple[str, ...]:
         """Warnings about special tokens in the texts of a request, and about chat templates."""
         template = template_warnings(self._special_tokens, request.prompt)
-        if self.config.special_tokens == "plain":
-            return tuple(template)
         ends = self.stop_conditions.end_ids
         notes = special_warnings(
             self._special_tokens, ends, request.prompt, request.answer, request.samples
@@ -529,20 +489,14 @@ class Scorer:
             settings["num_samples"] = len(samples)
         return settings
 
-    def _answer(
-        self,
-        request: Request,
-        prompt_ids: Int[Tensor, " P"],
-        prefix_cache: PrefixCache,
-        engine: Engine,
-    ) -> EndedAnswer:
+    def _answer(self, request: Request, prompt_ids: Int[Tensor, " P"]) -> EndedAnswer:
         answer, limit = request.answer, self.config.max_new_tokens
         if answer is None:
-            return EndedAnswer(self.generation.greedy(prompt_ids, limit, [engine], prefix_cache))
+            return EndedAnswer(self.generation.greedy(prompt_ids, limit))
         if not isinstance(answer, str):
             return EndedAnswer(token_ids(answer))
         return TextAnswer(
-            engine, self.generation, request.prompt, prompt_ids, answer, limit, prefix_cache
+            self.engine, self.generation, request.prompt, prompt_ids, answer, limit
         ).ended()
 
     def gate_of(
@@ -571,107 +525,6 @@ class Scorer:
             diversity,
             len(responses),
         )
-
-
-class Stream(Iterator[Token]):
-    """Iterator over scored tokens of an answer being generated; see `lm_polygraph_asmi.stream`.
-
-    Between two tokens the model is in its original state and free for other use. To stop, stop
-    iterating; `close` or the end of a `with` block also frees the caches.
-
-    Example:
-        >>> tokens = scorer.stream(prompt)
-        >>> isinstance(tokens, Stream)
-        True
-        >>> written = [token.text for token in tokens]
-        >>> "".join(written) == tokens.text == tokens.result.scored_text
-        True
-    """
-
-    def __init__(self, scorer: "Scorer", request: Request, ids: Tensor | None = None) -> None:
-        """`ids`: prompt of another `generate` call, which then decides length and end."""
-        if request.answer is not None:
-            raise ValueError(
-                "expected a chat that ends in the user's message, got the assistant's last: only "
-                "the model's own answer can be streamed"
-            )
-        self.scorer, self._engine = scorer, scorer.stream_engine
-        self._external = ids is not None
-        if ids is None:
-            request, ids = scorer.prepared(request)
-        self._request, self._prompt_ids = request, ids
-        self._length_limit = scorer.generation.length_limit(ids, scorer.config.max_new_tokens)
-        self._gate: tuple[float, float | None, int] | None = None
-        self._answer: AnswerInProgress | None = None
-        self._closed = self._ended = False
-        self._shown_end = 0
-
-    def __iter__(self) -> "Stream":
-        return self
-
-    def __enter__(self) -> "Stream":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Stop generating and free the caches; `result` scores the tokens so far."""
-        self._closed = True
-        if self._answer is not None:
-            self._answer.free()
-
-    def __next__(self) -> Token:
-        return self._next_token()
-
-    def _next_token(self, token_id: int | None = None) -> Token:
-        if self._closed or self._ended:
-            self.close()
-            raise StopIteration
-        scorer, prompt_ids = self.scorer, self._prompt_ids
-        try:
-            with scoring_session(scorer.model, scorer.config.attention):
-                if self._answer is None:
-                    with restored_config(scorer.model):
-                        self._gate = scorer.gate_of(self._request, prompt_ids)
-                    self._answer = self._engine.start_stream(scorer.model, prompt_ids)
-                stats = self._answer.step(token_id)
-        except BaseException:
-            self.close()
-            raise
-        assert self._gate is not None
-        ids = self._answer.ids
-        if not self._external:
-            self._ended = len(ids) == self._length_limit or scorer.stop_conditions.closes(ids)
-        text, _ = spans(scorer.tokenizer, prompt_ids.tolist(), ids)
-        end = len(text)
-        if not self._ended:  # the last character may be incomplete
-            end = max(self._shown_end, len(text.rstrip(UNFINISHED)))
-        span, self._shown_end = (self._shown_end, end), end
-        gate = self._gate[0]
-        (token,) = tokens_of(stats, text, [span], gate, scorer.tokenizer)
-        return token
-
-    @property
-    def text(self) -> str:
-        """The answer so far."""
-        ids = [] if self._answer is None else self._answer.ids
-        return spans(self.scorer.tokenizer, self._prompt_ids.tolist(), ids)[0] if ids else ""
-
-    @property
-    def result(self) -> Score:
-        """The `Score` of the tokens generated so far.
-
-        Raises:
-            ValueError: there are none.
-        """
-        if self._answer is None or not self._answer.ids or self._gate is None:
-            raise ValueError("expected at least one generated token, got none")
-        answer = self._answer
-        score = self.scorer.result(self._request, self._prompt_ids, answer.statistics(), self._gate)
-        if not self._external:
-            return score
-        return replace(score, settings=score.settings | {"prompt_format": "token ids"})
 
 
 def _described(value: Any) -> Any:

@@ -34,7 +34,7 @@ class Signal(NamedTuple):
         return (*names, *(("depth", "layer", "structure", "hidden_width") if self.states else ()))
 
 
-UNMASKED_SETTINGS = ("closing_token", "stop", "special_tokens")
+UNMASKED_SETTINGS = ("closing_token", "stop")
 """Settings that decide which tokens an answer has, and which of them count."""
 LEARNED = "learned"
 """Name of the signal that a calibration learns."""

@@ -58,20 +58,3 @@ def in_terminal(score: Any, width: int) -> Iterator[Text | Table]:
         table.add_row(Text(repr(token.text)), f"{token.u:.4f}", f"{token.mi:.4f}",
                       f"{token.vote:.0%}", Text(other + share))  # fmt: skip
     yield table
-    if score.parts:
-        yield Text(
-            "Parts of the answer. Not validated: the paper finds the effect for whole answers."
-        )
-        table = Table("part", "u", "MI", "entropy", "perplexity", "alternative", box=None,
-                      header_style="dim")  # fmt: skip
-        for span in score.parts:
-            other = (
-                ""
-                if span.alternative is None
-                else f"{span.alternative!r} for {span.instead_of or '·'!r} "
-                f"{span.alternative_share:.0%}"
-            )
-            table.add_row(Text(visible(span.text)), f"{span.u:.4f}", f"{span.mi:.4f}",
-                          f"{span.entropy:.3f}", f"{span.perplexity:.2f}",
-                          Text(other))  # fmt: skip
-        yield table

@@ -96,8 +96,8 @@ def parse_request(
     return Request(_checked(before), last["content"], samples, (note,))
 
 
-def row_request(row: Any) -> tuple[Request, Any]:
-    """The request of a row, a text or a mapping, and the row's `offsets`.
+def row_request(row: Any) -> Request:
+    """The request of a row, a text or a mapping.
 
     Raises:
         ValueError: a row without a prompt; else as `parse_request`.
@@ -107,8 +107,7 @@ def row_request(row: Any) -> tuple[Request, Any]:
         raise ValueError(
             f'expected a text, or an object with a "prompt", got {describe_fields(content)}'
         )
-    request = parse_request(content["prompt"], content.get("answer"), content.get("samples"))
-    return request, content.get("offsets")
+    return parse_request(content["prompt"], content.get("answer"), content.get("samples"))
 
 
 def _check_answer(answer: Any) -> None:

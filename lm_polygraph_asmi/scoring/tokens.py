@@ -1,7 +1,7 @@
 """Tokens of a scored answer."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,6 @@ from lm_polygraph_asmi.scoring.statistics import AnswerStatistics
 FULL_SHADE = 0.1
 """u in nats from which a token has the darkest shade; the same everywhere."""
 BARS = " ▁▂▃▄▅▆▇█"
-OLDER_FIELDS = ("context_mi", "context_share", "context_attention")
-"""Of version 0.1: attribution to a context, which is no longer measured."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +49,6 @@ class Token:
     vote: float
     alternative: str | None
     alternative_share: float
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> "Token":
-        """A saved token; fields that only older versions wrote are left out."""
-        return cls(**{n: v for n, v in content.items() if n not in OLDER_FIELDS})
 
     @property
     def shade(self) -> float:

@@ -24,7 +24,6 @@ from lm_polygraph_asmi.results.names import (
 from lm_polygraph_asmi.scoring.engine import Engine, score_depths
 from lm_polygraph_asmi.scoring.statistics import AnswerStatistics
 from lm_polygraph_asmi.scoring.text import Prompt, texts_of
-from lm_polygraph_asmi.stat_calculators.greedy import PREFIX_CACHES
 
 log = logging.getLogger("lm_polygraph")
 
@@ -33,7 +32,7 @@ class MaskedHeadsCalculator(StatCalculator):
     """Scores the greedy response under S head masks at one layer per depth.
 
     Returns the statistics of `lm_polygraph_asmi.results.names`. Needs only LM-Polygraph's
-    `greedy_tokens`; reuses the key-value cache of generation if there is one.
+    `greedy_tokens`.
 
     Args:
         config, details, result_cache, **settings: as for `scoring.engine.Engine`.
@@ -41,7 +40,7 @@ class MaskedHeadsCalculator(StatCalculator):
 
     Raises:
         TypeError: unknown setting.
-        ValueError: setting out of range, or `special_tokens` "plain".
+        ValueError: setting out of range.
     """
 
     def __init__(
@@ -55,11 +54,6 @@ class MaskedHeadsCalculator(StatCalculator):
     ) -> None:
         super().__init__()
         config = (config or ASMIConfig()).replace(**settings)
-        if config.special_tokens != "control":
-            raise ValueError(
-                "special_tokens 'plain' needs texts that this package tokenizes, as in score; a "
-                "benchmark's are tokenized by LM-Polygraph: leave the setting out"
-            )
         self._special: SpecialTokens | None = None
         self._warned = False
         results = ResultCache(result_cache)
@@ -88,16 +82,13 @@ class MaskedHeadsCalculator(StatCalculator):
         self._name_control_tokens(texts, model)
         transformer = causal_model(model, self.engines[0].config.structure)
         stop_conditions = StopConditions.of(model)
-        caches = dependencies.get(PREFIX_CACHES) or [None] * len(texts)
         examples = []
         for row, (text, tokens) in enumerate(
             zip(texts, require(dependencies, "greedy_tokens"), strict=True)
         ):
             prompt = prompt_ids(model, text, row, dependencies)
             response = stop_conditions.response(tokens, len(texts))
-            example = by_name(
-                score_depths(self.engines, transformer, prompt, response, caches[row])
-            )
+            example = by_name(score_depths(self.engines, transformer, prompt, response))
             example["asmi_closing"] = stop_conditions.closes(response)
             example["asmi_token_texts"] = _token_texts(model.tokenizer, example)
             examples.append(example)

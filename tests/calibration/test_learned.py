@@ -158,8 +158,6 @@ def test_what_has_no_decision_and_what_is_refused(learned, told, scorer, monkeyp
     assert "is unknown: use `decide`" in learned_reason(learned, scorer)
     with pytest.raises(ValueError, match=r"settings differ .* \(depth 0.6 there, 0.3 here\)"):
         Decider(scorer.model, learned, tokenizer=scorer.tokenizer, depth=0.3)
-    with pytest.raises(ValueError, match="a learned score needs the finished answer"):
-        Decider(scorer, learned).stream(PROMPT)
     with pytest.raises(ValueError, match="a finished run has no hidden states to learn from"):
         calibrate_run("RUN", None, 0.3, signal="learned")
     options = ("--risk", "0.3", "--signal", "learned", "--out", str(tmp_path / "c.json"))

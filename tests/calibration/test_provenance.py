@@ -7,7 +7,6 @@ import warnings
 
 import pandas as pd
 import pytest
-import torch
 
 from lm_polygraph_asmi.calibration import Decider, calibrate_rows
 from lm_polygraph_asmi.calibration import rows as first_door
@@ -15,7 +14,6 @@ from lm_polygraph_asmi.scoring import Score
 from lm_polygraph_asmi.scoring.provenance import answer_end, digest_of, made_from
 from lm_polygraph_asmi.scoring.rows import in_chat, score_rows
 from lm_polygraph_asmi.scoring.scorer import Scorer
-from lm_polygraph_asmi.scoring.streaming import Streamer
 from tests.calibration.conftest import limited, lines_of
 from tests.scoring.conftest import PROMPT
 
@@ -80,7 +78,7 @@ def anew(scorer, monkeypatch):
         (
             {
                 1: {"correct": False}, 2: {"correct": True}, 3: {"answer": " Sorell"},
-                4: {"context": "Who built"}, 5: {"offsets": [[0, 3]]}, 6: {"model": "another"},
+                4: {"context": "Who built"}, 5: {"settings": {}}, 6: {"model": "another"},
                 7: {"note": "kept"}, 8: {"msp": 0.1}, 9: {"score": 0.1},
                 10: {"samples": [" Brask"]}, 11: {"prompt": "Who sailed it?"},
                 12: {"digest": None},
@@ -234,12 +232,3 @@ def test_scores_of_files_record_the_weights(model, chatty, tmp_path, calibration
     read = Score.from_dict(json.loads(json.dumps(scorer.score(PROMPT, " Brask").to_dict())))
     assert read.settings.items() >= scorer.fingerprints().items()
     assert calibration.decide(read).accept is True
-
-
-def test_prompts_of_another_call(model, deciding):
-    streamer = Streamer(deciding.scorer, shown=lambda _: None)
-    ids = torch.tensor([deciding.scorer.tokenizer(PROMPT)["input_ids"]])
-    model.generate(ids, max_new_tokens=2, do_sample=False, streamer=streamer)
-    result = streamer.stream.result
-    assert result.compared_settings["prompt_format"] == "token ids"
-    assert deciding.of(result).accept is None

@@ -127,7 +127,7 @@ def test_what_a_run_gives(planted, variant):
     assert (found.n, found.clusters, found.errors) == (60, 30, wrong.sum())
     assert (found.model, found.label_source) == ("models/tiny", "AlignScore")
     own = {"method": variant, "closing_token": True, "aggregation": "mean", "stop": None}
-    own |= {"max_new_tokens": 64, "special_tokens": "control", "prompt_format": "text"}
+    own |= {"max_new_tokens": 64, "prompt_format": "text"}
     gate = {"tau": 0.3, "beta": 10.0, "num_samples": 10, "gate_token": "second_last"}
     settings = {n: v for n, v in found.settings.items() if n != "answer_ends"}
     assert settings == saved["stats"]["asmi_settings_d60"][0] | own | (

@@ -1,15 +1,13 @@
-"""Special tokens spelled in texts: named, or read as text."""
+"""Special tokens spelled in texts are named."""
 
 from copy import deepcopy
 
 import pytest
 
-from lm_polygraph_asmi import stream
-from lm_polygraph_asmi.host.special_tokens import PlainTokenizer, SpecialTokens
-from lm_polygraph_asmi.scoring import score_batch
+from lm_polygraph_asmi.host.special_tokens import SpecialTokens
 from lm_polygraph_asmi.scoring.control_tokens import rendered_warnings
 from lm_polygraph_asmi.scoring.scorer import Scorer
-from lm_polygraph_asmi.scoring.text import answer_tokens, parse_request, prompt_tokens
+from lm_polygraph_asmi.scoring.text import parse_request, prompt_tokens
 from tests.scripted import byte_tokenizer, scripted_model, space_tokenizer
 
 PROMPT = "Who built the ferry?"
@@ -27,13 +25,13 @@ def tokenizer(request):
 
 
 @pytest.fixture(scope="module")
-def scorers():
-    """Of a scripted model, by how special tokens are read."""
+def scorer():
+    """Of a scripted model."""
     tokenizer = TOKENIZERS["bytes"]
     length = len(prompt_tokens(tokenizer, PROMPT))
     model = scripted_model(tokenizer, length, tokenizer.convert_tokens_to_ids(["x", "</s>"]))
     settings = {"tokenizer": tokenizer, "scope": "response", "num_masks": 4, "mask_rate": 0.5}
-    return {mode: Scorer(model, special_tokens=mode, **settings) for mode in ("control", "plain")}
+    return Scorer(model, **settings)
 
 
 def test_places(tokenizer):
@@ -42,52 +40,19 @@ def test_places(tokenizer):
     assert special.spelled(" Brask < /s>") == []
 
 
-def test_text_is_read_as_text(tokenizer):
-    """No token of the text is special; all else is as the tokenizer has it."""
-    plain, special = PlainTokenizer(tokenizer), set(SpecialTokens(tokenizer).ids.values())
-    ids = plain(SPELLED, add_special_tokens=False)["input_ids"]
-    assert special.isdisjoint(ids)
-    assert tokenizer.decode(ids).strip() == SPELLED.strip()
-    for text in (PROMPT, " Brask in 1931", "né 🪁"):
-        assert plain(text)["input_ids"] == tokenizer(text)["input_ids"]
-    both = prompt_tokens(tokenizer, PROMPT).tolist() + answer_tokens(plain, PROMPT, SPELLED)
-    assert both == plain(PROMPT + SPELLED)["input_ids"]
-
-
-def test_the_template_keeps_its_tokens(tokenizer):
-    """A chat that was rendered once is text the second time."""
-    plain, special = PlainTokenizer(tokenizer), SpecialTokens(tokenizer)
-    messages = [{"role": "user", "content": PROMPT}]
-    assert prompt_tokens(plain, messages).equal(prompt_tokens(tokenizer, messages))
-    rendered = str(
-        tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    )
-    twice = [{"role": "user", "content": rendered}]
-    ids = prompt_tokens(plain, twice).tolist()
-    ordinary = prompt_tokens(tokenizer, messages).tolist()
-    of_template = [token for token in ordinary if token in special.ids.values()]
-    assert [token for token in ids if token in special.ids.values()] == of_template
-    assert tokenizer.decode(ids).count("<|user|>") == 4
-    as_control = prompt_tokens(tokenizer, twice).tolist()
-    assert sum(token in special.ids.values() for token in as_control) == 2 * len(of_template)
-
-
-def test_an_answer_with_an_end_token_inside(scorers):
-    control, plain = (scorers[mode].score(PROMPT, " Brask</s> in 1931") for mode in scorers)
+def test_an_answer_with_an_end_token_inside(scorer):
+    control = scorer.score(PROMPT, " Brask</s> in 1931")
     (warning,) = control.warnings
     assert "In the answer, '</s>' at character 6 became a control token" in warning
-    assert "special_tokens='plain'" in warning
+    assert "write it in another way, such as with a space in it" in warning
     assert [token.id for token in control.tokens].count(2) == 2
-    assert not plain.warnings
-    assert [token.id for token in plain.tokens].count(2) == 1
-    assert plain.scored_text == control.scored_text == " Brask</s> in 1931</s>"
-    assert plain.settings["special_tokens"] == "plain"
+    assert control.scored_text == " Brask</s> in 1931</s>"
+    assert not scorer.score(PROMPT, " Brask< /s> in 1931").warnings
     # At its end, an end token is the answer's end.
-    assert not scorers["control"].score(PROMPT, " Brask</s>").warnings
+    assert not scorer.score(PROMPT, " Brask</s>").warnings
 
 
-def test_prompts_chats_and_samples(scorers):
-    scorer = scorers["control"]
+def test_prompts_chats_and_samples(scorer):
     chat = [{"role": "user", "content": "a <|end|>"}, {"role": "assistant", "content": "b"}]
     chat += [{"role": "user", "content": "</s></s></s></s>?"}]
     for prompt, places in (
@@ -99,35 +64,19 @@ def test_prompts_chats_and_samples(scorers):
         for place, warning in zip(places, warnings, strict=True):
             assert place in warning
             assert "If it is a chat that a template rendered, pass its messages" in warning
-        assert not scorers["plain"].score(prompt, " x").warnings
     assert "at character 8 and 1 more" in scorer.score(chat, " x").warnings[1]
     samples = scorer.notes_of(parse_request(PROMPT, None, [" a", " <s> b", [2]]))
     assert [note[:11] for note in samples] == ["In sample 2"]
 
 
-def test_every_way_takes_the_setting(scorers):
-    """Batch and stream, too; a calibration made otherwise does not apply."""
-    columns = {"prompt": [PROMPT], "answer": [" </s> x"]}
-    texts = {mode: score_batch(columns, scorer, tokens="none") for mode, scorer in scorers.items()}
-    assert texts["control"]["asmi_msp"][0] != texts["plain"]["asmi_msp"][0]
-    assert "became a control token" in texts["control"]["asmi_warnings"][0]
-    assert texts["plain"]["asmi_warnings"][0] is None
-    with scorers["plain"].stream("<|user|> who?") as tokens:
-        next(tokens)
-    assert not tokens.result.warnings[1:]
-    with scorers["control"].stream("<|user|> who?") as tokens:
-        next(tokens)
-    assert any("'<|user|>' at character 0" in warning for warning in tokens.result.warnings)
-
-
-def test_every_field_of_a_message_is_read(scorers):
+def test_every_field_of_a_message_is_read(scorer):
     """Where the template writes it; a field that no token comes from has no warning."""
     tokenizer = deepcopy(TOKENIZERS["bytes"])
     tokenizer.chat_template = (
         "{% for m in messages %}{{ m.role }}({{ m.name }}): {{ m.content }}"
         "{{ m.tool_calls | tojson if m.tool_calls else '' }}\n{% endfor %}assistant:"
     )
-    scorer = Scorer(scorers["control"].model, tokenizer=tokenizer, num_masks=2, mask_rate=0.5)
+    scorer = Scorer(scorer.model, tokenizer=tokenizer, num_masks=2, mask_rate=0.5)
     call = {"function": {"name": "f", "arguments": {"said": 'a "b" </s>'}}}
     asks = {"role": "user", "content": "?"}
     for message, place in (
@@ -188,13 +137,3 @@ def test_what_is_no_rendered_chat(template):
     assert not rendered_warnings(special, PROMPT)  # nothing shows it
     tokenizer.chat_template = "{{ raise_exception('never') }}"
     assert not rendered_warnings(special, PROMPT)
-
-
-def test_unknown_values_and_slow_tokenizers():
-    with pytest.raises(ValueError, match="special_tokens"):
-        stream("nowhere", PROMPT, special_tokens="text")
-    slow = deepcopy(TOKENIZERS["bytes"])
-    type_of_slow = type("Slow", (type(slow),), {"is_fast": False})
-    slow.__class__ = type_of_slow
-    with pytest.raises(ValueError, match="needs a fast tokenizer, got Slow"):
-        PlainTokenizer(slow)

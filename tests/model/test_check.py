@@ -22,14 +22,12 @@ from lm_polygraph_asmi.model import (
     run_subnetworks,
     run_unmasked,
     scoring_session,
-    stepwise,
     structure_of,
     subnetwork_log_probs,
     suffix,
 )
 from lm_polygraph_asmi.model.check import limit, strategies_seen_right, total_variation
 from lm_polygraph_asmi.model.memory import default_budget
-from lm_polygraph_asmi.model.stepwise import steps_of
 from lm_polygraph_asmi.model.suffix import STRATEGIES, full_forward_passes
 from lm_polygraph_asmi.scoring.engine import Engine, score_depths
 from tests.families import tiny_model
@@ -266,32 +264,6 @@ def test_the_same_of_embeddings_behind_a_shared_prompt(monkeypatch):
                 model, 2, ids, [torch.tensor([7, 8]), torch.tensor([9])], [(0, 2), (1, 1)]
             )
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
-
-
-def test_steps_take_the_cheapest_kind():
-    model = tiny_model("llama")
-    with scoring_session(model):
-        assert isinstance(steps_of(model, sequence(), 2, masks()).steps, stepwise.OneSequence)
-
-
-def test_the_same_of_passes_step_by_step(monkeypatch):
-    model = tiny_model("llama")
-
-    class Wrong(stepwise.OneSequence):
-        def __call__(self, tokens):
-            tokens = list(tokens)
-            self.wrong = getattr(self, "wrong", tokens[0] == 5)
-            return super().__call__(tokens) + 0.3 * self.wrong
-
-    (_, first_way), second = stepwise.KINDS
-    strategy = replace(first_way, run=stepwise._stepwise(Wrong))
-    monkeypatch.setattr(stepwise, "KINDS", ((Wrong, strategy), second))
-    taken = []
-    for length, first in ((40, 5), (17, 6), (16, 5)):
-        ids = beginning(first, length)
-        with scoring_session(model):
-            taken.append(type(steps_of(model, ids, 2, masks()).steps))
-    assert taken == [second[0]] * 3
 
 
 @pytest.mark.parametrize("scope", SCOPES)

@@ -14,11 +14,9 @@ from lm_polygraph_asmi.maths import mutual_information
 from lm_polygraph_asmi.model import (
     attention_of,
     num_heads,
-    readout,
     response_embeddings,
     run_unmasked,
     scoring_session,
-    steps_of,
     structure_of,
     subnetwork_log_probs,
 )
@@ -35,7 +33,6 @@ from tests.decoders import (
 )
 from tests.rounding import allowed
 
-WITHOUT_CACHE = "no cache"
 IDS, PROMPT = sequence(17), 11
 WINDOWS = ("mistral-window", "qwen2-window", "gemma2-softcap", "gemma3-mixed")
 SHORT_FIRST = (
@@ -43,13 +40,6 @@ SHORT_FIRST = (
     "gated indexed attention, hybrid", "local layers", "widths by layer", "multimodal wrapper",
 )  # fmt: skip
 """Those in which a window, a chunk or a number of keys sets in at some length."""
-OTHER_STEPS = (
-    *WRONG_IF_CHEAPEST, "ALiBi", "chunks", "gated hybrid", "gated hybrid mixture",
-    "convolution hybrid",
-)  # fmt: skip
-"""Those for which the self-check takes other steps than the cheapest."""
-
-
 TWO_KINDS = ("gated indexed attention, hybrid", "gated hybrid mixture")
 """Of which each part is in another kind, too."""
 
@@ -227,25 +217,6 @@ def test_embeddings_equal_separate_passes(name, decoder, model, request):
             model(input_ids=whole, use_cache=False)
     handle.remove()
     torch.testing.assert_close(found.double(), torch.stack(states).double(), atol=most, rtol=most)
-
-
-def test_steps_equal_full_passes(name, decoder, model, truth):
-    """Token by token, as an answer is written."""
-    if decoder.shares_projection:
-        pytest.skip("two layers share the projection")
-    prompt, answer = IDS[:PROMPT], IDS[PROMPT:-1].tolist()
-    with scoring_session(model), nullcontext() if name in OTHER_STEPS else unchecked():
-        if name == WITHOUT_CACHE:
-            with pytest.raises(RuntimeError, match="cannot be scored while it writes"):
-                steps_of(model, prompt, decoder.layer, masks())
-            return
-        written = steps_of(model, prompt, decoder.layer, masks())
-        parts = [prompt.tolist(), *([token] for token in answer)]
-        states = [written.steps(part)[written.rows] for part in parts]
-        found = torch.cat([readout(model, rows) for rows in states], dim=1)
-    slow = truth("response")
-    assert apart(found[written.index], slow) < 1e-4
-    assert (slow - slow[:1]).abs().max() > 1e-3
 
 
 @pytest.mark.slow

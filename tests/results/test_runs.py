@@ -8,14 +8,13 @@ from click.testing import CliRunner
 
 from lm_polygraph_asmi.analysis import Clustered, cluster_interval, normalised_prr
 from lm_polygraph_asmi.commands import main
-from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.results.manifest import manifest_path, write_manifest
 from lm_polygraph_asmi.results.runs import _content, load_run
 
 SETTINGS = {
     "depth": 0.6, "layer": 18, "num_layers": 30, "num_heads": 9, "num_masks": 56, "mask_rate": 0.09,
     "top_k": 64, "mask_sampler": "bernoulli", "scope": "all", "seed": 0, "attention": "sdpa",
-    "requested_layer": None, "source": "all",
+    "requested_layer": None,
 }  # fmt: skip
 
 
@@ -246,22 +245,3 @@ def test_damage_is_seen(tmp_path):
             assert run.quality.equals(whole.quality)
     assert len(said) > len(places) / 3
     assert all("is not a run saved by LM-Polygraph" in text for text in said)
-
-
-def test_scores_that_only_version_0_1_computes_are_left_out(tmp_path, caplog):
-    """They masked only the context's part of a head: another score under a similar name."""
-    file = save(tmp_path)
-    content = torch.load(file, weights_only=False)
-    older = "ASMI (60%, K=64, scope=response, source=context)"
-    content["estimations"]["sequence", older] = [0.5] * 4
-    content["stats"]["asmi_settings_d60_context"] = [SETTINGS | {"source": "context"}] * 4
-    torch.save(content, file)
-    config = ASMIConfig().to_dict() | {"symbol": "ASMI"}
-    sources = {"ASMI (60%, K=64)": "all", older: "context"}
-    methods = {name: config | {"source": source} for name, source in sources.items()}
-    write_manifest({"methods": methods}, file)
-    run = load_run(tmp_path)
-    assert list(run.scores) == ["ASMI (60%, K=64)", "Perplexity"]
-    assert list(run.methods) == ["ASMI (60%, K=64)"]
-    assert run.settings() == [SETTINGS]
-    assert older in caplog.text

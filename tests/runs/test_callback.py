@@ -65,7 +65,7 @@ def test_the_manifest_says_what_the_manager_file_does_not(run, tiny, capsys, mon
     monkeypatch.setattr(Perplexity, "__call__", lambda *_: np.array([np.nan]))
     tokens = "+hf_token=hf_SECRET", "++model.load_model_args.token=hf_SECRET"
     settings = "asmi.num_masks=10", "asmi.mask_rate=0.2", "asmi.result_cache=null"
-    manager = run("data.limit=3", "ignore_exceptions=true", *settings, *tokens)
+    manager = run("data.first=3", "ignore_exceptions=true", *settings, *tokens)
     shown = capsys.readouterr().out
     assert "Perplexity: 3 of 3 scores are not finite" in shown
     assert "an estimator that fails on one batch loses all its scores" in shown
@@ -73,7 +73,7 @@ def test_the_manifest_says_what_the_manager_file_does_not(run, tiny, capsys, mon
     manifest = read_manifest(manager)
     assert manifest["status"] == "completed"
     assert manifest["config_name"] == "asmi_offline"
-    assert "data.limit=3" in manifest["overrides"]
+    assert "data.first=3" in manifest["overrides"]
     assert manifest["model"]["path"] == str(tiny)
     assert manifest["model"]["revision"].startswith("sha256:")
     (used,) = manifest["asmi"]
@@ -103,14 +103,14 @@ def test_several_runs_in_one_folder(run, capsys):
     assert [PROMPTS["abcd".index(i)] for i in kept] == first.stats["input_texts"]
     before = manifest_path(manager).read_text()
     with pytest.raises(OSError, match="cannot load the model /nowhere: the folder does not exist"):
-        run("data.limit=3", "model.path=/nowhere")
+        run("data.first=3", "model.path=/nowhere")
     lock = manager.with_name(f".{manager.name}.lock")
     assert not lock.exists()
     with (
         locked(lock),
         pytest.raises(SystemExit, match=r"another run is writing .*ue_manager_seed1"),
     ):
-        run("data.limit=3")
+        run("data.first=3")
     assert manifest_path(manager).read_text() == before
     capsys.readouterr()
     run()  # as after `kill -9`, which leaves the lock's file
@@ -128,7 +128,7 @@ def test_several_runs_in_one_folder(run, capsys):
 
 def test_a_fault_found_early_stops_the_run_before_the_model_is_loaded(run, tmp_path, capsys):
     with pytest.raises(SystemExit, match="stopped before loading the model"):
-        run("model.path=nowhere", "data.limit=1")
+        run("model.path=nowhere", "data.first=1")
     assert "expected two rows or more, got 1" in capsys.readouterr().out
     assert not manifest_path(tmp_path / "run" / "ue_manager_seed1").exists()
 
@@ -142,7 +142,7 @@ def test_a_run_without_a_record_does_not_start(run, monkeypatch):
     monkeypatch.setattr("lm_polygraph_asmi.results.manifest.reset_peak_memory", broken)
     expected = "its record failed with RuntimeError: no such device"
     with pytest.raises(SystemExit, match=expected):
-        run("data.limit=2")
+        run("data.first=2")
 
 
 def test_a_model_that_cannot_be_reached(run, tmp_path):
@@ -230,7 +230,7 @@ def test_manifests_are_plain_json_and_written_whole(tmp_path):
 
 def test_what_cannot_be_checked_stops_the_run_too(run, capsys):
     with pytest.raises(SystemExit):
-        run("data.limit=2.5")
+        run("data.first=2.5")
     with pytest.raises(SystemExit):
         run("data.cluster_regex=Who")
     assert "data.cluster_regex" in capsys.readouterr().out

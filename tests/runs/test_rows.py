@@ -22,12 +22,11 @@ from lm_polygraph_asmi.runs.rows import (
     select_rows,
     shard_of,
     source_revision,
-    spread,
     subsample,
 )
 from tests.runs.test_squad import QUESTION, write
 
-WHOLE = {"size": None, "subsample_seed": 1, "limit": None, "shard": 0, "num_shards": 1}
+WHOLE = {"size": None, "subsample_seed": 1, "shard": 0, "num_shards": 1}
 
 
 def data(source, **changed):
@@ -105,23 +104,19 @@ def test_a_subsample_leaves_the_global_generator_alone():
     np.testing.assert_array_equal(np.random.get_state()[1], before)  # noqa: NPY002
 
 
-def test_limit_spreads_over_the_rows():
-    items = [str(i) for i in range(10)]
-    assert spread(items, 4) == ["0", "2", "5", "7"]
-    assert spread(items, None) == spread(items, 99) == items
-
-
-STORIES = [
-    DataRow(f"{i}", f"story {i // 5}", f"q{i}?", "a", f"{2 * (i % 5) + 2}") for i in range(200)
-]
+STORIES = [DataRow(f"{i}", f"story {i // 5}", f"q{i}?", "a") for i in range(200)]
 """Forty stories with five questions each, after 2, 4, 6, 8 and 10 facts, as in bAbI."""
+
+
+def facts(row: DataRow) -> int:
+    return 2 * (int(row.id) % 5) + 2
 
 
 def ids(rows) -> list[str]:
     return [row.id for row in rows]
 
 
-@pytest.mark.parametrize("by", [None, "cluster", "facts"])
+@pytest.mark.parametrize("by", [False, True])
 def test_a_smaller_sample_begins_a_larger_one(by):
     largest = ids(sample(STORIES, 30, 0, by))
     assert len(set(largest)) == 30
@@ -133,11 +128,9 @@ def test_a_smaller_sample_begins_a_larger_one(by):
 
 
 def test_a_sample_has_no_period():
-    """Where evenly spaced rows have questions of one length only, or of three of the five."""
-    assert {row.stratum for row in spread(STORIES, 20)} == {"2"}
-    assert {row.stratum for row in spread(STORIES, 60)} == {"2", "4", "8"}
-    lengths = [row.stratum for seed in range(100) for row in sample(STORIES, 20, seed)]
-    counts = np.array([lengths.count(length) for length in ("2", "4", "6", "8", "10")])
+    """Evenly spaced rows would have questions of one length only, or of three of the five."""
+    lengths = [facts(row) for seed in range(100) for row in sample(STORIES, 20, seed)]
+    counts = np.array([lengths.count(length) for length in (2, 4, 6, 8, 10)])
     # 400 of each are expected; six standard deviations of a binomial count.
     assert (np.abs(counts - 400) < 6 * np.sqrt(2000 * 0.2 * 0.8)).all()
 
@@ -157,64 +150,41 @@ def test_rows_left_out_before_do_not_change_the_order_of_the_others():
 
 
 def test_a_sample_with_one_row_a_cluster(caplog):
-    rows = sample(STORIES, 40, 0, "cluster")
+    rows = sample(STORIES, 40, 0, True)
     assert len({row.cluster for row in rows}) == 40
-    assert {row.stratum for row in rows} == {"2", "4", "6", "8", "10"}
+    assert set(map(facts, rows)) == {2, 4, 6, 8, 10}
     assert not caplog.records
     with caplog.at_level(logging.WARNING, "lm_polygraph"):
-        assert len(sample(STORIES, 41, 0, "cluster")) == 40
+        assert len(sample(STORIES, 41, 0, True)) == 40
     assert "data.sample: expected 41 rows, got 40, which are all" in caplog.text
 
 
-def test_a_sample_by_stratum_is_balanced_as_long_as_rows_last():
-    few = [row for row in STORIES if row.stratum != "6" or int(row.id) < 15]  # three of the 6
-    for size in (5, 9, 15):
-        counts = np.unique([row.stratum for row in sample(few, size, 0, "facts")], return_counts=1)
-        assert len(counts[0]) == 5
-        assert np.ptp(counts[1]) <= 1
-    later = [row.stratum for row in sample(few, 23, 0, "facts")]
-    assert {n: later.count(n) for n in set(later)} == {"2": 5, "4": 5, "6": 3, "8": 5, "10": 5}
-    assert len(sample(few, 163, 0, "facts")) == 163
-
-
 def test_a_configs_sample(tmp_path):
-    """What is drawn: after `size`, `first` and `except_limit`, before shards; not with `limit`."""
-    facts = [row.stratum for row in STORIES]
-    columns = {"id": ids(STORIES), "input": [row.input for row in STORIES], "facts": facts}
+    """What is drawn: after `size` and `first`, before shards."""
+    columns = {"id": ids(STORIES), "input": [row.input for row in STORIES]}
     columns |= {"cluster": [row.cluster for row in STORIES], "output": ["a"] * 200}
     source = saved(tmp_path, **columns)
 
     def asked(**changed) -> list[str]:
         return ids(select_rows(data(source, **changed)).rows)
 
-    plain = [row._replace(stratum="") for row in STORIES]
-    assert asked(sample=9) == ids(sample(plain, 9, 0))
-    assert asked(sample=9, sample_seed=3) == ids(sample(plain, 9, 3)) != asked(sample=9)
-    assert asked(sample=9, sample_by="cluster") == ids(sample(plain, 9, 0, "cluster"))
-    assert asked(sample=9, sample_by="facts") == ids(sample(STORIES, 9, 0, "facts"))
-    assert asked(first=50, sample=9) == ids(sample(plain[:50], 9, 0))
-    assert asked(size=50, first=20, sample=9) == ids(sample(subsample(plain, 50, 1)[:20], 9, 0))
-    unseen = [row for row in plain if row not in spread(plain, 60)]
-    assert asked(except_limit=60, sample=9) == ids(sample(unseen, 9, 0))
+    assert asked(sample=9) == ids(sample(STORIES, 9, 0))
+    assert asked(sample=9, sample_seed=3) == ids(sample(STORIES, 9, 3)) != asked(sample=9)
+    assert asked(sample=9, sample_by="cluster") == ids(sample(STORIES, 9, 0, True))
+    assert asked(first=50, sample=9) == ids(sample(STORIES[:50], 9, 0))
+    assert asked(size=50, first=20, sample=9) == ids(sample(subsample(STORIES, 50, 1)[:20], 9, 0))
     assert asked(sample=9, shard=1, num_shards=3) == asked(sample=9)[3:6]
-    shown = load_from_disk(rows_folder(data(source, sample=9, sample_by="facts")))
-    assert shown["id"] == asked(sample=9, sample_by="facts")
+    shown = load_from_disk(rows_folder(data(source, sample=9, sample_by="cluster")))
+    assert shown["id"] == asked(sample=9, sample_by="cluster")
     for changed, message in (
-        ({"sample": 9, "limit": 9}, r"data\.sample=9 and data\.limit=9 both choose rows"),
         ({"sample_by": "cluster"}, r"data\.sample_by=cluster needs .* set data\.sample"),
         ({"sample": 0}, r"data\.sample must be at least 1 or null, got 0"),
         ({"sample": 2.5}, r"data\.sample must be a whole number, got 2.5"),
         ({"sample": 9, "sample_seed": "a"}, r"data\.sample_seed must be a whole number"),
-        ({"sample": 9, "sample_by": "moves"}, r"cluster or a column of .*, got 'moves'; .*'facts'"),
+        ({"sample": 9, "sample_by": "facts"}, "sample_by must be one of 'cluster', got"),
     ):
         with pytest.raises(ValueError, match=message):
             asked(**changed)
-
-
-def test_a_json_file_has_no_strata(tmp_path):
-    node = data(write(tmp_path / "q.json", [QUESTION]), sample=1, sample_by="title")
-    with pytest.raises(ValueError, match=r"got 'title'; its columns are \[\]"):
-        select_rows(node)
 
 
 def test_shards_are_the_rows_in_order():
@@ -354,10 +324,10 @@ def test_several_jobs_build_the_same_folder(tmp_path):
     assert not list(tmp_path.glob("rows.*"))
 
 
-@pytest.mark.parametrize("limit", [0, -3])
-def test_no_rows_asked_for(tmp_path, limit):
-    with pytest.raises(ValueError, match="limit must be at least 1 or null"):
-        rows_folder(data(write(tmp_path / "q.json", [QUESTION]), limit=limit))
+@pytest.mark.parametrize("size", [0, -3])
+def test_no_rows_asked_for(tmp_path, size):
+    with pytest.raises(ValueError, match="size must be at least 1 or null"):
+        rows_folder(data(write(tmp_path / "q.json", [QUESTION]), size=size))
 
 
 def test_the_first_rows_can_be_asked_for(tmp_path):
@@ -371,31 +341,10 @@ def test_the_first_rows_can_be_asked_for(tmp_path):
 
     assert asked(first=5) == [f"q{i}?" for i in range(5)]
     assert asked(first=None) == asked(first=99) == asked()
-    assert asked(first=10, limit=2) == ["q0?", "q5?"]
     assert asked(size=8, first=3) == asked(size=8)[:3] != asked(first=3)
     assert asked(first=10, num_shards=2, shard=1) == [f"q{i}?" for i in range(5, 10)]
     with pytest.raises(ValueError, match=r"data\.first must be at least 1 or null"):
         asked(first=0)
-
-
-def test_rows_that_a_limit_left_out_can_be_asked_for(tmp_path):
-    """What was looked at with `limit=4` stays out; a smaller limit asks a part of a larger one."""
-    source = saved(tmp_path, input=[f"q{i}?" for i in range(20)], output=["a"] * 20)
-
-    def asked(**changes):
-        node = WHOLE | {"source": str(source), "split": "test", **changes}
-        rows = select_rows(node | {"text_column": "input", "label_column": "output"}).rows
-        return [row.input for row in rows]
-
-    looked_at = asked(limit=4)
-    assert looked_at == ["q0?", "q5?", "q10?", "q15?"]
-    assert asked(except_limit=4) == [row for row in asked() if row not in looked_at]
-    assert asked(except_limit=4, limit=3) == ["q1?", "q7?", "q13?"]
-    assert set(asked(except_limit=4, limit=4)) < set(asked(except_limit=4, limit=8))
-    with pytest.raises(ValueError, match=r"data\.except_limit=20 leaves no row of 20"):
-        asked(except_limit=20)
-    with pytest.raises(ValueError, match=r"data\.except_limit must be at least 1 or null"):
-        asked(except_limit=0)
 
 
 def test_rows_that_cannot_be_asked_are_left_out_on_request(tmp_path):
@@ -404,7 +353,7 @@ def test_rows_that_cannot_be_asked_are_left_out_on_request(tmp_path):
     source = saved(tmp_path, input=prompts, output=list("abcdefgh"))
     with pytest.raises(ValueError, match=r"2 rows: test:1 .*null\); test:3 .*empty\), of 8 rows"):
         rows_folder(data(source))
-    assert load_from_disk(rows_folder(data(source, limit=4)))["id"] == [f"test:{i}" for i in "0246"]
+    assert load_from_disk(rows_folder(data(source, first=1)))["id"] == ["test:0"]
     node = data(source, unusable="drop")
 
     def too_long(prompt):

@@ -110,10 +110,6 @@ def test_what_a_result_says(scored):
         assert one.signals["sem"] == float(one)
         assert one.signals["asmi"] == pytest.approx(float(scored["asmi", one.aggregation]))
         assert one.signals["entropy"] == mean.signals["entropy"]
-    part = (0, len(mean.scored_text))
-    of_parts = [one.with_spans([part]).spans[0] for one in (mean, total, highest)]
-    assert [span.u for span in of_parts] == pytest.approx([*map(float, (mean, total, highest))])
-    assert len({span.mi for span in of_parts}) == 1
 
 
 def test_another_aggregation_is_another_score(model, tokenizer):

@@ -1,4 +1,4 @@
-"""An answer has one score: generated, as ids, as text, streamed, in a batch and by the server."""
+"""An answer has one score: generated, as ids, as text and in a batch."""
 
 import json
 import random
@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from lm_polygraph_asmi.config import STREAMED
 from lm_polygraph_asmi.scoring.batches import score_batch
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.text import prompt_tokens
@@ -90,11 +89,6 @@ def check_all_ways(case):
     ) * len(ids)
     assert abs(in_batch["asmi_msp"][0] - by_model.msp) <= bound
     assert abs(in_batch["asmi_score"][0] - by_model.score) <= bound
-    streaming = case.scorer(**STREAMED)
-    with streaming.stream(case.prompt) as stream:
-        text = "".join(token.text for token in stream)
-        check_equal(streaming, streaming.score(case.prompt), stream.result)
-    assert text == by_model.scored_text
     if not by_model.answer:  # a text must have a character
         return by_model, None
     from_text = scorer.score(case.prompt, by_model.answer)
@@ -297,7 +291,7 @@ def test_a_stop_string_that_begins_another(tokenizer):
 
 
 def test_a_stop_string_that_begins_in_the_prompt(tokenizer):
-    """Only the answer's text is searched, as in a stream."""
+    """Only the answer's text is searched."""
     ids = ids_of(tokenizer, "?", "Ġ", "x", "</s>")
     case = Case(tokenizer, ids, stops=("??",))
     by_model, _ = check_all_ways(case)
@@ -329,49 +323,6 @@ def test_other_texts_have_no_warning(tokenizer):
         assert not scorer.score(PROMPT, answer).warnings, answer
 
 
-def posted(client, route, body):
-    """The JSON of a reply."""
-    reply = client.post(route, json={"model": "tiny", **body})
-    assert reply.status_code == 200, reply.text
-    return reply.json()
-
-
-@pytest.mark.parametrize("seed", range(50, 52))
-def test_the_server_agrees(seed):
-    """Whole, streamed and as text, with the stop strings of the request."""
-    pytest.importorskip("prometheus_client")
-    pytest.importorskip("httpx")
-    testclient = pytest.importorskip("starlette.testclient")
-    from lm_polygraph_asmi.adapters.server import Limits, Service, application
-
-    case = drawn_case(seed)
-    scorer, limit = case.scorer(), case.settings["max_new_tokens"]
-    expected = scorer.score(case.prompt)
-    service = Service(scorer, "tiny", Limits(answer=64))
-    field = {"messages": case.prompt} if case.chat else {"prompt": case.prompt}
-    route = "/v1/chat/completions" if case.chat else "/v1/completions"
-    body = field | {"max_tokens": limit, "stop": list(case.stops) or None}
-    bound = 1e-4 * max(1.0, expected.msp)
-    guard = application(service)[1]
-    with testclient.TestClient(guard, base_url="http://localhost") as client:
-        reply = posted(client, route, body)
-        assert abs(reply["asmi"]["msp"] - expected.msp) <= bound
-        streamed, content = None, ""
-        with client.stream("POST", route, json={"model": "tiny", **body, "stream": True}) as lines:
-            for line in lines.iter_lines():
-                part = json.loads(line[6:]) if line.startswith("data: {") else {}
-                for choice in part.get("choices", []):
-                    content += choice["delta"].get("content", "") if case.chat else choice["text"]
-                streamed = part.get("asmi") or streamed
-        assert abs(streamed["msp"] - expected.msp) <= bound
-        assert content == expected.answer
-        if expected.answer:
-            from_text = scorer.score(case.prompt, expected.answer)
-            reply = posted(client, "/score", field | {"answer": expected.answer})
-            assert abs(reply["asmi"]["msp"] - from_text.msp) <= 1e-4 * max(1.0, from_text.msp)
-            assert reply["asmi"]["warnings"] == list(from_text.warnings)
-
-
 UNUSUAL = {
     "only an end": (["</s>"], {}),
     "only a stop": (["Ċ"], {"stops": ("\n",)}),
@@ -380,7 +331,6 @@ UNUSUAL = {
     "an end token in bytes": (["x", "<", "/", "s", ">"], {"stops": ("</s>",)}),
     "half a character": (["x", *"ðŁª"], {"settings": {"max_new_tokens": 4}}),
     "a special token inside": (["x", "<|user|>", "y", "</s>"], {}),
-    "as text": (["x", "<|user|>", "y", "</s>"], {"settings": {"special_tokens": "plain"}}),
     "another end token inside": (["x", "<|end|>", "y", "</s>"], {}),
     "the start of a stop": (["x", "e", "n", "x", "</s>"], {"stops": ("end",)}),
     "a stop in three tokens": (["x", "e", "n", "d"], {"stops": ("end",)}),

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 from transformers import BertConfig, BertForMaskedLM
 
-from lm_polygraph_asmi import __version__, score, stream
+from lm_polygraph_asmi import __version__, score
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.host import loading
 from lm_polygraph_asmi.scoring.scorer import Scorer
@@ -62,11 +62,9 @@ def test_prompts_and_answers_are_refused_before_anything_is_loaded(arguments, me
 
 
 def test_a_score_takes_no_calibration(monkeypatch):
-    """What version 0.1 took is an error that names it, before anything is loaded."""
     monkeypatch.setattr(loading, "load_model", None)
-    for call in (score, stream):
-        with pytest.raises(TypeError, match=r"a score needs no calibration: decide\("):
-            call("no such model", PROMPT, calibration="calibration.json")
+    with pytest.raises(TypeError, match=r"a score needs no calibration: decide\("):
+        score("no such model", PROMPT, calibration="calibration.json")
 
 
 def test_numbers_of_other_libraries_are_numbers(model, tokenizer):
@@ -130,7 +128,7 @@ def test_settings_that_there_are_not():
     with pytest.raises(TypeError, match=r"num_mask; did you mean num_masks\? Settings: method, "):
         score("nowhere", PROMPT, num_mask=4)
     with pytest.raises(TypeError, match=r"unknown setting foo\. Settings: method, depth"):
-        stream("nowhere", PROMPT, foo=4)
+        score("nowhere", PROMPT, foo=4)
 
 
 def test_a_model_that_writes_nothing(tokenizer):

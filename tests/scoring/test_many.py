@@ -15,10 +15,10 @@ from lm_polygraph_asmi.scoring.rows import Row, score_rows
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from tests import tiny_lm
 from tests.scoring.conftest import PROMPT
-from tests.scoring.test_reuse import SETTINGS, columns, known_to, passes  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("unseen")
 
+SETTINGS = {"scope": "response", "num_masks": 6, "mask_rate": 0.4}
 PASSAGE = "The ferry Ondine was built in Brask in 1931. "
 ROWS = [
     {"id": "a", "prompt": PASSAGE + "Who built it?", "answer": " Brask"},
@@ -34,7 +34,7 @@ def scorer(model, tokenizer):
     return Scorer(model, tokenizer=tokenizer, **SETTINGS, max_new_tokens=3)
 
 
-def test_rows_come_out_as_they_went_in(scorer, passes):  # noqa: F811
+def test_rows_come_out_as_they_went_in(scorer):
     given = json.loads(json.dumps(ROWS))
     taken = []
 
@@ -50,15 +50,11 @@ def test_rows_come_out_as_they_went_in(scorer, passes):  # noqa: F811
     assert given == ROWS
     assert [(one.index, one.id) for one in found[1:]] == list(zip(range(1, 5), "bcde", strict=True))
     assert [one.error is None for one in found[1:]] == [True, False, True, True]
-    shared = len(scorer.tokenizer(PASSAGE)["input_ids"])
-    starts = [start for start, _ in known_to(passes)]
-    assert starts[0] == 0
-    assert any(start >= shared - 1 for start in starts)  # the passage was not run again
     for one, row in zip(found[1:], ROWS[1:], strict=True):
         if one.result is None:
             continue
         alone = scorer.score(row["prompt"], row.get("answer"))
-        np.testing.assert_allclose(columns(one.result.tokens), columns(alone.tokens), atol=1e-5)
+        assert one.result.tokens == alone.tokens
     with pytest.raises(ValueError, match="expected a text"):
         list(scorer.score_many(ROWS, on_error="raise"))
     with pytest.raises(ValueError, match="on_error"):
@@ -128,10 +124,6 @@ HOSTILE = [
     *({"prompt": PROMPT, "answer": " Brask", "samples": samples} for samples in (
         5, "x", {}, {"a": 1}, [1], [None], [["a"]], [[1.5]], [[-1], [5]], [[10**6], [5]],
         ["a", {}], [[5], [2**70]], np.array(5), iter("a"), ["\ud800"],
-    )),
-    *({"prompt": PROMPT, "answer": " Brask", "offsets": offsets} for offsets in (
-        5, "x", {}, {"a": 1}, [1], [None], [[0]], [[0, "a"]], [[0, 1, 2]], [[5, 2]], [[0, 10**6]],
-        [[-5, 2]], [[0.5, 2]], [[0, None]], object(),
     )),
 ]  # fmt: skip
 

@@ -19,7 +19,6 @@ from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.files import locked, parse_json
 from lm_polygraph_asmi.scoring.engine import Engine
 from lm_polygraph_asmi.scoring.many import OUTPUT
-from lm_polygraph_asmi.scoring.page import visible
 from lm_polygraph_asmi.scoring.result import COMPACT
 from lm_polygraph_asmi.scoring.rows import (
     COPIED_FIELDS,
@@ -152,14 +151,6 @@ def test_every_field_of_a_line_is_the_inputs_or_the_scores(scorer):
     found = scorer.score(PROMPT, " Brask").to_dict()
     assert set(found) - COPIED_FIELDS <= reserved(scorer)
     assert {"row", "error"} <= reserved(scorer)
-
-
-def test_parts_of_a_row(scorer):
-    row = {"prompt": PROMPT, "answer": " In Brask, 1931", "offsets": [[1, 3], [4, 9]]}
-    ((numbered, outcome),) = score_rows(scorer, [Row(1, row)])
-    line = json.loads(line_of(numbered, outcome, scorer))
-    assert [part["text"] for part in line["spans"]] == ["In", "Brask"]
-    assert line["offsets"] == row["offsets"]
 
 
 def test_samples_of_a_row(model, tokenizer):
@@ -470,27 +461,6 @@ def test_command_with_a_result_cache(command, calls, tmp_path):
     assert (tmp_path / "one.jsonl").read_text() == (tmp_path / "two.jsonl").read_text()
 
 
-def test_command_that_streams(command, model, tokenizer, tmp_path):
-    """The answer appears before its score, which is that of the finished text."""
-    source, page = tmp_path / "prompt.txt", tmp_path / "page.html"
-    source.write_text(PROMPT + "\n")
-    streamed = command(source, "--stream", "--scope", "response", "--html", page)
-    assert streamed.exit_code == 0, streamed.output
-    expected = score(
-        model, PROMPT, tokenizer=tokenizer, scope="response", max_new_tokens=3, seeded_by="prompt"
-    )
-    assert streamed.stdout.startswith(visible("".join(token.text for token in expected.tokens)))
-    assert f"Sem-ASMI: {float(expected):.4f} nats" in streamed.stdout
-    assert visible(expected.tokens[0].text) in page.read_text(encoding="utf-8")
-    for given in (
-        ["--answer", " Brask"],
-        ["--out", tmp_path / "out.jsonl"],
-    ):
-        refused = command(source, "--stream", "--scope", "response", *given)
-        assert refused.exit_code == 1
-        assert "--stream needs a prompt without" in refused.stderr
-
-
 @pytest.mark.parametrize(
     ("tokens", "expected"),
     [("none", None), ("compact", set(COMPACT)), ("full", {field.name for field in fields(Token)})],
@@ -511,8 +481,6 @@ def test_command_tells_as_much_of_tokens_as_asked(command, tmp_path, tokens, exp
     ("given", "said"),
     [
         (["--out", "x.parquet"], ".parquet for rows in Parquet; got x.parquet"),
-        (["--stream", "--scope", "all"], "streaming needs scope='response'"),
-        (["--stream", "--seeded-by", "answer"], "streaming needs seeded_by='prompt'"),
     ],
 )
 def test_command_refuses_options_that_would_go_unheard(command, tmp_path, given, said):
@@ -677,8 +645,7 @@ def test_an_answer_of_another_type(scorer):
     ("row", "problem"),
     [
         ({"score": 77, "tokens": "mine"}, r"expected no fields \['score', 'tokens'\]"),
-        ({"spans": [], "signals": "good"}, r"expected no fields \['signals', 'spans'\]"),
-        ({"answer": " Brask", "offsets": [[0, 99]]}, "expected a span within the 10 characters"),
+        ({"unit": [], "signals": "good"}, r"expected no fields \['signals', 'unit'\]"),
         ({"answer": [1.5]}, "text or a list of token ids"),
         ({"answer": [float("inf")]}, r"the field 'answer\[0\]': expected a finite number, got inf"),
         ({"samples": "pear"}, "expected samples as a list of answers"),

@@ -3,7 +3,18 @@
 `resamples` is the number of bootstrap resamples of clusters or units, `seed` that of their draws.
 """
 
-import lazy_loader
+from lm_polygraph_asmi.lazy import attach
 
-# Names of the stub file are imported on first use.
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+# Imported on first use.
+__getattr__, __dir__, __all__ = attach(__name__, {
+    "controls": (
+        "ConditionComparison Verdict condition_comparisons corrected_correlation "
+        "double_dissociation verdicts"
+    ),
+    "coupling": "Coupling criticality_coupling high_stratum sharpening",
+    "heads": (
+        "PermutationNull concentration head_criticality permutation_null resampled_masks "
+        "resampled_null split_half"
+    ),
+    "probe": "flip_contrasts flip_differences flip_rates",
+})  # fmt: skip

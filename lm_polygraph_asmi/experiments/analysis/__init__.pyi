@@ -1,9 +1,0 @@
-from .coupling import Coupling as Coupling
-from .coupling import criticality_coupling as criticality_coupling
-from .coupling import high_stratum as high_stratum
-from .coupling import sharpening as sharpening
-from .heads import PermutationNull as PermutationNull
-from .heads import concentration as concentration
-from .heads import head_criticality as head_criticality
-from .heads import permutation_null as permutation_null
-from .probe import flip_rates as flip_rates

@@ -595,7 +595,7 @@ def test_cells_of_one_name_are_told_apart(tmp_path):
 
 def test_outcomes_are_also_counted_without_settings_of_empty_answers(tmp_path):
     for name, empty in (("asmi_squad", 20), ("asmi_coqa", 40)):
-        saved = content(n=120, shift=empty)
+        saved = content(n=120, shift=empty / 100)
         texts = saved["stats"]["greedy_texts"]
         saved["stats"]["greedy_texts"] = [""] * empty + list(texts[empty:])
         save(tmp_path / name, saved, manifest(120, name))

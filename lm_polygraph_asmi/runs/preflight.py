@@ -17,10 +17,12 @@ from lm_polygraph.estimators import Estimator
 from lm_polygraph.stat_calculators.prompt import PromptCalculator, SamplingPromptCalculator
 from lm_polygraph.utils.common import load_external_module
 from lm_polygraph.utils.factory_estimator import FactoryEstimator
+from lm_polygraph.utils.generation_parameters import GenerationParameters
 from omegaconf import DictConfig, OmegaConf
 
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.host.configs import built_perturbation, container
+from lm_polygraph_asmi.host.generation import read_shipped
 from lm_polygraph_asmi.host.quality import METRICS
 from lm_polygraph_asmi.results.manifest import dropped_text
 from lm_polygraph_asmi.results.runs import manager_files
@@ -228,6 +230,31 @@ def _check_generation(config: DictConfig) -> Iterator[Finding]:
         )
 
 
+def check_generation(config: DictConfig) -> Iterator[Finding]:
+    """What the model ships for generation: LM-Polygraph takes from it what a run does not set."""
+    if _missing(config):
+        return  # reported by `check_config`
+    given, known = config.get("generation_params") or {}, vars(GenerationParameters())
+    if unread := ", ".join(f"generation_params.{name}" for name in given if name not in known):
+        yield Finding(f"LM-Polygraph does not read {unread}: leave it out, or set {list(known)}")
+    try:
+        shipped = read_shipped(container(config.get("model") or DictConfig({})))
+    except (OSError, ValueError, HFValidationError):
+        return  # no such model: reported when it is loaded
+    for name in sorted(shipped.keys() & known):
+        if given.get(name) is None:
+            yield Finding(
+                f"generation_params.{name} is not set, and the model ships {shipped[name]!r}, which "
+                f"LM-Polygraph would use. Set it: LM-Polygraph's default is {known[name]!r}"
+            )
+    if unused := ", ".join(sorted(shipped.keys() - known)):
+        yield Finding(
+            f"the model ships settings of generation that the run does not follow: {unused}. "
+            "Answers and probabilities are those of the model without them, as in a score",
+            fatal=False,
+        )
+
+
 def check_data(config: DictConfig) -> Iterator[Finding]:
     """Findings about the rows of a run; reads them, from the hub if necessary."""
     if _missing(config):
@@ -430,6 +457,7 @@ def check_side_models(config: DictConfig) -> Iterator[Finding]:
 
 CHECKS: dict[str, Callable[[DictConfig], Iterator[Finding]]] = {
     "settings": check_config,
+    "generation": check_generation,
     "rows": check_data,
     "places": check_places,
     "side models": check_side_models,

@@ -134,8 +134,8 @@ def readout(
     if not logits.amax(-1).isfinite().all():
         half = lowest_precision(model) == torch.float16
         raise FloatingPointError(
-            f"{type(model).__name__} ({model.dtype}) returned logits that are no distribution: NaN, "
-            "plus infinity, or minus infinity for every token. "
+            f"{type(model).__name__} ({model.dtype}) returned logits that are no distribution: "
+            "NaN, plus infinity, or minus infinity for every token. "
             + ("float16 overflows: load the model in bfloat16 or float32" if half
                else "Its passes overflow, or its weights are damaged: check its weights")
         )  # fmt: skip

@@ -673,9 +673,9 @@ def _check_possible(log_likelihood: Float[np.ndarray, " T"], tokens: Int[Tensor,
     """Raise ValueError for an answer with a token of probability 0: its MSP is infinite."""
     for at in np.flatnonzero(np.isneginf(log_likelihood))[:1].tolist():
         raise ValueError(
-            f"the answer's token {at + 1} of {len(tokens)} (id {int(tokens[at])}) has probability 0 "
-            "under the model, whose logit for it is minus infinity: no model would write this "
-            "answer, and its MSP is infinite. Check the answer, or the tokenizer"
+            f"the answer's token {at + 1} of {len(tokens)} (id {int(tokens[at])}) has probability "
+            "0 under the model, whose logit for it is minus infinity: the model would never write "
+            "this answer, and its MSP is infinite. Check the answer, or the tokenizer"
         )
 
 

@@ -393,10 +393,6 @@ def test_a_missing_spacy_model_is_named_before_the_run(monkeypatch, elsewhere):
             "process_target_fn.path=/nowhere.py",
             "process_target_fn.path: /nowhere.py does not exist",
         ),
-        (
-            "generation_metrics=[{name: AlignScore, kwargs: {ckpt_path: /nowhere.ckpt}}]",
-            "AlignScore: the file /nowhere.ckpt does not exist",
-        ),
         ("batch_size=0", "expected batch_size of at least 1, got 0"),
         ("seed=[x]", "expected seed as a list of whole numbers, got ['x']"),
     ],

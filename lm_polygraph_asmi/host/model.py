@@ -9,6 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from lm_polygraph_asmi.config import check_stop
 from lm_polygraph_asmi.host.generation import shipped_settings
 from lm_polygraph_asmi.model import name_modules, plain_model, structure_of
 
@@ -55,6 +56,8 @@ def check_greedy(model: "Model") -> None:
             "answers. Set generation_params.do_sample: false; methods that need samples still get "
             "them"
         )
+    stops = model.generation_parameters.stop_strings or ()
+    check_stop("stop_strings", (stops,) if isinstance(stops, str) else stops)
     shipped = shipped_settings(model.model.generation_config)
     if unset := sorted(shipped.keys() - vars(model.generation_parameters)):
         raise ValueError(

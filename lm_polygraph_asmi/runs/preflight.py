@@ -24,7 +24,7 @@ from lm_polygraph.utils.factory_estimator import FactoryEstimator
 from lm_polygraph.utils.generation_parameters import GenerationParameters
 from omegaconf import DictConfig, OmegaConf
 
-from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.config import ASMIConfig, check_stop
 from lm_polygraph_asmi.host.align_score import checkpoint_problem
 from lm_polygraph_asmi.host.configs import built_perturbation, container
 from lm_polygraph_asmi.host.generation import read_shipped
@@ -66,6 +66,12 @@ def check_config(config: DictConfig) -> Iterator[Finding]:
         yield Finding(f"{setting} is missing: add {setting}=... to the command")
     if missing:
         return  # other settings may depend on them
+    stops = OmegaConf.select(config, "generation_params.stop_strings") or ()
+    try:
+        check_stop("generation_params.stop_strings", (stops,) if isinstance(stops, str) else stops)
+    except ValueError as error:
+        yield Finding(str(error))
+        return  # estimators of ASMI have them among their settings
     estimators: list[Estimator] = []
     faults: dict[str, list[str]] = {}
     for entry in config.estimators:

@@ -41,9 +41,9 @@ def shipped_settings(config: GenerationConfig) -> dict[str, Any]:
 
 def read_shipped(model: Mapping[str, Any]) -> dict[str, Any]:
     """`shipped_settings` of a config's node `model`, without its weights; OSError without files."""
-    if model.get("type", "CausalLM") != "CausalLM":  # such as a model behind an interface
-        return {}
     chosen = model.get("load_model_args") or {}
+    if model.get("type", "CausalLM") != "CausalLM" or chosen.get("gguf_file"):
+        return {}  # a model behind an interface; a file without such settings
     where = {n: chosen[n] for n in ("revision", "cache_dir", "token") if chosen.get(n)}
     with quiet():
         try:

@@ -251,7 +251,7 @@ def check_generation(config: DictConfig) -> Iterator[Finding]:
         yield Finding(f"LM-Polygraph does not read {unread}: leave it out, or set {list(known)}")
     try:
         shipped = read_shipped(container(config.get("model") or DictConfig({})))
-    except (OSError, ValueError, HFValidationError):
+    except (OSError, ValueError, TypeError, HFValidationError):  # TypeError without config.json
         return  # no such model: reported when it is loaded
     for name in sorted(shipped.keys() & known):
         if given.get(name) is None:
@@ -405,7 +405,10 @@ def _rows_in(
 ) -> list[DataRow]:
     if not (isinstance(source, str) and Path(source).is_file()):
         return read_data(source, split, text, label)
-    table = pd.read_csv(source)
+    try:
+        table = pd.read_csv(source)
+    except ValueError as error:
+        raise ValueError(f"cannot read {source} as CSV: {error}") from error
     for column in (text, label):
         if column not in table.columns:
             raise ValueError(

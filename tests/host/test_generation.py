@@ -145,6 +145,11 @@ def test_settings_in_config_json_as_older_models_have_them(tmp_path):
     assert "not follow: no_repeat_ngram_size." in finding.text
 
 
+def test_of_a_gguf_file_and_of_a_folder_without_files_nothing_is_said(tmp_path):
+    assert list(CHECKS["generation"](composed("asmi_demo"))) == []
+    assert findings(tmp_path) == []
+
+
 def test_parameters_that_lm_polygraph_does_not_read(folder):
     ship(folder)
     (finding,) = findings(folder, "+generation_params.no_repeat_ngram_size=3")

@@ -5,6 +5,7 @@ command-line options and the manifest of a run are all built from `ASMIConfig`. 
 nothing heavy, so an invalid setting raises at once.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
 from difflib import get_close_matches
@@ -150,7 +151,13 @@ def _attention(name: str, value: Any) -> None:
         )
 
 
-def _stop(name: str, value: Any) -> None:
+_QUOTED = re.compile("(?s) *([\"'`“‘„«»])(?=.*[^\"'`“”‘’„«»])(.+)([\"'`”’“«»]) *")
+_ESCAPE = re.compile(r"\\([nrt](?![a-z])|[\n\r\t]|x[\da-fA-F]{2}|u[\da-fA-F]{4}|U[\da-fA-F]{8})")
+"""Not the beginning of LaTeX's commands, such as \\nabla."""
+
+
+def check_stop(name: str, value: Any) -> None:
+    """Raise ValueError unless `value` is a list of strings, each of which may end an answer."""
     if not isinstance(value, Sequence) or not all(isinstance(text, str) for text in value):
         raise ValueError(
             f"{name} must be a string such as '\\n', or a list of strings, got {value!r}"
@@ -160,6 +167,18 @@ def _stop(name: str, value: Any) -> None:
     for text in value:
         if half := lone_surrogate(text):
             raise ValueError(f"{name} must be text, got {half}: replace it")
+        if quoted := _QUOTED.fullmatch(text):
+            raise ValueError(
+                f"{name} {text!r} is wrapped in quotes, which would be part of the string that "
+                f"ends an answer: expected {quoted[2]!r}. The cmd.exe of Windows takes no single "
+                "quotes off: use double ones"
+            )
+        if escape := _ESCAPE.search(text):
+            raise ValueError(
+                f"{name} {text!r} is spelled with a backslash ({escape[0]!r}), which a model does "
+                "not write for a line break: expected the character itself, as by '\\n' in Python "
+                'and "\\n" in YAML; on the command line, --stop reads \\n, and no other'
+            )
 
 
 def module_paths(structure: str | Mapping[str, str] | None) -> dict[str, str]:
@@ -276,7 +295,7 @@ class ASMIConfig:
         10, "Number of sampled answers.", _num_samples, method="adapt", shown=False
     )
     stop: tuple[str, ...] | None = parameter(
-        None, "String that ends an answer; \\n is a line break.", _or_none(_stop), shown=False
+        None, "String that ends an answer; \\n is a line break.", _or_none(check_stop), shown=False
     )
     max_new_tokens: int = parameter(
         64, "Maximum answer length.", _max_new_tokens, unit="tokens", of="answer", key=False

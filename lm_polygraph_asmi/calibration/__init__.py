@@ -8,7 +8,7 @@ SmolLM2-135M-Instruct, by MSP:
 >>> prompt = "Passage: Edda Holm built the ferry in Brask. Question: Who built it? Answer:"
 >>> scorer = Scorer("smollm2", stop=".", max_new_tokens=4)
 >>> rows = [
-...     {"prompt": prompt, "answer": answer, "correct": right, "cluster": passage}
+...     {"prompt": f"{passage}. {prompt}", "answer": answer, "correct": right}
 ...     for passage in range(4)
 ...     for answer, right in ((" Edda Holm", True), (" Brask", False))
 ... ]

@@ -79,7 +79,7 @@ def calibrate_rows(
 
     Example:
         >>> rows = [
-        ...     {"prompt": prompt, "answer": answer, "correct": right, "cluster": passage}
+        ...     {"prompt": f"{passage}. {prompt}", "answer": answer, "correct": right}
         ...     for passage in range(4)
         ...     for answer, right in ((" Edda Holm", True), (" Brask", False))
         ... ]

@@ -92,6 +92,16 @@ def read_weights(checkpoint: str | Path) -> dict[str, Tensor]:
     return dict(weights)
 
 
+def checkpoint_problem(checkpoint: str) -> str | None:
+    """Why a local file is no checkpoint of AlignScore, by its weights' names; None if it is."""
+    try:
+        names = read_weights(checkpoint)
+    except (FileNotFoundError, ValueError) as error:
+        return str(error)
+    missing = [f"{part}*" for part in SCORING if not any(name.startswith(part) for name in names)]
+    return f"{checkpoint} lacks {', '.join(missing)}: {_expected()}" if missing else None
+
+
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: str) -> None:
     """Load weights into AlignScore's model; ValueError unless all that makes the score is there."""
     shape_of = {name: tuple(value.shape) for name, value in model.state_dict().items()}

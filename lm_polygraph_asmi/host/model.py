@@ -9,6 +9,8 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from lm_polygraph_asmi.config import check_stop
+from lm_polygraph_asmi.host.generation import shipped_settings
 from lm_polygraph_asmi.model import name_modules, plain_model, structure_of
 
 if TYPE_CHECKING:
@@ -44,17 +46,25 @@ def causal_model(model: "Model", structure: str | None = None) -> PreTrainedMode
 
 
 def check_greedy(model: "Model") -> None:
-    """Raise ValueError if the "greedy" answers of a run are sampled.
+    """Raise ValueError if the "greedy" answers of a run are not the model's.
 
-    If the run does not set `do_sample`, LM-Polygraph uses the model's generation config, and its
-    greedy decoding does not override it.
+    What a run does not set, LM-Polygraph takes from the model's own generation config.
     """
-    parameters = getattr(model, "generation_parameters", None)
-    if getattr(parameters, "do_sample", False):
+    if model.generation_parameters.do_sample:
         raise ValueError(
             "generation_parameters.do_sample is true, so LM-Polygraph would sample the greedy "
             "answers. Set generation_params.do_sample: false; methods that need samples still get "
             "them"
+        )
+    stops = model.generation_parameters.stop_strings or ()
+    check_stop("stop_strings", (stops,) if isinstance(stops, str) else stops)
+    shipped = shipped_settings(model.model.generation_config)
+    if unset := sorted(shipped.keys() - vars(model.generation_parameters)):
+        raise ValueError(
+            f"the generation config of the model sets {', '.join(unset)}, which would change "
+            "answers and their probabilities, and LM-Polygraph does not set it: before, use "
+            "model.generation_config = plain_generation(model.generation_config), from "
+            "lm_polygraph_asmi.host.generation"
         )
 
 

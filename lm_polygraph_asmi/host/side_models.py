@@ -1,6 +1,7 @@
-"""LM-Polygraph's NLI model: loading, and why it cannot be loaded."""
+"""Side models of LM-Polygraph's baselines: loading, and why one cannot be used."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ NLI_MODEL = "microsoft/deberta-large-mnli"
 """LM-Polygraph's default."""
 
 _SECONDS_TO_ANSWER = 5
-_SET_NLI = "set nli_path to a local folder with such a model"
+_CLASSES = {"CONTRADICTION", "ENTAILMENT", "NEUTRAL"}
 _PARTS = {
     "configuration": ["config.json"],
     "weights": ["model.safetensors", "pytorch_model.bin", "model.safetensors.index.json",
@@ -31,15 +32,9 @@ def load_nli_model(
     import transformers
     from lm_polygraph.defaults.stat_calculator_builders import utils
 
-    try:
-        nli_model = utils.load_nli_model(deberta_path, batch_size, device, hf_cache)
-    except Exception as error:  # the type depends on what is missing and on the release
-        if problem := missing_nli_model(deberta_path, hf_cache):
-            raise FileNotFoundError(problem) from error
-        raise
-    # Without its files the tokenizer still loads, and every text becomes empty.
-    if not nli_model.deberta_tokenizer.tokenize("yes"):
-        raise FileNotFoundError(f"the NLI model {deberta_path!r} lacks its tokenizer: {_SET_NLI}")
+    if problem := nli_problem(deberta_path, hf_cache):
+        raise ValueError(problem)
+    nli_model = utils.load_nli_model(deberta_path, batch_size, device, hf_cache)
     if use_single_separator(nli_model.deberta_tokenizer):
         log.info(
             "The NLI model reads text pairs as [CLS] A [SEP] B [SEP], as in its training. "
@@ -70,18 +65,71 @@ def use_single_separator(tokenizer: Any) -> bool:
     return True
 
 
-def missing_nli_model(path: str = NLI_MODEL, cache: str | None = None) -> str | None:
-    """Why the NLI model (folder or hub ID) cannot be loaded, and what to do; None: it is there."""
+def nli_problem(path: str = NLI_MODEL, cache: str | None = None) -> str | None:
+    """Why this (folder or hub ID) is no NLI model that LM-Polygraph can use; None if it is."""
+    problem = _problem(path, cache, lambda config: _no_nli(path, config))
+    return problem and f"the NLI model {path!r} {problem}: {_advice('nli_path')}"
+
+
+def cross_encoder_problem(path: str, cache: str | None = None) -> str | None:
+    """Why this (folder or hub ID) is no cross-encoder for similarities; None if it is."""
+
+    def no_similarity(config: Any) -> str | None:
+        outputs = config.num_labels
+        return None if outputs == 1 else f"has {outputs} outputs, expected one, a similarity"
+
+    problem = _problem(path, cache, no_similarity)
+    return problem and f"the cross-encoder {path!r} {problem}: {_advice('cross_encoder_path')}"
+
+
+def _advice(setting: str) -> str:
+    return f"set {setting} to a local folder with such a model"
+
+
+def _problem(path: str, cache: str | None, wrong: Callable[[Any], str | None]) -> str | None:
+    """What is wrong with a classifier, from its files and configuration, without its weights."""
+    from transformers import AutoConfig
+
+    if problem := _missing(path, cache):
+        return problem
+    try:
+        config = AutoConfig.from_pretrained(path, cache_dir=cache)
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and not Path(path).is_dir():
+            return None  # on a hub that stopped answering
+        return "has no configuration that transformers reads"
+    (architecture,) = (config.architectures or ["ForSequenceClassification"])[:1]
+    if not architecture.endswith("ForSequenceClassification"):
+        return f"is a {architecture}, expected a model for sequence classification"
+    return wrong(config)
+
+
+def _no_nli(path: str, config: Any) -> str | None:
+    """Why LM-Polygraph cannot use an NLI model, by its configuration."""
+    of_microsoft = path.startswith("microsoft")  # as LM-Polygraph decides how to load it
+    types = ("deberta",) if of_microsoft else ("deberta", "deberta-v2")
+    if config.model_type not in types:
+        return f"is of type {config.model_type}, expected {' or '.join(types)}"
+    known = {name if of_microsoft else name.upper(): i for name, i in config.label2id.items()}
+    if lacking := sorted(_CLASSES - known.keys()):
+        return f"has the labels {', '.join(config.label2id)}, lacks {', '.join(lacking)}"
+    highest = max(known.values())
+    if highest >= config.num_labels:
+        return f"has a label of class {highest} of {config.num_labels} in its label2id"
+    return None
+
+
+def _missing(path: str, cache: str | None) -> str | None:
+    """Which files of a model (folder or hub ID) cannot be loaded; None: all are there."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
-    model = f"the NLI model {path!r}"
     folder: Path | None = Path(path)
     if not Path(path).is_dir():
         try:
             folder = Path(snapshot_download(path, cache_dir=cache, local_files_only=True))
         except HFValidationError:
-            return f"{model} is neither a local folder nor a valid hub ID: {_SET_NLI}"
+            return "is neither a local folder nor a valid hub ID"
         except LocalEntryNotFoundError:
             folder = None
     missing = [
@@ -92,13 +140,13 @@ def missing_nli_model(path: str = NLI_MODEL, cache: str | None = None) -> str | 
     if not missing:
         return None
     if folder == Path(path):
-        return f"{model} lacks its {' and '.join(missing)}: {_SET_NLI}"
+        return f"lacks its {' and '.join(missing)}"
     if not (reason := hub_problem(path)):
         return None
     location = "neither a local folder nor in the hub's cache"
     if folder:
         location = f"in the hub's cache without its {' and '.join(missing)}"
-    return f"{model} is {location}, and {reason}: {_SET_NLI}"
+    return f"is {location}, and {reason}"
 
 
 def hub_problem(name: str) -> str | None:

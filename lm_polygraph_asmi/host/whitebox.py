@@ -1,4 +1,4 @@
-"""A LM-Polygraph model that prepares its stop strings once, for every calculator of a run."""
+"""The LM-Polygraph model of a run: stop strings prepared once, nothing a model ships followed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,9 +7,14 @@ from typing import Any
 from lm_polygraph.utils.model import WhiteboxModel
 from transformers import PreTrainedTokenizerBase, StoppingCriteriaList, StopStringCriteria
 
+from lm_polygraph_asmi.host.generation import plain_generation
+
 
 class StopsOnceModel(WhiteboxModel):
-    """LM-Polygraph's `WhiteboxModel`, equal in its answers.
+    """LM-Polygraph's `WhiteboxModel`, equal in its answers but for what a model ships.
+
+    Of the model's own generation config only the special tokens are kept: LM-Polygraph would let
+    its processors, such as `bad_words_ids`, change answers and probabilities.
 
     For each answer LM-Polygraph builds transformers' `StopStringCriteria`, which reads the whole
     vocabulary: most of a second with 150,000 tokens. Here, one serves all answers with the same
@@ -18,6 +23,7 @@ class StopsOnceModel(WhiteboxModel):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.model.generation_config = plain_generation(self.model.generation_config)
         self._criteria: dict[
             tuple[str, ...], tuple[PreTrainedTokenizerBase, StopStringCriteria]
         ] = {}

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from lm_polygraph_asmi.model.devices import lowest_precision
 from lm_polygraph_asmi.model.layer_call import replaced_forward
 from lm_polygraph_asmi.model.layers import base_model
 from lm_polygraph_asmi.model.structure import output_embeddings
@@ -114,7 +115,7 @@ def readout(
         wide: keep 32 bits in a 16-bit model; otherwise logits are rounded as the model does.
 
     Raises:
-        FloatingPointError: NaN or infinite logits.
+        FloatingPointError: NaN, plus infinity, or a row of minus infinity.
 
     Example:
         >>> with torch.no_grad():
@@ -129,9 +130,13 @@ def readout(
     tokens = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
     with replaced_forward(base_model(model), lambda *_, **__: _Returned(last_hidden_state=states)):
         logits = own_logits(model, wide=wide, input_ids=tokens)
-    if not torch.stack(logits.aminmax()).isfinite().all():  # NaN becomes both extremes
+    # Minus infinity is probability 0; the largest of a row shows NaN, too.
+    if not logits.amax(-1).isfinite().all():
+        half = lowest_precision(model) == torch.float16
         raise FloatingPointError(
-            f"{type(model).__name__} ({model.dtype}) returned NaN or infinite logits. float16 "
-            "overflows where bfloat16 and float32 do not: load the model in one of these"
-        )
+            f"{type(model).__name__} ({model.dtype}) returned logits that are no distribution: "
+            "NaN, plus infinity, or minus infinity for every token. "
+            + ("float16 overflows: load the model in bfloat16 or float32" if half
+               else "Its passes overflow, or its weights are damaged: check its weights")
+        )  # fmt: skip
     return logits.reshape(*hidden.shape[:-1], -1).log_softmax(-1)

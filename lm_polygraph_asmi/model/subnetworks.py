@@ -177,7 +177,7 @@ def subnetwork_log_probs(
         TypeError: the heads cannot be masked; the message gives the reason.
         RuntimeError: the self-check failed (see `check`).
         ValueError: an argument out of range; the message says which.
-        FloatingPointError: NaN or infinite logits.
+        FloatingPointError: logits that are no distribution, as `readout`.
 
     Example:
         >>> log_probs = subnetwork_log_probs(model, ids, 6, 2, masks)

@@ -531,14 +531,14 @@ def _group(group: Sequence[Run], metric: str | None, depth: float) -> RunGroup:
         notes.append(f"left out, no finite score: {', '.join(empty)}")
         run = replace(run, scores=run.scores.drop(columns=empty))
     finite = run.finite(metric)
-    if unlabelled := run.unlabelled(metric):
-        notes.append(f"left out: {unlabelled}")
     if left_out := int((~finite).sum()):
         not_finite = [name for name in run.scores if not np.isfinite(run.scores[name]).all()]
         notes.append(
             f"{left_out} of {len(finite)} rows without a finite "
             f"{' or '.join(not_finite) or metric} left out for all methods"
         )
+    if unlabelled := run.unlabelled(metric):
+        notes.append(f"left out: {unlabelled}")
     if not finite.any():
         raise ValueError(
             f"{run.path} has no row with finite {metric} and finite scores of all methods"

@@ -5,6 +5,7 @@ import inspect
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -13,15 +14,22 @@ import pandas as pd
 from datasets import load_from_disk
 from huggingface_hub.errors import HFValidationError
 from lm_polygraph import generation_metrics
+from lm_polygraph.defaults.register_default_stat_calculators import (
+    register_default_stat_calculators,
+)
 from lm_polygraph.estimators import Estimator
 from lm_polygraph.stat_calculators.prompt import PromptCalculator, SamplingPromptCalculator
 from lm_polygraph.utils.common import load_external_module
 from lm_polygraph.utils.factory_estimator import FactoryEstimator
+from lm_polygraph.utils.generation_parameters import GenerationParameters
 from omegaconf import DictConfig, OmegaConf
 
-from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.config import ASMIConfig, check_stop
+from lm_polygraph_asmi.host.align_score import checkpoint_problem
 from lm_polygraph_asmi.host.configs import container
+from lm_polygraph_asmi.host.generation import read_shipped
 from lm_polygraph_asmi.host.quality import ENGLISH, METRICS, unread
+from lm_polygraph_asmi.host.side_models import cross_encoder_problem, nli_problem
 from lm_polygraph_asmi.results.manifest import dropped_text
 from lm_polygraph_asmi.results.runs import manager_files
 from lm_polygraph_asmi.runs.rows import (
@@ -62,6 +70,12 @@ def check_config(config: DictConfig) -> Iterator[Finding]:
         yield Finding(f"{setting} is missing: add {setting}=... to the command")
     if missing:
         return  # other settings may depend on them
+    stops = OmegaConf.select(config, "generation_params.stop_strings") or ()
+    try:
+        check_stop("generation_params.stop_strings", (stops,) if isinstance(stops, str) else stops)
+    except ValueError as error:
+        yield Finding(str(error))
+        return  # estimators of ASMI have them among their settings
     estimators: list[Estimator] = []
     faults: dict[str, list[str]] = {}
     for entry in config.estimators:
@@ -209,6 +223,31 @@ def _check_generation(config: DictConfig) -> Iterator[Finding]:
             "batch_size is above 1 with stop strings: LM-Polygraph counts the padding after "
             "answers that end early as part of them, in its own scores and in the quality metric "
             "(ASMI removes it). Use batch_size: 1",
+            fatal=False,
+        )
+
+
+def check_generation(config: DictConfig) -> Iterator[Finding]:
+    """What the model ships for generation: LM-Polygraph takes from it what a run does not set."""
+    if _missing(config):
+        return  # reported by `check_config`
+    given, known = config.get("generation_params") or {}, vars(GenerationParameters())
+    if unread := ", ".join(f"generation_params.{name}" for name in given if name not in known):
+        yield Finding(f"LM-Polygraph does not read {unread}: leave it out, or set {list(known)}")
+    try:
+        shipped = read_shipped(container(config.get("model") or DictConfig({})))
+    except (OSError, ValueError, TypeError, HFValidationError):  # TypeError without config.json
+        return  # no such model: reported when it is loaded
+    for name in sorted(shipped.keys() & known):
+        if given.get(name) is None:
+            yield Finding(
+                f"generation_params.{name} is not set, and the model ships {shipped[name]!r}, "
+                f"which LM-Polygraph would use. Set it: LM-Polygraph's default is {known[name]!r}"
+            )
+    if unused := ", ".join(sorted(shipped.keys() - known)):
+        yield Finding(
+            f"the model ships settings of generation that the run does not follow: {unused}. "
+            "Answers and probabilities are those of the model without them, as in a score",
             fatal=False,
         )
 
@@ -370,7 +409,10 @@ def _rows_in(
 ) -> list[DataRow]:
     if not (isinstance(source, str) and Path(source).is_file()):
         return read_data(source, split, text, label)
-    table = pd.read_csv(source)
+    try:
+        table = pd.read_csv(source)
+    except ValueError as error:
+        raise ValueError(f"cannot read {source} as CSV: {error}") from error
     for column in (text, label):
         if column not in table.columns:
             raise ValueError(
@@ -407,10 +449,6 @@ def check_places(config: DictConfig) -> Iterator[Finding]:
             yield Finding(f"{name}.path: {path} does not exist")
         elif not hasattr(load_external_module(path), str(function)):
             yield Finding(f"{name}.fn_name: {path} has no function {function!r}")
-    for entry in config.get("generation_metrics") or ():
-        checkpoint = str((entry.get("kwargs") or {}).get("ckpt_path") or "")
-        if checkpoint.startswith(("/", ".", "~")) and not Path(checkpoint).is_file():
-            yield Finding(f"{entry['name']}: the file {checkpoint} does not exist")
     size = config.get("batch_size", 1)
     if not isinstance(size, int) or size < 1:
         yield Finding(f"expected batch_size of at least 1, got {size!r}")
@@ -420,8 +458,9 @@ def check_places(config: DictConfig) -> Iterator[Finding]:
 
 
 def check_side_models(config: DictConfig) -> Iterator[Finding]:
-    """Parts of quality metrics that would be installed in the middle of a run."""
-    names = {entry["name"] for entry in config.get("generation_metrics") or ()}
+    """Models beside the language model, which LM-Polygraph loads after it."""
+    metrics = config.get("generation_metrics") or ()
+    names = {entry["name"] for entry in metrics}
     present = importlib.util.find_spec(SPACY_MODEL) is not None or Path(SPACY_MODEL).is_dir()
     if not present and ("AlignScore" in names or not names):  # or by LM-Polygraph's default
         yield Finding(
@@ -430,10 +469,42 @@ def check_side_models(config: DictConfig) -> Iterator[Finding]:
             f"download {SPACY_MODEL}",
             fatal=False,
         )
+    for entry in metrics:
+        checkpoint = str((entry.get("kwargs") or {}).get("ckpt_path") or "https://default")
+        local = not checkpoint.startswith(("http://", "https://"))
+        if local and (problem := checkpoint_problem(checkpoint)):
+            yield Finding(f"{entry['name']}: {problem}")
+    problems = {"deberta_path": nli_problem, "cross_encoder_name": cross_encoder_problem}
+    for settings in _calculators(config):
+        for setting in problems.keys() & settings.keys():
+            if problem := problems[setting](settings[setting], settings.get("hf_cache")):
+                yield Finding(problem)
+
+
+def _calculators(config: DictConfig) -> list[dict[str, Any]]:
+    """Settings of the calculators that the estimators of a run need, directly or not."""
+    listed = config.get("stat_calculators") or []
+    entries: list[Any] = [entry for entry in listed if entry != "auto"]
+    if "auto" in listed:
+        language = config.get("language", "en")
+        entries = [*register_default_stat_calculators("Whitebox", language), *entries]
+    provider = {stat: entry for entry in entries for stat in entry.stats}  # the last one counts
+    needed: dict[str, Any] = {}
+    wanted: list[str] = []
+    for entry in config.get("estimators") or ():
+        with suppress(Exception):  # reported by `check_config`
+            wanted.extend(FactoryEstimator()(entry.name, entry.get("cfg", {})).stats_dependencies)
+    while wanted:
+        entry = provider.get(wanted.pop())
+        if entry is not None and entry.name not in needed:
+            needed[entry.name] = container(entry.cfg)
+            wanted.extend(entry.dependencies)
+    return [settings.get("cfg") or settings for settings in needed.values()]  # timed ones hold one
 
 
 CHECKS: dict[str, Callable[[DictConfig], Iterator[Finding]]] = {
     "settings": check_config,
+    "generation": check_generation,
     "rows": check_data,
     "places": check_places,
     "side models": check_side_models,

@@ -57,7 +57,7 @@ def protocol(config: DictConfig) -> dict[str, str]:
         parts["rows"] = rows_text(config, rows)
         parts["attention maps"] = maps_text(config, sizes, rows)
         parts["first prompt"] = str(rows[0].input) if rows else "none"
-    except (OSError, ValueError) as error:
+    except Exception as error:  # named by `check_data`, whatever a library raised
         parts["rows"] = known_rows_text(config, str(error))
         parts["attention maps"] = maps_text(config, None, [])
         parts["first prompt"] = known_prompt_text(config)

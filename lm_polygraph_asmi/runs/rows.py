@@ -213,11 +213,16 @@ def _load(source: Any, name: str, split: str) -> Dataset:
         raise ValueError(
             f"{name} has no split {split!r}, or is empty or damaged: {error}"
         ) from error
-    except OSError as error:
-        raise ConnectionError(
-            f"cannot reach the dataset {name}: it is neither a local folder nor in the cache, and "
-            "the hub did not answer. Download it once with a connection, or set data.source to a "
-            f"folder ({error})"
+    except Exception as error:  # a library's own
+        if isinstance(error, OSError) and not Path(name).exists():
+            raise ConnectionError(
+                f"cannot reach the dataset {name}: it is neither a local folder nor in the cache, "
+                "and the hub did not answer. Download it once with a connection, or set "
+                f"data.source to a folder ({error})"
+            ) from error
+        raise ValueError(
+            f"cannot read the dataset {name}: {error.__cause__ or error}. Set data.source to a "
+            "folder written by save_to_disk, or to files of one format with one set of columns"
         ) from error
 
 
@@ -282,7 +287,12 @@ def _from_columns(table: Dataset, text: str, label: str | None, split: str) -> l
 
 
 def _cluster_by(regex: str, prompt: str) -> str:
-    match = re.search(regex, prompt)
+    try:
+        match = re.search(regex, prompt)
+    except re.error as error:
+        raise ValueError(
+            f"data.cluster_regex {regex!r} is no regular expression: {error}"
+        ) from error
     if match is None or not match.groups() or not (match[1] or "").strip():
         raise ValueError(
             f"data.cluster_regex {regex!r} has no group, or matches nothing: {prompt[:200]!r}"

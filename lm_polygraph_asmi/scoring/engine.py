@@ -145,7 +145,7 @@ class Engine:
 
         Raises:
             ValueError: empty response, or text longer than the context window.
-            FloatingPointError: NaN or infinite logits.
+            FloatingPointError: logits that are no distribution, as `readout`.
         """
         (statistics,) = score_depths([self], model, prompt, response)
         return statistics
@@ -240,13 +240,15 @@ class Engine:
         self, model: PreTrainedModel, hidden: Float[Tensor, "T D"], tokens: Int[Tensor, " T"]
     ) -> dict[str, np.ndarray]:
         """Entropy and log-likelihood of tokens, from the unmasked final states."""
-        return concatenated(
+        found = concatenated(
             in_chunks(
                 lambda part: _per_token(readout(model, hidden[part]), tokens[part]),
                 len(tokens),
                 self._chunk_size(model, hidden.device),
             )
         )
+        _check_possible(found["log_likelihood"], tokens)
+        return found
 
     def _score_masked(
         self, model: PreTrainedModel, unmasked: UnmaskedPass, settings: Settings
@@ -426,6 +428,16 @@ def _per_token(log_probs: Float[Tensor, "T V"], tokens: Int[Tensor, " T"]) -> di
     log_probs = log_probs.double()
     entropy = entr(log_probs.exp()).sum(-1)
     return {"entropy": _numpy(entropy), "log_likelihood": _numpy(_chosen(log_probs, tokens))}
+
+
+def _check_possible(log_likelihood: Float[np.ndarray, " T"], tokens: Int[Tensor, " T"]) -> None:
+    """Raise ValueError for an answer with a token of probability 0: its MSP is infinite."""
+    for at in np.flatnonzero(np.isneginf(log_likelihood))[:1].tolist():
+        raise ValueError(
+            f"the answer's token {at + 1} of {len(tokens)} (id {int(tokens[at])}) has probability "
+            "0 under the model, whose logit for it is minus infinity: the model would never write "
+            "this answer, and its MSP is infinite. Check the answer, or the tokenizer"
+        )
 
 
 def _chosen(

@@ -77,7 +77,7 @@ class MaskedHeadsCalculator(StatCalculator):
         Raises:
             TypeError: the heads of the model cannot be masked.
             ValueError: a response is empty or beyond the context window.
-            FloatingPointError: NaN or infinite logits.
+            FloatingPointError: logits that are no distribution, as `readout`.
         """
         self._name_control_tokens(texts, model)
         transformer = causal_model(model, self.engines[0].config.structure)

@@ -1,4 +1,5 @@
 import inspect
+import json
 import logging
 import shutil
 from itertools import product
@@ -15,6 +16,8 @@ from transformers import AutoTokenizer, DebertaTokenizer
 
 from lm_polygraph_asmi.host import side_models
 from lm_polygraph_asmi.host.side_models import load_nli_model, use_single_separator
+from lm_polygraph_asmi.runs.preflight import CHECKS
+from tests.composing import composed
 from tests.stand_ins import StandIns, make_stand_ins
 
 TWO_SEPARATORS = int(transformers.__version__.split(".")[0]) >= 5
@@ -112,11 +115,10 @@ def test_host_s_calculator_sees_the_pairs_as_trained(stand_ins, caplog):
     ],
 )
 def test_no_nli_model(path, message, tmp_path):
-    with pytest.raises(FileNotFoundError, match=message) as raised:
+    with pytest.raises(ValueError, match=message) as raised:
         load_nli_model(path, hf_cache=str(tmp_path))
     assert str(raised.value).startswith(f"the NLI model '{path}' is")
     assert str(raised.value).endswith(": set nli_path to a local folder with such a model")
-    assert raised.value.__cause__ is not None
 
 
 @pytest.mark.parametrize(
@@ -134,9 +136,9 @@ def test_incomplete_folder(stand_ins, tmp_path, monkeypatch, name, kept, lacking
     for file in kept:
         shutil.copy(stand_ins.nli / file, tmp_path / name)
     sentence = f"the NLI model '{name}' lacks its {lacking}: set"
-    with pytest.raises(FileNotFoundError, match=sentence):
+    with pytest.raises(ValueError, match=sentence):
         load_nli_model(name, device="cpu")
-    assert side_models.missing_nli_model(name).startswith(sentence)
+    assert side_models.nli_problem(name).startswith(sentence)
 
 
 def test_other_errors_pass_unchanged(stand_ins, monkeypatch):
@@ -159,11 +161,11 @@ def hub_cache(stand_ins, tmp_path, monkeypatch):
 
 def test_cached_model(hub_cache):
     name, cache = "microsoft/stand-in", str(hub_cache)
-    assert side_models.missing_nli_model(name, cache) is None
+    assert side_models.nli_problem(name, cache) is None
     assert load_nli_model(name, device="cpu", hf_cache=cache).deberta_path == name
     for file in hub_cache.rglob("model.safetensors"):
         file.unlink()
-    assert side_models.missing_nli_model(name, cache) == (
+    assert side_models.nli_problem(name, cache) == (
         "the NLI model 'microsoft/stand-in' is in the hub's cache without its weights, and "
         "HF_HUB_OFFLINE blocks the hub: set nli_path to a local folder with such a model"
     )
@@ -174,7 +176,7 @@ def test_hub(monkeypatch, tmp_path):
     monkeypatch.setattr(huggingface_hub, "model_info", model_info)
 
     def missing():
-        return side_models.missing_nli_model(cache=str(tmp_path))
+        return side_models.nli_problem(cache=str(tmp_path))
 
     assert missing() is None
     model_info.assert_called_once_with(side_models.NLI_MODEL, timeout=5)
@@ -185,9 +187,121 @@ def test_hub(monkeypatch, tmp_path):
 
 
 def test_nothing_missing(stand_ins):
-    assert side_models.missing_nli_model(str(stand_ins.nli)) is None
+    assert side_models.nli_problem(str(stand_ins.nli)) is None
 
 
 def test_the_default_is_the_host_s():
     parameters = inspect.signature(host.load_nli_model).parameters
     assert parameters["deberta_path"].default == side_models.NLI_MODEL
+
+
+# Models that are not what a method needs
+
+
+def changed(source, folder, **config):
+    """A copy of a folder with a model, with some entries of its config.json changed."""
+    shutil.copytree(source, folder)
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | config))
+    return folder
+
+
+def labelled(*labels):
+    return {
+        "id2label": {str(i): label for i, label in enumerate(labels)},
+        "label2id": {label: i for i, label in enumerate(labels)},
+    }
+
+
+NOT_NLI = [
+    (labelled("LABEL_0", "LABEL_1", "LABEL_2"), "has the labels LABEL_0, LABEL_1, LABEL_2, lacks"),
+    (labelled("entailment", "not_entailment"), "lacks CONTRADICTION, NEUTRAL: "),
+    (labelled("positive", "neutral", "negative"), "lacks CONTRADICTION, ENTAILMENT: "),
+    ({"label2id": {"ENTAILMENT": 0, "NEUTRAL": 1, "CONTRADICTION": 7}}, "label of class 7 of 3"),
+    ({"architectures": ["DebertaForMaskedLM"]}, "is a DebertaForMaskedLM, expected a model for s"),
+    ({"model_type": "roberta"}, "is of type roberta, expected deberta or deberta-v2"),
+    ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, "is a LlamaForCausalLM, exp"),
+    ({"model_type": "no such type"}, "has no configuration that transformers reads"),
+]
+
+
+@pytest.mark.parametrize(("config", "message"), NOT_NLI)
+def test_no_model_for_nli(stand_ins, tmp_path, config, message):
+    path = str(changed(stand_ins.nli, tmp_path / "nli", **config))
+    found = side_models.nli_problem(path)
+    assert found.startswith(f"the NLI model {path!r} ")
+    assert message in found
+    assert found.endswith(": set nli_path to a local folder with such a model")
+    (finding,) = side_model_findings(stand_ins, nli_path=path)
+    assert finding == (found, True)
+    with pytest.raises(ValueError, match="the NLI model"):
+        load_nli_model(path, device="cpu")
+
+
+def test_labels_in_any_case_and_order(stand_ins, tmp_path, monkeypatch):
+    config = labelled("entailment", "Neutral", "contradiction")
+    path = str(changed(stand_ins.nli, tmp_path / "nli", **config))
+    assert side_models.nli_problem(path) is None
+    assert load_nli_model(path, device="cpu").deberta.config.label2id["ENTAILMENT"] == 0
+    monkeypatch.chdir(tmp_path)  # LM-Polygraph changes no labels of models by this publisher
+    changed(stand_ins.nli, tmp_path / "microsoft" / "nli", **config)
+    assert "lacks CONTRADICTION, ENTAILMENT, NEUTRAL" in side_models.nli_problem("microsoft/nli")
+    changed(stand_ins.nli, tmp_path / "microsoft" / "v2", model_type="deberta-v2")
+    found = side_models.nli_problem("microsoft/v2")
+    assert "is of type deberta-v2, expected deberta: " in found
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (labelled("a", "b"), "has 2 outputs, expected one, a similarity: set cross_encoder_path"),
+        ({"architectures": ["RobertaModel"]}, "is a RobertaModel, expected a model for sequence"),
+        ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, "is a LlamaForCausalLM"),
+    ],
+)
+def test_no_cross_encoder(stand_ins, tmp_path, config, message):
+    path = str(changed(stand_ins.cross_encoder, tmp_path / "cross", **config))
+    (finding,) = side_model_findings(stand_ins, cross_encoder_path=path)
+    assert finding.text.startswith(f"the cross-encoder {path!r} ")
+    assert message in finding.text
+    assert finding.fatal
+
+
+def test_missing_parts_are_said_before_the_language_model_is_loaded(stand_ins, tmp_path):
+    sources = {"nli_path": stand_ins.nli, "cross_encoder_path": stand_ins.cross_encoder}
+    for setting, source in sources.items():
+        path = changed(source, tmp_path / setting)
+        (path / "vocab.json").unlink()
+        (finding,) = side_model_findings(stand_ins, **{setting: str(path)})
+        assert f"{str(path)!r} lacks its tokenizer: set {setting} to a local f" in finding.text
+        assert finding.fatal
+        (finding,) = side_model_findings(stand_ins, **{setting: "some/none"})
+        assert "neither a local folder nor in the hub's cache" in finding.text
+
+
+@pytest.mark.parametrize("content", [b"no zip", {"weights": 1}, {"state_dict": {"head": [1.0]}}])
+def test_no_checkpoint_of_align_score(stand_ins, tmp_path, content):
+    path = tmp_path / "x.ckpt"
+    (finding,) = side_model_findings(stand_ins, align_score_path=str(path))
+    assert finding.text.startswith(f"AlignScore: {path} does not exist")
+    path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
+    (finding,) = side_model_findings(stand_ins, align_score_path=str(path))
+    assert finding.text.startswith(f"AlignScore: {path} ")
+    assert "expected align_score_path to name the file" in finding.text
+    assert finding.fatal
+
+
+def test_only_models_that_a_method_needs(stand_ins):
+    wrong = {"nli_path": "some/none", "cross_encoder_path": "some/none"}
+    assert len(side_model_findings(stand_ins, **wrong)) == 2
+    assert side_model_findings(stand_ins, "estimators=asmi_no_side_models", **wrong) == []
+
+
+def side_model_findings(stand_ins, *overrides, **paths):
+    """What a run is told of its side models, with stand-ins for those not named."""
+    own = [text for text in stand_ins.overrides if text.partition("=")[0] not in paths]
+    config = composed(
+        "asmi_coqa", *overrides, *own, *(f'{name}="{path}"' for name, path in paths.items())
+    )
+    found = CHECKS["side models"](config)
+    return [finding for finding in found if "spaCy" not in finding.text]

@@ -249,7 +249,9 @@ def test_non_finite_logits(input_ids):
     model = tiny_model("llama")
     with torch.no_grad():
         model.lm_head.weight[7] = float("nan")
-    with pytest.raises(FloatingPointError, match=r"LlamaForCausalLM.*NaN or infinite logits"):
+    with pytest.raises(
+        FloatingPointError, match=r"LlamaForCausalLM.*logits that are no distribution: NaN"
+    ):
         subnetwork_log_probs(model, input_ids, PROMPT_LENGTH, 2, masks())
 
 

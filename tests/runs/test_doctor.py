@@ -393,10 +393,6 @@ def test_a_missing_spacy_model_is_named_before_the_run(monkeypatch, elsewhere):
             "process_target_fn.path=/nowhere.py",
             "process_target_fn.path: /nowhere.py does not exist",
         ),
-        (
-            "generation_metrics=[{name: AlignScore, kwargs: {ckpt_path: /nowhere.ckpt}}]",
-            "AlignScore: the file /nowhere.ckpt does not exist",
-        ),
         ("batch_size=0", "expected batch_size of at least 1, got 0"),
         ("seed=[x]", "expected seed as a list of whole numbers, got ['x']"),
     ],
@@ -405,3 +401,46 @@ def test_what_would_fail_after_loading_the_model(overrides, override, message):
     ((text, fatal),) = findings("places", [*overrides, override])
     assert message in text
     assert fatal
+
+
+SCRIPT = "import datasets\nclass Rows(datasets.GeneratorBasedBuilder):\n    pass\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "settings", "message"),
+    [
+        ({"src/src.py": SCRIPT}, ["data.source=src"], "cannot read the dataset src: "),
+        ({"x/a.parquet": "no parquet"}, ["data.source=x"], "x has no split 'validation', or is"),
+        ({"x/a.jsonl": '{"a": 1}\n{"b'}, ["data.source=x", "data.split=train"], "dataset x: "),
+        ({"x/a.txt": ""}, ["data.source=x", "data.split=train"], "cannot read the dataset x: "),
+        ({"x/b.csv": "input,output\na,b\n"}, ["data.source=x"], "x has no split 'validation'"),
+        ({"x/dataset_info.json": "{}"}, ["data.source=x"], "cannot read the dataset x: "),
+        ({}, ["data.source=no.json"], "data.source: the file no.json does not exist"),
+        ({"a.json": "[1]"}, ["data.source=a.json"], "a.json"),
+        ({"a.json": "{"}, ["data.source=a.json"], "a.json"),
+        ({"a.json": '{"data": [{"paragraphs": 3}]}'}, ["data.source=a.json"], "a.json"),
+        ({}, ["data.source=some/gated"], "cannot reach the dataset some/gated"),
+        ({}, ["data.source=[some,part]"], "cannot reach the dataset some part"),
+        ({}, ["data.source=no folder"], "no folder"),
+        ({}, ["data.text_column=nowhere"], "expected a column 'nowhere'"),
+        ({}, ["data.cluster_regex='('"], "data.cluster_regex"),
+        ({}, ["data.size=x"], "data.size"),
+        ({"a.csv": ""}, ["dataset=a.csv", "load_from_disk=false"], "a.csv"),
+        ({"a": ""}, ["dataset=a", "load_from_disk=true"], "a"),
+    ],
+)  # fmt: skip
+def test_data_that_cannot_be_read_are_said_in_one_line(
+    elsewhere, overrides, files, settings, message
+):
+    for name, content in files.items():
+        (elsewhere / "cwd" / name).parent.mkdir(exist_ok=True)
+        (elsewhere / "cwd" / name).write_text(content)
+    line = ["doctor", "--no-run", "--json", "--config-name", "asmi_offline", *overrides]
+    done = CliRunner().invoke(main, [*line, *settings])
+    assert done.exit_code == 1
+    assert isinstance(done.exception, SystemExit)
+    checks = json.loads(done.stdout)["checks"]
+    (text,) = [check["text"] for check in checks if check["state"] == "problem"]
+    assert message in text
+    assert "Traceback" not in text
+    assert not text.startswith(("TypeError", "KeyError", "AttributeError"))

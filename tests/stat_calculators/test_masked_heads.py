@@ -335,7 +335,7 @@ def test_non_finite_logits_stop_the_run():
     stats = greedy(model, TEXTS[:1])
     with torch.no_grad():
         model.model.lm_head.weight[7] = float("nan")
-    with pytest.raises(FloatingPointError, match="NaN or infinite logits"):
+    with pytest.raises(FloatingPointError, match="logits that are no distribution: NaN"):
         MaskedHeadsCalculator()(stats, TEXTS[:1], model)
 
 

@@ -1,0 +1,55 @@
+"""What a model's own generation config says, which neither a run nor a score follows."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import GenerationConfig
+
+from lm_polygraph_asmi.host.loading import quiet
+
+SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+HARMLESS = {
+    *SPECIAL_TOKENS, "transformers_version", "max_length", "max_new_tokens", "use_cache",
+    "output_attentions", "output_hidden_states", "output_scores", "output_logits",
+    "return_dict_in_generate", "num_return_sequences", "early_stopping", "length_penalty",
+    "disable_compile", "compile_config",
+}  # fmt: skip
+"""Change neither greedy answers nor samples, or are given with every call; all else may."""
+
+
+def plain_generation(config: GenerationConfig) -> GenerationConfig:
+    """The special tokens of a generation config, and transformers' defaults for all else."""
+    return GenerationConfig(**{name: getattr(config, name) for name in SPECIAL_TOKENS})
+
+
+def shipped_settings(config: GenerationConfig) -> dict[str, Any]:
+    """What a generation config sets that can change answers or probabilities, by name.
+
+    Whatever differs from transformers' defaults, so that settings of later releases count.
+    """
+    defaults = GenerationConfig().to_dict()
+    # Newer releases fill these in when they generate.
+    defaults |= getattr(GenerationConfig, "_get_default_generation_params", dict)()
+    defaults["cache_implementation"] = "hybrid"  # of older Gemma; newer releases ignore it
+    return {
+        name: value
+        for name, value in config.to_dict().items()
+        if not name.startswith("_") and name not in HARMLESS
+        and value not in (None, [], defaults.get(name))
+    }  # fmt: skip
+
+
+def read_shipped(model: Mapping[str, Any]) -> dict[str, Any]:
+    """`shipped_settings` of a config's node `model`, without its weights; OSError without files."""
+    chosen = model.get("load_model_args") or {}
+    if model.get("type", "CausalLM") != "CausalLM" or chosen.get("gguf_file"):
+        return {}  # a model behind an interface; a file without such settings
+    where = {n: chosen[n] for n in ("revision", "cache_dir", "token") if chosen.get(n)}
+    with quiet():
+        try:
+            shipped = GenerationConfig.from_pretrained(model["path"], **where)
+        except OSError:  # as transformers does: older models have them in config.json
+            shipped = GenerationConfig.from_pretrained(
+                model["path"], config_file_name="config.json", _from_model_config=True, **where
+            )
+    return shipped_settings(shipped)

@@ -1,0 +1,178 @@
+"""What a model ships for generation: left out by a run as by a score, or refused by name."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import GenerationConfig
+
+from lm_polygraph_asmi import Scorer
+from lm_polygraph_asmi.host.generation import plain_generation, shipped_settings
+from lm_polygraph_asmi.host.whitebox import StopsOnceModel
+from lm_polygraph_asmi.results.runs import load_run
+from lm_polygraph_asmi.runs.preflight import CHECKS
+from lm_polygraph_asmi.stat_calculators.masked_heads import load_stat_calculator
+from tests import tiny_lm
+from tests.composing import composed
+from tests.polygraph import polygraph_eval_here
+
+PROMPTS = ["Who built the ferry?", "Where do the blue kites start?"]
+SPECIAL = {"bos_token_id": 1, "eos_token_id": [2, 7], "pad_token_id": 0}
+CHANGING = {
+    "bad_words_ids": [[token] for token in range(200, 340)],
+    "suppress_tokens": list(range(200, 300)),
+    "begin_suppress_tokens": list(range(200, 340)),
+    "no_repeat_ngram_size": 1,
+    "sequence_bias": [[[200], 9.0]],
+    "guidance_scale": 3.0,
+    "forced_eos_token_id": 9,
+    "min_length": 30,
+    "exponential_decay_length_penalty": [1, 9.0],
+    "watermarking_config": {"bias": 9.0},
+    "renormalize_logits": True,
+    "remove_invalid_values": True,
+    "penalty_alpha": 0.5,
+    "prompt_lookup_num_tokens": 2,
+    "min_p": 0.5,
+    "typical_p": 0.1,
+    "top_h": 0.2,
+    "epsilon_cutoff": 0.3,
+    "encoder_repetition_penalty": 2.0,
+    "max_time": 1e-9,
+    "some_future_setting": 3,
+}
+
+
+def shipping(**shipped):
+    model = tiny_lm.whitebox()
+    model.model.generation_config = GenerationConfig(**SPECIAL, **shipped)
+    return model
+
+
+def generated(model, **options):
+    batch = model.tokenize(PROMPTS[:1])
+    torch.manual_seed(0)
+    with torch.no_grad():
+        out = model.generate(
+            **batch, max_new_tokens=8, output_scores=True, return_dict_in_generate=True, **options
+        )
+    return out.sequences, torch.stack(out.scores)
+
+
+@pytest.mark.parametrize("name", CHANGING)
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_run_sets_what_a_model_ships(name, sampled):
+    def of_run(**shipped):
+        host = shipping(**shipped)
+        parameters = host.generation_parameters
+        run = StopsOnceModel(host.model, host.tokenizer, "tiny", "CausalLM", parameters)
+        return generated(run, do_sample=sampled)
+
+    for found, expected in zip(of_run(**{name: CHANGING[name]}), of_run(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_some_of_them_would_change_answers():
+    plain = generated(shipping())
+    for name in ("bad_words_ids", "no_repeat_ngram_size", "sequence_bias"):
+        assert not torch.equal(generated(shipping(**{name: CHANGING[name]}))[0], plain[0]), name
+
+
+def test_nothing_but_special_tokens_is_kept():
+    """Of every field that the installed release has, whatever it does."""
+    config = GenerationConfig(**SPECIAL)
+    for name in set(vars(config)) - {*SPECIAL, "transformers_version", "_from_model_config"}:
+        setattr(config, name, "shipped")
+    kept = plain_generation(config)
+    assert kept.to_json_string() == GenerationConfig(**SPECIAL).to_json_string()
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_a_manager_built_by_hand_refuses_it_by_name(name):
+    model = shipping(**{name: CHANGING[name]})
+    with pytest.raises(ValueError, match=f"generation config of the model sets {name}"):
+        load_stat_calculator({}, SimpleNamespace(model=model))
+
+
+def test_what_changes_nothing_is_not_named():
+    neutral = {"use_cache": False, "max_length": 4096, "cache_implementation": "hybrid"}
+    neutral |= {"no_repeat_ngram_size": 0, "typical_p": 1.0, "suppress_tokens": []}
+    assert shipped_settings(GenerationConfig(**SPECIAL, **neutral)) == {}
+    model = shipping(temperature=0.6, top_p=0.9, do_sample=True, repetition_penalty=1.1)
+    load_stat_calculator({}, SimpleNamespace(model=model))  # set by LM-Polygraph's parameters
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_lm.save(tmp_path_factory.mktemp("tiny"), max_position_embeddings=1024)
+
+
+def ship(folder, **shipped):
+    content = GenerationConfig(**SPECIAL).to_dict() | shipped
+    (folder / "generation_config.json").write_text(json.dumps(content))
+
+
+def findings(folder, *overrides):
+    config = composed("asmi_coqa", "model=asmi_local", f"model.path={folder}", *overrides)
+    return list(CHECKS["generation"](config))
+
+
+def test_before_the_model_is_loaded(folder):
+    ship(folder, **CHANGING)
+    (finding,) = findings(folder)
+    assert not finding.fatal
+    assert all(name in finding.text for name in CHANGING)
+    ship(folder)
+    assert findings(folder) == []
+    ship(folder, do_sample=True, top_k=7, stop_strings=["x"], num_beams=3, repetition_penalty=1.5)
+    assert findings(folder) == []  # the shipped config sets them
+    for name, value in (("do_sample", "True"), ("top_k", "7"), ("stop_strings", "['x']")):
+        (finding,) = findings(folder, f"generation_params.{name}=null")
+        assert finding.fatal
+        assert finding.text.startswith(f"generation_params.{name} is not set")
+        assert value in finding.text
+
+
+def test_settings_in_config_json_as_older_models_have_them(tmp_path):
+    tiny_lm.save(tmp_path)
+    (tmp_path / "generation_config.json").unlink()
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"no_repeat_ngram_size": 2, "repetition_penalty": 1.5}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (finding,) = findings(tmp_path)
+    assert "not follow: no_repeat_ngram_size." in finding.text
+
+
+def test_of_a_gguf_file_and_of_a_folder_without_files_nothing_is_said(tmp_path):
+    assert list(CHECKS["generation"](composed("asmi_demo"))) == []
+    assert findings(tmp_path) == []
+
+
+def test_parameters_that_lm_polygraph_does_not_read(folder):
+    ship(folder)
+    (finding,) = findings(folder, "+generation_params.no_repeat_ngram_size=3")
+    assert finding.fatal
+    assert "does not read generation_params.no_repeat_ngram_size" in finding.text
+
+
+def test_a_run_and_a_score_agree(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ship(folder, bad_words_ids=CHANGING["bad_words_ids"], no_repeat_ngram_size=1)
+    Dataset.from_dict({"input": PROMPTS, "output": ["a", "b"]}).save_to_disk(tmp_path / "rows")
+    polygraph_eval_here(
+        "--config-name", "asmi_offline", "benchmark=asmi_babiqa", "data.source=rows",
+        "model=asmi_local", f"model.path={folder}", "estimators=asmi_single_pass",
+        "generation_metrics=[{name: RougeMetric, args: [rougeL]}]",
+        "max_new_tokens=8", "asmi.result_cache=null", "hydra.run.dir=run",
+    )  # fmt: skip
+    run = load_run(tmp_path / "run")
+    scorer = Scorer(str(folder), stop="\n", max_new_tokens=8)
+    for row, prompt in enumerate(run.stats["input_texts"]):
+        score = scorer.score(prompt, list(run.stats["greedy_tokens"][row]))
+        # LM-Polygraph forbids the end token at the first two positions, which moves the rest.
+        assert run.scores["MaximumSequenceProbability"][row] == pytest.approx(score.msp, abs=0.01)
+        assert [token.id for token in scorer.score(prompt).tokens] == run.stats["greedy_tokens"][
+            row
+        ]

@@ -1,0 +1,79 @@
+"""Stop strings with quotes or escapes that were meant for a shell, Python or YAML."""
+
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+
+from lm_polygraph_asmi import ASMIConfig, score
+from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.runs.preflight import check_config
+from lm_polygraph_asmi.stat_calculators.masked_heads import load_stat_calculator
+from tests import tiny_lm
+from tests.composing import composed
+
+QUOTED = ["'\n'", '"\n"', "“\n”", "‘\n’", "«\n»", "„\n“", "`\n`", " '\n' ", "'###'", '"Question:"']
+ESCAPED = ["\\n", "\\n\\n", "\\t", "\\r\\n", "\\u000a", "\\x0a", "\\nQ:", " \\n", "\\\n", "'\\n'"]
+RIGHT = ["\n", "\n\n", '"', "'", "```", '"""', '\n"""', '"}', "</s>", "\\]", "\\end{", "\\nabla",
+         "\\text", "Q: ", " .", "it's", "'s", "\t", '",']  # fmt: skip
+
+
+@pytest.mark.parametrize("stop", QUOTED)
+def test_quotes(stop):
+    with pytest.raises(ValueError, match="is wrapped in quotes, which would be part of") as raised:
+        ASMIConfig(stop=stop)
+    assert repr(stop) in str(raised.value)
+    assert repr(stop.strip(" ")[1:-1]) in str(raised.value)
+
+
+@pytest.mark.parametrize("stop", ESCAPED)
+def test_escapes(stop):
+    with pytest.raises(
+        ValueError, match=r"is wrapped in quotes|is spelled with a backslash"
+    ) as said:
+        ASMIConfig(stop=["\n", stop])
+    assert repr(stop) in str(said.value)
+
+
+@pytest.mark.parametrize("stop", RIGHT)
+def test_right_ones(stop):
+    assert ASMIConfig(stop=[stop]).stop == (stop,)
+
+
+@pytest.mark.parametrize("stop", ["'\\n'", '"\\n"', "“\\n”", "\\t", "\\\\n"])
+@pytest.mark.parametrize("command", ["score", "calibrate"])
+def test_on_the_command_line(command, stop, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "Who?", "answer": " Brask", "correct": true}\n')
+    more = ["--risk", "0.2", "--out", str(tmp_path / "c.json")] if command == "calibrate" else []
+    line = [command, str(rows), "--model", "no/model", "--stop", "\\n", "--stop", stop, *more]
+    done = CliRunner().invoke(main, line)
+    assert done.exit_code, done.output
+    assert "is wrapped in quotes" in done.output or "spelled with a backslash" in done.output
+
+
+def test_a_line_break_spelled_in_the_shell_is_read():
+    done = CliRunner().invoke(main, ["score", "--model", "no/model", "--stop", "\\n", "x.txt"])
+    assert "stop" not in done.output
+
+
+def test_in_python():
+    with pytest.raises(ValueError, match="spelled with a backslash"):
+        score("no/model", "Who?", " Brask", stop="\\n")
+    with pytest.raises(ValueError, match="wrapped in quotes"):
+        score(tiny_lm.whitebox(stop_strings=["'\n'"]), "Who?", " Brask")
+
+
+@pytest.mark.parametrize("stops", [r"['\n']", r'["\"\n\""]', "[\"'###'\"]", r"'\n'"])
+def test_in_a_run(stops):
+    config = composed("asmi_coqa", f"generation_params.stop_strings={stops}")
+    (finding,) = check_config(config)
+    assert finding.text.startswith("generation_params.stop_strings ")
+    assert "wrapped in quotes" in finding.text or "spelled with a backslash" in finding.text
+    assert finding.fatal
+
+
+def test_with_a_manager_built_by_hand():
+    model = tiny_lm.whitebox(stop_strings=["\\n"])
+    with pytest.raises(ValueError, match=r"stop_strings.*spelled with a backslash"):
+        load_stat_calculator({}, SimpleNamespace(model=model))

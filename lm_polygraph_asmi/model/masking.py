@@ -105,15 +105,14 @@ def masked_layer(
     """
     target, module = unmasked.targets[layer], decoder_layers(model)[layer]
     attention, site = attention_module(model, layer), head_site(model, layer)
-    run_positions = unmasked.run(positions)
-    places = unmasked.start + torch.arange(target.heads.shape[1])[run_positions]
+    places = torch.arange(target.heads.shape[1])[positions]
     call = unmasked.calls[layer]
     if attention is None:
         # No module returns the projection's output, so the layer runs at all positions.
         hidden = target.hidden.expand(len(masks), -1, -1)
         with masked_heads(model, layer, masks, places):
             return call.replay(module, hidden)[:, positions]
-    heads = target.heads[:, run_positions]
+    heads = target.heads[:, positions]
     projection = output_projection(model, layer)
 
     def attend(*_: Any, **__: Any) -> Any:
@@ -124,5 +123,5 @@ def masked_layer(
         masked_heads(model, layer, masks, places, heads=heads),
         replaced_forward(attention, attend),
     ):
-        hidden = target.hidden[:, run_positions].expand(len(masks), -1, -1)
-        return call.replay(module, hidden, run_positions)
+        hidden = target.hidden[:, positions].expand(len(masks), -1, -1)
+        return call.replay(module, hidden, positions)

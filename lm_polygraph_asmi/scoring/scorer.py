@@ -335,7 +335,7 @@ class Scorer:
     def _prompt_ids(self, row: Mapping[str, Any]) -> list[int] | None:
         """Token ids of a row's prompt, which a template may make of the date; None: it has none."""
         with suppress(ValueError):
-            prompt = self.as_messages(row_request(row)[0].prompt)
+            prompt = self.as_messages(row_request(row).prompt)
             return cast("list[int]", prompt_tokens(self.tokenizer, prompt).tolist())
         return None
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lm_polygraph_asmi.analysis.clusters import RESAMPLES, Interval
+from lm_polygraph_asmi.analysis.clusters import FEW, RESAMPLES, Interval
 from lm_polygraph_asmi.analysis.prr import PRR
 from lm_polygraph_asmi.results.run_groups import RunGroup
 
@@ -96,7 +96,7 @@ class ReportItem:
             return notes
         if small := [group.label for group in self.groups if group.too_small]:
             labels = "All settings" if len(small) == len(self.groups) else "; ".join(small)
-            notes.append(f"Too small for reliable intervals (see the first lines): {labels}.")
+            notes.append(f"Too small for reliable intervals: {labels}. {FEW}")
         brackets = f"[low, high]: 95 % interval, {self.resamples:,} resamples of clusters"
         starred = ""
         if {*bounded} & {*self.signed}:

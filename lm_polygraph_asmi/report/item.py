@@ -78,14 +78,10 @@ class ReportItem:
     @property
     def caption(self) -> list[str]:
         """The notes, and the meaning of brackets and asterisks if the table has them."""
-        return self.caption_lines()
-
-    def caption_lines(self, figure: bool = True, errors: bool = True) -> list[str]:
-        """The caption, with or without notes on the figure or on standard errors."""
         table = pd.DataFrame() if self.table is None else self.table
         values = {name: [_bare(value) for value in table[name]] for name in table}
-        notes = [*self.notes, *([self.pictured] if figure and self.pictured else [])]
-        if errors and any(isinstance(v, PRR) for column in values.values() for v in column):
+        notes = [*self.notes, *filter(None, [self.pictured])]
+        if any(isinstance(v, PRR) for column in values.values() for v in column):
             notes.append("±: standard error, 1,000 resamples of answers.")
         bounded = [
             name
@@ -103,15 +99,14 @@ class ReportItem:
             starred = "; asterisk: it excludes 0"
         return [*notes, f"{brackets}{starred}."]
 
-    def shown(self, markup: str, brief: bool = False) -> pd.DataFrame:
-        """The table as text, for "markdown" or "latex"; `brief` leaves out standard errors."""
+    def shown(self, markup: str) -> pd.DataFrame:
+        """The table as text, for "markdown" or "latex"."""
         assert self.table is not None
         table = self.table.astype(object)
         for column in table:
             signed = column in self.signed
-            values = [_without_error(value) if brief else value for value in table[column]]
             digits = self.digits + (column in self.finer)
-            texts = [text(value, digits, signed, markup) for value in values]
+            texts = [text(value, digits, signed, markup) for value in table[column]]
             smallest = 10**-self.digits
             if column in self.p_values:
                 below = escape(f"< {smallest:.{self.digits}f}", markup)
@@ -221,12 +216,6 @@ def listed(reasons: Sequence[Reason]) -> str:
 
 def _bare(value: Any) -> Any:
     return value.value if isinstance(value, Marked) else value
-
-
-def _without_error(value: Any) -> Any:
-    if isinstance(value, Marked):
-        return value._replace(value=_without_error(value.value))
-    return PRR(value.value, float("nan")) if isinstance(value, PRR) else value
 
 
 def _part(value: Any, part: str | None) -> Any:

@@ -12,7 +12,7 @@ from lm_polygraph_asmi.report.apart import compute_apart, processes
 from lm_polygraph_asmi.report.figures import save
 from lm_polygraph_asmi.report.item import MissingItem, ReportItem, escape
 from lm_polygraph_asmi.report.items import every_report_item
-from lm_polygraph_asmi.report.latex import latex_tables
+from lm_polygraph_asmi.report.latex import latex_table
 from lm_polygraph_asmi.results.names import masked_layer
 from lm_polygraph_asmi.results.run_groups import RunGroup
 
@@ -123,7 +123,7 @@ def _write(item: ReportItem, groups: Sequence[RunGroup], out: Path) -> str:
         item.flat().to_csv(stem.with_suffix(".csv"), index=False)
         if item.inline:
             comments = "".join(f"% {line}\n" for line in sources)
-            stem.with_suffix(".tex").write_text(comments + latex_tables(item), encoding="utf-8")
+            stem.with_suffix(".tex").write_text(comments + latex_table(item), encoding="utf-8")
         text = "\n\n".join([shown, *item.caption, *sources]) + "\n"
         stem.with_suffix(".md").write_text(text, encoding="utf-8")
     notes = item.caption

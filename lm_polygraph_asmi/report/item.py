@@ -154,10 +154,7 @@ def frame(
     notes: Sequence[str] | Callable[[ReportItem], Sequence[str]],
     figure: Callable[[Any], Figure] | None = None,
     *,
-    tabulated: bool = True,
-    finish: Callable[[pd.DataFrame], pd.DataFrame] = lambda table: table,
     label: Callable[[Any], str] = lambda group: group.label,
-    reasons: Iterable[Reason] = (),
     otherwise: str = "no run has the data",
     **shown: Any,
 ) -> list[ReportItem] | list[MissingItem]:
@@ -171,17 +168,14 @@ def frame(
             out and a note names the reason; without rows, there is no note.
         notes: the caption, or a function that makes it from the item.
         figure: draws all panels; the table, if `compute` returns none.
-        tabulated: False if the rows are only for the figure.
-        finish: changes the table once all rows are there.
         label: names an element that is left out.
-        reasons: of elements left out before.
         otherwise: reason of a missing item without any other.
         shown: other fields of `ReportItem`, such as `digits` and `signed`.
     """
     rows: list[dict[str, Any]] = []
     used: list[RunGroup] = []
     panels: dict[str, Any] = {}
-    missing = list(reasons)
+    missing: list[Reason] = []
     for group in groups:
         try:
             made = compute(group)
@@ -196,13 +190,12 @@ def frame(
             used += [p for p in parts if isinstance(p, RunGroup) and p not in used]
     if not rows:
         return [MissingItem(title, listed(missing) or otherwise)]
-    table = finish(pd.DataFrame(rows))
+    table = pd.DataFrame(rows)
     draw = partial(figure, panels or table) if figure else None
     item = ReportItem(name, title, used, table, draw, **shown)
     item.notes = [*(notes(item) if callable(notes) else notes)]
     if missing:
         item.notes.append(f"Left out: {listed(missing)}.")
-    item.table = table if tabulated else None
     return [item]
 
 

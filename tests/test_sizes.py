@@ -22,7 +22,6 @@ WIDE = {
     "commands/doctor.py:doctor": 9,
     "config.py:parameter": 10,
     "experiments/probe.py:__init__": 10,
-    "report/item.py:frame": 11,
 }
 """The functions that have more parameters. Commands have one for each option."""
 NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}

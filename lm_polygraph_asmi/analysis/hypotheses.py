@@ -3,8 +3,6 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
-LEVEL = 0.05
-
 
 def holm(p_values: ArrayLike) -> np.ndarray:
     """p-values adjusted for their number under any dependence; NaN stay and do not count.

@@ -185,37 +185,6 @@ def forest(
     return figure
 
 
-VERDICT_MARKS = {"agrees": (GREEN, "o"), "differs": (ORANGE, "s"), "inconclusive": (GREY, "^")}
-
-
-@styled
-def identity(panels: Mapping[str, Sequence[tuple[float, float, Interval, str]]]) -> Figure:
-    """Measured over published values, a panel per unit, with the line of equality.
-
-    Args:
-        panels: unit -> (published value, half width of its 95 % interval, measured, verdict).
-    """
-    figure, axes = grid(len(panels), 2.6, 2.6)
-    for ax, (unit, points) in zip(axes, panels.items(), strict=True):
-        for verdict, (colour, mark) in VERDICT_MARKS.items():
-            chosen = [(p, s, m) for p, s, m, v in points if v == verdict]
-            if not chosen:
-                continue
-            x, spread, measured = zip(*chosen, strict=True)
-            y = np.array([m.value for m in measured])
-            ends = np.abs(np.array([[m.low for m in measured], [m.high for m in measured]]) - y)
-            ax.errorbar(x, y, xerr=spread, yerr=ends, fmt=mark, color=colour, markersize=3,
-                        elinewidth=0.6, linestyle="none", label=verdict)  # fmt: skip
-        values = [end for p, s, m, _ in points for end in (p - s, p + s, m.low, m.high)]
-        ends = [min(values), max(values)]
-        ax.plot(ends, ends, color=BLACK, linewidth=0.8, linestyle="--", zorder=0)
-        ax.set_xlabel("paper")
-        ax.set_ylabel("here")
-        panel_title(ax, unit)
-    panel_legend(figure, axes)
-    return figure
-
-
 class DepthCurves(NamedTuple):
     """PRR of one variant over depth.
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lm_polygraph_asmi.analysis.clusters import RESAMPLES, Interval
+from lm_polygraph_asmi.analysis.clusters import FEW, RESAMPLES, Interval
 from lm_polygraph_asmi.analysis.prr import PRR
 from lm_polygraph_asmi.results.run_groups import RunGroup
 
@@ -78,14 +78,10 @@ class ReportItem:
     @property
     def caption(self) -> list[str]:
         """The notes, and the meaning of brackets and asterisks if the table has them."""
-        return self.caption_lines()
-
-    def caption_lines(self, figure: bool = True, errors: bool = True) -> list[str]:
-        """The caption, with or without notes on the figure or on standard errors."""
         table = pd.DataFrame() if self.table is None else self.table
         values = {name: [_bare(value) for value in table[name]] for name in table}
-        notes = [*self.notes, *([self.pictured] if figure and self.pictured else [])]
-        if errors and any(isinstance(v, PRR) for column in values.values() for v in column):
+        notes = [*self.notes, *filter(None, [self.pictured])]
+        if any(isinstance(v, PRR) for column in values.values() for v in column):
             notes.append("±: standard error, 1,000 resamples of answers.")
         bounded = [
             name
@@ -96,22 +92,21 @@ class ReportItem:
             return notes
         if small := [group.label for group in self.groups if group.too_small]:
             labels = "All settings" if len(small) == len(self.groups) else "; ".join(small)
-            notes.append(f"Too small for reliable intervals (see the first lines): {labels}.")
+            notes.append(f"Too small for reliable intervals: {labels}. {FEW}")
         brackets = f"[low, high]: 95 % interval, {self.resamples:,} resamples of clusters"
         starred = ""
         if {*bounded} & {*self.signed}:
             starred = "; asterisk: it excludes 0"
         return [*notes, f"{brackets}{starred}."]
 
-    def shown(self, markup: str, brief: bool = False) -> pd.DataFrame:
-        """The table as text, for "markdown" or "latex"; `brief` leaves out standard errors."""
+    def shown(self, markup: str) -> pd.DataFrame:
+        """The table as text, for "markdown" or "latex"."""
         assert self.table is not None
         table = self.table.astype(object)
         for column in table:
             signed = column in self.signed
-            values = [_without_error(value) if brief else value for value in table[column]]
             digits = self.digits + (column in self.finer)
-            texts = [text(value, digits, signed, markup) for value in values]
+            texts = [text(value, digits, signed, markup) for value in table[column]]
             smallest = 10**-self.digits
             if column in self.p_values:
                 below = escape(f"< {smallest:.{self.digits}f}", markup)
@@ -159,10 +154,7 @@ def frame(
     notes: Sequence[str] | Callable[[ReportItem], Sequence[str]],
     figure: Callable[[Any], Figure] | None = None,
     *,
-    tabulated: bool = True,
-    finish: Callable[[pd.DataFrame], pd.DataFrame] = lambda table: table,
     label: Callable[[Any], str] = lambda group: group.label,
-    reasons: Iterable[Reason] = (),
     otherwise: str = "no run has the data",
     **shown: Any,
 ) -> list[ReportItem] | list[MissingItem]:
@@ -176,17 +168,14 @@ def frame(
             out and a note names the reason; without rows, there is no note.
         notes: the caption, or a function that makes it from the item.
         figure: draws all panels; the table, if `compute` returns none.
-        tabulated: False if the rows are only for the figure.
-        finish: changes the table once all rows are there.
         label: names an element that is left out.
-        reasons: of elements left out before.
         otherwise: reason of a missing item without any other.
         shown: other fields of `ReportItem`, such as `digits` and `signed`.
     """
     rows: list[dict[str, Any]] = []
     used: list[RunGroup] = []
     panels: dict[str, Any] = {}
-    missing = list(reasons)
+    missing: list[Reason] = []
     for group in groups:
         try:
             made = compute(group)
@@ -201,13 +190,12 @@ def frame(
             used += [p for p in parts if isinstance(p, RunGroup) and p not in used]
     if not rows:
         return [MissingItem(title, listed(missing) or otherwise)]
-    table = finish(pd.DataFrame(rows))
+    table = pd.DataFrame(rows)
     draw = partial(figure, panels or table) if figure else None
     item = ReportItem(name, title, used, table, draw, **shown)
     item.notes = [*(notes(item) if callable(notes) else notes)]
     if missing:
         item.notes.append(f"Left out: {listed(missing)}.")
-    item.table = table if tabulated else None
     return [item]
 
 
@@ -221,12 +209,6 @@ def listed(reasons: Sequence[Reason]) -> str:
 
 def _bare(value: Any) -> Any:
     return value.value if isinstance(value, Marked) else value
-
-
-def _without_error(value: Any) -> Any:
-    if isinstance(value, Marked):
-        return value._replace(value=_without_error(value.value))
-    return PRR(value.value, float("nan")) if isinstance(value, PRR) else value
 
 
 def _part(value: Any, part: str | None) -> Any:

@@ -11,8 +11,8 @@ from lm_polygraph_asmi.files import to_json, write_whole, writing
 from lm_polygraph_asmi.report.apart import compute_apart, processes
 from lm_polygraph_asmi.report.figures import save
 from lm_polygraph_asmi.report.item import MissingItem, ReportItem, escape
-from lm_polygraph_asmi.report.items import every_report_item, findings
-from lm_polygraph_asmi.report.latex import latex_tables
+from lm_polygraph_asmi.report.items import every_report_item
+from lm_polygraph_asmi.report.latex import latex_table
 from lm_polygraph_asmi.results.names import masked_layer
 from lm_polygraph_asmi.results.run_groups import RunGroup
 
@@ -43,7 +43,7 @@ def build_report(
             no more than settings. The numbers do not depend on it.
 
     Returns:
-        report.md, and its first lines, the findings.
+        report.md, and its first lines: rows that are missing, and other depths.
 
     Raises:
         OSError: cannot write to the folder; or a process ended, such as for lack of memory.
@@ -64,7 +64,7 @@ def _build(groups: Sequence[RunGroup], out: Path, progress: Progress) -> tuple[s
     """Files of all items; returns the text of report.md and its first lines."""
     makes = every_report_item()
     compute_apart(groups, makes, progress)
-    first_lines = findings(groups)
+    first_lines = [f"**{group.label}: {note}**" for group in groups for note in group.notes]
     sections, gaps, drawn = [], [], []
     for make in progress(makes, "Tables"):
         for item in make(groups):
@@ -123,7 +123,7 @@ def _write(item: ReportItem, groups: Sequence[RunGroup], out: Path) -> str:
         item.flat().to_csv(stem.with_suffix(".csv"), index=False)
         if item.inline:
             comments = "".join(f"% {line}\n" for line in sources)
-            stem.with_suffix(".tex").write_text(comments + latex_tables(item), encoding="utf-8")
+            stem.with_suffix(".tex").write_text(comments + latex_table(item), encoding="utf-8")
         text = "\n\n".join([shown, *item.caption, *sources]) + "\n"
         stem.with_suffix(".md").write_text(text, encoding="utf-8")
     notes = item.caption

@@ -1,65 +1,16 @@
 """The paper's published numbers, and the protocol that a run must have to be compared with them."""
 
 import csv
-import math
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lm_polygraph_asmi.analysis.clusters import Interval
-from lm_polygraph_asmi.analysis.reproduction import standard_error
 from lm_polygraph_asmi.config import METHODS, ASMIConfig
-from lm_polygraph_asmi.results.run_groups import RunGroup, same_depth, short_path
+from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable, same_depth, short_path
 
 PAPER = Path(__file__).parents[1] / "data" / "paper.csv"
 """Read from the paper's LaTeX by `scripts/paper_numbers.py` of commit 0ad19aa."""
-ITEMS = (
-    "datasets", "benchmark", "head_to_head", "depth_selection", "error_separation",
-    "distinct_signal", "ensemble_mean", "matched_flags", "confident_fragile", "payoff", "aurc",
-    "boundary", "larger_k", "top_k_coverage", "stability", "mechanism", "head_coupling",
-    "causal_probe", "cost",
-)  # fmt: skip
-"""Items of the report that the numbers belong to."""
-
-
-class Margin(NamedTuple):
-    """Largest difference that counts as agreement, fixed before any run was compared, and why.
-
-    In the unit of the number, or if `relative` a share of the published value.
-    """
-
-    size: float
-    why: str
-    relative: bool = False
-
-
-MARGINS = {
-    "PRR": Margin(
-        0.10, "half of .22, the median standard deviation between the methods of a column; the "
-        "paper's own errors of .01 to .07 allow no finer margin everywhere",
-    ),
-    "PRR difference": Margin(
-        0.05, "the kernel's lift on CoQA, the smallest effect the paper interprets, is .04 to .06"
-    ),
-    "AUROC": Margin(0.05, "half of the largest distance of a residual AUROC from chance"),
-    "AUROC difference": Margin(0.01, "half of the largest increment"),
-    "quality": Margin(0.05, "less than the .07 between the two closest data sets"),
-    "rate": Margin(0.05, "half of what the filter by u_sem gains on BabiQA"),
-    "rate difference": Margin(0.10, "half of the gap on BabiQA"),
-    "percent": Margin(10, "less than the 13 points between the flips of high and of low MI"),
-    "coverage": Margin(0.02, "a tenth of the distance between TriviaQA and the other data sets"),
-    "correlation": Margin(0.05, "half of the smallest coupling, so that its sign is known"),
-    "nats": Margin(0.005, "the screen's threshold, between Llama-2-7B and the others"),
-    "heads": Margin(1.0, "noise alone has about ten effective heads, so agreement means little"),
-    "clusters": Margin(0.02, "another random sample of 5,000 rows has 1 % more or less", True),
-    "tokens": Margin(1.5, "the paper does not tell whether the closing token counts; .5 rounding"),
-    "tokens of the prompt": Margin(0.05, "an instruction more or less has more tokens", True),
-}  # fmt: skip
-"""By unit. Numbers of other units are shown, never judged."""
-SHOWN = ("seconds", "GB", "p")
-"""Units that are not judged."""
 
 
 @dataclass(frozen=True)
@@ -75,9 +26,7 @@ class Published:
         n: as printed: rows it is about, tokens for a coverage; None if the paper does not tell.
         quantity: what it is.
         value: as printed.
-        error: standard error, largest that rounds to the printed one; None if none is printed.
-        rounding: half of the last printed digit of the value.
-        unit: a key of `MARGINS`, or one of `SHOWN`.
+        unit: such as "PRR" or "seconds".
     """
 
     item: str
@@ -89,99 +38,27 @@ class Published:
     n: int | None
     quantity: str
     value: float
-    error: float | None
-    rounding: float
     unit: str
 
     @property
     def where(self) -> str:
         return ", ".join(filter(None, (self.model, self.dataset))) or "all settings"
 
-    @property
-    def rows(self) -> int | None:
-        """Rows it is about, None if the paper does not tell."""
-        return None if self.unit == "coverage" else self.n
 
-    @property
-    def margin(self) -> float | None:
-        """In the unit of the value; None if it is shown and not judged."""
-        unit = "tokens of the prompt" if self.quantity.endswith("of the prompt") else self.unit
-        margin = MARGINS.get(unit)
-        return margin and margin.size * (abs(self.value) if margin.relative else 1)
-
-
-COLUMNS = ("item", "label", "model", "dataset", "method", "depth", "n", "quantity", "value",
-           "error", "low", "high", "unit")  # fmt: skip
-KEY = ("label", "model", "dataset", "method", "depth", "quantity")
-
-
-def read_published(path: str | Path = PAPER) -> list[Published]:
-    """The numbers of a file, in its order; a ValueError names file and line."""
-    with Path(path).open(encoding="utf-8", newline="") as opened:
-        reader = csv.DictReader(opened)
-        if tuple(reader.fieldnames or ()) != COLUMNS:
-            raise ValueError(
-                f"{path} has the columns {', '.join(reader.fieldnames or ['(none)'])}: expected "
-                f"{', '.join(COLUMNS)}"
-            )
-        published, lines = [], dict[tuple[str, ...], int]()
-        for line, row in enumerate(reader, start=2):
-            key = tuple(row[name] for name in KEY)
-            if key in lines:
-                raise ValueError(
-                    f"{path}, line {line}: the same number as in line {lines[key]} "
-                    f"({', '.join(filter(None, key))})"
-                )
-            lines[key] = line
-            try:
-                published.append(_published(row))
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"{path}, line {line}: {error}") from error
-    return published
-
-
-def _published(row: Mapping[str, str]) -> Published:
-    known_units = (*MARGINS, *SHOWN)
-    if row["item"] not in ITEMS:
-        raise ValueError(f"unknown item {row['item']!r}: expected one of {', '.join(ITEMS)}")
-    if row["unit"] not in known_units:
-        raise ValueError(f"unknown unit {row['unit']!r}: expected one of {', '.join(known_units)}")
-    numbers = {name: _number(name, row[name]) for name in ("value", "error", "low", "high", "n",
-                                                           "depth")}  # fmt: skip
-    value, error, low, high = (numbers[name] for name in ("value", "error", "low", "high"))
-    if value is None:
-        raise ValueError("value is empty: expected a number")
-    ends = [end for end in (low, high) if end is not None]
-    if len(ends) == 1 or (ends and error is not None):
-        raise ValueError("expected a standard error, or both ends of an interval, or neither")
-    if low is not None and high is not None:
-        if not low <= value <= high:
-            raise ValueError(f"value {value} is outside its interval [{low}, {high}]")
-        widest = high - low + 2 * _rounding(row["low"])
-        error = standard_error(Interval(value, 0.0, widest))
-    elif error is not None:
-        error += _rounding(row["error"])
-    return Published(
-        **{name: row[name] for name in ("item", "label", "model", "dataset", "method")},
-        depth=numbers["depth"], n=None if numbers["n"] is None else int(numbers["n"]),
-        quantity=row["quantity"], value=value, error=error, rounding=_rounding(row["value"]),
-        unit=row["unit"],
-    )  # fmt: skip
-
-
-def _number(name: str, text: str) -> float | None:
-    try:
-        number = float(text) if text else None
-    except ValueError:
-        raise ValueError(f"{name} is {text!r}: expected a number") from None
-    if number is not None and not math.isfinite(number):
-        raise ValueError(f"{name} is {text}: expected a finite number")
-    return number
-
-
-def _rounding(text: str) -> float:
-    """Half of the last digit of a printed number."""
-    return 0.5 * 10.0 ** -len(text.partition(".")[2])
+def read_published() -> list[Published]:
+    """The numbers of the paper, in its order."""
+    with PAPER.open(encoding="utf-8", newline="") as opened:
+        rows = list(csv.DictReader(opened))
+    texts = ("item", "label", "model", "dataset", "method", "quantity", "unit")
+    return [
+        Published(
+            **{name: row[name] for name in texts},
+            depth=float(row["depth"]) if row["depth"] else None,
+            n=int(row["n"]) if row["n"] else None,
+            value=float(row["value"]),
+        )
+        for row in rows
+    ]
 
 
 MODELS = {
@@ -218,10 +95,6 @@ LEFT_OPEN = ("closing_token", "gate_token", "seeded_by")
 """Settings of a score that the paper does not give, so that any value is comparable."""
 ABOUT_ALL = 0.02
 """Share of the paper's rows by which a run may have more or fewer ("about 8K" on CoQA)."""
-
-
-class NotComparable(ValueError):
-    """A run has other settings than the paper; the message names them."""
 
 
 class Setting(NamedTuple):
@@ -299,7 +172,7 @@ def paper_method(
     """Name of a variant's score with the paper's settings; None if the setting has none.
 
     Of several that differ in what the paper leaves open, the one nearest to the defaults.
-    NotComparable if there are scores of that variant and depth, but with other settings.
+    Unavailable if there are scores of that variant and depth, but with other settings.
     """
     method = next(name for name, known in METHODS.items() if known == symbol)
     default = ASMIConfig(method=method, depth=depth, top_k=top_k)
@@ -318,18 +191,5 @@ def paper_method(
             return name
         other.append(f"{name} with (S, p) = {', '.join(map(str, sorted(masks))) or 'not recorded'}")
     if other:
-        raise NotComparable(f"other settings than the paper's: {'; '.join(other)}")
+        raise Unavailable(f"other settings than the paper's: {'; '.join(other)}")
     return None
-
-
-def open_choices(group: RunGroup) -> str:
-    """What a setting's comparable scores have where the paper leaves a choice; empty for none."""
-    scores = dict.fromkeys((config.symbol, config.depth) for config in group.methods.values())
-    choices: dict[str, None] = {}
-    for symbol, depth in scores:
-        with suppress(NotComparable):
-            if method := paper_method(group, symbol, depth):
-                config = group.methods[method]
-                names = {f.name for f in config.used(config.method)}.intersection(LEFT_OPEN)
-                choices |= {f"{name}={getattr(config, name)}": None for name in sorted(names)}
-    return ", ".join(choices)

@@ -75,12 +75,12 @@ def test_the_frame_of_an_item():
             raise ValueError("too few rows: 5 wanted, got 1: use more")
         return [{"x": 1.0}]
 
-    settings = {"label": str, "reasons": [("early", "one cluster")], "otherwise": "nothing here"}
+    settings = {"label": str, "otherwise": "nothing here"}
     (item,) = frame("x", "X", ["good", "bad", "silent", "worse"], compute, ["said"], **settings)
     assert item.table["x"].tolist() == [1.0]
     assert item.notes == [
         "said",
-        "Left out: one cluster (early); too few rows: 5 wanted, got 1: use more (bad; worse).",
+        "Left out: too few rows: 5 wanted, got 1: use more (bad; worse).",
     ]
     (item,) = frame("x", "X", ["bad"], compute, [], label=str)
     assert item == MissingItem("X", "too few rows: 5 wanted, got 1: use more (bad)")

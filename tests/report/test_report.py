@@ -26,7 +26,7 @@ from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.experiments.probe_file import write_probe
 from lm_polygraph_asmi.report import MissingItem, build_report, figures, load_run_groups
 from lm_polygraph_asmi.report.item import Marked
-from lm_polygraph_asmi.report.items import every_report_item, findings
+from lm_polygraph_asmi.report.items import every_report_item
 from lm_polygraph_asmi.report.items.benchmark import (
     benchmark,
     datasets,
@@ -309,48 +309,15 @@ def test_runs_of_other_questions_are_not_compared(tmp_path):
     assert "two K" in gap.reason
 
 
-def test_the_first_lines_say_when_errors_are_ranked_the_wrong_way(tmp_path, monkeypatch):
+def test_the_first_lines_are_the_notes_of_settings(tmp_path, monkeypatch):
     monkeypatch.setattr("lm_polygraph_asmi.report.writing.every_report_item", lambda: [benchmark])
     saved = content(n=120)
-    saved["estimations"]["sequence", SEM] = saved["gen_metrics"]["sequence", "AlignScore"]
     saved["estimations"]["sequence", "RAUQ"][3] = float("nan")
-    file, said = build_report(loaded(tmp_path, saved), tmp_path / "out")
-    assert said[0] == (
-        "**Rank errors: 2 of 3 ASMI scores** (PRR interval above 0, uncorrected). Negative PRR "
-        "(interval below 0): 1. Inconclusive: 0."
-    )
-    assert said[1].startswith(f"**Negative PRR: tiny model, squad.** {SEM} ranks errors")
-    assert said[2].startswith("**Against the best single-pass baseline")
-    assert file.read_text().splitlines()[2] == said[0]
-    assert "1 of 120 rows without a finite RAUQ left out for all methods" in file.read_text()
-    # The others, of positive PRR, are not named.
-    assert sum("**Negative PRR: " in line for line in said) == 1
-
-
-def test_the_first_lines_say_when_masking_does_nothing(tmp_path):
-    save(tmp_path / "robust", content(scale=0.005))
-    said = "\n".join(findings(load_run_groups([tmp_path / "robust"])))
-    assert "Hardly any masking response" in said
-    assert "candidate screen" in said
-    save(tmp_path / "normal", content(n=120))
-    known, against = findings(load_run_groups([tmp_path / "normal"]))
-    assert "better in 1, worse in 0 of 1 settings" in against
-    assert "3 of 3 ASMI scores" in known
-
-
-def test_noise_is_not_known_to_rank(tmp_path):
-    """To report only that no PRR is negative would sound like praise."""
-    saved, rng = content(n=120), np.random.default_rng(0)
-    for name in saved["estimations"]:
-        if "ASMI" in name[1]:
-            saved["estimations"][name] = rng.normal(size=120).tolist()
-    said = findings(loaded(tmp_path, saved))
-    assert said[0].startswith("**Rank errors: 0 of 3 ASMI scores**")
-    assert said[0].endswith("Inconclusive: 3.")
-    assert said[1].startswith(
-        "**Against the best single-pass baseline (no samples, no further question): better in 0, "
-        "worse in 1 of 1 settings** (tiny model, squad)."
-    )
+    file, lines = build_report(loaded(tmp_path, saved), tmp_path / "out")
+    assert file.read_text().splitlines()[2] == lines[0]
+    assert lines == [
+        "**tiny model, squad: 1 of 120 rows without a finite RAUQ left out for all methods**"
+    ]
 
 
 @pytest.mark.parametrize(("clusters", "errors"), [(10, 40), (120, 10), (120, 110)])
@@ -359,16 +326,9 @@ def test_small_samples_are_named(tmp_path, clusters, errors):
     quality = np.where(np.arange(120) < errors, 0.2, 0.9)
     saved["gen_metrics"]["sequence", "AlignScore"] = quality.tolist()
     about["rows"]["clusters"] = [str(i % clusters) for i in range(120)]
-    lines = findings(loaded(tmp_path, saved, about))
-    said = "\n".join(lines)
-    assert f"({clusters} clusters, {errors} wrong of 120 answers).** With fewer than 50" in said
-    # However far from zero their intervals lie.
-    assert lines[0].startswith("**Rank errors: 0 of 3 ASMI scores**")
-    assert "Inconclusive: 3, 3 of them because their settings are too small." in lines[0]
-    (against,) = (line for line in lines if line.startswith("**Against the best single-pass"))
-    assert "better in 0, worse in 0 of 1 settings**" in against
-    assert "1 of them too small to test" in against
-    assert "**Negative PRR:" not in said
+    (item,) = screen(loaded(tmp_path, saved, about))
+    said = " ".join(item.caption)
+    assert "Too small for reliable intervals: All settings. With fewer than 50 clusters" in said
 
 
 @pytest.mark.parametrize(("empty", "advised"), [(0, False), (4, False), (40, True)])
@@ -380,11 +340,6 @@ def test_empty_answers_are_counted_on_the_screen(tmp_path, empty, advised):
     assert ("Empty answers:" in said) == (empty > 0)
     assert not empty or f"Empty answers: {empty} of 60." in said
     assert ("data.prompt_style=demo" in said) == advised
-
-
-def test_another_quality_is_named_in_the_first_lines(tmp_path):
-    said = "\n".join(findings(loaded(tmp_path, content(metric="Rouge_rougeL"))))
-    assert "Correctness labels by Rouge_rougeL, not AlignScore" in said
 
 
 def run_all(groups):
@@ -467,7 +422,6 @@ def test_no_contrast_is_said_and_nothing_is_made_up(tmp_path):
         saved = content()
         saved["gen_metrics"]["sequence", "AlignScore"] = [value] * 60
         groups = loaded(tmp_path / kind, saved)
-        assert f"All 60 answers are {kind}" in "\n".join(findings(groups))
     file, _ = build_report(groups, tmp_path / "out")
     text = file.read_text()
     assert f"all answers are {kind}" in text
@@ -484,7 +438,7 @@ def test_constant_scores_are_uninformative(tmp_path):
     groups = loaded(tmp_path, saved)
     scores = benchmark(groups)[0].flat().set_index("method")["tiny model, squad"]
     assert scores[SEM] == pytest.approx(0, abs=1e-12)
-    assert any("Hardly any masking response" in line for line in findings(groups))
+    assert screen(groups)[0].table["near zero"].tolist() == [True]
     assert " nan" not in build_report(groups, tmp_path / "out")[0].read_text()
 
 
@@ -497,7 +451,6 @@ def test_one_cluster_has_no_interval(tmp_path):
     assert np.isfinite(row["Sem-ASMI Δ MSP"])
     assert np.isnan(row["Sem-ASMI Δ MSP low"])
     assert "distinct_signal" not in items  # folds need clusters
-    assert any("its interval is undefined" in line for line in findings(groups))
 
 
 def test_what_the_commands_refuse(tmp_path):
@@ -526,12 +479,12 @@ def test_a_run_that_stopped_early_and_rows_left_out_are_in_the_first_lines(tmp_p
         load_run_groups([file])
     (group,) = load_run_groups([file], partial=True)
     assert len(group) == 60
-    assert "The run stopped early: has the first 60 of 61 rows" in findings([group])[0]
+    _, lines = build_report([group], tmp_path / "out")
+    assert "The run stopped early: has the first 60 of 61 rows" in lines[0]
     assert "the first 60 of 61 rows" in " ".join(group.provenance()["notes"])
     dropped = {"ids": [], "clusters": [], "dropped": {"t:7": "its prompt is empty"}}
     run = replace(group.run, planned=None, manifest={"rows": dropped})
     assert run.missing_rows == ["Left out before the run: 1 row: t:7 (its prompt is empty)."]
-    assert run.missing_rows[0] in findings([replace(group, run=run)])[0]
 
 
 def test_a_statistic_with_fewer_entries_is_not_used(tmp_path):
@@ -552,9 +505,6 @@ def test_cells_of_one_name_are_told_apart(tmp_path):
     assert groups[0].label.endswith("(a/run)")
     first, *_ = benchmark(groups)
     assert set(first.table) == {"method", "family", *(group.label for group in groups)}
-    # The same questions, asked twice, are counted once.
-    (against,) = (line for line in findings(groups) if line.startswith("**Against the best"))
-    assert against.count("of 1 settings") == 2
 
 
 def test_a_run_named_twice_is_read_once(tmp_path, monkeypatch):
@@ -574,14 +524,6 @@ def test_token_statistics_come_from_the_run_whose_masks_made_the_score(tmp_path)
     assert group.mi_tokens is None  # those of seed 1 belong to another score
     assert group.agreement_tokens is not None
     assert group.settings()["seed"] == 0
-
-
-def test_scores_of_other_settings_are_watched_too(tmp_path):
-    saved = content(n=120)
-    worst = saved["gen_metrics"]["sequence", "AlignScore"]
-    put(saved, ASMIConfig(method="asmi", scope="response"), worst)
-    said = findings(loaded(tmp_path, saved))[1]
-    assert "scope=response) ranks errors worse than chance" in said
 
 
 def test_another_k_is_compared_on_the_answers_both_have(tmp_path):
@@ -674,7 +616,6 @@ def test_depths_that_percent_rounds(tmp_path, depth):
     assert group.notes == ()
     (other,) = load_run_groups([tmp_path / "run"], depth=0.9)
     assert "the run lacks 90.0%" in other.notes[0]
-    assert any("Other depth" in line for line in findings([other]))
 
 
 def test_a_gate_of_ones_own_in_front(tmp_path):
@@ -702,7 +643,6 @@ def test_manifests_with_parts_missing(tmp_path):
         lacks = dict.fromkeys(("model", "peak_memory_bytes", "config")) | {"rows": rows}
         (group,) = loaded(tmp_path / name, about=manifest(60) | lacks)
         assert len(set(group.clusters)) == 30  # from the prompts
-        assert findings([group])
     run_all([group])
 
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from lm_polygraph_asmi.analysis.clusters import Interval, cluster_interval
+from lm_polygraph_asmi.analysis.clusters import cluster_interval
 from lm_polygraph_asmi.experiments.dissected import dissected, dissected_depths
 from lm_polygraph_asmi.experiments.items.heads import NEEDS, coupled, profiles
 from lm_polygraph_asmi.experiments.items.probe import probed, rates
-from lm_polygraph_asmi.report.items.measured import OPERATING, Measure, alike, unspread
+from lm_polygraph_asmi.report.items.measured import OPERATING, Measure, Value, alike
 from lm_polygraph_asmi.results.names import at_depth
-from lm_polygraph_asmi.results.paper import MASK_RATE, NotComparable, Published
+from lm_polygraph_asmi.results.paper import MASK_RATE, Published
 from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable, same_depth
 
 MASKS = 300
@@ -34,11 +34,11 @@ def _dissected(
                 return group, dissected_depths(group)[-1] if deep else depth
             others.append(", ".join(f"{name} {value}" for name, value in masks.items()))
     if others:
-        raise NotComparable(f"heads were analysed with {others[0]}, not {MASKS} masks as there")
+        raise Unavailable(f"heads were analysed with {others[0]}, not {MASKS} masks as there")
     raise Unavailable(NEEDS)
 
 
-def coupling(number: Published, groups: Sequence[RunGroup]) -> Interval:
+def coupling(number: Published, groups: Sequence[RunGroup]) -> Value:
     group, depth = _dissected(number, groups, deep="from the top" in number.quantity)
     if number.quantity.startswith("n_eff"):
         tokens = profiles(group, depth)
@@ -47,11 +47,11 @@ def coupling(number: Published, groups: Sequence[RunGroup]) -> Interval:
         return cluster_interval(lambda rows: float(heads[rows].mean()), high)
     measured = coupled(group, depth)
     if "from the top" in number.quantity:
-        return unspread(measured.information.value)
+        return measured.information.value
     return measured.information if "MI_t" in number.quantity else measured.entropy
 
 
-def flips(number: Published, groups: Sequence[RunGroup]) -> Interval:
+def flips(number: Published, groups: Sequence[RunGroup]) -> Value:
     group, _ = _dissected(number, groups)
     level = "low" if "low MI" in number.quantity else "high"
     for probe in probed(group):
@@ -59,7 +59,7 @@ def flips(number: Published, groups: Sequence[RunGroup]) -> Interval:
         if measured:
             by_k = dict(zip(probe.probe.k, measured[1], strict=True))
             if level == "low":
-                return unspread(max(rate.value for rate in by_k.values()))
+                return max(rate.value for rate in by_k.values())
             k = int(number.quantity.rpartition(" = ")[2])
             if k in by_k:
                 return by_k[k]

@@ -61,26 +61,22 @@ def rates(probed: Probed, name: str) -> tuple[int, list[Interval]] | None:
     return len(chosen), [Interval(*(100 * value for value in interval)) for interval in flips]
 
 
-def all_probes(groups: Sequence[RunGroup]) -> tuple[list[Probed], list[tuple[str, str]]]:
-    """All probes, and the settings with a damaged one."""
-    probes: list[Probed] = []
-    damaged = []
-    for group in groups:
-        try:
-            probes += probed(group)
-        except ValueError as error:
-            damaged.append((group.label, str(error)))
-    return probes, damaged
-
-
 def causal_probe(groups: Sequence[RunGroup]) -> Items:
     """Table "causal-flip" of the paper; also with random heads."""
     title = "Do predictions depend on critical heads?"
-    probes, damaged = all_probes(groups)
 
-    def compute(probed: Probed) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        probe = probed.probe
-        rows, curves = [], {}
+    def compute(group: RunGroup) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        rows, panels = [], {}
+        for probe in probed(group):
+            of_tokens, curves = of_probe(probe)
+            if not of_tokens:
+                raise Unavailable("the probe has no token")
+            rows += of_tokens
+            panels[group.label] = curves
+        return rows, panels
+
+    def of_probe(probed: Probed) -> tuple[list[dict[str, Any]], tuple[Any, ...]]:
+        probe, rows, curves = probed.probe, [], {}
         for name, (level, _) in ROWS.items():
             flipped = rates(probed, name)
             if flipped is None:
@@ -92,9 +88,7 @@ def causal_probe(groups: Sequence[RunGroup]) -> Items:
                 | {f"k = {k}": rate for k, rate in zip(probe.k, curves[name], strict=True)}
                 | {"run's own masks†": 100 * float(np.mean(flips))}
             )
-        if not rows:
-            raise Unavailable("the probe has no token")
-        return rows, {probed.group.label: (probe.k, curves)}
+        return rows, (probe.k, curves)
 
     def notes(item: ReportItem) -> list[str]:
         return [
@@ -106,12 +100,12 @@ def causal_probe(groups: Sequence[RunGroup]) -> Items:
             "after the positive heads follow those that help. Random: mean over the draws. Run's "
             "own masks: share of the masks that chose tokens and heads under which the token "
             "flips. " + DAGGER,
-            *(_size_note(probed) for probed in probes if probed.group in item.groups),
+            *(_size_note(probe) for group in item.groups for probe in probed(group)),
         ]
 
     return frame(
-        "causal_probe", title, probes, compute, notes, figures.flips, digits=0,
-        reasons=damaged, otherwise=OTHERWISE, label=lambda probed: probed.group.label,
+        "causal_probe", title, groups, compute, notes, figures.flips, digits=0,
+        otherwise=OTHERWISE,
     )  # fmt: skip
 
 

@@ -28,6 +28,7 @@ from lm_polygraph_asmi.report.item import (
     brief,
     frame,
     leading,
+    listed,
 )
 from lm_polygraph_asmi.results.run_groups import (
     SEMANTIC_ENTROPY,
@@ -298,8 +299,8 @@ def head_to_head(groups: Sequence[RunGroup]) -> Items:
     )  # fmt: skip
 
 
-def _sweeps(groups: Sequence[RunGroup]) -> tuple[list[tuple[Any, ...]], list[Reason]]:
-    """(variant, its common depths, setting -> methods), and what is left out."""
+def _sweeps(groups: Sequence[RunGroup]) -> tuple[list[tuple[Any, ...]], str]:
+    """(variant, its common depths, setting -> methods), and what is left out, with reasons."""
     groups, doubled = one_per_question_set(groups)
     reasons: list[Reason] = [(label, "a larger run has the same questions") for label in doubled]
     sweeps: list[tuple[Any, ...]] = []
@@ -313,14 +314,13 @@ def _sweeps(groups: Sequence[RunGroup]) -> tuple[list[tuple[Any, ...]], list[Rea
         reasons += [(c.label, "one cluster") for c in swept if c not in halved]
         methods = {c: [m[depth] for depth in common] for c, m in halved.items()}
         sweeps.append((symbol, common, methods, *halved))
-    return sweeps, reasons
+    return sweeps, listed(reasons)
 
 
 def depths(groups: Sequence[RunGroup]) -> Items:
     """Appendix "Full Benchmark and Depth Sweep": best depth, and whether halves agree on it."""
-    title = "Depth selection"
     by_group: list[dict[str, Any]] = []
-    sweeps, reasons = _sweeps(groups)
+    sweeps, left_out = _sweeps(groups)
 
     def compute(sweep: tuple[Any, ...]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         symbol, common, methods, *halved = sweep
@@ -363,7 +363,8 @@ def depths(groups: Sequence[RunGroup]) -> Items:
         "halves: in 1,000 random splits of the clusters, how often a depth is best on the first "
         "half. Regret: the PRR that this choice loses on the second half (no regret: share of "
         "splits that lose nothing). It describes the whole procedure and is shown in the row of "
-        "the chosen depth."
+        "the chosen depth.",
+        *([f"Left out: {left_out}."] if left_out else []),
     ]
     pictured = (
         "Figure: pointwise 95 % bands over clusters (2,000 resamples), per setting if there are "
@@ -372,9 +373,9 @@ def depths(groups: Sequence[RunGroup]) -> Items:
         "the table by setting)."
     )
     items = frame(
-        "depth_selection", title, sweeps, compute, notes, figures.depths, digits=3,
-        label=lambda sweep: sweep[0], reasons=reasons, pictured=pictured,
-        otherwise="no variant was scored at two or more depths (see asmi_depth_sweep)",
+        "depth_selection", "Depth selection", sweeps, compute, notes, figures.depths, digits=3,
+        label=lambda sweep: sweep[0], pictured=pictured,
+        otherwise=left_out or "no variant was scored at two or more depths (see asmi_depth_sweep)",
     )  # fmt: skip
     if isinstance(items[0], MissingItem):
         return items

@@ -1,8 +1,8 @@
 """The measured counterpart of every kind of number that the paper publishes.
 
 Each function takes a number of the paper and the settings to look in, the best first, all of the
-paper's protocol. It returns the value with a 95 % interval over clusters (NaN if there is none),
-or raises `Unavailable` if the runs lack it and `NotComparable` if they have other settings.
+paper's protocol if there are such. It returns the value, with a 95 % interval over clusters where
+there is one, or raises `Unavailable` if the runs lack it or have other settings of ASMI.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,10 +45,9 @@ from lm_polygraph_asmi.results.run_groups import (
 )
 from lm_polygraph_asmi.results.runs import MSP, SYMBOLS
 
-Measure = Callable[[Published, Sequence[RunGroup]], Interval]
+Value = Interval | float
+Measure = Callable[[Published, Sequence[RunGroup]], Value]
 OPERATING, LARGER_K = 0.6, 256
-CLOSING, WITHOUT = ", with closing token", ", without closing token"
-"""Suffixes of numbers of tokens, of which both readings are shown."""
 SIXTEEN = len(MODELS) * (len(BENCHMARKS) - 1)
 
 
@@ -60,15 +59,6 @@ def alike(number: Published, groups: Sequence[RunGroup]) -> list[RunGroup]:
         if all(not name or name == other
                for name, other in zip(printed, paper_setting(group), strict=True))
     ]  # fmt: skip
-
-
-def unspread(value: float) -> Interval:
-    """A value without an interval."""
-    return Interval(float(value), float("nan"), float("nan"))
-
-
-def scaled(interval: Interval, factor: float) -> Interval:
-    return Interval(*(factor * value for value in interval))
 
 
 def _mean(values: np.ndarray, answers: Labelled) -> Interval:
@@ -94,22 +84,11 @@ def _signal(group: RunGroup) -> tuple[RunGroup, np.ndarray, np.ndarray, np.ndarr
     return group, u_sem, msp, entropy
 
 
-def _lengths(group: RunGroup, quantity: str) -> np.ndarray:
-    """(n,) tokens of the answers, with or without the closing one by the quantity's suffix."""
-    (lengths,) = group.need("lengths")
-    if not quantity.endswith(WITHOUT):
-        return lengths
-    closing = group.saved("asmi_closing")
-    if closing is None:
-        raise Unavailable("asmi_closing not saved")
-    return lengths - np.array(closing, dtype=float)
-
-
 @once
-def datasets(group: RunGroup, number: Published) -> Interval:
+def datasets(group: RunGroup, number: Published) -> Value:
     quantity, answers = number.quantity, group.answers
     if quantity == "clusters":
-        return Interval(*[float(answers.n_clusters)] * 3)  # a count, without an error
+        return float(answers.n_clusters)
     if quantity == "mean quality":
         return _mean(group.quality, answers)
     if quantity == "median tokens of the prompt":
@@ -123,8 +102,8 @@ def datasets(group: RunGroup, number: Published) -> Interval:
         return comparison.auroc_interval(msp, answers)
     if quantity == "empty answers":
         (empty,) = group.need("empty")
-        return scaled(_mean(empty.astype(float), answers), 100)
-    lengths = _lengths(group, quantity)
+        return _mean(100.0 * empty, answers)
+    (lengths,) = group.need("lengths")
     if quantity.startswith("median"):
         return cluster_interval(lambda rows: float(np.median(lengths[rows])), answers)
     chosen = np.ones(len(lengths), dtype=bool)
@@ -138,8 +117,7 @@ def method_of(number: Published, group: RunGroup) -> str:
     """Name of the number's method in a setting.
 
     Raises:
-        Unavailable: it was not run.
-        NotComparable: it was run with other settings.
+        Unavailable: it was not run, or with other settings.
     """
     if number.method in SYMBOLS:
         method = paper_method(group, number.method, number.depth or OPERATING)
@@ -186,7 +164,7 @@ def _distinct(group: RunGroup, symbol: str, aggregation: str, entropies: bool) -
     return distinct_signal(values, controls, group.answers)
 
 
-def distinct(number: Published, groups: Sequence[RunGroup]) -> Interval:
+def distinct(number: Published, groups: Sequence[RunGroup]) -> Value:
     if number.quantity.startswith("correlation"):
         return stability(number, groups)
     kind, _, rest = number.quantity.partition(", ")
@@ -195,7 +173,7 @@ def distinct(number: Published, groups: Sequence[RunGroup]) -> Interval:
     return tested.residual_auroc if kind.startswith("residual") else tested.incremental_auroc
 
 
-def ensemble_mean(number: Published, groups: Sequence[RunGroup]) -> Interval:
+def ensemble_mean(number: Published, groups: Sequence[RunGroup]) -> Value:
     if number.quantity.startswith("Spearman"):
         by_dataset: dict[str, float] = {}
         for group in alike(number, groups):
@@ -204,7 +182,7 @@ def ensemble_mean(number: Published, groups: Sequence[RunGroup]) -> Interval:
         three = [by_dataset[name] for name in ("BabiQA", "CoQA", "TriviaQA") if name in by_dataset]
         if len(three) < 3:
             raise Unavailable("needs BabiQA, CoQA and TriviaQA")
-        return unspread(min(three) if "lowest" in number.quantity else max(three))
+        return min(three) if "lowest" in number.quantity else max(three)
     return _above_mean(groups[0])
 
 
@@ -218,10 +196,10 @@ def _above_mean(group: RunGroup) -> Interval:
 
 
 @once
-def matched_flags(group: RunGroup, _: Published) -> Interval:
+def matched_flags(group: RunGroup, _: Published) -> float:
     group, u_sem, _msp, entropy = _signal(group)
     flagged = int(group.wrong.sum())
-    return unspread(comparison.mcnemar(u_sem, entropy, group.wrong, flagged).p_value)
+    return comparison.mcnemar(u_sem, entropy, group.wrong, flagged).p_value
 
 
 @once
@@ -264,7 +242,7 @@ def aurc(group: RunGroup, number: Published) -> Interval:
     return cluster_interval(lambda rows: selective.aurc(score[rows], wrong[rows]), group.answers)
 
 
-def boundary(number: Published, groups: Sequence[RunGroup]) -> Interval:
+def boundary(number: Published, groups: Sequence[RunGroup]) -> Value:
     if number.quantity == "mean quality":
         return datasets(groups[0], number)
     for pair in twins(groups):
@@ -326,9 +304,9 @@ def error_separation(group: RunGroup, number: Published) -> Interval:
 
 
 @once
-def mechanism(group: RunGroup, _: Published) -> Interval:
+def mechanism(group: RunGroup, _: Published) -> float:
     mi, agreement = operating(group).need("mi_tokens", "agreement_tokens")
-    return unspread(pearsonr(np.concatenate(mi), np.concatenate(agreement)).statistic)
+    return float(pearsonr(np.concatenate(mi), np.concatenate(agreement)).statistic)
 
 
 @once
@@ -347,31 +325,27 @@ def _selection(first: RunGroup, symbol: str, *others: RunGroup) -> DepthSelectio
     return depth_selection([*sweeps.values()])
 
 
-def depths(number: Published, groups: Sequence[RunGroup]) -> Interval:
+def depths(number: Published, groups: Sequence[RunGroup]) -> float:
     selection = _selection(groups[0], number.method, *groups[1:])
     at = round(10 * (number.depth or OPERATING)) - 6
-    return unspread(
-        {
-            "mean PRR of sixteen settings": selection.aggregate[at],
-            "selected on halves": 100 * selection.selected[at],
-            "no regret": 100 * selection.no_regret,
-            "mean regret": selection.mean_regret,
-        }[number.quantity]
-    )
+    return {
+        "mean PRR of sixteen settings": float(selection.aggregate[at]),
+        "selected on halves": 100 * float(selection.selected[at]),
+        "no regret": 100 * selection.no_regret,
+        "mean regret": selection.mean_regret,
+    }[number.quantity]
 
 
-def stability(number: Published, groups: Sequence[RunGroup]) -> Interval:
+def stability(number: Published, groups: Sequence[RunGroup]) -> float:
     for group in alike(number, groups):
         for method, drawn in other_seeds(group).items():
             if method == number.method or method.startswith(f"{number.method} (60%, K=64"):
                 over = seed_stability(drawn, group.quality)
-                return unspread(
-                    {
-                        "mean PRR": over.mean, "sd of PRR": over.sd, "lowest PRR": over.low,
-                        "highest PRR": over.high, "rank ρ": over.rank_correlation,
-                        "correlation of two draws": over.rank_correlation,
-                    }[number.quantity]
-                )  # fmt: skip
+                return {
+                    "mean PRR": over.mean, "sd of PRR": over.sd, "lowest PRR": over.low,
+                    "highest PRR": over.high, "rank ρ": over.rank_correlation,
+                    "correlation of two draws": over.rank_correlation,
+                }[number.quantity]  # fmt: skip
     raise Unavailable("no answers were scored twice with other masks or samples")
 
 
@@ -381,13 +355,13 @@ PHASES = {
 }  # fmt: skip
 
 
-def cost(number: Published, groups: Sequence[RunGroup]) -> Interval:
+def cost(number: Published, groups: Sequence[RunGroup]) -> float:
     for run in (run for group in alike(number, groups) for run in group.runs):
         if number.unit == "GB":
             sizes = run.recorded("peak_memory_bytes").items()
             on_gpu = [size for name, size in sizes if name.startswith("cuda")]
             if on_gpu:
-                return unspread(max(on_gpu) / 1e9)
+                return max(on_gpu) / 1e9
             continue
         single = run.recorded("config").get("asmi", {}).get("memory_budget") == 1
         masked = "ASMI" in number.quantity or "masked" in number.quantity
@@ -399,11 +373,11 @@ def cost(number: Published, groups: Sequence[RunGroup]) -> Interval:
         name = "ASMI alone, marginal" if "marginal" in number.quantity else number.quantity
         timing = timings.get(PHASES.get(name, name))
         if timing:
-            return unspread(timing.median)
+            return timing.median
     raise Unavailable("not measured in a run of one depth")
 
 
-def _of_one(measure: Callable[[RunGroup, Published], Interval]) -> Measure:
+def _of_one(measure: Callable[[RunGroup, Published], Value]) -> Measure:
     """A measure of the best setting alone."""
     return lambda number, groups: measure(groups[0], number)
 

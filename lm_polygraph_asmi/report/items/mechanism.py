@@ -123,10 +123,10 @@ def cosines(groups: Sequence[RunGroup]) -> Items:
         "Cosines between rows of the output projection, at the token where the kernel discounts "
         "most (largest MI_t A_t). Negative cosines count as 0 in A_t.",
     ]
-    return frame(
-        "candidate_cosines", title, groups, compute, notes, figures.cosines,
-        tabulated=False,
-    )  # fmt: skip
+    items = frame("candidate_cosines", title, groups, compute, notes, figures.cosines)
+    if isinstance(items[0], ReportItem):
+        items[0].table = None  # only the figure
+    return items
 
 
 def _text(group: RunGroup, answer: int, token: int) -> str:

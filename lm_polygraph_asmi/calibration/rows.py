@@ -20,7 +20,6 @@ from lm_polygraph_asmi.calibration.labels import (
 )
 from lm_polygraph_asmi.files import parse_json, to_json
 from lm_polygraph_asmi.maths.scores import aggregate
-from lm_polygraph_asmi.scoring.control_tokens import reads_clock
 from lm_polygraph_asmi.scoring.provenance import made_from
 from lm_polygraph_asmi.scoring.result import Score
 from lm_polygraph_asmi.scoring.rows import Row, score_rows
@@ -184,6 +183,8 @@ def _saved_scores(rows: Iterable[Row], scorer: "Scorer") -> dict[int, Score]:
 
     Not all lines record weights, so some rows are scored again and must get the same scores.
     """
+    from lm_polygraph_asmi.scoring.control_tokens import reads_clock  # imports transformers
+
     saved, dated = {}, reads_clock(scorer.tokenizer)
     for row in rows if scorer.config.method != "adapt" else ():  # its samples are not saved
         try:

@@ -160,7 +160,7 @@ def test_parameters_that_lm_polygraph_does_not_read(folder):
 def test_a_run_and_a_score_agree(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ship(folder, bad_words_ids=CHANGING["bad_words_ids"], no_repeat_ngram_size=1)
-    Dataset.from_dict({"input": PROMPTS, "output": ["a", "b"]}).save_to_disk(tmp_path / "rows")
+    Dataset.from_dict({"input": PROMPTS, "output": ["x", "b"]}).save_to_disk(tmp_path / "rows")
     polygraph_eval_here(
         "--config-name", "asmi_offline", "benchmark=asmi_babiqa", "data.source=rows",
         "model=asmi_local", f"model.path={folder}", "estimators=asmi_single_pass",

@@ -14,11 +14,7 @@ from lm_polygraph_asmi.lazy import attach
 
 # Imported on first use.
 __getattr__, __dir__, __all__ = attach(__name__, {
-    "added": "AddedInformation adds_information adds_over_settings",
-    "calibration": (
-        "Reliability Step calibrate debiased_calibration_error held_out_brier "
-        "held_out_probability probability_at reliability"
-    ),
+    "calibration": "Step calibrate held_out_brier held_out_probability probability_at",
     "clusters": (
         "Clustered Interval cluster_band cluster_interval simultaneous_band text_clusters "
         "wilson_interval"
@@ -28,16 +24,13 @@ __getattr__, __dir__, __all__ = attach(__name__, {
     "coverage": "coverage_by_band coverage_intervals tail_entropy_bound",
     "depth": "DepthSelection Sweep depth_selection",
     "distinct": "DistinctSignal distinct_signal",
-    "drift": "Drift drifts",
     "gate": "GroupRisk RiskGate risk_by_group risk_gate",
-    "hypotheses": "Comparison equivalence holm prr_comparisons romano_wolf",
+    "hypotheses": "holm",
     "labelled": "Labelled",
-    "labels": "auroc_by_label label_noise same_order strata",
     "learned": (
         "LearnedScore LearnedThreshold fit_score free_features learned_threshold out_of_fold"
     ),
     "mechanism": "ErrorSeparation MaskingResponse Vote error_separation masking_response votes",
-    "power": "SampleSize equivalence_size sample_size",
     "prr": "PRR RejectionCurve normalised_prr prr_draws prr_with_error rejection_curve",
     "risk_control": "RiskThreshold risk_p_value risk_threshold risk_thresholds",
     "selective": (

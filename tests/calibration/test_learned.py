@@ -126,8 +126,8 @@ def test_a_saved_one_needs_no_scikit_learn(learned, tmp_path):
         replace(learned, learned=None)
 
 
-def test_own_answers_need_no_further_pass(monkeypatch):
-    """After the first, whose states are checked; their features are those of the same ids."""
+def test_features_of_own_answers_are_those_of_their_ids(monkeypatch):
+    """One unmasked pass an answer reads them."""
     scorer, runs = Scorer(ending_model(["\n"]), max_new_tokens=4, **SETTINGS), []
     plain = engine.run_unmasked
     monkeypatch.setattr(engine, "run_unmasked", lambda *a: runs.append(1) or plain(*a))
@@ -135,7 +135,7 @@ def test_own_answers_need_no_further_pass(monkeypatch):
         scorer.read_request(engine_request(prompt), states=True)
         for prompt in (PROMPT, "Where?", "When was it?")
     ]
-    assert len(runs) == 1
+    assert len(runs) == len(read)
     for own in read:
         given = scorer.read_request(engine_request(own.prompt, list(own.ids)), states=True)
         for name, values in own.features.items():

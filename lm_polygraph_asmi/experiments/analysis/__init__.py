@@ -7,14 +7,7 @@ from lm_polygraph_asmi.lazy import attach
 
 # Imported on first use.
 __getattr__, __dir__, __all__ = attach(__name__, {
-    "controls": (
-        "ConditionComparison Verdict condition_comparisons corrected_correlation "
-        "double_dissociation verdicts"
-    ),
     "coupling": "Coupling criticality_coupling high_stratum sharpening",
-    "heads": (
-        "PermutationNull concentration head_criticality permutation_null resampled_masks "
-        "resampled_null split_half"
-    ),
-    "probe": "flip_contrasts flip_differences flip_rates",
+    "heads": "PermutationNull concentration head_criticality permutation_null",
+    "probe": "flip_rates",
 })  # fmt: skip

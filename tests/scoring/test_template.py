@@ -65,7 +65,6 @@ def about_template(result):
     return [warning for warning in result.warnings if "template" in warning]
 
 
-@pytest.mark.parametrize("special", ["control", "plain"])
 @pytest.mark.parametrize(
     ("template", "chat"),
     [
@@ -79,8 +78,8 @@ def about_template(result):
         (ALL, [{"role": "user", "content": "Who <s>built</s> it?"}]),
     ],
 )
-def test_a_template_that_says_all_gives_no_warning(scorer_of, template, chat, special):
-    scorer = scorer_of(template + END, special_tokens=special)
+def test_a_template_that_says_all_gives_no_warning(scorer_of, template, chat):
+    scorer = scorer_of(template + END)
     found = [text for text in scorer.score(chat, " Brask").warnings if "leaves out" in text]
     assert found == []
 
@@ -111,9 +110,8 @@ def test_a_template_that_says_all_gives_no_warning(scorer_of, template, chat, sp
          ["content of message 1 (user)"]),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("special", ["control", "plain"])
-def test_text_that_a_template_leaves_out_is_named(scorer_of, template, chat, missing, special):
-    result = scorer_of(template + END, special_tokens=special).score(chat, " Brask")
+def test_text_that_a_template_leaves_out_is_named(scorer_of, template, chat, missing):
+    result = scorer_of(template + END).score(chat, " Brask")
     found = [text for text in result.warnings if "leaves out" in text]
     assert len(found) == 1
     for name in missing:

@@ -173,10 +173,3 @@ def test_names_reach_a_benchmark():
     )
     with pytest.raises(TypeError, match="layer 0"):
         wrong(stats, ["Who built it?"], model)
-
-
-def test_calibrations_and_runs_from_before_named_nothing():
-    saved = ASMIConfig().to_dict()
-    del saved["structure"]
-    assert ASMIConfig.key_of(saved) == ASMIConfig().score_key()
-    assert ASMIConfig.key_of(saved) != ASMIConfig(structure=NAMES).score_key()

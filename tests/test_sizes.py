@@ -39,25 +39,24 @@ ROOMS = {
     },
     **{f"scoring/{name}.py": "model" for name in ("engine", "statistics")},
 }
-"""Path below the package -> its room. A folder that is not here is a room itself; modules beside the
-folders are the room `settings`."""
-CEILINGS = {  # now, and where it ends
-    "settings": (0, 850),
-    "maths": (0, 750),
-    "model": (0, 2300),
-    "host's face": (0, 2500),
-    "benchmark": (0, 2300),
-    "analysis": (0, 2300),
-    "report": (0, 2400),
-    "heads": (0, 1100),
-    "scoring": (0, 2300),
-    "decisions": (0, 1800),
-    "commands": (0, 700),
-    "package": (0, 20000),
-    "tests": (0, 16000),
-    "scripts": (0, 2000),
-    "words of pages": (0, 16000),
-    "bytes of evidence": (0, 8_000_000),
+"""Path below the package -> its room. Other folders are rooms; modules beside them: `settings`."""
+CEILINGS = {  # now, and where it shall end
+    "settings": (1009, 850),
+    "maths": (972, 750),
+    "model": (4389, 2300),
+    "host's face": (2540, 2500),
+    "benchmark": (3767, 2300),
+    "analysis": (2300, 2300),
+    "report": (3378, 2400),
+    "heads": (1656, 1100),
+    "scoring": (3564, 2300),
+    "decisions": (3013, 1800),
+    "commands": (1171, 700),
+    "package": (27651, 20000),
+    "tests": (25400, 16000),
+    "scripts": (2020, 2000),
+    "words of pages": (24528, 16000),
+    "bytes of evidence": (8000000, 8_000_000),
 }
 """Lines, words or bytes. Never raised; where much has left, lowered, down to the second number."""
 SLACK = 0.02

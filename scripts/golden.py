@@ -78,7 +78,7 @@ def smollm2_statistics() -> dict[str, Any]:
     for scope in SCOPES:
         scorer = Scorer("smollm2", scope=scope, stop="\n", max_new_tokens=12)
         for number, (prompt, _) in enumerate(demo_questions()[:10]):
-            score = scorer.score(prompt)
+            score = scorer.score(prompt, list(scorer.score(prompt).ids))
             tokens = [[t.u, t.mi, t.agreement, t.entropy, t.log_likelihood] for t in score.tokens]
             result[f"{scope} {number}"] = {"score": score.score, "msp": score.msp, "tokens": tokens}
     return result

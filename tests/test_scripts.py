@@ -1,5 +1,6 @@
 """The scripts that measure, on models and data small enough for a test."""
 
+import json
 from pathlib import Path
 
 import click
@@ -113,3 +114,48 @@ def test_build_babi(tmp_path):
     assert rows["input"][1] == babi_prompt(moves, "Where is John?")
     assert "Mary went" not in rows["input"][2]
     assert rows["facts"] == [1, 2, 1]
+
+
+@pytest.fixture
+def compared(tmp_path, monkeypatch):
+    """What `golden.py compare` says of these values before and after, and its exit status."""
+    script = load_external_module(str(SCRIPTS / "golden.py"))
+    monkeypatch.setattr(script, "RENAMED", {"/old$": "/new"})
+    monkeypatch.setattr(script, "LEFT", ("/gone$",))
+
+    def compare(before, after, *options):
+        for name, content in (("before", before), ("after", after)):
+            (tmp_path / name).mkdir(exist_ok=True)
+            (tmp_path / name / "statistics.json").write_text(json.dumps(content))
+        folders = [str(tmp_path / name) for name in ("before", "after")]
+        done = CliRunner().invoke(script.main, ["compare", *folders, *options])
+        return done.exit_code, done.output
+
+    return compare
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ({"a": [1.0, 2.0]}, {"a": [1.0, 2.0], "b": 3}, None),
+        ({"a": 1.0, "gone": 2}, {"a": 1.0}, None),
+        ({"old": 1.0}, {"new": 1.0}, None),
+        ({"a": float("nan")}, {"a": float("nan")}, None),
+        ({"a": {"seconds": 1}}, {"a": {"seconds": 2}}, None),
+        ({"a": [1.0, 2.0]}, {"a": [1.0]}, "missing: 1"),
+        ({"old": 1.0}, {"old": 1.0}, "missing: 1"),
+        ({"a": 1.0}, {"a": 1.0 + 1e-9}, "differ: 1"),
+        ({"a": 1.0}, {"a": float("nan")}, "differ: 1"),
+        ({"a": "x"}, {"a": "y"}, "differ: 1"),
+    ],
+)
+def test_golden_values_are_compared(compared, before, after, said):
+    status, output = compared(before, after)
+    assert status == (said is not None)
+    assert said is None or said in output
+
+
+def test_golden_values_may_differ_by_a_tolerance(compared):
+    before, after = {"a": 1.0}, {"a": 1.0 + 1e-9}
+    assert compared(before, after, "--tolerance", "1e-6")[0] == 0
+    assert compared(before, after, "--tolerance", "1e-12")[0] == 1

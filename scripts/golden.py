@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 
 RENAMED: dict[str, str] = {}
 """Pattern of a name before -> its name after, as for `re.sub`; parts of a path are joined by /."""
-LEFT: tuple[str, ...] = ("/asmi_reused/",)
+LEFT: tuple[str, ...] = ()
 """Patterns of names that left on purpose."""
 VOLATILE = ("seconds", "settings", "digest", "revision", "warnings", "versions")
 """Parts of names whose values are no results."""

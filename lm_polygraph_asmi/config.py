@@ -151,9 +151,12 @@ def _attention(name: str, value: Any) -> None:
         )
 
 
-_QUOTED = re.compile("(?s) *([\"'`“‘„«»])(?=.*[^\"'`“”‘’„«»])(.+)([\"'`”’“«»]) *")
-_ESCAPE = re.compile(r"\\([nrt](?![a-z])|[\n\r\t]|x[\da-fA-F]{2}|u[\da-fA-F]{4}|U[\da-fA-F]{8})")
-"""Not the beginning of LaTeX's commands, such as \\nabla."""
+_QUOTED = re.compile('(?s)(?!" *[,:\\]}]) *(["\'`“‘„«»])(?=.*[^"\'`“”‘’„«»])(.+)(["\'`”’“«»]) *')
+"""Not what ends a text in JSON and begins the next, such as `", "`."""
+_ESCAPE = re.compile(
+    r"\\([nrt](?![a-z]+(?!\w*:))|[\n\r\t]|x[\da-fA-F]{2}|u[\da-fA-F]{4}|U[\da-fA-F]{8})"
+)
+"""Not the beginning of LaTeX's commands, such as \\nabla; but of a mark, such as \\nuser:."""
 
 
 def check_stop(name: str, value: Any) -> None:

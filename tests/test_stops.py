@@ -13,9 +13,11 @@ from tests import tiny_lm
 from tests.composing import composed
 
 QUOTED = ["'\n'", '"\n"', "“\n”", "‘\n’", "«\n»", "„\n“", "`\n`", " '\n' ", "'###'", '"Question:"']
-ESCAPED = ["\\n", "\\n\\n", "\\t", "\\r\\n", "\\u000a", "\\x0a", "\\nQ:", " \\n", "\\\n", "'\\n'"]
+ESCAPED = ["\\n", "\\n\\n", "\\t", "\\r\\n", "\\u000a", "\\x0a", "\\nQ:", " \\n", "\\\n", "'\\n'",
+           "\\nuser:", "\\nassistant: "]  # fmt: skip
 RIGHT = ["\n", "\n\n", '"', "'", "```", '"""', '\n"""', '"}', "</s>", "\\]", "\\end{", "\\nabla",
-         "\\text", "Q: ", " .", "it's", "'s", "\t", '",']  # fmt: skip
+         "\\text", "Q: ", " .", "it's", "'s", "\t", '",',
+         '", "', '","', '": "', '"}, {"', "\\nu"]  # fmt: skip
 
 
 @pytest.mark.parametrize("stop", QUOTED)

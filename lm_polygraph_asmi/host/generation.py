@@ -12,7 +12,8 @@ HARMLESS = {
     *SPECIAL_TOKENS, "transformers_version", "max_length", "max_new_tokens", "use_cache",
     "output_attentions", "output_hidden_states", "output_scores", "output_logits",
     "return_dict_in_generate", "num_return_sequences", "early_stopping", "length_penalty",
-    "disable_compile", "compile_config",
+    "disable_compile", "compile_config", "is_assistant", "num_assistant_tokens",
+    "num_assistant_tokens_schedule", "assistant_confidence_threshold", "trust_remote_code",
 }  # fmt: skip
 """Change neither greedy answers nor samples, or are given with every call; all else may."""
 
@@ -30,12 +31,13 @@ def shipped_settings(config: GenerationConfig) -> dict[str, Any]:
     defaults = GenerationConfig().to_dict()
     # Newer releases fill these in when they generate.
     defaults |= getattr(GenerationConfig, "_get_default_generation_params", dict)()
-    defaults["cache_implementation"] = "hybrid"  # of older Gemma; newer releases ignore it
+    # What changes nothing: of older Gemma, ignored by newer releases; no guidance.
+    defaults |= {"cache_implementation": "hybrid", "guidance_scale": 1.0}
     return {
         name: value
         for name, value in config.to_dict().items()
         if not name.startswith("_") and name not in HARMLESS
-        and value not in (None, [], defaults.get(name))
+        and value is not False and value not in (None, [], defaults.get(name))
     }  # fmt: skip
 
 

@@ -67,12 +67,21 @@ def unjudged(metric: str, gold: str) -> str | None:
     have seen little else.
     """
     gold_words = words(gold)
-    of_latin = metric.startswith(("Rouge", *ENGLISH))
-    if not gold_words and (not gold.strip() or metric.startswith("Rouge") or metric in METRICS):
+    empty = metric.startswith("Rouge") and not re.search("[a-z0-9]", gold.lower())
+    if not gold_words and (not gold.strip() or empty or metric in METRICS):
         return "has no word but articles and punctuation"
-    if of_latin and not all(re.search("[a-z0-9]", word) for word in gold_words):
+    if empty:
+        return "has no letter from a to z and no digit"
+    if metric.startswith(("Rouge", *ENGLISH)) and any(map(_is_foreign, gold_words)):
         return "is not in Latin script"
     return None
+
+
+def _is_foreign(word: str) -> bool:
+    """Whether a word has letters or digits, and none of them Latin: not "à", nor a sign as "€"."""
+    names = [unicodedata.name(char, "") for char in word if char.isalnum() and not char.isascii()]
+    latin = re.search("[a-z0-9]", word) or any(name.startswith("LATIN") for name in names)
+    return bool(names) and not latin
 
 
 def unread(
@@ -97,7 +106,7 @@ def unread(
         return None
     shown = "; ".join(f"{row}: {text!r:.80} {why}" for row, (text, why) in [*rows.items()][:3])
     advice = "use generation_metrics=[{name: ReferenceInAnswer}], which reads any script"
-    if not all("Latin" in why for _, why in rows.values()):
+    if any("word" in why for _, why in rows.values()):
         advice = (
             "use generation_metrics=[{name: AccuracyMetric}] with process_output_fn=null and "
             "process_target_fn=null, which compares texts as they are, or leave these rows out"

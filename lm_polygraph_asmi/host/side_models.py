@@ -110,9 +110,11 @@ def _no_nli(path: str, config: Any) -> str | None:
     types = ("deberta",) if of_microsoft else ("deberta", "deberta-v2")
     if config.model_type not in types:
         return f"is of type {config.model_type}, expected {' or '.join(types)}"
-    known = {name if of_microsoft else name.upper(): i for name, i in config.label2id.items()}
+    labels = config.label2id or {}
+    known = {name if of_microsoft else name.upper(): i for name, i in labels.items()}
     if lacking := sorted(_CLASSES - known.keys()):
-        return f"has the labels {', '.join(config.label2id)}, lacks {', '.join(lacking)}"
+        shown = ", ".join(labels) or "none in its label2id"
+        return f"has the labels {shown}, lacks {', '.join(lacking)}"
     highest = max(known.values())
     if highest >= config.num_labels:
         return f"has a label of class {highest} of {config.num_labels} in its label2id"

@@ -182,8 +182,8 @@ def known_prompt_text(config: DictConfig) -> str:
 def rows_text(config: DictConfig, rows: Sequence[DataRow]) -> str:
     """Source and number of rows and clusters, and how many are left out."""
     data = container(config.get("data") or DictConfig({}))
-    source = data.get("source") or container(config)["dataset"]
-    source = " ".join(source) if isinstance(source, list) else source
+    source = data.get("source") or config.dataset
+    source = source if isinstance(source, str) else " ".join(source)
     text = f"{len(rows)} of {source}, split {data.get('split') or config.get('eval_split')}, in "
     text += f"{len({row.cluster for row in rows})} clusters"
     if dropped := dropped_rows(config):

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
 from os.path import commonprefix
 from typing import Any, NamedTuple
 
@@ -110,7 +111,9 @@ def reads_clock(tokenizer: Any) -> bool:
         tokens = list(Environment().lex(tokenizer.get_chat_template()))
     except (AttributeError, ValueError, TemplateSyntaxError):  # `prompt_tokens` says what is wrong
         return False
-    return any(kind == "name" and value in CLOCKS for _, kind, value in tokens)
+    names = [value for _, kind, value in tokens if kind == "name"]
+    own = {name for before, name in pairwise(names) if before == "set"}  # as in set today = "..."
+    return not CLOCKS.isdisjoint(set(names) - own)
 
 
 class Text(NamedTuple):

@@ -140,16 +140,19 @@ def _check_bytes(path: str | Path) -> None:
 def _check_prompt(path: str | Path, text: str) -> None:
     """Raise ValueError for a text that holds rows rather than one prompt."""
     lines = [line for line in text.splitlines() if line.strip()]
-    objects = [value for value in map(_json, lines) if isinstance(value, dict)]
-    rows = [value for value in objects if value.keys() & ROW_FIELDS]
-    if 2 * len(rows) > len(lines) or len(objects) == len(lines) > 1:
+    values = [_json(line.rstrip().removesuffix(",")) for line in lines]
+    objects = [value for value in values if isinstance(value, dict)]
+    has_row = any(value.keys() & ROW_FIELDS for value in objects)
+    only_rows = all(line.lstrip().startswith(("{", "#", "//")) for line in lines)  # or comments
+    if (has_row and only_rows) or len(objects) == len(lines) > 1:
         raise ValueError(f"{path}: the file holds JSON objects, one per line: rename it to .jsonl")
     whole = _json(text)
     listed = whole if isinstance(whole, list) else [whole]
     if any(isinstance(value, dict) and value.keys() & ROW_FIELDS for value in listed):
         raise ValueError(f"{path}: {ARRAY}")
     columns = [name.strip(' "').lower() for name in re.split("[,;\t]", lines[0])]
-    if "prompt" in columns and len(columns) > 1 and len(lines) > 1:
+    is_header = len(columns) > 1 and all(len(name.split()) < 3 for name in columns)  # no sentence
+    if "prompt" in columns and is_header and len(lines) > 1:
         raise ValueError(
             f"{path}: the file holds a table with a column 'prompt': write .parquet or .jsonl"
         )

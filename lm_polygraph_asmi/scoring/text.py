@@ -24,7 +24,9 @@ Answer = str | Sequence[int]
 CONTEXT = 4
 """Prompt tokens decoded with the answer: some tokenizers drop a space at the start."""
 
-TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
+TEMPLATE_ERRORS = (
+    TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError,
+)  # fmt: skip
 """Errors of a chat template that does not support a chat."""
 END_TOKENS = 64
 """Last tokens of a prompt that an answer may repeat."""

@@ -99,6 +99,7 @@ def test_a_manager_built_by_hand_refuses_it_by_name(name):
 def test_what_changes_nothing_is_not_named():
     neutral = {"use_cache": False, "max_length": 4096, "cache_implementation": "hybrid"}
     neutral |= {"no_repeat_ngram_size": 0, "typical_p": 1.0, "suppress_tokens": []}
+    neutral |= {"renormalize_logits": False, "guidance_scale": 1.0, "num_assistant_tokens": 5}
     assert shipped_settings(GenerationConfig(**SPECIAL, **neutral)) == {}
     model = shipping(temperature=0.6, top_p=0.9, do_sample=True, repetition_penalty=1.1)
     load_stat_calculator({}, SimpleNamespace(model=model))  # set by LM-Polygraph's parameters

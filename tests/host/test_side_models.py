@@ -217,6 +217,7 @@ NOT_NLI = [
     (labelled("LABEL_0", "LABEL_1", "LABEL_2"), "has the labels LABEL_0, LABEL_1, LABEL_2, lacks"),
     (labelled("entailment", "not_entailment"), "lacks CONTRADICTION, NEUTRAL: "),
     (labelled("positive", "neutral", "negative"), "lacks CONTRADICTION, ENTAILMENT: "),
+    ({"label2id": None}, "has the labels none in its label2id, lacks CONTRADICTION"),
     ({"label2id": {"ENTAILMENT": 0, "NEUTRAL": 1, "CONTRADICTION": 7}}, "label of class 7 of 3"),
     ({"architectures": ["DebertaForMaskedLM"]}, "is a DebertaForMaskedLM, expected a model for s"),
     ({"model_type": "roberta"}, "is of type roberta, expected deberta or deberta-v2"),

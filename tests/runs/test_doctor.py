@@ -166,6 +166,13 @@ def test_scores_that_are_not_finite(overrides, monkeypatch):
     assert "warning │ expected finite scores, got others from Perplexity" in shown.output
 
 
+def test_rows_that_no_source_names_are_described(model):
+    config = compose_run("asmi_demo", overrides=[f"model.path={model}", "model=asmi_local"])
+    text = protocol(config)["rows"]  # the node hydra cannot be resolved outside a run
+    assert text.startswith("40 of ")
+    assert text.endswith("split test, in 20 clusters")
+
+
 @pytest.mark.usefixtures("composed_once")
 def test_as_json(overrides, model, monkeypatch):
     scores = pd.DataFrame({"ASMI": [0.1, 0.2]})

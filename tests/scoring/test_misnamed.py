@@ -31,6 +31,8 @@ MISNAMED = {
     "rows": (LINES, "holds JSON objects, one per line"),
     "rows.log": ("# exported today\n\n" + LINES, "holds JSON objects, one per line"),
     "cut.txt": (LINES + '{"prompt": "Who', "holds JSON objects, one per line"),
+    "cut early.txt": ('{"prompt": "Who?"}\n{"prompt": "Wh', "holds JSON objects, one per line"),
+    "commas.txt": ('{"prompt": "Who?"},\n{"prompt": "When?"},\n', "holds JSON objects"),
     "one.md": (LINES.splitlines()[0], "holds JSON objects, one per line"),
     "bom.txt": ("\ufeff" + LINES.replace("\n", "\r\n"), "holds JSON objects, one per line"),
     "chats.txt": (CHATS, "holds JSON objects, one per line"),
@@ -89,6 +91,9 @@ def test_bytes_of_no_known_kind(tmp_path):
     "text",
     [
         'Convert:\n{"prompt": "Who?"}\nto YAML, please.\nAnswer:',
+        "Convert to YAML:\n" + LINES.rstrip(),
+        LINES + "Which is the odd one?",
+        "Given a question, prompt, and answer, rate the answer.\nQuestion: Who?",
         '{"name": "Ondine", "built": 1931}',
         'Ferries:\n{"name": "Ondine"}\n{"name": "Edda"}\n{"name": "Holm"}\nWhich is older?',
         '{\n  "name": "Ondine"\n}\nWhich ferry is this?',

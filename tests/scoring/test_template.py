@@ -144,7 +144,13 @@ def test_a_template_that_reads_the_clock_is_named(scorer_of, clock):
 
 
 @pytest.mark.parametrize(
-    "said", ["Say strftime_now or datetime. ", "{# strftime_now() #}", "{{ 'now() datetime' }}"]
+    "said",
+    [
+        "Say strftime_now or datetime. ",
+        "{# strftime_now() #}",
+        "{{ 'now() datetime' }}",
+        "{% set today = '26 Jul 2024' %}{{ today }}",
+    ],
 )
 def test_words_of_a_template_are_no_clock(scorer_of, said):
     assert about_template(scorer_of(said + ALL + END).score(CHAT[-1:], " Brask")) == []

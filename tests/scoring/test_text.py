@@ -205,7 +205,9 @@ def test_characters_without_a_token_are_named(sentencepiece):
     assert not score(model, "Who 日 built it?", " Brask", tokenizer=sentencepiece).warnings
 
 
-@pytest.mark.parametrize("template", ["{{ 1 + 'a' }}", "{{ messages[9].content.x() }}", "{% for"])
+@pytest.mark.parametrize(
+    "template", ["{{ 1 + 'a' }}", "{{ messages[9].content.x() }}", "{% for", "{{ 1 / 0 }}"]
+)
 def test_a_broken_template_concerns_chats_alone(model, tokenizer, template):
     broken = deepcopy(tokenizer)
     broken.chat_template = template

@@ -17,10 +17,11 @@ class ByPosition(nn.Module):
     def __init__(self, inside: nn.Module, outside: nn.Module, positions: slice) -> None:
         super().__init__()
         self.inside, self.outside, self.positions = inside, outside, positions
+        self.weight = outside.weight  # some models read its type
 
     def forward(self, heads: Tensor) -> Tensor:
-        projected = self.outside(heads).clone()
-        projected[:, self.positions] = self.inside(heads)[:, self.positions]
+        projected = self.outside(heads).clone()  # some models drop the batch axis
+        projected[..., self.positions, :] = self.inside(heads)[..., self.positions, :]
         return projected
 
 
@@ -55,7 +56,8 @@ def subnetwork_log_probs(
     rows = []
     for mask in masks:
         masked = ByPosition(without_heads(whole, axis, mask), whole, positions)
-        rows.append(replaced_log_probs(model, projection, masked, input_ids[None])[predicting])
+        found = replaced_log_probs(model, projection, masked, input_ids[None, :-1])
+        rows.append(found[predicting])
     return torch.stack(rows)
 
 

@@ -31,8 +31,12 @@ sys.path.insert(0, str(ROOT))
 
 RENAMED: dict[str, str] = {}
 """Pattern of a name before -> its name after, as for `re.sub`; parts of a path are joined by /."""
-LEFT: tuple[str, ...] = ()
-"""Patterns of names that left on purpose."""
+LEFT: tuple[str, ...] = (
+    r"tables/(audit|correctness_labels|label_noise|length|outcomes|outcome_counts|reliability)\.csv",
+    r"/distinct_signal\.csv/\d+/(adds|p|p, Holm|z)$",
+    r"/confident_fragile_by_regime\.csv/\d+/(p|z)$",
+)
+"""Patterns of names that left on purpose since the commit that the changelog names."""
 VOLATILE = ("seconds", "settings", "digest", "revision", "warnings", "versions")
 """Parts of names whose values are no results."""
 PROMPT = "The ferry Ondine was built in Brask in 1931. Who built it?"

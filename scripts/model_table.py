@@ -19,6 +19,7 @@ import re
 import sys
 import textwrap
 import warnings
+from contextlib import suppress
 from itertools import cycle
 from pathlib import Path
 from typing import TextIO
@@ -92,9 +93,10 @@ def truth_of(model: PreTrainedModel, layer: int) -> tuple[PreTrainedModel, list[
 def word_of(model: PreTrainedModel, scope: str, series: list[list[Case]]) -> str:
     """What the table says of a model in a scope."""
     ways, used = [way.name for way in STRATEGIES if way.scope == scope], set()
-    attentions = ["eager", "sdpa"] if model._supports_sdpa else ["eager"]
     try:
-        layer = layer_at(model, 0.4).layer
+        layer, attentions = layer_at(model, 0.4).layer, ["eager"]
+        with suppress(ValueError), scoring_session(model, "sdpa"):  # not every model has it
+            attentions.append("sdpa")
         copied, paths = truth_of(model, layer)
         if len(paths) != 1:
             return f"not testable: no single output projection by name: {paths}"

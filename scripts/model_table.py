@@ -49,17 +49,17 @@ MASKS = torch.tensor(
     [[1, 0, 1, 1], [0, 1, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1], [1, 0, 0, 1], [0, 1, 0, 1]]
 )
 BATCH = 3
-"""The memory budget holds so many masks; of more, the last batch is smaller."""
+"""Where there are more masks, the memory budget holds so many, and the last batch is smaller."""
 Case = tuple[int, int, int]
 """Prompt tokens, response tokens, masks."""
 SERIES = [
     # Below, at and beyond every tiny window.
     [(1, 4, 6), (11, 6, 3), (12, 1, 3), (3, 40, 3), (70, 12, 3)],
     # As many positions as heads, as the width of a head, and as that of the model.
-    [(70, 12, 2), (20, 13, 2), (5, 4, 2), (2, 1, 2), (1, 4, 6), (1, 2, 2), (1, 1, 2)],
+    [(70, 12, 2), (20, 13, 2), (10, 7, 2), (5, 4, 2), (3, 2, 2), (2, 1, 2), (1, 2, 2), (1, 1, 2)],
     # One number of tokens, split early first and late first.
     [(3, 9, 2), (9, 3, 1), (9, 3, 2), (9, 3, 6)],
-    [(9, 3, 6), (3, 9, 2)],
+    [(9, 3, 6), (3, 9, 2), (1, 4, 6)],
 ]
 """Cases for each model; every series starts with an empty cache, with eager and SDPA in turn."""
 SWITCHING = [(24, 4, 2), (8, 20, 2), (4, 6, 2), (14, 2, 2), (13, 9, 2)]
@@ -107,9 +107,10 @@ def word_of(model: PreTrainedModel, scope: str, series: list[list[Case]]) -> str
             for prompt, response, masks in cases:
                 drawn = torch.Generator().manual_seed(prompt + response)
                 ids = torch.randint(3, VOCABULARY, (prompt + response,), generator=drawn)
+                budget = batch_bytes(model, BATCH, len(ids) - 1)
                 found = subnetwork_log_probs(
                     model, ids, prompt, layer, MASKS[:masks], scope=scope, attention=attention,
-                    memory_budget=batch_bytes(model, BATCH, len(ids) - 1),
+                    memory_budget=budget if masks > BATCH else None,
                 ).exp()  # fmt: skip
                 with scoring_session(copied, attention):
                     expected = brute_force.subnetwork_log_probs(

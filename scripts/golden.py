@@ -34,6 +34,7 @@ RENAMED: dict[str, str] = {}
 LEFT: tuple[str, ...] = (
     r"tables/(audit|correctness_labels|label_noise|length|outcomes|outcome_counts|reliability)\.csv",
     r"/distinct_signal\.csv/\d+/(adds|p|p, Holm|z)$",
+    r"^rows/(calibration/(model|reliability|calibration_error)|.*/offsets)",
     r"/confident_fragile_by_regime\.csv/\d+/(p|z)$",
 )
 """Patterns of names that left on purpose since the commit that the changelog names."""
@@ -142,7 +143,9 @@ def rows(out: Path) -> None:
             file.stem: {str(n): json.loads(line) for n, line in enumerate(file.open())}
             for file in (scored, decided)
         }
-        write(out / "rows.json", content | {"calibration": json.loads(calibration.read_text())})
+        fitted = json.loads(calibration.read_text())
+        del fitted["model"]  # a path
+        write(out / "rows.json", content | {"calibration": fitted})
 
 
 def bench(out: Path) -> None:

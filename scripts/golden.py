@@ -34,7 +34,7 @@ RENAMED: dict[str, str] = {}
 LEFT: tuple[str, ...] = (
     r"tables/(audit|correctness_labels|label_noise|length|outcomes|outcome_counts|reliability)\.csv",
     r"/distinct_signal\.csv/\d+/(adds|p|p, Holm|z)$",
-    r"^rows/(calibration/(model|reliability|calibration_error)|.*/offsets)",
+    r"^rows/(calibration/(reliability|calibration_error)|.*/offsets)",
     r"/confident_fragile_by_regime\.csv/\d+/(p|z)$",
 )
 """Patterns of names that left on purpose since the commit that the changelog names."""
@@ -143,9 +143,7 @@ def rows(out: Path) -> None:
             file.stem: {str(n): json.loads(line) for n, line in enumerate(file.open())}
             for file in (scored, decided)
         }
-        fitted = json.loads(calibration.read_text())
-        del fitted["model"]  # a path
-        write(out / "rows.json", content | {"calibration": fitted})
+        write(out / "rows.json", content | {"calibration": json.loads(calibration.read_text())})
 
 
 def bench(out: Path) -> None:
@@ -185,7 +183,7 @@ def flat(content: Any, path: str = "") -> dict[str, Any]:
     return {
         k: v
         for name, item in items
-        if not any(word in str(name) for word in VOLATILE)
+        if name != "model" and not any(word in str(name) for word in VOLATILE)  # it may be a path
         for k, v in flat(item, f"{path}/{name}").items()
     }
 

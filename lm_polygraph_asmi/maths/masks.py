@@ -83,7 +83,7 @@ def mask_seed(base_seed: int, layer: int, token_ids: Sequence[int]) -> int:
     Args:
         base_seed: seed of the run.
         layer: index of the masked layer, from 0.
-        token_ids: tokens of the prompt and the answer; in streaming, of the prompt.
+        token_ids: tokens of the prompt and the answer.
 
     Example:
         >>> mask_seed(0, 18, [5, 7]) == mask_seed(0, 18, [5, 7]) != mask_seed(1, 18, [5, 7])

@@ -14,30 +14,26 @@ four heads (1 keeps a head), and eight tokens, of which the first six are the pr
 >>> ids = torch.arange(3, 11)
 """
 
-from lm_polygraph_asmi.model.check import check_unmasked
+from lm_polygraph_asmi.model.check import check_unmasked, keeps_cache, passes_in_use
+from lm_polygraph_asmi.model.heads import Structure, name_modules, plain_model, structure_of
 from lm_polygraph_asmi.model.layers import (
     Depth,
     layer_at,
     num_heads,
     num_layers,
     target_layer,
-    unembedding,
 )
-from lm_polygraph_asmi.model.model_cache import model_lock, model_state
-from lm_polygraph_asmi.model.readout import readout
-from lm_polygraph_asmi.model.responses import response_embeddings
-from lm_polygraph_asmi.model.session import attention_of, scoring_session
-from lm_polygraph_asmi.model.structure import Structure, name_modules, plain_model, structure_of
-from lm_polygraph_asmi.model.subnetworks import (
+from lm_polygraph_asmi.model.masked import (
     Subnetworks,
     run_subnetworks,
     subnetwork_log_probs,
 )
-from lm_polygraph_asmi.model.unmasked import (
-    UnmaskedPass,
-    check_scope_runs,
-    run_unmasked,
-)
+from lm_polygraph_asmi.model.passes import UnmaskedPass, check_scope_runs, run_unmasked
+from lm_polygraph_asmi.model.readout import readout
+from lm_polygraph_asmi.model.responses import response_embeddings
+from lm_polygraph_asmi.model.session import attention_of, scoring_session
+from lm_polygraph_asmi.model.state import model_lock, model_state
+from lm_polygraph_asmi.model.unembedding import unembedding
 
 __all__ = [
     "Depth",
@@ -47,12 +43,14 @@ __all__ = [
     "attention_of",
     "check_scope_runs",
     "check_unmasked",
+    "keeps_cache",
     "layer_at",
     "model_lock",
     "model_state",
     "name_modules",
     "num_heads",
     "num_layers",
+    "passes_in_use",
     "plain_model",
     "readout",
     "response_embeddings",

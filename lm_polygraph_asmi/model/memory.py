@@ -1,14 +1,16 @@
 """How much fits into memory at once, and smaller chunks when memory runs out."""
 
 import logging
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lm_polygraph_asmi.model.layers import heads_width, num_heads, num_layers
+from lm_polygraph_asmi.model.heads import structure_of
+from lm_polygraph_asmi.model.layers import num_heads, num_layers
 from lm_polygraph_asmi.model.session import attention_of
 
 log = logging.getLogger("lm_polygraph")
@@ -44,7 +46,7 @@ def _layer_bytes(model: PreTrainedModel, queries: int, keys: int) -> int:
     intermediate = getattr(config, "intermediate_size", None) or 4 * hidden
     if isinstance(intermediate, Sequence):  # layer by layer
         intermediate = max(intermediate)
-    per_query = 4 * hidden + max(6 * heads_width(model), 4 * intermediate)
+    per_query = 4 * hidden + max(6 * structure_of(model).width, 4 * intermediate)
     per_query *= model.dtype.itemsize
     if attention_of(model) == "eager":
         # Scores, their masked copy and the softmax, which 16-bit models compute in 32 bits.
@@ -61,7 +63,7 @@ def packed_bytes(model: PreTrainedModel, num_masks: int, positions: int, cached:
     """Peak bytes of one layer over the response positions of all masks, after `cached` keys."""
     queries = num_masks * positions
     keys = cached + queries
-    joined = 4 * cached * heads_width(model) * model.dtype.itemsize
+    joined = 4 * cached * structure_of(model).width * model.dtype.itemsize
     attention_mask = 4 * queries * keys
     return _layer_bytes(model, queries, keys) + joined + attention_mask
 
@@ -69,7 +71,7 @@ def packed_bytes(model: PreTrainedModel, num_masks: int, positions: int, cached:
 def rows_bytes(model: PreTrainedModel, num_masks: int, positions: int, cached: int) -> int:
     """Peak bytes of one layer over a batch of responses, with every layer's keys and values."""
     keys = cached + positions
-    per_mask = 2 * num_layers(model) * heads_width(model) * model.dtype.itemsize * keys
+    per_mask = 2 * num_layers(model) * structure_of(model).width * model.dtype.itemsize * keys
     return _layer_bytes(model, num_masks * positions, keys) + 2 * num_masks * per_mask
 
 
@@ -90,11 +92,12 @@ def reduction_bytes(distinct: int, top_k: int, unembedding: Tensor) -> tuple[int
 
 def largest_chunk(total: int, bytes_of: Callable[[int], int], budget: int) -> int:
     """How many of `total` items fit into `budget` bytes at once; at least one."""
-    return max((n for n in range(1, total + 1) if bytes_of(n) <= budget), default=1)
+    fits = bisect_right(range(1, total + 1), budget, key=bytes_of)  # bytes grow with the number
+    return max(1, fits)
 
 
-def in_chunks(run: Callable[[slice], Result], total: int, chunk: int) -> list[Result]:
-    """Results of `run` on consecutive slices of range(total), in order.
+def in_chunks(run: Callable[[Any], Result], items: Any, chunk: int) -> list[Result]:
+    """Results of `run` on consecutive slices of a tensor, or range, in order.
 
     On a CUDA out-of-memory error the slices are halved and the run continues, so finished slices
     are kept.
@@ -103,10 +106,10 @@ def in_chunks(run: Callable[[slice], Result], total: int, chunk: int) -> list[Re
         torch.OutOfMemoryError: even a single item does not fit.
     """
     results: list[Result] = []
-    start, chunk = 0, max(1, min(total, chunk))
-    while start < total:
+    start, chunk = 0, max(1, min(len(items), chunk))
+    while start < len(items):
         try:
-            results.append(run(slice(start, start + chunk)))
+            results.append(run(items[start : start + chunk]))
             start += chunk
             continue
         except torch.OutOfMemoryError:

@@ -18,9 +18,9 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from lm_polygraph_asmi.model.devices import lowest_precision
-from lm_polygraph_asmi.model.layer_call import replaced_forward
+from lm_polygraph_asmi.model.forwards import in_this_thread, replaced_forward
 from lm_polygraph_asmi.model.layers import base_model
-from lm_polygraph_asmi.model.structure import output_embeddings
+from lm_polygraph_asmi.model.heads import output_embeddings
 
 VOCABULARY_PART = 2**13
 """Rows of the unembedding that are converted to 32 bits at once."""
@@ -96,7 +96,7 @@ def wide_logits(model: PreTrainedModel) -> Iterator[None]:
             return nn.functional.linear(states, weight, bias)
         return wide_product(states.to(weight.device), weight, bias)
 
-    with replaced_forward(projection, forward):
+    with replaced_forward(projection, in_this_thread(forward)):
         yield
 
 
@@ -128,7 +128,8 @@ def readout(
     """
     states = hidden.reshape(-1, *hidden.shape[-2:]) if hidden.ndim > 1 else hidden[None, None]
     tokens = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
-    with replaced_forward(base_model(model), lambda *_, **__: _Returned(last_hidden_state=states)):
+    output = _Returned(last_hidden_state=states)
+    with replaced_forward(base_model(model), in_this_thread(lambda *_, **__: output)):
         logits = own_logits(model, wide=wide, input_ids=tokens)
     # Minus infinity is probability 0; the largest of a row shows NaN, too.
     if not logits.amax(-1).isfinite().all():

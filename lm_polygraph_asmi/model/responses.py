@@ -1,37 +1,52 @@
 """Embeddings of sampled responses: the model's own hidden state at their final token."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
+from threading import get_ident
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from lm_polygraph_asmi.model.check import Extent, checks_of, own_bug, regimes, specials
+from lm_polygraph_asmi.model.check import LONGER
 from lm_polygraph_asmi.model.devices import execution_device, lowest_precision
-from lm_polygraph_asmi.model.layer_call import LayerCall, Reached, with_cache
+from lm_polygraph_asmi.model.forwards import Forward, replaced_forward, with_cache
+from lm_polygraph_asmi.model.heads import structure_of
 from lm_polygraph_asmi.model.layers import base_model, decoder_layers, num_layers
-from lm_polygraph_asmi.model.model_cache import has_foreign_code
-from lm_polygraph_asmi.model.unmasked import validate_tokens
+from lm_polygraph_asmi.model.passes import states_name, validate_tokens
+from lm_polygraph_asmi.model.session import attention_of
+from lm_polygraph_asmi.model.state import has_foreign_code, known_values
 
 
-def states_entering(model: PreTrainedModel, layer: int, **inputs: object) -> Tensor:
-    """hidden_states[layer] of an ordinary pass; the layers above are not run."""
+def states_entering(
+    model: PreTrainedModel, layer: int, input_ids: Int[Tensor, "B N"], cache: Any = None
+) -> Tensor:
+    """hidden_states[layer] of an ordinary pass; the layers above return at once."""
+    layers, returns, owner = decoder_layers(model), structure_of(model).returns, get_ident()
+    entering: list[Tensor] = []
 
-    def stop(module: nn.Module, args: tuple, kwargs: dict) -> None:
-        hidden, _ = LayerCall.split(module, args, kwargs)
-        raise Reached(hidden)
+    def skip(index: int, real: Forward) -> Forward:
+        name, others = states_name(layers[index]), [None] * (returns[index] - 1)
 
-    handle = decoder_layers(model)[layer].register_forward_pre_hook(stop, with_kwargs=True)
-    try:
-        base_model(model)(**inputs)
-    except Reached as reached:
-        (hidden,) = reached.tensors
-        return hidden
-    finally:
-        handle.remove()
-    raise AssertionError("a decoder layer was never called")
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if get_ident() != owner:
+                return real(*args, **kwargs)
+            states = args[0] if args else kwargs[name]
+            entering.append(states)
+            return (states, *others) if returns[index] else states
+
+        return forward
+
+    with ExitStack() as replaced:
+        for index in range(layer, len(layers)):
+            replaced.enter_context(replaced_forward(layers[index], partial(skip, index)))
+        base = base_model(model)
+        caching = {} if cache is None else with_cache(base, cache)
+        base(input_ids=input_ids, use_cache=cache is not None, **caching)
+    return entering[0]
 
 
 def response_embeddings(
@@ -41,12 +56,9 @@ def response_embeddings(
 ) -> Float[Tensor, "N D"]:
     """hidden_states[L // 2] (0 = embeddings) at the final token of each response, in float32.
 
-    At the prompt's last token for an empty response. Equals one pass per prompt and response. The
-    prompt runs once, all responses share its key-value cache, a response that begins another one is
-    not run, and neither are the layers above L // 2. This is first compared with separate passes,
-    and again for clearly longer or otherwise placed texts. If it differs (recurrent states; angles
-    that depend on the length), each response gets a pass. Call it inside `scoring_session`. Source:
-    section "Adaptive semantic weighting" of the paper.
+    At the prompt's last token for an empty response. One pass per distinct response, of which one
+    that begins another is not run; the layers above L // 2 are not run. Call it inside
+    `scoring_session`. Source: section "Adaptive semantic weighting" of the paper.
 
     Raises:
         ValueError: an empty prompt, a sequence beyond the context window, or a model of one layer.
@@ -65,22 +77,22 @@ def response_embeddings(
     ids, places = _without_prefixes(responses)
     for response in ids:
         validate_tokens(model, torch.cat([prompt_ids.cpu(), response]), len(prompt_ids))
-    prompt, lengths = len(prompt_ids), [len(response) for response in ids]
-    shortest, longest = prompt + min(lengths), prompt + max(lengths)
-    extent = Extent(
-        prompt=prompt,
-        response=max(lengths),
-        keys=longest,
-        rows=min(2, len(ids)),  # the check compares up to two
-        regime=regimes(model, prompt, shortest, longest),
-        special=specials(model, prompt_ids, *ids),
-    )
-    shared = partial(_shared_prompt_failure, model, layer, prompt_ids, ids)
-    right, _ = checks_of(model, "embeddings").select(
-        [("shared prompt", extent, shared), ("separate", extent, lambda: None)], extent.kind
-    )
-    embeddings = _shared_prompt_embeddings if right == "shared prompt" else _separate_embeddings
-    return embeddings(model, layer, prompt_ids, ids, places)
+    length = len(prompt_ids) + max(map(len, ids))
+    known = known_values(model).setdefault(("embeddings", attention_of(model)), {"longest": 0})
+    structure = structure_of(model)
+    plain = structure.takes_cache and structure.passes.get("response", "packed") == "packed"
+    if not plain or has_foreign_code(model) or known["longest"] is None:
+        return _separate(model, layer, prompt_ids, ids, places)
+    found = _after_one_prompt(model, layer, prompt_ids, ids, places)
+    if length > LONGER * known["longest"]:
+        at = max(range(len(places)), key=lambda i: places[i][1])
+        (alone,) = _separate(model, layer, prompt_ids, ids, [places[at]])
+        rounding = 1e-4 if lowest_precision(model).itemsize >= 4 else 0.05
+        if not (found[at] - alone).norm() <= rounding * alone.norm():
+            known["longest"] = None
+            return _separate(model, layer, prompt_ids, ids, places)
+        known["longest"] = length
+    return found
 
 
 def _without_prefixes(
@@ -97,43 +109,18 @@ def _without_prefixes(
     return [torch.tensor(ids, dtype=torch.long) for ids in kept], places
 
 
-def _shared_prompt_failure(
-    model: PreTrainedModel, layer: int, prompt_ids: Tensor, responses: list[Tensor]
-) -> str | None:
-    """How embeddings after a shared prompt differ from those of separate passes; None if not."""
-    if has_foreign_code(model):
-        return "foreign hooks or forward methods may act differently after a cached prompt"
-    compared = sorted(responses, key=len)[:: max(1, len(responses) - 1)]  # shortest and longest
-    places = [(row, len(response)) for row, response in enumerate(compared)]
-    separate = _separate_embeddings(model, layer, prompt_ids, compared, places)
-    try:
-        shared = _shared_prompt_embeddings(model, layer, prompt_ids, compared, places)
-    except (
-        RuntimeError, ValueError, TypeError, AttributeError, IndexError, NotImplementedError
-    ) as error:  # fmt: skip
-        if own_bug(error):
-            raise
-        return f"{type(error).__name__}: {error}"
-    rounding = 1e-4 if lowest_precision(model).itemsize >= 4 else 0.05
-    norms = separate.norm(dim=-1)
-    distances = (shared - separate).norm(dim=-1)
-    if bool((distances <= rounding * norms).all()):
-        return None
-    return f"embeddings of norm {norms.max():.2g} differ by {distances.max():.2g}"
-
-
-def _separate_embeddings(
+def _separate(
     model: PreTrainedModel,
     layer: int,
     prompt_ids: Tensor,
-    responses: list[Tensor],
+    ids: list[Tensor],
     places: Sequence[tuple[int, int]],
 ) -> Float[Tensor, "N D"]:
     device = execution_device(model.get_input_embeddings())
     rows = []
     for row, length in places:
-        tokens = torch.cat([prompt_ids.cpu(), responses[row][:length]])[None].to(device)
-        hidden = states_entering(model, layer, input_ids=tokens, use_cache=False)
+        tokens = torch.cat([prompt_ids.cpu(), ids[row][:length]])[None].to(device)
+        hidden = states_entering(model, layer, tokens)
         if hidden.shape[:2] != tokens.shape:
             raise ValueError(
                 f"{type(model).__name__} has hidden states of shape {tuple(hidden.shape)}: a "
@@ -143,7 +130,7 @@ def _separate_embeddings(
     return torch.stack(rows)
 
 
-def _shared_prompt_embeddings(
+def _after_one_prompt(
     model: PreTrainedModel,
     layer: int,
     prompt_ids: Tensor,
@@ -152,20 +139,13 @@ def _shared_prompt_embeddings(
 ) -> Float[Tensor, "N D"]:
     # Right padding needs no mask: with causal attention no token attends to later ones.
     tokens = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
-    # This cache keeps all prompt positions; only the attention mask imposes sliding windows.
-    cache = DynamicCache()
     device = execution_device(model.get_input_embeddings())
-    caching = {**with_cache(base_model(model), cache), "use_cache": True}
-    after_prompt = states_entering(model, layer, input_ids=prompt_ids[None].to(device), **caching)
+    cache = DynamicCache()  # keeps all positions; windows are in the attention mask
+    after_prompt = states_entering(model, layer, prompt_ids[None].to(device), cache)
     hidden = after_prompt[:, -1:].expand(len(ids), -1, -1)
     if tokens.shape[1]:
         cache.batch_repeat_interleave(len(ids))
-        responses = states_entering(model, layer, input_ids=tokens.to(device), **caching)
-        if responses.shape[:2] != tokens.shape:
-            raise ValueError(
-                f"expected states of {tuple(tokens.shape)} tokens behind a cached prompt, got "
-                f"{tuple(responses.shape)}"
-            )
+        responses = states_entering(model, layer, tokens.to(device), cache)
         hidden = torch.cat([hidden.to(responses.device), responses], dim=1)
     rows, lengths = torch.tensor(places, device=hidden.device).unbind(1)
     return hidden[rows, lengths].float()

@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from lm_polygraph_asmi.model.model_cache import model_cache, model_cache_of, model_lock
+from lm_polygraph_asmi.model.state import known_of, known_values, model_lock
 
 AttentionSettings = list[tuple[PretrainedConfig, str | None]]
 """The attention implementation in each configuration of a model."""
@@ -51,7 +51,7 @@ def _switch_attention(model: PreTrainedModel, attention: str) -> AttentionSettin
     Raises:
         ValueError: the model cannot use that implementation.
     """
-    switches = model_cache_of(model).switches
+    switches = known_of(model).switches
     text = model.config.get_text_config()
     if attention not in switches:
         previous = _settings(model)
@@ -135,15 +135,15 @@ def scoring_session(model: PreTrainedModel, attention: str | None = None) -> Ite
         >>> model.training, attention_of(model)
         (True, 'sdpa')
     """
-    cache = model_cache_of(model)
+    known = known_of(model)
     with model_lock(model), _without_autocast(), _uncompiled(model):
-        outermost = cache.attention is None
+        outermost = known.attention is None
         training = [module for module in model.modules() if module.training]
         current = attention_of(model)
         if outermost:
-            model_cache(model)
-            cache.attention = current or ""
-        implementation = attention or cache.attention or current
+            known_values(model)
+            known.attention = current or ""
+        implementation = attention or known.attention or current
         undo: AttentionSettings = []
         try:
             if implementation != current:
@@ -154,7 +154,7 @@ def scoring_session(model: PreTrainedModel, attention: str | None = None) -> Ite
                 yield
         finally:
             if outermost:
-                cache.attention = None
+                known.attention = None
             _apply(undo)
             for module in training:
                 module.training = True

@@ -1,7 +1,7 @@
-"""The subnetworks of an example: every distinct mask runs once, in chunks that fit into memory."""
+"""The subnetworks of an answer: every distinct mask runs once, in chunks that fit into memory."""
 
-import time
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -9,19 +9,26 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.model.check import check_unmasked, select_strategy
+from lm_polygraph_asmi.model.check import Pass, check_unmasked, keeps_cache, run_checked
 from lm_polygraph_asmi.model.devices import execution_device
-from lm_polygraph_asmi.model.layers import context_window, num_heads
-from lm_polygraph_asmi.model.memory import default_budget, in_chunks, largest_chunk
+from lm_polygraph_asmi.model.heads import output_embeddings, plain_model
+from lm_polygraph_asmi.model.layers import num_heads
+from lm_polygraph_asmi.model.memory import (
+    batch_bytes,
+    default_budget,
+    in_chunks,
+    largest_chunk,
+    packed_bytes,
+    rows_bytes,
+)
+from lm_polygraph_asmi.model.passes import UnmaskedPass, packed, rows_after_prompt, run_unmasked
 from lm_polygraph_asmi.model.readout import readout
 from lm_polygraph_asmi.model.session import scoring_session
-from lm_polygraph_asmi.model.structure import output_embeddings, plain_model
-from lm_polygraph_asmi.model.suffix import Strategy, run_suffix, strategies
-from lm_polygraph_asmi.model.unmasked import UnmaskedPass, run_unmasked
 
-# Longest packed sequence of response positions, if it holds more than one mask. Each position is
-# compared with all others of its sequence, so longer ones cost more than fewer passes save.
-PACKED_POSITIONS = 256
+PACKED_POSITIONS = {"cpu": 256}
+"""Most response positions in one packed sequence, by type of device. Each is compared with all
+others, so longer ones cost a processor more than fewer passes save."""
+PACKED_ON_GPU = 4096
 
 
 def rounding(dtype: torch.dtype) -> float:
@@ -37,7 +44,7 @@ class Subnetworks:
         hidden: states after the final norm at the T response positions, one row per distinct mask.
         counts: how often each distinct mask was drawn; sums to S.
         index: for each of the S drawn masks, its row.
-        check_seconds: time of the comparison with full forward passes, 0 if none was needed.
+        check_seconds: time of the comparison with full passes, 0 if none was needed.
 
     Example:
         >>> with scoring_session(model):
@@ -54,22 +61,19 @@ class Subnetworks:
 
 
 def masks_per_pass(
-    model: PreTrainedModel,
-    unmasked: UnmaskedPass,
-    total: int,
-    budget: int,
-    strategy: Strategy | None = None,
+    model: PreTrainedModel, unmasked: UnmaskedPass, total: int, budget: int, way: Pass
 ) -> int:
     """How many of `total` masks to run together within `budget` bytes; at least one."""
-    if strategy is None:
-        strategy = next(strategies(model, unmasked, max(unmasked.targets, default=0)))
-    if strategy.one_mask:
-        return 1
-    if strategy.packed:
-        window = context_window(model) or PACKED_POSITIONS
-        longest = min(PACKED_POSITIONS, window - unmasked.before.stop)
-        total = min(total, max(1, longest // len(unmasked.final_hidden)))
-    return largest_chunk(total, lambda n: strategy.bytes_of(model, unmasked, n), budget)
+    length, before = len(unmasked.final_hidden), unmasked.before
+    if way is packed:
+        device = unmasked.final_hidden.device.type
+        total = min(total, max(1, PACKED_POSITIONS.get(device, PACKED_ON_GPU) // length))
+        needed = partial(packed_bytes, model, positions=length, cached=before)
+    elif way is rows_after_prompt:
+        needed = partial(rows_bytes, model, positions=length, cached=before)
+    else:
+        needed = partial(batch_bytes, model, positions=before + length)
+    return largest_chunk(total, needed, budget)
 
 
 def run_subnetworks(
@@ -82,10 +86,7 @@ def run_subnetworks(
 ) -> Subnetworks:
     """Run the masked passes of S masks; equal masks once, the all-ones mask not at all.
 
-    The result was checked against full forward passes, for this example or a similar one (see
-    `check`); if all masks are ones, against the model's logits. Heads are masked in the scope of
-    `unmasked`. Call it in `scoring_session`, with `layer` among the target layers of
-    `unmasked`. The result does not depend on the budget beyond rounding.
+    Call it in `scoring_session`, with `layer` among the target layers of `unmasked`; see `check`.
 
     Args:
         memory_budget: bytes the passes may use above weights and cached states; by default half of
@@ -95,8 +96,7 @@ def run_subnetworks(
 
     Raises:
         RuntimeError: the self-check failed.
-        TypeError: a layer without attention heads.
-        ValueError: masks of the wrong shape, or not of zeros and ones.
+        ValueError: a layer without heads, masks of the wrong shape, or not of zeros and ones.
 
     Example:
         >>> with scoring_session(model):
@@ -105,7 +105,36 @@ def run_subnetworks(
         >>> subnetworks.hidden.shape, subnetworks.counts  # (distinct, T, D)
         (torch.Size([2, 2, 16]), tensor([2., 1.]))
     """
-    heads = num_heads(model, layer)
+    check_masks(masks, num_heads(model, layer))
+    # On the CPU, since indices from there fit states on any device.
+    distinct, index, counts = masks.cpu().unique(dim=0, return_inverse=True, return_counts=True)
+    unmasked_rows = distinct.all(dim=1) & shortcut
+    hidden = unmasked.final_hidden.new_empty(len(distinct), *unmasked.final_hidden.shape)
+    hidden[unmasked_rows] = unmasked.final_hidden
+    seconds = 0.0
+    if unmasked_rows.all():
+        check_unmasked(model, unmasked)
+    else:
+        masked = distinct[~unmasked_rows]
+        budget = memory_budget or default_budget(unmasked.final_hidden.device)
+
+        def run(way: Pass) -> Float[Tensor, "B T D"]:
+            chunk = masks_per_pass(model, unmasked, len(masked), budget, way)
+            return torch.cat(in_chunks(partial(way, model, unmasked, layer), masked, chunk))
+
+        def keys_of(way: Pass) -> int:
+            length, before = len(unmasked.final_hidden), unmasked.before
+            copies = masks_per_pass(model, unmasked, len(masked), budget, way)
+            return before + length * (copies if way is packed else 1)
+
+        hidden[~unmasked_rows], seconds = run_checked(
+            model, unmasked, layer, masked, run, keys_of
+        )
+    return Subnetworks(hidden, counts.float(), index, seconds)
+
+
+def check_masks(masks: Shaped[Tensor, "S H"], heads: int) -> None:
+    """Raise ValueError unless masks are zeros and ones, a column for each head."""
     if masks.ndim != 2 or masks.shape[1] != heads or not len(masks):
         raise ValueError(
             f"masks must have shape (S, H = {heads}), one column per query head, got "
@@ -113,33 +142,6 @@ def run_subnetworks(
         )
     if not ((masks == 0) | (masks == 1)).all():
         raise ValueError("masks must contain only 1 (keep) and 0 (mask)")
-    # On the CPU, since indices from there fit states on any device.
-    distinct, index, counts = masks.cpu().unique(dim=0, return_inverse=True, return_counts=True)
-    unmasked_rows = distinct.all(dim=1) & shortcut
-    hidden = unmasked.final_hidden.new_empty(len(distinct), *unmasked.final_hidden.shape)
-    hidden[unmasked_rows] = unmasked.final_hidden
-    if unmasked_rows.all():
-        start = time.perf_counter()
-        check_unmasked(model, unmasked)
-        check_seconds = time.perf_counter() - start
-    else:
-        masked = distinct[~unmasked_rows]
-        budget = memory_budget or default_budget(*unmasked.devices)
-        chunk_sizes = {
-            strategy.name: masks_per_pass(model, unmasked, len(masked), budget, strategy)
-            for strategy in strategies(model, unmasked, layer)
-        }
-        start = time.perf_counter()
-        strategy = select_strategy(model, unmasked, layer, masked, chunk_sizes)
-        check_seconds = time.perf_counter() - start
-        hidden[~unmasked_rows] = torch.cat(
-            in_chunks(
-                lambda part: run_suffix(model, unmasked, layer, masked[part], strategy),
-                len(masked),
-                chunk_sizes[strategy.name],
-            )
-        )
-    return Subnetworks(hidden, counts.float(), index, check_seconds)
 
 
 def subnetwork_log_probs(
@@ -190,13 +192,14 @@ def subnetwork_log_probs(
     decoder = plain_model(model)
     ASMIConfig(scope=scope)  # raises for invalid values
     with scoring_session(decoder, attention):
-        unmasked = run_unmasked(decoder, input_ids, prompt_length, [layer], scope)
+        keep = keeps_cache(decoder, [layer], scope)
+        unmasked = run_unmasked(decoder, input_ids, prompt_length, [layer], scope, keep)
         subnetworks = run_subnetworks(decoder, unmasked, layer, masks, memory_budget)
         hidden = subnetworks.hidden
         vocabulary = decoder.config.get_text_config().vocab_size
         per_mask = 12 * hidden.shape[1] * vocabulary  # float32 logits and what they pass through
         budget = memory_budget or default_budget(execution_device(output_embeddings(decoder)))
         log_probs = torch.cat(
-            in_chunks(lambda part: readout(decoder, hidden[part]), len(hidden), budget // per_mask)
+            in_chunks(partial(readout, decoder), hidden, budget // per_mask)
         )
     return log_probs[subnetworks.index.to(log_probs.device)]

@@ -1,13 +1,14 @@
-"""Caches per model: its lock, its structure, the results of its checks.
+"""What is known of a model: its lock, its structure, its checks, as long as it stays the same.
 
-They do not keep a model alive, and nothing is written to the model.
+It does not keep a model alive, and nothing is written to the model.
 """
 
 import threading
-from collections.abc import Hashable, Iterator, Mapping, Set
+from collections.abc import Hashable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
+from operator import itemgetter
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -17,15 +18,15 @@ from transformers import PretrainedConfig
 
 
 @dataclass
-class ModelCache:
-    """The cache of one model.
+class Known:
+    """What is known of one model.
 
     Attributes:
         values: by name, valid as long as the model's state is `state`.
         state: `model_state` when `values` was created.
         attention: the model's own attention implementation while a session is open, else None.
         switches: by attention implementation, the settings of the configurations that select it.
-        named: the setting `structure`, see `structure.name_modules`.
+        named: the setting `structure`, see `heads.name_modules`.
     """
 
     values: dict[Hashable, Any] = field(default_factory=dict)
@@ -34,27 +35,34 @@ class ModelCache:
     switches: dict[str, Any] = field(default_factory=dict)
     named: str | None = None
 
+    def values_at(self, state: int) -> dict[Hashable, Any]:
+        """The values, emptied if they are those of another state."""
+        if self.state != state:
+            self.values, self.state = {}, state
+        return self.values
 
-_CACHES: "WeakKeyDictionary[nn.Module, ModelCache]" = WeakKeyDictionary()
+
+_KNOWN: "WeakKeyDictionary[nn.Module, Known]" = WeakKeyDictionary()
 _LOCKS: "WeakKeyDictionary[nn.Module, Any]" = WeakKeyDictionary()
 _GUARD = threading.Lock()
+_NUMBERS: dict[int, tuple[Any, int]] = {}
+"""By `id`, a weak reference to an object, and a number that, unlike its `id`, is never reused."""
 _COUNT = count(1)
-_SERIALS: dict[int, tuple[Any, int]] = {}
-"""By `id`, a weak reference to a numbered object, and its number."""
 _IGNORED = {"training", "gradient_checkpointing", "hf_device_map", "warnings_issued"}
 _IGNORED |= {name for name in vars(nn.Module()) if name[0] == "_"} | {"name_or_path"}
-_NO_NAMES: frozenset[str] = frozenset()
 _SCALARS = {bool, int, float, str, type(None)}
 _COLLECTIONS = {dict, list, tuple, set, frozenset}
 _FUNCTIONS = {FunctionType, BuiltinFunctionType, partial}
+_PLAIN = (nn.Parameter, Tensor)
+_NO_NAMES: frozenset[str] = frozenset()
 _METHODS = ("forward", "_old_forward")
 _RENEWED = ("inv_freq", "max_seq_len_cached", "attention_scaling")
 
 
-def model_cache_of(model: nn.Module) -> ModelCache:
-    """The cache of a model, created if there is none."""
+def known_of(model: nn.Module) -> Known:
+    """What is known of a model, created if there is nothing."""
     with _GUARD:
-        return _CACHES.setdefault(model, ModelCache())
+        return _KNOWN.setdefault(model, Known())
 
 
 def model_lock(model: nn.Module) -> Any:
@@ -75,26 +83,19 @@ def model_lock(model: nn.Module) -> Any:
         return _LOCKS.setdefault(model if embedding is None else embedding, threading.RLock())
 
 
-def model_cache(model: nn.Module) -> dict[Hashable, Any]:
-    """Values cached for the model; emptied once its modules or weights change.
-
-    Inside `scoring_session` the model must not change, so changes are not looked for.
-    """
-    cache, state = model_cache_of(model), model_state(model)
-    if cache.state != state:
-        cache.values, cache.state = {}, state
-    return cache.values
+def known_values(model: nn.Module) -> dict[Hashable, Any]:
+    """Values known of the model in its present state."""
+    return known_of(model).values_at(model_state(model))
 
 
 def model_state(model: nn.Module) -> int:
     """A number that changes when modules, weights or settings of a model are replaced or changed.
 
-    It covers all modules; identity, storage and version counter of every parameter and buffer;
-    plain values of modules and configurations (`plain_values`); active PEFT adapters; foreign hooks
-    and forward methods. It costs microseconds per module, since no weight is read. The number is
-    valid only in this process; inside `scoring_session` it is that of the beginning. Writes through
-    `.data` or into memory shared with NumPy are not detected. Parameters created in inference mode
-    have no version counter, so a model loaded in that mode has a new state at every call.
+    It covers all modules; identity, place and version of every parameter and buffer; plain values
+    of modules and configurations; active PEFT adapters; foreign hooks and forward methods. No
+    weight is read. It is valid only in this process; inside `scoring_session` it is that of the
+    beginning. Writes through `.data` or into memory shared with NumPy are not detected, and a model
+    loaded in inference mode has a new state at every call.
 
     Example:
         >>> before = model_state(model)
@@ -104,33 +105,72 @@ def model_state(model: nn.Module) -> int:
         >>> before == model_state(model)
         False
     """
-    cache = model_cache_of(model)
-    if cache.attention is not None and cache.state is not None:
-        return cache.state
-    return _state(model)
-
-
-def _state(model: nn.Module) -> int:
-    parts: list[Hashable] = [model_cache_of(model).named]
+    known = known_of(model)
+    if known.attention is not None and known.state is not None:
+        return known.state
+    parts: list[Hashable] = []
     configs: dict[int, PretrainedConfig] = {}
+    # One loop that calls no function of ours, since it runs for every answer.
     for module in model.modules():
         attributes = vars(module)
-        parts.append((_serial(module), type(module)))
+        renewed = renewed_names(module) if "rope_type" in attributes else _NO_NAMES
+        tensors = [*attributes["_parameters"].items(), *attributes["_buffers"].items()]
+        for name, value in [("", module), *tensors]:
+            if value is None or name in renewed:
+                continue
+            entry = _NUMBERS.get(id(value))
+            parts.append(entry[1] if entry and entry[0]() is value else _number(value))
+            if name:
+                parts += _written(value) if type(value) not in _PLAIN or value.is_meta else (
+                    value._version, value.data_ptr()
+                )
+        for hooks in (attributes["_forward_hooks"], attributes["_forward_pre_hooks"]):
+            parts += map(id, hooks.values())
+        for name, value in attributes.items():
+            kind = type(value)
+            # In recurrent layers a pass replaces None by a tensor.
+            if value is None or name in _IGNORED or name in renewed:
+                continue
+            if kind in _SCALARS and (name[0] != "_" or kind in (int, float)):
+                parts.append((name, value))
+            elif kind in _COLLECTIONS and name[0] != "_":
+                parts.append((name, repr(value)))
+            elif kind in _FUNCTIONS or name in _METHODS:
+                parts.append((name, id(value)))
+            elif isinstance(value, PretrainedConfig):
+                configs[id(value)] = value
         if hasattr(type(module), "_disable_adapters"):  # a PEFT layer: its active adapters
-            parts.append((module._disable_adapters, str(module._active_adapter)))
-        parts += plain_values(module)
-        parts += [_serial(code) for code in foreign_code(module)]
-        renewed = renewed_names(module)
-        for kind in ("_parameters", "_buffers"):
-            for name, tensor in attributes[kind].items():
-                if tensor is not None and name not in renewed:
-                    parts.append(_tensor_key(tensor))
-        config = attributes.get("config")
-        if isinstance(config, PretrainedConfig):
-            configs[id(config)] = config
+            parts.append((type(module), module._disable_adapters, str(module._active_adapter)))
     for config in configs.values():
-        parts += _config_values(config)
+        public = {name: value for name, value in vars(config).items() if name[0] != "_"}
+        parts.append(repr(sorted(public.items(), key=itemgetter(0))))
     return hash(tuple(parts))
+
+
+def _written(tensor: Tensor) -> tuple[int, ...]:
+    """Version and place of a tensor of another type, without a device, or made for inference."""
+    if tensor.is_meta:  # offloaded: accelerate sets another meta tensor after every call
+        return (-1,)
+    if tensor.is_inference():
+        return (next(_COUNT),)  # writes cannot be detected, so it counts as written to
+    try:
+        return tensor._version, tensor.data_ptr()
+    except (RuntimeError, NotImplementedError):  # some quantisations have no address
+        return (tensor._version,)
+
+
+def _number(target: Any) -> int:
+    """A number for the lifetime of an object."""
+    if isinstance(target, Tensor) and (type(target) not in _PLAIN or target.is_meta):
+        return 0 if target.is_meta else id(target)  # moved by swapping, which fails with references
+    address, number = id(target), next(_COUNT)
+    _NUMBERS[address] = ref(target, lambda reference: _forget(address, reference)), number
+    return number
+
+
+def _forget(address: int, reference: Any) -> None:
+    if _NUMBERS.get(address, (None, 0))[0] is reference:
+        del _NUMBERS[address]
 
 
 def plain_values(module: nn.Module) -> list[str]:
@@ -155,17 +195,6 @@ def plain_values(module: nn.Module) -> list[str]:
         elif kind in _FUNCTIONS and name not in _METHODS:
             values.append(f"{name}={_function_name(value)}")
     return values
-
-
-def held_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """The tensors among a module's attributes and buffers, by name, without parameters and without
-    those that are recomputed for each sequence."""
-    renewed = renewed_names(module)
-    return {
-        name: value
-        for name, value in (*vars(module).items(), *vars(module)["_buffers"].items())
-        if isinstance(value, Tensor) and name not in renewed
-    }
 
 
 def _function_name(function: Any) -> str | None:
@@ -216,10 +245,10 @@ def foreign_code(module: nn.Module) -> list[Any]:
 def has_foreign_code(model: nn.Module) -> bool:
     """Whether any module has `foreign_code`. It may act differently at each position and for each
     text, so only full forward passes are known to run it as the model does."""
-    cache = model_cache(model)
-    if "foreign code" not in cache:
-        cache["foreign code"] = any(foreign_code(module) for module in model.modules())
-    return bool(cache["foreign code"])
+    known = known_values(model)
+    if "foreign code" not in known:
+        known["foreign code"] = any(foreign_code(module) for module in model.modules())
+    return bool(known["foreign code"])
 
 
 def _of_library(code: Any) -> bool:
@@ -240,47 +269,3 @@ def _literal(value: Any) -> str | None:
         texts = [text for part in value if (text := _literal(part)) is not None]
         return repr(sorted(texts) if isinstance(value, set | frozenset) else texts)
     return None
-
-
-def _config_values(config: PretrainedConfig) -> Iterator[str]:
-    for name, value in vars(config).items():
-        if name[0] == "_":
-            continue
-        if isinstance(value, PretrainedConfig):
-            yield from _config_values(value)
-        elif (text := _literal(value)) is not None:
-            yield f"{name}={text}"
-
-
-def _serial(target: Any) -> int:
-    """A number for the lifetime of an object; unlike its `id` the number is never reused."""
-    address = id(target)
-    entry = _SERIALS.get(address)
-    if entry is not None and entry[0]() is target:
-        return entry[1]
-    number = next(_COUNT)
-    try:
-        _SERIALS[address] = ref(target, lambda reference: _forget(address, reference)), number
-    except TypeError:  # its type has no weak references
-        return address
-    return number
-
-
-def _forget(address: int, reference: Any) -> None:
-    if _SERIALS.get(address, (None, 0))[0] is reference:
-        del _SERIALS[address]
-
-
-def _tensor_key(tensor: Tensor) -> tuple[int, ...]:
-    if tensor.is_meta:  # offloaded: accelerate sets another meta tensor after every call
-        return hash(tensor.shape), -1, -1
-    # Tensors made in inference mode have no version, those of some quantisations no address.
-    version = -1 if tensor.is_inference() else tensor._version
-    if version < 0 and isinstance(tensor, nn.Parameter):
-        version = next(_COUNT)  # writes cannot be detected, so it counts as written to
-    # PyTorch moves wrapper tensors by swapping them, which fails if they have weak references.
-    number = _serial(tensor) if type(tensor) in (nn.Parameter, Tensor) else id(tensor)
-    try:
-        return number, tensor.data_ptr(), version, _serial(tensor.untyped_storage())
-    except (RuntimeError, NotImplementedError):
-        return number, -1, version, -1

@@ -1,0 +1,442 @@
+"""Finds the heads of a model by the names of its modules.
+
+The table of classes, `classes.csv`, says which classes of transformers were tested and how; other
+classes run only if the setting `structure` names the projection of their heads. Before a model is
+scored, three short passes show that it is deterministic and causal.
+"""
+
+import csv
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedModel
+
+from lm_polygraph_asmi.config import module_paths
+from lm_polygraph_asmi.model.devices import dtypes_of, execution_device, lowest_precision
+from lm_polygraph_asmi.model.forwards import first_tensor, replaced_forward, with_cache
+from lm_polygraph_asmi.model.session import scoring_session
+from lm_polygraph_asmi.model.state import known_of, model_state
+
+PROJECTIONS = (
+    "self_attn.o_proj", "attention.output.dense", "self_attn.out_proj", "attn.c_proj",
+    "attn.out_proj", "self_attn.dense", "self_attention.dense", "attention.dense",
+    "multi_head_attention.dense", "attn.attention.out_proj", "attn.Wo", "temporal_block.o_proj",
+    "mixer.o_proj",
+)  # fmt: skip
+"""Ends of the path, inside a layer, of the projection of the concatenated head outputs."""
+OTHER_SENSES = ("vision", "image", "audio")
+"""Parts of paths of layers that do not read text."""
+NO_HEADS = ("linear_attention",)
+"""Types of layers whose projection of that name has other inputs than heads of a softmax."""
+TOKENS = 13
+"""Tokens in the short passes."""
+NAME_THEM = "; or name the modules: structure='layers=...,projection=...,lm_head=...'"
+
+
+@dataclass(frozen=True)
+class Structure:
+    """Where the heads of a model are.
+
+    Attributes:
+        base_model: path of the module whose first output is the final states.
+        layers: path of the list of decoder layers.
+        num_layers: L, layers with and without heads.
+        projections: path inside a layer, by index of the layers that have heads.
+        heads: H of each of them.
+        width: most inputs of such a projection.
+        returns: for each layer, the length of the tuple that it returns; 0: a tensor alone.
+        takes_cache: whether it computes the same with a cache that keeps all positions.
+        passes: by scope, the first pass to try, of `classes.csv`; empty: the fastest.
+
+    Example:
+        >>> structure = structure_of(model)
+        >>> isinstance(structure, Structure), structure.layers, structure.num_layers
+        (True, 'model.layers', 4)
+        >>> structure.projections[2], structure.heads[2]
+        ('self_attn.o_proj', 4)
+    """
+
+    base_model: str
+    layers: str
+    num_layers: int
+    projections: dict[int, str]
+    heads: dict[int, int]
+    width: int
+    returns: tuple[int, ...]
+    takes_cache: bool
+    passes: dict[str, str]
+
+
+def plain_model(model: nn.Module) -> PreTrainedModel:
+    """The transformers model inside a PEFT wrapper, adapters active; other models unchanged.
+
+    Raises:
+        TypeError: an adapter that adds tokens to the prompt, an adapter that is triggered by
+            tokens (aLoRA), or not a transformers model.
+
+    Example:
+        >>> plain_model(model) is model
+        True
+        >>> plain_model(torch.nn.Linear(2, 2))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        TypeError: expected a transformers model, got Linear: ...
+    """
+    for name, adapter in (getattr(model, "peft_config", None) or {}).items():
+        if getattr(adapter, "alora_invocation_tokens", None):
+            raise TypeError(
+                f"adapter {name!r} is an aLoRA, which is unsupported: masked passes do not see its "
+                "invocation tokens. Use plain LoRA, or call delete_adapter to score without it"
+            )
+    if hasattr(model, "get_base_model"):
+        if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+            raise TypeError(
+                f"{type(model).__name__} puts learned tokens before the prompt, which is "
+                "unsupported: positions no longer match the token ids. Use LoRA adapters"
+            )
+        model = model.get_base_model()  # type: ignore[operator]
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(
+            f"expected a transformers model, got {type(model).__name__}: pass the model as "
+            "transformers loads it, neither compiled nor wrapped"
+        )
+    return model
+
+
+@cache
+def classes() -> dict[str, dict[str, str]]:
+    """Rows of the table of classes, by name of the class."""
+    with (files(__package__) / "classes.csv").open(encoding="utf-8") as table:
+        return {row["class"]: row for row in csv.DictReader(table)}
+
+
+def row_of(model: PreTrainedModel) -> dict[str, str] | None:
+    """The row of a model's class, or of that of transformers' which it inherits from."""
+    listed = (kind for kind in type(model).__mro__ if kind.__name__ in classes())
+    kind = next((k for k in listed if k.__module__.startswith("transformers.")), None)
+    return None if kind is None else classes()[kind.__name__]
+
+
+def name_modules(model: PreTrainedModel, structure: str | None) -> None:
+    """Let `structure_of` take modules by path, as the setting `structure` of `ASMIConfig` has them.
+
+    Example:
+        >>> name_modules(model, "projection=self_attn.o_proj")
+        >>> structure_of(model).projections[2]
+        'self_attn.o_proj'
+        >>> name_modules(model, None)
+    """
+    known_of(model).named = structure
+
+
+def structure_of(model: PreTrainedModel) -> Structure:
+    """The structure of a model; found once as long as its modules stay the same.
+
+    Raises:
+        TypeError: the heads of this model cannot be masked; the message gives the reason.
+
+    Example:
+        >>> structure_of(model).layers, structure_of(model).num_layers
+        ('model.layers', 4)
+    """
+    known = known_of(model)
+    key = "structure", known.named
+    values = known.values_at(model_state(model))
+    if key not in values:
+        values[key] = _find_structure(model, module_paths(known.named))
+    structure: Structure = values[key]
+    return structure
+
+
+def _find_structure(model: PreTrainedModel, named: dict[str, str]) -> Structure:
+    name, row = type(model).__name__, row_of(model)
+    if model.config.is_encoder_decoder:
+        raise TypeError(f"{name} is an encoder-decoder model: use a decoder-only model")
+    if row is not None and row["heads"] == "refused":
+        raise TypeError(f"{name} {row['all']}")
+    if (row is None or row["heads"] != "by name") and "projection" not in named:
+        raise TypeError(
+            f"{name} is not among the classes that were tested with masked heads "
+            f"(docs/reference/models.md){NAME_THEM}"
+        )
+    _check_not_compiled(model)
+    _check_named(model, named)
+    output_embeddings(model)
+    path, layers = _layers(model, named.get("layers"))
+    projections = dict(_projections(model, path, layers, named.get("projection")))
+    heads = {index: _heads(model, layers[index], index, at) for index, at in projections.items()}
+    width = max(_width(layers[index], at, heads[index]) for index, at in projections.items())
+    with scoring_session(model):
+        base, returns = _short_passes(model, path, layers, projections)
+        takes_cache = _takes_cache(model, base)
+    passes = {} if row is None else {scope: row[scope] for scope in ("all", "response")}
+    return Structure(
+        base, path, len(layers), projections, heads, width, returns, takes_cache, passes
+    )
+
+
+def _check_not_compiled(model: PreTrainedModel) -> None:
+    """Raise for compiled code, which ignores forward methods set later."""
+    for path, module in model.named_modules():
+        forward = vars(module).get("forward")
+        if "_orig_mod" in module._modules or hasattr(forward, "_torchdynamo_orig_callable"):
+            raise TypeError(
+                f"{type(model).__name__}: {path or 'the model'} is compiled by torch.compile: pass "
+                "it as transformers loads it. (In-place module.compile() is fine: it is disabled "
+                "while a model is scored)"
+            )
+
+
+def _check_named(model: PreTrainedModel, named: dict[str, str]) -> None:
+    modules = dict(model.named_modules())
+    for part, path in named.items():
+        if part != "projection" and path not in modules:
+            raise TypeError(
+                f"{type(model).__name__}: structure names {part}={path}, which is no module of the "
+                f"model: take a path of model.named_modules(), such as {_longest_path(model)!r}"
+            )
+
+
+def _longest_path(module: nn.Module) -> str:
+    return max((path for path, _ in module.named_modules()), key=lambda path: path.count("."))
+
+
+def output_embeddings(model: PreTrainedModel) -> nn.Module:
+    """The module that returns the logits.
+
+    Raises:
+        TypeError: it is neither named nor known to transformers.
+    """
+    path = module_paths(known_of(model).named).get("lm_head")
+    module = model.get_output_embeddings() if path is None else model.get_submodule(path)
+    if module is None:
+        raise TypeError(
+            f"{type(model).__name__} has no unembedding (get_output_embeddings), and so no "
+            f"logits{NAME_THEM}"
+        )
+    return module
+
+
+def _layers(model: PreTrainedModel, named: str | None) -> tuple[str, list[nn.Module]]:
+    """Path and modules of the decoder layers: of the lists as long as configured, the largest."""
+    name = type(model).__name__
+    number = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None)
+    lists = {
+        path: module
+        for path, module in model.named_modules()
+        if isinstance(module, nn.ModuleList)
+        and len(module) == number
+        and not any(sense in path for sense in OTHER_SENSES)
+    }
+    if named is None and not lists:
+        raise TypeError(f"{name} has no list of {number} decoder layers{NAME_THEM}")
+    path = named or max(lists, key=lambda at: sum(p.numel() for p in lists[at].parameters()))
+    layers = list(model.get_submodule(path).children())
+    if len({id(layer) for layer in layers}) < len(list(model.get_submodule(path)._modules)):
+        raise TypeError(
+            f"{name}: the layers at {path!r} do not run once each: one stands at two places, so "
+            "there is no single place to mask it"
+        )
+    return path, layers
+
+
+def _projections(
+    model: PreTrainedModel, path: str, layers: Sequence[nn.Module], named: str | None
+) -> Iterator[tuple[int, str]]:
+    """Index of each layer that has heads, and the path of their projection in it."""
+    config, found = model.config.get_text_config(decoder=True), False
+    kinds = getattr(config, "layer_types", None) or [None] * len(layers)
+    for index, layer in enumerate(layers):
+        paths = [at for at, _ in layer.named_modules() if at == named]
+        if named is None and kinds[index] not in NO_HEADS:
+            paths = [
+                at for at, _ in layer.named_modules() if f".{at}".endswith(_ENDS)
+            ]
+        if len(paths) > 1:
+            raise TypeError(
+                f"{type(model).__name__}: layer {index} has {len(paths)} projections of heads "
+                f"({', '.join(paths)}), so there is no single place to mask them{NAME_THEM}"
+            )
+        for at in paths:
+            found = True
+            yield index, at
+    if not found:
+        listed = named or " or ".join(PROJECTIONS[:3])
+        raise TypeError(
+            f"{type(model).__name__} has no attention heads that ASMI could mask: no layer at "
+            f"{path!r} has a module {listed}, such as {_longest_path(layers[0])!r}{NAME_THEM}"
+        )
+
+
+_ENDS = tuple(f".{path}" for path in PROJECTIONS)
+
+
+def _heads(model: PreTrainedModel, layer: nn.Module, index: int, path: str) -> int:
+    """H of a layer, of its configuration."""
+    config = model.config.get_text_config(decoder=True)
+    number: Any = getattr(config, "num_attention_heads", None)
+    number = number[index] if isinstance(number, list | tuple) else number
+    width = _width(layer, path, number)
+    if not isinstance(number, int) or number < 1 or width % number:
+        raise TypeError(
+            f"{type(model).__name__}: expected the projection {path!r} of layer {index} to take "
+            f"num_attention_heads = {number} heads of equal width, got {width} inputs: name the "
+            "projection that ends attention, as a path inside a layer"
+        )
+    if layer.get_submodule(path)._forward_pre_hooks:
+        raise TypeError(
+            f"{type(model).__name__}: a hook of other code changes the heads of layer {index} "
+            f"before they enter {path!r}, so that masking its input may not mask heads: remove it"
+        )
+    return number
+
+
+def _width(layer: nn.Module, path: str, default: Any) -> Any:
+    """Inputs of a projection; `default` where it does not say."""
+    module = layer.get_submodule(path)
+    return getattr(module, "in_features", getattr(module, "nx", default))
+
+
+def special_tokens(model: PreTrainedModel) -> set[int]:
+    """Token ids named in the configuration; a model may treat them differently."""
+    special: set[int] = set()
+    for part in (model.config, model.config.get_text_config(decoder=True)):
+        for name, value in part.to_dict().items():
+            if name.endswith(("token_id", "token_index", "token_ids")):
+                special |= set(value if isinstance(value, list) else [value])
+    return special
+
+
+def _ordinary_tokens(model: PreTrainedModel) -> Tensor:
+    """Token ids (1, `TOKENS`) of a short text without any special token, where the model runs."""
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    ordinary = [t for t in range(min(vocabulary, 200)) if t not in special_tokens(model)]
+    tokens = torch.tensor([[ordinary[(7 * i + 3) % len(ordinary)] for i in range(TOKENS)]])
+    return tokens.to(execution_device(model.get_input_embeddings()))
+
+
+class _Watched:
+    """Calls of modules in the short passes, by path: number, first input, output."""
+
+    def __init__(self, model: PreTrainedModel, paths: Sequence[str]) -> None:
+        self.model, self.paths = model, paths
+        self.calls: dict[str, list[tuple[Any, Any]]] = {}
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Logits of a pass over tokens, (1, N, V)."""
+        self.calls = {}
+        owner = get_ident()
+        with ExitStack() as replaced:
+            for path in self.paths:
+
+                def watch(real: Any, path: str = path) -> Any:
+                    def forward(*args: Any, **kwargs: Any) -> Any:
+                        output = real(*args, **kwargs)
+                        if get_ident() == owner:
+                            given = first_tensor((*args, *kwargs.values()))
+                            self.calls.setdefault(path, []).append((given, output))
+                        return output
+
+                    return forward
+
+                replaced.enter_context(replaced_forward(self.model.get_submodule(path), watch))
+            logits: Tensor = self.model(input_ids=tokens, use_cache=False, return_dict=True).logits
+        return logits.float()
+
+
+def _short_passes(
+    model: PreTrainedModel, path: str, layers: Sequence[nn.Module], projections: dict[int, str]
+) -> tuple[str, tuple[int, ...]]:
+    """Path of the base model, and what layers return; raises unless each layer runs once, and the
+    model is deterministic and causal."""
+    name, parts, tokens = type(model).__name__, path.split("."), _ordinary_tokens(model)
+    outer = [".".join(parts[:end]) for end in range(1, len(parts))]
+    inner = [f"{path}.{at}" for at in dict(model.get_submodule(path).named_children())]
+    heads = [f"{inner[index]}.{at}" for index, at in projections.items()]
+    watched = _Watched(model, dict.fromkeys([*outer, *inner, *heads]))
+    other = tokens.clone()
+    other[0, -1] = tokens[0, 0]
+    try:
+        logits = watched(tokens)
+        calls = watched.calls
+        changed, again = watched(other), watched(tokens)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise TypeError(_failure_message(model, error)) from error
+    times = [len(calls.get(at, [])) for at in inner]
+    if set(times) != {1} or any(len(calls.get(at, [])) != 1 for at in heads if heads.count(at) < 2):
+        raise TypeError(
+            f"{name}: expected the {len(layers)} layers at {path!r}, and the projection of their "
+            f"heads, to run once each, got {times} calls of the layers and "
+            f"{[len(calls.get(at, [])) for at in heads]} of the projections{NAME_THEM}"
+        )
+    base = next((at for at in outer if len(calls.get(at, [])) == 1), None)
+    if base is None:
+        raise TypeError(f"{name}: no module around the layers at {path!r} returns the final states")
+    _check_causal(model, logits, changed, again)
+    outputs = [calls[at][0][1] for at in inner]
+    returns = tuple(len(out) if isinstance(out, tuple) else 0 for out in outputs)
+    return base, returns
+
+
+def _check_causal(model: PreTrainedModel, logits: Tensor, changed: Tensor, again: Tensor) -> None:
+    name = type(model).__name__
+    if not logits.amax(-1).isfinite().all():
+        half = "; if float16 overflows, load the model in bfloat16 or float32"
+        raise TypeError(
+            f"{name} returns logits that are no distribution (NaN or infinity), already for "
+            f"{TOKENS} tokens: check its weights"
+            f"{half if lowest_precision(model) == torch.float16 else ''}"
+        )
+    if not _close(model, logits, again):
+        raise TypeError(
+            f"{name} is not deterministic: the same tokens give other logits after another text. "
+            "Turn off randomness (such as dropout), and layers that keep or count what they saw"
+        )
+    if not _close(model, logits[:, :-1], changed[:, :-1]):
+        raise TypeError(
+            f"{name} is not causal: tokens attend to later tokens, so teacher forcing differs from "
+            "generation. If it can be a decoder, set is_decoder=True"
+        )
+
+
+def _close(model: PreTrainedModel, first: Tensor, second: Tensor) -> bool:
+    """Whether two passes agree up to rounding."""
+    rounding = 1e-3 if lowest_precision(model).itemsize >= 4 else 0.1
+    first, second = first.softmax(-1), second.softmax(-1)
+    return bool((first - second).abs().sum(-1).max() <= rounding)
+
+
+def _takes_cache(model: PreTrainedModel, base: str) -> bool:
+    module, tokens = model.get_submodule(base), _ordinary_tokens(model)
+    try:
+        caching = {**with_cache(module, DynamicCache()), "use_cache": True}
+        plain, cached = (
+            first_tensor(module(input_ids=tokens, **how)) for how in ({"use_cache": False}, caching)
+        )
+    except Exception:  # models with a cache of their own may raise anything
+        return False
+    same = plain is not None and cached is not None and plain.shape == cached.shape
+    return same and bool((plain - cached).norm() <= 1e-2 * plain.norm())
+
+
+def _failure_message(model: PreTrainedModel, error: Exception) -> str:
+    """Message for a model whose forward pass over a text failed."""
+    failure = f"{type(error).__name__}: {error}"
+    dtypes = sorted(map(str, dtypes_of(model)))
+    if len(dtypes) > 1:
+        return (
+            f"{type(model).__name__} has weights in {' and '.join(dtypes)} and does not run "
+            f"({failure}): load it in one precision. Autocast is off while a model is scored"
+        )
+    return (
+        f"{type(model).__name__} does not run on token ids only ({failure}): use a model whose "
+        "only input is text"
+    )

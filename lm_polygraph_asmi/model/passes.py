@@ -1,0 +1,446 @@
+"""The passes: the model runs itself, with layers below the target bypassed and heads masked.
+
+`run_unmasked` runs the model once and keeps the states that enter each target layer. A masked pass
+calls the model again: layers below the target return at once, the target gets the kept state, and
+the outputs of masked heads are zero before its output projection. The others are not rescaled.
+"""
+
+import copy
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from threading import get_ident
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedModel
+
+from lm_polygraph_asmi.config import check_setting
+from lm_polygraph_asmi.model.devices import execution_device
+from lm_polygraph_asmi.model.forwards import (
+    Forward,
+    arguments,
+    cache_of,
+    first_tensor,
+    parameters_of,
+    replaced_forward,
+    with_cache,
+)
+from lm_polygraph_asmi.model.layers import (
+    base_model,
+    context_window,
+    decoder_layers,
+    output_projection,
+)
+from lm_polygraph_asmi.model.heads import structure_of
+from lm_polygraph_asmi.model.readout import readout
+from lm_polygraph_asmi.model.session import attention_of
+
+MASKABLE = ("eager", "sdpa")
+"""Attention implementations that take an explicit (queries, keys) mask."""
+
+
+@dataclass(frozen=True)
+class UnmaskedPass:
+    """The unmasked forward pass of one example.
+
+    It skips the last token, which predicts nothing that is scored.
+
+    Attributes:
+        input_ids: prompt and response, N + 1 tokens.
+        prompt_length: number of prompt tokens; T = N + 1 - prompt_length.
+        scope: where heads are to be masked, "all" or "response".
+        final_hidden: states after the final norm at the T positions that predict the response.
+        entering: for each target layer, the hidden states that enter it, (1, N, D).
+        after: for each target layer, the states after it at the T positions; after the last layer,
+            `final_hidden`.
+        attention_masks: for scope "response", the mask that each layer got, by index.
+        cache: for scope "response", the keys and values of all positions, if they were kept.
+        prompt_caches: the model's own cache of the positions before the predicting ones, filled on
+            first use.
+
+    Example:
+        >>> with scoring_session(model):
+        ...     unmasked = run_unmasked(model, ids, 6, [2])
+        ...     log_probs = unmasked.log_probs(model)
+        >>> isinstance(unmasked, UnmaskedPass), unmasked.predicting
+        (True, slice(5, 7, None))
+        >>> log_probs.shape  # (T, V)
+        torch.Size([2, 50])
+    """
+
+    input_ids: Int[Tensor, " tokens"]
+    prompt_length: int
+    scope: str
+    final_hidden: Float[Tensor, "T D"]
+    entering: dict[int, Float[Tensor, "1 N D"]]
+    after: dict[int, Float[Tensor, "T D"]]
+    attention_masks: dict[int, Tensor | None] = field(default_factory=dict)
+    cache: DynamicCache | None = None
+    prompt_caches: list[Any] = field(default_factory=list)
+
+    @property
+    def before(self) -> int:
+        """Number of positions before those that predict the response."""
+        return self.prompt_length - 1
+
+    @property
+    def predicting(self) -> slice:
+        """Positions whose output distribution predicts the response tokens, the last T of N."""
+        return slice(self.before, len(self.input_ids) - 1)
+
+    def tokens(self, model: PreTrainedModel) -> Int[Tensor, "1 N"]:
+        """The token ids that run, where the model takes them."""
+        device = execution_device(model.get_input_embeddings())
+        return self.input_ids[None, :-1].to(device)
+
+    def log_probs(self, model: PreTrainedModel) -> Float[Tensor, "T V"]:
+        """The model's own next-token log-probabilities at the response positions."""
+        return readout(model, self.final_hidden)
+
+
+def validate_sequence(model: PreTrainedModel, input_ids: Tensor, prompt_length: int) -> None:
+    """Raise ValueError unless there are a prompt and a response that fit the context window."""
+    validate_tokens(model, input_ids, prompt_length)
+    if prompt_length >= len(input_ids):
+        raise ValueError(
+            f"the response is empty: {len(input_ids)} tokens, {prompt_length} of them prompt. "
+            "There is no token to score"
+        )
+
+
+def validate_tokens(model: PreTrainedModel, input_ids: Tensor, prompt_length: int) -> None:
+    """Raise ValueError unless token ids with a prompt are valid and fit the context window."""
+    if input_ids.ndim != 1:
+        raise ValueError(
+            f"input_ids must be one unpadded sequence of shape (N,), got {tuple(input_ids.shape)}"
+        )
+    if prompt_length < 1:
+        raise ValueError(
+            f"the prompt must have at least one token (such as BOS), got {prompt_length}: it "
+            "predicts the first response token"
+        )
+    vocabulary = model.config.get_text_config().vocab_size
+    if not 0 <= int(input_ids.min()) <= int(input_ids.max()) < vocabulary:
+        raise ValueError(
+            f"token ids must lie in [0, {vocabulary - 1}], the model's vocabulary, got "
+            f"{int(input_ids.min())} to {int(input_ids.max())}: use the model's tokenizer"
+        )
+    window = context_window(model)
+    if window is not None and len(input_ids) > window:
+        raise ValueError(
+            f"prompt and response are {len(input_ids)} tokens long, but {type(model).__name__} "
+            f"has a context window of {window}: shorten the prompt or skip the example"
+        )
+
+
+def check_scope_runs(model: PreTrainedModel, scope: str) -> None:
+    """Raise ValueError unless the attention implementation in use can serve this scope.
+
+    Example:
+        >>> check_scope_runs(model, "response")
+        >>> check_scope_runs(model, "answer")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ValueError: scope must be ...
+    """
+    check_setting("scope", scope)
+    if scope == "response" and attention_of(model) not in MASKABLE:
+        raise ValueError(
+            f"scope 'response' packs all masks into one sequence, which {attention_of(model)!r} "
+            f"attention cannot: set `attention` to one of {', '.join(map(repr, MASKABLE))}"
+        )
+
+
+def run_unmasked(
+    model: PreTrainedModel,
+    input_ids: Int[Tensor, " tokens"],
+    prompt_length: int,
+    target_layers: Iterable[int],
+    scope: str = "all",
+    keep_cache: bool = True,
+) -> UnmaskedPass:
+    """Run the model once and keep what masked passes from each of `target_layers` need.
+
+    Call it inside `scoring_session`.
+
+    Args:
+        scope: positions at which heads will be masked, "all" or "response" (those that predict the
+            response).
+        keep_cache: in scope "response", keep keys and values, for packed masks.
+
+    Raises:
+        ValueError: no prompt, an empty response, a sequence beyond the context window, a layer
+            without heads, an unknown scope, or one the attention in use cannot serve.
+
+    Example:
+        >>> with scoring_session(model):
+        ...     unmasked = run_unmasked(model, ids, 6, [2])
+        >>> unmasked.final_hidden.shape, unmasked.entering[2].shape  # (T, D), (1, N - 1, D)
+        (torch.Size([2, 16]), torch.Size([1, 7, 16]))
+    """
+    validate_sequence(model, input_ids, prompt_length)
+    check_scope_runs(model, scope)
+    targets = sorted(set(target_layers))
+    for layer in targets:
+        output_projection(model, layer)  # raises for a layer without heads
+    packing = scope == "response" and keep_cache and bool(targets)
+    layers, owner = decoder_layers(model), get_ident()
+    entering: dict[int, Tensor] = {}
+    after: dict[int, Tensor] = {}
+    attention_masks: dict[int, Tensor | None] = {}
+
+    def watch(index: int, real: Forward) -> Forward:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            output = real(*args, **kwargs)
+            if get_ident() != owner:
+                return output
+            given = arguments(layers[index], args, kwargs)
+            attention_masks[index] = given.get("attention_mask")
+            if index in targets:
+                entering[index] = given[states_name(layers[index])]
+                states = first_tensor(output)
+                after[index] = states[0, prompt_length - 1 :].clone()  # not the other positions
+            return output
+
+        return forward
+
+    ids = input_ids[None, :-1].to(execution_device(model.get_input_embeddings()))
+    cache = DynamicCache() if packing else None  # without a configuration it keeps all positions
+    base = base_model(model)
+    caching = {**with_cache(base, cache), "use_cache": True} if packing else {"use_cache": False}
+    with ExitStack() as replaced:
+        for index in range(targets[0], len(layers)) if packing else targets:
+            replaced.enter_context(replaced_forward(layers[index], partial(watch, index)))
+        final = states_of(base(input_ids=ids, **caching))
+    final_hidden = final[0, prompt_length - 1 :]
+    if len(layers) - 1 in after:
+        after[len(layers) - 1] = final_hidden
+    return UnmaskedPass(
+        input_ids, prompt_length, scope, final_hidden, entering, after, attention_masks, cache
+    )
+
+
+def states_of(output: Any) -> Tensor:
+    """The final states in a base model's output: its first tensor."""
+    states = first_tensor(output)
+    if states is None:
+        raise RuntimeError(f"expected a pass to return a tensor, got {type(output).__name__}")
+    return states
+
+
+@contextmanager
+def suffix_under(
+    model: PreTrainedModel,
+    layer: int,
+    mask: Shaped[Tensor, "B n H"],
+    entering: Float[Tensor, "_ N D"] | None = None,
+    one_row: bool = False,
+) -> Iterator[None]:
+    """Let the model run with masked heads at a layer.
+
+    Args:
+        mask: 1 keeps a head, by rows and positions, either of which may be 1 for all.
+        entering: states that enter the layer, while those below return at once; None: the model's
+            own.
+        one_row: the model runs one row, of which the masks make B behind the projection.
+    """
+    structure, layers, owner = structure_of(model), decoder_layers(model), get_ident()
+    inside = False
+
+    def bypass(index: int, real: Forward) -> Forward:
+        name, others = states_name(layers[index]), [None] * (structure.returns[index] - 1)
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if get_ident() != owner:
+                return real(*args, **kwargs)
+            states = args[0] if args else kwargs[name]
+            return (states, *others) if structure.returns[index] else states
+
+        return forward
+
+    def enter(real: Forward) -> Forward:
+        name = states_name(layers[layer])
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            nonlocal inside
+            if get_ident() != owner:
+                return real(*args, **kwargs)
+            if entering is not None:
+                args = (entering, *args[1:]) if args else args
+                kwargs = kwargs if args else kwargs | {name: entering}
+            inside = True  # several layers may share one projection
+            try:
+                return real(*args, **kwargs)
+            finally:
+                inside = False
+
+        return forward
+
+    def project(real: Forward) -> Forward:
+        def forward(heads: Tensor, *args: Any, **kwargs: Any) -> Any:
+            if inside and get_ident() == owner:
+                shape = (1 if one_row else len(mask), -1, mask.shape[-1])
+                by_head = heads.reshape(*shape, heads.shape[-1] // shape[-1])
+                masked = (by_head * mask[..., None].to(heads)).flatten(2)
+                heads = masked if one_row else masked.reshape(heads.shape)
+            return real(heads, *args, **kwargs)
+
+        return forward
+
+    with ExitStack() as replaced:
+        replaced.enter_context(replaced_forward(output_projection(model, layer), project))
+        replaced.enter_context(replaced_forward(layers[layer], enter))
+        for index in range(layer) if entering is not None else ():
+            replaced.enter_context(replaced_forward(layers[index], partial(bypass, index)))
+        yield
+
+
+def states_name(layer: nn.Module) -> str:
+    """Name of the argument of a layer that holds its hidden states."""
+    return parameters_of(type(layer).forward)[0]
+
+
+def suffix(
+    model: PreTrainedModel, unmasked: UnmaskedPass, layer: int, masks: Shaped[Tensor, "B H"]
+) -> Float[Tensor, "B T D"]:
+    """Heads masked at every position; one row up to the projection, since masks act behind it."""
+    with suffix_under(model, layer, masks[:, None], unmasked.entering[layer], one_row=True):
+        states = states_of(base_model(model)(input_ids=unmasked.tokens(model), use_cache=False))
+    return _rows(states, len(masks))[:, unmasked.predicting]
+
+
+def suffix_in_rows(
+    model: PreTrainedModel, unmasked: UnmaskedPass, layer: int, masks: Shaped[Tensor, "B H"]
+) -> Float[Tensor, "B T D"]:
+    """As `suffix`, for layers that compare the sizes of their arguments: B rows from the start."""
+    ids = unmasked.tokens(model).expand(len(masks), -1)
+    entering = unmasked.entering[layer].expand(len(masks), -1, -1)
+    with suffix_under(model, layer, masks[:, None], entering):
+        states = states_of(base_model(model)(input_ids=ids, use_cache=False))
+    return _rows(states, len(masks))[:, unmasked.predicting]
+
+
+def full_passes(
+    model: PreTrainedModel, unmasked: UnmaskedPass, layer: int, masks: Shaped[Tensor, "B H"]
+) -> Float[Tensor, "B T D"]:
+    """One full pass after the other, in either scope: the truth that other passes are compared
+    with."""
+    ids, states = unmasked.tokens(model), []
+    for mask in masks:
+        by_position = mask.repeat(1, ids.shape[1], 1)
+        if unmasked.scope == "response":
+            by_position[:, : unmasked.before] = 1
+        with suffix_under(model, layer, by_position):
+            found = states_of(base_model(model)(input_ids=ids, use_cache=False))
+        states.append(found[:, unmasked.predicting])
+    return torch.cat(states)
+
+
+def packed(
+    model: PreTrainedModel, unmasked: UnmaskedPass, layer: int, masks: Shaped[Tensor, "B H"]
+) -> Float[Tensor, "B T D"]:
+    """Heads masked in the response: one sequence, of which the B subnetworks are parts.
+
+    They follow the keys and values of the prompt, which the unmasked pass kept, and do not attend
+    to each other.
+
+    Raises:
+        NotImplementedError: a layer kept no keys and values.
+    """
+    copies, before = len(masks), unmasked.before
+    length, layers, owner = len(unmasked.final_hidden), decoder_layers(model), get_ident()
+    cache = _first_positions(unmasked.cache, range(layer, len(layers)), before)
+    by_kind: dict[int, Tensor] = {}  # layers of one kind share one mask
+
+    def see_own_copy(index: int, real: Forward) -> Forward:
+        given = unmasked.attention_masks[index]
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if get_ident() != owner:
+                return real(*args, **kwargs)
+            named = arguments(layers[index], args, kwargs)
+            if id(given) not in by_kind:
+                device = next(iter(named.values())).device
+                by_kind[id(given)] = _packed_mask(given, before, length, copies, device)
+            return real(**named | {"attention_mask": by_kind[id(given)]})
+
+        return forward
+
+    entering = unmasked.entering[layer][:, before:].repeat(1, copies, 1)
+    mask = masks.repeat_interleave(length, 0)[None]
+    ids = unmasked.tokens(model)[:, before:].repeat(1, copies)
+    places = torch.arange(before, before + length, device=ids.device).repeat(copies)[None]
+    base = base_model(model)
+    with ExitStack() as replaced:
+        for index in range(layer, len(layers)):
+            replaced.enter_context(replaced_forward(layers[index], partial(see_own_copy, index)))
+        replaced.enter_context(suffix_under(model, layer, mask, entering))
+        caching = with_cache(base, cache)
+        states = states_of(base(input_ids=ids, position_ids=places, use_cache=True, **caching))
+    return states.reshape(copies, length, -1)
+
+
+def _first_positions(cache: DynamicCache | None, layers: Iterable[int], number: int) -> Any:
+    """A cache of the first keys and values of some layers."""
+    kept = DynamicCache()
+    for index in layers if number else ():
+        filled = None if cache is None or index >= len(cache.layers) else cache.layers[index]
+        keys, values = getattr(filled, "keys", None), getattr(filled, "values", None)
+        if keys is None or values is None:
+            raise NotImplementedError(f"layer {index} keeps no keys and values")
+        kept.update(keys[..., :number, :], values[..., :number, :], index)
+    return kept
+
+
+def _packed_mask(
+    given: Tensor | None, before: int, length: int, copies: int, device: torch.device
+) -> Tensor:
+    """Mask of `copies` responses after one prompt, each of which sees the prompt and itself as
+    `given` says; in its form, boolean or added to the scores."""
+    total = before + length
+    if given is None:
+        rows = torch.ones(total, total, dtype=torch.bool, device=device).tril()[before:]
+    else:
+        rows = given[0, 0, before:]
+    allowed = rows if rows.dtype == torch.bool else rows == 0
+    prompt, own = allowed[:, :before], allowed[:, before:]
+    mask = torch.cat([prompt.repeat(copies, 1), torch.block_diag(*[own] * copies)], dim=1)
+    mask = mask[None, None].to(torch.bool)
+    if rows.dtype == torch.bool:
+        return mask
+    added = torch.zeros_like(mask, dtype=rows.dtype)
+    return added.masked_fill(~mask, torch.finfo(rows.dtype).min)
+
+
+def rows_after_prompt(
+    model: PreTrainedModel, unmasked: UnmaskedPass, layer: int, masks: Shaped[Tensor, "B H"]
+) -> Float[Tensor, "B T D"]:
+    """Heads masked in the response: rows of a batch, each after a copy of the model's own cache of
+    the prompt (keys and values, recurrent states).
+
+    Raises:
+        NotImplementedError: the model keeps no cache.
+    """
+    base, ids, before, cache = base_model(model), unmasked.tokens(model), unmasked.before, None
+    if before:
+        if not unmasked.prompt_caches:
+            output = base(input_ids=ids[:, :before], use_cache=True)
+            unmasked.prompt_caches.append(cache_of(output))
+        if unmasked.prompt_caches[0] is None:
+            raise NotImplementedError("the model keeps no cache")
+        cache = copy.deepcopy(unmasked.prompt_caches[0])
+        cache.reorder_cache(torch.zeros(len(masks), dtype=torch.long, device=ids.device))
+    rows = ids[:, before:].expand(len(masks), -1)
+    entering = unmasked.entering[layer][:, before:].expand(len(masks), -1, -1)
+    with suffix_under(model, layer, masks[:, None], entering):
+        states = states_of(base(input_ids=rows, **with_cache(base, cache), use_cache=True))
+    return _rows(states, len(masks))
+
+
+def _rows(states: Tensor, number: int) -> Tensor:
+    if len(states) != number:
+        raise RuntimeError(f"expected states of {number} rows, got {len(states)}")
+    return states

@@ -24,7 +24,8 @@ from lm_polygraph.utils.factory_estimator import FactoryEstimator
 from lm_polygraph.utils.generation_parameters import GenerationParameters
 from omegaconf import DictConfig, OmegaConf
 
-from lm_polygraph_asmi.config import ASMIConfig, check_stop
+from lm_polygraph_asmi.config import ASMIConfig, check_stop, depth_key
+from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
 from lm_polygraph_asmi.host.align_score import checkpoint_problem
 from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.host.generation import read_shipped
@@ -91,6 +92,7 @@ def check_config(config: DictConfig) -> Iterator[Finding]:
                 f"{times} estimators have the name {name!r}, by which LM-Polygraph saves scores: "
                 "change their settings, or leave all but one out"
             )
+    yield from _check_depths(config, estimators)
     yield from _check_attention(config, estimators)
     yield from _check_generation(config)
     yield from _check_without_effect(config)
@@ -106,6 +108,24 @@ def check_config(config: DictConfig) -> Iterator[Finding]:
             "ignore_exceptions is true: an estimator that fails on one batch loses all its scores",
             fatal=False,
         )
+
+
+def _check_depths(config: DictConfig, estimators: Sequence[Estimator]) -> Iterator[Finding]:
+    """Depths of estimators that the masked-heads calculator does not score."""
+    for entry in config.get("stat_calculators") or ():
+        if entry == "auto" or "asmi" not in entry.get("stats", ()):
+            continue
+        settings = container(entry.get("cfg") or DictConfig({}))
+        scored = ASMIConfig.from_dict(settings).at_depths(settings.get("depths"))
+        for estimator in estimators:
+            if isinstance(estimator, MaskedHeadsEstimator) and not any(
+                depth_key(one.depth) == depth_key(estimator.config.depth) for one in scored
+            ):
+                depths = ", ".join(f"{one.depth:g}" for one in scored)
+                yield Finding(
+                    f"{estimator} reads a depth that {entry.name} does not score, only {depths}: "
+                    "add it to asmi.depths"
+                )
 
 
 def _check_without_effect(config: DictConfig) -> Iterator[Finding]:

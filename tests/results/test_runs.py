@@ -30,9 +30,11 @@ def save(folder, seed=1, quality=(1.0, 0.0, 1.0, 0.4), scores=(0.1, 0.9, 0.2, 0.
             ("token", "TokenEntropy"): [np.array([1.0, 2.0])],
         },
         "stats": {
-            "asmi_settings_d60": [SETTINGS] * 4,
             "asmi_seconds": [9.0, 1.0, 2.0, 1.0],
-            "asmi_mi_d60": [np.array(own) for own in ([0.1], [0.2, 0.9], [0.0], [0.2])],
+            "asmi": [
+                {0.6: {"settings": SETTINGS, "mi": np.array(mi)}}
+                for mi in ([0.1], [0.2, 0.9], [0.0], [0.2])
+            ],
         },
     }
     torch.save(content, file)

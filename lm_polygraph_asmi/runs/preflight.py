@@ -25,7 +25,6 @@ from lm_polygraph.utils.generation_parameters import GenerationParameters
 from omegaconf import DictConfig, OmegaConf
 
 from lm_polygraph_asmi.config import ASMIConfig, check_stop, depth_key
-from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
 from lm_polygraph_asmi.host.align_score import checkpoint_problem
 from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.host.generation import read_shipped
@@ -112,20 +111,14 @@ def check_config(config: DictConfig) -> Iterator[Finding]:
 
 def _check_depths(config: DictConfig, estimators: Sequence[Estimator]) -> Iterator[Finding]:
     """Depths of estimators that the masked-heads calculator does not score."""
-    for entry in config.get("stat_calculators") or ():
-        if entry == "auto" or "asmi" not in entry.get("stats", ()):
-            continue
-        settings = container(entry.get("cfg") or DictConfig({}))
+    read = {depth_key(e.described["depth"]) for e in estimators if hasattr(e, "described")}
+    entries = [e for e in config.get("stat_calculators") or () if e != "auto"]
+    for entry in [e for e in entries if read and "asmi" in e.get("stats", ())]:
+        settings = container(entry.cfg)
         scored = ASMIConfig.from_dict(settings).at_depths(settings.get("depths"))
-        for estimator in estimators:
-            if isinstance(estimator, MaskedHeadsEstimator) and not any(
-                depth_key(one.depth) == depth_key(estimator.config.depth) for one in scored
-            ):
-                depths = ", ".join(f"{one.depth:g}" for one in scored)
-                yield Finding(
-                    f"{estimator} reads a depth that {entry.name} does not score, only {depths}: "
-                    "add it to asmi.depths"
-                )
+        depths = sorted(depth_key(one.depth) for one in scored)
+        if missing := sorted(read.difference(depths)):
+            yield Finding(f"estimators read depths {missing}, asmi.depths has {depths}: add them")
 
 
 def _check_without_effect(config: DictConfig) -> Iterator[Finding]:

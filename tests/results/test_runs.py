@@ -50,6 +50,24 @@ def test_a_run_as_tables(tmp_path):
     assert run.seconds() == 1.5
 
 
+def test_depths_of_a_run(tmp_path):
+    """Equal however they were computed, and after a file."""
+    run = load_run(save(tmp_path))
+    assert run.at(0.1 * 6) == run.at(0.6, "mi", "settings") == [r[0.6] for r in run.stats["asmi"]]
+    assert run.at(0.9) is run.at(0.6, "mi", "kl") is None
+    run.stats["asmi"].pop()
+    assert run.at(0.6) is None
+
+
+def test_a_run_of_an_earlier_version_is_refused(tmp_path):
+    content = torch.load(file := save(tmp_path), weights_only=False)
+    content["stats"] = {"asmi_seconds": [1.0] * 4, "asmi_mi_d62.5": content["stats"].pop("asmi")}
+    torch.save(content, file)
+    said = r"ue_manager_seed1 has the statistic asmi_mi_d62\.5, as saved by .* 0\.2: read it with"
+    with pytest.raises(ValueError, match=said):
+        load_run(file)
+
+
 def show(*paths):
     result = CliRunner().invoke(main, ["results", *map(str, paths)], env={"COLUMNS": "120"})
     return result.exit_code, " ".join(result.output.split())

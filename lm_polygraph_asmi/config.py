@@ -413,7 +413,8 @@ class ASMIConfig:
         several = several if isinstance(several, Sequence) else (several,)
         if not several:
             raise ValueError("expected at least one depth, such as [0.6], got none")
-        return tuple(self.replace(depth=depth) for depth in dict.fromkeys(several))
+        configs = (self.replace(depth=depth) for depth in several)
+        return tuple({depth_key(config.depth): config for config in configs}.values())
 
     def describe(self, *names: str) -> list[str]:
         """Settings that differ from the default, as the label shows them: `["scope=response"]`."""
@@ -458,6 +459,11 @@ def check_fits(top_k: int, vocabulary: int) -> None:
             f"top_k (K) must be at most {vocabulary}, the size of the model's vocabulary, got "
             f"{top_k}: the paper uses {ASMIConfig.top_k}, and {vocabulary} is exact"
         )
+
+
+def depth_key(depth: float) -> float:
+    """A depth as it is compared and saved: rounded, so that 0.1 * 6 and 0.6 are one."""
+    return round(float(depth), 6)
 
 
 def target_layer(depth: float, num_layers: int) -> int:

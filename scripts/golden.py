@@ -29,7 +29,7 @@ import click
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-RENAMED: dict[str, str] = {}
+RENAMED = {r"/asmi_(\w+)_d(\d)0/(\d+)": r"/asmi/\3/0.\2/\1"}
 """Pattern of a name before -> its name after, as for `re.sub`; parts of a path are joined by /."""
 LEFT: tuple[str, ...] = (
     r"tables/(audit|correctness_labels|label_noise|length|outcomes|outcome_counts|reliability)\.csv",

@@ -15,7 +15,7 @@ from lm_polygraph_asmi.experiments.analysis import head_criticality
 from lm_polygraph_asmi.host.configs import configs_path
 from lm_polygraph_asmi.maths import operating_point
 from lm_polygraph_asmi.results.manifest import read_manifest
-from lm_polygraph_asmi.results.names import saved_stats
+from lm_polygraph_asmi.results.names import SAVED
 from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.runs.rows import read_data
 from tests import tiny_lm
@@ -115,10 +115,9 @@ def test_every_config_composes_and_names_what_exists(name):
         assert import_module(entry.builder).load_stat_calculator
     wanted = {stat for entry in job.estimators
               for stat in FactoryEstimator()(entry.name, entry.get("cfg", {})).stats_dependencies
-              if stat.startswith("asmi_")}  # fmt: skip
+              if stat.startswith("asmi")}  # fmt: skip
     assert wanted <= {stat for entry in job.stat_calculators[1:] for stat in entry.stats}
-    asked = job.asmi
-    assert job.save_stats == saved_stats(asked.depths, asked.details)
+    assert job.save_stats == SAVED
     assert job.batch_size == 1
     # Every generation parameter is pinned; max_new_tokens there serves estimate_uncertainty alone.
     parameters = set(GenerationParameters.__dataclass_fields__) - {"max_new_tokens"}
@@ -327,9 +326,9 @@ def test_heads_are_analysed_on_the_first_answers_of_a_run(answers, tiny, stand_i
     given, run = load_run(answers), load_run(tmp_path / "run")
     assert run.stats["greedy_tokens"] == given.stats["greedy_tokens"][:2]
     assert [used["depth"] for used in run.settings()] == [0.6, 0.9]
-    for depth in ("d60", "d90"):
-        saved = (run.stats[f"{name}_{depth}"] for name in ("asmi_masks", "asmi_kl", "asmi_mi"))
-        for masks, kl, mi in zip(*saved, strict=True):
+    for depth in (0.6, 0.9):
+        for own in run.at(depth):
+            masks, kl, mi = (own[name] for name in ("masks", "kl", "mi"))
             assert len(masks) == len(kl) == 60
             np.testing.assert_allclose(np.asarray(kl).mean(0), mi, rtol=1e-4, atol=1e-9)
             assert np.isfinite(head_criticality(kl, masks)).all()

@@ -18,6 +18,7 @@ from lm_polygraph_asmi.config import METHODS, ASMIConfig, parameter
 from lm_polygraph_asmi.host.configs import configs_path, store_settings
 from lm_polygraph_asmi.options import given_settings, setting_options
 from lm_polygraph_asmi.report import build_report, load_run_groups
+from lm_polygraph_asmi.results.names import at_depth
 from lm_polygraph_asmi.results.runs import combine_runs, load_run
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.validation import check_number
@@ -145,8 +146,8 @@ def test_every_declaration_says_what_it_is():
 def test_a_run_says_the_settings_of_later_decisions(tmp_path):
     """A benchmark in another scope, with stop strings of its own: nothing need be given again."""
     saved = runs.exchanged(runs.content(), scope="response", stop=["\n"], max_new_tokens=20)
-    for values in saved["stats"]["asmi_settings_d60"]:
-        values |= {"scope": "response"}
+    for own in at_depth(saved["stats"], 0.6):
+        own["settings"] |= {"scope": "response"}
     run = runs.save(tmp_path / "run", saved)
     found = calibrate_run(run, None, 0.3, signal="sem", resamples=20)
     config = found.configured()

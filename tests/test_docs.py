@@ -7,6 +7,7 @@ import inspect
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from functools import cache
 from importlib.metadata import metadata
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -26,6 +27,7 @@ from lm_polygraph_asmi.analysis import Clustered
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.results import names
+from lm_polygraph_asmi.scoring.statistics import UNMASKED, AnswerStatistics
 from tests.composing import composed
 from tests.pages import (
     DOCS,
@@ -270,11 +272,10 @@ def test_every_config_is_in_the_tables_and_exists():
 
 
 def test_every_statistic_is_told_and_exists():
-    rows = table("outputs.md", "statistic")
-    *_, (last, on_request) = rows
-    assert last == "with `details`"
-    told = {name for row in rows[:-1] for name in inline(row[0])} | set(inline(on_request))
-    assert told == set(names.saved_stats(details=True)) - {"greedy_log_likelihoods"}
+    told = {name for row in table("outputs.md", "statistic") for name in inline(row[0])}
+    assert told == set(names.SAVED) - {"greedy_log_likelihoods"}
+    told = {name for row in table("outputs.md", "field of `asmi`") for name in inline(row[0])}
+    assert told == {field.name for field in fields(AnswerStatistics)} - set(UNMASKED)
 
 
 @BY_PAGE

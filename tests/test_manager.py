@@ -16,7 +16,7 @@ from lm_polygraph.utils.dataset import Dataset
 from lm_polygraph.utils.manager import UEManager
 
 from lm_polygraph_asmi import ASMI, AdaptASMI, SemASMI, available_stat_calculators
-from lm_polygraph_asmi.results.names import SECONDS, masked_head_stats, saved_stats
+from lm_polygraph_asmi.results.names import MASKED_HEADS, SAVED, SECONDS, at_depth
 from tests.tiny_lm import whitebox
 
 TEXTS = ["Who built the ferry?", "Where do the blue kites start?", "True or False?", "A question"]
@@ -46,9 +46,10 @@ def model():
 
 
 def test_scores_are_means_of_the_saved_tokens(model):
-    run = manager(model, [ASMI(), SemASMI(), AdaptASMI()], save_stats=saved_stats())
+    run = manager(model, [ASMI(), SemASMI(), AdaptASMI()], save_stats=SAVED)
     run()
-    information, agreement = run.stats["asmi_mi_d60"], run.stats["asmi_agreement_d60"]
+    masked = at_depth(run.stats, 0.6)
+    information, agreement = ([own[name] for own in masked] for name in ("mi", "agreement"))
     scores = {name: values for (_, name), values in run.estimations.items()}
     np.testing.assert_allclose(
         scores["ASMI (60%, K=64)"], [values.mean() for values in information]
@@ -66,8 +67,8 @@ def test_scores_are_means_of_the_saved_tokens(model):
         ],
     )
     # The host's own calculators, which these are, do not time themselves.
-    assert set(saved_stats()) - set(run.stats) == set(SECONDS)
-    assert all(len(run.stats[name]) == 2 for name in set(saved_stats()) - set(SECONDS))
+    assert set(SAVED) - set(run.stats) == set(SECONDS)
+    assert all(len(run.stats[name]) == 2 for name in set(SAVED) - set(SECONDS))
 
 
 def test_tokens_counted_are_those_of_perplexity(model):
@@ -107,26 +108,27 @@ def test_four_depths_and_two_variants_in_one_run(model):
 
 def test_a_statistic_missing_from_the_entry_is_named_before_the_run(model):
     available = available_stat_calculators([SemASMI()])
-    (entry,) = [c for c in available if "asmi_agreement_d60" in c.stats]
-    entry.stats.remove("asmi_agreement_d60")
-    with pytest.raises(Exception, match="Cant find stat calculator for: asmi_agreement_d60"):
+    (entry,) = [c for c in available if "asmi_closing" in c.stats]
+    entry.stats.remove("asmi_closing")
+    with pytest.raises(Exception, match="Cant find stat calculator for: asmi_closing"):
         manager(model, [SemASMI()], available)
 
 
-def test_a_depth_that_is_not_scored_is_named_before_the_run(model):
-    with pytest.raises(Exception, match="Cant find stat calculator for: asmi_mi_d90"):
-        manager(model, [ASMI(depth=0.9)], available_stat_calculators([ASMI()]))
+def test_a_depth_that_is_not_scored_is_named(model):
+    run = manager(model, [ASMI(depth=0.9)], available_stat_calculators([ASMI()]))
+    with pytest.raises(KeyError, match=r"no depth 0\.9, only 0\.6: add it to `depths`"):
+        run()
 
 
 def test_a_manager_without_our_calculators_names_what_to_pass(model):
     """LM-Polygraph's own list, as its examples pass it."""
     available = register_default_stat_calculators("Whitebox")
-    with pytest.raises(Exception, match="stat calculator for: asmi_mi_d60") as error:
+    with pytest.raises(Exception, match=r"stat calculator for: asmi \(") as error:
         manager(model, [ASMI()], available)
     advice = "available_stat_calculators=lm_polygraph_asmi.available_stat_calculators(estimators)"
     assert advice in str(error.value)
     names = ASMI().stats_dependencies
-    assert names == ["asmi_mi_d60", "asmi_settings_d60", "asmi_closing"]
+    assert names == ["asmi", "asmi_closing"]
     assert [str(name) for name in names] == names  # elsewhere they are plain names
 
 
@@ -159,16 +161,17 @@ def test_the_helper_reads_settings_from_the_estimators(model, tmp_path):
     estimators.append(AdaptASMI(tau=0.5, **settings))
     options = {"attention": "sdpa", "details": True, "result_cache": str(tmp_path)}
     available = available_stat_calculators(estimators, **options)
-    run = manager(model, estimators, available, save_stats=saved_stats([0.6, 0.9], details=True))
+    run = manager(model, estimators, available, save_stats=SAVED)
     run()
     assert len(run.estimations) == 4
     declared = {name for container in available for name in container.stats}
-    assert declared >= set(masked_head_stats([0.6, 0.9], details=True))
-    for depth, label in ((0.6, "d60"), (0.9, "d90")):
-        used = run.stats[f"asmi_settings_{label}"][0]
+    assert declared >= set(MASKED_HEADS)
+    for depth, own in run.stats["asmi"][0].items():
+        used = own["settings"]
         expected = settings | {"depth": depth, "mask_sampler": "bernoulli", "attention": "sdpa"}
         assert used.items() >= expected.items()
-        assert run.stats[f"asmi_masks_{label}"][0].shape == (7, 4)
+        assert own["masks"].shape == (7, 4)
+    assert list(run.stats["asmi"][0]) == [0.6, 0.9]
     assert any(tmp_path.iterdir())
 
 

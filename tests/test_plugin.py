@@ -19,7 +19,7 @@ from omegaconf.errors import InterpolationResolutionError
 
 from lm_polygraph_asmi.host.configs import configs_path
 from lm_polygraph_asmi.model import attention_of
-from lm_polygraph_asmi.results.names import masked_head_stats, saved_stats
+from lm_polygraph_asmi.results.names import MASKED_HEADS, SAVED
 from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.runs.compose import compose_run
 from tests import tiny_lm
@@ -55,8 +55,7 @@ def calculator(config, name: str):
 def test_one_knob_sets_calculator_estimators_and_saved_statistics():
     config = composed("asmi_coqa", "asmi.depth=0.9", "asmi.top_k=256")
     assert config.stat_calculators[1].cfg.depths == [0.9]
-    assert "asmi_mi_d90" in config.stat_calculators[1].stats
-    assert "asmi_mi_d90" in config.save_stats
+    assert set(MASKED_HEADS) == set(config.stat_calculators[1].stats) <= set(config.save_stats)
     assert config.estimators[-1].cfg.depth == 0.9
     assert config.estimators[-1].cfg.top_k == 256
     gated = composed(
@@ -80,7 +79,7 @@ def test_the_groups_stand_alone_in_a_users_config(elsewhere):
     names = [str(FactoryEstimator()(e.name, e.cfg)) for e in config.estimators]
     assert names == ["ASMI (60%, K=64)", "Sem-ASMI (60%, K=64)", "Adapt-ASMI (60%, K=64)"]
     assert config.stat_calculators[1].cfg == {}
-    assert "asmi_mi_d60" in config.stat_calculators[1].stats
+    assert config.stat_calculators[1].stats == list(MASKED_HEADS)
     assert calculator(config, "SamplingGenerationCalculator").cfg.samples_n == 10
     assert calculator(config, "GreedyProbsCalculator").cfg.answers is None
 
@@ -166,7 +165,7 @@ def test_a_whole_run_by_config_name_from_any_directory(elsewhere, tiny, question
     assert np.isfinite(run.scores.to_numpy()).all()
     assert sorted(run.stats["target_texts"]) == ["007", "None", "red"]
     # Nothing asked for NLI or cross-encoder.
-    assert set(saved_stats()) - set(run.stats) == {"seconds_nli", "seconds_cross_encoder"}
+    assert set(SAVED) - set(run.stats) == {"seconds_nli", "seconds_cross_encoder"}
     assert run.settings()[0]["attention"] == "sdpa"
     # A quiet console with a progress bar, and the whole log in the run folder.
     assert "3/3" in done.stderr
@@ -265,7 +264,7 @@ def test_the_entries_for_a_users_own_config(elsewhere, tiny, page):
     assert list(run.scores) == ["Perplexity", *own]
     assert (run.scores[own] > 0).all(axis=None)
     # What is saved besides, and the manifest: all that the report and a reference read.
-    assert set(masked_head_stats(depths)) <= set(run.stats)
+    assert set(MASKED_HEADS) <= set(run.stats)
     assert run.manifest["status"] == "completed"
     assert run.manifest["seeds"]["masks"] == 0
     assert [settings["depth"] for settings in run.manifest["asmi"]] == depths
@@ -319,10 +318,10 @@ def test_asmi_is_added_to_a_users_lists(elsewhere, tiny, config, overrides, kept
     assert resolved.stat_calculators[0] == "auto"
     assert list(resolved.stat_calculators).count("auto") == 1
     masks = calculator(resolved, "MaskedHeadsCalculator")
-    assert (masks.cfg.num_masks, "asmi_mi_d90" in masks.stats) == (7, True)
+    assert (masks.cfg.num_masks, masks.stats) == (7, list(MASKED_HEADS))
     assert resolved.save_stats[:2] == ["greedy_texts", "sample_texts"]
     assert len(set(resolved.save_stats)) == len(resolved.save_stats)
-    assert set(saved_stats([0.9])) <= set(resolved.save_stats)
+    assert set(SAVED) <= set(resolved.save_stats)
     assert list(composed_run.hydra.callbacks) == ["asmi"]
 
 
@@ -364,7 +363,7 @@ def test_one_override_gives_a_table_with_baselines_and_asmi(elsewhere, tiny):
     own = [f"{name} (60%, K=64, S=6, p=0.2)" for name in ("ASMI", "Sem-ASMI", "Adapt-ASMI")]
     assert list(run.scores) == ["Perplexity", "LexicalSimilarity_rougeL", *own]
     assert np.isfinite(run.scores.to_numpy()).all()
-    assert set(masked_head_stats()) <= set(run.stats)
+    assert set(MASKED_HEADS) <= set(run.stats)
     assert run.manifest["status"] == "completed"
     assert run.manifest["asmi"][0]["num_masks"] == 6
     assert set(run.methods) == set(own)

@@ -71,7 +71,7 @@ def test_the_walk_of_mask_rate():
         (entry,) = (e for e in config.stat_calculators if "name" in e and e.name == CALCULATOR)
         calculator = load_stat_calculator(entry.cfg, SimpleNamespace(model=model))
         stats = calculator(batch, ["Who built it?"], model)
-    assert stats["asmi_settings_d60"][0]["mask_rate"] == 0.3
+    assert stats["asmi"][0][0.6]["settings"]["mask_rate"] == 0.3
     lines = walk("`mask_rate`")
     assert set(lines) <= seen
     assert 0 < len(lines) <= MOST["`mask_rate`"]

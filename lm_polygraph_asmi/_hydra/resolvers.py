@@ -7,8 +7,7 @@
 - `${asmi_setting:num_samples}`: one setting of the node `asmi`, or its default.
 - `${asmi_calculator:}`: the settings and the other arguments of the masked-heads calculator.
 - `${asmi_stats:}`: names of the statistics that this calculator returns, for `stats`.
-- `${asmi_saved_stats:[0.6]}`: statistics at these depths that a run should save, for `save_stats`;
-  with details: `${asmi_saved_stats:[0.6],true}`.
+- `${asmi_saved_stats:}`: statistics that a run should save, for `save_stats`.
 - `${asmi_estimators:[asmi_single_pass,asmi_sampled]}`: the entries of these groups of estimators as
   one list, baselines first; with depths, `...,[0.6,0.9]`, those of this plugin once per depth.
 - `${asmi_added:estimators,[asmi]}`: the list of this name in the config to which `+add=asmi` was
@@ -27,6 +26,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.host.configs import CALCULATOR_OPTIONS, configs_path, container
+from lm_polygraph_asmi.results.names import MASKED_HEADS, SAVED
 
 
 def _path(relative: str) -> str:
@@ -109,23 +109,12 @@ def _added(node: str, more: Sequence[str], *, _root_: DictConfig) -> ListConfig:
     return ListConfig(cast(list[Any], OmegaConf.to_container(joined, resolve=True)))
 
 
-def _stats(*, _root_: DictConfig) -> ListConfig:
-    from lm_polygraph_asmi.results.names import masked_head_stats
-
-    settings = container(_calculator(_root_=_root_))
-    config = ASMIConfig.from_dict(settings)
-    return ListConfig(
-        masked_head_stats(
-            settings.get("depths", (config.depth,)),
-            settings.get("details", False),
-        )
-    )
+def _stats() -> ListConfig:
+    return ListConfig(list(MASKED_HEADS))
 
 
-def _saved_stats(*arguments: Any) -> ListConfig:
-    from lm_polygraph_asmi.results.names import saved_stats
-
-    return ListConfig(saved_stats(*arguments))
+def _saved_stats() -> ListConfig:
+    return ListConfig(SAVED)
 
 
 def _rows(*, _root_: DictConfig) -> str:

@@ -167,7 +167,7 @@ def settings_of(group: "RunGroup", method: str) -> dict[str, Any]:
     """Settings of a score of a run, as saved with single answers."""
     saved = group.settings()
     if saved is None:
-        raise ValueError(f"{group.run.path} has not saved asmi_settings: its masks are unknown")
+        raise ValueError(f"{group.run.path} has not saved asmi: its masks are unknown")
     recorded = group.run.recorded("config") if group.run.manifest else {}
     # LM-Polygraph makes a user message of each prompt.
     prompts = prompt_format([] if recorded.get("instruct") else "")
@@ -211,7 +211,9 @@ def _prompt(prompt: str, settings: dict[str, Any]) -> Any:
 
 def signals_of(group: "RunGroup") -> dict[str, np.ndarray]:
     """Signal -> (n,) values of those a run has saved; keys and units as `Score.signals`."""
-    likelihoods, entropies = group.tokens("asmi_log_likelihood"), group.tokens("asmi_entropy")
+    likelihoods, entropies = (
+        group.tokens(group.saved(name)) for name in ("asmi_log_likelihood", "asmi_entropy")
+    )
     columns: dict[str, np.ndarray | None] = {"asmi": group.mi, "sem": group.u_sem}
     if likelihoods is not None and entropies is not None:
         rows = [unmasked_signals(*row) for row in zip(likelihoods, entropies, strict=True)]

@@ -5,10 +5,9 @@ The examples use these statistics of one answer of two tokens, as the calculator
 >>> import numpy as np
 >>> from lm_polygraph_asmi.config import ASMIConfig
 >>> settings = ASMIConfig(num_masks=50, mask_rate=0.2).to_dict() | {"num_heads": 9}
+>>> mi = np.array([0.4, 0.2])  # nats
 >>> stats = {
-...     "asmi_mi_d60": [np.array([0.4, 0.2])],  # nats
-...     "asmi_agreement_d60": [np.array([0.5, 1.0])],
-...     "asmi_settings_d60": [settings],
+...     "asmi": [{0.6: {"mi": mi, "agreement": np.array([0.5, 1.0]), "settings": settings}}],
 ...     "asmi_diversity_second_last": [0.3],
 ...     "asmi_closing": [True],
 ... }

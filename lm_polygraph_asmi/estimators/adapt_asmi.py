@@ -7,7 +7,7 @@ import numpy as np
 
 from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
 from lm_polygraph_asmi.maths import adaptive_gate, token_scores
-from lm_polygraph_asmi.results.names import DIVERSITY_AT, require
+from lm_polygraph_asmi.results.names import DIVERSITY_AT
 
 
 class AdaptASMI(MaskedHeadsEstimator):
@@ -25,19 +25,12 @@ class AdaptASMI(MaskedHeadsEstimator):
     symbol, method = "Adapt-ASMI", "adapt"
 
     def _dependencies(self) -> list[str]:
-        return [
-            *super()._dependencies(),
-            self._name("asmi_agreement"),
-            DIVERSITY_AT[self.config.gate_token],
-        ]
+        return [*super()._dependencies(), DIVERSITY_AT[self.config.gate_token]]
 
-    def _token_scores(self, stats: dict[str, Any]) -> list[np.ndarray]:
-        information = require(stats, self._name("asmi_mi"))
-        agreement = require(stats, self._name("asmi_agreement"))
-        gate = (self.config.tau, self.config.beta)
-        diversities = require(stats, DIVERSITY_AT[self.config.gate_token])
-        gates = [adaptive_gate(div, *gate) for div in diversities]
-        return list(map(token_scores, information, agreement, gates))
+    def _token_scores(self, example: Mapping[str, Any]) -> np.ndarray:
+        diversity = example[DIVERSITY_AT[self.config.gate_token]]
+        alpha = adaptive_gate(diversity, self.config.tau, self.config.beta)
+        return token_scores(example["mi"], example["agreement"], alpha)
 
 
 def load_estimator(config: Mapping[str, Any]) -> AdaptASMI:

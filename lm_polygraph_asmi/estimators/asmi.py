@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
-from lm_polygraph_asmi.results.names import require
 
 
 class ASMI(MaskedHeadsEstimator):
@@ -20,8 +19,8 @@ class ASMI(MaskedHeadsEstimator):
 
     symbol, method = "ASMI", "asmi"
 
-    def _token_scores(self, stats: dict[str, Any]) -> list[np.ndarray]:
-        return list(require(stats, self._name("asmi_mi")))
+    def _token_scores(self, example: Mapping[str, Any]) -> np.ndarray:
+        return example["mi"]
 
 
 def load_estimator(config: Mapping[str, Any]) -> ASMI:

@@ -1,7 +1,7 @@
 """Base class of the ASMI estimators: settings, their check, and the score of an answer."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ class _Statistic(str):
     """Name of a statistic that says how to compute it where LM-Polygraph reports it as missing."""
 
     def __format__(self, spec: str) -> str:
-        if not self.startswith("asmi_"):
+        if not self.startswith("asmi"):
             return super().__format__(spec)
         return (
             f"{self.__str__()} (of the package lm_polygraph_asmi: pass available_stat_calculators="
@@ -59,10 +59,7 @@ class MaskedHeadsEstimator(Estimator):
         super().__init__([_Statistic(name) for name in self._dependencies()], "sequence")
 
     def _dependencies(self) -> list[str]:
-        return [*map(self._name, ("asmi_mi", "asmi_settings")), "asmi_closing"]
-
-    def _name(self, statistic: str) -> str:
-        return at_depth(statistic, self.config.depth)
+        return ["asmi", "asmi_closing"]
 
     def __str__(self) -> str:
         """Name in tables and saved runs: depth, K, and all settings that are not the default."""
@@ -80,15 +77,15 @@ class MaskedHeadsEstimator(Estimator):
             KeyError: a statistic is missing; the message names its calculator.
             ValueError: the calculator used other settings, or a score is not finite.
         """
-        for settings in require(stats, self._name("asmi_settings")):
-            self._check_settings(settings)
-        token_scores = self._token_scores(stats)
+        others = {name: require(stats, name) for name in self._dependencies() if name != "asmi"}
         scores = []
-        for example, closing in zip(token_scores, require(stats, "asmi_closing"), strict=True):
-            leave_out = closing and not self.config.closing_token and len(example) > 1
-            scores.append(
-                aggregate(example[:-1] if leave_out else example, self.config.aggregation)
-            )
+        for row, masked in enumerate(at_depth(stats, self.config.depth)):
+            self._check_settings(masked["settings"])
+            example = masked | {name: values[row] for name, values in others.items()}
+            tokens = self._token_scores(example)
+            closing = example["asmi_closing"] and not self.config.closing_token
+            counted = tokens[:-1] if closing and len(tokens) > 1 else tokens
+            scores.append(aggregate(counted, self.config.aggregation))
         self._check_finite(scores)
         return np.array(scores)
 
@@ -103,6 +100,7 @@ class MaskedHeadsEstimator(Estimator):
         expected = self.config.to_dict("masks") | operating_point(
             actual["num_heads"], self.config.num_masks, self.config.mask_rate
         )._asdict()  # fmt: skip
+        expected.pop("depth")  # by which they were found
         different = {k: v for k, v in expected.items() if actual[k] != v}
         if different:
             raise ValueError(
@@ -111,5 +109,5 @@ class MaskedHeadsEstimator(Estimator):
             )
 
     @abstractmethod
-    def _token_scores(self, stats: dict[str, Any]) -> list[np.ndarray]:
-        """Per-token scores (T,) of each example, in nats."""
+    def _token_scores(self, example: Mapping[str, Any]) -> np.ndarray:
+        """(T,) scores of the tokens, nats, from the fields of `asmi` and the other dependencies."""

@@ -7,7 +7,6 @@ import numpy as np
 
 from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
 from lm_polygraph_asmi.maths.scores import token_scores
-from lm_polygraph_asmi.results.names import require
 
 
 class SemASMI(MaskedHeadsEstimator):
@@ -20,13 +19,8 @@ class SemASMI(MaskedHeadsEstimator):
 
     symbol, method = "Sem-ASMI", "sem"
 
-    def _dependencies(self) -> list[str]:
-        return [*super()._dependencies(), self._name("asmi_agreement")]
-
-    def _token_scores(self, stats: dict[str, Any]) -> list[np.ndarray]:
-        information = require(stats, self._name("asmi_mi"))
-        agreement = require(stats, self._name("asmi_agreement"))
-        return list(map(token_scores, information, agreement))
+    def _token_scores(self, example: Mapping[str, Any]) -> np.ndarray:
+        return token_scores(example["mi"], example["agreement"])
 
 
 def load_estimator(config: Mapping[str, Any]) -> SemASMI:

@@ -9,7 +9,6 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lm_polygraph_asmi.model import UnmaskedPass, readout
-from lm_polygraph_asmi.results.names import at_depth
 from lm_polygraph_asmi.results.runs import Run
 from lm_polygraph_asmi.scoring.text import prompt_tokens
 
@@ -49,10 +48,11 @@ class Answer(NamedTuple):
 
 def settings_of(run: Run, depth: float) -> dict[str, Any]:
     """Settings of ASMI at a depth of a run."""
-    settings = run.stats.get(at_depth("asmi_settings", depth))
-    if not settings:
-        raise ValueError(f"{run.path} has no ASMI score at depth {depth:g}")
-    return dict(settings[0])
+    rows = run.at(depth)
+    if not rows:
+        depths = ", ".join(f"{used['depth']:g}" for used in run.settings()) or "none"
+        raise ValueError(f"{run.path} has no ASMI score at depth {depth:g}; its depths: {depths}")
+    return dict(rows[0]["settings"])
 
 
 def answers_of(run: Run, tokenizer: PreTrainedTokenizerBase) -> list[Answer]:

@@ -1,6 +1,7 @@
 """The runs of a setting that saved masks, for the analysis of heads."""
 
-from lm_polygraph_asmi.results.names import at_depth
+from typing import Any
+
 from lm_polygraph_asmi.results.run_groups import RunGroup, once, row_keys
 from lm_polygraph_asmi.results.runs import Run
 
@@ -10,11 +11,11 @@ def runs_of(group: RunGroup) -> list[Run]:
     return [*group.runs, *group.separate_runs]
 
 
-def dissected(group: RunGroup, depth: float) -> Run | None:
-    """The run that saved masks and divergences at a depth, with the most masks."""
-    names = [at_depth(name, depth) for name in ("asmi_masks", "asmi_kl")]
-    runs = [run for run in runs_of(group) if not run.lacks(names)]
-    return max(runs, key=lambda run: len(run.stats[names[0]][0]), default=None)
+def dissected(group: RunGroup, depth: float) -> tuple[Run, list[dict[str, Any]]] | None:
+    """The run with the most masks at a depth, of those that saved details, and these."""
+    found = ((run, run.at(depth, "masks", "kl")) for run in runs_of(group))
+    saved = [(run, rows) for run, rows in found if rows]
+    return max(saved, key=lambda each: len(each[1][0]["masks"]), default=None)
 
 
 @once

@@ -39,7 +39,6 @@ from lm_polygraph_asmi.model import (
 )
 from lm_polygraph_asmi.model.memory import default_budget, in_chunks
 from lm_polygraph_asmi.results.cache import ResultCache, model_key
-from lm_polygraph_asmi.results.names import at_depth
 from lm_polygraph_asmi.results.runs import Run, load_run
 from lm_polygraph_asmi.validation import check_at_least_one, check_whole
 
@@ -69,17 +68,21 @@ class Tokens:
     @classmethod
     def of(cls, run: Run, depth: float) -> "Tokens":
         """Load them from a run that saved masks and their divergences, or ValueError."""
-        per_depth = ("asmi_masks", "asmi_kl", "asmi_mi", "asmi_top_token")
-        names = [at_depth(name, depth) for name in per_depth]
-        names += ["asmi_entropy", "asmi_log_likelihood", "asmi_tokens"]
-        if missing := run.lacks(names):
+        names = ("asmi_entropy", "asmi_log_likelihood", "asmi_tokens")
+        saved = run.at(depth, "masks", "kl")
+        missing = run.lacks(names) + ([] if saved else [f"masks at depth {depth:g}"])
+        if not saved or missing:
             raise ValueError(
                 f"{run.path} lacks {', '.join(missing)}: the probe needs a run of the config "
                 "asmi_heads (asmi.details=true)"
             )
         parts: dict[str, list[np.ndarray]] = defaultdict(list)
-        for row, values in enumerate(zip(*(run.stats[name] for name in names), strict=True)):
-            masks, kl, mi, top, entropy, likelihood, tokens = map(np.asarray, values)
+        unmasked = zip(*(run.stats[name] for name in names), strict=True)
+        for row, (masked, own) in enumerate(zip(saved, unmasked, strict=True)):
+            entropy, likelihood, tokens = map(np.asarray, own)
+            masks, kl, mi, top = (
+                np.asarray(masked[name]) for name in ("masks", "kl", "mi", "top_token")
+            )
             for name, column in {
                 "row": np.full(len(mi), row), "position": np.arange(len(mi)), "token": tokens,
                 "mi": mi, "entropy": entropy, "log_likelihood": likelihood, "top": top.T,

@@ -10,7 +10,7 @@ from lm_polygraph_asmi.analysis.clusters import FEW, Interval
 from lm_polygraph_asmi.analysis.comparison import augrc, auroc, prr_intervals
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.prr import has_contrast, prr_with_error
-from lm_polygraph_asmi.results.names import at_depth, masked_layer
+from lm_polygraph_asmi.results.names import masked_layer
 from lm_polygraph_asmi.results.runs import MSP, RIGHT, Run, on_scale, says_nothing
 
 SIDE_MODELS = ("nli_path", "cross_encoder_path", "align_score_path")
@@ -146,9 +146,8 @@ def about_run(run: Run) -> str:
             f"K = {used['top_k']}, {used['mask_sampler']} masks, scope {used['scope']}, "
             f"{used['attention']} attention."
         )
-        saved = run.stats.get(at_depth("asmi_mi", used["depth"]))
-        if saved:
-            tokens = np.concatenate(saved)
+        if saved := run.at(used["depth"]):
+            tokens = np.concatenate([row["mi"] for row in saved])
             lines.append(
                 f"Masking response: MI_t per token, mean {tokens.mean():.4f} nats, median "
                 f"{np.median(tokens):.4f}."

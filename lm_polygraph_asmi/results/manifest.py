@@ -180,5 +180,5 @@ def seconds_per_phase(stats: Mapping[str, list[Any]]) -> dict[str, dict[str, flo
 
 def asmi_settings(stats: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
     """Layer, p, S, K and other settings in use, one dictionary per depth."""
-    names = sorted(name for name in stats if name.startswith("asmi_settings") and stats[name])
-    return [dict(stats[name][0]) for name in names]
+    first: dict[float, dict[str, Any]] = next(iter(stats.get("asmi") or ()), {})
+    return [dict(at["settings"]) for _, at in sorted(first.items())]

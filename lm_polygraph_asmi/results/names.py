@@ -1,20 +1,20 @@
 """Names of the statistics that the plugin adds to LM-Polygraph, and their settings.
 
-The name of a statistic of a masked layer ends in its depth, `asmi_mi_d60`, so that a run can have
-several depths. Each is a list with one entry per example, for `save_stats`: a short NumPy array, a
-number or (the settings) a dictionary of plain values.
+Each is a list with one entry per example, for `save_stats`. What differs between masked layers is
+in one statistic, `asmi`, by depth: `stats["asmi"][row][0.6]["mi"]`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.config import ASMIConfig, depth_key
 
 CANDIDATES = 8
-"""Tokens per position in `asmi_candidates`."""
+"""Tokens per position in the field `candidates`."""
 
-DEPTH_FREE = {
+MASKED_HEADS = {
+    "asmi": "depth -> fields of `scoring.statistics.AnswerStatistics`, `settings` as plain values",
     "asmi_entropy": "(T,) entropy of the unmasked model over the full vocabulary, nats",
     "asmi_log_likelihood": "(T,) log-likelihood of each token under the unmasked model, nats",
     "asmi_tokens": "(T,) the scored token ids",
@@ -24,18 +24,7 @@ DEPTH_FREE = {
     "asmi_seconds": "seconds spent on the example when it was scored, all depths together",
     "asmi_reused_depths": "depths of the example taken from the result cache",
 }
-
-PER_DEPTH = (
-    "asmi_mi", "asmi_agreement", "asmi_entropy_of_mean", "asmi_mean_entropy", "asmi_tail_mass",
-    "asmi_coverage", "asmi_top_token", "asmi_mask_seed", "asmi_settings",
-)  # fmt: skip
-"""Fields of `scoring.statistics.AnswerStatistics`, which has shapes and units."""
-
-ON_REQUEST = (
-    "asmi_masks", "asmi_kl", "asmi_masked_log_likelihood", "asmi_candidates",
-    "asmi_candidate_cosines",
-)  # fmt: skip
-"""Its fields with details."""
+"""Statistics of the masked-heads calculator."""
 
 DIVERSITY_AT = {"last": "asmi_diversity", "second_last": "asmi_diversity_second_last"}
 """Value of the setting `gate_token` -> statistic that the gate reads."""
@@ -55,34 +44,29 @@ SECONDS = {
     "seconds_cross_encoder": "seconds per example: cross-encoder similarities",
 }
 
-
-def at_depth(name: str, depth: float) -> str:
-    """Full name of a statistic at a depth: ("asmi_mi", 0.6) -> "asmi_mi_d60"; of 0.625, d62.5."""
-    return f"{name}_d{round(100 * depth, 6):g}"
+SAVED = [*MASKED_HEADS, *DIVERSITY, *SECONDS, "greedy_log_likelihoods", "sample_texts"]
+"""Statistics that a run should save for later analysis; LM-Polygraph skips what it lacks."""
 
 
-def masked_head_stats(
-    depths: Iterable[float] = (ASMIConfig.depth,), details: bool = False
-) -> list[str]:
-    """Every statistic of the masked-heads calculator, for `stats:` and `save_stats:`."""
-    names = [*PER_DEPTH, *(ON_REQUEST if details else ())]
-    return [*DEPTH_FREE, *(at_depth(name, depth) for depth in depths for name in names)]
-
-
-def saved_stats(*args: Any, **kwargs: Any) -> list[str]:
-    """Statistics that a run should save for later analysis; arguments as in `masked_head_stats`.
-
-    LM-Polygraph skips those that a run does not compute.
-    """
-    asmi_stats = masked_head_stats(*args, **kwargs)
-    return [*asmi_stats, *DIVERSITY, *SECONDS, "greedy_log_likelihoods", "sample_texts"]
+def at_depth(stats: Mapping[str, Any], depth: float) -> list[dict[str, Any]]:
+    """The statistic `asmi` of each example at a depth, or a KeyError that names those there are."""
+    rows: Sequence[dict[float, dict[str, Any]]] = require(stats, "asmi")
+    key = depth_key(depth)
+    for row in rows:
+        if key not in row:
+            there = ", ".join(f"{each:g}" for each in row)
+            raise KeyError(
+                f"statistic 'asmi' has no depth {key:g}, only {there}: add it to "
+                "`depths` of the masked-heads calculator (`asmi.depths` of a config)"
+            )
+    return [row[key] for row in rows]
 
 
 @dataclass(frozen=True)
 class Settings:
     """Settings of statistics: a config, and its values for a model.
 
-    Saved with every example as `asmi_settings_d60`, a flat dictionary of plain values.
+    Saved with every example and depth, as a flat dictionary of plain values.
 
     Attributes:
         config: with the S, p and attention implementation used.
@@ -116,7 +100,7 @@ def require(stats: Mapping[str, Any], name: str) -> Any:
     if name not in stats:
         raise KeyError(
             f"statistic {name!r} is missing. Add its calculator to `stat_calculators` of the run, "
-            "with this name in `stats` and its depth in `cfg.depths` (docs/reference/config.md), "
-            "or add `- /stat_calculators: asmi` to the defaults list"
+            "with this name in `stats` (docs/reference/config.md), or add "
+            "`- /stat_calculators: asmi` to the defaults list"
         )
     return stats[name]

@@ -1,6 +1,5 @@
 """Finished runs grouped into settings (model x dataset x prompt): all methods on the same rows."""
 
-import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -14,9 +13,8 @@ import pandas as pd
 
 from lm_polygraph_asmi.analysis.clusters import text_clusters
 from lm_polygraph_asmi.analysis.labelled import Labelled
-from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.config import ASMIConfig, depth_key
 from lm_polygraph_asmi.maths.scores import aggregate, token_scores
-from lm_polygraph_asmi.results.names import at_depth
 from lm_polygraph_asmi.results.runs import (
     MSP,
     Run,
@@ -182,7 +180,7 @@ class RunGroup:
         """Negative log-likelihood of the answer, nats: the host's MSP, else from ASMI's pass."""
         if MSP in self.scores:
             return self.score(MSP)
-        tokens = self.tokens("asmi_log_likelihood")
+        tokens = self.tokens(self.saved("asmi_log_likelihood"))
         return None if tokens is None else np.array([-answer.sum() for answer in tokens])
 
     @cached_property
@@ -190,7 +188,7 @@ class RunGroup:
         """Mean single-pass token entropy of the answer, nats: the host's, else from ASMI's pass."""
         if ENTROPY in self.scores:
             return self.score(ENTROPY)
-        return self._mean("asmi_entropy")
+        return _aggregated(self.tokens(self.saved("asmi_entropy")))
 
     @cached_property
     def lengths(self) -> np.ndarray | None:
@@ -223,20 +221,20 @@ class RunGroup:
     @cached_property
     def entropy_of_mean(self) -> np.ndarray | None:
         """Mean over tokens of H(p_bar_t), nats."""
-        return self._mean("asmi_entropy_of_mean", at_operating_depth=True)
+        return _aggregated(self.tokens(self.masked("entropy_of_mean")))
 
     @cached_property
     def mean_entropy(self) -> np.ndarray | None:
         """Mean over tokens and masks of H(p_t), nats."""
-        return self._mean("asmi_mean_entropy", at_operating_depth=True)
+        return _aggregated(self.tokens(self.masked("mean_entropy")))
 
     @cached_property
     def agreement_tokens(self) -> list[np.ndarray] | None:
-        return self.tokens("asmi_agreement", at_operating_depth=True)
+        return self.tokens(self.masked("agreement"))
 
     @cached_property
     def mi_tokens(self) -> list[np.ndarray] | None:
-        return self.tokens("asmi_mi", at_operating_depth=True)
+        return self.tokens(self.masked("mi"))
 
     @cached_property
     def u_tokens(self) -> list[np.ndarray] | None:
@@ -245,49 +243,42 @@ class RunGroup:
             return None
         return list(map(token_scores, self.mi_tokens, self.agreement_tokens))
 
-    def _mean(self, name: str, at_operating_depth: bool = False) -> np.ndarray | None:
-        return _aggregated(self.tokens(name, at_operating_depth))
-
     @cached_property
     def source(self) -> Run | None:
         """The run of the operating variants; token statistics are from it."""
-        statistic = at_depth("asmi_settings", self.depth)
         method = next(iter(self.variants.values()), None)
         for run in self.runs:
-            if (method in run.scores) if method else bool(run.stats.get(statistic)):
+            if (method in run.scores) if method else run.at(self.depth):
                 return run
         return None
 
-    def saved(self, name: str, at_operating_depth: bool = False) -> list[Any] | None:
-        """A statistic of the rows in use; of the masked layer from `source`, else any run."""
-        if not at_operating_depth:
-            return self._saved_in(self.runs, name)
-        name = at_depth(name, self.depth)
-        return self._saved_in([self.source] if self.source else [], name)
-
-    def _saved_in(self, runs: Iterable[Run], name: str) -> list[Any] | None:
+    def saved(self, name: str) -> list[Any] | None:
         """A statistic of the rows in use, from the first of the runs that has it."""
-        for run in runs:
-            values = run.stats.get(name, [])
-            if len(values) == len(run.scores):
-                return [values[i] for i in self.rows]
+        for run in self.runs:
+            if not run.lacks([name]):
+                return [run.stats[name][i] for i in self.rows]
         return None
+
+    def masked(self, name: str, run: Run | None = None) -> list[Any] | None:
+        """A field of `asmi` at the operating depth, of the rows in use; from `run` or `source`."""
+        run = run or self.source
+        rows = run and run.at(self.depth, name)
+        return [rows[i][name] for i in self.rows] if rows else None
 
     def mi_of(self, method: str) -> list[np.ndarray] | None:
         """MI_t of a score at the operating depth, from the score's run; None if unsaved.
 
         All tokens, including the closing one.
         """
-        runs = [run for run in self.runs if method in run.scores]
-        saved = self._saved_in(runs, at_depth("asmi_mi", self.depth))
-        return saved and [np.asarray(values, dtype=float) for values in saved]
+        runs = (run for run in self.runs if method in run.scores)
+        found = (saved for run in runs if (saved := self.masked("mi", run)))
+        return next(found, None)
 
-    def tokens(self, name: str, at_operating_depth: bool = False) -> list[np.ndarray] | None:
-        """A token-level statistic of the rows in use; without closing tokens if scores are.
+    def tokens(self, values: list[Any] | None) -> list[np.ndarray] | None:
+        """A statistic of every token, without closing tokens if scores are.
 
         None if it was not saved for every row, or is not finite.
         """
-        values = self.saved(name, at_operating_depth)
         if values is None:
             return None
         arrays = [np.asarray(value, dtype=float) for value in values]
@@ -303,7 +294,7 @@ class RunGroup:
 
     def settings(self) -> dict[str, Any] | None:
         """ASMI's settings at the operating depth."""
-        saved = self.saved("asmi_settings", at_operating_depth=True)
+        saved = self.masked("settings")
         return dict(saved[0]) if saved else None
 
     @property
@@ -385,7 +376,7 @@ def row_keys(first: Run, second: Run) -> tuple[list[str], list[str]]:
 
 def same_depth(first: float, second: float) -> bool:
     """Whether two depths are equal up to rounding."""
-    return math.isclose(first, second, abs_tol=1e-4)
+    return depth_key(first) == depth_key(second)
 
 
 def pairs_of_rows(first: RunGroup, second: RunGroup, same_answers: bool) -> list[tuple[int, int]]:
@@ -480,7 +471,7 @@ def _parent(group: Sequence[Run], groups: Sequence[list[Run]]) -> list[Run] | No
 
 
 def _keeps_masks(run: Run) -> bool:
-    return any(name.startswith("asmi_masks") for name in run.stats)
+    return any("masks" in at for row in run.stats.get("asmi", [])[:1] for at in row.values())
 
 
 def _answers(run: Run) -> set[tuple[str, str]]:

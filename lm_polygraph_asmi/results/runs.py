@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lm_polygraph_asmi.config import METHODS, ASMIConfig
+from lm_polygraph_asmi.config import METHODS, ASMIConfig, depth_key
 from lm_polygraph_asmi.results.manifest import (
     asmi_settings,
     dropped_text,
@@ -117,6 +117,17 @@ class Run:
     def lacks(self, names: Iterable[str]) -> list[str]:
         """Those of the statistics that were not saved for every row."""
         return [name for name in names if len(self.stats.get(name, [])) != len(self.scores)]
+
+    def at(self, depth: float, *fields: str) -> list[dict[str, Any]] | None:
+        """Statistics of the masked layer of every row; None unless all have the depth and fields.
+
+        Fields: those of `scoring.statistics.AnswerStatistics`.
+        """
+        key, rows = depth_key(depth), self.stats.get("asmi", [])
+        complete = len(rows) == len(self.scores) and all(
+            key in row and row[key].keys() >= set(fields) for row in rows
+        )
+        return [row[key] for row in rows] if complete else None
 
     def check_scored(self) -> None:
         """Raise ValueError unless there are scores and qualities."""
@@ -235,6 +246,7 @@ def load_run(path: str | Path, partial: bool = False) -> Run:
         LookupError, TypeError, ValueError, AttributeError, ImportError,
     ) as error:  # fmt: skip
         raise ValueError(f"{file} is not a run saved by LM-Polygraph: {error!r}") from error
+    refuse_old(stats, file)
     try:
         manifest = read_manifest(file)
     except FileNotFoundError:
@@ -253,6 +265,15 @@ def load_run(path: str | Path, partial: bool = False) -> Run:
     if run.stopped_early and not partial:
         raise ValueError(f"{file} {run.stopped_early}. `results` and `report` show what it has")
     return run
+
+
+def refuse_old(stats: Iterable[str], file: Path) -> None:
+    """Raise ValueError if the statistics of a run were saved by an earlier version."""
+    if old := [name for name in stats if re.fullmatch(r"asmi_\w+_d[\d.]+", name)]:
+        raise ValueError(
+            f"{file} has the statistic {old[0]}, as saved by lm_polygraph_asmi 0.2: read it with "
+            "that version, or run it again"
+        )
 
 
 def _rows_of(

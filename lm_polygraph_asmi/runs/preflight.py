@@ -24,7 +24,7 @@ from lm_polygraph.utils.factory_estimator import FactoryEstimator
 from lm_polygraph.utils.generation_parameters import GenerationParameters
 from omegaconf import DictConfig, OmegaConf
 
-from lm_polygraph_asmi.config import ASMIConfig, check_stop
+from lm_polygraph_asmi.config import ASMIConfig, check_stop, depth_key
 from lm_polygraph_asmi.host.align_score import checkpoint_problem
 from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.host.generation import read_shipped
@@ -91,6 +91,7 @@ def check_config(config: DictConfig) -> Iterator[Finding]:
                 f"{times} estimators have the name {name!r}, by which LM-Polygraph saves scores: "
                 "change their settings, or leave all but one out"
             )
+    yield from _check_depths(config, estimators)
     yield from _check_attention(config, estimators)
     yield from _check_generation(config)
     yield from _check_without_effect(config)
@@ -106,6 +107,18 @@ def check_config(config: DictConfig) -> Iterator[Finding]:
             "ignore_exceptions is true: an estimator that fails on one batch loses all its scores",
             fatal=False,
         )
+
+
+def _check_depths(config: DictConfig, estimators: Sequence[Estimator]) -> Iterator[Finding]:
+    """Depths of estimators that the masked-heads calculator does not score."""
+    read = {depth_key(e.described["depth"]) for e in estimators if hasattr(e, "described")}
+    entries = [e for e in config.get("stat_calculators") or () if e != "auto"]
+    for entry in [e for e in entries if read and "asmi" in e.get("stats", ())]:
+        settings = container(entry.cfg)
+        scored = ASMIConfig.from_dict(settings).at_depths(settings.get("depths"))
+        depths = sorted(depth_key(one.depth) for one in scored)
+        if missing := sorted(read.difference(depths)):
+            yield Finding(f"estimators read depths {missing}, asmi.depths has {depths}: add them")
 
 
 def _check_without_effect(config: DictConfig) -> Iterator[Finding]:

@@ -1,7 +1,7 @@
 """Statistics of one answer at one depth, as `Engine.score` returns them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,12 @@ from lm_polygraph_asmi.results.names import Settings
 
 MASKS_FIRST = ("top_token", "kl", "masked_log_likelihood")
 """Statistics of tokens whose axis 0 are the S masks; of all others, it is the T tokens."""
+
+UNMASKED = (
+    "tokens", "prompt_length", "entropy", "log_likelihood", "unmasked_seconds", "masked_seconds",
+    "reused",
+)  # fmt: skip
+"""Fields of the answer, its unmasked pass and its time."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,6 +74,12 @@ class AnswerStatistics:
     masked_log_likelihood: Float[np.ndarray, "S T"] | None = None
     candidates: Int[np.ndarray, "T 8"] | None = None
     candidate_cosines: Float[np.ndarray, "T 8 8"] | None = None
+
+    def masked(self) -> dict[str, Any]:
+        """What the masked layer adds, as plain values by name: what a run saves by depth."""
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in UNMASKED}
+        values = {name: value for name, value in values.items() if value is not None}
+        return values | {"settings": self.settings.to_dict()}
 
     @property
     def seconds(self) -> float:

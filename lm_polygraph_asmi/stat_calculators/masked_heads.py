@@ -9,18 +9,12 @@ import numpy as np
 from lm_polygraph.stat_calculators import StatCalculator
 from lm_polygraph.utils.model import Model
 
-from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.config import ASMIConfig, depth_key
 from lm_polygraph_asmi.host.model import causal_model, check_greedy, prompt_ids
 from lm_polygraph_asmi.host.special_tokens import SpecialTokens
 from lm_polygraph_asmi.host.stopping import StopConditions
 from lm_polygraph_asmi.results.cache import ResultCache
-from lm_polygraph_asmi.results.names import (
-    ON_REQUEST,
-    PER_DEPTH,
-    at_depth,
-    masked_head_stats,
-    require,
-)
+from lm_polygraph_asmi.results.names import MASKED_HEADS, require
 from lm_polygraph_asmi.scoring.engine import Engine, score_depths
 from lm_polygraph_asmi.scoring.statistics import AnswerStatistics
 from lm_polygraph_asmi.scoring.text import Prompt, texts_of
@@ -63,7 +57,7 @@ class MaskedHeadsCalculator(StatCalculator):
 
     @staticmethod
     def meta_info() -> tuple[list[str], list[str]]:
-        return masked_head_stats(), ["greedy_tokens"]
+        return list(MASKED_HEADS), ["greedy_tokens"]
 
     def __call__(
         self,
@@ -116,7 +110,8 @@ def by_name(depths: Sequence[AnswerStatistics]) -> dict[str, Any]:
     `asmi_closing` and `asmi_token_texts` are not included, as they need a tokenizer.
     """
     first = depths[0]
-    named = {
+    return {
+        "asmi": {depth_key(each.settings.config.depth): each.masked() for each in depths},
         "asmi_entropy": first.entropy,
         "asmi_log_likelihood": first.log_likelihood,
         "asmi_tokens": first.tokens,
@@ -124,26 +119,15 @@ def by_name(depths: Sequence[AnswerStatistics]) -> dict[str, Any]:
         "asmi_seconds": first.unmasked_seconds + sum(each.masked_seconds for each in depths),
         "asmi_reused_depths": sum(each.reused for each in depths),
     }
-    for each in depths:
-        values = {name: getattr(each, name.removeprefix("asmi_")) for name in PER_DEPTH}
-        values["asmi_settings"] = each.settings.to_dict()
-        if each.masks is not None:
-            values |= {name: getattr(each, name.removeprefix("asmi_")) for name in ON_REQUEST}
-        depth = each.settings.config.depth
-        named |= {at_depth(name, depth): value for name, value in values.items()}
-    return named
 
 
 def _token_texts(tokenizer: Any, example: Mapping[str, Any]) -> dict[int, str]:
     """Texts of the token ids in the statistics, for readers of saved files."""
-    named = ("asmi_tokens", "asmi_top_token", "asmi_candidates")
-    ids = {
-        token
-        for name, values in example.items()
-        if name.startswith(named) and not name.startswith("asmi_candidate_")
-        for token in np.unique(values).tolist()
-    }
-    return {token: tokenizer.decode([token]) for token in sorted(ids)}
+    named = [example["asmi_tokens"]]
+    for masked in example["asmi"].values():
+        named += [masked[name] for name in ("top_token", "candidates") if name in masked]
+    ids = np.unique(np.concatenate([np.ravel(values) for values in named])).tolist()
+    return {token: tokenizer.decode([token]) for token in ids}
 
 
 def load_stat_calculator(config: Mapping[str, Any], environment: Any) -> MaskedHeadsCalculator:

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
 from lm_polygraph_asmi.host.configs import CALCULATOR_OPTIONS
-from lm_polygraph_asmi.results.names import DIVERSITY, masked_head_stats
+from lm_polygraph_asmi.results.names import DIVERSITY, MASKED_HEADS
 
 
 def available_stat_calculators(
@@ -69,7 +69,7 @@ def available_stat_calculators(
         name="MaskedHeadsCalculator",
         builder="lm_polygraph_asmi.stat_calculators.masked_heads",
         cfg=OmegaConf.create({"depths": depths, **arguments}),
-        stats=masked_head_stats(depths, bool(options.get("details"))),
+        stats=list(MASKED_HEADS),
         dependencies=["greedy_tokens"],
     )
     diversity = StatCalculatorContainer(

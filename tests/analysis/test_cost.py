@@ -26,7 +26,7 @@ def test_a_slow_answer_moves_a_median_little():
 
 def test_every_phase_a_run_can_save():
     stats = {name: [float(i)] * 12 for i, name in enumerate(PHASES)}
-    found = phase_seconds(seconds_by_phase(stats | {"asmi_mi_d60": [np.ones(3)] * 12}))
+    found = phase_seconds(seconds_by_phase(stats | {"asmi": [{0.6: {}}] * 12}))
     assert {name.removeprefix("seconds_") for name in SECONDS} | {"asmi", "diversity"} == set(found)
     assert [found[phase].median for phase in PHASES.values()] == list(range(len(PHASES)))
 

@@ -13,6 +13,7 @@ from lm_polygraph_asmi.calibration.rows import CHECKED_ANSWERS, spread
 from lm_polygraph_asmi.calibration.run import scored_group, settings_of
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.results.names import at_depth
 from lm_polygraph_asmi.scoring.provenance import prompt_format
 from tests.calibration.conftest import N, labelled
 from tests.report import runs
@@ -34,17 +35,18 @@ def planted(tmp_path_factory):
 def as_a_run(place, scores, rows, metrics):
     """What a benchmark would have saved of scored rows."""
     columns = {
-        "asmi_mi_d60": "mi", "asmi_agreement_d60": "agreement", "asmi_entropy": "entropy",
+        "mi": "mi", "agreement": "agreement", "asmi_entropy": "entropy",
         "asmi_log_likelihood": "log_likelihood", "greedy_tokens": "id",
     }  # fmt: skip
     stats = {
         name: [np.array([getattr(token, own) for token in one.tokens]) for one in scores]
         for name, own in columns.items()
     }
+    settings = [one.settings for one in scores]
+    runs.put_at(stats, 0.6, mi=stats.pop("mi"), agreement=stats.pop("agreement"), settings=settings)
     stats |= {
         "input_texts": [row["prompt"] for row in rows],
         "greedy_texts": [one.scored_text.removesuffix("</s>") for one in scores],
-        "asmi_settings_d60": [one.settings for one in scores],
         "asmi_prompt_length": [one.prompt_tokens for one in scores],
     }
     about = runs.manifest(len(rows)) | {
@@ -130,7 +132,7 @@ def test_what_a_run_gives(planted, variant):
     own |= {"max_new_tokens": 64, "prompt_format": "text"}
     gate = {"tau": 0.3, "beta": 10.0, "num_samples": 10, "gate_token": "second_last"}
     settings = {n: v for n, v in found.settings.items() if n != "answer_ends"}
-    assert settings == saved["stats"]["asmi_settings_d60"][0] | own | (
+    assert settings == saved["stats"]["asmi"][0][0.6]["settings"] | own | (
         gate if variant == "adapt" else {}
     )
     assert 0 < found.prr.low < found.prr.value < found.prr.high
@@ -163,9 +165,8 @@ def test_runs_that_teach_nothing(planted, tmp_path):
     with pytest.raises(ValueError, match="a score with the settings method='adapt'"):
         calibrated(runs.save(tmp_path / "two variants", saved), method="adapt")
     saved = runs.content()
-    for name in [name for name in saved["stats"] if name.startswith("asmi_settings")]:
-        del saved["stats"][name]
-    with pytest.raises(ValueError, match="has not saved asmi_settings"):
+    del saved["stats"]["asmi"]
+    with pytest.raises(ValueError, match="has not saved asmi: its masks"):
         calibrated(runs.save(tmp_path / "settings", saved))
     with pytest.raises(ValueError, match="expected a manifest, which runs with the callback RunR"):
         calibrated(runs.save(tmp_path / "bare", about={}))
@@ -181,9 +182,8 @@ def test_runs_that_teach_nothing(planted, tmp_path):
 def test_a_calibration_is_of_one_aggregation(tmp_path):
     """A run with the sums beside the means; of its two Sem-ASMIs each is another score."""
     saved = runs.content()
-    stats = saved["stats"]
-    pairs = zip(stats["asmi_mi_d60"], stats["asmi_agreement_d60"], strict=True)
-    sums = [float((mi * (1 - a)).sum()) for mi, a in pairs]
+    masked = at_depth(saved["stats"], 0.6)
+    sums = [float((own["mi"] * (1 - own["agreement"])).sum()) for own in masked]
     runs.put(saved, ASMIConfig(aggregation="sum"), sums)
     path = runs.save(tmp_path / "squad", saved)
     of_means, of_sums = (

@@ -12,11 +12,13 @@ MI = [np.array([0.4, 0.2, 0.0]), np.array([0.1])]
 AGREEMENT = [np.array([0.5, 1.0, 1.0]), np.array([0.25])]
 
 
-def stats(depth: str = "d60", **settings) -> dict:
+def stats(depth: float = 0.6, mi=MI, **settings) -> dict:
+    used = USED | {"depth": depth} | settings
     return {
-        f"asmi_mi_{depth}": MI,
-        f"asmi_agreement_{depth}": AGREEMENT,
-        f"asmi_settings_{depth}": [USED | {"depth": float(depth[1:3]) / 100} | settings] * 2,
+        "asmi": [
+            {depth: {"mi": own, "agreement": a, "settings": used}}
+            for own, a in zip(mi, AGREEMENT, strict=True)
+        ],
         "asmi_diversity_second_last": [0.0, 0.5],
         "asmi_closing": [True, True],
     }
@@ -46,7 +48,7 @@ def test_adapt_asmi_lies_between_the_other_two():
 
 
 def test_more_disagreement_is_more_uncertain():
-    more = stats() | {"asmi_mi_d60": [2 * values for values in MI]}
+    more = stats(mi=[2 * values for values in MI])
     for estimator in (ASMI(), SemASMI(), AdaptASMI()):
         assert (estimator(more) > estimator(stats())).all()
 
@@ -58,9 +60,16 @@ def test_closing_token_can_be_left_out_but_never_the_whole_answer():
 
 
 def test_each_depth_reads_its_own_statistics():
-    both = stats("d60") | {k: v for k, v in stats("d90").items() if "d90" in k}
-    both["asmi_mi_d90"] = [3 * values for values in MI]
+    deeper = stats(0.9, mi=[3 * values for values in MI])["asmi"]
+    both = stats() | {"asmi": [a | b for a, b in zip(stats()["asmi"], deeper, strict=True)]}
     np.testing.assert_allclose(ASMI(depth=0.9)(both), 3 * ASMI(depth=0.6)(both))
+    with pytest.raises(KeyError, match=r"no depth 0\.5, only 0\.6, 0\.9: add it"):
+        ASMI(depth=0.5)(both)
+
+
+def test_a_depth_that_was_computed_is_the_one_that_was_written():
+    assert 0.1 * 6 != 0.6
+    np.testing.assert_allclose(ASMI(depth=0.1 * 6)(stats()), [0.2, 0.1])
 
 
 def test_names_carry_every_setting_that_changes_the_score():
@@ -114,7 +123,7 @@ def test_derived_settings_follow_the_heads():
     )
 
 
-@pytest.mark.parametrize("missing", ["asmi_mi_d60", "asmi_settings_d60", "asmi_closing"])
+@pytest.mark.parametrize("missing", ["asmi", "asmi_closing"])
 def test_a_statistic_left_out_of_the_config(missing):
     incomplete = {k: v for k, v in stats().items() if k != missing}
     with pytest.raises(KeyError, match=f"'{missing}' is missing.*stat_calculators"):
@@ -131,7 +140,7 @@ def test_adapt_asmi_without_samples():
 
 
 def test_never_nan():
-    broken = stats() | {"asmi_mi_d60": [np.array([np.nan]), np.array([0.1])]}
+    broken = stats(mi=[np.array([np.nan]), np.array([0.1])])
     with pytest.raises(ValueError, match="NaN as most confident"):
         ASMI()(broken)
 

@@ -44,7 +44,7 @@ def planted():
     run = scored_run(model, scope="response", **SCORED)
     tokens = Tokens.of(run, 0.6)
     answers = {answer.row: answer for answer in answers_of(run, tokenizer())}
-    used = run.stats["asmi_settings_d60"][0]
+    used = run.stats["asmi"][0][0.6]["settings"]
     return model, used, tokens, answers
 
 
@@ -105,16 +105,16 @@ def test_predictions_are_those_of_masked_passes(scope):
     """One mask at a time, where the run masked; flips are frequent in a random model."""
     model = whitebox().model
     run = scored_run(model, QUESTIONS[:2], scope=scope, **SCORED)
-    tokens, used = Tokens.of(run, 0.6), run.stats["asmi_settings_d60"][0]
+    tokens, used = Tokens.of(run, 0.6), run.stats["asmi"][0][0.6]["settings"]
     answers = {answer.row: answer for answer in answers_of(run, tokenizer())}
     probe = CausalProbe(model, used, tokens, count=2, draws=1)
     found = probe.run(answers)
-    kl, masks = (run.stats[f"asmi_{name}_d60"] for name in ("kl", "masks"))
+    masked = run.at(0.6)
     flips = 0
     for place, (row, at) in enumerate(
         zip(found["tokens"]["row"], found["tokens"]["position"], strict=True)
     ):
-        known = head_criticality(kl[row], masks[row])[at]
+        known = head_criticality(masked[row]["kl"], masked[row]["masks"])[at]
         assert found["tokens"]["positive"][place] == (known > 0).sum()
         kept = ablations(critical_first(known), [1, 2, 4])
         log_probs = subnetwork_log_probs(
@@ -211,7 +211,7 @@ def test_a_single_token_is_neither_high_nor_low(planted):
 def test_a_run_without_masks_is_refused(monkeypatch):
     run = scored_run(decided_by_one_head(), num_masks=5, mask_rate=0.3, texts=QUESTIONS[:1])
     monkeypatch.setattr(room, "load_run", lambda _: run)
-    with pytest.raises(ValueError, match=r"lacks asmi_masks_d60.*asmi_heads"):
+    with pytest.raises(ValueError, match=r"lacks masks at depth 0\.6: .*asmi_heads"):
         probe_of("run", "tiny")
-    with pytest.raises(ValueError, match=r"no ASMI score at depth 0\.9"):
+    with pytest.raises(ValueError, match=r"no ASMI score at depth 0\.9; its depths: 0\.6"):
         probe_of("run", "tiny", depth=0.9)

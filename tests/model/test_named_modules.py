@@ -168,8 +168,8 @@ def test_names_reach_a_benchmark():
     )
     plain = MaskedHeadsCalculator()(stats, ["Who built it?"], model)
     assert (
-        right(stats, ["Who built it?"], model)["asmi_mi_d60"][0].tolist()
-        == plain["asmi_mi_d60"][0].tolist()
+        right(stats, ["Who built it?"], model)["asmi"][0][0.6]["mi"].tolist()
+        == plain["asmi"][0][0.6]["mi"].tolist()
     )
     with pytest.raises(TypeError, match="layer 0"):
         wrong(stats, ["Who built it?"], model)

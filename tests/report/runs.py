@@ -16,7 +16,7 @@ from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.experiments.items import heads
 from lm_polygraph_asmi.report.items import signal
 from lm_polygraph_asmi.results.manifest import write_manifest
-from lm_polygraph_asmi.results.names import Settings
+from lm_polygraph_asmi.results.names import Settings, at_depth
 from lm_polygraph_asmi.results.run_groups import RunGroup, load_run_groups
 
 METHODS = "methods"
@@ -69,24 +69,17 @@ def content(
             estimations["sequence", str(own_config)] = values
             methods |= described(own_config)
         mean_entropy = [rng.random(t) for t in lengths]
-        own |= {
-            f"asmi_mi_d{depth}": mi,
-            f"asmi_agreement_d{depth}": agreement,
-            f"asmi_mean_entropy_d{depth}": mean_entropy,
-            f"asmi_entropy_of_mean_d{depth}": [
-                h + m for h, m in zip(mean_entropy, mi, strict=True)
-            ],
-            f"asmi_coverage_d{depth}": [
-                np.sort(rng.random((t, len(TOP_K))), axis=1) for t in lengths
-            ],
-            f"asmi_top_token_d{depth}": [rng.integers(0, 10, (MASKS, t)) for t in lengths],
-            f"asmi_settings_d{depth}": [
-                Settings(
-                    config.replace(num_masks=MASKS, mask_rate=0.1, attention="sdpa"),
-                    layer=3, num_layers=6, num_heads=8,
-                ).to_dict()
-            ] * n,
-        }  # fmt: skip
+        used = Settings(
+            config.replace(num_masks=MASKS, mask_rate=0.1, attention="sdpa"),
+            layer=3, num_layers=6, num_heads=8,
+        )  # fmt: skip
+        put_at(
+            own, config.depth, mi=mi, agreement=agreement, mean_entropy=mean_entropy,
+            entropy_of_mean=[h + m for h, m in zip(mean_entropy, mi, strict=True)],
+            coverage=[np.sort(rng.random((t, len(TOP_K))), axis=1) for t in lengths],
+            top_token=[rng.integers(0, 10, (MASKS, t)) for t in lengths],
+            settings=[used.to_dict()] * n,
+        )  # fmt: skip
     texts = {
         "input_texts": [
             f"Read.\nPassage:\npassage {i // 2} {shift}\nQuestion: q{i}?\nAnswer:" for i in range(n)
@@ -103,6 +96,14 @@ def content(
         "state": "Initialized",
         METHODS: methods,
     }
+
+
+def put_at(stats: dict[str, Any], depth: float, **columns: list[Any]) -> None:
+    """Add or replace fields of `asmi` at a depth, each a list with one entry per row."""
+    values = list(zip(*columns.values(), strict=True))
+    rows = stats.setdefault("asmi", [{} for _ in values])
+    for row, of_row in zip(rows, values, strict=True):
+        row.setdefault(depth, {}).update(zip(columns, of_row, strict=True))
 
 
 def put(saved: dict[str, Any], config: ASMIConfig, values: Any) -> None:
@@ -154,22 +155,15 @@ def dissect(saved: dict[str, Any], masks: int = 100, heads: int = 8, strength: f
         strength: of that head, in standard deviations of what knows nothing of heads.
     """
     rng = np.random.default_rng(3)
-    own = saved["stats"]
-    for name in [name for name in own if name.startswith("asmi_settings")]:
-        depth = name.removeprefix("asmi_settings_")
-        kept, divergence = [], []
-        for mi in own[f"asmi_mi_{depth}"]:
+    used = {"num_masks": masks, "num_heads": heads, "mask_rate": 0.15}
+    for depth in saved["stats"]["asmi"][0]:
+        for row, own in enumerate(at_depth(saved["stats"], depth)):
+            mi = own["mi"]
             mask = rng.random((masks, heads)) >= 0.15
-            level = strength * mi / 0.3 if depth == "d60" else 2 * strength * mi / 0.3
+            level = strength * mi / 0.3 if depth == 0.6 else 2 * strength * mi / 0.3
             kl = rng.exponential(size=(masks, len(mi))) + level * ~mask[:, :1]
-            kept.append(mask)
-            divergence.append((kl / kl.mean(0) * mi).astype(np.float32))
-        seeds = [1000 + row for row in range(len(kept))]
-        own |= {f"asmi_masks_{depth}": kept, f"asmi_kl_{depth}": divergence}
-        own[f"asmi_mask_seed_{depth}"] = seeds
-        own[name] = [
-            used | {"num_masks": masks, "num_heads": heads, "mask_rate": 0.15} for used in own[name]
-        ]
+            own |= {"masks": mask, "kl": (kl / kl.mean(0) * mi).astype(np.float32)}
+            own |= {"mask_seed": 1000 + row, "settings": own["settings"] | used}
 
 
 SHUFFLES = 50

@@ -20,8 +20,8 @@ import numpy as np
 from lm_polygraph_asmi.analysis.coverage import TOP_K
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.report import build_report, load_run_groups
-from lm_polygraph_asmi.results.names import Settings
-from tests.report.runs import MASKS, manifest, put, save
+from lm_polygraph_asmi.results.names import Settings, at_depth
+from tests.report.runs import MASKS, manifest, put, put_at, save
 
 MODELS = ("planted_a", "planted_b", "planted_c", "planted_d")
 DATASETS = ("coqa", "squad", "babi", "triviaqa")
@@ -110,23 +110,20 @@ def group(
             estimations["sequence", "RAUQ"] = nearly.tolist()
         entropy = tokens(0.6 * difficulty, 0.5)
         share = [rng.random((t, len(TOP_K))) for t in lengths]
-        stats |= {
-            f"asmi_mi_d{depth}": mi,
-            f"asmi_agreement_d{depth}": agreement,
-            f"asmi_mean_entropy_d{depth}": entropy,
-            f"asmi_entropy_of_mean_d{depth}": [h + m for h, m in zip(entropy, mi, strict=True)],
-            f"asmi_coverage_d{depth}": [
+        used = Settings(
+            config.replace(num_masks=40, mask_rate=0.15, attention="sdpa"),
+            layer=20, num_layers=36, num_heads=32,
+        )  # fmt: skip
+        put_at(
+            stats, config.depth, mi=mi, agreement=agreement, mean_entropy=entropy,
+            entropy_of_mean=[h + m for h, m in zip(entropy, mi, strict=True)],
+            coverage=[
                 np.sort(1 - np.minimum(m, 1)[:, None] * part, axis=1)
                 for m, part in zip(mi, share, strict=True)
             ],
-            f"asmi_top_token_d{depth}": [rng.integers(0, 10, (MASKS, t)) for t in lengths],
-            f"asmi_settings_d{depth}": [
-                Settings(
-                    config.replace(num_masks=40, mask_rate=0.15, attention="sdpa"),
-                    layer=20, num_layers=36, num_heads=32,
-                ).to_dict()
-            ] * n,
-        }  # fmt: skip
+            top_token=[rng.integers(0, 10, (MASKS, t)) for t in lengths],
+            settings=[used.to_dict()] * n,
+        )  # fmt: skip
     return saved | {
         "gen_metrics": {
             ("sequence", "AlignScore"): quality.tolist(),
@@ -149,9 +146,9 @@ def benchmark(folder: Path, n: int = 1000, models: tuple[str, ...] = MODELS) -> 
             about["rows"]["clusters"] = [f"p{row // 5}" for row in range(n)]
             saved = group(10 * i + j, weight, n, rivalled=(i, j) == (1, 0))
             if (i, j) == (2, 2):
-                for depth in (60, 80):
-                    name = f"asmi_mi_d{depth}"
-                    saved["stats"][name] = [m / 100 for m in saved["stats"][name]]
+                for depth in (0.6, 0.8):
+                    weaker = [own["mi"] / 100 for own in at_depth(saved["stats"], depth)]
+                    put_at(saved["stats"], depth, mi=weaker)
             folders.append(folder / f"{model}_{dataset}")
             save(folders[-1], saved, about)
     return folders

@@ -37,6 +37,7 @@ from lm_polygraph_asmi.report.items.boundary import boundary, truncation
 from lm_polygraph_asmi.report.items.mechanism import case_study, screen
 from lm_polygraph_asmi.report.items.signal import distinct, flags, payoff
 from lm_polygraph_asmi.report.tables import about_run
+from lm_polygraph_asmi.results.names import at_depth
 from lm_polygraph_asmi.results.runs import load_run, manager_files
 from tests.report.runs import (
     BASELINES,
@@ -48,6 +49,7 @@ from tests.report.runs import (
     manifest,
     probe,
     put,
+    put_at,
     save,
     simple_signals,
 )
@@ -96,10 +98,10 @@ def everything(tmp_path_factory):
     n = ANSWERS
     details = content(n, depths=(60, 80))
     lengths = [len(tokens) for tokens in details["stats"]["asmi_tokens"]]
-    details["stats"]["asmi_candidates_d60"] = [np.tile(np.arange(8), (t, 1)) for t in lengths]
-    details["stats"]["asmi_candidate_cosines_d60"] = [
-        np.tile(np.eye(8), (t, 1, 1)) for t in lengths
-    ]
+    put_at(
+        details["stats"], 0.6, candidates=[np.tile(np.arange(8), (t, 1)) for t in lengths],
+        candidate_cosines=[np.tile(np.eye(8), (t, 1, 1)) for t in lengths],
+    )  # fmt: skip
     dissect(details)
     write_probe(probe(n), save(root / "open", details))
     save(root / "k256", content(n, top_k=256))
@@ -206,7 +208,7 @@ def test_figures_of_the_tables_are_those_of_the_statistics(everything):
     assert table(out, "aurc").iloc[0]["MSP"] == pytest.approx(aurc(msp, group.wrong))
 
     # The items the paper names without a table.
-    tokens = [np.concatenate(group.saved(name)) for name in ("asmi_mi_d60", "asmi_entropy")]
+    tokens = [np.concatenate(each) for each in (group.masked("mi"), group.saved("asmi_entropy"))]
     row = table(out, "mechanism").iloc[0]
     assert row["Spearman of MI_t and H_t"] == pytest.approx(rank_correlation(*tokens))
     row = table(out, "datasets").iloc[0]
@@ -388,12 +390,12 @@ def test_without_baselines_msp_and_entropy_are_asmis_own(tmp_path):
 
 def test_without_tokens_what_needs_them_is_a_gap(tmp_path):
     saved = content()
-    saved["stats"] = {k: v for k, v in saved["stats"].items() if not k.startswith("asmi_")}
+    saved["stats"] = {k: v for k, v in saved["stats"].items() if not k.startswith("asmi")}
     items = run_all(loaded(tmp_path, saved))
     names = {item.name for item in items if not isinstance(item, MissingItem)}
     assert {"benchmark", "head_to_head", "distinct_signal", "payoff", "confident_fragile"} <= names
     assert "mi_tokens not saved" in reasons(items)
-    assert "asmi_coverage" in reasons(items)
+    assert "asmi not saved" in reasons(items)
 
 
 def test_without_any_asmi_score_the_baselines_are_reported(tmp_path):
@@ -434,7 +436,7 @@ def test_constant_scores_are_uninformative(tmp_path):
     saved = content()
     for name in ("ASMI", "Sem-ASMI", "Adapt-ASMI"):
         saved["estimations"]["sequence", f"{name} (60%, K=64)"] = [0.0] * 60
-    saved["stats"]["asmi_mi_d60"] = [0 * m for m in saved["stats"]["asmi_mi_d60"]]
+    put_at(saved["stats"], 0.6, mi=[0 * own["mi"] for own in at_depth(saved["stats"], 0.6)])
     groups = loaded(tmp_path, saved)
     scores = benchmark(groups)[0].flat().set_index("method")["tiny model, squad"]
     assert scores[SEM] == pytest.approx(0, abs=1e-12)
@@ -490,7 +492,7 @@ def test_a_run_that_stopped_early_and_rows_left_out_are_in_the_first_lines(tmp_p
 def test_a_statistic_with_fewer_entries_is_not_used(tmp_path):
     """LM-Polygraph saves a statistic in those batches alone where it was made."""
     saved = content()
-    saved["stats"]["asmi_mi_d60"].pop()
+    saved["stats"]["asmi"].pop()
     (group,) = loaded(tmp_path, saved)
     assert group.mi_tokens is None
     assert group.u_sem is not None  # the estimator's
@@ -516,7 +518,8 @@ def test_a_run_named_twice_is_read_once(tmp_path, monkeypatch):
 
 def test_token_statistics_come_from_the_run_whose_masks_made_the_score(tmp_path):
     first = content()
-    del first["stats"]["asmi_mi_d60"]
+    for own in at_depth(first["stats"], 0.6):
+        del own["mi"]
     save(tmp_path / "first", first)
     save(tmp_path / "seed 1", content(mask_seed=1))
     (group,) = load_run_groups([tmp_path / "first", tmp_path / "seed 1"])
@@ -601,11 +604,9 @@ def test_names_and_texts_with_special_characters(tmp_path, monkeypatch):
 @pytest.mark.parametrize("depth", [0.333, 0.625])
 def test_depths_that_percent_rounds(tmp_path, depth):
     saved = content()
-    settings = [{**used, "depth": depth} for used in saved["stats"].pop("asmi_settings_d60")]
-    for name in [n for n in saved["stats"] if n.endswith("_d60")]:
-        label = name.replace("d60", f"d{100 * depth:g}")
-        saved["stats"][label] = saved["stats"].pop(name)
-    saved["stats"][f"asmi_settings_d{100 * depth:g}"] = settings
+    for row in saved["stats"]["asmi"]:
+        row[depth] = row.pop(0.6)
+        row[depth]["settings"] = row[depth]["settings"] | {"depth": depth}
     baselines = {key: v for key, v in saved["estimations"].items() if key[1] in BASELINES}
     saved = exchanged(saved, depth=depth)
     saved["estimations"] |= baselines
@@ -631,7 +632,7 @@ def test_a_gate_of_ones_own_in_front(tmp_path):
 def test_tokens_that_are_not_finite_are_a_gap(tmp_path):
     for broken in ([], [float("nan")]):
         saved = content()
-        saved["stats"]["asmi_mi_d60"][5] = np.array(broken)
+        saved["stats"]["asmi"][5][0.6]["mi"] = np.array(broken)
         groups = load_run_groups([save(tmp_path / f"run{len(broken)}", saved)])
         (gap,) = screen(groups)
         assert "mi_tokens not saved, or not finite for every row" in gap.reason
@@ -847,7 +848,7 @@ def test_of_many_cells_few_depth_curves_are_named():
 def test_cases_are_those_that_masks_change(tmp_path):
     saved = content()
     tops = [np.tile(own, (6, 1)) for own in saved["stats"]["asmi_tokens"]]
-    saved["stats"]["asmi_top_token_d60"] = tops
+    put_at(saved["stats"], 0.6, top_token=tops)
     (group,) = loaded(tmp_path, saved)
     (item,) = case_study([group])
     confident = int((group.wrong & (group.msp <= np.median(group.msp))).sum())

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from copy import copy
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 
@@ -24,6 +24,7 @@ from lm_polygraph_asmi.report.items import every_report_item, papers_numbers
 from lm_polygraph_asmi.report.items.benchmark import stability
 from lm_polygraph_asmi.report.items.boundary import boundary, truncation
 from lm_polygraph_asmi.report.items.measured import MEASURES
+from lm_polygraph_asmi.results.names import at_depth
 from lm_polygraph_asmi.results.paper import (
     BENCHMARKS,
     GENERATION,
@@ -93,7 +94,7 @@ def _few_answers() -> dict:
 
 def few_answers() -> dict:
     """Whose parts a test may change."""
-    return {name: copy(part) for name, part in _few_answers().items()}
+    return deepcopy(_few_answers())
 
 
 def number(method: str, **more) -> Published:
@@ -224,8 +225,8 @@ def test_scores_with_other_settings_are_not_used(tmp_path, settings):
     saved = few_answers()
     other = saved | exchanged(saved, **settings)
     if "num_masks" in settings:
-        name = "asmi_settings_d60"
-        other["stats"] = saved["stats"] | {name: [used | settings for used in saved["stats"][name]]}
+        for own in at_depth(other["stats"], 0.6):
+            own["settings"] = own["settings"] | settings
     other["estimations"]["sequence", MSP] = saved["estimations"]["sequence", MSP]
     groups = loaded(tmp_path, other, papers_manifest(FEW))
     table = beside(groups, number("Sem-ASMI", depth=0.6, n=FEW), number(MSP, n=FEW))
@@ -381,10 +382,9 @@ def test_the_report_links_the_table(babi, tmp_path, monkeypatch):
 
 def papers(saved: dict) -> dict:
     """A run with the paper's masks in its saved settings."""
-    for name, settings in saved["stats"].items():
-        if name.startswith("asmi_settings"):
-            own = {"num_masks": 40, "mask_rate": 0.15}
-            saved["stats"][name] = [used | own for used in settings]
+    for row in saved["stats"]["asmi"]:
+        for own in row.values():
+            own["settings"] = own["settings"] | {"num_masks": 40, "mask_rate": 0.15}
     return saved
 
 

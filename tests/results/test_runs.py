@@ -30,9 +30,11 @@ def save(folder, seed=1, quality=(1.0, 0.0, 1.0, 0.4), scores=(0.1, 0.9, 0.2, 0.
             ("token", "TokenEntropy"): [np.array([1.0, 2.0])],
         },
         "stats": {
-            "asmi_settings_d60": [SETTINGS] * 4,
             "asmi_seconds": [9.0, 1.0, 2.0, 1.0],
-            "asmi_mi_d60": [np.array(own) for own in ([0.1], [0.2, 0.9], [0.0], [0.2])],
+            "asmi": [
+                {0.6: {"settings": SETTINGS, "mi": np.array(mi)}}
+                for mi in ([0.1], [0.2, 0.9], [0.0], [0.2])
+            ],
         },
     }
     torch.save(content, file)
@@ -46,6 +48,24 @@ def test_a_run_as_tables(tmp_path):
     assert run.quality["Rouge_rougeL"].tolist() == [1.0, 0.0, 1.0, 0.4]
     assert run.settings() == [SETTINGS]
     assert run.seconds() == 1.5
+
+
+def test_depths_of_a_run(tmp_path):
+    """Equal however they were computed, and after a file."""
+    run = load_run(save(tmp_path))
+    assert run.at(0.1 * 6) == run.at(0.6, "mi", "settings") == [r[0.6] for r in run.stats["asmi"]]
+    assert run.at(0.9) is run.at(0.6, "mi", "kl") is None
+    run.stats["asmi"].pop()
+    assert run.at(0.6) is None
+
+
+def test_a_run_of_an_earlier_version_is_refused(tmp_path):
+    content = torch.load(file := save(tmp_path), weights_only=False)
+    content["stats"] = {"asmi_seconds": [1.0] * 4, "asmi_mi_d62.5": content["stats"].pop("asmi")}
+    torch.save(content, file)
+    said = r"ue_manager_seed1 has the statistic asmi_mi_d62\.5, as saved by .* 0\.2: read it with"
+    with pytest.raises(ValueError, match=said):
+        load_run(file)
 
 
 def show(*paths):

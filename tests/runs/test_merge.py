@@ -46,8 +46,15 @@ def unsplit(tmp_path_factory):
     manager.stats |= {
         "input_texts": [f"question {i}" for i in range(ROWS)],
         "greedy_tokens": [list(range(i)) for i in range(ROWS)],
-        "asmi_mi_d60": [random.random(1 + i % 3).astype(np.float32) for i in range(ROWS)],
-        "asmi_settings_d60": [{"layer": 18, "seed": 0} for _ in range(ROWS)],
+        "asmi": [
+            {
+                0.6: {
+                    "mi": random.random(1 + i % 3).astype(np.float32),
+                    "settings": {"layer": 18, "seed": 0},
+                }
+            }
+            for i in range(ROWS)
+        ],
         "asmi_seconds": random.random(ROWS).tolist(),
         "seconds_greedy": random.random(ROWS).tolist(),
     }
@@ -270,7 +277,9 @@ def test_shards_that_were_not_made_alike(unsplit, tmp_path):
     check("quality metrics", ["Accuracy"], [])
     edit_content(files[2], lambda content: content["estimations"].pop(("sequence", "ASMI")))
     check("estimators", ["ASMI"], [])
-    edit_content(files[2], lambda content: content["stats"]["asmi_settings_d60"][0].update(layer=9))
+    edit_content(
+        files[2], lambda content: content["stats"]["asmi"][0][0.6]["settings"].update(layer=9)
+    )
     check("ASMI settings", [{"layer": 18, "seed": 0}], [{"layer": 9, "seed": 0}])
     edit(files[2], "model", "revision", to="d" * 40)
     check("model revisions", ["c" * 40], ["d" * 40])
@@ -278,17 +287,17 @@ def test_shards_that_were_not_made_alike(unsplit, tmp_path):
 
 def test_statistics_with_missing_entries_are_left_out(unsplit, tmp_path):
     files = split(unsplit, tmp_path)
-    edit_content(files[1], lambda content: content["stats"].pop("asmi_mi_d60"))
+    edit_content(files[1], lambda content: content["stats"].pop("asmi_seconds"))
     edit_content(files[2], lambda content: content["stats"]["greedy_tokens"].pop())
     ((*_, file, warnings),), errors = merge_runs([tmp_path], tmp_path / "out")
     assert not errors
     assert [warning.partition(" in ")[0] for warning in warnings] == [
         "statistic greedy_tokens left out: not one entry per row of shard 2 of 4",
-        "statistic asmi_mi_d60 left out: not one entry per row of shard 1 of 4",
+        "statistic asmi_seconds left out: not one entry per row of shard 1 of 4",
     ]
     joined = torch.load(file, weights_only=False)
     assert repr(joined["metrics"]) == repr(unsplit.metrics)
-    assert set(joined["stats"]) == set(unsplit.stats) - {"greedy_tokens", "asmi_mi_d60"}
+    assert set(joined["stats"]) == set(unsplit.stats) - {"greedy_tokens", "asmi_seconds"}
 
 
 def test_shards_of_other_rows(unsplit, tmp_path):

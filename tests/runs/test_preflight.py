@@ -118,6 +118,7 @@ def test_values_that_must_be_given():
         (["ignore_exceptions=true"], "loses all its scores", False),
         (["seed=[1,2]"], "the runs will be equal", False),
         (["asmi.method=asmi"], "asmi.method=asmi has no effect in a benchmark: set est", True),
+        (["asmi.depths=[0.3,0.9]"], "read depths [0.6], asmi.depths has [0.3, 0.9]: add", True),
         (["asmi.stop=[x]"], "set generation_params.stop_strings", True),
         (["asmi.max_new_tokens=5"], "set max_new_tokens", True),
     ],

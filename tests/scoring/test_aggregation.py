@@ -71,10 +71,9 @@ def test_estimators_agree_with_calls(scored, kind):
         estimator = kind(aggregation=aggregation, **FEW)
         variant = next(name for name in KINDS if KINDS[name] is kind)
         found = scored[variant, aggregation]
+        masked = {n: np.array([getattr(t, n) for t in found.tokens]) for n in ("mi", "agreement")}
         stats = {
-            "asmi_mi_d60": [np.array([token.mi for token in found.tokens])],
-            "asmi_agreement_d60": [np.array([token.agreement for token in found.tokens])],
-            "asmi_settings_d60": [found.settings],
+            "asmi": [{0.6: masked | {"settings": found.settings}}],
             "asmi_closing": [True],
             "asmi_diversity_second_last": [found.diversity],
         }

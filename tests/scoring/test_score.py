@@ -14,7 +14,7 @@ from transformers import GenerationConfig, MambaConfig, MambaForCausalLM
 import lm_polygraph_asmi
 from lm_polygraph_asmi import ASMI, AdaptASMI, SemASMI, available_stat_calculators, score
 from lm_polygraph_asmi.model import attention_of
-from lm_polygraph_asmi.results.names import saved_stats
+from lm_polygraph_asmi.results.names import SAVED, at_depth
 from lm_polygraph_asmi.scoring import engine
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from tests.model.test_device_map import on_disk, state
@@ -55,11 +55,11 @@ def test_scores_are_those_of_the_benchmark(ending, settings):
     kinds = {"adapt": AdaptASMI} if settings else KINDS
     estimators = {name: kind(**settings) for name, kind in kinds.items()}
     depth = settings.get("depth", 0.6)
-    saved = [*saved_stats([depth]), "greedy_tokens", "sample_tokens"]
+    saved = [*SAVED, "greedy_tokens", "sample_tokens"]
     available = available_stat_calculators(list(estimators.values()))
     run = manager(ending, list(estimators.values()), available, save_stats=saved)
     run()
-    stats = {name.removesuffix(f"_d{100 * depth:g}"): v for name, v in run.stats.items()}
+    stats, masked = run.stats, at_depth(run.stats, depth)
     assert set(stats["asmi_closing"]) == {True, False}
     for variant, estimator in estimators.items():
         expected = run.estimations["sequence", str(estimator)]
@@ -73,7 +73,7 @@ def test_scores_are_those_of_the_benchmark(ending, settings):
             dropped = stats["asmi_closing"][row] and not settings.get("closing_token", True)
             assert found.counted == len(ids) - dropped
             gate = {"asmi": 0, "sem": 1, "adapt": found.gate}[variant]
-            mi, agreement = stats["asmi_mi"][row], stats["asmi_agreement"][row]
+            mi, agreement = masked[row]["mi"], masked[row]["agreement"]
             for name, values in {
                 "mi": mi,
                 "agreement": agreement,
@@ -85,8 +85,8 @@ def test_scores_are_those_of_the_benchmark(ending, settings):
                 np.testing.assert_allclose(own, values, rtol=1e-9, err_msg=name)
             counted = stats["asmi_log_likelihood"][row][: found.counted]
             assert found.msp == pytest.approx(-counted.sum())
-            assert found.settings.items() >= stats["asmi_settings"][row].items()
-            check_votes(found, stats["asmi_top_token"][row], ending.tokenizer)
+            assert found.settings.items() >= masked[row]["settings"].items()
+            check_votes(found, masked[row]["top_token"], ending.tokenizer)
             if variant == "adapt":
                 at = "" if "gate_token" in settings else "_second_last"
                 assert found.diversity == pytest.approx(stats[f"asmi_diversity{at}"][row])

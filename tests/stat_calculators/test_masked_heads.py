@@ -10,7 +10,7 @@ from lm_polygraph.stat_calculators import GreedyProbsCalculator
 from lm_polygraph_asmi import maths
 from lm_polygraph_asmi.config import MASK_SAMPLERS, SCOPES, ASMIConfig
 from lm_polygraph_asmi.model import subnetwork_log_probs, unembedding
-from lm_polygraph_asmi.results.names import masked_head_stats
+from lm_polygraph_asmi.results.names import MASKED_HEADS
 from lm_polygraph_asmi.stat_calculators import MaskedHeadsCalculator
 from lm_polygraph_asmi.stat_calculators.masked_heads import load_stat_calculator
 from tests.tiny_lm import whitebox
@@ -18,7 +18,10 @@ from tests.tiny_lm import whitebox
 pytestmark = pytest.mark.usefixtures("unseen")
 
 TEXTS = ["Who built the ferry?", "Where do the blue kites start in the passage?", "True or"]
-PER_TOKEN = ["asmi_mi_d60", "asmi_agreement_d60", "asmi_mean_entropy_d60", "asmi_entropy"]
+PER_TOKEN = ["mi", "agreement", "mean_entropy", "asmi_entropy"]
+LAYER = {"mi", "agreement", "entropy_of_mean", "mean_entropy", "tail_mass", "coverage", "top_token",
+         "mask_seed", "settings"}  # fmt: skip
+DETAILS = {"masks", "kl", "masked_log_likelihood", "candidates", "candidate_cosines"}
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +39,11 @@ def run(model, texts, calculator=None, **stats):
     return calculator({**greedy(model, texts), **stats}, texts, model)
 
 
+def of_row(stats, row=0, depth=0.6):
+    """All statistics of an example, those of the masked layer among the others."""
+    return {name: values[row] for name, values in stats.items()} | stats["asmi"][row][depth]
+
+
 @pytest.mark.parametrize(("sampler", "budget"), zip(MASK_SAMPLERS, (None, 1), strict=True))
 @pytest.mark.parametrize("scope", SCOPES)
 def test_statistics_follow_from_the_log_probs(model, scope, sampler, budget):
@@ -43,14 +51,14 @@ def test_statistics_follow_from_the_log_probs(model, scope, sampler, budget):
         top_k=8, details=True, scope=scope, mask_sampler=sampler, memory_budget=budget
     )
     stats = greedy(model, TEXTS[:1])
-    found = {k: v[0] for k, v in calculator(stats, TEXTS[:1], model).items()}
+    found = of_row(calculator(stats, TEXTS[:1], model))
     prompt = model.tokenize(TEXTS[:1])["input_ids"][0]
     response = torch.tensor(stats["greedy_tokens"][0])
-    masks = torch.from_numpy(found["asmi_masks_d60"]).float()
+    masks = torch.from_numpy(found["masks"]).float()
     assert masks.shape == (47, 4)
     masked = (1 - masks).sum(0).tolist()
     assert (set(masked) <= {4, 5}) == (sampler == "balanced")  # 0.09 * 47 = 4.23
-    settings = found["asmi_settings_d60"]
+    settings = found["settings"]
     assert (settings["scope"], settings["mask_sampler"]) == (scope, sampler)
     log_probs = subnetwork_log_probs(
         model.model, torch.cat([prompt, response]), len(prompt), 2, masks, scope=scope
@@ -64,23 +72,23 @@ def test_statistics_follow_from_the_log_probs(model, scope, sampler, budget):
     )[0].double()
     top = p.mean(0).topk(8).indices
     for name, value in {
-        "asmi_mi_d60": maths.mutual_information(log_probs, 8),
-        "asmi_agreement_d60": maths.semantic_agreement(log_probs, weight, 8),
-        "asmi_entropy_of_mean_d60": expected.entropy_of_mean,
-        "asmi_mean_entropy_d60": expected.mean_entropy,
-        "asmi_tail_mass_d60": support.tail.mean(0),
-        "asmi_coverage_d60": maths.top_k_coverage(log_probs, (1, 8, 16, 32, 64, 128, 256)).mean(0),
-        "asmi_top_token_d60": log_probs.argmax(-1),
-        "asmi_kl_d60": expected.divergence_from_mean,
+        "mi": maths.mutual_information(log_probs, 8),
+        "agreement": maths.semantic_agreement(log_probs, weight, 8),
+        "entropy_of_mean": expected.entropy_of_mean,
+        "mean_entropy": expected.mean_entropy,
+        "tail_mass": support.tail.mean(0),
+        "coverage": maths.top_k_coverage(log_probs, (1, 8, 16, 32, 64, 128, 256)).mean(0),
+        "top_token": log_probs.argmax(-1),
+        "kl": expected.divergence_from_mean,
         "asmi_entropy": -(own.exp() * own).sum(-1),
         "asmi_log_likelihood": own.gather(-1, response[:, None])[:, 0],
-        "asmi_masked_log_likelihood_d60": log_probs[:, range(len(response)), response],
-        "asmi_candidates_d60": top,
-        "asmi_candidate_cosines_d60": maths.cosines(weight[top]),
+        "masked_log_likelihood": log_probs[:, range(len(response)), response],
+        "candidates": top,
+        "candidate_cosines": maths.cosines(weight[top]),
     }.items():
         np.testing.assert_allclose(found[name], value, atol=2e-5, err_msg=name)
     # Neither side of the comparison is trivial.
-    assert found["asmi_mi_d60"].min() > 1e-3
+    assert found["mi"].min() > 1e-3
     assert found["asmi_tokens"].tolist() == response.tolist()
     assert found["asmi_prompt_length"] == len(prompt)
     assert found["asmi_seconds"] > 0
@@ -90,12 +98,15 @@ def test_every_listed_statistic_is_written_and_no_other(model):
     for details in (False, True):
         calculator = MaskedHeadsCalculator(depths=[0.3, 0.6], details=details)
         found = run(model, TEXTS[:1], calculator)
-        assert set(found) == set(masked_head_stats([0.3, 0.6], details))
-    assert set(run(model, TEXTS[:1])) == set(MaskedHeadsCalculator.meta_info()[0])
+        assert set(found) == set(MASKED_HEADS) == set(MaskedHeadsCalculator.meta_info()[0])
+        (by_depth,) = found["asmi"]
+        assert list(by_depth) == [0.3, 0.6]
+        names = LAYER | (DETAILS if details else set())
+        assert all(set(own) == names for own in by_depth.values())
 
 
 def test_settings_are_saved(model):
-    used = run(model, TEXTS[:1])["asmi_settings_d60"][0]
+    used = run(model, TEXTS[:1])["asmi"][0][0.6]["settings"]
     assert used == {
         **ASMIConfig(num_masks=47, mask_rate=0.09).to_dict("masks"),
         "layer": 2,
@@ -107,30 +118,30 @@ def test_settings_are_saved(model):
     explicit = MaskedHeadsCalculator(
         num_masks=7, mask_rate=0.3, top_k=5, seed=3, attention="sdpa", depths=[0.9]
     )
-    used = run(model, TEXTS[:1], explicit)["asmi_settings_d90"][0]
+    used = run(model, TEXTS[:1], explicit)["asmi"][0][0.9]["settings"]
     expected = (3, 7, 0.3, 5, 3, "sdpa")
     names = ("layer", "num_masks", "mask_rate", "top_k", "seed", "attention")
     assert tuple(used[name] for name in names) == expected
 
 
 def test_a_single_depth_needs_no_list(model):
-    assert "asmi_mi_d90" in run(model, TEXTS[:1], MaskedHeadsCalculator(depths=0.9))
+    assert 0.9 in run(model, TEXTS[:1], MaskedHeadsCalculator(depths=0.9))["asmi"][0]
 
 
 def test_a_depth_that_occurs_twice_is_scored_once():
-    engines = MaskedHeadsCalculator(depths=[0.6, 0.3, 0.6]).engines
-    assert [engine.config.depth for engine in engines] == [0.6, 0.3]
+    engines = MaskedHeadsCalculator(depths=[0.6, 0.3, 0.6, 0.1 * 3]).engines
+    assert [round(engine.config.depth, 9) for engine in engines] == [0.6, 0.3]
 
 
 def test_batch_mates_and_order_change_nothing(model):
     """Prompts of different lengths: in a batch the host pads them on the left."""
     together = run(model, TEXTS)
     reverse = run(model, TEXTS[::-1])
-    for name in PER_TOKEN:
-        for row, text in enumerate(TEXTS):
-            alone = run(model, [text])[name][0]
-            np.testing.assert_allclose(together[name][row], alone, atol=1e-5)
-            np.testing.assert_allclose(reverse[name][len(TEXTS) - 1 - row], alone, atol=1e-5)
+    for row, text in enumerate(TEXTS):
+        alone = of_row(run(model, [text]))
+        for found in (of_row(together, row), of_row(reverse, len(TEXTS) - 1 - row)):
+            for name in PER_TOKEN:
+                np.testing.assert_allclose(found[name], alone[name], atol=1e-5)
 
 
 def test_a_batch_of_two_in_bfloat16():
@@ -141,10 +152,10 @@ def test_a_batch_of_two_in_bfloat16():
     together = MaskedHeadsCalculator()(stats, TEXTS[:2], half)
     for row, text in enumerate(TEXTS[:2]):
         alone = {"greedy_tokens": [together["asmi_tokens"][row].tolist()]}
-        alone = MaskedHeadsCalculator()(alone, [text], half)
+        alone = of_row(MaskedHeadsCalculator()(alone, [text], half))
         for name in PER_TOKEN:
-            assert np.isfinite(alone[name][0]).all()
-            np.testing.assert_array_equal(together[name][row], alone[name][0])
+            assert np.isfinite(alone[name]).all()
+            np.testing.assert_array_equal(of_row(together, row)[name], alone[name])
 
 
 def test_padding_side_changes_nothing(model):
@@ -156,49 +167,46 @@ def test_padding_side_changes_nothing(model):
         right = MaskedHeadsCalculator()({**stats, "input_tokens": padded}, TEXTS, model)
     finally:
         model.tokenizer.padding_side = "left"
-    for name in PER_TOKEN:
-        for a, b in zip(left[name], right[name], strict=True):
-            np.testing.assert_array_equal(a, b)
+    assert_same(without_seconds(left), without_seconds(right))
 
 
 def test_a_rerun_is_identical_and_a_seed_matters(model):
     first, second = run(model, TEXTS[:1]), run(model, TEXTS[:1])
     other = run(model, TEXTS[:1], MaskedHeadsCalculator(seed=1))
-    np.testing.assert_array_equal(first["asmi_mi_d60"][0], second["asmi_mi_d60"][0])
-    assert not np.allclose(first["asmi_mi_d60"][0], other["asmi_mi_d60"][0])
+    np.testing.assert_array_equal(first["asmi"][0][0.6]["mi"], second["asmi"][0][0.6]["mi"])
+    assert not np.allclose(first["asmi"][0][0.6]["mi"], other["asmi"][0][0.6]["mi"])
 
 
 def test_memory_budget_changes_nothing(model):
-    roomy = run(model, TEXTS[:1], MaskedHeadsCalculator(details=True))
-    tight = run(model, TEXTS[:1], MaskedHeadsCalculator(details=True, memory_budget=1))
+    roomy = of_row(run(model, TEXTS[:1], MaskedHeadsCalculator(details=True)))
+    tight = of_row(run(model, TEXTS[:1], MaskedHeadsCalculator(details=True, memory_budget=1)))
     assert set(roomy) == set(tight)
     for name, values in roomy.items():
-        if isinstance(values[0], np.ndarray):
-            assert values[0].shape == tight[name][0].shape
-            np.testing.assert_allclose(values[0], tight[name][0], atol=1e-5, err_msg=name)
+        if isinstance(values, np.ndarray):
+            assert values.shape == tight[name].shape
+            np.testing.assert_allclose(values, tight[name], atol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("scope", SCOPES)
 def test_depths_share_a_run_and_equal_separate_ones(model, scope):
     both = run(model, TEXTS[:1], MaskedHeadsCalculator(depths=[0.3, 0.9], scope=scope))
-    for depth, label in ((0.3, "d30"), (0.9, "d90")):
+    for depth, own in both["asmi"][0].items():
         alone = run(model, TEXTS[:1], MaskedHeadsCalculator(depths=[depth], scope=scope))
-        np.testing.assert_allclose(
-            both[f"asmi_mi_{label}"][0], alone[f"asmi_mi_{label}"][0], atol=1e-6
-        )
-    assert not np.allclose(both["asmi_mi_d30"][0], both["asmi_mi_d90"][0])
+        np.testing.assert_allclose(own["mi"], alone["asmi"][0][depth]["mi"], atol=1e-6)
+    assert not np.allclose(both["asmi"][0][0.3]["mi"], both["asmi"][0][0.9]["mi"])
 
 
 def test_masks_do_not_depend_on_top_k(model):
     few = run(model, TEXTS[:1], MaskedHeadsCalculator(top_k=4, details=True))
     many = run(model, TEXTS[:1], MaskedHeadsCalculator(top_k=256, details=True))
-    np.testing.assert_array_equal(few["asmi_masks_d60"][0], many["asmi_masks_d60"][0])
-    assert (few["asmi_mi_d60"][0] <= many["asmi_mi_d60"][0] + 1e-9).all()
+    np.testing.assert_array_equal(few["asmi"][0][0.6]["masks"], many["asmi"][0][0.6]["masks"])
+    assert (few["asmi"][0][0.6]["mi"] <= many["asmi"][0][0.6]["mi"] + 1e-9).all()
 
 
 def test_bounds(model):
     found = run(model, TEXTS)
-    for mi, agreement in zip(found["asmi_mi_d60"], found["asmi_agreement_d60"], strict=True):
+    for row in found["asmi"]:
+        mi, agreement = row[0.6]["mi"], row[0.6]["agreement"]
         assert ((mi >= 0) & (mi <= math.log(47))).all()
         assert ((agreement >= 0) & (agreement <= 1)).all()
 
@@ -217,7 +225,7 @@ def test_padding_behind_a_stop_string_is_no_answer(pad_is_eos):
     alone = calculator({"greedy_tokens": [answer]}, TEXTS[:1], model)
     assert together["asmi_tokens"][0].tolist() == answer
     assert together["asmi_closing"] == [True, True]
-    np.testing.assert_array_equal(together["asmi_mi_d60"][0], alone["asmi_mi_d60"][0])
+    np.testing.assert_array_equal(together["asmi"][0][0.6]["mi"], alone["asmi"][0][0.6]["mi"])
 
 
 @pytest.mark.parametrize("pad_is_eos", [False, True])
@@ -243,8 +251,8 @@ def test_closing_token(model):
 
 def test_one_token_response(model):
     found = MaskedHeadsCalculator()({"greedy_tokens": [[7]]}, TEXTS[:1], model)
-    assert found["asmi_mi_d60"][0].shape == (1,)
-    assert np.isfinite(found["asmi_mi_d60"][0]).all()
+    assert found["asmi"][0][0.6]["mi"].shape == (1,)
+    assert np.isfinite(found["asmi"][0][0.6]["mi"]).all()
 
 
 @pytest.mark.parametrize(
@@ -321,7 +329,9 @@ def test_attention_that_takes_no_mask():
     model = whitebox()
     expected = run(model, TEXTS[:1], MaskedHeadsCalculator(attention="eager"))
     found = run(model, TEXTS[:1], MaskedHeadsCalculator(attention="blind"))
-    np.testing.assert_allclose(found["asmi_mi_d60"][0], expected["asmi_mi_d60"][0], atol=1e-5)
+    np.testing.assert_allclose(
+        found["asmi"][0][0.6]["mi"], expected["asmi"][0][0.6]["mi"], atol=1e-5
+    )
     refused = pytest.raises(ValueError, match=r"'blind' attention cannot.*'eager', 'sdpa'")
     with refused:
         run(model, TEXTS[:1], MaskedHeadsCalculator(attention="blind", scope="response"))
@@ -353,7 +363,7 @@ def assert_same(found, expected):
     assert set(found) == set(expected)
     for name in expected:
         for mine, theirs in zip(found[name], expected[name], strict=True):
-            np.testing.assert_array_equal(mine, theirs, err_msg=name)
+            np.testing.assert_equal(mine, theirs, err_msg=name)
 
 
 def test_what_the_journal_holds_is_not_scored_again(model, tmp_path, monkeypatch):
@@ -377,7 +387,7 @@ def test_what_the_journal_holds_is_not_scored_again(model, tmp_path, monkeypatch
 
     more = run(model, TEXTS, MaskedHeadsCalculator(depths=[0.9, 0.2], result_cache=result_cache))
     assert more["asmi_reused_depths"] == [1] * len(TEXTS)
-    np.testing.assert_array_equal(more["asmi_mi_d90"][0], first["asmi_mi_d90"][0])
+    np.testing.assert_array_equal(more["asmi"][0][0.9]["mi"], first["asmi"][0][0.9]["mi"])
 
 
 @pytest.mark.parametrize(

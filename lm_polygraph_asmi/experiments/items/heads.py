@@ -26,7 +26,6 @@ from lm_polygraph_asmi.experiments.analysis.heads import (
 from lm_polygraph_asmi.experiments.dissected import dissected, dissected_depths, places
 from lm_polygraph_asmi.experiments.items import figures
 from lm_polygraph_asmi.report.item import Items, ReportItem, frame
-from lm_polygraph_asmi.results.names import at_depth
 from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable, once
 
 DAGGER = "†: not in the paper."
@@ -76,12 +75,11 @@ class Profiles:
 
 def _columns(group: RunGroup, depth: float) -> Iterator[tuple[list[np.ndarray], int]]:
     """Columns of `Profiles` per answer, and its number of pairs without a criticality."""
-    run = dissected(group, depth)
-    assert run is not None
-    saved = {name: run.stats[at_depth(name, depth)] for name in ("asmi_kl", "asmi_masks")}
-    seeds = run.stats[at_depth("asmi_mask_seed", depth)]
+    found = dissected(group, depth)
+    assert found is not None
+    run, saved = found
     for answer, row in places(group, run):
-        kl, masks = (np.asarray(values[row], dtype=float) for values in saved.values())
+        kl, masks = (np.asarray(saved[row][name], dtype=float) for name in ("kl", "masks"))
         entropy = np.asarray(run.stats["asmi_entropy"][row], dtype=float)
         tokens = len(entropy)
         if kl.shape[1] != tokens:
@@ -89,7 +87,7 @@ def _columns(group: RunGroup, depth: float) -> Iterator[tuple[list[np.ndarray], 
         closing = np.zeros(tokens, dtype=bool)
         closing[-1:] = run.stats["asmi_closing"][row]
         criticality = head_criticality(kl, masks)
-        null = permutation_null(kl, masks, seed=int(seeds[row]))
+        null = permutation_null(kl, masks, seed=int(saved[row]["mask_seed"]))
         with np.errstate(divide="ignore", invalid="ignore"):
             limit = (1 - null.null_mean) / null.null_sd
         yield [
@@ -102,18 +100,16 @@ def _columns(group: RunGroup, depth: float) -> Iterator[tuple[list[np.ndarray], 
 @once
 def profiles(group: RunGroup, depth: float) -> Profiles:
     """Statistics of a setting's tokens at a depth; takes seconds for a hundred answers."""
-    run = dissected(group, depth)
-    if run is None or len(run.stats[at_depth("asmi_masks", depth)][0]) < FEWEST_MASKS:
+    run, saved = dissected(group, depth) or (None, [])
+    if run is None or len(saved[0]["masks"]) < FEWEST_MASKS:
         raise Unavailable(NEEDS)
-    needed = ("asmi_entropy", "asmi_closing", at_depth("asmi_mask_seed", depth))
-    if missing := [name for name in needed if not run.stats.get(name)]:
+    if missing := run.lacks(("asmi_entropy", "asmi_closing")):
         raise Unavailable(f"{', '.join(missing)} not saved")
     if not places(group, run):
         raise Unavailable("no answer with masks is in use")
     parts, unknown = zip(*_columns(group, depth), strict=True)
     columns: list[Any] = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    settings = dict(run.stats[at_depth("asmi_settings", depth)][0])
-    tokens = Profiles(settings, sum(unknown), *columns)
+    tokens = Profiles(dict(saved[0]["settings"]), sum(unknown), *columns)
     if not tokens.defined.any():
         raise Unavailable("masks change no token: criticality is undefined everywhere")
     return tokens

@@ -7,7 +7,6 @@ from lm_polygraph_asmi.experiments.dissected import dissected, dissected_depths
 from lm_polygraph_asmi.experiments.items.heads import NEEDS, coupled, profiles
 from lm_polygraph_asmi.experiments.items.probe import probed, rates
 from lm_polygraph_asmi.report.items.measured import OPERATING, Measure, Value, alike
-from lm_polygraph_asmi.results.names import at_depth
 from lm_polygraph_asmi.results.paper import MASK_RATE, Published
 from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable, same_depth
 
@@ -26,9 +25,9 @@ def _dissected(
     others = []
     for group in alike(number, groups):
         for depth in [d for d in dissected_depths(group) if same_depth(d, OPERATING)]:
-            run = dissected(group, depth)
-            assert run is not None
-            used = run.stats[at_depth("asmi_settings", depth)][0]
+            found = dissected(group, depth)
+            assert found is not None
+            used = found[1][0]["settings"]
             masks = {name: used[name] for name in ("num_masks", "mask_rate", "scope", "top_k")}
             if masks == {"num_masks": MASKS, "mask_rate": MASK_RATE, "scope": "all", "top_k": 64}:
                 return group, dissected_depths(group)[-1] if deep else depth

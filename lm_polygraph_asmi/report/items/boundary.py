@@ -204,7 +204,7 @@ def _token_correlation(*scored: tuple[RunGroup, str, Sequence[int]]) -> float | 
 
 
 def _coverage_at(group: RunGroup, top_k: int) -> float | None:
-    saved = group.saved("asmi_coverage", at_operating_depth=True)
+    saved = group.masked("coverage")
     if saved is None or top_k not in TOP_K:
         return None
     return float(np.concatenate(saved)[:, TOP_K.index(top_k)].mean())
@@ -213,10 +213,10 @@ def _coverage_at(group: RunGroup, top_k: int) -> float | None:
 @once
 def coverages(group: RunGroup) -> tuple[pd.DataFrame, dict[str, np.ndarray]]:
     """Of `coverage_by_band` and `coverage_intervals`; raises Unavailable if nothing was saved."""
-    saved = group.saved("asmi_coverage", at_operating_depth=True)
-    information = group.saved("asmi_mi", at_operating_depth=True)
+    saved = group.masked("coverage")
+    information = group.masked("mi")
     if not saved or not information:
-        raise Unavailable("asmi_coverage or asmi_mi not saved")
+        raise Unavailable("asmi not saved")
     bands = coverage_by_band(np.concatenate(information), np.concatenate(saved), TOP_K)
     return bands, coverage_intervals(information, saved, group.answers)
 

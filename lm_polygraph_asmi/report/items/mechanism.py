@@ -79,7 +79,7 @@ def mechanism(groups: Sequence[RunGroup]) -> Items:
         if len(mi) < 3 or not np.ptp(mi) or not np.ptp(agreement):
             raise Unavailable("MI_t or A_t is the same everywhere")
         r = float(pearsonr(mi, agreement).statistic)
-        entropy = group.tokens("asmi_entropy")
+        entropy = group.tokens(group.saved("asmi_entropy"))
         row = {
             "setting": group.label,
             "tokens": len(mi),
@@ -106,8 +106,8 @@ def cosines(groups: Sequence[RunGroup]) -> Items:
     title = "Cosines of the top candidates of one token"
 
     def compute(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
-        matrices = group.saved("asmi_candidate_cosines", at_operating_depth=True)
-        candidates = group.saved("asmi_candidates", at_operating_depth=True)
+        matrices = group.masked("candidate_cosines")
+        candidates = group.masked("candidates")
         if not matrices or not candidates or not group.mi_tokens or not group.agreement_tokens:
             raise Unavailable("not saved (set asmi.details=true)")
         # Benign instability: where the kernel discounts MI most.
@@ -141,11 +141,11 @@ def case_study(groups: Sequence[RunGroup]) -> Items:
 
     def compute(group: RunGroup) -> list[dict[str, Any]]:
         msp, u_sem, information = group.need("msp", "u_sem", "mi_tokens")
-        tops = group.saved("asmi_top_token", at_operating_depth=True)
+        tops = group.masked("top_token")
         tokens, prompts = group.saved("asmi_tokens"), group.saved("input_texts")
         answers, references = group.saved("greedy_texts"), group.saved("target_texts")
         if not tops or not tokens or not prompts or not answers:
-            raise Unavailable("asmi_top_token, asmi_tokens or texts not saved")
+            raise Unavailable("asmi, asmi_tokens or texts not saved")
         confident_errors = np.flatnonzero(group.wrong & (msp <= np.median(msp))).tolist()
         if not confident_errors:
             raise Unavailable("all confident answers are right")

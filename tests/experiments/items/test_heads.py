@@ -24,6 +24,7 @@ from lm_polygraph_asmi.experiments.items.probe import causal_probe
 from lm_polygraph_asmi.experiments.probe_file import probe_path, read_probe, write_probe
 from lm_polygraph_asmi.report import MissingItem, load_run_groups
 from lm_polygraph_asmi.report.items import every_report_item
+from lm_polygraph_asmi.results.names import at_depth
 from tests.report.runs import (
     SHUFFLES,
     content,
@@ -52,12 +53,12 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("heads") / "run"
     saved = content(N, depths=(60, 90))
     dissect(saved)
-    own = saved["stats"]
-    for depth in ("d60", "d90"):
-        own[f"asmi_masks_{depth}"][3][:, 5] = True  # a head that no mask ablates
-        own[f"asmi_kl_{depth}"][4][:, 0] = 0  # a token that no mask moves
-        for kl in own[f"asmi_kl_{depth}"][6:20]:
-            kl[:, 0] *= 1e-5  # and some that hardly move
+    for depth in (0.6, 0.9):
+        own = at_depth(saved["stats"], depth)
+        own[3]["masks"][:, 5] = True  # a head that no mask ablates
+        own[4]["kl"][:, 0] = 0  # a token that no mask moves
+        for each in own[6:20]:
+            each["kl"][:, 0] *= 1e-5  # and some that hardly move
     file = save(folder, saved)
     write_probe(probe(N), file)
     return folder, saved
@@ -74,8 +75,9 @@ def tokens(run):
     """What is known of every token at 60 % of depth, from what was saved; one row each."""
     own, columns = run[1]["stats"], []
     for row in range(N):
-        kl, masks = (own[f"asmi_{name}_d60"][row] for name in ("kl", "masks"))
-        kl, seed = np.asarray(kl, dtype=float), own["asmi_mask_seed_d60"][row]
+        masked = own["asmi"][row][0.6]
+        kl, masks, seed = (masked[name] for name in ("kl", "masks", "mask_seed"))
+        kl = np.asarray(kl, dtype=float)
         null = permutation_null(kl, masks, SHUFFLES, seed)
         criticality, length = head_criticality(kl, masks), kl.shape[1]
         columns.append(
@@ -205,8 +207,8 @@ def test_a_run_without_enough_masks_is_a_gap(tmp_path):
 def test_masks_that_move_nothing_are_a_gap(tmp_path):
     saved = content(20)
     dissect(saved)
-    for kl in saved["stats"]["asmi_kl_d60"]:
-        kl[:] = 0
+    for own in at_depth(saved["stats"], 0.6):
+        own["kl"][:] = 0
     save(tmp_path / "run", saved)
     (gap,) = head_coupling(load_run_groups([tmp_path / "run"]))
     assert "criticality is undefined everywhere" in gap.reason
@@ -222,7 +224,7 @@ def test_of_several_runs_that_with_the_most_masks_is_dissected(tmp_path):
     for name, saved in (("more", more), ("fewer", fewer), ("plain", plain)):
         save(tmp_path / name, saved)
     (group,) = load_run_groups([tmp_path / name for name in ("more", "fewer", "plain")])
-    assert dissected(group, 0.6).path.parent.name == "more"
+    assert dissected(group, 0.6)[0].path.parent.name == "more"
     assert group.variants["Sem-ASMI"] == "Sem-ASMI (60%, K=64)"
     assert not any("S=120" in method for method in group.scores)
     assert [run.path.parent.name for run in group.separate_runs] == ["more"]
@@ -251,7 +253,7 @@ def test_a_run_over_the_first_answers_is_a_part_of_their_cell(tmp_path):
     found = profiles(group, 0.6)
     assert sorted(set(found.answer)) == sorted(rows)
     for answer in rows:
-        own = np.asarray(saved["stats"]["asmi_kl_d60"][answer], dtype=float).mean(0)
+        own = np.asarray(saved["stats"]["asmi"][answer][0.6]["kl"], dtype=float).mean(0)
         np.testing.assert_allclose(found.mi[found.answer == answer], own)
     (item,) = causal_probe([group])
     assert item.table["tokens"].iloc[0] == 20

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lm_polygraph_asmi.maths import sample_head_masks
-
 from tests import brute_force
 from tests.families import CONFIGS, tiny_model
 from tests.registry import tiny_class

@@ -93,8 +93,8 @@ def tiny_model(name: str, attention: str = "eager", **overrides: object) -> "Pre
 def share_structure(model: "PreTrainedModel", recipe: str) -> None:
     """What is found in the first model of a recipe is known of the others until one is changed."""
     from lm_polygraph_asmi.model import structure_of
-    from lm_polygraph_asmi.model.model_cache import model_cache
+    from lm_polygraph_asmi.model.state import known_values
 
     if recipe not in STRUCTURES:
         STRUCTURES[recipe] = structure_of(model)
-    model_cache(model)["structure"] = STRUCTURES[recipe]
+    known_values(model)["structure", None] = STRUCTURES[recipe]

@@ -270,7 +270,7 @@ def _check_tokens(row: Row, scorer: "Scorer") -> None:
     """Raise ValueError unless prompt and answer fit the model's vocabulary and context window."""
     import torch
 
-    from lm_polygraph_asmi.model.unmasked import validate_tokens
+    from lm_polygraph_asmi.model.passes import validate_tokens
     from lm_polygraph_asmi.scoring.text import answer_tokens, prompt_tokens
 
     prompt, answer, *_ = request_of(row)

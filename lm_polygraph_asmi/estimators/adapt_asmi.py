@@ -3,10 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
-from lm_polygraph_asmi.maths import adaptive_gate, token_scores
+from lm_polygraph_asmi.maths import adaptive_gate
 from lm_polygraph_asmi.results.names import DIVERSITY_AT
 
 
@@ -27,10 +25,9 @@ class AdaptASMI(MaskedHeadsEstimator):
     def _dependencies(self) -> list[str]:
         return [*super()._dependencies(), DIVERSITY_AT[self.config.gate_token]]
 
-    def _token_scores(self, example: Mapping[str, Any]) -> np.ndarray:
+    def _alpha(self, example: Mapping[str, Any]) -> float:
         diversity = example[DIVERSITY_AT[self.config.gate_token]]
-        alpha = adaptive_gate(diversity, self.config.tau, self.config.beta)
-        return token_scores(example["mi"], example["agreement"], alpha)
+        return adaptive_gate(diversity, self.config.tau, self.config.beta)
 
 
 def load_estimator(config: Mapping[str, Any]) -> AdaptASMI:

@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
 
 
@@ -19,8 +17,8 @@ class ASMI(MaskedHeadsEstimator):
 
     symbol, method = "ASMI", "asmi"
 
-    def _token_scores(self, example: Mapping[str, Any]) -> np.ndarray:
-        return example["mi"]
+    def _alpha(self, example: Mapping[str, Any]) -> float:
+        return 0.0
 
 
 def load_estimator(config: Mapping[str, Any]) -> ASMI:

@@ -3,10 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
-from lm_polygraph_asmi.maths.scores import token_scores
 
 
 class SemASMI(MaskedHeadsEstimator):
@@ -19,8 +16,8 @@ class SemASMI(MaskedHeadsEstimator):
 
     symbol, method = "Sem-ASMI", "sem"
 
-    def _token_scores(self, example: Mapping[str, Any]) -> np.ndarray:
-        return token_scores(example["mi"], example["agreement"])
+    def _alpha(self, example: Mapping[str, Any]) -> float:
+        return 1.0
 
 
 def load_estimator(config: Mapping[str, Any]) -> SemASMI:

@@ -5,8 +5,6 @@ one that is more than twice as long as the longest checked. A pass that fails is
 next slower one is. Full passes, the slowest, are what the others are compared with.
 """
 
-import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -30,8 +28,6 @@ from lm_polygraph_asmi.model.readout import own_logits, readout
 from lm_polygraph_asmi.model.session import attention_of, scoring_session
 from lm_polygraph_asmi.model.state import has_foreign_code, known_of, known_values
 
-log = logging.getLogger("lm_polygraph")
-
 Pass = Callable[[PreTrainedModel, UnmaskedPass, int, Tensor], Tensor]
 PASSES: dict[str, dict[str, Pass]] = {
     "all": {"suffix": suffix, "suffix in rows": suffix_in_rows, "full passes": full_passes},
@@ -40,6 +36,7 @@ PASSES: dict[str, dict[str, Pass]] = {
     },
 }  # fmt: skip
 """By scope, the passes by name, fastest first."""
+FULL = "full passes"
 LIMITS = {torch.float64: 1e-5, torch.float32: 2e-4}
 LIMIT_16_BITS = 2e-2
 """Largest total variation, mean over the response, explained by rounding.
@@ -62,10 +59,13 @@ class Checked:
     """What is known of the passes of a model, layer, scope and attention implementation.
 
     Attributes:
+        scope, attention: what they hold for.
         names: the passes that have not failed, fastest first.
         longest: most keys of a pass that was right.
     """
 
+    scope: str
+    attention: str
     names: list[str]
     longest: int = 0
 
@@ -79,22 +79,26 @@ def checked(model: PreTrainedModel, layer: int, scope: str) -> Checked:
         first = structure_of(model).passes.get(scope, names[0])
         # Hooks of others may act differently at each position, so the model runs as it is.
         first = names[-1] if has_foreign_code(model) else first
-        values[key] = Checked(names[names.index(first) :])
+        values[key] = Checked(scope, attention_of(model), names[names.index(first) :])
     found: Checked = values[key]
     return found
 
 
 def keeps_cache(model: PreTrainedModel, layers: list[int], scope: str) -> bool:
     """Whether masked passes of some layer will read keys and values of the unmasked pass."""
-    return scope == "response" and structure_of(model).takes_cache and any(
-        checked(model, layer, scope).names[0] == "packed" for layer in layers
-    )
+    if scope != "response" or not structure_of(model).takes_cache:
+        return False
+    return any(checked(model, layer, scope).names[0] == "packed" for layer in layers)
 
 
 def passes_in_use(model: PreTrainedModel, scope: str) -> list[str]:
-    """Names of the passes that scored answers of the model in its present state, by any layer."""
-    values = known_values(model).values()
-    found = [each.names[0] for each in values if isinstance(each, Checked) and each.longest]
+    """Names of the passes that scored answers with the attention in use, of any layer."""
+    here = scope, attention_of(model)
+    found = {
+        each.names[0]
+        for each in known_values(model).values()
+        if isinstance(each, Checked) and each.longest and (each.scope, each.attention) == here
+    }
     return [name for name in PASSES[scope] if name in found]
 
 
@@ -140,47 +144,29 @@ def check_unmasked(model: PreTrainedModel, unmasked: UnmaskedPass) -> None:
     longest[0] = length
 
 
-def run_checked(
+def failure(
     model: PreTrainedModel,
     unmasked: UnmaskedPass,
     layer: int,
     masks: Shaped[Tensor, "B H"],
-    run: Callable[[Pass], Float[Tensor, "B T D"]],
-    keys_of: Callable[[Pass], int],
-) -> tuple[Float[Tensor, "B T D"], float]:
-    """Final states of the fastest pass that is right, and the seconds that checking took.
+    states: Float[Tensor, "B T D"],
+    keys: int,
+) -> str | None:
+    """How final states of the first and the last mask differ from full passes beyond rounding.
+
+    None if they do not, or if longer answers were compared before.
 
     Args:
-        run: final states of all masks by a pass, in chunks.
-        keys_of: most keys that a position of it sees.
+        keys: most keys that a position of the passes sees.
     """
-    known, seconds = checked(model, layer, unmasked.scope), 0.0
-    check_unmasked(model, unmasked)
-    while True:
-        name = known.names[0]
-        way, start = PASSES[unmasked.scope][name], time.perf_counter()
-        keys = keys_of(way)
-        if way is full_passes or keys <= LONGER * known.longest:
-            states = run(way)
-            known.longest = max(known.longest, 1)
-            return states, seconds
-        try:
-            states, wrong = run(way), None
-        except (torch.OutOfMemoryError, FloatingPointError):
-            raise
-        except Exception as error:  # models raise different errors
-            wrong = f"{type(error).__name__}: {error}"
-        compared = time.perf_counter()
-        wrong = wrong or _difference(model, unmasked, layer, masks, states)
-        seconds += time.perf_counter() - (start if wrong else compared)
-        if wrong is None:
-            known.longest = keys
-            return states, seconds
-        known.names.pop(0)
-        log.warning(
-            "%s: %r passes failed the self-check (scope %s): %s. Using %r, which are slower",
-            type(model).__name__, name, unmasked.scope, wrong, known.names[0],
-        )  # fmt: skip
+    known = checked(model, layer, unmasked.scope)
+    if known.names[0] == FULL or keys <= LONGER * known.longest:
+        known.longest = max(known.longest, 1)
+        return None
+    wrong = _difference(model, unmasked, layer, masks, states)
+    if wrong is None:
+        known.longest = keys
+    return wrong
 
 
 def _difference(
@@ -190,7 +176,6 @@ def _difference(
     masks: Shaped[Tensor, "B H"],
     states: Float[Tensor, "B T D"],
 ) -> str | None:
-    """How final states of the first and the last mask differ from full passes beyond rounding."""
     rows = sorted({0, len(masks) - 1})
     truth = full_passes(model, unmasked, layer, masks[rows])
     found = {

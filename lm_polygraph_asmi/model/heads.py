@@ -255,9 +255,7 @@ def _projections(
     for index, layer in enumerate(layers):
         paths = [at for at, _ in layer.named_modules() if at == named]
         if named is None and kinds[index] not in NO_HEADS:
-            paths = [
-                at for at, _ in layer.named_modules() if f".{at}".endswith(_ENDS)
-            ]
+            paths = [at for at, _ in layer.named_modules() if f".{at}".endswith(_ENDS)]
         if len(paths) > 1:
             raise TypeError(
                 f"{type(model).__name__}: layer {index} has {len(paths)} projections of heads "
@@ -359,7 +357,7 @@ def _short_passes(
     outer = [".".join(parts[:end]) for end in range(1, len(parts))]
     inner = [f"{path}.{at}" for at in dict(model.get_submodule(path).named_children())]
     heads = [f"{inner[index]}.{at}" for index, at in projections.items()]
-    watched = _Watched(model, dict.fromkeys([*outer, *inner, *heads]))
+    watched = _Watched(model, list(dict.fromkeys([*outer, *inner, *heads])))
     other = tokens.clone()
     other[0, -1] = tokens[0, 0]
     try:
@@ -423,8 +421,9 @@ def _takes_cache(model: PreTrainedModel, base: str) -> bool:
         )
     except Exception:  # models with a cache of their own may raise anything
         return False
-    same = plain is not None and cached is not None and plain.shape == cached.shape
-    return same and bool((plain - cached).norm() <= 1e-2 * plain.norm())
+    if plain is None or cached is None or plain.shape != cached.shape:
+        return False
+    return bool((plain - cached).norm() <= 1e-2 * plain.norm())
 
 
 def _failure_message(model: PreTrainedModel, error: Exception) -> str:

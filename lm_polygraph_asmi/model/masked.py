@@ -1,5 +1,7 @@
 """The subnetworks of an answer: every distinct mask runs once, in chunks that fit into memory."""
 
+import logging
+import time
 from dataclasses import dataclass
 from functools import partial
 
@@ -9,7 +11,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.model.check import Pass, check_unmasked, keeps_cache, run_checked
+from lm_polygraph_asmi.model.check import (
+    PASSES,
+    Pass,
+    check_unmasked,
+    checked,
+    failure,
+    keeps_cache,
+)
 from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.heads import output_embeddings, plain_model
 from lm_polygraph_asmi.model.layers import num_heads
@@ -21,9 +30,17 @@ from lm_polygraph_asmi.model.memory import (
     packed_bytes,
     rows_bytes,
 )
-from lm_polygraph_asmi.model.passes import UnmaskedPass, packed, rows_after_prompt, run_unmasked
+from lm_polygraph_asmi.model.passes import (
+    UnmaskedPass,
+    full_passes,
+    packed,
+    rows_after_prompt,
+    run_unmasked,
+)
 from lm_polygraph_asmi.model.readout import readout
 from lm_polygraph_asmi.model.session import scoring_session
+
+log = logging.getLogger("lm_polygraph")
 
 PACKED_POSITIONS = {"cpu": 256}
 """Most response positions in one packed sequence, by type of device. Each is compared with all
@@ -111,26 +128,39 @@ def run_subnetworks(
     unmasked_rows = distinct.all(dim=1) & shortcut
     hidden = unmasked.final_hidden.new_empty(len(distinct), *unmasked.final_hidden.shape)
     hidden[unmasked_rows] = unmasked.final_hidden
-    seconds = 0.0
+    start = time.perf_counter()
+    check_unmasked(model, unmasked)
+    seconds = time.perf_counter() - start
     if unmasked_rows.all():
-        check_unmasked(model, unmasked)
-    else:
-        masked = distinct[~unmasked_rows]
-        budget = memory_budget or default_budget(unmasked.final_hidden.device)
-
-        def run(way: Pass) -> Float[Tensor, "B T D"]:
-            chunk = masks_per_pass(model, unmasked, len(masked), budget, way)
-            return torch.cat(in_chunks(partial(way, model, unmasked, layer), masked, chunk))
-
-        def keys_of(way: Pass) -> int:
-            length, before = len(unmasked.final_hidden), unmasked.before
-            copies = masks_per_pass(model, unmasked, len(masked), budget, way)
-            return before + length * (copies if way is packed else 1)
-
-        hidden[~unmasked_rows], seconds = run_checked(
-            model, unmasked, layer, masked, run, keys_of
-        )
-    return Subnetworks(hidden, counts.float(), index, seconds)
+        return Subnetworks(hidden, counts.float(), index, seconds)
+    masked = distinct[~unmasked_rows]
+    budget = memory_budget or default_budget(unmasked.final_hidden.device)
+    names = checked(model, layer, unmasked.scope).names
+    while True:
+        start, wrong = time.perf_counter(), None
+        way = PASSES[unmasked.scope][names[0]]
+        chunk = masks_per_pass(model, unmasked, len(masked), budget, way)
+        try:
+            states = torch.cat(in_chunks(partial(way, model, unmasked, layer), masked, chunk))
+        except (torch.OutOfMemoryError, FloatingPointError):
+            raise
+        except Exception as error:  # models raise different errors
+            if way is full_passes:
+                raise
+            wrong = f"{type(error).__name__}: {error}"
+        else:
+            start = time.perf_counter()
+            keys = unmasked.before + len(unmasked.final_hidden) * (chunk if way is packed else 1)
+            wrong = failure(model, unmasked, layer, masked, states, keys)
+        seconds += time.perf_counter() - start
+        if wrong is None:
+            hidden[~unmasked_rows] = states
+            return Subnetworks(hidden, counts.float(), index, seconds)
+        slow = names.pop(0)
+        log.warning(
+            "%s: %r failed the self-check (scope %s): %s. Using %r, which is slower",
+            type(model).__name__, slow, unmasked.scope, wrong, names[0],
+        )  # fmt: skip
 
 
 def check_masks(masks: Shaped[Tensor, "S H"], heads: int) -> None:
@@ -199,7 +229,5 @@ def subnetwork_log_probs(
         vocabulary = decoder.config.get_text_config().vocab_size
         per_mask = 12 * hidden.shape[1] * vocabulary  # float32 logits and what they pass through
         budget = memory_budget or default_budget(execution_device(output_embeddings(decoder)))
-        log_probs = torch.cat(
-            in_chunks(partial(readout, decoder), hidden, budget // per_mask)
-        )
+        log_probs = torch.cat(in_chunks(partial(readout, decoder), hidden, budget // per_mask))
     return log_probs[subnetworks.index.to(log_probs.device)]

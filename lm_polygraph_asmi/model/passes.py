@@ -29,13 +29,13 @@ from lm_polygraph_asmi.model.forwards import (
     replaced_forward,
     with_cache,
 )
+from lm_polygraph_asmi.model.heads import structure_of
 from lm_polygraph_asmi.model.layers import (
     base_model,
     context_window,
     decoder_layers,
     output_projection,
 )
-from lm_polygraph_asmi.model.heads import structure_of
 from lm_polygraph_asmi.model.readout import readout
 from lm_polygraph_asmi.model.session import attention_of
 
@@ -201,8 +201,9 @@ def run_unmasked(
             attention_masks[index] = given.get("attention_mask")
             if index in targets:
                 entering[index] = given[states_name(layers[index])]
-                states = first_tensor(output)
-                after[index] = states[0, prompt_length - 1 :].clone()  # not the other positions
+                after[index] = states_of(output)[
+                    0, prompt_length - 1 :
+                ].clone()  # only these are kept
             return output
 
         return forward

@@ -19,8 +19,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from lm_polygraph_asmi.model.devices import lowest_precision
 from lm_polygraph_asmi.model.forwards import in_this_thread, replaced_forward
-from lm_polygraph_asmi.model.layers import base_model
 from lm_polygraph_asmi.model.heads import output_embeddings
+from lm_polygraph_asmi.model.layers import base_model
 
 VOCABULARY_PART = 2**13
 """Rows of the unembedding that are converted to 32 bits at once."""

@@ -121,8 +121,10 @@ def model_state(model: nn.Module) -> int:
             entry = _NUMBERS.get(id(value))
             parts.append(entry[1] if entry and entry[0]() is value else _number(value))
             if name:
-                parts += _written(value) if type(value) not in _PLAIN or value.is_meta else (
-                    value._version, value.data_ptr()
+                parts += (
+                    _written(value)
+                    if type(value) not in _PLAIN or value.is_meta
+                    else (value._version, value.data_ptr())
                 )
         for hooks in (attributes["_forward_hooks"], attributes["_forward_pre_hooks"]):
             parts += map(id, hooks.values())

@@ -24,9 +24,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lm_polygraph_asmi import __version__
-from lm_polygraph_asmi.model.model_cache import (
+from lm_polygraph_asmi.model.state import (
     has_foreign_code,
-    model_cache,
+    known_values,
     plain_values,
     renewed_names,
 )
@@ -131,7 +131,7 @@ def model_key(model: PreTrainedModel) -> dict[str, Any]:
 
     Reads every weight, once as long as the model does not change. Warns once if "model" is None.
     """
-    cache = model_cache(model)
+    cache = known_values(model)
     if "key" not in cache:
         weights = _weights_key(model)
         if weights is None and model not in _WARNED:

@@ -16,11 +16,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from lm_polygraph_asmi.config import SCOPES, ASMIConfig
 from lm_polygraph_asmi.host.releases import untested_releases
 from lm_polygraph_asmi.model import attention_of, scoring_session, structure_of, unembedding
-from lm_polygraph_asmi.model.check import strategies_seen_right
-from lm_polygraph_asmi.model.layer_call import MASKABLE
-from lm_polygraph_asmi.model.layers import output_embeddings
+from lm_polygraph_asmi.model.check import PASSES, passes_in_use
+from lm_polygraph_asmi.model.heads import output_embeddings
 from lm_polygraph_asmi.model.memory import batch_bytes, default_budget
-from lm_polygraph_asmi.model.suffix import STRATEGIES
+from lm_polygraph_asmi.model.passes import MASKABLE
 from lm_polygraph_asmi.scoring.scorer import Scorer
 
 PROMPT = (
@@ -29,9 +28,7 @@ PROMPT = (
 )
 STYLES = {"ok": "green", "unsupported": "dim", "slower": "yellow", "warning": "yellow",
           "problem": "bold red"}  # fmt: skip
-CHEAPEST = {
-    scope: next(each.name for each in STRATEGIES if each.scope == scope) for scope in SCOPES
-}
+FASTEST = {scope: next(iter(PASSES[scope])) for scope in SCOPES}
 
 
 @dataclass
@@ -128,22 +125,16 @@ def diagnose_model(
 
 def _described(model: PreTrainedModel) -> dict[str, str]:
     structure = structure_of(model)
-    sites = structure.sites
-    where = f"{len(sites)} of {structure.num_layers} layers"
+    heads = " or ".join(map(str, sorted({*structure.heads.values()})))
     paths = {module: path for path, module in model.named_modules()}
-    parts = {name: sorted({str(getattr(site, name)) for site in sites.values()})
-             for name in ("heads", "projection", "attention")}  # fmt: skip
     return {
         "class": type(model).__name__,
         "weights": f"{model.num_parameters():,} parameters, {model.dtype}, {model.device}",
         "layers": f"{structure.layers} ({structure.num_layers})",
-        "heads": f"{' or '.join(parts['heads'])} a layer, in {where}",
-        "output projection of the heads": ", ".join(parts["projection"]),
-        "attention module": ", ".join(parts["attention"]),
+        "heads": f"{heads} a layer, in {len(structure.heads)} of {structure.num_layers} layers",
+        "output projection of the heads": ", ".join(sorted({*structure.projections.values()})),
         "base model": structure.base_model,
-        "final norm": structure.final_norm or "none found",
         "lm head": paths[output_embeddings(model)],
-        "layers can be called one by one": "yes" if structure.chained else "no",
     }
 
 
@@ -168,14 +159,13 @@ def _checked(scorer: Scorer, diagnosis: ModelDiagnosis) -> tuple[str, str]:
         return "problem", str(error)
     seconds = time.perf_counter() - start
     _add_costs(scorer, len(score.tokens) + (score.prompt_tokens or 0), seconds, diagnosis)
-    passed = strategies_seen_right(model, config.scope, config.attention)
-    ways = [s.name for s in STRATEGIES if s.scope == config.scope and s.name in passed]
-    strategy = ways[0] if ways else "none"
+    with scoring_session(model, config.attention):
+        way = next(iter(passes_in_use(model, config.scope)), "none")
     length = f"{len(score.tokens)} tokens after {score.prompt_tokens} of prompt"
-    text = f"{strategy}; {seconds:.2f} s for {length}"
-    if strategy == CHEAPEST[config.scope]:
+    text = f"{way}; {seconds:.2f} s for {length}"
+    if way == FASTEST[config.scope]:
         return "ok", text
-    return "slower", f"{text}; the cheapest way, {CHEAPEST[config.scope]}, cannot be used"
+    return "slower", f"{text}; the fastest way, {FASTEST[config.scope]}, cannot be used"
 
 
 def _add_costs(scorer: Scorer, positions: int, seconds: float, diagnosis: ModelDiagnosis) -> None:
@@ -196,7 +186,7 @@ def _add_costs(scorer: Scorer, positions: int, seconds: float, diagnosis: ModelD
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the warnings of slower strategies, which the report has."""
+    """Without the warnings of slower passes, which the report has."""
     log = logging.getLogger("lm_polygraph")
     level = log.level
     log.setLevel(logging.ERROR)

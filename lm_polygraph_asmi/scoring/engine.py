@@ -19,8 +19,7 @@ from torch import Tensor
 from torch.special import entr
 from transformers import PreTrainedModel
 
-from lm_polygraph_asmi import maths
-from lm_polygraph_asmi.analysis.coverage import TOP_K
+from lm_polygraph_asmi import algorithm, maths
 from lm_polygraph_asmi.config import ASMIConfig, check_fits
 from lm_polygraph_asmi.host.releases import warn_of_untested
 from lm_polygraph_asmi.model import (
@@ -35,12 +34,10 @@ from lm_polygraph_asmi.model import (
     num_layers,
     readout,
     response_embeddings,
-    run_subnetworks,
-    run_unmasked,
     scoring_session,
     unembedding,
 )
-from lm_polygraph_asmi.model.memory import default_budget, in_chunks, reduction_bytes
+from lm_polygraph_asmi.model.memory import default_budget, in_chunks
 from lm_polygraph_asmi.model.readout import widens
 from lm_polygraph_asmi.results.cache import ResultCache, model_key
 from lm_polygraph_asmi.results.names import CANDIDATES, Settings
@@ -163,15 +160,15 @@ class Engine:
         """
         with self._session(model):
             scored = _joined(prompt, response)
-            return run_unmasked(model, scored, len(prompt), []).final_hidden
+            return algorithm.unmasked_pass(model, scored, len(prompt), [], "all").final_hidden
 
     def top_tokens(self, model: PreTrainedModel, hidden: Float[Tensor, "T D"]) -> list[int]:
         """The model's most likely token at each of these final states, as in generation."""
         with self._session(model):
             wide = not widens(model)  # rounded as in generation
             top_tokens = in_chunks(
-                lambda part: readout(model, hidden[part], wide=wide).argmax(-1),
-                len(hidden),
+                lambda part: readout(model, part, wide=wide).argmax(-1),
+                hidden,
                 self._chunk_size(model, hidden.device),
             )
         return torch.cat(top_tokens).tolist()
@@ -199,145 +196,38 @@ class Engine:
         predict the tokens.
 
         Raises:
-            ValueError, FloatingPointError: as `score`; or states of a model whose layers do not
-                run one after another.
+            ValueError, FloatingPointError: as `score`.
         """
         with self._session(model):
             scored, layer = _joined(prompt, response), self.layer(model)
-            unmasked = run_unmasked(model, scored, len(prompt), [layer], self.config.scope)
+            unmasked = algorithm.unmasked_pass(
+                model, scored, len(prompt), [layer], self.config.scope
+            )
             check_unmasked(model, unmasked)
-            tokens = scored[len(prompt) :]
-            statistics = self._unmasked_statistics(model, unmasked.final_hidden, tokens)
+            statistics = self._unmasked_statistics(model, unmasked)
             if not self.states:
                 return statistics
-            if layer not in unmasked.after:
-                raise ValueError(
-                    f"the hidden states of {type(model).__name__} cannot be read, since its "
-                    "layers do not run one after another: use a signal without them, such as "
-                    "msp"
-                )
             return statistics | {"hidden": unmasked.after[layer].double().cpu().numpy()}
 
-    def _score_unmasked(
-        self,
-        model: PreTrainedModel,
-        scored: Tensor,
-        prompt_length: int,
-        layers: list[int],
-    ) -> tuple[UnmaskedPass, dict[str, Any]]:
-        """The unmasked pass for all layers, and its statistics of the response."""
-        start = time.perf_counter()
-        unmasked = run_unmasked(model, scored, prompt_length, layers, self.config.scope)
-        tokens = scored[prompt_length:]
-        return unmasked, self._unmasked_statistics(model, unmasked.final_hidden, tokens) | {
-            "tokens": tokens.numpy().astype(np.int64),
-            "prompt_length": prompt_length,
-            # The copy to NumPy has synchronized with the device.
-            "unmasked_seconds": time.perf_counter() - start,
-        }
-
     def _unmasked_statistics(
-        self, model: PreTrainedModel, hidden: Float[Tensor, "T D"], tokens: Int[Tensor, " T"]
+        self, model: PreTrainedModel, unmasked: UnmaskedPass
     ) -> dict[str, np.ndarray]:
-        """Entropy and log-likelihood of tokens, from the unmasked final states."""
+        """Entropy and log-likelihood of the answer's tokens, from the unmasked final states."""
+        hidden, tokens = unmasked.final_hidden, unmasked.input_ids[unmasked.prompt_length :]
         found = concatenated(
             in_chunks(
-                lambda part: _per_token(readout(model, hidden[part]), tokens[part]),
-                len(tokens),
+                lambda at: _per_token(readout(model, hidden[at.start : at.stop]), tokens[at]),
+                range(len(tokens)),
                 self._chunk_size(model, hidden.device),
             )
         )
         _check_possible(found["log_likelihood"], tokens)
         return found
 
-    def _score_masked(
-        self, model: PreTrainedModel, unmasked: UnmaskedPass, settings: Settings
-    ) -> dict[str, Any]:
-        """Statistics that need the masks."""
-        start, tokens = time.perf_counter(), unmasked.input_ids
-        prompt_length = unmasked.prompt_length
-        seeding = tokens[:prompt_length] if self.config.seeded_by == "prompt" else tokens
-        seed, masks = _masks(settings, seeding.tolist())
-        subnetworks = run_subnetworks(
-            model, unmasked, settings.layer, masks, self.config.memory_budget,
-        )  # fmt: skip
-        return {
-            **self._reduced(model, subnetworks, settings, tokens[prompt_length:]),
-            "mask_seed": seed,
-            **({"masks": masks.to(torch.bool).numpy()} if self.details else {}),
-            "masked_seconds": time.perf_counter() - start - subnetworks.check_seconds,
-        }
-
-    def _reduced(
-        self,
-        model: PreTrainedModel,
-        subnetworks: Subnetworks,
-        settings: Settings,
-        tokens: Int[Tensor, " T"],
-    ) -> dict[str, np.ndarray]:
-        """Per-token statistics of subnetworks."""
-
-        def read(part: slice) -> Tensor:
-            return readout(model, subnetworks.hidden[:, part])
-
-        # Distributions are (distinct masks, T, V), the agreement kernel is (T, U, U): reduce a few
-        # positions at a time.
-        weight = unembedding(model)
-        distinct, positions = subnetworks.hidden.shape[:2]
-        per_position, per_row = reduction_bytes(distinct, settings.config.top_k, weight)
-        budget = self.config.memory_budget or default_budget(weight.device)
-        union = min(distinct * settings.config.top_k, len(weight))
-        # If the kernel of one position is too large, compute it a few rows at a time.
-        rows = max(1, min(union, int(budget - per_position) // per_row))
-        parts = in_chunks(
-            lambda part: self._reduce(read(part), weight, subnetworks, tokens[part], rows),
-            positions,
-            int(budget) // (per_position + rows * per_row),
-        )
-        return concatenated(parts)
-
     def _chunk_size(self, model: PreTrainedModel, device: torch.device) -> int:
         """Number of distributions that fit the memory budget."""
         vocabulary = model.config.get_text_config().vocab_size
         return int(self.config.memory_budget or default_budget(device)) // (32 * vocabulary)
-
-    def _reduce(
-        self,
-        log_probs: Float[Tensor, "distinct T V"],
-        weight: Float[Tensor, "V D"],
-        subnetworks: Subnetworks,
-        tokens: Int[Tensor, " T"],
-        kernel_rows: int,
-    ) -> dict[str, np.ndarray]:
-        """Per-token statistics of a few positions; no array of size V leaves the device."""
-        device = log_probs.device
-        counts, index = subnetworks.counts.to(device), subnetworks.index.to(device)
-        share = maths.mask_weights(counts, len(counts)).to(device)
-        by_rank = maths.ranked(log_probs, max(self.config.top_k, *TOP_K))
-        support = maths.union_support(log_probs, self.config.top_k, by_rank)
-        disagreement = maths.disagreement(support, counts)
-        coverage = maths.top_k_coverage(log_probs, TOP_K, by_rank)
-        reduced = {
-            "mi": disagreement.mutual_information,
-            "agreement": maths.agreement_on_support(
-                support, weight.to(device), counts, kernel_rows
-            ),
-            "entropy_of_mean": disagreement.entropy_of_mean,
-            "mean_entropy": disagreement.mean_entropy,
-            "tail_mass": share @ support.tail,
-            "coverage": torch.einsum("s,stk->tk", share, coverage).float(),
-            "top_token": maths.most_likely(by_rank)[index].int(),
-        }
-        if self.details:
-            mean = torch.einsum("s,stv->tv", share, log_probs.double().exp())
-            candidates = mean.topk(min(CANDIDATES, mean.shape[-1]), dim=-1).indices
-            reduced |= {
-                "kl": disagreement.divergence_from_mean[index].float(),
-                "masked_log_likelihood": _chosen(log_probs, tokens)[index].float(),
-                "candidates": candidates.int(),
-                "candidate_cosines": maths.cosines(weight.to(device)[candidates]),
-            }
-        return {name: _numpy(value) for name, value in reduced.items()}
 
 
 def score_depths(
@@ -364,43 +254,41 @@ def score_depths(
             f"unmasked pass, got {sorted(map(str, unmasked_by)) or 'none'}: score these apart"
         )
     warn_of_untested()
-    with engines[0]._session(model):
-        return _score(engines, model, _joined(prompt, response), len(prompt))
-
-
-def _score(
-    engines: Sequence[Engine],
-    model: PreTrainedModel,
-    scored: Int[Tensor, " tokens"],
-    prompt_length: int,
-) -> list[AnswerStatistics]:
-    first = engines[0]
-    results = first.result_cache
+    first, results, start = engines[0], engines[0].result_cache, time.perf_counter()
     for engine in engines:
         check_fits(engine.config.top_k, model.config.get_text_config().vocab_size)
-    used = [engine.settings(model) for engine in engines]
-    answer_key = (model_key(model) if results.kept else {}) | {
-        "input_ids": scored.tolist(),
-        "prompt_length": prompt_length,
-        "scope": first.config.scope,
-        "attention": first.config.attention or attention_of(model),
-    }
-    keys = [
-        answer_key | settings.to_dict() | {"details": engine.details}
-        for engine, settings in zip(engines, used, strict=True)
-    ]
-    answer = results.get(answer_key)
-    parts: list[Any] = [results.get(key) for key in keys]
-    missing = [at for at, part in enumerate(parts) if part is None]
-    if answer is None or missing:
-        layers = [used[at].layer for at in missing or range(len(engines))]
-        unmasked, answer = first._score_unmasked(model, scored, prompt_length, layers)
-        if not missing:
-            check_unmasked(model, unmasked)
-        for at in missing:
-            parts[at] = engines[at]._score_masked(model, unmasked, used[at])
-            results.put(keys[at], parts[at])
-        results.put(answer_key, answer)  # after its check
+    with first._session(model):
+        x_y, prompt_length = _joined(prompt, response), len(prompt)
+        used = [engine.settings(model) for engine in engines]
+        answer_key = (model_key(model) if results.kept else {}) | {
+            "input_ids": x_y.tolist(),
+            "prompt_length": prompt_length,
+            "scope": first.config.scope,
+            "attention": first.config.attention or attention_of(model),
+        }
+        keys = [
+            answer_key | settings.to_dict() | {"details": engine.details}
+            for engine, settings in zip(engines, used, strict=True)
+        ]
+        answer: Any = results.get(answer_key)
+        parts: list[Any] = [results.get(key) for key in keys]
+        missing = [at for at, part in enumerate(parts) if part is None]
+        if answer is None or missing:
+            layers = [used[at].layer for at in missing or range(len(engines))]
+            h_cache = algorithm.unmasked_pass(model, x_y, prompt_length, layers, first.config.scope)
+            answer = first._unmasked_statistics(model, h_cache) | {
+                "tokens": x_y[prompt_length:].numpy().astype(np.int64),
+                "prompt_length": prompt_length,
+                # The copy to NumPy has synchronized with the device.
+                "unmasked_seconds": time.perf_counter() - start,
+            }
+            if not missing:
+                check_unmasked(model, h_cache)
+            for at in missing:
+                details = _details if engines[at].details else None
+                parts[at] = algorithm.token_statistics(model, h_cache, used[at], details)
+                results.put(keys[at], parts[at])
+            results.put(answer_key, answer)  # after its check
     return [
         AnswerStatistics(settings=settings, reused=at not in missing, **answer, **part)
         for at, (settings, part) in enumerate(zip(used, parts, strict=True))
@@ -412,15 +300,24 @@ def _joined(prompt: Tensor, response: Sequence[int]) -> Int[Tensor, " tokens"]:
     return torch.cat([prompt.cpu(), torch.tensor(response, dtype=prompt.dtype)])
 
 
-def _masks(settings: Settings, tokens: list[int]) -> tuple[int, Float[Tensor, "S H"]]:
-    """Seed and masks of an example; `tokens` seed them."""
-    config = settings.config
-    assert config.num_masks is not None
-    assert config.mask_rate is not None
-    return maths.example_masks(
-        config.num_masks, settings.num_heads, config.mask_rate, config.mask_sampler, config.seed,
-        settings.layer, tokens,
-    )  # fmt: skip
+def _details(
+    log_probs: Float[Tensor, "distinct T V"],
+    disagreement: maths.Disagreement,
+    weight: Float[Tensor, "V D"],
+    subnetworks: Subnetworks,
+    tokens: Int[Tensor, " T"],
+) -> dict[str, Tensor]:
+    """Statistics by mask, and of the most likely candidates, for a run that asks for details."""
+    share = maths.mask_weights(subnetworks.counts, len(log_probs)).to(log_probs.device)
+    index = subnetworks.index.to(log_probs.device)
+    mean = torch.einsum("s,stv->tv", share, log_probs.double().exp())
+    candidates = mean.topk(min(CANDIDATES, mean.shape[-1]), dim=-1).indices
+    return {
+        "kl": disagreement.divergence_from_mean[index].float(),
+        "masked_log_likelihood": _chosen(log_probs, tokens)[index].float(),
+        "candidates": candidates.int(),
+        "candidate_cosines": maths.cosines(weight.to(log_probs.device)[candidates]),
+    }
 
 
 def _per_token(log_probs: Float[Tensor, "T V"], tokens: Int[Tensor, " T"]) -> dict[str, np.ndarray]:

@@ -18,6 +18,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from lm_polygraph_asmi.algorithm import sequence_uncertainty
 from lm_polygraph_asmi.analysis.learned import free_features
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.host.loading import load_named
@@ -25,7 +26,6 @@ from lm_polygraph_asmi.host.model import causal_model, is_host_model
 from lm_polygraph_asmi.host.special_tokens import SpecialTokens
 from lm_polygraph_asmi.host.stopping import StopConditions
 from lm_polygraph_asmi.maths import adaptive_gate
-from lm_polygraph_asmi.maths.scores import aggregate
 from lm_polygraph_asmi.model import (
     attention_of,
     name_modules,
@@ -363,7 +363,9 @@ class Scorer:
         tokens = tokens_of(stats, described["scored_text"], offsets, gate, self.tokenizer)
         counted = self._counted(ids)
         return Score(
-            score=aggregate([token.u for token in tokens[:counted]], self.config.aggregation),
+            score=sequence_uncertainty(
+                stats.mi[:counted], stats.agreement[:counted], gate, self.config.aggregation
+            ),
             tokens=tuple(tokens),
             counted=counted,
             msp=-float(np.sum(stats.log_likelihood[:counted])),

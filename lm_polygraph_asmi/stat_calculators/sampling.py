@@ -16,7 +16,7 @@ from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.host.model import causal_model
 from lm_polygraph_asmi.maths import example_seed
 from lm_polygraph_asmi.model import attention_of, structure_of
-from lm_polygraph_asmi.model.layer_call import with_cache
+from lm_polygraph_asmi.model.forwards import with_cache
 from lm_polygraph_asmi.results.cache import ResultCache, model_key, tokenizer_key
 
 
@@ -96,7 +96,7 @@ class _PromptCached:
         self._model = model
         structure = structure_of(causal_model(model))
         # Layers without keys and values have another state: then the prompt is run again.
-        self._cache = DynamicCache() if len(structure.sites) == structure.num_layers else None
+        self._cache = DynamicCache() if len(structure.heads) == structure.num_layers else None
         if self._cache is not None and prompt.shape[1] > 1:  # generation runs the last token
             with torch.no_grad():
                 inner = causal_model(model)

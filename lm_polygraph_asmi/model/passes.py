@@ -6,7 +6,7 @@ the outputs of masked heads are zero before its output projection. The others ar
 """
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,6 +34,7 @@ from lm_polygraph_asmi.model.layers import (
     base_model,
     context_window,
     decoder_layers,
+    num_layers,
     output_projection,
 )
 from lm_polygraph_asmi.model.readout import readout
@@ -308,9 +309,41 @@ def suffix(
     model: PreTrainedModel, unmasked: UnmaskedPass, layer: int, masks: Shaped[Tensor, "B H"]
 ) -> Float[Tensor, "B T D"]:
     """Heads masked at every position; one row up to the projection, since masks act behind it."""
-    with suffix_under(model, layer, masks[:, None], unmasked.entering[layer], one_row=True):
-        states = states_of(base_model(model)(input_ids=unmasked.tokens(model), use_cache=False))
+    ids, last = unmasked.tokens(model), num_layers(model) - 1
+    # Of the last layer, what follows attention is needed only where answers are read.
+    parts: list[Any] = [getattr(decoder_layers(model)[last], "mlp", None)]
+    if last in structure_of(model).projections:
+        parts.append(output_projection(model, last))
+    with ExitStack() as replaced:
+        for part in parts if layer < last else ():
+            if isinstance(part, nn.Module):
+                only = _only_at(unmasked.predicting, ids.shape[1])
+                replaced.enter_context(replaced_forward(part, only))
+        replaced.enter_context(
+            suffix_under(model, layer, masks[:, None], unmasked.entering[layer], one_row=True)
+        )
+        states = states_of(base_model(model)(input_ids=ids, use_cache=False))
     return _rows(states, len(masks))[:, unmasked.predicting]
+
+
+def _only_at(positions: slice, total: int) -> Callable[[Forward], Forward]:
+    """A module that returns a tensor runs only at some of all positions; others are zeros."""
+    owner = get_ident()
+
+    def replace(real: Forward) -> Forward:
+        def forward(states: Tensor, *args: Any, **kwargs: Any) -> Any:
+            if get_ident() != owner or states.ndim != 3 or states.shape[1] != total:
+                return real(states, *args, **kwargs)
+            found = real(states[:, positions], *args, **kwargs)
+            if not isinstance(found, Tensor):
+                return real(states, *args, **kwargs)
+            padded = found.new_zeros(*states.shape[:2], found.shape[-1])
+            padded[:, positions] = found
+            return padded
+
+        return forward
+
+    return replace
 
 
 def suffix_in_rows(

@@ -233,6 +233,12 @@ def states_of(output: Any) -> Tensor:
     return states
 
 
+def by_head(heads: Tensor, mask: Shaped[Tensor, "B n H"], rows: int) -> Float[Tensor, "B N W"]:
+    """Concatenated head outputs of some rows, each head times its mask."""
+    split = heads.reshape(rows, -1, mask.shape[-1], heads.shape[-1] // mask.shape[-1])
+    return (split * mask[..., None].to(heads)).flatten(2)
+
+
 @contextmanager
 def suffix_under(
     model: PreTrainedModel,
@@ -240,6 +246,7 @@ def suffix_under(
     mask: Shaped[Tensor, "B n H"],
     entering: Float[Tensor, "_ N D"] | None = None,
     one_row: bool = False,
+    attention_mask: Tensor | None = None,
 ) -> Iterator[None]:
     """Let the model run with masked heads at a layer.
 
@@ -248,6 +255,7 @@ def suffix_under(
         entering: states that enter the layer, while those below return at once; None: the model's
             own.
         one_row: the model runs one row, of which the masks make B behind the projection.
+        attention_mask: the layer gets this one.
     """
     structure, layers, owner = structure_of(model), decoder_layers(model), get_ident()
     inside = False
@@ -273,6 +281,9 @@ def suffix_under(
             if entering is not None:
                 args = (entering, *args[1:]) if args else args
                 kwargs = kwargs if args else kwargs | {name: entering}
+            if attention_mask is not None:
+                named = arguments(layers[layer], args, kwargs)
+                args, kwargs = (), named | {"attention_mask": attention_mask}
             inside = True  # several layers may share one projection
             try:
                 return real(*args, **kwargs)
@@ -284,9 +295,7 @@ def suffix_under(
     def project(real: Forward) -> Forward:
         def forward(heads: Tensor, *args: Any, **kwargs: Any) -> Any:
             if inside and get_ident() == owner:
-                shape = (1 if one_row else len(mask), -1, mask.shape[-1])
-                by_head = heads.reshape(*shape, heads.shape[-1] // shape[-1])
-                masked = (by_head * mask[..., None].to(heads)).flatten(2)
+                masked = by_head(heads, mask, 1 if one_row else len(mask))
                 heads = masked if one_row else masked.reshape(heads.shape)
             return real(heads, *args, **kwargs)
 
@@ -387,31 +396,31 @@ def packed(
     copies, before = len(masks), unmasked.before
     length, layers, owner = len(unmasked.final_hidden), decoder_layers(model), get_ident()
     cache = _first_positions(unmasked.cache, range(layer, len(layers)), before)
-    by_kind: dict[int, Tensor] = {}  # layers of one kind share one mask
+    entering = unmasked.entering[layer][:, before:].repeat(1, copies, 1)
+    packed_masks = {  # layers of one kind share one
+        id(given): _packed_mask(given, before, length, copies, entering.device)
+        for given in unmasked.attention_masks.values()
+    }
 
     def see_own_copy(index: int, real: Forward) -> Forward:
-        given = unmasked.attention_masks[index]
+        mask = packed_masks[id(unmasked.attention_masks[index])]
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             if get_ident() != owner:
                 return real(*args, **kwargs)
-            named = arguments(layers[index], args, kwargs)
-            if id(given) not in by_kind:
-                device = next(iter(named.values())).device
-                by_kind[id(given)] = _packed_mask(given, before, length, copies, device)
-            return real(**named | {"attention_mask": by_kind[id(given)]})
+            return real(**arguments(layers[index], args, kwargs) | {"attention_mask": mask})
 
         return forward
 
-    entering = unmasked.entering[layer][:, before:].repeat(1, copies, 1)
     mask = masks.repeat_interleave(length, 0)[None]
     ids = unmasked.tokens(model)[:, before:].repeat(1, copies)
     places = torch.arange(before, before + length, device=ids.device).repeat(copies)[None]
     base = base_model(model)
     with ExitStack() as replaced:
-        for index in range(layer, len(layers)):
+        for index in range(layer + 1, len(layers)):
             replaced.enter_context(replaced_forward(layers[index], partial(see_own_copy, index)))
-        replaced.enter_context(suffix_under(model, layer, mask, entering))
+        own = packed_masks[id(unmasked.attention_masks[layer])]
+        replaced.enter_context(suffix_under(model, layer, mask, entering, attention_mask=own))
         caching = with_cache(base, cache)
         states = states_of(base(input_ids=ids, position_ids=places, use_cache=True, **caching))
     return states.reshape(copies, length, -1)

@@ -1,0 +1,170 @@
+"""Algorithm 1 stands in one module, and every door goes through it; what a row costs in calls."""
+
+import inspect
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+import lm_polygraph_asmi
+from lm_polygraph_asmi import Scorer, algorithm
+from lm_polygraph_asmi.estimators import SemASMI
+from lm_polygraph_asmi.model import passes
+from lm_polygraph_asmi.stat_calculators.masked_heads import MaskedHeadsCalculator
+from tests.tiny_lm import whitebox
+
+PACKAGE = f"{Path(lm_polygraph_asmi.__file__).parent}/"
+QUESTION, ANSWER = "Who built it?", [40, 77, 131]
+MOST_CALLS, MOST_FRAMES = 1000, 8
+
+
+def host_score(model) -> float:
+    stats = MaskedHeadsCalculator()({"greedy_tokens": [ANSWER]}, [QUESTION], model)
+    return float(SemASMI()(stats)[0])
+
+
+def own_score(model) -> float:
+    return Scorer(model).score(QUESTION, ANSWER).score
+
+
+DOORS = {"the host's": host_score, "Scorer": own_score}
+
+
+def other_tokens(real):
+    """The pass over a text whose first token is another."""
+
+    def broken(model, ids, *args, **kwargs):
+        return real(model, torch.cat([ids[:1] + 1, ids[1:]]), *args, **kwargs)
+
+    return broken
+
+
+def other_masks(real):
+    def broken(*args, **kwargs):
+        seed, masks = real(*args, **kwargs)
+        return seed, masks.flip(1)
+
+    return broken
+
+
+def scaled(real):
+    def broken(*args, **kwargs):
+        return real(*args, **kwargs) * 1.5
+
+    return broken
+
+
+def swapped(real):
+    """States of each subnetwork in another's place, so that one that is kept leaves its count."""
+
+    def broken(*args, **kwargs):
+        found = real(*args, **kwargs)
+        found.hidden.mul_(1.5)
+        return found
+
+    return broken
+
+
+def one_less(real):
+    def broken(log_probs, _, *args):
+        return real(log_probs, 2, *args)
+
+    return broken
+
+
+LINES = {
+    2: ("run_unmasked", other_tokens),
+    4: ("example_masks", other_masks),
+    5: ("run_subnetworks", swapped),
+    7: ("union_support", one_less),
+    8: ("agreement_on_support", scaled),
+    9: ("token_scores", scaled),
+}
+"""Number of a line -> the name in `algorithm` that computes it, and what breaks it."""
+
+
+def test_the_lines_are_numbered_as_in_the_paper():
+    source = inspect.getsource(algorithm)
+    numbers = [
+        int(number)
+        for comment in re.findall(r"^ +# ([\d, ]+):", source, re.MULTILINE)
+        for number in comment.split(",")
+    ]
+    assert numbers == [2, 3, 4, 5, 7, 8, 9]  # 1 is the answer, 6 ends the loop
+    assert len(source.splitlines()) <= 150
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("line", LINES)
+def test_a_broken_line_changes_every_score(monkeypatch, line, door):
+    model = whitebox()
+    right = DOORS[door](model)
+    name, broken = LINES[line]
+    monkeypatch.setattr(algorithm, name, broken(getattr(algorithm, name)))
+    assert abs(DOORS[door](model) - right) > 1e-6 * right  # rounding is a tenth of that
+
+
+def test_no_other_code_calls_a_decoder_layer(monkeypatch):
+    """Without Algorithm 1 nothing of the package reaches the layers of a given answer."""
+    model = whitebox()
+    DOORS["Scorer"](model)  # structure and check are known from now on
+
+    class Reached(Exception):
+        pass
+
+    def stop(*_, **__):
+        raise Reached
+
+    for name in ("run_unmasked", "run_subnetworks"):
+        monkeypatch.setattr(algorithm, name, stop)
+    monkeypatch.setattr(LlamaDecoderLayer, "forward", lambda *_, **__: pytest.fail("called"))
+    for door in DOORS.values():
+        with pytest.raises(Reached):
+            door(model)
+
+
+def test_a_warm_row_makes_few_calls():
+    model, calls = whitebox(), 0
+
+    def count(frame, event, _):
+        nonlocal calls
+        calls += event == "call" and frame.f_code.co_filename.startswith(PACKAGE)
+
+    calculator, estimator = MaskedHeadsCalculator(), SemASMI()
+
+    def row() -> np.ndarray:
+        return estimator(calculator({"greedy_tokens": [ANSWER]}, [QUESTION], model))
+
+    row()
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        row()
+    finally:
+        sys.setprofile(before)
+    assert 50 < calls < MOST_CALLS
+
+
+@pytest.mark.parametrize("scope", ["all", "response"])
+def test_masks_act_below_few_frames(monkeypatch, scope):
+    model, depths = whitebox(), []
+    real = passes.by_head
+
+    def counted(*args, **kwargs):
+        frame, depth = sys._getframe(1), 0
+        while frame is not None:
+            depth += frame.f_code.co_filename.startswith(PACKAGE)
+            frame = frame.f_back
+        depths.append(depth)
+        return real(*args, **kwargs)
+
+    calculator = MaskedHeadsCalculator(scope=scope)
+    calculator({"greedy_tokens": [ANSWER]}, [QUESTION], model)  # with the check
+    monkeypatch.setattr(passes, "by_head", counted)
+    calculator({"greedy_tokens": [ANSWER]}, [QUESTION], model)
+    assert depths
+    assert max(depths) <= MOST_FRAMES

@@ -380,7 +380,7 @@ def _short_passes(
         raise TypeError(f"{name}: no module around the layers at {path!r} returns the final states")
     _check_causal(model, logits, changed, again)
     outputs = [calls[at][0][1] for at in inner]
-    returns = tuple(len(out) if isinstance(out, tuple) else 0 for out in outputs)
+    returns = tuple(len(out) if isinstance(out, tuple | list) else 0 for out in outputs)
     return base, returns
 
 

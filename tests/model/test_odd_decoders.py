@@ -101,7 +101,9 @@ def test_what_a_faster_pass_gets_wrong_is_told_once_and_run_slower(trait, ways, 
         ids = decoders.sequence(length, seed=seed)
         assert apart(model, ids, scope) < 1e-5, (length, seed)
     assert passes_in_use(model, scope) == [ways[SCOPES.index(scope)]]
-    told = [record.message for record in caplog.records if "failed the self-check" in record.message]
+    told = [
+        record.message for record in caplog.records if "failed the self-check" in record.message
+    ]
     assert len(told) == len({message.split("(")[0] for message in told})
     assert all(f"(scope {scope})" in message for message in told)
 

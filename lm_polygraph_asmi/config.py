@@ -33,7 +33,6 @@ GATE_TOKENS = ("last", "second_last")
 STRUCTURE = {
     "layers": "the module whose children are the decoder layers",
     "projection": "inside a layer, the projection of the concatenated head outputs",
-    "final_norm": "the module between the last layer and the final states",
     "lm_head": "the module that returns the logits",
 }
 """Modules that the setting `structure` may name."""
@@ -267,7 +266,7 @@ class ASMIConfig:
     )  # fmt: skip
     structure: str | None = parameter(
         None, "Modules of a model whose structure is not found, by path: "
-        "layers=...,projection=...,final_norm=...,lm_head=..., any of them.", _or_none(_structure),
+        "layers=...,projection=...,lm_head=..., any of them.", _or_none(_structure),
         of="masks", shown=lambda _: "named modules",
     )  # fmt: skip
     closing_token: bool = parameter(

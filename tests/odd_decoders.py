@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
+from lm_polygraph_asmi.model import name_modules
+
 VOCABULARY, WIDTH, HEADS, LAYERS = 61, 32, 4, 4
 
 
@@ -32,7 +34,7 @@ class Attention(nn.Module):
         super().__init__()
         self.index = index
         self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
-        self.register_buffer("kept", torch.ones(HEADS), persistent=False)  # the ground truth's
+        self.kept: Tensor | None = None  # the ground truth's, (tokens, heads)
 
     def weights(self, scores: Tensor) -> Tensor:
         return scores.softmax(-1)
@@ -47,7 +49,7 @@ class Attention(nn.Module):
         away = places - places[-tokens:, None]
         scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + 0.1 * away
         said = (self.weights(scores.masked_fill(away > 0, float("-inf"))) @ v).transpose(1, 2)
-        return said * self.kept[:, None]
+        return said if self.kept is None else said * self.kept[..., None]
 
     @property
     def qkv(self) -> tuple[nn.Module, ...]:
@@ -137,7 +139,8 @@ class OddForCausalLM(PreTrainedModel):
 
 
 def odd_decoder(trait: type[Layer] | type[Attention] = Layer) -> OddForCausalLM:
-    """A random decoder whose layers, or their attention, are of a class of their own."""
+    """A random decoder whose layers, or their attention, are of a class of their own; its modules
+    are named, as those of any class that the table does not have."""
     layer = trait if issubclass(trait, Layer) else type("Layer", (Layer,), {"attention": trait})
     torch.manual_seed(0)
     model = OddForCausalLM(OddConfig(), layer)
@@ -145,19 +148,21 @@ def odd_decoder(trait: type[Layer] | type[Attention] = Layer) -> OddForCausalLM:
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(std=0.25)
+    name_modules(model, "layers=model.layers,projection=attn.o")
     return model.eval()
 
 
 def heads_masked(
-    model: OddForCausalLM, ids: Tensor, prompt: int, layer: int, masks: Tensor
+    model: OddForCausalLM, ids: Tensor, prompt: int, layer: int, masks: Tensor, scope: str = "all"
 ) -> Tensor:
-    """Log-probabilities (S, T, V) of the response, heads of a layer masked at every position."""
-    found = []
+    """Log-probabilities (S, T, V) of the response, heads of a layer masked in full passes."""
+    found, first = [], prompt - 1 if scope == "response" else 0
     for mask in masks:
         masked = copy.deepcopy(model)
         for module in masked.model.layers[layer].modules():
             if isinstance(module, Attention):
-                module.kept = mask
+                module.kept = torch.ones(len(ids) - 1, HEADS)
+                module.kept[first:] = mask
         with torch.no_grad():
             logits = masked(ids[None, :-1]).logits[0, prompt - 1 :]
         found.append(logits.log_softmax(-1))

@@ -174,6 +174,8 @@ def _find_structure(model: PreTrainedModel, named: dict[str, str]) -> Structure:
     width = max(_width(layers[index], at, heads[index]) for index, at in projections.items())
     with scoring_session(model):
         base, returns = _short_passes(model, path, layers, projections)
+        if "projection" in named:
+            _check_named_projection(model, path, *next(iter(projections.items())))
         takes_cache = _takes_cache(model, base)
     passes = {} if row is None else {scope: row[scope] for scope in ("all", "response")}
     return Structure(
@@ -357,7 +359,9 @@ def _short_passes(
     outer = [".".join(parts[:end]) for end in range(1, len(parts))]
     inner = [f"{path}.{at}" for at in dict(model.get_submodule(path).named_children())]
     heads = [f"{inner[index]}.{at}" for index, at in projections.items()]
-    watched = _Watched(model, list(dict.fromkeys([*outer, *inner, *heads])))
+    head = module_paths(known_of(model).named).get("lm_head")
+    named = [] if head is None else [head]
+    watched = _Watched(model, list(dict.fromkeys([*outer, *inner, *heads, *named])))
     other = tokens.clone()
     other[0, -1] = tokens[0, 0]
     try:
@@ -378,10 +382,50 @@ def _short_passes(
     base = next((at for at in outer if len(calls.get(at, [])) == 1), None)
     if base is None:
         raise TypeError(f"{name}: no module around the layers at {path!r} returns the final states")
+    numbers = [output.shape[-1] for at in named for _, output in calls.get(at, [])]
+    if named and numbers != [logits.shape[-1]]:
+        raise TypeError(
+            f"{name}: structure names lm_head={head}, expected the module that returns the "
+            f"{logits.shape[-1]} logits of a token, got {numbers}"
+        )
     _check_causal(model, logits, changed, again)
     outputs = [calls[at][0][1] for at in inner]
-    returns = tuple(len(out) if isinstance(out, tuple) else 0 for out in outputs)
+    returns = tuple(len(out) if isinstance(out, tuple | list) else 0 for out in outputs)
     return base, returns
+
+
+def _check_named_projection(model: PreTrainedModel, path: str, index: int, named: str) -> None:
+    """Raise unless it is the first module with a matrix, in the first layer with heads, whose input
+    at later tokens depends on the first token: queries, keys and values do not, an MLP comes later.
+
+    Nothing can be said where layers below mix tokens.
+    """
+    at = list(dict(model.get_submodule(path).named_children()))[index]
+    layer = f"{path}.{at}"
+    inside = [
+        f"{layer}.{at}"
+        for at, module in model.get_submodule(layer).named_modules()
+        if at and (at == named or hasattr(module, "in_features")
+                   or any(p.ndim > 1 for p in module.parameters(recurse=False)))
+    ]  # fmt: skip
+    watched, tokens = _Watched(model, [layer, *inside]), _ordinary_tokens(model)
+    watched(tokens)
+    first = watched.calls
+    tokens[0, 0] = tokens[0, -1]
+    watched(tokens)
+    mixing = []
+    for at in [at for at in first if at in watched.calls]:
+        one, other = (calls[at][0][0].flatten(0, -2) for calls in (first, watched.calls))
+        own = -(-len(one) // TOKENS)  # rows of the first token
+        if one.shape != other.shape or (one - other)[own:].norm() > 1e-3 * one.norm():
+            mixing.append(at)
+    if layer not in mixing and mixing[:1] != [f"{layer}.{named}"]:
+        found = repr(mixing[0].removeprefix(f"{layer}.")) if mixing else "none"
+        raise TypeError(
+            f"{type(model).__name__}: structure names projection={named}, expected the projection "
+            f"of the head outputs, the first of layer {index} whose input mixes tokens, got "
+            f"another: the first is {found}"
+        )
 
 
 def _check_causal(model: PreTrainedModel, logits: Tensor, changed: Tensor, again: Tensor) -> None:

@@ -119,6 +119,9 @@ def scoring_session(model: PreTrainedModel, attention: str | None = None) -> Ite
     wait. A thread may nest sessions, which costs almost nothing if no setting changes. Weights must
     not change inside. Gradient checkpointing acts only in training mode.
 
+    Other threads may call the model meanwhile, but the training flags and a switched attention
+    implementation are the model's, so they see those until the session ends.
+
     Args:
         model: the model to be scored.
         attention: implementation for all passes inside ("sdpa", "eager" ...); None keeps the

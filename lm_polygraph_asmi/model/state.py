@@ -123,7 +123,7 @@ def model_state(model: nn.Module) -> int:
             if name:
                 parts += (
                     _written(value)
-                    if type(value) not in _PLAIN or value.is_meta
+                    if type(value) not in _PLAIN or value.is_meta or value.is_inference()
                     else (value._version, value.data_ptr())
                 )
         for hooks in (attributes["_forward_hooks"], attributes["_forward_pre_hooks"]):

@@ -1,5 +1,6 @@
 """Generate answers: one greedy, or several sampled."""
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -110,8 +111,10 @@ class Generation:
             pad_token_id=pad if pad is not None else (ends or [0])[0],
             **options,
         )
-        model: Any = self.model
-        model.generation_config = config  # else transformers fills unset values from the model's
+        # Transformers fills unset values from the model's own settings, which stay as they are for
+        # other threads: the copy shares all modules.
+        model: Any = copy.copy(self.model)
+        model.generation_config = config
         ids = prompt_ids[None].to(execution_device(self.model.get_input_embeddings()))
         with scoring_session(self.model):
             sequences = model.generate(

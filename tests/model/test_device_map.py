@@ -15,18 +15,18 @@ from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.maths import sample_head_masks
 from lm_polygraph_asmi.model import (
     Structure,
+    passes,
     response_embeddings,
     run_unmasked,
     scoring_session,
     structure_of,
     subnetwork_log_probs,
     unembedding,
-    unmasked,
 )
+from lm_polygraph_asmi.model.check import PASSES
 from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.memory import CPU_BUDGET, default_budget
-from lm_polygraph_asmi.model.model_cache import model_cache
-from lm_polygraph_asmi.model.suffix import run_suffix
+from lm_polygraph_asmi.model.state import known_values
 from lm_polygraph_asmi.scoring.engine import Engine
 from tests.conftest import PROMPT_LENGTH
 from tests.families import tiny_model
@@ -197,12 +197,11 @@ def run_without_data(name: str, found: Structure) -> None:
     )
     input_ids = torch.ones(17, dtype=torch.long)
     with scoring_session(model):
-        model_cache(model)["structure"] = found
+        known_values(model)["structure", None] = found
         for scope in SCOPES:
             for layer in (1, 3):
                 run = run_unmasked(model, input_ids, PROMPT_LENGTH, [layer], scope)
-                assert run.devices == ({second} if layer == 3 else {first, second})
-                hidden = run_suffix(model, run, layer, torch.ones(3, 4))
+                hidden = next(iter(PASSES[scope].values()))(model, run, layer, torch.ones(3, 4))
                 assert hidden.device == run.final_hidden.device == first
                 assert model.get_output_embeddings()(hidden).device == second
         assert unembedding(model).device == second
@@ -215,7 +214,7 @@ def pretend_two_devices() -> None:
     torch.set_num_threads(1)
     backend_registration._setup_privateuseone_for_python_backend("pretend")
     torch.pretend.get_amp_supported_dtype = list  # torch.autocast asks
-    unmasked.validate_sequence = lambda *_: None  # it looks at token ids, which have no data
+    passes.validate_sequence = lambda *_: None  # it looks at token ids, which have no data
     seen = {name: structure_of(tiny_model(name, "sdpa")) for name in FAMILIES}  # that needs data
     with FakeTensorMode():
         for name, found in seen.items():

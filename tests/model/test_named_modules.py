@@ -1,4 +1,4 @@
-"""Decoders whose modules detection cannot know: named right, they equal brute force."""
+"""Decoders whose modules no name tells: named right, they equal brute force."""
 
 import pytest
 import torch
@@ -10,11 +10,12 @@ from lm_polygraph_asmi.maths import sample_head_masks
 from lm_polygraph_asmi.model import name_modules, structure_of, subnetwork_log_probs
 from lm_polygraph_asmi.scoring.engine import Engine
 from lm_polygraph_asmi.stat_calculators.masked_heads import MaskedHeadsCalculator
+from tests.decoders import apart
 from tests.odd_decoders import HEADS, WIDTH, Attention, OddForCausalLM, heads_masked, odd_decoder
 from tests.tiny_lm import whitebox
 
 PROMPT, TARGET = 15, 1
-NAMES = "layers=model.layers,projection=attn.o,final_norm=model.norm,lm_head=lm_head"
+NAMES = "layers=model.layers,projection=attn.o,lm_head=lm_head"
 
 
 class Mixer(nn.Module):
@@ -30,15 +31,11 @@ class Mixer(nn.Module):
 
 
 class Unseen(Attention):
-    """Probabilities without a softmax that torch sees, and a projection that is no matrix."""
+    """A projection that is no matrix."""
 
     def __init__(self, index: int) -> None:
         super().__init__(index)
         self.o = Mixer()
-
-    def weights(self, scores: Tensor) -> Tensor:
-        odds = (scores - scores.amax(-1, keepdim=True)).exp()
-        return odds / odds.sum(-1, keepdim=True)
 
 
 class Headless(OddForCausalLM):
@@ -47,7 +44,7 @@ class Headless(OddForCausalLM):
 
 
 def unknown() -> OddForCausalLM:
-    """No part is where detection looks: layers in a `Sequential`, no known unembedding."""
+    """No part is where names are looked for: layers in a `Sequential`, no known unembedding."""
     model = odd_decoder(Unseen)
     model.model.layers = nn.Sequential(*model.model.layers)
     model.__class__ = Headless
@@ -62,46 +59,21 @@ def text(length: int = 24) -> Tensor:
     return torch.randint(3, 61, (length,), generator=torch.Generator().manual_seed(1))
 
 
-def full_passes(model: OddForCausalLM, ids: Tensor, scope: str) -> Tensor:
-    """Log-probabilities (S, T, V): one pass a mask, a hook takes heads from the projection."""
-    first = PROMPT - 1 if scope == "response" else 0
-    found = []
-    for mask in masks():
-
-        def hook(_, args, mask=mask):
-            heads = args[0].unflatten(-1, (HEADS, -1)).clone()
-            heads[:, first:] *= mask[:, None]
-            return (heads.flatten(-2),)
-
-        handle = model.model.layers[TARGET].attn.o.register_forward_pre_hook(hook)
-        with torch.no_grad():
-            logits = model(ids[None, :-1]).logits[0, PROMPT - 1 :]
-        handle.remove()
-        found.append(logits.log_softmax(-1))
-    return torch.stack(found)
-
-
-def apart(a: Tensor, b: Tensor) -> float:
-    return (a.exp() - b.exp()).abs().sum(-1).max().item() / 2
-
-
 @pytest.mark.parametrize("scope", ["all", "response"])
 def test_named_modules_equal_full_passes_with_a_hook(scope):
     model, ids = unknown(), text()
-    expected = full_passes(model, ids, scope)
+    expected = heads_masked(model, ids, PROMPT, TARGET, masks(), scope)
     assert apart(expected, expected[:1].expand_as(expected)) > 1e-3  # masks change something
     name_modules(model, NAMES)
     found = subnetwork_log_probs(model, ids, PROMPT, TARGET, masks(), scope=scope)
     assert apart(found, expected) < 1e-5  # float32 sums of 32 terms
-    if scope == "all":
-        assert apart(found, heads_masked(model, ids, PROMPT, TARGET, masks())) < 1e-5
 
 
 @pytest.mark.parametrize(
     ("left_out", "message"),
     [
-        ("layers", "expected one stack of layers"),
-        ("projection", "no softmax over keys"),
+        ("layers", "no list of 4 decoder layers"),
+        ("projection", "not among the classes that were tested"),
         ("lm_head", "has no unembedding"),
     ],
 )
@@ -118,14 +90,16 @@ def test_a_name_that_is_left_out_is_asked_for(left_out, message):
     ("wrong", "message"),
     [
         ({"layers": "model.blocks"}, "layers=model.blocks, which is no module of the model: take"),
-        ({"layers": "model"}, "do not run once each in order"),
-        ({"projection": "attn.out"}, "projection=attn.out, which is no module of the layers"),
+        ({"layers": "model"}, "no layer at 'model' has a module attn.o"),
+        ({"projection": "attn.out"}, "no layer at 'model.layers' has a module attn.out"),
         ({"projection": "attn.v"}, "projection of the head outputs.*the first is 'attn.o'"),
         ({"projection": "up"}, "projection of the head outputs.*the first is 'attn.o'"),
         ({"projection": "down"}, "projection of the head outputs.*the first is 'attn.o'"),
         ({"projection": "attn"}, "projection of the head outputs"),
-        ({"final_norm": "model.embedding"}, "final_norm=model.embedding, expected the module that"),
-        ({"lm_head": "model.norm"}, r"lm_head=model.norm, expected .* 61 numbers a token, got 1"),
+        (
+            {"lm_head": "model.norm"},
+            "lm_head=model.norm, expected .* 61 logits.*got .32",
+        ),
     ],
 )
 def test_a_wrong_name_is_refused(wrong, message):
@@ -171,5 +145,5 @@ def test_names_reach_a_benchmark():
         right(stats, ["Who built it?"], model)["asmi"][0][0.6]["mi"].tolist()
         == plain["asmi"][0][0.6]["mi"].tolist()
     )
-    with pytest.raises(TypeError, match="layer 0"):
+    with pytest.raises(TypeError, match=r"layer 0 whose .*the first is 'self_attn.o_proj'"):
         wrong(stats, ["Who built it?"], model)

@@ -1,38 +1,29 @@
-"""Traits that no class of the registry has: scored right, or unsupported by name."""
+"""Traits that no class of the registry has: scored right, slower, or unsupported by name."""
+
+import logging
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.maths import sample_head_masks
-from lm_polygraph_asmi.model import structure_of, subnetwork_log_probs
-from lm_polygraph_asmi.model.check import strategies_seen_right
+from lm_polygraph_asmi.model import passes_in_use, structure_of, subnetwork_log_probs
+from tests import decoders
 from tests.odd_decoders import HEADS, WIDTH, Attention, Layer, heads_masked, odd_decoder
 
 PROMPT, TARGET = 15, 1
+both_scopes = pytest.mark.parametrize("scope", SCOPES)
 
 
-def masks() -> Tensor:
-    return sample_head_masks(9, HEADS, 0.4, torch.Generator().manual_seed(0))
-
-
-def text(seed: int, length: int = 24) -> Tensor:
-    return torch.randint(3, 61, (length,), generator=torch.Generator().manual_seed(seed))
-
-
-def apart(model: nn.Module, ids: Tensor) -> float:
+def apart(model: nn.Module, ids: Tensor, scope: str) -> float:
     """Total variation between the package and the ground truth, at the worst position."""
-    found = subnetwork_log_probs(model, ids, PROMPT, TARGET, masks())
-    expected = heads_masked(model, ids, PROMPT, TARGET, masks())
+    masks = sample_head_masks(5, HEADS, 0.4, torch.Generator().manual_seed(0))
+    found = subnetwork_log_probs(model, ids, PROMPT, TARGET, masks, scope=scope)
+    expected = heads_masked(model, ids, PROMPT, TARGET, masks, scope)
     assert (expected.exp() - expected[:1].exp()).abs().max() > 1e-3
-    return (found.exp() - expected.exp()).abs().sum(-1).max().item() / 2
-
-
-def test_a_plain_decoder_is_right():
-    model = odd_decoder()
-    assert apart(model, text(1)) < 1e-5
-    assert strategies_seen_right(model, "all") == {"suffix replay"}
+    return decoders.apart(found, expected)
 
 
 class Capacity(Layer):
@@ -46,90 +37,75 @@ class Capacity(Layer):
         tokens = x.flatten(0, 1)
         chance, expert = self.router(tokens).softmax(-1).max(-1)
         place = F.one_hot(expert, 4).cumsum(0).gather(1, expert[:, None])[:, 0]
-        taken = chance * (place <= int(2 * len(tokens) / 4 + 1))
+        taken = chance * (place <= int(len(tokens) / 4 + 1))
         return super().mlp(x) * taken.view(*x.shape[:2], 1)
-
-
-def test_rows_that_touch_each_other_are_run_one_at_a_time():
-    """In some texts more than in others: what was seen of one makes the rest doubtful."""
-    model = odd_decoder(Capacity)
-    for seed in range(6):
-        assert apart(model, text(seed)) < 1e-5, seed
-    assert "full forward passes, one mask at a time" in strategies_seen_right(model, "all")
-
-
-class SecondWay(Attention):
-    """A narrow projection beside the first."""
-
-    def __init__(self, index: int) -> None:
-        super().__init__(index)
-        self.low, self.high = nn.Linear(WIDTH, 4, bias=False), nn.Linear(4, WIDTH, bias=False)
-
-    def project(self, heads: Tensor) -> Tensor:
-        return super().project(heads) + self.high(self.low(heads.flatten(2)))
-
-
-class TwoAttentions(Layer):
-    """One beside the other, each with a projection of its own."""
-
-    def __init__(self, index: int) -> None:
-        super().__init__(index)
-        self.other = Attention(index + 4)
-
-    def attend(self, x, past):
-        return self.attn(x, past) + self.other(x, past)
-
-
-@pytest.mark.parametrize("trait", [SecondWay, TwoAttentions])
-def test_heads_that_leave_a_layer_on_two_ways_are_refused(trait):
-    with pytest.raises(TypeError, match=r"at layer 0, .* by another path"):
-        structure_of(odd_decoder(trait))
-
-
-class MiddleMixed(Attention):
-    """Two heads in the middle lend each other a little; the first and the last are plain."""
-
-    share = 0.3
-
-    def project(self, heads: Tensor) -> Tensor:
-        mixer = torch.eye(HEADS)
-        mixer[1, 2] = mixer[2, 1] = self.share
-        return super().project(torch.einsum("gh,bthw->btgw", mixer, heads))
-
-
-class BarelyMixed(MiddleMixed):
-    share = 0.01
-
-
-@pytest.mark.parametrize("trait", [MiddleMixed, BarelyMixed])
-def test_heads_that_are_mixed_a_little_or_in_the_middle_are_refused(trait):
-    with pytest.raises(TypeError, match=r"head 1 of 4 has no block .* heads are mixed"):
-        structure_of(odd_decoder(trait))
-
-
-class BentHeads(Attention):
-    def project(self, heads: Tensor) -> Tensor:
-        return super().project(heads.tanh())
-
-
-class ScaledHeads(Attention):
-    def project(self, heads: Tensor) -> Tensor:
-        return super().project(F.rms_norm(heads.flatten(2), (WIDTH,)).view_as(heads))
-
-
-@pytest.mark.parametrize("trait", [BentHeads, ScaledHeads])
-def test_heads_with_a_block_to_themselves_are_found(trait):
-    """A curve bends what each of them says; a norm over all scales it."""
-    assert list(structure_of(odd_decoder(trait)).sites) == [0, 1, 2, 3]
 
 
 class Calibrated(Attention):
     """Takes a scale from the first text it sees, and keeps it."""
 
+    scale: Tensor | None = None
+
     def project(self, heads: Tensor) -> Tensor:
-        if getattr(self, "scale", None) is None:
-            self.scale = heads.std()
+        if self.scale is None:
+            self.scale = heads.std().detach()
         return super().project(heads / self.scale)
+
+
+class Remembering(Attention):
+    """Keeps what it said, and looks at it no more."""
+
+    said: Tensor | None = None
+
+    def project(self, heads: Tensor) -> Tensor:
+        self.said = heads
+        return super().project(heads)
+
+
+class ByLength(Attention):
+    """Scores that get sharper with the number of keys there are."""
+
+    def weights(self, scores: Tensor) -> Tensor:
+        return super().weights(scores * (1 + scores.shape[-1] / 20))
+
+
+class Windowed(Attention):
+    """A window whose width depends on the number of keys."""
+
+    def weights(self, scores: Tensor) -> Tensor:
+        queries, keys = scores.shape[-2:]
+        ago = torch.arange(keys - queries, keys)[:, None] - torch.arange(keys)
+        return super().weights(scores.masked_fill(ago > keys // 3, float("-inf")))
+
+
+FULL, ROWS = "full passes", "rows after the prompt"
+
+
+@both_scopes
+@pytest.mark.parametrize(
+    ("trait", "ways"),
+    [
+        (Layer, ("suffix", ROWS)),  # its layers ignore a mask, so nothing can be packed
+        (Capacity, (FULL, FULL)),
+        (Calibrated, ("suffix", ROWS)),
+        (Remembering, ("suffix", ROWS)),
+        (ByLength, ("suffix", FULL)),
+        (Windowed, ("suffix", FULL)),
+    ],
+)
+def test_what_a_faster_pass_gets_wrong_is_told_once_and_run_slower(trait, ways, scope, caplog):
+    caplog.set_level(logging.WARNING, "lm_polygraph")
+    model = odd_decoder(trait)
+    model(decoders.sequence(20, seed=9)[None])  # the first text it sees is not that of the package
+    for length, seed in ((24, 0), (24, 1), (20, 2), (60, 3), (30, 4)):
+        ids = decoders.sequence(length, seed=seed)
+        assert apart(model, ids, scope) < 1e-5, (length, seed)
+    assert passes_in_use(model, scope) == [ways[SCOPES.index(scope)]]
+    told = [
+        record.message for record in caplog.records if "failed the self-check" in record.message
+    ]
+    assert len(told) == len({message.split("(")[0] for message in told})
+    assert all(f"(scope {scope})" in message for message in told)
 
 
 class Counting(Attention):
@@ -144,27 +120,6 @@ class Counting(Attention):
         return super().project(heads - self.mean)
 
 
-@pytest.mark.parametrize(("trait", "name"), [(Calibrated, "scale"), (Counting, "mean")])
-def test_what_a_pass_leaves_in_tensors_is_seen(trait, name):
-    with pytest.raises(TypeError, match=f"changes itself in a pass: .*{name}.*attn"):
-        structure_of(odd_decoder(trait))
-
-
-class Remembering(Attention):
-    """Keeps what it said, and looks at it no more."""
-
-    said: Tensor | None = None
-
-    def project(self, heads: Tensor) -> Tensor:
-        self.said = heads
-        return super().project(heads)
-
-
-def test_what_no_later_pass_takes_up_may_stay():
-    model = odd_decoder(Remembering)
-    assert apart(model, text(1)) < 1e-5
-
-
 class Dropping(Attention):
     """Dropout that is never switched off."""
 
@@ -172,16 +127,29 @@ class Dropping(Attention):
         return F.dropout(super().weights(scores), 0.1, training=True)
 
 
-def test_a_model_that_does_not_repeat_itself_is_refused_with_that_reason():
+@pytest.mark.parametrize("trait", [Counting, Dropping])
+def test_a_model_that_does_not_repeat_itself_is_refused(trait):
     with pytest.raises(TypeError, match="is not deterministic"):
-        structure_of(odd_decoder(Dropping))
+        structure_of(odd_decoder(trait))
+
+
+class Late(Layer):
+    """Noise that sets in with the length of a text."""
+
+    def mlp(self, x: Tensor) -> Tensor:
+        return super().mlp(x) * (1 + torch.rand(()) * (x.shape[1] > 13))
+
+
+def test_a_model_that_does_not_repeat_itself_in_longer_texts_is_refused():
+    with pytest.raises(RuntimeError, match="final states do not give the model's distributions"):
+        apart(odd_decoder(Late), decoders.sequence(24), "all")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_weights_that_are_not_finite_are_named(value):
     """NaN is unequal to itself, but the model is deterministic."""
-    model = odd_decoder(Attention)
+    model = odd_decoder()
     with torch.no_grad():
         next(model.parameters())[:] = value
-    with pytest.raises(TypeError, match="returns states that are not finite"):
+    with pytest.raises(TypeError, match="logits that are no distribution .* check its weights"):
         structure_of(model)

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.maths import mutual_information, sample_head_masks, semantic_agreement
-from lm_polygraph_asmi.model import subnetwork_log_probs, subnetworks
+from lm_polygraph_asmi.model import masked, subnetwork_log_probs
 from lm_polygraph_asmi.model.check import limit
 from lm_polygraph_asmi.model.readout import wide_product
 from tests import decoders
@@ -146,14 +146,14 @@ def scarce(run: Callable[[], Tensor], device: torch.device, scope: str) -> Itera
     """
     with pytest.MonkeyPatch.context() as patch:
         if device.type == "cpu" or scope == "response":
-            original = subnetworks.run_suffix
+            name, original = next(iter(masked.PASSES[scope].items()))
 
-            def refusing(model, unmasked, layer, chunk, *how):
+            def refusing(model, unmasked, layer, chunk):
                 if len(chunk) > 2:
                     raise torch.OutOfMemoryError("simulated")
-                return original(model, unmasked, layer, chunk, *how)
+                return original(model, unmasked, layer, chunk)
 
-            patch.setattr(subnetworks, "run_suffix", refusing)
+            patch.setitem(masked.PASSES[scope], name, refusing)
             yield
             return
         gc.collect()

@@ -30,12 +30,12 @@ from lm_polygraph_asmi.maths.scores import aggregate, token_scores
 from lm_polygraph_asmi.model import (
     Subnetworks,
     UnmaskedPass,
-    keeps_cache,
     readout,
     run_subnetworks,
     run_unmasked,
     unembedding,
 )
+from lm_polygraph_asmi.model.check import keeps_cache
 from lm_polygraph_asmi.model.memory import default_budget, in_chunks, reduction_bytes
 from lm_polygraph_asmi.results.names import Settings
 from lm_polygraph_asmi.scoring.statistics import concatenated
@@ -125,18 +125,18 @@ def _reduced(
     return {name: value.cpu().numpy() for name, value in found.items()}
 
 
-def sequence_uncertainty(
-    mi: Sequence[float] | np.ndarray,
-    agreement: Sequence[float] | np.ndarray,
-    alpha: float = 1.0,
-    aggregation: str = "mean",
-) -> float:
-    """Line 9: U(x, y), in nats; higher = more uncertain.
+def token_uncertainty(mi: Any, agreement: Any, alpha: float = 1.0) -> Any:
+    """u_t of line 9, nats: of one token, or an array; alpha 0: ASMI, 1: Sem-ASMI, else Adapt-ASMI's
+    gate of the sampled answers."""
+    # 9: MI_t (1 - A_t)
+    return token_scores(mi, agreement, alpha)
+
+
+def sequence_uncertainty(u: Sequence[float] | np.ndarray, aggregation: str = "mean") -> float:
+    """U(x, y) of line 9, from u_t of the tokens that count, nats; higher = more uncertain.
 
     Args:
-        mi, agreement: MI_t and A_t, of the tokens that count.
-        alpha: 0: ASMI, 1: Sem-ASMI, else Adapt-ASMI's gate of the sampled answers.
         aggregation: the paper's mean, or another of `config.AGGREGATIONS`.
     """
-    # 9: U <- mean over t of MI_t (1 - A_t)
-    return aggregate(token_scores(np.asarray(mi), np.asarray(agreement), alpha), aggregation)
+    # 9: U <- 1 / T sum over t
+    return aggregate(u, aggregation)

@@ -83,8 +83,9 @@ LINES = {
     7: ("union_support", one_less),
     8: ("agreement_on_support", scaled),
     9: ("token_scores", scaled),
+    9.5: ("aggregate", scaled),
 }
-"""Number of a line -> the name in `algorithm` that computes it, and what breaks it."""
+"""Number of a line (9 is the mean of u_t) -> the name in `algorithm` that computes it, and what breaks it."""
 
 
 def test_the_lines_are_numbered_as_in_the_paper():
@@ -94,7 +95,7 @@ def test_the_lines_are_numbered_as_in_the_paper():
         for comment in re.findall(r"^ +# ([\d, ]+):", source, re.MULTILINE)
         for number in comment.split(",")
     ]
-    assert numbers == [2, 3, 4, 5, 7, 8, 9]  # 1 is the answer, 6 ends the loop
+    assert numbers == [2, 3, 4, 5, 7, 8, 9, 9]  # 1 is the answer, 6 ends the loop
     assert len(source.splitlines()) <= 150
 
 

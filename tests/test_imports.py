@@ -162,7 +162,16 @@ def test_every_folder_is_a_room():
     folders = {file.relative_to(ROOT).parts[0] for file in ROOT.rglob("*.py")}
     loose = {
         f"{n}.py"
-        for n in ["__init__", "config", "files", "lazy", "options", "prompts", "validation"]
+        for n in [
+            "__init__",
+            "algorithm",
+            "config",
+            "files",
+            "lazy",
+            "options",
+            "prompts",
+            "validation",
+        ]
     }
     assert {name for name in folders if not name.endswith(".py")} == {
         name for name in SUBPACKAGES if "/" not in name

@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
+from lm_polygraph_asmi.algorithm import token_uncertainty
 from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
 from lm_polygraph_asmi.maths import adaptive_gate
 from lm_polygraph_asmi.results.names import DIVERSITY_AT
@@ -25,9 +28,10 @@ class AdaptASMI(MaskedHeadsEstimator):
     def _dependencies(self) -> list[str]:
         return [*super()._dependencies(), DIVERSITY_AT[self.config.gate_token]]
 
-    def _alpha(self, example: Mapping[str, Any]) -> float:
+    def _token_scores(self, example: Mapping[str, Any]) -> np.ndarray:
         diversity = example[DIVERSITY_AT[self.config.gate_token]]
-        return adaptive_gate(diversity, self.config.tau, self.config.beta)
+        alpha = adaptive_gate(diversity, self.config.tau, self.config.beta)
+        return token_uncertainty(example["mi"], example["agreement"], alpha)
 
 
 def load_estimator(config: Mapping[str, Any]) -> AdaptASMI:

@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
+from lm_polygraph_asmi.algorithm import token_uncertainty
 from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
 
 
@@ -17,8 +20,8 @@ class ASMI(MaskedHeadsEstimator):
 
     symbol, method = "ASMI", "asmi"
 
-    def _alpha(self, example: Mapping[str, Any]) -> float:
-        return 0.0
+    def _token_scores(self, example: Mapping[str, Any]) -> np.ndarray:
+        return token_uncertainty(example["mi"], example["agreement"], alpha=0.0)
 
 
 def load_estimator(config: Mapping[str, Any]) -> ASMI:

@@ -82,11 +82,10 @@ class MaskedHeadsEstimator(Estimator):
         for row, masked in enumerate(at_depth(stats, self.config.depth)):
             self._check_settings(masked["settings"])
             example = masked | {name: values[row] for name, values in others.items()}
+            tokens = self._token_scores(example)
             closing = example["asmi_closing"] and not self.config.closing_token
-            counted = slice(-1) if closing and len(example["mi"]) > 1 else slice(None)
-            mi, agreement = (example[name][counted] for name in ("mi", "agreement"))
-            alpha = self._alpha(example)
-            scores.append(sequence_uncertainty(mi, agreement, alpha, self.config.aggregation))
+            counted = tokens[:-1] if closing and len(tokens) > 1 else tokens
+            scores.append(sequence_uncertainty(counted, self.config.aggregation))
         self._check_finite(scores)
         return np.array(scores)
 
@@ -110,5 +109,5 @@ class MaskedHeadsEstimator(Estimator):
             )
 
     @abstractmethod
-    def _alpha(self, example: Mapping[str, Any]) -> float:
-        """Weight of the semantic discount, in [0, 1], from the dependencies of an example."""
+    def _token_scores(self, example: Mapping[str, Any]) -> np.ndarray:
+        """(T,) scores of the tokens, nats, from the fields of `asmi` and the other dependencies."""

@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
+from lm_polygraph_asmi.algorithm import token_uncertainty
 from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
 
 
@@ -16,8 +19,8 @@ class SemASMI(MaskedHeadsEstimator):
 
     symbol, method = "Sem-ASMI", "sem"
 
-    def _alpha(self, example: Mapping[str, Any]) -> float:
-        return 1.0
+    def _token_scores(self, example: Mapping[str, Any]) -> np.ndarray:
+        return token_uncertainty(example["mi"], example["agreement"])
 
 
 def load_estimator(config: Mapping[str, Any]) -> SemASMI:

@@ -14,7 +14,7 @@ four heads (1 keeps a head), and eight tokens, of which the first six are the pr
 >>> ids = torch.arange(3, 11)
 """
 
-from lm_polygraph_asmi.model.check import check_unmasked, keeps_cache, passes_in_use
+from lm_polygraph_asmi.model.check import check_unmasked
 from lm_polygraph_asmi.model.heads import Structure, name_modules, plain_model, structure_of
 from lm_polygraph_asmi.model.layers import (
     Depth,
@@ -43,14 +43,12 @@ __all__ = [
     "attention_of",
     "check_scope_runs",
     "check_unmasked",
-    "keeps_cache",
     "layer_at",
     "model_lock",
     "model_state",
     "name_modules",
     "num_heads",
     "num_layers",
-    "passes_in_use",
     "plain_model",
     "readout",
     "response_embeddings",

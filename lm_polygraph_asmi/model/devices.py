@@ -21,3 +21,19 @@ def execution_device(module: nn.Module) -> torch.device:
     """The device where a module with its own weights computes, even if they are offloaded."""
     with align_module_device(module):
         return next(chain(module.parameters(), module.buffers())).device
+
+
+def check_distributions(model: nn.Module, logits: torch.Tensor) -> None:
+    """Raise FloatingPointError for NaN, plus infinity, or a row of minus infinity.
+
+    Minus infinity is probability 0; the largest of a row shows NaN, too.
+    """
+    if logits.amax(-1).isfinite().all():
+        return
+    half = lowest_precision(model) == torch.float16
+    raise FloatingPointError(
+        f"{type(model).__name__} ({lowest_precision(model)}) returned logits that are no "
+        "distribution: NaN, plus infinity, or minus infinity for every token. "
+        + ("float16 overflows: load the model in bfloat16 or float32" if half
+           else "Its passes overflow, or its weights are damaged: check its weights")
+    )  # fmt: skip

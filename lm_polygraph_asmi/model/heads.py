@@ -19,7 +19,12 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from lm_polygraph_asmi.config import module_paths
-from lm_polygraph_asmi.model.devices import dtypes_of, execution_device, lowest_precision
+from lm_polygraph_asmi.model.devices import (
+    check_distributions,
+    dtypes_of,
+    execution_device,
+    lowest_precision,
+)
 from lm_polygraph_asmi.model.forwards import first_tensor, replaced_forward, with_cache
 from lm_polygraph_asmi.model.session import scoring_session
 from lm_polygraph_asmi.model.state import known_of, model_state
@@ -430,13 +435,7 @@ def _check_named_projection(model: PreTrainedModel, path: str, index: int, named
 
 def _check_causal(model: PreTrainedModel, logits: Tensor, changed: Tensor, again: Tensor) -> None:
     name = type(model).__name__
-    if not logits.amax(-1).isfinite().all():
-        half = "; if float16 overflows, load the model in bfloat16 or float32"
-        raise TypeError(
-            f"{name} returns logits that are no distribution (NaN or infinity), already for "
-            f"{TOKENS} tokens: check its weights"
-            f"{half if lowest_precision(model) == torch.float16 else ''}"
-        )
+    check_distributions(model, logits)
     if not _close(model, logits, again):
         raise TypeError(
             f"{name} is not deterministic: the same tokens give other logits after another text. "
@@ -444,8 +443,9 @@ def _check_causal(model: PreTrainedModel, logits: Tensor, changed: Tensor, again
         )
     if not _close(model, logits[:, :-1], changed[:, :-1]):
         raise TypeError(
-            f"{name} is not causal: tokens attend to later tokens, so teacher forcing differs from "
-            "generation. If it can be a decoder, set is_decoder=True"
+            f"{name} is not causal: tokens attend to later tokens, or are rounded with them "
+            "(dynamic quantization), so teacher forcing differs from generation. If it can be a "
+            "decoder, set is_decoder=True"
         )
 
 

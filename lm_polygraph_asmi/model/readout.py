@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from lm_polygraph_asmi.model.devices import lowest_precision
+from lm_polygraph_asmi.model.devices import check_distributions
 from lm_polygraph_asmi.model.forwards import in_this_thread, replaced_forward
 from lm_polygraph_asmi.model.heads import output_embeddings
 from lm_polygraph_asmi.model.layers import base_model
@@ -131,13 +131,5 @@ def readout(
     output = _Returned(last_hidden_state=states)
     with replaced_forward(base_model(model), in_this_thread(lambda *_, **__: output)):
         logits = own_logits(model, wide=wide, input_ids=tokens)
-    # Minus infinity is probability 0; the largest of a row shows NaN, too.
-    if not logits.amax(-1).isfinite().all():
-        half = lowest_precision(model) == torch.float16
-        raise FloatingPointError(
-            f"{type(model).__name__} ({model.dtype}) returned logits that are no distribution: "
-            "NaN, plus infinity, or minus infinity for every token. "
-            + ("float16 overflows: load the model in bfloat16 or float32" if half
-               else "Its passes overflow, or its weights are damaged: check its weights")
-        )  # fmt: skip
+    check_distributions(model, logits)
     return logits.reshape(*hidden.shape[:-1], -1).log_softmax(-1)

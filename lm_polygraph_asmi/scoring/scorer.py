@@ -162,8 +162,8 @@ class Scorer:
             model = causal_model(model, self.config.structure)
         model = plain_model(model)
         name_modules(model, self.config.structure)
-        structure_of(model)  # raises if heads cannot be masked
         tokenizer = _usable_tokenizer(model, tokenizer, self.instruct)
+        structure_of(model)  # raises if heads cannot be masked
         self.tokenizer_warnings = check_tokenizer(model, tokenizer)
         self.model, self.tokenizer = model, tokenizer
         self.stop = list(self.config.stop or ())
@@ -363,9 +363,7 @@ class Scorer:
         tokens = tokens_of(stats, described["scored_text"], offsets, gate, self.tokenizer)
         counted = self._counted(ids)
         return Score(
-            score=sequence_uncertainty(
-                stats.mi[:counted], stats.agreement[:counted], gate, self.config.aggregation
-            ),
+            score=sequence_uncertainty([t.u for t in tokens[:counted]], self.config.aggregation),
             tokens=tuple(tokens),
             counted=counted,
             msp=-float(np.sum(stats.log_likelihood[:counted])),

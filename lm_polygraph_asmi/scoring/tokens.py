@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from lm_polygraph_asmi.analysis.mechanism import votes
-from lm_polygraph_asmi.maths.scores import token_scores
 from lm_polygraph_asmi.scoring.statistics import AnswerStatistics
 
 FULL_SHADE = 0.1
@@ -69,6 +68,8 @@ def tokens_of(
     tokenizer: Any,
 ) -> list[Token]:
     """Tokens from the engine's statistics; `gate`: 0 for ASMI, 1 for Sem-ASMI, else alpha(x)."""
+    from lm_polygraph_asmi.algorithm import token_uncertainty  # imports torch
+
     ids, tokens = stats.tokens.tolist(), []
     for position, (vote, (start, end)) in enumerate(
         zip(votes(stats.top_token, ids), offsets, strict=True)
@@ -82,7 +83,7 @@ def tokens_of(
                 id=ids[position],
                 mi=mi,
                 agreement=agreement,
-                u=token_scores(mi, agreement, gate),
+                u=token_uncertainty(mi, agreement, gate),
                 entropy=float(stats.entropy[position]),
                 log_likelihood=float(stats.log_likelihood[position]),
                 vote=vote.agree,

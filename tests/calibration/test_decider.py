@@ -10,11 +10,10 @@ import pyarrow as pa
 import pytest
 import torch
 
-from lm_polygraph_asmi import decide, score_batch
+from lm_polygraph_asmi import algorithm, decide, score_batch
 from lm_polygraph_asmi.calibration import BatchDecider, Decider
 from lm_polygraph_asmi.calibration.decision import COLUMNS
 from lm_polygraph_asmi.model import attention_of
-from lm_polygraph_asmi.scoring import engine
 from lm_polygraph_asmi.scoring.rows import Row, line_of, score_rows
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from tests import tiny_lm
@@ -27,7 +26,9 @@ FREE = ("msp", "perplexity", "entropy")
 @pytest.fixture
 def no_masks(monkeypatch):
     """Masked passes fail."""
-    monkeypatch.setattr(engine, "run_subnetworks", lambda *_: pytest.fail("a masked pass was run"))
+    monkeypatch.setattr(
+        algorithm, "run_subnetworks", lambda *_: pytest.fail("a masked pass was run")
+    )
 
 
 @pytest.fixture(scope="module")

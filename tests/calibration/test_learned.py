@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from lm_polygraph_asmi import algorithm
 from lm_polygraph_asmi.calibration import Calibration, Decider, calibrate_rows, calibrate_run
 from lm_polygraph_asmi.calibration import rows as first_door
 from lm_polygraph_asmi.calibration.rows import _features
 from lm_polygraph_asmi.commands import main
-from lm_polygraph_asmi.scoring import Score, engine
+from lm_polygraph_asmi.scoring import Score
 from lm_polygraph_asmi.scoring.rows import Row
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.text import parse_request
@@ -61,7 +62,9 @@ def learned(scorer, told):
 @pytest.fixture
 def no_masks(monkeypatch):
     """Masked passes fail."""
-    monkeypatch.setattr(engine, "run_subnetworks", lambda *_: pytest.fail("a masked pass was run"))
+    monkeypatch.setattr(
+        algorithm, "run_subnetworks", lambda *_: pytest.fail("a masked pass was run")
+    )
 
 
 def test_an_answer_that_was_cut_off_is_read_as_it_was_scored(scorer):
@@ -129,8 +132,8 @@ def test_a_saved_one_needs_no_scikit_learn(learned, tmp_path):
 def test_features_of_own_answers_are_those_of_their_ids(monkeypatch):
     """One unmasked pass an answer reads them."""
     scorer, runs = Scorer(ending_model(["\n"]), max_new_tokens=4, **SETTINGS), []
-    plain = engine.run_unmasked
-    monkeypatch.setattr(engine, "run_unmasked", lambda *a: runs.append(1) or plain(*a))
+    plain = algorithm.run_unmasked
+    monkeypatch.setattr(algorithm, "run_unmasked", lambda *a: runs.append(1) or plain(*a))
     read = [
         scorer.read_request(engine_request(prompt), states=True)
         for prompt in (PROMPT, "Where?", "When was it?")

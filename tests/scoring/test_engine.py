@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from lm_polygraph_asmi import algorithm
 from lm_polygraph_asmi.config import SCOPES
-from lm_polygraph_asmi.scoring import engine as engine_module
 from lm_polygraph_asmi.scoring.engine import Engine, score_depths
 from tests import brute_force
 from tests.decoders import sequence
@@ -36,9 +36,9 @@ def model():
 @pytest.fixture
 def passes(monkeypatch):
     """Layers of each unmasked pass."""
-    layers, run = [], engine_module.run_unmasked
+    layers, run = [], algorithm.run_unmasked
     monkeypatch.setattr(
-        engine_module, "run_unmasked", lambda *args: layers.append(args[3]) or run(*args)
+        algorithm, "run_unmasked", lambda *args: layers.append(args[3]) or run(*args)
     )
     return layers
 

@@ -149,7 +149,7 @@ def test_bad_content_of_a_row_is_a_value_error(model, tokenizer, method):
 
 
 @pytest.mark.parametrize("bug", [TypeError, KeyError, IndexError, ZeroDivisionError, NameError])
-@pytest.mark.parametrize("where", ["prompt_tokens", "spans", "aggregate", "tokens_of"])
+@pytest.mark.parametrize("where", ["prompt_tokens", "spans", "sequence_uncertainty", "tokens_of"])
 def test_a_bug_of_ours_is_no_bad_row(scorer, monkeypatch, bug, where):
     def broken(*_, **__):
         raise bug("ours")

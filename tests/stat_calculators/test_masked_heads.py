@@ -378,7 +378,7 @@ def test_what_the_journal_holds_is_not_scored_again(model, tmp_path, monkeypatch
         raise AssertionError("scored again")
 
     with monkeypatch.context() as patch:
-        patch.setattr("lm_polygraph_asmi.scoring.engine.run_unmasked", refuse)
+        patch.setattr("lm_polygraph_asmi.algorithm.run_unmasked", refuse)
         again = run(
             model, TEXTS, MaskedHeadsCalculator(depths=[0.6, 0.9], result_cache=result_cache)
         )

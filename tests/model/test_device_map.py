@@ -211,6 +211,13 @@ def pretend_two_devices() -> None:
     """Spoils the process for everything else: it then has an accelerator that cannot compute."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    from transformers.cache_utils import DynamicLayer
+
+    def start(layer, keys, values):  # the own method makes a tensor, which needs data
+        layer.dtype, layer.device, layer.is_initialized = keys.dtype, keys.device, True
+        layer.keys, layer.values = keys[..., :0, :], values[..., :0, :]
+
+    DynamicLayer.lazy_initialization = start
     torch.set_num_threads(1)
     backend_registration._setup_privateuseone_for_python_backend("pretend")
     torch.pretend.get_amp_supported_dtype = list  # torch.autocast asks

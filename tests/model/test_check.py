@@ -14,7 +14,6 @@ from lm_polygraph_asmi.model import (
     readout,
     response_embeddings,
     responses,
-    run_subnetworks,
     run_unmasked,
     scoring_session,
     structure_of,
@@ -268,14 +267,6 @@ def test_rounding_is_measured_between_two_attentions_in_16_bits(name, dtype, mos
         found = check._rounding(model, unmasked)
         assert found == 0 if most == 0 else 1e-6 < found < most
     assert attention_of(model) == "eager"
-
-
-def test_the_seconds_of_the_check_are_told_apart():
-    model = tiny_model("llama")
-    with scoring_session(model):
-        unmasked = run_unmasked(model, sequence(17), PROMPT, [2])
-        first, second = (run_subnetworks(model, unmasked, 2, masks()) for _ in range(2))
-    assert first.check_seconds > 5 * second.check_seconds
 
 
 def test_what_failed_the_check_stays_out_of_the_journal(tmp_path, monkeypatch):

@@ -239,13 +239,6 @@ def test_alora_is_refused_by_name():
         plain_model(lora(target_modules=["q_proj"], alora_invocation_tokens=[3, 4]))
 
 
-def test_modules_of_another_class_are_another_model():
-    one, other = tiny_model("llama"), tiny_model("llama")
-    for model, kind in ((one, nn.Sigmoid), (other, nn.Tanh)):
-        model.model.layers[1].mlp.act_fn = kind()
-    assert model_key(one) != model_key(other)
-
-
 def test_threads_wait_for_one_another():
     """Two attention implementations, two scopes: each result is that of a thread alone."""
     model = tiny_model("llama")

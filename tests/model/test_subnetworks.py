@@ -246,19 +246,12 @@ def test_refusals(llama, input_ids, given, said):
         subnetwork_log_probs(llama, **usual | given)
 
 
-def test_boolean_masks_are_masks(llama, input_ids):
-    torch.testing.assert_close(
-        subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 2, masks().bool()),
-        subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 2, masks()),
-    )
-
-
 def test_non_finite_logits(input_ids):
     """Of every text, which is seen before it runs, or of one."""
     model = tiny_model("llama")
     with torch.no_grad():
         model.lm_head.weight[7] = float("nan")
-    with pytest.raises(TypeError, match="logits that are no distribution .NaN.*for 13 tokens"):
+    with pytest.raises(TypeError, match=r"logits that are no distribution .NaN.*for 13 tokens"):
         subnetwork_log_probs(model, input_ids, PROMPT_LENGTH, 2, masks())
     model = tiny_model("llama")
     model.model.layers[3].register_forward_hook(
@@ -297,12 +290,6 @@ def test_long_responses_are_packed_into_several_sequences(llama, input_ids, monk
 )
 def test_target_layer(depth, layers, expected):
     assert target_layer(depth, layers) == expected
-
-
-@pytest.mark.parametrize("depth", [0, 1, -0.1, 60])
-def test_depth_outside_the_open_interval(depth):
-    with pytest.raises(ValueError, match=r"depth must lie in \(0, 1\)"):
-        target_layer(depth, 32)
 
 
 def test_a_hook_before_the_projection_is_refused(input_ids):

@@ -10,9 +10,7 @@ from lm_polygraph_asmi.model import (
     run_unmasked,
     scoring_session,
 )
-from lm_polygraph_asmi.model.masked import masks_per_pass
 from lm_polygraph_asmi.model.memory import batch_bytes, packed_bytes
-from lm_polygraph_asmi.model.passes import packed, suffix
 from tests.conftest import PROMPT_LENGTH
 from tests.families import tiny_model
 from tests.peak_memory import PeakMemory
@@ -66,42 +64,6 @@ def test_several_depths_share_one_unmasked_pass(input_ids, monkeypatch):
         for layer in (1, 2):
             run_subnetworks(model, unmasked, layer, DRAWN)
     assert calls.count(True) == 1
-
-
-def has_fused_attention(dtype: torch.dtype) -> bool:
-    """False where PyTorch's kernel needs instructions that `ATEN_CPU_CAPABILITY` rules out."""
-    states = torch.ones(1, 4, 120, 16, dtype=dtype)
-    try:
-        torch.nn.functional.scaled_dot_product_attention(states, states, states, is_causal=True)
-    except RuntimeError:  # "pack_vnni2 is only supported when avx512 is supported"
-        return False
-    return True
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("scope", SCOPES)
-def test_the_count_of_bytes_covers_every_family(family_model, scope, dtype):
-    single = dtype == torch.float32
-    if not single and family_model.tiny_name != "llama":
-        pytest.skip("the size of a number is that of every family")
-    input_ids = torch.randint(3, 61, (120,), generator=torch.Generator().manual_seed(1))
-    model = family_model if single else tiny_model(family_model.tiny_name).to(dtype)
-    masks = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * 4)[:4]
-    for attention in ("eager", "sdpa"):
-        refused = family_model.tiny_name != "llama" or not has_fused_attention(dtype)
-        if attention == "sdpa" and refused:  # by the kernel that all share
-            continue
-        with scoring_session(model, attention):
-            unmasked = run_unmasked(model, input_ids, 90, [1], scope)
-            way = suffix if scope == "all" else packed
-            together = masks_per_pass(model, unmasked, len(masks), 2**60, way)
-            with PeakMemory() as prefix_cache:
-                way(model, unmasked, 1, masks[:together])
-            if scope == "all":
-                counted = batch_bytes(model, together, 119)
-            else:
-                counted = packed_bytes(model, together, 30, 89)
-        assert counted / 4 < prefix_cache.peak <= counted, attention
 
 
 @pytest.mark.parametrize("scope", SCOPES)

@@ -1,4 +1,4 @@
-"""Time ASMI's masked passes, a plain implementation, the paper's Algorithm 1, and sampling.
+"""Time ASMI's masked passes, a plain implementation, and sampling.
 
     python scripts/bench_suffix.py                           # SmolLM2-135M-Instruct, CPU, float32
     python scripts/bench_suffix.py --model qwen3-4b --dtype bfloat16  # its shape, random weights
@@ -14,11 +14,8 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 import torch
@@ -26,54 +23,41 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from lm_polygraph_asmi import maths
+from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.model import (
     layer_at,
     num_heads,
     num_layers,
-    readout,
     run_unmasked,
     scoring_session,
     subnetwork_log_probs,
     unembedding,
 )
-from lm_polygraph_asmi.model.layers import decoder_layers, final_norm, output_projection
-from lm_polygraph_asmi.model.model_cache import model_cache
-from lm_polygraph_asmi.model.responses import states_entering
-from lm_polygraph_asmi.model.subnetworks import rounding
-from lm_polygraph_asmi.scoring.engine import Engine
+from lm_polygraph_asmi.model.check import PASSES, checked
+from lm_polygraph_asmi.model.layers import output_projection
+from lm_polygraph_asmi.model.masked import rounding
 
 SHAPES = {
     "qwen3-4b": transformers.Qwen3Config(
-        hidden_size=2560,
-        intermediate_size=9728,
-        num_hidden_layers=36,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=128,
-        vocab_size=151936,
-        tie_word_embeddings=True,
+        hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32,
+        num_key_value_heads=8, head_dim=128, vocab_size=151936, tie_word_embeddings=True,
     ),
     "llama-2-7b": transformers.LlamaConfig(),  # the defaults are its sizes
     "tiny": transformers.LlamaConfig(
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=4,
-        num_attention_heads=8,
+        hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=8,
         vocab_size=100,
     ),
-}
+}  # fmt: skip
 SAMPLES, DEPTH, MASK_RATE, TOP_K = 10, 0.6, 0.15, 64
-POINTS: dict[str, dict[str, Any]] = {
-    "S = 40": {"num_masks": 40, "mask_rate": MASK_RATE},
-    "20 balanced": {"num_masks": 20, "mask_rate": MASK_RATE, "mask_sampler": "balanced"},
-}
-"""Masks of the strategies that answer and score."""
+NO_KERNEL = ("as_strided", "view", "_unsafe_view", "_reshape_alias", "empty", "detach", "alias")
+"""Beginnings of operators that compute nothing."""
 
 
 def load(name: str, dtype: torch.dtype, device: str) -> PreTrainedModel:
@@ -84,41 +68,15 @@ def load(name: str, dtype: torch.dtype, device: str) -> PreTrainedModel:
     return load_named(name)[0].to(device, dtype)
 
 
-@contextmanager
-def masked_heads(
-    model: PreTrainedModel, layer: int, masks: Tensor, positions: slice
-) -> Iterator[None]:
-    """Plain implementation: a hook multiplies the head outputs of each batch row by its mask."""
-
-    def hook(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor]:
-        heads = args[0].expand(len(masks), -1, -1).clone()
-        mask = masks.to(heads).repeat_interleave(heads.shape[-1] // masks.shape[-1], dim=-1)
-        heads[:, positions] *= mask[:, None, :]
-        return (heads,)
-
-    handle = output_projection(model, layer).register_forward_pre_hook(hook)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
 class Contenders:
     """Methods to time; most compute the S x T distributions of an answer."""
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        input_ids: Tensor,
-        prompt_length: int,
-        layer: int,
-        masks: Tensor,
+        self, model: PreTrainedModel, ids: Tensor, prompt_length: int, layer: int, masks: Tensor
     ) -> None:
-        self.model, self.input_ids, self.prompt_length = model, input_ids, prompt_length
+        self.model, self.input_ids, self.prompt_length = model, ids, prompt_length
         self.layer, self.masks = layer, masks
-        self.predicting = slice(prompt_length - 1, len(input_ids) - 1)
-        # Algorithm 1 replays the recorded inputs of layers; recording them is not timed.
-        self.calls = run_unmasked(model, input_ids, prompt_length, [layer]).calls
+        self.predicting = slice(prompt_length - 1, len(ids) - 1)
 
     def scoring_pass(self) -> Tensor:
         """One unmasked pass over prompt and answer: the unit of the paper's cost estimate."""
@@ -126,57 +84,30 @@ class Contenders:
         return unmasked.log_probs(self.model)
 
     def naive(self, positions: slice = slice(None)) -> Tensor:
-        """S full forward passes, each with logits at every position."""
-        rows = []
+        """S full forward passes, each with logits at every position, and a hook that masks."""
+        rows, projection = [], output_projection(self.model, self.layer)
         for mask in self.masks:
-            with masked_heads(self.model, self.layer, mask[None], positions):
+
+            def hook(_: nn.Module, args: tuple[Tensor, ...], mask: Tensor = mask) -> Tensor:
+                heads = args[0].clone()
+                kept = mask.to(heads).repeat_interleave(heads.shape[-1] // len(mask))
+                heads[:, positions] *= kept
+                return heads
+
+            handle = projection.register_forward_pre_hook(hook)
+            try:
                 logits = self.model(input_ids=self.input_ids[None], use_cache=False).logits
+            finally:
+                handle.remove()
             rows.append(logits[0, self.predicting].float().log_softmax(-1))
         return torch.stack(rows)
 
-    def _suffix(self, prefix: Tensor, masks: Tensor) -> Tensor:
-        hidden = prefix.expand(len(masks), -1, -1)
-        # Looked up first: with a hook of others, the model has another cache.
-        layers, last = decoder_layers(self.model), num_layers(self.model)
-        with masked_heads(self.model, self.layer, masks, slice(None)):
-            for index in range(self.layer, last):
-                hidden = self.calls[index].replay(layers[index], hidden)
-        return readout(self.model, final_norm(self.model)(hidden)[:, self.predicting.start :])
-
-    def _prefix(self) -> Tensor:
-        inputs = {"input_ids": self.input_ids[None, :-1], "use_cache": False}
-        return states_entering(self.model, self.layer, **inputs)
-
-    def algorithm_1(self) -> Tensor:
-        """The paper's: prefix once, then the whole suffix for all drawn masks in one batch."""
-        return self._suffix(self._prefix(), self.masks)
-
-    def algorithm_1_one_by_one(self) -> Tensor:
-        """The same, one drawn mask after the other."""
-        prefix = self._prefix()
-        return torch.cat([self._suffix(prefix, mask[None]) for mask in self.masks])
-
     def _asmi(self, scope: str) -> Tensor:
-        return subnetwork_log_probs(
-            self.model,
-            self.input_ids,
-            self.prompt_length,
-            self.layer,
-            self.masks,
-            scope=scope,
-        )
+        given = self.model, self.input_ids, self.prompt_length, self.layer, self.masks
+        return subnetwork_log_probs(*given, scope=scope)
 
     def exact(self) -> Tensor:
         return self._asmi("all")
-
-    def exact_checked(self) -> Tensor:
-        """Cost of the first answer of a run: the passes, and the check by full forward passes."""
-        cache = model_cache(self.model)
-        checks = cache.pop("checks", {})
-        try:
-            return self.exact()
-        finally:
-            cache["checks"] = checks  # all other methods are timed without the check
 
     def response(self) -> Tensor:
         return self._asmi("response")
@@ -200,43 +131,53 @@ class Contenders:
     def greedy(self) -> None:
         self._generate(do_sample=False)
 
-    def answered(self, **settings: Any) -> None:
-        """Generate and score a greedy answer."""
-        engine = Engine(depth=DEPTH, scope="response", **settings)
-        ids = self._generate(do_sample=False)[0].tolist()
-        prompt = self.input_ids[: self.prompt_length].cpu()
-        engine.score(self.model, prompt, ids[self.prompt_length :])
+    def kernels(self, scope: str) -> int:
+        """Kernels of one masked pass: on a processor, operators that call no other and compute."""
+        found = run_unmasked(self.model, self.input_ids, self.prompt_length, [self.layer], scope)
+        run = PASSES[scope][checked(self.model, self.layer, scope).names[0]]
+        on_gpu = self.model.device.type == "cuda"
+        activity = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
+        with profile(activities=[activity]) as profiler:
+            run(self.model, found, self.layer, self.masks[:2])
+        names = [event.name for event in profiler.events() if not event.cpu_children]
+        if on_gpu:
+            return sum(not name.startswith("Mem") for name in names)
+        computed = (name.removeprefix("aten::") for name in names if name.startswith("aten::"))
+        return sum(not name.startswith(NO_KERNEL) for name in computed)
 
     def check(self) -> dict[str, float]:
         """Difference of log-probabilities from the naive passes of the same scope.
 
         The largest; in 16 bits the root mean square, since the largest of millions is many times
-        the rounding. For scale, also the difference between two masks.
+        the rounding. For scale, also the difference between two masks and, as rounding, between
+        two attention implementations.
 
         Raises:
-            click.ClickException: it is larger than rounding, or than a fifth of that scale (16
-                bits: than half, since passes of other shapes round otherwise).
+            click.ClickException: it is larger than rounding, or than a fifth of the difference
+                between masks (16 bits: half, since passes of other shapes round otherwise), if
+                rounding is smaller.
         """
-        naive = self.naive()
+        wide = self.model.dtype == torch.float32
 
         def size(difference: Tensor) -> float:
-            if self.model.dtype == torch.float32:
+            if wide:
                 return difference.abs().max().item()
             return difference.float().square().mean().sqrt().item()
 
-        effect = size(naive - naive[:1])
+        naive = self.naive()
+        with scoring_session(self.model, "eager"):
+            noise = size(self.naive() - naive)
         differences = {
-            "algorithm 1": self.algorithm_1() - naive,
-            "algorithm 1, one by one": self.algorithm_1_one_by_one() - naive,
-            "exact": self.exact() - naive,
-            "response": self.response() - self.naive(self.predicting),
+            "exact": size(self.exact() - naive),
+            "response": size(self.response() - self.naive(self.predicting)),
         }
-        largest = {name: size(difference) for name, difference in differences.items()}
-        share = 5 if self.model.dtype == torch.float32 else 2
-        tolerance = min(rounding(self.model.dtype), effect / share)
-        if not max(largest.values()) <= tolerance:
-            raise click.ClickException(f"outputs differ by more than {tolerance:.2g}: {largest}")
-        return largest | {"between masks": effect}
+        effect = size(naive - naive[:1])
+        tolerance = max(min(rounding(self.model.dtype), effect / (5 if wide else 2)), 2 * noise)
+        if not max(differences.values()) <= tolerance:
+            raise click.ClickException(
+                f"outputs differ by more than {tolerance:.2g}: {differences}"
+            )
+        return differences | {"between masks": effect, "rounding": noise}
 
 
 def synchronise(device: torch.device) -> None:
@@ -306,13 +247,8 @@ def machine(device: torch.device) -> str:
 
 
 @click.command(help=__doc__)
-@click.option(
-    "--model",
-    "name",
-    default="smollm2",
-    show_default=True,
-    help=f"{', '.join(SHAPES)}, smollm2, or a path or hub name.",
-)
+@click.option("--model", "name", default="smollm2", show_default=True,
+              help=f"{', '.join(SHAPES)}, smollm2, or a path or hub name.")  # fmt: skip
 @click.option("--dtype", default="float32", show_default=True)
 @click.option("--device", default="cuda" if torch.cuda.is_available() else "cpu", show_default=True)
 @click.option("--prompt-tokens", default=260, show_default=True, type=click.IntRange(1))
@@ -320,22 +256,14 @@ def machine(device: torch.device) -> str:
 @click.option("--num-masks", default=40, show_default=True, type=click.IntRange(2))
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(1))
 def main(
-    name: str,
-    dtype: str,
-    device: str,
-    prompt_tokens: int,
-    response_tokens: int,
-    num_masks: int,
+    name: str, dtype: str, device: str, prompt_tokens: int, response_tokens: int, num_masks: int,
     repeats: int,
-) -> None:
+) -> None:  # fmt: skip
     console = Console(width=None if sys.stdout.isatty() else 120)
     model = load(name, getattr(torch, dtype), device)
     place = model.device
-    generator = torch.Generator().manual_seed(0)
-    vocabulary = model.config.vocab_size
-    input_ids = torch.randint(
-        vocabulary, (prompt_tokens + response_tokens,), generator=generator
-    ).to(place)
+    generator, length = torch.Generator().manual_seed(0), prompt_tokens + response_tokens
+    input_ids = torch.randint(model.config.vocab_size, (length,), generator=generator).to(place)
     masks = maths.sample_head_masks(num_masks, num_heads(model), MASK_RATE, generator)
     distinct = masks.unique(dim=0)
     to_run = int((~distinct.all(dim=1)).sum())
@@ -349,6 +277,7 @@ def main(
     with scoring_session(model, "sdpa"):
         contenders = Contenders(model, input_ids, prompt_tokens, layer, masks)
         differences = contenders.check()
+        kernels = [f"{scope} {contenders.kernels(scope)}" for scope in SCOPES]
         log_probs = contenders.exact()
 
         def statistics_alone() -> None:
@@ -357,18 +286,11 @@ def main(
 
         timed: dict[str, Callable[[], object]] = {
             f"naive, {num_masks} passes": contenders.naive,
-            "Algorithm 1, batched": contenders.algorithm_1,
-            "Algorithm 1, one by one": contenders.algorithm_1_one_by_one,
             "ours, exact": contenders.exact,
-            "ours, exact, with the check": contenders.exact_checked,
             "ours, response": contenders.response,
             f"{SAMPLES} samples": contenders.samples,
             "greedy answer": contenders.greedy,
             "one scoring pass": contenders.scoring_pass,
-            **{
-                f"greedy, then response, {design}": partial(contenders.answered, **point)
-                for design, point in POINTS.items()
-            },
             f"MI and A, K = {TOP_K}": statistics_alone,
         }
         durations: dict[str, list[float]] = {label: [] for label in timed}
@@ -401,7 +323,8 @@ def main(
     console.print(
         f"Medians of {repeats} rounds after a warm-up; peak memory is above the weights; FLOPs are "
         "those of products with weights, without attention scores.\nLargest difference in a "
-        f"log-probability from naive passes and, for scale, between masks: {worst} nats.",
+        f"log-probability from naive passes and, for scale, between masks: {worst} nats.\n"
+        f"Kernels of a masked pass: {', '.join(kernels)}.",
         highlight=False,
     )
 

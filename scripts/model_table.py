@@ -1,15 +1,14 @@
 """Which models ASMI supports: tests every class of transformers' registry of causal models.
 
-    python scripts/model_table.py --out docs/reference/models.csv     # every class
-    python scripts/model_table.py --check docs/reference/models.csv   # compare with the file
-    python scripts/model_table.py LlamaForCausalLM                    # one class
+    python scripts/model_table.py --out lm_polygraph_asmi/model/classes.csv   # every class
+    python scripts/model_table.py LlamaForCausalLM                            # one class
 
 Each class is built tiny and random and scored with the public `subnetwork_log_probs` in both
 scopes, with eager attention and SDPA, and again with rotary angles that change with the length, if
-it has any. The ground truth is a full forward pass over a copy in which the masked heads have
-weight zero in the output projection, found by name, independently of the package. A class is
-"right" if all numbers agree (in parentheses the slowest way to run the passes, if not the
-cheapest), "unsupported" if ASMI raises an error, and "WRONG" if any differs: the script fails.
+it has any. The truth is a full pass over a copy in which the masked heads have weight zero in the
+output projection, found by name, independently of the package. The table names the fastest pass
+that is right in every case without the self-check, and kept by it; refused classes stay refused.
+"WRONG": the package gives a wrong number, and the script fails.
 """
 
 import copy
@@ -31,23 +30,20 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from lm_polygraph_asmi.config import SCOPES
-from lm_polygraph_asmi.model import layer_at, scoring_session, structure_of, subnetwork_log_probs
-from lm_polygraph_asmi.model.check import strategies_seen_right
+from lm_polygraph_asmi.model import heads, layer_at, scoring_session, structure_of
+from lm_polygraph_asmi.model.check import PASSES, checked
+from lm_polygraph_asmi.model.masked import subnetwork_log_probs
 from lm_polygraph_asmi.model.memory import batch_bytes
-from lm_polygraph_asmi.model.model_cache import model_cache
-from lm_polygraph_asmi.model.structure import NAME_THEM
-from lm_polygraph_asmi.model.suffix import STRATEGIES
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests import brute_force
 from tests.registry import LAYERS, VOCABULARY, classes, tiny, with_longrope
 
-COLUMNS = ("class", *SCOPES, "note")
+COLUMNS = ("class", "heads", *SCOPES, "note")
 TOLERANCE = 1e-3
 """Total variation at the worst position: rounding in recurrences makes 2e-4, errors make 0.01."""
-MASKS = torch.tensor(
-    [[1, 0, 1, 1], [0, 1, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1], [1, 0, 0, 1], [0, 1, 0, 1]]
-)
+MASKS = torch.tensor([[int(head) for head in mask] for mask in
+                      ("1011", "0110", "0000", "1111", "1001", "0101")])  # fmt: skip
 BATCH = 3
 """Where there are more masks, the memory budget holds so many, and the last batch is smaller."""
 Case = tuple[int, int, int]
@@ -78,55 +74,81 @@ def truth_of(model: PreTrainedModel, layer: int) -> tuple[PreTrainedModel, list[
     layers = copied.get_submodule(path)
     layers[layer] = copy.deepcopy(layers[layer])  # unshare modules that layers share
     names = [
-        name
-        for name, module in layers[layer].named_modules()
+        name for name, module in layers[layer].named_modules()
         if name.removesuffix(".linear").rpartition(".")[2] in PROJECTIONS
         and isinstance(getattr(module, "weight", None), Tensor)
         and module.weight.ndim == 2
         and not NOT_HEADS.search(name)
-    ]
+    ]  # fmt: skip
     if len(names) > 1:
         names = [name for name in names if "att" in name] or names
     return copied, [f"{path}.{layer}.{name}" for name in names]
 
 
-def word_of(model: PreTrainedModel, scope: str, series: list[list[Case]]) -> str:
-    """What the table says of a model in a scope."""
-    ways, used = [way.name for way in STRATEGIES if way.scope == scope], set()
+def truth(model: PreTrainedModel, layer: int, scope: str, series: list[list[Case]]) -> list:
+    """Of each series the attention, and tokens, prompt, masks and distributions of each case."""
+    attentions, tested = ["eager"], []
+    with suppress(ValueError), scoring_session(model, "sdpa"):  # not every model has it
+        attentions.append("sdpa")
+    copied, (path,) = truth_of(model, layer)
+    axis = 0 if isinstance(copied.get_submodule(path), Conv1D) else 1
+    for cases, attention in zip(series, cycle(attentions)):
+        tested.append((attention, []))
+        for prompt, response, number in cases:
+            length, masks = prompt + response, MASKS[:number]
+            drawn = torch.Generator().manual_seed(length)
+            ids = torch.randint(3, VOCABULARY, (length,), generator=drawn)
+            with scoring_session(copied, attention):
+                given = copied, path, axis, ids, prompt, masks, scope
+                expected = brute_force.subnetwork_log_probs(*given).exp()
+            if number > 1 and not (expected - expected[:1]).abs().max() > 1e-4:
+                raise ValueError(f"masks change nothing at {length} tokens")
+            tested[-1][1].append((ids, prompt, masks, expected))
+    return tested
+
+
+def wrong(
+    model: PreTrainedModel, layer: int, scope: str, tested: list, names: list[str], longest: int = 0
+) -> str:
+    """The first case that is wrong if these passes are known, up to a length; or what falls."""
+    for attention, cases in tested:
+        with scoring_session(model, attention):
+            known = checked(model, layer, scope)
+        known.names, known.longest = list(names), longest
+        for ids, prompt, masks, expected in cases:
+            budget = batch_bytes(model, BATCH, len(ids) - 1) if len(masks) > BATCH else None
+            how = {"scope": scope, "attention": attention, "memory_budget": budget}
+            found = subnetwork_log_probs(model, ids, prompt, layer, masks, **how).exp()
+            distance = (found - expected).abs().sum(-1).max().item() / 2
+            if not distance <= TOLERANCE:
+                case = f"{prompt} of {len(ids)} tokens, {len(masks)} masks, {attention}"
+                return f"WRONG: {distance:.2g} at {case}"
+        if known.names != names:
+            return f"the check drops {names[0]!r}"
+    return ""
+
+
+def word_of(scope: str, models: list[tuple[PreTrainedModel, list[list[Case]]]]) -> str:
+    """The fastest pass that is right, or what is wrong. A pass may refuse angles that switch."""
+    names, layer = list(PASSES[scope]), layer_at(models[0][0], 0.4).layer
+    far = 10**9  # a pass that was right for so many tokens is not checked
     try:
-        layer, attentions = layer_at(model, 0.4).layer, ["eager"]
-        with suppress(ValueError), scoring_session(model, "sdpa"):  # not every model has it
-            attentions.append("sdpa")
-        copied, paths = truth_of(model, layer)
-        if len(paths) != 1:
-            return f"not testable: no single output projection by name: {paths}"
-        (path,) = paths
-        axis = 0 if isinstance(copied.get_submodule(path), Conv1D) else 1
-        for cases, attention in zip(series, cycle(attentions)):
-            model_cache(model).pop("checks", None)
-            for prompt, response, masks in cases:
-                drawn = torch.Generator().manual_seed(prompt + response)
-                ids = torch.randint(3, VOCABULARY, (prompt + response,), generator=drawn)
-                budget = batch_bytes(model, BATCH, len(ids) - 1)
-                found = subnetwork_log_probs(
-                    model, ids, prompt, layer, MASKS[:masks], scope=scope, attention=attention,
-                    memory_budget=budget if masks > BATCH else None,
-                ).exp()  # fmt: skip
-                with scoring_session(copied, attention):
-                    expected = brute_force.subnetwork_log_probs(
-                        copied, path, axis, ids, prompt, MASKS[:masks], scope
-                    ).exp()
-                distance = (found - expected).abs().sum(-1).max().item() / 2
-                case = f"at {prompt} + {response} tokens, {masks} masks, {attention}"
-                if not distance <= TOLERANCE:
-                    return f"WRONG: {distance:.2g} {case}"
-                if masks > 1 and not (expected - expected[:1]).abs().max() > 1e-4:
-                    return f"WRONG: masks change nothing {case}"
-            used |= strategies_seen_right(model, scope)
-    except (TypeError, ValueError, RuntimeError) as error:
-        return f"unsupported: {str(error).splitlines()[0].replace(NAME_THEM, '')}"
-    slowest = max(used, key=ways.index)
-    return "right" if slowest == ways[0] else f"right ({slowest})"
+        plain, *switched = [(m, layer, scope, truth(m, layer, scope, s)) for m, s in models]
+    except ValueError as error:
+        return f"WRONG: no ground truth: {error}"
+    for index, name in enumerate(names):
+        try:
+            alone = wrong(*plain, [name], far)
+        except Exception:  # models raise different errors
+            continue
+        with suppress(Exception):
+            alone = alone or "".join(wrong(*each, [name], far) for each in switched)
+        chosen = [] if alone else [wrong(*each, names[index:]) for each in (plain, *switched)]
+        if said := [each for each in chosen if each.startswith("WRONG")]:
+            return said[0]
+        if chosen and not chosen[0]:
+            return name
+    return "WRONG: no pass is right"
 
 
 def switching(config: type, model: type) -> PreTrainedModel | None:
@@ -142,57 +164,48 @@ def switching(config: type, model: type) -> PreTrainedModel | None:
     return None if torch.allclose(long, short, atol=1e-3) else built
 
 
-def words_of(config: type, model: type) -> tuple[list[str], str]:
-    """Build a class and test it: what the table says of each scope, and the note."""
+def row_of(name: str, config: type, model: type) -> list[str]:
+    """Build a class and test it: its row of the table."""
     try:
-        first, second = (tiny(config, model) for _ in SCOPES)  # a pass may change BigBird
+        built = [tiny(config, model) for _ in SCOPES]  # a pass may change BigBird
     except Exception as error:
         why = textwrap.shorten(str(error), 200)  # the cause is often in its second line
-        return ["not tested"] * len(SCOPES), f"not built: {type(error).__name__}: {why}"
-    words = [word_of(first, SCOPES[0], SERIES), word_of(second, SCOPES[1], SERIES)]
-    right = [index for index, word in enumerate(words) if word.startswith("right")]
-    if right and (angles := switching(config, model)) is not None:
-        for index in right:
-            word = word_of(angles, SCOPES[index], [SWITCHING, SWITCHING[::-1]])
-            if not word.startswith("right"):
-                words[index] = f"{word}, LongRoPE"
-    if not right or len(sites := structure_of(first).sites) == LAYERS:
-        return words, ""
-    return words, f"heads in layers {', '.join(map(str, sites))} of {LAYERS}"
+        return [name, "not tested", "", "", f"not built: {type(error).__name__}: {why}"]
+    fastest = [next(iter(PASSES[scope])) for scope in SCOPES]
+    if (table := heads.classes()).get(name, {}).get("heads") != "refused":
+        table[name] = dict(zip(COLUMNS, (name, "by name", *fastest, ""), strict=True))
+    try:
+        projections = structure_of(built[0]).projections
+    except TypeError as error:
+        why = str(error).splitlines()[0].replace(heads.NAME_THEM, "").replace(f"{name} ", "", 1)
+        return [name, "refused", why, "the same", ""]
+    angles = switching(config, model)
+    also = [] if angles is None else [(angles, [SWITCHING, SWITCHING[::-1]])]
+    words = [word_of(scope, [(m, SERIES), *also]) for scope, m in zip(SCOPES, built, strict=True)]
+    listed = f"heads in layers {', '.join(map(str, projections))} of {LAYERS}"
+    return [name, "by name", *words, "" if len(projections) == LAYERS else listed]
 
 
 @click.command(help=__doc__)
 @click.argument("names", nargs=-1)
 @click.option("--out", type=click.File("w"), default="-", help="Write a CSV file.")
-@click.option("--check", type=click.File(), help="Compare with a CSV file.")
-def main(names: tuple[str, ...], out: TextIO, check: TextIO | None) -> None:
+def main(names: tuple[str, ...], out: TextIO) -> None:
     warnings.filterwarnings("ignore")
     logging.disable()
     torch.set_num_threads(1)
     known = {name: types for name, *types in classes()}
-    if unknown := sorted(set(names) - known.keys()):
-        raise click.UsageError(f"not in transformers' registry: {', '.join(unknown)}")
+    if unknown := ", ".join(sorted(set(names) - known.keys())):
+        raise click.UsageError(f"not in transformers' registry: {unknown}")
     rows = []
     for name in names or known:
-        (all_, response), note = words_of(*known[name])
-        if all_ == response and not all_.startswith("right"):  # one reason for both
-            response = "the same"
-        words = (word.replace(f"{name} ", "", 1) for word in (all_, response))
-        rows.append(dict(zip(COLUMNS, (name, *words, note), strict=True)))
+        rows.append(dict(zip(COLUMNS, row_of(name, *known[name]), strict=True)))
         print(*rows[-1].values(), sep=", ", file=sys.stderr, flush=True)
-    # Right classes first, untested ones last.
-    rows.sort(
-        key=lambda row: (row["all"].startswith("not"), row["all"][:5] != "right", row["class"])
-    )
+    rows.sort(key=lambda row: ("brn".index(row["heads"][0]), row["class"]))  # not tested: last
     writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     if wrong := [row["class"] for row in rows if "WRONG" in row["all"] + row["response"]]:
         raise click.ClickException(f"wrong numbers: {', '.join(wrong)}")
-    if check:
-        saved = list(csv.DictReader(check))
-        if changed := [row["class"] for row in rows if row not in saved]:
-            raise click.ClickException(f"other rows than in {check.name}: {', '.join(changed)}")
 
 
 if __name__ == "__main__":

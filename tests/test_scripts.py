@@ -39,18 +39,18 @@ def bench():
 def test_benchmark(bench):
     arguments = ["--model", "tiny", "--prompt-tokens", "20", "--repeats", "1"]
     shown = CliRunner().invoke(bench.main, arguments).output
-    for contender in ("naive, 40 passes", "Algorithm 1, batched", "ours, response", "10 samples"):
+    for contender in ("naive, 40 passes", "ours, response", "10 samples", "Kernels of"):
         assert contender in shown
     rows = [line.split("│") for line in shown.splitlines() if "│" in line]
     flops = {row[1].strip(): float(row[4]) for row in rows}
-    naive, batched, exact, response = (
+    naive, exact, response = (
         next(value for name, value in flops.items() if name.startswith(start))
-        for start in ("naive", "Algorithm 1, batched", "ours, exact", "ours, response")
+        for start in ("naive", "ours, exact", "ours, response")
     )
-    assert naive > 40 > batched > exact > response > flops["one scoring pass"] == 1
+    assert naive > 40 > exact > response > flops["one scoring pass"] == 1
 
 
-CONTENDERS = ["algorithm_1", "algorithm_1_one_by_one", "exact", "response"]
+CONTENDERS = ["exact", "response"]
 
 
 def remembered(compute):
@@ -80,8 +80,8 @@ def test_the_benchmark_checks_what_it_times(contenders):
     with torch.no_grad():
         found = contenders.check()
     if contenders.model.dtype == torch.float32:
-        assert max(found[name] for name in found if name != "between masks") < 1e-5
-    assert found["between masks"] > 1e-2
+        assert max(found[name] for name in CONTENDERS) < 1e-5
+    assert found["between masks"] > max(1e-2, 4 * found["rounding"])
 
 
 @pytest.mark.parametrize("contender", CONTENDERS)

@@ -39,6 +39,7 @@ from lm_polygraph_asmi.model.layers import (
 )
 from lm_polygraph_asmi.model.readout import readout
 from lm_polygraph_asmi.model.session import attention_of
+from lm_polygraph_asmi.model.state import renewed_names
 
 MASKABLE = ("eager", "sdpa")
 """Attention implementations that take an explicit (queries, keys) mask."""
@@ -465,11 +466,14 @@ def rows_after_prompt(
     the prompt (keys and values, recurrent states).
 
     Raises:
-        NotImplementedError: the model keeps no cache.
+        NotImplementedError: the model keeps no cache, or turns keys of the prompt by angles that
+            depend on the length of what runs.
     """
     base, ids, before, cache = base_model(model), unmasked.tokens(model), unmasked.before, None
     if before:
         if not unmasked.prompt_caches:
+            if any(map(renewed_names, model.modules())):
+                raise NotImplementedError("its rotary angles depend on the length")
             output = base(input_ids=ids[:, :before], use_cache=True)
             unmasked.prompt_caches.append(cache_of(output))
         if unmasked.prompt_caches[0] is None:

@@ -358,11 +358,7 @@ class ASMIConfig:
 
     @classmethod
     def from_dict(cls: type[Config], content: Mapping[str, Any]) -> Config:
-        """A config from saved values; keys that are no settings are ignored.
-
-        Raises:
-            ValueError: a value out of range.
-        """
+        """A config from saved values, other keys ignored; ValueError: a value out of range."""
         return cls(**{name: content[name] for name in cls.names() if name in content})
 
     @classmethod
@@ -412,8 +408,7 @@ class ASMIConfig:
         several = several if isinstance(several, Sequence) else (several,)
         if not several:
             raise ValueError("expected at least one depth, such as [0.6], got none")
-        configs = (self.replace(depth=depth) for depth in several)
-        return tuple({depth_key(config.depth): config for config in configs}.values())
+        return tuple({depth_key(at): self.replace(depth=at) for at in several}.values())
 
     def describe(self, *names: str) -> list[str]:
         """Settings that differ from the default, as the label shows them: `["scope=response"]`."""

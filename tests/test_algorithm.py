@@ -85,7 +85,7 @@ LINES = {
     9: ("token_scores", scaled),
     9.5: ("aggregate", scaled),
 }
-"""Number of a line (9 is the mean of u_t) -> the name in `algorithm` that computes it, and what breaks it."""
+"""Number of a line -> the name in `algorithm` that computes it, and what breaks it."""
 
 
 def test_the_lines_are_numbered_as_in_the_paper():

@@ -211,9 +211,8 @@ def _prompt(prompt: str, settings: dict[str, Any]) -> Any:
 
 def signals_of(group: "RunGroup") -> dict[str, np.ndarray]:
     """Signal -> (n,) values of those a run has saved; keys and units as `Score.signals`."""
-    likelihoods, entropies = (
-        group.tokens(group.saved(name)) for name in ("asmi_log_likelihood", "asmi_entropy")
-    )
+    likelihoods = group.tokens(group.saved("asmi_log_likelihood"))
+    entropies = group.tokens(group.saved("asmi_entropy"))
     columns: dict[str, np.ndarray | None] = {"asmi": group.mi, "sem": group.u_sem}
     if likelihoods is not None and entropies is not None:
         rows = [unmasked_signals(*row) for row in zip(likelihoods, entropies, strict=True)]

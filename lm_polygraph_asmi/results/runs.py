@@ -119,10 +119,7 @@ class Run:
         return [name for name in names if len(self.stats.get(name, [])) != len(self.scores)]
 
     def at(self, depth: float, *fields: str) -> list[dict[str, Any]] | None:
-        """Statistics of the masked layer of every row; None unless all have the depth and fields.
-
-        Fields: those of `scoring.statistics.AnswerStatistics`.
-        """
+        """Fields of `AnswerStatistics` of every row; None unless all have the depth and these."""
         key, rows = depth_key(depth), self.stats.get("asmi", [])
         complete = len(rows) == len(self.scores) and all(
             key in row and row[key].keys() >= set(fields) for row in rows
@@ -246,7 +243,11 @@ def load_run(path: str | Path, partial: bool = False) -> Run:
         LookupError, TypeError, ValueError, AttributeError, ImportError,
     ) as error:  # fmt: skip
         raise ValueError(f"{file} is not a run saved by LM-Polygraph: {error!r}") from error
-    refuse_old(stats, file)
+    if old := [name for name in stats if re.fullmatch(r"asmi_\w+_d[\d.]+", name)]:
+        raise ValueError(
+            f"{file} has the statistic {old[0]}, as saved by lm_polygraph_asmi 0.2: read it with "
+            "that version, or run it again"
+        )
     try:
         manifest = read_manifest(file)
     except FileNotFoundError:
@@ -265,15 +266,6 @@ def load_run(path: str | Path, partial: bool = False) -> Run:
     if run.stopped_early and not partial:
         raise ValueError(f"{file} {run.stopped_early}. `results` and `report` show what it has")
     return run
-
-
-def refuse_old(stats: Iterable[str], file: Path) -> None:
-    """Raise ValueError if the statistics of a run were saved by an earlier version."""
-    if old := [name for name in stats if re.fullmatch(r"asmi_\w+_d[\d.]+", name)]:
-        raise ValueError(
-            f"{file} has the statistic {old[0]}, as saved by lm_polygraph_asmi 0.2: read it with "
-            "that version, or run it again"
-        )
 
 
 def _rows_of(

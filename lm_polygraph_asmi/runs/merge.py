@@ -27,7 +27,6 @@ from lm_polygraph_asmi.results.manifest import (
     seconds_per_phase,
     write_manifest,
 )
-from lm_polygraph_asmi.results.runs import refuse_old
 
 PER_JOB = {"dataset", "cache_path", "save_path", "seed"}
 """Top-level nodes of a config that differ between jobs of a setting: folders of rows and results,
@@ -260,7 +259,6 @@ def _load(shard: Shard) -> UEManager:
         raise MergeError(
             f"{shard.manager} is missing or damaged: {error!r}. Run this shard again"
         ) from error
-    refuse_old(manager.stats, shard.manager)
     for name, length in lengths.items():
         if length != len(shard.ids):
             raise MergeError(

@@ -180,9 +180,7 @@ def _checked(
     """What the scorer knows besides the run; raises unless it reproduces answers spread over it."""
     prompts, ids = group.saved("input_texts"), group.saved("greedy_tokens")
     if prompts is None or ids is None:
-        raise ValueError(
-            f"{path} has not saved input_texts and greedy_tokens, which the check needs"
-        )
+        raise ValueError(f"{path} has not saved input_texts and greedy_tokens: both are needed")
     scores, known = group.score(method), scorer.fingerprints()
     for row in spread(len(group)):
         rescored = scorer.score(_prompt(prompts[row], shared), [int(token) for token in ids[row]])

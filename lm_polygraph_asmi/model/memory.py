@@ -64,7 +64,7 @@ def packed_bytes(model: PreTrainedModel, num_masks: int, positions: int, cached:
     queries = num_masks * positions
     keys = cached + queries
     joined = 4 * cached * structure_of(model).width * model.dtype.itemsize
-    attention_mask = 4 * queries * keys
+    attention_mask = 7 * queries * keys  # its parts, and its form added to scores
     return _layer_bytes(model, queries, keys) + joined + attention_mask
 
 

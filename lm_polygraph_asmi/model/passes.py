@@ -344,7 +344,7 @@ def _only_at(positions: slice, total: int) -> Callable[[Forward], Forward]:
         def forward(states: Tensor, *args: Any, **kwargs: Any) -> Any:
             if get_ident() != owner or states.ndim != 3 or states.shape[1] != total:
                 return real(states, *args, **kwargs)
-            found = real(states[:, positions], *args, **kwargs)
+            found = real(states[:, positions].contiguous(), *args, **kwargs)
             if not isinstance(found, Tensor):
                 return real(states, *args, **kwargs)
             padded = found.new_zeros(*states.shape[:2], found.shape[-1])

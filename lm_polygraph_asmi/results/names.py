@@ -54,9 +54,8 @@ def at_depth(stats: Mapping[str, Any], depth: float) -> list[dict[str, Any]]:
     key = depth_key(depth)
     for row in rows:
         if key not in row:
-            there = ", ".join(f"{each:g}" for each in row)
             raise KeyError(
-                f"statistic 'asmi' has no depth {key:g}, only {there}: add it to "
+                f"statistic 'asmi' has no depth {key:g}, only {str([*row])[1:-1]}: add it to "
                 "`depths` of the masked-heads calculator (`asmi.depths` of a config)"
             )
     return [row[key] for row in rows]

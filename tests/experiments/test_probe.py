@@ -13,7 +13,8 @@ from lm_polygraph_asmi.experiments.analysis.choice import ablations, critical_fi
 from lm_polygraph_asmi.experiments.answers import answers_of
 from lm_polygraph_asmi.experiments.probe import CausalProbe, Tokens, probe_of
 from lm_polygraph_asmi.experiments.probe_file import read_probe, write_probe
-from lm_polygraph_asmi.model import subnetwork_log_probs, subnetworks
+from lm_polygraph_asmi.model import subnetwork_log_probs
+from lm_polygraph_asmi.model.check import PASSES
 from tests.scoring.saved import QUESTIONS, scored_run
 from tests.tiny_lm import tokenizer, whitebox
 
@@ -77,10 +78,15 @@ def test_no_head_ablated_flips_nothing(probed):
 
 def test_passes_without_an_ablation_are_run_with_those_that_ablate(planted, monkeypatch):
     """As a mask among others: flips are told from them, not from a kept state."""
-    ran, run_suffix = [], subnetworks.run_suffix
-    monkeypatch.setattr(
-        subnetworks, "run_suffix", lambda *how: ran.append(how[2:4]) or run_suffix(*how)
-    )
+    ran = []
+    for passes in PASSES.values():
+        for name, run in passes.items():
+
+            def noted(*how, run=run):
+                ran.append(how[2:4])
+                return run(*how)
+
+            monkeypatch.setitem(passes, name, noted)
     asked(planted, count=1, draws=1).run(planted[-1])
     assert {layer for layer, _ in ran} == {LAYER}
     for _, masks in ran:

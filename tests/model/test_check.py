@@ -10,7 +10,6 @@ from lm_polygraph_asmi.maths import sample_head_masks
 from lm_polygraph_asmi.model import (
     attention_of,
     check,
-    passes_in_use,
     readout,
     response_embeddings,
     responses,
@@ -19,7 +18,7 @@ from lm_polygraph_asmi.model import (
     structure_of,
     subnetwork_log_probs,
 )
-from lm_polygraph_asmi.model.check import FULL, PASSES, full_passes, limit, variation
+from lm_polygraph_asmi.model.check import FULL, PASSES, full_passes, limit, passes_in_use, variation
 from lm_polygraph_asmi.model.masked import PACKED_POSITIONS
 from lm_polygraph_asmi.scoring.engine import Engine
 from tests import decoders

@@ -11,13 +11,12 @@ from lm_polygraph_asmi.maths import mutual_information
 from lm_polygraph_asmi.model import (
     attention_of,
     num_heads,
-    passes_in_use,
     response_embeddings,
     scoring_session,
     structure_of,
     subnetwork_log_probs,
 )
-from lm_polygraph_asmi.model.check import limit, variation
+from lm_polygraph_asmi.model.check import limit, passes_in_use, variation
 from tests.decoders import (
     DECODERS,
     FAMILIES,

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.maths import sample_head_masks
-from lm_polygraph_asmi.model import passes_in_use, structure_of, subnetwork_log_probs
+from lm_polygraph_asmi.model import structure_of, subnetwork_log_probs
+from lm_polygraph_asmi.model.check import passes_in_use
 from tests import decoders
 from tests.odd_decoders import HEADS, WIDTH, Attention, Layer, heads_masked, odd_decoder
 
@@ -151,5 +152,5 @@ def test_weights_that_are_not_finite_are_named(value):
     model = odd_decoder()
     with torch.no_grad():
         next(model.parameters())[:] = value
-    with pytest.raises(TypeError, match=r"logits that are no distribution .* check its weights"):
+    with pytest.raises(FloatingPointError, match=r"logits that are no distribution .* check its weights"):
         structure_of(model)

@@ -251,7 +251,7 @@ def test_non_finite_logits(input_ids):
     model = tiny_model("llama")
     with torch.no_grad():
         model.lm_head.weight[7] = float("nan")
-    with pytest.raises(TypeError, match=r"logits that are no distribution .NaN.*for 13 tokens"):
+    with pytest.raises(FloatingPointError, match="no distribution: NaN"):
         subnetwork_log_probs(model, input_ids, PROMPT_LENGTH, 2, masks())
     model = tiny_model("llama")
     model.model.layers[3].register_forward_hook(

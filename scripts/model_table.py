@@ -25,7 +25,6 @@ from typing import TextIO
 
 import click
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -44,27 +43,23 @@ TOLERANCE = 1e-3
 """Total variation at the worst position: rounding in recurrences makes 2e-4, errors make 0.01."""
 MASKS = torch.tensor([[int(head) for head in mask] for mask in
                       ("1011", "0110", "0000", "1111", "1001", "0101")])  # fmt: skip
-BATCH = 3
-"""Where there are more masks, the memory budget holds so many, and the last batch is smaller."""
-Case = tuple[int, int, int]
-"""Prompt tokens, response tokens, masks."""
+BATCH = 3  # where there are more masks, the memory budget holds so many
+Case = tuple[int, int, int]  # prompt tokens, response tokens, masks
 SERIES = [
     # Below, at and beyond every tiny window.
     [(1, 4, 6), (11, 6, 3), (12, 1, 3), (3, 40, 3), (70, 12, 3)],
     # As many positions as heads, as the width of a head, and as that of the model.
     [(70, 12, 2), (20, 13, 2), (10, 7, 2), (5, 4, 2), (3, 2, 2), (2, 1, 2), (1, 2, 2), (1, 1, 2)],
-    # One number of tokens, split early first and late first.
-    [(3, 9, 2), (9, 3, 1), (9, 3, 2), (9, 3, 6)],
+    [(3, 9, 2), (9, 3, 1), (9, 3, 2), (9, 3, 6)],  # one number of tokens, split early, late
     [(9, 3, 6), (3, 9, 2), (1, 4, 6)],
 ]
 """Cases for each model; every series starts with an empty cache, with eager and SDPA in turn."""
 SWITCHING = [(24, 4, 2), (8, 20, 2), (4, 6, 2), (14, 2, 2), (13, 9, 2)]
 """Cases for angles that switch at 16 tokens: around that length, in the prompt and after it."""
-PROJECTIONS = (
+PROJECTIONS = (  # names of the output projection of an attention module
     "o_proj", "out_proj", "wo", "Wo", "c_proj", "dense", "output_linear", "linear_out", "o",
     "o_b_proj", "attention_output", "project_o", "out_lin", "output_proj",
 )  # fmt: skip
-"""Names of the output projection of an attention module."""
 NOT_HEADS = re.compile("mlp|expert|cross|encoder_attn|mamba|feed_forward|linear_attn|ffn")
 
 
@@ -76,28 +71,25 @@ def truth_of(model: PreTrainedModel, layer: int) -> tuple[PreTrainedModel, list[
     names = [
         name for name, module in layers[layer].named_modules()
         if name.removesuffix(".linear").rpartition(".")[2] in PROJECTIONS
-        and isinstance(getattr(module, "weight", None), Tensor)
-        and module.weight.ndim == 2
+        and getattr(getattr(module, "weight", None), "ndim", 0) == 2
         and not NOT_HEADS.search(name)
     ]  # fmt: skip
-    if len(names) > 1:
-        names = [name for name in names if "att" in name] or names
+    names = [name for name in names if "att" in name or len(names) == 1] or names
     return copied, [f"{path}.{layer}.{name}" for name in names]
 
 
 def truth(model: PreTrainedModel, layer: int, scope: str, series: list[list[Case]]) -> list:
     """Of each series the attention, and tokens, prompt, masks and distributions of each case."""
     attentions, tested = ["eager"], []
-    with suppress(ValueError), scoring_session(model, "sdpa"):  # not every model has it
+    with suppress(ValueError), scoring_session(model, "sdpa"):
         attentions.append("sdpa")
     copied, (path,) = truth_of(model, layer)
     axis = 0 if isinstance(copied.get_submodule(path), Conv1D) else 1
     for cases, attention in zip(series, cycle(attentions)):
         tested.append((attention, []))
         for prompt, response, number in cases:
-            length, masks = prompt + response, MASKS[:number]
-            drawn = torch.Generator().manual_seed(length)
-            ids = torch.randint(3, VOCABULARY, (length,), generator=drawn)
+            length, masks, drawn = prompt + response, MASKS[:number], torch.Generator()
+            ids = torch.randint(3, VOCABULARY, (length,), generator=drawn.manual_seed(length))
             with scoring_session(copied, attention):
                 given = copied, path, axis, ids, prompt, masks, scope
                 expected = brute_force.subnetwork_log_probs(*given).exp()
@@ -131,19 +123,18 @@ def wrong(
 def word_of(scope: str, models: list[tuple[PreTrainedModel, list[list[Case]]]]) -> str:
     """The fastest pass that is right, or what is wrong. A pass may refuse angles that switch."""
     names, layer = list(PASSES[scope]), layer_at(models[0][0], 0.4).layer
-    far = 10**9  # a pass that was right for so many tokens is not checked
     try:
         plain, *switched = [(m, layer, scope, truth(m, layer, scope, s)) for m, s in models]
     except ValueError as error:
         return f"WRONG: no ground truth: {error}"
     for index, name in enumerate(names):
         try:
-            alone = wrong(*plain, [name], far)
+            alone = wrong(*plain, [name], 10**9)  # right for so many tokens: not checked
         except Exception:  # models raise different errors
             continue
         with suppress(Exception):
-            alone = alone or "".join(wrong(*each, [name], far) for each in switched)
-        chosen = [] if alone else [wrong(*each, names[index:]) for each in (plain, *switched)]
+            alone = alone or "".join(wrong(*each, [name], 10**9) for each in switched)
+        chosen = [wrong(*each, names[index:]) for each in (plain, *switched) if not alone]
         if said := [each for each in chosen if each.startswith("WRONG")]:
             return said[0]
         if chosen and not chosen[0]:
@@ -154,8 +145,7 @@ def word_of(scope: str, models: list[tuple[PreTrainedModel, list[list[Case]]]]) 
 def switching(config: type, model: type) -> PreTrainedModel | None:
     """A tiny model with rotary angles that switch with the length; None if the class has none."""
     try:
-        built = tiny(config, model, amend=with_longrope)
-        ids = torch.arange(3, 23)[None]
+        built, ids = tiny(config, model, amend=with_longrope), torch.arange(3, 23)[None]
         with torch.no_grad():
             long, short = (built(input_ids=ids[:, :length]).logits[0, 9] for length in (20, 10))
         structure_of(built)
@@ -198,14 +188,12 @@ def main(names: tuple[str, ...], out: TextIO) -> None:
         raise click.UsageError(f"not in transformers' registry: {unknown}")
     rows = []
     for name in names or known:
-        rows.append(dict(zip(COLUMNS, row_of(name, *known[name]), strict=True)))
-        print(*rows[-1].values(), sep=", ", file=sys.stderr, flush=True)
-    rows.sort(key=lambda row: ("brn".index(row["heads"][0]), row["class"]))  # not tested: last
-    writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    if wrong := [row["class"] for row in rows if "WRONG" in row["all"] + row["response"]]:
-        raise click.ClickException(f"wrong numbers: {', '.join(wrong)}")
+        rows.append(row_of(name, *known[name]))
+        print(*rows[-1], sep=", ", file=sys.stderr, flush=True)
+    rows.sort(key=lambda row: ("brn".index(row[1][0]), row[0]))  # by name, refused, not tested
+    csv.writer(out, lineterminator="\n").writerows([COLUMNS, *rows])
+    if wrong_ones := [row[0] for row in rows if "WRONG" in "".join(row)]:
+        raise click.ClickException(f"wrong numbers: {', '.join(wrong_ones)}")
 
 
 if __name__ == "__main__":

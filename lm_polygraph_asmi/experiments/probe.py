@@ -255,7 +255,8 @@ class CausalProbe:
         states = unmasked.final_hidden
         at_once = max(1, STATES // (states.numel() * states.element_size()))
 
-        def predict(part: slice) -> Tensor:
+        def predict(at: range) -> Tensor:
+            part = slice(at.start, at.stop)
             subnetworks = run_subnetworks(
                 self.model, unmasked, self.used["layer"], torch.from_numpy(masks[part]).float(),
                 self.memory_budget, shortcut=False,
@@ -264,10 +265,10 @@ class CausalProbe:
             vocabulary = self.model.config.get_text_config().vocab_size
             budget = self.memory_budget or default_budget(rows.device)
             chunk = int(budget) // (16 * vocabulary)
-            ids = in_chunks(lambda i: readout(self.model, rows[i]).argmax(-1), len(rows), chunk)
+            ids = in_chunks(lambda some: readout(self.model, some).argmax(-1), rows, chunk)
             return torch.cat(ids).cpu()
 
-        return torch.cat(in_chunks(predict, len(masks), at_once)).numpy()
+        return torch.cat(in_chunks(predict, range(len(masks)), at_once)).numpy()
 
     def _key(
         self, answer: Answer, positions: np.ndarray, ablated: Sequence[Ablation]

@@ -1,8 +1,10 @@
 """LM-Polygraph's sampled answers, with a seed per question and a configurable number."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
+from itertools import chain
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -10,24 +12,27 @@ from jaxtyping import Int
 from lm_polygraph.stat_calculators import SamplingGenerationCalculator
 from lm_polygraph.utils.model import Model
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import DynamicCache, LogitsProcessorList, StoppingCriteriaList
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.host.model import causal_model
 from lm_polygraph_asmi.maths import example_seed
-from lm_polygraph_asmi.model import attention_of, structure_of
+from lm_polygraph_asmi.model import attention_of
 from lm_polygraph_asmi.model.layer_call import with_cache
+from lm_polygraph_asmi.model.memory import in_chunks
 from lm_polygraph_asmi.results.cache import ResultCache, model_key, tokenizer_key
+
+_KEYS_AND_VALUES = (DynamicLayer, DynamicSlidingWindowLayer)
+"""Kinds of cached layers that hold nothing else."""
 
 
 class SeededSamplingCalculator(SamplingGenerationCalculator):
-    """Samples the answers of each question with a random generator of its own.
+    """Draws all samples of a question in one batch, each with a random generator of its own.
 
-    They depend only on the prompt and `seed`. LM-Polygraph samples all from one stream, so that its
-    answers depend on earlier rows, the shard and the list of estimators. Rows of a batch are
-    sampled one by one, without padding; a prompt is run once for all its answers. For one-token
-    answers `sample_embeddings` is the state of the prompt's last token; LM-Polygraph takes a mean
-    over the prompt.
+    A sample depends only on the prompt, `seed` and its number. LM-Polygraph draws all from one
+    stream, one by one, so that they depend on earlier rows, the shard and the list of estimators.
+    Questions are never batched, so nothing is padded; a prompt is run once for all its samples.
 
     Args:
         samples_n: answers per question.
@@ -60,17 +65,15 @@ class SeededSamplingCalculator(SamplingGenerationCalculator):
         key = (self._identify(model) if self.result_cache.kept else {}) | {
             "prompt": prompt,
             "samples": self.samples_n,
+            "drawn": "in one batch",
             "seed": self.seed,
             "max_new_tokens": max_new_tokens,
         }
         row = self.result_cache.get(key)
         if row is None:
             start = time.perf_counter()
-            devices = range(torch.cuda.device_count())
-            with torch.random.fork_rng(devices):
-                torch.manual_seed(example_seed(self.seed, prompt))
-                cached = _PromptCached(model, torch.tensor([prompt], device=model.device()))
-                drawn = super().__call__({}, [text], cached, max_new_tokens)
+            seeds = [example_seed(self.seed, [*prompt, i]) for i in range(self.samples_n)]
+            drawn = super().__call__({}, [text], _DrawnAtOnce(model, seeds), max_new_tokens)
             row = {name: values[0] for name, values in drawn.items()}
             row["seconds_samples"] = time.perf_counter() - start
             self.result_cache.put(key, row)
@@ -89,28 +92,125 @@ class SeededSamplingCalculator(SamplingGenerationCalculator):
         }
 
 
-class _PromptCached:
-    """A LM-Polygraph model that generates after one prompt and caches its keys and values."""
+class _DrawnAtOnce:
+    """A LM-Polygraph model that draws all samples of a prompt at once and returns one per call.
 
-    def __init__(self, model: Model, prompt: Int[Tensor, "1 P"]) -> None:
-        self._model = model
-        structure = structure_of(causal_model(model))
-        # Layers without keys and values have another state: then the prompt is run again.
-        self._cache = DynamicCache() if len(structure.sites) == structure.num_layers else None
-        if self._cache is not None and prompt.shape[1] > 1:  # generation runs the last token
-            with torch.no_grad():
-                inner = causal_model(model)
-                inner(prompt[:, :-1], **with_cache(inner, self._cache), logits_to_keep=1)
+    The statistics of each are then LM-Polygraph's own, as those of a sample drawn by itself.
+    """
+
+    def __init__(self, model: Model, seeds: list[int]) -> None:
+        self._model, self._seeds = model, seeds
+        self._drawn: Iterator[SimpleNamespace] | None = None
+        config: Any = model.model.config
+        # The only layer whose states LM-Polygraph reads.
+        self._middle = getattr(config, "text_config", config).num_hidden_layers // 2
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def generate(self, **arguments: Any) -> Any:
-        if self._cache is None:
-            return self._model.generate(**arguments)
-        return self._model.generate(
-            **with_cache(causal_model(self._model), deepcopy(self._cache)), **arguments
+    def generate(self, **arguments: Any) -> SimpleNamespace:
+        if self._drawn is None:
+            self._drawn = self._draw(**arguments)
+        return next(self._drawn)
+
+    def _draw(self, input_ids: Int[Tensor, "1 P"], **arguments: Any) -> Iterator[SimpleNamespace]:
+        cache, states = self._run_prompt(input_ids)
+
+        def draw(part: slice) -> list[SimpleNamespace]:
+            rows = len(self._seeds[part])
+            batch = {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
+            batch = {name: values.expand(rows, -1) for name, values in batch.items()}
+            kept = {}
+            if cache is not None:
+                own = deepcopy(cache)
+                own.batch_repeat_interleave(rows)
+                kept = with_cache(causal_model(self._model), own)
+            loop = _OwnStreams(self._seeds[part], input_ids.device)
+            out = self._model.generate(**arguments | batch | kept, custom_generate=loop.sample)
+            return [self._cut(out, row, length, states) for row, length in enumerate(loop.lengths)]
+
+        number = len(self._seeds)
+        return chain.from_iterable(in_chunks(draw, number, number))
+
+    def _run_prompt(self, prompt: Int[Tensor, "1 P"]) -> tuple[DynamicCache | None, list[Tensor]]:
+        """Keys and values of all tokens but the last, which generation runs; their middle states.
+
+        None if the model keeps anything else: then each generation runs the prompt.
+        """
+        model = causal_model(self._model)
+        cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+        plain = all(type(layer) in _KEYS_AND_VALUES for layer in cache.layers)
+        if not plain or prompt.shape[1] == 1:
+            return None, []
+        with torch.no_grad():
+            out = model(
+                prompt[:, :-1], **with_cache(model, cache), logits_to_keep=1,
+                output_hidden_states=True,
+            )  # fmt: skip
+        if cache.get_seq_length() == 0:  # the model knows no cache
+            return None, []
+        return cache, [out.hidden_states[self._middle].cpu()]
+
+    def _cut(self, out: Any, row: int, length: int, states: list[Tensor]) -> SimpleNamespace:
+        """What generation returns for one row of a batch alone, off the device."""
+        own = slice(row, row + 1)
+        end = out.sequences.shape[1] - len(out.scores) + length
+        steps = [step[self._middle][own].cpu() for step in out.hidden_states[:length]]
+        steps[0] = torch.cat([*states, steps[0]], dim=1)  # of the whole prompt
+        return SimpleNamespace(
+            sequences=out.sequences[own, :end].cpu(),
+            scores=[step[own].cpu() for step in out.scores[:length]],
+            hidden_states=[{self._middle: step} for step in steps],
         )
+
+
+class _OwnStreams:
+    """Draws each row's tokens with a generator of its own, and notes where each row ends."""
+
+    def __init__(self, seeds: list[int], device: torch.device) -> None:
+        self._generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
+        self._ended: list[Tensor] = []
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each row, with the one that ends it."""
+        steps_ended: Tensor = torch.stack(self._ended).int().argmax(0)  # the first of each row
+        return (steps_ended + 1).tolist()
+
+    def sample(
+        self, model: Any, input_ids: Tensor, logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList, generation_config: Any, **arguments: Any,
+    ) -> Any:  # fmt: skip
+        """transformers' sampling, which passes its own processors and criteria."""
+        generation_config.do_sample = False  # takes the only token that `_choose` leaves
+        return model._sample(
+            input_ids,
+            LogitsProcessorList([*logits_processor, self._choose]),
+            _Noted(stopping_criteria, self._ended),
+            generation_config,
+            **arguments,
+        )
+
+    def _choose(self, _: Tensor, scores: Tensor) -> Tensor:
+        probabilities = scores.softmax(-1)
+        drawn = [
+            torch.multinomial(row[None], 1, generator=generator)
+            for row, generator in zip(probabilities, self._generators, strict=True)
+        ]
+        return torch.full_like(scores, -torch.inf).scatter(1, torch.cat(drawn), 0.0)
+
+
+class _Noted(StoppingCriteriaList):
+    """Stopping criteria that note after every token which rows they stop."""
+
+    def __init__(self, criteria: StoppingCriteriaList, ended: list[Tensor]) -> None:
+        super().__init__(criteria)
+        self._ended = ended
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Tensor:
+        ended: Tensor = super().__call__(*arguments, **keywords)
+        self._ended.append(ended)
+        return ended
 
 
 def load_stat_calculator(config: Mapping[str, Any], _: Any) -> SeededSamplingCalculator:

@@ -70,7 +70,7 @@ def limited(patch, model, most):
     return sizes
 
 
-def same(ours, theirs, bound=2e-5):
+def same(ours, theirs, bound=1e-4):  # sums of 32 bits, in another order
     assert ours["sample_tokens"] == theirs["sample_tokens"]
     assert ours["sample_texts"] == theirs["sample_texts"]
     for name in ("sample_log_probs", "sample_log_likelihoods", "sample_embeddings"):
@@ -112,14 +112,15 @@ def test_samples_end_at_their_own_end(model, monkeypatch):
     """At end tokens, of which the host drops one, at stop strings, after one token, or not."""
     monkeypatch.setattr(model.generation_parameters, "temperature", 1.0)
     free = SeededSamplingCalculator(12)({}, TEXTS[:1], model, 8)["sample_tokens"][0]
-    first, second = free[0][0], free[1][2]
-    monkeypatch.setattr(model.model.generation_config, "eos_token_id", [2, second])
-    stop = model.tokenizer.decode([first])
+    stop = next(t for ids in free if "\ufffd" not in (t := model.tokenizer.decode(ids[:1])))
     monkeypatch.setattr(model.generation_parameters, "stop_strings", [stop])
+    stopped = SeededSamplingCalculator(12)({}, TEXTS[:1], model, 8)["sample_tokens"][0]
+    second = next(ids[4] for ids in stopped if len(ids) == 8)
+    monkeypatch.setattr(model.model.generation_config, "eos_token_id", [2, second])
     ours = of_row(SeededSamplingCalculator(12)({}, TEXTS[:1], model, 8))
     same(ours, host_draws(model, 12, 8))
     lengths = {len(tokens) for tokens in ours["sample_tokens"]}
-    assert {1, 3, 8} <= lengths
+    assert {1, 8} < lengths
     assert any(tokens[-1] == second for tokens in ours["sample_tokens"])
 
 
@@ -162,7 +163,7 @@ def test_sequences_are_distributed_as_the_hosts(model, monkeypatch):
     assert table.shape[1] >= 8
     assert chi2_contingency(table).pvalue > 1e-3
     # The test sees another temperature.
-    monkeypatch.setattr(model.generation_parameters, "temperature", 0.55)
+    monkeypatch.setattr(model.generation_parameters, "temperature", 0.7)
     other = SeededSamplingCalculator(2000)({}, TEXTS[:1], model, 2)["sample_tokens"][0]
     counted = Counter(map(tuple, other))
     row = [counted[tokens] for tokens in common]
@@ -179,7 +180,7 @@ def test_batch_size_and_number_change_no_sample(name):
         with pytest.MonkeyPatch.context() as patch:
             sizes = limited(patch, model, most)
             smaller = of_row(SeededSamplingCalculator(50)({}, TEXTS[:1], model, 8))
-        assert sizes == asked or asked is None and sizes.count(1) == 50
+        assert sizes == asked or (asked is None and sizes.count(1) == 50)
         ties = sum(
             a != b for a, b in zip(whole["sample_tokens"], smaller["sample_tokens"], strict=True)
         )

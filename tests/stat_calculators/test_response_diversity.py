@@ -59,7 +59,7 @@ def test_second_last_tokens_are_those_of_the_hosts_embeddings():
     """One prompt at a time; answers closed by a line break, by the end token, and cut off."""
     model = ending_model(stop_strings=["e"])
     limit, endings = 5, set()
-    for seed, text in enumerate([PROMPT] * 3 + TEXTS[1:]):
+    for seed, text in enumerate([PROMPT] * 6 + TEXTS[1:]):
         sampling = SeededSamplingCalculator(samples_n=8, seed=seed)
         host = sampling({}, [text], model, limit)
         (samples,), (embeddings,) = host["sample_tokens"], host["sample_embeddings"]

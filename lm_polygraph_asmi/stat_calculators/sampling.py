@@ -169,13 +169,8 @@ class _OwnStreams:
 
     def __init__(self, seeds: list[int], device: torch.device) -> None:
         self._generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
-        self._ended: list[Tensor] = []
-
-    @property
-    def lengths(self) -> list[int]:
+        self.lengths: list[int] = []
         """Tokens of each row, with the one that ends it."""
-        steps_ended: Tensor = torch.stack(self._ended).int().argmax(0)  # the first of each row
-        return (steps_ended + 1).tolist()
 
     def sample(
         self, model: Any, input_ids: Tensor, logits_processor: LogitsProcessorList,
@@ -183,13 +178,14 @@ class _OwnStreams:
     ) -> Any:  # fmt: skip
         """transformers' sampling, which passes its own processors and criteria."""
         generation_config.do_sample = False  # takes the only token that `_choose` leaves
-        return model._sample(
-            input_ids,
-            LogitsProcessorList([*logits_processor, self._choose]),
-            _Noted(stopping_criteria, self._ended),
-            generation_config,
-            **arguments,
+        processors = LogitsProcessorList([*logits_processor, self._choose])
+        out = model._sample(
+            input_ids, processors, stopping_criteria, generation_config, **arguments
         )
+        ends = range(input_ids.shape[1] + 1, out.sequences.shape[1] + 1)
+        ended = [stopping_criteria(out.sequences[:, :end], None) for end in ends]
+        self.lengths = (torch.stack(ended).int().argmax(0) + 1).tolist()  # the first of each row
+        return out
 
     def _choose(self, _: Tensor, scores: Tensor) -> Tensor:
         probabilities = scores.softmax(-1)
@@ -198,19 +194,6 @@ class _OwnStreams:
             for row, generator in zip(probabilities, self._generators, strict=True)
         ]
         return torch.full_like(scores, -torch.inf).scatter(1, torch.cat(drawn), 0.0)
-
-
-class _Noted(StoppingCriteriaList):
-    """Stopping criteria that note after every token which rows they stop."""
-
-    def __init__(self, criteria: StoppingCriteriaList, ended: list[Tensor]) -> None:
-        super().__init__(criteria)
-        self._ended = ended
-
-    def __call__(self, *arguments: Any, **keywords: Any) -> Tensor:
-        ended: Tensor = super().__call__(*arguments, **keywords)
-        self._ended.append(ended)
-        return ended
 
 
 def load_stat_calculator(config: Mapping[str, Any], _: Any) -> SeededSamplingCalculator:

@@ -39,7 +39,7 @@ DIVERSITY = {
 
 SECONDS = {
     "seconds_greedy": "seconds per example: greedy answer",
-    "seconds_samples": "seconds per example: sampled answers, drawn one by one",
+    "seconds_samples": "seconds per example: sampled answers, drawn in one batch",
     "seconds_nli": "seconds per example: NLI of all pairs of sampled answers",
     "seconds_cross_encoder": "seconds per example: cross-encoder similarities",
 }

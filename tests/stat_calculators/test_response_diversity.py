@@ -59,13 +59,16 @@ def test_second_last_tokens_are_those_of_the_hosts_embeddings():
     """One prompt at a time; answers closed by a line break, by the end token, and cut off."""
     model = ending_model(stop_strings=["e"])
     limit, endings = 5, set()
-    for seed, text in enumerate([PROMPT] * 3 + TEXTS[1:]):
+    for seed, text in enumerate([PROMPT] * 6 + TEXTS[1:]):
         sampling = SeededSamplingCalculator(samples_n=8, seed=seed)
         host = sampling({}, [text], model, limit)
-        found = ResponseDiversityCalculator()(host, [text], model, limit)
         (samples,), (embeddings,) = host["sample_tokens"], host["sample_embeddings"]
         if len(embeddings) > len(samples):  # the host skips the tokens of an answer of none
             continue
+        # The host embeds an answer of one token by a mean over the prompt.
+        pairs = [pair for pair in zip(samples, embeddings, strict=True) if len(pair[0]) > 1]
+        samples, embeddings = zip(*pairs, strict=True)
+        found = ResponseDiversityCalculator()({"sample_tokens": [samples]}, [text], model, limit)
         expected = brute_force.response_diversity(torch.tensor(np.array(embeddings)))
         assert found["asmi_diversity_second_last"][0] == pytest.approx(expected, abs=1e-5)
         for tokens in samples:

@@ -226,18 +226,12 @@ def cost(groups: Sequence[RunGroup]) -> Items:
             raise Unavailable(f"no seconds of more than {WARM_UP} answers saved")
         return rows
 
-    def notes(item: ReportItem) -> list[str]:
-        lines = [
+    def notes(_: ReportItem) -> list[str]:
+        return [
             f"Median seconds per answer and phase, without the first {WARM_UP} answers, all depths "
             "of a run together. Seconds of cached results are those of the run that computed them. "
             "asmi.memory_budget=1 evaluates one mask at a time."
         ]
-        if item.table is not None and "samples" in item.table:
-            lines.append(
-                "Samples are drawn one by one after a single pass over the prompt; the paper draws "
-                "them as one batch."
-            )
-        return lines
 
     def draw(table: pd.DataFrame) -> Figure:
         return figures.seconds(table, [name for name in table if name in PHASES.values()])

@@ -68,15 +68,10 @@ def first_tensor(output: Any) -> Tensor | None:
     return None
 
 
-def cache_argument(module: nn.Module) -> str:
-    """Name of the argument with which a model takes a cache; transformers 5.24 renamed it."""
-    names = parameters_of(type(module).forward)
-    return "cache" if "cache" in names else "past_key_values"
-
-
 def with_cache(module: nn.Module, cache: Any) -> dict[str, Any]:
-    """That argument."""
-    return {cache_argument(module): cache}
+    """The argument with which a model takes a cache; transformers 5.24 renamed it."""
+    renamed = "cache" in parameters_of(type(module).forward)
+    return {"cache" if renamed else "past_key_values": cache}
 
 
 def cache_of(output: Any) -> Any:

@@ -321,7 +321,8 @@ def special_tokens(model: PreTrainedModel) -> set[int]:
 def _ordinary_tokens(model: PreTrainedModel) -> Tensor:
     """Token ids (1, `TOKENS`) of a short text without any special token, where the model runs."""
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
-    ordinary = [t for t in range(min(vocabulary, 200)) if t not in special_tokens(model)]
+    special = special_tokens(model)
+    ordinary = [token for token in range(min(vocabulary, 200)) if token not in special]
     tokens = torch.tensor([[ordinary[(7 * i + 3) % len(ordinary)] for i in range(TOKENS)]])
     return tokens.to(execution_device(model.get_input_embeddings()))
 

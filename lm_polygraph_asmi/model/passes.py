@@ -203,9 +203,8 @@ def run_unmasked(
             attention_masks[index] = given.get("attention_mask")
             if index in targets:
                 entering[index] = given[states_name(layers[index])]
-                after[index] = states_of(output)[
-                    0, prompt_length - 1 :
-                ].clone()  # only these are kept
+                # A copy: the states at the other positions need not be kept.
+                after[index] = states_of(output)[0, prompt_length - 1 :].clone()
             return output
 
         return forward
@@ -261,17 +260,6 @@ def suffix_under(
     structure, layers, owner = structure_of(model), decoder_layers(model), get_ident()
     inside = False
 
-    def bypass(index: int, real: Forward) -> Forward:
-        name, others = states_name(layers[index]), [None] * (structure.returns[index] - 1)
-
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            if get_ident() != owner:
-                return real(*args, **kwargs)
-            states = args[0] if args else kwargs[name]
-            return (states, *others) if structure.returns[index] else states
-
-        return forward
-
     def enter(real: Forward) -> Forward:
         name = states_name(layers[layer])
 
@@ -306,8 +294,29 @@ def suffix_under(
         replaced.enter_context(replaced_forward(output_projection(model, layer), project))
         replaced.enter_context(replaced_forward(layers[layer], enter))
         for index in range(layer) if entering is not None else ():
-            replaced.enter_context(replaced_forward(layers[index], partial(bypass, index)))
+            bypass = at_once(layers[index], structure.returns[index])
+            replaced.enter_context(replaced_forward(layers[index], bypass))
         yield
+
+
+def at_once(
+    layer: nn.Module, length: int, seen: list[Tensor] | None = None
+) -> Callable[[Forward], Forward]:
+    """A layer returns its states, in a tuple of that length or (0) alone; `seen` gets them."""
+    owner, name, others = get_ident(), states_name(layer), [None] * (length - 1)
+
+    def replace(real: Forward) -> Forward:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if get_ident() != owner:
+                return real(*args, **kwargs)
+            states = args[0] if args else kwargs[name]
+            if seen is not None:
+                seen.append(states)
+            return (states, *others) if length else states
+
+        return forward
+
+    return replace
 
 
 def states_name(layer: nn.Module) -> str:

@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
-from threading import get_ident
 from typing import Any
 
 import torch
@@ -13,10 +11,10 @@ from transformers import DynamicCache, PreTrainedModel
 
 from lm_polygraph_asmi.model.check import LONGER
 from lm_polygraph_asmi.model.devices import execution_device, lowest_precision
-from lm_polygraph_asmi.model.forwards import Forward, replaced_forward, with_cache
+from lm_polygraph_asmi.model.forwards import replaced_forward, with_cache
 from lm_polygraph_asmi.model.heads import structure_of
 from lm_polygraph_asmi.model.layers import base_model, decoder_layers, num_layers
-from lm_polygraph_asmi.model.passes import states_name, validate_tokens
+from lm_polygraph_asmi.model.passes import at_once, validate_tokens
 from lm_polygraph_asmi.model.session import attention_of
 from lm_polygraph_asmi.model.state import has_foreign_code, known_values
 
@@ -25,24 +23,12 @@ def states_entering(
     model: PreTrainedModel, layer: int, input_ids: Int[Tensor, "B N"], cache: Any = None
 ) -> Tensor:
     """hidden_states[layer] of an ordinary pass; the layers above return at once."""
-    layers, returns, owner = decoder_layers(model), structure_of(model).returns, get_ident()
+    layers, returns = decoder_layers(model), structure_of(model).returns
     entering: list[Tensor] = []
-
-    def skip(index: int, real: Forward) -> Forward:
-        name, others = states_name(layers[index]), [None] * (returns[index] - 1)
-
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            if get_ident() != owner:
-                return real(*args, **kwargs)
-            states = args[0] if args else kwargs[name]
-            entering.append(states)
-            return (states, *others) if returns[index] else states
-
-        return forward
-
     with ExitStack() as replaced:
         for index in range(layer, len(layers)):
-            replaced.enter_context(replaced_forward(layers[index], partial(skip, index)))
+            skip = at_once(layers[index], returns[index], entering)
+            replaced.enter_context(replaced_forward(layers[index], skip))
         base = base_model(model)
         caching = {} if cache is None else with_cache(base, cache)
         base(input_ids=input_ids, use_cache=cache is not None, **caching)
@@ -56,8 +42,9 @@ def response_embeddings(
 ) -> Float[Tensor, "N D"]:
     """hidden_states[L // 2] (0 = embeddings) at the final token of each response, in float32.
 
-    At the prompt's last token for an empty response. One pass per distinct response, of which one
-    that begins another is not run; the layers above L // 2 are not run. Call it inside
+    At the prompt's last token for an empty response. The prompt runs once for all where the model
+    keeps plain keys and values, which a pass of the longest response confirms; else each response
+    gets a pass. One that begins another is not run, nor are layers above L // 2. Call it inside
     `scoring_session`. Source: section "Adaptive semantic weighting" of the paper.
 
     Raises:

@@ -274,19 +274,13 @@ class ASMIConfig:
         shown=lambda _: "no closing token",
     )  # fmt: skip
     tau: float = parameter(
-        0.3,
-        "Diversity of the sampled answers at which agreement has half its weight.",
-        check_number,
-        method="adapt",
-        shown="tau={:g}".format,
-    )
+        0.3, "Diversity of the sampled answers at which agreement has half its weight.",
+        check_number, method="adapt", shown="tau={:g}".format,
+    )  # fmt: skip
     beta: float = parameter(
-        10.0,
-        "How steeply the weight of agreement falls around tau.",
-        check_number,
-        method="adapt",
-        shown="beta={:g}".format,
-    )
+        10.0, "How steeply the weight of agreement falls around tau.",
+        check_number, method="adapt", shown="beta={:g}".format,
+    )  # fmt: skip
     gate_token: str = parameter(
         "second_last", "Token of a sampled answer whose hidden state the gate reads: the last one, "
         "such as a line break, or the second-last, as LM-Polygraph's embeddings do.", GATE_TOKENS,
@@ -309,6 +303,10 @@ class ASMIConfig:
     memory_budget: int | None = parameter(
         None, "Memory for masked passes, besides the weights; by default, half of the free GPU "
         "memory, or 512 MiB on a CPU.", _or_none(_bytes), unit="bytes", of="machine", key=False,
+    )  # fmt: skip
+    compile: bool = parameter(
+        False, "Whether torch.compile runs the layers; the first answers then take a minute more.",
+        _truth, of="machine", key=False,
     )  # fmt: skip
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
     python scripts/bench_suffix.py                           # SmolLM2-135M-Instruct, CPU, float32
     python scripts/bench_suffix.py --model qwen3-4b --dtype bfloat16  # its shape, random weights
+    python scripts/bench_suffix.py --model qwen3-4b --dtype bfloat16 --compile
 
 All methods take turns in one process with the same tokens and masks, after a check that outputs
 agree. Token ids are random, because the cost does not depend on them.
@@ -254,10 +255,11 @@ def machine(device: torch.device) -> str:
 @click.option("--prompt-tokens", default=260, show_default=True, type=click.IntRange(1))
 @click.option("--response-tokens", default=4, show_default=True, type=click.IntRange(1))
 @click.option("--num-masks", default=40, show_default=True, type=click.IntRange(2))
+@click.option("--compile", "compiles", is_flag=True, help="As the setting asmi.compile.")
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(1))
 def main(
     name: str, dtype: str, device: str, prompt_tokens: int, response_tokens: int, num_masks: int,
-    repeats: int,
+    compiles: bool, repeats: int,
 ) -> None:  # fmt: skip
     console = Console(width=None if sys.stdout.isatty() else 120)
     model = load(name, getattr(torch, dtype), device)
@@ -274,7 +276,7 @@ def main(
         f"of which {to_run} distinct and not all-ones\n{machine(place)}",
         highlight=False,
     )
-    with scoring_session(model, "sdpa"):
+    with scoring_session(model, "sdpa", compiles):
         contenders = Contenders(model, input_ids, prompt_tokens, layer, masks)
         differences = contenders.check()
         kernels = [f"{scope} {contenders.kernels(scope)}" for scope in SCOPES]

@@ -5,14 +5,19 @@ No hook is registered: other threads may call the model meanwhile, and get what 
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import lru_cache
+from contextlib import ExitStack, contextmanager
+from functools import cache, lru_cache, partial
 from threading import get_ident
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from lm_polygraph_asmi.model.state import known_of
+
 Forward = Callable[..., Any]
+CACHES = ("past_key_values", "cache", "layer_past", "past_key_value")
+"""Names of the argument with which layers take keys and values."""
 
 
 @contextmanager
@@ -46,6 +51,20 @@ def in_this_thread(forward: Forward) -> Callable[[Forward], Forward]:
     return replace
 
 
+def compiled(model: nn.Module, layers: Sequence[nn.Module], replaced: ExitStack) -> None:
+    """Let `torch.compile` run layers of a session that asks for it, until `replaced` is closed."""
+    for layer in layers if known_of(model).compiles else ():
+        if "forward" not in vars(layer):  # neither offloaded nor changed
+            run = partial(_compiled(type(layer)), layer)
+            replaced.enter_context(replaced_forward(layer, in_this_thread(run)))
+
+
+@cache
+def _compiled(kind: type[nn.Module]) -> Forward:
+    """One for all layers of a class: shapes are dynamic, weights are arguments."""
+    return torch.compile(kind.forward, dynamic=True)
+
+
 @lru_cache(maxsize=256)
 def parameters_of(forward: Forward) -> list[str]:
     """Names of a method's parameters, without `self`."""
@@ -66,6 +85,32 @@ def first_tensor(output: Any) -> Tensor | None:
     if isinstance(output, Sequence) and not isinstance(output, str):
         return next((x for part in output if (x := first_tensor(part)) is not None), None)
     return None
+
+
+class OneLayerCache:
+    """The keys and values that one layer keeps, after those that it is given."""
+
+    def __init__(self, keys: Tensor | None = None, values: Tensor | None = None) -> None:
+        self.keys, self.values = keys, values
+
+    def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """As that of transformers' caches."""
+        if self.keys is not None and self.values is not None:
+            keys = torch.cat([self.keys, keys], dim=-2)
+            values = torch.cat([self.values, values], dim=-2)
+        self.keys, self.values = keys, values
+        return keys, values
+
+    def first(self, number: int) -> "OneLayerCache":
+        """Those of the first positions."""
+        if self.keys is None or self.values is None:
+            raise NotImplementedError("a layer kept no keys and values")
+        return OneLayerCache(self.keys[..., :number, :], self.values[..., :number, :])
+
+    def argument(self, layer: nn.Module) -> dict[str, Any]:
+        """The argument with which a layer takes it."""
+        names = [name for name in parameters_of(type(layer).forward) if name in CACHES]
+        return {name: self for name in names}
 
 
 def with_cache(module: nn.Module, cache: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from lm_polygraph_asmi.config import module_paths
 from lm_polygraph_asmi.model.devices import (
@@ -25,7 +25,7 @@ from lm_polygraph_asmi.model.devices import (
     execution_device,
     lowest_precision,
 )
-from lm_polygraph_asmi.model.forwards import first_tensor, replaced_forward, with_cache
+from lm_polygraph_asmi.model.forwards import first_tensor, replaced_forward
 from lm_polygraph_asmi.model.session import scoring_session
 from lm_polygraph_asmi.model.state import known_of, model_state
 
@@ -57,7 +57,6 @@ class Structure:
         heads: H of each of them.
         width: most inputs of such a projection.
         returns: for each layer, the length of the tuple that it returns; 0: a tensor alone.
-        takes_cache: whether it computes the same with a cache that keeps all positions.
         passes: by scope, the first pass to try, of `classes.csv`; empty: the fastest.
 
     Example:
@@ -75,7 +74,6 @@ class Structure:
     heads: dict[int, int]
     width: int
     returns: tuple[int, ...]
-    takes_cache: bool
     passes: dict[str, str]
 
 
@@ -181,11 +179,8 @@ def _find_structure(model: PreTrainedModel, named: dict[str, str]) -> Structure:
         base, returns = _short_passes(model, path, layers, projections)
         if "projection" in named:
             _check_named_projection(model, path, *next(iter(projections.items())))
-        takes_cache = _takes_cache(model, base)
     passes = {} if row is None else {scope: row[scope] for scope in ("all", "response")}
-    return Structure(
-        base, path, len(layers), projections, heads, width, returns, takes_cache, passes
-    )
+    return Structure(base, path, len(layers), projections, heads, width, returns, passes)
 
 
 def _check_not_compiled(model: PreTrainedModel) -> None:
@@ -455,20 +450,6 @@ def _close(model: PreTrainedModel, first: Tensor, second: Tensor) -> bool:
     rounding = 1e-3 if lowest_precision(model).itemsize >= 4 else 0.1
     first, second = first.softmax(-1), second.softmax(-1)
     return bool((first - second).abs().sum(-1).max() <= rounding)
-
-
-def _takes_cache(model: PreTrainedModel, base: str) -> bool:
-    module, tokens = model.get_submodule(base), _ordinary_tokens(model)
-    try:
-        caching = {**with_cache(module, DynamicCache()), "use_cache": True}
-        plain, cached = (
-            first_tensor(module(input_ids=tokens, **how)) for how in ({"use_cache": False}, caching)
-        )
-    except Exception:  # models with a cache of their own may raise anything
-        return False
-    if plain is None or cached is None or plain.shape != cached.shape:
-        return False
-    return bool((plain - cached).norm() <= 1e-2 * plain.norm())
 
 
 def _failure_message(model: PreTrainedModel, error: Exception) -> str:

@@ -16,14 +16,16 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from lm_polygraph_asmi.config import check_setting
 from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.forwards import (
     Forward,
     arguments,
+    OneLayerCache,
     cache_of,
+    compiled,
     first_tensor,
     parameters_of,
     replaced_forward,
@@ -60,7 +62,7 @@ class UnmaskedPass:
         after: for each target layer, the states after it at the T positions; after the last layer,
             `final_hidden`.
         attention_masks: for scope "response", the mask that each layer got, by index.
-        cache: for scope "response", the keys and values of all positions, if they were kept.
+        caches: for scope "response", the keys and values of all positions by layer, if kept.
         prompt_caches: the model's own cache of the positions before the predicting ones, filled on
             first use.
 
@@ -81,7 +83,7 @@ class UnmaskedPass:
     entering: dict[int, Float[Tensor, "1 N D"]]
     after: dict[int, Float[Tensor, "T D"]]
     attention_masks: dict[int, Tensor | None] = field(default_factory=dict)
-    cache: DynamicCache | None = None
+    caches: dict[int, OneLayerCache] = field(default_factory=dict)
     prompt_caches: list[Any] = field(default_factory=list)
 
     @property
@@ -193,14 +195,18 @@ def run_unmasked(
     entering: dict[int, Tensor] = {}
     after: dict[int, Tensor] = {}
     attention_masks: dict[int, Tensor | None] = {}
+    caches: dict[int, OneLayerCache] = {}
 
     def watch(index: int, real: Forward) -> Forward:
         def forward(*args: Any, **kwargs: Any) -> Any:
-            output = real(*args, **kwargs)
             if get_ident() != owner:
-                return output
+                return real(*args, **kwargs)
             given = arguments(layers[index], args, kwargs)
-            attention_masks[index] = given.get("attention_mask")
+            if packing:
+                caches[index] = OneLayerCache()
+                given |= caches[index].argument(layers[index])
+                attention_masks[index] = given.get("attention_mask")
+            output = real(**given) if packing else real(*args, **kwargs)
             if index in targets:
                 entering[index] = given[states_name(layers[index])]
                 # A copy: the states at the other positions need not be kept.
@@ -210,18 +216,16 @@ def run_unmasked(
         return forward
 
     ids = input_ids[None, :-1].to(execution_device(model.get_input_embeddings()))
-    cache = DynamicCache() if packing else None  # without a configuration it keeps all positions
-    base = base_model(model)
-    caching = {**with_cache(base, cache), "use_cache": True} if packing else {"use_cache": False}
     with ExitStack() as replaced:
+        compiled(model, layers, replaced)
         for index in range(targets[0], len(layers)) if packing else targets:
             replaced.enter_context(replaced_forward(layers[index], partial(watch, index)))
-        final = states_of(base(input_ids=ids, **caching))
+        final = states_of(base_model(model)(input_ids=ids, use_cache=False))
     final_hidden = final[0, prompt_length - 1 :]
     if len(layers) - 1 in after:
         after[len(layers) - 1] = final_hidden
     return UnmaskedPass(
-        input_ids, prompt_length, scope, final_hidden, entering, after, attention_masks, cache
+        input_ids, prompt_length, scope, final_hidden, entering, after, attention_masks, caches
     )
 
 
@@ -246,7 +250,7 @@ def suffix_under(
     mask: Shaped[Tensor, "B n H"],
     entering: Float[Tensor, "_ N D"] | None = None,
     one_row: bool = False,
-    attention_mask: Tensor | None = None,
+    given: dict[str, Any] | None = None,
 ) -> Iterator[None]:
     """Let the model run with masked heads at a layer.
 
@@ -255,7 +259,7 @@ def suffix_under(
         entering: states that enter the layer, while those below return at once; None: the model's
             own.
         one_row: the model runs one row, of which the masks make B behind the projection.
-        attention_mask: the layer gets this one.
+        given: other arguments of the layer.
     """
     structure, layers, owner = structure_of(model), decoder_layers(model), get_ident()
     inside = False
@@ -270,9 +274,8 @@ def suffix_under(
             if entering is not None:
                 args = (entering, *args[1:]) if args else args
                 kwargs = kwargs if args else kwargs | {name: entering}
-            if attention_mask is not None:
-                named = arguments(layers[layer], args, kwargs)
-                args, kwargs = (), named | {"attention_mask": attention_mask}
+            if given is not None:
+                args, kwargs = (), arguments(layers[layer], args, kwargs) | given
             inside = True  # several layers may share one projection
             try:
                 return real(*args, **kwargs)
@@ -328,12 +331,13 @@ def suffix(
     model: PreTrainedModel, unmasked: UnmaskedPass, layer: int, masks: Shaped[Tensor, "B H"]
 ) -> Float[Tensor, "B T D"]:
     """Heads masked at every position; one row up to the projection, since masks act behind it."""
-    ids, last = unmasked.tokens(model), num_layers(model) - 1
+    ids, last, layers = unmasked.tokens(model), num_layers(model) - 1, decoder_layers(model)
     # Of the last layer, what follows attention is needed only where answers are read.
-    parts: list[Any] = [getattr(decoder_layers(model)[last], "mlp", None)]
+    parts: list[Any] = [getattr(layers[last], "mlp", None)]
     if last in structure_of(model).projections:
         parts.append(output_projection(model, last))
     with ExitStack() as replaced:
+        compiled(model, layers[layer + 1 : last], replaced)
         for part in parts if layer < last else ():
             if isinstance(part, nn.Module):
                 only = _only_at(unmasked.predicting, ids.shape[1])
@@ -405,47 +409,42 @@ def packed(
     """
     copies, before = len(masks), unmasked.before
     length, layers, owner = len(unmasked.final_hidden), decoder_layers(model), get_ident()
-    cache = _first_positions(unmasked.cache, range(layer, len(layers)), before)
+    caches = {index: kept.first(before) for index, kept in unmasked.caches.items()}
     entering = unmasked.entering[layer][:, before:].repeat(1, copies, 1)
-    packed_masks = {  # layers of one kind share one
-        id(given): _packed_mask(given, before, length, copies, entering.device)
-        for given in unmasked.attention_masks.values()
+    kinds = {id(given): given for given in unmasked.attention_masks.values()}  # layers share them
+    packed_masks = {
+        kind: _packed_mask(given, before, length, copies, entering.device)
+        for kind, given in kinds.items()
     }
 
+    def given_to(index: int) -> dict[str, Any]:
+        own = packed_masks[id(unmasked.attention_masks[index])]
+        return {"attention_mask": own} | caches[index].argument(layers[index])
+
     def see_own_copy(index: int, real: Forward) -> Forward:
-        mask = packed_masks[id(unmasked.attention_masks[index])]
+        given = given_to(index)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             if get_ident() != owner:
                 return real(*args, **kwargs)
-            return real(**arguments(layers[index], args, kwargs) | {"attention_mask": mask})
+            return real(**arguments(layers[index], args, kwargs) | given)
 
         return forward
 
     mask = masks.repeat_interleave(length, 0)[None]
     ids = unmasked.tokens(model)[:, before:].repeat(1, copies)
     places = torch.arange(before, before + length, device=ids.device).repeat(copies)[None]
-    base = base_model(model)
+    run = base_model(model)
     with ExitStack() as replaced:
+        compiled(model, layers[layer + 1 :], replaced)
         for index in range(layer + 1, len(layers)):
             replaced.enter_context(replaced_forward(layers[index], partial(see_own_copy, index)))
-        own = packed_masks[id(unmasked.attention_masks[layer])]
-        replaced.enter_context(suffix_under(model, layer, mask, entering, attention_mask=own))
-        caching = with_cache(base, cache)
-        states = states_of(base(input_ids=ids, position_ids=places, use_cache=True, **caching))
+        own = given_to(layer)
+        replaced.enter_context(suffix_under(model, layer, mask, entering, given=own))
+        inputs = {"input_ids": ids, "position_ids": places, "use_cache": False}
+        # With a mask of its own the model makes none, which takes longer than a layer.
+        states = states_of(run(**inputs, attention_mask=own["attention_mask"]))
     return states.reshape(copies, length, -1)
-
-
-def _first_positions(cache: DynamicCache | None, layers: Iterable[int], number: int) -> Any:
-    """A cache of the first keys and values of some layers."""
-    kept = DynamicCache()
-    for index in layers if number else ():
-        filled = None if cache is None or index >= len(cache.layers) else cache.layers[index]
-        keys, values = getattr(filled, "keys", None), getattr(filled, "values", None)
-        if keys is None or values is None:
-            raise NotImplementedError(f"layer {index} keeps no keys and values")
-        kept.update(keys[..., :number, :], values[..., :number, :], index)
-    return kept
 
 
 def _packed_mask(

@@ -66,8 +66,7 @@ def response_embeddings(
         validate_tokens(model, torch.cat([prompt_ids.cpu(), response]), len(prompt_ids))
     length = len(prompt_ids) + max(map(len, ids))
     known = known_values(model).setdefault(("embeddings", attention_of(model)), {"longest": 0})
-    structure = structure_of(model)
-    plain = structure.takes_cache and structure.passes.get("response", "packed") == "packed"
+    plain = structure_of(model).passes.get("response") == "packed"
     if not plain or has_foreign_code(model) or known["longest"] is None:
         return _separate(model, layer, prompt_ids, ids, places)
     found = _after_one_prompt(model, layer, prompt_ids, ids, places)

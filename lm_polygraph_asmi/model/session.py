@@ -4,12 +4,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
+from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from lm_polygraph_asmi.model.state import known_of, known_values, model_lock
 
 AttentionSettings = list[tuple[PretrainedConfig, str | None]]
 """The attention implementation in each configuration of a model."""
+RECOMPILES = 64
+"""Kinds of layers and arguments that `torch.compile` keeps of one class before it gives up."""
 
 
 def attention_of(model: PreTrainedModel) -> str:
@@ -96,9 +99,9 @@ def _without_autocast() -> Iterator[None]:
 
 
 @contextmanager
-def _uncompiled(model: PreTrainedModel) -> Iterator[None]:
+def _uncompiled(modules: list[nn.Module]) -> Iterator[None]:
     """Disable calls compiled by `module.compile()`, which ignore hooks set later."""
-    compiled = [module for module in model.modules() if module._compiled_call_impl is not None]
+    compiled = [module for module in modules if module._compiled_call_impl is not None]
     calls = [module._compiled_call_impl for module in compiled]
     try:
         for module in compiled:
@@ -110,7 +113,9 @@ def _uncompiled(model: PreTrainedModel) -> Iterator[None]:
 
 
 @contextmanager
-def scoring_session(model: PreTrainedModel, attention: str | None = None) -> Iterator[None]:
+def scoring_session(
+    model: PreTrainedModel, attention: str | None = None, compiles: bool | None = None
+) -> Iterator[None]:
     """Evaluation mode, no gradients and one attention implementation, restored at the end.
 
     The training flags of modules and the attention implementation are restored also after an
@@ -126,6 +131,7 @@ def scoring_session(model: PreTrainedModel, attention: str | None = None) -> Ite
         model: the model to be scored.
         attention: implementation for all passes inside ("sdpa", "eager" ...); None keeps the
             model's own, also inside a session that switched it.
+        compiles: whether `torch.compile` runs the layers; None: as in the session around, or not.
 
     Raises:
         ValueError: the model cannot use that implementation.
@@ -139,16 +145,24 @@ def scoring_session(model: PreTrainedModel, attention: str | None = None) -> Ite
         (True, 'sdpa')
     """
     known = known_of(model)
-    with model_lock(model), _without_autocast(), _uncompiled(model):
+    with model_lock(model), ExitStack() as restored:
         outermost = known.attention is None
-        training = [module for module in model.modules() if module.training]
+        modules = list(model.modules()) if outermost else []  # once for nested sessions
+        restored.enter_context(_without_autocast())
+        restored.enter_context(_uncompiled(modules))
+        training = [module for module in modules if module.training]
         current = attention_of(model)
         if outermost:
             known_values(model)
             known.attention = current or ""
         implementation = attention or known.attention or current
         undo: AttentionSettings = []
+        compiled = known.compiles
         try:
+            known.compiles = compiled if compiles is None else compiles
+            if compiles:  # layers may differ in settings, each kind of which is compiled
+                settings = {"specialize_float": True, "recompile_limit": RECOMPILES}
+                restored.enter_context(torch._dynamo.config.patch(settings))
             if implementation != current:
                 undo = _switch_attention(model, implementation)
             if training:
@@ -156,6 +170,7 @@ def scoring_session(model: PreTrainedModel, attention: str | None = None) -> Ite
             with torch.inference_mode():
                 yield
         finally:
+            known.compiles = compiled
             if outermost:
                 known.attention = None
             _apply(undo)

@@ -27,6 +27,7 @@ class Known:
         attention: the model's own attention implementation while a session is open, else None.
         switches: by attention implementation, the settings of the configurations that select it.
         named: the setting `structure`, see `heads.name_modules`.
+        compiles: whether the session compiles layers.
     """
 
     values: dict[Hashable, Any] = field(default_factory=dict)
@@ -34,6 +35,7 @@ class Known:
     attention: str | None = None
     switches: dict[str, Any] = field(default_factory=dict)
     named: str | None = None
+    compiles: bool = False
 
     def values_at(self, state: int) -> dict[Hashable, Any]:
         """The values, emptied if they are those of another state."""

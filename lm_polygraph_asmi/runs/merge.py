@@ -33,7 +33,7 @@ PER_JOB = {"dataset", "cache_path", "save_path", "seed"}
 and the list of seeds (a manager file has one seed)."""
 PER_SHARD = ("data.shard", "data.num_shards", "save_path")
 """Settings whose overrides differ between shards."""
-PER_MACHINE = {"result_cache", "memory_budget", "device_map"}
+PER_MACHINE = {"result_cache", "memory_budget", "compile", "device_map"}
 """Settings that depend on the machine; calculators have copies, so they may be anywhere."""
 
 

@@ -183,7 +183,8 @@ class Engine:
     @contextmanager
     def _session(self, model: PreTrainedModel) -> Iterator[None]:
         """A scoring session with this engine's attention and modules."""
-        with scoring_session(model, self.config.attention):  # reads the model's state once
+        given = model, self.config.attention, self.config.compile
+        with scoring_session(*given):  # reads the model's state once
             name_modules(model, self.config.structure)
             yield
 
@@ -247,7 +248,9 @@ def score_depths(
         ValueError: no engine, or several scopes or attention implementations; else as
             `Engine.score`.
     """
-    unmasked_by = {(e.config.scope, e.config.attention, e.config.structure) for e in engines}
+    unmasked_by = {
+        (e.config.scope, e.config.attention, e.config.structure, e.config.compile) for e in engines
+    }
     if len(unmasked_by) != 1:
         raise ValueError(
             "expected engines of one scope, attention implementation and structure, which share an "
@@ -265,6 +268,7 @@ def score_depths(
             "prompt_length": prompt_length,
             "scope": first.config.scope,
             "attention": first.config.attention or attention_of(model),
+            "compile": first.config.compile,
         }
         keys = [
             answer_key | settings.to_dict() | {"details": engine.details}

@@ -110,7 +110,7 @@ class OneLayerCache:
     def argument(self, layer: nn.Module) -> dict[str, Any]:
         """The argument with which a layer takes it."""
         names = [name for name in parameters_of(type(layer).forward) if name in CACHES]
-        return {name: self for name in names}
+        return dict.fromkeys(names, self)
 
 
 def with_cache(module: nn.Module, cache: Any) -> dict[str, Any]:

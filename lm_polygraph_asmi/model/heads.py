@@ -6,10 +6,10 @@ scored, three short passes show that it is deterministic and causal.
 """
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from threading import get_ident
 from typing import Any
@@ -25,7 +25,7 @@ from lm_polygraph_asmi.model.devices import (
     execution_device,
     lowest_precision,
 )
-from lm_polygraph_asmi.model.forwards import first_tensor, replaced_forward
+from lm_polygraph_asmi.model.forwards import Forward, first_tensor, replaced_forward
 from lm_polygraph_asmi.model.session import scoring_session
 from lm_polygraph_asmi.model.state import known_of, model_state
 
@@ -169,7 +169,12 @@ def _find_structure(model: PreTrainedModel, named: dict[str, str]) -> Structure:
             f"(docs/reference/models.md){NAME_THEM}"
         )
     _check_not_compiled(model)
-    _check_named(model, named)
+    for part in named.keys() - {"projection"}:
+        if named[part] not in dict(model.named_modules()):
+            raise TypeError(
+                f"{name}: structure names {part}={named[part]}, which is no module of the model: "
+                f"take a path of model.named_modules(), such as {_longest_path(model)!r}"
+            )
     output_embeddings(model)
     path, layers = _layers(model, named.get("layers"))
     projections = dict(_projections(model, path, layers, named.get("projection")))
@@ -192,16 +197,6 @@ def _check_not_compiled(model: PreTrainedModel) -> None:
                 f"{type(model).__name__}: {path or 'the model'} is compiled by torch.compile: pass "
                 "it as transformers loads it. (In-place module.compile() is fine: it is disabled "
                 "while a model is scored)"
-            )
-
-
-def _check_named(model: PreTrainedModel, named: dict[str, str]) -> None:
-    modules = dict(model.named_modules())
-    for part, path in named.items():
-        if part != "projection" and path not in modules:
-            raise TypeError(
-                f"{type(model).__name__}: structure names {part}={path}, which is no module of the "
-                f"model: take a path of model.named_modules(), such as {_longest_path(model)!r}"
             )
 
 
@@ -322,33 +317,29 @@ def _ordinary_tokens(model: PreTrainedModel) -> Tensor:
     return tokens.to(execution_device(model.get_input_embeddings()))
 
 
-class _Watched:
-    """Calls of modules in the short passes, by path: number, first input, output."""
+def _watched(
+    model: PreTrainedModel, paths: Iterable[str], tokens: Tensor
+) -> tuple[Tensor, dict[str, list[tuple[Any, Any]]]]:
+    """Logits of a pass over tokens, (1, N, V), and the calls of modules by path: the first tensor
+    that each was given, and its output."""
+    calls: dict[str, list[tuple[Any, Any]]] = {path: [] for path in paths}
+    owner = get_ident()
 
-    def __init__(self, model: PreTrainedModel, paths: Sequence[str]) -> None:
-        self.model, self.paths = model, paths
-        self.calls: dict[str, list[tuple[Any, Any]]] = {}
+    def watch(path: str, real: Forward) -> Forward:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            output = real(*args, **kwargs)
+            if get_ident() == owner:
+                calls[path].append((first_tensor((*args, *kwargs.values())), output))
+            return output
 
-    def __call__(self, tokens: Tensor) -> Tensor:
-        """Logits of a pass over tokens, (1, N, V)."""
-        self.calls = {}
-        owner = get_ident()
-        with ExitStack() as replaced:
-            for path in self.paths:
+        return forward
 
-                def watch(real: Any, path: str = path) -> Any:
-                    def forward(*args: Any, **kwargs: Any) -> Any:
-                        output = real(*args, **kwargs)
-                        if get_ident() == owner:
-                            given = first_tensor((*args, *kwargs.values()))
-                            self.calls.setdefault(path, []).append((given, output))
-                        return output
-
-                    return forward
-
-                replaced.enter_context(replaced_forward(self.model.get_submodule(path), watch))
-            logits: Tensor = self.model(input_ids=tokens, use_cache=False, return_dict=True).logits
-        return logits.float()
+    with ExitStack() as replaced:
+        for path in calls:
+            module = model.get_submodule(path)
+            replaced.enter_context(replaced_forward(module, partial(watch, path)))
+        logits: Tensor = model(input_ids=tokens, use_cache=False, return_dict=True).logits
+    return logits.float(), calls
 
 
 def _short_passes(
@@ -360,33 +351,31 @@ def _short_passes(
     outer = [".".join(parts[:end]) for end in range(1, len(parts))]
     inner = [f"{path}.{at}" for at in dict(model.get_submodule(path).named_children())]
     heads = [f"{inner[index]}.{at}" for index, at in projections.items()]
-    head = module_paths(known_of(model).named).get("lm_head")
-    named = [] if head is None else [head]
-    watched = _Watched(model, list(dict.fromkeys([*outer, *inner, *heads, *named])))
+    lm_head = module_paths(known_of(model).named).get("lm_head")
     other = tokens.clone()
     other[0, -1] = tokens[0, 0]
     try:
-        logits = watched(tokens)
-        calls = watched.calls
-        changed, again = watched(other), watched(tokens)
+        watched = [*outer, *inner, *heads, *([lm_head] if lm_head else [])]
+        logits, calls = _watched(model, watched, tokens)
+        changed, again = (_watched(model, (), text)[0] for text in (other, tokens))
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
         raise TypeError(_failure_message(model, error)) from error
-    times = [len(calls.get(at, [])) for at in inner]
-    if set(times) != {1} or any(len(calls.get(at, [])) != 1 for at in heads if heads.count(at) < 2):
+    times = [len(calls[at]) for at in inner]
+    if set(times) != {1} or any(len(calls[at]) != 1 for at in heads if heads.count(at) < 2):
         raise TypeError(
             f"{name}: expected the {len(layers)} layers at {path!r}, and the projection of their "
             f"heads, to run once each, got {times} calls of the layers and "
-            f"{[len(calls.get(at, [])) for at in heads]} of the projections{NAME_THEM}"
+            f"{[len(calls[at]) for at in heads]} of the projections{NAME_THEM}"
         )
-    base = next((at for at in outer if len(calls.get(at, [])) == 1), None)
+    base = next((at for at in outer if len(calls[at]) == 1), None)
     if base is None:
         raise TypeError(f"{name}: no module around the layers at {path!r} returns the final states")
-    numbers = [output.shape[-1] for at in named for _, output in calls.get(at, [])]
-    if named and numbers != [logits.shape[-1]]:
+    numbers = [output.shape[-1] for _, output in calls[lm_head]] if lm_head else []
+    if lm_head and numbers != [logits.shape[-1]]:
         raise TypeError(
-            f"{name}: structure names lm_head={head}, expected the module that returns the "
+            f"{name}: structure names lm_head={lm_head}, expected the module that returns the "
             f"{logits.shape[-1]} logits of a token, got {numbers}"
         )
     _check_causal(model, logits, changed, again)
@@ -409,14 +398,13 @@ def _check_named_projection(model: PreTrainedModel, path: str, index: int, named
         if at and (at == named or hasattr(module, "in_features")
                    or any(p.ndim > 1 for p in module.parameters(recurse=False)))
     ]  # fmt: skip
-    watched, tokens = _Watched(model, [layer, *inside]), _ordinary_tokens(model)
-    watched(tokens)
-    first = watched.calls
+    tokens = _ordinary_tokens(model)
+    _, first = _watched(model, [layer, *inside], tokens)
     tokens[0, 0] = tokens[0, -1]
-    watched(tokens)
+    _, second = _watched(model, [layer, *inside], tokens)
     mixing = []
-    for at in [at for at in first if at in watched.calls]:
-        one, other = (calls[at][0][0].flatten(0, -2) for calls in (first, watched.calls))
+    for at in [at for at in first if first[at] and second[at]]:
+        one, other = (calls[at][0][0].flatten(0, -2) for calls in (first, second))
         own = -(-len(one) // TOKENS)  # rows of the first token
         if one.shape != other.shape or (one - other)[own:].norm() > 1e-3 * one.norm():
             mixing.append(at)

@@ -22,8 +22,8 @@ from lm_polygraph_asmi.config import check_setting
 from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.forwards import (
     Forward,
-    arguments,
     OneLayerCache,
+    arguments,
     cache_of,
     compiled,
     first_tensor,
@@ -41,7 +41,6 @@ from lm_polygraph_asmi.model.layers import (
 )
 from lm_polygraph_asmi.model.readout import readout
 from lm_polygraph_asmi.model.session import attention_of
-from lm_polygraph_asmi.model.state import renewed_names
 
 MASKABLE = ("eager", "sdpa")
 """Attention implementations that take an explicit (queries, keys) mask."""
@@ -480,7 +479,8 @@ def rows_after_prompt(
     base, ids, before, cache = base_model(model), unmasked.tokens(model), unmasked.before, None
     if before:
         if not unmasked.prompt_caches:
-            if any(map(renewed_names, model.modules())):
+            kinds = [str(vars(module).get("rope_type")) for module in model.modules()]
+            if any("dynamic" in kind or "longrope" in kind for kind in kinds):
                 raise NotImplementedError("its rotary angles depend on the length")
             output = base(input_ids=ids[:, :before], use_cache=True)
             unmasked.prompt_caches.append(cache_of(output))

@@ -24,12 +24,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lm_polygraph_asmi import __version__
-from lm_polygraph_asmi.model.state import (
-    has_foreign_code,
-    known_values,
-    plain_values,
-    renewed_names,
-)
+from lm_polygraph_asmi.model.state import has_foreign_code, known_values
 
 log = logging.getLogger("lm_polygraph")
 
@@ -150,10 +145,10 @@ def model_key(model: PreTrainedModel) -> dict[str, Any]:
 def _weights_key(model: PreTrainedModel) -> str | None:
     """Hash of what a model computes with.
 
-    Depends on every value of parameters and buffers, on the classes and plain values of modules,
-    and on the configurations of adapters. So another checkpoint, an adapter or its scaling, a
-    single head set to 0 or another quantisation gives another key. Results of forward hooks cannot
-    be identified: with foreign hooks, or a forward method set on a module, it is None, and a
+    Depends on every value of parameters and buffers that a checkpoint has, on the classes of
+    modules, on the configuration and on adapters. So another checkpoint, an adapter or its scaling,
+    a single head set to 0 or another quantisation gives another key. Results of forward hooks
+    cannot be identified: with foreign hooks, or a forward method set on a module, it is None, and a
     `ResultCache` stores and finds nothing under such a key.
     """
     if has_foreign_code(model):
@@ -163,12 +158,12 @@ def _weights_key(model: PreTrainedModel) -> str | None:
         if hasattr(type(module), "_disable_adapters"):  # a layer of PEFT: its active adapters
             digest.update(f"{module._disable_adapters} {module._active_adapter} ".encode())
         kind = f"{type(module).__module__}.{type(module).__qualname__}"
-        digest.update(" ".join([name, kind, *sorted(plain_values(module)), ""]).encode())
-        renewed = {f"{name}.{buffer}" if name else buffer for buffer in renewed_names(module)}
+        digest.update(f"{name} {kind} ".encode())
+        computed = module._non_persistent_buffers_set
         with align_module_device(module):  # loads offloaded weights, one module at a time
             tensors = [*module.named_parameters(name, False), *module.named_buffers(name, False)]
             for full_name, tensor in tensors:
-                if full_name in renewed:
+                if full_name.rpartition(".")[2] in computed:
                     continue
                 try:
                     content = _checksum(tensor)

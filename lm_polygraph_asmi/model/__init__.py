@@ -29,11 +29,10 @@ from lm_polygraph_asmi.model.masked import (
     subnetwork_log_probs,
 )
 from lm_polygraph_asmi.model.passes import UnmaskedPass, check_scope_runs, run_unmasked
-from lm_polygraph_asmi.model.readout import readout
+from lm_polygraph_asmi.model.readout import readout, unembedding
 from lm_polygraph_asmi.model.responses import response_embeddings
 from lm_polygraph_asmi.model.session import attention_of, scoring_session
 from lm_polygraph_asmi.model.state import model_lock, model_state
-from lm_polygraph_asmi.model.unembedding import unembedding
 
 __all__ = [
     "Depth",

@@ -1,10 +1,10 @@
-"""From final states to log-probabilities, through the model's own forward method.
+"""From final states to log-probabilities, through the model's own forward method, and the rows of
+the unembedding.
 
 The base model is replaced by a function that returns the states. The model itself does the rest:
 scales, soft caps, multipliers. The product with the unembedding keeps 32 bits in 16-bit models.
 """
 
-import functools
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from lm_polygraph_asmi.model.devices import check_distributions
+from lm_polygraph_asmi.model.devices import check_distributions, execution_device, lowest_precision
 from lm_polygraph_asmi.model.forwards import in_this_thread, replaced_forward
 from lm_polygraph_asmi.model.heads import output_embeddings
 from lm_polygraph_asmi.model.layers import base_model
+from lm_polygraph_asmi.model.state import known_values
 
 VOCABULARY_PART = 2**13
 """Rows of the unembedding that are converted to 32 bits at once."""
@@ -57,35 +58,20 @@ def wide_product(
     return product.reshape(*states.shape[:-1], -1)
 
 
-def _is_16_bit_linear(projection: nn.Module) -> bool:
-    """Whether a projection is a 16-bit `nn.Linear` with the forward method of its class.
-
-    Adapters and quantised modules compute more, and so may a forward method set on the module,
-    unless it is accelerate's, which only fetches weights.
-    """
+def widens(model: PreTrainedModel) -> bool:
+    """Whether logits are more precise (32 bits) than the model's own: those of a plain 16-bit
+    `nn.Linear`. Adapters, quantised modules and forward methods of others compute more."""
+    projection = output_embeddings(model)
     if type(projection) is not nn.Linear or projection.weight.dtype.itemsize != 2:
         return False
-    forward = vars(projection).get("forward")
-    if forward is None:
-        return True
-    inner = getattr(forward, "__wrapped__", None)
-    return (
-        hasattr(projection, "_hf_hook")
-        and isinstance(forward, functools.partial)
-        and getattr(inner, "__func__", None) is nn.Linear.forward
-    )
-
-
-def widens(model: PreTrainedModel) -> bool:
-    """Whether logits are more precise (32 bits) than the model's own."""
-    return _is_16_bit_linear(output_embeddings(model))
+    return "forward" not in vars(projection) or hasattr(projection, "_hf_hook")  # accelerate's
 
 
 @contextmanager
 def wide_logits(model: PreTrainedModel) -> Iterator[None]:
     """Let the unembedding of a 16-bit model return float32 for a while."""
     projection: Any = output_embeddings(model)
-    if not _is_16_bit_linear(projection):
+    if not widens(model):
         yield
         return
 
@@ -133,3 +119,28 @@ def readout(
         logits = own_logits(model, wide=wide, input_ids=tokens)
     check_distributions(model, logits)
     return logits.reshape(*hidden.shape[:-1], -1).log_softmax(-1)
+
+
+def unembedding(model: PreTrainedModel) -> Float[Tensor, "V D"]:
+    """The output projection W_lm, one row per token, on the device where it computes.
+
+    Of anything but a plain `nn.Linear` (adapters, quantised weights), what it makes of unit
+    vectors, kept as long as the model stays the same.
+
+    Example:
+        >>> unembedding(model).shape
+        torch.Size([50, 16])
+    """
+    projection: Any = output_embeddings(model)
+    if type(projection) is nn.Linear:
+        with align_module_device(projection):  # the reference keeps fetched weights alive
+            return projection.weight.detach()
+    known = known_values(model)
+    if "unembedding" not in known:
+        width, place = model.config.get_text_config().hidden_size, execution_device(projection)
+        states = torch.eye(width, dtype=lowest_precision(model), device=place)
+        with torch.no_grad():
+            rows = projection(states) - projection(torch.zeros_like(states[:1]))
+        known["unembedding"] = rows.T.contiguous()
+    rows: Tensor = known["unembedding"]
+    return rows

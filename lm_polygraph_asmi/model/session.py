@@ -1,15 +1,16 @@
 """The state of a model while it is scored; it is restored exactly."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from lm_polygraph_asmi.model.state import known_of, known_values, model_lock
 
-AttentionSettings = list[tuple[PretrainedConfig, str | None]]
+AttentionSettings = list[tuple[Any, str | None]]
 """The attention implementation in each configuration of a model."""
 RECOMPILES = 64
 """Kinds of layers and arguments that `torch.compile` keeps of one class before it gives up."""
@@ -26,50 +27,29 @@ def attention_of(model: PreTrainedModel) -> str:
     return model.config.get_text_config()._attn_implementation
 
 
-def _settings(model: PreTrainedModel) -> AttentionSettings:
-    configs = {id(config): config for config in _configs(model)}
-    return [(config, config._attn_implementation) for config in configs.values()]
-
-
-def _configs(model: PreTrainedModel) -> Iterator[PretrainedConfig]:
-    yield model.config
-    yield model.config.get_text_config()
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        if isinstance(config, PretrainedConfig):
-            yield config
-
-
-def _apply(settings: AttentionSettings) -> None:
-    for config, attention in settings:
-        config._attn_implementation_internal = attention
-
-
 def _switch_attention(model: PreTrainedModel, attention: str) -> AttentionSettings:
-    """Switch the attention of the text model only; cached, so that transformers is asked once.
-
-    Returns:
-        The previous settings, for `_apply`.
+    """Switch the attention of the text model only; returns what each configuration had.
 
     Raises:
         ValueError: the model cannot use that implementation.
     """
-    switches = known_of(model).switches
-    text = model.config.get_text_config()
-    if attention not in switches:
-        previous = _settings(model)
-        try:
-            _set_attention(model, attention)
-            # Layers hold the text model's configuration, or a copy of it.
-            config_class, selected = type(text), attention_of(model)
-            switches[attention] = [
-                (config, selected) for config, _ in previous if isinstance(config, config_class)
-            ]
-        finally:
-            _apply(previous)
-    undo = [(config, config._attn_implementation) for config, _ in switches[attention]]
-    _apply(switches[attention])
-    return undo
+    configs = [model.config, model.config.get_text_config()]
+    configs += [module.config for module in model.modules() if hasattr(module, "config")]
+    previous = {id(config): (config, config._attn_implementation) for config in configs}
+    try:
+        _set_attention(model, attention)
+    except ValueError:
+        _restore(previous.values())
+        raise
+    # Layers hold the text model's configuration, or a copy of it.
+    kind = type(model.config.get_text_config())
+    _restore(pair for pair in previous.values() if not isinstance(pair[0], kind))
+    return list(previous.values())
+
+
+def _restore(settings: Iterable[tuple[Any, str | None]]) -> None:
+    for config, attention in settings:
+        config._attn_implementation_internal = attention
 
 
 def _set_attention(model: PreTrainedModel, attention: str) -> None:
@@ -173,6 +153,6 @@ def scoring_session(
             known.compiles = compiled
             if outermost:
                 known.attention = None
-            _apply(undo)
+            _restore(undo)
             for module in training:
                 module.training = True

@@ -24,7 +24,6 @@ class Known:
         values: by name, valid as long as the model's state is `state`.
         state: `model_state` when `values` was created.
         attention: the model's own attention implementation while a session is open, else None.
-        switches: by attention implementation, the settings of the configurations that select it.
         named: the setting `structure`, see `heads.name_modules`.
         compiles: whether the session compiles layers.
     """
@@ -32,7 +31,6 @@ class Known:
     values: dict[Hashable, Any] = field(default_factory=dict)
     state: int | None = None
     attention: str | None = None
-    switches: dict[str, Any] = field(default_factory=dict)
     named: str | None = None
     compiles: bool = False
 

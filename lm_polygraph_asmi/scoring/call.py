@@ -51,8 +51,7 @@ def score(
 
     Raises:
         OSError: no model of that name.
-        TypeError: heads of the model cannot be masked, its output projection is quantized, or a
-            setting is unknown.
+        TypeError: heads of the model cannot be masked, or a setting is unknown.
         ValueError: empty prompt or answer, text longer than the context window, settings out of
             range, or another model's tokenizer.
 

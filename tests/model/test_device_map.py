@@ -153,19 +153,6 @@ def test_the_fullest_device_sets_the_budget(monkeypatch):
     assert default_budget(torch.device("cpu")) == default_budget() == CPU_BUDGET
 
 
-@pytest.mark.parametrize("kind", ["torch.int8", "torch.float8_e4m3fn", "Identity"])
-def test_a_quantised_output_projection_is_refused(kind):
-    """As numbers without their scales, or as a module that keeps them under another name."""
-    model = tiny_model("llama")
-    if kind == "Identity":
-        model.lm_head = torch.nn.Identity()
-    else:
-        numbers = model.lm_head.weight.detach().to(getattr(torch, kind.removeprefix("torch.")))
-        model.lm_head.weight = torch.nn.Parameter(numbers, requires_grad=False)
-    with pytest.raises(TypeError, match=rf"output projection is quantised \({kind}\)"):
-        unembedding(model)
-
-
 def run_without_data(name: str, found: Structure) -> None:
     """The masked passes over a model whose layers alternate between two devices of no machine.
 

@@ -269,7 +269,7 @@ def main(
     masks = maths.sample_head_masks(num_masks, num_heads(model), MASK_RATE, generator)
     distinct = masks.unique(dim=0)
     to_run = int((~distinct.all(dim=1)).sum())
-    layer = layer_at(model, DEPTH).layer
+    layer = layer_at(model, DEPTH)
     console.print(
         f"{name}, {dtype}, SDPA: {prompt_tokens} prompt and {response_tokens} "
         f"response tokens, layer {layer} of {num_layers(model)}, p = {MASK_RATE}, S = {num_masks}, "

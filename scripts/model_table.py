@@ -122,7 +122,7 @@ def wrong(
 
 def word_of(scope: str, models: list[tuple[PreTrainedModel, list[list[Case]]]]) -> str:
     """The fastest pass that is right, or what is wrong. A pass may refuse angles that switch."""
-    names, layer = list(PASSES[scope]), layer_at(models[0][0], 0.4).layer
+    names, layer = list(PASSES[scope]), layer_at(models[0][0], 0.4)
     try:
         plain, *switched = [(m, layer, scope, truth(m, layer, scope, s)) for m, s in models]
     except ValueError as error:

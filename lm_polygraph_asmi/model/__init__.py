@@ -17,7 +17,6 @@ four heads (1 keeps a head), and eight tokens, of which the first six are the pr
 from lm_polygraph_asmi.model.check import check_unmasked
 from lm_polygraph_asmi.model.heads import Structure, name_modules, plain_model, structure_of
 from lm_polygraph_asmi.model.layers import (
-    Depth,
     layer_at,
     num_heads,
     num_layers,
@@ -28,19 +27,17 @@ from lm_polygraph_asmi.model.masked import (
     run_subnetworks,
     subnetwork_log_probs,
 )
-from lm_polygraph_asmi.model.passes import UnmaskedPass, check_scope_runs, run_unmasked
+from lm_polygraph_asmi.model.passes import UnmaskedPass, run_unmasked
 from lm_polygraph_asmi.model.readout import readout, unembedding
 from lm_polygraph_asmi.model.responses import response_embeddings
 from lm_polygraph_asmi.model.session import attention_of, scoring_session
 from lm_polygraph_asmi.model.state import model_lock, model_state
 
 __all__ = [
-    "Depth",
     "Structure",
     "Subnetworks",
     "UnmaskedPass",
     "attention_of",
-    "check_scope_runs",
     "check_unmasked",
     "layer_at",
     "model_lock",

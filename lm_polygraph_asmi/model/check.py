@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 from lm_polygraph_asmi.model.devices import lowest_precision
 from lm_polygraph_asmi.model.heads import structure_of
 from lm_polygraph_asmi.model.passes import (
-    MASKABLE,
     UnmaskedPass,
     full_passes,
     packed,
@@ -36,6 +35,8 @@ PASSES: dict[str, dict[str, Pass]] = {
     },
 }  # fmt: skip
 """By scope, the passes by name, fastest first."""
+MASKABLE = ("eager", "sdpa")
+"""Attention implementations that take an explicit (queries, keys) mask, as packed answers need."""
 FULL = "full passes"
 LIMITS = {torch.float64: 1e-5, torch.float32: 2e-4}
 LIMIT_16_BITS = 2e-2
@@ -79,6 +80,7 @@ def checked(model: PreTrainedModel, layer: int, scope: str) -> Checked:
         names = list(PASSES[scope])
         # Of a class that nobody tried, a layer with a cache of another kind may fail.
         first = structure_of(model).passes.get(scope, names[scope == "response"])
+        first = names[1] if first == "packed" and attention_of(model) not in MASKABLE else first
         # Hooks of others may act differently at each position, so the model runs as it is.
         first = names[-1] if has_foreign_code(model) else first
         values[key] = Checked(scope, attention_of(model), names[names.index(first) :])
@@ -122,12 +124,6 @@ def check_unmasked(model: PreTrainedModel, unmasked: UnmaskedPass) -> None:
 
     Raises:
         RuntimeError: they differ by more than rounding.
-
-    Example:
-        >>> from lm_polygraph_asmi.model import run_unmasked
-        >>> with scoring_session(model):
-        ...     unmasked = run_unmasked(model, ids, 6, [2])
-        ...     check_unmasked(model, unmasked)
     """
     compiles = known_of(model).compiles
     longest = known_values(model).setdefault(("unmasked", attention_of(model), compiles), [0])

@@ -55,14 +55,14 @@ def compiled(model: nn.Module, layers: Sequence[nn.Module], replaced: ExitStack)
     """Let `torch.compile` run layers of a session that asks for it, until `replaced` is closed."""
     for layer in layers if known_of(model).compiles else ():
         if "forward" not in vars(layer):  # neither offloaded nor changed
-            run = partial(_compiled(type(layer)), layer)
+            run = partial(_compiled(type(layer).forward), layer)
             replaced.enter_context(replaced_forward(layer, in_this_thread(run)))
 
 
 @cache
-def _compiled(kind: type[nn.Module]) -> Forward:
+def _compiled(forward: Forward) -> Forward:
     """One for all layers of a class: shapes are dynamic, weights are arguments."""
-    return torch.compile(kind.forward, dynamic=True)
+    return torch.compile(forward, dynamic=True)
 
 
 @lru_cache(maxsize=256)

@@ -58,13 +58,6 @@ class Structure:
         width: most inputs of such a projection.
         returns: for each layer, the length of the tuple that it returns; 0: a tensor alone.
         passes: by scope, the first pass to try, of `classes.csv`; empty: the fastest.
-
-    Example:
-        >>> structure = structure_of(model)
-        >>> isinstance(structure, Structure), structure.layers, structure.num_layers
-        (True, 'model.layers', 4)
-        >>> structure.projections[2], structure.heads[2]
-        ('self_attn.o_proj', 4)
     """
 
     base_model: str
@@ -361,7 +354,11 @@ def _short_passes(
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        raise TypeError(_failure_message(model, error)) from error
+        dtypes = " and ".join(sorted(map(str, dtypes_of(model))))
+        raise TypeError(
+            f"{name} ({dtypes}) does not run on token ids only ({type(error).__name__}: {error}): "
+            "use a model whose only input is text, loaded in one precision"
+        ) from error
     times = [len(calls[at]) for at in inner]
     if set(times) != {1} or any(len(calls[at]) != 1 for at in heads if heads.count(at) < 2):
         raise TypeError(
@@ -438,18 +435,3 @@ def _close(model: PreTrainedModel, first: Tensor, second: Tensor) -> bool:
     rounding = 1e-3 if lowest_precision(model).itemsize >= 4 else 0.1
     first, second = first.softmax(-1), second.softmax(-1)
     return bool((first - second).abs().sum(-1).max() <= rounding)
-
-
-def _failure_message(model: PreTrainedModel, error: Exception) -> str:
-    """Message for a model whose forward pass over a text failed."""
-    failure = f"{type(error).__name__}: {error}"
-    dtypes = sorted(map(str, dtypes_of(model)))
-    if len(dtypes) > 1:
-        return (
-            f"{type(model).__name__} has weights in {' and '.join(dtypes)} and does not run "
-            f"({failure}): load it in one precision. Autocast is off while a model is scored"
-        )
-    return (
-        f"{type(model).__name__} does not run on token ids only ({failure}): use a model whose "
-        "only input is text"
-    )

@@ -5,8 +5,6 @@ module's weights and inputs to its device at each call. So modules are only call
 read weights (`execution_device`, `unembedding`, the readout) have them fetched first.
 """
 
-from dataclasses import dataclass
-
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -77,30 +75,16 @@ def window_of(config: PretrainedConfig) -> int | None:
     return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
-@dataclass(frozen=True)
-class Depth:
-    """The layer at a relative depth of a model.
-
-    Attributes:
-        requested: index (from 0) of the layer at that depth.
-        layer: index of the nearest layer that has heads (of two, the lower); the masked layer.
-    """
-
-    requested: int
-    layer: int
-
-
-def layer_at(model: PreTrainedModel, depth: float) -> Depth:
-    """The layer to mask at a relative depth; in hybrid models the nearest one that has heads.
+def layer_at(model: PreTrainedModel, depth: float) -> int:
+    """The layer to mask at a relative depth: the nearest one that has heads, of two the lower.
 
     Raises:
         ValueError: depth outside (0, 1).
 
     Example:
         >>> layer_at(model, 0.6)
-        Depth(requested=2, layer=2)
+        2
     """
     structure = structure_of(model)
     requested = target_layer(depth, structure.num_layers)
-    nearest = min(structure.heads, key=lambda layer: (abs(layer - requested), layer))
-    return Depth(requested, nearest)
+    return min(structure.heads, key=lambda layer: (abs(layer - requested), layer))

@@ -40,10 +40,6 @@ from lm_polygraph_asmi.model.layers import (
     output_projection,
 )
 from lm_polygraph_asmi.model.readout import readout
-from lm_polygraph_asmi.model.session import attention_of
-
-MASKABLE = ("eager", "sdpa")
-"""Attention implementations that take an explicit (queries, keys) mask."""
 
 
 @dataclass(frozen=True)
@@ -64,15 +60,6 @@ class UnmaskedPass:
         caches: for scope "response", the keys and values of all positions by layer, if kept.
         prompt_caches: the model's own cache of the positions before the predicting ones, filled on
             first use.
-
-    Example:
-        >>> with scoring_session(model):
-        ...     unmasked = run_unmasked(model, ids, 6, [2])
-        ...     log_probs = unmasked.log_probs(model)
-        >>> isinstance(unmasked, UnmaskedPass), unmasked.predicting
-        (True, slice(5, 7, None))
-        >>> log_probs.shape  # (T, V)
-        torch.Size([2, 50])
     """
 
     input_ids: Int[Tensor, " tokens"]
@@ -140,23 +127,6 @@ def validate_tokens(model: PreTrainedModel, input_ids: Tensor, prompt_length: in
         )
 
 
-def check_scope_runs(model: PreTrainedModel, scope: str) -> None:
-    """Raise ValueError unless the attention implementation in use can serve this scope.
-
-    Example:
-        >>> check_scope_runs(model, "response")
-        >>> check_scope_runs(model, "answer")  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        ValueError: scope must be ...
-    """
-    check_setting("scope", scope)
-    if scope == "response" and attention_of(model) not in MASKABLE:
-        raise ValueError(
-            f"scope 'response' packs all masks into one sequence, which {attention_of(model)!r} "
-            f"attention cannot: set `attention` to one of {', '.join(map(repr, MASKABLE))}"
-        )
-
-
 def run_unmasked(
     model: PreTrainedModel,
     input_ids: Int[Tensor, " tokens"],
@@ -176,7 +146,7 @@ def run_unmasked(
 
     Raises:
         ValueError: no prompt, an empty response, a sequence beyond the context window, a layer
-            without heads, an unknown scope, or one the attention in use cannot serve.
+            without heads, or an unknown scope.
 
     Example:
         >>> with scoring_session(model):
@@ -185,7 +155,7 @@ def run_unmasked(
         (torch.Size([2, 16]), torch.Size([1, 7, 16]))
     """
     validate_sequence(model, input_ids, prompt_length)
-    check_scope_runs(model, scope)
+    check_setting("scope", scope)
     targets = sorted(set(target_layers))
     for layer in targets:
         output_projection(model, layer)  # raises for a layer without heads

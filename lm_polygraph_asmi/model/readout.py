@@ -142,5 +142,5 @@ def unembedding(model: PreTrainedModel) -> Float[Tensor, "V D"]:
         with torch.no_grad():
             rows = projection(states) - projection(torch.zeros_like(states[:1]))
         known["unembedding"] = rows.T.contiguous()
-    rows: Tensor = known["unembedding"]
-    return rows
+    kept: Tensor = known["unembedding"]
+    return kept

@@ -107,7 +107,7 @@ def model_state(model: nn.Module) -> int:
         parts += map(id, own["_forward_pre_hooks"].values())
         parts += [id(own[name]) for name in ("forward", "_old_forward") if name in own]
         if hasattr(type(module), "_disable_adapters"):  # a PEFT layer: its active adapters
-            parts += [module._disable_adapters, str(module._active_adapter)]  # type: ignore[list-item]
+            parts += [module._disable_adapters, str(module._active_adapter)]
         computed = own["_non_persistent_buffers_set"]  # rotary angles, of the length or settings
         for name, tensor in chain(own["_parameters"].items(), own["_buffers"].items()):
             if tensor is None or name in computed or tensor.is_meta:

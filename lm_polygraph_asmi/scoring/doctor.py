@@ -16,10 +16,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from lm_polygraph_asmi.config import SCOPES, ASMIConfig
 from lm_polygraph_asmi.host.releases import untested_releases
 from lm_polygraph_asmi.model import attention_of, scoring_session, structure_of, unembedding
-from lm_polygraph_asmi.model.check import PASSES, passes_in_use
+from lm_polygraph_asmi.model.check import MASKABLE, PASSES, passes_in_use
 from lm_polygraph_asmi.model.heads import output_embeddings
 from lm_polygraph_asmi.model.memory import batch_bytes, default_budget
-from lm_polygraph_asmi.model.passes import MASKABLE
 from lm_polygraph_asmi.scoring.scorer import Scorer
 
 PROMPT = (
@@ -103,20 +102,12 @@ def diagnose_model(
         return diagnosis
     model, tokenizer = scorer.model, scorer.tokenizer
     diagnosis.modules.update(_described(model))
-    try:
-        unembedding(model)
-    except TypeError as error:
-        diagnosis.checks.append(("output projection", "problem", str(error)))
     for attention in dict.fromkeys([attention_of(model), *MASKABLE]):
         if not _supports(model, attention):
             text = "the model has no such implementation"
             diagnosis.checks.append((attention, "unsupported", text))
             continue
         for scope in SCOPES:
-            if scope == "response" and attention not in MASKABLE:
-                text = f"set attention to one of {', '.join(MASKABLE)}"
-                diagnosis.checks.append((f"{attention}, {scope}", "unsupported", text))
-                continue
             used = config.replace(attention=attention, scope=scope)
             state, text = _checked(Scorer(model, used, tokenizer=tokenizer), diagnosis)
             diagnosis.checks.append((f"{attention}, {scope}", state, text))

@@ -26,7 +26,6 @@ from lm_polygraph_asmi.model import (
     Subnetworks,
     UnmaskedPass,
     attention_of,
-    check_scope_runs,
     check_unmasked,
     layer_at,
     name_modules,
@@ -35,6 +34,7 @@ from lm_polygraph_asmi.model import (
     readout,
     response_embeddings,
     scoring_session,
+    target_layer,
     unembedding,
 )
 from lm_polygraph_asmi.model.memory import default_budget, in_chunks
@@ -96,34 +96,33 @@ class Engine:
     def settings(self, model: PreTrainedModel) -> Settings:
         """Settings on this model, with derived values."""
         name_modules(model, self.config.structure)
-        target, config = layer_at(model, self.config.depth), self.config
-        heads = num_heads(model, target.layer)
+        layer, config = layer_at(model, self.config.depth), self.config
+        heads, requested = num_heads(model, layer), target_layer(config.depth, num_layers(model))
         operating_point = maths.operating_point(heads, config.num_masks, config.mask_rate)
         attention = config.attention or attention_of(model)
         return Settings(
             config.replace(attention=attention, **operating_point._asdict()),
-            layer=target.layer,
+            layer=layer,
             num_layers=num_layers(model),
             num_heads=heads,
-            requested_layer=None if target.requested == target.layer else target.requested,
+            requested_layer=None if requested == layer else requested,
         )
 
     def layer(self, model: PreTrainedModel) -> int:
         """Index of the masked layer."""
         name_modules(model, self.config.structure)
-        return layer_at(model, self.config.depth).layer
+        return layer_at(model, self.config.depth)
 
     def check_model(self, model: PreTrainedModel) -> None:
         """Raise early on a model that would fail later; log the settings in force.
 
         Raises:
-            TypeError: quantized output projection, or heads that cannot be masked.
-            ValueError: attention implementation unsupported, by ASMI or by this scope.
+            TypeError: heads that cannot be masked.
+            ValueError: attention implementation unsupported.
         """
         with scoring_session(model, self.config.attention):
             name_modules(model, self.config.structure)
             unembedding(model)
-            check_scope_runs(model, self.config.scope)
             settings = self.settings(model)
             log.info("ASMI uses %s", settings)
 

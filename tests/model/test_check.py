@@ -1,15 +1,18 @@
 """The check: when it is made, what it sees, and that a pass that fails is slow, never wrong."""
 
 import logging
+from functools import partial
 
 import pytest
 import torch
+import transformers
 
 from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.maths import sample_head_masks
 from lm_polygraph_asmi.model import (
     attention_of,
     check,
+    forwards,
     readout,
     response_embeddings,
     responses,
@@ -23,7 +26,7 @@ from lm_polygraph_asmi.model.masked import PACKED_POSITIONS
 from lm_polygraph_asmi.scoring.engine import Engine
 from tests import decoders
 from tests.decoders import FAMILIES, apart, sequence
-from tests.families import tiny_model
+from tests.families import MIXED_LAYERS, tiny_model
 from tests.registry import tiny_class
 
 PROMPT = 11
@@ -277,3 +280,38 @@ def test_what_failed_the_check_stays_out_of_the_journal(tmp_path, monkeypatch):
         engine.score(tiny_model("llama"), sequence(11), [3, 4])
     assert not put
     assert limit(torch.float32) < limit(torch.bfloat16) < 1
+
+
+def blind_attention(_module, query, key, value, mask, scaling=None, **_):
+    """Causal by itself, as flash attention is; takes no mask, and sees other keys after a cache."""
+    assert mask is None
+    repeats = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(repeats, dim=1) for x in (key, value))
+    attend = torch.nn.functional.scaled_dot_product_attention
+    return attend(query, key, value, is_causal=True, scale=scaling).transpose(1, 2), None
+
+
+@both_scopes
+def test_attention_that_takes_no_mask(scope):
+    transformers.AttentionInterface.register("blind", blind_attention)
+    model = tiny_model("llama")
+    found = score(model, scope=scope, attention="blind")
+    torch.testing.assert_close(found, score(model, scope=scope, attention="eager"))
+
+
+@both_scopes
+def test_compiled_layers_compute_the_same(scope, monkeypatch):
+    """Traced as always, and then run as written: translating to C++ takes half a minute."""
+    compiled = partial(torch.compile, backend="eager")
+    monkeypatch.setattr(torch, "compile", compiled)
+    forwards._compiled.cache_clear()
+    model = tiny_model("gemma3-mixed", "sdpa", num_hidden_layers=8, layer_types=MIXED_LAYERS * 2)
+    graphs = torch._dynamo.utils.counters["stats"]
+    before = graphs["unique_graphs"]
+    for length in (17, 19):
+        with scoring_session(model, compiles=True):
+            found = score(model, length, layer=3, scope=scope)
+        expected = score(model, length, layer=3, scope=scope)
+        torch.testing.assert_close(found, expected)
+    assert 0 < graphs["unique_graphs"] - before <= 8  # not one for each layer and length
+    forwards._compiled.cache_clear()

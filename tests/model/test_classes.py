@@ -38,13 +38,7 @@ def test_hybrids_mask_the_nearest_layer_with_heads():
     )  # fmt: skip
     assert list(structure_of(model).projections) == [3, 7]
     found = {depth: layer_at(model, depth) for depth in (0.1, 0.45, 0.5, 0.6, 0.95)}
-    assert {depth: (at.requested, at.layer) for depth, at in found.items()} == {
-        0.1: (1, 3),
-        0.45: (4, 3),
-        0.5: (5, 3),  # as far from 7: the lower of two
-        0.6: (6, 7),
-        0.95: (9, 7),
-    }
+    assert found == {0.1: 3, 0.45: 3, 0.5: 3, 0.6: 7, 0.95: 7}  # layer 5: the lower of two
     used = Engine(depth=0.5, num_masks=5, mask_rate=0.4).settings(model).to_dict()
     assert masked_layer(used) == "layer 3 of 10 (layer 5 has no heads)"
     with pytest.raises(ValueError, match=r"layer 4 .* has no attention heads.*3, 7"):
@@ -143,7 +137,7 @@ def single_unembedding(model: torch.nn.Module) -> None:
 def test_weights_in_several_precisions_that_do_not_run_are_refused_by_name(change):
     model = tiny_model("llama")
     change(model)
-    with pytest.raises(TypeError, match=r"weights in .*float.* and .*float32.*one precision"):
+    with pytest.raises(TypeError, match=r"float.* and .*float32.*one precision"):
         subnetwork_log_probs(model, sequence(17), 11, 2, masks())
     with pytest.raises(TypeError, match="one precision"):
         Engine(num_masks=5, mask_rate=0.4).score(model, sequence(11), [3, 4, 5])
@@ -189,7 +183,7 @@ def test_real_weights_equal_whole_passes():
     """Any model that transformers loads from a folder, in both scopes."""
     model = AutoModelForCausalLM.from_pretrained(os.environ[FOLDER], dtype=torch.float32).eval()
     found = structure_of(model)
-    layer = layer_at(model, 0.6).layer
+    layer = layer_at(model, 0.6)
     projection = f"{found.layers}.{layer}.{found.projections[layer]}"
     heads = num_heads(model, layer)
     drawn = sample_head_masks(3, heads, 0.2, torch.Generator().manual_seed(0))

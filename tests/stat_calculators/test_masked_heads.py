@@ -4,7 +4,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import transformers
 from lm_polygraph.stat_calculators import GreedyProbsCalculator
 
 from lm_polygraph_asmi import maths
@@ -313,31 +312,6 @@ def test_attention_a_model_lacks_is_refused_at_once():
     environment = SimpleNamespace(model=whitebox("gemma2-softcap"))
     with pytest.raises(ValueError, match="set the option `attention` to null"):
         load_stat_calculator({"attention": "sdpa"}, environment)
-
-
-def blind_attention(_module, query, key, value, mask, scaling=None, **_):
-    """Causal by itself, as flash attention is; takes no mask."""
-    assert mask is None
-    repeats = query.shape[1] // key.shape[1]
-    key, value = (x.repeat_interleave(repeats, dim=1) for x in (key, value))
-    attend = torch.nn.functional.scaled_dot_product_attention
-    return attend(query, key, value, is_causal=True, scale=scaling).transpose(1, 2), None
-
-
-def test_attention_that_takes_no_mask():
-    transformers.AttentionInterface.register("blind", blind_attention)
-    model = whitebox()
-    expected = run(model, TEXTS[:1], MaskedHeadsCalculator(attention="eager"))
-    found = run(model, TEXTS[:1], MaskedHeadsCalculator(attention="blind"))
-    np.testing.assert_allclose(
-        found["asmi"][0][0.6]["mi"], expected["asmi"][0][0.6]["mi"], atol=1e-5
-    )
-    refused = pytest.raises(ValueError, match=r"'blind' attention cannot.*'eager', 'sdpa'")
-    with refused:
-        run(model, TEXTS[:1], MaskedHeadsCalculator(attention="blind", scope="response"))
-    with refused:
-        settings = {"attention": "blind", "scope": "response"}
-        load_stat_calculator(settings, SimpleNamespace(model=model))
 
 
 def test_non_finite_logits_stop_the_run():

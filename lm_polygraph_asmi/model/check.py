@@ -57,18 +57,12 @@ LONGER = 2
 
 @dataclass
 class Checked:
-    """What is known of the passes of a model, layer, scope and attention implementation.
-
-    Attributes:
-        scope, attention: what they hold for.
-        names: the passes that have not failed, fastest first.
-        longest: most keys of a pass that was right.
-    """
+    """What is known of the passes of a model and layer."""
 
     scope: str
     attention: str
-    names: list[str]
-    longest: int = 0
+    names: list[str]  # the passes that have not failed, fastest first
+    longest: int = 0  # most keys of a pass that was right
 
 
 def checked(model: PreTrainedModel, layer: int, scope: str) -> Checked:
@@ -118,13 +112,8 @@ def variation(p: Float[Tensor, "T V"], q: Float[Tensor, "T V"]) -> float:
 
 
 def check_unmasked(model: PreTrainedModel, unmasked: UnmaskedPass) -> None:
-    """Raise unless the final states of the unmasked pass give the model's distributions.
-
-    Costs a pass for the first answer, and for one twice as long as the longest.
-
-    Raises:
-        RuntimeError: they differ by more than rounding.
-    """
+    """Raise RuntimeError if the final states of the unmasked pass do not give the model's
+    distributions. Costs a pass for the first answer, and for one twice as long as the longest."""
     compiles = known_of(model).compiles
     longest = known_values(model).setdefault(("unmasked", attention_of(model), compiles), [0])
     length = len(unmasked.input_ids)
@@ -153,13 +142,8 @@ def failure(
     states: Float[Tensor, "B T D"],
     keys: int,
 ) -> str | None:
-    """How final states of the first and the last mask differ from full passes beyond rounding.
-
-    None if they do not, or if longer answers were compared before.
-
-    Args:
-        keys: most keys that a position of the passes sees.
-    """
+    """How final states of the first and the last mask differ from full passes beyond rounding; None
+    if they do not, or if longer answers were compared. `keys`: the most that a position sees."""
     known = checked(model, layer, unmasked.scope)
     if known.names[0] == FULL or keys <= LONGER * known.longest:
         known.longest = max(known.longest, 1)

@@ -22,11 +22,8 @@ CACHES = ("past_key_values", "cache", "layer_past", "past_key_value")
 
 @contextmanager
 def replaced_forward(module: nn.Module, forward: Callable[[Forward], Forward]) -> Iterator[None]:
-    """Replace the forward method of a module; its hooks still run.
-
-    Args:
-        forward: makes the new method from the old one, which it must call in other threads.
-    """
+    """Replace the forward method of a module; its hooks still run. `forward` makes the new method
+    from the old one, which it must call in other threads."""
     previous = vars(module).get("forward")  # set if accelerate wrapped the class's method
     module.forward = forward(module.forward)
     try:

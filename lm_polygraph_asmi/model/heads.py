@@ -47,42 +47,23 @@ NAME_THEM = "; or name the modules: structure='layers=...,projection=...,lm_head
 
 @dataclass(frozen=True)
 class Structure:
-    """Where the heads of a model are.
+    """Where the heads of a model are; paths are those of modules."""
 
-    Attributes:
-        base_model: path of the module whose first output is the final states.
-        layers: path of the list of decoder layers.
-        num_layers: L, layers with and without heads.
-        projections: path inside a layer, by index of the layers that have heads.
-        heads: H of each of them.
-        width: most inputs of such a projection.
-        returns: for each layer, the length of the tuple that it returns; 0: a tensor alone.
-        passes: by scope, the first pass to try, of `classes.csv`; empty: the fastest.
-    """
-
-    base_model: str
-    layers: str
-    num_layers: int
-    projections: dict[int, str]
-    heads: dict[int, int]
-    width: int
-    returns: tuple[int, ...]
-    passes: dict[str, str]
+    base_model: str  # its first output is the final states
+    layers: str  # the list of decoder layers
+    num_layers: int  # L, layers with and without heads
+    projections: dict[int, str]  # path inside a layer, by index of the layers that have heads
+    heads: dict[int, int]  # H of each of them
+    width: int  # most inputs of such a projection
+    returns: tuple[int, ...]  # length of the tuple that each layer returns; 0: a tensor alone
+    passes: dict[str, str]  # by scope, the first to try, of `classes.csv`; empty: the fastest
 
 
 def plain_model(model: nn.Module) -> PreTrainedModel:
     """The transformers model inside a PEFT wrapper, adapters active; other models unchanged.
 
-    Raises:
-        TypeError: an adapter that adds tokens to the prompt, an adapter that is triggered by
-            tokens (aLoRA), or not a transformers model.
-
-    Example:
-        >>> plain_model(model) is model
-        True
-        >>> plain_model(torch.nn.Linear(2, 2))  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        TypeError: expected a transformers model, got Linear: ...
+    Raises TypeError: not a transformers model, or an adapter that adds tokens to the prompt or is
+    triggered by tokens (aLoRA).
     """
     for name, adapter in (getattr(model, "peft_config", None) or {}).items():
         if getattr(adapter, "alora_invocation_tokens", None):
@@ -120,26 +101,14 @@ def row_of(model: PreTrainedModel) -> dict[str, str] | None:
 
 
 def name_modules(model: PreTrainedModel, structure: str | None) -> None:
-    """Let `structure_of` take modules by path, as the setting `structure` of `ASMIConfig` has them.
-
-    Example:
-        >>> name_modules(model, "projection=self_attn.o_proj")
-        >>> structure_of(model).projections[2]
-        'self_attn.o_proj'
-        >>> name_modules(model, None)
-    """
+    """Let `structure_of` take modules by path, as the setting `structure` of `ASMIConfig` says."""
     known_of(model).named = structure
 
 
 def structure_of(model: PreTrainedModel) -> Structure:
     """The structure of a model; found once as long as its modules stay the same.
 
-    Raises:
-        TypeError: the heads of this model cannot be masked; the message gives the reason.
-
-    Example:
-        >>> structure_of(model).layers, structure_of(model).num_layers
-        ('model.layers', 4)
+    Raises TypeError: the heads of this model cannot be masked; the message gives the reason.
     """
     known = known_of(model)
     key = "structure", known.named
@@ -198,11 +167,7 @@ def _longest_path(module: nn.Module) -> str:
 
 
 def output_embeddings(model: PreTrainedModel) -> nn.Module:
-    """The module that returns the logits.
-
-    Raises:
-        TypeError: it is neither named nor known to transformers.
-    """
+    """The module that returns the logits. Raises TypeError: neither named nor known."""
     path = module_paths(known_of(model).named).get("lm_head")
     module = model.get_output_embeddings() if path is None else model.get_submodule(path)
     if module is None:

@@ -28,27 +28,13 @@ def base_model(model: PreTrainedModel) -> nn.Module:
 
 
 def num_layers(model: PreTrainedModel) -> int:
-    """L, the number of decoder layers, with heads or without.
-
-    Example:
-        >>> num_layers(model)
-        4
-    """
+    """L, the number of decoder layers, with heads or without."""
     return structure_of(model).num_layers
 
 
 def num_heads(model: PreTrainedModel, layer: int | None = None) -> int:
-    """H, the number of query heads of a layer; with grouped queries these are the masked heads.
-
-    Without `layer`, that of the first layer that has heads (in most models, of every layer).
-
-    Raises:
-        ValueError: a layer that the model does not have, or one without heads.
-
-    Example:
-        >>> num_heads(model)
-        4
-    """
+    """H, the number of query heads of a layer (with grouped queries, too); by default of the first
+    that has heads. Raises ValueError: no such layer, or one without heads."""
     structure = structure_of(model)
     if layer is None:
         return next(iter(structure.heads.values()))
@@ -77,14 +63,7 @@ def window_of(config: PretrainedConfig) -> int | None:
 
 def layer_at(model: PreTrainedModel, depth: float) -> int:
     """The layer to mask at a relative depth: the nearest one that has heads, of two the lower.
-
-    Raises:
-        ValueError: depth outside (0, 1).
-
-    Example:
-        >>> layer_at(model, 0.6)
-        2
-    """
+    Raises ValueError: depth outside (0, 1)."""
     structure = structure_of(model)
     requested = target_layer(depth, structure.num_layers)
     return min(structure.heads, key=lambda layer: (abs(layer - requested), layer))

@@ -44,33 +44,18 @@ from lm_polygraph_asmi.model.readout import readout
 
 @dataclass(frozen=True)
 class UnmaskedPass:
-    """The unmasked forward pass of one example.
+    """The unmasked pass of one example; the last token, which predicts nothing, does not run."""
 
-    It skips the last token, which predicts nothing that is scored.
-
-    Attributes:
-        input_ids: prompt and response, N + 1 tokens.
-        prompt_length: number of prompt tokens; T = N + 1 - prompt_length.
-        scope: where heads are to be masked, "all" or "response".
-        final_hidden: states after the final norm at the T positions that predict the response.
-        entering: for each target layer, the hidden states that enter it, (1, N, D).
-        after: for each target layer, the states after it at the T positions; after the last layer,
-            `final_hidden`.
-        attention_masks: for scope "response", the mask that each layer got, by index.
-        caches: for scope "response", the keys and values of all positions by layer, if kept.
-        prompt_caches: the model's own cache of the positions before the predicting ones, filled on
-            first use.
-    """
-
-    input_ids: Int[Tensor, " tokens"]
-    prompt_length: int
+    input_ids: Int[Tensor, " tokens"]  # prompt and response, N + 1
+    prompt_length: int  # T = N + 1 - prompt_length
     scope: str
-    final_hidden: Float[Tensor, "T D"]
-    entering: dict[int, Float[Tensor, "1 N D"]]
-    after: dict[int, Float[Tensor, "T D"]]
-    attention_masks: dict[int, Tensor | None] = field(default_factory=dict)
-    caches: dict[int, OneLayerCache] = field(default_factory=dict)
-    prompt_caches: list[Any] = field(default_factory=list)
+    final_hidden: Float[Tensor, "T D"]  # after the final norm, where the response is predicted
+    entering: dict[int, Float[Tensor, "1 N D"]]  # each target layer
+    after: dict[int, Float[Tensor, "T D"]]  # each target layer; the last one's after the norm
+    # For scope "response":
+    attention_masks: dict[int, Tensor | None] = field(default_factory=dict)  # of each layer
+    caches: dict[int, OneLayerCache] = field(default_factory=dict)  # of all positions, if kept
+    prompt_caches: list[Any] = field(default_factory=list)  # the model's own, on first use
 
     @property
     def before(self) -> int:
@@ -135,24 +120,12 @@ def run_unmasked(
     scope: str = "all",
     keep_cache: bool = True,
 ) -> UnmaskedPass:
-    """Run the model once and keep what masked passes from each of `target_layers` need.
+    """Run the model once, in a session; keep what masked passes from `target_layers` need.
 
-    Call it inside `scoring_session`.
+    `keep_cache`: in scope "response", also keys and values.
 
-    Args:
-        scope: positions at which heads will be masked, "all" or "response" (those that predict the
-            response).
-        keep_cache: in scope "response", keep keys and values, for packed masks.
-
-    Raises:
-        ValueError: no prompt, an empty response, a sequence beyond the context window, a layer
-            without heads, or an unknown scope.
-
-    Example:
-        >>> with scoring_session(model):
-        ...     unmasked = run_unmasked(model, ids, 6, [2])
-        >>> unmasked.final_hidden.shape, unmasked.entering[2].shape  # (T, D), (1, N - 1, D)
-        (torch.Size([2, 16]), torch.Size([1, 7, 16]))
+    Raises ValueError: no prompt, an empty response, a sequence beyond the context window, a layer
+    without heads, or an unknown scope.
     """
     validate_sequence(model, input_ids, prompt_length)
     check_setting("scope", scope)
@@ -221,14 +194,11 @@ def suffix_under(
     one_row: bool = False,
     given: dict[str, Any] | None = None,
 ) -> Iterator[None]:
-    """Let the model run with masked heads at a layer.
+    """Let the model run with masked heads at a layer, which gets other arguments that are `given`.
 
-    Args:
-        mask: 1 keeps a head, by rows and positions, either of which may be 1 for all.
-        entering: states that enter the layer, while those below return at once; None: the model's
-            own.
-        one_row: the model runs one row, of which the masks make B behind the projection.
-        given: other arguments of the layer.
+    `mask`: 1 keeps a head; rows and positions may be 1 for all. `entering`: states that enter the
+    layer, while those below return at once; None: the model's own. `one_row`: the model runs one
+    row, of which the masks make B behind the projection.
     """
     structure, layers, owner = structure_of(model), decoder_layers(model), get_ident()
     inside = False
@@ -372,9 +342,6 @@ def packed(
 
     They follow the keys and values of the prompt, which the unmasked pass kept, and do not attend
     to each other.
-
-    Raises:
-        NotImplementedError: a layer kept no keys and values.
     """
     copies, before = len(masks), unmasked.before
     length, layers, owner = len(unmasked.final_hidden), decoder_layers(model), get_ident()
@@ -440,12 +407,7 @@ def rows_after_prompt(
     model: PreTrainedModel, unmasked: UnmaskedPass, layer: int, masks: Shaped[Tensor, "B H"]
 ) -> Float[Tensor, "B T D"]:
     """Heads masked in the response: rows of a batch, each after a copy of the model's own cache of
-    the prompt (keys and values, recurrent states).
-
-    Raises:
-        NotImplementedError: the model keeps no cache, or turns keys of the prompt by angles that
-            depend on the length of what runs.
-    """
+    the prompt (keys and values, recurrent states)."""
     base, ids, before, cache = base_model(model), unmasked.tokens(model), unmasked.before, None
     if before:
         if not unmasked.prompt_caches:

@@ -97,20 +97,8 @@ def readout(
 ) -> Float[Tensor, "*batch V"]:
     """Natural log-probabilities, in float32, from final states (after the final norm).
 
-    Args:
-        wide: keep 32 bits in a 16-bit model; otherwise logits are rounded as the model does.
-
-    Raises:
-        FloatingPointError: NaN, plus infinity, or a row of minus infinity.
-
-    Example:
-        >>> with torch.no_grad():
-        ...     hidden = model.model(ids[None]).last_hidden_state
-        ...     log_probs = readout(model, hidden[0])
-        >>> log_probs.shape
-        torch.Size([8, 50])
-        >>> torch.allclose(log_probs.exp().sum(-1), torch.ones(8))
-        True
+    `wide`: keep 32 bits in a 16-bit model; otherwise logits are rounded as the model does. Raises
+    FloatingPointError: NaN, plus infinity, or a row of minus infinity.
     """
     states = hidden.reshape(-1, *hidden.shape[-2:]) if hidden.ndim > 1 else hidden[None, None]
     tokens = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
@@ -127,9 +115,6 @@ def unembedding(model: PreTrainedModel) -> Float[Tensor, "V D"]:
     Of anything but a plain `nn.Linear` (adapters, quantised weights), what it makes of unit
     vectors, kept as long as the model stays the same.
 
-    Example:
-        >>> unembedding(model).shape
-        torch.Size([50, 16])
     """
     projection: Any = output_embeddings(model)
     if type(projection) is nn.Linear:

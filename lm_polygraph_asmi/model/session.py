@@ -17,12 +17,7 @@ RECOMPILES = 64
 
 
 def attention_of(model: PreTrainedModel) -> str:
-    """Name of the attention implementation in use, such as "sdpa" or "eager".
-
-    Example:
-        >>> attention_of(model)
-        'sdpa'
-    """
+    """Name of the attention implementation in use, such as "sdpa" or "eager"."""
     # Transformers has a public setter but, as of 5.x, no public getter.
     return model.config.get_text_config()._attn_implementation
 
@@ -41,9 +36,9 @@ def _switch_attention(model: PreTrainedModel, attention: str) -> AttentionSettin
     except ValueError:
         _restore(previous.values())
         raise
-    # Layers hold the text model's configuration, or a copy of it.
-    kind = type(model.config.get_text_config())
-    _restore(pair for pair in previous.values() if not isinstance(pair[0], kind))
+    text, selected = model.config.get_text_config(), attention_of(model)
+    for config, before in previous.values():  # layers hold the text model's, or a copy of it
+        _restore([(config, selected if isinstance(config, type(text)) else before)])
     return list(previous.values())
 
 
@@ -96,33 +91,12 @@ def _uncompiled(modules: list[nn.Module]) -> Iterator[None]:
 def scoring_session(
     model: PreTrainedModel, attention: str | None = None, compiles: bool | None = None
 ) -> Iterator[None]:
-    """Evaluation mode, no gradients and one attention implementation, restored at the end.
+    """Evaluation mode, no gradients and one attention implementation (None: the model's own), in
+    the precision that the model was loaded in; all is restored at the end.
 
-    The training flags of modules and the attention implementation are restored also after an
-    exception. `module.compile()` and `torch.autocast` are disabled inside: a model is scored in the
-    precision that it was loaded in. Only one thread at a time has a session of a model; others
-    wait. A thread may nest sessions, which costs almost nothing if no setting changes. Weights must
-    not change inside. Gradient checkpointing acts only in training mode.
-
-    Other threads may call the model meanwhile, but the training flags and a switched attention
-    implementation are the model's, so they see those until the session ends.
-
-    Args:
-        model: the model to be scored.
-        attention: implementation for all passes inside ("sdpa", "eager" ...); None keeps the
-            model's own, also inside a session that switched it.
-        compiles: whether `torch.compile` runs the layers; None: as in the session around, or not.
-
-    Raises:
-        ValueError: the model cannot use that implementation.
-
-    Example:
-        >>> _ = model.train()
-        >>> with scoring_session(model, attention="eager"):
-        ...     model.training, attention_of(model)
-        (False, 'eager')
-        >>> model.training, attention_of(model)
-        (True, 'sdpa')
+    One thread at a time; it may nest sessions. Weights must not change inside, and other threads
+    that call the model see its evaluation mode and attention. `compiles`: whether `torch.compile`
+    runs the layers; None: as around. Raises ValueError: the model lacks that implementation.
     """
     known = known_of(model)
     with model_lock(model), ExitStack() as restored:

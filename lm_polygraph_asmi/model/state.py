@@ -18,21 +18,13 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 @dataclass
 class Known:
-    """What is known of one model.
+    """What is known of one model."""
 
-    Attributes:
-        values: by name, valid as long as the model's state is `state`.
-        state: `model_state` when `values` was created.
-        attention: the model's own attention implementation while a session is open, else None.
-        named: the setting `structure`, see `heads.name_modules`.
-        compiles: whether the session compiles layers.
-    """
-
-    values: dict[Hashable, Any] = field(default_factory=dict)
-    state: int | None = None
-    attention: str | None = None
-    named: str | None = None
-    compiles: bool = False
+    values: dict[Hashable, Any] = field(default_factory=dict)  # valid in the state `state`
+    state: int | None = None  # `model_state` when `values` was created
+    attention: str | None = None  # the model's own while a session is open, else None
+    named: str | None = None  # the setting `structure`
+    compiles: bool = False  # whether the session compiles layers
 
     def values_at(self, state: int) -> dict[Hashable, Any]:
         """The values, emptied if they are those of another state."""
@@ -58,14 +50,7 @@ def known_of(model: nn.Module) -> Known:
 
 def model_lock(model: nn.Module) -> Any:
     """The lock that is held while a model is scored; a context manager that one thread may nest.
-
-    Model objects with the same input embedding share one lock.
-
-    Example:
-        >>> with model_lock(model):  # no other thread scores the model in this block
-        ...     model.num_parameters() > 0
-        True
-    """
+    Model objects with the same input embedding share one."""
     try:
         embedding = model.get_input_embeddings()  # type: ignore[operator]
     except (AttributeError, NotImplementedError):
@@ -81,19 +66,10 @@ def known_values(model: nn.Module) -> dict[Hashable, Any]:
 
 def model_state(model: nn.Module) -> int:
     """A number that changes when modules, weights or the configuration of a model are replaced or
-    written to, another PEFT adapter acts, or a hook comes or goes.
+    written to, another PEFT adapter acts, or a hook comes or goes; in this process only.
 
-    No weight is read. It is valid only in this process; inside `scoring_session` it is that of the
-    beginning. Writes through `.data` or into memory shared with NumPy are not detected, and a model
-    loaded in inference mode has a new state at every call.
-
-    Example:
-        >>> before = model_state(model)
-        >>> before == model_state(model)
-        True
-        >>> _ = model.lm_head.weight.requires_grad_(False).mul_(1)  # written to: a new state
-        >>> before == model_state(model)
-        False
+    No weight is read, so writes through `.data` or into memory shared with NumPy are not detected.
+    Inside `scoring_session` it is that of the beginning.
     """
     known = known_of(model)
     if known.attention is not None and known.state is not None:

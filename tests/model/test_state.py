@@ -263,6 +263,14 @@ def test_a_vision_part_keeps_its_attention():
     assert (vision._attn_implementation, text._attn_implementation) == ("eager", "eager")
 
 
+def test_a_layer_with_a_copy_of_the_configuration_gets_its_attention():
+    model = tiny_model("llama")
+    model.model.layers[1] = copy.deepcopy(model.model.layers[1])
+    with scoring_session(model, "sdpa"):
+        assert model.model.layers[1].self_attn.config._attn_implementation == "sdpa"
+    assert model.model.layers[1].self_attn.config._attn_implementation == "eager"
+
+
 def test_sessions_may_be_nested():
     model = tiny_model("llama").train()
     with scoring_session(model, "sdpa"):

@@ -403,7 +403,6 @@ def shown(docstring: str | None) -> list[doctest.Example]:
         ".scoring",
         ".calibration",
         ".estimators",
-        ".model",
         ".maths",
         ".analysis",
         ".experiments.analysis",

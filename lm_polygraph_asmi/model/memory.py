@@ -1,7 +1,6 @@
 """How much fits into memory at once, and smaller chunks when memory runs out."""
 
 import logging
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -19,20 +18,16 @@ Result = TypeVar("Result")
 CPU_BUDGET = 2**29
 
 
-def default_budget(*devices: torch.device) -> int:
-    """Bytes for passes that run on `devices`: half of the free memory of the fullest GPU.
+def default_budget(device: torch.device) -> int:
+    """Bytes for passes that run on a device: half of what is free on a GPU, else 512 MiB.
 
-    512 MiB without a GPU, since larger batches do not make a CPU faster. The unmasked pass is not
-    limited.
+    Larger batches do not make a CPU faster. The unmasked pass is not limited.
     """
-    free = [_free_bytes(device) for device in devices if device.type == "cuda"]
-    return min(free) // 2 if free else CPU_BUDGET
-
-
-def _free_bytes(device: torch.device) -> int:
-    """Free memory of a GPU, with the unused blocks that PyTorch has reserved."""
+    if device.type != "cuda":
+        return CPU_BUDGET
+    # Blocks that PyTorch has reserved and does not use are free, too.
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + unused
+    return (torch.cuda.mem_get_info(device)[0] + unused) // 2
 
 
 def _layer_bytes(model: PreTrainedModel, queries: int, keys: int) -> int:
@@ -54,9 +49,20 @@ def _layer_bytes(model: PreTrainedModel, queries: int, keys: int) -> int:
     return queries * per_query
 
 
-def batch_bytes(model: PreTrainedModel, num_masks: int, positions: int) -> int:
-    """Peak bytes of one layer over a batch of sequences, one for each mask."""
-    return _layer_bytes(model, num_masks * positions, positions)
+def batch_bytes(
+    model: PreTrainedModel, num_masks: int, positions: int, cached: int | None = None
+) -> int:
+    """Peak bytes of one layer over a batch of sequences, one for each mask.
+
+    Args:
+        cached: keys before these positions, if every layer keeps keys and values of each sequence.
+    """
+    keys = positions + (cached or 0)
+    kept = 0
+    if cached is not None:
+        per_key = num_layers(model) * structure_of(model).width * model.dtype.itemsize
+        kept = 4 * num_masks * keys * per_key
+    return _layer_bytes(model, num_masks * positions, keys) + kept
 
 
 def packed_bytes(model: PreTrainedModel, num_masks: int, positions: int, cached: int) -> int:
@@ -66,13 +72,6 @@ def packed_bytes(model: PreTrainedModel, num_masks: int, positions: int, cached:
     joined = 4 * cached * structure_of(model).width * model.dtype.itemsize
     attention_mask = 7 * queries * keys  # its parts, and its form added to scores
     return _layer_bytes(model, queries, keys) + joined + attention_mask
-
-
-def rows_bytes(model: PreTrainedModel, num_masks: int, positions: int, cached: int) -> int:
-    """Peak bytes of one layer over a batch of responses, with every layer's keys and values."""
-    keys = cached + positions
-    per_mask = 2 * num_layers(model) * structure_of(model).width * model.dtype.itemsize * keys
-    return _layer_bytes(model, num_masks * positions, keys) + 2 * num_masks * per_mask
 
 
 def reduction_bytes(distinct: int, top_k: int, unembedding: Tensor) -> tuple[int, int]:
@@ -88,12 +87,6 @@ def reduction_bytes(distinct: int, top_k: int, unembedding: Tensor) -> tuple[int
     # Distributions; ids sorted for the union; both reductions and their entropies.
     reduced = distinct * (16 * vocabulary + 48 * kept + 64 * union)
     return reduced + 8 * union * width, 16 * union
-
-
-def largest_chunk(total: int, bytes_of: Callable[[int], int], budget: int) -> int:
-    """How many of `total` items fit into `budget` bytes at once; at least one."""
-    fits = bisect_right(range(1, total + 1), budget, key=bytes_of)  # bytes grow with the number
-    return max(1, fits)
 
 
 def in_chunks(run: Callable[[Any], Result], items: Any, chunk: int) -> list[Result]:

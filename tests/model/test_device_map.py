@@ -82,7 +82,7 @@ def scores(model: PreTrainedModel, input_ids: Tensor) -> dict[str, Tensor]:
     example = engine.score(model, prompt, response.tolist())
     for name in ("log_likelihood", "mi", "agreement"):
         found[name] = torch.from_numpy(getattr(example, name))
-    read = Engine(states=True).read(model, prompt, response.tolist())
+    read = Engine().read(model, prompt, response.tolist())
     found["states"] = torch.from_numpy(read["hidden"])
     with scoring_session(model):
         found["embeddings"] = response_embeddings(model, prompt, RESPONSES)

@@ -23,7 +23,7 @@ from lm_polygraph_asmi.model.check import (
 from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.heads import output_embeddings, plain_model
 from lm_polygraph_asmi.model.layers import num_heads
-from lm_polygraph_asmi.model.memory import batch_bytes, default_budget, in_chunks, packed_bytes
+from lm_polygraph_asmi.model.memory import batch_bytes, default_budget, in_chunks
 from lm_polygraph_asmi.model.passes import (
     UnmaskedPass,
     full_passes,
@@ -62,15 +62,16 @@ def _masks_per_pass(
     model: PreTrainedModel, unmasked: UnmaskedPass, total: int, budget: int, way: Pass
 ) -> int:
     """How many of `total` masks to run together within `budget` bytes; at least one."""
-    length, before = len(unmasked.final_hidden), unmasked.before
+    length, cached = len(unmasked.final_hidden), 0
     if way is packed:
         kind = "cpu" if unmasked.final_hidden.device.type == "cpu" else "gpu"
         total = min(total, PACKED_POSITIONS[kind] // length)
-        needed = partial(packed_bytes, model, positions=length, cached=before)
-    elif way is rows_after_prompt:
-        needed = partial(batch_bytes, model, positions=length, cached=before)
-    else:
-        needed = partial(batch_bytes, model, positions=before + length)
+    if way in (packed, rows_after_prompt):
+        cached = unmasked.before
+    needed = partial(
+        batch_bytes, model, positions=unmasked.before + length - cached, cached=cached,
+        packed=way is packed,
+    )  # fmt: skip
     return max(1, bisect_right(range(1, total + 1), budget, key=needed))  # bytes grow with masks
 
 

@@ -8,7 +8,6 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -293,23 +292,19 @@ def _chosen(
 def diversity_of(
     model: PreTrainedModel,
     prompt: Int[Tensor, " P"],
-    *responses: Sequence[Sequence[int]],
+    responses: Sequence[Sequence[int]],
     attention: str | None = None,
-) -> list[float]:
-    """div(x) of each of several lists of N responses to a prompt; higher = more diverse.
-
-    `NO_EVIDENCE` for fewer than two responses.
+) -> float:
+    """div(x) of N responses to a prompt; higher = more diverse. `NO_EVIDENCE` if N < 2.
 
     Args:
         model: computes the embeddings.
         prompt: (P,) token ids.
-        *responses: token ids of each response up to the token that is embedded, of
+        responses: token ids of each up to the token that is embedded, of
             `StopConditions.embedded`.
         attention: attention implementation; None: the model's.
     """
-    number = len(responses[0])
-    if number < 2:
-        return [NO_EVIDENCE] * len(responses)
+    if len(responses) < 2:
+        return NO_EVIDENCE
     with scoring_session(model, attention):
-        embeddings = response_embeddings(model, prompt, [*chain(*responses)])
-    return [maths.response_diversity(part) for part in embeddings.split(number)]
+        return maths.response_diversity(response_embeddings(model, prompt, responses))

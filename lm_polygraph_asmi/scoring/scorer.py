@@ -362,7 +362,7 @@ class Scorer:
             msp=-float(np.sum(stats.log_likelihood[:counted])),
             diversity=diversity,
             gate=gate if adapt else None,
-            seconds=stats.seconds,
+            seconds=stats.unmasked_seconds + stats.masked_seconds,
             **described,
         )
 
@@ -512,7 +512,7 @@ class Scorer:
             ]
         config = self.config
         responses = self.stop_conditions.embedded(sampled, config.gate_token, config.max_new_tokens)
-        (diversity,) = diversity_of(self.model, prompt_ids, responses, attention=config.attention)
+        diversity = diversity_of(self.model, prompt_ids, responses, config.attention)
         return (
             adaptive_gate(diversity, self.config.tau, self.config.beta),
             diversity,

@@ -81,11 +81,6 @@ class AnswerStatistics:
         values = {name: value for name, value in values.items() if value is not None}
         return values | {"settings": self.settings.to_dict()}
 
-    @property
-    def seconds(self) -> float:
-        """Spent on the answer at this depth, the unmasked pass included."""
-        return self.unmasked_seconds + self.masked_seconds
-
 
 def concatenated(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, Any]:
     """Statistics of consecutive tokens, joined by name."""

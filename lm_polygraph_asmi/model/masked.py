@@ -62,17 +62,17 @@ def _masks_per_pass(
     model: PreTrainedModel, unmasked: UnmaskedPass, total: int, budget: int, way: Pass
 ) -> int:
     """How many of `total` masks to run together within `budget` bytes; at least one."""
-    length, cached = len(unmasked.final_hidden), 0
+    length, before = len(unmasked.final_hidden), unmasked.before
     if way is packed:
         kind = "cpu" if unmasked.final_hidden.device.type == "cpu" else "gpu"
         total = min(total, PACKED_POSITIONS[kind] // length)
-    if way in (packed, rows_after_prompt):
-        cached = unmasked.before
-    needed = partial(
-        batch_bytes, model, positions=unmasked.before + length - cached, cached=cached,
-        packed=way is packed,
-    )  # fmt: skip
-    return max(1, bisect_right(range(1, total + 1), budget, key=needed))  # bytes grow with masks
+
+    def needed(masks: int) -> int:  # grows with their number
+        if way in (packed, rows_after_prompt):
+            return batch_bytes(model, masks, length, cached=before, packed=way is packed)
+        return batch_bytes(model, masks, before + length)
+
+    return max(1, bisect_right(range(1, total + 1), budget, key=needed))
 
 
 def run_subnetworks(
@@ -103,7 +103,14 @@ def run_subnetworks(
         >>> subnetworks.hidden.shape, subnetworks.counts  # (distinct, T, D)
         (torch.Size([2, 2, 16]), tensor([2., 1.]))
     """
-    _check_masks(masks, num_heads(model, layer))
+    heads = num_heads(model, layer)
+    if masks.ndim != 2 or masks.shape[1] != heads or not len(masks):
+        raise ValueError(
+            f"masks must have shape (S, H = {heads}), one column per query head, got "
+            f"{tuple(masks.shape)}"
+        )
+    if not ((masks == 0) | (masks == 1)).all():
+        raise ValueError("masks must contain only 1 (keep) and 0 (mask)")
     # On the CPU, since indices from there fit states on any device.
     distinct, index, counts = masks.cpu().unique(dim=0, return_inverse=True, return_counts=True)
     kept = distinct.all(dim=1) & shortcut
@@ -140,17 +147,6 @@ def run_subnetworks(
             type(model).__name__, slow, unmasked.scope, wrong, names[0],
         )  # fmt: skip
     return Subnetworks(hidden, counts.float(), index, seconds)
-
-
-def _check_masks(masks: Shaped[Tensor, "S H"], heads: int) -> None:
-    """Raise ValueError unless masks are zeros and ones, a column for each head."""
-    if masks.ndim != 2 or masks.shape[1] != heads or not len(masks):
-        raise ValueError(
-            f"masks must have shape (S, H = {heads}), one column per query head, got "
-            f"{tuple(masks.shape)}"
-        )
-    if not ((masks == 0) | (masks == 1)).all():
-        raise ValueError("masks must contain only 1 (keep) and 0 (mask)")
 
 
 def subnetwork_log_probs(

@@ -173,8 +173,7 @@ class Engine:
                 }
             for at in missing:
                 details = _details if self.details else None
-                masked = algorithm.token_statistics(model, h_cache, used[at], details)
-                found[at] = answer | masked
+                found[at] = answer | algorithm.token_statistics(model, h_cache, used[at], details)
                 results.put(keys[at], found[at])
         return [
             AnswerStatistics(settings=used[at], reused=at not in missing, **statistics)
@@ -210,12 +209,11 @@ class Engine:
         with self._session(model):
             x_y, wide = _joined(prompt, response), not widens(model)  # rounded as in generation
             hidden = algorithm.unmasked_pass(model, x_y, len(prompt), [], "all").final_hidden
-            top_tokens = in_chunks(
-                lambda part: readout(model, part, wide=wide).argmax(-1),
-                hidden,
-                self._chunk_size(model, hidden.device),
+            at_once = self._chunk_size(model, hidden.device)
+            top_tokens = torch.cat(
+                in_chunks(lambda h: readout(model, h, wide=wide).argmax(-1), hidden, at_once)
             )
-        return torch.cat(top_tokens).tolist(), hidden
+        return top_tokens.tolist(), hidden
 
     def log_probs(
         self, model: PreTrainedModel, hidden: Float[Tensor, " D"], tokens: Sequence[int]
@@ -236,11 +234,11 @@ class Engine:
 
         def of(at: range) -> dict[str, np.ndarray]:
             log_probs = readout(model, hidden[at.start : at.stop]).double()
-            entropy, chosen = entr(log_probs.exp()).sum(-1), _chosen(log_probs, tokens[at])
+            entropy, chosen = entr(log_probs.exp()).sum(-1), log_probs[range(len(at)), tokens[at]]
             return {"entropy": entropy.cpu().numpy(), "log_likelihood": chosen.cpu().numpy()}
 
-        size = self._chunk_size(model, hidden.device)
-        found = concatenated(in_chunks(of, range(len(tokens)), size))
+        at_once = self._chunk_size(model, hidden.device)
+        found = concatenated(in_chunks(of, range(len(tokens)), at_once))
         for at in np.flatnonzero(np.isneginf(found["log_likelihood"]))[:1].tolist():
             raise ValueError(
                 f"the answer's token {at + 1} of {len(tokens)} (id {int(tokens[at])}) has "
@@ -275,18 +273,10 @@ def _details(
     candidates = mean.topk(min(CANDIDATES, mean.shape[-1]), dim=-1).indices
     return {
         "kl": disagreement.divergence_from_mean[index].float(),
-        "masked_log_likelihood": _chosen(log_probs, tokens)[index].float(),
+        "masked_log_likelihood": log_probs[:, range(len(tokens)), tokens][index].float(),
         "candidates": candidates.int(),
         "candidate_cosines": maths.cosines(weight.to(log_probs.device)[candidates]),
     }
-
-
-def _chosen(
-    log_probs: Float[Tensor, "*masks T V"], tokens: Int[Tensor, " T"]
-) -> Float[Tensor, "*masks T"]:
-    """Log-probabilities of the tokens."""
-    index = tokens.to(log_probs.device).expand(log_probs.shape[:-1])
-    return log_probs.gather(-1, index[..., None])[..., 0]
 
 
 def diversity_of(
@@ -298,10 +288,7 @@ def diversity_of(
     """div(x) of N responses to a prompt; higher = more diverse. `NO_EVIDENCE` if N < 2.
 
     Args:
-        model: computes the embeddings.
-        prompt: (P,) token ids.
-        responses: token ids of each up to the token that is embedded, of
-            `StopConditions.embedded`.
+        responses: token ids of each up to the one that is embedded, of `StopConditions.embedded`.
         attention: attention implementation; None: the model's.
     """
     if len(responses) < 2:

@@ -43,7 +43,7 @@ class AnswerStatistics:
         mask_seed: seed of the masks.
         settings: in use, with those derived for the model.
         unmasked_seconds: spent on the unmasked pass, which other depths may share.
-        masked_seconds: spent on this depth; of a stream, on everything.
+        masked_seconds: spent on this depth alone.
         reused: whether this depth was read from the result cache.
         masks: (S, H) 1 = kept; only with details, as all that follow.
         kl: (S, T) divergence of each subnetwork from the mean, nats.

@@ -45,7 +45,7 @@ CEILINGS = {  # now, and where it shall end
     "settings": (1012, 850),
     "algorithm": (150, 150),
     "maths": (972, 750),
-    "model": (3225, 2300),
+    "model": (3105, 2300),
     "host's face": (2500, 2500),
     "benchmark": (3767, 2300),
     "analysis": (2300, 2300),

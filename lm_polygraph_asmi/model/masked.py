@@ -2,6 +2,7 @@
 
 import logging
 import time
+from bisect import bisect_right
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,14 +23,7 @@ from lm_polygraph_asmi.model.check import (
 from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.heads import output_embeddings, plain_model
 from lm_polygraph_asmi.model.layers import num_heads
-from lm_polygraph_asmi.model.memory import (
-    batch_bytes,
-    default_budget,
-    in_chunks,
-    largest_chunk,
-    packed_bytes,
-    rows_bytes,
-)
+from lm_polygraph_asmi.model.memory import batch_bytes, default_budget, in_chunks
 from lm_polygraph_asmi.model.passes import (
     UnmaskedPass,
     full_passes,
@@ -42,15 +36,9 @@ from lm_polygraph_asmi.model.session import scoring_session
 
 log = logging.getLogger("lm_polygraph")
 
-PACKED_POSITIONS = {"cpu": 256}
-"""Most response positions in one packed sequence, by type of device. Each is compared with all
-others, so longer ones cost a processor more than fewer passes save."""
-PACKED_ON_GPU = 4096
-
-
-def rounding(dtype: torch.dtype) -> float:
-    """Largest difference in a log-probability, in nats, that a floating-point type explains."""
-    return {torch.float64: 1e-6, torch.float32: 1e-3}.get(dtype, 0.5)
+PACKED_POSITIONS = {"cpu": 256, "gpu": 4096}
+"""Most response positions in one packed sequence. Each is compared with all others, so longer ones
+cost a processor more than fewer passes save."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +50,6 @@ class Subnetworks:
         counts: how often each distinct mask was drawn; sums to S.
         index: for each of the S drawn masks, its row.
         check_seconds: time of the comparison with full passes, 0 if none was needed.
-
-    Example:
-        >>> with scoring_session(model):
-        ...     unmasked = run_unmasked(model, ids, 6, [2])
-        ...     subnetworks = run_subnetworks(model, unmasked, 2, masks)
-        >>> isinstance(subnetworks, Subnetworks), subnetworks.index
-        (True, tensor([1, 0, 0]))
     """
 
     hidden: Float[Tensor, "distinct T D"]
@@ -77,20 +58,21 @@ class Subnetworks:
     check_seconds: float = 0.0
 
 
-def masks_per_pass(
+def _masks_per_pass(
     model: PreTrainedModel, unmasked: UnmaskedPass, total: int, budget: int, way: Pass
 ) -> int:
     """How many of `total` masks to run together within `budget` bytes; at least one."""
     length, before = len(unmasked.final_hidden), unmasked.before
     if way is packed:
-        device = unmasked.final_hidden.device.type
-        total = min(total, max(1, PACKED_POSITIONS.get(device, PACKED_ON_GPU) // length))
-        needed = partial(packed_bytes, model, positions=length, cached=before)
-    elif way is rows_after_prompt:
-        needed = partial(rows_bytes, model, positions=length, cached=before)
-    else:
-        needed = partial(batch_bytes, model, positions=before + length)
-    return largest_chunk(total, needed, budget)
+        kind = "cpu" if unmasked.final_hidden.device.type == "cpu" else "gpu"
+        total = min(total, PACKED_POSITIONS[kind] // length)
+
+    def needed(masks: int) -> int:  # grows with their number
+        if way in (packed, rows_after_prompt):
+            return batch_bytes(model, masks, length, cached=before, packed=way is packed)
+        return batch_bytes(model, masks, before + length)
+
+    return max(1, bisect_right(range(1, total + 1), budget, key=needed))
 
 
 def run_subnetworks(
@@ -106,9 +88,8 @@ def run_subnetworks(
     Call it in `scoring_session`, with `layer` among the target layers of `unmasked`; see `check`.
 
     Args:
-        memory_budget: bytes the passes may use above weights and cached states; by default half of
-            the free device memory (on a CPU: 512 MiB). On a CUDA out-of-memory the chunk is halved
-            and nothing computed is lost.
+        memory_budget: bytes the passes may use above weights and cached states; None:
+            `default_budget`. When memory runs out, chunks are halved and nothing is lost.
         shortcut: False runs the all-ones mask like any other.
 
     Raises:
@@ -122,24 +103,29 @@ def run_subnetworks(
         >>> subnetworks.hidden.shape, subnetworks.counts  # (distinct, T, D)
         (torch.Size([2, 2, 16]), tensor([2., 1.]))
     """
-    check_masks(masks, num_heads(model, layer))
+    heads = num_heads(model, layer)
+    if masks.ndim != 2 or masks.shape[1] != heads or not len(masks):
+        raise ValueError(
+            f"masks must have shape (S, H = {heads}), one column per query head, got "
+            f"{tuple(masks.shape)}"
+        )
+    if not ((masks == 0) | (masks == 1)).all():
+        raise ValueError("masks must contain only 1 (keep) and 0 (mask)")
     # On the CPU, since indices from there fit states on any device.
     distinct, index, counts = masks.cpu().unique(dim=0, return_inverse=True, return_counts=True)
-    unmasked_rows = distinct.all(dim=1) & shortcut
+    kept = distinct.all(dim=1) & shortcut
+    masked = distinct[~kept]
     hidden = unmasked.final_hidden.new_empty(len(distinct), *unmasked.final_hidden.shape)
-    hidden[unmasked_rows] = unmasked.final_hidden
+    hidden[kept] = unmasked.final_hidden
     start = time.perf_counter()
     check_unmasked(model, unmasked)
     seconds = time.perf_counter() - start
-    if unmasked_rows.all():
-        return Subnetworks(hidden, counts.float(), index, seconds)
-    masked = distinct[~unmasked_rows]
     budget = memory_budget or default_budget(unmasked.final_hidden.device)
     names = checked(model, layer, unmasked.scope).names
-    while True:
-        start, wrong = time.perf_counter(), None
-        way = PASSES[unmasked.scope][names[0]]
-        chunk = masks_per_pass(model, unmasked, len(masked), budget, way)
+    wrong: str | None
+    while len(masked):
+        start, way = time.perf_counter(), PASSES[unmasked.scope][names[0]]
+        chunk = _masks_per_pass(model, unmasked, len(masked), budget, way)
         try:
             states = torch.cat(in_chunks(partial(way, model, unmasked, layer), masked, chunk))
         except (torch.OutOfMemoryError, FloatingPointError):
@@ -149,29 +135,18 @@ def run_subnetworks(
                 raise
             wrong = f"{type(error).__name__}: {error}"
         else:
-            start = time.perf_counter()
+            hidden[~kept], start = states, time.perf_counter()
             keys = unmasked.before + len(unmasked.final_hidden) * (chunk if way is packed else 1)
             wrong = failure(model, unmasked, layer, masked, states, keys)
         seconds += time.perf_counter() - start
         if wrong is None:
-            hidden[~unmasked_rows] = states
-            return Subnetworks(hidden, counts.float(), index, seconds)
+            break
         slow = names.pop(0)
         log.warning(
             "%s: %r failed the self-check (scope %s): %s. Using %r, which is slower",
             type(model).__name__, slow, unmasked.scope, wrong, names[0],
         )  # fmt: skip
-
-
-def check_masks(masks: Shaped[Tensor, "S H"], heads: int) -> None:
-    """Raise ValueError unless masks are zeros and ones, a column for each head."""
-    if masks.ndim != 2 or masks.shape[1] != heads or not len(masks):
-        raise ValueError(
-            f"masks must have shape (S, H = {heads}), one column per query head, got "
-            f"{tuple(masks.shape)}"
-        )
-    if not ((masks == 0) | (masks == 1)).all():
-        raise ValueError("masks must contain only 1 (keep) and 0 (mask)")
+    return Subnetworks(hidden, counts.float(), index, seconds)
 
 
 def subnetwork_log_probs(
@@ -187,12 +162,11 @@ def subnetwork_log_probs(
 ) -> Float[Tensor, "S T V"]:
     """Next-token log-probabilities of S subnetworks over a fixed response, by teacher forcing.
 
-    Row t predicts input_ids[prompt_length + t]; T = N - prompt_length. Equals S full forward
-    passes whose heads at `layer` are masked before the output projection at every position
-    (scope "all"; source: Algorithm 1 of the paper, lines 2 to 6), or only at the positions that
-    predict the response, input_ids[prompt_length - 1 : N - 1] (scope "response"). The passes run
-    over the first N - 1 tokens; that is the same unless a model's rotary angles depend on the
-    length (LongRoPE, at the one length where it switches).
+    Row t predicts input_ids[prompt_length + t]; T = N - prompt_length. Equals S full forward passes
+    over the first N - 1 tokens whose heads at `layer` are masked before the output projection
+    (source: Algorithm 1 of the paper, lines 2 to 6). That the last token does not run makes a
+    difference only where rotary angles depend on the length (LongRoPE, at the one where it
+    switches).
 
     Args:
         model: a decoder-only transformers language model, also inside a wrapper of PEFT; left as
@@ -201,7 +175,8 @@ def subnetwork_log_probs(
         prompt_length: number of prompt tokens, at least 1.
         layer: index of the masked layer, from 0; see `target_layer`.
         masks: 1 keeps a query head, 0 masks it.
-        scope: positions at which heads are masked, "all" or "response".
+        scope: where heads are masked: "all" positions, or "response", those that predict it,
+            input_ids[prompt_length - 1 : N - 1].
         attention: attention implementation of all passes; by default the model's own.
         memory_budget: bytes, see `run_subnetworks`.
 

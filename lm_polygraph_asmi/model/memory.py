@@ -1,7 +1,6 @@
 """How much fits into memory at once, and smaller chunks when memory runs out."""
 
 import logging
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -10,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lm_polygraph_asmi.model.heads import structure_of
-from lm_polygraph_asmi.model.layers import num_heads, num_layers
+from lm_polygraph_asmi.model.layers import num_heads
 from lm_polygraph_asmi.model.session import attention_of
 
 log = logging.getLogger("lm_polygraph")
@@ -19,60 +18,45 @@ Result = TypeVar("Result")
 CPU_BUDGET = 2**29
 
 
-def default_budget(*devices: torch.device) -> int:
-    """Bytes for passes that run on `devices`: half of the free memory of the fullest GPU.
+def default_budget(device: torch.device) -> int:
+    """Bytes for passes that run on a device: half of what is free on a GPU, else 512 MiB.
 
-    512 MiB without a GPU, since larger batches do not make a CPU faster. The unmasked pass is not
-    limited.
+    Larger batches do not make a CPU faster. The unmasked pass is not limited.
     """
-    free = [_free_bytes(device) for device in devices if device.type == "cuda"]
-    return min(free) // 2 if free else CPU_BUDGET
-
-
-def _free_bytes(device: torch.device) -> int:
-    """Free memory of a GPU, with the unused blocks that PyTorch has reserved."""
+    if device.type != "cuda":
+        return CPU_BUDGET
+    # Blocks that PyTorch has reserved and does not use are free, too.
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + unused
+    return (torch.cuda.mem_get_info(device)[0] + unused) // 2
 
 
-def _layer_bytes(model: PreTrainedModel, queries: int, keys: int) -> int:
-    """Peak bytes of a decoder layer over `queries` positions that attend to `keys` each.
+def batch_bytes(
+    model: PreTrainedModel, num_masks: int, positions: int, cached: int = 0, packed: bool = False
+) -> int:
+    """Peak bytes of one decoder layer over some positions, once for each mask.
 
     Counts the tensors alive at once: residual stream, norm output, attention projections, gated
-    MLP, and in eager attention the score matrices.
+    MLP, in eager attention the score matrices; of rows, every layer's keys and values.
+
+    Args:
+        cached: keys before these positions.
+        packed: the masks' positions are one sequence after the same cached keys, not rows of a
+            batch.
     """
-    config = model.config.get_text_config()
-    hidden = config.hidden_size
+    config, structure = model.config.get_text_config(), structure_of(model)
+    hidden, size, queries = config.hidden_size, model.dtype.itemsize, num_masks * positions
+    keys = cached + (queries if packed else positions)
     intermediate = getattr(config, "intermediate_size", None) or 4 * hidden
     if isinstance(intermediate, Sequence):  # layer by layer
         intermediate = max(intermediate)
-    per_query = 4 * hidden + max(6 * structure_of(model).width, 4 * intermediate)
-    per_query *= model.dtype.itemsize
+    per_query = size * (4 * hidden + max(6 * structure.width, 4 * intermediate))
     if attention_of(model) == "eager":
         # Scores, their masked copy and the softmax, which 16-bit models compute in 32 bits.
-        per_query += max(10, 3 * model.dtype.itemsize) * num_heads(model) * keys
-    return queries * per_query
-
-
-def batch_bytes(model: PreTrainedModel, num_masks: int, positions: int) -> int:
-    """Peak bytes of one layer over a batch of sequences, one for each mask."""
-    return _layer_bytes(model, num_masks * positions, positions)
-
-
-def packed_bytes(model: PreTrainedModel, num_masks: int, positions: int, cached: int) -> int:
-    """Peak bytes of one layer over the response positions of all masks, after `cached` keys."""
-    queries = num_masks * positions
-    keys = cached + queries
-    joined = 4 * cached * structure_of(model).width * model.dtype.itemsize
-    attention_mask = 7 * queries * keys  # its parts, and its form added to scores
-    return _layer_bytes(model, queries, keys) + joined + attention_mask
-
-
-def rows_bytes(model: PreTrainedModel, num_masks: int, positions: int, cached: int) -> int:
-    """Peak bytes of one layer over a batch of responses, with every layer's keys and values."""
-    keys = cached + positions
-    per_mask = 2 * num_layers(model) * structure_of(model).width * model.dtype.itemsize * keys
-    return _layer_bytes(model, num_masks * positions, keys) + 2 * num_masks * per_mask
+        per_query += max(10, 3 * size) * num_heads(model) * keys
+    if packed:  # with the parts of an attention mask, and its form added to scores
+        return queries * (per_query + 7 * keys) + 4 * cached * structure.width * size
+    kept = 4 * num_masks * structure.num_layers * structure.width * size * keys if cached else 0
+    return queries * per_query + kept
 
 
 def reduction_bytes(distinct: int, top_k: int, unembedding: Tensor) -> tuple[int, int]:
@@ -88,12 +72,6 @@ def reduction_bytes(distinct: int, top_k: int, unembedding: Tensor) -> tuple[int
     # Distributions; ids sorted for the union; both reductions and their entropies.
     reduced = distinct * (16 * vocabulary + 48 * kept + 64 * union)
     return reduced + 8 * union * width, 16 * union
-
-
-def largest_chunk(total: int, bytes_of: Callable[[int], int], budget: int) -> int:
-    """How many of `total` items fit into `budget` bytes at once; at least one."""
-    fits = bisect_right(range(1, total + 1), budget, key=bytes_of)  # bytes grow with the number
-    return max(1, fits)
 
 
 def in_chunks(run: Callable[[Any], Result], items: Any, chunk: int) -> list[Result]:

@@ -19,7 +19,89 @@ from lm_polygraph_asmi.model.session import attention_of
 from lm_polygraph_asmi.model.state import has_foreign_code, known_values
 
 
-def states_entering(
+def response_embeddings(
+    model: PreTrainedModel,
+    prompt_ids: Int[Tensor, " P"],
+    responses: Sequence[Sequence[int]],
+) -> Float[Tensor, "N D"]:
+    """hidden_states[L // 2] (0 = embeddings) at the final token of each response, in float32.
+
+    At the prompt's last token for an empty response. The prompt runs once for all where the model
+    keeps plain keys and values, which a pass of the longest response confirms; else each response
+    gets a pass. Layers above L // 2 do not run. Call it inside `scoring_session`. Source: section
+    "Adaptive semantic weighting" of the paper.
+
+    Raises:
+        ValueError: an empty prompt, a sequence beyond the context window, no response, or a model
+            of one layer.
+
+    Example:
+        >>> from lm_polygraph_asmi.model import scoring_session
+        >>> with scoring_session(model):
+        ...     response_embeddings(model, ids[:6], [[7, 8], [9]]).shape
+        torch.Size([2, 16])
+    """
+    layer = num_layers(model) // 2
+    if layer == 0:
+        raise ValueError("response embeddings need at least two layers, got one")
+    if not responses:
+        raise ValueError("expected at least one response to embed, got none")
+    ids = [torch.tensor(response, dtype=torch.long) for response in responses]
+    for response in ids:
+        validate_tokens(model, torch.cat([prompt_ids.cpu(), response]), len(prompt_ids))
+    known = known_values(model).setdefault(("embeddings", attention_of(model)), {"longest": 0})
+    plain = structure_of(model).passes.get("response") == "packed" and not has_foreign_code(model)
+    if plain and known["longest"] is not None:
+        found = _after_one_prompt(model, layer, prompt_ids, ids)
+        at = max(range(len(ids)), key=lambda i: len(ids[i]))
+        length = len(prompt_ids) + len(ids[at])
+        if length <= LONGER * known["longest"]:
+            return found
+        (alone,) = _separate(model, layer, prompt_ids, ids[at : at + 1])
+        rounding = 1e-4 if lowest_precision(model).itemsize >= 4 else 0.05
+        right = bool((found[at] - alone).norm() <= rounding * alone.norm())
+        known["longest"] = length if right else None
+        if right:
+            return found
+    return _separate(model, layer, prompt_ids, ids)
+
+
+def _separate(
+    model: PreTrainedModel, layer: int, prompt_ids: Tensor, ids: list[Tensor]
+) -> Float[Tensor, "N D"]:
+    """Embeddings by a pass of the prompt and each response."""
+    device = execution_device(model.get_input_embeddings())
+    rows = []
+    for response in ids:
+        tokens = torch.cat([prompt_ids.cpu(), response])[None].to(device)
+        hidden = _states_entering(model, layer, tokens)
+        if hidden.shape[:2] != tokens.shape:
+            raise ValueError(
+                f"{type(model).__name__} has hidden states of shape {tuple(hidden.shape)}: a "
+                "response has no single embedding, so Adapt-ASMI is not defined"
+            )
+        rows.append(hidden[0, -1].float())
+    return torch.stack(rows)
+
+
+def _after_one_prompt(
+    model: PreTrainedModel, layer: int, prompt_ids: Tensor, ids: list[Tensor]
+) -> Float[Tensor, "N D"]:
+    """Embeddings by a pass of the prompt, and one of all responses after it."""
+    # Right padding needs no mask: with causal attention no token attends to later ones.
+    tokens = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
+    device = execution_device(model.get_input_embeddings())
+    cache = DynamicCache()  # keeps all positions; windows are in the attention mask
+    after_prompt = _states_entering(model, layer, prompt_ids[None].to(device), cache)
+    hidden = after_prompt[:, -1:].expand(len(ids), -1, -1)
+    if tokens.shape[1]:
+        cache.batch_repeat_interleave(len(ids))
+        responses = _states_entering(model, layer, tokens.to(device), cache)
+        hidden = torch.cat([hidden.to(responses.device), responses], dim=1)
+    return hidden[range(len(ids)), [len(response) for response in ids]].float()
+
+
+def _states_entering(
     model: PreTrainedModel, layer: int, input_ids: Int[Tensor, "B N"], cache: Any = None
 ) -> Tensor:
     """hidden_states[layer] of an ordinary pass; the layers above return at once."""
@@ -33,105 +115,3 @@ def states_entering(
         caching = {} if cache is None else with_cache(base, cache)
         base(input_ids=input_ids, use_cache=cache is not None, **caching)
     return entering[0]
-
-
-def response_embeddings(
-    model: PreTrainedModel,
-    prompt_ids: Int[Tensor, " P"],
-    responses: Sequence[Sequence[int]],
-) -> Float[Tensor, "N D"]:
-    """hidden_states[L // 2] (0 = embeddings) at the final token of each response, in float32.
-
-    At the prompt's last token for an empty response. The prompt runs once for all where the model
-    keeps plain keys and values, which a pass of the longest response confirms; else each response
-    gets a pass. One that begins another is not run, nor are layers above L // 2. Call it inside
-    `scoring_session`. Source: section "Adaptive semantic weighting" of the paper.
-
-    Raises:
-        ValueError: an empty prompt, a sequence beyond the context window, or a model of one layer.
-
-    Example:
-        >>> from lm_polygraph_asmi.model import scoring_session
-        >>> with scoring_session(model):
-        ...     response_embeddings(model, ids[:6], [[7, 8], [9]]).shape
-        torch.Size([2, 16])
-    """
-    layer = num_layers(model) // 2
-    if layer == 0:
-        raise ValueError("response embeddings need at least two layers, got one")
-    if not responses:
-        raise ValueError("expected at least one response to embed, got none")
-    ids, places = _without_prefixes(responses)
-    for response in ids:
-        validate_tokens(model, torch.cat([prompt_ids.cpu(), response]), len(prompt_ids))
-    length = len(prompt_ids) + max(map(len, ids))
-    known = known_values(model).setdefault(("embeddings", attention_of(model)), {"longest": 0})
-    plain = structure_of(model).passes.get("response") == "packed"
-    if not plain or has_foreign_code(model) or known["longest"] is None:
-        return _separate(model, layer, prompt_ids, ids, places)
-    found = _after_one_prompt(model, layer, prompt_ids, ids, places)
-    if length > LONGER * known["longest"]:
-        at = max(range(len(places)), key=lambda i: places[i][1])
-        (alone,) = _separate(model, layer, prompt_ids, ids, [places[at]])
-        rounding = 1e-4 if lowest_precision(model).itemsize >= 4 else 0.05
-        if not (found[at] - alone).norm() <= rounding * alone.norm():
-            known["longest"] = None
-            return _separate(model, layer, prompt_ids, ids, places)
-        known["longest"] = length
-    return found
-
-
-def _without_prefixes(
-    responses: Sequence[Sequence[int]],
-) -> tuple[list[Tensor], list[tuple[int, int]]]:
-    """The responses that begin no other one; row there and length of each response."""
-    listed = [tuple(response) for response in responses]
-    kept: list[tuple[int, ...]] = []
-    for ids in sorted(set(listed), key=len, reverse=True):
-        if not any(longer[: len(ids)] == ids for longer in kept):
-            kept.append(ids)
-    rows = [next(i for i, k in enumerate(kept) if k[: len(ids)] == ids) for ids in listed]
-    places = [(row, len(ids)) for row, ids in zip(rows, listed, strict=True)]
-    return [torch.tensor(ids, dtype=torch.long) for ids in kept], places
-
-
-def _separate(
-    model: PreTrainedModel,
-    layer: int,
-    prompt_ids: Tensor,
-    ids: list[Tensor],
-    places: Sequence[tuple[int, int]],
-) -> Float[Tensor, "N D"]:
-    device = execution_device(model.get_input_embeddings())
-    rows = []
-    for row, length in places:
-        tokens = torch.cat([prompt_ids.cpu(), ids[row][:length]])[None].to(device)
-        hidden = states_entering(model, layer, tokens)
-        if hidden.shape[:2] != tokens.shape:
-            raise ValueError(
-                f"{type(model).__name__} has hidden states of shape {tuple(hidden.shape)}: a "
-                "response has no single embedding, so Adapt-ASMI is not defined"
-            )
-        rows.append(hidden[0, -1].float())
-    return torch.stack(rows)
-
-
-def _after_one_prompt(
-    model: PreTrainedModel,
-    layer: int,
-    prompt_ids: Tensor,
-    ids: list[Tensor],
-    places: Sequence[tuple[int, int]],
-) -> Float[Tensor, "N D"]:
-    # Right padding needs no mask: with causal attention no token attends to later ones.
-    tokens = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
-    device = execution_device(model.get_input_embeddings())
-    cache = DynamicCache()  # keeps all positions; windows are in the attention mask
-    after_prompt = states_entering(model, layer, prompt_ids[None].to(device), cache)
-    hidden = after_prompt[:, -1:].expand(len(ids), -1, -1)
-    if tokens.shape[1]:
-        cache.batch_repeat_interleave(len(ids))
-        responses = states_entering(model, layer, tokens.to(device), cache)
-        hidden = torch.cat([hidden.to(responses.device), responses], dim=1)
-    rows, lengths = torch.tensor(places, device=hidden.device).unbind(1)
-    return hidden[rows, lengths].float()

@@ -50,16 +50,14 @@ class DrawnAtOnce:
         cache, states = self._run_prompt(input_ids)
 
         def draw(seeds: list[int]) -> list[SimpleNamespace]:
-            rows = len(seeds)
-            batch = {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
-            batch = {name: values.expand(rows, -1) for name, values in batch.items()}
-            kept = {}
+            rows = input_ids.expand(len(seeds), -1)
+            batch = {"input_ids": rows, "attention_mask": torch.ones_like(rows)}
             if cache is not None:
                 own = deepcopy(cache)
-                own.batch_repeat_interleave(rows)
-                kept = with_cache(self._inner, own)
+                own.batch_repeat_interleave(len(seeds))
+                batch |= with_cache(self._inner, own)
             loop = _OwnStreams(seeds, input_ids.device)
-            out = self._model.generate(**arguments | batch | kept, custom_generate=loop.sample)
+            out = self._model.generate(**arguments | batch, custom_generate=loop.sample)
             return [self._cut(out, row, length, states) for row, length in enumerate(loop.lengths)]
 
         return chain.from_iterable(in_chunks(draw, self._seeds, len(self._seeds)))
@@ -69,16 +67,13 @@ class DrawnAtOnce:
 
         None if the model keeps anything else: then each generation runs the prompt.
         """
-        model = self._inner
-        cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+        cache = DynamicCache(config=self._inner.config.get_text_config(decoder=True))
         plain = all(type(layer) in _KEYS_AND_VALUES for layer in cache.layers)
         if not plain or prompt.shape[1] == 1:
             return None, []
+        given = {"logits_to_keep": 1, "output_hidden_states": True}
         with torch.no_grad():
-            out = model(
-                prompt[:, :-1], **with_cache(model, cache), logits_to_keep=1,
-                output_hidden_states=True,
-            )  # fmt: skip
+            out = self._inner(prompt[:, :-1], **with_cache(self._inner, cache), **given)
         if cache.get_seq_length() == 0:  # the model knows no cache
             return None, []
         return cache, [out.hidden_states[self._middle].cpu()]
@@ -120,9 +115,6 @@ class _OwnStreams:
         return out
 
     def _choose(self, _: Tensor, scores: Tensor) -> Tensor:
-        probabilities = scores.softmax(-1)
-        drawn = [
-            torch.multinomial(row[None], 1, generator=generator)
-            for row, generator in zip(probabilities, self._generators, strict=True)
-        ]
-        return torch.full_like(scores, -torch.inf).scatter(1, torch.cat(drawn), 0.0)
+        rows = zip(scores.softmax(-1), self._generators, strict=True)
+        drawn = [torch.multinomial(row, 1, generator=generator) for row, generator in rows]
+        return torch.full_like(scores, -torch.inf).scatter(1, torch.stack(drawn), 0.0)

@@ -34,7 +34,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integer type by number of bytes."""
 _CHECKSUM_BYTES = hashlib.sha256().digest_size
 _WARNED: "WeakSet[PreTrainedModel]" = WeakSet()
-FORMAT = 2
+FORMAT = 3
 """Part of every key; increased when the meaning of stored results changes."""
 
 

@@ -102,10 +102,11 @@ class TextAnswer:
     def _with_end(self, ids: list[int]) -> tuple[list[int], list[int]]:
         """The ids with the likeliest end, if they have none, and the model's likeliest tokens."""
         if self.generation.stop_conditions.closes(ids):
-            return ids, self._top_tokens(self._states(ids))
+            return ids, self._likeliest(ids)[0]
         candidates = self._candidates(ids) or [ids]
-        path, states, position = candidates[0], self._states(candidates[0]), 0
-        by_model = [*ids, self._top_tokens(states)[len(ids)]] if path[:-1] == ids else path
+        path, position = candidates[0], 0
+        top_tokens, states = self._likeliest(path)
+        by_model = [*ids, top_tokens[len(ids)]] if path[:-1] == ids else path
         if by_model not in candidates and self._is_this_text(by_model):
             candidates.append(by_model)  # a token that holds a stop string and more
         while len(candidates) > 1:
@@ -115,15 +116,16 @@ class TextAnswer:
             tokens = sorted({candidate[position] for candidate in candidates})
             if len(tokens) > 1:
                 if path[:position] != candidates[0][:position]:
-                    path, states = candidates[0], self._states(candidates[0])
+                    path = candidates[0]
+                    top_tokens, states = self._likeliest(path)
                 log_probs = self.engine.log_probs(self.generation.model, states[position], tokens)
                 likeliest = tokens[log_probs.index(max(log_probs))]
                 candidates = [each for each in candidates if each[position] == likeliest]
             position += 1
         (ended,) = candidates
         if path[:-1] != ended[:-1]:
-            states = self._states(ended)
-        return ended, self._top_tokens(states)
+            top_tokens, _ = self._likeliest(ended)
+        return ended, top_tokens
 
     def _candidates(self, ids: list[int]) -> list[list[int]]:
         """The ids with each end: end tokens, and stop strings in the tokenizer's tokens."""
@@ -176,11 +178,8 @@ class TextAnswer:
     def _decoded(self, ids: Sequence[int]) -> str:
         return decoded(self.generation.tokenizer, self.prompt_ids.tolist(), ids)
 
-    def _states(self, ids: list[int]) -> Float[Tensor, "T D"]:
-        return self.engine.final_states(self.generation.model, self.prompt_ids, ids)
-
-    def _top_tokens(self, states: Float[Tensor, "T D"]) -> list[int]:
-        return self.engine.top_tokens(self.generation.model, states)
+    def _likeliest(self, ids: list[int]) -> tuple[list[int], Float[Tensor, "T D"]]:
+        return self.engine.likeliest(self.generation.model, self.prompt_ids, ids)
 
 
 def _first_difference(some: Sequence[int], others: Sequence[int]) -> int | None:

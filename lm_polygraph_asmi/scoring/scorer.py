@@ -212,11 +212,6 @@ class Scorer:
         """Outcomes of a batch of rows, from the result cache if it has the batch."""
         return run_batch(self.score_request, rows, self.result_cache, self.batch_key(rows))
 
-    @cached_property
-    def state_engine(self) -> Engine:
-        """Engine that also reads hidden states."""
-        return Engine(self.config, states=True)
-
     @property
     def identity(self) -> dict[str, Any]:
         """Everything that a score depends on, except prompt, answer and samples."""
@@ -256,22 +251,20 @@ class Scorer:
             states: also `features`, which need hidden states.
 
         Raises:
-            ValueError: as `score`; or states of a model that has none to read.
+            ValueError: as `score`.
         """
         request, prompt_ids = self.prepared(request)
-        engine = self.state_engine if states else self.engine
         # One session: the model's state is read once, which takes longer than a short answer's
         # last layer.
         with scoring_session(self.model), restored_config(self.model):
             ids, differences = self._answer(request, prompt_ids)
-            stats = engine.read(self.model, prompt_ids, ids)
+            stats = self.engine.read(self.model, prompt_ids, ids)
             settings = self.engine.settings(self.model).to_dict()
         counted = self._counted(ids)
         described, _ = self._described(request.noted(differences), prompt_ids, ids, settings)
         tokens = {name: values[:counted] for name, values in stats.items()}
-        features = {}
+        hidden, features = tokens.pop("hidden"), {}
         if states:
-            hidden = tokens.pop("hidden")
             features = {
                 "free": free_features(**tokens, prompt_tokens=len(prompt_ids)),
                 "hidden mean": hidden.mean(0),
@@ -369,7 +362,7 @@ class Scorer:
             msp=-float(np.sum(stats.log_likelihood[:counted])),
             diversity=diversity,
             gate=gate if adapt else None,
-            seconds=stats.seconds,
+            seconds=stats.unmasked_seconds + stats.masked_seconds,
             **described,
         )
 
@@ -519,7 +512,7 @@ class Scorer:
             ]
         config = self.config
         responses = self.stop_conditions.embedded(sampled, config.gate_token, config.max_new_tokens)
-        (diversity,) = diversity_of(self.model, prompt_ids, responses, attention=config.attention)
+        diversity = diversity_of(self.model, prompt_ids, responses, config.attention)
         return (
             adaptive_gate(diversity, self.config.tau, self.config.beta),
             diversity,

@@ -43,7 +43,7 @@ class AnswerStatistics:
         mask_seed: seed of the masks.
         settings: in use, with those derived for the model.
         unmasked_seconds: spent on the unmasked pass, which other depths may share.
-        masked_seconds: spent on this depth; of a stream, on everything.
+        masked_seconds: spent on this depth alone.
         reused: whether this depth was read from the result cache.
         masks: (S, H) 1 = kept; only with details, as all that follow.
         kl: (S, T) divergence of each subnetwork from the mean, nats.
@@ -80,11 +80,6 @@ class AnswerStatistics:
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in UNMASKED}
         values = {name: value for name, value in values.items() if value is not None}
         return values | {"settings": self.settings.to_dict()}
-
-    @property
-    def seconds(self) -> float:
-        """Spent on the answer at this depth, the unmasked pass included."""
-        return self.unmasked_seconds + self.masked_seconds
 
 
 def concatenated(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, Any]:

@@ -13,9 +13,8 @@ from lm_polygraph_asmi.config import ASMIConfig, depth_key
 from lm_polygraph_asmi.host.model import causal_model, check_greedy, prompt_ids
 from lm_polygraph_asmi.host.special_tokens import SpecialTokens
 from lm_polygraph_asmi.host.stopping import StopConditions
-from lm_polygraph_asmi.results.cache import ResultCache
 from lm_polygraph_asmi.results.names import MASKED_HEADS, require
-from lm_polygraph_asmi.scoring.engine import Engine, score_depths
+from lm_polygraph_asmi.scoring.engine import Engine
 from lm_polygraph_asmi.scoring.statistics import AnswerStatistics
 from lm_polygraph_asmi.scoring.text import Prompt, texts_of
 
@@ -50,10 +49,8 @@ class MaskedHeadsCalculator(StatCalculator):
         config = (config or ASMIConfig()).replace(**settings)
         self._special: SpecialTokens | None = None
         self._warned = False
-        results = ResultCache(result_cache)
-        self.engines = [
-            Engine(at, details=details, result_cache=results) for at in config.at_depths(depths)
-        ]
+        self.depths = [each.depth for each in config.at_depths(depths)]
+        self.engine = Engine(config, details=details, result_cache=result_cache)
 
     @staticmethod
     def meta_info() -> tuple[list[str], list[str]]:
@@ -74,7 +71,7 @@ class MaskedHeadsCalculator(StatCalculator):
             FloatingPointError: logits that are no distribution, as `readout`.
         """
         self._name_control_tokens(texts, model)
-        transformer = causal_model(model, self.engines[0].config.structure)
+        transformer = causal_model(model, self.engine.config.structure)
         stop_conditions = StopConditions.of(model)
         examples = []
         for row, (text, tokens) in enumerate(
@@ -82,7 +79,8 @@ class MaskedHeadsCalculator(StatCalculator):
         ):
             prompt = prompt_ids(model, text, row, dependencies)
             response = stop_conditions.response(tokens, len(texts))
-            example = by_name(score_depths(self.engines, transformer, prompt, response))
+            at_depths = self.engine.score_depths(transformer, prompt, response, self.depths)
+            example = by_name(at_depths)
             example["asmi_closing"] = stop_conditions.closes(response)
             example["asmi_token_texts"] = _token_texts(model.tokenizer, example)
             examples.append(example)
@@ -133,8 +131,7 @@ def _token_texts(tokenizer: Any, example: Mapping[str, Any]) -> dict[int, str]:
 def load_stat_calculator(config: Mapping[str, Any], environment: Any) -> MaskedHeadsCalculator:
     """Builder named in a config's `stat_calculators` entry; checks the model at once."""
     calculator = MaskedHeadsCalculator(**config)
-    model = causal_model(environment.model, calculator.engines[0].config.structure)
+    model = causal_model(environment.model, calculator.engine.config.structure)
     check_greedy(environment.model)
-    for engine in calculator.engines:
-        engine.check_model(model)
+    calculator.engine.check_model(model, calculator.depths)
     return calculator

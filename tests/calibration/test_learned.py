@@ -166,9 +166,9 @@ def test_what_has_no_decision_and_what_is_refused(learned, told, scorer, monkeyp
     options = ("--risk", "0.3", "--signal", "learned", "--out", str(tmp_path / "c.json"))
     said = CliRunner().invoke(main, ["calibrate", "--run", str(tmp_path), *options]).output
     assert "a finished run has no hidden states" in " ".join(said.split())
-    read = scorer.state_engine.read
+    read = scorer.engine.read
     monkeypatch.setattr(
-        scorer.state_engine, "read", lambda *a: (s := read(*a)) | {"hidden": s["hidden"] * np.nan}
+        scorer.engine, "read", lambda *a: (s := read(*a)) | {"hidden": s["hidden"] * np.nan}
     )
     with pytest.raises(ValueError, match="row 1: hidden mean has values that are not finite"):
         calibrate_rows(told[:4], scorer, 0.2, signal="learned", resamples=20)

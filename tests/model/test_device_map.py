@@ -82,7 +82,7 @@ def scores(model: PreTrainedModel, input_ids: Tensor) -> dict[str, Tensor]:
     example = engine.score(model, prompt, response.tolist())
     for name in ("log_likelihood", "mi", "agreement"):
         found[name] = torch.from_numpy(getattr(example, name))
-    read = Engine(states=True).read(model, prompt, response.tolist())
+    read = Engine().read(model, prompt, response.tolist())
     found["states"] = torch.from_numpy(read["hidden"])
     with scoring_session(model):
         found["embeddings"] = response_embeddings(model, prompt, RESPONSES)
@@ -144,13 +144,11 @@ def test_everything_offloaded_to_memory(family, input_ids, request):
     check_scores(model, input_ids, expected)
 
 
-def test_the_fullest_device_sets_the_budget(monkeypatch):
-    gpus = [torch.device("cuda", i) for i in range(2)]
-    free = dict(zip(gpus, (6000, 4000), strict=True))
+def test_half_of_what_a_device_has_free_is_the_budget(monkeypatch):
+    free = {torch.device("cuda", 0): 6000, torch.device("cuda", 1): 4000}
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[device], 9000))
-    assert default_budget(*gpus) == default_budget(gpus[1], torch.device("cpu")) == 2000
-    assert default_budget(gpus[0]) == 3000
-    assert default_budget(torch.device("cpu")) == default_budget() == CPU_BUDGET
+    assert [default_budget(gpu) for gpu in free] == [3000, 2000]
+    assert default_budget(torch.device("cpu")) == CPU_BUDGET
 
 
 def run_without_data(name: str, found: Structure) -> None:

@@ -10,7 +10,7 @@ from lm_polygraph_asmi.model import (
     run_unmasked,
     scoring_session,
 )
-from lm_polygraph_asmi.model.memory import batch_bytes, packed_bytes
+from lm_polygraph_asmi.model.memory import batch_bytes
 from tests.conftest import PROMPT_LENGTH
 from tests.families import tiny_model
 from tests.peak_memory import PeakMemory
@@ -81,7 +81,7 @@ def test_peak_memory_stays_inside_the_budget(prompt, scope, attention, masks_at_
     if scope == "all":
         budget = batch_bytes(model, masks_at_once, prompt + response - 1)
     else:
-        budget = packed_bytes(model, masks_at_once, response, prompt - 1)
+        budget = batch_bytes(model, masks_at_once, response, prompt - 1, packed=True)
     with scoring_session(model):
         unmasked = run_unmasked(model, input_ids, prompt, [1], scope)
         run_subnetworks(model, unmasked, 1, masks, memory_budget=budget)  # checked from here on

@@ -1,4 +1,4 @@
-"""Engines at several depths share one unmasked pass; their statistics are those of each alone."""
+"""Several depths share one unmasked pass; their statistics are those of each alone."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 
 from lm_polygraph_asmi import algorithm
 from lm_polygraph_asmi.config import SCOPES
-from lm_polygraph_asmi.scoring.engine import Engine, score_depths
+from lm_polygraph_asmi.scoring.engine import Engine
 from tests import brute_force
 from tests.decoders import sequence
 from tests.families import tiny_model
@@ -44,46 +44,30 @@ def passes(monkeypatch):
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_engines_share_the_unmasked_pass(model, passes, scope):
-    engines = [
-        Engine(depth=0.3, scope=scope, **SETTINGS),
-        Engine(depth=0.6, scope=scope, **SETTINGS),
-        Engine(depth=0.6, scope=scope, seed=1, **SETTINGS),
-    ]
-    together = score_depths(engines, model, *ANSWER)
-    assert passes == [[1, 2, 2]]
-    for engine, shared in zip(engines, together, strict=True):
-        apart = engine.score(model, *ANSWER)
+def test_depths_share_the_unmasked_pass(model, passes, scope):
+    engine, depths = Engine(scope=scope, **SETTINGS), [0.3, 0.6, 0.9]
+    together = engine.score_depths(model, *ANSWER, depths)
+    assert passes == [[1, 2, 3]]
+    for depth, shared in zip(depths, together, strict=True):
+        apart = Engine(scope=scope, depth=depth, **SETTINGS).score(model, *ANSWER)
         assert_close(shared, apart, allowed(model, IDS), TOKEN_STATISTICS)
         assert shared.mask_seed == apart.mask_seed
-        assert shared.settings == apart.settings == engine.settings(model)
+        assert shared.settings == apart.settings == engine.settings(model, depth)
     assert len({tuple(each.mi.round(6)) for each in together}) == 3
 
 
-def test_engines_that_cannot_share_are_refused(model):
-    for engines in (
-        [],
-        [Engine(scope="all"), Engine(scope="response")],
-        [Engine(attention="eager"), Engine()],
+def test_depths_are_reused_one_by_one(model, passes, tmp_path):
+    without, kept = Engine(**SETTINGS), Engine(**SETTINGS, result_cache=tmp_path)
+    for engine, depths, reused in (
+        (without, [0.3], [False]),
+        (kept, [0.6], [False]),
+        (kept, [0.3, 0.6], [False, True]),
+        (kept, [0.6, 0.3], [True, True]),
+        (without, [0.3], [False]),
     ):
-        with pytest.raises(ValueError, match="expected engines of one scope, attention"):
-            score_depths(engines, model, *ANSWER)
-
-
-def test_the_first_result_cache_serves_all(model, tmp_path):
-    """An engine without one has no key of the model, so that nothing is stored under it."""
-    without, kept = (
-        Engine(depth=0.3, **SETTINGS),
-        Engine(depth=0.6, **SETTINGS, result_cache=tmp_path),
-    )
-    for engines, reused in (
-        ([without, kept], [False, False]),
-        ([kept, without], [False, False]),
-        ([kept, without], [True, True]),
-        ([without, kept], [False, False]),
-        ([kept], [True]),
-    ):
-        assert [each.reused for each in score_depths(engines, model, *ANSWER)] == reused
+        found = engine.score_depths(model, *ANSWER, depths)
+        assert [each.reused for each in found] == reused
+    assert passes == [[1], [2], [1], [1]]
 
 
 @pytest.mark.parametrize("scope", SCOPES)

@@ -128,8 +128,8 @@ def test_a_single_depth_needs_no_list(model):
 
 
 def test_a_depth_that_occurs_twice_is_scored_once():
-    engines = MaskedHeadsCalculator(depths=[0.6, 0.3, 0.6, 0.1 * 3]).engines
-    assert [round(engine.config.depth, 9) for engine in engines] == [0.6, 0.3]
+    depths = MaskedHeadsCalculator(depths=[0.6, 0.3, 0.6, 0.1 * 3]).depths
+    assert [round(depth, 9) for depth in depths] == [0.6, 0.3]
 
 
 def test_batch_mates_and_order_change_nothing(model):

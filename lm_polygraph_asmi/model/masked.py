@@ -43,19 +43,12 @@ cost a processor more than fewer passes save."""
 
 @dataclass(frozen=True)
 class Subnetworks:
-    """Final states of the distinct subnetworks of one example and layer.
+    """Final states of the distinct subnetworks of one example and layer."""
 
-    Attributes:
-        hidden: states after the final norm at the T response positions, one row per distinct mask.
-        counts: how often each distinct mask was drawn; sums to S.
-        index: for each of the S drawn masks, its row.
-        check_seconds: time of the comparison with full passes, 0 if none was needed.
-    """
-
-    hidden: Float[Tensor, "distinct T D"]
-    counts: Float[Tensor, " distinct"]
-    index: Int[Tensor, " S"]
-    check_seconds: float = 0.0
+    hidden: Float[Tensor, "distinct T D"]  # after the final norm, where the response is predicted
+    counts: Float[Tensor, " distinct"]  # how often each was drawn; sums to S
+    index: Int[Tensor, " S"]  # for each of the S drawn masks, its row
+    check_seconds: float = 0.0  # of the comparison with full passes
 
 
 def _masks_per_pass(
@@ -83,25 +76,12 @@ def run_subnetworks(
     memory_budget: int | None = None,
     shortcut: bool = True,
 ) -> Subnetworks:
-    """Run the masked passes of S masks; equal masks once, the all-ones mask not at all.
+    """Run the masked passes of S masks, in a session; equal masks once, the all-ones mask not at
+    all unless `shortcut` is False.
 
-    Call it in `scoring_session`, with `layer` among the target layers of `unmasked`; see `check`.
-
-    Args:
-        memory_budget: bytes the passes may use above weights and cached states; None:
-            `default_budget`. When memory runs out, chunks are halved and nothing is lost.
-        shortcut: False runs the all-ones mask like any other.
-
-    Raises:
-        RuntimeError: the self-check failed.
-        ValueError: a layer without heads, masks of the wrong shape, or not of zeros and ones.
-
-    Example:
-        >>> with scoring_session(model):
-        ...     unmasked = run_unmasked(model, ids, 6, [2])
-        ...     subnetworks = run_subnetworks(model, unmasked, 2, masks)
-        >>> subnetworks.hidden.shape, subnetworks.counts  # (distinct, T, D)
-        (torch.Size([2, 2, 16]), tensor([2., 1.]))
+    `memory_budget`: bytes above weights and cached states; None: `default_budget`. When memory
+    runs out, chunks are halved and nothing is lost. Raises ValueError: a layer without heads, or
+    masks that are not (S, H) zeros and ones; RuntimeError: see `check_unmasked`.
     """
     heads = num_heads(model, layer)
     if masks.ndim != 2 or masks.shape[1] != heads or not len(masks):
@@ -162,23 +142,10 @@ def subnetwork_log_probs(
 ) -> Float[Tensor, "S T V"]:
     """Next-token log-probabilities of S subnetworks over a fixed response, by teacher forcing.
 
-    Row t predicts input_ids[prompt_length + t]; T = N - prompt_length. Equals S full forward passes
-    over the first N - 1 tokens whose heads at `layer` are masked before the output projection
-    (source: Algorithm 1 of the paper, lines 2 to 6). That the last token does not run makes a
-    difference only where rotary angles depend on the length (LongRoPE, at the one where it
-    switches).
-
-    Args:
-        model: a decoder-only transformers language model, also inside a wrapper of PEFT; left as
-            found.
-        input_ids: one unpadded sequence, prompt and response.
-        prompt_length: number of prompt tokens, at least 1.
-        layer: index of the masked layer, from 0; see `target_layer`.
-        masks: 1 keeps a query head, 0 masks it.
-        scope: where heads are masked: "all" positions, or "response", those that predict it,
-            input_ids[prompt_length - 1 : N - 1].
-        attention: attention implementation of all passes; by default the model's own.
-        memory_budget: bytes, see `run_subnetworks`.
+    Row t predicts input_ids[prompt_length + t]; T = N - prompt_length. Equals S full passes over
+    the first N - 1 tokens whose heads at `layer` (from 0) are masked before the output projection
+    at all positions or, in scope "response", at those that predict it. Source: Algorithm 1 of the
+    paper, lines 2 to 6. 1 keeps a query head, 0 masks it.
 
     Raises:
         TypeError: the heads cannot be masked; the message gives the reason.

@@ -36,12 +36,8 @@ def batch_bytes(
     """Peak bytes of one decoder layer over some positions, once for each mask.
 
     Counts the tensors alive at once: residual stream, norm output, attention projections, gated
-    MLP, in eager attention the score matrices; of rows, every layer's keys and values.
-
-    Args:
-        cached: keys before these positions.
-        packed: the masks' positions are one sequence after the same cached keys, not rows of a
-            batch.
+    MLP, in eager attention the score matrices; of rows, every layer's keys and values. `cached`:
+    keys before these positions. `packed`: one sequence after the same keys, not rows of a batch.
     """
     config, structure = model.config.get_text_config(), structure_of(model)
     hidden, size, queries = config.hidden_size, model.dtype.itemsize, num_masks * positions
@@ -60,12 +56,9 @@ def batch_bytes(
 
 
 def reduction_bytes(distinct: int, top_k: int, unembedding: Tensor) -> tuple[int, int]:
-    """Peak bytes of reducing one position under `distinct` masks to its statistics.
-
-    Returns:
-        Bytes without the kernel matrix of the agreement, and bytes per row of that matrix. It has
-        one row per token in the union of the masks' top K.
-    """
+    """Peak bytes of reducing one position under `distinct` masks to its statistics, without the
+    kernel matrix of the agreement; and bytes per row of that matrix, one for each token in the
+    union of the masks' top K."""
     vocabulary, width = unembedding.shape
     kept = min(top_k, vocabulary)
     union = min(distinct * kept, vocabulary)
@@ -77,11 +70,8 @@ def reduction_bytes(distinct: int, top_k: int, unembedding: Tensor) -> tuple[int
 def in_chunks(run: Callable[[Any], Result], items: Any, chunk: int) -> list[Result]:
     """Results of `run` on consecutive slices of a tensor, or range, in order.
 
-    On a CUDA out-of-memory error the slices are halved and the run continues, so finished slices
-    are kept.
-
-    Raises:
-        torch.OutOfMemoryError: even a single item does not fit.
+    When a device's memory runs out, slices are halved and finished ones are kept. Raises
+    torch.OutOfMemoryError: even a single item does not fit.
     """
     results: list[Result] = []
     start, chunk = 0, max(1, min(len(items), chunk))

@@ -26,20 +26,9 @@ def response_embeddings(
 ) -> Float[Tensor, "N D"]:
     """hidden_states[L // 2] (0 = embeddings) at the final token of each response, in float32.
 
-    At the prompt's last token for an empty response. The prompt runs once for all where the model
-    keeps plain keys and values, which a pass of the longest response confirms; else each response
-    gets a pass. Layers above L // 2 do not run. Call it inside `scoring_session`. Source: section
-    "Adaptive semantic weighting" of the paper.
-
-    Raises:
-        ValueError: an empty prompt, a sequence beyond the context window, no response, or a model
-            of one layer.
-
-    Example:
-        >>> from lm_polygraph_asmi.model import scoring_session
-        >>> with scoring_session(model):
-        ...     response_embeddings(model, ids[:6], [[7, 8], [9]]).shape
-        torch.Size([2, 16])
+    At the prompt's last token for an empty response. Call it inside `scoring_session`. Source:
+    section "Adaptive semantic weighting" of the paper. Raises ValueError: an empty prompt, a
+    sequence beyond the context window, no response, or a model of one layer.
     """
     layer = num_layers(model) // 2
     if layer == 0:
@@ -50,6 +39,8 @@ def response_embeddings(
     for response in ids:
         validate_tokens(model, torch.cat([prompt_ids.cpu(), response]), len(prompt_ids))
     known = known_values(model).setdefault(("embeddings", attention_of(model)), {"longest": 0})
+    # The prompt runs once for all where the model keeps plain keys and values, which a pass of the
+    # longest response confirms; else each response gets a pass.
     plain = structure_of(model).passes.get("response") == "packed" and not has_foreign_code(model)
     if plain and known["longest"] is not None:
         found = _after_one_prompt(model, layer, prompt_ids, ids)

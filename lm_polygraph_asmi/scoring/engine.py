@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -55,18 +56,10 @@ each other.
 class Engine:
     """Scores responses under S head masks at one layer, or at one after the other.
 
-    Per response: one unmasked pass, then the layers from the target layer on, under S masks
-    (Algorithm 1 of the paper).
-
-    Args:
-        config: settings of masks, depth, attention and memory; others are ignored.
-        details: also return masks, per-mask KL and log-likelihoods, and the top candidates.
-        result_cache: folder that stores results and is searched before any pass; None: no cache.
-        **settings: override those of the config.
-
-    Raises:
-        ValueError: an argument out of range.
-        TypeError: an unknown setting.
+    Per response: one unmasked pass, then the layers from the target layer on, under S masks.
+    `details`: also masks, per-mask KL and log-likelihoods, and the top candidates. `result_cache`:
+    folder that stores results and is searched before any pass. Other settings are those of
+    `ASMIConfig`; ValueError: one out of range, TypeError: an unknown one.
 
     Example:
         >>> ids = scorer.tokenizer(prompt, return_tensors="pt").input_ids[0]
@@ -110,12 +103,8 @@ class Engine:
         )
 
     def check_model(self, model: PreTrainedModel, depths: Sequence[float]) -> None:
-        """Raise early on a model that would fail later; log the settings in force.
-
-        Raises:
-            TypeError: heads that cannot be masked.
-            ValueError: attention implementation unsupported.
-        """
+        """Raise early on a model that would fail later (TypeError: heads that cannot be masked,
+        ValueError: an attention implementation it lacks); log the settings in force."""
         with self._session(model):
             unembedding(model)
             for depth in depths:
@@ -124,16 +113,10 @@ class Engine:
     def score(
         self, model: PreTrainedModel, prompt: Int[Tensor, " P"], response: Sequence[int]
     ) -> AnswerStatistics:
-        """All statistics of one prompt and response. Stored ones are read from the result cache.
+        """All statistics of a prompt and a response of T tokens; stored ones are read.
 
-        Args:
-            model: a causal language model whose heads can be masked.
-            prompt: (P,) token ids, unpadded.
-            response: (T,) token ids.
-
-        Raises:
-            ValueError: empty response, or text longer than the context window.
-            FloatingPointError: logits that are no distribution, as `readout`.
+        Raises ValueError: an empty response, or text longer than the context window;
+        FloatingPointError: logits that are no distribution, as `readout`.
         """
         (statistics,) = self.score_depths(model, prompt, response, [self.config.depth])
         return statistics
@@ -185,9 +168,7 @@ class Engine:
         """Entropy and log-likelihood of a response's tokens, (T,), nats; without masked passes.
 
         And "hidden", (T, D): states after the masked layer at the positions that predict them.
-
-        Raises:
-            ValueError, FloatingPointError: as `score`.
+        Errors are those of `score`.
         """
         with self._session(model):
             layer, x_y = self.settings(model).layer, _joined(prompt, response)
@@ -200,11 +181,7 @@ class Engine:
         self, model: PreTrainedModel, prompt: Int[Tensor, " P"], response: Sequence[int]
     ) -> tuple[list[int], Float[Tensor, "T D"]]:
         """The model's most likely token at each position of a response, as in generation, and its
-        final states there; the last token of the response is not read.
-
-        Raises:
-            ValueError: as `score`.
-        """
+        final states there; the last token of the response is not read."""
         with self._session(model):
             x_y, wide = _joined(prompt, response), not widens(model)  # rounded as in generation
             hidden = algorithm.unmasked_pass(model, x_y, len(prompt), [], "all").final_hidden
@@ -224,11 +201,8 @@ class Engine:
     def _unmasked_statistics(
         self, model: PreTrainedModel, unmasked: UnmaskedPass
     ) -> dict[str, np.ndarray]:
-        """Entropy and log-likelihood of the answer's tokens, (T,), nats.
-
-        Raises:
-            ValueError: a token of probability 0, whose MSP is infinite.
-        """
+        """Entropy and log-likelihood of the answer's tokens, (T,), nats. Raises ValueError: a token
+        of probability 0, whose MSP is infinite."""
         hidden, tokens = unmasked.final_hidden, unmasked.input_ids[unmasked.prompt_length :]
 
         def of(at: range) -> dict[str, np.ndarray]:
@@ -281,16 +255,13 @@ def _details(
 def diversity_of(
     model: PreTrainedModel,
     prompt: Int[Tensor, " P"],
-    responses: Sequence[Sequence[int]],
+    *responses: Sequence[Sequence[int]],
     attention: str | None = None,
-) -> float:
-    """div(x) of N responses to a prompt; higher = more diverse. `NO_EVIDENCE` if N < 2.
-
-    Args:
-        responses: token ids of each up to the one that is embedded, of `StopConditions.embedded`.
-        attention: attention implementation; None: the model's.
-    """
-    if len(responses) < 2:
-        return NO_EVIDENCE
+) -> list[float]:
+    """div(x) of each of several lists of N responses to a prompt, up to the tokens that are
+    embedded; higher = more diverse. `NO_EVIDENCE` if N < 2."""
+    if len(responses[0]) < 2:
+        return [NO_EVIDENCE] * len(responses)
     with scoring_session(model, attention):
-        return maths.response_diversity(response_embeddings(model, prompt, responses))
+        embeddings = response_embeddings(model, prompt, [*chain(*responses)])
+    return [maths.response_diversity(part) for part in embeddings.split(len(responses[0]))]

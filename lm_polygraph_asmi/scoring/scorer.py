@@ -512,7 +512,7 @@ class Scorer:
             ]
         config = self.config
         responses = self.stop_conditions.embedded(sampled, config.gate_token, config.max_new_tokens)
-        diversity = diversity_of(self.model, prompt_ids, responses, config.attention)
+        (diversity,) = diversity_of(self.model, prompt_ids, responses, attention=config.attention)
         return (
             adaptive_gate(diversity, self.config.tau, self.config.beta),
             diversity,

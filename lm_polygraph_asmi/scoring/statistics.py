@@ -23,57 +23,34 @@ UNMASKED = (
 class AnswerStatistics:
     """Statistics of an answer under S head masks at one layer.
 
-    T: tokens of the answer, S: masks, H: heads of the layer. The unmasked model's are the same at
-    every depth. "Support": the union of the subnetworks' top-K sets, and the rest as one token.
-
-    Attributes:
-        tokens: (T,) the scored token ids.
-        prompt_length: tokens in the prompt.
-        entropy: (T,) of the unmasked model over the whole vocabulary, nats, higher = more
-            uncertain.
-        log_likelihood: (T,) of each token under the unmasked model, nats, at most 0.
-        mi: (T,) MI_t, nats, higher = more uncertain.
-        agreement: (T,) A_t, in [0, 1], higher = closer in meaning.
-        entropy_of_mean: (T,) of the averaged distribution on the support, nats.
-        mean_entropy: (T,) mean over masks of the entropies on the support, nats.
-        tail_mass: (T,) mean over masks of the mass outside the union.
-        coverage: (T, 7) mean over masks of the mass of the top K, for each K of
-            `analysis.coverage.TOP_K`.
-        top_token: (S, T) most likely token of each subnetwork.
-        mask_seed: seed of the masks.
-        settings: in use, with those derived for the model.
-        unmasked_seconds: spent on the unmasked pass, which other depths may share.
-        masked_seconds: spent on this depth alone.
-        reused: whether this depth was read from the result cache.
-        masks: (S, H) 1 = kept; only with details, as all that follow.
-        kl: (S, T) divergence of each subnetwork from the mean, nats.
-        masked_log_likelihood: (S, T) of each token under each mask, over the whole vocabulary,
-            nats, at most 0.
-        candidates: (T, 8) most likely tokens of the averaged distribution.
-        candidate_cosines: (T, 8, 8) cosines of their output-projection rows, not clipped.
+    T: tokens of the answer, S: masks, H: heads of the layer; all values in nats. "Support": the
+    union of the subnetworks' top-K sets, and the rest as one token.
     """
 
     tokens: Int[np.ndarray, " T"]
     prompt_length: int
-    entropy: Float[np.ndarray, " T"]
-    log_likelihood: Float[np.ndarray, " T"]
-    mi: Float[np.ndarray, " T"]
-    agreement: Float[np.ndarray, " T"]
-    entropy_of_mean: Float[np.ndarray, " T"]
-    mean_entropy: Float[np.ndarray, " T"]
-    tail_mass: Float[np.ndarray, " T"]
-    coverage: Float[np.ndarray, "T 7"]
-    top_token: Int[np.ndarray, "S T"]
+    # Of the unmasked model, over the whole vocabulary; the same at every depth.
+    entropy: Float[np.ndarray, " T"]  # higher = more uncertain
+    log_likelihood: Float[np.ndarray, " T"]  # at most 0
+    # Of the subnetworks, on the support.
+    mi: Float[np.ndarray, " T"]  # MI_t, higher = more uncertain
+    agreement: Float[np.ndarray, " T"]  # A_t in [0, 1], higher = closer in meaning
+    entropy_of_mean: Float[np.ndarray, " T"]  # of the averaged distribution
+    mean_entropy: Float[np.ndarray, " T"]  # mean over masks
+    tail_mass: Float[np.ndarray, " T"]  # mean over masks of the mass outside the union
+    coverage: Float[np.ndarray, "T 7"]  # of the top K, for each K of `analysis.coverage.TOP_K`
+    top_token: Int[np.ndarray, "S T"]  # the most likely one
     mask_seed: int
-    settings: Settings
-    unmasked_seconds: float
-    masked_seconds: float
-    reused: bool
-    masks: Bool[np.ndarray, "S H"] | None = None
-    kl: Float[np.ndarray, "S T"] | None = None
-    masked_log_likelihood: Float[np.ndarray, "S T"] | None = None
-    candidates: Int[np.ndarray, "T 8"] | None = None
-    candidate_cosines: Float[np.ndarray, "T 8 8"] | None = None
+    settings: Settings  # in use, with those derived for the model
+    unmasked_seconds: float  # of the unmasked pass, which other depths may share
+    masked_seconds: float  # of this depth alone
+    reused: bool  # whether this depth was read from the result cache
+    # With details only.
+    masks: Bool[np.ndarray, "S H"] | None = None  # True = kept
+    kl: Float[np.ndarray, "S T"] | None = None  # divergence of each subnetwork from the mean
+    masked_log_likelihood: Float[np.ndarray, "S T"] | None = None  # over the whole vocabulary
+    candidates: Int[np.ndarray, "T 8"] | None = None  # most likely under the averaged distribution
+    candidate_cosines: Float[np.ndarray, "T 8 8"] | None = None  # of their rows, not clipped
 
     def masked(self) -> dict[str, Any]:
         """What the masked layer adds, as plain values by name: what a run saves by depth."""

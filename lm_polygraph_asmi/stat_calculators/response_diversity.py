@@ -48,8 +48,7 @@ class ResponseDiversityCalculator(StatCalculator):
         """
         transformer = causal_model(model)
         stop_conditions = StopConditions.of(model)
-        diversities: dict[str, list[float]] = {name: [] for name in DIVERSITY_AT.values()}
-        numbers, seconds = [], []
+        diversities, numbers, seconds = [], [], []
         for row, (text, samples) in enumerate(
             zip(texts, require(dependencies, "sample_tokens"), strict=True)
         ):
@@ -57,12 +56,11 @@ class ResponseDiversityCalculator(StatCalculator):
             answers = [
                 stop_conditions.response(tokens, len(texts)) for tokens in samples if len(tokens)
             ]
-            prompt = prompt_ids(model, text, row, dependencies)
-            for gate_token, name in DIVERSITY_AT.items():
-                embedded = stop_conditions.embedded(answers, gate_token, max_new_tokens)
-                found = diversity_of(transformer, prompt, embedded, self.attention)
-                diversities[name].append(found)
-            numbers.append(len(embedded))
+            responses = [
+                stop_conditions.embedded(answers, gate_token, max_new_tokens)
+                for gate_token in DIVERSITY_AT
+            ]
+            numbers.append(len(responses[0]))
             if numbers[-1] < 2:
                 log.warning(
                     "Adapt-ASMI: %d of %d sampled responses are non-empty, expected >= 2; this "
@@ -70,9 +68,14 @@ class ResponseDiversityCalculator(StatCalculator):
                     numbers[-1],
                     len(samples),
                 )
+            prompt = prompt_ids(model, text, row, dependencies)
+            diversities.append(
+                diversity_of(transformer, prompt, *responses, attention=self.attention)
+            )
             seconds.append(time.perf_counter() - start)
+        by_token = dict(zip(DIVERSITY_AT.values(), zip(*diversities, strict=True), strict=True))
         return {
-            **diversities,
+            **{name: list(values) for name, values in by_token.items()},
             "asmi_num_responses": numbers,
             "asmi_diversity_seconds": seconds,
         }

@@ -106,7 +106,7 @@ def wrong(
     for attention, cases in tested:
         with scoring_session(model, attention):
             known = checked(model, layer, scope)
-        known.names, known.longest = list(names), longest
+        known.names, known.compared = list(names), (longest, longest)
         for ids, prompt, masks, expected in cases:
             budget = batch_bytes(model, BATCH, len(ids) - 1) if len(masks) > BATCH else None
             how = {"scope": scope, "attention": attention, "memory_budget": budget}

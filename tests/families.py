@@ -97,4 +97,4 @@ def share_structure(model: "PreTrainedModel", recipe: str) -> None:
 
     if recipe not in STRUCTURES:
         STRUCTURES[recipe] = structure_of(model)
-    known_values(model)["structure", None] = STRUCTURES[recipe]
+    known_values(model)["structure"] = STRUCTURES[recipe]

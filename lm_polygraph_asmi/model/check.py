@@ -1,8 +1,8 @@
 """The check: two masks of an answer against full passes, before a score is trusted.
 
-It is made for the first answer of a model, layer, scope and attention implementation, and again for
-one that is more than twice as long as the longest checked. A pass that fails is not used again: the
-next slower one is. Full passes, the slowest, are what the others are compared with.
+It is made for the first answer of a model, layer, scope and attention implementation, and again
+when a prompt, or the answers in one pass, are more than twice as long as those compared. A pass
+that fails is not used again: the next slower one is. Full passes, the slowest, are the truth.
 """
 
 from collections.abc import Callable
@@ -61,22 +61,23 @@ class Checked:
     scope: str
     attention: str
     names: list[str]  # the passes that have not failed, fastest first
-    longest: int = 0  # most keys of a pass that was right
+    compared: tuple[int, int] = 0, 0  # most positions before, and of, answers that were right
+    used: bool = False
 
 
 def checked(model: PreTrainedModel, layer: int, scope: str) -> Checked:
     """What is known of the passes, for the model's present state and attention implementation."""
-    values = known_values(model)
-    known = known_of(model)
-    key = "checked", layer, scope, attention_of(model), known.named, known.compiles
+    values, attention = known_values(model), attention_of(model)
+    key = "checked", layer, scope, attention, known_of(model).compiles
     if key not in values:
-        names = list(PASSES[scope])
-        # Of a class that nobody tried, a layer with a cache of another kind may fail.
-        first = structure_of(model).passes.get(scope, names[scope == "response"])
-        first = names[1] if first == "packed" and attention_of(model) not in MASKABLE else first
-        # Hooks of others may act differently at each position, so the model runs as it is.
-        first = names[-1] if has_foreign_code(model) else first
-        values[key] = Checked(scope, attention_of(model), names[names.index(first) :])
+        names, tried = list(PASSES[scope]), structure_of(model).passes.get(scope)
+        # Of a class that nobody tried, layers may know caches of another kind.
+        start = names.index(tried) if tried else int(scope == "response")
+        if scope == "response" and attention not in MASKABLE:
+            start = max(start, 1)
+        if has_foreign_code(model):  # it may act differently at each position
+            start = len(names) - 1
+        values[key] = Checked(scope, attention, names[start:])
     found: Checked = values[key]
     return found
 
@@ -93,7 +94,7 @@ def passes_in_use(model: PreTrainedModel, scope: str) -> list[str]:
     found = {
         each.names[0]
         for each in known_values(model).values()
-        if isinstance(each, Checked) and each.longest and (each.scope, each.attention) == here
+        if isinstance(each, Checked) and each.used and (each.scope, each.attention) == here
     }
     return [name for name in PASSES[scope] if name in found]
 
@@ -139,17 +140,18 @@ def failure(
     layer: int,
     masks: Shaped[Tensor, "B H"],
     states: Float[Tensor, "B T D"],
-    keys: int,
+    positions: int,
 ) -> str | None:
     """How final states of the first and the last mask differ from full passes beyond rounding; None
-    if they do not, or if longer answers were compared. `keys`: the most that a position sees."""
-    known = checked(model, layer, unmasked.scope)
-    if known.names[0] == FULL or keys <= LONGER * known.longest:
-        known.longest = max(known.longest, 1)
-        return None
-    wrong = _difference(model, unmasked, layer, masks, states)
-    if wrong is None:
-        known.longest = keys
+    if they do not, or if such lengths were compared. `positions`: of all answers in one pass."""
+    known, lengths = checked(model, layer, unmasked.scope), (unmasked.before, positions)
+    seen = all(now <= LONGER * most for now, most in zip(lengths, known.compared, strict=True))
+    wrong = None
+    if known.names[0] != FULL and not seen:
+        wrong = _difference(model, unmasked, layer, masks, states)
+        if wrong is None:
+            known.compared = max(known.compared[0], lengths[0]), max(known.compared[1], positions)
+    known.used = wrong is None
     return wrong
 
 

@@ -98,6 +98,9 @@ class OneLayerCache:
         self.keys, self.values = keys, values
         return keys, values
 
+    def get_seq_length(self, *_: Any) -> int:
+        return 0 if self.keys is None else self.keys.shape[-2]
+
     def first(self, number: int) -> "OneLayerCache":
         """Those of the first positions."""
         if self.keys is None or self.values is None:

@@ -111,7 +111,7 @@ def structure_of(model: PreTrainedModel) -> Structure:
     Raises TypeError: the heads of this model cannot be masked; the message gives the reason.
     """
     known = known_of(model)
-    key = "structure", known.named
+    key = "structure"
     values = known.values_at(model_state(model))
     if key not in values:
         values[key] = _find_structure(model, module_paths(known.named))
@@ -256,7 +256,7 @@ def _width(layer: nn.Module, path: str, default: Any) -> Any:
     return getattr(module, "in_features", getattr(module, "nx", default))
 
 
-def special_tokens(model: PreTrainedModel) -> set[int]:
+def _special_tokens(model: PreTrainedModel) -> set[int]:
     """Token ids named in the configuration; a model may treat them differently."""
     special: set[int] = set()
     for part in (model.config, model.config.get_text_config(decoder=True)):
@@ -269,7 +269,7 @@ def special_tokens(model: PreTrainedModel) -> set[int]:
 def _ordinary_tokens(model: PreTrainedModel) -> Tensor:
     """Token ids (1, `TOKENS`) of a short text without any special token, where the model runs."""
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
-    special = special_tokens(model)
+    special = _special_tokens(model)
     ordinary = [token for token in range(min(vocabulary, 200)) if token not in special]
     tokens = torch.tensor([[ordinary[(7 * i + 3) % len(ordinary)] for i in range(TOKENS)]])
     return tokens.to(execution_device(model.get_input_embeddings()))
@@ -352,8 +352,7 @@ def _check_named_projection(model: PreTrainedModel, path: str, index: int, named
 
     Nothing can be said where layers below mix tokens.
     """
-    at = list(dict(model.get_submodule(path).named_children()))[index]
-    layer = f"{path}.{at}"
+    layer = f"{path}.{list(dict(model.get_submodule(path).named_children()))[index]}"
     inside = [
         f"{layer}.{at}"
         for at, module in model.get_submodule(layer).named_modules()

@@ -93,7 +93,7 @@ def run_subnetworks(
         raise ValueError("masks must contain only 1 (keep) and 0 (mask)")
     # On the CPU, since indices from there fit states on any device.
     distinct, index, counts = masks.cpu().unique(dim=0, return_inverse=True, return_counts=True)
-    kept = distinct.all(dim=1) & shortcut
+    kept = distinct.bool().all(dim=1) & shortcut
     masked = distinct[~kept]
     hidden = unmasked.final_hidden.new_empty(len(distinct), *unmasked.final_hidden.shape)
     hidden[kept] = unmasked.final_hidden
@@ -115,9 +115,10 @@ def run_subnetworks(
                 raise
             wrong = f"{type(error).__name__}: {error}"
         else:
-            hidden[~kept], start = states, time.perf_counter()
-            keys = unmasked.before + len(unmasked.final_hidden) * (chunk if way is packed else 1)
-            wrong = failure(model, unmasked, layer, masked, states, keys)
+            hidden[~kept] = states
+            start = time.perf_counter()  # of the check, where the pass is right
+            positions = len(unmasked.final_hidden) * (chunk if way is packed else 1)
+            wrong = failure(model, unmasked, layer, masked, states, positions)
         seconds += time.perf_counter() - start
         if wrong is None:
             break

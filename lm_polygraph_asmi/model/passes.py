@@ -77,16 +77,6 @@ class UnmaskedPass:
         return readout(model, self.final_hidden)
 
 
-def validate_sequence(model: PreTrainedModel, input_ids: Tensor, prompt_length: int) -> None:
-    """Raise ValueError unless there are a prompt and a response that fit the context window."""
-    validate_tokens(model, input_ids, prompt_length)
-    if prompt_length >= len(input_ids):
-        raise ValueError(
-            f"the response is empty: {len(input_ids)} tokens, {prompt_length} of them prompt. "
-            "There is no token to score"
-        )
-
-
 def validate_tokens(model: PreTrainedModel, input_ids: Tensor, prompt_length: int) -> None:
     """Raise ValueError unless token ids with a prompt are valid and fit the context window."""
     if input_ids.ndim != 1:
@@ -127,7 +117,9 @@ def run_unmasked(
     Raises ValueError: no prompt, an empty response, a sequence beyond the context window, a layer
     without heads, or an unknown scope.
     """
-    validate_sequence(model, input_ids, prompt_length)
+    validate_tokens(model, input_ids, prompt_length)
+    if prompt_length >= len(input_ids):
+        raise ValueError(f"the response is empty: all {len(input_ids)} tokens are prompt")
     check_setting("scope", scope)
     targets = sorted(set(target_layers))
     for layer in targets:
@@ -347,10 +339,10 @@ def packed(
     length, layers, owner = len(unmasked.final_hidden), decoder_layers(model), get_ident()
     caches = {index: kept.first(before) for index, kept in unmasked.caches.items()}
     entering = unmasked.entering[layer][:, before:].repeat(1, copies, 1)
-    kinds = {id(given): given for given in unmasked.attention_masks.values()}  # layers share them
+    masks_by_id = {id(given): given for given in unmasked.attention_masks.values()}  # shared
     packed_masks = {
-        kind: _packed_mask(given, before, length, copies, entering.device)
-        for kind, given in kinds.items()
+        key: _packed_mask(given, before, length, copies, entering.device)
+        for key, given in masks_by_id.items()
     }
 
     def given_to(index: int) -> dict[str, Any]:

@@ -31,7 +31,7 @@ VOCABULARY_PART = 2**13
 class _Returned(BaseModelOutputWithPast):
     """Output of a base model: the final states; all other attributes are None."""
 
-    # Older releases name a 32-bit type, which tests that check types hold 16 bits against.
+    # Without the 32-bit type that older releases name, which would refuse 16 bits in tests.
     last_hidden_state: Tensor | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -114,7 +114,6 @@ def unembedding(model: PreTrainedModel) -> Float[Tensor, "V D"]:
 
     Of anything but a plain `nn.Linear` (adapters, quantised weights), what it makes of unit
     vectors, kept as long as the model stays the same.
-
     """
     projection: Any = output_embeddings(model)
     if type(projection) is nn.Linear:
@@ -122,7 +121,8 @@ def unembedding(model: PreTrainedModel) -> Float[Tensor, "V D"]:
             return projection.weight.detach()
     known = known_values(model)
     if "unembedding" not in known:
-        width, place = model.config.get_text_config().hidden_size, execution_device(projection)
+        width = getattr(projection, "in_features", model.config.get_text_config().hidden_size)
+        place = execution_device(projection)
         states = torch.eye(width, dtype=lowest_precision(model), device=place)
         with torch.no_grad():
             rows = projection(states) - projection(torch.zeros_like(states[:1]))

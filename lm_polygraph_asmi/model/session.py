@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from lm_polygraph_asmi.model.state import known_of, known_values, model_lock
 
@@ -29,11 +29,12 @@ def _switch_attention(model: PreTrainedModel, attention: str) -> AttentionSettin
         ValueError: the model cannot use that implementation.
     """
     configs = [model.config, model.config.get_text_config()]
-    configs += [module.config for module in model.modules() if hasattr(module, "config")]
+    owners = (getattr(module, "config", None) for module in model.modules())
+    configs += [config for config in owners if isinstance(config, PretrainedConfig)]
     previous = {id(config): (config, config._attn_implementation) for config in configs}
     try:
         _set_attention(model, attention)
-    except ValueError:
+    except Exception:
         _restore(previous.values())
         raise
     text, selected = model.config.get_text_config(), attention_of(model)

@@ -20,17 +20,18 @@ from torch.utils.weak import WeakIdKeyDictionary
 class Known:
     """What is known of one model."""
 
-    values: dict[Hashable, Any] = field(default_factory=dict)  # valid in the state `state`
+    values: dict[str | None, Any] = field(default_factory=dict)  # valid in the state `state`
     state: int | None = None  # `model_state` when `values` was created
     attention: str | None = None  # the model's own while a session is open, else None
     named: str | None = None  # the setting `structure`
     compiles: bool = False  # whether the session compiles layers
 
     def values_at(self, state: int) -> dict[Hashable, Any]:
-        """The values, emptied if they are those of another state."""
+        """The values of the modules named, emptied if they are those of another state."""
         if self.state != state:
             self.values, self.state = {}, state
-        return self.values
+        values: dict[Hashable, Any] = self.values.setdefault(self.named, {})
+        return values
 
 
 _KNOWN: "WeakKeyDictionary[nn.Module, Known]" = WeakKeyDictionary()
@@ -68,7 +69,8 @@ def model_state(model: nn.Module) -> int:
     """A number that changes when modules, weights or the configuration of a model are replaced or
     written to, another PEFT adapter acts, or a hook comes or goes; in this process only.
 
-    No weight is read, so writes through `.data` or into memory shared with NumPy are not detected.
+    No weight is read, so writes through `.data` or into memory shared with NumPy are not detected,
+    nor are buffers that no checkpoint has, and numbers that stand in a module.
     Inside `scoring_session` it is that of the beginning.
     """
     known = known_of(model)
@@ -79,12 +81,14 @@ def model_state(model: nn.Module) -> int:
     for module in model.modules():
         own = vars(module)
         parts.append(_NUMBERS.setdefault(module, next(_COUNT)))
-        parts += map(id, own["_forward_hooks"].values())
-        parts += map(id, own["_forward_pre_hooks"].values())
-        parts += [id(own[name]) for name in ("forward", "_old_forward") if name in own]
+        parts += [*own["_forward_hooks"], *own["_forward_pre_hooks"]]  # numbers of their own
+        for name in ("forward", "_old_forward"):
+            if name in own:
+                parts.append(_NUMBERS.setdefault(own[name], next(_COUNT)))
         if hasattr(type(module), "_disable_adapters"):  # a PEFT layer: its active adapters
             parts += [module._disable_adapters, str(module._active_adapter)]
-        computed = own["_non_persistent_buffers_set"]  # rotary angles, of the length or settings
+            parts.append(str(own.get("scaling")))
+        computed = own["_non_persistent_buffers_set"]  # such as rotary angles, of the length
         for name, tensor in chain(own["_parameters"].items(), own["_buffers"].items()):
             if tensor is None or name in computed or tensor.is_meta:
                 continue

@@ -133,8 +133,7 @@ def model_key(model: PreTrainedModel) -> dict[str, Any]:
             _WARNED.add(model)
             log.warning(
                 "%s has forward hooks, or a forward method set on a module. Their results cannot "
-                "be identified, so the result cache is not used for this model. Remove them to use "
-                "it",
+                "be identified, so the result cache is not used for this model. Remove them",
                 type(model).__name__,
             )
         cache["key"] = {**environment_key(), "model": weights, "device": model.device.type}
@@ -156,7 +155,8 @@ def _weights_key(model: PreTrainedModel) -> str | None:
     digest = hashlib.sha256()
     for name, module in model.named_modules():
         if hasattr(type(module), "_disable_adapters"):  # a layer of PEFT: its active adapters
-            digest.update(f"{module._disable_adapters} {module._active_adapter} ".encode())
+            acting = module._disable_adapters, module._active_adapter, vars(module).get("scaling")
+            digest.update(f"{acting} ".encode())
         kind = f"{type(module).__module__}.{type(module).__qualname__}"
         digest.update(f"{name} {kind} ".encode())
         computed = module._non_persistent_buffers_set

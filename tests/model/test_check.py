@@ -78,13 +78,22 @@ def test_it_is_made_once_and_again_for_more_than_twice_the_length(whole, scope):
     distinct, longest, made = len(masks().unique(dim=0)), 0, []
     for length in (17, 17, 18, 24, 13, 40, 41, 110, 110):
         packed = min(distinct, PACKED_POSITIONS["cpu"] // (length - PROMPT))
-        keys = PROMPT - 1 + (length - PROMPT) * (packed if scope == "response" else 1)
+        positions = (length - PROMPT) * (packed if scope == "response" else 1)
         whole.clear()
         score(model, length, scope=scope)
-        assert whole == [length] * (keys > 2 * longest), length
-        longest = max(longest, keys if whole else 0)
+        assert whole == [length] * (positions > 2 * longest), length
+        longest = max(longest, positions if whole else 0)
         made += whole
     assert len(set(made)) > 1
+
+
+@both_scopes
+def test_a_prompt_of_one_token_vouches_for_no_longer_one(whole, scope):
+    model = tiny_model("llama")
+    subnetwork_log_probs(model, sequence(30), 1, 2, masks(), scope=scope)
+    whole.clear()
+    score(model, scope=scope)
+    assert whole
 
 
 def test_it_is_made_for_every_layer_scope_attention_and_state(whole):
@@ -313,5 +322,7 @@ def test_compiled_layers_compute_the_same(scope, monkeypatch):
             found = score(model, length, layer=3, scope=scope)
         expected = score(model, length, layer=3, scope=scope)
         torch.testing.assert_close(found, expected)
-    assert 0 < graphs["unique_graphs"] - before <= 8  # not one for each layer and length
+    # Two kinds of layers with three kinds of arguments, at two lengths; not one for each layer.
+    assert 0 < graphs["unique_graphs"] - before <= 12
+    torch._dynamo.reset()
     forwards._compiled.cache_clear()

@@ -173,7 +173,7 @@ def run_without_data(name: str, found: Structure) -> None:
     )
     input_ids = torch.ones(17, dtype=torch.long)
     with scoring_session(model):
-        known_values(model)["structure", None] = found
+        known_values(model)["structure"] = found
         for scope in SCOPES:
             for layer in (1, 3):
                 run = run_unmasked(model, input_ids, PROMPT_LENGTH, [layer], scope)
@@ -196,7 +196,7 @@ def pretend_two_devices() -> None:
     torch.set_num_threads(1)
     backend_registration._setup_privateuseone_for_python_backend("pretend")
     torch.pretend.get_amp_supported_dtype = list  # torch.autocast asks
-    passes.validate_sequence = lambda *_: None  # it looks at token ids, which have no data
+    passes.validate_tokens = lambda *_: None  # it looks at token ids, which have no data
     seen = {name: structure_of(tiny_model(name, "sdpa")) for name in FAMILIES}  # that needs data
     with FakeTensorMode():
         for name, found in seen.items():

@@ -1,7 +1,6 @@
 """What is known of a model is forgotten when it changes; sessions leave it as they found it."""
 
 import copy
-import gc
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -50,10 +49,6 @@ def hooked(model: nn.Module) -> None:
     model.model.layers[0].mlp.register_forward_hook(lambda *call: call[-1] * 1.2)
 
 
-def hooked_before(model: nn.Module) -> None:
-    model.lm_head.register_forward_pre_hook(lambda _, given: (given[0] * 1.2,))
-
-
 def otherwise_active(model: nn.Module) -> None:
     model.model.layers[1].mlp.act_fn = nn.Tanh()
 
@@ -72,7 +67,7 @@ def test_values_count_in_the_state_and_in_the_key(change: Callable[[nn.Module], 
     assert model_key(model) != key
 
 
-@pytest.mark.parametrize("change", [hooked, hooked_before, patched])
+@pytest.mark.parametrize("change", [hooked, patched])
 def test_what_others_compute_is_neither_kept_nor_found(
     change: Callable[[nn.Module], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
@@ -90,6 +85,16 @@ def test_what_others_compute_is_neither_kept_nor_found(
     assert caplog.text.count("the result cache is not used") == 1
 
 
+def test_hooks_exchanged_are_others():
+    """The second one may get the `id` of the first."""
+    model, seen = tiny_model("llama"), set()
+    for turn in range(20):
+        handle = model.model.register_forward_hook(lambda *call: call[-1])
+        seen.add(model_state(model))
+        handle.remove()
+        assert len(seen) == turn + 1
+
+
 def test_weights_exchanged_twice_are_others():
     """The second one may get the `id` and the memory of the first."""
     model = tiny_model("llama")
@@ -99,17 +104,6 @@ def test_weights_exchanged_twice_are_others():
         layer.weight = nn.Parameter(layer.weight.detach() * 1.1)
         seen.add(model_state(model))
         assert len(seen) == turn + 1
-
-
-def test_what_is_known_of_tensors_and_storages_is_forgotten_with_them():
-    gc.collect()
-    known = len(state._NUMBERS)
-    model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(200)])
-    model_state(model)
-    assert len(state._NUMBERS) > known + 600  # modules, weights and biases
-    del model
-    gc.collect()
-    assert len(state._NUMBERS) < known + 200
 
 
 def test_weights_loaded_in_inference_mode_count_as_written_to(tmp_path: Path):
@@ -149,14 +143,6 @@ def test_passes_change_no_state(offloaded: bool, rope: str | None):
     assert model_key(model) == key
 
 
-def test_recurrent_states_are_no_values():
-    model = tiny_class("RecurrentGemmaForCausalLM").eval()
-    before, key = model_state(model), model_key(model)
-    model(input_ids=IDS[None])
-    assert model_state(model) == before
-    assert model_key(model) == key
-
-
 def test_model_objects_that_share_modules_share_the_lock():
     model = tiny_model("llama")
     other = LlamaForCausalLM(copy.deepcopy(model.config))
@@ -187,6 +173,8 @@ def test_the_scaling_of_an_adapter_counts():
     weak, strong = (plain_model(lora(lora_alpha=alpha)) for alpha in (4, 32))
     assert model_key(weak) != model_key(strong)
     assert model_key(weak) == model_key(plain_model(lora(lora_alpha=4)))
+    weak.lm_head.set_scale("default", 8)
+    torch.testing.assert_close(unembedding(weak), unembedding(strong))
     whole = lora(lora_alpha=4)
     model = plain_model(whole)
     before, key = model_state(model), model_key(model)

@@ -302,7 +302,7 @@ class ASMIConfig:
     )  # fmt: skip
     memory_budget: int | None = parameter(
         None, "Memory for masked passes, besides the weights; by default, half of the free GPU "
-        "memory, or 512 MiB on a CPU.", _or_none(_bytes), unit="bytes", of="machine", key=False,
+        "memory (at most 8 GiB), or 512 MiB on a CPU.", _or_none(_bytes), unit="bytes", of="machine", key=False,
     )  # fmt: skip
     compile: bool = parameter(
         False, "Whether torch.compile runs the layers; the first answers then take a minute more.",

@@ -15,19 +15,18 @@ from lm_polygraph_asmi.model.session import attention_of
 log = logging.getLogger("lm_polygraph")
 Result = TypeVar("Result")
 
-CPU_BUDGET = 2**29
+CPU_BUDGET, GPU_BUDGET = 2**29, 2**33
+"""Larger batches make neither faster (measured on an H200: 8 GB as fast as 65 GB)."""
 
 
 def default_budget(device: torch.device) -> int:
-    """Bytes for passes that run on a device: half of what is free on a GPU, else 512 MiB.
-
-    Larger batches do not make a CPU faster. The unmasked pass is not limited.
-    """
+    """Bytes for passes that run on a device: half of what is free on a GPU, at most 8 GiB, else
+    512 MiB. The unmasked pass is not limited."""
     if device.type != "cuda":
         return CPU_BUDGET
     # Blocks that PyTorch has reserved and does not use are free, too.
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return (torch.cuda.mem_get_info(device)[0] + unused) // 2
+    return min((torch.cuda.mem_get_info(device)[0] + unused) // 2, GPU_BUDGET)
 
 
 def batch_bytes(

@@ -302,12 +302,12 @@ class ASMIConfig:
     )  # fmt: skip
     memory_budget: int | None = parameter(
         None, "Memory for masked passes, besides the weights; by default, half of the free GPU "
-        "memory (at most 8 GiB), or 512 MiB on a CPU.", _or_none(_bytes), unit="bytes", of="machine", key=False,
+        "memory (at most 8 GiB), or 512 MiB on a CPU.", _or_none(_bytes), unit="bytes",
+        of="machine", key=False,
     )  # fmt: skip
     compile: bool = parameter(
-        False, "Whether torch.compile runs the layers; the first answers then take a minute more.",
-        _truth, of="machine", key=False,
-    )  # fmt: skip
+        False, "Whether torch.compile runs the layers.", _truth, of="machine", key=False
+    )
 
     def __post_init__(self) -> None:
         for declared in fields(self):

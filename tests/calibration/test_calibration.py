@@ -221,7 +221,13 @@ def test_a_calibration_in_words(calibration, monkeypatch):
 
 def test_every_setting_that_changes_a_score_is_compared(calibration):
     """A new setting is compared, or it is listed here as one that changes no score."""
-    of_answers_and_machines = {"max_new_tokens", "attention", "memory_budget", "structure"}
+    of_answers_and_machines = {
+        "max_new_tokens",
+        "attention",
+        "memory_budget",
+        "structure",
+        "compile",
+    }
     of_controls = {"perturbation", "perturbation_scale"}
     known = replace(
         calibration, signal="adapt", settings=calibration.settings | {"method": "adapt"}

@@ -20,8 +20,8 @@ CPU_BUDGET, GPU_BUDGET = 2**29, 2**33
 
 
 def default_budget(device: torch.device) -> int:
-    """Bytes for passes that run on a device: half of what is free on a GPU, at most 8 GiB, else
-    512 MiB. The unmasked pass is not limited."""
+    """Bytes for passes that run on a device: half of a GPU's free memory, at most 8 GiB; 512 MiB on
+    a processor. The unmasked pass is not limited."""
     if device.type != "cuda":
         return CPU_BUDGET
     # Blocks that PyTorch has reserved and does not use are free, too.

@@ -5,7 +5,7 @@ No hook is registered: other threads may call the model meanwhile, and get what 
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import cache, lru_cache, partial
 from threading import get_ident
 from typing import Any
@@ -16,44 +16,50 @@ from torch import Tensor, nn
 from lm_polygraph_asmi.model.state import known_of
 
 Forward = Callable[..., Any]
+Replacement = tuple[nn.Module, Forward]
 CACHES = ("past_key_values", "cache", "layer_past", "past_key_value")
 """Names of the argument with which layers take keys and values."""
 
 
 @contextmanager
-def replaced_forward(module: nn.Module, forward: Callable[[Forward], Forward]) -> Iterator[None]:
-    """Replace the forward method of a module; its hooks still run. `forward` makes the new method
-    from the old one, which it must call in other threads."""
-    previous = vars(module).get("forward")  # set if accelerate wrapped the class's method
-    module.forward = forward(module.forward)
+def replaced_forwards(*replacements: Replacement) -> Iterator[None]:
+    """Replace forward methods of modules, whose hooks still run.
+
+    Each new one is called with the old one, which it must call in other threads, and the arguments.
+    """
+    undo: list[tuple[nn.Module, Forward | None]] = []
     try:
+        for module, forward in replacements:
+            # An attribute only if accelerate wrapped the class's method.
+            undo.append((module, vars(module).get("forward")))
+            module.forward = partial(forward, module.forward)
         yield
     finally:
-        if previous is None:
-            del module.forward
-        else:
-            module.forward = previous
+        for module, previous in reversed(undo):
+            if previous is None:
+                del module.forward
+            else:
+                module.forward = previous
 
 
-def in_this_thread(forward: Forward) -> Callable[[Forward], Forward]:
-    """What `replaced_forward` takes: `forward` here, the old method in other threads."""
-    owner = get_ident()
-
-    def replace(real: Forward) -> Forward:
-        def guarded(*args: Any, **kwargs: Any) -> Any:
-            return (forward if get_ident() == owner else real)(*args, **kwargs)
-
-        return guarded
-
-    return replace
+def in_this_thread(forward: Forward) -> Forward:
+    """What `replaced_forwards` takes: `forward` here, the old method in other threads."""
+    return partial(_in_thread, get_ident(), forward)
 
 
-def compiled(model: nn.Module, layers: Sequence[nn.Module], replaced: ExitStack) -> None:
-    """Let `torch.compile` run layers of a session that asks for it, until `replaced` is closed."""
+def _in_thread(owner: int, forward: Forward, real: Forward, *args: Any, **kwargs: Any) -> Any:
+    return forward(real, *args, **kwargs) if get_ident() == owner else real(*args, **kwargs)
+
+
+def compiled(model: nn.Module, layers: Sequence[nn.Module]) -> Iterator[Replacement]:
+    """What lets `torch.compile` run layers, in a session that asks for it."""
     for layer in layers if known_of(model).compiles else ():
         if "forward" not in vars(layer):  # neither offloaded nor changed
-            run = partial(_compiled(type(layer).forward), layer)
-            replaced.enter_context(replaced_forward(layer, in_this_thread(run)))
+            yield layer, in_this_thread(partial(_run_compiled, layer))
+
+
+def _run_compiled(layer: nn.Module, _: Forward, *args: Any, **kwargs: Any) -> Any:
+    return _compiled(type(layer).forward)(layer, *args, **kwargs)
 
 
 @cache

@@ -7,11 +7,9 @@ scored, three short passes show that it is deterministic and causal.
 
 import csv
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.resources import files
-from threading import get_ident
 from typing import Any
 
 import torch
@@ -25,7 +23,12 @@ from lm_polygraph_asmi.model.devices import (
     execution_device,
     lowest_precision,
 )
-from lm_polygraph_asmi.model.forwards import Forward, first_tensor, replaced_forward
+from lm_polygraph_asmi.model.forwards import (
+    Forward,
+    first_tensor,
+    in_this_thread,
+    replaced_forwards,
+)
 from lm_polygraph_asmi.model.session import scoring_session
 from lm_polygraph_asmi.model.state import known_of, model_state
 
@@ -281,21 +284,14 @@ def _watched(
     """Logits of a pass over tokens, (1, N, V), and the calls of modules by path: the first tensor
     that each was given, and its output."""
     calls: dict[str, list[tuple[Any, Any]]] = {path: [] for path in paths}
-    owner = get_ident()
 
-    def watch(path: str, real: Forward) -> Forward:
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            output = real(*args, **kwargs)
-            if get_ident() == owner:
-                calls[path].append((first_tensor((*args, *kwargs.values())), output))
-            return output
+    def watch(path: str, real: Forward, *args: Any, **kwargs: Any) -> Any:
+        output = real(*args, **kwargs)
+        calls[path].append((first_tensor((*args, *kwargs.values())), output))
+        return output
 
-        return forward
-
-    with ExitStack() as replaced:
-        for path in calls:
-            module = model.get_submodule(path)
-            replaced.enter_context(replaced_forward(module, partial(watch, path)))
+    watches = ((model.get_submodule(at), in_this_thread(partial(watch, at))) for at in calls)
+    with replaced_forwards(*watches):
         logits: Tensor = model(input_ids=tokens, use_cache=False, return_dict=True).logits
     return logits.float(), calls
 

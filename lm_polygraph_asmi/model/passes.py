@@ -6,8 +6,7 @@ the outputs of masked heads are zero before its output projection. The others ar
 """
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from threading import get_ident
@@ -23,12 +22,14 @@ from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.forwards import (
     Forward,
     OneLayerCache,
+    Replacement,
     arguments,
     cache_of,
     compiled,
     first_tensor,
+    in_this_thread,
     parameters_of,
-    replaced_forward,
+    replaced_forwards,
     with_cache,
 )
 from lm_polygraph_asmi.model.heads import structure_of
@@ -125,35 +126,29 @@ def run_unmasked(
     for layer in targets:
         output_projection(model, layer)  # raises for a layer without heads
     packing = scope == "response" and keep_cache and bool(targets)
-    layers, owner = decoder_layers(model), get_ident()
+    layers = decoder_layers(model)
     entering: dict[int, Tensor] = {}
     after: dict[int, Tensor] = {}
     attention_masks: dict[int, Tensor | None] = {}
     caches: dict[int, OneLayerCache] = {}
 
-    def watch(index: int, real: Forward) -> Forward:
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            if get_ident() != owner:
-                return real(*args, **kwargs)
-            given = arguments(layers[index], args, kwargs)
-            if packing:
-                caches[index] = OneLayerCache()
-                given |= caches[index].argument(layers[index])
-                attention_masks[index] = given.get("attention_mask")
-            output = real(**given) if packing else real(*args, **kwargs)
-            if index in targets:
-                entering[index] = given[states_name(layers[index])]
-                # A copy: the states at the other positions need not be kept.
-                after[index] = states_of(output)[0, prompt_length - 1 :].clone()
-            return output
-
-        return forward
+    def watch(index: int, real: Forward, *args: Any, **kwargs: Any) -> Any:
+        given = arguments(layers[index], args, kwargs)
+        if packing:
+            caches[index] = OneLayerCache()
+            given |= caches[index].argument(layers[index])
+            attention_masks[index] = given.get("attention_mask")
+        output = real(**given) if packing else real(*args, **kwargs)
+        if index in targets:
+            entering[index] = given[states_name(layers[index])]
+            # A copy: the states at the other positions need not be kept.
+            after[index] = states_of(output)[0, prompt_length - 1 :].clone()
+        return output
 
     ids = input_ids[None, :-1].to(execution_device(model.get_input_embeddings()))
-    with ExitStack() as replaced:
-        compiled(model, layers, replaced)
-        for index in range(targets[0], len(layers)) if packing else targets:
-            replaced.enter_context(replaced_forward(layers[index], partial(watch, index)))
+    watched = range(targets[0], len(layers)) if packing else targets
+    watches = ((layers[i], in_this_thread(partial(watch, i))) for i in watched)
+    with replaced_forwards(*compiled(model, layers), *watches):
         final = states_of(base_model(model)(input_ids=ids, use_cache=False))
     final_hidden = final[0, prompt_length - 1 :]
     if len(layers) - 1 in after:
@@ -177,7 +172,6 @@ def by_head(heads: Tensor, mask: Shaped[Tensor, "B n H"], rows: int) -> Float[Te
     return (split * mask[..., None].to(heads)).flatten(2)
 
 
-@contextmanager
 def suffix_under(
     model: PreTrainedModel,
     layer: int,
@@ -185,72 +179,51 @@ def suffix_under(
     entering: Float[Tensor, "_ N D"] | None = None,
     one_row: bool = False,
     given: dict[str, Any] | None = None,
-) -> Iterator[None]:
-    """Let the model run with masked heads at a layer, which gets other arguments that are `given`.
+) -> list[Replacement]:
+    """What masks heads at a layer, which gets other arguments that are `given`.
 
     `mask`: 1 keeps a head; rows and positions may be 1 for all. `entering`: states that enter the
     layer, while those below return at once; None: the model's own. `one_row`: the model runs one
     row, of which the masks make B behind the projection.
     """
     structure, layers, owner = structure_of(model), decoder_layers(model), get_ident()
-    inside = False
+    target, inside = layers[layer], False
+    changed = ({} if entering is None else {states_name(target): entering}) | (given or {})
 
-    def enter(real: Forward) -> Forward:
-        name = states_name(layers[layer])
+    def enter(real: Forward, *args: Any, **kwargs: Any) -> Any:
+        nonlocal inside
+        if get_ident() != owner:
+            return real(*args, **kwargs)
+        if changed:
+            args, kwargs = (), arguments(target, args, kwargs) | changed
+        inside = True  # several layers may share one projection
+        try:
+            return real(*args, **kwargs)
+        finally:
+            inside = False
 
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            nonlocal inside
-            if get_ident() != owner:
-                return real(*args, **kwargs)
-            if entering is not None:
-                args = (entering, *args[1:]) if args else args
-                kwargs = kwargs if args else kwargs | {name: entering}
-            if given is not None:
-                args, kwargs = (), arguments(layers[layer], args, kwargs) | given
-            inside = True  # several layers may share one projection
-            try:
-                return real(*args, **kwargs)
-            finally:
-                inside = False
+    def project(real: Forward, heads: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if inside and get_ident() == owner:
+            masked = by_head(heads, mask, 1 if one_row else len(mask))
+            heads = masked if one_row else masked.reshape(heads.shape)
+        return real(heads, *args, **kwargs)
 
-        return forward
-
-    def project(real: Forward) -> Forward:
-        def forward(heads: Tensor, *args: Any, **kwargs: Any) -> Any:
-            if inside and get_ident() == owner:
-                masked = by_head(heads, mask, 1 if one_row else len(mask))
-                heads = masked if one_row else masked.reshape(heads.shape)
-            return real(heads, *args, **kwargs)
-
-        return forward
-
-    with ExitStack() as replaced:
-        replaced.enter_context(replaced_forward(output_projection(model, layer), project))
-        replaced.enter_context(replaced_forward(layers[layer], enter))
-        for index in range(layer) if entering is not None else ():
-            bypass = at_once(layers[index], structure.returns[index])
-            replaced.enter_context(replaced_forward(layers[index], bypass))
-        yield
+    below = range(0 if entering is None else layer)
+    bypassed = [returning(layers[index], structure.returns[index]) for index in below]
+    return [(output_projection(model, layer), project), (target, enter), *bypassed]
 
 
-def at_once(
-    layer: nn.Module, length: int, seen: list[Tensor] | None = None
-) -> Callable[[Forward], Forward]:
+def returning(layer: nn.Module, length: int, seen: list[Tensor] | None = None) -> Replacement:
     """A layer returns its states, in a tuple of that length or (0) alone; `seen` gets them."""
-    owner, name, others = get_ident(), states_name(layer), [None] * (length - 1)
+    name, others = states_name(layer), [None] * (length - 1)
 
-    def replace(real: Forward) -> Forward:
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            if get_ident() != owner:
-                return real(*args, **kwargs)
-            states = args[0] if args else kwargs[name]
-            if seen is not None:
-                seen.append(states)
-            return (states, *others) if length else states
+    def forward(_: Forward, *args: Any, **kwargs: Any) -> Any:
+        states = args[0] if args else kwargs[name]
+        if seen is not None:
+            seen.append(states)
+        return (states, *others) if length else states
 
-        return forward
-
-    return replace
+    return layer, in_this_thread(forward)
 
 
 def states_name(layer: nn.Module) -> str:
@@ -267,37 +240,29 @@ def suffix(
     parts: list[Any] = [getattr(layers[last], "mlp", None)]
     if last in structure_of(model).projections:
         parts.append(output_projection(model, last))
-    with ExitStack() as replaced:
-        compiled(model, layers[layer + 1 : last], replaced)
-        for part in parts if layer < last else ():
-            if isinstance(part, nn.Module):
-                only = _only_at(unmasked.predicting, ids.shape[1])
-                replaced.enter_context(replaced_forward(part, only))
-        replaced.enter_context(
-            suffix_under(model, layer, masks[:, None], unmasked.entering[layer], one_row=True)
-        )
+    only = in_this_thread(partial(_only_at, unmasked.predicting, ids.shape[1]))
+    replaced = [
+        *compiled(model, layers[layer + 1 : last]),
+        *((part, only) for part in parts if layer < last and isinstance(part, nn.Module)),
+        *suffix_under(model, layer, masks[:, None], unmasked.entering[layer], one_row=True),
+    ]
+    with replaced_forwards(*replaced):
         states = states_of(base_model(model)(input_ids=ids, use_cache=False))
     return _rows(states, len(masks))[:, unmasked.predicting]
 
 
-def _only_at(positions: slice, total: int) -> Callable[[Forward], Forward]:
+def _only_at(
+    positions: slice, total: int, real: Forward, states: Tensor, *args: Any, **kwargs: Any
+) -> Any:
     """A module that returns a tensor runs only at some of all positions; others are zeros."""
-    owner = get_ident()
-
-    def replace(real: Forward) -> Forward:
-        def forward(states: Tensor, *args: Any, **kwargs: Any) -> Any:
-            if get_ident() != owner or states.ndim != 3 or states.shape[1] != total:
-                return real(states, *args, **kwargs)
-            found = real(states[:, positions].contiguous(), *args, **kwargs)
-            if not isinstance(found, Tensor):
-                return real(states, *args, **kwargs)
-            padded = found.new_zeros(*states.shape[:2], found.shape[-1])
-            padded[:, positions] = found
-            return padded
-
-        return forward
-
-    return replace
+    if states.ndim != 3 or states.shape[1] != total:
+        return real(states, *args, **kwargs)
+    found = real(states[:, positions].contiguous(), *args, **kwargs)
+    if not isinstance(found, Tensor):
+        return real(states, *args, **kwargs)
+    padded = found.new_zeros(*states.shape[:2], found.shape[-1])
+    padded[:, positions] = found
+    return padded
 
 
 def suffix_in_rows(
@@ -306,7 +271,7 @@ def suffix_in_rows(
     """As `suffix`, for layers that compare the sizes of their arguments: B rows from the start."""
     ids = unmasked.tokens(model).expand(len(masks), -1)
     entering = unmasked.entering[layer].expand(len(masks), -1, -1)
-    with suffix_under(model, layer, masks[:, None], entering):
+    with replaced_forwards(*suffix_under(model, layer, masks[:, None], entering)):
         states = states_of(base_model(model)(input_ids=ids, use_cache=False))
     return _rows(states, len(masks))[:, unmasked.predicting]
 
@@ -321,7 +286,7 @@ def full_passes(
         by_position = mask.repeat(1, ids.shape[1], 1)
         if unmasked.scope == "response":
             by_position[:, : unmasked.before] = 1
-        with suffix_under(model, layer, by_position):
+        with replaced_forwards(*suffix_under(model, layer, by_position)):
             found = states_of(base_model(model)(input_ids=ids, use_cache=False))
         states.append(found[:, unmasked.predicting])
     return torch.cat(states)
@@ -349,29 +314,24 @@ def packed(
         own = packed_masks[id(unmasked.attention_masks[index])]
         return {"attention_mask": own} | caches[index].argument(layers[index])
 
-    def see_own_copy(index: int, real: Forward) -> Forward:
-        given = given_to(index)
-
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            if get_ident() != owner:
-                return real(*args, **kwargs)
-            return real(**arguments(layers[index], args, kwargs) | given)
-
-        return forward
+    def see_own_copy(index: int, real: Forward, *args: Any, **kwargs: Any) -> Any:
+        if get_ident() != owner:
+            return real(*args, **kwargs)
+        return real(**arguments(layers[index], args, kwargs) | given_to(index))
 
     mask = masks.repeat_interleave(length, 0)[None]
     ids = unmasked.tokens(model)[:, before:].repeat(1, copies)
     places = torch.arange(before, before + length, device=ids.device).repeat(copies)[None]
-    run = base_model(model)
-    with ExitStack() as replaced:
-        compiled(model, layers[layer + 1 :], replaced)
-        for index in range(layer + 1, len(layers)):
-            replaced.enter_context(replaced_forward(layers[index], partial(see_own_copy, index)))
-        own = given_to(layer)
-        replaced.enter_context(suffix_under(model, layer, mask, entering, given=own))
-        inputs = {"input_ids": ids, "position_ids": places, "use_cache": False}
-        # With a mask of its own the model makes none, which takes longer than a layer.
-        states = states_of(run(**inputs, attention_mask=own["attention_mask"]))
+    own, above = given_to(layer), range(layer + 1, len(layers))
+    replaced = [
+        *compiled(model, layers[layer + 1 :]),
+        *((layers[index], partial(see_own_copy, index)) for index in above),
+        *suffix_under(model, layer, mask, entering, given=own),
+    ]
+    # With a mask of its own the model makes none, which takes longer than a layer.
+    inputs = {"position_ids": places, "attention_mask": own["attention_mask"]}
+    with replaced_forwards(*replaced):
+        states = states_of(base_model(model)(input_ids=ids, **inputs, use_cache=False))
     return states.reshape(copies, length, -1)
 
 
@@ -414,7 +374,7 @@ def rows_after_prompt(
         cache.reorder_cache(torch.zeros(len(masks), dtype=torch.long, device=ids.device))
     rows = ids[:, before:].expand(len(masks), -1)
     entering = unmasked.entering[layer][:, before:].expand(len(masks), -1, -1)
-    with suffix_under(model, layer, masks[:, None], entering):
+    with replaced_forwards(*suffix_under(model, layer, masks[:, None], entering)):
         states = states_of(base(input_ids=rows, **with_cache(base, cache), use_cache=True))
     return _rows(states, len(masks))
 

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from lm_polygraph_asmi.model.devices import check_distributions, execution_device, lowest_precision
-from lm_polygraph_asmi.model.forwards import in_this_thread, replaced_forward
+from lm_polygraph_asmi.model.forwards import Forward, in_this_thread, replaced_forwards
 from lm_polygraph_asmi.model.heads import output_embeddings
 from lm_polygraph_asmi.model.layers import base_model
 from lm_polygraph_asmi.model.state import known_values
@@ -75,14 +75,14 @@ def wide_logits(model: PreTrainedModel) -> Iterator[None]:
         yield
         return
 
-    def forward(states: Tensor) -> Tensor:
+    def forward(_: Forward, states: Tensor) -> Tensor:
         with align_module_device(projection):
             weight, bias = projection.weight, projection.bias
         if states.dtype.itemsize != 2 or weight.dtype != states.dtype:
             return nn.functional.linear(states, weight, bias)
         return wide_product(states.to(weight.device), weight, bias)
 
-    with replaced_forward(projection, in_this_thread(forward)):
+    with replaced_forwards((projection, in_this_thread(forward))):
         yield
 
 
@@ -103,7 +103,8 @@ def readout(
     states = hidden.reshape(-1, *hidden.shape[-2:]) if hidden.ndim > 1 else hidden[None, None]
     tokens = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
     output = _Returned(last_hidden_state=states)
-    with replaced_forward(base_model(model), in_this_thread(lambda *_, **__: output)):
+    returned = in_this_thread(lambda *_, **__: output)
+    with replaced_forwards((base_model(model), returned)):
         logits = own_logits(model, wide=wide, input_ids=tokens)
     check_distributions(model, logits)
     return logits.reshape(*hidden.shape[:-1], -1).log_softmax(-1)

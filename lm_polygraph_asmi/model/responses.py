@@ -1,7 +1,6 @@
 """Embeddings of sampled responses: the model's own hidden state at their final token."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -11,10 +10,10 @@ from transformers import DynamicCache, PreTrainedModel
 
 from lm_polygraph_asmi.model.check import LONGER
 from lm_polygraph_asmi.model.devices import execution_device, lowest_precision
-from lm_polygraph_asmi.model.forwards import replaced_forward, with_cache
+from lm_polygraph_asmi.model.forwards import replaced_forwards, with_cache
 from lm_polygraph_asmi.model.heads import structure_of
 from lm_polygraph_asmi.model.layers import base_model, decoder_layers, num_layers
-from lm_polygraph_asmi.model.passes import at_once, validate_tokens
+from lm_polygraph_asmi.model.passes import returning, validate_tokens
 from lm_polygraph_asmi.model.session import attention_of
 from lm_polygraph_asmi.model.state import has_foreign_code, known_values
 
@@ -98,11 +97,9 @@ def _states_entering(
     """hidden_states[layer] of an ordinary pass; the layers above return at once."""
     layers, returns = decoder_layers(model), structure_of(model).returns
     entering: list[Tensor] = []
-    with ExitStack() as replaced:
-        for index in range(layer, len(layers)):
-            skip = at_once(layers[index], returns[index], entering)
-            replaced.enter_context(replaced_forward(layers[index], skip))
-        base = base_model(model)
-        caching = {} if cache is None else with_cache(base, cache)
+    base = base_model(model)
+    caching = {} if cache is None else with_cache(base, cache)
+    skipped = (returning(layers[i], returns[i], entering) for i in range(layer, len(layers)))
+    with replaced_forwards(*skipped):
         base(input_ids=input_ids, use_cache=cache is not None, **caching)
     return entering[0]

@@ -36,13 +36,14 @@ from lm_polygraph_asmi.model import (
     layer_at,
     num_heads,
     num_layers,
+    readout,
     run_unmasked,
     scoring_session,
     subnetwork_log_probs,
     unembedding,
 )
 from lm_polygraph_asmi.model.check import PASSES, checked
-from lm_polygraph_asmi.model.layers import output_projection
+from lm_polygraph_asmi.model.heads import output_projection
 
 SHAPES = {
     "qwen3-4b": transformers.Qwen3Config(
@@ -81,7 +82,7 @@ class Contenders:
     def scoring_pass(self) -> Tensor:
         """One unmasked pass over prompt and answer: the unit of the paper's cost estimate."""
         unmasked = run_unmasked(self.model, self.input_ids, self.prompt_length, [])
-        return unmasked.log_probs(self.model)
+        return readout(self.model, unmasked.final_hidden)
 
     def naive(self, positions: slice = slice(None)) -> Tensor:
         """S full forward passes, each with logits at every position, and a hook that masks."""

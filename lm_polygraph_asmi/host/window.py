@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from lm_polygraph_asmi.host.loading import load_tokenizer
-from lm_polygraph_asmi.model.layers import window_of
+from lm_polygraph_asmi.model.heads import window_of
 
 _CONFIG_ARGUMENTS = ("revision", "gguf_file", "trust_remote_code", "cache_dir", "token")
 _SPECIAL_TOKENS = 8

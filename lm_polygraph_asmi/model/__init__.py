@@ -15,11 +15,14 @@ four heads (1 keeps a head), and eight tokens, of which the first six are the pr
 """
 
 from lm_polygraph_asmi.model.check import check_unmasked
-from lm_polygraph_asmi.model.heads import Structure, name_modules, plain_model, structure_of
-from lm_polygraph_asmi.model.layers import (
+from lm_polygraph_asmi.model.heads import (
+    Structure,
     layer_at,
+    name_modules,
     num_heads,
     num_layers,
+    plain_model,
+    structure_of,
     target_layer,
 )
 from lm_polygraph_asmi.model.masked import (
@@ -34,25 +37,8 @@ from lm_polygraph_asmi.model.session import attention_of, scoring_session
 from lm_polygraph_asmi.model.state import model_lock, model_state
 
 __all__ = [
-    "Structure",
-    "Subnetworks",
-    "UnmaskedPass",
-    "attention_of",
-    "check_unmasked",
-    "layer_at",
-    "model_lock",
-    "model_state",
-    "name_modules",
-    "num_heads",
-    "num_layers",
-    "plain_model",
-    "readout",
-    "response_embeddings",
-    "run_subnetworks",
-    "run_unmasked",
-    "scoring_session",
-    "structure_of",
-    "subnetwork_log_probs",
-    "target_layer",
-    "unembedding",
-]
+    "Structure", "Subnetworks", "UnmaskedPass", "attention_of", "check_unmasked", "layer_at",
+    "model_lock", "model_state", "name_modules", "num_heads", "num_layers", "plain_model",
+    "readout", "response_embeddings", "run_subnetworks", "run_unmasked", "scoring_session",
+    "structure_of", "subnetwork_log_probs", "target_layer", "unembedding",
+]  # fmt: skip

@@ -3,6 +3,10 @@
 The table of classes, `classes.csv`, says which classes of transformers were tested and how; other
 classes run only if the setting `structure` names the projection of their heads. Before a model is
 scored, three short passes show that it is deterministic and causal.
+
+A model may be split over devices or partly offloaded (`device_map`). Then accelerate's hooks move a
+module's weights and inputs to its device at each call. So modules are only called. Functions that
+read weights (`execution_device`, `unembedding`, the readout) have them fetched first.
 """
 
 import csv
@@ -14,9 +18,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from lm_polygraph_asmi.config import module_paths
+from lm_polygraph_asmi.config import target_layer as target_layer
 from lm_polygraph_asmi.model.devices import (
     check_distributions,
     dtypes_of,
@@ -120,6 +125,63 @@ def structure_of(model: PreTrainedModel) -> Structure:
         values[key] = _find_structure(model, module_paths(known.named))
     structure: Structure = values[key]
     return structure
+
+
+def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
+    return list(model.get_submodule(structure_of(model).layers).children())
+
+
+def output_projection(model: PreTrainedModel, layer: int) -> nn.Module:
+    """The projection whose input is a layer's concatenated head outputs; see `num_heads`."""
+    num_heads(model, layer)  # raises for a layer without heads
+    return decoder_layers(model)[layer].get_submodule(structure_of(model).projections[layer])
+
+
+def base_model(model: PreTrainedModel) -> nn.Module:
+    """The module whose first output is the final states, the input of the unembedding."""
+    return model.get_submodule(structure_of(model).base_model)
+
+
+def num_layers(model: PreTrainedModel) -> int:
+    """L, the number of decoder layers, with heads or without."""
+    return structure_of(model).num_layers
+
+
+def num_heads(model: PreTrainedModel, layer: int | None = None) -> int:
+    """H, the number of query heads of a layer (with grouped queries, too); by default of the first
+    that has heads. Raises ValueError: no such layer, or one without heads."""
+    structure = structure_of(model)
+    if layer is None:
+        return next(iter(structure.heads.values()))
+    if not 0 <= layer < structure.num_layers:
+        raise ValueError(
+            f"layer must be in [0, {structure.num_layers - 1}] for a {structure.num_layers}-layer "
+            f"model, got {layer}"
+        )
+    if layer not in structure.heads:
+        raise ValueError(
+            f"layer {layer} of {type(model).__name__} has no attention heads; layers with heads: "
+            f"{', '.join(map(str, structure.heads))}"
+        )
+    return structure.heads[layer]
+
+
+def context_window(model: PreTrainedModel) -> int | None:
+    """Longest sequence in tokens that the model's positions cover; None if not configured."""
+    return window_of(model.config)
+
+
+def window_of(config: PretrainedConfig) -> int | None:
+    """`context_window` of a model with this configuration."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
+
+
+def layer_at(model: PreTrainedModel, depth: float) -> int:
+    """The layer to mask at a relative depth: the nearest one that has heads, of two the lower.
+    Raises ValueError: depth outside (0, 1)."""
+    structure = structure_of(model)
+    requested = target_layer(depth, structure.num_layers)
+    return min(structure.heads, key=lambda layer: (abs(layer - requested), layer))
 
 
 def _find_structure(model: PreTrainedModel, named: dict[str, str]) -> Structure:
@@ -259,20 +321,14 @@ def _width(layer: nn.Module, path: str, default: Any) -> Any:
     return getattr(module, "in_features", getattr(module, "nx", default))
 
 
-def _special_tokens(model: PreTrainedModel) -> set[int]:
-    """Token ids named in the configuration; a model may treat them differently."""
-    special: set[int] = set()
-    for part in (model.config, model.config.get_text_config(decoder=True)):
-        for name, value in part.to_dict().items():
-            if name.endswith(("token_id", "token_index", "token_ids")):
-                special |= set(value if isinstance(value, list) else [value])
-    return special
-
-
 def _ordinary_tokens(model: PreTrainedModel) -> Tensor:
-    """Token ids (1, `TOKENS`) of a short text without any special token, where the model runs."""
-    vocabulary = model.config.get_text_config(decoder=True).vocab_size
-    special = _special_tokens(model)
+    """Token ids (1, `TOKENS`) of a short text without those that the configuration names, which a
+    model may treat differently; where the model runs."""
+    text, special = model.config.get_text_config(decoder=True), set[int]()
+    for name, value in [*model.config.to_dict().items(), *text.to_dict().items()]:
+        if name.endswith(("token_id", "token_index", "token_ids")):
+            special |= set(value if isinstance(value, list) else [value])
+    vocabulary = text.vocab_size
     ordinary = [token for token in range(min(vocabulary, 200)) if token not in special]
     tokens = torch.tensor([[ordinary[(7 * i + 3) % len(ordinary)] for i in range(TOKENS)]])
     return tokens.to(execution_device(model.get_input_embeddings()))

@@ -21,9 +21,13 @@ from lm_polygraph_asmi.model.check import (
     keeps_cache,
 )
 from lm_polygraph_asmi.model.devices import execution_device
-from lm_polygraph_asmi.model.heads import output_embeddings, plain_model
-from lm_polygraph_asmi.model.layers import num_heads
-from lm_polygraph_asmi.model.memory import batch_bytes, default_budget, in_chunks
+from lm_polygraph_asmi.model.heads import num_heads, output_embeddings, plain_model
+from lm_polygraph_asmi.model.memory import (
+    batch_bytes,
+    default_budget,
+    distributions_at_once,
+    in_chunks,
+)
 from lm_polygraph_asmi.model.passes import (
     UnmaskedPass,
     full_passes,
@@ -168,9 +172,7 @@ def subnetwork_log_probs(
         keep = keeps_cache(decoder, [layer], scope)
         unmasked = run_unmasked(decoder, input_ids, prompt_length, [layer], scope, keep)
         subnetworks = run_subnetworks(decoder, unmasked, layer, masks, memory_budget)
-        hidden = subnetworks.hidden
-        vocabulary = decoder.config.get_text_config().vocab_size
-        per_mask = 12 * hidden.shape[1] * vocabulary  # float32 logits and what they pass through
-        budget = memory_budget or default_budget(execution_device(output_embeddings(decoder)))
-        log_probs = torch.cat(in_chunks(partial(readout, decoder), hidden, budget // per_mask))
+        hidden, device = subnetworks.hidden, execution_device(output_embeddings(decoder))
+        chunk = distributions_at_once(decoder, device, memory_budget) // hidden.shape[1]
+        log_probs = torch.cat(in_chunks(partial(readout, decoder), hidden, chunk))
     return log_probs[subnetworks.index.to(log_probs.device)]

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lm_polygraph_asmi.model.heads import structure_of
-from lm_polygraph_asmi.model.layers import num_heads
+from lm_polygraph_asmi.model.heads import num_heads, structure_of
 from lm_polygraph_asmi.model.session import attention_of
 
 log = logging.getLogger("lm_polygraph")
@@ -64,6 +63,14 @@ def reduction_bytes(distinct: int, top_k: int, unembedding: Tensor) -> tuple[int
     # Distributions; ids sorted for the union; both reductions and their entropies.
     reduced = distinct * (16 * vocabulary + 48 * kept + 64 * union)
     return reduced + 8 * union * width, 16 * union
+
+
+def distributions_at_once(
+    model: PreTrainedModel, device: torch.device, memory_budget: int | None
+) -> int:
+    """Number of next-token distributions that fit, with what they pass through in 32 bits."""
+    vocabulary = model.config.get_text_config().vocab_size
+    return int(memory_budget or default_budget(device)) // (32 * vocabulary)
 
 
 def in_chunks(run: Callable[[Any], Result], items: Any, chunk: int) -> list[Result]:

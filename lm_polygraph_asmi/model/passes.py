@@ -32,15 +32,14 @@ from lm_polygraph_asmi.model.forwards import (
     replaced_forwards,
     with_cache,
 )
-from lm_polygraph_asmi.model.heads import structure_of
-from lm_polygraph_asmi.model.layers import (
+from lm_polygraph_asmi.model.heads import (
     base_model,
     context_window,
     decoder_layers,
     num_layers,
     output_projection,
+    structure_of,
 )
-from lm_polygraph_asmi.model.readout import readout
 
 
 @dataclass(frozen=True)
@@ -72,10 +71,6 @@ class UnmaskedPass:
         """The token ids that run, where the model takes them."""
         device = execution_device(model.get_input_embeddings())
         return self.input_ids[None, :-1].to(device)
-
-    def log_probs(self, model: PreTrainedModel) -> Float[Tensor, "T V"]:
-        """The model's own next-token log-probabilities at the response positions."""
-        return readout(model, self.final_hidden)
 
 
 def validate_tokens(model: PreTrainedModel, input_ids: Tensor, prompt_length: int) -> None:

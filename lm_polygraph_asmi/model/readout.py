@@ -19,8 +19,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from lm_polygraph_asmi.model.devices import check_distributions, execution_device, lowest_precision
 from lm_polygraph_asmi.model.forwards import Forward, in_this_thread, replaced_forwards
-from lm_polygraph_asmi.model.heads import output_embeddings
-from lm_polygraph_asmi.model.layers import base_model
+from lm_polygraph_asmi.model.heads import base_model, output_embeddings
 from lm_polygraph_asmi.model.state import known_values
 
 VOCABULARY_PART = 2**13

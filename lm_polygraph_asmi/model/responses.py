@@ -1,6 +1,7 @@
 """Embeddings of sampled responses: the model's own hidden state at their final token."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,8 +12,7 @@ from transformers import DynamicCache, PreTrainedModel
 from lm_polygraph_asmi.model.check import LONGER
 from lm_polygraph_asmi.model.devices import execution_device, lowest_precision
 from lm_polygraph_asmi.model.forwards import replaced_forwards, with_cache
-from lm_polygraph_asmi.model.heads import structure_of
-from lm_polygraph_asmi.model.layers import base_model, decoder_layers, num_layers
+from lm_polygraph_asmi.model.heads import base_model, decoder_layers, num_layers, structure_of
 from lm_polygraph_asmi.model.passes import returning, validate_tokens
 from lm_polygraph_asmi.model.session import attention_of
 from lm_polygraph_asmi.model.state import has_foreign_code, known_values
@@ -37,41 +37,38 @@ def response_embeddings(
     ids = [torch.tensor(response, dtype=torch.long) for response in responses]
     for response in ids:
         validate_tokens(model, torch.cat([prompt_ids.cpu(), response]), len(prompt_ids))
-    known = known_values(model).setdefault(("embeddings", attention_of(model)), {"longest": 0})
+    longest = known_values(model).setdefault(("embeddings", attention_of(model)), [0])
     # The prompt runs once for all where the model keeps plain keys and values, which a pass of the
     # longest response confirms; else each response gets a pass.
     plain = structure_of(model).passes.get("response") == "packed" and not has_foreign_code(model)
-    if plain and known["longest"] is not None:
+    alone = partial(_embedding, model, layer, prompt_ids)
+    if plain and longest[0] is not None:
         found = _after_one_prompt(model, layer, prompt_ids, ids)
         at = max(range(len(ids)), key=lambda i: len(ids[i]))
         length = len(prompt_ids) + len(ids[at])
-        if length <= LONGER * known["longest"]:
+        if length <= LONGER * longest[0]:
             return found
-        (alone,) = _separate(model, layer, prompt_ids, ids[at : at + 1])
+        expected = alone(ids[at])
         rounding = 1e-4 if lowest_precision(model).itemsize >= 4 else 0.05
-        right = bool((found[at] - alone).norm() <= rounding * alone.norm())
-        known["longest"] = length if right else None
+        right = bool((found[at] - expected).norm() <= rounding * expected.norm())
+        longest[0] = length if right else None
         if right:
             return found
-    return _separate(model, layer, prompt_ids, ids)
+    return torch.stack([alone(response) for response in ids])
 
 
-def _separate(
-    model: PreTrainedModel, layer: int, prompt_ids: Tensor, ids: list[Tensor]
-) -> Float[Tensor, "N D"]:
-    """Embeddings by a pass of the prompt and each response."""
-    device = execution_device(model.get_input_embeddings())
-    rows = []
-    for response in ids:
-        tokens = torch.cat([prompt_ids.cpu(), response])[None].to(device)
-        hidden = _states_entering(model, layer, tokens)
-        if hidden.shape[:2] != tokens.shape:
-            raise ValueError(
-                f"{type(model).__name__} has hidden states of shape {tuple(hidden.shape)}: a "
-                "response has no single embedding, so Adapt-ASMI is not defined"
-            )
-        rows.append(hidden[0, -1].float())
-    return torch.stack(rows)
+def _embedding(
+    model: PreTrainedModel, layer: int, prompt_ids: Tensor, response: Tensor
+) -> Float[Tensor, " D"]:
+    """Embedding of a response, by a pass of its own."""
+    tokens = torch.cat([prompt_ids.cpu(), response])[None]
+    hidden = _states_entering(model, layer, tokens)
+    if hidden.shape[:2] != tokens.shape:
+        raise ValueError(
+            f"{type(model).__name__} has hidden states of shape {tuple(hidden.shape)}: a response "
+            "has no single embedding, so Adapt-ASMI is not defined"
+        )
+    return hidden[0, -1].float()
 
 
 def _after_one_prompt(
@@ -80,13 +77,12 @@ def _after_one_prompt(
     """Embeddings by a pass of the prompt, and one of all responses after it."""
     # Right padding needs no mask: with causal attention no token attends to later ones.
     tokens = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
-    device = execution_device(model.get_input_embeddings())
     cache = DynamicCache()  # keeps all positions; windows are in the attention mask
-    after_prompt = _states_entering(model, layer, prompt_ids[None].to(device), cache)
+    after_prompt = _states_entering(model, layer, prompt_ids[None], cache)
     hidden = after_prompt[:, -1:].expand(len(ids), -1, -1)
     if tokens.shape[1]:
         cache.batch_repeat_interleave(len(ids))
-        responses = _states_entering(model, layer, tokens.to(device), cache)
+        responses = _states_entering(model, layer, tokens, cache)
         hidden = torch.cat([hidden.to(responses.device), responses], dim=1)
     return hidden[range(len(ids)), [len(response) for response in ids]].float()
 
@@ -97,9 +93,9 @@ def _states_entering(
     """hidden_states[layer] of an ordinary pass; the layers above return at once."""
     layers, returns = decoder_layers(model), structure_of(model).returns
     entering: list[Tensor] = []
-    base = base_model(model)
+    base, device = base_model(model), execution_device(model.get_input_embeddings())
     caching = {} if cache is None else with_cache(base, cache)
     skipped = (returning(layers[i], returns[i], entering) for i in range(layer, len(layers)))
     with replaced_forwards(*skipped):
-        base(input_ids=input_ids, use_cache=cache is not None, **caching)
+        base(input_ids=input_ids.to(device), use_cache=cache is not None, **caching)
     return entering[0]

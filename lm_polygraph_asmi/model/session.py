@@ -5,13 +5,13 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from lm_polygraph_asmi.model.state import known_of, known_values, model_lock
 
 AttentionSettings = list[tuple[Any, str | None]]
 """The attention implementation in each configuration of a model."""
+DEVICES = ("cpu", "cuda", "mps", "xpu")
 RECOMPILES = 64
 """Kinds of layers and arguments that `torch.compile` keeps of one class before it gives up."""
 
@@ -66,29 +66,6 @@ def _set_attention(model: PreTrainedModel, attention: str) -> None:
 
 
 @contextmanager
-def _without_autocast() -> Iterator[None]:
-    with ExitStack() as disabled:
-        for device in ("cpu", "cuda", "mps", "xpu"):
-            if torch.is_autocast_enabled(device):
-                disabled.enter_context(torch.autocast(device, enabled=False))
-        yield
-
-
-@contextmanager
-def _uncompiled(modules: list[nn.Module]) -> Iterator[None]:
-    """Disable calls compiled by `module.compile()`, which ignore hooks set later."""
-    compiled = [module for module in modules if module._compiled_call_impl is not None]
-    calls = [module._compiled_call_impl for module in compiled]
-    try:
-        for module in compiled:
-            module._compiled_call_impl = None
-        yield
-    finally:
-        for module, call in zip(compiled, calls, strict=True):
-            module._compiled_call_impl = call
-
-
-@contextmanager
 def scoring_session(
     model: PreTrainedModel, attention: str | None = None, compiles: bool | None = None
 ) -> Iterator[None]:
@@ -103,8 +80,14 @@ def scoring_session(
     with model_lock(model), ExitStack() as restored:
         outermost = known.attention is None
         modules = list(model.modules()) if outermost else []  # once for nested sessions
-        restored.enter_context(_without_autocast())
-        restored.enter_context(_uncompiled(modules))
+        for device in filter(torch.is_autocast_enabled, DEVICES):
+            restored.enter_context(torch.autocast(device, enabled=False))
+        for module in modules:  # calls compiled by `module.compile()` ignore later forward methods
+            if module._compiled_call_impl is not None:
+                restored.callback(
+                    setattr, module, "_compiled_call_impl", module._compiled_call_impl
+                )
+                module._compiled_call_impl = None
         training = [module for module in modules if module.training]
         current = attention_of(model)
         if outermost:

@@ -37,7 +37,7 @@ from lm_polygraph_asmi.model import (
     target_layer,
     unembedding,
 )
-from lm_polygraph_asmi.model.memory import default_budget, in_chunks
+from lm_polygraph_asmi.model.memory import distributions_at_once, in_chunks
 from lm_polygraph_asmi.model.readout import widens
 from lm_polygraph_asmi.results.cache import ResultCache, model_key
 from lm_polygraph_asmi.results.names import CANDIDATES, Settings
@@ -185,7 +185,7 @@ class Engine:
         with self._session(model):
             x_y, wide = _joined(prompt, response), not widens(model)  # rounded as in generation
             hidden = algorithm.unmasked_pass(model, x_y, len(prompt), [], "all").final_hidden
-            at_once = self._chunk_size(model, hidden.device)
+            at_once = distributions_at_once(model, hidden.device, self.config.memory_budget)
             top_tokens = torch.cat(
                 in_chunks(lambda h: readout(model, h, wide=wide).argmax(-1), hidden, at_once)
             )
@@ -210,7 +210,7 @@ class Engine:
             entropy, chosen = entr(log_probs.exp()).sum(-1), log_probs[range(len(at)), tokens[at]]
             return {"entropy": entropy.cpu().numpy(), "log_likelihood": chosen.cpu().numpy()}
 
-        at_once = self._chunk_size(model, hidden.device)
+        at_once = distributions_at_once(model, hidden.device, self.config.memory_budget)
         found = concatenated(in_chunks(of, range(len(tokens)), at_once))
         for at in np.flatnonzero(np.isneginf(found["log_likelihood"]))[:1].tolist():
             raise ValueError(
@@ -220,11 +220,6 @@ class Engine:
                 "tokenizer"
             )
         return found
-
-    def _chunk_size(self, model: PreTrainedModel, device: torch.device) -> int:
-        """Number of distributions that fit the memory budget."""
-        vocabulary = model.config.get_text_config().vocab_size
-        return int(self.config.memory_budget or default_budget(device)) // (32 * vocabulary)
 
 
 def _joined(prompt: Tensor, response: Sequence[int]) -> Int[Tensor, " tokens"]:

@@ -19,7 +19,7 @@ from lm_polygraph_asmi.host.stopping import StopConditions
 from lm_polygraph_asmi.maths import example_seed
 from lm_polygraph_asmi.model import model_lock, scoring_session
 from lm_polygraph_asmi.model.devices import execution_device
-from lm_polygraph_asmi.model.layers import context_window
+from lm_polygraph_asmi.model.heads import context_window
 
 
 class Generation:

@@ -39,11 +39,11 @@ from lm_polygraph_asmi.model import (
     readout,
     run_unmasked,
     scoring_session,
-    subnetwork_log_probs,
     unembedding,
 )
 from lm_polygraph_asmi.model.check import PASSES, checked
 from lm_polygraph_asmi.model.heads import output_projection
+from tests.subnetworks import subnetwork_log_probs
 
 SHAPES = {
     "qwen3-4b": transformers.Qwen3Config(

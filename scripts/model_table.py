@@ -31,12 +31,12 @@ from transformers.pytorch_utils import Conv1D
 from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.model import heads, layer_at, scoring_session, structure_of
 from lm_polygraph_asmi.model.check import PASSES, checked
-from lm_polygraph_asmi.model.masked import subnetwork_log_probs
 from lm_polygraph_asmi.model.memory import batch_bytes
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests import brute_force
 from tests.registry import LAYERS, VOCABULARY, classes, tiny, with_longrope
+from tests.subnetworks import subnetwork_log_probs
 
 COLUMNS = ("class", "heads", *SCOPES, "note")
 TOLERANCE = 1e-3

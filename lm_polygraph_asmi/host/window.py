@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from lm_polygraph_asmi.host.loading import load_tokenizer
-from lm_polygraph_asmi.model.heads import window_of
+from lm_polygraph_asmi.model.heads import context_window
 
 _CONFIG_ARGUMENTS = ("revision", "gguf_file", "trust_remote_code", "cache_dir", "token")
 _SPECIAL_TOKENS = 8
@@ -57,7 +57,7 @@ def read_window(model: Mapping[str, Any], instruct: bool) -> Window:
     """The context window of a config's node `model`; unknown for models without local weights."""
     node = json.dumps(dict(model), sort_keys=True, default=str)
     config = _config(node)
-    return Window(None if config is None else window_of(config), node, instruct)
+    return Window(None if config is None else context_window(config), node, instruct)
 
 
 class Sizes(NamedTuple):
@@ -84,7 +84,7 @@ def read_sizes(model: Mapping[str, Any]) -> Sizes | None:
     layers, heads = (getattr(text, f"num_{n}", None) for n in ("hidden_layers", "attention_heads"))
     if config is None or not isinstance(layers, int) or not isinstance(heads, int):
         return None
-    return Sizes(layers, heads, window_of(config))
+    return Sizes(layers, heads, context_window(config))
 
 
 @lru_cache(maxsize=4)

@@ -28,7 +28,6 @@ from lm_polygraph_asmi.model.heads import (
 from lm_polygraph_asmi.model.masked import (
     Subnetworks,
     run_subnetworks,
-    subnetwork_log_probs,
 )
 from lm_polygraph_asmi.model.passes import UnmaskedPass, run_unmasked
 from lm_polygraph_asmi.model.readout import readout, unembedding
@@ -40,5 +39,5 @@ __all__ = [
     "Structure", "Subnetworks", "UnmaskedPass", "attention_of", "check_unmasked", "layer_at",
     "model_lock", "model_state", "name_modules", "num_heads", "num_layers", "plain_model",
     "readout", "response_embeddings", "run_subnetworks", "run_unmasked", "scoring_session",
-    "structure_of", "subnetwork_log_probs", "target_layer", "unembedding",
+    "structure_of", "target_layer", "unembedding",
 ]  # fmt: skip

@@ -7,6 +7,7 @@ that fails is not used again: the next slower one is. Full passes, the slowest, 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float, Shaped
@@ -21,7 +22,6 @@ from lm_polygraph_asmi.model.passes import (
     packed,
     rows_after_prompt,
     suffix,
-    suffix_in_rows,
 )
 from lm_polygraph_asmi.model.readout import own_logits, readout
 from lm_polygraph_asmi.model.session import attention_of, scoring_session
@@ -29,7 +29,10 @@ from lm_polygraph_asmi.model.state import has_foreign_code, known_of, known_valu
 
 Pass = Callable[[PreTrainedModel, UnmaskedPass, int, Tensor], Tensor]
 PASSES: dict[str, dict[str, Pass]] = {
-    "all": {"suffix": suffix, "suffix in rows": suffix_in_rows, "full passes": full_passes},
+    "all": {
+        "suffix": suffix, "suffix in rows": partial(suffix, one_row=False),
+        "full passes": full_passes,
+    },
     "response": {
         "packed": packed, "rows after the prompt": rows_after_prompt, "full passes": full_passes,
     },
@@ -119,9 +122,9 @@ def check_unmasked(model: PreTrainedModel, unmasked: UnmaskedPass) -> None:
     length = len(unmasked.input_ids)
     if length <= LONGER * longest[0]:
         return
-    logits = own_logits(model, wide=False, input_ids=unmasked.tokens(model))
+    logits = own_logits(model, input_ids=unmasked.tokens(model))
     direct = logits[0, unmasked.predicting].log_softmax(-1)
-    found = variation(direct, readout(model, unmasked.final_hidden, wide=False))
+    found = variation(direct, readout(model, unmasked.final_hidden))
     allowed = max(SAME_STATES * limit(lowest_precision(model)), LIMITS[torch.float32])
     if compiles and found > allowed:  # compiled layers round otherwise
         allowed = max(limit(lowest_precision(model)), ROUNDINGS * _rounding(model, unmasked))

@@ -2,11 +2,8 @@
 
 The table of classes, `classes.csv`, says which classes of transformers were tested and how; other
 classes run only if the setting `structure` names the projection of their heads. Before a model is
-scored, three short passes show that it is deterministic and causal.
-
-A model may be split over devices or partly offloaded (`device_map`). Then accelerate's hooks move a
-module's weights and inputs to its device at each call. So modules are only called. Functions that
-read weights (`execution_device`, `unembedding`, the readout) have them fetched first.
+scored, three short passes show that it is deterministic and causal. Modules are only called, since
+accelerate's hooks move weights at each call (`device_map`); whoever reads weights fetches them.
 """
 
 import csv
@@ -166,13 +163,8 @@ def num_heads(model: PreTrainedModel, layer: int | None = None) -> int:
     return structure.heads[layer]
 
 
-def context_window(model: PreTrainedModel) -> int | None:
-    """Longest sequence in tokens that the model's positions cover; None if not configured."""
-    return window_of(model.config)
-
-
-def window_of(config: PretrainedConfig) -> int | None:
-    """`context_window` of a model with this configuration."""
+def context_window(config: PretrainedConfig) -> int | None:
+    """Longest sequence in tokens that a model's positions cover; None if not configured."""
     return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
@@ -258,11 +250,8 @@ def _layers(model: PreTrainedModel, named: str | None) -> tuple[str, list[nn.Mod
         raise TypeError(f"{name} has no list of {number} decoder layers{NAME_THEM}")
     path = named or max(lists, key=lambda at: sum(p.numel() for p in lists[at].parameters()))
     layers = list(model.get_submodule(path).children())
-    if len({id(layer) for layer in layers}) < len(list(model.get_submodule(path)._modules)):
-        raise TypeError(
-            f"{name}: the layers at {path!r} do not run once each: one stands at two places, so "
-            "there is no single place to mask it"
-        )
+    if len(layers) < len(model.get_submodule(path)._modules):
+        raise TypeError(f"{name}: the layers at {path!r} do not run once each: one stands twice")
     return path, layers
 
 

@@ -90,7 +90,7 @@ def validate_tokens(model: PreTrainedModel, input_ids: Tensor, prompt_length: in
             f"token ids must lie in [0, {vocabulary - 1}], the model's vocabulary, got "
             f"{int(input_ids.min())} to {int(input_ids.max())}: use the model's tokenizer"
         )
-    window = context_window(model)
+    window = context_window(model.config)
     if window is not None and len(input_ids) > window:
         raise ValueError(
             f"prompt and response are {len(input_ids)} tokens long, but {type(model).__name__} "
@@ -227,19 +227,28 @@ def states_name(layer: nn.Module) -> str:
 
 
 def suffix(
-    model: PreTrainedModel, unmasked: UnmaskedPass, layer: int, masks: Shaped[Tensor, "B H"]
+    model: PreTrainedModel,
+    unmasked: UnmaskedPass,
+    layer: int,
+    masks: Shaped[Tensor, "B H"],
+    one_row: bool = True,
 ) -> Float[Tensor, "B T D"]:
-    """Heads masked at every position; one row up to the projection, since masks act behind it."""
-    ids, last, layers = unmasked.tokens(model), num_layers(model) - 1, decoder_layers(model)
+    """Heads masked at every position; one row up to the projection, since masks act behind it.
+
+    `one_row`: False for layers that compare the sizes of their arguments: B rows from the start.
+    """
+    rows, last, layers = 1 if one_row else len(masks), num_layers(model) - 1, decoder_layers(model)
+    ids = unmasked.tokens(model).expand(rows, -1)
+    entering = unmasked.entering[layer].expand(rows, -1, -1)
     # Of the last layer, what follows attention is needed only where answers are read.
-    parts: list[Any] = [getattr(layers[last], "mlp", None)]
-    if last in structure_of(model).projections:
+    parts: list[Any] = [getattr(layers[last], "mlp", None)] if one_row and layer < last else []
+    if parts and last in structure_of(model).projections:
         parts.append(output_projection(model, last))
     only = in_this_thread(partial(_only_at, unmasked.predicting, ids.shape[1]))
     replaced = [
         *compiled(model, layers[layer + 1 : last]),
-        *((part, only) for part in parts if layer < last and isinstance(part, nn.Module)),
-        *suffix_under(model, layer, masks[:, None], unmasked.entering[layer], one_row=True),
+        *((part, only) for part in parts if isinstance(part, nn.Module)),
+        *suffix_under(model, layer, masks[:, None], entering, one_row),
     ]
     with replaced_forwards(*replaced):
         states = states_of(base_model(model)(input_ids=ids, use_cache=False))
@@ -258,17 +267,6 @@ def _only_at(
     padded = found.new_zeros(*states.shape[:2], found.shape[-1])
     padded[:, positions] = found
     return padded
-
-
-def suffix_in_rows(
-    model: PreTrainedModel, unmasked: UnmaskedPass, layer: int, masks: Shaped[Tensor, "B H"]
-) -> Float[Tensor, "B T D"]:
-    """As `suffix`, for layers that compare the sizes of their arguments: B rows from the start."""
-    ids = unmasked.tokens(model).expand(len(masks), -1)
-    entering = unmasked.entering[layer].expand(len(masks), -1, -1)
-    with replaced_forwards(*suffix_under(model, layer, masks[:, None], entering)):
-        states = states_of(base_model(model)(input_ids=ids, use_cache=False))
-    return _rows(states, len(masks))[:, unmasked.predicting]
 
 
 def full_passes(

@@ -5,8 +5,6 @@ The base model is replaced by a function that returns the states. The model itse
 scales, soft caps, multipliers. The product with the unembedding keeps 32 bits in 16-bit models.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,22 +55,15 @@ def wide_product(
     return product.reshape(*states.shape[:-1], -1)
 
 
-def widens(model: PreTrainedModel) -> bool:
-    """Whether logits are more precise (32 bits) than the model's own: those of a plain 16-bit
-    `nn.Linear`. Adapters, quantised modules and forward methods of others compute more."""
-    projection = output_embeddings(model)
-    if type(projection) is not nn.Linear or projection.weight.dtype.itemsize != 2:
-        return False
-    return "forward" not in vars(projection) or hasattr(projection, "_hf_hook")  # accelerate's
+def own_logits(model: PreTrainedModel, **inputs: Any) -> Tensor:
+    """Logits of an ordinary forward pass in 32 bits, from a plain 16-bit `nn.Linear`, too.
 
-
-@contextmanager
-def wide_logits(model: PreTrainedModel) -> Iterator[None]:
-    """Let the unembedding of a 16-bit model return float32 for a while."""
+    Adapters, quantised modules and forward methods of others compute more, and keep their own.
+    """
     projection: Any = output_embeddings(model)
-    if not widens(model):
-        yield
-        return
+    plain = type(projection) is nn.Linear and projection.weight.dtype.itemsize == 2
+    # accelerate's forward method does the same on the right device.
+    plain = plain and ("forward" not in vars(projection) or hasattr(projection, "_hf_hook"))
 
     def forward(_: Forward, states: Tensor) -> Tensor:
         with align_module_device(projection):
@@ -81,30 +72,22 @@ def wide_logits(model: PreTrainedModel) -> Iterator[None]:
             return nn.functional.linear(states, weight, bias)
         return wide_product(states.to(weight.device), weight, bias)
 
-    with replaced_forwards((projection, in_this_thread(forward))):
-        yield
-
-
-def own_logits(model: PreTrainedModel, *, wide: bool = True, **inputs: Any) -> Tensor:
-    """Logits of an ordinary forward pass, 32 bits wide; if not `wide`, widened after rounding."""
-    with wide_logits(model) if wide else nullcontext():
+    widened = [(projection, in_this_thread(forward))] if plain else []
+    with replaced_forwards(*widened):
         return model(**inputs, use_cache=False, return_dict=True).logits.float()
 
 
-def readout(
-    model: PreTrainedModel, hidden: Float[Tensor, "*batch D"], *, wide: bool = True
-) -> Float[Tensor, "*batch V"]:
+def readout(model: PreTrainedModel, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
     """Natural log-probabilities, in float32, from final states (after the final norm).
 
-    `wide`: keep 32 bits in a 16-bit model; otherwise logits are rounded as the model does. Raises
-    FloatingPointError: NaN, plus infinity, or a row of minus infinity.
+    Raises FloatingPointError: NaN, plus infinity, or a row of minus infinity.
     """
     states = hidden.reshape(-1, *hidden.shape[-2:]) if hidden.ndim > 1 else hidden[None, None]
     tokens = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
     output = _Returned(last_hidden_state=states)
     returned = in_this_thread(lambda *_, **__: output)
     with replaced_forwards((base_model(model), returned)):
-        logits = own_logits(model, wide=wide, input_ids=tokens)
+        logits = own_logits(model, input_ids=tokens)
     check_distributions(model, logits)
     return logits.reshape(*hidden.shape[:-1], -1).log_softmax(-1)
 

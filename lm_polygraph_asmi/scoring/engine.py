@@ -8,6 +8,8 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -38,7 +40,6 @@ from lm_polygraph_asmi.model import (
     unembedding,
 )
 from lm_polygraph_asmi.model.memory import distributions_at_once, in_chunks
-from lm_polygraph_asmi.model.readout import widens
 from lm_polygraph_asmi.results.cache import ResultCache, model_key
 from lm_polygraph_asmi.results.names import CANDIDATES, Settings
 from lm_polygraph_asmi.scoring.statistics import AnswerStatistics, concatenated
@@ -60,12 +61,6 @@ class Engine:
     `details`: also masks, per-mask KL and log-likelihoods, and the top candidates. `result_cache`:
     folder that stores results and is searched before any pass. Other settings are those of
     `ASMIConfig`; ValueError: one out of range, TypeError: an unknown one.
-
-    Example:
-        >>> ids = scorer.tokenizer(prompt, return_tensors="pt").input_ids[0]
-        >>> engine = Engine(scope="response", num_masks=5, mask_rate=0.3)
-        >>> engine.score(scorer.model, ids[:-2], ids[-2:].tolist()).mi.shape
-        (2,)
     """
 
     def __init__(
@@ -111,14 +106,19 @@ class Engine:
                 log.info("ASMI uses %s", self.settings(model, depth))
 
     def score(
-        self, model: PreTrainedModel, prompt: Int[Tensor, " P"], response: Sequence[int]
+        self,
+        model: PreTrainedModel,
+        prompt: Int[Tensor, " P"],
+        response: Sequence[int],
+        ends: Sequence[Sequence[int]] = (),
     ) -> AnswerStatistics:
         """All statistics of a prompt and a response of T tokens; stored ones are read.
 
-        Raises ValueError: an empty response, or text longer than the context window;
-        FloatingPointError: logits that are no distribution, as `readout`.
+        `ends`: token ids of the ends that a response without one may have; it gets the one whose
+        first token is the most probable. Raises ValueError: an empty response, or text longer than
+        the context window; FloatingPointError: logits that are no distribution, as `readout`.
         """
-        (statistics,) = self.score_depths(model, prompt, response, [self.config.depth])
+        (statistics,) = self.score_depths(model, prompt, response, [self.config.depth], ends)
         return statistics
 
     def score_depths(
@@ -127,17 +127,18 @@ class Engine:
         prompt: Int[Tensor, " P"],
         response: Sequence[int],
         depths: Sequence[float],
+        ends: Sequence[Sequence[int]] = (),
     ) -> list[AnswerStatistics]:
         """What `score` returns at each of several depths, from one unmasked pass."""
         warn_of_untested()
         check_fits(self.config.top_k, model.config.get_text_config().vocab_size)
-        results, scope, start = self.result_cache, self.config.scope, time.perf_counter()
+        results, start = self.result_cache, time.perf_counter()
         with self._session(model):
-            x_y = _joined(prompt, response)
             used = [self.settings(model, depth) for depth in depths]
             answer_key = (model_key(model) if results.kept else {}) | {
-                "input_ids": x_y.tolist(),
+                "input_ids": [*prompt.tolist(), *response],
                 "prompt_length": len(prompt),
+                "ends": [list(end) for end in ends],
                 "compile": self.config.compile,
                 "details": self.details,
             }
@@ -146,9 +147,8 @@ class Engine:
             missing = [at for at, stored in enumerate(found) if stored is None]
             if missing:
                 layers = [used[at].layer for at in missing]
-                h_cache = algorithm.unmasked_pass(model, x_y, len(prompt), layers, scope)
+                h_cache = self._unmasked_pass(model, prompt, response, layers, ends)
                 answer = self._unmasked_statistics(model, h_cache) | {
-                    "tokens": x_y[len(prompt) :].numpy().astype(np.int64),
                     "prompt_length": len(prompt),
                     # The copy to NumPy has synchronized with the device.
                     "unmasked_seconds": time.perf_counter() - start,
@@ -163,46 +163,52 @@ class Engine:
         ]
 
     def read(
-        self, model: PreTrainedModel, prompt: Int[Tensor, " P"], response: Sequence[int]
+        self,
+        model: PreTrainedModel,
+        prompt: Int[Tensor, " P"],
+        response: Sequence[int],
+        ends: Sequence[Sequence[int]] = (),
     ) -> dict[str, np.ndarray]:
-        """Entropy and log-likelihood of a response's tokens, (T,), nats; without masked passes.
+        """A response's tokens, their entropy and log-likelihood, (T,), nats; without masked passes.
 
         And "hidden", (T, D): states after the masked layer at the positions that predict them.
-        Errors are those of `score`.
+        Arguments and errors are those of `score`.
         """
         with self._session(model):
-            layer, x_y = self.settings(model).layer, _joined(prompt, response)
-            unmasked = algorithm.unmasked_pass(model, x_y, len(prompt), [layer], self.config.scope)
+            layer = self.settings(model).layer
+            unmasked = self._unmasked_pass(model, prompt, response, [layer], ends)
             check_unmasked(model, unmasked)
             hidden = unmasked.after[layer].double().cpu().numpy()
             return self._unmasked_statistics(model, unmasked) | {"hidden": hidden}
 
-    def likeliest(
-        self, model: PreTrainedModel, prompt: Int[Tensor, " P"], response: Sequence[int]
-    ) -> tuple[list[int], Float[Tensor, "T D"]]:
-        """The model's most likely token at each position of a response, as in generation, and its
-        final states there; the last token of the response is not read."""
-        with self._session(model):
-            x_y, wide = _joined(prompt, response), not widens(model)  # rounded as in generation
-            hidden = algorithm.unmasked_pass(model, x_y, len(prompt), [], "all").final_hidden
-            at_once = distributions_at_once(model, hidden.device, self.config.memory_budget)
-            top_tokens = torch.cat(
-                in_chunks(lambda h: readout(model, h, wide=wide).argmax(-1), hidden, at_once)
-            )
-        return top_tokens.tolist(), hidden
-
-    def log_probs(
-        self, model: PreTrainedModel, hidden: Float[Tensor, " D"], tokens: Sequence[int]
-    ) -> list[float]:
-        """Log-probabilities of tokens at a final state, nats."""
-        with self._session(model):
-            return readout(model, hidden)[list(tokens)].tolist()
+    def _unmasked_pass(
+        self,
+        model: PreTrainedModel,
+        prompt: Int[Tensor, " P"],
+        response: Sequence[int],
+        layers: list[int],
+        ends: Sequence[Sequence[int]],
+    ) -> UnmaskedPass:
+        """Of a response with its end; one of a single token does not run, and needs no new pass."""
+        how = {"P": len(prompt), "layers": layers, "scope": self.config.scope}
+        run = partial(algorithm.unmasked_pass, model, **how)
+        shortest = min(ends, key=len, default=())
+        found = run(_joined(prompt, [*response, *shortest]))
+        if len(ends) < 2:
+            return found
+        log_probs = readout(model, found.final_hidden[len(response)])
+        end = max(ends, key=lambda ids: log_probs[ids[0]].item())
+        x_y = _joined(prompt, [*response, *end])
+        one_token = len(end) == len(shortest) == 1
+        return replace(found, input_ids=x_y) if one_token else run(x_y)
 
     def _unmasked_statistics(
         self, model: PreTrainedModel, unmasked: UnmaskedPass
     ) -> dict[str, np.ndarray]:
-        """Entropy and log-likelihood of the answer's tokens, (T,), nats. Raises ValueError: a token
-        of probability 0, whose MSP is infinite."""
+        """The answer's tokens, their entropy and log-likelihood, (T,), nats.
+
+        Raises ValueError: a token of probability 0, whose MSP is infinite.
+        """
         hidden, tokens = unmasked.final_hidden, unmasked.input_ids[unmasked.prompt_length :]
 
         def of(at: range) -> dict[str, np.ndarray]:
@@ -212,6 +218,7 @@ class Engine:
 
         at_once = distributions_at_once(model, hidden.device, self.config.memory_budget)
         found = concatenated(in_chunks(of, range(len(tokens)), at_once))
+        found["tokens"] = tokens.numpy().astype(np.int64)
         for at in np.flatnonzero(np.isneginf(found["log_likelihood"]))[:1].tolist():
             raise ValueError(
                 f"the answer's token {at + 1} of {len(tokens)} (id {int(tokens[at])}) has "

@@ -1,7 +1,7 @@
 """Generate answers: one greedy, or several sampled."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -53,20 +53,7 @@ class Generation:
                 num_return_sequences=count,
             )  # fmt: skip
 
-    def spelling(
-        self,
-        prompt_ids: Int[Tensor, " P"],
-        max_new_tokens: int,
-        consistent: Callable[[Sequence[int]], bool],
-    ) -> list[int]:
-        """The greedy answer as long as it is `consistent`, which is called with its tokens."""
-        return self._generate(
-            prompt_ids, max_new_tokens, do_sample=False, halts=lambda ids: not consistent(ids)
-        )[0]
-
-    def _ended(
-        self, prompt_length: int, halts: Callable[[Sequence[int]], bool]
-    ) -> StoppingCriteriaList:
+    def _ended(self, prompt_length: int) -> StoppingCriteriaList:
         """Criterion of stop strings: those in the answer, as `StopConditions` reads them.
 
         transformers' criterion also counts a stop string that begins in the prompt.
@@ -75,13 +62,13 @@ class Generation:
         def ended(ids: Tensor, _: Any, **__: Any) -> Tensor:
             rows = ids[:, prompt_length:].tolist()  # several if answers are sampled
             closes = self.stop_conditions.closes
-            return torch.tensor([halts(row) or closes(row) for row in rows], device=ids.device)
+            return torch.tensor([closes(row) for row in rows], device=ids.device)
 
         return StoppingCriteriaList([ended])
 
     def length_limit(self, prompt_ids: Int[Tensor, " P"], max_new_tokens: int) -> int:
         """Largest number of tokens of an answer."""
-        window = context_window(self.model)
+        window = context_window(self.model.config)
         if window is None:
             return max_new_tokens
         if window <= len(prompt_ids):
@@ -92,11 +79,7 @@ class Generation:
         return min(max_new_tokens, window - len(prompt_ids))
 
     def _generate(
-        self,
-        prompt_ids: Int[Tensor, " P"],
-        max_new_tokens: int,
-        halts: Callable[[Sequence[int]], bool] = lambda _: False,
-        **options: Any,
+        self, prompt_ids: Int[Tensor, " P"], max_new_tokens: int, **options: Any
     ) -> list[list[int]]:
         """Answers of the model, each including the tokens that ended it."""
         max_new_tokens = self.length_limit(prompt_ids, max_new_tokens)
@@ -121,7 +104,7 @@ class Generation:
                 ids,
                 attention_mask=torch.ones_like(ids),
                 generation_config=config,
-                stopping_criteria=self._ended(len(prompt_ids), halts),
+                stopping_criteria=self._ended(len(prompt_ids)),
             )
         rows = sequences[:, len(prompt_ids) :].tolist()
         return [self.stop_conditions.response(row, batch_size=2) for row in rows]

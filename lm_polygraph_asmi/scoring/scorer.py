@@ -40,7 +40,7 @@ from lm_polygraph_asmi.scoring.control_tokens import (
     special_warnings,
     template_warnings,
 )
-from lm_polygraph_asmi.scoring.ending import EndedAnswer, TextAnswer
+from lm_polygraph_asmi.scoring.ending import with_ends
 from lm_polygraph_asmi.scoring.engine import Engine, diversity_of
 from lm_polygraph_asmi.scoring.generation import Generation, restored_config
 from lm_polygraph_asmi.scoring.many import FIELDS, OUTPUT, Outcome, one_by_one, run_batch
@@ -230,10 +230,9 @@ class Scorer:
         """`score` of a request."""
         request, prompt_ids = self.prepared(request)
         with restored_config(self.model):
-            ids, differences = self._answer(request, prompt_ids)
-            stats = self.engine.score(self.model, prompt_ids, ids)
+            stats = self.engine.score(self.model, prompt_ids, *self._answer(request, prompt_ids))
             gate = self.gate_of(request, prompt_ids)
-        return self.result(request.noted(differences), prompt_ids, stats, gate)
+        return self.result(request, prompt_ids, stats, gate)
 
     def read(self, prompt: Prompt, answer: Answer | None = None) -> UnmaskedAnswer:
         """An answer under the unmasked model alone, at the cost of one unmasked pass.
@@ -257,11 +256,11 @@ class Scorer:
         # One session: the model's state is read once, which takes longer than a short answer's
         # last layer.
         with scoring_session(self.model), restored_config(self.model):
-            ids, differences = self._answer(request, prompt_ids)
-            stats = self.engine.read(self.model, prompt_ids, ids)
+            stats = self.engine.read(self.model, prompt_ids, *self._answer(request, prompt_ids))
             settings = self.engine.settings(self.model).to_dict()
+        ids = stats.pop("tokens").tolist()
         counted = self._counted(ids)
-        described, _ = self._described(request.noted(differences), prompt_ids, ids, settings)
+        described, _ = self._described(request, prompt_ids, ids, settings)
         tokens = {name: values[:counted] for name, values in stats.items()}
         hidden, features = tokens.pop("hidden"), {}
         if states:
@@ -482,15 +481,17 @@ class Scorer:
             settings["num_samples"] = len(samples)
         return settings
 
-    def _answer(self, request: Request, prompt_ids: Int[Tensor, " P"]) -> EndedAnswer:
-        answer, limit = request.answer, self.config.max_new_tokens
+    def _answer(
+        self, request: Request, prompt_ids: Int[Tensor, " P"]
+    ) -> tuple[list[int], list[list[int]]]:
+        """Token ids of the answer, and of the ends that one passed as text may have."""
+        answer = request.answer
         if answer is None:
-            return EndedAnswer(self.generation.greedy(prompt_ids, limit))
+            return self.generation.greedy(prompt_ids, self.config.max_new_tokens), []
         if not isinstance(answer, str):
-            return EndedAnswer(token_ids(answer))
-        return TextAnswer(
-            self.engine, self.generation, request.prompt, prompt_ids, answer, limit
-        ).ended()
+            return token_ids(answer), []
+        conditions = self.stop_conditions
+        return with_ends(self.tokenizer, conditions, request.prompt, prompt_ids, answer)
 
     def gate_of(
         self, request: Request, prompt_ids: Int[Tensor, " P"]

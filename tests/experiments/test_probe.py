@@ -13,9 +13,9 @@ from lm_polygraph_asmi.experiments.analysis.choice import ablations, critical_fi
 from lm_polygraph_asmi.experiments.answers import answers_of
 from lm_polygraph_asmi.experiments.probe import CausalProbe, Tokens, probe_of
 from lm_polygraph_asmi.experiments.probe_file import read_probe, write_probe
-from lm_polygraph_asmi.model import subnetwork_log_probs
 from lm_polygraph_asmi.model.check import PASSES
 from tests.scoring.saved import QUESTIONS, scored_run
+from tests.subnetworks import subnetwork_log_probs
 from tests.tiny_lm import tokenizer, whitebox
 
 HEAD, LAYER, DECIDED = 1, 2, 5

@@ -12,9 +12,9 @@ from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.host.configs import configs_path
 from lm_polygraph_asmi.host.smollm2 import smollm2_source
 from lm_polygraph_asmi.maths import mutual_information, sample_head_masks
-from lm_polygraph_asmi.model import subnetwork_log_probs
 from lm_polygraph_asmi.results.runs import load_run
 from tests import brute_force
+from tests.subnetworks import subnetwork_log_probs
 from tests.test_plugin import polygraph_eval
 
 pytestmark = [

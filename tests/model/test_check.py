@@ -19,7 +19,6 @@ from lm_polygraph_asmi.model import (
     run_unmasked,
     scoring_session,
     structure_of,
-    subnetwork_log_probs,
 )
 from lm_polygraph_asmi.model.check import FULL, PASSES, full_passes, limit, passes_in_use, variation
 from lm_polygraph_asmi.model.masked import PACKED_POSITIONS
@@ -28,6 +27,7 @@ from tests import decoders
 from tests.decoders import FAMILIES, apart, sequence
 from tests.families import MIXED_LAYERS, tiny_model
 from tests.registry import tiny_class
+from tests.subnetworks import subnetwork_log_probs
 
 PROMPT = 11
 both_scopes = pytest.mark.parametrize("scope", SCOPES)

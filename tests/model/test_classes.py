@@ -15,7 +15,6 @@ from lm_polygraph_asmi.model import (
     num_heads,
     scoring_session,
     structure_of,
-    subnetwork_log_probs,
 )
 from lm_polygraph_asmi.results.names import masked_layer
 from lm_polygraph_asmi.scoring.engine import Engine
@@ -24,6 +23,7 @@ from tests.decoders import FAMILIES, apart, full_passes, masks, sequence
 from tests.families import tiny_model
 from tests.odd_decoders import odd_decoder
 from tests.registry import tiny_class
+from tests.subnetworks import subnetwork_log_probs
 from tests.tiny_lm import tokenizer
 
 FOLDER = "ASMI_MODEL_FOLDER"

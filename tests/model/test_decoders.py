@@ -14,7 +14,6 @@ from lm_polygraph_asmi.model import (
     response_embeddings,
     scoring_session,
     structure_of,
-    subnetwork_log_probs,
 )
 from lm_polygraph_asmi.model.check import limit, passes_in_use, variation
 from tests.decoders import (
@@ -27,6 +26,7 @@ from tests.decoders import (
     unchecked,
 )
 from tests.rounding import allowed
+from tests.subnetworks import subnetwork_log_probs
 
 IDS, PROMPT = sequence(17), 11
 TWO_KINDS = ("gated indexed attention, hybrid", "gated hybrid mixture")

@@ -20,7 +20,6 @@ from lm_polygraph_asmi.model import (
     run_unmasked,
     scoring_session,
     structure_of,
-    subnetwork_log_probs,
     unembedding,
 )
 from lm_polygraph_asmi.model.check import PASSES
@@ -31,6 +30,7 @@ from lm_polygraph_asmi.scoring.engine import Engine
 from tests.conftest import PROMPT_LENGTH
 from tests.families import tiny_model
 from tests.rounding import allowed
+from tests.subnetworks import subnetwork_log_probs
 
 FAMILIES = ["llama", "gemma3-mixed", "gpt2", "gpt-neox"]  # with tied embeddings: the middle two
 RESPONSES = [[5], [7, 9, 11], [4, 4]]

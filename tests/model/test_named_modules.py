@@ -7,11 +7,12 @@ from torch import Tensor, nn
 from lm_polygraph_asmi import ASMIConfig
 from lm_polygraph_asmi.config import module_paths
 from lm_polygraph_asmi.maths import sample_head_masks
-from lm_polygraph_asmi.model import name_modules, structure_of, subnetwork_log_probs
+from lm_polygraph_asmi.model import name_modules, structure_of
 from lm_polygraph_asmi.scoring.engine import Engine
 from lm_polygraph_asmi.stat_calculators.masked_heads import MaskedHeadsCalculator
 from tests.decoders import apart
 from tests.odd_decoders import HEADS, WIDTH, Attention, OddForCausalLM, heads_masked, odd_decoder
+from tests.subnetworks import subnetwork_log_probs
 from tests.tiny_lm import whitebox
 
 PROMPT, TARGET = 15, 1

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.maths import sample_head_masks
-from lm_polygraph_asmi.model import structure_of, subnetwork_log_probs
+from lm_polygraph_asmi.model import structure_of
 from lm_polygraph_asmi.model.check import passes_in_use
 from tests import decoders
 from tests.odd_decoders import HEADS, WIDTH, Attention, Layer, heads_masked, odd_decoder
+from tests.subnetworks import subnetwork_log_probs
 
 PROMPT, TARGET = 15, 1
 both_scopes = pytest.mark.parametrize("scope", SCOPES)

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.maths import mutual_information, sample_head_masks, semantic_agreement
-from lm_polygraph_asmi.model import masked, subnetwork_log_probs
+from lm_polygraph_asmi.model import masked
 from lm_polygraph_asmi.model.check import limit
 from lm_polygraph_asmi.model.readout import wide_product
 from tests import decoders
@@ -27,6 +27,7 @@ from tests.conftest import PROMPT_LENGTH
 from tests.families import CONFIGS, VOCABULARY, tiny_model
 from tests.model.test_device_map import parts, scores, stack_of
 from tests.rounding import allowed
+from tests.subnetworks import subnetwork_log_probs
 
 LAYER = 2
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

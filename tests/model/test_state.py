@@ -20,13 +20,13 @@ from lm_polygraph_asmi.model import (
     scoring_session,
     state,
     structure_of,
-    subnetwork_log_probs,
     unembedding,
 )
 from lm_polygraph_asmi.results.cache import ResultCache, model_key
 from lm_polygraph_asmi.scoring.engine import Engine
 from tests.families import tiny_model
 from tests.registry import tiny_class
+from tests.subnetworks import subnetwork_log_probs
 
 IDS = torch.arange(3, 17)
 MASKS = torch.tensor([[1, 0, 1, 1], [0, 1, 1, 0]])

@@ -14,13 +14,13 @@ from lm_polygraph_asmi.model import (
     run_subnetworks,
     run_unmasked,
     scoring_session,
-    subnetwork_log_probs,
     target_layer,
 )
 from tests import brute_force
 from tests.conftest import PROMPT_LENGTH
 from tests.families import tiny_model
 from tests.rounding import allowed
+from tests.subnetworks import subnetwork_log_probs
 
 
 def masks(num_masks: int = 12) -> torch.Tensor:

@@ -8,10 +8,11 @@ from lm_polygraph.stat_calculators import GreedyProbsCalculator
 
 from lm_polygraph_asmi import maths
 from lm_polygraph_asmi.config import MASK_SAMPLERS, SCOPES, ASMIConfig
-from lm_polygraph_asmi.model import subnetwork_log_probs, unembedding
+from lm_polygraph_asmi.model import unembedding
 from lm_polygraph_asmi.results.names import MASKED_HEADS
 from lm_polygraph_asmi.stat_calculators import MaskedHeadsCalculator
 from lm_polygraph_asmi.stat_calculators.masked_heads import load_stat_calculator
+from tests.subnetworks import subnetwork_log_probs
 from tests.tiny_lm import whitebox
 
 pytestmark = pytest.mark.usefixtures("unseen")

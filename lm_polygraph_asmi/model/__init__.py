@@ -14,7 +14,11 @@ four heads (1 keeps a head), and eight tokens, of which the first six are the pr
 >>> ids = torch.arange(3, 11)
 """
 
-from lm_polygraph_asmi.model.check import check_unmasked
+from lm_polygraph_asmi.model.check import (
+    Subnetworks,
+    check_unmasked,
+    run_subnetworks,
+)
 from lm_polygraph_asmi.model.heads import (
     Structure,
     layer_at,
@@ -24,10 +28,6 @@ from lm_polygraph_asmi.model.heads import (
     plain_model,
     structure_of,
     target_layer,
-)
-from lm_polygraph_asmi.model.masked import (
-    Subnetworks,
-    run_subnetworks,
 )
 from lm_polygraph_asmi.model.passes import UnmaskedPass, run_unmasked
 from lm_polygraph_asmi.model.readout import readout, unembedding

@@ -55,11 +55,8 @@ def compiled(model: nn.Module, layers: Sequence[nn.Module]) -> Iterator[Replacem
     """What lets `torch.compile` run layers, in a session that asks for it."""
     for layer in layers if known_of(model).compiles else ():
         if "forward" not in vars(layer):  # neither offloaded nor changed
-            yield layer, in_this_thread(partial(_run_compiled, layer))
-
-
-def _run_compiled(layer: nn.Module, _: Forward, *args: Any, **kwargs: Any) -> Any:
-    return _compiled(type(layer).forward)(layer, *args, **kwargs)
+            run = partial(_compiled(type(layer).forward), layer)
+            yield layer, in_this_thread(lambda _, *args, run=run, **given: run(*args, **given))
 
 
 @cache

@@ -192,7 +192,7 @@ def _find_structure(model: PreTrainedModel, named: dict[str, str]) -> Structure:
         if named[part] not in dict(model.named_modules()):
             raise TypeError(
                 f"{name}: structure names {part}={named[part]}, which is no module of the model: "
-                f"take a path of model.named_modules(), such as {_longest_path(model)!r}"
+                "take a path of model.named_modules()"
             )
     output_embeddings(model)
     path, layers = _layers(model, named.get("layers"))
@@ -217,10 +217,6 @@ def _check_not_compiled(model: PreTrainedModel) -> None:
                 "it as transformers loads it. (In-place module.compile() is fine: it is disabled "
                 "while a model is scored)"
             )
-
-
-def _longest_path(module: nn.Module) -> str:
-    return max((path for path, _ in module.named_modules()), key=lambda path: path.count("."))
 
 
 def output_embeddings(model: PreTrainedModel) -> nn.Module:
@@ -277,7 +273,7 @@ def _projections(
         listed = named or " or ".join(PROJECTIONS[:3])
         raise TypeError(
             f"{type(model).__name__} has no attention heads that ASMI could mask: no layer at "
-            f"{path!r} has a module {listed}, such as {_longest_path(layers[0])!r}{NAME_THEM}"
+            f"{path!r} has a module {listed}{NAME_THEM}"
         )
 
 

@@ -9,8 +9,6 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from lm_polygraph_asmi.model.state import known_of, known_values, model_lock
 
-AttentionSettings = list[tuple[Any, str | None]]
-"""The attention implementation in each configuration of a model."""
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 RECOMPILES = 64
 """Kinds of layers and arguments that `torch.compile` keeps of one class before it gives up."""
@@ -22,47 +20,36 @@ def attention_of(model: PreTrainedModel) -> str:
     return model.config.get_text_config()._attn_implementation
 
 
-def _switch_attention(model: PreTrainedModel, attention: str) -> AttentionSettings:
+def _switch_attention(model: PreTrainedModel, attention: str) -> list[tuple[Any, str | None]]:
     """Switch the attention of the text model only; returns what each configuration had.
 
-    Raises:
-        ValueError: the model cannot use that implementation.
+    Raises ValueError: the model cannot use that implementation.
     """
-    configs = [model.config, model.config.get_text_config()]
-    owners = (getattr(module, "config", None) for module in model.modules())
-    configs += [config for config in owners if isinstance(config, PretrainedConfig)]
-    previous = {id(config): (config, config._attn_implementation) for config in configs}
+    text = model.config.get_text_config()
+    owners = [model.config, text, *(getattr(module, "config", None) for module in model.modules())]
+    configs = [config for config in owners if isinstance(config, PretrainedConfig)]
+    previous = [(config, config._attn_implementation) for config in configs]
     try:
-        _set_attention(model, attention)
-    except Exception:
-        _restore(previous.values())
-        raise
-    text, selected = model.config.get_text_config(), attention_of(model)
-    for config, before in previous.values():  # layers hold the text model's, or a copy of it
-        _restore([(config, selected if isinstance(config, type(text)) else before)])
-    return list(previous.values())
+        # Some transformers releases switch nevertheless and silently drop the soft-capping.
+        if getattr(text, "attn_logit_softcapping", None) is not None:
+            raise ValueError("its attention scores are soft-capped")
+        model.set_attn_implementation(attention)
+        if attention_of(model) != attention:
+            raise ValueError(f"it took {attention_of(model)!r}")
+    except Exception as error:
+        _restore(previous)
+        raise ValueError(
+            f"{type(model).__name__} cannot use the attention implementation {attention!r}: set "
+            "the option `attention` to null to keep the model's own"
+        ) from error
+    # Layers hold the text model's configuration, or a copy of it.
+    _restore((c, attention if isinstance(c, type(text)) else before) for c, before in previous)
+    return previous
 
 
 def _restore(settings: Iterable[tuple[Any, str | None]]) -> None:
     for config, attention in settings:
         config._attn_implementation_internal = attention
-
-
-def _set_attention(model: PreTrainedModel, attention: str) -> None:
-    reason: Exception | None = None
-    if getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None:
-        # Some transformers releases switch nevertheless and silently drop the soft-capping.
-        reason = ValueError("its attention scores are soft-capped")
-    else:
-        try:
-            model.set_attn_implementation(attention)
-        except (ValueError, ImportError) as error:
-            reason = error
-    if reason is not None or attention_of(model) != attention:
-        raise ValueError(
-            f"{type(model).__name__} cannot use the attention implementation {attention!r}: set "
-            "the option `attention` to null to keep the model's own"
-        ) from reason
 
 
 @contextmanager
@@ -94,7 +81,7 @@ def scoring_session(
             known_values(model)
             known.attention = current or ""
         implementation = attention or known.attention or current
-        undo: AttentionSettings = []
+        undo: list[tuple[Any, str | None]] = []
         compiled = known.compiles
         try:
             known.compiles = compiled if compiles is None else compiles

@@ -4,7 +4,6 @@ Combines `maths` and `model`, and stores results in a result cache. Independent 
 whose runner calls it through `stat_calculators.masked_heads`; `score` calls it directly.
 """
 
-import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -37,14 +36,11 @@ from lm_polygraph_asmi.model import (
     response_embeddings,
     scoring_session,
     target_layer,
-    unembedding,
 )
 from lm_polygraph_asmi.model.memory import distributions_at_once, in_chunks
 from lm_polygraph_asmi.results.cache import ResultCache, model_key
 from lm_polygraph_asmi.results.names import CANDIDATES, Settings
 from lm_polygraph_asmi.scoring.statistics import AnswerStatistics, concatenated
-
-log = logging.getLogger("lm_polygraph")
 
 NO_EVIDENCE = 1.0
 """div(x) of fewer than two non-empty responses: as of unrelated ones.
@@ -75,7 +71,7 @@ class Engine:
         self.details, self.result_cache = details, ResultCache(result_cache)
 
     @contextmanager
-    def _session(self, model: PreTrainedModel) -> Iterator[None]:
+    def session(self, model: PreTrainedModel) -> Iterator[None]:
         """A scoring session with this engine's attention and modules."""
         with scoring_session(model, self.config.attention, self.config.compile):
             name_modules(model, self.config.structure)
@@ -97,44 +93,26 @@ class Engine:
             requested_layer=None if requested == layer else requested,
         )
 
-    def check_model(self, model: PreTrainedModel, depths: Sequence[float]) -> None:
-        """Raise early on a model that would fail later (TypeError: heads that cannot be masked,
-        ValueError: an attention implementation it lacks); log the settings in force."""
-        with self._session(model):
-            unembedding(model)
-            for depth in depths:
-                log.info("ASMI uses %s", self.settings(model, depth))
-
     def score(
         self,
         model: PreTrainedModel,
         prompt: Int[Tensor, " P"],
         response: Sequence[int],
         ends: Sequence[Sequence[int]] = (),
-    ) -> AnswerStatistics:
-        """All statistics of a prompt and a response of T tokens; stored ones are read.
+        depths: Sequence[float] | None = None,
+    ) -> list[AnswerStatistics]:
+        """All statistics of a prompt and a response of T tokens at each depth, by default the
+        config's, from one unmasked pass; stored ones are read.
 
         `ends`: token ids of the ends that a response without one may have; it gets the one whose
         first token is the most probable. Raises ValueError: an empty response, or text longer than
         the context window; FloatingPointError: logits that are no distribution, as `readout`.
         """
-        (statistics,) = self.score_depths(model, prompt, response, [self.config.depth], ends)
-        return statistics
-
-    def score_depths(
-        self,
-        model: PreTrainedModel,
-        prompt: Int[Tensor, " P"],
-        response: Sequence[int],
-        depths: Sequence[float],
-        ends: Sequence[Sequence[int]] = (),
-    ) -> list[AnswerStatistics]:
-        """What `score` returns at each of several depths, from one unmasked pass."""
         warn_of_untested()
         check_fits(self.config.top_k, model.config.get_text_config().vocab_size)
         results, start = self.result_cache, time.perf_counter()
-        with self._session(model):
-            used = [self.settings(model, depth) for depth in depths]
+        with self.session(model):
+            used = [self.settings(model, depth) for depth in depths or [self.config.depth]]
             answer_key = (model_key(model) if results.kept else {}) | {
                 "input_ids": [*prompt.tolist(), *response],
                 "prompt_length": len(prompt),
@@ -174,7 +152,7 @@ class Engine:
         And "hidden", (T, D): states after the masked layer at the positions that predict them.
         Arguments and errors are those of `score`.
         """
-        with self._session(model):
+        with self.session(model):
             layer = self.settings(model).layer
             unmasked = self._unmasked_pass(model, prompt, response, [layer], ends)
             check_unmasked(model, unmasked)

@@ -230,7 +230,8 @@ class Scorer:
         """`score` of a request."""
         request, prompt_ids = self.prepared(request)
         with restored_config(self.model):
-            stats = self.engine.score(self.model, prompt_ids, *self._answer(request, prompt_ids))
+            answer = self._answer(request, prompt_ids)
+            (stats,) = self.engine.score(self.model, prompt_ids, *answer)
             gate = self.gate_of(request, prompt_ids)
         return self.result(request, prompt_ids, stats, gate)
 

@@ -13,6 +13,7 @@ from lm_polygraph_asmi.config import ASMIConfig, depth_key
 from lm_polygraph_asmi.host.model import causal_model, check_greedy, prompt_ids
 from lm_polygraph_asmi.host.special_tokens import SpecialTokens
 from lm_polygraph_asmi.host.stopping import StopConditions
+from lm_polygraph_asmi.model import unembedding
 from lm_polygraph_asmi.results.names import MASKED_HEADS, require
 from lm_polygraph_asmi.scoring.engine import Engine
 from lm_polygraph_asmi.scoring.statistics import AnswerStatistics
@@ -79,7 +80,7 @@ class MaskedHeadsCalculator(StatCalculator):
         ):
             prompt = prompt_ids(model, text, row, dependencies)
             response = stop_conditions.response(tokens, len(texts))
-            at_depths = self.engine.score_depths(transformer, prompt, response, self.depths)
+            at_depths = self.engine.score(transformer, prompt, response, depths=self.depths)
             example = by_name(at_depths)
             example["asmi_closing"] = stop_conditions.closes(response)
             example["asmi_token_texts"] = _token_texts(model.tokenizer, example)
@@ -133,5 +134,8 @@ def load_stat_calculator(config: Mapping[str, Any], environment: Any) -> MaskedH
     calculator = MaskedHeadsCalculator(**config)
     model = causal_model(environment.model, calculator.engine.config.structure)
     check_greedy(environment.model)
-    calculator.engine.check_model(model, calculator.depths)
+    with calculator.engine.session(model):  # raises for an attention that the model lacks
+        unembedding(model)
+        for depth in calculator.depths:
+            log.info("ASMI uses %s", calculator.engine.settings(model, depth))
     return calculator

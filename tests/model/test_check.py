@@ -20,8 +20,15 @@ from lm_polygraph_asmi.model import (
     scoring_session,
     structure_of,
 )
-from lm_polygraph_asmi.model.check import FULL, PASSES, full_passes, limit, passes_in_use, variation
-from lm_polygraph_asmi.model.masked import PACKED_POSITIONS
+from lm_polygraph_asmi.model.check import (
+    FULL,
+    PACKED_POSITIONS,
+    PASSES,
+    full_passes,
+    limit,
+    passes_in_use,
+    variation,
+)
 from lm_polygraph_asmi.scoring.engine import Engine
 from tests import decoders
 from tests.decoders import FAMILIES, apart, sequence
@@ -151,7 +158,7 @@ def test_an_error_of_full_passes_is_raised(monkeypatch):
 
     for name in PASSES["all"]:
         monkeypatch.setitem(PASSES["all"], name, fails)
-    monkeypatch.setattr("lm_polygraph_asmi.model.masked.full_passes", fails)
+    monkeypatch.setattr("lm_polygraph_asmi.model.check.full_passes", fails)
     with pytest.raises(KeyError, match="of a model"):
         score(tiny_model("llama"))
 
@@ -259,7 +266,7 @@ def test_a_model_in_16_bits_may_differ_by_what_its_own_rounding_explains(
     values = iter([0.035] * 9)
     model = tiny_model("llama").to(torch.bfloat16)
     structure_of(model)
-    monkeypatch.setattr("lm_polygraph_asmi.model.masked.check_unmasked", lambda *_: None)
+    monkeypatch.setattr("lm_polygraph_asmi.model.check.check_unmasked", lambda *_: None)
     monkeypatch.setattr(check, "variation", lambda *_: next(values))
     monkeypatch.setattr(check, "_rounding", lambda *_: rounding)
     score(model)

@@ -79,7 +79,7 @@ def scores(model: PreTrainedModel, input_ids: Tensor) -> dict[str, Tensor]:
     }
     # Masks everywhere in layer 2, at depth 0.6.
     engine = Engine(num_masks=6, mask_rate=0.3, top_k=8)
-    example = engine.score(model, prompt, response.tolist())
+    (example,) = engine.score(model, prompt, response.tolist())
     for name in ("log_likelihood", "mi", "agreement"):
         found[name] = torch.from_numpy(getattr(example, name))
     read = Engine().read(model, prompt, response.tolist())

@@ -126,10 +126,10 @@ def test_engines_of_other_names_share_a_model():
     """Names belong to a score, not to the model that it was computed with."""
     model, ids = unknown(), text()
     named, unnamed = Engine(structure=NAMES), Engine()
-    first = named.score(model, ids[:PROMPT], ids[PROMPT:].tolist())
+    (first,) = named.score(model, ids[:PROMPT], ids[PROMPT:].tolist())
     with pytest.raises(TypeError, match="name the modules"):
         unnamed.score(model, ids[:PROMPT], ids[PROMPT:].tolist())
-    again = named.score(model, ids[:PROMPT], ids[PROMPT:].tolist())
+    (again,) = named.score(model, ids[:PROMPT], ids[PROMPT:].tolist())
     assert (first.mi == again.mi).all()
     assert first.settings.to_dict()["structure"] == NAMES
 

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.maths import mutual_information, sample_head_masks, semantic_agreement
-from lm_polygraph_asmi.model import masked
+from lm_polygraph_asmi.model import check
 from lm_polygraph_asmi.model.check import limit
 from lm_polygraph_asmi.model.readout import wide_product
 from tests import decoders
@@ -147,14 +147,14 @@ def scarce(run: Callable[[], Tensor], device: torch.device, scope: str) -> Itera
     """
     with pytest.MonkeyPatch.context() as patch:
         if device.type == "cpu" or scope == "response":
-            name, original = next(iter(masked.PASSES[scope].items()))
+            name, original = next(iter(check.PASSES[scope].items()))
 
             def refusing(model, unmasked, layer, chunk):
                 if len(chunk) > 2:
                     raise torch.OutOfMemoryError("simulated")
                 return original(model, unmasked, layer, chunk)
 
-            patch.setitem(masked.PASSES[scope], name, refusing)
+            patch.setitem(check.PASSES[scope], name, refusing)
             yield
             return
         gc.collect()

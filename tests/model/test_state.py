@@ -113,7 +113,7 @@ def test_weights_loaded_in_inference_mode_count_as_written_to(tmp_path: Path):
     engine, prompt = Engine(num_masks=4, mask_rate=0.4, result_cache=str(tmp_path)), IDS[:9]
 
     def likelihood() -> list[float]:
-        return engine.score(model, prompt, [5, 6]).log_likelihood.tolist()
+        return engine.score(model, prompt, [5, 6])[0].log_likelihood.tolist()
 
     before = likelihood()
     assert likelihood() == before

@@ -9,7 +9,7 @@ from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.maths import sample_head_masks
 from lm_polygraph_asmi.model import (
     attention_of,
-    masked,
+    check,
     response_embeddings,
     run_subnetworks,
     run_unmasked,
@@ -30,10 +30,10 @@ def masks(num_masks: int = 12) -> torch.Tensor:
 def replaced(monkeypatch, run) -> None:
     """`run` gets the fastest pass of each scope, and its arguments."""
     for scope, name in (("all", "suffix"), ("response", "packed")):
-        other = partial(run, masked.PASSES[scope][name])
-        monkeypatch.setitem(masked.PASSES[scope], name, other)
+        other = partial(run, check.PASSES[scope][name])
+        monkeypatch.setitem(check.PASSES[scope], name, other)
         if name == "packed":  # which has a limit of its own
-            monkeypatch.setattr(masked, name, other)
+            monkeypatch.setattr(check, name, other)
 
 
 def changed_by_others(model) -> int:
@@ -278,7 +278,7 @@ def test_long_responses_are_packed_into_several_sequences(llama, input_ids, monk
     replaced(monkeypatch, counting)
     for packed, expected in ((12, 2), (5, 1)):
         sizes.clear()
-        monkeypatch.setitem(masked.PACKED_POSITIONS, "cpu", packed)
+        monkeypatch.setitem(check.PACKED_POSITIONS, "cpu", packed)
         parts = subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 1, masks(), scope="response")
         torch.testing.assert_close(parts, whole, atol=allowed(llama, input_ids), rtol=0)
         assert max(sizes) == expected

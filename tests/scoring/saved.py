@@ -20,7 +20,7 @@ def scored_run(model, texts=QUESTIONS, tokens: int = 4, **settings: object) -> R
     for text in texts:
         prompt = words(text, return_tensors="pt")["input_ids"][0]
         answer = rng.integers(3, len(words), tokens).tolist()
-        for name, value in by_name([engine.score(model, prompt, answer)]).items():
+        for name, value in by_name(engine.score(model, prompt, answer)).items():
             stats.setdefault(name, []).append(value)
     empty = pd.DataFrame({"score": np.zeros(len(texts))})
     return Run(Path("run/ue_manager_seed1"), empty, empty, stats)

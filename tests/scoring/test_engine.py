@@ -46,10 +46,10 @@ def passes(monkeypatch):
 @pytest.mark.parametrize("scope", SCOPES)
 def test_depths_share_the_unmasked_pass(model, passes, scope):
     engine, depths = Engine(scope=scope, **SETTINGS), [0.3, 0.6, 0.9]
-    together = engine.score_depths(model, *ANSWER, depths)
+    together = engine.score(model, *ANSWER, depths=depths)
     assert passes == [[1, 2, 3]]
     for depth, shared in zip(depths, together, strict=True):
-        apart = Engine(scope=scope, depth=depth, **SETTINGS).score(model, *ANSWER)
+        (apart,) = Engine(scope=scope, depth=depth, **SETTINGS).score(model, *ANSWER)
         assert_close(shared, apart, allowed(model, IDS), TOKEN_STATISTICS)
         assert shared.mask_seed == apart.mask_seed
         assert shared.settings == apart.settings == engine.settings(model, depth)
@@ -65,7 +65,7 @@ def test_depths_are_reused_one_by_one(model, passes, tmp_path):
         (kept, [0.6, 0.3], [True, True]),
         (without, [0.3], [False]),
     ):
-        found = engine.score_depths(model, *ANSWER, depths)
+        found = engine.score(model, *ANSWER, depths=depths)
         assert [each.reused for each in found] == reused
     assert passes == [[1], [2], [1], [1]]
 
@@ -73,7 +73,7 @@ def test_depths_are_reused_one_by_one(model, passes, tmp_path):
 @pytest.mark.parametrize("scope", SCOPES)
 def test_log_likelihoods_under_each_mask(model, scope):
     """Against full forward passes with a hook; masks change each by far more than rounding."""
-    found = Engine(depth=0.6, scope=scope, details=True, **SETTINGS).score(model, *ANSWER)
+    (found,) = Engine(depth=0.6, scope=scope, details=True, **SETTINGS).score(model, *ANSWER)
     slow = brute_force.subnetwork_log_probs(
         model, "model.layers.2.self_attn.o_proj", 1, IDS, PROMPT,
         torch.from_numpy(found.masks).float(), scope,

@@ -283,9 +283,9 @@ class TestMemory:
         for engine in (loose, tight):
             engine.score(model, prompt, response[:1])  # the check of the model's layers
         with PeakMemory() as prefix_cache:
-            found = tight.score(model, prompt, response)
+            (found,) = tight.score(model, prompt, response)
         assert prefix_cache.peak < budget
         if top_k == 500:
-            expected = loose.score(model, prompt, response)
+            (expected,) = loose.score(model, prompt, response)
             for name in ("mi", "agreement", "entropy"):
                 assert getattr(found, name) == pytest.approx(getattr(expected, name), abs=1e-6)

@@ -18,14 +18,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.experiments.analysis.choice import (
+from lm_polygraph_asmi.experiments.analysis.heads import head_criticality
+from lm_polygraph_asmi.experiments.analysis.probe import (
     COUNT,
     NUMBERS,
     ablations,
     critical_first,
     extremes,
 )
-from lm_polygraph_asmi.experiments.analysis.heads import head_criticality
 from lm_polygraph_asmi.experiments.answers import Answer, answers_of, settings_of
 from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.maths import example_seed

@@ -9,7 +9,7 @@ from torch import nn
 
 from lm_polygraph_asmi.experiments import probe as room
 from lm_polygraph_asmi.experiments.analysis import head_criticality
-from lm_polygraph_asmi.experiments.analysis.choice import ablations, critical_first
+from lm_polygraph_asmi.experiments.analysis.probe import ablations, critical_first
 from lm_polygraph_asmi.experiments.answers import answers_of
 from lm_polygraph_asmi.experiments.probe import CausalProbe, Tokens, probe_of
 from lm_polygraph_asmi.experiments.probe_file import read_probe, write_probe

@@ -1,14 +1,28 @@
-"""Flip rates, and what random heads must flip."""
+"""Which tokens and heads are chosen, and how often predictions flip."""
 
 import numpy as np
 import pytest
 
 from lm_polygraph_asmi.analysis import Clustered, wilson_interval
-from lm_polygraph_asmi.analysis.clusters import (
-    percentiles,
-)
+from lm_polygraph_asmi.analysis.clusters import percentiles
 from lm_polygraph_asmi.experiments.analysis import flip_rates
+from lm_polygraph_asmi.experiments.analysis.probe import ablations, critical_first, extremes
 from tests.analysis.simulation import coverage, keys
+
+
+def test_extremes_are_disjoint_and_ties_go_by_order():
+    high, low = extremes([0.1, 0.5, 0.5, np.nan, 0.0, 0.9], 2)
+    assert (high.tolist(), low.tolist()) == ([5, 1], [4, 0])
+    high, low = extremes([0.2] * 5, 200)
+    assert (high.tolist(), low.tolist()) == ([0, 1], [2, 3])
+
+
+def test_ablations_take_the_most_critical_heads():
+    order = critical_first([[0.1, -0.2, np.nan, 0.1], [0, 3, 1, 2]])
+    assert order.tolist() == [[0, 3, 1, 2], [1, 3, 2, 0]]
+    assert ablations(order, [0, 1, 3]).tolist() == [
+        [[1, 1, 1, 1], [0, 1, 1, 1], [0, 0, 1, 0]], [[1, 1, 1, 1], [1, 0, 1, 1], [1, 0, 0, 0]],
+    ]  # fmt: skip
 
 
 def test_rates_are_means_with_intervals_over_examples():

@@ -10,8 +10,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lm_polygraph_asmi.analysis.clusters import (
-    RESAMPLES,
-    SEED,
     Clustered,
     Interval,
     bootstrap_values,
@@ -33,43 +31,31 @@ class Coupling(NamedTuple):
 
 
 def criticality_coupling(
-    information: ArrayLike,
-    entropy: ArrayLike,
-    z: ArrayLike,
-    units: Sequence[str],
-    resamples: int = RESAMPLES,
-    seed: int = SEED,
+    information: ArrayLike, entropy: ArrayLike, z: ArrayLike, rows: Clustered
 ) -> Coupling:
-    """Rank correlations over tokens, with intervals over whole units.
-
-    A drawn unit brings all its tokens, as often as it is drawn; z_t is fixed.
+    """Rank correlations over tokens, with intervals over whole clusters; z_t is fixed.
 
     Args:
         information: (N,) MI_t, nats.
         entropy: (N,) single-pass entropy H_t, nats.
         z: (N,) from `permutation_null`, higher = fewer heads than noise.
-        units: (N,) key of each token's example, as in the paper, or of its cluster.
+        rows: the tokens, in clusters of an example, as in the paper, or of a passage.
 
     Example:
-        >>> z, units = np.arange(40.0), [str(n // 4) for n in range(40)]
-        >>> coupling = criticality_coupling(z**2, [0.0, 1.0] * 20, z, units, resamples=200)
+        >>> z, rows = np.arange(40.0), Clustered([str(n // 4) for n in range(40)])
+        >>> coupling = criticality_coupling(z**2, [0.0, 1.0] * 20, z, rows)
         >>> [round(rho.value, 1) for rho in (coupling.information, coupling.entropy)]  # z**2, noise
         [1.0, 0.0]
         >>> coupling.difference.excludes(0)
         True
     """
-    rows = Clustered(units, resamples, seed)
     rho = correlations(rows, information=information, entropy=entropy, z=z)
     mi, h = rho[:, 0, 2], rho[:, 1, 2]
     return Coupling(*(_interval(values, rows) for values in (mi, h, mi - h)))
 
 
 def sharpening(
-    shallow: tuple[ArrayLike, ArrayLike],
-    deep: tuple[ArrayLike, ArrayLike],
-    units: Sequence[str],
-    resamples: int = RESAMPLES,
-    seed: int = SEED,
+    shallow: tuple[ArrayLike, ArrayLike], deep: tuple[ArrayLike, ArrayLike], rows: Clustered
 ) -> Interval:
     """Rank correlation of MI_t and z_t at a deeper layer minus that at another, same tokens.
 
@@ -77,12 +63,11 @@ def sharpening(
     MI_t (N,) and z_t (N,) each, as in `criticality_coupling`.
 
     Example:
-        >>> z, units = np.arange(40.0), [str(n // 4) for n in range(40)]
+        >>> z, rows = np.arange(40.0), Clustered([str(n // 4) for n in range(40)])
         >>> shallow, deep = ([0.0, 1.0] * 20, z), (z**2, z)  # noise at the first layer, then z**2
-        >>> sharpening(shallow, deep, units, resamples=200).low > 0
+        >>> sharpening(shallow, deep, rows).low > 0
         True
     """
-    rows = Clustered(units, resamples, seed)
     rho = correlations(rows, mi=shallow[0], z=shallow[1], deep_mi=deep[0], deep_z=deep[1])
     return _interval(rho[:, 2, 3] - rho[:, 0, 1], rows)
 

@@ -36,7 +36,7 @@ def head_criticality(kl: ArrayLike, masks: ArrayLike) -> np.ndarray:
         [[0.3, -0.3]]
     """
     divergence, kept = _checked(kl, masks)
-    return np.where(_contrasted(kept), divergence.T @ _contrasts(kept), np.nan)
+    return divergence.T @ _contrasts(kept)
 
 
 def concentration(criticality: ArrayLike) -> np.ndarray:
@@ -120,13 +120,11 @@ def _checked(kl: ArrayLike, masks: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     smallest, a constant token has criticality exactly 0.
     """
     divergence, mask = np.asarray(kl, dtype=float), np.asarray(masks)
+    shapes = f"got {divergence.shape} and {mask.shape}"
     if divergence.ndim != 2 or mask.ndim != 2 or len(divergence) != len(mask):
-        raise ValueError(
-            f"expected kl (S, T) and masks (S, H), a row per subnetwork, got {divergence.shape} "
-            f"and {mask.shape}"
-        )
-    if not len(mask) or not mask.shape[1]:
-        raise ValueError(f"expected at least one mask and head, got masks of shape {mask.shape}")
+        raise ValueError(f"expected kl (S, T) and masks (S, H), a row per subnetwork, {shapes}")
+    if not mask.size:
+        raise ValueError(f"expected at least one mask and head, {shapes}")
     if not np.isfinite(divergence).all():
         raise ValueError("kl has values that are not finite: leave these tokens out")
     if not np.isin(mask, (0, 1)).all():
@@ -134,13 +132,9 @@ def _checked(kl: ArrayLike, masks: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     return divergence - divergence.min(0), mask.astype(bool)
 
 
-def _contrasted(kept: np.ndarray) -> np.ndarray:
-    """(H,) heads that some masks ablate and others keep."""
-    return np.logical_and(kept.any(0), ~kept.all(0))
-
-
 def _contrasts(kept: np.ndarray) -> np.ndarray:
-    """(S, H) weights whose sum with divergences is a head's criticality; 0 where undefined."""
+    """(S, H) weights whose sum with divergences is a head's criticality; NaN where undefined."""
     times = kept.sum(0)
-    weights = np.where(kept, -1 / np.maximum(times, 1), 1 / np.maximum(len(kept) - times, 1))
-    return weights * _contrasted(kept)
+    others = len(kept) - times
+    weights = np.where(kept, -1 / np.maximum(times, 1), 1 / np.maximum(others, 1))
+    return np.where((times > 0) & (others > 0), weights, np.nan)

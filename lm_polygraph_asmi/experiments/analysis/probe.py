@@ -4,14 +4,11 @@ Source: appendix "Head-Level Structural Analysis" of the paper, table "causal-fl
 no intervals and no random heads as a control.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike
 
 from lm_polygraph_asmi.analysis.clusters import (
-    RESAMPLES,
-    SEED,
     Clustered,
     Interval,
     bootstrap_interval,
@@ -24,24 +21,15 @@ NUMBERS = (1, 2, 4, 8, 16)
 """Numbers of heads ablated together, as in the paper."""
 
 
-def extremes(mi: ArrayLike, count: int = COUNT) -> tuple[np.ndarray, np.ndarray]:
+def extremes(mi: pd.Series, count: int = COUNT) -> tuple[pd.Index, pd.Index]:
     """Indices of the tokens of highest and of lowest MI, most extreme first; ties in given order.
 
-    Args:
-        mi: (n,), NaN where undefined; these are never chosen.
-        count: of each; with fewer than 2 x count tokens, half of them.
+    `count` of each; with fewer than 2 x count tokens, half of them. NaN is never chosen.
     """
-    values = np.asarray(mi, dtype=float)
-    known = np.flatnonzero(np.isfinite(values))
+    known = mi.dropna()
     count = min(count, len(known) // 2)
-    high = known[np.argsort(-values[known], kind="stable")][:count]
-    rest = np.setdiff1d(known, high)
-    return high, rest[np.argsort(values[rest], kind="stable")][:count]
-
-
-def critical_first(criticality: ArrayLike) -> np.ndarray:
-    """(..., H) heads by decreasing criticality, of any sign; ties by index, unknown ones last."""
-    return np.argsort(-np.asarray(criticality, dtype=float), axis=-1, kind="stable")
+    high = known.nlargest(count).index
+    return high, known.drop(high).nsmallest(count).index
 
 
 def ablations(order: ArrayLike, numbers: ArrayLike) -> np.ndarray:
@@ -50,26 +38,23 @@ def ablations(order: ArrayLike, numbers: ArrayLike) -> np.ndarray:
     return (rank[..., None, :] >= np.asarray(numbers)[:, None]).astype(float)
 
 
-def flip_rates(
-    flips: ArrayLike, units: Sequence[str], resamples: int = RESAMPLES, seed: int = SEED
-) -> list[Interval]:
+def flip_rates(flips: ArrayLike, rows: Clustered) -> list[Interval]:
     """Share of tokens that flip, for each number of ablated heads, with 95 % intervals.
 
-    Bootstrap over whole units. Wilson's interval over units if every unit has one token, or if none
+    Bootstrap over whole clusters. Wilson's interval over clusters if each has one token, or if none
     or all flip, because resamples of equal values do not vary.
 
     Args:
         flips: (m, K) 0 or 1, a column for each number of ablated heads; a fraction for the mean
             over draws of random heads.
-        units: (m,) key of each token's example, or cluster.
+        rows: the tokens, in clusters of an example or passage.
 
     Example:
-        >>> keys = [str(n) for n in range(20)]
-        >>> rates = flip_rates([[0, 1]] * 10 + [[0, 0]] * 10, keys)  # one head ablated, and two
+        >>> rows = Clustered([str(n) for n in range(20)])
+        >>> rates = flip_rates([[0, 1]] * 10 + [[0, 0]] * 10, rows)  # one head ablated, and two
         >>> [str(rate) for rate in rates]
         ['+0.00 [+0.00, +0.16]', '+0.50 [+0.30, +0.70]']
     """
-    rows = Clustered(units, resamples, seed)
     (table,) = rows.columns(flips=flips)
     if table.ndim != 2:
         raise ValueError(f"flips must have shape (m, K), a column for each k, got {table.shape}")

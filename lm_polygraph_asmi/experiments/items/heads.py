@@ -19,13 +19,42 @@ from lm_polygraph_asmi.experiments.analysis.coupling import (
     sharpening,
 )
 from lm_polygraph_asmi.experiments.analysis.heads import FEWEST_MASKS, permutation_null
-from lm_polygraph_asmi.experiments.dissected import dissected, dissected_depths, places
 from lm_polygraph_asmi.report.figures import forest
 from lm_polygraph_asmi.report.item import Items, frame
-from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable, once
+from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable, once, row_keys
+from lm_polygraph_asmi.results.runs import Run
 
 DAGGER = "†: not in the paper."
 NEEDS = f"no run saved masks and divergences of {FEWEST_MASKS} masks or more: needs asmi_heads"
+
+
+def runs_of(group: RunGroup) -> list[Run]:
+    """Runs over a setting's answers or some of them."""
+    return [*group.runs, *group.separate_runs]
+
+
+def dissected(group: RunGroup, depth: float) -> tuple[Run, list[dict[str, Any]]] | None:
+    """The run with the most masks at a depth, of those that saved details, and these."""
+    found = ((run, run.at(depth, "masks", "kl")) for run in runs_of(group))
+    saved = [(run, rows) for run, rows in found if rows]
+    return max(saved, key=lambda each: len(each[1][0]["masks"]), default=None)
+
+
+@once
+def dissected_depths(group: RunGroup) -> list[float]:
+    """Depths at which a run saved masks and divergences."""
+    depths = {used["depth"] for run in runs_of(group) for used in run.settings()}
+    return sorted(depth for depth in depths if dissected(group, depth))
+
+
+def places(group: RunGroup, run: Run) -> list[tuple[int, int]]:
+    """(row in use, row of the run) for a run of a setting, or of a part of it."""
+    if any(run is method for method in group.runs):
+        return list(enumerate(group.rows.tolist()))
+    group_keys, run_keys = row_keys(group.run, run)
+    run_rows = {key: row for row, key in enumerate(run_keys)}
+    pairs = ((i, run_rows.get(group_keys[row])) for i, row in enumerate(group.rows))
+    return [(i, row) for i, row in pairs if row is not None]
 
 
 @once
@@ -40,10 +69,9 @@ def profiles(group: RunGroup, depth: float) -> pd.DataFrame:
         raise Unavailable(NEEDS)
     if run.lacks(["asmi_entropy"]):
         raise Unavailable("asmi_entropy not saved")
+    entropy = run.stats["asmi_entropy"]
     parts = [
-        _profile(saved[row]).assign(
-            answer=answer, entropy=np.asarray(run.stats["asmi_entropy"][row])
-        )
+        _profile(saved[row]).assign(answer=answer, entropy=np.asarray(entropy[row]))
         for answer, row in places(group, run)
     ]
     if not parts:
@@ -67,10 +95,10 @@ def _profile(saved: dict[str, Any]) -> pd.DataFrame:
     )  # fmt: skip
 
 
-def _units(group: RunGroup, tokens: pd.DataFrame, unit: str = "clusters") -> list[str]:
-    """Key of each token's cluster, or of its example if `unit` is "examples"."""
+def _rows(group: RunGroup, tokens: pd.DataFrame, unit: str = "clusters") -> Clustered:
+    """Tokens in clusters of the setting, or of an example if `unit` is "examples"."""
     keys = np.asarray(group.clusters) if unit == "clusters" else np.arange(len(group))
-    return keys.astype(str)[tokens["answer"]].tolist()
+    return Clustered(keys.astype(str)[tokens["answer"]])
 
 
 @once
@@ -78,7 +106,7 @@ def effective_heads(group: RunGroup, depth: float) -> Interval:
     """n_eff: mean of 1/HHI_t over the high-MI stratum, with an interval over clusters."""
     high = profiles(group, depth).query("high")
     heads = high["heads"].to_numpy()
-    return cluster_interval(lambda rows: float(heads[rows].mean()), Clustered(_units(group, high)))
+    return cluster_interval(lambda rows: float(heads[rows].mean()), _rows(group, high))
 
 
 @once
@@ -88,7 +116,7 @@ def coupled(group: RunGroup, depth: float, unit: str = "examples") -> Coupling:
     if len(tokens) <= 2:
         raise Unavailable("too few tokens with z_t")
     return criticality_coupling(
-        tokens["mi"], tokens["entropy"], tokens["z"], _units(group, tokens, unit)
+        tokens["mi"], tokens["entropy"], tokens["z"], _rows(group, tokens, unit)
     )
 
 
@@ -100,8 +128,8 @@ def sharpened(group: RunGroup, depth: float) -> Interval | None:
         return None
     shallow, deep = profiles(group, first), profiles(group, depth)
     both = shallow["z"].notna() & deep["z"].notna()
-    columns = ((tokens["mi"][both], tokens["z"][both]) for tokens in (shallow, deep))
-    return sharpening(*columns, _units(group, shallow[both], "examples"))
+    before, after = ((tokens["mi"][both], tokens["z"][both]) for tokens in (shallow, deep))
+    return sharpening(before, after, _rows(group, shallow[both], "examples"))
 
 
 def at_all_depths(groups: Sequence[RunGroup]) -> list[tuple[RunGroup, float]]:

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from lm_polygraph_asmi.experiments.dissected import dissected, dissected_depths
-from lm_polygraph_asmi.experiments.items.heads import NEEDS, coupled, effective_heads
+from lm_polygraph_asmi.experiments.items import heads
 from lm_polygraph_asmi.experiments.items.probe import probed, rates
 from lm_polygraph_asmi.report.items.measured import OPERATING, Measure, Value, alike
 from lm_polygraph_asmi.results.paper import MASK_RATE, Published
@@ -15,9 +14,9 @@ SETTINGS = {"num_masks": 300, "mask_rate": MASK_RATE, "scope": "all", "top_k": 6
 
 def _dissected(number: Published, groups: Sequence[RunGroup]) -> RunGroup:
     """A setting with the masks of the paper's analysis at 60 % of depth."""
-    reason = NEEDS
+    reason = heads.NEEDS
     for group in alike(number, groups):
-        if found := dissected(group, OPERATING):
+        if found := heads.dissected(group, OPERATING):
             used = {name: found[1][0]["settings"][name] for name in SETTINGS}
             if used == SETTINGS:
                 return group
@@ -29,10 +28,10 @@ def _dissected(number: Published, groups: Sequence[RunGroup]) -> RunGroup:
 def coupling(number: Published, groups: Sequence[RunGroup]) -> Value:
     group = _dissected(number, groups)
     if number.quantity.startswith("n_eff"):
-        return effective_heads(group, OPERATING)
+        return heads.effective_heads(group, OPERATING)
     if "from the top" in number.quantity:
-        return coupled(group, dissected_depths(group)[-1]).information.value
-    measured = coupled(group, OPERATING)
+        return heads.coupled(group, heads.dissected_depths(group)[-1]).information.value
+    measured = heads.coupled(group, OPERATING)
     return measured.information if "MI_t" in number.quantity else measured.entropy
 
 

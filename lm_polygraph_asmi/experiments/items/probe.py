@@ -6,30 +6,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from lm_polygraph_asmi.analysis.clusters import Interval
+from lm_polygraph_asmi.analysis.clusters import Clustered, Interval
 from lm_polygraph_asmi.experiments.analysis.probe import flip_rates
-from lm_polygraph_asmi.experiments.dissected import runs_of
-from lm_polygraph_asmi.experiments.items.heads import DAGGER
+from lm_polygraph_asmi.experiments.items.heads import DAGGER, runs_of
 from lm_polygraph_asmi.experiments.probe_file import Probe, read_probe
-from lm_polygraph_asmi.report.figures import (
-    BLACK,
-    BLUE,
-    GREY,
-    ORANGE,
-    grid,
-    panel_legend,
-    panel_title,
-    styled,
-)
+from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.item import Items, ReportItem, frame
 from lm_polygraph_asmi.results.run_groups import RunGroup, clusters_of, once
 from lm_polygraph_asmi.results.runs import Run
 
 ROWS: dict[str, tuple[str, str, Any]] = {
-    "high MI, critical heads": ("high", "critical", (BLUE, "-", "o")),
-    "low MI, critical heads": ("low", "critical", (BLACK, "-.", "^")),
-    "high MI, random heads†": ("high", "random", (ORANGE, "--", "s")),
-    "low MI, random heads†": ("low", "random", (GREY, ":", "D")),
+    "high MI, critical heads": ("high", "critical", (figures.BLUE, "-", "o")),
+    "low MI, critical heads": ("low", "critical", (figures.BLACK, "-.", "^")),
+    "high MI, random heads†": ("high", "random", (figures.ORANGE, "--", "s")),
+    "low MI, random heads†": ("low", "random", (figures.GREY, ":", "D")),
 }
 """Row of the table -> group of tokens, the rule by which their heads were chosen, and its curve."""
 OTHERWISE = (
@@ -59,7 +49,7 @@ def rates(probed: Probed, name: str) -> tuple[int, list[Interval]] | None:
     if not len(chosen):
         return None
     clusters = np.asarray(clusters_of(probed.run))[probed.probe.tokens["row"][chosen]]
-    flips = flip_rates(probed.probe.flipped(rule, level), clusters.tolist())
+    flips = flip_rates(probed.probe.flipped(rule, level), Clustered(clusters))
     return len(chosen), [Interval(*(100 * value for value in interval)) for interval in flips]
 
 
@@ -70,11 +60,10 @@ def causal_probe(groups: Sequence[RunGroup]) -> Items:
         rows, panels = [], {}
         for each in probed(group):
             found = {name: flips for name in ROWS if (flips := rates(each, name))}
-            k, own = each.probe.k, each.probe.tokens["own_flips"]
+            k = each.probe.k
             rows += [
                 {"setting": group.label, "tokens and heads": name, "tokens": tokens}
                 | {f"k = {k}": rate for k, rate in zip(k, curve, strict=True)}
-                | {"run's own masks†": 100 * float(own[each.probe.groups[ROWS[name][0]]].mean())}
                 for name, (tokens, curve) in found.items()
             ]
             panels[group.label] = k, {name: curve for name, (_, curve) in found.items()}
@@ -87,9 +76,8 @@ def causal_probe(groups: Sequence[RunGroup]) -> Items:
             "Percentage of tokens whose most likely token changes under the ablation, compared "
             "with the same passes without an ablation; 95 % intervals over clusters (Wilson's if "
             "none or all flip). Critical: heads by criticality on that token, highest first; "
-            "after the positive heads follow those that help. Random: mean over the draws. Run's "
-            "own masks: share of the masks that chose tokens and heads under which the token "
-            "flips. " + DAGGER,
+            "after the positive heads follow those that help. Random: mean over the draws. "
+            + DAGGER,
             *(_note(each) for group in item.groups for each in probed(group)),
         ]
 
@@ -112,10 +100,10 @@ def _note(probed: Probed) -> str:
     )
 
 
-@styled
+@figures.styled
 def _figure(panels: Mapping[str, tuple[Sequence[int], Mapping[str, Sequence[Interval]]]]) -> Figure:
     """Share of tokens that flip over the number of ablated heads, a panel per setting."""
-    figure, axes = grid(len(panels), 3.2, 2.5)
+    figure, axes = figures.grid(len(panels), 3.2, 2.5)
     for ax, (title, (k, curves)) in zip(axes, panels.items(), strict=True):
         for name, curve in curves.items():
             colour, style, mark = ROWS[name][2]
@@ -129,6 +117,6 @@ def _figure(panels: Mapping[str, tuple[Sequence[int], Mapping[str, Sequence[Inte
         ax.set_ylim(bottom=0)
         ax.set_xlabel("heads ablated")
         ax.set_ylabel("predictions that flip, %")
-        panel_title(ax, title)
-    panel_legend(figure, axes)
+        figures.panel_title(ax, title)
+    figures.panel_legend(figure, axes)
     return figure

@@ -1,5 +1,7 @@
 """Criticality, its concentration, and what pure noise gives."""
 
+import statistics
+
 import numpy as np
 import pytest
 
@@ -38,18 +40,14 @@ def slow_concentration(profile):
 
 def slow_null(kl, masks, shuffles, seed):
     """z, effective heads and those of noise of every token, one shuffle at a time."""
-    rng = np.random.default_rng(seed)
-    order = rng.permuted(np.tile(np.arange(len(masks)), (shuffles, 1)), axis=1)
-    rows = []
+    rng, rows = np.random.default_rng(seed), []
+    orders = rng.permuted(np.tile(np.arange(len(masks)), (shuffles, 1)), axis=1)
     for t in range(kl.shape[1]):
-        own, null = slow_concentration(slow_criticality(kl[:, [t]], masks)[0]), []
-        for one in order:
-            shuffled = [[kl[one[s]][t]] for s in range(len(masks))]
-            null.append(slow_concentration(slow_criticality(shuffled, masks)[0]))
+        draws = [kl[:, [t]], *(kl[order][:, [t]] for order in orders)]
+        own, *null = (slow_concentration(slow_criticality(draw, masks)[0]) for draw in draws)
         null = [index for index in null if not np.isnan(index)]
-        mean = sum(null) / len(null)
-        spread = (sum((x - mean) ** 2 for x in null) / (len(null) - 1)) ** 0.5
-        rows.append([(own - mean) / spread, 1 / own, sum(1 / x for x in null) / len(null)])
+        heads = sum(1 / index for index in null) / len(null)
+        rows.append([(own - statistics.mean(null)) / statistics.stdev(null), 1 / own, heads])
     return np.array(rows).T
 
 
@@ -76,10 +74,6 @@ def test_planted_heads_are_found():
     cost = np.array([0.5, 0.2, 0, 0, -0.1, 0])
     kl = 1 + (1 - masks) @ cost[:, None]
     np.testing.assert_allclose(head_criticality(kl, masks)[0], cost, atol=0.03)
-    one = 0.3 + 0.5 * (1 - masks[:, :1])
-    found = head_criticality(one, masks)[0]
-    assert found[0] == pytest.approx(0.5)
-    assert concentration(found) > 0.8
 
 
 @pytest.mark.parametrize(
@@ -100,19 +94,12 @@ def test_noise_has_about_ten_effective_heads(noise, heads, expected):
 def test_a_strong_head_stands_out_of_the_null_and_ten_equal_ones_do_not():
     rng = np.random.default_rng(4)
     masks = rng.random((300, 32)) >= 0.15
-    noise = rng.normal(size=(300, 30))
-    gone = 1 - masks
-    one = noise + 2 * gone[:, :1]
-    many = noise + gone[:, :10].sum(1, keepdims=True)
-    found, equal = (permutation_null(kl, masks, shuffles=100) for kl in (one, many))
+    noise, gone = rng.normal(size=(300, 30)), 1 - masks
+    one, ten = noise + 2 * gone[:, :1], noise + gone[:, :10].sum(1, keepdims=True)
+    found, equal = (permutation_null(kl, masks, shuffles=100) for kl in (one, ten))
     assert found.effective_heads.mean() == pytest.approx(4.2, abs=0.7)
-    weak = rng.normal(size=(300, 300)) + gone[:, :1] / 2
-    heads = 1 / concentration(head_criticality(weak, masks))
-    assert heads.mean() == pytest.approx(9.1, abs=0.7)
     assert equal.effective_heads.mean() == pytest.approx(13, abs=1.5)
-    assert found.z.mean() > 5
-    assert equal.effective_heads.mean() > found.null_effective_heads.mean()
-    assert equal.z.mean() < 0
+    assert found.z.mean() > 5 > 0 > equal.z.mean()
 
 
 def test_scale_and_order_of_heads_do_not_matter():
@@ -121,9 +108,6 @@ def test_scale_and_order_of_heads_do_not_matter():
     other = permutation_null(3e-8 * kl + 2e-7, masks, shuffles=50)
     np.testing.assert_allclose(own, other, rtol=1e-6)
     order = np.random.default_rng(0).permutation(H)
-    np.testing.assert_allclose(
-        head_criticality(kl, masks[:, order]), head_criticality(kl, masks)[:, order]
-    )
     shuffled = permutation_null(kl, masks[:, order], 50)
     np.testing.assert_allclose(shuffled.effective_heads, own.effective_heads)
 
@@ -156,22 +140,16 @@ def test_tokens_that_masking_does_not_move_have_no_z():
     kl, masks = drawn(8, heads=12)
     kl[:, 0], kl[:, 2] = 0, 0.1
     found = permutation_null(kl, masks, shuffles=20)
-    assert np.isnan(found.z[[0, 2]]).all()
-    assert np.isfinite(found.z[[1, 3, 4]]).all()
+    assert np.isfinite(found.z).tolist() == [False, True, False, True, True]
     # One head has all there is, in every draw: the null does not vary.
     assert np.isnan(permutation_null(kl[:, 1:2], masks[:, :1], shuffles=20).z).all()
-
-
-def test_an_answer_without_tokens_has_no_profile():
-    found = permutation_null(np.empty((S, 0)), drawn()[1])
-    assert [column.shape for column in found] == [(0,)] * 3
+    assert [column.shape for column in permutation_null(kl[:, :0], masks)] == [(0,)] * 3
 
 
 @pytest.mark.parametrize(
     ("kl", "masks", "said"),
     [
         (np.zeros((4, 2)), np.ones((5, 3)), "a row per subnetwork"),
-        (np.zeros(4), np.ones((4, 3)), "a row per subnetwork"),
         (np.full((4, 2), np.nan), np.ones((4, 3)), "not finite"),
         (np.zeros((4, 2)), np.full((4, 3), 0.5), "0 .ablated. and 1"),
         (np.zeros((0, 2)), np.ones((0, 3)), "one mask"),

@@ -123,6 +123,8 @@ def test_random_heads_flip_as_often_as_they_hit(probed):
     """k of 4 heads hold the decisive one with chance k / 4."""
     rate = probed.flipped("random", "high").mean(0)
     np.testing.assert_allclose(rate, [0.25, 0.5, 1], atol=0.1)
+    hit = probed.predicted["random"][probed.tokens["row"] == 0] == DECIDED
+    assert (hit[0] != hit[1]).any()  # also two tokens of one answer have heads of their own
 
 
 def test_it_does_not_depend_on_how_many_masks_run_at_once(planted, monkeypatch):

@@ -140,7 +140,8 @@ def test_tokens_that_masking_does_not_move_have_no_z():
     kl, masks = drawn(8, heads=12)
     kl[:, 0], kl[:, 2] = 0, 0.1
     found = permutation_null(kl, masks, shuffles=20)
-    assert np.isfinite(found.z).tolist() == [False, True, False, True, True]
+    for column in (found.z, found.effective_heads):
+        assert np.isfinite(column).tolist() == [False, True, False, True, True]
     # One head has all there is, in every draw: the null does not vary.
     assert np.isnan(permutation_null(kl[:, 1:2], masks[:, :1], shuffles=20).z).all()
     assert [column.shape for column in permutation_null(kl[:, :0], masks)] == [(0,)] * 3

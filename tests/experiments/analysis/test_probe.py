@@ -44,6 +44,9 @@ def test_one_token_an_example_and_no_flip_at_all_take_wilsons():
     pairs = flip_rates(flips, Clustered(keys(2, 2)))
     assert pairs[1] == wilson_interval(0, 2)  # two examples say less than four
     assert pairs[1].high > 0.3
+    (equal,) = flip_rates(np.full((4, 1), 0.5), Clustered(keys(2, 2)))  # no spread, no interval
+    assert equal.value == 0.5
+    assert np.isnan(equal.low)
 
 
 def test_what_is_no_table_of_flips_is_refused():

@@ -91,7 +91,7 @@ SUBPACKAGES = {
         "a command is a thin front; help must not wait for torch",
     ),
     "experiments": Subpackage(
-        "maths model results analysis host scoring runs experiments/analysis",
+        "maths model results host scoring experiments/analysis",
         "lm_polygraph datasets",
         "what tests the paper stands on all that scores and reports, and beside what runs",
     ),

@@ -24,7 +24,6 @@ WIDE = {
     "commands/calibrate.py:calibrate": 14,
     "commands/doctor.py:doctor": 9,
     "config.py:parameter": 10,
-    "experiments/probe.py:__init__": 10,
 }
 """The functions that have more parameters. Commands have one for each option."""
 ROOT = PACKAGE.parent
@@ -50,14 +49,14 @@ CEILINGS = {  # now, and where it shall end
     "benchmark": (3762, 2300),
     "analysis": (2300, 2300),
     "report": (3378, 2400),
-    "heads": (1656, 1100),
+    "heads": (1100, 1100),
     "scoring": (3376, 2300),
     "decisions": (3013, 1800),
     "commands": (1171, 700),
-    "package": (25850, 20000),
-    "tests": (25050, 16000),
+    "package": (24880, 20000),
+    "tests": (24740, 16000),
     "scripts": (2000, 2000),
-    "words of pages": (24530, 16000),
+    "words of pages": (24490, 16000),
     "bytes of evidence": (8000000, 8_000_000),
 }
 """Lines, words or bytes. Never raised; where much has left, lowered, down to the second number."""

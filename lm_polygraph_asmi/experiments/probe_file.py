@@ -18,17 +18,13 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Probe:
-    """Probed tokens of one run; n tokens, H heads, K numbers of ablated heads.
+    """Probed tokens of one run; n tokens, K numbers of ablated heads.
 
     Attributes:
         settings: of ASMI in the run whose masks chose tokens and heads.
         k: numbers of ablated heads.
-        draws: of random heads, for each token and k.
         tokens: columns (n,): "row" (in the run's order), "position", "token" (of the answer), "mi",
-            "entropy", "log_likelihood", "argmax" (of the unmasked model), "probability" (of it),
-            "replayed" (argmax of the passes of the layer without ablation), "positive" (heads of
-            positive criticality), "own_flips" (share of the run's masks that flip it).
-        criticality: (n, H), NaN where undefined.
+            "argmax" (of the unmasked model), "replayed" (of the passes without an ablation).
         groups: "high" and "low" MI -> indices into the columns.
         predicted: "critical" -> (n, K), "random" -> (n, K, draws) most likely token without these
             heads.
@@ -36,9 +32,7 @@ class Probe:
 
     settings: dict[str, Any]
     k: tuple[int, ...]
-    draws: int
     tokens: dict[str, np.ndarray]
-    criticality: np.ndarray
     groups: dict[str, np.ndarray]
     predicted: dict[str, np.ndarray]
 
@@ -47,11 +41,9 @@ class Probe:
 
         A flip is another token than without ablation, in the same passes.
         """
-        chosen = self.groups[group]
-        predicted, replayed = self.predicted[rule][chosen], self.tokens["replayed"]
-        unablated = replayed[chosen].reshape(-1, *[1] * (predicted.ndim - 1))
-        flips = (predicted != unablated).astype(float)
-        return flips if flips.ndim == 2 else flips.mean(-1)
+        chosen, predicted = self.groups[group], self.predicted[rule]
+        draws = predicted[chosen].reshape(len(chosen), len(self.k), -1)
+        return (draws != self.tokens["replayed"][chosen, None, None]).mean(-1)
 
 
 def probe_path(manager: str | Path) -> Path:
@@ -65,26 +57,21 @@ def read_probe(manager: str | Path) -> Probe | None:
     path = probe_path(manager)
     try:
         content = read_json(path)
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
-    try:
         if content["format"] != FORMAT:
             raise ValueError(f"expected format {FORMAT}, got {content['format']}")
         return Probe(
             dict(content["settings"]),
             tuple(content["k"]),
-            int(content["draws"]),
             {name: np.asarray(values) for name, values in content["tokens"].items()},
-            np.array(content["criticality"], dtype=float),  # null becomes NaN
             {name: np.asarray(places, dtype=int) for name, places in content["groups"].items()},
             {rule: np.asarray(ids, dtype=int) for rule, ids in content["predicted"].items()},
         )
+    except FileNotFoundError:
+        return None
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{path} is not a file of `polygraph_asmi experiments probe`: {error!r}. Remove it and "
-            "run the command again"
+            f"{path} is damaged, or no file of `polygraph_asmi experiments probe`: {error!r}. "
+            "Remove it and run the command again"
         ) from error
 
 

@@ -35,10 +35,9 @@ def score(
             ID or "smollm2" (loaded on CPU). Its state is restored.
         prompt: a text, or chat messages (list of dictionaries), to which the tokenizer's chat
             template is applied. If the last message is the assistant's, it is the answer.
-        answer: text with its leading space, or token ids. To text, the end that the model would
-            choose is added: of the end tokens and stop strings, the likeliest by its first token
-            (`Score.ending`). If the model's own answer is this text in other tokens, these are
-            scored, with a warning. Token ids are scored unchanged.
+        answer: text with its leading space, or token ids. To text, an end is added: of the end
+            tokens and stop strings, the most probable by its first token (`Score.ending`). Token
+            ids are scored unchanged.
         tokenizer: required with a transformers model; not allowed with a name.
         config: settings; None: the defaults.
         samples: method "adapt" only: sampled answers (texts or token ids). None: `num_samples` are

@@ -136,7 +136,7 @@ def test_a_report_has_every_item_in_every_form(everything):
         "ensemble_mean", "matched_flags", "confident_fragile", "payoff", "aurc", "global_selector",
         "boundary", "larger_k", "top_k_coverage", "stability", "mechanism", "case_study",
         "cost", "cost_by_method", "depth_by_group", "confident_fragile_by_regime",
-        "head_concentration", "head_coupling", "causal_probe", "rejection",
+        "head_coupling", "causal_probe", "rejection",
     }  # fmt: skip
     for name in tables:
         assert not pd.read_csv(out / "tables" / f"{name}.csv").empty

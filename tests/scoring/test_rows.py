@@ -274,7 +274,9 @@ def test_a_failure_that_may_pass_is_not_kept(model, tokenizer, tmp_path, monkeyp
     scorer = Scorer(model, tokenizer=tokenizer, result_cache=tmp_path)
     rows = [Row(1, {"prompt": PROMPT, "answer": " Brask"})]
     with monkeypatch.context() as full:
-        full.setattr(Engine, "score", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("no memory")))
+        full.setattr(
+            Engine, "score", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("no memory"))
+        )
         assert next(score_rows(scorer, rows))[1].error == "no memory"
         list(score_rows(scorer, rows))
     ((_, outcome),) = score_rows(scorer, rows)

@@ -1,7 +1,4 @@
-"""Statistics of experiments on arrays, with the conventions of `lm_polygraph_asmi.analysis`.
-
-`resamples` is the number of bootstrap resamples of clusters or units, `seed` that of their draws.
-"""
+"""Statistics of experiments on arrays, with the conventions of `lm_polygraph_asmi.analysis`."""
 
 from lm_polygraph_asmi.lazy import attach
 

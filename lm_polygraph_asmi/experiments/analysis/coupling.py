@@ -4,18 +4,15 @@ Source: appendix "Head-Level Structural Analysis" of the paper, table "op-coupli
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from lm_polygraph_asmi.analysis.clusters import (
-    RESAMPLES,
-    SEED,
     Clustered,
     Interval,
     bootstrap_values,
-    check_rows,
     finite,
     percentile_interval,
 )
@@ -24,62 +21,41 @@ HIGH = 0.1
 """Share of tokens in the paper's high-MI stratum: the top decile."""
 
 
-@dataclass(frozen=True)
-class Coupling:
-    """Spearman correlations with the standardised concentration z_t of head criticality.
-
-    Attributes:
-        information: of MI_t, the paper's first column.
-        entropy: of H_t, its second.
-        difference: the former minus the latter, on the same resamples.
-        tokens, units: numbers of tokens, and of independent units (examples or clusters).
-    """
+class Coupling(NamedTuple):
+    """Spearman correlations with z_t: of MI_t and of H_t, the paper's first two columns, and the
+    former minus the latter on the same resamples."""
 
     information: Interval
     entropy: Interval
     difference: Interval
-    tokens: int
-    units: int
 
 
 def criticality_coupling(
-    information: ArrayLike,
-    entropy: ArrayLike,
-    z: ArrayLike,
-    units: Sequence[str],
-    resamples: int = RESAMPLES,
-    seed: int = SEED,
+    information: ArrayLike, entropy: ArrayLike, z: ArrayLike, rows: Clustered
 ) -> Coupling:
-    """Rank correlations over tokens, with intervals over whole units.
-
-    A drawn unit brings all its tokens, as often as it is drawn; z_t is fixed.
+    """Rank correlations over tokens, with intervals over whole clusters; z_t is fixed.
 
     Args:
         information: (N,) MI_t, nats.
         entropy: (N,) single-pass entropy H_t, nats.
         z: (N,) from `permutation_null`, higher = fewer heads than noise.
-        units: (N,) key of each token's example, as in the paper, or of its cluster.
+        rows: the tokens, in clusters of an example, as in the paper, or of a passage.
 
     Example:
-        >>> z, units = np.arange(40.0), [str(n // 4) for n in range(40)]
-        >>> coupling = criticality_coupling(z**2, [0.0, 1.0] * 20, z, units, resamples=200)
+        >>> z, rows = np.arange(40.0), Clustered([str(n // 4) for n in range(40)])
+        >>> coupling = criticality_coupling(z**2, [0.0, 1.0] * 20, z, rows)
         >>> [round(rho.value, 1) for rho in (coupling.information, coupling.entropy)]  # z**2, noise
         [1.0, 0.0]
         >>> coupling.difference.excludes(0)
         True
     """
-    rho = correlations([information, entropy, z], units, resamples, seed)
-    total, mi, h = len(set(units)), rho[:, 0, 2], rho[:, 1, 2]
-    a, b, difference = (interval(column, total) for column in (mi, h, mi - h))
-    return Coupling(a, b, difference, len(units), total)
+    rho = correlations(rows, information=information, entropy=entropy, z=z)
+    mi, h = rho[:, 0, 2], rho[:, 1, 2]
+    return Coupling(*(_interval(values, rows) for values in (mi, h, mi - h)))
 
 
 def sharpening(
-    shallow: tuple[ArrayLike, ArrayLike],
-    deep: tuple[ArrayLike, ArrayLike],
-    units: Sequence[str],
-    resamples: int = RESAMPLES,
-    seed: int = SEED,
+    shallow: tuple[ArrayLike, ArrayLike], deep: tuple[ArrayLike, ArrayLike], rows: Clustered
 ) -> Interval:
     """Rank correlation of MI_t and z_t at a deeper layer minus that at another, same tokens.
 
@@ -87,13 +63,13 @@ def sharpening(
     MI_t (N,) and z_t (N,) each, as in `criticality_coupling`.
 
     Example:
-        >>> z, units = np.arange(40.0), [str(n // 4) for n in range(40)]
+        >>> z, rows = np.arange(40.0), Clustered([str(n // 4) for n in range(40)])
         >>> shallow, deep = ([0.0, 1.0] * 20, z), (z**2, z)  # noise at the first layer, then z**2
-        >>> sharpening(shallow, deep, units, resamples=200).low > 0
+        >>> sharpening(shallow, deep, rows).low > 0
         True
     """
-    rho = correlations([*shallow, *deep], units, resamples, seed)
-    return interval(rho[:, 2, 3] - rho[:, 0, 1], len(set(units)))
+    rho = correlations(rows, mi=shallow[0], z=shallow[1], deep_mi=deep[0], deep_z=deep[1])
+    return _interval(rho[:, 2, 3] - rho[:, 0, 1], rows)
 
 
 def high_stratum(information: ArrayLike) -> np.ndarray:
@@ -110,49 +86,31 @@ def high_stratum(information: ArrayLike) -> np.ndarray:
     return chosen
 
 
-def correlations(
-    columns: Sequence[ArrayLike], units: Sequence[str], resamples: int, seed: int = SEED
-) -> np.ndarray:
-    """Spearman correlations of all pairs of c columns: on all rows, then on resamples of units.
-
-    (1 + resamples, c, c), (1, c, c) with fewer than two units; NaN if a column is constant.
-    """
-    check_rows(units, **{f"column {i}": column for i, column in enumerate(columns)})
-    ranks = [_Ranks(column) for column in columns]
-    matrices = _matrices(ranks, np.ones((1, len(units)), dtype=int))
-    if len(set(units)) < 2:
-        return matrices
+def correlations(rows: Clustered, **columns: ArrayLike) -> np.ndarray:
+    """(1 + resamples, c, c) Spearman correlations of c columns: on all rows, then on resamples."""
+    groups = [np.unique(c, return_inverse=True)[1] for c in rows.columns(**columns)]
     drawn = bootstrap_values(
-        lambda counts: _matrices(ranks, counts), Clustered(units, resamples, seed)
+        lambda counts: np.array([_correlation(groups, times) for times in counts]), rows
     )
-    return np.concatenate([matrices, drawn])
+    return np.concatenate([[_correlation(groups, np.ones(len(rows), dtype=int))], drawn])
 
 
-def interval(values: np.ndarray, units: int) -> Interval:
+def _correlation(groups: Sequence[np.ndarray], times: np.ndarray) -> np.ndarray:
+    """(c, c) in a sample with each row so many times; NaN if a column is constant.
+
+    `groups` (N,) are the places of a column's values among its distinct ones. Ranks from their
+    sizes take a quarter of the time of sorting every sample.
+    """
+    ranks = []
+    for group in groups:
+        sizes = np.bincount(group, times)
+        ranks.append((sizes.cumsum() - (sizes - 1) / 2)[group])
+    covariance = np.cov(ranks, fweights=times)
+    spread = np.sqrt(np.diag(covariance))
+    with np.errstate(invalid="ignore"):
+        return covariance / spread / spread[:, None]
+
+
+def _interval(values: np.ndarray, rows: Clustered) -> Interval:
     """95 % interval of a statistic (1 + B,): its value, then its values on resamples."""
-    return percentile_interval(float(values[0]), values[1:], units)
-
-
-class _Ranks:
-    """Mid-ranks of one column in samples with repeated rows."""
-
-    def __init__(self, column: ArrayLike) -> None:
-        values, self.group = np.unique(np.asarray(column, dtype=float), return_inverse=True)
-        self.order = np.argsort(self.group, kind="stable")
-        self.starts = np.searchsorted(self.group[self.order], np.arange(len(values)))
-
-    def __call__(self, counts: np.ndarray) -> np.ndarray:
-        """(b, N) ranks, in samples with each row `counts` (b, N) times."""
-        sizes = np.add.reduceat(counts.take(self.order, axis=1), self.starts, axis=1)
-        return (sizes.cumsum(1) - (sizes - 1) / 2).take(self.group, axis=1)
-
-
-def _matrices(ranks: Sequence[_Ranks], counts: np.ndarray) -> np.ndarray:
-    """(b, c, c) Spearman correlations in samples of counts (b, N)."""
-    table = np.stack([of(counts) for of in ranks], axis=1)
-    total = counts.sum(1)[:, None, None]
-    centred = table - (table * counts[:, None]).sum(2, keepdims=True) / total
-    squares = (centred * counts[:, None]) @ centred.transpose(0, 2, 1)
-    spread = np.sqrt(np.einsum("bcc->bc", squares))
-    scale = spread[:, :, None] * spread[:, None, :]
-    return np.divide(squares, scale, out=np.full_like(squares, np.nan), where=scale > 1e-9)
+    return percentile_interval(float(values[0]), values[1:], rows.n_clusters)

@@ -4,10 +4,10 @@ Axes: S masks, T tokens, H query heads. Source: appendix "Head-Level Structural
 Analysis" of the paper (criticality, its Herfindahl index, the permutation null).
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike
 
 SHUFFLES = 1000
@@ -36,7 +36,7 @@ def head_criticality(kl: ArrayLike, masks: ArrayLike) -> np.ndarray:
         [[0.3, -0.3]]
     """
     divergence, kept = _checked(kl, masks)
-    return np.where(_contrasted(kept), divergence.T @ _contrasts(kept), np.nan)
+    return divergence.T @ _contrasts(kept)
 
 
 def concentration(criticality: ArrayLike) -> np.ndarray:
@@ -60,32 +60,20 @@ def concentration(criticality: ArrayLike) -> np.ndarray:
     return np.divide(squares, total**2, out=np.full_like(total, np.nan), where=total > 0)
 
 
-@dataclass(frozen=True)
-class PermutationNull:
-    """Observed concentration compared with divergences that are independent of masks.
-
-    Each is (T,), NaN where undefined.
+class PermutationNull(NamedTuple):
+    """Observed concentration against divergences that are independent of masks: (T,), NaN where
+    undefined.
 
     Attributes:
-        hhi: observed index, see `concentration`.
-        z: observed minus mean of the null, divided by its standard deviation; higher = fewer heads
-            than noise. The null is skewed: beyond 1.96 is no test at 5 %.
-        p: one-sided, share of the null that is at least as concentrated, counting the observed one
-            and draws without a positive head.
-        null_mean, null_sd: of the null's indices.
-        effective_heads: 1 / hhi.
+        z: observed index minus mean of the null, divided by its standard deviation; higher = fewer
+            heads than noise. The null is skewed: beyond 1.96 is no test at 5 %.
+        effective_heads: 1 / observed index, see `concentration`.
         null_effective_heads: mean of 1 / index over the null.
-        unknown_pairs: pairs of a token and a head that no mask ablates, or none keeps; in no index.
     """
 
-    hhi: np.ndarray
     z: np.ndarray
-    p: np.ndarray
-    null_mean: np.ndarray
-    null_sd: np.ndarray
     effective_heads: np.ndarray
     null_effective_heads: np.ndarray
-    unknown_pairs: int
 
 
 def permutation_null(
@@ -110,12 +98,19 @@ def permutation_null(
         ([1.0], True)
     """
     divergence, kept = _checked(kl, masks)
-    _check_draws(shuffles)
+    if shuffles < 2:
+        raise ValueError(f"a null needs at least two draws, got {shuffles}")
     contrasts = _contrasts(kept)
     unshuffled = np.tile(np.arange(len(kept)), (shuffles, 1))
     order = np.random.default_rng(seed).permuted(unshuffled, axis=1)
-    drawn = (concentration(token[order] @ contrasts) for token in divergence.T)
-    return _compare_with_null(divergence, kept, drawn)
+    observed = concentration(divergence.T @ contrasts)
+    # A draw with one huge divergence at a mask that keeps all heads has no positive head: its index
+    # is NaN, which pandas leaves out.
+    draws = (concentration(token[order] @ contrasts) for token in divergence.T)
+    null = pd.DataFrame(dict(enumerate(draws)), index=range(shuffles))
+    spread = null.std().where(lambda sd: sd > ROUNDING)
+    z = (observed - null.mean()) / spread
+    return PermutationNull(z.to_numpy(), 1 / observed, (1 / null).mean().to_numpy())
 
 
 def _checked(kl: ArrayLike, masks: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
@@ -125,13 +120,11 @@ def _checked(kl: ArrayLike, masks: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     smallest, a constant token has criticality exactly 0.
     """
     divergence, mask = np.asarray(kl, dtype=float), np.asarray(masks)
+    shapes = f"got {divergence.shape} and {mask.shape}"
     if divergence.ndim != 2 or mask.ndim != 2 or len(divergence) != len(mask):
-        raise ValueError(
-            f"expected kl (S, T) and masks (S, H), a row per subnetwork, got {divergence.shape} "
-            f"and {mask.shape}"
-        )
-    if not len(mask) or not mask.shape[1]:
-        raise ValueError(f"expected at least one mask and head, got masks of shape {mask.shape}")
+        raise ValueError(f"expected kl (S, T) and masks (S, H), a row per subnetwork, {shapes}")
+    if not mask.size:
+        raise ValueError(f"expected at least one mask and head, {shapes}")
     if not np.isfinite(divergence).all():
         raise ValueError("kl has values that are not finite: leave these tokens out")
     if not np.isin(mask, (0, 1)).all():
@@ -139,44 +132,9 @@ def _checked(kl: ArrayLike, masks: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     return divergence - divergence.min(0), mask.astype(bool)
 
 
-def _check_draws(draws: int) -> None:
-    if draws < 2:
-        raise ValueError(f"a null needs at least two draws, got {draws}")
-
-
-def _contrasted(kept: np.ndarray) -> np.ndarray:
-    """(H,) heads that some masks ablate and others keep."""
-    return np.logical_and(kept.any(0), ~kept.all(0))
-
-
 def _contrasts(kept: np.ndarray) -> np.ndarray:
-    """(S, H) weights whose sum with divergences is a head's criticality; 0 where undefined."""
+    """(S, H) weights whose sum with divergences is a head's criticality; NaN where undefined."""
     times = kept.sum(0)
-    weights = np.where(kept, -1 / np.maximum(times, 1), 1 / np.maximum(len(kept) - times, 1))
-    return weights * _contrasted(kept)
-
-
-def _compare_with_null(
-    divergence: np.ndarray, kept: np.ndarray, drawn: Iterable[np.ndarray]
-) -> PermutationNull:
-    """The observed index of every token against draws of its null, one array (B,) per token."""
-    observed = concentration(divergence.T @ _contrasts(kept))
-    tokens = (_standardised(index, null) for index, null in zip(observed, drawn, strict=True))
-    columns = np.array(list(tokens), dtype=float).reshape(len(observed), 5).T
-    z, p, mean, spread, heads = columns
-    unknown = int((~_contrasted(kept)).sum()) * len(observed)
-    return PermutationNull(observed, z, p, mean, spread, 1 / observed, heads, unknown)
-
-
-def _standardised(index: float, null: np.ndarray) -> tuple[float, ...]:
-    """z, p, mean, standard deviation and effective heads of one token."""
-    # A draw with one huge divergence at a mask that keeps all heads has no positive head.
-    known = null[np.isfinite(null)]
-    if len(known) < 2:
-        return (np.nan,) * 5
-    mean, spread = known.mean(), known.std(ddof=1)
-    z = (index - mean) / spread if spread > ROUNDING else np.nan
-    # Such a draw counts too, as at least as concentrated.
-    as_much = (~(null < index - ROUNDING)).sum()
-    p = np.nan if np.isnan(index) else (1 + as_much) / (1 + len(null))
-    return z, p, mean, spread, (1 / known).mean()
+    others = len(kept) - times
+    weights = np.where(kept, -1 / np.maximum(times, 1), 1 / np.maximum(others, 1))
+    return np.where((times > 0) & (others > 0), weights, np.nan)

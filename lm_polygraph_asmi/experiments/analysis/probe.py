@@ -1,64 +1,71 @@
-"""How often predictions flip when heads are ablated: rates with intervals over examples.
+"""Tokens and heads of the causal probe, and how often predictions flip without the heads.
 
 Source: appendix "Head-Level Structural Analysis" of the paper, table "causal-flip", which has
 no intervals and no random heads as a control.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike
 
 from lm_polygraph_asmi.analysis.clusters import (
-    RESAMPLES,
-    SEED,
     Clustered,
     Interval,
-    bootstrap_values,
-    check_rows,
-    percentile_interval,
+    bootstrap_interval,
     wilson_interval,
 )
 
+COUNT = 200
+"""Tokens of highest and of lowest MI, as in the paper."""
+NUMBERS = (1, 2, 4, 8, 16)
+"""Numbers of heads ablated together, as in the paper."""
 
-def flip_rates(
-    flips: ArrayLike, units: Sequence[str], resamples: int = RESAMPLES, seed: int = SEED
-) -> list[Interval]:
+
+def extremes(mi: pd.Series, count: int = COUNT) -> tuple[pd.Index, pd.Index]:
+    """Indices of the tokens of highest and of lowest MI, most extreme first; ties in given order.
+
+    `count` of each; with fewer than 2 x count tokens, half of them. NaN is never chosen.
+    """
+    known = mi.dropna()
+    count = min(count, len(known) // 2)
+    high = known.nlargest(count).index
+    return high, known.drop(high).nsmallest(count).index
+
+
+def ablations(order: ArrayLike, numbers: ArrayLike) -> np.ndarray:
+    """(..., K, H) masks, 1 = kept, without the first k heads of an order (..., H); K numbers k."""
+    rank = np.argsort(np.asarray(order), axis=-1)  # of each head
+    return (rank[..., None, :] >= np.asarray(numbers)[:, None]).astype(float)
+
+
+def flip_rates(flips: ArrayLike, rows: Clustered) -> list[Interval]:
     """Share of tokens that flip, for each number of ablated heads, with 95 % intervals.
 
-    Bootstrap over whole units. Wilson's interval over units if every unit has one token, or if none
+    Bootstrap over whole clusters. Wilson's interval over clusters if each has one token, or if none
     or all flip, because resamples of equal values do not vary.
 
     Args:
         flips: (m, K) 0 or 1, a column for each number of ablated heads; a fraction for the mean
             over draws of random heads.
-        units: (m,) key of each token's example, or cluster.
+        rows: the tokens, in clusters of an example or passage.
 
     Example:
-        >>> keys = [str(n) for n in range(20)]
-        >>> rates = flip_rates([[0, 1]] * 10 + [[0, 0]] * 10, keys)  # one head ablated, and two
+        >>> rows = Clustered([str(n) for n in range(20)])
+        >>> rates = flip_rates([[0, 1]] * 10 + [[0, 0]] * 10, rows)  # one head ablated, and two
         >>> [str(rate) for rate in rates]
         ['+0.00 [+0.00, +0.16]', '+0.50 [+0.30, +0.70]']
     """
-    table, total = np.asarray(flips, dtype=float), len(set(units))
+    (table,) = rows.columns(flips=flips)
     if table.ndim != 2:
         raise ValueError(f"flips must have shape (m, K), a column for each k, got {table.shape}")
-    check_rows(units, **{f"column {i}": column for i, column in enumerate(table.T)})
-    drawn = bootstrap_values(
-        lambda counts: _means(table, counts), Clustered(units, resamples, seed)
-    )
-    drawn[:, np.ptp(table, axis=0) == 0] = np.nan  # equal values: no bounds
-    rates = []
-    for value, column, means in zip(table.mean(0).tolist(), table.T, drawn.T, strict=True):
-        is_binary = bool(np.isin(column, (0, 1)).all())
-        if is_binary and (total == len(column) or not np.ptp(column)):
-            rates.append(wilson_interval(round(float(column.mean()) * total), total))
-        else:
-            rates.append(percentile_interval(value, means, total))
-    return rates
+    return [_rate(column, rows) for column in table.T]
 
 
-def _means(table: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """(draws, K) from (m, K) and how often each row is in each draw; NaN where none is."""
-    with np.errstate(invalid="ignore"):
-        return counts @ table / counts.sum(1, keepdims=True)
+def _rate(flips: np.ndarray, rows: Clustered) -> Interval:
+    """The share of one number of heads."""
+    rate, total, equal = float(flips.mean()), rows.n_clusters, not np.ptp(flips)
+    if np.isin(flips, (0, 1)).all() and (equal or total == len(flips)):
+        return wilson_interval(round(rate * total), total)
+    if equal:
+        return Interval(rate, float("nan"), float("nan"))
+    return bootstrap_interval(rate, lambda counts: counts @ flips / counts.sum(1), rows)

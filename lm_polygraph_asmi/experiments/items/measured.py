@@ -2,66 +2,48 @@
 
 from collections.abc import Sequence
 
-from lm_polygraph_asmi.analysis.clusters import cluster_interval
-from lm_polygraph_asmi.experiments.dissected import dissected, dissected_depths
-from lm_polygraph_asmi.experiments.items.heads import NEEDS, coupled, profiles
+from lm_polygraph_asmi.experiments.items import heads
 from lm_polygraph_asmi.experiments.items.probe import probed, rates
 from lm_polygraph_asmi.report.items.measured import OPERATING, Measure, Value, alike
 from lm_polygraph_asmi.results.paper import MASK_RATE, Published
-from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable, same_depth
+from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable
 
-MASKS = 300
-"""Masks of the paper's analysis of heads."""
+SETTINGS = {"num_masks": 300, "mask_rate": MASK_RATE, "scope": "all", "top_k": 64}
+"""Of the paper's analysis of heads."""
 
 
-def _dissected(
-    number: Published, groups: Sequence[RunGroup], deep: bool = False
-) -> tuple[RunGroup, float]:
-    """A setting with the masks of the paper's analysis at 60 %, and a depth of it.
-
-    Args:
-        deep: the deepest one instead of 60 %.
-    """
-    others = []
+def _dissected(number: Published, groups: Sequence[RunGroup]) -> RunGroup:
+    """A setting with the masks of the paper's analysis at 60 % of depth."""
+    reason = heads.NEEDS
     for group in alike(number, groups):
-        for depth in [d for d in dissected_depths(group) if same_depth(d, OPERATING)]:
-            found = dissected(group, depth)
-            assert found is not None
-            used = found[1][0]["settings"]
-            masks = {name: used[name] for name in ("num_masks", "mask_rate", "scope", "top_k")}
-            if masks == {"num_masks": MASKS, "mask_rate": MASK_RATE, "scope": "all", "top_k": 64}:
-                return group, dissected_depths(group)[-1] if deep else depth
-            others.append(", ".join(f"{name} {value}" for name, value in masks.items()))
-    if others:
-        raise Unavailable(f"heads were analysed with {others[0]}, not {MASKS} masks as there")
-    raise Unavailable(NEEDS)
+        if found := heads.dissected(group, OPERATING):
+            used = {name: found[1][0]["settings"][name] for name in SETTINGS}
+            if used == SETTINGS:
+                return group
+            named = ", ".join(f"{name} {value}" for name, value in used.items())
+            reason = f"heads were analysed with {named}, not 300 masks as there"
+    raise Unavailable(reason)
 
 
 def coupling(number: Published, groups: Sequence[RunGroup]) -> Value:
-    group, depth = _dissected(number, groups, deep="from the top" in number.quantity)
+    group = _dissected(number, groups)
     if number.quantity.startswith("n_eff"):
-        tokens = profiles(group, depth)
-        heads = tokens.heads[tokens.high]
-        high = group.answers.take(tokens.answer[tokens.high])
-        return cluster_interval(lambda rows: float(heads[rows].mean()), high)
-    measured = coupled(group, depth)
+        return heads.effective_heads(group, OPERATING)
     if "from the top" in number.quantity:
-        return measured.information.value
+        return heads.coupled(group, heads.dissected_depths(group)[-1]).information.value
+    measured = heads.coupled(group, OPERATING)
     return measured.information if "MI_t" in number.quantity else measured.entropy
 
 
 def flips(number: Published, groups: Sequence[RunGroup]) -> Value:
-    group, _ = _dissected(number, groups)
     level = "low" if "low MI" in number.quantity else "high"
-    for probe in probed(group):
-        measured = rates(probe, f"{level} MI, critical heads")
-        if measured:
-            by_k = dict(zip(probe.probe.k, measured[1], strict=True))
-            if level == "low":
-                return max(rate.value for rate in by_k.values())
-            k = int(number.quantity.rpartition(" = ")[2])
-            if k in by_k:
-                return by_k[k]
+    for probe in probed(_dissected(number, groups)):
+        _, by_k = rates(probe, f"{level} MI, critical heads") or (0, [])
+        if level == "low" and by_k:
+            return max(rate.value for rate in by_k)
+        for k, rate in zip(probe.probe.k, by_k, strict=False):
+            if number.quantity.endswith(f"k = {k}"):
+                return rate
     raise Unavailable("no probe of heads")
 
 

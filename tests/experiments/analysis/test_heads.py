@@ -1,5 +1,7 @@
 """Criticality, its concentration, and what pure noise gives."""
 
+import statistics
+
 import numpy as np
 import pytest
 
@@ -37,21 +39,15 @@ def slow_concentration(profile):
 
 
 def slow_null(kl, masks, shuffles, seed):
-    """Mean, standard deviation, p and effective heads of every token, one shuffle at a time."""
-    rng = np.random.default_rng(seed)
-    order = rng.permuted(np.tile(np.arange(len(masks)), (shuffles, 1)), axis=1)
-    rows = []
+    """z, effective heads and those of noise of every token, one shuffle at a time."""
+    rng, rows = np.random.default_rng(seed), []
+    orders = rng.permuted(np.tile(np.arange(len(masks)), (shuffles, 1)), axis=1)
     for t in range(kl.shape[1]):
-        own, null = slow_concentration(slow_criticality(kl[:, [t]], masks)[0]), []
-        for one in order:
-            shuffled = [[kl[one[s]][t]] for s in range(len(masks))]
-            null.append(slow_concentration(slow_criticality(shuffled, masks)[0]))
-        above = sum(not x < own for x in null)
-        p, null = (1 + above) / (1 + shuffles), [index for index in null if not np.isnan(index)]
-        mean = sum(null) / len(null)
-        spread = (sum((x - mean) ** 2 for x in null) / (len(null) - 1)) ** 0.5
-        heads = sum(1 / x for x in null) / len(null)
-        rows.append([own, (own - mean) / spread, p, mean, spread, heads])
+        draws = [kl[:, [t]], *(kl[order][:, [t]] for order in orders)]
+        own, *null = (slow_concentration(slow_criticality(draw, masks)[0]) for draw in draws)
+        null = [index for index in null if not np.isnan(index)]
+        heads = sum(1 / index for index in null) / len(null)
+        rows.append([(own - statistics.mean(null)) / statistics.stdev(null), 1 / own, heads])
     return np.array(rows).T
 
 
@@ -67,11 +63,8 @@ def test_the_null_is_the_definition():
     kl[:, 1], masks[0, 0] = 0, False
     kl[0, 1] = 9  # that in some draws lands on a mask which keeps all
     found = permutation_null(kl, masks, shuffles=30, seed=3)
-    own = found.hhi, found.z, found.p, found.null_mean, found.null_sd, found.null_effective_heads
-    np.testing.assert_allclose(own, slow_null(kl, masks, 30, 3))
-    np.testing.assert_allclose(found.effective_heads, 1 / found.hhi)
+    np.testing.assert_allclose(found, slow_null(kl, masks, 30, 3))
     assert np.isfinite(found.z).all()
-    assert found.unknown_pairs == 0
 
 
 def test_planted_heads_are_found():
@@ -81,71 +74,42 @@ def test_planted_heads_are_found():
     cost = np.array([0.5, 0.2, 0, 0, -0.1, 0])
     kl = 1 + (1 - masks) @ cost[:, None]
     np.testing.assert_allclose(head_criticality(kl, masks)[0], cost, atol=0.03)
-    one = 0.3 + 0.5 * (1 - masks[:, :1])
-    found = head_criticality(one, masks)[0]
-    assert found[0] == pytest.approx(0.5)
-    assert concentration(found) > 0.8
 
 
 @pytest.mark.parametrize(
-    ("noise", "expected"),
-    [("normal", 10.5), ("exponential", 9.9), ("lognormal, 2", 7.9), ("lognormal, 3", 7.0)],
+    ("noise", "heads", "expected"),
+    [("normal", 32, 10.5), ("lognormal", 32, 7.0), ("normal", 9, 3.3), ("normal", 4, 1.7)],
 )
-def test_noise_has_about_ten_effective_heads(noise, expected):
+def test_noise_has_about_ten_effective_heads(noise, heads, expected):
     """32 heads and 300 masks: the paper's 9.1 to 9.7 are nothing to marvel at."""
     rng = np.random.default_rng(2)
-    masks = rng.random((300, 32)) >= 0.15
-    draw = {
-        "normal": lambda: rng.normal(size=(300, 60)),
-        "exponential": lambda: rng.exponential(size=(300, 60)),
-        "lognormal, 2": lambda: rng.lognormal(sigma=2, size=(300, 60)),
-        "lognormal, 3": lambda: rng.lognormal(sigma=3, size=(300, 60)),
-    }[noise]
-    found = permutation_null(draw(), masks, shuffles=100)
-    assert found.null_effective_heads.mean() == pytest.approx(expected, abs=0.5)
-    assert found.effective_heads.mean() == pytest.approx(expected, abs=1)
-    assert abs(found.z.mean()) < 3 / np.sqrt(60)
-    assert found.z.std() == pytest.approx(1, abs=0.3)
-    assert (found.p < 0.05).mean() < 0.15
-
-
-def test_few_heads_have_few_effective_heads_in_noise():
-    for heads, expected in ((9, 3.2), (4, 1.7)):
-        kl, masks = drawn(3, masks=300, tokens=40, heads=heads, rate=0.15)
-        found = permutation_null(kl, masks, shuffles=100)
-        assert found.null_effective_heads.mean() == pytest.approx(expected, abs=0.3)
+    masks, kl = rng.random((300, heads)) >= 0.15, rng.normal(size=(300, 60))
+    found = permutation_null(kl if noise == "normal" else np.exp(3 * kl), masks, shuffles=100)
+    assert np.nanmean(found.null_effective_heads) == pytest.approx(expected, abs=0.5)
+    assert np.nanmean(found.effective_heads) == pytest.approx(expected, abs=1)
+    assert abs(np.nanmean(found.z)) < 3 / np.sqrt(60)
+    assert np.nanstd(found.z) == pytest.approx(1, abs=0.3)
 
 
 def test_a_strong_head_stands_out_of_the_null_and_ten_equal_ones_do_not():
     rng = np.random.default_rng(4)
     masks = rng.random((300, 32)) >= 0.15
-    noise = rng.normal(size=(300, 30))
-    gone = 1 - masks
-    one = noise + 2 * gone[:, :1]
-    many = noise + gone[:, :10].sum(1, keepdims=True)
-    found, equal = (permutation_null(kl, masks, shuffles=100) for kl in (one, many))
+    noise, gone = rng.normal(size=(300, 30)), 1 - masks
+    one, ten = noise + 2 * gone[:, :1], noise + gone[:, :10].sum(1, keepdims=True)
+    found, equal = (permutation_null(kl, masks, shuffles=100) for kl in (one, ten))
     assert found.effective_heads.mean() == pytest.approx(4.2, abs=0.7)
-    weak = rng.normal(size=(300, 300)) + gone[:, :1] / 2
-    heads = 1 / concentration(head_criticality(weak, masks))
-    assert heads.mean() == pytest.approx(9.1, abs=0.7)
     assert equal.effective_heads.mean() == pytest.approx(13, abs=1.5)
-    assert found.z.mean() > 5
-    assert (found.p < 0.05).mean() > 0.8
-    assert equal.effective_heads.mean() > found.null_effective_heads.mean()
-    assert equal.z.mean() < 0
+    assert found.z.mean() > 5 > 0 > equal.z.mean()
 
 
 def test_scale_and_order_of_heads_do_not_matter():
     kl, masks = drawn(5)
     own = permutation_null(kl, masks, shuffles=50)
     other = permutation_null(3e-8 * kl + 2e-7, masks, shuffles=50)
-    for name in ("hhi", "z", "p", "null_effective_heads"):
-        np.testing.assert_allclose(getattr(own, name), getattr(other, name), rtol=1e-6)
+    np.testing.assert_allclose(own, other, rtol=1e-6)
     order = np.random.default_rng(0).permutation(H)
-    np.testing.assert_allclose(
-        head_criticality(kl, masks[:, order]), head_criticality(kl, masks)[:, order]
-    )
-    np.testing.assert_allclose(permutation_null(kl, masks[:, order], 50).hhi, own.hhi)
+    shuffled = permutation_null(kl, masks[:, order], 50)
+    np.testing.assert_allclose(shuffled.effective_heads, own.effective_heads)
 
 
 def test_a_head_that_no_mask_ablates_or_none_keeps_is_unknown():
@@ -153,10 +117,8 @@ def test_a_head_that_no_mask_ablates_or_none_keeps_is_unknown():
     masks[:, 1], masks[:, 4] = True, False
     found = head_criticality(kl, masks)
     assert np.isnan(found[:, [1, 4]]).all()
-    assert np.isfinite(found[:, [0, 2, 3, 5]]).all()
     np.testing.assert_allclose(found, slow_criticality(kl, masks))
     null = permutation_null(kl, masks, shuffles=20)
-    assert null.unknown_pairs == 2 * T
     others = permutation_null(kl, masks[:, [0, 2, 3, 5]], shuffles=20)
     np.testing.assert_allclose(null.z, others.z)
 
@@ -169,7 +131,7 @@ def test_without_a_positive_head_concentration_is_undefined():
     kl[0, 0] = 9
     assert (head_criticality(kl, masks)[0] < 0).all()
     found = permutation_null(kl, masks, shuffles=200)
-    assert np.isnan([found.hhi[0], found.z[0], found.p[0], found.effective_heads[0]]).all()
+    assert np.isnan([found.z[0], found.effective_heads[0]]).all()
     assert np.isfinite(found.z[1:]).all()
     assert np.isfinite(found.null_effective_heads).all()
 
@@ -178,23 +140,17 @@ def test_tokens_that_masking_does_not_move_have_no_z():
     kl, masks = drawn(8, heads=12)
     kl[:, 0], kl[:, 2] = 0, 0.1
     found = permutation_null(kl, masks, shuffles=20)
-    assert np.isnan(found.z[[0, 2]]).all()
-    assert np.isnan(found.p[[0, 2]]).all()
-    assert np.isfinite(found.z[[1, 3, 4]]).all()
+    for column in (found.z, found.effective_heads):
+        assert np.isfinite(column).tolist() == [False, True, False, True, True]
     # One head has all there is, in every draw: the null does not vary.
     assert np.isnan(permutation_null(kl[:, 1:2], masks[:, :1], shuffles=20).z).all()
-
-
-def test_an_answer_without_tokens_has_no_profile():
-    found = permutation_null(np.empty((S, 0)), drawn()[1])
-    assert found.z.shape == found.hhi.shape == (0,)
+    assert [column.shape for column in permutation_null(kl[:, :0], masks)] == [(0,)] * 3
 
 
 @pytest.mark.parametrize(
     ("kl", "masks", "said"),
     [
         (np.zeros((4, 2)), np.ones((5, 3)), "a row per subnetwork"),
-        (np.zeros(4), np.ones((4, 3)), "a row per subnetwork"),
         (np.full((4, 2), np.nan), np.ones((4, 3)), "not finite"),
         (np.zeros((4, 2)), np.full((4, 3), 0.5), "0 .ablated. and 1"),
         (np.zeros((0, 2)), np.ones((0, 3)), "one mask"),
@@ -204,9 +160,5 @@ def test_what_is_no_run_is_refused(kl, masks, said):
     for wrong in (head_criticality, permutation_null):
         with pytest.raises(ValueError, match=said):
             wrong(kl, masks)
-
-
-def test_too_few_draws_are_refused():
-    kl, masks = drawn()
     with pytest.raises(ValueError, match="two draws"):
-        permutation_null(kl, masks, shuffles=1)
+        permutation_null(*drawn(), shuffles=1)

@@ -1,20 +1,32 @@
-"""Flip rates, and what random heads must flip."""
+"""Which tokens and heads are chosen, and how often predictions flip."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from lm_polygraph_asmi.analysis import Clustered, wilson_interval
-from lm_polygraph_asmi.analysis.clusters import (
-    percentiles,
-)
+from lm_polygraph_asmi.analysis.clusters import percentiles
 from lm_polygraph_asmi.experiments.analysis import flip_rates
-from tests.analysis.simulation import coverage, keys
+from lm_polygraph_asmi.experiments.analysis.probe import ablations, extremes
+from tests.analysis.simulation import keys
+
+
+def test_extremes_are_disjoint_and_ties_go_by_order():
+    high, low = extremes(pd.Series([0.1, 0.5, 0.5, np.nan, 0.0, 0.9]), 2)
+    assert (high.tolist(), low.tolist()) == ([5, 1], [4, 0])
+    high, low = extremes(pd.Series([0.2] * 5), 200)
+    assert (high.tolist(), low.tolist()) == ([0, 1], [2, 3])
+
+
+def test_ablations_take_the_first_heads():
+    masks = ablations([[2, 0, 1]], [0, 1, 3])
+    assert masks.tolist() == [[[1, 1, 1], [1, 1, 0], [0, 0, 0]]]
 
 
 def test_rates_are_means_with_intervals_over_examples():
     rng = np.random.default_rng(0)
     flips = (rng.random((40, 3)) < [0.2, 0.5, 0.8]).astype(float)
-    found = flip_rates(flips, keys(10, 4), resamples=200)
+    found = flip_rates(flips, Clustered(keys(10, 4), 200))
     rows = [
         np.repeat(np.arange(40), c)
         for c in np.concatenate([*Clustered(keys(10, 4), resamples=200).draws()])
@@ -27,27 +39,16 @@ def test_rates_are_means_with_intervals_over_examples():
 
 def test_one_token_an_example_and_no_flip_at_all_take_wilsons():
     flips = np.array([[1, 0], [0, 0], [1, 0], [0, 0]])
-    alone = flip_rates(flips, keys(4, 1))
+    alone = flip_rates(flips, Clustered(keys(4, 1)))
     assert alone == [wilson_interval(2, 4), wilson_interval(0, 4)]
-    pairs = flip_rates(flips, keys(2, 2))
+    pairs = flip_rates(flips, Clustered(keys(2, 2)))
     assert pairs[1] == wilson_interval(0, 2)  # two examples say less than four
     assert pairs[1].high > 0.3
-
-
-def test_intervals_hold_the_truth():
-    rng = np.random.default_rng(1)
-    rates = []
-    for _ in range(150):
-        chance = np.repeat(rng.beta(2, 2, 60), 3)  # answers differ in how easily they flip
-        (rate,) = flip_rates((rng.random(180) < chance)[:, None], keys(60, 3), resamples=200)
-        rates.append(rate)
-    assert coverage(rates, 0.5) > 0.89
+    (equal,) = flip_rates(np.full((4, 1), 0.5), Clustered(keys(2, 2)))  # no spread, no interval
+    assert equal.value == 0.5
+    assert np.isnan(equal.low)
 
 
 def test_what_is_no_table_of_flips_is_refused():
     with pytest.raises(ValueError, match=r"\(m, K\)"):
-        flip_rates([1.0, 0.0], ["a", "b"])
-    with pytest.raises(ValueError, match="not finite"):
-        flip_rates([[np.nan]], ["a"])
-    with pytest.raises(ValueError, match="no row"):
-        flip_rates(np.empty((0, 2)), [])
+        flip_rates([1.0, 0.0], Clustered(["a", "b"]))

@@ -316,7 +316,7 @@ def packed(
     ids = unmasked.tokens(model)[:, before:].repeat(1, copies)
     places = torch.arange(before, before + length, device=ids.device).repeat(copies)[None]
     own, above = given_to(layer), range(layer + 1, len(layers))
-    replaced = [
+    replaced: list[Replacement] = [
         *compiled(model, layers[layer + 1 :]),
         *((layers[index], partial(see_own_copy, index)) for index in above),
         *suffix_under(model, layer, mask, entering, given=own),

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -168,17 +167,22 @@ class Engine:
         ends: Sequence[Sequence[int]],
     ) -> UnmaskedPass:
         """Of a response with its end; one of a single token does not run, and needs no new pass."""
-        how = {"P": len(prompt), "layers": layers, "scope": self.config.scope}
-        run = partial(algorithm.unmasked_pass, model, **how)
+
+        def run(end: Sequence[int]) -> UnmaskedPass:
+            x_y = torch.cat([prompt.cpu(), torch.tensor([*response, *end], dtype=prompt.dtype)])
+            return algorithm.unmasked_pass(model, x_y, len(prompt), layers, self.config.scope)
+
         shortest = min(ends, key=len, default=())
-        found = run(_joined(prompt, [*response, *shortest]))
+        found = run(shortest)
         if len(ends) < 2:
             return found
         log_probs = readout(model, found.final_hidden[len(response)])
         end = max(ends, key=lambda ids: log_probs[ids[0]].item())
-        x_y = _joined(prompt, [*response, *end])
-        one_token = len(end) == len(shortest) == 1
-        return replace(found, input_ids=x_y) if one_token else run(x_y)
+        if len(end) > 1 or len(shortest) > 1:
+            return run(end)
+        x_y = found.input_ids.clone()
+        x_y[-1] = end[0]
+        return replace(found, input_ids=x_y)
 
     def _unmasked_statistics(
         self, model: PreTrainedModel, unmasked: UnmaskedPass
@@ -205,11 +209,6 @@ class Engine:
                 "tokenizer"
             )
         return found
-
-
-def _joined(prompt: Tensor, response: Sequence[int]) -> Int[Tensor, " tokens"]:
-    """Token ids of prompt and response."""
-    return torch.cat([prompt.cpu(), torch.tensor(response, dtype=prompt.dtype)])
 
 
 def _details(

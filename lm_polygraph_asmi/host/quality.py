@@ -6,7 +6,7 @@ winner" for "Six". These test whether the answer contains the gold answer, or it
     generation_metrics: [{name: ReferenceInAnswer}, {name: TokenF1}, {name: TokenRecall}]
 
 LM-Polygraph looks metrics up in its own script. The callback of the shipped configs adds these with
-`register_metrics`. They compare NFC text without case and punctuation of any script.
+`mends.mended`. They compare NFC text without case and punctuation of any script.
 """
 
 import re
@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 from lm_polygraph.generation_metrics.generation_metric import GenerationMetric
 
-from lm_polygraph_asmi.host.align_score import AlignScore, HostAlignScore
 from lm_polygraph_asmi.validation import is_unspaced, same_text
 
 SIGNS = string.punctuation + "\u2212\u2044\u02b9\u02ba\u02bb\u02bc\u02bd"
@@ -183,14 +182,3 @@ class TokenRecall(_WordMetric):
 METRICS: dict[str, type[GenerationMetric]] = {
     metric.__name__: metric for metric in (ReferenceInAnswer, TokenF1, TokenRecall)
 }
-
-
-def register_metrics(script: dict[str, Any]) -> None:
-    """Add the metrics to `script`, the global names of LM-Polygraph's script.
-
-    Its own AlignScore is replaced by one that raises an error on another model's checkpoint.
-    """
-    for name, metric in METRICS.items():
-        script.setdefault(name, metric)
-    if script.get(AlignScore.__name__) is HostAlignScore:
-        script[AlignScore.__name__] = AlignScore

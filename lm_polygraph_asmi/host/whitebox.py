@@ -1,7 +1,5 @@
 """The LM-Polygraph model of a run: stop strings prepared once, nothing a model ships followed."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from lm_polygraph.utils.model import WhiteboxModel
@@ -43,17 +41,3 @@ class StopsOnceModel(WhiteboxModel):
             criterion = StopStringCriteria(self.tokenizer, list(strings))
             self._criteria[strings] = self.tokenizer, criterion
         return criterion
-
-
-@contextmanager
-def stops_prepared_once(script: dict[str, Any]) -> Iterator[None]:
-    """Meanwhile, models that LM-Polygraph's script (its globals) builds are `StopsOnceModel`."""
-    name = WhiteboxModel.__name__
-    host_class = script.get(name)
-    if host_class is WhiteboxModel:
-        script[name] = StopsOnceModel
-    try:
-        yield
-    finally:
-        if host_class is not None:
-            script[name] = host_class

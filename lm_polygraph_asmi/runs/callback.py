@@ -49,17 +49,13 @@ class RunRecord(Callback):
             ) from error
 
     def _start(self, config: DictConfig, task_function: TaskFunction) -> None:
-        from lm_polygraph_asmi.host.quality import register_metrics
-        from lm_polygraph_asmi.host.whitebox import stops_prepared_once
+        from lm_polygraph_asmi.host.mends import mended
         from lm_polygraph_asmi.results.manifest import reset_peak_memory
         from lm_polygraph_asmi.runs.preflight import CHECKS, findings_of
 
         self._started = time.time()
         self._manifests = {}
         reset_peak_memory()
-        # The script looks up quality metrics of the config among its global names.
-        script = inspect.unwrap(task_function).__globals__
-        register_metrics(script)
         findings = [finding for check in CHECKS.values() for finding in findings_of(check, config)]
         for finding in findings:
             log.log(logging.ERROR if finding.fatal else logging.WARNING, finding.text)
@@ -69,7 +65,7 @@ class RunRecord(Callback):
                     "polygraph_eval stopped before loading the model: see the errors above"
                 )
             return
-        self._until_end.enter_context(stops_prepared_once(script))
+        self._until_end.enter_context(mended(inspect.unwrap(task_function).__globals__))
         self._manifests = _started_manifests(config)
         for manager, manifest in self._manifests.items():
             self._lock(manager)

@@ -12,7 +12,6 @@ import torch
 from lm_polygraph.generation_metrics.alignscore import AlignScore as HostAlignScore
 
 from lm_polygraph_asmi.host.align_score import CHECKPOINT, AlignScore, read_weights
-from lm_polygraph_asmi.host.quality import METRICS, register_metrics
 from tests.stand_ins import StandIns, make_stand_ins
 
 STATS = {"greedy_texts": ["The ferry was built in Brask.", "No kite"], "input_texts": ["", ""]}
@@ -149,12 +148,3 @@ def test_a_url_is_downloaded_once(stand_ins, tmp_path, monkeypatch):
         read_weights(stand_ins.align_score).keys()
     )  # fmt: skip
     assert calls == [url, url]
-
-
-def test_a_run_takes_it_in_the_place_of_the_hosts():
-    script = {"AlignScore": HostAlignScore}
-    register_metrics(script)
-    assert script == METRICS | {"AlignScore": AlignScore}
-    script = {"AlignScore": "another"}
-    register_metrics(script)
-    assert script["AlignScore"] == "another"

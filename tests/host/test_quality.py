@@ -10,10 +10,8 @@ import pytest
 from lm_polygraph.generation_metrics import RougeMetric
 
 from lm_polygraph_asmi.host.quality import (
-    METRICS,
     ReferenceInAnswer,
     reference_in_answer,
-    register_metrics,
     token_f1,
     token_recall,
     unjudged,
@@ -74,12 +72,6 @@ def test_the_best_of_all_accepted_answers_counts():
     targets = [["blue", "Mill"], ["mill", "kites"]]
     np.testing.assert_array_equal(ReferenceInAnswer()(stats, targets), [1, 0])
     np.testing.assert_array_equal(ReferenceInAnswer()(stats, ["mill", "kite"]), [1, 1])
-
-
-def test_a_script_finds_them_by_name():
-    script = {"TokenF1": "its own"}
-    register_metrics(script)
-    assert script == METRICS | {"TokenF1": "its own"}
 
 
 @pytest.mark.parametrize(

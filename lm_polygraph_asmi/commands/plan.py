@@ -109,7 +109,7 @@ def _show(console: Any, content: dict[str, Any], points: Any, depth: float) -> N
     ]
     shown = points.assign(admissible=points["admissible"].map({True: "yes", False: "no"}))
     title = f"{heads} heads; at most {content['tolerated']} masked at once"
-    console.print(_table(shown, title, "{:.2f}", styles))
+    console.print(_table(shown, title, styles))
     lines = [
         f"Cheapest admissible point: p = {content['mask_rate']}, S = {content['num_masks']} "
         "(default of the estimators)."
@@ -131,17 +131,14 @@ def _show(console: Any, content: dict[str, Any], points: Any, depth: float) -> N
         console.print(line, highlight=False)
 
 
-def _table(frame: Any, title: str, number: str = "{:.3f}", styles: Any = None) -> Any:
+def _table(frame: Any, title: str, styles: list[str | None]) -> Any:
     """A data frame for a terminal."""
     from rich.table import Table
 
     shown = Table(title=title)
     for column in frame:
         shown.add_column(str(column), justify="right")
-    for index, row in enumerate(frame.itertuples(index=False)):
-        values = [
-            number.format(v) if isinstance(v, float) else f"{v:,}" if isinstance(v, int) else str(v)
-            for v in row
-        ]
-        shown.add_row(*values, style=styles[index] if styles else None)
+    for row, style in zip(frame.itertuples(index=False), styles, strict=True):
+        values = [f"{v:.2f}" if isinstance(v, float) else str(v) for v in row]
+        shown.add_row(*values, style=style)
     return shown

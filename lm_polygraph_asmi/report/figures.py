@@ -14,11 +14,10 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.coverage import TOP_K
-from lm_polygraph_asmi.analysis.prr import RejectionCurve
 from lm_polygraph_asmi.analysis.selective import Quadrants
 
 BLUE, ORANGE, GREEN, GREY, BLACK = "#0072B2", "#D55E00", "#009E73", "#999999", "#222222"
@@ -75,8 +74,6 @@ PAGE = (7.2, 9.6)
 """Largest size of a figure, in inches."""
 MANY = 6
 """With more panels, they are small and share a page and a legend."""
-FEW = 3
-"""With more settings in a panel, their lines have no bands."""
 SHAPED = 20
 """Fewest values drawn as a violin; fewer are drawn one by one."""
 SMALL: Any = {
@@ -136,52 +133,47 @@ def forest(
 
     Markers are filled if the interval excludes 0. Rows named in `black` are baselines.
     """
-    finite_rows: dict[str, dict[str, Interval]] = {}
-    for title, rows in panels.items():
-        finite_rows[title] = {n: v for n, v in rows.items() if v and np.isfinite(v.value)}
-    orders = [list(rows) for rows in finite_rows.values()]
-    # Panels of mostly the same rows share their names, so that more fit on a page.
-    union = list(dict.fromkeys(name for order in orders for name in order))
-    shared = len(finite_rows) > MANY and all(2 * len(order) > len(union) for order in orders)
-    longest = len(union) if shared else max(map(len, orders))
-    widest = max(map(len, union), default=10)
-    width = 2.8 + 0.07 * widest
-    crowded = len(finite_rows) > MANY or 2 * width > PAGE[0]
-    if crowded:
+    finite = {
+        title: {name: i for name, i in rows.items() if i and np.isfinite(i.value)}
+        for title, rows in panels.items()
+    }
+    names = {title: list(rows)[::-1] for title, rows in finite.items()}
+    if len(finite) > MANY:  # small panels share their names, and so their rows
         rcParams.update(SMALL)
-    # Space for names, if each panel has its own: inches per letter, and per panel.
-    columns = 4 if shared else min(4, max(1, int(PAGE[0] / (0.036 * widest + 1))))
-    figure, axes = grid(len(finite_rows), width, max(1.7, 0.9 + 0.2 * longest), 2, columns)
-    for ax in axes[1:]:
-        ax.sharex(axes[0])
-    if shared or (len(finite_rows) > MANY and columns < 4):
-        rows_of_panels = math.ceil(len(finite_rows) / columns)
-        figure.set_size_inches(PAGE[0], min(PAGE[1], rows_of_panels * (0.5 + 0.1 * longest)))
-    marker_size, line_width = (2.5, 0.8) if crowded else (4, 1.2)
-    for number, (ax, (title, rows)) in enumerate(zip(axes, finite_rows.items(), strict=True)):
-        names = (union if shared else list(rows))[::-1]
-        for y, name in enumerate(names):
+        union = list(dict.fromkeys(name for rows in finite.values() for name in rows))
+        names = dict.fromkeys(finite, union[::-1])
+    longest = max(map(len, names.values()))
+    widest = max((len(name) for rows in names.values() for name in rows), default=10)
+    columns = 4 if len(finite) > MANY else 2 if len(finite) > 1 and widest < 40 else 1
+    columns = min(columns, len(finite))
+    height = min(
+        PAGE[1], math.ceil(len(finite) / columns) * (0.8 + 0.02 * rcParams["font.size"] * longest)
+    )
+    figure = Figure(figsize=(PAGE[0], height), layout="constrained")
+    axes = figure.subplots(math.ceil(len(finite) / columns), columns, sharex=True, squeeze=False)
+    for unused in axes.ravel()[len(finite) :]:
+        unused.set_axis_off()
+    size = rcParams["font.size"] / 2.2
+    for number, (ax, (title, rows)) in enumerate(zip(axes.ravel(), finite.items(), strict=False)):
+        for y, name in enumerate(names[title]):
             if name not in rows:
                 continue
-            interval = rows[name]
-            colour = BLACK if name in black else BLUE
+            interval, colour = rows[name], BLACK if name in black else BLUE
             if np.isfinite(interval.low):
-                ax.plot([interval.low, interval.high], [y, y], color=colour, linewidth=line_width)
-            ax.plot(interval.value, y, "o", markersize=marker_size, color=colour,
+                ax.plot([interval.low, interval.high], [y, y], color=colour, linewidth=size / 3.5)
+            ax.plot(interval.value, y, "o", markersize=size, color=colour,
                     markerfacecolor=colour if interval.excludes(0) else "white")  # fmt: skip
         ax.axvline(0, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
-        hidden = shared and number % columns
-        ax.set_yticks(range(len(names)), [""] * len(names) if hidden else names)
-        ax.set_ylim(-0.6, max(len(names), 1) - 0.4)
+        ax.set_yticks(range(len(names[title])), names[title])
+        first_column, last_row = number % columns == 0, number + columns >= len(finite)
+        ax.tick_params(labelleft=first_column or len(finite) <= MANY, labelbottom=last_row)
+        ax.set_ylim(-0.6, max(len(names[title]), 1) - 0.4)
         panel_title(ax, title)
-        if not crowded:
-            ax.set_xlabel(label)
-    explanation = "filled: the interval excludes 0; open: it includes it"
-    if crowded:
-        explanation = f"{label}; {explanation}"
-    line_length = int(115 / rcParams["font.size"] * figure.get_figwidth())  # characters
-    explanation = textwrap.fill(explanation, line_length)
-    figure.supxlabel(explanation, fontsize=rcParams["axes.labelsize"])
+    explanation = f"{label}; filled: the interval excludes 0; open: it includes it"
+    figure.supxlabel(
+        textwrap.fill(explanation, int(900 / rcParams["font.size"])),
+        fontsize=rcParams["axes.labelsize"],
+    )
     return figure
 
 
@@ -190,52 +182,37 @@ class DepthCurves(NamedTuple):
 
     Attributes:
         depths: D relative depths.
-        groups: setting -> (D,) PRR and its pointwise 95 % band (2, D).
-        mean: the same for the mean over settings.
+        groups: setting -> (D,) PRR.
+        mean: (D,) mean over settings, and its pointwise 95 % band (2, D).
     """
 
     depths: Sequence[float]
-    groups: Mapping[str, tuple[np.ndarray, np.ndarray]]
+    groups: Mapping[str, np.ndarray]
     mean: tuple[np.ndarray, np.ndarray]
 
 
 @styled
 def depths(curves: Mapping[str, DepthCurves]) -> Figure:
-    """PRR over depth, a line per setting and the mean; a panel per variant.
+    """PRR over depth, a panel per variant: the mean with its band, and the settings.
 
-    Up to `FEW` settings have bands, else only the mean. With more than `MANY` settings, only the
-    highest and the lowest are named.
+    More than `MANY` settings are grey, for the table by method has them.
     """
     figure, axes = grid(len(curves), 3.4, 2.8)
-    marks, colours = "osv^Dx+*PX<>", (BLUE, ORANGE, GREEN, PURPLE, SKY, AMBER, GREY)
+    colours = (BLUE, ORANGE, GREEN, PURPLE, SKY, AMBER)
     for ax, (variant, (relative_depths, groups, mean)) in zip(axes, curves.items(), strict=True):
         percent = [100 * depth for depth in relative_depths]
-        crowded = len(groups) > MANY
-        if crowded:
-            by_mean = sorted(groups, key=lambda name: float(np.mean(groups[name][0])))
-            for name in by_mean[1:-1]:
-                ax.plot(percent, groups[name][0], color=GREY, linewidth=0.6,
-                        label="other settings" if name == by_mean[1] else None)  # fmt: skip
-            extremes = {"highest mean": by_mean[-1], "lowest mean": by_mean[0]}
-            groups = {f"{rank}: {name}": groups[name] for rank, name in extremes.items()}
-        for number, (name, (row, band)) in enumerate(groups.items()):
-            colour = colours[number % len(colours)]
-            ax.plot(percent, row, marker=marks[number % len(marks)], linewidth=1, markersize=4,
-                    color=colour, label=name)  # fmt: skip
-            if not crowded and len(groups) <= FEW:
-                ax.fill_between(percent, *band, color=colour, alpha=0.12, linewidth=0)
-        if len(groups) > 1:
-            ax.plot(percent, mean[0], color=BLACK, linewidth=2, label="mean")
-        if crowded or len(groups) > FEW:
-            ax.fill_between(percent, *mean[1], color=BLACK, alpha=0.2, linewidth=0)
+        for number, (name, row) in enumerate(groups.items()):
+            of_many = len(groups) > MANY
+            ax.plot(percent, row, marker="osv^Dx"[number % 6], linewidth=0.6, markersize=3,
+                    color=GREY if of_many else colours[number],
+                    label=f"{len(groups)} settings" if of_many else name)  # fmt: skip
+        ax.plot(percent, mean[0], color=BLACK, linewidth=2, label="mean")
+        ax.fill_between(percent, *mean[1], color=BLACK, alpha=0.2, linewidth=0)
         ax.set_xticks(percent, [f"{p:g} %" for p in percent])
         ax.set_xlabel("relative depth of the masked layer")
         ax.set_ylabel("PRR")
         panel_title(ax, variant)
-        if crowded:  # each panel names its own
-            ax.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.22))
-    if axes[0].get_legend() is None:
-        panel_legend(figure, axes)
+    panel_legend(figure, axes, band="95 % band")
     return figure
 
 
@@ -307,27 +284,6 @@ def risk_coverage(curves: Mapping[str, Mapping[str, Curve]]) -> Figure:
         return np.arange(1, len(risk) + 1) / len(risk)
 
     return _error_curves(curves, coverages, "{}", "coverage", "error rate, accepted")
-
-
-@styled
-def rejection(
-    panels: Mapping[str, tuple[Mapping[str, RejectionCurve], RejectionCurve]],
-) -> Figure:
-    """Mean quality of accepted answers over the share rejected, by signal and by the oracle."""
-    figure, axes = grid(len(panels), 2.8, 2.4)
-    for ax, (title, (curves, oracle)) in zip(axes, panels.items(), strict=True):
-        rejected = 100 * (1 - oracle.coverages)
-        ax.plot(rejected, oracle.values, color=GREY, linestyle="-.", label="oracle")
-        ax.axhline(oracle.values[-1], color=GREY, linewidth=0.8, label="random")
-        for name, curve in curves.items():
-            colour, style = LINES[name]
-            ax.plot(rejected, curve.values, color=colour, linestyle=style, label=f"by {name}")
-            ax.fill_between(rejected, *curve.band, color=colour, alpha=0.12, linewidth=0)
-        ax.set_xlabel("rejected, %")
-        ax.set_ylabel("mean quality, accepted")
-        panel_title(ax, title)
-    panel_legend(figure, axes, band="95 % band")
-    return figure
 
 
 @styled
@@ -409,12 +365,8 @@ def joint(panels: Mapping[str, tuple[np.ndarray, np.ndarray, float]]) -> Figure:
         foot = np.quantile(mi[mi > 0], 0.01) if (mi > 0).any() else 1e-12
         hexagons = ax.hexbin(np.maximum(mi, foot), agreement, gridsize=28, bins="log", mincnt=1,
                              cmap=DENSITY, xscale="log", linewidths=0)  # fmt: skip
-        largest_count = np.max(np.asarray(hexagons.get_array()))
-        # Within one power of ten, there would be a single label.
-        ticks = LogLocator(subs=(1, 2, 3, 5) if largest_count < 10 else (1,))
-        bar = figure.colorbar(hexagons, ax=ax, label="tokens, log scale", ticks=ticks,
-                              format=StrMethodFormatter("{x:.0f}"))  # fmt: skip
-        bar.ax.yaxis.set_minor_formatter(NullFormatter())
+        figure.colorbar(hexagons, ax=ax, label="tokens, log scale", format="{x:.0f}",
+                        ticks=LogLocator(subs=(1, 3)))  # fmt: skip
         ax.xaxis.set_major_locator(LogLocator(numticks=4))
         ax.xaxis.set_major_formatter(
             lambda x, _: f"{x:g}" if x >= 1e-3 else f"1e{math.log10(x):.0f}"
@@ -444,37 +396,30 @@ def cosines(panels: Mapping[str, tuple[np.ndarray, Sequence[str]]]) -> Figure:
 
 
 @styled
-def operating_point(
-    rates: Sequence[float],
-    masks: Sequence[int],
-    gaussian: Sequence[float],
-    exact: Sequence[float],
-    tolerated: int,
-    chosen: tuple[float, int] | None,
-) -> Figure:
-    """Coverage and fidelity over p; figure "supp_fidelity" of the paper."""
+def operating_point(table: pd.DataFrame, tolerated: int) -> Figure:
+    """Coverage and fidelity over p, of `plan_table`; figure "supp_fidelity" of the paper."""
+    rates, masks, feasible = table["p"], table["S"], table["admissible"]
     figure, (left, right) = grid(2, 3.6, 3.0)
     left.plot(rates, masks, color=BLUE)
-    feasible = [p for p, heads in zip(rates, exact, strict=True) if heads <= tolerated]
-    left.fill_between(feasible, masks[: len(feasible)], 10 * max(masks), color=BLUE, alpha=0.15,
+    left.fill_between(rates[feasible], masks[feasible], 10 * max(masks), color=BLUE, alpha=0.15,
                       label="feasible", linewidth=0)  # fmt: skip
     left.set_yscale("log", base=2)
     left.yaxis.set_major_formatter("{x:.0f}")
     left.set_ylim(min(masks) / 1.5, max(masks))
-    left.legend(fontsize=7)
     left.set_ylabel("fewest masks S that cover every head")
-    right.plot(rates, gaussian, color=BLACK, linestyle="--", label="Gaussian bound")
-    right.step(rates, exact, color=BLUE, where="mid", label="exact binomial")
+    right.plot(rates, table["heads, Gaussian"], color=BLACK, linestyle="--", label="Gaussian bound")
+    right.step(rates, table["heads, exact"], color=BLUE, where="mid", label="exact binomial")
     right.axhline(tolerated, color=ORANGE, linewidth=1, label=f"tolerated: {tolerated}")
     right.set_ylabel("heads masked at once, 95 % quantile")
-    right.legend(fontsize=7)
     for ax in (left, right):
+        ax.legend(fontsize=7)
         ax.set_xlabel("mask rate p")
-        if chosen:
-            ax.axvline(chosen[0], color=GREY, linewidth=0.8, linestyle=":")
-    if chosen:
-        left.plot(*chosen, "o", color=ORANGE)
-        left.annotate(f"p = {chosen[0]:g}, S = {chosen[1]}", chosen, textcoords="offset points",
+    if feasible.any():
+        p, fewest = rates[feasible].iloc[-1], masks[feasible].iloc[-1]
+        for ax in (left, right):
+            ax.axvline(p, color=GREY, linewidth=0.8, linestyle=":")
+        left.plot(p, fewest, "o", color=ORANGE)
+        left.annotate(f"p = {p:g}, S = {fewest}", (p, fewest), textcoords="offset points",
                       xytext=(8, 8), fontsize=8)  # fmt: skip
     return figure
 

@@ -41,16 +41,4 @@ def plan_figure(table: pd.DataFrame, num_heads: int) -> "Figure":
     """Figure of the plan; source: figure "supp_fidelity" of the paper."""
     from lm_polygraph_asmi.report import figures
 
-    admissible = table[table["admissible"]]
-    chosen = None
-    if len(admissible):
-        corner = admissible.iloc[-1]
-        chosen = (float(corner["p"]), int(corner["S"]))
-    return figures.operating_point(
-        table["p"].tolist(),
-        table["S"].tolist(),
-        table["heads, Gaussian"].tolist(),
-        table["heads, exact"].tolist(),
-        maths.tolerated_heads(num_heads),
-        chosen,
-    )
+    return figures.operating_point(table, maths.tolerated_heads(num_heads))

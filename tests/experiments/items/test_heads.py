@@ -177,7 +177,7 @@ def test_the_figure_of_the_coupling_shows_its_table():
 
 def test_the_figure_of_the_flips_shows_its_rates(group):
     (item,) = causal_probe([group])
-    (ax,) = item.figure.axes
+    (ax,) = item.draw().axes
     table = item.table.set_index("tokens and heads")
     curves = {line.get_label(): line for line in ax.lines if line.get_label() in table.index}
     assert list(curves) == [

@@ -41,19 +41,19 @@ def plan(
     """
     from rich.console import Console
 
-    from lm_polygraph_asmi.report.plan import plan_figure, plan_table
+    from lm_polygraph_asmi.report.plan import plan_table
 
     if point is not None and (not 0 < point[0] < 1 or point[1] < 1):
         raise click.BadParameter(f"expected a mask rate in (0, 1) and masks >= 1, got {point}")
     points = plan_table(heads)
+    content = _content(heads, layers, depth, point, points)
     if out is not None:
         try:
             from lm_polygraph_asmi.report import figures
 
-            figures.save(plan_figure(points, heads), out)
+            figures.save(figures.operating_point(points, content["tolerated"]), out)
         except (OSError, ValueError) as error:
             raise click.ClickException(f"cannot write {out}: {error}") from error
-    content = _content(heads, layers, depth, point, points)
     if as_json:
         click.echo(to_json(content, indent=1))
         return

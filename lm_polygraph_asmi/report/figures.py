@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Callable, Container, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import pandas as pd
@@ -19,6 +19,8 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.coverage import TOP_K
 from lm_polygraph_asmi.analysis.selective import Quadrants
+from lm_polygraph_asmi.report.item import text
+from lm_polygraph_asmi.results.manifest import PHASES
 
 BLUE, ORANGE, GREEN, GREY, BLACK = "#0072B2", "#D55E00", "#009E73", "#999999", "#222222"
 PURPLE, SKY, AMBER = "#CC79A7", "#56B4E9", "#E69F00"
@@ -54,12 +56,7 @@ def styled(draw: Drawn) -> Drawn:
 
 @styled
 def save(figure: Figure, path: str | Path, description: str = "") -> None:
-    """Write a figure; its suffix decides the file format.
-
-    Raises:
-        OSError: the file cannot be written.
-        ValueError: unknown file format.
-    """
+    """Write a figure; its suffix decides the file format. ValueError if that is unknown."""
     kind = Path(path).suffix
     metadata: dict[str, Any] = {}
     if kind in (".png", ".svg"):
@@ -74,8 +71,6 @@ PAGE = (7.2, 9.6)
 """Largest size of a figure, in inches."""
 MANY = 6
 """With more panels, they are small and share a page and a legend."""
-SHAPED = 20
-"""Fewest values drawn as a violin; fewer are drawn one by one."""
 SMALL: Any = {
     "font.size": 6, "axes.titlesize": 6, "axes.labelsize": 6, "xtick.labelsize": 5,
     "ytick.labelsize": 5, "legend.fontsize": 6, "axes.linewidth": 0.6, "lines.linewidth": 1,
@@ -83,14 +78,11 @@ SMALL: Any = {
 }  # fmt: skip
 
 
-def grid(
-    panels: int, width: float, height: float, columns: int = 3, of_many: int = 4
-) -> tuple[Figure, list[Axes]]:
-    """A figure with `panels` panels, `columns` per row, or `of_many` if more than `MANY`."""
+def grid(panels: int, width: float, height: float, columns: int = 3) -> tuple[Figure, list[Axes]]:
+    """A figure with `panels` panels, `columns` per row, or 4 if more than `MANY`."""
     if panels > MANY:
         rcParams.update(SMALL)  # until the drawing function ends
-        columns = of_many
-        width = PAGE[0] / columns
+        columns, width = 4, PAGE[0] / 4
         height = min(1.1 * width, PAGE[1] / math.ceil(panels / columns))
     columns = 2 if panels == 4 and columns == 3 else min(panels, columns)
     rows = math.ceil(panels / columns)
@@ -177,18 +169,8 @@ def forest(
     return figure
 
 
-class DepthCurves(NamedTuple):
-    """PRR of one variant over depth.
-
-    Attributes:
-        depths: D relative depths.
-        groups: setting -> (D,) PRR.
-        mean: (D,) mean over settings, and its pointwise 95 % band (2, D).
-    """
-
-    depths: Sequence[float]
-    groups: Mapping[str, np.ndarray]
-    mean: tuple[np.ndarray, np.ndarray]
+DepthCurves = tuple[Sequence[float], Mapping[str, np.ndarray], np.ndarray, np.ndarray]
+"""Depths; PRR of each setting at them; its mean over settings, and the mean's 95 % band (2, D)."""
 
 
 @styled
@@ -199,15 +181,17 @@ def depths(curves: Mapping[str, DepthCurves]) -> Figure:
     """
     figure, axes = grid(len(curves), 3.4, 2.8)
     colours = (BLUE, ORANGE, GREEN, PURPLE, SKY, AMBER)
-    for ax, (variant, (relative_depths, groups, mean)) in zip(axes, curves.items(), strict=True):
+    for ax, (variant, (relative_depths, groups, mean, band)) in zip(
+        axes, curves.items(), strict=True
+    ):
         percent = [100 * depth for depth in relative_depths]
         for number, (name, row) in enumerate(groups.items()):
             of_many = len(groups) > MANY
             ax.plot(percent, row, marker="osv^Dx"[number % 6], linewidth=0.6, markersize=3,
                     color=GREY if of_many else colours[number],
                     label=f"{len(groups)} settings" if of_many else name)  # fmt: skip
-        ax.plot(percent, mean[0], color=BLACK, linewidth=2, label="mean")
-        ax.fill_between(percent, *mean[1], color=BLACK, alpha=0.2, linewidth=0)
+        ax.plot(percent, mean, color=BLACK, linewidth=2, label="mean")
+        ax.fill_between(percent, *band, color=BLACK, alpha=0.2, linewidth=0)
         ax.set_xticks(percent, [f"{p:g} %" for p in percent])
         ax.set_xlabel("relative depth of the masked layer")
         ax.set_ylabel("PRR")
@@ -326,14 +310,11 @@ def violins(
             zeros = np.mean(values == 0) if len(values) else 0.0
             # Logarithmic, because MI spans orders of magnitude; zeros are at the lower end.
             values = np.log10(np.maximum(values, foot))
-            # (The layout would place an empty line in the figure's corner.)
-            if 0 < len(values) < SHAPED:
-                ax.plot(np.full(len(values), side), values, "_", color=colour, clip_on=False)
-            elif len(values) and np.ptp(values) > 0:
+            if len(values) and np.ptp(values) > 0:
                 parts: Any = ax.violinplot(values, [side], showextrema=False, widths=0.8)
                 for body in parts["bodies"]:
                     body.set(facecolor=colour, alpha=0.5)
-            if len(values):
+            if len(values):  # else the layout would place an empty line in the figure's corner
                 ax.plot(side, np.median(values), "o", color=colour, markersize=4, clip_on=False,
                         zorder=3)  # fmt: skip
             counted = f"n = {len(values)}" + (f"\n{zeros:.0%} zero" if zeros > 0.05 else "")
@@ -341,19 +322,9 @@ def violins(
                     transform=ax.get_xaxis_transform())  # fmt: skip
         ax.set_xticks([])
         ax.set_xlim(-0.6, 1.6)
-        low, high = ax.get_ylim()
-        decades = np.arange(np.floor(low), np.ceil(high) + 1)[:, None]
-        # If values span few powers of ten, these alone could leave an axis without a tick.
-        steps = [1] if high - low > 2 else [1, 2, 5] if high - low > 0.7 else range(1, 10)
-        ticks = np.ravel(decades + np.log10(steps))
-        ax.set_yticks([tick for tick in ticks if low <= tick <= high])
-        ax.yaxis.set_major_formatter(lambda exponent, _: f"{10**exponent:.3g}")
+        ax.yaxis.set_major_formatter(lambda exponent, _: f"{10**exponent:.2g}")
         ax.set_ylabel("nats")
-        interval = aurocs[name]
-        shown = "undefined" if np.isnan(interval.value) else f"{interval.value:.2f}"
-        if not np.isnan(interval.low):
-            shown += f" [{interval.low:.2f}, {interval.high:.2f}]"
-        panel_title(ax, f"{group}\n{name}: AUROC {shown}")
+        panel_title(ax, f"{group}\n{name}: AUROC {text(aurocs[name], 2)}")
     return figure
 
 
@@ -425,8 +396,9 @@ def operating_point(table: pd.DataFrame, tolerated: int) -> Figure:
 
 
 @styled
-def seconds(table: pd.DataFrame, phases: Sequence[str]) -> Figure:
+def seconds(table: pd.DataFrame) -> Figure:
     """Median seconds per answer by phase, stacked."""
+    phases = [name for name in table if name in PHASES.values()]
     names = table["setting"] + " (" + table["scope"] + ", S = " + table["S"].astype(str) + ")"
     figure, (ax,) = grid(1, 4.5 + 0.06 * names.str.len().max(), 1.2 + 0.3 * len(table))
     left = np.zeros(len(table))

@@ -38,25 +38,17 @@ def leading(value: Any, ahead: Interval) -> Marked:
 
 @dataclass
 class ReportItem:
-    """One item of the report.
+    """One item of the report, computed from some settings (`groups`).
 
-    Attributes:
-        name: of its files.
-        title: its heading.
-        groups: settings it was computed from.
-        table: raw values: floats, `Interval`, `PRR`, `Marked` and text; None: only a figure.
-        draw: makes the figure; None if there is only a table.
-        notes: the caption.
-        digits: after the point.
-        signed: columns of differences, written with their sign, and with an asterisk if the
-            interval excludes 0.
-        resamples: of clusters, for the intervals of the table.
+    Its table has raw values: floats, `Interval`, `PRR`, `Marked` and text, written with so many
+    `digits` after the point. Columns in `signed` are differences, written with their sign, and with
+    an asterisk if the interval excludes 0. `draw` makes the figure.
     """
 
     name: str
     title: str
     groups: Sequence[RunGroup]
-    table: pd.DataFrame | None = None
+    table: pd.DataFrame
     draw: Callable[[], Figure] | None = None
     notes: Sequence[str] = ()
     digits: int = 2
@@ -66,7 +58,7 @@ class ReportItem:
     @property
     def caption(self) -> list[str]:
         """The notes, and the meaning of brackets and asterisks if the table has them."""
-        values = [] if self.table is None else map(bare, self.table.to_numpy().ravel())
+        values = map(bare, self.table.to_numpy().ravel())
         written = [value for value in values if isinstance(value, Interval | PRR)]
         notes = list(self.notes)
         if any(isinstance(value, PRR) for value in written):
@@ -83,7 +75,6 @@ class ReportItem:
 
     def shown(self) -> pd.DataFrame:
         """The table as text."""
-        assert self.table is not None
         return pd.DataFrame(
             {
                 name: [text(value, self.digits, name in self.signed) for value in self.table[name]]
@@ -93,14 +84,12 @@ class ReportItem:
 
     def styled(self, escape: str) -> Styler:
         """The table as text with its marks, for "html" or "latex"."""
-        assert self.table is not None
         marks = self.table.map(lambda value: value.css if isinstance(value, Marked) else "")
         styler = self.shown().map(brief).style.hide(axis="index").apply(lambda _: marks, axis=None)
         return styler.format(escape=escape).format_index(escape=escape, axis=1)
 
     def flat(self) -> pd.DataFrame:
         """The table as numbers: an interval becomes three columns, a PRR two."""
-        assert self.table is not None
         columns: dict[str, list[Any]] = {}
         for name in map(str, self.table):
             values = [bare(value) for value in self.table[name]]
@@ -136,19 +125,12 @@ def frame(
     otherwise: str = "no run has the data",
     **shown: Any,
 ) -> list[ReportItem] | list[MissingItem]:
-    """An item whose rows are computed per setting; `MissingItem` if there are none.
+    """An item whose rows are computed per setting, or per tuple of settings.
 
-    Args:
-        name, title: of `ReportItem`.
-        groups: settings, or tuples that contain settings.
-        compute: a row of the table, or several, from one element of `groups`; or a pair of them and
-            of what is drawn, by the panels' titles. If it raises ValueError, the element is left
-            out and a note names the reason; without rows, there is no note.
-        notes: the caption, or a function that makes it from the item.
-        figure: draws all panels; the table, if `compute` returns none.
-        label: names an element that is left out.
-        otherwise: reason of a missing item without any other.
-        shown: other fields of `ReportItem`, such as `digits` and `signed`.
+    `compute` returns a row or several; or a pair of them and of panels for `figure`, by title, else
+    the figure gets the table. If it raises ValueError, a note names the setting (`label`) and the
+    reason. Without any row, the item is missing, for these reasons or `otherwise`. `shown`: other
+    fields of `ReportItem`.
     """
     rows: list[dict[str, Any]] = []
     used: list[RunGroup] = []

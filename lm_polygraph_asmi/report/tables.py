@@ -1,7 +1,6 @@
 """Tables of results in a terminal."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,6 @@ from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.prr import has_contrast, prr_with_error
 from lm_polygraph_asmi.results.names import masked_layer
 from lm_polygraph_asmi.results.runs import MSP, RIGHT, Run, on_scale, says_nothing
-
-SIDE_MODELS = ("nli_path", "cross_encoder_path", "align_score_path")
 
 
 def prr_rows(run: Run, metric: str) -> list[dict[str, Any]]:
@@ -133,18 +130,6 @@ def about_run(run: Run) -> str:
                 f"Masking response: MI_t per token, mean {tokens.mean():.4f} nats, median "
                 f"{np.median(tokens):.4f}."
             )
-    replaced = [
-        f"{key} = {Path(path).name}"
-        for key in SIDE_MODELS
-        if (path := run.recorded("config").get(key)) and Path(path).is_absolute()
-    ]
-    if replaced:
-        lines.append(f"Side models from local files: {', '.join(replaced)}.")
-    drawn = run.stats.get("asmi_num_responses")
-    if drawn:
-        lines.append(
-            f"Adapt-ASMI compared {np.median(drawn):.0f} sampled answers per question (median)."
-        )
     seconds = run.seconds()
     if seconds is not None:
         lines.append(f"ASMI took {seconds:.1f} s per answer (median).")

@@ -46,23 +46,12 @@ def build_report(
     full: bool = False,
     formats: Collection[str] = (),
 ) -> tuple[Path, list[str]]:
-    """Compute and write the items that the settings have data for.
+    """Write a report into a folder; returns its page and that page's first lines.
 
-    Args:
-        groups: from `load_run_groups`.
-        out: folder; files of the same names are replaced.
-        progress: wraps a list of steps, given their name, such as `rich.progress.track`.
-        jobs: processes that compute settings, then draw figures, side by side, each on one thread;
-            no more than settings. The numbers do not depend on it.
-        full: all of the paper's tables and figures, not only PRR and its difference from MSP's.
-        formats: some of `FORMATS`.
-
-    Returns:
-        index.html, and its first lines: rows that are missing, and other depths.
-
-    Raises:
-        OSError: cannot write to the folder; or a process ended, such as for lack of memory.
-        ValueError: another report is being written to it.
+    It has PRR and its difference from MSP's; `full`: all of the paper's tables and figures. Those
+    are also left as files, of the `FORMATS` named. `progress` wraps a list of steps, given their
+    name. `jobs` processes compute settings, then draw figures; the numbers do not depend on it.
+    OSError if the folder cannot be written or a process ended, ValueError if another writes there.
     """
     out = Path(out)
     (out / "figures").mkdir(parents=True, exist_ok=True)
@@ -118,7 +107,7 @@ def _description(item: ReportItem) -> str:
 
 
 def _write_table(item: ReportItem, folder: Path, formats: Collection[str]) -> None:
-    if item.table is None or not {"csv", "md", "tex"} & {*formats}:
+    if not {"csv", "md", "tex"} & {*formats}:
         return
     folder.mkdir(exist_ok=True)
     stem = folder / item.name
@@ -135,7 +124,6 @@ def _write_table(item: ReportItem, folder: Path, formats: Collection[str]) -> No
 
 def latex_table(item: ReportItem) -> str:
     """The table for a paper, with packages booktabs and graphicx; its caption is a comment."""
-    assert item.table is not None
     numbers = [name for name in item.table if not item.table[name].map(type).eq(str).any()]
     table = item.styled("latex").to_latex(
         column_format="".join("r" if name in numbers else "l" for name in item.table),
@@ -152,22 +140,13 @@ def _page(
     made: Sequence[ReportItem | MissingItem], groups: Sequence[RunGroup], first_lines: Sequence[str]
 ) -> str:
     items = [item for item in made if isinstance(item, ReportItem)]
-    notes = {item.name: item.caption for item in items}
-    for item in items:
-        if len(item.groups) < len(groups):
-            notes[item.name].append(f"From {len(item.groups)} of the {len(groups)} settings.")
     source = files("lm_polygraph_asmi.report").joinpath("page.html.jinja").read_text("utf-8")
     template = Environment(autoescape=True, trim_blocks=True).from_string(source)
     return template.render(
         first_lines=first_lines,
         symbols=SYMBOLS,
         items=items,
-        notes=notes,
-        tables={
-            item.name: item.styled("html").to_html(table_uuid=item.name)
-            for item in items
-            if item.table is not None
-        },
+        tables={item.name: item.styled("html").to_html(table_uuid=item.name) for item in items},
         missing=[item for item in made if isinstance(item, MissingItem)],
         runs=[_source(group.provenance()) for group in groups],
     )

@@ -63,11 +63,6 @@ def _families(groups: Sequence[RunGroup]) -> dict[str, str]:
     return families | dict.fromkeys(sorted(asmi, key=lambda m: asmi[m]), ASMI_FAMILY)
 
 
-def competes(method: str, group: RunGroup) -> bool:
-    """Whether a method can be marked best: baselines and the operating variants."""
-    return method not in group.methods or method in group.variants.values()
-
-
 def benchmark(groups: Sequence[RunGroup]) -> Items:
     """Table "bench_main" of the paper with all methods and depths."""
     notes = [
@@ -104,7 +99,8 @@ def minus_msp(groups: Sequence[RunGroup]) -> Items:
 
 
 def _minus_msp(group: RunGroup) -> dict[str, Interval]:
-    return {first: i for (first, second), i in intervals_of(group)[1].items() if second == MSP}
+    paired = intervals_of(group)[1]
+    return {method: paired[method, MSP] for method in group.scores if (method, MSP) in paired}
 
 
 def _forest(
@@ -123,10 +119,6 @@ def _forest(
 def _with_error(group: RunGroup) -> dict[str, PRR]:
     scores = [group.score(m) for m in group.scores]
     return dict(zip(group.scores, prrs_with_error(scores, group.answers), strict=True))
-
-
-def _prr(group: RunGroup) -> dict[str, float]:
-    return {method: prr.value for method, prr in _with_error(group).items()}
 
 
 def _by_method(
@@ -148,20 +140,16 @@ def _marked(group: RunGroup) -> dict[str, Any]:
     return by_method
 
 
-@once
+def _ranked(group: RunGroup, methods: Iterable[str]) -> list[str]:
+    """Methods with a defined PRR, the highest first."""
+    prr = {method: _with_error(group)[method].value for method in methods}
+    return sorted((m for m in prr if not np.isnan(prr[m])), key=lambda m: -prr[m])
+
+
 def _first_two(group: RunGroup) -> tuple[str, str] | None:
-    """The two competing methods of highest PRR; None if there are fewer."""
-    prr = _prr(group)
-    order = sorted(
-        (m for m in prr if competes(m, group) and not np.isnan(prr[m])), key=lambda m: -prr[m]
-    )
-    return (order[0], order[1]) if len(order) > 1 else None
-
-
-def _mean_length(group: RunGroup, chosen: np.ndarray) -> float | None:
-    if group.lengths is None or not chosen.any():
-        return None
-    return float(group.lengths[chosen].mean())
+    """The baselines or operating variants of highest PRR; None if there are fewer."""
+    first, second, *_ = [*_ranked(group, [*group.baselines, *group.variants.values()]), None, None]
+    return (first, second) if first and second else None
 
 
 @per_setting(
@@ -172,25 +160,24 @@ def _mean_length(group: RunGroup, chosen: np.ndarray) -> float | None:
 def datasets(group: RunGroup) -> dict[str, Any]:
     """Table "datasets" of the paper."""
     prompts, lengths = group.saved("asmi_prompt_length"), group.lengths
+
+    def mean(chosen: np.ndarray) -> float | None:
+        return None if lengths is None or not chosen.any() else float(lengths[chosen].mean())
+
     return {
         "setting": group.label,
         "n": len(group),
         "clusters": len(set(group.clusters)),
         "prompt tokens": float(np.median(prompts)) if prompts else None,
         "answer tokens": None if lengths is None else float(np.median(lengths)),
-        "tokens an answer": None if lengths is None else float(lengths.mean()),
-        "tokens of right": _mean_length(group, ~group.wrong),
-        "tokens of wrong": _mean_length(group, group.wrong),
+        "tokens an answer": mean(np.ones(len(group), dtype=bool)),
+        "tokens of right": mean(~group.wrong),
+        "tokens of wrong": mean(group.wrong),
         "empty": None if group.empty is None else float(group.empty.mean()),
         f"mean {group.metric}": float(group.quality.mean()),
         "right": float(1 - group.wrong.mean()),
         "answers expected from": {True: "context", False: "memory", None: None}[group.grounded],
     }
-
-
-def _best(methods: Sequence[str], prr: Mapping[str, float]) -> str | None:
-    defined = [m for m in methods if not np.isnan(prr[m])]
-    return max(defined, key=lambda m: prr[m]) if defined else None
 
 
 COMPARED = ("top Δ SemEnt", "top Δ best baseline", "Sem-ASMI Δ SemEnt", "Sem-ASMI Δ MSP")
@@ -200,8 +187,8 @@ COMPARED = ("top Δ SemEnt", "top Δ best baseline", "Sem-ASMI Δ SemEnt", "Sem-
 @once
 def compared_on(group: RunGroup) -> dict[str, tuple[str, str]]:
     """The report's comparisons on a setting: name -> (first method, second method)."""
-    prr = _prr(group)
-    top, best = _best(list(group.variants.values()), prr), _best(group.baselines, prr)
+    top, *_ = [*_ranked(group, group.variants.values()), None]
+    best, *_ = [*_ranked(group, group.baselines), None]
     semantic = group.variants.get("Sem-ASMI")
     pairs = {
         "top Δ SemEnt": (top, SEMANTIC_ENTROPY),
@@ -286,11 +273,8 @@ def _depth_rows(sweep: VariantSweep) -> tuple[list[dict[str, Any]], dict[str, An
     num_clusters = min(c.answers.n_clusters for c in scores)
     mean = _mean(drawn.values())
     lead = _ahead(selection.aggregate, mean, num_clusters)
-    curves = figures.DepthCurves(
-        sweep.depths,
-        {c.label: prr for c, prr in zip(scores, selection.groups, strict=True)},
-        (selection.aggregate, _band(mean, num_clusters)),
-    )
+    by_setting = {c.label: prr for c, prr in zip(scores, selection.groups, strict=True)}
+    curves = sweep.depths, by_setting, selection.aggregate, _band(mean, num_clusters)
     rows: list[dict[str, Any]] = [
         {
             "variant": sweep.symbol,

@@ -3,8 +3,6 @@
 from typing import Any
 
 import numpy as np
-import pandas as pd
-from matplotlib.figure import Figure
 from scipy.stats import pearsonr
 
 from lm_polygraph_asmi.analysis.cost import PHASES_OF, method_seconds, phase_seconds
@@ -12,7 +10,7 @@ from lm_polygraph_asmi.analysis.mechanism import OVER_ROBUST, error_separation, 
 from lm_polygraph_asmi.analysis.stability import rank_correlation
 from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.item import per_setting
-from lm_polygraph_asmi.results.manifest import PHASES, seconds_by_phase
+from lm_polygraph_asmi.results.manifest import seconds_by_phase
 from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable
 from lm_polygraph_asmi.results.runs import SYMBOLS, Run
 
@@ -77,7 +75,7 @@ def cosines(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
     "that needs no labels, not validated: the paper has one such setting (0.002 nats, and the "
     "signal fails); its others start at 0.016 nats.",
     "Figure: logarithmic axis, values below the first percentile of the positive ones at its lower "
-    f"end; dot: median; fewer than {figures.SHAPED} answers: one stroke each.",
+    "end; dot: median.",
     figure=figures.violins, digits=3,
 )  # fmt: skip
 def screen(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -102,10 +100,6 @@ def screen(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
     return row, {group.label: (drawn, group.wrong, separation.auroc)}
 
 
-def _seconds_figure(table: pd.DataFrame) -> Figure:
-    return figures.seconds(table, [name for name in table if name in PHASES.values()])
-
-
 @per_setting(
     "cost", "Measured cost",
     f"Median seconds per answer, without the first {WARM_UP} answers, all depths of a run "
@@ -115,7 +109,7 @@ def _seconds_figure(table: pd.DataFrame) -> Figure:
     "results are those of the run that computed them.",
     "Last column: seconds of masked passes one at a time (asmi.memory_budget=1), divided by those "
     "of batched ones, if both were run.",
-    figure=_seconds_figure,
+    figure=figures.seconds,
 )  # fmt: skip
 def cost(group: RunGroup) -> list[dict[str, Any]]:
     """Table "cost" of the paper and the phases of its appendix, a row per run."""

@@ -19,7 +19,7 @@ from lm_polygraph_asmi.results.paper import (
     paper_setting,
     read_published,
 )
-from lm_polygraph_asmi.results.run_groups import RunGroup, same_depth
+from lm_polygraph_asmi.results.run_groups import RunGroup
 from lm_polygraph_asmi.results.runs import SYMBOLS
 
 NOTES = (
@@ -107,7 +107,6 @@ def _rows(number: Published, group: RunGroup) -> int:
 def _value(number: Published, item: ReportItem, group: RunGroup) -> Any:
     """The cell of a table that holds the same quantity; None without one."""
     table, column = item.table, number.column
-    assert table is not None
     conditions = dict(part.split("=", 1) for part in number.row.split("; ") if part)
     if number.table == "benchmark":  # a column per setting
         column = group.label
@@ -146,12 +145,9 @@ def _other_protocol(
 
 def _other_masks(group: RunGroup) -> list[str]:
     """Whether the operating variants have other settings than the paper's at 60 %."""
-    if not same_depth(group.depth, OPERATING):
-        return [f"ASMI at depth {group.depth:.0%}, not {OPERATING:.0%}"]
-    for symbol, method in group.variants.items():
-        try:
-            if paper_method(group, symbol, OPERATING) != method:
-                return [f"{method} has other settings than the paper's"]
-        except ValueError as error:
-            return [str(error)]
-    return []
+    try:
+        papers = {symbol: paper_method(group, symbol, OPERATING) for symbol in group.variants}
+    except ValueError as error:
+        return [str(error)]
+    shown = ", ".join(group.variants.values())
+    return [] if papers == group.variants else [f"other settings than the paper's: {shown}"]

@@ -1,6 +1,6 @@
 """Does the signal add to confidence, and does it help a user who abstains?"""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from lm_polygraph_asmi.analysis import comparison, selective
 from lm_polygraph_asmi.analysis.clusters import PRR_RESAMPLES, Interval, cluster_band
-from lm_polygraph_asmi.analysis.distinct import AGGREGATIONS, DistinctSignal, distinct_signal
+from lm_polygraph_asmi.analysis.distinct import AGGREGATIONS, distinct_signal
 from lm_polygraph_asmi.analysis.stability import rank_correlation
 from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.item import Items, frame, leading, per_setting
@@ -59,6 +59,7 @@ def distinct(group: RunGroup) -> list[dict[str, Any]]:
         if np.ptp(values) == 0:
             continue
         paper_columns = distinct_signal(values, controls, group.answers)
+        criterion = "yes" if paper_columns.residual_auroc.value > 0.5 else "negative"
         rows.append(
             {
                 "setting": group.label,
@@ -68,17 +69,11 @@ def distinct(group: RunGroup) -> list[dict[str, Any]]:
                 "incremental AUROC": paper_columns.incremental_auroc,
                 "LR": paper_columns.likelihood_ratio,
                 "p (nominal)": paper_columns.p_value,
-                "paper's criterion": _papers_verdict(paper_columns),
+                "paper's criterion": criterion if paper_columns.detected else "no",
                 "errors": paper_columns.errors,
             }
         )
     return rows
-
-
-def _papers_verdict(paper_columns: DistinctSignal) -> str:
-    if not paper_columns.detected:
-        return "no"
-    return "yes" if paper_columns.residual_auroc.value > 0.5 else "negative"
 
 
 def _tests(group: RunGroup) -> list[tuple[str, str, np.ndarray, np.ndarray]]:
@@ -234,14 +229,19 @@ BANDS = (
 )  # fmt: skip
 def payoff(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
     """Table and figure "payoff" of the paper."""
-    msp, entropy, u_sem = _signals(group).values()
+    u_sem, controls = _signal_and_controls(group)
+    msp, entropy = controls.T
     filter_result = selective.confident_filter(msp, u_sem, entropy, group.answers)
     confident = round(filter_result.confident * len(group))
     steady = confident * (1 - ABSTAIN) >= FEWEST
-    curves = {
-        name: _filter_curve(group, msp, score, steady)
-        for name, score in (("entropy", entropy), ("u_sem", u_sem))
-    }
+
+    def errors(score: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        return selective.filter_curve(msp[rows], score[rows], group.wrong[rows], ABSTAIN)
+
+    curves = {}
+    for name, score in (("entropy", entropy), ("u_sem", u_sem)):
+        curve, band = _with_band(group, partial(errors, score), len(ABSTAIN))
+        curves[name] = np.where(steady, curve, np.nan), np.where(steady, band, np.nan)
     row = {
         "setting": group.label,
         "confident share": filter_result.confident,
@@ -263,7 +263,8 @@ def payoff(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
 )  # fmt: skip
 def aurc(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
     """Table "payoff-aurc" of the paper, and its curves."""
-    signals = _signals(group)
+    u_sem, controls = _signal_and_controls(group)
+    signals = {"MSP": controls[:, 0], "entropy": controls[:, 1], "u_sem": u_sem}
     value = {name: selective.aurc(score, group.wrong) for name, score in signals.items()}
     lowest, next_lowest = sorted(value, key=lambda name: value[name])[:2]
 
@@ -274,35 +275,21 @@ def aurc(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
     difference = ahead = minus("u_sem", "MSP")
     if {lowest, next_lowest} != {"u_sem", "MSP"}:  # else the same difference, but for its sign
         ahead = minus(lowest, next_lowest)
-    curves = {name: _risk_curve(group, score) for name, score in signals.items()}
+
+    def risk(score: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        return selective.risk_coverage(score[rows], group.wrong[rows])
+
+    curves = {name: _with_band(group, partial(risk, score)) for name, score in signals.items()}
     marked = {name: leading(v, ahead) if name == lowest else v for name, v in value.items()}
     row = {"setting": group.label} | marked | {"u_sem − MSP": difference}
     return row, {f"{group.label}, n = {len(group)}": curves}
 
 
-def _risk_curve(group: RunGroup, score: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    def curve(rows: np.ndarray) -> np.ndarray:
-        return selective.risk_coverage(score[rows], group.wrong[rows])
-
-    return curve(np.arange(len(group))), cluster_band(curve, group.answers)
-
-
-def _filter_curve(
-    group: RunGroup, msp: np.ndarray, score: np.ndarray, steady: np.ndarray
+def _with_band(
+    group: RunGroup, curve: Callable[[np.ndarray], np.ndarray], points: int = 50
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A curve and its band, where it is `steady`; NaN elsewhere."""
-
-    def curve(rows: np.ndarray) -> np.ndarray:
-        return selective.filter_curve(msp[rows], score[rows], group.wrong[rows], ABSTAIN)
-
-    band = cluster_band(curve, group.answers, len(ABSTAIN))
-    return np.where(steady, curve(np.arange(len(group))), np.nan), np.where(steady, band, np.nan)
-
-
-def _signals(group: RunGroup) -> dict[str, np.ndarray]:
-    """Scores to abstain by; raises Unavailable if one is missing or there are no errors."""
-    u_sem, controls = _signal_and_controls(group)
-    return {"MSP": controls[:, 0], "entropy": controls[:, 1], "u_sem": u_sem}
+    """The values of a function of rows, and their band."""
+    return curve(np.arange(len(group))), cluster_band(curve, group.answers, points)
 
 
 @per_setting(

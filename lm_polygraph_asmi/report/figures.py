@@ -139,7 +139,7 @@ def forest(
     columns = 4 if len(finite) > MANY else 2 if len(finite) > 1 and widest < 40 else 1
     columns = min(columns, len(finite))
     height = min(
-        PAGE[1], math.ceil(len(finite) / columns) * (0.8 + 0.02 * rcParams["font.size"] * longest)
+        PAGE[1], math.ceil(len(finite) / columns) * (0.02 * rcParams["font.size"] * (longest + 7))
     )
     figure = Figure(figsize=(PAGE[0], height), layout="constrained")
     axes = figure.subplots(math.ceil(len(finite) / columns), columns, sharex=True, squeeze=False)

@@ -139,7 +139,7 @@ def forest(
     columns = 4 if len(finite) > MANY else 2 if len(finite) > 1 and widest < 40 else 1
     columns = min(columns, len(finite))
     height = min(
-        PAGE[1], math.ceil(len(finite) / columns) * (0.02 * rcParams["font.size"] * (longest + 7))
+        PAGE[1], math.ceil(len(finite) / columns) * (0.02 * rcParams["font.size"] * (longest + 10))
     )
     figure = Figure(figsize=(PAGE[0], height), layout="constrained")
     axes = figure.subplots(math.ceil(len(finite) / columns), columns, sharex=True, squeeze=False)
@@ -336,8 +336,9 @@ def joint(panels: Mapping[str, tuple[np.ndarray, np.ndarray, float]]) -> Figure:
         foot = np.quantile(mi[mi > 0], 0.01) if (mi > 0).any() else 1e-12
         hexagons = ax.hexbin(np.maximum(mi, foot), agreement, gridsize=28, bins="log", mincnt=1,
                              cmap=DENSITY, xscale="log", linewidths=0)  # fmt: skip
-        figure.colorbar(hexagons, ax=ax, label="tokens, log scale", format="{x:.0f}",
-                        ticks=LogLocator(subs=(1, 3)))  # fmt: skip
+        bar = figure.colorbar(hexagons, ax=ax, label="tokens, log scale", format="{x:.0f}",
+                              ticks=LogLocator(subs=(1, 3)))  # fmt: skip
+        bar.ax.yaxis.set_minor_formatter(NullFormatter())
         ax.xaxis.set_major_locator(LogLocator(numticks=4))
         ax.xaxis.set_major_formatter(
             lambda x, _: f"{x:g}" if x >= 1e-3 else f"1e{math.log10(x):.0f}"

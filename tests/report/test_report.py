@@ -47,7 +47,10 @@ from tests.report.runs import (
     simple_signals,
 )
 
-pytestmark = pytest.mark.usefixtures("few_resamples", "no_pictures")
+pytestmark = [
+    pytest.mark.usefixtures("few_resamples", "no_pictures"),
+    pytest.mark.filterwarnings("error:constrained_layout not applied"),
+]
 
 SEM = "Sem-ASMI (60%, K=64)"
 ANSWERS = 64

@@ -29,13 +29,17 @@ import click
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-RENAMED = {r"/asmi_(\w+)_d(\d)0/(\d+)": r"/asmi/\3/0.\2/\1"}
+RENAMED = {
+    r"/asmi_(\w+)_d(\d)0/(\d+)": r"/asmi/\3/0.\2/\1",
+    r"/cost_by_method\.csv": "/cost.csv",
+}
 """Pattern of a name before -> its name after, as for `re.sub`; parts of a path are joined by /."""
 LEFT: tuple[str, ...] = (
     r"tables/(audit|correctness_labels|label_noise|length|outcomes|outcome_counts|reliability)\.csv",
     r"/distinct_signal\.csv/\d+/(adds|p|p, Holm|z)$",
     r"^rows/(calibration/(reliability|calibration_error)|.*/offsets)",
     r"/confident_fragile_by_regime\.csv/\d+/(p|z)$",
+    r"tables/(rejection|case_study|depth_by_group|benchmark_auroc|benchmark_augrc)\.csv",
 )
 """Patterns of names that left on purpose since the commit that the changelog names."""
 VOLATILE = ("seconds", "settings", "digest", "revision", "warnings", "versions")

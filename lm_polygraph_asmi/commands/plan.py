@@ -41,19 +41,19 @@ def plan(
     """
     from rich.console import Console
 
-    from lm_polygraph_asmi.report.plan import plan_figure, plan_table
+    from lm_polygraph_asmi.report.plan import plan_table
 
     if point is not None and (not 0 < point[0] < 1 or point[1] < 1):
         raise click.BadParameter(f"expected a mask rate in (0, 1) and masks >= 1, got {point}")
     points = plan_table(heads)
+    content = _content(heads, layers, depth, point, points)
     if out is not None:
         try:
             from lm_polygraph_asmi.report import figures
 
-            figures.save(plan_figure(points, heads), out)
+            figures.save(figures.operating_point(points, content["tolerated"]), out)
         except (OSError, ValueError) as error:
             raise click.ClickException(f"cannot write {out}: {error}") from error
-    content = _content(heads, layers, depth, point, points)
     if as_json:
         click.echo(to_json(content, indent=1))
         return
@@ -109,7 +109,7 @@ def _show(console: Any, content: dict[str, Any], points: Any, depth: float) -> N
     ]
     shown = points.assign(admissible=points["admissible"].map({True: "yes", False: "no"}))
     title = f"{heads} heads; at most {content['tolerated']} masked at once"
-    console.print(_table(shown, title, "{:.2f}", styles))
+    console.print(_table(shown, title, styles))
     lines = [
         f"Cheapest admissible point: p = {content['mask_rate']}, S = {content['num_masks']} "
         "(default of the estimators)."
@@ -131,17 +131,14 @@ def _show(console: Any, content: dict[str, Any], points: Any, depth: float) -> N
         console.print(line, highlight=False)
 
 
-def _table(frame: Any, title: str, number: str = "{:.3f}", styles: Any = None) -> Any:
+def _table(frame: Any, title: str, styles: list[str | None]) -> Any:
     """A data frame for a terminal."""
     from rich.table import Table
 
     shown = Table(title=title)
     for column in frame:
         shown.add_column(str(column), justify="right")
-    for index, row in enumerate(frame.itertuples(index=False)):
-        values = [
-            number.format(v) if isinstance(v, float) else f"{v:,}" if isinstance(v, int) else str(v)
-            for v in row
-        ]
-        shown.add_row(*values, style=styles[index] if styles else None)
+    for row, style in zip(frame.itertuples(index=False), styles, strict=True):
+        values = [f"{v:.2f}" if isinstance(v, float) else str(v) for v in row]
+        shown.add_row(*values, style=style)
     return shown

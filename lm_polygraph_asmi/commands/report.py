@@ -1,5 +1,7 @@
 """`polygraph_asmi report`: the paper's tables and figures."""
 
+from functools import partial
+
 import click
 
 from lm_polygraph_asmi.config import ASMIConfig
@@ -19,19 +21,27 @@ from lm_polygraph_asmi.validation import check_writable
     show_default=True,
     help="Relative depth to report; in a run without it, the nearest is used.",
 )
+@click.option("--full", is_flag=True, help="All of the paper's tables and figures.")
+@click.option(
+    "--format",
+    "formats",
+    multiple=True,
+    type=click.Choice(["csv", "md", "tex", "svg", "pdf"]),
+    help="Also write tables or figures as such files; repeatable.",
+)
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
     help="Settings computed side by side, each on one core; default: one a core.",
 )
 def report(
-    runs: tuple[str, ...], out: str, metric: str | None, depth: float, jobs: int | None
-) -> None:
-    """Write the paper's tables and figures from finished RUNS (folders or manager files).
+    runs: tuple[str, ...], out: str, metric: str | None, depth: float, full: bool,
+    formats: tuple[str, ...], jobs: int | None,
+) -> None:  # fmt: skip
+    """Write a page on finished RUNS (folders or manager files): PRR, and its difference from MSP's.
 
     Runs over the same answers (other masks, K, scope or seeds) are shown together. Writes
-    OUT/report.md, its tables as CSV, LaTeX and Markdown in OUT/tables, its figures as PNG and SVG
-    in OUT/figures.
+    OUT/index.html, its figures in OUT/figures, and tables as files in OUT/tables.
     """
     from joblib import cpu_count
     from rich.console import Console
@@ -46,14 +56,10 @@ def report(
         # Imported late: it takes seconds, and the runs may be unreadable.
         from lm_polygraph_asmi.report import build_report
 
-        file, summary = build_report(
-            groups,
-            out,
-            lambda steps, name: track(steps, name, console=console),
-            jobs or cpu_count(),
-        )
+        progress = partial(track, console=console)
+        file, summary = build_report(groups, out, progress, jobs or cpu_count(), full, formats)
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     for line in summary:
-        console.print(line.replace("**", ""), highlight=False, markup=False)
+        console.print(line, highlight=False, markup=False)
     console.print(f"{len(groups)} setting{'s' * (len(groups) != 1)}: {file}", highlight=False)

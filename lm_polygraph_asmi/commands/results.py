@@ -2,18 +2,16 @@
 
 import click
 
-from lm_polygraph_asmi.files import to_json
-
 
 @click.command(short_help="PRR of every method of finished runs.")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True))
 @click.option(
     "--together", "as_one", is_flag=True, help="Show runs over the same answers in one table."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def results(runs: tuple[str, ...], as_one: bool, as_json: bool) -> None:
+@click.option("--csv", "as_csv", is_flag=True, help="Print a line per run, metric and method.")
+def results(runs: tuple[str, ...], as_one: bool, as_csv: bool) -> None:
     """Show the PRR of every method of finished RUNS (folders or manager files)."""
-
+    import pandas as pd
     from rich.console import Console
 
     from lm_polygraph_asmi.report.tables import about_quality, about_run, prr_rows, prr_table
@@ -27,16 +25,14 @@ def results(runs: tuple[str, ...], as_one: bool, as_json: bool) -> None:
             run.check_scored()
     except (FileNotFoundError, ValueError) as error:
         raise click.ClickException(str(error)) from error
-    if as_json:
-        content = [
-            {
-                "run": str(run.path),
-                "missing_rows": run.missing_rows,
-                "metrics": {metric: prr_rows(run, metric) for metric in run.quality},
-            }
+    if as_csv:
+        rows = [
+            {"run": run.path, "metric": metric, **row}
             for run in loaded
+            for metric in run.quality
+            for row in prr_rows(run, metric)
         ]
-        click.echo(to_json({"runs": content}, indent=1))
+        click.echo(pd.DataFrame(rows).to_csv(index=False), nl=False)
         return
     for run in loaded:
         console.print(f"\n{run.path}", style="dim", highlight=False)

@@ -39,7 +39,7 @@ def compute_apart(
     """Make the items of each setting alone, to know what `once` keeps; none with a single job.
 
     Raises:
-        ValueError, MemoryError, RuntimeError: an error in a process; names the setting.
+        ValueError, RuntimeError: an error in a process; names the setting.
     """
     if effective_n_jobs(None) < 2 or len(groups) < 2:
         return
@@ -52,12 +52,9 @@ def _alone(group: RunGroup, makes: Sequence[Callable[[Sequence[RunGroup]], Any]]
     try:
         for make in makes:
             make([group])
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{group.label}: {error}") from error
-    except MemoryError as error:
-        raise MemoryError(f"{group.label}: {error}: use fewer jobs") from error
     except Exception as error:
-        raise RuntimeError(f"{group.label}: {type(error).__name__}: {error}") from error
+        kind = ValueError if isinstance(error, OSError | ValueError) else RuntimeError
+        raise kind(f"{group.label}: {type(error).__name__}: {error}") from error
     values = io.BytesIO()
     _Pickler(values, group).dump(group.computed)
     return values.getvalue()

@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Callable, Container, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import pandas as pd
@@ -14,12 +14,13 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.coverage import TOP_K
-from lm_polygraph_asmi.analysis.prr import RejectionCurve
 from lm_polygraph_asmi.analysis.selective import Quadrants
+from lm_polygraph_asmi.report.item import text
+from lm_polygraph_asmi.results.manifest import PHASES
 
 BLUE, ORANGE, GREEN, GREY, BLACK = "#0072B2", "#D55E00", "#009E73", "#999999", "#222222"
 PURPLE, SKY, AMBER = "#CC79A7", "#56B4E9", "#E69F00"
@@ -55,12 +56,7 @@ def styled(draw: Drawn) -> Drawn:
 
 @styled
 def save(figure: Figure, path: str | Path, description: str = "") -> None:
-    """Write a figure; its suffix decides the file format.
-
-    Raises:
-        OSError: the file cannot be written.
-        ValueError: unknown file format.
-    """
+    """Write a figure; its suffix decides the file format. ValueError if that is unknown."""
     kind = Path(path).suffix
     metadata: dict[str, Any] = {}
     if kind in (".png", ".svg"):
@@ -75,10 +71,6 @@ PAGE = (7.2, 9.6)
 """Largest size of a figure, in inches."""
 MANY = 6
 """With more panels, they are small and share a page and a legend."""
-FEW = 3
-"""With more settings in a panel, their lines have no bands."""
-SHAPED = 20
-"""Fewest values drawn as a violin; fewer are drawn one by one."""
 SMALL: Any = {
     "font.size": 6, "axes.titlesize": 6, "axes.labelsize": 6, "xtick.labelsize": 5,
     "ytick.labelsize": 5, "legend.fontsize": 6, "axes.linewidth": 0.6, "lines.linewidth": 1,
@@ -86,14 +78,11 @@ SMALL: Any = {
 }  # fmt: skip
 
 
-def grid(
-    panels: int, width: float, height: float, columns: int = 3, of_many: int = 4
-) -> tuple[Figure, list[Axes]]:
-    """A figure with `panels` panels, `columns` per row, or `of_many` if more than `MANY`."""
+def grid(panels: int, width: float, height: float, columns: int = 3) -> tuple[Figure, list[Axes]]:
+    """A figure with `panels` panels, `columns` per row, or 4 if more than `MANY`."""
     if panels > MANY:
         rcParams.update(SMALL)  # until the drawing function ends
-        columns = of_many
-        width = PAGE[0] / columns
+        columns, width = 4, PAGE[0] / 4
         height = min(1.1 * width, PAGE[1] / math.ceil(panels / columns))
     columns = 2 if panels == 4 and columns == 3 else min(panels, columns)
     rows = math.ceil(panels / columns)
@@ -136,106 +125,78 @@ def forest(
 
     Markers are filled if the interval excludes 0. Rows named in `black` are baselines.
     """
-    finite_rows: dict[str, dict[str, Interval]] = {}
-    for title, rows in panels.items():
-        finite_rows[title] = {n: v for n, v in rows.items() if v and np.isfinite(v.value)}
-    orders = [list(rows) for rows in finite_rows.values()]
-    # Panels of mostly the same rows share their names, so that more fit on a page.
-    union = list(dict.fromkeys(name for order in orders for name in order))
-    shared = len(finite_rows) > MANY and all(2 * len(order) > len(union) for order in orders)
-    longest = len(union) if shared else max(map(len, orders))
-    widest = max(map(len, union), default=10)
-    width = 2.8 + 0.07 * widest
-    crowded = len(finite_rows) > MANY or 2 * width > PAGE[0]
-    if crowded:
+    finite = {
+        title: {name: i for name, i in rows.items() if i and np.isfinite(i.value)}
+        for title, rows in panels.items()
+    }
+    names = {title: list(rows)[::-1] for title, rows in finite.items()}
+    if len(finite) > MANY:  # small panels share their names, and so their rows
         rcParams.update(SMALL)
-    # Space for names, if each panel has its own: inches per letter, and per panel.
-    columns = 4 if shared else min(4, max(1, int(PAGE[0] / (0.036 * widest + 1))))
-    figure, axes = grid(len(finite_rows), width, max(1.7, 0.9 + 0.2 * longest), 2, columns)
-    for ax in axes[1:]:
-        ax.sharex(axes[0])
-    if shared or (len(finite_rows) > MANY and columns < 4):
-        rows_of_panels = math.ceil(len(finite_rows) / columns)
-        figure.set_size_inches(PAGE[0], min(PAGE[1], rows_of_panels * (0.5 + 0.1 * longest)))
-    marker_size, line_width = (2.5, 0.8) if crowded else (4, 1.2)
-    for number, (ax, (title, rows)) in enumerate(zip(axes, finite_rows.items(), strict=True)):
-        names = (union if shared else list(rows))[::-1]
-        for y, name in enumerate(names):
+        union = list(dict.fromkeys(name for rows in finite.values() for name in rows))
+        names = dict.fromkeys(finite, union[::-1])
+    longest = max(map(len, names.values()))
+    widest = max((len(name) for rows in names.values() for name in rows), default=10)
+    columns = 4 if len(finite) > MANY else 2 if len(finite) > 1 and widest < 40 else 1
+    columns = min(columns, len(finite))
+    height = min(
+        PAGE[1], math.ceil(len(finite) / columns) * (0.02 * rcParams["font.size"] * (longest + 10))
+    )
+    figure = Figure(figsize=(PAGE[0], height), layout="constrained")
+    axes = figure.subplots(math.ceil(len(finite) / columns), columns, sharex=True, squeeze=False)
+    for unused in axes.ravel()[len(finite) :]:
+        unused.set_axis_off()
+    size = rcParams["font.size"] / 2.2
+    for number, (ax, (title, rows)) in enumerate(zip(axes.ravel(), finite.items(), strict=False)):
+        for y, name in enumerate(names[title]):
             if name not in rows:
                 continue
-            interval = rows[name]
-            colour = BLACK if name in black else BLUE
+            interval, colour = rows[name], BLACK if name in black else BLUE
             if np.isfinite(interval.low):
-                ax.plot([interval.low, interval.high], [y, y], color=colour, linewidth=line_width)
-            ax.plot(interval.value, y, "o", markersize=marker_size, color=colour,
+                ax.plot([interval.low, interval.high], [y, y], color=colour, linewidth=size / 3.5)
+            ax.plot(interval.value, y, "o", markersize=size, color=colour,
                     markerfacecolor=colour if interval.excludes(0) else "white")  # fmt: skip
         ax.axvline(0, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
-        hidden = shared and number % columns
-        ax.set_yticks(range(len(names)), [""] * len(names) if hidden else names)
-        ax.set_ylim(-0.6, max(len(names), 1) - 0.4)
+        ax.set_yticks(range(len(names[title])), names[title])
+        first_column, last_row = number % columns == 0, number + columns >= len(finite)
+        ax.tick_params(labelleft=first_column or len(finite) <= MANY, labelbottom=last_row)
+        ax.set_ylim(-0.6, max(len(names[title]), 1) - 0.4)
         panel_title(ax, title)
-        if not crowded:
-            ax.set_xlabel(label)
-    explanation = "filled: the interval excludes 0; open: it includes it"
-    if crowded:
-        explanation = f"{label}; {explanation}"
-    line_length = int(115 / rcParams["font.size"] * figure.get_figwidth())  # characters
-    explanation = textwrap.fill(explanation, line_length)
-    figure.supxlabel(explanation, fontsize=rcParams["axes.labelsize"])
+    explanation = f"{label}; filled: the interval excludes 0; open: it includes it"
+    figure.supxlabel(
+        textwrap.fill(explanation, int(900 / rcParams["font.size"])),
+        fontsize=rcParams["axes.labelsize"],
+    )
     return figure
 
 
-class DepthCurves(NamedTuple):
-    """PRR of one variant over depth.
-
-    Attributes:
-        depths: D relative depths.
-        groups: setting -> (D,) PRR and its pointwise 95 % band (2, D).
-        mean: the same for the mean over settings.
-    """
-
-    depths: Sequence[float]
-    groups: Mapping[str, tuple[np.ndarray, np.ndarray]]
-    mean: tuple[np.ndarray, np.ndarray]
+DepthCurves = tuple[Sequence[float], Mapping[str, np.ndarray], np.ndarray, np.ndarray]
+"""Depths; PRR of each setting at them; its mean over settings, and the mean's 95 % band (2, D)."""
 
 
 @styled
 def depths(curves: Mapping[str, DepthCurves]) -> Figure:
-    """PRR over depth, a line per setting and the mean; a panel per variant.
+    """PRR over depth, a panel per variant: the mean with its band, and the settings.
 
-    Up to `FEW` settings have bands, else only the mean. With more than `MANY` settings, only the
-    highest and the lowest are named.
+    More than `MANY` settings are grey, for the table by method has them.
     """
     figure, axes = grid(len(curves), 3.4, 2.8)
-    marks, colours = "osv^Dx+*PX<>", (BLUE, ORANGE, GREEN, PURPLE, SKY, AMBER, GREY)
-    for ax, (variant, (relative_depths, groups, mean)) in zip(axes, curves.items(), strict=True):
+    colours = (BLUE, ORANGE, GREEN, PURPLE, SKY, AMBER)
+    for ax, (variant, (relative_depths, groups, mean, band)) in zip(
+        axes, curves.items(), strict=True
+    ):
         percent = [100 * depth for depth in relative_depths]
-        crowded = len(groups) > MANY
-        if crowded:
-            by_mean = sorted(groups, key=lambda name: float(np.mean(groups[name][0])))
-            for name in by_mean[1:-1]:
-                ax.plot(percent, groups[name][0], color=GREY, linewidth=0.6,
-                        label="other settings" if name == by_mean[1] else None)  # fmt: skip
-            extremes = {"highest mean": by_mean[-1], "lowest mean": by_mean[0]}
-            groups = {f"{rank}: {name}": groups[name] for rank, name in extremes.items()}
-        for number, (name, (row, band)) in enumerate(groups.items()):
-            colour = colours[number % len(colours)]
-            ax.plot(percent, row, marker=marks[number % len(marks)], linewidth=1, markersize=4,
-                    color=colour, label=name)  # fmt: skip
-            if not crowded and len(groups) <= FEW:
-                ax.fill_between(percent, *band, color=colour, alpha=0.12, linewidth=0)
-        if len(groups) > 1:
-            ax.plot(percent, mean[0], color=BLACK, linewidth=2, label="mean")
-        if crowded or len(groups) > FEW:
-            ax.fill_between(percent, *mean[1], color=BLACK, alpha=0.2, linewidth=0)
+        for number, (name, row) in enumerate(groups.items()):
+            of_many = len(groups) > MANY
+            ax.plot(percent, row, marker="osv^Dx"[number % 6], linewidth=0.6, markersize=3,
+                    color=GREY if of_many else colours[number],
+                    label=f"{len(groups)} settings" if of_many else name)  # fmt: skip
+        ax.plot(percent, mean, color=BLACK, linewidth=2, label="mean")
+        ax.fill_between(percent, *band, color=BLACK, alpha=0.2, linewidth=0)
         ax.set_xticks(percent, [f"{p:g} %" for p in percent])
         ax.set_xlabel("relative depth of the masked layer")
         ax.set_ylabel("PRR")
         panel_title(ax, variant)
-        if crowded:  # each panel names its own
-            ax.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.22))
-    if axes[0].get_legend() is None:
-        panel_legend(figure, axes)
+    panel_legend(figure, axes, band="95 % band")
     return figure
 
 
@@ -310,27 +271,6 @@ def risk_coverage(curves: Mapping[str, Mapping[str, Curve]]) -> Figure:
 
 
 @styled
-def rejection(
-    panels: Mapping[str, tuple[Mapping[str, RejectionCurve], RejectionCurve]],
-) -> Figure:
-    """Mean quality of accepted answers over the share rejected, by signal and by the oracle."""
-    figure, axes = grid(len(panels), 2.8, 2.4)
-    for ax, (title, (curves, oracle)) in zip(axes, panels.items(), strict=True):
-        rejected = 100 * (1 - oracle.coverages)
-        ax.plot(rejected, oracle.values, color=GREY, linestyle="-.", label="oracle")
-        ax.axhline(oracle.values[-1], color=GREY, linewidth=0.8, label="random")
-        for name, curve in curves.items():
-            colour, style = LINES[name]
-            ax.plot(rejected, curve.values, color=colour, linestyle=style, label=f"by {name}")
-            ax.fill_between(rejected, *curve.band, color=colour, alpha=0.12, linewidth=0)
-        ax.set_xlabel("rejected, %")
-        ax.set_ylabel("mean quality, accepted")
-        panel_title(ax, title)
-    panel_legend(figure, axes, band="95 % band")
-    return figure
-
-
-@styled
 def coverage(panels: Mapping[str, tuple[pd.DataFrame, Mapping[str, np.ndarray]]]) -> Figure:
     """Mass of the top K by band of MI_t, a row each, with pointwise 95 % bands (2, k)."""
     figure, axes = grid(len(panels), 2.8, 2.4)
@@ -370,14 +310,11 @@ def violins(
             zeros = np.mean(values == 0) if len(values) else 0.0
             # Logarithmic, because MI spans orders of magnitude; zeros are at the lower end.
             values = np.log10(np.maximum(values, foot))
-            # (The layout would place an empty line in the figure's corner.)
-            if 0 < len(values) < SHAPED:
-                ax.plot(np.full(len(values), side), values, "_", color=colour, clip_on=False)
-            elif len(values) and np.ptp(values) > 0:
+            if len(values) and np.ptp(values) > 0:
                 parts: Any = ax.violinplot(values, [side], showextrema=False, widths=0.8)
                 for body in parts["bodies"]:
                     body.set(facecolor=colour, alpha=0.5)
-            if len(values):
+            if len(values):  # else the layout would place an empty line in the figure's corner
                 ax.plot(side, np.median(values), "o", color=colour, markersize=4, clip_on=False,
                         zorder=3)  # fmt: skip
             counted = f"n = {len(values)}" + (f"\n{zeros:.0%} zero" if zeros > 0.05 else "")
@@ -385,19 +322,9 @@ def violins(
                     transform=ax.get_xaxis_transform())  # fmt: skip
         ax.set_xticks([])
         ax.set_xlim(-0.6, 1.6)
-        low, high = ax.get_ylim()
-        decades = np.arange(np.floor(low), np.ceil(high) + 1)[:, None]
-        # If values span few powers of ten, these alone could leave an axis without a tick.
-        steps = [1] if high - low > 2 else [1, 2, 5] if high - low > 0.7 else range(1, 10)
-        ticks = np.ravel(decades + np.log10(steps))
-        ax.set_yticks([tick for tick in ticks if low <= tick <= high])
-        ax.yaxis.set_major_formatter(lambda exponent, _: f"{10**exponent:.3g}")
+        ax.yaxis.set_major_formatter(lambda exponent, _: f"{10**exponent:.2g}")
         ax.set_ylabel("nats")
-        interval = aurocs[name]
-        shown = "undefined" if np.isnan(interval.value) else f"{interval.value:.2f}"
-        if not np.isnan(interval.low):
-            shown += f" [{interval.low:.2f}, {interval.high:.2f}]"
-        panel_title(ax, f"{group}\n{name}: AUROC {shown}")
+        panel_title(ax, f"{group}\n{name}: AUROC {text(aurocs[name], 2)}")
     return figure
 
 
@@ -409,11 +336,8 @@ def joint(panels: Mapping[str, tuple[np.ndarray, np.ndarray, float]]) -> Figure:
         foot = np.quantile(mi[mi > 0], 0.01) if (mi > 0).any() else 1e-12
         hexagons = ax.hexbin(np.maximum(mi, foot), agreement, gridsize=28, bins="log", mincnt=1,
                              cmap=DENSITY, xscale="log", linewidths=0)  # fmt: skip
-        largest_count = np.max(np.asarray(hexagons.get_array()))
-        # Within one power of ten, there would be a single label.
-        ticks = LogLocator(subs=(1, 2, 3, 5) if largest_count < 10 else (1,))
-        bar = figure.colorbar(hexagons, ax=ax, label="tokens, log scale", ticks=ticks,
-                              format=StrMethodFormatter("{x:.0f}"))  # fmt: skip
+        bar = figure.colorbar(hexagons, ax=ax, label="tokens, log scale", format="{x:.0f}",
+                              ticks=LogLocator(subs=(1, 3)))  # fmt: skip
         bar.ax.yaxis.set_minor_formatter(NullFormatter())
         ax.xaxis.set_major_locator(LogLocator(numticks=4))
         ax.xaxis.set_major_formatter(
@@ -444,44 +368,38 @@ def cosines(panels: Mapping[str, tuple[np.ndarray, Sequence[str]]]) -> Figure:
 
 
 @styled
-def operating_point(
-    rates: Sequence[float],
-    masks: Sequence[int],
-    gaussian: Sequence[float],
-    exact: Sequence[float],
-    tolerated: int,
-    chosen: tuple[float, int] | None,
-) -> Figure:
-    """Coverage and fidelity over p; figure "supp_fidelity" of the paper."""
+def operating_point(table: pd.DataFrame, tolerated: int) -> Figure:
+    """Coverage and fidelity over p, of `plan_table`; figure "supp_fidelity" of the paper."""
+    rates, masks, feasible = table["p"], table["S"], table["admissible"]
     figure, (left, right) = grid(2, 3.6, 3.0)
     left.plot(rates, masks, color=BLUE)
-    feasible = [p for p, heads in zip(rates, exact, strict=True) if heads <= tolerated]
-    left.fill_between(feasible, masks[: len(feasible)], 10 * max(masks), color=BLUE, alpha=0.15,
+    left.fill_between(rates[feasible], masks[feasible], 10 * max(masks), color=BLUE, alpha=0.15,
                       label="feasible", linewidth=0)  # fmt: skip
     left.set_yscale("log", base=2)
     left.yaxis.set_major_formatter("{x:.0f}")
     left.set_ylim(min(masks) / 1.5, max(masks))
-    left.legend(fontsize=7)
     left.set_ylabel("fewest masks S that cover every head")
-    right.plot(rates, gaussian, color=BLACK, linestyle="--", label="Gaussian bound")
-    right.step(rates, exact, color=BLUE, where="mid", label="exact binomial")
+    right.plot(rates, table["heads, Gaussian"], color=BLACK, linestyle="--", label="Gaussian bound")
+    right.step(rates, table["heads, exact"], color=BLUE, where="mid", label="exact binomial")
     right.axhline(tolerated, color=ORANGE, linewidth=1, label=f"tolerated: {tolerated}")
     right.set_ylabel("heads masked at once, 95 % quantile")
-    right.legend(fontsize=7)
     for ax in (left, right):
+        ax.legend(fontsize=7)
         ax.set_xlabel("mask rate p")
-        if chosen:
-            ax.axvline(chosen[0], color=GREY, linewidth=0.8, linestyle=":")
-    if chosen:
-        left.plot(*chosen, "o", color=ORANGE)
-        left.annotate(f"p = {chosen[0]:g}, S = {chosen[1]}", chosen, textcoords="offset points",
+    if feasible.any():
+        p, fewest = rates[feasible].iloc[-1], masks[feasible].iloc[-1]
+        for ax in (left, right):
+            ax.axvline(p, color=GREY, linewidth=0.8, linestyle=":")
+        left.plot(p, fewest, "o", color=ORANGE)
+        left.annotate(f"p = {p:g}, S = {fewest}", (p, fewest), textcoords="offset points",
                       xytext=(8, 8), fontsize=8)  # fmt: skip
     return figure
 
 
 @styled
-def seconds(table: pd.DataFrame, phases: Sequence[str]) -> Figure:
+def seconds(table: pd.DataFrame) -> Figure:
     """Median seconds per answer by phase, stacked."""
+    phases = [name for name in table if name in PHASES.values()]
     names = table["setting"] + " (" + table["scope"] + ", S = " + table["S"].astype(str) + ")"
     figure, (ax,) = grid(1, 4.5 + 0.06 * names.str.len().max(), 1.2 + 0.3 * len(table))
     left = np.zeros(len(table))

@@ -1,13 +1,8 @@
 """Choose the number of masks S and the mask rate p before a run."""
 
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
 from lm_polygraph_asmi import maths
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def plan_table(num_heads: int) -> pd.DataFrame:
@@ -35,22 +30,3 @@ def plan_table(num_heads: int) -> pd.DataFrame:
     table = pd.DataFrame(rows)
     last = table.index[table["admissible"]].max() if table["admissible"].any() else 14
     return table.loc[: 2 * last + 1]
-
-
-def plan_figure(table: pd.DataFrame, num_heads: int) -> "Figure":
-    """Figure of the plan; source: figure "supp_fidelity" of the paper."""
-    from lm_polygraph_asmi.report import figures
-
-    admissible = table[table["admissible"]]
-    chosen = None
-    if len(admissible):
-        corner = admissible.iloc[-1]
-        chosen = (float(corner["p"]), int(corner["S"]))
-    return figures.operating_point(
-        table["p"].tolist(),
-        table["S"].tolist(),
-        table["heads, Gaussian"].tolist(),
-        table["heads, exact"].tolist(),
-        maths.tolerated_heads(num_heads),
-        chosen,
-    )

@@ -1,30 +1,26 @@
 """Tables of results in a terminal."""
 
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from rich.table import Table
 
 from lm_polygraph_asmi.analysis.clusters import FEW, Interval
-from lm_polygraph_asmi.analysis.comparison import augrc, auroc, prr_intervals
+from lm_polygraph_asmi.analysis.comparison import auroc, prr_intervals
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.prr import has_contrast, prr_with_error
 from lm_polygraph_asmi.results.names import masked_layer
 from lm_polygraph_asmi.results.runs import MSP, RIGHT, Run, on_scale, says_nothing
-
-SIDE_MODELS = ("nli_path", "cross_encoder_path", "align_score_path")
 
 
 def prr_rows(run: Run, metric: str) -> list[dict[str, Any]]:
     """PRR per estimator, best first, for one quality metric of a run, as plain values.
 
     Returns:
-        For each `method`: `prr` and its `standard_error` over answers; `auroc` and `augrc` for
-        detecting wrong answers (quality below `RIGHT`; AUGRC: lower = better), undefined for a
-        metric outside 0 to 1; where clusters are
-        known, the difference of PRR from `MSP` with its 95 % interval over clusters, `minus_msp`,
-        `low` and `high`. None: undefined.
+        For each `method`: `prr` and its `standard_error` over answers; `minus_msp`, its difference
+        from the PRR of `MSP`, with a 95 % interval over clusters, `low` and `high`; `auroc` for
+        detecting wrong answers (quality below `RIGHT`). None: undefined, or clusters unknown.
     """
     finite = run.finite(metric)
     quality = run.quality.loc[finite, metric]
@@ -33,67 +29,44 @@ def prr_rows(run: Run, metric: str) -> list[dict[str, Any]]:
     clusters = [key for key, ok in zip(keys, finite, strict=True) if ok]
     labels = quality < RIGHT if on_scale(quality) else None
     answers = Labelled(labels, clusters, quality)
-    rows = {name: prr_with_error(score, answers) for name, score in scores.items()}
     differences: dict[tuple[str, str], Interval] = {}
     if run.clusters is not None and MSP in scores:
         pairs = [(name, MSP) for name in scores if name != MSP]
         _, differences = prr_intervals(scores, answers, pairs)
-    results = []
-    for name, prr in sorted(rows.items(), key=lambda row: -np.nan_to_num(row[1].value, nan=-9)):
-        row: dict[str, Any] = {
-            "method": name,
-            "prr": _plain(prr.value),
-            "standard_error": _plain(prr.standard_error),
-            "auroc": _plain(area := np.nan if labels is None else auroc(scores[name], labels)),
-            "augrc": None if np.isnan(area) else _plain(augrc(scores[name], answers.wrong)),
+    undefined = Interval(np.nan, np.nan, np.nan)
+    rows = []
+    for name, score in scores.items():
+        prr, minus = prr_with_error(score, answers), differences.get((name, MSP), undefined)
+        numbers = {
+            "prr": prr.value,
+            "standard_error": prr.standard_error,
+            "minus_msp": minus.value,
+            "low": minus.low,
+            "high": minus.high,
+            "auroc": np.nan if labels is None else auroc(score, labels),
         }
-        if (name, MSP) in differences:
-            difference = differences[name, MSP]
-            row |= {
-                "minus_msp": _plain(difference.value),
-                "low": _plain(difference.low),
-                "high": _plain(difference.high),
-            }
-        results.append(row)
-    return results
-
-
-def _plain(value: float) -> float | None:
-    return None if np.isnan(value) else float(value)
+        plain = {k: None if np.isnan(value) else float(value) for k, value in numbers.items()}
+        rows.append({"method": name, **plain})
+    return sorted(rows, key=lambda row: -9 if row["prr"] is None else row["prr"], reverse=True)
 
 
 def prr_table(run: Run, metric: str) -> Table:
-    """`prr_rows` for a terminal."""
-    rows = prr_rows(run, metric)
-    paired = any("minus_msp" in row for row in rows)
+    """`prr_rows` for a terminal of 80 columns."""
     table = Table(title=f"PRR over {run.finite(metric).sum()} answers, quality: {metric}")
     table.add_column("method", overflow="fold")
-    table.add_column("PRR", justify="right")
-    table.add_column("± SE", justify="right")
-    table.add_column("AUROC", justify="right")
-    table.add_column("AUGRC", justify="right")
-    if paired:
-        table.add_column("minus MSP [95 % over clusters]", justify="right")
-
-    def shown(value: float | None, form: str, otherwise: str = "") -> str:
-        return otherwise if value is None else format(value, form)
-
-    for row in rows:
-        undefined = row["prr"] is None
-        values = [
+    for name in ("PRR", "minus MSP [95 %]", "AUROC"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in prr_rows(run, metric):
+        minus = Interval(
+            *(np.nan if row[k] is None else row[k] for k in ("minus_msp", "low", "high"))
+        )
+        table.add_row(
             row["method"],
-            shown(row["prr"], "+.2f", "undefined"),
-            "" if undefined else shown(row["standard_error"], ".2f"),
-            shown(row["auroc"], ".2f", "undefined"),
-            shown(row["augrc"], ".3f"),
-        ]
-        if paired and "minus_msp" not in row:
-            values.append("")
-        elif paired and row["low"] is None:
-            values.append("undefined")
-        elif paired:
-            values.append(str(Interval(row["minus_msp"], row["low"], row["high"])))
-        table.add_row(*values, style="bold" if row["method"] in run.methods else None)
+            "undefined" if row["prr"] is None else f"{row['prr']:+.2f}",
+            "" if row["minus_msp"] is None else str(minus),
+            "undefined" if row["auroc"] is None else f"{row['auroc']:.2f}",
+            style="bold" if row["method"] in run.methods else None,
+        )
     return table
 
 
@@ -117,10 +90,21 @@ def about_quality(run: Run, metric: str) -> str:
         lines.append("All answers are equally good or bad: there are no errors to rank.")
     if run.clusters is not None:
         kept = [cluster for cluster, ok in zip(run.clusters, finite, strict=True) if ok]
-        lines.append(f"Clusters (stories, passages or prompts): {len(set(kept))}.")
+        lines.append(
+            f"Clusters (stories, passages or prompts), which intervals are over: {len(set(kept))}."
+        )
         if on_scale(quality) and Labelled(quality.to_numpy() < RIGHT, kept).too_few:
             lines.append(FEW)
     return "\n".join(lines)
+
+
+def settings_line(used: Mapping[str, Any]) -> str:
+    """A run's settings of ASMI at one depth."""
+    return (
+        f"ASMI at depth {100 * used['depth']:g}%: {masked_layer(used)}, "
+        f"H = {used['num_heads']}, p = {used['mask_rate']}, S = {used['num_masks']}, "
+        f"K = {used['top_k']}, {used['mask_sampler']} masks, scope {used['scope']}"
+    )
 
 
 def about_run(run: Run) -> str:
@@ -128,9 +112,8 @@ def about_run(run: Run) -> str:
     lines = [
         *run.missing_rows,
         "PRR: 1 = errors rejected first, 0 = chance, negative = worse than chance. MSP: "
-        "MaximumSequenceProbability. SE: bootstrap over answers. AUROC: 0.5 = chance. AUGRC: wrong "
-        "answers accepted, lower = better. PRR gives the few most confident answers most weight; "
-        "the other two weigh all alike.",
+        "MaximumSequenceProbability. AUROC: 0.5 = chance. PRR gives the few most confident answers "
+        "most weight; AUROC weighs all alike.",
     ]
     empty = says_nothing(run.stats.get("greedy_texts"))
     if empty is not None and empty.any():
@@ -140,30 +123,13 @@ def about_run(run: Run) -> str:
             f"change them.{many if empty.mean() > 0.2 else ''}"
         )
     for used in run.settings():
-        lines.append(
-            f"ASMI at depth {used['depth']:.0%}: {masked_layer(used)}, "
-            f"H = {used['num_heads']}, p = {used['mask_rate']}, S = {used['num_masks']}, "
-            f"K = {used['top_k']}, {used['mask_sampler']} masks, scope {used['scope']}, "
-            f"{used['attention']} attention."
-        )
+        lines.append(f"{settings_line(used)}, {used['attention']} attention.")
         if saved := run.at(used["depth"]):
             tokens = np.concatenate([row["mi"] for row in saved])
             lines.append(
                 f"Masking response: MI_t per token, mean {tokens.mean():.4f} nats, median "
                 f"{np.median(tokens):.4f}."
             )
-    replaced = [
-        f"{key} = {Path(path).name}"
-        for key in SIDE_MODELS
-        if (path := run.recorded("config").get(key)) and Path(path).is_absolute()
-    ]
-    if replaced:
-        lines.append(f"Side models from local files: {', '.join(replaced)}.")
-    drawn = run.stats.get("asmi_num_responses")
-    if drawn:
-        lines.append(
-            f"Adapt-ASMI compared {np.median(drawn):.0f} sampled answers per question (median)."
-        )
     seconds = run.seconds()
     if seconds is not None:
         lines.append(f"ASMI took {seconds:.1f} s per answer (median).")

@@ -1,29 +1,40 @@
-"""Write the report: report.md, and a file for every table and figure."""
+"""Write the report: a page with its figures, and files of tables and figures on request."""
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment
 from joblib import Parallel, delayed
 from matplotlib.figure import Figure
 
 from lm_polygraph_asmi.files import to_json, write_whole, writing
 from lm_polygraph_asmi.report.apart import compute_apart, processes
 from lm_polygraph_asmi.report.figures import save
-from lm_polygraph_asmi.report.item import MissingItem, ReportItem, escape
-from lm_polygraph_asmi.report.items import every_report_item
-from lm_polygraph_asmi.report.latex import latex_table
-from lm_polygraph_asmi.results.names import masked_layer
+from lm_polygraph_asmi.report.item import MissingItem, ReportItem
+from lm_polygraph_asmi.report.items import PAGE, every_report_item
+from lm_polygraph_asmi.report.items.paper import papers_numbers
+from lm_polygraph_asmi.report.tables import settings_line
 from lm_polygraph_asmi.results.run_groups import RunGroup
 
 SYMBOLS = (
     "MI_t: disagreement of the masked subnetworks on a token, in nats. A_t: semantic similarity "
     "of the tokens they disagree on. u_sem: the score of Sem-ASMI, MI_t (1 − A_t) averaged over "
     "an answer. H, entropy: of the unmasked model, mean over tokens; H(p̄): of the subnetworks' "
-    "mean prediction. MSP: −log probability of the answer. All scores: higher = more uncertain. "
-    "†: not in the paper."
+    "mean prediction. MSP: −log probability of the answer. MSP and H are LM-Polygraph's, or from "
+    "ASMI's own unmasked pass in a run without them. All scores: higher = more uncertain. †: not "
+    "in the paper."
 )
 """Meaning of the report's symbols."""
+FORMATS = ("csv", "md", "tex", "svg", "pdf")
+"""Of the files that a report can leave beside its page: of tables, then of figures."""
+MATH = {"p̄": r"$\bar{p}$", "Δ": r"$\Delta$", "ρ": r"$\rho$", "−": "$-$", "±": r"$\pm$",
+        "†": r"\dag{}"}  # fmt: skip
+"""What LaTeX sets in text only with packages; pandas escapes the rest."""
+RESIZED = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%" "\n"
+"""Never wider than the text, never stretched."""
 Progress = Callable[[Sequence[Any], str], Iterable[Any]]
 
 
@@ -32,104 +43,113 @@ def build_report(
     out: str | Path,
     progress: Progress = lambda steps, _: steps,
     jobs: int = 1,
+    full: bool = False,
+    formats: Collection[str] = (),
 ) -> tuple[Path, list[str]]:
-    """Compute and write every item that the settings have data for.
+    """Write a report into a folder; returns its page and that page's first lines.
 
-    Args:
-        groups: from `load_run_groups`.
-        out: folder; files of the same names are replaced.
-        progress: wraps a list of steps, given their name, such as `rich.progress.track`.
-        jobs: processes that compute settings, then draw figures, side by side, each on one thread;
-            no more than settings. The numbers do not depend on it.
-
-    Returns:
-        report.md, and its first lines: rows that are missing, and other depths.
-
-    Raises:
-        OSError: cannot write to the folder; or a process ended, such as for lack of memory.
-        ValueError: another report is being written to it.
+    It has PRR and its difference from MSP's; `full`: all of the paper's tables and figures. Those
+    are also left as files, of the `FORMATS` named. `progress` wraps a list of steps, given their
+    name. `jobs` processes compute settings, then draw figures; the numbers do not depend on it.
+    OSError if the folder cannot be written or a process ended, ValueError if another writes there.
     """
     out = Path(out)
-    for folder in ("tables", "figures"):
-        (out / folder).mkdir(parents=True, exist_ok=True)
-    report = out / "report.md"
-    with writing(report, replace=True) as unfinished:
+    (out / "figures").mkdir(parents=True, exist_ok=True)
+    page = out / "index.html"
+    with writing(page, replace=True) as unfinished:
         with processes(max(1, min(jobs, len(groups)))):
-            text, first_lines = _build(groups, out, progress)
-        unfinished.write_text(text, encoding="utf-8")
-    return report, first_lines
+            made = _compute(groups, full, progress)
+            items = [item for item in made if isinstance(item, ReportItem)]
+            _draw(items, out / "figures", {"png"} | ({"svg", "pdf"} & {*formats}), progress)
+        for item in items:
+            _write_table(item, out / "tables", formats)
+        provenance = [group.provenance() for group in groups]
+        write_whole(out / "provenance.json", to_json(provenance, str, indent=1))
+        first_lines = [f"{group.label}: {note}" for group in groups for note in group.notes]
+        unfinished.write_text(_page(made, groups, first_lines), encoding="utf-8")
+    return page, first_lines
 
 
-def _build(groups: Sequence[RunGroup], out: Path, progress: Progress) -> tuple[str, list[str]]:
-    """Files of all items; returns the text of report.md and its first lines."""
-    makes = every_report_item()
+def _compute(
+    groups: Sequence[RunGroup], full: bool, progress: Progress
+) -> list[ReportItem | MissingItem]:
+    """All items, the paper's numbers after those of every report."""
+    makes = every_report_item() if full else PAGE
     compute_apart(groups, makes, progress)
-    first_lines = [f"**{group.label}: {note}**" for group in groups for note in group.notes]
-    sections, gaps, drawn = [], [], []
-    for make in progress(makes, "Tables"):
-        for item in make(groups):
-            if isinstance(item, MissingItem):
-                gaps.append(f"- {item.title}: {escape(item.reason, 'markdown')}")
-            else:
-                sections.append(_write(item, groups, out))
-                if item.draw is not None:
-                    drawn.append((item.draw, out / "figures" / item.name, _description(item)))
-    saved = Parallel(return_as="generator")(delayed(_save)(*of_item) for of_item in drawn)
+    made = [item for make in progress(makes, "Tables") for item in make(groups)]
+    beside = papers_numbers(groups, [item for item in made if isinstance(item, ReportItem)])
+    return [*made[:2], *beside, *made[2:]]
+
+
+def _draw(
+    items: Sequence[ReportItem], folder: Path, suffixes: Collection[str], progress: Progress
+) -> None:
+    drawn = [item for item in items if item.draw]
+    saved = Parallel(return_as="generator")(
+        delayed(_save)(item.draw, folder / item.name, sorted(suffixes), _description(item))
+        for item in drawn
+    )
     for _ in zip(progress(drawn, "Figures"), saved, strict=True):
         pass
-    provenance = [group.provenance() for group in groups]
-    write_whole(out / "provenance.json", _json(provenance))
-    runs = (escape(_source(p), "markdown").replace("; ", "\n  - ") for p in provenance)
-    listed = "\n".join(f"- {run}" for run in runs)
-    parts = ["# Report", *first_lines, SYMBOLS, "## Runs", listed, *sections]
-    if gaps:
-        parts.append("## Not in this report\n\n" + "\n".join(gaps))
-    return "\n\n".join(parts) + "\n", first_lines
+
+
+def _save(draw: Callable[[], Figure], stem: Path, suffixes: Sequence[str], about: str) -> None:
+    figure = draw()
+    for suffix in suffixes:
+        save(figure, stem.with_suffix(f".{suffix}"), about)
+        figure.set_layout_engine("none")  # the same layout, which takes long, for all
 
 
 def _description(item: ReportItem) -> str:
-    """What a figure's file says of itself."""
-    return "\n".join([item.title, *item.caption, *_sources(item)])
+    """What a file says of itself."""
+    sources = [f"Source: {_source(group.provenance())}" for group in item.groups]
+    return "\n".join([item.title, *item.caption, *sources])
 
 
-def _sources(item: ReportItem) -> list[str]:
-    return [f"Source: {_source(group.provenance())}" for group in item.groups]
-
-
-def _save(draw: Callable[[], Figure], stem: Path, description: str) -> None:
-    figure = draw()
-    save(figure, stem.with_suffix(".png"), description)
-    figure.set_layout_engine("none")  # the same layout, which takes long, for both
-    save(figure, stem.with_suffix(".svg"), description)
-
-
-def _json(value: Any) -> str:
-    return to_json(value, str, indent=1)
-
-
-def _write(item: ReportItem, groups: Sequence[RunGroup], out: Path) -> str:
-    """Files of one item; returns its section of the report."""
-    sources, section = _sources(item), [f"## {item.title}"]
-    if item.draw is not None:
-        section.append(f"![{item.title}](figures/{item.name}.png)")
-    stem = out / "tables" / item.name
-    provenance = [group.provenance() for group in item.groups]
-    about = {"title": item.title, "notes": item.caption, "settings": provenance}
-    stem.with_suffix(".json").write_text(_json(about), encoding="utf-8")
-    if item.table is not None:
-        shown = item.shown("markdown").to_markdown(index=False, disable_numparse=True)
-        rows = f"{len(item.table)} rows: [tables/{item.name}.csv](tables/{item.name}.csv)"
-        section.append(shown if item.inline else rows)
+def _write_table(item: ReportItem, folder: Path, formats: Collection[str]) -> None:
+    if not {"csv", "md", "tex"} & {*formats}:
+        return
+    folder.mkdir(exist_ok=True)
+    stem = folder / item.name
+    if "csv" in formats:
         item.flat().to_csv(stem.with_suffix(".csv"), index=False)
-        if item.inline:
-            comments = "".join(f"% {line}\n" for line in sources)
-            stem.with_suffix(".tex").write_text(comments + latex_table(item), encoding="utf-8")
-        text = "\n\n".join([shown, *item.caption, *sources]) + "\n"
-        stem.with_suffix(".md").write_text(text, encoding="utf-8")
-    notes = item.caption
-    if len(item.groups) < len(groups):
-        notes.append(f"From {len(item.groups)} of the {len(groups)} settings.")
-    return "\n\n".join([*section, *notes])
+    if "md" in formats:
+        shown = item.shown().map(lambda text: text.replace("|", r"\|"))
+        table = shown.to_markdown(index=False, disable_numparse=True)
+        about = _description(item).replace("\n", "\n\n")
+        stem.with_suffix(".md").write_text(f"{table}\n\n{about}\n", encoding="utf-8")
+    if "tex" in formats:
+        stem.with_suffix(".tex").write_text(latex_table(item), encoding="utf-8")
+
+
+def latex_table(item: ReportItem) -> str:
+    """The table for a paper, with packages booktabs and graphicx; its caption is a comment."""
+    numbers = [name for name in item.table if not item.table[name].map(type).eq(str).any()]
+    table = item.styled("latex").to_latex(
+        column_format="".join("r" if name in numbers else "l" for name in item.table),
+        environment="table*", position_float="centering", hrules=True, convert_css=True,
+        caption=item.title, label=f"tab:{item.name}",
+    )  # fmt: skip
+    table = table.replace(r"\begin{tabular}", RESIZED + r"\begin{tabular}", 1)
+    table = table.replace(r"\end{tabular}", r"\end{tabular}}", 1)
+    table = re.sub("|".join(MATH), lambda found: MATH[found[0]], table)
+    return "".join(f"% {line}\n" for line in _description(item).splitlines()) + table
+
+
+def _page(
+    made: Sequence[ReportItem | MissingItem], groups: Sequence[RunGroup], first_lines: Sequence[str]
+) -> str:
+    items = [item for item in made if isinstance(item, ReportItem)]
+    source = files("lm_polygraph_asmi.report").joinpath("page.html.jinja").read_text("utf-8")
+    template = Environment(autoescape=True, trim_blocks=True).from_string(source)
+    return template.render(
+        first_lines=first_lines,
+        symbols=SYMBOLS,
+        items=items,
+        tables={item.name: item.styled("html").to_html(table_uuid=item.name) for item in items},
+        missing=[item for item in made if isinstance(item, MissingItem)],
+        runs=[_source(group.provenance()) for group in groups],
+    )
 
 
 def _source(p: dict[str, Any]) -> str:
@@ -142,12 +162,7 @@ def _source(p: dict[str, Any]) -> str:
     for run in p["runs"]:
         seeds = ", ".join(f"{name} {seed}" for name, seed in run["seeds"].items())
         parts.append(f"run {run['file']}, seeds: {seeds or 'not recorded'}")
-        parts += [
-            f"ASMI at depth {used['depth']:.1%}: {masked_layer(used)}, "
-            f"H = {used['num_heads']}, p = {used['mask_rate']}, S = {used['num_masks']}, "
-            f"K = {used['top_k']}, {used['mask_sampler']} masks, scope {used['scope']}"
-            for used in run["asmi"]
-        ]
+        parts += map(settings_line, run["asmi"])
     releases = ", ".join(f"{name} {release}" for name, release in p["packages"].items())
     parts += [releases or "releases not recorded", str(p["device"])]
     return "; ".join([*parts, *(f"note: {note}" for note in p["notes"])])

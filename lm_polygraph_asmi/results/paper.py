@@ -10,7 +10,7 @@ from lm_polygraph_asmi.config import METHODS, ASMIConfig
 from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable, same_depth, short_path
 
 PAPER = Path(__file__).parents[1] / "data" / "paper.csv"
-"""Read from the paper's LaTeX by `scripts/paper_numbers.py` of commit 0ad19aa."""
+"""Read from the paper's LaTeX by `scripts/paper_numbers.py` of commit 0ad19aa; then its places."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class Published:
         method: as the report names it, without depth; empty if the number is of no method.
         depth: of ASMI's variants, else None.
         n: as printed: rows it is about, tokens for a coverage; None if the paper does not tell.
-        quantity: what it is.
-        value: as printed.
-        unit: such as "PRR" or "seconds".
+        quantity, value, unit: what it is, as printed, such as "PRR" or "seconds".
+        table, column, row: where the report has it; `row` names other columns and the beginning of
+            what they hold, such as "signal=u_sem, mean; controls=MSP, H". Empty if it has not.
     """
 
     item: str
@@ -39,6 +39,9 @@ class Published:
     quantity: str
     value: float
     unit: str
+    table: str
+    column: str
+    row: str
 
     @property
     def where(self) -> str:
@@ -47,18 +50,17 @@ class Published:
 
 def read_published() -> list[Published]:
     """The numbers of the paper, in its order."""
+    numbers = ("depth", "n", "value", "error", "low", "high")
     with PAPER.open(encoding="utf-8", newline="") as opened:
-        rows = list(csv.DictReader(opened))
-    texts = ("item", "label", "model", "dataset", "method", "quantity", "unit")
-    return [
-        Published(
-            **{name: row[name] for name in texts},
-            depth=float(row["depth"]) if row["depth"] else None,
-            n=int(row["n"]) if row["n"] else None,
-            value=float(row["value"]),
-        )
-        for row in rows
-    ]
+        return [
+            Published(
+                **{name: text for name, text in row.items() if name not in numbers},
+                depth=float(row["depth"]) if row["depth"] else None,
+                n=int(row["n"]) if row["n"] else None,
+                value=float(row["value"]),
+            )
+            for row in csv.DictReader(opened)
+        ]
 
 
 MODELS = {
@@ -93,8 +95,6 @@ GENERATION = {
 SAMPLES, MASKS, MASK_RATE = 10, 40, 0.15
 LEFT_OPEN = ("closing_token", "gate_token", "seeded_by")
 """Settings of a score that the paper does not give, so that any value is comparable."""
-ABOUT_ALL = 0.02
-"""Share of the paper's rows by which a run may have more or fewer ("about 8K" on CoQA)."""
 
 
 class Setting(NamedTuple):
@@ -162,8 +162,8 @@ def departures(group: RunGroup) -> list[str]:
 
 
 def about(rows: int, published: int) -> bool:
-    """Whether a run has the paper's number of rows, up to rounding and rows left out."""
-    return abs(rows - published) <= ABOUT_ALL * published
+    """Whether a run has the paper's rows, up to rounding ("8K" on CoQA) and rows left out."""
+    return abs(rows - published) <= 0.02 * published
 
 
 def paper_method(

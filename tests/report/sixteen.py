@@ -159,6 +159,8 @@ if __name__ == "__main__":
     number, answers, jobs = (*sizes, *(16, 1000, 1)[len(sizes) :])
     paths = benchmark(root / "runs", answers)[:number]
     start = time.perf_counter()
-    file, said = build_report(load_run_groups(paths), root / "report", jobs=jobs)
+    file, said = build_report(
+        load_run_groups(paths), root / "report", jobs=jobs, full=True, formats=("csv", "tex")
+    )
     print("\n".join(said))
     print(f"{file}: {len(paths)} settings, {time.perf_counter() - start:.0f} seconds")

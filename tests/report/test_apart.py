@@ -9,7 +9,8 @@ from joblib.externals.loky.backend import context
 from lm_polygraph_asmi.report import build_report, load_run_groups
 from lm_polygraph_asmi.report.apart import compute_apart, processes
 from lm_polygraph_asmi.report.items import every_report_item
-from lm_polygraph_asmi.report.items.curves import rejection
+from lm_polygraph_asmi.report.items.signal import payoff
+from lm_polygraph_asmi.report.writing import FORMATS
 from tests.report.runs import content, manifest, save
 
 ITEMS = "lm_polygraph_asmi.report.writing.every_report_item"
@@ -33,7 +34,7 @@ def two(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "items", [[rejection], pytest.param(every_report_item(), marks=pytest.mark.slow)]
+    "items", [[payoff], pytest.param(every_report_item(), marks=pytest.mark.slow)]
 )
 def test_two_processes_write_what_one_writes(items, two, tmp_path, monkeypatch):
     monkeypatch.setattr(ITEMS, lambda: items)
@@ -44,12 +45,17 @@ def test_two_processes_write_what_one_writes(items, two, tmp_path, monkeypatch):
         return steps
 
     for jobs in (1, 2):
-        build_report(two(), tmp_path / f"out{jobs}", progress, jobs)
+        build_report(two(), tmp_path / f"out{jobs}", progress, jobs, True, FORMATS)
     assert seen == ["Tables", "Figures", "Settings", "Tables", "Figures"]
     one, other = tmp_path / "out1", tmp_path / "out2"
     files = {path.relative_to(one) for path in one.rglob("*.*")}
     assert files == {path.relative_to(other) for path in other.rglob("*.*")}
-    assert {path.suffix for path in files} == {".md", ".csv", ".tex", ".json", ".png", ".svg"}
+    assert {path.suffix for path in files} == {
+        ".html",
+        ".json",
+        ".png",
+        *(f".{form}" for form in FORMATS),
+    }
     for path in files:
         assert (one / path).read_bytes() == (other / path).read_bytes(), path
 

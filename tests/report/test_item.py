@@ -3,14 +3,8 @@ import pandas as pd
 import pytest
 
 from lm_polygraph_asmi.analysis import PRR, Interval
-from lm_polygraph_asmi.report.item import (
-    Marked,
-    MissingItem,
-    ReportItem,
-    escape,
-    frame,
-    text,
-)
+from lm_polygraph_asmi.report.item import BOLD, ITALIC, Marked, MissingItem, ReportItem, frame, text
+from lm_polygraph_asmi.report.writing import latex_table
 
 NAN = float("nan")
 
@@ -20,49 +14,65 @@ NAN = float("nan")
     [
         (Interval(0.1234, 0.02, 0.2), True, "+0.123* [+0.020, +0.200]"),
         (Interval(-0.1, -0.2, 0.1), True, "−0.100 [−0.200, +0.100]"),
-        (Interval(-0.1, -0.2, -0.00004), True, "−0.100* [−0.200, −0.00004]"),
-        (Interval(-0.1, -0.2, 0.00004), True, "−0.100 [−0.200, +0.000]"),
+        (Interval(-0.1, -0.2, -0.00004), True, "−0.100* [−0.200, −4e−05]"),
         (Interval(-0.1, -0.2, 0.0), True, "−0.100 [−0.200, +0.000]"),
         (Interval(0.549, 0.501, 0.595), False, "0.549 [0.501, 0.595]"),
         (Interval(0.5, NAN, NAN), True, "+0.500"),
         (Interval(NAN, NAN, NAN), True, "–"),
-        (PRR(0.45, 0.021), False, "0.450 ± 0.021"),
+        (PRR(0.45, 0.021), True, "+0.450 ± 0.021"),
         (PRR(NAN, NAN), False, "–"),
-        (Marked(PRR(0.45, 0.021), "bold"), False, "**0.450 ± 0.021**"),
-        (Marked(-0.2, "underline"), False, "<u>−0.200</u>"),
+        (Marked(PRR(0.45, 0.021), BOLD), False, "0.450 ± 0.021"),
         (None, False, "–"),
         (NAN, False, "–"),
+        (0.0002, False, "0.0002"),
         (7, False, "7"),
         (True, False, "yes"),
-        ("a|b\nc", False, r"a\|b ⏎ c"),
     ],
 )
 def test_values_as_text(value, signed, written):
     assert text(value, 3, signed) == written
 
 
-def test_latex_is_escaped():
-    assert escape("50% of $x_1 & y", "latex") == r"50\% of \$x\_1 \& y"
-    assert text(Marked(PRR(-0.45, 0.02), "bold"), 2, markup="latex") == (
-        r"\textbf{$-$0.45 $\pm$ 0.02}"
-    )
-
-
-def test_a_flat_table_has_numbers_alone():
+@pytest.fixture
+def item():
     table = pd.DataFrame(
         {
-            "setting": ["a", "b"],
-            "gap": [Interval(0.1, 0.0, 0.2), None],
-            "PRR": [Marked(PRR(0.5, 0.1), "bold"), PRR(0.4, 0.1)],
+            "method": ["MaximumSequenceProbability", r"$\x <b>_|&%#{}"],
+            "gap Δ": [Interval(0.1, 0.0, 0.2), None],
+            "PRR": [Marked(PRR(0.5, 0.1), BOLD), Marked(PRR(-0.4, 0.1), ITALIC)],
         }
     )
-    flat = ReportItem("x", "X", [], table).flat()
+    return ReportItem("x", "X", [], table, notes=["Said & done."])
+
+
+def test_a_flat_table_has_numbers_alone(item):
+    flat = item.flat()
     assert flat.columns.tolist() == [
-        "setting", "gap", "gap low", "gap high", "PRR", "PRR standard error",
+        "method", "gap Δ", "gap Δ low", "gap Δ high", "PRR", "PRR standard error",
     ]  # fmt: skip
-    assert flat["PRR"].tolist() == [0.5, 0.4]
-    assert flat["gap high"][0] == 0.2
-    assert np.isnan(flat["gap"].astype(float)[1])
+    assert flat["PRR"].tolist() == [0.5, -0.4]
+    assert flat["gap Δ high"][0] == 0.2
+    assert np.isnan(flat["gap Δ"].astype(float)[1])
+
+
+def test_html_is_escaped_and_marked(item):
+    html = item.styled("html").to_html(table_uuid="x")
+    assert "<b>_" not in html
+    assert "&lt;b&gt;_" in html
+    assert "font-weight: bold" in html
+    assert "MSP</td>" in html
+
+
+def test_latex_is_escaped_and_marked(item):
+    lines = latex_table(item).splitlines()
+    assert lines[:2] == ["% X", "% Said & done."]
+    assert r"\begin{tabular}{lrr}" in lines
+    assert lines[lines.index(r"\begin{tabular}{lrr}") - 1].startswith(r"\resizebox")
+    assert r"method & gap $\Delta$ & PRR \\" in lines
+    assert r"MSP & 0.10 [0.00, 0.20] & \bfseries 0.50 $\pm$ 0.10 \\" in lines
+    row = r"\$\textbackslash x <b>\_|\&\%\#\{\} & – & \itshape $-$0.40 $\pm$ 0.10 \\"
+    assert row in lines
+    assert r"\end{tabular}}" in lines
 
 
 def test_the_frame_of_an_item():
@@ -82,7 +92,7 @@ def test_the_frame_of_an_item():
         "said",
         "Left out: too few rows: 5 wanted, got 1: use more (bad; worse).",
     ]
-    (item,) = frame("x", "X", ["bad"], compute, [], label=str)
+    (item,) = frame("x", "X", ["bad"], compute, label=str)
     assert item == MissingItem("X", "too few rows: 5 wanted, got 1: use more (bad)")
-    (item,) = frame("x", "X", ["silent"], compute, [], otherwise="nothing here")
+    (item,) = frame("x", "X", ["silent"], compute, otherwise="nothing here")
     assert item == MissingItem("X", "nothing here")

@@ -12,8 +12,6 @@ from matplotlib.figure import Figure
 from lm_polygraph_asmi.analysis import (
     Interval,
     Labelled,
-    augrc,
-    auroc,
     normalised_prr,
     prr_with_error,
     rank_correlation,
@@ -22,39 +20,37 @@ from lm_polygraph_asmi.analysis.comparison import prr_intervals
 from lm_polygraph_asmi.analysis.distinct import distinct_signal
 from lm_polygraph_asmi.analysis.selective import aurc, confident_filter
 from lm_polygraph_asmi.commands import main
-from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.experiments.probe_file import write_probe
 from lm_polygraph_asmi.report import MissingItem, build_report, figures, load_run_groups
-from lm_polygraph_asmi.report.item import Marked
+from lm_polygraph_asmi.report.item import BOLD, ITALIC, Marked
 from lm_polygraph_asmi.report.items import every_report_item
 from lm_polygraph_asmi.report.items.benchmark import (
     benchmark,
-    datasets,
     depths,
     stability,
 )
 from lm_polygraph_asmi.report.items.boundary import boundary, truncation
-from lm_polygraph_asmi.report.items.mechanism import case_study, screen
-from lm_polygraph_asmi.report.items.signal import distinct, flags, payoff
+from lm_polygraph_asmi.report.items.mechanism import screen
+from lm_polygraph_asmi.report.items.signal import aurc as aurc_item
 from lm_polygraph_asmi.report.tables import about_run
 from lm_polygraph_asmi.results.names import at_depth
 from lm_polygraph_asmi.results.runs import load_run, manager_files
 from tests.report.runs import (
-    BASELINES,
     content,
     dissect,
-    exchanged,
     few_permutations,
     loaded,
     manifest,
     probe,
-    put,
     put_at,
     save,
     simple_signals,
 )
 
-pytestmark = pytest.mark.usefixtures("few_resamples", "no_pictures")
+pytestmark = [
+    pytest.mark.usefixtures("few_resamples", "no_pictures"),
+    pytest.mark.filterwarnings("error:constrained_layout not applied"),
+]
 
 SEM = "Sem-ASMI (60%, K=64)"
 ANSWERS = 64
@@ -78,11 +74,6 @@ def seen(look):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "savefig", savefig)
         yield
-
-
-def drawn_without_layout(figure):
-    figure.set_layout_engine("none")
-    figure.draw_without_rendering()
 
 
 def hold_data(figure):
@@ -110,7 +101,8 @@ def everything(tmp_path_factory):
     save(root / "closed", content(n, shift=0.5), closed)
     out = root / "report"
     runs = [str(root / name) for name in ("open", "k256", "seed 1", "closed")]
-    command = ["report", *runs, "--out", str(out), "--jobs", "1"]
+    command = ["report", *runs, "--out", str(out), "--jobs", "1", "--full"]
+    command += [word for form in ("csv", "md", "tex", "svg") for word in ("--format", form)]
     with seen(hold_data), few_permutations():
         result = CliRunner().invoke(main, command, env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
@@ -121,53 +113,61 @@ def cells_of(root):
     return load_run_groups(root / name for name in ("open", "k256", "seed 1", "closed"))
 
 
-def test_a_report_has_every_item_in_every_form(everything):
+def test_a_full_report_has_every_item_in_every_form(everything):
     _, out, shown = everything
-    report = (out / "report.md").read_text()
-    _, _, gaps = report.partition("## Not in this report\n\n")
-    assert [gap.split(":")[0] for gap in gaps.strip().splitlines()] == [
-        "- The paper's numbers beside these",  # tests/report/test_reproduction.py has them
-    ]
+    page = (out / "index.html").read_text()
+    _, _, missing = page.partition("<h2>Not in these runs</h2>")
+    # tests/report/test_paper.py has the paper's numbers.
+    assert missing.count("<li>The paper&#39;s numbers beside these: no run has a model") == 1
     assert "2 settings" in shown
-    tables = {path.stem for path in (out / "tables").glob("*.csv")}
-    assert tables == {
-        "benchmark", "benchmark_auroc", "benchmark_augrc", "datasets", "head_to_head",
-        "depth_selection", "error_separation", "distinct_signal",
-        "ensemble_mean", "matched_flags", "confident_fragile", "payoff", "aurc", "global_selector",
-        "boundary", "larger_k", "top_k_coverage", "stability", "mechanism", "case_study",
-        "cost", "cost_by_method", "depth_by_group", "confident_fragile_by_regime",
-        "head_coupling", "causal_probe", "rejection",
+    files = {suffix: {path.stem for path in out.rglob(f"*.{suffix}")} for suffix in
+             ("csv", "md", "tex", "png", "svg")}  # fmt: skip
+    assert files["csv"] == files["md"] == files["tex"] == {
+        "benchmark", "minus_msp", "datasets", "head_to_head", "depth_selection",
+        "error_separation", "distinct_signal", "ensemble_mean", "matched_flags",
+        "confident_fragile", "confident_fragile_by_regime", "payoff", "aurc", "global_selector",
+        "boundary", "larger_k", "top_k_coverage", "stability", "mechanism", "candidate_cosines",
+        "cost", "head_coupling", "causal_probe",
     }  # fmt: skip
-    for name in tables:
-        assert not pd.read_csv(out / "tables" / f"{name}.csv").empty
+    for name in files["csv"]:
+        assert f'<h2 id="{name}">' in page
+        assert not table(out, name).empty
         latex = (out / "tables" / f"{name}.tex").read_text()
         assert r"\toprule" in latex
         assert "Source: tiny model, squad: 64 answers, 32 clusters, quality AlignScore" in latex
         assert "model models/tiny (abc); data squad.json" in latex
-        assert "seeds: run 1, masks 0, samples 0" in latex
         assert "torch 2; cpu" in latex
-        provenance = json.loads((out / "tables" / f"{name}.json").read_text())["settings"][0]
-        assert provenance["model"] == "models/tiny"
-        assert (provenance["n"], provenance["clusters"]) == (64, 32)
-        assert provenance["packages"] == {"torch": "2"}
-    pictures = list((out / "figures").glob("*.png"))
-    assert {p.stem for p in pictures} == {p.stem for p in (out / "figures").glob("*.svg")}
-    assert {p.stem for p in pictures} - tables == {"candidate_cosines"}
-    assert len(pictures) == 17
-    for picture in pictures:
-        assert f"(figures/{picture.name})" in report
+        assert not set(latex.partition(r"\begin{table*}")[2]) - {*map(chr, range(128)), "–"}
+    assert files["png"] == files["svg"]
+    assert len(files["png"]) == 17
+    assert all(f'src="figures/{name}.png"' in page for name in files["png"])
+    (opened, closed) = json.loads((out / "provenance.json").read_text())
+    assert (opened["model"], opened["n"], opened["clusters"]) == ("models/tiny", 64, 32)
+    assert closed["dataset"] == "squad.json"
 
 
 @pytest.mark.pictures
-@pytest.mark.slow
-def test_the_same_runs_leave_the_same_files(tmp_path):
-    save(tmp_path / "run", content(n=40))
+def test_a_plain_report_is_a_page_with_two_figures(tmp_path):
+    """The same runs leave the same files; no path of this machine is in them."""
+    about = manifest(60)
+    about["model"]["path"] = "/secret/models/tiny/snapshot"
+    about["dataset"]["source"] = "/secret/data/shared/squad.json"
+    saved = content()
+    saved["estimations"]["sequence", r"A $\frac$ <b>_|&%#{}"] = list(range(60))
+    groups = loaded(tmp_path / "secret", saved, about)
     for name in ("one", "two"):
-        build_report(load_run_groups([tmp_path / "run"]), tmp_path / name)
+        build_report(groups, tmp_path / name)
     files = [p.relative_to(tmp_path / "one") for p in (tmp_path / "one").rglob("*.*")]
-    assert {path.suffix for path in files} >= {".svg", ".png", ".tex", ".json"}
+    assert sorted(map(str, files)) == [
+        "figures/benchmark.png", "figures/minus_msp.png", "index.html", "provenance.json",
+    ]  # fmt: skip
     for path in files:
-        assert (tmp_path / "one" / path).read_bytes() == (tmp_path / "two" / path).read_bytes()
+        written = (tmp_path / "one" / path).read_bytes()
+        assert written == (tmp_path / "two" / path).read_bytes()
+        assert b"/secret" not in written
+    page = (tmp_path / "one/index.html").read_text()
+    assert "A $\\frac$ &lt;b&gt;_|&amp;%#{}" in page
+    assert "model tiny/snapshot (abc); data shared/squad.json" in page
 
 
 def table(out, name) -> pd.DataFrame:
@@ -198,10 +198,10 @@ def test_figures_of_the_tables_are_those_of_the_statistics(everything):
     assert row["residual AUROC low"] == pytest.approx(found.residual_auroc.low)
     assert row["paper's criterion"] == "yes"  # planted
 
-    row = table(out, "benchmark_auroc").set_index("method").loc[SEM, "tiny model, squad"]
-    assert row == pytest.approx(auroc(sem, group.wrong))
-    row = table(out, "benchmark_augrc").set_index("method").loc[SEM, "tiny model, squad"]
-    assert row == pytest.approx(augrc(sem, group.wrong))
+    _, paired = prr_intervals({"sem": sem, "msp": msp}, group.answers, [("sem", "msp")])
+    row = table(out, "minus_msp").set_index("method").loc[SEM]
+    parts = [f"tiny model, squad{part}" for part in ("", " low", " high")]
+    assert row[parts].tolist() == pytest.approx(list(paired["sem", "msp"]))
 
     kept = confident_filter(msp, sem, entropy, group.answers)
     assert table(out, "payoff").iloc[0]["filter by u_sem"] == pytest.approx(kept.by_fragility)
@@ -221,16 +221,14 @@ def test_figures_of_the_tables_are_those_of_the_statistics(everything):
     for name, score in four.items():
         assert row[name] == pytest.approx(normalised_prr(score, group.quality))
     assert f"PRR of {row['highest']}" == max(four, key=lambda name: row[name])
-    row = table(out, "depth_by_group").set_index("variant").loc["Sem-ASMI"]
-    assert row["80%"] == pytest.approx(
+    row = table(out, "depth_selection").set_index(["variant", "depth"]).loc["Sem-ASMI", "80%"]
+    assert row["aggregate PRR"] == pytest.approx(
         normalised_prr(group.score("Sem-ASMI (80%, K=64)"), group.quality)
     )
-    row = table(out, "cost_by_method").iloc[0]
-    assert row[["MSP", "Sem-ASMI", "ASMI alone, marginal"]].tolist() == [1.0, 3.0, 2.0]
-    assert np.isnan(row["Semantic Entropy"])
-
     # Warm-up left out: the first ten took 50 seconds.
     row = table(out, "cost").iloc[0]
+    assert row[["MSP", "Sem-ASMI", "ASMI alone, marginal"]].tolist() == [1.0, 3.0, 2.0]
+    assert np.isnan(row["Semantic Entropy"])
     assert row[["greedy", "asmi", "peak GiB, main"]].tolist() == [1.0, 2.0, 1.0]
 
 
@@ -257,19 +255,6 @@ def test_runs_over_the_same_answers_are_one_cell(everything):
     assert (stable["other_seeds"] == 2).all()
     # Only what depends on the seed: not the baselines, which are the same in all three runs.
     assert all("ASMI" in method for method in stable["method"])
-
-
-def test_another_k_is_not_read_in_place_of_the_default_one(tmp_path):
-    """Whichever run is named first."""
-    save(tmp_path / "k256", content(top_k=256))
-    save(tmp_path / "open")
-    for names in (("k256", "open"), ("open", "k256")):
-        (group,) = load_run_groups(tmp_path / name for name in names)
-        assert group.variants["Sem-ASMI"] == SEM
-        assert group.settings()["top_k"] == 64
-        np.testing.assert_array_equal(group.u_sem, group.score(SEM))
-    (alone,) = load_run_groups([tmp_path / "k256"])
-    assert alone.variants["Sem-ASMI"] == "Sem-ASMI (60%, K=256)"
 
 
 def test_closed_book_rows_take_the_clusters_of_their_twins(everything, tmp_path):
@@ -311,17 +296,6 @@ def test_runs_of_other_questions_are_not_compared(tmp_path):
     assert "two K" in gap.reason
 
 
-def test_the_first_lines_are_the_notes_of_settings(tmp_path, monkeypatch):
-    monkeypatch.setattr("lm_polygraph_asmi.report.writing.every_report_item", lambda: [benchmark])
-    saved = content(n=120)
-    saved["estimations"]["sequence", "RAUQ"][3] = float("nan")
-    file, lines = build_report(loaded(tmp_path, saved), tmp_path / "out")
-    assert file.read_text().splitlines()[2] == lines[0]
-    assert lines == [
-        "**tiny model, squad: 1 of 120 rows without a finite RAUQ left out for all methods**"
-    ]
-
-
 @pytest.mark.parametrize(("clusters", "errors"), [(10, 40), (120, 10), (120, 110)])
 def test_small_samples_are_named(tmp_path, clusters, errors):
     saved, about = content(n=120), manifest(120)
@@ -353,27 +327,6 @@ def reasons(items) -> str:
     return "\n".join(item.reason for item in items if isinstance(item, MissingItem))
 
 
-def test_one_finite_mask_for_all_methods(tmp_path):
-    saved = content()
-    saved["estimations"]["sequence", "RAUQ"][3] = float("nan")
-    saved["gen_metrics"]["sequence", "AlignScore"][8] = float("nan")
-    (group,) = loaded(tmp_path, saved)
-    assert len(group) == 58
-    assert all(len(tokens) == 58 for tokens in (group.mi_tokens, group.clusters, group.quality))
-    assert "2 of 60 rows without a finite RAUQ left out for all methods" in group.notes[0]
-    assert np.isfinite(group.scores.to_numpy()).all()
-
-
-@pytest.mark.parametrize("nothing", [float("nan"), None])
-def test_a_method_without_any_score_is_left_out_alone(tmp_path, nothing):
-    saved = content()
-    saved["estimations"]["sequence", "RAUQ"] = [nothing] * 60
-    (group,) = loaded(tmp_path, saved)
-    assert len(group) == 60
-    assert "RAUQ" not in group.scores
-    assert "no finite score: RAUQ" in group.notes[0]
-
-
 def test_without_baselines_msp_and_entropy_are_asmis_own(tmp_path):
     saved = content()
     for name in list(saved["estimations"]):
@@ -382,31 +335,8 @@ def test_without_baselines_msp_and_entropy_are_asmis_own(tmp_path):
     (group,) = loaded(tmp_path, saved)
     own = [-tokens.sum() for tokens in saved["stats"]["asmi_log_likelihood"]]
     np.testing.assert_allclose(group.msp, own)
-    (item,) = distinct([group])
-    assert any("ASMI's own unmasked pass" in note for note in item.notes)
     items = run_all([group])
     assert "no variant and baseline with a defined PRR" in reasons(items)
-
-
-def test_without_tokens_what_needs_them_is_a_gap(tmp_path):
-    saved = content()
-    saved["stats"] = {k: v for k, v in saved["stats"].items() if not k.startswith("asmi")}
-    items = run_all(loaded(tmp_path, saved))
-    names = {item.name for item in items if not isinstance(item, MissingItem)}
-    assert {"benchmark", "head_to_head", "distinct_signal", "payoff", "confident_fragile"} <= names
-    assert "mi_tokens not saved" in reasons(items)
-    assert "asmi not saved" in reasons(items)
-
-
-def test_without_any_asmi_score_the_baselines_are_reported(tmp_path):
-    saved = content(depths=())
-    (group,) = loaded(tmp_path, saved)
-    assert group.variants == {}
-    items = run_all([group])
-    assert "u_sem not saved" in reasons(items)
-    assert items[1].table["method"].tolist() == [
-        "MaximumSequenceProbability", "MeanTokenEntropy", "SemanticEntropy", "RAUQ",
-    ]  # fmt: skip
 
 
 def test_a_file_without_a_manifest_is_clustered_by_its_prompts(tmp_path):
@@ -424,12 +354,10 @@ def test_no_contrast_is_said_and_nothing_is_made_up(tmp_path):
         saved = content()
         saved["gen_metrics"]["sequence", "AlignScore"] = [value] * 60
         groups = loaded(tmp_path / kind, saved)
-    file, _ = build_report(groups, tmp_path / "out")
-    text = file.read_text()
-    assert f"all answers are {kind}" in text
-    benchmark = pd.read_csv(tmp_path / "out/tables/benchmark.csv")
-    assert benchmark["tiny model, squad"].isna().all()
-    assert " nan" not in text
+        file, _ = build_report(groups, tmp_path / f"out {kind}", full=True, formats=["csv"])
+        assert f"all answers are {kind}" in file.read_text()
+        assert table(file.parent, "benchmark")["tiny model, squad"].isna().all()
+        assert "nan" not in file.read_text()
 
 
 def test_constant_scores_are_uninformative(tmp_path):
@@ -441,7 +369,7 @@ def test_constant_scores_are_uninformative(tmp_path):
     scores = benchmark(groups)[0].flat().set_index("method")["tiny model, squad"]
     assert scores[SEM] == pytest.approx(0, abs=1e-12)
     assert screen(groups)[0].table["near zero"].tolist() == [True]
-    assert " nan" not in build_report(groups, tmp_path / "out")[0].read_text()
+    assert "nan" not in build_report(groups, tmp_path / "out")[0].read_text()
 
 
 def test_one_cluster_has_no_interval(tmp_path):
@@ -467,6 +395,7 @@ def test_what_the_commands_refuse(tmp_path):
         (["report", run, "--out", out, "--metric", "BLEU"], 1, "'BLEU', but ['AlignScore']"),
         (["report", run, "--out", taken], 1, "Error: "),
         (["report", run, "--out", out, "--depth", "60"], 2, "--depth"),
+        (["report", run, "--out", out, "--format", "docx"], 2, "'docx' is not one of"),
         (["plan", "--heads", "32", "--out", no], 1, "cannot write"),
     ):
         result = CliRunner().invoke(main, command)
@@ -489,15 +418,6 @@ def test_a_run_that_stopped_early_and_rows_left_out_are_in_the_first_lines(tmp_p
     assert run.missing_rows == ["Left out before the run: 1 row: t:7 (its prompt is empty)."]
 
 
-def test_a_statistic_with_fewer_entries_is_not_used(tmp_path):
-    """LM-Polygraph saves a statistic in those batches alone where it was made."""
-    saved = content()
-    saved["stats"]["asmi"].pop()
-    (group,) = loaded(tmp_path, saved)
-    assert group.mi_tokens is None
-    assert group.u_sem is not None  # the estimator's
-
-
 def test_cells_of_one_name_are_told_apart(tmp_path):
     """By as much of their paths as it takes; each keeps its column."""
     for folder, shift in (("a/run", 0.0), ("b/run", 0.5)):
@@ -507,26 +427,6 @@ def test_cells_of_one_name_are_told_apart(tmp_path):
     assert groups[0].label.endswith("(a/run)")
     first, *_ = benchmark(groups)
     assert set(first.table) == {"method", "family", *(group.label for group in groups)}
-
-
-def test_a_run_named_twice_is_read_once(tmp_path, monkeypatch):
-    file = save(tmp_path / "run")
-    monkeypatch.chdir(tmp_path)
-    (group,) = load_run_groups([tmp_path / "run", file, "run"])
-    assert len(group.runs) == 1
-
-
-def test_token_statistics_come_from_the_run_whose_masks_made_the_score(tmp_path):
-    first = content()
-    for own in at_depth(first["stats"], 0.6):
-        del own["mi"]
-    save(tmp_path / "first", first)
-    save(tmp_path / "seed 1", content(mask_seed=1))
-    (group,) = load_run_groups([tmp_path / "first", tmp_path / "seed 1"])
-    assert group.variants["Sem-ASMI"] == SEM
-    assert group.mi_tokens is None  # those of seed 1 belong to another score
-    assert group.agreement_tokens is not None
-    assert group.settings()["seed"] == 0
 
 
 def test_another_k_is_compared_on_the_answers_both_have(tmp_path):
@@ -565,78 +465,25 @@ def test_only_other_seeds_count_for_stability(tmp_path):
     assert "scored twice with other masks or samples" in reasons(stability(groups))
 
 
-@pytest.mark.parametrize(
-    ("dataset", "kind"),
-    [("asmi_coqa", "context"), ("asmi_triviaqa", "memory"), ("gsm8k", None)],
-)
-def test_what_answers_are_expected_from(tmp_path, dataset, kind):
-    about = manifest(60, dataset)
-    about["dataset"]["grounded"] = {"context": True, "memory": False, None: None}[kind]
-    groups = loaded(tmp_path, about=about)
-    (item,) = datasets(groups)
-    assert item.table["answers expected from"].tolist() == [kind]
-
-
-@pytest.mark.pictures
-def test_names_and_texts_with_special_characters(tmp_path, monkeypatch):
-    drawn = [benchmark, distinct, payoff, case_study]
-    monkeypatch.setattr("lm_polygraph_asmi.report.writing.every_report_item", lambda: drawn)
+def test_without_tokens_or_scores_what_needs_them_is_missing(tmp_path):
     saved = content()
-    saved["estimations"]["sequence", r"A $\frac$ <b>_|&%#{}"] = list(range(60))
-    saved["stats"]["input_texts"] = [
-        f"Context:\nBabi {i}\n\nQuestion:\nWhere is $x_{i}$ | 日本?\n\nAnswer:\n" for i in range(60)
-    ]
-    about = manifest(60)
-    about["model"]["name"] = "we_$ird"
-    groups = loaded(tmp_path, saved, about)
-    with seen(drawn_without_layout):
-        build_report(groups, tmp_path / "out")
-    cases = pd.read_csv(tmp_path / "out/tables/case_study.csv")
-    assert cases["question"].str.startswith("Where is $x_").all()
-    latex = (tmp_path / "out/tables/benchmark.tex").read_text()
-    assert r"A \$\textbackslash{}frac\$ \textless{}b\textgreater{}\_\textbar{}\&\%\#\{\}" in latex
-    kernel = (tmp_path / "out/tables/distinct_signal.tex").read_text()
-    assert r"H($\bar{p}$)" in kernel
-    figures.save(payoff(groups)[0].figure, tmp_path / "payoff.svg")
-    assert "<text" in (tmp_path / "payoff.svg").read_text()
-
-
-@pytest.mark.parametrize("depth", [0.333, 0.625])
-def test_depths_that_percent_rounds(tmp_path, depth):
+    saved["stats"] = {k: v for k, v in saved["stats"].items() if not k.startswith("asmi")}
+    items = run_all(loaded(tmp_path / "scores", saved))
+    names = {item.name for item in items if not isinstance(item, MissingItem)}
+    assert {"benchmark", "head_to_head", "distinct_signal", "payoff", "confident_fragile"} <= names
+    assert "mi_tokens not saved" in reasons(items)
+    assert "asmi not saved" in reasons(items)
     saved = content()
-    for row in saved["stats"]["asmi"]:
-        row[depth] = row.pop(0.6)
-        row[depth]["settings"] = row[depth]["settings"] | {"depth": depth}
-    baselines = {key: v for key, v in saved["estimations"].items() if key[1] in BASELINES}
-    saved = exchanged(saved, depth=depth)
-    saved["estimations"] |= baselines
-    save(tmp_path / "run", saved)
-    (group,) = load_run_groups([tmp_path / "run"], depth=depth)
-    assert set(group.variants) == {"ASMI", "Sem-ASMI", "Adapt-ASMI"}
-    assert group.mi_tokens is not None
-    assert group.notes == ()
-    (other,) = load_run_groups([tmp_path / "run"], depth=0.9)
-    assert "the run lacks 90.0%" in other.notes[0]
-
-
-def test_a_gate_of_ones_own_in_front(tmp_path):
-    saved = content()
-    scores = saved["estimations"].pop(("sequence", "Adapt-ASMI (60%, K=64)"))
-    others, saved["estimations"] = saved["estimations"], {}
-    put(saved, ASMIConfig(method="adapt", tau=0.5), scores)
-    saved["estimations"] |= others
-    (group,) = loaded(tmp_path, saved)
-    assert set(group.variants) == {"ASMI", "Sem-ASMI", "Adapt-ASMI"}
-
-
-def test_tokens_that_are_not_finite_are_a_gap(tmp_path):
-    for broken in ([], [float("nan")]):
-        saved = content()
-        saved["stats"]["asmi"][5][0.6]["mi"] = np.array(broken)
-        groups = load_run_groups([save(tmp_path / f"run{len(broken)}", saved)])
-        (gap,) = screen(groups)
-        assert "mi_tokens not saved, or not finite for every row" in gap.reason
-    run_all(groups)
+    saved["stats"]["asmi"][5][0.6]["mi"] = np.array([])
+    (gap,) = screen(loaded(tmp_path / "empty", saved))
+    assert "mi_tokens not saved, or not finite for every row" in gap.reason
+    (group,) = loaded(tmp_path / "baselines", content(depths=()))
+    assert group.variants == {}
+    items = run_all([group])
+    assert "u_sem not saved" in reasons(items)
+    assert items[0].table["method"].tolist() == [
+        "MaximumSequenceProbability", "MeanTokenEntropy", "SemanticEntropy", "RAUQ",
+    ]  # fmt: skip
 
 
 def test_manifests_with_parts_missing(tmp_path):
@@ -647,167 +494,41 @@ def test_manifests_with_parts_missing(tmp_path):
     run_all([group])
 
 
-NO_RUN, DAMAGED = "is not a run saved by LM-Polygraph", r"asmi_manifest_seed1\.json is damaged"
-SHORT = content()["estimations"] | {("sequence", "RAUQ"): [0.5] * 59}
-
-
-@pytest.mark.parametrize(
-    ("estimations", "manifest_text", "message"),
-    [
-        ([1, 2], None, NO_RUN),
-        ({"name": [1.0]}, None, NO_RUN),
-        ({("sequence", "a"): ["x"] * 60}, None, NO_RUN),
-        (SHORT, None, r"its columns have \[59, 60\] rows"),
-        ({}, b"[1]", DAMAGED),
-        ({}, b"{", DAMAGED),
-        ({}, b"\xff\xfe", DAMAGED),
-    ],
-)
-def test_damaged_runs_are_refused(tmp_path, estimations, manifest_text, message):
-    saved = content()
-    save(tmp_path / "run", saved | {"estimations": estimations or saved["estimations"]})
-    if manifest_text:
-        (tmp_path / "run/asmi_manifest_seed1.json").write_bytes(manifest_text)
-    with pytest.raises(ValueError, match=message):
-        load_run_groups([tmp_path / "run"])
-
-
-def test_bold_is_what_the_interval_excludes(tmp_path):
-    """A highest PRR that its interval does not tell from the next is underlined, not bold."""
-    saved = content(n=120)
-    quality = np.array(saved["gen_metrics"]["sequence", "AlignScore"])
-    rng = np.random.default_rng(1)
-    near = -quality + 0.3 * rng.normal(size=120)
-    saved["estimations"]["sequence", "RAUQ"] = near.tolist()
-    saved["estimations"]["sequence", "SemanticEntropy"] = (
-        near + 0.02 * rng.normal(size=120)
-    ).tolist()
-    for name in saved["estimations"]:
-        if "ASMI" in name[1]:
-            saved["estimations"][name] = rng.normal(size=120).tolist()
-    save(tmp_path / "close", saved)
-    saved["estimations"]["sequence", "RAUQ"] = (-quality).tolist()
-    save(tmp_path / "clear", saved)
-    marks = {}
-    for name in ("close", "clear"):
-        (group,) = load_run_groups([tmp_path / name])
-        shown = benchmark([group])[0].shown("markdown").set_index("method")[group.label]
-        marks[name] = {m: v for m, v in shown.items() if v[0] in "*<"}
-    assert list(marks["clear"]) == ["RAUQ"]
-    assert marks["clear"]["RAUQ"].startswith("**1.00")
-    assert len(marks["close"]) == 1
-    assert next(iter(marks["close"].values())).startswith("<u>")
-
-
-@pytest.mark.parametrize("mark", ["bold", "underline"])
-def test_the_lowest_aurc_is_bold_where_its_interval_excludes_the_next(tmp_path, mark):
-    saved, rng = content(n=120), np.random.default_rng(2)
-    if mark == "underline":
-        for symbol in ("ASMI", "Sem-ASMI", "Adapt-ASMI"):
-            saved["estimations"]["sequence", f"{symbol} (60%, K=64)"] = rng.normal(size=120)
-    items = {item.name: item for item in payoff(loaded(tmp_path, saved))}
-    (row,) = items["aurc"].table.to_dict("records")
-    marked = {name: v for name, v in row.items() if isinstance(v, Marked)}
-    (best,) = marked
-    plain = {name: getattr(row[name], "value", row[name]) for name in ("MSP", "entropy", "u_sem")}
-    assert plain[best] == min(plain.values())
-    assert marked[best].mark == mark
-
-
-@pytest.mark.parametrize("mark", ["bold", "underline"])
-def test_the_best_depth_is_bold_where_its_interval_excludes_the_next(tmp_path, mark):
+@pytest.mark.parametrize("css", [BOLD, ITALIC])
+def test_the_best_is_bold_where_its_interval_excludes_the_next(tmp_path, css):
+    """Of PRR, AURC and depth; else it is italic."""
     saved, rng = content(n=120, depths=(60, 80)), np.random.default_rng(2)
+    quality = np.array(saved["gen_metrics"]["sequence", "AlignScore"])
+    noise = {(BOLD, 60): 0.1, (BOLD, 80): 3, (ITALIC, 60): 3, (ITALIC, 80): 3}
     for depth in (60, 80):
-        for symbol in ("Sem-ASMI", "Adapt-ASMI"):
-            name = "sequence", f"{symbol} ({depth}%, K=64)"
-            noise = 0.1 if (mark, depth) == ("bold", 60) else 3
-            saved["estimations"][name] += noise * rng.normal(size=120)
-    selection, by_group = depths(loaded(tmp_path, saved))
-    found = selection.table["aggregate PRR"]
-    assert [v.mark for v in found if isinstance(v, Marked)] == [mark, mark]
-    # As the table by setting has it, of this only setting.
-    tied = {"bold": ["60%", "60%"], "underline": ["60%, 80%", "60%, 80%"]}
-    assert by_group.table["best or tied"].tolist() == tied[mark]
+        for symbol in ("ASMI", "Sem-ASMI", "Adapt-ASMI"):
+            saved["estimations"]["sequence", f"{symbol} ({depth}%, K=64)"] = (
+                noise[css, depth] * rng.normal(size=120) - quality
+            )
+    saved["estimations"]["sequence", "RAUQ"] = -quality + (css == ITALIC) * rng.normal(size=120)
+    groups = loaded(tmp_path, saved)
+    for make, columns in (
+        (benchmark, [groups[0].label]), (aurc_item, ["MSP", "entropy", "u_sem"]),
+        (depths, ["aggregate PRR"]),
+    ):  # fmt: skip
+        marked = [v for v in make(groups)[0].table[columns].to_numpy().ravel() if type(v) is Marked]
+        assert {value.css for value in marked} == {css}, make
 
 
-def test_counts_are_whole_and_small_values_have_their_digits(tmp_path):
-    (item,) = flags(loaded(tmp_path))
-    for name in ("errors by both", "only by u_sem", "only by entropy"):
-        assert item.shown("markdown")[name.replace("_", r"\_")].str.isdigit().all()
-    save(tmp_path / "robust", content(scale=0.003))
-    (item,) = screen(load_run_groups([tmp_path / "robust"]))
-    median = item.table["median MI_t"][0]
-    assert 0 < median < 0.001
-    assert item.shown("markdown")[r"median MI\_t"][0] == f"{median:.4f}"
-
-
-def test_what_was_realised_stands_above_the_curve_of_the_payoff(tmp_path):
-    saved = content()
-    msp = np.array(saved["estimations"]["sequence", "MaximumSequenceProbability"])
-    tied = np.where(msp < np.quantile(msp, 0.7), 0.0, msp)
-    saved["estimations"]["sequence", "MaximumSequenceProbability"] = tied.tolist()
-    item, _ = payoff(loaded(tmp_path, saved))
-    (ax,) = item.figure.axes
-    assert item.table["confident share"][0] == pytest.approx(0.7)
-    assert "42 confident of 60" in ax.get_title()
-    assert "half" not in ax.get_xlabel()
-
-
-def test_violins_show_their_medians_whole():
-    values = np.r_[np.zeros(40), np.linspace(0.5, 1.2, 20)]
-    wrong = np.arange(60) % 2 == 0
-    figure = figures.violins(
-        {"a setting": ({"MSP": values}, wrong, {"MSP": Interval(0.5, 0.4, 0.6)})}
-    )
-    (ax,) = figure.axes
-    dots = [line for line in ax.lines if line.get_marker() == "o"]
-    assert len(dots) == 2
-    assert not any(dot.get_clip_on() for dot in dots)
-    low, high = ax.get_ylim()
-    assert any(low <= at <= high for at in ax.get_yticks())
-
-
-def test_of_answers_of_one_kind_the_panels_keep_their_width():
-    values, wrong = {name: np.geomspace(0.1, 1, 6) for name in ("MSP", "ASMI")}, np.ones(6, bool)
-    figure = figures.violins(
-        {"a setting": (values, wrong, dict.fromkeys(values, Interval(*[np.nan] * 3)))}
-    )
-    figure.draw_without_rendering()
-    assert all(ax.get_position().width > 0.3 for ax in figure.axes)
-
-
-def test_a_few_answers_are_drawn_one_by_one():
-    values, wrong = np.geomspace(0.1, 1, 30), np.arange(30) < 3
-    figure = figures.violins(
-        {"a setting": ({"MSP": values}, wrong, {"MSP": Interval(0.5, 0.4, 0.6)})}
-    )
-    (ax,) = figure.axes
-    (strokes,) = [line for line in ax.lines if line.get_marker() == "_"]
-    assert list(strokes.get_xdata()) == [1, 1, 1]  # the wrong ones
-    assert len(ax.collections) == 1  # the violin of the right ones
-
-
-def test_no_text_lies_on_another(request):
-    """Titles of few and of many settings, ticks of MI that spans many powers of ten.
-
-    --slow takes many settings of each.
-    """
+def test_no_text_lies_on_another():
+    """Titles of few and of many settings, ticks of MI that spans many powers of ten."""
     values, wrong = np.geomspace(1e-6, 1, 60), np.arange(60) % 2 == 0
     both = {"Adapt-ASMI": values, "MSP": np.where(values < 0.1, 0, values)}
     found = dict.fromkeys(both, Interval(0.53, 0.31, 0.75))
-    drawn = [
-        figures.violins(dict.fromkeys(("smollm2, babiqa", "gemma, babiqa"), (both, wrong, found))),
-        figures.joint(dict.fromkeys(("smollm2, babiqa", "gemma, babiqa"), (values, values, -0.5))),
+    names = ("smollm2, babiqa", "gemma, babiqa")
+    for figure in (
+        figures.violins(dict.fromkeys(names, (both, wrong, found))),
+        figures.violins({"few": ({"MSP": values[:6]}, np.ones(6, bool), found)}),
+        figures.joint(dict.fromkeys(names, (values, values, -0.5))),
         figures.payoff(
             {f"{i}, squad closed book, 150 confident of 300": {} for i in range(7)}, values
         ),
-    ]
-    if request.config.getoption("--slow"):
-        drawn += [
-            figures.violins({f"{i}, squad": (both, wrong, found) for i in range(4)}),
-            figures.joint({f"{i}, squad": (values, values, -0.5) for i in range(7)}),
-        ]
-    for figure in drawn:
+    ):
         figure.draw_without_rendering()
         texts = [text for ax in figure.axes for text in (ax.title, *ax.texts)]
         for ax in figure.axes:
@@ -817,85 +538,27 @@ def test_no_text_lies_on_another(request):
         assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
 
 
-def test_of_cells_with_methods_of_their_own_names_have_room():
-    """Seven panels of long names, few of them in common."""
-    named = "Adapt-ASMI (60%, K=64, scope=response, mask_sampler=balanced {})"
-    panels = {
-        f"m, d{i}": {named.format(3 * i + k): Interval(0.1, 0.0, 0.2) for k in range(9)}
-        for i in range(7)
-    }
-    figure = figures.forest(panels, "PRR")
-    figure.draw_without_rendering()
-    boxes = [ax.get_window_extent() for ax in figure.axes]
-    names = [t.get_window_extent() for ax in figure.axes for t in ax.get_yticklabels()]
-    assert not any(name.overlaps(box) for name in names for box in boxes)
-    assert min(name.x0 for name in names) >= 0
-    assert tuple(figure.get_size_inches()) <= figures.PAGE
-
-
-def test_of_many_cells_few_depth_curves_are_named():
-    band = np.zeros((2, 2))
-    groups = {f"setting {i}": (np.array([0.1 * i, 0.1]), band) for i in range(9)}
-    figure = figures.depths({"Sem-ASMI": figures.DepthCurves((0.6, 0.8), groups, (band[0], band))})
-    (ax,) = figure.axes
-    said = [text.get_text() for text in ax.get_legend().texts]
-    assert said == ["other settings", "highest mean: setting 8", "lowest mean: setting 0", "mean"]
-    colours = [line.get_color() for line in ax.lines]
-    assert colours.count(figures.GREY) == 7
-    assert len(set(colours)) == 4
-
-
-def test_cases_are_those_that_masks_change(tmp_path):
-    saved = content()
-    tops = [np.tile(own, (6, 1)) for own in saved["stats"]["asmi_tokens"]]
-    put_at(saved["stats"], 0.6, top_token=tops)
-    (group,) = loaded(tmp_path, saved)
-    (item,) = case_study([group])
-    confident = int((group.wrong & (group.msp <= np.median(group.msp))).sum())
-    assert f"no mask changed a token of any of the {confident} confident errors" in item.reason
-    chosen = int(np.flatnonzero(group.wrong & (group.msp <= np.median(group.msp)))[-1])
-    own = saved["stats"]["asmi_tokens"][chosen]
-    tops[chosen][:4, 1] = (own[1] + 1) % 10
-    save(tmp_path / "moved", saved)
-    (item,) = case_study(load_run_groups([tmp_path / "moved"]))
-    (row,) = item.table.to_dict("records")
-    assert row["question"] == f"q{chosen}?"
-    assert row["token most changed"] == f"word{own[1]}"
-    assert row["alternative"] == f"word{(own[1] + 1) % 10}"
-    assert (row["masks that keep it"], row["its masks"]) == pytest.approx((2 / 6, 4 / 6))
-    assert (row["confident errors"], row["of these changed"]) == (confident, 1)
-
-
-def test_figures_of_many_cells_fit_a_page():
-    """Sixteen panels, or twenty rows; each says what its markers mean."""
+def test_figures_of_many_settings_fit_a_page():
+    """Sixteen panels, twenty rows, or long names, few of them in common; all on one scale."""
     rows = {f"method {i}": Interval(0.1 * i, 0.1 * i - 0.3, 0.1 * i + 0.3) for i in range(20)}
-    few = {name: rows[name] for name in [*rows][:4]}
-    for panels, own in ((4, rows), (16, few)):
-        figure = figures.forest({f"model, set {i}": own for i in range(panels)}, "PRR")
-        width, height = figure.get_size_inches()
-        assert width <= figures.PAGE[0]
-        assert height <= figures.PAGE[1]
+    named = "Adapt-ASMI (60%, K=64, scope=response, mask_sampler=balanced {})"
+    own = {f"m, d{i}": {named.format(3 * i + k): rows["method 3"] for k in range(9)}
+           for i in range(7)}  # fmt: skip
+    for panels in (
+        {f"model, set {i}": rows for i in range(16)},
+        {"a": rows, "b": own["m, d0"]},
+        own,
+    ):
+        figure = figures.forest(panels, "PRR")
+        assert tuple(figure.get_size_inches()) <= figures.PAGE
         explained = figure.get_supxlabel().replace("\n", " ")
         assert "filled: the interval excludes 0; open: it includes it" in explained
-    # Panels that are compared share their scale.
-    wide = {"method 0": Interval(3.0, 2.0, 4.0)}
-    figure = figures.forest({"a": rows, "b": wide}, "PRR")
-    left, right = (ax.get_xlim() for ax in figure.axes)
-    assert left == right
-    assert left[0] < -0.3
-    assert left[1] > 4
-    curve = np.linspace(0.5, 0, 19), np.tile([[0.1], [0.6]], (1, 19))
-    figure = figures.payoff(
-        {f"m, d{i}": {"entropy": curve, "u_sem": curve} for i in range(16)}, np.linspace(0, 0.9, 19)
-    )
-    assert tuple(figure.get_size_inches()) <= figures.PAGE
-    (legend,) = figure.legends
-    assert [text.get_text() for text in legend.texts] == [
-        "by entropy",
-        "by u_sem",
-        "95 % band, in its colour",
-    ]
-    figure.draw_without_rendering()
-    box = figure.get_tightbbox()  # in inches, as saved
-    assert box.width < 7.6
-    assert box.height < 10
+        figure.draw_without_rendering()
+        axes = [ax for ax in figure.axes if ax.axison]
+        assert len({ax.get_xlim() for ax in axes}) == 1
+        boxes = [ax.get_window_extent() for ax in axes]
+        names = [
+            t.get_window_extent() for ax in axes for t in ax.get_yticklabels() if t.get_visible()
+        ]
+        assert not any(name.overlaps(box) for name in names for box in boxes)
+        assert min(name.x0 for name in names) >= 0

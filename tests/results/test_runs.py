@@ -1,7 +1,8 @@
-import json
+import io
 import zipfile
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from click.testing import CliRunner
@@ -116,21 +117,19 @@ def test_a_run_that_crashed(tmp_path, emptied, lacking):
     assert f"has no {lacking}" in text
 
 
-def test_as_json(tmp_path):
+def test_as_csv(tmp_path):
     file = save(tmp_path)
-    shown = CliRunner().invoke(main, ["results", "--json", str(file)])
+    shown = CliRunner().invoke(main, ["results", "--csv", str(file)])
     assert shown.exit_code == 0
-    (run,) = json.loads(shown.stdout)["runs"]
-    assert run["run"] == str(file)
-    ((metric, rows),) = run["metrics"].items()
-    assert metric == "Rouge_rougeL"
-    assert [row["method"] for row in rows] == ["ASMI (60%, K=64)", "Perplexity"]
-    assert rows[0]["prr"] == pytest.approx(1)
-    assert 0 <= rows[1]["standard_error"] < 2
+    rows = pd.read_csv(io.StringIO(shown.stdout))
+    assert set(rows["run"]) == {str(file)}
+    assert set(rows["metric"]) == {"Rouge_rougeL"}
+    assert rows["method"].tolist() == ["ASMI (60%, K=64)", "Perplexity"]
+    assert rows["prr"][0] == pytest.approx(1)
+    assert 0 <= rows["standard_error"][1] < 2
     undefined = save(tmp_path, quality=(1.0, 1.0, 1.0, 1.0))
-    shown = CliRunner().invoke(main, ["results", "--json", str(undefined)])
-    (run,) = json.loads(shown.stdout)["runs"]
-    assert {row["prr"] for row in run["metrics"]["Rouge_rougeL"]} == {None}
+    shown = CliRunner().invoke(main, ["results", "--csv", str(undefined)])
+    assert pd.read_csv(io.StringIO(shown.stdout))["prr"].isna().all()
 
 
 def test_a_run_that_stopped_between_two_rows(tmp_path):
@@ -204,7 +203,7 @@ def test_differences_from_msp_have_cluster_intervals(tmp_path):
     code, text = show(file)
     assert code == 0
     assert f"{value:+.2f} [{low:+.2f}, {high:+.2f}]" in text
-    assert "Clusters (stories, passages or prompts): 5." in text
+    assert "Clusters (stories, passages or prompts), which intervals are over: 5." in text
     assert "95 % intervals may be too narrow" in " ".join(text.split())
     apart = finished(tmp_path / "apart", {"MaximumSequenceProbability": MSP, "A": OURS}, "abcdef")
     assert f"[{low:+.2f}, {high:+.2f}]" not in show(apart)[1]

@@ -143,10 +143,11 @@ def head_coupling(groups: Sequence[RunGroup]) -> Items:
     def compute(at_depth: tuple[RunGroup, float]) -> dict[str, Any]:
         group, depth = at_depth
         coupling, tokens = coupled(group, depth), profiles(group, depth)
-        defined = tokens["z"].notna()
+        defined, saved = tokens["z"].notna(), dissected(group, depth)
         return {
             "setting": group.label,
             "depth": f"{depth:.0%}",
+            "S": len(saved[1][0]["masks"]) if saved else None,
             "examples": tokens["answer"][defined].nunique(),
             "tokens": int(defined.sum()),
             "without z": int((~defined).sum()),

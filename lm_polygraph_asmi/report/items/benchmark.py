@@ -1,8 +1,8 @@
 """Benchmark, head-to-head, depths, stability."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -14,21 +14,20 @@ from lm_polygraph_asmi.analysis.clusters import (
     Interval,
     percentile_interval,
 )
-from lm_polygraph_asmi.analysis.comparison import augrc, auroc, drawn_prr, prr_intervals
+from lm_polygraph_asmi.analysis.comparison import drawn_prr, prr_intervals
 from lm_polygraph_asmi.analysis.depth import Sweep, depth_selection
-from lm_polygraph_asmi.analysis.prr import PRR, normalised_prr, prrs_with_error
+from lm_polygraph_asmi.analysis.prr import PRR, prrs_with_error
 from lm_polygraph_asmi.analysis.stability import seed_stability
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.item import (
     Items,
     MissingItem,
-    Reason,
     ReportItem,
     brief,
     frame,
     leading,
-    listed,
+    per_setting,
 )
 from lm_polygraph_asmi.results.run_groups import (
     SEMANTIC_ENTROPY,
@@ -55,90 +54,65 @@ SAMPLING = {m for m, family in FAMILIES.items() if family == "samples"} | {"PTru
 
 
 def _families(groups: Sequence[RunGroup]) -> dict[str, str]:
-    """Method -> family."""
-    families = {m: FAMILIES.get(m, "other") for group in groups for m in group.scores}
-    return families | {method: ASMI_FAMILY for group in groups for method in group.methods}
-
-
-def _in_table_order(groups: Sequence[RunGroup]) -> list[str]:
-    """Methods in the paper's order of families, variants by depth."""
-    family_of = _families(groups)
-    asmi_configs = {m: config for group in groups for m, config in group.methods.items()}
-    families = [*dict.fromkeys(FAMILIES.values()), "other", ASMI_FAMILY]
-    known = list(FAMILIES)
-
-    def position(method: str) -> tuple[int, float, int]:
-        depth = asmi_configs[method].depth if method in asmi_configs else 0
-        rank = known.index(method) if method in known else len(known)
-        return families.index(family_of[method]), depth, rank
-
-    return sorted(family_of, key=position)
-
-
-def competes(method: str, group: RunGroup) -> bool:
-    """Whether a method can be marked best: baselines and the operating variants."""
-    return method not in group.methods or method in group.variants.values()
+    """Method -> family, in the paper's order; other methods, then ASMI's variants by depth."""
+    names = {method for group in groups for method in group.scores}
+    asmi = {method: config.depth for group in groups for method, config in group.methods.items()}
+    others = [m for group in groups for m in group.scores if m not in FAMILIES and m not in asmi]
+    families = {m: family for m, family in FAMILIES.items() if m in names}
+    families |= dict.fromkeys(others, "other")
+    return families | dict.fromkeys(sorted(asmi, key=lambda m: asmi[m]), ASMI_FAMILY)
 
 
 def benchmark(groups: Sequence[RunGroup]) -> Items:
-    """Table "bench_main" of the paper with all methods and depths; also by AUROC and AUGRC."""
-    methods = _in_table_order(groups)
-    ranked = _by_method(groups, methods, _with_error, True)
-    draw = partial(
-        figures.forest,
-        {group.label: {brief(m): i for m, i in intervals_of(group)[0].items()} for group in groups},
-        "PRR, 95 % over clusters; black: baselines, blue: ASMI",
-        black=[brief(method) for group in groups for method in group.baselines],
-    )
-    marks = (
-        "The highest among baselines and the variants at the operating depth is bold if the "
-        "paired 95 % interval (over clusters) of its difference from the next best excludes 0, "
-        "else underlined."
-    )
-    short = [f"{brief(m)} = {m}" for m in methods if brief(m) != m]
-    items = [
+    """Table "bench_main" of the paper with all methods and depths."""
+    notes = [
+        "PRR: 1 = errors rejected first, 0 = chance, negative = worse than chance. The highest "
+        "among baselines and the variants at the operating depth is bold if the paired 95 % "
+        "interval (over clusters) of its difference from the next best excludes 0, else italic. "
+        "Compare only within a column. Ties: mean over all orders; LM-Polygraph's own PRR takes "
+        "them in file order.",
+        f"Figure: 95 % intervals over clusters ({PRR_RESAMPLES:,} resamples), uncorrected.",
+    ]
+    draw = _forest(groups, lambda group: intervals_of(group)[0], "PRR")
+    return [
         ReportItem(
-            "benchmark", "Benchmark: PRR of every method", groups, ranked, draw,
-            [
-                "PRR: 1 = errors rejected first, 0 = chance, negative = worse than chance. "
-                f"{marks} Compare only within a column.",
-                "Ties: mean over all orders; LM-Polygraph's own PRR takes them in file order.",
-            ],
-            pictured=f"Figure: 95 % intervals over clusters ({PRR_RESAMPLES:,} resamples), "
-            f"uncorrected{'; ' if short else ''}{', '.join(short)}.",
+            "benchmark", "PRR of every method", groups, _by_method(groups, _marked), draw, notes
+        )
+    ]
+
+
+def minus_msp(groups: Sequence[RunGroup]) -> Items:
+    """Every method against the cheapest one."""
+    title = "PRR minus that of MSP"
+    groups = [group for group in groups if MSP in group.scores and len(group.scores.columns) > 1]
+    if not groups:
+        return [MissingItem(title, f"no run has {MSP} and another method")]
+    table = _by_method(groups, _minus_msp)
+    notes = ["Paired bootstrap of clusters; positive: better than MSP. Uncorrected."]
+    return [
+        ReportItem(
+            "minus_msp", title, groups, table[table["method"] != MSP].reset_index(drop=True),
+            _forest(groups, _minus_msp, title), notes,
+            signed=[group.label for group in groups], resamples=PRR_RESAMPLES,
         )
     ]  # fmt: skip
-    tested = [group for group in groups if not group.wrong.all() and group.wrong.any()]
-    if tested:
-        measures = {
-            "auroc": (
-                "Benchmark: AUROC of every method", auroc,
-                "Probability that a wrong answer scores higher than a right one; 0.5 = chance, "
-                "below 0.5 = worse than chance. PRR gives the few most confident answers most "
-                "weight, AUROC weighs all alike: if they disagree, few answers decide.",
-            ),
-            "augrc": (
-                "Benchmark: AUGRC of every method", augrc,
-                "Wrong answers accepted, as a share of all, averaged over all coverages (Traub et "
-                "al. 2024); lower = better, half the error rate = chance. Unlike AURC, it does "
-                "not overweight the few most confident answers.",
-            ),
-        }  # fmt: skip
-        for name, (title, measure, note) in measures.items():
-            table = _by_method(tested, methods, partial(_of_errors, measure), False)
-            items.append(ReportItem(f"benchmark_{name}", title, tested, table, None, [note], 3))
-    return items
 
 
-def _of_errors(
-    measure: Callable[[np.ndarray, np.ndarray], float], group: RunGroup
-) -> dict[str, float]:
-    return {m: measure(group.score(m), group.wrong) for m in group.scores}
+def _minus_msp(group: RunGroup) -> dict[str, Interval]:
+    paired = intervals_of(group)[1]
+    return {method: paired[method, MSP] for method in group.scores if (method, MSP) in paired}
 
 
-@once
-def _prr(group: RunGroup) -> dict[str, float]:
-    return {m: normalised_prr(group.score(m), group.quality) for m in group.scores}
+def _forest(
+    groups: Sequence[RunGroup], values: Callable[[RunGroup], Mapping[str, Interval]], label: str
+) -> Callable[[], Figure]:
+    """The figure of values of every method."""
+    return partial(
+        figures.forest,
+        {group.label: {brief(m): i for m, i in values(group).items()} for group in groups},
+        f"{label}, 95 % over clusters; black: baselines, blue: ASMI",
+        black=[brief(method) for group in groups for method in group.baselines],
+    )
 
 
 @once
@@ -148,96 +122,79 @@ def _with_error(group: RunGroup) -> dict[str, PRR]:
 
 
 def _by_method(
-    groups: Sequence[RunGroup],
-    methods: Sequence[str],
-    values: Callable[[RunGroup], Mapping[str, Any]],
-    marked: bool,
+    groups: Sequence[RunGroup], values: Callable[[RunGroup], Mapping[str, Any]]
 ) -> pd.DataFrame:
-    """A row per method, a column per setting; the highest is marked if `marked`."""
+    """A row per method, a column per setting."""
     families = _families(groups)
-    table = pd.DataFrame({"method": methods, "family": [families.get(m) for m in methods]})
+    table = pd.DataFrame({"method": list(families), "family": list(families.values())})
     for group in groups:
-        by_method, lead = values(group), _lead(group) if marked else {}
-        table[group.label] = [
-            leading(by_method[m], lead[m]) if m in lead else by_method.get(m) for m in methods
-        ]
+        table[group.label] = table["method"].map(values(group)).astype(object)
     return table
 
 
-def _lead(group: RunGroup) -> dict[str, Interval]:
-    """The method of highest PRR, and its difference from the next best."""
-    pair = _first_two(group)
-    return {pair[0]: intervals_of(group)[1][pair]} if pair else {}
+def _marked(group: RunGroup) -> dict[str, Any]:
+    """PRR of a setting's methods; the highest is marked."""
+    by_method: dict[str, Any] = dict(_with_error(group))
+    if pair := _first_two(group):
+        by_method[pair[0]] = leading(by_method[pair[0]], intervals_of(group)[1][pair])
+    return by_method
 
 
-@once
+def _ranked(group: RunGroup, methods: Iterable[str]) -> list[str]:
+    """Methods with a defined PRR, the highest first."""
+    prr = {method: _with_error(group)[method].value for method in methods}
+    return sorted((m for m in prr if not np.isnan(prr[m])), key=lambda m: -prr[m])
+
+
 def _first_two(group: RunGroup) -> tuple[str, str] | None:
-    """The two competing methods of highest PRR; None if there are fewer."""
-    prr = _prr(group)
-    order = sorted(
-        (m for m in prr if competes(m, group) and not np.isnan(prr[m])), key=lambda m: -prr[m]
-    )
-    return (order[0], order[1]) if len(order) > 1 else None
+    """The baselines or operating variants of highest PRR; None if there are fewer."""
+    first, second, *_ = [*_ranked(group, [*group.baselines, *group.variants.values()]), None, None]
+    return (first, second) if first and second else None
 
 
-def _mean_length(group: RunGroup, chosen: np.ndarray) -> float | None:
-    if group.lengths is None or not chosen.any():
-        return None
-    return float(group.lengths[chosen].mean())
-
-
-def datasets(groups: Sequence[RunGroup]) -> Items:
+@per_setting(
+    "datasets", "Datasets",
+    "Prompt and answer tokens: medians. Tokens an answer, of right and of wrong answers: means. "
+    "Empty: share of answers without a letter or digit. Right: share with quality of at least 0.5.",
+)  # fmt: skip
+def datasets(group: RunGroup) -> dict[str, Any]:
     """Table "datasets" of the paper."""
+    prompts, lengths = group.saved("asmi_prompt_length"), group.lengths
 
-    def compute(group: RunGroup) -> dict[str, Any]:
-        prompts, answers = group.saved("asmi_prompt_length"), group.saved("greedy_tokens")
-        return {
-            "setting": group.label,
-            "n": len(group),
-            "clusters": len(set(group.clusters)),
-            "prompt tokens": f"{np.median(prompts):g}" if prompts else None,
-            "answer tokens": f"{np.median([len(a) for a in answers]):g}" if answers else None,
-            "tokens of right": _mean_length(group, ~group.wrong),
-            "tokens of wrong": _mean_length(group, group.wrong),
-            "empty": None if group.empty is None else float(group.empty.mean()),
-            f"mean {group.metric}": float(group.quality.mean()),
-            "right": float(1 - group.wrong.mean()),
-            "answers expected from": {True: "context", False: "memory", None: None}[group.grounded],
-        }
+    def mean(chosen: np.ndarray) -> float | None:
+        return None if lengths is None or not chosen.any() else float(lengths[chosen].mean())
 
-    notes = [
-        "Prompt and answer tokens: medians. Tokens of right and of wrong answers: means. Empty: "
-        "share of answers without a letter or digit. Right: share with quality of at least 0.5."
-    ]
-    return frame("datasets", "Datasets", groups, compute, notes)
-
-
-def _best(methods: Sequence[str], prr: Mapping[str, float]) -> str | None:
-    defined = [m for m in methods if not np.isnan(prr[m])]
-    return max(defined, key=lambda m: prr[m]) if defined else None
+    return {
+        "setting": group.label,
+        "n": len(group),
+        "clusters": len(set(group.clusters)),
+        "prompt tokens": float(np.median(prompts)) if prompts else None,
+        "answer tokens": None if lengths is None else float(np.median(lengths)),
+        "tokens an answer": mean(np.ones(len(group), dtype=bool)),
+        "tokens of right": mean(~group.wrong),
+        "tokens of wrong": mean(group.wrong),
+        "empty": None if group.empty is None else float(group.empty.mean()),
+        f"mean {group.metric}": float(group.quality.mean()),
+        "right": float(1 - group.wrong.mean()),
+        "answers expected from": {True: "context", False: "memory", None: None}[group.grounded],
+    }
 
 
 COMPARED = ("top Δ SemEnt", "top Δ best baseline", "Sem-ASMI Δ SemEnt", "Sem-ASMI Δ MSP")
 """Columns of the head-to-head table, first minus second."""
-SINGLE_PASS = {
-    method for method, family in FAMILIES.items() if family in ("information", "attention")
-}
-"""Baselines read from the pass that generates the answer: no samples, no further question."""
 
 
 @once
 def compared_on(group: RunGroup) -> dict[str, tuple[str, str]]:
     """The report's comparisons on a setting: name -> (first method, second method)."""
-    prr = _prr(group)
-    top, best = _best(list(group.variants.values()), prr), _best(group.baselines, prr)
-    single_pass = _best([method for method in group.baselines if method in SINGLE_PASS], prr)
+    top, *_ = [*_ranked(group, group.variants.values()), None]
+    best, *_ = [*_ranked(group, group.baselines), None]
     semantic = group.variants.get("Sem-ASMI")
     pairs = {
         "top Δ SemEnt": (top, SEMANTIC_ENTROPY),
         "top Δ best baseline": (top, best),
         "Sem-ASMI Δ SemEnt": (semantic, SEMANTIC_ENTROPY),
         "Sem-ASMI Δ MSP": (semantic, MSP),
-        "top Δ best single-pass": (top, single_pass),
     }
     return {
         name: (first, second)
@@ -249,155 +206,116 @@ def compared_on(group: RunGroup) -> dict[str, tuple[str, str]]:
 @once
 def intervals_of(group: RunGroup) -> tuple[dict[str, Interval], dict[tuple[str, str], Interval]]:
     """PRR intervals of a setting's methods, and all differences that the report shows."""
-    pairs = [*compared_on(group).values(), *filter(None, [_first_two(group)])]
     scores = {m: group.score(m) for m in group.scores}
+    with_msp = [(method, MSP) for method in scores if MSP in scores and method != MSP]
+    pairs = [*compared_on(group).values(), *filter(None, [_first_two(group)]), *with_msp]
     return prr_intervals(scores, group.answers, pairs)
 
 
-def head_to_head(groups: Sequence[RunGroup]) -> Items:
+def _head_to_head_figure(table: pd.DataFrame) -> Figure:
+    panels = {
+        delta: dict(zip(table["setting"], table[delta], strict=True))
+        for delta in COMPARED
+        if table[delta].notna().any()
+    }
+    return figures.forest(panels, "ΔPRR, 95 % over clusters")
+
+
+@per_setting(
+    "head_to_head", "Head-to-head: paired differences of PRR",
+    "Top: the ASMI variant of highest PRR on a setting's answers; SemEnt: semantic entropy (needs "
+    "an NLI model). Paired bootstrap of clusters; positive: ASMI is higher. Intervals are "
+    "uncorrected. The best baseline and the top variant are chosen on the same answers; intervals "
+    "ignore that choice.",
+    figure=_head_to_head_figure, digits=3, signed=COMPARED, resamples=PRR_RESAMPLES,
+)  # fmt: skip
+def head_to_head(group: RunGroup) -> dict[str, Any]:
     """Table "h2h" of the paper: paired differences."""
-    title = "Head-to-head: paired differences of PRR"
-
-    def compute(group: RunGroup) -> dict[str, Any]:
-        intervals, paired = intervals_of(group)
-        pairs = compared_on(group)
-        if "top Δ best baseline" not in pairs:
-            raise Unavailable("no variant and baseline with a defined PRR")
-        top, best = pairs["top Δ best baseline"]
-        differences = {n: paired[pairs[n]] if n in pairs else None for n in COMPARED}
-        return {
-            "setting": group.label,
-            "top variant": f"{top} ({intervals[top].value:.3f})",
-            "best baseline": f"{best} ({intervals[best].value:.3f})",
-            **differences,
-        }
-
-    def draw(table: pd.DataFrame) -> Figure:
-        return figures.forest(
-            {
-                delta: dict(zip(table["setting"], table[delta], strict=True))
-                for delta in COMPARED
-                if table[delta].notna().any()
-            },
-            "ΔPRR, 95 % over clusters",
-        )
-
-    notes = [
-        "Top: the ASMI variant of highest PRR on a setting's answers; SemEnt: semantic entropy. "
-        "Paired bootstrap of clusters; positive: ASMI is higher. Intervals are uncorrected. "
-        "The best baseline and the top variant are chosen on the same answers; intervals ignore "
-        "that choice."
-    ]
-    if not any(SEMANTIC_ENTROPY in group.scores for group in groups):
-        notes.append(
-            "SemanticEntropy, the pre-specified baseline, was not run (it needs an NLI model): "
-            "its columns are empty."
-        )
-    return frame(
-        "head_to_head", title, groups, compute, notes, draw, digits=3, signed=COMPARED,
-        resamples=PRR_RESAMPLES,
-    )  # fmt: skip
+    intervals, paired = intervals_of(group)
+    pairs = compared_on(group)
+    if "top Δ best baseline" not in pairs:
+        raise Unavailable("no variant and baseline with a defined PRR")
+    top, best = pairs["top Δ best baseline"]
+    return {
+        "setting": group.label,
+        "top variant": f"{top} ({intervals[top].value:.3f})",
+        "best baseline": f"{best} ({intervals[best].value:.3f})",
+        **{name: paired[pairs[name]] if name in pairs else None for name in COMPARED},
+    }
 
 
-def _sweeps(groups: Sequence[RunGroup]) -> tuple[list[tuple[Any, ...]], str]:
-    """(variant, its common depths, setting -> methods), and what is left out, with reasons."""
-    groups, doubled = one_per_question_set(groups)
-    reasons: list[Reason] = [(label, "a larger run has the same questions") for label in doubled]
-    sweeps: list[tuple[Any, ...]] = []
+class VariantSweep(NamedTuple):
+    """A variant's methods at the depths that all settings have, by setting."""
+
+    symbol: str
+    depths: list[float]
+    methods: dict[RunGroup, list[str]]
+
+
+def _sweeps(groups: Sequence[RunGroup]) -> Iterator[VariantSweep]:
+    """Sweeps of at least two depths over settings of several clusters, which can be halved."""
     for symbol in ("Adapt-ASMI", "Sem-ASMI"):
-        swept = {group: _by_depth(group, symbol) for group in groups}
-        swept = {group: methods for group, methods in swept.items() if len(methods) > 1}
+        swept = {c: _by_depth(c, symbol) for c in groups if c.answers.n_clusters > 1}
+        swept = {c: methods for c, methods in swept.items() if len(methods) > 1}
         common = sorted(set.intersection(*(set(m) for m in swept.values()))) if swept else []
-        if len(common) < 2:
-            continue
-        halved = {c: m for c, m in swept.items() if c.answers.n_clusters > 1}
-        reasons += [(c.label, "one cluster") for c in swept if c not in halved]
-        methods = {c: [m[depth] for depth in common] for c, m in halved.items()}
-        sweeps.append((symbol, common, methods, *halved))
-    return sweeps, listed(reasons)
+        if len(common) > 1:
+            methods = {c: [m[depth] for depth in common] for c, m in swept.items()}
+            yield VariantSweep(symbol, common, methods)
+
+
+def _depth_rows(sweep: VariantSweep) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """A row per depth, and the curves of the figure."""
+    scores = {c: np.array([c.score(m) for m in names]) for c, names in sweep.methods.items()}
+    selection = depth_selection([Sweep(scores[c], c.answers) for c in scores])
+    if np.ptp(selection.aggregate) == 0:
+        raise Unavailable("PRR is the same at all depths")
+    drawn = {c: _drawn_at_depths(c, *names) for c, names in sweep.methods.items()}
+    num_clusters = min(c.answers.n_clusters for c in scores)
+    mean = _mean(drawn.values())
+    lead = _ahead(selection.aggregate, mean, num_clusters)
+    by_setting = {c.label: prr for c, prr in zip(scores, selection.groups, strict=True)}
+    curves = sweep.depths, by_setting, selection.aggregate, _band(mean, num_clusters)
+    rows: list[dict[str, Any]] = [
+        {
+            "variant": sweep.symbol,
+            "depth": f"{depth:.0%}",
+            "aggregate PRR": float(aggregate),
+            "selected on halves": float(selected),
+            "mean regret": None,
+            "no regret": None,
+        }
+        for depth, aggregate, selected in zip(
+            sweep.depths, selection.aggregate, selection.selected, strict=True
+        )
+    ]
+    chosen = rows[selection.chosen]
+    chosen["aggregate PRR"] = leading(chosen["aggregate PRR"], lead)
+    chosen |= {"mean regret": selection.mean_regret, "no regret": selection.no_regret}
+    return rows, {sweep.symbol: curves}
 
 
 def depths(groups: Sequence[RunGroup]) -> Items:
     """Appendix "Full Benchmark and Depth Sweep": best depth, and whether halves agree on it."""
-    by_group: list[dict[str, Any]] = []
-    sweeps, left_out = _sweeps(groups)
-
-    def compute(sweep: tuple[Any, ...]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        symbol, common, methods, *halved = sweep
-        scores = {c: np.array([c.score(m) for m in methods[c]]) for c in halved}
-        selection = depth_selection([Sweep(scores[c], c.answers) for c in halved])
-        if np.ptp(selection.aggregate) == 0:
-            raise Unavailable("PRR is the same at all depths")
-        drawn = {c: _drawn_at_depths(c, *methods[c]) for c in halved}
-        num_clusters = min(c.answers.n_clusters for c in halved)
-        mean = _mean(drawn.values())
-        lead = _ahead(selection.aggregate, mean, num_clusters)
-        curves = figures.DepthCurves(
-            common,
-            {
-                c.label: (prr, _band(drawn[c], len(set(c.clusters))))
-                for c, prr in zip(halved, selection.groups, strict=True)
-            },
-            (selection.aggregate, _band(mean, num_clusters)),
-        )
-        for c, prr in zip(halved, selection.groups, strict=True):
-            by_group.append(_depths_of(c, symbol, common, prr, drawn[c]))
-        rows = [
-            {
-                "variant": symbol,
-                "depth": f"{depth:.0%}",
-                "aggregate PRR": leading(selection.aggregate[i], lead)
-                if i == selection.chosen
-                else float(selection.aggregate[i]),
-                "selected on halves": float(selection.selected[i]),
-                "mean regret": selection.mean_regret if i == selection.chosen else None,
-                "no regret": selection.no_regret if i == selection.chosen else None,
-            }
-            for i, depth in enumerate(common)
-        ]
-        return rows, {symbol: curves}
-
+    groups, doubled = one_per_question_set(groups)
     notes = [
         "Aggregate: mean over settings. The highest is bold if the paired 95 % interval (over "
-        "clusters) of its difference from the next excludes 0, else underlined. Selected on "
-        "halves: in 1,000 random splits of the clusters, how often a depth is best on the first "
-        "half. Regret: the PRR that this choice loses on the second half (no regret: share of "
-        "splits that lose nothing). It describes the whole procedure and is shown in the row of "
-        "the chosen depth.",
-        *([f"Left out: {left_out}."] if left_out else []),
+        "clusters) of its difference from the next excludes 0, else italic. Selected on halves: in "
+        "1,000 random splits of the clusters, how often a depth is best on the first half. Regret: "
+        "the PRR that this choice loses on the second half (no regret: share of splits that lose "
+        "nothing). It describes the whole procedure and is shown in the row of the chosen depth.",
+        "Figure: pointwise 95 % bands of the mean over clusters (2,000 resamples).",
+        *([f"Left out, a larger run has the questions: {'; '.join(doubled)}."] if doubled else []),
     ]
-    pictured = (
-        "Figure: pointwise 95 % bands over clusters (2,000 resamples), per setting if there are "
-        f"at most {figures.FEW}, else of the mean over settings. With more than {figures.MANY} "
-        "settings, only those of highest and lowest mean PRR are named; the others are grey (see "
-        "the table by setting)."
-    )
     items = frame(
-        "depth_selection", "Depth selection", sweeps, compute, notes, figures.depths, digits=3,
-        label=lambda sweep: sweep[0], pictured=pictured,
-        otherwise=left_out or "no variant was scored at two or more depths (see asmi_depth_sweep)",
+        "depth_selection", "Depth selection", _sweeps(groups), _depth_rows, notes, figures.depths,
+        digits=3, label=lambda sweep: sweep.symbol,
+        otherwise="no setting of several clusters was scored at two or more depths (see "
+        "asmi_depth_sweep)",
     )  # fmt: skip
-    if isinstance(items[0], MissingItem):
-        return items
-    return [*items, _by_setting(pd.DataFrame(by_group), items[0].groups)]
-
-
-def _by_setting(table: pd.DataFrame, groups: Sequence[RunGroup]) -> ReportItem:
-    """PRR at every depth, and how often each is the best."""
-    rows_by_variant = {symbol: rows.index for symbol, rows in table.groupby("variant", sort=False)}
-    counts = [
-        f"{symbol}: {depth} is best or tied-best in {int(count)} of {len(rows)}"
-        for symbol, rows in rows_by_variant.items()
-        for depth, count in table.loc[rows, "best or tied"].explode().value_counts().items()
-    ]
-    table["best or tied"] = [", ".join(best) for best in table["best or tied"]]
-    notes = [
-        "PRR at every depth. Best or tied: the highest, and depths whose paired 95 % interval "
-        "(over clusters) of the difference from it includes 0. Settings by depth: "
-        f"{'; '.join(counts)}."
-    ]
-    title = "PRR by depth and setting"
-    return ReportItem("depth_by_group", title, groups, table, None, notes, 3)
+    for item in items:
+        if isinstance(item, ReportItem):
+            item.groups = groups
+    return items
 
 
 @once
@@ -430,24 +348,6 @@ def _band(drawn: np.ndarray, clusters: int) -> np.ndarray:
     return np.array([[end.low for end in ends], [end.high for end in ends]])
 
 
-def _depths_of(
-    group: RunGroup, symbol: str, depths: Sequence[float], prr: np.ndarray, drawn: np.ndarray
-) -> dict[str, Any]:
-    """A variant's PRR at every depth of a setting, and the depths that are best or tied."""
-    names = [f"{depth:.0%}" for depth in depths]
-    row: dict[str, Any] = {"setting": group.label, "variant": symbol}
-    row |= dict(zip(names, map(float, prr), strict=True))
-    if np.isnan(prr).any():
-        return row | {"best or tied": []}
-    best = int(prr.argmax())
-    gaps = [
-        percentile_interval(prr[best] - value, drawn[:, best] - column, group.answers.n_clusters)
-        for value, column in zip(prr, drawn.T, strict=True)
-    ]
-    tied = [name for name, gap in zip(names, gaps, strict=True) if not gap.excludes(0)]
-    return row | {"best or tied": tied}
-
-
 def _by_depth(group: RunGroup, symbol: str) -> dict[float, str]:
     """depth -> method, for methods that differ from the operating variant only in depth."""
     if symbol not in group.variants:
@@ -460,34 +360,31 @@ def _by_depth(group: RunGroup, symbol: str) -> dict[float, str]:
     }
 
 
-def stability(groups: Sequence[RunGroup]) -> Items:
+@per_setting(
+    "stability", "Seed stability: the same answers with other masks and samples",
+    "PRR over seeds on the same answers; rank ρ: mean Spearman correlation of pairs of seeds. With "
+    "few seeds, the sd is imprecise.",
+    digits=3,
+    otherwise="no answers were scored twice with other masks or samples (see asmi_stability)",
+)  # fmt: skip
+def stability(group: RunGroup) -> list[dict[str, Any]]:
     """Table "stability" of the paper: other seeds of masks and samples, same answers."""
-    title = "Seed stability: the same answers with other masks and samples"
-
-    def compute(group: RunGroup) -> list[dict[str, Any]]:
-        rows = []
-        for method, drawn in other_seeds(group).items():
-            over_seeds = seed_stability(drawn, group.quality)
-            rows.append(
-                {
-                    "setting": group.label,
-                    "method": method,
-                    "other_seeds": len(drawn),
-                    "mean PRR": over_seeds.mean,
-                    "sd": over_seeds.sd,
-                    "lowest": over_seeds.low,
-                    "highest": over_seeds.high,
-                    "rank ρ": over_seeds.rank_correlation,
-                }
-            )
-        return rows
-
-    notes = [
-        "PRR over seeds on the same answers; rank ρ: mean Spearman correlation of pairs of seeds. "
-        "With few seeds, the sd is imprecise."
-    ]
-    missing = "no answers were scored twice with other masks or samples (see asmi_stability)"
-    return frame("stability", title, groups, compute, notes, digits=3, otherwise=missing)
+    rows = []
+    for method, drawn in other_seeds(group).items():
+        over_seeds = seed_stability(drawn, group.quality)
+        rows.append(
+            {
+                "setting": group.label,
+                "method": method,
+                "other_seeds": len(drawn),
+                "mean PRR": over_seeds.mean,
+                "sd": over_seeds.sd,
+                "lowest": over_seeds.low,
+                "highest": over_seeds.high,
+                "rank ρ": over_seeds.rank_correlation,
+            }
+        )
+    return rows
 
 
 def other_seeds(group: RunGroup) -> dict[str, np.ndarray]:

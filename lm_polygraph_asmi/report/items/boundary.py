@@ -8,42 +8,20 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lm_polygraph_asmi.analysis.clusters import Interval
+from lm_polygraph_asmi.analysis.clusters import PRR_RESAMPLES
 from lm_polygraph_asmi.analysis.comparison import prr_intervals
 from lm_polygraph_asmi.analysis.coverage import TOP_K, coverage_by_band, coverage_intervals
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.stability import rank_correlation
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.report import figures
-from lm_polygraph_asmi.report.item import Items, frame
+from lm_polygraph_asmi.report.item import Items, frame, per_setting
 from lm_polygraph_asmi.results.run_groups import (
     RunGroup,
     Unavailable,
-    once,
     pairs_of_rows,
     same_depth,
 )
-
-
-def boundary(groups: Sequence[RunGroup]) -> Items:
-    """Same questions with and without the passage; appendix "Boundary Deconfounds"."""
-    title = "Boundary: open against closed book"
-
-    def draw(table: pd.DataFrame) -> Figure:
-        differences = dict(zip(table["setting"], table["Sem-ASMI Δ MSP"], strict=True))
-        return figures.forest({"Sem-ASMI minus MSP": differences}, "ΔPRR, 95 % over clusters")
-
-    notes = [
-        "PRR on the questions of both runs, with the clusters of the open-book rows. Error rates "
-        "differ between the two, so compare differences within a row."
-    ]
-    return frame(
-        "boundary", title, twins(groups), _twin_rows, notes, draw, digits=3,
-        signed=("Sem-ASMI Δ MSP",), resamples=10_000,
-        label=lambda twins: f"{twins[0].label} against "
-        f"{twins[1].dataset}",
-        otherwise="no model has runs on the same questions with and without context",
-    )  # fmt: skip
 
 
 def twins(groups: Sequence[RunGroup]) -> Iterator[tuple[RunGroup, RunGroup]]:
@@ -64,85 +42,73 @@ def twins(groups: Sequence[RunGroup]) -> Iterator[tuple[RunGroup, RunGroup]]:
 
 
 def _twin_rows(twins: tuple[RunGroup, RunGroup]) -> list[dict[str, Any]]:
-    rows = []
-    for group, chosen, clusters in shared_rows(*twins):
-        sem, msp, difference = gap_to_msp(group, chosen, clusters)
-        rows.append(
-            {
-                "setting": group.label,
-                "questions": len(chosen),
-                f"mean {group.metric}": float(group.quality[chosen].mean()),
-                "Sem-ASMI": sem,
-                "MSP": msp,
-                "Sem-ASMI Δ MSP": difference,
-            }
-        )
-    return rows
-
-
-def shared_rows(opened: RunGroup, closed: RunGroup) -> list[tuple[RunGroup, list[int], list[str]]]:
-    """Either setting, its rows with the questions of both, and their clusters.
+    """Rows of both settings, over the questions of both.
 
     Raises:
         Unavailable: no question is in both.
     """
+    opened, closed = twins
     pairs = pairs_of_rows(opened, closed, same_answers=False)
     if not pairs:
         raise Unavailable("no question is in both runs")
     opened_rows, closed_rows = map(list, zip(*pairs, strict=True))
     # Closed-book prompts have no passage: they use the clusters of their open-book twins.
     clusters = opened.answers.take(opened_rows).clusters
-    return [(opened, opened_rows, clusters), (closed, closed_rows, clusters)]
+    rows = []
+    for group, chosen in ((opened, opened_rows), (closed, closed_rows)):
+        sem, msp = group.need("u_sem", "msp")
+        answers = Labelled(quality=group.quality[chosen], clusters=clusters)
+        scores = {"Sem-ASMI": sem[chosen], "MSP": msp[chosen]}
+        intervals, paired = prr_intervals(scores, answers, [("Sem-ASMI", "MSP")])
+        rows.append(
+            {
+                "setting": group.label,
+                "questions": len(chosen),
+                f"mean {group.metric}": float(group.quality[chosen].mean()),
+                **intervals,
+                "Sem-ASMI Δ MSP": paired["Sem-ASMI", "MSP"],
+            }
+        )
+    return rows
 
 
-def gap_to_msp(group: RunGroup, rows: Sequence[int], clusters: Sequence[str]) -> list[Interval]:
-    """PRR of Sem-ASMI, of MSP, and their paired difference, on some rows of a setting."""
-    sem, msp = group.need("u_sem", "msp")
-    scores = {"sem": sem[rows], "msp": msp[rows]}
-    answers = Labelled(quality=group.quality[rows], clusters=clusters)
-    intervals, paired = prr_intervals(scores, answers, [("sem", "msp")])
-    return [intervals["sem"], intervals["msp"], paired["sem", "msp"]]
+def _twin_figure(table: pd.DataFrame) -> Figure:
+    differences = dict(zip(table["setting"], table["Sem-ASMI Δ MSP"], strict=True))
+    return figures.forest({"Sem-ASMI minus MSP": differences}, "ΔPRR, 95 % over clusters")
+
+
+def boundary(groups: Sequence[RunGroup]) -> Items:
+    """Same questions with and without the passage; appendix "Boundary Deconfounds"."""
+    notes = [
+        "PRR on the questions of both runs, with the clusters of the open-book rows. Error rates "
+        "differ between the two, so compare differences within a row."
+    ]
+    return frame(
+        "boundary", "Boundary: open against closed book", twins(groups), _twin_rows, notes,
+        _twin_figure, digits=3, signed=("Sem-ASMI Δ MSP",), resamples=PRR_RESAMPLES,
+        label=lambda twins: f"{twins[0].label} against {twins[1].dataset}",
+        otherwise="no model has runs on the same questions with and without context (see "
+        "asmi_squad_closed_book)",
+    )  # fmt: skip
+
+
+PairOfK = tuple[str, int, RunGroup, str, int, RunGroup, str]
+"""Symbol; smaller K, its setting and method; larger K, its setting and method."""
 
 
 def truncation(groups: Sequence[RunGroup]) -> Items:
     """The same masks with another K; appendix "Boundary Deconfounds", enlarged truncation."""
-    title = "Boundary: larger K"
-
-    def compute(pair: PairOfK) -> list[dict[str, Any]]:
-        symbol, first_k, first, first_method, second_k, second, second_method = pair
-        first_rows, second_rows, paired = differences_of_k(pair)
-        if not paired:
-            return []
-        rows = (first, first_method, first_rows), (second, second_method, second_rows)
-        return [
-            {
-                "setting": first.label,
-                "score": symbol,
-                "K": f"{first_k} to {second_k}",
-                "answers": len(first_rows),
-                "large Δ small K": paired["large", "small"],
-                "large K Δ MSP": paired.get(("large", "msp")),
-                "token ρ of MI": _token_correlation(*rows),
-                "mean coverage, small K": _coverage_at(first, first_k),
-                "mean coverage, large K": _coverage_at(first, second_k),
-            }
-        ]
-
     pairs = [pair for symbol in ("Sem-ASMI", "ASMI") for pair in pairs_of_k(groups, symbol)]
     notes = [
         "Answers scored with both K; paired 95 % intervals over clusters. Token ρ: Spearman "
         "correlation of MI_t between the two K, over all tokens. Coverage: mean over all tokens.",
     ]
     return frame(
-        "larger_k", title, pairs, compute, notes, digits=3,
-        signed=("large Δ small K", "large K Δ MSP"), resamples=10_000,
+        "larger_k", "Boundary: larger K", pairs, _rows_of_k, notes, digits=3,
+        signed=("large Δ small K", "large K Δ MSP"), resamples=PRR_RESAMPLES,
         label=lambda pair: pair[2].label,
         otherwise="no answers were scored with two K (see asmi_triviaqa_k256)",
     )  # fmt: skip
-
-
-PairOfK = tuple[str, int, RunGroup, str, int, RunGroup, str]
-"""Symbol; smaller K, its setting and method; larger K, its setting and method."""
 
 
 def pairs_of_k(groups: Sequence[RunGroup], symbol: str) -> Iterator[PairOfK]:
@@ -164,18 +130,13 @@ def pairs_of_k(groups: Sequence[RunGroup], symbol: str) -> Iterator[PairOfK]:
             yield symbol, small, *by_k[small], large, *by_k[large]
 
 
-def differences_of_k(
-    pair: PairOfK,
-) -> tuple[list[int], list[int], dict[tuple[str, str], Interval]]:
-    """Rows of the answers scored with both K, and PRR of the "large" minus "small" and "msp".
-
-    All empty if there is no such answer.
-    """
-    _, _, first, first_method, _, second, second_method = pair
+def _rows_of_k(pair: PairOfK) -> list[dict[str, Any]]:
+    """PRR of the larger K minus that of the smaller one and of MSP; none without common answers."""
+    symbol, first_k, first, first_method, second_k, second, second_method = pair
     every_row = [(i, i) for i in range(len(first))]
     pairs = every_row if first is second else pairs_of_rows(first, second, True)
     if not pairs:
-        return [], [], {}
+        return []
     first_rows, second_rows = map(list, zip(*pairs, strict=True))
     scores = {
         "small": first.score(first_method)[first_rows],
@@ -185,7 +146,20 @@ def differences_of_k(
         scores["msp"] = first.msp[first_rows]
     differences = [("large", other) for other in scores if other != "large"]
     paired = prr_intervals(scores, first.answers.take(first_rows), differences)[1]
-    return first_rows, second_rows, paired
+    scored = (first, first_method, first_rows), (second, second_method, second_rows)
+    return [
+        {
+            "setting": first.label,
+            "score": symbol,
+            "K": f"{first_k} to {second_k}",
+            "answers": len(first_rows),
+            "large Δ small K": paired["large", "small"],
+            "large K Δ MSP": paired.get(("large", "msp")),
+            "token ρ of MI": _token_correlation(*scored),
+            "mean coverage, small K": _coverage_at(first, first_k),
+            "mean coverage, large K": _coverage_at(first, second_k),
+        }
+    ]
 
 
 def _token_correlation(*scored: tuple[RunGroup, str, Sequence[int]]) -> float | None:
@@ -210,37 +184,24 @@ def _coverage_at(group: RunGroup, top_k: int) -> float | None:
     return float(np.concatenate(saved)[:, TOP_K.index(top_k)].mean())
 
 
-@once
-def coverages(group: RunGroup) -> tuple[pd.DataFrame, dict[str, np.ndarray]]:
-    """Of `coverage_by_band` and `coverage_intervals`; raises Unavailable if nothing was saved."""
-    saved = group.masked("coverage")
-    information = group.masked("mi")
+@per_setting(
+    "top_k_coverage", "Top-K coverage by disagreement",
+    "Mean probability mass of a subnetwork's K most likely tokens, averaged over masks; bands by "
+    "MI_t. Bound: the most that the mass m outside the top 64 adds to an entropy as one bucket, "
+    "−m ln m nats.",
+    "Figure: pointwise 95 % bands over clusters (200 resamples); each chooses its bands of tokens.",
+    figure=figures.coverage, digits=3,
+)  # fmt: skip
+def coverage(group: RunGroup) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Table "topk-highmi" of the paper, all bands."""
+    saved, information = group.masked("coverage"), group.masked("mi")
     if not saved or not information:
         raise Unavailable("asmi not saved")
     bands = coverage_by_band(np.concatenate(information), np.concatenate(saved), TOP_K)
-    return bands, coverage_intervals(information, saved, group.answers)
-
-
-def coverage(groups: Sequence[RunGroup]) -> Items:
-    """Table "topk-highmi" of the paper, all bands."""
-    title = "Top-K coverage by disagreement"
-
-    def compute(group: RunGroup) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        bands, ends = coverages(group)
-        rows = [
-            {"setting": group.label, "tokens": band}
-            | {f"K = {name}" if name in TOP_K else str(name): v for name, v in row.items()}
-            for band, row in bands.to_dict("index").items()
-        ]
-        return rows, {group.label: (bands[list(TOP_K)], ends)}
-
-    notes = [
-        "Mean probability mass of a subnetwork's K most likely tokens, averaged over masks; bands "
-        "by MI_t. Bound: the most that the mass m outside the top 64 adds to an entropy as one "
-        "bucket, −m ln m nats."
+    ends = coverage_intervals(information, saved, group.answers)
+    rows = [
+        {"setting": group.label, "tokens": band}
+        | {f"K = {name}" if name in TOP_K else str(name): v for name, v in row.items()}
+        for band, row in bands.to_dict("index").items()
     ]
-    return frame(
-        "top_k_coverage", title, groups, compute, notes, figures.coverage, digits=3,
-        pictured="Figure: pointwise 95 % bands over clusters (200 resamples), with bands of "
-        "tokens recomputed in each.",
-    )  # fmt: skip
+    return rows, {group.label: (bands[list(TOP_K)], ends)}

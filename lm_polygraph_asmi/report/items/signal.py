@@ -1,6 +1,6 @@
 """Does the signal add to confidence, and does it help a user who abstains?"""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -9,30 +9,16 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lm_polygraph_asmi.analysis import comparison, selective
-from lm_polygraph_asmi.analysis.clusters import Interval, cluster_band
-from lm_polygraph_asmi.analysis.distinct import AGGREGATIONS, DistinctSignal, distinct_signal
+from lm_polygraph_asmi.analysis.clusters import PRR_RESAMPLES, Interval, cluster_band
+from lm_polygraph_asmi.analysis.distinct import AGGREGATIONS, distinct_signal
 from lm_polygraph_asmi.analysis.stability import rank_correlation
 from lm_polygraph_asmi.report import figures
-from lm_polygraph_asmi.report.item import (
-    Items,
-    MissingItem,
-    ReportItem,
-    frame,
-    leading,
-)
-from lm_polygraph_asmi.results.run_groups import ENTROPY, RunGroup, Unavailable, once
-from lm_polygraph_asmi.results.runs import MSP
+from lm_polygraph_asmi.report.item import Items, frame, leading, per_setting
+from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable, once
 
 ABSTAIN = np.linspace(0, 0.9, 19)
 FEWEST = 10
 """Fewest answers for which an error rate is drawn."""
-
-
-def _control_source(groups: Sequence[RunGroup]) -> str:
-    from_asmi = [c.label for c in groups if MSP not in c.scores or ENTROPY not in c.scores]
-    if not from_asmi:
-        return "MSP and H (MeanTokenEntropy) are LM-Polygraph's."
-    return f"MSP or H from ASMI's own unmasked pass: {', '.join(from_asmi)}; else LM-Polygraph's."
 
 
 def _signal_and_controls(group: RunGroup) -> tuple[np.ndarray, np.ndarray]:
@@ -42,8 +28,29 @@ def _signal_and_controls(group: RunGroup) -> tuple[np.ndarray, np.ndarray]:
     return u_sem, np.column_stack([msp, entropy])
 
 
-@once
-def _tested(group: RunGroup) -> list[dict[str, Any]]:
+def _distinct_figure(table: pd.DataFrame) -> Figure:
+    main = table[table["signal"] == "u_sem, mean"].drop_duplicates("setting")
+    above = {
+        setting: Interval(*(value - 0.5 for value in area))
+        for setting, area in zip(main["setting"], main["residual AUROC"], strict=True)
+    }
+    return figures.forest({"u_sem beyond MSP and H": above}, "residual AUROC minus 0.5")
+
+
+@per_setting(
+    "distinct_signal", "A distinct signal: error detection beyond confidence",
+    "Not a test: a skewed signal, or one whose spread grows with the controls, is detected "
+    "although it adds nothing. Out of fold (5 folds of whole clusters). Residual: the signal minus "
+    "its linear fit on the controls. Paper's criterion: yes if the interval of the residual AUROC "
+    "is above 0.5; negative if below, so the residual is higher for right answers. Incremental: "
+    "logistic model with the signal minus without. LR: likelihood ratio; it takes answers as "
+    "independent, so its p is nominal. All uncorrected.",
+    "With the controls H(p̄) and mean H(p), whose difference is MI, what is left is the semantic "
+    "kernel's share.",
+    figure=_distinct_figure, digits=3, signed=("incremental AUROC",),
+)  # fmt: skip
+def distinct(group: RunGroup) -> list[dict[str, Any]]:
+    """Table "app-distinct" of the paper; also other aggregations, raw MI, the kernel's share."""
     rows = []
     tests = _tests(group)
     if np.ptp(tests[0][2]) == 0:
@@ -52,6 +59,7 @@ def _tested(group: RunGroup) -> list[dict[str, Any]]:
         if np.ptp(values) == 0:
             continue
         paper_columns = distinct_signal(values, controls, group.answers)
+        criterion = "yes" if paper_columns.residual_auroc.value > 0.5 else "negative"
         rows.append(
             {
                 "setting": group.label,
@@ -61,48 +69,11 @@ def _tested(group: RunGroup) -> list[dict[str, Any]]:
                 "incremental AUROC": paper_columns.incremental_auroc,
                 "LR": paper_columns.likelihood_ratio,
                 "p (nominal)": paper_columns.p_value,
-                "paper's criterion": _papers_verdict(paper_columns),
+                "paper's criterion": criterion if paper_columns.detected else "no",
                 "errors": paper_columns.errors,
             }
         )
     return rows
-
-
-def distinct(groups: Sequence[RunGroup]) -> Items:
-    """Table "app-distinct" of the paper; also other aggregations, raw MI, the kernel's share."""
-    title = "A distinct signal: error detection beyond confidence"
-
-    def draw(table: pd.DataFrame) -> Figure:
-        main = table[table["signal"] == "u_sem, mean"].drop_duplicates("setting")
-        above = {
-            setting: Interval(*(value - 0.5 for value in area))
-            for setting, area in zip(main["setting"], main["residual AUROC"], strict=True)
-        }
-        return figures.forest({"u_sem beyond MSP and H": above}, "residual AUROC minus 0.5")
-
-    def notes(item: ReportItem) -> list[str]:
-        return [
-            "Not a test: a skewed signal, or one whose spread grows with the controls, is "
-            "detected although it adds nothing. Out of fold (5 folds of whole clusters). "
-            "Residual: the signal minus its linear fit on the controls. Paper's criterion: yes if "
-            "the interval of the residual AUROC is above 0.5; negative if below, so the residual "
-            "is higher for right answers. Incremental: logistic model with the signal minus "
-            "without. LR: likelihood ratio; it takes answers as independent, so its p is nominal. "
-            "All uncorrected.",
-            "With the controls H(p̄) and mean H(p), whose difference is MI, what is left is the "
-            "semantic kernel's share. " + _control_source(item.groups),
-        ]
-
-    return frame(
-        "distinct_signal", title, groups, _tested, notes, draw,
-        digits=3, signed=("incremental AUROC",), p_values=("p (nominal)",),
-    )  # fmt: skip
-
-
-def _papers_verdict(paper_columns: DistinctSignal) -> str:
-    if not paper_columns.detected:
-        return "no"
-    return "yes" if paper_columns.residual_auroc.value > 0.5 else "negative"
 
 
 def _tests(group: RunGroup) -> list[tuple[str, str, np.ndarray, np.ndarray]]:
@@ -130,58 +101,46 @@ def _tests(group: RunGroup) -> list[tuple[str, str, np.ndarray, np.ndarray]]:
     return tests
 
 
-def ensemble_mean(groups: Sequence[RunGroup]) -> Items:
+@per_setting(
+    "ensemble_mean", "Ensemble-mean entropy alone",
+    "Differences of PRR with paired 95 % intervals over clusters.",
+    digits=3, signed=("u_sem Δ H(p̄)", "MI Δ H(p̄)"), resamples=PRR_RESAMPLES,
+)  # fmt: skip
+def ensemble_mean(group: RunGroup) -> dict[str, Any]:
     """Appendix "Ensemble-mean entropy alone": does averaging over masks explain the gain?"""
-    title = "Ensemble-mean entropy alone"
-
-    @once
-    def compute(group: RunGroup) -> dict[str, Any]:
-        group.need_errors()
-        average, entropy, u_sem, mi = group.need("entropy_of_mean", "entropy", "u_sem", "mi")
-        scores = {"H": entropy, "H(p̄)": average, "MI": mi, "u_sem": u_sem}
-        pairs = [("u_sem", "H(p̄)"), ("MI", "H(p̄)")]
-        intervals, paired = comparison.prr_intervals(scores, group.answers, pairs)
-        return {
-            "setting": group.label,
-            "Spearman with H": rank_correlation(average, entropy),
-            **{f"PRR of {name}": intervals[name] for name in scores},
-            "highest": max(scores, key=lambda name: intervals[name].value),
-            **{f"{first} Δ {second}": paired[first, second] for first, second in pairs},
-        }
-
-    def notes(item: ReportItem) -> list[str]:
-        about = "Differences of PRR with paired 95 % intervals over clusters. "
-        return [about + _control_source(item.groups)]
-
-    signed = ("u_sem Δ H(p̄)", "MI Δ H(p̄)")
-    return frame(
-        "ensemble_mean", title, groups, compute, notes, digits=3, signed=signed, resamples=10_000
-    )
+    group.need_errors()
+    average, entropy, u_sem, mi = group.need("entropy_of_mean", "entropy", "u_sem", "mi")
+    scores = {"H": entropy, "H(p̄)": average, "MI": mi, "u_sem": u_sem}
+    pairs = [("u_sem", "H(p̄)"), ("MI", "H(p̄)")]
+    intervals, paired = comparison.prr_intervals(scores, group.answers, pairs)
+    return {
+        "setting": group.label,
+        "Spearman with H": rank_correlation(average, entropy),
+        **{f"PRR of {name}": intervals[name] for name in scores},
+        "highest": max(scores, key=lambda name: intervals[name].value),
+        **{f"{first} Δ {second}": paired[first, second] for first, second in pairs},
+    }
 
 
-def flags(groups: Sequence[RunGroup]) -> Items:
+@per_setting(
+    "matched_flags", "Errors flagged by u_sem and by entropy at a matched rate",
+    "Each score flags as many answers as there are errors; with ties, counts are means over all "
+    "choices. The exact test takes answers as independent.",
+    digits=3,
+)  # fmt: skip
+def flags(group: RunGroup) -> dict[str, Any]:
     """McNemar's test at a matched flag rate; appendix "The Distinct-Signal Analysis"."""
-    title = "Errors flagged by u_sem and by entropy at a matched rate"
-
-    def compute(group: RunGroup) -> dict[str, Any]:
-        group.need_errors()
-        u_sem, entropy = group.need("u_sem", "entropy")
-        test = comparison.mcnemar(u_sem, entropy, group.wrong, int(group.wrong.sum()))
-        return {
-            "setting": group.label,
-            "flagged by each": test.flagged,
-            "errors by both": _count(test.both),
-            "only by u_sem": _count(test.only_first),
-            "only by entropy": _count(test.only_second),
-            "McNemar p": test.p_value,
-        }
-
-    notes = [
-        "Each score flags as many answers as there are errors; with ties, counts are means over "
-        "all choices. The exact test takes answers as independent."
-    ]
-    p_values = ("McNemar p",)
-    return frame("matched_flags", title, groups, compute, notes, digits=3, p_values=p_values)
+    group.need_errors()
+    u_sem, entropy = group.need("u_sem", "entropy")
+    test = comparison.mcnemar(u_sem, entropy, group.wrong, int(group.wrong.sum()))
+    return {
+        "setting": group.label,
+        "flagged by each": test.flagged,
+        "errors by both": _count(test.both),
+        "only by u_sem": _count(test.only_first),
+        "only by entropy": _count(test.only_second),
+        "McNemar p": test.p_value,
+    }
 
 
 def _count(mean: float) -> float | int:
@@ -189,115 +148,100 @@ def _count(mean: float) -> float | int:
     return int(mean) if float(mean).is_integer() else mean
 
 
-def confident_fragile(groups: Sequence[RunGroup]) -> Items:
-    """Figure "confident-fragile" of the paper, and the same for tokens."""
-    title = "Confident but fragile"
+@per_setting(
+    "confident_fragile", "Confident but fragile",
+    "Error rates after splitting answers at the medians of MSP and u_sem. Gap: confident-fragile "
+    "minus confident-robust, 95 % over clusters. Differences in confidence within the halves can "
+    "explain a gap: see the residual AUROC. Tokens: of confident answers, labelled as their "
+    "answer; the paper finds no effect for tokens.",
+    figure=figures.quadrants, signed=("gap", "token gap"),
+)  # fmt: skip
+def confident_fragile(group: RunGroup) -> tuple[dict[str, Any], dict[str, selective.Quadrants]]:
+    """Figure "confident-fragile" (a) of the paper, and the same for tokens."""
+    quadrants = _quadrants(group)
+    rates = quadrants.error_rate
+    row = {
+        "setting": group.label,
+        "confident share": float(quadrants.count[0].sum() / len(group)),
+        "confident, robust": float(rates[0, 0]),
+        "confident, fragile": float(rates[0, 1]),
+        "unconfident, robust": float(rates[1, 0]),
+        "unconfident, fragile": float(rates[1, 1]),
+        "gap": quadrants.gap,
+    }
+    if group.u_tokens is not None and group.msp is not None:
+        null = selective.token_null(group.msp, group.u_tokens, group.answers)
+        row |= {"token gap": null.gap, "token AUROC": null.auroc}
+    return row, {group.label: quadrants}
 
-    @once
-    def compute(group: RunGroup) -> tuple[dict[str, Any], dict[str, selective.Quadrants]]:
-        group.need_errors()
-        msp, u_sem = group.need("msp", "u_sem")
-        quadrants = selective.confident_but_fragile(msp, u_sem, group.answers)
-        rates = quadrants.error_rate
-        row = {
-            "setting": group.label,
-            "confident share": float(quadrants.count[0].sum() / len(group)),
-            "confident, robust": float(rates[0, 0]),
-            "confident, fragile": float(rates[0, 1]),
-            "unconfident, robust": float(rates[1, 0]),
-            "unconfident, fragile": float(rates[1, 1]),
-            "gap": quadrants.gap,
-        }
-        if group.u_tokens is not None:
-            null = selective.token_null(msp, group.u_tokens, group.answers)
-            row |= {"token gap": null.gap, "token AUROC": null.auroc}
-        return row, {group.label: quadrants}
 
-    notes = [
-        "Error rates after splitting answers at the medians of MSP and u_sem. Gap: "
-        "confident-fragile minus confident-robust, 95 % over clusters. Differences in confidence "
-        "within the halves can explain a gap: see the residual AUROC. Tokens: of confident "
-        "answers, labelled as their answer; the paper finds no effect for tokens."
-    ]
-    items = frame(
-        "confident_fragile", title, groups, compute, notes, figures.quadrants,
-        signed=("gap", "token gap"),
-    )  # fmt: skip
-    if isinstance(items[0], MissingItem):
-        return items
-    table = items[0].table
-    assert table is not None
-    gaps = dict(zip(table["setting"], table["gap"], strict=True))
-    return [*items, *_by_regime(groups, gaps)]
+@once
+def _quadrants(group: RunGroup) -> selective.Quadrants:
+    group.need_errors()
+    msp, u_sem = group.need("msp", "u_sem")
+    return selective.confident_but_fragile(msp, u_sem, group.answers)
 
 
 REGIMES = {True: "context", False: "memory", None: "not recorded"}
 
 
-def _by_regime(groups: Sequence[RunGroup], gaps: Mapping[str, Interval]) -> Items:
-    """Figure "confident-fragile" (b) of the paper: the effect by regime, with intervals."""
-    title = "Confident but fragile, by regime"
+def _regimes_figure(table: pd.DataFrame) -> Figure:
+    panels = {
+        f"answers from {regime}": dict(zip(rows["setting"], rows["gap"], strict=True))
+        for regime, rows in table.groupby("answers expected from", sort=False)
+    }
+    x = "error rate, confident-fragile minus confident-robust, 95 % over clusters"
+    return figures.forest(panels, x)
 
-    def compute(group: RunGroup) -> list[dict[str, Any]]:
-        if group.label not in gaps:
-            return []
-        return [
-            {
-                "answers expected from": REGIMES[group.grounded],
-                "setting": group.label,
-                "gap": gaps[group.label],
-            }
-        ]
 
-    def draw(table: pd.DataFrame) -> Figure:
-        panels = {
-            f"answers from {regime}": dict(zip(rows["setting"], rows["gap"], strict=True))
-            for regime, rows in table.groupby("answers expected from", sort=False)
-        }
-        return figures.forest(
-            panels, "error rate, confident-fragile minus confident-robust, 95 % over clusters"
-        )
+def by_regime(groups: Sequence[RunGroup]) -> Items:
+    """Figure "confident-fragile" (b) of the paper: the gap by regime, with intervals."""
+
+    def compute(group: RunGroup) -> dict[str, Any]:
+        regime = REGIMES[group.grounded]
+        gap = _quadrants(group).gap
+        return {"answers expected from": regime, "setting": group.label, "gap": gap}
 
     notes = [
         "Gap: error rate of confident-fragile minus confident-robust answers, 95 % over clusters; "
         "a high error rate inflates it. To compare regimes, use the residual AUROC."
     ]
-    ordered = sorted(groups, key=lambda group: REGIMES[group.grounded])
     return frame(
-        "confident_fragile_by_regime", title, ordered, compute, notes, draw, digits=3,
-        signed=("gap",),
+        "confident_fragile_by_regime", "Confident but fragile, by regime",
+        sorted(groups, key=lambda group: REGIMES[group.grounded]), compute, notes, _regimes_figure,
+        digits=3, signed=("gap",),
     )  # fmt: skip
 
 
-@once
-def _areas(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
-    signals = _signals(group)
-    value = {name: selective.aurc(score, group.wrong) for name, score in signals.items()}
-    lowest, next_lowest = sorted(value, key=lambda name: value[name])[:2]
-
-    def minus(first: str, second: str) -> Interval:
-        pair = signals[first], signals[second]
-        return selective.aurc_difference(*pair, group.answers)
-
-    difference = ahead = minus("u_sem", "MSP")
-    if {lowest, next_lowest} != {"u_sem", "MSP"}:  # else the same difference, but for its sign
-        ahead = minus(lowest, next_lowest)
-    curves = {name: _risk_curve(group, score) for name, score in signals.items()}
-    marked = {name: leading(v, ahead) if name == lowest else v for name, v in value.items()}
-    row = {"setting": group.label} | marked | {"u_sem − MSP": difference}
-    return row, {f"{group.label}, n = {len(group)}": curves}
+BANDS = (
+    "Figure: pointwise 95 % bands over clusters (200 resamples). Among the first few answers, "
+    "curves may be above the axis limit."
+)
 
 
-@once
-def _filtered(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
-    msp, entropy, u_sem = _signals(group).values()
+@per_setting(
+    "payoff", "Deployment payoff: filtering confident answers",
+    "Error rate of the half most confident by MSP, and after abstaining on half of it by u_sem or "
+    "by entropy. Negative difference: u_sem filters better. Confident share and coverage are the "
+    "actual ones: a half and a quarter, unless many answers tie at the median of MSP.",
+    f"{BANDS} Curves end where fewer than {FEWEST} answers are left.",
+    figure=partial(figures.payoff, abstain=ABSTAIN), digits=3, signed=("u_sem − entropy",),
+)  # fmt: skip
+def payoff(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Table and figure "payoff" of the paper."""
+    u_sem, controls = _signal_and_controls(group)
+    msp, entropy = controls.T
     filter_result = selective.confident_filter(msp, u_sem, entropy, group.answers)
     confident = round(filter_result.confident * len(group))
     steady = confident * (1 - ABSTAIN) >= FEWEST
-    curves = {
-        name: _filter_curve(group, msp, score, steady)
-        for name, score in (("entropy", entropy), ("u_sem", u_sem))
-    }
+
+    def errors(score: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        return selective.filter_curve(msp[rows], score[rows], group.wrong[rows], ABSTAIN)
+
+    curves = {}
+    for name, score in (("entropy", entropy), ("u_sem", u_sem)):
+        curve, band = _with_band(group, partial(errors, score), len(ABSTAIN))
+        curves[name] = np.where(steady, curve, np.nan), np.where(steady, band, np.nan)
     row = {
         "setting": group.label,
         "confident share": filter_result.confident,
@@ -310,86 +254,61 @@ def _filtered(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
     return row, {f"{group.label}, {confident} confident of {len(group)}": curves}
 
 
-def payoff(groups: Sequence[RunGroup]) -> Items:
-    """Tables "payoff" and "payoff-aurc" and figure "payoff" of the paper."""
+@per_setting(
+    "aurc", "Area under the risk-coverage curve",
+    "AURC: lower = better. The lowest is bold if the paired 95 % interval (over clusters) of its "
+    "difference from the next excludes 0, else italic. Negative difference: u_sem is better.",
+    BANDS,
+    figure=figures.risk_coverage, digits=3, signed=("u_sem − MSP",),
+)  # fmt: skip
+def aurc(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Table "payoff-aurc" of the paper, and its curves."""
+    u_sem, controls = _signal_and_controls(group)
+    signals = {"MSP": controls[:, 0], "entropy": controls[:, 1], "u_sem": u_sem}
+    value = {name: selective.aurc(score, group.wrong) for name, score in signals.items()}
+    lowest, next_lowest = sorted(value, key=lambda name: value[name])[:2]
 
-    filter_notes = [
-        "Error rate of the half most confident by MSP, and after abstaining on half of it by "
-        "u_sem or by entropy. Negative difference: u_sem filters better. Confident share and "
-        "coverage are the actual ones: a half and a quarter, unless many answers tie at the "
-        "median of MSP."
-    ]
-    bands = (
-        "Figure: pointwise 95 % bands over clusters (200 resamples). Among the first few answers, "
-        "curves may be above the axis limit."
-    )
-    ends = f" Curves end where fewer than {FEWEST} answers are left."
-    area_notes = [
-        "AURC: lower = better. The lowest is bold if the paired 95 % interval (over clusters) of "
-        "its difference from the next excludes 0, else underlined. Negative difference: u_sem is "
-        "better."
-    ]
-    filtered = frame(
-        "payoff", "Deployment payoff: filtering confident answers", groups, _filtered, filter_notes,
-        partial(figures.payoff, abstain=ABSTAIN), digits=3, signed=("u_sem − entropy",),
-        pictured=bands + ends,
-    )  # fmt: skip
-    if isinstance(filtered[0], MissingItem):
-        return filtered
-    return filtered + frame(
-        "aurc", "Area under the risk-coverage curve", groups, _areas, area_notes,
-        figures.risk_coverage, digits=3, signed=("u_sem − MSP",),
-        pictured=bands,
-    )  # fmt: skip
+    def minus(first: str, second: str) -> Interval:
+        pair = signals[first], signals[second]
+        return selective.aurc_difference(*pair, group.answers)
 
+    difference = ahead = minus("u_sem", "MSP")
+    if {lowest, next_lowest} != {"u_sem", "MSP"}:  # else the same difference, but for its sign
+        ahead = minus(lowest, next_lowest)
 
-def _risk_curve(group: RunGroup, score: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    def curve(rows: np.ndarray) -> np.ndarray:
+    def risk(score: np.ndarray, rows: np.ndarray) -> np.ndarray:
         return selective.risk_coverage(score[rows], group.wrong[rows])
 
-    return curve(np.arange(len(group))), cluster_band(curve, group.answers)
+    curves = {name: _with_band(group, partial(risk, score)) for name, score in signals.items()}
+    marked = {name: leading(v, ahead) if name == lowest else v for name, v in value.items()}
+    row = {"setting": group.label} | marked | {"u_sem − MSP": difference}
+    return row, {f"{group.label}, n = {len(group)}": curves}
 
 
-def _filter_curve(
-    group: RunGroup, msp: np.ndarray, score: np.ndarray, steady: np.ndarray
+def _with_band(
+    group: RunGroup, curve: Callable[[np.ndarray], np.ndarray], points: int = 50
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A curve and its band, where it is `steady`; NaN elsewhere."""
-
-    def curve(rows: np.ndarray) -> np.ndarray:
-        return selective.filter_curve(msp[rows], score[rows], group.wrong[rows], ABSTAIN)
-
-    band = cluster_band(curve, group.answers, len(ABSTAIN))
-    return np.where(steady, curve(np.arange(len(group))), np.nan), np.where(steady, band, np.nan)
+    """The values of a function of rows, and their band."""
+    return curve(np.arange(len(group))), cluster_band(curve, group.answers, points)
 
 
-def _signals(group: RunGroup) -> dict[str, np.ndarray]:
-    """Scores to abstain by; raises Unavailable if one is missing or there are no errors."""
-    u_sem, controls = _signal_and_controls(group)
-    return {"MSP": controls[:, 0], "entropy": controls[:, 1], "u_sem": u_sem}
-
-
-def selector(groups: Sequence[RunGroup]) -> Items:
+@per_setting(
+    "global_selector", "A trained global selector",
+    "Error rate of the answers accepted by a logistic selector fitted out of fold; negative: u_sem "
+    "helps.",
+    digits=3, signed=("with − without",),
+)  # fmt: skip
+def selector(group: RunGroup) -> list[dict[str, Any]]:
     """Appendix "A trained global selector"."""
-    title = "A trained global selector"
-
-    @once
-    def compute(group: RunGroup) -> list[dict[str, Any]]:
-        u_sem, controls = _signal_and_controls(group)
-        by_coverage = selective.global_selector(controls, u_sem, group.answers)
-        return [
-            {
-                "setting": group.label,
-                "coverage": coverage,
-                "error, MSP and H": base,
-                "error, with u_sem": full,
-                "with − without": difference,
-            }
-            for coverage, (base, full, difference) in by_coverage.items()
-        ]
-
-    notes = [
-        "Error rate of the answers accepted by a logistic selector fitted out of fold; "
-        "negative: u_sem helps."
+    u_sem, controls = _signal_and_controls(group)
+    by_coverage = selective.global_selector(controls, u_sem, group.answers)
+    return [
+        {
+            "setting": group.label,
+            "coverage": coverage,
+            "error, MSP and H": base,
+            "error, with u_sem": full,
+            "with − without": difference,
+        }
+        for coverage, (base, full, difference) in by_coverage.items()
     ]
-    signed = ("with − without",)
-    return frame("global_selector", title, groups, compute, notes, digits=3, signed=signed)

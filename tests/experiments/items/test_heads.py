@@ -112,7 +112,7 @@ def test_the_coupling_at_a_deeper_layer_is_compared_on_the_same_tokens(group):
     first, second = item.table["minus shallowest†"]
     assert first is None
     assert second.value == pytest.approx(ends[1] - ends[0])
-    (ax,) = item.figure.axes
+    (ax,) = item.draw().axes
     points = [line.get_xdata()[0] for line in ax.lines if line.get_marker() == "o"]
     names = [label.get_text() for label in ax.get_yticklabels()]
     drawn = dict(zip(names, points, strict=True))
@@ -182,7 +182,7 @@ def test_a_run_over_the_first_answers_is_a_part_of_their_cell(tmp_path):
 def test_every_row_of_the_probe_counts_its_own_flips(group):
     (item,) = causal_probe([group])
     planted, seen = probe(N), set()
-    lines = {line.get_label(): line.get_ydata() for line in item.figure.axes[0].lines}
+    lines = {line.get_label(): line.get_ydata() for line in item.draw().axes[0].lines}
     for name, row in item.table.set_index("tokens and heads").iterrows():
         level, rule = re.match(r"(\w+) MI, (\w+) heads", name).groups()
         ids = np.array(planted["predicted"][rule])[planted["groups"][level]].reshape(N, 4, -1)

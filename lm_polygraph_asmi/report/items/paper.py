@@ -1,0 +1,153 @@
+"""The paper's published numbers beside those of the runs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+
+from lm_polygraph_asmi.analysis.clusters import Interval
+from lm_polygraph_asmi.analysis.prr import PRR
+from lm_polygraph_asmi.report.item import Items, MissingItem, ReportItem, bare
+from lm_polygraph_asmi.results.paper import (
+    BENCHMARKS,
+    MODELS,
+    Published,
+    about,
+    departures,
+    paper_method,
+    paper_setting,
+    read_published,
+)
+from lm_polygraph_asmi.results.run_groups import RunGroup
+from lm_polygraph_asmi.results.runs import SYMBOLS
+
+NOTES = (
+    "Here: as in the other tables. Difference: here minus paper; it tells nothing of whether the "
+    "paper's number is reproduced.",
+    "Same protocol: model, data, prompt, generation, quality, number of rows and settings of ASMI "
+    "are the paper's; else the last column names what is not.",
+)
+OPERATING, HEAD_MASKS = 0.6, 300
+SIXTEEN = len(MODELS) * (len(BENCHMARKS) - 1)
+
+
+def papers_numbers(groups: Sequence[RunGroup], made: Sequence[ReportItem]) -> Items:
+    """Every number of the paper that the tables of these items have, too."""
+    title = "The paper's numbers beside these"
+    known = [group for group in groups if all(paper_setting(group))]
+    if not known:
+        return [MissingItem(title, "no run has a model and data of the paper")]
+    tables = {item.name: item for item in made}
+    rows = [row for number in read_published() if (row := _beside(number, known, tables))]
+    if not rows:
+        return [MissingItem(title, "the tables of this report have none of them")]
+    return [
+        ReportItem(
+            "reproduction", title, known, pd.DataFrame(rows), None, NOTES, 3,
+            signed=("difference",),
+        )
+    ]  # fmt: skip
+
+
+def _beside(
+    number: Published, groups: Sequence[RunGroup], tables: Mapping[str, ReportItem]
+) -> dict[str, Any] | None:
+    """The row of a number; None if the tables lack it."""
+    item = tables.get(number.table)
+    if item is None or (number.table == "depth_selection" and not _sixteen(item.groups)):
+        return None
+    for group in _places(number, groups):
+        here = bare(_value(number, item, group))
+        if isinstance(here, PRR):
+            here = here.value
+        if here is None or pd.isna(here.value if isinstance(here, Interval) else here):
+            continue
+        if number.unit == "percent" and number.table != "causal_probe":  # that has percent, too
+            here = 100 * here
+        reasons = _other_protocol(number, group, tables)
+        return {
+            "of the paper": number.label,
+            "setting": number.where,
+            "method": number.method or None,
+            "depth": None if number.depth is None else f"{number.depth:.0%}",
+            "quantity": number.quantity,
+            "paper": number.value,
+            "here": here,
+            "difference": (here.value if isinstance(here, Interval) else here) - number.value,
+            "same protocol": not reasons,
+            "but": "; ".join(reasons) or None,
+        }
+    return None
+
+
+def _sixteen(groups: Sequence[RunGroup]) -> bool:
+    """Whether these are the paper's settings, over which it chooses a depth."""
+    settings = {paper_setting(group) for group in groups if not departures(group)}
+    return len(settings) == len(groups) == SIXTEEN
+
+
+def _places(number: Published, groups: Sequence[RunGroup]) -> list[RunGroup]:
+    """Settings of the number's model and data, those of the paper's protocol and size first."""
+    printed = number.model, number.dataset
+    alike = [
+        group for group in groups
+        if all(not name or name == other
+               for name, other in zip(printed, paper_setting(group), strict=True))
+    ]  # fmt: skip
+    return sorted(alike, key=lambda g: (bool(departures(g)), abs(len(g) - _rows(number, g))))
+
+
+def _rows(number: Published, group: RunGroup) -> int:
+    """Rows that a number of the paper is about; the n of a coverage counts tokens."""
+    known = None if number.unit == "coverage" else number.n
+    return known or BENCHMARKS[paper_setting(group).dataset].rows
+
+
+def _value(number: Published, item: ReportItem, group: RunGroup) -> Any:
+    """The cell of a table that holds the same quantity; None without one."""
+    table, column = item.table, number.column
+    conditions = dict(part.split("=", 1) for part in number.row.split("; ") if part)
+    if number.table == "benchmark":  # a column per setting
+        column = group.label
+        if number.method in SYMBOLS:
+            try:
+                method = paper_method(group, number.method, number.depth or OPERATING)
+            except ValueError:  # other masks, scope or gate than the paper's
+                return None
+            table = table[table["method"] == method]
+            conditions = {}
+    elif "setting" in table:
+        table = table[table["setting"] == group.label]
+    if column not in table or not {*conditions} <= {*table}:
+        return None
+    for name, start in conditions.items():
+        table = table[table[name].astype(str).str.startswith(start)]
+    return next((value for value in table[column] if value is not None), None)
+
+
+def _other_protocol(
+    number: Published, group: RunGroup, tables: Mapping[str, ReportItem]
+) -> list[str]:
+    """In what a run departs from the paper's protocol for this number."""
+    reasons = departures(group)
+    sizes = (_rows(number, group), BENCHMARKS[paper_setting(group).dataset].rows)
+    if not any(about(len(group), rows) for rows in sizes):
+        reasons.append(f"{len(group)} rows, not {sizes[0]}")
+    if number.depth is not None and number.table != "benchmark":
+        reasons += _other_masks(group)
+    if number.item in ("head_coupling", "causal_probe") and "head_coupling" in tables:
+        masks = replace(number, table="head_coupling", column="S", row="depth=60%")
+        if (used_masks := _value(masks, tables["head_coupling"], group)) != HEAD_MASKS:
+            reasons.append(f"heads analysed with {used_masks} masks, not {HEAD_MASKS}")
+    return reasons
+
+
+def _other_masks(group: RunGroup) -> list[str]:
+    """Whether the operating variants have other settings than the paper's at 60 %."""
+    try:
+        papers = {symbol: paper_method(group, symbol, OPERATING) for symbol in group.variants}
+    except ValueError as error:
+        return [str(error)]
+    shown = ", ".join(group.variants.values())
+    return [] if papers == group.variants else [f"other settings than the paper's: {shown}"]

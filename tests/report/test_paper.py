@@ -1,0 +1,358 @@
+"""The paper's numbers beside those of planted settings."""
+
+import json
+from collections import Counter
+from copy import deepcopy
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pandas as pd
+import pytest
+from omegaconf import OmegaConf
+
+from lm_polygraph_asmi.analysis import auroc, normalised_prr
+from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.experiments.probe_file import write_probe
+from lm_polygraph_asmi.host.configs import container
+from lm_polygraph_asmi.report.item import MissingItem, ReportItem
+from lm_polygraph_asmi.report.items import every_report_item
+from lm_polygraph_asmi.report.items.benchmark import benchmark
+from lm_polygraph_asmi.report.items.paper import papers_numbers
+from lm_polygraph_asmi.report.items.signal import distinct
+from lm_polygraph_asmi.results.names import at_depth
+from lm_polygraph_asmi.results.paper import (
+    BENCHMARKS,
+    GENERATION,
+    MODELS,
+    PAPER,
+    departures,
+    paper_setting,
+    read_published,
+)
+from lm_polygraph_asmi.results.run_groups import RunGroup, load_run_groups
+from lm_polygraph_asmi.runs.compose import compose_run
+from tests.report.runs import (
+    METHODS,
+    content,
+    dissect,
+    exchanged,
+    few_permutations,
+    loaded,
+    manifest,
+    probe,
+    put,
+    save,
+)
+from tests.report.sixteen import group as planted_answers
+
+pytestmark = pytest.mark.usefixtures("few_resamples")
+SEM, MSP = "Sem-ASMI (60%, K=64)", "MaximumSequenceProbability"
+PLACELESS = {
+    "Spearman with H, lowest of three data sets", "Spearman with H, highest of three data sets",
+    "ρ(MI_t, z_t), four layers from the top", "flips of low MI, at most", "peak memory, lowest",
+    "peak memory, highest",
+}  # fmt: skip
+"""Quantities of the paper that no table of the report has."""
+
+
+def papers_manifest(n: int = 1000, model: str = "Qwen3-4B", dataset: str = "BabiQA") -> dict:
+    """What a run of the paper's protocol records."""
+    about, recorded = manifest(n, f"asmi_{dataset.lower()}"), BENCHMARKS[dataset]
+    about["model"] = {"name": "asmi_any", "path": f"hub/{MODELS[model]}", "revision": "abc"}
+    about["dataset"] |= recorded.recorded
+    about["config"] = {
+        "generation_params": dict(GENERATION), "max_new_tokens": recorded.max_new_tokens,
+        "instruct": False, "n_shot": 0, "asmi": {"num_samples": 10},
+    }  # fmt: skip
+    return about
+
+
+@pytest.fixture(scope="module")
+def babi(tmp_path_factory, few_resamples) -> RunGroup:  # noqa: ARG001
+    folder = tmp_path_factory.mktemp("babi") / "run"
+    save(folder, planted_answers(0, 0.6), papers_manifest())
+    (group,) = load_run_groups([folder])
+    return group
+
+
+def papers(saved: dict) -> dict:
+    """A run with the paper's masks in its saved settings."""
+    for row in saved["stats"]["asmi"]:
+        for own in row.values():
+            own["settings"] = own["settings"] | {"num_masks": 40, "mask_rate": 0.15}
+    return saved
+
+
+@pytest.fixture(scope="module")
+def items(babi, tmp_path_factory) -> list[ReportItem]:
+    """Of a setting, and of few answers with several runs: K = 256, another seed, 300 masks."""
+    root, n = tmp_path_factory.mktemp("squad"), 60
+    opened, closed = (papers_manifest(n, dataset=d) for d in ("SQuAD", "SQuAD without passage"))
+    save(root / "open", papers(content(n)), opened)
+    heads = exchanged(content(n), num_masks=300)
+    dissect(heads, masks=300)
+    write_probe(probe(n), save(root / "heads", heads, opened))
+    save(root / "k256", papers(content(n, top_k=256)), opened)
+    save(root / "seed1", papers(content(n, mask_seed=1)), opened)
+    save(root / "closed", papers(content(n, shift=0.5)), closed)
+    groups = [*load_run_groups(folder for folder in root.iterdir()), babi]
+    with few_permutations():
+        return made_of(groups, *every_report_item())
+
+
+def made_of(groups: list[RunGroup], *makes) -> list[ReportItem]:
+    made = [item for make in makes for item in make(groups)]
+    return [item for item in made if isinstance(item, ReportItem)]
+
+
+def beside(groups: list[RunGroup], *makes) -> pd.DataFrame:
+    """The report's table, of PRR unless other items are given."""
+    (item,) = papers_numbers(groups, made_of(groups, *(makes or (benchmark,))))
+    return item.table
+
+
+def row_of(table: pd.DataFrame, method: str, setting: str = "Qwen3-4B, BabiQA") -> pd.Series:
+    """The row of a method's PRR in the table of all methods."""
+    of_method = table["of the paper"].str.startswith("tab:main") & (table["method"] == method)
+    (row,) = table[of_method & (table["setting"] == setting) & (table["depth"] != "80%")].iloc
+    return row
+
+
+def test_numbers_stand_beside_those_of_the_paper(babi):
+    table = beside([babi])
+    published = {
+        (number.method, number.depth): number.value
+        for number in read_published()
+        if (number.item, number.where) == ("benchmark", "Qwen3-4B, BabiQA")
+    }
+    for method, depth, name in ((MSP, None, MSP), ("Sem-ASMI", 0.6, SEM)):
+        row = row_of(table, method)
+        assert row["paper"] == published[method, depth]
+        assert row["here"] == pytest.approx(normalised_prr(babi.score(name), babi.quality))
+        assert row["difference"] == pytest.approx(row["here"] - row["paper"])
+    assert table["same protocol"].all()
+    # Neither of other settings, nor of methods that were not run.
+    assert {*table["setting"]} == {"Qwen3-4B, BabiQA"}
+    assert not table["method"].isin(["PTrueSampling"]).any()
+    assert {*table["depth"].dropna()} == {"60%", "80%"}
+
+
+def test_every_number_has_its_place_in_the_report(items):
+    """The tables and columns that paper.csv names are the report's."""
+    tables = {item.name: item.table for item in items}
+    for number in read_published():
+        if number.quantity in PLACELESS:
+            assert not number.table
+            continue
+        conditions = [part.split("=", 1)[0] for part in number.row.split("; ") if part]
+        columns = [number.column] * (number.table != "benchmark") + conditions
+        known = {*tables[number.table], "nli", "samples", "k = 16"}  # which these runs lack
+        assert {*columns} <= known, number
+
+
+def test_values_are_those_of_the_statistics(babi, items):
+    groups = [babi, *next(item.groups for item in items if item.name == "boundary")]
+    (item,) = papers_numbers(groups, items)
+    table = item.table
+    assert len(table) > 90
+    tables = {item.name: item.table for item in items}
+
+    def here(quantity, setting="Qwen3-4B, BabiQA", method=None):
+        found = table[(table["quantity"] == quantity) & (table["setting"] == setting)]
+        if method:
+            found = found[(found["method"] == method) & (found["of the paper"] != "tab:h2h")]
+        return getattr(found["here"].iloc[0], "value", found["here"].iloc[0])
+
+    lengths = np.array([len(answer) for answer in babi.saved("greedy_tokens")])
+    assert here("median tokens of the answer") == np.median(lengths)
+    assert here("tokens an answer") == pytest.approx(lengths.mean())
+    assert here("mean quality") == pytest.approx(babi.quality.mean())
+    assert here("mean MI_t") == pytest.approx(np.concatenate(babi.mi_tokens).mean())
+    assert here("AUROC", method="ASMI") == pytest.approx(
+        auroc(babi.score("ASMI (60%, K=64)"), babi.wrong)
+    )
+    confident = babi.msp <= np.median(babi.msp)
+    assert here("confident error") == pytest.approx(babi.wrong[confident].mean())
+    fragile = babi.u_sem > np.median(babi.u_sem)
+    rate = 100 * babi.wrong[confident & fragile].mean()
+    assert here("error rate, confident and fragile") == pytest.approx(rate)
+    # Of several runs, as their own tables have it.
+    gap = tables["boundary"].set_index("setting")["Sem-ASMI Δ MSP"]["any, squad without passage"]
+    assert here("difference of PRR", "Qwen3-4B, SQuAD without passage") == gap.value
+    heads = tables["head_coupling"].iloc[0]
+    assert here("ρ(MI_t, z_t)", "Qwen3-4B, SQuAD") == heads["ρ(MI, z)"].value
+    flips = tables["causal_probe"].iloc[0]
+    assert here("flips of high MI, k = 2", "Qwen3-4B, SQuAD") == flips["k = 2"].value
+    # The paper chooses its depth over sixteen settings, not over these three.
+    assert "mean regret" not in set(table["quantity"])
+    assert table.loc[table["setting"] == "Qwen3-4B, SQuAD", "but"].str.contains("60 rows").all()
+
+
+def changed(group: RunGroup, part: str, name: str, value: object) -> RunGroup:
+    """The setting with another entry in its manifest; "a.b" is b within a."""
+    about = json.loads(json.dumps(group.run.manifest))
+    node = about[part]
+    *path, last = name.split(".")
+    for step in path:
+        node = node[step]
+    node[last] = value
+    run = replace(group.run, manifest=about)
+    return replace(group, run=run, runs=(run,))
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value", "reason"),
+    [
+        ("dataset", "prompt_style", "demo", None),  # of SQuAD's columns only
+        ("model", "path", "hub/Qwen3-4B", "model hub/Qwen3-4B"),
+        ("model", "path", None, "model not recorded"),
+        ("dataset", "source", "LM-Polygraph/other", "data LM-Polygraph/other"),
+        ("dataset", "split", "train", "data.split 'train', not 'test'"),
+        ("config", "generation_params.temperature", 1.0, "temperature 1.0, not 0.5"),
+        ("config", "generation_params.do_sample", True, "do_sample True"),
+        ("config", "max_new_tokens", 20, "max_new_tokens 20, not 3"),
+        ("config", "asmi", {"num_samples": 5}, "asmi.num_samples 5, not 10"),
+        ("config", "asmi", None, "asmi.num_samples not recorded, not 10"),
+        ("config", "instruct", True, "instruct True"),
+    ],
+)
+def test_what_departs_from_the_protocol_is_named(babi, part, name, value, reason):
+    assert departures(babi) == []
+    other = changed(babi, part, name, value)
+    if reason is None:
+        assert departures(other) == []
+        return
+    assert any(reason in text for text in departures(other))
+    (item,) = papers_numbers([other], made_of([other], benchmark))
+    if part == "model" or name == "source":
+        assert item == MissingItem(item.title, "no run has a model and data of the paper")
+        return
+    assert not item.table["same protocol"].any()
+    assert item.table["but"].str.contains(reason, regex=False).all()
+
+
+def test_other_metrics_and_runs_without_a_manifest_depart(babi):
+    assert departures(replace(babi, metric="Rouge_rougeL")) == [
+        "quality Rouge_rougeL, not AlignScore"
+    ]
+    bare = replace(babi, run=replace(babi.run, manifest=None))
+    assert departures(bare) == ["no manifest records what was run"]
+
+
+def test_a_setting_of_the_papers_protocol_and_size_is_taken_first(babi):
+    other = replace(changed(babi, "config", "instruct", True), rows=babi.rows[:990], suffix=" b")
+    few = replace(babi, rows=babi.rows[:900], suffix=" c")
+    row = row_of(beside([other, few, babi]), MSP)
+    assert row["same protocol"]
+    assert row["here"] == pytest.approx(normalised_prr(babi.score(MSP), babi.quality))
+    row = row_of(beside([few]), MSP)
+    assert (row["same protocol"], row["but"]) == (False, "900 rows, not 1000")
+
+
+@pytest.mark.parametrize(
+    "settings", [{"scope": "response"}, {"aggregation": "max"}, {"num_masks": 20}]
+)
+def test_scores_with_other_settings_are_no_comparison(tmp_path, settings):
+    saved = few_answers()
+    other = saved | exchanged(saved, **settings)
+    if "num_masks" in settings:
+        for own in at_depth(other["stats"], 0.6):
+            own["settings"] = own["settings"] | settings
+    for name in (MSP, "MeanTokenEntropy"):
+        other["estimations"]["sequence", name] = saved["estimations"]["sequence", name]
+    groups = loaded(tmp_path, other, papers_manifest(1000))
+    table = beside(groups, benchmark, distinct)
+    assert not table.query("method == 'Sem-ASMI' and quantity == 'PRR' and depth == '60%'").size
+    assert row_of(table, MSP)["same protocol"]  # a baseline has no masks
+    tested = table[table["quantity"] == "residual AUROC"]
+    assert len(tested)
+    assert not tested["same protocol"].any()
+    assert tested["but"].str.contains("other settings than the paper's").all()
+
+
+@cache
+def _answers() -> dict:
+    return planted_answers(0, 0.6)
+
+
+def few_answers() -> dict:
+    """Whose parts a test may change."""
+    return deepcopy(_answers())
+
+
+@pytest.mark.parametrize(
+    ("settings", "used"),
+    [
+        ({"tau": 0.5}, False), ({"beta": 5.0}, False), ({"num_samples": 5}, False),
+        ({"gate_token": "last"}, True), ({"closing_token": False}, True),
+        ({"seeded_by": "prompt"}, True),
+    ],
+)  # fmt: skip
+def test_what_the_paper_leaves_open_is_used_and_another_gate_is_not(tmp_path, settings, used):
+    saved = few_answers()
+    plain = ASMIConfig(method="adapt")
+    values = saved["estimations"].pop(("sequence", str(plain)))
+    del saved[METHODS][str(plain)]
+    put(saved, plain.replace(**settings), values)
+    table = beside(loaded(tmp_path, saved, papers_manifest()))
+    rows = table[(table["method"] == "Adapt-ASMI") & (table["depth"] == "60%")]
+    assert rows["of the paper"].str.startswith("tab:main").any() == used
+
+
+def test_of_two_gates_the_default_one_is_used(tmp_path):
+    saved = few_answers()
+    plain, other = ASMIConfig(method="adapt"), ASMIConfig(method="adapt", gate_token="last")
+    values = saved["estimations"].pop(("sequence", str(plain)))
+    saved["estimations"] = {
+        ("sequence", str(other)): np.flip(values), ("sequence", str(plain)): values,
+        **saved["estimations"],
+    }  # fmt: skip
+    put(saved, other, np.flip(values))
+    (group,) = loaded(tmp_path, saved, papers_manifest())
+    row = row_of(beside([group]), "Adapt-ASMI")
+    assert row["here"] == pytest.approx(normalised_prr(group.score(str(plain)), group.quality))
+
+
+def test_the_shipped_file():
+    """Counts as the paper has them; none is there twice."""
+    published = read_published()
+    by_label = Counter(row.label for row in published)
+    assert by_label["tab:main-ours-coqa-squad"] == 29 * 8  # 17 baselines, 3 variants, 4 depths
+    assert by_label["tab:main-ours-babi-trivia"] == 29 * 8
+    assert by_label["tab:app-distinct"] == 9 * 2
+    assert by_label["tab:causal-flip"] == 4 * 5 + 1
+    assert by_label["tab:stability"] == 7 * 5
+    assert {row.model for row in published} == {*MODELS, ""}
+    assert {row.dataset for row in published} == {*BENCHMARKS, ""}
+    assert np.isfinite([row.value for row in published]).all()
+    keys = {(r.label, r.model, r.dataset, r.method, r.depth, r.quantity) for r in published}
+    assert len(keys) == len(published) == 767
+    by_key = {(r.model, r.dataset, r.method, r.depth, r.quantity): r for r in published}
+    row = by_key["Qwen3-8B", "BabiQA", "Sem-ASMI", 0.8, "PRR"]
+    assert (row.value, row.n) == (0.70, 1000)
+    assert PAPER.parent.name == "data"  # in the package, so in its wheel
+    # Column n of tab:topk-highmi counts tokens.
+    printed = {"CoQA": 567, "SQuAD": 1480, "BabiQA": 216, "TriviaQA": 397}
+    found = {(row.dataset, row.n) for row in published if row.label == "tab:topk-highmi"}
+    assert found == set(printed.items())
+
+
+@pytest.mark.parametrize(
+    ("dataset", "model"),
+    [
+        ("coqa", "qwen3_4b_base"), ("squad", "qwen3_8b_base"), ("babiqa", "llama2_7b"),
+        ("triviaqa", "mistral_7b"), ("squad_closed_book", "qwen3_4b_base"),
+    ],
+)  # fmt: skip
+def test_the_shipped_configs_are_the_papers_protocol(babi, dataset, model):
+    config = compose_run(f"asmi_{dataset}", overrides=[f"model=asmi_{model}", "dataset=none"])
+    names = ("model", "data", "generation_params", "max_new_tokens", "instruct", "n_shot", "asmi",
+             "cache_path")  # fmt: skip
+    job = container(OmegaConf.masked_copy(config, list(names)))
+    about = {
+        "model": {"path": job["model"]["path"]}, "dataset": job["data"], "config": job,
+    }  # fmt: skip
+    group = replace(babi, run=replace(babi.run, manifest=about))
+    assert departures(group) == []
+    assert all(paper_setting(group))

@@ -1,0 +1,114 @@
+"""Runs over the same answers as one setting; what is left out of it, and what is no run."""
+
+import numpy as np
+import pytest
+
+from lm_polygraph_asmi.results.names import at_depth
+from lm_polygraph_asmi.results.run_groups import load_run_groups
+from tests.report.runs import BASELINES, content, exchanged, loaded, save
+
+SEM = "Sem-ASMI (60%, K=64)"
+NO_RUN, DAMAGED = "is not a run saved by LM-Polygraph", r"asmi_manifest_seed1\.json is damaged"
+SHORT = content()["estimations"] | {("sequence", "RAUQ"): [0.5] * 59}
+
+
+def test_another_k_is_not_read_in_place_of_the_default_one(tmp_path):
+    """Whichever run is named first."""
+    save(tmp_path / "k256", content(top_k=256))
+    save(tmp_path / "open")
+    for names in (("k256", "open"), ("open", "k256")):
+        (group,) = load_run_groups(tmp_path / name for name in names)
+        assert group.variants["Sem-ASMI"] == SEM
+        assert group.settings()["top_k"] == 64
+        np.testing.assert_array_equal(group.u_sem, group.score(SEM))
+    (alone,) = load_run_groups([tmp_path / "k256"])
+    assert alone.variants["Sem-ASMI"] == "Sem-ASMI (60%, K=256)"
+
+
+def test_one_finite_mask_for_all_methods(tmp_path):
+    saved = content()
+    saved["estimations"]["sequence", "RAUQ"][3] = float("nan")
+    saved["gen_metrics"]["sequence", "AlignScore"][8] = float("nan")
+    (group,) = loaded(tmp_path, saved)
+    assert len(group) == 58
+    assert all(len(tokens) == 58 for tokens in (group.mi_tokens, group.clusters, group.quality))
+    assert "2 of 60 rows without a finite RAUQ left out for all methods" in group.notes[0]
+    assert np.isfinite(group.scores.to_numpy()).all()
+
+
+@pytest.mark.parametrize("nothing", [float("nan"), None])
+def test_a_method_without_any_score_is_left_out_alone(tmp_path, nothing):
+    saved = content()
+    saved["estimations"]["sequence", "RAUQ"] = [nothing] * 60
+    (group,) = loaded(tmp_path, saved)
+    assert len(group) == 60
+    assert "RAUQ" not in group.scores
+    assert "no finite score: RAUQ" in group.notes[0]
+
+
+def test_a_statistic_with_fewer_entries_is_not_used(tmp_path):
+    """LM-Polygraph saves a statistic in those batches alone where it was made."""
+    saved = content()
+    saved["stats"]["asmi"].pop()
+    (group,) = loaded(tmp_path, saved)
+    assert group.mi_tokens is None
+    assert group.u_sem is not None  # the estimator's
+
+
+def test_a_run_named_twice_is_read_once(tmp_path, monkeypatch):
+    file = save(tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    (group,) = load_run_groups([tmp_path / "run", file, "run"])
+    assert len(group.runs) == 1
+
+
+def test_token_statistics_come_from_the_run_whose_masks_made_the_score(tmp_path):
+    first = content()
+    for own in at_depth(first["stats"], 0.6):
+        del own["mi"]
+    save(tmp_path / "first", first)
+    save(tmp_path / "seed 1", content(mask_seed=1))
+    (group,) = load_run_groups([tmp_path / "first", tmp_path / "seed 1"])
+    assert group.variants["Sem-ASMI"] == SEM
+    assert group.mi_tokens is None  # those of seed 1 belong to another score
+    assert group.agreement_tokens is not None
+    assert group.settings()["seed"] == 0
+
+
+@pytest.mark.parametrize("depth", [0.333, 0.625])
+def test_depths_that_percent_rounds(tmp_path, depth):
+    saved = content()
+    for row in saved["stats"]["asmi"]:
+        row[depth] = row.pop(0.6)
+        row[depth]["settings"] = row[depth]["settings"] | {"depth": depth}
+    baselines = {key: v for key, v in saved["estimations"].items() if key[1] in BASELINES}
+    saved = exchanged(saved, depth=depth)
+    saved["estimations"] |= baselines
+    save(tmp_path / "run", saved)
+    (group,) = load_run_groups([tmp_path / "run"], depth=depth)
+    assert set(group.variants) == {"ASMI", "Sem-ASMI", "Adapt-ASMI"}
+    assert group.mi_tokens is not None
+    assert group.notes == ()
+    (other,) = load_run_groups([tmp_path / "run"], depth=0.9)
+    assert "the run lacks 90.0%" in other.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("estimations", "manifest_text", "message"),
+    [
+        ([1, 2], None, NO_RUN),
+        ({"name": [1.0]}, None, NO_RUN),
+        ({("sequence", "a"): ["x"] * 60}, None, NO_RUN),
+        (SHORT, None, r"its columns have \[59, 60\] rows"),
+        ({}, b"[1]", DAMAGED),
+        ({}, b"{", DAMAGED),
+        ({}, b"\xff\xfe", DAMAGED),
+    ],
+)
+def test_damaged_runs_are_refused(tmp_path, estimations, manifest_text, message):
+    saved = content()
+    save(tmp_path / "run", saved | {"estimations": estimations or saved["estimations"]})
+    if manifest_text:
+        (tmp_path / "run/asmi_manifest_seed1.json").write_bytes(manifest_text)
+    with pytest.raises(ValueError, match=message):
+        load_run_groups([tmp_path / "run"])

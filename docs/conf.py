@@ -93,7 +93,7 @@ API = {
     "lm_polygraph_asmi.analysis": "Statistics",
     "lm_polygraph_asmi.maths": "Formulas",
     "lm_polygraph_asmi.model": "Masked passes",
-    "lm_polygraph_asmi.experiments.analysis": "Experiments",
+    "lm_polygraph_asmi.heads.analysis": "Experiments",
 }
 """Module with public names -> title of its page."""
 PACKAGE = "lm_polygraph_asmi"

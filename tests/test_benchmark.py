@@ -11,7 +11,7 @@ from lm_polygraph.utils.factory_estimator import FactoryEstimator
 from lm_polygraph.utils.generation_parameters import GenerationParameters
 from omegaconf import DictConfig, OmegaConf, read_write
 
-from lm_polygraph_asmi.experiments.analysis import head_criticality
+from lm_polygraph_asmi.heads.analysis import head_criticality
 from lm_polygraph_asmi.host.configs import configs_path
 from lm_polygraph_asmi.maths import operating_point
 from lm_polygraph_asmi.results.manifest import read_manifest

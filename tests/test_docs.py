@@ -405,7 +405,7 @@ def shown(docstring: str | None) -> list[doctest.Example]:
         ".estimators",
         ".maths",
         ".analysis",
-        ".experiments.analysis",
+        ".heads.analysis",
     ],
 )
 def test_every_public_name_has_an_example(room):

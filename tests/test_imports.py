@@ -90,23 +90,23 @@ SUBPACKAGES = {
         "torch transformers lm_polygraph datasets",
         "a command is a thin front; help must not wait for torch",
     ),
-    "experiments": Subpackage(
-        "maths model results host scoring experiments/analysis",
+    "heads": Subpackage(
+        "maths model results host scoring heads/analysis",
         "lm_polygraph datasets",
         "what tests the paper stands on all that scores and reports, and beside what runs",
     ),
-    "experiments/analysis": Subpackage(
+    "heads/analysis": Subpackage(
         "analysis", "torch transformers lm_polygraph datasets",
-        "statistics of experiments take arrays, too",
+        "statistics of heads take arrays, too",
     ),
-    "experiments/items": Subpackage(
-        "experiments experiments/analysis analysis results report",
+    "heads/items": Subpackage(
+        "heads heads/analysis analysis results report",
         "torch transformers lm_polygraph datasets",
         "their tables and figures need finished runs alone, too",
     ),
 }  # fmt: skip
 ENTRANCES = {"commands/__init__.py", "report/items/__init__.py"}
-"""Where the core finds experiments: their commands, and what they add to the report."""
+"""Where the core finds heads: their commands, and what they add to the report."""
 
 
 def room_of(*parts: str) -> str:
@@ -183,7 +183,7 @@ def test_every_folder_is_a_room():
 def test_imports_point_one_way(subpackage):
     allowed = {subpackage, "options", "validation", *SUBPACKAGES[subpackage].subpackages.split()}
     for file in files_of(subpackage):
-        entrance = "experiments" if str(file.relative_to(ROOT)) in ENTRANCES else None
+        entrance = "heads" if str(file.relative_to(ROOT)) in ENTRANCES else None
         for name in imported(file):
             package, *rest = name.split(".")
             if package == PACKAGE and rest and (ROOT / rest[0]).is_dir():
@@ -193,17 +193,17 @@ def test_imports_point_one_way(subpackage):
                 )
 
 
-def test_the_core_finds_experiments_in_two_places_alone():
+def test_the_core_finds_heads_in_two_places_alone():
     """Names in strings, as `importlib` takes them, are imports too."""
     for file in ROOT.rglob("*.py*"):
         own = str(file.relative_to(ROOT))
-        if not own.startswith("experiments/") and file.suffix in (".py", ".pyi"):
-            assert (f"{PACKAGE}.experiments" in file.read_text()) == (own in ENTRANCES), own
+        if not own.startswith("heads/") and file.suffix in (".py", ".pyi"):
+            assert (f"{PACKAGE}.heads" in file.read_text()) == (own in ENTRANCES), own
 
 
-def test_experiments_use_what_the_core_offers():
+def test_heads_use_what_the_core_offers():
     """No name that begins with an underscore."""
-    for subpackage in (name for name in SUBPACKAGES if name.startswith("experiments")):
+    for subpackage in (name for name in SUBPACKAGES if name.startswith("heads")):
         for file in files_of(subpackage):
             private = [
                 name for name in imported(file) if re.search(rf"^{PACKAGE}\..*\._[a-z]", name)
@@ -268,7 +268,7 @@ COMMANDS = [
     ("doctor --config-name nosuch", "got 'nosuch'"),
     ("score --model x LICENSE --depth 2", "depth must lie in (0, 1)"),
     ("score --model x LICENSE --method raw", "'raw' is not one of"),
-    ("experiments --help", "probe"),
+    ("heads --help", "probe"),
 ]
 WITH_PANDAS = [
     ("plan --heads 32", "p = 0.15, S = 40"),

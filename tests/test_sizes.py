@@ -30,7 +30,6 @@ ROOT = PACKAGE.parent
 ROOMS = {
     "calibration": "decisions",
     **dict.fromkeys(("runs", "results"), "benchmark"),
-    "experiments": "heads",
     **dict.fromkeys(("estimators", "stat_calculators", "host", "_hydra"), "host's face"),
     **{
         f"analysis/{name}.py": "decisions"

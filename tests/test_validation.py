@@ -50,7 +50,7 @@ def test_outputs_that_cannot_be_written(tmp_path, out, folder, message):
         ["merge", "{rows}", "--out", "/proc/merged"],
         ["report", "{rows}", "--out", "/proc/report"],
         ["plan", "--heads", "32", "--out", "/proc/plan.png"],
-        ["experiments", "probe", "{run}", "--model", "x", "--out", "/proc/p.json"],
+        ["heads", "probe", "{run}", "--model", "x", "--out", "/proc/p.json"],
     ],
 )  # fmt: skip
 def test_every_command_checks_its_output_first(tmp_path, command):

@@ -72,8 +72,8 @@ def main() -> None:
     """
 
 
-class Experiments(click.Group):
-    """Commands of `lm_polygraph_asmi.experiments`, imported on first use."""
+class Heads(click.Group):
+    """Commands of `lm_polygraph_asmi.heads`, imported on first use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(self._commands())
@@ -83,13 +83,13 @@ class Experiments(click.Group):
 
     @staticmethod
     def _commands() -> dict[str, click.Command]:
-        from lm_polygraph_asmi.experiments.commands import COMMANDS
+        from lm_polygraph_asmi.heads.commands import COMMANDS
 
         return COMMANDS
 
 
-@main.group(cls=Experiments, short_help="The causal probe.")
-def experiments() -> None:
+@main.group(cls=Heads, short_help="The causal probe.")
+def heads() -> None:
     """Test the paper's claims on heads: the causal probe."""
 
 

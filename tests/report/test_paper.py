@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from lm_polygraph_asmi.analysis import auroc, normalised_prr
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.experiments.probe_file import write_probe
+from lm_polygraph_asmi.heads.probe_file import write_probe
 from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.report.item import MissingItem, ReportItem
 from lm_polygraph_asmi.report.items import every_report_item

@@ -20,7 +20,7 @@ from lm_polygraph_asmi.analysis.comparison import prr_intervals
 from lm_polygraph_asmi.analysis.distinct import distinct_signal
 from lm_polygraph_asmi.analysis.selective import aurc, confident_filter
 from lm_polygraph_asmi.commands import main
-from lm_polygraph_asmi.experiments.probe_file import write_probe
+from lm_polygraph_asmi.heads.probe_file import write_probe
 from lm_polygraph_asmi.report import MissingItem, build_report, figures, load_run_groups
 from lm_polygraph_asmi.report.item import BOLD, ITALIC, Marked
 from lm_polygraph_asmi.report.items import every_report_item

@@ -36,7 +36,7 @@ MAIN: tuple[Make, ...] = (
 """The paper's, in its order, up to the analysis of heads."""
 LAST: tuple[Make, ...] = (depths, screen, head_to_head, stability)
 """The paper's, after the analysis of heads."""
-HEADS = "lm_polygraph_asmi.experiments.items"
+HEADS = "lm_polygraph_asmi.heads.items"
 """Module with the items of heads."""
 
 

@@ -12,13 +12,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lm_polygraph_asmi.analysis.clusters import Clustered, Interval, cluster_interval
-from lm_polygraph_asmi.experiments.analysis.coupling import (
+from lm_polygraph_asmi.heads.analysis.coupling import (
     Coupling,
     criticality_coupling,
     high_stratum,
     sharpening,
 )
-from lm_polygraph_asmi.experiments.analysis.heads import FEWEST_MASKS, permutation_null
+from lm_polygraph_asmi.heads.analysis.heads import FEWEST_MASKS, permutation_null
 from lm_polygraph_asmi.report.figures import forest
 from lm_polygraph_asmi.report.item import Items, frame
 from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable, once, row_keys

@@ -1,4 +1,4 @@
-"""Statistics of experiments on arrays, with the conventions of `lm_polygraph_asmi.analysis`."""
+"""Statistics of heads on arrays, with the conventions of `lm_polygraph_asmi.analysis`."""
 
 from lm_polygraph_asmi.lazy import attach
 

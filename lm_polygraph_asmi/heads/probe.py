@@ -18,8 +18,8 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.experiments.analysis.heads import head_criticality
-from lm_polygraph_asmi.experiments.analysis.probe import COUNT, NUMBERS, ablations, extremes
+from lm_polygraph_asmi.heads.analysis.heads import head_criticality
+from lm_polygraph_asmi.heads.analysis.probe import COUNT, NUMBERS, ablations, extremes
 from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.maths import example_seed
 from lm_polygraph_asmi.model import (
@@ -117,7 +117,7 @@ def probe_tokens(
     seed: int = 0,
     progress: Callable[[list[Any]], Iterable[Any]] = iter,
 ) -> dict[str, Any]:
-    """Content of a probe's file (`experiments.probe_file`); ValueError if it is another model.
+    """Content of a probe's file (`heads.probe_file`); ValueError if it is another model.
 
     Args:
         model, answers: the run's.

@@ -5,7 +5,7 @@ import statistics
 import numpy as np
 import pytest
 
-from lm_polygraph_asmi.experiments.analysis import (
+from lm_polygraph_asmi.heads.analysis import (
     concentration,
     head_criticality,
     permutation_null,

@@ -5,17 +5,17 @@ import pytest
 import torch
 from torch import nn
 
-from lm_polygraph_asmi.experiments import probe as room
-from lm_polygraph_asmi.experiments.analysis import head_criticality
-from lm_polygraph_asmi.experiments.analysis.probe import ablations
-from lm_polygraph_asmi.experiments.probe import (
+from lm_polygraph_asmi.heads import probe as room
+from lm_polygraph_asmi.heads.analysis import head_criticality
+from lm_polygraph_asmi.heads.analysis.probe import ablations
+from lm_polygraph_asmi.heads.probe import (
     answers_of,
     probe_run,
     probe_tokens,
     token_masks,
     tokens_of,
 )
-from lm_polygraph_asmi.experiments.probe_file import read_probe, write_probe
+from lm_polygraph_asmi.heads.probe_file import read_probe, write_probe
 from lm_polygraph_asmi.model.check import PASSES
 from tests.scoring.saved import QUESTIONS, scored_run
 from tests.subnetworks import subnetwork_log_probs

@@ -6,8 +6,8 @@ import pytest
 
 from lm_polygraph_asmi.analysis import Clustered, wilson_interval
 from lm_polygraph_asmi.analysis.clusters import percentiles
-from lm_polygraph_asmi.experiments.analysis import flip_rates
-from lm_polygraph_asmi.experiments.analysis.probe import ablations, extremes
+from lm_polygraph_asmi.heads.analysis import flip_rates
+from lm_polygraph_asmi.heads.analysis.probe import ablations, extremes
 from tests.analysis.simulation import keys
 
 

@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from lm_polygraph_asmi.analysis.clusters import Clustered, percentiles
-from lm_polygraph_asmi.experiments.analysis import (
+from lm_polygraph_asmi.heads.analysis import (
     criticality_coupling,
     high_stratum,
     permutation_null,

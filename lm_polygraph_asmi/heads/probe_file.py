@@ -1,7 +1,7 @@
 """The causal probe's file: predictions with some heads ablated.
 
 Written next to `ue_manager_seed1` as `asmi_probe_seed1.json`. It has predictions;
-`lm_polygraph_asmi.experiments.analysis.probe` computes flip rates from them.
+`lm_polygraph_asmi.heads.analysis.probe` computes flip rates from them.
 """
 
 from collections.abc import Mapping
@@ -70,7 +70,7 @@ def read_probe(manager: str | Path) -> Probe | None:
         return None
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{path} is damaged, or no file of `polygraph_asmi experiments probe`: {error!r}. "
+            f"{path} is damaged, or no file of `polygraph_asmi heads probe`: {error!r}. "
             "Remove it and run the command again"
         ) from error
 

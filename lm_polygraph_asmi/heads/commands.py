@@ -1,4 +1,4 @@
-"""`polygraph_asmi experiments`: the causal probe.
+"""`polygraph_asmi heads`: the causal probe.
 
 Imports only click at the top, as the files of `lm_polygraph_asmi.commands` do.
 """
@@ -33,7 +33,7 @@ def probe(run: str, model: str, out: str | None, **settings: Any) -> None:
     from rich.console import Console
     from rich.progress import track
 
-    from lm_polygraph_asmi.experiments.probe_file import probe_path, write_probe
+    from lm_polygraph_asmi.heads.probe_file import probe_path, write_probe
     from lm_polygraph_asmi.results.runs import manager_files
 
     try:
@@ -42,7 +42,7 @@ def probe(run: str, model: str, out: str | None, **settings: Any) -> None:
             raise ValueError(f"expected one seed, got several in {run}: name one of its files")
         path = Path(out) if out else probe_path(manager)
         check_writable(path)
-        from lm_polygraph_asmi.experiments.probe import probe_run
+        from lm_polygraph_asmi.heads.probe import probe_run
 
         shown = partial(track, description="Probing", console=Console(stderr=True))
         content = probe_run(manager, model, progress=shown, **settings)

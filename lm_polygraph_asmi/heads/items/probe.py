@@ -7,9 +7,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from lm_polygraph_asmi.analysis.clusters import Clustered, Interval
-from lm_polygraph_asmi.experiments.analysis.probe import flip_rates
-from lm_polygraph_asmi.experiments.items.heads import DAGGER, runs_of
-from lm_polygraph_asmi.experiments.probe_file import Probe, read_probe
+from lm_polygraph_asmi.heads.analysis.probe import flip_rates
+from lm_polygraph_asmi.heads.items.heads import DAGGER, runs_of
+from lm_polygraph_asmi.heads.probe_file import Probe, read_probe
 from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.item import Items, ReportItem, frame
 from lm_polygraph_asmi.results.run_groups import RunGroup, clusters_of, once
@@ -22,9 +22,7 @@ ROWS: dict[str, tuple[str, str, Any]] = {
     "low MI, random heads†": ("low", "random", (figures.GREY, ":", "D")),
 }
 """Row of the table -> group of tokens, the rule by which their heads were chosen, and its curve."""
-OTHERWISE = (
-    "no run has a probe: polygraph_asmi experiments probe RUN --model MODEL --device-map auto"
-)
+OTHERWISE = "no run has a probe: polygraph_asmi heads probe RUN --model MODEL --device-map auto"
 
 
 class Probed(NamedTuple):

@@ -128,7 +128,7 @@ def latex_table(item: ReportItem) -> str:
     table = item.styled("latex").to_latex(
         column_format="".join("r" if name in numbers else "l" for name in item.table),
         environment="table*", position_float="centering", hrules=True, convert_css=True,
-        caption=item.title, label=f"tab:{item.name}",
+        caption=re.sub(r"([&%$#_{}])", r"\\\1", item.title), label=f"tab:{item.name}",
     )  # fmt: skip
     table = table.replace(r"\begin{tabular}", RESIZED + r"\begin{tabular}", 1)
     table = table.replace(r"\end{tabular}", r"\end{tabular}}", 1)

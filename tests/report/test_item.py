@@ -42,7 +42,7 @@ def item():
             "PRR": [Marked(PRR(0.5, 0.1), BOLD), Marked(PRR(-0.4, 0.1), ITALIC)],
         }
     )
-    return ReportItem("x", "X", [], table, notes=["Said & done."])
+    return ReportItem("x", "X_t & 5 %", [], table, notes=["Said & done."])
 
 
 def test_a_flat_table_has_numbers_alone(item):
@@ -65,7 +65,8 @@ def test_html_is_escaped_and_marked(item):
 
 def test_latex_is_escaped_and_marked(item):
     lines = latex_table(item).splitlines()
-    assert lines[:2] == ["% X", "% Said & done."]
+    assert lines[:2] == ["% X_t & 5 %", "% Said & done."]
+    assert r"\caption{X\_t \& 5 \%}" in lines
     assert r"\begin{tabular}{lrr}" in lines
     assert lines[lines.index(r"\begin{tabular}{lrr}") - 1].startswith(r"\resizebox")
     assert r"method & gap $\Delta$ & PRR \\" in lines

@@ -237,9 +237,10 @@ def suffix(
 
     `one_row`: False for layers that compare the sizes of their arguments: B rows from the start.
     """
-    rows, last, layers = 1 if one_row else len(masks), num_layers(model) - 1, decoder_layers(model)
-    ids = unmasked.tokens(model).expand(rows, -1)
-    entering = unmasked.entering[layer].expand(rows, -1, -1)
+    ids, entering = unmasked.tokens(model), unmasked.entering[layer]
+    last, layers = num_layers(model) - 1, decoder_layers(model)
+    if not one_row:
+        ids, entering = ids.expand(len(masks), -1), entering.expand(len(masks), -1, -1)
     # Of the last layer, what follows attention is needed only where answers are read.
     parts: list[Any] = [getattr(layers[last], "mlp", None)] if one_row and layer < last else []
     if parts and last in structure_of(model).projections:

@@ -16,7 +16,7 @@ from lm_polygraph_asmi.lazy import attach
 __getattr__, __dir__, __all__ = attach(__name__, {
     "calibration": "Step calibrate held_out_brier held_out_probability probability_at",
     "clusters": (
-        "Clustered Interval cluster_band cluster_interval simultaneous_band text_clusters "
+        "Clustered Interval cluster_band cluster_interval text_clusters "
         "wilson_interval"
     ),
     "comparison": "McNemar augrc auroc auroc_difference auroc_interval mcnemar prr_intervals",
@@ -31,7 +31,7 @@ __getattr__, __dir__, __all__ = attach(__name__, {
         "LearnedScore LearnedThreshold fit_score free_features learned_threshold out_of_fold"
     ),
     "mechanism": "ErrorSeparation MaskingResponse Vote error_separation masking_response votes",
-    "prr": "PRR RejectionCurve normalised_prr prr_draws prr_with_error rejection_curve",
+    "prr": "PRR normalised_prr prr_draws prr_with_error",
     "risk_control": "RiskThreshold risk_p_value risk_threshold risk_thresholds",
     "selective": (
         "Filter Quadrants TokenNull aurc aurc_difference confident_but_fragile "

@@ -388,34 +388,3 @@ def cluster_band(
         lambda counts: np.array([on_sample(times) for times in counts]), rows, BAND_RESAMPLES
     )
     return np.percentile(drawn, percentiles(rows.n_clusters), axis=0)
-
-
-def simultaneous_band(values: ArrayLike, drawn: ArrayLike) -> np.ndarray:
-    """Band that covers a whole curve, at all points at once, in 95 % of cases.
-
-    Its width in standard errors is the 95 % quantile, over resamples, of the largest deviation of
-    a resampled curve. Source: Montiel Olea and Plagborg-Møller (2019), Simultaneous confidence
-    bands: theory, implementation, and an application to SVARs.
-
-    (2, m), low and high; NaN with fewer than two resamples.
-
-    Args:
-        values: (m,) the curve.
-        drawn: (B, m) the same on B resamples.
-
-    Example:
-        >>> drawn = [[0.6, 1.0], [1.0, 1.0]]  # the second point never moves
-        >>> simultaneous_band([0.8, 1.0], drawn).round(2).tolist()
-        [[0.6, 1.0], [1.0, 1.0]]
-    """
-    curve, resampled = finite(values=values), finite(drawn=drawn)
-    if resampled.shape[1:] != curve.shape:
-        raise ValueError(f"drawn must have shape (B, {len(curve)}), got {resampled.shape}")
-    if len(resampled) < 2:
-        return np.full((2, len(curve)), np.nan)
-    spread = resampled.std(0, ddof=1)
-    # Where all answers are accepted, the curve is constant.
-    varying = spread > 1e-12 * np.abs(curve).max(initial=0)
-    deviations = np.abs(resampled - curve)[:, varying] / spread[varying]
-    width = np.percentile(deviations.max(1, initial=0), 95)
-    return curve + np.array([[-1.0], [1.0]]) * width * np.where(varying, spread, 0)

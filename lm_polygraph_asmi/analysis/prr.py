@@ -10,10 +10,8 @@ from lm_polygraph_asmi.analysis.clusters import (
     CURVE_RESAMPLES,
     PRR_RESAMPLES,
     ROWS_AT_ONCE,
-    bootstrap_values,
     finite,
     ordered,
-    simultaneous_band,
     tied_order,
 )
 from lm_polygraph_asmi.analysis.labelled import Labelled
@@ -163,49 +161,6 @@ def prr_draws(
         drawn = weighted_prr([columns[key] for key in missing], answers.quality, samples)
         known.update({("PRR", key): prr for key, prr in zip(missing, drawn.T, strict=True)})
     return np.stack([known["PRR", array.tobytes()][:number] for array in arrays], 1)
-
-
-class RejectionCurve(NamedTuple):
-    """Mean quality (m,) of the accepted answers at m coverages.
-
-    `band` (2, m) is a simultaneous 95 % band over clusters; NaN with fewer than two.
-    """
-
-    coverages: np.ndarray
-    values: np.ndarray
-    band: np.ndarray
-
-
-def rejection_curve(
-    uncertainty: ArrayLike, answers: Labelled, coverages: ArrayLike = COVERAGES
-) -> RejectionCurve:
-    """The curve of PRR: mean quality of the accepted answers when the most uncertain are rejected.
-
-    PRR is the area between it and the mean quality of all, divided by that area for the oracle. The
-    band covers all coverages (m,), shares of answers in (0, 1], at once, so its parts can be
-    compared. With only a few answers, a curve is noise.
-
-    Example:
-        >>> answers = Labelled([0, 0, 0, 1], list("abcd"))
-        >>> curve = rejection_curve([0.1, 0.2, 0.3, 0.9], answers, coverages=[0.5, 0.75, 1.0])
-        >>> curve.values.round(2).tolist()  # the wrong one is rejected first
-        [1.0, 1.0, 0.75]
-    """
-    (score,) = answers.columns(uncertainty=uncertainty)
-    order, qualities = Rejection(score), answers.quality
-    shares = np.asarray(coverages, dtype=float)
-    if not ((shares > 0) & (shares <= 1)).all():
-        raise ValueError(f"coverages must lie in (0, 1], got {shares}")
-
-    def curve(counts: np.ndarray) -> np.ndarray:
-        return order.kept(qualities, counts, counts.sum(1, keepdims=True) * shares)
-
-    value = curve(np.ones((1, len(qualities)), dtype=int))[0]
-    several = answers.n_clusters > 1
-    drawn = bootstrap_values(curve, answers, CURVE_RESAMPLES) if several else value[None]
-    band = simultaneous_band(value, drawn)
-    # A mean of qualities stays within their range, however wide the band.
-    return RejectionCurve(shares, value, np.clip(band, qualities.min(), qualities.max()))
 
 
 def prr_with_error(uncertainty: ArrayLike, answers: Labelled) -> PRR:

@@ -12,7 +12,6 @@ from lm_polygraph_asmi.analysis.clusters import (
     cluster_band,
     percentile_interval,
     percentiles,
-    simultaneous_band,
     text_clusters,
     wilson_interval,
 )
@@ -216,37 +215,6 @@ def test_a_band_is_the_interval_of_each_point():
     )
     np.testing.assert_allclose(spread, [[0, 0.25, 0.5, 0.75, 1]] * 2)
     assert np.isnan(cluster_band(lambda rows: values[rows, 0], Clustered(["one"] * 40))).all()
-
-
-def test_a_simultaneous_band_against_a_loop():
-    rng = np.random.default_rng(11)
-    drawn = rng.normal(size=(200, 4)).cumsum(1)
-    values = drawn.mean(0)
-    drawn[:, 0], values[0] = 0.5, 0.5  # a point that never moves
-    spread = [np.std(column, ddof=1) for column in drawn.T]
-    farthest = [
-        max(abs(row[j] - values[j]) / spread[j] for j in range(1, len(row))) for row in drawn
-    ]
-    width = np.percentile(farthest, 95)
-    low, high = simultaneous_band(values, drawn)
-    assert low.tolist() == pytest.approx([0.5, *(values - width * np.array(spread))[1:]])
-    assert high.tolist() == pytest.approx([0.5, *(values + width * np.array(spread))[1:]])
-    assert np.isnan(simultaneous_band(values, drawn[:1])).all()
-
-
-def test_a_simultaneous_band_holds_the_whole_curve():
-    """200 simulations of curves; a pointwise band holds all of them far less often."""
-    rng, whole, pointwise = np.random.default_rng(12), [], []
-    for _ in range(200):
-        rows = rng.normal(size=(60, 30)).cumsum(1)
-        counts = np.concatenate([*Clustered([str(i) for i in range(60)], resamples=200).draws()])
-        drawn = counts @ rows / 60
-        low, high = simultaneous_band(rows.mean(0), drawn)
-        whole.append(((low <= 0) & (high >= 0)).all())
-        low, high = np.percentile(drawn, [2.5, 97.5], axis=0)
-        pointwise.append(((low <= 0) & (high >= 0)).all())
-    assert np.mean(whole) == pytest.approx(0.95, abs=0.05)
-    assert np.mean(pointwise) < 0.85
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 8])

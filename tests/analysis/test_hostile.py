@@ -60,7 +60,6 @@ CALLS = {
     "probability_at": lambda f, c: f([Step(0.0, 30, 10)], [*c["score"], 0.0][0]),
     "held_out_probability": lambda f, c: f(c["score"], of(c)),
     "held_out_brier": lambda f, c: f(c["score"], of(c)),
-    "simultaneous_band": lambda f, c: f(c["score"], np.add.outer(np.arange(5), c["other"])),
     "augrc": lambda f, c: f(c["score"], c["wrong"]),
     "auroc": lambda f, c: f(c["score"], c["wrong"]),
     "auroc_interval": lambda f, c: f(c["score"], of(c)),
@@ -79,7 +78,6 @@ CALLS = {
     "normalised_prr": lambda f, c: f(c["score"], c["quality"]),
     "prr_draws": lambda f, c: f([c["score"]], of(c)),
     "prr_with_error": lambda f, c: f(c["score"], of(c)),
-    "rejection_curve": lambda f, c: f(c["score"], of(c)),
     "rank_correlation": lambda f, c: f(c["score"], c["other"]),
     "rank_correlations": lambda f, c: f([c["score"], c["other"]]),
     "seed_stability": lambda f, c: f([c["score"], c["other"]], c["quality"]),
@@ -176,7 +174,6 @@ NO_CONTRAST = {"all right", "all wrong", "one answer"}
 """Corners in which answers are equally good."""
 UNDEFINED = {
     # No interval over one cluster, none of what is undefined.
-    "rejection_curve": {"one cluster", "one answer"},
     "coverage_intervals": {"one cluster", "one answer"},
     "auroc_interval": {"one cluster", *NO_CONTRAST},
     "rank_signals": {"one cluster", *NO_CONTRAST},

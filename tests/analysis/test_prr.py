@@ -6,8 +6,7 @@ from lm_polygraph.ue_metrics import PredictionRejectionArea
 from lm_polygraph.ue_metrics.ue_metric import get_random_scores, normalize_metric
 
 from lm_polygraph_asmi.analysis import Clustered, Labelled, normalised_prr, prr_with_error
-from lm_polygraph_asmi.analysis.clusters import simultaneous_band
-from lm_polygraph_asmi.analysis.prr import Rejection, prr_draws, rejection_curve, weighted_prr
+from lm_polygraph_asmi.analysis.prr import Rejection, prr_draws, weighted_prr
 from tests.analysis.simulation import keys
 
 
@@ -221,50 +220,3 @@ def test_a_constant_score_has_the_area_of_chance_to_the_last_bit():
     counts = np.random.default_rng(5).multinomial(6, np.full(6, 1 / 6), size=50)
     mean = np.add.reduceat(counts * QUALITY, [0], axis=1)[:, 0] / 6
     assert np.array_equal(Rejection(np.zeros(6)).area(QUALITY, counts), mean)
-
-
-def test_the_rejection_curve_against_all_orders_of_ties():
-    """Mean quality of the k kept, over every order of equal scores."""
-    rng = np.random.default_rng(13)
-    scores, quality = rng.integers(0, 3, 6).astype(float), rng.random(6)
-    orders = [o for o in permutations(range(6)) if (np.diff(scores[list(o)]) >= 0).all()]
-    expected = [np.mean([quality[list(o[:k])].mean() for o in orders]) for k in range(1, 7)]
-    found = rejection_curve(
-        scores, Labelled(quality=quality, clusters=["one"] * 6), np.arange(1, 7) / 6
-    )
-    assert found.values == pytest.approx(expected)
-    assert np.isnan(found.band).all()
-
-
-def test_the_area_under_the_rejection_curve_is_prrs(data):
-    uncertainty, quality = data
-    shares, names = np.arange(1, 401) / 400, ["one"] * 400
-    own = rejection_curve(
-        uncertainty, Labelled(quality=quality, clusters=names), shares
-    ).values.mean()
-    oracle = rejection_curve(
-        -quality, Labelled(quality=quality, clusters=names), shares
-    ).values.mean()
-    random = quality.mean()
-    assert (own - random) / (oracle - random) == pytest.approx(normalised_prr(uncertainty, quality))
-
-
-def test_bands_of_a_rejection_curve_are_those_of_its_resamples(data):
-    uncertainty, quality = (column[:60].round(1) for column in data)
-    names, shares = [str(i // 3) for i in range(60)], np.array([0.03, 0.5, 1.0])
-    found = rejection_curve(
-        uncertainty, Labelled(quality=quality, clusters=names, resamples=40), shares
-    )
-    drawn = []
-    for draws in Clustered(names, resamples=40).draws():
-        for counts in draws:
-            rows = np.repeat(np.arange(60), counts)
-            own = rejection_curve(
-                uncertainty[rows],
-                Labelled(quality=quality[rows], clusters=["one"] * len(rows)),
-                shares,
-            )
-            drawn.append(own.values)
-    band = simultaneous_band(found.values, drawn)
-    assert band[0, 0] < quality.min()  # where no mean of qualities can lie
-    np.testing.assert_allclose(found.band, np.clip(band, quality.min(), quality.max()))

@@ -14,7 +14,7 @@ from lm_polygraph_asmi.results.cache import ResultCache, model_key, tokenizer_ke
 from tests.families import tiny_model
 from tests.tiny_lm import tokenizer
 
-KEY = {"model": "tiny", "input_ids": [1, 2, 3], "depth": 0.6}
+KEY = {"revision": "tiny", "input_ids": [1, 2, 3], "depth": 0.6}
 RESULT = {"asmi_mi": np.array([0.1, 0.2]), "asmi_settings": {"layer": 2}}
 
 
@@ -124,8 +124,8 @@ def test_model_key_tells_models_apart():
         with torch.no_grad():
             edit(others[-1])
     others.append(tiny_model("llama", rope_theta=99.0))
-    keys = {model_key(other)["model"] for other in others}
-    assert len(keys | {key["model"]}) == len(others) + 1
+    keys = {model_key(other)["revision"] for other in others}
+    assert len(keys | {key["revision"]}) == len(others) + 1
 
 
 def test_the_chunks_of_a_large_tensor_make_one_checksum(monkeypatch):
@@ -140,12 +140,14 @@ def test_offloaded_weights_count():
         model = tiny_model("llama")
         with torch.no_grad():
             model.model.layers[1].mlp.up_proj.weight.mul_(factor)
-        keys.append(model_key(cpu_offload(model, torch.device("cpu")))["model"])
+        keys.append(model_key(cpu_offload(model, torch.device("cpu")))["revision"])
     assert keys[0] != keys[1]
 
 
 def test_tokenizer_key_tells_end_tokens_apart():
-    assert tokenizer_key(tokenizer()) == tokenizer_key(tokenizer())
+    key = tokenizer_key(tokenizer())
+    tokenizer()(["a text", "a longer text"], padding=True, truncation=True)
+    assert tokenizer_key(tokenizer()) == key  # what a call has set is not the tokenizer's
     assert tokenizer_key(tokenizer()) != tokenizer_key(tokenizer(pad_is_eos=True))
 
 

@@ -377,14 +377,11 @@ def load_run_groups(
     depth: float = ASMIConfig.depth,
     partial: bool = False,
 ) -> list[RunGroup]:
-    """Load runs; those over the same answers become one setting.
+    """Load runs (manager files or run folders); those over the same answers become one setting.
 
-    Args:
-        paths: manager files, or run folders. Only files you trust: they are pickles. A run that
-            saved masks on some of another run's answers becomes a part of that setting.
-        metric: quality metric; None: AlignScore, or the first metric of a run.
-        depth: operating depth; a run without it is read at its nearest depth.
-        partial: also read runs that stopped early.
+    They are pickles: only open files you trust. A run with masks on some of another run's answers
+    becomes a part of that setting. `metric`: by default AlignScore, or the first of a run. A run
+    without the operating depth is read at its nearest. `partial`: also runs that stopped early.
     """
     same_answers: list[list[Run]] = []
     for file in dict.fromkeys(file.resolve() for path in paths for file in manager_files(path)):

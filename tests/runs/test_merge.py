@@ -304,7 +304,7 @@ def test_shards_of_other_rows(unsplit, tmp_path):
     files = split(unsplit, tmp_path)
     edit(files[2], "rows", "ids", to=read_manifest(files[1])["rows"]["ids"])
     text = only_error([tmp_path], tmp_path / "out")
-    assert f"row 'ids 5' is in shard 1 of 4 in {files[1].parent} and in shard 2" in text
+    assert f"row 'ids 5' is in shard 1 of 4 in {files[1].parent} and shard 2" in text
     edit(files[2], "rows", "ids", to=["row a", "row b"])
     assert "[5, 6, 2, 6] rows are not from the same" in only_error([tmp_path], tmp_path / "out")
 

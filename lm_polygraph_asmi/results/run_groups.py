@@ -363,11 +363,9 @@ def pairs_of_rows(first: RunGroup, second: RunGroup, same_answers: bool) -> list
 def one_per_question_set(groups: Sequence[RunGroup]) -> tuple[list[RunGroup], list[str]]:
     """The largest setting of each model and dataset, and the labels of the others."""
     largest: dict[tuple[str, str], RunGroup] = {}
-    for group in groups:
-        key = group.model, group.dataset
-        if key not in largest or len(group) > len(largest[key]):
-            largest[key] = group
-    kept = [group for group in groups if largest[group.model, group.dataset] is group]
+    for group in sorted(groups, key=len, reverse=True):
+        largest.setdefault((group.model, group.dataset), group)
+    kept = [group for group in groups if group in largest.values()]
     return kept, [group.label for group in groups if group not in kept]
 
 
@@ -476,7 +474,8 @@ def _group(group: Sequence[Run], parts: list[Run], metric: str | None, depth: fl
     finite_scores = np.isfinite(run.scores)
     if empty := list(run.scores.columns[~finite_scores.any()]):
         notes.append(f"left out, no finite score: {', '.join(empty)}")
-        run = replace(run, scores=run.scores.drop(columns=empty))
+        methods = {name: config for name, config in run.methods.items() if name not in empty}
+        run = replace(run, scores=run.scores.drop(columns=empty), methods=methods)
     finite = run.finite(metric)
     if not finite.any():
         raise ValueError(

@@ -44,7 +44,7 @@ class Run:
     quality: pd.DataFrame
     stats: dict[str, list[Any]]
     manifest: dict[str, Any] | None = None
-    described: dict[str, dict[str, Any]] = field(default_factory=dict)
+    methods: dict[str, ASMIConfig] = field(default_factory=dict)
     planned: int | None = None
 
     @property
@@ -68,12 +68,6 @@ class Run:
         if dropped := self.recorded("rows").get("dropped"):
             notes.append(f"Left out before the run: {dropped_text(dropped)}.")
         return notes
-
-    @property
-    def methods(self) -> dict[str, ASMIConfig]:
-        """Settings of the scores of ASMI, Sem-ASMI and Adapt-ASMI, by name."""
-        scored = {n: of for n, of in self.described.items() if n in self.scores}
-        return {n: ASMIConfig.from_dict(of) for n, of in scored.items() if of["symbol"] in SYMBOLS}
 
     def recorded(self, part: str) -> dict[str, Any]:
         """A part of the manifest, such as "model"; empty if not recorded."""
@@ -223,7 +217,11 @@ def load_run(path: str | Path, partial: bool = False) -> Run:
         manifest = read_manifest(file)
     except FileNotFoundError:
         manifest = None
-    described = (manifest or {}).get("methods") or {}
+    methods = {
+        name: ASMIConfig.from_dict(of)
+        for name, of in ((manifest or {}).get("methods") or {}).items()
+        if name in tables[0] and of["symbol"] in SYMBOLS
+    }
     columns = [stats.get("input_texts"), *(c for table in tables for c in table.values())]
     complete, planned = _rows_of(file, [len(c) for c in columns if c is not None], manifest)
     if planned is not None:
@@ -233,7 +231,7 @@ def load_run(path: str | Path, partial: bool = False) -> Run:
             cut = {name: rows.get(name, [])[:complete] for name in ("ids", "clusters")}
             manifest |= {"rows": rows | cut}
     scores, quality = (pd.DataFrame({n: v[:complete] for n, v in t.items()}) for t in tables)
-    run = Run(file, scores, quality, stats, manifest, described, planned)
+    run = Run(file, scores, quality, stats, manifest, methods, planned)
     if run.stopped_early and not partial:
         raise ValueError(f"{file} {run.stopped_early}. `results` and `report` show what it has")
     return run
@@ -278,8 +276,8 @@ def distinctly_named(runs: Sequence[Run]) -> list[Run]:
             different = [f"{n}={value}" for n, value in key.items() if value != earlier.get(n)]
             if different:
                 names[name] = f"{name.removesuffix(')')}, {', '.join(different)})"
-        described = {names.get(name, name): of for name, of in run.described.items()}
-        named.append(replace(run, scores=run.scores.rename(columns=names), described=described))
+        methods = {names.get(name, name): config for name, config in run.methods.items()}
+        named.append(replace(run, scores=run.scores.rename(columns=names), methods=methods))
     return named
 
 
@@ -300,5 +298,5 @@ def combine_runs(runs: Sequence[Run]) -> Run:
                 "rows, order and answers can be merged"
             )
     scores = pd.concat([run.scores for run in runs], axis=1)
-    described = {name: of for run in reversed(runs) for name, of in run.described.items()}
-    return replace(first, scores=scores.loc[:, ~scores.columns.duplicated()], described=described)
+    methods = {name: of for run in reversed(runs) for name, of in run.methods.items()}
+    return replace(first, scores=scores.loc[:, ~scores.columns.duplicated()], methods=methods)

@@ -67,7 +67,7 @@ def test_a_new_setting_is_everywhere(tmp_path):
     saved["estimations"]["sequence", str(estimator)] = [0.0] * 60
     saved[runs.METHODS] = {str(estimator): estimator.described}
     found = load_run(runs.save(tmp_path / "run", saved))
-    assert found.described[str(estimator)]["warmth"] == 3
+    assert found.manifest["methods"][str(estimator)]["warmth"] == 3
     # In what statistics are of, and a scored row.
     assert "warmth" in Warmer().to_dict("masks")
     scorer = Scorer(whitebox(), Warmer(num_masks=4, mask_rate=0.4))

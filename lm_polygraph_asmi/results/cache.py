@@ -1,9 +1,9 @@
 """Result cache: stores results on disk as they are computed, so that a killed run loses none.
 
-LM-Polygraph writes once, at the end. A result cache is a folder (a `diskcache`) shared by all runs
-that name it. The key of a result is everything it depends on, so a changed setting is another
-entry. A result cache never stops a run: an entry that cannot be read is computed again; if writing
-fails, one warning is logged and the run continues without it.
+LM-Polygraph writes once, at the end. A result cache is a folder (a `diskcache`) that all runs may
+share. A key holds everything that a result depends on: the model's revision, settings, token ids;
+releases are added here. A cache never stops a run: what cannot be read is computed again, and if
+writing fails, one warning is logged.
 """
 
 import hashlib
@@ -14,7 +14,6 @@ import sqlite3
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
 
 import diskcache
 import torch
@@ -33,28 +32,32 @@ _CHUNK = 2**22
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integer type by number of bytes."""
 _CHECKSUM_BYTES = hashlib.sha256().digest_size
-_WARNED: "WeakSet[PreTrainedModel]" = WeakSet()
-FORMAT = 3
-"""Part of every key; increased when the meaning of stored results changes."""
+RELEASES = {
+    "lm_polygraph_asmi": __version__,
+    "torch": torch.__version__,
+    "transformers": transformers.__version__,
+    "lm-polygraph": version("lm-polygraph"),
+    "format": "4",
+}
+"""Part of every key; the format is increased when the meaning of stored results changes."""
 
 
 class ResultCache:
-    """Stored results, by everything they depend on, in a folder that is created; None: none.
+    """Results stored in a folder, which is created; None: nothing is stored.
 
-    Only open result caches you trust: entries are pickles.
+    Only open folders you trust: entries are pickles. Nothing is stored or found under a key whose
+    "revision" is None: a model that cannot be identified.
     """
 
     def __init__(self, folder: str | Path | None) -> None:
         self.folder = folder
         self._entries: diskcache.Cache | None = None
         self._writable = True
-        if folder is None:
-            return
-        try:
-            # Never evicts anything.
-            self._entries = diskcache.Cache(str(folder), eviction_policy="none")
-        except _DAMAGE as error:
-            self._give_up("opened", error)
+        if folder is not None:
+            try:
+                self._entries = diskcache.Cache(str(folder), eviction_policy="none")
+            except _DAMAGE as error:
+                self._give_up("opened", error)
 
     @property
     def kept(self) -> bool:
@@ -63,7 +66,7 @@ class ResultCache:
 
     def get(self, key: dict[str, Any]) -> Any | None:
         """The result stored under a key, or None if there is none or it is damaged."""
-        if self._entries is None or _unidentified(key):
+        if self._entries is None or key.get("revision", "") is None:
             return None
         try:
             stored = self._entries.get(_digest(key))
@@ -82,7 +85,7 @@ class ResultCache:
 
     def put(self, key: dict[str, Any], result: Any) -> None:
         """Store a result; on disk when this returns."""
-        if self._entries is None or not self._writable or _unidentified(key):
+        if self._entries is None or not self._writable or key.get("revision", "") is None:
             return
         content = pickle.dumps(result)
         try:
@@ -101,54 +104,34 @@ class ResultCache:
         self._writable = False  # stored results can still be read
 
 
-def _unidentified(key: dict[str, Any]) -> bool:
-    """Whether the key is of a model that cannot be identified."""
-    return "model" in key and key["model"] is None
-
-
 def _digest(key: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(key, sort_keys=True, default=list).encode()).hexdigest()
-
-
-def environment_key() -> dict[str, str]:
-    """Releases of packages that can change a result."""
-    return {
-        "lm_polygraph_asmi": __version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "lm-polygraph": version("lm-polygraph"),
-        "format": str(FORMAT),
-    }
+    text = json.dumps([RELEASES, key], sort_keys=True, default=list)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def model_key(model: PreTrainedModel) -> dict[str, Any]:
-    """`environment_key`, and identity of a model's weights, configuration, precision, device type.
+    """The revision of a model object and its device type; one warning if the revision is None.
 
-    Reads every weight, once as long as the model does not change. Warns once if "model" is None.
+    Reads every weight, once as long as the model does not change.
     """
-    cache = known_values(model)
-    if "key" not in cache:
-        weights = _weights_key(model)
-        if weights is None and model not in _WARNED:
-            _WARNED.add(model)
+    known = known_values(model)
+    if "key" not in known:
+        known["key"] = {"revision": _revision(model), "device": model.device.type}
+        if known["key"]["revision"] is None:
             log.warning(
                 "%s has forward hooks, or a forward method set on a module. Their results cannot "
                 "be identified, so the result cache is not used for this model. Remove them",
                 type(model).__name__,
             )
-        cache["key"] = {**environment_key(), "model": weights, "device": model.device.type}
-    key: dict[str, Any] = cache["key"]
+    key: dict[str, Any] = known["key"]
     return key
 
 
-def _weights_key(model: PreTrainedModel) -> str | None:
-    """Hash of what a model computes with.
+def _revision(model: PreTrainedModel) -> str | None:
+    """Hash of what a model computes with; None if code of others acts in it, which has no hash.
 
-    Depends on every value of parameters and buffers that a checkpoint has, on the classes of
-    modules, on the configuration and on adapters. So another checkpoint, an adapter or its scaling,
-    a single head set to 0 or another quantisation gives another key. Results of forward hooks
-    cannot be identified: with foreign hooks, or a forward method set on a module, it is None, and a
-    `ResultCache` stores and finds nothing under such a key.
+    An object in memory may differ from the commit that it was loaded from. So these count: values
+    that a checkpoint has, classes of modules, configuration, adapters and their scaling.
     """
     if has_foreign_code(model):
         return None
@@ -163,27 +146,16 @@ def _weights_key(model: PreTrainedModel) -> str | None:
         with align_module_device(module):  # loads offloaded weights, one module at a time
             tensors = [*module.named_parameters(name, False), *module.named_buffers(name, False)]
             for full_name, tensor in tensors:
-                if full_name.rpartition(".")[2] in computed:
-                    continue
-                try:
-                    content = _checksum(tensor)
-                except (RuntimeError, NotImplementedError, KeyError) as error:
-                    raise TypeError(
-                        f"the result cache cannot read the bits of weights {full_name} "
-                        f"({type(tensor).__name__}, {tensor.dtype}); in a benchmark, set "
-                        "asmi.result_cache to null"
-                    ) from error
-                digest.update(
-                    f"{full_name} {tuple(tensor.shape)} {tensor.dtype} {content} ".encode()
-                )
+                if full_name.rpartition(".")[2] not in computed:
+                    content = f"{tuple(tensor.shape)} {tensor.dtype} {_checksum(full_name, tensor)}"
+                    digest.update(f"{full_name} {content} ".encode())
     config = {
         name: value
         for name, value in model.config.to_dict().items()
         if not name.startswith("_") and name != "transformers_version"
     }
     adapters = {name: vars(of) for name, of in (getattr(model, "peft_config", None) or {}).items()}
-    configured = json.dumps([config, adapters], sort_keys=True, default=_in_order)
-    digest.update(configured.encode())
+    digest.update(json.dumps([config, adapters], sort_keys=True, default=_in_order).encode())
     return digest.hexdigest()
 
 
@@ -192,25 +164,30 @@ def _in_order(value: Any) -> Any:
     return sorted(map(str, value)) if isinstance(value, set | frozenset) else str(value)
 
 
-def tokenizer_key(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
-    """Identity of a tokenizer: its vocabulary and special tokens, and how it splits text."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    content = [
-        sorted(tokenizer.get_vocab().items()),
-        tokenizer.special_tokens_map,
-        type(tokenizer).__name__ if backend is None else backend.to_str(),
-    ]
-    return {"tokenizer": hashlib.sha256(json.dumps(content, default=str).encode()).hexdigest()}
-
-
-def _checksum(tensor: Tensor) -> int:
+def _checksum(name: str, tensor: Tensor) -> int:
     """Exact and position-dependent, on the tensor's device: sum of (2 i + 1) x_i mod 2^64, with x_i
     the bits of its values."""
-    values = tensor.detach().contiguous().reshape(-1)
-    bits = values.view(_INTEGERS[values.element_size()])
-    total = 0
-    for start in range(0, bits.numel(), _CHUNK):
-        part = bits[start : start + _CHUNK].long()
-        position = torch.arange(start, start + part.numel(), device=part.device)
-        total += int((part * (2 * position + 1)).sum())
+    try:
+        values = tensor.detach().contiguous().reshape(-1)
+        bits = values.view(_INTEGERS[values.element_size()])
+        total = 0
+        for start in range(0, bits.numel(), _CHUNK):
+            part = bits[start : start + _CHUNK].long()
+            position = torch.arange(start, start + part.numel(), device=part.device)
+            total += int((part * (2 * position + 1)).sum())
+    except (RuntimeError, NotImplementedError, KeyError) as error:
+        raise TypeError(
+            f"the result cache cannot read the bits of weights {name} ({type(tensor).__name__}, "
+            f"{tensor.dtype}); in a benchmark, set asmi.result_cache to null"
+        ) from error
     return total % 2**64
+
+
+def tokenizer_key(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Hash of a tokenizer's vocabulary and special tokens, and of how it splits text."""
+    backend, rules = getattr(tokenizer, "backend_tokenizer", None), type(tokenizer).__name__
+    if backend is not None:  # padding and truncation are those of the latest call
+        lasting = json.loads(backend.to_str()) | {"padding": None, "truncation": None}
+        rules = json.dumps(lasting, separators=(",", ":"), ensure_ascii=False)
+    content = [sorted(tokenizer.get_vocab().items()), tokenizer.special_tokens_map, rules]
+    return hashlib.sha256(json.dumps(content, default=str).encode()).hexdigest()

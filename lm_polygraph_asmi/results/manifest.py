@@ -41,12 +41,12 @@ def manifest_path(manager: str | Path) -> Path:
 def read_manifest(manager: str | Path) -> dict[str, Any]:
     """The manifest of a manager file; FileNotFoundError without one, ValueError if damaged."""
     path = manifest_path(manager)
-    try:
-        manifest = read_json(path)
-    except FileNotFoundError as error:
+    if not path.is_file():
         raise FileNotFoundError(
             f"{path} is missing: only runs with the callback RunRecord write a manifest"
-        ) from error
+        )
+    try:
+        manifest = read_json(path)
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}") from error
     if not isinstance(manifest, dict):
@@ -88,10 +88,8 @@ def packages() -> dict[str, str]:
     """Releases of packages that results can depend on."""
     releases = {"python": platform.python_version()}
     for name in PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             releases[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return releases
 
 

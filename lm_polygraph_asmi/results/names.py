@@ -63,23 +63,16 @@ def at_depth(stats: Mapping[str, Any], depth: float) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of statistics: a config, and its values for a model.
+    """Settings of statistics: a config with the S, p and attention used, and values of a model.
 
     Saved with every example and depth, as a flat dictionary of plain values.
-
-    Attributes:
-        config: with the S, p and attention implementation used.
-        layer: index of the masked layer, from 0.
-        num_layers: number of layers, L.
-        num_heads: H, query heads.
-        requested_layer: the layer at `depth`, if it has no heads and another is masked.
     """
 
     config: ASMIConfig
-    layer: int
+    layer: int  # index of the masked layer, from 0
     num_layers: int
-    num_heads: int
-    requested_layer: int | None = None
+    num_heads: int  # query heads
+    requested_layer: int | None = None  # the one at `depth`, if it has no heads
 
     def to_dict(self) -> dict[str, Any]:
         """All settings of a statistic by name; from the config, those of the masks."""

@@ -17,6 +17,7 @@ from lm_polygraph_asmi.config import ASMIConfig, depth_key
 from lm_polygraph_asmi.maths.scores import aggregate, token_scores
 from lm_polygraph_asmi.results.runs import (
     MSP,
+    TEXTS,
     Run,
     below_right,
     combine_runs,
@@ -40,37 +41,28 @@ def of_config(group: "RunGroup", config: ASMIConfig) -> "RunGroup":
     return replace(group, operating=config, depth=config.depth)
 
 
+def _tokens_of(name: str) -> "cached_property[list[np.ndarray] | None]":
+    """A field of `asmi` at the operating depth, of every token; see `RunGroup.tokens`."""
+    return cached_property(lambda group: group.tokens(group.masked(name)))
+
+
 @dataclass(frozen=True, eq=False)
 class RunGroup:
-    """One model's answers to one dataset with one prompt, and all runs over them.
+    """One model's answers to one dataset with one prompt, and all runs over them."""
 
-    Attributes:
-        model, dataset: names, as in tables.
-        suffix: distinguishes settings of one model and dataset; mostly empty.
-        runs: the runs over these answers; `source` is the one with the token statistics.
-        run: all methods of the runs, as one.
-        metric: the quality metric in use.
-        depth: the operating depth.
-        operating: settings of the operating variants; None: those of the first variant.
-        rows: (n,) rows in use: those with finite quality and finite scores of all methods.
-        notes: what was left out, and why.
-        separate_runs: for experiments, their scores are in no table of methods: runs of more masks
-            than a score, or with masks on some of these answers.
-        right_from: lowest quality of a right answer; None: 0.5, of a metric between 0 and 1.
-    """
-
-    model: str
+    model: str  # as in tables, like `dataset`
     dataset: str
-    suffix: str
-    runs: tuple[Run, ...]
-    run: Run
-    metric: str
-    depth: float
-    rows: np.ndarray
-    notes: tuple[str, ...]
-    operating: ASMIConfig | None = None
+    suffix: str  # distinguishes settings of one model and dataset; mostly empty
+    runs: tuple[Run, ...]  # over these answers; `source` is the one with the token statistics
+    run: Run  # all methods of the runs, as one
+    metric: str  # the quality metric in use
+    depth: float  # the operating depth
+    rows: np.ndarray  # (n,) those in use, with finite quality and finite scores of all methods
+    notes: tuple[str, ...]  # what was left out, and why
+    operating: ASMIConfig | None = None  # of the operating variants; None: the first variant's
+    # Runs of more masks than a score, or with masks on some of the answers: for experiments.
     separate_runs: tuple[Run, ...] = ()
-    right_from: float | None = None
+    right_from: float | None = None  # lowest quality of a right answer; None: 0.5, of 0 to 1
 
     @property
     def label(self) -> str:
@@ -116,8 +108,8 @@ class RunGroup:
     @cached_property
     def ids(self) -> list[str] | None:
         """Ids of the rows in use; None if no manifest has them."""
-        ids = self.run.recorded("rows").get("ids", [])
-        return [ids[i] for i in self.rows] if len(ids) == len(self.run.scores) else None
+        ids = self.run.ids
+        return ids and [ids[i] for i in self.rows]
 
     @property
     def closed_book(self) -> bool:
@@ -135,25 +127,23 @@ class RunGroup:
         return {name: configs[name] for name in self.scores if name in configs}
 
     @cached_property
-    def variants(self) -> dict[str, str]:
-        """Symbol -> method, at the operating depth, with the settings of the first such method.
+    def _operating(self) -> ASMIConfig:
+        """Settings of the operating variants: of scores at the operating depth, the first.
 
         One with the default K comes first: else the order of the runs would choose between two K.
         """
-        methods = {n: c for n, c in self.methods.items() if same_depth(c.depth, self.depth)}
-        default_first = sorted(methods.values(), key=lambda c: c.top_k != ASMIConfig.top_k)
-        settings = self.operating or next(iter(default_first), None)
-        by_symbol: dict[str, str] = {}
-        for method, config in methods.items():
-            if settings and config.same_but(settings, "method"):
-                by_symbol.setdefault(config.symbol, method)
-        return by_symbol
+        at_depth = [c for c in self.methods.values() if same_depth(c.depth, self.depth)]
+        at_depth.sort(key=lambda config: config.top_k != ASMIConfig.top_k)
+        return self.operating or next(iter(at_depth), ASMIConfig(depth=self.depth))
 
     @cached_property
-    def _operating(self) -> ASMIConfig:
-        """Settings of the operating variants; the default ones without any."""
-        first = next(iter(self.variants.values()), None)
-        return self.methods[first] if first else self.operating or ASMIConfig()
+    def variants(self) -> dict[str, str]:
+        """Symbol -> method, at the operating depth and with the operating settings."""
+        by_symbol: dict[str, str] = {}
+        for method, config in self.methods.items():
+            if same_depth(config.depth, self.depth) and config.same_but(self._operating, "method"):
+                by_symbol.setdefault(config.symbol, method)
+        return by_symbol
 
     @cached_property
     def baselines(self) -> list[str]:
@@ -175,66 +165,49 @@ class RunGroup:
     def score(self, method: str) -> np.ndarray:
         return self.scores[method].to_numpy(dtype=float)
 
+    def _score_or(
+        self, method: str | None, tokens: list[np.ndarray] | None, aggregation: str
+    ) -> np.ndarray | None:
+        """A method's score if there is one, else tokens as saved, aggregated; None without both."""
+        if method in self.scores:
+            return self.score(str(method))
+        return None if tokens is None else np.array([aggregate(row, aggregation) for row in tokens])
+
     @cached_property
     def msp(self) -> np.ndarray | None:
         """Negative log-likelihood of the answer, nats: the host's MSP, else from ASMI's pass."""
-        if MSP in self.scores:
-            return self.score(MSP)
-        tokens = self.tokens(self.saved("asmi_log_likelihood"))
-        return None if tokens is None else np.array([-answer.sum() for answer in tokens])
+        likelihoods = self.tokens(self.saved("asmi_log_likelihood"))
+        return self._score_or(MSP, likelihoods and [-answer for answer in likelihoods], "sum")
 
     @cached_property
     def entropy(self) -> np.ndarray | None:
         """Mean single-pass token entropy of the answer, nats: the host's, else from ASMI's pass."""
-        if ENTROPY in self.scores:
-            return self.score(ENTROPY)
-        return _aggregated(self.tokens(self.saved("asmi_entropy")))
-
-    @cached_property
-    def lengths(self) -> np.ndarray | None:
-        """Tokens of each answer, with the closing one; None if no run saved them."""
-        for name in ("greedy_tokens", "asmi_tokens"):
-            saved = self.saved(name)
-            if saved is not None:
-                return np.array([float(len(tokens)) for tokens in saved])
-        return None
-
-    @cached_property
-    def empty(self) -> np.ndarray | None:
-        """(n,) whether an answer has no letter and no digit; None where texts were not saved."""
-        return says_nothing(self.saved("greedy_texts"))
+        return self._score_or(ENTROPY, self.tokens(self.saved("asmi_entropy")), "mean")
 
     @cached_property
     def u_sem(self) -> np.ndarray | None:
         """Sem-ASMI, nats: the estimator's, else from saved tokens."""
-        if "Sem-ASMI" in self.variants:
-            return self.score(self.variants["Sem-ASMI"])
-        return _aggregated(self.u_tokens, self._operating.aggregation)
+        method = self.variants.get("Sem-ASMI")
+        return self._score_or(method, self.u_tokens, self._operating.aggregation)
 
     @cached_property
     def mi(self) -> np.ndarray | None:
         """ASMI, nats: the estimator's, else from saved tokens."""
-        if "ASMI" in self.variants:
-            return self.score(self.variants["ASMI"])
-        return _aggregated(self.mi_tokens, self._operating.aggregation)
+        method = self.variants.get("ASMI")
+        return self._score_or(method, self.mi_tokens, self._operating.aggregation)
 
     @cached_property
     def entropy_of_mean(self) -> np.ndarray | None:
         """Mean over tokens of H(p_bar_t), nats."""
-        return _aggregated(self.tokens(self.masked("entropy_of_mean")))
+        return self._score_or(None, self.tokens(self.masked("entropy_of_mean")), "mean")
 
     @cached_property
     def mean_entropy(self) -> np.ndarray | None:
         """Mean over tokens and masks of H(p_t), nats."""
-        return _aggregated(self.tokens(self.masked("mean_entropy")))
+        return self._score_or(None, self.tokens(self.masked("mean_entropy")), "mean")
 
-    @cached_property
-    def agreement_tokens(self) -> list[np.ndarray] | None:
-        return self.tokens(self.masked("agreement"))
-
-    @cached_property
-    def mi_tokens(self) -> list[np.ndarray] | None:
-        return self.tokens(self.masked("mi"))
+    agreement_tokens = _tokens_of("agreement")
+    mi_tokens = _tokens_of("mi")
 
     @cached_property
     def u_tokens(self) -> list[np.ndarray] | None:
@@ -244,20 +217,27 @@ class RunGroup:
         return list(map(token_scores, self.mi_tokens, self.agreement_tokens))
 
     @cached_property
+    def lengths(self) -> np.ndarray | None:
+        """Tokens of each answer, with the closing one; None if no run saved them."""
+        saved = self.saved("greedy_tokens") or self.saved("asmi_tokens")
+        return None if saved is None else np.array([float(len(tokens)) for tokens in saved])
+
+    @cached_property
+    def empty(self) -> np.ndarray | None:
+        """(n,) whether an answer has no letter and no digit; None where texts were not saved."""
+        return says_nothing(self.saved("greedy_texts"))
+
+    @cached_property
     def source(self) -> Run | None:
         """The run of the operating variants; token statistics are from it."""
         method = next(iter(self.variants.values()), None)
-        for run in self.runs:
-            if (method in run.scores) if method else run.at(self.depth):
-                return run
-        return None
+        runs = (r for r in self.runs if (method in r.scores if method else r.at(self.depth)))
+        return next(runs, None)
 
     def saved(self, name: str) -> list[Any] | None:
         """A statistic of the rows in use, from the first of the runs that has it."""
-        for run in self.runs:
-            if not run.lacks([name]):
-                return [run.stats[name][i] for i in self.rows]
-        return None
+        run = next((run for run in self.runs if not run.lacks([name])), None)
+        return None if run is None else [run.stats[name][i] for i in self.rows]
 
     def masked(self, name: str, run: Run | None = None) -> list[Any] | None:
         """A field of `asmi` at the operating depth, of the rows in use; from `run` or `source`."""
@@ -266,13 +246,9 @@ class RunGroup:
         return [rows[i][name] for i in self.rows] if rows else None
 
     def mi_of(self, method: str) -> list[np.ndarray] | None:
-        """MI_t of a score at the operating depth, from the score's run; None if unsaved.
-
-        All tokens, including the closing one.
-        """
+        """MI_t of a score at the operating depth, of all tokens, from the score's run; or None."""
         runs = (run for run in self.runs if method in run.scores)
-        found = (saved for run in runs if (saved := self.masked("mi", run)))
-        return next(found, None)
+        return next((saved for run in runs if (saved := self.masked("mi", run))), None)
 
     def tokens(self, values: list[Any] | None) -> list[np.ndarray] | None:
         """A statistic of every token, without closing tokens if scores are.
@@ -286,10 +262,8 @@ class RunGroup:
             return None
         closing = self.saved("asmi_closing")
         if closing and not all(self.methods[m].closing_token for m in self.variants.values()):
-            arrays = [
-                value[:-1] if closes and len(value) > 1 else value
-                for value, closes in zip(arrays, closing, strict=True)
-            ]
+            ends = [-1 if closes else None for closes in closing]
+            arrays = [a[:end] if len(a) > 1 else a for a, end in zip(arrays, ends, strict=True)]
         return arrays
 
     def settings(self) -> dict[str, Any] | None:
@@ -350,12 +324,6 @@ def short_path(path: str | None) -> str | None:
     return "/".join(Path(path).parts[-2:])
 
 
-def _aggregated(
-    tokens: list[np.ndarray] | None, aggregation: str = ASMIConfig.aggregation
-) -> np.ndarray | None:
-    return None if tokens is None else np.array([aggregate(row, aggregation) for row in tokens])
-
-
 def clusters_of(run: Run) -> list[str]:
     """Cluster keys of a run's rows: from the manifest, else by prompt, else one per row."""
     if run.clusters is not None:
@@ -368,9 +336,8 @@ def clusters_of(run: Run) -> list[str]:
 
 def row_keys(first: Run, second: Run) -> tuple[list[str], list[str]]:
     """Keys to match the rows of two runs: ids if both have them, else prompts."""
-    ids = [run.recorded("rows").get("ids", []) for run in (first, second)]
-    if all(len(keys) == len(run.scores) for keys, run in zip(ids, (first, second), strict=True)):
-        return ids[0], ids[1]
+    if first.ids and second.ids:
+        return first.ids, second.ids
     return first.stats.get("input_texts", []), second.stats.get("input_texts", [])
 
 
@@ -396,11 +363,9 @@ def pairs_of_rows(first: RunGroup, second: RunGroup, same_answers: bool) -> list
 def one_per_question_set(groups: Sequence[RunGroup]) -> tuple[list[RunGroup], list[str]]:
     """The largest setting of each model and dataset, and the labels of the others."""
     largest: dict[tuple[str, str], RunGroup] = {}
-    for group in groups:
-        key = group.model, group.dataset
-        if key not in largest or len(group) > len(largest[key]):
-            largest[key] = group
-    kept = [group for group in groups if largest[group.model, group.dataset] is group]
+    for group in sorted(groups, key=len, reverse=True):
+        largest.setdefault((group.model, group.dataset), group)
+    kept = [group for group in groups if group in largest.values()]
     return kept, [group.label for group in groups if group not in kept]
 
 
@@ -410,63 +375,57 @@ def load_run_groups(
     depth: float = ASMIConfig.depth,
     partial: bool = False,
 ) -> list[RunGroup]:
-    """Load runs (manager files or folders); those over the same answers become one setting.
+    """Load runs (manager files or run folders); those over the same answers become one setting.
 
-    Args:
-        paths: manager files, or run folders. Only files you trust: they are pickles. A run that
-            saved masks on some of another run's answers becomes a part of that setting.
-        metric: quality metric; None: AlignScore, or the first metric of a run.
-        depth: operating depth; a run without it is read at its nearest depth.
-        partial: also read runs that stopped early.
+    They are pickles: only open files you trust. A run with masks on some of another run's answers
+    becomes a part of that setting. `metric`: by default AlignScore, or the first of a run. A run
+    without the operating depth is read at its nearest. `partial`: also runs that stopped early.
     """
     same_answers: list[list[Run]] = []
     for file in dict.fromkeys(file.resolve() for path in paths for file in manager_files(path)):
         run = load_run(file, partial)
-        for runs in same_answers:
-            if _same_answers(runs[0], run):
-                runs.append(run)
-                break
-        else:
-            same_answers.append([run])
-    parents = {
-        i: parent for i, runs in enumerate(same_answers) if (parent := _parent(runs, same_answers))
-    }
+        alike = (runs for runs in same_answers if _same_answers(runs[0], run))
+        same = next(alike, None)
+        if same is None:
+            same_answers.append(same := [])
+        same.append(run)
+    wholes = [_whole(runs, same_answers) for runs in same_answers]
     groups = []
-    for i, runs in enumerate(same_answers):
-        if i in parents:
-            continue
-        group = _group(runs, metric, depth)
-        parts = [run for j in parents if parents[j] is runs for run in same_answers[j]]
-        groups.append(replace(group, separate_runs=(*group.separate_runs, *parts)))
-    counts = Counter(group.label for group in groups)
-    doubled = [group for group in groups if counts[group.label] > 1]
+    for runs, whole in zip(same_answers, wholes, strict=True):
+        if whole is None:
+            pairs = zip(same_answers, wholes, strict=True)
+            parts = [part for others, of in pairs if of is runs for part in others]
+            groups.append(_group(runs, parts, metric, depth))
+    labels = Counter(group.label for group in groups)
+    doubled = [group for group in groups if labels[group.label] > 1]
     names = dict(zip(doubled, _distinct_names([group.run.path for group in doubled]), strict=True))
-    return [
-        replace(group, suffix=f" ({names[group]})") if group in names else group for group in groups
-    ]
+    return [replace(g, suffix=f" ({names[g]})") if g in names else g for g in groups]
 
 
 def _distinct_names(files: Sequence[Path]) -> list[str]:
     """Distinct names of files: their folders if these differ, below the common folder."""
-    if not files:
-        return []
-    folders = [file.parent for file in files]
-    shared = os.path.commonpath(folders)
-    names = [os.path.relpath(folder, shared) for folder in folders]
+    shared = os.path.commonpath([file.parent for file in files]) if files else ""
+    names = [os.path.relpath(file.parent, shared) for file in files]
     if len(set(names)) == len(names) and os.curdir not in names:
         return names
     return [os.path.relpath(file, shared) for file in files]
 
 
-def _parent(group: Sequence[Run], groups: Sequence[list[Run]]) -> list[Run] | None:
-    """The runs of which `group`, with masks, is a part: the same answers on more rows; or None."""
-    if not all(map(_keeps_masks, group)):
-        return None
-    answers = _answers(group[0])
-    for larger in groups:
-        same = _names(group[0]) == _names(larger[0])
-        if same and len(larger[0].scores) > len(group[0].scores) and answers <= _answers(larger[0]):
-            return larger
+def _whole(part: Sequence[Run], groups: Sequence[list[Run]]) -> list[Run] | None:
+    """The runs of which `part`, with masks, has some of the rows, answered alike; or None."""
+
+    def answers(run: Run) -> set[tuple[str, ...]]:
+        return set(zip(*(run.stats.get(name, []) for name in TEXTS), strict=False))
+
+    if all(map(_keeps_masks, part)):
+        for runs in groups:
+            larger = len(runs[0].scores) > len(part[0].scores)
+            if (
+                larger
+                and _names(part[0]) == _names(runs[0])
+                and answers(part[0]) <= answers(runs[0])
+            ):
+                return runs
     return None
 
 
@@ -474,16 +433,10 @@ def _keeps_masks(run: Run) -> bool:
     return any("masks" in at for row in run.stats.get("asmi", [])[:1] for at in row.values())
 
 
-def _answers(run: Run) -> set[tuple[str, str]]:
-    texts = (run.stats.get(name, []) for name in ("input_texts", "greedy_texts"))
-    return set(zip(*texts, strict=False))
-
-
 def _same_answers(first: Run, second: Run) -> bool:
-    texts = ("input_texts", "greedy_texts")
     return (
         _names(first) == _names(second)
-        and all(first.stats.get(t) and first.stats.get(t) == second.stats.get(t) for t in texts)
+        and all(first.stats.get(t) and first.stats.get(t) == second.stats.get(t) for t in TEXTS)
         and same_quality(first.quality, second.quality)
     )
 
@@ -493,61 +446,59 @@ def _names(run: Run) -> tuple[str, str]:
     model, data = run.recorded("model"), run.recorded("dataset")
     path = Path(model.get("path") or "unknown model").name
     name = (model.get("name") or path).removeprefix("asmi_")
-    folder = run.path.resolve().parent.name
     known = data.get("name") or Path(str(data.get("source") or "")).stem
-    dataset = known or (run.manifest or {}).get("config_name") or folder
-    dataset = dataset.removeprefix("asmi_").replace("_", " ")
-    return (path if name == "local" else name).replace("_", " "), dataset
+    dataset = known or (run.manifest or {}).get("config_name") or run.path.resolve().parent.name
+    names = path if name == "local" else name, dataset.removeprefix("asmi_")
+    return names[0].replace("_", " "), names[1].replace("_", " ")
 
 
-def _group(group: Sequence[Run], metric: str | None, depth: float) -> RunGroup:
+def _group(group: Sequence[Run], parts: list[Run], metric: str | None, depth: float) -> RunGroup:
+    """The setting of runs over the same answers; `parts` have some of them."""
     # A run that saved more masks than a score has is for the analysis of heads, not a method.
     fewest = min(map(_most_masks, group))
-    parts = [run for run in group if _keeps_masks(run) and _most_masks(run) > fewest]
-    parts = [run for run in parts if set(run.scores) == set(run.methods)]
-    scored = [run for run in group if not any(run is part for part in parts)]
+    apart = [
+        run for run in group
+        if _keeps_masks(run) and _most_masks(run) > fewest and set(run.scores) == set(run.methods)
+    ]  # fmt: skip
     # The run with the most methods first; the others add only theirs.
+    scored = [run for run in group if not any(run is other for other in apart)]
     scored.sort(key=lambda run: (-len(run.scores.columns), _most_masks(run)))
     runs = distinctly_named(scored)
     run = combine_runs(runs)
-    notes = run.missing_rows
-    names = list(run.quality)
+    notes, names = run.missing_rows, list(run.quality)
     if metric is not None and metric not in names:
         raise ValueError(f"{run.path} has no quality metric {metric!r}, but {names}")
     if not names or not len(run.scores.columns):
         raise ValueError(f"{run.path} has no quality metric or no method")
     metric = metric or (PREFERRED_METRIC if PREFERRED_METRIC in names else names[0])
-    empty = [name for name in run.scores if not np.isfinite(run.scores[name]).any()]
-    if empty:
+    finite_scores = np.isfinite(run.scores)
+    if empty := list(run.scores.columns[~finite_scores.any()]):
         notes.append(f"left out, no finite score: {', '.join(empty)}")
-        run = replace(run, scores=run.scores.drop(columns=empty))
+        methods = {name: config for name, config in run.methods.items() if name not in empty}
+        run = replace(run, scores=run.scores.drop(columns=empty), methods=methods)
     finite = run.finite(metric)
-    if left_out := int((~finite).sum()):
-        not_finite = [name for name in run.scores if not np.isfinite(run.scores[name]).all()]
-        notes.append(
-            f"{left_out} of {len(finite)} rows without a finite "
-            f"{' or '.join(not_finite) or metric} left out for all methods"
-        )
-    if unlabelled := run.unlabelled(metric):
-        notes.append(f"left out: {unlabelled}")
     if not finite.any():
         raise ValueError(
             f"{run.path} has no row with finite {metric} and finite scores of all methods"
         )
-    method_depths = [config.depth for config in run.methods.values()]
-    depths = [*method_depths, *(used["depth"] for used in run.settings())]
-    if depths:
-        nearest = min(depths, key=lambda other: abs(other - depth))
-        if not same_depth(nearest, depth):
-            notes.append(f"read at depth {nearest:.1%}: the run lacks {depth:.1%}")
-        depth = nearest
-    else:
+    if left_out := int((~finite).sum()):
+        lacking = [name for name in run.scores if not finite_scores[name].all()]
+        notes.append(
+            f"{left_out} of {len(finite)} rows without a finite "
+            f"{' or '.join(lacking) or metric} left out for all methods"
+        )
+    if unlabelled := run.unlabelled(metric):
+        notes.append(f"left out: {unlabelled}")
+    depths = [config.depth for config in run.methods.values()]
+    depths += [used["depth"] for used in run.settings()]
+    nearest = min(depths, key=lambda other: abs(other - depth), default=depth)
+    if not depths:
         notes.append("no ASMI score")
-    model, dataset = _names(run)
-    rows = np.flatnonzero(finite)
+    elif not same_depth(nearest, depth):
+        notes.append(f"read at depth {nearest:.1%}: the run lacks {depth:.1%}")
     return RunGroup(
-        model, dataset, "", tuple(runs), run, metric, depth, rows, tuple(notes),
-        separate_runs=tuple(parts),
+        *_names(run), "", tuple(runs), run, metric, nearest, np.flatnonzero(finite), tuple(notes),
+        separate_runs=(*apart, *parts),
     )  # fmt: skip
 
 

@@ -1,13 +1,9 @@
 """A saved LM-Polygraph run as plain tables."""
 
-import io
-import logging
 import pickle
 import re
 import zipfile
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +19,6 @@ from lm_polygraph_asmi.results.manifest import (
     run_command,
 )
 
-log = logging.getLogger("lm_polygraph")
-
 RIGHT = 0.5
 """Quality from which an answer counts as right, as in the paper."""
 ROUNDING = 1e-6
@@ -32,21 +26,17 @@ ROUNDING = 1e-6
 SYMBOLS = tuple(METHODS.values())
 MSP = "MaximumSequenceProbability"
 """The free baseline for differences."""
+TEXTS = ("input_texts", "greedy_texts")
+"""Statistics by which two runs have the same answers."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """Sequence-level results of one manager file.
+    """Sequence-level results of one manager file, with a row or entry per example.
 
-    Attributes:
-        path: the manager file.
-        scores: a row per example, a column per estimator; higher = more uncertain.
-        quality: a row per example, a column per quality metric; higher = better.
-        stats: saved statistics, each a list with one entry per example.
-        manifest: see `results.manifest`; None without one.
-        described: settings and symbol of this package's estimators, by name of the score; empty
-            without a manifest.
-        planned: number of rows of a run that stopped early; None: it has all its rows.
+    `scores` has a column per estimator (higher = more uncertain), `quality` one per metric (higher
+    = better). `described` has the settings of this package's scores, by name. `planned`: the number
+    of rows of a run that stopped early; None: it has all its rows.
     """
 
     path: Path
@@ -54,7 +44,7 @@ class Run:
     quality: pd.DataFrame
     stats: dict[str, list[Any]]
     manifest: dict[str, Any] | None = None
-    described: dict[str, dict[str, Any]] = field(default_factory=dict)
+    methods: dict[str, ASMIConfig] = field(default_factory=dict)
     planned: int | None = None
 
     @property
@@ -79,21 +69,21 @@ class Run:
             notes.append(f"Left out before the run: {dropped_text(dropped)}.")
         return notes
 
-    @property
-    def methods(self) -> dict[str, ASMIConfig]:
-        """Settings of the scores of ASMI, Sem-ASMI and Adapt-ASMI, by name."""
-        scored = {n: of for n, of in self.described.items() if n in self.scores}
-        return {n: ASMIConfig.from_dict(of) for n, of in scored.items() if of["symbol"] in SYMBOLS}
-
     def recorded(self, part: str) -> dict[str, Any]:
         """A part of the manifest, such as "model"; empty if not recorded."""
         section = (self.manifest or {}).get(part)
         return section if isinstance(section, dict) else {}
 
     @property
+    def ids(self) -> list[str] | None:
+        """Id of each example; None if unknown."""
+        ids: list[str] = self.recorded("rows").get("ids", [])
+        return ids if len(ids) == len(self.scores) else None
+
+    @property
     def clusters(self) -> list[str] | None:
         """Key of each example, equal for dependent examples; None if unknown."""
-        clusters = self.recorded("rows").get("clusters", [])
+        clusters: list[str] = self.recorded("rows").get("clusters", [])
         return clusters if len(clusters) == len(self.scores) else None
 
     def finite(self, metric: str) -> np.ndarray:
@@ -105,12 +95,10 @@ class Run:
         places = np.flatnonzero(~np.isfinite(self.quality[metric]))
         if not len(places):
             return ""
-        ids = self.recorded("rows").get("ids", [])
-        known = ids if len(ids) == len(self.quality) else range(len(self.quality))
-        shown = ", ".join(str(known[i]) for i in places[:5])
-        more = ", ..." if len(places) > 5 else ""
+        known = self.ids or range(len(self.quality))
+        shown = ", ".join(str(known[i]) for i in places[:5]) + ", ..." * (len(places) > 5)
         return (
-            f"{metric} has no value for {len(places)} of {len(self.quality)} rows ({shown}{more}): "
+            f"{metric} has no value for {len(places)} of {len(self.quality)} rows ({shown}): "
             "it cannot judge these answers by their gold answers"
         )
 
@@ -120,20 +108,19 @@ class Run:
 
     def at(self, depth: float, *fields: str) -> list[dict[str, Any]] | None:
         """Fields of `AnswerStatistics` of every row; None unless all have the depth and these."""
-        key, rows = depth_key(depth), self.stats.get("asmi", [])
-        complete = len(rows) == len(self.scores) and all(
-            key in row and row[key].keys() >= set(fields) for row in rows
-        )
-        return [row[key] for row in rows] if complete else None
+        key = depth_key(depth)
+        rows = [row.get(key) for row in self.stats.get("asmi", [])]
+        complete = all(row is not None and row.keys() >= set(fields) for row in rows)
+        return rows if complete and not self.lacks(["asmi"]) else None
 
     def check_scored(self) -> None:
         """Raise ValueError unless there are scores and qualities."""
-        if not (self.scores.size and self.quality.size):
-            missing = "scores" if not self.scores.size else "quality metrics"
-            raise ValueError(
-                f"{self.path} has no {missing}: the run failed or was stopped. See its log, and "
-                "start it again"
-            )
+        for name, table in (("scores", self.scores), ("quality metrics", self.quality)):
+            if not table.size:
+                raise ValueError(
+                    f"{self.path} has no {name}: the run failed or was stopped. See its log, and "
+                    "start it again"
+                )
 
     def settings(self) -> list[dict[str, Any]]:
         """Settings of ASMI in use, one dictionary per depth."""
@@ -184,36 +171,24 @@ def manager_files(path: str | Path) -> list[Path]:
     return files
 
 
-class _HoldsTensors(Exception):
-    """A manager file with tensors, which only torch can read."""
-
-
-class _WithoutTensors(pickle.Unpickler):
-    def persistent_load(self, _: Any) -> Any:
-        raise _HoldsTensors
-
-
 def _content(file: Path) -> dict[str, Any]:
-    """The content that LM-Polygraph saved with `torch.save`, a pickle in a zip file.
+    """The pickle in a zip file that LM-Polygraph saved with `torch.save`.
 
-    Read without torch, which takes seconds to import, unless it has tensors. This also checks the
-    checksum, which torch ignores.
+    Read without torch, which takes seconds to import, unless it has tensors. Reading also checks
+    the checksum, which torch ignores.
     """
-    if zipfile.is_zipfile(file):
-        with zipfile.ZipFile(file) as archive:
-            names = [name for name in archive.namelist() if name.endswith("/data.pkl")]
-            if len(names) != 1:
-                raise ValueError("it holds no data.pkl")
-            pickled = archive.read(names[0])
-        with suppress(_HoldsTensors):
-            return _WithoutTensors(io.BytesIO(pickled)).load()
-    else:
-        with file.open("rb") as opened:
-            if opened.read(1) != pickle.PROTO:
-                raise ValueError("it is neither a zip file nor a pickle")
-    import torch  # for tensors, and for files of its older releases
+    with zipfile.ZipFile(file) as archive:
+        names = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+        if len(names) != 1:
+            raise ValueError("it holds no data.pkl")
+        pickled = archive.read(names[0])
+    try:
+        content: dict[str, Any] = pickle.loads(pickled)
+    except pickle.UnpicklingError:  # also at a tensor
+        import torch
 
-    return torch.load(file, weights_only=False)
+        return torch.load(file, weights_only=False)
+    return content
 
 
 def load_run(path: str | Path, partial: bool = False) -> Run:
@@ -227,68 +202,56 @@ def load_run(path: str | Path, partial: bool = False) -> Run:
         raise ValueError(f"{path} has several seeds: name one of its files")
     try:
         content = _content(file)
-        tables = {
-            part: {
+        tables = [
+            {
                 str(name): np.asarray(values, dtype=float)  # None becomes NaN
                 for (level, name), values in content[part].items()
                 if level == "sequence"
             }
             for part in ("estimations", "gen_metrics")
-        }
+        ]
         stats = dict(content["stats"])
-    except (FileNotFoundError, PermissionError):
-        raise
-    except (
-        pickle.UnpicklingError, zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError,
-        LookupError, TypeError, ValueError, AttributeError, ImportError,
-    ) as error:  # fmt: skip
+    except Exception as error:  # a damaged pickle can raise anything
         raise ValueError(f"{file} is not a run saved by LM-Polygraph: {error!r}") from error
-    if old := [name for name in stats if re.fullmatch(r"asmi_\w+_d[\d.]+", name)]:
-        raise ValueError(
-            f"{file} has the statistic {old[0]}, as saved by lm_polygraph_asmi 0.2: read it with "
-            "that version, or run it again"
-        )
     try:
         manifest = read_manifest(file)
     except FileNotFoundError:
         manifest = None
-    described = (manifest or {}).get("methods") or {}
-    complete, planned = _rows_of(file, tables, stats, manifest)
+    methods = {
+        name: ASMIConfig.from_dict(of)
+        for name, of in ((manifest or {}).get("methods") or {}).items()
+        if name in tables[0] and of["symbol"] in SYMBOLS
+    }
+    columns = [stats.get("input_texts"), *(c for table in tables for c in table.values())]
+    complete, planned = _rows_of(file, [len(c) for c in columns if c is not None], manifest)
     if planned is not None:
-        tables = {p: {n: v[:complete] for n, v in table.items()} for p, table in tables.items()}
         stats = {name: values[:complete] for name, values in stats.items()}
         if manifest is not None:
             rows = manifest.get("rows") or {}
             cut = {name: rows.get(name, [])[:complete] for name in ("ids", "clusters")}
             manifest |= {"rows": rows | cut}
-    scores, quality = (pd.DataFrame(tables[part]) for part in ("estimations", "gen_metrics"))
-    run = Run(file, scores, quality, stats, manifest, described, planned)
+    scores, quality = (pd.DataFrame({n: v[:complete] for n, v in t.items()}) for t in tables)
+    run = Run(file, scores, quality, stats, manifest, methods, planned)
     if run.stopped_early and not partial:
         raise ValueError(f"{file} {run.stopped_early}. `results` and `report` show what it has")
     return run
 
 
 def _rows_of(
-    file: Path,
-    tables: Mapping[str, Mapping[str, np.ndarray]],
-    stats: Mapping[str, list[Any]],
-    manifest: Mapping[str, Any] | None,
+    file: Path, lengths: list[int], manifest: Mapping[str, Any] | None
 ) -> tuple[int, int | None]:
     """Number of complete rows; and of all rows, if the run stopped before the last.
 
     LM-Polygraph saves also when a row fails. It fills the row's columns in their order: texts,
     scores, qualities. So from some column on, they may lack this batch.
     """
-    columns = [values for table in tables.values() for values in table.values()]
-    lengths = [len(values) for values in (stats.get("input_texts"), *columns) if values is not None]
     if len(set(lengths)) > 2 or lengths != sorted(lengths, reverse=True):
         raise ValueError(
             f"{file} is incomplete: its columns have {sorted(set(lengths))} rows, in an order that "
             "does not tell which rows they are. Start the run again"
         )
     planned = len(((manifest or {}).get("rows") or {}).get("ids", []))
-    complete, started = min(lengths, default=0), max(lengths, default=0)
-    everything = max(planned, started)
+    complete, everything = min(lengths, default=0), max([planned, *lengths])
     return complete, everything if complete < everything else None
 
 
@@ -313,8 +276,8 @@ def distinctly_named(runs: Sequence[Run]) -> list[Run]:
             different = [f"{n}={value}" for n, value in key.items() if value != earlier.get(n)]
             if different:
                 names[name] = f"{name.removesuffix(')')}, {', '.join(different)})"
-        described = {names.get(name, name): of for name, of in run.described.items()}
-        named.append(replace(run, scores=run.scores.rename(columns=names), described=described))
+        methods = {names.get(name, name): config for name, config in run.methods.items()}
+        named.append(replace(run, scores=run.scores.rename(columns=names), methods=methods))
     return named
 
 
@@ -325,16 +288,15 @@ def combine_runs(runs: Sequence[Run]) -> Run:
     settings are different methods, see `distinctly_named`.
     """
     first, *others = runs = distinctly_named(runs)
-    scores = first.scores
     for run in others:
-        for name in ("input_texts", "greedy_texts"):
-            if run.stats[name] != first.stats[name]:
-                raise ValueError(
-                    f"{run.path} has other {name} than {first.path}: only runs with the same rows, "
-                    "order and answers can be merged"
-                )
+        different = [name for name in TEXTS if run.stats[name] != first.stats[name]]
         if not same_quality(run.quality, first.quality):
-            raise ValueError(f"{run.path} has other qualities than {first.path}")
-        scores = scores.join(run.scores[[name for name in run.scores if name not in scores]])
-    described = {name: of for run in reversed(runs) for name, of in run.described.items()}
-    return replace(first, scores=scores, described=described)
+            different.append("qualities")
+        if different:
+            raise ValueError(
+                f"{run.path} has other {different[0]} than {first.path}: only runs with the same "
+                "rows, order and answers can be merged"
+            )
+    scores = pd.concat([run.scores for run in runs], axis=1)
+    methods = {name: of for run in reversed(runs) for name, of in run.methods.items()}
+    return replace(first, scores=scores.loc[:, ~scores.columns.duplicated()], methods=methods)

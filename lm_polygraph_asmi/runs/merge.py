@@ -1,13 +1,14 @@
 """Merges the shards of a run into the files of one unsplit run.
 
-A setting is a model on a dataset with one prompt; `data.num_shards` splits its rows over jobs. Each
-job writes a manager file with scores and metrics of its rows, and a manifest with their ids. Here
-rows are put back in order, and LM-Polygraph's code computes the metrics over all of them.
+`data.num_shards` splits the rows of a setting (model x dataset x prompt) over jobs. Each writes a
+manager file, and a manifest with the ids of its rows. Here rows are put back in order, and
+LM-Polygraph's code computes the metrics over all of them.
 """
 
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,10 +38,6 @@ PER_MACHINE = {"result_cache", "memory_budget", "compile", "device_map"}
 """Settings that depend on the machine; calculators have copies, so they may be anywhere."""
 
 
-class MergeError(ValueError):
-    """Runs that cannot be merged; the text says why and what to do."""
-
-
 class Shard(NamedTuple):
     """One job's share of a setting: shard `number`, from 0, of `total`, with the ids of its rows.
 
@@ -68,16 +65,11 @@ class Merged(NamedTuple):
 
 
 def merge_runs(paths: Iterable[str | Path], out: str | Path) -> tuple[list[Merged], list[str]]:
-    """Merge all complete settings below some paths.
+    """Merge all complete settings below some manager files or folders; merged ones are skipped.
 
-    Args:
-        paths: manager files, or folders that are searched for them. Merged files are skipped.
-        out: folder for the manager files, one per seed: directly in it for a single setting, else
-            in MODEL/DATASET below it (MODEL/DATASET-HASH if settings share these names).
-
-    Returns:
-        The merged settings, and the errors of other settings and unreadable files, which are not
-        raised.
+    The files of a single setting go directly into `out`, one per seed; of several, into
+    MODEL/DATASET below it (MODEL/DATASET-HASH if settings share these names). Returns the merged
+    settings, and the errors of other settings and unreadable files.
     """
     shards, errors = _find_shards(paths)
     groups: dict[str, str] = {}
@@ -85,9 +77,10 @@ def merge_runs(paths: Iterable[str | Path], out: str | Path) -> tuple[list[Merge
     for shard in shards:
         manifest = shard.manifest
         key = _key(manifest["config"])
+        model, data = manifest["model"], manifest["dataset"]
         # Names are those of config groups, which user configs may lack.
-        model = manifest["model"]["name"] or Path(manifest["model"]["path"]).name
-        groups[key] = f"{model}/{manifest['dataset']['name'] or manifest['config_name']}"
+        name = model["name"] or Path(model["path"]).name
+        groups[key] = f"{name}/{data['name'] or manifest['config_name']}"
         runs.setdefault((key, manifest["seeds"]["run"]), []).append(shard)
     merged = []
     for (key, seed), parts in runs.items():
@@ -115,9 +108,8 @@ def _find_shards(paths: Iterable[str | Path]) -> tuple[list[Shard], list[str]]:
     for path in map(Path, paths):
         root = path.resolve()
         # A killed job leaves only a manifest.
-        patterns = ("ue_manager_seed*", "asmi_manifest_seed*.json")
-        files = [root] if root.is_file() else [f for p in patterns for f in root.rglob(p)]
-        if not files:
+        found = [*root.rglob("ue_manager_seed*"), *root.rglob("asmi_manifest_seed*.json")]
+        if not (files := [root] if root.is_file() else found):
             errors.append(f"{path} has no run: no ue_manager_seed* and no manifest")
         for file in files:
             name = file.name.removesuffix(".json").replace("asmi_manifest", "ue_manager")
@@ -131,9 +123,9 @@ def _find_shards(paths: Iterable[str | Path]) -> tuple[list[Shard], list[str]]:
             errors.append(f"{error}. The rows of {manager} are unknown: run it again")
             continue
         if "merged_from" not in manifest:
-            data = manifest["dataset"]
-            number, total = data.get("shard", 0), data.get("num_shards", 1)
-            shards.append(Shard(manager, manifest, number, total, manifest["rows"]["ids"]))
+            data, ids = manifest["dataset"], manifest["rows"]["ids"]
+            shard = data.get("shard", 0), data.get("num_shards", 1)
+            shards.append(Shard(manager, manifest, *shard, ids))
     if not shards and not errors:
         errors.append("nothing to merge: these files are merged already")
     return shards, errors
@@ -151,12 +143,9 @@ def _key(config: Mapping[str, Any]) -> str:
 
 
 def _finished_shards(shards: Sequence[Shard]) -> list[Shard]:
-    """The finished run of every shard, in the order of rows.
-
-    Failed or killed runs are ignored if the same shard has also finished.
-    """
+    """The finished run of every shard, in order; failed and killed ones beside it are ignored."""
     finished, problems = [], []
-    total, manifest = shards[0].total, shards[0].manifest
+    total = shards[0].total
     for number in range(total):
         runs = [shard for shard in shards if shard.number == number]
         completed = [shard for shard in runs if shard.manifest["status"] == "completed"]
@@ -165,15 +154,15 @@ def _finished_shards(shards: Sequence[Shard]) -> list[Shard]:
             several = " and ".join(map(str, completed))
             problems.append(f"expected one finished run, got {several}: name only one of them")
         elif not completed:
-            for shard in runs:
-                error = shard.manifest.get("error", "the job was killed, or is still running")
-                problems.append(f'{shard} has the status "{shard.manifest["status"]}": {error}')
-            if not runs:
-                problems.append(f"shard {number} of {total} is missing")
-            shard_number = (f"data.num_shards={total}", f"data.shard={number}")
-            problems.append(f"run it with: {run_command(manifest, PER_SHARD, *shard_number)}")
+            killed = "the job was killed, or is still running"
+            problems += [
+                f'{s} has the status "{s.manifest["status"]}": {s.manifest.get("error", killed)}'
+                for s in runs
+            ] or [f"shard {number} of {total} is missing"]
+            own = f"data.num_shards={total}", f"data.shard={number}"
+            problems.append(f"run it with: {run_command(shards[0].manifest, PER_SHARD, *own)}")
     if problems:
-        raise MergeError("\n  ".join(problems))
+        raise ValueError("\n  ".join(problems))
     return finished
 
 
@@ -183,25 +172,15 @@ def _join(group: str, shards: Sequence[Shard], file: Path) -> Merged:
         | {name: shard.manifest[name] for name in ("started", "finished", "packages")}
         for shard in shards
     ]
-    if file.exists():
-        # A sweep may be merged again when its last setting has finished.
-        if read_manifest(file).get("merged_from") == sources:
-            rows = sum(len(shard.ids) for shard in shards)
-            return Merged(group, len(shards), rows, file, ["merged before"])
-        raise MergeError(f"{file} exists already: name another --out, or remove it")
+    rows = sum(len(shard.ids) for shard in shards)
+    # A sweep may be merged again when its last setting has finished.
+    if file.exists() and read_manifest(file).get("merged_from") == sources:
+        return Merged(group, len(shards), rows, file, ["merged before"])
+    _check_new(file)
     _check_rows(shards)
     managers = [_load(shard) for shard in shards]
     _check_alike(shards, managers)
-    pairs = list(zip(shards, managers, strict=True))
-    warnings = []
-    for name in dict.fromkeys(name for manager in managers for name in manager.stats):
-        # LM-Polygraph saves a statistic only for batches in which it was computed; with fewer
-        # entries than rows, entries would be assigned to wrong rows.
-        incomplete = [s for s, manager in pairs if len(manager.stats.get(name, [])) != len(s.ids)]
-        if incomplete:
-            warnings.append(f"statistic {name} left out: not one entry per row of {incomplete[0]}")
-            for manager in managers:
-                manager.stats.pop(name, None)
+    warnings = _without_incomplete(shards, managers)
     joined, *others = managers
     for other in others:
         for part in ("estimations", "gen_metrics", "stats"):
@@ -218,32 +197,29 @@ def _join(group: str, shards: Sequence[Shard], file: Path) -> Merged:
     # The manager file is written last and atomically, so that it implies all other files.
     unfinished = file.with_name(f".{file.name}.tmp")
     with locked(unfinished):
-        if file.exists():
-            raise MergeError(f"{file} exists already: name another --out, or remove it")
+        _check_new(file)
         joined.save(str(unfinished))
         write_manifest(manifest, file)
         os.replace(unfinished, file)
-    return Merged(group, len(shards), len(manifest["rows"]["ids"]), file, warnings)
+    return Merged(group, len(shards), rows, file, warnings)
+
+
+def _check_new(file: Path) -> None:
+    if file.exists():
+        raise ValueError(f"{file} exists already: name another --out, or remove it")
 
 
 def _check_rows(shards: Sequence[Shard]) -> None:
     """Check that shards are from the same rows: disjoint, with sizes that differ by at most one."""
-    if len(shards) > 1 and shards[0].manifest["config"].get("subsample_eval_dataset", -1) != -1:
-        raise MergeError(
-            "subsample_eval_dataset sampled within each shard, so rows differ from an unsplit run: "
-            "run the shards again with data.size or data.sample instead"
-        )
     sizes = [len(shard.ids) for shard in shards]
     if max(sizes) - min(sizes) > 1:
-        raise MergeError(f"shards of {sizes} rows are not from the same data: run all shards again")
-    holder: dict[str, Shard] = {}
-    for shard in shards:
-        for row in shard.ids:
-            if holder.setdefault(row, shard) is not shard:
-                raise MergeError(
-                    f"row {row!r} is in {holder[row]} and in {shard}: the data differ, or repeat "
-                    "ids. Run all shards again"
-                )
+        raise ValueError(f"shards of {sizes} rows are not from the same data: run all shards again")
+    row, count = Counter(row for shard in shards for row in shard.ids).most_common(1)[0]
+    if count > 1:
+        raise ValueError(
+            f"row {row!r} is in {' and '.join(str(s) for s in shards if row in s.ids)}: the data "
+            "differ, or repeat ids. Run all shards again"
+        )
 
 
 def _load(shard: Shard) -> UEManager:
@@ -251,17 +227,16 @@ def _load(shard: Shard) -> UEManager:
         manager = UEManager.load(str(shard.manager))
         lengths = {
             name: len(values)
-            for scores in (manager.estimations, manager.gen_metrics)
-            for (level, name), values in scores.items()
+            for (level, name), values in (manager.estimations | manager.gen_metrics).items()
             if level == "sequence"  # claims are not one per row
         } | {"input_texts": len(manager.stats["input_texts"])}
     except Exception as error:  # a damaged pickle can raise anything
-        raise MergeError(
+        raise ValueError(
             f"{shard.manager} is missing or damaged: {error!r}. Run this shard again"
         ) from error
     for name, length in lengths.items():
         if length != len(shard.ids):
-            raise MergeError(
+            raise ValueError(
                 f"expected {len(shard.ids)} values of {name} in {shard}, as in its manifest, got "
                 f"{length}. Run this shard again"
             )
@@ -278,26 +253,41 @@ def _check_alike(shards: Sequence[Shard], managers: Sequence[UEManager]) -> None
         "quality metrics": [[name for _, name in manager.gen_metrics] for manager in managers],
     }.items():
         for shard, values in zip(shards, parts, strict=True):
-            if values != parts[0]:
-                only_first = [value for value in parts[0] if value not in values]
-                only_this = [value for value in values if value not in parts[0]]
-                raise MergeError(
+            only_first = [value for value in parts[0] if value not in values]
+            only_this = [value for value in values if value not in parts[0]]
+            if only_first or only_this:
+                raise ValueError(
                     f"different {kind}: {only_first} in {shards[0]}, {only_this} in {shard}. Run "
                     "one of them again"
                 )
+
+
+def _without_incomplete(shards: Sequence[Shard], managers: Sequence[UEManager]) -> list[str]:
+    """Warnings about statistics of which a shard lacks entries, after removing them.
+
+    LM-Polygraph saves a statistic only for batches in which it was computed; joined, entries would
+    be assigned to wrong rows.
+    """
+    warnings = []
+    for name in dict.fromkeys(name for manager in managers for name in manager.stats):
+        for shard, manager in zip(shards, managers, strict=True):
+            if len(manager.stats.get(name, [])) != len(shard.ids):
+                warnings.append(f"statistic {name} left out: not one entry per row of {shard}")
+                for each in managers:
+                    each.stats.pop(name, None)
+                break
+    return warnings
 
 
 def _joined_manifest(shards: Sequence[Shard], stats: Mapping[str, list[Any]]) -> dict[str, Any]:
     manifests = [shard.manifest for shard in shards]
     first, unsplit = manifests[0], {"shard": 0, "num_shards": 1}
     data = first["config"].get("data", {})
-    peaks: dict[str, int] = {}
-    packages: dict[str, list[str]] = {}
-    for manifest in manifests:
-        for name, size in manifest["peak_memory_bytes"].items():
-            peaks[name] = max(size, peaks.get(name, 0))
-        for name, release in manifest["packages"].items():
-            packages.setdefault(name, []).append(release)
+
+    def named(part: str) -> dict[str, list[Any]]:
+        names = dict.fromkeys(name for manifest in manifests for name in manifest[part])
+        return {name: [m[part][name] for m in manifests if name in m[part]] for name in names}
+
     rows = {name: [v for m in manifests for v in m["rows"][name]] for name in ("ids", "clusters")}
     return first | {
         "started": min(manifest["started"] for manifest in manifests),
@@ -307,10 +297,10 @@ def _joined_manifest(shards: Sequence[Shard], stats: Mapping[str, list[Any]]) ->
         "dataset": first["dataset"] | unsplit | {"path": None},
         "config": first["config"] | {"dataset": None, "data": data | unsplit},
         "rows": first["rows"] | rows,
-        "packages": {name: ", ".join(dict.fromkeys(of)) for name, of in packages.items()},
+        "packages": {n: ", ".join(dict.fromkeys(of)) for n, of in named("packages").items()},
         "device": ", ".join(dict.fromkeys(manifest["device"] for manifest in manifests)),
         "seconds_wall": sum(manifest["seconds_wall"] for manifest in manifests),
-        "peak_memory_bytes": peaks,
+        "peak_memory_bytes": {n: max(of) for n, of in named("peak_memory_bytes").items()},
         "asmi": asmi_settings(stats),
         "asmi_reused": sum(manifest["asmi_reused"] for manifest in manifests),
         "seconds": seconds_per_phase(stats),

@@ -444,7 +444,7 @@ class Scorer:
         Raises:
             ValueError: the model has foreign hooks, which cannot be hashed.
         """
-        weights = model_key(self.model)["model"]
+        weights = model_key(self.model)["revision"]
         if weights is None:
             raise ValueError(
                 "the model has forward hooks or a replaced forward method, so a calibration "
@@ -455,7 +455,7 @@ class Scorer:
     @cached_property
     def _tokenizer_key(self) -> str:
         """Hash of the tokenizer; cached, since it reads the whole vocabulary."""
-        return tokenizer_key(self.tokenizer)["tokenizer"]
+        return tokenizer_key(self.tokenizer)
 
     @property
     def _tokenizer_fingerprint(self) -> str:

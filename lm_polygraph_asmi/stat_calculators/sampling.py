@@ -12,7 +12,7 @@ from lm_polygraph_asmi.host.model import causal_model
 from lm_polygraph_asmi.maths import example_seed
 from lm_polygraph_asmi.model import attention_of
 from lm_polygraph_asmi.model.samples import DrawnAtOnce
-from lm_polygraph_asmi.results.cache import ResultCache, model_key, tokenizer_key
+from lm_polygraph_asmi.results.cache import ResultCache, model_key
 
 
 class SeededSamplingCalculator(SamplingGenerationCalculator):
@@ -51,6 +51,7 @@ class SeededSamplingCalculator(SamplingGenerationCalculator):
     def _row(self, text: str, model: Model, max_new_tokens: int) -> dict[str, Any]:
         prompt = model.tokenize([text])["input_ids"][0].tolist()
         key = (self._identify(model) if self.result_cache.kept else {}) | {
+            "text": text,
             "prompt": prompt,
             "samples": self.samples_n,
             "drawn": "in one batch",
@@ -70,11 +71,12 @@ class SeededSamplingCalculator(SamplingGenerationCalculator):
         return row
 
     def _identify(self, model: Model) -> dict[str, Any]:
-        """Everything that determines generation, except the prompt."""
+        """Everything that determines generation, except the prompt, whose text and ids tell
+        the tokenizer."""
         transformer = causal_model(model)
         return {
             **model_key(transformer),
-            **tokenizer_key(model.tokenizer),
+            "end": model.tokenizer.eos_token_id,
             "attention": attention_of(transformer),
             "generation": vars(model.generation_parameters),
             # Supplies what the run does not set, such as end tokens.

@@ -135,7 +135,7 @@ def test_passes_change_no_state(offloaded: bool, rope: str | None):
     seen = {"output_hidden_states": True, "output_attentions": True}
     model(input_ids=IDS[None], **seen)  # transformers leaves hooks that record
     before, key = model_state(model), model_key(model)
-    assert key["model"] is not None
+    assert key["revision"] is not None
     model(input_ids=IDS[None], **seen)
     if rope is None:
         subnetwork_log_probs(model, IDS, 9, 2, torch.tensor([[1, 0, 1, 1]]))

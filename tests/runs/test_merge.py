@@ -47,12 +47,7 @@ def unsplit(tmp_path_factory):
         "input_texts": [f"question {i}" for i in range(ROWS)],
         "greedy_tokens": [list(range(i)) for i in range(ROWS)],
         "asmi": [
-            {
-                0.6: {
-                    "mi": random.random(1 + i % 3).astype(np.float32),
-                    "settings": {"layer": 18, "seed": 0},
-                }
-            }
+            {0.6: {"mi": random.random(1 + i % 3), "settings": {"layer": 18, "seed": 0}}}
             for i in range(ROWS)
         ],
         "asmi_seconds": random.random(ROWS).tolist(),
@@ -101,10 +96,7 @@ def split(unsplit, folder, shards=4, seed=1, settings=None, dataset="a_dataset")
                 "save_path": f"/machine{number}",
                 "seed": [seed],
                 "model": {"path": "hub/model", "load_model_args": {"device_map": number}},
-                "stat_calculators": [
-                    "auto",
-                    {"cfg": {"result_cache": number, "memory_budget": number}},
-                ],
+                "stat_calculators": [{"cfg": {"result_cache": number, "memory_budget": number}}],
                 **(settings or {}),
             },
         }
@@ -197,14 +189,18 @@ def test_metrics_are_those_of_polygraph_eval():
         assert [(type(m), vars(m)) for m in ours] == [(type(m), vars(m)) for m in theirs]
 
 
-def test_a_missing_shard(unsplit, tmp_path):
-    files = split(unsplit, tmp_path)
+def test_a_shard_that_is_missing_or_finished_twice(unsplit, tmp_path):
+    files = split(unsplit, tmp_path / "first")
     text = only_error([files[0], files[1], files[3]], tmp_path / "out")
     assert "shard 2 of 4 is missing" in text
     assert (
         "polygraph_eval --config-name asmi_grid hydra.mode=RUN asmi.k=1 "
         "data.num_shards=4 data.shard=2"
     ) in text
+    again = split(unsplit, tmp_path / "again")
+    text = only_error([*files, again[3]], tmp_path / "out")
+    assert text.count("shard 3 of 4 in") == 2
+    assert f"{again[3].parent} and shard" in text
 
 
 @pytest.mark.usefixtures("no_metrics")
@@ -225,14 +221,6 @@ def test_a_failed_or_killed_shard_and_its_second_run(unsplit, tmp_path):
     assert merged[0].rows == ROWS
 
 
-def test_a_shard_finished_twice(unsplit, tmp_path):
-    files = split(unsplit, tmp_path / "first")
-    again = split(unsplit, tmp_path / "again")
-    text = only_error([*files, again[3]], tmp_path / "out")
-    assert text.count("shard 3 of 4 in") == 2
-    assert f"{again[3].parent} and shard" in text
-
-
 @pytest.mark.parametrize("text", [None, "{", "{}", '{"format": 2}'])
 def test_a_manifest_that_is_not_there_damaged_or_of_another_release(unsplit, tmp_path, text):
     files = split(unsplit, tmp_path, 2)
@@ -244,22 +232,20 @@ def test_a_manifest_that_is_not_there_damaged_or_of_another_release(unsplit, tmp
     assert "shard 1 of 2 is missing" in errors[1]
 
 
-def test_a_damaged_manager_file(unsplit, tmp_path):
+def test_a_damaged_manager_file_or_one_with_fewer_values_than_rows(unsplit, tmp_path):
     files = split(unsplit, tmp_path)
-    for content in (b"", b"hello", files[1].read_bytes()[:-900]):
+    whole = files[1].read_bytes()
+    for content in (b"", b"hello", whole[:-900]):
         files[1].write_bytes(content)
         assert f"{files[1]} is missing or damaged" in only_error([tmp_path], tmp_path / "out")
     files[1].unlink()
     assert f"{files[1]} is missing or damaged" in only_error([tmp_path], tmp_path / "out")
-
-
-def test_fewer_values_than_rows(unsplit, tmp_path):
-    files = split(unsplit, tmp_path)
     for part, key, name in [
         ("stats", "input_texts", "input_texts"),
         ("gen_metrics", ("sequence", "Accuracy"), "Accuracy"),
         ("estimations", ("sequence", "ASMI"), "ASMI"),
     ]:
+        files[1].write_bytes(whole)
         edit_content(files[1], lambda content, part=part, key=key: content[part][key].pop())
         text = only_error([tmp_path], tmp_path / "out")
         assert f"expected 6 values of {name} in " in text
@@ -267,22 +253,21 @@ def test_fewer_values_than_rows(unsplit, tmp_path):
 
 def test_shards_that_were_not_made_alike(unsplit, tmp_path):
     files = split(unsplit, tmp_path)
-
-    def check(what, here, there):
+    settings = {"layer": 18, "seed": 0}
+    for what, here, there, change in [
+        ("quality metrics", ["Accuracy"], [],
+         lambda content: content["gen_metrics"].pop(("sequence", "Accuracy"))),
+        ("estimators", ["ASMI"], [],
+         lambda content: content["estimations"].pop(("sequence", "ASMI"))),
+        ("ASMI settings", [settings], [settings | {"layer": 9}],
+         lambda content: content["stats"]["asmi"][0][0.6]["settings"].update(layer=9)),
+        ("model revisions", ["c" * 40], ["d" * 40],
+         lambda _: edit(files[2], "model", "revision", to="d" * 40)),
+    ]:  # fmt: skip
+        edit_content(files[2], change)  # which is checked before those of earlier turns
         text = only_error([tmp_path], tmp_path / "out")
         shards = [f"shard {n} of 4 in {files[n].parent}" for n in (0, 2)]
         assert f"different {what}: {here} in {shards[0]}, {there} in {shards[1]}" in text
-
-    edit_content(files[2], lambda content: content["gen_metrics"].pop(("sequence", "Accuracy")))
-    check("quality metrics", ["Accuracy"], [])
-    edit_content(files[2], lambda content: content["estimations"].pop(("sequence", "ASMI")))
-    check("estimators", ["ASMI"], [])
-    edit_content(
-        files[2], lambda content: content["stats"]["asmi"][0][0.6]["settings"].update(layer=9)
-    )
-    check("ASMI settings", [{"layer": 18, "seed": 0}], [{"layer": 9, "seed": 0}])
-    edit(files[2], "model", "revision", to="d" * 40)
-    check("model revisions", ["c" * 40], ["d" * 40])
 
 
 def test_statistics_with_missing_entries_are_left_out(unsplit, tmp_path):
@@ -304,7 +289,7 @@ def test_shards_of_other_rows(unsplit, tmp_path):
     files = split(unsplit, tmp_path)
     edit(files[2], "rows", "ids", to=read_manifest(files[1])["rows"]["ids"])
     text = only_error([tmp_path], tmp_path / "out")
-    assert f"row 'ids 5' is in shard 1 of 4 in {files[1].parent} and in shard 2" in text
+    assert f"row 'ids 5' is in shard 1 of 4 in {files[1].parent} and shard 2" in text
     edit(files[2], "rows", "ids", to=["row a", "row b"])
     assert "[5, 6, 2, 6] rows are not from the same" in only_error([tmp_path], tmp_path / "out")
 

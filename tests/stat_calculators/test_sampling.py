@@ -1,6 +1,7 @@
 """Sampled answers: as the host draws them, all of a question in one batch."""
 
 from collections import Counter
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -232,10 +233,13 @@ def test_answers_come_from_the_journal(model, tmp_path, monkeypatch):
             SeededSamplingCalculator(**changed, result_cache=str(tmp_path))({}, TEXTS, model, 6)
     with pytest.raises(AssertionError, match="drawn again"):
         SeededSamplingCalculator(3, result_cache=str(tmp_path))({}, TEXTS, model, 7)
+    ending_otherwise = deepcopy(model.tokenizer)
+    ending_otherwise.eos_token = "<pad>"
     for settings, name, value in (
         (model.generation_parameters, "temperature", 1.0),
         (model.model.generation_config, "eos_token_id", [2, 5]),
         (model.model.generation_config, "min_p", 0.2),
+        (model, "tokenizer", ending_otherwise),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(settings, name, value)

@@ -68,15 +68,6 @@ class Sizes(NamedTuple):
     window: int | None
 
 
-SHIPPED = {
-    "Qwen/Qwen3-4B-Base": Sizes(36, 32, None),
-    "Qwen/Qwen3-8B-Base": Sizes(36, 32, None),
-    "meta-llama/Llama-2-7b-hf": Sizes(32, 32, None),
-    "mistralai/Mistral-7B-v0.1": Sizes(32, 32, None),
-}
-"""The paper's backbones, as `configs/model` names them: sizes that are known without a hub."""
-
-
 def read_sizes(model: Mapping[str, Any]) -> Sizes | None:
     """Sizes of a config's node `model`, without its weights; None where they are not configured."""
     config = _config(json.dumps(dict(model), sort_keys=True, default=str))

@@ -10,7 +10,7 @@ import traceback
 from contextlib import ExitStack
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
@@ -22,6 +22,9 @@ from lm_polygraph_asmi.files import locked
 from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.results.manifest import peak_memory, without_secrets, write_manifest
 from lm_polygraph_asmi.results.runs import load_run
+
+if TYPE_CHECKING:
+    from lm_polygraph_asmi.runs.checks import Plan
 
 log = logging.getLogger("lm_polygraph")
 
@@ -52,7 +55,8 @@ class RunRecord(Callback):
         from lm_polygraph_asmi.host.quality import register_metrics
         from lm_polygraph_asmi.host.whitebox import stops_prepared_once
         from lm_polygraph_asmi.results.manifest import reset_peak_memory
-        from lm_polygraph_asmi.runs.preflight import CHECKS, findings_of
+        from lm_polygraph_asmi.runs.checks import findings_of, read_plan
+        from lm_polygraph_asmi.runs.rows import forget_rows
 
         self._started = time.time()
         self._manifests = {}
@@ -60,7 +64,8 @@ class RunRecord(Callback):
         # The script looks up quality metrics of the config among its global names.
         script = inspect.unwrap(task_function).__globals__
         register_metrics(script)
-        findings = [finding for check in CHECKS.values() for finding in findings_of(check, config)]
+        plan = read_plan(config)
+        findings = [finding for found in findings_of(plan).values() for finding in found]
         for finding in findings:
             log.log(logging.ERROR if finding.fatal else logging.WARNING, finding.text)
         if any(finding.fatal for finding in findings):
@@ -69,8 +74,9 @@ class RunRecord(Callback):
                     "polygraph_eval stopped before loading the model: see the errors above"
                 )
             return
+        self._until_end.callback(forget_rows)
         self._until_end.enter_context(stops_prepared_once(script))
-        self._manifests = _started_manifests(config)
+        self._manifests = _started_manifests(plan)
         for manager, manifest in self._manifests.items():
             self._lock(manager)
             # The manifest of an earlier run in this folder is valid until this one has results.
@@ -141,11 +147,12 @@ def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-def _started_manifests(config: DictConfig) -> dict[Path, dict[str, Any]]:
+def _started_manifests(plan: "Plan") -> dict[Path, dict[str, Any]]:
     """Manifests at the start of a run, by the manager files it will write."""
     from lm_polygraph_asmi.results import manifest
-    from lm_polygraph_asmi.runs.rows import row_identities, source_revision
+    from lm_polygraph_asmi.runs.rows import source_revision
 
+    config = plan.config
     hydra = config.hydra
     job = container(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]))
     folder = Path(job.get("save_path") or hydra.runtime.output_dir)
@@ -176,8 +183,8 @@ def _started_manifests(config: DictConfig) -> dict[Path, dict[str, Any]]:
                 "samples": OmegaConf.select(config, "asmi.sampling_seed"),
                 "subsample": data.get("subsample_seed"),
             },
-            "methods": _methods(job),
-            "rows": row_identities(job, seed),
+            "methods": _methods(plan, job),
+            "rows": _identities(plan, seed),
             "packages": manifest.packages(),
             "device": manifest.device_name(),
             "config": without_secrets(job),
@@ -186,16 +193,19 @@ def _started_manifests(config: DictConfig) -> dict[Path, dict[str, Any]]:
     }
 
 
-def _methods(job: dict[str, Any]) -> dict[str, Any]:
+def _methods(plan: "Plan", job: dict[str, Any]) -> dict[str, Any]:
     """Settings of the run's scores, by name."""
-    from lm_polygraph.utils.factory_estimator import FactoryEstimator
-
-    entries = (e for e in job["estimators"] if e["name"].startswith("lm_polygraph_asmi."))
-    built = [FactoryEstimator()(entry["name"], entry.get("cfg") or {}) for entry in entries]
     stops = (job.get("generation_params") or {}).get("stop_strings") or []
     generated = {"stop": [stops] if isinstance(stops, str) else stops}
     generated |= {"max_new_tokens": job.get("max_new_tokens", ASMIConfig.max_new_tokens)}
-    return {str(e): e.described | generated for e in built if hasattr(e, "described")}
+    return {str(e): e.described | generated for e in plan.estimators if hasattr(e, "described")}
+
+
+def _identities(plan: "Plan", seed: int) -> dict[str, Any]:
+    """Ids and cluster keys of the rows of a run, in order, empty if unknown; and dropped rows."""
+    rows = plan.rows.asked(plan.config, seed) if plan.rows.named else []
+    names = {"ids": [row.id for row in rows], "clusters": [row.cluster for row in rows]}
+    return names | {"dropped": plan.rows.dropped}
 
 
 def _add_results(manifest: dict[str, Any], manager: Path) -> None:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lm_polygraph")
 
+STOPPED = "polygraph_eval stopped before loading the model"
+
 
 class RunRecord(Callback):
     """Checks a run before its model is loaded, and writes the manifest.
@@ -46,10 +48,8 @@ class RunRecord(Callback):
         try:
             self._start(config, task_function)
         except Exception as error:  # Hydra would only warn, and the run would have no record
-            raise SystemExit(
-                "polygraph_eval stopped before loading the model: its record failed with "
-                f"{type(error).__name__}: {error}"
-            ) from error
+            failed = f"its record failed with {type(error).__name__}: {error}"
+            raise SystemExit(f"{STOPPED}: {failed}") from error
 
     def _start(self, config: DictConfig, task_function: TaskFunction) -> None:
         from lm_polygraph_asmi.host.quality import register_metrics
@@ -69,11 +69,9 @@ class RunRecord(Callback):
         for finding in findings:
             log.log(logging.ERROR if finding.fatal else logging.WARNING, finding.text)
         if any(finding.fatal for finding in findings):
-            if config.hydra.mode != RunMode.MULTIRUN:
-                raise SystemExit(
-                    "polygraph_eval stopped before loading the model: see the errors above"
-                )
-            return
+            if config.hydra.mode == RunMode.MULTIRUN:
+                return
+            raise SystemExit(f"{STOPPED}: see the errors above")
         self._until_end.callback(forget_rows)
         self._until_end.enter_context(stops_prepared_once(script))
         self._manifests = _started_manifests(plan)
@@ -122,8 +120,8 @@ class RunRecord(Callback):
             self._until_end.enter_context(locked(manager.with_name(f".{manager.name}.lock"), True))
         except ValueError:
             raise SystemExit(
-                f"polygraph_eval stopped before loading the model: another run is writing {manager}"
-                ": wait until it has ended, or name another folder (save_path, hydra.run.dir)"
+                f"{STOPPED}: another run is writing {manager}: wait until it has ended, or name "
+                "another folder (save_path, hydra.run.dir)"
             ) from None
 
 

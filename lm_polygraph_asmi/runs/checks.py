@@ -57,11 +57,7 @@ class Finding(NamedTuple):
 class Plan:
     """A run's config, read once for its checks, its description and its manifest.
 
-    Attributes:
-        config: with the node `hydra`.
-        estimators: as LM-Polygraph will build them.
-        rows: of the run, before LM-Polygraph's own subsampling.
-        faults: what could not be read: check -> reasons.
+    `estimators` are as LM-Polygraph will build them; `faults`: check -> what could not be read.
     """
 
     config: DictConfig

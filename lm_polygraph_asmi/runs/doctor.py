@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from huggingface_hub.errors import HFValidationError
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
@@ -22,14 +21,10 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from lm_polygraph_asmi.config import target_layer
 from lm_polygraph_asmi.host.configs import container
-from lm_polygraph_asmi.host.window import read_sizes
-from lm_polygraph_asmi.maths import operating_point
-from lm_polygraph_asmi.results.manifest import model_of, read_manifest
+from lm_polygraph_asmi.results.manifest import model_of
 from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.runs.checks import Finding, Plan, findings_of, read_plan
-from lm_polygraph_asmi.runs.compose import compose_run
 
 STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 ROWS = 2
@@ -39,11 +34,8 @@ ROWS = 2
 class Diagnosis:
     """Findings about a run.
 
-    Attributes:
-        config: name of its config.
-        checks: (check, state, what to do) of each finding, states of `STYLES`.
-        cost: estimated cost of the whole run, from two rows; empty if none were scored.
-        protocol: part -> what the run will do; empty if its config cannot be read.
+    `checks`: (check, state of `STYLES`, what to do). `cost`: of the whole run, estimated from two
+    rows; empty if none were scored. `protocol`: part -> what the run will do.
     """
 
     config: str
@@ -68,17 +60,13 @@ class Diagnosis:
 
 
 def diagnose(
-    console: Console,
-    config_name: str,
-    config_dir: str | None = None,
-    overrides: Sequence[str] = (),
-    run: bool = True,
+    console: Console, config: DictConfig, arguments: Sequence[str], run: bool = True
 ) -> Diagnosis:
     """Check a run, with `run` also by scoring two rows; print the findings and return them.
 
-    All else is as for polygraph_eval. ValueError for an unknown config or override.
+    `config` is what `compose_run` returns for these arguments of polygraph_eval.
     """
-    config = compose_run(config_name, config_dir, overrides)
+    config_name = config.hydra.job.config_name
     diagnosis = Diagnosis(config_name)
     with console.status("checking the run") as status:
         plan = read_plan(config)
@@ -88,23 +76,22 @@ def diagnose(
             diagnosis.protocol.update(protocol(plan))
         if run and diagnosis.works:
             status.update("scoring two rows with every method")
-            folder = ["--config-dir", config_dir] if config_dir else []
             try:
-                trial = try_rows(config, ["--config-name", config_name, *folder, *overrides])
-                diagnosis.add("two rows", _check_scores(trial))
-                diagnosis.cost.update(costs(trial, len(plan.asked), len(config.get("seed") or [1])))
+                scores, cost = try_rows(config, arguments, len(plan.asked))
+                diagnosis.add("two rows", _check_scores(scores))
+                diagnosis.cost.update(cost)
             except (RuntimeError, ValueError) as error:
                 diagnosis.add("two rows", [Finding(str(error))])
     job = ", one job of its sweep" if config.hydra.mode == RunMode.MULTIRUN else ""
-    described = Table(title="What will run", show_header=False)
-    for name, text in diagnosis.protocol.items():
-        described.add_row(name, Text(text))
+    if diagnosis.protocol:
+        described = Table(title="What will run", show_header=False)
+        for name, text in diagnosis.protocol.items():
+            described.add_row(name, Text(text))
+        console.print(described)
     report = Table("check", "state", "what to do", title=f"{config_name}{job}")
     for name, state, text in diagnosis.checks:
         report.add_row(name, Text(state, STYLES[state]), Text(text))
-    for table, content in ((described, diagnosis.protocol), (report, True)):
-        if content:
-            console.print(table)
+    console.print(report)
     if diagnosis.cost:
         console.print(estimate(diagnosis.cost))
     return diagnosis
@@ -114,68 +101,34 @@ def protocol(plan: Plan) -> dict[str, str]:
     """Part -> what a run will do, as far as it can be read."""
     of_asmi = [estimator for estimator in plan.estimators if hasattr(estimator, "described")]
     baselines = [estimator for estimator in plan.estimators if estimator not in of_asmi]
-    model = container(plan.config.get("model") or DictConfig({}))
-    about, rows = model_of(model), plan.asked
+    about, rows = model_of(container(plan.config.get("model") or DictConfig({}))), plan.asked
     parts = {
         name: f"{len(some)}: {', '.join(map(str, some))}" if some else "none"
         for name, some in (("ASMI", of_asmi), ("baselines", baselines))
     }
-    parts["masks"] = _masks(plan, model)
     parts["model"] = f"{about['path']}, revision {about['revision']}"
     if rows:
         clusters = len({row.cluster for row in rows})
         parts["rows"] = f"{len(rows)} in {clusters} clusters, {len(plan.rows.dropped)} left out"
         parts["first prompt"] = str(rows[0].input)
-    return {name: text for name, text in parts.items() if text}
+    return parts
 
 
-def _masks(plan: Plan, model: Mapping[str, Any]) -> str:
-    """Layer, S and p of each depth that is scored."""
-    try:
-        sizes = read_sizes(model)
-    except (OSError, ValueError, HFValidationError):  # not here
-        sizes = None
-    lines = []
-    for config in (e.config for e in plan.estimators if hasattr(e, "described")):
-        layer, rate, masks = "", config.mask_rate, config.num_masks
-        if sizes is not None:
-            layer = f" (layer {target_layer(config.depth, sizes.layers)} of {sizes.layers})"
-            rate, masks = operating_point(sizes.heads, masks, rate)
-        by_heads = "from the number of heads"
-        lines.append(
-            f"depth {config.depth:.1%}{layer}: S = {masks or by_heads}, p = {rate or by_heads}, "
-            f"{config.mask_sampler} masks, scope {config.scope}, seed {config.seed}"
-        )
-    return "\n".join(dict.fromkeys(lines))
-
-
-class Trial(NamedTuple):
-    """Scores and cost of two rows of a run.
-
-    Attributes:
-        scores: a row per example, a column per method.
-        times: seconds from the start to the first row and to the end of each batch.
-        phases: seconds per row of each phase in the manifest; empty without a manifest.
-        peaks: peak bytes of each device, from the manifest.
-    """
-
-    scores: pd.DataFrame
-    times: list[float]
-    phases: dict[str, float]
-    peaks: dict[str, int]
-
-
-def try_rows(config: DictConfig, arguments: Sequence[str]) -> Trial:
+def try_rows(
+    config: DictConfig, arguments: Sequence[str], rows: int
+) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Run polygraph_eval with two of its rows in a temporary folder; RuntimeError if it fails.
 
-    The config is composed from its arguments.
+    The config is composed from its arguments. Returns the scores, a row per example and a column
+    per method, and the cost of a run over `rows`, as `costs` estimates it.
     """
+    seeds = config.get("seed") or [1]
     with tempfile.TemporaryDirectory(prefix="polygraph_asmi_") as folder:
         changed = [
             "hydra.mode=RUN",
             f"hydra.run.dir='{folder}'",
             f"++save_path='{folder}'",
-            f"++seed=[{(config.get('seed') or [1])[0]}]",
+            f"++seed=[{seeds[0]}]",
             f"++subsample_eval_dataset={ROWS}",
             "++report_to_wandb=false",
         ]
@@ -193,17 +146,9 @@ def try_rows(config: DictConfig, arguments: Sequence[str]) -> Trial:
         if process.returncode:
             raise RuntimeError(_failure(process))
         run = load_run(folder)
-        try:
-            manifest = read_manifest(run.path)
-        except FileNotFoundError:  # a config without this plugin's callback
-            manifest = {}
         log = "".join(file.read_text() for file in Path(folder).glob("*.log"))
-        return Trial(
-            scores=run.scores,
-            times=[ended - started for ended in batch_times(log)],
-            phases={name: timing["median"] for name, timing in manifest.get("seconds", {}).items()},
-            peaks=manifest.get("peak_memory_bytes", {}),
-        )
+        times = [ended - started for ended in batch_times(log)]
+        return run.scores, costs(times, run.manifest or {}, rows, len(seeds))
 
 
 def _failure(process: subprocess.CompletedProcess) -> str:
@@ -226,8 +171,8 @@ def batch_times(log: str) -> list[float]:
     return [datetime.fromisoformat(at.replace(",", ".")).timestamp() for at in times]
 
 
-def _check_scores(trial: Trial) -> list[Finding]:
-    finite = np.isfinite(trial.scores).all()
+def _check_scores(scores: pd.DataFrame) -> list[Finding]:
+    finite = np.isfinite(scores).all()
     if finite.all():
         return []
     text = (
@@ -238,14 +183,21 @@ def _check_scores(trial: Trial) -> list[Finding]:
     return [Finding(text, fatal=False)]
 
 
-def costs(trial: Trial, rows: int, seeds: int = 1) -> dict[str, Any]:
-    """Estimated seconds and bytes per device of a whole run, from two of its rows."""
-    cost: dict[str, Any] = {"rows": rows, "seeds": seeds, "phases": trial.phases}
-    if trial.times:
-        loading, row = trial.times[0], (trial.times[-1] - trial.times[0]) / ROWS
+def costs(
+    times: Sequence[float], manifest: Mapping[str, Any], rows: int, seeds: int
+) -> dict[str, Any]:
+    """Estimated seconds and bytes per device of a whole run, from two of its rows.
+
+    `times`: seconds from the start to the first row and to the end of each batch; `manifest` has
+    the phases of a row, and is empty for a config without this plugin's callback.
+    """
+    phases = {name: seconds["median"] for name, seconds in manifest.get("seconds", {}).items()}
+    cost: dict[str, Any] = {"rows": rows, "seeds": seeds, "phases": phases}
+    if times:
+        loading, row = times[0], (times[-1] - times[0]) / ROWS
         cost |= {"seconds_a_row": row, "seconds_to_first_row": loading}
         cost |= {"seconds": seeds * (loading + rows * row)}
-    return cost | {"peak_memory_bytes": trial.peaks}
+    return cost | {"peak_memory_bytes": manifest.get("peak_memory_bytes", {})}
 
 
 def estimate(cost: Mapping[str, Any]) -> Table:

@@ -1,6 +1,5 @@
 """What is found before a model is loaded."""
 
-import logging
 from types import SimpleNamespace
 
 import pytest
@@ -134,13 +133,6 @@ def test_a_csv_file(tmp_path, content, messages):
     for finding, message in zip(findings, messages, strict=True):
         assert message in finding.text
         assert finding.fatal
-
-
-def test_repeated_prompts_are_said_once(tmp_path, caplog):
-    source = saved(tmp_path / "d", input=["a", "b", "a"], output=["x", "y", "z"])
-    with caplog.at_level(logging.WARNING, "lm_polygraph"):
-        assert of_data(source) == []
-    assert caplog.text.count("repeat an earlier prompt") == 1
 
 
 @pytest.mark.parametrize(

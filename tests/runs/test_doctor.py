@@ -16,7 +16,7 @@ from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.runs import doctor
 from lm_polygraph_asmi.runs.checks import CHECKS, findings_of, read_plan
 from lm_polygraph_asmi.runs.compose import compose_run
-from lm_polygraph_asmi.runs.doctor import Trial, batch_times, costs, estimate, protocol, try_rows
+from lm_polygraph_asmi.runs.doctor import batch_times, costs, estimate, protocol, try_rows
 from tests import tiny_lm
 from tests.composing import run_of
 from tests.polygraph import run_forked
@@ -58,11 +58,10 @@ def overrides(elsewhere, model) -> list[str]:
 @pytest.fixture
 def composed_once(monkeypatch) -> None:
     """What the command composes is made of what other tests have composed."""
-    for module in ("compose", "doctor"):
-        monkeypatch.setattr(
-            f"lm_polygraph_asmi.runs.{module}.compose_run",
-            lambda name, _, overrides: run_of(name, *overrides),
-        )
+    monkeypatch.setattr(
+        "lm_polygraph_asmi.runs.compose.compose_run",
+        lambda name, _, overrides: run_of(name, *overrides),
+    )
 
 
 @pytest.mark.parametrize(
@@ -124,7 +123,7 @@ def test_a_run_that_works(elsewhere, overrides, monkeypatch, in_new_process):
 @pytest.mark.usefixtures("composed_once")
 def test_scores_that_are_not_finite(overrides, monkeypatch):
     scores = pd.DataFrame({"ASMI": [0.1, 0.2], "Perplexity": [0.1, float("nan")]})
-    monkeypatch.setattr(doctor, "try_rows", lambda *_: Trial(scores, [], {}, {}))
+    monkeypatch.setattr(doctor, "try_rows", lambda *_: (scores, {}))
     shown = CliRunner().invoke(main, ["doctor", "--config-name", "asmi_offline", *overrides])
     assert shown.exit_code == 0
     assert "warning │ expected finite scores, got others from Perplexity" in shown.output
@@ -133,8 +132,12 @@ def test_scores_that_are_not_finite(overrides, monkeypatch):
 @pytest.mark.usefixtures("composed_once")
 def test_as_json(overrides, model, monkeypatch):
     scores = pd.DataFrame({"ASMI": [0.1, 0.2]})
-    trial = Trial(scores, [1.0, 3.0, 5.0], {"asmi": 0.5}, {"main": 7})
-    monkeypatch.setattr(doctor, "try_rows", lambda *_: trial)
+    used = {"seconds": {"asmi": {"median": 0.5}}, "peak_memory_bytes": {"main": 7}}
+
+    def tried(*arguments):
+        return scores, costs([1.0, 3.0, 5.0], used, arguments[-1], 1)
+
+    monkeypatch.setattr(doctor, "try_rows", tried)
     arguments = ["doctor", "--config-name", "asmi_offline", "--json", *overrides]
     shown = CliRunner().invoke(main, arguments)
     assert shown.exit_code == 0
@@ -150,7 +153,6 @@ def test_as_json(overrides, model, monkeypatch):
     assert content["protocol"] == {
         "ASMI": "2: ASMI (60%, K=64), Sem-ASMI (60%, K=64)",
         "baselines": "none",
-        "masks": "depth 60.0% (layer 2 of 4): S = 47, p = 0.09, bernoulli masks, scope all, seed 0",
         "rows": "3 in 3 clusters, 0 left out",
         "first prompt": PROMPTS[0],
     }
@@ -191,7 +193,6 @@ def test_what_is_known_without_a_hub():
     plan = read_plan(run_of("asmi_coqa", "model.path=hub/other", "data.source=nowhere/at-all"))
     found = protocol(plan)
     assert found["baselines"].startswith("17: MaximumSequenceProbability, Perplexity, MeanToken")
-    assert "depth 60.0%: S = from the number of heads" in found["masks"]
     assert "rows" not in found
     findings = findings_of(plan)
     ((text, fatal),) = findings["rows"]
@@ -255,15 +256,15 @@ def test_a_run_that_was_killed_or_stopped(monkeypatch, code, printed, said):
     done = subprocess.CompletedProcess([], code, "", printed)
     monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: done)
     with pytest.raises(RuntimeError) as raised:
-        try_rows(OmegaConf.create(), [])
+        try_rows(OmegaConf.create(), [], 2)
     assert str(raised.value).startswith(said)
 
 
 def test_estimate():
-    tried = Trial(pd.DataFrame(), [30.0, 32.0, 36.0], {"asmi": 0.5}, {"main": 2 * 10**9})
+    used = {"seconds": {"asmi": {"median": 0.5}}, "peak_memory_bytes": {"main": 2 * 10**9}}
     console = Console(width=100)
     with console.capture() as capture:
-        console.print(estimate(costs(tried, rows=10_000, seeds=2)))
+        console.print(estimate(costs([30.0, 32.0, 36.0], used, rows=10_000, seeds=2)))
     shown = " ".join(capture.get().split())
     for row in (
         "asmi │ 0.50 s per row",
@@ -275,7 +276,7 @@ def test_estimate():
     ):
         assert row in shown
     with console.capture() as capture:
-        console.print(estimate(costs(tried._replace(times=[]), rows=10_000)))
+        console.print(estimate(costs([], {}, rows=10_000, seeds=1)))
     assert "the whole run" not in capture.get()
 
 

@@ -132,14 +132,6 @@ def test_a_sample_has_no_period():
     assert (np.abs(counts - 400) < 6 * np.sqrt(2000 * 0.2 * 0.8)).all()
 
 
-def test_every_row_is_as_likely_as_another_at_every_place():
-    firsts = [ids(sample(STORIES[:10], 2, seed)) for seed in range(2000)]
-    for place in (0, 1):
-        drawn = [int(pair[place]) for pair in firsts]
-        counts = np.bincount(drawn, minlength=10)
-        assert (np.abs(counts - 200) < 6 * np.sqrt(2000 * 0.1 * 0.9)).all()
-
-
 def test_rows_left_out_before_do_not_change_the_order_of_the_others():
     kept = [row for i, row in enumerate(STORIES) if i % 3]
     everything = ids(sample(STORIES, 200, 0))
@@ -174,7 +166,10 @@ def test_a_configs_sample(tmp_path):
     shown = load_from_disk(rows_folder(data(source, sample=9, sample_by="cluster")))
     assert shown["id"] == asked(sample=9, sample_by="cluster")
     for changed, message in (
-        ({"sample_by": "cluster"}, r"data\.sample_by=cluster needs .* set data\.sample"),
+        (
+            {"sample_by": "cluster"},
+            r"data\.sample, of which data\.sample_by is a part, must be a whole",
+        ),
         ({"sample": 0}, r"data\.sample must be at least 1 or null, got 0"),
         ({"sample": 2.5}, r"data\.sample must be a whole number, got 2.5"),
         ({"sample": 9, "sample_seed": "a"}, r"data\.sample_seed must be a whole number"),
@@ -212,15 +207,6 @@ def test_rows_of_a_folder_have_their_numbers_as_ids(tmp_path):
     assert rows["id"] == ["test:1", "test:2"]
     assert rows["input"] == ["Where?", "Who?"]
     assert rows["cluster"] == [cluster_key("Where?"), cluster_key("Who?")]
-
-
-def test_repeated_prompts_stay_and_are_reported(tmp_path, caplog):
-    source = saved(tmp_path, input=["Who?", "Where?", "Who?"], output=["A", "B", "C"])
-    with caplog.at_level(logging.WARNING, "lm_polygraph"):
-        rows = read_data(source, "test", "input", "output")
-    assert "1 of 3 rows repeat an earlier prompt. They are kept, in one cluster" in caplog.text
-    assert [row.output for row in rows] == ["A", "B", "C"]
-    assert rows[0].cluster == rows[2].cluster
 
 
 def test_clusters_without_a_column_are_those_of_a_calibration(tmp_path):
@@ -287,13 +273,6 @@ def test_bad_data(tmp_path, columns, message):
         rows_folder(data(saved(tmp_path, **columns)))
 
 
-def test_an_empty_split(tmp_path):
-    Dataset.from_dict({"input": [], "output": []}).to_parquet(tmp_path / "d/test.parquet")
-    for source in (str(tmp_path / "d"), saved(tmp_path, input=[], output=[])):
-        with pytest.raises(ValueError, match="has no split 'test', or is empty or damaged"):
-            read_data(source, "test", "input", "output")
-
-
 @pytest.mark.parametrize("source", ["nowhere/at-all", ["nowhere/at-all", "continuation"]])
 def test_an_unreachable_dataset(source):
     with pytest.raises(ConnectionError, match="cannot reach the dataset nowhere/at-all"):
@@ -314,29 +293,6 @@ def test_repeated_ids_are_numbered(tmp_path, caplog):
     assert "repeats 1 ids; they were numbered" in caplog.text
 
 
-@pytest.mark.parametrize("size", [0, -3])
-def test_no_rows_asked_for(tmp_path, size):
-    with pytest.raises(ValueError, match="size must be at least 1 or null"):
-        rows_folder(data(write(tmp_path / "q.json", [QUESTION]), size=size))
-
-
-def test_the_first_rows_can_be_asked_for(tmp_path):
-    """The paper's "first 500 rows": the head of the source, or of a sample."""
-    source = saved(tmp_path, input=[f"q{i}?" for i in range(20)], output=["a"] * 20)
-
-    def asked(**changes):
-        node = WHOLE | {"source": str(source), "split": "test", **changes}
-        rows = select_rows(node | {"text_column": "input", "label_column": "output"}).rows
-        return [row.input for row in rows]
-
-    assert asked(first=5) == [f"q{i}?" for i in range(5)]
-    assert asked(first=None) == asked(first=99) == asked()
-    assert asked(size=8, first=3) == asked(size=8)[:3] != asked(first=3)
-    assert asked(first=10, num_shards=2, shard=1) == [f"q{i}?" for i in range(5, 10)]
-    with pytest.raises(ValueError, match=r"data\.first must be at least 1 or null"):
-        asked(first=0)
-
-
 def test_rows_that_cannot_be_asked_are_left_out_on_request(tmp_path):
     """After rows are selected, so that the others do not depend on it, and before sharding."""
     prompts = ["a", None, "c", "", "e", "far too long", "g", "h"]
@@ -349,7 +305,8 @@ def test_rows_that_cannot_be_asked_are_left_out_on_request(tmp_path):
     def too_long(prompt):
         return "it is long" if "long" in prompt else None
 
-    kept, dropped = select_rows(node, too_long)
+    chosen = select_rows(node, too_long)
+    kept, dropped = chosen.rows, chosen.dropped
     assert [row.id for row in kept] == [f"test:{i}" for i in (0, 2, 4, 6, 7)]
     reasons = "its prompt is null", "its prompt is empty", "it is long"
     assert dropped == dict(zip((f"test:{i}" for i in (1, 3, 5)), reasons, strict=True))

@@ -3,8 +3,6 @@
 Written by `runs.squad` and, for CoQA, by LM-Polygraph's data sets.
 """
 
-import re
-
 STORY = r"\nStory: (.*?)\n\nQuestion: "
 """CoQA's story, as LM-Polygraph's prompts have it."""
 PASSAGE = r"\nPassage:\n(.*)\nQuestion: "
@@ -12,16 +10,6 @@ PASSAGE = r"\nPassage:\n(.*)\nQuestion: "
 PASSAGE_OR_STORY = r"\n(?:Passage:\n|Story: )(.*?)\n+Question: "
 """Either, up to the first question."""
 QUESTION, ANSWER = "Question:", "Answer:"
-
-
-def shared_texts(prompts: list[str]) -> list[str] | None:
-    """The story or the passage of each prompt; None unless all have the same of the two formats."""
-    prompts = [prompt.replace("\r\n", "\n") for prompt in prompts]
-    for pattern in (STORY, PASSAGE):
-        matches = [re.search(pattern, prompt, re.DOTALL) for prompt in prompts]
-        if matches and all(matches):
-            return [match[1] for match in matches if match]
-    return None
 
 
 def last_question(prompt: str) -> str:

@@ -34,5 +34,6 @@ def run_of(name: str, *overrides: str) -> DictConfig:
     """What `compose_run` of the package returns."""
     config = composed(name, *overrides)
     config.hydra.runtime.output_dir = "${hydra.run.dir}"
+    config.hydra.job.num = 0
     HydraConfig.instance().set_config(config)
     return config

@@ -78,7 +78,7 @@ SUBPACKAGES = {
         "calculators hand the host's batches to the engine",
     ),
     "runs": Subpackage(
-        "results host maths", "",
+        "results host analysis", "",
         "a run is examined, recorded and joined from outside: how it scores is no matter",
     ),
     "_hydra": Subpackage(

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from lm_polygraph_asmi.prompts import PASSAGE_OR_STORY, STORY, last_question, shared_texts
+from lm_polygraph_asmi.analysis.clusters import shared_texts
+from lm_polygraph_asmi.prompts import PASSAGE_OR_STORY, STORY, last_question
 from lm_polygraph_asmi.runs.squad import PROMPTS, Question
 
 CONFIGS = Path(__file__).parents[1] / "configs"

@@ -40,22 +40,22 @@ ROOMS = {
 }
 """Path below the package -> its room. Other folders are rooms; modules beside them: `settings`."""
 CEILINGS = {  # now, and where it shall end
-    "settings": (1010, 850),
+    "settings": (1000, 850),
     "algorithm": (150, 150),
     "maths": (972, 750),
     "model": (2300, 2300),
     "host's face": (2500, 2500),
-    "benchmark": (3633, 2300),
+    "benchmark": (3144, 2300),
     "analysis": (2300, 2300),
     "report": (2400, 2400),
     "heads": (1100, 1100),
     "scoring": (3376, 2300),
-    "decisions": (3013, 1800),
+    "decisions": (2990, 1800),
     "commands": (1171, 700),
-    "package": (23900, 20000),
-    "tests": (24350, 16000),
+    "package": (23200, 20000),
+    "tests": (23950, 16000),
     "scripts": (2000, 2000),
-    "words of pages": (24490, 16000),
+    "words of pages": (24450, 16000),
     "bytes of evidence": (8000000, 8_000_000),
 }
 """Lines, words or bytes. Never raised; where much has left, lowered, down to the second number."""

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from lm_polygraph_asmi import ASMIConfig, score
 from lm_polygraph_asmi.commands import main
-from lm_polygraph_asmi.runs.preflight import check_config
+from lm_polygraph_asmi.runs.checks import read_plan
 from lm_polygraph_asmi.stat_calculators.masked_heads import load_stat_calculator
 from tests import tiny_lm
 from tests.composing import composed
@@ -69,10 +69,9 @@ def test_in_python():
 @pytest.mark.parametrize("stops", [r"['\n']", r'["\"\n\""]', "[\"'###'\"]", r"'\n'"])
 def test_in_a_run(stops):
     config = composed("asmi_coqa", f"generation_params.stop_strings={stops}")
-    (finding,) = check_config(config)
-    assert finding.text.startswith("generation_params.stop_strings ")
-    assert "wrapped in quotes" in finding.text or "spelled with a backslash" in finding.text
-    assert finding.fatal
+    ((fault,),) = read_plan(config).faults.values()
+    assert fault.startswith("generation_params.stop_strings ")
+    assert "wrapped in quotes" in fault or "spelled with a backslash" in fault
 
 
 def test_with_a_manager_built_by_hand():

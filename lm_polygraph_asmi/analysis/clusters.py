@@ -1,23 +1,33 @@
 """Intervals that respect clusters: questions on one passage are not independent."""
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from functools import cached_property
+from itertools import pairwise
+from os.path import commonprefix
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import ndtr, stdtrit
 
-from lm_polygraph_asmi.prompts import shared_texts
-from lm_polygraph_asmi.validation import identity
+from lm_polygraph_asmi.prompts import PASSAGE, STORY
+from lm_polygraph_asmi.validation import identity, same_text
 
 SEED = 20260711
 """Seed of all resampling, as in the paper."""
 RESAMPLES, PRR_RESAMPLES, CURVE_RESAMPLES, BAND_RESAMPLES = 2000, 10_000, 1000, 200
 """Resamples of most statistics; of PRR, as in the paper; of curves and standard errors over
 answers; of pointwise bands."""
+SHARED = 80
+"""Least number of shared characters that count as a passage."""
+ALONE = (
+    r"\A(Imagine that you are only able to say a single word\..*)",
+    r"\A((?:Question: [^\n]*\nAnswer:[^\n]*\n){5}Question: .*)",
+)
+"""BabiQA's and TriviaQA's whole prompts, by which the paper clusters their rows."""
 FEW_CLUSTERS, FEW_ERRORS = 50, 20
 FEW = (
     f"With fewer than {FEW_CLUSTERS} clusters, fewer than {FEW_ERRORS} wrong or fewer than "
@@ -132,18 +142,43 @@ def tied_order(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return order, np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
 
 
-def text_clusters(prompts: Sequence[str]) -> list[str]:
-    r"""Cluster keys from prompts: CoQA's story, SQuAD's passage, else the whole prompt.
+def shared_texts(prompts: list[str]) -> list[str] | None:
+    """The story, the passage or the whole of each prompt, by which the paper clusters rows.
 
-    Source: appendix "Head-to-Head Significance" of the paper. Recognises only the paper's zero-shot
-    prompts, and if all have the same format; for others, the manifest of a run has the keys.
+    None unless all prompts have the same of the benchmarks' formats.
+    """
+    prompts = [prompt.replace("\r\n", "\n") for prompt in prompts]
+    for pattern in (STORY, PASSAGE, *ALONE):
+        matches = [re.search(pattern, prompt, re.DOTALL) for prompt in prompts]
+        if matches and all(matches):
+            return [match[1] for match in matches if match]
+    return None
+
+
+def text_clusters(prompts: Sequence[str]) -> list[str]:
+    r"""Cluster keys (n,) from prompts, for rows that have none of their own; the one rule for them.
+
+    In the benchmarks' formats, those of the paper (appendix "Head-to-Head Significance"): CoQA's
+    story, SQuAD's passage, else the whole prompt. Others share one if over half of the longer is a
+    common start; a start common to all prompts is ignored as instruction.
 
     Example:
         >>> prompt = "\nStory: {}\n\nQuestion: {}".format
         >>> text_clusters([prompt("Ann saw Bo.", "Who saw?"), prompt("Ann saw Bo.", "Whom?")])
         ['Ann saw Bo.', 'Ann saw Bo.']
     """
-    return shared_texts(list(prompts)) or list(prompts)
+    shared = shared_texts(list(prompts))
+    texts = list(map(same_text, prompts if shared is None else shared))
+    distinct = sorted(set(texts))
+    if shared is not None or len(distinct) < 2:
+        return texts
+    start = len(commonprefix([distinct[0], distinct[-1]]))
+    key = {distinct[0]: distinct[0]}
+    for before, text in pairwise(distinct):
+        common = len(commonprefix([before, text])) - start
+        longer = max(len(before), len(text)) - start
+        key[text] = key[before] if common >= SHARED and 2 * common > longer else text
+    return [key[text] for text in texts]
 
 
 Rows = TypeVar("Rows", bound="Clustered")

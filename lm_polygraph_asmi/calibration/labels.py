@@ -3,8 +3,6 @@
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
-from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
 from lm_polygraph_asmi.analysis.clusters import text_clusters
@@ -15,9 +13,6 @@ from lm_polygraph_asmi.validation import check_number, describe_fields, identity
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.text import Request
-
-SHARED = 80
-"""Least number of shared characters that count as a passage."""
 
 
 def is_wrong(content: Mapping[str, Any], right_from: float | None = None) -> bool:
@@ -173,27 +168,8 @@ def joined(clusters: Sequence[str], prompts: Sequence[Any]) -> list[str]:
 
 
 def context_clusters(prompts: Sequence[Any]) -> list[str]:
-    """Cluster keys (n,): prompts share one if over half of the longer is a common start.
-
-    A start common to all prompts is ignored as instruction. Prompts in the paper's format are
-    clustered by their passage. Only the text of chat messages counts.
-    """
-    texts = [_text_of(prompt) for prompt in prompts]
-    by_passage = text_clusters(texts)
-    if by_passage != texts:
-        return list(map(same_text, by_passage))
-    texts = list(map(same_text, texts))
-    distinct = sorted(set(texts))
-    if len(distinct) < 2:
-        return texts
-    start = len(commonprefix([distinct[0], distinct[-1]]))
-    key = {distinct[0]: distinct[0]}
-    for before, text in pairwise(distinct):
-        shared = len(commonprefix([before, text])) - start
-        longer = max(len(before), len(text)) - start
-        same_cluster = shared >= SHARED and 2 * shared > longer
-        key[text] = key[before] if same_cluster else text
-    return [key[text] for text in texts]
+    """`text_clusters` of prompts or their passages; only the text of chat messages counts."""
+    return text_clusters(list(map(_text_of, prompts)))
 
 
 def answer_digest(prompt: Any, answer: Any) -> str:

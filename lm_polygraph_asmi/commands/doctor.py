@@ -63,7 +63,6 @@ def doctor(
     scopes with every attention implementation, and times one answer. Exits with status 1 if the
     run or the model would fail.
     """
-
     from rich.console import Console
 
     if (config_name is None) == (model is None):
@@ -92,11 +91,12 @@ def doctor(
     from lm_polygraph_asmi.runs.compose import compose_run
 
     try:
-        compose_run(config_name, config_dir, overrides)  # fails on a wrong name before the imports
+        composed = compose_run(config_name, config_dir, overrides)  # or an error before the imports
         from lm_polygraph_asmi.runs.doctor import diagnose
 
-        console = Console(stderr=True, quiet=True) if as_json else Console()
-        diagnosis = diagnose(console, config_name, config_dir, overrides, run)
+        folder = ["--config-dir", config_dir] if config_dir else []
+        arguments = ["--config-name", config_name, *folder, *overrides]
+        diagnosis = diagnose(Console(stderr=as_json, quiet=as_json), composed, arguments, run)
     except ValueError as error:
         raise click.ClickException(str(error)) from error
     if as_json:

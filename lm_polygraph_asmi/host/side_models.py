@@ -90,7 +90,7 @@ def _problem(path: str, cache: str | None, wrong: Callable[[Any], str | None]) -
     """What is wrong with a classifier, from its files and configuration, without its weights."""
     from transformers import AutoConfig
 
-    if problem := _missing(path, cache):
+    if problem := unavailable(path, cache):
         return problem
     try:
         config = AutoConfig.from_pretrained(path, cache_dir=cache)
@@ -121,7 +121,7 @@ def _no_nli(path: str, config: Any) -> str | None:
     return None
 
 
-def _missing(path: str, cache: str | None) -> str | None:
+def unavailable(path: str, cache: str | None = None) -> str | None:
     """Which files of a model (folder or hub ID) cannot be loaded; None: all are there."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError

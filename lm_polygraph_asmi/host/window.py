@@ -60,33 +60,6 @@ def read_window(model: Mapping[str, Any], instruct: bool) -> Window:
     return Window(None if config is None else context_window(config), node, instruct)
 
 
-class Sizes(NamedTuple):
-    """Sizes of a model: layers L, query heads H of each, and tokens of the context window."""
-
-    layers: int
-    heads: int
-    window: int | None
-
-
-SHIPPED = {
-    "Qwen/Qwen3-4B-Base": Sizes(36, 32, None),
-    "Qwen/Qwen3-8B-Base": Sizes(36, 32, None),
-    "meta-llama/Llama-2-7b-hf": Sizes(32, 32, None),
-    "mistralai/Mistral-7B-v0.1": Sizes(32, 32, None),
-}
-"""The paper's backbones, as `configs/model` names them: sizes that are known without a hub."""
-
-
-def read_sizes(model: Mapping[str, Any]) -> Sizes | None:
-    """Sizes of a config's node `model`, without its weights; None where they are not configured."""
-    config = _config(json.dumps(dict(model), sort_keys=True, default=str))
-    text = None if config is None else config.get_text_config()
-    layers, heads = (getattr(text, f"num_{n}", None) for n in ("hidden_layers", "attention_heads"))
-    if config is None or not isinstance(layers, int) or not isinstance(heads, int):
-        return None
-    return Sizes(layers, heads, context_window(config))
-
-
 @lru_cache(maxsize=4)
 def _config(model: str) -> PretrainedConfig | None:
     """The configuration of a model with local weights."""

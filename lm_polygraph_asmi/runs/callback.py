@@ -10,7 +10,7 @@ import traceback
 from contextlib import ExitStack
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
@@ -23,7 +23,12 @@ from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.results.manifest import peak_memory, without_secrets, write_manifest
 from lm_polygraph_asmi.results.runs import load_run
 
+if TYPE_CHECKING:
+    from lm_polygraph_asmi.runs.checks import Plan
+
 log = logging.getLogger("lm_polygraph")
+
+STOPPED = "polygraph_eval stopped before loading the model"
 
 
 class RunRecord(Callback):
@@ -43,30 +48,29 @@ class RunRecord(Callback):
         try:
             self._start(config, task_function)
         except Exception as error:  # Hydra would only warn, and the run would have no record
-            raise SystemExit(
-                "polygraph_eval stopped before loading the model: its record failed with "
-                f"{type(error).__name__}: {error}"
-            ) from error
+            failed = f"its record failed with {type(error).__name__}: {error}"
+            raise SystemExit(f"{STOPPED}: {failed}") from error
 
     def _start(self, config: DictConfig, task_function: TaskFunction) -> None:
         from lm_polygraph_asmi.host.mends import mended
         from lm_polygraph_asmi.results.manifest import reset_peak_memory
-        from lm_polygraph_asmi.runs.preflight import CHECKS, findings_of
+        from lm_polygraph_asmi.runs.checks import findings_of, read_plan
+        from lm_polygraph_asmi.runs.rows import forget_rows
 
         self._started = time.time()
         self._manifests = {}
         reset_peak_memory()
-        findings = [finding for check in CHECKS.values() for finding in findings_of(check, config)]
+        plan = read_plan(config)
+        findings = [finding for found in findings_of(plan).values() for finding in found]
         for finding in findings:
             log.log(logging.ERROR if finding.fatal else logging.WARNING, finding.text)
         if any(finding.fatal for finding in findings):
-            if config.hydra.mode != RunMode.MULTIRUN:
-                raise SystemExit(
-                    "polygraph_eval stopped before loading the model: see the errors above"
-                )
-            return
+            if config.hydra.mode == RunMode.MULTIRUN:
+                return
+            raise SystemExit(f"{STOPPED}: see the errors above")
+        self._until_end.callback(forget_rows)
         self._until_end.enter_context(mended(inspect.unwrap(task_function).__globals__))
-        self._manifests = _started_manifests(config)
+        self._manifests = _started_manifests(plan)
         for manager, manifest in self._manifests.items():
             self._lock(manager)
             # The manifest of an earlier run in this folder is valid until this one has results.
@@ -112,8 +116,8 @@ class RunRecord(Callback):
             self._until_end.enter_context(locked(manager.with_name(f".{manager.name}.lock"), True))
         except ValueError:
             raise SystemExit(
-                f"polygraph_eval stopped before loading the model: another run is writing {manager}"
-                ": wait until it has ended, or name another folder (save_path, hydra.run.dir)"
+                f"{STOPPED}: another run is writing {manager}: wait until it has ended, or name "
+                "another folder (save_path, hydra.run.dir)"
             ) from None
 
 
@@ -137,11 +141,12 @@ def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-def _started_manifests(config: DictConfig) -> dict[Path, dict[str, Any]]:
+def _started_manifests(plan: "Plan") -> dict[Path, dict[str, Any]]:
     """Manifests at the start of a run, by the manager files it will write."""
     from lm_polygraph_asmi.results import manifest
-    from lm_polygraph_asmi.runs.rows import row_identities, source_revision
+    from lm_polygraph_asmi.runs.rows import source_revision
 
+    config = plan.config
     hydra = config.hydra
     job = container(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]))
     folder = Path(job.get("save_path") or hydra.runtime.output_dir)
@@ -172,8 +177,8 @@ def _started_manifests(config: DictConfig) -> dict[Path, dict[str, Any]]:
                 "samples": OmegaConf.select(config, "asmi.sampling_seed"),
                 "subsample": data.get("subsample_seed"),
             },
-            "methods": _methods(job),
-            "rows": row_identities(job, seed),
+            "methods": _methods(plan, job),
+            "rows": _identities(plan, seed),
             "packages": manifest.packages(),
             "device": manifest.device_name(),
             "config": without_secrets(job),
@@ -182,16 +187,19 @@ def _started_manifests(config: DictConfig) -> dict[Path, dict[str, Any]]:
     }
 
 
-def _methods(job: dict[str, Any]) -> dict[str, Any]:
+def _methods(plan: "Plan", job: dict[str, Any]) -> dict[str, Any]:
     """Settings of the run's scores, by name."""
-    from lm_polygraph.utils.factory_estimator import FactoryEstimator
-
-    entries = (e for e in job["estimators"] if e["name"].startswith("lm_polygraph_asmi."))
-    built = [FactoryEstimator()(entry["name"], entry.get("cfg") or {}) for entry in entries]
     stops = (job.get("generation_params") or {}).get("stop_strings") or []
     generated = {"stop": [stops] if isinstance(stops, str) else stops}
     generated |= {"max_new_tokens": job.get("max_new_tokens", ASMIConfig.max_new_tokens)}
-    return {str(e): e.described | generated for e in built if hasattr(e, "described")}
+    return {str(e): e.described | generated for e in plan.estimators if hasattr(e, "described")}
+
+
+def _identities(plan: "Plan", seed: int) -> dict[str, Any]:
+    """Ids and cluster keys of the rows of a run, in order, empty if unknown; and dropped rows."""
+    rows = plan.rows.asked(plan.config, seed) if plan.rows.named else []
+    names = {"ids": [row.id for row in rows], "clusters": [row.cluster for row in rows]}
+    return names | {"dropped": plan.rows.dropped}
 
 
 def _add_results(manifest: dict[str, Any], manager: Path) -> None:

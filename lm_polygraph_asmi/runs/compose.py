@@ -30,5 +30,6 @@ def compose_run(name: str, folder: str | None = None, overrides: Sequence[str] =
             text = f"expected a config among {', '.join(sorted(known))}; got {name!r}"
         raise ValueError(text) from error
     config.hydra.runtime.output_dir = "${hydra.run.dir}"
+    config.hydra.job.num = 0  # of the first job, which folders may be named after
     HydraConfig.instance().set_config(config)  # what ${hydra:...} reads
     return config

@@ -1,26 +1,178 @@
 """Whether a run will work, and its cost: the checks before a run, then two of its rows."""
 
-from collections.abc import Sequence
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from hydra.types import RunMode
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
+from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from lm_polygraph_asmi.runs.compose import compose_run
-from lm_polygraph_asmi.runs.preflight import CHECKS, Finding, findings_of, rows_of
-from lm_polygraph_asmi.runs.protocol import protocol
-from lm_polygraph_asmi.runs.trial import Trial, costs, estimate, try_rows
+from lm_polygraph_asmi.host.configs import container
+from lm_polygraph_asmi.results.manifest import model_of
+from lm_polygraph_asmi.results.runs import load_run
+from lm_polygraph_asmi.runs.checks import Finding, Plan, findings_of, read_plan
 
 STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
+ROWS = 2
 
 
-def _check_scores(trial: Trial) -> list[Finding]:
-    finite = np.isfinite(trial.scores).all()
+@dataclass(frozen=True)
+class Diagnosis:
+    """Findings about a run.
+
+    `checks`: (check, state of `STYLES`, what to do). `cost`: of the whole run, estimated from two
+    rows; empty if none were scored. `protocol`: part -> what the run will do.
+    """
+
+    config: str
+    checks: list[tuple[str, str, str]] = field(default_factory=list)
+    cost: dict[str, Any] = field(default_factory=dict)
+    protocol: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def works(self) -> bool:
+        """Whether no check found a problem."""
+        return all(state != "problem" for _, state, _ in self.checks)
+
+    def add(self, name: str, findings: Sequence[Finding]) -> None:
+        """Add the findings of a check; without any, it is ok."""
+        states = [("problem" if fatal else "warning", text) for text, fatal in findings]
+        self.checks.extend((name, state, text) for state, text in states or [("ok", "")])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, fit for JSON."""
+        named = [dict(zip(("check", "state", "text"), check, strict=True)) for check in self.checks]
+        return asdict(self) | {"checks": named, "works": self.works}
+
+
+def diagnose(
+    console: Console, config: DictConfig, arguments: Sequence[str], run: bool = True
+) -> Diagnosis:
+    """Check a run, with `run` also by scoring two rows; print the findings and return them.
+
+    `config` is what `compose_run` returns for these arguments of polygraph_eval.
+    """
+    config_name = config.hydra.job.config_name
+    diagnosis = Diagnosis(config_name)
+    with console.status("checking the run") as status:
+        plan = read_plan(config)
+        for name, findings in findings_of(plan).items():
+            diagnosis.add(name, findings)
+        if "config" not in plan.faults:
+            diagnosis.protocol.update(protocol(plan))
+        if run and diagnosis.works:
+            status.update("scoring two rows with every method")
+            try:
+                scores, cost = try_rows(config, arguments, len(plan.asked))
+                diagnosis.add("two rows", _check_scores(scores))
+                diagnosis.cost.update(cost)
+            except (RuntimeError, ValueError) as error:
+                diagnosis.add("two rows", [Finding(str(error))])
+    job = ", one job of its sweep" if config.hydra.mode == RunMode.MULTIRUN else ""
+    if diagnosis.protocol:
+        described = Table(title="What will run", show_header=False)
+        for name, text in diagnosis.protocol.items():
+            described.add_row(name, Text(text))
+        console.print(described)
+    report = Table("check", "state", "what to do", title=f"{config_name}{job}")
+    for name, state, text in diagnosis.checks:
+        report.add_row(name, Text(state, STYLES[state]), Text(text))
+    console.print(report)
+    if diagnosis.cost:
+        console.print(estimate(diagnosis.cost))
+    return diagnosis
+
+
+def protocol(plan: Plan) -> dict[str, str]:
+    """Part -> what a run will do, as far as it can be read."""
+    of_asmi = [estimator for estimator in plan.estimators if hasattr(estimator, "described")]
+    baselines = [estimator for estimator in plan.estimators if estimator not in of_asmi]
+    about, rows = model_of(container(plan.config.get("model") or DictConfig({}))), plan.asked
+    parts = {
+        name: f"{len(some)}: {', '.join(map(str, some))}" if some else "none"
+        for name, some in (("ASMI", of_asmi), ("baselines", baselines))
+    }
+    parts["model"] = f"{about['path']}, revision {about['revision']}"
+    if rows:
+        clusters = len({row.cluster for row in rows})
+        parts["rows"] = f"{len(rows)} in {clusters} clusters, {len(plan.rows.dropped)} left out"
+        parts["first prompt"] = str(rows[0].input)
+    return parts
+
+
+def try_rows(
+    config: DictConfig, arguments: Sequence[str], rows: int
+) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Run polygraph_eval with two of its rows in a temporary folder; RuntimeError if it fails.
+
+    The config is composed from its arguments. Returns the scores, a row per example and a column
+    per method, and the cost of a run over `rows`, as `costs` estimates it.
+    """
+    seeds = config.get("seed") or [1]
+    with tempfile.TemporaryDirectory(prefix="polygraph_asmi_") as folder:
+        changed = [
+            "hydra.mode=RUN",
+            f"hydra.run.dir='{folder}'",
+            f"++save_path='{folder}'",
+            f"++seed=[{seeds[0]}]",
+            f"++subsample_eval_dataset={ROWS}",
+            "++report_to_wandb=false",
+        ]
+        if OmegaConf.select(config, "asmi.result_cache") is not None:
+            changed.append(f"asmi.result_cache='{folder}/result cache'")  # an empty one
+        script = Path(sys.executable).with_name("polygraph_eval")
+        started = time.time()
+        process = subprocess.run(
+            [sys.executable, str(script), *arguments, *changed],
+            env=os.environ | {"HYDRA_FULL_ERROR": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if process.returncode:
+            raise RuntimeError(_failure(process))
+        run = load_run(folder)
+        log = "".join(file.read_text() for file in Path(folder).glob("*.log"))
+        times = [ended - started for ended in batch_times(log)]
+        return run.scores, costs(times, run.manifest or {}, rows, len(seeds))
+
+
+def _failure(process: subprocess.CompletedProcess) -> str:
+    if process.returncode < 0:
+        return f"the system killed it with signal {-process.returncode}, as it does without memory"
+    # After the last traceback, unindented lines belong to the exception.
+    last = process.stderr.rpartition("Traceback (most recent call last):")[2]
+    error = "\n".join(re.findall(r"^\S.*", last, re.MULTILINE)[-5:])
+    places = re.findall(r'^  File "([^"]+)", line (\d+).*\n    (.*)', last, re.MULTILINE)
+    if not places:
+        return error
+    file, line, source = places[-1]
+    return f"{error}\n({Path(file).name}, line {line}: {source})"
+
+
+def batch_times(log: str) -> list[float]:
+    """Times at which the first batch began and each batch ended, from the log."""
+    mark = r"^\[([\d-]+ [\d:]+,\d+)\].*(?:Done .* stat calculators|= NEW BATCH =)"
+    times = re.findall(mark, log, re.MULTILINE)
+    return [datetime.fromisoformat(at.replace(",", ".")).timestamp() for at in times]
+
+
+def _check_scores(scores: pd.DataFrame) -> list[Finding]:
+    finite = np.isfinite(scores).all()
     if finite.all():
         return []
     text = (
@@ -31,82 +183,44 @@ def _check_scores(trial: Trial) -> list[Finding]:
     return [Finding(text, fatal=False)]
 
 
-@dataclass(frozen=True)
-class Diagnosis:
-    """Findings about a run.
+def costs(
+    times: Sequence[float], manifest: Mapping[str, Any], rows: int, seeds: int
+) -> dict[str, Any]:
+    """Estimated seconds and bytes per device of a whole run, from two of its rows.
 
-    Attributes:
-        config: name of its config.
-        checks: (check, state, what to do) of each finding, states of `STYLES`.
-        cost: estimated cost of the whole run, from two rows; empty if none were scored.
-        protocol: part -> what the run will do; empty if its settings have a problem.
+    `times`: seconds from the start to the first row and to the end of each batch; `manifest` has
+    the phases of a row, and is empty for a config without this plugin's callback.
     """
-
-    config: str
-    checks: list[tuple[str, str, str]]
-    cost: dict[str, Any]
-    protocol: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def works(self) -> bool:
-        """Whether no check found a problem."""
-        return all(state != "problem" for _, state, _ in self.checks)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, fit for JSON."""
-        named = [dict(zip(("check", "state", "text"), check, strict=True)) for check in self.checks]
-        return asdict(self) | {"checks": named, "works": self.works}
+    phases = {name: seconds["median"] for name, seconds in manifest.get("seconds", {}).items()}
+    cost: dict[str, Any] = {"rows": rows, "seeds": seeds, "phases": phases}
+    if times:
+        loading, row = times[0], (times[-1] - times[0]) / ROWS
+        cost |= {"seconds_a_row": row, "seconds_to_first_row": loading}
+        cost |= {"seconds": seeds * (loading + rows * row)}
+    return cost | {"peak_memory_bytes": manifest.get("peak_memory_bytes", {})}
 
 
-def diagnose(
-    console: Console,
-    config_name: str,
-    config_dir: str | None = None,
-    overrides: Sequence[str] = (),
-    run: bool = True,
-) -> Diagnosis:
-    """Check a run, with `run` also by scoring two rows; print the findings and return them.
+def estimate(cost: Mapping[str, Any]) -> Table:
+    """`costs` as a table."""
+    rows, seeds = cost["rows"], cost["seeds"]
+    table = Table(title="Rough estimate from two rows", show_header=False)
+    for phase, seconds in cost["phases"].items():
+        table.add_row(phase, f"{seconds:.2f} s per row")
+    if "seconds" in cost:
+        rest = cost["seconds_a_row"] - sum(cost["phases"].values())
+        if cost["phases"] and rest > 0:
+            table.add_row("everything else", f"{rest:.2f} s per row")
+        table.add_row("one row, in total", f"{cost['seconds_a_row']:.2f} s")
+        table.add_row("until the first row", _duration(cost["seconds_to_first_row"]))
+        size = f"{rows:,} rows" + (f", {seeds} seeds" if seeds > 1 else "")
+        table.add_row(f"the whole run, {size}", f"about {_duration(cost['seconds'])}", style="bold")
+    for device, peak in cost["peak_memory_bytes"].items():
+        table.add_row(f"peak memory, {device}", decimal(peak))
+    return table
 
-    All else is as for polygraph_eval. ValueError for an unknown config or override.
-    """
-    config = compose_run(config_name, config_dir, overrides)
-    job = ", one job of its sweep" if config.hydra.mode == RunMode.MULTIRUN else ""
-    report = Table("check", "state", "what to do", title=f"{config_name}{job}")
-    diagnosis = Diagnosis(config_name, [], {})
 
-    def add(name: str, findings: list[Finding]) -> None:
-        states = [("problem" if fatal else "warning", text) for text, fatal in findings]
-        for state, text in states or [("ok", "")]:
-            diagnosis.checks.append((name, state, text))
-            report.add_row(name, Text(state, STYLES[state]), Text(text))
-
-    cost = None
-    with console.status("") as status:
-        for name, check in CHECKS.items():
-            status.update(f"checking: {name}")
-            add(name, findings_of(check, config))
-            if name == "settings" and diagnosis.works:
-                diagnosis.protocol.update(protocol(config))
-        if run and diagnosis.works:
-            status.update("scoring two rows with every method")
-            folder = ["--config-dir", config_dir] if config_dir else []
-            try:
-                trial = try_rows(config, ["--config-name", config_name, *folder, *overrides])
-                add("two rows", _check_scores(trial))
-                minutes = OmegaConf.select(config, "hydra.launcher.timeout_min")
-                limit = None if minutes is None else 60 * minutes
-                shards = OmegaConf.select(config, "data.num_shards", default=1)
-                seeds = len(config.get("seed") or [1])
-                diagnosis.cost.update(costs(trial, len(rows_of(config)), seeds, limit, shards))
-                cost = estimate(diagnosis.cost)
-            except (RuntimeError, ValueError) as error:
-                add("two rows", [Finding(str(error))])
-    described = Table(title="What will run", show_header=False)
-    for name, text in diagnosis.protocol.items():
-        described.add_row(name, Text(text))
-    if diagnosis.protocol:
-        console.print(described)
-    console.print(report)
-    if cost:
-        console.print(cost)
-    return diagnosis
+def _duration(seconds: float) -> str:
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} seconds"

@@ -8,21 +8,24 @@ with columns `id`, `cluster`, `input` (prompt) and `output` (gold answer, or a l
 import hashlib
 import json
 import logging
-import os
 import re
 import shutil
 import tempfile
+import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
+import pandas as pd
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 from datasets import config as datasets_config
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
+from lm_polygraph_asmi.analysis.clusters import text_clusters
 from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.results.manifest import dropped_text
 from lm_polygraph_asmi.runs.squad import DEMO_DATA, Question, prompt_of, questions_of, read_squad
@@ -38,10 +41,14 @@ from lm_polygraph_asmi.validation import (
 log = logging.getLogger("lm_polygraph")
 
 Item = TypeVar("Item")
-DROPPED = "dropped.json"
-"""File in a folder of rows: id -> reason, of rows that were selected and left out."""
 UNUSABLE = ("error", "drop")
 """Values of `data.unusable`."""
+SELECTING = {
+    "size": None, "subsample_seed": 1, "first": None, "sample": None, "sample_seed": 0,
+    "sample_by": None, "unusable": "error", "shard": 0, "num_shards": 1,
+    "grounded": None,  # describes the prompts, does not select rows
+}  # fmt: skip
+"""Entries of the node `data` that choose among the rows of its source, and their defaults."""
 Source = str | Path | Sequence[str] | None
 
 
@@ -59,20 +66,31 @@ class DataRow(NamedTuple):
     output: str | list[str] | None
 
 
-class Selection(NamedTuple):
-    """The rows of a run, and by id why others were selected and then left out."""
+@dataclass(frozen=True)
+class RunRows:
+    """The rows of a run, before LM-Polygraph's own subsampling.
+
+    `dropped`: id -> why a row was selected and left out. `named`: whether a manifest names them;
+    LM-Polygraph may read other sources differently. `folder`: where they are saved for it, if so.
+    """
 
     rows: list[DataRow]
-    dropped: dict[str, str]
+    dropped: dict[str, str] = field(default_factory=dict)
+    named: bool = True
+    folder: Path | None = None
+
+    def asked(self, config: Mapping[str, Any], seed: int) -> list[DataRow]:
+        """Those that LM-Polygraph's `subsample_eval_dataset` leaves, in its order."""
+        size = config.get("subsample_eval_dataset", -1)
+        if size == -1:
+            return self.rows
+        return subsample(self.rows, int(size * len(self.rows)) if size < 1 else size, seed)
 
 
 def cluster_key(text: Any) -> str:
     """Short, printable key of a text that rows share."""
-    return _digest(same_text(str(text)))
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
+    shared = same_text(str(text))
+    return hashlib.sha256(shared.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 def _identity(value: Any) -> str:
@@ -104,10 +122,7 @@ def sample(rows: list[DataRow], size: int, seed: int, by_cluster: bool = False) 
     """At most `size` rows in a random order, which depends only on ids and `seed`.
 
     A smaller sample is the beginning of a larger one, and rows that were left out before do not
-    change the order of the others.
-
-    Args:
-        by_cluster: at most one row of each cluster.
+    change the order of the others. `by_cluster`: at most one row of each cluster.
     """
     rows = sorted(rows, key=lambda row: hashlib.sha256(f"{seed}:{row.id}".encode()).digest())
     if by_cluster:
@@ -132,10 +147,7 @@ def shard_of(items: list[Item], shard: int, num_shards: int) -> list[Item]:
     if not 0 <= shard < num_shards:
         raise ValueError(f"expected data.shard in 0 ... {num_shards - 1}, got {shard}")
     if num_shards > len(items):
-        raise ValueError(
-            f"expected data.num_shards of at most {len(items)}, the number of rows, got "
-            f"{num_shards}"
-        )
+        raise ValueError(f"expected data.num_shards of at most {len(items)} rows, got {num_shards}")
     return items[shard * len(items) // num_shards : (shard + 1) * len(items) // num_shards]
 
 
@@ -148,17 +160,12 @@ def read_data(
     closed_book: bool = False,
     cluster_regex: str | None = None,
 ) -> list[DataRow]:
-    """All rows of a source, in order.
+    """All rows of a source, in order: SQuAD-format JSON file, `datasets` folder, or hub dataset.
 
-    Args:
-        source: SQuAD-format JSON file, `datasets` folder, or hub dataset (name, or name and
-            configuration; "name@revision" pins it); None: the demo's questions.
-        split: split of a hub dataset, or of a folder with several.
-        text_column, label_column: columns of prompts and answers (None: no answers). Unused if the
-            source has SQuAD's columns, from which the prompt is built.
-        prompt_style, closed_book: prompt for SQuAD's columns, see `squad.PROMPTS`.
-        cluster_regex: rows with the same first group share a cluster; None: rows with the same
-            passage, or without passages the same prompt.
+    A hub dataset is a name, or name and configuration, "name@revision" if pinned; None: the demo's
+    questions. From SQuAD's columns the prompt is built (`squad.PROMPTS`); else the columns of
+    prompts and answers (None: no answers) are read. Rows share a cluster by the first group of
+    `cluster_regex`, else by a column `cluster`, the passage, or `text_clusters` of the prompts.
     """
     name = " ".join(source) if isinstance(source, list | tuple) else str(source or DEMO_DATA)
     if name.endswith(".json"):
@@ -177,13 +184,7 @@ def read_data(
                     "data.prompt_style cannot change: name a source with SQuAD's columns, or leave "
                     "both unset"
                 )
-            for column in (text_column, label_column):
-                if column is not None and column not in columns:
-                    raise ValueError(
-                        f"expected a column {column!r} in {name}, got {columns}: set "
-                        "data.text_column and data.label_column"
-                    )
-            rows = _from_columns(table, text_column, label_column, split)
+            rows = _from_columns(table, name, text_column, label_column, f"{split}:")
     if not rows:
         raise ValueError(f"{name} has no rows in the split {split!r}: see data.split")
     if cluster_regex is not None:
@@ -191,13 +192,7 @@ def read_data(
             row if problem_of(row) else row._replace(cluster=_cluster_by(cluster_regex, row.input))
             for row in rows
         ]
-    rows = _with_unique_ids(rows, name)
-    if repeated := len(rows) - len({str(row.input) for row in rows}):
-        log.warning(
-            "%s: %d of %d rows repeat an earlier prompt. They are kept, in one cluster", name,
-            repeated, len(rows),
-        )  # fmt: skip
-    return rows
+    return _with_unique_ids(rows, name)
 
 
 def _load(source: Any, name: str, split: str) -> Dataset:
@@ -209,21 +204,20 @@ def _load(source: Any, name: str, split: str) -> Dataset:
         first, *configuration = [source] if isinstance(source, str | Path) else source
         place, revision = _pinned(str(first))
         return load_dataset(place, *configuration, split=split, revision=revision)
-    except (LookupError, ValueError) as error:
-        raise ValueError(
-            f"{name} has no split {split!r}, or is empty or damaged: {error}"
-        ) from error
     except Exception as error:  # a library's own
-        if isinstance(error, OSError) and not Path(name).exists():
-            raise ConnectionError(
+        kind: type[Exception] = ValueError
+        text = f"cannot read the dataset {name}: {error.__cause__ or error}"
+        text += ". Set data.source to a folder written by save_to_disk, or to files of one format"
+        if isinstance(error, LookupError | ValueError):
+            text = f"{name} has no split {split!r}, or is empty or damaged: {error}"
+        elif isinstance(error, OSError) and not Path(name).exists():
+            kind = ConnectionError
+            text = (
                 f"cannot reach the dataset {name}: it is neither a local folder nor in the cache, "
                 "and the hub did not answer. Download it once with a connection, or set "
                 f"data.source to a folder ({error})"
-            ) from error
-        raise ValueError(
-            f"cannot read the dataset {name}: {error.__cause__ or error}. Set data.source to a "
-            "folder written by save_to_disk, or to files of one format with one set of columns"
-        ) from error
+            )
+        raise kind(text) from error
 
 
 def _pinned(source: str) -> tuple[str, str | None]:
@@ -275,24 +269,35 @@ def _from_questions(questions: list[Question], style: str, closed_book: bool) ->
     return rows
 
 
-def _from_columns(table: Dataset, text: str, label: str | None, split: str) -> list[DataRow]:
+def _from_columns(
+    table: Dataset, name: str, text: str, label: str | None, prefix: str = ""
+) -> list[DataRow]:
+    """Rows of complete prompts; without a column `id`, ids are their numbers after `prefix`."""
     columns = table.column_names
+    for column in (text, label):
+        if column is not None and column not in columns:
+            raise ValueError(
+                f"expected a column {column!r} in {name}, got {columns}: set text_column and "
+                "label_column, of data.source data.text_column and data.label_column"
+            )
     answers = [""] * len(table) if label is None else table[label]
-    ids = table["id"] if "id" in columns else [f"{split}:{i}" for i in range(len(table))]
-    clusters = table["cluster"] if "cluster" in columns else map(cluster_key, table[text])
+    ids = table["id"] if "id" in columns else [f"{prefix}{i}" for i in range(len(table))]
+    clusters = table["cluster"] if "cluster" in columns else _clusters_of(table[text])
     return [
         DataRow(str(i), _identity(cluster), prompt, answer)
         for i, cluster, prompt, answer in zip(ids, clusters, table[text], answers, strict=True)
     ]
 
 
+def _clusters_of(prompts: Iterable[Any]) -> list[str]:
+    return list(map(cluster_key, text_clusters(list(map(str, prompts)))))
+
+
 def _cluster_by(regex: str, prompt: str) -> str:
     try:
         match = re.search(regex, prompt)
     except re.error as error:
-        raise ValueError(
-            f"data.cluster_regex {regex!r} is no regular expression: {error}"
-        ) from error
+        raise ValueError(f"data.cluster_regex {regex!r} is no pattern: {error}") from error
     if match is None or not match.groups() or not (match[1] or "").strip():
         raise ValueError(
             f"data.cluster_regex {regex!r} has no group, or matches nothing: {prompt[:200]!r}"
@@ -300,99 +305,102 @@ def _cluster_by(regex: str, prompt: str) -> str:
     return cluster_key(match[1])
 
 
-def save_rows(rows: list[DataRow], folder: Path, dropped: Mapping[str, str] | None = None) -> None:
-    """Write rows, and those left out, for `datasets.load_from_disk`; a complete folder is kept."""
-    if folder.exists():
-        if _is_complete(folder, len(rows)):
-            return
-        shutil.rmtree(folder)  # files were deleted, or an earlier release wrote it
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    # Several jobs may build this folder at once: each in its own, and the first one wins.
-    temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
-    columns = {name: [getattr(row, name) for row in rows] for name in DataRow._fields}
-    Dataset.from_dict(columns).save_to_disk(temporary)
-    (temporary / DROPPED).write_text(json.dumps(dropped or {}), encoding="utf-8")
-    try:
-        temporary.rename(folder)
-    except OSError:
-        shutil.rmtree(temporary)
-        if not _is_complete(folder, len(rows)):
-            raise
-
-
-def _is_complete(folder: Path, rows: int) -> bool:
-    try:  # a folder of an earlier release has no file of dropped rows
-        return (folder / DROPPED).is_file() and len(load_from_disk(str(folder))) == rows
-    except (OSError, ValueError):
-        return False
-
-
 def select_rows(
     data: Mapping[str, Any], too_long: Callable[[str], str | None] | None = None
-) -> Selection:
+) -> RunRows:
     """The rows that a config's node `data` describes, and those it leaves out.
 
-    Args:
-        data: arguments of `read_data`, and then, applied in this order: `size` with
-            `subsample_seed` (a random sample, as LM-Polygraph draws it), `first` (its first rows),
-            `sample` with `sample_seed` and `sample_by` (null, or "cluster": see `sample`),
-            `unusable` ("error"; or "drop": leave out rows that cannot be asked), `shard` and
-            `num_shards`.
-        too_long: with "drop", why a prompt does not fit the context window, None if it does.
+    `data` has arguments of `read_data` and of `SELECTING`, which are applied in this order: `size`
+    with `subsample_seed` (as LM-Polygraph draws it), `first`, `sample` (see `sample`), `unusable`,
+    `shard`. `too_long`, if rows are dropped: why a prompt does not fit the context window, or None.
     """
-    source = dict(data)
-    unusable = source.pop("unusable", "error")
-    check_one_of("data.unusable", unusable, UNUSABLE)
-    first = source.pop("first", None)
-    count, sample_seed = source.pop("sample", None), source.pop("sample_seed", 0)
-    by = source.pop("sample_by", None)
-    source.pop("grounded", None)  # describes the prompts, does not select rows
-    size, seed = source.pop("size"), source.pop("subsample_seed")
-    shard, num_shards = source.pop("shard"), source.pop("num_shards")
-    for name, number in {"size": size, "first": first, "sample": count}.items():
-        check_at_least_one(f"data.{name}", number)
-    if count is not None:
-        check_whole("data.sample", count)
-    check_whole("data.sample_seed", sample_seed)
-    if by is not None:
-        check_one_of("data.sample_by", by, ("cluster",))
-    if count is None and by is not None:
-        raise ValueError(f"data.sample_by={by} needs the number of rows: set data.sample")
-    rows = subsample(read_data(**source), size, seed)[:first]
-    if count is not None:
-        rows = sample(rows, count, sample_seed, by == "cluster")
+    how = SELECTING | {name: value for name, value in data.items() if name in SELECTING}
+    check_one_of("data.unusable", how["unusable"], UNUSABLE)
+    for name in ("size", "first", "sample"):
+        check_at_least_one(f"data.{name}", how[name])
+    for name in ("sample", "sample_seed"):
+        if how[name] is not None:
+            check_whole(f"data.{name}", how[name])
+    if how["sample_by"] is not None:
+        check_one_of("data.sample_by", how["sample_by"], ("cluster",))
+        check_whole("data.sample, of which data.sample_by is a part,", how["sample"])
+    rows = read_data(**{name: value for name, value in data.items() if name not in SELECTING})
+    rows = subsample(rows, how["size"], how["subsample_seed"])[: how["first"]]
+    if how["sample"] is not None:
+        rows = sample(rows, how["sample"], how["sample_seed"], how["sample_by"] == "cluster")
     problems = {row.id: reason for row in rows if (reason := problem_of(row))}
-    if unusable == "drop":
-        if too_long is not None:
-            texts = {row.id: row.input for row in rows if row.id not in problems}
-            problems |= {i: reason for i, text in texts.items() if (reason := too_long(text))}
-    elif problems:
+    if problems and how["unusable"] != "drop":
         raise ValueError(unusable_rows(problems, len(rows)))
+    if too_long is not None:
+        texts = {row.id: row.input for row in rows if row.id not in problems}
+        problems |= {i: reason for i, text in texts.items() if (reason := too_long(text))}
     kept = [row for row in rows if row.id not in problems]
     if not kept:
         raise ValueError(f"data.unusable=drop leaves no row: {dropped_text(problems)}")
-    return Selection(shard_of(kept, shard, num_shards), problems)
+    return RunRows(shard_of(kept, how["shard"], how["num_shards"]), problems)
 
 
 def unusable_rows(problems: Mapping[str, str], rows: int) -> str:
     """Error message for rows that cannot be asked."""
     return (
-        f"cannot ask {dropped_text(problems)}, of {rows} rows. Correct them, or leave them out "
-        "with data.unusable=drop; every table then counts them"
+        f"cannot ask {dropped_text(problems)}, of {rows} rows. Correct them, or leave rows of "
+        "data.source out with data.unusable=drop; every table then counts them"
     )
 
 
-def rows_folder(config: DictConfig) -> Path:
-    """Folder with the rows that a run's node `data` describes, built once per content.
+def run_rows(config: DictConfig) -> RunRows:
+    """The rows of a run, from the hub if necessary: read, chosen and saved once in a process."""
+    # Unresolved: resolving it would build the rows, without our error messages.
+    dataset = cast(dict[str, Any], OmegaConf.to_container(config))["dataset"]
+    if isinstance(dataset, str) and "asmi_rows" in dataset:
+        return chosen_rows(config)
+    source = config.dataset if isinstance(config.dataset, str) else tuple(config.dataset)
+    from_disk = bool(config.get("load_from_disk")) and isinstance(source, str)
+    names = config.text_column, config.get("label_column")
+    return _listed_rows(source, config.eval_split, *names, from_disk, Path.cwd())
 
-    Under `$XDG_CACHE_HOME` or `~/.cache`, named by a hash of all prompts and answers.
-    """
+
+def chosen_rows(config: DictConfig) -> RunRows:
+    """The rows that a run's node `data` describes, saved in a folder of this process."""
     data = container(config.data)
     settings = window_settings(config) if data.get("unusable") == "drop" else None
     nodes = (json.dumps(node, default=str) for node in (data, settings))
-    # A source may be a relative path, which depends on the working directory.
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return _rows_folder(*nodes, Path.cwd(), Path(home, "lm_polygraph_asmi"))
+    return _chosen_rows(*nodes, Path.cwd())  # a source may be a relative path
+
+
+@lru_cache(maxsize=1)  # a config is resolved several times in a run
+def _chosen_rows(data_json: str, settings_json: str, _: Path) -> RunRows:
+    settings = json.loads(settings_json)
+    selected = select_rows(json.loads(data_json), fits(settings) if settings else None)
+    folder = Path(tempfile.mkdtemp(prefix="asmi_rows_"))
+    columns = {name: [getattr(row, name) for row in selected.rows] for name in DataRow._fields}
+    Dataset.from_dict(columns).save_to_disk(folder)
+    built = replace(selected, folder=folder)
+    weakref.finalize(built, shutil.rmtree, folder, ignore_errors=True)
+    return built
+
+
+def forget_rows() -> None:
+    """Remove the folder of a run that has ended; otherwise the process does when it ends."""
+    _chosen_rows.cache_clear()
+
+
+@lru_cache(maxsize=1)
+def _listed_rows(
+    source: str | tuple[str, ...], split: str, text: str, label: str | None, from_disk: bool,
+    _: Path,
+) -> RunRows:  # fmt: skip
+    """Rows of a source that a run names itself, without the node `data`."""
+    if not (isinstance(source, str) and Path(source).is_file()):
+        name = source if isinstance(source, str) else " ".join(source)
+        return RunRows(
+            _from_columns(_load(source, name, split), name, text, label), named=from_disk
+        )
+    try:
+        table = Dataset.from_pandas(pd.read_csv(source))
+    except ValueError as error:
+        raise ValueError(f"cannot read {source} as CSV: {error}") from error
+    return RunRows(_from_columns(table, str(source), text, label), named=False)
 
 
 def window_settings(config: DictConfig) -> dict[str, Any]:
@@ -410,40 +418,3 @@ def fits(settings: Mapping[str, Any]) -> Callable[[str], str | None]:
 
     window = read_window(settings["model"], settings["instruct"])
     return lambda prompt: window.too_long(prompt, settings["max_new_tokens"])
-
-
-@lru_cache(maxsize=8)  # a config is resolved several times in a run
-def _rows_folder(data_json: str, settings_json: str, _: Path, home: Path) -> Path:
-    settings = json.loads(settings_json)
-    rows, dropped = select_rows(json.loads(data_json), fits(settings) if settings else None)
-    content = [rows, dropped] if dropped else rows
-    folder = home / f"rows-{_digest(json.dumps(content))}"
-    save_rows(rows, folder, dropped)
-    return folder
-
-
-def row_identities(config: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """Ids and cluster keys of the rows of a run, in order, empty if unknown; and dropped rows.
-
-    LM-Polygraph's `subsample_eval_dataset`, which drops ids, is repeated with its seed. The config
-    is resolved.
-    """
-    if not config.get("load_from_disk") or not isinstance(config.get("dataset"), str):
-        return {"ids": [], "clusters": [], "dropped": {}}
-    table = load_from_disk(config["dataset"])
-    if not isinstance(table, Dataset):
-        table = table[config["eval_split"]]
-    numbers = list(range(len(table)))
-    size = config.get("subsample_eval_dataset", -1)
-    if size != -1:
-        numbers = subsample(numbers, int(size * len(table)) if size < 1 else size, seed)
-    columns = table.column_names
-    ids = table["id"] if "id" in columns else range(len(table))
-    prompts = config["text_column"]
-    clusters = table["cluster"] if "cluster" in columns else list(map(cluster_key, table[prompts]))
-    file = Path(config["dataset"], DROPPED)
-    return {
-        "ids": [str(ids[i]) for i in numbers],
-        "clusters": [_identity(clusters[i]) for i in numbers],
-        "dropped": json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {},
-    }

@@ -17,6 +17,7 @@ from lm_polygraph_asmi.analysis.clusters import (
 )
 from lm_polygraph_asmi.runs.squad import Question, prompt_of
 from tests.analysis.simulation import coverage, ends, keys, monte_carlo_error, shared
+from tests.benchmarks import EXAMPLES, babi_prompt
 
 
 def test_clusters_are_drawn_whole():
@@ -174,7 +175,7 @@ def test_rows_over_one_text_are_one_cluster():
 
 def test_a_storys_later_questions_are_not_part_of_it():
     turns = "\n\nQuestion: Who?\nAnswer: Ann.\n\nQuestion: Where?\nAnswer:"
-    assert text_clusters([f"Read.\n\nStory: Ann ran.\nHome.{turns}"]) == ["Ann ran.\nHome."]
+    assert text_clusters([f"Read.\n\nStory: Ann ran.\nHome.{turns}"]) == ["Ann ran. Home."]
 
 
 def test_prompts_without_a_shared_text_are_clusters_by_themselves():
@@ -182,8 +183,16 @@ def test_prompts_without_a_shared_text_are_clusters_by_themselves():
     assert text_clusters(prompts) == prompts
     # One prompt of another kind: the pattern is not this run's.
     mixed = ["\nStory: s\n\nQuestion: a?", "Question: b?"]
-    assert text_clusters(mixed) == mixed
+    assert text_clusters(mixed) == ["Story: s Question: a?", "Question: b?"]
     assert text_clusters([]) == []
+
+
+def test_whole_prompts_are_clusters_where_the_paper_has_it_so():
+    facts = ["Mary went to the garden. " * n for n in (6, 7, 8)]  # begin alike
+    babi = [babi_prompt(context, "Where is Mary?") for context in facts]
+    trivia = [f"{EXAMPLES}Question: {context}Where is she?\nAnswer:" for context in facts]
+    own = [*(f"{context}Where is she?" for context in facts), "Who flies kites?"]
+    assert [len(set(text_clusters(texts))) for texts in (babi, trivia, own)] == [3, 3, 2]
 
 
 @pytest.mark.parametrize(("count", "n"), [(0, 25), (3, 25), (25, 25), (0, 1), (120, 500)])

@@ -12,7 +12,7 @@ from lm_polygraph_asmi import Scorer
 from lm_polygraph_asmi.host.generation import plain_generation, shipped_settings
 from lm_polygraph_asmi.host.whitebox import StopsOnceModel
 from lm_polygraph_asmi.results.runs import load_run
-from lm_polygraph_asmi.runs.preflight import CHECKS
+from lm_polygraph_asmi.runs.checks import CHECKS, Plan
 from lm_polygraph_asmi.stat_calculators.masked_heads import load_stat_calculator
 from tests import tiny_lm
 from tests.composing import composed
@@ -117,7 +117,7 @@ def ship(folder, **shipped):
 
 def findings(folder, *overrides):
     config = composed("asmi_coqa", "model=asmi_local", f"model.path={folder}", *overrides)
-    return list(CHECKS["generation"](config))
+    return list(CHECKS["generation"](Plan(config)))
 
 
 def test_before_the_model_is_loaded(folder):
@@ -147,7 +147,7 @@ def test_settings_in_config_json_as_older_models_have_them(tmp_path):
 
 
 def test_of_a_gguf_file_and_of_a_folder_without_files_nothing_is_said(tmp_path):
-    assert list(CHECKS["generation"](composed("asmi_demo"))) == []
+    assert list(CHECKS["generation"](Plan(composed("asmi_demo")))) == []
     assert findings(tmp_path) == []
 
 

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, DebertaTokenizer
 
 from lm_polygraph_asmi.host import side_models
 from lm_polygraph_asmi.host.side_models import load_nli_model, use_single_separator
-from lm_polygraph_asmi.runs.preflight import CHECKS
+from lm_polygraph_asmi.runs.checks import CHECKS, read_plan
 from tests.composing import composed
 from tests.stand_ins import StandIns, make_stand_ins
 
@@ -304,5 +304,5 @@ def side_model_findings(stand_ins, *overrides, **paths):
     config = composed(
         "asmi_coqa", *overrides, *own, *(f'{name}="{path}"' for name, path in paths.items())
     )
-    found = CHECKS["side models"](config)
+    found = CHECKS["side models"](read_plan(config))
     return [finding for finding in found if "spaCy" not in finding.text]

@@ -2,7 +2,6 @@
 
 import logging
 import os
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -10,20 +9,20 @@ from datasets import Dataset, DatasetDict, load_from_disk
 from lm_polygraph.utils.dataset import Dataset as HostDataset
 from omegaconf import OmegaConf
 
+from lm_polygraph_asmi.calibration.labels import clusters_of
 from lm_polygraph_asmi.runs import rows
 from lm_polygraph_asmi.runs.rows import (
-    DROPPED,
     DataRow,
     cluster_key,
     problem_of,
     read_data,
     sample,
-    save_rows,
     select_rows,
     shard_of,
     source_revision,
     subsample,
 )
+from lm_polygraph_asmi.scoring.rows import Row
 from tests.runs.test_squad import QUESTION, write
 
 WHOLE = {"size": None, "subsample_seed": 1, "shard": 0, "num_shards": 1}
@@ -37,12 +36,7 @@ def data(source, **changed):
 
 
 def rows_folder(node):
-    return rows.rows_folder(OmegaConf.create({"data": node}))
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return rows.chosen_rows(OmegaConf.create({"data": node})).folder
 
 
 def saved(tmp_path, **columns):
@@ -66,22 +60,25 @@ def test_several_accepted_answers_stay_a_list(tmp_path):
     assert list(loaded.y) == [["None", "007"]]
 
 
-def test_a_folder_per_content(tmp_path):
-    questions = [QUESTION, QUESTION._replace(id="q2", question="Whose mill?")]
-    file = write(tmp_path / "q.json", questions)
-    first = rows_folder(data(file))
-    assert rows_folder(data(file)) == first
-    assert rows_folder(data(file, closed_book=True)) != first
-    green = write(tmp_path / "g.json", [questions[0]._replace(answer="green"), questions[1]])
-    assert rows_folder(data(green)) != first
-    assert load_from_disk(first)["id"] == ["q1", "q2"]
+def test_rows_are_read_and_saved_once_and_removed_after_the_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = write(tmp_path / "q.json", [QUESTION, QUESTION._replace(id="q2", question="Whose?")])
+    folder = rows_folder(data(file))
+    assert load_from_disk(folder)["id"] == ["q1", "q2"]
+    file.unlink()
+    assert rows_folder(data(file)) == folder
+    rows.forget_rows()
+    assert not folder.exists()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_twins_share_rows_and_clusters(tmp_path):
     rows = [QUESTION._replace(id=str(i), passage=f"Passage {i // 2}") for i in range(8)]
     file = write(tmp_path / "q.json", rows)
-    opened = load_from_disk(rows_folder(data(file, size=5)))
-    closed = load_from_disk(rows_folder(data(file, size=5, closed_book=True)))
+    opened, closed = (
+        load_from_disk(rows_folder(data(file, size=5, closed_book=closed)))[:]
+        for closed in (False, True)
+    )
     for column in ("id", "cluster", "output"):
         assert opened[column] == closed[column]
     assert opened["cluster"] == [cluster_key(f"Passage {int(i) // 2}") for i in opened["id"]]
@@ -135,14 +132,6 @@ def test_a_sample_has_no_period():
     assert (np.abs(counts - 400) < 6 * np.sqrt(2000 * 0.2 * 0.8)).all()
 
 
-def test_every_row_is_as_likely_as_another_at_every_place():
-    firsts = [ids(sample(STORIES[:10], 2, seed)) for seed in range(2000)]
-    for place in (0, 1):
-        drawn = [int(pair[place]) for pair in firsts]
-        counts = np.bincount(drawn, minlength=10)
-        assert (np.abs(counts - 200) < 6 * np.sqrt(2000 * 0.1 * 0.9)).all()
-
-
 def test_rows_left_out_before_do_not_change_the_order_of_the_others():
     kept = [row for i, row in enumerate(STORIES) if i % 3]
     everything = ids(sample(STORIES, 200, 0))
@@ -177,7 +166,10 @@ def test_a_configs_sample(tmp_path):
     shown = load_from_disk(rows_folder(data(source, sample=9, sample_by="cluster")))
     assert shown["id"] == asked(sample=9, sample_by="cluster")
     for changed, message in (
-        ({"sample_by": "cluster"}, r"data\.sample_by=cluster needs .* set data\.sample"),
+        (
+            {"sample_by": "cluster"},
+            r"data\.sample, of which data\.sample_by is a part, must be a whole",
+        ),
         ({"sample": 0}, r"data\.sample must be at least 1 or null, got 0"),
         ({"sample": 2.5}, r"data\.sample must be a whole number, got 2.5"),
         ({"sample": 9, "sample_seed": "a"}, r"data\.sample_seed must be a whole number"),
@@ -217,13 +209,19 @@ def test_rows_of_a_folder_have_their_numbers_as_ids(tmp_path):
     assert rows["cluster"] == [cluster_key("Where?"), cluster_key("Who?")]
 
 
-def test_repeated_prompts_stay_and_are_reported(tmp_path, caplog):
-    source = saved(tmp_path, input=["Who?", "Where?", "Who?"], output=["A", "B", "C"])
-    with caplog.at_level(logging.WARNING, "lm_polygraph"):
-        rows = read_data(source, "test", "input", "output")
-    assert "1 of 3 rows repeat an earlier prompt. They are kept, in one cluster" in caplog.text
-    assert [row.output for row in rows] == ["A", "B", "C"]
-    assert rows[0].cluster == rows[2].cluster
+def test_clusters_without_a_column_are_those_of_a_calibration(tmp_path):
+    passages = [f"{who} built the ferry Ondine in Brask. " * 4 for who in ("Ann", "Bo", "Cy")]
+    prompts = [f"{passage}\nQuestion: {q}" for passage in passages for q in ("Who?", "Where?")]
+    source = saved(tmp_path, input=prompts, output=["x"] * 6)
+    own = [row.cluster for row in read_data(source, "test", "input", "output")]
+    expected = clusters_of([Row(i, {"prompt": prompt}) for i, prompt in enumerate(prompts)])
+    assert own == list(map(cluster_key, expected))
+    assert [own.index(key) for key in own] == [0, 0, 2, 2, 4, 4]
+    config = {"dataset": str(source), "eval_split": "test", "text_column": "input"}
+    config |= {"label_column": "output", "load_from_disk": True}
+    listed = rows.run_rows(OmegaConf.create(config))
+    assert [row.cluster for row in listed.rows] == own
+    assert ids(listed.rows) == list("012345")  # as manifests name them
 
 
 def test_clusters_by_a_part_of_the_prompt(tmp_path):
@@ -254,7 +252,10 @@ def test_a_folder_of_parquet_files_is_read_as_the_hubs_datasets_are(tmp_path):
     ("columns", "message"),
     [
         ({"text": ["Who?"], "output": ["A"]}, "'input' in .*, got \\['text', 'output'\\]"),
-        ({"input": ["Who?"], "gold": ["A"]}, "set data.text_column and data.label_column"),
+        (
+            {"input": ["Who?"], "gold": ["A"]},
+            "of data.source data.text_column and data.label_column",
+        ),
         (
             {"input": ["Who?", "W"], "output": ["A", None]},
             r"cannot ask 1 row: test:1 \(its answer is null\), of 2 rows\. .* data\.unusable=drop",
@@ -270,13 +271,6 @@ def test_a_folder_of_parquet_files_is_read_as_the_hubs_datasets_are(tmp_path):
 def test_bad_data(tmp_path, columns, message):
     with pytest.raises(ValueError, match=message):
         rows_folder(data(saved(tmp_path, **columns)))
-
-
-def test_an_empty_split(tmp_path):
-    Dataset.from_dict({"input": [], "output": []}).to_parquet(tmp_path / "d/test.parquet")
-    for source in (str(tmp_path / "d"), saved(tmp_path, input=[], output=[])):
-        with pytest.raises(ValueError, match="has no split 'test', or is empty or damaged"):
-            read_data(source, "test", "input", "output")
 
 
 @pytest.mark.parametrize("source", ["nowhere/at-all", ["nowhere/at-all", "continuation"]])
@@ -299,54 +293,6 @@ def test_repeated_ids_are_numbered(tmp_path, caplog):
     assert "repeats 1 ids; they were numbered" in caplog.text
 
 
-def test_a_folder_that_something_has_cleaned_up_in_is_built_again(tmp_path):
-    rows = read_data(
-        saved(tmp_path, input=["a", "b"], output=["x", "y"]), "test", "input", "output"
-    )
-    folder = tmp_path / "rows"
-    save_rows(rows, folder)
-    (arrow,) = folder.glob("*.arrow")
-    arrow.unlink()
-    save_rows(rows, folder)
-    (folder / DROPPED).unlink()  # as an earlier release left it
-    save_rows(rows, folder)
-    assert (folder / DROPPED).is_file()
-    assert load_from_disk(folder)["input"] == ["a", "b"]
-
-
-def test_several_jobs_build_the_same_folder(tmp_path):
-    rows = read_data(
-        saved(tmp_path, input=["a", "b"], output=["x", "y"]), "test", "input", "output"
-    )
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: save_rows(rows, tmp_path / "rows"), range(8)))
-    assert load_from_disk(tmp_path / "rows")["output"] == ["x", "y"]
-    assert not list(tmp_path.glob("rows.*"))
-
-
-@pytest.mark.parametrize("size", [0, -3])
-def test_no_rows_asked_for(tmp_path, size):
-    with pytest.raises(ValueError, match="size must be at least 1 or null"):
-        rows_folder(data(write(tmp_path / "q.json", [QUESTION]), size=size))
-
-
-def test_the_first_rows_can_be_asked_for(tmp_path):
-    """The paper's "first 500 rows": the head of the source, or of a sample."""
-    source = saved(tmp_path, input=[f"q{i}?" for i in range(20)], output=["a"] * 20)
-
-    def asked(**changes):
-        node = WHOLE | {"source": str(source), "split": "test", **changes}
-        rows = select_rows(node | {"text_column": "input", "label_column": "output"}).rows
-        return [row.input for row in rows]
-
-    assert asked(first=5) == [f"q{i}?" for i in range(5)]
-    assert asked(first=None) == asked(first=99) == asked()
-    assert asked(size=8, first=3) == asked(size=8)[:3] != asked(first=3)
-    assert asked(first=10, num_shards=2, shard=1) == [f"q{i}?" for i in range(5, 10)]
-    with pytest.raises(ValueError, match=r"data\.first must be at least 1 or null"):
-        asked(first=0)
-
-
 def test_rows_that_cannot_be_asked_are_left_out_on_request(tmp_path):
     """After rows are selected, so that the others do not depend on it, and before sharding."""
     prompts = ["a", None, "c", "", "e", "far too long", "g", "h"]
@@ -359,7 +305,8 @@ def test_rows_that_cannot_be_asked_are_left_out_on_request(tmp_path):
     def too_long(prompt):
         return "it is long" if "long" in prompt else None
 
-    kept, dropped = select_rows(node, too_long)
+    chosen = select_rows(node, too_long)
+    kept, dropped = chosen.rows, chosen.dropped
     assert [row.id for row in kept] == [f"test:{i}" for i in (0, 2, 4, 6, 7)]
     reasons = "its prompt is null", "its prompt is empty", "it is long"
     assert dropped == dict(zip((f"test:{i}" for i in (1, 3, 5)), reasons, strict=True))

@@ -1,0 +1,321 @@
+"""What a run will do, read from its config once, and six checks before its model is loaded."""
+
+import importlib.util
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from huggingface_hub.errors import HFValidationError
+from lm_polygraph.defaults.register_default_stat_calculators import (
+    register_default_stat_calculators,
+)
+from lm_polygraph.estimators import Estimator
+from lm_polygraph.utils.common import load_external_module
+from lm_polygraph.utils.factory_estimator import FactoryEstimator
+from lm_polygraph.utils.generation_parameters import GenerationParameters
+from omegaconf import DictConfig, OmegaConf
+from rich.filesize import decimal
+
+from lm_polygraph_asmi.config import ASMIConfig, check_stop
+from lm_polygraph_asmi.host.align_score import checkpoint_problem
+from lm_polygraph_asmi.host.configs import container
+from lm_polygraph_asmi.host.generation import read_shipped
+from lm_polygraph_asmi.host.quality import ENGLISH, unread
+from lm_polygraph_asmi.host.side_models import cross_encoder_problem, nli_problem, unavailable
+from lm_polygraph_asmi.results.manifest import dropped_text
+from lm_polygraph_asmi.runs.rows import (
+    DataRow,
+    RunRows,
+    fits,
+    problem_of,
+    run_rows,
+    unusable_rows,
+    window_settings,
+)
+from lm_polygraph_asmi.validation import check_writable
+
+SPACY_MODEL = "en_core_web_sm"
+BERT_SCORE_MODEL = "roberta-large"
+"""What LM-Polygraph's BERTScore loads for English."""
+DEFAULT_METRICS = ("RougeMetric", "BertScoreMetric", "AlignScore")
+"""Those of LM-Polygraph's default list that need a model, or cannot read every script."""
+SAVED_PER_TOKEN = 2000
+"""Bytes that a manager file holds for each token at each depth, about: 60 statistics of 8 bytes,
+and, with at most 300 masks, the most probable token under each."""
+
+
+class Finding(NamedTuple):
+    """A problem of a run, and what to do about it; not fatal: a warning of a run that works."""
+
+    text: str
+    fatal: bool = True
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run's config, read once for its checks, its description and its manifest.
+
+    `estimators` are as LM-Polygraph will build them; `faults`: check -> what could not be read.
+    """
+
+    config: DictConfig
+    estimators: list[Estimator] = field(default_factory=list)
+    rows: RunRows = field(default_factory=lambda: RunRows([]))
+    faults: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def asked(self) -> list[DataRow]:
+        """The rows that are asked with the first seed."""
+        return self.rows.asked(self.config, int((self.config.get("seed") or [1])[0]))
+
+
+def read_plan(config: DictConfig) -> Plan:
+    """Read a run's config; what is wrong with it is in the plan's `faults`."""
+    # Not `OmegaConf.missing_keys`, which resolves interpolations and so reads the rows.
+    unresolved = cast(dict[str, Any], OmegaConf.to_container(config))
+    unresolved.pop("hydra", None)  # set by Hydra
+    if missing := list(_missing(unresolved)):
+        reasons = [f"{name} is missing: add {name}=... to the command" for name in missing]
+        return Plan(config, faults={"config": reasons})
+    try:
+        stops = OmegaConf.select(config, "generation_params.stop_strings") or ()
+        stops = (stops,) if isinstance(stops, str) else stops
+        check_stop("generation_params.stop_strings", stops)
+    except ValueError as error:
+        return Plan(config, faults={"config": [str(error)]})
+    estimators: list[Estimator] = []
+    unbuilt: dict[str, list[str]] = {}
+    for entry in config.estimators:
+        try:
+            estimators.append(FactoryEstimator()(entry.name, entry.get("cfg", {})))
+        except Exception as error:  # an estimator's constructor can raise anything
+            unbuilt.setdefault(str(error), []).append(entry.name)
+    if unbuilt:  # estimators of ASMI share their settings
+        reasons = [f"cannot build {', '.join(names)}: {why}" for why, names in unbuilt.items()]
+        return Plan(config, faults={"config": reasons})
+    try:
+        return Plan(config, estimators, run_rows(config))
+    except (OSError, ValueError) as error:
+        return Plan(config, estimators, faults={"rows": [str(error)]})
+
+
+def _missing(node: Any, name: str = "") -> Iterator[str]:
+    """Mandatory settings without a value."""
+    if node == "???":
+        yield name
+    elif isinstance(node, dict):
+        for key, value in node.items():
+            yield from _missing(value, f"{name}.{key}".strip("."))
+
+
+def check_rows(plan: Plan) -> Iterator[Finding]:
+    """Rows that would end the run when their turn comes, or get no label, or a wrong one."""
+    yield from map(Finding, plan.faults.get("rows", ()))
+    if plan.faults:
+        return
+    config, rows = plan.config, plan.asked
+    if problems := {row.id: reason for row in rows if (reason := problem_of(row))}:
+        yield Finding(unusable_rows(problems, len(rows)))
+    if plan.rows.dropped:
+        dropped = dropped_text(plan.rows.dropped)
+        yield Finding(f"left out, by data.unusable=drop: {dropped}", fatal=False)
+    if plan.rows.folder and config.text_column != "input":
+        yield Finding(
+            f"expected text_column=input, in which rows are saved, got {config.text_column}: leave "
+            "it unset, and name the source's columns with data.text_column and data.label_column"
+        )
+    if len(rows) < 2:
+        yield Finding(
+            f"expected two rows or more, got {len(rows)}: with fewer, LM-Polygraph's calibration "
+            "metric (IsotonicPCC) ends the run with an error. Use more (data.sample, "
+            "data.num_shards, subsample_eval_dataset)"
+        )
+    yield from _check_gold(config, [row for row in rows if row.id not in problems])
+
+
+def _check_gold(config: DictConfig, rows: list[DataRow]) -> Iterator[Finding]:
+    """Gold answers by which a metric cannot judge."""
+    golds, ids = [row.output for row in rows], [row.id for row in rows]
+    if not any(golds):
+        return  # a run without gold answers
+    process = str
+    path, name = (OmegaConf.select(config, f"process_target_fn.{k}") for k in ("path", "fn_name"))
+    if path is not None and Path(path).is_file():
+        process = getattr(load_external_module(path), str(name), str)
+    for metric in _metrics(config):
+        if "lang" in (metric.get("kwargs") or {}):
+            continue  # the user's own choice of a model
+        if found := unread(metric["name"], golds, ids, process):
+            yield Finding(found, fatal=not metric["name"].startswith(ENGLISH))
+
+
+def _metrics(config: DictConfig) -> list[dict[str, Any]]:
+    """Quality metrics of a run; without any, LM-Polygraph has a list of its own."""
+    chosen = config.get("generation_metrics") or ()
+    return [container(metric) for metric in chosen] or [{"name": name} for name in DEFAULT_METRICS]
+
+
+def check_window(plan: Plan) -> Iterator[Finding]:
+    """Prompts that do not fit the model's context window with an answer of the greatest length."""
+    settings = window_settings(plan.config)
+    rows = [row for row in plan.asked if problem_of(row) is None]
+    try:
+        too_long = fits(settings)
+        problems = {row.id: reason for row in rows if (reason := too_long(row.input))}
+    except (OSError, HFValidationError):
+        return  # no such model: reported when it is loaded
+    except (ValueError, ImportError) as error:
+        path = settings["model"].get("path")
+        yield Finding(f"cannot read configuration or tokenizer of {path}: {error}")
+        return
+    if problems:
+        yield Finding(unusable_rows(problems, len(rows)))
+
+
+def check_side_models(plan: Plan) -> Iterator[Finding]:
+    """Models beside the language model, which LM-Polygraph loads after it, and their labels."""
+    metrics = _metrics(plan.config)
+    names = {metric["name"] for metric in metrics}
+    present = importlib.util.find_spec(SPACY_MODEL) is not None or Path(SPACY_MODEL).is_dir()
+    if not present and "AlignScore" in names:
+        yield Finding(
+            f"AlignScore splits texts with spaCy's {SPACY_MODEL}, which is missing: LM-Polygraph "
+            f"would install it when it loads the metric. Install it before: python -m spacy "
+            f"download {SPACY_MODEL}",
+            fatal=False,
+        )
+    if "BertScoreMetric" in names and (why := unavailable(BERT_SCORE_MODEL)):
+        default = "" if plan.config.get("generation_metrics") else (
+            ", the default of LM-Polygraph where generation_metrics names none,"
+        )  # fmt: skip
+        yield Finding(
+            f"BertScoreMetric{default} needs the model {BERT_SCORE_MODEL}, which {why}: download "
+            "it, or write in your config\n"
+            "generation_metrics:\n  - name: RougeMetric\n    args: [rougeL]"
+        )
+    for metric in metrics:
+        checkpoint = str((metric.get("kwargs") or {}).get("ckpt_path") or "https://default")
+        local = not checkpoint.startswith(("http://", "https://"))
+        if local and (problem := checkpoint_problem(checkpoint)):
+            yield Finding(f"{metric['name']}: {problem}")
+    problems = {"deberta_path": nli_problem, "cross_encoder_name": cross_encoder_problem}
+    for settings in _calculators(plan):
+        for setting in problems.keys() & settings.keys():
+            if problem := problems[setting](settings[setting], settings.get("hf_cache")):
+                yield Finding(problem)
+
+
+def _calculators(plan: Plan) -> list[dict[str, Any]]:
+    """Settings of the calculators that the estimators of a run need, directly or not."""
+    listed = plan.config.get("stat_calculators") or []
+    entries: list[Any] = [entry for entry in listed if entry != "auto"]
+    if "auto" in listed:
+        language = plan.config.get("language", "en")
+        entries = [*register_default_stat_calculators("Whitebox", language), *entries]
+    provider = {stat: entry for entry in entries for stat in entry.stats}  # the last one counts
+    needed: dict[str, Any] = {}
+    wanted = [stat for estimator in plan.estimators for stat in estimator.stats_dependencies]
+    while wanted:
+        entry = provider.get(wanted.pop())
+        if entry is not None and entry.name not in needed:
+            needed[entry.name] = container(entry.cfg)
+            wanted.extend(entry.dependencies)
+    return [settings.get("cfg") or settings for settings in needed.values()]  # timed ones hold one
+
+
+def check_generation(plan: Plan) -> Iterator[Finding]:
+    """What would sample or pad answers, and what the model ships: LM-Polygraph takes the rest."""
+    config = plan.config
+    given, known = config.get("generation_params") or {}, vars(GenerationParameters())
+    if given.get("do_sample"):
+        yield Finding(
+            "generation_params.do_sample is true: LM-Polygraph would sample the greedy answers. "
+            "Set it to false; methods that need samples still get them"
+        )
+    if config.get("batch_size", 1) > 1 and given.get("stop_strings"):
+        yield Finding(
+            "batch_size is above 1 with stop strings: LM-Polygraph counts the padding after "
+            "answers that end early as part of them, in its own scores and in the quality metric "
+            "(ASMI removes it). Use batch_size: 1",
+            fatal=False,
+        )
+    if unread := ", ".join(f"generation_params.{name}" for name in given if name not in known):
+        yield Finding(f"LM-Polygraph does not read {unread}: leave it out, or set {list(known)}")
+    try:
+        shipped = read_shipped(container(config.get("model") or DictConfig({})))
+    except (OSError, ValueError, TypeError, HFValidationError):  # TypeError without config.json
+        return  # no such model: reported when it is loaded
+    for name in sorted(shipped.keys() & known):
+        if given.get(name) is None:
+            yield Finding(
+                f"generation_params.{name} is not set, and the model ships {shipped[name]!r}, "
+                f"which LM-Polygraph would use. Set it: LM-Polygraph's default is {known[name]!r}"
+            )
+    if unused := ", ".join(sorted(shipped.keys() - known)):
+        yield Finding(
+            f"the model ships settings of generation that the run does not follow: {unused}. "
+            "Answers and probabilities are those of the model without them, as in a score",
+            fatal=False,
+        )
+
+
+def _folders(config: DictConfig) -> dict[str, str]:
+    """Where a run writes: setting -> folder."""
+    results = config.get("save_path") or config.hydra.runtime.output_dir
+    cache = OmegaConf.select(config, "asmi.result_cache")
+    return {"save_path": results} | ({} if cache is None else {"asmi.result_cache": cache})
+
+
+def check_folder(plan: Plan) -> Iterator[Finding]:
+    """Folders that a run writes after its model is loaded."""
+    for name, folder in _folders(plan.config).items():
+        try:
+            check_writable(folder, folder=True)
+        except ValueError as error:
+            yield Finding(f"{name}: {error}")
+
+
+def check_disk(plan: Plan) -> Iterator[Finding]:
+    """Room for the results, by a rough estimate from the number of rows."""
+    config = plan.config
+    depths = len(OmegaConf.select(config, "asmi.depths") or [1])
+    tokens = config.get("max_new_tokens", ASMIConfig.max_new_tokens)
+    seeds = len(config.get("seed") or [1])
+    texts = sum(len(str(row.input).encode(errors="replace")) for row in plan.asked)
+    needed = seeds * (2 * texts + len(plan.asked) * depths * tokens * SAVED_PER_TOKEN)
+    for name, folder in _folders(config).items():
+        home = Path(folder).absolute()
+        while not home.exists():  # created when it is written to
+            home = home.parent
+        free = shutil.disk_usage(home).free
+        if free < needed:
+            yield Finding(
+                f"{name}: {folder} has {decimal(free)} left, and the results of "
+                f"{len(plan.asked)} rows take about {decimal(needed)}: name another folder"
+            )
+
+
+CHECKS: dict[str, Callable[[Plan], Iterator[Finding]]] = {
+    "rows": check_rows,
+    "window": check_window,
+    "side models": check_side_models,
+    "generation": check_generation,
+    "output folder": check_folder,
+    "disk": check_disk,
+}
+"""The checks of a run, by what they read."""
+
+
+def findings_of(plan: Plan) -> dict[str, list[Finding]]:
+    """Findings by check, of all checks; or of the config alone, if it cannot be read."""
+    if faults := plan.faults.get("config"):
+        return {"config": list(map(Finding, faults))}
+    found: dict[str, list[Finding]] = {"config": []}
+    for name, check in CHECKS.items():
+        try:
+            found[name] = list(check(plan))
+        except Exception as error:  # an interpolation that fails can raise anything
+            found[name] = [Finding(f"{type(error).__name__}: {error}")]
+    return found

@@ -1,0 +1,233 @@
+"""What is found before a model is loaded."""
+
+from types import SimpleNamespace
+
+import pytest
+from datasets import Dataset
+from omegaconf import OmegaConf
+
+from lm_polygraph_asmi.runs import checks, rows
+from lm_polygraph_asmi.runs.checks import CHECKS, Plan, findings_of, read_plan
+from lm_polygraph_asmi.runs.rows import DataRow, RunRows
+from tests import tiny_lm
+from tests.composing import composed, run_of
+from tests.runs.test_squad import QUESTION, write
+
+
+def of_data(*overrides: str):
+    """What is found in the rows of a run, or their answers."""
+    return list(CHECKS["rows"](read_plan(composed("asmi_babiqa", *overrides))))
+
+
+def saved(folder, **columns):
+    Dataset.from_dict(columns).save_to_disk(folder)
+    return f"data.source={folder}"
+
+
+RAUQ = {"name": "RAUQ", "cfg": {"alpha": 0.2, "use_entropy": False}}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["+asmi.detph=0.7"], "unknown setting detph; did you mean depth?"),
+        (["asmi.top_k=0"], "top_k (K) must be at least 1, got 0"),
+    ],
+)
+def test_a_setting_that_asmi_does_not_take_is_said_once(overrides, message):
+    plan = read_plan(run_of("asmi_coqa", "estimators=asmi_only", *overrides))
+    ((finding,),) = findings_of(plan).values()  # nothing else can be checked
+    names = "lm_polygraph_asmi.estimators.asmi, lm_polygraph_asmi.estimators.sem_asmi"
+    assert finding.text.startswith(f"cannot build {names}: ")
+    assert message in finding.text
+    assert finding.fatal
+
+
+def test_values_that_must_be_given():
+    plan = read_plan(composed("asmi_coqa", "model=asmi_local", "+data.more={a: ???}"))
+    assert plan.faults["config"] == [
+        "data.more.a is missing: add data.more.a=... to the command",
+        "model.path is missing: add model.path=... to the command",
+    ]
+    (fault,) = read_plan(composed("asmi_stability")).faults["config"]
+    assert fault.startswith("answers is missing")  # of which others are made
+
+
+def test_a_run_reads_its_rows_and_builds_its_estimators_once(tmp_path, monkeypatch):
+    calls = {"rows": 0, "estimators": 0}
+
+    def counted(name, function):
+        def call(*arguments, **named):
+            calls[name] += 1
+            return function(*arguments, **named)
+
+        return call
+
+    monkeypatch.setattr(rows, "read_data", counted("rows", rows.read_data))
+    build = checks.FactoryEstimator.__call__
+    monkeypatch.setattr(checks.FactoryEstimator, "__call__", counted("estimators", build))
+    model = tiny_lm.save(tmp_path, max_position_embeddings=1024)
+    overrides = [f"model.path={model}", "model=asmi_local", "data.sample=5", "hydra.run.dir=x"]
+    config = run_of("asmi_demo", *overrides)
+    plan = read_plan(config)
+    assert findings_of(plan) == {name: [] for name in ("config", *CHECKS)}
+    assert config.dataset == config.dataset == str(plan.rows.folder)
+    assert calls == {"rows": 1, "estimators": len(config.estimators)}
+
+
+@pytest.mark.parametrize(
+    ("columns", "overrides", "message"),
+    [
+        ({"input": ["a", "b"], "gold": ["x", "y"]}, [], "expected a column 'output'"),
+        ({"input": [], "output": []}, [], "is empty or damaged"),
+        ({"input": ["a"], "output": ["x"]}, [], "expected two rows or more, got 1"),
+        ({"input": ["a", "b"], "output": ["x", "y"]}, ["subsample_eval_dataset=1"], ", got 1"),
+        ({"input": ["a", "b"], "output": ["x", "y"]}, ["data.num_shards=2"], ", got 1"),
+        ({"input": ["a", "b"], "output": ["x", "y"]}, ["subsample_eval_dataset=0.1"], ", got 0"),
+        ({"input": ["a", "b"], "output": ["x", None]}, [], "1 row: test:1 (its answer is null)"),
+        ({"input": ["a", "b"], "output": ["x", "y"]}, ["data.shard=1"], "expected data.shard in"),
+        (
+            {"question": ["a", "b"], "output": ["x", "y"]},
+            ["text_column=question", "data.text_column=question"],
+            "name the source's columns with data.text_column",
+        ),
+    ],
+)
+def test_data(tmp_path, columns, overrides, message):
+    (finding,) = of_data(saved(tmp_path / "d", **columns), *overrides)
+    assert message in finding.text
+    assert finding.fatal
+
+
+def test_sound_data(tmp_path):
+    assert of_data(saved(tmp_path / "d", input=["a", "b"], output=["x", "y"])) == []
+    squad = f"data.source={write(tmp_path / 'q.json', [QUESTION, QUESTION])}"
+    assert of_data("benchmark=asmi_squad", squad) == []
+
+
+def test_a_dataset_named_directly(tmp_path):
+    """Without the node `data`, as in configs of LM-Polygraph's own."""
+    Dataset.from_dict({"input": ["a"], "gold": ["x"]}).save_to_disk(tmp_path / "d")
+    (finding,) = of_data(f"dataset={tmp_path / 'd'}")
+    assert "expected a column 'output'" in finding.text
+    (tmp_path / "two").mkdir()
+    Dataset.from_dict({"input": ["a", "b"], "output": ["x", "y"]}).to_csv(tmp_path / "two/t.csv")
+    config = composed("asmi_coqa", "subsample_eval_dataset=0.5", "eval_split=train")
+    config.dataset = [str(tmp_path / "two"), "default"]
+    assert len(read_plan(config).asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "messages"),
+    [
+        ("input,output\na,x\nb,c\n", []),
+        ("input,output\na,007\n", ["7, not a text", "two rows or more, got 1"]),
+        ("input,output\na,b\n,c\nd,\n", ["2 rows: 1 (its prompt is null); 2 (its answer is null)"]),
+        ("input,gold\na,x\nb,y\n", ["got ['input', 'gold']: set text_c"]),
+        ("", ["No columns to parse"]),
+    ],
+)
+def test_a_csv_file(tmp_path, content, messages):
+    (tmp_path / "d.csv").write_text(content)
+    findings = of_data(f"dataset={tmp_path / 'd.csv'}", "load_from_disk=false")
+    for finding, message in zip(findings, messages, strict=True):
+        assert message in finding.text
+        assert finding.fatal
+
+
+@pytest.mark.parametrize(
+    ("gold", "metric", "fatal"),
+    [
+        ("Эдда", "RougeMetric", True),
+        ("Хольм 1931", "RougeMetric", True),
+        ("北京", "RougeMetric", True),
+        ("🙂", "RougeMetric", True),
+        ("the", "ReferenceInAnswer", True),
+        ("?!", "TokenF1", True),
+        ("A", "AccuracyMetric", True),
+        ("القاهرة", "AlignScore", False),
+    ],
+)
+def test_gold_answers_that_a_metric_cannot_judge(tmp_path, gold, metric, fatal):
+    data = saved(tmp_path / "data", input=["Who?", "When?"], output=["Holm 1931", gold])
+    config = composed("asmi_babiqa", data, f"generation_metrics=[{{name: {metric}}}]")
+    config.process_target_fn = composed("asmi_demo").process_target_fn  # drops articles
+    (finding,) = CHECKS["rows"](read_plan(config))
+    assert f"1 of 2 rows (test:1: {gold!r}" in finding.text
+    advised = (
+        "{name: AccuracyMetric}" if gold in ("the", "?!", "A") else "{name: ReferenceInAnswer}"
+    )
+    assert advised in finding.text
+    assert finding.fatal == fatal
+
+
+def test_gold_answers_of_other_scripts_have_a_metric(tmp_path):
+    data = saved(tmp_path / "data", input=["Who?", "When?", "?"], output=["Эдда", "北京", "🙂"])
+    assert of_data(data, "generation_metrics=[{name: ReferenceInAnswer}]") == []
+
+
+@pytest.mark.parametrize("cluster", [None, "", " "])
+def test_a_cluster_that_is_missing(tmp_path, cluster):
+    columns = {"input": ["Who?", "When?"], "output": ["Holm", "1931"], "cluster": ["a", cluster]}
+    (finding,) = of_data(saved(tmp_path / "data", **columns))
+    assert "test:1 (its cluster is missing)" in finding.text
+
+
+def test_models_of_quality_metrics_are_named_before_the_run(monkeypatch, tmp_path):
+    """LM-Polygraph's own list of metrics has BERTScore and AlignScore."""
+
+    def found(metrics):
+        plan = Plan(OmegaConf.create({"generation_metrics": metrics}))
+        return list(CHECKS["side models"](plan))
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    for metrics in (None, []):
+        spacy, bert = found(metrics)
+        assert "python -m spacy download en_core_web_sm" in spacy.text
+        assert not spacy.fatal
+        assert "BertScoreMetric, the default of LM-Polygraph where generation_metrics" in bert.text
+        assert "neither a local folder nor in the hub's cache" in bert.text
+        written = OmegaConf.create(bert.text[bert.text.index("\n") :])
+        assert found(written.generation_metrics) == []
+        assert bert.fatal
+    (listed,) = found([{"name": "BertScoreMetric"}])
+    assert "default" not in listed.text
+    monkeypatch.setattr(checks, "unavailable", lambda _: None)
+    assert found([{"name": "BertScoreMetric"}]) == []
+    (tmp_path / "en_core_web_sm").mkdir()  # spaCy reads a folder, too
+    assert found(None) == []
+
+
+@pytest.mark.parametrize("setting", ["save_path", "asmi.result_cache"])
+def test_folders_that_cannot_be_written(setting):
+    config = run_of("asmi_demo", f"++{setting}=/proc/x", "hydra.run.dir=x")
+    (finding,) = CHECKS["output folder"](Plan(config))
+    assert finding.text.startswith(f"{setting}: cannot write /proc/x")
+    assert finding.fatal
+
+
+@pytest.mark.parametrize("free", [10**6, 10**9])
+def test_a_disk_without_room_for_the_results(monkeypatch, tmp_path, free):
+    monkeypatch.setattr(checks.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    asked = RunRows([DataRow("1", "c", "Who built it?", "x")] * 1000)
+    config = run_of("asmi_demo", f"+save_path={tmp_path}/new/run", "asmi.result_cache=null")
+    found = list(CHECKS["disk"](Plan(config, rows=asked)))
+    assert len(found) == (free == 10**6)
+    if found:
+        assert f"{tmp_path}/new/run has 1.0 MB left, and the results of 1000 rows" in found[0].text
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message", "fatal"),
+    [
+        (["generation_params.do_sample=true"], "would sample the greedy answers", True),
+        (["batch_size=4"], "Use batch_size: 1", False),
+        (["batch_size=4", "generation_params.stop_strings=null"], None, False),
+    ],
+)
+def test_generation(tmp_path, overrides, message, fatal):
+    model = tiny_lm.save(tmp_path)
+    config = composed("asmi_coqa", "model=asmi_local", f"model.path={model}", *overrides)
+    found = [(message in text, is_fatal) for text, is_fatal in CHECKS["generation"](Plan(config))]
+    assert found == ([(True, fatal)] if message else [])

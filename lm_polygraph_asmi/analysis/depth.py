@@ -78,8 +78,8 @@ def depth_selection(
         raise ValueError(
             "PRR is undefined in all settings: within each, all answers are equally good"
         )
-    rng = np.random.default_rng(seed)
-    halves = np.array([_on_halves(sweep, splits, rng) for sweep in sweeps])
+    # Settings over the same clusters are split alike: no question is in both halves.
+    halves = np.array([_on_halves(s, splits, np.random.default_rng(seed)) for s in sweeps])
     # A setting with only equally good answers in a half is left out of that split, and a split
     # without any setting is left out.
     halves = halves[:, :, ~np.isnan(halves).all(axis=0).any(axis=(0, 2))]

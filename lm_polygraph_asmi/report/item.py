@@ -63,13 +63,15 @@ class ReportItem:
         notes = list(self.notes)
         if any(isinstance(value, PRR) for value in written):
             notes.append("±: standard error, 1,000 resamples of answers.")
+        small = [group.label for group in self.groups if group.too_small]
+        if written and small:  # a figure may have intervals that the table has not
+            labels = "All settings" if len(small) == len(self.groups) else "; ".join(small)
+            notes.append(f"Too small for reliable intervals: {labels}. {FEW}")
         if any(isinstance(value, Interval) and pd.notna(value.low) for value in written):
-            if small := [group.label for group in self.groups if group.too_small]:
-                labels = "All settings" if len(small) == len(self.groups) else "; ".join(small)
-                notes.append(f"Too small for reliable intervals: {labels}. {FEW}")
             starred = "; asterisk: it excludes 0" if self.signed else ""
             notes.append(
-                f"[low, high]: 95 % interval, {self.resamples:,} resamples of clusters{starred}."
+                f"[low, high]: 95 % interval, {self.resamples:,} resamples of clusters unless "
+                f"stated otherwise{starred}."
             )
         return notes
 

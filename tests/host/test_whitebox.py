@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from lm_polygraph.utils.model import WhiteboxModel
 from transformers import StoppingCriteria, StopStringCriteria
 
-from lm_polygraph_asmi.host import whitebox
-from lm_polygraph_asmi.host.whitebox import StopsOnceModel, stops_prepared_once
+from lm_polygraph_asmi.host import mends
+from lm_polygraph_asmi.host.whitebox import StopsOnceModel
 from lm_polygraph_asmi.results.runs import load_run
 from tests import tiny_lm
 from tests.polygraph import polygraph_eval_here
@@ -97,25 +96,14 @@ def test_other_criteria_count_too():
     torch.testing.assert_close(sequences, generated(host, PROMPTS[:1], **given)[0])
 
 
-def test_the_scripts_names_are_restored():
-    script = {"WhiteboxModel": WhiteboxModel, "other": 1}
-    with stops_prepared_once(script):
-        assert script == {"WhiteboxModel": StopsOnceModel, "other": 1}
-    assert script == {"WhiteboxModel": WhiteboxModel, "other": 1}
-    for other in ({}, {"WhiteboxModel": dict}):  # a script of another name, or already changed
-        before = dict(other)
-        with stops_prepared_once(other):
-            assert other == before
-        assert other == before
-
-
 @pytest.mark.slow
 def test_a_run_reads_the_vocabulary_once(tmp_path, monkeypatch, criteria):
     """With every kind of call: greedy, samples, and both P(True) of LM-Polygraph."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     tiny_lm.save(tmp_path / "tiny", max_position_embeddings=1024)
-    Dataset.from_dict({"input": PROMPTS, "output": ["a", "b"]}).save_to_disk(tmp_path / "rows")
+    rows = Dataset.from_dict({"input": PROMPTS, "output": ["Brask", "the mill"]})
+    rows.save_to_disk(tmp_path / "rows")
 
     def run(folder):
         criteria.clear()
@@ -129,9 +117,9 @@ def test_a_run_reads_the_vocabulary_once(tmp_path, monkeypatch, criteria):
 
     prepared, built = run("prepared")
     assert built == [("a", "e", "i", "o")]
-    monkeypatch.setattr(whitebox, "stops_prepared_once", lambda _: stops_prepared_once({}))
+    monkeypatch.setattr(mends, "MENDS", {})
     host, each = run("host")
-    assert len(each) == 2 * (1 + 3 + 2)
+    assert len(each) == 2 * (1 + 1 + 2)  # all samples are one generation
     for name in ("greedy_tokens", "greedy_texts", "sample_texts"):
         assert list(map(list, prepared.stats[name])) == list(map(list, host.stats[name]))
     assert any(len(tokens) < 12 for tokens in host.stats["greedy_tokens"])

@@ -376,7 +376,7 @@ def stability(group: RunGroup) -> list[dict[str, Any]]:
             {
                 "setting": group.label,
                 "method": method,
-                "other_seeds": len(drawn),
+                "seeds": len(drawn),
                 "mean PRR": over_seeds.mean,
                 "sd": over_seeds.sd,
                 "lowest": over_seeds.low,

@@ -185,6 +185,7 @@ def suffix_under(
     target, inside = layers[layer], False
     changed = ({} if entering is None else {states_name(target): entering}) | (given or {})
 
+    # No `in_this_thread` here: masks act below few frames.
     def enter(real: Forward, *args: Any, **kwargs: Any) -> Any:
         nonlocal inside
         if get_ident() != owner:

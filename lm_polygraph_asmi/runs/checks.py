@@ -4,6 +4,7 @@ import importlib.util
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -65,7 +66,7 @@ class Plan:
     rows: RunRows = field(default_factory=lambda: RunRows([]))
     faults: dict[str, list[str]] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def asked(self) -> list[DataRow]:
         """The rows that are asked with the first seed."""
         return self.rows.asked(self.config, int((self.config.get("seed") or [1])[0]))

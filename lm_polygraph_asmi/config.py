@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import partial
-from pathlib import Path
-from pkgutil import iter_modules
 from typing import Any, TypeVar
 
 from lm_polygraph_asmi.validation import (
@@ -25,9 +23,7 @@ from lm_polygraph_asmi.validation import (
 METHODS = {"asmi": "ASMI", "sem": "Sem-ASMI", "adapt": "Adapt-ASMI"}
 """Value of `method` -> name in tables."""
 SCOPES = ("all", "response")
-_FILES = iter_modules([str(Path(__file__).with_name("maths") / "samplers")])
-MASK_SAMPLERS = tuple(sorted((file.name for file in _FILES), key=lambda name: name != "bernoulli"))
-"""The files in `maths.samplers`, the paper's first."""
+MASK_SAMPLERS = ("bernoulli", "balanced")
 AGGREGATIONS = ("mean", "sum", "max")
 GATE_TOKENS = ("last", "second_last")
 STRUCTURE = {

@@ -8,7 +8,9 @@ these into u_t and the score of the answer.
 
 Each axis has one letter throughout: S head masks (subnetworks), T response positions, H query
 heads, V vocabulary, K tokens kept per distribution, U tokens in the union of the S kept sets,
-D width of the output projection, N sampled responses. All entropies are in nats.
+D width of the output projection, N sampled responses; p is the probability of masking a head.
+`counts`: how often each mask was drawn, by default once each. Logarithms are natural, entropies in
+nats.
 """
 
 from lm_polygraph_asmi.lazy import attach
@@ -17,10 +19,10 @@ from lm_polygraph_asmi.lazy import attach
 __getattr__, __dir__, __all__ = attach(__name__, {
     "agreement": "agreement_on_support cosines semantic_agreement",
     "gate": "adaptive_gate response_diversity",
-    "information": "Disagreement disagreement divergence mask_weights mutual_information",
+    "information": "Disagreement disagreement mask_weights mutual_information",
     "mask_plan": (
-        "OperatingPoint flops_ratio heads_masked_at_once mask_rates masks_for_coverage "
-        "masks_for_pair_coverage never_masked_heads operating_point tolerated_heads"
+        "OperatingPoint flops_ratio heads_masked_at_once masks_for_coverage "
+        "never_masked_heads operating_point tolerated_heads"
     ),
     "masks": "example_masks example_seed mask_seed sample_head_masks",
     "scores": "aggregate token_scores",

@@ -34,10 +34,7 @@ def cosine_blocks(rows: Float[Tensor, "*batch U D"]) -> Callable[[slice], Tensor
 
 
 def cosines(rows: Float[Tensor, "*batch U D"]) -> Float[Tensor, "*batch U U"]:
-    """Cosines between output-projection rows, in float32; a zero row gives 0.
-
-    Args:
-        rows: a row of the output projection per token.
+    """Cosines between tokens' rows of the output projection, in float32; a zero row gives 0.
 
     Example:
         >>> cosines(torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 3.0]])).tolist()  # at any length
@@ -58,9 +55,7 @@ def agreement_on_support(
     q_m' G q_m, so the pairs are not enumerated. NaN with fewer than two sampled masks.
 
     Args:
-        support: the reduced distributions, of `union_support`.
         unembedding: the output projection W_lm, one row per token.
-        counts: how often each mask was sampled; by default once each.
         rows_at_once: rows of G in memory at once, 16 U bytes per row and position; by default all.
 
     Example:
@@ -101,15 +96,9 @@ def semantic_agreement(
     """A_t: mean of q_m' G q_n over ordered pairs of subnetworks, in [0, 1]; higher = more similar.
 
     q is a subnetwork's top K, renormalised to one, without tail. G is the cosine of rows of the
-    output projection, clipped to [0, 1], and 1 for identical tokens. Source: equations
+    output projection W_lm, clipped to [0, 1], and 1 for identical tokens. Source: equations
     "pair-agreement" and "agreement" of the paper. This follows the method text;
     line 8 of its Algorithm 1 reads as if A_t used the union with the tail bin.
-
-    Args:
-        log_probs: full-vocabulary natural logarithms, one row per (distinct) mask.
-        unembedding: the output projection W_lm, one row per token.
-        top_k: most likely tokens per mask, K.
-        counts: how often each mask was sampled; by default once each.
 
     Raises:
         ValueError: K below 1, fewer than two masks, or rows that do not sum to one.

@@ -15,9 +15,6 @@ def response_diversity(embeddings: Float[Tensor, "N D"]) -> float:
     Between 0 (all alike) and N / (N - 1) (opposed) for N responses; 1 if unrelated. Computed in
     double precision. Source: equation "diversity" of the paper.
 
-    Args:
-        embeddings: one row per sampled response.
-
     Raises:
         ValueError: fewer than two responses.
         FloatingPointError: NaN or infinite embeddings (float16 may overflow).
@@ -43,16 +40,9 @@ def adaptive_gate(
 ) -> float:
     """alpha(x) = sigmoid(beta (tau - div(x))), in (0, 1): near 1 for near-paraphrases.
 
-    The defaults are the paper's, the same for all tasks and models. Source: section "Adaptive
-    semantic weighting".
-
-    Args:
-        diversity: div(x), of `response_diversity`.
-        tau: diversity at which alpha is 0.5.
-        beta: steepness around tau.
-
-    Raises:
-        ValueError: diversity is NaN or infinite.
+    It is 0.5 where div = tau; beta is its steepness there. The defaults are the paper's, the same
+    for all tasks and models. ValueError: a diversity that is NaN or infinite. Source: section
+    "Adaptive semantic weighting" of the paper.
 
     Example:
         >>> round(adaptive_gate(0.3), 2), round(adaptive_gate(1.0), 4)  # half open, closed

@@ -31,11 +31,7 @@ class Disagreement:
 
 
 def mask_weights(counts: Float[Tensor, " S"] | None, num_masks: int) -> Float[Tensor, " S"]:
-    """Fraction of the sampled masks that equal each distinct mask, in float64; sums to one.
-
-    Args:
-        counts: how often each mask was sampled; by default once each.
-        num_masks: number of distinct masks, used without `counts`.
+    """Fraction of the drawn masks that equal each of the S distinct ones, float64; sums to one.
 
     Example:
         >>> mask_weights(torch.tensor([3.0, 1.0]), num_masks=2).tolist()
@@ -48,10 +44,6 @@ def mask_weights(counts: Float[Tensor, " S"] | None, num_masks: int) -> Float[Te
 
 def disagreement(support: UnionSupport, counts: Float[Tensor, " S"] | None = None) -> Disagreement:
     """Entropies and mutual information on the union of the top-K sets plus one tail bin.
-
-    Args:
-        support: the reduced distributions, of `union_support`.
-        counts: how often each mask was sampled; by default once each.
 
     Example:
         >>> even = torch.full((2, 1, 2), 0.5)  # two subnetworks, each 50:50 between two tokens
@@ -80,13 +72,8 @@ def mutual_information(
 ) -> Float[Tensor, " T"]:
     """MI_t = H(p_bar_t) - mean over s of H(p_t^(s)), in nats; higher = more uncertain.
 
-    Between 0 and ln S. Distributions are reduced to the union of the S top-K sets plus one tail
-    bin; K = V is exact. Source: equation "mi" of the paper.
-
-    Args:
-        log_probs: full-vocabulary natural logarithms, one row per (distinct) mask.
-        top_k: most likely tokens per mask, K.
-        counts: how often each mask was sampled; by default once each.
+    Between 0 and ln S. Full-vocabulary distributions are reduced to the union of the S top-K sets
+    plus one tail bin; K = V is exact. Source: equation "mi" of the paper.
 
     Raises:
         ValueError: K below 1, fewer than two masks, or rows that do not sum to one.
@@ -99,22 +86,3 @@ def mutual_information(
     """
     check_log_probs(log_probs, counts)
     return disagreement(union_support(log_probs, top_k), counts).mutual_information
-
-
-def divergence(
-    log_p: Float[Tensor, "T V"], log_q: Float[Tensor, "*masks T V"]
-) -> Float[Tensor, "*masks T"]:
-    """KL(p || q) at each position, in nats, >= 0; infinite where p > 0 and q = 0.
-
-    Args:
-        log_p: natural logarithms of p, over the full vocabulary.
-        log_q: the same of q, or of a q per mask.
-
-    Example:
-        >>> sure, even = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.5, 0.5]])
-        >>> divergence(sure.log(), even.log())  # ln 2
-        tensor([0.6931], dtype=torch.float64)
-    """
-    log_p, log_q = log_p.double(), log_q.double()
-    log_ratio = torch.where(log_p == -math.inf, 0.0, log_p - log_q)  # 0 log 0 = 0
-    return (log_p.exp() * log_ratio).sum(-1).clamp_min(0)

@@ -3,33 +3,59 @@
 import hashlib
 from array import array
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from lm_polygraph_asmi.config import check_setting
-from lm_polygraph_asmi.maths.samplers import load_sampler
+
+
+def bernoulli(
+    num_masks: int, num_heads: int, mask_rate: float, generator: torch.Generator
+) -> Float[Tensor, "S H"]:
+    """Each head of each mask is masked independently with probability p, as in the paper.
+
+    The first rows do not depend on S, so a larger S extends a smaller one. Source: section
+    "Attention subnetwork sampling" of the paper.
+    """
+    return (_uniform(num_masks, num_heads, generator=generator) >= mask_rate).float()
+
+
+def balanced(
+    num_masks: int, num_heads: int, mask_rate: float, generator: torch.Generator
+) -> Float[Tensor, "S H"]:
+    """Each head is masked in floor(pS) or ceil(pS) of the S masks, pS on average.
+
+    Count and masks are random, independently between heads. If S >= 1/p, every head is masked at
+    least once; the paper's coverage bound (equation "app-coverage") reaches this only with high
+    probability and more masks. If S < 1/p, every head is masked exactly once: a rate 1/S above p.
+    """
+    uniform = _uniform(num_masks, num_heads, generator=generator)
+    times, fraction = divmod(mask_rate * num_masks, 1)
+    once_more = _uniform(num_heads, generator=generator) < fraction
+    rank = uniform.argsort(dim=0).argsort(dim=0)
+    return (rank >= (times + once_more).clamp_min(1)).float()
+
+
+# The dtype is explicit, since another default would give other masks.
+_uniform = partial(torch.rand, dtype=torch.float32)
+SAMPLERS = {"bernoulli": bernoulli, "balanced": balanced}
+"""Value of the setting `mask_sampler` -> how masks are drawn; the paper's first."""
 
 
 def sample_head_masks(
-    num_samples: int,
+    num_masks: int,
     num_heads: int,
     mask_rate: float,
     generator: torch.Generator,
     sampler: str = "bernoulli",
 ) -> Float[Tensor, "S H"]:
-    """Random head masks: 1 keeps a head, 0 masks it; p = `mask_rate`.
+    """Random head masks, by a function of `SAMPLERS`: 1 keeps a head, 0 masks it.
 
-    Args:
-        num_samples: number of masks, S.
-        num_heads: query heads of the layer, H.
-        mask_rate: probability of masking a head, p, in (0, 1).
-        generator: source of the random numbers.
-        sampler: name of a file in `maths.samplers`, which says how they are drawn.
-
-    Raises:
-        ValueError: fewer than two masks, no heads, a rate outside (0, 1), or an unknown sampler.
+    Equal generators (on the CPU) give equal masks on every machine. ValueError: fewer than two
+    masks, no heads, a rate p outside (0, 1), or an unknown sampler.
 
     Example:
         >>> generator = torch.Generator().manual_seed(0)
@@ -37,11 +63,12 @@ def sample_head_masks(
         >>> masks.sum(0).tolist()  # each of 4 heads is kept by 8 of 10 masks
         [8.0, 8.0, 8.0, 8.0]
     """
-    check_setting("num_masks", num_samples)
+    check_setting("num_masks", num_masks)
     check_setting("mask_rate", mask_rate)
+    check_setting("mask_sampler", sampler)
     if num_heads < 1:
         raise ValueError(f"num_heads (H) must be at least 1, got {num_heads}")
-    return load_sampler(sampler)(num_samples, num_heads, mask_rate, generator)
+    return SAMPLERS[sampler](num_masks, num_heads, mask_rate, generator)
 
 
 def example_masks(
@@ -53,17 +80,7 @@ def example_masks(
     layer: int,
     token_ids: Sequence[int],
 ) -> tuple[int, Float[Tensor, "S H"]]:
-    """The seed of one example and its masks; see `sample_head_masks`.
-
-    Args:
-        num_masks: number of masks, S.
-        num_heads: query heads of the layer, H.
-        mask_rate: probability of masking a head, p, in (0, 1).
-        sampler: name of a file in `maths.samplers`.
-        base_seed, layer, token_ids: what determines the seed; see `mask_seed`.
-
-    Raises:
-        ValueError: as `sample_head_masks`.
+    """The seed of one example, of `mask_seed`, and its masks, of `sample_head_masks`.
 
     Example:
         >>> seed, masks = example_masks(10, 4, 0.2, "balanced", 0, layer=18, token_ids=[5, 7])
@@ -76,14 +93,9 @@ def example_masks(
 
 
 def mask_seed(base_seed: int, layer: int, token_ids: Sequence[int]) -> int:
-    """Seed of one example's masks, from its content only; in [0, 2^63).
+    """Seed of one example's masks: `example_seed` of the masked layer and the example's tokens.
 
     So batch size, order, reruns and K do not change the masks of an answer.
-
-    Args:
-        base_seed: seed of the run.
-        layer: index of the masked layer, from 0.
-        token_ids: tokens of the prompt and the answer.
 
     Example:
         >>> mask_seed(0, 18, [5, 7]) == mask_seed(0, 18, [5, 7]) != mask_seed(1, 18, [5, 7])
@@ -94,10 +106,6 @@ def mask_seed(base_seed: int, layer: int, token_ids: Sequence[int]) -> int:
 
 def example_seed(base_seed: int, token_ids: Sequence[int]) -> int:
     """Seed of anything random about one example, from its content only; in [0, 2^63).
-
-    Args:
-        base_seed: seed of the run.
-        token_ids: tokens of the example.
 
     Example:
         >>> example_seed(0, [5, 7]) == example_seed(0, [5, 7]) != example_seed(0, [7, 5])

@@ -66,13 +66,6 @@ Ranked = tuple[Float[Tensor, "S T K"], Int[Tensor, "S T K"]]
 def ranked(log_probs: Float[Tensor, "S T V"], size: int) -> Ranked:
     """The `size` most likely tokens of each distribution, descending; at most V.
 
-    Args:
-        log_probs: natural logarithms over the full vocabulary.
-        size: number of tokens.
-
-    Returns:
-        Their log-probabilities, and their ids.
-
     Example:
         >>> values, ids = ranked(torch.tensor([[[0.2, 0.5, 0.3]]]).log(), size=2)
         >>> ids.tolist(), values.exp()
@@ -95,9 +88,6 @@ def ranked(log_probs: Float[Tensor, "S T V"], size: int) -> Ranked:
 def most_likely(by_rank: Ranked) -> Int[Tensor, "S T"]:
     """The most likely token of each distribution; ties among the ranked go to the smallest id.
 
-    Args:
-        by_rank: log-probabilities and ids, of `ranked`.
-
     Example:
         >>> most_likely(ranked(torch.tensor([[[0.4, 0.4, 0.2]]]).log(), size=2)).tolist()
         [[0]]
@@ -116,7 +106,7 @@ def union_support(
     bucket) and "Semantic agreement weighting" (renormalised top-K vectors).
 
     Args:
-        log_probs: natural logarithms over the full vocabulary; minus infinity is probability 0.
+        log_probs: over the full vocabulary; minus infinity is probability 0.
         top_k: K, tokens kept per subnetwork and position; a K above V means V.
         by_rank: `ranked` of at least K tokens, if already computed.
 
@@ -165,7 +155,6 @@ def top_k_coverage(
     In [0, 1]. Source: appendix "Top-K Coverage Analysis" of the paper.
 
     Args:
-        log_probs: natural logarithms over the full vocabulary.
         sizes: values of K, each at least 1.
         by_rank: `ranked` of at least the largest size, if already computed.
 

@@ -3,6 +3,7 @@
 import pandas as pd
 
 from lm_polygraph_asmi import maths
+from lm_polygraph_asmi.maths.mask_plan import MASK_RATES
 
 
 def plan_table(num_heads: int) -> pd.DataFrame:
@@ -10,21 +11,18 @@ def plan_table(num_heads: int) -> pd.DataFrame:
 
     Returns:
         Columns: p; S (fewest masks for coverage); heads masked at once, Gaussian and exact (95 %
-        quantiles); admissible (the exact one within a quarter of the heads); S for pairs.
+        quantiles); admissible (the exact one within a quarter of the heads).
     """
-    tolerated = maths.tolerated_heads(num_heads)
     rows = []
-    for p in maths.mask_rates():
-        masks = maths.masks_for_coverage(num_heads, p)
-        exact = maths.heads_masked_at_once(num_heads, p)
+    for p in MASK_RATES:
+        exact, gaussian = maths.heads_masked_at_once(num_heads, p)
         rows.append(
             {
                 "p": p,
-                "S": masks,
-                "heads, Gaussian": maths.heads_masked_at_once(num_heads, p, exact=False),
-                "heads, exact": int(exact),
-                "admissible": exact <= tolerated,
-                "S for pairs": maths.masks_for_pair_coverage(num_heads, p),
+                "S": maths.masks_for_coverage(num_heads, p),
+                "heads, Gaussian": gaussian,
+                "heads, exact": exact,
+                "admissible": exact <= maths.tolerated_heads(num_heads),
             }
         )
     table = pd.DataFrame(rows)

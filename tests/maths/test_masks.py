@@ -45,10 +45,10 @@ def test_rate_outside_the_open_interval(rate):
         sample_head_masks(40, 32, rate, generator())
 
 
-@pytest.mark.parametrize("num_samples", [1, 0, -3])
-def test_too_few_masks(num_samples):
+@pytest.mark.parametrize("num_masks", [1, 0, -3])
+def test_too_few_masks(num_masks):
     with pytest.raises(ValueError, match=r"num_masks \(S\) must be at least 2"):
-        sample_head_masks(num_samples, 32, 0.15, generator())
+        sample_head_masks(num_masks, 32, 0.15, generator())
 
 
 DRAWS = 100

@@ -22,7 +22,6 @@ def test_the_papers_figures_for_32_heads():
     assert table.loc[0.15, "heads, exact"] == 8
     assert table.loc[0.15, "admissible"]
     assert not table.loc[0.16, "admissible"]
-    assert table.loc[0.15, "S for pairs"] == pytest.approx(410, abs=2)
     assert maths.never_masked_heads(32, 0.10, 16) == pytest.approx(5.9, abs=0.05)
 
 
@@ -75,5 +74,3 @@ def test_the_papers_cost_in_passes(layers, ratio):
     command = ["plan", "--heads", "32", "--layers", str(layers)]
     shown = CliRunner().invoke(main, command, env={"COLUMNS": "300"}).output
     assert f"costs {ratio:.1f} full forward passes" in shown
-    with pytest.raises(ValueError, match="expected a layer in 0"):
-        maths.flops_ratio(layers, layers, 40)

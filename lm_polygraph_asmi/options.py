@@ -1,53 +1,52 @@
 """Command-line options for the settings declared in `config`."""
 
+import inspect
+import re
 from collections.abc import Callable
-from dataclasses import fields
 from types import UnionType
 from typing import Any, get_args, get_type_hints
 
 import click
 from click.core import ParameterSource
 
-from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.config import ADAPT, CHOICES, ASMIConfig
 
 
-def setting_options(
-    *names: str, config: type[ASMIConfig] = ASMIConfig
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def setting_options(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorate a command with options for these settings; without names, for all."""
 
     def decorated(command: Callable[..., Any]) -> Callable[..., Any]:
-        chosen = [
-            setting for setting in fields(config)
-            if setting.metadata["option"] and (not names or setting.name in names)
-        ]  # fmt: skip
-        for setting in reversed(chosen):
-            command = _option(setting, get_type_hints(config)[setting.name])(command)
+        kinds, helps = get_type_hints(ASMIConfig), setting_helps()
+        for name in reversed(names or ASMIConfig.names()):
+            command = _option(name, kinds[name], helps.get(name, ""))(command)
         return command
 
     return decorated
 
 
-def _option(setting: Any, kind: Any) -> Callable[[Any], Any]:
-    metadata, name = setting.metadata, setting.name.replace("_", "-")
+def setting_helps() -> dict[str, str]:
+    """Setting -> what the docstring of `ASMIConfig` says of it."""
+    text = inspect.getdoc(ASMIConfig) or ""
+    listed = text.partition("Attributes:\n")[2].partition("\n\n")[0]
+    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", listed, re.MULTILINE)
+    return {name: " ".join(help.split()) for name, help in entries}
+
+
+def _option(setting: str, kind: Any, text: str) -> Callable[[Any], Any]:
+    name, default = setting.replace("_", "-"), getattr(ASMIConfig, setting)
     union = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     types = [each for each in union if each is not type(None)]
     multiple = types[0] not in (bool, int, float, str)
-    text = metadata["help"]
-    if metadata["method"]:
-        text += f" Used only by the method {metadata['method']}."
-    parts = [metadata["symbol"], metadata["unit"]]
-    details = ", ".join(part for part in parts if part)
     arguments: dict[str, Any] = {
-        "default": () if multiple else setting.default,
-        "show_default": setting.default is not None,
+        "default": () if multiple else default,
+        "show_default": default is not None,
         "multiple": multiple,
-        "help": f"{text} [{details}]" if details else text,
+        "help": f"{text} Used only by the method adapt." if setting in ADAPT else text,
     }
     if types == [bool]:
         return click.option(f"--{name}/--no-{name}", **arguments)
-    if metadata["choices"]:
-        arguments["type"] = click.Choice(metadata["choices"])
+    if setting in CHOICES:
+        arguments["type"] = click.Choice(CHOICES[setting])
     elif types[0] in (int, float) and len(types) == 1:
         arguments["type"] = types[0]
     else:

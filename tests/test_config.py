@@ -1,7 +1,6 @@
 """A setting is declared once: what is made of the declarations, and that nothing repeats them."""
 
 import re
-from dataclasses import dataclass, fields
 from pathlib import Path
 
 import click
@@ -14,65 +13,64 @@ from omegaconf import OmegaConf
 from lm_polygraph_asmi import SemASMI
 from lm_polygraph_asmi.calibration import Decider, calibrate_run
 from lm_polygraph_asmi.commands import main
-from lm_polygraph_asmi.config import METHODS, ASMIConfig, parameter
-from lm_polygraph_asmi.host.configs import configs_path, store_settings
-from lm_polygraph_asmi.options import given_settings, setting_options
+from lm_polygraph_asmi.config import ADAPT, CHECKS, KINDS, UNNAMED, ASMIConfig
+from lm_polygraph_asmi.host.configs import configs_path
+from lm_polygraph_asmi.options import given_settings, setting_helps, setting_options
 from lm_polygraph_asmi.report import build_report, load_run_groups
 from lm_polygraph_asmi.results.names import at_depth
 from lm_polygraph_asmi.results.runs import combine_runs, load_run
 from lm_polygraph_asmi.scoring.scorer import Scorer
-from lm_polygraph_asmi.validation import check_number
 from tests.report import runs
 from tests.tiny_lm import whitebox
 
 PACKAGE = Path(__file__).parents[1] / "lm_polygraph_asmi"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Warmer(ASMIConfig):
-    """The settings and one more."""
-
-    warmth: float = parameter(
-        1.5, "How warm it is.", check_number, unit="kelvin", of="masks", shown="warmth={:g}".format
-    )
-
-
-def test_a_new_setting_is_everywhere(tmp_path):
+def test_a_setting_is_everywhere(tmp_path):
     # On the command line.
     given: dict = {}
 
     @click.command()
-    @setting_options(config=Warmer)
+    @setting_options()
     def command(**settings):
         given.update(given_settings(settings))
 
-    assert re.search(r"--warmth FLOAT\s+How warm it is. \[kelvin\]", help_of(command))
-    CliRunner().invoke(command, ["--warmth", "2", "--stop", "\\n", "--no-closing-token"])
-    assert given == {"warmth": 2.0, "stop": ["\n"], "closing_token": False}
+    assert "--tau FLOAT Diversity of the sampled answers at which" in help_of(command)
+    CliRunner().invoke(command, ["--tau", "2", "--stop", "\\n", "--no-closing-token"])
+    assert given == {"tau": 2.0, "stop": ["\n"], "closing_token": False}
     # In Hydra, whose node an estimator is made of.
     with initialize_config_dir(version_base=None, config_dir=str(configs_path())):
-        store_settings(Warmer)  # behind the plugin's own
-        try:
-            node = compose("asmi_base", ["asmi.warmth=3"]).asmi
-        finally:
-            store_settings()
+        node = compose("asmi_base", ["asmi.seed=3"]).asmi
     plain = OmegaConf.to_container(node)
-    assert (plain["warmth"], plain["scope"]) == (3, "all")
+    assert (plain["seed"], plain["scope"]) == (3, "all")
     # In the name, the manifest and the key.
-    estimator = SemASMI(Warmer(warmth=3))
-    assert str(estimator) == "Sem-ASMI (60%, K=64, warmth=3)"
-    assert estimator.described["warmth"] == 3
-    assert estimator.config.score_key() != Warmer().score_key()
+    estimator = SemASMI(ASMIConfig(seed=3))
+    assert str(estimator) == "Sem-ASMI (60%, K=64, seed=3)"
+    assert estimator.described["seed"] == 3
     saved = runs.content()
     saved["estimations"]["sequence", str(estimator)] = [0.0] * 60
     saved[runs.METHODS] = {str(estimator): estimator.described}
     found = load_run(runs.save(tmp_path / "run", saved))
-    assert found.manifest["methods"][str(estimator)]["warmth"] == 3
-    # In what statistics are of, and a scored row.
-    assert "warmth" in Warmer().to_dict("masks")
-    scorer = Scorer(whitebox(), Warmer(num_masks=4, mask_rate=0.4))
-    assert scorer.identity["warmth"] == 1.5
-    assert scorer.score("Who built the ferry?", " Brask").settings["warmth"] == 1.5
+    assert found.manifest["methods"][str(estimator)]["seed"] == 3
+    # In a scored row.
+    scorer = Scorer(whitebox(), ASMIConfig(num_masks=4, mask_rate=0.4, seed=3))
+    assert scorer.score("Who built the ferry?", " Brask").settings["seed"] == 3
+
+
+@pytest.mark.parametrize(
+    ("changed", "label"),
+    [
+        ({"method": "adapt", "tau": 0.5, "beta": 2.0}, "Adapt-ASMI (60%, K=64, tau=0.5, beta=2)"),
+        ({"method": "adapt", "num_samples": 5, "compile": True}, "Adapt-ASMI (60%, K=64)"),
+        ({"tau": 0.5}, "Sem-ASMI (60%, K=64)"),  # which it does not use
+        ({"num_masks": 8, "mask_rate": 0.2}, "Sem-ASMI (60%, K=64, S=8, p=0.2)"),
+        ({"closing_token": False}, "Sem-ASMI (60%, K=64, no closing token)"),
+        ({"structure": "lm_head=a"}, "Sem-ASMI (60%, K=64, named modules)"),
+        ({"mask_sampler": "balanced", "stop": "x"}, "Sem-ASMI (60%, K=64, mask_sampler=balanced)"),
+    ],
+)
+def test_labels(changed, label):
+    assert str(ASMIConfig(**changed)) == label
 
 
 def help_of(command):
@@ -135,12 +133,14 @@ def test_only_what_its_method_uses_makes_a_score_another_one():
     assert several != ASMIConfig().score_key()
 
 
-def test_every_declaration_says_what_it_is():
-    for one in fields(ASMIConfig):
-        assert one.metadata["help"][0].isupper(), one.name
-        assert one.metadata["help"].endswith("."), one.name
-        assert one.metadata["of"] in ("masks", "score", "answer", "machine"), one.name
-    assert set(METHODS) == set(ASMIConfig.__dataclass_fields__["method"].metadata["choices"])
+def test_every_setting_has_a_help_a_check_and_a_kind():
+    names = ASMIConfig.names()
+    helps = setting_helps()
+    assert list(helps) == names == list(dict.fromkeys([*names, *CHECKS]))
+    for name, text in helps.items():
+        assert text[0].isupper(), name
+        assert text.endswith("."), name
+    assert {name for kind in KINDS.values() for name in kind} | {*ADAPT, *UNNAMED} <= set(names)
 
 
 def test_a_run_says_the_settings_of_later_decisions(tmp_path):
@@ -161,15 +161,6 @@ def test_a_run_says_the_settings_of_later_decisions(tmp_path):
     one = Decider(whitebox(), found).decide("Who built the ferry?", " Brask")
     # The planted run is of another model: of the settings nothing else is given.
     assert "layer 3 there, 2 here" in one.reason
-
-
-def test_a_key_setting_is_part_of_the_name_unless_it_says_otherwise():
-    @dataclass(frozen=True, kw_only=True)
-    class Unnamed(ASMIConfig):
-        warmth: float = parameter(1.5, "How warm it is.", check_number)
-
-    assert str(Unnamed(warmth=3)) == "Sem-ASMI (60%, K=64, warmth=3)"
-    assert str(ASMIConfig(method="adapt", num_samples=5)) == "Adapt-ASMI (60%, K=64)"
 
 
 @pytest.mark.usefixtures("few_resamples", "no_pictures")

@@ -23,7 +23,6 @@ WIDE = {
     "calibration/rows.py:calibrate_rows": 9,
     "commands/calibrate.py:calibrate": 14,
     "commands/doctor.py:doctor": 9,
-    "config.py:parameter": 10,
 }
 """The functions that have more parameters. Commands have one for each option."""
 ROOT = PACKAGE.parent
@@ -40,7 +39,7 @@ ROOMS = {
 }
 """Path below the package -> its room. Other folders are rooms; modules beside them: `settings`."""
 CEILINGS = {  # now, and where it shall end
-    "settings": (1000, 850),
+    "settings": (901, 850),
     "algorithm": (150, 150),
     "maths": (750, 750),
     "model": (2300, 2300),
@@ -55,7 +54,7 @@ CEILINGS = {  # now, and where it shall end
     "package": (23200, 20000),
     "tests": (23950, 16000),
     "scripts": (2000, 2000),
-    "words of pages": (24450, 16000),
+    "words of pages": (24350, 16000),
     "bytes of evidence": (8000000, 8_000_000),
 }
 """Lines, words or bytes. Never raised; where much has left, lowered, down to the second number."""

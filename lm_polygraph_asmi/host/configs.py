@@ -28,6 +28,6 @@ def container(node: DictConfig) -> dict[str, Any]:
     return cast(dict[str, Any], OmegaConf.to_container(node, resolve=True))
 
 
-def store_settings(config: type[ASMIConfig] = ASMIConfig) -> None:
+def store_settings() -> None:
     """Register `asmi_config` for defaults lists: the node `asmi` with the default settings."""
-    ConfigStore.instance().store("asmi_config", {"asmi": config().to_dict()})
+    ConfigStore.instance().store("asmi_config", {"asmi": ASMIConfig().to_dict()})

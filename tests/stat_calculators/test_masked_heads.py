@@ -276,7 +276,7 @@ def test_statistics_that_are_refused(model, stats, said):
         ({"depths": [0]}, r"depth must lie in \(0, 1\)"),
         ({"depths": 60}, r"depth must lie in \(0, 1\)"),
         ({"depths": []}, "at least one depth"),
-        ({"memory_budget": 0}, "memory_budget must be at least 1 or null"),
+        ({"memory_budget": 0}, "memory_budget must be at least 1"),
         ({"num_masks": 1}, r"num_masks \(S\) must be at least 2"),
         ({"mask_rate": 1.0}, r"mask_rate \(p\) must lie in \(0, 1\)"),
         ({"mask_rate": 0.0}, r"mask_rate \(p\) must lie in \(0, 1\)"),

@@ -54,7 +54,7 @@ CEILINGS = {  # now, and where it shall end
     "package": (23200, 20000),
     "tests": (23950, 16000),
     "scripts": (2000, 2000),
-    "words of pages": (24350, 16000),
+    "words of pages": (20800, 16000),
     "bytes of evidence": (8000000, 8_000_000),
 }
 """Lines, words or bytes. Never raised; where much has left, lowered, down to the second number."""

@@ -110,7 +110,7 @@ def panel_legend(figure: Figure, axes: Sequence[Axes], band: str = "", **setting
         artists, labels = ax.get_legend_handles_labels()
         handles |= {n: h for n, h in zip(labels, artists, strict=True) if n not in handles}
     if band:
-        handles[f"{band}, in its colour"] = Patch(facecolor=GREY, alpha=0.3)
+        handles[f"{band}, shaded"] = Patch(facecolor=GREY, alpha=0.3)
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4,
                   fontsize=6, **settings)  # fmt: skip
 
@@ -120,10 +120,11 @@ def forest(
     panels: Mapping[str, Mapping[str, Interval | None]],
     label: str,
     black: Container[str] = (),
+    chance: float = 0,
 ) -> Figure:
     """Values with intervals, a panel per group, all on one scale.
 
-    Markers are filled if the interval excludes 0. Rows named in `black` are baselines.
+    Markers are filled if the interval excludes `chance`. Rows named in `black` are baselines.
     """
     finite = {
         title: {name: i for name, i in rows.items() if i and np.isfinite(i.value)}
@@ -154,14 +155,14 @@ def forest(
             if np.isfinite(interval.low):
                 ax.plot([interval.low, interval.high], [y, y], color=colour, linewidth=size / 3.5)
             ax.plot(interval.value, y, "o", markersize=size, color=colour,
-                    markerfacecolor=colour if interval.excludes(0) else "white")  # fmt: skip
-        ax.axvline(0, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
+                    markerfacecolor=colour if interval.excludes(chance) else "white")  # fmt: skip
+        ax.axvline(chance, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
         ax.set_yticks(range(len(names[title])), names[title])
         first_column, last_row = number % columns == 0, number + columns >= len(finite)
         ax.tick_params(labelleft=first_column or len(finite) <= MANY, labelbottom=last_row)
         ax.set_ylim(-0.6, max(len(names[title]), 1) - 0.4)
         panel_title(ax, title)
-    explanation = f"{label}; filled: the interval excludes 0; open: it includes it"
+    explanation = f"{label}; filled: the interval excludes {chance:g}; open: it includes it"
     figure.supxlabel(
         textwrap.fill(explanation, int(900 / rcParams["font.size"])),
         fontsize=rcParams["axes.labelsize"],
@@ -195,6 +196,7 @@ def depths(curves: Mapping[str, DepthCurves]) -> Figure:
         ax.set_xticks(percent, [f"{p:g} %" for p in percent])
         ax.set_xlabel("relative depth of the masked layer")
         ax.set_ylabel("PRR")
+        ax.sharey(axes[0])
         panel_title(ax, variant)
     panel_legend(figure, axes, band="95 % band")
     return figure
@@ -400,8 +402,11 @@ def operating_point(table: pd.DataFrame, tolerated: int) -> Figure:
 def seconds(table: pd.DataFrame) -> Figure:
     """Median seconds per answer by phase, stacked."""
     phases = [name for name in table if name in PHASES.values()]
-    names = table["setting"] + " (" + table["scope"] + ", S = " + table["S"].astype(str) + ")"
-    figure, (ax,) = grid(1, 4.5 + 0.06 * names.str.len().max(), 1.2 + 0.3 * len(table))
+    names = [
+        f"{run.setting} ({run.scope}, S = {run.S}, depths: {run.depths}, masks {run.masks})"
+        for run in table.itertuples()
+    ]
+    figure, (ax,) = grid(1, 4.5 + 0.06 * max(map(len, names)), 1.2 + 0.3 * len(table))
     left = np.zeros(len(table))
     colours = dict(zip(phases, (GREY, ORANGE, GREEN, BLUE, AMBER, PURPLE, SKY), strict=False))
     for phase in phases:

@@ -192,4 +192,4 @@ def _figure(table: pd.DataFrame) -> Figure:
         }
         for setting, rows in table.groupby("setting", sort=False)
     }
-    return forest(panels, "ρ with z")
+    return forest(panels, "ρ with z, 95 % over examples")

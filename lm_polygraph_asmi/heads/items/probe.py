@@ -116,5 +116,5 @@ def _figure(panels: Mapping[str, tuple[Sequence[int], Mapping[str, Sequence[Inte
         ax.set_xlabel("heads ablated")
         ax.set_ylabel("predictions that flip, %")
         figures.panel_title(ax, title)
-    figures.panel_legend(figure, axes)
+    figures.panel_legend(figure, axes, band="95 % over clusters")
     return figure

@@ -195,16 +195,14 @@ def by_regime(groups: Sequence[RunGroup]) -> Items:
     """Figure "confident-fragile" (b) of the paper: gap and residual AUROC by regime."""
 
     def compute(group: RunGroup) -> dict[str, Any]:
-        regime = REGIMES[group.grounded]
         gap = _quadrants(group).gap
         beyond = distinct_signal(*_signal_and_controls(group), group.answers)
-        row = {"answers expected from": regime, "setting": group.label, "gap": gap}
+        row = {"answers expected from": REGIMES[group.grounded], "setting": group.label, "gap": gap}
         return row | {"residual AUROC": beyond.residual_auroc}
 
     notes = [
-        "Gap: error rate of confident-fragile minus confident-robust answers, 95 % over clusters; "
-        "a high error rate inflates it. To compare regimes, use the residual AUROC of "
-        "`distinct_signal`, which the figure shows; 0.5 = chance."
+        "Gap: error rate of confident-fragile minus confident-robust answers, which a high error "
+        "rate inflates. Regimes compare by the residual AUROC, as in the figure; 0.5 = chance."
     ]
     return frame(
         "confident_fragile_by_regime", "Confident but fragile, by regime",

@@ -52,13 +52,6 @@ def test_without_a_gpu_it_says_so(gpu, tmp_path, monkeypatch):
     assert not (tmp_path / "gpu.md").exists()
 
 
-def test_a_file_that_cannot_be_written_is_named_first(gpu, tmp_path):
-    (tmp_path / "file").touch()
-    done = CliRunner().invoke(gpu.main, ["--rehearse", "--out", str(tmp_path / "file" / "gpu.md")])
-    assert done.exit_code == 1
-    assert "cannot write" in done.output
-
-
 def test_a_part_that_fails_costs_no_other(gpu, tmp_path, monkeypatch):
     def failing(title, summary):
         code = (
@@ -84,15 +77,6 @@ def test_a_part_that_fails_costs_no_other(gpu, tmp_path, monkeypatch):
     assert "- first: failed (exit 1)" in out.read_text()
     monkeypatch.setattr(gpu, "tests", lambda *_: good)
     assert CliRunner().invoke(gpu.main, ["--rehearse", "--out", str(out)]).exit_code == 0
-
-
-def test_without_a_hub_the_benchmark_is_not_run(gpu, tmp_path, monkeypatch):
-    failed = gpu.Part("rows", "polygraph_eval", "failed (exit 1)", 1.0, "no dataset")
-    monkeypatch.setattr(gpu, "run", lambda *_, **__: failed)
-    monkeypatch.setattr(gpu, "hub_problem", lambda _: "the hub does not answer")
-    assert gpu.benchmark(tmp_path, rehearse=False).outcome == "not run: the hub does not answer"
-    monkeypatch.setattr(gpu, "hub_problem", lambda _: None)
-    assert gpu.benchmark(tmp_path, rehearse=False).failed
 
 
 def test_seconds_of_phases_add_up(gpu, tmp_path):

@@ -42,13 +42,10 @@ def test_right_ones(stop):
     assert ASMIConfig(stop=[stop]).stop == (stop,)
 
 
-@pytest.mark.parametrize("stop", ["'\\n'", '"\\n"', "“\\n”", "\\t", "\\\\n"])
-@pytest.mark.parametrize("command", ["score", "calibrate"])
-def test_on_the_command_line(command, stop, tmp_path):
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"prompt": "Who?", "answer": " Brask", "correct": true}\n')
-    more = ["--risk", "0.2", "--out", str(tmp_path / "c.json")] if command == "calibrate" else []
-    line = [command, str(rows), "--model", "no/model", "--stop", "\\n", "--stop", stop, *more]
+@pytest.mark.parametrize("stop", ["'\\n'", "\\t"])
+def test_on_the_command_line(stop, tmp_path):
+    (tmp_path / "rows.txt").write_text("Who?")
+    line = ["score", str(tmp_path / "rows.txt"), "--model", "no/model", "--stop", stop]
     done = CliRunner().invoke(main, line)
     assert done.exit_code, done.output
     assert "is wrapped in quotes" in done.output or "spelled with a backslash" in done.output
@@ -66,7 +63,7 @@ def test_in_python():
         score(tiny_lm.whitebox(stop_strings=["'\n'"]), "Who?", " Brask")
 
 
-@pytest.mark.parametrize("stops", [r"['\n']", r'["\"\n\""]', "[\"'###'\"]", r"'\n'"])
+@pytest.mark.parametrize("stops", [r"['\n']", "[\"'###'\"]"])
 def test_in_a_run(stops):
     config = composed("asmi_coqa", f"generation_params.stop_strings={stops}")
     ((fault,),) = read_plan(config).faults.values()

@@ -110,7 +110,6 @@ def settings_line(used: Mapping[str, Any]) -> str:
 def about_run(run: Run) -> str:
     """How to read the tables of a run, and its settings."""
     lines = [
-        *run.missing_rows,
         "PRR: 1 = errors rejected first, 0 = chance, negative = worse than chance. MSP: "
         "MaximumSequenceProbability. AUROC: 0.5 = chance. PRR gives the few most confident answers "
         "most weight; AUROC weighs all alike.",

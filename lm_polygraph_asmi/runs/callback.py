@@ -21,7 +21,6 @@ from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.files import locked
 from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.results.manifest import peak_memory, without_secrets, write_manifest
-from lm_polygraph_asmi.results.runs import load_run
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.runs.checks import Plan
@@ -98,8 +97,6 @@ class RunRecord(Callback):
             elif manager.is_file():
                 continue  # belongs to an earlier run
             write_manifest(manifest, manager)
-            if manifest["status"] == "failed" and manager.is_file():
-                _report_failure(manifest, manager)
         self._until_end.close()
         if self._manifests and not failed:
             folder = shlex.quote(str(next(iter(self._manifests)).parent))
@@ -119,22 +116,6 @@ class RunRecord(Callback):
                 f"{STOPPED}: another run is writing {manager}: wait until it has ended, or name "
                 "another folder (save_path, hydra.run.dir)"
             ) from None
-
-
-def _report_failure(manifest: dict[str, Any], manager: Path) -> None:
-    """Record and log at which row a run failed, and what to do with the rows before it."""
-    run = load_run(manager, partial=True)
-    if run.planned is None:
-        return
-    complete, size = len(run.scores), manifest["config"].get("batch_size", 1)
-    manifest["failed_at"] = manifest["rows"]["ids"][complete : complete + size]
-    write_manifest(manifest, manager)
-    shown = f"`polygraph_asmi results {shlex.quote(str(manager.parent))}` shows the rows before it"
-    log.error("The run %s", run.stopped_early)
-    if manifest["failed_at"]:
-        log.error(
-            "It failed at row %s. %s", ", ".join(manifest["failed_at"]), shown * (complete > 0)
-        )
 
 
 def _now() -> str:

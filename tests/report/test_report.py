@@ -1,6 +1,5 @@
 import json
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -400,22 +399,6 @@ def test_what_the_commands_refuse(tmp_path):
     ):
         result = CliRunner().invoke(main, command)
         assert (result.exit_code, message in result.output) == (code, True), result.output
-
-
-def test_a_run_that_stopped_early_and_rows_left_out_are_in_the_first_lines(tmp_path):
-    saved = content()
-    saved["stats"]["input_texts"] = [f"q{i}" for i in range(61)]
-    file = save(tmp_path / "run", saved)
-    with pytest.raises(ValueError, match="the first 60 of 61 rows"):
-        load_run_groups([file])
-    (group,) = load_run_groups([file], partial=True)
-    assert len(group) == 60
-    _, lines = build_report([group], tmp_path / "out")
-    assert "The run stopped early: has the first 60 of 61 rows" in lines[0]
-    assert "the first 60 of 61 rows" in " ".join(group.provenance()["notes"])
-    dropped = {"ids": [], "clusters": [], "dropped": {"t:7": "its prompt is empty"}}
-    run = replace(group.run, planned=None, manifest={"rows": dropped})
-    assert run.missing_rows == ["Left out before the run: 1 row: t:7 (its prompt is empty)."]
 
 
 def test_cells_of_one_name_are_told_apart(tmp_path):

@@ -7,9 +7,8 @@ its end, so that a killed run has one too.
 import hashlib
 import platform
 import resource
-import shlex
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -59,18 +58,6 @@ def write_manifest(manifest: Mapping[str, Any], manager: str | Path) -> None:
     path = manifest_path(manager)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, to_json(manifest, indent=1))
-
-
-def run_command(manifest: Mapping[str, Any], leave_out: Collection[str] = (), *more: str) -> str:
-    """The command of a manifest's run, without overrides of some settings, and with `more`."""
-    # hydra.mode: configs such as asmi_grid are multiruns by default.
-    command = ["polygraph_eval", "--config-name", str(manifest["config_name"]), "hydra.mode=RUN"]
-    return shlex.join([*command, *overrides_of(manifest, leave_out), *more])
-
-
-def overrides_of(manifest: Mapping[str, Any], leave_out: Collection[str] = ()) -> list[str]:
-    """Overrides of a manifest's run, without those of some settings."""
-    return [o for o in manifest["overrides"] if o.lstrip("+").partition("=")[0] not in leave_out]
 
 
 NAMED = 10

@@ -158,9 +158,10 @@ def test_a_run_that_fails_in_between_resumes(run, tmp_path, monkeypatch):
             raise RuntimeError("no more")
         return np.array([0.0])
 
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="no more"):
+    with monkeypatch.context() as patch:
         patch.setattr(Perplexity, "__call__", fail)
-        run()
+        with pytest.raises(RuntimeError, match="no more"):
+            run()
     manager = tmp_path / "run" / "ue_manager_seed1"
     manifest = read_manifest(manager)
     assert manifest["status"] == "failed"

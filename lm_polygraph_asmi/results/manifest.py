@@ -60,17 +60,6 @@ def write_manifest(manifest: Mapping[str, Any], manager: str | Path) -> None:
     write_whole(path, to_json(manifest, indent=1))
 
 
-NAMED = 10
-"""Largest number of rows that a message lists."""
-
-
-def dropped_text(dropped: Mapping[str, str]) -> str:
-    """How many rows were dropped and which, from their ids and reasons."""
-    named = [f"{row} ({reason})" for row, reason in list(dropped.items())[:NAMED]]
-    more = f" and {len(dropped) - NAMED} more" if len(dropped) > NAMED else ""
-    return f"{len(dropped)} row{'s' * (len(dropped) != 1)}: {'; '.join(named)}{more}"
-
-
 def packages() -> dict[str, str]:
     """Releases of packages that results can depend on."""
     releases = {"python": platform.python_version()}

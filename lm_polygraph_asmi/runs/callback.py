@@ -125,7 +125,6 @@ def _now() -> str:
 def _started_manifests(plan: "Plan") -> dict[Path, dict[str, Any]]:
     """Manifests at the start of a run, by the manager files it will write."""
     from lm_polygraph_asmi.results import manifest
-    from lm_polygraph_asmi.runs.rows import source_revision
 
     config = plan.config
     hydra = config.hydra
@@ -133,6 +132,8 @@ def _started_manifests(plan: "Plan") -> dict[Path, dict[str, Any]]:
     folder = Path(job.get("save_path") or hydra.runtime.output_dir)
     choices = container(hydra.runtime.choices)
     model, data = job["model"], job.get("data", {})
+    named = plan.rows.named  # else LM-Polygraph may read others
+    asked = {seed: plan.rows.asked(config, seed) if named else [] for seed in job["seed"]}
     return {
         folder / f"ue_manager_seed{seed}": {
             "format": manifest.FORMAT,
@@ -149,7 +150,7 @@ def _started_manifests(plan: "Plan") -> dict[Path, dict[str, Any]]:
                 "name": choices.get("benchmark"),
                 "path": job["dataset"],
                 **data,
-                "revision": source_revision(data.get("source")),
+                "revision": plan.rows.revision,
             },
             "seeds": {
                 "run": seed,
@@ -159,12 +160,12 @@ def _started_manifests(plan: "Plan") -> dict[Path, dict[str, Any]]:
                 "subsample": data.get("subsample_seed"),
             },
             "methods": _methods(plan, job),
-            "rows": _identities(plan, seed),
+            "rows": {"ids": [r.id for r in rows], "clusters": [r.cluster for r in rows]},
             "packages": manifest.packages(),
             "device": manifest.device_name(),
             "config": without_secrets(job),
         }
-        for seed in job["seed"]
+        for seed, rows in asked.items()
     }
 
 
@@ -174,13 +175,6 @@ def _methods(plan: "Plan", job: dict[str, Any]) -> dict[str, Any]:
     generated = {"stop": [stops] if isinstance(stops, str) else stops}
     generated |= {"max_new_tokens": job.get("max_new_tokens", ASMIConfig.max_new_tokens)}
     return {str(e): e.described | generated for e in plan.estimators if hasattr(e, "described")}
-
-
-def _identities(plan: "Plan", seed: int) -> dict[str, Any]:
-    """Ids and cluster keys of the rows of a run, in order, empty if unknown; and dropped rows."""
-    rows = plan.rows.asked(plan.config, seed) if plan.rows.named else []
-    names = {"ids": [row.id for row in rows], "clusters": [row.cluster for row in rows]}
-    return names | {"dropped": plan.rows.dropped}
 
 
 def _add_results(manifest: dict[str, Any], manager: Path) -> None:

@@ -25,15 +25,13 @@ from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.host.generation import read_shipped
 from lm_polygraph_asmi.host.quality import ENGLISH, unread
 from lm_polygraph_asmi.host.side_models import cross_encoder_problem, nli_problem, unavailable
-from lm_polygraph_asmi.results.manifest import dropped_text
+from lm_polygraph_asmi.host.window import read_window
 from lm_polygraph_asmi.runs.rows import (
     DataRow,
     RunRows,
-    fits,
     problem_of,
     run_rows,
     unusable_rows,
-    window_settings,
 )
 from lm_polygraph_asmi.validation import check_writable
 
@@ -117,11 +115,8 @@ def check_rows(plan: Plan) -> Iterator[Finding]:
     if plan.faults:
         return
     config, rows = plan.config, plan.asked
-    if problems := {row.id: reason for row in rows if (reason := problem_of(row))}:
-        yield Finding(unusable_rows(problems, len(rows)))
-    if plan.rows.dropped:
-        dropped = dropped_text(plan.rows.dropped)
-        yield Finding(f"left out, by data.unusable=drop: {dropped}", fatal=False)
+    if unusable := unusable_rows(rows, problem_of):
+        yield Finding(unusable)
     if plan.rows.folder and config.text_column != "input":
         yield Finding(
             f"expected text_column=input, in which rows are saved, got {config.text_column}: leave "
@@ -133,7 +128,7 @@ def check_rows(plan: Plan) -> Iterator[Finding]:
             "metric (IsotonicPCC) ends the run with an error. Use more (data.sample, "
             "data.num_shards, subsample_eval_dataset)"
         )
-    yield from _check_gold(config, [row for row in rows if row.id not in problems])
+    yield from _check_gold(config, [row for row in rows if problem_of(row) is None])
 
 
 def _check_gold(config: DictConfig, rows: list[DataRow]) -> Iterator[Finding]:
@@ -160,19 +155,21 @@ def _metrics(config: DictConfig) -> list[dict[str, Any]]:
 
 def check_window(plan: Plan) -> Iterator[Finding]:
     """Prompts that do not fit the model's context window with an answer of the greatest length."""
-    settings = window_settings(plan.config)
+    config = plan.config
+    model = container(config.get("model") or DictConfig({}))
+    limit = config.get("max_new_tokens", 100)  # LM-Polygraph's default
     rows = [row for row in plan.asked if problem_of(row) is None]
     try:
-        too_long = fits(settings)
-        problems = {row.id: reason for row in rows if (reason := too_long(row.input))}
+        window = read_window(model, bool(config.get("instruct")))
+        too_long = unusable_rows(rows, lambda row: window.too_long(row.input, limit))
     except (OSError, HFValidationError):
         return  # no such model: reported when it is loaded
     except (ValueError, ImportError) as error:
-        path = settings["model"].get("path")
+        path = model.get("path")
         yield Finding(f"cannot read configuration or tokenizer of {path}: {error}")
         return
-    if problems:
-        yield Finding(unusable_rows(problems, len(rows)))
+    if too_long:
+        yield Finding(too_long)
 
 
 def check_side_models(plan: Plan) -> Iterator[Finding]:

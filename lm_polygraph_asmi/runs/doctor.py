@@ -109,7 +109,7 @@ def protocol(plan: Plan) -> dict[str, str]:
     parts["model"] = f"{about['path']}, revision {about['revision']}"
     if rows:
         clusters = len({row.cluster for row in rows})
-        parts["rows"] = f"{len(rows)} in {clusters} clusters, {len(plan.rows.dropped)} left out"
+        parts["rows"] = f"{len(rows)} in {clusters} clusters"
         parts["first prompt"] = str(rows[0].input)
     return parts
 

@@ -96,7 +96,7 @@ def test_a_users_own_config(elsewhere, overrides, save_path):
     plan = read_plan(compose_run("mine", ".", overrides))
     assert plan.config.save_path.startswith(("./workdir/output/mine/", "x/0"))
     assert findings_of(plan) == {name: [] for name in NAMES}
-    assert protocol(plan)["rows"] == "3 in 3 clusters, 0 left out"
+    assert protocol(plan)["rows"] == "3 in 3 clusters"
 
 
 @pytest.mark.parametrize("in_new_process", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -153,7 +153,7 @@ def test_as_json(overrides, model, monkeypatch):
     assert content["protocol"] == {
         "ASMI": "2: ASMI (60%, K=64), Sem-ASMI (60%, K=64)",
         "baselines": "none",
-        "rows": "3 in 3 clusters, 0 left out",
+        "rows": "3 in 3 clusters",
         "first prompt": PROMPTS[0],
     }
     shown = CliRunner().invoke(main, [*arguments, "subsample_eval_dataset=1"])
@@ -196,7 +196,7 @@ def test_what_is_known_without_a_hub():
     assert "rows" not in found
     findings = findings_of(plan)
     ((text, fatal),) = findings["rows"]
-    assert "cannot reach the dataset nowhere/at-all" in text
+    assert "of the dataset nowhere/at-all: " in text
     assert fatal
     assert findings["window"] == findings["disk"] == []  # said once
 
@@ -207,13 +207,13 @@ SCRIPT = "import datasets\nclass Rows(datasets.GeneratorBasedBuilder):\n    pass
 @pytest.mark.parametrize(
     ("files", "settings", "message"),
     [
-        ({"src/src.py": SCRIPT}, ["data.source=src"], "cannot read the dataset src: "),
-        ({"x/a.parquet": "no parquet"}, ["data.source=x"], "x has no split 'validation', or is"),
+        ({"src/src.py": SCRIPT}, ["data.source=src"], "of the dataset src: "),
+        ({"x/a.parquet": "no parquet"}, ["data.source=x"], "'validation' of the dataset x: "),
         ({"x/a.jsonl": '{"a": 1}\n{"b'}, ["data.source=x", "data.split=train"], "dataset x: "),
-        ({"x/dataset_info.json": "{}"}, ["data.source=x"], "cannot read the dataset x: "),
+        ({"x/dataset_info.json": "{}"}, ["data.source=x"], "dataset x: "),
         ({}, ["data.source=no.json"], "data.source: the file no.json does not exist"),
         ({"a.json": '{"data": [{"paragraphs": 3}]}'}, ["data.source=a.json"], "a.json"),
-        ({}, ["data.source=[some,part]"], "cannot reach the dataset some part"),
+        ({}, ["data.source=[some,part]"], "the dataset some part: "),
         ({}, ["data.text_column=nowhere"], "expected a column 'nowhere'"),
         ({}, ["data.cluster_regex='('"], "data.cluster_regex"),
         ({}, ["data.size=x"], "data.size"),

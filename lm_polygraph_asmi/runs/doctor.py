@@ -7,8 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -30,71 +29,48 @@ STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 ROWS = 2
 
 
-@dataclass(frozen=True)
-class Diagnosis:
-    """Findings about a run.
-
-    `checks`: (check, state of `STYLES`, what to do). `cost`: of the whole run, estimated from two
-    rows; empty if none were scored. `protocol`: part -> what the run will do.
-    """
-
-    config: str
-    checks: list[tuple[str, str, str]] = field(default_factory=list)
-    cost: dict[str, Any] = field(default_factory=dict)
-    protocol: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def works(self) -> bool:
-        """Whether no check found a problem."""
-        return all(state != "problem" for _, state, _ in self.checks)
-
-    def add(self, name: str, findings: Sequence[Finding]) -> None:
-        """Add the findings of a check; without any, it is ok."""
-        states = [("problem" if fatal else "warning", text) for text, fatal in findings]
-        self.checks.extend((name, state, text) for state, text in states or [("ok", "")])
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, fit for JSON."""
-        named = [dict(zip(("check", "state", "text"), check, strict=True)) for check in self.checks]
-        return asdict(self) | {"checks": named, "works": self.works}
-
-
 def diagnose(
     console: Console, config: DictConfig, arguments: Sequence[str], run: bool = True
-) -> Diagnosis:
+) -> dict[str, Any]:
     """Check a run, with `run` also by scoring two rows; print the findings and return them.
 
-    `config` is what `compose_run` returns for these arguments of polygraph_eval.
+    `config` is what `compose_run` returns for these arguments of polygraph_eval. The result is fit
+    for JSON; its `cost`, of the whole run, is empty if no rows were scored.
     """
-    config_name = config.hydra.job.config_name
-    diagnosis = Diagnosis(config_name)
+    plan, cost = read_plan(config), {}
     with console.status("checking the run") as status:
-        plan = read_plan(config)
-        for name, findings in findings_of(plan).items():
-            diagnosis.add(name, findings)
-        if "config" not in plan.faults:
-            diagnosis.protocol.update(protocol(plan))
-        if run and diagnosis.works:
+        found = findings_of(plan)
+        described = {} if "config" in plan.faults else protocol(plan)
+        if run and not any(finding.fatal for each in found.values() for finding in each):
             status.update("scoring two rows with every method")
             try:
                 scores, cost = try_rows(config, arguments, len(plan.asked))
-                diagnosis.add("two rows", _check_scores(scores))
-                diagnosis.cost.update(cost)
+                found["two rows"] = _check_scores(scores)
             except (RuntimeError, ValueError) as error:
-                diagnosis.add("two rows", [Finding(str(error))])
-    job = ", one job of its sweep" if config.hydra.mode == RunMode.MULTIRUN else ""
-    if diagnosis.protocol:
-        described = Table(title="What will run", show_header=False)
-        for name, text in diagnosis.protocol.items():
-            described.add_row(name, Text(text))
-        console.print(described)
-    report = Table("check", "state", "what to do", title=f"{config_name}{job}")
-    for name, state, text in diagnosis.checks:
-        report.add_row(name, Text(state, STYLES[state]), Text(text))
-    console.print(report)
-    if diagnosis.cost:
-        console.print(estimate(diagnosis.cost))
-    return diagnosis
+                found["two rows"] = [Finding(str(error))]
+    checks = [
+        {"check": name, "state": state, "text": text}
+        for name, each in found.items()
+        for state, text in [("problem" if f.fatal else "warning", f.text) for f in each]
+        or [("ok", "")]
+    ]
+    name, job = config.hydra.job.config_name, config.hydra.mode == RunMode.MULTIRUN
+    if described:
+        table = Table(title="What will run", show_header=False)
+        for part, text in described.items():
+            table.add_row(part, Text(text))
+        console.print(table)
+    table = Table("check", "state", "what to do", title=name + ", one job of its sweep" * job)
+    for check in checks:
+        state = Text(check["state"], STYLES[check["state"]])
+        table.add_row(check["check"], state, Text(check["text"]))
+    console.print(table)
+    if cost:
+        console.print(estimate(cost))
+    works = all(check["state"] != "problem" for check in checks)
+    return {
+        "config": name, "works": works, "checks": checks, "cost": cost, "protocol": described,
+    }  # fmt: skip
 
 
 def protocol(plan: Plan) -> dict[str, str]:
@@ -154,14 +130,7 @@ def try_rows(
 def _failure(process: subprocess.CompletedProcess) -> str:
     if process.returncode < 0:
         return f"the system killed it with signal {-process.returncode}, as it does without memory"
-    # After the last traceback, unindented lines belong to the exception.
-    last = process.stderr.rpartition("Traceback (most recent call last):")[2]
-    error = "\n".join(re.findall(r"^\S.*", last, re.MULTILINE)[-5:])
-    places = re.findall(r'^  File "([^"]+)", line (\d+).*\n    (.*)', last, re.MULTILINE)
-    if not places:
-        return error
-    file, line, source = places[-1]
-    return f"{error}\n({Path(file).name}, line {line}: {source})"
+    return "\n".join(process.stderr.strip().splitlines()[-5:])  # the error, and where it was raised
 
 
 def batch_times(log: str) -> list[float]:
@@ -220,7 +189,4 @@ def estimate(cost: Mapping[str, Any]) -> Table:
 
 
 def _duration(seconds: float) -> str:
-    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{seconds:.0f} seconds"
+    return f"{timedelta(seconds=round(seconds))} (h:mm:ss)"

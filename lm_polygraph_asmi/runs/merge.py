@@ -19,7 +19,6 @@ from lm_polygraph.utils.manager import UEManager
 from lm_polygraph_asmi.files import writing
 from lm_polygraph_asmi.results.manifest import (
     FORMAT,
-    asmi_settings,
     manifest_path,
     read_manifest,
     seconds_per_phase,
@@ -233,7 +232,6 @@ def _joined_manifest(shards: Sequence[Shard], stats: Mapping[str, list[Any]]) ->
         "device": ", ".join(every["device"].unique()),
         "seconds_wall": every["seconds_wall"].sum(),
         "peak_memory_bytes": pd.DataFrame([*every["peak_memory_bytes"]]).max().to_dict(),
-        "asmi": asmi_settings(stats),
         "asmi_reused": every["asmi_reused"].sum(),
         "seconds": seconds_per_phase(stats),
     }

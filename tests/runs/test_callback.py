@@ -72,7 +72,7 @@ def test_the_manifest_says_what_the_manager_file_does_not(run, tiny, capsys, mon
     assert "data.first=3" in manifest["overrides"]
     assert manifest["model"]["path"] == str(tiny)
     assert manifest["model"]["revision"].startswith("sha256:")
-    (used,) = manifest["asmi"]
+    (used,) = load_run(manager).settings()
     assert (used["layer"], used["mask_rate"], used["num_masks"]) == (2, 0.2, 10)
     assert (used["top_k"], used["depth"], used["scope"]) == (64, 0.6, "all")
     assert manifest["seeds"] == {"run": 1, "masks": 0, "samples": 0, "subsample": 1}
@@ -104,7 +104,7 @@ def test_several_runs_in_one_folder(run, capsys):
     assert not lock.exists()
     with (
         locked(lock),
-        pytest.raises(SystemExit, match=r"another run is writing .*ue_manager_seed1"),
+        pytest.raises(SystemExit, match=r"ue_manager_seed1 is being written by another"),
     ):
         run("data.first=3")
     assert manifest_path(manager).read_text() == before
@@ -135,7 +135,7 @@ def test_a_run_without_a_record_does_not_start(run, monkeypatch):
     def broken(*_):
         raise RuntimeError("no such device")
 
-    monkeypatch.setattr("lm_polygraph_asmi.results.manifest.reset_peak_memory", broken)
+    monkeypatch.setattr("lm_polygraph_asmi.runs.callback.reset_peak_memory", broken)
     expected = "its record failed with RuntimeError: no such device"
     with pytest.raises(SystemExit, match=expected):
         run("data.first=2")

@@ -167,7 +167,6 @@ def test_the_joined_manifest(unsplit, tmp_path):
         "seconds_wall": 46.0,
         "peak_memory_bytes": {"main": 100, "cuda:0": 3},
         "asmi_reused": 6,
-        "asmi": [{"layer": 18, "seed": 0}],
         "device": "cpu, a GPU",
         "packages": {"torch": "2.8.0, 2.9.0", "numpy": "2.0.0"},
     }

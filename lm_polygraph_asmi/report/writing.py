@@ -63,8 +63,8 @@ def build_report(
             _draw(items, out / "figures", {"png"} | ({"svg", "pdf"} & {*formats}), progress)
         for item in items:
             _write_table(item, out / "tables", formats)
-        provenance = [group.provenance() for group in groups]
-        write_whole(out / "provenance.json", to_json(provenance, str, indent=1))
+        sources = [provenance(group) for group in groups]
+        write_whole(out / "provenance.json", to_json(sources, str, indent=1))
         first_lines = [f"{group.label}: {note}" for group in groups for note in group.notes]
         unfinished.write_text(_page(made, groups, first_lines), encoding="utf-8")
     return page, first_lines
@@ -102,7 +102,7 @@ def _save(draw: Callable[[], Figure], stem: Path, suffixes: Sequence[str], about
 
 def _description(item: ReportItem) -> str:
     """What a file says of itself."""
-    sources = [f"Source: {_source(group.provenance())}" for group in item.groups]
+    sources = [f"Source: {_source(group)}" for group in item.groups]
     return "\n".join([item.title, *item.caption, *sources])
 
 
@@ -148,12 +148,42 @@ def _page(
         items=items,
         tables={item.name: item.styled("html").to_html(table_uuid=item.name) for item in items},
         missing=[item for item in made if isinstance(item, MissingItem)],
-        runs=[_source(group.provenance()) for group in groups],
+        runs=[_source(group) for group in groups],
     )
 
 
-def _source(p: dict[str, Any]) -> str:
+def provenance(group: RunGroup) -> dict[str, Any]:
+    """Sources of a setting's numbers, as plain values; files by the last parts of their paths."""
+    model, data = group.run.recorded("model"), group.run.recorded("dataset")
+    return {
+        "setting": group.label,
+        "model": _short_path(model.get("path")) or "not recorded",
+        "revision": model.get("revision", "not recorded"),
+        "dataset": _short_path(data.get("source")) or data.get("name") or "not recorded",
+        "quality": group.metric,
+        "n": len(group),
+        "clusters": group.answers.n_clusters,
+        "runs": [
+            {"file": _short_path(str(run.path)), "seeds": run.recorded("seeds")}
+            | {"asmi": run.settings()}
+            for run in group.runs
+        ],
+        "packages": group.run.recorded("packages"),
+        "device": (group.run.manifest or {}).get("device", "not recorded"),
+        "notes": list(group.notes),
+    }
+
+
+def _short_path(path: str | None) -> str | None:
+    """The last parts of an absolute path, to keep the rest private."""
+    if path is None or not Path(path).is_absolute():
+        return path
+    return "/".join(Path(path).parts[-2:])
+
+
+def _source(group: RunGroup) -> str:
     """A setting, its data and runs, in one line."""
+    p = provenance(group)
     parts = [
         f"{p['setting']}: {p['n']} answers, {p['clusters']} clusters, quality {p['quality']}",
         f"model {p['model']} ({p['revision']})",

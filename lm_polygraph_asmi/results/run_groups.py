@@ -267,30 +267,6 @@ class RunGroup:
         saved = self.masked("settings")
         return dict(saved[0]) if saved else None
 
-    def provenance(self) -> dict[str, Any]:
-        """Sources of the numbers, as plain values; files by the last parts of their paths."""
-        model, data = self.run.recorded("model"), self.run.recorded("dataset")
-        return {
-            "setting": self.label,
-            "model": short_path(model.get("path")) or "not recorded",
-            "revision": model.get("revision", "not recorded"),
-            "dataset": short_path(data.get("source")) or data.get("name") or "not recorded",
-            "quality": self.metric,
-            "n": len(self),
-            "clusters": self.answers.n_clusters,
-            "runs": [
-                {
-                    "file": short_path(str(r.path)),
-                    "seeds": r.recorded("seeds"),
-                    "asmi": r.settings(),
-                }
-                for r in self.runs
-            ],
-            "packages": self.run.recorded("packages"),
-            "device": (self.run.manifest or {}).get("device", "not recorded"),
-            "notes": list(self.notes),
-        }
-
 
 Compute = TypeVar("Compute", bound=Callable[..., Any])
 
@@ -308,13 +284,6 @@ def once(compute: Compute) -> Compute:
     return cast(Compute, kept)
 
 
-def short_path(path: str | None) -> str | None:
-    """The last parts of an absolute path, to keep the rest private."""
-    if path is None or not Path(path).is_absolute():
-        return path
-    return "/".join(Path(path).parts[-2:])
-
-
 def clusters_of(run: Run) -> list[str]:
     """Cluster keys of a run's rows: from the manifest, else by prompt, else one per row."""
     if run.clusters is not None:
@@ -328,29 +297,6 @@ def clusters_of(run: Run) -> list[str]:
 def same_depth(first: float, second: float) -> bool:
     """Whether two depths are equal up to rounding."""
     return depth_key(first) == depth_key(second)
-
-
-def pairs_of_rows(first: RunGroup, second: RunGroup, same_answers: bool) -> list[tuple[int, int]]:
-    """Pairs of rows of two settings with the same question, or answer, too: by id, else prompt."""
-    by_id = bool(first.ids and second.ids)
-    first_keys, second_keys = (
-        (group.ids if by_id else group.saved("input_texts")) or [] for group in (first, second)
-    )
-    second_rows = {row: j for j, row in enumerate(second_keys)}
-    pairs = [(i, second_rows[row]) for i, row in enumerate(first_keys) if row in second_rows]
-    if same_answers:
-        answers = [group.saved("greedy_texts") or [] for group in (first, second)]
-        pairs = [(i, j) for i, j in pairs if all(answers) and answers[0][i] == answers[1][j]]
-    return pairs
-
-
-def one_per_question_set(groups: Sequence[RunGroup]) -> tuple[list[RunGroup], list[str]]:
-    """The largest setting of each model and dataset, and the labels of the others."""
-    largest: dict[tuple[str, str], RunGroup] = {}
-    for group in sorted(groups, key=len, reverse=True):
-        largest.setdefault((group.model, group.dataset), group)
-    kept = [group for group in groups if group in largest.values()]
-    return kept, [group.label for group in groups if group not in kept]
 
 
 def load_run_groups(

@@ -60,14 +60,13 @@ class Run:
     def unlabelled(self, metric: str) -> str:
         """Rows that a metric gave no number, in words; empty if there are none."""
         places = np.flatnonzero(~np.isfinite(self.quality[metric]))
-        if not len(places):
-            return ""
         known = self.ids or range(len(self.quality))
         shown = ", ".join(str(known[i]) for i in places[:5]) + ", ..." * (len(places) > 5)
-        return (
+        text = (
             f"{metric} has no value for {len(places)} of {len(self.quality)} rows ({shown}): "
             "it cannot judge these answers by their gold answers"
         )
+        return text if len(places) else ""
 
     def lacks(self, names: Iterable[str]) -> list[str]:
         """Those of the statistics that were not saved for every row."""
@@ -127,16 +126,10 @@ def manager_files(path: str | Path) -> list[Path]:
 
 
 def _content(file: Path) -> dict[str, Any]:
-    """The pickle in a zip file that LM-Polygraph saved with `torch.save`.
-
-    Read without torch, which takes seconds to import, unless it has tensors. Reading also checks
-    the checksum, which torch ignores.
-    """
-    with zipfile.ZipFile(file) as archive:
-        names = [name for name in archive.namelist() if name.endswith("/data.pkl")]
-        if len(names) != 1:
-            raise ValueError("it holds no data.pkl")
-        pickled = archive.read(names[0])
+    """The pickle that LM-Polygraph saved, without torch, which takes seconds to import."""
+    with zipfile.ZipFile(file) as archive:  # reading checks the checksum, which torch ignores
+        (name,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
+        pickled = archive.read(name)
     try:
         content: dict[str, Any] = pickle.loads(pickled)
     except pickle.UnpicklingError:  # also at a tensor

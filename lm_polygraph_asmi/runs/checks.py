@@ -1,6 +1,5 @@
 """What a run will do, read from its config once, and six checks before its model is loaded."""
 
-import importlib.util
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -35,7 +34,6 @@ from lm_polygraph_asmi.runs.rows import (
 )
 from lm_polygraph_asmi.validation import check_writable
 
-SPACY_MODEL = "en_core_web_sm"
 BERT_SCORE_MODEL = "roberta-large"
 """What LM-Polygraph's BERTScore loads for English."""
 DEFAULT_METRICS = ("RougeMetric", "BertScoreMetric", "AlignScore")
@@ -176,14 +174,6 @@ def check_side_models(plan: Plan) -> Iterator[Finding]:
     """Models beside the language model, which LM-Polygraph loads after it, and their labels."""
     metrics = _metrics(plan.config)
     names = {metric["name"] for metric in metrics}
-    present = importlib.util.find_spec(SPACY_MODEL) is not None or Path(SPACY_MODEL).is_dir()
-    if not present and "AlignScore" in names:
-        yield Finding(
-            f"AlignScore splits texts with spaCy's {SPACY_MODEL}, which is missing: LM-Polygraph "
-            f"would install it when it loads the metric. Install it before: python -m spacy "
-            f"download {SPACY_MODEL}",
-            fatal=False,
-        )
     if "BertScoreMetric" in names and (why := unavailable(BERT_SCORE_MODEL)):
         default = "" if plan.config.get("generation_metrics") else (
             ", the default of LM-Polygraph where generation_metrics names none,"

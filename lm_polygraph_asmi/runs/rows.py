@@ -206,6 +206,8 @@ def _load(source: Any, name: str, split: str) -> tuple[Dataset, str | None]:
             loaded = load_from_disk(str(source))
             return loaded[split] if isinstance(loaded, DatasetDict) else loaded, None
         first, *configuration = [source] if isinstance(source, str | Path) else source
+        if Path(first).suffix == ".csv":
+            return Dataset.from_pandas(pd.read_csv(first)), None  # as LM-Polygraph does
         if Path(first).exists():
             return load_dataset(str(first), *configuration, split=split), None
         place, _, pinned = str(first).partition("@")
@@ -260,13 +262,15 @@ def _clusters_of(prompts: Iterable[Any]) -> list[str]:
 def _cluster_by(regex: str, prompt: str) -> str:
     try:
         match = re.search(regex, prompt)
-    except re.error as error:
-        raise ValueError(f"data.cluster_regex {regex!r} is no pattern: {error}") from error
-    if match is None or not match.groups() or not (match[1] or "").strip():
+        shared = match[1].strip() if match else ""
+    except (re.error, IndexError, AttributeError):  # no pattern, no group, or an optional one
+        shared = ""
+    if not shared:
         raise ValueError(
-            f"data.cluster_regex {regex!r} has no group, or matches nothing: {prompt[:200]!r}"
+            f"data.cluster_regex {regex!r} is no pattern, has no group, or matches nothing: "
+            f"{prompt[:200]!r}"
         )
-    return cluster_key(match[1])
+    return cluster_key(shared)
 
 
 def select_rows(data: Mapping[str, Any]) -> RunRows:
@@ -277,10 +281,10 @@ def select_rows(data: Mapping[str, Any]) -> RunRows:
     """
     how = SELECTING | {name: value for name, value in data.items() if name in SELECTING}
     for name in ("size", "first", "sample"):
-        check_at_least_one(f"data.{name}", how[name])
-    for name in ("sample", "sample_seed"):
         if how[name] is not None:
             check_whole(f"data.{name}", how[name])
+        check_at_least_one(f"data.{name}", how[name])
+    check_whole("data.sample_seed", how["sample_seed"])
     if how["sample_by"] is not None:
         check_one_of("data.sample_by", how["sample_by"], ("cluster",))
         check_whole("data.sample, of which data.sample_by is a part,", how["sample"])
@@ -303,15 +307,16 @@ def unusable_rows(rows: Sequence[DataRow], problem: Callable[[DataRow], str | No
 
 
 def run_rows(config: DictConfig) -> RunRows:
-    """The rows of a run, from the hub if necessary: read, chosen and saved once in a process."""
+    """The rows of a run, from the hub if necessary: of its node `data`, or of a source it names."""
     # Unresolved: resolving it would build the rows, without our error messages.
     dataset = cast(dict[str, Any], OmegaConf.to_container(config))["dataset"]
     if isinstance(dataset, str) and "asmi_rows" in dataset:
         return chosen_rows(config)
-    source = config.dataset if isinstance(config.dataset, str) else tuple(config.dataset)
-    from_disk = bool(config.get("load_from_disk")) and isinstance(source, str)
+    source = config.dataset if isinstance(config.dataset, str) else list(config.dataset)
     names = config.text_column, config.get("label_column")
-    return _listed_rows(source, config.eval_split, *names, from_disk, Path.cwd())
+    read = read_data(source, config.eval_split, *names)
+    # LM-Polygraph reads other sources in its own way.
+    return replace(read, named=bool(config.get("load_from_disk")) and isinstance(source, str))
 
 
 def chosen_rows(config: DictConfig) -> RunRows:
@@ -333,20 +338,3 @@ def _chosen_rows(data_json: str, _: Path) -> RunRows:
 def forget_rows() -> None:
     """Remove the folder of a run that has ended; otherwise the process does when it ends."""
     _chosen_rows.cache_clear()
-
-
-@lru_cache(maxsize=1)
-def _listed_rows(
-    source: str | tuple[str, ...], split: str, text: str, label: str | None, from_disk: bool,
-    _: Path,
-) -> RunRows:  # fmt: skip
-    """Rows of a source that a run names itself, without the node `data`."""
-    if not (isinstance(source, str) and Path(source).is_file()):
-        name = source if isinstance(source, str) else " ".join(source)
-        table, revision = _load(source, name, split)
-        return RunRows(_from_columns(table, name, text, label), revision, named=from_disk)
-    try:
-        table = Dataset.from_pandas(pd.read_csv(source))
-    except ValueError as error:
-        raise ValueError(f"cannot read {source} as CSV: {error}") from error
-    return RunRows(_from_columns(table, str(source), text, label), named=False)

@@ -32,6 +32,7 @@ from lm_polygraph_asmi.report.items.boundary import boundary, truncation
 from lm_polygraph_asmi.report.items.mechanism import screen
 from lm_polygraph_asmi.report.items.signal import aurc as aurc_item
 from lm_polygraph_asmi.report.tables import about_run
+from lm_polygraph_asmi.report.writing import provenance
 from lm_polygraph_asmi.results.names import at_depth
 from lm_polygraph_asmi.results.runs import load_run, manager_files
 from tests.report.runs import (
@@ -343,7 +344,7 @@ def test_a_file_without_a_manifest_is_clustered_by_its_prompts(tmp_path):
     assert group.label == "unknown model, run"
     assert len(set(group.clusters)) == 30  # two questions a passage
     assert group.ids is None
-    assert group.provenance()["revision"] == "not recorded"
+    assert provenance(group)["revision"] == "not recorded"
     assert group.variants == {}  # nobody says which of its scores are ASMI's
     run_all([group])
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from lm_polygraph_asmi.analysis import Clustered, cluster_interval, normalised_prr
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.results.manifest import manifest_path, write_manifest
-from lm_polygraph_asmi.results.runs import _content, load_run
+from lm_polygraph_asmi.results.runs import load_run
 
 SETTINGS = {
     "depth": 0.6, "layer": 18, "num_layers": 30, "num_heads": 9, "num_masks": 56, "mask_rate": 0.09,
@@ -145,7 +145,7 @@ def test_what_is_no_run(tmp_path):
     assert "not a run saved by LM-Polygraph" in show(file)[1]
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("a/b.txt", "no run")
-    with pytest.raises(ValueError, match=r"is not a run saved by LM-Polygraph.*no data\.pkl"):
+    with pytest.raises(ValueError, match="is not a run saved by LM-Polygraph"):
         load_run(file)
 
 
@@ -194,20 +194,6 @@ def test_without_a_manifest_nothing_is_said_of_clusters(tmp_path):
     code, text = show(file)
     assert code == 0
     assert "clusters" not in text
-
-
-def same(one, other):
-    return set(one) == set(other) and repr(one) == repr(other)
-
-
-def test_read_without_torch_as_torch_reads_it(tmp_path):
-    """A pickle in a zip file; with tensors in it, torch reads it."""
-    file = save(tmp_path)
-    assert same(_content(file), torch.load(file, weights_only=False))
-    content = torch.load(file, weights_only=False)
-    content["gen_metrics"]["sequence", "Rouge_rougeL"] = torch.tensor([1.0, 0.0, 1.0, 0.4])
-    torch.save(content, file)
-    assert load_run(file).quality["Rouge_rougeL"].tolist() == pytest.approx([1.0, 0.0, 1.0, 0.4])
 
 
 def test_damage_is_seen(tmp_path):

@@ -216,7 +216,7 @@ def test_clusters_without_a_column_are_those_of_a_calibration(tmp_path):
     config |= {"label_column": "output", "load_from_disk": True}
     listed = rows.run_rows(OmegaConf.create(config))
     assert [row.cluster for row in listed.rows] == own
-    assert ids(listed.rows) == list("012345")  # as manifests name them
+    assert ids(listed.rows) == [f"test:{i}" for i in range(6)]  # as manifests name them
 
 
 def test_clusters_by_a_part_of_the_prompt(tmp_path):

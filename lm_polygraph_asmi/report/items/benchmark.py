@@ -34,7 +34,6 @@ from lm_polygraph_asmi.results.run_groups import (
     RunGroup,
     Unavailable,
     once,
-    one_per_question_set,
 )
 from lm_polygraph_asmi.results.runs import MSP
 
@@ -292,6 +291,15 @@ def _depth_rows(sweep: VariantSweep) -> tuple[list[dict[str, Any]], dict[str, An
     chosen["aggregate PRR"] = leading(chosen["aggregate PRR"], lead)
     chosen |= {"mean regret": selection.mean_regret, "no regret": selection.no_regret}
     return rows, {sweep.symbol: curves}
+
+
+def one_per_question_set(groups: Sequence[RunGroup]) -> tuple[list[RunGroup], list[str]]:
+    """The largest setting of each model and dataset, and the labels of the others."""
+    largest: dict[tuple[str, str], RunGroup] = {}
+    for group in sorted(groups, key=len, reverse=True):
+        largest.setdefault((group.model, group.dataset), group)
+    kept = [group for group in groups if group in largest.values()]
+    return kept, [group.label for group in groups if group not in kept]
 
 
 def depths(groups: Sequence[RunGroup]) -> Items:

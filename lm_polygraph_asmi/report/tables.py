@@ -116,11 +116,7 @@ def about_run(run: Run) -> str:
     ]
     empty = says_nothing(run.stats.get("greedy_texts"))
     if empty is not None and empty.any():
-        many = " A few-shot prompt may help (data.prompt_style=demo)."
-        lines.append(
-            f"Empty answers: {empty.sum()} of {len(empty)}. They cannot be right, and masks hardly "
-            f"change them.{many if empty.mean() > 0.2 else ''}"
-        )
+        lines.append(f"Empty answers, which cannot be right: {empty.sum()} of {len(empty)}.")
     for used in run.settings():
         lines.append(f"{settings_line(used)}, {used['attention']} attention.")
         if saved := run.at(used["depth"]):

@@ -25,13 +25,7 @@ from lm_polygraph_asmi.host.generation import read_shipped
 from lm_polygraph_asmi.host.quality import ENGLISH, unread
 from lm_polygraph_asmi.host.side_models import cross_encoder_problem, nli_problem, unavailable
 from lm_polygraph_asmi.host.window import read_window
-from lm_polygraph_asmi.runs.rows import (
-    DataRow,
-    RunRows,
-    problem_of,
-    run_rows,
-    unusable_rows,
-)
+from lm_polygraph_asmi.runs.rows import DataRow, RunRows, problem_of, run_rows, unusable_rows
 from lm_polygraph_asmi.validation import check_writable
 
 BERT_SCORE_MODEL = "roberta-large"
@@ -122,9 +116,8 @@ def check_rows(plan: Plan) -> Iterator[Finding]:
         )
     if len(rows) < 2:
         yield Finding(
-            f"expected two rows or more, got {len(rows)}: with fewer, LM-Polygraph's calibration "
-            "metric (IsotonicPCC) ends the run with an error. Use more (data.sample, "
-            "data.num_shards, subsample_eval_dataset)"
+            f"expected two rows or more, got {len(rows)}: LM-Polygraph's metric IsotonicPCC would "
+            "end the run with an error. Use more rows or fewer shards"
         )
     yield from _check_gold(config, [row for row in rows if problem_of(row) is None])
 
@@ -219,14 +212,13 @@ def check_generation(plan: Plan) -> Iterator[Finding]:
     given, known = config.get("generation_params") or {}, vars(GenerationParameters())
     if given.get("do_sample"):
         yield Finding(
-            "generation_params.do_sample is true: LM-Polygraph would sample the greedy answers. "
-            "Set it to false; methods that need samples still get them"
+            "generation_params.do_sample would sample the greedy answers: set it to false. Methods "
+            "that need samples still get them"
         )
     if config.get("batch_size", 1) > 1 and given.get("stop_strings"):
         yield Finding(
-            "batch_size is above 1 with stop strings: LM-Polygraph counts the padding after "
-            "answers that end early as part of them, in its own scores and in the quality metric "
-            "(ASMI removes it). Use batch_size: 1",
+            "batch_size is above 1 with stop strings: LM-Polygraph's scores and quality metrics "
+            "count the padding after answers that end early. Use batch_size: 1",
             fatal=False,
         )
     if unread := ", ".join(f"generation_params.{name}" for name in given if name not in known):
@@ -243,17 +235,15 @@ def check_generation(plan: Plan) -> Iterator[Finding]:
             )
     if unused := ", ".join(sorted(shipped.keys() - known)):
         yield Finding(
-            f"the model ships settings of generation that the run does not follow: {unused}. "
-            "Answers and probabilities are those of the model without them, as in a score",
-            fatal=False,
+            f"the run does not follow what the model ships: {unused}, as in a score", fatal=False
         )
 
 
 def _folders(config: DictConfig) -> dict[str, str]:
     """Where a run writes: setting -> folder."""
-    results = config.get("save_path") or config.hydra.runtime.output_dir
     cache = OmegaConf.select(config, "asmi.result_cache")
-    return {"save_path": results} | ({} if cache is None else {"asmi.result_cache": cache})
+    results = {"save_path": config.get("save_path") or config.hydra.runtime.output_dir}
+    return results | ({} if cache is None else {"asmi.result_cache": cache})
 
 
 def check_folder(plan: Plan) -> Iterator[Finding]:
@@ -274,9 +264,8 @@ def check_disk(plan: Plan) -> Iterator[Finding]:
     texts = sum(len(str(row.input).encode(errors="replace")) for row in plan.asked)
     needed = seeds * (2 * texts + len(plan.asked) * depths * tokens * SAVED_PER_TOKEN)
     for name, folder in _folders(config).items():
-        home = Path(folder).absolute()
-        while not home.exists():  # created when it is written to
-            home = home.parent
+        path = Path(folder).absolute()  # created when it is written to
+        home = next(parent for parent in (path, *path.parents) if parent.exists())
         free = shutil.disk_usage(home).free
         if free < needed:
             yield Finding(

@@ -20,8 +20,6 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from lm_polygraph_asmi.host.configs import container
-from lm_polygraph_asmi.results.manifest import model_of
 from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.runs.checks import Finding, Plan, findings_of, read_plan
 
@@ -40,7 +38,6 @@ def diagnose(
     plan, cost = read_plan(config), {}
     with console.status("checking the run") as status:
         found = findings_of(plan)
-        described = {} if "config" in plan.faults else protocol(plan)
         if run and not any(finding.fatal for each in found.values() for finding in each):
             status.update("scoring two rows with every method")
             try:
@@ -52,14 +49,9 @@ def diagnose(
         {"check": name, "state": state, "text": text}
         for name, each in found.items()
         for state, text in [("problem" if f.fatal else "warning", f.text) for f in each]
-        or [("ok", "")]
+        or [("ok", _about(name, plan))]
     ]
     name, job = config.hydra.job.config_name, config.hydra.mode == RunMode.MULTIRUN
-    if described:
-        table = Table(title="What will run", show_header=False)
-        for part, text in described.items():
-            table.add_row(part, Text(text))
-        console.print(table)
     table = Table("check", "state", "what to do", title=name + ", one job of its sweep" * job)
     for check in checks:
         state = Text(check["state"], STYLES[check["state"]])
@@ -68,26 +60,14 @@ def diagnose(
     if cost:
         console.print(estimate(cost))
     works = all(check["state"] != "problem" for check in checks)
-    return {
-        "config": name, "works": works, "checks": checks, "cost": cost, "protocol": described,
-    }  # fmt: skip
+    return {"config": name, "works": works, "checks": checks, "cost": cost}
 
 
-def protocol(plan: Plan) -> dict[str, str]:
-    """Part -> what a run will do, as far as it can be read."""
-    of_asmi = [estimator for estimator in plan.estimators if hasattr(estimator, "described")]
-    baselines = [estimator for estimator in plan.estimators if estimator not in of_asmi]
-    about, rows = model_of(container(plan.config.get("model") or DictConfig({}))), plan.asked
-    parts = {
-        name: f"{len(some)}: {', '.join(map(str, some))}" if some else "none"
-        for name, some in (("ASMI", of_asmi), ("baselines", baselines))
-    }
-    parts["model"] = f"{about['path']}, revision {about['revision']}"
-    if rows:
-        clusters = len({row.cluster for row in rows})
-        parts["rows"] = f"{len(rows)} in {clusters} clusters"
-        parts["first prompt"] = str(rows[0].input)
-    return parts
+def _about(check: str, plan: Plan) -> str:
+    """What a check that found nothing has seen."""
+    rows = plan.asked if check == "rows" else []
+    clusters = len({row.cluster for row in rows})
+    return f"{len(rows)} in {clusters} clusters; the first: {rows[0].input}" if rows else ""
 
 
 def try_rows(
@@ -161,32 +141,27 @@ def costs(
     the phases of a row, and is empty for a config without this plugin's callback.
     """
     phases = {name: seconds["median"] for name, seconds in manifest.get("seconds", {}).items()}
-    cost: dict[str, Any] = {"rows": rows, "seeds": seeds, "phases": phases}
-    if times:
-        loading, row = times[0], (times[-1] - times[0]) / ROWS
-        cost |= {"seconds_a_row": row, "seconds_to_first_row": loading}
-        cost |= {"seconds": seeds * (loading + rows * row)}
-    return cost | {"peak_memory_bytes": manifest.get("peak_memory_bytes", {})}
+    if not times:
+        return {}
+    loading, row = times[0], (times[-1] - times[0]) / ROWS
+    return {
+        "seconds_to_first_row": loading,
+        "seconds_a_row": row,
+        "seconds_a_row_by_phase": phases | {"other": row - sum(phases.values())},
+        "seconds": seeds * (loading + rows * row),
+        "peak_memory_bytes": manifest.get("peak_memory_bytes", {}),
+    }
 
 
 def estimate(cost: Mapping[str, Any]) -> Table:
     """`costs` as a table."""
-    rows, seeds = cost["rows"], cost["seeds"]
     table = Table(title="Rough estimate from two rows", show_header=False)
-    for phase, seconds in cost["phases"].items():
-        table.add_row(phase, f"{seconds:.2f} s per row")
-    if "seconds" in cost:
-        rest = cost["seconds_a_row"] - sum(cost["phases"].values())
-        if cost["phases"] and rest > 0:
-            table.add_row("everything else", f"{rest:.2f} s per row")
-        table.add_row("one row, in total", f"{cost['seconds_a_row']:.2f} s")
-        table.add_row("until the first row", _duration(cost["seconds_to_first_row"]))
-        size = f"{rows:,} rows" + (f", {seeds} seeds" if seeds > 1 else "")
-        table.add_row(f"the whole run, {size}", f"about {_duration(cost['seconds'])}", style="bold")
+    table.add_row("until the first row", f"{cost['seconds_to_first_row']:.0f} s")
+    for phase, seconds in cost["seconds_a_row_by_phase"].items():
+        table.add_row(f"a row, {phase}", f"{seconds:.2f} s")
+    table.add_row("a row, in total", f"{cost['seconds_a_row']:.2f} s")
+    whole = timedelta(seconds=round(cost["seconds"]))
+    table.add_row("the whole run", f"about {whole}", style="bold")
     for device, peak in cost["peak_memory_bytes"].items():
         table.add_row(f"peak memory, {device}", decimal(peak))
     return table
-
-
-def _duration(seconds: float) -> str:
-    return f"{timedelta(seconds=round(seconds))} (h:mm:ss)"

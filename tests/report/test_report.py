@@ -1,4 +1,3 @@
-import json
 from contextlib import contextmanager
 from itertools import combinations
 
@@ -32,7 +31,6 @@ from lm_polygraph_asmi.report.items.boundary import boundary, truncation
 from lm_polygraph_asmi.report.items.mechanism import screen
 from lm_polygraph_asmi.report.items.signal import aurc as aurc_item
 from lm_polygraph_asmi.report.tables import about_run
-from lm_polygraph_asmi.report.writing import provenance
 from lm_polygraph_asmi.results.names import at_depth
 from lm_polygraph_asmi.results.runs import load_run, manager_files
 from tests.report.runs import (
@@ -141,9 +139,6 @@ def test_a_full_report_has_every_item_in_every_form(everything):
     assert files["png"] == files["svg"]
     assert len(files["png"]) == 17
     assert all(f'src="figures/{name}.png"' in page for name in files["png"])
-    (opened, closed) = json.loads((out / "provenance.json").read_text())
-    assert (opened["model"], opened["n"], opened["clusters"]) == ("models/tiny", 64, 32)
-    assert closed["dataset"] == "squad.json"
 
 
 @pytest.mark.pictures
@@ -159,7 +154,7 @@ def test_a_plain_report_is_a_page_with_two_figures(tmp_path):
         build_report(groups, tmp_path / name)
     files = [p.relative_to(tmp_path / "one") for p in (tmp_path / "one").rglob("*.*")]
     assert sorted(map(str, files)) == [
-        "figures/benchmark.png", "figures/minus_msp.png", "index.html", "provenance.json",
+        "figures/benchmark.png", "figures/minus_msp.png", "index.html",
     ]  # fmt: skip
     for path in files:
         written = (tmp_path / "one" / path).read_bytes()
@@ -307,15 +302,14 @@ def test_small_samples_are_named(tmp_path, clusters, errors):
     assert "Too small for reliable intervals: All settings. With fewer than 50 clusters" in said
 
 
-@pytest.mark.parametrize(("empty", "advised"), [(0, False), (4, False), (40, True)])
-def test_empty_answers_are_counted_on_the_screen(tmp_path, empty, advised):
+@pytest.mark.parametrize("empty", [0, 4])
+def test_empty_answers_are_counted_on_the_screen(tmp_path, empty):
     saved = content(n=60)
     saved["stats"]["greedy_texts"] = [" .\n"] * empty + [" Brask"] * (60 - empty)
     (run,) = (load_run(file) for file in manager_files(save(tmp_path / "run", saved)))
     said = about_run(run)
-    assert ("Empty answers:" in said) == (empty > 0)
-    assert not empty or f"Empty answers: {empty} of 60." in said
-    assert ("data.prompt_style=demo" in said) == advised
+    assert ("Empty answers" in said) == (empty > 0)
+    assert not empty or f"Empty answers, which cannot be right: {empty} of 60." in said
 
 
 def run_all(groups):
@@ -344,7 +338,6 @@ def test_a_file_without_a_manifest_is_clustered_by_its_prompts(tmp_path):
     assert group.label == "unknown model, run"
     assert len(set(group.clusters)) == 30  # two questions a passage
     assert group.ids is None
-    assert provenance(group)["revision"] == "not recorded"
     assert group.variants == {}  # nobody says which of its scores are ASMI's
     run_all([group])
 

@@ -293,18 +293,13 @@ def _depth_rows(sweep: VariantSweep) -> tuple[list[dict[str, Any]], dict[str, An
     return rows, {sweep.symbol: curves}
 
 
-def one_per_question_set(groups: Sequence[RunGroup]) -> tuple[list[RunGroup], list[str]]:
-    """The largest setting of each model and dataset, and the labels of the others."""
+def depths(groups: Sequence[RunGroup]) -> Items:
+    """Appendix "Full Benchmark and Depth Sweep": best depth, and whether halves agree on it."""
     largest: dict[tuple[str, str], RunGroup] = {}
     for group in sorted(groups, key=len, reverse=True):
         largest.setdefault((group.model, group.dataset), group)
-    kept = [group for group in groups if group in largest.values()]
-    return kept, [group.label for group in groups if group not in kept]
-
-
-def depths(groups: Sequence[RunGroup]) -> Items:
-    """Appendix "Full Benchmark and Depth Sweep": best depth, and whether halves agree on it."""
-    groups, doubled = one_per_question_set(groups)
+    doubled = [group.label for group in groups if group not in largest.values()]
+    groups = [group for group in groups if group in largest.values()]
     notes = [
         "Aggregate: mean over settings. The highest is bold if the paired 95 % interval (over "
         "clusters) of its difference from the next excludes 0, else italic. Selected on halves: in "

@@ -28,7 +28,6 @@ NOTES = (
     "are the paper's; else the last column names what is not.",
 )
 OPERATING, HEAD_MASKS = 0.6, 300
-SIXTEEN = len(MODELS) * (len(BENCHMARKS) - 1)
 
 
 def papers_numbers(groups: Sequence[RunGroup], made: Sequence[ReportItem]) -> Items:
@@ -83,7 +82,7 @@ def _beside(
 def _sixteen(groups: Sequence[RunGroup]) -> bool:
     """Whether these are the paper's settings, over which it chooses a depth."""
     settings = {paper_setting(group) for group in groups if not departures(group)}
-    return len(settings) == len(groups) == SIXTEEN
+    return len(settings) == len(groups) == len(MODELS) * (len(BENCHMARKS) - 1)
 
 
 def _places(number: Published, groups: Sequence[RunGroup]) -> list[RunGroup]:

@@ -207,7 +207,7 @@ def test_prompts_reach_the_model_as_the_dataset_has_them(benchmark, tmp_path):
     config = composed(benchmark)  # the config of the same name
     source = hub_dataset(benchmark, tmp_path)
     data = config.data
-    style = (data.prompt_style, data.closed_book, data.cluster_regex)
+    style = (data.prompt_style, data.closed_book)
     rows = read_data(source, "test", data.text_column, data.label_column, *style).rows
     prompts = [row.input for row in rows]
     clusters = len({row.cluster for row in rows})

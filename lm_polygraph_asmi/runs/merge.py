@@ -34,18 +34,6 @@ PER_MACHINE = {"result_cache", "memory_budget", "compile", "device_map"}
 """Settings that depend on the machine; calculators have copies, so they may be anywhere."""
 
 
-class Shard(NamedTuple):
-    """One job's share of a setting; its manager file does not exist before the job ends."""
-
-    manager: Path
-    manifest: dict[str, Any]
-    number: int  # from 0
-    total: int
-
-    def __str__(self) -> str:
-        return f"shard {self.number} of {self.total} in {self.manager.parent}"
-
-
 class Merged(NamedTuple):
     """A merged setting (model, dataset and seed): numbers of shards and rows, and its files."""
 
@@ -63,23 +51,15 @@ def merge_runs(paths: Iterable[str | Path], out: str | Path) -> tuple[list[Merge
     MODEL/DATASET below it. Returns the merged settings, and the errors of other settings and
     unreadable files.
     """
-    shards, errors = _find_shards(paths)
-    settings: dict[tuple[str, int], list[Shard]] = {}
-    for shard in shards:
-        key = _key(shard.manifest["config"]), shard.manifest["seeds"]["run"]
-        settings.setdefault(key, []).append(shard)
-    several = len({key for key, _ in settings}) > 1
+    jobs, errors = _find_jobs(paths)
     merged = []
-    for (_, seed), parts in settings.items():
-        manifest = parts[0].manifest
-        model, data = manifest["model"], manifest["dataset"]
-        # Names are those of config groups, which user configs may lack.
-        name = model["name"] or Path(model["path"]).name
-        folder = f"{name}/{data['name'] or manifest['config_name']}"
-        group, file = f"{folder}, seed {seed}", Path(out, folder if several else "")
+    several = jobs["key"].nunique() > 1
+    for (_, seed), setting in jobs.groupby(["key", "seed"], sort=False):
+        name = setting["name"].iloc[0]
+        group, folder = f"{name}, seed {seed}", Path(out, name if several else "")
         try:
-            joined = _join(group, _finished_shards(parts), file / f"ue_manager_seed{seed}")
-            merged.append(joined)
+            finished = _finished(setting)
+            merged.append(_join(group, finished, folder / f"ue_manager_seed{seed}"))
         except (ValueError, OSError) as error:
             errors.append(f"{group}: {error}")
     return merged, errors
@@ -92,14 +72,15 @@ def ue_metrics(config: Mapping[str, Any]) -> list[UEMetric]:
     return [*metrics, ROCAUC(), PRAUC()] if config.get("use_claim_ue") else metrics
 
 
-def _find_shards(paths: Iterable[str | Path]) -> tuple[list[Shard], list[str]]:
-    """All shards below some paths, including those of killed jobs, and errors of reading."""
-    managers, shards, errors = set(), [], []
+def _find_jobs(paths: Iterable[str | Path]) -> tuple[pd.DataFrame, list[str]]:
+    """All jobs below some paths, also killed ones, as a table; and errors of reading."""
+    managers, errors = set(), []
+    jobs = []
     for path in (Path(path).resolve() for path in paths):
         manifests = path.rglob("asmi_manifest_seed*.json")  # a killed job leaves only this
         names = [m.with_name(m.stem.replace("asmi_manifest", "ue_manager")) for m in manifests]
-        managers.update([path] if path.is_file() else names)
-        if not (names or path.is_file()):
+        managers.update(names := [path] if path.is_file() else names)
+        if not names:
             errors.append(f"{path} has no run: no manifest, which the callback RunRecord writes")
     for manager in sorted(managers):
         try:
@@ -109,13 +90,17 @@ def _find_shards(paths: Iterable[str | Path]) -> tuple[list[Shard], list[str]]:
         except (FileNotFoundError, ValueError) as error:
             errors.append(f"{error}. The rows of {manager} are unknown: run it again")
             continue
+        model, data = manifest["model"], manifest["dataset"]
+        # Names are those of config groups, which user configs may lack.
+        names = model["name"] or Path(model["path"]).name, data["name"] or manifest["config_name"]
+        setting = _key(manifest["config"]), manifest["seeds"]["run"], "/".join(names)
         if "merged_from" not in manifest:
-            data = manifest["dataset"]
-            number, total = data.get("shard", 0), data.get("num_shards", 1)
-            shards.append(Shard(manager, manifest, number, total))
-    if not shards and not errors:
+            share = data.get("shard", 0), data.get("num_shards", 1)
+            jobs.append((manager, manifest, manifest["status"], *setting, *share))
+    if not jobs and not errors:
         errors.append("nothing to merge: these files are merged already")
-    return shards, errors
+    columns = ["manager", "manifest", "status", "key", "seed", "name", "shard", "total"]
+    return pd.DataFrame(jobs, columns=columns), errors
 
 
 def _key(config: Mapping[str, Any]) -> str:
@@ -129,37 +114,30 @@ def _key(config: Mapping[str, Any]) -> str:
     return json.dumps({n: v for n, v in shared.items() if n not in PER_JOB}, sort_keys=True)
 
 
-def _finished_shards(shards: Sequence[Shard]) -> list[Shard]:
-    """The finished run of every shard, in order; failed and killed ones beside it are ignored."""
-    finished, problems = [], []
-    total = shards[0].total
-    for number in range(total):
-        runs = [shard for shard in shards if shard.number == number]
-        completed = [shard for shard in runs if shard.manifest["status"] == "completed"]
-        finished += completed
-        if len(completed) == 1:
-            continue
-        killed = "the job was killed, or is still running"
-        found = [
-            f"{run.manager.parent} ({run.manifest['status']}"
-            + (")" if run in completed else f": {run.manifest.get('error', killed)})")
-            for run in runs
-        ]
-        problems.append(
-            f"expected one finished run of shard {number} of {total}, got "
-            f"{' and '.join(found) or 'none'}: run it with data.num_shards={total} "
-            f"data.shard={number}, or name only one"
-        )
+def _finished(jobs: pd.DataFrame) -> pd.DataFrame:
+    """The finished job of every shard, in order; failed and killed ones beside it are ignored."""
+    total, problems = jobs["total"].iloc[0], []
+    finished = jobs[jobs["status"] == "completed"].sort_values("shard")
+    for shard in range(total):
+        if (finished["shard"] == shard).sum() != 1:
+            found = [
+                f"{job.status} in {job.manager.parent} ({job.manifest.get('error', 'no error')})"
+                for job in jobs[jobs["shard"] == shard].itertuples()
+            ]
+            problems.append(
+                f"expected one finished job of data.num_shards={total} data.shard={shard}, got "
+                f"{' and '.join(found) or 'none'}: run it, or name only one"
+            )
     if problems:
         raise ValueError("\n  ".join(problems))
     return finished
 
 
-def _join(group: str, shards: Sequence[Shard], file: Path) -> Merged:
+def _join(group: str, jobs: pd.DataFrame, file: Path) -> Merged:
     check_new(file, "name another --out, or remove it")
-    runs = [load_run(shard.manager) for shard in shards]
+    runs = [load_run(manager) for manager in jobs["manager"]]
     _check_rows(runs)
-    _check_alike(shards, runs)
+    _check_alike(runs)
     managers = [UEManager.load(str(run.path)) for run in runs]
     names = dict.fromkeys(name for run in runs for name in run.stats)
     # LM-Polygraph saves a statistic only for batches in which it was computed; joined, entries
@@ -173,16 +151,16 @@ def _join(group: str, shards: Sequence[Shard], file: Path) -> Merged:
     for name in incomplete:
         joined.stats.pop(name, None)
     joined.metrics = {}
-    joined.ue_metrics = ue_metrics(shards[0].manifest["config"])
+    joined.ue_metrics = ue_metrics(runs[0].recorded("config"))
     joined.eval_ue()
-    manifest = _joined_manifest(shards, joined.stats)
+    manifest = _joined_manifest(runs, joined.stats)
     file.parent.mkdir(parents=True, exist_ok=True)
     # The manager file is renamed last, so that it implies its manifest.
     with writing(file) as partial:
         joined.save(str(partial))
         write_manifest(manifest, file)
     warnings = [f"statistic {name} left out: some rows lack it" for name in incomplete]
-    return Merged(group, len(shards), sum(len(run.scores) for run in runs), file, warnings)
+    return Merged(group, len(runs), sum(len(run.scores) for run in runs), file, warnings)
 
 
 def _check_rows(runs: Sequence[Run]) -> None:
@@ -196,7 +174,7 @@ def _check_rows(runs: Sequence[Run]) -> None:
         )
 
 
-def _check_alike(shards: Sequence[Shard], runs: Sequence[Run]) -> None:
+def _check_alike(runs: Sequence[Run]) -> None:
     """Check what can differ with one config: revision of a hub branch, and estimators that
     `ignore_exceptions` dropped."""
     for kind, parts in {
@@ -205,22 +183,22 @@ def _check_alike(shards: Sequence[Shard], runs: Sequence[Run]) -> None:
         "estimators": [list(run.scores) for run in runs],
         "quality metrics": [list(run.quality) for run in runs],
     }.items():
-        for shard, values in zip(shards, parts, strict=True):
+        for run, values in zip(runs, parts, strict=True):
             if values != parts[0]:
                 raise ValueError(
-                    f"different {kind}: {parts[0]} in {shards[0]}, {values} in {shard}. Run one "
-                    "of them again"
+                    f"different {kind}: {parts[0]} in {runs[0].path.parent}, {values} in "
+                    f"{run.path.parent}. Run one of them again"
                 )
 
 
-def _joined_manifest(shards: Sequence[Shard], stats: Mapping[str, list[Any]]) -> dict[str, Any]:
-    manifests = [shard.manifest for shard in shards]
+def _joined_manifest(runs: Sequence[Run], stats: Mapping[str, list[Any]]) -> dict[str, Any]:
+    manifests = [run.manifest or {} for run in runs]
     first, every = manifests[0], pd.DataFrame(manifests)
     packages = pd.DataFrame([*every["packages"]])
     unsplit = {"shard": 0, "num_shards": 1}
     config = first["config"]
     return first | {
-        "merged_from": [str(shard.manager.parent) for shard in shards],
+        "merged_from": [str(run.path.parent) for run in runs],
         "started": every["started"].min(),
         "finished": every["finished"].max(),
         "overrides": [text for text in first["overrides"] if not text.startswith("data.shard=")],

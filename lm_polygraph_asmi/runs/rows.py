@@ -8,7 +8,6 @@ with columns `id`, `cluster`, `input` (prompt) and `output` (gold answer, or a l
 import hashlib
 import json
 import logging
-import re
 import shutil
 import tempfile
 import weakref
@@ -155,14 +154,13 @@ def read_data(
     label_column: str | None,
     prompt_style: str = "paper",
     closed_book: bool = False,
-    cluster_regex: str | None = None,
 ) -> RunRows:
     """All rows of a source, in order: SQuAD-format JSON file, `datasets` folder, or hub dataset.
 
     A hub dataset is a name, or name and configuration, "name@revision" if pinned; None: the demo's
     questions. From SQuAD's columns the prompt is built (`squad.PROMPTS`); else the columns of
-    prompts and answers (None: no answers) are read. Rows share a cluster by the first group of
-    `cluster_regex`, else by a column `cluster`, the passage, or `text_clusters` of the prompts.
+    prompts and answers (None: no answers) are read. Rows share a cluster by a column
+    `cluster`, the passage, or `text_clusters` of the prompts.
     """
     revision = None
     name = " ".join(source) if isinstance(source, list | tuple) else str(source or DEMO_DATA)
@@ -185,11 +183,6 @@ def read_data(
             rows = _from_columns(table, name, text_column, label_column, f"{split}:")
     if not rows:
         raise ValueError(f"{name} has no rows in the split {split!r}: see data.split")
-    if cluster_regex is not None:
-        rows = [
-            row if problem_of(row) else row._replace(cluster=_cluster_by(cluster_regex, row.input))
-            for row in rows
-        ]
     ids = pd.Series([row.id for row in rows])
     times = ids.groupby(ids).cumcount() + 1  # the second "7" becomes "7#2"
     if repeated := int((times > 1).sum()):
@@ -257,20 +250,6 @@ def _from_columns(
 
 def _clusters_of(prompts: Iterable[Any]) -> list[str]:
     return list(map(cluster_key, text_clusters(list(map(str, prompts)))))
-
-
-def _cluster_by(regex: str, prompt: str) -> str:
-    try:
-        match = re.search(regex, prompt)
-        shared = match[1].strip() if match else ""
-    except (re.error, IndexError, AttributeError):  # no pattern, no group, or an optional one
-        shared = ""
-    if not shared:
-        raise ValueError(
-            f"data.cluster_regex {regex!r} is no pattern, has no group, or matches nothing: "
-            f"{prompt[:200]!r}"
-        )
-    return cluster_key(shared)
 
 
 def select_rows(data: Mapping[str, Any]) -> RunRows:

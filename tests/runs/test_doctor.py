@@ -201,7 +201,6 @@ SCRIPT = "import datasets\nclass Rows(datasets.GeneratorBasedBuilder):\n    pass
         ({"a.json": '{"data": [{"paragraphs": 3}]}'}, ["data.source=a.json"], "a.json"),
         ({}, ["data.source=[some,part]"], "the dataset some part: "),
         ({}, ["data.text_column=nowhere"], "expected a column 'nowhere'"),
-        ({}, ["data.cluster_regex='('"], "data.cluster_regex"),
         ({}, ["data.size=x"], "data.size"),
         ({"a.csv": ""}, ["dataset=a.csv", "load_from_disk=false"], "a.csv"),
         ({"a": ""}, ["dataset=a", "load_from_disk=true"], "a"),

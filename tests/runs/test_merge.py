@@ -182,11 +182,10 @@ def test_metrics_are_those_of_polygraph_eval():
 def test_a_shard_that_is_missing_or_finished_twice(unsplit, tmp_path):
     files = split(unsplit, tmp_path / "first")
     text = only_error([files[0], files[1], files[3]], tmp_path / "out")
-    assert "expected one finished run of shard 2 of 4, got none" in text
-    assert "data.num_shards=4 data.shard=2" in text
+    assert "expected one finished job of data.num_shards=4 data.shard=2, got none" in text
     again = split(unsplit, tmp_path / "again")
     text = only_error([*files, again[3]], tmp_path / "out")
-    assert f"shard 3 of 4, got {again[3].parent} (completed) and {files[3].parent}" in text
+    assert f"data.shard=3, got completed in {again[3].parent} (no error) and completed in" in text
 
 
 @pytest.mark.usefixtures("no_metrics")
@@ -197,8 +196,8 @@ def test_a_failed_or_killed_shard_and_its_second_run(unsplit, tmp_path):
     first[3].unlink()
     edit(first[3], "status", to="running")
     text = only_error([tmp_path / "first"], tmp_path / "out")
-    assert "(failed: OutOfMemoryError: too large): run it with data.num_shards=4 data.sh" in text
-    assert "(running: the job was killed, or is still running)" in text
+    assert f"failed in {first[1].parent} (OutOfMemoryError: too large): run it" in text
+    assert f"data.shard=3, got running in {first[3].parent}" in text
     again = split(unsplit, tmp_path / "again")
     merged, errors = merge_runs([tmp_path / "first", again[1], again[3]], tmp_path / "out")
     assert not errors
@@ -213,7 +212,7 @@ def test_a_manifest_that_is_damaged_or_of_another_release(unsplit, tmp_path, tex
     assert not merged
     assert str(manifest_path(files[1])) in errors[0]
     assert f"The rows of {files[1]} are unknown" in errors[0]
-    assert "shard 1 of 2, got none" in errors[1]
+    assert "data.shard=1, got none" in errors[1]
 
 
 def test_damaged_and_incomplete_files(unsplit, tmp_path):
@@ -249,8 +248,8 @@ def test_shards_that_were_not_made_alike(unsplit, tmp_path, what, change):
         edit_content(files[2], change)
     text = only_error([tmp_path], tmp_path / "out")
     assert f"different {what}: " in text
-    assert f"in shard 0 of 4 in {files[0].parent}, " in text
-    assert f"in shard 2 of 4 in {files[2].parent}. Run" in text
+    assert f"in {files[0].parent}, " in text
+    assert f"in {files[2].parent}. Run" in text
 
 
 def test_statistics_with_missing_entries_are_left_out(unsplit, tmp_path):
@@ -323,7 +322,7 @@ def test_command(unsplit, tmp_path):
     assert code == 1
     assert f"│ a_model/complete, seed 1 │ 4 │ {ROWS} │ {out}/a_model/complete/ue_mana" in text
     assert "a_model/complete, seed 1: statistic asmi_seconds left out" in text
-    assert "Error: a_model/incomplete, seed 1: expected one finished run of shard 2" in text
+    assert "Error: a_model/incomplete, seed 1: expected one finished job of " in text
     assert not (out / "a_model/incomplete").exists()
     assert len(load_run(out / "a_model/complete").scores) == ROWS
     assert run(tmp_path / "runs/complete", "--out", tmp_path / "one")[0] == 0

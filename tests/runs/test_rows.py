@@ -30,7 +30,7 @@ WHOLE = {"size": None, "subsample_seed": 1, "shard": 0, "num_shards": 1}
 def data(source, **changed):
     """A config's node `data`."""
     columns = {"split": "test", "text_column": "input", "label_column": "output"}
-    prompt = {"prompt_style": "paper", "closed_book": False, "cluster_regex": None}
+    prompt = {"prompt_style": "paper", "closed_book": False}
     return {"source": str(source)} | columns | prompt | WHOLE | changed
 
 
@@ -219,14 +219,11 @@ def test_clusters_without_a_column_are_those_of_a_calibration(tmp_path):
     assert ids(listed.rows) == [f"test:{i}" for i in range(6)]  # as manifests name them
 
 
-def test_clusters_by_a_part_of_the_prompt(tmp_path):
-    prompts = [f"Story: {s}\n\nQuestion: {q}" for s, q in (("a\nb", 1), ("a\nb", 2), ("c", 1))]
+def test_clusters_by_story(tmp_path):
+    prompts = [f"\nStory: {s}\n\nQuestion: {q}" for s, q in (("a\nb", 1), ("a\nb", 2), ("c", 1))]
     source = saved(tmp_path, input=prompts, output=["", "", ""])
-    regex = r"(?s)Story: (.*?)\n\nQuestion: "
-    rows = read_data(source, "test", "input", "output", cluster_regex=regex).rows
+    rows = read_data(source, "test", "input", "output").rows
     assert [row.cluster for row in rows] == [cluster_key(s) for s in ("a\nb", "a\nb", "c")]
-    with pytest.raises(ValueError, match="has no group, or matches nothing: 'Story: a"):
-        read_data(source, "test", "input", "output", cluster_regex="Passage: (.*)")
 
 
 def test_one_split_of_several(tmp_path):

@@ -10,8 +10,9 @@ from lm_polygraph_asmi.analysis.clusters import FEW, Interval
 from lm_polygraph_asmi.analysis.comparison import auroc, prr_intervals
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.prr import has_contrast, prr_with_error
+from lm_polygraph_asmi.analysis.right import RIGHT, on_scale, says_nothing
 from lm_polygraph_asmi.results.names import masked_layer
-from lm_polygraph_asmi.results.runs import MSP, RIGHT, Run, on_scale, says_nothing
+from lm_polygraph_asmi.results.runs import MSP, Run
 
 
 def prr_rows(run: Run, metric: str) -> list[dict[str, Any]]:
@@ -125,7 +126,6 @@ def about_run(run: Run) -> str:
                 f"Masking response: MI_t per token, mean {tokens.mean():.4f} nats, median "
                 f"{np.median(tokens):.4f}."
             )
-    seconds = run.seconds()
-    if seconds is not None:
+    if (seconds := run.seconds()) is not None:
         lines.append(f"ASMI took {seconds:.1f} s per answer (median).")
     return "\n".join(lines)

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 
 from lm_polygraph_asmi.files import read_json, to_json, write_whole
 from lm_polygraph_asmi.results.names import SECONDS
@@ -69,35 +71,27 @@ def packages() -> dict[str, str]:
     return releases
 
 
-def model_revision(path: str, revision: str | None) -> str:
-    """Commit of a hub model, from the local cache; of a folder, a digest.
+def model_of(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Path and revision of the model in a config's node `model`.
 
-    The digest covers the content of small files, and names and sizes of large ones.
+    The revision is the commit of a hub model, from the local cache; of a folder, a digest of the
+    content of small files, and of names and sizes of large ones.
     """
-    folder = Path(path)
-    if folder.is_dir():
+    path = str(node.get("path"))
+    if Path(path).is_dir():
         digest = hashlib.sha256()
-        for file in sorted(f for f in folder.iterdir() if f.is_file()):
+        for file in sorted(f for f in Path(path).iterdir() if f.is_file()):
             size = file.stat().st_size
             digest.update(f"{file.name} {size} ".encode())
             if size < 2**20:
                 digest.update(file.read_bytes())
-        return f"sha256:{digest.hexdigest()[:16]}"
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        cached = try_to_load_from_cache(path, "config.json", revision=revision or "main")
-    except HFValidationError:  # a folder that does not exist
-        return "unknown"
-    return Path(cached).parent.name if isinstance(cached, str) else "unknown"
-
-
-def model_of(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Path and revision of the model in a config's node `model`."""
-    revision = (node.get("load_model_args") or {}).get("revision")  # of a hub model; None: newest
-    path = node.get("path")
-    return {"path": path, "revision": model_revision(str(path), revision)}
+        return {"path": node.get("path"), "revision": f"sha256:{digest.hexdigest()[:16]}"}
+    pinned = (node.get("load_model_args") or {}).get("revision") or "main"
+    cached = None
+    with suppress(HFValidationError):  # a folder that does not exist
+        cached = try_to_load_from_cache(path, "config.json", revision=pinned)
+    revision = Path(cached).parent.name if isinstance(cached, str) else "unknown"
+    return {"path": node.get("path"), "revision": revision}
 
 
 def without_secrets(node: Any) -> Any:

@@ -100,21 +100,17 @@ class Setting(NamedTuple):
     dataset: str
 
 
-def paper_dataset(data: Mapping[str, Any]) -> str:
-    """The paper's name of a run's data, by a config's node `data`; empty for others."""
+def paper_setting(group: RunGroup) -> Setting:
+    """The paper's names of a setting's model and data."""
+    folder = Path(group.run.recorded("model").get("path") or "").name.lower()
+    models = {last.lower(): name for name, last in MODELS.items()}
+    data = group.run.recorded("dataset")
     alike = (
         name for name, benchmark in BENCHMARKS.items()
         if data.get("source") == benchmark.recorded["source"]
         and bool(data.get("closed_book")) == bool(benchmark.recorded.get("closed_book"))
     )  # fmt: skip
-    return next(alike, "")
-
-
-def paper_setting(group: RunGroup) -> Setting:
-    """The paper's names of a setting's model and data."""
-    folder = Path(group.run.recorded("model").get("path") or "").name.lower()
-    models = {last.lower(): name for name, last in MODELS.items()}
-    return Setting(models.get(folder, ""), paper_dataset(group.run.recorded("dataset")))
+    return Setting(models.get(folder, ""), next(alike, ""))
 
 
 def departures(group: RunGroup) -> list[str]:

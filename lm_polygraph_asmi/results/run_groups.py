@@ -13,16 +13,10 @@ import pandas as pd
 
 from lm_polygraph_asmi.analysis.clusters import text_clusters
 from lm_polygraph_asmi.analysis.labelled import Labelled
+from lm_polygraph_asmi.analysis.right import below_right, says_nothing
 from lm_polygraph_asmi.config import ASMIConfig, depth_key
 from lm_polygraph_asmi.maths.scores import aggregate, token_scores
-from lm_polygraph_asmi.results.runs import (
-    MSP,
-    Run,
-    below_right,
-    load_run,
-    manager_files,
-    says_nothing,
-)
+from lm_polygraph_asmi.results.runs import MSP, Run, load_run, manager_files
 
 PREFERRED_METRIC = "AlignScore"
 SEMANTIC_ENTROPY, ENTROPY = "SemanticEntropy", "MeanTokenEntropy"
@@ -383,14 +377,10 @@ def _group(runs: list[Run], metric: str | None, depth: float) -> RunGroup:
             f"{left_out} of {len(finite)} rows without a finite "
             f"{' or '.join(lacking) or metric} left out for all methods"
         )
-    if unlabelled := run.unlabelled(metric):
-        notes.append(f"left out: {unlabelled}")
     depths = [config.depth for config in run.methods.values()]
     depths += [used["depth"] for used in run.settings()]
     nearest = min(depths, key=lambda other: abs(other - depth), default=depth)
-    if not depths:
-        notes.append("no ASMI score")
-    elif not same_depth(nearest, depth):
+    if not same_depth(nearest, depth):
         notes.append(f"read at depth {nearest:.1%}: the run lacks {depth:.1%}")
     return RunGroup(
         *_names(run), "", tuple(runs), run, metric, nearest, np.flatnonzero(finite), tuple(notes)

@@ -12,7 +12,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
@@ -173,7 +172,7 @@ def _methods(plan: Plan, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _add_results(manifest: dict[str, Any], manager: Path) -> None:
-    """Add what only a finished manager file has; warn about scores that are not finite."""
+    """Add what only a finished manager file has."""
     content = torch.load(manager, weights_only=False)
     stats, config = content["stats"], manifest["config"]
     if content["state"] != "failed":  # another seed may have failed
@@ -181,19 +180,6 @@ def _add_results(manifest: dict[str, Any], manager: Path) -> None:
         manifest.pop("error", None)
     # In its first run a hub model enters the cache only after the start.
     manifest["model"] |= model_of(config["model"])
-    manifest["side_models"] = {
-        name: model_of({"path": config[name]})
-        for name in ("nli_path", "cross_encoder_path")
-        if config.get(name)
-    }
     manifest["seconds"] = seconds_per_phase(stats)
     reused = [bool(depths) for depths in stats.get("asmi_reused_depths", [])]
     manifest["asmi_reused"] = sum(reused)
-    if any(reused):
-        log.warning("ASMI: masked passes of %d of %d answers come from the result cache",
-                    sum(reused), len(reused))  # fmt: skip
-    for (_, name), scores in content["estimations"].items():
-        if lacking := int(np.sum(~np.isfinite(np.asarray(scores, dtype=float)))):
-            log.warning("%s: %d of %d scores are not finite: LM-Polygraph ranks these answers, "
-                        "`polygraph_asmi results` leaves them out", name, lacking, len(scores),
-            )  # fmt: skip

@@ -66,9 +66,8 @@ def read_plan(config: DictConfig) -> Plan:
     """Read a run's config; what is wrong with it is in the plan's `faults`."""
     # Not `OmegaConf.missing_keys`, which resolves interpolations and so reads the rows.
     unresolved = cast(dict[str, Any], OmegaConf.to_container(config))
-    unresolved.pop("hydra", None)  # set by Hydra
-    if missing := list(_missing(unresolved)):
-        reasons = [f"{name} is missing: add {name}=... to the command" for name in missing]
+    missing = _missing({name: node for name, node in unresolved.items() if name != "hydra"})
+    if reasons := [f"{name} is missing: add {name}=... to the command" for name in missing]:
         return Plan(config, faults={"config": reasons})
     try:
         stops = OmegaConf.select(config, "generation_params.stop_strings") or ()
@@ -168,19 +167,15 @@ def check_side_models(plan: Plan) -> Iterator[Finding]:
     metrics = _metrics(plan.config)
     names = {metric["name"] for metric in metrics}
     if "BertScoreMetric" in names and (why := unavailable(BERT_SCORE_MODEL)):
-        default = "" if plan.config.get("generation_metrics") else (
-            ", the default of LM-Polygraph where generation_metrics names none,"
-        )  # fmt: skip
         yield Finding(
-            f"BertScoreMetric{default} needs the model {BERT_SCORE_MODEL}, which {why}: download "
-            "it, or write in your config\n"
-            "generation_metrics:\n  - name: RougeMetric\n    args: [rougeL]"
+            "BertScoreMetric, the default of LM-Polygraph where generation_metrics names none, "
+            f"needs the model {BERT_SCORE_MODEL}, which {why}: download it, or write in your "
+            "config\ngeneration_metrics:\n  - name: RougeMetric\n    args: [rougeL]"
         )
     for metric in metrics:
         checkpoint = str((metric.get("kwargs") or {}).get("ckpt_path") or "https://default")
-        local = not checkpoint.startswith(("http://", "https://"))
-        if local and (problem := checkpoint_problem(checkpoint)):
-            yield Finding(f"{metric['name']}: {problem}")
+        if not checkpoint.startswith(("http://", "https://")):
+            yield from map(Finding, filter(None, [checkpoint_problem(checkpoint)]))
     problems = {"deberta_path": nli_problem, "cross_encoder_name": cross_encoder_problem}
     for settings in _calculators(plan):
         for setting in problems.keys() & settings.keys():

@@ -11,7 +11,7 @@ import logging
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -122,10 +122,7 @@ def sample(rows: list[DataRow], size: int, seed: int, by_cluster: bool = False) 
     """
     rows = sorted(rows, key=lambda row: hashlib.sha256(f"{seed}:{row.id}".encode()).digest())
     if by_cluster:
-        first: dict[str, DataRow] = {}
-        for row in rows:
-            first.setdefault(row.cluster, row)
-        rows = list(first.values())
+        rows = [rows[i] for i in pd.Series([row.cluster for row in rows]).drop_duplicates().index]
     if size > len(rows):
         log.warning("data.sample: expected %d rows, got %d, which are all", size, len(rows))
     return rows[:size]
@@ -176,9 +173,8 @@ def read_data(
         else:
             if closed_book or prompt_style != "paper":
                 raise ValueError(
-                    f"{name} has complete prompts (columns {columns}), which data.closed_book and "
-                    "data.prompt_style cannot change: name a source with SQuAD's columns, or leave "
-                    "both unset"
+                    f"{name} has complete prompts (columns {columns}): data.closed_book and "
+                    "data.prompt_style need SQuAD's columns"
                 )
             rows = _from_columns(table, name, text_column, label_column, f"{split}:")
     if not rows:
@@ -206,7 +202,7 @@ def _load(source: Any, name: str, split: str) -> tuple[Dataset, str | None]:
         place, _, pinned = str(first).partition("@")
         table = load_dataset(place, *configuration, split=split, revision=pinned or None)
         commits = [Path(file["filename"]).parent.name for file in table.cache_files]
-        return table, (commits or [None])[0]
+        return table, commits[0] if commits else None
     except Exception as error:  # a library's own
         raise ValueError(
             f"cannot read the split {split!r} of the dataset {name}: {error.__cause__ or error}. "
@@ -241,15 +237,15 @@ def _from_columns(
             )
     answers = [""] * len(table) if label is None else table[label]
     ids = table["id"] if "id" in columns else [f"{prefix}{i}" for i in range(len(table))]
-    clusters = table["cluster"] if "cluster" in columns else _clusters_of(table[text])
+    clusters = (
+        table["cluster"]
+        if "cluster" in columns
+        else (map(cluster_key, text_clusters(list(map(str, table[text])))))
+    )
     return [
         DataRow(str(i), _identity(cluster), prompt, answer)
         for i, cluster, prompt, answer in zip(ids, clusters, table[text], answers, strict=True)
     ]
-
-
-def _clusters_of(prompts: Iterable[Any]) -> list[str]:
-    return list(map(cluster_key, text_clusters(list(map(str, prompts)))))
 
 
 def select_rows(data: Mapping[str, Any]) -> RunRows:

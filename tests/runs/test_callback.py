@@ -57,14 +57,10 @@ def run(tmp_path, tiny, monkeypatch):
     return start
 
 
-def test_the_manifest_says_what_the_manager_file_does_not(run, tiny, capsys, monkeypatch):
-    """Scores that are not finite are reported and do not stop the run."""
-    monkeypatch.setattr(Perplexity, "__call__", lambda *_: np.array([np.nan]))
+def test_the_manifest_says_what_the_manager_file_does_not(run, tiny):
     tokens = "+hf_token=hf_SECRET", "++model.load_model_args.token=hf_SECRET"
     settings = "asmi.num_masks=10", "asmi.mask_rate=0.2", "asmi.result_cache=null"
     manager = run("data.first=3", *settings, *tokens)
-    shown = capsys.readouterr().out
-    assert "Perplexity: 3 of 3 scores are not finite" in shown
     assert "SECRET" not in manifest_path(manager).read_text()
     manifest = read_manifest(manager)
     assert manifest["status"] == "completed"
@@ -116,7 +112,6 @@ def test_several_runs_in_one_folder(run, capsys):
     assert read_manifest(manager)["asmi_reused"] == 2
     assert read_manifest(manager)["rows"]["ids"] == list("abcd")
     printed = capsys.readouterr()
-    assert "ASMI: masked passes of 2 of 4 answers come from the result cache" in printed.out
     assert f"polygraph_asmi results {Path(manager).parent}" in printed.err
     name = "ASMI (60%, K=64)"
     np.testing.assert_array_equal(first.scores[name], second.scores[name][sampled])

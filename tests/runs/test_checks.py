@@ -195,8 +195,6 @@ def test_models_of_quality_metrics_are_named_before_the_run(monkeypatch, tmp_pat
         written = OmegaConf.create(bert.text[bert.text.index("\n") :])
         assert found(written.generation_metrics) == []
         assert bert.fatal
-    (listed,) = found([{"name": "BertScoreMetric"}])
-    assert "default" not in listed.text
     monkeypatch.setattr(checks, "unavailable", lambda _: None)
     assert found([{"name": "BertScoreMetric"}]) == []
     assert found(None) == []

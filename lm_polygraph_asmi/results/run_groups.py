@@ -120,10 +120,10 @@ class RunGroup:
     def _operating(self) -> ASMIConfig:
         """Settings of the operating variants: of scores at the operating depth, the first.
 
-        One with the default K comes first: else the order of the runs would choose between two K.
+        Those nearest to the defaults come first: else the order of the runs would choose.
         """
         at_depth = [c for c in self.methods.values() if same_depth(c.depth, self.depth)]
-        at_depth.sort(key=lambda config: config.top_k != ASMIConfig.top_k)
+        at_depth.sort(key=lambda c: (c.top_k != ASMIConfig.top_k, len(c.describe())))
         return self.operating or next(iter(at_depth), ASMIConfig(depth=self.depth))
 
     @cached_property
@@ -355,7 +355,7 @@ def _names(run: Run) -> tuple[str, str]:
 def _group(runs: list[Run], metric: str | None, depth: float) -> RunGroup:
     """The setting of runs over the same answers."""
     # The run with the most methods first; the others add only theirs.
-    runs.sort(key=lambda run: (-len(run.scores.columns), _most_masks(run)))
+    runs.sort(key=lambda run: -len(run.scores.columns))
     run, notes = _combined(runs), []
     names = list(run.quality)
     if metric is not None and metric not in names:
@@ -385,7 +385,3 @@ def _group(runs: list[Run], metric: str | None, depth: float) -> RunGroup:
     return RunGroup(
         *_names(run), "", tuple(runs), run, metric, nearest, np.flatnonzero(finite), tuple(notes)
     )
-
-
-def _most_masks(run: Run) -> int:
-    return max((used["num_masks"] for used in run.settings()), default=0)

@@ -125,9 +125,8 @@ def _check_scores(scores: pd.DataFrame) -> list[Finding]:
     if finite.all():
         return []
     text = (
-        f"expected finite scores, got others from {', '.join(finite.index[~finite])}; "
-        "LM-Polygraph ranks NaN as most confident. Leave them out, or try another "
-        "model.load_model_args.dtype"
+        f"expected finite scores, got others from {', '.join(finite.index[~finite])}: leave these "
+        "out, or try another model.load_model_args.dtype"
     )
     return [Finding(text, fatal=False)]
 

@@ -138,12 +138,11 @@ def _join(group: str, jobs: pd.DataFrame, file: Path) -> Merged:
     runs = [load_run(manager) for manager in jobs["manager"]]
     _check_rows(runs)
     _check_alike(runs)
-    managers = [UEManager.load(str(run.path)) for run in runs]
+    joined, *others = (UEManager.load(str(run.path)) for run in runs)
     names = dict.fromkeys(name for run in runs for name in run.stats)
     # LM-Polygraph saves a statistic only for batches in which it was computed; joined, entries
     # would be assigned to wrong rows.
     incomplete = [name for name in names if any(run.lacks([name]) for run in runs)]
-    joined, *others = managers
     for other in others:
         for part in ("estimations", "gen_metrics", "stats"):
             for name, values in getattr(other, part).items():
@@ -153,12 +152,11 @@ def _join(group: str, jobs: pd.DataFrame, file: Path) -> Merged:
     joined.metrics = {}
     joined.ue_metrics = ue_metrics(runs[0].recorded("config"))
     joined.eval_ue()
-    manifest = _joined_manifest(runs, joined.stats)
     file.parent.mkdir(parents=True, exist_ok=True)
     # The manager file is renamed last, so that it implies its manifest.
     with writing(file) as partial:
         joined.save(str(partial))
-        write_manifest(manifest, file)
+        write_manifest(_joined_manifest(runs, joined.stats), file)
     warnings = [f"statistic {name} left out: some rows lack it" for name in incomplete]
     return Merged(group, len(runs), sum(len(run.scores) for run in runs), file, warnings)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 import pytest
 
-OWN = '''
+OWN = """
 import lm_polygraph.utils.estimate_uncertainty as host
 from lm_polygraph_asmi import ASMI, AdaptASMI, SemASMI, available_stat_calculators
 
@@ -22,7 +22,7 @@ def test_of_the_plugin(model, estimator, monkeypatch):
     monkeypatch.setattr(host, "register_default_stat_calculators", lambda _: own)
     ue = estimate_uncertainty(model, estimator, INPUT)
     assert isinstance(ue.uncertainty, float)
-'''
+"""
 
 
 @click.command()

@@ -207,8 +207,8 @@ def test_prompts_reach_the_model_as_the_dataset_has_them(benchmark, tmp_path):
     config = composed(benchmark)  # the config of the same name
     source = hub_dataset(benchmark, tmp_path)
     data = config.data
-    style = (data.prompt_style, data.closed_book, data.cluster_regex)
-    rows = read_data(source, "test", data.text_column, data.label_column, *style)
+    style = (data.prompt_style, data.closed_book)
+    rows = read_data(source, "test", data.text_column, data.label_column, *style).rows
     prompts = [row.input for row in rows]
     clusters = len({row.cluster for row in rows})
     if benchmark == "asmi_coqa":
@@ -261,7 +261,7 @@ def test_every_config_runs(name, tiny, stand_ins, tmp_path, request):
     manifest = read_manifest(run.path)
     assert manifest["status"] == "completed"
     assert len(manifest["rows"]["ids"]) == len(run.scores) >= 2
-    assert manifest["asmi"][0]["top_k"] == config.asmi.top_k
+    assert run.settings()[0]["top_k"] == config.asmi.top_k
     assert {n for n in run.scores if "ASMI (" in n} == set(run.methods)
     assert all(str(own) == n and own.stop == () for n, own in run.methods.items())
 
@@ -278,7 +278,7 @@ def test_all_baselines_all_depths_and_alignscore_in_one_run(tiny, stand_ins, tmp
     varied = run.scores.nunique()
     assert (varied[~varied.index.isin(["SemanticEntropy"])] > 1).all(), varied
     manifest = read_manifest(run.path)
-    assert [used["depth"] for used in manifest["asmi"]] == [d / 100 for d in DEPTHS]
+    assert [used["depth"] for used in run.settings()] == [d / 100 for d in DEPTHS]
     assert set(manifest["seconds"]) == {
         "greedy", "samples", "nli", "cross_encoder", "asmi", "diversity",
     }  # fmt: skip

@@ -16,9 +16,9 @@ from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.config import ADAPT, CHECKS, KINDS, UNNAMED, ASMIConfig
 from lm_polygraph_asmi.host.configs import configs_path
 from lm_polygraph_asmi.options import given_settings, setting_helps, setting_options
-from lm_polygraph_asmi.report import build_report, load_run_groups
+from lm_polygraph_asmi.report import load_run_groups
 from lm_polygraph_asmi.results.names import at_depth
-from lm_polygraph_asmi.results.runs import combine_runs, load_run
+from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from tests.report import runs
 from tests.tiny_lm import whitebox
@@ -163,33 +163,23 @@ def test_a_run_says_the_settings_of_later_decisions(tmp_path):
     assert "layer 3 there, 2 here" in one.reason
 
 
-@pytest.mark.usefixtures("few_resamples", "no_pictures")
-def test_scores_of_one_name_with_other_settings_are_two_methods(tmp_path):
+def test_scores_of_one_name_with_other_settings_are_of_two_settings(tmp_path):
     """Runs over the same answers whose Adapt-ASMI drew other numbers of samples, or whose gates
     read another token."""
-    adapt, found = "Adapt-ASMI (60%, K=64)", []
-    gates = ("second_last", "last")
-    for number, gate in ((10, gates[0]), (5, gates[0]), (5, gates[0]), (10, gates[1])):
+    for number, gate in ((10, "second_last"), (5, "second_last"), (10, "last")):
         saved = runs.content()
-        saved["estimations"]["sequence", adapt] = np.random.default_rng(len(found)).random(60)
-        saved[runs.METHODS] = {
-            name: of | {"gate_token": gate, "num_samples": number}
-            for name, of in saved[runs.METHODS].items()
-        }
-        found.append(load_run(runs.save(tmp_path / str(len(found)), saved)))
-    one = combine_runs(found)
-    named = [adapt, f"{adapt[:-1]}, num_samples=5)", f"{adapt[:-1]}, gate_token=last)"]
-    assert [name for name in one.scores if name.startswith("Adapt")] == named
-    for name, run in zip(named, (found[0], found[1], found[3]), strict=True):
-        assert one.scores[name].equals(run.scores[adapt])
-    assert [one.methods[name].num_samples for name in named] == [10, 5, 10]
-    assert [one.methods[name].gate_token for name in named] == ["second_last"] * 2 + ["last"]
-    assert combine_runs([found[0], found[0]]).scores.equals(found[0].scores)
-    (group,) = load_run_groups([run.path for run in found])
-    assert list(group.scores.filter(like="Adapt")) == named
-    assert group.variants["Adapt-ASMI"] == adapt
-    shown = build_report([group], tmp_path / "report")[0].read_text()
-    assert all(name in shown for name in named)
+        changed = {"gate_token": gate, "num_samples": number}
+        saved[runs.METHODS] = {name: of | changed for name, of in saved[runs.METHODS].items()}
+        for copy in "ab":
+            runs.save(tmp_path / f"{gate}-{number}-{copy}", saved)
+    groups = load_run_groups(tmp_path.iterdir())
+    assert [len(group.runs) for group in groups] == [2, 2, 2]
+    assert (
+        len(
+            {group.methods["Adapt-ASMI (60%, K=64)"].score_key()["num_samples"] for group in groups}
+        )
+        == 2
+    )
 
 
 @pytest.mark.parametrize(

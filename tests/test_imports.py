@@ -265,7 +265,7 @@ def test_what_every_program_imports_is_light():
 COMMANDS = [
     ("--help", "score"),
     ("decide --help", "--calibration"),
-    ("doctor --config-name nosuch", "got 'nosuch'"),
+    ("doctor --config-name nosuch", "Cannot find primary config 'nosuch'"),
     ("score --model x LICENSE --depth 2", "depth must lie in (0, 1)"),
     ("score --model x LICENSE --method raw", "'raw' is not one of"),
     ("heads --help", "probe"),

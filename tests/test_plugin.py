@@ -267,7 +267,7 @@ def test_the_entries_for_a_users_own_config(elsewhere, tiny, page):
     assert set(MASKED_HEADS) <= set(run.stats)
     assert run.manifest["status"] == "completed"
     assert run.manifest["seeds"]["masks"] == 0
-    assert [settings["depth"] for settings in run.manifest["asmi"]] == depths
+    assert [settings["depth"] for settings in run.settings()] == depths
 
 
 BY_GROUP = {key: value for key, value in USERS_CONFIG.items() if key != "estimators"} | {
@@ -365,5 +365,5 @@ def test_one_override_gives_a_table_with_baselines_and_asmi(elsewhere, tiny):
     assert np.isfinite(run.scores.to_numpy()).all()
     assert set(MASKED_HEADS) <= set(run.stats)
     assert run.manifest["status"] == "completed"
-    assert run.manifest["asmi"][0]["num_masks"] == 6
+    assert run.settings()[0]["num_masks"] == 6
     assert set(run.methods) == set(own)

@@ -4,10 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
 from lm_polygraph_asmi.analysis.clusters import shared_texts
-from lm_polygraph_asmi.prompts import PASSAGE_OR_STORY, STORY, last_question
+from lm_polygraph_asmi.prompts import PASSAGE_OR_STORY, last_question
 from lm_polygraph_asmi.runs.squad import PROMPTS, Question
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -25,9 +24,7 @@ def test_the_question_is_read_as_it_is_written(form):
     assert last_question(PROMPTS[form](QUESTION)) == QUESTION.question
 
 
-def test_the_story_of_coqa_is_that_of_its_config():
-    config = OmegaConf.load(CONFIGS / "benchmark/asmi_coqa.yaml")
-    assert config.data.cluster_regex == f"(?s){STORY}"
+def test_the_story_of_coqa():
     prompt = "The following are stories.\n\nStory: Ann saw Bo.\n\nQuestion: Who saw?\nAnswer:"
     assert shared_texts([prompt]) == ["Ann saw Bo."]
     assert re.search(PASSAGE_OR_STORY, prompt, re.DOTALL)[1] == "Ann saw Bo."

@@ -100,6 +100,6 @@ def doctor(
     except ValueError as error:
         raise click.ClickException(str(error)) from error
     if as_json:
-        click.echo(to_json(diagnosis.to_dict(), indent=1))
-    if not diagnosis.works:
+        click.echo(to_json(diagnosis, indent=1))
+    if not diagnosis["works"]:
         raise SystemExit(1)

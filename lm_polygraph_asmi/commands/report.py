@@ -52,7 +52,7 @@ def report(
     console = Console()
     try:
         check_writable(out, folder=True)
-        groups = load_run_groups(runs, metric, depth, partial=True)
+        groups = load_run_groups(runs, metric, depth)
         # Imported late: it takes seconds, and the runs may be unreadable.
         from lm_polygraph_asmi.report import build_report
 

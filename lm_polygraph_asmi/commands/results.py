@@ -5,24 +5,18 @@ import click
 
 @click.command(short_help="PRR of every method of finished runs.")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True))
-@click.option(
-    "--together", "as_one", is_flag=True, help="Show runs over the same answers in one table."
-)
 @click.option("--csv", "as_csv", is_flag=True, help="Print a line per run, metric and method.")
-def results(runs: tuple[str, ...], as_one: bool, as_csv: bool) -> None:
+def results(runs: tuple[str, ...], as_csv: bool) -> None:
     """Show the PRR of every method of finished RUNS (folders or manager files)."""
     import pandas as pd
     from rich.console import Console
 
     from lm_polygraph_asmi.report.tables import about_quality, about_run, prr_rows, prr_table
-    from lm_polygraph_asmi.results.runs import combine_runs, load_run, manager_files
+    from lm_polygraph_asmi.results.runs import load_run, manager_files
 
     console = Console()
     try:
-        loaded = [load_run(file, partial=True) for path in runs for file in manager_files(path)]
-        loaded = [combine_runs(loaded)] if as_one else loaded
-        for run in loaded:
-            run.check_scored()
+        loaded = [load_run(file) for path in runs for file in manager_files(path)]
     except (FileNotFoundError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     if as_csv:

@@ -62,7 +62,7 @@ def _alone(group: RunGroup, makes: Sequence[Callable[[Sequence[RunGroup]], Any]]
 
 def _parts(group: RunGroup) -> list[Any]:
     """A setting and its runs, which do not travel with its values."""
-    return [group, group.run, *group.runs, *group.separate_runs]
+    return [group, group.run, *group.runs]
 
 
 class _Pickler(pickle.Pickler):

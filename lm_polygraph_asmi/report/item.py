@@ -63,7 +63,7 @@ class ReportItem:
         notes = list(self.notes)
         if any(isinstance(value, PRR) for value in written):
             notes.append("±: standard error, 1,000 resamples of answers.")
-        small = [group.label for group in self.groups if group.too_small]
+        small = [group.label for group in self.groups if group.answers.too_few]
         if written and small:  # a figure may have intervals that the table has not
             labels = "All settings" if len(small) == len(self.groups) else "; ".join(small)
             notes.append(f"Too small for reliable intervals: {labels}. {FEW}")

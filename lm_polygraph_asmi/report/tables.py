@@ -10,8 +10,9 @@ from lm_polygraph_asmi.analysis.clusters import FEW, Interval
 from lm_polygraph_asmi.analysis.comparison import auroc, prr_intervals
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.prr import has_contrast, prr_with_error
+from lm_polygraph_asmi.analysis.right import RIGHT, on_scale, says_nothing
 from lm_polygraph_asmi.results.names import masked_layer
-from lm_polygraph_asmi.results.runs import MSP, RIGHT, Run, on_scale, says_nothing
+from lm_polygraph_asmi.results.runs import MSP, Run
 
 
 def prr_rows(run: Run, metric: str) -> list[dict[str, Any]]:
@@ -110,18 +111,13 @@ def settings_line(used: Mapping[str, Any]) -> str:
 def about_run(run: Run) -> str:
     """How to read the tables of a run, and its settings."""
     lines = [
-        *run.missing_rows,
         "PRR: 1 = errors rejected first, 0 = chance, negative = worse than chance. MSP: "
         "MaximumSequenceProbability. AUROC: 0.5 = chance. PRR gives the few most confident answers "
         "most weight; AUROC weighs all alike.",
     ]
     empty = says_nothing(run.stats.get("greedy_texts"))
     if empty is not None and empty.any():
-        many = " A few-shot prompt may help (data.prompt_style=demo)."
-        lines.append(
-            f"Empty answers: {empty.sum()} of {len(empty)}. They cannot be right, and masks hardly "
-            f"change them.{many if empty.mean() > 0.2 else ''}"
-        )
+        lines.append(f"Empty answers, which cannot be right: {empty.sum()} of {len(empty)}.")
     for used in run.settings():
         lines.append(f"{settings_line(used)}, {used['attention']} attention.")
         if saved := run.at(used["depth"]):
@@ -130,7 +126,6 @@ def about_run(run: Run) -> str:
                 f"Masking response: MI_t per token, mean {tokens.mean():.4f} nats, median "
                 f"{np.median(tokens):.4f}."
             )
-    seconds = run.seconds()
-    if seconds is not None:
+    if (seconds := run.seconds()) is not None:
         lines.append(f"ASMI took {seconds:.1f} s per answer (median).")
     return "\n".join(lines)

@@ -10,7 +10,7 @@ from jinja2 import Environment
 from joblib import Parallel, delayed
 from matplotlib.figure import Figure
 
-from lm_polygraph_asmi.files import to_json, write_whole, writing
+from lm_polygraph_asmi.files import writing
 from lm_polygraph_asmi.report.apart import compute_apart, processes
 from lm_polygraph_asmi.report.figures import save
 from lm_polygraph_asmi.report.item import MissingItem, ReportItem
@@ -28,8 +28,6 @@ SYMBOLS = (
     "in the paper."
 )
 """Meaning of the report's symbols."""
-FORMATS = ("csv", "md", "tex", "svg", "pdf")
-"""Of the files that a report can leave beside its page: of tables, then of figures."""
 MATH = {"p̄": r"$\bar{p}$", "Δ": r"$\Delta$", "ρ": r"$\rho$", "−": "$-$", "±": r"$\pm$",
         "†": r"\dag{}"}  # fmt: skip
 """What LaTeX sets in text only with packages; pandas escapes the rest."""
@@ -49,8 +47,8 @@ def build_report(
     """Write a report into a folder; returns its page and that page's first lines.
 
     It has PRR and its difference from MSP's; `full`: all of the paper's tables and figures. Those
-    are also left as files, of the `FORMATS` named. `progress` wraps a list of steps, given their
-    name. `jobs` processes compute settings, then draw figures; the numbers do not depend on it.
+    are also left as files of `formats` (csv, md, tex; svg, pdf). `progress` wraps a list of steps,
+    given their name. `jobs` processes compute settings, then draw figures; numbers are the same.
     OSError if the folder cannot be written or a process ended, ValueError if another writes there.
     """
     out = Path(out)
@@ -63,8 +61,6 @@ def build_report(
             _draw(items, out / "figures", {"png"} | ({"svg", "pdf"} & {*formats}), progress)
         for item in items:
             _write_table(item, out / "tables", formats)
-        provenance = [group.provenance() for group in groups]
-        write_whole(out / "provenance.json", to_json(provenance, str, indent=1))
         first_lines = [f"{group.label}: {note}" for group in groups for note in group.notes]
         unfinished.write_text(_page(made, groups, first_lines), encoding="utf-8")
     return page, first_lines
@@ -102,7 +98,7 @@ def _save(draw: Callable[[], Figure], stem: Path, suffixes: Sequence[str], about
 
 def _description(item: ReportItem) -> str:
     """What a file says of itself."""
-    sources = [f"Source: {_source(group.provenance())}" for group in item.groups]
+    sources = [f"Source: {_source(group)}" for group in item.groups]
     return "\n".join([item.title, *item.caption, *sources])
 
 
@@ -148,21 +144,30 @@ def _page(
         items=items,
         tables={item.name: item.styled("html").to_html(table_uuid=item.name) for item in items},
         missing=[item for item in made if isinstance(item, MissingItem)],
-        runs=[_source(group.provenance()) for group in groups],
+        runs=[_source(group) for group in groups],
     )
 
 
-def _source(p: dict[str, Any]) -> str:
-    """A setting, its data and runs, in one line."""
+def _short_path(path: str | None) -> str | None:
+    """The last parts of an absolute path, to keep the rest private."""
+    return "/".join(Path(path).parts[-2:]) if path and Path(path).is_absolute() else path
+
+
+def _source(group: RunGroup) -> str:
+    """A setting, its data and runs, in one line; files by the last parts of their paths."""
+    model, data = group.run.recorded("model"), group.run.recorded("dataset")
+    unknown = "not recorded"
     parts = [
-        f"{p['setting']}: {p['n']} answers, {p['clusters']} clusters, quality {p['quality']}",
-        f"model {p['model']} ({p['revision']})",
-        f"data {p['dataset']}",
+        f"{group.label}: {len(group)} answers, {group.answers.n_clusters} clusters, quality "
+        f"{group.metric}",
+        f"model {_short_path(model.get('path')) or unknown} ({model.get('revision', unknown)})",
+        f"data {_short_path(data.get('source')) or data.get('name') or unknown}",
     ]
-    for run in p["runs"]:
-        seeds = ", ".join(f"{name} {seed}" for name, seed in run["seeds"].items())
-        parts.append(f"run {run['file']}, seeds: {seeds or 'not recorded'}")
-        parts += map(settings_line, run["asmi"])
-    releases = ", ".join(f"{name} {release}" for name, release in p["packages"].items())
-    parts += [releases or "releases not recorded", str(p["device"])]
-    return "; ".join([*parts, *(f"note: {note}" for note in p["notes"])])
+    for run in group.runs:
+        seeds = ", ".join(f"{name} {seed}" for name, seed in run.recorded("seeds").items())
+        parts.append(f"run {_short_path(str(run.path))}, seeds: {seeds or unknown}")
+        parts += map(settings_line, run.settings())
+    releases = group.run.recorded("packages").items()
+    parts.append(", ".join(f"{name} {v}" for name, v in releases) or "releases not recorded")
+    parts.append((group.run.manifest or {}).get("device", unknown))
+    return "; ".join([*parts, *(f"note: {note}" for note in group.notes)])

@@ -95,11 +95,9 @@ class ResultCache:
 
     def _give_up(self, action: str, error: Exception) -> None:
         log.warning(
-            "The result cache %s cannot be %s (%s: %s). The run continues and saves its results "
-            "at its end, but if it is killed, answers scored from now on must be scored again. "
-            "Possible causes: a full disk, a network file system, or a damaged folder (then "
-            "remove it). Set asmi.result_cache to use another",
-            self.folder, action, type(error).__name__, error,
+            "The result cache %s cannot be %s (%s: %s). The run continues; if it is killed, "
+            "answers from now on must be scored again. Remove the folder if it is damaged, or set "
+            "asmi.result_cache", self.folder, action, type(error).__name__, error,
         )  # fmt: skip
         self._writable = False  # stored results can still be read
 

@@ -7,15 +7,16 @@ its end, so that a killed run has one too.
 import hashlib
 import platform
 import resource
-import shlex
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 
 from lm_polygraph_asmi.files import read_json, to_json, write_whole
 from lm_polygraph_asmi.results.names import SECONDS
@@ -61,29 +62,6 @@ def write_manifest(manifest: Mapping[str, Any], manager: str | Path) -> None:
     write_whole(path, to_json(manifest, indent=1))
 
 
-def run_command(manifest: Mapping[str, Any], leave_out: Collection[str] = (), *more: str) -> str:
-    """The command of a manifest's run, without overrides of some settings, and with `more`."""
-    # hydra.mode: configs such as asmi_grid are multiruns by default.
-    command = ["polygraph_eval", "--config-name", str(manifest["config_name"]), "hydra.mode=RUN"]
-    return shlex.join([*command, *overrides_of(manifest, leave_out), *more])
-
-
-def overrides_of(manifest: Mapping[str, Any], leave_out: Collection[str] = ()) -> list[str]:
-    """Overrides of a manifest's run, without those of some settings."""
-    return [o for o in manifest["overrides"] if o.lstrip("+").partition("=")[0] not in leave_out]
-
-
-NAMED = 10
-"""Largest number of rows that a message lists."""
-
-
-def dropped_text(dropped: Mapping[str, str]) -> str:
-    """How many rows were dropped and which, from their ids and reasons."""
-    named = [f"{row} ({reason})" for row, reason in list(dropped.items())[:NAMED]]
-    more = f" and {len(dropped) - NAMED} more" if len(dropped) > NAMED else ""
-    return f"{len(dropped)} row{'s' * (len(dropped) != 1)}: {'; '.join(named)}{more}"
-
-
 def packages() -> dict[str, str]:
     """Releases of packages that results can depend on."""
     releases = {"python": platform.python_version()}
@@ -93,35 +71,27 @@ def packages() -> dict[str, str]:
     return releases
 
 
-def model_revision(path: str, revision: str | None) -> str:
-    """Commit of a hub model, from the local cache; of a folder, a digest.
+def model_of(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Path and revision of the model in a config's node `model`.
 
-    The digest covers the content of small files, and names and sizes of large ones.
+    The revision is the commit of a hub model, from the local cache; of a folder, a digest of the
+    content of small files, and of names and sizes of large ones.
     """
-    folder = Path(path)
-    if folder.is_dir():
+    path = str(node.get("path"))
+    if Path(path).is_dir():
         digest = hashlib.sha256()
-        for file in sorted(f for f in folder.iterdir() if f.is_file()):
+        for file in sorted(f for f in Path(path).iterdir() if f.is_file()):
             size = file.stat().st_size
             digest.update(f"{file.name} {size} ".encode())
             if size < 2**20:
                 digest.update(file.read_bytes())
-        return f"sha256:{digest.hexdigest()[:16]}"
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        cached = try_to_load_from_cache(path, "config.json", revision=revision or "main")
-    except HFValidationError:  # a folder that does not exist
-        return "unknown"
-    return Path(cached).parent.name if isinstance(cached, str) else "unknown"
-
-
-def model_of(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Path and revision of the model in a config's node `model`."""
-    revision = (node.get("load_model_args") or {}).get("revision")  # of a hub model; None: newest
-    path = node.get("path")
-    return {"path": path, "revision": model_revision(str(path), revision)}
+        return {"path": node.get("path"), "revision": f"sha256:{digest.hexdigest()[:16]}"}
+    pinned = (node.get("load_model_args") or {}).get("revision") or "main"
+    cached = None
+    with suppress(HFValidationError):  # a folder that does not exist
+        cached = try_to_load_from_cache(path, "config.json", revision=pinned)
+    revision = Path(cached).parent.name if isinstance(cached, str) else "unknown"
+    return {"path": node.get("path"), "revision": revision}
 
 
 def without_secrets(node: Any) -> Any:

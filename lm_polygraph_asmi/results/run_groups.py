@@ -13,23 +13,15 @@ import pandas as pd
 
 from lm_polygraph_asmi.analysis.clusters import text_clusters
 from lm_polygraph_asmi.analysis.labelled import Labelled
+from lm_polygraph_asmi.analysis.right import below_right, says_nothing
 from lm_polygraph_asmi.config import ASMIConfig, depth_key
 from lm_polygraph_asmi.maths.scores import aggregate, token_scores
-from lm_polygraph_asmi.results.runs import (
-    MSP,
-    TEXTS,
-    Run,
-    below_right,
-    combine_runs,
-    distinctly_named,
-    load_run,
-    manager_files,
-    same_quality,
-    says_nothing,
-)
+from lm_polygraph_asmi.results.runs import MSP, Run, load_run, manager_files
 
 PREFERRED_METRIC = "AlignScore"
 SEMANTIC_ENTROPY, ENTROPY = "SemanticEntropy", "MeanTokenEntropy"
+TEXTS = ("input_texts", "greedy_texts")
+"""Statistics by which two runs have the same answers."""
 
 
 class Unavailable(ValueError):
@@ -60,8 +52,6 @@ class RunGroup:
     rows: np.ndarray  # (n,) those in use, with finite quality and finite scores of all methods
     notes: tuple[str, ...]  # what was left out, and why
     operating: ASMIConfig | None = None  # of the operating variants; None: the first variant's
-    # Runs of more masks than a score, or with masks on some of the answers: for experiments.
-    separate_runs: tuple[Run, ...] = ()
     right_from: float | None = None  # lowest quality of a right answer; None: 0.5, of 0 to 1
 
     @property
@@ -130,10 +120,10 @@ class RunGroup:
     def _operating(self) -> ASMIConfig:
         """Settings of the operating variants: of scores at the operating depth, the first.
 
-        One with the default K comes first: else the order of the runs would choose between two K.
+        Those nearest to the defaults come first: else the order of the runs would choose.
         """
         at_depth = [c for c in self.methods.values() if same_depth(c.depth, self.depth)]
-        at_depth.sort(key=lambda config: config.top_k != ASMIConfig.top_k)
+        at_depth.sort(key=lambda c: (c.top_k != ASMIConfig.top_k, len(c.describe())))
         return self.operating or next(iter(at_depth), ASMIConfig(depth=self.depth))
 
     @cached_property
@@ -271,35 +261,6 @@ class RunGroup:
         saved = self.masked("settings")
         return dict(saved[0]) if saved else None
 
-    @property
-    def too_small(self) -> bool:
-        """Whether 95 % intervals may be too narrow; see `FEW`."""
-        return self.answers.too_few
-
-    def provenance(self) -> dict[str, Any]:
-        """Sources of the numbers, as plain values; files by the last parts of their paths."""
-        model, data = self.run.recorded("model"), self.run.recorded("dataset")
-        return {
-            "setting": self.label,
-            "model": short_path(model.get("path")) or "not recorded",
-            "revision": model.get("revision", "not recorded"),
-            "dataset": short_path(data.get("source")) or data.get("name") or "not recorded",
-            "quality": self.metric,
-            "n": len(self),
-            "clusters": self.answers.n_clusters,
-            "runs": [
-                {
-                    "file": short_path(str(r.path)),
-                    "seeds": r.recorded("seeds"),
-                    "asmi": r.settings(),
-                }
-                for r in (*self.runs, *self.separate_runs)
-            ],
-            "packages": self.run.recorded("packages"),
-            "device": (self.run.manifest or {}).get("device", "not recorded"),
-            "notes": list(self.notes),
-        }
-
 
 Compute = TypeVar("Compute", bound=Callable[..., Any])
 
@@ -317,13 +278,6 @@ def once(compute: Compute) -> Compute:
     return cast(Compute, kept)
 
 
-def short_path(path: str | None) -> str | None:
-    """The last parts of an absolute path, to keep the rest private."""
-    if path is None or not Path(path).is_absolute():
-        return path
-    return "/".join(Path(path).parts[-2:])
-
-
 def clusters_of(run: Run) -> list[str]:
     """Cluster keys of a run's rows: from the manifest, else by prompt, else one per row."""
     if run.clusters is not None:
@@ -334,111 +288,57 @@ def clusters_of(run: Run) -> list[str]:
     return [str(code) for code in pd.factorize(pd.Series(shared))[0]]
 
 
-def row_keys(first: Run, second: Run) -> tuple[list[str], list[str]]:
-    """Keys to match the rows of two runs: ids if both have them, else prompts."""
-    if first.ids and second.ids:
-        return first.ids, second.ids
-    return first.stats.get("input_texts", []), second.stats.get("input_texts", [])
-
-
 def same_depth(first: float, second: float) -> bool:
     """Whether two depths are equal up to rounding."""
     return depth_key(first) == depth_key(second)
 
 
-def pairs_of_rows(first: RunGroup, second: RunGroup, same_answers: bool) -> list[tuple[int, int]]:
-    """Pairs of rows of two settings with the same question, or answer, too: by id, else prompt."""
-    by_id = bool(first.ids and second.ids)
-    first_keys, second_keys = (
-        (group.ids if by_id else group.saved("input_texts")) or [] for group in (first, second)
-    )
-    second_rows = {row: j for j, row in enumerate(second_keys)}
-    pairs = [(i, second_rows[row]) for i, row in enumerate(first_keys) if row in second_rows]
-    if same_answers:
-        answers = [group.saved("greedy_texts") or [] for group in (first, second)]
-        pairs = [(i, j) for i, j in pairs if all(answers) and answers[0][i] == answers[1][j]]
-    return pairs
-
-
-def one_per_question_set(groups: Sequence[RunGroup]) -> tuple[list[RunGroup], list[str]]:
-    """The largest setting of each model and dataset, and the labels of the others."""
-    largest: dict[tuple[str, str], RunGroup] = {}
-    for group in sorted(groups, key=len, reverse=True):
-        largest.setdefault((group.model, group.dataset), group)
-    kept = [group for group in groups if group in largest.values()]
-    return kept, [group.label for group in groups if group not in kept]
-
-
 def load_run_groups(
-    paths: Iterable[str | Path],
-    metric: str | None = None,
-    depth: float = ASMIConfig.depth,
-    partial: bool = False,
+    paths: Iterable[str | Path], metric: str | None = None, depth: float = ASMIConfig.depth
 ) -> list[RunGroup]:
     """Load runs (manager files or run folders); those over the same answers become one setting.
 
-    They are pickles: only open files you trust. A run with masks on some of another run's answers
-    becomes a part of that setting. `metric`: by default AlignScore, or the first of a run. A run
-    without the operating depth is read at its nearest. `partial`: also runs that stopped early.
+    They are pickles: only open files you trust. `metric`: by default AlignScore, or the first of a
+    run. A run without the operating depth is read at its nearest.
     """
     same_answers: list[list[Run]] = []
     for file in dict.fromkeys(file.resolve() for path in paths for file in manager_files(path)):
-        run = load_run(file, partial)
-        alike = (runs for runs in same_answers if _same_answers(runs[0], run))
+        run = load_run(file)
+        alike = (runs for runs in same_answers if all(_same_answers(r, run) for r in runs))
         same = next(alike, None)
         if same is None:
             same_answers.append(same := [])
         same.append(run)
-    wholes = [_whole(runs, same_answers) for runs in same_answers]
-    groups = []
-    for runs, whole in zip(same_answers, wholes, strict=True):
-        if whole is None:
-            pairs = zip(same_answers, wholes, strict=True)
-            parts = [part for others, of in pairs if of is runs for part in others]
-            groups.append(_group(runs, parts, metric, depth))
+    groups = [_group(runs, metric, depth) for runs in same_answers]
     labels = Counter(group.label for group in groups)
-    doubled = [group for group in groups if labels[group.label] > 1]
-    names = dict(zip(doubled, _distinct_names([group.run.path for group in doubled]), strict=True))
-    return [replace(g, suffix=f" ({names[g]})") if g in names else g for g in groups]
-
-
-def _distinct_names(files: Sequence[Path]) -> list[str]:
-    """Distinct names of files: their folders if these differ, below the common folder."""
-    shared = os.path.commonpath([file.parent for file in files]) if files else ""
-    names = [os.path.relpath(file.parent, shared) for file in files]
-    if len(set(names)) == len(names) and os.curdir not in names:
-        return names
-    return [os.path.relpath(file, shared) for file in files]
-
-
-def _whole(part: Sequence[Run], groups: Sequence[list[Run]]) -> list[Run] | None:
-    """The runs of which `part`, with masks, has some of the rows, answered alike; or None."""
-
-    def answers(run: Run) -> set[tuple[str, ...]]:
-        return set(zip(*(run.stats.get(name, []) for name in TEXTS), strict=False))
-
-    if all(map(_keeps_masks, part)):
-        for runs in groups:
-            larger = len(runs[0].scores) > len(part[0].scores)
-            if (
-                larger
-                and _names(part[0]) == _names(runs[0])
-                and answers(part[0]) <= answers(runs[0])
-            ):
-                return runs
-    return None
-
-
-def _keeps_masks(run: Run) -> bool:
-    return any("masks" in at for row in run.stats.get("asmi", [])[:1] for at in row.values())
+    folder = os.path.commonpath([group.run.path.parent for group in groups]) if groups else ""
+    for place, group in enumerate(groups):
+        if labels[group.label] > 1:
+            file = Path(os.path.relpath(group.run.path, folder))
+            name = file.as_posix().removesuffix("/ue_manager_seed1")
+            groups[place] = replace(group, suffix=f" ({name})")
+    return groups
 
 
 def _same_answers(first: Run, second: Run) -> bool:
+    """Whether two runs are of one setting, and scores of one name have the same settings."""
+    texts = [[run.stats.get(name) for run in (first, second)] for name in TEXTS]
+    shared = first.quality.columns.intersection(second.quality.columns)
+    scores = first.methods.keys() & second.methods.keys()
     return (
         _names(first) == _names(second)
-        and all(first.stats.get(t) and first.stats.get(t) == second.stats.get(t) for t in TEXTS)
-        and same_quality(first.quality, second.quality)
+        and all(ours and ours == others for ours, others in texts)
+        and len(shared) > 0
+        and np.allclose(first.quality[shared], second.quality[shared], rtol=1e-4, equal_nan=True)
+        and all(first.methods[n].score_key() == second.methods[n].score_key() for n in scores)
     )
+
+
+def _combined(runs: Sequence[Run]) -> Run:
+    """Runs over the same answers as one; a method of several is taken from the first."""
+    scores = pd.concat([run.scores for run in runs], axis=1)
+    methods = {name: of for run in reversed(runs) for name, of in run.methods.items()}
+    return replace(runs[0], scores=scores.loc[:, ~scores.columns.duplicated()], methods=methods)
 
 
 def _names(run: Run) -> tuple[str, str]:
@@ -452,24 +352,14 @@ def _names(run: Run) -> tuple[str, str]:
     return names[0].replace("_", " "), names[1].replace("_", " ")
 
 
-def _group(group: Sequence[Run], parts: list[Run], metric: str | None, depth: float) -> RunGroup:
-    """The setting of runs over the same answers; `parts` have some of them."""
-    # A run that saved more masks than a score has is for the analysis of heads, not a method.
-    fewest = min(map(_most_masks, group))
-    apart = [
-        run for run in group
-        if _keeps_masks(run) and _most_masks(run) > fewest and set(run.scores) == set(run.methods)
-    ]  # fmt: skip
+def _group(runs: list[Run], metric: str | None, depth: float) -> RunGroup:
+    """The setting of runs over the same answers."""
     # The run with the most methods first; the others add only theirs.
-    scored = [run for run in group if not any(run is other for other in apart)]
-    scored.sort(key=lambda run: (-len(run.scores.columns), _most_masks(run)))
-    runs = distinctly_named(scored)
-    run = combine_runs(runs)
-    notes, names = run.missing_rows, list(run.quality)
+    runs.sort(key=lambda run: -len(run.scores.columns))
+    run, notes = _combined(runs), []
+    names = list(run.quality)
     if metric is not None and metric not in names:
         raise ValueError(f"{run.path} has no quality metric {metric!r}, but {names}")
-    if not names or not len(run.scores.columns):
-        raise ValueError(f"{run.path} has no quality metric or no method")
     metric = metric or (PREFERRED_METRIC if PREFERRED_METRIC in names else names[0])
     finite_scores = np.isfinite(run.scores)
     if empty := list(run.scores.columns[~finite_scores.any()]):
@@ -487,20 +377,11 @@ def _group(group: Sequence[Run], parts: list[Run], metric: str | None, depth: fl
             f"{left_out} of {len(finite)} rows without a finite "
             f"{' or '.join(lacking) or metric} left out for all methods"
         )
-    if unlabelled := run.unlabelled(metric):
-        notes.append(f"left out: {unlabelled}")
     depths = [config.depth for config in run.methods.values()]
     depths += [used["depth"] for used in run.settings()]
     nearest = min(depths, key=lambda other: abs(other - depth), default=depth)
-    if not depths:
-        notes.append("no ASMI score")
-    elif not same_depth(nearest, depth):
+    if not same_depth(nearest, depth):
         notes.append(f"read at depth {nearest:.1%}: the run lacks {depth:.1%}")
     return RunGroup(
-        *_names(run), "", tuple(runs), run, metric, nearest, np.flatnonzero(finite), tuple(notes),
-        separate_runs=(*apart, *parts),
-    )  # fmt: skip
-
-
-def _most_masks(run: Run) -> int:
-    return max((used["num_masks"] for used in run.settings()), default=0)
+        *_names(run), "", tuple(runs), run, metric, nearest, np.flatnonzero(finite), tuple(notes)
+    )

@@ -1,33 +1,22 @@
 """A saved LM-Polygraph run as plain tables."""
 
 import pickle
-import re
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from lm_polygraph_asmi.analysis.right import below_right  # noqa: F401  # calibration's way to it
 from lm_polygraph_asmi.config import METHODS, ASMIConfig, depth_key
-from lm_polygraph_asmi.results.manifest import (
-    asmi_settings,
-    dropped_text,
-    read_manifest,
-    run_command,
-)
+from lm_polygraph_asmi.results.manifest import asmi_settings, read_manifest
 
-RIGHT = 0.5
-"""Quality from which an answer counts as right, as in the paper."""
-ROUNDING = 1e-6
-"""How far a metric of 0 to 1 may lie outside by rounding."""
 SYMBOLS = tuple(METHODS.values())
 MSP = "MaximumSequenceProbability"
 """The free baseline for differences."""
-TEXTS = ("input_texts", "greedy_texts")
-"""Statistics by which two runs have the same answers."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +24,7 @@ class Run:
     """Sequence-level results of one manager file, with a row or entry per example.
 
     `scores` has a column per estimator (higher = more uncertain), `quality` one per metric (higher
-    = better). `described` has the settings of this package's scores, by name. `planned`: the number
-    of rows of a run that stopped early; None: it has all its rows.
+    = better). `methods` has the settings of this package's scores, by name.
     """
 
     path: Path
@@ -45,29 +33,6 @@ class Run:
     stats: dict[str, list[Any]]
     manifest: dict[str, Any] | None = None
     methods: dict[str, ASMIConfig] = field(default_factory=dict)
-    planned: int | None = None
-
-    @property
-    def stopped_early(self) -> str | None:
-        """Which rows a run that stopped early has, why, and how to get the others."""
-        if self.planned is None:
-            return None
-        manifest = self.manifest or {}
-        text = f"stopped early: has the first {len(self.scores)} of {self.planned} rows"
-        text += f" ({manifest['error']})" if manifest.get("error") else ""
-        if "overrides" not in manifest:
-            return f"{text}. Run it again for the rest"
-        cache = (self.recorded("config").get("asmi") or {}).get("result_cache")
-        kept = f"; masked passes and samples are read from {cache}" if cache else ""
-        return f"{text}. For the rest: {run_command(manifest)}{kept}"
-
-    @property
-    def missing_rows(self) -> list[str]:
-        """Sentences about planned rows that the run's numbers do not cover."""
-        notes = [] if self.stopped_early is None else [f"The run {self.stopped_early}."]
-        if dropped := self.recorded("rows").get("dropped"):
-            notes.append(f"Left out before the run: {dropped_text(dropped)}.")
-        return notes
 
     def recorded(self, part: str) -> dict[str, Any]:
         """A part of the manifest, such as "model"; empty if not recorded."""
@@ -77,14 +42,12 @@ class Run:
     @property
     def ids(self) -> list[str] | None:
         """Id of each example; None if unknown."""
-        ids: list[str] = self.recorded("rows").get("ids", [])
-        return ids if len(ids) == len(self.scores) else None
+        return self.recorded("rows").get("ids") or None
 
     @property
     def clusters(self) -> list[str] | None:
         """Key of each example, equal for dependent examples; None if unknown."""
-        clusters: list[str] = self.recorded("rows").get("clusters", [])
-        return clusters if len(clusters) == len(self.scores) else None
+        return self.recorded("rows").get("clusters") or None
 
     def finite(self, metric: str) -> np.ndarray:
         """(n,) rows with finite quality and scores: the same for all methods."""
@@ -93,14 +56,13 @@ class Run:
     def unlabelled(self, metric: str) -> str:
         """Rows that a metric gave no number, in words; empty if there are none."""
         places = np.flatnonzero(~np.isfinite(self.quality[metric]))
-        if not len(places):
-            return ""
         known = self.ids or range(len(self.quality))
         shown = ", ".join(str(known[i]) for i in places[:5]) + ", ..." * (len(places) > 5)
-        return (
+        text = (
             f"{metric} has no value for {len(places)} of {len(self.quality)} rows ({shown}): "
             "it cannot judge these answers by their gold answers"
         )
+        return text if len(places) else ""
 
     def lacks(self, names: Iterable[str]) -> list[str]:
         """Those of the statistics that were not saved for every row."""
@@ -113,15 +75,6 @@ class Run:
         complete = all(row is not None and row.keys() >= set(fields) for row in rows)
         return rows if complete and not self.lacks(["asmi"]) else None
 
-    def check_scored(self) -> None:
-        """Raise ValueError unless there are scores and qualities."""
-        for name, table in (("scores", self.scores), ("quality metrics", self.quality)):
-            if not table.size:
-                raise ValueError(
-                    f"{self.path} has no {name}: the run failed or was stopped. See its log, and "
-                    "start it again"
-                )
-
     def settings(self) -> list[dict[str, Any]]:
         """Settings of ASMI in use, one dictionary per depth."""
         return asmi_settings(self.stats)
@@ -132,56 +85,23 @@ class Run:
         return float(np.median(seconds)) if seconds else None
 
 
-def on_scale(quality: Any) -> bool:
-    """Whether one or all qualities lie between 0 and 1, up to rounding."""
-    return bool(np.all((np.asarray(quality) >= -ROUNDING) & (np.asarray(quality) <= 1 + ROUNDING)))
-
-
-def below_right(quality: float, right_from: float | None = None, name: str = "quality") -> bool:
-    """Whether an answer of this quality is wrong: below `right_from`, by default `RIGHT`.
-
-    Without `right_from`, ValueError for a quality outside 0 to 1: on another scale, such as
-    percent, nearly every answer would count as right.
-    """
-    if right_from is None and not on_scale(quality):
-        raise ValueError(
-            f"expected {name} between 0 and 1, got {quality:g}: on another scale, say from where "
-            "an answer is right (--right-from, right_from)"
-        )
-    return bool(quality < (RIGHT if right_from is None else right_from))
-
-
-def says_nothing(texts: Sequence[str] | None) -> np.ndarray | None:
-    """(n,) whether an answer has no letter and no digit; None if texts were not saved."""
-    return None if texts is None else np.array([not re.search(r"\w", text) for text in texts])
-
-
 def manager_files(path: str | Path) -> list[Path]:
     """The manager file itself, or all inside a run folder, one per seed."""
     path = Path(path)
     files = [path] if path.is_file() else sorted(path.glob("ue_manager_seed*"))
     if not files:
-        reason = "no such file or folder"
-        if path.exists():
-            reason = "LM-Polygraph writes ue_manager_seed1 when a run ends"
-            for manifest in sorted(path.glob("asmi_manifest_seed*.json")):  # of a killed run
-                manager = manifest.with_name(manifest.stem.replace("asmi_manifest", "ue_manager"))
-                reason += f". To resume: {run_command(read_manifest(manager))}"
-        raise FileNotFoundError(f"{path} is neither a manager file nor a folder with one: {reason}")
+        raise FileNotFoundError(
+            f"{path} is neither a manager file nor a folder with one: LM-Polygraph writes "
+            "ue_manager_seed1 when a run ends. A run that was killed resumes if started again"
+        )
     return files
 
 
 def _content(file: Path) -> dict[str, Any]:
-    """The pickle in a zip file that LM-Polygraph saved with `torch.save`.
-
-    Read without torch, which takes seconds to import, unless it has tensors. Reading also checks
-    the checksum, which torch ignores.
-    """
-    with zipfile.ZipFile(file) as archive:
-        names = [name for name in archive.namelist() if name.endswith("/data.pkl")]
-        if len(names) != 1:
-            raise ValueError("it holds no data.pkl")
-        pickled = archive.read(names[0])
+    """The pickle that LM-Polygraph saved, without torch, which takes seconds to import."""
+    with zipfile.ZipFile(file) as archive:  # reading checks the checksum, which torch ignores
+        (name,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
+        pickled = archive.read(name)
     try:
         content: dict[str, Any] = pickle.loads(pickled)
     except pickle.UnpicklingError:  # also at a tensor
@@ -191,25 +111,29 @@ def _content(file: Path) -> dict[str, Any]:
     return content
 
 
-def load_run(path: str | Path, partial: bool = False) -> Run:
+def load_run(path: str | Path) -> Run:
     """Read a manager file that LM-Polygraph saved. Only open files you trust: it is a pickle.
 
-    `partial`: also a run that stopped early, up to its last complete row; else a ValueError, as for
-    a folder with several seeds, a file of another kind, or a damaged manifest.
+    ValueError for a folder with several seeds, a file of another kind, a damaged manifest, or a
+    run that stopped before its last row.
     """
     file, *others = manager_files(path)
     if others:
         raise ValueError(f"{path} has several seeds: name one of its files")
     try:
         content = _content(file)
-        tables = [
-            {
-                str(name): np.asarray(values, dtype=float)  # None becomes NaN
-                for (level, name), values in content[part].items()
-                if level == "sequence"
-            }
+        scores, quality = (
+            pd.DataFrame(
+                {
+                    str(name): pd.Series(np.asarray(values, dtype=float))  # None becomes NaN
+                    for (level, name), values in content[part].items()
+                    if level == "sequence"
+                }
+            )
             for part in ("estimations", "gen_metrics")
-        ]
+        )
+        columns = [*content["estimations"].items(), *content["gen_metrics"].items()]
+        lengths = {len(values) for (level, _), values in columns if level == "sequence"}
         stats = dict(content["stats"])
     except Exception as error:  # a damaged pickle can raise anything
         raise ValueError(f"{file} is not a run saved by LM-Polygraph: {error!r}") from error
@@ -220,83 +144,17 @@ def load_run(path: str | Path, partial: bool = False) -> Run:
     methods = {
         name: ASMIConfig.from_dict(of)
         for name, of in ((manifest or {}).get("methods") or {}).items()
-        if name in tables[0] and of["symbol"] in SYMBOLS
+        if name in scores and of["symbol"] in SYMBOLS
     }
-    columns = [stats.get("input_texts"), *(c for table in tables for c in table.values())]
-    complete, planned = _rows_of(file, [len(c) for c in columns if c is not None], manifest)
-    if planned is not None:
-        stats = {name: values[:complete] for name, values in stats.items()}
-        if manifest is not None:
-            rows = manifest.get("rows") or {}
-            cut = {name: rows.get(name, [])[:complete] for name in ("ids", "clusters")}
-            manifest |= {"rows": rows | cut}
-    scores, quality = (pd.DataFrame({n: v[:complete] for n, v in t.items()}) for t in tables)
-    run = Run(file, scores, quality, stats, manifest, methods, planned)
-    if run.stopped_early and not partial:
-        raise ValueError(f"{file} {run.stopped_early}. `results` and `report` show what it has")
-    return run
-
-
-def _rows_of(
-    file: Path, lengths: list[int], manifest: Mapping[str, Any] | None
-) -> tuple[int, int | None]:
-    """Number of complete rows; and of all rows, if the run stopped before the last.
-
-    LM-Polygraph saves also when a row fails. It fills the row's columns in their order: texts,
-    scores, qualities. So from some column on, they may lack this batch.
-    """
-    if len(set(lengths)) > 2 or lengths != sorted(lengths, reverse=True):
+    run = Run(file, scores, quality, stats, manifest, methods)
+    per_row = run.ids, run.clusters, stats.get("input_texts")
+    lengths |= {len(values) for values in per_row if values}
+    if len(lengths) > 1 or scores.empty or quality.empty:
+        # LM-Polygraph saves also when a row fails, and fills a row's columns one after the other.
+        reason = (manifest or {}).get("error", "see its log")
         raise ValueError(
-            f"{file} is incomplete: its columns have {sorted(set(lengths))} rows, in an order that "
-            "does not tell which rows they are. Start the run again"
+            f"{file} is incomplete: expected scores and qualities of every row, got columns of "
+            f"{sorted(lengths)} rows. The run failed or was stopped ({reason}). Start it again: "
+            "finished rows are read from its result cache"
         )
-    planned = len(((manifest or {}).get("rows") or {}).get("ids", []))
-    complete, everything = min(lengths, default=0), max([planned, *lengths])
-    return complete, everything if complete < everything else None
-
-
-def same_quality(first: pd.DataFrame, second: pd.DataFrame) -> bool:
-    """Whether the metrics of both agree on all answers, up to rounding."""
-    shared = [name for name in first if name in second]
-    return bool(shared) and np.allclose(first[shared], second[shared], rtol=1e-4, equal_nan=True)
-
-
-def distinctly_named(runs: Sequence[Run]) -> list[Run]:
-    """The runs, each score renamed that has other settings than a score of an earlier run.
-
-    The new name tells in what: "Adapt-ASMI (60%, K=64, num_samples=5)".
-    """
-    keys: dict[str, dict[str, Any]] = {}
-    named = []
-    for run in runs:
-        names = {}
-        for name, config in run.methods.items():
-            key = config.score_key()
-            earlier = keys.setdefault(name, key)
-            different = [f"{n}={value}" for n, value in key.items() if value != earlier.get(n)]
-            if different:
-                names[name] = f"{name.removesuffix(')')}, {', '.join(different)})"
-        methods = {names.get(name, name): config for name, config in run.methods.items()}
-        named.append(replace(run, scores=run.scores.rename(columns=names), methods=methods))
-    return named
-
-
-def combine_runs(runs: Sequence[Run]) -> Run:
-    """Merge runs with different methods on the same answers.
-
-    A method of several runs is taken from the first of them. Scores of one name that differ in
-    settings are different methods, see `distinctly_named`.
-    """
-    first, *others = runs = distinctly_named(runs)
-    for run in others:
-        different = [name for name in TEXTS if run.stats[name] != first.stats[name]]
-        if not same_quality(run.quality, first.quality):
-            different.append("qualities")
-        if different:
-            raise ValueError(
-                f"{run.path} has other {different[0]} than {first.path}: only runs with the same "
-                "rows, order and answers can be merged"
-            )
-    scores = pd.concat([run.scores for run in runs], axis=1)
-    methods = {name: of for run in reversed(runs) for name, of in run.methods.items()}
-    return replace(first, scores=scores.loc[:, ~scores.columns.duplicated()], methods=methods)
+    return run

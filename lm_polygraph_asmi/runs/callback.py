@@ -10,8 +10,9 @@ import traceback
 from contextlib import ExitStack
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode, TaskFunction
@@ -20,11 +21,20 @@ from omegaconf import DictConfig, OmegaConf
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.files import locked
 from lm_polygraph_asmi.host.configs import container
-from lm_polygraph_asmi.results.manifest import peak_memory, without_secrets, write_manifest
-from lm_polygraph_asmi.results.runs import load_run
-
-if TYPE_CHECKING:
-    from lm_polygraph_asmi.runs.checks import Plan
+from lm_polygraph_asmi.host.mends import mended
+from lm_polygraph_asmi.results.manifest import (
+    FORMAT,
+    device_name,
+    model_of,
+    packages,
+    peak_memory,
+    reset_peak_memory,
+    seconds_per_phase,
+    without_secrets,
+    write_manifest,
+)
+from lm_polygraph_asmi.runs.checks import Plan, findings_of, read_plan
+from lm_polygraph_asmi.runs.rows import forget_rows
 
 log = logging.getLogger("lm_polygraph")
 
@@ -52,11 +62,6 @@ class RunRecord(Callback):
             raise SystemExit(f"{STOPPED}: {failed}") from error
 
     def _start(self, config: DictConfig, task_function: TaskFunction) -> None:
-        from lm_polygraph_asmi.host.mends import mended
-        from lm_polygraph_asmi.results.manifest import reset_peak_memory
-        from lm_polygraph_asmi.runs.checks import findings_of, read_plan
-        from lm_polygraph_asmi.runs.rows import forget_rows
-
         self._started = time.time()
         self._manifests = {}
         reset_peak_memory()
@@ -72,7 +77,9 @@ class RunRecord(Callback):
         self._until_end.enter_context(mended(inspect.unwrap(task_function).__globals__))
         self._manifests = _started_manifests(plan)
         for manager, manifest in self._manifests.items():
-            self._lock(manager)
+            manager.parent.mkdir(parents=True, exist_ok=True)
+            lock = manager.with_name(f".{manager.name}.lock")
+            self._until_end.enter_context(locked(lock, remove=True, output=manager))
             # The manifest of an earlier run in this folder is valid until this one has results.
             if not manager.exists():
                 write_manifest(manifest, manager)
@@ -98,8 +105,6 @@ class RunRecord(Callback):
             elif manager.is_file():
                 continue  # belongs to an earlier run
             write_manifest(manifest, manager)
-            if manifest["status"] == "failed" and manager.is_file():
-                _report_failure(manifest, manager)
         self._until_end.close()
         if self._manifests and not failed:
             folder = shlex.quote(str(next(iter(self._manifests)).parent))
@@ -109,85 +114,56 @@ class RunRecord(Callback):
             traceback.clear_frames(error.__traceback__)
             gc.collect()
 
-    def _lock(self, manager: Path) -> None:
-        """Keep other runs from writing this file until the job ends."""
-        manager.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            self._until_end.enter_context(locked(manager.with_name(f".{manager.name}.lock"), True))
-        except ValueError:
-            raise SystemExit(
-                f"{STOPPED}: another run is writing {manager}: wait until it has ended, or name "
-                "another folder (save_path, hydra.run.dir)"
-            ) from None
-
-
-def _report_failure(manifest: dict[str, Any], manager: Path) -> None:
-    """Record and log at which row a run failed, and what to do with the rows before it."""
-    run = load_run(manager, partial=True)
-    if run.planned is None:
-        return
-    complete, size = len(run.scores), manifest["config"].get("batch_size", 1)
-    manifest["failed_at"] = manifest["rows"]["ids"][complete : complete + size]
-    write_manifest(manifest, manager)
-    shown = f"`polygraph_asmi results {shlex.quote(str(manager.parent))}` shows the rows before it"
-    log.error("The run %s", run.stopped_early)
-    if manifest["failed_at"]:
-        log.error(
-            "It failed at row %s. %s", ", ".join(manifest["failed_at"]), shown * (complete > 0)
-        )
-
 
 def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-def _started_manifests(plan: "Plan") -> dict[Path, dict[str, Any]]:
+def _started_manifests(plan: Plan) -> dict[Path, dict[str, Any]]:
     """Manifests at the start of a run, by the manager files it will write."""
-    from lm_polygraph_asmi.results import manifest
-    from lm_polygraph_asmi.runs.rows import source_revision
-
-    config = plan.config
-    hydra = config.hydra
+    config, hydra = plan.config, plan.config.hydra
     job = container(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]))
     folder = Path(job.get("save_path") or hydra.runtime.output_dir)
     choices = container(hydra.runtime.choices)
     model, data = job["model"], job.get("data", {})
-    return {
-        folder / f"ue_manager_seed{seed}": {
-            "format": manifest.FORMAT,
-            "status": "running",
-            "started": _now(),
-            "config_name": hydra.job.config_name,
-            "overrides": [
-                override
-                for override in hydra.overrides.task
-                if without_secrets({override.partition("=")[0].rpartition(".")[2].lstrip("+"): 0})
-            ],
-            "model": {"name": choices.get("model"), **manifest.model_of(model)},
-            "dataset": {
-                "name": choices.get("benchmark"),
-                "path": job["dataset"],
-                **data,
-                "revision": source_revision(data.get("source")),
-            },
+    shared = {
+        "format": FORMAT,
+        "status": "running",
+        "started": _now(),
+        "config_name": hydra.job.config_name,
+        "overrides": [
+            override
+            for override in hydra.overrides.task
+            if without_secrets({override.partition("=")[0].rpartition(".")[2].lstrip("+"): 0})
+        ],
+        "model": {"name": choices.get("model"), **model_of(model)},
+        "dataset": {
+            "name": choices.get("benchmark"),
+            "path": job["dataset"],
+            **data,
+            "revision": plan.rows.revision,
+        },
+        "methods": _methods(plan, job),
+        "packages": packages(),
+        "device": device_name(),
+        "config": without_secrets(job),
+    }
+    manifests = {}
+    for seed in job["seed"]:
+        rows = plan.rows.asked(config, seed) if plan.rows.named else []
+        manifests[folder / f"ue_manager_seed{seed}"] = shared | {
             "seeds": {
                 "run": seed,
-                # User configs may lack the node `asmi`; see also `_add_results`.
-                "masks": OmegaConf.select(config, "asmi.seed"),
+                "masks": next((of["seed"] for of in shared["methods"].values()), None),
                 "samples": OmegaConf.select(config, "asmi.sampling_seed"),
                 "subsample": data.get("subsample_seed"),
             },
-            "methods": _methods(plan, job),
-            "rows": _identities(plan, seed),
-            "packages": manifest.packages(),
-            "device": manifest.device_name(),
-            "config": without_secrets(job),
+            "rows": {"ids": [r.id for r in rows], "clusters": [r.cluster for r in rows]},
         }
-        for seed in job["seed"]
-    }
+    return manifests
 
 
-def _methods(plan: "Plan", job: dict[str, Any]) -> dict[str, Any]:
+def _methods(plan: Plan, job: dict[str, Any]) -> dict[str, Any]:
     """Settings of the run's scores, by name."""
     stops = (job.get("generation_params") or {}).get("stop_strings") or []
     generated = {"stop": [stops] if isinstance(stops, str) else stops}
@@ -195,45 +171,15 @@ def _methods(plan: "Plan", job: dict[str, Any]) -> dict[str, Any]:
     return {str(e): e.described | generated for e in plan.estimators if hasattr(e, "described")}
 
 
-def _identities(plan: "Plan", seed: int) -> dict[str, Any]:
-    """Ids and cluster keys of the rows of a run, in order, empty if unknown; and dropped rows."""
-    rows = plan.rows.asked(plan.config, seed) if plan.rows.named else []
-    names = {"ids": [row.id for row in rows], "clusters": [row.cluster for row in rows]}
-    return names | {"dropped": plan.rows.dropped}
-
-
 def _add_results(manifest: dict[str, Any], manager: Path) -> None:
-    """Add what only a finished manager file has; warn about scores that are not finite."""
-    import numpy as np
-    import torch
-
-    from lm_polygraph_asmi.results.manifest import asmi_settings, model_of, seconds_per_phase
-
+    """Add what only a finished manager file has."""
     content = torch.load(manager, weights_only=False)
-    stats = content["stats"]
+    stats, config = content["stats"], manifest["config"]
     if content["state"] != "failed":  # another seed may have failed
         manifest["status"] = "completed"
         manifest.pop("error", None)
     # In its first run a hub model enters the cache only after the start.
-    manifest["model"] |= model_of(manifest["config"]["model"])
-    manifest["side_models"] = {
-        name: model_of({"path": path})
-        for name in ("nli_path", "cross_encoder_path")
-        if (path := manifest["config"].get(name))
-    }
-    manifest["asmi"] = asmi_settings(stats)
-    for used in manifest["asmi"]:
-        manifest["seeds"]["masks"] = used["seed"]
+    manifest["model"] |= model_of(config["model"])
     manifest["seconds"] = seconds_per_phase(stats)
-    reused = stats.get("asmi_reused_depths", [])
-    manifest["asmi_reused"] = sum(map(bool, reused))
-    if manifest["asmi_reused"]:
-        log.warning("ASMI: masked passes of %d of %d answers come from the result cache",
-                    manifest["asmi_reused"], len(reused))  # fmt: skip
-    for (_, name), scores in content["estimations"].items():
-        if unusable := int(np.sum(~np.isfinite(np.asarray(scores, dtype=float)))):
-            log.warning(
-                "%s: %d of %d scores are not finite. LM-Polygraph's PRR ranks them as most "
-                "confident (NaN, -inf) or most uncertain (inf); `polygraph_asmi results` leaves "
-                "these answers out for all methods", name, unusable, len(scores),
-            )  # fmt: skip
+    reused = [bool(depths) for depths in stats.get("asmi_reused_depths", [])]
+    manifest["asmi_reused"] = sum(reused)

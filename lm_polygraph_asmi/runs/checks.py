@@ -1,6 +1,5 @@
 """What a run will do, read from its config once, and six checks before its model is loaded."""
 
-import importlib.util
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -25,19 +24,10 @@ from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.host.generation import read_shipped
 from lm_polygraph_asmi.host.quality import ENGLISH, unread
 from lm_polygraph_asmi.host.side_models import cross_encoder_problem, nli_problem, unavailable
-from lm_polygraph_asmi.results.manifest import dropped_text
-from lm_polygraph_asmi.runs.rows import (
-    DataRow,
-    RunRows,
-    fits,
-    problem_of,
-    run_rows,
-    unusable_rows,
-    window_settings,
-)
+from lm_polygraph_asmi.host.window import read_window
+from lm_polygraph_asmi.runs.rows import DataRow, RunRows, problem_of, run_rows, unusable_rows
 from lm_polygraph_asmi.validation import check_writable
 
-SPACY_MODEL = "en_core_web_sm"
 BERT_SCORE_MODEL = "roberta-large"
 """What LM-Polygraph's BERTScore loads for English."""
 DEFAULT_METRICS = ("RougeMetric", "BertScoreMetric", "AlignScore")
@@ -76,9 +66,8 @@ def read_plan(config: DictConfig) -> Plan:
     """Read a run's config; what is wrong with it is in the plan's `faults`."""
     # Not `OmegaConf.missing_keys`, which resolves interpolations and so reads the rows.
     unresolved = cast(dict[str, Any], OmegaConf.to_container(config))
-    unresolved.pop("hydra", None)  # set by Hydra
-    if missing := list(_missing(unresolved)):
-        reasons = [f"{name} is missing: add {name}=... to the command" for name in missing]
+    missing = _missing({name: node for name, node in unresolved.items() if name != "hydra"})
+    if reasons := [f"{name} is missing: add {name}=... to the command" for name in missing]:
         return Plan(config, faults={"config": reasons})
     try:
         stops = OmegaConf.select(config, "generation_params.stop_strings") or ()
@@ -117,11 +106,8 @@ def check_rows(plan: Plan) -> Iterator[Finding]:
     if plan.faults:
         return
     config, rows = plan.config, plan.asked
-    if problems := {row.id: reason for row in rows if (reason := problem_of(row))}:
-        yield Finding(unusable_rows(problems, len(rows)))
-    if plan.rows.dropped:
-        dropped = dropped_text(plan.rows.dropped)
-        yield Finding(f"left out, by data.unusable=drop: {dropped}", fatal=False)
+    if unusable := unusable_rows(rows, problem_of):
+        yield Finding(unusable)
     if plan.rows.folder and config.text_column != "input":
         yield Finding(
             f"expected text_column=input, in which rows are saved, got {config.text_column}: leave "
@@ -129,11 +115,10 @@ def check_rows(plan: Plan) -> Iterator[Finding]:
         )
     if len(rows) < 2:
         yield Finding(
-            f"expected two rows or more, got {len(rows)}: with fewer, LM-Polygraph's calibration "
-            "metric (IsotonicPCC) ends the run with an error. Use more (data.sample, "
-            "data.num_shards, subsample_eval_dataset)"
+            f"expected two rows or more, got {len(rows)}: LM-Polygraph's metric IsotonicPCC would "
+            "end the run with an error. Use more rows or fewer shards"
         )
-    yield from _check_gold(config, [row for row in rows if row.id not in problems])
+    yield from _check_gold(config, [row for row in rows if problem_of(row) is None])
 
 
 def _check_gold(config: DictConfig, rows: list[DataRow]) -> Iterator[Finding]:
@@ -160,47 +145,37 @@ def _metrics(config: DictConfig) -> list[dict[str, Any]]:
 
 def check_window(plan: Plan) -> Iterator[Finding]:
     """Prompts that do not fit the model's context window with an answer of the greatest length."""
-    settings = window_settings(plan.config)
+    config = plan.config
+    model = container(config.get("model") or DictConfig({}))
+    limit = config.get("max_new_tokens", 100)  # LM-Polygraph's default
     rows = [row for row in plan.asked if problem_of(row) is None]
     try:
-        too_long = fits(settings)
-        problems = {row.id: reason for row in rows if (reason := too_long(row.input))}
+        window = read_window(model, bool(config.get("instruct")))
+        too_long = unusable_rows(rows, lambda row: window.too_long(row.input, limit))
     except (OSError, HFValidationError):
         return  # no such model: reported when it is loaded
     except (ValueError, ImportError) as error:
-        path = settings["model"].get("path")
+        path = model.get("path")
         yield Finding(f"cannot read configuration or tokenizer of {path}: {error}")
         return
-    if problems:
-        yield Finding(unusable_rows(problems, len(rows)))
+    if too_long:
+        yield Finding(too_long)
 
 
 def check_side_models(plan: Plan) -> Iterator[Finding]:
     """Models beside the language model, which LM-Polygraph loads after it, and their labels."""
     metrics = _metrics(plan.config)
     names = {metric["name"] for metric in metrics}
-    present = importlib.util.find_spec(SPACY_MODEL) is not None or Path(SPACY_MODEL).is_dir()
-    if not present and "AlignScore" in names:
-        yield Finding(
-            f"AlignScore splits texts with spaCy's {SPACY_MODEL}, which is missing: LM-Polygraph "
-            f"would install it when it loads the metric. Install it before: python -m spacy "
-            f"download {SPACY_MODEL}",
-            fatal=False,
-        )
     if "BertScoreMetric" in names and (why := unavailable(BERT_SCORE_MODEL)):
-        default = "" if plan.config.get("generation_metrics") else (
-            ", the default of LM-Polygraph where generation_metrics names none,"
-        )  # fmt: skip
         yield Finding(
-            f"BertScoreMetric{default} needs the model {BERT_SCORE_MODEL}, which {why}: download "
-            "it, or write in your config\n"
-            "generation_metrics:\n  - name: RougeMetric\n    args: [rougeL]"
+            "BertScoreMetric, the default of LM-Polygraph where generation_metrics names none, "
+            f"needs the model {BERT_SCORE_MODEL}, which {why}: download it, or write in your "
+            "config\ngeneration_metrics:\n  - name: RougeMetric\n    args: [rougeL]"
         )
     for metric in metrics:
         checkpoint = str((metric.get("kwargs") or {}).get("ckpt_path") or "https://default")
-        local = not checkpoint.startswith(("http://", "https://"))
-        if local and (problem := checkpoint_problem(checkpoint)):
-            yield Finding(f"{metric['name']}: {problem}")
+        if not checkpoint.startswith(("http://", "https://")):
+            yield from map(Finding, filter(None, [checkpoint_problem(checkpoint)]))
     problems = {"deberta_path": nli_problem, "cross_encoder_name": cross_encoder_problem}
     for settings in _calculators(plan):
         for setting in problems.keys() & settings.keys():
@@ -232,14 +207,13 @@ def check_generation(plan: Plan) -> Iterator[Finding]:
     given, known = config.get("generation_params") or {}, vars(GenerationParameters())
     if given.get("do_sample"):
         yield Finding(
-            "generation_params.do_sample is true: LM-Polygraph would sample the greedy answers. "
-            "Set it to false; methods that need samples still get them"
+            "generation_params.do_sample would sample the greedy answers: set it to false. Methods "
+            "that need samples still get them"
         )
     if config.get("batch_size", 1) > 1 and given.get("stop_strings"):
         yield Finding(
-            "batch_size is above 1 with stop strings: LM-Polygraph counts the padding after "
-            "answers that end early as part of them, in its own scores and in the quality metric "
-            "(ASMI removes it). Use batch_size: 1",
+            "batch_size is above 1 with stop strings: LM-Polygraph's scores and quality metrics "
+            "count the padding after answers that end early. Use batch_size: 1",
             fatal=False,
         )
     if unread := ", ".join(f"generation_params.{name}" for name in given if name not in known):
@@ -256,17 +230,15 @@ def check_generation(plan: Plan) -> Iterator[Finding]:
             )
     if unused := ", ".join(sorted(shipped.keys() - known)):
         yield Finding(
-            f"the model ships settings of generation that the run does not follow: {unused}. "
-            "Answers and probabilities are those of the model without them, as in a score",
-            fatal=False,
+            f"the run does not follow what the model ships: {unused}, as in a score", fatal=False
         )
 
 
 def _folders(config: DictConfig) -> dict[str, str]:
     """Where a run writes: setting -> folder."""
-    results = config.get("save_path") or config.hydra.runtime.output_dir
     cache = OmegaConf.select(config, "asmi.result_cache")
-    return {"save_path": results} | ({} if cache is None else {"asmi.result_cache": cache})
+    results = {"save_path": config.get("save_path") or config.hydra.runtime.output_dir}
+    return results | ({} if cache is None else {"asmi.result_cache": cache})
 
 
 def check_folder(plan: Plan) -> Iterator[Finding]:
@@ -287,9 +259,8 @@ def check_disk(plan: Plan) -> Iterator[Finding]:
     texts = sum(len(str(row.input).encode(errors="replace")) for row in plan.asked)
     needed = seeds * (2 * texts + len(plan.asked) * depths * tokens * SAVED_PER_TOKEN)
     for name, folder in _folders(config).items():
-        home = Path(folder).absolute()
-        while not home.exists():  # created when it is written to
-            home = home.parent
+        path = Path(folder).absolute()  # created when it is written to
+        home = next(parent for parent in (path, *path.parents) if parent.exists())
         free = shutil.disk_usage(home).free
         if free < needed:
             yield Finding(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import HydraException
 from omegaconf import DictConfig
 
 from lm_polygraph_asmi.host.configs import configs_path
@@ -23,12 +23,7 @@ def compose_run(name: str, folder: str | None = None, overrides: Sequence[str] =
         ):
             config = compose(name, list(overrides), return_hydra_config=True)
     except HydraException as error:
-        text = str(error)
-        if isinstance(error, MissingConfigException) and error.missing_cfg_file == name:
-            folders = (config_folder, configs_path())
-            known = {file.stem for path in folders for file in path.glob("*.yaml")}
-            text = f"expected a config among {', '.join(sorted(known))}; got {name!r}"
-        raise ValueError(text) from error
+        raise ValueError(str(error)) from error
     config.hydra.runtime.output_dir = "${hydra.run.dir}"
     config.hydra.job.num = 0  # of the first job, which folders may be named after
     HydraConfig.instance().set_config(config)  # what ${hydra:...} reads

@@ -7,8 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,6 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from lm_polygraph_asmi.host.configs import container
-from lm_polygraph_asmi.results.manifest import model_of
 from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.runs.checks import Finding, Plan, findings_of, read_plan
 
@@ -30,88 +27,48 @@ STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 ROWS = 2
 
 
-@dataclass(frozen=True)
-class Diagnosis:
-    """Findings about a run.
-
-    `checks`: (check, state of `STYLES`, what to do). `cost`: of the whole run, estimated from two
-    rows; empty if none were scored. `protocol`: part -> what the run will do.
-    """
-
-    config: str
-    checks: list[tuple[str, str, str]] = field(default_factory=list)
-    cost: dict[str, Any] = field(default_factory=dict)
-    protocol: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def works(self) -> bool:
-        """Whether no check found a problem."""
-        return all(state != "problem" for _, state, _ in self.checks)
-
-    def add(self, name: str, findings: Sequence[Finding]) -> None:
-        """Add the findings of a check; without any, it is ok."""
-        states = [("problem" if fatal else "warning", text) for text, fatal in findings]
-        self.checks.extend((name, state, text) for state, text in states or [("ok", "")])
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, fit for JSON."""
-        named = [dict(zip(("check", "state", "text"), check, strict=True)) for check in self.checks]
-        return asdict(self) | {"checks": named, "works": self.works}
-
-
 def diagnose(
     console: Console, config: DictConfig, arguments: Sequence[str], run: bool = True
-) -> Diagnosis:
+) -> dict[str, Any]:
     """Check a run, with `run` also by scoring two rows; print the findings and return them.
 
-    `config` is what `compose_run` returns for these arguments of polygraph_eval.
+    `config` is what `compose_run` returns for these arguments of polygraph_eval. The result is fit
+    for JSON; its `cost`, of the whole run, is empty if no rows were scored.
     """
-    config_name = config.hydra.job.config_name
-    diagnosis = Diagnosis(config_name)
+    plan = read_plan(config)
+    cost: dict[str, Any] = {}
     with console.status("checking the run") as status:
-        plan = read_plan(config)
-        for name, findings in findings_of(plan).items():
-            diagnosis.add(name, findings)
-        if "config" not in plan.faults:
-            diagnosis.protocol.update(protocol(plan))
-        if run and diagnosis.works:
+        found = findings_of(plan)
+        if run and not any(finding.fatal for each in found.values() for finding in each):
             status.update("scoring two rows with every method")
             try:
                 scores, cost = try_rows(config, arguments, len(plan.asked))
-                diagnosis.add("two rows", _check_scores(scores))
-                diagnosis.cost.update(cost)
+                found["two rows"] = _check_scores(scores)
             except (RuntimeError, ValueError) as error:
-                diagnosis.add("two rows", [Finding(str(error))])
-    job = ", one job of its sweep" if config.hydra.mode == RunMode.MULTIRUN else ""
-    if diagnosis.protocol:
-        described = Table(title="What will run", show_header=False)
-        for name, text in diagnosis.protocol.items():
-            described.add_row(name, Text(text))
-        console.print(described)
-    report = Table("check", "state", "what to do", title=f"{config_name}{job}")
-    for name, state, text in diagnosis.checks:
-        report.add_row(name, Text(state, STYLES[state]), Text(text))
-    console.print(report)
-    if diagnosis.cost:
-        console.print(estimate(diagnosis.cost))
-    return diagnosis
+                found["two rows"] = [Finding(str(error))]
+    checks = [
+        {"check": name, "state": state, "text": text}
+        for name, each in found.items()
+        for state, text in [("problem" if f.fatal else "warning", f.text) for f in each]
+        or [("ok", _about(name, plan))]
+    ]
+    name, job = config.hydra.job.config_name, config.hydra.mode == RunMode.MULTIRUN
+    table = Table("check", "state", "what to do", title=name + ", one job of its sweep" * job)
+    for check in checks:
+        state = Text(check["state"], STYLES[check["state"]])
+        table.add_row(check["check"], state, Text(check["text"]))
+    console.print(table)
+    if cost:
+        console.print(estimate(cost))
+    works = all(check["state"] != "problem" for check in checks)
+    return {"config": name, "works": works, "checks": checks, "cost": cost}
 
 
-def protocol(plan: Plan) -> dict[str, str]:
-    """Part -> what a run will do, as far as it can be read."""
-    of_asmi = [estimator for estimator in plan.estimators if hasattr(estimator, "described")]
-    baselines = [estimator for estimator in plan.estimators if estimator not in of_asmi]
-    about, rows = model_of(container(plan.config.get("model") or DictConfig({}))), plan.asked
-    parts = {
-        name: f"{len(some)}: {', '.join(map(str, some))}" if some else "none"
-        for name, some in (("ASMI", of_asmi), ("baselines", baselines))
-    }
-    parts["model"] = f"{about['path']}, revision {about['revision']}"
-    if rows:
-        clusters = len({row.cluster for row in rows})
-        parts["rows"] = f"{len(rows)} in {clusters} clusters, {len(plan.rows.dropped)} left out"
-        parts["first prompt"] = str(rows[0].input)
-    return parts
+def _about(check: str, plan: Plan) -> str:
+    """What a check that found nothing has seen."""
+    rows = plan.asked if check == "rows" else []
+    clusters = len({row.cluster for row in rows})
+    return f"{len(rows)} in {clusters} clusters; the first: {rows[0].input}" if rows else ""
 
 
 def try_rows(
@@ -154,14 +111,7 @@ def try_rows(
 def _failure(process: subprocess.CompletedProcess) -> str:
     if process.returncode < 0:
         return f"the system killed it with signal {-process.returncode}, as it does without memory"
-    # After the last traceback, unindented lines belong to the exception.
-    last = process.stderr.rpartition("Traceback (most recent call last):")[2]
-    error = "\n".join(re.findall(r"^\S.*", last, re.MULTILINE)[-5:])
-    places = re.findall(r'^  File "([^"]+)", line (\d+).*\n    (.*)', last, re.MULTILINE)
-    if not places:
-        return error
-    file, line, source = places[-1]
-    return f"{error}\n({Path(file).name}, line {line}: {source})"
+    return "\n".join(process.stderr.strip().splitlines()[-5:])  # the error, and where it was raised
 
 
 def batch_times(log: str) -> list[float]:
@@ -176,9 +126,8 @@ def _check_scores(scores: pd.DataFrame) -> list[Finding]:
     if finite.all():
         return []
     text = (
-        f"expected finite scores, got others from {', '.join(finite.index[~finite])}; "
-        "LM-Polygraph ranks NaN as most confident. Leave them out, or try another "
-        "model.load_model_args.dtype"
+        f"expected finite scores, got others from {', '.join(finite.index[~finite])}: leave these "
+        "out, or try another model.load_model_args.dtype"
     )
     return [Finding(text, fatal=False)]
 
@@ -192,35 +141,27 @@ def costs(
     the phases of a row, and is empty for a config without this plugin's callback.
     """
     phases = {name: seconds["median"] for name, seconds in manifest.get("seconds", {}).items()}
-    cost: dict[str, Any] = {"rows": rows, "seeds": seeds, "phases": phases}
-    if times:
-        loading, row = times[0], (times[-1] - times[0]) / ROWS
-        cost |= {"seconds_a_row": row, "seconds_to_first_row": loading}
-        cost |= {"seconds": seeds * (loading + rows * row)}
-    return cost | {"peak_memory_bytes": manifest.get("peak_memory_bytes", {})}
+    if not times:
+        return {}
+    loading, row = times[0], (times[-1] - times[0]) / ROWS
+    return {
+        "seconds_to_first_row": loading,
+        "seconds_a_row": row,
+        "seconds_a_row_by_phase": phases | {"other": row - sum(phases.values())},
+        "seconds": seeds * (loading + rows * row),
+        "peak_memory_bytes": manifest.get("peak_memory_bytes", {}),
+    }
 
 
 def estimate(cost: Mapping[str, Any]) -> Table:
     """`costs` as a table."""
-    rows, seeds = cost["rows"], cost["seeds"]
     table = Table(title="Rough estimate from two rows", show_header=False)
-    for phase, seconds in cost["phases"].items():
-        table.add_row(phase, f"{seconds:.2f} s per row")
-    if "seconds" in cost:
-        rest = cost["seconds_a_row"] - sum(cost["phases"].values())
-        if cost["phases"] and rest > 0:
-            table.add_row("everything else", f"{rest:.2f} s per row")
-        table.add_row("one row, in total", f"{cost['seconds_a_row']:.2f} s")
-        table.add_row("until the first row", _duration(cost["seconds_to_first_row"]))
-        size = f"{rows:,} rows" + (f", {seeds} seeds" if seeds > 1 else "")
-        table.add_row(f"the whole run, {size}", f"about {_duration(cost['seconds'])}", style="bold")
+    table.add_row("until the first row", f"{cost['seconds_to_first_row']:.0f} s")
+    for phase, seconds in cost["seconds_a_row_by_phase"].items():
+        table.add_row(f"a row, {phase}", f"{seconds:.2f} s")
+    table.add_row("a row, in total", f"{cost['seconds_a_row']:.2f} s")
+    whole = timedelta(seconds=round(cost["seconds"]))
+    table.add_row("the whole run", f"about {whole}", style="bold")
     for device, peak in cost["peak_memory_bytes"].items():
         table.add_row(f"peak memory, {device}", decimal(peak))
     return table
-
-
-def _duration(seconds: float) -> str:
-    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{seconds:.0f} seconds"

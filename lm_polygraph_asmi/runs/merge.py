@@ -5,53 +5,33 @@ manager file, and a manifest with the ids of its rows. Here rows are put back in
 LM-Polygraph's code computes the metrics over all of them.
 """
 
-import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
 from lm_polygraph.ue_metrics import ECE, PRAUC, ROCAUC, IsotonicPCC, PredictionRejectionArea
 from lm_polygraph.ue_metrics.ue_metric import UEMetric
 from lm_polygraph.utils.manager import UEManager
 
-from lm_polygraph_asmi.files import locked
+from lm_polygraph_asmi.files import writing
 from lm_polygraph_asmi.results.manifest import (
     FORMAT,
-    asmi_settings,
     manifest_path,
-    overrides_of,
     read_manifest,
-    run_command,
     seconds_per_phase,
     write_manifest,
 )
+from lm_polygraph_asmi.results.runs import Run, load_run
+from lm_polygraph_asmi.validation import check_new
 
 PER_JOB = {"dataset", "cache_path", "save_path", "seed"}
 """Top-level nodes of a config that differ between jobs of a setting: folders of rows and results,
 and the list of seeds (a manager file has one seed)."""
-PER_SHARD = ("data.shard", "data.num_shards", "save_path")
-"""Settings whose overrides differ between shards."""
 PER_MACHINE = {"result_cache", "memory_budget", "compile", "device_map"}
 """Settings that depend on the machine; calculators have copies, so they may be anywhere."""
-
-
-class Shard(NamedTuple):
-    """One job's share of a setting: shard `number`, from 0, of `total`, with the ids of its rows.
-
-    The manager file does not exist before the job ends.
-    """
-
-    manager: Path
-    manifest: dict[str, Any]
-    number: int
-    total: int
-    ids: list[str]
-
-    def __str__(self) -> str:
-        return f"shard {self.number} of {self.total} in {self.manager.parent}"
 
 
 class Merged(NamedTuple):
@@ -68,30 +48,20 @@ def merge_runs(paths: Iterable[str | Path], out: str | Path) -> tuple[list[Merge
     """Merge all complete settings below some manager files or folders; merged ones are skipped.
 
     The files of a single setting go directly into `out`, one per seed; of several, into
-    MODEL/DATASET below it (MODEL/DATASET-HASH if settings share these names). Returns the merged
-    settings, and the errors of other settings and unreadable files.
+    MODEL/DATASET below it. Returns the merged settings, and the errors of other settings and
+    unreadable files.
     """
-    shards, errors = _find_shards(paths)
-    groups: dict[str, str] = {}
-    runs: dict[tuple[str, int], list[Shard]] = {}
-    for shard in shards:
-        manifest = shard.manifest
-        key = _key(manifest["config"])
-        model, data = manifest["model"], manifest["dataset"]
-        # Names are those of config groups, which user configs may lack.
-        name = model["name"] or Path(model["path"]).name
-        groups[key] = f"{name}/{data['name'] or manifest['config_name']}"
-        runs.setdefault((key, manifest["seeds"]["run"]), []).append(shard)
+    jobs, errors = _find_jobs(paths)
     merged = []
-    for (key, seed), parts in runs.items():
-        group = groups[key]
-        if list(groups.values()).count(group) > 1:
-            group += f"-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
-        file = Path(out, group if len(groups) > 1 else "", f"ue_manager_seed{seed}")
+    several = jobs["key"].nunique() > 1
+    for (_, seed), setting in jobs.groupby(["key", "seed"], sort=False):
+        name = setting["name"].iloc[0]
+        group, folder = f"{name}, seed {seed}", Path(out, name if several else "")
         try:
-            merged.append(_join(f"{group}, seed {seed}", _finished_shards(parts), file))
+            finished = _finished(setting)
+            merged.append(_join(group, finished, folder / f"ue_manager_seed{seed}"))
         except (ValueError, OSError) as error:
-            errors.append(f"{group}, seed {seed}: {error}")
+            errors.append(f"{group}: {error}")
     return merged, errors
 
 
@@ -102,18 +72,16 @@ def ue_metrics(config: Mapping[str, Any]) -> list[UEMetric]:
     return [*metrics, ROCAUC(), PRAUC()] if config.get("use_claim_ue") else metrics
 
 
-def _find_shards(paths: Iterable[str | Path]) -> tuple[list[Shard], list[str]]:
-    """All shards below some paths, including those of killed jobs, and errors of reading."""
-    managers, shards, errors = set(), [], []
-    for path in map(Path, paths):
-        root = path.resolve()
-        # A killed job leaves only a manifest.
-        found = [*root.rglob("ue_manager_seed*"), *root.rglob("asmi_manifest_seed*.json")]
-        if not (files := [root] if root.is_file() else found):
-            errors.append(f"{path} has no run: no ue_manager_seed* and no manifest")
-        for file in files:
-            name = file.name.removesuffix(".json").replace("asmi_manifest", "ue_manager")
-            managers.add(file.with_name(name))
+def _find_jobs(paths: Iterable[str | Path]) -> tuple[pd.DataFrame, list[str]]:
+    """All jobs below some paths, also killed ones, as a table; and errors of reading."""
+    managers, errors = set(), []
+    jobs = []
+    for path in (Path(path).resolve() for path in paths):
+        manifests = path.rglob("asmi_manifest_seed*.json")  # a killed job leaves only this
+        names = [m.with_name(m.stem.replace("asmi_manifest", "ue_manager")) for m in manifests]
+        managers.update(names := [path] if path.is_file() else names)
+        if not names:
+            errors.append(f"{path} has no run: no manifest, which the callback RunRecord writes")
     for manager in sorted(managers):
         try:
             manifest = read_manifest(manager)
@@ -122,13 +90,18 @@ def _find_shards(paths: Iterable[str | Path]) -> tuple[list[Shard], list[str]]:
         except (FileNotFoundError, ValueError) as error:
             errors.append(f"{error}. The rows of {manager} are unknown: run it again")
             continue
+        model, data = manifest["model"], manifest["dataset"]
+        # Names are those of config groups, which user configs may lack.
+        model_name = model["name"] or Path(model["path"]).name
+        name = f"{model_name}/{data['name'] or manifest['config_name']}"
+        setting = _key(manifest["config"]), manifest["seeds"]["run"], name
         if "merged_from" not in manifest:
-            data, ids = manifest["dataset"], manifest["rows"]["ids"]
-            shard = data.get("shard", 0), data.get("num_shards", 1)
-            shards.append(Shard(manager, manifest, *shard, ids))
-    if not shards and not errors:
+            share = data.get("shard", 0), data.get("num_shards", 1)
+            jobs.append((manager, manifest, manifest["status"], *setting, *share))
+    if not jobs and not errors:
         errors.append("nothing to merge: these files are merged already")
-    return shards, errors
+    columns = ["manager", "manifest", "status", "key", "seed", "name", "shard", "total"]
+    return pd.DataFrame(jobs, columns=columns), errors
 
 
 def _key(config: Mapping[str, Any]) -> str:
@@ -142,166 +115,100 @@ def _key(config: Mapping[str, Any]) -> str:
     return json.dumps({n: v for n, v in shared.items() if n not in PER_JOB}, sort_keys=True)
 
 
-def _finished_shards(shards: Sequence[Shard]) -> list[Shard]:
-    """The finished run of every shard, in order; failed and killed ones beside it are ignored."""
-    finished, problems = [], []
-    total = shards[0].total
-    for number in range(total):
-        runs = [shard for shard in shards if shard.number == number]
-        completed = [shard for shard in runs if shard.manifest["status"] == "completed"]
-        finished += completed
-        if len(completed) > 1:
-            several = " and ".join(map(str, completed))
-            problems.append(f"expected one finished run, got {several}: name only one of them")
-        elif not completed:
-            killed = "the job was killed, or is still running"
-            problems += [
-                f'{s} has the status "{s.manifest["status"]}": {s.manifest.get("error", killed)}'
-                for s in runs
-            ] or [f"shard {number} of {total} is missing"]
-            own = f"data.num_shards={total}", f"data.shard={number}"
-            problems.append(f"run it with: {run_command(shards[0].manifest, PER_SHARD, *own)}")
+def _finished(jobs: pd.DataFrame) -> pd.DataFrame:
+    """The finished job of every shard, in order; failed and killed ones beside it are ignored."""
+    total, problems = jobs["total"].iloc[0], []
+    finished = jobs[jobs["status"] == "completed"].sort_values("shard")
+    for shard in range(total):
+        if (finished["shard"] == shard).sum() != 1:
+            found = [
+                f"{job.status} in {job.manager.parent} ({job.manifest.get('error', 'no error')})"
+                for job in jobs[jobs["shard"] == shard].itertuples()
+            ]
+            problems.append(
+                f"expected one finished job of data.num_shards={total} data.shard={shard}, got "
+                f"{' and '.join(found) or 'none'}: run it, or name only one"
+            )
     if problems:
         raise ValueError("\n  ".join(problems))
     return finished
 
 
-def _join(group: str, shards: Sequence[Shard], file: Path) -> Merged:
-    sources = [
-        {"folder": str(shard.manager.parent), "shard": shard.number}
-        | {name: shard.manifest[name] for name in ("started", "finished", "packages")}
-        for shard in shards
-    ]
-    rows = sum(len(shard.ids) for shard in shards)
-    # A sweep may be merged again when its last setting has finished.
-    if file.exists() and read_manifest(file).get("merged_from") == sources:
-        return Merged(group, len(shards), rows, file, ["merged before"])
-    _check_new(file)
-    _check_rows(shards)
-    managers = [_load(shard) for shard in shards]
-    _check_alike(shards, managers)
-    warnings = _without_incomplete(shards, managers)
-    joined, *others = managers
+def _join(group: str, jobs: pd.DataFrame, file: Path) -> Merged:
+    check_new(file, "name another --out, or remove it")
+    runs = [load_run(manager) for manager in jobs["manager"]]
+    _check_rows(runs)
+    _check_alike(runs)
+    joined, *others = (UEManager.load(str(run.path)) for run in runs)
+    names = dict.fromkeys(name for run in runs for name in run.stats)
+    # LM-Polygraph saves a statistic only for batches in which it was computed; joined, entries
+    # would be assigned to wrong rows.
+    incomplete = [name for name in names if any(run.lacks([name]) for run in runs)]
     for other in others:
         for part in ("estimations", "gen_metrics", "stats"):
             for name, values in getattr(other, part).items():
                 getattr(joined, part)[name] += values
+    for name in incomplete:
+        joined.stats.pop(name, None)
     joined.metrics = {}
-    joined.ue_metrics = ue_metrics(shards[0].manifest["config"])
+    joined.ue_metrics = ue_metrics(runs[0].recorded("config"))
     joined.eval_ue()
-    manifest = _joined_manifest(shards, joined.stats) | {"merged_from": sources}
-    for name, releases in manifest["packages"].items():
-        if ", " in releases:  # only a warning: rarely changes a score, and shards may be days apart
-            warnings.append(f"shards ran with different releases of {name}: {releases}")
     file.parent.mkdir(parents=True, exist_ok=True)
-    # The manager file is written last and atomically, so that it implies all other files.
-    unfinished = file.with_name(f".{file.name}.tmp")
-    with locked(unfinished):
-        _check_new(file)
-        joined.save(str(unfinished))
-        write_manifest(manifest, file)
-        os.replace(unfinished, file)
-    return Merged(group, len(shards), rows, file, warnings)
+    # The manager file is renamed last, so that it implies its manifest.
+    with writing(file) as partial:
+        joined.save(str(partial))
+        write_manifest(_joined_manifest(runs, joined.stats), file)
+    warnings = [f"statistic {name} left out: some rows lack it" for name in incomplete]
+    return Merged(group, len(runs), sum(len(run.scores) for run in runs), file, warnings)
 
 
-def _check_new(file: Path) -> None:
-    if file.exists():
-        raise ValueError(f"{file} exists already: name another --out, or remove it")
-
-
-def _check_rows(shards: Sequence[Shard]) -> None:
+def _check_rows(runs: Sequence[Run]) -> None:
     """Check that shards are from the same rows: disjoint, with sizes that differ by at most one."""
-    sizes = [len(shard.ids) for shard in shards]
-    if max(sizes) - min(sizes) > 1:
-        raise ValueError(f"shards of {sizes} rows are not from the same data: run all shards again")
-    row, count = Counter(row for shard in shards for row in shard.ids).most_common(1)[0]
-    if count > 1:
+    sizes = [len(run.scores) for run in runs]
+    row, count = Counter(row for run in runs for row in run.ids or ()).most_common(1)[0]
+    if max(sizes) - min(sizes) > 1 or count > 1:
+        twice = f", with row {row!r} in {count} of them" if count > 1 else ""
         raise ValueError(
-            f"row {row!r} is in {' and '.join(str(s) for s in shards if row in s.ids)}: the data "
-            "differ, or repeat ids. Run all shards again"
+            f"shards of {sizes} rows{twice} are not from the same data: run all shards again"
         )
 
 
-def _load(shard: Shard) -> UEManager:
-    try:
-        manager = UEManager.load(str(shard.manager))
-        lengths = {
-            name: len(values)
-            for (level, name), values in (manager.estimations | manager.gen_metrics).items()
-            if level == "sequence"  # claims are not one per row
-        } | {"input_texts": len(manager.stats["input_texts"])}
-    except Exception as error:  # a damaged pickle can raise anything
-        raise ValueError(
-            f"{shard.manager} is missing or damaged: {error!r}. Run this shard again"
-        ) from error
-    for name, length in lengths.items():
-        if length != len(shard.ids):
-            raise ValueError(
-                f"expected {len(shard.ids)} values of {name} in {shard}, as in its manifest, got "
-                f"{length}. Run this shard again"
-            )
-    return manager
-
-
-def _check_alike(shards: Sequence[Shard], managers: Sequence[UEManager]) -> None:
+def _check_alike(runs: Sequence[Run]) -> None:
     """Check what can differ with one config: revision of a hub branch, and estimators that
     `ignore_exceptions` dropped."""
     for kind, parts in {
-        "model revisions": [[shard.manifest["model"]["revision"]] for shard in shards],
-        "ASMI settings": [asmi_settings(manager.stats) for manager in managers],
-        "estimators": [[name for _, name in manager.estimations] for manager in managers],
-        "quality metrics": [[name for _, name in manager.gen_metrics] for manager in managers],
+        "model revisions": [run.recorded("model")["revision"] for run in runs],
+        "ASMI settings": [run.settings() for run in runs],
+        "estimators": [list(run.scores) for run in runs],
+        "quality metrics": [list(run.quality) for run in runs],
     }.items():
-        for shard, values in zip(shards, parts, strict=True):
-            only_first = [value for value in parts[0] if value not in values]
-            only_this = [value for value in values if value not in parts[0]]
-            if only_first or only_this:
+        for run, values in zip(runs, parts, strict=True):
+            if values != parts[0]:
                 raise ValueError(
-                    f"different {kind}: {only_first} in {shards[0]}, {only_this} in {shard}. Run "
-                    "one of them again"
+                    f"different {kind}: {parts[0]} in {runs[0].path.parent}, {values} in "
+                    f"{run.path.parent}. Run one of them again"
                 )
 
 
-def _without_incomplete(shards: Sequence[Shard], managers: Sequence[UEManager]) -> list[str]:
-    """Warnings about statistics of which a shard lacks entries, after removing them.
-
-    LM-Polygraph saves a statistic only for batches in which it was computed; joined, entries would
-    be assigned to wrong rows.
-    """
-    warnings = []
-    for name in dict.fromkeys(name for manager in managers for name in manager.stats):
-        for shard, manager in zip(shards, managers, strict=True):
-            if len(manager.stats.get(name, [])) != len(shard.ids):
-                warnings.append(f"statistic {name} left out: not one entry per row of {shard}")
-                for each in managers:
-                    each.stats.pop(name, None)
-                break
-    return warnings
-
-
-def _joined_manifest(shards: Sequence[Shard], stats: Mapping[str, list[Any]]) -> dict[str, Any]:
-    manifests = [shard.manifest for shard in shards]
-    first, unsplit = manifests[0], {"shard": 0, "num_shards": 1}
-    data = first["config"].get("data", {})
-
-    def named(part: str) -> dict[str, list[Any]]:
-        names = dict.fromkeys(name for manifest in manifests for name in manifest[part])
-        return {name: [m[part][name] for m in manifests if name in m[part]] for name in names}
-
-    rows = {name: [v for m in manifests for v in m["rows"][name]] for name in ("ids", "clusters")}
+def _joined_manifest(runs: Sequence[Run], stats: Mapping[str, list[Any]]) -> dict[str, Any]:
+    manifests = [run.manifest or {} for run in runs]
+    first, every = manifests[0], pd.DataFrame(manifests)
+    packages = pd.DataFrame([*every["packages"]])
+    unsplit = {"shard": 0, "num_shards": 1}
+    config = first["config"]
     return first | {
-        "started": min(manifest["started"] for manifest in manifests),
-        "finished": max(manifest["finished"] for manifest in manifests),
-        "overrides": overrides_of(first, PER_SHARD),
+        "merged_from": [str(run.path.parent) for run in runs],
+        "started": every["started"].min(),
+        "finished": every["finished"].max(),
+        "overrides": [text for text in first["overrides"] if not text.startswith("data.shard=")],
         # Each folder of rows has one shard.
         "dataset": first["dataset"] | unsplit | {"path": None},
-        "config": first["config"] | {"dataset": None, "data": data | unsplit},
-        "rows": first["rows"] | rows,
-        "packages": {n: ", ".join(dict.fromkeys(of)) for n, of in named("packages").items()},
-        "device": ", ".join(dict.fromkeys(manifest["device"] for manifest in manifests)),
-        "seconds_wall": sum(manifest["seconds_wall"] for manifest in manifests),
-        "peak_memory_bytes": {n: max(of) for n, of in named("peak_memory_bytes").items()},
-        "asmi": asmi_settings(stats),
-        "asmi_reused": sum(manifest["asmi_reused"] for manifest in manifests),
+        "config": config | {"dataset": None, "data": config.get("data", {}) | unsplit},
+        "rows": {n: [v for m in manifests for v in m["rows"][n]] for n in ("ids", "clusters")},
+        "packages": {name: ", ".join(packages[name].dropna().unique()) for name in packages},
+        "device": ", ".join(every["device"].unique()),
+        "seconds_wall": every["seconds_wall"].sum(),
+        "peak_memory_bytes": pd.DataFrame([*every["peak_memory_bytes"]]).max().to_dict(),
+        "asmi_reused": every["asmi_reused"].sum(),
         "seconds": seconds_per_phase(stats),
     }

@@ -8,13 +8,11 @@ with columns `id`, `cluster`, `input` (prompt) and `output` (gold answer, or a l
 import hashlib
 import json
 import logging
-import re
 import shutil
 import tempfile
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
@@ -22,12 +20,10 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 import pandas as pd
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
-from datasets import config as datasets_config
 from omegaconf import DictConfig, OmegaConf
 
 from lm_polygraph_asmi.analysis.clusters import text_clusters
 from lm_polygraph_asmi.host.configs import container
-from lm_polygraph_asmi.results.manifest import dropped_text
 from lm_polygraph_asmi.runs.squad import DEMO_DATA, Question, prompt_of, questions_of, read_squad
 from lm_polygraph_asmi.validation import (
     check_at_least_one,
@@ -39,13 +35,13 @@ from lm_polygraph_asmi.validation import (
 )
 
 log = logging.getLogger("lm_polygraph")
+NAMED = 10
+"""Largest number of rows that a message lists."""
 
 Item = TypeVar("Item")
-UNUSABLE = ("error", "drop")
-"""Values of `data.unusable`."""
 SELECTING = {
     "size": None, "subsample_seed": 1, "first": None, "sample": None, "sample_seed": 0,
-    "sample_by": None, "unusable": "error", "shard": 0, "num_shards": 1,
+    "sample_by": None, "shard": 0, "num_shards": 1,
     "grounded": None,  # describes the prompts, does not select rows
 }  # fmt: skip
 """Entries of the node `data` that choose among the rows of its source, and their defaults."""
@@ -70,12 +66,12 @@ class DataRow(NamedTuple):
 class RunRows:
     """The rows of a run, before LM-Polygraph's own subsampling.
 
-    `dropped`: id -> why a row was selected and left out. `named`: whether a manifest names them;
-    LM-Polygraph may read other sources differently. `folder`: where they are saved for it, if so.
+    `revision`: commit of a hub dataset. `named`: whether a manifest names them; LM-Polygraph may
+    read other sources differently. `folder`: where they are saved for it, if so.
     """
 
     rows: list[DataRow]
-    dropped: dict[str, str] = field(default_factory=dict)
+    revision: str | None = None
     named: bool = True
     folder: Path | None = None
 
@@ -126,10 +122,7 @@ def sample(rows: list[DataRow], size: int, seed: int, by_cluster: bool = False) 
     """
     rows = sorted(rows, key=lambda row: hashlib.sha256(f"{seed}:{row.id}".encode()).digest())
     if by_cluster:
-        first: dict[str, DataRow] = {}
-        for row in rows:
-            first.setdefault(row.cluster, row)
-        rows = list(first.values())
+        rows = [rows[i] for i in pd.Series([row.cluster for row in rows]).drop_duplicates().index]
     if size > len(rows):
         log.warning("data.sample: expected %d rows, got %d, which are all", size, len(rows))
     return rows[:size]
@@ -158,102 +151,64 @@ def read_data(
     label_column: str | None,
     prompt_style: str = "paper",
     closed_book: bool = False,
-    cluster_regex: str | None = None,
-) -> list[DataRow]:
+) -> RunRows:
     """All rows of a source, in order: SQuAD-format JSON file, `datasets` folder, or hub dataset.
 
     A hub dataset is a name, or name and configuration, "name@revision" if pinned; None: the demo's
     questions. From SQuAD's columns the prompt is built (`squad.PROMPTS`); else the columns of
-    prompts and answers (None: no answers) are read. Rows share a cluster by the first group of
-    `cluster_regex`, else by a column `cluster`, the passage, or `text_clusters` of the prompts.
+    prompts and answers (None: no answers) are read. Rows share a cluster by a column
+    `cluster`, the passage, or `text_clusters` of the prompts.
     """
+    revision = None
     name = " ".join(source) if isinstance(source, list | tuple) else str(source or DEMO_DATA)
     if name.endswith(".json"):
         if not Path(name).is_file():
             raise FileNotFoundError(f"data.source: the file {name} does not exist")
         rows = _from_questions(read_squad(name), prompt_style, closed_book)
     else:
-        table = _load(source, name, split)
+        table, revision = _load(source, name, split)
         columns = table.column_names
         if text_column not in columns and {"context", "question", "answers"} <= set(columns):
             rows = _from_questions(questions_of(table), prompt_style, closed_book)
         else:
             if closed_book or prompt_style != "paper":
                 raise ValueError(
-                    f"{name} has complete prompts (columns {columns}), which data.closed_book and "
-                    "data.prompt_style cannot change: name a source with SQuAD's columns, or leave "
-                    "both unset"
+                    f"{name} has complete prompts (columns {columns}): data.closed_book and "
+                    "data.prompt_style need SQuAD's columns"
                 )
             rows = _from_columns(table, name, text_column, label_column, f"{split}:")
     if not rows:
         raise ValueError(f"{name} has no rows in the split {split!r}: see data.split")
-    if cluster_regex is not None:
-        rows = [
-            row if problem_of(row) else row._replace(cluster=_cluster_by(cluster_regex, row.input))
-            for row in rows
-        ]
-    return _with_unique_ids(rows, name)
+    ids = pd.Series([row.id for row in rows])
+    times = ids.groupby(ids).cumcount() + 1  # the second "7" becomes "7#2"
+    if repeated := int((times > 1).sum()):
+        log.warning("%s repeats %d ids; they were numbered", name, repeated)
+    unique = ids.where(times == 1, ids + "#" + times.astype(str))
+    return RunRows([r._replace(id=i) for r, i in zip(rows, unique, strict=True)], revision)
 
 
-def _load(source: Any, name: str, split: str) -> Dataset:
+def _load(source: Any, name: str, split: str) -> tuple[Dataset, str | None]:
+    """A table, and the commit of a hub dataset, after which `datasets` names its cache's folder."""
     try:
         saved = ("dataset_info.json", "dataset_dict.json")
         if isinstance(source, str | Path) and any(Path(source, f).is_file() for f in saved):
             loaded = load_from_disk(str(source))
-            return loaded[split] if isinstance(loaded, DatasetDict) else loaded
+            return loaded[split] if isinstance(loaded, DatasetDict) else loaded, None
         first, *configuration = [source] if isinstance(source, str | Path) else source
-        place, revision = _pinned(str(first))
-        return load_dataset(place, *configuration, split=split, revision=revision)
+        if Path(first).suffix == ".csv":
+            return Dataset.from_pandas(pd.read_csv(first)), None  # as LM-Polygraph does
+        if Path(first).exists():
+            return load_dataset(str(first), *configuration, split=split), None
+        place, _, pinned = str(first).partition("@")
+        table = load_dataset(place, *configuration, split=split, revision=pinned or None)
+        commits = [Path(file["filename"]).parent.name for file in table.cache_files]
+        return table, commits[0] if commits else None
     except Exception as error:  # a library's own
-        kind: type[Exception] = ValueError
-        text = f"cannot read the dataset {name}: {error.__cause__ or error}"
-        text += ". Set data.source to a folder written by save_to_disk, or to files of one format"
-        if isinstance(error, LookupError | ValueError):
-            text = f"{name} has no split {split!r}, or is empty or damaged: {error}"
-        elif isinstance(error, OSError) and not Path(name).exists():
-            kind = ConnectionError
-            text = (
-                f"cannot reach the dataset {name}: it is neither a local folder nor in the cache, "
-                "and the hub did not answer. Download it once with a connection, or set "
-                f"data.source to a folder ({error})"
-            )
-        raise kind(text) from error
-
-
-def _pinned(source: str) -> tuple[str, str | None]:
-    """Name and revision of "name@revision"; None: the newest. A path is a name."""
-    name, _, revision = source.partition("@")
-    return (source, None) if Path(source).exists() else (name, revision or None)
-
-
-def source_revision(source: Source) -> str | None:
-    """Commit of a hub dataset, from the folder in which `datasets` caches it.
-
-    "unknown" if it is not there; None for a local source and the demo's questions.
-    """
-    first, *configuration = [source] if isinstance(source, str | Path | None) else source
-    if first is None or str(first).endswith(".json") or Path(first).exists():
-        return None
-    name, revision = _pinned(str(first))
-    home = Path(datasets_config.HF_DATASETS_CACHE, name.replace("/", "___"))
-    # Below it: configuration, version, commit.
-    pattern = f"{configuration[0] if configuration else ''}*/*/*"
-    commits = sorted((f for f in home.glob(pattern) if f.is_dir()), key=lambda f: f.stat().st_mtime)
-    names = [folder.name for folder in commits]
-    pinned = [commit for commit in names if revision and commit.startswith(revision)]
-    return (pinned or names or ["unknown"])[-1]
-
-
-def _with_unique_ids(rows: list[DataRow], name: str) -> list[DataRow]:
-    """Make ids unique: the second "7" becomes "7#2"."""
-    times: Counter[str] = Counter()
-    unique = []
-    for row in rows:
-        times[row.id] += 1
-        unique.append(row._replace(id=f"{row.id}#{times[row.id]}") if times[row.id] > 1 else row)
-    if len(times) < len(rows):
-        log.warning("%s repeats %d ids; they were numbered", name, len(rows) - len(times))
-    return unique
+        raise ValueError(
+            f"cannot read the split {split!r} of the dataset {name}: {error.__cause__ or error}. "
+            "Expected a dataset of the hub (download it once with a connection), a folder written "
+            "by save_to_disk, or files of one format: see data.source and data.split"
+        ) from error
 
 
 def _from_questions(questions: list[Question], style: str, closed_book: bool) -> list[DataRow]:
@@ -282,99 +237,74 @@ def _from_columns(
             )
     answers = [""] * len(table) if label is None else table[label]
     ids = table["id"] if "id" in columns else [f"{prefix}{i}" for i in range(len(table))]
-    clusters = table["cluster"] if "cluster" in columns else _clusters_of(table[text])
+    clusters = (
+        table["cluster"]
+        if "cluster" in columns
+        else (map(cluster_key, text_clusters(list(map(str, table[text])))))
+    )
     return [
         DataRow(str(i), _identity(cluster), prompt, answer)
         for i, cluster, prompt, answer in zip(ids, clusters, table[text], answers, strict=True)
     ]
 
 
-def _clusters_of(prompts: Iterable[Any]) -> list[str]:
-    return list(map(cluster_key, text_clusters(list(map(str, prompts)))))
-
-
-def _cluster_by(regex: str, prompt: str) -> str:
-    try:
-        match = re.search(regex, prompt)
-    except re.error as error:
-        raise ValueError(f"data.cluster_regex {regex!r} is no pattern: {error}") from error
-    if match is None or not match.groups() or not (match[1] or "").strip():
-        raise ValueError(
-            f"data.cluster_regex {regex!r} has no group, or matches nothing: {prompt[:200]!r}"
-        )
-    return cluster_key(match[1])
-
-
-def select_rows(
-    data: Mapping[str, Any], too_long: Callable[[str], str | None] | None = None
-) -> RunRows:
-    """The rows that a config's node `data` describes, and those it leaves out.
+def select_rows(data: Mapping[str, Any]) -> RunRows:
+    """The rows that a config's node `data` describes; ValueError for one that cannot be asked.
 
     `data` has arguments of `read_data` and of `SELECTING`, which are applied in this order: `size`
-    with `subsample_seed` (as LM-Polygraph draws it), `first`, `sample` (see `sample`), `unusable`,
-    `shard`. `too_long`, if rows are dropped: why a prompt does not fit the context window, or None.
+    with `subsample_seed` (as LM-Polygraph draws it), `first`, `sample` (see `sample`), `shard`.
     """
     how = SELECTING | {name: value for name, value in data.items() if name in SELECTING}
-    check_one_of("data.unusable", how["unusable"], UNUSABLE)
     for name in ("size", "first", "sample"):
-        check_at_least_one(f"data.{name}", how[name])
-    for name in ("sample", "sample_seed"):
         if how[name] is not None:
             check_whole(f"data.{name}", how[name])
+        check_at_least_one(f"data.{name}", how[name])
+    check_whole("data.sample_seed", how["sample_seed"])
     if how["sample_by"] is not None:
         check_one_of("data.sample_by", how["sample_by"], ("cluster",))
         check_whole("data.sample, of which data.sample_by is a part,", how["sample"])
-    rows = read_data(**{name: value for name, value in data.items() if name not in SELECTING})
-    rows = subsample(rows, how["size"], how["subsample_seed"])[: how["first"]]
+    read = read_data(**{name: value for name, value in data.items() if name not in SELECTING})
+    rows = subsample(read.rows, how["size"], how["subsample_seed"])[: how["first"]]
     if how["sample"] is not None:
         rows = sample(rows, how["sample"], how["sample_seed"], how["sample_by"] == "cluster")
-    problems = {row.id: reason for row in rows if (reason := problem_of(row))}
-    if problems and how["unusable"] != "drop":
-        raise ValueError(unusable_rows(problems, len(rows)))
-    if too_long is not None:
-        texts = {row.id: row.input for row in rows if row.id not in problems}
-        problems |= {i: reason for i, text in texts.items() if (reason := too_long(text))}
-    kept = [row for row in rows if row.id not in problems]
-    if not kept:
-        raise ValueError(f"data.unusable=drop leaves no row: {dropped_text(problems)}")
-    return RunRows(shard_of(kept, how["shard"], how["num_shards"]), problems)
+    if unusable := unusable_rows(rows, problem_of):
+        raise ValueError(unusable)
+    return replace(read, rows=shard_of(rows, how["shard"], how["num_shards"]))
 
 
-def unusable_rows(problems: Mapping[str, str], rows: int) -> str:
-    """Error message for rows that cannot be asked."""
-    return (
-        f"cannot ask {dropped_text(problems)}, of {rows} rows. Correct them, or leave rows of "
-        "data.source out with data.unusable=drop; every table then counts them"
-    )
+def unusable_rows(rows: Sequence[DataRow], problem: Callable[[DataRow], str | None]) -> str | None:
+    """Error message for rows that cannot be asked, by the reason for each; None without any."""
+    problems = [f"{row.id} ({reason})" for row in rows if (reason := problem(row))]
+    if not problems:
+        return None
+    named = "; ".join(problems[:NAMED]) + "; ..." * (len(problems) > NAMED)
+    return f"cannot ask {len(problems)} of {len(rows)} rows: {named}. Correct or remove them"
 
 
 def run_rows(config: DictConfig) -> RunRows:
-    """The rows of a run, from the hub if necessary: read, chosen and saved once in a process."""
+    """The rows of a run, from the hub if necessary: of its node `data`, or of a source it names."""
     # Unresolved: resolving it would build the rows, without our error messages.
     dataset = cast(dict[str, Any], OmegaConf.to_container(config))["dataset"]
     if isinstance(dataset, str) and "asmi_rows" in dataset:
         return chosen_rows(config)
-    source = config.dataset if isinstance(config.dataset, str) else tuple(config.dataset)
-    from_disk = bool(config.get("load_from_disk")) and isinstance(source, str)
+    source = config.dataset if isinstance(config.dataset, str) else list(config.dataset)
     names = config.text_column, config.get("label_column")
-    return _listed_rows(source, config.eval_split, *names, from_disk, Path.cwd())
+    read = read_data(source, config.eval_split, *names)
+    # LM-Polygraph reads other sources in its own way.
+    return replace(read, named=bool(config.get("load_from_disk")) and isinstance(source, str))
 
 
 def chosen_rows(config: DictConfig) -> RunRows:
     """The rows that a run's node `data` describes, saved in a folder of this process."""
-    data = container(config.data)
-    settings = window_settings(config) if data.get("unusable") == "drop" else None
-    nodes = (json.dumps(node, default=str) for node in (data, settings))
-    return _chosen_rows(*nodes, Path.cwd())  # a source may be a relative path
+    # A source may be a relative path.
+    return _chosen_rows(json.dumps(container(config.data), default=str), Path.cwd())
 
 
 @lru_cache(maxsize=1)  # a config is resolved several times in a run
-def _chosen_rows(data_json: str, settings_json: str, _: Path) -> RunRows:
-    settings = json.loads(settings_json)
-    selected = select_rows(json.loads(data_json), fits(settings) if settings else None)
+def _chosen_rows(data_json: str, _: Path) -> RunRows:
+    selected = select_rows(json.loads(data_json))
     folder = Path(tempfile.mkdtemp(prefix="asmi_rows_"))
-    columns = {name: [getattr(row, name) for row in selected.rows] for name in DataRow._fields}
-    Dataset.from_dict(columns).save_to_disk(folder)
+    Dataset.from_pandas(pd.DataFrame(selected.rows)).save_to_disk(folder)
     built = replace(selected, folder=folder)
     weakref.finalize(built, shutil.rmtree, folder, ignore_errors=True)
     return built
@@ -383,38 +313,3 @@ def _chosen_rows(data_json: str, settings_json: str, _: Path) -> RunRows:
 def forget_rows() -> None:
     """Remove the folder of a run that has ended; otherwise the process does when it ends."""
     _chosen_rows.cache_clear()
-
-
-@lru_cache(maxsize=1)
-def _listed_rows(
-    source: str | tuple[str, ...], split: str, text: str, label: str | None, from_disk: bool,
-    _: Path,
-) -> RunRows:  # fmt: skip
-    """Rows of a source that a run names itself, without the node `data`."""
-    if not (isinstance(source, str) and Path(source).is_file()):
-        name = source if isinstance(source, str) else " ".join(source)
-        return RunRows(
-            _from_columns(_load(source, name, split), name, text, label), named=from_disk
-        )
-    try:
-        table = Dataset.from_pandas(pd.read_csv(source))
-    except ValueError as error:
-        raise ValueError(f"cannot read {source} as CSV: {error}") from error
-    return RunRows(_from_columns(table, str(source), text, label), named=False)
-
-
-def window_settings(config: DictConfig) -> dict[str, Any]:
-    """What decides whether a prompt fits: the node `model`, `instruct` and `max_new_tokens`."""
-    return {
-        "model": container(config.get("model") or DictConfig({})),
-        "instruct": bool(config.get("instruct")),
-        "max_new_tokens": config.get("max_new_tokens", 100),  # LM-Polygraph's default
-    }
-
-
-def fits(settings: Mapping[str, Any]) -> Callable[[str], str | None]:
-    """A function that returns why a prompt does not fit the context window, None if it does."""
-    from lm_polygraph_asmi.host.window import read_window  # imports torch
-
-    window = read_window(settings["model"], settings["instruct"])
-    return lambda prompt: window.too_long(prompt, settings["max_new_tokens"])

@@ -1,6 +1,6 @@
 """Questions in SQuAD's format, which LM-Polygraph lacks, and their prompts."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,10 +45,6 @@ def _paper_closed(question: Question) -> str:
     return f"{QUESTION} {question.question}\n{ANSWER}"
 
 
-def _paper_closed_instructed(question: Question) -> str:
-    return _INSTRUCTION + _paper_closed(question)
-
-
 def _demo(question: Question) -> str:
     return (
         "Answer each question with the exact words of the passage.\n\n"
@@ -64,15 +60,12 @@ def _demo_closed(question: Question) -> str:
 PROMPTS: dict[tuple[str, bool], Callable[[Question], str]] = {
     ("paper", False): _paper,
     ("paper", True): _paper_closed,
-    ("paper_instruction", False): _paper,
-    ("paper_instruction", True): _paper_closed_instructed,
     ("demo", False): _demo,
     ("demo", True): _demo_closed,
 }
 """(style, closed book) -> prompt. "paper": the paper's zero-shot prompt, appendix "Benchmark
 Prompts and Examples". "demo": 4-shot. Their closed-book versions leave out the passage, its
-heading, and what the instruction says of passages (in "paper", the whole instruction).
-"paper_instruction" is "paper", but keeps the instruction without a passage."""
+heading, and what the instruction says of passages (in "paper", the whole instruction)."""
 
 
 def prompt_of(style: str, closed_book: bool) -> Callable[[Question], str]:
@@ -86,23 +79,20 @@ def prompt_of(style: str, closed_book: bool) -> Callable[[Question], str]:
 def read_squad(file: str | Path) -> list[Question]:
     """Questions of a SQuAD-format JSON file, in order."""
     try:
-        questions = list(_questions(read_json(file)))
+        return [
+            Question(
+                str(qa["id"]), paragraph["context"], qa["question"],
+                qa["answers"][0]["text"] if qa["answers"] else None,
+            )
+            for article in read_json(file)["data"]
+            for paragraph in article["paragraphs"]
+            for qa in paragraph["qas"]
+        ]  # fmt: skip
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise ValueError(
             f"expected SQuAD-format JSON (data / paragraphs / context, qas / id, question, answers "
             f"/ text) in {file}: {error!r}"
         ) from error
-    if not questions:
-        raise ValueError(f"{file} has no questions")
-    return questions
-
-
-def _questions(content: dict) -> Iterator[Question]:
-    for article in content["data"]:
-        for paragraph in article["paragraphs"]:
-            for qa in paragraph["qas"]:
-                answer = qa["answers"][0]["text"] if qa["answers"] else None
-                yield Question(str(qa["id"]), paragraph["context"], qa["question"], answer)
 
 
 def questions_of(rows: Iterable[Mapping[str, Any]]) -> list[Question]:

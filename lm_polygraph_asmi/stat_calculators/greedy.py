@@ -10,7 +10,7 @@ from lm_polygraph.stat_calculators import GreedyProbsCalculator, StatCalculator
 from lm_polygraph.utils.model import Model
 
 from lm_polygraph_asmi.host.model import causal_model, prompt_ids
-from lm_polygraph_asmi.results.manifest import model_revision
+from lm_polygraph_asmi.results.manifest import model_of
 from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.stat_calculators.timed import TimedCalculator
 
@@ -66,7 +66,7 @@ class SavedAnswersCalculator(StatCalculator):
         """The same model has the same content, or the same name on the hub."""
         path = str(model.model_path)
         if self.model is not None and (self.model["path"] != path or Path(path).is_dir()):
-            revision = model_revision(path, None)
+            revision = model_of({"path": path})["revision"]
             if revision != self.model["revision"]:
                 raise ValueError(
                     f"expected answers of {path} ({revision}), got those of {self.model['path']} "

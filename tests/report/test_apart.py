@@ -10,9 +10,9 @@ from lm_polygraph_asmi.report import build_report, load_run_groups
 from lm_polygraph_asmi.report.apart import compute_apart, processes
 from lm_polygraph_asmi.report.items import every_report_item
 from lm_polygraph_asmi.report.items.signal import payoff
-from lm_polygraph_asmi.report.writing import FORMATS
 from tests.report.runs import content, manifest, save
 
+FORMATS = ("csv", "md", "tex", "svg", "pdf")
 ITEMS = "lm_polygraph_asmi.report.writing.every_report_item"
 
 

@@ -186,7 +186,7 @@ def test_values_are_those_of_the_statistics(babi, items):
     assert here("flips of high MI, k = 2", "Qwen3-4B, SQuAD") == flips["k = 2"].value
     # The paper chooses its depth over sixteen settings, not over these three.
     assert "mean regret" not in set(table["quantity"])
-    assert table.loc[table["setting"] == "Qwen3-4B, SQuAD", "but"].str.contains("60 rows").all()
+    assert table.loc[table["setting"] == "Qwen3-4B, SQuAD", "but"].str.contains("rows").all()
 
 
 def changed(group: RunGroup, part: str, name: str, value: object) -> RunGroup:
@@ -205,16 +205,16 @@ def changed(group: RunGroup, part: str, name: str, value: object) -> RunGroup:
     ("part", "name", "value", "reason"),
     [
         ("dataset", "prompt_style", "demo", None),  # of SQuAD's columns only
-        ("model", "path", "hub/Qwen3-4B", "model hub/Qwen3-4B"),
-        ("model", "path", None, "model not recorded"),
-        ("dataset", "source", "LM-Polygraph/other", "data LM-Polygraph/other"),
-        ("dataset", "split", "train", "data.split 'train', not 'test'"),
-        ("config", "generation_params.temperature", 1.0, "temperature 1.0, not 0.5"),
-        ("config", "generation_params.do_sample", True, "do_sample True"),
-        ("config", "max_new_tokens", 20, "max_new_tokens 20, not 3"),
-        ("config", "asmi", {"num_samples": 5}, "asmi.num_samples 5, not 10"),
-        ("config", "asmi", None, "asmi.num_samples not recorded, not 10"),
-        ("config", "instruct", True, "instruct True"),
+        ("model", "path", "hub/Qwen3-4B", "model"),
+        ("model", "path", None, "model"),
+        ("dataset", "source", "LM-Polygraph/other", "data"),
+        ("dataset", "split", "train", "data.split"),
+        ("config", "generation_params.temperature", 1.0, "generation_params.temperature"),
+        ("config", "generation_params.do_sample", True, "generation_params.do_sample"),
+        ("config", "max_new_tokens", 20, "max_new_tokens"),
+        ("config", "asmi", {"num_samples": 5}, "asmi.num_samples"),
+        ("config", "asmi", None, "asmi.num_samples"),
+        ("config", "instruct", True, "instruct"),
     ],
 )
 def test_what_departs_from_the_protocol_is_named(babi, part, name, value, reason):
@@ -223,21 +223,19 @@ def test_what_departs_from_the_protocol_is_named(babi, part, name, value, reason
     if reason is None:
         assert departures(other) == []
         return
-    assert any(reason in text for text in departures(other))
+    assert departures(other) == [reason]
     (item,) = papers_numbers([other], made_of([other], benchmark))
     if part == "model" or name == "source":
         assert item == MissingItem(item.title, "no run has a model and data of the paper")
         return
     assert not item.table["same protocol"].any()
-    assert item.table["but"].str.contains(reason, regex=False).all()
+    assert (item.table["but"] == reason).all()
 
 
 def test_other_metrics_and_runs_without_a_manifest_depart(babi):
-    assert departures(replace(babi, metric="Rouge_rougeL")) == [
-        "quality Rouge_rougeL, not AlignScore"
-    ]
+    assert departures(replace(babi, metric="Rouge_rougeL")) == ["quality"]
     bare = replace(babi, run=replace(babi.run, manifest=None))
-    assert departures(bare) == ["no manifest records what was run"]
+    assert departures(bare) == ["model", "data"]
 
 
 def test_a_setting_of_the_papers_protocol_and_size_is_taken_first(babi):
@@ -247,7 +245,7 @@ def test_a_setting_of_the_papers_protocol_and_size_is_taken_first(babi):
     assert row["same protocol"]
     assert row["here"] == pytest.approx(normalised_prr(babi.score(MSP), babi.quality))
     row = row_of(beside([few]), MSP)
-    assert (row["same protocol"], row["but"]) == (False, "900 rows, not 1000")
+    assert (row["same protocol"], row["but"]) == (False, "rows")
 
 
 @pytest.mark.parametrize(
@@ -268,7 +266,7 @@ def test_scores_with_other_settings_are_no_comparison(tmp_path, settings):
     tested = table[table["quantity"] == "residual AUROC"]
     assert len(tested)
     assert not tested["same protocol"].any()
-    assert tested["but"].str.contains("other settings than the paper's").all()
+    assert tested["but"].str.contains("settings of ASMI").all()
 
 
 @cache

@@ -1,6 +1,4 @@
-import json
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -141,9 +139,6 @@ def test_a_full_report_has_every_item_in_every_form(everything):
     assert files["png"] == files["svg"]
     assert len(files["png"]) == 17
     assert all(f'src="figures/{name}.png"' in page for name in files["png"])
-    (opened, closed) = json.loads((out / "provenance.json").read_text())
-    assert (opened["model"], opened["n"], opened["clusters"]) == ("models/tiny", 64, 32)
-    assert closed["dataset"] == "squad.json"
 
 
 @pytest.mark.pictures
@@ -159,7 +154,7 @@ def test_a_plain_report_is_a_page_with_two_figures(tmp_path):
         build_report(groups, tmp_path / name)
     files = [p.relative_to(tmp_path / "one") for p in (tmp_path / "one").rglob("*.*")]
     assert sorted(map(str, files)) == [
-        "figures/benchmark.png", "figures/minus_msp.png", "index.html", "provenance.json",
+        "figures/benchmark.png", "figures/minus_msp.png", "index.html",
     ]  # fmt: skip
     for path in files:
         written = (tmp_path / "one" / path).read_bytes()
@@ -307,15 +302,14 @@ def test_small_samples_are_named(tmp_path, clusters, errors):
     assert "Too small for reliable intervals: All settings. With fewer than 50 clusters" in said
 
 
-@pytest.mark.parametrize(("empty", "advised"), [(0, False), (4, False), (40, True)])
-def test_empty_answers_are_counted_on_the_screen(tmp_path, empty, advised):
+@pytest.mark.parametrize("empty", [0, 4])
+def test_empty_answers_are_counted_on_the_screen(tmp_path, empty):
     saved = content(n=60)
     saved["stats"]["greedy_texts"] = [" .\n"] * empty + [" Brask"] * (60 - empty)
     (run,) = (load_run(file) for file in manager_files(save(tmp_path / "run", saved)))
     said = about_run(run)
-    assert ("Empty answers:" in said) == (empty > 0)
-    assert not empty or f"Empty answers: {empty} of 60." in said
-    assert ("data.prompt_style=demo" in said) == advised
+    assert ("Empty answers" in said) == (empty > 0)
+    assert not empty or f"Empty answers, which cannot be right: {empty} of 60." in said
 
 
 def run_all(groups):
@@ -344,7 +338,6 @@ def test_a_file_without_a_manifest_is_clustered_by_its_prompts(tmp_path):
     assert group.label == "unknown model, run"
     assert len(set(group.clusters)) == 30  # two questions a passage
     assert group.ids is None
-    assert group.provenance()["revision"] == "not recorded"
     assert group.variants == {}  # nobody says which of its scores are ASMI's
     run_all([group])
 
@@ -400,22 +393,6 @@ def test_what_the_commands_refuse(tmp_path):
     ):
         result = CliRunner().invoke(main, command)
         assert (result.exit_code, message in result.output) == (code, True), result.output
-
-
-def test_a_run_that_stopped_early_and_rows_left_out_are_in_the_first_lines(tmp_path):
-    saved = content()
-    saved["stats"]["input_texts"] = [f"q{i}" for i in range(61)]
-    file = save(tmp_path / "run", saved)
-    with pytest.raises(ValueError, match="the first 60 of 61 rows"):
-        load_run_groups([file])
-    (group,) = load_run_groups([file], partial=True)
-    assert len(group) == 60
-    _, lines = build_report([group], tmp_path / "out")
-    assert "The run stopped early: has the first 60 of 61 rows" in lines[0]
-    assert "the first 60 of 61 rows" in " ".join(group.provenance()["notes"])
-    dropped = {"ids": [], "clusters": [], "dropped": {"t:7": "its prompt is empty"}}
-    run = replace(group.run, planned=None, manifest={"rows": dropped})
-    assert run.missing_rows == ["Left out before the run: 1 row: t:7 (its prompt is empty)."]
 
 
 def test_cells_of_one_name_are_told_apart(tmp_path):

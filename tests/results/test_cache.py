@@ -80,7 +80,6 @@ def test_a_full_disk_does_not_stop_the_run(tmp_path, caplog, monkeypatch, error)
     result_cache.put(KEY | {"depth": 0.7}, RESULT)
     result_cache.put(KEY | {"depth": 0.8}, RESULT)
     assert caplog.text.count("The run continues") == 1
-    assert "a full disk" in caplog.text
     assert same(result_cache.get(KEY))  # what was kept before is still there
 
 

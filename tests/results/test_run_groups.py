@@ -99,7 +99,7 @@ def test_depths_that_percent_rounds(tmp_path, depth):
         ([1, 2], None, NO_RUN),
         ({"name": [1.0]}, None, NO_RUN),
         ({("sequence", "a"): ["x"] * 60}, None, NO_RUN),
-        (SHORT, None, r"its columns have \[59, 60\] rows"),
+        (SHORT, None, r"got columns of \[59, 60\] rows"),
         ({}, b"[1]", DAMAGED),
         ({}, b"{", DAMAGED),
         ({}, b"\xff\xfe", DAMAGED),

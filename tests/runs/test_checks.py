@@ -79,12 +79,16 @@ def test_a_run_reads_its_rows_and_builds_its_estimators_once(tmp_path, monkeypat
     ("columns", "overrides", "message"),
     [
         ({"input": ["a", "b"], "gold": ["x", "y"]}, [], "expected a column 'output'"),
-        ({"input": [], "output": []}, [], "is empty or damaged"),
+        ({"input": [], "output": []}, [], "of the dataset"),
         ({"input": ["a"], "output": ["x"]}, [], "expected two rows or more, got 1"),
         ({"input": ["a", "b"], "output": ["x", "y"]}, ["subsample_eval_dataset=1"], ", got 1"),
         ({"input": ["a", "b"], "output": ["x", "y"]}, ["data.num_shards=2"], ", got 1"),
         ({"input": ["a", "b"], "output": ["x", "y"]}, ["subsample_eval_dataset=0.1"], ", got 0"),
-        ({"input": ["a", "b"], "output": ["x", None]}, [], "1 row: test:1 (its answer is null)"),
+        (
+            {"input": ["a", "b"], "output": ["x", None]},
+            [],
+            "1 of 2 rows: test:1 (its answer is null)",
+        ),
         ({"input": ["a", "b"], "output": ["x", "y"]}, ["data.shard=1"], "expected data.shard in"),
         (
             {"question": ["a", "b"], "output": ["x", "y"]},
@@ -122,7 +126,10 @@ def test_a_dataset_named_directly(tmp_path):
     [
         ("input,output\na,x\nb,c\n", []),
         ("input,output\na,007\n", ["7, not a text", "two rows or more, got 1"]),
-        ("input,output\na,b\n,c\nd,\n", ["2 rows: 1 (its prompt is null); 2 (its answer is null)"]),
+        (
+            "input,output\na,b\n,c\nd,\n",
+            ["2 of 3 rows: test:1 (its prompt is null); test:2 (its answer is null)"],
+        ),
         ("input,gold\na,x\nb,y\n", ["got ['input', 'gold']: set text_c"]),
         ("", ["No columns to parse"]),
     ],
@@ -181,21 +188,15 @@ def test_models_of_quality_metrics_are_named_before_the_run(monkeypatch, tmp_pat
         return list(CHECKS["side models"](plan))
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     for metrics in (None, []):
-        spacy, bert = found(metrics)
-        assert "python -m spacy download en_core_web_sm" in spacy.text
-        assert not spacy.fatal
+        (bert,) = found(metrics)
         assert "BertScoreMetric, the default of LM-Polygraph where generation_metrics" in bert.text
         assert "neither a local folder nor in the hub's cache" in bert.text
         written = OmegaConf.create(bert.text[bert.text.index("\n") :])
         assert found(written.generation_metrics) == []
         assert bert.fatal
-    (listed,) = found([{"name": "BertScoreMetric"}])
-    assert "default" not in listed.text
     monkeypatch.setattr(checks, "unavailable", lambda _: None)
     assert found([{"name": "BertScoreMetric"}]) == []
-    (tmp_path / "en_core_web_sm").mkdir()  # spaCy reads a folder, too
     assert found(None) == []
 
 

@@ -16,7 +16,7 @@ from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.runs import doctor
 from lm_polygraph_asmi.runs.checks import CHECKS, findings_of, read_plan
 from lm_polygraph_asmi.runs.compose import compose_run
-from lm_polygraph_asmi.runs.doctor import batch_times, costs, estimate, protocol, try_rows
+from lm_polygraph_asmi.runs.doctor import batch_times, costs, estimate, try_rows
 from tests import tiny_lm
 from tests.composing import run_of
 from tests.polygraph import run_forked
@@ -77,13 +77,10 @@ def test_overrides_that_do_not_fit(override, message):
         compose_run("asmi_offline", None, [override])
 
 
-def test_a_config_that_does_not_exist(elsewhere):
-    (elsewhere / "cwd" / "asmi_cobra.yaml").touch()
-    arguments = ["doctor", "--config-name", "asmi_coca", "--config-dir", "."]
-    shown = CliRunner().invoke(main, arguments)
+def test_a_config_that_does_not_exist():
+    shown = CliRunner().invoke(main, ["doctor", "--config-name", "asmi_coca", "--config-dir", "."])
     assert shown.exit_code == 1
-    assert "expected a config among asmi_babiqa, " in shown.output
-    assert "asmi_cobra, asmi_coqa, " in shown.output
+    assert "Cannot find primary config 'asmi_coca'" in shown.output
 
 
 @pytest.mark.parametrize(
@@ -96,7 +93,6 @@ def test_a_users_own_config(elsewhere, overrides, save_path):
     plan = read_plan(compose_run("mine", ".", overrides))
     assert plan.config.save_path.startswith(("./workdir/output/mine/", "x/0"))
     assert findings_of(plan) == {name: [] for name in NAMES}
-    assert protocol(plan)["rows"] == "3 in 3 clusters, 0 left out"
 
 
 @pytest.mark.parametrize("in_new_process", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -111,10 +107,11 @@ def test_a_run_that_works(elsewhere, overrides, monkeypatch, in_new_process):
     assert shown.exit_code == 0, shown.output
     text = " ".join(shown.output.split())
     assert text.count("│ ok │") == len(NAMES) + 1
-    for phase in ("greedy │", "asmi │", "one row, in total │", "peak memory, main │"):
-        assert phase in text
-    assert "the whole run, 3 rows │ about" in text
-    assert "ASMI │ 2: ASMI (60%, K=64), Sem-ASMI (60%, K=64)" in text
+    for phase in ("greedy", "asmi", "other", "in total"):
+        assert f"a row, {phase} │" in text
+    assert "peak memory, main │" in text
+    assert "the whole run │ about 0:00:" in text
+    assert f"rows │ ok │ 3 in 3 clusters; the first: {PROMPTS[0]}" in text
     assert list((elsewhere / "cwd").iterdir()) == []
     (rows,) = (elsewhere / "tmp").iterdir()  # of this process, until it ends
     assert rows.name.startswith("asmi_rows_")
@@ -130,7 +127,7 @@ def test_scores_that_are_not_finite(overrides, monkeypatch):
 
 
 @pytest.mark.usefixtures("composed_once")
-def test_as_json(overrides, model, monkeypatch):
+def test_as_json(overrides, monkeypatch):
     scores = pd.DataFrame({"ASMI": [0.1, 0.2]})
     used = {"seconds": {"asmi": {"median": 0.5}}, "peak_memory_bytes": {"main": 7}}
 
@@ -145,17 +142,9 @@ def test_as_json(overrides, model, monkeypatch):
     assert (content["works"], content["config"]) == (True, "asmi_offline")
     assert [check["check"] for check in content["checks"]] == [*NAMES, "two rows"]
     assert content["cost"] == {
-        "rows": 3, "seeds": 1, "phases": {"asmi": 0.5}, "seconds_a_row": 2.0,
-        "seconds_to_first_row": 1.0, "seconds": 7.0, "peak_memory_bytes": {"main": 7},
+        "seconds_to_first_row": 1.0, "seconds_a_row": 2.0, "seconds": 7.0,
+        "seconds_a_row_by_phase": {"asmi": 0.5, "other": 1.5}, "peak_memory_bytes": {"main": 7},
     }  # fmt: skip
-    revision = content["protocol"].pop("model")
-    assert revision.startswith(f"{model}, revision sha256:")
-    assert content["protocol"] == {
-        "ASMI": "2: ASMI (60%, K=64), Sem-ASMI (60%, K=64)",
-        "baselines": "none",
-        "rows": "3 in 3 clusters, 0 left out",
-        "first prompt": PROMPTS[0],
-    }
     shown = CliRunner().invoke(main, [*arguments, "subsample_eval_dataset=1"])
     assert shown.exit_code == 1
     content = json.loads(shown.stdout)
@@ -191,12 +180,9 @@ def test_without_two_rows(overrides, monkeypatch):
 
 def test_what_is_known_without_a_hub():
     plan = read_plan(run_of("asmi_coqa", "model.path=hub/other", "data.source=nowhere/at-all"))
-    found = protocol(plan)
-    assert found["baselines"].startswith("17: MaximumSequenceProbability, Perplexity, MeanToken")
-    assert "rows" not in found
     findings = findings_of(plan)
     ((text, fatal),) = findings["rows"]
-    assert "cannot reach the dataset nowhere/at-all" in text
+    assert "of the dataset nowhere/at-all: " in text
     assert fatal
     assert findings["window"] == findings["disk"] == []  # said once
 
@@ -207,15 +193,14 @@ SCRIPT = "import datasets\nclass Rows(datasets.GeneratorBasedBuilder):\n    pass
 @pytest.mark.parametrize(
     ("files", "settings", "message"),
     [
-        ({"src/src.py": SCRIPT}, ["data.source=src"], "cannot read the dataset src: "),
-        ({"x/a.parquet": "no parquet"}, ["data.source=x"], "x has no split 'validation', or is"),
+        ({"src/src.py": SCRIPT}, ["data.source=src"], "of the dataset src: "),
+        ({"x/a.parquet": "no parquet"}, ["data.source=x"], "'validation' of the dataset x: "),
         ({"x/a.jsonl": '{"a": 1}\n{"b'}, ["data.source=x", "data.split=train"], "dataset x: "),
-        ({"x/dataset_info.json": "{}"}, ["data.source=x"], "cannot read the dataset x: "),
+        ({"x/dataset_info.json": "{}"}, ["data.source=x"], "dataset x: "),
         ({}, ["data.source=no.json"], "data.source: the file no.json does not exist"),
         ({"a.json": '{"data": [{"paragraphs": 3}]}'}, ["data.source=a.json"], "a.json"),
-        ({}, ["data.source=[some,part]"], "cannot reach the dataset some part"),
+        ({}, ["data.source=[some,part]"], "the dataset some part: "),
         ({}, ["data.text_column=nowhere"], "expected a column 'nowhere'"),
-        ({}, ["data.cluster_regex='('"], "data.cluster_regex"),
         ({}, ["data.size=x"], "data.size"),
         ({"a.csv": ""}, ["dataset=a.csv", "load_from_disk=false"], "a.csv"),
         ({"a": ""}, ["dataset=a", "load_from_disk=true"], "a"),
@@ -232,14 +217,6 @@ def test_data_that_cannot_be_read_are_said_in_one_line(
     assert "Traceback" not in text
 
 
-TRACEBACK = """[2026-01-01 00:00:00,000][lm_polygraph][INFO] - Loading
-Traceback (most recent call last):
-  File "{file}", line 1, in main
-    {source}
-{error}
-"""
-
-
 @pytest.mark.parametrize(
     ("code", "printed", "said"),
     [
@@ -247,9 +224,9 @@ Traceback (most recent call last):
         (1, "Loading\nstopped; see above\n", "Loading\nstopped; see above"),
         (
             1,
-            TRACEBACK.format(file="a", source="assert x", error="E: a\n\nb"),
-            "E: a\nb\n(a, line 1: assert x)",
-        ),  # of LM-Polygraph's PTrue, an error without words
+            "0\nTraceback:\n File a\n  assert x\nE: a\nb\n",
+            "Traceback:\n File a\n  assert x\nE: a\nb",
+        ),
     ],
 )
 def test_a_run_that_was_killed_or_stopped(monkeypatch, code, printed, said):
@@ -267,17 +244,15 @@ def test_estimate():
         console.print(estimate(costs([30.0, 32.0, 36.0], used, rows=10_000, seeds=2)))
     shown = " ".join(capture.get().split())
     for row in (
-        "asmi │ 0.50 s per row",
-        "everything else │ 2.50 s per row",
-        "one row, in total │ 3.00 s",
-        "until the first row │ 30 seconds",
-        "the whole run, 10,000 rows, 2 seeds │ about 16.7 hours",
+        "a row, asmi │ 0.50 s",
+        "a row, other │ 2.50 s",
+        "a row, in total │ 3.00 s",
+        "until the first row │ 30 s",
+        "the whole run │ about 16:41:00",
         "peak memory, main │ 2.0 GB",
     ):
         assert row in shown
-    with console.capture() as capture:
-        console.print(estimate(costs([], {}, rows=10_000, seeds=1)))
-    assert "the whole run" not in capture.get()
+    assert costs([], {}, rows=10_000, seeds=1) == {}
 
 
 def test_times_in_a_log():

@@ -24,12 +24,9 @@ def test_paper_prompts():
     )
     closed = prompt_of("paper", closed_book=True)(QUESTION)
     assert closed == "Question: What colour is the mill?\nAnswer:"
-    assert prompt_of("paper_instruction", closed_book=True)(QUESTION) == (
-        "Read the following passage and answer the question.\n" + closed
-    )
 
 
-@pytest.mark.parametrize("style", ["demo", "paper", "paper_instruction"])
+@pytest.mark.parametrize("style", ["demo", "paper"])
 def test_closed_book_twin_lacks_the_passage_and_keeps_the_rest(style):
     opened = prompt_of(style, closed_book=False)(QUESTION)
     closed = prompt_of(style, closed_book=True)(QUESTION)
@@ -42,7 +39,7 @@ def test_closed_book_twin_lacks_the_passage_and_keeps_the_rest(style):
 
 
 def test_unknown_style():
-    with pytest.raises(ValueError, match=r"expected a prompt style in \['demo', 'paper', "):
+    with pytest.raises(ValueError, match=r"expected a prompt style in \['demo', 'paper'\]"):
         prompt_of("haiku", closed_book=False)
 
 
@@ -69,13 +66,6 @@ def test_a_file_in_another_layout(tmp_path, content):
     file = tmp_path / "bad.json"
     file.write_text(content)
     with pytest.raises(ValueError, match=r"expected SQuAD-format JSON .* in .*bad.json"):
-        read_squad(file)
-
-
-def test_a_file_without_questions(tmp_path):
-    file = tmp_path / "empty.json"
-    file.write_text('{"data": []}')
-    with pytest.raises(ValueError, match="has no questions"):
         read_squad(file)
 
 

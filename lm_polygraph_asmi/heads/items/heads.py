@@ -21,21 +21,16 @@ from lm_polygraph_asmi.heads.analysis.coupling import (
 from lm_polygraph_asmi.heads.analysis.heads import FEWEST_MASKS, permutation_null
 from lm_polygraph_asmi.report.figures import forest
 from lm_polygraph_asmi.report.item import Items, frame
-from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable, once, row_keys
+from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable, once
 from lm_polygraph_asmi.results.runs import Run
 
 DAGGER = "†: not in the paper."
 NEEDS = f"no run saved masks and divergences of {FEWEST_MASKS} masks or more: needs asmi_heads"
 
 
-def runs_of(group: RunGroup) -> list[Run]:
-    """Runs over a setting's answers or some of them."""
-    return [*group.runs, *group.separate_runs]
-
-
 def dissected(group: RunGroup, depth: float) -> tuple[Run, list[dict[str, Any]]] | None:
     """The run with the most masks at a depth, of those that saved details, and these."""
-    found = ((run, run.at(depth, "masks", "kl")) for run in runs_of(group))
+    found = ((run, run.at(depth, "masks", "kl")) for run in group.runs)
     saved = [(run, rows) for run, rows in found if rows]
     return max(saved, key=lambda each: len(each[1][0]["masks"]), default=None)
 
@@ -43,18 +38,8 @@ def dissected(group: RunGroup, depth: float) -> tuple[Run, list[dict[str, Any]]]
 @once
 def dissected_depths(group: RunGroup) -> list[float]:
     """Depths at which a run saved masks and divergences."""
-    depths = {used["depth"] for run in runs_of(group) for used in run.settings()}
+    depths = {used["depth"] for run in group.runs for used in run.settings()}
     return sorted(depth for depth in depths if dissected(group, depth))
-
-
-def places(group: RunGroup, run: Run) -> list[tuple[int, int]]:
-    """(row in use, row of the run) for a run of a setting, or of a part of it."""
-    if any(run is method for method in group.runs):
-        return list(enumerate(group.rows.tolist()))
-    group_keys, run_keys = row_keys(group.run, run)
-    run_rows = {key: row for row, key in enumerate(run_keys)}
-    pairs = ((i, run_rows.get(group_keys[row])) for i, row in enumerate(group.rows))
-    return [(i, row) for i, row in pairs if row is not None]
 
 
 @once
@@ -72,10 +57,8 @@ def profiles(group: RunGroup, depth: float) -> pd.DataFrame:
     entropy = run.stats["asmi_entropy"]
     parts = [
         _profile(saved[row]).assign(answer=answer, entropy=np.asarray(entropy[row]))
-        for answer, row in places(group, run)
+        for answer, row in enumerate(group.rows)
     ]
-    if not parts:
-        raise Unavailable("no answer with masks is in use")
     tokens = pd.concat(parts, ignore_index=True)
     defined = tokens["z"].notna()
     if not defined.any():

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from lm_polygraph_asmi.analysis.clusters import Clustered, Interval
 from lm_polygraph_asmi.heads.analysis.probe import flip_rates
-from lm_polygraph_asmi.heads.items.heads import DAGGER, runs_of
+from lm_polygraph_asmi.heads.items.heads import DAGGER
 from lm_polygraph_asmi.heads.probe_file import Probe, read_probe
 from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.item import Items, ReportItem, frame
@@ -36,7 +36,7 @@ class Probed(NamedTuple):
 @once
 def probed(group: RunGroup) -> list[Probed]:
     """Probes saved with a setting's runs."""
-    probes = ((run, read_probe(run.path)) for run in runs_of(group))
+    probes = ((run, read_probe(run.path)) for run in group.runs)
     return [Probed(group, run, probe) for run, probe in probes if probe is not None]
 
 

@@ -34,7 +34,6 @@ from lm_polygraph_asmi.results.run_groups import (
     RunGroup,
     Unavailable,
     once,
-    one_per_question_set,
 )
 from lm_polygraph_asmi.results.runs import MSP
 
@@ -296,7 +295,11 @@ def _depth_rows(sweep: VariantSweep) -> tuple[list[dict[str, Any]], dict[str, An
 
 def depths(groups: Sequence[RunGroup]) -> Items:
     """Appendix "Full Benchmark and Depth Sweep": best depth, and whether halves agree on it."""
-    groups, doubled = one_per_question_set(groups)
+    largest: dict[tuple[str, str], RunGroup] = {}
+    for group in sorted(groups, key=len, reverse=True):
+        largest.setdefault((group.model, group.dataset), group)
+    doubled = [group.label for group in groups if group not in largest.values()]
+    groups = [group for group in groups if group in largest.values()]
     notes = [
         "Aggregate: mean over settings. The highest is bold if the paired 95 % interval (over "
         "clusters) of its difference from the next excludes 0, else italic. Selected on halves: in "

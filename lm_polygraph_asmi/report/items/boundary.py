@@ -16,12 +16,21 @@ from lm_polygraph_asmi.analysis.stability import rank_correlation
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.item import Items, frame, per_setting
-from lm_polygraph_asmi.results.run_groups import (
-    RunGroup,
-    Unavailable,
-    pairs_of_rows,
-    same_depth,
-)
+from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable, same_depth
+
+
+def pairs_of_rows(first: RunGroup, second: RunGroup, same_answers: bool) -> list[tuple[int, int]]:
+    """Pairs of rows of two settings with the same question, or answer, too: by id, else prompt."""
+    by_id = bool(first.ids and second.ids)
+    first_keys, second_keys = (
+        (group.ids if by_id else group.saved("input_texts")) or [] for group in (first, second)
+    )
+    second_rows = {row: j for j, row in enumerate(second_keys)}
+    pairs = [(i, second_rows[row]) for i, row in enumerate(first_keys) if row in second_rows]
+    if same_answers:
+        answers = [group.saved("greedy_texts") or [] for group in (first, second)]
+        pairs = [(i, j) for i, j in pairs if all(answers) and answers[0][i] == answers[1][j]]
+    return pairs
 
 
 def twins(groups: Sequence[RunGroup]) -> Iterator[tuple[RunGroup, RunGroup]]:

@@ -1,7 +1,6 @@
 """The paper's published numbers beside those of the runs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -29,7 +28,6 @@ NOTES = (
     "are the paper's; else the last column names what is not.",
 )
 OPERATING, HEAD_MASKS = 0.6, 300
-SIXTEEN = len(MODELS) * (len(BENCHMARKS) - 1)
 
 
 def papers_numbers(groups: Sequence[RunGroup], made: Sequence[ReportItem]) -> Items:
@@ -84,7 +82,7 @@ def _beside(
 def _sixteen(groups: Sequence[RunGroup]) -> bool:
     """Whether these are the paper's settings, over which it chooses a depth."""
     settings = {paper_setting(group) for group in groups if not departures(group)}
-    return len(settings) == len(groups) == SIXTEEN
+    return len(settings) == len(groups) == len(MODELS) * (len(BENCHMARKS) - 1)
 
 
 def _places(number: Published, groups: Sequence[RunGroup]) -> list[RunGroup]:
@@ -111,10 +109,7 @@ def _value(number: Published, item: ReportItem, group: RunGroup) -> Any:
     if number.table == "benchmark":  # a column per setting
         column = group.label
         if number.method in SYMBOLS:
-            try:
-                method = paper_method(group, number.method, number.depth or OPERATING)
-            except ValueError:  # other masks, scope or gate than the paper's
-                return None
+            method = paper_method(group, number.method, number.depth or OPERATING)
             table = table[table["method"] == method]
             conditions = {}
     elif "setting" in table:
@@ -129,25 +124,16 @@ def _value(number: Published, item: ReportItem, group: RunGroup) -> Any:
 def _other_protocol(
     number: Published, group: RunGroup, tables: Mapping[str, ReportItem]
 ) -> list[str]:
-    """In what a run departs from the paper's protocol for this number."""
+    """What of a run is not the paper's protocol for this number."""
     reasons = departures(group)
     sizes = (_rows(number, group), BENCHMARKS[paper_setting(group).dataset].rows)
     if not any(about(len(group), rows) for rows in sizes):
-        reasons.append(f"{len(group)} rows, not {sizes[0]}")
-    if number.depth is not None and number.table != "benchmark":
-        reasons += _other_masks(group)
+        reasons.append("rows")
     if number.item in ("head_coupling", "causal_probe") and "head_coupling" in tables:
-        masks = replace(number, table="head_coupling", column="S", row="depth=60%")
-        if (used_masks := _value(masks, tables["head_coupling"], group)) != HEAD_MASKS:
-            reasons.append(f"heads analysed with {used_masks} masks, not {HEAD_MASKS}")
-    return reasons
-
-
-def _other_masks(group: RunGroup) -> list[str]:
-    """Whether the operating variants have other settings than the paper's at 60 %."""
-    try:
+        masks = number._replace(table="head_coupling", column="S", row="depth=60%")
+        if _value(masks, tables["head_coupling"], group) != HEAD_MASKS:
+            reasons.append("masks of heads")
+    elif number.depth is not None and number.table != "benchmark":
         papers = {symbol: paper_method(group, symbol, OPERATING) for symbol in group.variants}
-    except ValueError as error:
-        return [str(error)]
-    shown = ", ".join(group.variants.values())
-    return [] if papers == group.variants else [f"other settings than the paper's: {shown}"]
+        reasons += ["settings of ASMI"] * (papers != group.variants)
+    return reasons

@@ -17,7 +17,6 @@ from lm_polygraph_asmi.heads.items.heads import (
     dissected,
     dissected_depths,
     head_coupling,
-    places,
     profiles,
 )
 from lm_polygraph_asmi.heads.items.probe import causal_probe
@@ -148,34 +147,24 @@ def test_of_several_runs_that_with_the_most_masks_is_dissected(tmp_path):
     (group,) = load_run_groups([tmp_path / name for name in ("more", "fewer", "plain")])
     assert dissected(group, 0.6)[0].path.parent.name == "more"
     assert group.variants["Sem-ASMI"] == "Sem-ASMI (60%, K=64)"
-    assert [run.path.parent.name for run in group.separate_runs] == ["more"]
-    assert places(group, group.separate_runs[0]) == [(i, i) for i in range(20)]
     assert dissected(group, 0.9) is None
     assert dissected_depths(group) == [0.6]
 
 
-def test_a_run_over_the_first_answers_is_a_part_of_their_cell(tmp_path):
-    """Its own scores are in no table: verdicts over settings would count these answers twice."""
+def test_a_run_over_the_first_answers_is_a_setting_of_its_own(tmp_path):
     saved = content(N)
-    about = manifest(N)
-    save(tmp_path / "whole", saved, about)
+    save(tmp_path / "whole", saved, manifest(N))
     dissect(saved)
-    rows = np.arange(N)[::-1][:20]  # in another order, too
     some = {
-        part: {name: [values[i] for i in rows] for name, values in saved[part].items()}
+        part: {name: values[:20] for name, values in saved[part].items()}
         for part in ("estimations", "gen_metrics", "stats")
     }
-    shorter = {"ids": [f"q{i}" for i in rows], "clusters": [f"passage {i // 2}" for i in rows]}
-    file = save(tmp_path / "part", {**saved, **some}, about | {"rows": shorter})
-    write_probe(probe(20), file)
-    (group,) = load_run_groups([tmp_path / "part", tmp_path / "whole"])
-    assert (len(group), len(group.runs), len(group.separate_runs)) == (N, 1, 1)
-    found = profiles(group, 0.6)
-    assert sorted(set(found["answer"])) == sorted(rows)
-    for answer, tokens in found.groupby("answer"):
-        own = np.asarray(saved["stats"]["asmi"][answer][0.6]["kl"], dtype=float).mean(0)
-        np.testing.assert_allclose(tokens["mi"], own)
-    (item,) = causal_probe([group])
+    write_probe(probe(20), save(tmp_path / "part", {**saved, **some}, manifest(20)))
+    whole, part = load_run_groups([tmp_path / "whole", tmp_path / "part"])
+    assert (len(whole), len(part)) == (N, 20)
+    assert part.label == f"{part.model}, {part.dataset} (part)"
+    (item,) = causal_probe([whole, part])
+    assert item.groups == [part]
     assert item.table["tokens"].iloc[0] == 20
 
 

@@ -19,9 +19,9 @@ import click
 import numpy as np
 import pandas as pd
 
-from lm_polygraph_asmi.analysis import risk_thresholds
-from lm_polygraph_asmi.analysis.gate import LEVEL, SMALL_BETS
-from lm_polygraph_asmi.analysis.risk_control import BETS
+from lm_polygraph_asmi.decisions import risk_thresholds
+from lm_polygraph_asmi.decisions.monitoring import LEVEL, SMALL_BETS
+from lm_polygraph_asmi.decisions.risk_control import BETS
 
 SHAPES = [(200, 1), (500, 1), (2000, 1), (125, 8), (250, 8), (400, 3), (60, 8)]
 GUARANTEES = [(0.1, 0.95), (0.2, 0.9)]

@@ -12,9 +12,9 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from lm_polygraph_asmi import SemASMI
-from lm_polygraph_asmi.calibration import Decider, calibrate_run
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.config import METHODS, ASMIConfig, parameter
+from lm_polygraph_asmi.decisions import Decider, calibrate_run
 from lm_polygraph_asmi.host.configs import configs_path, store_settings
 from lm_polygraph_asmi.options import given_settings, setting_options
 from lm_polygraph_asmi.report import build_report, load_run_groups

@@ -20,7 +20,7 @@ LONG = {
 }
 """The functions that have more lines."""
 WIDE = {
-    "calibration/rows.py:calibrate_rows": 9,
+    "decisions/rows.py:calibrate_rows": 9,
     "commands/calibrate.py:calibrate": 14,
     "commands/doctor.py:doctor": 9,
     "config.py:parameter": 10,
@@ -28,13 +28,8 @@ WIDE = {
 """The functions that have more parameters. Commands have one for each option."""
 ROOT = PACKAGE.parent
 ROOMS = {
-    "calibration": "decisions",
     **dict.fromkeys(("runs", "results"), "benchmark"),
     **dict.fromkeys(("estimators", "stat_calculators", "host", "_hydra"), "host's face"),
-    **{
-        f"analysis/{name}.py": "decisions"
-        for name in ("gate", "risk_control", "learned", "signals")
-    },
     "algorithm.py": "algorithm",
     **{f"scoring/{name}.py": "model" for name in ("engine", "statistics")},
 }

@@ -16,7 +16,7 @@ from lm_polygraph_asmi.options import given_settings
 from lm_polygraph_asmi.validation import check_new, check_writable
 
 if TYPE_CHECKING:
-    from lm_polygraph_asmi.calibration import Calibration
+    from lm_polygraph_asmi.decisions import Calibration
     from lm_polygraph_asmi.scoring.rows import Row
 
 LOADING = ("model", "gguf_file", "dtype", "device_map", "chat")
@@ -106,7 +106,7 @@ def calibrate(
     _check_usage(out, rows, run, model, metric, result_cache)
     try:
         check_writable(out)
-        from lm_polygraph_asmi.calibration.fit import check_signal
+        from lm_polygraph_asmi.decisions.fit import check_signal
 
         check_signal(signal, risk, confidence, run is not None)
         check_new(
@@ -114,8 +114,8 @@ def calibrate(
             "name another file, or remove it. If it is of the same labels, each further "
             "calibration lowers the confidence; choosing the best one voids the stated one",
         )
-        from lm_polygraph_asmi.calibration.labels import labels_of
-        from lm_polygraph_asmi.calibration.run import calibrate_run, scored_group
+        from lm_polygraph_asmi.decisions.labels import labels_of
+        from lm_polygraph_asmi.decisions.run import calibrate_run, scored_group
         from lm_polygraph_asmi.scoring.rows import in_chat, read_rows
 
         labelled = [] if rows is None else list(read_rows(rows))
@@ -191,7 +191,7 @@ def _calibrated(
     """`calibrate_rows` with a progress bar, and how many saved scores it has kept."""
     from rich.progress import Progress
 
-    from lm_polygraph_asmi.calibration.rows import calibrate_rows, scored_again
+    from lm_polygraph_asmi.decisions.rows import calibrate_rows, scored_again
 
     scored: list[int] = []
     with Progress(console=errors, transient=True) as bar:

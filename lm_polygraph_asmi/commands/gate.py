@@ -32,9 +32,9 @@ def gate(
     accepted share do not change it.
     """
     try:
-        from lm_polygraph_asmi.calibration.calibration import Calibration
-        from lm_polygraph_asmi.calibration.gate import gate as gate_of
-        from lm_polygraph_asmi.calibration.labels import is_blank
+        from lm_polygraph_asmi.decisions.calibration import Calibration
+        from lm_polygraph_asmi.decisions.gate import gate as gate_of
+        from lm_polygraph_asmi.decisions.labels import is_blank
         from lm_polygraph_asmi.scoring.rows import read_rows
 
         rows: list[Any] = []

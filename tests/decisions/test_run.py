@@ -8,14 +8,14 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from lm_polygraph_asmi.calibration import Calibration, calibrate_rows, calibrate_run
-from lm_polygraph_asmi.calibration.rows import CHECKED_ANSWERS, spread
-from lm_polygraph_asmi.calibration.run import scored_group, settings_of
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.decisions import Calibration, calibrate_rows, calibrate_run
+from lm_polygraph_asmi.decisions.rows import CHECKED_ANSWERS, spread
+from lm_polygraph_asmi.decisions.run import scored_group, settings_of
 from lm_polygraph_asmi.results.names import at_depth
 from lm_polygraph_asmi.scoring.provenance import prompt_format
-from tests.calibration.conftest import N, labelled
+from tests.decisions.conftest import N, labelled
 from tests.report import runs
 from tests.scoring.conftest import PROMPT
 

@@ -12,11 +12,11 @@ import numpy as np
 
 from lm_polygraph_asmi.analysis.calibration import Step, probability_at, step_at
 from lm_polygraph_asmi.analysis.clusters import Interval, wilson_interval
-from lm_polygraph_asmi.analysis.learned import LearnedScore
-from lm_polygraph_asmi.analysis.risk_control import RiskThreshold
-from lm_polygraph_asmi.analysis.signals import RankedSignal
-from lm_polygraph_asmi.calibration.decision import Decision
 from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.decisions.decision import Decision
+from lm_polygraph_asmi.decisions.learned import LearnedScore
+from lm_polygraph_asmi.decisions.risk_control import RiskThreshold
+from lm_polygraph_asmi.decisions.signals import RankedSignal
 from lm_polygraph_asmi.files import read_json, write_whole
 from lm_polygraph_asmi.scoring.signals import LEARNED, SIGNALS, TITLES
 

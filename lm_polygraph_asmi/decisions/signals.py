@@ -18,7 +18,7 @@ from lm_polygraph_asmi.analysis.clusters import (
 )
 from lm_polygraph_asmi.analysis.comparison import augrc, auroc, auroc_interval, prr_intervals
 from lm_polygraph_asmi.analysis.labelled import Labelled
-from lm_polygraph_asmi.analysis.risk_control import fixing_rows
+from lm_polygraph_asmi.decisions.risk_control import fixing_rows
 
 
 class RankedSignal(NamedTuple):

@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike
 from lm_polygraph_asmi.analysis.clusters import Interval, binary
 from lm_polygraph_asmi.analysis.hypotheses import holm
 from lm_polygraph_asmi.analysis.labelled import Labelled
-from lm_polygraph_asmi.analysis.risk_control import BETS, RiskThreshold, group_codes, least_wins
+from lm_polygraph_asmi.decisions.risk_control import BETS, RiskThreshold, group_codes, least_wins
 
 LEVEL = 0.05
 """Level of `violated`, of all statements about groups together, and of a fallen coverage."""

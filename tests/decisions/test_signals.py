@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from lm_polygraph_asmi.analysis import Labelled, rank_signals, recommendation
+from lm_polygraph_asmi.analysis import Labelled
+from lm_polygraph_asmi.decisions import rank_signals, recommendation
 
 CLUSTERS = [str(n) for n in range(60)]
 WRONG = np.arange(60) % 2

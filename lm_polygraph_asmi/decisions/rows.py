@@ -9,9 +9,9 @@ import numpy as np
 
 from lm_polygraph_asmi.analysis.clusters import RESAMPLES
 from lm_polygraph_asmi.analysis.labelled import Labelled
-from lm_polygraph_asmi.calibration.calibration import MACHINE, Calibration
-from lm_polygraph_asmi.calibration.fit import check_signal, fit
-from lm_polygraph_asmi.calibration.labels import (
+from lm_polygraph_asmi.decisions.calibration import MACHINE, Calibration
+from lm_polygraph_asmi.decisions.fit import check_signal, fit
+from lm_polygraph_asmi.decisions.labels import (
     answer_digest,
     clusters_of,
     is_blank,

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from lm_polygraph_asmi.analysis import risk_p_value, risk_threshold, risk_thresholds
 from lm_polygraph_asmi.analysis.clusters import SEED
-from lm_polygraph_asmi.analysis.risk_control import BETS, GRID_SHARE, _grid, least_clusters
+from lm_polygraph_asmi.decisions import risk_p_value, risk_threshold, risk_thresholds
+from lm_polygraph_asmi.decisions.risk_control import BETS, GRID_SHARE, _grid, least_clusters
 from tests.analysis.simulation import keys, monte_carlo_error, shared
 
 

@@ -8,16 +8,11 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from lm_polygraph_asmi.analysis import (
-    Labelled,
-    LearnedScore,
-    fit_score,
-    free_features,
-    learned_threshold,
-    out_of_fold,
-)
-from lm_polygraph_asmi.analysis import learned as module
-from lm_polygraph_asmi.analysis.risk_control import fixing_rows
+from lm_polygraph_asmi.analysis import Labelled, free_features
+from lm_polygraph_asmi.analysis.features import FREE
+from lm_polygraph_asmi.decisions import LearnedScore, fit_score, learned_threshold, out_of_fold
+from lm_polygraph_asmi.decisions import learned as module
+from lm_polygraph_asmi.decisions.risk_control import fixing_rows
 from tests.analysis.simulation import keys, monte_carlo_error
 
 OVERFITTED = partial(fit_score, strength=1e6)
@@ -53,7 +48,7 @@ def test_score_is_that_of_scikit_learn():
 def test_free_features_by_hand():
     found = free_features([-1.0, -3.0, -2.0], [0.5, 0.25, 1.5], 40)
     assert found.tolist() == [-6, -2, -3, -1, -2, 0.75, 2.25, 1.5, 0.5, 3, 40]
-    assert len(found) == len(module.FREE)
+    assert len(found) == len(FREE)
 
 
 def test_out_of_fold_scores_never_saw_their_cluster():

@@ -9,11 +9,11 @@ import numpy as np
 
 from lm_polygraph_asmi.analysis.clusters import RESAMPLES
 from lm_polygraph_asmi.analysis.labelled import Labelled
-from lm_polygraph_asmi.calibration.calibration import NOT_RECORDED, Calibration, unequal
-from lm_polygraph_asmi.calibration.fit import check_signal, fit
-from lm_polygraph_asmi.calibration.labels import check_right_from, joined
-from lm_polygraph_asmi.calibration.rows import digests_of, reproduces, spread
 from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.decisions.calibration import NOT_RECORDED, Calibration, unequal
+from lm_polygraph_asmi.decisions.fit import check_signal, fit
+from lm_polygraph_asmi.decisions.labels import check_right_from, joined
+from lm_polygraph_asmi.decisions.rows import digests_of, reproduces, spread
 from lm_polygraph_asmi.results.run_groups import load_run_groups, of_config
 from lm_polygraph_asmi.scoring.provenance import answer_end, prompt_format
 from lm_polygraph_asmi.scoring.rows import in_chat

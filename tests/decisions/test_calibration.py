@@ -10,11 +10,11 @@ import pytest
 
 from lm_polygraph_asmi.analysis.calibration import Step
 from lm_polygraph_asmi.analysis.clusters import wilson_interval
-from lm_polygraph_asmi.calibration import Calibration, Decider, Decision
-from lm_polygraph_asmi.calibration.calibration import FORMAT, opened
 from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.decisions import Calibration, Decider, Decision
+from lm_polygraph_asmi.decisions.calibration import FORMAT, opened
 from lm_polygraph_asmi.scoring.signals import SIGNALS, TITLES
-from tests.calibration.conftest import N, limited, ranking
+from tests.decisions.conftest import N, limited, ranking
 from tests.report import runs
 from tests.scoring.conftest import PROMPT
 from tests.scoring.test_result import printed

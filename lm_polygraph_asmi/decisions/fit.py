@@ -8,15 +8,15 @@ from jaxtyping import Float
 
 from lm_polygraph_asmi.analysis.calibration import calibrate, held_out_brier
 from lm_polygraph_asmi.analysis.labelled import Labelled
-from lm_polygraph_asmi.analysis.learned import Features, learned_threshold
-from lm_polygraph_asmi.analysis.risk_control import check_guarantee, risk_threshold
-from lm_polygraph_asmi.analysis.signals import (
+from lm_polygraph_asmi.decisions.calibration import Calibration
+from lm_polygraph_asmi.decisions.learned import Features, learned_threshold
+from lm_polygraph_asmi.decisions.risk_control import check_guarantee, risk_threshold
+from lm_polygraph_asmi.decisions.signals import (
     best_signal,
     combination,
     rank_signals,
     recommendation,
 )
-from lm_polygraph_asmi.calibration.calibration import Calibration
 from lm_polygraph_asmi.scoring.signals import LEARNED, SIGNALS, TITLES
 
 COMBINED = "combination"

@@ -8,26 +8,21 @@ import pytest
 from click.testing import CliRunner
 from sklearn.metrics import roc_auc_score
 
-from lm_polygraph_asmi.analysis import (
-    Labelled,
-    held_out_brier,
-    risk_threshold,
-    wilson_interval,
-)
-from lm_polygraph_asmi.calibration import Calibration, Decision, calibrate_rows
-from lm_polygraph_asmi.calibration import rows as first_door
-from lm_polygraph_asmi.calibration.labels import (
+from lm_polygraph_asmi.analysis import Labelled, held_out_brier, wilson_interval
+from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.decisions import Calibration, Decision, calibrate_rows, risk_threshold
+from lm_polygraph_asmi.decisions import rows as first_door
+from lm_polygraph_asmi.decisions.labels import (
     answer_digest,
     clusters_of,
     context_clusters,
     is_wrong,
     labels_of,
 )
-from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.scoring.rows import Row, score_rows
 from lm_polygraph_asmi.scoring.signals import SIGNALS, TITLES
 from tests import tiny_lm
-from tests.calibration.conftest import WORDS, N, labelled, limited
+from tests.decisions.conftest import WORDS, N, labelled, limited
 from tests.scoring.conftest import PROMPT
 
 

@@ -3,15 +3,10 @@
 import numpy as np
 import pytest
 
-from lm_polygraph_asmi.analysis import (
-    Labelled,
-    RiskThreshold,
-    holm,
-    risk_by_group,
-    risk_gate,
-)
-from lm_polygraph_asmi.analysis.gate import LEVEL, SMALL_BETS
-from lm_polygraph_asmi.analysis.risk_control import BETS
+from lm_polygraph_asmi.analysis import Labelled, holm
+from lm_polygraph_asmi.decisions import RiskThreshold, risk_by_group, risk_gate
+from lm_polygraph_asmi.decisions.monitoring import LEVEL, SMALL_BETS
+from lm_polygraph_asmi.decisions.risk_control import BETS
 from tests.analysis.simulation import keys
 
 

@@ -4,7 +4,7 @@ The examples here start with a prompt, and a calibration on eight answers of
 SmolLM2-135M-Instruct, by MSP:
 
 >>> from lm_polygraph_asmi import Scorer
->>> from lm_polygraph_asmi.calibration import Decider, calibrate_rows
+>>> from lm_polygraph_asmi.decisions import Decider, calibrate_rows
 >>> prompt = "Passage: Edda Holm built the ferry in Brask. Question: Who built it? Answer:"
 >>> scorer = Scorer("smollm2", stop=".", max_new_tokens=4)
 >>> rows = [
@@ -23,6 +23,10 @@ __getattr__, __dir__, __all__ = attach(__name__, {
     "calibration": "Calibration",
     "decider": "BatchDecider Decider decide",
     "decision": "Decision",
+    "learned": "LearnedScore LearnedThreshold fit_score learned_threshold out_of_fold",
+    "monitoring": "GroupRisk RiskGate risk_by_group risk_gate",
+    "risk_control": "RiskThreshold risk_p_value risk_threshold risk_thresholds",
     "rows": "calibrate_rows",
     "run": "calibrate_run",
+    "signals": "RankedSignal best_signal combination rank_signals recommendation",
 })  # fmt: skip

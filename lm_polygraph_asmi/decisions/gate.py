@@ -3,11 +3,10 @@
 from collections.abc import Iterable
 from typing import Any
 
-from lm_polygraph_asmi.analysis.gate import GroupRisk, RiskGate, risk_by_group, risk_gate
 from lm_polygraph_asmi.analysis.labelled import Labelled
-from lm_polygraph_asmi.calibration.calibration import Calibration
-from lm_polygraph_asmi.calibration.decision import Decision
-from lm_polygraph_asmi.calibration.labels import (
+from lm_polygraph_asmi.decisions.calibration import Calibration
+from lm_polygraph_asmi.decisions.decision import Decision
+from lm_polygraph_asmi.decisions.labels import (
     answer_digest,
     check_right_from,
     clusters_of,
@@ -15,6 +14,7 @@ from lm_polygraph_asmi.calibration.labels import (
     is_blank,
     is_wrong,
 )
+from lm_polygraph_asmi.decisions.monitoring import GroupRisk, RiskGate, risk_by_group, risk_gate
 from lm_polygraph_asmi.scoring.rows import Row
 
 NEEDED = ("prompt", "answer", "accept", "signal", "value", "threshold", "digest")
@@ -40,7 +40,7 @@ def gate(
             quality between 0 and 1 is the default.
 
     Returns:
-        See `analysis.risk_gate` and, empty without `by`, `analysis.risk_by_group`.
+        See `risk_gate` and, empty without `by`, `risk_by_group`.
 
     Raises:
         ValueError: naming row and field: no saved decision, or one of another calibration; an

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from simulate_guarantee import KINDS, answers, gate_case, looks
 
-from lm_polygraph_asmi.analysis import Labelled, RiskThreshold, risk_gate
+from lm_polygraph_asmi.analysis import Labelled
+from lm_polygraph_asmi.decisions import RiskThreshold, risk_gate
 from tests.analysis.simulation import keys, monte_carlo_error
 
 

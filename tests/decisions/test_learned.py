@@ -11,15 +11,15 @@ import pytest
 from click.testing import CliRunner
 
 from lm_polygraph_asmi import algorithm
-from lm_polygraph_asmi.calibration import Calibration, Decider, calibrate_rows, calibrate_run
-from lm_polygraph_asmi.calibration import rows as first_door
-from lm_polygraph_asmi.calibration.rows import _features
 from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.decisions import Calibration, Decider, calibrate_rows, calibrate_run
+from lm_polygraph_asmi.decisions import rows as first_door
+from lm_polygraph_asmi.decisions.rows import _features
 from lm_polygraph_asmi.scoring import Score
 from lm_polygraph_asmi.scoring.rows import Row
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.text import parse_request
-from tests.calibration.conftest import SETTINGS, WORDS, labelled, lines_of
+from tests.decisions.conftest import SETTINGS, WORDS, labelled, lines_of
 from tests.scoring.conftest import PROMPT, ending_model
 
 RIGHT = WORDS[:4]
@@ -107,7 +107,7 @@ def without_scikit_learn(path):
         if name.partition(".")[0] in ("lm_polygraph_asmi", "sklearn"):
             del sys.modules[name]
     sys.modules["sklearn"] = None
-    saved = import_module("lm_polygraph_asmi.calibration").Calibration.load(path)
+    saved = import_module("lm_polygraph_asmi.decisions").Calibration.load(path)
     features = {name: [[1.0] * len(own)] for name, own in saved.learned.weights.items()}
     return float(saved.learned(features)[0]), saved.error_probability(0.0).value
 

@@ -15,13 +15,10 @@ from tests.test_imports import parsed
 PACKAGE = Path(lm_polygraph_asmi.__file__).parent
 LINES, PARAMETERS = 60, 8
 """Most lines of code (no blank lines, comments, docstrings), and most parameters, of a function."""
-LONG = {
-    "commands/calibrate.py:calibrate": 82,
-}
+LONG: dict[str, int] = {}
 """The functions that have more lines."""
 WIDE = {
     "decisions/rows.py:calibrate_rows": 9,
-    "commands/calibrate.py:calibrate": 14,
     "commands/doctor.py:doctor": 9,
     "config.py:parameter": 10,
 }
@@ -45,7 +42,7 @@ CEILINGS = {  # now, and where it shall end
     "report": (2400, 2400),
     "heads": (1100, 1100),
     "scoring": (3376, 2300),
-    "decisions": (2990, 1800),
+    "decisions": (2610, 1800),
     "commands": (1171, 700),
     "package": (23200, 20000),
     "tests": (23950, 16000),

@@ -14,7 +14,7 @@ from lm_polygraph_asmi.lazy import attach
 
 # Imported on first use.
 __getattr__, __dir__, __all__ = attach(__name__, {
-    "calibration": "Step calibrate held_out_brier held_out_probability probability_at",
+    "calibration": "Step calibrate probability_at",
     "clusters": (
         "Clustered Interval cluster_band cluster_interval text_clusters "
         "wilson_interval"

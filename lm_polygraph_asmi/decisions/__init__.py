@@ -23,10 +23,8 @@ __getattr__, __dir__, __all__ = attach(__name__, {
     "calibration": "Calibration",
     "decider": "BatchDecider Decider decide",
     "decision": "Decision",
-    "learned": "LearnedScore LearnedThreshold fit_score learned_threshold out_of_fold",
     "monitoring": "GroupRisk RiskGate risk_by_group risk_gate",
-    "risk_control": "RiskThreshold risk_p_value risk_threshold risk_thresholds",
+    "risk_control": "RiskThreshold risk_threshold",
     "rows": "calibrate_rows",
     "run": "calibrate_run",
-    "signals": "RankedSignal best_signal combination rank_signals recommendation",
 })  # fmt: skip

@@ -1,27 +1,22 @@
 """The fit that both doors share: columns of signals and labels in, a `Calibration` out."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
 
-from lm_polygraph_asmi.analysis.calibration import calibrate, held_out_brier
+from lm_polygraph_asmi.analysis.calibration import calibrate
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.decisions.calibration import Calibration
 from lm_polygraph_asmi.decisions.learned import Features, learned_threshold
-from lm_polygraph_asmi.decisions.risk_control import check_guarantee, risk_threshold
-from lm_polygraph_asmi.decisions.signals import (
-    best_signal,
-    combination,
-    rank_signals,
-    recommendation,
-)
+from lm_polygraph_asmi.decisions.risk_control import CHOICE_SHARE, check_guarantee, risk_threshold
+from lm_polygraph_asmi.decisions.signals import best_signal, rank_signals
 from lm_polygraph_asmi.scoring.signals import LEARNED, SIGNALS, TITLES
 
-COMBINED = "combination"
-COMBINES = ("perplexity", "msp")
-"""Signals combined with the score: few features, so that few answers suffice."""
+if TYPE_CHECKING:
+    from lm_polygraph_asmi.scoring.rows import Row
+    from lm_polygraph_asmi.scoring.scorer import Scorer
 
 
 def check_signal(signal: str, risk: float, confidence: float, run: bool = False) -> None:
@@ -38,6 +33,29 @@ def check_signal(signal: str, risk: float, confidence: float, run: bool = False)
     check_guarantee(risk, confidence)
 
 
+def unlabelled_signals(
+    rows: "Iterable[Row | Mapping[str, Any]]", scorer: "Scorer"
+) -> dict[str, Float[np.ndarray, " m"]] | None:
+    """Signals of the answers of other rows, but for blank ones; None for no row."""
+    from lm_polygraph_asmi.scoring.rows import Row, score_rows
+
+    contents = [row.content if isinstance(row, Row) else row for row in rows]
+    fields = ("prompt", "answer", "samples")
+    numbered = [
+        Row(number, {name: content[name] for name in fields if name in content})
+        for number, content in enumerate(contents, start=1)
+    ]
+    signals = []
+    for row, outcome in score_rows(scorer, numbered):
+        if outcome.result is None:
+            raise ValueError(f"unlabelled row {row.number} cannot be scored: {outcome.error}")
+        if outcome.result.answered:
+            signals.append(outcome.result.signals)
+    if not signals:
+        return None
+    return {name: np.array([values[name] for values in signals]) for name in signals[0]}
+
+
 def fit(
     columns: Mapping[str, Float[np.ndarray, " n"]],
     answers: Labelled,
@@ -46,51 +64,42 @@ def fit(
     confidence: float,
     signal: str,
     method: str,
-    name: str,
     features: Features | None = None,
+    unlabelled: Mapping[str, Float[np.ndarray, " m"]] | None = None,
     **about: Any,
 ) -> Calibration:
     """Fit threshold and probability of error on answers that are not blank.
 
-    Args:
-        columns: signal -> values, nats, higher = more uncertain.
-        risk, confidence, signal: as for `calibrate_rows`.
-        method: column of the score.
-        features: with the signal "learned", what it learns from, (n, width) by group.
-        **about: other fields of `Calibration`.
+    `columns` has signal -> values, nats, higher = more uncertain; `method` is the score's; with the
+    signal "learned", `features` has what it learns from, (n, width) by group; `unlabelled` has the
+    signals of other answers, see `risk_threshold`. `about`: other fields of `Calibration`.
     """
-    wrong, clusters = answers.wrong, answers.clusters
-    if wrong.all():
-        raise ValueError(f"{name}: expected right and wrong answers, got {len(wrong)}, all wrong")
+    if answers.wrong.all():
+        raise ValueError(f"expected right and wrong answers, got {len(answers)}, all wrong")
     if signal == LEARNED:
+        if unlabelled:
+            raise ValueError("a learned score takes no unlabelled rows: name another signal")
         simple = {kind: columns[kind] for kind in columns if not SIGNALS[kind].masked}
         choice = learned_threshold(features or {}, simple, answers, risk, confidence)
         columns = {**columns, choice.signal: choice.values}
-        signal, rule = choice.signal, choice.rule
+        decider, rule = choice.signal, choice.rule
         about |= {"learned": choice.score, "learning": choice.learning}
-    ordered = {method: columns[method], **columns}  # the score comes first, so that it wins ties
-    decider = {"best": best_signal(ordered, answers), "score": method}.get(signal, signal)
-    if decider not in columns:
-        raise ValueError(f"expected a signal of {', '.join(columns)}; got {decider!r}")
-    values = columns[decider]
-    if "learning" not in about:
-        rule = risk_threshold(values, wrong, clusters, risk, confidence)
-    by_name = {TITLES[kind]: column for kind, column in columns.items()}
-    try:
-        combined = [columns[method], *(columns[kind] for kind in COMBINES)]
-        by_name[COMBINED] = combination(np.log1p(np.column_stack(combined)), answers)
-    except (ValueError, KeyError):
-        pass  # too few wrong or right answers for its folds, or a signal was not saved
-    ranked = rank_signals(by_name, answers)
+    else:
+        ordered = {method: columns[method], **columns}  # the score comes first: it wins ties
+        decider = {"best": best_signal(ordered, answers), "score": method}.get(signal, signal)
+        if decider not in columns:
+            raise ValueError(f"expected a signal of {', '.join(columns)}; got {decider!r}")
+        rule = risk_threshold(
+            columns[decider], answers.wrong, answers.clusters, risk, confidence,
+            share=CHOICE_SHARE if signal == "best" else 0.0,
+            unlabelled=unlabelled and unlabelled[decider],
+        )  # fmt: skip
     return Calibration(
-        name=name,
         signal=decider,
         guarantee=rule,
-        values=np.sort(values).tolist(),
-        error_steps=calibrate(values, wrong),
-        brier=held_out_brier(values, answers),
-        signals=ranked,
-        recommendation=recommendation(ranked, by_name, answers, TITLES[method]),
-        errors=int(wrong.sum()),
+        values=np.sort(columns[decider]).tolist(),
+        error_steps=calibrate(columns[decider], answers.wrong),
+        signals=rank_signals({TITLES[kind]: values for kind, values in columns.items()}, answers),
+        errors=int(answers.wrong.sum()),
         **about,
     )

@@ -1,14 +1,16 @@
 """A threshold on a score with a risk guarantee: a bound on the error rate of accepted answers.
 
-Learn then Test (Angelopoulos et al., 2021, arXiv 2110.01052). Thresholds are tested in sequence,
-from strict to lenient. The null hypothesis is that the error rate of accepted answers is at least
-the risk; the sequence stops at the first that cannot be rejected, and the threshold before it is
-used. Questions on one passage are not independent, so the test uses sums by cluster.
+Fixed sequence testing (Learn then Test, Angelopoulos et al., 2021, arXiv 2110.01052). Thresholds
+are tested from a preset coverage towards more. The null hypothesis is that the error rate of
+accepted answers is above the risk; the sequence stops at the first that cannot be rejected, and the
+threshold before it is used. With one answer a cluster, the test is exact binomial. Questions on one
+passage are not independent, so that test uses sums by cluster.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,11 +19,12 @@ from numpy.typing import ArrayLike
 from lm_polygraph_asmi.analysis.clusters import SEED, binary, check_rows, cluster_codes, finite
 from lm_polygraph_asmi.validation import check_number
 
-STRICTEST = 0.05
-"""Coverage of the strictest threshold."""
-STEPS = 39
-GRID_SHARE = 0.2
-"""Share of the clusters that choose the thresholds to test; the rest test them."""
+START, LOW_START = 0.3, 3.5
+"""Coverage of the first threshold; with more than FEW labels, a second sequence, with a smaller
+part of the level, begins at LOW_START / sqrt(labels). These accept most in simulations."""
+FEW, LOW_PART = 200, 0.3
+CHOICE_SHARE = 0.2
+"""Share of the clusters that choose a signal, or with clusters the thresholds, and do not test."""
 BETS = np.linspace(0, 1, 51)[1:-1]
 """Stakes to average over, as shares of the largest stake that cannot lose everything."""
 
@@ -39,7 +42,7 @@ class RiskThreshold:
         base_rate: error rate of all answers.
         answers, clusters: numbers of them.
         largest: most answers of a cluster; None: not recorded.
-        share: of the clusters, which chose the thresholds and did not test them.
+        share: of the clusters, which made choices and did not test.
     """
 
     threshold: float | None
@@ -51,7 +54,7 @@ class RiskThreshold:
     answers: int
     clusters: int
     largest: int | None = None
-    share: float = GRID_SHARE
+    share: float = 0.0
 
     @property
     def unavoidable(self) -> float:
@@ -63,29 +66,33 @@ class RiskThreshold:
         """Whether each cluster has one answer."""
         return self.answers == self.clusters
 
+    @property
+    def bound(self) -> str:
+        """Risk and confidence, in words."""
+        return f"at most {100 * self.risk:g}% errors, confidence {100 * self.confidence:g}%"
+
+    @property
+    def limits(self) -> str:
+        """What no score can change, in a sentence: labels needed, answers to reject; or empty."""
+        kind, sentences = "answers" if self.single else "clusters", []
+        least = least_clusters(self.risk, self.confidence, self.single, self.share)
+        if self.clusters < least:
+            sentences.append(f"Even without an error, at least {least} {kind} are needed.")
+        if self.unavoidable:
+            sentences.append(
+                f"{self.base_rate:.0%} of all answers are wrong, so any score must reject at least "
+                f"{math.ceil(100 * self.unavoidable - 1e-9)}%."
+            )
+        return " ".join(sentences)
+
     def __str__(self) -> str:
-        guarantee = f"at most {100 * self.risk:g}% errors, confidence {100 * self.confidence:g}%"
+        sentence = f"not attainable with these {self.answers} answers ({self.bound})"
         if self.threshold is not None and self.error_rate is not None:
             sentence = (
                 f"accept up to {self.threshold:.4g}: {self.coverage:.0%} of these answers, "
-                f"{self.error_rate:.1%} of them wrong ({guarantee})"
+                f"{self.error_rate:.1%} of them wrong ({self.bound})"
             )
-        else:
-            advice = ""
-            least = least_clusters(self.risk, self.confidence, self.single, self.share)
-            if self.clusters < least:
-                kind = "answers" if self.single else "clusters"
-                advice += (
-                    f"; even without an error, at least {least} {kind} are needed, of which "
-                    f"{least - _fixing(least, self.share)} test thresholds"
-                )
-            sentence = f"not attainable with these {self.answers} answers ({guarantee}){advice}"
-        if self.unavoidable:
-            sentence += (
-                f". {self.base_rate:.0%} of all answers are wrong, so any score must reject "
-                f"{math.ceil(100 * self.unavoidable - 1e-9)}%"
-            )
-        return sentence
+        return f"{sentence}. {self.limits}".rstrip(" .")
 
 
 def check_guarantee(risk: float, confidence: float) -> None:
@@ -96,14 +103,6 @@ def check_guarantee(risk: float, confidence: float) -> None:
             raise ValueError(f"{name} must lie strictly between 0 and 1, got {value}")
 
 
-def group_codes(groups: Sequence[Any], answers: int) -> tuple[list[str], np.ndarray]:
-    """Names of groups in their order, and the number (n,) of each answer's group."""
-    if len(groups) != answers:
-        raise ValueError(f"groups has {len(groups)} values for {answers} answers: one each")
-    names, member = np.unique(np.asarray(list(map(str, groups))), return_inverse=True)
-    return names.tolist(), member
-
-
 def risk_threshold(
     scores: ArrayLike,
     wrong: ArrayLike,
@@ -111,25 +110,32 @@ def risk_threshold(
     risk: float,
     confidence: float,
     seed: int = SEED,
-    share: float = GRID_SHARE,
+    share: float = 0.0,
+    unlabelled: ArrayLike | None = None,
 ) -> RiskThreshold:
     """The most lenient threshold with the risk guarantee.
 
     With probability at least `confidence` over the labelled answers, at most a share `risk` of
     later accepted answers is wrong. This assumes that clusters come from the same distribution and
-    that none has more answers than the largest here. A share of the clusters chooses the thresholds
-    to test, from the one of strongest evidence to one that accepts all; the rest tests them, in
-    this order. Scores may depend on the labels of that share, but not on those of the rest.
+    that none has more answers than the largest here.
+
+    Thresholds are scores of `unlabelled` answers at the coverages of `ranks_to_test`: then nothing
+    else is assumed. Without them, those of the labelled answers themselves: then the error rate of
+    accepted answers, as the threshold rises, must pass the risk once and stay above it; proof and
+    worst case are on the page of the guarantee. If a cluster has several answers, a share of the
+    clusters provides them instead, and nothing else is assumed.
 
     Args:
         clusters: (n,) key of each row; rows that share a passage or prompt are not independent.
         risk: guaranteed upper bound on the error rate of accepted answers, in (0, 1).
         confidence: in (0, 1).
-        seed: of the choice of clusters that choose the thresholds, and of the order of the others.
-        share: of the clusters that choose the thresholds: those of `fixing_rows`.
+        seed: of the choice of clusters that do not test, and of the order of the others.
+        share: of the clusters, which chose the score and do not test: those of `choosing_rows`.
+            Scores may depend on their labels, but not on those of the rest.
+        unlabelled: (m,) scores of other answers like the later ones.
 
     Raises:
-        ValueError: also fewer than two clusters, or risk or confidence outside (0, 1).
+        ValueError: also no cluster left to test, or risk or confidence outside (0, 1).
 
     Example:
         >>> scores, wrong = [0.1] * 150 + [0.9] * 50, [0] * 150 + [1] * 50
@@ -143,114 +149,93 @@ def risk_threshold(
     score, errors, codes = finite(scores=scores), binary(wrong=wrong), cluster_codes(clusters)
     sizes = np.bincount(codes)
     total, largest = len(sizes), int(sizes.max())
+    if largest > 1 and unlabelled is None:
+        share = max(share, CHOICE_SHARE)
     if total < 2:
         raise ValueError(
-            "expected at least two clusters, to choose thresholds and to test them, got one: use "
-            "answers on several passages (with one answer each, at least "
-            f"{least_clusters(risk, confidence, share=share)} at this risk and confidence)"
+            "expected at least two clusters, got one: use answers on several passages (with one "
+            f"answer each, at least {least_clusters(risk, confidence)} at this risk and confidence)"
         )
-    accepted_to = _search(score, errors, codes, risk, confidence, largest, seed, share)
+    choosing = _choosing(codes, seed, share)
+    tested = score[~choosing], errors[~choosing], codes[~choosing]
+    found: list[float | None] = []
+    for part, start in _sequences(total - _choosers(total, share)):
+        level = part * (1 - confidence)
+        if unlabelled is not None:
+            ranks = ranks_to_test(total - _choosers(total, share), risk, level, start)
+            others = finite(unlabelled=unlabelled)
+            grid = np.quantile(others, ranks / ranks[-1], method="inverted_cdf")
+        elif largest == 1:
+            grid = np.sort(tested[0])[ranks_to_test(len(tested[0]), risk, level, start) - 1]
+        else:
+            chosen = score[choosing], errors[choosing], codes[choosing]
+            grid, level = _strongest_on(*chosen, risk, largest), 1 - confidence
+        found.append(_last_passed(np.unique(grid), *tested, risk, level, largest, seed))
+    threshold = max((limit for limit in found if limit is not None), default=None)
     coverage, rate = 0.0, None
-    if accepted_to is not None:
+    if threshold is not None:
         # Accepting all was tested, but answers above all scores in the sample were not.
-        accepted_to = min(accepted_to, float(score.max()))
-        kept = errors[score <= accepted_to]
-        coverage, rate = len(kept) / len(score), float(kept.mean())
+        threshold = min(threshold, float(score.max()))
+        kept = errors[score <= threshold]
+        coverage, rate = len(kept) / len(score), float(kept.mean()) if len(kept) else None
     return RiskThreshold(
-        accepted_to, coverage, rate, risk, confidence, float(errors.mean()), len(score), total,
+        threshold, coverage, rate, risk, confidence, float(errors.mean()), len(score), total,
         largest, share,
     )  # fmt: skip
 
 
-def risk_thresholds(
-    scores: ArrayLike,
-    wrong: ArrayLike,
-    clusters: Sequence[str],
-    groups: Sequence[Any],
-    risk: float,
-    confidence: float,
-    seed: int = SEED,
-) -> dict[str, RiskThreshold]:
-    """A threshold for each group of answers, such as a type of question.
+def _sequences(n: int) -> list[tuple[float, float]]:
+    """Part of the level, and first coverage, of each sequence of thresholds for n labels."""
+    if n <= FEW:
+        return [(1.0, START)]
+    return [(1 - LOW_PART, START), (LOW_PART, LOW_START / math.sqrt(n))]
 
-    With probability at least `confidence`, the guarantees of all thresholds hold together
-    (Bonferroni): `1 - confidence` is divided by the number of groups that have labels enough for
-    their part of it. Numbers of labels choose these groups, not the labels. A group without a
-    threshold needs `least_clusters` at its own confidence; abstain on its answers.
 
-    Args:
-        scores, wrong, clusters, risk, seed: as in `risk_threshold`.
-        groups: (n,) name of each answer's group.
-        confidence: of all guarantees together, in (0, 1).
+@cache
+def ranks_to_test(n: int, risk: float, level: float, start: float) -> np.ndarray:
+    """Numbers of accepted answers, of n, at which thresholds are tested, ascending; the last is n.
 
-    Returns:
-        One for each group, by name, each with its own confidence.
+    From the coverage `start` on, one for each further error that the exact binomial test at this
+    level allows: between two of them, a threshold could only fail.
 
     Example:
-        >>> groups = ["who"] * 100 + ["why"] * 100 + ["how"] * 10
-        >>> scores, wrong, keys = [0.1] * 210, [0] * 210, [str(n) for n in range(210)]
-        >>> for name, rule in risk_thresholds(scores, wrong, keys, groups, 0.1, 0.9).items():
-        ...     print(name, rule.threshold, round(rule.confidence, 3))
-        how None 0.967
-        who 0.1 0.95
-        why 0.1 0.95
+        >>> ranks_to_test(60, 0.2, 0.05, 0.3).tolist()  # 1 error in 22, 2 in 30, 3 in 37 ...
+        [22, 30, 37, 44, 50, 57, 60]
     """
-    check_guarantee(risk, confidence)
-    check_rows(clusters, scores=scores, wrong=wrong)
-    score, errors, codes = finite(scores=scores), binary(wrong=wrong), cluster_codes(clusters)
-    names, member = group_codes(groups, len(score))
-    rows = {name: np.flatnonzero(member == row) for row, name in enumerate(names)}
-    sizes = {name: np.unique(codes[of], return_counts=True)[1] for name, of in rows.items()}
+    from scipy.stats import binom
 
-    def surplus(name: str, tested: int) -> int:
-        """Clusters of a group beyond the least, if so many groups are tested."""
-        level, single = 1 - (1 - confidence) / tested, bool(sizes[name].max() == 1)
-        return len(sizes[name]) - least_clusters(risk, level, single)
-
-    tested = max(
-        (k for k in range(1, len(rows) + 1) if sum(surplus(name, k) >= 0 for name in rows) >= k),
-        default=0,
-    )
-    ranked = sorted(rows, key=lambda name: -surplus(name, max(tested, 1)))
-    rules = {}
-    for name, of in rows.items():
-        enough = name in ranked[:tested]
-        level = 1 - (1 - confidence) / (tested if enough else tested + 1)
-        if enough:
-            keys = np.asarray(clusters, dtype=str)[of].tolist()
-            rules[name] = risk_threshold(score[of], errors[of], keys, risk, level, seed)
-        else:
-            rules[name] = RiskThreshold(
-                None, 0.0, None, risk, level, float(errors[of].mean()), len(of), len(sizes[name]),
-                int(sizes[name].max()),
-            )  # fmt: skip
-    return rules
+    accepted = np.arange(n + 1)
+    errors = binom.ppf(level, accepted, risk)  # the fewest whose probability reaches the level
+    allowed = np.where(binom.cdf(errors, accepted, risk) <= level, errors, errors - 1)
+    ranks = 1 + np.flatnonzero(np.diff(allowed) > 0)
+    return np.union1d(ranks[ranks >= start * n], [n])
 
 
-def least_clusters(
-    risk: float, confidence: float, single: bool = True, share: float = GRID_SHARE
-) -> int:
+def least_clusters(risk: float, confidence: float, single: bool = True, share: float = 0.0) -> int:
     """The least number of labelled clusters that could ever give the guarantee.
 
     With no error among m tested answers, each a cluster, the p-value is (1 - risk)^m, and it must
     be at most 1 - confidence. Clusters of several answers are tested by betting, whose capital
-    grows most if all answers of all clusters are accepted and right. Some clusters choose the
-    thresholds and are not tested.
+    grows most if all answers of all clusters are accepted and right.
 
     Args:
         risk, confidence: of the guarantee, in (0, 1).
         single: whether each cluster has one answer.
-        share: of the clusters that choose the thresholds.
+        share: of the clusters that do not test.
 
     Example:
-        >>> least_clusters(risk=0.05, confidence=0.95)  # 59 are tested
-        74
+        >>> least_clusters(risk=0.05, confidence=0.95)
+        59
     """
-    least = int(np.ceil(np.log(1 - confidence) / np.log1p(-risk) - 1e-9))
-    if not single:
-        least = least_wins(BETS * risk / (1 - risk), 1 - confidence)
-    total = least + 1
-    while total - _fixing(total, share) < least:
+    total = 2
+
+    def attainable(tested: int) -> bool:
+        level = (1 - confidence) * (_sequences(tested)[0][0] if single else 1.0)
+        if single:
+            return bool((1 - risk) ** tested <= level * (1 + 1e-9))
+        return tested >= least_wins(BETS * risk / (1 - risk), level)
+
+    while not attainable(total - _choosers(total, share)):
         total += 1
     return total
 
@@ -262,110 +247,76 @@ def least_wins(gains: np.ndarray, level: float) -> int:
         log_capital = np.logaddexp.reduce(clusters * np.log1p(gains)) - np.log(len(gains))
         return bool(log_capital >= -np.log(level) - 1e-9)
 
-    few, enough = 0, 1
+    enough = 1
     while not reached(enough):
-        few, enough = enough, 2 * enough
-    while enough - few > 1:
-        middle = (few + enough) // 2
-        few, enough = (few, middle) if reached(middle) else (middle, enough)
-    return enough
+        enough *= 2
+    return next(n for n in range(enough // 2, enough + 1) if n and reached(n))
 
 
-def _fixing(clusters: int, share: float) -> int:
-    """How many of so many clusters choose the thresholds."""
-    return max(1, round(share * clusters))
+def choosing_rows(
+    clusters: Sequence[Any], seed: int = SEED, share: float = CHOICE_SHARE
+) -> np.ndarray:
+    """(n,) rows of the clusters that make choices and do not test."""
+    return _choosing(cluster_codes(clusters), seed, share)
 
 
-def fixing_rows(clusters: Sequence[str], seed: int = SEED, share: float = GRID_SHARE) -> np.ndarray:
-    """(n,) rows of the clusters that choose thresholds; other choices may use them too."""
-    return _fixing_rows(cluster_codes(clusters), seed, share)
-
-
-def _fixing_rows(codes: np.ndarray, seed: int, share: float) -> np.ndarray:
+def _choosing(codes: np.ndarray, seed: int, share: float) -> np.ndarray:
     order = np.random.default_rng(seed).permutation(codes.max() + 1)
-    return np.isin(codes, order[: _fixing(len(order), share)])
+    return np.isin(codes, order[: _choosers(len(order), share)])
 
 
-def _search(
-    score: np.ndarray,
-    errors: np.ndarray,
-    codes: np.ndarray,
-    risk: float,
-    confidence: float,
-    largest: int,
-    seed: int,
-    share: float,
-) -> float | None:
-    """`risk_threshold` of checked columns, with clusters numbered from 0; inf accepts all."""
-    fixing = _fixing_rows(codes, seed, share)
-    grid = _grid(score[fixing], errors[fixing], codes[fixing], risk, largest)
-    test_scores, test_errors = score[~fixing], errors[~fixing]
-    test_codes = np.unique(codes[~fixing], return_inverse=True)[1]
-    accepted_to = None
-    for threshold in grid:
-        p_value = _p_value(test_scores <= threshold, test_errors, test_codes, risk, largest, seed)
-        if p_value > 1 - confidence:
-            break
-        accepted_to = float(threshold)
-    return accepted_to
+def _choosers(clusters: int, share: float) -> int:
+    return max(1, round(share * clusters)) if share else 0
 
 
-def _grid(
+def _strongest_on(
     score: np.ndarray, wrong: np.ndarray, clusters: np.ndarray, risk: float, largest: int
 ) -> np.ndarray:
-    """Thresholds to test, from the one of strongest evidence to one that accepts everything.
+    """Thresholds for clusters, from the one of strongest evidence to one that accepts everything.
 
     A first threshold with too few answers, or with too many errors, would end the sequence at once.
     """
-    grid = np.quantile(score, np.linspace(STRICTEST, 1, STEPS), method="higher")
+    grid = np.quantile(score, np.linspace(0.05, 1, 39), method="higher")
     grid = np.unique(np.r_[grid[:-1], np.inf])
     gains = [_gains(score <= t, wrong, clusters, risk, largest).sum(1).max() for t in grid]
     return grid[int(np.argmax(gains)) :]
 
 
-def risk_p_value(
-    accepted: ArrayLike,
-    wrong: ArrayLike,
-    clusters: Sequence[Any],
-    risk: float,
-    largest: int | None = None,
-    seed: int = SEED,
-) -> float:
-    """p-value of "a share of at least `risk` of the accepted answers is wrong".
+def _last_passed(
+    grid: np.ndarray, score: np.ndarray, errors: np.ndarray, codes: np.ndarray, risk: float,
+    level: float, largest: int, seed: int,
+) -> float | None:  # fmt: skip
+    """The last of ascending thresholds before the first whose risk cannot be shown."""
+    codes = np.unique(codes, return_inverse=True)[1]
+    passed = None
+    for threshold in grid.tolist():
+        if p_value(score <= threshold, errors, codes, risk, largest, seed) > level:
+            break
+        passed = threshold
+    return passed
 
-    Exact binomial if every cluster has one answer. Otherwise a betting test: let Z be the sum of
-    (wrong - risk) over a cluster's accepted answers, whose mean is at least 0 under this
+
+def p_value(
+    keep: np.ndarray, errors: np.ndarray, codes: np.ndarray, risk: float, largest: int, seed: int
+) -> float:
+    """p-value of "a share of at least `risk` of the answers in `keep` (n,) is wrong".
+
+    Exact binomial if no cluster can have several answers. Otherwise a betting test: let Z be the
+    sum of (wrong - risk) over a cluster's accepted answers, whose mean is at least 0 under this
     hypothesis. Capital that bets a share on -Z, cluster by cluster, does not grow on average, so by
     Ville's inequality 1 / (its maximum) is a p-value. It averages over stakes, and the order of
     clusters is random, so nothing is tuned to the answers. Source:
     Waudby-Smith and Ramdas (2024), Estimating means of bounded random variables by betting.
 
-    Args:
-        accepted: (n,), 1 or True = accepted.
-        clusters: (n,) key of each answer.
-        risk: in (0, 1), which is not checked.
-        largest: most answers of a cluster, all of which may be wrong; None: the most here.
-        seed: of the order of clusters.
-
     Example:
-        >>> accepted, wrong = [1] * 30, [0] * 30
-        >>> round(risk_p_value(accepted, wrong, range(30), risk=0.1), 3)  # 0.9 to the power of 30
+        >>> keep, errors = np.ones(30, bool), np.zeros(30, bool)
+        >>> round(p_value(keep, errors, np.arange(30), 0.1, 1, SEED), 3)  # 0.9 to the power of 30
         0.042
     """
-    check_rows(list(clusters), accepted=accepted, wrong=wrong)
-    codes = cluster_codes(clusters)
-    largest = int(np.bincount(codes).max()) if largest is None else largest
-    return _p_value(binary(accepted=accepted), binary(wrong=wrong), codes, risk, largest, seed)
-
-
-def _p_value(
-    keep: np.ndarray, errors: np.ndarray, codes: np.ndarray, risk: float, largest: int, seed: int
-) -> float:
-    """`risk_p_value` of checked columns, with clusters numbered from 0."""
     if largest == 1:
-        from scipy.stats import binom
+        from scipy.special import bdtr  # the binomial's distribution function
 
-        return float(binom.cdf((keep & errors).sum(), keep.sum(), risk)) if keep.any() else 1.0
+        return float(bdtr((keep & errors).sum(), keep.sum(), risk)) if keep.any() else 1.0
     gains = _gains(keep, errors, codes, risk, largest)
     gains = gains[:, np.random.default_rng(seed).permutation(gains.shape[1])]
     log_capital = np.logaddexp.reduce(gains.cumsum(1), axis=0) - np.log(len(BETS))

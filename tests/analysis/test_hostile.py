@@ -15,9 +15,11 @@ import pandas as pd
 import pytest
 
 import lm_polygraph_asmi
-from lm_polygraph_asmi import analysis, decisions
+from lm_polygraph_asmi import analysis
 from lm_polygraph_asmi.analysis import Labelled, Sweep
 from lm_polygraph_asmi.analysis.calibration import Step
+from lm_polygraph_asmi.decisions import risk_threshold
+from lm_polygraph_asmi.decisions.signals import rank_signals
 
 PACKAGE = str(Path(lm_polygraph_asmi.__file__).parent)
 N, FEW = 120, 20
@@ -58,8 +60,6 @@ CALLS = {
     "distinct_signal": lambda f, c: f(c["score"], table(c), of(c)),
     "calibrate": lambda f, c: f(c["score"], c["wrong"]),
     "probability_at": lambda f, c: f([Step(0.0, 30, 10)], [*c["score"], 0.0][0]),
-    "held_out_probability": lambda f, c: f(c["score"], of(c)),
-    "held_out_brier": lambda f, c: f(c["score"], of(c)),
     "augrc": lambda f, c: f(c["score"], c["wrong"]),
     "auroc": lambda f, c: f(c["score"], c["wrong"]),
     "auroc_interval": lambda f, c: f(c["score"], of(c)),
@@ -84,11 +84,7 @@ CALLS = {
     "aurc": lambda f, c: f(c["score"], c["wrong"]),
     "risk_coverage": lambda f, c: f(c["score"], c["wrong"]),
     "risk_threshold": lambda f, c: f(c["score"], c["wrong"], c["clusters"], 0.3, 0.9),
-    "risk_thresholds": lambda f, c: f(
-        c["score"], c["wrong"], c["clusters"], ["a"] * len(c["score"]), 0.3, 0.9
-    ),
     "rank_signals": lambda f, c: f({"a": c["score"]}, of(c)),
-    "combination": lambda f, c: f(table(c), of(c)),
     "retained_error": lambda f, c: f(c["score"], c["wrong"], 0.5),
     "confident_but_fragile": lambda f, c: f(c["other"], c["score"], of(c)),
     "confident_filter": lambda f, c: f(c["other"], c["score"], c["other"], of(c)),
@@ -104,11 +100,11 @@ OTHERS = {
 }  # fmt: skip
 
 
-DECISIONS = ("risk_threshold", "risk_thresholds", "rank_signals", "combination")
+DECISIONS = {"risk_threshold": risk_threshold, "rank_signals": rank_signals}
 
 
 def function(name):
-    return getattr(decisions if name in DECISIONS else analysis, name)
+    return DECISIONS.get(name) or getattr(analysis, name)
 
 
 def test_every_public_statistic_is_tried():

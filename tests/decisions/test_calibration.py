@@ -29,7 +29,7 @@ def score(scorer):
 
 def test_saved_and_loaded(calibration, tmp_path):
     undefined = ranking(calibration, math.nan)
-    for one in (calibration, replace(undefined, brier=None, name="NaNo")):
+    for one in (calibration, replace(undefined, name="NaNo")):
         one.save(tmp_path / "calibration.json")
         text = (tmp_path / "calibration.json").read_text()
         json.loads(text, parse_constant=pytest.fail)  # NaN is not JSON
@@ -44,7 +44,7 @@ def test_saved_and_loaded(calibration, tmp_path):
     for other in (4, FORMAT + 1):
         (tmp_path / "old.json").write_text(json.dumps(content | {"format": other}))
         with pytest.raises(
-            ValueError, match=rf"of format {FORMAT}, got {other}: make it again: `polygraph_asmi ca"
+            ValueError, match=rf"expected format {FORMAT}, got {other}: make it again: `polygr"
         ):
             Calibration.load(tmp_path / "old.json")
 
@@ -145,14 +145,6 @@ def test_a_signal_that_does_not_rank_gives_no_probability(calibration, score, lo
                for sentence in one.sentences)  # fmt: skip
 
 
-def test_brier(calibration, score):
-    assert "Brier" not in " ".join(replace(ranking(calibration), brier=None).decide(score).notes)
-    useful = replace(ranking(calibration), brier=(0.1, 0.2)).decide(score).notes[0]
-    assert useful.startswith("Brier score on held-out answers 0.100; always predicting the overall")
-    useless = replace(ranking(calibration), brier=(0.2, 0.2)).decide(score).notes[0]
-    assert "(lower = better): no gain." in useless
-
-
 MASKED = ["method", "depth", "num_masks", "mask_rate", "top_k", "scope", "mask_sampler", "seed",
           "seeded_by"]  # fmt: skip
 OTHER = {
@@ -188,7 +180,8 @@ def test_a_calibration_that_knows_not_what_it_is_of(calibration, score, missing)
 
 def test_another_model_and_unknown_weights(calibration, score, scorer):
     known = replace(limited(calibration, 1e9), model="some/model")
-    assert "model model there, another here" in known.decide(replace(score, model="another")).reason
+    other = known.decide(replace(score, model="another")).reason
+    assert "model 'model' there, 'another' here" in other
     assert known.decide(replace(score, model="elsewhere/model")).accept is True
     plain = limited(calibration, 1e9).decide(scorer.score(PROMPT, " Brask"))
     assert plain.accept is None
@@ -208,15 +201,24 @@ def test_an_answer_unlike_all_of_the_calibration(calibration, score):
     assert warning in moved.decide(score).sentences
 
 
-def test_a_calibration_in_words(calibration, monkeypatch):
-    decided = limited(calibration, 0.25)
+def test_three_lines_say_what_counts(calibration, monkeypatch):
+    wrong, decided = f"{calibration.errors} wrong", limited(calibration, 0.25)
+    promise, labels, accepts = decided.promise()
+    assert promise == "Promise: with 80% confidence, at most 40% of accepted answers are wrong."
+    assert labels.startswith(f"Labels: {N} answers from {N // 2} clusters, {wrong} by their labels")
+    assert labels.endswith("; 20% of the clusters made choices, the others test.")
+    start = "Accepts: 50% of such answers, those whose perplexity is at most 0.25 nats."
+    assert accepts == start
     shown = str(decided)
-    assert "accept an answer if its perplexity is at most 0.25 nats.\n" in shown
-    assert "with 80% confidence, at most 40% of accepted answers are wrong.\n" in shown
-    assert f"Of these {N} answers, 50% are accepted; 10.0% of the accepted" in shown
+    assert " ".join(shown.split()).startswith(f"{promise} {labels} {accepts} signal")
     assert "Error rate by perplexity, with 95 % Wilson intervals:" in shown
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert str(decided) == shown
+    strict = replace(decided.guarantee, threshold=None, risk=0.1, base_rate=0.28, clusters=30)
+    promise, _, accepts = replace(decided, guarantee=strict).promise()
+    assert promise.startswith("Promise: none. No threshold by perplexity could be shown to hold at")
+    assert accepts.startswith("Accepts: nothing. Even without an error, at least ")
+    assert accepts.endswith("28% of all answers are wrong, so any score must reject at least 20%.")
 
 
 def test_every_setting_that_changes_a_score_is_compared(calibration):

@@ -85,9 +85,9 @@ def test_an_answer_that_was_cut_off_is_read_as_it_was_scored(scorer):
 def test_from_labels_to_decisions(learned, told, scorer):
     """Which clusters learned is unknown here; the others have the value of their decision."""
     assert learned.signal == "learned"
-    assert learned.guarantee.share == 0.4
+    assert learned.guarantee.share == 0.5
     assert learned.learning in " ".join(str(learned).split())
-    assert "out of fold on the 24 of 60 clusters that learn; learned decides." in learned.learning
+    assert "out of fold on the 30 of 60 clusters that learn; learned decides." in learned.learning
     assert learned.guarantee.coverage > 0.3
     outcomes = list(Decider(scorer, learned).decide_many(told[:10]))
     values = np.array([outcome.result.value for outcome in outcomes])
@@ -162,7 +162,7 @@ def test_what_has_no_decision_and_what_is_refused(learned, told, scorer, monkeyp
     with pytest.raises(ValueError, match=r"settings differ .* \(depth 0.6 there, 0.3 here\)"):
         Decider(scorer.model, learned, tokenizer=scorer.tokenizer, depth=0.3)
     with pytest.raises(ValueError, match="a finished run has no hidden states to learn from"):
-        calibrate_run("RUN", None, 0.3, signal="learned")
+        calibrate_run("RUN", 0.3, signal="learned")
     options = ("--risk", "0.3", "--signal", "learned", "--out", str(tmp_path / "c.json"))
     said = CliRunner().invoke(main, ["calibrate", "--run", str(tmp_path), *options]).output
     assert "a finished run has no hidden states" in " ".join(said.split())
@@ -185,7 +185,7 @@ def test_a_simple_signal_that_ranks_as_well_decides(scorer, told):
     rows = [line | {"correct": value < np.quantile(likely, 0.4)} for line, value in pairs]
     found = calibrate_rows(rows, scorer, 0.4, 0.8, signal="learned", resamples=50)
     assert found.learned is None
-    assert found.learning.endswith(f"24 of 60 clusters that learn; {found.signal} decides.")
+    assert found.learning.endswith(f"30 of 60 clusters that learn; {found.signal} decides.")
     few = calibrate_rows(rows[:6], scorer, 0.4, 0.8, signal="learned", resamples=50)
     assert few.learning.startswith("Nothing was learned: expected 10 clusters with wrong and 10")
 

@@ -80,12 +80,10 @@ class Calibration:
     right_from: float | None = None  # lowest quality of a right answer; None: 0.5 of 0 to 1
 
     def __post_init__(self) -> None:
-        if self.signal not in SIGNALS:
-            raise ValueError(f"expected a signal of {list(SIGNALS)}, got {self.signal!r}")
-        if (self.signal == LEARNED) != (self.learned is not None):
+        if self.signal not in SIGNALS or (self.signal == LEARNED) != (self.learned is not None):
             raise ValueError(
-                f"expected weights of a learned score exactly if it is the signal, got "
-                f"{self.signal!r} and {self.learned!r:.40}"
+                f"expected a signal of {list(SIGNALS)}, and weights of a learned score exactly if "
+                f"it is the signal, got {self.signal!r} and {self.learned!r:.40}"
             )
 
     @property
@@ -181,13 +179,7 @@ class Calibration:
         return found
 
     def decide(self, answer: "Score | UnmaskedAnswer") -> Decision:
-        """What it says of a `Score`, or for a signal without masked passes an `UnmaskedAnswer`.
-
-        Example:
-            >>> decision = calibration.decide(scorer.read(prompt, " Edda Holm"))
-            >>> decision.accept, decision.reason[:31]  # a scorer does not hash the weights
-            (None, 'No decision: this answer differ')
-        """
+        """What it says of a `Score`, or for a signal without masked passes an `UnmaskedAnswer`."""
         from lm_polygraph_asmi.scoring.result import Score
 
         signals = self._signals(answer)
@@ -199,7 +191,7 @@ class Calibration:
             if probability := self.error_probability(value):
                 percentile = self.percentile(value)
             warnings = self._out_of_range(value, answer.prompt_tokens, accept)
-            notes = [*self._doubts(), self._ground()]
+            notes = self._notes()
         return Decision(
             accept=accept,
             reason=refusal or self._reason(float("nan") if value is None else value),
@@ -255,16 +247,17 @@ class Calibration:
             f"is at most {100 * self.guarantee.risk:g}%."
         )
 
-    def _doubts(self) -> list[str]:
-        """Why there is no probability of error."""
-        if self.prr.low > 0:
-            return []
-        why = f"no evidence that {self.title} ranks errors: the PRR interval includes 0"
-        if self.prr.high < 0:
-            why = f"{self.title} has a negative PRR: it ranks errors worse than chance"
-        elif math.isnan(self.prr.low):
-            why = "the PRR has no interval: there are too few clusters, wrong or right answers"
-        return [f"No probability of error: on the calibration answers, {why}."]
+    def _notes(self) -> list[str]:
+        """The answers in a line; and why there is no probability of error."""
+        doubt = (
+            f"No probability of error: on the calibration answers, the PRR of {self.title} is not "
+            "above 0 for certain."
+        )
+        ground = (
+            f"Calibration {self.name}: {self.n} answers, {self.errors} wrong by "
+            f"{self.label_source}, PRR of {self.title} {interval_text(self.prr)}."
+        )
+        return [ground] if self.prr.low > 0 else [doubt, ground]
 
     def error_probability(self, value: float) -> Interval | None:
         """Probability of error at this value (nats), never 0 or 1; None if the signal ranks none.
@@ -299,13 +292,6 @@ class Calibration:
             )
         return warnings
 
-    def _ground(self) -> str:
-        """The answers in a line: number, errors, PRR of the signal with its interval."""
-        return (
-            f"Calibration {self.name}: {self.n} answers, {self.errors} wrong by "
-            f"{self.label_source}, PRR of {self.title} {interval_text(self.prr)}."
-        )
-
     def save(self, path: str | Path) -> None:
         """Write or replace it as JSON; ValueError if another program is writing this file."""
         write_whole(path, self.to_json())
@@ -323,7 +309,7 @@ class Calibration:
         FileNotFoundError: no such file. ValueError: another kind of file, such as a finished run or
         rows; the message has the command that makes a calibration of it.
         """
-        from pydantic import TypeAdapter, ValidationError
+        from pydantic import TypeAdapter
 
         path = _json_file(path)
         try:
@@ -333,13 +319,9 @@ class Calibration:
             for bounds in chain(*content["signals"].values()):
                 bounds[:] = [math.nan if bound is None else bound for bound in bounds]
             return TypeAdapter(cls).validate_python(content)
-        except ValidationError as error:
-            wrong = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:3]]
-            raise ValueError(f"{path} is not a saved calibration: {'; '.join(wrong)}") from error
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is not a saved calibration: {error!r}") from error
-        except ValueError as error:
-            raise ValueError(f"{path} is not a saved calibration: {error}") from error
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            said = " ".join(str(error).split())
+            raise ValueError(f"{path} is not a saved calibration: {said}") from error
 
     @property
     def identity(self) -> str:
@@ -401,12 +383,10 @@ class Calibration:
 
         from rich.console import Console
 
-        text = StringIO()
-        console = Console(
-            file=text, width=80, force_terminal=False, force_jupyter=False, color_system=None
-        )
+        plain = {"force_terminal": False, "force_jupyter": False, "color_system": None}
+        console = Console(file=StringIO(), width=80, **plain)
         console.print(self, highlight=False)
-        return "\n".join(map(str.rstrip, text.getvalue().splitlines()))
+        return "\n".join(map(str.rstrip, console.file.getvalue().splitlines()))
 
 
 def _differ(name: str, there: Any, here: Any) -> str:
@@ -415,33 +395,20 @@ def _differ(name: str, there: Any, here: Any) -> str:
 
 def opened(calibration: "Calibration | str | Path") -> Calibration:
     """A calibration, or that of a file."""
-    if isinstance(calibration, Calibration):
-        return calibration
-    if not isinstance(calibration, str | Path):
-        raise ValueError(
-            f"calibration: expected a Calibration or the path of one, got {calibration!r:.80}"
-        )
-    return Calibration.load(calibration)
+    return calibration if isinstance(calibration, Calibration) else Calibration.load(calibration)
 
 
 def _json_file(path: str | Path) -> Path:
     """The path of a .json file that exists."""
-    if not str(path):
-        raise ValueError("calibration: expected the path of a .json file, got an empty one")
-    path = Path(path)
-    if path.suffix == ".json":
-        if not path.exists():
-            raise FileNotFoundError(f"{path}: no such calibration: `polygraph_asmi calibrate` "
-                                    "writes it")  # fmt: skip
-        return path
-    from lm_polygraph_asmi.scoring.rows import ROWS
-
-    rows = path.suffix.lower() in ROWS
-    source = f"{path} --model MODEL" if rows else f"--run {path}"
-    raise ValueError(
-        f"calibration: expected a .json file, got {path}. Make one of "
-        f"{'labelled rows' if rows else 'a finished run'}: `{COMMAND.format(source)}`"
-    )
+    if not isinstance(path, str | Path) or Path(path).suffix != ".json":
+        raise ValueError(
+            f"calibration: expected a Calibration or a .json file, got {str(path)!r:.80}. Make one "
+            f"of labelled rows or a finished run: `{COMMAND.format('ROWS --model MODEL')}`, or "
+            "--run RUN"
+        )
+    if not Path(path).exists():
+        raise FileNotFoundError(f"{path}: no such calibration: `polygraph_asmi calibrate` makes it")
+    return Path(path)
 
 
 def interval_text(interval: Interval) -> str:

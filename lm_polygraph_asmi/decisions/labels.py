@@ -30,17 +30,14 @@ def is_wrong(content: Mapping[str, Any], right_from: float | None = None) -> boo
             "remove the row"
         )
     value = content[labels[0]]
-    if labels == ["correct"]:
-        if value not in (True, False):  # 1 and 0 pass
-            raise ValueError(
-                f'"correct": expected true or false, got {value!r}: write true or false without '
-                "quotes in every row"
-            )
-        return not value
-    if isinstance(value, bool):
-        raise ValueError(f'"quality" must be a number, got {value}: write it as "correct"')
-    check_number("quality", value)
-    return below_right(value, right_from)
+    if labels == ["quality"]:
+        check_number("quality", value)
+        return below_right(value, right_from)
+    if value not in (True, False):  # 1 and 0 pass
+        raise ValueError(
+            f'"correct": expected true or false, got {value!r}: write it without quotes'
+        )
+    return not value
 
 
 def check_right_from(right_from: float | None) -> None:

@@ -38,11 +38,6 @@ class LearnedScore:
     Attributes:
         weights: group of features -> (width,), for features as they are, not standardised.
         intercept: the value where all features are 0.
-
-    Example:
-        >>> score = LearnedScore({"free": [1.0, -2.0]}, intercept=0.5)
-        >>> score({"free": [[1.0, 1.0], [0.0, 0.0]]}).tolist()
-        [-0.5, 0.5]
     """
 
     weights: dict[str, list[float]]
@@ -84,11 +79,6 @@ def fit_score(features: Features, wrong: ArrayLike, strength: float | None = Non
 
     `strength` is scikit-learn's C, smaller = more regularised; None: `STRENGTH`, or with free
     features only `FREE_STRENGTH`. ValueError also if all labels, or all features, are alike.
-
-    Example:
-        >>> score = fit_score({"free": [[n] for n in range(40)]}, [0] * 20 + [1] * 20)
-        >>> bool(score({"free": [[30]]})[0] > 0 > score({"free": [[10]]})[0])
-        True
     """
     from sklearn.linear_model import LogisticRegression  # a second to import
 
@@ -120,12 +110,6 @@ def out_of_fold(features: Features, answers: Labelled, fit: Learner = fit_score)
     """(n,) log-odds by scores that were learned without the answer's cluster, in five folds.
 
     ValueError also for right or wrong answers in fewer than five clusters.
-
-    Example:
-        >>> answers = Labelled([0, 1] * 20, range(40))
-        >>> logits = out_of_fold({"free": [[n % 2] for n in range(40)]}, answers)
-        >>> bool(logits[1::2].min() > 0 > logits[::2].max())
-        True
     """
     tables = _tables(features)
     answers.columns(**tables)
@@ -179,16 +163,6 @@ def learned_threshold(
         features: group -> (n, width), such as "free" (`free_features`), "hidden mean".
         simple: name -> (n,) signals to choose from besides; at least one.
         risk, confidence: of the guarantee, in (0, 1).
-
-    Example:
-        >>> rng = np.random.default_rng(0)
-        >>> cause = rng.normal(size=(400, 2))
-        >>> wrong = cause.sum(1) + rng.normal(size=400) > 1
-        >>> found = learned_threshold(
-        ...     {"free": cause}, {"msp": cause[:, 0]}, Labelled(wrong, range(400)), 0.1, 0.9
-        ... )
-        >>> found.signal, bool(found.rule.coverage > 0.4)
-        ('learned', True)
     """
     tables, columns = _tables(features), dict(zip(simple, answers.columns(**simple), strict=True))
     answers.columns(**tables)

@@ -33,28 +33,20 @@ BETS = np.linspace(0, 1, 51)[1:-1]
 class RiskThreshold:
     """The score up to which answers are accepted, and its risk guarantee.
 
-    Attributes:
-        threshold: accept if score <= this; None: not attainable with these answers.
-        coverage: share of all these answers that is accepted, 0 without a threshold.
-        error_rate: of the accepted answers in this sample, None without a threshold.
-        risk, confidence: the guarantee: with at least this confidence over the sample, at most a
-            share `risk` of accepted answers is wrong.
-        base_rate: error rate of all answers.
-        answers, clusters: numbers of them.
-        largest: most answers of a cluster; None: not recorded.
-        share: of the clusters, which made choices and did not test.
+    With at least this confidence over the sample, at most a share `risk` of accepted answers is
+    wrong.
     """
 
-    threshold: float | None
-    coverage: float
-    error_rate: float | None
+    threshold: float | None  # accept if score <= this; None: not attainable with these answers
+    coverage: float  # share of all these answers that is accepted, 0 without a threshold
+    error_rate: float | None  # of the accepted answers in this sample, None without a threshold
     risk: float
     confidence: float
-    base_rate: float
+    base_rate: float  # error rate of all answers
     answers: int
     clusters: int
-    largest: int | None = None
-    share: float = 0.0
+    largest: int | None = None  # most answers of a cluster; None: not recorded
+    share: float = 0.0  # of the clusters, which made choices and did not test
 
     @property
     def unavoidable(self) -> float:
@@ -128,14 +120,9 @@ def risk_threshold(
     Args:
         clusters: (n,) key of each row; rows that share a passage or prompt are not independent.
         risk: guaranteed upper bound on the error rate of accepted answers, in (0, 1).
-        confidence: in (0, 1).
         seed: of the choice of clusters that do not test, and of the order of the others.
-        share: of the clusters, which chose the score and do not test: those of `choosing_rows`.
-            Scores may depend on their labels, but not on those of the rest.
+        share: of the clusters, which chose the score (`choosing_rows`) and do not test.
         unlabelled: (m,) scores of other answers like the later ones.
-
-    Raises:
-        ValueError: also no cluster left to test, or risk or confidence outside (0, 1).
 
     Example:
         >>> scores, wrong = [0.1] * 150 + [0.9] * 50, [0] * 150 + [1] * 50
@@ -214,14 +201,8 @@ def ranks_to_test(n: int, risk: float, level: float, start: float) -> np.ndarray
 def least_clusters(risk: float, confidence: float, single: bool = True, share: float = 0.0) -> int:
     """The least number of labelled clusters that could ever give the guarantee.
 
-    With no error among m tested answers, each a cluster, the p-value is (1 - risk)^m, and it must
-    be at most 1 - confidence. Clusters of several answers are tested by betting, whose capital
-    grows most if all answers of all clusters are accepted and right.
-
-    Args:
-        risk, confidence: of the guarantee, in (0, 1).
-        single: whether each cluster has one answer.
-        share: of the clusters that do not test.
+    All of them right, all answers accepted: the p-value of the exact test is (1 - risk)^m, and the
+    betting test's capital grows most.
 
     Example:
         >>> least_clusters(risk=0.05, confidence=0.95)

@@ -43,10 +43,6 @@ def calibrate_run(
         **settings: of the score, such as `method="asmi"`; those left out are the run's, of several
             methods Sem-ASMI's.
 
-    Raises:
-        FileNotFoundError: no such run.
-        ValueError: no run or several, no such score or metric, or only wrong answers.
-
     Example:
         >>> run = calibrate_run("RUN", risk=0.3, resamples=50)
         >>> run.n, run.label_source
@@ -70,8 +66,13 @@ def calibrate_run(
         answers = Labelled(group.wrong, joined(group.clusters, prompts), group.quality)
     if texts and prompts:
         digests = digests_of([prompts[i] for i in answered], [texts[i] for i in answered])
-    if ends := _ends(group, config):
-        shared["answer_ends"] = ends
+    closes, ids = group.saved("asmi_closing"), group.saved("greedy_tokens")
+    if config.closing_token and closes and ids:
+        ends = {
+            answer_end(bool(closed), len(row), config.max_new_tokens)
+            for closed, row in zip(closes, ids, strict=True)
+        }
+        shared["answer_ends"] = sorted(ends)
     columns = _signals_of(group) | {config.method: group.score(method)}
     lengths = group.saved("asmi_prompt_length")
     return fit(
@@ -145,15 +146,6 @@ def settings_of(group: "RunGroup", method: str) -> dict[str, Any]:
     # LM-Polygraph makes a user message of each prompt.
     prompts = prompt_format([] if recorded.get("instruct") else "")
     return saved | group.methods[method].besides_masks() | prompts
-
-
-def _ends(group: "RunGroup", config: ASMIConfig) -> list[str]:
-    """How the answers end, if this was saved and counts."""
-    closes, ids = group.saved("asmi_closing"), group.saved("greedy_tokens")
-    if not (config.closing_token and closes and ids):
-        return []
-    limit = config.max_new_tokens
-    return sorted({answer_end(bool(e), len(r), limit) for e, r in zip(closes, ids, strict=True)})
 
 
 def _prompt(prompt: str, settings: dict[str, Any]) -> Any:

@@ -26,14 +26,7 @@ class RankedSignal(NamedTuple):
 
 
 def rank_signals(scores: Mapping[str, ArrayLike], answers: Labelled) -> dict[str, RankedSignal]:
-    """PRR and AUROC of signals on the same answers, by name.
-
-    Example:
-        >>> scores = {"good": [0.1, 0.9] * 10, "bad": [0.9, 0.1] * 10}
-        >>> signals = rank_signals(scores, Labelled([0, 1] * 10, range(20), resamples=100))
-        >>> signals["good"].prr.low > 0, signals["bad"].auroc.value
-        (True, 0.0)
-    """
+    """PRR and AUROC of signals on the same answers, by name."""
     columns = dict(zip(scores, answers.columns(**scores), strict=True))
     prr, _ = prr_intervals(columns, answers.resampled(answers.resamples or RESAMPLES))
     return {
@@ -46,11 +39,6 @@ def best_signal(scores: Mapping[str, ArrayLike], answers: Labelled) -> str:
     """The signal with the highest AUROC on the clusters that choose; ties: the first.
 
     `risk_threshold` with the share of these clusters tests on the others, so its guarantee holds.
-
-    Example:
-        >>> scores = {"constant": [0.5] * 20, "good": [0.1, 0.9] * 10}
-        >>> best_signal(scores, Labelled([0, 1] * 10, [n // 2 for n in range(20)]))
-        'good'
     """
     columns = dict(zip(scores, answers.columns(**scores), strict=True))
     rows = choosing_rows(answers.clusters, answers.seed)
@@ -63,13 +51,7 @@ def best_signal(scores: Mapping[str, ArrayLike], answers: Labelled) -> str:
 
 
 def recommendation(signals: Mapping[str, RankedSignal], too_few: bool) -> str:
-    """A sentence: which of `rank_signals` ranks errors best; `too_few`: intervals are unreliable.
-
-    Example:
-        >>> good = RankedSignal(Interval(0.5, 0.3, 0.7), Interval(0.8, 0.7, 0.9))
-        >>> recommendation({"MSP": good}, too_few=False)
-        'MSP ranks errors best (PRR +0.50 [+0.30, +0.70]).'
-    """
+    """A sentence: which of `rank_signals` ranks errors best; `too_few`: for intervals."""
     if too_few:
         return "Too few clusters, wrong or right answers to compare signals."
     best = max(signals, key=lambda name: np.nan_to_num(signals[name].prr.value, nan=-np.inf))

@@ -123,7 +123,7 @@ def test_a_saved_one_needs_no_scikit_learn(learned, tmp_path):
     damaged = json.loads((tmp_path / "c.json").read_text())
     damaged["learned"]["weights"]["free"][0] = None
     (tmp_path / "d.json").write_text(json.dumps(damaged))
-    with pytest.raises(ValueError, match=r"not a saved calibration: learned\.weights\.free\.0"):
+    with pytest.raises(ValueError, match=r"not a saved calibration: .*learned\.weights\.free\.0"):
         Calibration.load(tmp_path / "d.json")
     with pytest.raises(ValueError, match="weights of a learned score exactly if it is the signal"):
         replace(learned, learned=None)

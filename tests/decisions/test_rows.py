@@ -66,7 +66,7 @@ def test_what_is_made_of_labels(calibration, scores, scorer):
         ({}, 'expected "correct" .* got neither: no field'),
         ({"answer": " 7", "label": 1}, "got neither: the fields answer, label"),
         ({"correct": True, "quality": 1}, r"got \['correct', 'quality'\]"),
-        ({"correct": "yes"}, "expected true or false, got 'yes': write true or false"),
+        ({"correct": "yes"}, "expected true or false, got 'yes': write it"),
         ({"quality": "good"}, "quality must be a number"),
         ({"quality": math.nan}, "quality must be a number"),
     ],
@@ -248,7 +248,7 @@ def test_from_rows_to_decisions_by_command(folder):
     for source in ("rows.jsonl", "model"):  # neither rows nor a folder are a calibration
         code, text = run(*given, folder / source, "--out", folder / "x.jsonl")
         assert code == 1
-        assert f"expected a .json file, got {folder / source}. Make one of" in text
+        assert "expected a Calibration or a .json file, got" in text
 
 
 def test_calibrate_by_command(folder):

@@ -116,7 +116,8 @@ def calibrate(
         warnings.simplefilter("ignore")
     _check_usage(out, rows, run, options)
     settings = given_settings({n: v for n, v in options.items() if n in ASMIConfig.names()})
-    asked = {"risk": risk, "confidence": confidence, "signal": signal, "right_from": right_from}
+    asked: Any = {"risk": risk, "confidence": confidence, "signal": signal}
+    asked["right_from"] = right_from
     try:
         check_writable(out)
         from lm_polygraph_asmi.decisions.fit import check_signal

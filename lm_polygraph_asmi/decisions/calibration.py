@@ -61,6 +61,8 @@ class Calibration:
     Example:
         >>> calibration.n, calibration.signal, calibration.guarantee.threshold
         (8, 'msp', None)
+        >>> isinstance(calibration, Calibration)
+        True
     """
 
     name: str = "labelled answers"  # of their file, or of the run
@@ -383,10 +385,12 @@ class Calibration:
 
         from rich.console import Console
 
-        plain = {"force_terminal": False, "force_jupyter": False, "color_system": None}
-        console = Console(file=StringIO(), width=80, **plain)
+        text = StringIO()
+        console = Console(
+            file=text, width=80, force_terminal=False, force_jupyter=False, color_system=None
+        )
         console.print(self, highlight=False)
-        return "\n".join(map(str.rstrip, console.file.getvalue().splitlines()))
+        return "\n".join(map(str.rstrip, text.getvalue().splitlines()))
 
 
 def _differ(name: str, there: Any, here: Any) -> str:

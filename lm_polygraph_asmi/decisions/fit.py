@@ -92,7 +92,7 @@ def fit(
         rule = risk_threshold(
             columns[decider], answers.wrong, answers.clusters, risk, confidence,
             share=CHOICE_SHARE if signal == "best" else 0.0,
-            unlabelled=unlabelled and unlabelled[decider],
+            unlabelled=None if unlabelled is None else unlabelled[decider],
         )  # fmt: skip
     return Calibration(
         signal=decider,

@@ -268,6 +268,12 @@ def _last_passed(
     level: float, largest: int, seed: int,
 ) -> float | None:  # fmt: skip
     """The last of ascending thresholds before the first whose risk cannot be shown."""
+    if largest == 1:
+        order = np.argsort(score)
+        kept = np.searchsorted(score[order], grid, side="right")
+        found = np.r_[0, errors[order].cumsum()][kept]
+        passes = np.logical_and.accumulate(_binomial(found, kept, risk) <= level)
+        return float(grid[passes][-1]) if passes.any() else None
     codes = np.unique(codes, return_inverse=True)[1]
     passed = None
     for threshold in grid.tolist():
@@ -295,13 +301,18 @@ def p_value(
         0.042
     """
     if largest == 1:
-        from scipy.special import bdtr  # the binomial's distribution function
-
-        return float(bdtr((keep & errors).sum(), keep.sum(), risk)) if keep.any() else 1.0
+        return float(_binomial((keep & errors).sum(), keep.sum(), risk))
     gains = _gains(keep, errors, codes, risk, largest)
     gains = gains[:, np.random.default_rng(seed).permutation(gains.shape[1])]
     log_capital = np.logaddexp.reduce(gains.cumsum(1), axis=0) - np.log(len(BETS))
     return float(np.exp(-max(0.0, log_capital.max())))
+
+
+def _binomial(errors: np.ndarray, kept: np.ndarray, risk: float) -> np.ndarray:
+    """Probability of at most so many errors among `kept` answers; 1 for none."""
+    from scipy.special import bdtr
+
+    return np.where(kept > 0, bdtr(errors, np.maximum(kept, 1), risk), 1.0)
 
 
 def _gains(

@@ -96,7 +96,7 @@ def _labelled(group: "RunGroup", right_from: float | None) -> "RunGroup":
     """The group, where every row has a label that was made with its gold answer."""
     from lm_polygraph_asmi.host.quality import unread
 
-    problem = group.run.unlabelled(group.metric)
+    problem: str | None = group.run.unlabelled(group.metric)
     if group.metric.startswith("Rouge") and not problem:
         problem = unread(group.metric, group.saved("target_texts") or [])
     if problem:

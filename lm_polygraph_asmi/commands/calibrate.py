@@ -158,11 +158,10 @@ def _check_usage(out: str, rows: str | None, run: str | None, options: dict[str,
         raise click.UsageError("ROWS need the --model that answered them")
     if run is None and options["metric"] is not None:
         raise click.UsageError("--metric needs --run: in ROWS, `correct` or `quality` is the label")
-    if run is not None:
-        for name in ("model", "unlabelled", "result_cache"):
-            if options[name]:
-                option = f"--{name.replace('_', '-')}"
-                raise click.UsageError(f"{option} needs ROWS: a run has its own scores")
+    given = [name for name in ("model", "unlabelled", "result_cache") if options[name]]
+    if run is not None and given:
+        option = f"--{given[0].replace('_', '-')}"
+        raise click.UsageError(f"{option} needs ROWS: a run has its own scores")
 
 
 def _labelled(rows: str, chat: bool, right_from: float | None) -> "list[Row]":

@@ -188,7 +188,7 @@ def line(case: Case, sets: int = SETS) -> dict[str, Any]:
     """One line of the table."""
     results = pd.DataFrame([one_set(case, seed) for seed in range(sets)])
     cells = {"population": case.population, "clusters x answers": f"{case.clusters} x {case.size}"}
-    cells["wrong, %"] = f"{100 * truth(case.population)[1][0, -1]:.0f}"
+    cells |= {"sets": f"{sets}", "wrong, %": f"{100 * truth(case.population)[1][0, -1]:.0f}"}
     cells |= {"risk, %": f"{100 * case.risk:g}", "allowed, %": f"{100 * (1 - case.confidence):g}"}
     for way in results:
         violated, accepted = np.sum(results[way].tolist(), axis=0)
@@ -202,7 +202,7 @@ def line(case: Case, sets: int = SETS) -> dict[str, Any]:
 def main(table: Path) -> None:
     with ProcessPoolExecutor(2) as pool:
         lines = pd.DataFrame(pool.map(line, CASES))
-    lines.reindex(columns=[*lines.columns[:5], *WAYS]).fillna("-").to_csv(table, index=False)
+    lines.reindex(columns=[*lines.columns[:6], *WAYS]).fillna("-").to_csv(table, index=False)
 
 
 if __name__ == "__main__":

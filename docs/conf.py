@@ -87,7 +87,7 @@ NOTEBOOK = "file_format: mystnb"
 API = {
     "lm_polygraph_asmi": "Start here",
     "lm_polygraph_asmi.scoring": "Scoring",
-    "lm_polygraph_asmi.calibration": "Calibration and decisions",
+    "lm_polygraph_asmi.decisions": "Calibration and decisions",
     "lm_polygraph_asmi.estimators": "Estimators",
     "lm_polygraph_asmi.report": "Report",
     "lm_polygraph_asmi.analysis": "Statistics",
@@ -99,7 +99,7 @@ API = {
 PACKAGE = "lm_polygraph_asmi"
 SUBMODULE_NAMES = {
     "lm_polygraph_asmi.scoring": ["many.OUTPUT"],
-    "lm_polygraph_asmi.calibration": ["decision.COLUMNS"],
+    "lm_polygraph_asmi.decisions": ["decision.COLUMNS"],
 }
 """Module -> public names of its submodules."""
 

@@ -10,15 +10,15 @@ __version__ = "0.3.0"
 
 # Imported on first use: only then torch or LM-Polygraph is imported. The stub has the same names.
 __getattr__, __dir__, __all__ = attach(__name__, {
-    "calibration.calibration": "Calibration",
-    "calibration.decider": "Decider decide",
-    "calibration.decision": "Decision",
     "config": "ASMIConfig",
+    "decisions.calibration": "Calibration",
+    "decisions.decider": "Decider decide",
+    "decisions.decision": "Decision",
     "estimators": "ASMI AdaptASMI SemASMI",
+    "scoring.batches": "score_batch",
+    "scoring.call": "score",
     "scoring.result": "Score",
     "scoring.scorer": "Scorer",
-    "scoring.call": "score",
-    "scoring.batches": "score_batch",
     "stat_calculators.registration": "available_stat_calculators",
 })  # fmt: skip
 __all__ += ["__version__"]

@@ -1,8 +1,8 @@
-from .calibration.calibration import Calibration as Calibration
-from .calibration.decider import Decider as Decider
-from .calibration.decider import decide as decide
-from .calibration.decision import Decision as Decision
 from .config import ASMIConfig as ASMIConfig
+from .decisions.calibration import Calibration as Calibration
+from .decisions.decider import Decider as Decider
+from .decisions.decider import decide as decide
+from .decisions.decision import Decision as Decision
 from .estimators import ASMI as ASMI
 from .estimators import AdaptASMI as AdaptASMI
 from .estimators import SemASMI as SemASMI

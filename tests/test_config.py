@@ -11,9 +11,9 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from lm_polygraph_asmi import SemASMI
-from lm_polygraph_asmi.calibration import Decider, calibrate_run
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.config import ADAPT, CHECKS, KINDS, UNNAMED, ASMIConfig
+from lm_polygraph_asmi.decisions import Decider, calibrate_run
 from lm_polygraph_asmi.host.configs import configs_path
 from lm_polygraph_asmi.options import given_settings, setting_helps, setting_options
 from lm_polygraph_asmi.report import load_run_groups
@@ -149,12 +149,12 @@ def test_a_run_says_the_settings_of_later_decisions(tmp_path):
     for own in at_depth(saved["stats"], 0.6):
         own["settings"] |= {"scope": "response"}
     run = runs.save(tmp_path / "run", saved)
-    found = calibrate_run(run, None, 0.3, signal="sem", resamples=20)
+    found = calibrate_run(run, 0.3, signal="sem", resamples=20)
     config = found.configured()
     assert (config.scope, config.stop, config.max_new_tokens) == ("response", ("\n",), 20)
     assert found.configured(ASMIConfig(scope="response")).stop == ("\n",)
     with pytest.raises(ValueError, match="a score with the settings method='sem', scope='all'"):
-        calibrate_run(run, None, 0.3, scope="all")
+        calibrate_run(run, 0.3, scope="all")
     for setting in ({"scope": "all"}, {"stop": None}, {"stop": "x"}):
         with pytest.raises(ValueError, match="settings differ from the calibration"):
             found.configured(settings=setting)

@@ -401,7 +401,7 @@ def shown(docstring: str | None) -> list[doctest.Example]:
     [
         "",
         ".scoring",
-        ".calibration",
+        ".decisions",
         ".estimators",
         ".maths",
         ".analysis",

@@ -65,7 +65,7 @@ SUBPACKAGES = {
         "maths model results analysis host", "lm_polygraph datasets",
         "the engine joins formulas and passes; LM-Polygraph takes seconds to import",
     ),
-    "calibration": Subpackage(
+    "decisions": Subpackage(
         "maths model results analysis host scoring", "lm_polygraph datasets",
         "a score needs no labels: only what labels say of it knows both",
     ),
@@ -86,7 +86,7 @@ SUBPACKAGES = {
         "Hydra imports the plugin in every program of the environment",
     ),
     "commands": Subpackage(
-        "maths results analysis report runs scoring calibration",
+        "maths results analysis report runs scoring decisions",
         "torch transformers lm_polygraph datasets",
         "a command is a thin front; help must not wait for torch",
     ),

@@ -15,25 +15,17 @@ from tests.test_imports import parsed
 PACKAGE = Path(lm_polygraph_asmi.__file__).parent
 LINES, PARAMETERS = 60, 8
 """Most lines of code (no blank lines, comments, docstrings), and most parameters, of a function."""
-LONG = {
-    "commands/calibrate.py:calibrate": 82,
-}
+LONG: dict[str, int] = {}
 """The functions that have more lines."""
 WIDE = {
-    "calibration/rows.py:calibrate_rows": 9,
-    "commands/calibrate.py:calibrate": 14,
+    "decisions/rows.py:calibrate_rows": 9,
     "commands/doctor.py:doctor": 9,
 }
 """The functions that have more parameters. Commands have one for each option."""
 ROOT = PACKAGE.parent
 ROOMS = {
-    "calibration": "decisions",
     **dict.fromkeys(("runs", "results"), "benchmark"),
     **dict.fromkeys(("estimators", "stat_calculators", "host", "_hydra"), "host's face"),
-    **{
-        f"analysis/{name}.py": "decisions"
-        for name in ("gate", "risk_control", "learned", "signals")
-    },
     "algorithm.py": "algorithm",
     **{f"scoring/{name}.py": "model" for name in ("engine", "statistics")},
 }
@@ -49,10 +41,10 @@ CEILINGS = {  # now, and where it shall end
     "report": (2400, 2400),
     "heads": (1100, 1100),
     "scoring": (3375, 2300),
-    "decisions": (2988, 1800),
+    "decisions": (2500, 1800),
     "commands": (1164, 700),
-    "package": (22148, 20000),
-    "tests": (23556, 16000),
+    "package": (22650, 20000),
+    "tests": (23950, 16000),
     "scripts": (2000, 2000),
     "words of pages": (20735, 16000),
     "bytes of evidence": (8000000, 8_000_000),

@@ -14,7 +14,7 @@ from lm_polygraph_asmi.lazy import attach
 
 # Imported on first use.
 __getattr__, __dir__, __all__ = attach(__name__, {
-    "calibration": "Step calibrate held_out_brier held_out_probability probability_at",
+    "calibration": "Step calibrate probability_at",
     "clusters": (
         "Clustered Interval cluster_band cluster_interval text_clusters "
         "wilson_interval"
@@ -24,20 +24,15 @@ __getattr__, __dir__, __all__ = attach(__name__, {
     "coverage": "coverage_by_band coverage_intervals tail_entropy_bound",
     "depth": "DepthSelection Sweep depth_selection",
     "distinct": "DistinctSignal distinct_signal",
-    "gate": "GroupRisk RiskGate risk_by_group risk_gate",
+    "features": "free_features",
     "hypotheses": "holm",
     "labelled": "Labelled",
-    "learned": (
-        "LearnedScore LearnedThreshold fit_score free_features learned_threshold out_of_fold"
-    ),
     "mechanism": "ErrorSeparation MaskingResponse Vote error_separation masking_response votes",
     "prr": "PRR normalised_prr prr_draws prr_with_error",
-    "risk_control": "RiskThreshold risk_p_value risk_threshold risk_thresholds",
     "selective": (
         "Filter Quadrants TokenNull aurc aurc_difference confident_but_fragile "
         "confident_filter filter_curve global_selector retained_error risk_coverage "
         "token_null"
     ),
-    "signals": "RankedSignal best_signal combination rank_signals recommendation",
     "stability": "Stability rank_correlation rank_correlations seed_stability",
 })  # fmt: skip

@@ -1,4 +1,4 @@
-"""Probability of error by isotonic fits, and its calibration on held-out answers."""
+"""Probability of error by isotonic fits."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lm_polygraph_asmi.analysis.clusters import binary, finite
-from lm_polygraph_asmi.analysis.labelled import Labelled
 
 SMALLEST_STEP = 25
 """Fewest answers of a step of the calibration; a plain isotonic fit has steps of one."""
@@ -88,51 +87,3 @@ def probability_at(steps: Sequence[Step], score: float) -> float:
     overall = sum(step.errors for step in steps) / sum(step.n for step in steps)
     step = step_at(steps, score)
     return (step.errors + (overall if 0 < overall < 1 else 0.5)) / (step.n + 1)
-
-
-def held_out_probability(
-    scores: ArrayLike, answers: Labelled
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """(n,) probabilities of error from answers of other clusters: by the score, and the base rate.
-
-    Five folds of whole clusters, each calibrated on the other four. None with a single cluster, or
-    if the other folds are too small for two steps.
-
-    Example:
-        >>> answers = Labelled([0, 1] * 50, [n // 2 for n in range(100)])  # two in a cluster
-        >>> chance, base = held_out_probability([0.1, 0.9] * 50, answers)
-        >>> chance[:2].round(2).tolist(), base[:2].tolist()  # the base rate is the same for both
-        ([0.01, 0.99], [0.5, 0.5])
-    """
-    from sklearn.model_selection import GroupKFold
-
-    (score,), errors = answers.columns(scores=scores), answers.wrong
-    folds = min(5, answers.n_clusters)
-    if folds < 2:
-        return None
-    calibrated, base = np.empty(len(score)), np.empty(len(score))
-    for fitted, held_out in GroupKFold(folds).split(score, groups=answers.codes):
-        if len(fitted) < 2 * SMALLEST_STEP:
-            return None
-        steps = calibrate(score[fitted], errors[fitted])
-        calibrated[held_out] = [probability_at(steps, value) for value in score[held_out]]
-        base[held_out] = errors[fitted].mean()
-    return calibrated, base
-
-
-def held_out_brier(scores: ArrayLike, answers: Labelled) -> tuple[float, float] | None:
-    """Brier scores of both probabilities of `held_out_probability`; None where it returns None.
-
-    Mean squared difference of probability and outcome, in [0, 1]; lower = better.
-
-    Example:
-        >>> answers = Labelled([0, 1] * 50, [n // 2 for n in range(100)])
-        >>> calibrated, base = held_out_brier([0.1, 0.9] * 50, answers)
-        >>> round(calibrated, 4), base  # a coin's is 0.25
-        (0.0001, 0.25)
-    """
-    chances = held_out_probability(scores, answers)
-    if chances is None:
-        return None
-    calibrated, base = (float(np.mean((chance - answers.wrong) ** 2)) for chance in chances)
-    return calibrated, base

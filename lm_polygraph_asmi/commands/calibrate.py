@@ -16,40 +16,62 @@ from lm_polygraph_asmi.options import given_settings
 from lm_polygraph_asmi.validation import check_new, check_writable
 
 if TYPE_CHECKING:
-    from lm_polygraph_asmi.calibration import Calibration
+    from lm_polygraph_asmi.decisions import Calibration
     from lm_polygraph_asmi.scoring.rows import Row
 
-LOADING = ("model", "gguf_file", "dtype", "device_map", "chat")
-SHARED = {*LOADING, *ASMIConfig.names("masks", "score", "machine"), "max_new_tokens"}
+MAIN = ("risk", "signal", "out", "run", "model", "unlabelled", "help")
+LOADING = ("gguf_file", "dtype", "device_map")
+SCORED = ("model", "chat", "max_new_tokens")
+SHARED = {*LOADING, *SCORED, *ASMIConfig.names("masks", "score", "machine")}
 """Options with the same meaning as in `score`."""
+
+
+class MainFirst(click.Command):
+    """Its help lists the options that most need first."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """See `click.Command.format_options`."""
+        options = [p for p in self.get_params(ctx) if isinstance(p, click.Option)]
+        for title, main in (("Options", True), ("Advanced", False)):
+            records = [p.get_help_record(ctx) for p in options if (p.name in MAIN) == main]
+            with formatter.section(title):
+                formatter.write_dl([record for record in records if record])
 
 
 def _options() -> list[click.Parameter]:
     """The shared options; a finished run needs no model."""
     options = [copy(option) for option in score.params if option.name in SHARED]
     (model,) = (option for option in options if option.name == "model")
-    model.required, model.help = (
-        False,
-        f"{model.help} Needed with ROWS; with --run, its scores are checked.",
-    )
+    model.required, model.help = False, f"{model.help} Needed with ROWS."
     return options
 
 
 @click.command(
+    cls=MainFirst,
     params=_options(),
     short_help="Threshold with a risk guarantee, from labels.",
 )
 @click.argument("rows", required=False, type=click.Path(exists=True, dir_okay=False))
+@click.option("--risk", type=float, required=True, help="Error rate to guarantee, such as 0.1.")
+@click.option(
+    "--signal",
+    default="best",
+    show_default=True,
+    help="Score to threshold: score, asmi, sem, adapt, msp, perplexity or entropy, which all "
+    "labels test; best of these, chosen on a fifth of the labels; or learned, on half of them.",
+)
+@click.option("--out", required=True, type=click.Path(dir_okay=False), help="JSON file to write.")
 @click.option(
     "--run",
     type=click.Path(exists=True),
     help="Finished benchmark run, instead of ROWS; its settings are the defaults.",
 )
 @click.option(
-    "--metric",
-    help="With --run: quality metric for the labels; default: AlignScore, else its first metric.",
+    "--unlabelled",
+    type=click.Path(exists=True, dir_okay=False),
+    help="With ROWS: other rows like later ones, without labels. Their scores are the thresholds "
+    "to test, which makes the guarantee valid without any condition.",
 )
-@click.option("--risk", type=float, required=True, help="Error rate to guarantee, such as 0.1.")
 @click.option(
     "--confidence",
     default=0.95,
@@ -57,11 +79,8 @@ def _options() -> list[click.Parameter]:
     help="Minimum probability that the guarantee holds, over samples of labelled answers.",
 )
 @click.option(
-    "--signal",
-    default="best",
-    show_default=True,
-    help="Score to threshold: best (selected on a fifth of the clusters), score, asmi, sem, adapt, "
-    "msp, perplexity, entropy, or learned (from two fifths of the labels, where it ranks better).",
+    "--metric",
+    help="With --run: quality metric for the labels; default: AlignScore, else its first metric.",
 )
 @click.option(
     "--right-from",
@@ -73,23 +92,15 @@ def _options() -> list[click.Parameter]:
     type=click.Path(file_okay=False),
     help="Folder that stores results: an interrupted run resumes.",
 )
-@click.option("--out", required=True, type=click.Path(dir_okay=False), help="JSON file to write.")
 def calibrate(
     rows: str | None,
     run: str | None,
-    metric: str | None,
+    out: str,
     risk: float,
     confidence: float,
     signal: str,
     right_from: float | None,
-    result_cache: str | None,
-    out: str,
-    model: str | None,
-    gguf_file: str | None,
-    dtype: str,
-    device_map: str | None,
-    chat: bool,
-    **settings: Any,
+    **options: Any,
 ) -> None:
     """Compute a threshold with a risk guarantee from labelled answers: ROWS or --run is required.
 
@@ -103,10 +114,13 @@ def calibrate(
     console, errors = Console(), Console(stderr=True)
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
-    _check_usage(out, rows, run, model, metric, result_cache)
+    _check_usage(out, rows, run, options)
+    settings = given_settings({n: v for n, v in options.items() if n in ASMIConfig.names()})
+    asked: Any = {"risk": risk, "confidence": confidence, "signal": signal}
+    asked["right_from"] = right_from
     try:
         check_writable(out)
-        from lm_polygraph_asmi.calibration.fit import check_signal
+        from lm_polygraph_asmi.decisions.fit import check_signal
 
         check_signal(signal, risk, confidence, run is not None)
         check_new(
@@ -114,50 +128,20 @@ def calibrate(
             "name another file, or remove it. If it is of the same labels, each further "
             "calibration lowers the confidence; choosing the best one voids the stated one",
         )
-        from lm_polygraph_asmi.calibration.labels import labels_of
-        from lm_polygraph_asmi.calibration.run import calibrate_run, scored_group
-        from lm_polygraph_asmi.scoring.rows import in_chat, read_rows
-
-        labelled = [] if rows is None else list(read_rows(rows))
-        if chat:
-            labelled = [row._replace(content=in_chat(row.content)) for row in labelled]
-        labels_of(labelled, right_from)  # before torch is imported and the model loaded
-        config, explicit = ASMIConfig(), given_settings(settings)
-        if run is not None:
-            group, method = scored_group(run, metric, **explicit)
-            config = group.methods[method]
-        config = config.replace(**explicit)
+        labelled = [] if rows is None else _labelled(rows, options["chat"], right_from)
         with writing(out) as partial:
-            scorer = None
-            if model is not None:
-                from lm_polygraph_asmi.scoring.scorer import Scorer
+            if run is not None:
+                from lm_polygraph_asmi.decisions.run import calibrate_run
 
-                with errors.status(f"Loading {model}"):
-                    scorer = Scorer(
-                        model, config, gguf_file=gguf_file, dtype=dtype, device_map=device_map,
-                        result_cache=result_cache,
-                    )  # fmt: skip
-            if run is None:
-                result = _calibrated(
-                    labelled, scorer, errors, risk, confidence, signal=signal,
-                    right_from=right_from, name=Path(str(rows)).name,
-                )  # fmt: skip
-            else:
                 with errors.status("Calibrating"):
-                    result = calibrate_run(
-                        run, scorer, risk, confidence, signal=signal, metric=metric,
-                        right_from=right_from, **({} if scorer else explicit),
-                    )  # fmt: skip
-            if empty := (len(labelled) or len(group)) - result.n:
+                    result = calibrate_run(run, metric=options["metric"], **asked, **settings)
+            else:
+                result = _calibrated(labelled, errors, options, settings, **asked)
+                result = replace(result, name=Path(str(rows)).name)
+            if empty := max(0, len(labelled) - result.n):
                 errors.print(f"Left out {empty} empty answers: they are never accepted.")
-            if scorer is None:
-                errors.print(
-                    "Without --model, the run's scores were not checked, and decisions do not "
-                    "compare weights."
-                )
-            if "max_new_tokens" in explicit:  # a run and scored rows have their own
-                limit = {"max_new_tokens": settings["max_new_tokens"]}
-                result = replace(result, settings=result.settings | limit)
+            limit = {n: settings[n] for n in ("max_new_tokens",) if n in settings}  # else their own
+            result = replace(result, settings=result.settings | limit)
             partial.write_text(result.to_json(), encoding="utf-8")
     except (OSError, ValueError, TypeError) as error:
         raise click.ClickException(str(error)) from error
@@ -165,34 +149,51 @@ def calibrate(
     console.print(f"Calibration: {out}", highlight=False, markup=False)
 
 
-def _check_usage(
-    out: str,
-    rows: str | None,
-    run: str | None,
-    model: str | None,
-    metric: str | None,
-    result_cache: str | None,
-) -> None:
+def _check_usage(out: str, rows: str | None, run: str | None, options: dict[str, Any]) -> None:
     if Path(out).suffix != ".json":
         raise click.BadParameter(f"expected a .json file, as `decide` needs it, got {out}")
     if (rows is None) == (run is None):
         raise click.UsageError("expected either ROWS of labelled answers or a finished run (--run)")
-    if run is None and model is None:
+    if run is None and options["model"] is None:
         raise click.UsageError("ROWS need the --model that answered them")
-    if run is None and metric is not None:
+    if run is None and options["metric"] is not None:
         raise click.UsageError("--metric needs --run: in ROWS, `correct` or `quality` is the label")
-    if run is not None and result_cache:
-        raise click.UsageError("--result-cache needs ROWS: a run has its own scores")
+    given = [name for name in ("model", "unlabelled", "result_cache") if options[name]]
+    if run is not None and given:
+        option = f"--{given[0].replace('_', '-')}"
+        raise click.UsageError(f"{option} needs ROWS: a run has its own scores")
+
+
+def _labelled(rows: str, chat: bool, right_from: float | None) -> "list[Row]":
+    """The rows, whose labels are checked before torch is imported and the model loaded."""
+    from lm_polygraph_asmi.decisions.labels import labels_of
+
+    labels_of(labelled := _read(rows, chat), right_from)
+    return labelled
+
+
+def _read(rows: str, chat: bool) -> "list[Row]":
+    from lm_polygraph_asmi.scoring.rows import in_chat, read_rows
+
+    found = list(read_rows(rows))
+    return [row._replace(content=in_chat(row.content)) for row in found] if chat else found
 
 
 def _calibrated(
-    labelled: "list[Row]", scorer: Any, errors: Any, *guarantee: float, **options: Any
-) -> "Calibration":
+    labelled: "list[Row]", errors: Any, options: dict[str, Any], settings: dict[str, Any],
+    **asked: Any,
+) -> "Calibration":  # fmt: skip
     """`calibrate_rows` with a progress bar, and how many saved scores it has kept."""
     from rich.progress import Progress
 
-    from lm_polygraph_asmi.calibration.rows import calibrate_rows, scored_again
+    from lm_polygraph_asmi.decisions.rows import calibrate_rows, scored_again
+    from lm_polygraph_asmi.scoring.scorer import Scorer
 
+    model, cache, others = (options[n] for n in ("model", "result_cache", "unlabelled"))
+    unlabelled = _read(others, options["chat"]) if others else ()
+    with errors.status(f"Loading {model}"):
+        loading = {name: options[name] for name in LOADING}
+        scorer = Scorer(model, ASMIConfig().replace(**settings), result_cache=cache, **loading)
     scored: list[int] = []
     with Progress(console=errors, transient=True) as bar:
         scoring = bar.add_task("Scoring", total=None)
@@ -201,7 +202,7 @@ def _calibrated(
             scored.append(count)
             bar.update(scoring, completed=count, total=total)
 
-        result = calibrate_rows(labelled, scorer, *guarantee, progress=progress, **options)
+        result = calibrate_rows(labelled, scorer, **asked, progress=progress, unlabelled=unlabelled)
     if kept := len(labelled) - len(scored):
         errors.print(f"Kept the saved scores of {kept} rows; scored some again as a check.")
     if note := scored_again(labelled, kept):

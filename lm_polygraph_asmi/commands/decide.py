@@ -8,7 +8,7 @@ import click
 from lm_polygraph_asmi.commands.score import Summary, Work, score
 
 if TYPE_CHECKING:
-    from lm_polygraph_asmi.calibration.calibration import Calibration
+    from lm_polygraph_asmi.decisions.calibration import Calibration
     from lm_polygraph_asmi.scoring.many import Rows
 
 
@@ -43,8 +43,8 @@ def decide(calibration: str, **options: Any) -> None:
     """
     work, loading, explicit = Work.of(options)
     try:
-        from lm_polygraph_asmi.calibration.calibration import Calibration
-        from lm_polygraph_asmi.calibration.decision import COLUMNS
+        from lm_polygraph_asmi.decisions.calibration import Calibration
+        from lm_polygraph_asmi.decisions.decision import COLUMNS
 
         loaded = Calibration.load(calibration)
     except (OSError, ValueError) as error:
@@ -54,7 +54,7 @@ def decide(calibration: str, **options: Any) -> None:
         loaded.configured(settings=explicit)
 
     def opened(cache: str | None) -> "Rows":
-        from lm_polygraph_asmi.calibration.decider import Decider  # imports torch: after all checks
+        from lm_polygraph_asmi.decisions.decider import Decider  # imports torch: after all checks
 
         return Decider(work.model, loaded, result_cache=cache, **loading, **explicit)
 
@@ -74,7 +74,7 @@ class Decisions(Summary):
 
     def add(self, result: Any) -> str | None:
         """See `Summary`; the reason of the first row without a decision is a warning."""
-        from lm_polygraph_asmi.calibration.labels import is_blank
+        from lm_polygraph_asmi.decisions.labels import is_blank
 
         super().add(result)
         if result is None:

@@ -28,13 +28,13 @@ def gate(
     LABELLED are files of `decide --out` whose rows also have `correct` (true or false) or
     `quality`; abstained ones need no label. Rows of several files are numbered on, as in one file.
 
-    Exit status: 0 holds, 3 violated, 4 inconclusive; 1 and 2 are errors. Groups and a fallen
-    accepted share do not change it.
+    Exit status: 0 holds, 3 violated, 4 inconclusive; 1 and 2 are errors. Groups do not
+    change it.
     """
     try:
-        from lm_polygraph_asmi.calibration.calibration import Calibration
-        from lm_polygraph_asmi.calibration.gate import gate as gate_of
-        from lm_polygraph_asmi.calibration.labels import is_blank
+        from lm_polygraph_asmi.decisions.calibration import Calibration
+        from lm_polygraph_asmi.decisions.gate import gate as gate_of
+        from lm_polygraph_asmi.decisions.labels import is_left_out
         from lm_polygraph_asmi.scoring.rows import read_rows
 
         rows: list[Any] = []
@@ -42,14 +42,14 @@ def gate(
             before = rows[-1].number if rows else 0
             rows += [row._replace(number=before + row.number) for row in read_rows(path)]
         result, groups = gate_of(Calibration.load(calibration), rows, by, right_from)
-        blank = sum(is_blank(row.content["answer"]) for row in rows)
+        blank = sum(is_left_out(row.content) for row in rows)
         without_decision = sum(row.content["accept"] is None for row in rows) - blank
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     if as_json:
         from lm_polygraph_asmi.files import to_json
 
-        content = vars(result) | {"coverage": result.coverage._asdict()}
+        content = vars(result) | {"guarantee": vars(result.guarantee)}
         content |= {"without_decision": without_decision}
         click.echo(to_json(content | {"groups": [vars(group) for group in groups]}))
     else:

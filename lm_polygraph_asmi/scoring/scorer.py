@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from lm_polygraph_asmi.algorithm import sequence_uncertainty
-from lm_polygraph_asmi.analysis.learned import free_features
+from lm_polygraph_asmi.analysis.features import free_features
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.host.model import causal_model, is_host_model

@@ -8,12 +8,8 @@ from lm_polygraph_asmi.analysis.calibration import (
     SMALLEST_STEP,
     Step,
     calibrate,
-    held_out_brier,
-    held_out_probability,
     probability_at,
 )
-from lm_polygraph_asmi.analysis.labelled import Labelled
-from tests.analysis.simulation import keys
 
 
 def noisy(n, slope=0.0, seed=0):
@@ -72,39 +68,3 @@ def test_no_probability_is_certain():
     # Nor where all answers are of one kind.
     assert probability_at([Step(0.0, 500, 0)], 0) == pytest.approx(0.5 / 501)
     assert probability_at([Step(0.0, 3, 3)], 0) == pytest.approx(3.5 / 4)
-
-
-def test_worth_of_the_probability_is_measured_on_other_clusters():
-    scores, wrong = noisy(600, 0.8)
-    clusters = [f"{i // 2}" for i in range(600)]
-    own, base = held_out_brier(scores, Labelled(wrong, clusters))
-    assert own < base
-    # Of noise nothing is learnt, though a fit on the same answers seems to know something.
-    scores, wrong = noisy(200)
-    own, base = held_out_brier(scores, Labelled(wrong, clusters[:200]))
-    steps = calibrate(scores, wrong)
-    fitted = np.mean([(probability_at(steps, s) - w) ** 2 for s, w in zip(scores, wrong)])  # noqa: B905
-    assert own > base > fitted
-    assert base == pytest.approx(wrong.mean() * (1 - wrong.mean()), abs=0.01)
-    assert held_out_brier(scores, Labelled(wrong, ["one"] * 200)) is None
-    assert held_out_brier(scores[:62], Labelled(wrong[:62], clusters[:62])) is None
-    assert held_out_brier(scores[:64], Labelled(wrong[:64], clusters[:64])) is not None
-    # Clusters stay whole: an answer is told from its twin in another fold, not in its own.
-    twins = np.repeat(np.random.default_rng(0).random(100), 2)
-    outcome = np.repeat(np.random.default_rng(1).random(100) < 0.5, 2)
-    together, _ = held_out_brier(twins, Labelled(outcome, [str(i // 2) for i in range(200)]))
-    apart, _ = held_out_brier(twins, Labelled(outcome, [str(i) for i in range(200)]))
-    assert together > apart
-
-
-def test_a_held_out_probability_never_saw_its_cluster():
-    scores, wrong = noisy(300, 0.8)
-    clusters = keys(100, 3)
-    chance, base = held_out_probability(scores, Labelled(wrong, clusters))
-    # Other outcomes of one cluster change the probabilities of its fold's others, not its own.
-    changed = wrong.copy()
-    changed[:3] = ~changed[:3]
-    again, other = held_out_probability(scores, Labelled(changed, clusters))
-    assert (again[:3] == chance[:3]).all()
-    assert (other[:3] == base[:3]).all()
-    assert (again != chance).any()

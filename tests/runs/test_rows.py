@@ -9,7 +9,7 @@ from datasets.arrow_writer import ArrowWriter
 from lm_polygraph.utils.dataset import Dataset as HostDataset
 from omegaconf import OmegaConf
 
-from lm_polygraph_asmi.calibration.labels import clusters_of
+from lm_polygraph_asmi.decisions.labels import clusters_of
 from lm_polygraph_asmi.runs import rows
 from lm_polygraph_asmi.runs.rows import (
     DataRow,

@@ -114,9 +114,7 @@ def test_every_command_that_reads_rows_refuses_them(tmp_path, name, monkeypatch)
     rows = tmp_path / name
     rows.write_bytes(content)
     (tmp_path / "calibration.json").write_text("{}")
-    monkeypatch.setattr(
-        "lm_polygraph_asmi.calibration.calibration.Calibration.load", lambda *_: None
-    )
+    monkeypatch.setattr("lm_polygraph_asmi.decisions.calibration.Calibration.load", lambda *_: None)
     out, calibration = str(tmp_path / "out.jsonl"), str(tmp_path / "calibration.json")
     for arguments in (
         ["score", rows, "--model", "m", "--out", out],

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from lm_polygraph_asmi import score
 from lm_polygraph_asmi.analysis.mechanism import OVER_ROBUST
-from lm_polygraph_asmi.calibration import Decision
+from lm_polygraph_asmi.decisions import Decision
 from lm_polygraph_asmi.scoring import Token
 from tests.scoring.conftest import PROMPT
 

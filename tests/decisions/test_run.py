@@ -1,4 +1,4 @@
-"""A finished run to a calibration, with its model and without; both doors agree."""
+"""A finished run to a calibration; both doors agree."""
 
 import json
 from dataclasses import replace
@@ -8,14 +8,14 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from lm_polygraph_asmi.calibration import Calibration, calibrate_rows, calibrate_run
-from lm_polygraph_asmi.calibration.rows import CHECKED_ANSWERS, spread
-from lm_polygraph_asmi.calibration.run import scored_group, settings_of
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.decisions import Calibration, calibrate_rows, calibrate_run
+from lm_polygraph_asmi.decisions.run import _scored_group, settings_of
+from lm_polygraph_asmi.results.manifest import model_revision
 from lm_polygraph_asmi.results.names import at_depth
 from lm_polygraph_asmi.scoring.provenance import prompt_format
-from tests.calibration.conftest import N, labelled
+from tests.decisions.conftest import N, labelled
 from tests.report import runs
 from tests.scoring.conftest import PROMPT
 
@@ -78,23 +78,35 @@ def test_both_doors_agree_to_the_digit(scores, scorer, calibration, tmp_path):
     metrics = {"Rouge_rougeL": [1.0 - one for one in right], "ReferenceInAnswer": right}
     place = as_a_run(tmp_path / "run", [*scores, silent], rows, metrics)
     own = {name: getattr(calibration, name) for name in PROVENANCE}
-    checked, found = (
-        calibrate_run(place, used, metric="ReferenceInAnswer", **ASKED) for used in (scorer, None)
-    )
-    for one in (checked, found):
-        assert replace(one, **own) == calibration
-        assert one.label_source == "ReferenceInAnswer"
+    found = calibrate_run(place, metric="ReferenceInAnswer", **ASKED)
+    assert replace(found, **own) == calibration
+    assert found.label_source == "ReferenceInAnswer"
     known = scores[0].compared_settings | scorer.fingerprints()
-    assert not checked.other_settings(known)
-    assert checked.other_settings(known | {"prompt_format": "chat"}) == [
-        "prompt_format 'text' there, 'chat' here"
-    ]
-    assert checked.settings["answer_ends"] == ["complete"]
-    assert {"weights", "tokenizer"} <= set(checked.settings) - set(found.settings)
-    other = calibrate_run(place, scorer, **ASKED)
-    assert (other.label_source, other.guarantee != checked.guarantee) == ("Rouge_rougeL", True)
+    assert not found.differences(known)
+    for change, said in (
+        ({"prompt_format": "chat"}, "prompt_format 'text' there, 'chat' here"),
+        ({"model": "other"}, "model 'tiny' there, 'other' here"),
+    ):
+        named = replace(found, model="models/tiny")
+        assert said in named.differences(known | {"model": "tiny"} | change)
+    other = calibrate_run(place, **ASKED)
+    assert (other.label_source, other.guarantee != found.guarantee) == ("Rouge_rougeL", True)
     with pytest.raises(ValueError, match="has no quality metric 'AlignScore', but"):
-        calibrate_run(place, scorer, 0.4, metric="AlignScore")
+        calibrate_run(place, 0.4, metric="AlignScore")
+
+
+def test_another_revision_of_the_model(planted, tmp_path):
+    """A folder's digest, or a commit, as the manifest and the decision read it."""
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    found = calibrate_run(planted, 0.3, signal="msp", resamples=20)
+    settings = found.settings | {"model": str(folder), "answer_end": "complete"}
+    there = model_revision(str(folder), None)
+    own = replace(found, model=str(folder), settings=found.settings | {"revision": there})
+    assert own.differences(settings) == []
+    other = replace(own, settings=own.settings | {"revision": "sha256:0"})
+    assert other.differences(settings) == [f"revision 'sha256:0' there, {there!r} here"]
 
 
 def test_a_quality_is_that_of_both_doors(scored, scores, scorer, tmp_path):
@@ -103,26 +115,13 @@ def test_a_quality_is_that_of_both_doors(scored, scores, scorer, tmp_path):
     pairs = zip(scored, quality, strict=True)
     rows = [row | {"correct": None, "quality": value} for row, value in pairs]
     place = as_a_run(tmp_path / "run", scores, rows, {"TokenF1": quality})
-    first, second = calibrate_rows(rows, scorer, **ASKED), calibrate_run(place, None, **ASKED)
+    first, second = calibrate_rows(rows, scorer, **ASKED), calibrate_run(place, **ASKED)
     assert replace(second, **{name: getattr(first, name) for name in PROVENANCE}) == first
-
-
-@pytest.mark.parametrize("changed", [0, N - 1])
-def test_scores_are_checked_all_over_a_run(scores, scorer, tmp_path, changed):
-    """The same answers under other masks: one row each that the check reads."""
-    assert changed in spread(N)
-    assert len(spread(N)) == CHECKED_ANSWERS
-    moved = [replace(one, score=(1 + 0.1 * (i == changed)) * float(one))
-             for i, one in enumerate(scores)]  # fmt: skip
-    right = [float(row["correct"]) for row in labelled()]
-    place = as_a_run(tmp_path / "moved", moved, labelled(), {"right": right})
-    with pytest.raises(ValueError, match=rf"Cannot reproduce row {changed} .*template differ"):
-        calibrate_run(place, scorer, 0.4)
 
 
 @pytest.mark.parametrize("variant", METHODS)
 def test_what_a_run_gives(planted, variant):
-    found = calibrate_run(planted, None, 0.3, signal="score", method=variant, resamples=50)
+    found = calibrate_run(planted, 0.3, signal="score", method=variant, resamples=50)
     saved = runs.content()
     wrong = np.array(saved["gen_metrics"]["sequence", "AlignScore"]) < 0.5
     assert found.values == sorted(saved["estimations"]["sequence", METHODS[variant]])
@@ -131,7 +130,7 @@ def test_what_a_run_gives(planted, variant):
     own = {"method": variant, "closing_token": True, "aggregation": "mean", "stop": None}
     own |= {"max_new_tokens": 64, "prompt_format": "text"}
     gate = {"tau": 0.3, "beta": 10.0, "num_samples": 10, "gate_token": "second_last"}
-    settings = {n: v for n, v in found.settings.items() if n != "answer_ends"}
+    settings = {n: v for n, v in found.settings.items() if n not in ("answer_ends", "revision")}
     assert settings == saved["stats"]["asmi"][0][0.6]["settings"] | own | (
         gate if variant == "adapt" else {}
     )
@@ -142,7 +141,7 @@ def test_what_a_run_gives(planted, variant):
 def test_a_run_of_chats(tmp_path, instruct):
     """LM-Polygraph's `instruct` stands at the top of a config, and has no system message."""
     about = runs.manifest(60) | {"config": {"instruct": instruct, "model": {}}}
-    found = settings_of(*scored_group(runs.save(tmp_path / "run", about=about)))
+    found = settings_of(*_scored_group(runs.save(tmp_path / "run", about=about), None, {}))
     user = [{"role": "user", "content": "Who?"}]
     expected = prompt_format(user if instruct else "Who?")
     assert {name: found.get(name) for name in ("prompt_format", "system")} == {
@@ -152,13 +151,13 @@ def test_a_run_of_chats(tmp_path, instruct):
 
 def test_runs_that_teach_nothing(planted, tmp_path):
     def calibrated(place, **settings):
-        return calibrate_run(place, None, 0.3, resamples=20, **settings)
+        return calibrate_run(place, 0.3, resamples=20, **settings)
 
     saved = runs.content()
     saved["gen_metrics"]["sequence", "AlignScore"] = [0.1] * 60
     with pytest.raises(ValueError, match="expected right and wrong answers, got 60, all wrong"):
         calibrated(runs.save(tmp_path / "wrong", saved))
-    with pytest.raises(ValueError, match=r"settings method='sem', depth=0\.9; .*depth 0\.6 there"):
+    with pytest.raises(ValueError, match=r"settings method='sem', depth=0\.9; it has"):
         calibrated(planted, depth=0.9)
     saved = runs.content()
     del saved["estimations"]["sequence", METHODS["adapt"]]
@@ -187,16 +186,16 @@ def test_a_calibration_is_of_one_aggregation(tmp_path):
     runs.put(saved, ASMIConfig(aggregation="sum"), sums)
     path = runs.save(tmp_path / "squad", saved)
     of_means, of_sums = (
-        calibrate_run(path, None, 0.3, signal="score", resamples=20, aggregation=how)
+        calibrate_run(path, 0.3, signal="score", resamples=20, aggregation=how)
         for how in ("mean", "sum")
     )
     assert of_sums.values == sorted(sums)
     assert of_means.values != of_sums.values
-    assert of_means.other_settings(of_sums.settings) == ["aggregation 'mean' there, 'sum' here"]
+    assert of_means.differences(of_sums.settings) == ["aggregation 'mean' there, 'sum' here"]
     with pytest.raises(ValueError, match="settings method='sem', aggregation='max'"):
-        calibrate_run(path, None, 0.3, aggregation="max")
+        calibrate_run(path, 0.3, aggregation="max")
     with pytest.raises(ValueError, match="settings method='asmi', aggregation='sum'"):
-        calibrate_run(path, None, 0.3, method="asmi", aggregation="sum")
+        calibrate_run(path, 0.3, method="asmi", aggregation="sum")
 
 
 @pytest.mark.usefixtures("few_resamples")
@@ -205,9 +204,9 @@ def test_by_command_without_the_model(tmp_path):
     words = ["calibrate", "--run", str(planted), "--risk", "0.3", "--out", str(out)]
     done = CliRunner().invoke(main, words, env={"COLUMNS": "300"})
     assert done.exit_code == 0, done.output
-    assert "Without --model, the run's scores were not checked" in done.stderr
     assert json.loads(out.read_text())["label_source"] == "AlignScore"
-    assert Calibration.load(out).recommendation in done.stdout
+    assert Calibration.load(out).n == N
+    assert "Promise: " in done.stdout
     for more, message in (
         (["--depth", "0.9"], "expected a score with the settings"),
         (["--out", str(tmp_path / "calibration")], "expected a .json file"),
@@ -236,12 +235,12 @@ def test_labels_of_a_run_that_are_none(scores, tmp_path):
         ("Rouge_rougeL", rf"Rouge_rougeL has no value for 1 of {N} rows \(q0\)"),
     ):
         with pytest.raises(ValueError, match=message):
-            calibrate_run(place, None, metric=metric, **ASKED)
+            calibrate_run(place, metric=metric, **ASKED)
     with pytest.raises(ValueError, match="right_from must be a number, got nan"):
-        calibrate_run(place, None, metric="BLEU", right_from=float("nan"), **ASKED)
-    expected = calibrate_run(place, None, metric="ReferenceInAnswer", **ASKED)
+        calibrate_run(place, metric="BLEU", right_from=float("nan"), **ASKED)
+    expected = calibrate_run(place, metric="ReferenceInAnswer", **ASKED)
     for metric, right_from in (("BLEU", 50), ("Bart", -2.5)):
-        found = calibrate_run(place, None, metric=metric, right_from=right_from, **ASKED)
+        found = calibrate_run(place, metric=metric, right_from=right_from, **ASKED)
         assert (found.errors, found.right_from) == (expected.errors, right_from)
         assert found.guarantee == expected.guarantee
     text = " ".join(CliRunner().invoke(main, ["results", str(place)]).output.split())
@@ -259,12 +258,12 @@ def test_labels_of_a_run_by_gold_answers_that_rouge_cannot_read(scores, tmp_path
     content["stats"]["target_texts"] = ["Хольм 1931", *["Holm"] * (N - 1)]
     torch.save(content, file)
     with pytest.raises(ValueError, match=r"Rouge_rougeL cannot judge .* 1 of .*'Хольм 1931'"):
-        calibrate_run(place, None, metric="Rouge_rougeL", **ASKED)
-    assert calibrate_run(place, None, metric="ReferenceInAnswer", **ASKED).n == N
+        calibrate_run(place, metric="Rouge_rougeL", **ASKED)
+    assert calibrate_run(place, metric="ReferenceInAnswer", **ASKED).n == N
 
 
 def test_a_question_twice_in_a_run_is_one_cluster(scores, tmp_path):
     rows = [row | {"cluster": i} for i, row in enumerate(labelled())]
     right = [float(row["correct"]) for row in rows]
     place = as_a_run(tmp_path / "run", scores, rows, {"ReferenceInAnswer": right})
-    assert calibrate_run(place, None, **ASKED).clusters == N // 2
+    assert calibrate_run(place, **ASKED).clusters == N // 2

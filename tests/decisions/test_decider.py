@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from lm_polygraph_asmi import algorithm, decide, score_batch
-from lm_polygraph_asmi.calibration import BatchDecider, Decider
-from lm_polygraph_asmi.calibration.decision import COLUMNS
+from lm_polygraph_asmi.decisions import BatchDecider, Decider
+from lm_polygraph_asmi.decisions.decision import COLUMNS
 from lm_polygraph_asmi.model import attention_of
 from lm_polygraph_asmi.scoring.rows import Row, line_of, score_rows
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from tests import tiny_lm
-from tests.calibration.conftest import SETTINGS, limited
+from tests.decisions.conftest import SETTINGS, limited
 from tests.scoring.conftest import PROMPT, ending_model
 
 FREE = ("msp", "perplexity", "entropy")

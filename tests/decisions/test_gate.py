@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
-from lm_polygraph_asmi.calibration.decider import Decider
-from lm_polygraph_asmi.calibration.decision import Decision
-from lm_polygraph_asmi.calibration.gate import gate
 from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.decisions.decider import Decider
+from lm_polygraph_asmi.decisions.decision import Decision
+from lm_polygraph_asmi.decisions.gate import gate
 from lm_polygraph_asmi.scoring.rows import Row
-from tests.calibration.conftest import labelled, limited, model, tokenizer  # noqa: F401 - fixtures
+from tests.decisions.conftest import labelled, limited, model, tokenizer  # noqa: F401 - fixtures
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from lm_polygraph_asmi.calibration.calibration import MACHINE, Calibration, opened
-from lm_polygraph_asmi.calibration.decision import COLUMNS, DERIVED, Decision
 from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.decisions.calibration import MACHINE, Calibration, opened
+from lm_polygraph_asmi.decisions.decision import COLUMNS, DERIVED, Decision
 from lm_polygraph_asmi.model import scoring_session
 from lm_polygraph_asmi.scoring.batches import BatchScorer
 from lm_polygraph_asmi.scoring.many import Outcome, Rows, one_by_one, run_batch

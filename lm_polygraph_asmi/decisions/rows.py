@@ -9,9 +9,9 @@ import numpy as np
 
 from lm_polygraph_asmi.analysis.clusters import RESAMPLES
 from lm_polygraph_asmi.analysis.labelled import Labelled
-from lm_polygraph_asmi.calibration.calibration import MACHINE, Calibration
-from lm_polygraph_asmi.calibration.fit import check_signal, fit
-from lm_polygraph_asmi.calibration.labels import (
+from lm_polygraph_asmi.decisions.calibration import MACHINE, Calibration
+from lm_polygraph_asmi.decisions.fit import check_signal, fit, unlabelled_signals
+from lm_polygraph_asmi.decisions.labels import (
     answer_digest,
     clusters_of,
     is_blank,
@@ -45,7 +45,7 @@ def calibrate_rows(
     *,
     signal: str = "best",
     right_from: float | None = None,
-    name: str = "labelled answers",
+    unlabelled: Iterable[Row | Mapping[str, Any]] = (),
     resamples: int = RESAMPLES,
     progress: Callable[[int, int], None] | None = None,
 ) -> Calibration:
@@ -62,12 +62,12 @@ def calibrate_rows(
         risk: largest error rate among accepted answers, in (0, 1).
         confidence: probability that the guarantee holds, over calibration samples.
         signal: a key of `SIGNALS`; "score": the scorer's method; "best": the signal with the
-            highest AUROC on the fifth of the clusters that fixes the thresholds, which keeps the
-            guarantee valid. Choosing after looking at the results does not. "learned": a score
-            learned on two fifths of the clusters, if it ranks their errors better than MSP,
-            perplexity and entropy; "best" never learns.
+            highest AUROC on a fifth of the clusters, which do not test, so that the guarantee is
+            valid. Choosing after looking at the results is not. "learned": a score learned on half
+            of the clusters, if it ranks their errors better than MSP, perplexity and entropy.
         right_from: lowest quality of a right answer; None: 0.5, and the quality is in [0, 1].
-        name: name of the calibration.
+        unlabelled: other rows like the later ones, with or without answers, whose scores are the
+            thresholds to test; see `risk_threshold`.
         progress: called after each scored row, with the numbers of scored and of all rows.
 
     Empty and blank answers are left out: they are never accepted.
@@ -125,8 +125,8 @@ def calibrate_rows(
         confidence=confidence,
         signal=signal,
         method=scorer.config.method,
-        name=name,
         features=features,
+        unlabelled=unlabelled_signals(unlabelled, scorer),
         label_source="their labels",
         right_from=right_from,
         model=scores[0].model,

@@ -13,6 +13,8 @@ from lm_polygraph_asmi.scoring.provenance import digest_of
 from lm_polygraph_asmi.scoring.result import Score
 from lm_polygraph_asmi.scoring.signals import TITLES
 
+EMPTY = "No decision: the answer is empty."
+"""Reason of a blank answer, which is never accepted."""
 WORDS = {True: "accept", False: "abstain", None: "no decision"}
 COLUMNS: dict[str, type] = {
     "asmi_accept": bool,
@@ -31,33 +33,7 @@ DERIVED = ("unit", "sentences", "digest")
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class Decision:
-    """Accept an answer, or abstain: what a calibration says of it.
-
-    All numbers are by the signal that decides.
-
-    Attributes:
-        accept: True: accept; False: abstain; None: no decision, so abstain.
-        reason: of `accept`, in a sentence.
-        signal: key of `scoring.signals.SIGNALS`; the value is the answer's, in nats, higher = more
-            uncertain.
-        value: None if the answer was scored without this signal.
-        signals: all that were computed, as of `Score.signals`.
-        threshold: the largest value that is accepted, nats; None: there is none.
-        error_probability: that the answer is wrong, by the calibration; None if the settings
-            differ, the answer is blank, or the signal does not rank errors.
-        error_interval: its 95 % Wilson interval (low, high), which takes answers as independent:
-            with clusters it is too narrow.
-        percentile: share of the calibration answers with a lower value, in %.
-        warnings: problems with prompt or answer; values outside the calibration's range.
-        notes: on what the probability rests, in sentences.
-        prompt: text or messages.
-        answer: as passed, text or token ids; or the model's greedy answer as text.
-        text: the answer's tokens as text, the end included.
-        ids: token ids of the answer, its end included.
-        prompt_tokens: None if not saved.
-        settings, model: of the answer's signals.
-        calibration: its name.
-        score: the `Score`; None where the decision needed no masked pass.
+    """Accept an answer, or abstain: what a calibration says of it, by the signal that decides.
 
     Example:
         >>> decision = decider.decide(prompt, " Edda Holm")
@@ -65,30 +41,28 @@ class Decision:
         (True, 'msp', None)
         >>> decision.accept, decision.reason[:35]
         (None, 'No threshold by MSP: not attainable')
-        >>> Decision.from_dict(decision.to_dict()) == decision
-        True
     """
 
-    accept: bool | None
-    reason: str
-    signal: str
-    value: float | None
-    signals: dict[str, float]
-    threshold: float | None
-    error_probability: float | None
-    error_interval: tuple[float, float] | None
-    percentile: float | None
-    warnings: tuple[str, ...]
-    notes: tuple[str, ...]
-    prompt: str | list[dict[str, Any]]
-    answer: str | list[int]
-    text: str
-    ids: tuple[int, ...]
+    accept: bool | None  # True: accept; False: abstain; None: no decision, so abstain
+    reason: str  # of `accept`, in a sentence
+    signal: str  # key of `scoring.signals.SIGNALS`
+    value: float | None  # of the signal, nats, higher = more uncertain; None: unknown
+    signals: dict[str, float]  # all that were computed, as of `Score.signals`
+    threshold: float | None  # the largest value that is accepted, nats; None: there is none
+    error_probability: float | None  # by the calibration; None: no decision, or errors not ranked
+    error_interval: tuple[float, float] | None  # 95 % Wilson; too narrow with clusters
+    percentile: float | None  # share of the calibration answers with a lower value, in %
+    warnings: tuple[str, ...]  # of prompt or answer; values outside the calibration's range
+    notes: tuple[str, ...]  # on what the probability rests, in sentences
+    prompt: str | list[dict[str, Any]]  # text or messages
+    answer: str | list[int]  # as passed, text or token ids; or the model's greedy answer as text
+    text: str  # the answer's tokens as text, the end included
+    ids: tuple[int, ...]  # token ids of the answer, its end included
     prompt_tokens: int | None
     settings: dict[str, Any]
     model: str
-    calibration: str
-    score: Score | None
+    calibration: str  # its name
+    score: Score | None  # None where the decision needed no masked pass
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "Decision":

@@ -1,23 +1,24 @@
 """A gate on newly labelled decisions: does a calibration's guarantee still hold?"""
 
 from collections.abc import Iterable
-from typing import Any
 
-from lm_polygraph_asmi.analysis.gate import GroupRisk, RiskGate, risk_by_group, risk_gate
 from lm_polygraph_asmi.analysis.labelled import Labelled
-from lm_polygraph_asmi.calibration.calibration import Calibration
-from lm_polygraph_asmi.calibration.decision import Decision
-from lm_polygraph_asmi.calibration.labels import (
+from lm_polygraph_asmi.decisions.calibration import Calibration
+from lm_polygraph_asmi.decisions.decision import Decision
+from lm_polygraph_asmi.decisions.labels import (
     answer_digest,
+    check_once,
     check_right_from,
     clusters_of,
     identity_of,
-    is_blank,
+    is_left_out,
     is_wrong,
+    naming,
 )
+from lm_polygraph_asmi.decisions.monitoring import GroupRisk, RiskGate, risk_by_group, risk_gate
 from lm_polygraph_asmi.scoring.rows import Row
 
-NEEDED = ("prompt", "answer", "accept", "signal", "value", "threshold", "digest")
+NEEDED = ("prompt", "answer", "accept", "reason", "signal", "value", "threshold", "digest")
 """Fields of a saved decision that the gate reads, besides the label."""
 
 
@@ -29,18 +30,17 @@ def gate(
 ) -> tuple[RiskGate, tuple[GroupRisk, ...]]:
     """Whether newly labelled decisions support the calibration's guarantee or contradict it.
 
-    An answer without a decision (`accept` is null) counts as abstained; blank answers are left out,
-    as in the calibration. Labels of abstained answers are not read, since the guarantee is over
-    accepted ones.
+    Labels of abstained answers are not read, since the guarantee is over accepted ones. An answer
+    without a decision (`accept` is null) counts as abstained; blank ones are left out, as in the
+    calibration.
 
     Args:
         rows: lines of `polygraph_asmi decide --out` with `correct` or `quality`; number is the row.
         by: field with the group of each row.
-        right_from: lowest quality of a correct answer; None: as in the calibration, where 0.5 of a
-            quality between 0 and 1 is the default.
+        right_from: lowest quality of a correct answer; None: as in the calibration.
 
     Returns:
-        See `analysis.risk_gate` and, empty without `by`, `analysis.risk_by_group`.
+        See `risk_gate` and, empty without `by`, `risk_by_group`.
 
     Raises:
         ValueError: naming row and field: no saved decision, or one of another calibration; an
@@ -49,31 +49,24 @@ def gate(
     """
     check_right_from(right_from)
     right_from = calibration.right_from if right_from is None else right_from
-    rows, calibrated = list(rows), set(calibration.answer_digests)
-    known: dict[str, int] = {}
+    calibrated, known = set(calibration.answer_digests), dict[str, int]()
     wrong, accepted, groups, counted = [], [], [], []
     for row in rows:
-        try:
+        with naming(row):
             _check(row, calibration)
             content = row.content
             digest = answer_digest(content["prompt"], content["answer"])
             if digest in calibrated:
                 raise ValueError('"answer": the calibration has seen it; label new answers')
-            if (first := known.setdefault(digest, row.number)) != row.number:
-                raise ValueError(f'"answer": row {first} has the same prompt and answer: keep one')
-            if (row_id := content.get("id")) is not None:
-                first = known.setdefault(f"id {identity_of('id', row_id)}", row.number)
-                if first != row.number:
-                    raise ValueError(f'"id": row {first} has {row_id!r}, too: label it once')
-            if is_blank(content["answer"]):
+            check_once(known, row, digest)
+            if is_left_out(content):
                 continue
             counted.append(row)
             accepted.append(bool(content["accept"]))
             wrong.append(accepted[-1] and is_wrong(content, right_from))
             if by is not None:
-                groups.append(_group(content.get(by), by))
-        except ValueError as error:
-            raise ValueError(f"row {row.number}: {error}") from error
+                group = content.get(by)
+                groups.append(str(group) if isinstance(group, bool) else identity_of(by, group))
     if not counted:
         raise ValueError("expected at least one labelled row with an answer, got none")
     answers = Labelled(wrong, clusters_of(counted))
@@ -85,12 +78,11 @@ def gate(
 
 def _check(row: Row, calibration: Calibration) -> None:
     line = row.content
-    if line.get("error") is not None:
-        raise ValueError(f"it failed in `polygraph_asmi decide` ({line['error']}): remove it")
+    if error := line.get("error"):
+        raise ValueError(f"it failed in `polygraph_asmi decide` ({error}): remove it")
     if row.error is not None:
         raise ValueError(row.error)
-    missing = [name for name in NEEDED if name not in line]
-    if missing:
+    if missing := [name for name in NEEDED if name not in line]:
         raise ValueError(
             f'no field "{missing[0]}": expected a line of `polygraph_asmi decide --out`, labelled'
         )
@@ -106,7 +98,3 @@ def _check(row: Row, calibration: Calibration) -> None:
         raise ValueError('"digest": the row was changed after its decision: decide again')
     if line["accept"] not in (True, False, None):
         raise ValueError(f'"accept": expected true, false or null, got {line["accept"]!r}')
-
-
-def _group(value: Any, by: str) -> str:
-    return str(value) if isinstance(value, bool) else identity_of(by, value)

@@ -4,7 +4,7 @@ The examples here start with a prompt, and a calibration on eight answers of
 SmolLM2-135M-Instruct, by MSP:
 
 >>> from lm_polygraph_asmi import Scorer
->>> from lm_polygraph_asmi.calibration import Decider, calibrate_rows
+>>> from lm_polygraph_asmi.decisions import Decider, calibrate_rows
 >>> prompt = "Passage: Edda Holm built the ferry in Brask. Question: Who built it? Answer:"
 >>> scorer = Scorer("smollm2", stop=".", max_new_tokens=4)
 >>> rows = [
@@ -23,6 +23,8 @@ __getattr__, __dir__, __all__ = attach(__name__, {
     "calibration": "Calibration",
     "decider": "BatchDecider Decider decide",
     "decision": "Decision",
+    "monitoring": "GroupRisk RiskGate risk_by_group risk_gate",
+    "risk_control": "RiskThreshold risk_threshold",
     "rows": "calibrate_rows",
     "run": "calibrate_run",
 })  # fmt: skip

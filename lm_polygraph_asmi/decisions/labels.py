@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from lm_polygraph_asmi.analysis.clusters import text_clusters
+from lm_polygraph_asmi.decisions.decision import EMPTY
 from lm_polygraph_asmi.files import to_json
 from lm_polygraph_asmi.results.runs import below_right
 from lm_polygraph_asmi.scoring.rows import Row
@@ -29,17 +30,14 @@ def is_wrong(content: Mapping[str, Any], right_from: float | None = None) -> boo
             "remove the row"
         )
     value = content[labels[0]]
-    if labels == ["correct"]:
-        if value not in (True, False):  # 1 and 0 pass
-            raise ValueError(
-                f'"correct": expected true or false, got {value!r}: write true or false without '
-                "quotes in every row"
-            )
-        return not value
-    if isinstance(value, bool):
-        raise ValueError(f'"quality" must be a number, got {value}: write it as "correct"')
-    check_number("quality", value)
-    return below_right(value, right_from)
+    if labels == ["quality"]:
+        check_number("quality", value)
+        return below_right(value, right_from)
+    if value not in (True, False):  # 1 and 0 pass
+        raise ValueError(
+            f'"correct": expected true or false, got {value!r}: write it without quotes'
+        )
+    return not value
 
 
 def check_right_from(right_from: float | None) -> None:
@@ -53,25 +51,23 @@ def labels_of(rows: Iterable[Row], right_from: float | None = None) -> dict[int,
     check_right_from(right_from)
     rows = list(rows)
     labels: dict[int, bool] = {}
-    formats: dict[bool, int] = {}
-    ids: dict[str, int] = {}
+    known: dict[str, int] = {}
     for row in rows:  # labels first: a request needs torch, which takes seconds to import
-        with _named(row):
+        with naming(row):
             if row.error is not None:
                 raise ValueError(row.error)
             if "prompt" not in row.content:
                 raise ValueError(f'expected a "prompt", got {describe_fields(row.content)}')
             labels[row.number] = is_wrong(row.content, right_from)
-            if (row_id := row.content.get("id")) is not None:
-                first = ids.setdefault(identity_of("id", row_id), row.number)
-                if first != row.number:
-                    raise ValueError(
-                        f'the "id" {row_id!r} is that of row {first}, too: label it once'
-                    )
+            check_once(known, row)
     if labels and all(labels.values()):
-        raise ValueError(f"expected right and wrong answers, got {len(labels)}, all wrong")
+        raise ValueError(
+            f"expected right and wrong answers, got {len(labels)}, all wrong (rows {min(labels)} "
+            f"to {max(labels)})"
+        )
+    formats: dict[bool, int] = {}
     for row in rows:
-        with _named(row):
+        with naming(row):
             if row.content.get("answer") == "":  # left out, as blank ones
                 continue
             if request_of(row).answer is None:
@@ -87,13 +83,28 @@ def labels_of(rows: Iterable[Row], right_from: float | None = None) -> dict[int,
     return labels
 
 
+def check_once(known: dict[str, int], row: Row, digest: str | None = None) -> None:
+    """Raise ValueError for the id, or the answer's digest, of an earlier row; else remember it."""
+    if digest is not None and (first := known.setdefault(digest, row.number)) != row.number:
+        raise ValueError(f'"answer": row {first} has the same prompt and answer: keep one')
+    if (row_id := row.content.get("id")) is not None:
+        first = known.setdefault(f"id {identity_of('id', row_id)}", row.number)
+        if first != row.number:
+            raise ValueError(f'"id": row {first} has {row_id!r}, too: label it once')
+
+
 def is_blank(answer: Any) -> bool:
     """Whether an answer is a text without words: never accepted, and left out by calibrations."""
     return isinstance(answer, str) and not answer.strip()
 
 
+def is_left_out(line: Mapping[str, Any]) -> bool:
+    """Whether a line of `decide --out` has a blank answer, as text or as token ids."""
+    return is_blank(line["answer"]) or line["reason"] == EMPTY
+
+
 @contextmanager
-def _named(row: Row) -> Iterator[None]:
+def naming(row: Row) -> Iterator[None]:
     """Errors name the row."""
     try:
         yield
@@ -118,33 +129,34 @@ def request_of(row: Row) -> "Request":
 
 
 def clusters_of(rows: Sequence[Row]) -> list[str]:
-    """Cluster key of each row: its `cluster`, else by context or prompt (`context_clusters`).
+    """Cluster key of each row: its `cluster`, else by context or prompt (`text_clusters`).
 
     Rows with the same prompt share one in any case. ValueError: a `cluster` in some rows only.
     """
     prompts = [row.content["prompt"] for row in rows]
     missing = [row.number for row in rows if row.content.get("cluster") is None]
     if len(missing) == len(rows):
-        contexts = [_context_of(row) or prompt for row, prompt in zip(rows, prompts, strict=True)]
-        return joined(context_clusters(contexts), prompts)
+        contexts = [_context_of(row) or text_of(row.content["prompt"]) for row in rows]
+        return joined(text_clusters(contexts), prompts)
     if missing:
         raise ValueError(
             f'expected a "cluster" in all rows or in none, got none in row {missing[0]}'
         )
     keys = []
     for row in rows:
-        with _named(row):
+        with naming(row):
             keys.append(identity_of("cluster", row.content["cluster"]))
     return joined(keys, prompts)
 
 
-def _context_of(row: Row) -> Any:
+def _context_of(row: Row) -> str:
+    """The row's passages as one text; empty for none."""
     context = row.content.get("context")
     if not isinstance(context, str | list | tuple | Mapping | None):
         raise ValueError(
             f'row {row.number}: "context": expected a text or a list of texts, got {context!r:.80}'
         )
-    return context if context and same_text(_text_of(context)) else None
+    return text_of(context) if same_text(text_of(context)) else ""
 
 
 def joined(clusters: Sequence[str], prompts: Sequence[Any]) -> list[str]:
@@ -161,15 +173,10 @@ def joined(clusters: Sequence[str], prompts: Sequence[Any]) -> list[str]:
         return key
 
     for key, prompt in zip(clusters, prompts, strict=True):
-        first = last(by_prompt.setdefault(same_text(_text_of(prompt)), key))
+        first = last(by_prompt.setdefault(same_text(text_of(prompt)), key))
         if first != last(key):
             replaced[last(key)] = first
     return list(map(last, clusters))
-
-
-def context_clusters(prompts: Sequence[Any]) -> list[str]:
-    """`text_clusters` of prompts or their passages; only the text of chat messages counts."""
-    return text_clusters(list(map(_text_of, prompts)))
 
 
 def answer_digest(prompt: Any, answer: Any) -> str:
@@ -187,10 +194,10 @@ def _compared(part: Any) -> Any:
     return [_compared(each) for each in part] if isinstance(part, list | tuple) else part
 
 
-def _text_of(prompt: Any) -> str:
-    """A prompt, or its passages, as one text."""
+def text_of(prompt: Any) -> str:
+    """A prompt, or its passages, as one text; only the text of chat messages counts."""
     if isinstance(prompt, Mapping):  # a message, or a part of its content
         prompt = prompt.get("content", prompt.get("text"))
     if isinstance(prompt, list | tuple):
-        return "\n".join(map(_text_of, prompt))
+        return "\n".join(map(text_of, prompt))
     return "" if prompt is None else str(prompt)

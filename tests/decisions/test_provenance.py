@@ -8,13 +8,13 @@ import warnings
 import pandas as pd
 import pytest
 
-from lm_polygraph_asmi.calibration import Decider, calibrate_rows
-from lm_polygraph_asmi.calibration import rows as first_door
+from lm_polygraph_asmi.decisions import Decider, calibrate_rows
+from lm_polygraph_asmi.decisions import rows as first_door
 from lm_polygraph_asmi.scoring import Score
 from lm_polygraph_asmi.scoring.provenance import answer_end, digest_of, made_from
 from lm_polygraph_asmi.scoring.rows import in_chat, score_rows
 from lm_polygraph_asmi.scoring.scorer import Scorer
-from tests.calibration.conftest import limited, lines_of
+from tests.decisions.conftest import limited, lines_of
 from tests.scoring.conftest import PROMPT
 
 SETTINGS = {"num_masks": 4, "mask_rate": 0.3, "top_k": 8, "stop": "\n", "max_new_tokens": 3}

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lm_polygraph_asmi.analysis import LearnedScore
-from lm_polygraph_asmi.calibration import calibrate_rows
+from lm_polygraph_asmi.decisions import calibrate_rows
+from lm_polygraph_asmi.decisions.learned import LearnedScore
 from lm_polygraph_asmi.scoring import Score
 from lm_polygraph_asmi.scoring.rows import Row, line_of, score_rows
 from lm_polygraph_asmi.scoring.scorer import Scorer

@@ -10,11 +10,11 @@ import pytest
 
 from lm_polygraph_asmi.analysis.calibration import Step
 from lm_polygraph_asmi.analysis.clusters import wilson_interval
-from lm_polygraph_asmi.calibration import Calibration, Decider, Decision
-from lm_polygraph_asmi.calibration.calibration import FORMAT, opened
 from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.decisions import Calibration, Decider, Decision
+from lm_polygraph_asmi.decisions.calibration import FORMAT, opened
 from lm_polygraph_asmi.scoring.signals import SIGNALS, TITLES
-from tests.calibration.conftest import N, limited, ranking
+from tests.decisions.conftest import N, limited, ranking
 from tests.report import runs
 from tests.scoring.conftest import PROMPT
 from tests.scoring.test_result import printed
@@ -29,7 +29,7 @@ def score(scorer):
 
 def test_saved_and_loaded(calibration, tmp_path):
     undefined = ranking(calibration, math.nan)
-    for one in (calibration, replace(undefined, brier=None, name="NaNo")):
+    for one in (calibration, replace(undefined, name="NaNo")):
         one.save(tmp_path / "calibration.json")
         text = (tmp_path / "calibration.json").read_text()
         json.loads(text, parse_constant=pytest.fail)  # NaN is not JSON
@@ -44,7 +44,7 @@ def test_saved_and_loaded(calibration, tmp_path):
     for other in (4, FORMAT + 1):
         (tmp_path / "old.json").write_text(json.dumps(content | {"format": other}))
         with pytest.raises(
-            ValueError, match=rf"of format {FORMAT}, got {other}: make it again: `polygraph_asmi ca"
+            ValueError, match=rf"expected format {FORMAT}, got {other}: make it again: `polygr"
         ):
             Calibration.load(tmp_path / "old.json")
 
@@ -62,14 +62,12 @@ def test_other_json_files(tmp_path, text):
 def test_what_is_no_calibration_is_refused_with_the_command_that_makes_one(tmp_path):
     run = runs.save(tmp_path / "run")
     (tmp_path / "rows.jsonl").touch()
+    wanted = "expected a Calibration or a .json file, got"
     for given, error, message in (
-        (run, ValueError, f"--run {run} --risk RISK --out FILE.json`"),
-        (run.parent, ValueError, "Make one of a finished run: `polygraph_asmi calibrate --run"),
-        (tmp_path / "rows.jsonl", ValueError, "rows.jsonl --model MODEL --risk RISK --out"),
+        (run, ValueError, wanted),
+        (tmp_path / "rows.jsonl", ValueError, "`polygraph_asmi calibrate ROWS --model MODEL --ri"),
         (tmp_path / "none.json", FileNotFoundError, "no such calibration: `polygraph_asmi cal"),
-        ("", ValueError, "expected the path of a .json file, got an empty one"),
-        ([run], ValueError, "expected a Calibration or the path of one, got ["),
-        (3, ValueError, "expected a Calibration or the path of one, got 3"),
+        *((given, ValueError, f"{wanted} {str(given)!r}") for given in ("", [run.name], 3)),
     ):
         with pytest.raises(error, match=re.escape(message)):
             opened(given)
@@ -129,28 +127,14 @@ def test_probability_and_percentile_are_of_the_deciding_signal(calibration, scor
         assert f"probability of error {shown} [" in certain.decide(score).sentences[1]
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "why"),
-    [(0.0, 0.9, "no evidence that perplexity ranks errors: the PRR interval includes 0"),
-     (-0.9, -0.1, "perplexity has a negative PRR: it ranks errors worse than chance"),
-     (math.nan, math.nan, "the PRR has no interval: there are too few clusters")],
-)  # fmt: skip
-def test_a_signal_that_does_not_rank_gives_no_probability(calibration, score, low, high, why):
+@pytest.mark.parametrize(("low", "high"), [(0.0, 0.9), (-0.9, -0.1), (math.nan, math.nan)])
+def test_a_signal_that_does_not_rank_gives_no_probability(calibration, score, low, high):
     """Its threshold is valid all the same."""
     own = calibration.signals["perplexity"]
     signals = {"perplexity": own._replace(prr=own.prr._replace(low=low, high=high))}
     one = replace(limited(calibration, 1e9), signals=signals).decide(score)
     assert (one.accept, one.error_probability, one.error_interval) == (True, None, None)
-    assert any(sentence.startswith("No probability of error: ") and why in sentence
-               for sentence in one.sentences)  # fmt: skip
-
-
-def test_brier(calibration, score):
-    assert "Brier" not in " ".join(replace(ranking(calibration), brier=None).decide(score).notes)
-    useful = replace(ranking(calibration), brier=(0.1, 0.2)).decide(score).notes[0]
-    assert useful.startswith("Brier score on held-out answers 0.100; always predicting the overall")
-    useless = replace(ranking(calibration), brier=(0.2, 0.2)).decide(score).notes[0]
-    assert "(lower = better): no gain." in useless
+    assert "No probability of error: on the calibration answers, the PRR of" in one.notes[0]
 
 
 MASKED = ["method", "depth", "num_masks", "mask_rate", "top_k", "scope", "mask_sampler", "seed",
@@ -188,7 +172,8 @@ def test_a_calibration_that_knows_not_what_it_is_of(calibration, score, missing)
 
 def test_another_model_and_unknown_weights(calibration, score, scorer):
     known = replace(limited(calibration, 1e9), model="some/model")
-    assert "model model there, another here" in known.decide(replace(score, model="another")).reason
+    other = known.decide(replace(score, model="another")).reason
+    assert "model 'model' there, 'another' here" in other
     assert known.decide(replace(score, model="elsewhere/model")).accept is True
     plain = limited(calibration, 1e9).decide(scorer.score(PROMPT, " Brask"))
     assert plain.accept is None
@@ -208,15 +193,24 @@ def test_an_answer_unlike_all_of_the_calibration(calibration, score):
     assert warning in moved.decide(score).sentences
 
 
-def test_a_calibration_in_words(calibration, monkeypatch):
-    decided = limited(calibration, 0.25)
+def test_three_lines_say_what_counts(calibration, monkeypatch):
+    wrong, decided = f"{calibration.errors} wrong", limited(calibration, 0.25)
+    promise, labels, accepts = decided.promise()
+    assert promise == "Promise: with 80% confidence, at most 40% of accepted answers are wrong."
+    assert labels.startswith(f"Labels: {N} answers from {N // 2} clusters, {wrong} by their labels")
+    assert labels.endswith("; 20% of the clusters made choices, the others test.")
+    start = "Accepts: 50% of such answers, those whose perplexity is at most 0.25 nats."
+    assert accepts == start
     shown = str(decided)
-    assert "accept an answer if its perplexity is at most 0.25 nats.\n" in shown
-    assert "with 80% confidence, at most 40% of accepted answers are wrong.\n" in shown
-    assert f"Of these {N} answers, 50% are accepted; 10.0% of the accepted" in shown
+    assert " ".join(shown.split()).startswith(f"{promise} {labels} {accepts} signal")
     assert "Error rate by perplexity, with 95 % Wilson intervals:" in shown
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert str(decided) == shown
+    strict = replace(decided.guarantee, threshold=None, risk=0.1, base_rate=0.28, clusters=30)
+    promise, _, accepts = replace(decided, guarantee=strict).promise()
+    assert promise.startswith("Promise: none. No threshold by perplexity could be shown to hold at")
+    assert accepts.startswith("Accepts: nothing. Even without an error, at least ")
+    assert accepts.endswith("28% of all answers are wrong, so any score must reject at least 20%.")
 
 
 def test_every_setting_that_changes_a_score_is_compared(calibration):

@@ -1,0 +1,33 @@
+"""What one pass without masks tells of an answer, as a row of numbers."""
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from lm_polygraph_asmi.analysis.clusters import finite
+
+FREE = (
+    "log-likelihood, sum", "its mean", "its minimum", "its first", "its last",
+    "entropy, mean", "its sum", "its maximum", "its first", "answer tokens", "prompt tokens",
+)  # fmt: skip
+"""What `free_features` returns, in nats and tokens."""
+
+
+def free_features(log_likelihood: ArrayLike, entropy: ArrayLike, prompt_tokens: int) -> np.ndarray:
+    """(11,) features of an answer that its pass without masks knows: see `FREE`.
+
+    Args:
+        log_likelihood, entropy: (T,) of the answer's tokens, the closing one included, nats.
+        prompt_tokens: number of the prompt's tokens.
+
+    Example:
+        >>> free_features([-0.5, -1.5], [1.0, 2.0], prompt_tokens=20)[:2].tolist()  # sum and mean
+        [-2.0, -1.0]
+    """
+    ll, h = finite(log_likelihood=log_likelihood), finite(entropy=entropy)
+    if ll.ndim != 1 or ll.shape != h.shape or not len(ll):
+        raise ValueError(
+            "expected a log-likelihood and an entropy for each token, and at least one token, got "
+            f"{ll.shape} and {h.shape}"
+        )
+    of_likelihood = [ll.sum(), ll.mean(), ll.min(), ll[0], ll[-1]]
+    return np.array([*of_likelihood, h.mean(), h.sum(), h.max(), h[0], len(h), prompt_tokens])

@@ -1,0 +1,105 @@
+"""The fit that both doors share: columns of signals and labels in, a `Calibration` out."""
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float
+
+from lm_polygraph_asmi.analysis.calibration import calibrate
+from lm_polygraph_asmi.analysis.labelled import Labelled
+from lm_polygraph_asmi.decisions.calibration import Calibration
+from lm_polygraph_asmi.decisions.learned import Features, learned_threshold
+from lm_polygraph_asmi.decisions.risk_control import CHOICE_SHARE, check_guarantee, risk_threshold
+from lm_polygraph_asmi.decisions.signals import best_signal, rank_signals
+from lm_polygraph_asmi.scoring.signals import LEARNED, SIGNALS, TITLES
+
+if TYPE_CHECKING:
+    from lm_polygraph_asmi.scoring.rows import Row
+    from lm_polygraph_asmi.scoring.scorer import Scorer
+
+
+def check_signal(signal: str, risk: float, confidence: float, run: bool = False) -> None:
+    """Raise ValueError unless a calibration (`run`: of a finished run) can be asked for these."""
+    if signal not in ("best", "score", *SIGNALS):
+        raise ValueError(
+            f"expected signal best, score or one of {', '.join(SIGNALS)}; got {signal!r}"
+        )
+    if run and signal == LEARNED:
+        raise ValueError(
+            "a finished run has no hidden states to learn from: write its prompts, answers and "
+            "labels as rows, and pass ROWS --model MODEL --signal learned"
+        )
+    check_guarantee(risk, confidence)
+
+
+def unlabelled_signals(
+    rows: "Iterable[Row | Mapping[str, Any]]", scorer: "Scorer"
+) -> dict[str, Float[np.ndarray, " m"]] | None:
+    """Signals of the answers of other rows, but for blank ones; None for no row."""
+    from lm_polygraph_asmi.scoring.rows import Row, score_rows
+
+    contents = [row.content if isinstance(row, Row) else row for row in rows]
+    fields = ("prompt", "answer", "samples")
+    numbered = [
+        Row(number, {name: content[name] for name in fields if name in content})
+        for number, content in enumerate(contents, start=1)
+    ]
+    signals = []
+    for row, outcome in score_rows(scorer, numbered):
+        if outcome.result is None:
+            raise ValueError(f"unlabelled row {row.number} cannot be scored: {outcome.error}")
+        if outcome.result.answered:
+            signals.append(outcome.result.signals)
+    if not signals:
+        return None
+    return {name: np.array([values[name] for values in signals]) for name in signals[0]}
+
+
+def fit(
+    columns: Mapping[str, Float[np.ndarray, " n"]],
+    answers: Labelled,
+    *,
+    risk: float,
+    confidence: float,
+    signal: str,
+    method: str,
+    features: Features | None = None,
+    unlabelled: Mapping[str, Float[np.ndarray, " m"]] | None = None,
+    **about: Any,
+) -> Calibration:
+    """Fit threshold and probability of error on answers that are not blank.
+
+    `columns` has signal -> values, nats, higher = more uncertain; `method` is the score's; with the
+    signal "learned", `features` has what it learns from, (n, width) by group; `unlabelled` has the
+    signals of other answers, see `risk_threshold`. `about`: other fields of `Calibration`.
+    """
+    if answers.wrong.all():
+        raise ValueError(f"expected right and wrong answers, got {len(answers)}, all wrong")
+    if signal == LEARNED:
+        if unlabelled:
+            raise ValueError("a learned score takes no unlabelled rows: name another signal")
+        simple = {kind: columns[kind] for kind in columns if not SIGNALS[kind].masked}
+        choice = learned_threshold(features or {}, simple, answers, risk, confidence)
+        columns = {**columns, choice.signal: choice.values}
+        decider, rule = choice.signal, choice.rule
+        about |= {"learned": choice.score, "learning": choice.learning}
+    else:
+        ordered = {method: columns[method], **columns}  # the score comes first: it wins ties
+        decider = {"best": best_signal(ordered, answers), "score": method}.get(signal, signal)
+        if decider not in columns:
+            raise ValueError(f"expected a signal of {', '.join(columns)}; got {decider!r}")
+        rule = risk_threshold(
+            columns[decider], answers.wrong, answers.clusters, risk, confidence,
+            share=CHOICE_SHARE if signal == "best" else 0.0,
+            unlabelled=None if unlabelled is None else unlabelled[decider],
+        )  # fmt: skip
+    return Calibration(
+        signal=decider,
+        guarantee=rule,
+        values=np.sort(columns[decider]).tolist(),
+        error_steps=calibrate(columns[decider], answers.wrong),
+        signals=rank_signals({TITLES[kind]: values for kind, values in columns.items()}, answers),
+        errors=int(answers.wrong.sum()),
+        **about,
+    )

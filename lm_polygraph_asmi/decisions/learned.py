@@ -1,0 +1,195 @@
+"""A score learned from labelled answers, with a risk guarantee for its threshold.
+
+A logistic regression with strong L2 on what one pass without masks knows of an answer. It is kept
+as plain numbers, so that scoring needs NumPy only.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from lm_polygraph_asmi.analysis.clusters import finite
+from lm_polygraph_asmi.analysis.comparison import auroc, auroc_difference
+from lm_polygraph_asmi.analysis.labelled import Labelled
+from lm_polygraph_asmi.decisions.risk_control import RiskThreshold, choosing_rows, risk_threshold
+
+FREE_STRENGTH, STRENGTH = 0.05, 0.01
+"""scikit-learn's C with free features only, and with others, as fixed in
+docs/evidence/fresh-plan.md."""
+LEARNING_SHARE = 0.5
+"""Share of the clusters that learn and choose the signal; it accepts most in simulations."""
+FEWEST = 10
+"""Wrong and right answers, in as many clusters, that a score is learned from at least.
+
+Each of five folds then learns from about eight of either kind."""
+LEARNED = "learned"
+"""Name of the learned signal."""
+
+Features = Mapping[str, ArrayLike]
+"""Group of features -> (n, width)."""
+
+
+@dataclass(frozen=True)
+class LearnedScore:
+    """A weighted sum of features: the log-odds of an error, nats; higher = more uncertain.
+
+    Attributes:
+        weights: group of features -> (width,), for features as they are, not standardised.
+        intercept: the value where all features are 0.
+    """
+
+    weights: dict[str, list[float]]
+    intercept: float
+
+    def __post_init__(self) -> None:
+        arrays = [finite(**{name: values}) for name, values in self.weights.items()]
+        finite(intercept=self.intercept)
+        if not arrays or any(values.ndim != 1 for values in arrays):
+            raise ValueError("expected a list of weights for at least one group of features")
+
+    def __call__(self, features: Features) -> np.ndarray:
+        """(n,) log-odds; groups without weights are ignored, a missing one is a ValueError."""
+        widths = {name: len(values) for name, values in self.weights.items()}
+        tables = _tables({name: features[name] for name in widths if name in features})
+        if (found := {name: table.shape[1] for name, table in tables.items()}) != widths:
+            raise ValueError(
+                f"the score was learned with features of widths {widths}, got {found}: use the "
+                "model that it was learned with"
+            )
+        table = np.hstack(list(tables.values()))
+        return table @ np.concatenate(list(self.weights.values())) + self.intercept
+
+
+def _tables(features: Features) -> dict[str, np.ndarray]:
+    """Features as checked tables with equally many rows."""
+    tables = {name: finite(**{name: values}) for name, values in features.items()}
+    shapes = {name: table.shape for name, table in tables.items()}
+    tabular = all(len(shape) == 2 and shape[1] for shape in shapes.values())
+    if not tables or not tabular or len({shape[0] for shape in shapes.values()}) > 1:
+        raise ValueError(
+            f"expected a table (n, width) for each group of features, of the same n, got {shapes}"
+        )
+    return tables
+
+
+def fit_score(features: Features, wrong: ArrayLike, strength: float | None = None) -> LearnedScore:
+    """Logistic regression of errors on standardised features.
+
+    `strength` is scikit-learn's C, smaller = more regularised; None: `STRENGTH`, or with free
+    features only `FREE_STRENGTH`. ValueError also if all labels, or all features, are alike.
+    """
+    from sklearn.linear_model import LogisticRegression  # a second to import
+
+    tables = _tables(features)
+    answers = Labelled(wrong, range(len(next(iter(tables.values())))))
+    if len(set(answers.wrong.tolist())) < 2:
+        raise ValueError(f"the {len(answers)} answers have one label: label answers of both kinds")
+    table = np.hstack(list(tables.values()))
+    mean, scale = table.mean(0), table.std(0)
+    # A constant column tells nothing, and its spread is a rounding error.
+    known = scale > 1e-9 * np.abs(mean)
+    if not known.any():
+        raise ValueError(f"expected features that vary, got {len(answers)} answers with the same")
+    strength = strength or (FREE_STRENGTH if list(tables) == ["free"] else STRENGTH)
+    model = LogisticRegression(C=strength, max_iter=1000)
+    model.fit((table[:, known] - mean[known]) / scale[known], answers.wrong)
+    weights = np.zeros(table.shape[1])
+    weights[known] = model.coef_[0] / scale[known]
+    parts = np.split(weights, np.cumsum([part.shape[1] for part in tables.values()])[:-1])
+    by_group = {name: part.tolist() for name, part in zip(tables, parts, strict=True)}
+    return LearnedScore(by_group, float(model.intercept_[0] - weights @ mean))
+
+
+Learner = Callable[[Features, np.ndarray], LearnedScore]
+"""Learns a score from features and labels, as `fit_score`."""
+
+
+def out_of_fold(features: Features, answers: Labelled, fit: Learner = fit_score) -> np.ndarray:
+    """(n,) log-odds by scores that were learned without the answer's cluster, in five folds.
+
+    ValueError also for right or wrong answers in fewer than five clusters.
+    """
+    tables = _tables(features)
+    answers.columns(**tables)
+    folds, logits = answers.folds(), np.empty(len(answers))
+    for fold in np.unique(folds):
+        train, test = folds != fold, folds == fold
+        logits[test] = fit(_rows(tables, train), answers.wrong[train])(_rows(tables, test))
+    return logits
+
+
+def _rows(tables: Mapping[str, np.ndarray], rows: np.ndarray) -> dict[str, np.ndarray]:
+    return {name: table[rows] for name, table in tables.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class LearnedThreshold:
+    """A signal, learned or simple, and the threshold on it.
+
+    Attributes:
+        signal: "learned", or the name of the best simple signal.
+        score: the learned score; None if a simple signal was chosen.
+        values: (n,) of the signal; learned ones are out of fold for the answers that learn.
+        rule: the threshold with its guarantee.
+        learning: what was learned and gained, in a sentence.
+    """
+
+    signal: str
+    score: LearnedScore | None = field(repr=False)
+    values: np.ndarray = field(repr=False)
+    rule: RiskThreshold
+    learning: str
+
+
+def learned_threshold(
+    features: Features,
+    simple: Mapping[str, ArrayLike],
+    answers: Labelled,
+    risk: float,
+    confidence: float,
+    fit: Learner = fit_score,
+) -> LearnedThreshold:
+    """The most lenient threshold with a risk guarantee, on a learned score if it ranks better.
+
+    A share of the clusters, drawn at random, learns the score and chooses, out of fold, between it
+    and the simple signals by AUROC. The others test thresholds only. So signal and score are
+    constants for the test, whose guarantee is that of `risk_threshold`, however much the score
+    overfits. A simple signal decides if it ranks at least as well, or if fewer than `FEWEST` of the
+    clusters that learn have a wrong or a right answer.
+
+    Args:
+        features: group -> (n, width), such as "free" (`free_features`), "hidden mean".
+        simple: name -> (n,) signals to choose from besides; at least one.
+        risk, confidence: of the guarantee, in (0, 1).
+    """
+    tables, columns = _tables(features), dict(zip(simple, answers.columns(**simple), strict=True))
+    answers.columns(**tables)
+    learning = choosing_rows(answers.clusters, answers.seed, LEARNING_SHARE)
+    known = answers.take(np.flatnonzero(learning))
+    ranks = {name: auroc(column[learning], known.wrong) for name, column in columns.items()}
+    signal = max(ranks, key=lambda name: np.nan_to_num(ranks[name], nan=0.5))
+    values, score = columns[signal], None
+    by_kind = [len(set(known.codes[known.wrong == kind])) for kind in (True, False)]
+    if min(by_kind) >= FEWEST:
+        part = _rows(tables, learning)
+        fitted = fit(part, known.wrong)
+        learned = fitted(tables)
+        learned[learning] = out_of_fold(part, known, fit)
+        gain = auroc_difference(learned[learning], values[learning], known)
+        sentence = (
+            f"AUROC of the learned score minus that of {signal}: {gain}, out of fold on the "
+            f"{known.n_clusters} of {answers.n_clusters} clusters that learn"
+        )
+        if gain.value > 0:
+            signal, score, values = LEARNED, fitted, learned
+    else:
+        sentence = (
+            f"Nothing was learned: expected {FEWEST} clusters with wrong and {FEWEST} with right "
+            f"answers among the {known.n_clusters} that learn, got {by_kind[0]} and {by_kind[1]}"
+        )
+    rule = risk_threshold(
+        values, answers.wrong, answers.clusters, risk, confidence, answers.seed, LEARNING_SHARE
+    )
+    return LearnedThreshold(signal, score, values, rule, f"{sentence}; {signal} decides.")

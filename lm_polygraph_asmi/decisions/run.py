@@ -1,0 +1,172 @@
+"""The second door: a finished benchmark run, whose manifest names its model's revision."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lm_polygraph_asmi.analysis.clusters import RESAMPLES
+from lm_polygraph_asmi.analysis.labelled import Labelled
+from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.decisions.calibration import Calibration
+from lm_polygraph_asmi.decisions.fit import check_signal, fit
+from lm_polygraph_asmi.decisions.labels import check_right_from, is_blank, joined
+from lm_polygraph_asmi.decisions.rows import digests_of
+from lm_polygraph_asmi.results.run_groups import load_run_groups, of_config
+from lm_polygraph_asmi.scoring.provenance import answer_end, prompt_format
+from lm_polygraph_asmi.scoring.rows import in_chat
+from lm_polygraph_asmi.scoring.signals import unmasked_signals
+
+if TYPE_CHECKING:
+    from lm_polygraph_asmi.results.run_groups import RunGroup
+
+
+def calibrate_run(
+    path: str | Path,
+    risk: float,
+    confidence: float = 0.95,
+    *,
+    signal: str = "best",
+    metric: str | None = None,
+    right_from: float | None = None,
+    resamples: int = RESAMPLES,
+    **settings: Any,
+) -> Calibration:
+    """Calibrate on a finished benchmark run; a quality metric is the correctness label.
+
+    Args:
+        path: the run's manager file or folder. It is a pickle: load only files you trust.
+        risk, confidence, signal: as for `calibrate_rows`; not "learned", which needs hidden states.
+        metric: metric of the label; None: AlignScore, or the run's first.
+        right_from: lowest quality of a right answer; None: 0.5, of a metric between 0 and 1.
+        **settings: of the score, such as `method="asmi"`; those left out are the run's, of several
+            methods Sem-ASMI's.
+
+    Example:
+        >>> run = calibrate_run("RUN", risk=0.3, resamples=50)
+        >>> run.n, run.label_source
+        (60, 'AlignScore')
+    """
+    check_signal(signal, risk, confidence, run=True)
+    check_right_from(right_from)
+    group, method = _scored_group(path, metric, settings)
+    group = _labelled(group, right_from)
+    config, model = group.methods[method], group.run.recorded("model")
+    if model.get("path") is None:
+        raise ValueError(f"{path} does not record its model: expected a manifest that names it")
+    shared = settings_of(group, method) | {"revision": model.get("revision", "unknown")}
+    answers, answered, digests = group.answers, np.arange(len(group)), list[str]()
+    texts, prompts = group.saved("greedy_texts"), group.saved("input_texts")
+    if texts:
+        texts = [_content(text, config.stop or ()) for text in texts]
+        answered = np.flatnonzero([not is_blank(text) for text in texts])
+    if prompts:
+        prompts = [_prompt(prompt, shared) for prompt in prompts]
+        answers = Labelled(group.wrong, joined(group.clusters, prompts), group.quality)
+    if texts and prompts:
+        digests = digests_of([prompts[i] for i in answered], [texts[i] for i in answered])
+    closes, ids = group.saved("asmi_closing"), group.saved("greedy_tokens")
+    if config.closing_token and closes and ids:
+        ends = {
+            answer_end(bool(closed), len(row), config.max_new_tokens)
+            for closed, row in zip(closes, ids, strict=True)
+        }
+        shared["answer_ends"] = sorted(ends)
+    columns = _signals_of(group) | {config.method: group.score(method)}
+    lengths = group.saved("asmi_prompt_length")
+    return fit(
+        {kind: values[answered] for kind, values in columns.items()},
+        answers.resampled(resamples).take(answered),
+        risk=risk,
+        confidence=confidence,
+        signal=signal,
+        method=config.method,
+        name=group.label,
+        label_source=group.metric,
+        right_from=right_from,
+        model=str(model["path"]),
+        settings=shared,
+        prompt_tokens=sorted(float(lengths[row]) for row in answered) if lengths else [],
+        answer_digests=digests,
+    )
+
+
+def _labelled(group: "RunGroup", right_from: float | None) -> "RunGroup":
+    """The group, where every row has a label that was made with its gold answer."""
+    from lm_polygraph_asmi.host.quality import unread
+
+    problem: str | None = group.run.unlabelled(group.metric)
+    if group.metric.startswith("Rouge") and not problem:
+        problem = unread(group.metric, group.saved("target_texts") or [])
+    if problem:
+        raise ValueError(
+            f"{group.run.path}: {problem}. The risk guarantee does not cover rows left out: name "
+            "another metric (--metric), or run them with ReferenceInAnswer"
+        )
+    return replace(group, right_from=right_from)
+
+
+def _scored_group(
+    path: str | Path, metric: str | None, settings: dict[str, Any]
+) -> tuple["RunGroup", str]:
+    """The answers of a finished run, and the name of its score with these settings.
+
+    Settings left out are the run's; of several methods, Sem-ASMI.
+    """
+    group, *others = load_run_groups([path], metric, settings.get("depth", ASMIConfig.depth))
+    if others:
+        raise ValueError(
+            f"{path}: expected one run, got {1 + len(others)} over different answers. Name one"
+        )
+    if not group.methods:
+        raise ValueError(
+            f"{path} records no score's settings: expected a manifest, which runs with the "
+            "callback RunRecord write"
+        )
+    required = {"method": ASMIConfig.method} | ASMIConfig.check_names(settings)
+    for method, config in group.methods.items():
+        derived = [n for n in ("num_masks", "mask_rate") if getattr(config, n) is None]
+        asked = {n: value for n, value in required.items() if n not in derived}
+        if config.replace(**asked).score_key() == config.score_key():
+            return of_config(group, config), method
+    listed = ", ".join(f"{name}={value!r}" for name, value in required.items())
+    raise ValueError(
+        f"{path}: expected a score with the settings {listed}; it has {', '.join(group.methods)}. "
+        "Leave these settings out to use the run's, or name another run"
+    )
+
+
+def settings_of(group: "RunGroup", method: str) -> dict[str, Any]:
+    """Settings of a score of a run, as saved with single answers."""
+    saved = group.settings()
+    if saved is None:
+        raise ValueError(f"{group.run.path} has not saved asmi: its masks are unknown")
+    recorded = group.run.recorded("config") if group.run.manifest else {}
+    # LM-Polygraph makes a user message of each prompt.
+    prompts = prompt_format([] if recorded.get("instruct") else "")
+    return saved | group.methods[method].besides_masks() | prompts
+
+
+def _prompt(prompt: str, settings: dict[str, Any]) -> Any:
+    """A saved prompt in the form that the run's model got."""
+    content = {"prompt": prompt}
+    return (in_chat(content) if settings["prompt_format"] == "chat" else content)["prompt"]
+
+
+def _signals_of(group: "RunGroup") -> dict[str, np.ndarray]:
+    """Signal -> (n,) values of those a run has saved; keys and units as `Score.signals`."""
+    likelihoods = group.tokens(group.saved("asmi_log_likelihood"))
+    entropies = group.tokens(group.saved("asmi_entropy"))
+    columns: dict[str, np.ndarray | None] = {"asmi": group.mi, "sem": group.u_sem}
+    if likelihoods is not None and entropies is not None:
+        rows = [unmasked_signals(*row) for row in zip(likelihoods, entropies, strict=True)]
+        columns |= {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    return {kind: values for kind, values in columns.items() if values is not None}
+
+
+def _content(text: str, stops: tuple[str, ...]) -> str:
+    """An answer before its stop string."""
+    for stop in stops:
+        text = text.partition(stop)[0]
+    return text

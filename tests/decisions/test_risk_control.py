@@ -1,0 +1,266 @@
+"""Thresholds with a risk guarantee: against enumeration, plain loops, MAPIE, and simulations."""
+
+import math
+from functools import cache
+from itertools import product
+
+import numpy as np
+import pytest
+from simulate_guarantee import COVERAGES, POPULATIONS, Case, baselines, line, one_set
+
+from lm_polygraph_asmi.analysis.clusters import SEED
+from lm_polygraph_asmi.decisions import risk_threshold
+from lm_polygraph_asmi.decisions.risk_control import (
+    BETS,
+    FEW,
+    _choosing,
+    _sequences,
+    _strongest_on,
+    least_clusters,
+    p_value,
+    ranks_to_test,
+)
+from tests.analysis.simulation import keys, monte_carlo_error
+
+
+def answers(seed, clusters, size, population="steep"):
+    score, wrong = POPULATIONS[population](np.random.default_rng(seed), clusters, size)
+    return score[:, 0], wrong, keys(clusters, size)
+
+
+def binomial(n, errors, risk):
+    """Probability of at most so many errors among n answers."""
+    return sum(math.comb(n, k) * risk**k * (1 - risk) ** (n - k) for k in range(errors + 1))
+
+
+def loops(accepted, wrong, clusters, risk, largest, seed=SEED):
+    """The bet as it is told: a gambler for every stake, cluster after cluster."""
+    names = sorted(set(clusters))
+    purses, most = [1.0] * len(BETS), 1.0
+    for place in np.random.default_rng(seed).permutation(len(names)):
+        rows = [i for i, name in enumerate(clusters) if name == names[place]]
+        excess = sum(wrong[i] - risk for i in rows if accepted[i])
+        for number, bet in enumerate(BETS):
+            purses[number] *= 1 - bet * excess / ((1 - risk) * largest)
+        most = max(most, sum(purses) / len(purses))
+    return 1 / most
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_p_values_are_those_of_plain_loops(seed):
+    score, wrong, _ = answers(seed, 30, 3)
+    keep, codes = score < np.random.default_rng(seed).normal(), np.repeat(np.arange(30), 3)
+    expected = loops(keep, wrong, codes.tolist(), 0.2, 5)
+    assert p_value(keep, wrong, codes, 0.2, 5, SEED) == pytest.approx(expected)
+    n, errors = int(keep.sum()), int((keep & wrong).sum())
+    alone = p_value(keep, wrong, np.arange(90), 0.3, 1, SEED)
+    assert alone == pytest.approx(binomial(n, errors, 0.3))
+    # As soon as a cluster may have two answers the binomial does not hold.
+    assert p_value(keep, wrong, np.arange(90), 0.3, 2, SEED) > alone
+    assert p_value(np.zeros(90, bool), wrong, np.arange(90), 0.3, 1, SEED) == 1
+
+
+@pytest.mark.parametrize(("n", "risk", "level"), [(40, 0.2, 0.05), (90, 0.1, 0.1), (30, 0.5, 0.01)])
+def test_ranks_are_where_one_more_error_is_allowed(n, risk, level):
+    def allowed(k):
+        return max((e for e in range(k + 1) if binomial(k, e, risk) <= level), default=-1)
+
+    expected = [k for k in range(1, n + 1) if allowed(k) > allowed(k - 1) and k >= 0.3 * n]
+    assert ranks_to_test(n, risk, level, 0.3).tolist() == sorted({*expected, n})
+
+
+@pytest.mark.parametrize("source", ["labelled", "unlabelled"])
+def test_the_probability_of_a_violation_by_enumeration(source):
+    """14 labels, five scores, of which the last two break the risk: all samples of small numbers.
+
+    Each answer has its score and label; the sum is over all counts of the six kinds of answers."""
+    n, risk, level = 14, 0.3, 0.2
+    kinds = [(0.0, 0, 0.30), (0.0, 1, 0.10), (1.0, 0, 0.24), (1.0, 1, 0.12), (2.0, 0, 0.10),
+             (2.0, 1, 0.14)]  # score, wrong, probability; the risk is .25, .29 and .36  # fmt: skip
+    violated = given = total = 0.0
+    for counts in product(range(n + 1), repeat=5):
+        if sum(counts) > n:
+            continue
+        counts = (*counts, n - sum(counts))
+        chance = math.factorial(n) * math.prod(
+            kind[2] ** c / math.factorial(c) for kind, c in zip(kinds, counts, strict=True)
+        )
+        threshold = last_passed(counts, tuple(kinds), n, risk, level, source)
+        total += chance
+        violated += chance * (threshold == 2.0)
+        given += chance * (threshold is not None)
+    assert total == pytest.approx(1)
+    assert 0.01 < violated <= level
+    assert given > violated
+
+
+def last_passed(counts, kinds, n, risk, level, source):
+    """The threshold, by the counts of each kind; the coverages of an endless unlabelled sample."""
+    scores = [kind[0] for kind, count in zip(kinds, counts, strict=True) for _ in range(count)]
+    shares = {0.0: 0.4, 1.0: 0.76, 2.0: 1.0}
+    passed = None
+    for rank in ranks(n, risk, level):
+        if source == "labelled":
+            limit = sorted(scores)[rank - 1]
+        else:
+            limit = min(score for score, share in shares.items() if share >= rank / n)
+        kept = [(k, c) for k, c in zip(kinds, counts, strict=True) if k[0] <= limit]
+        size, errors = sum(c for _, c in kept), sum(c for k, c in kept if k[1])
+        if tail(size, errors, risk) > level:
+            break
+        passed = limit
+    return passed
+
+
+@cache
+def ranks(n, risk, level):
+    return ranks_to_test(n, risk, level, 0.3).tolist()
+
+
+@cache
+def tail(n, errors, risk):
+    return binomial(n, errors, risk) if n else 1.0
+
+
+@pytest.mark.parametrize("unlabelled", [False, True])
+@pytest.mark.parametrize(("n", "size"), [(150, 1), (600, 1), (200, 3)])
+def test_sequence_is_that_of_plain_loops(n, size, unlabelled):
+    for seed in range(3):
+        score, wrong, names = answers(seed, n, size)
+        others = answers(seed + 50, 1000, 1)[0] if unlabelled else None
+        found = risk_threshold(score, wrong, names, 0.25, 0.9, unlabelled=others)
+        codes = np.unique(names, return_inverse=True)[1]
+        choosing = _choosing(codes, SEED, 0.2 if size > 1 and not unlabelled else 0.0)
+        assert choosing.sum() == (0.2 * n * size if size > 1 and not unlabelled else 0)
+        limits = []
+        for part, start in [(1.0, 0.3)] if n <= FEW else [(0.7, 0.3), (0.3, 3.5 / n**0.5)]:
+            level = part * 0.1
+            tested = ranks_to_test(n, 0.25, level, start)
+            grid = np.sort(score)[tested - 1] if others is None else [
+                np.sort(others)[math.ceil(1000 * rank / n - 1e-9) - 1] for rank in tested
+            ]  # fmt: skip
+            if size > 1 and others is None:
+                chosen = score[choosing], wrong[choosing], codes[choosing]
+                grid, level = _strongest_on(*chosen, 0.25, size), 0.1
+            for limit in grid:
+                rows = ~choosing
+                own = np.unique(codes[rows], return_inverse=True)[1]
+                keep = score[rows] <= limit
+                p = p_value(keep, wrong[rows], own, 0.25, size, SEED)
+                if p > level:
+                    break
+                limits.append(min(limit, score.max()))
+        assert found.threshold == (max(limits) if limits else None)
+        if limits:
+            assert found.coverage == np.mean(score <= found.threshold)
+            assert found.error_rate == wrong[score <= found.threshold].mean()
+
+
+def test_a_share_that_chose_does_not_test():
+    score, wrong, names = answers(0, 200, 1)
+    rows = _choosing(np.unique(names, return_inverse=True)[1], SEED, 0.2)
+    found = risk_threshold(score, wrong, names, 0.3, 0.9, share=0.2)
+    other = risk_threshold(score, np.where(rows, ~wrong, wrong), names, 0.3, 0.9, share=0.2)
+    assert found.threshold == other.threshold is not None
+    assert found.base_rate != other.base_rate  # the labels did change
+    rest = [name for name, row in zip(names, rows, strict=True) if not row]
+    alone = risk_threshold(score[~rows], wrong[~rows], rest, 0.3, 0.9)
+    assert found.threshold == alone.threshold
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")
+def test_the_baseline_is_mapies():
+    from mapie.risk_control import BinaryClassificationController
+
+    compared = 0
+    for seed in range(4):
+        score, wrong, _ = answers(seed, 1000, 1)
+        order = np.argsort(score)
+        grid = score[order][np.ceil(COVERAGES * 1000).astype(int) - 1]
+        theirs = BinaryClassificationController(
+            lambda x: np.column_stack([x, -x]), risk="precision", target_level=0.8,
+            confidence_level=0.9, list_predict_params=-grid, fwer_method="bonferroni_holm",
+        )  # fmt: skip
+        theirs.calibrate(score, ~wrong)
+        most = max((np.sum(-score >= limit) for limit in theirs.valid_predict_params), default=0)
+        case = Case("steep", 1000, 1, 0.2, 0.9)
+        assert baselines(case, score[order], wrong[order])["MAPIE"] == most
+        compared += most > 0
+    assert compared
+
+
+SIMULATED = [
+    Case("normal", 100, 1, 0.2, 0.95), Case("normal", 40, 5, 0.3, 0.9),
+    Case("flat", 60, 8, 0.2, 0.9), Case("ties of five values", 100, 1, 0.2, 0.9),
+    Case("not monotone", 200, 1, 0.2, 0.9), Case("teeth", 100, 1, 0.2, 0.9),
+    Case("useless", 60, 1, 0.29, 0.9),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SIMULATED)
+def test_the_guarantee_holds_in_a_small_simulation(case):
+    sets = 150
+    results = [one_set(case, seed) for seed in range(sets)]
+    allowed = 1 - case.confidence
+    for way in ("named", "unlabelled"):
+        violated = np.mean([result[way][0] for result in results])
+        assert violated <= allowed + 3 * monte_carlo_error(allowed, sets), way
+
+
+def test_the_simulation_knows_a_broken_guarantee():
+    """Accepting at half of the risk's confidence, and a line as the table has it."""
+    case = Case("useless", 60, 1, 0.29, 0.3)
+    assert np.mean([one_set(case, seed)["named"][0] for seed in range(60)]) > 0.3
+    cell = line(Case("normal", 200, 1, 0.2, 0.95), 20)["named"]
+    violated, accepted = cell.split(" / ")
+    assert violated.startswith(("0.0 [0.0, ", "5.0 [0.9, "))
+    assert 20 < float(accepted) < 45
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_corners(size):
+    n = 300
+    names = keys(n // size, size)
+    score = np.random.default_rng(3).normal(size=n)
+    right = risk_threshold(score, np.zeros(n), names, 0.1, 0.95)
+    assert (right.threshold, right.coverage, right.error_rate) == (score.max(), 1, 0)
+    assert (right.unavoidable, right.limits) == (0, "")
+    wrong = risk_threshold(score, np.ones(n), names, 0.1, 0.95)
+    assert (wrong.threshold, wrong.coverage, wrong.unavoidable) == (None, 0, 1)
+    assert "any score must reject at least 100%" in str(wrong)
+    constant, half = np.full(n, 0.5), np.arange(n) % 2 == 0
+    assert risk_threshold(constant, half, names, 0.1, 0.95).threshold is None
+    assert risk_threshold(constant, half, names, 0.7, 0.95).threshold == 0.5
+    few = risk_threshold(score[: 6 * size], np.zeros(6 * size), names[: 6 * size], 0.1, 0.95)
+    assert (few.threshold, few.error_rate) == (None, None)
+
+
+@pytest.mark.parametrize(("size", "share"), [(1, 0.0), (1, 0.2), (3, 0.2)])
+@pytest.mark.parametrize(("risk", "confidence"), [(0.01, 0.95), (0.2, 0.9), (0.5, 0.5)])
+def test_the_least_number_of_labels(size, share, risk, confidence):
+    """All right and all of one score: so many clusters do, and one less does not."""
+    least = least_clusters(risk, confidence, size == 1, share)
+    for clusters, attainable in ((least, True), (least - 1, False)):
+        if clusters > 1:
+            n = clusters * size
+            zeros, names = np.zeros(n), keys(clusters, size)
+            found = risk_threshold(zeros, zeros, names, risk, confidence, share=share)
+            assert (found.threshold is not None) == attainable
+            assert (f"Even without an error, at least {least} " in str(found)) != attainable
+
+
+def test_what_is_said_of_a_threshold():
+    score, wrong, names = answers(1, 2000, 1)
+    found = risk_threshold(score, wrong, names, 0.2, 0.9)
+    assert found.unavoidable == pytest.approx((wrong.mean() - 0.2) / 0.8)
+    assert str(found) == (
+        f"accept up to {found.threshold:.4g}: {found.coverage:.0%} of these answers, "
+        f"{found.error_rate:.1%} of them wrong (at most 20% errors, confidence 90%). "
+        f"{wrong.mean():.0%} of all answers are wrong, so any score must reject at least "
+        f"{math.ceil(100 * found.unavoidable)}%"
+    )
+    # A score that tells right from wrong gets near what is unavoidable, and never beyond.
+    perfect = risk_threshold(wrong + 0.1 * score, wrong, names, 0.2, 0.9)
+    assert found.coverage < perfect.coverage <= 1 - perfect.unavoidable
+    assert [part for part, _ in _sequences(200)] == [1.0]
+    assert sum(part for part, _ in _sequences(201)) == 1

@@ -16,9 +16,8 @@ __getattr__, __dir__, __all__ = attach(__name__, {
     "config": "ASMIConfig",
     "estimators": "ASMI AdaptASMI SemASMI",
     "scoring.result": "Score",
-    "scoring.scorer": "Scorer",
-    "scoring.call": "score",
-    "scoring.batches": "score_batch",
+    "scoring.scorer": "Scorer score",
+    "scoring.tables": "score_file",
     "stat_calculators.registration": "available_stat_calculators",
 })  # fmt: skip
 __all__ += ["__version__"]

@@ -217,7 +217,8 @@ class Calibration:
         """What it says of a `Score`, or for a signal without masked passes an `UnmaskedAnswer`.
 
         Example:
-            >>> decision = calibration.decide(scorer.read(prompt, " Edda Holm"))
+            >>> from lm_polygraph_asmi.scoring import read
+            >>> decision = calibration.decide(read(scorer, prompt, " Edda Holm"))
             >>> decision.accept, decision.reason[:31]  # a scorer does not hash the weights
             (None, 'No decision: this answer differ')
         """

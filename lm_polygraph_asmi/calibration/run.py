@@ -72,9 +72,12 @@ def calibrate_run(
     texts, ids = group.saved("greedy_texts"), group.saved("greedy_tokens")
     stops = list(config.stop or ())
     if scorer is not None:
-        stops = list(scorer.stop_conditions.stop_strings)
+        from lm_polygraph_asmi.host.stopping import StopConditions
+
+        stops = list(scorer.config.stop or ())
+        conditions = StopConditions(scorer.model, scorer.tokenizer, stops)
         shared |= _checked(path, group, method, scorer, shared)
-        closes = [scorer.stop_conditions.closes([*map(int, row)]) for row in ids or ()]
+        closes = [conditions.closes([*map(int, row)]) for row in ids or ()]
     else:
         closes = list(group.saved("asmi_closing") or ())
     if config.closing_token and closes and ids is not None:
@@ -178,10 +181,12 @@ def _checked(
     path: str | Path, group: "RunGroup", method: str, scorer: "Scorer", shared: dict[str, Any]
 ) -> dict[str, Any]:
     """What the scorer knows besides the run; raises unless it reproduces answers spread over it."""
+    from lm_polygraph_asmi.scoring.unmasked import fingerprints  # imports torch
+
     prompts, ids = group.saved("input_texts"), group.saved("greedy_tokens")
     if prompts is None or ids is None:
         raise ValueError(f"{path} has not saved input_texts and greedy_tokens: both are needed")
-    scores, known = group.score(method), scorer.fingerprints()
+    scores, known = group.score(method), fingerprints(scorer)
     for row in spread(len(group)):
         rescored = scorer.score(_prompt(prompts[row], shared), [int(token) for token in ids[row]])
         settings = rescored.compared_settings

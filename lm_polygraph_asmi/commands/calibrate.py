@@ -68,11 +68,6 @@ def _options() -> list[click.Parameter]:
     type=float,
     help="Lowest quality of a correct answer; default: 0.5, of a quality between 0 and 1.",
 )
-@click.option(
-    "--result-cache",
-    type=click.Path(file_okay=False),
-    help="Folder that stores results: an interrupted run resumes.",
-)
 @click.option("--out", required=True, type=click.Path(dir_okay=False), help="JSON file to write.")
 def calibrate(
     rows: str | None,
@@ -82,7 +77,6 @@ def calibrate(
     confidence: float,
     signal: str,
     right_from: float | None,
-    result_cache: str | None,
     out: str,
     model: str | None,
     gguf_file: str | None,
@@ -103,7 +97,7 @@ def calibrate(
     console, errors = Console(), Console(stderr=True)
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
-    _check_usage(out, rows, run, model, metric, result_cache)
+    _check_usage(out, rows, run, model, metric)
     try:
         check_writable(out)
         from lm_polygraph_asmi.calibration.fit import check_signal
@@ -134,9 +128,8 @@ def calibrate(
 
                 with errors.status(f"Loading {model}"):
                     scorer = Scorer(
-                        model, config, gguf_file=gguf_file, dtype=dtype, device_map=device_map,
-                        result_cache=result_cache,
-                    )  # fmt: skip
+                        model, config, gguf_file=gguf_file, dtype=dtype, device_map=device_map
+                    )
             if run is None:
                 result = _calibrated(
                     labelled, scorer, errors, risk, confidence, signal=signal,
@@ -171,7 +164,6 @@ def _check_usage(
     run: str | None,
     model: str | None,
     metric: str | None,
-    result_cache: str | None,
 ) -> None:
     if Path(out).suffix != ".json":
         raise click.BadParameter(f"expected a .json file, as `decide` needs it, got {out}")
@@ -181,8 +173,6 @@ def _check_usage(
         raise click.UsageError("ROWS need the --model that answered them")
     if run is None and metric is not None:
         raise click.UsageError("--metric needs --run: in ROWS, `correct` or `quality` is the label")
-    if run is not None and result_cache:
-        raise click.UsageError("--result-cache needs ROWS: a run has its own scores")
 
 
 def _calibrated(
@@ -203,7 +193,7 @@ def _calibrated(
 
         result = calibrate_rows(labelled, scorer, *guarantee, progress=progress, **options)
     if kept := len(labelled) - len(scored):
-        errors.print(f"Kept the saved scores of {kept} rows; scored some again as a check.")
+        errors.print(f"Kept the saved scores of {kept} rows.")
     if note := scored_again(labelled, kept):
         errors.print(f"Warning: {note}", style="yellow", highlight=False, soft_wrap=True)
     return result

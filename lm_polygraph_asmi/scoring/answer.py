@@ -1,27 +1,27 @@
-"""An answer under the unmasked model alone."""
+"""An answer and its signals, without the scores of its tokens."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
-from lm_polygraph_asmi.scoring.provenance import compared
+from lm_polygraph_asmi.scoring.provenance import compared, digest_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnmaskedAnswer:
-    """An answer and its signals under the unmasked model, without any masked pass.
+    """An answer under the unmasked model alone, as `read` returns it; or that of a written row.
 
     Attributes:
-        signals: MSP, perplexity and entropy, nats; higher = more uncertain, as `Score.signals`.
+        signals: MSP, perplexity and entropy (of a row, all), as `Score.signals`.
         ids: token ids, the end included.
         features: what a learned score reads, group -> (width,); empty if states were not read.
         prompt, answer, scored_text, settings, model, warnings, content_end, ending, answered,
             prompt_tokens, counted: as of `Score`.
 
     Example:
-        >>> answer = scorer.read(prompt, " Edda Holm")
+        >>> answer = read(scorer, prompt, " Edda Holm")
         >>> isinstance(answer, UnmaskedAnswer), sorted(answer.signals)
         (True, ['entropy', 'msp', 'perplexity'])
         >>> abs(answer.signals["msp"] / scorer.score(prompt, " Edda Holm").msp - 1) < 1e-4
@@ -46,5 +46,14 @@ class UnmaskedAnswer:
     @property
     def compared_settings(self) -> dict[str, Any]:
         """As of `Score`."""
-        ended = self.content_end < len(self.scored_text)
-        return compared(self.prompt, self.model, self.settings, len(self.ids), ended)
+        return compared(self)
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> "UnmaskedAnswer | None":
+        """The answer of a row that `score_file` wrote, with all its signals; None: it was changed
+        since, or is another kind of row."""
+        names = {each.name for each in fields(cls)} - {"features"}
+        if not names <= row.keys() or row.get("digest") != digest_of(row):
+            return None
+        values = {name: row[name] for name in names}
+        return cls(**values | {name: tuple(values[name] or ()) for name in ("ids", "warnings")})

@@ -27,6 +27,8 @@ IN_JSON = {
     "percentile", "notes",
 }  # fmt: skip
 """Fields whose cells in a table are JSON; others are text."""
+TEXTS = {"prompt", "answer", "scored_text", "text", "ending", "model"}
+"""Fields of a written row that are never missing."""
 ARRAY = "the file holds a JSON array or object: write one object per line, to .jsonl"
 
 
@@ -228,16 +230,16 @@ def _table(path: str | Path, suffix: str) -> list[dict[str, Any]]:
 def of_table(cells: Mapping[Any, Any]) -> dict[str, Any]:
     """A row of a table: nested values, JSON in their cells, and missing ones as Python has them.
 
-    A prompt that is a JSON list of objects is messages. In rows of `score_file`, an empty answer
-    is the text, and token ids are known by settings without `stop`.
+    A prompt that is a JSON list of objects is messages. In rows of `score_file`, empty texts are
+    texts, and an answer of token ids is known by settings without `stop`.
     """
     row = {str(name): plain(value) for name, value in cells.items()}
     for name in row.keys() & IN_JSON:
         row[name] = _of_json(row[name])
     if str(row.get("prompt")).startswith("[{"):
         row["prompt"] = _of_json(row["prompt"])
-    if row.get("answered") is False and row.get("answer") is None:
-        row["answer"] = ""
+    for name in TEXTS & row.keys() if row.get("digest") else ():
+        row[name] = "" if row[name] is None else row[name]
     if isinstance(row.get("settings"), dict) and "stop" not in row["settings"]:
         row["answer"] = _of_json(row.get("answer"))
     return row

@@ -15,6 +15,7 @@ from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.results.names import at_depth
 from lm_polygraph_asmi.scoring.provenance import prompt_format
+from lm_polygraph_asmi.scoring.unmasked import fingerprints
 from tests.calibration.conftest import N, labelled
 from tests.report import runs
 from tests.scoring.conftest import PROMPT
@@ -84,7 +85,7 @@ def test_both_doors_agree_to_the_digit(scores, scorer, calibration, tmp_path):
     for one in (checked, found):
         assert replace(one, **own) == calibration
         assert one.label_source == "ReferenceInAnswer"
-    known = scores[0].compared_settings | scorer.fingerprints()
+    known = scores[0].compared_settings | fingerprints(scorer)
     assert not checked.other_settings(known)
     assert checked.other_settings(known | {"prompt_format": "chat"}) == [
         "prompt_format 'text' there, 'chat' here"

@@ -141,11 +141,11 @@ def _names_clock(template: str) -> bool:
 def _left_out(messages: Messages, written: str) -> list[str]:
     """Names of the texts that the template has not written, as "content of message 1 (system)".
 
-    What is found is taken away, the longest text first: the same text elsewhere hides no other.
+    What is found is taken away, the longest and latest first: no text hides an earlier one.
     """
     rest, missing = _squeezed(written), set()
     texts = {name: text for name, text in texts_of(messages) if MEANT_FOR_THE_MODEL.fullmatch(name)}
-    for name, text in sorted(texts.items(), key=lambda named: -len(named[1])):
+    for name, text in sorted(reversed(texts.items()), key=lambda named: -len(named[1])):
         forms = map(_squeezed, (text, *_forms(text), json.dumps(text)))
         form = next((form for form in forms if form in rest), None)
         if form is None:

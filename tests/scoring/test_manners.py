@@ -48,8 +48,8 @@ def test_settings_are_refused_before_anything_is_loaded(settings, message, monke
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((PROMPT, ""), "the answer is empty"),
-        ((PROMPT, 3), "expected an answer as text or token ids"),
+        ((PROMPT, []), "the answer is empty"),
+        ((PROMPT, 3), "expected an answer as text or a list of token ids"),
         ((7,), "expected a prompt as text"),
         (([{"role": "user"}],), "expected {'role': 'user', 'content'"),
         (([PROMPT, PROMPT],), "For many prompts use `Scorer.score_many`"),

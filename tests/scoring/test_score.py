@@ -17,8 +17,10 @@ from lm_polygraph_asmi.model import attention_of
 from lm_polygraph_asmi.results.names import SAVED, at_depth
 from lm_polygraph_asmi.scoring import engine
 from lm_polygraph_asmi.scoring.scorer import Scorer
+from lm_polygraph_asmi.scoring.unmasked import read
 from tests.model.test_device_map import on_disk, state
 from tests.scoring.conftest import PROMPT, ending_model
+from tests.scoring.test_text import CHAT
 from tests.test_manager import TEXTS, manager
 from tests.tiny_lm import whitebox
 
@@ -242,6 +244,46 @@ def drawn(monkeypatch):
 
     monkeypatch.setattr(engine, "response_embeddings", spy)
     return seen
+
+
+def test_a_given_answer_is_never_generated(model, tokenizer, monkeypatch):
+    """Nor are samples that were passed; the prompt is rendered and tokenized once."""
+    calls = []
+    for owner, name in ((type(model), "generate"), (type(tokenizer), "apply_chat_template")):
+        plain = getattr(owner, name)
+
+        def counted(*args, plain=plain, name=name, **options):
+            calls.append(name)
+            return plain(*args, **options)
+
+        monkeypatch.setattr(owner, name, counted)
+    scorer = Scorer(model, tokenizer=tokenizer, method="adapt", num_samples=2, max_new_tokens=2)
+    samples = [" Brask", [5, 6]]
+    for answer in (" Brask", "", [7, 8]):
+        scorer.score(PROMPT, answer, samples)
+        read(scorer, PROMPT, answer)
+    assert calls == []
+    scorer.score(PROMPT, None, samples)
+    assert calls == ["generate"]
+    chat = deepcopy(tokenizer)
+    chat.chat_template = CHAT
+    scorer = Scorer(model, tokenizer=chat)
+    for number in (1, 2):  # the template's own words are learned with the first
+        calls.clear()
+        scorer.score([{"role": "user", "content": PROMPT}], " Brask")
+        assert calls == ["apply_chat_template"] * (3 - number)
+
+
+def test_an_empty_answer_is_its_end(model, tokenizer):
+    found = score(model, PROMPT, "", tokenizer=tokenizer)
+    assert (found.answer, found.scored_text, found.answered) == ("", "</s>", False)
+    assert numbers(found)[:2] == numbers(score(model, PROMPT, [2], tokenizer=tokenizer))[:2]
+    endless = deepcopy(tokenizer)
+    endless.eos_token = None
+    bare = deepcopy(model)
+    bare.generation_config.eos_token_id = None
+    with pytest.raises(ValueError, match="the answer is empty, and no end is known"):
+        score(bare, PROMPT, "", tokenizer=endless)
 
 
 def test_settings_of_the_gate(model, tokenizer):
@@ -488,7 +530,6 @@ def test_refusals(model, tokenizer):
         ({"method": "raw"}, "method must be one of 'asmi', 'sem', 'adapt', got 'raw'"),
         ({"scope": "prompt"}, "scope must be one of"),
         ({"depth": 60}, r"depth must lie in \(0, 1\)"),
-        ({"answer": ""}, "the answer is empty"),
         ({"answer": []}, "the answer is empty"),
         ({"answer": [5] * 300}, "context window of 256"),
         ({"answer": " Brask" * 300}, "context window of 256"),

@@ -9,10 +9,11 @@ import torch
 from tokenizers.processors import TemplateProcessing
 
 from lm_polygraph_asmi import score
+from lm_polygraph_asmi.scoring.advice import border_warning, stop_warning
 from lm_polygraph_asmi.scoring.engine import Engine
 from lm_polygraph_asmi.scoring.own_tokenizer import check_tokenizer
 from lm_polygraph_asmi.scoring.scorer import Scorer
-from lm_polygraph_asmi.scoring.text import border_warning, parse_request, stop_warning
+from lm_polygraph_asmi.scoring.text import answer_tokens, parse_request
 from tests import tiny_lm
 from tests.families import tiny_model
 from tests.peak_memory import PeakMemory
@@ -175,7 +176,8 @@ class TestBorders:
         ],
     )
     def test_what_is_said(self, tokenizer, prompt, answer, said):
-        found = border_warning(tokenizer, prompt, answer)
+        before = tokenizer(prompt)["input_ids"]
+        found = border_warning(prompt, answer, answer_tokens(tokenizer, prompt, before, answer)[1])
         assert (found is None) == (said is None)
         assert said is None or said in found
 

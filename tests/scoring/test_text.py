@@ -91,7 +91,7 @@ def check_cover(text, places):
 @pytest.mark.parametrize("prompt", [PROMPT, "", "<s>", PROMPT + "\n", "né 🪁"])
 def test_offsets_of_bytes(tokenizer, prompt, answer):
     before = prompt_tokens(tokenizer, prompt)
-    ids = answer_tokens(tokenizer, prompt, answer)
+    ids, _ = answer_tokens(tokenizer, prompt, before.tolist(), answer)
     text, places = spans(tokenizer, before.tolist(), ids)
     assert text == answer
     check_cover(text, places)
@@ -145,7 +145,7 @@ def test_a_decoder_that_drops_a_first_space(sentencepiece, answer):
     )
     prompt = "Who built the ferry?"
     before = prompt_tokens(sentencepiece, prompt).tolist()
-    ids = answer_tokens(sentencepiece, prompt, answer)
+    ids, _ = answer_tokens(sentencepiece, prompt, before, answer)
     assert [*before, *ids] == sentencepiece(prompt + answer)["input_ids"]
     text, places = spans(sentencepiece, before, ids)
     assert text == answer
@@ -219,15 +219,18 @@ def test_a_broken_template_concerns_chats_alone(model, tokenizer, template):
 def test_an_answer_follows_its_prompt(tokenizer):
     """Tokenised together, as a benchmark's prompt and answer are."""
     for answer in (" Brask", "Brask", "\n"):
-        ids = answer_tokens(tokenizer, PROMPT, answer)
-        assert tokenizer(PROMPT)["input_ids"] + ids == tokenizer(PROMPT + answer)["input_ids"]
+        before = tokenizer(PROMPT)["input_ids"]
+        ids, follows = answer_tokens(tokenizer, PROMPT, before, answer)
+        assert follows
+        assert before + ids == tokenizer(PROMPT + answer)["input_ids"]
 
 
 def test_a_merge_over_the_border_is_not_made(model, tokenizer):
     prompt, answer = "Where do the blue ki", "tes start?"
     before = tokenizer(prompt)["input_ids"]
     assert tokenizer(prompt + answer)["input_ids"][: len(before)] != before
-    ids = answer_tokens(tokenizer, prompt, answer)
+    ids, follows = answer_tokens(tokenizer, prompt, before, answer)
+    assert not follows
     assert ids == tokenizer(answer, add_special_tokens=False)["input_ids"]
     found = score(model, prompt, answer, tokenizer=tokenizer)
     assert found.scored_text == answer + "</s>"

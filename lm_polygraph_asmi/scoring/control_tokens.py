@@ -145,7 +145,7 @@ def _left_out(messages: Messages, written: str) -> list[str]:
     """
     rest, missing = _squeezed(written), set()
     texts = {name: text for name, text in texts_of(messages) if MEANT_FOR_THE_MODEL.fullmatch(name)}
-    for name, text in sorted(reversed(texts.items()), key=lambda named: -len(named[1])):
+    for name, text in sorted([*texts.items()][::-1], key=lambda named: -len(named[1])):
         forms = map(_squeezed, (text, *_forms(text), json.dumps(text)))
         form = next((form for form in forms if form in rest), None)
         if form is None:

@@ -23,11 +23,9 @@ OPENING = "([{<\"'`/\\-_@#$€£“‘«„¿¡"
 def prompt_warnings(
     special: SpecialTokens, ends: set[int], request: Request, ids: Sequence[int], written: str
 ) -> list[str]:
-    """Warnings about a prompt, with the control tokens of its answer and samples.
+    """Warnings about a prompt, `written` so with token ids `ids`, and control tokens anywhere.
 
-    Args:
-        ends: ids of the end tokens.
-        ids: of the prompt, which is `written` so.
+    `ends`: ids of the end tokens.
     """
     tokenizer, prompt = special.tokenizer, request.prompt
     warnings = template_warnings(tokenizer, prompt, written)

@@ -13,24 +13,15 @@ from lm_polygraph_asmi.scoring.provenance import compared, digest_of
 class UnmaskedAnswer:
     """An answer under the unmasked model alone, as `read` returns it; or that of a written row.
 
-    Attributes:
-        signals: MSP, perplexity and entropy (of a row, all), as `Score.signals`.
-        ids: token ids, the end included.
-        features: what a learned score reads, group -> (width,); empty if states were not read.
-        prompt, answer, scored_text, settings, model, warnings, content_end, ending, answered,
-            prompt_tokens, counted: as of `Score`.
-
     Example:
         >>> answer = read(scorer, prompt, " Edda Holm")
         >>> isinstance(answer, UnmaskedAnswer), sorted(answer.signals)
         (True, ['entropy', 'msp', 'perplexity'])
-        >>> abs(answer.signals["msp"] / scorer.score(prompt, " Edda Holm").msp - 1) < 1e-4
-        True
     """
 
-    signals: dict[str, float]
-    ids: tuple[int, ...]
-    prompt: str | list[dict[str, Any]]
+    signals: dict[str, float]  # those without masks (of a row, all), as `Score.signals`
+    ids: tuple[int, ...]  # token ids, the end included
+    prompt: str | list[dict[str, Any]]  # this and the next as of `Score`
     answer: str | list[int]
     scored_text: str
     counted: int
@@ -41,6 +32,7 @@ class UnmaskedAnswer:
     ending: str
     answered: bool
     prompt_tokens: int
+    # What a learned score reads, group -> (width,); empty if states were not read.
     features: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
 
     @property

@@ -145,8 +145,9 @@ def _left_out(messages: Messages, written: str) -> list[str]:
     """
     rest, missing = _squeezed(written), set()
     texts = {name: text for name, text in texts_of(messages) if MEANT_FOR_THE_MODEL.fullmatch(name)}
-    for name, text in sorted([*texts.items()][::-1], key=lambda named: -len(named[1])):
-        forms = map(_squeezed, (text, *_forms(text), json.dumps(text)))
+    names = list(texts)
+    for name in sorted(names, key=lambda n: (len(texts[n]), names.index(n)), reverse=True):
+        forms = map(_squeezed, (*_forms(texts[name]), json.dumps(texts[name])))
         form = next((form for form in forms if form in rest), None)
         if form is None:
             missing.add(name)

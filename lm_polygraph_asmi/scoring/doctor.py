@@ -30,19 +30,12 @@ STYLES = {"ok": "green", "unsupported": "dim", "slower": "yellow", "warning": "y
 
 @dataclass
 class ModelDiagnosis:
-    """What is known of a model.
+    """What is known of a model."""
 
-    Attributes:
-        model: its name.
-        modules: part -> module or number.
-        checks: (check, state, text), states of `STYLES`.
-        cost: bytes and seconds by name.
-    """
-
-    model: str
-    modules: dict[str, str] = field(default_factory=dict)
-    checks: list[tuple[str, str, str]] = field(default_factory=list)
-    cost: dict[str, float] = field(default_factory=dict)
+    model: str  # its name
+    modules: dict[str, str] = field(default_factory=dict)  # part -> module or number
+    checks: list[tuple[str, str, str]] = field(default_factory=list)  # name, state, text
+    cost: dict[str, float] = field(default_factory=dict)  # bytes and seconds by name
 
     @property
     def works(self) -> bool:

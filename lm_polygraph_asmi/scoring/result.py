@@ -37,29 +37,6 @@ NO_SCALE = (
 class Score:
     """A scored answer.
 
-    Attributes:
-        score: mean of u over the counted tokens (sum or maximum, see `aggregation`), nats, 0 to
-            ln S; higher = more fragile.
-        prompt: text or messages.
-        answer: as passed, text or token ids; or the model's greedy answer as text, without the
-            tokens that end it.
-        scored_text: the scored tokens as text, special and closing tokens included; the offsets of
-            tokens refer to it.
-        tokens: all tokens.
-        counted: number of tokens, from the first, that the score is computed from.
-        msp: negative log-likelihood of the answer under the unmasked model, nats.
-        diversity, gate: div(x) and alpha(x) of Adapt-ASMI; None for other methods.
-        settings: of `config`, with the derived p and S, and the layer; no stop strings if the
-            answer was token ids.
-        model: its name, or empty.
-        seconds: of the masked passes.
-        warnings: problems with prompt, answer or tokenizer.
-        content_end: characters of `scored_text` before the tokens that end the answer.
-        ending: what ends `scored_text`, such as "</s>" or a stop string; empty if the answer was
-            cut off, None if not saved. To an answer passed as text, the likeliest end was added.
-        answered: False if the answer is empty or blank.
-        prompt_tokens: tokens of the prompt; None if not saved.
-
     Example:
         >>> result = scorer.score(prompt, " Edda Holm")
         >>> result.counted == len(result.tokens)  # the closing token counts
@@ -68,23 +45,23 @@ class Score:
         True
     """
 
-    score: float
+    score: float  # mean (see `aggregation`) of u over the counted tokens, nats, 0 to ln S
     prompt: str | list[dict[str, Any]]
-    answer: str | list[int]
-    scored_text: str
+    answer: str | list[int]  # as passed; or the model's own, without the tokens that end it
+    scored_text: str  # all scored tokens as text; their offsets refer to it
     tokens: tuple[Token, ...]
-    counted: int
-    msp: float
-    diversity: float | None
-    gate: float | None
-    settings: dict[str, Any]
-    model: str
+    counted: int  # number of tokens, from the first, that the score is computed from
+    msp: float  # negative log-likelihood of the answer under the unmasked model, nats
+    diversity: float | None  # div(x) of Adapt-ASMI
+    gate: float | None  # alpha(x) of Adapt-ASMI
+    settings: dict[str, Any]  # of `config`, with derived ones; no `stop` of token ids
+    model: str  # its name, or empty
     seconds: float
-    warnings: tuple[str, ...]
-    content_end: int | None = None
-    answered: bool = True
+    warnings: tuple[str, ...]  # problems with prompt, answer or tokenizer
+    content_end: int | None = None  # characters of `scored_text` before what ends the answer
+    answered: bool = True  # False if the answer is empty or blank
     prompt_tokens: int | None = None
-    ending: str | None = None
+    ending: str | None = None  # such as "</s>"; empty if the answer was cut off
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "Score":
@@ -145,16 +122,13 @@ class Score:
     @property
     def highest(self) -> float:
         """Upper bound of the score: ln S, nats; for a sum, times the counted tokens."""
-        return math.log(self.settings["num_masks"]) * self._summed_tokens
+        summed = self.counted if self.aggregation == "sum" else 1
+        return math.log(self.settings["num_masks"]) * summed
 
     @property
     def aggregation(self) -> str:
         """How u is aggregated over the counted tokens: "mean", "sum" or "max"."""
         return self.config.aggregation
-
-    @property
-    def _summed_tokens(self) -> int:
-        return self.counted if self.aggregation == "sum" else 1
 
     @property
     def masking_response(self) -> float:

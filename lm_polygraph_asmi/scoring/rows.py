@@ -33,27 +33,15 @@ ARRAY = "the file holds a JSON array or object: write one object per line, to .j
 
 
 class Row(NamedTuple):
-    """A row of a file.
+    """A row of a file."""
 
-    Attributes:
-        number: from 1; of JSON lines that of the line, blank lines counted.
-        content: `prompt`, optionally `answer` and `samples` (as for `score`), and other fields.
-        error: why the row cannot be read; None if it can.
-    """
-
-    number: int
-    content: dict[str, Any]
-    error: str | None = None
+    number: int  # from 1; of JSON lines that of the line, blank lines counted
+    content: dict[str, Any]  # `prompt`, maybe `answer` and `samples`, and other fields
+    error: str | None = None  # why the row cannot be read
 
 
 class Outcome(NamedTuple):
     """The result of a row, or its error.
-
-    Attributes:
-        index: position among the rows, from 0.
-        id: the row's id; None without.
-        result: a `Score`, or of a `Decider` a `Decision`; None if the row failed.
-        error: why it failed; None if it did not.
 
     Example:
         >>> (outcome,) = scorer.score_many([{"id": "q1", "answer": " Brask"}])
@@ -61,10 +49,10 @@ class Outcome(NamedTuple):
         (True, None, 'expected a text, or an object with a "prompt", got the fields id, answer')
     """
 
-    index: int  # type: ignore[assignment]  # hides tuple.index
-    id: Any
-    result: Any
-    error: str | None
+    index: int  # type: ignore[assignment]  # position among the rows, from 0; hides tuple.index
+    id: Any  # the row's; None without
+    result: Any  # a `Score`, or of a `Decider` a `Decision`; None if the row failed
+    error: str | None  # why it failed
 
 
 class Rows(Protocol):
@@ -81,12 +69,6 @@ def outcomes(
 ) -> Iterator[Outcome]:
     """Outcomes of rows as they arrive; `run`: of prompt, answer and samples."""
     check_one_of("on_error", on_error, ("return", "raise"))
-    return _outcomes(run, rows, on_error, id_field)
-
-
-def _outcomes(
-    run: Callable[..., Any], rows: Iterable[Any], on_error: str, id_field: str
-) -> Iterator[Outcome]:
     for index, row in enumerate(rows):
         row_id = row.get(id_field) if isinstance(row, Mapping) else None
         result, error = None, None
@@ -185,9 +167,7 @@ def _check_prompt(path: str | Path, text: str) -> None:
     columns = [name.strip(' "').lower() for name in re.split("[,;\t]", lines[0])]
     is_header = len(columns) > 1 and all(len(name.split()) < 3 for name in columns)  # no sentence
     if "prompt" in columns and is_header and len(lines) > 1:
-        raise ValueError(
-            f"{path}: the file holds a table with a column 'prompt': rename it to .csv"
-        )
+        raise ValueError(f"{path}: the file holds a table with a column 'prompt': name it .csv")
 
 
 def _json(text: str) -> Any:

@@ -49,22 +49,14 @@ if TYPE_CHECKING:
 
 
 class Given(NamedTuple):
-    """A request as the model gets it.
-
-    Attributes:
-        prompt_ids: of the prompt.
-        ids: of the answer, the model's own if none was passed.
-        ends: token ids of the ends that an answer passed as text may have.
-        follows: whether its tokens follow the prompt in one text.
-        warnings: about the prompt, and control tokens in any text.
-    """
+    """A request as the model gets it."""
 
     request: Request
     prompt_ids: Int[Tensor, " P"]
-    ids: list[int]
-    ends: list[list[int]]
-    follows: bool
-    warnings: list[str]
+    ids: list[int]  # of the answer, the model's own if none was passed
+    ends: list[list[int]]  # that an answer passed as text may have
+    follows: bool  # whether the answer's tokens follow the prompt in one text
+    warnings: list[str]  # about the prompt, and control tokens in any text
 
 
 class Scorer:
@@ -335,8 +327,8 @@ def score(
     Args:
         model: decoder-only transformers model, LM-Polygraph `WhiteboxModel`, or a local path, hub
             ID or "smollm2" (loaded on CPU). Its state is restored.
-        prompt: a text, or chat messages (list of dictionaries), to which the tokenizer's chat
-            template is applied. If the last message is the assistant's, it is the answer.
+        prompt: a text, or chat messages, to which the tokenizer's chat template is applied. If the
+            last message is the assistant's, it is the answer.
         answer: text with its leading space, or token ids. To text, an end is added: of the end
             tokens and stop strings, the most probable by its first token (`Score.ending`). Token
             ids are scored unchanged. The empty text is an answer that ends at once: the score is
@@ -345,8 +337,7 @@ def score(
         config: settings; None: the defaults.
         samples: method "adapt" only: sampled answers (texts or token ids). None: `num_samples` are
             sampled at temperature 0.5; they depend only on prompt and `seed`.
-        **settings: of `ASMIConfig`; they override `config`. Also `dtype`, `device_map` and
-            `gguf_file` of a model passed by name, as for `Scorer`.
+        **settings: of `ASMIConfig`; they override `config`. Also those of `Scorer`.
 
     Returns:
         A `Score`: nats, 0 to ln S, higher = more fragile.
@@ -363,8 +354,6 @@ def score(
         >>> prompt = "The ferry was built by Edda Holm. Question: Who built it? Answer:"
         >>> result = score("smollm2", prompt, " Edda Holm")
         >>> 0 <= result.score <= result.highest  # nats, 0 to ln S
-        True
-        >>> "".join(token.text for token in result.tokens).startswith(" Edda Holm")
         True
     """
     parse_request(prompt, answer, samples)  # errors are raised before a model is loaded

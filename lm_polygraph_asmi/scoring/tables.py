@@ -74,8 +74,7 @@ def score_file(
 
     Args:
         scorer: a `Scorer`, or a `Decider`.
-        source: JSON lines, CSV, Parquet, or text; as for `read_rows`.
-        out: .jsonl, .csv or .parquet.
+        source, out: JSON lines, CSV or Parquet by suffix; the source as for `read_rows`.
         change: of a row's content before it is scored.
         seen: called with each row that was scored.
 
@@ -83,8 +82,8 @@ def score_file(
         The number of rows that failed.
 
     Raises:
-        ValueError: another kind of `out`, or one of other rows, settings or model; fields that the
-            results would overwrite; or another program is writing `out`.
+        ValueError: `out` is of other rows, settings or model; fields that the results would
+            overwrite; or another program is writing it.
 
     Example:
         >>> _ = Path("rows.csv").write_text(f'prompt,answer\\n"{prompt}"," Edda Holm"\\n')

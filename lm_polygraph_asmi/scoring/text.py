@@ -30,19 +30,12 @@ TEMPLATE_ERRORS = (
 
 
 class Request(NamedTuple):
-    """One answer to score, separated from its prompt.
+    """One answer to score, separated from its prompt."""
 
-    Attributes:
-        prompt: text, or messages with text content, up to the answer.
-        answer: text or token ids; None: the model generates one.
-        samples: sampled answers; None: the model generates them where they are needed.
-        notes: how the input was interpreted, where the caller should know.
-    """
-
-    prompt: Prompt
-    answer: Answer | None = None
+    prompt: Prompt  # text, or messages with text content, up to the answer
+    answer: Answer | None = None  # None: the model generates one, and the samples that it needs
     samples: Sequence[Answer] | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # how the input was interpreted, where the caller should know
 
 
 def parse_request(
@@ -71,24 +64,25 @@ def parse_request(
         )
     chat: Any = prompt
     messages: list[dict[str, Any]] = [{**message, **_as_text(message)} for message in chat]
-    if not messages or messages[-1].get("role") != "assistant":
+    *before, last = messages or [{}]
+    content = last.get("content")
+    if last.get("role") != "assistant":
         return Request(_checked(messages), answer, samples)
     if answer is not None:
         raise ValueError(
             "expected one answer, got two: the chat's last message from the assistant, and "
             "`answer`. Leave one out"
         )
-    *before, last = messages
-    if not (isinstance(last.get("content"), str) and last["content"]):
+    if not (isinstance(content, str) and content):
         raise ValueError(
             "the chat's last message, the assistant's, has no text. Leave it out to score the "
             "model's own answer"
         )
     if not before:
         raise ValueError("expected a user message before the assistant's, got none")
-    _check_text("the last message", last["content"])
+    _check_text("the last message", content)
     note = "The chat's last message, the assistant's, was scored."
-    return Request(_checked(before), last["content"], samples, (note,))
+    return Request(_checked(before), content, samples, (note,))
 
 
 def row_request(row: Any) -> Request:
@@ -121,11 +115,9 @@ def _checked_samples(samples: Any) -> list[str | list[int]] | None:
 def token_ids(answer: Any, name: str = "an answer") -> list[int]:
     """Token ids of any library, (T,), as integers; ValueError, with the name: none of 64 bits."""
     try:
-        flat = getattr(answer, "ndim", 1) == 1 and not isinstance(answer, Mapping | bytes)
-        if not flat or any(isinstance(token, bool | np.bool_) for token in answer):
-            raise TypeError("expected integers, got an object, booleans or several rows")
-        if isinstance(answer, bytearray):
-            raise TypeError("expected integers, got bytes")
+        other = getattr(answer, "ndim", 1) != 1 or isinstance(answer, Mapping | bytes | bytearray)
+        if other or any(isinstance(token, bool | np.bool_) for token in answer):
+            raise TypeError("expected integers, got an object, bytes, booleans or several rows")
         ids = [operator.index(token) for token in answer]
     except TypeError as error:
         raise ValueError(

@@ -60,7 +60,7 @@ def test_rows_come_out_as_they_went_in(scorer):
     with pytest.raises(ValueError, match="expected a text"):
         list(scorer.score_many(ROWS, on_error="raise"))
     with pytest.raises(ValueError, match="on_error"):
-        scorer.score_many(ROWS, on_error="ignore")
+        list(scorer.score_many(ROWS, on_error="ignore"))
 
 
 def test_tables(tmp_path):

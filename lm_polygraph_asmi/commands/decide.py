@@ -49,8 +49,11 @@ def decide(calibration: str, **options: Any) -> None:
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error
 
-    def check() -> None:
+    def check() -> type:
         loaded.configured(settings=explicit)
+        from lm_polygraph_asmi.calibration.decision import Decision
+
+        return Decision
 
     def opened() -> "Rows":
         from lm_polygraph_asmi.calibration.decider import Decider  # imports torch: after all checks

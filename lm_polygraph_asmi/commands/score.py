@@ -63,8 +63,11 @@ def score(**options: Any) -> None:
 
         return Scorer(work.model, **loading, **explicit)
 
-    def check() -> None:
+    def check() -> type:
         ASMIConfig().replace(**explicit)  # raises if out of range
+        from lm_polygraph_asmi.scoring.result import Score
+
+        return Score
 
     work.run(check, opened, Summary(), "Fragility of answers")
 
@@ -86,12 +89,13 @@ class Work(NamedTuple):
         return cls(**work), loading, given_settings(options)
 
     def run(
-        self, check: Callable[[], None], opened: "Callable[[], Rows]", summary: "Summary",
+        self, check: Callable[[], type], opened: "Callable[[], Rows]", summary: "Summary",
         title: str,
     ) -> None:  # fmt: skip
         """Check everything, open what takes rows, run and print.
 
-        `check` raises for settings that are out of range; `opened` loads the model.
+        `check` raises for settings that are out of range, and returns the type of the results;
+        `opened` loads the model.
         """
         from rich.console import Console
         from rich.progress import Progress
@@ -106,8 +110,7 @@ class Work(NamedTuple):
         results: list[Any] = []
         printed = time.monotonic()
         try:
-            check()
-            rows = self._checked()
+            rows = self._checked(check())
             with errors.status(f"Loading {self.model}"):
                 scorer = opened()
             with Progress(console=errors, disable=len(rows) < 2) as bar:
@@ -152,10 +155,10 @@ class Work(NamedTuple):
         content = content if self.answer is None else content | {"answer": self.answer}
         return in_chat(content) if self.chat else content
 
-    def _checked(self) -> "list[Row]":
-        """The rows; raises ValueError for files and options that do not fit."""
+    def _checked(self, kind: type) -> "list[Row]":
+        """The rows; ValueError for files and options that do not fit, or make no such results."""
         from lm_polygraph_asmi.scoring.rows import read_rows
-        from lm_polygraph_asmi.scoring.tables import check_suffix
+        from lm_polygraph_asmi.scoring.tables import check_out
 
         for file in filter(None, (self.out, self.html)):
             check_writable(file)
@@ -165,14 +168,13 @@ class Work(NamedTuple):
             )
         if self.html and Path(self.html).suffix.lower() not in (".html", ".htm"):
             raise ValueError(f"expected --html with the name of an .html file, got {self.html}")
-        if self.out:
-            check_suffix(self.rows_file, self.out)
         if self.answer == "":
             raise ValueError(
                 "expected a text, got an empty --answer. Leave it out to take the model's greedy "
                 "answer"
             )
-        rows = list(read_rows(self.rows_file))
+        source = self.rows_file
+        rows = check_out(source, self.out, kind) if self.out else list(read_rows(source))
         if not rows:
             raise ValueError(f"{self.rows_file} has no rows")
         if len(rows) > 1 and self.answer is not None:

@@ -30,28 +30,23 @@ DTYPES: Mapping[Any, str] = {float: "Float64", int: "Int64", bool: "boolean"}
 """Type of a column by that of the field; others are text."""
 
 
-def columns_of(scorer: Rows) -> dict[str, str]:
-    """Columns that a result has in a row -> their types in pandas."""
-    kinds: dict[str, Any] = {field.name: field.type for field in fields(scorer._result)}
+def columns_of(kind: type) -> dict[str, str]:
+    """Columns that a result, `Score` or `Decision`, has in a row -> their types in pandas."""
+    kinds: dict[str, Any] = {field.name: field.type for field in fields(kind)}
     kinds |= {"signals": str, "ids": str, "digest": str, "error": str}
     firsts = {name: (get_args(kind) or (kind,))[0] for name, kind in kinds.items()}
     return {name: DTYPES.get(first, "string") for name, first in firsts.items()}
 
 
-def check_suffix(source: str | Path, out: str | Path) -> None:
-    """Raise ValueError unless results of this file can be written to `out`."""
+def check_out(source: str | Path, out: str | Path, kind: type) -> list[Row]:
+    """The rows of a file, if results of this kind can be written beside them; else ValueError."""
     if Path(out).suffix.lower() not in (*ROWS, *TABLES):
         raise ValueError(f"expected a .jsonl, .csv or .parquet file for the results, got {out}")
     if Path(out).resolve() == Path(source).resolve():
         raise ValueError(f"cannot write {out}: it is the file of prompts")
-
-
-def _usable(source: str | Path, out: str | Path, columns: Iterable[str]) -> list[Row]:
-    """The rows of a file; ValueError for fields that the results would overwrite."""
-    check_suffix(source, out)
     rows = list(read_rows(source))
     used = {name for row in rows for name in row.content}
-    if clashing := sorted(used & {*columns, "row"} - COPIED):
+    if clashing := sorted(used & {*columns_of(kind), "row"} - COPIED):
         raise ValueError(
             f"{source}: expected no fields {clashing}, which the output uses: rename or remove them"
         )
@@ -95,8 +90,8 @@ def score_file(
     """
     from lm_polygraph_asmi.scoring.unmasked import known_fingerprints
 
-    types = columns_of(scorer)
-    rows = [row._replace(content=change(row.content)) for row in _usable(source, out, types)]
+    types, rows = columns_of(scorer._result), check_out(source, out, scorer._result)
+    rows = [row._replace(content=change(row.content)) for row in rows]
     known, failed = known_fingerprints(_scorer_of(scorer)), 0
     names = dict.fromkeys(["row", *(n for row in rows for n in row.content), "answer", "correct"])
     file = Output(Path(out), [*names, *(name for name in types if name not in names)], types)
@@ -156,7 +151,8 @@ def _resumed(file: "Output", source: str | Path, rows: Sequence[Row], scorer: Ro
                 f"{file.path} was written with another model or other settings "
                 f"({'; '.join(others)}): name another file"
             )
-    if len(kept) < len(written):
+    file.columns += [name for name in written[0] if name not in file.columns] if written else []
+    if len(kept) < len(written) or list(written[0]) != file.columns:
         file.write(kept)
     file.records = kept
     return {record["row"] for record in kept}
@@ -178,7 +174,7 @@ class Output:
     """A file of results that grows; `columns` and `types` are those of a table."""
 
     def __init__(self, path: Path, columns: Sequence[str], types: Mapping[str, str]) -> None:
-        self.path, self.columns, self.types = path, columns, types
+        self.path, self.columns, self.types = path, list(columns), types
         self.suffix, self.records = path.suffix.lower(), list[dict[str, Any]]()
 
     def append(self, records: Sequence[Mapping[str, Any]]) -> None:
@@ -255,7 +251,7 @@ class BatchScorer:
         """The table with the fields of the results, and `error`; nested values are JSON."""
         import pandas as pd
 
-        table, types = pd.DataFrame(table), columns_of(self.scorer)
+        table, types = pd.DataFrame(table), columns_of(self.scorer._result)
         if clashing := sorted(types.keys() & set(table.columns) - COPIED):
             raise ValueError(f"columns {clashing} would be overwritten by the scores: rename them")
         rows = [Row(n, of_table(cells)) for n, cells in enumerate(table.to_dict("records"), 1)]

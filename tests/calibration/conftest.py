@@ -44,7 +44,7 @@ def scorer(model, tokenizer):  # noqa: F811
 def lines_of(scorer, rows):
     """Rows as they are written with their scores."""
     given = [Row(number, row) for number, row in enumerate(rows, start=1)]
-    rest = columns_of(scorer), known_fingerprints(getattr(scorer, "scorer", scorer))
+    rest = columns_of(Score), known_fingerprints(getattr(scorer, "scorer", scorer))
     return [
         json.loads(to_json(record_of(*found, *rest), str)) for found in score_rows(scorer, given)
     ]

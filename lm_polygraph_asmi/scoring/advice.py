@@ -39,12 +39,6 @@ def prompt_warnings(
             f"The prompt begins with {tokenizer.bos_token!r}, and the tokenizer added another: "
             "leave it out of the text, or pass the chat as messages."
         )
-    count = list(ids).count(tokenizer.unk_token_id)
-    if count and tokenizer.unk_token not in (tokenizer.bos_token, tokenizer.eos_token):
-        warnings.append(
-            f"The tokenizer has no token for parts of the prompt: {count} of its {len(ids)} tokens "
-            f"are {tokenizer.unk_token!r}, and the model does not see what they stood for."
-        )
     return warnings
 
 
@@ -69,10 +63,15 @@ def answer_warnings(
             f"The model's answer was cut off after {len(ids)} tokens without an end: increase "
             f"max_new_tokens{stop}."
         ]
-    found = [
-        repeated_prompt(request, prompt_ids, ids)
-        or repeated_end(tokenizer, prompt_ids, scored_text)
-    ]
+    repeated = list(ids[: len(prompt_ids)]) == list(prompt_ids)
+    if isinstance(prompt, str) and isinstance(answer, str):
+        repeated = repeated or answer.lstrip().startswith(prompt.lstrip())
+    found = [repeated_end(tokenizer, prompt_ids, scored_text)]
+    if repeated and len(prompt_ids) >= 4:  # a short prompt may be repeated
+        found = [
+            "The answer begins with the whole prompt, like the output of `generate`: pass only "
+            "what follows the prompt."
+        ]
     if isinstance(answer, str):
         if not scored_text.startswith(answer):
             found.append(
@@ -82,20 +81,6 @@ def answer_warnings(
             found.append(border_warning(prompt, answer, follows))
         found.append(stop_warning(answer, conditions.stop_strings))
     return list(filter(None, found))
-
-
-def repeated_prompt(request: Request, prompt_ids: Sequence[int], ids: Sequence[int]) -> str | None:
-    """Warning if the answer starts with its whole prompt, or None."""
-    prompt, answer = request.prompt, request.answer
-    repeated = list(ids[: len(prompt_ids)]) == list(prompt_ids)
-    if isinstance(prompt, str) and isinstance(answer, str):
-        repeated = repeated or answer.lstrip().startswith(prompt.lstrip())
-    if not repeated or len(prompt_ids) < 4:  # a short prompt may be repeated
-        return None
-    return (
-        "The answer begins with the whole prompt, like the output of `generate`: pass only what "
-        "follows the prompt."
-    )
 
 
 def repeated_end(tokenizer: Any, prompt_ids: Sequence[int], answer: str) -> str | None:
@@ -124,14 +109,12 @@ def border_warning(prompt: str, answer: str, follows: bool) -> str | None:
 
     The score depends on the tokens: "8" and " 8" differ. `follows`: as of `answer_warnings`.
     """
+    spaced = f"write the answer as {_start(' ' + answer)}"
     if not follows:
-        stripped = prompt.rstrip(" ")
-        advice = (
-            f"end the prompt without its last space, and write the answer as {_start(' ' + answer)}"
-            if stripped != prompt
-            else "end the prompt where a word ends, and write the space before the answer as its "
-            "first character"
-        )
+        advice = "end the prompt where a word ends, and write the space before the answer as its "
+        advice += "first character"
+        if prompt.endswith(" "):
+            advice = f"end the prompt without its last space, and {spaced}"
         return (
             "The tokenizer would merge the end of the prompt and the start of the answer into one "
             f"token; they were scored as two, which no model would generate: {advice}."
@@ -140,8 +123,7 @@ def border_warning(prompt: str, answer: str, follows: bool) -> str | None:
     if _spaced(last) and last not in OPENING and _spaced(first) and first.isalnum():
         return (
             f"The answer follows the prompt without a space: {_start(prompt[-10:] + answer)}. "
-            f"If one belongs between them, write the answer as {_start(' ' + answer)}: its token "
-            "and score differ."
+            f"If one belongs between them, {spaced}: its token and score differ."
         )
     return None
 

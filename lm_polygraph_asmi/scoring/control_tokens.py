@@ -39,15 +39,13 @@ def special_warnings(
         if not (spellings and isinstance(text, str)):
             continue
         answered = (name, text) in answers
-        if answered:
-            token, start = spellings[-1]
-            if start + len(token) == len(text) and special.ids[token] in ends:
-                spellings.pop()
+        token, start = spellings[-1]
+        if answered and start + len(token) == len(text) and special.ids[token] in ends:
+            spellings.pop()
         elif name == "prompt":
             spellings = spellings[text.startswith(_bos(special)) :]
-        elif not (name.startswith("content of") or any(form in written for form in _forms(text))):
-            continue
-        if not spellings:
+        read = answered or name.startswith(("prompt", "content of"))
+        if not (spellings and (read or any(form in written for form in _forms(text)))):
             continue
         places = ", ".join(f"{token!r} at character {start}" for token, start in spellings[:3])
         more = f" and {len(spellings) - 3} more" if len(spellings) > 3 else ""

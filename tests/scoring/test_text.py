@@ -190,21 +190,6 @@ def test_text_that_a_tokenizer_reads_otherwise_is_named(sentencepiece):
     assert not score(model, PROMPT, " Brask", tokenizer=sentencepiece).warnings
 
 
-def test_characters_without_a_token_are_named(sentencepiece):
-    content = json.loads(sentencepiece.backend_tokenizer.to_str())
-    content["model"]["byte_fallback"] = False
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(json.dumps(content)),
-        bos_token="<s>", eos_token="</s>", unk_token="<unk>",
-    )  # fmt: skip
-    model = whitebox(vocab_size=len(tokenizer)).model
-    (warning,) = score(model, "Who 日 built it?", " Brask", tokenizer=tokenizer).warnings
-    assert "no token for parts of the prompt: 1 of its" in warning
-    assert "'<unk>'" in warning
-    assert not score(model, "Who built it?", " Brask", tokenizer=tokenizer).warnings
-    assert not score(model, "Who 日 built it?", " Brask", tokenizer=sentencepiece).warnings
-
-
 @pytest.mark.parametrize(
     "template", ["{{ 1 + 'a' }}", "{{ messages[9].content.x() }}", "{% for", "{{ 1 / 0 }}"]
 )

@@ -18,6 +18,8 @@ FILES = """
     lm_polygraph_asmi/analysis/drift.py lm_polygraph_asmi/analysis/labels.py
     lm_polygraph_asmi/analysis/power.py lm_polygraph_asmi/report/items/labels.py
     lm_polygraph_asmi/estimators/grounded_align_score.py lm_polygraph_asmi/scoring/segments.py
+    lm_polygraph_asmi/scoring/many.py lm_polygraph_asmi/scoring/batches.py
+    lm_polygraph_asmi/scoring/call.py lm_polygraph_asmi/scoring/ending.py
     lm_polygraph_asmi/host/gguf.py configs/asmi_controls.yaml configs/add/asmi_control.yaml
     configs/estimators/asmi_grounded.yaml configs/estimators/asmi_passage.yaml scripts/evidence
 """
@@ -25,6 +27,7 @@ NAMES = """
     Streamer AnswerInProgress DecisionStream StreamState PrefixCache Draft states_seen known_states
     Perturbation Edit perturbation_scale perturbation_builder asmi_scale is_control
     romano_wolf equivalence label_noise drifts GroundedAlignScore special_tokens=plain except_limit
+    score_batch run_batch score_request read_request BatchDecider restored_config made_from
     pilot prometheus_client starlette uvicorn inspect_ai mlflow opentelemetry lazy_loader read_gguf
 """
 KEPT = {"scripts/golden.py"}

@@ -14,7 +14,6 @@ from lm_polygraph_asmi import score
 from lm_polygraph_asmi.host.stopping import decode
 from lm_polygraph_asmi.scoring.text import (
     answer_tokens,
-    parse_request,
     prompt_tokens,
     spans,
 )
@@ -251,12 +250,6 @@ def test_chat(model, chat):
     assert len(score(model, MESSAGES, tokenizer=chat, max_new_tokens=3).tokens) == 3
 
 
-@pytest.mark.parametrize("prompt", [7, None, {"role": "user", "content": "?"}, b"x", [[7]], [None]])
-def test_what_is_no_prompt(model, tokenizer, prompt):
-    with pytest.raises(ValueError, match="expected a prompt as text, or as a list of chat"):
-        score(model, prompt, " Brask", tokenizer=tokenizer)
-
-
 def test_messages_that_cannot_be_read(model, tokenizer, chat):
     with pytest.raises(ValueError, match="this tokenizer has no chat template"):
         score(model, MESSAGES, " Brask", tokenizer=tokenizer)
@@ -276,40 +269,3 @@ def test_prompts_of_special_tokens_and_none(model, tokenizer):
     plain._tokenizer.post_processor = None
     with pytest.raises(ValueError, match="the prompt has no token"):
         score(model, "", " Brask", tokenizer=plain)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ("Who \ud800?",),
-            r"the prompt as text, got '\\ud800' at character 5, half of a surrogate",
-        ),
-        (("Who?", " a\udfff"), r"the answer as text, got '\\udfff' at character 3"),
-        (([{"role": "user", "content": "\ud800"}],), "the content of message 1 as text"),
-        (
-            ([{"role": "user", "content": "?"}, {"role": "assistant", "content": "\ud800"}],),
-            "the last message as text",
-        ),
-        (
-            ("Who?", " a", [" b", " \udc00"]),
-            r"expected sample 2 as text, got '\\udc00' at character 2",
-        ),
-        (([{"role": "user\udc00", "content": "?"}],), "the role of message 1 as text"),
-        (
-            ([{"role": "user", "content": "?", "tool_calls": [{"arguments": {"a": "\udc00"}}]}],),
-            r"the tool_calls\[0\].arguments.a of message 1 as text",
-        ),
-    ],
-)
-def test_half_of_a_surrogate_pair_is_named(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        parse_request(*arguments)
-
-
-def test_messages_nested_too_deeply():
-    nested = "x"
-    for _ in range(5000):
-        nested = [nested]
-    with pytest.raises(ValueError, match="nested lists and objects in a message, got more in 'id'"):
-        parse_request([{"role": "user", "content": "?", "id": nested}])

@@ -16,12 +16,12 @@ PACKAGE = Path(lm_polygraph_asmi.__file__).parent
 LINES, PARAMETERS = 60, 8
 """Most lines of code (no blank lines, comments, docstrings), and most parameters, of a function."""
 LONG = {
-    "commands/calibrate.py:calibrate": 82,
+    "commands/calibrate.py:calibrate": 76,
 }
 """The functions that have more lines."""
 WIDE = {
     "calibration/rows.py:calibrate_rows": 9,
-    "commands/calibrate.py:calibrate": 14,
+    "commands/calibrate.py:calibrate": 13,
     "commands/doctor.py:doctor": 9,
     "config.py:parameter": 10,
 }
@@ -49,11 +49,11 @@ CEILINGS = {  # now, and where it shall end
     "analysis": (2300, 2300),
     "report": (2400, 2400),
     "heads": (1100, 1100),
-    "scoring": (3376, 2300),
-    "decisions": (2990, 1800),
-    "commands": (1171, 700),
-    "package": (23200, 20000),
-    "tests": (23950, 16000),
+    "scoring": (2820, 2300),
+    "decisions": (2881, 1800),
+    "commands": (1088, 700),
+    "package": (22400, 20000),
+    "tests": (23427, 16000),
     "scripts": (2000, 2000),
     "words of pages": (24450, 16000),
     "bytes of evidence": (8000000, 8_000_000),

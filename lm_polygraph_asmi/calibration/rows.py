@@ -112,10 +112,7 @@ def calibrate_rows(
     wrong, keys = ([of[row.number] for row in kept] for of in (labels, cluster_of))
     answers = Labelled(wrong, keys, known, resamples)
     texts = [score.scored_text[: score.content_end] for score in scores]
-    from lm_polygraph_asmi.scoring.unmasked import fingerprints  # imports torch
-
-    shared = _shared_settings(scores) | fingerprints(scorer)
-    shared["stop"] = list(scorer.config.stop or ())
+    shared = _shared_settings(scores, scorer)
     features = None
     if signal == LEARNED:
         features = _features(kept, scores, scorer)
@@ -139,7 +136,7 @@ def calibrate_rows(
 
 
 def _not_empty(row: Row) -> bool:
-    """Whether a row can be scored: an empty text has no token."""
+    """Whether a row's answer has text; an empty one is never accepted."""
     return row.content.get("answer") != ""
 
 
@@ -237,8 +234,10 @@ def _scores_by_row(
     return scores
 
 
-def _shared_settings(scores: Sequence[Scored]) -> dict[str, Any]:
-    """What all scores share, and how their answers end."""
+def _shared_settings(scores: Sequence[Scored], scorer: "Scorer") -> dict[str, Any]:
+    """What all scores share, how their answers end, and what identifies the model."""
+    from lm_polygraph_asmi.scoring.unmasked import fingerprints  # imports torch
+
     described = [score.compared_settings for score in scores]
     shared = dict(described[0])
     for other in described[1:]:
@@ -246,4 +245,5 @@ def _shared_settings(scores: Sequence[Scored]) -> dict[str, Any]:
     del shared["model"]
     ends = sorted({other["answer_end"] for other in described if "answer_end" in other})
     shared.pop("answer_end", None)
-    return parse_json(to_json(shared | {"answer_ends": ends}))
+    shared |= {"answer_ends": ends, "stop": list(scorer.config.stop or ())}
+    return parse_json(to_json(shared | fingerprints(scorer)))

@@ -72,12 +72,9 @@ def calibrate_run(
     texts, ids = group.saved("greedy_texts"), group.saved("greedy_tokens")
     stops = list(config.stop or ())
     if scorer is not None:
-        from lm_polygraph_asmi.host.stopping import StopConditions
-
         stops = list(scorer.config.stop or ())
-        conditions = StopConditions(scorer.model, scorer.tokenizer, stops)
         shared |= _checked(path, group, method, scorer, shared)
-        closes = [conditions.closes([*map(int, row)]) for row in ids or ()]
+        closes = _closing(scorer, ids or ())
     else:
         closes = list(group.saved("asmi_closing") or ())
     if config.closing_token and closes and ids is not None:
@@ -110,6 +107,14 @@ def calibrate_run(
         prompt_tokens=sorted(float(lengths[row]) for row in answered) if lengths else [],
         answer_digests=answer_digests,
     )
+
+
+def _closing(scorer: "Scorer", answers: Sequence[Sequence[Any]]) -> list[bool]:
+    """Whether the last token ends each answer, as the scorer reads it."""
+    from lm_polygraph_asmi.host.stopping import StopConditions  # imports transformers
+
+    conditions = StopConditions(scorer.model, scorer.tokenizer, scorer.config.stop)
+    return [conditions.closes([*map(int, row)]) for row in answers]
 
 
 def _check_labels(group: "RunGroup") -> None:

@@ -5,7 +5,6 @@ import io
 import json
 import zipfile
 
-import pandas as pd
 import pytest
 from click.testing import CliRunner
 
@@ -127,10 +126,3 @@ def test_every_command_that_reads_rows_refuses_them(tmp_path, name, monkeypatch)
         assert result.exit_code == 1
         assert said in result.output
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "calibration.json"])
-
-
-def test_a_real_table_is_read(tmp_path):
-    pd.DataFrame(ROWS).to_parquet(tmp_path / "rows.parquet")
-    assert [row.content["prompt"] for row in read_rows(tmp_path / "rows.parquet")] == [
-        row["prompt"] for row in ROWS
-    ]

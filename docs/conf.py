@@ -98,8 +98,8 @@ API = {
 """Module with public names -> title of its page."""
 PACKAGE = "lm_polygraph_asmi"
 SUBMODULE_NAMES = {
-    "lm_polygraph_asmi.scoring": ["many.OUTPUT"],
-    "lm_polygraph_asmi.decisions": ["decision.COLUMNS"],
+    "lm_polygraph_asmi.scoring": ["rows.read_rows"],
+    "lm_polygraph_asmi.decisions": [],
 }
 """Module -> public names of its submodules."""
 
@@ -164,7 +164,7 @@ def public(module: str) -> list[str]:
 
 
 TOP_LEVEL = (
-    "ASMIConfig", "score", "score_batch", "decide", "available_stat_calculators",
+    "ASMIConfig", "score", "score_file", "decide", "available_stat_calculators",
 )  # fmt: skip
 """Names with their page under the package, not under the subpackage that defines them."""
 

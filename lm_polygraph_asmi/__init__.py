@@ -15,10 +15,9 @@ __getattr__, __dir__, __all__ = attach(__name__, {
     "decisions.decider": "Decider decide",
     "decisions.decision": "Decision",
     "estimators": "ASMI AdaptASMI SemASMI",
-    "scoring.batches": "score_batch",
-    "scoring.call": "score",
     "scoring.result": "Score",
-    "scoring.scorer": "Scorer",
+    "scoring.scorer": "Scorer score",
+    "scoring.tables": "score_file",
     "stat_calculators.registration": "available_stat_calculators",
 })  # fmt: skip
 __all__ += ["__version__"]

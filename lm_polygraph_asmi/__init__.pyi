@@ -6,10 +6,10 @@ from .decisions.decision import Decision as Decision
 from .estimators import ASMI as ASMI
 from .estimators import AdaptASMI as AdaptASMI
 from .estimators import SemASMI as SemASMI
-from .scoring.batches import score_batch as score_batch
-from .scoring.call import score as score
 from .scoring.result import Score as Score
 from .scoring.scorer import Scorer as Scorer
+from .scoring.scorer import score as score
+from .scoring.tables import score_file as score_file
 from .stat_calculators.registration import available_stat_calculators as available_stat_calculators
 
 __version__: str

@@ -216,11 +216,3 @@ def write_whole(path: str | Path, text: str) -> None:
     """
     with writing(path, replace=True) as partial:
         partial.write_text(text, encoding="utf-8")
-
-
-def check_unlocked(out: str | Path) -> None:
-    """Raise ValueError if another writer is at work on a file."""
-    partial = partial_of(out)
-    if partial.exists():
-        with locked(partial, output=out):
-            pass

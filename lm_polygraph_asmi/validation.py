@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from numbers import Integral, Real
 from pathlib import Path
 
-TOKENS = ("none", "compact", "full")
-"""How much detail per token a file of scored rows holds."""
 UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN")
 """Scripts without spaces between words, by the first word of their characters' names."""
 

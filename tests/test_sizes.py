@@ -31,7 +31,7 @@ ROOMS = {
 }
 """Path below the package -> its room. Other folders are rooms; modules beside them: `settings`."""
 CEILINGS = {  # now, and where it shall end
-    "settings": (901, 850),
+    "settings": (890, 850),
     "algorithm": (150, 150),
     "maths": (750, 750),
     "model": (2300, 2300),
@@ -40,13 +40,13 @@ CEILINGS = {  # now, and where it shall end
     "analysis": (2300, 2300),
     "report": (2400, 2400),
     "heads": (1100, 1100),
-    "scoring": (3375, 2300),
-    "decisions": (2500, 1800),
-    "commands": (1165, 700),
-    "package": (21640, 20000),
-    "tests": (23340, 16000),
+    "scoring": (2820, 2300),
+    "decisions": (2368, 1800),
+    "commands": (1088, 700),
+    "package": (20865, 20000),
+    "tests": (22869, 16000),
     "scripts": (2000, 2000),
-    "words of pages": (20583, 16000),
+    "words of pages": (20399, 16000),
     "bytes of evidence": (8000000, 8_000_000),
 }
 """Lines, words or bytes. Never raised; where much has left, lowered, down to the second number."""

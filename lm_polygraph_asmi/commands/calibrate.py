@@ -87,11 +87,6 @@ def _options() -> list[click.Parameter]:
     type=float,
     help="Lowest quality of a correct answer; default: 0.5, of a quality between 0 and 1.",
 )
-@click.option(
-    "--result-cache",
-    type=click.Path(file_okay=False),
-    help="Folder that stores results: an interrupted run resumes.",
-)
 def calibrate(
     rows: str | None,
     run: str | None,
@@ -158,7 +153,7 @@ def _check_usage(out: str, rows: str | None, run: str | None, options: dict[str,
         raise click.UsageError("ROWS need the --model that answered them")
     if run is None and options["metric"] is not None:
         raise click.UsageError("--metric needs --run: in ROWS, `correct` or `quality` is the label")
-    given = [name for name in ("model", "unlabelled", "result_cache") if options[name]]
+    given = [name for name in ("model", "unlabelled") if options[name]]
     if run is not None and given:
         option = f"--{given[0].replace('_', '-')}"
         raise click.UsageError(f"{option} needs ROWS: a run has its own scores")
@@ -189,11 +184,11 @@ def _calibrated(
     from lm_polygraph_asmi.decisions.rows import calibrate_rows, scored_again
     from lm_polygraph_asmi.scoring.scorer import Scorer
 
-    model, cache, others = (options[n] for n in ("model", "result_cache", "unlabelled"))
+    model, others = options["model"], options["unlabelled"]
     unlabelled = _read(others, options["chat"]) if others else ()
     with errors.status(f"Loading {model}"):
         loading = {name: options[name] for name in LOADING}
-        scorer = Scorer(model, ASMIConfig().replace(**settings), result_cache=cache, **loading)
+        scorer = Scorer(model, ASMIConfig().replace(**settings), **loading)
     scored: list[int] = []
     with Progress(console=errors, transient=True) as bar:
         scoring = bar.add_task("Scoring", total=None)
@@ -204,7 +199,7 @@ def _calibrated(
 
         result = calibrate_rows(labelled, scorer, **asked, progress=progress, unlabelled=unlabelled)
     if kept := len(labelled) - len(scored):
-        errors.print(f"Kept the saved scores of {kept} rows; scored some again as a check.")
+        errors.print(f"Kept the saved scores of {kept} rows.")
     if note := scored_again(labelled, kept):
         errors.print(f"Warning: {note}", style="yellow", highlight=False, soft_wrap=True)
     return result

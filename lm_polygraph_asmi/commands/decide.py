@@ -9,7 +9,7 @@ from lm_polygraph_asmi.commands.score import Summary, Work, score
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.decisions.calibration import Calibration
-    from lm_polygraph_asmi.scoring.many import Rows
+    from lm_polygraph_asmi.scoring.rows import Rows
 
 
 def _without_default(option: click.Parameter) -> click.Parameter:
@@ -44,21 +44,23 @@ def decide(calibration: str, **options: Any) -> None:
     work, loading, explicit = Work.of(options)
     try:
         from lm_polygraph_asmi.decisions.calibration import Calibration
-        from lm_polygraph_asmi.decisions.decision import COLUMNS
 
         loaded = Calibration.load(calibration)
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error
 
-    def check() -> None:
+    def check() -> type:
         loaded.configured(settings=explicit)
+        from lm_polygraph_asmi.decisions.decision import Decision
 
-    def opened(cache: str | None) -> "Rows":
+        return Decision
+
+    def opened() -> "Rows":
         from lm_polygraph_asmi.decisions.decider import Decider  # imports torch: after all checks
 
-        return Decider(work.model, loaded, result_cache=cache, **loading, **explicit)
+        return Decider(work.model, loaded, **loading, **explicit)
 
-    work.run(COLUMNS, check, opened, Decisions(loaded), "Decisions on answers")
+    work.run(check, opened, Decisions(loaded), "Decisions on answers")
 
 
 class Decisions(Summary):

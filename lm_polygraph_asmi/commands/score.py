@@ -1,32 +1,26 @@
 """`polygraph_asmi score`: score answers from the shell."""
 
-import shutil
 import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.files import locked, write_whole
+from lm_polygraph_asmi.files import write_whole
 from lm_polygraph_asmi.options import given_settings, setting_options
-from lm_polygraph_asmi.validation import TOKENS, check_writable
+from lm_polygraph_asmi.validation import check_writable
 
 if TYPE_CHECKING:
-    from lm_polygraph_asmi.scoring.many import Rows
+    from lm_polygraph_asmi.scoring.rows import Outcome, Row, Rows
 
-TEMPORARY_MARK = "made-by-score"
-"""File in a result cache that is deleted after use, because no option named it."""
 LOADING = ("gguf_file", "dtype", "device_map")
 """Options that load the model."""
 MINUTE = 60.0
-CHECKED_ROWS = 100
-"""Number of rows whose field names are checked for spelling."""
 
 
 def _refuse(_: Any, __: Any, value: str | None) -> None:
@@ -51,41 +45,31 @@ def _refuse(_: Any, __: Any, value: str | None) -> None:
 @click.option(
     "--out",
     type=click.Path(dir_okay=False),
-    help="File for the results: .jsonl, or .parquet if ROWS_FILE is Parquet.",
-)
-@click.option(
-    "--result-cache",
-    type=click.Path(file_okay=False),
-    help="Folder that stores results, so that an interrupted run resumes; several runs may share "
-    "it. Default: OUT.cache, deleted when all rows have a result.",
-)
-@click.option(
-    "--tokens",
-    type=click.Choice(TOKENS),
-    help="Detail per token in --out; default: full, or compact in Parquet.",
+    help="File for the results: .csv, .jsonl or .parquet. An interrupted run resumes.",
 )
 @click.option("--html", type=click.Path(dir_okay=False), help="HTML page to write.")
 def score(**options: Any) -> None:
     """Score answers to the prompts in ROWS_FILE.
 
-    ROWS_FILE is a text file with one prompt; or JSON lines (.jsonl) or Parquet with `prompt`, and
-    optionally `answer`, `samples` and `id`, per row.
+    ROWS_FILE is a text file with one prompt; or JSON lines (.jsonl), CSV or Parquet with `prompt`,
+    and optionally `answer`, `samples` and `id`, per row.
 
     Exits with status 1 if any row fails.
     """
-    from lm_polygraph_asmi.scoring.many import OUTPUT
-
     work, loading, explicit = Work.of(options)
 
-    def check() -> None:
-        ASMIConfig().replace(**explicit)  # raises if out of range
-
-    def opened(cache: str | None) -> "Rows":
+    def opened() -> "Rows":
         from lm_polygraph_asmi.scoring.scorer import Scorer  # imports torch: after all checks
 
-        return Scorer(work.model, result_cache=cache, **loading, **explicit)
+        return Scorer(work.model, **loading, **explicit)
 
-    work.run(OUTPUT, check, opened, Summary(), "Fragility of answers")
+    def check() -> type:
+        ASMIConfig().replace(**explicit)  # raises if out of range
+        from lm_polygraph_asmi.scoring.result import Score
+
+        return Score
+
+    work.run(check, opened, Summary(), "Fragility of answers")
 
 
 class Work(NamedTuple):
@@ -96,8 +80,6 @@ class Work(NamedTuple):
     answer: str | None
     chat: bool
     out: str | None
-    result_cache: str | None
-    tokens: str | None
     html: str | None
 
     @classmethod
@@ -107,63 +89,57 @@ class Work(NamedTuple):
         return cls(**work), loading, given_settings(options)
 
     def run(
-        self,
-        output: Mapping[str, type],
-        check: Callable[[], None],
-        opened: "Callable[[str | None], Rows]",
-        summary: "Summary",
+        self, check: Callable[[], type], opened: "Callable[[], Rows]", summary: "Summary",
         title: str,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Check everything, open what takes rows, run and print.
 
-        Args:
-            output: columns that are added to a table.
-            check: raises for settings that are out of range.
-            opened: loads the model, with a folder for results.
-            summary: counts rows.
-            title: of the page.
+        `check` raises for settings that are out of range, and returns the type of the results;
+        `opened` loads the model.
         """
         from rich.console import Console
-        from rich.progress import track
+        from rich.progress import Progress
 
         from lm_polygraph_asmi.scoring.page import render
-        from lm_polygraph_asmi.scoring.rows import read_rows, score_file, score_rows
+        from lm_polygraph_asmi.scoring.rows import score_rows
+        from lm_polygraph_asmi.scoring.tables import score_file
 
         console, errors = Console(), Console(stderr=True)
         if not sys.warnoptions:  # of other libraries, which users cannot fix
             warnings.simplefilter("ignore")
+        results: list[Any] = []
+        printed = time.monotonic()
         try:
-            check()
-            number = self._checked(output, errors)
-            if self.out:  # until the command ends, so that a second one stops before it loads
-                lock = locked(f"{self.out}.lock", remove=True, output=self.out)
-                click.get_current_context().with_resource(lock)
-            if self.out and not self.result_cache and _temporary(f"{self.out}.cache"):
-                errors.print("Resuming: rows in the cache of an earlier run are not run again.")
-            cache = self.result_cache or (own_cache(self.out) if self.out else None)
+            rows = self._checked(check())
             with errors.status(f"Loading {self.model}"):
-                scorer = opened(cache)
-            rows = (r._replace(content=self._with(r.content)) for r in read_rows(self.rows_file))
-            outcomes = (
-                score_file(scorer, self.rows_file, self.out, self.tokens, self._with)
-                if self.out
-                else score_rows(scorer, rows)
-            )
-            results = []
-            progress = track(outcomes, "Scoring", total=number, console=errors, disable=number < 2)
-            if not errors.is_terminal and number > 1:
-                progress = _counted(progress, number, errors)
-            for result in _reported(progress, summary, errors):
-                if self.html or number == 1:
-                    results.append(result)
+                scorer = opened()
+            with Progress(console=errors, disable=len(rows) < 2) as bar:
+                task = bar.add_task("Scoring", total=len(rows))
+
+                def seen(row: "Row", outcome: "Outcome") -> None:
+                    nonlocal printed
+                    summary.report(row, outcome, errors)
+                    bar.advance(task)
+                    if outcome.result is not None and (self.html or len(rows) == 1):
+                        results.append(outcome.result)
+                    if not errors.is_terminal and time.monotonic() - printed >= MINUTE:
+                        errors.print(f"{outcome.index + 1} of {len(rows)} rows", highlight=False)
+                        printed = time.monotonic()
+
+                if self.out:
+                    score_file(scorer, self.rows_file, self.out, change=self._changed, seen=seen)
+                else:
+                    changed = (row._replace(content=self._changed(row.content)) for row in rows)
+                    for found in score_rows(scorer, changed):
+                        seen(*found)
         except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
             raise click.ClickException(str(error)) from error
         if self.html:
             write_whole(self.html, render([result.card for result in results], title))
             console.print(f"Page: {self.html}", highlight=False)
-        if number == 1 and results:
+        if len(rows) == 1 and results:
             console.print(results[0], highlight=False)
-        if number > 1:
+        if len(rows) > 1:
             console.print(str(summary), highlight=False, soft_wrap=True)
             if self.out:
                 console.print(f"Results: {self.out}", highlight=False, markup=False)
@@ -171,74 +147,45 @@ class Work(NamedTuple):
             errors.print(f"Warning: {warning}", style="yellow", highlight=False, soft_wrap=True)
         if summary.counts["failed"]:
             raise SystemExit(1)
-        if cache and _temporary(cache):
-            shutil.rmtree(cache, ignore_errors=True)
 
-    def _with(self, content: dict[str, Any]) -> dict[str, Any]:
+    def _changed(self, content: dict[str, Any]) -> dict[str, Any]:
         """A row with what the options say of it."""
         from lm_polygraph_asmi.scoring.rows import in_chat
 
         content = content if self.answer is None else content | {"answer": self.answer}
         return in_chat(content) if self.chat else content
 
-    def _checked(self, output: Mapping[str, type], errors: Any) -> int:
-        """Number of rows; raises ValueError for files and options that do not fit."""
-        from lm_polygraph_asmi.scoring.rows import misspelt, read_rows, row_count
+    def _checked(self, kind: type) -> "list[Row]":
+        """The rows; ValueError for files and options that do not fit, or make no such results."""
+        from lm_polygraph_asmi.scoring.rows import read_rows
+        from lm_polygraph_asmi.scoring.tables import check_out
 
-        check_files(self.rows_file, self.out, self.html, output)
+        for file in filter(None, (self.out, self.html)):
+            check_writable(file)
+        if not Path(self.rows_file).is_file():
+            raise ValueError(
+                f"{self.rows_file}: expected a file, got a pipe or device: save its content"
+            )
+        if self.html and Path(self.html).suffix.lower() not in (".html", ".htm"):
+            raise ValueError(f"expected --html with the name of an .html file, got {self.html}")
         if self.answer == "":
             raise ValueError(
                 "expected a text, got an empty --answer. Leave it out to take the model's greedy "
                 "answer"
             )
-        number = row_count(self.rows_file)
-        if not number:
+        source = self.rows_file
+        rows = check_out(source, self.out, kind) if self.out else list(read_rows(source))
+        if not rows:
             raise ValueError(f"{self.rows_file} has no rows")
-        if number > 1 and self.answer is not None:
-            raise ValueError(f"--answer needs a single prompt, got {number} rows")
-        if number > 1 and not (self.out or self.html):
+        if len(rows) > 1 and self.answer is not None:
+            raise ValueError(f"--answer needs a single prompt, got {len(rows)} rows")
+        if len(rows) > 1 and not (self.out or self.html):
             raise ValueError(
-                f"{self.rows_file} has {number} rows: name a file with --out or --html"
+                f"{self.rows_file} has {len(rows)} rows: name a file with --out or --html"
             )
-        first = list(islice(read_rows(self.rows_file), CHECKED_ROWS))
-        for field, close in misspelt({name for row in first for name in row.content}).items():
-            errors.print(f"Warning: ignoring the field {field!r}; did you mean {close!r}?",
-                         style="yellow", highlight=False)  # fmt: skip
-        if all(row.error for row in first):
-            raise ValueError(f"{self.rows_file}, row {first[0].number}: {first[0].error}")
-        return number
-
-
-def _temporary(cache: str) -> bool:
-    """Whether a result cache is to be deleted."""
-    return Path(cache, TEMPORARY_MARK).is_file()
-
-
-def _reported(
-    outcomes: Iterable[tuple[Any, Any]], summary: "Summary", errors: Any
-) -> Iterator[Any]:
-    """Results of the rows that have one; prints warnings, and the errors of the others."""
-    for row, outcome in outcomes:
-        if warning := summary.add(outcome.result):
-            errors.print(f"Warning: {warning}", style="yellow", markup=False,
-                         highlight=False, soft_wrap=True)  # fmt: skip
-        if outcome.result is not None:
-            yield outcome.result
-            continue
-        row_id = row.content.get("id")
-        name = f"row {row.number}" + ("" if row_id is None else f" ({row_id})")
-        errors.print(f"{name}: {outcome.error}", style="red", markup=False,
-                     highlight=False, soft_wrap=True)  # fmt: skip
-
-
-def _counted(rows: Iterable[Any], total: int, console: Any) -> Iterator[Any]:
-    """The rows; prints their number once a minute, for files and logs, where no bar is drawn."""
-    printed = time.monotonic()
-    for number, row in enumerate(rows, start=1):
-        yield row
-        if time.monotonic() - printed >= MINUTE:
-            console.print(f"{number} of {total} rows", highlight=False)
-            printed = time.monotonic()
+        if all(row.error for row in rows):
+            raise ValueError(f"{self.rows_file}, row {rows[0].number}: {rows[0].error}")
+        return rows
 
 
 class Summary:
@@ -249,6 +196,15 @@ class Summary:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.start = time.perf_counter()
+
+    def report(self, row: "Row", outcome: "Outcome", errors: Any) -> None:
+        """Count a row, and print its error or a warning."""
+        said = {"markup": False, "highlight": False, "soft_wrap": True}
+        if warning := self.add(outcome.result):
+            errors.print(f"Warning: {warning}", style="yellow", **said)
+        if outcome.result is None:
+            name = f"row {row.number}" + ("" if outcome.id is None else f" ({outcome.id})")
+            errors.print(f"{name}: {outcome.error}", style="red", **said)
 
     def add(self, result: Any) -> str | None:
         """Count a row, None if it failed; a warning to print at once, or None."""
@@ -266,35 +222,5 @@ class Summary:
 
     def __str__(self) -> str:
         rate = self.counts[self.verb] / (time.perf_counter() - self.start)
-        counts = self.listed(self.verb, "failed", "with warnings")
+        counts = self.listed(self.verb, "failed", "with warnings") or "no row left to score"
         return f"{counts}, {rate:.3g} rows per second."
-
-
-def own_cache(out: str) -> str:
-    """Folder of the result cache beside OUT, marked as one to delete.
-
-    Raises:
-        ValueError: there is another folder or file of that name.
-    """
-    folder = Path(f"{out}.cache")
-    if folder.exists() and not _temporary(str(folder)):
-        raise ValueError(f"{folder} exists: pass it as --result-cache, or remove it")
-    folder.mkdir(exist_ok=True)
-    (folder / TEMPORARY_MARK).touch()
-    return str(folder)
-
-
-def check_files(
-    rows_file: str, out: str | None, html: str | None, output: Mapping[str, type]
-) -> None:
-    """Raise ValueError unless the outputs can be written without overwriting an input or scores."""
-    from lm_polygraph_asmi.scoring.rows import check_out
-
-    for file in map(Path, filter(None, (out, html))):
-        check_writable(file)
-    if not Path(rows_file).is_file():
-        raise ValueError(f"{rows_file}: expected a file, got a pipe or device: save its content")
-    if html and Path(html).suffix.lower() not in (".html", ".htm"):
-        raise ValueError(f"expected --html with the name of an .html file, got {html}")
-    if out:
-        check_out(rows_file, out, output)

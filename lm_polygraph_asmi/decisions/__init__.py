@@ -21,7 +21,7 @@ from lm_polygraph_asmi.lazy import attach
 # Imported on first use.
 __getattr__, __dir__, __all__ = attach(__name__, {
     "calibration": "Calibration",
-    "decider": "BatchDecider Decider decide",
+    "decider": "Decider decide",
     "decision": "Decision",
     "monitoring": "GroupRisk RiskGate risk_by_group risk_gate",
     "risk_control": "RiskThreshold risk_threshold",

@@ -24,7 +24,7 @@ from lm_polygraph_asmi.decisions.learned import LearnedScore
 from lm_polygraph_asmi.decisions.risk_control import RiskThreshold
 from lm_polygraph_asmi.decisions.signals import RankedSignal, recommendation
 from lm_polygraph_asmi.files import read_json, write_whole
-from lm_polygraph_asmi.results.manifest import model_revision
+from lm_polygraph_asmi.results.manifest import model_of
 from lm_polygraph_asmi.scoring.signals import LEARNED, SIGNALS, TITLES
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ UNKNOWN = "unknown"
 
 @cache
 def _revision(model: str) -> str:
-    return model_revision(model, None) if model else UNKNOWN
+    return str(model_of({"path": model})["revision"]) if model else UNKNOWN
 
 
 @dataclass(frozen=True, kw_only=True)

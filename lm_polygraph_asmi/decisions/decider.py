@@ -1,22 +1,21 @@
 """`Decider`: a model with a calibration, to decide on many answers; `decide`: one call for one."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.decisions.calibration import MACHINE, Calibration, opened
-from lm_polygraph_asmi.decisions.decision import COLUMNS, DERIVED, Decision
+from lm_polygraph_asmi.decisions.decision import Decision
 from lm_polygraph_asmi.model import scoring_session
-from lm_polygraph_asmi.scoring.batches import BatchScorer
-from lm_polygraph_asmi.scoring.many import Outcome, Rows, one_by_one, run_batch
+from lm_polygraph_asmi.scoring.rows import Outcome, outcomes
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.signals import SIGNALS
-from lm_polygraph_asmi.scoring.text import Answer, Prompt, Request, parse_request
-from lm_polygraph_asmi.validation import check_one_of
+from lm_polygraph_asmi.scoring.text import Answer, Prompt, parse_request
+from lm_polygraph_asmi.scoring.unmasked import fingerprints, read
 
 if TYPE_CHECKING:
     from lm_polygraph.utils.model import Model
@@ -45,8 +44,7 @@ class Decider:
         (None, 'msp', None)
     """
 
-    columns = COLUMNS
-    fields = frozenset({*(field.name for field in fields(Decision)), *DERIVED})
+    _result: ClassVar[type] = Decision
 
     def __init__(
         self,
@@ -59,16 +57,11 @@ class Decider:
         if isinstance(model, Scorer):
             if config is not None or settings:
                 raise ValueError("a Scorer has settings: leave those of the Decider out")
-            run.configured(model.config.replace(stop=tuple(model.stop)))
+            run.configured(model.config.replace(stop=model.config.stop or ()))
             self.scorer = model
             return
         of_config = {n: settings.pop(n) for n in ASMIConfig.names() if n in settings}
         self.scorer = Scorer(model, run.configured(config, of_config), **settings)
-
-    @property
-    def masked(self) -> bool:
-        """Whether the deciding signal needs masked passes."""
-        return SIGNALS[self.calibration.signal].masked
 
     def decide(
         self, prompt: Prompt, answer: Answer | None = None, samples: Sequence[Answer] | None = None
@@ -79,78 +72,37 @@ class Decider:
             >>> decider.decide(prompt, " Edda Holm").signal
             'msp'
         """
-        return self.decide_request(parse_request(prompt, answer, samples))
-
-    def decide_request(self, request: Request) -> Decision:
-        """`decide` of a request."""
-        scorer = self.scorer
+        scorer, signal = self.scorer, SIGNALS[self.calibration.signal]
         with scoring_session(scorer.model):  # the model's state is read once
-            if self.masked:
-                return self.of(scorer.score_request(request))
-            return self.of(scorer.read_request(request, self.states))
+            found: Any = (
+                scorer.score(prompt, answer, samples)
+                if signal.masked
+                else read(scorer, prompt, answer, signal.states)
+            )
+            if any(name in self.calibration.settings for name in MACHINE):
+                found = replace(found, settings=found.settings | fingerprints(scorer))
+        return self.calibration.decide(found)
 
-    @property
-    def states(self) -> bool:
-        """Whether the deciding signal needs hidden states."""
-        return SIGNALS[self.calibration.signal].states
-
-    def of(self, answer: Any) -> Decision:
-        """The decision on a `Score` or an `UnmaskedAnswer` of this scorer."""
-        if any(name in self.calibration.settings for name in MACHINE):
-            answer = replace(answer, settings=answer.settings | self.scorer.fingerprints())
-        return self.calibration.decide(answer)
-
-    def decide_many(
+    def score_many(
         self, rows: Iterable[Any], on_error: str = "return", id_field: str = "id"
     ) -> Iterator[Outcome]:
         """Decide on rows as they arrive; arguments as of `Scorer.score_many`.
 
         Example:
             >>> rows = [{"id": "q1", "prompt": prompt, "answer": " Edda Holm"}, {"id": "q2"}]
-            >>> for outcome in decider.decide_many(rows):
+            >>> for outcome in decider.score_many(rows):
             ...     print(outcome.id, outcome.result and outcome.result.accept, outcome.error)
             q1 None None
             q2 None expected a text, or an object with a "prompt", got the fields id
         """
-        check_one_of("on_error", on_error, ("return", "raise"))
-        return one_by_one(self.decide_request, rows, on_error, id_field)
+        return outcomes(self.decide, rows, on_error, id_field)
 
-    def run_batch(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[Outcome]:
-        """Outcomes of a batch of rows, from the result cache if it has the batch."""
-        key = self.scorer.batch_key(rows)
-        if key:
-            key |= {"calibration": self.calibration.identity}
-        return run_batch(self.decide_request, rows, self.scorer.result_cache, key)
-
-
-class BatchDecider(BatchScorer):
-    """`score_batch` with decisions, for tables of Arrow; loads its model when created.
-
-    Args:
-        model: local path, hub ID or "smollm2".
-        calibration: as for `Decider`.
-        tokens: as for `score_batch`.
-        **settings: of `Decider`.
-
-    Example:
-        >>> import pyarrow as pa
-        >>> decide_table = BatchDecider("smollm2", calibration)
-        >>> table = decide_table(pa.table({"prompt": [prompt], "answer": [" Edda Holm"]}))
-        >>> table["asmi_accept"][0].as_py(), table["asmi_signal"][0].as_py()
-        (None, 'msp')
-    """
-
-    def __init__(
-        self,
-        model: str,
-        calibration: Calibration | str | Path,
-        tokens: str = "compact",
-        **settings: Any,
-    ) -> None:
-        super().__init__(model, tokens, calibration=calibration, **settings)
-
-    def _open(self, model: str, **settings: Any) -> Rows:
-        return Decider(model, **settings)
+    @property
+    def made_with(self) -> dict[str, Any]:
+        """What all decisions by this calibration share."""
+        run = self.calibration
+        limit = run.guarantee.threshold
+        return {"calibration": run.name, "signal": run.signal, "threshold": limit}
 
 
 def decide(
@@ -186,7 +138,7 @@ def decide(
         >>> decision.accept, decision.reason[:12]
         (None, 'No threshold')
     """
-    request = parse_request(prompt, answer, samples)  # errors are raised before a model is loaded
+    parse_request(prompt, answer, samples)  # errors are raised before a model is loaded
     if tokenizer is not None:
         settings["tokenizer"] = tokenizer
-    return Decider(model, calibration, config, **settings).decide_request(request)
+    return Decider(model, calibration, config, **settings).decide(prompt, answer, samples)

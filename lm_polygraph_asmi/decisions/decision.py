@@ -7,7 +7,6 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderResult
 
 from lm_polygraph_asmi.files import to_json
-from lm_polygraph_asmi.scoring.many import OUTPUT
 from lm_polygraph_asmi.scoring.page import Card, render, render_part
 from lm_polygraph_asmi.scoring.provenance import digest_of
 from lm_polygraph_asmi.scoring.result import Score
@@ -16,19 +15,6 @@ from lm_polygraph_asmi.scoring.signals import TITLES
 EMPTY = "No decision: the answer is empty."
 """Reason of a blank answer, which is never accepted."""
 WORDS = {True: "accept", False: "abstain", None: "no decision"}
-COLUMNS: dict[str, type] = {
-    "asmi_accept": bool,
-    "asmi_reason": str,
-    "asmi_signal": str,
-    "asmi_value": float,
-    "asmi_threshold": float,
-    "asmi_error_probability": float,
-    "asmi_percentile": float,
-    **OUTPUT,
-}
-"""Columns that `score_batch` adds with a `Decider`, with their type (or None)."""
-DERIVED = ("unit", "sentences", "digest")
-"""Entries of `Decision.to_dict` besides the fields."""
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -112,12 +98,8 @@ class Decision:
 
     def to_dict(self) -> dict[str, Any]:
         """All fields and derived values as plain values, for JSON."""
-        return self.to_line("full")
-
-    def to_line(self, tokens: str) -> dict[str, Any]:
-        """`to_dict` with less detail per token of the score; as `Score.to_line`."""
         content = asdict(replace(self, score=None))
-        content["score"] = self.score and self.score.to_line(tokens)
+        content["score"] = self.score and self.score.to_dict()
         content |= {"unit": "nats", "sentences": self.sentences}
         return content | {"digest": self.digest(content)}
 
@@ -130,15 +112,6 @@ class Decision:
         """Hash of what in a line belongs together: what was decided, how, and the result."""
         result = [line.get(name) for name in ("signal", "value", "accept", "threshold")]
         return digest_of({**line, "score": result, "msp": None})
-
-    def to_columns(self, tokens: str) -> dict[str, Any]:
-        """Values of `COLUMNS`; `tokens` as for `Score.to_columns`."""
-        settings = to_json(self.settings)
-        columns = {"asmi_answer": self.answer, "asmi_text": self.text, "asmi_settings": settings}
-        if self.score is not None:
-            columns = self.score.to_columns(tokens)
-        columns |= {n: getattr(self, n.removeprefix("asmi_")) for n in COLUMNS if n not in OUTPUT}
-        return columns | {"asmi_warnings": to_json(self.warnings) if self.warnings else None}
 
     @property
     def card(self) -> Card:

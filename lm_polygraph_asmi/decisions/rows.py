@@ -9,7 +9,7 @@ import numpy as np
 
 from lm_polygraph_asmi.analysis.clusters import RESAMPLES
 from lm_polygraph_asmi.analysis.labelled import Labelled
-from lm_polygraph_asmi.decisions.calibration import MACHINE, Calibration
+from lm_polygraph_asmi.decisions.calibration import Calibration
 from lm_polygraph_asmi.decisions.fit import check_signal, fit, unlabelled_signals
 from lm_polygraph_asmi.decisions.labels import (
     answer_digest,
@@ -19,8 +19,7 @@ from lm_polygraph_asmi.decisions.labels import (
     request_of,
 )
 from lm_polygraph_asmi.files import parse_json, to_json
-from lm_polygraph_asmi.maths.scores import aggregate
-from lm_polygraph_asmi.scoring.provenance import made_from
+from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
 from lm_polygraph_asmi.scoring.result import Score
 from lm_polygraph_asmi.scoring.rows import Row, score_rows
 from lm_polygraph_asmi.scoring.signals import LEARNED
@@ -29,12 +28,9 @@ from lm_polygraph_asmi.validation import check_at_least_one
 if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.scorer import Scorer
 
+Scored = Score | UnmaskedAnswer
 LABELLED_FIELDS = ("prompt", "answer", "samples", "id", "cluster", "context", "correct", "quality")
 """Fields of a row that are read; its saved score stands beside them."""
-CHECKED_ANSWERS = 3
-"""Number of answers scored again, to check that the model is the same."""
-TOLERANCE = 0.02
-"""Relative difference of such a score that precision and batch size can cause."""
 
 
 def calibrate_rows(
@@ -54,11 +50,10 @@ def calibrate_rows(
     Args:
         rows: from `read_rows`, or dictionaries: `prompt` (text or messages), `answer`, and
             `correct` or `quality`; `cluster` (all rows or none; default: `context_clusters`) if
-            different prompts are not independent. Labelled lines of `score --out` keep their
-            scores if prompt, answer, settings and model are those that made them, and the scorer
-            reproduces some of them; other lines are scored again, with a warning.
-        scorer: model and settings; answers scored with others get no decision. With a
-            `result_cache`, a killed call resumes.
+            different prompts are not independent. Labelled rows of `score --out` keep their
+            signals if these are of the scorer's model and settings; other ones are scored again,
+            with a warning.
+        scorer: model and settings; answers scored with others get no decision.
         risk: largest error rate among accepted answers, in (0, 1).
         confidence: probability that the guarantee holds, over calibration samples.
         signal: a key of `SIGNALS`; "score": the scorer's method; "best": the signal with the
@@ -100,7 +95,7 @@ def calibrate_rows(
         raise ValueError("expected answers, got only empty or blank ones")
     numbered, inputs = (list(filter(_not_empty, some)) for some in (numbered, inputs))
     cluster_of = {row.number: key for row, key in zip(inputs, clusters_of(inputs), strict=True)}
-    saved = _saved_scores(numbered, scorer)
+    saved = _saved_answers(numbered, scorer)
     if note := scored_again(numbered, len(saved)):
         warnings.warn(note, stacklevel=2)
     by_row = _scores_by_row(inputs, scorer, progress, saved)
@@ -113,7 +108,7 @@ def calibrate_rows(
     wrong, keys = ([of[row.number] for row in kept] for of in (labels, cluster_of))
     answers = Labelled(wrong, keys, known, resamples)
     texts = [score.scored_text[: score.content_end] for score in scores]
-    shared = _shared_settings(scores) | scorer.fingerprints() | {"stop": list(scorer.stop)}
+    shared = _shared_settings(scores, scorer)
     features = None
     if signal == LEARNED:
         features = _features(kept, scores, scorer)
@@ -137,21 +132,22 @@ def calibrate_rows(
 
 
 def _not_empty(row: Row) -> bool:
-    """Whether a row can be scored: an empty text has no token."""
+    """Whether a row's answer has text; an empty one is never accepted."""
     return row.content.get("answer") != ""
 
 
 def _features(
-    rows: Sequence[Row], scores: Sequence[Score], scorer: "Scorer"
+    rows: Sequence[Row], scores: Sequence[Scored], scorer: "Scorer"
 ) -> dict[str, np.ndarray]:
     """What a learned score reads, (n, width) by group, from one unmasked pass a row.
 
     Of the tokens that were scored: as text, a saved answer that was cut off would get an end.
     """
+    from lm_polygraph_asmi.scoring.unmasked import read
+
     tables = []
     for row, score in zip(rows, scores, strict=True):
-        request = request_of(row)._replace(answer=list(score.ids))
-        features = scorer.read_request(request, states=True).features
+        features = read(scorer, score.prompt, score.ids, states=True).features
         for name, values in features.items():
             if not np.isfinite(values).all():
                 raise ValueError(
@@ -169,7 +165,7 @@ def digests_of(prompts: Sequence[Any], answers: Sequence[str]) -> list[str]:
 
 def scored_again(rows: Iterable[Row], kept: int) -> str:
     """How many rows with saved scores are scored again, and why; empty for none."""
-    saved = sum(bool(row.content.get("tokens")) for row in rows)
+    saved = sum(bool(row.content.get("signals")) for row in rows)
     if saved <= kept:
         return ""
     return (
@@ -178,83 +174,41 @@ def scored_again(rows: Iterable[Row], kept: int) -> str:
     )
 
 
-def _saved_scores(rows: Iterable[Row], scorer: "Scorer") -> dict[int, Score]:
-    """Row number -> score saved in lines of `score --out`; none if not reproduced.
-
-    Not all lines record weights, so some rows are scored again and must get the same scores.
-    """
+def _saved_answers(rows: Iterable[Row], scorer: "Scorer") -> dict[int, UnmaskedAnswer]:
+    """Row number -> answer of a row of `score --out` that this scorer would score so."""
     from lm_polygraph_asmi.scoring.control_tokens import reads_clock  # imports transformers
+    from lm_polygraph_asmi.scoring.unmasked import fingerprints, other_settings
 
-    saved, dated = {}, reads_clock(scorer.tokenizer)
+    saved, dated = dict[int, UnmaskedAnswer](), reads_clock(scorer.tokenizer)
+    known = fingerprints(scorer)
     for row in rows if scorer.config.method != "adapt" else ():  # its samples are not saved
-        try:
-            score = Score.from_dict(row.content)
-        except ValueError:  # a plain row, or without tokens
+        answer = UnmaskedAnswer.of_row(row.content)
+        if answer is None or (dated and not isinstance(answer.prompt, str)):
             continue
-        of_its_day = dated and not isinstance(score.prompt, str)
-        if made_from(row.content) and _consistent(score) and not of_its_day:
-            saved[row.number] = score
-    if not saved:
-        return {}
-    first = next(iter(saved.values()))
-    rescored = scorer.score(
-        first.prompt, first.ids
-    )  # with the settings that a line of it would have
-    alike = {n: score for n, score in saved.items() if _same_settings(score, rescored, scorer)}
-    for score in ([*alike.values()][i] for i in spread(len(alike))):
-        new = rescored if score is first else scorer.score(score.prompt, score.ids)
-        if not reproduces(new, score.score):
-            return {}
-    return alike
-
-
-def spread(n: int) -> list[int]:
-    """Positions of `CHECKED_ANSWERS` among n, spread evenly."""
-    return sorted({int(i) for i in np.linspace(0, n - 1, CHECKED_ANSWERS).round()}) if n else []
-
-
-def _consistent(score: Score) -> bool:
-    """Whether score and MSP are those of the tokens beside them, up to rounding."""
-    tokens = score.tokens[: score.counted]
-    pairs = (
-        (score.score, aggregate([token.u for token in tokens], score.aggregation)),
-        (score.msp, -sum(token.log_likelihood for token in tokens)),
-    )
-    return all(math.isclose(*pair, rel_tol=1e-4, abs_tol=1e-6) for pair in pairs)
-
-
-def reproduces(rescored: Score, saved_score: float) -> bool:
-    """Whether an answer scored again has the score it had."""
-    return math.isclose(rescored.score, saved_score, rel_tol=TOLERANCE, abs_tol=1e-5)
-
-
-def _same_settings(saved: Score, rescored: Score, scorer: "Scorer") -> bool:
-    """Whether a saved score has the model name and settings of `rescored`."""
-    layers = [score.settings.get("layer") for score in (saved, rescored)]
-    key = rescored.config.replace(stop=tuple(scorer.stop)).score_key()
-    used = rescored.settings | scorer.fingerprints()
-    others = {n: v for n, v in saved.settings.items() if n in (*MACHINE, "attention_in_use")}
-    if scorer.as_messages(saved.prompt) != saved.prompt or others != {n: used[n] for n in others}:
-        return False
-    return (saved.model, layers[0], saved.config.score_key()) == (rescored.model, layers[1], key)
+        recorded = known.items() <= answer.settings.items()
+        if recorded and not other_settings(scorer, row.content):
+            saved[row.number] = answer
+    return saved
 
 
 def _scores_by_row(
     rows: list[Row],
     scorer: "Scorer",
     progress: Callable[[int, int], None] | None,
-    saved_scores: dict[int, Score],
-) -> dict[int, Score]:
+    saved: dict[int, UnmaskedAnswer],
+) -> dict[int, Scored]:
     """Row number -> score, saved or computed."""
-    scores = dict(saved_scores)
-    missing = [row for row in rows if row.number not in saved_scores]
+    from lm_polygraph_asmi.scoring.unmasked import check_tokens
+
+    scores: dict[int, Scored] = dict(saved)
+    missing = [row for row in rows if row.number not in saved]
     problem = (
         "row {} cannot be scored: {}. Correct or remove it; the risk guarantee does not cover rows "
         "left out"
     )
     for row in missing:  # before any of them is scored
         try:
-            _check_tokens(row, scorer)
+            check_tokens(scorer, request_of(row))
         except ValueError as error:
             raise ValueError(problem.format(row.number, error)) from error
     for row, outcome in score_rows(scorer, missing):
@@ -266,22 +220,10 @@ def _scores_by_row(
     return scores
 
 
-def _check_tokens(row: Row, scorer: "Scorer") -> None:
-    """Raise ValueError unless prompt and answer fit the model's vocabulary and context window."""
-    import torch
+def _shared_settings(scores: Sequence[Scored], scorer: "Scorer") -> dict[str, Any]:
+    """What all scores share, how their answers end, and what identifies the model."""
+    from lm_polygraph_asmi.scoring.unmasked import fingerprints  # imports torch
 
-    from lm_polygraph_asmi.model.passes import validate_tokens
-    from lm_polygraph_asmi.scoring.text import answer_tokens, prompt_tokens
-
-    prompt, answer, *_ = request_of(row)
-    prompt = scorer.as_messages(prompt)
-    ids = prompt_tokens(scorer.tokenizer, prompt).tolist()
-    added = answer_tokens(scorer.tokenizer, prompt, answer) if isinstance(answer, str) else answer
-    validate_tokens(scorer.model, torch.tensor([*ids, *(added or ())]), len(ids))
-
-
-def _shared_settings(scores: Sequence[Score]) -> dict[str, Any]:
-    """What all scores share, and how their answers end."""
     described = [score.compared_settings for score in scores]
     shared = dict(described[0])
     for other in described[1:]:
@@ -289,4 +231,5 @@ def _shared_settings(scores: Sequence[Score]) -> dict[str, Any]:
     del shared["model"]
     ends = sorted({other["answer_end"] for other in described if "answer_end" in other})
     shared.pop("answer_end", None)
-    return parse_json(to_json(shared | {"answer_ends": ends}))
+    shared |= {"answer_ends": ends, "stop": list(scorer.config.stop or ())}
+    return parse_json(to_json(shared | fingerprints(scorer)))

@@ -13,10 +13,10 @@ from lm_polygraph_asmi.lazy import attach
 # Imported on first use.
 __getattr__, __dir__, __all__ = attach(__name__, {
     "answer": "UnmaskedAnswer",
-    "batches": "BatchScorer score_batch",
-    "call": "score",
-    "many": "Outcome",
     "result": "Score",
-    "scorer": "Scorer",
+    "rows": "Outcome",
+    "scorer": "Scorer score",
+    "tables": "BatchScorer score_file",
     "tokens": "Token",
+    "unmasked": "read",
 })  # fmt: skip

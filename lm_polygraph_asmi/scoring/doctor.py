@@ -2,8 +2,6 @@
 
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -19,6 +17,7 @@ from lm_polygraph_asmi.model import attention_of, scoring_session, structure_of,
 from lm_polygraph_asmi.model.check import MASKABLE, PASSES, passes_in_use
 from lm_polygraph_asmi.model.heads import output_embeddings
 from lm_polygraph_asmi.model.memory import batch_bytes, default_budget
+from lm_polygraph_asmi.scoring.engine import Engine
 from lm_polygraph_asmi.scoring.scorer import Scorer
 
 PROMPT = (
@@ -27,24 +26,16 @@ PROMPT = (
 )
 STYLES = {"ok": "green", "unsupported": "dim", "slower": "yellow", "warning": "yellow",
           "problem": "bold red"}  # fmt: skip
-FASTEST = {scope: next(iter(PASSES[scope])) for scope in SCOPES}
 
 
 @dataclass
 class ModelDiagnosis:
-    """What is known of a model.
+    """What is known of a model."""
 
-    Attributes:
-        model: its name.
-        modules: part -> module or number.
-        checks: (check, state, text), states of `STYLES`.
-        cost: bytes and seconds by name.
-    """
-
-    model: str
-    modules: dict[str, str] = field(default_factory=dict)
-    checks: list[tuple[str, str, str]] = field(default_factory=list)
-    cost: dict[str, float] = field(default_factory=dict)
+    model: str  # its name
+    modules: dict[str, str] = field(default_factory=dict)  # part -> module or number
+    checks: list[tuple[str, str, str]] = field(default_factory=list)  # name, state, text
+    cost: dict[str, float] = field(default_factory=dict)  # bytes and seconds by name
 
     @property
     def works(self) -> bool:
@@ -79,21 +70,16 @@ def diagnose_model(
     **loading: Any,
 ) -> ModelDiagnosis:
     """Find the structure of a model, check it in both scopes with each attention implementation,
-    time an answer and estimate memory.
-
-    Args:
-        name: of the model, for the report.
-        model, tokenizer, config, **loading: as for `Scorer`.
+    time an answer and estimate memory. `name`: for the report; others as for `Scorer`.
 
     Example:
         >>> diagnosis = diagnose_model("tiny", scorer.model, scorer.tokenizer)
         >>> diagnosis.works, sorted(diagnosis.cost)[0]
         (True, 'memory limit of the masked passes')
     """
+    text = "not among the releases that the tests passed on (data/tested.csv)"
     diagnosis = ModelDiagnosis(name)
-    for untested in untested_releases():
-        text = "not among the releases that the tests passed on (data/tested.csv)"
-        diagnosis.checks.append((untested, "warning", text))
+    diagnosis.checks += [(untested, "warning", text) for untested in untested_releases()]
     config = config or ASMIConfig()
     try:
         scorer = Scorer(model, config, tokenizer=tokenizer, **loading)
@@ -103,7 +89,10 @@ def diagnose_model(
     model, tokenizer = scorer.model, scorer.tokenizer
     diagnosis.modules.update(_described(model))
     for attention in dict.fromkeys([attention_of(model), *MASKABLE]):
-        if not _supports(model, attention):
+        try:
+            with scoring_session(model, attention):
+                pass
+        except ValueError:
             text = "the model has no such implementation"
             diagnosis.checks.append((attention, "unsupported", text))
             continue
@@ -129,59 +118,38 @@ def _described(model: PreTrainedModel) -> dict[str, str]:
     }
 
 
-def _supports(model: PreTrainedModel, attention: str) -> bool:
-    try:
-        with scoring_session(model, attention):
-            return True
-    except ValueError:
-        return False
-
-
 def _checked(scorer: Scorer, diagnosis: ModelDiagnosis) -> tuple[str, str]:
     """State and text of the self-check in one scope; adds the costs."""
-    model, config = scorer.model, scorer.config
-    assert config.attention is not None
+    model, scope, log = scorer.model, scorer.config.scope, logging.getLogger("lm_polygraph")
+    level = log.level
+    log.setLevel(logging.ERROR)  # the report has the warnings of slower passes
     try:
-        with _quiet():
-            scorer.score(PROMPT)  # with the self-check
-            start = time.perf_counter()
-            score = scorer.score(PROMPT)
+        scorer.score(PROMPT)  # with the self-check
+        start = time.perf_counter()
+        score = scorer.score(PROMPT)
     except (RuntimeError, ValueError, TypeError, FloatingPointError, NotImplementedError) as error:
         return "problem", str(error)
+    finally:
+        log.setLevel(level)
     seconds = time.perf_counter() - start
-    _add_costs(scorer, len(score.tokens) + (score.prompt_tokens or 0), seconds, diagnosis)
-    with scoring_session(model, config.attention):
-        way = next(iter(passes_in_use(model, config.scope)), "none")
+    _add_costs(scorer, len(score.tokens) + (score.prompt_tokens or 0), seconds, diagnosis.cost)
+    with scoring_session(model, scorer.config.attention):
+        way = next(iter(passes_in_use(model, scope)), "none")
     length = f"{len(score.tokens)} tokens after {score.prompt_tokens} of prompt"
-    text = f"{way}; {seconds:.2f} s for {length}"
-    if way == FASTEST[config.scope]:
+    text, fastest = f"{way}; {seconds:.2f} s for {length}", next(iter(PASSES[scope]))
+    if way == fastest:
         return "ok", text
-    return "slower", f"{text}; the fastest way, {FASTEST[config.scope]}, cannot be used"
+    return "slower", f"{text}; the fastest way, {fastest}, cannot be used"
 
 
-def _add_costs(scorer: Scorer, positions: int, seconds: float, diagnosis: ModelDiagnosis) -> None:
+def _add_costs(scorer: Scorer, positions: int, seconds: float, cost: dict[str, float]) -> None:
     model, config = scorer.model, scorer.config
-    cost, masks = diagnosis.cost, scorer.engine.settings(model).config.num_masks
-    assert masks is not None
+    masks = Engine(config).settings(model).config.num_masks or 0
     cost[f"time, {config.attention}, scope {config.scope}"] = seconds
-    weight = unembedding(model)
     cost["memory of the weights"] = float(model.get_memory_footprint())
     with scoring_session(model, config.attention):
         for name, rows in (("one mask", 1), (f"all {masks} masks at once", masks)):
             bytes_of = float(batch_bytes(model, rows, positions))
             cost[f"memory of {name}"] = max(cost.get(f"memory of {name}", 0.0), bytes_of)
-    cost["memory limit of the masked passes"] = float(
-        config.memory_budget or default_budget(weight.device)
-    )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the warnings of slower passes, which the report has."""
-    log = logging.getLogger("lm_polygraph")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
+    budget = config.memory_budget or default_budget(unembedding(model).device)
+    cost["memory limit of the masked passes"] = float(budget)

@@ -1,8 +1,6 @@
 """Generate answers: one greedy, or several sampled."""
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,18 +15,13 @@ from transformers import (
 
 from lm_polygraph_asmi.host.stopping import StopConditions
 from lm_polygraph_asmi.maths import example_seed
-from lm_polygraph_asmi.model import model_lock, scoring_session
+from lm_polygraph_asmi.model import scoring_session
 from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.heads import context_window
 
 
 class Generation:
-    """Generates answers, each including the tokens that end it.
-
-    Args:
-        model: generates.
-        stop_conditions: when an answer ends.
-    """
+    """Generates answers, each including the tokens that end it."""
 
     def __init__(
         self,
@@ -61,33 +54,27 @@ class Generation:
 
         def ended(ids: Tensor, _: Any, **__: Any) -> Tensor:
             rows = ids[:, prompt_length:].tolist()  # several if answers are sampled
-            closes = self.stop_conditions.closes
-            return torch.tensor([closes(row) for row in rows], device=ids.device)
+            return torch.tensor(list(map(self.stop_conditions.closes, rows)), device=ids.device)
 
         return StoppingCriteriaList([ended])
-
-    def length_limit(self, prompt_ids: Int[Tensor, " P"], max_new_tokens: int) -> int:
-        """Largest number of tokens of an answer."""
-        window = context_window(self.model.config)
-        if window is None:
-            return max_new_tokens
-        if window <= len(prompt_ids):
-            raise ValueError(
-                f"expected a prompt shorter than the model's context window {window}, got "
-                f"{len(prompt_ids)} tokens"
-            )
-        return min(max_new_tokens, window - len(prompt_ids))
 
     def _generate(
         self, prompt_ids: Int[Tensor, " P"], max_new_tokens: int, **options: Any
     ) -> list[list[int]]:
         """Answers of the model, each including the tokens that ended it."""
-        max_new_tokens = self.length_limit(prompt_ids, max_new_tokens)
+        length, window = len(prompt_ids), context_window(self.model.config)
+        if window is not None and window <= length:
+            raise ValueError(
+                f"expected a prompt shorter than the model's context window {window}, got {length} "
+                "tokens"
+            )
         ends = sorted(self.stop_conditions.end_ids)
         pad = self.tokenizer.pad_token_id
         # All generation settings are set here; a model's own config may sample.
         config = GenerationConfig(
-            max_new_tokens=max_new_tokens,
+            max_new_tokens=max_new_tokens
+            if window is None
+            else min(max_new_tokens, window - length),
             num_beams=1,
             repetition_penalty=1.0,
             eos_token_id=ends or None,
@@ -104,20 +91,7 @@ class Generation:
                 ids,
                 attention_mask=torch.ones_like(ids),
                 generation_config=config,
-                stopping_criteria=self._ended(len(prompt_ids)),
+                stopping_criteria=self._ended(length),
             )
-        rows = sequences[:, len(prompt_ids) :].tolist()
+        rows = sequences[:, length:].tolist()
         return [self.stop_conditions.response(row, batch_size=2) for row in rows]
-
-
-@contextmanager
-def restored_config(model: PreTrainedModel) -> Iterator[None]:
-    """Restore generation config and cache use afterwards; other threads wait meanwhile."""
-    with model_lock(model):
-        generation, use_cache = model.generation_config, getattr(model.config, "use_cache", None)
-        try:
-            yield
-        finally:
-            model.generation_config = generation
-            if use_cache is not None:
-                model.config.use_cache = use_cache

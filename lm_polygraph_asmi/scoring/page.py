@@ -46,39 +46,23 @@ def _without_signs(text: str) -> str:
 
 
 class Card(NamedTuple):
-    """A score or a decision on a page.
+    """A score or a decision on a page."""
 
-    Attributes:
-        heading: its name and number.
-        prompt: text or messages.
-        text: the answer.
-        sentences: what it says; those that all cards share appear once.
-        short: of several, the number or words in their list.
-        rank: sort key, the most uncertain first.
-        score: a `Score`, for a heat map and tables; None: the plain text.
-    """
-
-    heading: str
-    prompt: Any
-    text: str
-    sentences: Sequence[str]
-    short: str
-    rank: float
-    score: Any
+    heading: str  # its name and number
+    prompt: Any  # text or messages
+    text: str  # the answer
+    sentences: Sequence[str]  # those that all cards share appear once
+    short: str  # of several, the number or words in their list
+    rank: float  # sort key, the most uncertain first
+    score: Any  # a `Score`, for a heat map and tables; None: the plain text
 
 
 class Piece(NamedTuple):
-    """Tokens of one grapheme, such as the bytes of an emoji; usually a single token.
+    """Tokens of one grapheme, such as the bytes of an emoji; usually a single token."""
 
-    Attributes:
-        text: their characters.
-        tokens: the tokens.
-        code: whether to show it in a fixed-width font.
-    """
-
-    text: str
+    text: str  # their characters
     tokens: list[Any]
-    code: bool
+    code: bool  # whether to show it in a fixed-width font
 
     @property
     def shade(self) -> float:

@@ -11,7 +11,6 @@ from rich.console import Console, ConsoleOptions, RenderResult
 
 from lm_polygraph_asmi.analysis.mechanism import OVER_ROBUST
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.files import to_json
 from lm_polygraph_asmi.maths.scores import aggregate, token_scores
 from lm_polygraph_asmi.scoring.page import Card, render, render_part
 from lm_polygraph_asmi.scoring.provenance import compared, digest_of
@@ -32,48 +31,11 @@ NO_SCALE = (
     "Sem-ASMI ranked errors worse than MSP and perplexity, and added little to them; at 1.5B, the "
     "comparison was inconclusive."
 )
-COMPACT = ("text", "u", "mi", "agreement", "vote", "alternative")
-"""Fields of each token with `tokens="compact"`."""
-DERIVED = ("unit", "highest", "explanation", "signals", "digest")
-"""Entries of `Score.to_dict` besides the fields."""
-
-
-def token_records(score: "Score", tokens: str) -> list[dict[str, Any]] | None:
-    """One dictionary per token, with all or the compact fields; None with "none"."""
-    if tokens == "none":
-        return None
-    rows = [asdict(token) for token in score.tokens]
-    if tokens == "compact":
-        rows = [{name: row[name] for name in COMPACT} for row in rows]
-    return rows
 
 
 @dataclass(frozen=True, repr=False)
 class Score:
     """A scored answer.
-
-    Attributes:
-        score: mean of u over the counted tokens (sum or maximum, see `aggregation`), nats, 0 to
-            ln S; higher = more fragile.
-        prompt: text or messages.
-        answer: as passed, text or token ids; or the model's greedy answer as text, without the
-            tokens that end it.
-        scored_text: the scored tokens as text, special and closing tokens included; the offsets of
-            tokens refer to it.
-        tokens: all tokens.
-        counted: number of tokens, from the first, that the score is computed from.
-        msp: negative log-likelihood of the answer under the unmasked model, nats.
-        diversity, gate: div(x) and alpha(x) of Adapt-ASMI; None for other methods.
-        settings: of `config`, with the derived p and S, and the layer; no stop strings if the
-            answer was token ids.
-        model: its name, or empty.
-        seconds: of the masked passes.
-        warnings: problems with prompt, answer or tokenizer.
-        content_end: characters of `scored_text` before the tokens that end the answer.
-        ending: what ends `scored_text`, such as "</s>" or a stop string; empty if the answer was
-            cut off, None if not saved. To an answer passed as text, the likeliest end was added.
-        answered: False if the answer is empty or blank.
-        prompt_tokens: tokens of the prompt; None if not saved.
 
     Example:
         >>> result = scorer.score(prompt, " Edda Holm")
@@ -83,31 +45,27 @@ class Score:
         True
     """
 
-    score: float
+    score: float  # mean (see `aggregation`) of u over the counted tokens, nats, 0 to ln S
     prompt: str | list[dict[str, Any]]
-    answer: str | list[int]
-    scored_text: str
+    answer: str | list[int]  # as passed; or the model's own, without the tokens that end it
+    scored_text: str  # all scored tokens as text; their offsets refer to it
     tokens: tuple[Token, ...]
-    counted: int
-    msp: float
-    diversity: float | None
-    gate: float | None
-    settings: dict[str, Any]
-    model: str
+    counted: int  # number of tokens, from the first, that the score is computed from
+    msp: float  # negative log-likelihood of the answer under the unmasked model, nats
+    diversity: float | None  # div(x) of Adapt-ASMI
+    gate: float | None  # alpha(x) of Adapt-ASMI
+    settings: dict[str, Any]  # of `config`, with derived ones; no `stop` of token ids
+    model: str  # its name, or empty
     seconds: float
-    warnings: tuple[str, ...]
-    content_end: int | None = None
-    answered: bool = True
+    warnings: tuple[str, ...]  # problems with prompt, answer or tokenizer
+    content_end: int | None = None  # characters of `scored_text` before what ends the answer
+    answered: bool = True  # False if the answer is empty or blank
     prompt_tokens: int | None = None
-    ending: str | None = None
+    ending: str | None = None  # such as "</s>"; empty if the answer was cut off
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "Score":
-        """Read what `to_dict` returned, or a line of the output file; other fields are dropped.
-
-        Raises:
-            ValueError: `content` is not a saved score.
-        """
+        """Read what `to_dict` returned, or a row of `score_file`; ValueError: another mapping."""
         names = {field.name for field in fields(cls)}
         try:
             values = {name: value for name, value in content.items() if name in names}
@@ -116,8 +74,8 @@ class Score:
             return cls(**values)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(
-                f"expected what Score.to_dict returns, or a line of `polygraph_asmi score --out "
-                f"FILE --tokens full`; got {error!r}"
+                f"expected what Score.to_dict returns, or a row of `polygraph_asmi score --out "
+                f"FILE`; got {error!r}"
             ) from error
 
     def __lt__(self, other: object) -> bool:
@@ -132,6 +90,18 @@ class Score:
 
     def __repr__(self) -> str:
         return f"Score({self.label} {self.score:.4f} nats, answer={self.answer!r})"
+
+    def __str__(self) -> str:
+        """Score, signals, answer, tokens and warnings, a line each."""
+        tokens = [f"{token.text!r} {token.u:.4f}" for token in self.tokens]
+        more = [f"{len(tokens) - 12} more"] if len(tokens) > 12 else []
+        return "\n".join([
+            f"{self.label} {self.score:.4f} nats (0 to {self.highest:.2f}; higher = more fragile)",
+            self._to_compare,
+            f"Answer {self.scored_text[: self.content_end]!r}, ended by {self.ending!r}",
+            f"Fragility of its tokens: {', '.join(tokens[:12] + more)}",
+            f"Warnings: {len(self.warnings) or 'none'}",
+        ])  # fmt: skip
 
     @property
     def config(self) -> ASMIConfig:
@@ -152,16 +122,13 @@ class Score:
     @property
     def highest(self) -> float:
         """Upper bound of the score: ln S, nats; for a sum, times the counted tokens."""
-        return math.log(self.settings["num_masks"]) * self._summed_tokens
+        summed = self.counted if self.aggregation == "sum" else 1
+        return math.log(self.settings["num_masks"]) * summed
 
     @property
     def aggregation(self) -> str:
         """How u is aggregated over the counted tokens: "mean", "sum" or "max"."""
         return self.config.aggregation
-
-    @property
-    def _summed_tokens(self) -> int:
-        return self.counted if self.aggregation == "sum" else 1
 
     @property
     def masking_response(self) -> float:
@@ -176,8 +143,7 @@ class Score:
     @property
     def compared_settings(self) -> dict[str, Any]:
         """Settings, model, and form of prompt and answer, which a calibration must share."""
-        ended = None if self.content_end is None else self.content_end < len(self.scored_text)
-        return compared(self.prompt, self.model, self.settings, len(self.tokens), ended)
+        return compared(self)
 
     @cached_property
     def signals(self) -> dict[str, float]:
@@ -216,47 +182,26 @@ class Score:
                 f"{self.masking_response:.4f} nats, below {OVER_ROBUST}): the score may carry no "
                 "information (not validated)."
             )
+        lines.append(f"{self._to_compare}.")
+        return [*lines, *self.warnings, NO_SCALE, BOUNDARY]
+
+    @property
+    def _to_compare(self) -> str:
         free = ", ".join(
             f"{signal.title} {self.signals[name]:.4g}"
             for name, signal in SIGNALS.items()
             if name in self.signals and not signal.masked
         )
-        lines.append(f"To compare, in nats (higher = more uncertain): {free}.")
-        return [*lines, *self.warnings, NO_SCALE, BOUNDARY]
+        return f"To compare, in nats (higher = more uncertain): {free}"
 
     def to_dict(self) -> dict[str, Any]:
         """All fields and derived values as plain values, for JSON."""
-        content = asdict(self) | {"tokens": [asdict(token) for token in self.tokens]}
+        content = asdict(self) | {"signals": self.signals, "ids": list(self.ids)}
         return content | {
             "digest": digest_of(content),
             "unit": "nats",
             "highest": self.highest,
             "explanation": self.explanation,
-            "signals": self.signals,
-        }
-
-    @staticmethod
-    def digest(line: Mapping[str, Any]) -> str:
-        """See `digest_of`."""
-        return digest_of(line)
-
-    def to_line(self, tokens: str) -> dict[str, Any]:
-        """`to_dict` with less detail per token; `tokens`: "none", "compact" or "full"."""
-        line = self.to_dict()
-        return line if tokens == "full" else line | {"tokens": token_records(self, tokens)}
-
-    def to_columns(self, tokens: str) -> dict[str, Any]:
-        """Values of the columns of `OUTPUT`."""
-        return {
-            "asmi_score": self.score,
-            "asmi_msp": self.msp,
-            "asmi_counted": self.counted,
-            "asmi_answered": self.answered,
-            "asmi_answer": self.answer,
-            "asmi_text": self.scored_text,
-            "asmi_tokens": None if tokens == "none" else to_json(token_records(self, tokens)),
-            "asmi_settings": to_json(self.settings),
-            "asmi_warnings": to_json(self.warnings) if self.warnings else None,
         }
 
     def to_df(self) -> "pd.DataFrame":

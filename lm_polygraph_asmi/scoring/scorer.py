@@ -1,25 +1,16 @@
-"""`Scorer`: a model prepared to score many answers."""
+"""`Scorer`: a model prepared to score many answers; `score`: one call for one."""
 
-import hashlib
-import json
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 from torch import Tensor
-from transformers import (
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lm_polygraph_asmi.algorithm import sequence_uncertainty
-from lm_polygraph_asmi.analysis.features import free_features
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.host.model import causal_model, is_host_model
@@ -33,45 +24,267 @@ from lm_polygraph_asmi.model import (
     scoring_session,
     structure_of,
 )
-from lm_polygraph_asmi.results.cache import ResultCache, model_key, tokenizer_key
-from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
-from lm_polygraph_asmi.scoring.control_tokens import (
-    rendered_warnings,
-    special_warnings,
-    template_warnings,
-)
-from lm_polygraph_asmi.scoring.ending import with_ends
+from lm_polygraph_asmi.results.cache import tokenizer_key
+from lm_polygraph_asmi.scoring.advice import answer_warnings, prompt_warnings
 from lm_polygraph_asmi.scoring.engine import Engine, diversity_of
-from lm_polygraph_asmi.scoring.generation import Generation, restored_config
-from lm_polygraph_asmi.scoring.many import FIELDS, OUTPUT, Outcome, one_by_one, run_batch
+from lm_polygraph_asmi.scoring.generation import Generation
 from lm_polygraph_asmi.scoring.own_tokenizer import check_tokenizer
-from lm_polygraph_asmi.scoring.result import DERIVED, Score
-from lm_polygraph_asmi.scoring.signals import unmasked_signals
-from lm_polygraph_asmi.scoring.statistics import AnswerStatistics
+from lm_polygraph_asmi.scoring.result import Score
+from lm_polygraph_asmi.scoring.rows import Outcome, outcomes
 from lm_polygraph_asmi.scoring.text import (
     Answer,
     Prompt,
     Request,
     answer_tokens,
-    border_warning,
     parse_request,
+    possible_ends,
     prompt_tokens,
-    prompt_warning,
-    repeated_end,
-    repeated_prompt,
-    row_request,
+    rendered,
     spans,
-    stop_warning,
-    token_ids,
-    unknown_warning,
 )
 from lm_polygraph_asmi.scoring.tokens import tokens_of
-from lm_polygraph_asmi.validation import check_one_of
 
 if TYPE_CHECKING:
     from lm_polygraph.utils.model import Model
 
-log = logging.getLogger("lm_polygraph")
+
+class Given(NamedTuple):
+    """A request as the model gets it."""
+
+    request: Request
+    prompt_ids: Int[Tensor, " P"]
+    ids: list[int]  # of the answer, the model's own if none was passed
+    ends: list[list[int]]  # that an answer passed as text may have
+    follows: bool  # whether the answer's tokens follow the prompt in one text
+    warnings: list[str]  # about the prompt, and control tokens in any text
+
+
+class Scorer:
+    """A model prepared to score many answers.
+
+    The self-check (masked passes against full forward passes) runs once.
+
+    Args:
+        model, config, tokenizer: as for `score`.
+        gguf_file, dtype, device_map: of a model passed by name, as for `host.loading.load_named`.
+        **settings: as for `score`.
+
+    Raises:
+        OSError, TypeError, ValueError: as `score`, except errors of an answer; options of loading
+            with a loaded model.
+
+    Example:
+        >>> scorer = Scorer("smollm2", scope="response")
+        >>> for answer in (" Edda Holm", " Brask"):
+        ...     result = scorer.score(prompt, answer)
+        ...     assert 0 <= result.score <= result.highest  # nats
+    """
+
+    _result: ClassVar[type] = Score
+
+    def __init__(
+        self,
+        model: "PreTrainedModel | Model | str | Path",
+        config: ASMIConfig | None = None,
+        *,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        gguf_file: str | None = None,
+        dtype: str = "auto",
+        device_map: str | None = None,
+        **settings: Any,
+    ) -> None:
+        if "calibration" in settings:
+            raise TypeError(
+                "a score needs no calibration: decide(model, prompt, answer, calibration=...) or a "
+                "Decider says what one tells of an answer"
+            )
+        self.config = (config or ASMIConfig()).replace(**settings)  # before a model is loaded
+        if isinstance(model, str | Path):
+            if tokenizer is not None:
+                raise ValueError("a model name loads its tokenizer: leave `tokenizer` out")
+            model, tokenizer = load_named(str(model), gguf_file, dtype, device_map)
+        elif (gguf_file, dtype, device_map) != (None, "auto", None):
+            raise ValueError(
+                "gguf_file, dtype and device_map load a model by its name, got a loaded "
+                f"{type(model).__name__}: leave them out"
+            )
+        self._instruct = False
+        if is_host_model(model):
+            tokenizer = tokenizer or model.tokenizer
+            if self.config.stop is None:
+                stops = model.generation_parameters.stop_strings or ()
+                self.config = self.config.replace(stop=stops)
+            self._instruct = bool(getattr(model, "instruct", False))
+            model = causal_model(model, self.config.structure)
+        self.model = plain_model(model)
+        name_modules(self.model, self.config.structure)
+        self.tokenizer = _usable_tokenizer(self.model, tokenizer, self._instruct)
+        structure_of(self.model)  # raises if heads cannot be masked
+        self._tokenizer_warnings = check_tokenizer(self.model, self.tokenizer)
+        self._engine = Engine(self.config)
+        self._conditions = StopConditions(self.model, self.tokenizer, self.config.stop)
+        self._generation = Generation(self.model, self.tokenizer, self._conditions)
+
+    def score(
+        self,
+        prompt: Prompt,
+        answer: Answer | None = None,
+        samples: Sequence[Answer] | None = None,
+    ) -> Score:
+        """Score one answer; see `lm_polygraph_asmi.score`.
+
+        Example:
+            >>> scorer.score(prompt, " Edda Holm").answer
+            ' Edda Holm'
+        """
+        request, config = parse_request(prompt, answer, samples), self.config
+        with scoring_session(self.model):  # the model's state is read once
+            given = self._given(request)
+            (stats,) = self._engine.score(self.model, given.prompt_ids, given.ids, given.ends)
+            gate, diversity, notes = self._gate(given)
+        ids, warnings = stats.tokens.tolist(), [*given.warnings, *notes]
+        given = given._replace(warnings=warnings)
+        described, offsets = self._described(given, ids, stats.settings.to_dict())
+        tokens = tokens_of(stats, described["scored_text"], offsets, gate, self.tokenizer)
+        counted = self._counted(ids)
+        return Score(
+            score=sequence_uncertainty([t.u for t in tokens[:counted]], config.aggregation),
+            tokens=tuple(tokens),
+            counted=counted,
+            msp=-float(np.sum(stats.log_likelihood[:counted])),
+            diversity=diversity,
+            gate=gate if config.method == "adapt" else None,
+            seconds=stats.unmasked_seconds + stats.masked_seconds,
+            **described,
+        )
+
+    def score_many(
+        self, rows: Iterable[Any], on_error: str = "return", id_field: str = "id"
+    ) -> Iterator[Outcome]:
+        """Score rows one by one as they arrive; none is stored.
+
+        Args:
+            rows: texts, or mappings with `prompt` and optionally `answer` and `samples`, as for
+                `score`. They are not changed.
+            on_error: "return": a bad row gives an outcome with an error; "raise": it raises.
+            id_field: name of the field with a row's id.
+
+        Yields:
+            An `Outcome` for each row, in order.
+
+        Example:
+            >>> rows = [{"id": "q1", "prompt": prompt, "answer": " Edda Holm"}, {"id": "q2"}]
+            >>> for outcome in scorer.score_many(rows):
+            ...     print(outcome.id, outcome.result is not None, outcome.error)
+            q1 True None
+            q2 False expected a text, or an object with a "prompt", got the fields id
+        """
+        return outcomes(self.score, rows, on_error, id_field)
+
+    @cached_property
+    def _special_tokens(self) -> SpecialTokens:
+        return SpecialTokens(self.tokenizer)
+
+    @cached_property
+    def _tokenizer_key(self) -> str:
+        """Hash of the tokenizer; cached, since it reads the whole vocabulary."""
+        return tokenizer_key(self.tokenizer)
+
+    def _given(self, request: Request) -> Given:
+        """The request as the model gets it; without an answer, the model generates one."""
+        tokenizer, answer, conditions = self.tokenizer, request.answer, self._conditions
+        if self._instruct and isinstance(request.prompt, str):  # as LM-Polygraph
+            request = request._replace(prompt=[{"role": "user", "content": request.prompt}])
+        prompt = request.prompt
+        written = rendered(tokenizer, prompt)
+        prompt_ids = prompt_tokens(tokenizer, prompt, written)
+        before, ends, follows = prompt_ids.tolist(), [], True
+        warnings = prompt_warnings(
+            self._special_tokens, conditions.end_ids, request, before, written
+        )
+        if answer is None:
+            ids = self._generation.greedy(prompt_ids, self.config.max_new_tokens)
+        elif isinstance(answer, str):
+            ids, follows = answer_tokens(tokenizer, prompt, before, answer)
+            ends = possible_ends(tokenizer, conditions, prompt, before, answer, ids)
+        else:
+            ids = list(answer)
+        if not (ids or ends):
+            raise ValueError(
+                "the answer is empty, and no end is known: expected a token, or `stop`"
+            )
+        return Given(request, prompt_ids, ids, ends, follows, [*request.notes, *warnings])
+
+    def _counted(self, ids: Sequence[int]) -> int:
+        """Number of tokens, from the first, that count: all, or all but the closing one."""
+        drops = not self.config.closing_token and len(ids) > 1 and self._conditions.closes(ids)
+        return len(ids) - drops
+
+    def _described(
+        self, given: Given, ids: Sequence[int], settings: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], list[tuple[int, int]]]:
+        """Texts, warnings and settings of an answer, and the characters of each token.
+
+        `ids`: the answer's, its end included; `settings`: of the masks.
+        """
+        request, before = given.request, given.prompt_ids.tolist()
+        prompt, answer = request.prompt, request.answer
+        text, offsets = spans(self.tokenizer, before, ids)
+        content = self._conditions.without(text, offsets, ids)
+        about = answer_warnings(self._conditions, request, before, ids, text, given.follows)
+        if answer is None:
+            answer = content
+        return {
+            "prompt": prompt if isinstance(prompt, str) else [dict(m) for m in prompt],
+            "answer": answer if isinstance(answer, str) else list(ids),
+            "scored_text": text,
+            "settings": {**settings, **self._score_settings(request)},
+            "model": str(self.model.config.name_or_path or ""),
+            "warnings": (*given.warnings, *self._tokenizer_warnings, *about),
+            "content_end": len(content),
+            "ending": text[len(content) :],
+            "answered": bool(content.strip()),
+            "prompt_tokens": len(before),
+        }, offsets
+
+    def _score_settings(self, request: Request) -> dict[str, Any]:
+        """Settings of this score besides those of the masks."""
+        answer, samples = request.answer, request.samples
+        settings = self.config.besides_masks() | {"stop": list(self.config.stop or ())}
+        settings["attention_in_use"] = self.config.attention or attention_of(self.model)
+        if not (answer is None or isinstance(answer, str)):  # token ids are scored unchanged
+            del settings["stop"]
+        if self.config.method == "adapt":
+            settings["samples"] = "generated" if samples is None else "passed"
+            if samples is not None:
+                settings["num_samples"] = len(samples)
+        return settings
+
+    def _gate(self, given: Given) -> tuple[float, float | None, list[str]]:
+        """alpha(x) (0 for ASMI, 1 for Sem-ASMI), div(x), and warnings about samples."""
+        config, samples = self.config, given.request.samples
+        if config.method != "adapt":
+            note = f'Samples are used by the method "adapt" only; "{config.method}" ignores them.'
+            return float(config.method == "sem"), None, [] if samples is None else [note]
+        if samples is None:
+            sampled = self._generation.sampled(
+                given.prompt_ids, config.max_new_tokens, config.num_samples, config.seed
+            )
+        else:
+            prompt, before = given.request.prompt, given.prompt_ids.tolist()
+            sampled = [
+                answer_tokens(self.tokenizer, prompt, before, sample)[0]
+                if isinstance(sample, str)
+                else list(sample)
+                for sample in samples
+            ]
+        responses = self._conditions.embedded(sampled, config.gate_token, config.max_new_tokens)
+        (diversity,) = diversity_of(
+            self.model, given.prompt_ids, responses, attention=config.attention
+        )
+        few = "Fewer than two sampled answers are non-empty: no semantic discount (alpha near 0)."
+        gate = adaptive_gate(diversity, config.tau, config.beta)
+        return gate, diversity, [few] if len(responses) < 2 else []
 
 
 def _usable_tokenizer(
@@ -96,433 +309,52 @@ def _usable_tokenizer(
     return tokenizer
 
 
-class Scorer:
-    """A model prepared to score many answers.
+def score(
+    model: "PreTrainedModel | Model | str | Path",
+    prompt: Prompt,
+    answer: Answer | None = None,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    config: ASMIConfig | None = None,
+    samples: Sequence[Answer] | None = None,
+    **settings: Any,
+) -> Score:
+    """Score how fragile an answer is under random attention-head masking.
 
-    The self-check (masked passes against full forward passes) runs once.
+    If `answer` is omitted, the model's greedy answer is scored. A benchmark run with the same
+    token ids and settings gives the same scores. Many rows: `Scorer.score_many`, `score_file`.
 
     Args:
-        model, config, tokenizer: as for `score`.
-        result_cache: folder in which `score_batch` and files of rows store each finished batch, so
-            that a killed run resumes with the same scores; None: no cache.
-        gguf_file, dtype, device_map: of a model passed by name, as for `host.loading.load_named`.
-        **settings: as for `score`.
+        model: decoder-only transformers model, LM-Polygraph `WhiteboxModel`, or a local path, hub
+            ID or "smollm2" (loaded on CPU). Its state is restored.
+        prompt: a text, or chat messages, to which the tokenizer's chat template is applied. If the
+            last message is the assistant's, it is the answer.
+        answer: text with its leading space, or token ids. To text, an end is added: of the end
+            tokens and stop strings, the most probable by its first token (`Score.ending`). Token
+            ids are scored unchanged. The empty text is an answer that ends at once: the score is
+            that of its end, and `Score.answered` is False.
+        tokenizer: required with a transformers model; not allowed with a name.
+        config: settings; None: the defaults.
+        samples: method "adapt" only: sampled answers (texts or token ids). None: `num_samples` are
+            sampled at temperature 0.5; they depend only on prompt and `seed`.
+        **settings: of `ASMIConfig`; they override `config`. Also those of `Scorer`.
+
+    Returns:
+        A `Score`: nats, 0 to ln S, higher = more fragile.
 
     Raises:
-        OSError, TypeError, ValueError: as `score`, except errors of an answer; options of loading
-            with a loaded model.
+        OSError: no model of that name.
+        TypeError: heads of the model cannot be masked, or a setting is unknown.
+        ValueError: a prompt or answer without a token, text longer than the context window,
+            settings out of range, or another model's tokenizer.
+
+    Source: the paper's Sem-ASMI by default; `method` selects ASMI or Adapt-ASMI.
 
     Example:
-        >>> scorer = Scorer("smollm2", scope="response")
-        >>> for answer in (" Edda Holm", " Brask"):
-        ...     result = scorer.score(prompt, answer)
-        ...     assert 0 <= result.score <= result.highest  # nats
+        >>> prompt = "The ferry was built by Edda Holm. Question: Who built it? Answer:"
+        >>> result = score("smollm2", prompt, " Edda Holm")
+        >>> 0 <= result.score <= result.highest  # nats, 0 to ln S
+        True
     """
-
-    columns = OUTPUT
-    fields = frozenset({*(field.name for field in fields(Score)), *DERIVED})
-
-    def __init__(
-        self,
-        model: "PreTrainedModel | Model | str | Path",
-        config: ASMIConfig | None = None,
-        *,
-        tokenizer: PreTrainedTokenizerBase | None = None,
-        result_cache: str | Path | None = None,
-        gguf_file: str | None = None,
-        dtype: str = "auto",
-        device_map: str | None = None,
-        **settings: Any,
-    ) -> None:
-        self.result_cache = ResultCache(result_cache)
-        if "calibration" in settings:
-            raise TypeError(
-                "a score needs no calibration: decide(model, prompt, answer, calibration=...) or a "
-                "Decider says what one tells of an answer"
-            )
-        self.config = (config or ASMIConfig()).replace(**settings)
-        self.engine = Engine(self.config)
-        # Settings are checked before a model is loaded.
-        self.instruct = False
-        if isinstance(model, str | Path):
-            if tokenizer is not None:
-                raise ValueError("a model name loads its tokenizer: leave `tokenizer` out")
-            model, tokenizer = load_named(str(model), gguf_file, dtype, device_map)
-        elif (gguf_file, dtype, device_map) != (None, "auto", None):
-            raise ValueError(
-                "gguf_file, dtype and device_map load a model by its name, got a loaded "
-                f"{type(model).__name__}: leave them out"
-            )
-        if is_host_model(model):
-            tokenizer = tokenizer or model.tokenizer
-            if self.config.stop is None:
-                stops = model.generation_parameters.stop_strings or ()
-                self.config = self.config.replace(stop=stops)
-            self.instruct = bool(getattr(model, "instruct", False))
-            model = causal_model(model, self.config.structure)
-        model = plain_model(model)
-        name_modules(model, self.config.structure)
-        tokenizer = _usable_tokenizer(model, tokenizer, self.instruct)
-        structure_of(model)  # raises if heads cannot be masked
-        self.tokenizer_warnings = check_tokenizer(model, tokenizer)
-        self.model, self.tokenizer = model, tokenizer
-        self.stop = list(self.config.stop or ())
-        self.stop_conditions = StopConditions(model, tokenizer, self.stop)
-        self.generation = Generation(model, tokenizer, self.stop_conditions)
-
-    def score(
-        self,
-        prompt: Prompt,
-        answer: Answer | None = None,
-        samples: Sequence[Answer] | None = None,
-    ) -> Score:
-        """Score one answer; see `lm_polygraph_asmi.score`.
-
-        Example:
-            >>> scorer.score(prompt, " Edda Holm").answer
-            ' Edda Holm'
-        """
-        return self.score_request(parse_request(prompt, answer, samples))
-
-    def score_many(
-        self, rows: Iterable[Any], on_error: str = "return", id_field: str = "id"
-    ) -> Iterator[Outcome]:
-        """Score rows one by one as they arrive; none is stored.
-
-        Args:
-            rows: texts, or mappings with `prompt` and optionally `answer` and `samples`, as for
-                `score`. They are not changed.
-            on_error: "return": a bad row gives an outcome with an error; "raise": it raises.
-            id_field: name of the field with a row's id.
-
-        Yields:
-            An `Outcome` for each row, in order.
-
-        Example:
-            >>> rows = [{"id": "q1", "prompt": prompt, "answer": " Edda Holm"}, {"id": "q2"}]
-            >>> for outcome in scorer.score_many(rows):
-            ...     print(outcome.id, outcome.result is not None, outcome.error)
-            q1 True None
-            q2 False expected a text, or an object with a "prompt", got the fields id
-        """
-        check_one_of("on_error", on_error, ("return", "raise"))
-        return one_by_one(self.score_request, rows, on_error, id_field)
-
-    def run_batch(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[Outcome]:
-        """Outcomes of a batch of rows, from the result cache if it has the batch."""
-        return run_batch(self.score_request, rows, self.result_cache, self.batch_key(rows))
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """Everything that a score depends on, except prompt, answer and samples."""
-        return {
-            "model": self.model.config.name_or_path,
-            "dtype": str(self.model.dtype),
-            "instruct": self.instruct,
-            "end_tokens": sorted(self.stop_conditions.end_ids),
-            "end_of_texts": "likeliest",
-            **self.config.to_dict(),
-            "attention": self.config.attention or attention_of(self.model),
-            "memory_budget": None,  # does not change scores
-        }
-
-    def score_request(self, request: Request) -> Score:
-        """`score` of a request."""
-        request, prompt_ids = self.prepared(request)
-        with restored_config(self.model):
-            answer = self._answer(request, prompt_ids)
-            (stats,) = self.engine.score(self.model, prompt_ids, *answer)
-            gate = self.gate_of(request, prompt_ids)
-        return self.result(request, prompt_ids, stats, gate)
-
-    def read(self, prompt: Prompt, answer: Answer | None = None) -> UnmaskedAnswer:
-        """An answer under the unmasked model alone, at the cost of one unmasked pass.
-
-        Example:
-            >>> scorer.read(prompt, " Edda Holm").answered
-            True
-        """
-        return self.read_request(parse_request(prompt, answer))
-
-    def read_request(self, request: Request, states: bool = False) -> UnmaskedAnswer:
-        """`read` of a request.
-
-        Args:
-            states: also `features`, which need hidden states.
-
-        Raises:
-            ValueError: as `score`.
-        """
-        request, prompt_ids = self.prepared(request)
-        # One session: the model's state is read once, which takes longer than a short answer's
-        # last layer.
-        with scoring_session(self.model), restored_config(self.model):
-            stats = self.engine.read(self.model, prompt_ids, *self._answer(request, prompt_ids))
-            settings = self.engine.settings(self.model).to_dict()
-        ids = stats.pop("tokens").tolist()
-        counted = self._counted(ids)
-        described, _ = self._described(request, prompt_ids, ids, settings)
-        tokens = {name: values[:counted] for name, values in stats.items()}
-        hidden, features = tokens.pop("hidden"), {}
-        if states:
-            features = {
-                "free": free_features(**tokens, prompt_tokens=len(prompt_ids)),
-                "hidden mean": hidden.mean(0),
-                "hidden last": hidden[-1],
-            }
-            described["settings"]["hidden_width"] = hidden.shape[1]
-        return UnmaskedAnswer(
-            signals=unmasked_signals(**tokens),
-            ids=tuple(ids),
-            counted=counted,
-            features=features,
-            **described,
-        )
-
-    def prepared(self, request: Request) -> tuple[Request, Int[Tensor, " P"]]:
-        """The request as the model gets it, with warnings about its texts; the prompt's ids."""
-        request = request._replace(prompt=self.as_messages(request.prompt))
-        request = request.noted(self.notes_of(request))
-        return request, prompt_tokens(self.tokenizer, request.prompt)
-
-    def notes_of(self, request: Request) -> tuple[str, ...]:
-        """Warnings about special tokens in the texts of a request, and about chat templates."""
-        template = template_warnings(self._special_tokens, request.prompt)
-        ends = self.stop_conditions.end_ids
-        notes = special_warnings(
-            self._special_tokens, ends, request.prompt, request.answer, request.samples
-        )
-        return (*template, *notes, *rendered_warnings(self._special_tokens, request.prompt))
-
-    @cached_property
-    def _special_tokens(self) -> SpecialTokens:
-        return SpecialTokens(self.tokenizer)
-
-    def as_messages(self, prompt: Prompt) -> Prompt:
-        """A text prompt as a user message for instruction-tuned host models, as LM-Polygraph."""
-        if self.instruct and isinstance(prompt, str):
-            return [{"role": "user", "content": prompt}]
-        return prompt
-
-    def batch_key(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Key of the scores of a batch of rows in the result cache; empty without one.
-
-        Weights that cannot be read switch the cache off, with a warning.
-        """
-        if not self.result_cache.kept:
-            return {}
-        try:
-            key = model_key(self.model)
-        except TypeError as error:
-            log.warning("Scoring without a result cache: %s", error)
-            self.result_cache = ResultCache(None)
-            return {}
-        fields = [{name: row.get(name) for name in FIELDS} for row in rows]
-        return key | {
-            "tokenizer": self._tokenizer_fingerprint,
-            "scorer": self.identity,
-            "batch": json.dumps(fields, default=_described),
-            "prompts": [self._prompt_ids(row) for row in rows],
-        }
-
-    def _prompt_ids(self, row: Mapping[str, Any]) -> list[int] | None:
-        """Token ids of a row's prompt, which a template may make of the date; None: it has none."""
-        with suppress(ValueError):
-            prompt = self.as_messages(row_request(row).prompt)
-            return cast("list[int]", prompt_tokens(self.tokenizer, prompt).tolist())
-        return None
-
-    def result(
-        self,
-        request: Request,
-        prompt_ids: Int[Tensor, " P"],
-        stats: AnswerStatistics,
-        gate_and_diversity: tuple[float, float | None, int],
-    ) -> Score:
-        """The `Score` from the engine's statistics."""
-        gate, diversity, responses = gate_and_diversity
-        ids, adapt = stats.tokens.tolist(), self.config.method == "adapt"
-        if request.samples is not None and not adapt:
-            request = request.noted(
-                ['Samples are used by the method "adapt" only; '
-                 f'"{self.config.method}" ignores them.']
-            )  # fmt: skip
-        if adapt and responses < 2:
-            request = request.noted(
-                ["Fewer than two sampled answers are non-empty: no semantic discount (alpha near "
-                 "0)."]
-            )  # fmt: skip
-        described, offsets = self._described(request, prompt_ids, ids, stats.settings.to_dict())
-        tokens = tokens_of(stats, described["scored_text"], offsets, gate, self.tokenizer)
-        counted = self._counted(ids)
-        return Score(
-            score=sequence_uncertainty([t.u for t in tokens[:counted]], self.config.aggregation),
-            tokens=tuple(tokens),
-            counted=counted,
-            msp=-float(np.sum(stats.log_likelihood[:counted])),
-            diversity=diversity,
-            gate=gate if adapt else None,
-            seconds=stats.unmasked_seconds + stats.masked_seconds,
-            **described,
-        )
-
-    def _counted(self, ids: Sequence[int]) -> int:
-        """Number of tokens, from the first, that count: all, or all but the closing one."""
-        drops = not self.config.closing_token and len(ids) > 1 and self.stop_conditions.closes(ids)
-        return len(ids) - drops
-
-    def _described(
-        self,
-        request: Request,
-        prompt_ids: Int[Tensor, " P"],
-        ids: Sequence[int],
-        settings: Mapping[str, Any],
-    ) -> tuple[dict[str, Any], list[tuple[int, int]]]:
-        """Texts, warnings and settings of an answer, and the characters of each token.
-
-        Args:
-            ids: tokens of the answer.
-            settings: of the masks.
-        """
-        prompt, answer, _, notes = request
-        text, offsets = spans(self.tokenizer, prompt_ids.tolist(), ids)
-        content = self.stop_conditions.without(text, offsets, ids)
-        warnings = [*notes, *self.tokenizer_warnings]
-        if isinstance(prompt, str) and not prompt.strip():
-            warnings.append("The prompt is blank: the answer depends on no question.")
-        if isinstance(prompt, str) and (
-            warning := prompt_warning(self.tokenizer, prompt_ids.tolist())
-        ):
-            warnings.append(warning)
-        if warning := unknown_warning(self.tokenizer, prompt_ids.tolist()):
-            warnings.append(warning)
-        if answer is None and not self.stop_conditions.closes(ids):
-            stop = "" if self.stop else ", or pass a `stop` such as '\\n'"
-            warnings.append(
-                f"The model's answer was cut off after {len(ids)} tokens without an end: increase "
-                f"max_new_tokens{stop}."
-            )
-        elif answer is not None and (
-            warning := repeated_prompt(prompt, prompt_ids.tolist(), answer, ids)
-            or repeated_end(self.tokenizer, prompt_ids.tolist(), text)
-        ):
-            warnings.append(warning)
-        if isinstance(answer, str):
-            if not text.startswith(answer):
-                warnings.append(
-                    f"The tokenizer decodes the answer as {text!r}: offsets refer to that text."
-                )
-            if isinstance(prompt, str) and (
-                warning := border_warning(self.tokenizer, prompt, answer)
-            ):
-                warnings.append(warning)
-            if warning := stop_warning(answer, self.stop):
-                warnings.append(warning)
-        settings = {**settings, **self._score_settings(request)}
-        return {
-            "prompt": prompt if isinstance(prompt, str) else [dict(m) for m in prompt],
-            "answer": content if answer is None
-            else answer if isinstance(answer, str) else list(ids),
-            "scored_text": text,
-            "settings": {
-                name: value.item() if isinstance(value, np.generic) else value
-                for name, value in settings.items()
-            },
-            "model": str(self.model.config.name_or_path or ""),
-            "warnings": tuple(warnings),
-            "content_end": len(content),
-            "ending": text[len(content) :],
-            "answered": bool(content.strip()),
-            "prompt_tokens": len(prompt_ids),
-        }, offsets  # fmt: skip
-
-    def fingerprints(self) -> dict[str, str]:
-        """Hashes of the current weights; and of tokenizer, chat template and end tokens.
-
-        Reads all weights on first use, and again if they change.
-
-        Raises:
-            ValueError: the model has foreign hooks, which cannot be hashed.
-        """
-        weights = model_key(self.model)["revision"]
-        if weights is None:
-            raise ValueError(
-                "the model has forward hooks or a replaced forward method, so a calibration "
-                "cannot identify it. Remove them"
-            )
-        return {"weights": weights[:16], "tokenizer": self._tokenizer_fingerprint}
-
-    @cached_property
-    def _tokenizer_key(self) -> str:
-        """Hash of the tokenizer; cached, since it reads the whole vocabulary."""
-        return tokenizer_key(self.tokenizer)
-
-    @property
-    def _tokenizer_fingerprint(self) -> str:
-        template = str(getattr(self.tokenizer, "chat_template", None))
-        ends = sorted(self.stop_conditions.end_ids)
-        described = f"{self._tokenizer_key} {template} {ends}"
-        return hashlib.sha256(described.encode()).hexdigest()[:16]
-
-    def _score_settings(self, request: Request) -> dict[str, Any]:
-        """Settings of this score besides those of the masks."""
-        answer, samples = request.answer, request.samples
-        settings = self.config.besides_masks()
-        settings["attention_in_use"] = self.config.attention or attention_of(self.model)
-        if self.config.method == "adapt":
-            settings["samples"] = "generated" if samples is None else "passed"
-        if self.result_cache.kept:  # which has hashed the weights
-            with suppress(ValueError, TypeError):
-                settings |= self.fingerprints()
-        if not (answer is None or isinstance(answer, str)):  # token ids are scored unchanged
-            del settings["stop"]
-        else:
-            settings["stop"] = list(self.stop)
-        if samples is not None and "num_samples" in settings:
-            settings["num_samples"] = len(samples)
-        return settings
-
-    def _answer(
-        self, request: Request, prompt_ids: Int[Tensor, " P"]
-    ) -> tuple[list[int], list[list[int]]]:
-        """Token ids of the answer, and of the ends that one passed as text may have."""
-        answer = request.answer
-        if answer is None:
-            return self.generation.greedy(prompt_ids, self.config.max_new_tokens), []
-        if not isinstance(answer, str):
-            return token_ids(answer), []
-        conditions = self.stop_conditions
-        return with_ends(self.tokenizer, conditions, request.prompt, prompt_ids, answer)
-
-    def gate_of(
-        self, request: Request, prompt_ids: Int[Tensor, " P"]
-    ) -> tuple[float, float | None, int]:
-        """alpha(x) (0 for ASMI, 1 for Sem-ASMI), div(x), and the number of sampled responses."""
-        samples = request.samples
-        if self.config.method != "adapt":
-            return float(self.config.method == "sem"), None, 0
-        if samples is None:
-            sampled = self.generation.sampled(
-                prompt_ids, self.config.max_new_tokens, self.config.num_samples, self.config.seed
-            )
-        else:
-            sampled = [
-                answer_tokens(self.tokenizer, request.prompt, sample)
-                if isinstance(sample, str)
-                else token_ids(sample)
-                for sample in samples
-            ]
-        config = self.config
-        responses = self.stop_conditions.embedded(sampled, config.gate_token, config.max_new_tokens)
-        (diversity,) = diversity_of(self.model, prompt_ids, responses, attention=config.attention)
-        return (
-            adaptive_gate(diversity, self.config.tau, self.config.beta),
-            diversity,
-            len(responses),
-        )
-
-
-def _described(value: Any) -> Any:
-    """A value of a row, for JSON, with its type."""
-    listed = value.tolist() if hasattr(value, "tolist") else str(value)
-    return {type(value).__name__: listed}
+    parse_request(prompt, answer, samples)  # errors are raised before a model is loaded
+    return Scorer(model, config, tokenizer=tokenizer, **settings).score(prompt, answer, samples)

@@ -13,17 +13,11 @@ from lm_polygraph_asmi.config import METHODS, ASMIConfig
 
 
 class Signal(NamedTuple):
-    """A signal of a finished answer.
+    """A signal of a finished answer."""
 
-    Attributes:
-        title: its name in sentences.
-        masked: whether it needs masked passes; else the unmasked pass is enough.
-        states: whether it needs the hidden states of the unmasked pass, after the masked layer.
-    """
-
-    title: str
-    masked: bool
-    states: bool = False
+    title: str  # its name in sentences
+    masked: bool  # whether it needs masked passes; else the unmasked pass is enough
+    states: bool = False  # whether it needs that pass's hidden states, after the masked layer
 
     @property
     def settings(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Text to token ids and back, with character offsets that rebuild an answer exactly."""
+"""What a user passes, checked; text to token ids and back, with offsets that rebuild an answer."""
 
 import operator
 import re
@@ -14,8 +14,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from lm_polygraph_asmi.files import DEPTH
-from lm_polygraph_asmi.host.stopping import UNFINISHED, decode
-from lm_polygraph_asmi.validation import describe_fields, is_unspaced, lone_surrogate
+from lm_polygraph_asmi.host.stopping import UNFINISHED, StopConditions, decode
+from lm_polygraph_asmi.validation import describe_fields, lone_surrogate
 
 Messages = Sequence[Mapping[str, Any]]
 Prompt = str | Messages
@@ -23,35 +23,19 @@ Answer = str | Sequence[int]
 
 CONTEXT = 4
 """Prompt tokens decoded with the answer: some tokenizers drop a space at the start."""
-
 TEMPLATE_ERRORS = (
     TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError,
 )  # fmt: skip
 """Errors of a chat template that does not support a chat."""
-END_TOKENS = 64
-"""Last tokens of a prompt that an answer may repeat."""
-OPENING = "([{<\"'`/\\-_@#$€£“‘«„¿¡"
-"""Characters that an answer may follow without a space."""
 
 
 class Request(NamedTuple):
-    """One answer to score, separated from its prompt.
+    """One answer to score, separated from its prompt."""
 
-    Attributes:
-        prompt: text, or messages with text content, up to the answer.
-        answer: None: the model generates one.
-        samples: sampled answers; None: the model generates them where they are needed.
-        notes: how the input was interpreted, where the caller should know.
-    """
-
-    prompt: Prompt
-    answer: Answer | None = None
+    prompt: Prompt  # text, or messages with text content, up to the answer
+    answer: Answer | None = None  # None: the model generates one, and the samples that it needs
     samples: Sequence[Answer] | None = None
-    notes: tuple[str, ...] = ()
-
-    def noted(self, notes: Sequence[str]) -> "Request":
-        """The request with further notes."""
-        return self._replace(notes=(*self.notes, *notes))
+    notes: tuple[str, ...] = ()  # how the input was interpreted, where the caller should know
 
 
 def parse_request(
@@ -59,51 +43,50 @@ def parse_request(
 ) -> Request:
     """Separate prompt and answer: the assistant's last message of a chat is the answer.
 
-    Runs without a model, so that errors are raised before one is loaded.
-
-    Raises:
-        ValueError: neither text nor messages, a message without role or text, an answer of another
-            type, empty, or passed twice; samples that are no list of answers; half of a surrogate
-            pair anywhere.
+    Runs without a model, so that errors are raised before one is loaded. Raises ValueError:
+    neither text nor messages, a message without role or text, an answer of another type or passed
+    twice; samples that are no list of answers; half of a surrogate pair anywhere.
     """
-    _check_samples(samples)
-    if answer is not None:
-        _check_answer(answer)
+    samples = _checked_samples(samples)
+    answer = None if answer is None else _checked_answer(answer, "an answer", "the answer")
+    if isinstance(answer, list) and not answer:
+        raise ValueError(
+            "the answer is empty: expected at least one token id. Leave `answer` out to score the "
+            "model's own"
+        )
     if isinstance(prompt, str):
         _check_texts(prompt)
         return Request(prompt, answer, samples)
-    if not _are_messages(prompt):
+    if not (isinstance(prompt, Sequence) and all(isinstance(part, Mapping) for part in prompt)):
         raise ValueError(
             "expected a prompt as text, or as a list of chat messages such as {'role': 'user', "
             f"'content': '...'}}; got {prompt!r:.80}. For many prompts use `Scorer.score_many`"
         )
-    messages = [{**message, **_as_text(message)} for message in prompt]
-    if not messages or messages[-1].get("role") != "assistant":
+    chat: Any = prompt
+    messages: list[dict[str, Any]] = [{**message, **_as_text(message)} for message in chat]
+    *before, last = messages or [{}]
+    content = last.get("content")
+    if last.get("role") != "assistant":
         return Request(_checked(messages), answer, samples)
     if answer is not None:
         raise ValueError(
             "expected one answer, got two: the chat's last message from the assistant, and "
             "`answer`. Leave one out"
         )
-    *before, last = messages
-    if not (isinstance(last.get("content"), str) and last["content"]):
+    if not (isinstance(content, str) and content):
         raise ValueError(
             "the chat's last message, the assistant's, has no text. Leave it out to score the "
             "model's own answer"
         )
     if not before:
         raise ValueError("expected a user message before the assistant's, got none")
-    _check_text("the last message", last["content"])
+    _check_text("the last message", content)
     note = "The chat's last message, the assistant's, was scored."
-    return Request(_checked(before), last["content"], samples, (note,))
+    return Request(_checked(before), content, samples, (note,))
 
 
 def row_request(row: Any) -> Request:
-    """The request of a row, a text or a mapping.
-
-    Raises:
-        ValueError: a row without a prompt; else as `parse_request`.
-    """
+    """The request of a row, a text or a mapping; ValueError: no prompt, or as `parse_request`."""
     content: Any = {"prompt": row} if isinstance(row, str) else row
     if not isinstance(content, Mapping) or content.get("prompt") is None:
         raise ValueError(
@@ -112,35 +95,37 @@ def row_request(row: Any) -> Request:
     return parse_request(content["prompt"], content.get("answer"), content.get("samples"))
 
 
-def _check_answer(answer: Any) -> None:
-    if isinstance(answer, bytes | bytearray) or not isinstance(
-        answer, str | Sequence | np.ndarray | Tensor
-    ):
-        raise ValueError(f"expected an answer as text or token ids, got {answer!r:.60}")
-    if isinstance(answer, np.ndarray | Tensor) and answer.ndim != 1:
-        raise ValueError(f"expected an answer's token ids of shape (T,), got {tuple(answer.shape)}")
-    if not len(answer):
-        raise ValueError(
-            "the answer is empty: expected at least one token. Leave `answer` out to score the "
-            "model's own"
-        )
+def _checked_answer(answer: Any, name: str, the_name: str) -> str | list[int]:
     if isinstance(answer, str):
-        _check_text("the answer", answer)
-    else:
-        token_ids(answer)
+        _check_text(the_name, answer)
+        return answer
+    return token_ids(answer, name)
 
 
-def _check_samples(samples: Any) -> None:
+def _checked_samples(samples: Any) -> list[str | list[int]] | None:
     if samples is None:
-        return
+        return None
     scalar = not hasattr(samples, "__len__") or getattr(samples, "ndim", 1) == 0
     if scalar or isinstance(samples, str | bytes | Mapping):
         raise ValueError(f"expected samples as a list of answers, got {samples!r:.60}")
-    for number, sample in enumerate(samples, start=1):
-        if isinstance(sample, str):
-            _check_text(f"sample {number}", sample)
-        else:
-            token_ids(sample, f"sample {number}")
+    names = (f"sample {number}" for number in range(1, len(samples) + 1))
+    return [_checked_answer(one, name, name) for one, name in zip(samples, names, strict=True)]
+
+
+def token_ids(answer: Any, name: str = "an answer") -> list[int]:
+    """Token ids of any library, (T,), as integers; ValueError, with the name: none of 64 bits."""
+    try:
+        other = getattr(answer, "ndim", 1) != 1 or isinstance(answer, Mapping | bytes | bytearray)
+        if other or any(isinstance(token, bool | np.bool_) for token in answer):
+            raise TypeError("expected integers, got an object, bytes, booleans or several rows")
+        ids = [operator.index(token) for token in answer]
+    except TypeError as error:
+        raise ValueError(
+            f"expected {name} as text or a list of token ids, got {answer!r:.60}"
+        ) from error
+    if any(abs(token) >= 2**63 for token in ids):
+        raise ValueError(f"expected token ids of {name} that fit into 64 bits, got {ids!r:.60}")
+    return ids
 
 
 def texts_of(prompt: Prompt) -> Iterator[tuple[str, str]]:
@@ -184,51 +169,20 @@ def _check_text(name: str, text: str) -> None:
         raise ValueError(f"expected {name} as text, got {half}: replace it")
 
 
-def token_ids(answer: Any, name: str = "an answer") -> list[int]:
-    """Token ids of any library as integers.
-
-    Args:
-        name: of the answer in messages.
-
-    Raises:
-        ValueError: not integers of 64 bits.
-    """
-    try:
-        if isinstance(answer, Mapping) or any(isinstance(t, bool | np.bool_) for t in answer):
-            raise TypeError("expected integers, got an object or booleans")
-        ids = [operator.index(token) for token in answer]
-    except TypeError as error:
-        raise ValueError(
-            f"expected {name} as text or a list of token ids, got {answer!r:.60}"
-        ) from error
-    if any(abs(token) >= 2**63 for token in ids):
-        raise ValueError(f"expected token ids of {name} that fit into 64 bits, got {ids!r:.60}")
-    return ids
-
-
 def _checked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Check that messages have role and text, as templates silently skip others.
-
-    Tool calls need no text.
-    """
+    """Messages with role and text, as templates silently skip others; tool calls need no text."""
     if not messages:
         raise ValueError("the chat is empty: expected at least the user's message")
     for number, message in enumerate(messages, start=1):
-        tools = message.get("content") is None and message.get("tool_calls")
-        if isinstance(message.get("role"), str) and (
-            isinstance(message.get("content"), str) or tools
-        ):
-            continue
-        raise ValueError(
-            f"message {number} of the chat: expected {{'role': 'user', 'content': '...'}}, got "
-            f"{message!r:.80}"
-        )
+        content = message.get("content")
+        has_text = isinstance(content, str) or (content is None and message.get("tool_calls"))
+        if not (isinstance(message.get("role"), str) and has_text):
+            raise ValueError(
+                f"message {number} of the chat: expected {{'role': 'user', 'content': '...'}}, "
+                f"got {message!r:.80}"
+            )
     _check_texts(messages)
     return messages
-
-
-def _are_messages(prompt: Any) -> bool:
-    return isinstance(prompt, Sequence) and all(isinstance(part, Mapping) for part in prompt)
 
 
 def _as_text(message: Mapping[str, Any]) -> dict[str, str]:
@@ -236,49 +190,53 @@ def _as_text(message: Mapping[str, Any]) -> dict[str, str]:
     parts = message.get("content")
     if not isinstance(parts, list | tuple):
         return {}
-    texts = []
-    for part in parts:
-        text = part.get("text") if isinstance(part, Mapping) else part
+    texts: list[Any] = [p.get("text") if isinstance(p, Mapping) else p for p in parts]
+    for part, text in zip(parts, texts, strict=True):
         if not isinstance(text, str):
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
             raise ValueError(
                 "expected text parts of a message, such as {'type': 'text', 'text': '...'}; got a "
                 f"part of the type {kind!r}"
             )
-        texts.append(text)
     return {"content": "".join(texts)}
 
 
-def prompt_tokens(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> Int[Tensor, " P"]:
-    """Token ids of a prompt, (P,); the tokenizer's chat template is applied to messages.
+def rendered(tokenizer: Any, prompt: Prompt) -> str:
+    """The prompt as one text; messages as the chat template writes them, else ValueError."""
+    if isinstance(prompt, str):
+        return prompt
+    if not getattr(tokenizer, "chat_template", None):
+        raise ValueError(
+            "the prompt is a list of messages, but this tokenizer has no chat template: pass the "
+            "prompt as text"
+        )
+    messages = [dict(message) for message in prompt]
+    try:
+        return str(
+            tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        )
+    except TEMPLATE_ERRORS as error:
+        raise ValueError(f"the chat template does not support these messages: {error}") from error
 
-    Raises:
-        ValueError: messages that the chat template does not support, or no template; a prompt
-            without a token; a tokenizer that appends its end token to every text.
+
+def prompt_tokens(
+    tokenizer: PreTrainedTokenizerBase, prompt: Prompt, text: str | None = None
+) -> Int[Tensor, " P"]:
+    """Token ids of a prompt, (P,).
+
+    `text`: of messages, if they are `rendered` already. Raises ValueError: as `rendered`; a prompt
+    without a token; a tokenizer that appends its end token to every text.
     """
     if isinstance(prompt, str):
-        ids = tokenizer(prompt)["input_ids"]
-        end = tokenizer.eos_token
+        ids, end = tokenizer(prompt)["input_ids"], tokenizer.eos_token
         if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id and not prompt.endswith(str(end)):
             raise ValueError(
                 f"the tokenizer appends its end token {end!r} to the prompt, so no answer could "
                 "follow: load the tokenizer with add_eos_token=False"
             )
-    elif not getattr(tokenizer, "chat_template", None):
-        raise ValueError(
-            "the prompt is a list of messages, but this tokenizer has no chat template: pass the "
-            "prompt as text"
-        )
     else:
-        try:
-            templated: Any = tokenizer.apply_chat_template(
-                [dict(message) for message in prompt], add_generation_prompt=True, return_dict=True
-            )
-        except TEMPLATE_ERRORS as error:
-            raise ValueError(
-                f"the chat template does not support these messages: {error}"
-            ) from error
-        ids = templated["input_ids"]
+        text = rendered(tokenizer, prompt) if text is None else text
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     if not ids:
         raise ValueError(
             "the prompt has no token, so nothing predicts the answer's first token: pass a prompt, "
@@ -287,146 +245,45 @@ def prompt_tokens(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> Int[Ten
     return torch.tensor(ids, dtype=torch.long)
 
 
-def answer_tokens(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, answer: str) -> list[int]:
-    """Token ids of an answer after its prompt.
+def answer_tokens(
+    tokenizer: PreTrainedTokenizerBase, prompt: Prompt, prompt_ids: Sequence[int], answer: str
+) -> tuple[list[int], bool]:
+    """Token ids of an answer after its prompt; whether they are those that follow it in one text.
 
     After a chat template, or if the tokenizer would merge the end of the prompt and the start of
     the answer into one token, the answer is tokenized separately.
     """
     if isinstance(prompt, str):
-        before = tokenizer(prompt)["input_ids"]
         both = tokenizer(prompt + answer)["input_ids"]
-        if both[: len(before)] == before:
-            return both[len(before) :]
-    return tokenizer(answer, add_special_tokens=False)["input_ids"]
+        if both[: len(prompt_ids)] == list(prompt_ids):
+            return both[len(prompt_ids) :], True
+    return tokenizer(answer, add_special_tokens=False)["input_ids"], False
 
 
-def prompt_warning(tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int]) -> str | None:
-    """Warning about the start of a text prompt, or None."""
-    first = tokenizer.bos_token_id
-    if first is None or list(prompt_ids[:2]) != [first, first]:
-        return None
-    return (
-        f"The prompt begins with {tokenizer.bos_token!r}, and the tokenizer added another: leave "
-        "it out of the text, or pass the chat as messages."
-    )
+def possible_ends(
+    tokenizer: PreTrainedTokenizerBase,
+    conditions: StopConditions,
+    prompt: Prompt,
+    prompt_ids: Sequence[int],
+    text: str,
+    ids: Sequence[int],
+) -> list[list[int]]:
+    """Token ids of each end that generation may give a text: end tokens and stop strings.
 
-
-def unknown_warning(tokenizer: Any, prompt_ids: Sequence[int]) -> str | None:
-    """Warning about characters of a prompt that the tokenizer has no token for, or None."""
-    unknown, spelled = tokenizer.unk_token_id, tokenizer.unk_token
-    count = list(prompt_ids).count(unknown)
-    if not count or spelled in (tokenizer.bos_token, tokenizer.eos_token):
-        return None
-    return (
-        f"The tokenizer has no token for parts of the prompt: {count} of its {len(prompt_ids)} "
-        f"tokens are {spelled!r}, and the model does not see what they stood for."
-    )
-
-
-def repeated_prompt(
-    prompt: Prompt, prompt_ids: Sequence[int], answer: Answer, ids: Sequence[int]
-) -> str | None:
-    """Warning if the answer starts with its whole prompt, or None."""
-    repeated = list(ids[: len(prompt_ids)]) == list(prompt_ids)
-    if isinstance(prompt, str) and isinstance(answer, str):
-        repeated = repeated or answer.lstrip().startswith(prompt.lstrip())
-    if not repeated or len(prompt_ids) < 4:  # a short prompt may be repeated
-        return None
-    return (
-        "The answer begins with the whole prompt, like the output of `generate`: pass only what "
-        "follows the prompt."
-    )
-
-
-def repeated_end(
-    tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int], answer: str
-) -> str | None:
-    """Warning if the answer starts with the end of its prompt, such as "<think>", or None.
-
-    Words that go on, as in a list, are none: the end is a mark such as "Answer:", or a whole line.
+    `Engine.score` takes the most probable. None if the text, with the tokens `ids`, has an end.
     """
-    ids = list(prompt_ids[-END_TOKENS:])
-    plain = decode(tokenizer, [token for token in ids if token not in tokenizer.all_special_ids])
-    start = answer.lstrip()
-    for before in (decode(tokenizer, ids).rstrip(), plain.rstrip()):
-        lengths = range(min(len(before), len(start)), 1, -1)
-        end = next((start[:n] for n in lengths if before.endswith(start[:n])), "").rstrip()
-        is_line = before.removesuffix(end).endswith("\n")
-        is_mark = not (end[-1:].isalnum() or end.endswith(","))
-        if re.search(r"\w", end) and (is_line or is_mark) and end != plain.strip():
-            return (
-                f"The answer repeats the end of the prompt, {end!r}: pass only what follows the "
-                "prompt."
-            )
-    return None
-
-
-def border_warning(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str) -> str | None:
-    """Warning about the border between a text prompt and its answer, with advice, or None.
-
-    The score depends on the tokens: "8" and " 8" differ.
-    """
-    before = tokenizer(prompt)["input_ids"]
-    if tokenizer(prompt + answer)["input_ids"][: len(before)] != before:
-        stripped = prompt.rstrip(" ")
-        advice = (
-            f"end the prompt without its last space, and write the answer as {_start(' ' + answer)}"
-            if stripped != prompt
-            else "end the prompt where a word ends, and write the space before the answer as its "
-            "first character"
-        )
-        return (
-            "The tokenizer would merge the end of the prompt and the start of the answer into one "
-            f"token; they were scored as two, which no model would generate: {advice}."
-        )
-    if (
-        _spaced(prompt[-1:])
-        and prompt[-1] not in OPENING
-        and _spaced(answer[0])
-        and (answer[0].isalnum())
-    ):
-        return (
-            f"The answer follows the prompt without a space: {_start(prompt[-10:] + answer)}. "
-            f"If one belongs between them, write the answer as {_start(' ' + answer)}: its token "
-            "and score differ."
-        )
-    return None
-
-
-def stop_warning(answer: str, stops: Sequence[str]) -> str | None:
-    """Warning if an answer continues after a stop string, or None.
-
-    Blanks after it do not count: a token of two line breaks holds the stop and more.
-    """
-    for stop in stops:
-        _, separator, rest = answer.partition(stop)
-        if separator and rest.strip():
-            return (
-                f"The answer continues after the stop {stop!r}, with {_start(rest)}: all of it was "
-                "scored, but a model that stops there would not generate it. End the answer before "
-                "the stop, or leave this `stop` out."
-            )
-    return None
-
-
-def _start(text: str) -> str:
-    """repr of a text, or of its first 30 characters."""
-    return repr(text) if len(text) <= 30 else f"{text[:30]!r}…"
-
-
-def _spaced(character: str) -> bool:
-    """Whether this is a non-space character of a script with spaces between words."""
-    if not character or character.isspace():
-        return False
-    return not is_unspaced(character)
-
-
-def decoded(
-    tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int], answer_ids: Sequence[int]
-) -> str:
-    """An answer as text, special tokens included."""
-    return _decoded(tokenizer, prompt_ids, answer_ids)[1]
+    if ids and conditions.closes(ids):
+        return []
+    ends = [[token] for token in sorted(conditions.end_ids)]
+    for stop in conditions.stop_strings:
+        whole, _ = answer_tokens(tokenizer, prompt, prompt_ids, text + stop)
+        end = whole[len(ids) :]
+        if whole[: len(ids)] != ids:  # the stop string merges with the text
+            end = tokenizer(stop, add_special_tokens=False)["input_ids"]
+        _, ended = decoded(tokenizer, prompt_ids, [*ids, *end])
+        if end not in ends and ended.endswith(stop):
+            ends.append(end)
+    return ends
 
 
 def spans(
@@ -437,8 +294,7 @@ def spans(
     The spans are contiguous and cover the text. A character of several tokens belongs to the last;
     the others have empty spans. Special tokens are part of the text.
     """
-
-    context, text = _decoded(tokenizer, prompt_ids, answer_ids)
+    context, text = decoded(tokenizer, prompt_ids, answer_ids)
     before = decode(tokenizer, context)
     offsets, end = [], 0
     for length in range(1, len(answer_ids) + 1):
@@ -452,7 +308,7 @@ def spans(
     return text, offsets
 
 
-def _decoded(
+def decoded(
     tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int], answer_ids: Sequence[int]
 ) -> tuple[list[int], str]:
     """The prompt's last tokens that were decoded with an answer, and its text."""

@@ -17,37 +17,24 @@ BARS = " ▁▂▃▄▅▆▇█"
 class Token:
     """One token of a scored answer.
 
-    Attributes:
-        text: its characters, scored_text[start:end]; empty if its character ends in a later token.
-        start, end: character offsets in `Score.scored_text`.
-        id: token id.
-        mi: MI_t, nats.
-        agreement: A_t, in [0, 1].
-        u: MI_t times the method's discount, nats; higher = more fragile.
-        entropy: of the unmasked model's next-token distribution, nats.
-        log_likelihood: of the token under the unmasked model, nats, at most 0.
-        vote: share of masks under which it is the most likely token, 0 to 1.
-        alternative: the subnetworks' most frequent other choice; None if there is none.
-        alternative_share: share of masks that choose it, 0 to 1.
-
     Example:
         >>> first = scorer.score(prompt, " Edda Holm").tokens[0]
         >>> isinstance(first, Token), first.start, first.u == first.mi * (1 - first.agreement)
         (True, 0, True)
     """
 
-    text: str
+    text: str  # scored_text[start:end]; empty if its character ends in a later token
     start: int
     end: int
     id: int
-    mi: float
-    agreement: float
-    u: float
-    entropy: float
-    log_likelihood: float
-    vote: float
-    alternative: str | None
-    alternative_share: float
+    mi: float  # MI_t, nats
+    agreement: float  # A_t, in [0, 1]
+    u: float  # MI_t times the method's discount, nats; higher = more fragile
+    entropy: float  # of the unmasked model's next-token distribution, nats
+    log_likelihood: float  # under the unmasked model, nats, at most 0
+    vote: float  # share of masks under which it is the most likely token
+    alternative: str | None  # the subnetworks' most frequent other choice
+    alternative_share: float  # share of masks that choose it
 
     @property
     def shade(self) -> float:
@@ -70,27 +57,24 @@ def tokens_of(
     """Tokens from the engine's statistics; `gate`: 0 for ASMI, 1 for Sem-ASMI, else alpha(x)."""
     from lm_polygraph_asmi.algorithm import token_uncertainty  # imports torch
 
-    ids, tokens = stats.tokens.tolist(), []
-    for position, (vote, (start, end)) in enumerate(
+    ids, found = stats.tokens.tolist(), []
+    for at, (vote, (start, end)) in enumerate(
         zip(votes(stats.top_token, ids), offsets, strict=True)
     ):
-        mi, agreement = float(stats.mi[position]), float(stats.agreement[position])
-        tokens.append(
-            Token(
-                text=answer[start:end],
-                start=start,
-                end=end,
-                id=ids[position],
-                mi=mi,
-                agreement=agreement,
-                u=token_uncertainty(mi, agreement, gate),
-                entropy=float(stats.entropy[position]),
-                log_likelihood=float(stats.log_likelihood[position]),
-                vote=vote.agree,
-                alternative=None
-                if vote.alternative is None
-                else tokenizer.decode([vote.alternative]),
-                alternative_share=vote.share,
-            )
+        mi, agreement, other = float(stats.mi[at]), float(stats.agreement[at]), vote.alternative
+        token = Token(
+            text=answer[start:end],
+            start=start,
+            end=end,
+            id=ids[at],
+            mi=mi,
+            agreement=agreement,
+            u=token_uncertainty(mi, agreement, gate),
+            entropy=float(stats.entropy[at]),
+            log_likelihood=float(stats.log_likelihood[at]),
+            vote=vote.agree,
+            alternative=None if other is None else tokenizer.decode([other]),
+            alternative_share=vote.share,
         )
-    return tokens
+        found.append(token)
+    return found

@@ -8,9 +8,12 @@ import pytest
 
 from lm_polygraph_asmi.decisions import calibrate_rows
 from lm_polygraph_asmi.decisions.learned import LearnedScore
+from lm_polygraph_asmi.files import to_json
 from lm_polygraph_asmi.scoring import Score
-from lm_polygraph_asmi.scoring.rows import Row, line_of, score_rows
+from lm_polygraph_asmi.scoring.rows import Row, score_rows
 from lm_polygraph_asmi.scoring.scorer import Scorer
+from lm_polygraph_asmi.scoring.tables import columns_of, record_of
+from lm_polygraph_asmi.scoring.unmasked import known_fingerprints
 from tests.scoring.conftest import PROMPT, model, tokenizer  # noqa: F401 - fixtures
 
 SETTINGS = {"num_masks": 4, "mask_rate": 0.3, "top_k": 8, "stop": "\n"}
@@ -41,7 +44,10 @@ def scorer(model, tokenizer):  # noqa: F811
 def lines_of(scorer, rows):
     """Rows as they are written with their scores."""
     given = [Row(number, row) for number, row in enumerate(rows, start=1)]
-    return [json.loads(line_of(*found, scorer)) for found in score_rows(scorer, given)]
+    rest = columns_of(Score), known_fingerprints(getattr(scorer, "scorer", scorer))
+    return [
+        json.loads(to_json(record_of(*found, *rest), str)) for found in score_rows(scorer, given)
+    ]
 
 
 @pytest.fixture(scope="session")
@@ -52,7 +58,11 @@ def scored(scorer):
 
 @pytest.fixture(scope="session")
 def scores(scored):
-    return [Score.from_dict(line) for line in scored]
+    """As `score` returns them: only files record what identifies the model."""
+    own = [Score.from_dict(line) for line in scored]
+    hashes = ("weights", "tokenizer")
+    kept = [{n: v for n, v in one.settings.items() if n not in hashes} for one in own]
+    return [replace(one, settings=settings) for one, settings in zip(own, kept, strict=True)]
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.decisions import Calibration, Decider, Decision
 from lm_polygraph_asmi.decisions.calibration import FORMAT, opened
 from lm_polygraph_asmi.scoring.signals import SIGNALS, TITLES
+from lm_polygraph_asmi.scoring.unmasked import fingerprints
 from tests.decisions.conftest import N, limited, ranking
 from tests.report import runs
 from tests.scoring.conftest import PROMPT
@@ -24,7 +25,7 @@ from tests.scoring.test_result import printed
 def score(scorer):
     """A score that knows the weights, as `Decider` makes it."""
     found = scorer.score(PROMPT, " Brask")
-    return replace(found, settings=found.settings | scorer.fingerprints())
+    return replace(found, settings=found.settings | fingerprints(scorer))
 
 
 def test_saved_and_loaded(calibration, tmp_path):

@@ -1,21 +1,20 @@
 """Deciding computes what its signal needs, and no more."""
 
 import copy
-import json
 from dataclasses import replace
 from itertools import product
 
 import pandas as pd
-import pyarrow as pa
 import pytest
 import torch
 
-from lm_polygraph_asmi import algorithm, decide, score_batch
-from lm_polygraph_asmi.decisions import BatchDecider, Decider
-from lm_polygraph_asmi.decisions.decision import COLUMNS
+from lm_polygraph_asmi import algorithm, decide
+from lm_polygraph_asmi.decisions import Decider, Decision
 from lm_polygraph_asmi.model import attention_of
-from lm_polygraph_asmi.scoring.rows import Row, line_of, score_rows
+from lm_polygraph_asmi.scoring import BatchScorer, score_file
+from lm_polygraph_asmi.scoring.rows import read_rows
 from lm_polygraph_asmi.scoring.scorer import Scorer
+from lm_polygraph_asmi.scoring.unmasked import fingerprints, read
 from tests import tiny_lm
 from tests.decisions.conftest import SETTINGS, limited
 from tests.scoring.conftest import PROMPT, ending_model
@@ -43,7 +42,7 @@ def test_unmasked_signals_are_those_of_the_score(scope, closing):
     scorer = Scorer(whole, scope=scope, closing_token=closing, max_new_tokens=8, **SETTINGS)
     others = [(PROMPT, answer) for answer in (" Brask", [7, 8, 9], "\n")]
     for prompt, answer in (*others, *product((PROMPT, f"{PROMPT} Where?"), [None])):
-        found, expected = scorer.read(prompt, answer), scorer.score(prompt, answer)
+        found, expected = read(scorer, prompt, answer), scorer.score(prompt, answer)
         for name in FREE:
             assert found.signals[name] == pytest.approx(expected.signals[name], rel=2e-5)
         for name in ("ids", "answer", "scored_text", "counted", "answered", "warnings",
@@ -67,7 +66,7 @@ def test_a_masked_signal_comes_with_its_score(model, tokenizer, calibration, sco
     one, expected = decider.decide(PROMPT, " Brask"), scorer.score(PROMPT, " Brask")
     assert one.value == one.score.score == pytest.approx(float(expected), rel=1e-6)
     assert one.accept is True
-    assert one.score.settings.items() >= scorer.fingerprints().items()
+    assert one.score.settings.items() >= fingerprints(scorer).items()
 
 
 def test_one_call(model, tokenizer, by_msp, tmp_path):
@@ -115,48 +114,40 @@ ROWS = [
 
 
 @pytest.mark.parametrize("signal", ["msp", "sem", "learned"])
-def test_many_rows_in_each_form(model, tokenizer, calibration, signal, tmp_path):
+def test_many_rows_and_files(model, tokenizer, calibration, signal, tmp_path):
     decider = Decider(
-        model, limited(calibration, 1e9, signal), tokenizer=tokenizer, max_new_tokens=3,
-        result_cache=tmp_path,
-    )  # fmt: skip
-    found = list(decider.decide_many(ROWS))
+        model, limited(calibration, 1e9, signal), tokenizer=tokenizer, max_new_tokens=3
+    )
+    found = list(decider.score_many(ROWS))
     assert [(one.index, one.id, one.error is None) for one in found] == [
         (0, "a", True), (1, "b", True), (2, "c", False), (3, "d", True),
     ]  # fmt: skip
     with pytest.raises(ValueError, match="expected a text"):
-        list(decider.decide_many(ROWS, on_error="raise"))
-    frame = pd.DataFrame(ROWS)
-    table = score_batch({name: frame[name].to_numpy() for name in frame}, decider)
-    assert set(table) == {*frame, *COLUMNS}
-    for one, accept, value, score in zip(
-        found, table["asmi_accept"], table["asmi_value"], table["asmi_score"], strict=True
-    ):
-        assert accept == (one.result and one.result.accept)
-        assert value == (one.result and pytest.approx(one.result.value, rel=1e-5))
-        assert (score is None) == (one.result is None or signal != "sem")
-    with pytest.raises(ValueError, match="would be overwritten"):
-        score_batch(table, decider)
-    rows = [Row(number, row) for number, row in enumerate(ROWS[:2])]
-    (first, second), cached = (
-        [json.loads(line_of(row, outcome, decider)) for row, outcome in score_rows(decider, rows)]
-        for _ in range(2)
-    )
-    assert [first, second] == cached  # from the result cache
-    assert first["accept"] is True
-    assert second["reason"].startswith("No decision")  # it was cut off
-    ((_, clashing),) = score_rows(decider, [Row(0, {"prompt": PROMPT, "accept": 1})])
-    assert "expected no fields ['accept']" in clashing.error
+        list(decider.score_many(ROWS, on_error="raise"))
+    pd.DataFrame(ROWS[:3]).to_json(tmp_path / "in.jsonl", orient="records", lines=True)
+    for suffix in (".jsonl", ".csv", ".parquet"):
+        out = tmp_path / f"out{suffix}"
+        for _ in range(2):  # then nothing is left but the row that fails
+            assert score_file(decider, tmp_path / "in.jsonl", out) == 1
+            first, second, third = (row.content for row in read_rows(out))
+            assert (first["accept"], second["accept"]) == (True, None)
+            assert second["reason"].startswith("No decision")  # it was cut off
+            assert third["error"].startswith("expected")
+            assert first["value"] == pytest.approx(found[0].result.value, rel=1e-5)
+            assert (first["score"] is None) == (signal != "sem")
+            assert first["digest"] == Decision.digest(first)
+        other = Decider(decider.scorer, limited(calibration, 5.0, signal))
+        with pytest.raises(ValueError, match=r"other settings \(threshold\)"):
+            score_file(other, tmp_path / "in.jsonl", out)
 
 
-def test_a_table_of_arrow(calibration, tmp_path):
+def test_a_table(calibration, tmp_path):
     model = tiny_lm.save(tmp_path / "tiny")
     scorer = Scorer(str(model), **SETTINGS)
-    known = calibration.settings | scorer.fingerprints()
+    known = calibration.settings | fingerprints(scorer)
     known |= {"attention_in_use": attention_of(scorer.model)}
     run = replace(limited(calibration, 1e9, "entropy"), model=str(model), settings=known)
-    table = pa.table({"prompt": [PROMPT, None], "answer": [" Brask", None]})
-    decided = BatchDecider(str(model), run, "none")(table)
-    assert decided.column_names == [*table.column_names, *COLUMNS]
-    assert decided["asmi_accept"].to_pylist() == [True, None]
-    assert decided["asmi_error"][1].as_py() is not None
+    table = pd.DataFrame({"prompt": [PROMPT, None], "answer": [" Brask", None]})
+    decided = BatchScorer(Decider, str(model), run)(table)
+    assert decided["accept"].tolist() == [True, pd.NA]
+    assert decided["error"].notna().tolist() == [False, True]

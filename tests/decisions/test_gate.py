@@ -124,7 +124,7 @@ def test_lines_that_decide_writes(calibration, model, tokenizer):  # noqa: F811
     lines = []
     for row in [row | {"prompt": "Later. " + row["prompt"]} for row in rows[:3]] + rows[3:]:
         decision = decider.decide(row["prompt"], row["answer"])
-        line = json.loads(json.dumps(decision.to_line("compact")))
+        line = json.loads(json.dumps(decision.to_dict()))
         lines.append(Row(len(lines) + 1, row | line))
     with pytest.raises(ValueError, match='row 4: "answer": the calibration has seen it'):
         gate(limit, lines)

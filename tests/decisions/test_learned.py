@@ -18,7 +18,7 @@ from lm_polygraph_asmi.decisions.rows import _features
 from lm_polygraph_asmi.scoring import Score
 from lm_polygraph_asmi.scoring.rows import Row
 from lm_polygraph_asmi.scoring.scorer import Scorer
-from lm_polygraph_asmi.scoring.text import parse_request
+from lm_polygraph_asmi.scoring.unmasked import fingerprints, read
 from tests.decisions.conftest import SETTINGS, WORDS, labelled, lines_of
 from tests.scoring.conftest import PROMPT, ending_model
 
@@ -77,7 +77,7 @@ def test_an_answer_that_was_cut_off_is_read_as_it_was_scored(scorer):
     row = Row(1, {"prompt": PROMPT, "answer": score.answer, "correct": True})
     features = _features([row], [score], short)
     np.testing.assert_allclose(-features["free"][0, 0], score.signals["msp"], rtol=1e-4)
-    own = short.read_request(parse_request(PROMPT), states=True).features
+    own = read(short, PROMPT, states=True).features
     np.testing.assert_allclose(features["hidden last"][0], own["hidden last"], rtol=1e-3, atol=1e-5)
 
 
@@ -89,7 +89,7 @@ def test_from_labels_to_decisions(learned, told, scorer):
     assert learned.learning in " ".join(str(learned).split())
     assert "out of fold on the 30 of 60 clusters that learn; learned decides." in learned.learning
     assert learned.guarantee.coverage > 0.3
-    outcomes = list(Decider(scorer, learned).decide_many(told[:10]))
+    outcomes = list(Decider(scorer, learned).score_many(told[:10]))
     values = np.array([outcome.result.value for outcome in outcomes])
     known = np.array(learned.values)
     nearest = np.abs(values[:, None] - known).min(1)
@@ -134,24 +134,15 @@ def test_features_of_own_answers_are_those_of_their_ids(monkeypatch):
     scorer, runs = Scorer(ending_model(["\n"]), max_new_tokens=4, **SETTINGS), []
     plain = algorithm.run_unmasked
     monkeypatch.setattr(algorithm, "run_unmasked", lambda *a: runs.append(1) or plain(*a))
-    read = [
-        scorer.read_request(engine_request(prompt), states=True)
-        for prompt in (PROMPT, "Where?", "When was it?")
-    ]
-    assert len(runs) == len(read)
-    for own in read:
-        given = scorer.read_request(engine_request(own.prompt, list(own.ids)), states=True)
+    answers = [read(scorer, prompt, states=True) for prompt in (PROMPT, "Where?", "When was it?")]
+    assert len(runs) == len(answers)
+    for own in answers:
+        given = read(scorer, own.prompt, list(own.ids), states=True)
         for name, values in own.features.items():
             np.testing.assert_allclose(values, given.features[name], rtol=1e-3, atol=1e-4)
     assert {name: len(values) for name, values in own.features.items()} == {
         "free": 11, "hidden mean": 32, "hidden last": 32,
     }  # fmt: skip
-
-
-def engine_request(prompt, answer=None):
-    from lm_polygraph_asmi.scoring.text import parse_request
-
-    return parse_request(prompt, answer)
 
 
 def test_what_has_no_decision_and_what_is_refused(learned, told, scorer, monkeypatch, tmp_path):
@@ -166,9 +157,9 @@ def test_what_has_no_decision_and_what_is_refused(learned, told, scorer, monkeyp
     options = ("--risk", "0.3", "--signal", "learned", "--out", str(tmp_path / "c.json"))
     said = CliRunner().invoke(main, ["calibrate", "--run", str(tmp_path), *options]).output
     assert "a finished run has no hidden states" in " ".join(said.split())
-    read = scorer.engine.read
+    plain = scorer._engine.read
     monkeypatch.setattr(
-        scorer.engine, "read", lambda *a: (s := read(*a)) | {"hidden": s["hidden"] * np.nan}
+        scorer._engine, "read", lambda *a: (s := plain(*a)) | {"hidden": s["hidden"] * np.nan}
     )
     with pytest.raises(ValueError, match="row 1: hidden mean has values that are not finite"):
         calibrate_rows(told[:4], scorer, 0.2, signal="learned", resamples=20)
@@ -176,7 +167,9 @@ def test_what_has_no_decision_and_what_is_refused(learned, told, scorer, monkeyp
 
 def learned_reason(learned, scorer):
     """Of an answer without hidden states."""
-    return Decider(scorer, learned).of(scorer.read(PROMPT, " Brask")).reason
+    answer = read(scorer, PROMPT, " Brask")
+    known = answer.settings | fingerprints(scorer)
+    return learned.decide(replace(answer, settings=known)).reason
 
 
 def test_a_simple_signal_that_ranks_as_well_decides(scorer, told):

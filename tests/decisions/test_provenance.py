@@ -10,8 +10,8 @@ import pytest
 
 from lm_polygraph_asmi.decisions import Decider, calibrate_rows
 from lm_polygraph_asmi.decisions import rows as first_door
-from lm_polygraph_asmi.scoring import Score
-from lm_polygraph_asmi.scoring.provenance import answer_end, digest_of, made_from
+from lm_polygraph_asmi.scoring import UnmaskedAnswer
+from lm_polygraph_asmi.scoring.provenance import answer_end, digest_of
 from lm_polygraph_asmi.scoring.rows import in_chat, score_rows
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from tests.decisions.conftest import limited, lines_of
@@ -63,7 +63,7 @@ def anew(scorer, monkeypatch):
             warnings.simplefilter("always")
             calibrate_rows(rows, scorer, 0.4, 0.8, resamples=20)
         said = [str(note.message) for note in notes if "rows again" in str(note.message)]
-        saved = sum("tokens" in row for row in rows)
+        saved = sum("signals" in row for row in rows)
         expected = [f"Scored {len(scored)} of {saved} rows again: prompt, answer or"]
         assert [text[: len(expected[0])] for text in said] == (expected if scored else [])
         return scored
@@ -80,10 +80,10 @@ def anew(scorer, monkeypatch):
                 1: {"correct": False}, 2: {"correct": True}, 3: {"answer": " Sorell"},
                 4: {"context": "Who built"}, 5: {"settings": {}}, 6: {"model": "another"},
                 7: {"note": "kept"}, 8: {"msp": 0.1}, 9: {"score": 0.1},
-                10: {"samples": [" Brask"]}, 11: {"prompt": "Who sailed it?"},
+                11: {"prompt": "Who sailed it?"},
                 12: {"digest": None},
             },
-            [3, 5, 6, 8, 9, 10, 11, 12],
+            [3, 5, 6, 8, 9, 11, 12],
         ),
     ],
 )  # fmt: skip
@@ -97,7 +97,7 @@ def test_prompts_that_changed_places_and_settings(lines, anew):
     swapped[0]["prompt"], swapped[-1]["prompt"] = lines[-1]["prompt"], lines[0]["prompt"]
     assert anew(swapped) == [1, len(lines)]
     assert anew([in_chat(line) for line in lines[:3]]) == [1, 2, 3]
-    numbers = ("score", "msp", "tokens", "counted", "scored_text", "content_end", "signals")
+    numbers = ("score", "msp", "tokens", "counted", "scored_text", "content_end", "signals", "ids")
     exchanged = [dict(line) for line in lines]
     for name in numbers:
         exchanged[0][name], exchanged[-1][name] = lines[-1][name], lines[0][name]
@@ -114,44 +114,33 @@ def test_prompts_that_changed_places_and_settings(lines, anew):
 @pytest.mark.parametrize(
     "change",
     [
-        *(
-            {"tokens": {name: 0.001}}
-            for name in ("entropy", "log_likelihood", "mi", "agreement", "u")
-        ),
-        *({"tokens": {"id": 7}}, {"tokens": {"vote": 0.5}}, {"tokens": {"text": "x"}}),
         *({name: 1} for name in ("counted", "content_end", "prompt_tokens", "score", "msp")),
-        *({"answered": False}, {"scored_text": " Brask"}, {"warnings": ["x"]}, {"ending": "x"}),
-        *({"tokens": None}, {"gate": 0.5}, {"diversity": 0.5}),
+        {"answered": False}, {"scored_text": " Brask"}, {"ids": [7]}, {"digest": None},
+        *({"signals": {name: 0.001}} for name in ("entropy", "msp", "perplexity", "asmi", "sem")),
     ],
-)
-def test_a_digest_covers_all_of_a_saved_score(lines, change):
-    """What a calibration may read of it: a changed value makes it another score."""
+)  # fmt: skip
+def test_a_digest_covers_what_is_read_of_a_row(lines, change):
     line = copy.deepcopy(lines[0])
-    tokens = change.get("tokens", line["tokens"])
-    if isinstance(tokens, dict):
-        line["tokens"][0] |= tokens
-    elif tokens is None:
-        line["tokens"].pop()
-    else:
-        line |= change
+    signals = change.pop("signals", {})
+    line |= change | {"signals": line["signals"] | signals}
     assert line != lines[0]
-    assert not made_from(line)
+    assert UnmaskedAnswer.of_row(line) is None
 
 
 def test_a_changed_entropy_is_scored_again(lines, anew):
     changed = copy.deepcopy(lines)
-    changed[3]["tokens"][0]["entropy"] = 0.001
+    changed[3]["signals"]["entropy"] = 0.001
     assert anew(changed) == [4]
 
 
 def test_chats_of_a_template_that_reads_the_clock_are_scored_again(
-    lines, scorer, anew, chatty, monkeypatch
+    scorer, anew, chatty, monkeypatch
 ):
-    chats = lines_of(scorer, [in_chat(row) for row in ROWS])
-    assert anew(chats) == []
+    rows = ROWS[:4]
+    assert anew(lines_of(scorer, map(in_chat, rows))) == []
     monkeypatch.setattr(chatty, "chat_template", "{{ strftime_now('%d') }}" + TEMPLATE)
-    assert anew(lines) == []
-    assert anew(chats) == [*range(1, len(ROWS) + 1)]
+    assert anew(lines_of(scorer, rows)) == []
+    assert anew(lines_of(scorer, map(in_chat, rows))) == [1, 2, 3, 4]
 
 
 def test_a_file_that_passed_through_a_table(lines, anew):
@@ -163,10 +152,10 @@ def test_a_file_that_passed_through_a_table(lines, anew):
 
 
 def test_digests(lines):
-    assert all(made_from(line) for line in lines)
+    answers = [UnmaskedAnswer.of_row(line) for line in lines]
+    assert [answer.signals for answer in answers] == [line["signals"] for line in lines]
     assert len({digest_of(line) for line in lines}) == len(lines)
-    assert made_from(Score.from_dict(lines[0]).to_dict())
-    assert not made_from({})
+    assert UnmaskedAnswer.of_row({}) is None
 
 
 @pytest.fixture(scope="module")
@@ -225,10 +214,3 @@ def test_another_attention(model, chatty, calibration):
     one = Decider(model, calibration, tokenizer=chatty, attention=other).decide(PROMPT, " Brask")
     assert one.accept is None
     assert f"attention_in_use {used!r} there, {other!r} here" in one.reason
-
-
-def test_scores_of_files_record_the_weights(model, chatty, tmp_path, calibration):
-    scorer = Scorer(model, tokenizer=chatty, result_cache=tmp_path, **SETTINGS)
-    read = Score.from_dict(json.loads(json.dumps(scorer.score(PROMPT, " Brask").to_dict())))
-    assert read.settings.items() >= scorer.fingerprints().items()
-    assert calibration.decide(read).accept is True

@@ -22,6 +22,7 @@ from lm_polygraph_asmi.decisions.labels import (
 )
 from lm_polygraph_asmi.scoring.rows import Row, score_rows
 from lm_polygraph_asmi.scoring.signals import SIGNALS, TITLES
+from lm_polygraph_asmi.scoring.unmasked import fingerprints
 from tests import tiny_lm
 from tests.decisions.conftest import WORDS, N, labelled, limited
 from tests.scoring.conftest import PROMPT
@@ -54,7 +55,7 @@ def test_what_is_made_of_labels(calibration, scores, scorer):
         each = [one.signals[kind] for one in scores]
         assert found.auroc.value == pytest.approx(roc_auc_score(wrong, each))
         assert found.prr.low <= found.prr.value <= found.prr.high
-    assert calibration.settings.items() >= scorer.fingerprints().items()
+    assert calibration.settings.items() >= fingerprints(scorer).items()
     assert calibration.prompt_tokens == sorted(one.prompt_tokens for one in scores)
     # Rows may repeat a prompt and an answer; each is counted.
     assert len(calibration.answer_digests) == N
@@ -100,7 +101,7 @@ def test_scored_lines_may_be_labelled_as_they_are(scored, scorer, calibration, m
         ("edited", lambda i, line: line | {"answer": " kites"} if i in (1, 4) else line, 2),
         ("others", lambda i, line: line | {"settings": line["settings"] | {"num_masks": 5 - i % 2}},
          3),
-        ("told", lambda i, line: line | {"tokens": None} if i else line, 5),
+        ("told", lambda i, line: line | {"signals": {}} if i else line, 5),
         ("some", lambda i, line: {k: line[k] for k in plain} if i > 3 else line, 2),
         ("model", lambda _, line: line | {"model": "other"}, 6),
     ):  # fmt: skip
@@ -279,8 +280,6 @@ def test_calibrate_by_command(folder):
     assert "Left out 2 empty answers: they are never accepted." in said
     for own, message in (
         ((folder / "rows.jsonl", "--metric", "TokenF1", *given), "--metric needs --run"),
-        (("--run", folder, "--result-cache", "c", *given[2:]), "--result-cache needs ROWS"),
-        (("--run", folder, *given), "--model needs ROWS"),
         ((folder / "rows.jsonl", *given[2:]), "ROWS need the --model that answered them"),
         ((folder / "rows.jsonl", *given[:2], "--risk", 1.4, "--out", folder / "new.json"),
          "risk must lie strictly between 0 and 1, got 1.4"),

@@ -12,9 +12,10 @@ from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.decisions import Calibration, calibrate_rows, calibrate_run
 from lm_polygraph_asmi.decisions.run import _scored_group, settings_of
-from lm_polygraph_asmi.results.manifest import model_revision
+from lm_polygraph_asmi.results.manifest import model_of
 from lm_polygraph_asmi.results.names import at_depth
 from lm_polygraph_asmi.scoring.provenance import prompt_format
+from lm_polygraph_asmi.scoring.unmasked import fingerprints
 from tests.decisions.conftest import N, labelled
 from tests.report import runs
 from tests.scoring.conftest import PROMPT
@@ -81,7 +82,7 @@ def test_both_doors_agree_to_the_digit(scores, scorer, calibration, tmp_path):
     found = calibrate_run(place, metric="ReferenceInAnswer", **ASKED)
     assert replace(found, **own) == calibration
     assert found.label_source == "ReferenceInAnswer"
-    known = scores[0].compared_settings | scorer.fingerprints()
+    known = scores[0].compared_settings | fingerprints(scorer)
     assert not found.differences(known)
     for change, said in (
         ({"prompt_format": "chat"}, "prompt_format 'text' there, 'chat' here"),
@@ -102,7 +103,7 @@ def test_another_revision_of_the_model(planted, tmp_path):
     (folder / "config.json").write_text("{}")
     found = calibrate_run(planted, 0.3, signal="msp", resamples=20)
     settings = found.settings | {"model": str(folder), "answer_end": "complete"}
-    there = model_revision(str(folder), None)
+    there = model_of({"path": str(folder)})["revision"]
     own = replace(found, model=str(folder), settings=found.settings | {"revision": there})
     assert own.differences(settings) == []
     other = replace(own, settings=own.settings | {"revision": "sha256:0"})

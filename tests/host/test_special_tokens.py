@@ -5,7 +5,7 @@ from copy import deepcopy
 import pytest
 
 from lm_polygraph_asmi.host.special_tokens import SpecialTokens
-from lm_polygraph_asmi.scoring.control_tokens import rendered_warnings
+from lm_polygraph_asmi.scoring.control_tokens import rendered_warnings, special_warnings
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.text import parse_request, prompt_tokens
 from tests.scripted import byte_tokenizer, scripted_model, space_tokenizer
@@ -65,7 +65,8 @@ def test_prompts_chats_and_samples(scorer):
             assert place in warning
             assert "If it is a chat that a template rendered, pass its messages" in warning
     assert "at character 8 and 1 more" in scorer.score(chat, " x").warnings[1]
-    samples = scorer.notes_of(parse_request(PROMPT, None, [" a", " <s> b", [2]]))
+    request = parse_request(PROMPT, None, [" a", " <s> b", [2]])
+    samples = special_warnings(SpecialTokens(scorer.tokenizer), {2}, request, PROMPT)
     assert [note[:11] for note in samples] == ["In sample 2"]
 
 

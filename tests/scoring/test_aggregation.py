@@ -109,10 +109,3 @@ def test_what_a_result_says(scored):
         assert one.signals["sem"] == float(one)
         assert one.signals["asmi"] == pytest.approx(float(scored["asmi", one.aggregation]))
         assert one.signals["entropy"] == mean.signals["entropy"]
-
-
-def test_another_aggregation_is_another_score(model, tokenizer):
-    plain, total = (
-        Scorer(model, tokenizer=tokenizer, aggregation=how).identity for how in ("mean", "sum")
-    )
-    assert total == plain | {"aggregation": "sum"}

@@ -1,6 +1,5 @@
 """An answer has one score: generated, as ids, as text and in a batch."""
 
-import json
 import random
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -9,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from lm_polygraph_asmi.scoring.batches import score_batch
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.text import answer_tokens, decoded, prompt_tokens
 from tests.rounding import allowed
@@ -74,26 +72,17 @@ def check_all_ways(case):
     by_model = scorer.score(case.prompt)
     ids = [token.id for token in by_model.tokens]
     limit = scorer.config.max_new_tokens
-    ended = scorer.stop_conditions.closes(ids)
+    ended = scorer._conditions.closes(ids)
     assert ended or len(ids) == limit
     assert ids[: len(case.script)] == case.script[: len(ids)]
     assert (by_model.ending != "") == ended
     by_ids = scorer.score(case.prompt, ids)
     check_equal(scorer, by_model, replace(by_ids, answer=by_model.answer))
-    columns = {"prompt": [case.prompt] * 2, "answer": [None, by_model.answer or None]}
-    in_batch = score_batch(columns, scorer, tokens="none")
-    assert in_batch["asmi_error"].tolist() == [None, None]
-    assert in_batch["asmi_answer"][0] == by_model.answer
-    bound = allowed(
-        scorer.model, torch.tensor([*prompt_tokens(scorer.tokenizer, case.prompt).tolist(), *ids])
-    ) * len(ids)
-    assert abs(in_batch["asmi_msp"][0] - by_model.msp) <= bound
-    assert abs(in_batch["asmi_score"][0] - by_model.score) <= bound
     if not by_model.answer:  # a text must have a character
         return by_model, None
     from_text = scorer.score(case.prompt, by_model.answer)
-    assert abs(in_batch["asmi_msp"][1] - from_text.msp) <= bound + 1e-6 * from_text.msp
-    assert json.loads(in_batch["asmi_warnings"][1] or "[]") == list(from_text.warnings)
+    (outcome,) = scorer.score_many([{"prompt": case.prompt, "answer": by_model.answer}])
+    check_equal(scorer, from_text, outcome.result)
     assert [token.id for token in from_text.tokens] == with_end(case, scorer, by_model.answer)
     return by_model, from_text
 
@@ -101,18 +90,18 @@ def check_all_ways(case):
 def with_end(case, scorer, text):
     """The tokenizer's tokens of an answer, and the likeliest end by a full pass."""
     prompt = prompt_tokens(case.tokenizer, case.prompt).tolist()
-    ids = answer_tokens(case.tokenizer, case.prompt, text)
-    if scorer.stop_conditions.closes(ids):
+    ids, _ = answer_tokens(case.tokenizer, case.prompt, prompt, text)
+    if scorer._conditions.closes(ids):
         return ids
     with torch.no_grad():
         logits = case.model(torch.tensor([[*prompt, *ids]])).logits[0, -1].tolist()
     ends = [[token] for token in sorted(case.end_ids)]
     for stop in case.stops:
-        whole = answer_tokens(case.tokenizer, case.prompt, text + stop)
+        whole, _ = answer_tokens(case.tokenizer, case.prompt, prompt, text + stop)
         end = whole[len(ids) :]
         if whole[: len(ids)] != ids:
             end = case.tokenizer(stop, add_special_tokens=False)["input_ids"]
-        if decoded(case.tokenizer, prompt, [*ids, *end]).endswith(stop):
+        if decoded(case.tokenizer, prompt, [*ids, *end])[1].endswith(stop):
             ends.append(end)
     return ids + max(ends, key=lambda end: logits[end[0]])
 

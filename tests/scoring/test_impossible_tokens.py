@@ -1,11 +1,14 @@
 """Tokens that the model makes impossible: a logit of minus infinity is probability 0."""
 
+from functools import partial
+
 import pytest
 import torch
 import transformers
 
 from lm_polygraph_asmi.files import to_json
 from lm_polygraph_asmi.scoring.scorer import Scorer
+from lm_polygraph_asmi.scoring.unmasked import read
 from tests.families import SIZES, tiny_model
 from tests.scoring.conftest import PROMPT
 from tests.stat_calculators.test_masked_heads import MaskedHeadsCalculator, greedy
@@ -61,12 +64,12 @@ def test_a_logit_of_minus_infinity_is_probability_0(family, dtype, scope, tokeni
     def scored(value):
         model = biased(family, value, dtype, len(tokenizer))
         scorer = Scorer(model, tokenizer=tokenizer, scope=scope, top_k=len(tokenizer))
-        return scorer.score(PROMPT, [7, 8, 2]), scorer.read(PROMPT, [7, 8, 2])
+        return scorer.score(PROMPT, [7, 8, 2]), read(scorer, PROMPT, [7, 8, 2])
 
-    (found, read), (expected, _) = scored(HIDDEN), scored(SMALL)
+    (found, alone), (expected, _) = scored(HIDDEN), scored(SMALL)
     assert found.score == pytest.approx(expected.score, rel=1e-4)
     assert found.msp == pytest.approx(expected.msp, rel=1e-5)
-    assert read.signals["msp"] == pytest.approx(found.msp, rel=1e-5)
+    assert alone.signals["msp"] == pytest.approx(found.msp, rel=1e-5)
     assert found.score > 0
     assert "NaN" not in to_json(found.to_dict())
 
@@ -87,7 +90,7 @@ def test_an_answer_with_an_impossible_token_is_refused(tokenizer):
     model = biased("phi", HIDDEN, torch.float32, len(tokenizer))
     scorer, last = Scorer(model, tokenizer=tokenizer), len(tokenizer) - 1
     said = rf"the answer's token 2 of 3 \(id {last}\) has probability 0"
-    for score in (scorer.score, scorer.read):
+    for score in (scorer.score, partial(read, scorer)):
         with pytest.raises(ValueError, match=said):
             score(PROMPT, [7, last, 2])
 

@@ -16,57 +16,6 @@ from tests import tiny_lm
 from tests.scoring.conftest import PROMPT
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, got 0"),
-        ({"max_new_tokens": "9"}, "max_new_tokens must be a whole number, got '9'"),
-        ({"depth": "0.6"}, "depth must be a number, got '0.6'"),
-        ({"depth": True}, "depth must be a number"),
-        ({"num_masks": 2.5}, r"num_masks \(S\) must be a whole number, got 2.5"),
-        ({"mask_rate": "0.1"}, r"mask_rate \(p\) must be a number, got '0.1'"),
-        ({"top_k": 6.4}, r"top_k \(K\) must be a whole number"),
-        ({"stop": 2}, "stop must be a string such as"),
-        ({"stop": ["\n", 2]}, "stop must be a string such as"),
-        ({"stop": [""]}, "stop must not contain an empty string"),
-        ({"stop": "\udc00."}, r"stop must be text, got '\\udc00' at character 1"),
-        ({"seed": "a"}, "seed must be a whole number, got 'a'"),
-        ({"num_samples": 1}, "num_samples must be at least 2"),
-        ({"tau": float("nan")}, "tau must be a number, got nan"),
-        ({"closing_token": "no"}, "closing_token must be True or False"),
-        ({"attention": 3}, "attention must be an attention implementation"),
-        ({"memory_budget": "4 GB"}, "memory_budget must be a whole number"),
-    ],
-    ids=str,
-)
-def test_settings_are_refused_before_anything_is_loaded(settings, message, monkeypatch):
-    monkeypatch.setattr(loading, "load_model", None)
-    with pytest.raises(ValueError, match=message):
-        score("no such model", PROMPT, " Brask", **settings)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((PROMPT, ""), "the answer is empty"),
-        ((PROMPT, 3), "expected an answer as text or token ids"),
-        ((7,), "expected a prompt as text"),
-        (([{"role": "user"}],), "expected {'role': 'user', 'content'"),
-        (([PROMPT, PROMPT],), "For many prompts use `Scorer.score_many`"),
-    ],
-)
-def test_prompts_and_answers_are_refused_before_anything_is_loaded(arguments, message, monkeypatch):
-    monkeypatch.setattr(loading, "load_model", None)
-    with pytest.raises(ValueError, match=message):
-        score("no such model", *arguments)
-
-
-def test_a_score_takes_no_calibration(monkeypatch):
-    monkeypatch.setattr(loading, "load_model", None)
-    with pytest.raises(TypeError, match=r"a score needs no calibration: decide\("):
-        score("no such model", PROMPT, calibration="calibration.json")
-
-
 def test_numbers_of_other_libraries_are_numbers(model, tokenizer):
     settings = {"seed": np.int64(3), "depth": np.float64(0.6), "num_masks": np.int32(9)}
     plain = {name: value.item() for name, value in settings.items()}
@@ -121,14 +70,6 @@ def test_a_name_simply_loads(tmp_path, capfd):
         score(str(tmp_path / "empty"), PROMPT)
     with pytest.raises(ValueError, match="loads its tokenizer: leave `tokenizer` out"):
         score(folder, PROMPT, tokenizer=tiny_lm.tokenizer())
-
-
-def test_settings_that_there_are_not():
-    """Told before a model is loaded, with what was meant."""
-    with pytest.raises(TypeError, match=r"num_mask; did you mean num_masks\? Settings: method, "):
-        score("nowhere", PROMPT, num_mask=4)
-    with pytest.raises(TypeError, match=r"unknown setting foo\. Settings: method, depth"):
-        score("nowhere", PROMPT, foo=4)
 
 
 def test_a_model_that_writes_nothing(tokenizer):

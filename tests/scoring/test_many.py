@@ -1,24 +1,23 @@
-"""Many rows: one after the other, and as columns."""
+"""Many rows: one after the other, and as tables of a data engine."""
 
 import json
+import os
+import signal
 from copy import deepcopy
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pytest
 
-from lm_polygraph_asmi import score_batch
-from lm_polygraph_asmi.scoring.batches import BatchScorer
-from lm_polygraph_asmi.scoring.many import OUTPUT, attempts
+from lm_polygraph_asmi.scoring import BatchScorer, Scorer
 from lm_polygraph_asmi.scoring.rows import Row, score_rows
-from lm_polygraph_asmi.scoring.scorer import Scorer
 from tests import tiny_lm
 from tests.scoring.conftest import PROMPT
 
 pytestmark = pytest.mark.usefixtures("unseen")
 
-SETTINGS = {"scope": "response", "num_masks": 6, "mask_rate": 0.4}
+SETTINGS = {"scope": "response", "num_masks": 6, "mask_rate": 0.4, "max_new_tokens": 3}
 PASSAGE = "The ferry Ondine was built in Brask in 1931. "
 ROWS = [
     {"id": "a", "prompt": PASSAGE + "Who built it?", "answer": " Brask"},
@@ -31,7 +30,12 @@ ROWS = [
 
 @pytest.fixture
 def scorer(model, tokenizer):
-    return Scorer(model, tokenizer=tokenizer, **SETTINGS, max_new_tokens=3)
+    return Scorer(model, tokenizer=tokenizer, **SETTINGS)
+
+
+def test_public_names_of_a_scorer(scorer):
+    public = {name for name in (*vars(scorer), *dir(Scorer)) if not name.startswith("_")}
+    assert public == {"score", "score_many", "model", "tokenizer", "config"}
 
 
 def test_rows_come_out_as_they_went_in(scorer):
@@ -51,55 +55,30 @@ def test_rows_come_out_as_they_went_in(scorer):
     assert [(one.index, one.id) for one in found[1:]] == list(zip(range(1, 5), "bcde", strict=True))
     assert [one.error is None for one in found[1:]] == [True, False, True, True]
     for one, row in zip(found[1:], ROWS[1:], strict=True):
-        if one.result is None:
-            continue
-        alone = scorer.score(row["prompt"], row.get("answer"))
-        assert one.result.tokens == alone.tokens
+        if one.result is not None:
+            assert one.result.tokens == scorer.score(row["prompt"], row.get("answer")).tokens
     with pytest.raises(ValueError, match="expected a text"):
         list(scorer.score_many(ROWS, on_error="raise"))
     with pytest.raises(ValueError, match="on_error"):
-        scorer.score_many(ROWS, on_error="ignore")
+        list(scorer.score_many(ROWS, on_error="ignore"))
 
 
-def test_columns_in_columns_out(scorer):
-    frame = pd.DataFrame(ROWS[:4])
-    given = {name: frame[name].to_numpy() for name in frame}
-    found = score_batch(given, scorer)
-    assert list(found) == [*given, *OUTPUT]
-    for name, column in given.items():
-        assert found[name] is column
-    each = list(scorer.score_many(ROWS[:4]))
-    expected = [None if one.result is None else one.result.score for one in each]
-    assert found["asmi_score"].tolist() == pytest.approx(expected)
-    assert [error is None for error in found["asmi_error"]] == [True, True, False, True]
-    # The model's own answer stands where none was given, and a given one stays.
-    assert [text is None for text in found["asmi_answer"]] == [True, False, True, True]
-    assert set(json.loads(found["asmi_tokens"][0])[0]) >= {"text", "u", "alternative"}
-    assert score_batch(given, scorer, tokens="none")["asmi_tokens"].tolist() == [None] * 4
-    ragged = {"prompt": [PROMPT] * 2, "answer": [[7], [8, 9]], "note": [1, "a"]}
-    found_ragged = score_batch(ragged | {"samples": [pd.NA, None]}, scorer)
-    assert found_ragged["asmi_error"].tolist() == [None, None]
-    assert found_ragged["note"] == [1, "a"]
-    with pytest.raises(ValueError, match="would be overwritten"):
-        score_batch(found, scorer)
-    with pytest.raises(ValueError, match="expected a column 'prompt'"):
-        score_batch({}, scorer)
-
-
-def test_a_table_of_arrow(tmp_path):
-    model = tiny_lm.save(tmp_path / "tiny")
-    scorer = BatchScorer(str(model), "none", **SETTINGS, max_new_tokens=3)
-    table = pa.table({name: [row.get(name) for row in ROWS[:4]] for name in ("prompt", "answer")})
-    scored = scorer(table)
-    assert scored.column_names == [*table.column_names, *OUTPUT]
-    columns = {name: table[name].to_pylist() for name in table.column_names}
-    expected = score_batch(columns, scorer.scorer, "none")
-    for name in OUTPUT:
-        assert scored[name].to_pylist() == expected[name].tolist()
-    empty = scorer(table.slice(2, 1))  # the columns of a batch without a score have their types
-    assert empty.schema == scored.schema
-    with pytest.raises(ValueError, match="tokens must be one of"):
-        BatchScorer("no such model", "some")
+def test_tables(tmp_path):
+    score_table = BatchScorer(Scorer, str(tiny_lm.save(tmp_path / "tiny")), **SETTINGS)
+    table = pd.DataFrame(ROWS[:4], index=[7, 8, 9, 10])
+    found = score_table(table)
+    each = list(score_table.scorer.score_many(ROWS[:4]))
+    scores = [None if one.result is None else one.result.score for one in each]
+    assert found["score"].tolist() == [pd.NA if one is None else one for one in scores]
+    assert found["error"].isna().tolist() == [True, True, False, True]
+    assert (found["id"].tolist(), found["answer"][1]) == (list("abcd"), each[1].result.answer)
+    assert json.loads(found["signals"][0]) == each[0].result.signals
+    # The columns of a batch without a score have their types.
+    assert (score_table(table[2:3]).dtypes == found.dtypes).all()
+    arrays = {"prompt": [PROMPT] * 2, "answer": [np.array([7]), [8, 9]], "samples": [pd.NA, None]}
+    assert score_table(arrays)["error"].isna().all()
+    with pytest.raises(ValueError, match=r"columns \[.*'score'.*\] would be overwritten"):
+        score_table(found)
 
 
 CALL = {"type": "function", "function": {"name": "sail", "arguments": "{}"}}
@@ -121,6 +100,7 @@ HOSTILE = [
     {"prompt": PROMPT, "answer": [10**6]}, {"prompt": PROMPT, "answer": [2**70]},
     {"prompt": PROMPT, "answer": np.ones((2, 2), int)}, {"prompt": PROMPT, "answer": np.array(5)},
     {"prompt": PROMPT, "answer": np.array([0.5])}, {"prompt": PROMPT, "answer": "\ud800"},
+    {"prompt": PROMPT, "answer": b"green"}, {"prompt": PROMPT, "answer": bytearray(b"green")},
     *({"prompt": PROMPT, "answer": " Brask", "samples": samples} for samples in (
         5, "x", {}, {"a": 1}, [1], [None], [["a"]], [[1.5]], [[-1], [5]], [[10**6], [5]],
         ["a", {}], [[5], [2**70]], np.array(5), iter("a"), ["\ud800"],
@@ -134,21 +114,18 @@ def test_bad_content_of_a_row_is_a_value_error(model, tokenizer, method):
     chat = deepcopy(tokenizer)
     chat.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     scorer = Scorer(model, tokenizer=chat, num_masks=2, max_new_tokens=2, method=method)
-    rows = [*HOSTILE, {"prompt": PROMPT, "answer": " Brask"}]
-    failures = [failure for _, failure in attempts(scorer.score_request, rows)]
-    assert failures.pop() is None
-    for row, failure in zip(HOSTILE, failures, strict=True):
-        assert failure is None or (type(failure) is ValueError and str(failure)), (row, failure)
-    scored = [row for row, failure in zip(HOSTILE, failures, strict=True) if failure is None]
-    texts = [row for row in scored if isinstance(row, str)]
-    assert texts == [""]
+    *found, last = scorer.score_many([*HOSTILE, {"prompt": PROMPT, "answer": " Brask"}])
+    assert last.error is None
+    scored = [row for row, one in zip(HOSTILE, found, strict=True) if one.error is None]
     # Token ids of samples are looked up by the method that reads them.
-    assert [row["samples"] for row in scored if row not in texts] == (
-        [[[-1], [5]], [[10**6], [5]]] if method == "sem" else []
-    )
+    unread = [{"prompt": PROMPT, "answer": " Brask", "samples": ids}
+              for ids in ([[-1], [5]], [[10**6], [5]])]  # fmt: skip
+    assert scored == ["", *(unread if method == "sem" else [])]
 
 
-@pytest.mark.parametrize("bug", [TypeError, KeyError, IndexError, ZeroDivisionError, NameError])
+@pytest.mark.parametrize(
+    "bug", [TypeError, KeyError, IndexError, ZeroDivisionError, NameError, RuntimeError]
+)
 @pytest.mark.parametrize("where", ["prompt_tokens", "spans", "sequence_uncertainty", "tokens_of"])
 def test_a_bug_of_ours_is_no_bad_row(scorer, monkeypatch, bug, where):
     def broken(*_, **__):
@@ -158,16 +135,55 @@ def test_a_bug_of_ours_is_no_bad_row(scorer, monkeypatch, bug, where):
     with pytest.raises(bug, match="ours"):
         list(scorer.score_many(ROWS[:1]))
     with pytest.raises(bug, match="ours"):
-        score_batch({"prompt": [PROMPT], "answer": [" Brask"]}, scorer)
-    with pytest.raises(bug, match="ours"):
         list(score_rows(scorer, [Row(1, ROWS[0])]))
 
 
-@pytest.mark.parametrize("error", [RuntimeError, MemoryError, FloatingPointError])
-def test_what_a_row_asks_too_much_of(scorer, monkeypatch, error):
-    def broken(*_, **__):
-        raise error("too much")
+class KilledOnce(BatchScorer):
+    """Its process is killed in the middle of the work, once."""
 
-    monkeypatch.setattr("lm_polygraph_asmi.scoring.scorer.prompt_tokens", broken)
-    (outcome,) = scorer.score_many(ROWS[:1])
-    assert (outcome.result, outcome.error) == (None, "too much")
+    def __init__(self, marker: str, *args, **settings) -> None:
+        super().__init__(*args, **settings)
+        self.marker, self.tables = Path(marker), 0
+
+    def __call__(self, table):
+        self.tables += 1
+        if self.tables == 3 and not self.marker.exists():
+            self.marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__call__(table)
+
+
+@pytest.mark.slow
+def test_a_lost_actor_of_ray_loses_nothing(tmp_path):
+    ray, number = pytest.importorskip("ray"), 120
+    ray.init(num_cpus=4, include_dashboard=False)
+    model = str(tiny_lm.save(tmp_path / "tiny"))
+    rows = pd.DataFrame(
+        {
+            "id": range(number),
+            "prompt": [f"Who built mill number {i}?" for i in range(number)],
+            "answer": [
+                f" the miller of {i % 7}" if i != 113 else "\ufffd" * 999 for i in range(120)
+            ],
+        }
+    )
+    scored = (
+        ray.data.from_pandas(rows)
+        .repartition(12)
+        .map_batches(
+            KilledOnce,
+            batch_format="pandas",
+            batch_size=None,  # a block is a batch
+            fn_constructor_args=(str(tmp_path / "killed"), Scorer, model),
+            fn_constructor_kwargs={"scope": "response"},
+            compute=ray.data.ActorPoolStrategy(size=2),
+        )
+        .to_pandas()
+    )
+    ray.shutdown()
+    assert (tmp_path / "killed").exists()
+    expected = BatchScorer(Scorer, model, scope="response")(rows)
+    found = scored.sort_values("id").reset_index(drop=True)
+    for name in ("id", "score", "answer", "signals", "error"):
+        assert found[name].fillna("").tolist() == expected[name].fillna("").tolist()
+    assert found["error"].notna().sum() == 1

@@ -43,6 +43,16 @@ def test_score_is_the_mean_over_counted_tokens(found):
     assert repr(found).startswith(f"Score(Sem-ASMI {float(found):.4f} nats, answer=' in Brask")
 
 
+def test_printed_in_five_lines(found):
+    score, signals, answer, tokens, warned = str(found).splitlines()
+    assert score.startswith(f"Sem-ASMI {float(found):.4f} nats (0 to {found.highest:.2f}; ")
+    assert f"MSP {found.msp:.4g}" in signals
+    assert answer == "Answer ' in Brask\\n 1931', ended by '</s>'"
+    assert tokens.startswith(f"Fragility of its tokens: {found.tokens[0].text!r} ")
+    assert tokens.endswith(f"{found.tokens[-1].u:.4f}") == (len(found.tokens) <= 12)
+    assert warned == "Warnings: none"
+
+
 def test_unit_range_and_direction(found):
     unit = found.explanation[0]
     assert unit.startswith(f"Sem-ASMI: {float(found):.4f} nats (0 to {math.log(30):.2f}; ")

@@ -2,15 +2,13 @@
 
 import json
 from copy import deepcopy
-from types import SimpleNamespace
 
 import pytest
-import transformers.utils.chat_template_utils as rendering
 from click.testing import CliRunner
 
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.scoring.scorer import Scorer
-from lm_polygraph_asmi.scoring.text import parse_request, prompt_tokens
+from lm_polygraph_asmi.scoring.unmasked import read
 from tests import tiny_lm
 from tests.scoring.conftest import PROMPT
 
@@ -100,8 +98,6 @@ def test_a_template_that_says_all_gives_no_warning(scorer_of, template, chat):
         # The same text elsewhere does not hide a message that is left out.
         (ALL.replace("messages", "messages[1:]"),
          [{"role": "user", "content": "Who?"}, *CHAT[2:]], ["content of message 1 (user)"]),
-        (ALL.replace("messages", "messages if m['role'] != 'system'"),
-         [{"role": "system", "content": "user"}, CHAT[1]], ["content of message 1 (system)"]),
         (ALL.replace("m['content']", "m['content'] or ''"), CALLED,
          ["tool_calls[0].function.name of message 2", "tool_calls[0].function.arguments.to of"]),
         (ALL, [CHAT[1], {"role": "assistant", "content": "Edda", "reasoning_content": "Brask so"},
@@ -139,7 +135,7 @@ def test_a_template_that_reads_the_clock_is_named(scorer_of, clock):
     scorer = scorer_of(clock + ALL + END)
     (found,) = about_template(scorer.score(CHAT[-1:], " Brask"))
     assert "The chat template reads the clock" in found
-    assert about_template(scorer.read(CHAT[-1:], " Brask")) == [found]
+    assert about_template(read(scorer, CHAT[-1:], " Brask")) == [found]
     assert about_template(scorer.score(PROMPT, " Brask")) == []
 
 
@@ -154,31 +150,6 @@ def test_a_template_that_reads_the_clock_is_named(scorer_of, clock):
 )
 def test_words_of_a_template_are_no_clock(scorer_of, said):
     assert about_template(scorer_of(said + ALL + END).score(CHAT[-1:], " Brask")) == []
-
-
-def clock(day):
-    """A stand-in for `datetime.datetime`."""
-    return SimpleNamespace(now=lambda: SimpleNamespace(strftime=lambda _: day))
-
-
-@pytest.mark.parametrize("chat", [CHAT[-1:], [*CHAT[-1:], {"role": "assistant", "content": "E"}]])
-def test_a_result_cache_keeps_scores_of_token_ids_not_of_messages(
-    scorer_of, tmp_path, monkeypatch, chat
-):
-    """The same messages on another day are another prompt."""
-    rows, template = [{"prompt": chat}], "{{ strftime_now('%d %b') }}" + ALL + END
-    scores = []
-    for day in ("26 Nov", "05 Dec", "26 Nov"):
-        monkeypatch.setattr(rendering, "datetime", clock(day))
-        scorer = scorer_of(template, result_cache=tmp_path)
-        (kept,) = scorer.run_batch(rows)
-        request = parse_request(chat)
-        assert day in scorer.tokenizer.decode(prompt_tokens(scorer.tokenizer, request.prompt))
-        alone = scorer_of(template).score(chat)
-        assert (kept.result.score, kept.result.msp) == (alone.score, alone.msp)
-        scores.append(kept.result)
-    assert scores[0].msp != scores[1].msp
-    assert scores[0].seconds == scores[2].seconds  # kept
 
 
 THINK = ALL + "{% if add_generation_prompt %}<assistant>\n<think>\n{% endif %}"
@@ -224,16 +195,9 @@ def test_a_chat_made_of_a_text_prompt_is_compared_too(tmp_path):
     (folder / "chat_template.jinja").write_text(ALL.replace("m['content']", "m['content'][:4]"))
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"prompt": PROMPT, "answer": " Brask"}) + "\n")
-    given = [
-        "score",
-        str(rows),
-        "--model",
-        str(folder),
-        "--chat",
-        "--out",
-        str(tmp_path / "o.jsonl"),
-    ]
+    out = tmp_path / "o.jsonl"
+    given = ["score", str(rows), "--model", str(folder), "--chat", "--out", str(out)]
     result = CliRunner().invoke(main, [*given, "--num-masks", "2"])
     assert result.exit_code == 0, result.output
-    (line,) = map(json.loads, (tmp_path / "o.jsonl").read_text().splitlines())
+    (line,) = map(json.loads, out.read_text().splitlines())
     assert [text for text in line["warnings"] if "leaves out" in text]

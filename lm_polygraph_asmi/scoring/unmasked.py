@@ -1,0 +1,108 @@
+"""What decisions need of a scorer besides scores: unmasked answers, and its identity."""
+
+import hashlib
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from lm_polygraph_asmi.analysis.features import free_features
+from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.model import scoring_session
+from lm_polygraph_asmi.model.passes import validate_tokens
+from lm_polygraph_asmi.results.cache import model_key
+from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
+from lm_polygraph_asmi.scoring.scorer import Scorer
+from lm_polygraph_asmi.scoring.signals import unmasked_signals
+from lm_polygraph_asmi.scoring.text import Answer, Prompt, Request, parse_request
+
+
+def read(
+    scorer: Scorer, prompt: Prompt, answer: Answer | None = None, states: bool = False
+) -> UnmaskedAnswer:
+    """An answer under the unmasked model alone, at the cost of one unmasked pass.
+
+    `states`: also `features`, which need hidden states. Raises ValueError: as `score`.
+
+    Example:
+        >>> read(scorer, prompt, " Edda Holm").answered
+        True
+    """
+    request, engine, model = parse_request(prompt, answer), scorer._engine, scorer.model
+    # One session: the model's state is read once, which takes longer than a short answer's last
+    # layer.
+    with scoring_session(model):
+        given = scorer._given(request)
+        stats = engine.read(model, given.prompt_ids, given.ids, given.ends)
+        settings = engine.settings(model).to_dict()
+    ids = stats.pop("tokens").tolist()
+    counted = scorer._counted(ids)
+    described, _ = scorer._described(given, ids, settings)
+    tokens = {name: values[:counted] for name, values in stats.items()}
+    hidden, features = tokens.pop("hidden"), {}
+    if states:
+        features = {
+            "free": free_features(**tokens, prompt_tokens=len(given.prompt_ids)),
+            "hidden mean": hidden.mean(0),
+            "hidden last": hidden[-1],
+        }
+        described["settings"]["hidden_width"] = hidden.shape[1]
+    signals = unmasked_signals(**tokens)
+    return UnmaskedAnswer(
+        signals=signals, ids=tuple(ids), counted=counted, features=features, **described
+    )
+
+
+def check_tokens(scorer: Scorer, request: Request) -> None:
+    """Raise ValueError unless prompt and answer fit the model's vocabulary and context window."""
+    given = scorer._given(request)
+    ids = given.prompt_ids.tolist()
+    validate_tokens(scorer.model, torch.tensor([*ids, *given.ids]), len(ids))
+
+
+def fingerprints(scorer: Scorer) -> dict[str, str]:
+    """Hashes of the current weights; and of tokenizer, chat template and end tokens.
+
+    Reads all weights on first use, and again if they change. Raises ValueError: the model has
+    foreign hooks, which cannot be hashed.
+    """
+    weights = model_key(scorer.model)["revision"]
+    if weights is None:
+        raise ValueError(
+            "the model has forward hooks or a replaced forward method, so a calibration cannot "
+            "identify it. Remove them"
+        )
+    template = str(getattr(scorer.tokenizer, "chat_template", None))
+    ends = sorted(scorer._conditions.end_ids)
+    described = f"{scorer._tokenizer_key} {template} {ends}"
+    return {
+        "weights": weights[:16],
+        "tokenizer": hashlib.sha256(described.encode()).hexdigest()[:16],
+    }
+
+
+def known_fingerprints(scorer: Scorer) -> dict[str, str]:
+    """`fingerprints`; empty for a model that cannot be identified."""
+    with suppress(ValueError, TypeError):
+        return fingerprints(scorer)
+    return {}
+
+
+def other_settings(scorer: Scorer, row: Mapping[str, Any]) -> list[str]:
+    """In what the model and settings of a row that `score_file` wrote differ, in words."""
+    if scorer._instruct and isinstance(row["prompt"], str):
+        return ["the prompt is a text there, a chat here"]
+    settings = scorer._engine.settings(scorer.model).to_dict()
+    settings |= scorer._score_settings(Request("")) | known_fingerprints(scorer)
+    names = ("layer", "attention_in_use", "weights", "tokenizer")
+    here, there = (
+        ASMIConfig.key_of(each) | {name: each.get(name) for name in names}
+        for each in (settings, row["settings"])
+    )
+    here["model"], there["model"] = str(scorer.model.config.name_or_path or ""), row["model"]
+    return [
+        f"{name} {value!r} there, {here.get(name)!r} here"
+        for name, value in there.items()
+        if value != here.get(name)
+    ]

@@ -6,19 +6,15 @@ This module imports nothing heavy.
 import json
 import logging
 import math
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+from filelock import FileLock, Timeout
 
 from lm_polygraph_asmi.validation import check_new, lone_surrogate
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 log = logging.getLogger("lm_polygraph")
 
@@ -131,49 +127,28 @@ def _check_surrogates(text: str, at: str) -> None:
 
 
 @contextmanager
-def locked(
-    path: str | Path, remove: bool = False, output: str | Path | None = None
-) -> Iterator[None]:
-    """Lock a file for one writer, which may be this process, until the block ends or it dies.
+def locked(output: str | Path) -> Iterator[None]:
+    """Lock an output for one writer, which may be this process, until the block ends or it dies.
 
-    The file is created if missing, its content unchanged. Where the file system or Windows has no
-    locks, a warning is logged and nothing is locked.
-
-    Args:
-        remove: whether to remove the file at the end.
-        output: the file that the lock is for, as errors name it; None: `path` itself.
-
-    Raises:
-        ValueError: another writer has it.
+    By the file OUTPUT.lock. Where the file system has no locks, a warning is logged and nothing is
+    locked. ValueError: another writer has it.
     """
-    path, output = Path(path), output or path
-    with ExitStack() as stack:
-        while True:
-            file = stack.enter_context(path.open("ab"))
-            _lock(file, output)
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                    break
-            file.close()  # another writer has renamed or removed it meanwhile
-        try:
-            yield
-        finally:
-            if remove:
-                path.unlink()
-
-
-def _lock(file: IO[bytes], output: str | Path) -> None:
+    lock = FileLock(f"{output}.lock", blocking=False)
     try:
-        if fcntl is None:
-            raise OSError("Windows")
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
+        lock.acquire()
+    except Timeout as error:
         raise ValueError(
             f"{output} is being written by another program, or another call in this one: wait "
-            "until it has ended, or name another file"
+            f"until it has ended, or name another file. If none is, remove {lock.lock_file}"
         ) from error
-    except OSError as error:
+    except NotImplementedError as error:
         log.warning("%s cannot be locked (%s): do not write it from two programs", output, error)
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # Windows removes no open file
+            Path(lock.lock_file).unlink()
+        lock.release()
 
 
 @contextmanager
@@ -189,7 +164,7 @@ def writing(out: str | Path, replace: bool = False) -> Iterator[Path]:
         ValueError: OUT exists, or another writer is at work.
     """
     partial = partial_of(out)
-    with locked(partial, output=out):
+    with locked(out):
         try:
             if not replace:
                 check_new(out)

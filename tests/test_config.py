@@ -14,10 +14,10 @@ from lm_polygraph_asmi import SemASMI
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.config import ADAPT, CHECKS, KINDS, UNNAMED, ASMIConfig
 from lm_polygraph_asmi.decisions import Decider, calibrate_run
+from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.host.configs import configs_path
 from lm_polygraph_asmi.options import given_settings, setting_helps, setting_options
 from lm_polygraph_asmi.report import load_run_groups
-from lm_polygraph_asmi.results.names import at_depth
 from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from tests.report import runs

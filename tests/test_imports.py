@@ -23,7 +23,7 @@ ROOT = Path(lm_polygraph_asmi.__file__).parent
 
 class Subpackage(NamedTuple):
     """What a folder of the package may import, besides itself, `config`, `files`, `lazy`,
-    `options`, `prompts` and `validation`.
+    `options` and `validation`.
 
     Attributes:
         subpackages: other folders; one within another by its path.
@@ -169,7 +169,6 @@ def test_every_folder_is_a_room():
             "files",
             "lazy",
             "options",
-            "prompts",
             "validation",
         ]
     }

@@ -16,7 +16,8 @@ from lm_polygraph.utils.dataset import Dataset
 from lm_polygraph.utils.manager import UEManager
 
 from lm_polygraph_asmi import ASMI, AdaptASMI, SemASMI, available_stat_calculators
-from lm_polygraph_asmi.results.names import MASKED_HEADS, SAVED, SECONDS, at_depth
+from lm_polygraph_asmi.estimators.base import at_depth
+from lm_polygraph_asmi.results.names import MASKED_HEADS, SAVED, SECONDS
 from tests.tiny_lm import whitebox
 
 TEXTS = ["Who built the ferry?", "Where do the blue kites start?", "True or False?", "A question"]

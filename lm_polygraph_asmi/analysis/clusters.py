@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import ndtr, stdtrit
 
-from lm_polygraph_asmi.prompts import PASSAGE, STORY
 from lm_polygraph_asmi.validation import identity, same_text
 
 SEED = 20260711
@@ -23,6 +22,10 @@ RESAMPLES, PRR_RESAMPLES, CURVE_RESAMPLES, BAND_RESAMPLES = 2000, 10_000, 1000, 
 answers; of pointwise bands."""
 SHARED = 80
 """Least number of shared characters that count as a passage."""
+STORY = r"\nStory: (.*?)\n\nQuestion: "
+"""CoQA's story, as LM-Polygraph's prompts have it."""
+PASSAGE = r"\nPassage:\n(.*)\nQuestion: "
+"""SQuAD's passage in the paper's zero-shot prompt."""
 ALONE = (
     r"\A(Imagine that you are only able to say a single word\..*)",
     r"\A((?:Question: [^\n]*\nAnswer:[^\n]*\n){5}Question: .*)",

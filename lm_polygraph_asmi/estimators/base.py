@@ -8,9 +8,32 @@ import numpy as np
 from lm_polygraph.estimators import Estimator
 
 from lm_polygraph_asmi.algorithm import sequence_uncertainty
-from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.config import ASMIConfig, depth_key
 from lm_polygraph_asmi.maths import operating_point
-from lm_polygraph_asmi.results.names import at_depth, require
+
+
+def at_depth(stats: Mapping[str, Any], depth: float) -> list[dict[str, Any]]:
+    """The statistic `asmi` of each example at a depth, or a KeyError that names those there are."""
+    rows: Sequence[dict[float, dict[str, Any]]] = require(stats, "asmi")
+    key = depth_key(depth)
+    for row in rows:
+        if key not in row:
+            raise KeyError(
+                f"statistic 'asmi' has no depth {key:g}, only {str([*row])[1:-1]}: add it to "
+                "`depths` of the masked-heads calculator (`asmi.depths` of a config)"
+            )
+    return [row[key] for row in rows]
+
+
+def require(stats: Mapping[str, Any], name: str) -> Any:
+    """The statistic `name`, or a KeyError that explains how to compute it."""
+    if name not in stats:
+        raise KeyError(
+            f"statistic {name!r} is missing. Add its calculator to `stat_calculators` of the run, "
+            "with this name in `stats` (docs/reference/config.md), or add "
+            "`- /stat_calculators: asmi` to the defaults list"
+        )
+    return stats[name]
 
 
 class _Statistic(str):

@@ -4,11 +4,11 @@ Each is a list with one entry per example, for `save_stats`. What differs betwee
 in one statistic, `asmi`, by depth: `stats["asmi"][row][0.6]["mi"]`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from lm_polygraph_asmi.config import ASMIConfig, depth_key
+from lm_polygraph_asmi.config import ASMIConfig
 
 CANDIDATES = 8
 """Tokens per position in the field `candidates`."""
@@ -48,19 +48,6 @@ SAVED = [*MASKED_HEADS, *DIVERSITY, *SECONDS, "greedy_log_likelihoods", "sample_
 """Statistics that a run should save for later analysis; LM-Polygraph skips what it lacks."""
 
 
-def at_depth(stats: Mapping[str, Any], depth: float) -> list[dict[str, Any]]:
-    """The statistic `asmi` of each example at a depth, or a KeyError that names those there are."""
-    rows: Sequence[dict[float, dict[str, Any]]] = require(stats, "asmi")
-    key = depth_key(depth)
-    for row in rows:
-        if key not in row:
-            raise KeyError(
-                f"statistic 'asmi' has no depth {key:g}, only {str([*row])[1:-1]}: add it to "
-                "`depths` of the masked-heads calculator (`asmi.depths` of a config)"
-            )
-    return [row[key] for row in rows]
-
-
 @dataclass(frozen=True)
 class Settings:
     """Settings of statistics: a config with the S, p and attention used, and values of a model.
@@ -85,14 +72,3 @@ def masked_layer(used: Mapping[str, Any]) -> str:
     text = f"layer {used['layer']} of {used['num_layers']}"
     requested = used["requested_layer"]
     return text if requested is None else f"{text} (layer {requested} has no heads)"
-
-
-def require(stats: Mapping[str, Any], name: str) -> Any:
-    """The statistic `name`, or a KeyError that explains how to compute it."""
-    if name not in stats:
-        raise KeyError(
-            f"statistic {name!r} is missing. Add its calculator to `stat_calculators` of the run, "
-            "with this name in `stats` (docs/reference/config.md), or add "
-            "`- /stat_calculators: asmi` to the defaults list"
-        )
-    return stats[name]

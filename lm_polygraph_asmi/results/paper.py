@@ -14,43 +14,16 @@ PAPER = Path(__file__).parents[1] / "data" / "paper.csv"
 """Read from the paper's LaTeX by `scripts/paper_numbers.py` of commit 0ad19aa; then its places."""
 
 
-class Published(NamedTuple):
-    """A number of the paper; models, data sets and quantities as printed, empty if it names none.
+def read_published() -> pd.DataFrame:
+    """The numbers of the paper, in its order; models, data sets and quantities as printed.
 
-    `table`, `column` and `row`: where the report has it; `row` names other columns and the
-    beginning of what they hold, such as "signal=u_sem, mean; controls=MSP, H".
+    `label`: of the table, figure or section in LaTeX; `method` as the report names it; `n`: rows it
+    is about, tokens for a coverage; `where`: model and data set. `table`, `column` and `row`: where
+    the report has it; `row` names other columns and the beginning of what they hold.
     """
-
-    item: str
-    label: str  # of the table, figure or section in LaTeX
-    model: str
-    dataset: str
-    method: str  # as the report names it, without depth
-    depth: float | None  # of ASMI's variants
-    n: int | None  # rows it is about, tokens for a coverage
-    quantity: str
-    value: float
-    unit: str
-    table: str
-    column: str
-    row: str
-
-    @property
-    def where(self) -> str:
-        return ", ".join(filter(None, (self.model, self.dataset))) or "all settings"
-
-
-def read_published() -> list[Published]:
-    """The numbers of the paper, in its order."""
-    texts = pd.read_csv(PAPER, dtype=str, keep_default_na=False)[list(Published._fields)]
-    return [
-        Published(**row)._replace(
-            depth=float(row["depth"]) if row["depth"] else None,
-            n=int(row["n"]) if row["n"] else None,
-            value=float(row["value"]),
-        )
-        for row in texts.to_dict("records")
-    ]
+    numbers = pd.read_csv(PAPER, keep_default_na=False, na_values={"depth": "", "n": ""})
+    named = numbers[["model", "dataset"]].agg(lambda names: ", ".join(filter(None, names)), axis=1)
+    return numbers.assign(where=named.replace("", "all settings"))
 
 
 MODELS = {
@@ -93,15 +66,8 @@ LEFT_OPEN = ("closing_token", "gate_token", "seeded_by")
 """Settings of a score that the paper does not give, so that any value is comparable."""
 
 
-class Setting(NamedTuple):
-    """What the paper calls a run's model and data; empty where it has none of them."""
-
-    model: str
-    dataset: str
-
-
-def paper_setting(group: RunGroup) -> Setting:
-    """The paper's names of a setting's model and data."""
+def paper_setting(group: RunGroup) -> tuple[str, str]:
+    """The paper's names of a setting's model and data; empty where it has none of them."""
     folder = Path(group.run.recorded("model").get("path") or "").name.lower()
     models = {last.lower(): name for name, last in MODELS.items()}
     data = group.run.recorded("dataset")
@@ -110,7 +76,7 @@ def paper_setting(group: RunGroup) -> Setting:
         if data.get("source") == benchmark.recorded["source"]
         and bool(data.get("closed_book")) == bool(benchmark.recorded.get("closed_book"))
     )  # fmt: skip
-    return Setting(models.get(folder, ""), next(alike, ""))
+    return models.get(folder, ""), next(alike, "")
 
 
 def departures(group: RunGroup) -> list[str]:
@@ -122,7 +88,7 @@ def departures(group: RunGroup) -> list[str]:
     setting = paper_setting(group)
     if not all(setting):
         return [name for name, known in zip(("model", "data"), setting, strict=True) if not known]
-    benchmark = BENCHMARKS[setting.dataset]
+    benchmark = BENCHMARKS[setting[1]]
     expected = PROTOCOL | {f"data.{name}": value for name, value in benchmark.recorded.items()}
     expected["max_new_tokens"] = benchmark.max_new_tokens
     config = OmegaConf.create(group.run.recorded("config"))

@@ -58,10 +58,7 @@ class Run:
         places = np.flatnonzero(~np.isfinite(self.quality[metric]))
         known = self.ids or range(len(self.quality))
         shown = ", ".join(str(known[i]) for i in places[:5]) + ", ..." * (len(places) > 5)
-        text = (
-            f"{metric} has no value for {len(places)} of {len(self.quality)} rows ({shown}): "
-            "it cannot judge these answers by their gold answers"
-        )
+        text = f"{metric} has no value for {len(places)} of {len(self.quality)} rows ({shown})"
         return text if len(places) else ""
 
     def lacks(self, names: Iterable[str]) -> list[str]:

@@ -78,8 +78,7 @@ class RunRecord(Callback):
         self._manifests = _started_manifests(plan)
         for manager, manifest in self._manifests.items():
             manager.parent.mkdir(parents=True, exist_ok=True)
-            lock = manager.with_name(f".{manager.name}.lock")
-            self._until_end.enter_context(locked(lock, remove=True, output=manager))
+            self._until_end.enter_context(locked(manager))
             # The manifest of an earlier run in this folder is valid until this one has results.
             if not manager.exists():
                 write_manifest(manifest, manager)

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lm_polygraph_asmi.files import read_json
-from lm_polygraph_asmi.prompts import ANSWER, QUESTION
 
 DEMO_DATA = Path(__file__).parents[1] / "data" / "demo_qa.json"
 
@@ -31,7 +30,7 @@ _EXAMPLE_QUESTIONS = (
     ("What did the ferry Ondine carry at first?", "coal"),
     ("How much did Piet Rell pay for the ferry Ondine?", "900 crowns"),
 )
-_EXAMPLES = "".join(f"{QUESTION} {q}\n{ANSWER} {a}\n" for q, a in _EXAMPLE_QUESTIONS)
+_EXAMPLES = "".join(f"Question: {q}\nAnswer: {a}\n" for q, a in _EXAMPLE_QUESTIONS)
 
 
 _INSTRUCTION = "Read the following passage and answer the question.\n"
@@ -42,7 +41,7 @@ def _paper(question: Question) -> str:
 
 
 def _paper_closed(question: Question) -> str:
-    return f"{QUESTION} {question.question}\n{ANSWER}"
+    return f"Question: {question.question}\nAnswer:"
 
 
 def _demo(question: Question) -> str:

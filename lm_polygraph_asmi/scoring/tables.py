@@ -95,7 +95,7 @@ def score_file(
     known, failed = known_fingerprints(_scorer_of(scorer)), 0
     names = dict.fromkeys(["row", *(n for row in rows for n in row.content), "answer", "correct"])
     file = Output(Path(out), [*names, *(name for name in types if name not in names)], types)
-    with locked(f"{out}.lock", remove=True, output=out):
+    with locked(out):
         done = _resumed(file, source, rows, scorer) if Path(out).exists() else set()
         left = (row for row in rows if row.number not in done)
         while batch := list(islice(left, BATCH)):

@@ -8,9 +8,10 @@ from typing import Any
 from lm_polygraph.stat_calculators import StatCalculator
 from lm_polygraph.utils.model import Model
 
+from lm_polygraph_asmi.estimators.base import require
 from lm_polygraph_asmi.host.model import causal_model, prompt_ids
 from lm_polygraph_asmi.host.stopping import StopConditions
-from lm_polygraph_asmi.results.names import DIVERSITY, DIVERSITY_AT, require
+from lm_polygraph_asmi.results.names import DIVERSITY, DIVERSITY_AT
 from lm_polygraph_asmi.scoring.engine import diversity_of
 
 log = logging.getLogger("lm_polygraph")

@@ -12,8 +12,8 @@ from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.decisions import Calibration, calibrate_rows, calibrate_run
 from lm_polygraph_asmi.decisions.run import _scored_group, settings_of
+from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.results.manifest import model_of
-from lm_polygraph_asmi.results.names import at_depth
 from lm_polygraph_asmi.scoring.provenance import prompt_format
 from lm_polygraph_asmi.scoring.unmasked import fingerprints
 from tests.decisions.conftest import N, labelled

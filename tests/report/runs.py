@@ -13,10 +13,11 @@ import torch
 from lm_polygraph_asmi.analysis import distinct
 from lm_polygraph_asmi.analysis.coverage import TOP_K
 from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.heads.items import heads
 from lm_polygraph_asmi.report.items import signal
 from lm_polygraph_asmi.results.manifest import write_manifest
-from lm_polygraph_asmi.results.names import Settings, at_depth
+from lm_polygraph_asmi.results.names import Settings
 from lm_polygraph_asmi.results.run_groups import RunGroup, load_run_groups
 
 METHODS = "methods"

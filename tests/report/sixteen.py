@@ -19,8 +19,9 @@ import numpy as np
 
 from lm_polygraph_asmi.analysis.coverage import TOP_K
 from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.report import build_report, load_run_groups
-from lm_polygraph_asmi.results.names import Settings, at_depth
+from lm_polygraph_asmi.results.names import Settings
 from tests.report.runs import MASKS, manifest, put, put_at, save
 
 MODELS = ("planted_a", "planted_b", "planted_c", "planted_d")

@@ -52,7 +52,6 @@ def test_two_processes_write_what_one_writes(items, two, tmp_path, monkeypatch):
     assert files == {path.relative_to(other) for path in other.rglob("*.*")}
     assert {path.suffix for path in files} == {
         ".html",
-        ".json",
         ".png",
         *(f".{form}" for form in FORMATS),
     }

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from lm_polygraph_asmi.analysis import auroc, normalised_prr
 from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.heads.probe_file import write_probe
 from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.report.item import MissingItem, ReportItem
@@ -20,7 +21,6 @@ from lm_polygraph_asmi.report.items import every_report_item
 from lm_polygraph_asmi.report.items.benchmark import benchmark
 from lm_polygraph_asmi.report.items.paper import papers_numbers
 from lm_polygraph_asmi.report.items.signal import distinct
-from lm_polygraph_asmi.results.names import at_depth
 from lm_polygraph_asmi.results.paper import (
     BENCHMARKS,
     GENERATION,
@@ -122,8 +122,8 @@ def row_of(table: pd.DataFrame, method: str, setting: str = "Qwen3-4B, BabiQA") 
 def test_numbers_stand_beside_those_of_the_paper(babi):
     table = beside([babi])
     published = {
-        (number.method, number.depth): number.value
-        for number in read_published()
+        (number.method, None if np.isnan(number.depth) else number.depth): number.value
+        for number in read_published().itertuples()
         if (number.item, number.where) == ("benchmark", "Qwen3-4B, BabiQA")
     }
     for method, depth, name in ((MSP, None, MSP), ("Sem-ASMI", 0.6, SEM)):
@@ -141,7 +141,7 @@ def test_numbers_stand_beside_those_of_the_paper(babi):
 def test_every_number_has_its_place_in_the_report(items):
     """The tables and columns that paper.csv names are the report's."""
     tables = {item.name: item.table for item in items}
-    for number in read_published():
+    for number in read_published().itertuples():
         if number.quantity in PLACELESS:
             assert not number.table
             continue
@@ -314,7 +314,7 @@ def test_of_two_gates_the_default_one_is_used(tmp_path):
 
 def test_the_shipped_file():
     """Counts as the paper has them; none is there twice."""
-    published = read_published()
+    published = list(read_published().itertuples())
     by_label = Counter(row.label for row in published)
     assert by_label["tab:main-ours-coqa-squad"] == 29 * 8  # 17 baselines, 3 variants, 4 depths
     assert by_label["tab:main-ours-babi-trivia"] == 29 * 8

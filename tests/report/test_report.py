@@ -18,6 +18,7 @@ from lm_polygraph_asmi.analysis.comparison import prr_intervals
 from lm_polygraph_asmi.analysis.distinct import distinct_signal
 from lm_polygraph_asmi.analysis.selective import aurc, confident_filter
 from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.heads.probe_file import write_probe
 from lm_polygraph_asmi.report import MissingItem, build_report, figures, load_run_groups
 from lm_polygraph_asmi.report.item import BOLD, ITALIC, Marked
@@ -31,7 +32,6 @@ from lm_polygraph_asmi.report.items.boundary import boundary, truncation
 from lm_polygraph_asmi.report.items.mechanism import screen
 from lm_polygraph_asmi.report.items.signal import aurc as aurc_item
 from lm_polygraph_asmi.report.tables import about_run
-from lm_polygraph_asmi.results.names import at_depth
 from lm_polygraph_asmi.results.runs import load_run, manager_files
 from tests.report.runs import (
     content,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lm_polygraph_asmi.results.names import at_depth
+from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.results.run_groups import load_run_groups
 from tests.report.runs import BASELINES, content, exchanged, loaded, save
 

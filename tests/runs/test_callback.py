@@ -96,10 +96,9 @@ def test_several_runs_in_one_folder(run, capsys):
     before = manifest_path(manager).read_text()
     with pytest.raises(OSError, match="cannot load the model /nowhere: the folder does not exist"):
         run("data.first=3", "model.path=/nowhere")
-    lock = manager.with_name(f".{manager.name}.lock")
-    assert not lock.exists()
+    assert not Path(f"{manager}.lock").exists()
     with (
-        locked(lock),
+        locked(manager),
         pytest.raises(SystemExit, match=r"ue_manager_seed1 is being written by another"),
     ):
         run("data.first=3")

@@ -204,7 +204,7 @@ def test_what_a_file_does_not_go_on_with(scorer, model, tokenizer, tmp_path):
             score_file(scorer, source, out)
     write(source, ROWS)
     with (
-        locked(f"{out}.lock", remove=True),
+        locked(out),
         pytest.raises(ValueError, match=r"out\.jsonl is being written by another program"),
     ):
         score_file(scorer, source, out)

@@ -12,8 +12,9 @@ from transformers import GenerationConfig, MambaConfig, MambaForCausalLM
 
 import lm_polygraph_asmi
 from lm_polygraph_asmi import ASMI, AdaptASMI, SemASMI, available_stat_calculators, score
+from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.model import attention_of
-from lm_polygraph_asmi.results.names import SAVED, at_depth
+from lm_polygraph_asmi.results.names import SAVED
 from lm_polygraph_asmi.scoring import engine
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.unmasked import read

@@ -11,7 +11,6 @@ from lm_polygraph_asmi.report.item import Items, MissingItem, ReportItem, bare
 from lm_polygraph_asmi.results.paper import (
     BENCHMARKS,
     MODELS,
-    Published,
     about,
     departures,
     paper_method,
@@ -37,7 +36,9 @@ def papers_numbers(groups: Sequence[RunGroup], made: Sequence[ReportItem]) -> It
     if not known:
         return [MissingItem(title, "no run has a model and data of the paper")]
     tables = {item.name: item for item in made}
-    rows = [row for number in read_published() if (row := _beside(number, known, tables))]
+    rows = [
+        row for number in read_published().itertuples() if (row := _beside(number, known, tables))
+    ]
     if not rows:
         return [MissingItem(title, "the tables of this report have none of them")]
     return [
@@ -49,7 +50,7 @@ def papers_numbers(groups: Sequence[RunGroup], made: Sequence[ReportItem]) -> It
 
 
 def _beside(
-    number: Published, groups: Sequence[RunGroup], tables: Mapping[str, ReportItem]
+    number: Any, groups: Sequence[RunGroup], tables: Mapping[str, ReportItem]
 ) -> dict[str, Any] | None:
     """The row of a number; None if the tables lack it."""
     item = tables.get(number.table)
@@ -68,7 +69,7 @@ def _beside(
             "of the paper": number.label,
             "setting": number.where,
             "method": number.method or None,
-            "depth": None if number.depth is None else f"{number.depth:.0%}",
+            "depth": None if pd.isna(number.depth) else f"{number.depth:.0%}",
             "quantity": number.quantity,
             "paper": number.value,
             "here": here,
@@ -85,7 +86,7 @@ def _sixteen(groups: Sequence[RunGroup]) -> bool:
     return len(settings) == len(groups) == len(MODELS) * (len(BENCHMARKS) - 1)
 
 
-def _places(number: Published, groups: Sequence[RunGroup]) -> list[RunGroup]:
+def _places(number: Any, groups: Sequence[RunGroup]) -> list[RunGroup]:
     """Settings of the number's model and data, those of the paper's protocol and size first."""
     printed = number.model, number.dataset
     alike = [
@@ -96,20 +97,22 @@ def _places(number: Published, groups: Sequence[RunGroup]) -> list[RunGroup]:
     return sorted(alike, key=lambda g: (bool(departures(g)), abs(len(g) - _rows(number, g))))
 
 
-def _rows(number: Published, group: RunGroup) -> int:
+def _rows(number: Any, group: RunGroup) -> int:
     """Rows that a number of the paper is about; the n of a coverage counts tokens."""
-    known = None if number.unit == "coverage" else number.n
-    return known or BENCHMARKS[paper_setting(group).dataset].rows
+    whole = number.unit == "coverage" or pd.isna(number.n)
+    return BENCHMARKS[paper_setting(group)[1]].rows if whole else int(number.n)
 
 
-def _value(number: Published, item: ReportItem, group: RunGroup) -> Any:
+def _value(number: Any, item: ReportItem, group: RunGroup) -> Any:
     """The cell of a table that holds the same quantity; None without one."""
     table, column = item.table, number.column
     conditions = dict(part.split("=", 1) for part in number.row.split("; ") if part)
     if number.table == "benchmark":  # a column per setting
         column = group.label
         if number.method in SYMBOLS:
-            method = paper_method(group, number.method, number.depth or OPERATING)
+            method = paper_method(
+                group, number.method, OPERATING if pd.isna(number.depth) else number.depth
+            )
             table = table[table["method"] == method]
             conditions = {}
     elif "setting" in table:
@@ -121,19 +124,17 @@ def _value(number: Published, item: ReportItem, group: RunGroup) -> Any:
     return next((value for value in table[column] if value is not None), None)
 
 
-def _other_protocol(
-    number: Published, group: RunGroup, tables: Mapping[str, ReportItem]
-) -> list[str]:
+def _other_protocol(number: Any, group: RunGroup, tables: Mapping[str, ReportItem]) -> list[str]:
     """What of a run is not the paper's protocol for this number."""
     reasons = departures(group)
-    sizes = (_rows(number, group), BENCHMARKS[paper_setting(group).dataset].rows)
+    sizes = (_rows(number, group), BENCHMARKS[paper_setting(group)[1]].rows)
     if not any(about(len(group), rows) for rows in sizes):
         reasons.append("rows")
     if number.item in ("head_coupling", "causal_probe") and "head_coupling" in tables:
         masks = number._replace(table="head_coupling", column="S", row="depth=60%")
         if _value(masks, tables["head_coupling"], group) != HEAD_MASKS:
             reasons.append("masks of heads")
-    elif number.depth is not None and number.table != "benchmark":
+    elif not pd.isna(number.depth) and number.table != "benchmark":
         papers = {symbol: paper_method(group, symbol, OPERATING) for symbol in group.variants}
         reasons += ["settings of ASMI"] * (papers != group.variants)
     return reasons

@@ -8,6 +8,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from lm_polygraph_asmi.analysis import Clustered
+from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.heads.analysis import (
     criticality_coupling,
     high_stratum,
@@ -22,7 +23,6 @@ from lm_polygraph_asmi.heads.items.heads import (
 from lm_polygraph_asmi.heads.items.probe import causal_probe
 from lm_polygraph_asmi.heads.probe_file import probe_path, read_probe, write_probe
 from lm_polygraph_asmi.report import load_run_groups
-from lm_polygraph_asmi.results.names import at_depth
 from tests.report.runs import (
     SHUFFLES,
     content,

@@ -192,7 +192,7 @@ UNDEFINED = {
     "rank_correlation": {"one score", "one answer"},
     "rank_correlations": {"one score", "one answer"},
     "confident_but_fragile": {"one cluster", "one score", "one error", *NO_CONTRAST},
-    "token_null": {"one cluster", "one score", "one error", *NO_CONTRAST},
+    "token_null": {"one cluster", "one score", *NO_CONTRAST},
 }
 
 

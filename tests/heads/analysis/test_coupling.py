@@ -68,11 +68,8 @@ def test_what_is_constant_or_one_example_has_no_interval():
     found = criticality_coupling(np.ones(40), entropy, z, ROWS)
     assert np.isnan(found.information).all()
     assert np.isfinite(found.entropy).all()
+    with pytest.raises(ValueError, match="information has 39 values"):
+        criticality_coupling(information[:-1], entropy, z, ROWS)
     one = criticality_coupling(information, entropy, z, Clustered(["same"] * 40))
     assert np.isfinite(one.information.value)
     assert np.isnan([one.information.low, one.difference.high]).all()
-
-
-def test_rows_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="information has 39 values"):
-        criticality_coupling(COLUMNS[0][:-1], *COLUMNS[1:], ROWS)

@@ -269,12 +269,12 @@ def test_missing_parts_are_said_before_the_language_model_is_loaded(stand_ins, t
 def test_no_checkpoint_of_align_score(stand_ins, tmp_path):
     """test_align_score.py has the other faults."""
     path = tmp_path / "x.ckpt"
-    for fault in ("does not exist", ""):
+    for fault in ("does not exist", "cannot be read", "lacks "):
         (finding,) = side_model_findings(stand_ins, align_score_path=str(path))
         assert finding.text.startswith(f"AlignScore: {path} {fault}")
         assert "expected align_score_path to name the file" in finding.text
         assert finding.fatal
-        path.write_bytes(b"no zip")
+        torch.save({"state_dict": {"head": [1.0]}}, path) if path.exists() else path.touch()
 
 
 def test_only_models_that_a_method_needs(stand_ins):

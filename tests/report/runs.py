@@ -1,6 +1,6 @@
 """Saved runs with planted properties, as LM-Polygraph and the plugin would have left them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -125,6 +125,15 @@ def exchanged(saved: dict[str, Any], **changed: Any) -> dict[str, Any]:
         config = ASMIConfig.from_dict(of).replace(**changed)
         put(found, config, saved["estimations"]["sequence", name])
     return found
+
+
+def some_rows(saved: dict[str, Any], rows: Iterable[int]) -> dict[str, Any]:
+    """The run over some of its rows, in their order."""
+    parts = {
+        part: {name: [values[i] for i in rows] for name, values in saved[part].items()}
+        for part in ("estimations", "gen_metrics", "stats")
+    }
+    return {**saved, **parts}
 
 
 def described(*configs: ASMIConfig) -> dict[str, dict[str, Any]]:

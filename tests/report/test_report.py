@@ -45,6 +45,7 @@ from tests.report.runs import (
     put_at,
     save,
     simple_signals,
+    some_rows,
 )
 
 pytestmark = [
@@ -252,14 +253,10 @@ def test_closed_book_rows_take_the_clusters_of_their_twins(everything, tmp_path)
     root, out, _ = everything
     whole = table(out, "boundary")
     assert whole["questions"].tolist() == [64, 64]
-    saved, order = content(ANSWERS, shift=0.5), np.arange(ANSWERS)[::-1][:40]
-    shuffled = {
-        part: {name: [values[i] for i in order] for name, values in saved[part].items()}
-        for part in ("estimations", "gen_metrics", "stats")
-    }
+    order = np.arange(ANSWERS)[::-1][:40]
     about = manifest(ANSWERS, "asmi_squad_closed_book", closed=True)
     about["rows"] = {"ids": [f"q{i}" for i in order], "clusters": ["other"] * 40}
-    save(tmp_path / "closed", {**saved, **shuffled}, about)
+    save(tmp_path / "closed", some_rows(content(ANSWERS, shift=0.5), order), about)
     opened, closed = load_run_groups([root / "open", tmp_path / "closed"])
     (item,) = boundary([opened, closed])
     assert item.table["questions"].tolist() == [40, 40]
@@ -289,8 +286,7 @@ def test_runs_of_other_questions_are_not_compared(tmp_path):
 @pytest.mark.parametrize(("clusters", "errors"), [(10, 40), (120, 10), (120, 110)])
 def test_small_samples_are_named(tmp_path, clusters, errors):
     saved, about = content(n=120), manifest(120)
-    quality = np.where(np.arange(120) < errors, 0.2, 0.9)
-    saved["gen_metrics"]["sequence", "AlignScore"] = quality.tolist()
+    saved["gen_metrics"]["sequence", "AlignScore"] = [0.2] * errors + [0.9] * (120 - errors)
     about["rows"]["clusters"] = [str(i % clusters) for i in range(120)]
     (item,) = screen(loaded(tmp_path, saved, about))
     said = " ".join(item.caption)
@@ -429,16 +425,11 @@ def test_another_k_is_compared_on_the_answers_both_have(tmp_path):
     save(tmp_path / "k64")
     larger = content(top_k=256)
     larger["stats"]["greedy_texts"][3] = "something else"
-    order = list(range(40))
-    cut = {
-        part: {name: [values[i] for i in order] for name, values in larger[part].items()}
-        for part in ("estimations", "gen_metrics", "stats")
-    }
-    save(tmp_path / "k256", {**larger, **cut}, manifest(40))
+    save(tmp_path / "k256", some_rows(larger, range(40)), manifest(40))
     small, large = load_run_groups([tmp_path / "k64", tmp_path / "k256"])
     (item,) = truncation([small, large])
     assert (item.table["answers"] == 39).all()
-    rows = [i for i in order if i != 3]
+    rows = [i for i in range(40) if i != 3]
     scores = {"64": small.score(SEM)[rows], "256": large.score("Sem-ASMI (60%, K=256)")[rows]}
     clusters = [small.clusters[i] for i in rows]
     _, paired = prr_intervals(

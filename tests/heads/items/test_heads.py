@@ -33,6 +33,7 @@ from tests.report.runs import (
     manifest,
     probe,
     save,
+    some_rows,
 )
 
 pytestmark = pytest.mark.usefixtures("few_resamples", "no_pictures")
@@ -161,12 +162,8 @@ def test_a_run_over_the_first_answers_is_a_part_of_their_cell(tmp_path):
     save(tmp_path / "whole", saved, about)
     dissect(saved)
     rows = np.arange(N)[::-1][:20]  # in another order, too
-    some = {
-        part: {name: [values[i] for i in rows] for name, values in saved[part].items()}
-        for part in ("estimations", "gen_metrics", "stats")
-    }
     shorter = {"ids": [f"q{i}" for i in rows], "clusters": [f"passage {i // 2}" for i in rows]}
-    file = save(tmp_path / "part", {**saved, **some}, about | {"rows": shorter})
+    file = save(tmp_path / "part", some_rows(saved, rows), about | {"rows": shorter})
     write_probe(probe(20), file)
     (group,) = load_run_groups([tmp_path / "part", tmp_path / "whole"])
     assert (len(group), len(group.runs), len(group.separate_runs)) == (N, 1, 1)

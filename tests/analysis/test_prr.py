@@ -5,9 +5,8 @@ import pytest
 from lm_polygraph.ue_metrics import PredictionRejectionArea
 from lm_polygraph.ue_metrics.ue_metric import get_random_scores, normalize_metric
 
-from lm_polygraph_asmi.analysis import Clustered, Labelled, normalised_prr, prr_with_error
+from lm_polygraph_asmi.analysis import Labelled, normalised_prr, prr_with_error
 from lm_polygraph_asmi.analysis.prr import Rejection, prr_draws, weighted_prr
-from tests.analysis.simulation import keys
 
 RNG = np.random.default_rng(0)
 QUALITY = RNG.random(400)
@@ -79,13 +78,6 @@ def test_ties_count_as_the_hosts_mean_over_all_orders_of_the_file(binary):
     assert normalised_prr(FEW_TIED, quality) == pytest.approx(np.mean(over_orders), rel=1e-12)
 
 
-def test_the_order_of_the_file_does_not_matter():
-    tied, order = np.round(UNCERTAINTY), np.random.default_rng(4).permutation(400)
-    assert normalised_prr(tied[order], QUALITY[order]) == pytest.approx(
-        normalised_prr(tied, QUALITY), rel=1e-10
-    )
-
-
 def test_a_constant_score_is_random_rejection():
     for score in (np.ones(400), np.full(400, -np.inf)):
         for quality in (QUALITY, np.sort(QUALITY)):  # the worst possible order of the file
@@ -118,18 +110,6 @@ def test_weights_are_repeated_rows(decimals, binary):
         np.testing.assert_allclose(found[:, 0], host, rtol=1e-9)
 
 
-def test_draws_are_a_naive_loop_over_resamples_of_clusters():
-    uncertainty, quality, names = UNCERTAINTY[:60], QUALITY[:60], keys(15, 4)
-    answers = Labelled(quality=quality, clusters=names, resamples=40, seed=7)
-    found = prr_draws([uncertainty, -uncertainty], answers)
-    drawn = Clustered(names, resamples=40, seed=7).draws()
-    rows = [np.repeat(np.arange(60), counts) for part in drawn for counts in part]
-    expected = [
-        [normalised_prr(sign * uncertainty[r], quality[r]) for sign in (1, -1)] for r in rows
-    ]
-    np.testing.assert_allclose(found, expected, rtol=1e-9)
-
-
 def test_samples_without_contrast_have_no_prr():
     counts = np.array([[1, 1, 1], [2, 0, 1], [0, 3, 0]])
     found = weighted_prr([[1.0, 2.0, 3.0]], [1, 0, 1], iter([counts]))[:, 0]
@@ -142,11 +122,3 @@ def test_one_error_among_very_many_can_be_ranked():
     quality[77] = 0
     assert normalised_prr(1 - quality, quality) == pytest.approx(1)
     assert normalised_prr(quality, quality) < -0.05
-
-
-def test_area_against_a_loop():
-    """Mean of the mean of the kept rows, the most uncertain rejected one by one."""
-    kept = [3, 0, 1, 2, 5, 4]
-    levels = [np.mean([FEW[i] for i in kept[:k]]) for k in range(1, 7)]
-    found = Rejection(np.argsort(kept).astype(float)).area(FEW, np.ones((1, 6), dtype=int))
-    assert found == pytest.approx([np.mean(levels)])

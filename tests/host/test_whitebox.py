@@ -1,16 +1,11 @@
 """Stop strings prepared once: the answers of LM-Polygraph's own model, in less time."""
 
-import numpy as np
 import pytest
 import torch
-from datasets import Dataset
 from transformers import StoppingCriteria, StopStringCriteria
 
-from lm_polygraph_asmi.host import mends
 from lm_polygraph_asmi.host.whitebox import StopsOnceModel
-from lm_polygraph_asmi.results.runs import load_run
 from tests import tiny_lm
-from tests.polygraph import polygraph_eval_here
 
 PROMPTS = ["Who built the ferry?", "Where do the blue kites start? The answer is in"]
 
@@ -94,33 +89,3 @@ def test_other_criteria_count_too():
     assert sequences.shape[1] == 12
     assert len(given["stopping_criteria"]) == 1
     torch.testing.assert_close(sequences, generated(host, PROMPTS[:1], **given)[0])
-
-
-@pytest.mark.slow
-def test_a_run_reads_the_vocabulary_once(tmp_path, monkeypatch, criteria):
-    """With every kind of call: greedy, samples, and both P(True) of LM-Polygraph."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    tiny_lm.save(tmp_path / "tiny", max_position_embeddings=1024)
-    rows = Dataset.from_dict({"input": PROMPTS, "output": ["Brask", "the mill"]})
-    rows.save_to_disk(tmp_path / "rows")
-
-    def run(folder):
-        criteria.clear()
-        polygraph_eval_here(
-            "--config-name", "asmi_offline", "benchmark=asmi_babiqa", "data.source=rows",
-            "model=asmi_local", "model.path=tiny", "estimators=asmi_no_side_models",
-            "generation_params.stop_strings=[a,e,i,o]", "max_new_tokens=12", "asmi.num_samples=3",
-            "asmi.result_cache=null", f"hydra.run.dir={folder}",
-        )  # fmt: skip
-        return load_run(tmp_path / folder), list(criteria)
-
-    prepared, built = run("prepared")
-    assert built == [("a", "e", "i", "o")]
-    monkeypatch.setattr(mends, "MENDS", {})
-    host, each = run("host")
-    assert len(each) == 2 * (1 + 1 + 2)  # all samples are one generation
-    for name in ("greedy_tokens", "greedy_texts", "sample_texts"):
-        assert list(map(list, prepared.stats[name])) == list(map(list, host.stats[name]))
-    assert any(len(tokens) < 12 for tokens in host.stats["greedy_tokens"])
-    np.testing.assert_array_equal(prepared.scores, host.scores)

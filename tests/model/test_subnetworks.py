@@ -18,6 +18,7 @@ from lm_polygraph_asmi.model import (
 )
 from tests import brute_force
 from tests.conftest import PROMPT_LENGTH
+from tests.decoders import sequence
 from tests.families import tiny_model
 from tests.rounding import allowed
 from tests.subnetworks import subnetwork_log_probs
@@ -134,46 +135,33 @@ def test_dropout_of_a_training_model_is_off(input_ids):
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_hooks_of_others_are_part_of_the_model(input_ids, scope):
-    """Steering of heads, layers and their outputs: scored as the brute force finds it."""
-    model = tiny_model("llama")
-    layer = model.model.layers[2]
-    handles = [
-        layer.self_attn.register_forward_hook(lambda *call: (call[-1][0] + 0.3, *call[-1][1:])),
-        layer.self_attn.o_proj.register_forward_hook(lambda *call: call[-1] * 1.1),
-        layer.mlp.register_forward_hook(lambda *call: call[-1] + 0.2),
-        model.model.layers[3].register_forward_pre_hook(lambda _, args: (args[0] - 0.1,)),
-    ]
-    fast = subnetwork_log_probs(model, input_ids, PROMPT_LENGTH, 2, masks(), scope=scope)
-    slow = brute_force.subnetwork_log_probs(
-        model, "model.layers.2.self_attn.o_proj", 1, input_ids, PROMPT_LENGTH, masks(), scope
-    )
-    torch.testing.assert_close(fast, slow, atol=allowed(model, input_ids), rtol=0)
-    assert changed_by_others(model) == len(handles)
+def test_hooks_of_others_are_part_of_the_model(scope):
+    """Steering of heads, layers and their outputs, some of it at positions that the first text,
+    which is the one that is checked, does not have: scored as the brute force finds it."""
 
-
-@pytest.mark.parametrize("scope", SCOPES)
-@pytest.mark.parametrize("layer", [1, 3])
-def test_hooks_may_act_at_some_positions_alone(layer, scope):
-    """Not at those of the first text, which is the one that is checked."""
-
-    def steer(_, __, hidden):
+    def late(_, __, hidden):
         hidden = hidden.clone()
         hidden[:, 18:] += 2
         return hidden
 
     model = tiny_model("llama")
-    texts = [
-        torch.randint(3, 61, (n,), generator=torch.Generator().manual_seed(n)) for n in (18, 21)
+    texts = sequence(18, seed=18), sequence(21, seed=21)
+    most = allowed(model, texts[1])  # before the hooks, to which a cache is no sequence
+    layer = model.model.layers[2]
+    handles = [
+        layer.self_attn.register_forward_hook(lambda *call: (call[-1][0] + 0.3, *call[-1][1:])),
+        layer.self_attn.o_proj.register_forward_hook(lambda *call: call[-1] * 1.1),
+        layer.mlp.register_forward_hook(lambda *call: call[-1] + 0.2),
+        layer.register_forward_hook(late),
+        model.model.layers[3].register_forward_pre_hook(lambda _, args: (args[0] - 0.1,)),
     ]
-    most = allowed(model, texts[1])  # before the hook, to which a cache is no sequence
-    model.model.layers[layer].register_forward_hook(steer)
     for prompt, ids in zip((12, 14), texts, strict=True):
-        fast = subnetwork_log_probs(model, ids, prompt, 1, masks(3), scope=scope)
+        fast = subnetwork_log_probs(model, ids, prompt, 2, masks(3), scope=scope)
         slow = brute_force.subnetwork_log_probs(
-            model, "model.layers.1.self_attn.o_proj", 1, ids, prompt, masks(3), scope
+            model, "model.layers.2.self_attn.o_proj", 1, ids, prompt, masks(3), scope
         )
         torch.testing.assert_close(fast, slow, atol=most, rtol=0)
+    assert changed_by_others(model) == len(handles)
 
 
 def test_modules_compiled_in_place_are_run_as_written(input_ids):

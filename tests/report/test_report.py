@@ -368,17 +368,6 @@ def test_constant_scores_are_uninformative(tmp_path):
     assert "nan" not in build_report(groups, tmp_path / "out")[0].read_text()
 
 
-def test_one_cluster_has_no_interval(tmp_path):
-    about = manifest(60)
-    about["rows"]["clusters"] = ["same"] * 60
-    groups = loaded(tmp_path, about=about)
-    items = {item.name: item for item in run_all(groups) if not isinstance(item, MissingItem)}
-    row = items["head_to_head"].flat().iloc[0]
-    assert np.isfinite(row["Sem-ASMI Δ MSP"])
-    assert np.isnan(row["Sem-ASMI Δ MSP low"])
-    assert "distinct_signal" not in items  # folds need clusters
-
-
 def test_what_the_command_refuses(tmp_path):
     save(tmp_path / "run")
     (tmp_path / "empty").mkdir()

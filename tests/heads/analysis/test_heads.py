@@ -82,17 +82,6 @@ def test_noise_has_about_ten_effective_heads(noise, heads, expected):
     assert np.nanstd(found.z) == pytest.approx(1, abs=0.3)
 
 
-def test_a_strong_head_stands_out_of_the_null_and_ten_equal_ones_do_not():
-    rng = np.random.default_rng(4)
-    masks = rng.random((300, 32)) >= 0.15
-    noise, gone = rng.normal(size=(300, 30)), 1 - masks
-    one, ten = noise + 2 * gone[:, :1], noise + gone[:, :10].sum(1, keepdims=True)
-    found, equal = (permutation_null(kl, masks, shuffles=100) for kl in (one, ten))
-    assert found.effective_heads.mean() == pytest.approx(4.2, abs=0.7)
-    assert equal.effective_heads.mean() == pytest.approx(13, abs=1.5)
-    assert found.z.mean() > 5 > 0 > equal.z.mean()
-
-
 def test_scale_and_a_head_that_no_mask_ablates_or_none_keeps_do_not_matter():
     kl, masks = drawn(6)
     own = permutation_null(kl, masks, shuffles=50)

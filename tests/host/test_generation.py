@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from datasets import Dataset
-from transformers import GenerationConfig
+from transformers import GenerationConfig, StoppingCriteria, StopStringCriteria
 
 from lm_polygraph_asmi import Scorer
 from lm_polygraph_asmi.host.generation import plain_generation, shipped_settings
@@ -18,7 +18,7 @@ from tests import tiny_lm
 from tests.composing import composed
 from tests.polygraph import polygraph_eval_here
 
-PROMPTS = ["Who built the ferry?", "Where do the blue kites start?"]
+PROMPTS = ["Who built the ferry?", "Where do the blue kites start? The answer is in"]
 SPECIAL = {"bos_token_id": 1, "eos_token_id": [2, 7], "pad_token_id": 0}
 CHANGING = {
     "bad_words_ids": [[token] for token in range(200, 340)],
@@ -44,13 +44,18 @@ def shipping(**shipped):
     return model
 
 
-def generated(model, **options):
-    batch = model.tokenize(PROMPTS[:1])
+def prepared(host):
+    """LM-Polygraph's model as a run makes it, which prepares stop strings once; same weights."""
+    parameters = host.generation_parameters
+    return StopsOnceModel(host.model, host.tokenizer, "tiny", "CausalLM", parameters)
+
+
+def generated(model, texts=PROMPTS[:1], max_new_tokens=8, **options):
+    batch = model.tokenize(texts)
     torch.manual_seed(0)
+    options |= {"output_scores": True, "return_dict_in_generate": True}
     with torch.no_grad():
-        out = model.generate(
-            **batch, max_new_tokens=8, output_scores=True, return_dict_in_generate=True, **options
-        )
+        out = model.generate(**batch, max_new_tokens=max_new_tokens, **options)
     return out.sequences, torch.stack(out.scores)
 
 
@@ -58,10 +63,7 @@ def generated(model, **options):
 @pytest.mark.parametrize("sampled", [False, True])
 def test_a_run_sets_what_a_model_ships(name, sampled):
     def of_run(**shipped):
-        host = shipping(**shipped)
-        parameters = host.generation_parameters
-        run = StopsOnceModel(host.model, host.tokenizer, "tiny", "CausalLM", parameters)
-        return generated(run, do_sample=sampled)
+        return generated(prepared(shipping(**shipped)), do_sample=sampled)
 
     for found, expected in zip(of_run(**{name: CHANGING[name]}), of_run(), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
@@ -160,3 +162,78 @@ def test_a_run_and_a_score_agree(folder, tmp_path, monkeypatch):
         assert [token.id for token in scorer.score(prompt).tokens] == run.stats["greedy_tokens"][
             row
         ]
+
+
+# Stop strings prepared once: the answers of LM-Polygraph's own model, in less time
+
+
+@pytest.fixture
+def criteria(monkeypatch) -> list[tuple]:
+    """The stop strings of each criterion that is built, which reads the vocabulary."""
+    built: list[tuple] = []
+    build = StopStringCriteria.__init__
+
+    def counted(self, tokenizer, stop_strings):
+        built.append(tuple(stop_strings))
+        build(self, tokenizer, stop_strings)
+
+    monkeypatch.setattr(StopStringCriteria, "__init__", counted)
+    return built
+
+
+def models(stops):
+    host = tiny_lm.whitebox(stop_strings=stops)
+    return host, prepared(host)
+
+
+@pytest.mark.parametrize(
+    ("stops", "texts", "sampled"),
+    [
+        (["e"], PROMPTS[:1], False),
+        (["e"], PROMPTS, True),
+        (["zz", "th", "i"], PROMPTS[:1], True),
+        (["zz", "th", "i"], PROMPTS, False),
+        ("\n", PROMPTS, False),
+        (None, PROMPTS, True),
+    ],
+)
+def test_answers_are_those_of_the_host(stops, texts, sampled, criteria):
+    host, ours = models(stops)
+    for seed_text in (texts, texts[::-1]):
+        expected, logs = generated(host, seed_text, 12, do_sample=sampled)
+        sequences, own_logs = generated(ours, seed_text, 12, do_sample=sampled)
+        torch.testing.assert_close(sequences, expected, rtol=0, atol=0)
+        torch.testing.assert_close(own_logs, logs, rtol=0, atol=0)
+    assert len(criteria) == (3 if stops else 0)  # two of the host, one of ours
+
+
+def test_stops_end_an_answer_early():
+    """Else the comparison above would compare answers of full length."""
+    lengths = {
+        len(generated(models(stops)[1], max_new_tokens=12)[0][0]) for stops in (["e", "i"], None)
+    }
+    assert len(lengths) == 2
+
+
+def test_one_criterion_for_each_list_and_tokenizer(criteria):
+    _, model = models(["e"])
+    for options in ({}, {}, {"stop_strings": ["i", "e"]}, {"stop_strings": None}, {}):
+        generated(model, PROMPTS, 12, **options)
+    assert criteria == [("e",), ("i", "e")]
+    model.tokenizer = tiny_lm.tokenizer(pad_is_eos=True)
+    for _ in range(2):
+        generated(model, PROMPTS, 12)
+    assert criteria == [("e",), ("i", "e"), ("e",)]
+
+
+def test_other_criteria_count_too():
+    class After(StoppingCriteria):
+        def __call__(self, input_ids, scores, **_):
+            return torch.full((len(input_ids),), input_ids.shape[1] >= 12)
+
+    host, ours = models(["zz"])
+    given = {"stopping_criteria": [After()]}
+    sequences, _ = generated(ours, PROMPTS[:1], 12, **given)
+    assert sequences.shape[1] == 12
+    assert len(given["stopping_criteria"]) == 1
+    torch.testing.assert_close(sequences, generated(host, PROMPTS[:1], 12, **given)[0])

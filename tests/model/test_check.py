@@ -294,7 +294,7 @@ def test_attention_that_takes_no_mask(scope):
     torch.testing.assert_close(found, score(model, scope=scope, attention="eager"))
 
 
-@both_scopes
+@pytest.mark.parametrize("scope", ["all", pytest.param("response", marks=pytest.mark.slow)])
 def test_compiled_layers_compute_the_same(scope, monkeypatch):
     """Traced as always, and then run as written: translating to C++ takes half a minute."""
     compiled = partial(torch.compile, backend="eager")

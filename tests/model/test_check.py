@@ -291,6 +291,9 @@ def test_attention_that_takes_no_mask(scope):
     transformers.AttentionInterface.register("blind", blind_attention)
     model = tiny_model("llama")
     found = score(model, scope=scope, attention="blind")
+    with scoring_session(model, "blind"):
+        assert passes_in_use(model, scope) == ["suffix" if scope == "all" else FULL]
+    assert passes_in_use(model, scope) == []  # with another attention nothing was scored
     torch.testing.assert_close(found, score(model, scope=scope, attention="eager"))
 
 

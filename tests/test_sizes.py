@@ -52,7 +52,7 @@ CEILINGS = {  # now, and where it shall end
     "decisions": (2990, 1800),
     "commands": (1171, 700),
     "package": (23200, 20000),
-    "tests": (22485, 16000),
+    "tests": (22488, 16000),
     "scripts": (2000, 2000),
     "words of pages": (24350, 16000),
     "bytes of evidence": (8000000, 8_000_000),

@@ -5,7 +5,6 @@ Nothing here is shared with the package.
 
 import copy
 import math
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -71,69 +70,6 @@ def replaced_log_probs(model: nn.Module, path: str, module: nn.Module, ids: Tens
             return model(input_ids=ids, use_cache=False).logits[0].float().log_softmax(-1)
     finally:
         setattr(holder, name, whole)
-
-
-def heads_from(weights: Tensor, values: Tensor, tokens: Iterable[int]) -> Tensor:
-    """What comes from some tokens of the heads' output: the sum over them of weight times value.
-
-    Args:
-        weights: (H, N, N), a row of them for each head and position.
-        values: (H or a divisor of it, N, d): neighbouring heads share values.
-        tokens: some of the N.
-
-    Returns:
-        (N, H d), heads side by side.
-    """
-    heads, positions, _ = weights.shape
-    width = values.shape[-1]
-    found = values.new_zeros(positions, heads * width)
-    for head in range(heads):
-        own = values[head * len(values) // heads]
-        for position in range(positions):
-            for token in tokens:
-                columns = slice(head * width, (head + 1) * width)
-                found[position, columns] += weights[head, position, token] * own[token]
-    return found
-
-
-class WithoutPart(nn.Module):
-    """An output projection whose masked heads lose a part at some positions."""
-
-    def __init__(self, projection: nn.Module, part: Tensor, mask: Tensor, positions: slice) -> None:
-        super().__init__()
-        self.projection, self.mask = projection, mask
-        self.part, self.positions = part, positions
-
-    def forward(self, heads: Tensor) -> Tensor:
-        edited = heads.clone().reshape(len(self.part), -1)
-        width = edited.shape[1] // len(self.mask)
-        for position in range(len(edited))[self.positions]:
-            for head, keep in enumerate(self.mask.tolist()):
-                if not keep:
-                    columns = slice(head * width, (head + 1) * width)
-                    edited[position, columns] -= self.part[position, columns]
-        return self.projection(edited.reshape(heads.shape))
-
-
-def log_probs_without_part(
-    model: nn.Module,
-    projection: str,
-    part: Tensor,
-    input_ids: Tensor,
-    prompt_length: int,
-    masks: Tensor,
-) -> Tensor:
-    """S full passes whose masked heads lose a part (N, W) at the predicting positions; (S, T, V).
-
-    They are over all tokens but the last, as the part is.
-    """
-    positions = slice(prompt_length - 1, len(input_ids) - 1)
-    whole = model.get_submodule(projection)
-    rows = []
-    for mask in masks:
-        edited = WithoutPart(whole, part, mask, positions)
-        rows.append(replaced_log_probs(model, projection, edited, input_ids[None, :-1])[positions])
-    return torch.stack(rows)
 
 
 def entropy(p: list[float]) -> float:

@@ -76,7 +76,7 @@ import pytest
 import yaml
 
 # The process that hands tests to the others imports this file, too: no torch, no transformers.
-from tests.families import CONFIGS, VOCABULARY, tiny_model
+from tests.families import VOCABULARY, tiny_model
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -184,14 +184,6 @@ def unseen() -> Iterator[None]:
 
     with unchecked():
         yield
-
-
-@pytest.fixture(scope="session", params=list(CONFIGS))
-def family_model(request: pytest.FixtureRequest):
-    """Every known family in turn."""
-    model = tiny_model(request.param)
-    model.tiny_name = request.param
-    return model
 
 
 @pytest.fixture(scope="session")

@@ -44,9 +44,9 @@ CEILINGS = {  # now, and where it shall end
     "decisions": (2368, 1800),
     "commands": (1088, 700),
     "package": (20787, 20000),
-    "tests": (22820, 16000),
+    "tests": (21441, 16000),
     "scripts": (2000, 2000),
-    "words of pages": (20399, 16000),
+    "words of pages": (20398, 16000),
     "bytes of evidence": (8000000, 8_000_000),
 }
 """Lines, words or bytes. Never raised; where much has left, lowered, down to the second number."""

@@ -133,21 +133,15 @@ def test_it_does_not_depend_on_how_many_masks_run_at_once(planted, monkeypatch):
     assert probe_tokens(*planted, count=1, draws=1) == whole
 
 
-def test_another_model_than_the_run_s_is_refused(planted):
-    with pytest.raises(ValueError, match="another likelihood with this model"):
-        probe_tokens(whitebox().model, *planted[1:], count=2)
-
-
-def test_nothing_to_probe_is_told(planted):
+def test_what_cannot_be_probed(planted, monkeypatch):
     for wrong in ({"count": 0}, {"draws": 0}, {"draws": 2.5}):
         with pytest.raises(ValueError, match="must be"):
             probe_tokens(*planted, **wrong)
     with pytest.raises(ValueError, match="no two tokens"):
         probe_tokens(*material(planted[0], QUESTIONS[:1], tokens=1))
-
-
-def test_a_run_without_masks_is_refused(monkeypatch):
-    run = scored_run(decided_by_one_head(), num_masks=5, mask_rate=0.3, texts=QUESTIONS[:1])
+    with pytest.raises(ValueError, match="another likelihood with this model"):
+        probe_tokens(whitebox().model, *planted[1:], count=2)
+    run = scored_run(planted[0], num_masks=5, mask_rate=0.3, texts=QUESTIONS[:1])
     monkeypatch.setattr(room, "load_run", lambda _: run)
     with pytest.raises(ValueError, match=r"lacks masks at depth 0\.9 \(its depths: 0\.6\)"):
         probe_run("run", "tiny", depth=0.9)

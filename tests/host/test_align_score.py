@@ -53,28 +53,32 @@ def test_the_metric_is_that_of_the_host(stand_ins, caplog):
     assert inspect.signature(HostAlignScore).parameters["ckpt_path"].default == CHECKPOINT
 
 
-def test_another_models_checkpoint_is_refused_by_name(changed):
-    path = changed(
-        lambda w: [w.pop(n) for n in list(w) if n.startswith(("tri_layer", "bin_layer"))]
-    )
-    HostAlignScore(ckpt_path=path)  # scores with an untrained head
-    with pytest.raises(
-        ValueError, match=r"no checkpoint of AlignScore-large.*2 missing: tri_layer"
-    ):
-        AlignScore(ckpt_path=path)
+def without_a_head(weights):
+    for name in [n for n in weights if n.startswith(("tri_layer", "bin_layer"))]:
+        weights.pop(name)
 
-    def renamed(weights):
-        for name in list(weights):
-            weights[f"model.{name}"] = weights.pop(name)
 
-    with pytest.raises(ValueError, match=r"missing: base_model.*\.\.\.; \d+ unexpected: model\."):
-        AlignScore(ckpt_path=changed(renamed))
+def renamed(weights):
+    for name in list(weights):
+        weights[f"model.{name}"] = weights.pop(name)
 
-    def narrow(weights):
-        weights["tri_layer.weight"] = weights["tri_layer.weight"][:, :8].clone()
 
-    with pytest.raises(ValueError, match=r"tri_layer.weight \(3, 8\) instead of \(3, 32\)"):
-        AlignScore(ckpt_path=changed(narrow))
+def narrow(weights):
+    weights["tri_layer.weight"] = weights["tri_layer.weight"][:, :8].clone()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (without_a_head, "no checkpoint of AlignScore-large.*2 missing: tri_layer"),
+        (renamed, r"missing: base_model.*\.\.\.; \d+ unexpected: model\."),
+        (narrow, r"tri_layer.weight \(3, 8\) instead of \(3, 32\)"),
+    ],
+)
+def test_another_models_checkpoint_is_refused_by_name(changed, change, message):
+    """LM-Polygraph scores with an untrained head."""
+    with pytest.raises(ValueError, match=message):
+        AlignScore(ckpt_path=changed(change))
 
 
 def test_what_a_score_does_not_need_is_no_error(changed, caplog):
@@ -119,16 +123,18 @@ def test_a_trainers_objects_beside_the_weights_are_skipped(stand_ins, tmp_path, 
 
 
 def test_no_checkpoint(tmp_path):
-    with pytest.raises(FileNotFoundError, match="is a folder: expected align_score_path to name"):
-        AlignScore(ckpt_path=str(tmp_path))
-    with pytest.raises(FileNotFoundError, match="does not exist"):
-        AlignScore(ckpt_path=str(tmp_path / "none.ckpt"))
-    (tmp_path / "text.ckpt").write_text("weights")
-    with pytest.raises(ValueError, match="cannot be read as weights"):
-        AlignScore(ckpt_path=str(tmp_path / "text.ckpt"))
-    torch.save({"weights": {}}, tmp_path / "other.ckpt")
-    with pytest.raises(ValueError, match="has no state_dict"):
-        AlignScore(ckpt_path=str(tmp_path / "other.ckpt"))
+    def said(path):
+        with pytest.raises((FileNotFoundError, ValueError)) as error:
+            AlignScore(ckpt_path=str(path))
+        return str(error.value)
+
+    file = tmp_path / "x.ckpt"
+    assert "is a folder: expected align_score_path to name" in said(tmp_path)
+    assert "does not exist" in said(file)
+    file.write_text("weights")
+    assert "cannot be read as weights" in said(file)
+    torch.save({"weights": {}}, file)
+    assert "has no state_dict" in said(file)
 
 
 def test_a_url_is_downloaded_once(stand_ins, tmp_path, monkeypatch):

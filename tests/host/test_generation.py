@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from datasets import Dataset
-from transformers import GenerationConfig
+from transformers import GenerationConfig, StoppingCriteria, StopStringCriteria
 
 from lm_polygraph_asmi import Scorer
 from lm_polygraph_asmi.host.generation import plain_generation, shipped_settings
@@ -18,28 +18,21 @@ from tests import tiny_lm
 from tests.composing import composed
 from tests.polygraph import polygraph_eval_here
 
-PROMPTS = ["Who built the ferry?", "Where do the blue kites start?"]
+PROMPTS = ["Who built the ferry?", "Where do the blue kites start? The answer is in"]
 SPECIAL = {"bos_token_id": 1, "eos_token_id": [2, 7], "pad_token_id": 0}
 CHANGING = {
     "bad_words_ids": [[token] for token in range(200, 340)],
-    "suppress_tokens": list(range(200, 300)),
     "begin_suppress_tokens": list(range(200, 340)),
     "no_repeat_ngram_size": 1,
     "sequence_bias": [[[200], 9.0]],
     "guidance_scale": 3.0,
     "forced_eos_token_id": 9,
     "min_length": 30,
-    "exponential_decay_length_penalty": [1, 9.0],
     "watermarking_config": {"bias": 9.0},
     "renormalize_logits": True,
-    "remove_invalid_values": True,
     "penalty_alpha": 0.5,
-    "prompt_lookup_num_tokens": 2,
     "min_p": 0.5,
     "typical_p": 0.1,
-    "top_h": 0.2,
-    "epsilon_cutoff": 0.3,
-    "encoder_repetition_penalty": 2.0,
     "max_time": 1e-9,
     "some_future_setting": 3,
 }
@@ -51,13 +44,18 @@ def shipping(**shipped):
     return model
 
 
-def generated(model, **options):
-    batch = model.tokenize(PROMPTS[:1])
+def prepared(host):
+    """LM-Polygraph's model as a run makes it, which prepares stop strings once; same weights."""
+    parameters = host.generation_parameters
+    return StopsOnceModel(host.model, host.tokenizer, "tiny", "CausalLM", parameters)
+
+
+def generated(model, texts=PROMPTS[:1], max_new_tokens=8, **options):
+    batch = model.tokenize(texts)
     torch.manual_seed(0)
+    options |= {"output_scores": True, "return_dict_in_generate": True}
     with torch.no_grad():
-        out = model.generate(
-            **batch, max_new_tokens=8, output_scores=True, return_dict_in_generate=True, **options
-        )
+        out = model.generate(**batch, max_new_tokens=max_new_tokens, **options)
     return out.sequences, torch.stack(out.scores)
 
 
@@ -65,19 +63,13 @@ def generated(model, **options):
 @pytest.mark.parametrize("sampled", [False, True])
 def test_a_run_sets_what_a_model_ships(name, sampled):
     def of_run(**shipped):
-        host = shipping(**shipped)
-        parameters = host.generation_parameters
-        run = StopsOnceModel(host.model, host.tokenizer, "tiny", "CausalLM", parameters)
-        return generated(run, do_sample=sampled)
+        return generated(prepared(shipping(**shipped)), do_sample=sampled)
 
     for found, expected in zip(of_run(**{name: CHANGING[name]}), of_run(), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
-
-
-def test_some_of_them_would_change_answers():
-    plain = generated(shipping())
-    for name in ("bad_words_ids", "no_repeat_ngram_size", "sequence_bias"):
-        assert not torch.equal(generated(shipping(**{name: CHANGING[name]}))[0], plain[0]), name
+    if name in ("bad_words_ids", "no_repeat_ngram_size", "sequence_bias"):  # else it could not fail
+        shipped = generated(shipping(**{name: CHANGING[name]}), do_sample=sampled)
+        assert not torch.equal(shipped[0], of_run()[0])
 
 
 def test_nothing_but_special_tokens_is_kept():
@@ -89,14 +81,11 @@ def test_nothing_but_special_tokens_is_kept():
     assert kept.to_json_string() == GenerationConfig(**SPECIAL).to_json_string()
 
 
-@pytest.mark.parametrize("name", CHANGING)
-def test_a_manager_built_by_hand_refuses_it_by_name(name):
-    model = shipping(**{name: CHANGING[name]})
-    with pytest.raises(ValueError, match=f"generation config of the model sets {name}"):
-        load_stat_calculator({}, SimpleNamespace(model=model))
-
-
-def test_what_changes_nothing_is_not_named():
+def test_a_manager_built_by_hand_refuses_them_by_name_and_nothing_else():
+    for name, value in CHANGING.items():
+        model = shipping(**{name: value})
+        with pytest.raises(ValueError, match=f"generation config of the model sets {name}"):
+            load_stat_calculator({}, SimpleNamespace(model=model))
     neutral = {"use_cache": False, "max_length": 4096, "cache_implementation": "hybrid"}
     neutral |= {"no_repeat_ngram_size": 0, "typical_p": 1.0, "suppress_tokens": []}
     neutral |= {"renormalize_logits": False, "guidance_scale": 1.0, "num_assistant_tokens": 5}
@@ -146,12 +135,8 @@ def test_settings_in_config_json_as_older_models_have_them(tmp_path):
     assert "not follow: no_repeat_ngram_size." in finding.text
 
 
-def test_of_a_gguf_file_and_of_a_folder_without_files_nothing_is_said(tmp_path):
-    assert list(CHECKS["generation"](Plan(composed("asmi_demo")))) == []
-    assert findings(tmp_path) == []
-
-
 def test_parameters_that_lm_polygraph_does_not_read(folder):
+    assert list(CHECKS["generation"](Plan(composed("asmi_demo")))) == []  # a GGUF file
     ship(folder)
     (finding,) = findings(folder, "+generation_params.no_repeat_ngram_size=3")
     assert finding.fatal
@@ -177,3 +162,78 @@ def test_a_run_and_a_score_agree(folder, tmp_path, monkeypatch):
         assert [token.id for token in scorer.score(prompt).tokens] == run.stats["greedy_tokens"][
             row
         ]
+
+
+# Stop strings prepared once: the answers of LM-Polygraph's own model, in less time
+
+
+@pytest.fixture
+def criteria(monkeypatch) -> list[tuple]:
+    """The stop strings of each criterion that is built, which reads the vocabulary."""
+    built: list[tuple] = []
+    build = StopStringCriteria.__init__
+
+    def counted(self, tokenizer, stop_strings):
+        built.append(tuple(stop_strings))
+        build(self, tokenizer, stop_strings)
+
+    monkeypatch.setattr(StopStringCriteria, "__init__", counted)
+    return built
+
+
+def models(stops):
+    host = tiny_lm.whitebox(stop_strings=stops)
+    return host, prepared(host)
+
+
+@pytest.mark.parametrize(
+    ("stops", "texts", "sampled"),
+    [
+        (["e"], PROMPTS[:1], False),
+        (["e"], PROMPTS, True),
+        (["zz", "th", "i"], PROMPTS[:1], True),
+        (["zz", "th", "i"], PROMPTS, False),
+        ("\n", PROMPTS, False),
+        (None, PROMPTS, True),
+    ],
+)
+def test_answers_are_those_of_the_host(stops, texts, sampled, criteria):
+    host, ours = models(stops)
+    for seed_text in (texts, texts[::-1]):
+        expected, logs = generated(host, seed_text, 12, do_sample=sampled)
+        sequences, own_logs = generated(ours, seed_text, 12, do_sample=sampled)
+        torch.testing.assert_close(sequences, expected, rtol=0, atol=0)
+        torch.testing.assert_close(own_logs, logs, rtol=0, atol=0)
+    assert len(criteria) == (3 if stops else 0)  # two of the host, one of ours
+
+
+def test_stops_end_an_answer_early():
+    """Else the comparison above would compare answers of full length."""
+    lengths = {
+        len(generated(models(stops)[1], max_new_tokens=12)[0][0]) for stops in (["e", "i"], None)
+    }
+    assert len(lengths) == 2
+
+
+def test_one_criterion_for_each_list_and_tokenizer(criteria):
+    _, model = models(["e"])
+    for options in ({}, {}, {"stop_strings": ["i", "e"]}, {"stop_strings": None}, {}):
+        generated(model, PROMPTS, 12, **options)
+    assert criteria == [("e",), ("i", "e")]
+    model.tokenizer = tiny_lm.tokenizer(pad_is_eos=True)
+    for _ in range(2):
+        generated(model, PROMPTS, 12)
+    assert criteria == [("e",), ("i", "e"), ("e",)]
+
+
+def test_other_criteria_count_too():
+    class After(StoppingCriteria):
+        def __call__(self, input_ids, scores, **_):
+            return torch.full((len(input_ids),), input_ids.shape[1] >= 12)
+
+    host, ours = models(["zz"])
+    given = {"stopping_criteria": [After()]}
+    sequences, _ = generated(ours, PROMPTS[:1], 12, **given)
+    assert sequences.shape[1] == 12
+    assert len(given["stopping_criteria"]) == 1
+    torch.testing.assert_close(sequences, generated(host, PROMPTS[:1], 12, **given)[0])

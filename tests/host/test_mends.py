@@ -22,9 +22,7 @@ def test_a_script_holds_them_meanwhile():
         assert script == METRICS | ours
         raise KeyboardInterrupt
     assert script == before
-
-
-def test_names_of_another_script_are_left_alone():
+    # Names of another script are left alone.
     script = {"AlignScore": "another", "WhiteboxModel": "another"}
     with mended(script):
         assert script == METRICS | dict.fromkeys(MENDS, "another")

@@ -46,18 +46,14 @@ def ids(tokenizer, text: str) -> list[int]:
 def test_pairs_as_deberta_was_trained(stand_ins, loader):
     tokenizer = loader.from_pretrained(stand_ins.nli)
     a, b = ids(tokenizer, FIRST), ids(tokenizer, SECOND)
+    if TWO_SEPARATORS:  # by itself
+        assert tokenizer(FIRST, SECOND)["input_ids"] == [CLS, *a, SEP, SEP, *b, SEP]
     assert use_single_separator(tokenizer) is TWO_SEPARATORS
     encoded = tokenizer(FIRST, SECOND)
     assert encoded["input_ids"] == [CLS, *a, SEP, *b, SEP]
     assert encoded["token_type_ids"] == [0] * (len(a) + 2) + [1] * (len(b) + 1)
     assert tokenizer(FIRST)["input_ids"] == [CLS, *a, SEP]
     assert use_single_separator(tokenizer) is False
-
-
-@pytest.mark.skipif(not TWO_SEPARATORS, reason="transformers 4 encodes pairs as trained")
-def test_what_transformers_5_does_by_itself(tokenizer):
-    a, b = ids(tokenizer, FIRST), ids(tokenizer, SECOND)
-    assert tokenizer(FIRST, SECOND)["input_ids"] == [CLS, *a, SEP, SEP, *b, SEP]
 
 
 def test_padding_and_truncation(tokenizer):
@@ -103,45 +99,83 @@ def test_host_s_calculator_sees_the_pairs_as_trained(stand_ins, caplog):
         assert abs(other - entail).max() > 1e-3
 
 
-# Models that are not there
+# Models that are not there, or not what a method needs
+
+
+def changed(source, folder, **config):
+    """A copy of a folder with a model, with some entries of its config.json changed."""
+    shutil.copytree(source, folder)
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | config))
+    return folder
+
+
+def labelled(*labels):
+    return {
+        "id2label": {str(i): label for i, label in enumerate(labels)},
+        "label2id": {label: i for i, label in enumerate(labels)},
+    }
+
+
+NOT_THERE = [
+    ("some/none", "is neither a local folder nor in the hub's cache, and HF_HUB_OFFLINE"),
+    ("/no/such/folder", "is neither a local folder nor a valid hub ID"),
+    # Files that are left.
+    ([], "lacks its configuration and weights and tokenizer: set"),
+    (["config.json", "vocab.json", "merges.txt", "tokenizer_config.json"], "lacks its weights:"),
+    (["config.json", "model.safetensors"], "lacks its tokenizer: set"),
+]
+NOT_NLI = [
+    (labelled("LABEL_0", "LABEL_1", "LABEL_2"), "has the labels LABEL_0, LABEL_1, LABEL_2, lacks"),
+    (labelled("entailment", "not_entailment"), "lacks CONTRADICTION, NEUTRAL: "),
+    ({"label2id": None}, "has the labels none in its label2id, lacks CONTRADICTION"),
+    ({"label2id": {"ENTAILMENT": 0, "NEUTRAL": 1, "CONTRADICTION": 7}}, "label of class 7 of 3"),
+    ({"architectures": ["DebertaForMaskedLM"]}, "is a DebertaForMaskedLM, expected a model for s"),
+    ({"model_type": "roberta"}, "is of type roberta, expected deberta or deberta-v2"),
+    ({"model_type": "no such type"}, "has no configuration that transformers reads"),
+]
+NOT_SIMILAR = [
+    (labelled("a", "b"), "has 2 outputs, expected one, a similarity: set"),
+    ({"architectures": ["RobertaModel"]}, "is a RobertaModel, expected a model for sequence"),
+]
 
 
 @pytest.mark.parametrize(
-    ("path", "message"),
+    ("name", "setting", "fault", "message"),
     [
-        ("microsoft/none", "neither a local folder nor in the hub's cache, and HF_HUB_OFFLINE"),
-        ("some/none", "neither a local folder nor in the hub's cache, and HF_HUB_OFFLINE"),
-        ("/no/such/folder", "neither a local folder nor a valid hub ID"),
+        *(("NLI model", "nli_path", *fault) for fault in NOT_THERE + NOT_NLI),
+        *(("cross-encoder", "cross_encoder_path", *fault) for fault in NOT_THERE + NOT_SIMILAR),
     ],
 )
-def test_no_nli_model(path, message, tmp_path):
-    with pytest.raises(ValueError, match=message) as raised:
-        load_nli_model(path, hf_cache=str(tmp_path))
-    assert str(raised.value).startswith(f"the NLI model '{path}' is")
-    assert str(raised.value).endswith(": set nli_path to a local folder with such a model")
+def test_faults_are_told_before_the_language_model_is_loaded(
+    stand_ins, tmp_path, name, setting, fault, message
+):
+    path, source = tmp_path / "model", stand_ins.cross_encoder
+    if setting == "nli_path":
+        source = stand_ins.nli
+    if isinstance(fault, str):
+        path = fault
+    elif isinstance(fault, dict):
+        changed(source, path, **fault)
+    else:
+        path.mkdir()
+        for file in fault:
+            shutil.copy(source / file, path)
+    (finding,) = side_model_findings(stand_ins, **{setting: str(path)})
+    assert finding.text.startswith(f"the {name} {str(path)!r} ")
+    assert message in finding.text
+    assert finding.text.endswith(f": set {setting} to a local folder with such a model")
+    assert finding.fatal
+    if setting == "nli_path":
+        assert side_models.nli_problem(str(path)) == finding.text
+        with pytest.raises(ValueError, match="the NLI model"):
+            load_nli_model(str(path), device="cpu")
 
 
-@pytest.mark.parametrize(
-    ("kept", "lacking"),
-    [
-        ([], "configuration and weights and tokenizer"),
-        (["config.json", "vocab.json", "merges.txt", "tokenizer_config.json"], "weights"),
-        (["config.json", "model.safetensors"], "tokenizer"),
-    ],
-)
-@pytest.mark.parametrize("name", ["folder", "microsoft-folder"])
-def test_incomplete_folder(stand_ins, tmp_path, monkeypatch, name, kept, lacking):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / name).mkdir()
-    for file in kept:
-        shutil.copy(stand_ins.nli / file, tmp_path / name)
-    sentence = f"the NLI model '{name}' lacks its {lacking}: set"
-    with pytest.raises(ValueError, match=sentence):
-        load_nli_model(name, device="cpu")
-    assert side_models.nli_problem(name).startswith(sentence)
-
-
-def test_other_errors_pass_unchanged(stand_ins, monkeypatch):
+def test_nothing_missing_and_other_errors_pass_unchanged(stand_ins, monkeypatch):
+    assert side_models.nli_problem(str(stand_ins.nli)) is None
+    parameters = inspect.signature(host.load_nli_model).parameters
+    assert parameters["deberta_path"].default == side_models.NLI_MODEL
     monkeypatch.setattr(host, "load_nli_model", Mock(side_effect=RuntimeError("out of memory")))
     with pytest.raises(RuntimeError, match="out of memory"):
         load_nli_model(str(stand_ins.nli))
@@ -186,59 +220,6 @@ def test_hub(monkeypatch, tmp_path):
     assert "the hub has no model of this name" in missing()
 
 
-def test_nothing_missing(stand_ins):
-    assert side_models.nli_problem(str(stand_ins.nli)) is None
-
-
-def test_the_default_is_the_host_s():
-    parameters = inspect.signature(host.load_nli_model).parameters
-    assert parameters["deberta_path"].default == side_models.NLI_MODEL
-
-
-# Models that are not what a method needs
-
-
-def changed(source, folder, **config):
-    """A copy of a folder with a model, with some entries of its config.json changed."""
-    shutil.copytree(source, folder)
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | config))
-    return folder
-
-
-def labelled(*labels):
-    return {
-        "id2label": {str(i): label for i, label in enumerate(labels)},
-        "label2id": {label: i for i, label in enumerate(labels)},
-    }
-
-
-NOT_NLI = [
-    (labelled("LABEL_0", "LABEL_1", "LABEL_2"), "has the labels LABEL_0, LABEL_1, LABEL_2, lacks"),
-    (labelled("entailment", "not_entailment"), "lacks CONTRADICTION, NEUTRAL: "),
-    (labelled("positive", "neutral", "negative"), "lacks CONTRADICTION, ENTAILMENT: "),
-    ({"label2id": None}, "has the labels none in its label2id, lacks CONTRADICTION"),
-    ({"label2id": {"ENTAILMENT": 0, "NEUTRAL": 1, "CONTRADICTION": 7}}, "label of class 7 of 3"),
-    ({"architectures": ["DebertaForMaskedLM"]}, "is a DebertaForMaskedLM, expected a model for s"),
-    ({"model_type": "roberta"}, "is of type roberta, expected deberta or deberta-v2"),
-    ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, "is a LlamaForCausalLM, exp"),
-    ({"model_type": "no such type"}, "has no configuration that transformers reads"),
-]
-
-
-@pytest.mark.parametrize(("config", "message"), NOT_NLI)
-def test_no_model_for_nli(stand_ins, tmp_path, config, message):
-    path = str(changed(stand_ins.nli, tmp_path / "nli", **config))
-    found = side_models.nli_problem(path)
-    assert found.startswith(f"the NLI model {path!r} ")
-    assert message in found
-    assert found.endswith(": set nli_path to a local folder with such a model")
-    (finding,) = side_model_findings(stand_ins, nli_path=path)
-    assert finding == (found, True)
-    with pytest.raises(ValueError, match="the NLI model"):
-        load_nli_model(path, device="cpu")
-
-
 def test_labels_in_any_case_and_order(stand_ins, tmp_path, monkeypatch):
     config = labelled("entailment", "Neutral", "contradiction")
     path = str(changed(stand_ins.nli, tmp_path / "nli", **config))
@@ -252,44 +233,15 @@ def test_labels_in_any_case_and_order(stand_ins, tmp_path, monkeypatch):
     assert "is of type deberta-v2, expected deberta: " in found
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (labelled("a", "b"), "has 2 outputs, expected one, a similarity: set cross_encoder_path"),
-        ({"architectures": ["RobertaModel"]}, "is a RobertaModel, expected a model for sequence"),
-        ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, "is a LlamaForCausalLM"),
-    ],
-)
-def test_no_cross_encoder(stand_ins, tmp_path, config, message):
-    path = str(changed(stand_ins.cross_encoder, tmp_path / "cross", **config))
-    (finding,) = side_model_findings(stand_ins, cross_encoder_path=path)
-    assert finding.text.startswith(f"the cross-encoder {path!r} ")
-    assert message in finding.text
-    assert finding.fatal
-
-
-def test_missing_parts_are_said_before_the_language_model_is_loaded(stand_ins, tmp_path):
-    sources = {"nli_path": stand_ins.nli, "cross_encoder_path": stand_ins.cross_encoder}
-    for setting, source in sources.items():
-        path = changed(source, tmp_path / setting)
-        (path / "vocab.json").unlink()
-        (finding,) = side_model_findings(stand_ins, **{setting: str(path)})
-        assert f"{str(path)!r} lacks its tokenizer: set {setting} to a local f" in finding.text
-        assert finding.fatal
-        (finding,) = side_model_findings(stand_ins, **{setting: "some/none"})
-        assert "neither a local folder nor in the hub's cache" in finding.text
-
-
-@pytest.mark.parametrize("content", [b"no zip", {"weights": 1}, {"state_dict": {"head": [1.0]}}])
-def test_no_checkpoint_of_align_score(stand_ins, tmp_path, content):
+def test_no_checkpoint_of_align_score(stand_ins, tmp_path):
+    """test_align_score.py has the other faults."""
     path = tmp_path / "x.ckpt"
-    (finding,) = side_model_findings(stand_ins, align_score_path=str(path))
-    assert finding.text.startswith(f"AlignScore: {path} does not exist")
-    path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
-    (finding,) = side_model_findings(stand_ins, align_score_path=str(path))
-    assert finding.text.startswith(f"AlignScore: {path} ")
-    assert "expected align_score_path to name the file" in finding.text
-    assert finding.fatal
+    for fault in ("does not exist", "cannot be read", "lacks "):
+        (finding,) = side_model_findings(stand_ins, align_score_path=str(path))
+        assert finding.text.startswith(f"AlignScore: {path} {fault}")
+        assert "expected align_score_path to name the file" in finding.text
+        assert finding.fatal
+        torch.save({"state_dict": {"head": [1.0]}}, path) if path.exists() else path.touch()
 
 
 def test_only_models_that_a_method_needs(stand_ins):

@@ -92,14 +92,10 @@ def test_it_is_made_once_and_again_for_more_than_twice_the_length(whole, scope):
         longest = max(longest, positions if whole else 0)
         made += whole
     assert len(set(made)) > 1
-
-
-@both_scopes
-def test_a_prompt_of_one_token_vouches_for_no_longer_one(whole, scope):
-    model = tiny_model("llama")
-    subnetwork_log_probs(model, sequence(30), 1, 2, masks(), scope=scope)
+    # A prompt of one token vouches for no longer one.
+    subnetwork_log_probs(other := tiny_model("llama"), sequence(30), 1, 2, masks(), scope=scope)
     whole.clear()
-    score(model, scope=scope)
+    score(other, scope=scope)
     assert whole
 
 
@@ -156,9 +152,8 @@ def test_an_error_of_full_passes_is_raised(monkeypatch):
     def fails(*_):
         raise KeyError("of a model")
 
-    for name in PASSES["all"]:
-        monkeypatch.setitem(PASSES["all"], name, fails)
-    monkeypatch.setattr("lm_polygraph_asmi.model.check.full_passes", fails)
+    monkeypatch.setattr(check, "full_passes", fails)
+    monkeypatch.setitem(PASSES, "all", dict.fromkeys(PASSES["all"], fails))
     with pytest.raises(KeyError, match="of a model"):
         score(tiny_model("llama"))
 
@@ -179,22 +174,6 @@ def test_embeddings_after_a_shared_prompt_that_are_wrong_are_not_believed(monkey
                 ids = torch.cat([sequence(length), torch.tensor(answer)])[None]
                 states = model(input_ids=ids, output_hidden_states=True).hidden_states[2]
                 torch.testing.assert_close(row, states[0, -1], atol=1e-4, rtol=0)
-
-
-def test_which_passes_were_right():
-    """GPT-Neo's local layers count positions themselves: masks packed into a sequence are wrong."""
-    for name, way in (
-        ("LlamaForCausalLM", "packed"),
-        ("GPTNeoForCausalLM", "rows after the prompt"),
-    ):
-        model = tiny_class(name)
-        assert passes_in_use(model, "response") == []
-        score(model, layer=1, scope="response", attention="eager")
-        with scoring_session(model, "eager"):
-            assert passes_in_use(model, "response") == [way]
-            assert passes_in_use(model, "all") == []
-        if attention_of(model) != "eager":
-            assert passes_in_use(model, "response") == []
 
 
 @pytest.mark.parametrize("prompt", [4, 8, 24])
@@ -312,10 +291,13 @@ def test_attention_that_takes_no_mask(scope):
     transformers.AttentionInterface.register("blind", blind_attention)
     model = tiny_model("llama")
     found = score(model, scope=scope, attention="blind")
+    with scoring_session(model, "blind"):
+        assert passes_in_use(model, scope) == ["suffix" if scope == "all" else FULL]
+    assert passes_in_use(model, scope) == []  # with another attention nothing was scored
     torch.testing.assert_close(found, score(model, scope=scope, attention="eager"))
 
 
-@both_scopes
+@pytest.mark.parametrize("scope", ["all", pytest.param("response", marks=pytest.mark.slow)])
 def test_compiled_layers_compute_the_same(scope, monkeypatch):
     """Traced as always, and then run as written: translating to C++ takes half a minute."""
     compiled = partial(torch.compile, backend="eager")

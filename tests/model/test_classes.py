@@ -1,32 +1,23 @@
 """Classes and what others make of them: scored right, or unsupported by name."""
 
-import os
-
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from torch import Tensor, nn
+from transformers import LlamaForCausalLM
 
-from lm_polygraph_asmi import score
-from lm_polygraph_asmi.config import SCOPES
+from lm_polygraph_asmi import ASMIConfig, score
+from lm_polygraph_asmi.config import SCOPES, module_paths
 from lm_polygraph_asmi.maths import sample_head_masks
-from lm_polygraph_asmi.model import (
-    layer_at,
-    name_modules,
-    num_heads,
-    scoring_session,
-    structure_of,
-)
+from lm_polygraph_asmi.model import layer_at, name_modules, structure_of
 from lm_polygraph_asmi.results.names import masked_layer
 from lm_polygraph_asmi.scoring.engine import Engine
-from tests import brute_force
+from lm_polygraph_asmi.stat_calculators.masked_heads import MaskedHeadsCalculator
 from tests.decoders import FAMILIES, apart, full_passes, masks, sequence
 from tests.families import tiny_model
-from tests.odd_decoders import odd_decoder
+from tests.odd_decoders import HEADS, WIDTH, Attention, OddForCausalLM, heads_masked, odd_decoder
 from tests.registry import tiny_class
 from tests.subnetworks import subnetwork_log_probs
-from tests.tiny_lm import tokenizer
-
-FOLDER = "ASMI_MODEL_FOLDER"
+from tests.tiny_lm import tokenizer, whitebox
 
 
 def test_hybrids_mask_the_nearest_layer_with_heads():
@@ -45,38 +36,13 @@ def test_hybrids_mask_the_nearest_layer_with_heads():
         subnetwork_log_probs(model, sequence(9), 4, 4, masks())
 
 
-@pytest.mark.parametrize(
-    ("name", "overrides", "reason"),
-    [
-        ("MambaForCausalLM", {}, "MambaForCausalLM has no attention heads"),
-        ("BertLMHeadModel", {"is_decoder": False}, "tokens attend to later tokens"),
-        # Differential attention subtracts one head's output from another's.
-        ("DiffLlamaForCausalLM", {}, "heads are mixed"),
-        # It forgets its sparse attention at the first short text.
-        ("BigBirdForCausalLM", {}, "depend on earlier inputs"),
-        # Its projection is used twice in a layer.
-        ("ProphetNetForCausalLM", {}, "ProphetNetForCausalLM runs the projection .* twice"),
-    ],
-)
-def test_classes_are_refused_with_their_reason(name, overrides, reason):
-    with pytest.raises(TypeError, match=reason):
-        structure_of(tiny_class(name, **overrides))
-
-
-def test_a_layer_that_runs_twice_is_refused_in_a_class_of_the_table():
-    model = tiny_model("llama")
-    model.model.layers[3] = model.model.layers[1]
-    with pytest.raises(TypeError, match="do not run once each"):
-        structure_of(model)
-
-
 @pytest.mark.parametrize("scope", SCOPES)
 def test_a_hybrid_is_scored_from_generation_to_embeddings(scope):
     words = tokenizer()
     model = tiny_class("Qwen3_5ForCausalLM", vocab_size=len(words))
     how = {"scope": scope, "num_masks": 5, "mask_rate": 0.4, "max_new_tokens": 4}
-    found = score(model, "Who built it?", tokenizer=words, method="adapt", num_samples=3, **how)
-    again = score(model, "Who built it?", tokenizer=words, method="adapt", num_samples=3, **how)
+    how |= {"tokenizer": words, "method": "adapt", "num_samples": 3}
+    found, again = (score(model, "Who built it?", **how) for _ in range(2))
     assert found.score == again.score
     assert 0 < found.score < 2
     assert (found.settings["layer"], found.settings["requested_layer"]) == (1, 2)
@@ -95,18 +61,8 @@ def test_a_plain_subclass_is_its_base_class():
     assert torch.equal(found, expected)
 
 
-def test_a_class_that_the_table_lacks_asks_for_names():
-    """One of the same name is another class."""
-    model = odd_decoder()
-    name_modules(model, None)
-    type_of = type(model)
-    for name in (type_of.__name__, "LlamaForCausalLM"):
-        model.__class__ = type(name, (type_of,), {})
-        with pytest.raises(TypeError, match=rf"{name} is not among the classes that were tested"):
-            structure_of(model)
-
-
-def see_all(model: torch.nn.Module) -> None:
+def see_all(model: nn.Module) -> None:
+    model.__class__ = Mine
     for layer in model.model.layers:
         layer.register_forward_pre_hook(
             lambda _, given, named: (given, named | {"attention_mask": torch.zeros(1, 1, 1, 1)}),
@@ -114,33 +70,57 @@ def see_all(model: torch.nn.Module) -> None:
         )
 
 
-@pytest.mark.parametrize("subclass", [False, True])
-def test_what_others_made_of_a_class_in_the_table_is_looked_at(subclass):
-    model = tiny_model("llama")
-    if subclass:
-        model.__class__ = Mine
-    see_all(model)
-    with pytest.raises(TypeError, match="is not causal: tokens attend to later tokens"):
-        subnetwork_log_probs(model, sequence(17), 11, 2, masks())
+def layer_twice(model: nn.Module) -> None:
+    model.model.layers[3] = model.model.layers[1]
 
 
-def half_attention(model: torch.nn.Module) -> None:
+def half_attention(model: nn.Module) -> None:
     for layer in model.model.layers:
         layer.self_attn.half()
 
 
-def single_unembedding(model: torch.nn.Module) -> None:
+def single_unembedding(model: nn.Module) -> None:
     model.to(torch.bfloat16).lm_head.float()
 
 
-@pytest.mark.parametrize("change", [half_attention, single_unembedding])
-def test_weights_in_several_precisions_that_do_not_run_are_refused_by_name(change):
-    model = tiny_model("llama")
-    change(model)
-    with pytest.raises(TypeError, match=r"float.* and .*float32.*one precision"):
+def layer_compiled(model: nn.Module) -> None:
+    model.model.layers[2] = torch.compile(model.model.layers[2], backend="eager")
+
+
+def method_compiled(model: nn.Module) -> None:
+    model.forward = torch.compile(model.forward, backend="eager")
+
+
+def heads_changed(model: nn.Module) -> None:
+    projection = model.model.layers[2].self_attn.o_proj
+    projection.register_forward_pre_hook(lambda _, args: (args[0].flip(-1),))
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        ("MambaForCausalLM", "MambaForCausalLM has no attention heads"),
+        # Differential attention subtracts one head's output from another's.
+        ("DiffLlamaForCausalLM", "heads are mixed"),
+        # It forgets its sparse attention at the first short text.
+        ("BigBirdForCausalLM", "depend on earlier inputs"),
+        # Its projection is used twice in a layer.
+        ("ProphetNetForCausalLM", "ProphetNetForCausalLM runs the projection .* twice"),
+        (see_all, "is not causal: tokens attend to later tokens"),
+        (layer_twice, "do not run once each"),
+        (half_attention, r"float.* and .*float32.*one precision"),
+        (single_unembedding, r"float.* and .*float32.*one precision"),
+        (layer_compiled, r"is compiled by torch.compile"),
+        (method_compiled, r"is compiled by torch.compile"),
+        (heads_changed, "a hook of other code changes the heads of layer 2 before"),
+    ],
+)
+def test_what_cannot_be_masked_is_refused_with_its_reason(make, reason):
+    model = tiny_class(make) if isinstance(make, str) else tiny_model("llama")
+    if callable(make):
+        make(model)
+    with pytest.raises(TypeError, match=reason):
         subnetwork_log_probs(model, sequence(17), 11, 2, masks())
-    with pytest.raises(TypeError, match="one precision"):
-        Engine(num_masks=5, mask_rate=0.4).score(model, sequence(11), [3, 4, 5])
 
 
 @pytest.mark.parametrize("scope", SCOPES)
@@ -177,21 +157,121 @@ def test_adapters():
         subnetwork_log_probs(peft.get_peft_model(tiny_model("llama"), prompt), ids, 11, 2, masks())
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(FOLDER not in os.environ, reason=f"{FOLDER} names no folder with a model")
-def test_real_weights_equal_whole_passes():
-    """Any model that transformers loads from a folder, in both scopes."""
-    model = AutoModelForCausalLM.from_pretrained(os.environ[FOLDER], dtype=torch.float32).eval()
-    found = structure_of(model)
-    layer = layer_at(model, 0.6)
-    projection = f"{found.layers}.{layer}.{found.projections[layer]}"
-    heads = num_heads(model, layer)
-    drawn = sample_head_masks(3, heads, 0.2, torch.Generator().manual_seed(0))
-    vocabulary = model.config.get_text_config().vocab_size
-    ids = torch.randint(100, min(vocabulary, 30_000), (90,))
-    for scope in SCOPES:
-        fast = subnetwork_log_probs(model, ids, 80, layer, drawn, scope=scope, attention="sdpa")
-        with scoring_session(model, "sdpa"):
-            slow = brute_force.subnetwork_log_probs(model, projection, 1, ids, 80, drawn, scope)
-        assert apart(fast, slow) < 1e-4
-        assert apart(slow, slow[:1].expand_as(slow)) > 1e-3
+# Decoders whose modules no name tells
+
+PROMPT, TARGET = 15, 1
+NAMES = "layers=model.layers,projection=attn.o,lm_head=lm_head"
+
+
+class Mixer(nn.Module):
+    """A projection with three axes, one for heads: no `in_features`, no matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel = nn.Parameter(torch.zeros(HEADS, WIDTH // HEADS, WIDTH))
+
+    def forward(self, heads: Tensor) -> Tensor:
+        by_head = heads.unflatten(-1, (HEADS, -1))
+        return torch.einsum("bthw,hwd->btd", by_head, self.kernel)
+
+
+class Unseen(Attention):
+    """A projection that is no matrix."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.o = Mixer()
+
+
+class Headless(OddForCausalLM):
+    def get_output_embeddings(self) -> None:
+        return None
+
+
+def unknown() -> OddForCausalLM:
+    """No part is where names are looked for: layers in a `Sequential`, no known unembedding."""
+    model = odd_decoder(Unseen)
+    model.model.layers = nn.Sequential(*model.model.layers)
+    model.__class__ = Headless
+    return model
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_named_modules_equal_full_passes_with_a_hook(scope):
+    model, ids = unknown(), sequence(24)
+    drawn = sample_head_masks(9, HEADS, 0.4, torch.Generator().manual_seed(0))
+    expected = heads_masked(model, ids, PROMPT, TARGET, drawn, scope)
+    assert apart(expected, expected[:1].expand_as(expected)) > 1e-3  # masks change something
+    name_modules(model, NAMES)
+    found = subnetwork_log_probs(model, ids, PROMPT, TARGET, drawn, scope=scope)
+    assert apart(found, expected) < 1e-5  # float32 sums of 32 terms
+
+
+ANOTHER = "projection of the head outputs.*the first is 'attn.o'"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"layers": None}, "no list of 4 decoder layers.*name the modules: structure='layers="),
+        ({"projection": None}, "not among the classes that were tested.*name the modules"),
+        ({"lm_head": None}, "has no unembedding.*name the modules"),
+        ({"layers": "model.blocks"}, "layers=model.blocks, which is no module of the model: take"),
+        ({"layers": "model"}, "no layer at 'model' has a module attn.o"),
+        ({"projection": "attn.v"}, ANOTHER),
+        ({"projection": "down"}, ANOTHER),
+        ({"lm_head": "model.norm"}, "lm_head=model.norm, expected .* 61 logits.*got .32"),
+    ],
+)
+def test_a_name_that_is_wrong_or_left_out_is_refused(change, message):
+    model = unknown()
+    names = {k: v for k, v in (module_paths(NAMES) | change).items() if v is not None}
+    name_modules(model, ASMIConfig(structure=names).structure)
+    with pytest.raises(TypeError, match=message):
+        structure_of(model)
+
+
+def test_a_class_that_only_shares_its_name_is_not_in_the_table():
+    model = odd_decoder()
+    name_modules(model, None)
+    model.__class__ = type("LlamaForCausalLM", (type(model),), {})
+    with pytest.raises(TypeError, match="LlamaForCausalLM is not among the classes that were test"):
+        structure_of(model)
+
+
+def test_names_are_a_setting_that_is_compared():
+    paths = module_paths(NAMES)
+    config = ASMIConfig(structure=dict(reversed(paths.items())))
+    assert config == ASMIConfig(structure=NAMES) == ASMIConfig.from_dict(config.to_dict())
+    assert "named modules" in str(config)
+    assert config.score_key() != ASMIConfig().score_key()
+    for bad in ("heads=attn", "layers=", "attn.o", {"layers": 3}):
+        with pytest.raises(ValueError, match="structure names modules among layers, projection"):
+            ASMIConfig(structure=bad)
+
+
+def test_engines_of_other_names_share_a_model():
+    """Names belong to a score, not to the model that it was computed with."""
+    model, ids = unknown(), sequence(24)
+    named, unnamed = Engine(structure=NAMES), Engine()
+    (first,) = named.score(model, ids[:PROMPT], ids[PROMPT:].tolist())
+    with pytest.raises(TypeError, match="name the modules"):
+        unnamed.score(model, ids[:PROMPT], ids[PROMPT:].tolist())
+    (again,) = named.score(model, ids[:PROMPT], ids[PROMPT:].tolist())
+    assert (first.mi == again.mi).all()
+    assert first.settings.to_dict()["structure"] == NAMES
+
+
+def test_names_reach_a_benchmark():
+    model, stats = whitebox("llama"), {"greedy_tokens": [[40, 77, 131]]}
+    right, wrong = (
+        MaskedHeadsCalculator(structure={"projection": path})
+        for path in ("self_attn.o_proj", "self_attn.q_proj")
+    )
+    found, plain = (
+        calculator(stats, ["Who built it?"], model)["asmi"][0][0.6]["mi"].tolist()
+        for calculator in (right, MaskedHeadsCalculator())
+    )
+    assert found == plain
+    with pytest.raises(TypeError, match=r"layer 0 whose .*the first is 'self_attn.o_proj'"):
+        wrong(stats, ["Who built it?"], model)

@@ -1,5 +1,7 @@
 """Models too large for one device: split or offloaded, they score as in one piece."""
 
+from functools import cache
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -98,50 +100,39 @@ def state(model: PreTrainedModel) -> dict[str, object]:
     return wrappers | {name: p.device for name, p in model.named_parameters()}
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(name, marks=[] if name in ("llama", "gpt2") else pytest.mark.slow)
-        for name in FAMILIES
-    ],
-)
-def family(request: pytest.FixtureRequest) -> tuple[str, dict[str, Tensor]]:
-    """A family and the scores of its model in one piece."""
-    input_ids = torch.randint(3, 61, (17,), generator=torch.Generator().manual_seed(7))
-    return request.param, scores(tiny_model(request.param), input_ids)
-
-
-def check_scores(model: PreTrainedModel, input_ids: Tensor, expected: dict[str, Tensor]) -> None:
-    most = allowed(model, input_ids)  # and tied weights move at accelerate's first call
-    before = state(model)
-    found = scores(model, input_ids)
-    assert state(model) == before
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, atol=most, rtol=0, msg=name)
-    # The weights that accelerate goes on with are ordinary ones, gradients included.
-    model(input_ids=input_ids[None]).logits.sum().backward()
+IDS = torch.randint(3, 61, (17,), generator=torch.Generator().manual_seed(7))
+in_one_piece = cache(lambda name: scores(tiny_model(name), IDS))
+PARTS = ["lower half", "upper half", "output projection", "everything", "memory"]
+EVERY_DAY = [*(("llama", which) for which in PARTS), ("gpt2", "everything")]
 
 
 @pytest.mark.usefixtures("unseen")
-@pytest.mark.parametrize("which", ["lower half", "upper half", "output projection", "everything"])
-def test_parts_on_disk(family, input_ids, tmp_path, which, request):
-    name, expected = family
-    if not (which == "everything" or name == "llama" or request.config.getoption("--slow")):
-        pytest.skip("needs --slow")
-    model = on_disk(tiny_model(name), which, tmp_path)
-    check_scores(model, input_ids, expected)
-    meta = {parameter.is_meta for parameter in model.parameters()}
-    assert meta == ({True} if which == "everything" else {False, True})
-
-
-def test_everything_offloaded_to_memory(family, input_ids, request):
-    name, expected = family
-    if not (name == "llama" or request.config.getoption("--slow")):
-        pytest.skip("needs --slow")  # tied weights move as they do from a disk
-    model = accelerate.cpu_offload(tiny_model(name))
-    assert model.device.type == "meta"
-    assert execution_device(model.get_input_embeddings()).type == "cpu"
-    check_scores(model, input_ids, expected)
+@pytest.mark.parametrize(
+    ("name", "which"),
+    [
+        pytest.param(*pair, marks=[] if pair in EVERY_DAY else pytest.mark.slow)
+        for pair in product(FAMILIES, PARTS)
+    ],
+)
+def test_parts_elsewhere(name, which, tmp_path):
+    """On disk; or everything in memory, of which tied weights move as they do from a disk."""
+    model, expected = tiny_model(name), in_one_piece(name)
+    if which == "memory":
+        model = accelerate.cpu_offload(model)
+        assert model.device.type == "meta"
+        assert execution_device(model.get_input_embeddings()).type == "cpu"
+    else:
+        model = on_disk(model, which, tmp_path)
+        meta = {parameter.is_meta for parameter in model.parameters()}
+        assert meta == ({True} if which == "everything" else {False, True})
+    most = allowed(model, IDS)  # and tied weights move at accelerate's first call
+    before = state(model)
+    found = scores(model, IDS)
+    assert state(model) == before
+    for part, value in expected.items():
+        torch.testing.assert_close(found[part], value, atol=most, rtol=0, msg=part)
+    # The weights that accelerate goes on with are ordinary ones, gradients included.
+    model(input_ids=IDS[None]).logits.sum().backward()
 
 
 def test_half_of_what_a_device_has_free_is_the_budget(monkeypatch):

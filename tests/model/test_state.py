@@ -85,25 +85,17 @@ def test_what_others_compute_is_neither_kept_nor_found(
     assert caplog.text.count("the result cache is not used") == 1
 
 
-def test_hooks_exchanged_are_others():
-    """The second one may get the `id` of the first."""
+def test_hooks_and_weights_exchanged_are_others():
+    """The second one may get the `id` and the memory of the first."""
     model, seen = tiny_model("llama"), set()
+    layer = model.model.layers[3].mlp.down_proj
     for turn in range(20):
         handle = model.model.register_forward_hook(lambda *call: call[-1])
         seen.add(model_state(model))
         handle.remove()
-        assert len(seen) == turn + 1
-
-
-def test_weights_exchanged_twice_are_others():
-    """The second one may get the `id` and the memory of the first."""
-    model = tiny_model("llama")
-    layer = model.model.layers[3].mlp.down_proj
-    seen = set()
-    for turn in range(20):
         layer.weight = nn.Parameter(layer.weight.detach() * 1.1)
         seen.add(model_state(model))
-        assert len(seen) == turn + 1
+        assert len(seen) == 2 * turn + 2
 
 
 def test_weights_loaded_in_inference_mode_count_as_written_to(tmp_path: Path):
@@ -183,25 +175,19 @@ def test_the_scaling_of_an_adapter_counts():
         assert model_key(model) != key
 
 
-@pytest.mark.parametrize("more", [{}, {"use_rslora": True}, {"target_modules": ["q_proj"]}])
+@pytest.mark.parametrize(
+    "more", [{}, {"use_rslora": True}, {"target_modules": ["q_proj"]}, {"use_dora": True}]
+)
 def test_the_unembedding_has_the_adapters_part(more: dict):
+    """As the merged weights have it; DoRA's is not added but computed anew."""
     model = lora(lora_alpha=16, **more)
     found = unembedding(plain_model(model))
     with model.disable_adapter():
         bare = unembedding(plain_model(model))
     torch.testing.assert_close(bare, tiny_model("llama").lm_head.weight.detach())
     assert torch.equal(found, bare) == ("target_modules" in more)
-    model.merge_adapter()
-    torch.testing.assert_close(unembedding(plain_model(model)), found)
-    model.unmerge_adapter()
-    merged = model.merge_and_unload()
-    torch.testing.assert_close(unembedding(merged), found)
-
-
-def test_the_rows_of_an_adapter_of_another_kind_are_those_of_the_merged_weights():
-    model = lora(use_dora=True)
-    found = unembedding(plain_model(model))
-    torch.testing.assert_close(found, unembedding(model.merge_and_unload()), atol=1e-5, rtol=1e-4)
+    merged = unembedding(model.merge_and_unload())
+    torch.testing.assert_close(found, merged, atol=1e-5, rtol=1e-4)
 
 
 def test_alora_is_refused_by_name():
@@ -251,24 +237,18 @@ def test_a_vision_part_keeps_its_attention():
     assert (vision._attn_implementation, text._attn_implementation) == ("eager", "eager")
 
 
-def test_a_layer_with_a_copy_of_the_configuration_gets_its_attention():
-    model = tiny_model("llama")
-    model.model.layers[1] = copy.deepcopy(model.model.layers[1])
-    with scoring_session(model, "sdpa"):
-        assert model.model.layers[1].self_attn.config._attn_implementation == "sdpa"
-    assert model.model.layers[1].self_attn.config._attn_implementation == "eager"
-
-
 def test_sessions_may_be_nested():
     model = tiny_model("llama").train()
+    copied = model.model.layers[1] = copy.deepcopy(model.model.layers[1])  # with a configuration
     with scoring_session(model, "sdpa"):
+        assert copied.self_attn.config._attn_implementation == "sdpa"
         with scoring_session(model):  # the model's own
             assert attention_of(model) == "eager"
         assert attention_of(model) == "sdpa"
         with scoring_session(model, "sdpa"):
             assert not model.training
         assert not model.training
-    assert attention_of(model) == "eager"
+    assert attention_of(model) == copied.self_attn.config._attn_implementation == "eager"
     assert all(module.training for module in model.modules())
 
 

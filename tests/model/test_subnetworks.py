@@ -18,6 +18,7 @@ from lm_polygraph_asmi.model import (
 )
 from tests import brute_force
 from tests.conftest import PROMPT_LENGTH
+from tests.decoders import sequence
 from tests.families import tiny_model
 from tests.rounding import allowed
 from tests.subnetworks import subnetwork_log_probs
@@ -27,13 +28,26 @@ def masks(num_masks: int = 12) -> torch.Tensor:
     return sample_head_masks(num_masks, 4, 0.4, torch.Generator().manual_seed(0))
 
 
-def replaced(monkeypatch, run) -> None:
-    """`run` gets the fastest pass of each scope, and its arguments."""
+@pytest.fixture
+def ran(monkeypatch):
+    """The masks of every call of the fastest passes, of which `ran.most` fit into memory."""
+    calls = Calls()
     for scope, name in (("all", "suffix"), ("response", "packed")):
-        other = partial(run, check.PASSES[scope][name])
+        other = partial(calls, check.PASSES[scope][name])
         monkeypatch.setitem(check.PASSES[scope], name, other)
         if name == "packed":  # which has a limit of its own
             monkeypatch.setattr(check, name, other)
+    return calls
+
+
+class Calls(list):
+    most = 100
+
+    def __call__(self, own, model, unmasked, layer, chunk):
+        self.append(chunk.tolist())
+        if len(chunk) > self.most:
+            raise torch.OutOfMemoryError("simulated")
+        return own(model, unmasked, layer, chunk)
 
 
 def changed_by_others(model) -> int:
@@ -44,53 +58,35 @@ def changed_by_others(model) -> int:
     )
 
 
-def test_equal_masks_are_evaluated_once_and_the_unmasked_not_at_all(llama, input_ids, monkeypatch):
-    evaluated = []
-
-    def counting(own, model, unmasked, layer, chunk):
-        evaluated.append(chunk.clone())
-        return own(model, unmasked, layer, chunk)
-
-    replaced(monkeypatch, counting)
+def test_equal_masks_are_evaluated_once_and_the_unmasked_not_at_all(llama, input_ids, ran):
     drawn = torch.tensor(
         [[1.0, 1, 1, 1], [0, 1, 1, 1], [1, 1, 0, 1], [0, 1, 1, 1], [1, 1, 1, 1], [0, 1, 1, 1]]
     )
     with scoring_session(llama):
         unmasked = run_unmasked(llama, input_ids, PROMPT_LENGTH, [2])
         found = run_subnetworks(llama, unmasked, 2, drawn)
-    assert sorted(torch.cat(evaluated).tolist()) == [[0, 1, 1, 1], [1, 1, 0, 1]]
+    assert sorted(mask for chunk in ran for mask in chunk) == [[0, 1, 1, 1], [1, 1, 0, 1]]
     assert found.counts.sum() == 6
     assert found.counts[found.index].tolist() == [2, 3, 1, 3, 2, 3]
     torch.testing.assert_close(found.hidden[found.index[0]], unmasked.final_hidden)
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_out_of_memory_halves_the_chunk_and_loses_nothing(llama, input_ids, monkeypatch, scope):
-    whole = subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 1, masks(), scope=scope)
-    sizes = []
+def test_out_of_memory_halves_the_chunk_and_loses_nothing(llama, input_ids, ran, scope):
+    def run():
+        ran.clear()
+        return subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 1, masks(), scope=scope)
 
-    def scarce(own, model, unmasked, layer, chunk):
-        sizes.append(len(chunk))
-        if len(chunk) > 2:
-            raise torch.OutOfMemoryError("simulated")
-        return own(model, unmasked, layer, chunk)
-
-    replaced(monkeypatch, scarce)
-    in_pieces = subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 1, masks(), scope=scope)
-    torch.testing.assert_close(in_pieces, whole, atol=allowed(llama, input_ids), rtol=0)
+    whole, ran.most = run(), 2
+    torch.testing.assert_close(run(), whole, atol=allowed(llama, input_ids), rtol=0)
+    sizes = list(map(len, ran))
     assert sizes[0] > 2
     # Nothing that succeeded was run again.
     assert sum(size for size in sizes if size <= 2) == len(masks().unique(dim=0))
     assert changed_by_others(llama) == 0
-
-
-def test_out_of_memory_with_a_single_mask_is_raised(llama, input_ids, monkeypatch):
-    def never(*_):
-        raise torch.OutOfMemoryError("simulated")
-
-    replaced(monkeypatch, never)
+    ran.most = 0
     with pytest.raises(torch.OutOfMemoryError):
-        subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 1, masks())
+        run()
 
 
 def test_model_is_left_as_found(input_ids):
@@ -138,70 +134,34 @@ def test_dropout_of_a_training_model_is_off(input_ids):
     assert torch.equal(first, subnetwork_log_probs(model, input_ids, PROMPT_LENGTH, 2, masks()))
 
 
-def test_attention_a_model_lacks(input_ids):
-    with pytest.raises(ValueError, match=r"Gemma2ForCausalLM cannot use .* 'sdpa'"):
-        subnetwork_log_probs(
-            tiny_model("gemma2-softcap"), input_ids, PROMPT_LENGTH, 2, masks(), attention="sdpa"
-        )
-
-
 @pytest.mark.parametrize("scope", SCOPES)
-def test_hooks_of_others_are_part_of_the_model(input_ids, scope):
-    """Steering of heads, layers and their outputs: scored as the brute force finds it."""
-    model = tiny_model("llama")
-    layer = model.model.layers[2]
-    handles = [
-        layer.self_attn.register_forward_hook(lambda *call: (call[-1][0] + 0.3, *call[-1][1:])),
-        layer.self_attn.o_proj.register_forward_hook(lambda *call: call[-1] * 1.1),
-        layer.mlp.register_forward_hook(lambda *call: call[-1] + 0.2),
-        model.model.layers[3].register_forward_pre_hook(lambda _, args: (args[0] - 0.1,)),
-    ]
-    fast = subnetwork_log_probs(model, input_ids, PROMPT_LENGTH, 2, masks(), scope=scope)
-    slow = brute_force.subnetwork_log_probs(
-        model, "model.layers.2.self_attn.o_proj", 1, input_ids, PROMPT_LENGTH, masks(), scope
-    )
-    torch.testing.assert_close(fast, slow, atol=allowed(model, input_ids), rtol=0)
-    assert changed_by_others(model) == len(handles)
+def test_hooks_of_others_are_part_of_the_model(scope):
+    """Steering of heads, layers and their outputs, some of it at positions that the first text,
+    which is the one that is checked, does not have: scored as the brute force finds it."""
 
-
-@pytest.mark.parametrize("scope", SCOPES)
-@pytest.mark.parametrize("layer", [1, 3])
-def test_hooks_may_act_at_some_positions_alone(layer, scope):
-    """Not at those of the first text, which is the one that is checked."""
-
-    def steer(_, __, hidden):
+    def late(_, __, hidden):
         hidden = hidden.clone()
         hidden[:, 18:] += 2
         return hidden
 
     model = tiny_model("llama")
-    texts = [
-        torch.randint(3, 61, (n,), generator=torch.Generator().manual_seed(n)) for n in (18, 21)
+    texts = sequence(18, seed=18), sequence(21, seed=21)
+    most = allowed(model, texts[1])  # before the hooks, to which a cache is no sequence
+    layer = model.model.layers[2]
+    handles = [
+        layer.self_attn.register_forward_hook(lambda *call: (call[-1][0] + 0.3, *call[-1][1:])),
+        layer.self_attn.o_proj.register_forward_hook(lambda *call: call[-1] * 1.1),
+        layer.mlp.register_forward_hook(lambda *call: call[-1] + 0.2),
+        layer.register_forward_hook(late),
+        model.model.layers[3].register_forward_pre_hook(lambda _, args: (args[0] - 0.1,)),
     ]
-    most = allowed(model, texts[1])  # before the hook, to which a cache is no sequence
-    model.model.layers[layer].register_forward_hook(steer)
     for prompt, ids in zip((12, 14), texts, strict=True):
-        fast = subnetwork_log_probs(model, ids, prompt, 1, masks(3), scope=scope)
+        fast = subnetwork_log_probs(model, ids, prompt, 2, masks(3), scope=scope)
         slow = brute_force.subnetwork_log_probs(
-            model, "model.layers.1.self_attn.o_proj", 1, ids, prompt, masks(3), scope
+            model, "model.layers.2.self_attn.o_proj", 1, ids, prompt, masks(3), scope
         )
         torch.testing.assert_close(fast, slow, atol=most, rtol=0)
-
-
-def layer_compiled(model):
-    model.model.layers[2] = torch.compile(model.model.layers[2], backend="eager")
-
-
-def method_compiled(model):
-    model.forward = torch.compile(model.forward, backend="eager")
-
-
-@pytest.mark.parametrize("change", [layer_compiled, method_compiled])
-def test_compiled_modules_are_refused(input_ids, change):
-    model = tiny_model("llama")
-    change(model)
-    with pytest.raises(TypeError, match=r"is compiled by torch.compile"):
-        subnetwork_log_probs(model, input_ids, PROMPT_LENGTH, 2, masks())
+    assert changed_by_others(model) == len(handles)
 
 
 def test_modules_compiled_in_place_are_run_as_written(input_ids):
@@ -246,13 +206,8 @@ def test_refusals(llama, input_ids, given, said):
         subnetwork_log_probs(llama, **usual | given)
 
 
-def test_non_finite_logits(input_ids):
-    """Of every text, which is seen before it runs, or of one."""
-    model = tiny_model("llama")
-    with torch.no_grad():
-        model.lm_head.weight[7] = float("nan")
-    with pytest.raises(FloatingPointError, match="no distribution: NaN"):
-        subnetwork_log_probs(model, input_ids, PROMPT_LENGTH, 2, masks())
+def test_non_finite_logits_of_one_text(input_ids):
+    """Weights that no text fits are seen before any runs: test_odd_decoders.py."""
     model = tiny_model("llama")
     model.model.layers[3].register_forward_hook(
         lambda *call: call[-1] * (float("nan") if call[-1].shape[1] == 16 else 1)
@@ -267,21 +222,15 @@ def test_embeddings_of_a_one_layer_model(input_ids):
         response_embeddings(model, input_ids[:3], [[4]])
 
 
-def test_long_responses_are_packed_into_several_sequences(llama, input_ids, monkeypatch):
-    whole = subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 1, masks(), scope="response")
-    sizes = []
-
-    def counting(own, model, unmasked, layer, chunk):
-        sizes.append(len(chunk))
-        return own(model, unmasked, layer, chunk)
-
-    replaced(monkeypatch, counting)
+def test_long_responses_are_packed_into_several_sequences(llama, input_ids, ran, monkeypatch):
+    how = llama, input_ids, PROMPT_LENGTH, 1, masks()
+    whole = subnetwork_log_probs(*how, scope="response")
     for packed, expected in ((12, 2), (5, 1)):
-        sizes.clear()
+        ran.clear()
         monkeypatch.setitem(check.PACKED_POSITIONS, "cpu", packed)
-        parts = subnetwork_log_probs(llama, input_ids, PROMPT_LENGTH, 1, masks(), scope="response")
+        parts = subnetwork_log_probs(*how, scope="response")
         torch.testing.assert_close(parts, whole, atol=allowed(llama, input_ids), rtol=0)
-        assert max(sizes) == expected
+        assert max(map(len, ran)) == expected
 
 
 @pytest.mark.parametrize(
@@ -290,11 +239,3 @@ def test_long_responses_are_packed_into_several_sequences(llama, input_ids, monk
 )
 def test_target_layer(depth, layers, expected):
     assert target_layer(depth, layers) == expected
-
-
-def test_a_hook_before_the_projection_is_refused(input_ids):
-    model = tiny_model("llama")
-    projection = model.model.layers[2].self_attn.o_proj
-    projection.register_forward_pre_hook(lambda _, args: (args[0].flip(-1),))
-    with pytest.raises(TypeError, match="a hook of other code changes the heads of layer 2 before"):
-        subnetwork_log_probs(model, input_ids, PROMPT_LENGTH, 2, masks())

@@ -1,6 +1,6 @@
 """Saved runs with planted properties, as LM-Polygraph and the plugin would have left them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -52,35 +52,19 @@ def content(
     own["asmi_prompt_length"] = [100] * n
     own["asmi_seconds"] = [50.0] * 10 + [2.0] * (n - 10)
     own["seconds_greedy"] = [50.0] * 10 + [1.0] * (n - 10)
-    methods = {}
+    saved = {"estimations": estimations, METHODS: {}}
     for depth in depths:
-        config = ASMIConfig(depth=depth / 100, top_k=top_k, seed=mask_seed)
         mi = [
             scale * (0.1 + 0.2 * w + 0.05 * rng.random(t) + 0.02 * masks.random(t))
             for w, t in zip(wrong, lengths, strict=True)
         ]
         agreement = [np.clip(1 - 2 * m + 0.1 * rng.random(len(m)), 0, 1) for m in mi]
-        scores = {
-            "asmi": [m.mean() for m in mi],
-            "sem": [(m * (1 - a)).mean() for m, a in zip(mi, agreement, strict=True)],
-            "adapt": [(m * (1 - a / 2)).mean() for m, a in zip(mi, agreement, strict=True)],
-        }
-        for method, values in scores.items():
-            own_config = config.replace(method=method)
-            estimations["sequence", str(own_config)] = values
-            methods |= described(own_config)
-        mean_entropy = [rng.random(t) for t in lengths]
-        used = Settings(
-            config.replace(num_masks=MASKS, mask_rate=0.1, attention="sdpa"),
-            layer=3, num_layers=6, num_heads=8,
-        )  # fmt: skip
-        put_at(
-            own, config.depth, mi=mi, agreement=agreement, mean_entropy=mean_entropy,
-            entropy_of_mean=[h + m for h, m in zip(mean_entropy, mi, strict=True)],
-            coverage=[np.sort(rng.random((t, len(TOP_K))), axis=1) for t in lengths],
-            top_token=[rng.integers(0, 10, (MASKS, t)) for t in lengths],
-            settings=[used.to_dict()] * n,
-        )  # fmt: skip
+        config = ASMIConfig(depth=depth / 100, top_k=top_k, seed=mask_seed)
+        put_scores(saved, config, mi, agreement)
+        entropy = [rng.random(t) for t in lengths]
+        coverage = [np.sort(rng.random((t, len(TOP_K))), axis=1) for t in lengths]
+        used = {"num_masks": MASKS, "mask_rate": 0.1}, 3, 6, 8
+        put_tokens(own, config, mi, agreement, entropy, coverage, rng, *used)
     texts = {
         "input_texts": [
             f"Read.\nPassage:\npassage {i // 2} {shift}\nQuestion: q{i}?\nAnswer:" for i in range(n)
@@ -89,14 +73,36 @@ def content(
         "target_texts": [f"gold {i}" for i in range(n)],
         "greedy_tokens": [[1] * t for t in lengths],
     }
-    return {
-        "estimations": estimations,
-        "gen_metrics": {("sequence", metric): (quality - shift / 10).tolist()},
-        "stats": {**texts, **own},
-        "metrics": {},
-        "state": "Initialized",
-        METHODS: methods,
-    }
+    metrics = {("sequence", metric): (quality - shift / 10).tolist()}
+    return saved | FINISHED | {"gen_metrics": metrics, "stats": {**texts, **own}}
+
+
+FINISHED = {"metrics": {}, "state": "Initialized"}
+
+
+def put_scores(
+    saved: dict[str, Any], config: ASMIConfig, mi: list[np.ndarray], agreement: list[np.ndarray]
+) -> None:
+    """Add the three scores, of MI_t and agreement; the gate of the adaptive one is a half."""
+    pairs = list(zip(mi, agreement, strict=True))
+    put(saved, config.replace(method="asmi"), [m.mean() for m in mi])
+    put(saved, config.replace(method="sem"), [(m * (1 - a)).mean() for m, a in pairs])
+    put(saved, config.replace(method="adapt"), [(m * (1 - a / 2)).mean() for m, a in pairs])
+
+
+def put_tokens(
+    stats: dict[str, Any], config: ASMIConfig, mi: list[np.ndarray], agreement: list[np.ndarray],
+    entropy: list[np.ndarray], coverage: list[np.ndarray], rng: np.random.Generator,
+    masks: dict[str, float], layer: int, num_layers: int, num_heads: int,
+) -> None:  # fmt: skip
+    """Add what is saved of every token at the depth of a config."""
+    used = Settings(config.replace(**masks, attention="sdpa"), layer, num_layers, num_heads)
+    put_at(
+        stats, config.depth, mi=mi, agreement=agreement, mean_entropy=entropy,
+        entropy_of_mean=[h + m for h, m in zip(entropy, mi, strict=True)], coverage=coverage,
+        top_token=[rng.integers(0, 10, (MASKS, len(m))) for m in mi],
+        settings=[used.to_dict()] * len(mi),
+    )  # fmt: skip
 
 
 def put_at(stats: dict[str, Any], depth: float, **columns: list[Any]) -> None:
@@ -120,6 +126,15 @@ def exchanged(saved: dict[str, Any], **changed: Any) -> dict[str, Any]:
         config = ASMIConfig.from_dict(of).replace(**changed)
         put(found, config, saved["estimations"]["sequence", name])
     return found
+
+
+def some_rows(saved: dict[str, Any], rows: Iterable[int]) -> dict[str, Any]:
+    """The run over some of its rows, in their order."""
+    parts = {
+        part: {name: [values[i] for i in rows] for name, values in saved[part].items()}
+        for part in ("estimations", "gen_metrics", "stats")
+    }
+    return {**saved, **parts}
 
 
 def described(*configs: ASMIConfig) -> dict[str, dict[str, Any]]:

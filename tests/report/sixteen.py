@@ -21,8 +21,7 @@ from lm_polygraph_asmi.analysis.coverage import TOP_K
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.report import build_report, load_run_groups
-from lm_polygraph_asmi.results.names import Settings
-from tests.report.runs import MASKS, manifest, put, put_at, save
+from tests.report.runs import FINISHED, manifest, put_at, put_scores, put_tokens, save
 
 MODELS = ("planted_a", "planted_b", "planted_c", "planted_d")
 DATASETS = ("coqa", "squad", "babi", "triviaqa")
@@ -98,42 +97,24 @@ def group(
         level = 0.5 * difficulty + 0.7 * fragility + (depth - 60) / 40 * rng.normal(size=n)
         mi = [0.05 * own for own in tokens(level, 0.8)]
         agreement = [np.clip(0.6 - m + 0.2 * rng.normal(size=len(m)), 0, 1) for m in mi]
-        scores = {
-            "asmi": [m.mean() for m in mi],
-            "sem": [(m * (1 - a)).mean() for m, a in zip(mi, agreement, strict=True)],
-            "adapt": [(m * (1 - a / 2)).mean() for m, a in zip(mi, agreement, strict=True)],
-        }
         config = ASMIConfig(depth=depth / 100)
-        for method, values in scores.items():
-            put(saved, config.replace(method=method), values)
+        put_scores(saved, config, mi, agreement)
         if rivalled and depth == depths[0]:
-            nearly = np.array(scores["sem"]) * np.exp(0.02 * rng.normal(size=n))
+            sem = [(m * (1 - a)).mean() for m, a in zip(mi, agreement, strict=True)]
+            nearly = np.array(sem) * np.exp(0.02 * rng.normal(size=n))
             estimations["sequence", "RAUQ"] = nearly.tolist()
         entropy = tokens(0.6 * difficulty, 0.5)
         share = [rng.random((t, len(TOP_K))) for t in lengths]
-        used = Settings(
-            config.replace(num_masks=40, mask_rate=0.15, attention="sdpa"),
-            layer=20, num_layers=36, num_heads=32,
-        )  # fmt: skip
-        put_at(
-            stats, config.depth, mi=mi, agreement=agreement, mean_entropy=entropy,
-            entropy_of_mean=[h + m for h, m in zip(entropy, mi, strict=True)],
-            coverage=[
-                np.sort(1 - np.minimum(m, 1)[:, None] * part, axis=1)
-                for m, part in zip(mi, share, strict=True)
-            ],
-            top_token=[rng.integers(0, 10, (MASKS, t)) for t in lengths],
-            settings=[used.to_dict()] * n,
-        )  # fmt: skip
-    return saved | {
-        "gen_metrics": {
-            ("sequence", "AlignScore"): quality.tolist(),
-            ("sequence", "Rouge_rougeL"): other.tolist(),
-        },
-        "stats": stats,
-        "metrics": {},
-        "state": "Initialized",
+        coverage = [
+            np.sort(1 - np.minimum(m, 1)[:, None] * part, axis=1)
+            for m, part in zip(mi, share, strict=True)
+        ]
+        used = {"num_masks": 40, "mask_rate": 0.15}, 20, 36, 32
+        put_tokens(stats, config, mi, agreement, entropy, coverage, rng, *used)
+    metrics = {
+        ("sequence", "AlignScore"): quality.tolist(), ("sequence", "Rouge_rougeL"): other.tolist(),
     }  # fmt: skip
+    return saved | FINISHED | {"gen_metrics": metrics, "stats": stats}
 
 
 def benchmark(folder: Path, n: int = 1000, models: tuple[str, ...] = MODELS) -> list[Path]:

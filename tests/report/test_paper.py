@@ -248,9 +248,7 @@ def test_a_setting_of_the_papers_protocol_and_size_is_taken_first(babi):
     assert (row["same protocol"], row["but"]) == (False, "rows")
 
 
-@pytest.mark.parametrize(
-    "settings", [{"scope": "response"}, {"aggregation": "max"}, {"num_masks": 20}]
-)
+@pytest.mark.parametrize("settings", [{"scope": "response"}, {"num_masks": 20}])
 def test_scores_with_other_settings_are_no_comparison(tmp_path, settings):
     saved = few_answers()
     other = saved | exchanged(saved, **settings)
@@ -282,9 +280,8 @@ def few_answers() -> dict:
 @pytest.mark.parametrize(
     ("settings", "used"),
     [
-        ({"tau": 0.5}, False), ({"beta": 5.0}, False), ({"num_samples": 5}, False),
+        ({"tau": 0.5}, False), ({"num_samples": 5}, False),
         ({"gate_token": "last"}, True), ({"closing_token": False}, True),
-        ({"seeded_by": "prompt"}, True),
     ],
 )  # fmt: skip
 def test_what_the_paper_leaves_open_is_used_and_another_gate_is_not(tmp_path, settings, used):
@@ -339,8 +336,8 @@ def test_the_shipped_file():
 @pytest.mark.parametrize(
     ("dataset", "model"),
     [
-        ("coqa", "qwen3_4b_base"), ("squad", "qwen3_8b_base"), ("babiqa", "llama2_7b"),
-        ("triviaqa", "mistral_7b"), ("squad_closed_book", "qwen3_4b_base"),
+        ("coqa", "qwen3_8b_base"), ("babiqa", "llama2_7b"), ("triviaqa", "mistral_7b"),
+        ("squad_closed_book", "qwen3_4b_base"),
     ],
 )  # fmt: skip
 def test_the_shipped_configs_are_the_papers_protocol(babi, dataset, model):

@@ -3,7 +3,6 @@ import json
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from scipy.stats import binom
 
 from lm_polygraph_asmi import maths
 from lm_polygraph_asmi.commands import main
@@ -25,13 +24,12 @@ def test_the_papers_figures_for_32_heads():
     assert maths.never_masked_heads(32, 0.10, 16) == pytest.approx(5.9, abs=0.05)
 
 
-@pytest.mark.parametrize("heads", [4, 9, 12, 32, 64])
+@pytest.mark.parametrize("heads", [4, 9, 64])
 def test_the_last_admissible_row_is_the_default_of_the_estimators(heads):
+    """tests/maths/test_mask_plan.py has that it is the cheapest."""
     table = plan_table(heads)
     corner = table[table["admissible"]].iloc[-1]
     assert (corner["p"], corner["S"]) == maths.operating_point(heads)
-    beyond = table[~table["admissible"]].iloc[0]["p"]
-    assert binom.sf(heads // 4, heads, beyond) > 0.05 >= binom.sf(heads // 4, heads, corner["p"])
 
 
 def test_coverage_by_simulation():
@@ -43,25 +41,30 @@ def test_coverage_by_simulation():
     assert (~masked[:, :16].any(1)).sum(1).mean() == pytest.approx(5.9, abs=0.2)
 
 
-def test_plan_in_the_terminal(tmp_path):
-    figure = tmp_path / "plan.png"
-    command = ["plan", "--heads", "32", "--out", str(figure), "--point", "0.10", "16"]
+def test_plan_in_the_terminal_and_as_json(tmp_path):
+    figure, asked = tmp_path / "plan.png", ["plan", "--heads", "32", "--point", "0.10", "16"]
+    command = [*asked, "--out", str(figure)]
     result = CliRunner().invoke(main, command, env={"COLUMNS": "120"})
     assert result.exit_code == 0, result.output
     assert "p = 0.15, S = 40" in result.output
     assert "5.9 of 32 heads are never masked" in result.output
     assert figure.stat().st_size > 10_000
-    assert CliRunner().invoke(main, ["plan", "--heads", "3"]).exit_code == 2
-    assert CliRunner().invoke(main, ["plan", "--heads", "32", "--point", "1.5", "9"]).exit_code == 2
-
-
-def test_plan_as_json():
-    command = ["plan", "--heads", "32", "--json", "--point", "0.10", "16"]
-    content = json.loads(CliRunner().invoke(main, command).stdout)
+    content = json.loads(CliRunner().invoke(main, [*asked, "--json"]).stdout)
     assert (content["mask_rate"], content["num_masks"]) == maths.operating_point(32)
     assert content["point"]["heads_never_masked"] == pytest.approx(5.9, abs=0.05)
     assert len(content["points"]) == len(plan_table(32))
     assert {"p": 0.15, "S": 40, "admissible": True}.items() <= content["points"][14].items()
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (["--heads", "3"], 2), (["--heads", "32", "--point", "1.5", "9"], 2),
+        (["--heads", "32", "--out", "missing/x.png"], 1),
+    ],
+)  # fmt: skip
+def test_what_the_plan_refuses(command, code):
+    assert CliRunner().invoke(main, ["plan", *command]).exit_code == code
 
 
 @pytest.mark.parametrize(("layers", "ratio"), [(36, 16.2), (32, 16.8)])

@@ -52,14 +52,12 @@ def test_saved_answers_are_scored_as_they_are(finished, model):
             np.testing.assert_allclose(saved[name][mine][2:], row[name][0][2:], rtol=0, atol=most)
 
 
-def test_a_question_that_was_not_asked(finished, model):
+def test_answers_to_other_questions_or_of_another_model(finished, model, tmp_path):
     folder, _ = finished
+    with pytest.raises(FileNotFoundError, match="neither a manager file nor a folder"):
+        SavedAnswersCalculator(tmp_path / "none")
     with pytest.raises(KeyError, match=r"has no answer to the prompt 'Is it blue\?'"):
         SavedAnswersCalculator(folder)({}, ["Is it blue?"], model)
-
-
-def test_answers_of_another_model(finished, model):
-    folder, _ = finished
     manifest = {"model": {"path": "other", "revision": "abc"}, "rows": {"clusters": []}}
     write_manifest(manifest, folder / "ue_manager_seed1")
     with pytest.raises(ValueError, match=r"expected answers of tiny .*, got those of other"):
@@ -67,11 +65,6 @@ def test_answers_of_another_model(finished, model):
     manifest["model"]["path"] = "tiny"
     write_manifest(manifest, folder / "ue_manager_seed1")
     assert SavedAnswersCalculator(folder)({}, TEXTS, model)["greedy_tokens"]
-
-
-def test_no_such_run(tmp_path):
-    with pytest.raises(FileNotFoundError, match="neither a manager file nor a folder"):
-        SavedAnswersCalculator(tmp_path)
 
 
 def test_the_builder_times_either(finished, model):

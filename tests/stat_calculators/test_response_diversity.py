@@ -42,17 +42,11 @@ def test_equals_separate_passes_over_what_the_host_sampled(model):
     assert found["asmi_num_responses"] == [5, 5]
 
 
-def test_one_token_samples_are_embedded_at_their_token(model):
-    samples = [[5], [9]]
-    found = ResponseDiversityCalculator()({"sample_tokens": [samples]}, TEXTS[:1], model)
-    assert found["asmi_diversity"][0] == pytest.approx(
-        diversity(model, TEXTS[0], samples), abs=1e-5
-    )
-
-
-def test_equal_samples_have_no_diversity(model):
-    found = ResponseDiversityCalculator()({"sample_tokens": [[[5, 6]] * 3]}, TEXTS[:1], model)
-    assert found["asmi_diversity"][0] == pytest.approx(0, abs=1e-6)
+def test_samples_of_one_token_and_equal_samples(model):
+    samples = [[[5], [9]], [[5, 6]] * 3]
+    found = ResponseDiversityCalculator()({"sample_tokens": samples}, TEXTS, model)
+    expected = [diversity(model, TEXTS[0], samples[0]), 0]
+    assert found["asmi_diversity"] == pytest.approx(expected, abs=1e-5)
 
 
 def test_second_last_tokens_are_those_of_the_hosts_embeddings():

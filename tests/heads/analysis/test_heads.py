@@ -67,18 +67,9 @@ def test_the_null_is_the_definition():
     assert np.isfinite(found.z).all()
 
 
-def test_planted_heads_are_found():
-    """Divergence is a sum of what each head's absence costs, and a constant."""
-    rng = np.random.default_rng(1)
-    masks = rng.random((4000, H)) >= 0.15
-    cost = np.array([0.5, 0.2, 0, 0, -0.1, 0])
-    kl = 1 + (1 - masks) @ cost[:, None]
-    np.testing.assert_allclose(head_criticality(kl, masks)[0], cost, atol=0.03)
-
-
 @pytest.mark.parametrize(
     ("noise", "heads", "expected"),
-    [("normal", 32, 10.5), ("lognormal", 32, 7.0), ("normal", 9, 3.3), ("normal", 4, 1.7)],
+    [("normal", 32, 10.5), ("lognormal", 32, 7.0), ("normal", 4, 1.7)],
 )
 def test_noise_has_about_ten_effective_heads(noise, heads, expected):
     """32 heads and 300 masks: the paper's 9.1 to 9.7 are nothing to marvel at."""
@@ -91,35 +82,16 @@ def test_noise_has_about_ten_effective_heads(noise, heads, expected):
     assert np.nanstd(found.z) == pytest.approx(1, abs=0.3)
 
 
-def test_a_strong_head_stands_out_of_the_null_and_ten_equal_ones_do_not():
-    rng = np.random.default_rng(4)
-    masks = rng.random((300, 32)) >= 0.15
-    noise, gone = rng.normal(size=(300, 30)), 1 - masks
-    one, ten = noise + 2 * gone[:, :1], noise + gone[:, :10].sum(1, keepdims=True)
-    found, equal = (permutation_null(kl, masks, shuffles=100) for kl in (one, ten))
-    assert found.effective_heads.mean() == pytest.approx(4.2, abs=0.7)
-    assert equal.effective_heads.mean() == pytest.approx(13, abs=1.5)
-    assert found.z.mean() > 5 > 0 > equal.z.mean()
-
-
-def test_scale_and_order_of_heads_do_not_matter():
-    kl, masks = drawn(5)
+def test_scale_and_a_head_that_no_mask_ablates_or_none_keeps_do_not_matter():
+    kl, masks = drawn(6)
     own = permutation_null(kl, masks, shuffles=50)
     other = permutation_null(3e-8 * kl + 2e-7, masks, shuffles=50)
     np.testing.assert_allclose(own, other, rtol=1e-6)
-    order = np.random.default_rng(0).permutation(H)
-    shuffled = permutation_null(kl, masks[:, order], 50)
-    np.testing.assert_allclose(shuffled.effective_heads, own.effective_heads)
-
-
-def test_a_head_that_no_mask_ablates_or_none_keeps_is_unknown():
-    kl, masks = drawn(6)
     masks[:, 1], masks[:, 4] = True, False
     found = head_criticality(kl, masks)
     assert np.isnan(found[:, [1, 4]]).all()
     np.testing.assert_allclose(found, slow_criticality(kl, masks))
-    null = permutation_null(kl, masks, shuffles=20)
-    others = permutation_null(kl, masks[:, [0, 2, 3, 5]], shuffles=20)
+    null, others = (permutation_null(kl, m, 20) for m in (masks, masks[:, [0, 2, 3, 5]]))
     np.testing.assert_allclose(null.z, others.z)
 
 

@@ -16,9 +16,7 @@ def test_extremes_are_disjoint_and_ties_go_by_order():
     assert (high.tolist(), low.tolist()) == ([5, 1], [4, 0])
     high, low = extremes(pd.Series([0.2] * 5), 200)
     assert (high.tolist(), low.tolist()) == ([0, 1], [2, 3])
-
-
-def test_ablations_take_the_first_heads():
+    # Ablations take the first heads of an order.
     masks = ablations([[2, 0, 1]], [0, 1, 3])
     assert masks.tolist() == [[[1, 1, 1], [1, 1, 0], [0, 0, 0]]]
 
@@ -47,8 +45,5 @@ def test_one_token_an_example_and_no_flip_at_all_take_wilsons():
     (equal,) = flip_rates(np.full((4, 1), 0.5), Clustered(keys(2, 2)))  # no spread, no interval
     assert equal.value == 0.5
     assert np.isnan(equal.low)
-
-
-def test_what_is_no_table_of_flips_is_refused():
     with pytest.raises(ValueError, match=r"\(m, K\)"):
         flip_rates([1.0, 0.0], Clustered(["a", "b"]))

@@ -132,7 +132,7 @@ def test_settings_in_config_json_as_older_models_have_them(tmp_path):
     config |= {"no_repeat_ngram_size": 2, "repetition_penalty": 1.5}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (finding,) = findings(tmp_path)
-    assert "not follow: no_repeat_ngram_size." in finding.text
+    assert "no_repeat_ngram_size, as in a score" in finding.text
 
 
 def test_parameters_that_lm_polygraph_does_not_read(folder):

@@ -238,7 +238,7 @@ def test_no_checkpoint_of_align_score(stand_ins, tmp_path):
     path = tmp_path / "x.ckpt"
     for fault in ("does not exist", "cannot be read", "lacks "):
         (finding,) = side_model_findings(stand_ins, align_score_path=str(path))
-        assert finding.text.startswith(f"AlignScore: {path} {fault}")
+        assert finding.text.startswith(f"{path} {fault}")
         assert "expected align_score_path to name the file" in finding.text
         assert finding.fatal
         torch.save({"state_dict": {"head": [1.0]}}, path) if path.exists() else path.touch()

@@ -24,7 +24,12 @@ def test_pages_state_what_the_rows_give(claims, options):
     [
         ("README.md", "AUROC is .07 below", "AUROC is .08 below", "README.md P3a, size .08 .07"),
         ("README.md", "AUROC is .07 below", "AUROC is some below", "does not state"),
-        ("README.md", "**not run** here", "**not run** here, +.123", "than is recomputed: +.123"),
+        (
+            "README.md",
+            "was **not run** here",
+            "was **not run** here, +.123",
+            "than is recomputed: +.123",
+        ),
     ],
 )
 def test_a_wrong_number_is_found(claims, monkeypatch, tmp_path, page, right, wrong, told):

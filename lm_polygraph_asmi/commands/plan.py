@@ -1,11 +1,8 @@
 """`polygraph_asmi plan`: number of masks, mask rate and cost before a run."""
 
-from typing import Any
-
 import click
 
 from lm_polygraph_asmi.config import ASMIConfig, target_layer
-from lm_polygraph_asmi.files import parse_json, to_json
 
 
 @click.command(short_help="Masks, mask rate and cost for a model.")
@@ -24,14 +21,8 @@ from lm_polygraph_asmi.files import parse_json, to_json
 )
 @click.option("--out", type=click.Path(dir_okay=False), help="Figure to write (.png, .svg, .pdf).")
 @click.option("--point", type=(float, int), help="Mask rate and masks to check, such as 0.10 16.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def plan(
-    heads: int,
-    layers: int | None,
-    depth: float,
-    out: str | None,
-    point: tuple[float, int] | None,
-    as_json: bool,
+    heads: int, layers: int | None, depth: float, out: str | None, point: tuple[float, int] | None
 ) -> None:
     """Print the number of masks S and the mask rate p for a model with H heads, and the cost.
 
@@ -40,105 +31,46 @@ def plan(
     the defaults of the estimators.
     """
     from rich.console import Console
+    from rich.table import Table
 
+    from lm_polygraph_asmi import maths
     from lm_polygraph_asmi.report.plan import plan_table
 
     if point is not None and (not 0 < point[0] < 1 or point[1] < 1):
         raise click.BadParameter(f"expected a mask rate in (0, 1) and masks >= 1, got {point}")
-    points = plan_table(heads)
-    content = _content(heads, layers, depth, point, points)
+    console, points, default = Console(), plan_table(heads), maths.operating_point(heads)
+    tolerated = maths.tolerated_heads(heads)
+    table = Table(*points, title=f"{heads} heads; at most {tolerated} masked at once")
+    for row in points.itertuples(index=False):
+        style = "bold" if row[0] == default.mask_rate else None if row.admissible else "dim"
+        table.add_row(*(f"{v:.2f}" if isinstance(v, float) else str(v) for v in row), style=style)
+    lines = [
+        f"Cheapest admissible point: p = {default.mask_rate}, S = {default.num_masks} (default of "
+        "the estimators)."
+    ]
+    if layers is not None:
+        layer = target_layer(depth, layers)
+        passes = maths.flops_ratio(layers, layer, default.num_masks)
+        lines.append(
+            f"Cost at depth {depth:.0%} (layer {layer} of {layers}): scoring an answer costs "
+            f"{passes:.1f} full forward passes ({layer} layers once, {layers - layer} once per "
+            "mask). The scope response costs far less."
+        )
+    if point is not None:
+        missed = maths.never_masked_heads(heads, *point)
+        lines.append(
+            f"At p = {point[0]:g}, S = {point[1]}: on average {missed:.1f} of {heads} heads are "
+            f"never masked; the coverage bound needs {maths.masks_for_coverage(heads, point[0])} "
+            "masks."
+        )
     if out is not None:
         try:
             from lm_polygraph_asmi.report import figures
 
-            figures.save(figures.operating_point(points, content["tolerated"]), out)
+            figures.save(figures.operating_point(points, tolerated), out)
         except (OSError, ValueError) as error:
             raise click.ClickException(f"cannot write {out}: {error}") from error
-    if as_json:
-        click.echo(to_json(content, indent=1))
-        return
-    console = Console()
-    _show(console, content, points, depth)
-    if out is not None:
-        console.print(f"Figure: {out}", highlight=False)
-
-
-def _content(
-    heads: int,
-    layers: int | None,
-    depth: float,
-    point: tuple[float, int] | None,
-    points: Any,
-) -> dict[str, Any]:
-    """What is printed, as JSON."""
-    from lm_polygraph_asmi import maths
-
-    default_point = maths.operating_point(heads)
-    content: dict[str, Any] = {
-        "heads": heads,
-        "tolerated": heads // 4,
-        "mask_rate": default_point.mask_rate,
-        "num_masks": default_point.num_masks,
-        "points": parse_json(points.to_json(orient="records")),
-        "point": None,
-        "cost": None,
-    }
-    if point is not None:
-        rate, masks = point
-        content["point"] = {
-            "mask_rate": rate,
-            "num_masks": masks,
-            "heads_never_masked": float(maths.never_masked_heads(heads, rate, masks)),
-            "masks_for_coverage": maths.masks_for_coverage(heads, rate),
-        }
-    if layers is not None:
-        layer = target_layer(depth, layers)
-        content["cost"] = {
-            "layer": layer,
-            "layers": layers,
-            "passes": maths.flops_ratio(layers, layer, default_point.num_masks),
-        }
-    return content
-
-
-def _show(console: Any, content: dict[str, Any], points: Any, depth: float) -> None:
-    heads = content["heads"]
-    styles = [
-        "bold" if row[0] == content["mask_rate"] else None if row[4] else "dim"
-        for row in points.itertuples(index=False)
-    ]
-    shown = points.assign(admissible=points["admissible"].map({True: "yes", False: "no"}))
-    title = f"{heads} heads; at most {content['tolerated']} masked at once"
-    console.print(_table(shown, title, styles))
-    lines = [
-        f"Cheapest admissible point: p = {content['mask_rate']}, S = {content['num_masks']} "
-        "(default of the estimators)."
-    ]
-    if (cost := content["cost"]) is not None:
-        layer, layers = cost["layer"], cost["layers"]
-        lines.append(
-            f"Cost at depth {depth:.0%} (layer {layer} of {layers}): scoring an answer costs "
-            f"{cost['passes']:.1f} full forward passes ({layer} layers once, {layers - layer} once "
-            "per mask). The scope response costs far less."
-        )
-    if (point := content["point"]) is not None:
-        lines.append(
-            f"At p = {point['mask_rate']:g}, S = {point['num_masks']}: on average "
-            f"{point['heads_never_masked']:.1f} of {heads} heads are never masked; the coverage "
-            f"bound needs {point['masks_for_coverage']} masks."
-        )
+        lines.append(f"Figure: {out}")
+    console.print(table)
     for line in lines:
         console.print(line, highlight=False)
-
-
-def _table(frame: Any, title: str, styles: list[str | None]) -> Any:
-    """A data frame for a terminal."""
-    from rich.table import Table
-
-    shown = Table(title=title)
-    for column in frame:
-        shown.add_column(str(column), justify="right")
-    for row, style in zip(frame.itertuples(index=False), styles, strict=True):
-        values = [f"{v:.2f}" if isinstance(v, float) else str(v) for v in row]
-        shown.add_row(*values, style=style)
-    return shown

@@ -46,7 +46,7 @@ CEILINGS = {  # now, and where it shall end
     "package": (20787, 20000),
     "tests": (21441, 16000),
     "scripts": (2000, 2000),
-    "words of pages": (20398, 16000),
+    "words of pages": (16000, 16000),
     "bytes of evidence": (8000000, 8_000_000),
 }
 """Lines, words or bytes. Never raised; where much has left, lowered, down to the second number."""

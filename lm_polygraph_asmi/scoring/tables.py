@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from lm_polygraph_asmi.files import locked, to_json
 from lm_polygraph_asmi.scoring.rows import (
+    DETAILS,
     ROWS,
     TABLES,
     Outcome,
@@ -26,16 +27,17 @@ BATCH = 16
 """Rows written together: few, since a kill loses up to one batch."""
 COPIED = {"prompt", "answer", "samples", "id", "correct"}
 """Fields of a written row that an input may have, too."""
-DTYPES: Mapping[Any, str] = {float: "Float64", int: "Int64", bool: "boolean"}
-"""Type of a column by that of the field; others are text."""
+NESTED = (Mapping, list, tuple)
+"""Values that are JSON in a table."""
+DTYPES: Mapping[Any, str] = {float: "Float64", int: "Int64", bool: "boolean", str: "string"}
+"""Type of a table's column by that of the field; others are in `details` only."""
 
 
-def columns_of(kind: type) -> dict[str, str]:
-    """Columns that a result, `Score` or `Decision`, has in a row -> their types in pandas."""
+def columns_of(kind: type) -> dict[str, str | None]:
+    """Fields that a result, `Score` or `Decision`, has in a row -> types of their columns."""
     kinds: dict[str, Any] = {field.name: field.type for field in fields(kind)}
-    kinds |= {"signals": str, "ids": str, "digest": str, "error": str}
-    firsts = {name: (get_args(kind) or (kind,))[0] for name, kind in kinds.items()}
-    return {name: DTYPES.get(first, "string") for name, first in firsts.items()}
+    kinds |= {"signals": dict, "ids": list, "digest": str, "error": str}
+    return {name: DTYPES.get((get_args(kind) or (kind,))[0]) for name, kind in kinds.items()}
 
 
 def check_out(source: str | Path, out: str | Path, kind: type) -> list[Row]:
@@ -46,7 +48,7 @@ def check_out(source: str | Path, out: str | Path, kind: type) -> list[Row]:
         raise ValueError(f"cannot write {out}: it is the file of prompts")
     rows = list(read_rows(source))
     used = {name for row in rows for name in row.content}
-    if clashing := sorted(used & {*columns_of(kind), "row"} - COPIED):
+    if clashing := sorted(used & {*columns_of(kind), "row", DETAILS} - COPIED):
         raise ValueError(
             f"{source}: expected no fields {clashing}, which the output uses: rename or remove them"
         )
@@ -64,8 +66,8 @@ def score_file(
     """Score the rows of a file into another one; a killed run, started again, resumes.
 
     Each row has the input's fields, an empty `correct` for a label, and the result's fields or an
-    `error`. In CSV and Parquet, nested values are JSON. Rows with a result that OUT has already
-    are kept, with their labels; those that failed are tried again.
+    `error`. In CSV and Parquet, all fields of a result are in the column `details`, as JSON. Rows
+    with a result that OUT has already are kept, with their labels; failed ones are tried again.
 
     Args:
         scorer: a `Scorer`, or a `Decider`.
@@ -93,8 +95,7 @@ def score_file(
     types, rows = columns_of(scorer._result), check_out(source, out, scorer._result)
     rows = [row._replace(content=change(row.content)) for row in rows]
     known, failed = known_fingerprints(_scorer_of(scorer)), 0
-    names = dict.fromkeys(["row", *(n for row in rows for n in row.content), "answer", "correct"])
-    file = Output(Path(out), [*names, *(name for name in types if name not in names)], types)
+    file = Output(Path(out), ["row", *(n for row in rows for n in row.content), "correct"], types)
     with locked(f"{out}.lock", remove=True, output=out):
         done = _resumed(file, source, rows, scorer) if Path(out).exists() else set()
         left = (row for row in rows if row.number not in done)
@@ -151,11 +152,11 @@ def _resumed(file: "Output", source: str | Path, rows: Sequence[Row], scorer: Ro
                 f"{file.path} was written with another model or other settings "
                 f"({'; '.join(others)}): name another file"
             )
-    file.columns += [name for name in written[0] if name not in file.columns] if written else []
-    if len(kept) < len(written) or list(written[0]) != file.columns:
-        file.write(kept)
-    file.records = kept
-    return {record["row"] for record in kept}
+    file.given += [name for record in kept for name in record]
+    file.records, done = kept, {record["row"] for record in kept}
+    if len(kept) < len(written) or done < contents.keys():
+        file.write(kept)  # without failed rows; other programs write tables in their own way
+    return done
 
 
 def _same_request(content: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
@@ -171,10 +172,10 @@ def _same_request(content: Mapping[str, Any], record: Mapping[str, Any]) -> bool
 
 
 class Output:
-    """A file of results that grows; `columns` and `types` are those of a table."""
+    """A file of results that grows; `given` and `types` as for `frame_of`."""
 
-    def __init__(self, path: Path, columns: Sequence[str], types: Mapping[str, str]) -> None:
-        self.path, self.columns, self.types = path, list(columns), types
+    def __init__(self, path: Path, given: list[str], types: Mapping[str, str | None]) -> None:
+        self.path, self.given, self.types = path, given, types
         self.suffix, self.records = path.suffix.lower(), list[dict[str, Any]]()
 
     def append(self, records: Sequence[Mapping[str, Any]]) -> None:
@@ -209,24 +210,30 @@ class Output:
         return "".join(f"{to_json(record, str)}\n" for record in records)
 
     def _frame(self, records: Sequence[Mapping[str, Any]]) -> "pd.DataFrame":
-        return frame_of(records, self.columns, self.types)
+        return frame_of(records, self.given, self.types)
 
 
 def frame_of(
-    records: Sequence[Mapping[str, Any]], columns: Sequence[str], types: Mapping[str, str]
+    records: Iterable[Mapping[str, Any]], given: Iterable[str], types: Mapping[str, str | None]
 ) -> "pd.DataFrame":
-    """Rows as a table, nested values as JSON."""
+    """Rows as a table: columns `given`, those of a result, and `details`.
+
+    An answer of tokens is in `details`, too, which tells it from a text.
+    """
     import pandas as pd
 
-    flat = [
-        {
-            name: to_json(value, str) if isinstance(value, Mapping | list | tuple) else value
-            for name, value in record.items()
-        }
-        for record in records
-    ]
-    frame = pd.DataFrame(flat, columns=list(columns), dtype=object)
-    return frame.astype({name: kind for name, kind in types.items() if name in frame})
+    def cells(record: Mapping[str, Any]) -> dict[str, Any]:
+        nested = {n: to_json(v, str) for n, v in record.items() if isinstance(v, NESTED)}
+        if "digest" not in record:
+            return {**record, **nested}
+        texts = {"prompt"} | {"answer"} - nested.keys()
+        details = {n: v for n, v in record.items() if n in {"row", *types} - texts}
+        return {**record, **nested, DETAILS: to_json(details, str)}
+
+    kinds = {name: kind for name, kind in types.items() if kind} | {DETAILS: "string"}
+    columns = list(dict.fromkeys(n for n in (*given, *kinds) if kinds.get(n) or n not in types))
+    frame = pd.DataFrame(map(cells, records), columns=columns, dtype=object)
+    return frame.astype(kinds)
 
 
 class BatchScorer:
@@ -248,14 +255,14 @@ class BatchScorer:
         self.scorer = kind(*args, **settings)
 
     def __call__(self, table: "pd.DataFrame") -> "pd.DataFrame":
-        """The table with the fields of the results, and `error`; nested values are JSON."""
+        """The table with the columns of the results, `details` and `error`."""
         import pandas as pd
 
         table, types = pd.DataFrame(table), columns_of(self.scorer._result)
-        if clashing := sorted(types.keys() & set(table.columns) - COPIED):
+        if clashing := sorted({*types, DETAILS} & set(table.columns) - COPIED):
             raise ValueError(f"columns {clashing} would be overwritten by the scores: rename them")
         rows = [Row(n, of_table(cells)) for n, cells in enumerate(table.to_dict("records"), 1)]
         records = [record_of(*found, types) for found in score_rows(self.scorer, rows)]
-        added = frame_of(records, [name for name in types if name != "prompt"], types)
+        added = frame_of(records, (), types).drop(columns="prompt")
         kept = [name for name in table.columns if name not in added.columns]
         return pd.concat([table[kept].reset_index(drop=True), added], axis=1)

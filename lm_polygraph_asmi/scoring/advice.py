@@ -1,16 +1,10 @@
-"""Warnings about a prompt, its answer, and the border between them: each once."""
+"""Warnings about an answer, and the border between it and its prompt."""
 
 import re
 from collections.abc import Sequence
 from typing import Any
 
-from lm_polygraph_asmi.host.special_tokens import SpecialTokens
 from lm_polygraph_asmi.host.stopping import StopConditions, decode
-from lm_polygraph_asmi.scoring.control_tokens import (
-    rendered_warnings,
-    special_warnings,
-    template_warnings,
-)
 from lm_polygraph_asmi.scoring.text import Request
 from lm_polygraph_asmi.validation import is_unspaced
 
@@ -18,28 +12,6 @@ END_TOKENS = 64
 """Last tokens of a prompt that an answer may repeat."""
 OPENING = "([{<\"'`/\\-_@#$€£“‘«„¿¡"
 """Characters that an answer may follow without a space."""
-
-
-def prompt_warnings(
-    special: SpecialTokens, ends: set[int], request: Request, ids: Sequence[int], written: str
-) -> list[str]:
-    """Warnings about a prompt, `written` so with token ids `ids`, and control tokens anywhere.
-
-    `ends`: ids of the end tokens.
-    """
-    tokenizer, prompt = special.tokenizer, request.prompt
-    warnings = template_warnings(tokenizer, prompt, written)
-    warnings += special_warnings(special, ends, request, written)
-    warnings += rendered_warnings(special, prompt)
-    if isinstance(prompt, str) and not prompt.strip():
-        warnings.append("The prompt is blank: the answer depends on no question.")
-    first = tokenizer.bos_token_id
-    if isinstance(prompt, str) and first is not None and list(ids[:2]) == [first, first]:
-        warnings.append(
-            f"The prompt begins with {tokenizer.bos_token!r}, and the tokenizer added another: "
-            "leave it out of the text, or pass the chat as messages."
-        )
-    return warnings
 
 
 def answer_warnings(
@@ -79,7 +51,6 @@ def answer_warnings(
             )
         if isinstance(prompt, str):
             found.append(border_warning(prompt, answer, follows))
-        found.append(stop_warning(answer, conditions.stop_strings))
     return list(filter(None, found))
 
 
@@ -109,46 +80,17 @@ def border_warning(prompt: str, answer: str, follows: bool) -> str | None:
 
     The score depends on the tokens: "8" and " 8" differ. `follows`: as of `answer_warnings`.
     """
-    spaced = f"write the answer as {_start(' ' + answer)}"
     if not follows:
-        advice = "end the prompt where a word ends, and write the space before the answer as its "
-        advice += "first character"
-        if prompt.endswith(" "):
-            advice = f"end the prompt without its last space, and {spaced}"
         return (
             "The tokenizer would merge the end of the prompt and the start of the answer into one "
-            f"token; they were scored as two, which no model would generate: {advice}."
+            "token; they were scored as two, which no model would generate: end the prompt where a "
+            "word ends, and write the space before the answer as its first character."
         )
     last, first = prompt[-1:], answer[:1]
-    if _spaced(last) and last not in OPENING and _spaced(first) and first.isalnum():
+    blank_or_open = not last.strip() or last in OPENING
+    if first.isalnum() and not (blank_or_open or is_unspaced(last) or is_unspaced(first)):
         return (
-            f"The answer follows the prompt without a space: {_start(prompt[-10:] + answer)}. "
-            f"If one belongs between them, {spaced}: its token and score differ."
+            f"The answer follows the prompt without a space, {prompt[-10:] + answer[:20]!r}: if "
+            "one belongs there, write it as the answer's first character; its token differs."
         )
     return None
-
-
-def stop_warning(answer: str, stops: Sequence[str]) -> str | None:
-    """Warning if an answer continues after a stop string, or None.
-
-    Blanks after it do not count: a token of two line breaks holds the stop and more.
-    """
-    for stop in stops:
-        _, separator, rest = answer.partition(stop)
-        if separator and rest.strip():
-            return (
-                f"The answer continues after the stop {stop!r}, with {_start(rest)}: all of it was "
-                "scored, but a model that stops there would not generate it. End the answer before "
-                "the stop, or leave this `stop` out."
-            )
-    return None
-
-
-def _start(text: str) -> str:
-    """repr of a text, or of its first 30 characters."""
-    return repr(text) if len(text) <= 30 else f"{text[:30]!r}…"
-
-
-def _spaced(character: str) -> bool:
-    """Whether this is a non-space character of a script with spaces between words."""
-    return bool(character.strip()) and not is_unspaced(character)

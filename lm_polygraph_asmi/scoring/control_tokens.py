@@ -10,10 +10,8 @@ from typing import Any
 from jinja2 import Environment, TemplateSyntaxError
 
 from lm_polygraph_asmi.host.special_tokens import SpecialTokens
-from lm_polygraph_asmi.scoring.text import Messages, Prompt, Request, rendered, texts_of
+from lm_polygraph_asmi.scoring.text import Messages, Prompt, Request, texts_of
 
-TURNS = ("FIRST-TURN", "SECOND-TURN", "THIRD-TURN")
-"""Contents of the chat whose rendering shows what a template writes around a user's message."""
 CLOCKS = {"strftime_now", "datetime", "now", "utcnow", "today", "localtime"}
 """Names by which a template reads the clock."""
 MEANT_FOR_THE_MODEL = re.compile(
@@ -28,22 +26,18 @@ def special_warnings(
 ) -> list[str]:
     """Warnings about special tokens that are spelled out in texts: their names and places.
 
-    An end token at the end of an answer or sample is its end; for a BOS token at the start of a
-    text prompt, see `advice`. Fields of messages that the prompt as `written` lacks have none.
+    An end token at the end of an answer or sample is its end. Texts of messages that the prompt as
+    `written` lacks have none.
     """
     answers = [("answer", request.answer)]
     answers += [(f"sample {n}", text) for n, text in enumerate(request.samples or (), start=1)]
     warnings = []
     for name, text in [*texts_of(request.prompt), *answers]:
-        spellings = special.spelled(text) if isinstance(text, str) else []
-        if not (spellings and isinstance(text, str)):
-            continue
         answered = (name, text) in answers
-        token, start = spellings[-1]
-        if answered and start + len(token) == len(text) and special.ids[token] in ends:
+        spellings = special.spelled(text) if isinstance(text, str) else []
+        last = spellings[-1].token if spellings else ""
+        if answered and spellings and text.endswith(last) and special.ids[last] in ends:
             spellings.pop()
-        elif name == "prompt":
-            spellings = spellings[text.startswith(_bos(special)) :]
         read = answered or name.startswith(("prompt", "content of"))
         if not (spellings and (read or any(form in written for form in _forms(text)))):
             continue
@@ -51,54 +45,10 @@ def special_warnings(
         more = f" and {len(spellings) - 3} more" if len(spellings) > 3 else ""
         chat = "" if answered else " If it is a chat that a template rendered, pass its messages."
         warnings.append(
-            f"In {_with_article(name)}, {places}{more} became a control token: if it is text, "
+            f"In the {name}, {places}{more} became a control token: if it is text, "
             f"write it in another way, such as with a space in it.{chat}"
         )
     return warnings
-
-
-def rendered_warnings(special: SpecialTokens, prompt: Prompt) -> list[str]:
-    """Warnings about texts that the chat template has rendered, as far as no token shows it.
-
-    `special_warnings` names the special tokens of a template, except the BOS token.
-    """
-    template = getattr(special.tokenizer, "chat_template", None)
-    opening, closing = _around_messages(special, str(template)) if template else ("", "")
-    if not opening:
-        return []
-    texts = [("prompt", prompt)] if isinstance(prompt, str) else [
-        (f"content of message {number}", str(message["content"]))
-        for number, message in enumerate(prompt, start=1)
-        if message.get("role") == "user" and message.get("content")
-    ]  # fmt: skip
-    at_line = re.compile(f"^{re.escape(opening)}", re.MULTILINE)
-    warnings = []
-    for name, text in texts:
-        text = _bare(special, str(text))
-        ends = closing and opening in text and text.endswith(closing)
-        if ends or at_line.search(text):
-            warnings.append(
-                f"{_with_article(name).capitalize()} looks as if the chat template had rendered "
-                f"it: it holds {opening!r}. Pass its messages instead."
-            )
-    return warnings
-
-
-@lru_cache
-def _around_messages(special: SpecialTokens, _template: str) -> tuple[str, str]:
-    """What the template writes before a user's message, in its line, and after it.
-
-    Empty if it writes nothing, or special tokens, which are warned about by themselves.
-    """
-    roles = ("user", "assistant", "user")
-    chat = [{"role": r, "content": content} for r, content in zip(roles, TURNS, strict=True)]
-    try:
-        written = rendered(special.tokenizer, chat).partition(TURNS[1])[2]
-    except Exception:  # a template may raise any; `rendered` names it where it is used
-        return "", ""
-    before, _, after = (_bare(special, part) for part in written.partition(TURNS[2]))
-    opening = before.rpartition("\n")[2]
-    return ("", "") if special.pattern.search(opening + after) else (opening, after)
 
 
 def template_warnings(tokenizer: Any, prompt: Prompt, written: str) -> list[str]:
@@ -161,18 +111,3 @@ def _squeezed(text: str) -> str:
 def _forms(text: str) -> tuple[str, str]:
     """How a template may write a text of a message: as it is, or inside JSON."""
     return text, json.dumps(text, ensure_ascii=False)[1:-1]
-
-
-def _bare(special: SpecialTokens, text: str) -> str:
-    """A text without the BOS token and the blanks around it."""
-    return text.replace(_bos(special), "").strip()
-
-
-def _bos(special: SpecialTokens) -> str:
-    """The BOS token; if there is none, a text that no other contains."""
-    return str(special.tokenizer.bos_token or "\0")
-
-
-def _with_article(name: str) -> str:
-    """A name of a text in a sentence."""
-    return name if name.startswith(("sample", "a ")) else f"the {name}"

@@ -231,5 +231,5 @@ class Score:
         return render_part(self.card)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Heat map for a terminal: shades, and bars to read without colour."""
-        return in_terminal(self, options.max_width)
+        """Shades for a terminal, and a table with bars to read without colour."""
+        return in_terminal(self)

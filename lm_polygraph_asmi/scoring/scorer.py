@@ -25,7 +25,8 @@ from lm_polygraph_asmi.model import (
     structure_of,
 )
 from lm_polygraph_asmi.results.cache import tokenizer_key
-from lm_polygraph_asmi.scoring.advice import answer_warnings, prompt_warnings
+from lm_polygraph_asmi.scoring.advice import answer_warnings
+from lm_polygraph_asmi.scoring.control_tokens import special_warnings, template_warnings
 from lm_polygraph_asmi.scoring.engine import Engine, diversity_of
 from lm_polygraph_asmi.scoring.generation import Generation
 from lm_polygraph_asmi.scoring.own_tokenizer import check_tokenizer
@@ -120,7 +121,7 @@ class Scorer:
         name_modules(self.model, self.config.structure)
         self.tokenizer = _usable_tokenizer(self.model, tokenizer, self._instruct)
         structure_of(self.model)  # raises if heads cannot be masked
-        self._tokenizer_warnings = check_tokenizer(self.model, self.tokenizer)
+        check_tokenizer(self.model, self.tokenizer)
         self._engine = Engine(self.config)
         self._conditions = StopConditions(self.model, self.tokenizer, self.config.stop)
         self._generation = Generation(self.model, self.tokenizer, self._conditions)
@@ -199,9 +200,8 @@ class Scorer:
         written = rendered(tokenizer, prompt)
         prompt_ids = prompt_tokens(tokenizer, prompt, written)
         before, ends, follows = prompt_ids.tolist(), [], True
-        warnings = prompt_warnings(
-            self._special_tokens, conditions.end_ids, request, before, written
-        )
+        warnings = template_warnings(tokenizer, prompt, written)
+        warnings += special_warnings(self._special_tokens, conditions.end_ids, request, written)
         if answer is None:
             ids = self._generation.greedy(prompt_ids, self.config.max_new_tokens)
         elif isinstance(answer, str):
@@ -240,7 +240,7 @@ class Scorer:
             "scored_text": text,
             "settings": {**settings, **self._score_settings(request)},
             "model": str(self.model.config.name_or_path or ""),
-            "warnings": (*given.warnings, *self._tokenizer_warnings, *about),
+            "warnings": (*given.warnings, *about),
             "content_end": len(content),
             "ending": text[len(content) :],
             "answered": bool(content.strip()),

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from lm_polygraph_asmi.files import DEPTH
 from lm_polygraph_asmi.host.stopping import UNFINISHED, StopConditions, decode
-from lm_polygraph_asmi.validation import describe_fields, lone_surrogate
+from lm_polygraph_asmi.validation import lone_surrogate
 
 Messages = Sequence[Mapping[str, Any]]
 Prompt = str | Messages
@@ -85,16 +85,6 @@ def parse_request(
     return Request(_checked(before), content, samples, (note,))
 
 
-def row_request(row: Any) -> Request:
-    """The request of a row, a text or a mapping; ValueError: no prompt, or as `parse_request`."""
-    content: Any = {"prompt": row} if isinstance(row, str) else row
-    if not isinstance(content, Mapping) or content.get("prompt") is None:
-        raise ValueError(
-            f'expected a text, or an object with a "prompt", got {describe_fields(content)}'
-        )
-    return parse_request(content["prompt"], content.get("answer"), content.get("samples"))
-
-
 def _checked_answer(answer: Any, name: str, the_name: str) -> str | list[int]:
     if isinstance(answer, str):
         _check_text(the_name, answer)
@@ -152,7 +142,7 @@ def _texts(value: Any, path: str, depth: int) -> Iterator[tuple[str, str]]:
         yield path, value
     elif isinstance(value, Mapping):
         for name, part in value.items():
-            yield f"a name in {path}", str(name)
+            yield f"name in {path}", str(name)
             yield from _texts(part, f"{path}.{name}", depth + 1)
     elif isinstance(value, list | tuple):
         for index, part in enumerate(value):

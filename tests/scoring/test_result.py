@@ -7,7 +7,6 @@ from dataclasses import asdict, fields, replace
 
 import numpy as np
 import pytest
-from rich.cells import cell_len
 from rich.console import Console
 
 from lm_polygraph_asmi import score
@@ -136,23 +135,6 @@ def test_in_a_terminal(found):
     assert f"{highest.u:.4f}" in plain
     coloured = printed(found, force_terminal=True, color_system="truecolor")
     assert "\x1b[" in coloured
-
-
-@pytest.mark.parametrize("width", [30, 41, 80])
-def test_a_long_answer_in_a_terminal(found, width):
-    """Each line of it has its own bars below, column by column."""
-    texts = ["né ", "漢字", "a", " \n", "ferry "] * 12
-    tokens = [replace(found.tokens[0], text=text, u=0.1 * i / 60) for i, text in enumerate(texts)]
-    shown = printed(replace(found, tokens=tuple(tokens)), width=width).split("\n")
-    text, bars = "", ""
-    for line, bar in zip(shown[::2], shown[1::2], strict=False):
-        if line.startswith("Sem-ASMI"):
-            break
-        assert cell_len(bar) <= cell_len(line) <= width
-        text += line
-        bars += bar.ljust(cell_len(line))
-    assert text == "".join(texts).replace("\n", "⏎")
-    assert bars == "".join(token.bar * cell_len(token.text.replace("\n", "⏎")) for token in tokens)
 
 
 def test_text_is_not_taken_for_markup(found):

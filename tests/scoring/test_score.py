@@ -267,10 +267,9 @@ def test_a_given_answer_is_never_generated(model, tokenizer, monkeypatch):
     chat = deepcopy(tokenizer)
     chat.chat_template = CHAT
     scorer = Scorer(model, tokenizer=chat)
-    for number in (1, 2):  # the template's own words are learned with the first
-        calls.clear()
-        scorer.score([{"role": "user", "content": PROMPT}], " Brask")
-        assert calls == ["apply_chat_template"] * (3 - number)
+    calls.clear()
+    scorer.score([{"role": "user", "content": PROMPT}], " Brask")
+    assert calls == ["apply_chat_template"]
 
 
 def test_an_empty_answer_is_its_end(model, tokenizer):

@@ -1,6 +1,5 @@
 """The page of scores and decisions: self-contained, light and dark, readable without colour."""
 
-import re
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
@@ -18,12 +17,6 @@ SIGNS = {"\n": "⏎", "\t": "⇥"}
 """How line breaks and tabs are shown; other unprintable characters as �."""
 JOINERS = "\u200c\u200d"
 """Unprintable, but they join their neighbours into one grapheme: emoji, words in Persian."""
-FIXED_WIDTH = re.compile(
-    r"^[ ]{0,3}(?P<fence>```|~~~).*?(?:^[ ]{0,3}(?P=fence)[^\n]*$|\Z)"  # a block of code
-    r"|^[ ]*\|[^\n]*\|[ ]*$"  # a row of a table
-    r"|`[^`\n]+`",
-    re.MULTILINE | re.DOTALL,
-)
 
 
 def visible(text: str) -> str:
@@ -62,7 +55,6 @@ class Piece(NamedTuple):
 
     text: str  # their characters
     tokens: list[Any]
-    code: bool  # whether to show it in a fixed-width font
 
     @property
     def shade(self) -> float:
@@ -73,7 +65,6 @@ def pieces(tokens: Sequence[Any]) -> list[Piece]:
     """Join tokens that split a grapheme."""
     text = "".join(token.text for token in tokens)
     grapheme_ends = {sign.end() for sign in regex.finditer(r"\X", text)}
-    code_spans = [match.span() for match in FIXED_WIDTH.finditer(text)]
     joined: list[Piece] = []
     start, piece_tokens = 0, []
     end = 0
@@ -81,11 +72,10 @@ def pieces(tokens: Sequence[Any]) -> list[Piece]:
         piece_tokens.append(token)
         end += len(token.text)
         if end > start and end in grapheme_ends:
-            is_code = any(first < end and start < last for first, last in code_spans)
-            joined.append(Piece(text[start:end], piece_tokens, is_code))
+            joined.append(Piece(text[start:end], piece_tokens))
             start, piece_tokens = end, []
     if piece_tokens:  # tokens of an incomplete character
-        joined.append(Piece(text[start:], piece_tokens, False))
+        joined.append(Piece(text[start:], piece_tokens))
     return joined
 
 

@@ -66,17 +66,6 @@ document.querySelectorAll(shown).forEach(part =>
   [...part.getClientRects()].forEach(box => inside(box, part.className || part.tagName)));
 const tokens = [...document.querySelectorAll('.answer .token')];
 found.tokens = tokens.length;
-found.reached = 0; found.tips = 0; found.low = 0;
-for (const token of tokens) {
-  token.focus({preventScroll: true});
-  found.reached += document.activeElement === token;
-  const tip = token.querySelector('.tip'), box = tip.getBoundingClientRect();
-  found.tips += box.width > 50 && box.height > 20;
-  inside(box, 'tip of ' + token.textContent.slice(0, 9));
-  const line = token.getClientRects()[0];
-  found.low += box.top > line.top + 4 && box.top < line.bottom + 60;
-}
-document.activeElement.blur();
 found.lines = document.querySelector('.answer').innerText.split('\\n').length;
 found.tops = new Set(tokens.map(t => Math.round(t.getClientRects()[0].top))).size;
 found.direction = tokens.slice(0, 2).map(t => t.getClientRects()[0].left);
@@ -84,7 +73,6 @@ found.ink = getComputedStyle(document.querySelector('.asmi')).color;
 found.paper = getComputedStyle(document.querySelector('.asmi')).backgroundColor;
 found.shades = tokens.map(t => getComputedStyle(t).backgroundColor);
 found.bars = tokens.map(t => parseFloat(getComputedStyle(t).borderBottomWidth));
-found.fonts = tokens.map(t => getComputedStyle(t).fontFamily.includes('mono'));
 found.overlong = [...document.querySelectorAll('.wide')].filter(w => w.open !== false &&
   w.getBoundingClientRect().right > innerWidth + .5).length;
 const order = {};

@@ -85,7 +85,7 @@ class TestNothing:
     def test_an_empty_answer_is_named(self, model, tokenizer, answer, stop):
         found = score(model, PROMPT, answer, tokenizer=tokenizer, stop=stop)
         assert found.answered is False
-        assert found.explanation[1].startswith("The model's answer is empty: the number is the")
+        assert found.explanation[2].startswith("The model's answer is empty: the number is the")
         assert found.to_dict()["answered"] is False
 
     def test_the_models_own(self, tokenizer):

@@ -5,7 +5,6 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-import regex
 from jinja2 import Environment, Template
 from markupsafe import Markup, escape
 
@@ -50,45 +49,20 @@ class Card(NamedTuple):
     score: Any  # a `Score`, for a heat map and tables; None: the plain text
 
 
-class Piece(NamedTuple):
-    """Tokens of one grapheme, such as the bytes of an emoji; usually a single token."""
-
-    text: str  # their characters
-    tokens: list[Any]
-
-    @property
-    def shade(self) -> float:
-        return max(token.shade for token in self.tokens)
-
-
-def pieces(tokens: Sequence[Any]) -> list[Piece]:
-    """Join tokens that split a grapheme."""
-    text = "".join(token.text for token in tokens)
-    grapheme_ends = {sign.end() for sign in regex.finditer(r"\X", text)}
-    joined: list[Piece] = []
-    start, piece_tokens = 0, []
-    end = 0
+def pieces(tokens: Sequence[Any]) -> list[list[Any]]:
+    """Tokens, those joined that make up one character."""
+    joined: list[list[Any]] = [[]]
     for token in tokens:
-        piece_tokens.append(token)
-        end += len(token.text)
-        if end > start and end in grapheme_ends:
-            joined.append(Piece(text[start:end], piece_tokens))
-            start, piece_tokens = end, []
-    if piece_tokens:  # tokens of an incomplete character
-        joined.append(Piece(text[start:], piece_tokens))
-    return joined
-
-
-def _ranks(cards: Sequence[Card]) -> list[int]:
-    order = sorted(range(len(cards)), key=lambda number: cards[number].rank)
-    return [order.index(number) for number in range(len(cards))]
+        joined[-1].append(token)
+        if token.text:
+            joined.append([])
+    return joined if joined[-1] else joined[:-1]
 
 
 def _shared(lists: Sequence[Sequence[str]]) -> list[str]:
-    """Lines that all lists share; none for a single list."""
-    if len(lists) < 2:
-        return []
-    return [line for line in lists[0] if all(line in other for other in lists[1:])]
+    """Lines that all of several lists share."""
+    first, *others = lists
+    return [line for line in first if others and all(line in other for other in others)]
 
 
 @cache
@@ -115,9 +89,6 @@ def render_part(card: Card) -> str:
 
 def render(cards: Sequence[Card], title: str) -> str:
     """A self-contained HTML page; several cards have a summary on top."""
-    return _template().render(
-        cards=cards,
-        title=title,
-        shared=_shared([card.sentences for card in cards]),
-        by_rank=_ranks(cards),
-    )
+    order = sorted(range(len(cards)), key=lambda number: cards[number].rank)
+    shared = _shared([card.sentences for card in cards])
+    return _template().render(cards=cards, title=title, shared=shared, order=order)

@@ -15,8 +15,6 @@ ROW_ERRORS = (ValueError, FloatingPointError)
 ROWS = (".jsonl", ".jsonlines", ".ndjson")
 """Suffixes of files with a row on each line."""
 TABLES = (".csv", ".parquet")
-UNREAD = (".json", ".tsv", ".xls", ".xlsx")
-"""Suffixes of files that would be taken for one prompt."""
 IN_JSON = ("row", "correct", "quality", "samples")
 """Columns of a table whose cells are JSON; others are text."""
 DETAILS = "details"
@@ -102,16 +100,10 @@ def in_chat(content: Mapping[str, Any]) -> dict[str, Any]:
 def read_rows(path: str | Path) -> Iterator[Row]:
     """Rows of JSON lines (.jsonl, .ndjson), CSV or Parquet; of another file, its text: one prompt.
 
-    A text file's final line break and byte order mark are removed. Raises ValueError: another kind
-    of table, text that is not UTF-8, or a file whose name hides what it holds, such as rows in
-    .txt.
+    A text file's final line break and byte order mark are removed. Raises ValueError: text that is
+    not UTF-8, or a file whose name hides what it holds, such as rows in .txt.
     """
     suffix = Path(path).suffix.lower()
-    if suffix in UNREAD:
-        raise ValueError(
-            f"{path}: expected .jsonl (one object per line), .csv, .parquet or .txt (one prompt), "
-            f"got {suffix}"
-        )
     if suffix in TABLES:
         yield from (Row(n, content) for n, content in enumerate(_table(path, suffix), start=1))
         return

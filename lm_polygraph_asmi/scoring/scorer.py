@@ -63,16 +63,8 @@ class Given(NamedTuple):
 class Scorer:
     """A model prepared to score many answers.
 
-    The self-check (masked passes against full forward passes) runs once.
-
-    Args:
-        model, config, tokenizer: as for `score`.
-        gguf_file, dtype, device_map: of a model passed by name, as for `host.loading.load_named`.
-        **settings: as for `score`.
-
-    Raises:
-        OSError, TypeError, ValueError: as `score`, except errors of an answer; options of loading
-            with a loaded model.
+    Arguments and errors as of `score`; `gguf_file`, `dtype` and `device_map` load a model that is
+    passed by name. The self-check (masked passes against full forward passes) runs once.
 
     Example:
         >>> scorer = Scorer("smollm2", scope="response")
@@ -94,11 +86,6 @@ class Scorer:
         device_map: str | None = None,
         **settings: Any,
     ) -> None:
-        if "calibration" in settings:
-            raise TypeError(
-                "a score needs no calibration: decide(model, prompt, answer, calibration=...) or a "
-                "Decider says what one tells of an answer"
-            )
         self.config = (config or ASMIConfig()).replace(**settings)  # before a model is loaded
         if isinstance(model, str | Path):
             if tokenizer is not None:
@@ -162,16 +149,10 @@ class Scorer:
     def score_many(
         self, rows: Iterable[Any], on_error: str = "return", id_field: str = "id"
     ) -> Iterator[Outcome]:
-        """Score rows one by one as they arrive; none is stored.
+        """An `Outcome` for each row as it arrives; none is stored.
 
-        Args:
-            rows: texts, or mappings with `prompt` and optionally `answer` and `samples`, as for
-                `score`. They are not changed.
-            on_error: "return": a bad row gives an outcome with an error; "raise": it raises.
-            id_field: name of the field with a row's id.
-
-        Yields:
-            An `Outcome` for each row, in order.
+        A row is a text, or a mapping with `prompt` and optionally `answer` and `samples`; its id is
+        in `id_field`. `on_error`: "return" an outcome with the error of a bad row, or "raise" it.
 
         Example:
             >>> rows = [{"id": "q1", "prompt": prompt, "answer": " Edda Holm"}, {"id": "q2"}]
@@ -223,10 +204,7 @@ class Scorer:
     def _described(
         self, given: Given, ids: Sequence[int], settings: Mapping[str, Any]
     ) -> tuple[dict[str, Any], list[tuple[int, int]]]:
-        """Texts, warnings and settings of an answer, and the characters of each token.
-
-        `ids`: the answer's, its end included; `settings`: of the masks.
-        """
+        """Texts, warnings and settings of an answer, and the characters of each token of `ids`."""
         request, before = given.request, given.prompt_ids.tolist()
         prompt, answer = request.prompt, request.answer
         text, offsets = spans(self.tokenizer, before, ids)
@@ -302,10 +280,7 @@ def _usable_tokenizer(
             f"tokenizer=tokenizer), got {tokenizer!r:.60}"
         )
     if instruct and not getattr(tokenizer, "chat_template", None):
-        raise ValueError(
-            "instruct=True puts each prompt into a chat, but the tokenizer has no chat "
-            "template: load the model with instruct=False"
-        )
+        raise ValueError("the tokenizer has no chat template: load the model with instruct=False")
     return tokenizer
 
 
@@ -321,39 +296,31 @@ def score(
 ) -> Score:
     """Score how fragile an answer is under random attention-head masking.
 
-    If `answer` is omitted, the model's greedy answer is scored. A benchmark run with the same
-    token ids and settings gives the same scores. Many rows: `Scorer.score_many`, `score_file`.
+    A benchmark run with the same token ids and settings gives the same score. Many rows:
+    `Scorer.score_many`, `score_file`.
 
     Args:
         model: decoder-only transformers model, LM-Polygraph `WhiteboxModel`, or a local path, hub
             ID or "smollm2" (loaded on CPU). Its state is restored.
-        prompt: a text, or chat messages, to which the tokenizer's chat template is applied. If the
-            last message is the assistant's, it is the answer.
-        answer: text with its leading space, or token ids. To text, an end is added: of the end
-            tokens and stop strings, the most probable by its first token (`Score.ending`). Token
-            ids are scored unchanged. The empty text is an answer that ends at once: the score is
-            that of its end, and `Score.answered` is False.
+        prompt: a text, or chat messages for the chat template; the assistant's last is the answer.
+        answer: text with its leading space, to which the most probable of the end tokens and stop
+            strings is added; or token ids, scored unchanged. None: the model's greedy answer.
         tokenizer: required with a transformers model; not allowed with a name.
-        config: settings; None: the defaults.
-        samples: method "adapt" only: sampled answers (texts or token ids). None: `num_samples` are
-            sampled at temperature 0.5; they depend only on prompt and `seed`.
-        **settings: of `ASMIConfig`; they override `config`. Also those of `Scorer`.
-
-    Returns:
-        A `Score`: nats, 0 to ln S, higher = more fragile.
+        config, **settings: `ASMIConfig`, and fields that override it; those of `Scorer`, too.
+        samples: method "adapt" only: sampled answers. None: sampled at temperature 0.5; they
+            depend only on prompt and `seed`.
 
     Raises:
         OSError: no model of that name.
         TypeError: heads of the model cannot be masked, or a setting is unknown.
-        ValueError: a prompt or answer without a token, text longer than the context window,
-            settings out of range, or another model's tokenizer.
+        ValueError: of a prompt, answer, setting or tokenizer that does not fit the model.
 
     Source: the paper's Sem-ASMI by default; `method` selects ASMI or Adapt-ASMI.
 
     Example:
         >>> prompt = "The ferry was built by Edda Holm. Question: Who built it? Answer:"
         >>> result = score("smollm2", prompt, " Edda Holm")
-        >>> 0 <= result.score <= result.highest  # nats, 0 to ln S
+        >>> 0 <= result.score <= result.highest  # nats, 0 to ln S, higher = more fragile
         True
     """
     parse_request(prompt, answer, samples)  # errors are raised before a model is loaded

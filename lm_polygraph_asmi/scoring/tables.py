@@ -69,18 +69,9 @@ def score_file(
     `error`. In CSV and Parquet, all fields of a result are in the column `details`, as JSON. Rows
     with a result that OUT has already are kept, with their labels; failed ones are tried again.
 
-    Args:
-        scorer: a `Scorer`, or a `Decider`.
-        source, out: JSON lines, CSV or Parquet by suffix; the source as for `read_rows`.
-        change: of a row's content before it is scored.
-        seen: called with each row that was scored.
-
-    Returns:
-        The number of rows that failed.
-
-    Raises:
-        ValueError: `out` is of other rows, settings or model; fields that the results would
-            overwrite; or another program is writing it.
+    `scorer` may be a `Decider`; `change` is applied to a row's content first, and `seen` is called
+    with each row that was scored. Returns the number of rows that failed. Raises ValueError: `out`
+    is of other rows, settings or model, has fields of the source, or is being written.
 
     Example:
         >>> _ = Path("rows.csv").write_text(f'prompt,answer\\n"{prompt}"," Edda Holm"\\n')
@@ -239,9 +230,7 @@ def frame_of(
 class BatchScorer:
     """Scores batches of a data engine, as tables of pandas; for Ray Data's `map_batches`.
 
-    Args:
-        kind: `Scorer` or `Decider`. It loads the model when this is created: in each actor.
-        *args, **settings: of `kind`.
+    `kind`: `Scorer` or `Decider`, which loads the model when this is created: in each actor.
 
     Example:
         >>> import pandas as pd

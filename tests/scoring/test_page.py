@@ -104,21 +104,13 @@ def test_readable_without_colour(found):
         assert (share in row) == (token.alternative is not None)
 
 
-def test_signs_are_not_parted(model, tokenizer):
-    for text, whole in (
-        ("👩‍🚀 ok", "👩‍🚀"),
-        ("x👍🏽", "👍🏽"),
-        ("e\u0301!", "e\u0301"),
-        ("🇳🇴", "🇳🇴"),
-    ):
-        own = pieces(score(model, PROMPT, text, tokenizer=tokenizer, num_masks=4).tokens)
-        assert whole in [piece.text.strip() for piece in own]
-        assert "".join(piece.text for piece in own) == text + "</s>"
-        assert max(len(piece.tokens) for piece in own) > 1
-        assert all(piece.shade == max(t.shade for t in piece.tokens) for piece in own)
-    ids = tokenizer("🪁", add_special_tokens=False)["input_ids"][:2]
-    (piece,) = pieces(score(model, PROMPT, ids, tokenizer=tokenizer, num_masks=4).tokens)
-    assert len(piece.tokens) == 2  # a character that is never finished
+def test_bytes_of_a_character_share_a_piece(model, tokenizer):
+    tokens = score(model, PROMPT, "x🪁", tokenizer=tokenizer, num_masks=4).tokens
+    assert [(len(piece), piece[-1].text) for piece in pieces(tokens)] == [
+        (1, "x"), (4, "🪁"), (1, "</s>"),
+    ]  # fmt: skip
+    unfinished = score(model, PROMPT, [t.id for t in tokens[1:3]], tokenizer=tokenizer).tokens
+    assert [token for piece in pieces(unfinished) for token in piece] == list(unfinished)
 
 
 def test_characters_that_steer(found):

@@ -98,7 +98,6 @@ def test_two_answers():
     [
         ({"num_mask": 4}, r"num_mask; did you mean num_masks\? Settings: method, "),
         ({"foo": 4}, r"unknown setting foo\. Settings: method, depth"),
-        ({"calibration": "c.json"}, r"a score needs no calibration: decide\("),
     ],
 )
 def test_settings_that_there_are_not(settings, message):

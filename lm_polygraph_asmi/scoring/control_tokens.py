@@ -29,12 +29,10 @@ def special_warnings(
     An end token at the end of an answer or sample is its end. Texts of messages that the prompt as
     `written` lacks have none.
     """
-    answers = [("answer", request.answer)]
-    answers += [(f"sample {n}", text) for n, text in enumerate(request.samples or (), start=1)]
     warnings = []
-    for name, text in [*texts_of(request.prompt), *answers]:
-        answered = (name, text) in answers
-        spellings = special.spelled(text) if isinstance(text, str) else []
+    for name, text in request.texts():
+        answered = name != "prompt" and " of message " not in name
+        spellings = special.spelled(text)
         last = spellings[-1].token if spellings else ""
         if answered and spellings and text.endswith(last) and special.ids[last] in ends:
             spellings.pop()

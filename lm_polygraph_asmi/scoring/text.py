@@ -37,6 +37,14 @@ class Request(NamedTuple):
     samples: Sequence[Answer] | None = None
     notes: tuple[str, ...] = ()  # how the input was interpreted, where the caller should know
 
+    def texts(self) -> Iterator[tuple[str, str]]:
+        """All texts, with names: as of `texts_of`, "answer", "sample 1"."""
+        yield from texts_of(self.prompt)
+        samples = ((f"sample {n}", text) for n, text in enumerate(self.samples or (), start=1))
+        yield from (
+            (n, text) for n, text in (("answer", self.answer), *samples) if isinstance(text, str)
+        )
+
 
 def parse_request(
     prompt: Prompt, answer: Answer | None = None, samples: Sequence[Answer] | None = None
@@ -48,26 +56,35 @@ def parse_request(
     twice; samples that are no list of answers; half of a surrogate pair anywhere.
     """
     samples = _checked_samples(samples)
-    answer = None if answer is None else _checked_answer(answer, "an answer", "the answer")
+    answer = None if answer is None else _checked_answer(answer, "an answer")
     if isinstance(answer, list) and not answer:
         raise ValueError(
             "the answer is empty: expected at least one token id. Leave `answer` out to score the "
             "model's own"
         )
-    if isinstance(prompt, str):
-        _check_texts(prompt)
-        return Request(prompt, answer, samples)
-    if not (isinstance(prompt, Sequence) and all(isinstance(part, Mapping) for part in prompt)):
+    notes: tuple[str, ...] = ()
+    if not isinstance(prompt, str):
+        prompt, answer, notes = _from_chat(prompt, answer)
+    request = Request(prompt, answer, samples, notes)
+    for name, text in request.texts():
+        if half := lone_surrogate(text):
+            raise ValueError(f"expected the {name} as text, got {half}: replace it")
+    return request
+
+
+def _from_chat(
+    chat: Any, answer: Answer | None
+) -> tuple[list[dict[str, Any]], Answer | None, tuple[str, ...]]:
+    """Messages before the answer, the answer, and a note if it is the chat's last message."""
+    if not (isinstance(chat, Sequence) and all(isinstance(part, Mapping) for part in chat)):
         raise ValueError(
             "expected a prompt as text, or as a list of chat messages such as {'role': 'user', "
-            f"'content': '...'}}; got {prompt!r:.80}. For many prompts use `Scorer.score_many`"
+            f"'content': '...'}}; got {chat!r:.80}. For many prompts use `Scorer.score_many`"
         )
-    chat: Any = prompt
     messages: list[dict[str, Any]] = [{**message, **_as_text(message)} for message in chat]
-    *before, last = messages or [{}]
-    content = last.get("content")
-    if last.get("role") != "assistant":
-        return Request(_checked(messages), answer, samples)
+    if not messages or messages[-1].get("role") != "assistant":
+        return _checked(messages), answer, ()
+    content = messages.pop().get("content")
     if answer is not None:
         raise ValueError(
             "expected one answer, got two: the chat's last message from the assistant, and "
@@ -78,18 +95,11 @@ def parse_request(
             "the chat's last message, the assistant's, has no text. Leave it out to score the "
             "model's own answer"
         )
-    if not before:
-        raise ValueError("expected a user message before the assistant's, got none")
-    _check_text("the last message", content)
-    note = "The chat's last message, the assistant's, was scored."
-    return Request(_checked(before), content, samples, (note,))
+    return _checked(messages), content, ("The chat's last message, the assistant's, was scored.",)
 
 
-def _checked_answer(answer: Any, name: str, the_name: str) -> str | list[int]:
-    if isinstance(answer, str):
-        _check_text(the_name, answer)
-        return answer
-    return token_ids(answer, name)
+def _checked_answer(answer: Any, name: str) -> str | list[int]:
+    return answer if isinstance(answer, str) else token_ids(answer, name)
 
 
 def _checked_samples(samples: Any) -> list[str | list[int]] | None:
@@ -99,7 +109,7 @@ def _checked_samples(samples: Any) -> list[str | list[int]] | None:
     if scalar or isinstance(samples, str | bytes | Mapping):
         raise ValueError(f"expected samples as a list of answers, got {samples!r:.60}")
     names = (f"sample {number}" for number in range(1, len(samples) + 1))
-    return [_checked_answer(one, name, name) for one, name in zip(samples, names, strict=True)]
+    return [_checked_answer(one, name) for one, name in zip(samples, names, strict=True)]
 
 
 def token_ids(answer: Any, name: str = "an answer") -> list[int]:
@@ -149,20 +159,10 @@ def _texts(value: Any, path: str, depth: int) -> Iterator[tuple[str, str]]:
             yield from _texts(part, f"{path}[{index}]", depth + 1)
 
 
-def _check_texts(prompt: Prompt) -> None:
-    for name, text in texts_of(prompt):
-        _check_text(f"the {name}", text)
-
-
-def _check_text(name: str, text: str) -> None:
-    if half := lone_surrogate(text):
-        raise ValueError(f"expected {name} as text, got {half}: replace it")
-
-
 def _checked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Messages with role and text, as templates silently skip others; tool calls need no text."""
     if not messages:
-        raise ValueError("the chat is empty: expected at least the user's message")
+        raise ValueError("the chat is empty: expected at least the user's message before an answer")
     for number, message in enumerate(messages, start=1):
         content = message.get("content")
         has_text = isinstance(content, str) or (content is None and message.get("tool_calls"))
@@ -171,7 +171,6 @@ def _checked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 f"message {number} of the chat: expected {{'role': 'user', 'content': '...'}}, "
                 f"got {message!r:.80}"
             )
-    _check_texts(messages)
     return messages
 
 
@@ -181,13 +180,11 @@ def _as_text(message: Mapping[str, Any]) -> dict[str, str]:
     if not isinstance(parts, list | tuple):
         return {}
     texts: list[Any] = [p.get("text") if isinstance(p, Mapping) else p for p in parts]
-    for part, text in zip(parts, texts, strict=True):
-        if not isinstance(text, str):
-            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise ValueError(
-                "expected text parts of a message, such as {'type': 'text', 'text': '...'}; got a "
-                f"part of the type {kind!r}"
-            )
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(
+            "expected text parts of a message, such as {'type': 'text', 'text': '...'}; got "
+            f"{parts!r:.80}"
+        )
     return {"content": "".join(texts)}
 
 

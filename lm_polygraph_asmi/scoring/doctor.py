@@ -5,17 +5,15 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lm_polygraph_asmi.config import SCOPES, ASMIConfig
 from lm_polygraph_asmi.host.releases import untested_releases
-from lm_polygraph_asmi.model import attention_of, scoring_session, structure_of, unembedding
+from lm_polygraph_asmi.model import attention_of, scoring_session, structure_of
 from lm_polygraph_asmi.model.check import MASKABLE, PASSES, passes_in_use
 from lm_polygraph_asmi.model.heads import output_embeddings
-from lm_polygraph_asmi.model.memory import batch_bytes, default_budget
 from lm_polygraph_asmi.scoring.scorer import Scorer
 
 PROMPT = (
@@ -31,7 +29,6 @@ class ModelDiagnosis:
     model: str  # its name
     modules: dict[str, str] = field(default_factory=dict)  # part -> module or number
     checks: list[dict[str, str]] = field(default_factory=list)  # check, state and text of each
-    cost: dict[str, float] = field(default_factory=dict)  # bytes and seconds by name
 
     @property
     def works(self) -> bool:
@@ -48,14 +45,11 @@ class ModelDiagnosis:
         return asdict(self) | {"works": self.works}
 
     def __rich__(self) -> Table:
-        table = Table("part, check or cost", "state", "found", title=self.model)
+        table = Table("part or check", "state", "found", title=self.model)
         for part, text in self.modules.items():
             table.add_row(part, "", Text(text))
         for check in self.checks:
             table.add_row(check["check"], check["state"], Text(check["text"]))
-        for name, value in self.cost.items():
-            size = f"{value:.2f} s" if "time" in name else decimal(int(value))
-            table.add_row(name, "", size)
         return table
 
 
@@ -67,12 +61,12 @@ def diagnose_model(
     **loading: Any,
 ) -> ModelDiagnosis:
     """Find the structure of a model, check it in both scopes with each attention implementation,
-    time an answer and estimate memory. `name`: for the report; others as for `Scorer`.
+    and time an answer. `name`: for the report; others as for `Scorer`.
 
     Example:
         >>> diagnosis = diagnose_model("tiny", scorer.model, scorer.tokenizer)
-        >>> diagnosis.works, sorted(diagnosis.cost)[0]
-        (True, 'memory limit of the masked passes')
+        >>> diagnosis.works, diagnosis.modules["lm head"]
+        (True, 'lm_head')
     """
     text = "not among the releases that the tests passed on (data/tested.csv)"
     diagnosis = ModelDiagnosis(name)
@@ -95,7 +89,7 @@ def diagnose_model(
             continue
         for scope in SCOPES:
             used = config.replace(attention=attention, scope=scope)
-            state, text = _checked(Scorer(model, used, tokenizer=tokenizer), diagnosis.cost)
+            state, text = _checked(Scorer(model, used, tokenizer=tokenizer))
             diagnosis.add(f"{attention}, {scope}", state, text)
     return diagnosis
 
@@ -115,8 +109,8 @@ def _described(model: PreTrainedModel) -> dict[str, str]:
     }
 
 
-def _checked(scorer: Scorer, cost: dict[str, float]) -> tuple[str, str]:
-    """State and text of the self-check in one scope; adds the costs."""
+def _checked(scorer: Scorer) -> tuple[str, str]:
+    """State and text of the self-check in one scope, with the time of an answer."""
     model, config, log = scorer.model, scorer.config, logging.getLogger("lm_polygraph")
     level = log.level
     log.setLevel(logging.ERROR)  # the report has the warnings of slower passes
@@ -131,12 +125,6 @@ def _checked(scorer: Scorer, cost: dict[str, float]) -> tuple[str, str]:
     seconds, tokens = time.perf_counter() - start, len(score.tokens)
     with scoring_session(model, config.attention):
         way = next(iter(passes_in_use(model, config.scope)), "none")
-        one_mask = float(batch_bytes(model, 1, tokens + (score.prompt_tokens or 0)))
-    cost[f"time, {config.attention}, scope {config.scope}"] = seconds
-    cost["memory of the weights"] = float(model.get_memory_footprint())
-    cost["memory of one mask"] = max(cost.get("memory of one mask", 0.0), one_mask)
-    budget = config.memory_budget or default_budget(unembedding(model).device)
-    cost["memory limit of the masked passes"] = float(budget)
     text = f"{way}; {seconds:.2f} s for {tokens} tokens after {score.prompt_tokens} of prompt"
     if way == (fastest := next(iter(PASSES[config.scope]))):
         return "ok", text

@@ -32,11 +32,6 @@ def _with_signs(text: str) -> Markup:
     return Markup(shown)
 
 
-def _without_signs(text: str) -> str:
-    """`visible` for a prompt: line breaks and tabs stay, without signs."""
-    return "".join(c if c in SIGNS else visible(c) for c in text)
-
-
 class Card(NamedTuple):
     """A score or a decision on a page."""
 
@@ -76,7 +71,6 @@ def _template() -> Template:
             "pieces": pieces,
             "visible": visible,
             "with_signs": _with_signs,
-            "without_signs": _without_signs,
         },
     )
 

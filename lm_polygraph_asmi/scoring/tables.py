@@ -98,7 +98,6 @@ def score_file(
                 if seen is not None:
                     seen(row, outcome)
             file.append(records)
-        file.sort()
     return failed
 
 
@@ -146,7 +145,7 @@ def _resumed(file: "Output", source: str | Path, rows: Sequence[Row], scorer: Ro
     file.given += [name for record in kept for name in record]
     file.records, done = kept, {record["row"] for record in kept}
     if len(kept) < len(written) or done < contents.keys():
-        file.write(kept)  # without failed rows; other programs write tables in their own way
+        file.write()  # without failed rows; other programs write tables in their own way
     return done
 
 
@@ -169,39 +168,32 @@ class Output:
         self.path, self.given, self.types = path, given, types
         self.suffix, self.records = path.suffix.lower(), list[dict[str, Any]]()
 
-    def append(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Add rows; a Parquet file is written anew, and replaces the old one when it is whole."""
-        self.records += map(dict, records)
-        if self.suffix == ".parquet":
-            self.write(self.records)
+    def append(self, records: Sequence[dict[str, Any]]) -> None:
+        """Add rows. Parquet is written anew; so is a file where rows are tried again, in order."""
+        self.records += records
+        numbers = [record["row"] for record in self.records]
+        if self.suffix == ".parquet" or numbers != sorted(numbers):
+            self.write()
             return
         new = not (self.path.exists() and self.path.stat().st_size)
         with self.path.open("a", encoding="utf-8", newline="") as file:
             file.write(self._text(records, header=new))
 
-    def write(self, records: Sequence[Mapping[str, Any]]) -> None:
+    def write(self) -> None:
         """Write the whole file, through a temporary one."""
+        self.records.sort(key=lambda record: record["row"])
         partial = self.path.with_name(f"{self.path.name}.partial")
         if self.suffix == ".parquet":
-            self._frame(records).to_parquet(partial, index=False)
+            frame_of(self.records, self.given, self.types).to_parquet(partial, index=False)
         else:
-            partial.write_text(self._text(records, header=True), encoding="utf-8", newline="")
+            partial.write_text(self._text(self.records, True), encoding="utf-8", newline="")
         partial.replace(self.path)
-
-    def sort(self) -> None:
-        """Put the rows into their order, where some were tried again."""
-        numbers = [record["row"] for record in self.records]
-        if numbers != sorted(numbers):
-            self.write(sorted(self.records, key=lambda record: record["row"]))
 
     def _text(self, records: Sequence[Mapping[str, Any]], header: bool) -> str:
         if self.suffix == ".csv":
-            frame = self._frame(records)
+            frame = frame_of(records, self.given, self.types)
             return str(frame.to_csv(index=False, header=header, lineterminator="\n"))
         return "".join(f"{to_json(record, str)}\n" for record in records)
-
-    def _frame(self, records: Sequence[Mapping[str, Any]]) -> "pd.DataFrame":
-        return frame_of(records, self.given, self.types)
 
 
 def frame_of(

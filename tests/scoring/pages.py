@@ -75,16 +75,7 @@ found.shades = tokens.map(t => getComputedStyle(t).backgroundColor);
 found.bars = tokens.map(t => parseFloat(getComputedStyle(t).borderBottomWidth));
 found.overlong = [...document.querySelectorAll('.wide')].filter(w => w.open !== false &&
   w.getBoundingClientRect().right > innerWidth + .5).length;
-const order = {};
-for (const kind of ['by-rank']) {
-  const input = document.querySelector('.' + kind);
-  if (!input) continue;
-  input.checked = true;
-  order[kind] = [...document.querySelectorAll('.rows li')].sort((a, b) =>
-    a.getBoundingClientRect().top - b.getBoundingClientRect().top).map(li =>
-    li.querySelector('a').textContent);
-}
-found.order = order;
+found.order = [...document.querySelectorAll('.rows a')].map(link => link.textContent);
 document.body.setAttribute('data-measured', JSON.stringify(found));
 </script>
 """

@@ -93,7 +93,7 @@ def test_five_answers(several, measured, width):
     found = measured(DARK)["five", width]
     check(found, sum(len(pieces(one.card.score.tokens)) for one in several), width)
     numbers = {str(1 + place): -one.card.rank for place, one in enumerate(several)}
-    order = found["order"]["by-rank"]
+    order = found["order"]
     assert [numbers[n] for n in order] == sorted(numbers.values(), reverse=True)
 
 

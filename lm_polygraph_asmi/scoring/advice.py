@@ -8,8 +8,6 @@ from lm_polygraph_asmi.host.stopping import StopConditions, decode
 from lm_polygraph_asmi.scoring.text import Request
 from lm_polygraph_asmi.validation import is_unspaced
 
-END_TOKENS = 64
-"""Last tokens of a prompt that an answer may repeat."""
 OPENING = "([{<\"'`/\\-_@#$€£“‘«„¿¡"
 """Characters that an answer may follow without a space."""
 
@@ -35,37 +33,30 @@ def answer_warnings(
             f"The model's answer was cut off after {len(ids)} tokens without an end: increase "
             f"max_new_tokens{stop}."
         ]
-    repeated = list(ids[: len(prompt_ids)]) == list(prompt_ids)
-    if isinstance(prompt, str) and isinstance(answer, str):
-        repeated = repeated or answer.lstrip().startswith(prompt.lstrip())
-    found = [repeated_end(tokenizer, prompt_ids, scored_text)]
-    if repeated and len(prompt_ids) >= 4:  # a short prompt may be repeated
-        found = [
-            "The answer begins with the whole prompt, like the output of `generate`: pass only "
-            "what follows the prompt."
-        ]
+    found = [repeated_prompt(tokenizer, prompt_ids, scored_text)]
     if isinstance(prompt, str) and isinstance(answer, str):
         found.append(border_warning(prompt, answer, follows))
     return list(filter(None, found))
 
 
-def repeated_end(tokenizer: Any, prompt_ids: Sequence[int], answer: str) -> str | None:
-    """Warning if the answer starts with the end of its prompt, such as "<think>", or None.
+def repeated_prompt(tokenizer: Any, prompt_ids: Sequence[int], answer: str) -> str | None:
+    """Warning if the answer starts with its prompt or the end of it, such as "<think>", or None.
 
     Words that go on, as in a list, are none: the end is a mark such as "Answer:", or a whole line.
     """
-    ids = list(prompt_ids[-END_TOKENS:])
-    plain = decode(tokenizer, [token for token in ids if token not in tokenizer.all_special_ids])
+    plain = [token for token in prompt_ids if token not in tokenizer.all_special_ids]
     start = answer.lstrip()
-    for before in (decode(tokenizer, ids).rstrip(), plain.rstrip()):
+    for before in (decode(tokenizer, ids).rstrip() for ids in (prompt_ids, plain)):
         lengths = range(min(len(before), len(start)), 1, -1)
         end = next((start[:n] for n in lengths if before.endswith(start[:n])), "").rstrip()
         is_line = before.removesuffix(end).endswith("\n")
         is_mark = not (end[-1:].isalnum() or end.endswith(","))
-        if re.search(r"\w", end) and (is_line or is_mark) and end != plain.strip():
+        if end and end == before.strip():  # a short prompt may be repeated
+            is_line = is_mark = len(prompt_ids) >= 4
+        if re.search(r"\w", end) and (is_line or is_mark):
             return (
-                f"The answer repeats the end of the prompt, {end!r}: pass only what follows the "
-                "prompt."
+                f"The answer repeats the end of the prompt, {end[-40:]!r}: pass only what follows "
+                "the prompt, not the whole output of `generate`."
             )
     return None
 

@@ -6,7 +6,7 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, Template
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from lm_polygraph_asmi.scoring.tokens import FULL_SHADE
 
@@ -23,13 +23,9 @@ def visible(text: str) -> str:
     return "".join(c if c.isprintable() or c in JOINERS else SIGNS.get(c, "\ufffd") for c in text)
 
 
-def _with_signs(text: str) -> Markup:
-    """`visible` for HTML; a real line break or tab follows its sign."""
-    shown = str(escape(visible(text)))
-    for character, sign in SIGNS.items():
-        marked = f'<span class="sign" aria-hidden="true">{sign}</span>{character}'
-        shown = shown.replace(sign, marked) if character in text else shown
-    return Markup(shown)
+def _with_signs(text: str) -> str:
+    """`visible`, but line breaks and tabs follow their signs."""
+    return "".join(SIGNS[c] + c if c in SIGNS else visible(c) for c in text)
 
 
 class Card(NamedTuple):

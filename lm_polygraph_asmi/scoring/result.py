@@ -76,10 +76,6 @@ class Score:
                 f"FILE`; got {error!r}"
             ) from error
 
-    def __lt__(self, other: object) -> bool:
-        """Scores sort by fragility, least fragile first."""
-        return self.score < other.score if isinstance(other, Score) else NotImplemented
-
     def __format__(self, spec: str) -> str:
         return format(self.score, spec) if spec else str(self)
 

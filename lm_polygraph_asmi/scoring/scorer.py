@@ -106,7 +106,7 @@ class Scorer:
             model = causal_model(model, self.config.structure)
         self.model = plain_model(model)
         name_modules(self.model, self.config.structure)
-        self.tokenizer = _usable_tokenizer(self.model, tokenizer, self._instruct)
+        self.tokenizer = _usable_tokenizer(self.model, tokenizer)
         structure_of(self.model)  # raises if heads cannot be masked
         check_tokenizer(self.model, self.tokenizer)
         self._engine = Engine(self.config)
@@ -239,11 +239,10 @@ class Scorer:
         return settings
 
     def _gate(self, given: Given) -> tuple[float, float | None, list[str]]:
-        """alpha(x) (0 for ASMI, 1 for Sem-ASMI), div(x), and warnings about samples."""
+        """alpha(x) (0 for ASMI, 1 for Sem-ASMI), div(x), and a warning about samples."""
         config, samples = self.config, given.request.samples
         if config.method != "adapt":
-            note = f'Samples are used by the method "adapt" only; "{config.method}" ignores them.'
-            return float(config.method == "sem"), None, [] if samples is None else [note]
+            return float(config.method == "sem"), None, []
         if samples is None:
             sampled = self._generation.sampled(
                 given.prompt_ids, config.max_new_tokens, config.num_samples, config.seed
@@ -266,9 +265,9 @@ class Scorer:
 
 
 def _usable_tokenizer(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, instruct: bool
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer; raises unless the model can generate with it, if `instruct` from a chat."""
+    """The tokenizer; raises unless the model can generate with it."""
     if not hasattr(model, "generation_config"):
         raise TypeError(
             "expected a decoder-only model, as AutoModelForCausalLM loads it, got "
@@ -279,8 +278,6 @@ def _usable_tokenizer(
             "expected the model's tokenizer, as in score(model, prompt, answer, "
             f"tokenizer=tokenizer), got {tokenizer!r:.60}"
         )
-    if instruct and not getattr(tokenizer, "chat_template", None):
-        raise ValueError("the tokenizer has no chat template: load the model with instruct=False")
     return tokenizer
 
 

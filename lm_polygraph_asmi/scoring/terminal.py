@@ -1,35 +1,24 @@
-"""A scored answer in a terminal: shades, explanation, and a table of the most fragile tokens."""
+"""A scored answer in a terminal: its text, explanation, and most fragile tokens."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from lm_polygraph_asmi.scoring.page import visible
 
-if TYPE_CHECKING:
-    from lm_polygraph_asmi.scoring.tokens import Token
-
-
-def ink(token: "Token") -> str:
-    """Rich style of a token: the darker, the more fragile."""
-    if token.shade <= 0.05:
-        return ""
-    red, rest = round(255 - 100 * token.shade), round(235 - 200 * token.shade)
-    return f"{'white' if token.shade > 0.5 else 'black'} on rgb({red},{rest},{rest})"
+CAPTION = (
+    "Most fragile tokens. Chosen by: masks under which the token is the most likely one; "
+    "alternative: the most frequent other."
+)
 
 
 def in_terminal(score: Any) -> Iterator[Text | Table]:
-    """The shaded answer, the explanation, and the most fragile tokens of a `Score`."""
-    # Control characters would steer the terminal.
-    yield Text.assemble(*((visible(token.text), ink(token)) for token in score.tokens))
+    """Texts and a table for a `Score`; no character of the answer controls the terminal."""
+    yield Text(visible(score.scored_text))
     yield from map(Text, score.explanation)
-    yield Text(
-        "Most fragile tokens. Chosen by: masks under which the token is the most likely one; "
-        "alternative: the most frequent other.",
-        style="dim",
-    )
+    yield Text(CAPTION, style="dim")
     table = Table("token", "u", "", "MI", "chosen by", "alternative", box=None, header_style="dim")
     for token in sorted(score.tokens, key=lambda token: -token.u)[:5]:
         other = "" if token.alternative is None else repr(token.alternative)

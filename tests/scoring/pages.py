@@ -6,10 +6,7 @@ import math
 import re
 import shutil
 import subprocess
-import zlib
-from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -117,43 +114,3 @@ def measure(pages: Sequence[Shown], folder: Path, *flags: str) -> list[dict]:
     found = re.search(r'data-measured="(.*?)"', done.stdout, re.DOTALL)
     assert found, done.stderr[-2000:]
     return json.loads(html.unescape(found[1]))
-
-
-def filled(page: str, folder: Path, *flags: str) -> Counter[str]:
-    """Colours of a printed page: how many shapes each fills."""
-    (folder / "page.html").write_text(page, encoding="utf-8")
-    subprocess.run(
-        [browser() or "", *flags, "--headless", "--no-sandbox", "--disable-gpu",
-         f"--user-data-dir={folder / 'profile'}", f"--print-to-pdf={folder / 'page.pdf'}",
-         (folder / "page.html").as_uri()],
-        capture_output=True, check=True,
-    )  # fmt: skip
-    found: Counter[str] = Counter()
-    for stream in re.findall(
-        rb"stream\r?\n(.*?)endstream", (folder / "page.pdf").read_bytes(), re.S
-    ):
-        with suppress(zlib.error):  # one that is not compressed is no drawing
-            colour = ""
-            for line in zlib.decompress(stream).decode("latin-1").splitlines():
-                if line.endswith(" rg"):
-                    colour = " ".join(line.split()[-4:-1])
-                found[colour] += line in ("f", "f*")
-    return found
-
-
-def picture(page: str, file: Path, width: int, *flags: str, height: int = 1400) -> None:
-    """A screenshot of a page of this width."""
-    inner = file.with_suffix(".inner.html")
-    inner.write_text(page, encoding="utf-8")
-    outer = file.with_suffix(".html")
-    outer.write_text(
-        f'<!DOCTYPE html><body style="margin:0"><iframe src="{inner.name}" width="{width}" '
-        f'height="{height}" style="border:0"></iframe>', encoding="utf-8"
-    )  # fmt: skip
-    subprocess.run(
-        [browser() or "", *flags, "--headless", "--no-sandbox", "--disable-gpu",
-         "--hide-scrollbars",
-         f"--user-data-dir={file.parent / 'profile'}", f"--window-size={width},{height}",
-         f"--screenshot={file}", outer.as_uri()],
-        capture_output=True, check=True,
-    )  # fmt: skip

@@ -1,7 +1,6 @@
 """Pages that are hard to show, measured in a browser: nothing beyond the border, nothing hidden."""
 
 import re
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -10,7 +9,7 @@ from lm_polygraph_asmi import score
 from lm_polygraph_asmi.scoring.page import pieces, render
 from tests.decoders import unchecked
 from tests.scoring.conftest import PROMPT
-from tests.scoring.pages import TEXTS, Shown, browser, filled, measure, spread
+from tests.scoring.pages import TEXTS, Shown, browser, measure, spread
 from tests.scoring.test_result import decided
 from tests.tiny_lm import whitebox
 
@@ -51,8 +50,6 @@ def several(scores):
 def measured(scores, several, tmp_path_factory):
     """What a browser with certain flags made of a page; it starts once for all with these flags."""
     pages = {(LIGHT,): {}, (DARK,): {}, FORCED: {"code": Shown(scores["code"].to_html(), 400)}}
-    on_paper = scores["code"].to_html().replace("@media print", "@media all")
-    pages[LIGHT,]["on paper"] = Shown(on_paper, 700)
     for width in WIDTHS:
         for name in TEXTS:
             pages[LIGHT,][name, width] = Shown(scores[name].to_html(), width)
@@ -140,21 +137,3 @@ def test_forced_colours(scores, measured):
     shades = [max(token.shade for token in piece) for piece in pieces(one.tokens)]
     darkest = max(range(len(bars)), key=lambda number: shades[number])
     assert bars[darkest] == max(bars) >= 4
-
-
-@pytest.mark.slow
-def test_on_paper(scores, measured, tmp_path):
-    """Each token's bar and shade are printed, in the light colours, whatever the screen had."""
-    one = scores["code"]
-    still = replace(one, tokens=tuple(replace(token, u=0.0) for token in one.tokens))
-    dark_notebook = ("<body>", '<body data-jp-theme-light="false">')
-    printed, plain = (
-        filled(page.to_html().replace(*dark_notebook), tmp_path, DARK) for page in (one, still)
-    )
-    ink, heat = ".102 .102 .102", ".7843 .1176 .1176"  # of the page's light colours, in tenths
-    shaded = sum(max(token.shade for token in piece) >= 0.005 for piece in pieces(one.tokens))
-    assert printed[ink] - plain[ink] == printed[heat] - plain[heat] == shaded
-    # Nothing is cut off where paper does not scroll.
-    found = measured(LIGHT)["on paper"]
-    assert found["page"] <= 700
-    assert found["out"] == []

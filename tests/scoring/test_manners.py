@@ -111,14 +111,6 @@ def test_words_are_completed_as_the_help_says():
     assert shown.stdout == "plain,--calibration\n"
 
 
-def test_instruct_without_a_chat_template(monkeypatch):
-    """The prompts are texts already: the advice is about the model."""
-    host = tiny_lm.whitebox()
-    monkeypatch.setattr(host, "instruct", True, raising=False)
-    with pytest.raises(ValueError, match="no chat template: load the model with instruct=False"):
-        score(host, PROMPT, " Brask")
-
-
 @pytest.mark.parametrize(
     ("file", "message"),
     [("model.safetensors", "cannot load the model .*weights is damaged or incomplete"),

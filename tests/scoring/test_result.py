@@ -110,8 +110,6 @@ def test_in_a_terminal(found):
     assert "Scores have no common scale" in " ".join(plain.split())
     highest = max(found.tokens, key=lambda token: token.u)
     assert f"{highest.u:.4f}" in plain
-    coloured = printed(found, force_terminal=True, color_system="truecolor")
-    assert "\x1b[" in coloured
 
 
 def test_text_is_not_taken_for_markup(found):

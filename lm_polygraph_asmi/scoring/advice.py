@@ -1,15 +1,118 @@
-"""Warnings about an answer, and the border between it and its prompt."""
+"""Warnings about a prompt, its answer, and what a tokenizer or a chat template makes of them."""
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
+from jinja2 import Environment, TemplateSyntaxError
+
+from lm_polygraph_asmi.host.special_tokens import SpecialTokens
 from lm_polygraph_asmi.host.stopping import StopConditions, decode
-from lm_polygraph_asmi.scoring.text import Request
+from lm_polygraph_asmi.scoring.text import Messages, Prompt, Request, texts_of
 from lm_polygraph_asmi.validation import is_unspaced
 
 OPENING = "([{<\"'`/\\-_@#$€£“‘«„¿¡"
 """Characters that an answer may follow without a space."""
+CLOCKS = {"strftime_now", "datetime", "now", "utcnow", "today", "localtime"}
+"""Names by which a template reads the clock."""
+MEANT_FOR_THE_MODEL = re.compile(
+    r"(content|reasoning_content|reasoning|thinking|"
+    r"tool_calls\[\d+\](\.function)?\.(name|arguments.*)) of message \d+"
+)
+"""Names of texts in messages; others, such as ids, are for programs."""
+
+
+def special_warnings(
+    special: SpecialTokens, ends: Collection[int], request: Request, written: str
+) -> list[str]:
+    """Warnings about special tokens that are spelled out in texts: their names and places.
+
+    An end token at the end of an answer or sample is its end. Texts of messages that the prompt as
+    `written` lacks have none.
+    """
+    warnings = []
+    for name, text in request.texts():
+        answered = name != "prompt" and " of message " not in name
+        spellings = special.spelled(text)
+        last = spellings[-1].token if spellings else ""
+        if answered and spellings and text.endswith(last) and special.ids[last] in ends:
+            spellings.pop()
+        read = answered or name.startswith(("prompt", "content of"))
+        if not (spellings and (read or any(form in written for form in _forms(text)))):
+            continue
+        places = ", ".join(f"{token!r} at character {start}" for token, start in spellings[:3])
+        more = f" and {len(spellings) - 3} more" if len(spellings) > 3 else ""
+        chat = "" if answered else " If it is a chat that a template rendered, pass its messages."
+        warnings.append(
+            f"In the {name}, {places}{more} became a control token: if it is text, "
+            f"write it in another way, such as with a space in it.{chat}"
+        )
+    return warnings
+
+
+def template_warnings(tokenizer: Any, prompt: Prompt, written: str) -> list[str]:
+    """Warnings about a chat template that reads the clock, or leaves out text of the messages."""
+    if isinstance(prompt, str):
+        return []
+    warnings = []
+    if reads_clock(tokenizer):
+        warnings.append(
+            "The chat template reads the clock: the same messages are another prompt on another "
+            "day, and a calibration may not hold then. Fix the date in the template."
+        )
+    if missing := _left_out(prompt, written):
+        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+        warnings.append(
+            f"The chat template leaves out or changes the {', the '.join(missing[:5])}{more}: the "
+            "model does not see that text. Move it to where the template writes it, or use another "
+            "template."
+        )
+    return warnings
+
+
+def reads_clock(tokenizer: Any) -> bool:
+    """Whether the chat template makes another prompt of the same messages on another day."""
+    try:
+        return _names_clock(tokenizer.get_chat_template())
+    except (AttributeError, ValueError, TemplateSyntaxError):  # `rendered` says what is wrong
+        return False
+
+
+@lru_cache
+def _names_clock(template: str) -> bool:
+    names = [value for _, kind, value in Environment().lex(template) if kind == "name"]
+    own = {name for before, name in pairwise(names) if before == "set"}  # as in set today = "..."
+    return not CLOCKS.isdisjoint(set(names) - own)
+
+
+def _left_out(messages: Messages, written: str) -> list[str]:
+    """Names of the texts that the template has not written, as "content of message 1 (system)".
+
+    What is found is taken away, the longest and latest first: no text hides an earlier one.
+    """
+    rest, missing = _squeezed(written), set()
+    texts = {name: text for name, text in texts_of(messages) if MEANT_FOR_THE_MODEL.fullmatch(name)}
+    names = list(texts)
+    for name in sorted(names, key=lambda n: (len(texts[n]), names.index(n)), reverse=True):
+        forms = map(_squeezed, (*_forms(texts[name]), json.dumps(texts[name])))
+        form = next((form for form in forms if form in rest), None)
+        if form is None:
+            missing.add(name)
+        rest = rest.replace(form, "\0", 1) if form else rest
+    return [f"{n} ({messages[int(n.split()[-1]) - 1]['role']})" for n in texts if n in missing]
+
+
+def _squeezed(text: str) -> str:
+    """A text without what templates and JSON change: white space, quotes, backslashes."""
+    return re.sub(r"[\s\"'\\]+", "", text)
+
+
+def _forms(text: str) -> tuple[str, str]:
+    """How a template may write a text of a message: as it is, or inside JSON."""
+    return text, json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def answer_warnings(

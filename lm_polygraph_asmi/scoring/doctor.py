@@ -27,7 +27,6 @@ class ModelDiagnosis:
     """What is known of a model."""
 
     model: str  # its name
-    modules: dict[str, str] = field(default_factory=dict)  # part -> module or number
     checks: list[dict[str, str]] = field(default_factory=list)  # check, state and text of each
 
     @property
@@ -37,7 +36,7 @@ class ModelDiagnosis:
         return "problem" not in states and not {"ok", "slower"}.isdisjoint(states)
 
     def add(self, check: str, state: str, text: str) -> None:
-        """Add a check: ok, slower, unsupported, warning or problem."""
+        """Add a check: found (a module), ok, slower, unsupported, warning or problem."""
         self.checks.append({"check": check, "state": state, "text": text})
 
     def to_dict(self) -> dict[str, Any]:
@@ -45,9 +44,7 @@ class ModelDiagnosis:
         return asdict(self) | {"works": self.works}
 
     def __rich__(self) -> Table:
-        table = Table("part or check", "state", "found", title=self.model)
-        for part, text in self.modules.items():
-            table.add_row(part, "", Text(text))
+        table = Table("check", "state", "found", title=self.model)
         for check in self.checks:
             table.add_row(check["check"], check["state"], Text(check["text"]))
         return table
@@ -65,8 +62,8 @@ def diagnose_model(
 
     Example:
         >>> diagnosis = diagnose_model("tiny", scorer.model, scorer.tokenizer)
-        >>> diagnosis.works, diagnosis.modules["lm head"]
-        (True, 'lm_head')
+        >>> diagnosis.works, diagnosis.checks[-1]["check"]
+        (True, 'eager, response')
     """
     text = "not among the releases that the tests passed on (data/tested.csv)"
     diagnosis = ModelDiagnosis(name)
@@ -79,7 +76,8 @@ def diagnose_model(
         diagnosis.add("structure", "problem", str(error))
         return diagnosis
     model, tokenizer = scorer.model, scorer.tokenizer
-    diagnosis.modules |= _described(model)
+    for part, found in _described(model).items():
+        diagnosis.add(part, "found", found)
     for attention in dict.fromkeys([attention_of(model), *MASKABLE]):
         try:
             with scoring_session(model, attention):

@@ -10,8 +10,6 @@ from markupsafe import Markup
 
 from lm_polygraph_asmi.scoring.tokens import FULL_SHADE
 
-LEGEND = (0.0, 0.001, 0.01, 0.03, 0.1)
-"""u in nats that the legend shows."""
 SIGNS = {"\n": "⏎", "\t": "⇥"}
 """How line breaks and tabs are shown; other unprintable characters as �."""
 JOINERS = "\u200c\u200d"
@@ -63,7 +61,7 @@ def _template() -> Template:
     return Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
         source,
         globals={
-            "legend_shades": [(u, min(1.0, (u / FULL_SHADE) ** 0.5)) for u in LEGEND],
+            "full_shade": FULL_SHADE,
             "pieces": pieces,
             "visible": visible,
             "with_signs": _with_signs,

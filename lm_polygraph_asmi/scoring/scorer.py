@@ -25,8 +25,7 @@ from lm_polygraph_asmi.model import (
     structure_of,
 )
 from lm_polygraph_asmi.results.cache import tokenizer_key
-from lm_polygraph_asmi.scoring.advice import answer_warnings
-from lm_polygraph_asmi.scoring.control_tokens import special_warnings, template_warnings
+from lm_polygraph_asmi.scoring.advice import answer_warnings, special_warnings, template_warnings
 from lm_polygraph_asmi.scoring.engine import Engine, diversity_of
 from lm_polygraph_asmi.scoring.generation import Generation
 from lm_polygraph_asmi.scoring.own_tokenizer import check_tokenizer
@@ -306,11 +305,6 @@ def score(
         config, **settings: `ASMIConfig`, and fields that override it; those of `Scorer`, too.
         samples: method "adapt" only: sampled answers. None: sampled at temperature 0.5; they
             depend only on prompt and `seed`.
-
-    Raises:
-        OSError: no model of that name.
-        TypeError: heads of the model cannot be masked, or a setting is unknown.
-        ValueError: of a prompt, answer, setting or tokenizer that does not fit the model.
 
     Source: the paper's Sem-ASMI by default; `method` selects ASMI or Adapt-ASMI.
 

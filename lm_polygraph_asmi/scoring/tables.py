@@ -85,7 +85,8 @@ def score_file(
 
     types, rows = columns_of(scorer._result), check_out(source, out, scorer._result)
     rows = [row._replace(content=change(row.content)) for row in rows]
-    known, failed = known_fingerprints(_scorer_of(scorer)), 0
+    own: Any = getattr(scorer, "scorer", scorer)  # of a `Decider`
+    known, failed = known_fingerprints(own), 0
     file = Output(Path(out), ["row", *(n for row in rows for n in row.content), "correct"], types)
     with locked(f"{out}.lock", remove=True, output=out):
         done = _resumed(file, source, rows, scorer) if Path(out).exists() else set()
@@ -99,11 +100,6 @@ def score_file(
                     seen(row, outcome)
             file.append(records)
     return failed
-
-
-def _scorer_of(scorer: Rows) -> Any:
-    """The `Scorer` itself, or that of a `Decider`."""
-    return getattr(scorer, "scorer", scorer)
 
 
 def record_of(
@@ -136,7 +132,7 @@ def _resumed(file: "Output", source: str | Path, rows: Sequence[Row], scorer: Ro
     for record in kept[:1]:
         made_with = getattr(scorer, "made_with", {})
         others = [n for n, value in made_with.items() if record.get(n) != value]
-        others += other_settings(_scorer_of(scorer), record)
+        others += other_settings(getattr(scorer, "scorer", scorer), record)
         if others:
             raise ValueError(
                 f"{file.path} was written with another model or other settings "

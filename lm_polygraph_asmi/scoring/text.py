@@ -1,7 +1,6 @@
 """What a user passes, checked; text to token ids and back, with offsets that rebuild an answer."""
 
 import operator
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from os.path import commonprefix
 from typing import Any, NamedTuple
@@ -9,11 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Int
-from jinja2 import TemplateError
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from lm_polygraph_asmi.files import DEPTH
 from lm_polygraph_asmi.host.stopping import UNFINISHED, StopConditions, decode
 from lm_polygraph_asmi.validation import lone_surrogate
 
@@ -23,10 +20,6 @@ Answer = str | Sequence[int]
 
 CONTEXT = 4
 """Prompt tokens decoded with the answer: some tokenizers drop a space at the start."""
-TEMPLATE_ERRORS = (
-    TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError,
-)  # fmt: skip
-"""Errors of a chat template that does not support a chat."""
 
 
 class Request(NamedTuple):
@@ -138,25 +131,20 @@ def texts_of(prompt: Prompt) -> Iterator[tuple[str, str]]:
         return
     for number, message in enumerate(prompt, start=1):
         for field, value in message.items():
-            for path, text in _texts(value, str(field), 0):
+            for path, text in _texts(value, str(field)):
                 yield f"{path} of message {number}", text
 
 
-def _texts(value: Any, path: str, depth: int) -> Iterator[tuple[str, str]]:
-    if depth > DEPTH:
-        raise ValueError(
-            f"expected at most {DEPTH} nested lists and objects in a message, got more in "
-            f"{re.split(r'[.[]', path)[0]!r}: flatten it"
-        )
+def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, Mapping):
         for name, part in value.items():
             yield f"name in {path}", str(name)
-            yield from _texts(part, f"{path}.{name}", depth + 1)
+            yield from _texts(part, f"{path}.{name}")
     elif isinstance(value, list | tuple):
         for index, part in enumerate(value):
-            yield from _texts(part, f"{path}[{index}]", depth + 1)
+            yield from _texts(part, f"{path}[{index}]")
 
 
 def _checked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -202,7 +190,7 @@ def rendered(tokenizer: Any, prompt: Prompt) -> str:
         return str(
             tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         )
-    except TEMPLATE_ERRORS as error:
+    except Exception as error:  # a template may raise any
         raise ValueError(f"the chat template does not support these messages: {error}") from error
 
 

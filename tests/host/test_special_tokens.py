@@ -5,7 +5,7 @@ from copy import deepcopy
 import pytest
 
 from lm_polygraph_asmi.host.special_tokens import SpecialTokens
-from lm_polygraph_asmi.scoring.control_tokens import special_warnings
+from lm_polygraph_asmi.scoring.advice import special_warnings
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.text import parse_request, prompt_tokens
 from tests.scripted import byte_tokenizer, scripted_model, space_tokenizer

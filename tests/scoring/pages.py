@@ -79,11 +79,10 @@ document.body.setAttribute('data-measured', JSON.stringify(found));
 
 
 class Shown(NamedTuple):
-    """A page, how wide it is shown, and attributes of its body, as of a notebook's theme."""
+    """A page, and how wide it is shown."""
 
     page: str
     width: int
-    body: str = ""
 
 
 def measure(pages: Sequence[Shown], folder: Path, *flags: str) -> list[dict]:
@@ -92,8 +91,8 @@ def measure(pages: Sequence[Shown], folder: Path, *flags: str) -> list[dict]:
     They stand in frames, since a headless window is never narrower than 500 pixels.
     """
     frames = ""
-    for number, (page, width, body) in enumerate(pages):
-        inner = page.replace("<body>", f"<body {body}>").replace("</body>", f"{MEASURE}</body>")
+    for number, (page, width) in enumerate(pages):
+        inner = page.replace("</body>", f"{MEASURE}</body>")
         (folder / f"inner{number}.html").write_text(inner, encoding="utf-8")
         frames += (
             f'<iframe src="inner{number}.html" width="{width}" height="900" style="border:0">'

@@ -29,7 +29,8 @@ def test_a_model_is_described_checked_and_timed(folder):
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
     config = AutoModelForCausalLM.from_pretrained(folder).config
-    found, layers = told["modules"], config.num_hidden_layers
+    found = {check["check"]: check["text"] for check in told["checks"]}
+    layers = config.num_hidden_layers
     assert found["layers"] == f"model.layers ({layers})"
     heads = config.num_attention_heads
     assert found["heads"] == f"{heads} a layer, in {layers} of {layers} layers"

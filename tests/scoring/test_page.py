@@ -96,7 +96,7 @@ def test_readable_without_colour(found):
     """A table has every number."""
     page = found.to_html()
     rows = re.findall(r"<tr><td>(.*?)</tr>", page, re.DOTALL)
-    assert page.count('<span class="token"') == len(pieces(found.tokens)) + 5  # the legend's
+    assert page.count('<span class="token"') == len(pieces(found.tokens))
     for row, token in zip(rows, found.tokens, strict=True):
         share = f"({100 * token.alternative_share:.0f}\xa0%)"
         assert f"<td>{token.u:.4f}</td><td>{token.mi:.4f}</td>" in row
@@ -196,7 +196,7 @@ def test_in_a_browser(found, nasty, opened):
         assert "<title>Fragility</title>" in elements  # no script of an answer ran
         assert shown.text.count(NASTY) == Elements(page).text.count(NASTY)
         own = sum(len(pieces(one.tokens)) for one in (found, *nasty))
-        assert sum("--s" in a.get("style", "") for _, a in shown.tags) == own + 5  # the legend's
+        assert sum("--s" in a.get("style", "") for _, a in shown.tags) == own
         assert picture.std() > 0.05  # something is written
         # Shaded tokens are redder than their surroundings.
         assert ((picture[..., 0] - picture[..., 2]) > 0.2).mean() > 0.002

@@ -10,9 +10,6 @@ from tests.scoring.conftest import PROMPT
 from tests.scoring.test_text import MESSAGES
 
 SAYS = {"role": "assistant", "content": " Brask"}
-DEEP = "x"
-for _ in range(5000):
-    DEEP = [DEEP]
 
 
 def asks(content, **fields):
@@ -69,7 +66,6 @@ REQUESTS = [
     (("prompt", [{"role": "user\udc00", "content": "?"}]), "the role of message 1 as text"),
     (("prompt", asks("?", tool_calls=[{"arguments": {"a": "\udc00"}}])),
      r"the tool_calls\[0\].arguments.a of message 1 as text"),
-    (("prompt", asks("?", id=DEEP)), "nested lists and objects in a message, got more in 'id'"),
 ]  # fmt: skip
 
 

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Collection, Sequence
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -76,14 +75,10 @@ def template_warnings(tokenizer: Any, prompt: Prompt, written: str) -> list[str]
 def reads_clock(tokenizer: Any) -> bool:
     """Whether the chat template makes another prompt of the same messages on another day."""
     try:
-        return _names_clock(tokenizer.get_chat_template())
+        tokens = Environment().lex(tokenizer.get_chat_template())
     except (AttributeError, ValueError, TemplateSyntaxError):  # `rendered` says what is wrong
         return False
-
-
-@lru_cache
-def _names_clock(template: str) -> bool:
-    names = [value for _, kind, value in Environment().lex(template) if kind == "name"]
+    names = [value for _, kind, value in tokens if kind == "name"]
     own = {name for before, name in pairwise(names) if before == "set"}  # as in set today = "..."
     return not CLOCKS.isdisjoint(set(names) - own)
 

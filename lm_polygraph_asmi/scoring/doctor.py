@@ -1,6 +1,5 @@
 """Whether a model can be scored, how and at what cost; no data needed."""
 
-import logging
 import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -109,17 +108,13 @@ def _described(model: PreTrainedModel) -> dict[str, str]:
 
 def _checked(scorer: Scorer) -> tuple[str, str]:
     """State and text of the self-check in one scope, with the time of an answer."""
-    model, config, log = scorer.model, scorer.config, logging.getLogger("lm_polygraph")
-    level = log.level
-    log.setLevel(logging.ERROR)  # the report has the warnings of slower passes
+    model, config = scorer.model, scorer.config
     try:
         scorer.score(PROMPT)  # with the self-check
         start = time.perf_counter()
         score = scorer.score(PROMPT)
     except (RuntimeError, ValueError, TypeError, FloatingPointError, NotImplementedError) as error:
         return "problem", str(error)
-    finally:
-        log.setLevel(level)
     seconds, tokens = time.perf_counter() - start, len(score.tokens)
     with scoring_session(model, config.attention):
         way = next(iter(passes_in_use(model, config.scope)), "none")

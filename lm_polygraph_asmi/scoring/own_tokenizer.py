@@ -19,20 +19,15 @@ def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
     ends = config.eos_token_id, getattr(model.generation_config, "eos_token_id", None)
     boundaries = _ids(config.bos_token_id, *ends)
     special = {*tokenizer.all_special_ids, *getattr(tokenizer, "added_tokens_decoder", ())}
-    reason = None
     if abs(size - expected) > TOLERANCE * expected:
         reason = f"it has {size} tokens, the model {expected}"
     elif boundaries and not boundaries & special:
-        token = min(boundaries)
-        reason = (
-            f"the model's texts begin and end with the tokens {sorted(boundaries)}, which are "
-            f"ordinary ones in it ({token} is {tokenizer.convert_ids_to_tokens(token)!r})"
-        )
-    if reason:
-        raise ValueError(
-            f"the tokenizer is not the model's own: {reason}. Load both from the same folder or "
-            "name"
-        )
+        reason = f"{sorted(boundaries)}, which begin and end the model's texts, are ordinary in it"
+    else:
+        return
+    raise ValueError(
+        f"the tokenizer is not the model's own: {reason}. Load both from the same folder or name"
+    )
 
 
 def _ids(*settings: Any) -> set[int]:

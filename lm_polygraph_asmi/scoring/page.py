@@ -48,25 +48,13 @@ def pieces(tokens: Sequence[Any]) -> list[list[Any]]:
     return joined if joined[-1] else joined[:-1]
 
 
-def _shared(lists: Sequence[Sequence[str]]) -> list[str]:
-    """Lines that all of several lists share."""
-    first, *others = lists
-    return [line for line in first if others and all(line in other for other in others)]
-
-
 @cache
 def _template() -> Template:
     source = files("lm_polygraph_asmi.scoring").joinpath("page.html.jinja").read_text("utf-8")
+    names = {"full_shade": FULL_SHADE, "pieces": pieces, "visible": visible}
     # Models write the answers: escape everything.
-    return Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
-        source,
-        globals={
-            "full_shade": FULL_SHADE,
-            "pieces": pieces,
-            "visible": visible,
-            "with_signs": _with_signs,
-        },
-    )
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(source, globals=names | {"with_signs": _with_signs})
 
 
 def render_part(card: Card) -> str:
@@ -78,5 +66,6 @@ def render_part(card: Card) -> str:
 def render(cards: Sequence[Card], title: str) -> str:
     """A self-contained HTML page; several cards have a summary on top."""
     order = sorted(range(len(cards)), key=lambda number: cards[number].rank)
-    shared = _shared([card.sentences for card in cards])
+    first, *others = (card.sentences for card in cards)
+    shared = [line for line in first if others and all(line in other for other in others)]
     return _template().render(cards=cards, title=title, shared=shared, order=order)

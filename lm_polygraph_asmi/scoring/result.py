@@ -103,13 +103,8 @@ class Score:
     @property
     def highest(self) -> float:
         """Upper bound of the score: ln S, nats; for a sum, times the counted tokens."""
-        summed = self.counted if self.aggregation == "sum" else 1
+        summed = self.counted if self.config.aggregation == "sum" else 1
         return math.log(self.settings["num_masks"]) * summed
-
-    @property
-    def aggregation(self) -> str:
-        """How u is aggregated over the counted tokens: "mean", "sum" or "max"."""
-        return self.config.aggregation
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -130,8 +125,10 @@ class Score:
         """
         tokens = self.tokens[: self.counted]
         signals = {
-            "asmi": aggregate([token.mi for token in tokens], self.aggregation),
-            "sem": aggregate([token_scores(t.mi, t.agreement) for t in tokens], self.aggregation),
+            "asmi": aggregate([token.mi for token in tokens], self.config.aggregation),
+            "sem": aggregate(
+                [token_scores(t.mi, t.agreement) for t in tokens], self.config.aggregation
+            ),
         }
         signals |= unmasked_signals([t.log_likelihood for t in tokens], [t.entropy for t in tokens])
         return signals | {self.config.method: self.score}
@@ -139,7 +136,7 @@ class Score:
     @property
     def explanation(self) -> list[str]:
         """How to read the score, in sentences; the last is its limit."""
-        aggregated = {"max": "maximum"}.get(self.aggregation, self.aggregation)
+        aggregated = {"max": "maximum"}.get(self.config.aggregation, self.config.aggregation)
         free = ", ".join(
             f"{signal.title} {self.signals[name]:.4g}"
             for name, signal in SIGNALS.items()

@@ -115,7 +115,7 @@ def record_of(
     return record | {name: content[name] for name in columns if name in content}
 
 
-def _resumed(file: "Output", source: str | Path, rows: Sequence[Row], scorer: Rows) -> set[int]:
+def _resumed(file: "Output", source: str | Path, rows: Sequence[Row], scorer: Any) -> set[int]:
     """Numbers of the rows that have a result in the file, from which others are removed."""
     from lm_polygraph_asmi.scoring.unmasked import other_settings
 

@@ -187,9 +187,8 @@ def rendered(tokenizer: Any, prompt: Prompt) -> str:
         )
     messages = [dict(message) for message in prompt]
     try:
-        return str(
-            tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        )
+        options = {"add_generation_prompt": True, "tokenize": False}
+        return str(tokenizer.apply_chat_template(messages, **options))
     except Exception as error:  # a template may raise any
         raise ValueError(f"the chat template does not support these messages: {error}") from error
 

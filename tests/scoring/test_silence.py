@@ -44,11 +44,8 @@ class TestAnotherTokenizer:
         model = tiny_lm.whitebox().model
         model.config.bos_token_id, model.config.eos_token_id = 70, [71, 72]
         model.generation_config.eos_token_id = 73
-        piece = tokenizer.convert_ids_to_tokens(70)
-        with pytest.raises(ValueError, match=r"ordinary ones in it \(70 is ") as refused:
+        with pytest.raises(ValueError, match=r"\[70, 71, 72, 73\], which .* are ordinary in it"):
             score(model, PROMPT, [7, 8], tokenizer=tokenizer)
-        assert "[70, 71, 72, 73]" in str(refused.value)
-        assert repr(piece) in str(refused.value)
         model.generation_config.eos_token_id = tokenizer.eos_token_id  # one that is its own
         assert not score(model, PROMPT, [7, 8], tokenizer=tokenizer).warnings
 

@@ -16,15 +16,6 @@ from tests import tiny_lm
 from tests.scoring.conftest import PROMPT
 
 
-def test_numbers_of_other_libraries_are_numbers(model, tokenizer):
-    settings = {"seed": np.int64(3), "depth": np.float64(0.6), "num_masks": np.int32(9)}
-    plain = {name: value.item() for name, value in settings.items()}
-    found, expected = (
-        score(model, PROMPT, " Brask", tokenizer=tokenizer, **s) for s in (settings, plain)
-    )
-    assert float(found) == float(expected)
-
-
 def test_a_forgotten_tokenizer(model, tokenizer):
     for arguments in ((PROMPT, " Brask"), (PROMPT,)):
         with pytest.raises(ValueError, match=r"expected the model's tokenizer, as in score\("):
@@ -33,17 +24,6 @@ def test_a_forgotten_tokenizer(model, tokenizer):
         Scorer(model, tokenizer=PROMPT)
     with pytest.raises(ValueError, match="expected a prompt as text, or as a list of chat"):
         score(model, tokenizer)
-
-
-def test_a_model_that_brings_its_tokenizer():
-    wrapped = tiny_lm.whitebox()
-    expected = score(wrapped, PROMPT, " Brask")
-    for arguments, named in (
-        ((PROMPT, " Brask"), {}),
-        ((PROMPT,), {"answer": " Brask"}),
-        ((), {"prompt": PROMPT, "answer": " Brask"}),
-    ):
-        assert float(score(wrapped, *arguments, **named)) == float(expected)
 
 
 def test_a_name_simply_loads(tmp_path, capfd):

@@ -48,7 +48,7 @@ SAID = "the file holds rows: name it .csv, or write one JSON object per line, to
 OTHER_BYTES = {
     "UTF-16": LINES.encode("utf-16"),
     "UTF-16 without a mark": LINES.encode("utf-16-le"),
-    "UTF-16 of the other order": LINES.encode("utf-16-be"),
+    "Latin-1": "né\n".encode("latin-1") * 3,
     "UTF-32": LINES.encode("utf-32"),
     "gzip": gzip.compress(LINES.encode()),
     "zip": zipped(),
@@ -74,13 +74,6 @@ def test_bytes_that_are_no_text_are_named(tmp_path, kind, name):
     path.write_bytes(OTHER_BYTES[kind])
     with pytest.raises(ValueError, match=f"{path}: expected text in UTF-8, got other bytes"):
         list(read_rows(path))
-
-
-def test_bytes_of_no_known_kind(tmp_path):
-    for name in ("rows.jsonl", "prompt.txt"):
-        (tmp_path / name).write_bytes("né\n".encode("latin-1") * 3)
-        with pytest.raises(ValueError, match=f"{name}: expected text in UTF-8, got .*position 1"):
-            list(read_rows(tmp_path / name))
 
 
 @pytest.mark.parametrize(

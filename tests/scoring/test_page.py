@@ -3,11 +3,9 @@
 import re
 import subprocess
 from dataclasses import replace
-from html import escape
 from html.parser import HTMLParser
 
 import matplotlib.image
-import numpy as np
 import pytest
 
 from lm_polygraph_asmi import score
@@ -203,39 +201,3 @@ def test_in_a_browser(found, nasty, opened):
         brightness[dark] = picture.mean()
     assert brightness[False] > 0.75
     assert brightness[True] < 0.35
-
-
-@pytest.mark.slow
-def test_shades_are_seen(found, opened):
-    """The same page without fragility has no red in it."""
-    still = replace(found, tokens=tuple(replace(token, u=0.0) for token in found.tokens))
-    legend = re.compile(r'<p class="legend">.*?</p>', re.DOTALL)  # which has all shades
-    _, picture, _ = opened(legend.sub("", still.to_html()), True)
-    assert ((picture[..., 0] - picture[..., 2]) > 0.2).mean() < 0.001
-
-
-@pytest.mark.slow
-def test_bars_are_seen(found, opened):
-    """On every line of a long answer, and where a reader has colours of his own."""
-    high = tuple(replace(found.tokens[0], text=" ferry", u=0.1) for _ in range(60))
-    pages = [
-        replace(found, tokens=tuple(replace(token, u=u) for token in high)).to_html()
-        for u in (0.1, 0.0)
-    ]
-    both = "".join(
-        f'<iframe srcdoc="{escape(page)}" width="500" height="900" style="border:0"></iframe>'
-        for page in pages
-    )
-    for flags in ((), ("--force-high-contrast", "--enable-features=ForcedColors")):
-        _, picture, _ = opened(f'<body style="margin:0">{both}', False, *flags, width=1000)
-        rows = []
-        for half in (picture[:, :500], picture[:, 500:1000]):
-            # A bar is a row of pixels without a break, wider than any letter, in ink.
-            ink = np.abs(half - np.median(half, axis=(0, 1))).max(axis=-1) > 0.7
-            lengths = [
-                max(map(len, "".join("x" if dark else " " for dark in row).split()), default=0)
-                for row in ink
-            ]
-            rows.append(sum(length > 150 for length in lengths))
-        lines = 4  # of text, at least
-        assert rows[0] >= rows[1] + 3 * lines

@@ -56,19 +56,6 @@ def test_unit_range_and_direction(found):
     assert f"over {len(found.tokens) - 1} tokens" in fewer.explanation[0]
 
 
-def test_free_signals_are_printed_to_compare(found):
-    free = ", ".join(
-        f"{title} {found.signals[name]:.4g}"
-        for name, title in (("msp", "MSP"), ("perplexity", "perplexity"), ("entropy", "entropy"))
-    )
-    assert f"To compare, in nats (higher = more uncertain): {free}." in found.explanation
-
-
-def test_the_boundary_of_the_paper_is_always_said(found):
-    assert "only for answers from the given context" in found.explanation[-1]
-    assert "For closed-book questions, try MSP" in found.explanation[-1]
-
-
 def test_a_number_alone_tells_no_probability(found):
     said = " ".join(found.explanation)
     assert "Scores have no common scale. A calibration, from labelled answers" in said

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from transformers import GenerationConfig, MambaConfig, MambaForCausalLM
 
-import lm_polygraph_asmi
 from lm_polygraph_asmi import ASMI, AdaptASMI, SemASMI, available_stat_calculators, score
 from lm_polygraph_asmi.model import attention_of
 from lm_polygraph_asmi.results.names import SAVED, at_depth
@@ -548,10 +547,3 @@ def test_without_a_pad_token(ending, tokenizer):
     settings = {"method": "adapt", "max_new_tokens": 8}
     expected = score(ending.model, PROMPT, tokenizer=tokenizer, **settings)
     assert numbers(score(ending.model, PROMPT, tokenizer=without, **settings)) == numbers(expected)
-
-
-def test_public_names():
-    assert lm_polygraph_asmi.score is score
-    assert {"Calibration", "Score", "available_stat_calculators", "score"} <= set(
-        lm_polygraph_asmi.__all__
-    )

@@ -147,4 +147,4 @@ class Decision:
         for sentence in self.sentences:
             yield Text(sentence)
         if self.score is not None:
-            yield from in_terminal(self.score, options.max_width)
+            yield from in_terminal(self.score)

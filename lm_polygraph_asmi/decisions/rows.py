@@ -176,7 +176,7 @@ def scored_again(rows: Iterable[Row], kept: int) -> str:
 
 def _saved_answers(rows: Iterable[Row], scorer: "Scorer") -> dict[int, UnmaskedAnswer]:
     """Row number -> answer of a row of `score --out` that this scorer would score so."""
-    from lm_polygraph_asmi.scoring.control_tokens import reads_clock  # imports transformers
+    from lm_polygraph_asmi.scoring.advice import reads_clock  # imports transformers
     from lm_polygraph_asmi.scoring.unmasked import fingerprints, other_settings
 
     saved, dated = dict[int, UnmaskedAnswer](), reads_clock(scorer.tokenizer)

@@ -1,45 +1,113 @@
-"""Warnings about a prompt, its answer, and the border between them: each once."""
+"""Warnings about a prompt, its answer, and what a tokenizer or a chat template makes of them."""
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import pairwise
 from typing import Any
+
+from jinja2 import Environment, TemplateSyntaxError
 
 from lm_polygraph_asmi.host.special_tokens import SpecialTokens
 from lm_polygraph_asmi.host.stopping import StopConditions, decode
-from lm_polygraph_asmi.scoring.control_tokens import (
-    rendered_warnings,
-    special_warnings,
-    template_warnings,
-)
-from lm_polygraph_asmi.scoring.text import Request
+from lm_polygraph_asmi.scoring.text import Messages, Prompt, Request, texts_of
 from lm_polygraph_asmi.validation import is_unspaced
 
-END_TOKENS = 64
-"""Last tokens of a prompt that an answer may repeat."""
 OPENING = "([{<\"'`/\\-_@#$€£“‘«„¿¡"
 """Characters that an answer may follow without a space."""
+CLOCKS = {"strftime_now", "datetime", "now", "utcnow", "today", "localtime"}
+"""Names by which a template reads the clock."""
+MEANT_FOR_THE_MODEL = re.compile(
+    r"(content|reasoning_content|reasoning|thinking|"
+    r"tool_calls\[\d+\](\.function)?\.(name|arguments.*)) of message \d+"
+)
+"""Names of texts in messages; others, such as ids, are for programs."""
 
 
-def prompt_warnings(
-    special: SpecialTokens, ends: set[int], request: Request, ids: Sequence[int], written: str
+def special_warnings(
+    special: SpecialTokens, ends: Collection[int], request: Request, written: str
 ) -> list[str]:
-    """Warnings about a prompt, `written` so with token ids `ids`, and control tokens anywhere.
+    """Warnings about special tokens that are spelled out in texts: their names and places.
 
-    `ends`: ids of the end tokens.
+    An end token at the end of an answer or sample is its end. Texts of messages that the prompt as
+    `written` lacks have none.
     """
-    tokenizer, prompt = special.tokenizer, request.prompt
-    warnings = template_warnings(tokenizer, prompt, written)
-    warnings += special_warnings(special, ends, request, written)
-    warnings += rendered_warnings(special, prompt)
-    if isinstance(prompt, str) and not prompt.strip():
-        warnings.append("The prompt is blank: the answer depends on no question.")
-    first = tokenizer.bos_token_id
-    if isinstance(prompt, str) and first is not None and list(ids[:2]) == [first, first]:
+    warnings = []
+    for name, text in request.texts():
+        answered = name != "prompt" and " of message " not in name
+        spellings = special.spelled(text)
+        last = spellings[-1].token if spellings else ""
+        if answered and spellings and text.endswith(last) and special.ids[last] in ends:
+            spellings.pop()
+        read = answered or name.startswith(("prompt", "content of"))
+        if not (spellings and (read or any(form in written for form in _forms(text)))):
+            continue
+        places = ", ".join(f"{token!r} at character {start}" for token, start in spellings[:3])
+        more = f" and {len(spellings) - 3} more" if len(spellings) > 3 else ""
+        chat = "" if answered else " If it is a chat that a template rendered, pass its messages."
         warnings.append(
-            f"The prompt begins with {tokenizer.bos_token!r}, and the tokenizer added another: "
-            "leave it out of the text, or pass the chat as messages."
+            f"In the {name}, {places}{more} became a control token: if it is text, "
+            f"write it in another way, such as with a space in it.{chat}"
         )
     return warnings
+
+
+def template_warnings(tokenizer: Any, prompt: Prompt, written: str) -> list[str]:
+    """Warnings about a chat template that reads the clock, or leaves out text of the messages."""
+    if isinstance(prompt, str):
+        return []
+    warnings = []
+    if reads_clock(tokenizer):
+        warnings.append(
+            "The chat template reads the clock: the same messages are another prompt on another "
+            "day, and a calibration may not hold then. Fix the date in the template."
+        )
+    if missing := _left_out(prompt, written):
+        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+        warnings.append(
+            f"The chat template leaves out or changes the {', the '.join(missing[:5])}{more}: the "
+            "model does not see that text. Move it to where the template writes it, or use another "
+            "template."
+        )
+    return warnings
+
+
+def reads_clock(tokenizer: Any) -> bool:
+    """Whether the chat template makes another prompt of the same messages on another day."""
+    try:
+        tokens = Environment().lex(tokenizer.get_chat_template())
+    except (AttributeError, ValueError, TemplateSyntaxError):  # `rendered` says what is wrong
+        return False
+    names = [value for _, kind, value in tokens if kind == "name"]
+    own = {name for before, name in pairwise(names) if before == "set"}  # as in set today = "..."
+    return not CLOCKS.isdisjoint(set(names) - own)
+
+
+def _left_out(messages: Messages, written: str) -> list[str]:
+    """Names of the texts that the template has not written, as "content of message 1 (system)".
+
+    What is found is taken away, the longest and latest first: no text hides an earlier one.
+    """
+    rest, missing = _squeezed(written), set()
+    texts = {name: text for name, text in texts_of(messages) if MEANT_FOR_THE_MODEL.fullmatch(name)}
+    names = list(texts)
+    for name in sorted(names, key=lambda n: (len(texts[n]), names.index(n)), reverse=True):
+        forms = map(_squeezed, (*_forms(texts[name]), json.dumps(texts[name])))
+        form = next((form for form in forms if form in rest), None)
+        if form is None:
+            missing.add(name)
+        rest = rest.replace(form, "\0", 1) if form else rest
+    return [f"{n} ({messages[int(n.split()[-1]) - 1]['role']})" for n in texts if n in missing]
+
+
+def _squeezed(text: str) -> str:
+    """A text without what templates and JSON change: white space, quotes, backslashes."""
+    return re.sub(r"[\s\"'\\]+", "", text)
+
+
+def _forms(text: str) -> tuple[str, str]:
+    """How a template may write a text of a message: as it is, or inside JSON."""
+    return text, json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def answer_warnings(
@@ -63,43 +131,30 @@ def answer_warnings(
             f"The model's answer was cut off after {len(ids)} tokens without an end: increase "
             f"max_new_tokens{stop}."
         ]
-    repeated = list(ids[: len(prompt_ids)]) == list(prompt_ids)
+    found = [repeated_prompt(tokenizer, prompt_ids, scored_text)]
     if isinstance(prompt, str) and isinstance(answer, str):
-        repeated = repeated or answer.lstrip().startswith(prompt.lstrip())
-    found = [repeated_end(tokenizer, prompt_ids, scored_text)]
-    if repeated and len(prompt_ids) >= 4:  # a short prompt may be repeated
-        found = [
-            "The answer begins with the whole prompt, like the output of `generate`: pass only "
-            "what follows the prompt."
-        ]
-    if isinstance(answer, str):
-        if not scored_text.startswith(answer):
-            found.append(
-                f"The tokenizer decodes the answer as {scored_text!r}: offsets refer to that text."
-            )
-        if isinstance(prompt, str):
-            found.append(border_warning(prompt, answer, follows))
-        found.append(stop_warning(answer, conditions.stop_strings))
+        found.append(border_warning(prompt, answer, follows))
     return list(filter(None, found))
 
 
-def repeated_end(tokenizer: Any, prompt_ids: Sequence[int], answer: str) -> str | None:
-    """Warning if the answer starts with the end of its prompt, such as "<think>", or None.
+def repeated_prompt(tokenizer: Any, prompt_ids: Sequence[int], answer: str) -> str | None:
+    """Warning if the answer starts with its prompt or the end of it, such as "<think>", or None.
 
     Words that go on, as in a list, are none: the end is a mark such as "Answer:", or a whole line.
     """
-    ids = list(prompt_ids[-END_TOKENS:])
-    plain = decode(tokenizer, [token for token in ids if token not in tokenizer.all_special_ids])
+    plain = [token for token in prompt_ids if token not in tokenizer.all_special_ids]
     start = answer.lstrip()
-    for before in (decode(tokenizer, ids).rstrip(), plain.rstrip()):
+    for before in (decode(tokenizer, ids).rstrip() for ids in (prompt_ids, plain)):
         lengths = range(min(len(before), len(start)), 1, -1)
         end = next((start[:n] for n in lengths if before.endswith(start[:n])), "").rstrip()
         is_line = before.removesuffix(end).endswith("\n")
         is_mark = not (end[-1:].isalnum() or end.endswith(","))
-        if re.search(r"\w", end) and (is_line or is_mark) and end != plain.strip():
+        if end and end == before.strip():  # a short prompt may be repeated
+            is_line = is_mark = len(prompt_ids) >= 4
+        if re.search(r"\w", end) and (is_line or is_mark):
             return (
-                f"The answer repeats the end of the prompt, {end!r}: pass only what follows the "
-                "prompt."
+                f"The answer repeats the end of the prompt, {end[-40:]!r}: pass only what follows "
+                "the prompt, not the whole output of `generate`."
             )
     return None
 
@@ -109,46 +164,17 @@ def border_warning(prompt: str, answer: str, follows: bool) -> str | None:
 
     The score depends on the tokens: "8" and " 8" differ. `follows`: as of `answer_warnings`.
     """
-    spaced = f"write the answer as {_start(' ' + answer)}"
     if not follows:
-        advice = "end the prompt where a word ends, and write the space before the answer as its "
-        advice += "first character"
-        if prompt.endswith(" "):
-            advice = f"end the prompt without its last space, and {spaced}"
         return (
             "The tokenizer would merge the end of the prompt and the start of the answer into one "
-            f"token; they were scored as two, which no model would generate: {advice}."
+            "token; they were scored as two, which no model would generate: end the prompt where a "
+            "word ends, and write the space before the answer as its first character."
         )
     last, first = prompt[-1:], answer[:1]
-    if _spaced(last) and last not in OPENING and _spaced(first) and first.isalnum():
+    blank_or_open = not last.strip() or last in OPENING
+    if first.isalnum() and not (blank_or_open or is_unspaced(last) or is_unspaced(first)):
         return (
-            f"The answer follows the prompt without a space: {_start(prompt[-10:] + answer)}. "
-            f"If one belongs between them, {spaced}: its token and score differ."
+            f"The answer follows the prompt without a space, {prompt[-10:] + answer[:20]!r}: if "
+            "one belongs there, write it as the answer's first character; its token differs."
         )
     return None
-
-
-def stop_warning(answer: str, stops: Sequence[str]) -> str | None:
-    """Warning if an answer continues after a stop string, or None.
-
-    Blanks after it do not count: a token of two line breaks holds the stop and more.
-    """
-    for stop in stops:
-        _, separator, rest = answer.partition(stop)
-        if separator and rest.strip():
-            return (
-                f"The answer continues after the stop {stop!r}, with {_start(rest)}: all of it was "
-                "scored, but a model that stops there would not generate it. End the answer before "
-                "the stop, or leave this `stop` out."
-            )
-    return None
-
-
-def _start(text: str) -> str:
-    """repr of a text, or of its first 30 characters."""
-    return repr(text) if len(text) <= 30 else f"{text[:30]!r}…"
-
-
-def _spaced(character: str) -> bool:
-    """Whether this is a non-space character of a script with spaces between words."""
-    return bool(character.strip()) and not is_unspaced(character)

@@ -1,31 +1,24 @@
 """Whether a model can be scored, how and at what cost; no data needed."""
 
-import logging
 import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rich.console import Group
-from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lm_polygraph_asmi.config import SCOPES, ASMIConfig
 from lm_polygraph_asmi.host.releases import untested_releases
-from lm_polygraph_asmi.model import attention_of, scoring_session, structure_of, unembedding
+from lm_polygraph_asmi.model import attention_of, scoring_session, structure_of
 from lm_polygraph_asmi.model.check import MASKABLE, PASSES, passes_in_use
 from lm_polygraph_asmi.model.heads import output_embeddings
-from lm_polygraph_asmi.model.memory import batch_bytes, default_budget
-from lm_polygraph_asmi.scoring.engine import Engine
 from lm_polygraph_asmi.scoring.scorer import Scorer
 
 PROMPT = (
     "The ferry Ondine was built in Brask in 1931 by Edda Holm. "
     "Question: Who built the ferry?\nAnswer:"
 )
-STYLES = {"ok": "green", "unsupported": "dim", "slower": "yellow", "warning": "yellow",
-          "problem": "bold red"}  # fmt: skip
 
 
 @dataclass
@@ -33,33 +26,27 @@ class ModelDiagnosis:
     """What is known of a model."""
 
     model: str  # its name
-    modules: dict[str, str] = field(default_factory=dict)  # part -> module or number
-    checks: list[tuple[str, str, str]] = field(default_factory=list)  # name, state, text
-    cost: dict[str, float] = field(default_factory=dict)  # bytes and seconds by name
+    checks: list[dict[str, str]] = field(default_factory=list)  # check, state and text of each
 
     @property
     def works(self) -> bool:
         """Whether no check found a problem, and some self-check passed."""
-        states = [state for _, state, _ in self.checks]
+        states = {check["state"] for check in self.checks}
         return "problem" not in states and not {"ok", "slower"}.isdisjoint(states)
+
+    def add(self, check: str, state: str, text: str) -> None:
+        """Add a check: found (a module), ok, slower, unsupported, warning or problem."""
+        self.checks.append({"check": check, "state": state, "text": text})
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, fit for JSON."""
-        named = [dict(zip(("check", "state", "text"), check, strict=True)) for check in self.checks]
-        return asdict(self) | {"checks": named, "works": self.works}
+        return asdict(self) | {"works": self.works}
 
-    def __rich__(self) -> Group:
-        modules = Table("part", "found", title=self.model)
-        for part, text in self.modules.items():
-            modules.add_row(part, Text(text))
-        checks = Table("check", "state", "text", title="Checks")
-        for name, state, text in self.checks:
-            checks.add_row(name, Text(state, STYLES[state]), Text(text))
-        cost = Table("cost", "estimate", title="Cost of an answer")
-        for name, value in self.cost.items():
-            cost.add_row(name, f"{value:.2f} s" if "time" in name else decimal(int(value)))
-        tables = ((modules, self.modules), (checks, self.checks), (cost, self.cost))
-        return Group(*(table for table, rows in tables if rows))
+    def __rich__(self) -> Table:
+        table = Table("check", "state", "found", title=self.model)
+        for check in self.checks:
+            table.add_row(check["check"], check["state"], Text(check["text"]))
+        return table
 
 
 def diagnose_model(
@@ -70,36 +57,37 @@ def diagnose_model(
     **loading: Any,
 ) -> ModelDiagnosis:
     """Find the structure of a model, check it in both scopes with each attention implementation,
-    time an answer and estimate memory. `name`: for the report; others as for `Scorer`.
+    and time an answer. `name`: for the report; others as for `Scorer`.
 
     Example:
         >>> diagnosis = diagnose_model("tiny", scorer.model, scorer.tokenizer)
-        >>> diagnosis.works, sorted(diagnosis.cost)[0]
-        (True, 'memory limit of the masked passes')
+        >>> diagnosis.works, diagnosis.checks[-1]["check"]
+        (True, 'eager, response')
     """
     text = "not among the releases that the tests passed on (data/tested.csv)"
     diagnosis = ModelDiagnosis(name)
-    diagnosis.checks += [(untested, "warning", text) for untested in untested_releases()]
+    for untested in untested_releases():
+        diagnosis.add(untested, "warning", text)
     config = config or ASMIConfig()
     try:
         scorer = Scorer(model, config, tokenizer=tokenizer, **loading)
     except (OSError, TypeError, ValueError) as error:
-        diagnosis.checks.append(("structure", "problem", str(error)))
+        diagnosis.add("structure", "problem", str(error))
         return diagnosis
     model, tokenizer = scorer.model, scorer.tokenizer
-    diagnosis.modules.update(_described(model))
+    for part, found in _described(model).items():
+        diagnosis.add(part, "found", found)
     for attention in dict.fromkeys([attention_of(model), *MASKABLE]):
         try:
             with scoring_session(model, attention):
                 pass
         except ValueError:
-            text = "the model has no such implementation"
-            diagnosis.checks.append((attention, "unsupported", text))
+            diagnosis.add(attention, "unsupported", "the model has no such implementation")
             continue
         for scope in SCOPES:
             used = config.replace(attention=attention, scope=scope)
-            state, text = _checked(Scorer(model, used, tokenizer=tokenizer), diagnosis)
-            diagnosis.checks.append((f"{attention}, {scope}", state, text))
+            state, text = _checked(Scorer(model, used, tokenizer=tokenizer))
+            diagnosis.add(f"{attention}, {scope}", state, text)
     return diagnosis
 
 
@@ -118,38 +106,19 @@ def _described(model: PreTrainedModel) -> dict[str, str]:
     }
 
 
-def _checked(scorer: Scorer, diagnosis: ModelDiagnosis) -> tuple[str, str]:
-    """State and text of the self-check in one scope; adds the costs."""
-    model, scope, log = scorer.model, scorer.config.scope, logging.getLogger("lm_polygraph")
-    level = log.level
-    log.setLevel(logging.ERROR)  # the report has the warnings of slower passes
+def _checked(scorer: Scorer) -> tuple[str, str]:
+    """State and text of the self-check in one scope, with the time of an answer."""
+    model, config = scorer.model, scorer.config
     try:
         scorer.score(PROMPT)  # with the self-check
         start = time.perf_counter()
         score = scorer.score(PROMPT)
     except (RuntimeError, ValueError, TypeError, FloatingPointError, NotImplementedError) as error:
         return "problem", str(error)
-    finally:
-        log.setLevel(level)
-    seconds = time.perf_counter() - start
-    _add_costs(scorer, len(score.tokens) + (score.prompt_tokens or 0), seconds, diagnosis.cost)
-    with scoring_session(model, scorer.config.attention):
-        way = next(iter(passes_in_use(model, scope)), "none")
-    length = f"{len(score.tokens)} tokens after {score.prompt_tokens} of prompt"
-    text, fastest = f"{way}; {seconds:.2f} s for {length}", next(iter(PASSES[scope]))
-    if way == fastest:
+    seconds, tokens = time.perf_counter() - start, len(score.tokens)
+    with scoring_session(model, config.attention):
+        way = next(iter(passes_in_use(model, config.scope)), "none")
+    text = f"{way}; {seconds:.2f} s for {tokens} tokens after {score.prompt_tokens} of prompt"
+    if way == (fastest := next(iter(PASSES[config.scope]))):
         return "ok", text
     return "slower", f"{text}; the fastest way, {fastest}, cannot be used"
-
-
-def _add_costs(scorer: Scorer, positions: int, seconds: float, cost: dict[str, float]) -> None:
-    model, config = scorer.model, scorer.config
-    masks = Engine(config).settings(model).config.num_masks or 0
-    cost[f"time, {config.attention}, scope {config.scope}"] = seconds
-    cost["memory of the weights"] = float(model.get_memory_footprint())
-    with scoring_session(model, config.attention):
-        for name, rows in (("one mask", 1), (f"all {masks} masks at once", masks)):
-            bytes_of = float(batch_bytes(model, rows, positions))
-            cost[f"memory of {name}"] = max(cost.get(f"memory of {name}", 0.0), bytes_of)
-    budget = config.memory_budget or default_budget(unembedding(model).device)
-    cost["memory limit of the masked passes"] = float(budget)

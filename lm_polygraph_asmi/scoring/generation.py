@@ -1,6 +1,7 @@
 """Generate answers: one greedy, or several sampled."""
 
 import copy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,16 +21,13 @@ from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.heads import context_window
 
 
+@dataclass
 class Generation:
     """Generates answers, each including the tokens that end it."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        stop_conditions: StopConditions,
-    ) -> None:
-        self.model, self.tokenizer, self.stop_conditions = model, tokenizer, stop_conditions
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    stop_conditions: StopConditions
 
     def greedy(self, prompt_ids: Int[Tensor, " P"], max_new_tokens: int) -> list[int]:
         """The greedy answer."""

@@ -1,29 +1,19 @@
 """The page of scores and decisions: self-contained, light and dark, readable without colour."""
 
-import re
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-import regex
 from jinja2 import Environment, Template
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from lm_polygraph_asmi.scoring.tokens import FULL_SHADE
 
-LEGEND = (0.0, 0.001, 0.01, 0.03, 0.1)
-"""u in nats that the legend shows."""
 SIGNS = {"\n": "⏎", "\t": "⇥"}
 """How line breaks and tabs are shown; other unprintable characters as �."""
 JOINERS = "\u200c\u200d"
 """Unprintable, but they join their neighbours into one grapheme: emoji, words in Persian."""
-FIXED_WIDTH = re.compile(
-    r"^[ ]{0,3}(?P<fence>```|~~~).*?(?:^[ ]{0,3}(?P=fence)[^\n]*$|\Z)"  # a block of code
-    r"|^[ ]*\|[^\n]*\|[ ]*$"  # a row of a table
-    r"|`[^`\n]+`",
-    re.MULTILINE | re.DOTALL,
-)
 
 
 def visible(text: str) -> str:
@@ -31,18 +21,9 @@ def visible(text: str) -> str:
     return "".join(c if c.isprintable() or c in JOINERS else SIGNS.get(c, "\ufffd") for c in text)
 
 
-def _with_signs(text: str) -> Markup:
-    """`visible` for HTML; a real line break or tab follows its sign."""
-    shown = str(escape(visible(text)))
-    for character, sign in SIGNS.items():
-        marked = f'<span class="sign" aria-hidden="true">{sign}</span>{character}'
-        shown = shown.replace(sign, marked) if character in text else shown
-    return Markup(shown)
-
-
-def _without_signs(text: str) -> str:
-    """`visible` for a prompt: line breaks and tabs stay, without signs."""
-    return "".join(c if c in SIGNS else visible(c) for c in text)
+def _with_signs(text: str) -> str:
+    """`visible`, but line breaks and tabs follow their signs."""
+    return "".join(SIGNS[c] + c if c in SIGNS else visible(c) for c in text)
 
 
 class Card(NamedTuple):
@@ -57,64 +38,23 @@ class Card(NamedTuple):
     score: Any  # a `Score`, for a heat map and tables; None: the plain text
 
 
-class Piece(NamedTuple):
-    """Tokens of one grapheme, such as the bytes of an emoji; usually a single token."""
-
-    text: str  # their characters
-    tokens: list[Any]
-    code: bool  # whether to show it in a fixed-width font
-
-    @property
-    def shade(self) -> float:
-        return max(token.shade for token in self.tokens)
-
-
-def pieces(tokens: Sequence[Any]) -> list[Piece]:
-    """Join tokens that split a grapheme."""
-    text = "".join(token.text for token in tokens)
-    grapheme_ends = {sign.end() for sign in regex.finditer(r"\X", text)}
-    code_spans = [match.span() for match in FIXED_WIDTH.finditer(text)]
-    joined: list[Piece] = []
-    start, piece_tokens = 0, []
-    end = 0
+def pieces(tokens: Sequence[Any]) -> list[list[Any]]:
+    """Tokens, those joined that make up one character."""
+    joined: list[list[Any]] = [[]]
     for token in tokens:
-        piece_tokens.append(token)
-        end += len(token.text)
-        if end > start and end in grapheme_ends:
-            is_code = any(first < end and start < last for first, last in code_spans)
-            joined.append(Piece(text[start:end], piece_tokens, is_code))
-            start, piece_tokens = end, []
-    if piece_tokens:  # tokens of an incomplete character
-        joined.append(Piece(text[start:], piece_tokens, False))
-    return joined
-
-
-def _ranks(cards: Sequence[Card]) -> list[int]:
-    order = sorted(range(len(cards)), key=lambda number: cards[number].rank)
-    return [order.index(number) for number in range(len(cards))]
-
-
-def _shared(lists: Sequence[Sequence[str]]) -> list[str]:
-    """Lines that all lists share; none for a single list."""
-    if len(lists) < 2:
-        return []
-    return [line for line in lists[0] if all(line in other for other in lists[1:])]
+        joined[-1].append(token)
+        if token.text:
+            joined.append([])
+    return joined if joined[-1] else joined[:-1]
 
 
 @cache
 def _template() -> Template:
     source = files("lm_polygraph_asmi.scoring").joinpath("page.html.jinja").read_text("utf-8")
+    names = {"full_shade": FULL_SHADE, "pieces": pieces, "visible": visible}
     # Models write the answers: escape everything.
-    return Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
-        source,
-        globals={
-            "legend_shades": [(u, min(1.0, (u / FULL_SHADE) ** 0.5)) for u in LEGEND],
-            "pieces": pieces,
-            "visible": visible,
-            "with_signs": _with_signs,
-            "without_signs": _without_signs,
-        },
-    )
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(source, globals=names | {"with_signs": _with_signs})
 
 
 def render_part(card: Card) -> str:
@@ -125,9 +65,7 @@ def render_part(card: Card) -> str:
 
 def render(cards: Sequence[Card], title: str) -> str:
     """A self-contained HTML page; several cards have a summary on top."""
-    return _template().render(
-        cards=cards,
-        title=title,
-        shared=_shared([card.sentences for card in cards]),
-        by_rank=_ranks(cards),
-    )
+    order = sorted(range(len(cards)), key=lambda number: cards[number].rank)
+    first, *others = (card.sentences for card in cards)
+    shared = [line for line in first if others and all(line in other for other in others)]
+    return _template().render(cards=cards, title=title, shared=shared, order=order)

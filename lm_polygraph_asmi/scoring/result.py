@@ -6,10 +6,8 @@ from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from lm_polygraph_asmi.analysis.mechanism import OVER_ROBUST
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.maths.scores import aggregate, token_scores
 from lm_polygraph_asmi.scoring.page import Card, render, render_part
@@ -78,10 +76,6 @@ class Score:
                 f"FILE`; got {error!r}"
             ) from error
 
-    def __lt__(self, other: object) -> bool:
-        """Scores sort by fragility, least fragile first."""
-        return self.score < other.score if isinstance(other, Score) else NotImplemented
-
     def __format__(self, spec: str) -> str:
         return format(self.score, spec) if spec else str(self)
 
@@ -92,16 +86,8 @@ class Score:
         return f"Score({self.label} {self.score:.4f} nats, answer={self.answer!r})"
 
     def __str__(self) -> str:
-        """Score, signals, answer, tokens and warnings, a line each."""
-        tokens = [f"{token.text!r} {token.u:.4f}" for token in self.tokens]
-        more = [f"{len(tokens) - 12} more"] if len(tokens) > 12 else []
-        return "\n".join([
-            f"{self.label} {self.score:.4f} nats (0 to {self.highest:.2f}; higher = more fragile)",
-            self._to_compare,
-            f"Answer {self.scored_text[: self.content_end]!r}, ended by {self.ending!r}",
-            f"Fragility of its tokens: {', '.join(tokens[:12] + more)}",
-            f"Warnings: {len(self.warnings) or 'none'}",
-        ])  # fmt: skip
+        """The explanation, a line for each sentence."""
+        return "\n".join(self.explanation)
 
     @property
     def config(self) -> ASMIConfig:
@@ -109,31 +95,16 @@ class Score:
         return ASMIConfig.from_dict(self.settings | {"num_samples": ASMIConfig.num_samples})
 
     @property
-    def symbol(self) -> str:
-        """The method's name, such as "Sem-ASMI"."""
-        return self.config.symbol
-
-    @property
     def label(self) -> str:
-        """The symbol, with the aggregation if it is not the paper's."""
-        other = self.config.describe("aggregation")
-        return f"{self.symbol} ({', '.join(other)})" if other else self.symbol
+        """The method's name, such as "Sem-ASMI", with the aggregation if it is not the paper's."""
+        symbol, other = self.config.symbol, self.config.describe("aggregation")
+        return f"{symbol} ({', '.join(other)})" if other else symbol
 
     @property
     def highest(self) -> float:
         """Upper bound of the score: ln S, nats; for a sum, times the counted tokens."""
-        summed = self.counted if self.aggregation == "sum" else 1
+        summed = self.counted if self.config.aggregation == "sum" else 1
         return math.log(self.settings["num_masks"]) * summed
-
-    @property
-    def aggregation(self) -> str:
-        """How u is aggregated over the counted tokens: "mean", "sum" or "max"."""
-        return self.config.aggregation
-
-    @property
-    def masking_response(self) -> float:
-        """Mean MI_t of the answer's tokens, nats: how much masking changes the predictions."""
-        return float(np.mean([token.mi for token in self.tokens]))
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -154,8 +125,10 @@ class Score:
         """
         tokens = self.tokens[: self.counted]
         signals = {
-            "asmi": aggregate([token.mi for token in tokens], self.aggregation),
-            "sem": aggregate([token_scores(t.mi, t.agreement) for t in tokens], self.aggregation),
+            "asmi": aggregate([token.mi for token in tokens], self.config.aggregation),
+            "sem": aggregate(
+                [token_scores(t.mi, t.agreement) for t in tokens], self.config.aggregation
+            ),
         }
         signals |= unmasked_signals([t.log_likelihood for t in tokens], [t.entropy for t in tokens])
         return signals | {self.config.method: self.score}
@@ -163,36 +136,22 @@ class Score:
     @property
     def explanation(self) -> list[str]:
         """How to read the score, in sentences; the last is its limit."""
-        aggregated = {"max": "maximum"}.get(self.aggregation, self.aggregation)
-        scope = "; heads masked only while the model predicts the answer" * (
-            self.config.scope == "response"
-        )
-        lines = [
-            f"{self.label}: {self.score:.4f} nats (0 to {self.highest:.2f}; higher = more "
-            f"fragile), the {aggregated} over {self.counted} token{'s' * (self.counted != 1)}"
-            f"{scope}."
-        ]
-        if not self.answered:
-            lines.append(
-                "The model's answer is empty: the number is the score of the token that ends it."
-            )
-        if self.masking_response < OVER_ROBUST:
-            lines.append(
-                "Masking heads hardly changed the predictions (mean MI "
-                f"{self.masking_response:.4f} nats, below {OVER_ROBUST}): the score may carry no "
-                "information (not validated)."
-            )
-        lines.append(f"{self._to_compare}.")
-        return [*lines, *self.warnings, NO_SCALE, BOUNDARY]
-
-    @property
-    def _to_compare(self) -> str:
+        aggregated = {"max": "maximum"}.get(self.config.aggregation, self.config.aggregation)
         free = ", ".join(
             f"{signal.title} {self.signals[name]:.4g}"
             for name, signal in SIGNALS.items()
             if name in self.signals and not signal.masked
         )
-        return f"To compare, in nats (higher = more uncertain): {free}"
+        lines = [
+            f"{self.label}: {self.score:.4f} nats (0 to {self.highest:.2f}; higher = more "
+            f"fragile), the {aggregated} over {self.counted} token{'s' * (self.counted != 1)}.",
+            f"To compare, in nats (higher = more uncertain): {free}.",
+        ]
+        if not self.answered:
+            lines.append(
+                "The model's answer is empty: the number is the score of the token that ends it."
+            )
+        return [*lines, *self.warnings, NO_SCALE, BOUNDARY]
 
     def to_dict(self) -> dict[str, Any]:
         """All fields and derived values as plain values, for JSON."""
@@ -231,5 +190,5 @@ class Score:
         return render_part(self.card)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Heat map for a terminal: shades, and bars to read without colour."""
-        return in_terminal(self, options.max_width)
+        """Shades for a terminal, and a table with bars to read without colour."""
+        return in_terminal(self)

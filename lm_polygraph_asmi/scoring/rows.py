@@ -1,6 +1,5 @@
 """Rows of prompts and answers: read from a file, and scored one after the other."""
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,20 +15,11 @@ ROW_ERRORS = (ValueError, FloatingPointError)
 ROWS = (".jsonl", ".jsonlines", ".ndjson")
 """Suffixes of files with a row on each line."""
 TABLES = (".csv", ".parquet")
-UNREAD = (".json", ".tsv", ".xls", ".xlsx")
-"""Suffixes of files that would be taken for one prompt."""
-ROW_FIELDS = {"prompt", "messages"}
-"""Fields by which a JSON object is taken for a row."""
-IN_JSON = {
-    "row", "score", "msp", "diversity", "gate", "seconds", "counted", "content_end", "answered",
-    "prompt_tokens", "signals", "ids", "tokens", "settings", "warnings", "samples", "correct",
-    "quality", "accept", "value", "threshold", "error_probability", "error_interval",
-    "percentile", "notes",
-}  # fmt: skip
-"""Fields whose cells in a table are JSON; others are text."""
-TEXTS = {"prompt", "answer", "scored_text", "text", "ending", "model"}
-"""Fields of a written row that are never missing."""
-ARRAY = "the file holds a JSON array or object: write one object per line, to .jsonl"
+IN_JSON = ("row", "correct", "quality", "samples")
+"""Columns of a table whose cells are JSON; others are text."""
+DETAILS = "details"
+"""Column of a table with all fields of a row's result, as one JSON object."""
+MISNAMED = "the file holds rows: name it .csv, or write one JSON object per line, to .jsonl"
 
 
 class Row(NamedTuple):
@@ -110,16 +100,10 @@ def in_chat(content: Mapping[str, Any]) -> dict[str, Any]:
 def read_rows(path: str | Path) -> Iterator[Row]:
     """Rows of JSON lines (.jsonl, .ndjson), CSV or Parquet; of another file, its text: one prompt.
 
-    A text file's final line break and byte order mark are removed. Raises ValueError: another kind
-    of table, text that is not UTF-8, or a file whose name hides what it holds, such as rows in
-    .txt.
+    A text file's final line break and byte order mark are removed. Raises ValueError: text that is
+    not UTF-8, or a file whose name hides what it holds, such as rows in .txt.
     """
     suffix = Path(path).suffix.lower()
-    if suffix in UNREAD:
-        raise ValueError(
-            f"{path}: expected .jsonl (one object per line), .csv, .parquet or .txt (one prompt), "
-            f"got {suffix}"
-        )
     if suffix in TABLES:
         yield from (Row(n, content) for n, content in enumerate(_table(path, suffix), start=1))
         return
@@ -127,12 +111,13 @@ def read_rows(path: str | Path) -> Iterator[Row]:
     if suffix not in ROWS:
         if not text.strip():
             raise ValueError(f"{path}: expected a prompt, got an empty file")
-        _check_prompt(path, text)
+        if _holds_rows(text):
+            raise ValueError(f"{path}: {MISNAMED}")
         yield Row(1, {"prompt": re.sub("\r\n?", "\n", text).removesuffix("\n")})
         return
     filled = [(n, line) for n, line in enumerate(text.split("\n"), start=1) if line.strip()]
     if filled and (filled[0][1].lstrip().startswith("[") or filled[0][1].strip() == "{"):
-        raise ValueError(f"{path}: {ARRAY}")
+        raise ValueError(f"{path}: {MISNAMED}")
     yield from (_parsed(number, line) for number, line in filled)
 
 
@@ -151,31 +136,14 @@ def _text(path: str | Path) -> str:
     return text
 
 
-def _check_prompt(path: str | Path, text: str) -> None:
-    """Raise ValueError for a text that holds rows rather than one prompt."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    values = [_json(line.rstrip().removesuffix(",")) for line in lines]
-    objects = [value for value in values if isinstance(value, dict)]
-    has_row = any(value.keys() & ROW_FIELDS for value in objects)
-    only_rows = all(line.lstrip().startswith(("{", "#", "//")) for line in lines)  # or comments
-    if (has_row and only_rows) or len(objects) == len(lines) > 1:
-        raise ValueError(f"{path}: the file holds JSON objects, one per line: rename it to .jsonl")
-    whole = _json(text)
-    listed = whole if isinstance(whole, list) else [whole]
-    if any(isinstance(value, dict) and value.keys() & ROW_FIELDS for value in listed):
-        raise ValueError(f"{path}: {ARRAY}")
-    columns = [name.strip(' "').lower() for name in re.split("[,;\t]", lines[0])]
-    is_header = len(columns) > 1 and all(len(name.split()) < 3 for name in columns)  # no sentence
-    if "prompt" in columns and is_header and len(lines) > 1:
-        raise ValueError(f"{path}: the file holds a table with a column 'prompt': name it .csv")
-
-
-def _json(text: str) -> Any:
-    """The value of a JSON text; None if it is none."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+def _holds_rows(text: str) -> bool:
+    """Whether a text is a table with a column `prompt`, or JSON alone with such a field."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    columns = re.split("[,;\t]", lines[0].lower().replace('"', ""))
+    if len(lines) > 1 and len(columns) > 1 and "prompt" in columns:
+        return True
+    in_json = all(line.startswith((*'{}[]"#', "//")) for line in lines)  # or comments
+    return in_json and re.search(r'"(prompt|messages)"\s*:', text) is not None
 
 
 def _parsed(number: int, line: str) -> Row:
@@ -208,21 +176,21 @@ def _table(path: str | Path, suffix: str) -> list[dict[str, Any]]:
 
 
 def of_table(cells: Mapping[Any, Any]) -> dict[str, Any]:
-    """A row of a table: nested values, JSON in their cells, and missing ones as Python has them.
+    """A row of a table: missing cells are None, and what is JSON becomes values.
 
-    A prompt that is a JSON list of objects is messages. In rows of `score_file`, empty texts are
-    texts, and an answer of token ids is known by settings without `stop`.
+    JSON are labels and samples, a prompt that is a list of objects, and `details`.
     """
     row = {str(name): plain(value) for name, value in cells.items()}
     for name in row.keys() & IN_JSON:
         row[name] = _of_json(row[name])
     if str(row.get("prompt")).startswith("[{"):
         row["prompt"] = _of_json(row["prompt"])
-    for name in TEXTS & row.keys() if row.get("digest") else ():
-        row[name] = "" if row[name] is None else row[name]
-    if isinstance(row.get("settings"), dict) and "stop" not in row["settings"]:
-        row["answer"] = _of_json(row.get("answer"))
-    return row
+    details = _of_json(row.get(DETAILS))
+    if not isinstance(details, dict) or "digest" not in details:
+        return row
+    del row[DETAILS]
+    texts = {name: row.get(name) or "" for name in ("prompt", "answer")}  # CSV has no empty ones
+    return row | texts | details
 
 
 def _of_json(cell: Any) -> Any:

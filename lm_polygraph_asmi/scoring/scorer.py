@@ -25,7 +25,7 @@ from lm_polygraph_asmi.model import (
     structure_of,
 )
 from lm_polygraph_asmi.results.cache import tokenizer_key
-from lm_polygraph_asmi.scoring.advice import answer_warnings, prompt_warnings
+from lm_polygraph_asmi.scoring.advice import answer_warnings, special_warnings, template_warnings
 from lm_polygraph_asmi.scoring.engine import Engine, diversity_of
 from lm_polygraph_asmi.scoring.generation import Generation
 from lm_polygraph_asmi.scoring.own_tokenizer import check_tokenizer
@@ -62,16 +62,8 @@ class Given(NamedTuple):
 class Scorer:
     """A model prepared to score many answers.
 
-    The self-check (masked passes against full forward passes) runs once.
-
-    Args:
-        model, config, tokenizer: as for `score`.
-        gguf_file, dtype, device_map: of a model passed by name, as for `host.loading.load_named`.
-        **settings: as for `score`.
-
-    Raises:
-        OSError, TypeError, ValueError: as `score`, except errors of an answer; options of loading
-            with a loaded model.
+    Arguments and errors as of `score`; `gguf_file`, `dtype` and `device_map` load a model that is
+    passed by name. The self-check (masked passes against full forward passes) runs once.
 
     Example:
         >>> scorer = Scorer("smollm2", scope="response")
@@ -93,11 +85,6 @@ class Scorer:
         device_map: str | None = None,
         **settings: Any,
     ) -> None:
-        if "calibration" in settings:
-            raise TypeError(
-                "a score needs no calibration: decide(model, prompt, answer, calibration=...) or a "
-                "Decider says what one tells of an answer"
-            )
         self.config = (config or ASMIConfig()).replace(**settings)  # before a model is loaded
         if isinstance(model, str | Path):
             if tokenizer is not None:
@@ -118,9 +105,9 @@ class Scorer:
             model = causal_model(model, self.config.structure)
         self.model = plain_model(model)
         name_modules(self.model, self.config.structure)
-        self.tokenizer = _usable_tokenizer(self.model, tokenizer, self._instruct)
+        self.tokenizer = _usable_tokenizer(self.model, tokenizer)
         structure_of(self.model)  # raises if heads cannot be masked
-        self._tokenizer_warnings = check_tokenizer(self.model, self.tokenizer)
+        check_tokenizer(self.model, self.tokenizer)
         self._engine = Engine(self.config)
         self._conditions = StopConditions(self.model, self.tokenizer, self.config.stop)
         self._generation = Generation(self.model, self.tokenizer, self._conditions)
@@ -161,16 +148,10 @@ class Scorer:
     def score_many(
         self, rows: Iterable[Any], on_error: str = "return", id_field: str = "id"
     ) -> Iterator[Outcome]:
-        """Score rows one by one as they arrive; none is stored.
+        """An `Outcome` for each row as it arrives; none is stored.
 
-        Args:
-            rows: texts, or mappings with `prompt` and optionally `answer` and `samples`, as for
-                `score`. They are not changed.
-            on_error: "return": a bad row gives an outcome with an error; "raise": it raises.
-            id_field: name of the field with a row's id.
-
-        Yields:
-            An `Outcome` for each row, in order.
+        A row is a text, or a mapping with `prompt` and optionally `answer` and `samples`; its id is
+        in `id_field`. `on_error`: "return" an outcome with the error of a bad row, or "raise" it.
 
         Example:
             >>> rows = [{"id": "q1", "prompt": prompt, "answer": " Edda Holm"}, {"id": "q2"}]
@@ -199,9 +180,8 @@ class Scorer:
         written = rendered(tokenizer, prompt)
         prompt_ids = prompt_tokens(tokenizer, prompt, written)
         before, ends, follows = prompt_ids.tolist(), [], True
-        warnings = prompt_warnings(
-            self._special_tokens, conditions.end_ids, request, before, written
-        )
+        warnings = template_warnings(tokenizer, prompt, written)
+        warnings += special_warnings(self._special_tokens, conditions.end_ids, request, written)
         if answer is None:
             ids = self._generation.greedy(prompt_ids, self.config.max_new_tokens)
         elif isinstance(answer, str):
@@ -223,10 +203,7 @@ class Scorer:
     def _described(
         self, given: Given, ids: Sequence[int], settings: Mapping[str, Any]
     ) -> tuple[dict[str, Any], list[tuple[int, int]]]:
-        """Texts, warnings and settings of an answer, and the characters of each token.
-
-        `ids`: the answer's, its end included; `settings`: of the masks.
-        """
+        """Texts, warnings and settings of an answer, and the characters of each token of `ids`."""
         request, before = given.request, given.prompt_ids.tolist()
         prompt, answer = request.prompt, request.answer
         text, offsets = spans(self.tokenizer, before, ids)
@@ -240,7 +217,7 @@ class Scorer:
             "scored_text": text,
             "settings": {**settings, **self._score_settings(request)},
             "model": str(self.model.config.name_or_path or ""),
-            "warnings": (*given.warnings, *self._tokenizer_warnings, *about),
+            "warnings": (*given.warnings, *about),
             "content_end": len(content),
             "ending": text[len(content) :],
             "answered": bool(content.strip()),
@@ -261,11 +238,10 @@ class Scorer:
         return settings
 
     def _gate(self, given: Given) -> tuple[float, float | None, list[str]]:
-        """alpha(x) (0 for ASMI, 1 for Sem-ASMI), div(x), and warnings about samples."""
+        """alpha(x) (0 for ASMI, 1 for Sem-ASMI), div(x), and a warning about samples."""
         config, samples = self.config, given.request.samples
         if config.method != "adapt":
-            note = f'Samples are used by the method "adapt" only; "{config.method}" ignores them.'
-            return float(config.method == "sem"), None, [] if samples is None else [note]
+            return float(config.method == "sem"), None, []
         if samples is None:
             sampled = self._generation.sampled(
                 given.prompt_ids, config.max_new_tokens, config.num_samples, config.seed
@@ -288,9 +264,9 @@ class Scorer:
 
 
 def _usable_tokenizer(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, instruct: bool
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer; raises unless the model can generate with it, if `instruct` from a chat."""
+    """The tokenizer; raises unless the model can generate with it."""
     if not hasattr(model, "generation_config"):
         raise TypeError(
             "expected a decoder-only model, as AutoModelForCausalLM loads it, got "
@@ -300,11 +276,6 @@ def _usable_tokenizer(
         raise ValueError(
             "expected the model's tokenizer, as in score(model, prompt, answer, "
             f"tokenizer=tokenizer), got {tokenizer!r:.60}"
-        )
-    if instruct and not getattr(tokenizer, "chat_template", None):
-        raise ValueError(
-            "instruct=True puts each prompt into a chat, but the tokenizer has no chat "
-            "template: load the model with instruct=False"
         )
     return tokenizer
 
@@ -321,39 +292,26 @@ def score(
 ) -> Score:
     """Score how fragile an answer is under random attention-head masking.
 
-    If `answer` is omitted, the model's greedy answer is scored. A benchmark run with the same
-    token ids and settings gives the same scores. Many rows: `Scorer.score_many`, `score_file`.
+    A benchmark run with the same token ids and settings gives the same score. Many rows:
+    `Scorer.score_many`, `score_file`.
 
     Args:
         model: decoder-only transformers model, LM-Polygraph `WhiteboxModel`, or a local path, hub
             ID or "smollm2" (loaded on CPU). Its state is restored.
-        prompt: a text, or chat messages, to which the tokenizer's chat template is applied. If the
-            last message is the assistant's, it is the answer.
-        answer: text with its leading space, or token ids. To text, an end is added: of the end
-            tokens and stop strings, the most probable by its first token (`Score.ending`). Token
-            ids are scored unchanged. The empty text is an answer that ends at once: the score is
-            that of its end, and `Score.answered` is False.
+        prompt: a text, or chat messages for the chat template; the assistant's last is the answer.
+        answer: text with its leading space, to which the most probable of the end tokens and stop
+            strings is added; or token ids, scored unchanged. None: the model's greedy answer.
         tokenizer: required with a transformers model; not allowed with a name.
-        config: settings; None: the defaults.
-        samples: method "adapt" only: sampled answers (texts or token ids). None: `num_samples` are
-            sampled at temperature 0.5; they depend only on prompt and `seed`.
-        **settings: of `ASMIConfig`; they override `config`. Also those of `Scorer`.
-
-    Returns:
-        A `Score`: nats, 0 to ln S, higher = more fragile.
-
-    Raises:
-        OSError: no model of that name.
-        TypeError: heads of the model cannot be masked, or a setting is unknown.
-        ValueError: a prompt or answer without a token, text longer than the context window,
-            settings out of range, or another model's tokenizer.
+        config, **settings: `ASMIConfig`, and fields that override it; those of `Scorer`, too.
+        samples: method "adapt" only: sampled answers. None: sampled at temperature 0.5; they
+            depend only on prompt and `seed`.
 
     Source: the paper's Sem-ASMI by default; `method` selects ASMI or Adapt-ASMI.
 
     Example:
         >>> prompt = "The ferry was built by Edda Holm. Question: Who built it? Answer:"
         >>> result = score("smollm2", prompt, " Edda Holm")
-        >>> 0 <= result.score <= result.highest  # nats, 0 to ln S
+        >>> 0 <= result.score <= result.highest  # nats, 0 to ln S, higher = more fragile
         True
     """
     parse_request(prompt, answer, samples)  # errors are raised before a model is loaded

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from lm_polygraph_asmi.files import locked, to_json
 from lm_polygraph_asmi.scoring.rows import (
+    DETAILS,
     ROWS,
     TABLES,
     Outcome,
@@ -26,16 +27,17 @@ BATCH = 16
 """Rows written together: few, since a kill loses up to one batch."""
 COPIED = {"prompt", "answer", "samples", "id", "correct"}
 """Fields of a written row that an input may have, too."""
-DTYPES: Mapping[Any, str] = {float: "Float64", int: "Int64", bool: "boolean"}
-"""Type of a column by that of the field; others are text."""
+NESTED = (Mapping, list, tuple)
+"""Values that are JSON in a table."""
+DTYPES: Mapping[Any, str] = {float: "Float64", int: "Int64", bool: "boolean", str: "string"}
+"""Type of a table's column by that of the field; others are in `details` only."""
 
 
-def columns_of(kind: type) -> dict[str, str]:
-    """Columns that a result, `Score` or `Decision`, has in a row -> their types in pandas."""
+def columns_of(kind: type) -> dict[str, str | None]:
+    """Fields that a result, `Score` or `Decision`, has in a row -> types of their columns."""
     kinds: dict[str, Any] = {field.name: field.type for field in fields(kind)}
-    kinds |= {"signals": str, "ids": str, "digest": str, "error": str}
-    firsts = {name: (get_args(kind) or (kind,))[0] for name, kind in kinds.items()}
-    return {name: DTYPES.get(first, "string") for name, first in firsts.items()}
+    kinds |= {"signals": dict, "ids": list, "digest": str, "error": str}
+    return {name: DTYPES.get((get_args(kind) or (kind,))[0]) for name, kind in kinds.items()}
 
 
 def check_out(source: str | Path, out: str | Path, kind: type) -> list[Row]:
@@ -46,7 +48,7 @@ def check_out(source: str | Path, out: str | Path, kind: type) -> list[Row]:
         raise ValueError(f"cannot write {out}: it is the file of prompts")
     rows = list(read_rows(source))
     used = {name for row in rows for name in row.content}
-    if clashing := sorted(used & {*columns_of(kind), "row"} - COPIED):
+    if clashing := sorted(used & {*columns_of(kind), "row", DETAILS} - COPIED):
         raise ValueError(
             f"{source}: expected no fields {clashing}, which the output uses: rename or remove them"
         )
@@ -64,21 +66,12 @@ def score_file(
     """Score the rows of a file into another one; a killed run, started again, resumes.
 
     Each row has the input's fields, an empty `correct` for a label, and the result's fields or an
-    `error`. In CSV and Parquet, nested values are JSON. Rows with a result that OUT has already
-    are kept, with their labels; those that failed are tried again.
+    `error`. In CSV and Parquet, all fields of a result are in the column `details`, as JSON. Rows
+    with a result that OUT has already are kept, with their labels; failed ones are tried again.
 
-    Args:
-        scorer: a `Scorer`, or a `Decider`.
-        source, out: JSON lines, CSV or Parquet by suffix; the source as for `read_rows`.
-        change: of a row's content before it is scored.
-        seen: called with each row that was scored.
-
-    Returns:
-        The number of rows that failed.
-
-    Raises:
-        ValueError: `out` is of other rows, settings or model; fields that the results would
-            overwrite; or another program is writing it.
+    `scorer` may be a `Decider`; `change` is applied to a row's content first, and `seen` is called
+    with each row that was scored. Returns the number of rows that failed. Raises ValueError: `out`
+    is of other rows, settings or model, has fields of the source, or is being written.
 
     Example:
         >>> _ = Path("rows.csv").write_text(f'prompt,answer\\n"{prompt}"," Edda Holm"\\n')
@@ -92,9 +85,9 @@ def score_file(
 
     types, rows = columns_of(scorer._result), check_out(source, out, scorer._result)
     rows = [row._replace(content=change(row.content)) for row in rows]
-    known, failed = known_fingerprints(_scorer_of(scorer)), 0
-    names = dict.fromkeys(["row", *(n for row in rows for n in row.content), "answer", "correct"])
-    file = Output(Path(out), [*names, *(name for name in types if name not in names)], types)
+    own: Any = getattr(scorer, "scorer", scorer)  # of a `Decider`
+    known, failed = known_fingerprints(own), 0
+    file = Output(Path(out), ["row", *(n for row in rows for n in row.content), "correct"], types)
     with locked(out):
         done = _resumed(file, source, rows, scorer) if Path(out).exists() else set()
         left = (row for row in rows if row.number not in done)
@@ -106,13 +99,7 @@ def score_file(
                 if seen is not None:
                     seen(row, outcome)
             file.append(records)
-        file.sort()
     return failed
-
-
-def _scorer_of(scorer: Rows) -> Any:
-    """The `Scorer` itself, or that of a `Decider`."""
-    return getattr(scorer, "scorer", scorer)
 
 
 def record_of(
@@ -128,7 +115,7 @@ def record_of(
     return record | {name: content[name] for name in columns if name in content}
 
 
-def _resumed(file: "Output", source: str | Path, rows: Sequence[Row], scorer: Rows) -> set[int]:
+def _resumed(file: "Output", source: str | Path, rows: Sequence[Row], scorer: Any) -> set[int]:
     """Numbers of the rows that have a result in the file, from which others are removed."""
     from lm_polygraph_asmi.scoring.unmasked import other_settings
 
@@ -145,17 +132,17 @@ def _resumed(file: "Output", source: str | Path, rows: Sequence[Row], scorer: Ro
     for record in kept[:1]:
         made_with = getattr(scorer, "made_with", {})
         others = [n for n, value in made_with.items() if record.get(n) != value]
-        others += other_settings(_scorer_of(scorer), record)
+        others += other_settings(getattr(scorer, "scorer", scorer), record)
         if others:
             raise ValueError(
                 f"{file.path} was written with another model or other settings "
                 f"({'; '.join(others)}): name another file"
             )
-    file.columns += [name for name in written[0] if name not in file.columns] if written else []
-    if len(kept) < len(written) or list(written[0]) != file.columns:
-        file.write(kept)
-    file.records = kept
-    return {record["row"] for record in kept}
+    file.given += [name for record in kept for name in record]
+    file.records, done = kept, {record["row"] for record in kept}
+    if len(kept) < len(written) or done < contents.keys():
+        file.write()  # without failed rows; other programs write tables in their own way
+    return done
 
 
 def _same_request(content: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
@@ -171,70 +158,67 @@ def _same_request(content: Mapping[str, Any], record: Mapping[str, Any]) -> bool
 
 
 class Output:
-    """A file of results that grows; `columns` and `types` are those of a table."""
+    """A file of results that grows; `given` and `types` as for `frame_of`."""
 
-    def __init__(self, path: Path, columns: Sequence[str], types: Mapping[str, str]) -> None:
-        self.path, self.columns, self.types = path, list(columns), types
+    def __init__(self, path: Path, given: list[str], types: Mapping[str, str | None]) -> None:
+        self.path, self.given, self.types = path, given, types
         self.suffix, self.records = path.suffix.lower(), list[dict[str, Any]]()
 
-    def append(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Add rows; a Parquet file is written anew, and replaces the old one when it is whole."""
-        self.records += map(dict, records)
-        if self.suffix == ".parquet":
-            self.write(self.records)
+    def append(self, records: Sequence[dict[str, Any]]) -> None:
+        """Add rows. Parquet is written anew; so is a file where rows are tried again, in order."""
+        self.records += records
+        numbers = [record["row"] for record in self.records]
+        if self.suffix == ".parquet" or numbers != sorted(numbers):
+            self.write()
             return
         new = not (self.path.exists() and self.path.stat().st_size)
         with self.path.open("a", encoding="utf-8", newline="") as file:
             file.write(self._text(records, header=new))
 
-    def write(self, records: Sequence[Mapping[str, Any]]) -> None:
+    def write(self) -> None:
         """Write the whole file, through a temporary one."""
+        self.records.sort(key=lambda record: record["row"])
         partial = self.path.with_name(f"{self.path.name}.partial")
         if self.suffix == ".parquet":
-            self._frame(records).to_parquet(partial, index=False)
+            frame_of(self.records, self.given, self.types).to_parquet(partial, index=False)
         else:
-            partial.write_text(self._text(records, header=True), encoding="utf-8", newline="")
+            partial.write_text(self._text(self.records, True), encoding="utf-8", newline="")
         partial.replace(self.path)
-
-    def sort(self) -> None:
-        """Put the rows into their order, where some were tried again."""
-        numbers = [record["row"] for record in self.records]
-        if numbers != sorted(numbers):
-            self.write(sorted(self.records, key=lambda record: record["row"]))
 
     def _text(self, records: Sequence[Mapping[str, Any]], header: bool) -> str:
         if self.suffix == ".csv":
-            frame = self._frame(records)
+            frame = frame_of(records, self.given, self.types)
             return str(frame.to_csv(index=False, header=header, lineterminator="\n"))
         return "".join(f"{to_json(record, str)}\n" for record in records)
 
-    def _frame(self, records: Sequence[Mapping[str, Any]]) -> "pd.DataFrame":
-        return frame_of(records, self.columns, self.types)
-
 
 def frame_of(
-    records: Sequence[Mapping[str, Any]], columns: Sequence[str], types: Mapping[str, str]
+    records: Iterable[Mapping[str, Any]], given: Iterable[str], types: Mapping[str, str | None]
 ) -> "pd.DataFrame":
-    """Rows as a table, nested values as JSON."""
+    """Rows as a table: columns `given`, those of a result, and `details`.
+
+    An answer of tokens is in `details`, too, which tells it from a text.
+    """
     import pandas as pd
 
-    flat = [
-        {
-            name: to_json(value, str) if isinstance(value, Mapping | list | tuple) else value
-            for name, value in record.items()
-        }
-        for record in records
-    ]
-    frame = pd.DataFrame(flat, columns=list(columns), dtype=object)
-    return frame.astype({name: kind for name, kind in types.items() if name in frame})
+    def cells(record: Mapping[str, Any]) -> dict[str, Any]:
+        nested = {n: to_json(v, str) for n, v in record.items() if isinstance(v, NESTED)}
+        if "digest" not in record:
+            return {**record, **nested}
+        texts = {"prompt"} | {"answer"} - nested.keys()
+        details = {n: v for n, v in record.items() if n in {"row", *types} - texts}
+        return {**record, **nested, DETAILS: to_json(details, str)}
+
+    kinds = {name: kind for name, kind in types.items() if kind} | {DETAILS: "string"}
+    columns = list(dict.fromkeys(n for n in (*given, *kinds) if kinds.get(n) or n not in types))
+    frame = pd.DataFrame(map(cells, records), columns=columns, dtype=object)
+    return frame.astype(kinds)
 
 
 class BatchScorer:
     """Scores batches of a data engine, as tables of pandas; for Ray Data's `map_batches`.
 
-    Args:
-        kind: `Scorer` or `Decider`. It loads the model when this is created: in each actor.
-        *args, **settings: of `kind`.
+    `kind`: `Scorer` or `Decider`, which loads the model when this is created: in each actor.
 
     Example:
         >>> import pandas as pd
@@ -248,14 +232,14 @@ class BatchScorer:
         self.scorer = kind(*args, **settings)
 
     def __call__(self, table: "pd.DataFrame") -> "pd.DataFrame":
-        """The table with the fields of the results, and `error`; nested values are JSON."""
+        """The table with the columns of the results, `details` and `error`."""
         import pandas as pd
 
         table, types = pd.DataFrame(table), columns_of(self.scorer._result)
-        if clashing := sorted(types.keys() & set(table.columns) - COPIED):
+        if clashing := sorted({*types, DETAILS} & set(table.columns) - COPIED):
             raise ValueError(f"columns {clashing} would be overwritten by the scores: rename them")
         rows = [Row(n, of_table(cells)) for n, cells in enumerate(table.to_dict("records"), 1)]
         records = [record_of(*found, types) for found in score_rows(self.scorer, rows)]
-        added = frame_of(records, [name for name in types if name != "prompt"], types)
+        added = frame_of(records, (), types).drop(columns="prompt")
         kept = [name for name in table.columns if name not in added.columns]
         return pd.concat([table[kept].reset_index(drop=True), added], axis=1)

@@ -1,7 +1,6 @@
 """What a user passes, checked; text to token ids and back, with offsets that rebuild an answer."""
 
 import operator
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from os.path import commonprefix
 from typing import Any, NamedTuple
@@ -9,13 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Int
-from jinja2 import TemplateError
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from lm_polygraph_asmi.files import DEPTH
 from lm_polygraph_asmi.host.stopping import UNFINISHED, StopConditions, decode
-from lm_polygraph_asmi.validation import describe_fields, lone_surrogate
+from lm_polygraph_asmi.validation import lone_surrogate
 
 Messages = Sequence[Mapping[str, Any]]
 Prompt = str | Messages
@@ -23,10 +20,6 @@ Answer = str | Sequence[int]
 
 CONTEXT = 4
 """Prompt tokens decoded with the answer: some tokenizers drop a space at the start."""
-TEMPLATE_ERRORS = (
-    TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError,
-)  # fmt: skip
-"""Errors of a chat template that does not support a chat."""
 
 
 class Request(NamedTuple):
@@ -36,6 +29,14 @@ class Request(NamedTuple):
     answer: Answer | None = None  # None: the model generates one, and the samples that it needs
     samples: Sequence[Answer] | None = None
     notes: tuple[str, ...] = ()  # how the input was interpreted, where the caller should know
+
+    def texts(self) -> Iterator[tuple[str, str]]:
+        """All texts, with names: as of `texts_of`, "answer", "sample 1"."""
+        yield from texts_of(self.prompt)
+        samples = ((f"sample {n}", text) for n, text in enumerate(self.samples or (), start=1))
+        yield from (
+            (n, text) for n, text in (("answer", self.answer), *samples) if isinstance(text, str)
+        )
 
 
 def parse_request(
@@ -48,26 +49,35 @@ def parse_request(
     twice; samples that are no list of answers; half of a surrogate pair anywhere.
     """
     samples = _checked_samples(samples)
-    answer = None if answer is None else _checked_answer(answer, "an answer", "the answer")
+    answer = None if answer is None else _checked_answer(answer, "an answer")
     if isinstance(answer, list) and not answer:
         raise ValueError(
             "the answer is empty: expected at least one token id. Leave `answer` out to score the "
             "model's own"
         )
-    if isinstance(prompt, str):
-        _check_texts(prompt)
-        return Request(prompt, answer, samples)
-    if not (isinstance(prompt, Sequence) and all(isinstance(part, Mapping) for part in prompt)):
+    notes: tuple[str, ...] = ()
+    if not isinstance(prompt, str):
+        prompt, answer, notes = _from_chat(prompt, answer)
+    request = Request(prompt, answer, samples, notes)
+    for name, text in request.texts():
+        if half := lone_surrogate(text):
+            raise ValueError(f"expected the {name} as text, got {half}: replace it")
+    return request
+
+
+def _from_chat(
+    chat: Any, answer: Answer | None
+) -> tuple[list[dict[str, Any]], Answer | None, tuple[str, ...]]:
+    """Messages before the answer, the answer, and a note if it is the chat's last message."""
+    if not (isinstance(chat, Sequence) and all(isinstance(part, Mapping) for part in chat)):
         raise ValueError(
             "expected a prompt as text, or as a list of chat messages such as {'role': 'user', "
-            f"'content': '...'}}; got {prompt!r:.80}. For many prompts use `Scorer.score_many`"
+            f"'content': '...'}}; got {chat!r:.80}. For many prompts use `Scorer.score_many`"
         )
-    chat: Any = prompt
     messages: list[dict[str, Any]] = [{**message, **_as_text(message)} for message in chat]
-    *before, last = messages or [{}]
-    content = last.get("content")
-    if last.get("role") != "assistant":
-        return Request(_checked(messages), answer, samples)
+    if not messages or messages[-1].get("role") != "assistant":
+        return _checked(messages), answer, ()
+    content = messages.pop().get("content")
     if answer is not None:
         raise ValueError(
             "expected one answer, got two: the chat's last message from the assistant, and "
@@ -78,28 +88,11 @@ def parse_request(
             "the chat's last message, the assistant's, has no text. Leave it out to score the "
             "model's own answer"
         )
-    if not before:
-        raise ValueError("expected a user message before the assistant's, got none")
-    _check_text("the last message", content)
-    note = "The chat's last message, the assistant's, was scored."
-    return Request(_checked(before), content, samples, (note,))
+    return _checked(messages), content, ("The chat's last message, the assistant's, was scored.",)
 
 
-def row_request(row: Any) -> Request:
-    """The request of a row, a text or a mapping; ValueError: no prompt, or as `parse_request`."""
-    content: Any = {"prompt": row} if isinstance(row, str) else row
-    if not isinstance(content, Mapping) or content.get("prompt") is None:
-        raise ValueError(
-            f'expected a text, or an object with a "prompt", got {describe_fields(content)}'
-        )
-    return parse_request(content["prompt"], content.get("answer"), content.get("samples"))
-
-
-def _checked_answer(answer: Any, name: str, the_name: str) -> str | list[int]:
-    if isinstance(answer, str):
-        _check_text(the_name, answer)
-        return answer
-    return token_ids(answer, name)
+def _checked_answer(answer: Any, name: str) -> str | list[int]:
+    return answer if isinstance(answer, str) else token_ids(answer, name)
 
 
 def _checked_samples(samples: Any) -> list[str | list[int]] | None:
@@ -109,7 +102,7 @@ def _checked_samples(samples: Any) -> list[str | list[int]] | None:
     if scalar or isinstance(samples, str | bytes | Mapping):
         raise ValueError(f"expected samples as a list of answers, got {samples!r:.60}")
     names = (f"sample {number}" for number in range(1, len(samples) + 1))
-    return [_checked_answer(one, name, name) for one, name in zip(samples, names, strict=True)]
+    return [_checked_answer(one, name) for one, name in zip(samples, names, strict=True)]
 
 
 def token_ids(answer: Any, name: str = "an answer") -> list[int]:
@@ -138,41 +131,26 @@ def texts_of(prompt: Prompt) -> Iterator[tuple[str, str]]:
         return
     for number, message in enumerate(prompt, start=1):
         for field, value in message.items():
-            for path, text in _texts(value, str(field), 0):
+            for path, text in _texts(value, str(field)):
                 yield f"{path} of message {number}", text
 
 
-def _texts(value: Any, path: str, depth: int) -> Iterator[tuple[str, str]]:
-    if depth > DEPTH:
-        raise ValueError(
-            f"expected at most {DEPTH} nested lists and objects in a message, got more in "
-            f"{re.split(r'[.[]', path)[0]!r}: flatten it"
-        )
+def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, Mapping):
         for name, part in value.items():
-            yield f"a name in {path}", str(name)
-            yield from _texts(part, f"{path}.{name}", depth + 1)
+            yield f"name in {path}", str(name)
+            yield from _texts(part, f"{path}.{name}")
     elif isinstance(value, list | tuple):
         for index, part in enumerate(value):
-            yield from _texts(part, f"{path}[{index}]", depth + 1)
-
-
-def _check_texts(prompt: Prompt) -> None:
-    for name, text in texts_of(prompt):
-        _check_text(f"the {name}", text)
-
-
-def _check_text(name: str, text: str) -> None:
-    if half := lone_surrogate(text):
-        raise ValueError(f"expected {name} as text, got {half}: replace it")
+            yield from _texts(part, f"{path}[{index}]")
 
 
 def _checked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Messages with role and text, as templates silently skip others; tool calls need no text."""
     if not messages:
-        raise ValueError("the chat is empty: expected at least the user's message")
+        raise ValueError("the chat is empty: expected at least the user's message before an answer")
     for number, message in enumerate(messages, start=1):
         content = message.get("content")
         has_text = isinstance(content, str) or (content is None and message.get("tool_calls"))
@@ -181,7 +159,6 @@ def _checked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 f"message {number} of the chat: expected {{'role': 'user', 'content': '...'}}, "
                 f"got {message!r:.80}"
             )
-    _check_texts(messages)
     return messages
 
 
@@ -191,13 +168,11 @@ def _as_text(message: Mapping[str, Any]) -> dict[str, str]:
     if not isinstance(parts, list | tuple):
         return {}
     texts: list[Any] = [p.get("text") if isinstance(p, Mapping) else p for p in parts]
-    for part, text in zip(parts, texts, strict=True):
-        if not isinstance(text, str):
-            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise ValueError(
-                "expected text parts of a message, such as {'type': 'text', 'text': '...'}; got a "
-                f"part of the type {kind!r}"
-            )
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(
+            "expected text parts of a message, such as {'type': 'text', 'text': '...'}; got "
+            f"{parts!r:.80}"
+        )
     return {"content": "".join(texts)}
 
 
@@ -212,10 +187,9 @@ def rendered(tokenizer: Any, prompt: Prompt) -> str:
         )
     messages = [dict(message) for message in prompt]
     try:
-        return str(
-            tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        )
-    except TEMPLATE_ERRORS as error:
+        options = {"add_generation_prompt": True, "tokenize": False}
+        return str(tokenizer.apply_chat_template(messages, **options))
+    except Exception as error:  # a template may raise any
         raise ValueError(f"the chat template does not support these messages: {error}") from error
 
 

@@ -57,24 +57,25 @@ def tokens_of(
     """Tokens from the engine's statistics; `gate`: 0 for ASMI, 1 for Sem-ASMI, else alpha(x)."""
     from lm_polygraph_asmi.algorithm import token_uncertainty  # imports torch
 
-    ids, found = stats.tokens.tolist(), []
-    for at, (vote, (start, end)) in enumerate(
-        zip(votes(stats.top_token, ids), offsets, strict=True)
-    ):
-        mi, agreement, other = float(stats.mi[at]), float(stats.agreement[at]), vote.alternative
-        token = Token(
+    ids = stats.tokens.tolist()
+    columns = (stats.mi, stats.agreement, stats.entropy, stats.log_likelihood)
+    numbers = zip(*(column.tolist() for column in columns), strict=True)
+    return [
+        Token(
             text=answer[start:end],
             start=start,
             end=end,
-            id=ids[at],
+            id=token,
             mi=mi,
             agreement=agreement,
             u=token_uncertainty(mi, agreement, gate),
-            entropy=float(stats.entropy[at]),
-            log_likelihood=float(stats.log_likelihood[at]),
+            entropy=entropy,
+            log_likelihood=log_likelihood,
             vote=vote.agree,
-            alternative=None if other is None else tokenizer.decode([other]),
+            alternative=None if vote.alternative is None else tokenizer.decode([vote.alternative]),
             alternative_share=vote.share,
         )
-        found.append(token)
-    return found
+        for token, vote, (start, end), (mi, agreement, entropy, log_likelihood) in zip(
+            ids, votes(stats.top_token, ids), offsets, numbers, strict=True
+        )
+    ]

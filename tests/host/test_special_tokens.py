@@ -5,7 +5,7 @@ from copy import deepcopy
 import pytest
 
 from lm_polygraph_asmi.host.special_tokens import SpecialTokens
-from lm_polygraph_asmi.scoring.control_tokens import rendered_warnings, special_warnings
+from lm_polygraph_asmi.scoring.advice import special_warnings
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.text import parse_request, prompt_tokens
 from tests.scripted import byte_tokenizer, scripted_model, space_tokenizer
@@ -67,7 +67,7 @@ def test_prompts_chats_and_samples(scorer):
     assert "at character 8 and 1 more" in scorer.score(chat, " x").warnings[1]
     request = parse_request(PROMPT, None, [" a", " <s> b", [2]])
     samples = special_warnings(SpecialTokens(scorer.tokenizer), {2}, request, PROMPT)
-    assert [note[:11] for note in samples] == ["In sample 2"]
+    assert [note[:15] for note in samples] == ["In the sample 2"]
 
 
 def test_every_field_of_a_message_is_read(scorer):
@@ -94,47 +94,3 @@ def test_every_field_of_a_message_is_read(scorer):
         (warning,) = scorer.score([message, asks], " x").warnings
         assert place in warning
     assert not scorer.score([asks | {"id": "</s>"}], " x").warnings
-    (warning,) = scorer.score("user(): who?\nassistant:", " x").warnings
-    assert "The prompt looks as if the chat template had rendered it" in warning
-
-
-RENDERING = {
-    "plain": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant:{% endif %}",
-    "with bos": "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] "
-    "{{ m.content }} [/INST]{% else %}{{ m.content }}{% endif %}{% endfor %}",
-}
-SYSTEM, ASKS, SAYS = (
-    {"role": role, "content": content}
-    for role, content in (("system", "Be brief."), ("user", PROMPT), ("assistant", "Brask"))
-)
-CHATS = ([ASKS], [SYSTEM, ASKS], [ASKS, SAYS, ASKS], [SYSTEM, ASKS, SAYS, ASKS])
-
-
-@pytest.mark.parametrize("template", RENDERING)
-@pytest.mark.parametrize("open_end", [True, False])
-def test_a_rendered_chat(template, open_end):
-    """As a message and as a text prompt, with the BOS token or without it."""
-    tokenizer = deepcopy(TOKENIZERS["bytes"])
-    tokenizer.chat_template = RENDERING[template]
-    special = SpecialTokens(tokenizer)
-    how = {"add_generation_prompt": open_end, "tokenize": False}
-    for text in (str(tokenizer.apply_chat_template(chat, **how)) for chat in CHATS):
-        for form in (text, text.removeprefix("<s>"), text.removeprefix("<s>").rstrip()):
-            for prompt in (form, [{"role": "user", "content": form}]):
-                (warning,) = rendered_warnings(special, prompt)
-                assert "as if the chat template had rendered it" in warning
-
-
-@pytest.mark.parametrize("template", RENDERING)
-def test_what_is_no_rendered_chat(template):
-    tokenizer = deepcopy(TOKENIZERS["bytes"])
-    tokenizer.chat_template = RENDERING[template]
-    special = SpecialTokens(tokenizer)
-    for text in (PROMPT, "The user: who is it?", "Is [INST] a token?", "a user\nassistant"):
-        for prompt in (text, [SYSTEM, ASKS | {"content": text}]):
-            assert not rendered_warnings(special, prompt)
-    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    assert not rendered_warnings(special, PROMPT)  # nothing shows it
-    tokenizer.chat_template = "{{ raise_exception('never') }}"
-    assert not rendered_warnings(special, PROMPT)

@@ -6,10 +6,7 @@ import math
 import re
 import shutil
 import subprocess
-import zlib
-from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -66,17 +63,6 @@ document.querySelectorAll(shown).forEach(part =>
   [...part.getClientRects()].forEach(box => inside(box, part.className || part.tagName)));
 const tokens = [...document.querySelectorAll('.answer .token')];
 found.tokens = tokens.length;
-found.reached = 0; found.tips = 0; found.low = 0;
-for (const token of tokens) {
-  token.focus({preventScroll: true});
-  found.reached += document.activeElement === token;
-  const tip = token.querySelector('.tip'), box = tip.getBoundingClientRect();
-  found.tips += box.width > 50 && box.height > 20;
-  inside(box, 'tip of ' + token.textContent.slice(0, 9));
-  const line = token.getClientRects()[0];
-  found.low += box.top > line.top + 4 && box.top < line.bottom + 60;
-}
-document.activeElement.blur();
 found.lines = document.querySelector('.answer').innerText.split('\\n').length;
 found.tops = new Set(tokens.map(t => Math.round(t.getClientRects()[0].top))).size;
 found.direction = tokens.slice(0, 2).map(t => t.getClientRects()[0].left);
@@ -84,30 +70,19 @@ found.ink = getComputedStyle(document.querySelector('.asmi')).color;
 found.paper = getComputedStyle(document.querySelector('.asmi')).backgroundColor;
 found.shades = tokens.map(t => getComputedStyle(t).backgroundColor);
 found.bars = tokens.map(t => parseFloat(getComputedStyle(t).borderBottomWidth));
-found.fonts = tokens.map(t => getComputedStyle(t).fontFamily.includes('mono'));
 found.overlong = [...document.querySelectorAll('.wide')].filter(w => w.open !== false &&
   w.getBoundingClientRect().right > innerWidth + .5).length;
-const order = {};
-for (const kind of ['by-rank']) {
-  const input = document.querySelector('.' + kind);
-  if (!input) continue;
-  input.checked = true;
-  order[kind] = [...document.querySelectorAll('.rows li')].sort((a, b) =>
-    a.getBoundingClientRect().top - b.getBoundingClientRect().top).map(li =>
-    li.querySelector('a').textContent);
-}
-found.order = order;
+found.order = [...document.querySelectorAll('.rows a')].map(link => link.textContent);
 document.body.setAttribute('data-measured', JSON.stringify(found));
 </script>
 """
 
 
 class Shown(NamedTuple):
-    """A page, how wide it is shown, and attributes of its body, as of a notebook's theme."""
+    """A page, and how wide it is shown."""
 
     page: str
     width: int
-    body: str = ""
 
 
 def measure(pages: Sequence[Shown], folder: Path, *flags: str) -> list[dict]:
@@ -116,8 +91,8 @@ def measure(pages: Sequence[Shown], folder: Path, *flags: str) -> list[dict]:
     They stand in frames, since a headless window is never narrower than 500 pixels.
     """
     frames = ""
-    for number, (page, width, body) in enumerate(pages):
-        inner = page.replace("<body>", f"<body {body}>").replace("</body>", f"{MEASURE}</body>")
+    for number, (page, width) in enumerate(pages):
+        inner = page.replace("</body>", f"{MEASURE}</body>")
         (folder / f"inner{number}.html").write_text(inner, encoding="utf-8")
         frames += (
             f'<iframe src="inner{number}.html" width="{width}" height="900" style="border:0">'
@@ -138,43 +113,3 @@ def measure(pages: Sequence[Shown], folder: Path, *flags: str) -> list[dict]:
     found = re.search(r'data-measured="(.*?)"', done.stdout, re.DOTALL)
     assert found, done.stderr[-2000:]
     return json.loads(html.unescape(found[1]))
-
-
-def filled(page: str, folder: Path, *flags: str) -> Counter[str]:
-    """Colours of a printed page: how many shapes each fills."""
-    (folder / "page.html").write_text(page, encoding="utf-8")
-    subprocess.run(
-        [browser() or "", *flags, "--headless", "--no-sandbox", "--disable-gpu",
-         f"--user-data-dir={folder / 'profile'}", f"--print-to-pdf={folder / 'page.pdf'}",
-         (folder / "page.html").as_uri()],
-        capture_output=True, check=True,
-    )  # fmt: skip
-    found: Counter[str] = Counter()
-    for stream in re.findall(
-        rb"stream\r?\n(.*?)endstream", (folder / "page.pdf").read_bytes(), re.S
-    ):
-        with suppress(zlib.error):  # one that is not compressed is no drawing
-            colour = ""
-            for line in zlib.decompress(stream).decode("latin-1").splitlines():
-                if line.endswith(" rg"):
-                    colour = " ".join(line.split()[-4:-1])
-                found[colour] += line in ("f", "f*")
-    return found
-
-
-def picture(page: str, file: Path, width: int, *flags: str, height: int = 1400) -> None:
-    """A screenshot of a page of this width."""
-    inner = file.with_suffix(".inner.html")
-    inner.write_text(page, encoding="utf-8")
-    outer = file.with_suffix(".html")
-    outer.write_text(
-        f'<!DOCTYPE html><body style="margin:0"><iframe src="{inner.name}" width="{width}" '
-        f'height="{height}" style="border:0"></iframe>', encoding="utf-8"
-    )  # fmt: skip
-    subprocess.run(
-        [browser() or "", *flags, "--headless", "--no-sandbox", "--disable-gpu",
-         "--hide-scrollbars",
-         f"--user-data-dir={file.parent / 'profile'}", f"--window-size={width},{height}",
-         f"--screenshot={file}", outer.as_uri()],
-        capture_output=True, check=True,
-    )  # fmt: skip

@@ -103,9 +103,9 @@ def test_what_a_result_says(scored):
     assert highest.explanation[0].endswith(f"the maximum over {tokens} tokens.")
     for one in (mean, total, highest):
         content = json.loads(json.dumps(one.to_dict()))
-        assert content["settings"]["aggregation"] == one.aggregation
-        assert Score.from_dict(content).aggregation == one.aggregation
+        assert content["settings"]["aggregation"] == one.config.aggregation
+        assert Score.from_dict(content).config.aggregation == one.config.aggregation
         assert one.explanation[0] in one.to_html()
         assert one.signals["sem"] == float(one)
-        assert one.signals["asmi"] == pytest.approx(float(scored["asmi", one.aggregation]))
+        assert one.signals["asmi"] == pytest.approx(float(scored["asmi", one.config.aggregation]))
         assert one.signals["entropy"] == mean.signals["entropy"]

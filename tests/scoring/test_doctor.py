@@ -29,7 +29,8 @@ def test_a_model_is_described_checked_and_timed(folder):
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
     config = AutoModelForCausalLM.from_pretrained(folder).config
-    found, layers = told["modules"], config.num_hidden_layers
+    found = {check["check"]: check["text"] for check in told["checks"]}
+    layers = config.num_hidden_layers
     assert found["layers"] == f"model.layers ({layers})"
     heads = config.num_attention_heads
     assert found["heads"] == f"{heads} a layer, in {layers} of {layers} layers"
@@ -39,14 +40,12 @@ def test_a_model_is_described_checked_and_timed(folder):
     for attention in ("sdpa", "eager"):
         for scope in ("all", "response"):
             assert states[f"{attention}, {scope}"] == "ok"
-            assert told["cost"][f"time, {attention}, scope {scope}"] > 0
-    assert told["cost"]["memory of the weights"] >= 4 * 1000  # float32
 
 
 def test_tables_for_people(folder):
     result = asked(folder)
     assert result.exit_code == 0, result.output
-    for word in ("self_attn.o_proj", "suffix", "packed", "memory of the weights"):
+    for word in ("self_attn.o_proj", "suffix", "packed"):
         assert word in result.output
 
 

@@ -16,15 +16,6 @@ from tests import tiny_lm
 from tests.scoring.conftest import PROMPT
 
 
-def test_numbers_of_other_libraries_are_numbers(model, tokenizer):
-    settings = {"seed": np.int64(3), "depth": np.float64(0.6), "num_masks": np.int32(9)}
-    plain = {name: value.item() for name, value in settings.items()}
-    found, expected = (
-        score(model, PROMPT, " Brask", tokenizer=tokenizer, **s) for s in (settings, plain)
-    )
-    assert float(found) == float(expected)
-
-
 def test_a_forgotten_tokenizer(model, tokenizer):
     for arguments in ((PROMPT, " Brask"), (PROMPT,)):
         with pytest.raises(ValueError, match=r"expected the model's tokenizer, as in score\("):
@@ -33,17 +24,6 @@ def test_a_forgotten_tokenizer(model, tokenizer):
         Scorer(model, tokenizer=PROMPT)
     with pytest.raises(ValueError, match="expected a prompt as text, or as a list of chat"):
         score(model, tokenizer)
-
-
-def test_a_model_that_brings_its_tokenizer():
-    wrapped = tiny_lm.whitebox()
-    expected = score(wrapped, PROMPT, " Brask")
-    for arguments, named in (
-        ((PROMPT, " Brask"), {}),
-        ((PROMPT,), {"answer": " Brask"}),
-        ((), {"prompt": PROMPT, "answer": " Brask"}),
-    ):
-        assert float(score(wrapped, *arguments, **named)) == float(expected)
 
 
 def test_a_name_simply_loads(tmp_path, capfd):
@@ -109,14 +89,6 @@ def test_words_are_completed_as_the_help_says():
     typed |= {"COMP_WORDS": "polygraph_asmi decide --calib", "COMP_CWORD": "2"}
     shown = CliRunner().invoke(main, prog_name="polygraph_asmi", env=typed)
     assert shown.stdout == "plain,--calibration\n"
-
-
-def test_instruct_without_a_chat_template(monkeypatch):
-    """The prompts are texts already: the advice is about the model."""
-    host = tiny_lm.whitebox()
-    monkeypatch.setattr(host, "instruct", True, raising=False)
-    with pytest.raises(ValueError, match="no chat template: load the model with instruct=False"):
-        score(host, PROMPT, " Brask")
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_tables(tmp_path):
     assert found["score"].tolist() == [pd.NA if one is None else one for one in scores]
     assert found["error"].isna().tolist() == [True, True, False, True]
     assert (found["id"].tolist(), found["answer"][1]) == (list("abcd"), each[1].result.answer)
-    assert json.loads(found["signals"][0]) == each[0].result.signals
+    assert json.loads(found["details"][0])["signals"] == each[0].result.signals
     # The columns of a batch without a score have their types.
     assert (score_table(table[2:3]).dtypes == found.dtypes).all()
     arrays = {"prompt": [PROMPT] * 2, "answer": [np.array([7]), [8, 9]], "samples": [pd.NA, None]}

@@ -26,31 +26,29 @@ def zipped():
 
 
 MISNAMED = {
-    "rows.jsonl.txt": (LINES, "holds JSON objects, one per line: rename it to .jsonl"),
-    "rows": (LINES, "holds JSON objects, one per line"),
-    "rows.log": ("# exported today\n\n" + LINES, "holds JSON objects, one per line"),
-    "cut.txt": (LINES + '{"prompt": "Who', "holds JSON objects, one per line"),
-    "cut early.txt": ('{"prompt": "Who?"}\n{"prompt": "Wh', "holds JSON objects, one per line"),
-    "commas.txt": ('{"prompt": "Who?"},\n{"prompt": "When?"},\n', "holds JSON objects"),
-    "one.md": (LINES.splitlines()[0], "holds JSON objects, one per line"),
-    "bom.txt": ("\ufeff" + LINES.replace("\n", "\r\n"), "holds JSON objects, one per line"),
-    "chats.txt": (CHATS, "holds JSON objects, one per line"),
-    "questions.txt": ('{"question": "a"}\n{"question": "b"}\n', "holds JSON objects, one per line"),
-    "array.txt": (json.dumps(ROWS), "holds a JSON array or object: write one object per line"),
-    "pretty.text": (json.dumps(ROWS, indent=2), "holds a JSON array or object"),
-    "object.txt": (json.dumps(ROWS[0], indent=2), "holds a JSON array or object"),
-    "array.jsonl": (json.dumps(ROWS), "holds a JSON array or object: write one object per line"),
-    "pretty.jsonl": (json.dumps(ROWS, indent=2), "holds a JSON array or object"),
-    "lines.ndjson": ("[\n" + ",\n".join(LINES.splitlines()) + "\n]\n", "holds a JSON array or"),
-    "object.jsonl": (json.dumps(ROWS[0], indent=2), "holds a JSON array or object"),
-    "table.txt": ("prompt,answer\nWho?, Brask\n", "holds a table with a column 'prompt'"),
-    "tabs.txt": ('"id"\t"Prompt"\n1\tWho?\n', "holds a table with a column 'prompt'"),
-    "semicolons": ("id;prompt\r\n1;Who?\r\n", "holds a table with a column 'prompt'"),
+    "rows.jsonl.txt": LINES,
+    "rows": LINES,
+    "rows.log": "# exported today\n\n" + LINES,
+    "cut.txt": LINES + '{"prompt": "Who',
+    "commas.txt": '{"prompt": "Who?"},\n{"prompt": "When?"},\n',
+    "one.md": LINES.splitlines()[0],
+    "bom.txt": "\ufeff" + LINES.replace("\n", "\r\n"),
+    "chats.txt": CHATS,
+    "array.txt": json.dumps(ROWS),
+    "pretty.text": json.dumps(ROWS, indent=2),
+    "array.jsonl": json.dumps(ROWS),
+    "pretty.jsonl": json.dumps(ROWS, indent=2),
+    "lines.ndjson": "[\n" + ",\n".join(LINES.splitlines()) + "\n]\n",
+    "object.jsonl": json.dumps(ROWS[0], indent=2),
+    "table.txt": "prompt,answer\nWho?, Brask\n",
+    "tabs.txt": '"id"\t"Prompt"\n1\tWho?\n',
+    "semicolons": "id;prompt\r\n1;Who?\r\n",
 }
+SAID = "the file holds rows: name it .csv, or write one JSON object per line, to .jsonl"
 OTHER_BYTES = {
     "UTF-16": LINES.encode("utf-16"),
     "UTF-16 without a mark": LINES.encode("utf-16-le"),
-    "UTF-16 of the other order": LINES.encode("utf-16-be"),
+    "Latin-1": "né\n".encode("latin-1") * 3,
     "UTF-32": LINES.encode("utf-32"),
     "gzip": gzip.compress(LINES.encode()),
     "zip": zipped(),
@@ -63,10 +61,9 @@ OTHER_BYTES = {
 
 @pytest.mark.parametrize("name", MISNAMED)
 def test_text_that_is_no_prompt(tmp_path, name):
-    text, said = MISNAMED[name]
     path = tmp_path / name
-    path.write_bytes(text.encode())
-    with pytest.raises(ValueError, match=f"{path}: the file {said}"):
+    path.write_bytes(MISNAMED[name].encode())
+    with pytest.raises(ValueError, match=f"{path}: {SAID}"):
         list(read_rows(path))
 
 
@@ -77,13 +74,6 @@ def test_bytes_that_are_no_text_are_named(tmp_path, kind, name):
     path.write_bytes(OTHER_BYTES[kind])
     with pytest.raises(ValueError, match=f"{path}: expected text in UTF-8, got other bytes"):
         list(read_rows(path))
-
-
-def test_bytes_of_no_known_kind(tmp_path):
-    for name in ("rows.jsonl", "prompt.txt"):
-        (tmp_path / name).write_bytes("né\n".encode("latin-1") * 3)
-        with pytest.raises(ValueError, match=f"{name}: expected text in UTF-8, got .*position 1"):
-            list(read_rows(tmp_path / name))
 
 
 @pytest.mark.parametrize(
@@ -108,8 +98,8 @@ def test_prompts_that_hold_data_are_prompts(tmp_path, text):
 
 @pytest.mark.parametrize("name", ["rows.jsonl.txt", "array.jsonl", "gzip"])
 def test_every_command_that_reads_rows_refuses_them(tmp_path, name, monkeypatch):
-    content = OTHER_BYTES.get(name) or MISNAMED[name][0].encode()
-    said = "expected text in UTF-8, got other bytes" if name == "gzip" else MISNAMED[name][1]
+    content = OTHER_BYTES.get(name) or MISNAMED[name].encode()
+    said = "expected text in UTF-8, got other bytes" if name == "gzip" else SAID
     rows = tmp_path / name
     rows.write_bytes(content)
     (tmp_path / "calibration.json").write_text("{}")

@@ -3,11 +3,9 @@
 import re
 import subprocess
 from dataclasses import replace
-from html import escape
 from html.parser import HTMLParser
 
 import matplotlib.image
-import numpy as np
 import pytest
 
 from lm_polygraph_asmi import score
@@ -69,8 +67,8 @@ def test_everything_is_escaped(found, nasty):
     assert not any("onload" in attributes for _, attributes in Elements(page).tags)
     for part in (*(one._repr_html_() for one in nasty), *(one.to_html() for one in nasty)):
         assert "<script" not in part
-        # Prompt or its role and content, three tokens and their alternatives twice, and so on.
-        assert Elements(part).text.count(NASTY) >= 12
+        # Prompt or its role and content, three tokens twice and their alternatives, and so on.
+        assert Elements(part).text.count(NASTY) >= 11
 
 
 def test_it_loads_nothing(nasty):
@@ -93,40 +91,24 @@ def test_both_colour_schemes(found):
 
 
 def test_readable_without_colour(found):
-    """Bars stand under the tokens, and a table has every number."""
+    """A table has every number."""
     page = found.to_html()
-    tips = re.findall(r'role="tooltip" dir="ltr">(.*?)</span>', page, re.DOTALL)
-    own = pieces(found.tokens)
-    assert len(tips) == len(own) < len(found.tokens)  # the bytes of the kite share one
-    for tip, piece in zip(tips, own, strict=True):
-        for token in piece.tokens:
-            assert f"u {token.u:.4f} nats" in tip
-            assert f"{100 * token.vote:.0f}\xa0% of the masks choose this token" in tip
-            assert f"probability of this token {np.exp(token.log_likelihood):.3f}" in tip
-            share = f"{100 * token.alternative_share:.0f}\xa0% choose"
-            assert token.alternative is None or share in tip
-        assert ("no mask chooses another" in tip) == any(
-            t.alternative is None for t in piece.tokens
-        )
-    # Tokens are reached by keyboard, too; as are the prompt and the tables, which may scroll.
-    assert page.count('tabindex="0"') == len(own) + 2
+    rows = re.findall(r"<tr><td>(.*?)</tr>", page, re.DOTALL)
+    assert page.count('<span class="token"') == len(pieces(found.tokens))
+    for row, token in zip(rows, found.tokens, strict=True):
+        share = f"({100 * token.alternative_share:.0f}\xa0%)"
+        assert f"<td>{token.u:.4f}</td><td>{token.mi:.4f}</td>" in row
+        assert f"<td>{100 * token.vote:.0f}\xa0%</td>" in row
+        assert (share in row) == (token.alternative is not None)
 
 
-def test_signs_are_not_parted(model, tokenizer):
-    for text, whole in (
-        ("👩‍🚀 ok", "👩‍🚀"),
-        ("x👍🏽", "👍🏽"),
-        ("e\u0301!", "e\u0301"),
-        ("🇳🇴", "🇳🇴"),
-    ):
-        own = pieces(score(model, PROMPT, text, tokenizer=tokenizer, num_masks=4).tokens)
-        assert whole in [piece.text.strip() for piece in own]
-        assert "".join(piece.text for piece in own) == text + "</s>"
-        assert max(len(piece.tokens) for piece in own) > 1
-        assert all(piece.shade == max(t.shade for t in piece.tokens) for piece in own)
-    ids = tokenizer("🪁", add_special_tokens=False)["input_ids"][:2]
-    (piece,) = pieces(score(model, PROMPT, ids, tokenizer=tokenizer, num_masks=4).tokens)
-    assert len(piece.tokens) == 2  # a character that is never finished
+def test_bytes_of_a_character_share_a_piece(model, tokenizer):
+    tokens = score(model, PROMPT, "x🪁", tokenizer=tokenizer, num_masks=4).tokens
+    assert [(len(piece), piece[-1].text) for piece in pieces(tokens)] == [
+        (1, "x"), (4, "🪁"), (1, "</s>"),
+    ]  # fmt: skip
+    unfinished = score(model, PROMPT, [t.id for t in tokens[1:3]], tokenizer=tokenizer).tokens
+    assert [token for piece in pieces(unfinished) for token in piece] == list(unfinished)
 
 
 def test_characters_that_steer(found):
@@ -137,16 +119,6 @@ def test_characters_that_steer(found):
     for character in "\u202e\u2066\x07\u200b\x1b":
         assert character not in page
     assert visible("می\u200cخواهم 👩\u200d🚀 \ta") == "می\u200cخواهم 👩\u200d🚀 ⇥a"
-
-
-def test_code_in_a_fixed_width(model, tokenizer):
-    answer = " So:\n```\nx = 1\n```\nand `y` | z.\n| a | b |\n"
-    own = pieces(score(model, PROMPT, answer, tokenizer=tokenizer, num_masks=4).tokens)
-    code = "".join(piece.text for piece in own if piece.code)
-    for part in ("x = 1", "`y`", "| a | b |"):
-        assert part in code
-    for part in ("So:", "and", "z."):
-        assert part not in code
 
 
 def test_in_a_notebook(found):
@@ -166,7 +138,7 @@ def test_several_answers_on_a_page(found):
     assert page.count('<section class="asmi" id="answer-') == 2
     assert page.count(found.explanation[-1]) == 1  # a sentence common to all appears once
     assert page.count("Look out.") == 1  # and what one says, with it
-    assert page.count("Point at a token") == 1
+    assert page.count("Shade and bar show") == 1
     assert "2 answers" in Elements(page).text
     assert page.count("<style>") == 2  # the cards', once, and the page's
 
@@ -178,8 +150,8 @@ def test_a_decision_on_a_page(found):
         text = Elements(one.to_html()).text
         assert "Accept: MSP 1 nats" in text
         assert all(sentence in text for sentence in one.sentences)
-    assert "Point at a token" in with_score.to_html()
-    assert "Point at a token" not in without.to_html()
+    assert "Shade and bar show" in with_score.to_html()
+    assert "Shade and bar show" not in without.to_html()
     assert visible(without.text) in Elements(without.to_html()).text.replace("\n", "")
     page = render(cards(with_score, replace(without, accept=False)), "two")
     assert "accept, probability of error 0.25" in page
@@ -222,46 +194,10 @@ def test_in_a_browser(found, nasty, opened):
         assert "<title>Fragility</title>" in elements  # no script of an answer ran
         assert shown.text.count(NASTY) == Elements(page).text.count(NASTY)
         own = sum(len(pieces(one.tokens)) for one in (found, *nasty))
-        assert sum("--s" in a.get("style", "") for _, a in shown.tags) == own + 5  # the legend's
+        assert sum("--s" in a.get("style", "") for _, a in shown.tags) == own
         assert picture.std() > 0.05  # something is written
         # Shaded tokens are redder than their surroundings.
         assert ((picture[..., 0] - picture[..., 2]) > 0.2).mean() > 0.002
         brightness[dark] = picture.mean()
     assert brightness[False] > 0.75
     assert brightness[True] < 0.35
-
-
-@pytest.mark.slow
-def test_shades_are_seen(found, opened):
-    """The same page without fragility has no red in it."""
-    still = replace(found, tokens=tuple(replace(token, u=0.0) for token in found.tokens))
-    legend = re.compile(r'<p class="legend">.*?</p>', re.DOTALL)  # which has all shades
-    _, picture, _ = opened(legend.sub("", still.to_html()), True)
-    assert ((picture[..., 0] - picture[..., 2]) > 0.2).mean() < 0.001
-
-
-@pytest.mark.slow
-def test_bars_are_seen(found, opened):
-    """On every line of a long answer, and where a reader has colours of his own."""
-    high = tuple(replace(found.tokens[0], text=" ferry", u=0.1) for _ in range(60))
-    pages = [
-        replace(found, tokens=tuple(replace(token, u=u) for token in high)).to_html()
-        for u in (0.1, 0.0)
-    ]
-    both = "".join(
-        f'<iframe srcdoc="{escape(page)}" width="500" height="900" style="border:0"></iframe>'
-        for page in pages
-    )
-    for flags in ((), ("--force-high-contrast", "--enable-features=ForcedColors")):
-        _, picture, _ = opened(f'<body style="margin:0">{both}', False, *flags, width=1000)
-        rows = []
-        for half in (picture[:, :500], picture[:, 500:1000]):
-            # A bar is a row of pixels without a break, wider than any letter, in ink.
-            ink = np.abs(half - np.median(half, axis=(0, 1))).max(axis=-1) > 0.7
-            lengths = [
-                max(map(len, "".join("x" if dark else " " for dark in row).split()), default=0)
-                for row in ink
-            ]
-            rows.append(sum(length > 150 for length in lengths))
-        lines = 4  # of text, at least
-        assert rows[0] >= rows[1] + 3 * lines

@@ -10,9 +10,6 @@ from tests.scoring.conftest import PROMPT
 from tests.scoring.test_text import MESSAGES
 
 SAYS = {"role": "assistant", "content": " Brask"}
-DEEP = "x"
-for _ in range(5000):
-    DEEP = [DEEP]
 
 
 def asks(content, **fields):
@@ -59,17 +56,16 @@ REQUESTS = [
     (("samples", [" a", None]), "expected sample 2 as text or a list of token ids"),
     (("prompt", [*MESSAGES, SAYS | {"content": None}]), "has no text"),
     (("prompt", [*MESSAGES, SAYS | {"content": ""}]), "has no text"),
-    (("prompt", [SAYS]), "expected a user message before the assistant's"),
-    (("prompt", asks([*"ab", {"type": "image", "url": "x"}])), "a part of the type 'image'"),
+    (("prompt", [SAYS]), "at least the user's message before an answer"),
+    (("prompt", asks([*"ab", {"type": "image", "url": "x"}])), "expected text parts of a message"),
     (("prompt", "Who \ud800?"), r"the prompt as text, got '\\ud800' at character 5, half of a"),
     (("answer", " a\udfff"), r"the answer as text, got '\\udfff' at character 3"),
     (("prompt", asks("\ud800")), "the content of message 1 as text"),
-    (("prompt", [*MESSAGES, SAYS | {"content": "\ud800"}]), "the last message as text"),
-    (("samples", [" b", " \udc00"]), r"expected sample 2 as text, got '\\udc00' at character 2"),
+    (("prompt", [*MESSAGES, SAYS | {"content": "\ud800"}]), "the answer as text"),
+    (("samples", [" b", " \udc00"]), r"the sample 2 as text, got '\\udc00' at character 2"),
     (("prompt", [{"role": "user\udc00", "content": "?"}]), "the role of message 1 as text"),
     (("prompt", asks("?", tool_calls=[{"arguments": {"a": "\udc00"}}])),
      r"the tool_calls\[0\].arguments.a of message 1 as text"),
-    (("prompt", asks("?", id=DEEP)), "nested lists and objects in a message, got more in 'id'"),
 ]  # fmt: skip
 
 
@@ -98,7 +94,6 @@ def test_two_answers():
     [
         ({"num_mask": 4}, r"num_mask; did you mean num_masks\? Settings: method, "),
         ({"foo": 4}, r"unknown setting foo\. Settings: method, depth"),
-        ({"calibration": "c.json"}, r"a score needs no calibration: decide\("),
     ],
 )
 def test_settings_that_there_are_not(settings, message):

@@ -29,19 +29,7 @@ ROWS = [
     {"prompt": 'Where do the "blue kites" start,\nand when?', "gold": "NA", "id": "2"},
     {"prompt": "True or False?", "answer": [7, 8], "gold": "true", "id": "3"},
 ]
-BAD = [
-    "{not json",
-    {"answer": " no prompt"},
-    {"prompt": PROMPT * 100},
-    {"prompt": [{"role": "user", "content": "no template"}]},
-    {"prompt": []},
-    {"prompt": 7},
-    {"prompt": PROMPT, "answer": 7},
-    {"prompt": PROMPT, "answer": ["x"]},
-    {"prompt": PROMPT, "answer": [10**6]},
-    {"prompt": PROMPT, "answer": [1.5]},
-    {"prompt": PROMPT, "answer": " x", "samples": "pear"},
-]
+TOO_LONG = {"prompt": PROMPT * 100, "id": "long"}
 
 
 def write(path, lines):
@@ -215,16 +203,6 @@ def test_what_a_file_does_not_go_on_with(scorer, model, tokenizer, tmp_path):
     assert not (tmp_path / "new.csv").exists()
 
 
-def test_bad_rows_stop_nothing(scorer, tmp_path):
-    source = write(tmp_path / "in.jsonl", [*BAD, ROWS[0]])
-    assert score_file(scorer, source, tmp_path / "out.jsonl") == len(BAD)
-    lines = list(map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines()))
-    assert [line["row"] for line in lines] == list(range(1, len(BAD) + 2))
-    assert all(line["error"] for line in lines[:-1])
-    assert (lines[0]["line"], lines[2]["prompt"]) == ("{not json", PROMPT * 100)
-    assert "error" not in lines[-1]
-
-
 def test_json_that_readers_understand_differently(scorer, tmp_path):
     """NaN would be written as it came; of a field that occurs twice, the last would win."""
     lines = [
@@ -264,7 +242,7 @@ def command(folder):
 
 
 def test_command_on_many_rows(command, calls, model, tokenizer, tmp_path, monkeypatch):
-    source = write(tmp_path / "in.jsonl", [ROWS[0], *ROWS[1:], BAD[2] | {"id": "long"}])
+    source = write(tmp_path / "in.jsonl", [ROWS[0], *ROWS[1:], TOO_LONG])
     out, page = tmp_path / "out.csv", tmp_path / "page.html"
     arguments = [source, "--out", out, "--html", page, "--depth", "0.9"]
     done = command(*arguments)

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from transformers import GenerationConfig, MambaConfig, MambaForCausalLM
 
-import lm_polygraph_asmi
 from lm_polygraph_asmi import ASMI, AdaptASMI, SemASMI, available_stat_calculators, score
 from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.model import attention_of
@@ -268,10 +267,9 @@ def test_a_given_answer_is_never_generated(model, tokenizer, monkeypatch):
     chat = deepcopy(tokenizer)
     chat.chat_template = CHAT
     scorer = Scorer(model, tokenizer=chat)
-    for number in (1, 2):  # the template's own words are learned with the first
-        calls.clear()
-        scorer.score([{"role": "user", "content": PROMPT}], " Brask")
-        assert calls == ["apply_chat_template"] * (3 - number)
+    calls.clear()
+    scorer.score([{"role": "user", "content": PROMPT}], " Brask")
+    assert calls == ["apply_chat_template"]
 
 
 def test_an_empty_answer_is_its_end(model, tokenizer):
@@ -550,10 +548,3 @@ def test_without_a_pad_token(ending, tokenizer):
     settings = {"method": "adapt", "max_new_tokens": 8}
     expected = score(ending.model, PROMPT, tokenizer=tokenizer, **settings)
     assert numbers(score(ending.model, PROMPT, tokenizer=without, **settings)) == numbers(expected)
-
-
-def test_public_names():
-    assert lm_polygraph_asmi.score is score
-    assert {"Calibration", "Score", "available_stat_calculators", "score"} <= set(
-        lm_polygraph_asmi.__all__
-    )

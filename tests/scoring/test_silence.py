@@ -1,6 +1,5 @@
 """Inputs that could silently give a wrong number: an error, the right number, or a warning."""
 
-import json
 from copy import deepcopy
 
 import pytest
@@ -8,9 +7,8 @@ import torch
 from tokenizers.processors import TemplateProcessing
 
 from lm_polygraph_asmi import score
-from lm_polygraph_asmi.scoring.advice import border_warning, stop_warning
+from lm_polygraph_asmi.scoring.advice import border_warning
 from lm_polygraph_asmi.scoring.engine import Engine
-from lm_polygraph_asmi.scoring.own_tokenizer import check_tokenizer
 from lm_polygraph_asmi.scoring.text import answer_tokens, parse_request
 from tests import tiny_lm
 from tests.families import tiny_model
@@ -46,34 +44,10 @@ class TestAnotherTokenizer:
         model = tiny_lm.whitebox().model
         model.config.bos_token_id, model.config.eos_token_id = 70, [71, 72]
         model.generation_config.eos_token_id = 73
-        piece = tokenizer.convert_ids_to_tokens(70)
-        with pytest.raises(ValueError, match=r"ordinary ones in it \(70 is ") as refused:
+        with pytest.raises(ValueError, match=r"\[70, 71, 72, 73\], which .* are ordinary in it"):
             score(model, PROMPT, [7, 8], tokenizer=tokenizer)
-        assert "[70, 71, 72, 73]" in str(refused.value)
-        assert repr(piece) in str(refused.value)
         model.generation_config.eos_token_id = tokenizer.eos_token_id  # one that is its own
         assert not score(model, PROMPT, [7, 8], tokenizer=tokenizer).warnings
-
-    def test_another_end_token_is_said(self, tokenizer):
-        model = tiny_lm.whitebox().model
-        model.config.eos_token_id = model.generation_config.eos_token_id = 1
-        (warning,) = score(model, PROMPT, [7, 8], tokenizer=tokenizer).warnings
-        assert "ends texts with the token 2, the model with [1]" in warning
-
-    def test_by_the_tokenizer_beside_the_weights(self, tokenizer, tmp_path):
-        model = tiny_lm.whitebox().model
-        tokenizer.save_pretrained(tmp_path)
-        model.config.name_or_path = str(tmp_path)
-        assert check_tokenizer(model, tokenizer) == []
-        file = tmp_path / "tokenizer.json"
-        content = json.loads(file.read_text())
-        vocabulary = content["model"]["vocab"]
-        content["model"]["vocab"] = dict(
-            zip(vocabulary, [0, 1, 2, *reversed(range(3, len(vocabulary)))], strict=True)
-        )
-        file.write_text(json.dumps(content))
-        with pytest.raises(ValueError, match=r"tokens saved in .* have other ids in it"):
-            check_tokenizer(model, tokenizer)
 
 
 class TestChats:
@@ -108,21 +82,8 @@ class TestNothing:
     def test_an_empty_answer_is_named(self, model, tokenizer, answer, stop):
         found = score(model, PROMPT, answer, tokenizer=tokenizer, stop=stop)
         assert found.answered is False
-        assert found.explanation[1].startswith("The model's answer is empty: the number is the")
+        assert found.explanation[2].startswith("The model's answer is empty: the number is the")
         assert found.to_dict()["answered"] is False
-
-    def test_the_models_own(self, tokenizer):
-        model = tiny_lm.whitebox().model
-        ids = tokenizer(PROMPT, return_tensors="pt")["input_ids"]
-        with torch.no_grad():
-            first = model(ids).logits[0, -1].argmax()
-            model.lm_head.weight[2] = 2 * model.lm_head.weight[first]
-        found = score(model, PROMPT, tokenizer=tokenizer)
-        assert (found.answer, found.scored_text, found.answered) == ("", "</s>", False)
-
-    def test_something(self, model, tokenizer):
-        for answer in (" Brask", [7, 8], [7, 2]):
-            assert score(model, PROMPT, answer, tokenizer=tokenizer).answered
 
 
 class TestBorders:
@@ -131,9 +92,9 @@ class TestBorders:
     @pytest.mark.parametrize(
         ("prompt", "answer", "said"),
         [
-            ("3 + 5 =", "8", "write the answer as ' 8'"),
-            ("Who?", "Guests", "write the answer as ' Guests'"),
-            ("Кто?", "Гости", "write the answer as ' Гости'"),
+            ("3 + 5 =", "8", "without a space, '3 + 5 =8'"),
+            ("Who?", "Guests", "without a space, 'Who?Guests'"),
+            ("Кто?", "Гости", "without a space, 'Кто?Гости'"),
             ("3 + 5 =", " 8", None),
             ("Who?\n", "Guests", None),
             ("print(", "x", None),
@@ -142,7 +103,7 @@ class TestBorders:
             ("谁建造了渡轮", "客人", None),
             ("Who", ", then?", None),
             ("The blue kites", "\n", None),
-            ("Who is it? ", "Brask", "end the prompt without its last space"),
+            ("Who is it? ", "Brask", "end the prompt where a word ends"),
         ],
     )
     def test_what_is_said(self, tokenizer, prompt, answer, said):
@@ -151,31 +112,12 @@ class TestBorders:
         assert (found is None) == (said is None)
         assert said is None or said in found
 
-    @pytest.mark.parametrize(
-        ("answer", "said"),
-        [
-            (" Brask\nWho next?", r"after the stop '\n', with 'Who next?'"),
-            (" Brask", None),
-            (" Brask\n", None),
-            (" Brask\n\n ", None),
-        ],
-    )
-    def test_behind_a_stop(self, answer, said):
-        found = stop_warning(answer, ["\n"])
-        assert (found is None) == (said is None)
-        assert said is None or said in found
-
-    def test_behind_a_stop_with_the_score(self, model, tokenizer):
-        (warning,) = score(model, "Who?", " Brask\nEdda", tokenizer=tokenizer, stop="\n").warnings
-        assert "continues after the stop" in warning
-        assert score(model, "Who?", " Brask\nEdda", tokenizer=tokenizer, stop="END").warnings == ()
-
     def test_with_the_score(self, model, tokenizer):
         spaced, bare = (score(model, "3 + 5 =", text, tokenizer=tokenizer) for text in (" 8", "8"))
         assert float(spaced) != float(bare)
         assert not spaced.warnings
         (warning,) = bare.warnings
-        assert "its token and score differ" in warning
+        assert "its token differs" in warning
         assert warning in bare.explanation
 
 
@@ -183,15 +125,13 @@ class TestWhatIsThereTwice:
     def test_a_first_token_that_the_text_has_already(self, model, tokenizer):
         """As a chat template that was applied by hand has it."""
         (warning,) = score(model, "<s>" + PROMPT, " Brask", tokenizer=tokenizer).warnings
-        assert "begins with '<s>', and the tokenizer added another" in warning
+        assert "In the prompt, '<s>' at character 0 became a control token" in warning
 
     def test_an_answer_that_holds_its_prompt(self, model, tokenizer):
         ids = tokenizer(PROMPT + " Brask")["input_ids"]
         for answer in (ids, torch.tensor(ids), PROMPT + " Brask"):
             found = score(model, PROMPT, answer, tokenizer=tokenizer).warnings
-            assert any(
-                "begins with the whole prompt, like the output of `generate`" in w for w in found
-            )
+            assert any("The answer repeats the end of the prompt" in w for w in found)
         assert not score(model, "The", " The ferry", tokenizer=tokenizer).warnings
 
     def test_a_tokenizer_that_ends_the_prompt(self, model, tokenizer):
@@ -201,11 +141,6 @@ class TestWhatIsThereTwice:
         )
         with pytest.raises(ValueError, match="appends its end token"):
             score(model, PROMPT, " Brask", tokenizer=ending)
-
-
-def test_a_blank_prompt_is_said_to_be_one(model, tokenizer):
-    warnings = score(model, "  \n", " Brask", tokenizer=tokenizer).warnings
-    assert any(warning.startswith("The prompt is blank") for warning in warnings)
 
 
 def test_an_answer_that_nothing_ended_is_said_to_be_cut_off(model, tokenizer):

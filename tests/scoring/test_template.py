@@ -1,15 +1,11 @@
 """What a chat template makes of messages: text left out, the clock, and its last words."""
 
-import json
 from copy import deepcopy
 
 import pytest
-from click.testing import CliRunner
 
-from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.unmasked import read
-from tests import tiny_lm
 from tests.scoring.conftest import PROMPT
 
 pytestmark = pytest.mark.usefixtures("unseen")
@@ -115,12 +111,6 @@ def test_text_that_a_template_leaves_out_is_named(scorer_of, template, chat, mis
     assert found[0].count(" of message ") == len(missing)
 
 
-def test_parts_that_no_template_says_are_not_missed(scorer_of):
-    chat = [{"role": "user", "content": PROMPT, "name": "Edda", "id": "m-1", "weight": "high"},
-            {"role": "tool", "content": "1931", "tool_call_id": "c-77"}]  # fmt: skip
-    assert about_template(scorer_of(ALL + END).score(chat, " Brask")) == []
-
-
 @pytest.mark.parametrize(
     "clock",
     [
@@ -187,17 +177,3 @@ def test_an_answer_that_repeats_the_end_of_the_prompt_is_named(
 def test_the_models_own_answer_repeats_what_it_likes(scorer_of):
     warnings = scorer_of(THINK).score(CHAT[-1:]).warnings
     assert not [text for text in warnings if "repeats" in text]
-
-
-def test_a_chat_made_of_a_text_prompt_is_compared_too(tmp_path):
-    """By the command: `--chat`, and rows with messages."""
-    folder = tiny_lm.save(tmp_path / "model")
-    (folder / "chat_template.jinja").write_text(ALL.replace("m['content']", "m['content'][:4]"))
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text(json.dumps({"prompt": PROMPT, "answer": " Brask"}) + "\n")
-    out = tmp_path / "o.jsonl"
-    given = ["score", str(rows), "--model", str(folder), "--chat", "--out", str(out)]
-    result = CliRunner().invoke(main, [*given, "--num-masks", "2"])
-    assert result.exit_code == 0, result.output
-    (line,) = map(json.loads, out.read_text().splitlines())
-    assert [text for text in line["warnings"] if "leaves out" in text]

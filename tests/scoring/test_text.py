@@ -18,7 +18,7 @@ from lm_polygraph_asmi.scoring.text import (
     spans,
 )
 from tests.scoring.conftest import PROMPT
-from tests.tiny_lm import TEXT, whitebox
+from tests.tiny_lm import TEXT
 
 pytestmark = pytest.mark.usefixtures("unseen")
 
@@ -173,20 +173,6 @@ def test_broken_bytes_spoil_only_themselves(sentencepiece):
         assert decode(sentencepiece, ids) == text
         for length in range(1, 10):
             assert text.startswith(decode(sentencepiece, ids[:length]).rstrip("\ufffd"))
-
-
-def test_text_that_a_tokenizer_reads_otherwise_is_named(sentencepiece):
-    """By itself, an answer gets a space in front."""
-    model = whitebox(vocab_size=len(sentencepiece)).model
-    with_chat = deepcopy(sentencepiece)
-    with_chat.chat_template = CHAT
-    found = score(model, MESSAGES, "Brask", tokenizer=with_chat)
-    assert found.scored_text == " Brask</s>"
-    check_cover(found.scored_text, [(token.start, token.end) for token in found.tokens])
-    (warning,) = found.warnings
-    assert "The tokenizer decodes the answer as ' Brask</s>'" in warning
-    assert warning in found.explanation
-    assert not score(model, PROMPT, " Brask", tokenizer=sentencepiece).warnings
 
 
 @pytest.mark.parametrize(

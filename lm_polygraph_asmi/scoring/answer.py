@@ -14,6 +14,7 @@ class UnmaskedAnswer:
     """An answer under the unmasked model alone, as `read` returns it; or that of a written row.
 
     Example:
+        >>> from lm_polygraph_asmi.scoring import read
         >>> answer = read(scorer, prompt, " Edda Holm")
         >>> isinstance(answer, UnmaskedAnswer), sorted(answer.signals)
         (True, ['entropy', 'msp', 'perplexity'])

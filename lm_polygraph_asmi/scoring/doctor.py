@@ -62,7 +62,7 @@ def diagnose_model(
     Example:
         >>> diagnosis = diagnose_model("tiny", scorer.model, scorer.tokenizer)
         >>> diagnosis.works, diagnosis.checks[-1]["check"]
-        (True, 'eager, response')
+        (True, 'sdpa, response')
     """
     text = "not among the releases that the tests passed on (data/tested.csv)"
     diagnosis = ModelDiagnosis(name)

@@ -18,7 +18,6 @@ LINES, PARAMETERS = 60, 8
 LONG: dict[str, int] = {}
 """The functions that have more lines."""
 WIDE = {
-    "decisions/rows.py:calibrate_rows": 9,
     "commands/doctor.py:doctor": 9,
 }
 """The functions that have more parameters. Commands have one for each option."""

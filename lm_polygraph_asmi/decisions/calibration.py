@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
     from lm_polygraph_asmi.scoring.result import Score
 
-FORMAT = 7
-COMMAND = "polygraph_asmi calibrate {} --risk RISK --out FILE.json"
-ADVICE = f"make it again: `{COMMAND.format('ROWS --model MODEL')}`, or with --run RUN"
+FORMAT = 8
+COMMAND = "`polygraph_asmi calibrate ROWS --risk RISK --out FILE.json`, or --run RUN for ROWS"
+ADVICE = f"make it again: {COMMAND}"
 MACHINE = {
     "weights": "weights or their precision differ",
     "tokenizer": "tokenizer, chat template or end tokens differ",
@@ -73,7 +73,8 @@ class Calibration:
     signals: dict[str, RankedSignal]  # how well each ranks the errors, by its name in sentences
     errors: int
     label_source: str  # "their labels", or the quality metric of a run
-    model: str
+    model: str  # its name
+    loading: dict[str, str] = field(default_factory=dict)  # `gguf_file` and `dtype` to load it
     settings: dict[str, Any]  # those that all answers share
     prompt_tokens: list[float]  # (n,) lengths of the prompts, ascending; empty if not saved
     answer_digests: list[str]  # see `digests_of`
@@ -381,16 +382,17 @@ class Calibration:
 
     def __str__(self) -> str:
         """All results, as `polygraph_asmi calibrate` prints them."""
-        from io import StringIO
+        return as_text(self)
 
-        from rich.console import Console
 
-        text = StringIO()
-        console = Console(
-            file=text, width=80, force_terminal=False, force_jupyter=False, color_system=None
-        )
-        console.print(self, highlight=False)
-        return "\n".join(map(str.rstrip, text.getvalue().splitlines()))
+def as_text(shown: Any) -> str:
+    """What rich would print, as plain text of 80 columns."""
+    from rich.console import Console
+
+    console = Console(width=80, force_terminal=False, force_jupyter=False, color_system=None)
+    with console.capture() as text:
+        console.print(shown, highlight=False)
+    return "\n".join(map(str.rstrip, text.get().splitlines()))
 
 
 def _differ(name: str, there: Any, here: Any) -> str:
@@ -407,8 +409,7 @@ def _json_file(path: str | Path) -> Path:
     if not isinstance(path, str | Path) or Path(path).suffix != ".json":
         raise ValueError(
             f"calibration: expected a Calibration or a .json file, got {str(path)!r:.80}. Make one "
-            f"of labelled rows or a finished run: `{COMMAND.format('ROWS --model MODEL')}`, or "
-            "--run RUN"
+            f"of labelled rows or a finished run: {COMMAND}"
         )
     if not Path(path).exists():
         raise FileNotFoundError(f"{path}: no such calibration: `polygraph_asmi calibrate` makes it")

@@ -69,8 +69,13 @@ class Decision:
                 f"FILE --tokens full`; got {error!r}"
             ) from error
 
+    @property
+    def word(self) -> str:
+        """The decision: "accept", "abstain" or "no decision"."""
+        return WORDS[self.accept]
+
     def __repr__(self) -> str:
-        return f"Decision({WORDS[self.accept]}, {self._number}, answer={self.answer!r})"
+        return f"Decision({self.word}, {self._number}, answer={self.answer!r})"
 
     @property
     def title(self) -> str:
@@ -119,11 +124,11 @@ class Decision:
         chance = self.error_probability
         mark = "" if chance is None else f", probability of error {chance:.2f}"
         return Card(
-            heading=f"{WORDS[self.accept].capitalize()}: {self._number}",
+            heading=f"{self.word.capitalize()}: {self._number}",
             prompt=self.prompt,
             text=self.text,
             sentences=self.sentences,
-            short=f"{WORDS[self.accept]}{mark}",
+            short=f"{self.word}{mark}",
             rank=0.0 if self.value is None else -self.value,
             score=self.score,
         )

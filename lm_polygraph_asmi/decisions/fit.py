@@ -1,7 +1,7 @@
 """The fit that both doors share: columns of signals and labels in, a `Calibration` out."""
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -13,10 +13,6 @@ from lm_polygraph_asmi.decisions.learned import Features, learned_threshold
 from lm_polygraph_asmi.decisions.risk_control import CHOICE_SHARE, check_guarantee, risk_threshold
 from lm_polygraph_asmi.decisions.signals import best_signal, rank_signals
 from lm_polygraph_asmi.scoring.signals import LEARNED, SIGNALS, TITLES
-
-if TYPE_CHECKING:
-    from lm_polygraph_asmi.scoring.rows import Row
-    from lm_polygraph_asmi.scoring.scorer import Scorer
 
 
 def check_signal(signal: str, risk: float, confidence: float, run: bool = False) -> None:
@@ -31,29 +27,6 @@ def check_signal(signal: str, risk: float, confidence: float, run: bool = False)
             "labels as rows, and pass ROWS --model MODEL --signal learned"
         )
     check_guarantee(risk, confidence)
-
-
-def unlabelled_signals(
-    rows: "Iterable[Row | Mapping[str, Any]]", scorer: "Scorer"
-) -> dict[str, Float[np.ndarray, " m"]] | None:
-    """Signals of the answers of other rows, but for blank ones; None for no row."""
-    from lm_polygraph_asmi.scoring.rows import Row, score_rows
-
-    contents = [row.content if isinstance(row, Row) else row for row in rows]
-    fields = ("prompt", "answer", "samples")
-    numbered = [
-        Row(number, {name: content[name] for name in fields if name in content})
-        for number, content in enumerate(contents, start=1)
-    ]
-    signals = []
-    for row, outcome in score_rows(scorer, numbered):
-        if outcome.result is None:
-            raise ValueError(f"unlabelled row {row.number} cannot be scored: {outcome.error}")
-        if outcome.result.answered:
-            signals.append(outcome.result.signals)
-    if not signals:
-        return None
-    return {name: np.array([values[name] for values in signals]) for name in signals[0]}
 
 
 def fit(

@@ -46,6 +46,21 @@ def check_right_from(right_from: float | None) -> None:
         check_number("right_from", right_from)
 
 
+def labelled_only(rows: Sequence[Row]) -> list[Row]:
+    """The rows with a label, or that cannot be read; ValueError: there is none."""
+    labelled = [
+        row
+        for row in rows
+        if row.error or any(row.content.get(name) is not None for name in ("correct", "quality"))
+    ]
+    if not labelled:
+        raise ValueError(
+            f"expected at least two labelled answers, got none among {len(rows)} rows: "
+            'fill "correct" (true or false), or "quality" (a number)'
+        )
+    return labelled
+
+
 def labels_of(rows: Iterable[Row], right_from: float | None = None) -> dict[int, bool]:
     """Row number -> whether the answer is wrong; checks rows without a model."""
     check_right_from(right_from)

@@ -66,7 +66,7 @@ def test_what_is_no_calibration_is_refused_with_the_command_that_makes_one(tmp_p
     wanted = "expected a Calibration or a .json file, got"
     for given, error, message in (
         (run, ValueError, wanted),
-        (tmp_path / "rows.jsonl", ValueError, "`polygraph_asmi calibrate ROWS --model MODEL --ri"),
+        (tmp_path / "rows.jsonl", ValueError, "`polygraph_asmi calibrate ROWS --ri"),
         (tmp_path / "none.json", FileNotFoundError, "no such calibration: `polygraph_asmi cal"),
         *((given, ValueError, f"{wanted} {str(given)!r}") for given in ("", [run.name], 3)),
     ):

@@ -56,7 +56,7 @@ def told(scorer):
 
 @pytest.fixture(scope="module")
 def learned(scorer, told):
-    return calibrate_rows(told, scorer, 0.4, 0.8, signal="learned", resamples=50)
+    return calibrate_rows(told, 0.4, 0.8, signal="learned", scorer=scorer, resamples=50)
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_what_has_no_decision_and_what_is_refused(learned, told, scorer, monkeyp
         scorer._engine, "read", lambda *a: (s := plain(*a)) | {"hidden": s["hidden"] * np.nan}
     )
     with pytest.raises(ValueError, match="row 1: hidden mean has values that are not finite"):
-        calibrate_rows(told[:4], scorer, 0.2, signal="learned", resamples=20)
+        calibrate_rows(told[:4], 0.2, signal="learned", scorer=scorer, resamples=20)
 
 
 def learned_reason(learned, scorer):
@@ -176,13 +176,13 @@ def test_a_simple_signal_that_ranks_as_well_decides(scorer, told):
     likely = [Score.from_dict(line).signals["perplexity"] for line in told]
     pairs = zip(told, likely, strict=True)
     rows = [line | {"correct": value < np.quantile(likely, 0.4)} for line, value in pairs]
-    found = calibrate_rows(rows, scorer, 0.4, 0.8, signal="learned", resamples=50)
+    found = calibrate_rows(rows, 0.4, 0.8, signal="learned", scorer=scorer, resamples=50)
     assert found.learned is None
     assert found.learning.endswith(f"30 of 60 clusters that learn; {found.signal} decides.")
-    few = calibrate_rows(rows[:6], scorer, 0.4, 0.8, signal="learned", resamples=50)
+    few = calibrate_rows(rows[:6], 0.4, 0.8, signal="learned", scorer=scorer, resamples=50)
     assert few.learning.startswith("Nothing was learned: expected 10 clusters with wrong and 10")
 
 
-def test_best_never_learns(scorer, told):
-    found = calibrate_rows(told, scorer, 0.2, 0.8, resamples=50)
+def test_best_never_learns(told):
+    found = calibrate_rows(told, 0.2, 0.8, resamples=50)
     assert (found.learned, found.learning) == (None, "")

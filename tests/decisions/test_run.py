@@ -110,13 +110,13 @@ def test_another_revision_of_the_model(planted, tmp_path):
     assert other.differences(settings) == [f"revision 'sha256:0' there, {there!r} here"]
 
 
-def test_a_quality_is_that_of_both_doors(scored, scores, scorer, tmp_path):
+def test_a_quality_is_that_of_both_doors(scored, scores, tmp_path):
     """PRR is over the metric itself, not over right and wrong."""
     quality = [round(0.1 + 0.8 * np.random.default_rng(i).random(), 3) for i in range(N)]
     pairs = zip(scored, quality, strict=True)
     rows = [row | {"correct": None, "quality": value} for row, value in pairs]
     place = as_a_run(tmp_path / "run", scores, rows, {"TokenF1": quality})
-    first, second = calibrate_rows(rows, scorer, **ASKED), calibrate_run(place, **ASKED)
+    first, second = calibrate_rows(rows, **ASKED), calibrate_run(place, **ASKED)
     assert replace(second, **{name: getattr(first, name) for name in PROVENANCE}) == first
 
 

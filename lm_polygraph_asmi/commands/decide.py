@@ -61,7 +61,7 @@ def decide(calibration: str, **options: Any) -> None:
         raise click.ClickException(str(error)) from error
 
     def check() -> type:
-        loaded.configured(settings=explicit)
+        loaded.configured(explicit)
         from lm_polygraph_asmi.decisions.decision import Decision
 
         return Decision

@@ -28,24 +28,11 @@ def gate(
     by: str | None = None,
     right_from: float | None = None,
 ) -> tuple[RiskGate, tuple[GroupRisk, ...]]:
-    """Whether newly labelled decisions support the calibration's guarantee or contradict it.
+    """`risk_gate` and `risk_by_group`, by the field `by`, of rows of `decide --out` with labels.
 
-    Labels of abstained answers are not read, since the guarantee is over accepted ones. An answer
-    without a decision (`accept` is null) counts as abstained; blank ones are left out, as in the
-    calibration.
-
-    Args:
-        rows: lines of `polygraph_asmi decide --out` with `correct` or `quality`; number is the row.
-        by: field with the group of each row.
-        right_from: lowest quality of a correct answer; None: as in the calibration.
-
-    Returns:
-        See `risk_gate` and, empty without `by`, `risk_by_group`.
-
-    Raises:
-        ValueError: naming row and field: no saved decision, or one of another calibration; an
-            answer that the calibration has seen; an answer or id twice; an accepted answer without
-            a label; or no group.
+    Only accepted answers need a label. One without a decision (`accept` is null) counts as
+    abstained; blank ones are left out, as in the calibration. ValueError, naming row and field: no
+    decision of this calibration, no label or group, or an answer seen twice, or by the calibration.
     """
     check_right_from(right_from)
     right_from = calibration.right_from if right_from is None else right_from
@@ -86,9 +73,7 @@ def _check(row: Row, calibration: Calibration) -> None:
         raise ValueError(
             f'no field "{missing[0]}": expected a line of `polygraph_asmi decide --out`, labelled'
         )
-    limit = calibration.guarantee.threshold
-    made_with = {"calibration": calibration.name, "signal": calibration.signal, "threshold": limit}
-    for name, value in made_with.items():
+    for name, value in calibration.made_with.items():
         if line.get(name) != value:
             raise ValueError(
                 f'"{name}" is {line.get(name)!r}, the calibration\'s {value!r}: decide with this '

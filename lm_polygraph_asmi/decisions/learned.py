@@ -33,14 +33,9 @@ Features = Mapping[str, ArrayLike]
 
 @dataclass(frozen=True)
 class LearnedScore:
-    """A weighted sum of features: the log-odds of an error, nats; higher = more uncertain.
+    """A weighted sum of features: the log-odds of an error, nats; higher = more uncertain."""
 
-    Attributes:
-        weights: group of features -> (width,), for features as they are, not standardised.
-        intercept: the value where all features are 0.
-    """
-
-    weights: dict[str, list[float]]
+    weights: dict[str, list[float]]  # group -> (width,), for features that are not standardised
     intercept: float
 
     def __post_init__(self) -> None:
@@ -126,21 +121,13 @@ def _rows(tables: Mapping[str, np.ndarray], rows: np.ndarray) -> dict[str, np.nd
 
 @dataclass(frozen=True, eq=False)
 class LearnedThreshold:
-    """A signal, learned or simple, and the threshold on it.
+    """A signal, learned or simple, and the threshold on it."""
 
-    Attributes:
-        signal: "learned", or the name of the best simple signal.
-        score: the learned score; None if a simple signal was chosen.
-        values: (n,) of the signal; learned ones are out of fold for the answers that learn.
-        rule: the threshold with its guarantee.
-        learning: what was learned and gained, in a sentence.
-    """
-
-    signal: str
-    score: LearnedScore | None = field(repr=False)
-    values: np.ndarray = field(repr=False)
+    signal: str  # "learned", or the name of the best simple signal
+    score: LearnedScore | None = field(repr=False)  # None if a simple signal was chosen
+    values: np.ndarray = field(repr=False)  # (n,); learned ones out of fold where they learn
     rule: RiskThreshold
-    learning: str
+    learning: str  # what was learned and gained, in a sentence
 
 
 def learned_threshold(
@@ -154,15 +141,9 @@ def learned_threshold(
     """The most lenient threshold with a risk guarantee, on a learned score if it ranks better.
 
     A share of the clusters, drawn at random, learns the score and chooses, out of fold, between it
-    and the simple signals by AUROC. The others test thresholds only. So signal and score are
-    constants for the test, whose guarantee is that of `risk_threshold`, however much the score
-    overfits. A simple signal decides if it ranks at least as well, or if fewer than `FEWEST` of the
-    clusters that learn have a wrong or a right answer.
-
-    Args:
-        features: group -> (n, width), such as "free" (`free_features`), "hidden mean".
-        simple: name -> (n,) signals to choose from besides; at least one.
-        risk, confidence: of the guarantee, in (0, 1).
+    and the simple signals, name -> (n,), by AUROC; the others test thresholds only. So the score is
+    a constant for the test, and the guarantee holds however much it overfits. A simple signal
+    decides if it ranks as well, or if there are fewer than `FEWEST` clusters of either label.
     """
     tables, columns = _tables(features), dict(zip(simple, answers.columns(**simple), strict=True))
     answers.columns(**tables)

@@ -1,16 +1,10 @@
 """Do newly labelled answers support a risk guarantee, or contradict it?
 
-Every test here is a bet, also where each cluster has one answer. A gambler stakes a share of the
-capital on each cluster as it is labelled, so that under the hypothesis the capital does not grow on
-average. By Ville's inequality, the probability that it *ever* reaches 1 / level is at most the
-level. So one may look after every new cluster, and stop or go on as one likes. An exact binomial
-test needs fewer answers (29 right ones instead of 43 at risk .1 and confidence .95), but is valid
-for one look. Sources: Ville (1939), Étude critique de la notion de collectif; Waudby-Smith and
+Every test is a bet: a share of the capital is staked on each cluster, so that under the hypothesis
+the capital does not grow on average. By Ville's inequality, the probability that it *ever* reaches
+1 / level is at most the level: one may look after every new cluster. The capital is that of this
+look, so the order of clusters does not matter; they must be added whole. Source: Waudby-Smith and
 Ramdas (2024), Estimating means of bounded random variables by betting.
-
-The capital is that of this look, not the largest of all looks, which would be valid, too. So later
-errors take `holds` back, and the order of clusters does not matter. Between looks, the guarantee
-must stay, and clusters must be added whole.
 """
 
 from collections.abc import Callable, Sequence
@@ -82,9 +76,8 @@ class RiskGate:
 class GroupRisk:
     """The error rate of the accepted answers of one group: `below` or `above` the risk, or neither.
 
-    With probability at least .95, all statements `below` and `above` of all groups are true
-    together, at every look. The p-values, of "not below" and "not above", are adjusted by Holm's
-    method over both directions of all groups.
+    With probability at least .95, all such statements of all groups are true together, at every
+    look; the p-values, of "not below" and "not above", are adjusted by Holm's method.
     """
 
     group: str
@@ -100,16 +93,11 @@ class GroupRisk:
 
 
 def risk_gate(guarantee: RiskThreshold, accepted: ArrayLike, answers: Labelled) -> RiskGate:
-    """Whether newly labelled answers support a guarantee, contradict it, or neither.
+    """Whether newly labelled answers, (n,) `accepted` or not, support a guarantee or contradict it.
 
     The probability that any look gives `violated` is at most .05 if the risk is held, and that any
     gives `holds` at most 1 - confidence if it is exceeded. A cluster has as many answers as the
     largest of the calibration; its later rows are left out.
-
-    Args:
-        guarantee: of `risk_threshold`, with a threshold.
-        accepted: (n,), 1 or True = accepted with this threshold.
-        answers: the labelled answers, none of which the calibration has seen.
 
     Example:
         >>> guarantee = RiskThreshold(0.3, 0.8, 0.04, 0.1, 0.9, 0.2, 500, 500)
@@ -134,11 +122,10 @@ def risk_gate(guarantee: RiskThreshold, accepted: ArrayLike, answers: Labelled) 
 def risk_by_group(
     guarantee: RiskThreshold, accepted: ArrayLike, groups: Sequence[Any], answers: Labelled
 ) -> tuple[GroupRisk, ...]:
-    """Whether the error rate of accepted answers is below or above the risk, by group.
+    """Whether the error rate of accepted answers is below or above the risk, by (n,) groups.
 
-    A guarantee is of all accepted answers: a group may exceed the risk while it holds. Holm's
-    method counts all tests, also those of groups that are too small. So merge small groups before
-    the first look, and keep the groups between looks. `groups` has the name of each answer's group.
+    A group may exceed the risk while the guarantee, of all, holds. Merge small groups before the
+    first look, since Holm's method counts all tests, and keep the groups between looks.
 
     Example:
         >>> guarantee = RiskThreshold(0.3, 0.8, 0.04, 0.1, 0.9, 0.2, 500, 500)
@@ -189,10 +176,9 @@ class _Answers:
         self.wrong = answers.wrong[self.rows]
 
     def p_value(self, excess: np.ndarray, worst: float, bets: np.ndarray) -> float:
-        """p-value of "the sum of `excess` (n,) over a cluster has a mean of at least 0".
+        """p-value of "the sum of `excess` (n,), at most `worst`, over a cluster has a mean >= 0".
 
-        No answer's excess is above `worst`; `bets` (stakes,) are shares of the stake that a cluster
-        of such answers would lose.
+        `bets` (stakes,) are shares of the stake that a cluster of the worst answers would lose.
         """
         sums, times = np.unique(np.bincount(self.codes, excess, self.clusters), return_counts=True)
         gains = np.log1p(-bets[:, None] / (worst * self.largest) * sums) @ times

@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,6 @@ from lm_polygraph_asmi.decisions.calibration import MACHINE, Calibration
 from lm_polygraph_asmi.decisions.fit import check_signal, fit
 from lm_polygraph_asmi.decisions.labels import (
     answer_digest,
-    check_right_from,
     clusters_of,
     is_blank,
     labelled_only,
@@ -50,23 +49,15 @@ def calibrate_rows(
 ) -> Calibration:
     """Calibrate on labelled answers: threshold with a risk guarantee, and error probability.
 
-    Model and settings are those of the rows. Empty answers are left out: they are never accepted;
-    so are rows without a label, with a warning.
-
     Args:
-        rows: that `score_file` wrote, from `read_rows`, with `correct` or `quality`; `cluster`, in
-            all rows or none, if different prompts are not independent (`clusters_of`).
-        risk: largest error rate among accepted answers, in (0, 1).
-        confidence: probability that the guarantee holds, over calibration samples.
+        rows: that `score_file` wrote, whose model and settings are taken, with `correct` or
+            `quality`, and maybe `cluster`. Empty answers are left out: they are never accepted.
+        risk: largest error rate among accepted answers, in (0, 1); see `risk_threshold`.
         signal: a key of `SIGNALS`; "score": that of the method; "best": by AUROC on a fifth of the
             clusters, which then do not test; "learned": a score learned on half of them.
         right_from: lowest quality of a right answer; None: 0.5, and the quality is in [0, 1].
         unlabelled: scored rows like later ones; their signals are the thresholds to test.
         scorer: scores rows that are not scored yet, and reads hidden states for "learned".
-
-    Raises:
-        ValueError: naming the row: no answer, a label or id that does not fit, changed since it
-            was scored, or scored with other settings; only wrong answers; an unknown signal.
 
     Example:
         >>> rows = [
@@ -79,7 +70,6 @@ def calibrate_rows(
         (8, 4, None)
     """
     check_signal(signal, risk, confidence)
-    check_right_from(right_from)
     check_at_least_one("resamples", resamples)
     numbered, others = _numbered(rows), _numbered(unlabelled)
     inputs = labelled_only(numbered)
@@ -99,7 +89,6 @@ def calibrate_rows(
         raise ValueError("expected answers, got only empty or blank ones")
     inputs, kept = [row for row, _ in pairs], [answer for _, answer in pairs]
     quality: list[Any] = [row.content.get("quality") for row in inputs]
-    known = None if None in quality else quality
     wrong, keys = ([of[row.number] for row in inputs] for of in (labels, cluster_of))
     shared, features = _shared_settings(kept), None
     if signal == LEARNED:
@@ -107,10 +96,9 @@ def calibrate_rows(
         saved_answers(inputs[:1], reader)
         features = _features(inputs, kept, reader)
         shared["hidden_width"] = features["hidden last"].shape[1]
-    texts = [one.scored_text[: one.content_end] for one in kept]
     return fit(
         _columns([one.signals for one in kept]),
-        Labelled(wrong, keys, known, resamples),
+        Labelled(wrong, keys, None if None in quality else quality, resamples),
         risk=risk,
         confidence=confidence,
         signal=signal,
@@ -122,7 +110,9 @@ def calibrate_rows(
         model=kept[0].model,
         settings=shared,
         prompt_tokens=sorted(float(one.prompt_tokens) for one in kept),
-        answer_digests=digests_of([one.prompt for one in kept], texts),
+        answer_digests=digests_of(
+            [one.prompt for one in kept], [one.scored_text[: one.content_end] for one in kept]
+        ),
     )
 
 
@@ -139,35 +129,20 @@ def scored(rows: Iterable[Row], scorer: "Scorer") -> Iterator[Row]:
     from lm_polygraph_asmi.scoring.tables import columns_of, record_of
     from lm_polygraph_asmi.scoring.unmasked import check_tokens, fingerprints
 
+    def is_missing(row: Row) -> bool:
+        return "digest" not in row.content and not is_blank(row.content.get("answer"))
+
     rows, columns, known = list(rows), columns_of(scorer._result), fingerprints(scorer)
-    missing = {
-        row.number
-        for row in rows
-        if "digest" not in row.content and not is_blank(row.content.get("answer"))
-    }
-    for row in rows:  # before any of them is scored
-        if row.number in missing:
-            with _naming_unscored(row):
-                check_tokens(scorer, request_of(row))
+    for row in filter(is_missing, rows):  # before any of them is scored
+        with naming(row):
+            check_tokens(scorer, request_of(row))
     for row in rows:
-        if row.number in missing:
+        if is_missing(row):
             ((_, outcome),) = score_rows(scorer, [row])
-            with _naming_unscored(row):
-                if outcome.result is None:
-                    raise ValueError(outcome.error)
+            if outcome.result is None:
+                raise ValueError(f"row {row.number}: {outcome.error}: correct or remove it")
             row = row._replace(content=record_of(row, outcome, columns, known))
         yield row
-
-
-@contextmanager
-def _naming_unscored(row: Row) -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(
-            f"row {row.number} cannot be scored: {error}. Correct or remove it; the risk guarantee "
-            "does not cover rows left out"
-        ) from error
 
 
 def saved_answers(rows: Sequence[Row], scorer: "Scorer | None" = None) -> list[UnmaskedAnswer]:
@@ -294,13 +269,14 @@ def digests_of(prompts: Sequence[Any], answers: Sequence[str]) -> list[str]:
 
 def _shared_settings(answers: Sequence[UnmaskedAnswer]) -> dict[str, Any]:
     """What all answers share, and how they end."""
-    described = [answer.compared_settings for answer in answers]
-    shared = dict(described[0])
-    for other in described[1:]:
-        shared = {n: value for n, value in shared.items() if other.get(n, math.nan) == value}
-    del shared["model"]
-    ends = sorted({other["answer_end"] for other in described if "answer_end" in other})
-    shared.pop("answer_end", None)
+    first, *others = (answer.compared_settings for answer in answers)
+    ends = sorted({each["answer_end"] for each in (first, *others) if "answer_end" in each})
+    left_out = ("model", "answer_end")
+    shared = {
+        name: value
+        for name, value in first.items()
+        if name not in left_out and all(each.get(name, math.nan) == value for each in others)
+    }
     stops = [answer.settings["stop"] for answer in answers if "stop" in answer.settings]
     shared |= {"answer_ends": ends, "stop": stops[0] if stops else []}
     return dict(parse_json(to_json(shared)))

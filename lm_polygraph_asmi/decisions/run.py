@@ -33,15 +33,11 @@ def calibrate_run(
     resamples: int = RESAMPLES,
     **settings: Any,
 ) -> Calibration:
-    """Calibrate on a finished benchmark run; a quality metric is the correctness label.
+    """Calibrate on a finished benchmark run, its manager file or folder: a pickle that you trust.
 
-    Args:
-        path: the run's manager file or folder. It is a pickle: load only files you trust.
-        risk, confidence, signal: as for `calibrate_rows`; not "learned", which needs hidden states.
-        metric: metric of the label; None: AlignScore, or the run's first.
-        right_from: lowest quality of a right answer; None: 0.5, of a metric between 0 and 1.
-        **settings: of the score, such as `method="asmi"`; those left out are the run's, of several
-            methods Sem-ASMI's.
+    The label is by the quality `metric`, by default AlignScore or the run's first. `settings` of
+    the score, such as `method="asmi"`, are those of the run where left out, of several methods
+    Sem-ASMI's. Other arguments as for `calibrate_rows`.
 
     Example:
         >>> run = calibrate_run("RUN", risk=0.3, resamples=50)

@@ -48,16 +48,3 @@ def best_signal(scores: Mapping[str, ArrayLike], answers: Labelled) -> str:
         return 0.5 if np.isnan(area) else area
 
     return max(scores, key=auroc_of)
-
-
-def recommendation(signals: Mapping[str, RankedSignal], too_few: bool) -> str:
-    """A sentence: which of `rank_signals` ranks errors best; `too_few`: for intervals."""
-    if too_few:
-        return "Too few clusters, wrong or right answers to compare signals."
-    best = max(signals, key=lambda name: np.nan_to_num(signals[name].prr.value, nan=-np.inf))
-    if signals[best].prr.low > 0:
-        return f"{best} ranks errors best (PRR {signals[best].prr})."
-    return (
-        "No evidence that any of these signals ranks errors here: no PRR interval is above 0. Do "
-        "not sort or reject answers by them; label more answers."
-    )

@@ -145,7 +145,7 @@ CHAT = [{"role": "user", "content": PROMPT}]
 def test_a_threshold_for_texts_decides_on_no_chat(deciding):
     assert deciding.decide(PROMPT, " Brask").accept is True
     chat = deciding.decide(CHAT, " Brask")
-    assert (chat.accept, chat.error_probability, chat.percentile) == (None, None, None)
+    assert (chat.accept, chat.error_probability) == (None, None)
     assert "prompt_format 'text' there, 'chat' here" in chat.reason
 
 

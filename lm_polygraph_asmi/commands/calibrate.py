@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.rows import Row
 
 MAIN = ("risk", "signal", "out", "run", "unlabelled", "help")
-SCORED = ("model", "chat", "max_new_tokens")
-SHARED = {*LOADING, *SCORED, *ASMIConfig.names("masks", "score", "machine")}
+SHARED = {"model", "chat", *LOADING, *ASMIConfig.names()}
 """Options with the same meaning as in `score`."""
 
 
@@ -139,13 +138,11 @@ def _check_usage(
         raise click.UsageError("expected either ROWS of labelled answers or a finished run (--run)")
     if run is None and options["metric"] is not None:
         raise click.UsageError("--metric needs --run: in ROWS, `correct` or `quality` is the label")
-    given = [name for name in ("model", "unlabelled") if options[name]]
-    if run is not None and given:
-        option = f"--{given[0].replace('_', '-')}"
-        raise click.UsageError(f"{option} needs ROWS: a run has its own scores")
+    if run is not None and (options["model"] or options["unlabelled"]):
+        raise click.UsageError("--model and --unlabelled need ROWS: a run has its own scores")
     if run is None and settings and options["model"] is None:
-        option = f"--{next(iter(settings)).replace('_', '-')}"
-        raise click.UsageError(f"{option} is that of ROWS: leave it out, or name the --model, too")
+        raise click.UsageError(f"{', '.join(settings)} are those of ROWS: leave them out, or name "
+                               "the --model, too")  # fmt: skip
 
 
 def _labelled(rows: str, options: dict[str, Any], errors: Any) -> "list[Row]":
@@ -176,19 +173,16 @@ def _calibrated(
     """`calibrate_rows`, by a model only where one is named, or read by the learned score."""
     from rich.progress import track
 
-    from lm_polygraph_asmi.decisions.rows import calibrate_rows, saved_answers, scored, scorer_for
+    from lm_polygraph_asmi.decisions.rows import calibrate_rows, scored, scorer_for
     from lm_polygraph_asmi.scoring.signals import LEARNED
 
     others = _read(options["unlabelled"], options["chat"]) if options["unlabelled"] else []
     model, scorer = options["model"], None
     if model is not None or asked["signal"] == LEARNED:
-        if model is None:
-            saved_answers(labelled)  # raises for rows that name no model
         with errors.status("Loading the model"):
-            loading = {name: options[name] for name in LOADING}
-            scorer = scorer_for(labelled, model, settings, **loading)
+            scorer = scorer_for(labelled, model, settings, **{n: options[n] for n in LOADING})
         rows = track(scored(labelled, scorer), "Scoring", len(labelled), console=errors)
         labelled = list(rows)
     result = calibrate_rows(labelled, **asked, unlabelled=others, scorer=scorer)
-    kept = {"gguf_file": options["gguf_file"], "dtype": options["dtype"]}
-    return replace(result, loading={n: v for n, v in kept.items() if v not in (None, "auto")})
+    loading = {n: options[n] for n in LOADING if n != "device_map"}
+    return replace(result, loading={n: v for n, v in loading.items() if v not in (None, "auto")})

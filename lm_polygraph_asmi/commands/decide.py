@@ -19,17 +19,15 @@ SHOWN = 20
 def _of_calibration(option: click.Parameter) -> click.Parameter:
     """The option of `score`, not required and without a default: that is the calibration's."""
     option = copy(option)
-    option.required = False
     if isinstance(option, click.Option):
-        option.show_default = False
+        option.required = option.show_default = False
     return option
 
 
 @click.command(
-    params=[_of_calibration(o) if o.name != "rows_file" else o
-            for o in score.params if o.name != "calibration"],
+    params=[_of_calibration(option) for option in score.params if option.name != "calibration"],
     short_help="Accept answers or abstain, by a calibration.",
-)  # fmt: skip
+)
 @click.option(
     "--calibration",
     required=True,
@@ -53,8 +51,6 @@ def decide(calibration: str, **options: Any) -> None:
         loaded = Calibration.load(calibration)
         if work.model is None:
             work = work._replace(model=loadable(loaded.model))
-            if not work.model:
-                raise ValueError(f"{calibration} does not name its model: pass --model")
             given = {n: v for n, v in loading.items() if v not in (None, "auto")}
             loading = loading | loaded.loading | given
     except (OSError, ValueError) as error:
@@ -83,8 +79,6 @@ class Decisions(Summary):
         super().__init__()
         self.calibration = calibration
         self.shown: list[tuple[str, ...]] = []
-        self.decided = 0
-        self.reason: str | None = None
 
     def report(self, row: "Row", outcome: "Outcome", errors: Any) -> None:
         """See `Summary`."""
@@ -107,16 +101,13 @@ class Decisions(Summary):
             return None
         self.counts[COUNTED[result.accept]] += 1
         self.counts["empty"] += is_blank(result.answer)
-        self.decided += 1
-        if result.accept is None and self.reason is None:
-            self.reason = result.reason
-            return self.reason
-        return None
+        first = result.accept is None and self.counts[COUNTED[None]] == 1
+        return str(result.reason) if first else None
 
     def warnings(self) -> list[str]:
         """What to do if no answer has a decision."""
         without = self.counts["without a decision"]
-        if self.decided == without > self.counts["empty"]:
+        if self.counts[self.verb] == without > self.counts["empty"]:
             advice = "Use the calibration's model and settings, or calibrate again"
             if self.calibration.guarantee.threshold is None:
                 advice = "The calibration has no threshold: calibrate on more labelled answers"
@@ -131,7 +122,7 @@ class Decisions(Summary):
         table = Table("row", "decision", self.calibration.title, "P(error)", "answer", box=None)
         for line in self.shown:
             table.add_row(*line)
-        more = self.decided - len(self.shown)
+        more = self.counts[self.verb] - len(self.shown)
         lines = [as_text(table)] if self.shown else []
         lines += [f"... and {more} more"] if more else []
         return "\n".join([*lines, super().__str__(), f"{self.listed(*COUNTED.values())}."])

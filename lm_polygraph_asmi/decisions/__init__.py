@@ -23,7 +23,7 @@ __getattr__, __dir__, __all__ = attach(__name__, {
     "calibration": "Calibration",
     "decider": "Decider decide",
     "decision": "Decision",
-    "monitoring": "GroupRisk RiskGate risk_by_group risk_gate",
+    "gate": "RiskGate risk_gate",
     "risk_control": "RiskThreshold risk_threshold",
     "rows": "calibrate_rows",
     "run": "calibrate_run",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lm_polygraph_asmi.analysis.calibration import Step, probability_at, step_at
 from lm_polygraph_asmi.analysis.clusters import Interval, wilson_interval
@@ -14,7 +14,6 @@ from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.decisions.decision import EMPTY, Decision
 from lm_polygraph_asmi.decisions.learned import LearnedScore
 from lm_polygraph_asmi.decisions.risk_control import RiskThreshold
-from lm_polygraph_asmi.decisions.signals import RankedSignal
 from lm_polygraph_asmi.files import read_json, write_whole
 from lm_polygraph_asmi.results.manifest import model_of
 from lm_polygraph_asmi.scoring.signals import LEARNED, SIGNALS, TITLES
@@ -43,6 +42,13 @@ UNKNOWN = "unknown"
 @cache
 def _revision(model: str) -> str:
     return str(model_of({"path": model})["revision"]) if model else UNKNOWN
+
+
+class RankedSignal(NamedTuple):
+    """How well a signal ranks errors, with intervals over clusters."""
+
+    prr: Interval  # 1 = errors first, 0 = chance, negative = worse than chance
+    auroc: Interval  # 0.5 = chance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,11 +88,6 @@ class Calibration:
     def n(self) -> int:
         """Number of answers."""
         return len(self.values)
-
-    @property
-    def clusters(self) -> int:
-        """Number of clusters."""
-        return self.guarantee.clusters
 
     @property
     def title(self) -> str:
@@ -196,14 +197,12 @@ class Calibration:
         )
 
     def _signals(self, answer: "Score | UnmaskedAnswer") -> dict[str, float]:
-        """Those of the answer, and the learned one if it has what that reads, in equal widths."""
-        features = getattr(answer, "features", {})
-        weights = {} if self.learned is None else self.learned.weights
-        lengths = {name: len(features.get(name, ())) for name in weights}
-        if self.learned is None or lengths != {name: len(w) for name, w in weights.items()}:
+        """Those of the answer, and the learned one if it has what that reads."""
+        features = getattr(answer, "features", None)
+        if self.learned is None or not features:
             return answer.signals
-        values = self.learned({name: features[name][None] for name in weights})
-        return answer.signals | {LEARNED: float(values[0])}
+        (value,) = self.learned({name: values[None] for name, values in features.items()})
+        return answer.signals | {LEARNED: float(value)}
 
     def _refusal(self, answer: "Score | UnmaskedAnswer", value: float | None) -> str:
         """Why there is no decision, in a sentence; empty: there may be one."""
@@ -218,7 +217,7 @@ class Calibration:
     def _reason(self, value: float) -> str:
         rule = self.guarantee
         if rule.threshold is None:
-            return f"No threshold by {self.title}: {rule}."
+            return f"No threshold by {self.title}: none holds {rule.bound}. {rule.limits}".rstrip()
         if value > rule.threshold:
             return f"Abstain: {self.title} {value:.4g} nats is above {rule.threshold:.4g}."
         return (
@@ -298,7 +297,7 @@ class Calibration:
             )
         tested = f"; {rule.share:.0%} of the clusters made choices, the others test"
         yield (
-            f"Labels: {self.n} answers from {self.clusters} clusters, {self.errors} wrong by "
+            f"Labels: {self.n} answers from {rule.clusters} clusters, {self.errors} wrong by "
             f"{self.label_source}{tested if rule.share else ''}."
         )
         yield f"{accepted} {rule.limits}".rstrip()
@@ -318,12 +317,6 @@ class Calibration:
             yield Text("No evidence that a signal ranks errors: no PRR interval is above 0.")
         if self.learning:
             yield Text(self.learning)
-        yield Text(f"\nError rate by {self.title}, with 95 % Wilson intervals:")
-        table = Table("from (nats)", "answers", "wrong", "rate", box=None, header_style="dim")
-        for step in self.error_steps:
-            rate = interval_text(wilson_interval(step.errors, step.n))
-            table.add_row(f"{step.start:.4f}", str(step.n), str(step.errors), rate)
-        yield table
 
     def __str__(self) -> str:
         """All results, as `polygraph_asmi calibrate` prints them."""
@@ -351,8 +344,5 @@ def opened(calibration: "Calibration | str | Path") -> Calibration:
 
 def interval_text(interval: Interval) -> str:
     """A value with its interval, in two digits."""
-    if math.isnan(interval.value):
-        return "undefined"
-    if math.isnan(interval.low):
-        return f"{interval.value:.2f} (no interval)"
-    return f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
+    shown = f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
+    return shown.replace("nan", "?")

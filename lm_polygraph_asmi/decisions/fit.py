@@ -5,13 +5,20 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
+from numpy.typing import ArrayLike
 
 from lm_polygraph_asmi.analysis.calibration import calibrate
+from lm_polygraph_asmi.analysis.clusters import RESAMPLES
+from lm_polygraph_asmi.analysis.comparison import auroc, auroc_interval, prr_intervals
 from lm_polygraph_asmi.analysis.labelled import Labelled
-from lm_polygraph_asmi.decisions.calibration import Calibration
+from lm_polygraph_asmi.decisions.calibration import Calibration, RankedSignal
 from lm_polygraph_asmi.decisions.learned import Features, learned_threshold
-from lm_polygraph_asmi.decisions.risk_control import CHOICE_SHARE, check_guarantee, risk_threshold
-from lm_polygraph_asmi.decisions.signals import best_signal, rank_signals
+from lm_polygraph_asmi.decisions.risk_control import (
+    CHOICE_SHARE,
+    check_guarantee,
+    choosing_rows,
+    risk_threshold,
+)
 from lm_polygraph_asmi.scoring.signals import LEARNED, SIGNALS, TITLES
 
 
@@ -27,6 +34,31 @@ def check_signal(signal: str, risk: float, confidence: float, run: bool = False)
             "labels as rows, and pass ROWS --model MODEL --signal learned"
         )
     check_guarantee(risk, confidence)
+
+
+def rank_signals(scores: Mapping[str, ArrayLike], answers: Labelled) -> dict[str, RankedSignal]:
+    """PRR and AUROC of signals on the same answers, by name."""
+    columns = dict(zip(scores, answers.columns(**scores), strict=True))
+    prr, _ = prr_intervals(columns, answers.resampled(answers.resamples or RESAMPLES))
+    return {
+        name: RankedSignal(prr[name], auroc_interval(score, answers))
+        for name, score in columns.items()
+    }
+
+
+def best_signal(scores: Mapping[str, ArrayLike], answers: Labelled) -> str:
+    """The signal with the highest AUROC on the clusters that choose; ties: the first.
+
+    `risk_threshold` with the share of these clusters tests on the others, so its guarantee holds.
+    """
+    columns = dict(zip(scores, answers.columns(**scores), strict=True))
+    rows = choosing_rows(answers.clusters, answers.seed)
+
+    def auroc_of(name: str) -> float:
+        area = auroc(columns[name][rows], answers.wrong[rows])
+        return 0.5 if np.isnan(area) else area
+
+    return max(scores, key=auroc_of)
 
 
 def fit(

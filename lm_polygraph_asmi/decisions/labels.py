@@ -196,17 +196,9 @@ def joined(clusters: Sequence[str], prompts: Sequence[Any]) -> list[str]:
 
 def answer_digest(prompt: Any, answer: Any) -> str:
     """Hash of a prompt and an answer, text or token ids, to know it again; see `same_text`."""
-    text = to_json([_compared(prompt), _compared(answer)], str)
+    compared = same_text(answer) if isinstance(answer, str) else list(answer)
+    text = to_json([same_text(text_of(prompt)), compared], str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _compared(part: Any) -> Any:
-    """A prompt or an answer with each text in it as it is compared."""
-    if isinstance(part, str):
-        return same_text(part)
-    if isinstance(part, Mapping):
-        return {name: _compared(value) for name, value in part.items()}
-    return [_compared(each) for each in part] if isinstance(part, list | tuple) else part
 
 
 def text_of(prompt: Any) -> str:

@@ -15,9 +15,8 @@ from lm_polygraph_asmi.analysis.comparison import auroc, auroc_difference
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.decisions.risk_control import RiskThreshold, choosing_rows, risk_threshold
 
-FREE_STRENGTH, STRENGTH = 0.05, 0.01
-"""scikit-learn's C with free features only, and with others, as fixed in
-docs/evidence/fresh-plan.md."""
+STRENGTH = 0.01
+"""scikit-learn's C, smaller = more regularised, as fixed in docs/evidence/fresh-plan.md."""
 LEARNING_SHARE = 0.5
 """Share of the clusters that learn and choose the signal; it accepts most in simulations."""
 FEWEST = 10
@@ -69,11 +68,10 @@ def _tables(features: Features) -> dict[str, np.ndarray]:
     return tables
 
 
-def fit_score(features: Features, wrong: ArrayLike, strength: float | None = None) -> LearnedScore:
+def fit_score(features: Features, wrong: ArrayLike, strength: float = STRENGTH) -> LearnedScore:
     """Logistic regression of errors on standardised features.
 
-    `strength` is scikit-learn's C, smaller = more regularised; None: `STRENGTH`, or with free
-    features only `FREE_STRENGTH`. ValueError also if all labels, or all features, are alike.
+    ValueError also if all labels, or all features, are alike.
     """
     from sklearn.linear_model import LogisticRegression  # a second to import
 
@@ -87,7 +85,6 @@ def fit_score(features: Features, wrong: ArrayLike, strength: float | None = Non
     known = scale > 1e-9 * np.abs(mean)
     if not known.any():
         raise ValueError(f"expected features that vary, got {len(answers)} answers with the same")
-    strength = strength or (FREE_STRENGTH if list(tables) == ["free"] else STRENGTH)
     model = LogisticRegression(C=strength, max_iter=1000)
     model.fit((table[:, known] - mean[known]) / scale[known], answers.wrong)
     weights = np.zeros(table.shape[1])

@@ -6,6 +6,7 @@ With one answer a cluster, the test is exact binomial; otherwise it uses sums by
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -78,15 +79,6 @@ class RiskThreshold:
                 f"{math.ceil(100 * self.unavoidable - 1e-9)}%."
             )
         return " ".join(sentences)
-
-    def __str__(self) -> str:
-        sentence = f"not attainable with these {self.answers} answers ({self.bound})"
-        if self.threshold is not None and self.error_rate is not None:
-            sentence = (
-                f"accept up to {self.threshold:.4g}: {self.coverage:.0%} of these answers, "
-                f"{self.error_rate:.1%} of them wrong ({self.bound})"
-            )
-        return f"{sentence}. {self.limits}".rstrip(" .")
 
 
 def check_guarantee(risk: float, confidence: float) -> None:
@@ -215,10 +207,7 @@ def least_wins(gains: np.ndarray, level: float) -> int:
         log_capital = np.logaddexp.reduce(clusters * np.log1p(gains)) - np.log(len(gains))
         return bool(log_capital >= -np.log(level) - 1e-9)
 
-    enough = 1
-    while not reached(enough):
-        enough *= 2
-    return next(n for n in range(enough // 2, enough + 1) if n and reached(n))
+    return 1 + bisect_left(range(1, 10**9), True, key=reached)
 
 
 def choosing_rows(

@@ -19,7 +19,7 @@ from lm_polygraph_asmi import analysis
 from lm_polygraph_asmi.analysis import Labelled, Sweep
 from lm_polygraph_asmi.analysis.calibration import Step
 from lm_polygraph_asmi.decisions import risk_threshold
-from lm_polygraph_asmi.decisions.signals import rank_signals
+from lm_polygraph_asmi.decisions.fit import rank_signals
 
 PACKAGE = str(Path(lm_polygraph_asmi.__file__).parent)
 N, FEW = 120, 20

@@ -24,10 +24,6 @@ def threshold(scores=(0.1, 0.2), wrong=(0, 1), clusters=("a", "b"), risk=0.1, co
     return d.risk_threshold(scores, wrong, clusters, risk, confidence)
 
 
-def by_group(accepted, groups):
-    return d.risk_by_group(GUARANTEE, accepted, groups, PAIR)
-
-
 def of_learned(features, simple):
     return learned.learned_threshold(features, simple, PAIR, 0.1, 0.9)
 
@@ -82,11 +78,10 @@ REFUSALS = [
     (lambda: threshold(risk=0), "risk must lie strictly between 0 and 1, got 0"),
     (lambda: threshold(confidence=1), "confidence must lie strictly between"),
     (lambda: threshold(risk="x"), "risk must be a number, got 'x'"),
-    (lambda: by_group([1], ["a", "b"]), "accepted has 1 values for 2 cluster keys"),
-    (lambda: by_group([1, 0.5], ["a", "b"]), "accepted must contain True and False"),
-    (lambda: by_group([1, NAN], ["a", "b"]), "accepted has values that are not finite"),
-    (lambda: by_group([1, 1], ["a"]), "groups has 1 values for 2 answers"),
-    (lambda: d.risk_gate(NO_THRESHOLD, [1, 1], PAIR), "with a threshold, got one without"),
+    (lambda: d.risk_gate(GUARANTEE, [1], PAIR), "accepted has 1 values for 2 cluster keys"),
+    (lambda: d.risk_gate(GUARANTEE, [1, 0.5], PAIR), "accepted must contain True and False"),
+    (lambda: d.risk_gate(GUARANTEE, [1, NAN], PAIR), "accepted has values that are not finite"),
+    (lambda: d.risk_gate(NO_THRESHOLD, [1, 1], PAIR), "with a threshold, got none"),
     # Learned scores.
     (lambda: learned.fit_score({"a": [[1.0], [NAN]]}, [0, 1]), "a has values that are not finite"),
     (lambda: learned.fit_score({"a": [[1.0], [2.0]]}, [1, 1]), "the 2 answers have one label"),

@@ -176,7 +176,7 @@ def test_rows_that_are_not_scored_need_the_model(folder, calibrated, tmp_path):
     assert "`polygraph_asmi score FILE --model MODEL --out SCORED`" in said
     code, said = run(*words, "--stop", "\\n")
     assert code == 2
-    assert "--stop is that of ROWS: leave it out, or name the --model, too" in said
+    assert "stop are those of ROWS: leave them out, or name the --model, too" in said
     code, said = run(*words, "--model", folder / "model", *OPTIONS)
     assert code == 0, said
     found, expected = Calibration.load(out), Calibration.load(calibrated[0])

@@ -44,7 +44,11 @@ def test_what_is_made_of_labels(calibration, scores, scorer):
     clusters = [str(row["cluster"]) for row in labelled()]
     values = [one.signals["perplexity"] for one in scores]
     assert (calibration.signal, calibration.values) == ("perplexity", sorted(values))
-    assert (calibration.n, calibration.clusters, calibration.errors) == (N, N // 2, wrong.sum())
+    assert (calibration.n, calibration.guarantee.clusters, calibration.errors) == (
+        N,
+        N // 2,
+        wrong.sum(),
+    )
     assert calibration.guarantee == risk_threshold(values, wrong, clusters, 0.4, 0.8)
     for kind in scores[0].signals:
         found = calibration.signals[TITLES[kind]]

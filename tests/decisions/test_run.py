@@ -126,7 +126,7 @@ def test_what_a_run_gives(planted, variant):
     saved = runs.content()
     wrong = np.array(saved["gen_metrics"]["sequence", "AlignScore"]) < 0.5
     assert found.values == sorted(saved["estimations"]["sequence", METHODS[variant]])
-    assert (found.n, found.clusters, found.errors) == (60, 30, wrong.sum())
+    assert (found.n, found.guarantee.clusters, found.errors) == (60, 30, wrong.sum())
     assert (found.model, found.label_source) == ("models/tiny", "AlignScore")
     own = {"method": variant, "closing_token": True, "aggregation": "mean", "stop": None}
     own |= {"max_new_tokens": 64, "prompt_format": "text"}
@@ -267,4 +267,4 @@ def test_a_question_twice_in_a_run_is_one_cluster(scores, tmp_path):
     rows = [row | {"cluster": i} for i, row in enumerate(labelled())]
     right = [float(row["correct"]) for row in rows]
     place = as_a_run(tmp_path / "run", scores, rows, {"ReferenceInAnswer": right})
-    assert calibrate_run(place, **ASKED).clusters == N // 2
+    assert calibrate_run(place, **ASKED).guarantee.clusters == N // 2

@@ -3,7 +3,7 @@
 import numpy as np
 
 from lm_polygraph_asmi.analysis import Labelled
-from lm_polygraph_asmi.decisions.signals import best_signal, rank_signals
+from lm_polygraph_asmi.decisions.fit import best_signal, rank_signals
 
 WRONG = np.arange(60) % 2
 NOISE = np.random.default_rng(0).permutation(60) / 60

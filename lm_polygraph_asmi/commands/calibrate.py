@@ -11,7 +11,6 @@ import click
 
 from lm_polygraph_asmi.commands.score import LOADING, score
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.files import writing
 from lm_polygraph_asmi.options import given_settings
 from lm_polygraph_asmi.validation import check_new, check_writable
 
@@ -111,18 +110,17 @@ def calibrate(rows: str | None, run: str | None, out: str, **options: Any) -> No
             "calibration lowers the confidence; choosing the best one voids the stated one",
         )
         labelled = [] if rows is None else _labelled(rows, options, errors)
-        with writing(out) as partial:
-            if run is not None:
-                from lm_polygraph_asmi.decisions.run import calibrate_run
+        if run is not None:
+            from lm_polygraph_asmi.decisions.run import calibrate_run
 
-                with errors.status("Calibrating"):
-                    result = calibrate_run(run, metric=options["metric"], **asked, **settings)
-            else:
-                result = _calibrated(labelled, errors, options, settings, asked)
-                result = replace(result, name=Path(str(rows)).name)
-            if empty := max(0, len(labelled) - result.n):
-                errors.print(f"Left out {empty} empty answers: they are never accepted.")
-            partial.write_text(result.to_json(), encoding="utf-8")
+            with errors.status("Calibrating"):
+                result = calibrate_run(run, metric=options["metric"], **asked, **settings)
+        else:
+            result = _calibrated(labelled, errors, options, settings, asked)
+            result = replace(result, name=Path(str(rows)).name)
+        if empty := max(0, len(labelled) - result.n):
+            errors.print(f"Left out {empty} empty answers: they are never accepted.")
+        result.save(out)
     except (OSError, ValueError, TypeError) as error:
         raise click.ClickException(str(error)) from error
     console.print(result, highlight=False)

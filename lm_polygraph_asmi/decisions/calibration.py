@@ -217,7 +217,7 @@ class Calibration:
     def _reason(self, value: float) -> str:
         rule = self.guarantee
         if rule.threshold is None:
-            return f"No threshold by {self.title}: none holds {rule.bound}. {rule.limits}".rstrip()
+            return f"No threshold by {self.title} could be shown to hold. {rule.limits}".rstrip()
         if value > rule.threshold:
             return f"Abstain: {self.title} {value:.4g} nats is above {rule.threshold:.4g}."
         return (
@@ -247,13 +247,10 @@ class Calibration:
 
     def save(self, path: str | Path) -> None:
         """Write or replace it as JSON; ValueError if another program is writing this file."""
-        write_whole(path, self.to_json())
-
-    def to_json(self) -> str:
-        """What `save` writes."""
         from pydantic_core import to_json
 
-        return to_json({"format": FORMAT, **vars(self)}, indent=1, inf_nan_mode="null").decode()
+        content = {"format": FORMAT, **vars(self)}
+        write_whole(path, to_json(content, indent=1, inf_nan_mode="null").decode())
 
     @classmethod
     def load(cls, path: str | Path) -> "Calibration":
@@ -286,8 +283,8 @@ class Calibration:
         rule, accepted = self.guarantee, "Accepts: nothing."
         if rule.threshold is None:
             yield (
-                f"Promise: none. No threshold by {self.title} could be shown to hold {rule.bound}: "
-                "abstain on every answer."
+                f"Promise: none. No threshold by {self.title} could be shown to hold: "
+                f"{rule.promise}. Abstain on every answer."
             )
         else:
             yield f"Promise: {rule.promise}."

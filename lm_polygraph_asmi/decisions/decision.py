@@ -6,7 +6,6 @@ from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from lm_polygraph_asmi.files import to_json
 from lm_polygraph_asmi.scoring.page import Card, render, render_part
 from lm_polygraph_asmi.scoring.provenance import digest_of
 from lm_polygraph_asmi.scoring.result import Score
@@ -75,10 +74,6 @@ class Decision:
         content["score"] = self.score and self.score.to_dict()
         content |= {"unit": "nats", "sentences": self.sentences}
         return content | {"digest": self.digest(content)}
-
-    def to_json(self) -> str:
-        """`to_dict` as a JSON text."""
-        return to_json(self.to_dict())
 
     @staticmethod
     def digest(line: Mapping[str, Any]) -> str:

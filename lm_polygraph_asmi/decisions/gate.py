@@ -7,6 +7,7 @@ look, so the order of clusters does not matter; they must be added whole. Source
 Ramdas (2024), Estimating means of bounded random variables by betting.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -34,8 +35,8 @@ LEVEL = 0.05
 SMALL_BETS = BETS**2
 """Shares of the largest stake against a risk that is held: errors far above it are rare, so most
 stakes are small."""
-PRECISION = 1e-4
-"""Of the ends of intervals."""
+ENDS = 10_000
+"""Shares that an end of an interval may be, evenly spread from 0 to 1."""
 
 NEEDED = ("prompt", "answer", "accept", "reason", "signal", "value", "threshold", "digest")
 """Fields of a saved decision that the gate reads, besides the label."""
@@ -79,7 +80,7 @@ class RiskGate:
         if self.outcome == "inconclusive" and self.accepted < self.least_holds:
             least = f" At least {self.least_holds} accepted answers are needed for holds."
         return (
-            f"{self.outcome}: {found} (guarantee: {self.guarantee.bound}).{least} Accepted: "
+            f"{self.outcome}: {found} (guarantee: {self.guarantee.promise}).{least} Accepted: "
             f"{self.accepted / self.answers:.0%} of these answers, {self.guarantee.coverage:.0%} "
             "of the calibration's."
         )
@@ -155,12 +156,11 @@ def _end(
 ) -> float:
     """End of the interval of a share: the outermost share that the test does not reject."""
     upper = side is _p_below
-    low, high = 0.0, 1.0
-    while high - low > PRECISION:
-        middle = (low + high) / 2
-        rejected = side(hits, of, middle, new) <= level
-        low, high = (low, middle) if rejected == upper else (middle, high)
-    return high if upper else low
+
+    def beyond(end: int) -> bool:
+        return (side(hits, of, end / ENDS, new) <= level) == upper
+
+    return (bisect_left(range(1, ENDS), True, key=beyond) + upper) / ENDS
 
 
 def gate(

@@ -62,11 +62,6 @@ class RiskThreshold:
         )
 
     @property
-    def bound(self) -> str:
-        """Risk and confidence, in words."""
-        return f"at most {100 * self.risk:g}% errors, confidence {100 * self.confidence:g}%"
-
-    @property
     def limits(self) -> str:
         """What no score can change, in a sentence: labels needed, answers to reject; or empty."""
         kind, sentences = "answers" if self.single else "clusters", []

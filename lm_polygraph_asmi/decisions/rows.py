@@ -21,11 +21,10 @@ from lm_polygraph_asmi.decisions.labels import (
     labelled_only,
     labels_of,
     naming,
-    request_of,
 )
 from lm_polygraph_asmi.files import parse_json, to_json
 from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
-from lm_polygraph_asmi.scoring.rows import Row, score_rows
+from lm_polygraph_asmi.scoring.rows import Row, row_parts, score_rows
 from lm_polygraph_asmi.scoring.signals import LEARNED
 from lm_polygraph_asmi.validation import check_at_least_one, describe_fields
 
@@ -94,7 +93,7 @@ def calibrate_rows(
     if signal == LEARNED:
         reader = scorer or scorer_for(inputs)
         saved_answers(inputs[:1], reader)
-        features = _features(inputs, kept, reader)
+        features = _features(kept, reader)
         shared["hidden_width"] = features["hidden last"].shape[1]
     return fit(
         _columns([one.signals for one in kept]),
@@ -127,6 +126,7 @@ def _columns(signals: Sequence[Mapping[str, float]]) -> dict[str, np.ndarray]:
 def scored(rows: Iterable[Row], scorer: "Scorer") -> Iterator[Row]:
     """The rows as `score --out` writes them; those that it wrote, and blank ones, stay."""
     from lm_polygraph_asmi.scoring.tables import columns_of, record_of
+    from lm_polygraph_asmi.scoring.text import parse_request
     from lm_polygraph_asmi.scoring.unmasked import check_tokens, fingerprints
 
     def is_missing(row: Row) -> bool:
@@ -135,7 +135,7 @@ def scored(rows: Iterable[Row], scorer: "Scorer") -> Iterator[Row]:
     rows, columns, known = list(rows), columns_of(scorer._result), fingerprints(scorer)
     for row in filter(is_missing, rows):  # before any of them is scored
         with naming(row):
-            check_tokens(scorer, request_of(row))
+            check_tokens(scorer, parse_request(*row_parts(row.content)))
     for row in rows:
         if is_missing(row):
             ((_, outcome),) = score_rows(scorer, [row])
@@ -173,8 +173,6 @@ def saved_answers(rows: Sequence[Row], scorer: "Scorer | None" = None) -> list[U
 
 def _saved_answer(row: Row) -> UnmaskedAnswer:
     content = row.content
-    if error := content.get("error"):
-        raise ValueError(f"it failed when it was scored ({error}): correct or remove it")
     if not content.get("digest"):
         raise ValueError(
             f"expected a row that `score --out` wrote, got {describe_fields(content)}: name the "
@@ -194,8 +192,8 @@ def _saved_answer(row: Row) -> UnmaskedAnswer:
 
 def _made_with(answer: UnmaskedAnswer) -> dict[str, Any]:
     """What all scores of a calibration must share; samples that were passed differ in number."""
-    settings = answer.settings
-    more = ("layer", "attention_in_use", "samples", *MACHINE)
+    settings = answer.compared_settings
+    more = ("layer", "attention_in_use", "samples", "prompt_format", *MACHINE)
     shared = ASMIConfig.key_of(settings) | {name: settings.get(name) for name in more}
     shared["model"] = Path(answer.model).name
     return {name: value for name, value in shared.items() if name != "num_samples"}
@@ -240,25 +238,14 @@ def loadable(model: str) -> str:
     return model
 
 
-def _features(
-    rows: Sequence[Row], answers: Sequence[UnmaskedAnswer], scorer: "Scorer"
-) -> dict[str, np.ndarray]:
+def _features(answers: Sequence[UnmaskedAnswer], scorer: "Scorer") -> dict[str, np.ndarray]:
     """What a learned score reads, (n, width) by group, from one unmasked pass a row.
 
     Of the tokens that were scored: as text, a saved answer that was cut off would get an end.
     """
     from lm_polygraph_asmi.scoring.unmasked import read
 
-    tables = []
-    for row, answer in zip(rows, answers, strict=True):
-        features = read(scorer, answer.prompt, answer.ids, states=True).features
-        for name, values in features.items():
-            if not np.isfinite(values).all():
-                raise ValueError(
-                    f"row {row.number}: {name} has values that are not finite: load the model in "
-                    "a wider precision, or use another signal"
-                )
-        tables.append(features)
+    tables = [read(scorer, one.prompt, one.ids, states=True).features for one in answers]
     return {name: np.vstack([features[name] for features in tables]) for name in tables[0]}
 
 

@@ -98,7 +98,6 @@ def test_rows_that_no_longer_fit(folder, tmp_path):
     for column, value, message in (
         ("answer", " Sorell", "row 3: prompt, answer, settings or scores were changed after"),
         ("digest", "", "row 3: expected a row that `score --out` wrote, got the fields"),
-        ("error", "no prompt", "row 3: it failed when it was scored (no prompt)"),
         ("correct", "yes", "row 3: \"correct\": expected true or false, got 'yes'"),
     ):
         changed = table.copy()

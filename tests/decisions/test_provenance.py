@@ -175,7 +175,9 @@ def test_a_threshold_for_chats(model, chatty, scorer):
     ):
         assert result.accept is None
         assert reason in result.reason
-    with pytest.raises(ValueError, match="row 7 is a text, that of row 1 a chat"):
+    with pytest.raises(
+        ValueError, match=r"row 7: scored otherwise than row 1 .*prompt_format 'text', not 'chat'"
+    ):
         calibrate_rows([*rows, ROWS[0]], 0.4, scorer=scorer)
 
 

@@ -109,7 +109,7 @@ def test_rows_that_cannot_be_used(scorer, monkeypatch):
         return calibrate_rows(rows, risk, confidence, scorer=scorer, **how)
 
     for number, changed, message in (
-        (1, {"answer": None}, 'row 2: expected an "answer"'),
+        (1, {"answer": None}, 'row 2: expected the field "answer"'),
         (2, {"cluster": None}, "in all rows or in none, got none in row 3"),
         (3, {"id": "q1"}, "row 4: \"id\": row 2 has 'q1', too: label it once"),
         (1, {"correct": 2}, 'row 2: "correct": expected true or false, got 2'),

@@ -151,7 +151,7 @@ def _labelled(rows: str, options: dict[str, Any], errors: Any) -> "list[Row]":
     labelled = labelled_only(found)
     labels_of(labelled, options["right_from"])
     if without := len(found) - len(labelled):
-        errors.print(f"Left out {without} rows without a label.")
+        errors.print(f"Left out, without a label: {without} rows.")
     return labelled
 
 

@@ -87,7 +87,7 @@ class Decisions(Summary):
         super().report(row, outcome, errors)
         if (result := outcome.result) is not None and len(self.shown) < SHOWN:
             chance = result.error_probability
-            numbers = [f"{n:.2f}" if n is not None else "-" for n in (result.value, chance)]
+            numbers = [f"{n:.4g}" if n is not None else "-" for n in (result.value, chance)]
             name = str(row.number if outcome.id is None else outcome.id)
             answer = " ".join(str(result.answer).split())
             self.shown.append((name, result.word, *numbers, escape(f"{answer:.60}")))

@@ -36,6 +36,8 @@ REVISION = ("model", "revision", "attention_in_use", "prompt_format", *HASHED)
 """What identifies a model and the form of its prompts."""
 OPTIONAL = (*HASHED, "attention_in_use", "layer", "samples", "stop", "hidden_width")
 """What a calibration may not have recorded, since its answers differ in it, or are of a run."""
+COPIED = ("prompt", "answer", "ids", "prompt_tokens", "settings", "model")
+"""Fields of a decision that are its answer's."""
 UNKNOWN = "unknown"
 
 
@@ -185,14 +187,9 @@ class Calibration:
             error_probability=chance and chance.value,
             error_interval=chance and (chance.low, chance.high),
             warnings=warnings,
-            prompt=answer.prompt,
-            answer=answer.answer,
             text=answer.scored_text,
-            ids=answer.ids,
-            prompt_tokens=answer.prompt_tokens,
-            settings=answer.settings,
-            model=answer.model,
             calibration=self.name,
+            **{name: getattr(answer, name) for name in COPIED},
             score=answer if isinstance(answer, Score) else None,
         )
 

@@ -117,13 +117,13 @@ class _Answers:
     """New answers, of each cluster the first `largest` in the order of rows."""
 
     def __init__(self, guarantee: RiskThreshold, accepted: ArrayLike, answers: Labelled) -> None:
+        import pandas as pd
+
         if guarantee.threshold is None:
             raise ValueError(f"expected a guarantee with a threshold, got none: {guarantee.limits}")
         answers.columns(accepted=accepted)
-        order = np.argsort(answers.codes, kind="stable")
-        _, starts, counts = np.unique(answers.codes[order], return_index=True, return_counts=True)
-        earlier = np.empty(len(order), dtype=int)  # rows before it in its cluster
-        earlier[order] = np.arange(len(order)) - np.repeat(starts, counts)
+        counts = np.bincount(answers.codes)
+        earlier = pd.Series(answers.codes).groupby(answers.codes).cumcount().to_numpy()
         single = 1 if guarantee.single else None
         self.largest = guarantee.largest or single or int(counts.max())
         self.rows = np.flatnonzero(earlier < self.largest)

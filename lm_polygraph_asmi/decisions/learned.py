@@ -14,6 +14,7 @@ from lm_polygraph_asmi.analysis.clusters import finite
 from lm_polygraph_asmi.analysis.comparison import auroc, auroc_difference
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.decisions.risk_control import RiskThreshold, choosing_rows, risk_threshold
+from lm_polygraph_asmi.scoring.signals import LEARNED
 
 STRENGTH = 0.01
 """scikit-learn's C, smaller = more regularised, as fixed in docs/evidence/fresh-plan.md."""
@@ -23,8 +24,6 @@ FEWEST = 10
 """Wrong and right answers, in as many clusters, that a score is learned from at least.
 
 Each of five folds then learns from about eight of either kind."""
-LEARNED = "learned"
-"""Name of the learned signal."""
 
 Features = Mapping[str, ArrayLike]
 """Group of features -> (n, width)."""
@@ -95,7 +94,6 @@ def fit_score(features: Features, wrong: ArrayLike, strength: float = STRENGTH) 
 
 
 Learner = Callable[[Features, np.ndarray], LearnedScore]
-"""Learns a score from features and labels, as `fit_score`."""
 
 
 def out_of_fold(features: Features, answers: Labelled, fit: Learner = fit_score) -> np.ndarray:

@@ -76,17 +76,14 @@ def calibrate_rows(
         warnings.warn(f"Left out {without} rows without a label", stacklevel=2)
     labels = labels_of(inputs, right_from)
     inputs = [row for row in inputs if not is_blank(row.content["answer"])]
-    if not inputs:
-        raise ValueError("expected answers, got only empty or blank ones")
-    cluster_of = {row.number: key for row, key in zip(inputs, clusters_of(inputs), strict=True)}
+    cluster_of = dict(zip((row.number for row in inputs), clusters_of(inputs), strict=True))
     if scorer is not None:
         inputs, others = (list(scored(some, scorer)) for some in (inputs, others))
     answers = saved_answers(inputs, scorer)
-    spare = _spare(inputs[0], others)
-    pairs = [pair for pair in zip(inputs, answers, strict=True) if pair[1].answered]
-    if not pairs:
+    inputs = [row for row, answer in zip(inputs, answers, strict=True) if answer.answered]
+    kept = [answer for answer in answers if answer.answered]
+    if not kept:
         raise ValueError("expected answers, got only empty or blank ones")
-    inputs, kept = [row for row, _ in pairs], [answer for _, answer in pairs]
     quality: list[Any] = [row.content.get("quality") for row in inputs]
     wrong, keys = ([of[row.number] for row in inputs] for of in (labels, cluster_of))
     shared, features = _shared_settings(kept), None
@@ -103,7 +100,7 @@ def calibrate_rows(
         signal=signal,
         method=shared["method"],
         features=features,
-        unlabelled=spare,
+        unlabelled=_spare(inputs[0], others),
         label_source="their labels",
         right_from=right_from,
         model=kept[0].model,

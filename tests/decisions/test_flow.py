@@ -58,7 +58,7 @@ def calibrated(folder):
 
 def test_model_and_settings_are_named_once(folder, calibrated, tmp_path):
     path, said = calibrated
-    assert "Left out 1 rows without a label." in said
+    assert "Left out, without a label: 1 rows." in said
     assert "Left out 1 empty answers: they are never accepted." in said
     assert "Promise: with 95% confidence, at most 90% of accepted answers are wrong." in said
     found = Calibration.load(path)

@@ -150,11 +150,11 @@ class Calibration:
         here = self._key({**settings, "model": Path(settings.get("model", "")).name})
         if "revision" in there:
             here["revision"] = _revision(settings.get("model", ""))
+        unnamed = [n for n in ("model", "revision") if {"", UNKNOWN} & {there.get(n), here.get(n)}]
         found = []
         for name in there | here:
             if name in there and name in here:
-                unnamed = name in REVISION and {"", UNKNOWN} & {there[name], here[name]}
-                if there[name] != here[name] and not unnamed:
+                if there[name] != here[name] and name not in unnamed:
                     found.append(_differ(name, there[name], here[name]))
             elif name in here and name not in OPTIONAL:
                 found.append(f"{name} not recorded there: make it again: {COMMAND}")

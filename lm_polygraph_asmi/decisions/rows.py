@@ -151,7 +151,7 @@ def saved_answers(rows: Sequence[Row], scorer: "Scorer | None" = None) -> list[U
     answers: list[UnmaskedAnswer] = []
     for row in rows:
         with naming(row):
-            answers.append(_saved_answer(row))
+            answers.append(_saved_answer(row.content))
             first, own = (_made_with(answer) for answer in (answers[0], answers[-1]))
             if other := [n for n in first.keys() & own.keys() if first[n] != own[n]]:
                 listed = "; ".join(f"{n} {own[n]!r}, not {first[n]!r}" for n in sorted(other))
@@ -168,8 +168,7 @@ def saved_answers(rows: Sequence[Row], scorer: "Scorer | None" = None) -> list[U
     return answers
 
 
-def _saved_answer(row: Row) -> UnmaskedAnswer:
-    content = row.content
+def _saved_answer(content: Mapping[str, Any]) -> UnmaskedAnswer:
     if not content.get("digest"):
         raise ValueError(
             f"expected a row that `score --out` wrote, got {describe_fields(content)}: name the "
@@ -199,7 +198,8 @@ def _made_with(answer: UnmaskedAnswer) -> dict[str, Any]:
 def _spare(first: Row, others: Sequence[Row]) -> dict[str, np.ndarray] | None:
     """Signals of unlabelled rows that were scored as the first labelled one; None for no row."""
     try:
-        answers = saved_answers([first, *others])[1:]
+        given = [row for row in others if not is_blank(row.content.get("answer"))]
+        answers = saved_answers([first, *given])[1:]
     except ValueError as error:
         raise ValueError(f"unlabelled {error}") from error
     signals = [answer.signals for answer in answers if answer.answered]
@@ -218,7 +218,7 @@ def scorer_for(
     if model is None and answer is None:
         raise ValueError("expected rows that `score --out` wrote, or the name of a model")
     machine = ASMIConfig.names("machine")
-    saved = {} if answer is None else answer.settings
+    saved = answer.settings if answer else {}
     config = ASMIConfig.from_dict({n: v for n, v in saved.items() if n not in machine})
     name = model or loadable(answer.model if answer else "")
     return Scorer(name, config.replace(**settings or {}), **loading)

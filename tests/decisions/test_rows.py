@@ -146,6 +146,9 @@ def test_answers_of_nothing_are_left_out_as_they_are_never_accepted(scored, scor
     )
     with pytest.raises(ValueError, match="only empty or blank ones"):
         calibrate_rows(rows[6:], 0.1)
+    asked = {"risk": 0.4, "signal": "msp", "resamples": 20}
+    found = calibrate_rows(scored[:6], unlabelled=[*scored, blank], scorer=scorer, **asked)
+    assert found == calibrate_rows(scored[:6], unlabelled=scored, **asked)
 
 
 def test_passages_are_found_by_their_prompts():

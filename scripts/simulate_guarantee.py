@@ -25,9 +25,9 @@ from scipy.special import bdtr
 from scipy.stats import norm
 
 from lm_polygraph_asmi.analysis import Labelled, wilson_interval
+from lm_polygraph_asmi.decisions.fit import best_signal
 from lm_polygraph_asmi.decisions.learned import LearnedThreshold, learned_threshold
 from lm_polygraph_asmi.decisions.risk_control import CHOICE_SHARE, risk_threshold
-from lm_polygraph_asmi.decisions.signals import best_signal
 
 SETS, UNLABELLED, COVERAGES = 500, 2000, np.linspace(0.05, 1, 20)
 WAYS = ("named", "unlabelled", "best", "learned", "MAPIE", "SGR", "Bonferroni")

@@ -150,14 +150,13 @@ def test_a_run_says_the_settings_of_later_decisions(tmp_path):
         own["settings"] |= {"scope": "response"}
     run = runs.save(tmp_path / "run", saved)
     found = calibrate_run(run, 0.3, signal="sem", resamples=20)
-    config = found.configured()
+    config = found.configured({})
     assert (config.scope, config.stop, config.max_new_tokens) == ("response", ("\n",), 20)
-    assert found.configured(ASMIConfig(scope="response")).stop == ("\n",)
     with pytest.raises(ValueError, match="a score with the settings method='sem', scope='all'"):
         calibrate_run(run, 0.3, scope="all")
     for setting in ({"scope": "all"}, {"stop": None}, {"stop": "x"}):
         with pytest.raises(ValueError, match="settings differ from the calibration"):
-            found.configured(settings=setting)
+            found.configured(setting)
     one = Decider(whitebox(), found).decide("Who built the ferry?", " Brask")
     # The planted run is of another model: of the settings nothing else is given.
     assert "layer 3 there, 2 here" in one.reason

@@ -18,7 +18,6 @@ LINES, PARAMETERS = 60, 8
 LONG: dict[str, int] = {}
 """The functions that have more lines."""
 WIDE = {
-    "decisions/rows.py:calibrate_rows": 9,
     "commands/doctor.py:doctor": 9,
 }
 """The functions that have more parameters. Commands have one for each option."""
@@ -31,7 +30,7 @@ ROOMS = {
 }
 """Path below the package -> its room. Other folders are rooms; modules beside them: `settings`."""
 CEILINGS = {  # now, and where it shall end
-    "settings": (850, 850),
+    "settings": (846, 850),
     "algorithm": (150, 150),
     "maths": (750, 750),
     "model": (2300, 2300),
@@ -41,9 +40,9 @@ CEILINGS = {  # now, and where it shall end
     "report": (2400, 2400),
     "heads": (1100, 1100),
     "scoring": (2300, 2300),
-    "decisions": (2368, 1800),
-    "commands": (1020, 700),
-    "package": (20197, 20000),
+    "decisions": (1983, 1800),
+    "commands": (1018, 700),
+    "package": (20000, 20000),
     "tests": (20990, 16000),
     "scripts": (2000, 2000),
     "words of pages": (16000, 16000),

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lm_polygraph_asmi.commands.score import score
+from lm_polygraph_asmi.commands.score import LOADING, score
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.files import writing
 from lm_polygraph_asmi.options import given_settings
 from lm_polygraph_asmi.validation import check_new, check_writable
 
@@ -19,10 +18,8 @@ if TYPE_CHECKING:
     from lm_polygraph_asmi.decisions import Calibration
     from lm_polygraph_asmi.scoring.rows import Row
 
-MAIN = ("risk", "signal", "out", "run", "model", "unlabelled", "help")
-LOADING = ("gguf_file", "dtype", "device_map")
-SCORED = ("model", "chat", "max_new_tokens")
-SHARED = {*LOADING, *SCORED, *ASMIConfig.names("masks", "score", "machine")}
+MAIN = ("risk", "signal", "out", "run", "unlabelled", "help")
+SHARED = {"model", "chat", *LOADING, *ASMIConfig.names()}
 """Options with the same meaning as in `score`."""
 
 
@@ -39,10 +36,10 @@ class MainFirst(click.Command):
 
 
 def _options() -> list[click.Parameter]:
-    """The shared options; a finished run needs no model."""
+    """The shared options; the model is named in scored rows and in a finished run."""
     options = [copy(option) for option in score.params if option.name in SHARED]
     (model,) = (option for option in options if option.name == "model")
-    model.required, model.help = False, f"{model.help} Needed with ROWS."
+    model.required, model.help = False, "Model of ROWS that are not scored yet; see score."
     return options
 
 
@@ -69,8 +66,8 @@ def _options() -> list[click.Parameter]:
 @click.option(
     "--unlabelled",
     type=click.Path(exists=True, dir_okay=False),
-    help="With ROWS: other rows like later ones, without labels. Their scores are the thresholds "
-    "to test, which makes the guarantee valid without any condition.",
+    help="With ROWS: other scored rows like later ones, without labels. Their scores are the "
+    "thresholds to test, which makes the guarantee valid without any condition.",
 )
 @click.option(
     "--confidence",
@@ -87,119 +84,103 @@ def _options() -> list[click.Parameter]:
     type=float,
     help="Lowest quality of a correct answer; default: 0.5, of a quality between 0 and 1.",
 )
-def calibrate(
-    rows: str | None,
-    run: str | None,
-    out: str,
-    risk: float,
-    confidence: float,
-    signal: str,
-    right_from: float | None,
-    **options: Any,
-) -> None:
+def calibrate(rows: str | None, run: str | None, out: str, **options: Any) -> None:
     """Compute a threshold with a risk guarantee from labelled answers: ROWS or --run is required.
 
-    ROWS is a JSON lines file with `prompt` (text or messages), `answer`, and `correct` (true or
-    false) or `quality` (a number). Rows about one passage form a cluster, found by their `context`
-    or prompt, or named in `cluster`. Pass OUT, which includes the settings, to
-    `decide --calibration`.
+    ROWS is a file of `score --out`, with `correct` (true or false) or `quality` (a number) filled
+    in; model and settings are those of the file. Rows about one passage form a cluster, found by
+    their `context` or prompt, or named in `cluster`. Pass OUT to `decide --calibration`.
     """
     from rich.console import Console
 
     console, errors = Console(), Console(stderr=True)
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
-    _check_usage(out, rows, run, options)
     settings = given_settings({n: v for n, v in options.items() if n in ASMIConfig.names()})
-    asked: Any = {"risk": risk, "confidence": confidence, "signal": signal}
-    asked["right_from"] = right_from
+    _check_usage(out, rows, run, options, settings)
+    asked = {name: options[name] for name in ("risk", "confidence", "signal", "right_from")}
     try:
         check_writable(out)
         from lm_polygraph_asmi.decisions.fit import check_signal
 
-        check_signal(signal, risk, confidence, run is not None)
+        check_signal(asked["signal"], asked["risk"], asked["confidence"], run is not None)
         check_new(
             out,
             "name another file, or remove it. If it is of the same labels, each further "
             "calibration lowers the confidence; choosing the best one voids the stated one",
         )
-        labelled = [] if rows is None else _labelled(rows, options["chat"], right_from)
-        with writing(out) as partial:
-            if run is not None:
-                from lm_polygraph_asmi.decisions.run import calibrate_run
+        labelled = [] if rows is None else _labelled(rows, options, errors)
+        if run is not None:
+            from lm_polygraph_asmi.decisions.run import calibrate_run
 
-                with errors.status("Calibrating"):
-                    result = calibrate_run(run, metric=options["metric"], **asked, **settings)
-            else:
-                result = _calibrated(labelled, errors, options, settings, **asked)
-                result = replace(result, name=Path(str(rows)).name)
-            if empty := max(0, len(labelled) - result.n):
-                errors.print(f"Left out {empty} empty answers: they are never accepted.")
-            limit = {n: settings[n] for n in ("max_new_tokens",) if n in settings}  # else their own
-            result = replace(result, settings=result.settings | limit)
-            partial.write_text(result.to_json(), encoding="utf-8")
+            with errors.status("Calibrating"):
+                result = calibrate_run(run, metric=options["metric"], **asked, **settings)
+        else:
+            result = _calibrated(labelled, errors, options, settings, asked)
+            result = replace(result, name=Path(str(rows)).name)
+        if empty := max(0, len(labelled) - result.n):
+            errors.print(f"Left out {empty} empty answers: they are never accepted.")
+        result.save(out)
     except (OSError, ValueError, TypeError) as error:
         raise click.ClickException(str(error)) from error
     console.print(result, highlight=False)
     console.print(f"Calibration: {out}", highlight=False, markup=False)
 
 
-def _check_usage(out: str, rows: str | None, run: str | None, options: dict[str, Any]) -> None:
+def _check_usage(
+    out: str, rows: str | None, run: str | None, options: dict[str, Any], settings: dict[str, Any]
+) -> None:
     if Path(out).suffix != ".json":
         raise click.BadParameter(f"expected a .json file, as `decide` needs it, got {out}")
     if (rows is None) == (run is None):
         raise click.UsageError("expected either ROWS of labelled answers or a finished run (--run)")
-    if run is None and options["model"] is None:
-        raise click.UsageError("ROWS need the --model that answered them")
     if run is None and options["metric"] is not None:
         raise click.UsageError("--metric needs --run: in ROWS, `correct` or `quality` is the label")
-    given = [name for name in ("model", "unlabelled") if options[name]]
-    if run is not None and given:
-        option = f"--{given[0].replace('_', '-')}"
-        raise click.UsageError(f"{option} needs ROWS: a run has its own scores")
+    if run is not None and (options["model"] or options["unlabelled"]):
+        raise click.UsageError("--model and --unlabelled need ROWS: a run has its own scores")
+    if run is None and settings and options["model"] is None:
+        raise click.UsageError(f"{', '.join(settings)} are those of ROWS: leave them out, or name "
+                               "the --model, too")  # fmt: skip
 
 
-def _labelled(rows: str, chat: bool, right_from: float | None) -> "list[Row]":
-    """The rows, whose labels are checked before torch is imported and the model loaded."""
-    from lm_polygraph_asmi.decisions.labels import labels_of
+def _labelled(rows: str, options: dict[str, Any], errors: Any) -> "list[Row]":
+    """The labelled rows, checked before torch is imported and a model loaded."""
+    from lm_polygraph_asmi.decisions.labels import labelled_only, labels_of
 
-    labels_of(labelled := _read(rows, chat), right_from)
+    found = _read(rows, options["chat"])
+    labelled = labelled_only(found)
+    labels_of(labelled, options["right_from"])
+    if without := len(found) - len(labelled):
+        errors.print(f"Left out, without a label: {without} rows.")
     return labelled
 
 
 def _read(rows: str, chat: bool) -> "list[Row]":
     from lm_polygraph_asmi.scoring.rows import in_chat, read_rows
 
-    found = list(read_rows(rows))
-    return [row._replace(content=in_chat(row.content)) for row in found] if chat else found
+    return [
+        row._replace(content=in_chat(row.content)) if chat and "digest" not in row.content else row
+        for row in read_rows(rows)
+    ]
 
 
 def _calibrated(
     labelled: "list[Row]", errors: Any, options: dict[str, Any], settings: dict[str, Any],
-    **asked: Any,
+    asked: dict[str, Any],
 ) -> "Calibration":  # fmt: skip
-    """`calibrate_rows` with a progress bar, and how many saved scores it has kept."""
-    from rich.progress import Progress
+    """`calibrate_rows`, by a model only where one is named, or read by the learned score."""
+    from rich.progress import track
 
-    from lm_polygraph_asmi.decisions.rows import calibrate_rows, scored_again
-    from lm_polygraph_asmi.scoring.scorer import Scorer
+    from lm_polygraph_asmi.decisions.rows import calibrate_rows, scored, scorer_for
+    from lm_polygraph_asmi.scoring.signals import LEARNED
 
-    model, others = options["model"], options["unlabelled"]
-    unlabelled = _read(others, options["chat"]) if others else ()
-    with errors.status(f"Loading {model}"):
-        loading = {name: options[name] for name in LOADING}
-        scorer = Scorer(model, ASMIConfig().replace(**settings), **loading)
-    scored: list[int] = []
-    with Progress(console=errors, transient=True) as bar:
-        scoring = bar.add_task("Scoring", total=None)
-
-        def progress(count: int, total: int) -> None:
-            scored.append(count)
-            bar.update(scoring, completed=count, total=total)
-
-        result = calibrate_rows(labelled, scorer, **asked, progress=progress, unlabelled=unlabelled)
-    if kept := len(labelled) - len(scored):
-        errors.print(f"Kept the saved scores of {kept} rows.")
-    if note := scored_again(labelled, kept):
-        errors.print(f"Warning: {note}", style="yellow", highlight=False, soft_wrap=True)
-    return result
+    others = _read(options["unlabelled"], options["chat"]) if options["unlabelled"] else []
+    model, scorer = options["model"], None
+    if model is not None or asked["signal"] == LEARNED:
+        with errors.status("Loading the model"):
+            scorer = scorer_for(labelled, model, settings, **{n: options[n] for n in LOADING})
+        rows = track(scored(labelled, scorer), "Scoring", len(labelled), console=errors)
+        labelled = list(rows)
+    result = calibrate_rows(labelled, **asked, unlabelled=others, scorer=scorer)
+    loading = {n: options[n] for n in LOADING if n != "device_map"}
+    return replace(result, loading={n: v for n, v in loading.items() if v not in (None, "auto")})

@@ -9,22 +9,23 @@ from lm_polygraph_asmi.commands.score import Summary, Work, score
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.decisions.calibration import Calibration
-    from lm_polygraph_asmi.scoring.rows import Rows
+    from lm_polygraph_asmi.scoring.rows import Outcome, Row, Rows
+
+COUNTED = {True: "accepted", False: "abstained", None: "without a decision"}
+SHOWN = 20
+"""Rows of the table on screen; the file has all."""
 
 
-def _without_default(option: click.Parameter) -> click.Parameter:
-    """The option of `score`, whose help then names no default: that is the calibration's."""
+def _of_calibration(option: click.Parameter) -> click.Parameter:
+    """The option of `score`, not required and without a default: that is the calibration's."""
     option = copy(option)
     if isinstance(option, click.Option):
-        option.show_default = False
+        option.required = option.show_default = False
     return option
 
 
-COUNTED = {True: "accepted", False: "abstained", None: "without a decision"}
-
-
 @click.command(
-    params=[_without_default(option) for option in score.params if option.name != "calibration"],
+    params=[_of_calibration(option) for option in score.params if option.name != "calibration"],
     short_help="Accept answers or abstain, by a calibration.",
 )
 @click.option(
@@ -36,21 +37,27 @@ COUNTED = {True: "accepted", False: "abstained", None: "without a decision"}
 def decide(calibration: str, **options: Any) -> None:
     """Accept answers to the prompts in ROWS_FILE, or abstain.
 
-    ROWS_FILE is as for `score`. Each row gets `accept` (true, false, or null: no decision),
-    `reason`, and `error_probability`. By MSP, perplexity or entropy, no masked pass is run.
+    ROWS_FILE is as for `score`; model and settings are the calibration's. Each row gets `accept`
+    (true, false, or null: no decision), `reason`, and `error_probability`, and an empty `correct`
+    to label it for `gate`. By MSP, perplexity or entropy, no masked pass is run.
 
     Exits with status 1 if any row fails.
     """
     work, loading, explicit = Work.of(options)
     try:
         from lm_polygraph_asmi.decisions.calibration import Calibration
+        from lm_polygraph_asmi.decisions.rows import loadable
 
         loaded = Calibration.load(calibration)
+        if work.model is None:
+            work = work._replace(model=loadable(loaded.model))
+            given = {n: v for n, v in loading.items() if v not in (None, "auto")}
+            loading = loading | loaded.loading | given
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error
 
     def check() -> type:
-        loaded.configured(settings=explicit)
+        loaded.configured(explicit)
         from lm_polygraph_asmi.decisions.decision import Decision
 
         return Decision
@@ -64,15 +71,26 @@ def decide(calibration: str, **options: Any) -> None:
 
 
 class Decisions(Summary):
-    """Counts of decisions, and why there are none."""
+    """A table of decisions with their counts, and why there are none."""
 
     verb = "read"
 
     def __init__(self, calibration: "Calibration") -> None:
         super().__init__()
         self.calibration = calibration
-        self.decided = 0
-        self.reason: str | None = None
+        self.shown: list[tuple[str, ...]] = []
+
+    def report(self, row: "Row", outcome: "Outcome", errors: Any) -> None:
+        """See `Summary`."""
+        from rich.markup import escape
+
+        super().report(row, outcome, errors)
+        if (result := outcome.result) is not None and len(self.shown) < SHOWN:
+            chance = result.error_probability
+            numbers = [f"{n:.4g}" if n is not None else "-" for n in (result.value, chance)]
+            name = str(row.number if outcome.id is None else outcome.id)
+            answer = " ".join(str(result.answer).split())
+            self.shown.append((name, result.word, *numbers, escape(f"{answer:.60}")))
 
     def add(self, result: Any) -> str | None:
         """See `Summary`; the reason of the first row without a decision is a warning."""
@@ -83,16 +101,13 @@ class Decisions(Summary):
             return None
         self.counts[COUNTED[result.accept]] += 1
         self.counts["empty"] += is_blank(result.answer)
-        self.decided += 1
-        if result.accept is None and self.reason is None:
-            self.reason = result.reason
-            return self.reason
-        return None
+        first = result.accept is None and self.counts[COUNTED[None]] == 1
+        return str(result.reason) if first else None
 
     def warnings(self) -> list[str]:
         """What to do if no answer has a decision."""
         without = self.counts["without a decision"]
-        if self.decided == without > self.counts["empty"]:
+        if self.counts[self.verb] == without > self.counts["empty"]:
             advice = "Use the calibration's model and settings, or calibrate again"
             if self.calibration.guarantee.threshold is None:
                 advice = "The calibration has no threshold: calibrate on more labelled answers"
@@ -100,4 +115,14 @@ class Decisions(Summary):
         return []
 
     def __str__(self) -> str:
-        return f"{super().__str__()}\n{self.listed(*COUNTED.values())}."
+        from rich.table import Table
+
+        from lm_polygraph_asmi.decisions.calibration import as_text
+
+        table = Table("row", "decision", self.calibration.title, "P(error)", "answer", box=None)
+        for line in self.shown:
+            table.add_row(*line)
+        more = self.counts[self.verb] - len(self.shown)
+        lines = [as_text(table)] if self.shown else []
+        lines += [f"... and {more} more"] if more else []
+        return "\n".join([*lines, super().__str__(), f"{self.listed(*COUNTED.values())}."])

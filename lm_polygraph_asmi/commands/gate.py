@@ -12,7 +12,6 @@ STATUS = {"holds": 0, "violated": 3, "inconclusive": 4}
 @click.command(short_help="Test a guarantee on newly labelled decisions.")
 @click.argument("calibration", type=click.Path(exists=True, dir_okay=False))
 @click.argument("labelled", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False))
-@click.option("--by", help="Field with a group, such as the type of question: each is tested, too.")
 @click.option(
     "--right-from",
     type=float,
@@ -20,16 +19,14 @@ STATUS = {"holds": 0, "violated": 3, "inconclusive": 4}
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def gate(
-    calibration: str, labelled: tuple[str, ...], by: str | None, right_from: float | None,
-    as_json: bool,
-) -> None:  # fmt: skip
+    calibration: str, labelled: tuple[str, ...], right_from: float | None, as_json: bool
+) -> None:
     """Test the guarantee of CALIBRATION on new decisions with labels.
 
     LABELLED are files of `decide --out` whose rows also have `correct` (true or false) or
     `quality`; abstained ones need no label. Rows of several files are numbered on, as in one file.
 
-    Exit status: 0 holds, 3 violated, 4 inconclusive; 1 and 2 are errors. Groups do not
-    change it.
+    Exit status: 0 holds, 3 violated, 4 inconclusive; 1 and 2 are errors.
     """
     try:
         from lm_polygraph_asmi.decisions.calibration import Calibration
@@ -41,7 +38,7 @@ def gate(
         for path in labelled:
             before = rows[-1].number if rows else 0
             rows += [row._replace(number=before + row.number) for row in read_rows(path)]
-        result, groups = gate_of(Calibration.load(calibration), rows, by, right_from)
+        result = gate_of(Calibration.load(calibration), rows, right_from)
         blank = sum(is_left_out(row.content) for row in rows)
         without_decision = sum(row.content["accept"] is None for row in rows) - blank
     except (OSError, ValueError) as error:
@@ -50,16 +47,11 @@ def gate(
         from lm_polygraph_asmi.files import to_json
 
         content = vars(result) | {"guarantee": vars(result.guarantee)}
-        content |= {"without_decision": without_decision}
-        click.echo(to_json(content | {"groups": [vars(group) for group in groups]}))
+        click.echo(to_json(content | {"without_decision": without_decision}))
     else:
         click.echo(result)
         if without_decision:
-            click.echo(
-                f"{without_decision} of the answers had no decision; they count as abstained."
-            )
+            click.echo(f"Without a decision, so counted as abstained: {without_decision}.")
         if blank:
             click.echo(f"Left out {blank} empty answers: they are never accepted.")
-        for group in groups:
-            click.echo(f"{group.group}: {group}")
     sys.exit(STATUS[result.outcome])

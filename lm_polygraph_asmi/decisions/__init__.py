@@ -12,7 +12,7 @@ SmolLM2-135M-Instruct, by MSP:
 ...     for passage in range(4)
 ...     for answer, right in ((" Edda Holm", True), (" Brask", False))
 ... ]
->>> calibration = calibrate_rows(rows, scorer, risk=0.1, signal="msp", resamples=50)
+>>> calibration = calibrate_rows(rows, 0.1, signal="msp", scorer=scorer, resamples=50)
 >>> decider = Decider(scorer, calibration)
 """
 
@@ -23,7 +23,7 @@ __getattr__, __dir__, __all__ = attach(__name__, {
     "calibration": "Calibration",
     "decider": "Decider decide",
     "decision": "Decision",
-    "monitoring": "GroupRisk RiskGate risk_by_group risk_gate",
+    "gate": "RiskGate risk_gate",
     "risk_control": "RiskThreshold risk_threshold",
     "rows": "calibrate_rows",
     "run": "calibrate_run",

@@ -1,28 +1,19 @@
 """`Calibration`: what labelled answers say of later ones of the same model."""
 
-import hashlib
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lm_polygraph_asmi.analysis.calibration import Step, probability_at, step_at
-from lm_polygraph_asmi.analysis.clusters import (
-    FEW_CLUSTERS,
-    FEW_ERRORS,
-    Interval,
-    wilson_interval,
-)
+from lm_polygraph_asmi.analysis.clusters import Interval, wilson_interval
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.decisions.decision import EMPTY, Decision
 from lm_polygraph_asmi.decisions.learned import LearnedScore
 from lm_polygraph_asmi.decisions.risk_control import RiskThreshold
-from lm_polygraph_asmi.decisions.signals import RankedSignal, recommendation
 from lm_polygraph_asmi.files import read_json, write_whole
 from lm_polygraph_asmi.results.manifest import model_of
 from lm_polygraph_asmi.scoring.signals import LEARNED, SIGNALS, TITLES
@@ -33,9 +24,8 @@ if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
     from lm_polygraph_asmi.scoring.result import Score
 
-FORMAT = 7
-COMMAND = "polygraph_asmi calibrate {} --risk RISK --out FILE.json"
-ADVICE = f"make it again: `{COMMAND.format('ROWS --model MODEL')}`, or with --run RUN"
+FORMAT = 8
+COMMAND = "`polygraph_asmi calibrate ROWS --risk RISK --out FILE.json`, or --run RUN for ROWS"
 MACHINE = {
     "weights": "weights or their precision differ",
     "tokenizer": "tokenizer, chat template or end tokens differ",
@@ -44,6 +34,10 @@ MACHINE = {
 HASHED = MACHINE | {"system": "the system message differs"}
 REVISION = ("model", "revision", "attention_in_use", "prompt_format", *HASHED)
 """What identifies a model and the form of its prompts."""
+OPTIONAL = (*HASHED, "attention_in_use", "layer", "samples", "stop", "hidden_width")
+"""What a calibration may not have recorded, since its answers differ in it, or are of a run."""
+COPIED = ("prompt", "answer", "ids", "prompt_tokens", "settings", "model")
+"""Fields of a decision that are its answer's."""
 UNKNOWN = "unknown"
 
 
@@ -52,28 +46,32 @@ def _revision(model: str) -> str:
     return str(model_of({"path": model})["revision"]) if model else UNKNOWN
 
 
+class RankedSignal(NamedTuple):
+    """How well a signal ranks errors, with intervals over clusters."""
+
+    prr: Interval  # 1 = errors first, 0 = chance, negative = worse than chance
+    auroc: Interval  # 0.5 = chance
+
+
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
     """A threshold on one signal with its risk guarantee, and the probability of error.
 
-    Values and steps are of the signal that decides, on the answered rows, in nats.
-
     Example:
-        >>> calibration.n, calibration.signal, calibration.guarantee.threshold
-        (8, 'msp', None)
-        >>> isinstance(calibration, Calibration)
-        True
+        >>> isinstance(calibration, Calibration), calibration.n, calibration.signal
+        (True, 8, 'msp')
     """
 
     name: str = "labelled answers"  # of their file, or of the run
     signal: str  # the one that decides, a key of `scoring.signals.SIGNALS`
     guarantee: RiskThreshold
-    values: list[float]  # (n,) of the signal, ascending; higher = more uncertain
+    values: list[float]  # (n,) of the signal, nats, ascending; higher = more uncertain
     error_steps: list[Step]  # of an isotonic fit of the errors; see `analysis.calibrate`
     signals: dict[str, RankedSignal]  # how well each ranks the errors, by its name in sentences
     errors: int
     label_source: str  # "their labels", or the quality metric of a run
-    model: str
+    model: str  # its name
+    loading: dict[str, str] = field(default_factory=dict)  # `gguf_file` and `dtype` to load it
     settings: dict[str, Any]  # those that all answers share
     prompt_tokens: list[float]  # (n,) lengths of the prompts, ascending; empty if not saved
     answer_digests: list[str]  # see `digests_of`
@@ -94,11 +92,6 @@ class Calibration:
         return len(self.values)
 
     @property
-    def clusters(self) -> int:
-        """Number of clusters."""
-        return self.guarantee.clusters
-
-    @property
     def title(self) -> str:
         """The signal in sentences, such as "MSP"."""
         return TITLES[self.signal]
@@ -109,31 +102,27 @@ class Calibration:
         return self.signals[self.title].prr
 
     @property
+    def made_with(self) -> dict[str, Any]:
+        """What all decisions by this calibration share."""
+        limit = self.guarantee.threshold
+        return {"calibration": self.name, "signal": self.signal, "threshold": limit}
+
+    @property
     def config(self) -> ASMIConfig:
         """Settings to score other answers in the same way, without those of the machine."""
         machine = ASMIConfig.names("machine")
         settings = {name: value for name, value in self.settings.items() if name not in machine}
         return ASMIConfig.from_dict(settings)
 
-    def configured(
-        self, config: ASMIConfig | None = None, settings: Mapping[str, Any] | None = None
-    ) -> ASMIConfig:
+    def configured(self, settings: Mapping[str, Any]) -> ASMIConfig:
         """The config to decide with: settings left out are the calibration's.
 
-        `config` sets all its settings, except stop strings, number of masks and rate if None;
-        `settings` override them. TypeError for an unknown one, ValueError for one out of range, or
-        that the signal depends on and that differs.
+        ValueError for one that the signal depends on and that differs; TypeError: an unknown one.
         """
-        derived = ("num_masks", "mask_rate")  # from the model's heads, if None
-        explicit = ASMIConfig.check_names(settings or {})
-        if config is not None:
-            unset = [n for n in ("stop", *derived) if getattr(config, n) is None]
-            explicit = {n: v for n, v in config.to_dict().items() if n not in unset} | explicit
-        explicit = {n: v for n, v in explicit.items() if not (v is None and n in derived)}
-        saved = self.config
-        config = saved.replace(**explicit)
-        known = {n: v for n, v in saved.to_dict().items() if not (v is None and n in derived)}
-        there, here = self._key(known), self._key(config.to_dict())
+        derived = ("num_masks", "mask_rate")  # None: from the model's heads, as in the calibration
+        given = {n: v for n, v in settings.items() if not (v is None and n in derived)}
+        config = self.config.replace(**given)
+        there, here = (self._key(each.to_dict()) for each in (self.config, config))
         if differences := [_differ(n, there[n], here[n]) for n in there if there[n] != here[n]]:
             raise ValueError(
                 f"settings differ from the calibration {self.name} ({'; '.join(differences)}): "
@@ -143,15 +132,13 @@ class Calibration:
 
     def _key(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """What must be equal for a decision: settings of the signal, and the model's revision."""
-        needed = set(SIGNALS[self.signal].settings)
-        known = ASMIConfig.key_of({"method": ASMIConfig.method} | dict(settings))
-        more = ["layer", "samples", "hidden_width"]
+        needed = SIGNALS[self.signal].settings
+        key = ASMIConfig.key_of({"method": ASMIConfig.method} | dict(settings))
+        more = [*REVISION, *(n for n in ("layer", "samples", "hidden_width") if n in needed)]
         if self.signal == "adapt":  # also of its samples
             more.append("max_new_tokens")
-            needed.add("max_new_tokens")
-        known |= {name: settings[name] for name in more if name in settings}
-        known = {name: value for name, value in known.items() if name in needed & {*settings}}
-        return known | {name: settings[name] for name in REVISION if name in settings}
+        known = {n: key[n] for n in key if n in needed and n in settings}
+        return known | {name: settings[name] for name in more if name in settings}
 
     def differences(self, settings: Mapping[str, Any]) -> list[str]:
         """Why no decision on an answer can be made, in words; empty: it can.
@@ -160,21 +147,19 @@ class Calibration:
         signal depends on count: masks do not change MSP.
         """
         there = self._key({**self.settings, "model": Path(self.model).name})
-        model = settings.get("model", "")
-        here = self._key({**settings, "model": Path(model).name})
+        here = self._key({**settings, "model": Path(settings.get("model", "")).name})
         if "revision" in there:
-            here["revision"] = _revision(model)
+            here["revision"] = _revision(settings.get("model", ""))
         unnamed = [n for n in ("model", "revision") if {"", UNKNOWN} & {there.get(n), here.get(n)}]
-        found = [
-            _differ(name, there[name], here[name])
-            for name in there
-            if name in here and name not in unnamed and there[name] != here[name]
-        ]
-        optional = (*HASHED, "attention_in_use", "layer", "samples", "stop", "hidden_width")
-        if missing := [name for name in here if name not in there and name not in optional]:
-            found.append(f"{', '.join(missing)} not recorded there: {ADVICE}")
-        if hidden := [name for name in MACHINE if name in there and name not in here]:
-            found.append(f"{', '.join(hidden)} not recorded here: use `decide`")
+        found = []
+        for name in there | here:
+            if name in there and name in here:
+                if there[name] != here[name] and name not in unnamed:
+                    found.append(_differ(name, there[name], here[name]))
+            elif name in here and name not in OPTIONAL:
+                found.append(f"{name} not recorded there: make it again: {COMMAND}")
+            elif name in MACHINE and name in there:
+                found.append(f"{name} not recorded here: use `decide`")
         ends = self.settings.get("answer_ends", ())
         if ends and (end := settings.get("answer_end", ends[0])) not in ends:
             found.append(f"answers {' or '.join(ends)} there, {end} here")
@@ -186,46 +171,35 @@ class Calibration:
 
         signals = self._signals(answer)
         value, limit = signals.get(self.signal), self.guarantee.threshold
-        refusal = self._refusal(answer, value)
-        accept, probability, percentile, warnings, notes = None, None, None, [], []
-        if value is not None and not refusal:
+        reason, accept, chance, warnings = self._refusal(answer, value), None, None, answer.warnings
+        if value is not None and not reason:
             accept = None if limit is None else bool(value <= limit)
-            if probability := self.error_probability(value):
-                percentile = self.percentile(value)
-            warnings = self._out_of_range(value, answer.prompt_tokens, accept)
-            notes = self._notes()
+            reason, chance = self._reason(value), self.error_probability(value)
+            if accept:
+                warnings = (*self._unlike(answer.prompt_tokens), *warnings)
         return Decision(
             accept=accept,
-            reason=refusal or self._reason(float("nan") if value is None else value),
+            reason=reason,
             signal=self.signal,
             value=value,
             signals=signals,
             threshold=limit,
-            error_probability=probability and probability.value,
-            error_interval=probability and (probability.low, probability.high),
-            percentile=percentile,
-            warnings=(*warnings, *answer.warnings),
-            notes=tuple(notes),
-            prompt=answer.prompt,
-            answer=answer.answer,
+            error_probability=chance and chance.value,
+            error_interval=chance and (chance.low, chance.high),
+            warnings=warnings,
             text=answer.scored_text,
-            ids=answer.ids,
-            prompt_tokens=answer.prompt_tokens,
-            settings=answer.settings,
-            model=answer.model,
             calibration=self.name,
+            **{name: getattr(answer, name) for name in COPIED},
             score=answer if isinstance(answer, Score) else None,
         )
 
     def _signals(self, answer: "Score | UnmaskedAnswer") -> dict[str, float]:
-        """Those of the answer, and the learned one if it has what that reads, in equal widths."""
-        features = getattr(answer, "features", {})
-        weights = {} if self.learned is None else self.learned.weights
-        lengths = {name: len(features.get(name, ())) for name in weights}
-        if self.learned is None or lengths != {name: len(w) for name, w in weights.items()}:
+        """Those of the answer, and the learned one if it has what that reads."""
+        features = getattr(answer, "features", None)
+        if self.learned is None or not features:
             return answer.signals
-        values = self.learned({name: features[name][None] for name in weights})
-        return answer.signals | {LEARNED: float(values[0])}
+        (value,) = self.learned({name: values[None] for name, values in features.items()})
+        return answer.signals | {LEARNED: float(value)}
 
     def _refusal(self, answer: "Score | UnmaskedAnswer", value: float | None) -> str:
         """Why there is no decision, in a sentence; empty: there may be one."""
@@ -238,28 +212,15 @@ class Calibration:
         return ""
 
     def _reason(self, value: float) -> str:
-        limit = self.guarantee.threshold
-        if limit is None:
-            return f"No threshold by {self.title}: {self.guarantee}."
-        if value > limit:
-            return f"Abstain: {self.title} {value:.4g} nats is above {limit:.4g}."
+        rule = self.guarantee
+        if rule.threshold is None:
+            return f"No threshold by {self.title} could be shown to hold. {rule.limits}".rstrip()
+        if value > rule.threshold:
+            return f"Abstain: {self.title} {value:.4g} nats is above {rule.threshold:.4g}."
         return (
-            f"Accept: {self.title} {value:.4g} nats is at most {limit:.4g}. Risk guarantee: with "
-            f"{100 * self.guarantee.confidence:g}% confidence, the error rate of accepted answers "
-            f"is at most {100 * self.guarantee.risk:g}%."
+            f"Accept: {self.title} {value:.4g} nats is at most {rule.threshold:.4g}. Risk "
+            f"guarantee: {rule.promise}."
         )
-
-    def _notes(self) -> list[str]:
-        """The answers in a line; and why there is no probability of error."""
-        doubt = (
-            f"No probability of error: on the calibration answers, the PRR of {self.title} is not "
-            "above 0 for certain."
-        )
-        ground = (
-            f"Calibration {self.name}: {self.n} answers, {self.errors} wrong by "
-            f"{self.label_source}, PRR of {self.title} {interval_text(self.prr)}."
-        )
-        return [ground] if self.prr.low > 0 else [doubt, ground]
 
     def error_probability(self, value: float) -> Interval | None:
         """Probability of error at this value (nats), never 0 or 1; None if the signal ranks none.
@@ -273,51 +234,40 @@ class Calibration:
         low, high = wilson_interval(step.errors, step.n)[1:]
         return Interval(probability_at(self.error_steps, value), low, high)
 
-    def percentile(self, value: float) -> float:
-        """Share of the calibration answers with a lower value, in %."""
-        return 100 * float(np.searchsorted(self.values, value, side="left")) / self.n
-
-    def _out_of_range(self, value: float, tokens: int | None, accept: bool | None) -> list[str]:
-        """How an answer lies outside the calibration's range, in sentences."""
-        warnings, (low, high) = [], (self.values[0], self.values[-1])
-        if not low <= value <= high:
-            warnings.append(
-                f"{self.title} {value:.4g} is outside the calibration's range, {low:.4g} to "
-                f"{high:.4g}."
-            )
+    def _unlike(self, tokens: int | None) -> list[str]:
+        """Warns of a prompt that is shorter or longer than all of the calibration."""
         lengths = self.prompt_tokens
-        if accept and lengths and tokens is not None and not lengths[0] <= tokens <= lengths[-1]:
-            warnings.append(
-                f"The prompt has {tokens} tokens, those of the calibration {lengths[0]:g} to "
-                f"{lengths[-1]:g}: the risk guarantee may not hold for such questions. To be safe, "
-                "abstain."
-            )
-        return warnings
+        if not lengths or tokens is None or lengths[0] <= tokens <= lengths[-1]:
+            return []
+        known = f"{lengths[0]:g} to {lengths[-1]:g}"
+        return [f"The prompt has {tokens} tokens, the calibration's {known}: abstain to be safe."]
 
     def save(self, path: str | Path) -> None:
         """Write or replace it as JSON; ValueError if another program is writing this file."""
-        write_whole(path, self.to_json())
-
-    def to_json(self) -> str:
-        """What `save` writes."""
         from pydantic_core import to_json
 
-        return to_json({"format": FORMAT, **vars(self)}, indent=1, inf_nan_mode="null").decode()
+        content = {"format": FORMAT, **vars(self)}
+        write_whole(path, to_json(content, indent=1, inf_nan_mode="null").decode())
 
     @classmethod
     def load(cls, path: str | Path) -> "Calibration":
-        """Read what `save` or `polygraph_asmi calibrate` wrote.
+        """Read what `save` or `polygraph_asmi calibrate` wrote; ValueError: another kind of file.
 
-        FileNotFoundError: no such file. ValueError: another kind of file, such as a finished run or
-        rows; the message has the command that makes a calibration of it.
+        The message has the command that makes a calibration of it.
         """
         from pydantic import TypeAdapter
 
-        path = _json_file(path)
+        if not isinstance(path, str | Path) or Path(path).suffix != ".json":
+            raise ValueError(
+                f"calibration: expected a Calibration or a .json file, got {str(path)!r:.80}. Make "
+                f"one of labelled rows or a finished run: {COMMAND}"
+            )
         try:
             content = read_json(path)
             if (number := content.pop("format")) != FORMAT:
-                raise ValueError(f"expected format {FORMAT}, got {number}: {ADVICE}")
+                raise ValueError(
+                    f"expected format {FORMAT}, got {number}: make it again: {COMMAND}"
+                )
             for bounds in chain(*content["signals"].values()):
                 bounds[:] = [math.nan if bound is None else bound for bound in bounds]
             return TypeAdapter(cls).validate_python(content)
@@ -325,35 +275,25 @@ class Calibration:
             said = " ".join(str(error).split())
             raise ValueError(f"{path} is not a saved calibration: {said}") from error
 
-    @property
-    def identity(self) -> str:
-        """Hash of all values."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()
-
     def promise(self) -> Iterator[str]:
         """Three lines: what it promises, on how many labels, and what share it will accept."""
-        rule, clusters = self.guarantee, f"{self.clusters} clusters"
+        rule, accepted = self.guarantee, "Accepts: nothing."
         if rule.threshold is None:
             yield (
-                f"Promise: none. No threshold by {self.title} could be shown to hold {rule.bound}: "
-                "abstain on every answer."
+                f"Promise: none. No threshold by {self.title} could be shown to hold: "
+                f"{rule.promise}. Abstain on every answer."
             )
         else:
-            yield (
-                f"Promise: with {100 * rule.confidence:g}% confidence, at most "
-                f"{100 * rule.risk:g}% of accepted answers are wrong."
-            )
-        tested = f"; {rule.share:.0%} of the clusters made choices, the others test"
-        yield (
-            f"Labels: {self.n} answers from {clusters}, {self.errors} wrong by "
-            f"{self.label_source}{tested if rule.share else ''}."
-        )
-        accepted = "Accepts: nothing."
-        if rule.threshold is not None:
+            yield f"Promise: {rule.promise}."
             accepted = (
                 f"Accepts: {rule.coverage:.0%} of such answers, those whose {self.title} is at "
                 f"most {rule.threshold:.4g} nats."
             )
+        tested = f"; {rule.share:.0%} of the clusters made choices, the others test"
+        yield (
+            f"Labels: {self.n} answers from {rule.clusters} clusters, {self.errors} wrong by "
+            f"{self.label_source}{tested if rule.share else ''}."
+        )
         yield f"{accepted} {rule.limits}".rstrip()
 
     def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
@@ -361,36 +301,30 @@ class Calibration:
         from rich.table import Table
         from rich.text import Text
 
-        for line in self.promise():
-            yield Text(line)
+        yield from map(Text, self.promise())
         table = Table("signal", "PRR", "AUROC", box=None, header_style="dim")
         for name, signal in self.signals.items():
             table.add_row(name, *map(interval_text, signal))
         yield Text()
         yield table
-        few = self.clusters < FEW_CLUSTERS or min(self.errors, self.n - self.errors) < FEW_ERRORS
-        yield Text(recommendation(self.signals, few))
+        if not any(signal.prr.low > 0 for signal in self.signals.values()):
+            yield Text("No evidence that a signal ranks errors: no PRR interval is above 0.")
         if self.learning:
             yield Text(self.learning)
-        yield Text(f"\nError rate by {self.title}, with 95 % Wilson intervals:")
-        table = Table("from (nats)", "answers", "wrong", "rate", box=None, header_style="dim")
-        for step in self.error_steps:
-            rate = interval_text(wilson_interval(step.errors, step.n))
-            table.add_row(f"{step.start:.4f}", str(step.n), str(step.errors), rate)
-        yield table
 
     def __str__(self) -> str:
         """All results, as `polygraph_asmi calibrate` prints them."""
-        from io import StringIO
+        return as_text(self)
 
-        from rich.console import Console
 
-        text = StringIO()
-        console = Console(
-            file=text, width=80, force_terminal=False, force_jupyter=False, color_system=None
-        )
-        console.print(self, highlight=False)
-        return "\n".join(map(str.rstrip, text.getvalue().splitlines()))
+def as_text(shown: Any) -> str:
+    """What rich would print, as plain text of 80 columns."""
+    from rich.console import Console
+
+    console = Console(width=80, force_terminal=False, force_jupyter=False, color_system=None)
+    with console.capture() as text:
+        console.print(shown, highlight=False)
+    return "\n".join(map(str.rstrip, text.get().splitlines()))
 
 
 def _differ(name: str, there: Any, here: Any) -> str:
@@ -402,23 +336,7 @@ def opened(calibration: "Calibration | str | Path") -> Calibration:
     return calibration if isinstance(calibration, Calibration) else Calibration.load(calibration)
 
 
-def _json_file(path: str | Path) -> Path:
-    """The path of a .json file that exists."""
-    if not isinstance(path, str | Path) or Path(path).suffix != ".json":
-        raise ValueError(
-            f"calibration: expected a Calibration or a .json file, got {str(path)!r:.80}. Make one "
-            f"of labelled rows or a finished run: `{COMMAND.format('ROWS --model MODEL')}`, or "
-            "--run RUN"
-        )
-    if not Path(path).exists():
-        raise FileNotFoundError(f"{path}: no such calibration: `polygraph_asmi calibrate` makes it")
-    return Path(path)
-
-
 def interval_text(interval: Interval) -> str:
     """A value with its interval, in two digits."""
-    if math.isnan(interval.value):
-        return "undefined"
-    if math.isnan(interval.low):
-        return f"{interval.value:.2f} (no interval)"
-    return f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
+    shown = f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
+    return shown.replace("nan", "?")

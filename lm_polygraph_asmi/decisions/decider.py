@@ -24,18 +24,9 @@ if TYPE_CHECKING:
 class Decider:
     """A model with a calibration, to decide on many answers: accept or abstain.
 
-    Decisions by MSP, perplexity, entropy or a learned score run no masked pass; those by ASMI's
-    scores are computed with the score.
-
-    Args:
-        model: as for `Scorer`; or a `Scorer`, which sets all settings.
-        calibration: a `Calibration`, or the path of a saved one.
-        config: as for `Scorer`.
-        **settings: as for `Scorer`; those left out are the calibration's.
-
-    Raises:
-        OSError, TypeError, ValueError: as `Scorer` and `Calibration.load`; or a setting that the
-            deciding signal depends on differs from the calibration's.
+    `model` is as for `Scorer`, or a `Scorer`, which sets all settings; `settings` are as for
+    `Scorer`, too, and those left out are the calibration's. ValueError: one that the deciding
+    signal depends on differs. No masked pass is run unless the signal is a score of ASMI.
 
     Example:
         >>> decider = Decider("smollm2", calibration)
@@ -50,28 +41,23 @@ class Decider:
         self,
         model: "Scorer | PreTrainedModel | Model | str | Path",
         calibration: Calibration | str | Path,
-        config: ASMIConfig | None = None,
         **settings: Any,
     ) -> None:
         self.calibration = run = opened(calibration)
         if isinstance(model, Scorer):
-            if config is not None or settings:
+            if settings:
                 raise ValueError("a Scorer has settings: leave those of the Decider out")
-            run.configured(model.config.replace(stop=model.config.stop or ()))
+            own = {n: v for n, v in model.config.to_dict().items() if n != "stop"}
+            run.configured(own | {"stop": model.config.stop or ()})
             self.scorer = model
             return
         of_config = {n: settings.pop(n) for n in ASMIConfig.names() if n in settings}
-        self.scorer = Scorer(model, run.configured(config, of_config), **settings)
+        self.scorer = Scorer(model, run.configured(of_config), **settings)
 
     def decide(
         self, prompt: Prompt, answer: Answer | None = None, samples: Sequence[Answer] | None = None
     ) -> Decision:
-        """Decide on one answer; see `lm_polygraph_asmi.decide`.
-
-        Example:
-            >>> decider.decide(prompt, " Edda Holm").signal
-            'msp'
-        """
+        """Decide on one answer; see `lm_polygraph_asmi.decide`."""
         scorer, signal = self.scorer, SIGNALS[self.calibration.signal]
         with scoring_session(scorer.model):  # the model's state is read once
             found: Any = (
@@ -86,23 +72,13 @@ class Decider:
     def score_many(
         self, rows: Iterable[Any], on_error: str = "return", id_field: str = "id"
     ) -> Iterator[Outcome]:
-        """Decide on rows as they arrive; arguments as of `Scorer.score_many`.
-
-        Example:
-            >>> rows = [{"id": "q1", "prompt": prompt, "answer": " Edda Holm"}, {"id": "q2"}]
-            >>> for outcome in decider.score_many(rows):
-            ...     print(outcome.id, outcome.result and outcome.result.accept, outcome.error)
-            q1 None None
-            q2 None expected a text, or an object with a "prompt", got the fields id
-        """
+        """Decide on rows as they arrive; arguments as of `Scorer.score_many`."""
         return outcomes(self.decide, rows, on_error, id_field)
 
     @property
     def made_with(self) -> dict[str, Any]:
         """What all decisions by this calibration share."""
-        run = self.calibration
-        limit = run.guarantee.threshold
-        return {"calibration": run.name, "signal": run.signal, "threshold": limit}
+        return self.calibration.made_with
 
 
 def decide(
@@ -112,26 +88,13 @@ def decide(
     *,
     calibration: Calibration | str | Path,
     tokenizer: PreTrainedTokenizerBase | None = None,
-    config: ASMIConfig | None = None,
     samples: Sequence[Answer] | None = None,
     **settings: Any,
 ) -> Decision:
-    """Accept an answer, or abstain: what a calibration says of it.
+    """Accept an answer, or abstain: what a calibration, or the path of one, says of it.
 
-    If `answer` is omitted, it is the model's greedy answer. Many rows: `Decider`.
-
-    Args:
-        model, prompt, answer, tokenizer, samples: as for `score`.
-        calibration: made by `calibrate_rows`, `calibrate_run` or `polygraph_asmi calibrate`, or the
-            path of its file.
-        config: as for `score`.
-        **settings: as for `score`; those left out are the calibration's.
-
-    Returns:
-        A `Decision`; its value is in nats, higher = more uncertain.
-
-    Raises:
-        OSError, TypeError, ValueError: as `Decider` and `score`.
+    Other arguments are as for `score`; settings left out are the calibration's. Many rows:
+    `Decider`. Raises as `score` and `Decider`.
 
     Example:
         >>> decision = decide("smollm2", prompt, " Edda Holm", calibration=calibration)
@@ -141,4 +104,4 @@ def decide(
     parse_request(prompt, answer, samples)  # errors are raised before a model is loaded
     if tokenizer is not None:
         settings["tokenizer"] = tokenizer
-    return Decider(model, calibration, config, **settings).decide(prompt, answer, samples)
+    return Decider(model, calibration, **settings).decide(prompt, answer, samples)

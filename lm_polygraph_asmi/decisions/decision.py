@@ -1,12 +1,11 @@
 """`Decision`: what a calibration says of one answer."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from lm_polygraph_asmi.files import to_json
 from lm_polygraph_asmi.scoring.page import Card, render, render_part
 from lm_polygraph_asmi.scoring.provenance import digest_of
 from lm_polygraph_asmi.scoring.result import Score
@@ -23,10 +22,8 @@ class Decision:
 
     Example:
         >>> decision = decider.decide(prompt, " Edda Holm")
-        >>> isinstance(decision, Decision), decision.signal, decision.score
-        (True, 'msp', None)
-        >>> decision.accept, decision.reason[:35]
-        (None, 'No threshold by MSP: not attainable')
+        >>> decision.signal, decision.score, decision.accept, decision.reason[:19]
+        ('msp', None, None, 'No threshold by MSP')
     """
 
     accept: bool | None  # True: accept; False: abstain; None: no decision, so abstain
@@ -37,9 +34,7 @@ class Decision:
     threshold: float | None  # the largest value that is accepted, nats; None: there is none
     error_probability: float | None  # by the calibration; None: no decision, or errors not ranked
     error_interval: tuple[float, float] | None  # 95 % Wilson; too narrow with clusters
-    percentile: float | None  # share of the calibration answers with a lower value, in %
-    warnings: tuple[str, ...]  # of prompt or answer; values outside the calibration's range
-    notes: tuple[str, ...]  # on what the probability rests, in sentences
+    warnings: tuple[str, ...]  # of prompt or answer
     prompt: str | list[dict[str, Any]]  # text or messages
     answer: str | list[int]  # as passed, text or token ids; or the model's greedy answer as text
     text: str  # the answer's tokens as text, the end included
@@ -50,51 +45,28 @@ class Decision:
     calibration: str  # its name
     score: Score | None  # None where the decision needed no masked pass
 
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> "Decision":
-        """Read what `to_dict` returned, or a line of the output file; other fields are dropped."""
-        try:
-            values = {field.name: content[field.name] for field in fields(cls)}
-            for name in ("warnings", "notes", "ids"):
-                values[name] = tuple(values[name])
-            if values["error_interval"] is not None:
-                low, high = values["error_interval"]
-                values["error_interval"] = low, high
-            if values["score"] is not None:
-                values["score"] = Score.from_dict(values["score"])
-            return cls(**values)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                "expected what Decision.to_dict returns, or a line of `polygraph_asmi decide --out "
-                f"FILE --tokens full`; got {error!r}"
-            ) from error
-
     def __repr__(self) -> str:
-        return f"Decision({WORDS[self.accept]}, {self._number}, answer={self.answer!r})"
+        return f"Decision({self.word}, {self._number}, answer={self.answer!r})"
 
     @property
-    def title(self) -> str:
-        """The signal in sentences, such as "MSP"."""
-        return TITLES[self.signal]
+    def word(self) -> str:
+        """The decision: "accept", "abstain" or "no decision"."""
+        return WORDS[self.accept]
 
     @property
     def _number(self) -> str:
         value = "not computed" if self.value is None else f"{self.value:.4g} nats"
-        return f"{self.title} {value}"
+        return f"{TITLES[self.signal]} {value}"
 
     @property
     def sentences(self) -> list[str]:
-        """The decision, the probability of error, on which data they rest, and warnings."""
+        """The decision, the probability of error, and warnings."""
         lines = [self.reason]
         if self.error_probability is not None and self.error_interval is not None:
-            chance, (low, high) = self.error_probability, self.error_interval
-            shown = "below 0.01" if chance < 0.005 else f"{chance:.2f}"
-            shown = "above 0.99" if chance > 0.995 else shown
-            lines.append(
-                f"By {self.title}: higher than {self.percentile:.0f} % of the calibration answers; "
-                f"probability of error {shown} [{low:.2f}, {high:.2f}]."
-            )
-        return [*lines, *self.notes, *self.warnings]
+            low, high = self.error_interval
+            chance = f"{self.error_probability:.3f} [{low:.3f}, {high:.3f}]"
+            lines.append(f"Probability of error, by {TITLES[self.signal]}: {chance}.")
+        return [*lines, *self.warnings]
 
     def to_dict(self) -> dict[str, Any]:
         """All fields and derived values as plain values, for JSON."""
@@ -102,10 +74,6 @@ class Decision:
         content["score"] = self.score and self.score.to_dict()
         content |= {"unit": "nats", "sentences": self.sentences}
         return content | {"digest": self.digest(content)}
-
-    def to_json(self) -> str:
-        """`to_dict` as a JSON text."""
-        return to_json(self.to_dict())
 
     @staticmethod
     def digest(line: Mapping[str, Any]) -> str:
@@ -119,11 +87,11 @@ class Decision:
         chance = self.error_probability
         mark = "" if chance is None else f", probability of error {chance:.2f}"
         return Card(
-            heading=f"{WORDS[self.accept].capitalize()}: {self._number}",
+            heading=f"{self.word.capitalize()}: {self._number}",
             prompt=self.prompt,
             text=self.text,
             sentences=self.sentences,
-            short=f"{WORDS[self.accept]}{mark}",
+            short=f"{self.word}{mark}",
             rank=0.0 if self.value is None else -self.value,
             score=self.score,
         )
@@ -144,7 +112,6 @@ class Decision:
 
         if self.score is None:
             yield Text(visible(self.text))
-        for sentence in self.sentences:
-            yield Text(sentence)
+        yield from map(Text, self.sentences)
         if self.score is not None:
             yield from in_terminal(self.score)

@@ -1,22 +1,25 @@
 """The fit that both doors share: columns of signals and labels in, a `Calibration` out."""
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
+from numpy.typing import ArrayLike
 
 from lm_polygraph_asmi.analysis.calibration import calibrate
+from lm_polygraph_asmi.analysis.clusters import RESAMPLES
+from lm_polygraph_asmi.analysis.comparison import auroc, auroc_interval, prr_intervals
 from lm_polygraph_asmi.analysis.labelled import Labelled
-from lm_polygraph_asmi.decisions.calibration import Calibration
+from lm_polygraph_asmi.decisions.calibration import Calibration, RankedSignal
 from lm_polygraph_asmi.decisions.learned import Features, learned_threshold
-from lm_polygraph_asmi.decisions.risk_control import CHOICE_SHARE, check_guarantee, risk_threshold
-from lm_polygraph_asmi.decisions.signals import best_signal, rank_signals
+from lm_polygraph_asmi.decisions.risk_control import (
+    CHOICE_SHARE,
+    check_guarantee,
+    choosing_rows,
+    risk_threshold,
+)
 from lm_polygraph_asmi.scoring.signals import LEARNED, SIGNALS, TITLES
-
-if TYPE_CHECKING:
-    from lm_polygraph_asmi.scoring.rows import Row
-    from lm_polygraph_asmi.scoring.scorer import Scorer
 
 
 def check_signal(signal: str, risk: float, confidence: float, run: bool = False) -> None:
@@ -33,27 +36,29 @@ def check_signal(signal: str, risk: float, confidence: float, run: bool = False)
     check_guarantee(risk, confidence)
 
 
-def unlabelled_signals(
-    rows: "Iterable[Row | Mapping[str, Any]]", scorer: "Scorer"
-) -> dict[str, Float[np.ndarray, " m"]] | None:
-    """Signals of the answers of other rows, but for blank ones; None for no row."""
-    from lm_polygraph_asmi.scoring.rows import Row, score_rows
+def rank_signals(scores: Mapping[str, ArrayLike], answers: Labelled) -> dict[str, RankedSignal]:
+    """PRR and AUROC of signals on the same answers, by name."""
+    columns = dict(zip(scores, answers.columns(**scores), strict=True))
+    prr, _ = prr_intervals(columns, answers.resampled(answers.resamples or RESAMPLES))
+    return {
+        name: RankedSignal(prr[name], auroc_interval(score, answers))
+        for name, score in columns.items()
+    }
 
-    contents = [row.content if isinstance(row, Row) else row for row in rows]
-    fields = ("prompt", "answer", "samples")
-    numbered = [
-        Row(number, {name: content[name] for name in fields if name in content})
-        for number, content in enumerate(contents, start=1)
-    ]
-    signals = []
-    for row, outcome in score_rows(scorer, numbered):
-        if outcome.result is None:
-            raise ValueError(f"unlabelled row {row.number} cannot be scored: {outcome.error}")
-        if outcome.result.answered:
-            signals.append(outcome.result.signals)
-    if not signals:
-        return None
-    return {name: np.array([values[name] for values in signals]) for name in signals[0]}
+
+def best_signal(scores: Mapping[str, ArrayLike], answers: Labelled) -> str:
+    """The signal with the highest AUROC on the clusters that choose; ties: the first.
+
+    `risk_threshold` with the share of these clusters tests on the others, so its guarantee holds.
+    """
+    columns = dict(zip(scores, answers.columns(**scores), strict=True))
+    rows = choosing_rows(answers.clusters, answers.seed)
+
+    def auroc_of(name: str) -> float:
+        area = auroc(columns[name][rows], answers.wrong[rows])
+        return 0.5 if np.isnan(area) else area
+
+    return max(scores, key=auroc_of)
 
 
 def fit(

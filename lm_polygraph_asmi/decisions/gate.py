@@ -1,7 +1,20 @@
-"""A gate on newly labelled decisions: does a calibration's guarantee still hold?"""
+"""Do newly labelled answers support a risk guarantee, or contradict it?
 
-from collections.abc import Iterable
+Every test is a bet: a share of the capital is staked on each cluster, so that under the hypothesis
+the capital does not grow on average. By Ville's inequality, the probability that it *ever* reaches
+1 / level is at most the level: one may look after every new cluster. The capital is that of this
+look, so the order of clusters does not matter; they must be added whole. Source: Waudby-Smith and
+Ramdas (2024), Estimating means of bounded random variables by betting.
+"""
 
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from lm_polygraph_asmi.analysis.clusters import binary
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.decisions.calibration import Calibration
 from lm_polygraph_asmi.decisions.decision import Decision
@@ -10,85 +23,184 @@ from lm_polygraph_asmi.decisions.labels import (
     check_once,
     check_right_from,
     clusters_of,
-    identity_of,
     is_left_out,
     is_wrong,
     naming,
 )
-from lm_polygraph_asmi.decisions.monitoring import GroupRisk, RiskGate, risk_by_group, risk_gate
+from lm_polygraph_asmi.decisions.risk_control import BETS, RiskThreshold, least_wins
 from lm_polygraph_asmi.scoring.rows import Row
+
+LEVEL = 0.05
+"""Level of `violated`."""
+SMALL_BETS = BETS**2
+"""Shares of the largest stake against a risk that is held: errors far above it are rare, so most
+stakes are small."""
+ENDS = 10_000
+"""Shares that an end of an interval may be, evenly spread from 0 to 1."""
 
 NEEDED = ("prompt", "answer", "accept", "reason", "signal", "value", "threshold", "digest")
 """Fields of a saved decision that the gate reads, besides the label."""
 
 
+@dataclass(frozen=True)
+class RiskGate:
+    """What newly labelled answers say of a guarantee.
+
+    `holds`: they support it by themselves, at its confidence; `violated`: the error rate of
+    accepted answers is above the risk (level .05); else `inconclusive`.
+    """
+
+    outcome: str
+    guarantee: RiskThreshold
+    answers: int
+    clusters: int
+    left_out: int  # answers not counted, since a cluster has more than in the calibration
+    accepted: int
+    errors: int  # accepted answers that are wrong
+    low: float  # the error rate of accepted answers is at least this (level .05)
+    high: float  # and at most this (level 1 - confidence)
+    p_holds: float  # p-value of "the risk is exceeded"
+    p_violated: float  # of "the risk is held"
+
+    @property
+    def least_holds(self) -> int:
+        """How many accepted answers, all right, each a cluster of its own, would give `holds`."""
+        rule, largest = self.guarantee, self.guarantee.largest or 1
+        gains = BETS * rule.risk / ((1 - rule.risk) * largest)
+        return least_wins(gains, 1 - rule.confidence)
+
+    def __str__(self) -> str:
+        found = f"none of {self.answers} answers was accepted"
+        if self.accepted:
+            found = (
+                f"{self.errors} of {self.accepted} accepted answers are wrong, "
+                f"{self.errors / self.accepted:.1%} [{self.low:.1%}, {self.high:.1%}]"
+            )
+        least = ""
+        if self.outcome == "inconclusive" and self.accepted < self.least_holds:
+            least = f" At least {self.least_holds} accepted answers are needed for holds."
+        return (
+            f"{self.outcome}: {found} (guarantee: {self.guarantee.promise}).{least} Accepted: "
+            f"{self.accepted / self.answers:.0%} of these answers, {self.guarantee.coverage:.0%} "
+            "of the calibration's."
+        )
+
+
+def risk_gate(guarantee: RiskThreshold, accepted: ArrayLike, answers: Labelled) -> RiskGate:
+    """Whether newly labelled answers, (n,) `accepted` or not, support a guarantee or contradict it.
+
+    The probability that any look gives `violated` is at most .05 if the risk is held, and that any
+    gives `holds` at most 1 - confidence if it is exceeded. A cluster has as many answers as the
+    largest of the calibration; its later rows are left out.
+
+    Example:
+        >>> guarantee = RiskThreshold(0.3, 0.8, 0.04, 0.1, 0.9, 0.2, 500, 500)
+        >>> new = Labelled(wrong=[0] * 50, clusters=range(50))
+        >>> gate = risk_gate(guarantee, [1] * 40 + [0] * 10, new)
+        >>> gate.outcome, gate.least_holds
+        ('holds', 35)
+    """
+    new = _Answers(guarantee, accepted, answers)
+    errors, n, level = new.wrong & new.accepted, new.accepted, 1 - guarantee.confidence
+    p_holds, p_violated = (side(errors, n, guarantee.risk, new) for side in (_p_below, _p_above))
+    outcome = "violated" if p_violated <= LEVEL else "inconclusive"
+    if outcome != "violated" and p_holds <= level:
+        outcome = "holds"
+    return RiskGate(
+        outcome, guarantee, len(n), new.clusters, len(answers) - len(n), int(n.sum()),
+        int(errors.sum()), _end(_p_above, errors, n, new, LEVEL),
+        _end(_p_below, errors, n, new, level), p_holds, p_violated,
+    )  # fmt: skip
+
+
+class _Answers:
+    """New answers, of each cluster the first `largest` in the order of rows."""
+
+    def __init__(self, guarantee: RiskThreshold, accepted: ArrayLike, answers: Labelled) -> None:
+        import pandas as pd
+
+        if guarantee.threshold is None:
+            raise ValueError(f"expected a guarantee with a threshold, got none: {guarantee.limits}")
+        answers.columns(accepted=accepted)
+        counts = np.bincount(answers.codes)
+        earlier = pd.Series(answers.codes).groupby(answers.codes).cumcount().to_numpy()
+        single = 1 if guarantee.single else None
+        self.largest = guarantee.largest or single or int(counts.max())
+        self.rows = np.flatnonzero(earlier < self.largest)
+        self.codes, self.clusters = answers.codes[self.rows], len(counts)
+        self.accepted = binary(accepted=accepted)[self.rows]
+        self.wrong = answers.wrong[self.rows]
+
+    def p_value(self, excess: np.ndarray, worst: float, bets: np.ndarray) -> float:
+        """p-value of "the sum of `excess` (n,), at most `worst`, over a cluster has a mean >= 0".
+
+        `bets` (stakes,) are shares of the stake that a cluster of the worst answers would lose.
+        """
+        sums, times = np.unique(np.bincount(self.codes, excess, self.clusters), return_counts=True)
+        gains = np.log1p(-bets[:, None] / (worst * self.largest) * sums) @ times
+        return float(np.exp(-max(0.0, np.logaddexp.reduce(gains) - np.log(len(bets)))))
+
+
+def _p_below(hits: np.ndarray, of: np.ndarray, share: float, new: _Answers) -> float:
+    """p-value of "hits are at least this share of the rows `of`"; never rises with the share."""
+    return new.p_value(hits - share * of, 1 - share, BETS)
+
+
+def _p_above(hits: np.ndarray, of: np.ndarray, share: float, new: _Answers) -> float:
+    """p-value of "hits are at most this share of the rows `of`"; never falls with the share."""
+    return new.p_value(share * of - hits, share, SMALL_BETS)
+
+
+def _end(
+    side: Callable[..., float], hits: np.ndarray, of: np.ndarray, new: _Answers, level: float
+) -> float:
+    """End of the interval of a share: the outermost share that the test does not reject."""
+    upper = side is _p_below
+
+    def beyond(end: int) -> bool:
+        return (side(hits, of, end / ENDS, new) <= level) == upper
+
+    return (bisect_left(range(1, ENDS), True, key=beyond) + upper) / ENDS
+
+
 def gate(
-    calibration: Calibration,
-    rows: Iterable[Row],
-    by: str | None = None,
-    right_from: float | None = None,
-) -> tuple[RiskGate, tuple[GroupRisk, ...]]:
-    """Whether newly labelled decisions support the calibration's guarantee or contradict it.
+    calibration: Calibration, rows: Iterable[Row], right_from: float | None = None
+) -> RiskGate:
+    """`risk_gate` of rows of `decide --out` with labels.
 
-    Labels of abstained answers are not read, since the guarantee is over accepted ones. An answer
-    without a decision (`accept` is null) counts as abstained; blank ones are left out, as in the
-    calibration.
-
-    Args:
-        rows: lines of `polygraph_asmi decide --out` with `correct` or `quality`; number is the row.
-        by: field with the group of each row.
-        right_from: lowest quality of a correct answer; None: as in the calibration.
-
-    Returns:
-        See `risk_gate` and, empty without `by`, `risk_by_group`.
-
-    Raises:
-        ValueError: naming row and field: no saved decision, or one of another calibration; an
-            answer that the calibration has seen; an answer or id twice; an accepted answer without
-            a label; or no group.
+    Only accepted answers need one. Those without a decision (`accept` is null) count as abstained;
+    blank ones are left out, as in the calibration. ValueError, naming row and field: no decision of
+    this calibration, no label, or an answer seen twice, or by the calibration.
     """
     check_right_from(right_from)
     right_from = calibration.right_from if right_from is None else right_from
     calibrated, known = set(calibration.answer_digests), dict[str, int]()
-    wrong, accepted, groups, counted = [], [], [], []
+    wrong, accepted, counted = [], [], []
     for row in rows:
         with naming(row):
             _check(row, calibration)
-            content = row.content
-            digest = answer_digest(content["prompt"], content["answer"])
+            digest = answer_digest(row.content["prompt"], row.content["answer"])
             if digest in calibrated:
                 raise ValueError('"answer": the calibration has seen it; label new answers')
             check_once(known, row, digest)
-            if is_left_out(content):
-                continue
-            counted.append(row)
-            accepted.append(bool(content["accept"]))
-            wrong.append(accepted[-1] and is_wrong(content, right_from))
-            if by is not None:
-                group = content.get(by)
-                groups.append(str(group) if isinstance(group, bool) else identity_of(by, group))
+            if not is_left_out(row.content):
+                counted.append(row)
+                accepted.append(bool(row.content["accept"]))
+                wrong.append(accepted[-1] and is_wrong(row.content, right_from))
     if not counted:
         raise ValueError("expected at least one labelled row with an answer, got none")
-    answers = Labelled(wrong, clusters_of(counted))
-    result = risk_gate(calibration.guarantee, accepted, answers)
-    if by is None:
-        return result, ()
-    return result, risk_by_group(calibration.guarantee, accepted, groups, answers)
+    return risk_gate(calibration.guarantee, accepted, Labelled(wrong, clusters_of(counted)))
 
 
 def _check(row: Row, calibration: Calibration) -> None:
     line = row.content
-    if error := line.get("error"):
+    if error := line.get("error") or row.error:
         raise ValueError(f"it failed in `polygraph_asmi decide` ({error}): remove it")
-    if row.error is not None:
-        raise ValueError(row.error)
     if missing := [name for name in NEEDED if name not in line]:
         raise ValueError(
             f'no field "{missing[0]}": expected a line of `polygraph_asmi decide --out`, labelled'
         )
-    limit = calibration.guarantee.threshold
-    made_with = {"calibration": calibration.name, "signal": calibration.signal, "threshold": limit}
-    for name, value in made_with.items():
+    for name, value in calibration.made_with.items():
         if line.get(name) != value:
             raise ValueError(
                 f'"{name}" is {line.get(name)!r}, the calibration\'s {value!r}: decide with this '
@@ -96,5 +208,3 @@ def _check(row: Row, calibration: Calibration) -> None:
             )
     if line["digest"] != Decision.digest(line):
         raise ValueError('"digest": the row was changed after its decision: decide again')
-    if line["accept"] not in (True, False, None):
-        raise ValueError(f'"accept": expected true, false or null, got {line["accept"]!r}')

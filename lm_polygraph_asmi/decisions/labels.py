@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lm_polygraph_asmi.analysis.clusters import text_clusters
 from lm_polygraph_asmi.decisions.decision import EMPTY
@@ -11,9 +11,6 @@ from lm_polygraph_asmi.files import to_json
 from lm_polygraph_asmi.results.runs import below_right
 from lm_polygraph_asmi.scoring.rows import Row
 from lm_polygraph_asmi.validation import check_number, describe_fields, identity, same_text
-
-if TYPE_CHECKING:
-    from lm_polygraph_asmi.scoring.text import Request
 
 
 def is_wrong(content: Mapping[str, Any], right_from: float | None = None) -> bool:
@@ -23,11 +20,9 @@ def is_wrong(content: Mapping[str, Any], right_from: float | None = None) -> boo
     """
     labels = [name for name in ("correct", "quality") if content.get(name) is not None]
     if len(labels) != 1:
-        empty = [f'"{name}": null' for name in ("correct", "quality") if name in content]
         raise ValueError(
             'expected "correct" (true or false) or "quality" (a number), got '
-            f"{labels or empty or f'neither: {describe_fields(content)}'}: label the answer, or "
-            "remove the row"
+            f"{labels or f'neither: {describe_fields(content)}'}: label the answer"
         )
     value = content[labels[0]]
     if labels == ["quality"]:
@@ -46,39 +41,37 @@ def check_right_from(right_from: float | None) -> None:
         check_number("right_from", right_from)
 
 
+def labelled_only(rows: Sequence[Row]) -> list[Row]:
+    """The rows with a label, or that cannot be read; ValueError: there is none."""
+    labelled = [
+        row
+        for row in rows
+        if row.error or any(row.content.get(name) is not None for name in ("correct", "quality"))
+    ]
+    if not labelled:
+        raise ValueError(
+            f"expected at least two labelled answers, got none among {len(rows)} rows: "
+            'fill "correct" (true or false), or "quality" (a number)'
+        )
+    return labelled
+
+
 def labels_of(rows: Iterable[Row], right_from: float | None = None) -> dict[int, bool]:
     """Row number -> whether the answer is wrong; checks rows without a model."""
     check_right_from(right_from)
-    rows = list(rows)
-    labels: dict[int, bool] = {}
-    known: dict[str, int] = {}
-    for row in rows:  # labels first: a request needs torch, which takes seconds to import
+    rows, labels, known = list(rows), dict[int, bool](), dict[str, int]()
+    for row in rows:
         with naming(row):
             if row.error is not None:
                 raise ValueError(row.error)
-            if "prompt" not in row.content:
-                raise ValueError(f'expected a "prompt", got {describe_fields(row.content)}')
+            if missing := [n for n in ("prompt", "answer") if row.content.get(n) is None]:
+                raise ValueError(
+                    f'expected the field "{missing[0]}", got {describe_fields(row.content)}'
+                )
             labels[row.number] = is_wrong(row.content, right_from)
             check_once(known, row)
     if labels and all(labels.values()):
-        raise ValueError(
-            f"expected right and wrong answers, got {len(labels)}, all wrong (rows {min(labels)} "
-            f"to {max(labels)})"
-        )
-    formats: dict[bool, int] = {}
-    for row in rows:
-        with naming(row):
-            if row.content.get("answer") == "":  # left out, as blank ones
-                continue
-            if request_of(row).answer is None:
-                raise ValueError('expected an "answer" for the label, got none')
-            formats.setdefault(isinstance(row.content["prompt"], str), row.number)
-    if len(formats) > 1:
-        raise ValueError(
-            f"the prompt of row {formats[True]} is a text, that of row {formats[False]} a chat: "
-            "expected one kind, since a threshold for one does not hold for the other. Calibrate "
-            "each apart, or pass all as chats (--chat)"
-        )
+        raise ValueError(f"expected right and wrong answers, got {len(labels)}, all wrong")
     clusters_of(rows)
     return labels
 
@@ -118,14 +111,6 @@ def identity_of(name: str, value: Any) -> str:
         return identity(value)
     except ValueError as error:
         raise ValueError(f'"{name}": {error}') from error
-
-
-def request_of(row: Row) -> "Request":
-    """The row as a request; raises its errors."""
-    from lm_polygraph_asmi.scoring.text import parse_request  # imports torch
-
-    content = row.content
-    return parse_request(content["prompt"], content.get("answer"), content.get("samples"))
 
 
 def clusters_of(rows: Sequence[Row]) -> list[str]:
@@ -181,17 +166,9 @@ def joined(clusters: Sequence[str], prompts: Sequence[Any]) -> list[str]:
 
 def answer_digest(prompt: Any, answer: Any) -> str:
     """Hash of a prompt and an answer, text or token ids, to know it again; see `same_text`."""
-    text = to_json([_compared(prompt), _compared(answer)], str)
+    compared = same_text(answer) if isinstance(answer, str) else list(answer)
+    text = to_json([same_text(text_of(prompt)), compared], str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _compared(part: Any) -> Any:
-    """A prompt or an answer with each text in it as it is compared."""
-    if isinstance(part, str):
-        return same_text(part)
-    if isinstance(part, Mapping):
-        return {name: _compared(value) for name, value in part.items()}
-    return [_compared(each) for each in part] if isinstance(part, list | tuple) else part
 
 
 def text_of(prompt: Any) -> str:

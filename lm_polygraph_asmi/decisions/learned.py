@@ -14,18 +14,16 @@ from lm_polygraph_asmi.analysis.clusters import finite
 from lm_polygraph_asmi.analysis.comparison import auroc, auroc_difference
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.decisions.risk_control import RiskThreshold, choosing_rows, risk_threshold
+from lm_polygraph_asmi.scoring.signals import LEARNED
 
-FREE_STRENGTH, STRENGTH = 0.05, 0.01
-"""scikit-learn's C with free features only, and with others, as fixed in
-docs/evidence/fresh-plan.md."""
+STRENGTH = 0.01
+"""scikit-learn's C, smaller = more regularised, as fixed in docs/evidence/fresh-plan.md."""
 LEARNING_SHARE = 0.5
 """Share of the clusters that learn and choose the signal; it accepts most in simulations."""
 FEWEST = 10
 """Wrong and right answers, in as many clusters, that a score is learned from at least.
 
 Each of five folds then learns from about eight of either kind."""
-LEARNED = "learned"
-"""Name of the learned signal."""
 
 Features = Mapping[str, ArrayLike]
 """Group of features -> (n, width)."""
@@ -33,14 +31,9 @@ Features = Mapping[str, ArrayLike]
 
 @dataclass(frozen=True)
 class LearnedScore:
-    """A weighted sum of features: the log-odds of an error, nats; higher = more uncertain.
+    """A weighted sum of features: the log-odds of an error, nats; higher = more uncertain."""
 
-    Attributes:
-        weights: group of features -> (width,), for features as they are, not standardised.
-        intercept: the value where all features are 0.
-    """
-
-    weights: dict[str, list[float]]
+    weights: dict[str, list[float]]  # group -> (width,), for features that are not standardised
     intercept: float
 
     def __post_init__(self) -> None:
@@ -74,11 +67,10 @@ def _tables(features: Features) -> dict[str, np.ndarray]:
     return tables
 
 
-def fit_score(features: Features, wrong: ArrayLike, strength: float | None = None) -> LearnedScore:
+def fit_score(features: Features, wrong: ArrayLike, strength: float = STRENGTH) -> LearnedScore:
     """Logistic regression of errors on standardised features.
 
-    `strength` is scikit-learn's C, smaller = more regularised; None: `STRENGTH`, or with free
-    features only `FREE_STRENGTH`. ValueError also if all labels, or all features, are alike.
+    ValueError also if all labels, or all features, are alike.
     """
     from sklearn.linear_model import LogisticRegression  # a second to import
 
@@ -92,7 +84,6 @@ def fit_score(features: Features, wrong: ArrayLike, strength: float | None = Non
     known = scale > 1e-9 * np.abs(mean)
     if not known.any():
         raise ValueError(f"expected features that vary, got {len(answers)} answers with the same")
-    strength = strength or (FREE_STRENGTH if list(tables) == ["free"] else STRENGTH)
     model = LogisticRegression(C=strength, max_iter=1000)
     model.fit((table[:, known] - mean[known]) / scale[known], answers.wrong)
     weights = np.zeros(table.shape[1])
@@ -103,7 +94,6 @@ def fit_score(features: Features, wrong: ArrayLike, strength: float | None = Non
 
 
 Learner = Callable[[Features, np.ndarray], LearnedScore]
-"""Learns a score from features and labels, as `fit_score`."""
 
 
 def out_of_fold(features: Features, answers: Labelled, fit: Learner = fit_score) -> np.ndarray:
@@ -126,21 +116,13 @@ def _rows(tables: Mapping[str, np.ndarray], rows: np.ndarray) -> dict[str, np.nd
 
 @dataclass(frozen=True, eq=False)
 class LearnedThreshold:
-    """A signal, learned or simple, and the threshold on it.
+    """A signal, learned or simple, and the threshold on it."""
 
-    Attributes:
-        signal: "learned", or the name of the best simple signal.
-        score: the learned score; None if a simple signal was chosen.
-        values: (n,) of the signal; learned ones are out of fold for the answers that learn.
-        rule: the threshold with its guarantee.
-        learning: what was learned and gained, in a sentence.
-    """
-
-    signal: str
-    score: LearnedScore | None = field(repr=False)
-    values: np.ndarray = field(repr=False)
+    signal: str  # "learned", or the name of the best simple signal
+    score: LearnedScore | None = field(repr=False)  # None if a simple signal was chosen
+    values: np.ndarray = field(repr=False)  # (n,); learned ones out of fold where they learn
     rule: RiskThreshold
-    learning: str
+    learning: str  # what was learned and gained, in a sentence
 
 
 def learned_threshold(
@@ -154,15 +136,9 @@ def learned_threshold(
     """The most lenient threshold with a risk guarantee, on a learned score if it ranks better.
 
     A share of the clusters, drawn at random, learns the score and chooses, out of fold, between it
-    and the simple signals by AUROC. The others test thresholds only. So signal and score are
-    constants for the test, whose guarantee is that of `risk_threshold`, however much the score
-    overfits. A simple signal decides if it ranks at least as well, or if fewer than `FEWEST` of the
-    clusters that learn have a wrong or a right answer.
-
-    Args:
-        features: group -> (n, width), such as "free" (`free_features`), "hidden mean".
-        simple: name -> (n,) signals to choose from besides; at least one.
-        risk, confidence: of the guarantee, in (0, 1).
+    and the simple signals, name -> (n,), by AUROC; the others test thresholds only. So the score is
+    a constant for the test, and the guarantee holds however much it overfits. A simple signal
+    decides if it ranks as well, or if there are fewer than `FEWEST` clusters of either label.
     """
     tables, columns = _tables(features), dict(zip(simple, answers.columns(**simple), strict=True))
     answers.columns(**tables)

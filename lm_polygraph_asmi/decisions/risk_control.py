@@ -1,13 +1,12 @@
 """A threshold on a score with a risk guarantee: a bound on the error rate of accepted answers.
 
-Fixed sequence testing (Learn then Test, Angelopoulos et al., 2021, arXiv 2110.01052). Thresholds
-are tested from a preset coverage towards more. The null hypothesis is that the error rate of
-accepted answers is above the risk; the sequence stops at the first that cannot be rejected, and the
-threshold before it is used. With one answer a cluster, the test is exact binomial. Questions on one
-passage are not independent, so that test uses sums by cluster.
+Fixed sequence testing (Angelopoulos et al., 2021, arXiv 2110.01052): from a preset coverage towards
+more, the first threshold whose risk cannot be shown ends the sequence, and the one before is used.
+With one answer a cluster, the test is exact binomial; otherwise it uses sums by cluster.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -31,11 +30,7 @@ BETS = np.linspace(0, 1, 51)[1:-1]
 
 @dataclass(frozen=True)
 class RiskThreshold:
-    """The score up to which answers are accepted, and its risk guarantee.
-
-    With at least this confidence over the sample, at most a share `risk` of accepted answers is
-    wrong.
-    """
+    """The score up to which answers are accepted, with the guarantee that `promise` states."""
 
     threshold: float | None  # accept if score <= this; None: not attainable with these answers
     coverage: float  # share of all these answers that is accepted, 0 without a threshold
@@ -59,9 +54,12 @@ class RiskThreshold:
         return self.answers == self.clusters
 
     @property
-    def bound(self) -> str:
-        """Risk and confidence, in words."""
-        return f"at most {100 * self.risk:g}% errors, confidence {100 * self.confidence:g}%"
+    def promise(self) -> str:
+        """The guarantee, in words; the confidence is over samples of labelled answers."""
+        return (
+            f"with {100 * self.confidence:g}% confidence, at most {100 * self.risk:g}% of accepted "
+            "answers are wrong"
+        )
 
     @property
     def limits(self) -> str:
@@ -76,15 +74,6 @@ class RiskThreshold:
                 f"{math.ceil(100 * self.unavoidable - 1e-9)}%."
             )
         return " ".join(sentences)
-
-    def __str__(self) -> str:
-        sentence = f"not attainable with these {self.answers} answers ({self.bound})"
-        if self.threshold is not None and self.error_rate is not None:
-            sentence = (
-                f"accept up to {self.threshold:.4g}: {self.coverage:.0%} of these answers, "
-                f"{self.error_rate:.1%} of them wrong ({self.bound})"
-            )
-        return f"{sentence}. {self.limits}".rstrip(" .")
 
 
 def check_guarantee(risk: float, confidence: float) -> None:
@@ -105,24 +94,13 @@ def risk_threshold(
     share: float = 0.0,
     unlabelled: ArrayLike | None = None,
 ) -> RiskThreshold:
-    """The most lenient threshold with the risk guarantee.
+    """The most lenient threshold whose risk guarantee holds with at least this confidence.
 
-    With probability at least `confidence` over the labelled answers, at most a share `risk` of
-    later accepted answers is wrong. This assumes that clusters come from the same distribution and
-    that none has more answers than the largest here.
-
-    Thresholds are scores of `unlabelled` answers at the coverages of `ranks_to_test`: then nothing
-    else is assumed. Without them, those of the labelled answers themselves: then the error rate of
-    accepted answers, as the threshold rises, must pass the risk once and stay above it; proof and
-    worst case are on the page of the guarantee. If a cluster has several answers, a share of the
-    clusters provides them instead, and nothing else is assumed.
-
-    Args:
-        clusters: (n,) key of each row; rows that share a passage or prompt are not independent.
-        risk: guaranteed upper bound on the error rate of accepted answers, in (0, 1).
-        seed: of the choice of clusters that do not test, and of the order of the others.
-        share: of the clusters, which chose the score (`choosing_rows`) and do not test.
-        unlabelled: (m,) scores of other answers like the later ones.
+    Assumes that clusters, one key a row, come from the distribution of the later ones, and that
+    none of those has more answers than the largest here. Thresholds are (m,) scores of `unlabelled`
+    answers, or of `CHOICE_SHARE` of the clusters if one has several answers; else of the labelled
+    answers: then the risk, as the threshold rises, must pass `risk` once (page of the guarantee).
+    A `share` of the clusters, drawn by `seed`, chose the score (`choosing_rows`): it does not test.
 
     Example:
         >>> scores, wrong = [0.1] * 150 + [0.9] * 50, [0] * 150 + [1] * 50
@@ -182,8 +160,7 @@ def _sequences(n: int) -> list[tuple[float, float]]:
 def ranks_to_test(n: int, risk: float, level: float, start: float) -> np.ndarray:
     """Numbers of accepted answers, of n, at which thresholds are tested, ascending; the last is n.
 
-    From the coverage `start` on, one for each further error that the exact binomial test at this
-    level allows: between two of them, a threshold could only fail.
+    From coverage `start` on, one for each further error that the exact test at this level allows.
 
     Example:
         >>> ranks_to_test(60, 0.2, 0.05, 0.3).tolist()  # 1 error in 22, 2 in 30, 3 in 37 ...
@@ -199,10 +176,7 @@ def ranks_to_test(n: int, risk: float, level: float, start: float) -> np.ndarray
 
 
 def least_clusters(risk: float, confidence: float, single: bool = True, share: float = 0.0) -> int:
-    """The least number of labelled clusters that could ever give the guarantee.
-
-    All of them right, all answers accepted: the p-value of the exact test is (1 - risk)^m, and the
-    betting test's capital grows most.
+    """The least number of labelled clusters, all right and accepted, that give the guarantee.
 
     Example:
         >>> least_clusters(risk=0.05, confidence=0.95)
@@ -228,10 +202,7 @@ def least_wins(gains: np.ndarray, level: float) -> int:
         log_capital = np.logaddexp.reduce(clusters * np.log1p(gains)) - np.log(len(gains))
         return bool(log_capital >= -np.log(level) - 1e-9)
 
-    enough = 1
-    while not reached(enough):
-        enough *= 2
-    return next(n for n in range(enough // 2, enough + 1) if n and reached(n))
+    return 1 + bisect_left(range(1, 10**9), True, key=reached)
 
 
 def choosing_rows(

@@ -1,75 +1,62 @@
-"""The first door: labelled rows, whose saved scores are kept where they can be trusted."""
+"""The first door: labelled rows with the signals that `score --out` has saved."""
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lm_polygraph_asmi.analysis.clusters import RESAMPLES
 from lm_polygraph_asmi.analysis.labelled import Labelled
-from lm_polygraph_asmi.decisions.calibration import Calibration
-from lm_polygraph_asmi.decisions.fit import check_signal, fit, unlabelled_signals
+from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.decisions.calibration import MACHINE, Calibration
+from lm_polygraph_asmi.decisions.fit import check_signal, fit
 from lm_polygraph_asmi.decisions.labels import (
     answer_digest,
     clusters_of,
     is_blank,
+    labelled_only,
     labels_of,
-    request_of,
+    naming,
 )
 from lm_polygraph_asmi.files import parse_json, to_json
 from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
-from lm_polygraph_asmi.scoring.result import Score
-from lm_polygraph_asmi.scoring.rows import Row, score_rows
+from lm_polygraph_asmi.scoring.rows import Row, row_parts, score_rows
 from lm_polygraph_asmi.scoring.signals import LEARNED
-from lm_polygraph_asmi.validation import check_at_least_one
+from lm_polygraph_asmi.validation import check_at_least_one, describe_fields
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.scorer import Scorer
 
-Scored = Score | UnmaskedAnswer
-LABELLED_FIELDS = ("prompt", "answer", "samples", "id", "cluster", "context", "correct", "quality")
-"""Fields of a row that are read; its saved score stands beside them."""
+Rows = Iterable[Row | Mapping[str, Any]]
+AGAIN = "score it again: `polygraph_asmi score FILE --model MODEL --out SCORED`"
 
 
 def calibrate_rows(
-    rows: Iterable[Row | Mapping[str, Any]],
-    scorer: "Scorer",
+    rows: Rows,
     risk: float,
     confidence: float = 0.95,
     *,
     signal: str = "best",
     right_from: float | None = None,
-    unlabelled: Iterable[Row | Mapping[str, Any]] = (),
+    unlabelled: Rows = (),
+    scorer: "Scorer | None" = None,
     resamples: int = RESAMPLES,
-    progress: Callable[[int, int], None] | None = None,
 ) -> Calibration:
     """Calibrate on labelled answers: threshold with a risk guarantee, and error probability.
 
     Args:
-        rows: from `read_rows`, or dictionaries: `prompt` (text or messages), `answer`, and
-            `correct` or `quality`; `cluster` (all rows or none; default: `context_clusters`) if
-            different prompts are not independent. Labelled rows of `score --out` keep their
-            signals if these are of the scorer's model and settings; other ones are scored again,
-            with a warning.
-        scorer: model and settings; answers scored with others get no decision.
-        risk: largest error rate among accepted answers, in (0, 1).
-        confidence: probability that the guarantee holds, over calibration samples.
-        signal: a key of `SIGNALS`; "score": the scorer's method; "best": the signal with the
-            highest AUROC on a fifth of the clusters, which do not test, so that the guarantee is
-            valid. Choosing after looking at the results is not. "learned": a score learned on half
-            of the clusters, if it ranks their errors better than MSP, perplexity and entropy.
+        rows: that `score_file` wrote, whose model and settings are taken, with `correct` or
+            `quality`, and maybe `cluster`. Empty answers are left out: they are never accepted.
+        risk: largest error rate among accepted answers, in (0, 1); see `risk_threshold`.
+        signal: a key of `SIGNALS`; "score": that of the method; "best": by AUROC on a fifth of the
+            clusters, which then do not test; "learned": a score learned on half of them.
         right_from: lowest quality of a right answer; None: 0.5, and the quality is in [0, 1].
-        unlabelled: other rows like the later ones, with or without answers, whose scores are the
-            thresholds to test; see `risk_threshold`.
-        progress: called after each scored row, with the numbers of scored and of all rows.
-
-    Empty and blank answers are left out: they are never accepted.
-
-    Raises:
-        ValueError: a row without answer or label, with the id of another, or that cannot be
-            scored; texts and chats in one calibration; only wrong answers; an unknown signal.
+        unlabelled: scored rows like later ones; their signals are the thresholds to test.
+        scorer: scores rows that are not scored yet, and reads hidden states for "learned".
 
     Example:
         >>> rows = [
@@ -77,84 +64,185 @@ def calibrate_rows(
         ...     for passage in range(4)
         ...     for answer, right in ((" Edda Holm", True), (" Brask", False))
         ... ]
-        >>> run = calibrate_rows(rows, scorer, risk=0.1, resamples=50)
+        >>> run = calibrate_rows(rows, risk=0.1, scorer=scorer, resamples=50)
         >>> run.n, run.errors, run.guarantee.threshold  # far too few for a guarantee
         (8, 4, None)
     """
     check_signal(signal, risk, confidence)
     check_at_least_one("resamples", resamples)
-    numbered = [r if isinstance(r, Row) else Row(n, dict(r)) for n, r in enumerate(rows, start=1)]
-    inputs = [
-        row._replace(content={n: row.content[n] for n in LABELLED_FIELDS if n in row.content})
-        for row in numbered
-    ]
-    if not inputs:
-        raise ValueError("expected at least two labelled answers, got no row")
+    numbered, others = _numbered(rows), _numbered(unlabelled)
+    inputs = labelled_only(numbered)
+    if without := len(numbered) - len(inputs):
+        warnings.warn(f"Left out {without} rows without a label", stacklevel=2)
     labels = labels_of(inputs, right_from)
-    if all(is_blank(row.content["answer"]) for row in inputs):
-        raise ValueError("expected answers, got only empty or blank ones")
-    numbered, inputs = (list(filter(_not_empty, some)) for some in (numbered, inputs))
-    cluster_of = {row.number: key for row, key in zip(inputs, clusters_of(inputs), strict=True)}
-    saved = _saved_answers(numbered, scorer)
-    if note := scored_again(numbered, len(saved)):
-        warnings.warn(note, stacklevel=2)
-    by_row = _scores_by_row(inputs, scorer, progress, saved)
-    kept = [row for row in inputs if by_row[row.number].answered]
+    inputs = [row for row in inputs if not is_blank(row.content["answer"])]
+    cluster_of = dict(zip((row.number for row in inputs), clusters_of(inputs), strict=True))
+    if scorer is not None:
+        inputs, others = (list(scored(some, scorer)) for some in (inputs, others))
+    answers = saved_answers(inputs, scorer)
+    inputs = [row for row, answer in zip(inputs, answers, strict=True) if answer.answered]
+    kept = [answer for answer in answers if answer.answered]
     if not kept:
         raise ValueError("expected answers, got only empty or blank ones")
-    scores = [by_row[row.number] for row in kept]
-    quality: list[Any] = [row.content.get("quality") for row in kept]
-    known = None if None in quality else quality
-    wrong, keys = ([of[row.number] for row in kept] for of in (labels, cluster_of))
-    answers = Labelled(wrong, keys, known, resamples)
-    texts = [score.scored_text[: score.content_end] for score in scores]
-    shared = _shared_settings(scores, scorer)
-    features = None
+    quality: list[Any] = [row.content.get("quality") for row in inputs]
+    wrong, keys = ([of[row.number] for row in inputs] for of in (labels, cluster_of))
+    shared, features = _shared_settings(kept), None
     if signal == LEARNED:
-        features = _features(kept, scores, scorer)
+        reader = scorer or scorer_for(inputs)
+        saved_answers(inputs[:1], reader)
+        features = _features(kept, reader)
         shared["hidden_width"] = features["hidden last"].shape[1]
     return fit(
-        {kind: np.array([s.signals[kind] for s in scores]) for kind in scores[0].signals},
-        answers,
+        _columns([one.signals for one in kept]),
+        Labelled(wrong, keys, None if None in quality else quality, resamples),
         risk=risk,
         confidence=confidence,
         signal=signal,
-        method=scorer.config.method,
+        method=shared["method"],
         features=features,
-        unlabelled=unlabelled_signals(unlabelled, scorer),
+        unlabelled=_spare(inputs[0], others),
         label_source="their labels",
         right_from=right_from,
-        model=scores[0].model,
+        model=kept[0].model,
         settings=shared,
-        prompt_tokens=sorted(float(score.prompt_tokens or 0) for score in scores),
-        answer_digests=digests_of([score.prompt for score in scores], texts),
+        prompt_tokens=sorted(float(one.prompt_tokens) for one in kept),
+        answer_digests=digests_of(
+            [one.prompt for one in kept], [one.scored_text[: one.content_end] for one in kept]
+        ),
     )
 
 
-def _not_empty(row: Row) -> bool:
-    """Whether a row's answer has text; an empty one is never accepted."""
-    return row.content.get("answer") != ""
+def _numbered(rows: Rows) -> list[Row]:
+    return [r if isinstance(r, Row) else Row(n, dict(r)) for n, r in enumerate(rows, start=1)]
 
 
-def _features(
-    rows: Sequence[Row], scores: Sequence[Scored], scorer: "Scorer"
-) -> dict[str, np.ndarray]:
+def _columns(signals: Sequence[Mapping[str, float]]) -> dict[str, np.ndarray]:
+    return {name: np.array([each[name] for each in signals]) for name in signals[0]}
+
+
+def scored(rows: Iterable[Row], scorer: "Scorer") -> Iterator[Row]:
+    """The rows as `score --out` writes them; those that it wrote, and blank ones, stay."""
+    from lm_polygraph_asmi.scoring.tables import columns_of, record_of
+    from lm_polygraph_asmi.scoring.text import parse_request
+    from lm_polygraph_asmi.scoring.unmasked import check_tokens, fingerprints
+
+    def is_missing(row: Row) -> bool:
+        return "digest" not in row.content and not is_blank(row.content.get("answer"))
+
+    rows, columns, known = list(rows), columns_of(scorer._result), fingerprints(scorer)
+    for row in filter(is_missing, rows):  # before any of them is scored
+        with naming(row):
+            check_tokens(scorer, parse_request(*row_parts(row.content)))
+    for row in rows:
+        if is_missing(row):
+            ((_, outcome),) = score_rows(scorer, [row])
+            if outcome.result is None:
+                raise ValueError(f"row {row.number}: {outcome.error}: correct or remove it")
+            row = row._replace(content=record_of(row, outcome, columns, known))
+        yield row
+
+
+def saved_answers(rows: Sequence[Row], scorer: "Scorer | None" = None) -> list[UnmaskedAnswer]:
+    """Answers and signals of rows that `score --out` wrote, all with one model and its settings.
+
+    ValueError, which names the row: it is another one, was changed, or differs from the first;
+    `scorer`: or it would not score them so.
+    """
+    answers: list[UnmaskedAnswer] = []
+    for row in rows:
+        with naming(row):
+            answers.append(_saved_answer(row.content))
+            first, own = (_made_with(answer) for answer in (answers[0], answers[-1]))
+            if other := [n for n in first.keys() & own.keys() if first[n] != own[n]]:
+                listed = "; ".join(f"{n} {own[n]!r}, not {first[n]!r}" for n in sorted(other))
+                raise ValueError(f"scored otherwise than row {rows[0].number} ({listed}): {AGAIN}")
+    if scorer is not None and rows:
+        from lm_polygraph_asmi.scoring.unmasked import other_settings
+
+        here = str(scorer.model.config.name_or_path or "")  # weights tell whether it is another
+        if listed := "; ".join(other_settings(scorer, rows[0].content | {"model": here})):
+            raise ValueError(
+                f"row {rows[0].number} was scored with another model or other settings ({listed}): "
+                f"leave them out to use those of the rows, or {AGAIN}"
+            )
+    return answers
+
+
+def _saved_answer(content: Mapping[str, Any]) -> UnmaskedAnswer:
+    if not content.get("digest"):
+        raise ValueError(
+            f"expected a row that `score --out` wrote, got {describe_fields(content)}: name the "
+            "model that answered (--model, or a scorer), or score the file first: `polygraph_asmi "
+            "score FILE --model MODEL --out SCORED`"
+        )
+    answer = UnmaskedAnswer.of_row(content)
+    if answer is None:
+        raise ValueError(
+            "prompt, answer, settings or scores were changed after it was scored, or by another "
+            f"release: {AGAIN}"
+        )
+    if missing := [name for name in MACHINE if name not in answer.settings]:
+        raise ValueError(f"{', '.join(missing)} not recorded, as of a model with hooks: {AGAIN}")
+    return answer
+
+
+def _made_with(answer: UnmaskedAnswer) -> dict[str, Any]:
+    """What all scores of a calibration must share; samples that were passed differ in number."""
+    settings = answer.compared_settings
+    more = ("layer", "attention_in_use", "samples", "prompt_format", *MACHINE)
+    shared = ASMIConfig.key_of(settings) | {name: settings.get(name) for name in more}
+    shared["model"] = Path(answer.model).name
+    return {name: value for name, value in shared.items() if name != "num_samples"}
+
+
+def _spare(first: Row, others: Sequence[Row]) -> dict[str, np.ndarray] | None:
+    """Signals of unlabelled rows that were scored as the first labelled one; None for no row."""
+    try:
+        given = [row for row in others if not is_blank(row.content.get("answer"))]
+        answers = saved_answers([first, *given])[1:]
+    except ValueError as error:
+        raise ValueError(f"unlabelled {error}") from error
+    signals = [answer.signals for answer in answers if answer.answered]
+    return _columns(signals) if signals else None
+
+
+def scorer_for(
+    rows: Iterable[Row], model: str | None = None, settings: Mapping[str, Any] | None = None,
+    **loading: Any,
+) -> "Scorer":  # fmt: skip
+    """The model that scored the rows, or one by name, with the rows' settings or others."""
+    from lm_polygraph_asmi.scoring.scorer import Scorer
+
+    answers = filter(None, (UnmaskedAnswer.of_row(row.content) for row in rows))
+    answer = next(answers, None)
+    if model is None and answer is None:
+        raise ValueError("expected rows that `score --out` wrote, or the name of a model")
+    machine = ASMIConfig.names("machine")
+    saved = answer.settings if answer else {}
+    config = ASMIConfig.from_dict({n: v for n, v in saved.items() if n not in machine})
+    name = model or loadable(answer.model if answer else "")
+    return Scorer(name, config.replace(**settings or {}), **loading)
+
+
+def loadable(model: str) -> str:
+    """The name that loads a model again: the demo's model is recorded by its folder."""
+    from lm_polygraph_asmi.host.loading import SMOLLM2
+    from lm_polygraph_asmi.host.smollm2 import smollm2_source
+
+    with suppress(FileNotFoundError):
+        if Path(model) == smollm2_source()[0]:
+            return SMOLLM2
+    return model
+
+
+def _features(answers: Sequence[UnmaskedAnswer], scorer: "Scorer") -> dict[str, np.ndarray]:
     """What a learned score reads, (n, width) by group, from one unmasked pass a row.
 
     Of the tokens that were scored: as text, a saved answer that was cut off would get an end.
     """
     from lm_polygraph_asmi.scoring.unmasked import read
 
-    tables = []
-    for row, score in zip(rows, scores, strict=True):
-        features = read(scorer, score.prompt, score.ids, states=True).features
-        for name, values in features.items():
-            if not np.isfinite(values).all():
-                raise ValueError(
-                    f"row {row.number}: {name} has values that are not finite: load the model in "
-                    "a wider precision, or use another signal"
-                )
-        tables.append(features)
+    tables = [read(scorer, one.prompt, one.ids, states=True).features for one in answers]
     return {name: np.vstack([features[name] for features in tables]) for name in tables[0]}
 
 
@@ -163,73 +251,16 @@ def digests_of(prompts: Sequence[Any], answers: Sequence[str]) -> list[str]:
     return sorted(answer_digest(*pair) for pair in zip(prompts, answers, strict=True))
 
 
-def scored_again(rows: Iterable[Row], kept: int) -> str:
-    """How many rows with saved scores are scored again, and why; empty for none."""
-    saved = sum(bool(row.content.get("signals")) for row in rows)
-    if saved <= kept:
-        return ""
-    return (
-        f"Scored {saved - kept} of {saved} rows again: prompt, answer or settings differ from "
-        "those of the saved scores, or these are of another model or an older release."
-    )
-
-
-def _saved_answers(rows: Iterable[Row], scorer: "Scorer") -> dict[int, UnmaskedAnswer]:
-    """Row number -> answer of a row of `score --out` that this scorer would score so."""
-    from lm_polygraph_asmi.scoring.advice import reads_clock  # imports transformers
-    from lm_polygraph_asmi.scoring.unmasked import fingerprints, other_settings
-
-    saved, dated = dict[int, UnmaskedAnswer](), reads_clock(scorer.tokenizer)
-    known = fingerprints(scorer)
-    for row in rows if scorer.config.method != "adapt" else ():  # its samples are not saved
-        answer = UnmaskedAnswer.of_row(row.content)
-        if answer is None or (dated and not isinstance(answer.prompt, str)):
-            continue
-        recorded = known.items() <= answer.settings.items()
-        if recorded and not other_settings(scorer, row.content):
-            saved[row.number] = answer
-    return saved
-
-
-def _scores_by_row(
-    rows: list[Row],
-    scorer: "Scorer",
-    progress: Callable[[int, int], None] | None,
-    saved: dict[int, UnmaskedAnswer],
-) -> dict[int, Scored]:
-    """Row number -> score, saved or computed."""
-    from lm_polygraph_asmi.scoring.unmasked import check_tokens
-
-    scores: dict[int, Scored] = dict(saved)
-    missing = [row for row in rows if row.number not in saved]
-    problem = (
-        "row {} cannot be scored: {}. Correct or remove it; the risk guarantee does not cover rows "
-        "left out"
-    )
-    for row in missing:  # before any of them is scored
-        try:
-            check_tokens(scorer, request_of(row))
-        except ValueError as error:
-            raise ValueError(problem.format(row.number, error)) from error
-    for row, outcome in score_rows(scorer, missing):
-        if outcome.result is None:
-            raise ValueError(problem.format(row.number, outcome.error))
-        scores[row.number] = outcome.result
-        if progress is not None:
-            progress(len(scores), len(rows))
-    return scores
-
-
-def _shared_settings(scores: Sequence[Scored], scorer: "Scorer") -> dict[str, Any]:
-    """What all scores share, how their answers end, and what identifies the model."""
-    from lm_polygraph_asmi.scoring.unmasked import fingerprints  # imports torch
-
-    described = [score.compared_settings for score in scores]
-    shared = dict(described[0])
-    for other in described[1:]:
-        shared = {n: value for n, value in shared.items() if other.get(n, math.nan) == value}
-    del shared["model"]
-    ends = sorted({other["answer_end"] for other in described if "answer_end" in other})
-    shared.pop("answer_end", None)
-    shared |= {"answer_ends": ends, "stop": list(scorer.config.stop or ())}
-    return parse_json(to_json(shared | fingerprints(scorer)))
+def _shared_settings(answers: Sequence[UnmaskedAnswer]) -> dict[str, Any]:
+    """What all answers share, and how they end."""
+    first, *others = (answer.compared_settings for answer in answers)
+    ends = sorted({each["answer_end"] for each in (first, *others) if "answer_end" in each})
+    left_out = ("model", "answer_end")
+    shared = {
+        name: value
+        for name, value in first.items()
+        if name not in left_out and all(each.get(name, math.nan) == value for each in others)
+    }
+    stops = [answer.settings["stop"] for answer in answers if "stop" in answer.settings]
+    shared |= {"answer_ends": ends, "stop": stops[0] if stops else []}
+    return dict(parse_json(to_json(shared)))

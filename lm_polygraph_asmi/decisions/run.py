@@ -33,15 +33,11 @@ def calibrate_run(
     resamples: int = RESAMPLES,
     **settings: Any,
 ) -> Calibration:
-    """Calibrate on a finished benchmark run; a quality metric is the correctness label.
+    """Calibrate on a finished benchmark run, its manager file or folder: a pickle that you trust.
 
-    Args:
-        path: the run's manager file or folder. It is a pickle: load only files you trust.
-        risk, confidence, signal: as for `calibrate_rows`; not "learned", which needs hidden states.
-        metric: metric of the label; None: AlignScore, or the run's first.
-        right_from: lowest quality of a right answer; None: 0.5, of a metric between 0 and 1.
-        **settings: of the score, such as `method="asmi"`; those left out are the run's, of several
-            methods Sem-ASMI's.
+    The label is by the quality `metric`, by default AlignScore or the run's first. `settings` of
+    the score, such as `method="asmi"`, are those of the run where left out, of several methods
+    Sem-ASMI's. Other arguments as for `calibrate_rows`.
 
     Example:
         >>> run = calibrate_run("RUN", risk=0.3, resamples=50)
@@ -59,10 +55,12 @@ def calibrate_run(
     answers, answered, digests = group.answers, np.arange(len(group)), list[str]()
     texts, prompts = group.saved("greedy_texts"), group.saved("input_texts")
     if texts:
-        texts = [_content(text, config.stop or ()) for text in texts]
+        for stop in config.stop or ():
+            texts = [text.partition(stop)[0] for text in texts]
         answered = np.flatnonzero([not is_blank(text) for text in texts])
     if prompts:
-        prompts = [_prompt(prompt, shared) for prompt in prompts]
+        if shared["prompt_format"] == "chat":
+            prompts = [in_chat({"prompt": prompt})["prompt"] for prompt in prompts]
         answers = Labelled(group.wrong, joined(group.clusters, prompts), group.quality)
     if texts and prompts:
         digests = digests_of([prompts[i] for i in answered], [texts[i] for i in answered])
@@ -110,10 +108,7 @@ def _labelled(group: "RunGroup", right_from: float | None) -> "RunGroup":
 def _scored_group(
     path: str | Path, metric: str | None, settings: dict[str, Any]
 ) -> tuple["RunGroup", str]:
-    """The answers of a finished run, and the name of its score with these settings.
-
-    Settings left out are the run's; of several methods, Sem-ASMI.
-    """
+    """The answers of a finished run, and the name of its score with these settings."""
     group, *others = load_run_groups([path], metric, settings.get("depth", ASMIConfig.depth))
     if others:
         raise ValueError(
@@ -148,12 +143,6 @@ def settings_of(group: "RunGroup", method: str) -> dict[str, Any]:
     return saved | group.methods[method].besides_masks() | prompts
 
 
-def _prompt(prompt: str, settings: dict[str, Any]) -> Any:
-    """A saved prompt in the form that the run's model got."""
-    content = {"prompt": prompt}
-    return (in_chat(content) if settings["prompt_format"] == "chat" else content)["prompt"]
-
-
 def _signals_of(group: "RunGroup") -> dict[str, np.ndarray]:
     """Signal -> (n,) values of those a run has saved; keys and units as `Score.signals`."""
     likelihoods = group.tokens(group.saved("asmi_log_likelihood"))
@@ -163,10 +152,3 @@ def _signals_of(group: "RunGroup") -> dict[str, np.ndarray]:
         rows = [unmasked_signals(*row) for row in zip(likelihoods, entropies, strict=True)]
         columns |= {name: np.array([row[name] for row in rows]) for name in rows[0]}
     return {kind: values for kind, values in columns.items() if values is not None}
-
-
-def _content(text: str, stops: tuple[str, ...]) -> str:
-    """An answer before its stop string."""
-    for stop in stops:
-        text = text.partition(stop)[0]
-    return text

@@ -20,7 +20,7 @@ from lm_polygraph_asmi import decisions as d
 from lm_polygraph_asmi.analysis import Labelled, Sweep
 from lm_polygraph_asmi.analysis.calibration import Step
 from lm_polygraph_asmi.decisions import learned
-from lm_polygraph_asmi.decisions.signals import rank_signals
+from lm_polygraph_asmi.decisions.fit import rank_signals
 
 PACKAGE = str(Path(lm_polygraph_asmi.__file__).parent)
 N, FEW = 120, 20
@@ -282,8 +282,8 @@ REFUSALS = [
     (lambda: d.risk_threshold([0, 1], [0, 1], "ab", 0, 0.9), "risk must lie strictly between 0"),
     (lambda: d.risk_threshold([0, 1], [0, 1], "ab", 0.1, 1), "confidence must lie strictly"),
     (lambda: d.risk_threshold([0, 1], [0, 1], "ab", "x", 0.9), "risk must be a number, got 'x'"),
-    (lambda: d.risk_gate(NO_THRESHOLD, [1, 1], PAIR), "with a threshold, got one without"),
-    (lambda: d.risk_by_group(GUARANTEE, [1, 0.5], "ab", PAIR), "accepted must contain True"),
+    (lambda: d.risk_gate(NO_THRESHOLD, [1, 1], PAIR), "with a threshold, got none"),
+    (lambda: d.risk_gate(GUARANTEE, [1, 0.5], PAIR), "accepted must contain True"),
     # Learned scores.
     (lambda: learned.fit_score({"a": [[1.0], [2.0]]}, [1, 1]), "the 2 answers have one label"),
     (lambda: learned.fit_score({"a": [1.0, 2.0]}, [0, 1]), "expected a table"),

@@ -66,8 +66,8 @@ def scores(scored):
 
 
 @pytest.fixture(scope="session")
-def calibration(scorer, scored):
-    return calibrate_rows(scored, scorer, 0.4, 0.8, signal="perplexity", resamples=50)
+def calibration(scored):
+    return calibrate_rows(scored, 0.4, 0.8, signal="perplexity", resamples=50)
 
 
 LEARNED_SCORE = LearnedScore({"free": [0.1] * 11, "hidden last": [0.01] * 32}, 0.5)

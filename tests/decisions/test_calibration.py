@@ -11,7 +11,7 @@ import pytest
 from lm_polygraph_asmi.analysis.calibration import Step
 from lm_polygraph_asmi.analysis.clusters import wilson_interval
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.decisions import Calibration, Decider, Decision
+from lm_polygraph_asmi.decisions import Calibration, Decider
 from lm_polygraph_asmi.decisions.calibration import FORMAT, opened
 from lm_polygraph_asmi.scoring.signals import SIGNALS, TITLES
 from lm_polygraph_asmi.scoring.unmasked import fingerprints
@@ -66,8 +66,8 @@ def test_what_is_no_calibration_is_refused_with_the_command_that_makes_one(tmp_p
     wanted = "expected a Calibration or a .json file, got"
     for given, error, message in (
         (run, ValueError, wanted),
-        (tmp_path / "rows.jsonl", ValueError, "`polygraph_asmi calibrate ROWS --model MODEL --ri"),
-        (tmp_path / "none.json", FileNotFoundError, "no such calibration: `polygraph_asmi cal"),
+        (tmp_path / "rows.jsonl", ValueError, "`polygraph_asmi calibrate ROWS --ri"),
+        (tmp_path / "none.json", FileNotFoundError, "No such file"),
         *((given, ValueError, f"{wanted} {str(given)!r}") for given in ("", [run.name], 3)),
     ):
         with pytest.raises(error, match=re.escape(message)):
@@ -82,7 +82,7 @@ def test_accept(calibration, score):
         assert one.accept is True
         assert one.reason == (
             f"Accept: {TITLES[signal]} {value:.4g} nats is at most {value:.4g}. Risk guarantee: "
-            "with 80% confidence, the error rate of accepted answers is at most 40%."
+            "with 80% confidence, at most 40% of accepted answers are wrong."
         )
         assert (one.signal, one.value, one.threshold) == (signal, value, value)
         other = limited(calibration, np.nextafter(value, -1), signal).decide(score)
@@ -90,7 +90,7 @@ def test_accept(calibration, score):
         assert other.reason.startswith(f"Abstain: {TITLES[signal]} {value:.4g} nats is above")
     nothing = limited(calibration, None).decide(score)
     assert nothing.accept is None
-    assert nothing.reason.startswith("No threshold by perplexity: not attainable with")
+    assert nothing.reason.startswith("No threshold by perplexity could be shown to hold.")
     empty = limited(calibration, 1e9).decide(replace(score, answered=False))
     assert (empty.accept, empty.error_probability) == (None, None)
     assert empty.reason == "No decision: the answer is empty."
@@ -99,18 +99,13 @@ def test_accept(calibration, score):
 def test_a_decision_is_json_and_reads_in_words(calibration, score):
     one = ranking(limited(calibration, 1e9)).decide(score)
     content = json.loads(json.dumps(one.to_dict(), allow_nan=False))
-    assert Decision.from_dict(content | {"row": 3, "mine": 1}) == one
-    assert Decision.from_dict(content | {"score": None}) == replace(one, score=None)
-    assert json.loads(one.to_json()) == content
     assert (content["accept"], content["unit"]) == (True, "nats")
     for sentence in one.sentences:
         assert sentence in " ".join(printed(one, width=500).split())
-    with pytest.raises(ValueError, match=r"expected what Decision\.to_dict returns"):
-        Decision.from_dict({"accept": True})
     assert repr(one) == f"Decision(accept, perplexity {one.value:.4g} nats, answer=' Brask')"
 
 
-def test_probability_and_percentile_are_of_the_deciding_signal(calibration, score):
+def test_the_probability_is_of_the_deciding_signal(calibration, score):
     for signal in score.signals:
         known = limited(calibration, 1e9, signal)
         one = ranking(known).decide(score)
@@ -120,12 +115,12 @@ def test_probability_and_percentile_are_of_the_deciding_signal(calibration, scor
         overall = known.errors / known.n
         assert one.error_probability == pytest.approx((step.errors + overall) / (step.n + 1))
         assert one.error_interval == wilson_interval(step.errors, step.n)[1:]
-        assert one.percentile == pytest.approx(100 * np.mean(np.array(known.values) < value))
-        assert f"By {TITLES[signal]}: higher than {one.percentile:.0f} % of the" in one.sentences[1]
-    for errors, shown in ((0, "below 0.01"), (30, "above 0.99")):
+    for errors, shown in ((0, "0.000"), (30, "1.000")):
         steps = [Step(0.0, 9000, 300 * errors), Step(1e6, 30, errors)]
         certain = ranking(replace(limited(calibration, 1e9), error_steps=steps))
-        assert f"probability of error {shown} [" in certain.decide(score).sentences[1]
+        assert (
+            f"Probability of error, by perplexity: {shown} [" in certain.decide(score).sentences[1]
+        )
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 0.9), (-0.9, -0.1), (math.nan, math.nan)])
@@ -135,7 +130,7 @@ def test_a_signal_that_does_not_rank_gives_no_probability(calibration, score, lo
     signals = {"perplexity": own._replace(prr=own.prr._replace(low=low, high=high))}
     one = replace(limited(calibration, 1e9), signals=signals).decide(score)
     assert (one.accept, one.error_probability, one.error_interval) == (True, None, None)
-    assert "No probability of error: on the calibration answers, the PRR of" in one.notes[0]
+    assert len(one.sentences) == 1 + len(one.warnings)
 
 
 MASKED = ["method", "depth", "num_masks", "mask_rate", "top_k", "scope", "mask_sampler", "seed",
@@ -178,20 +173,15 @@ def test_another_model_and_unknown_weights(calibration, score, scorer):
     assert known.decide(replace(score, model="elsewhere/model")).accept is True
     plain = limited(calibration, 1e9).decide(scorer.score(PROMPT, " Brask"))
     assert plain.accept is None
-    assert "weights, tokenizer not recorded here: use `decide`" in plain.reason
+    assert "weights not recorded here: use `decide`; tokenizer not recorded here" in plain.reason
 
 
 def test_an_answer_unlike_all_of_the_calibration(calibration, score):
     longer = replace(score, prompt_tokens=900)
-    said = "The prompt has 900 tokens, those of the calibration"
+    said = "The prompt has 900 tokens, the calibration's 1"
     assert any(said in w for w in limited(calibration, 1e9).decide(longer).warnings)
     for threshold in (-1, None):  # nothing to doubt in an abstention
         assert not any(said in w for w in limited(calibration, threshold).decide(longer).warnings)
-    moved = replace(limited(calibration, 1e9), values=[70.0, 90.0])
-    (warning,) = moved.decide(replace(score, prompt_tokens=None)).warnings
-    value = f"perplexity {score.signals['perplexity']:.4g}"
-    assert warning == f"{value} is outside the calibration's range, 70 to 90."
-    assert warning in moved.decide(score).sentences
 
 
 def test_three_lines_say_what_counts(calibration, monkeypatch):
@@ -204,12 +194,13 @@ def test_three_lines_say_what_counts(calibration, monkeypatch):
     assert accepts == start
     shown = str(decided)
     assert " ".join(shown.split()).startswith(f"{promise} {labels} {accepts} signal")
-    assert "Error rate by perplexity, with 95 % Wilson intervals:" in shown
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert str(decided) == shown
     strict = replace(decided.guarantee, threshold=None, risk=0.1, base_rate=0.28, clusters=30)
     promise, _, accepts = replace(decided, guarantee=strict).promise()
-    assert promise.startswith("Promise: none. No threshold by perplexity could be shown to hold at")
+    assert promise.startswith(
+        "Promise: none. No threshold by perplexity could be shown to hold: with"
+    )
     assert accepts.startswith("Accepts: nothing. Even without an error, at least ")
     assert accepts.endswith("28% of all answers are wrong, so any score must reject at least 20%.")
 
@@ -230,14 +221,13 @@ def test_every_setting_that_changes_a_score_is_compared(calibration):
     compared = set(known._key(known.config.to_dict()))
     assert compared >= set(ASMIConfig.names()) - of_answers_and_machines - of_controls
     with pytest.raises(ValueError, match="max_new_tokens 64 there, 5 here"):  # of the samples
-        known.configured(settings={"max_new_tokens": 5})
+        known.configured({"max_new_tokens": 5})
 
 
 def test_settings_left_out_are_the_calibrations(calibration):
     own = calibration.config
-    assert calibration.configured() == own
-    assert calibration.configured(settings={"max_new_tokens": 5}).max_new_tokens == 5
-    assert calibration.configured(ASMIConfig(num_masks=4, mask_rate=0.3, top_k=8)).stop == ("\n",)
+    assert calibration.configured({"num_masks": None, "mask_rate": None}) == own
+    assert calibration.configured({"max_new_tokens": 5}).max_new_tokens == 5
     masked = replace(calibration, signal="sem")
     for setting, said in (({"scope": "response"}, "scope 'all' there, 'response' here"),
                           ({"num_masks": 5}, "num_masks 4 there, 5 here"),
@@ -245,10 +235,10 @@ def test_settings_left_out_are_the_calibrations(calibration):
                           ({"seeded_by": "prompt"}, "seeded_by 'answer' there, 'prompt' here"),
                           ({"method": "asmi"}, "method 'sem' there, 'asmi' here")):  # fmt: skip
         with pytest.raises(ValueError, match=re.escape(said)):
-            masked.configured(settings=setting)
-        assert calibration.configured(settings=setting) == own.replace(**setting)
+            masked.configured(setting)
+        assert calibration.configured(setting) == own.replace(**setting)
     for setting in ({"stop": None}, {"stop": "x"}, {"closing_token": False}):
         with pytest.raises(ValueError, match="settings differ from the calibration labelled answ"):
-            calibration.configured(settings=setting)
+            calibration.configured(setting)
     with pytest.raises(TypeError, match="unknown setting depht; did you mean depth"):
-        calibration.configured(settings={"depht": 0.5})
+        calibration.configured({"depht": 0.5})

@@ -27,7 +27,7 @@ def decided(calibration, n, wrong=0):
             "id": i, "cluster": i, "prompt": f"New question {i}", "answer": " x", "accept": True,
             "reason": "", "value": 0.5, "calibration": calibration.name,
             "signal": calibration.signal, "threshold": calibration.guarantee.threshold,
-            "settings": {}, "model": "tiny", "kind": "who" if i % 2 else "why",
+            "settings": {}, "model": "tiny",
         }  # fmt: skip
         lines.append(line | {"digest": Decision.digest(line), "correct": i >= wrong})
     return lines
@@ -43,11 +43,10 @@ def test_outcomes_and_exit_status(limit, tmp_path, n, wrong, outcome, status):
     for name, part in (("a.jsonl", lines[:2]), ("b.jsonl", lines[2:])):
         (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in part))
     files = [str(tmp_path / name) for name in ("calibration.json", "a.jsonl", "b.jsonl")]
-    ran = CliRunner().invoke(main, ["gate", *files, "--by", "kind", "--json"])
+    ran = CliRunner().invoke(main, ["gate", *files, "--json"])
     assert ran.exit_code == status, ran.output
     printed = json.loads(ran.output)
     assert (printed["outcome"], printed["answers"], printed["errors"]) == (outcome, n, wrong)
-    assert [group["group"] for group in printed["groups"]] == ["who", "why"]
     ran = CliRunner().invoke(main, ["gate", *files])
     assert ran.output.startswith(f"{outcome}: {wrong} of {n} accepted answers are wrong")
 
@@ -63,13 +62,12 @@ def test_outcomes_and_exit_status(limit, tmp_path, n, wrong, outcome, status):
         ({"correct": None, "quality": float("nan")}, "row 2: quality must be a number"),
         ({"correct": None}, 'row 2: expected "correct"'),
         ({"id": 0}, 'row 2: "id": row 1 has 0, too'),
-        ({"kind": ["who", "why"]}, 'row 2: "kind": expected a text or a number'),
     ],
 )
 def test_rows_that_do_not_fit(limit, change, message):
     first, second = decided(limit, 2)
     with pytest.raises(ValueError, match=message):
-        gate(limit, [Row(1, first), Row(2, second | change)], by="kind")
+        gate(limit, [Row(1, first), Row(2, second | change)])
 
 
 def test_clusters_in_some_rows_only(limit):
@@ -96,7 +94,7 @@ def test_rows_without_a_decision_and_answers_seen_before(limit, tmp_path):
     abstained["digest"] = Decision.digest(abstained)
     del abstained["correct"], unclear["correct"]  # only accepted answers need a label
     rows = [Row(1, first), Row(2, unclear), Row(3, abstained)]
-    result, _ = gate(limit, rows)
+    result = gate(limit, rows)
     assert (result.answers, result.accepted, result.errors) == (3, 1, 0)
     limit.save(tmp_path / "calibration.json")
     lines = "".join(json.dumps(row.content) + "\n" for row in rows)
@@ -107,13 +105,13 @@ def test_rows_without_a_decision_and_answers_seen_before(limit, tmp_path):
     with pytest.raises(ValueError, match=r"row 2: it failed in .*: remove it"):
         gate(limit, [Row(1, first), Row(2, {"error": "no prompt"}, "no prompt")])
     ran = CliRunner().invoke(main, ["gate", *files])
-    assert "1 of the answers had no decision; they count as abstained." in ran.output
+    assert "Without a decision, so counted as abstained: 1." in ran.output
     blank = unclear | {"answer": "\n", "id": 4}
     blank["digest"] = Decision.digest(blank)
-    assert gate(limit, [*rows, Row(4, blank)])[0] == result
+    assert gate(limit, [*rows, Row(4, blank)]) == result
     (tmp_path / "rows.jsonl").write_text(lines + json.dumps(blank) + "\n")
     ran = CliRunner().invoke(main, ["gate", *files])
-    assert "1 of the answers had no decision; they count as abstained." in ran.output
+    assert "Without a decision, so counted as abstained: 1." in ran.output
     assert "Left out 1 empty answers: they are never accepted." in ran.output
 
 
@@ -128,8 +126,8 @@ def test_lines_that_decide_writes(calibration, model, tokenizer):  # noqa: F811
         lines.append(Row(len(lines) + 1, row | line))
     with pytest.raises(ValueError, match='row 4: "answer": the calibration has seen it'):
         gate(limit, lines)
-    result, groups = gate(limit, lines[:3])
-    assert (result.answers + result.left_out, result.outcome, groups) == (3, "inconclusive", ())
+    result = gate(limit, lines[:3])
+    assert (result.answers + result.left_out, result.outcome) == (3, "inconclusive")
 
 
 def test_a_quality_of_another_scale(limit):
@@ -138,7 +136,7 @@ def test_a_quality_of_another_scale(limit):
     numbered = [Row(n, row) for n, row in enumerate(rows, start=1)]
     with pytest.raises(ValueError, match="row 1: expected quality between 0 and 1, got 10"):
         gate(limit, numbered)
-    assert gate(limit, numbered, right_from=50)[0].errors == 5
-    assert gate(replace(limit, right_from=50), numbered)[0].errors == 5  # the calibration's
+    assert gate(limit, numbered, right_from=50).errors == 5
+    assert gate(replace(limit, right_from=50), numbered).errors == 5  # the calibration's
     with pytest.raises(ValueError, match="right_from must be a number, got nan"):
         gate(limit, numbered, right_from=float("nan"))

@@ -16,7 +16,6 @@ from lm_polygraph_asmi.decisions import Calibration, Decider, calibrate_rows, ca
 from lm_polygraph_asmi.decisions import rows as first_door
 from lm_polygraph_asmi.decisions.rows import _features
 from lm_polygraph_asmi.scoring import Score
-from lm_polygraph_asmi.scoring.rows import Row
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.unmasked import fingerprints, read
 from tests.decisions.conftest import SETTINGS, WORDS, labelled, lines_of
@@ -30,9 +29,9 @@ def features_once():
     """What a learned score reads of the same answers is computed once."""
     known, compute = {}, first_door._features
 
-    def once(rows, scores, scorer):
+    def once(scores, scorer):
         key = scorer, *((score.prompt, *score.ids) for score in scores)
-        return known.get(key) or known.setdefault(key, compute(rows, scores, scorer))
+        return known.get(key) or known.setdefault(key, compute(scores, scorer))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(first_door, "_features", once)
@@ -56,7 +55,7 @@ def told(scorer):
 
 @pytest.fixture(scope="module")
 def learned(scorer, told):
-    return calibrate_rows(told, scorer, 0.4, 0.8, signal="learned", resamples=50)
+    return calibrate_rows(told, 0.4, 0.8, signal="learned", scorer=scorer, resamples=50)
 
 
 @pytest.fixture
@@ -74,8 +73,7 @@ def test_an_answer_that_was_cut_off_is_read_as_it_was_scored(scorer):
     score = short.score(PROMPT)
     assert score.settings["stop"] is not None
     assert len(score.ids) == 3
-    row = Row(1, {"prompt": PROMPT, "answer": score.answer, "correct": True})
-    features = _features([row], [score], short)
+    features = _features([score], short)
     np.testing.assert_allclose(-features["free"][0, 0], score.signals["msp"], rtol=1e-4)
     own = read(short, PROMPT, states=True).features
     np.testing.assert_allclose(features["hidden last"][0], own["hidden last"], rtol=1e-3, atol=1e-5)
@@ -161,8 +159,8 @@ def test_what_has_no_decision_and_what_is_refused(learned, told, scorer, monkeyp
     monkeypatch.setattr(
         scorer._engine, "read", lambda *a: (s := plain(*a)) | {"hidden": s["hidden"] * np.nan}
     )
-    with pytest.raises(ValueError, match="row 1: hidden mean has values that are not finite"):
-        calibrate_rows(told[:4], scorer, 0.2, signal="learned", resamples=20)
+    with pytest.raises(ValueError, match="hidden mean has values that are not finite"):
+        calibrate_rows(told[:4], 0.2, signal="learned", scorer=scorer, resamples=20)
 
 
 def learned_reason(learned, scorer):
@@ -176,13 +174,13 @@ def test_a_simple_signal_that_ranks_as_well_decides(scorer, told):
     likely = [Score.from_dict(line).signals["perplexity"] for line in told]
     pairs = zip(told, likely, strict=True)
     rows = [line | {"correct": value < np.quantile(likely, 0.4)} for line, value in pairs]
-    found = calibrate_rows(rows, scorer, 0.4, 0.8, signal="learned", resamples=50)
+    found = calibrate_rows(rows, 0.4, 0.8, signal="learned", scorer=scorer, resamples=50)
     assert found.learned is None
     assert found.learning.endswith(f"30 of 60 clusters that learn; {found.signal} decides.")
-    few = calibrate_rows(rows[:6], scorer, 0.4, 0.8, signal="learned", resamples=50)
+    few = calibrate_rows(rows[:6], 0.4, 0.8, signal="learned", scorer=scorer, resamples=50)
     assert few.learning.startswith("Nothing was learned: expected 10 clusters with wrong and 10")
 
 
-def test_best_never_learns(scorer, told):
-    found = calibrate_rows(told, scorer, 0.2, 0.8, resamples=50)
+def test_best_never_learns(told):
+    found = calibrate_rows(told, 0.2, 0.8, resamples=50)
     assert (found.learned, found.learning) == (None, "")

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from lm_polygraph_asmi.analysis import Labelled, holm
-from lm_polygraph_asmi.decisions import RiskThreshold, risk_by_group, risk_gate
-from lm_polygraph_asmi.decisions.monitoring import LEVEL, SMALL_BETS
+from lm_polygraph_asmi.analysis import Labelled
+from lm_polygraph_asmi.decisions import RiskThreshold, risk_gate
+from lm_polygraph_asmi.decisions.gate import LEVEL, SMALL_BETS
 from lm_polygraph_asmi.decisions.risk_control import BETS
 from tests.analysis.simulation import keys
 
@@ -115,28 +115,6 @@ def test_least_number_of_accepted_answers(risk, confidence, largest):
     assert f"At least {least} accepted answers are needed for holds" in str(outcome(1))
     assert "needed" not in str(outcome(least))
     assert "none of 2 answers was accepted" in str(outcome(0))
-
-
-def test_groups_are_tested_in_both_directions_together():
-    """Three groups: six p-values, each that of a gate on the group alone, by Holm's steps."""
-    rng = np.random.default_rng(0)
-    groups = np.repeat(["how", "who", "why"], [300, 100, 30])
-    wrong = rng.random(430) < np.repeat([0.01, 0.1, 0.6], [300, 100, 30])
-    accepted = rng.random(430) < 0.9
-    names = [str(n // 2) for n in range(430)]
-    guarantee = guaranteed(largest=2)
-    results = risk_by_group(guarantee, accepted, groups, Labelled(wrong, names))
-    alone = []
-    for group in ("how", "who", "why"):
-        rows = np.flatnonzero(groups == group)
-        answers = Labelled(wrong[rows], [names[row] for row in rows])
-        gate = risk_gate(guarantee, accepted[rows], answers)
-        alone += [gate.p_holds, gate.p_violated]
-    found = [p for result in results for p in (result.p_below, result.p_above)]
-    np.testing.assert_allclose(found, holm(alone))
-    assert [result.outcome for result in results] == ["below", "inconclusive", "above"]
-    assert [result.answers for result in results] == [300, 100, 30]
-    assert sum(result.accepted for result in results) == accepted.sum()
 
 
 def test_clusters_of_an_unrecorded_size_are_as_large_as_the_largest_here():

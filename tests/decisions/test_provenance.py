@@ -3,16 +3,16 @@
 import copy
 import io
 import json
-import warnings
+from contextlib import suppress
 
 import pandas as pd
 import pytest
 
 from lm_polygraph_asmi.decisions import Decider, calibrate_rows
-from lm_polygraph_asmi.decisions import rows as first_door
+from lm_polygraph_asmi.decisions.rows import saved_answers
 from lm_polygraph_asmi.scoring import UnmaskedAnswer
 from lm_polygraph_asmi.scoring.provenance import answer_end, digest_of
-from lm_polygraph_asmi.scoring.rows import in_chat, score_rows
+from lm_polygraph_asmi.scoring.rows import Row, in_chat
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from tests.decisions.conftest import limited, lines_of
 from tests.scoring.conftest import PROMPT
@@ -46,69 +46,56 @@ def lines(scorer):
     return lines_of(scorer, ROWS)
 
 
-@pytest.fixture
-def anew(scorer, monkeypatch):
-    """Numbers of the rows that a calibration scores."""
-
-    def numbers(rows):
-        scored = []
-
-        def counted(scorer, rows):
-            scored.extend(row.number for row in rows)
-            return score_rows(scorer, rows)
-
-        monkeypatch.setattr(first_door, "score_rows", counted)
-        monkeypatch.setattr(first_door, "fit", lambda *_, **__: None)
-        with warnings.catch_warnings(record=True) as notes:
-            warnings.simplefilter("always")
-            calibrate_rows(rows, scorer, 0.4, 0.8, resamples=20)
-        said = [str(note.message) for note in notes if "rows again" in str(note.message)]
-        saved = sum("signals" in row for row in rows)
-        expected = [f"Scored {len(scored)} of {saved} rows again: prompt, answer or"]
-        assert [text[: len(expected[0])] for text in said] == (expected if scored else [])
-        return scored
-
-    return numbers
+def refused(rows):
+    """Numbers of the rows that no calibration takes."""
+    return [n for n, row in enumerate(rows, start=1) if not taken(n, row)]
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, []),
-        (
-            {
-                1: {"correct": False}, 2: {"correct": True}, 3: {"answer": " Sorell"},
-                4: {"context": "Who built"}, 5: {"settings": {}}, 6: {"model": "another"},
-                7: {"note": "kept"}, 8: {"msp": 0.1}, 9: {"score": 0.1},
-                11: {"prompt": "Who sailed it?"},
-                12: {"digest": None},
-            },
-            [3, 5, 6, 8, 9, 11, 12],
-        ),
-    ],
-)  # fmt: skip
-def test_scores_are_kept_only_beside_what_made_them(lines, anew, changes, expected):
+def taken(number, row):
+    with suppress(ValueError):
+        return bool(saved_answers([Row(number, row)]))
+    with pytest.raises(ValueError, match=rf"row {number}: .*score FILE --model MODEL --out SCORED"):
+        saved_answers([Row(number, row)])
+    return False
+
+
+def test_scores_are_taken_only_beside_what_made_them(lines):
+    assert refused(lines) == []
+    changes = {
+        1: {"correct": False}, 2: {"correct": True}, 3: {"answer": " Sorell"},
+        4: {"context": "Who built"}, 5: {"settings": {}}, 6: {"model": "another"},
+        7: {"note": "kept"}, 8: {"msp": 0.1}, 9: {"score": 0.1}, 11: {"prompt": "Who sailed it?"},
+        12: {"digest": None},
+    }  # fmt: skip
     rows = [line | changes.get(number, {}) for number, line in enumerate(lines, start=1)]
-    assert anew(rows) == expected
+    assert refused(rows) == [3, 5, 6, 8, 9, 11, 12]
 
 
-def test_prompts_that_changed_places_and_settings(lines, anew):
-    swapped = copy.deepcopy(lines)
+def test_prompts_and_scores_that_changed_places(lines):
+    swapped, exchanged = copy.deepcopy(lines), copy.deepcopy(lines)
     swapped[0]["prompt"], swapped[-1]["prompt"] = lines[-1]["prompt"], lines[0]["prompt"]
-    assert anew(swapped) == [1, len(lines)]
-    assert anew([in_chat(line) for line in lines[:3]]) == [1, 2, 3]
-    numbers = ("score", "msp", "tokens", "counted", "scored_text", "content_end", "signals", "ids")
-    exchanged = [dict(line) for line in lines]
-    for name in numbers:
+    assert refused(swapped) == [1, len(lines)]
+    assert refused([in_chat(line) for line in lines[:3]]) == [1, 2, 3]
+    for name in ("score", "msp", "counted", "scored_text", "content_end", "signals", "ids"):
         exchanged[0][name], exchanged[-1][name] = lines[-1][name], lines[0][name]
-    assert anew(exchanged) == [1, len(lines)]
-    other = copy.deepcopy(lines)
-    other[1]["settings"]["depth"] = 0.9
-    assert anew(other) == [2]
-    released = copy.deepcopy(lines[:3])
-    for line in released:
-        del line["digest"]
-    assert anew(released) == [1, 2, 3]
+    assert refused(exchanged) == [1, len(lines)]
+
+
+def test_all_rows_are_scored_alike(scorer, model, chatty, lines):
+    for change, said in (
+        ({"depth": 0.9}, r"depth 0\.9, not 0\.6"),
+        ({"stop": "?"}, r"stop \['\?'\], not \['\\n'\]"),
+    ):
+        other = Scorer(model, scorer.config.replace(**change), tokenizer=chatty)
+        rows = [*lines[:3], *lines_of(other, ROWS[3:4])]
+        with pytest.raises(ValueError, match=rf"row 4: scored otherwise than row 1 \(.*{said}"):
+            calibrate_rows(rows, 0.4)
+        with pytest.raises(ValueError, match="row 1 was scored with another model or other set"):
+            calibrate_rows(lines[:4], 0.4, scorer=other)
+    bare = {n: v for n, v in lines[0]["settings"].items() if n != "weights"}
+    line = lines[0] | {"settings": bare}
+    with pytest.raises(ValueError, match="row 1: weights not recorded, as of a model with hooks"):
+        saved_answers([Row(1, line | {"digest": digest_of(line)})])
 
 
 @pytest.mark.parametrize(
@@ -127,28 +114,12 @@ def test_a_digest_covers_what_is_read_of_a_row(lines, change):
     assert UnmaskedAnswer.of_row(line) is None
 
 
-def test_a_changed_entropy_is_scored_again(lines, anew):
-    changed = copy.deepcopy(lines)
-    changed[3]["signals"]["entropy"] = 0.001
-    assert anew(changed) == [4]
-
-
-def test_chats_of_a_template_that_reads_the_clock_are_scored_again(
-    scorer, anew, chatty, monkeypatch
-):
-    rows = ROWS[:4]
-    assert anew(lines_of(scorer, map(in_chat, rows))) == []
-    monkeypatch.setattr(chatty, "chat_template", "{{ strftime_now('%d') }}" + TEMPLATE)
-    assert anew(lines_of(scorer, rows)) == []
-    assert anew(lines_of(scorer, map(in_chat, rows))) == [1, 2, 3, 4]
-
-
-def test_a_file_that_passed_through_a_table(lines, anew):
+def test_a_file_that_passed_through_a_table(lines):
     frame = pd.DataFrame(lines)
     text = frame.sample(frac=1, random_state=0).to_json(orient="records", lines=True)
     rows = [json.loads(line) for line in io.StringIO(text)]
     assert rows != lines
-    assert anew(rows) == []
+    assert refused(rows) == []
 
 
 def test_digests(lines):
@@ -159,8 +130,8 @@ def test_digests(lines):
 
 
 @pytest.fixture(scope="module")
-def calibration(scorer, lines):
-    return limited(calibrate_rows(lines, scorer, 0.4, 0.8, signal="msp", resamples=20), 1e9)
+def calibration(lines):
+    return limited(calibrate_rows(lines, 0.4, 0.8, signal="msp", resamples=20), 1e9)
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +145,7 @@ CHAT = [{"role": "user", "content": PROMPT}]
 def test_a_threshold_for_texts_decides_on_no_chat(deciding):
     assert deciding.decide(PROMPT, " Brask").accept is True
     chat = deciding.decide(CHAT, " Brask")
-    assert (chat.accept, chat.error_probability, chat.percentile) == (None, None, None)
+    assert (chat.accept, chat.error_probability) == (None, None)
     assert "prompt_format 'text' there, 'chat' here" in chat.reason
 
 
@@ -193,7 +164,7 @@ def test_a_threshold_for_chats(model, chatty, scorer):
     rows = [
         row | {"prompt": [system, {"role": "user", "content": row["prompt"]}]} for row in ROWS[:6]
     ]
-    found = limited(calibrate_rows(rows, scorer, 0.4, 0.8, signal="msp", resamples=20), 1e9)
+    found = limited(calibrate_rows(rows, 0.4, 0.8, signal="msp", scorer=scorer), 1e9)
     decide = Decider(model, found, tokenizer=chatty).decide
     assert decide([system, *CHAT], " Brask").accept is True
     other = decide([{"role": "system", "content": "Be kind."}, *CHAT], " Brask")
@@ -204,8 +175,10 @@ def test_a_threshold_for_chats(model, chatty, scorer):
     ):
         assert result.accept is None
         assert reason in result.reason
-    with pytest.raises(ValueError, match="row 7 is a text, that of row 1 a chat"):
-        calibrate_rows([*rows, ROWS[0]], scorer, 0.4)
+    with pytest.raises(
+        ValueError, match=r"row 7: scored otherwise than row 1 .*prompt_format 'text', not 'chat'"
+    ):
+        calibrate_rows([*rows, ROWS[0]], 0.4, scorer=scorer)
 
 
 def test_another_attention(model, chatty, calibration):

@@ -227,7 +227,7 @@ def test_corners(size):
     assert (right.unavoidable, right.limits) == (0, "")
     wrong = risk_threshold(score, np.ones(n), names, 0.1, 0.95)
     assert (wrong.threshold, wrong.coverage, wrong.unavoidable) == (None, 0, 1)
-    assert "any score must reject at least 100%" in str(wrong)
+    assert "any score must reject at least 100%" in wrong.limits
     constant, half = np.full(n, 0.5), np.arange(n) % 2 == 0
     assert risk_threshold(constant, half, names, 0.1, 0.95).threshold is None
     assert risk_threshold(constant, half, names, 0.7, 0.95).threshold == 0.5
@@ -246,18 +246,16 @@ def test_the_least_number_of_labels(size, share, risk, confidence):
             zeros, names = np.zeros(n), keys(clusters, size)
             found = risk_threshold(zeros, zeros, names, risk, confidence, share=share)
             assert (found.threshold is not None) == attainable
-            assert (f"Even without an error, at least {least} " in str(found)) != attainable
+            assert (f"Even without an error, at least {least} " in found.limits) != attainable
 
 
 def test_what_is_said_of_a_threshold():
     score, wrong, names = answers(1, 2000, 1)
     found = risk_threshold(score, wrong, names, 0.2, 0.9)
     assert found.unavoidable == pytest.approx((wrong.mean() - 0.2) / 0.8)
-    assert str(found) == (
-        f"accept up to {found.threshold:.4g}: {found.coverage:.0%} of these answers, "
-        f"{found.error_rate:.1%} of them wrong (at most 20% errors, confidence 90%). "
+    assert found.limits == (
         f"{wrong.mean():.0%} of all answers are wrong, so any score must reject at least "
-        f"{math.ceil(100 * found.unavoidable)}%"
+        f"{math.ceil(100 * found.unavoidable)}%."
     )
     # A score that tells right from wrong gets near what is unavoidable, and never beyond.
     perfect = risk_threshold(wrong + 0.1 * score, wrong, names, 0.2, 0.9)

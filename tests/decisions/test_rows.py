@@ -1,17 +1,14 @@
 """Labelled rows to a calibration: what is kept, what is scored, what is an error."""
 
-import json
 import math
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from sklearn.metrics import roc_auc_score
 
 from lm_polygraph_asmi.analysis import Labelled
 from lm_polygraph_asmi.analysis.clusters import text_clusters
-from lm_polygraph_asmi.commands import main
-from lm_polygraph_asmi.decisions import Calibration, Decision, calibrate_rows, risk_threshold
+from lm_polygraph_asmi.decisions import Calibration, calibrate_rows, risk_threshold
 from lm_polygraph_asmi.decisions import rows as first_door
 from lm_polygraph_asmi.decisions.labels import (
     answer_digest,
@@ -20,11 +17,10 @@ from lm_polygraph_asmi.decisions.labels import (
     labels_of,
     text_of,
 )
-from lm_polygraph_asmi.scoring.rows import Row, score_rows
-from lm_polygraph_asmi.scoring.signals import SIGNALS, TITLES
+from lm_polygraph_asmi.scoring.rows import Row
+from lm_polygraph_asmi.scoring.signals import TITLES
 from lm_polygraph_asmi.scoring.unmasked import fingerprints
-from tests import tiny_lm
-from tests.decisions.conftest import WORDS, N, labelled, limited
+from tests.decisions.conftest import WORDS, N, labelled, lines_of
 from tests.scoring.conftest import PROMPT
 
 
@@ -48,7 +44,11 @@ def test_what_is_made_of_labels(calibration, scores, scorer):
     clusters = [str(row["cluster"]) for row in labelled()]
     values = [one.signals["perplexity"] for one in scores]
     assert (calibration.signal, calibration.values) == ("perplexity", sorted(values))
-    assert (calibration.n, calibration.clusters, calibration.errors) == (N, N // 2, wrong.sum())
+    assert (calibration.n, calibration.guarantee.clusters, calibration.errors) == (
+        N,
+        N // 2,
+        wrong.sum(),
+    )
     assert calibration.guarantee == risk_threshold(values, wrong, clusters, 0.4, 0.8)
     for kind in scores[0].signals:
         found = calibration.signals[TITLES[kind]]
@@ -77,38 +77,20 @@ def test_labels_that_are_none(content, message):
         is_wrong(content)
 
 
-def test_scored_lines_may_be_labelled_as_they_are(scored, scorer, calibration, monkeypatch):
-    lines, missing = scored[:6], []
-
-    def counted(scorer, rows):
-        missing.extend(rows)
-        return score_rows(scorer, rows)
-
-    monkeypatch.setattr(first_door, "score_rows", counted)
-
-    def calibrated(rows):
-        """The calibration, and how many rows were scored anew."""
-        missing.clear()
-        found = calibrate_rows(rows, scorer, 0.4, 0.8, signal="perplexity", resamples=20)
-        assert found.n == 6
-        return found, len(missing)
-
-    whole, anew = calibrated(lines)
-    assert (set(whole.values) <= set(calibration.values), anew) == (True, 0)
+def test_rows_are_scored_where_they_are_not_yet(scored, scorer, monkeypatch):
     plain = {"prompt", "answer", "correct", "cluster", "id"}
-    for name, change, expected in (
-        ("moved", lambda _, line: line | {"score": 1.1 * line["score"]}, 6),
-        ("edited", lambda i, line: line | {"answer": " kites"} if i in (1, 4) else line, 2),
-        ("others", lambda i, line: line | {"settings": line["settings"] | {"num_masks": 5 - i % 2}},
-         3),
-        ("told", lambda i, line: line | {"signals": {}} if i else line, 5),
-        ("some", lambda i, line: {k: line[k] for k in plain} if i > 3 else line, 2),
-        ("model", lambda _, line: line | {"model": "other"}, 6),
-    ):  # fmt: skip
-        found, anew = calibrated([change(i, line) for i, line in enumerate(lines)])
-        assert anew == expected, name
-        if name != "edited":
-            assert found.values == pytest.approx(whole.values, abs=1e-6), name
+    some = [{k: line[k] for k in plain} if i > 3 else line for i, line in enumerate(scored[:6])]
+    asked = {"risk": 0.4, "confidence": 0.8, "signal": "perplexity", "resamples": 20}
+    found = calibrate_rows(some, scorer=scorer, **asked)
+    monkeypatch.setattr(first_door, "score_rows", lambda *_: pytest.fail("a row was scored"))
+    expected = calibrate_rows(scored[:6], scorer=scorer, **asked)
+    assert found.values == pytest.approx(expected.values, rel=1e-6)
+    assert found.settings == expected.settings
+    with pytest.raises(ValueError, match="row 5: expected a row that `score --out` wrote"):
+        calibrate_rows(some, **asked)
+    with pytest.warns(UserWarning, match="Left out 2 rows without a label"):
+        less = calibrate_rows([*scored[:4], *(s | {"correct": None} for s in scored[4:6])], **asked)
+    assert less == calibrate_rows(scored[:4], **asked)
 
 
 def test_labels():
@@ -117,25 +99,23 @@ def test_labels():
     assert is_wrong({"quality": 0.6}, 0.7)
 
 
-def test_rows_that_cannot_be_used(scorer):
+def test_rows_that_cannot_be_used(scorer, monkeypatch):
     """All that can be known before a row is scored is known then."""
     rows = labelled(4)
 
+    monkeypatch.setattr(first_door, "score_rows", lambda *_: pytest.fail("a row was scored"))
+
     def calibrated(rows, risk=0.1, confidence=0.9, **how):
-        scored = "a row was scored"
-        return calibrate_rows(
-            rows, scorer, risk, confidence, progress=lambda *_: pytest.fail(scored), **how
-        )
+        return calibrate_rows(rows, risk, confidence, scorer=scorer, **how)
 
     for number, changed, message in (
-        (0, {"correct": None}, "row 1: expected"),
-        (1, {"answer": None}, 'row 2: expected an "answer"'),
+        (1, {"answer": None}, 'row 2: expected the field "answer"'),
         (2, {"cluster": None}, "in all rows or in none, got none in row 3"),
         (3, {"id": "q1"}, "row 4: \"id\": row 2 has 'q1', too: label it once"),
         (1, {"correct": 2}, 'row 2: "correct": expected true or false, got 2'),
         (1, {"correct": None, "quality": math.nan}, "row 2: quality must be a number, got nan"),
-        (3, {"prompt": PROMPT * 100}, "row 4 cannot be scored"),
-        (3, {"answer": [10**6]}, "row 4 cannot be scored: token ids must lie"),
+        (3, {"prompt": PROMPT * 100}, "row 4: "),
+        (3, {"answer": [10**6]}, "row 4: token ids must lie"),
         (3, {"answer": [2**70]}, "row 4: expected token ids of an answer that fit into 64 bits"),
         (3, {"samples": [" a", None]}, "row 4: expected sample 2 as text or a list of token ids"),
     ):
@@ -159,17 +139,16 @@ def test_rows_that_cannot_be_used(scorer):
 
 
 def test_answers_of_nothing_are_left_out_as_they_are_never_accepted(scored, scorer):
-    rows = labelled(6)
     blank = {"prompt": PROMPT, "answer": "\n", "correct": True, "cluster": "blank"}
-    seen = []
-    found, expected = (
-        calibrate_rows(some, scorer, 0.4, 0.8, resamples=20, progress=lambda *at: seen.append(at))
-        for some in ([*rows, blank, blank | {"answer": ""}], scored[:6])
+    rows = [*scored[:6], *lines_of(scorer, [blank, blank | {"answer": ""}])]
+    assert calibrate_rows(rows, 0.4, 0.8, resamples=20) == calibrate_rows(
+        scored[:6], 0.4, 0.8, resamples=20
     )
-    assert found == expected
-    assert seen == [(done, 7) for done in range(1, 8)]
     with pytest.raises(ValueError, match="only empty or blank ones"):
-        calibrate_rows([blank], scorer, 0.1)
+        calibrate_rows(rows[6:], 0.1)
+    asked = {"risk": 0.4, "signal": "msp", "resamples": 20}
+    found = calibrate_rows(scored[:6], unlabelled=[*scored, blank], scorer=scorer, **asked)
+    assert found == calibrate_rows(scored[:6], unlabelled=scored, **asked)
 
 
 def test_passages_are_found_by_their_prompts():
@@ -192,107 +171,9 @@ def test_passages_are_found_by_their_prompts():
     assert len(set(text_clusters(["same"] * 3))) == 1
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory, few_resamples):  # noqa: ARG001 - no test below asks for intervals
-    place = tmp_path_factory.mktemp("command")
-    tiny_lm.save(place / "model")
-    blank = {"prompt": PROMPT, "answer": "\n", "correct": True, "cluster": "blank"}
-    empty = [*labelled(8), blank, blank | {"answer": ""}]
-    for name, rows in {"rows": labelled(8), "empty": empty}.items():
-        (place / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return place
-
-
-def run(*arguments):
-    found = CliRunner().invoke(main, [str(argument) for argument in arguments])
-    return found.exit_code, " ".join(found.output.split())
-
-
-OPTIONS = ("--num-masks", 4, "--mask-rate", 0.3, "--top-k", 8, "--stop", "\\n")
-
-
-def test_from_rows_to_decisions_by_command(folder):
-    model = folder / "model"
-    code, said = run("calibrate", folder / "rows.jsonl", "--model", model, "--risk", 0.4,
-                     "--confidence", 0.8, "--out", folder / "calibration.json",
-                     *OPTIONS)  # fmt: skip
-    assert code == 0, said
-    found = Calibration.load(folder / "calibration.json")
-    assert found.guarantee.threshold is None
-    assert f"Promise: none. No threshold by {found.title} could be shown" in said
-    assert "Too few clusters, wrong or right answers to compare signals." in said
-    assert "empty answers" not in said
-    given = ("decide", "--model", model, folder / "rows.jsonl", "--calibration")
-    code, said = run(*given, folder / "calibration.json", "--out", folder / "out.jsonl")
-    assert code == 0, said
-    assert "8 without a decision." in said
-    assert f"Warning: No threshold by {found.title}" in said
-    assert "Warning: No answer has a decision, so abstain on all. The calibration has no" in said
-    limited(found, found.values[4]).save(folder / "limited.json")
-    code, said = run(*given, folder / "limited.json", "--out", folder / "decided.jsonl",
-                     "--html", folder / "decided.html")  # fmt: skip
-    assert code == 0, said
-    lines = [json.loads(line) for line in (folder / "decided.jsonl").read_text().splitlines()]
-    assert [line["accept"] for line in lines] == [v <= found.values[4] for v in
-                                                  (line["value"] for line in lines)]  # fmt: skip
-    assert f"{sum(line['accept'] for line in lines)} accepted, " in said
-    assert [Decision.from_dict(line).digest(line) for line in lines] == [
-        line["digest"] for line in lines
-    ]
-    assert (folder / "decided.html").read_text().count('id="answer-') == 8
-    masked = SIGNALS[found.signal].masked
-    assert all((line["score"] is None) != masked for line in lines)
-    code, text = run(*given, folder / "limited.json", "--stop", "?", "--out", folder / "x.jsonl")
-    assert code == 1
-    assert "settings differ from the calibration rows.jsonl (stop" in text
-    assert not list(folder.glob("x.jsonl*"))
-    for source in ("rows.jsonl", "model"):  # neither rows nor a folder are a calibration
-        code, text = run(*given, folder / source, "--out", folder / "x.jsonl")
-        assert code == 1
-        assert "expected a Calibration or a .json file, got" in text
-
-
-def test_calibrate_by_command(folder):
-    """Labels on scored lines, whose scores are kept; and calls that are errors."""
-    model = folder / "model"
-    code, said = run("score", "--model", model, folder / "rows.jsonl", *OPTIONS,
-                     "--out", folder / "scored.jsonl")  # fmt: skip
-    assert code == 0, said
-    again = ("calibrate", folder / "scored.jsonl", "--model", model, "--risk", 0.4,
-             "--out", folder / "again.json", *OPTIONS)  # fmt: skip
-    for options, warned, limit in (
-        ((), False, 64),  # of the rows
-        (("--max-new-tokens", 7), False, 7),  # of later answers
-        (("--seed", 1), True, 64),
-    ):
-        code, text = run(*again, *options)
-        assert (code, "Scored 8 of 8 rows again" in text) == (0, warned), text
-        assert Calibration.load(folder / "again.json").config.max_new_tokens == limit
-        if options != ("--seed", 1):
-            (folder / "again.json").unlink()
-    code, said = run(*again)
-    assert code == 1
-    assert "again.json exists: name another file, or remove it" in said
-    assert "each further calibration lowers the confidence; choosing the best one voids the" in said
-    given = ("--model", model, "--risk", 0.4, "--out", folder / "few.json")
-    code, said = run("calibrate", folder / "empty.jsonl", *given, *OPTIONS)
-    assert code == 0, said
-    assert "Left out 2 empty answers: they are never accepted." in said
-    for own, message in (
-        ((folder / "rows.jsonl", "--metric", "TokenF1", *given), "--metric needs --run"),
-        ((folder / "rows.jsonl", *given[2:]), "ROWS need the --model that answered them"),
-        ((folder / "rows.jsonl", *given[:2], "--risk", 1.4, "--out", folder / "new.json"),
-         "risk must lie strictly between 0 and 1, got 1.4"),
-    ):  # fmt: skip
-        code, said = run("calibrate", *own)
-        assert code != 0
-        assert message in said
-    assert not (folder / "new.json").exists()
-
-
-def test_answers_that_are_all_right_give_a_threshold(scorer, scored, tmp_path):
+def test_answers_that_are_all_right_give_a_threshold(scored, tmp_path):
     rows = [line | {"correct": True, "cluster": i} for i, line in enumerate(scored[:40:2])]
-    run = calibrate_rows(rows, scorer, 0.3, resamples=50)
+    run = calibrate_rows(rows, 0.3, resamples=50)
     guarantee = run.guarantee  # 16 tested: .7 to the power of 16 is below .05
     assert (guarantee.coverage, guarantee.error_rate) == (1, 0)
     assert guarantee.threshold == max(run.values)

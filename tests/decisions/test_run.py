@@ -110,13 +110,13 @@ def test_another_revision_of_the_model(planted, tmp_path):
     assert other.differences(settings) == [f"revision 'sha256:0' there, {there!r} here"]
 
 
-def test_a_quality_is_that_of_both_doors(scored, scores, scorer, tmp_path):
+def test_a_quality_is_that_of_both_doors(scored, scores, tmp_path):
     """PRR is over the metric itself, not over right and wrong."""
     quality = [round(0.1 + 0.8 * np.random.default_rng(i).random(), 3) for i in range(N)]
     pairs = zip(scored, quality, strict=True)
     rows = [row | {"correct": None, "quality": value} for row, value in pairs]
     place = as_a_run(tmp_path / "run", scores, rows, {"TokenF1": quality})
-    first, second = calibrate_rows(rows, scorer, **ASKED), calibrate_run(place, **ASKED)
+    first, second = calibrate_rows(rows, **ASKED), calibrate_run(place, **ASKED)
     assert replace(second, **{name: getattr(first, name) for name in PROVENANCE}) == first
 
 
@@ -126,7 +126,7 @@ def test_what_a_run_gives(planted, variant):
     saved = runs.content()
     wrong = np.array(saved["gen_metrics"]["sequence", "AlignScore"]) < 0.5
     assert found.values == sorted(saved["estimations"]["sequence", METHODS[variant]])
-    assert (found.n, found.clusters, found.errors) == (60, 30, wrong.sum())
+    assert (found.n, found.guarantee.clusters, found.errors) == (60, 30, wrong.sum())
     assert (found.model, found.label_source) == ("models/tiny", "AlignScore")
     own = {"method": variant, "closing_token": True, "aggregation": "mean", "stop": None}
     own |= {"max_new_tokens": 64, "prompt_format": "text"}
@@ -267,4 +267,4 @@ def test_a_question_twice_in_a_run_is_one_cluster(scores, tmp_path):
     rows = [row | {"cluster": i} for i, row in enumerate(labelled())]
     right = [float(row["correct"]) for row in rows]
     place = as_a_run(tmp_path / "run", scores, rows, {"ReferenceInAnswer": right})
-    assert calibrate_run(place, **ASKED).clusters == N // 2
+    assert calibrate_run(place, **ASKED).guarantee.clusters == N // 2

@@ -1,0 +1,189 @@
+"""Four commands with one file: model and settings are named once."""
+
+import json
+import shutil
+
+import pandas as pd
+import pytest
+import torch
+from click.testing import CliRunner
+from transformers import AutoModelForCausalLM
+
+from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.decisions import Calibration, Decision
+from lm_polygraph_asmi.decisions.rows import loadable
+from lm_polygraph_asmi.host import smollm2
+from lm_polygraph_asmi.scoring.rows import read_rows
+from lm_polygraph_asmi.scoring.scorer import Scorer
+from tests import tiny_lm
+from tests.decisions.conftest import labelled, limited
+from tests.scoring.conftest import PROMPT
+
+OPTIONS = ("--num-masks", 4, "--mask-rate", 0.3, "--top-k", 8, "--stop", "\\n", "--scope",
+           "response")  # fmt: skip
+
+
+def run(*arguments):
+    found = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    return found.exit_code, " ".join(found.output.split())
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, few_resamples):  # noqa: ARG001 - no test below asks for intervals
+    """A model in a folder; scored rows of labels, an empty answer and one without a label."""
+    place = tmp_path_factory.mktemp("flow")
+    tiny_lm.save(place / "model")
+    rows = [*labelled(60), {"prompt": PROMPT, "answer": "", "correct": True, "cluster": "blank"}]
+    write(place / "rows.jsonl", [*rows, {"prompt": "Where?", "answer": " x", "cluster": "none"}])
+    code, said = run("score", place / "rows.jsonl", "--model", place / "model", *OPTIONS,
+                     "--out", place / "answers.csv")  # fmt: skip
+    assert code == 0, said
+    return place
+
+
+@pytest.fixture(scope="module")
+def calibrated(folder):
+    """The file of a calibration, and what was said; no model was loaded."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Scorer, "__init__", lambda *_, **__: pytest.fail("a model was loaded"))
+        out = folder / "calibration.json"
+        code, said = run("calibrate", folder / "answers.csv", "--risk", 0.9, "--out", out)
+    assert code == 0, said
+    return out, said
+
+
+def test_model_and_settings_are_named_once(folder, calibrated, tmp_path):
+    path, said = calibrated
+    assert "Left out, without a label: 1 rows." in said
+    assert "Left out 1 empty answers: they are never accepted." in said
+    assert "Promise: with 95% confidence, at most 90% of accepted answers are wrong." in said
+    found = Calibration.load(path)
+    assert (found.n, found.name) == (60, "answers.csv")
+    assert found.model == str(folder / "model")
+    assert (found.config.scope, found.config.stop, found.config.num_masks) == (
+        "response",
+        ("\n",),
+        4,
+    )
+    new = [{"prompt": f"Later {i}: {PROMPT}", "answer": " Brask", "id": f"n{i}"} for i in range(25)]
+    write(tmp_path / "new.jsonl", new)
+    out = tmp_path / "decided.csv"
+    code, said = run("decide", tmp_path / "new.jsonl", "--calibration", path, "--out", out)
+    assert code == 0, said
+    assert f"row decision {found.title} P(error) answer n0 accept " in said
+    assert "... and 5 more 25 read" in said
+    lines = [row.content for row in read_rows(out)]
+    assert [line["accept"] for line in lines] == [
+        line["value"] <= found.guarantee.threshold for line in lines
+    ]
+    assert {line["correct"] for line in lines} == {None}
+    assert [Decision.digest(line) for line in lines] == [line["digest"] for line in lines]
+    code, said = run("gate", path, out)
+    assert (code, 'row 1: expected "correct"' in said) == (1, True)
+    table = pd.read_csv(out, dtype=str, keep_default_na=False)
+    table["correct"] = ["true" if accept == "True" else "" for accept in table["accept"]]
+    table.to_csv(out, index=False)
+    code, said = run("gate", path, out)
+    assert (code, said.split(":")[0]) in ((0, "holds"), (4, "inconclusive"))
+    assert f"0 of {(table['accept'] == 'True').sum()} accepted answers are wrong" in said
+
+
+def test_rows_that_no_longer_fit(folder, tmp_path):
+    table = pd.read_csv(folder / "answers.csv", dtype=str, keep_default_na=False)
+    out = tmp_path / "c.json"
+    for column, value, message in (
+        ("answer", " Sorell", "row 3: prompt, answer, settings or scores were changed after"),
+        ("digest", "", "row 3: expected a row that `score --out` wrote, got the fields"),
+        ("correct", "yes", "row 3: \"correct\": expected true or false, got 'yes'"),
+    ):
+        changed = table.copy()
+        changed.loc[2, column] = value
+        changed.to_csv(tmp_path / "changed.csv", index=False)
+        code, said = run("calibrate", tmp_path / "changed.csv", "--risk", 0.4, "--out", out)
+        assert code == 1
+        assert message in said
+    write(tmp_path / "other.jsonl", labelled(70)[60:])
+    run("score", tmp_path / "other.jsonl", "--model", folder / "model", "--num-masks", 4,
+        "--mask-rate", 0.3, "--top-k", 8, "--out", tmp_path / "other.csv")  # fmt: skip
+    other = pd.read_csv(tmp_path / "other.csv", dtype=str, keep_default_na=False)
+    pd.concat([table[:60], other]).to_csv(tmp_path / "mixed.csv", index=False)
+    code, said = run("calibrate", tmp_path / "mixed.csv", "--risk", 0.4, "--out", out)
+    assert code == 1
+    assert "row 61: scored otherwise than row 1 (scope 'all', not 'response'; stop [], not" in said
+    code, said = run("calibrate", folder / "answers.csv", "--unlabelled", tmp_path / "other.csv",
+                     "--risk", 0.4, "--out", out)  # fmt: skip
+    assert code == 1
+    assert "unlabelled row 1: scored otherwise than row 1" in said
+    assert not out.exists()
+
+
+def test_unlabelled_rows_give_the_thresholds(folder, tmp_path):
+    out = tmp_path / "c.json"
+    words = ("calibrate", folder / "answers.csv", "--risk", 0.9, "--signal", "msp", "--out", out)
+    code, said = run(*words, "--unlabelled", folder / "answers.csv")
+    assert code == 0, said
+    assert Calibration.load(out).guarantee.share == 0
+
+
+def test_only_the_learned_signal_loads_the_model(folder, tmp_path):
+    out = tmp_path / "c.json"
+    words = ("calibrate", folder / "answers.csv", "--risk", 0.9, "--signal", "learned", "--out")
+    code, said = run(*words, out)
+    assert code == 0, said
+    assert Calibration.load(out).learning
+    moved = shutil.copytree(folder / "model", tmp_path / "model")
+    code, said = run(*words, tmp_path / "moved.json", "--model", moved)
+    assert code == 0, said
+    assert Calibration.load(tmp_path / "moved.json").values == Calibration.load(out).values
+    code, said = run(*words, tmp_path / "d.json", "--model", moved, "--stop", "?")
+    assert code == 1
+    assert "row 1 was scored with another model or other settings (stop ['\\n'] there" in said
+
+
+def test_another_model_and_other_settings_are_refused(folder, calibrated, tmp_path):
+    path, _ = calibrated
+    write(tmp_path / "new.jsonl", [{"prompt": PROMPT, "answer": " Brask"}])
+    words = ("decide", tmp_path / "new.jsonl", "--calibration", path)
+    moved = shutil.copytree(folder / "model", tmp_path / "model")
+    code, said = run(*words, "--model", moved, "--out", tmp_path / "a.csv")
+    assert (code, "No decision" in said) == (0, False), said
+    moved = shutil.copytree(moved, tmp_path / "changed" / "model")  # the other stays in memory
+    changed = AutoModelForCausalLM.from_pretrained(moved)
+    with torch.no_grad():
+        changed.lm_head.weight[0, 0] += 1
+    changed.save_pretrained(moved)
+    code, said = run(*words, "--model", moved, "--out", tmp_path / "b.csv")
+    assert "weights or their precision differ" in said
+    limited(Calibration.load(path), 1e9, "sem").save(tmp_path / "sem.json")
+    code, said = run(
+        *words[:3], tmp_path / "sem.json", "--scope", "all", "--out", tmp_path / "d.csv"
+    )
+    assert code == 1
+    assert "settings differ from the calibration answers.csv (scope 'response' there" in said
+
+
+def test_rows_that_are_not_scored_need_the_model(folder, calibrated, tmp_path):
+    out = tmp_path / "c.json"
+    words = ("calibrate", folder / "rows.jsonl", "--risk", 0.9, "--out", out)
+    code, said = run(*words)
+    assert code == 1
+    assert "row 1: expected a row that `score --out` wrote, got the fields prompt, answer" in said
+    assert "`polygraph_asmi score FILE --model MODEL --out SCORED`" in said
+    code, said = run(*words, "--stop", "\\n")
+    assert code == 2
+    assert "stop are those of ROWS: leave them out, or name the --model, too" in said
+    code, said = run(*words, "--model", folder / "model", *OPTIONS)
+    assert code == 0, said
+    found, expected = Calibration.load(out), Calibration.load(calibrated[0])
+    assert found.values == pytest.approx(expected.values, rel=1e-6)
+    code, said = run(*words, "--model", folder / "model")
+    assert "c.json exists: name another file, or remove it" in said
+
+
+def test_the_demo_s_model_is_known_by_its_folder(monkeypatch, tmp_path):
+    monkeypatch.setattr(smollm2, "smollm2_source", lambda: (tmp_path, None))
+    assert (loadable(str(tmp_path)), loadable("m")) == ("smollm2", "m")

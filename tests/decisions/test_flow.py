@@ -97,7 +97,7 @@ def test_rows_that_no_longer_fit(folder, tmp_path):
     out = tmp_path / "c.json"
     for column, value, message in (
         ("answer", " Sorell", "row 3: prompt, answer, settings or scores were changed after"),
-        ("digest", "", "row 3: expected a row that `score --out` wrote, got the fields"),
+        ("details", "", "row 3: prompt, answer, settings or scores were changed after"),
         ("correct", "yes", "row 3: \"correct\": expected true or false, got 'yes'"),
     ):
         changed = table.copy()

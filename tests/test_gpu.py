@@ -10,8 +10,6 @@ import torch
 from click.testing import CliRunner
 from lm_polygraph.utils.common import load_external_module
 
-from lm_polygraph_asmi.results.manifest import write_manifest
-
 SCRIPT = Path(__file__).parents[1] / "scripts" / "gpu.py"
 PARTS = ("Numerical tests", "shape of qwen3-4b", "shape of llama-2-7b", "rows of asmi_coqa")
 
@@ -77,22 +75,3 @@ def test_a_part_that_fails_costs_no_other(gpu, tmp_path, monkeypatch):
     assert "- first: failed (exit 1)" in out.read_text()
     monkeypatch.setattr(gpu, "tests", lambda *_: good)
     assert CliRunner().invoke(gpu.main, ["--rehearse", "--out", str(out)]).exit_code == 0
-
-
-def test_seconds_of_phases_add_up(gpu, tmp_path):
-    manager = tmp_path / "ue_manager_seed1"
-    timing = {"greedy": {"median": 0.5, "total": 2.0}, "asmi": {"median": 1.0, "total": 4.0}}
-    write_manifest(
-        {
-            "seconds": timing, "seconds_wall": 10.0, "rows": {"ids": ["a", "b", "c", "d"]},
-            "model": {"path": "M", "revision": "r"},
-            "peak_memory_bytes": {"main": 2e9, "cuda:0": 9e9},
-        },
-        manager,
-    )  # fmt: skip
-    shown = gpu.phases(manager)
-    assert "4 rows of M, revision r." in shown
-    assert "| greedy | 2.0 | 0.500 |" in shown
-    assert "| loading, other baselines, quality | 4.0 | |" in shown
-    assert "| all | 10.0 | 2.500 |" in shown
-    assert "Peak memory: main 2.0 GB, cuda:0 9.0 GB." in shown

@@ -325,26 +325,6 @@ def test_asmi_is_added_to_a_users_lists(elsewhere, tiny, config, overrides, kept
     assert list(composed_run.hydra.callbacks) == ["asmi"]
 
 
-EXAMPLES = os.environ.get("LM_POLYGRAPH_EXAMPLES")
-
-
-@pytest.mark.skipif(EXAMPLES is None, reason="LM_POLYGRAPH_EXAMPLES names no folder")
-def test_asmi_is_added_to_every_example_of_the_host():
-    """`examples/configs` of a checkout of LM-Polygraph; its wheel has none of them."""
-    tried = 0
-    for file in Path(EXAMPLES).rglob("polygraph_eval_*.yaml"):
-        before = compose_run(file.stem, str(file.parent))
-        if "estimators" not in before:
-            continue  # a part of other examples
-        after = compose_run(file.stem, str(file.parent), ["+add=asmi"])
-        assert list(after.estimators)[: len(before.estimators)] == list(before.estimators), file
-        assert names_in(after, of_asmi=True) == VARIANTS
-        calculators = before.get("stat_calculators") or []
-        assert [e for e in calculators if e not in list(after.stat_calculators)] == []
-        tried += 1
-    assert tried > 20
-
-
 def test_a_list_cannot_be_kept_without_the_runs_config():
     HydraConfig.instance().cfg = None
     with initialize(version_base=None, config_path=None):

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from lm_polygraph.generation_metrics.alignscore import AlignScore
 from lm_polygraph.generation_metrics.alignscore_utils import BERTAlignModel
 from lm_polygraph.utils.deberta import Deberta, MultilingualDeberta
@@ -76,17 +75,3 @@ def test_align_score(stand_ins, monkeypatch):
     scores = metric({"greedy_texts": list(answers), "input_texts": ["", ""]}, list(targets))
     assert np.all((scores > 0) & (scores < 1))
     assert abs(scores[0] - scores[1]) > 0.01
-
-
-def test_overrides_are_what_hydra_reads(tmp_path):
-    folder = tmp_path / "it's a folder"
-    stand_ins = StandIns(folder / "nli", folder / "cross", folder / "align", folder, {})
-    values = {
-        override.key_or_group: override.value()
-        for override in OverridesParser.create().parse_overrides(stand_ins.overrides)
-    }
-    assert values == {
-        "nli_path": f"{folder}/nli",
-        "cross_encoder_path": f"{folder}/cross",
-        "align_score_path": f"{folder}/align",
-    }

@@ -105,9 +105,14 @@ class Scorer:
             model = causal_model(model, self.config.structure)
         self.model = plain_model(model)
         name_modules(self.model, self.config.structure)
-        self.tokenizer = _usable_tokenizer(self.model, tokenizer)
         structure_of(self.model)  # raises if heads cannot be masked
-        check_tokenizer(self.model, self.tokenizer)
+        if tokenizer is None or not hasattr(tokenizer, "decode"):
+            raise ValueError(
+                "expected the model's tokenizer, as in score(model, prompt, answer, "
+                f"tokenizer=tokenizer), got {tokenizer!r:.60}"
+            )
+        check_tokenizer(self.model, tokenizer)
+        self.tokenizer = tokenizer
         self._engine = Engine(self.config)
         self._conditions = StopConditions(self.model, self.tokenizer, self.config.stop)
         self._generation = Generation(self.model, self.tokenizer, self._conditions)
@@ -118,12 +123,7 @@ class Scorer:
         answer: Answer | None = None,
         samples: Sequence[Answer] | None = None,
     ) -> Score:
-        """Score one answer; see `lm_polygraph_asmi.score`.
-
-        Example:
-            >>> scorer.score(prompt, " Edda Holm").answer
-            ' Edda Holm'
-        """
+        """Score one answer; see `lm_polygraph_asmi.score`."""
         request, config = parse_request(prompt, answer, samples), self.config
         with scoring_session(self.model):  # the model's state is read once
             given = self._given(request)
@@ -261,23 +261,6 @@ class Scorer:
         few = "Fewer than two sampled answers are non-empty: no semantic discount (alpha near 0)."
         gate = adaptive_gate(diversity, config.tau, config.beta)
         return gate, diversity, [few] if len(responses) < 2 else []
-
-
-def _usable_tokenizer(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
-) -> PreTrainedTokenizerBase:
-    """The tokenizer; raises unless the model can generate with it."""
-    if not hasattr(model, "generation_config"):
-        raise TypeError(
-            "expected a decoder-only model, as AutoModelForCausalLM loads it, got "
-            f"{type(model).__name__}"
-        )
-    if tokenizer is None or not hasattr(tokenizer, "decode"):
-        raise ValueError(
-            "expected the model's tokenizer, as in score(model, prompt, answer, "
-            f"tokenizer=tokenizer), got {tokenizer!r:.60}"
-        )
-    return tokenizer
 
 
 def score(

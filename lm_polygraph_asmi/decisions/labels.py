@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from lm_polygraph_asmi.analysis.clusters import text_clusters
+from lm_polygraph_asmi.analysis.right import below_right
 from lm_polygraph_asmi.decisions.decision import EMPTY
 from lm_polygraph_asmi.files import to_json
-from lm_polygraph_asmi.results.runs import below_right
 from lm_polygraph_asmi.scoring.rows import Row
 from lm_polygraph_asmi.validation import check_number, describe_fields, identity, same_text
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lm_polygraph_asmi.analysis.right import below_right  # noqa: F401  # calibration's way to it
 from lm_polygraph_asmi.config import METHODS, ASMIConfig, depth_key
 from lm_polygraph_asmi.results.manifest import asmi_settings, read_manifest
 

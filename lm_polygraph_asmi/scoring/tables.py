@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from lm_polygraph_asmi.files import locked, to_json
+from lm_polygraph_asmi.files import locked, partial_of, to_json
 from lm_polygraph_asmi.scoring.rows import (
     DETAILS,
     ROWS,
@@ -166,9 +166,9 @@ class Output:
 
     def append(self, records: Sequence[dict[str, Any]]) -> None:
         """Add rows. Parquet is written anew; so is a file where rows are tried again, in order."""
+        behind = bool(self.records) and self.records[-1]["row"] > records[0]["row"]
         self.records += records
-        numbers = [record["row"] for record in self.records]
-        if self.suffix == ".parquet" or numbers != sorted(numbers):
+        if self.suffix == ".parquet" or behind:
             self.write()
             return
         new = not (self.path.exists() and self.path.stat().st_size)
@@ -178,7 +178,7 @@ class Output:
     def write(self) -> None:
         """Write the whole file, through a temporary one."""
         self.records.sort(key=lambda record: record["row"])
-        partial = self.path.with_name(f"{self.path.name}.partial")
+        partial = partial_of(self.path)
         if self.suffix == ".parquet":
             frame_of(self.records, self.given, self.types).to_parquet(partial, index=False)
         else:

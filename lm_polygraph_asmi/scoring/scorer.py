@@ -285,7 +285,8 @@ def score(
         answer: text with its leading space, to which the most probable of the end tokens and stop
             strings is added; or token ids, scored unchanged. None: the model's greedy answer.
         tokenizer: required with a transformers model; not allowed with a name.
-        config, **settings: `ASMIConfig`, and fields that override it; those of `Scorer`, too.
+        config: the settings.
+        **settings: fields of `ASMIConfig` that override it; those of `Scorer`, too.
         samples: method "adapt" only: sampled answers. None: sampled at temperature 0.5; they
             depend only on prompt and `seed`.
 

@@ -7,12 +7,9 @@ SmolLM2-135M-Instruct, by MSP:
 >>> from lm_polygraph_asmi import Scorer, score_file
 >>> from lm_polygraph_asmi.decisions import Decider, calibrate_rows
 >>> prompt = "Passage: Edda Holm built the ferry in Brask. Question: Who built it? Answer:"
->>> answers = pd.DataFrame([
-...     {"prompt": f"{passage}. {prompt}", "answer": answer, "correct": right}
-...     for passage in range(4)
-...     for answer, right in ((" Edda Holm", True), (" Brask", False))
-... ])
->>> answers.to_csv("labelled.csv", index=False)
+>>> prompts, answers = [f"{number}. {prompt}" for number in range(8)], [" Edda Holm", " Brask"] * 4
+>>> labelled = pd.DataFrame({"prompt": prompts, "answer": answers, "correct": [True, False] * 4})
+>>> labelled.to_csv("labelled.csv", index=False)
 >>> scorer = Scorer("smollm2", stop=".", max_new_tokens=4)
 >>> score_file(scorer, "labelled.csv", "answers-of-smollm2.csv")
 0

@@ -68,7 +68,7 @@ def fit(
     confidence: float,
     signal: str,
     method: str,
-    features: Callable[[], Features] | None = None,
+    features: Callable[[], Features] = dict,
     unlabelled: Mapping[str, Float[np.ndarray, " m"]] | None = None,
     **about: Any,
 ) -> Calibration:
@@ -84,9 +84,7 @@ def fit(
         if unlabelled:
             raise ValueError("a learned score takes no unlabelled rows: name another signal")
         simple = {kind: columns[kind] for kind in columns if not SIGNALS[kind].masked}
-        choice = learned_threshold(
-            features() if features else {}, simple, answers, risk, confidence
-        )
+        choice = learned_threshold(features(), simple, answers, risk, confidence)
         columns = {**columns, choice.signal: choice.values}
         decider, rule = choice.signal, choice.rule
         about |= {"learned": choice.score, "learning": choice.learning}

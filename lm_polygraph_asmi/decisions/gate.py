@@ -21,7 +21,6 @@ from lm_polygraph_asmi.decisions.decision import EMPTY, Decision
 from lm_polygraph_asmi.decisions.labels import (
     answer_digest,
     check_once,
-    check_right_from,
     clusters_of,
     is_wrong,
     naming,
@@ -171,7 +170,6 @@ def gate(
     blank ones are left out, as in the calibration. ValueError, naming row and field: no decision of
     this calibration, no label, or an answer seen twice, or by the calibration.
     """
-    check_right_from(right_from)
     right_from = calibration.right_from if right_from is None else right_from
     calibrated, known = set(calibration.answer_digests), dict[str, int]()
     wrong, accepted, counted = [], [], []

@@ -36,18 +36,11 @@ def is_wrong(content: Mapping[str, Any], right_from: float | None = None) -> boo
     return not value
 
 
-def check_right_from(right_from: float | None) -> None:
-    """Raise ValueError unless it is a finite number, or None for the default."""
-    if right_from is not None:
-        check_number("right_from", right_from)
-
-
 def labels_of(rows: Sequence[Row], right_from: float | None = None) -> list[tuple[Row, bool]]:
     """The rows that have a label, each with whether its answer is wrong.
 
     ValueError, naming the row: it cannot be read, its label is none, or its id was seen before.
     """
-    check_right_from(right_from)
     labels, known = list[tuple[Row, bool]](), dict[str, int]()
     for row in rows:
         with naming(row):

@@ -11,7 +11,7 @@ from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.decisions.calibration import Calibration
 from lm_polygraph_asmi.decisions.fit import check_signal, fit
-from lm_polygraph_asmi.decisions.labels import check_right_from, joined
+from lm_polygraph_asmi.decisions.labels import joined
 from lm_polygraph_asmi.decisions.rows import digests_of
 from lm_polygraph_asmi.results.run_groups import load_run_groups, of_config
 from lm_polygraph_asmi.scoring.provenance import answer_end, prompt_format
@@ -45,7 +45,6 @@ def calibrate_run(
         (60, 'AlignScore')
     """
     check_signal(signal, risk, confidence, run=True)
-    check_right_from(right_from)
     if signal == "adapt":  # other scores need no estimator of their own
         settings = {"method": signal} | settings
     group, method = _scored_group(path, metric, settings)

@@ -96,7 +96,7 @@ def test_labels():
     assert not is_wrong({"quality": 1 + 1e-9})  # a metric's rounding
     for right_from in (math.nan, math.inf, True, "0.5"):
         with pytest.raises(ValueError, match="right_from must be a number"):
-            labels_of([Row(1, {"quality": 0.9})], right_from)
+            is_wrong({"quality": 0.9}, right_from)
 
 
 ASKED = {"risk": 0.4, "confidence": 0.8, "signal": "msp", "resamples": 20}

@@ -37,7 +37,8 @@ RENAMED = {
 LEFT: tuple[str, ...] = (
     r"tables/(audit|correctness_labels|label_noise|length|outcomes|outcome_counts|reliability)\.csv",
     r"/distinct_signal\.csv/\d+/(adds|p|p, Holm|z)$",
-    r"^rows/(calibration/(reliability|calibration_error)|.*/offsets)",
+    r"^rows/(calibration/(reliability|calibration_error|error_steps|loading)|.*/offsets)",
+    r"^rows/decided/\d+/error_(probability|interval)",
     r"/confident_fragile_by_regime\.csv/\d+/(p|z)$",
     r"tables/(rejection|case_study|depth_by_group|benchmark_auroc|benchmark_augrc)\.csv",
 )
@@ -139,10 +140,9 @@ def rows(out: Path) -> None:
         given.write_text("".join(json.dumps(line) + "\n" for line in lines))
         model = ("--model", "smollm2", "--scope", "response")
         run("polygraph_asmi", "score", given, *model, "--stop", r"\n", "--out", scored)
-        run("polygraph_asmi", "calibrate", scored, *model, "--stop", r"\n", "--risk", 0.4,
-            "--signal", "sem", "--out", calibration)  # fmt: skip
-        run("polygraph_asmi", "decide", given, *model[:2], "--calibration", calibration,
-            "--out", decided)  # fmt: skip
+        run("polygraph_asmi", "calibrate", scored, "--risk", 0.4, "--signal", "sem",
+            "--out", calibration)  # fmt: skip
+        run("polygraph_asmi", "decide", given, "--calibration", calibration, "--out", decided)
         content = {
             file.stem: {str(n): json.loads(line) for n, line in enumerate(file.open())}
             for file in (scored, decided)

@@ -274,7 +274,7 @@ WITH_PANDAS = [
     ("results RUN", "Sem-ASMI"),
     ("report RUN --out x --metric Nope", "has no quality metric 'Nope'"),
     ("results LICENSE", "is not a run saved by LM-Polygraph"),
-    ("calibrate BAD.jsonl --model x --risk 0.2 --out x.json", "expected true or false, got 'yes'"),
+    ("calibrate BAD.jsonl --risk 0.2 --out x.json", "row 1: expected a row with scores, got"),
 ]
 
 

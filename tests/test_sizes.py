@@ -17,9 +17,7 @@ LINES, PARAMETERS = 60, 8
 """Most lines of code (no blank lines, comments, docstrings), and most parameters, of a function."""
 LONG: dict[str, int] = {}
 """The functions that have more lines."""
-WIDE = {
-    "commands/doctor.py:doctor": 9,
-}
+WIDE: dict[str, int] = {}
 """The functions that have more parameters. Commands have one for each option."""
 ROOT = PACKAGE.parent
 ROOMS = {
@@ -40,8 +38,8 @@ CEILINGS = {  # now, and where it shall end
     "report": (2400, 2400),
     "heads": (1100, 1100),
     "scoring": (2300, 2300),
-    "decisions": (1983, 1800),
-    "commands": (1018, 700),
+    "decisions": (1800, 1800),
+    "commands": (700, 700),
     "package": (20000, 20000),
     "tests": (20990, 16000),
     "scripts": (2000, 2000),

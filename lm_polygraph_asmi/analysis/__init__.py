@@ -14,7 +14,6 @@ from lm_polygraph_asmi.lazy import attach
 
 # Imported on first use.
 __getattr__, __dir__, __all__ = attach(__name__, {
-    "calibration": "Step calibrate probability_at",
     "clusters": (
         "Clustered Interval cluster_band cluster_interval text_clusters "
         "wilson_interval"

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from lm_polygraph_asmi.validation import check_number
+
 RIGHT = 0.5
 """Quality from which an answer counts as right, as in the paper."""
 ROUNDING = 1e-6
@@ -23,7 +25,9 @@ def below_right(quality: float, right_from: float | None = None, name: str = "qu
     Without `right_from`, ValueError for a quality outside 0 to 1: on another scale, such as
     percent, nearly every answer would count as right.
     """
-    if right_from is None and not on_scale(quality):
+    if right_from is not None:
+        check_number("right_from", right_from)
+    elif not on_scale(quality):
         raise ValueError(
             f"expected {name} between 0 and 1, got {quality:g}: on another scale, say from where "
             "an answer is right (--right-from, right_from)"

@@ -4,9 +4,8 @@ One file per command. These files import only click at the top; a command import
 runs, so that help and argument errors appear at once.
 """
 
-import os
 import sys
-from contextlib import redirect_stderr, redirect_stdout
+import warnings
 from typing import Any
 
 import click
@@ -21,45 +20,29 @@ from lm_polygraph_asmi.commands.plan import plan
 from lm_polygraph_asmi.commands.report import report
 from lm_polygraph_asmi.commands.results import results
 from lm_polygraph_asmi.commands.score import score
-
-
-class Console:
-    """A standard stream that stops no command.
-
-    Characters that its encoding lacks are replaced; once its reader has gone, as after `| head`,
-    nothing more is written.
-    """
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        return self._unless_closed(self._stream.write, text) or 0
-
-    def flush(self) -> None:
-        self._unless_closed(self._stream.flush)
-
-    def _unless_closed(self, run: Any, *arguments: Any) -> Any:
-        try:
-            return run(*arguments)
-        except BrokenPipeError:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())  # also what is buffered, at exit
-            os.close(nowhere)
-            return None
+from lm_polygraph_asmi.heads.commands import COMMANDS
 
 
 class Main(click.Group):
-    """The command; whatever the console is, the exit status says how the work went."""
+    """The command: wrong input and missing files end it with a sentence and exit status 1."""
 
     def main(self, *args: Any, **options: Any) -> Any:
-        with redirect_stdout(Console(sys.stdout)), redirect_stderr(Console(sys.stderr)):
-            return super().main(*args, **options)
+        """Characters that a terminal's encoding lacks are replaced."""
+        if not sys.warnoptions:  # of other libraries, which users cannot fix
+            warnings.simplefilter("ignore")
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="replace")
+        return super().main(*args, **options)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """See `click.Group.invoke`."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # the reader has gone, as after `| head`: click ends quietly
+            raise
+        except (OSError, ValueError) as error:
+            raise click.ClickException(str(error)) from error
 
 
 @click.group(cls=Main, context_settings={"help_option_names": ["-h", "--help"]})
@@ -72,23 +55,7 @@ def main() -> None:
     """
 
 
-class Heads(click.Group):
-    """Commands of `lm_polygraph_asmi.heads`, imported on first use."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(self._commands())
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return self._commands().get(cmd_name)
-
-    @staticmethod
-    def _commands() -> dict[str, click.Command]:
-        from lm_polygraph_asmi.heads.commands import COMMANDS
-
-        return COMMANDS
-
-
-@main.group(cls=Heads, short_help="The causal probe.")
+@main.group(commands=COMMANDS, short_help="The causal probe.")
 def heads() -> None:
     """Test the paper's claims on heads: the causal probe."""
 

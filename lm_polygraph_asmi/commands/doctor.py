@@ -4,38 +4,23 @@ from typing import Any
 
 import click
 
+from lm_polygraph_asmi.commands.score import LOADING, score
+from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.files import to_json
-from lm_polygraph_asmi.options import given_settings, setting_options
+from lm_polygraph_asmi.options import given_settings
 
-OF_RUN = ("config_dir", "run", "overrides")
-OF_MODEL = ("gguf_file", "dtype", "device_map")
-
-
-def _refuse_other_options(settings: dict[str, Any], of_model: bool) -> None:
-    """Raise click.UsageError for options that only a run, or only a model, has."""
-    context = click.get_current_context()
-    names = OF_RUN if of_model else (*OF_MODEL, *settings)
-    explicit = given_settings({name: context.params[name] for name in names})
-    if not explicit:
-        return
-    options = {option.name: option.opts[0] for option in context.command.params}
-    mode, other = ("--model", "--config-name")[:: 1 if of_model else -1]
-    raise click.UsageError(
-        f"{mode} takes no {', '.join(options[name] for name in explicit)}; only {other} does"
-        + ". Write settings of a run as overrides, such as asmi.depth=0.5" * (not of_model)
-    )
+OF_MODEL = (*LOADING, "depth", "structure", "max_new_tokens", "memory_budget")
+"""Options of `score` that --model takes, too."""
 
 
-@click.command(short_help="Check a run before starting it, or a model.")
+@click.command(
+    params=[option for option in score.params if option.name in OF_MODEL],
+    short_help="Check a run before starting it, or a model.",
+)
+@click.argument("overrides", nargs=-1)
 @click.option("--config-name", help="Config of a run, as for polygraph_eval.")
 @click.option("--model", help="A model instead: folder, hub ID, or smollm2 (the demo's model).")
-@click.option("--gguf-file", help="With --model: GGUF file in the folder with the weights.")
-@click.option("--dtype", default="auto", show_default=True, help="With --model: its data type.")
-@click.option("--device-map", help="With --model: where to load it; auto uses GPUs, default: CPU.")
-@setting_options("depth", "structure", "max_new_tokens", "memory_budget")
-@click.option(
-    "--config-dir", type=click.Path(exists=True, file_okay=False), help="Folder of your configs."
-)
+@click.option("--config-dir", type=click.Path(exists=True, file_okay=False), help="Your configs.")
 @click.option(
     "--run/--no-run",
     default=True,
@@ -43,19 +28,10 @@ def _refuse_other_options(settings: dict[str, Any], of_model: bool) -> None:
     "check the config only.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.argument("overrides", nargs=-1)
 def doctor(
-    config_name: str | None,
-    config_dir: str | None,
-    run: bool,
-    as_json: bool,
-    overrides: tuple[str, ...],
-    model: str | None,
-    gguf_file: str | None,
-    dtype: str,
-    device_map: str | None,
-    **settings: Any,
-) -> None:
+    overrides: tuple[str, ...], config_name: str | None, model: str | None,
+    config_dir: str | None, run: bool, as_json: bool, **options: Any,
+) -> None:  # fmt: skip
     """Check whether a run will work, or a model can be scored, and estimate the cost.
 
     OVERRIDES are those of polygraph_eval, with one value each: one job of a sweep is checked. With
@@ -65,40 +41,36 @@ def doctor(
     """
     from rich.console import Console
 
+    given = given_settings(options)
     if (config_name is None) == (model is None):
         raise click.UsageError("expected --config-name or --model, one of them")
-    _refuse_other_options(settings, model is not None)
+    if model is None and given:
+        raise click.UsageError(
+            f"only --model takes {', '.join(given)}: write settings of a run as overrides, such as "
+            "asmi.depth=0.5"
+        )
+    if model is not None and (config_dir or overrides or not run):
+        raise click.UsageError("only --config-name takes --config-dir, --no-run and overrides")
     if model is not None:
-        from lm_polygraph_asmi.config import ASMIConfig
+        settings = {name: given.pop(name) for name in ASMIConfig.names() if name in given}
+        config = ASMIConfig().replace(**settings)
+        from lm_polygraph_asmi.scoring.doctor import diagnose_model
 
-        try:
-            config = ASMIConfig().replace(**given_settings(settings))
-            from lm_polygraph_asmi.scoring.doctor import diagnose_model
-
-            with Console(stderr=True).status(f"Checking {model}"):
-                result = diagnose_model(
-                    model, model, config=config,
-                    gguf_file=gguf_file, dtype=dtype, device_map=device_map,
-                )  # fmt: skip
-        except ValueError as error:
-            raise click.ClickException(str(error)) from error
+        with Console(stderr=True).status(f"Checking {model}"):
+            result = diagnose_model(model, model, config=config, **given)
         if as_json:
             click.echo(to_json(result.to_dict(), indent=1))
         else:
             Console().print(result)
         raise SystemExit(not result.works)
-    assert config_name is not None
     from lm_polygraph_asmi.runs.compose import compose_run
 
-    try:
-        composed = compose_run(config_name, config_dir, overrides)  # or an error before the imports
-        from lm_polygraph_asmi.runs.doctor import diagnose
+    composed = compose_run(str(config_name), config_dir, overrides)  # or an error before imports
+    from lm_polygraph_asmi.runs.doctor import diagnose
 
-        folder = ["--config-dir", config_dir] if config_dir else []
-        arguments = ["--config-name", config_name, *folder, *overrides]
-        diagnosis = diagnose(Console(stderr=as_json, quiet=as_json), composed, arguments, run)
-    except ValueError as error:
-        raise click.ClickException(str(error)) from error
+    folder = ["--config-dir", config_dir] if config_dir else []
+    arguments = ["--config-name", str(config_name), *folder, *overrides]
+    diagnosis = diagnose(Console(stderr=as_json, quiet=as_json), composed, arguments, run)
     if as_json:
         click.echo(to_json(diagnosis, indent=1))
     if not diagnosis["works"]:

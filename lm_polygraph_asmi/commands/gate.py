@@ -5,6 +5,8 @@ from typing import Any
 
 import click
 
+from lm_polygraph_asmi.files import to_json
+
 STATUS = {"holds": 0, "violated": 3, "inconclusive": 4}
 """Outcome -> exit status; click uses 1 and 2."""
 
@@ -28,24 +30,19 @@ def gate(
 
     Exit status: 0 holds, 3 violated, 4 inconclusive; 1 and 2 are errors.
     """
-    try:
-        from lm_polygraph_asmi.decisions.calibration import Calibration
-        from lm_polygraph_asmi.decisions.gate import gate as gate_of
-        from lm_polygraph_asmi.decisions.labels import is_left_out
-        from lm_polygraph_asmi.scoring.rows import read_rows
+    from lm_polygraph_asmi.decisions.calibration import Calibration
+    from lm_polygraph_asmi.decisions.decision import EMPTY
+    from lm_polygraph_asmi.decisions.gate import gate as gate_of
+    from lm_polygraph_asmi.scoring.rows import read_rows
 
-        rows: list[Any] = []
-        for path in labelled:
-            before = rows[-1].number if rows else 0
-            rows += [row._replace(number=before + row.number) for row in read_rows(path)]
-        result = gate_of(Calibration.load(calibration), rows, right_from)
-        blank = sum(is_left_out(row.content) for row in rows)
-        without_decision = sum(row.content["accept"] is None for row in rows) - blank
-    except (OSError, ValueError) as error:
-        raise click.ClickException(str(error)) from error
+    rows: list[Any] = []
+    for path in labelled:
+        before = rows[-1].number if rows else 0
+        rows += [row._replace(number=before + row.number) for row in read_rows(path)]
+    result = gate_of(Calibration.load(calibration), rows, right_from)
+    blank = sum(row.content["reason"] == EMPTY for row in rows)
+    without_decision = sum(row.content["accept"] is None for row in rows) - blank
     if as_json:
-        from lm_polygraph_asmi.files import to_json
-
         content = vars(result) | {"guarantee": vars(result.guarantee)}
         click.echo(to_json(content | {"without_decision": without_decision}))
     else:

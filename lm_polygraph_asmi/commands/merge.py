@@ -18,25 +18,15 @@ def merge(runs: tuple[str, ...], out: str) -> None:
     Exits with status 1 if a setting could not be merged.
     """
     from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
 
-    try:
-        check_writable(out, folder=True)
-    except ValueError as error:
-        raise click.ClickException(str(error)) from error
+    check_writable(out, folder=True)
     from lm_polygraph_asmi.runs.merge import merge_runs
 
-    console = Console()
-    with console.status("Merging shards, computing LM-Polygraph's metrics over all rows ..."):
+    with Console().status("Merging shards, computing LM-Polygraph's metrics over all rows ..."):
         merged, errors = merge_runs(runs, out)
-    if merged:
-        table = Table("setting", "shards", "rows", "file")
-        for run in merged:
-            table.add_row(run.group, str(run.shards), str(run.rows), escape(str(run.file)))
-        console.print(table)
     for run in merged:
+        click.echo(f"{run.group}: {run.rows} rows of {run.shards} shards in {run.file}")
         for warning in run.warnings:
-            console.print(f"{run.group}: {warning}", style="yellow", highlight=False, markup=False)
+            click.secho(f"{run.group}: {warning}", fg="yellow")
     if errors:
         raise click.ClickException("\n".join(errors))

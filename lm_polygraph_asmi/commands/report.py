@@ -29,14 +29,9 @@ from lm_polygraph_asmi.validation import check_writable
     type=click.Choice(["csv", "md", "tex", "svg", "pdf"]),
     help="Also write tables or figures as such files; repeatable.",
 )
-@click.option(
-    "--jobs",
-    type=click.IntRange(min=1),
-    help="Settings computed side by side, each on one core; default: one a core.",
-)
 def report(
     runs: tuple[str, ...], out: str, metric: str | None, depth: float, full: bool,
-    formats: tuple[str, ...], jobs: int | None,
+    formats: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Write a page on finished RUNS (folders or manager files): PRR, and its difference from MSP's.
 
@@ -50,16 +45,13 @@ def report(
     from lm_polygraph_asmi.results.run_groups import load_run_groups
 
     console = Console()
-    try:
-        check_writable(out, folder=True)
-        groups = load_run_groups(runs, metric, depth)
-        # Imported late: it takes seconds, and the runs may be unreadable.
-        from lm_polygraph_asmi.report import build_report
+    check_writable(out, folder=True)
+    groups = load_run_groups(runs, metric, depth)
+    # Imported late: it takes seconds, and the runs may be unreadable.
+    from lm_polygraph_asmi.report import build_report
 
-        progress = partial(track, console=console)
-        file, summary = build_report(groups, out, progress, jobs or cpu_count(), full, formats)
-    except (OSError, ValueError) as error:
-        raise click.ClickException(str(error)) from error
+    progress = partial(track, console=console)
+    file, summary = build_report(groups, out, progress, cpu_count(), full, formats)
     for line in summary:
         console.print(line, highlight=False, markup=False)
     console.print(f"{len(groups)} setting{'s' * (len(groups) != 1)}: {file}", highlight=False)

@@ -15,10 +15,7 @@ def results(runs: tuple[str, ...], as_csv: bool) -> None:
     from lm_polygraph_asmi.results.runs import load_run, manager_files
 
     console = Console()
-    try:
-        loaded = [load_run(file) for path in runs for file in manager_files(path)]
-    except (FileNotFoundError, ValueError) as error:
-        raise click.ClickException(str(error)) from error
+    loaded = [load_run(file) for path in runs for file in manager_files(path)]
     if as_csv:
         rows = [
             {"run": run.path, "metric": metric, **row}

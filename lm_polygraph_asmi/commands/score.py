@@ -1,8 +1,6 @@
 """`polygraph_asmi score`: score answers from the shell."""
 
-import sys
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -23,13 +21,6 @@ LOADING = ("gguf_file", "dtype", "device_map")
 MINUTE = 60.0
 
 
-def _refuse(_: Any, __: Any, value: str | None) -> None:
-    if value is not None:
-        raise click.UsageError(
-            "score takes no calibration: `polygraph_asmi decide` says what one tells of an answer"
-        )
-
-
 @click.command()
 @click.argument("rows_file", type=click.Path(exists=True, dir_okay=False))
 @click.option("--model", required=True, help="Folder, hub ID, or smollm2 (the demo's model).")
@@ -39,9 +30,6 @@ def _refuse(_: Any, __: Any, value: str | None) -> None:
 @click.option("--answer", help="Answer text; default: the model's greedy answer.")
 @click.option("--chat", is_flag=True, help="Apply the chat template to text prompts.")
 @setting_options()
-@click.option(
-    "--calibration", hidden=True, expose_value=False, callback=_refuse, help="See `decide`."
-)
 @click.option(
     "--out",
     type=click.Path(dir_okay=False),
@@ -57,19 +45,15 @@ def score(**options: Any) -> None:
     Exits with status 1 if any row fails.
     """
     work, loading, explicit = Work.of(options)
+    ASMIConfig().replace(**explicit)  # raises if out of range
+    from lm_polygraph_asmi.scoring.result import Score
 
     def opened() -> "Rows":
         from lm_polygraph_asmi.scoring.scorer import Scorer  # imports torch: after all checks
 
         return Scorer(work.model, **loading, **explicit)
 
-    def check() -> type:
-        ASMIConfig().replace(**explicit)  # raises if out of range
-        from lm_polygraph_asmi.scoring.result import Score
-
-        return Score
-
-    work.run(check, opened, Summary(), "Fragility of answers")
+    work.run(Score, opened, Summary(), "Fragility of answers")
 
 
 class Work(NamedTuple):
@@ -88,15 +72,8 @@ class Work(NamedTuple):
         work, loading = ({n: options.pop(n) for n in names} for names in (cls._fields, LOADING))
         return cls(**work), loading, given_settings(options)
 
-    def run(
-        self, check: Callable[[], type], opened: "Callable[[], Rows]", summary: "Summary",
-        title: str,
-    ) -> None:  # fmt: skip
-        """Check everything, open what takes rows, run and print.
-
-        `check` raises for settings that are out of range, and returns the type of the results;
-        `opened` loads the model.
-        """
+    def run(self, kind: type, opened: "Callable[[], Rows]", summary: "Summary", title: str) -> None:
+        """Check the files, open what turns rows into results of this kind, run and print."""
         from rich.console import Console
         from rich.progress import Progress
 
@@ -104,27 +81,18 @@ class Work(NamedTuple):
         from lm_polygraph_asmi.scoring.rows import score_rows
         from lm_polygraph_asmi.scoring.tables import score_file
 
-        console, errors = Console(), Console(stderr=True)
-        if not sys.warnoptions:  # of other libraries, which users cannot fix
-            warnings.simplefilter("ignore")
-        results: list[Any] = []
-        printed = time.monotonic()
+        errors, rows, results = Console(stderr=True), self._checked(kind), list[Any]()
         try:
-            rows = self._checked(check())
             with errors.status(f"Loading {self.model}"):
                 scorer = opened()
             with Progress(console=errors, disable=len(rows) < 2) as bar:
                 task = bar.add_task("Scoring", total=len(rows))
 
                 def seen(row: "Row", outcome: "Outcome") -> None:
-                    nonlocal printed
-                    summary.report(row, outcome, errors)
+                    summary.add(row, outcome, errors)
                     bar.advance(task)
                     if outcome.result is not None and (self.html or len(rows) == 1):
                         results.append(outcome.result)
-                    if not errors.is_terminal and time.monotonic() - printed >= MINUTE:
-                        errors.print(f"{outcome.index + 1} of {len(rows)} rows", highlight=False)
-                        printed = time.monotonic()
 
                 if self.out:
                     score_file(scorer, self.rows_file, self.out, change=self._changed, seen=seen)
@@ -132,19 +100,17 @@ class Work(NamedTuple):
                     changed = (row._replace(content=self._changed(row.content)) for row in rows)
                     for found in score_rows(scorer, changed):
                         seen(*found)
-        except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
+        except (TypeError, ImportError, RuntimeError) as error:  # of the model
             raise click.ClickException(str(error)) from error
-        if self.html:
+        if self.html and results:
             write_whole(self.html, render([result.card for result in results], title))
-            console.print(f"Page: {self.html}", highlight=False)
+            click.echo(f"Page: {self.html}")
         if len(rows) == 1 and results:
-            console.print(results[0], highlight=False)
+            Console().print(results[0], highlight=False)
         if len(rows) > 1:
-            console.print(str(summary), highlight=False, soft_wrap=True)
+            click.echo(summary)
             if self.out:
-                console.print(f"Results: {self.out}", highlight=False, markup=False)
-        for warning in summary.warnings():
-            errors.print(f"Warning: {warning}", style="yellow", highlight=False, soft_wrap=True)
+                click.echo(f"Results: {self.out}")
         if summary.counts["failed"]:
             raise SystemExit(1)
 
@@ -160,67 +126,49 @@ class Work(NamedTuple):
         from lm_polygraph_asmi.scoring.rows import read_rows
         from lm_polygraph_asmi.scoring.tables import check_out
 
+        source = self.rows_file
         for file in filter(None, (self.out, self.html)):
             check_writable(file)
-        if not Path(self.rows_file).is_file():
-            raise ValueError(
-                f"{self.rows_file}: expected a file, got a pipe or device: save its content"
-            )
+        if not Path(source).is_file():
+            raise ValueError(f"{source}: expected a file, got a pipe or device: save its content")
         if self.html and Path(self.html).suffix.lower() not in (".html", ".htm"):
             raise ValueError(f"expected --html with the name of an .html file, got {self.html}")
-        if self.answer == "":
-            raise ValueError(
-                "expected a text, got an empty --answer. Leave it out to take the model's greedy "
-                "answer"
-            )
-        source = self.rows_file
         rows = check_out(source, self.out, kind) if self.out else list(read_rows(source))
         if not rows:
-            raise ValueError(f"{self.rows_file} has no rows")
+            raise ValueError(f"{source} has no rows")
         if len(rows) > 1 and self.answer is not None:
             raise ValueError(f"--answer needs a single prompt, got {len(rows)} rows")
         if len(rows) > 1 and not (self.out or self.html):
-            raise ValueError(
-                f"{self.rows_file} has {len(rows)} rows: name a file with --out or --html"
-            )
+            raise ValueError(f"{source} has {len(rows)} rows: name a file with --out or --html")
         if all(row.error for row in rows):
-            raise ValueError(f"{self.rows_file}, row {rows[0].number}: {rows[0].error}")
+            raise ValueError(f"{source}, row {rows[0].number}: {rows[0].error}")
         return rows
 
 
 class Summary:
     """Counts over all rows; no score stays in memory."""
 
-    verb = "scored"
-
     def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self.start = time.perf_counter()
+        self.counts = Counter({"scored": 0, "failed": 0, "with warnings": 0})
+        self.start = self.printed = time.perf_counter()
 
-    def report(self, row: "Row", outcome: "Outcome", errors: Any) -> None:
-        """Count a row, and print its error or a warning."""
-        said = {"markup": False, "highlight": False, "soft_wrap": True}
-        if warning := self.add(outcome.result):
-            errors.print(f"Warning: {warning}", style="yellow", **said)
-        if outcome.result is None:
+    def add(self, row: "Row", outcome: "Outcome", errors: Any) -> None:
+        """Count a row, and print its error; in a log, how many rows are done, once a minute."""
+        self.counts["scored" if outcome.error is None else "failed"] += 1
+        self.counts["with warnings"] += outcome.error is None and bool(outcome.result.warnings)
+        if outcome.error is not None:
             name = f"row {row.number}" + ("" if outcome.id is None else f" ({outcome.id})")
-            errors.print(f"{name}: {outcome.error}", style="red", **said)
+            self.say(errors, f"{name}: {outcome.error}", "red")
+        if not errors.is_terminal and time.perf_counter() - self.printed >= MINUTE:
+            self.say(errors, f"{outcome.index + 1} rows", None)
+            self.printed = time.perf_counter()
 
-    def add(self, result: Any) -> str | None:
-        """Count a row, None if it failed; a warning to print at once, or None."""
-        self.counts["failed" if result is None else self.verb] += 1
-        self.counts["with warnings"] += bool(result is not None and result.warnings)
-        return None
-
-    def warnings(self) -> list[str]:
-        """About all rows, in sentences; a score knows none."""
-        return []
-
-    def listed(self, *names: str) -> str:
-        """Counts by name, but for zeros."""
-        return ", ".join(f"{self.counts[name]} {name}" for name in names if self.counts[name])
+    @staticmethod
+    def say(errors: Any, text: str, style: str | None) -> None:
+        """Print a line beside the progress bar, as it is."""
+        errors.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
     def __str__(self) -> str:
-        rate = self.counts[self.verb] / (time.perf_counter() - self.start)
-        counts = self.listed(self.verb, "failed", "with warnings") or "no row left to score"
-        return f"{counts}, {rate:.3g} rows per second."
+        rate = self.counts["scored"] / (time.perf_counter() - self.start)
+        counts = ", ".join(f"{number} {name}" for name, number in self.counts.items() if number)
+        return f"{counts or 'no row left to score'}, {rate:.3g} rows per second."

@@ -3,16 +3,17 @@
 The examples here start with a prompt, and a calibration on eight answers of
 SmolLM2-135M-Instruct, by MSP:
 
->>> from lm_polygraph_asmi import Scorer
+>>> import pandas as pd
+>>> from lm_polygraph_asmi import Scorer, score_file
 >>> from lm_polygraph_asmi.decisions import Decider, calibrate_rows
 >>> prompt = "Passage: Edda Holm built the ferry in Brask. Question: Who built it? Answer:"
+>>> prompts, answers = [f"{number}. {prompt}" for number in range(8)], [" Edda Holm", " Brask"] * 4
+>>> labelled = pd.DataFrame({"prompt": prompts, "answer": answers, "correct": [True, False] * 4})
+>>> labelled.to_csv("labelled.csv", index=False)
 >>> scorer = Scorer("smollm2", stop=".", max_new_tokens=4)
->>> rows = [
-...     {"prompt": f"{passage}. {prompt}", "answer": answer, "correct": right}
-...     for passage in range(4)
-...     for answer, right in ((" Edda Holm", True), (" Brask", False))
-... ]
->>> calibration = calibrate_rows(rows, 0.1, signal="msp", scorer=scorer, resamples=50)
+>>> score_file(scorer, "labelled.csv", "answers-of-smollm2.csv")
+0
+>>> calibration = calibrate_rows("answers-of-smollm2.csv", 0.1, signal="msp", resamples=50)
 >>> decider = Decider(scorer, calibration)
 """
 

@@ -8,8 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lm_polygraph_asmi.analysis.calibration import Step, probability_at, step_at
-from lm_polygraph_asmi.analysis.clusters import Interval, wilson_interval
+from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.decisions.decision import EMPTY, Decision
 from lm_polygraph_asmi.decisions.learned import LearnedScore
@@ -19,12 +18,10 @@ from lm_polygraph_asmi.results.manifest import model_of
 from lm_polygraph_asmi.scoring.signals import LEARNED, SIGNALS, TITLES
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
-
     from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
     from lm_polygraph_asmi.scoring.result import Score
 
-FORMAT = 8
+FORMAT = 9
 COMMAND = "`polygraph_asmi calibrate ROWS --risk RISK --out FILE.json`, or --run RUN for ROWS"
 MACHINE = {
     "weights": "weights or their precision differ",
@@ -34,7 +31,7 @@ MACHINE = {
 HASHED = MACHINE | {"system": "the system message differs"}
 REVISION = ("model", "revision", "attention_in_use", "prompt_format", *HASHED)
 """What identifies a model and the form of its prompts."""
-OPTIONAL = (*HASHED, "attention_in_use", "layer", "samples", "stop", "hidden_width")
+OPTIONAL = (*HASHED, "attention_in_use", "layer", "samples", "stop")
 """What a calibration may not have recorded, since its answers differ in it, or are of a run."""
 COPIED = ("prompt", "answer", "ids", "prompt_tokens", "settings", "model")
 """Fields of a decision that are its answer's."""
@@ -46,6 +43,12 @@ def _revision(model: str) -> str:
     return str(model_of({"path": model})["revision"]) if model else UNKNOWN
 
 
+def config_of(settings: Mapping[str, Any]) -> ASMIConfig:
+    """Saved settings to score other answers in the same way, without those of the machine."""
+    machine = ASMIConfig.names("machine")
+    return ASMIConfig.from_dict({n: v for n, v in settings.items() if n not in machine})
+
+
 class RankedSignal(NamedTuple):
     """How well a signal ranks errors, with intervals over clusters."""
 
@@ -55,7 +58,7 @@ class RankedSignal(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """A threshold on one signal with its risk guarantee, and the probability of error.
+    """A threshold on one signal with its risk guarantee.
 
     Example:
         >>> isinstance(calibration, Calibration), calibration.n, calibration.signal
@@ -66,17 +69,16 @@ class Calibration:
     signal: str  # the one that decides, a key of `scoring.signals.SIGNALS`
     guarantee: RiskThreshold
     values: list[float]  # (n,) of the signal, nats, ascending; higher = more uncertain
-    error_steps: list[Step]  # of an isotonic fit of the errors; see `analysis.calibrate`
     signals: dict[str, RankedSignal]  # how well each ranks the errors, by its name in sentences
     errors: int
     label_source: str  # "their labels", or the quality metric of a run
     model: str  # its name
-    loading: dict[str, str] = field(default_factory=dict)  # `gguf_file` and `dtype` to load it
     settings: dict[str, Any]  # those that all answers share
     prompt_tokens: list[float]  # (n,) lengths of the prompts, ascending; empty if not saved
     answer_digests: list[str]  # see `digests_of`
     learned: LearnedScore | None = None  # if it is the signal; the log-odds of an error
     learning: str = ""  # whether one was learned, and what it gains; empty if not asked for
+    left_out: str = field(default="", compare=False)  # rows that were, in words
     right_from: float | None = None  # lowest quality of a right answer; None: 0.5 of 0 to 1
 
     def __post_init__(self) -> None:
@@ -97,11 +99,6 @@ class Calibration:
         return TITLES[self.signal]
 
     @property
-    def prr(self) -> Interval:
-        """PRR of the signal, with its 95 % interval over clusters."""
-        return self.signals[self.title].prr
-
-    @property
     def made_with(self) -> dict[str, Any]:
         """What all decisions by this calibration share."""
         limit = self.guarantee.threshold
@@ -110,9 +107,7 @@ class Calibration:
     @property
     def config(self) -> ASMIConfig:
         """Settings to score other answers in the same way, without those of the machine."""
-        machine = ASMIConfig.names("machine")
-        settings = {name: value for name, value in self.settings.items() if name not in machine}
-        return ASMIConfig.from_dict(settings)
+        return config_of(self.settings)
 
     def configured(self, settings: Mapping[str, Any]) -> ASMIConfig:
         """The config to decide with: settings left out are the calibration's.
@@ -134,7 +129,7 @@ class Calibration:
         """What must be equal for a decision: settings of the signal, and the model's revision."""
         needed = SIGNALS[self.signal].settings
         key = ASMIConfig.key_of({"method": ASMIConfig.method} | dict(settings))
-        more = [*REVISION, *(n for n in ("layer", "samples", "hidden_width") if n in needed)]
+        more = [*REVISION, *(n for n in ("layer", "samples") if n in needed)]
         if self.signal == "adapt":  # also of its samples
             more.append("max_new_tokens")
         known = {n: key[n] for n in key if n in needed and n in settings}
@@ -151,15 +146,15 @@ class Calibration:
         if "revision" in there:
             here["revision"] = _revision(settings.get("model", ""))
         unnamed = [n for n in ("model", "revision") if {"", UNKNOWN} & {there.get(n), here.get(n)}]
-        found = []
-        for name in there | here:
-            if name in there and name in here:
-                if there[name] != here[name] and name not in unnamed:
-                    found.append(_differ(name, there[name], here[name]))
-            elif name in here and name not in OPTIONAL:
-                found.append(f"{name} not recorded there: make it again: {COMMAND}")
-            elif name in MACHINE and name in there:
-                found.append(f"{name} not recorded here: use `decide`")
+        found = [
+            _differ(name, there[name], here[name])
+            for name in there
+            if name in here and there[name] != here[name] and name not in unnamed
+        ]
+        missing = [name for name in here if name not in (*there, *OPTIONAL)]
+        found += [f"{name} not recorded there: make it again: {COMMAND}" for name in missing]
+        unknown = [name for name in MACHINE if name in there and name not in here]
+        found += [f"{name} not recorded here: use `decide`" for name in unknown]
         ends = self.settings.get("answer_ends", ())
         if ends and (end := settings.get("answer_end", ends[0])) not in ends:
             found.append(f"answers {' or '.join(ends)} there, {end} here")
@@ -171,10 +166,9 @@ class Calibration:
 
         signals = self._signals(answer)
         value, limit = signals.get(self.signal), self.guarantee.threshold
-        reason, accept, chance, warnings = self._refusal(answer, value), None, None, answer.warnings
+        reason, accept, warnings = self._refusal(answer, value), None, answer.warnings
         if value is not None and not reason:
-            accept = None if limit is None else bool(value <= limit)
-            reason, chance = self._reason(value), self.error_probability(value)
+            accept, reason = None if limit is None else bool(value <= limit), self._reason(value)
             if accept:
                 warnings = (*self._unlike(answer.prompt_tokens), *warnings)
         return Decision(
@@ -184,8 +178,6 @@ class Calibration:
             value=value,
             signals=signals,
             threshold=limit,
-            error_probability=chance and chance.value,
-            error_interval=chance and (chance.low, chance.high),
             warnings=warnings,
             text=answer.scored_text,
             calibration=self.name,
@@ -221,18 +213,6 @@ class Calibration:
             f"Accept: {self.title} {value:.4g} nats is at most {rule.threshold:.4g}. Risk "
             f"guarantee: {rule.promise}."
         )
-
-    def error_probability(self, value: float) -> Interval | None:
-        """Probability of error at this value (nats), never 0 or 1; None if the signal ranks none.
-
-        With the 95 % Wilson interval of its step, which takes answers as independent: with clusters
-        it is too narrow.
-        """
-        if not self.prr.low > 0:
-            return None
-        step = step_at(self.error_steps, value)
-        low, high = wilson_interval(step.errors, step.n)[1:]
-        return Interval(probability_at(self.error_steps, value), low, high)
 
     def _unlike(self, tokens: int | None) -> list[str]:
         """Warns of a prompt that is shorter or longer than all of the calibration."""
@@ -290,50 +270,27 @@ class Calibration:
                 f"most {rule.threshold:.4g} nats."
             )
         tested = f"; {rule.share:.0%} of the clusters made choices, the others test"
+        left_out = f" Rows left out: {self.left_out}." if self.left_out else ""
         yield (
             f"Labels: {self.n} answers from {rule.clusters} clusters, {self.errors} wrong by "
-            f"{self.label_source}{tested if rule.share else ''}."
+            f"{self.label_source}{tested if rule.share else ''}.{left_out}"
         )
         yield f"{accepted} {rule.limits}".rstrip()
 
-    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
-        """All results, for a terminal."""
-        from rich.table import Table
-        from rich.text import Text
-
-        yield from map(Text, self.promise())
-        table = Table("signal", "PRR", "AUROC", box=None, header_style="dim")
-        for name, signal in self.signals.items():
-            table.add_row(name, *map(interval_text, signal))
-        yield Text()
-        yield table
-        if not any(signal.prr.low > 0 for signal in self.signals.values()):
-            yield Text("No evidence that a signal ranks errors: no PRR interval is above 0.")
-        if self.learning:
-            yield Text(self.learning)
-
     def __str__(self) -> str:
         """All results, as `polygraph_asmi calibrate` prints them."""
-        return as_text(self)
-
-
-def as_text(shown: Any) -> str:
-    """What rich would print, as plain text of 80 columns."""
-    from rich.console import Console
-
-    console = Console(width=80, force_terminal=False, force_jupyter=False, color_system=None)
-    with console.capture() as text:
-        console.print(shown, highlight=False)
-    return "\n".join(map(str.rstrip, text.get().splitlines()))
+        width = max(map(len, self.signals))
+        lines = [*self.promise(), "", "How well each signal ranks errors, with 95 % intervals:"]
+        for name, ranks in self.signals.items():
+            prr, auroc = map(interval_text, ranks)
+            lines.append(f"{name:{width}}  PRR {prr}  AUROC {auroc}")
+        if not any(ranks.prr.low > 0 for ranks in self.signals.values()):
+            lines.append("No evidence that a signal ranks errors: no PRR interval is above 0.")
+        return "\n".join([*lines, self.learning]).rstrip()
 
 
 def _differ(name: str, there: Any, here: Any) -> str:
     return HASHED.get(name, f"{name} {there!r} there, {here!r} here")
-
-
-def opened(calibration: "Calibration | str | Path") -> Calibration:
-    """A calibration, or that of a file."""
-    return calibration if isinstance(calibration, Calibration) else Calibration.load(calibration)
 
 
 def interval_text(interval: Interval) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.decisions.calibration import MACHINE, Calibration, opened
+from lm_polygraph_asmi.decisions.calibration import MACHINE, Calibration
 from lm_polygraph_asmi.decisions.decision import Decision
 from lm_polygraph_asmi.model import scoring_session
 from lm_polygraph_asmi.scoring.rows import Outcome, outcomes
@@ -43,16 +43,18 @@ class Decider:
         calibration: Calibration | str | Path,
         **settings: Any,
     ) -> None:
-        self.calibration = run = opened(calibration)
+        if not isinstance(calibration, Calibration):
+            calibration = Calibration.load(calibration)
+        self.calibration = calibration
         if isinstance(model, Scorer):
             if settings:
                 raise ValueError("a Scorer has settings: leave those of the Decider out")
             own = {n: v for n, v in model.config.to_dict().items() if n != "stop"}
-            run.configured(own | {"stop": model.config.stop or ()})
+            calibration.configured(own | {"stop": model.config.stop or ()})
             self.scorer = model
             return
         of_config = {n: settings.pop(n) for n in ASMIConfig.names() if n in settings}
-        self.scorer = Scorer(model, run.configured(of_config), **settings)
+        self.scorer = Scorer(model, calibration.configured(of_config), **settings)
 
     def decide(
         self, prompt: Prompt, answer: Answer | None = None, samples: Sequence[Answer] | None = None

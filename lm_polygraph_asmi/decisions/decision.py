@@ -4,9 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderResult
-
-from lm_polygraph_asmi.scoring.page import Card, render, render_part
+from lm_polygraph_asmi.scoring.page import Card, render, render_part, visible
 from lm_polygraph_asmi.scoring.provenance import digest_of
 from lm_polygraph_asmi.scoring.result import Score
 from lm_polygraph_asmi.scoring.signals import TITLES
@@ -32,8 +30,6 @@ class Decision:
     value: float | None  # of the signal, nats, higher = more uncertain; None: unknown
     signals: dict[str, float]  # all that were computed, as of `Score.signals`
     threshold: float | None  # the largest value that is accepted, nats; None: there is none
-    error_probability: float | None  # by the calibration; None: no decision, or errors not ranked
-    error_interval: tuple[float, float] | None  # 95 % Wilson; too narrow with clusters
     warnings: tuple[str, ...]  # of prompt or answer
     prompt: str | list[dict[str, Any]]  # text or messages
     answer: str | list[int]  # as passed, text or token ids; or the model's greedy answer as text
@@ -48,6 +44,9 @@ class Decision:
     def __repr__(self) -> str:
         return f"Decision({self.word}, {self._number}, answer={self.answer!r})"
 
+    def __str__(self) -> str:
+        return "\n".join([visible(self.text), *self.sentences])
+
     @property
     def word(self) -> str:
         """The decision: "accept", "abstain" or "no decision"."""
@@ -60,13 +59,8 @@ class Decision:
 
     @property
     def sentences(self) -> list[str]:
-        """The decision, the probability of error, and warnings."""
-        lines = [self.reason]
-        if self.error_probability is not None and self.error_interval is not None:
-            low, high = self.error_interval
-            chance = f"{self.error_probability:.3f} [{low:.3f}, {high:.3f}]"
-            lines.append(f"Probability of error, by {TITLES[self.signal]}: {chance}.")
-        return [*lines, *self.warnings]
+        """The reason of the decision, and warnings."""
+        return [self.reason, *self.warnings]
 
     def to_dict(self) -> dict[str, Any]:
         """All fields and derived values as plain values, for JSON."""
@@ -84,14 +78,12 @@ class Decision:
     @property
     def card(self) -> Card:
         """The decision on a page."""
-        chance = self.error_probability
-        mark = "" if chance is None else f", probability of error {chance:.2f}"
         return Card(
             heading=f"{self.word.capitalize()}: {self._number}",
             prompt=self.prompt,
             text=self.text,
             sentences=self.sentences,
-            short=f"{self.word}{mark}",
+            short=self.word,
             rank=0.0 if self.value is None else -self.value,
             score=self.score,
         )
@@ -102,16 +94,3 @@ class Decision:
 
     def _repr_html_(self) -> str:
         return render_part(self.card)
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Answer and sentences for a terminal; with a score, its heat map."""
-        from rich.text import Text
-
-        from lm_polygraph_asmi.scoring.page import visible
-        from lm_polygraph_asmi.scoring.terminal import in_terminal
-
-        if self.score is None:
-            yield Text(visible(self.text))
-        yield from map(Text, self.sentences)
-        if self.score is not None:
-            yield from in_terminal(self.score)

@@ -1,13 +1,12 @@
 """The fit that both doors share: columns of signals and labels in, a `Calibration` out."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 from numpy.typing import ArrayLike
 
-from lm_polygraph_asmi.analysis.calibration import calibrate
 from lm_polygraph_asmi.analysis.clusters import RESAMPLES
 from lm_polygraph_asmi.analysis.comparison import auroc, auroc_interval, prr_intervals
 from lm_polygraph_asmi.analysis.labelled import Labelled
@@ -30,8 +29,8 @@ def check_signal(signal: str, risk: float, confidence: float, run: bool = False)
         )
     if run and signal == LEARNED:
         raise ValueError(
-            "a finished run has no hidden states to learn from: write its prompts, answers and "
-            "labels as rows, and pass ROWS --model MODEL --signal learned"
+            "a finished run has no hidden states to learn from: score its prompts and answers as "
+            "rows (`polygraph_asmi score`), and calibrate on those"
         )
     check_guarantee(risk, confidence)
 
@@ -52,7 +51,7 @@ def best_signal(scores: Mapping[str, ArrayLike], answers: Labelled) -> str:
     `risk_threshold` with the share of these clusters tests on the others, so its guarantee holds.
     """
     columns = dict(zip(scores, answers.columns(**scores), strict=True))
-    rows = choosing_rows(answers.clusters, answers.seed)
+    rows = choosing_rows(answers.codes, answers.seed)
 
     def auroc_of(name: str) -> float:
         area = auroc(columns[name][rows], answers.wrong[rows])
@@ -69,15 +68,15 @@ def fit(
     confidence: float,
     signal: str,
     method: str,
-    features: Features | None = None,
+    features: Callable[[], Features] = dict,
     unlabelled: Mapping[str, Float[np.ndarray, " m"]] | None = None,
     **about: Any,
 ) -> Calibration:
-    """Fit threshold and probability of error on answers that are not blank.
+    """Fit the threshold on answers that are not blank.
 
-    `columns` has signal -> values, nats, higher = more uncertain; `method` is the score's; with the
-    signal "learned", `features` has what it learns from, (n, width) by group; `unlabelled` has the
-    signals of other answers, see `risk_threshold`. `about`: other fields of `Calibration`.
+    `columns` has signal -> values, nats, higher = more uncertain; `method` is the score's; for the
+    signal "learned", `features` reads what it learns from, (n, width) by group; `unlabelled` has
+    the signals of other answers, see `risk_threshold`. `about`: other fields of `Calibration`.
     """
     if answers.wrong.all():
         raise ValueError(f"expected right and wrong answers, got {len(answers)}, all wrong")
@@ -85,7 +84,7 @@ def fit(
         if unlabelled:
             raise ValueError("a learned score takes no unlabelled rows: name another signal")
         simple = {kind: columns[kind] for kind in columns if not SIGNALS[kind].masked}
-        choice = learned_threshold(features or {}, simple, answers, risk, confidence)
+        choice = learned_threshold(features(), simple, answers, risk, confidence)
         columns = {**columns, choice.signal: choice.values}
         decider, rule = choice.signal, choice.rule
         about |= {"learned": choice.score, "learning": choice.learning}
@@ -103,7 +102,6 @@ def fit(
         signal=decider,
         guarantee=rule,
         values=np.sort(columns[decider]).tolist(),
-        error_steps=calibrate(columns[decider], answers.wrong),
         signals=rank_signals({TITLES[kind]: values for kind, values in columns.items()}, answers),
         errors=int(answers.wrong.sum()),
         **about,

@@ -17,13 +17,11 @@ from numpy.typing import ArrayLike
 from lm_polygraph_asmi.analysis.clusters import binary
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.decisions.calibration import Calibration
-from lm_polygraph_asmi.decisions.decision import Decision
+from lm_polygraph_asmi.decisions.decision import EMPTY, Decision
 from lm_polygraph_asmi.decisions.labels import (
     answer_digest,
     check_once,
-    check_right_from,
     clusters_of,
-    is_left_out,
     is_wrong,
     naming,
 )
@@ -172,7 +170,6 @@ def gate(
     blank ones are left out, as in the calibration. ValueError, naming row and field: no decision of
     this calibration, no label, or an answer seen twice, or by the calibration.
     """
-    check_right_from(right_from)
     right_from = calibration.right_from if right_from is None else right_from
     calibrated, known = set(calibration.answer_digests), dict[str, int]()
     wrong, accepted, counted = [], [], []
@@ -183,7 +180,7 @@ def gate(
             if digest in calibrated:
                 raise ValueError('"answer": the calibration has seen it; label new answers')
             check_once(known, row, digest)
-            if not is_left_out(row.content):
+            if row.content["reason"] != EMPTY:
                 counted.append(row)
                 accepted.append(bool(row.content["accept"]))
                 wrong.append(accepted[-1] and is_wrong(row.content, right_from))

@@ -1,16 +1,17 @@
 """Labelled rows: what is wrong, and which rows belong together."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from lm_polygraph_asmi.analysis.clusters import text_clusters
 from lm_polygraph_asmi.analysis.right import below_right
-from lm_polygraph_asmi.decisions.decision import EMPTY
 from lm_polygraph_asmi.files import to_json
 from lm_polygraph_asmi.scoring.rows import Row
 from lm_polygraph_asmi.validation import check_number, describe_fields, identity, same_text
+
+LABELS = ("correct", "quality")
 
 
 def is_wrong(content: Mapping[str, Any], right_from: float | None = None) -> bool:
@@ -18,7 +19,7 @@ def is_wrong(content: Mapping[str, Any], right_from: float | None = None) -> boo
 
     None: below 0.5, of a quality between 0 and 1.
     """
-    labels = [name for name in ("correct", "quality") if content.get(name) is not None]
+    labels = [name for name in LABELS if content.get(name) is not None]
     if len(labels) != 1:
         raise ValueError(
             'expected "correct" (true or false) or "quality" (a number), got '
@@ -35,44 +36,24 @@ def is_wrong(content: Mapping[str, Any], right_from: float | None = None) -> boo
     return not value
 
 
-def check_right_from(right_from: float | None) -> None:
-    """Raise ValueError unless it is a finite number, or None for the default."""
-    if right_from is not None:
-        check_number("right_from", right_from)
+def labels_of(rows: Sequence[Row], right_from: float | None = None) -> list[tuple[Row, bool]]:
+    """The rows that have a label, each with whether its answer is wrong.
 
-
-def labelled_only(rows: Sequence[Row]) -> list[Row]:
-    """The rows with a label, or that cannot be read; ValueError: there is none."""
-    labelled = [
-        row
-        for row in rows
-        if row.error or any(row.content.get(name) is not None for name in ("correct", "quality"))
-    ]
-    if not labelled:
-        raise ValueError(
-            f"expected at least two labelled answers, got none among {len(rows)} rows: "
-            'fill "correct" (true or false), or "quality" (a number)'
-        )
-    return labelled
-
-
-def labels_of(rows: Iterable[Row], right_from: float | None = None) -> dict[int, bool]:
-    """Row number -> whether the answer is wrong; checks rows without a model."""
-    check_right_from(right_from)
-    rows, labels, known = list(rows), dict[int, bool](), dict[str, int]()
+    ValueError, naming the row: it cannot be read, its label is none, or its id was seen before.
+    """
+    labels, known = list[tuple[Row, bool]](), dict[str, int]()
     for row in rows:
         with naming(row):
             if row.error is not None:
                 raise ValueError(row.error)
-            if missing := [n for n in ("prompt", "answer") if row.content.get(n) is None]:
-                raise ValueError(
-                    f'expected the field "{missing[0]}", got {describe_fields(row.content)}'
-                )
-            labels[row.number] = is_wrong(row.content, right_from)
-            check_once(known, row)
-    if labels and all(labels.values()):
-        raise ValueError(f"expected right and wrong answers, got {len(labels)}, all wrong")
-    clusters_of(rows)
+            if any(row.content.get(name) is not None for name in LABELS):
+                labels.append((row, is_wrong(row.content, right_from)))
+                check_once(known, row)
+    if not labels:
+        raise ValueError(
+            f"expected at least two labelled answers, got none among {len(rows)} rows: "
+            'fill "correct" (true or false), or "quality" (a number)'
+        )
     return labels
 
 
@@ -84,16 +65,6 @@ def check_once(known: dict[str, int], row: Row, digest: str | None = None) -> No
         first = known.setdefault(f"id {identity_of('id', row_id)}", row.number)
         if first != row.number:
             raise ValueError(f'"id": row {first} has {row_id!r}, too: label it once')
-
-
-def is_blank(answer: Any) -> bool:
-    """Whether an answer is a text without words: never accepted, and left out by calibrations."""
-    return isinstance(answer, str) and not answer.strip()
-
-
-def is_left_out(line: Mapping[str, Any]) -> bool:
-    """Whether a line of `decide --out` has a blank answer, as text or as token ids."""
-    return is_blank(line["answer"]) or line["reason"] == EMPTY
 
 
 @contextmanager
@@ -121,8 +92,9 @@ def clusters_of(rows: Sequence[Row]) -> list[str]:
     prompts = [row.content["prompt"] for row in rows]
     missing = [row.number for row in rows if row.content.get("cluster") is None]
     if len(missing) == len(rows):
-        contexts = [_context_of(row) or text_of(row.content["prompt"]) for row in rows]
-        return joined(text_clusters(contexts), prompts)
+        contexts = [text_of(row.content.get("context")) for row in rows]
+        pairs = zip(contexts, map(text_of, prompts), strict=True)
+        return joined(text_clusters([a if same_text(a) else b for a, b in pairs]), prompts)
     if missing:
         raise ValueError(
             f'expected a "cluster" in all rows or in none, got none in row {missing[0]}'
@@ -132,16 +104,6 @@ def clusters_of(rows: Sequence[Row]) -> list[str]:
         with naming(row):
             keys.append(identity_of("cluster", row.content["cluster"]))
     return joined(keys, prompts)
-
-
-def _context_of(row: Row) -> str:
-    """The row's passages as one text; empty for none."""
-    context = row.content.get("context")
-    if not isinstance(context, str | list | tuple | Mapping | None):
-        raise ValueError(
-            f'row {row.number}: "context": expected a text or a list of texts, got {context!r:.80}'
-        )
-    return text_of(context) if same_text(text_of(context)) else ""
 
 
 def joined(clusters: Sequence[str], prompts: Sequence[Any]) -> list[str]:

@@ -36,12 +36,6 @@ class LearnedScore:
     weights: dict[str, list[float]]  # group -> (width,), for features that are not standardised
     intercept: float
 
-    def __post_init__(self) -> None:
-        arrays = [finite(**{name: values}) for name, values in self.weights.items()]
-        finite(intercept=self.intercept)
-        if not arrays or any(values.ndim != 1 for values in arrays):
-            raise ValueError("expected a list of weights for at least one group of features")
-
     def __call__(self, features: Features) -> np.ndarray:
         """(n,) log-odds; groups without weights are ignored, a missing one is a ValueError."""
         widths = {name: len(values) for name, values in self.weights.items()}
@@ -56,15 +50,7 @@ class LearnedScore:
 
 
 def _tables(features: Features) -> dict[str, np.ndarray]:
-    """Features as checked tables with equally many rows."""
-    tables = {name: finite(**{name: values}) for name, values in features.items()}
-    shapes = {name: table.shape for name, table in tables.items()}
-    tabular = all(len(shape) == 2 and shape[1] for shape in shapes.values())
-    if not tables or not tabular or len({shape[0] for shape in shapes.values()}) > 1:
-        raise ValueError(
-            f"expected a table (n, width) for each group of features, of the same n, got {shapes}"
-        )
-    return tables
+    return {name: finite(**{name: values}) for name, values in features.items()}
 
 
 def fit_score(features: Features, wrong: ArrayLike, strength: float = STRENGTH) -> LearnedScore:
@@ -142,7 +128,7 @@ def learned_threshold(
     """
     tables, columns = _tables(features), dict(zip(simple, answers.columns(**simple), strict=True))
     answers.columns(**tables)
-    learning = choosing_rows(answers.clusters, answers.seed, LEARNING_SHARE)
+    learning = choosing_rows(answers.codes, answers.seed, LEARNING_SHARE)
     known = answers.take(np.flatnonzero(learning))
     ranks = {name: auroc(column[learning], known.wrong) for name, column in columns.items()}
     signal = max(ranks, key=lambda name: np.nan_to_num(ranks[name], nan=0.5))

@@ -10,7 +10,6 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -121,7 +120,7 @@ def risk_threshold(
             "expected at least two clusters, got one: use answers on several passages (with one "
             f"answer each, at least {least_clusters(risk, confidence)} at this risk and confidence)"
         )
-    choosing = _choosing(codes, seed, share)
+    choosing = choosing_rows(codes, seed, share)
     tested = score[~choosing], errors[~choosing], codes[~choosing]
     found: list[float | None] = []
     for part, start in _sequences(total - _choosers(total, share)):
@@ -205,14 +204,8 @@ def least_wins(gains: np.ndarray, level: float) -> int:
     return 1 + bisect_left(range(1, 10**9), True, key=reached)
 
 
-def choosing_rows(
-    clusters: Sequence[Any], seed: int = SEED, share: float = CHOICE_SHARE
-) -> np.ndarray:
-    """(n,) rows of the clusters that make choices and do not test."""
-    return _choosing(cluster_codes(clusters), seed, share)
-
-
-def _choosing(codes: np.ndarray, seed: int, share: float) -> np.ndarray:
+def choosing_rows(codes: np.ndarray, seed: int = SEED, share: float = CHOICE_SHARE) -> np.ndarray:
+    """(n,) rows of the clusters, numbered from 0, that make choices and do not test."""
     order = np.random.default_rng(seed).permutation(codes.max() + 1)
     return np.isin(codes, order[: _choosers(len(order), share)])
 
@@ -259,12 +252,10 @@ def p_value(
 ) -> float:
     """p-value of "a share of at least `risk` of the answers in `keep` (n,) is wrong".
 
-    Exact binomial if no cluster can have several answers. Otherwise a betting test: let Z be the
-    sum of (wrong - risk) over a cluster's accepted answers, whose mean is at least 0 under this
-    hypothesis. Capital that bets a share on -Z, cluster by cluster, does not grow on average, so by
-    Ville's inequality 1 / (its maximum) is a p-value. It averages over stakes, and the order of
-    clusters is random, so nothing is tuned to the answers. Source:
-    Waudby-Smith and Ramdas (2024), Estimating means of bounded random variables by betting.
+    Exact binomial if no cluster can have several answers. Otherwise a betting test (see `gate`):
+    let Z be the sum of (wrong - risk) over a cluster's accepted answers, whose mean is at least 0
+    under this hypothesis. Capital that bets a share on -Z, cluster by cluster, gives the p-value 1
+    / (its maximum). It averages over stakes, and the order of clusters is random.
 
     Example:
         >>> keep, errors = np.ones(30, bool), np.zeros(30, bool)

@@ -1,8 +1,7 @@
 """The first door: labelled rows with the signals that `score --out` has saved."""
 
 import math
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,27 +11,19 @@ import numpy as np
 from lm_polygraph_asmi.analysis.clusters import RESAMPLES
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.decisions.calibration import MACHINE, Calibration
+from lm_polygraph_asmi.decisions.calibration import MACHINE, Calibration, config_of
 from lm_polygraph_asmi.decisions.fit import check_signal, fit
-from lm_polygraph_asmi.decisions.labels import (
-    answer_digest,
-    clusters_of,
-    is_blank,
-    labelled_only,
-    labels_of,
-    naming,
-)
+from lm_polygraph_asmi.decisions.labels import answer_digest, clusters_of, labels_of, naming
 from lm_polygraph_asmi.files import parse_json, to_json
 from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
-from lm_polygraph_asmi.scoring.rows import Row, row_parts, score_rows
-from lm_polygraph_asmi.scoring.signals import LEARNED
+from lm_polygraph_asmi.scoring.rows import Row, read_rows
 from lm_polygraph_asmi.validation import check_at_least_one, describe_fields
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.scorer import Scorer
 
-Rows = Iterable[Row | Mapping[str, Any]]
-AGAIN = "score it again: `polygraph_asmi score FILE --model MODEL --out SCORED`"
+Rows = str | Path | Iterable[Row | Mapping[str, Any]]
+SCORE = "`polygraph_asmi score ROWS --model M --out answers.csv`"
 
 
 def calibrate_rows(
@@ -46,107 +37,68 @@ def calibrate_rows(
     scorer: "Scorer | None" = None,
     resamples: int = RESAMPLES,
 ) -> Calibration:
-    """Calibrate on labelled answers: threshold with a risk guarantee, and error probability.
+    """Calibrate on labelled answers: a threshold with a risk guarantee.
 
     Args:
-        rows: that `score_file` wrote, whose model and settings are taken, with `correct` or
-            `quality`, and maybe `cluster`. Empty answers are left out: they are never accepted.
+        rows: a file that `score_file` wrote, or its rows, whose model and settings are taken, with
+            `correct` or `quality`, and maybe `cluster`. Empty answers are left out.
         risk: largest error rate among accepted answers, in (0, 1); see `risk_threshold`.
         signal: a key of `SIGNALS`; "score": that of the method; "best": by AUROC on a fifth of the
             clusters, which then do not test; "learned": a score learned on half of them.
         right_from: lowest quality of a right answer; None: 0.5, and the quality is in [0, 1].
         unlabelled: scored rows like later ones; their signals are the thresholds to test.
-        scorer: scores rows that are not scored yet, and reads hidden states for "learned".
+        scorer: reads hidden states for "learned"; None: the model that the rows name is loaded.
 
     Example:
-        >>> rows = [
-        ...     {"prompt": f"{passage}. {prompt}", "answer": answer, "correct": right}
-        ...     for passage in range(4)
-        ...     for answer, right in ((" Edda Holm", True), (" Brask", False))
-        ... ]
-        >>> run = calibrate_rows(rows, risk=0.1, scorer=scorer, resamples=50)
+        >>> run = calibrate_rows("answers-of-smollm2.csv", risk=0.1, resamples=50)
         >>> run.n, run.errors, run.guarantee.threshold  # far too few for a guarantee
         (8, 4, None)
     """
     check_signal(signal, risk, confidence)
     check_at_least_one("resamples", resamples)
-    numbered, others = _numbered(rows), _numbered(unlabelled)
-    inputs = labelled_only(numbered)
-    if without := len(numbered) - len(inputs):
-        warnings.warn(f"Left out {without} rows without a label", stacklevel=2)
-    labels = labels_of(inputs, right_from)
-    inputs = [row for row in inputs if not is_blank(row.content["answer"])]
-    cluster_of = dict(zip((row.number for row in inputs), clusters_of(inputs), strict=True))
-    if scorer is not None:
-        inputs, others = (list(scored(some, scorer)) for some in (inputs, others))
-    answers = saved_answers(inputs, scorer)
-    inputs = [row for row, answer in zip(inputs, answers, strict=True) if answer.answered]
-    kept = [answer for answer in answers if answer.answered]
-    if not kept:
+    every, others = _numbered(rows), _numbered(unlabelled)
+    if not any(row.content.get("digest") for row in every):
+        saved_answers(every[:1])  # raises: score them first
+    labels = labels_of(every, right_from)
+    saved = saved_answers([row for row, _ in labels])
+    known = [(*label, one) for label, one in zip(labels, saved, strict=True) if one.answered]
+    if not known:
         raise ValueError("expected answers, got only empty or blank ones")
+    inputs, wrong, answers = map(list, zip(*known, strict=True))
     quality: list[Any] = [row.content.get("quality") for row in inputs]
-    wrong, keys = ([of[row.number] for row in inputs] for of in (labels, cluster_of))
-    shared, features = _shared_settings(kept), None
-    if signal == LEARNED:
-        reader = scorer or scorer_for(inputs)
-        saved_answers(inputs[:1], reader)
-        features = _features(kept, reader)
-        shared["hidden_width"] = features["hidden last"].shape[1]
+    left_out = {"without a label": len(every) - len(labels), "empty": len(labels) - len(inputs)}
+    shared = _shared_settings(answers)
     return fit(
-        _columns([one.signals for one in kept]),
-        Labelled(wrong, keys, None if None in quality else quality, resamples),
+        {name: np.array([one.signals[name] for one in answers]) for name in answers[0].signals},
+        Labelled(wrong, clusters_of(inputs), None if None in quality else quality, resamples),
         risk=risk,
         confidence=confidence,
         signal=signal,
         method=shared["method"],
-        features=features,
+        features=lambda: _features(inputs, answers, scorer),
         unlabelled=_spare(inputs[0], others),
+        name=Path(rows).name if isinstance(rows, str | Path) else "labelled answers",
         label_source="their labels",
+        left_out=", ".join(f"{number} {kind}" for kind, number in left_out.items() if number),
         right_from=right_from,
-        model=kept[0].model,
+        model=answers[0].model,
         settings=shared,
-        prompt_tokens=sorted(float(one.prompt_tokens) for one in kept),
+        prompt_tokens=sorted(float(one.prompt_tokens) for one in answers),
         answer_digests=digests_of(
-            [one.prompt for one in kept], [one.scored_text[: one.content_end] for one in kept]
+            [one.prompt for one in answers], [one.scored_text[: one.content_end] for one in answers]
         ),
     )
 
 
 def _numbered(rows: Rows) -> list[Row]:
+    rows = read_rows(rows) if isinstance(rows, str | Path) else rows
     return [r if isinstance(r, Row) else Row(n, dict(r)) for n, r in enumerate(rows, start=1)]
 
 
-def _columns(signals: Sequence[Mapping[str, float]]) -> dict[str, np.ndarray]:
-    return {name: np.array([each[name] for each in signals]) for name in signals[0]}
-
-
-def scored(rows: Iterable[Row], scorer: "Scorer") -> Iterator[Row]:
-    """The rows as `score --out` writes them; those that it wrote, and blank ones, stay."""
-    from lm_polygraph_asmi.scoring.tables import columns_of, record_of
-    from lm_polygraph_asmi.scoring.text import parse_request
-    from lm_polygraph_asmi.scoring.unmasked import check_tokens, fingerprints
-
-    def is_missing(row: Row) -> bool:
-        return "digest" not in row.content and not is_blank(row.content.get("answer"))
-
-    rows, columns, known = list(rows), columns_of(scorer._result), fingerprints(scorer)
-    for row in filter(is_missing, rows):  # before any of them is scored
-        with naming(row):
-            check_tokens(scorer, parse_request(*row_parts(row.content)))
-    for row in rows:
-        if is_missing(row):
-            ((_, outcome),) = score_rows(scorer, [row])
-            if outcome.result is None:
-                raise ValueError(f"row {row.number}: {outcome.error}: correct or remove it")
-            row = row._replace(content=record_of(row, outcome, columns, known))
-        yield row
-
-
-def saved_answers(rows: Sequence[Row], scorer: "Scorer | None" = None) -> list[UnmaskedAnswer]:
+def saved_answers(rows: Sequence[Row]) -> list[UnmaskedAnswer]:
     """Answers and signals of rows that `score --out` wrote, all with one model and its settings.
 
-    ValueError, which names the row: it is another one, was changed, or differs from the first;
-    `scorer`: or it would not score them so.
+    ValueError, which names the row: it is another one, was changed, or differs from the first.
     """
     answers: list[UnmaskedAnswer] = []
     for row in rows:
@@ -155,34 +107,27 @@ def saved_answers(rows: Sequence[Row], scorer: "Scorer | None" = None) -> list[U
             first, own = (_made_with(answer) for answer in (answers[0], answers[-1]))
             if other := [n for n in first.keys() & own.keys() if first[n] != own[n]]:
                 listed = "; ".join(f"{n} {own[n]!r}, not {first[n]!r}" for n in sorted(other))
-                raise ValueError(f"scored otherwise than row {rows[0].number} ({listed}): {AGAIN}")
-    if scorer is not None and rows:
-        from lm_polygraph_asmi.scoring.unmasked import other_settings
-
-        here = str(scorer.model.config.name_or_path or "")  # weights tell whether it is another
-        if listed := "; ".join(other_settings(scorer, rows[0].content | {"model": here})):
-            raise ValueError(
-                f"row {rows[0].number} was scored with another model or other settings ({listed}): "
-                f"leave them out to use those of the rows, or {AGAIN}"
-            )
+                raise ValueError(
+                    f"scored otherwise than row {rows[0].number} ({listed}): score again: {SCORE}"
+                )
     return answers
 
 
 def _saved_answer(content: Mapping[str, Any]) -> UnmaskedAnswer:
     if not content.get("digest"):
         raise ValueError(
-            f"expected a row that `score --out` wrote, got {describe_fields(content)}: name the "
-            "model that answered (--model, or a scorer), or score the file first: `polygraph_asmi "
-            "score FILE --model MODEL --out SCORED`"
+            f"expected a row with scores, got {describe_fields(content)}: run {SCORE} first, label "
+            "its column `correct`, then calibrate"
         )
     answer = UnmaskedAnswer.of_row(content)
     if answer is None:
         raise ValueError(
             "prompt, answer, settings or scores were changed after it was scored, or by another "
-            f"release: {AGAIN}"
+            f"release: score it again: {SCORE}"
         )
     if missing := [name for name in MACHINE if name not in answer.settings]:
-        raise ValueError(f"{', '.join(missing)} not recorded, as of a model with hooks: {AGAIN}")
+        raise ValueError(f"{', '.join(missing)} not recorded, as of a model with hooks: remove "
+                         f"them, and score it again: {SCORE}")  # fmt: skip
     return answer
 
 
@@ -198,30 +143,11 @@ def _made_with(answer: UnmaskedAnswer) -> dict[str, Any]:
 def _spare(first: Row, others: Sequence[Row]) -> dict[str, np.ndarray] | None:
     """Signals of unlabelled rows that were scored as the first labelled one; None for no row."""
     try:
-        given = [row for row in others if not is_blank(row.content.get("answer"))]
-        answers = saved_answers([first, *given])[1:]
+        answers = saved_answers([first, *others])[1:]
     except ValueError as error:
         raise ValueError(f"unlabelled {error}") from error
     signals = [answer.signals for answer in answers if answer.answered]
-    return _columns(signals) if signals else None
-
-
-def scorer_for(
-    rows: Iterable[Row], model: str | None = None, settings: Mapping[str, Any] | None = None,
-    **loading: Any,
-) -> "Scorer":  # fmt: skip
-    """The model that scored the rows, or one by name, with the rows' settings or others."""
-    from lm_polygraph_asmi.scoring.scorer import Scorer
-
-    answers = filter(None, (UnmaskedAnswer.of_row(row.content) for row in rows))
-    answer = next(answers, None)
-    if model is None and answer is None:
-        raise ValueError("expected rows that `score --out` wrote, or the name of a model")
-    machine = ASMIConfig.names("machine")
-    saved = answer.settings if answer else {}
-    config = ASMIConfig.from_dict({n: v for n, v in saved.items() if n not in machine})
-    name = model or loadable(answer.model if answer else "")
-    return Scorer(name, config.replace(**settings or {}), **loading)
+    return {n: np.array([each[n] for each in signals]) for n in signals[0]} if signals else None
 
 
 def loadable(model: str) -> str:
@@ -235,13 +161,24 @@ def loadable(model: str) -> str:
     return model
 
 
-def _features(answers: Sequence[UnmaskedAnswer], scorer: "Scorer") -> dict[str, np.ndarray]:
+def _features(
+    rows: Sequence[Row], answers: Sequence[UnmaskedAnswer], scorer: "Scorer | None"
+) -> dict[str, np.ndarray]:
     """What a learned score reads, (n, width) by group, from one unmasked pass a row.
 
     Of the tokens that were scored: as text, a saved answer that was cut off would get an end.
     """
-    from lm_polygraph_asmi.scoring.unmasked import read
+    from lm_polygraph_asmi.scoring.scorer import Scorer
+    from lm_polygraph_asmi.scoring.unmasked import other_settings, read
 
+    if scorer is None:
+        scorer = Scorer(loadable(answers[0].model), config_of(answers[0].settings))
+    here = str(scorer.model.config.name_or_path or "")  # weights tell whether it is another
+    if others := other_settings(scorer, rows[0].content | {"model": here}):
+        raise ValueError(
+            f"row {rows[0].number} was scored with another model or other settings "
+            f"({'; '.join(others)}): use that model, or score again: {SCORE}"
+        )
     tables = [read(scorer, one.prompt, one.ids, states=True).features for one in answers]
     return {name: np.vstack([features[name] for features in tables]) for name in tables[0]}
 

@@ -11,7 +11,7 @@ from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.decisions.calibration import Calibration
 from lm_polygraph_asmi.decisions.fit import check_signal, fit
-from lm_polygraph_asmi.decisions.labels import check_right_from, is_blank, joined
+from lm_polygraph_asmi.decisions.labels import joined
 from lm_polygraph_asmi.decisions.rows import digests_of
 from lm_polygraph_asmi.results.run_groups import load_run_groups, of_config
 from lm_polygraph_asmi.scoring.provenance import answer_end, prompt_format
@@ -45,7 +45,8 @@ def calibrate_run(
         (60, 'AlignScore')
     """
     check_signal(signal, risk, confidence, run=True)
-    check_right_from(right_from)
+    if signal == "adapt":  # other scores need no estimator of their own
+        settings = {"method": signal} | settings
     group, method = _scored_group(path, metric, settings)
     group = _labelled(group, right_from)
     config, model = group.methods[method], group.run.recorded("model")
@@ -57,7 +58,7 @@ def calibrate_run(
     if texts:
         for stop in config.stop or ():
             texts = [text.partition(stop)[0] for text in texts]
-        answered = np.flatnonzero([not is_blank(text) for text in texts])
+        answered = np.flatnonzero([bool(text.strip()) for text in texts])
     if prompts:
         if shared["prompt_format"] == "chat":
             prompts = [in_chat({"prompt": prompt})["prompt"] for prompt in prompts]

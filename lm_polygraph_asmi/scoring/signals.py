@@ -25,7 +25,7 @@ class Signal(NamedTuple):
         names = ASMIConfig.names("masks", "score") if self.masked else UNMASKED_SETTINGS
         if self.masked:
             return (*names, "layer", "samples")
-        return (*names, *(("depth", "layer", "structure", "hidden_width") if self.states else ()))
+        return (*names, *(("depth", "layer", "structure") if self.states else ()))
 
 
 UNMASKED_SETTINGS = ("closing_token", "stop")

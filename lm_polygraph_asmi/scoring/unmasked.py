@@ -5,12 +5,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-import torch
-
 from lm_polygraph_asmi.analysis.features import free_features
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.model import scoring_session
-from lm_polygraph_asmi.model.passes import validate_tokens
 from lm_polygraph_asmi.results.cache import model_key
 from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
 from lm_polygraph_asmi.scoring.scorer import Scorer
@@ -47,18 +44,10 @@ def read(
             "hidden mean": hidden.mean(0),
             "hidden last": hidden[-1],
         }
-        described["settings"]["hidden_width"] = hidden.shape[1]
     signals = unmasked_signals(**tokens)
     return UnmaskedAnswer(
         signals=signals, ids=tuple(ids), counted=counted, features=features, **described
     )
-
-
-def check_tokens(scorer: Scorer, request: Request) -> None:
-    """Raise ValueError unless prompt and answer fit the model's vocabulary and context window."""
-    given = scorer._given(request)
-    ids = given.prompt_ids.tolist()
-    validate_tokens(scorer.model, torch.tensor([*ids, *given.ids]), len(ids))
 
 
 def fingerprints(scorer: Scorer) -> dict[str, str]:

@@ -18,7 +18,6 @@ import lm_polygraph_asmi
 from lm_polygraph_asmi import analysis as a
 from lm_polygraph_asmi import decisions as d
 from lm_polygraph_asmi.analysis import Labelled, Sweep
-from lm_polygraph_asmi.analysis.calibration import Step
 from lm_polygraph_asmi.decisions import learned
 from lm_polygraph_asmi.decisions.fit import rank_signals
 
@@ -59,8 +58,6 @@ def of(c, resamples=FEW):
 
 CALLS = {
     "distinct_signal": lambda f, c: f(c["score"], table(c), of(c)),
-    "calibrate": lambda f, c: f(c["score"], c["wrong"]),
-    "probability_at": lambda f, c: f([Step(0.0, 30, 10)], [*c["score"], 0.0][0]),
     "augrc": lambda f, c: f(c["score"], c["wrong"]),
     "auroc": lambda f, c: f(c["score"], c["wrong"]),
     "auroc_interval": lambda f, c: f(c["score"], of(c)),
@@ -277,7 +274,6 @@ REFUSALS = [
     (lambda: a.retained_error([0.1, 0.2], [0, 1], NAN), r"coverage must lie in \[0, 1\], got nan"),
     (lambda: a.global_selector(SCORE, SCORE, SIXTY), r"shape \(n, c\), got \(60,\)"),
     # Probabilities and thresholds.
-    (lambda: a.probability_at([Step(0.0, 30, 10)], NAN), "score has values that are not finite"),
     (lambda: d.risk_threshold([0, 1], [0, 1], ["a"] * 2, 0.1, 0.9), "at least 22 at this risk"),
     (lambda: d.risk_threshold([0, 1], [0, 1], "ab", 0, 0.9), "risk must lie strictly between 0"),
     (lambda: d.risk_threshold([0, 1], [0, 1], "ab", 0.1, 1), "confidence must lie strictly"),
@@ -286,15 +282,12 @@ REFUSALS = [
     (lambda: d.risk_gate(GUARANTEE, [1, 0.5], PAIR), "accepted must contain True"),
     # Learned scores.
     (lambda: learned.fit_score({"a": [[1.0], [2.0]]}, [1, 1]), "the 2 answers have one label"),
-    (lambda: learned.fit_score({"a": [1.0, 2.0]}, [0, 1]), "expected a table"),
     (lambda: learned.fit_score({"a": [[2.0]] * 3}, [0, 1, 0]), "got 3 answers with the same"),
-    (lambda: learned.fit_score({"a": [[1.0]], "b": [[1.0], [2.0]]}, [0]), "of the same n"),
     (
         lambda: learned.LearnedScore({"a": [1.0]}, 0.0)({"a": [[1.0, 2.0]]}),
         "widths {'a': 1}, got {'a': 2}",
     ),
-    (lambda: learned.LearnedScore({"a": [1.0]}, 0.0)({"b": [[1.0]]}), "expected a table"),
-    (lambda: learned.LearnedScore({}, 0.0), "at least one group"),
+    (lambda: learned.LearnedScore({"a": [1.0]}, 0.0)({"b": [[1.0]]}), "widths {'a': 1}, got {}"),
     (lambda: a.free_features([], [], 3), "at least one token"),
     (
         lambda: learned.learned_threshold({"a": [[1.0]]}, {"b": [1.0, 2.0]}, PAIR, 0.1, 0.9),

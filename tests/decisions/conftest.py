@@ -17,7 +17,7 @@ from lm_polygraph_asmi.scoring.unmasked import known_fingerprints
 from tests.scoring.conftest import PROMPT, model, tokenizer  # noqa: F401 - fixtures
 
 SETTINGS = {"num_masks": 4, "mask_rate": 0.3, "top_k": 8, "stop": "\n"}
-N = 76  # four fifths of them, on which the held-out probabilities rest, make two steps
+N = 76
 WORDS = ("Brask", "1931", "kites", "blue", "Ondine", "True", "passage", "ferry")
 
 
@@ -85,10 +85,3 @@ def limited(calibration, threshold, signal=None):
         signals=calibration.signals | {"learned score": calibration.signals["MSP"]},
         guarantee=replace(calibration.guarantee, **known),
     )
-
-
-def ranking(calibration, low=0.1):
-    """The calibration with a PRR interval that begins here."""
-    own = calibration.signals[calibration.title]
-    signals = calibration.signals | {calibration.title: own._replace(prr=own.prr._replace(low=low))}
-    return replace(calibration, signals=signals)

@@ -8,17 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lm_polygraph_asmi.analysis.calibration import Step
-from lm_polygraph_asmi.analysis.clusters import wilson_interval
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.decisions import Calibration, Decider
-from lm_polygraph_asmi.decisions.calibration import FORMAT, opened
+from lm_polygraph_asmi.decisions.calibration import FORMAT
 from lm_polygraph_asmi.scoring.signals import SIGNALS, TITLES
 from lm_polygraph_asmi.scoring.unmasked import fingerprints
-from tests.decisions.conftest import N, limited, ranking
+from tests.decisions.conftest import N, limited
 from tests.report import runs
 from tests.scoring.conftest import PROMPT
-from tests.scoring.test_result import printed
 
 
 @pytest.fixture(scope="module")
@@ -29,51 +26,41 @@ def score(scorer):
 
 
 def test_saved_and_loaded(calibration, tmp_path):
-    undefined = ranking(calibration, math.nan)
-    for one in (calibration, replace(undefined, name="NaNo")):
-        one.save(tmp_path / "calibration.json")
-        text = (tmp_path / "calibration.json").read_text()
+    """Also with an interval that is undefined, which JSON has no number for."""
+    file, unknown = tmp_path / "c.json", calibration.signals["MSP"].prr._replace(low=math.nan)
+    ranks = {"MSP": calibration.signals["MSP"]._replace(prr=unknown)}
+    for one in (replace(calibration, signals=ranks), calibration):
+        one.save(file)
+        text = file.read_text()
         json.loads(text, parse_constant=pytest.fail)  # NaN is not JSON
-        found = Calibration.load(tmp_path / "calibration.json")
+        found = Calibration.load(file)
         found.save(tmp_path / "again.json")
         assert (tmp_path / "again.json").read_text() == text
-        assert math.isnan(found.prr.low) == math.isnan(one.prr.low)
-        assert isinstance(found.error_steps[0], Step)
-    calibration.save(tmp_path / "calibration.json")
-    assert opened(str(tmp_path / "calibration.json")) == calibration == opened(calibration)
-    content = json.loads((tmp_path / "calibration.json").read_text())
-    for other in (4, FORMAT + 1):
-        (tmp_path / "old.json").write_text(json.dumps(content | {"format": other}))
-        with pytest.raises(
-            ValueError, match=rf"expected format {FORMAT}, got {other}: make it again: `polygr"
-        ):
-            Calibration.load(tmp_path / "old.json")
+        assert math.isnan(found.signals["MSP"].prr.low) == (one is not calibration)
+    assert found == calibration
+
+
+OTHER_FORMAT = rf"expected format {FORMAT}, got 4: make it again: `polygraph_asmi calibrate"
+NONE, RUN = "is not a saved calibration", "expected a Calibration or a .json file, got"
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", "3", "null", "{}", f'{{"format": {FORMAT}}}',
-             f'{{"format": {FORMAT}, "signals": {{"a": [1]}}}}'],
+    ("name", "text", "message"),
+    [
+        *(("c.json", text, NONE) for text in ("{", "[]", "3", "null", "{}")),
+        *(("c.json", f'{{"format": {FORMAT}{more}}}', NONE) for more in ("", ', "signals": 3')),
+        ("c.json", '{"format": 4}', OTHER_FORMAT),
+        ("rows.jsonl", "", "`polygraph_asmi calibrate ROWS --risk"), ("rows.jsonl", "", RUN),
+    ],
 )  # fmt: skip
-def test_other_json_files(tmp_path, text):
-    (tmp_path / "other.json").write_text(text)
-    with pytest.raises(ValueError, match=r"other.json is not a saved calibration"):
-        Calibration.load(tmp_path / "other.json")
-
-
-def test_what_is_no_calibration_is_refused_with_the_command_that_makes_one(tmp_path):
-    run = runs.save(tmp_path / "run")
-    (tmp_path / "rows.jsonl").touch()
-    wanted = "expected a Calibration or a .json file, got"
-    for given, error, message in (
-        (run, ValueError, wanted),
-        (tmp_path / "rows.jsonl", ValueError, "`polygraph_asmi calibrate ROWS --ri"),
-        (tmp_path / "none.json", FileNotFoundError, "No such file"),
-        *((given, ValueError, f"{wanted} {str(given)!r}") for given in ("", [run.name], 3)),
-    ):
-        with pytest.raises(error, match=re.escape(message)):
-            opened(given)
-        with pytest.raises(error, match=re.escape(message)):  # before a model is loaded
-            Decider("no such model", given)
+def test_what_is_no_calibration_is_refused_before_a_model_is_loaded(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=message):
+        Decider("no such model", tmp_path / name)
+    with pytest.raises(ValueError, match=RUN):
+        Calibration.load(runs.save(tmp_path / "run"))
+    with pytest.raises(FileNotFoundError, match="No such file"):
+        Calibration.load(tmp_path / "none.json")
 
 
 def test_accept(calibration, score):
@@ -92,45 +79,20 @@ def test_accept(calibration, score):
     assert nothing.accept is None
     assert nothing.reason.startswith("No threshold by perplexity could be shown to hold.")
     empty = limited(calibration, 1e9).decide(replace(score, answered=False))
-    assert (empty.accept, empty.error_probability) == (None, None)
-    assert empty.reason == "No decision: the answer is empty."
+    assert (empty.accept, empty.reason) == (None, "No decision: the answer is empty.")
 
 
 def test_a_decision_is_json_and_reads_in_words(calibration, score):
-    one = ranking(limited(calibration, 1e9)).decide(score)
+    one = limited(calibration, 1e9).decide(replace(score, prompt_tokens=900))
     content = json.loads(json.dumps(one.to_dict(), allow_nan=False))
     assert (content["accept"], content["unit"]) == (True, "nats")
-    for sentence in one.sentences:
-        assert sentence in " ".join(printed(one, width=500).split())
+    assert str(one).splitlines() == [" Brask" + score.ending.replace("\n", "⏎"), *one.sentences]
     assert repr(one) == f"Decision(accept, perplexity {one.value:.4g} nats, answer=' Brask')"
-
-
-def test_the_probability_is_of_the_deciding_signal(calibration, score):
-    for signal in score.signals:
-        known = limited(calibration, 1e9, signal)
-        one = ranking(known).decide(score)
-        value = score.signals[signal]
-        step = next((s for s in reversed(known.error_steps) if s.start <= value),
-                    known.error_steps[0])  # fmt: skip
-        overall = known.errors / known.n
-        assert one.error_probability == pytest.approx((step.errors + overall) / (step.n + 1))
-        assert one.error_interval == wilson_interval(step.errors, step.n)[1:]
-    for errors, shown in ((0, "0.000"), (30, "1.000")):
-        steps = [Step(0.0, 9000, 300 * errors), Step(1e6, 30, errors)]
-        certain = ranking(replace(limited(calibration, 1e9), error_steps=steps))
-        assert (
-            f"Probability of error, by perplexity: {shown} [" in certain.decide(score).sentences[1]
-        )
-
-
-@pytest.mark.parametrize(("low", "high"), [(0.0, 0.9), (-0.9, -0.1), (math.nan, math.nan)])
-def test_a_signal_that_does_not_rank_gives_no_probability(calibration, score, low, high):
-    """Its threshold is valid all the same."""
-    own = calibration.signals["perplexity"]
-    signals = {"perplexity": own._replace(prr=own.prr._replace(low=low, high=high))}
-    one = replace(limited(calibration, 1e9), signals=signals).decide(score)
-    assert (one.accept, one.error_probability, one.error_interval) == (True, None, None)
-    assert len(one.sentences) == 1 + len(one.warnings)
+    said = "The prompt has 900 tokens, the calibration's 1"  # unlike all that were labelled
+    assert one.sentences[1].startswith(said)
+    for threshold in (-1, None):  # nothing to doubt in an abstention
+        other = limited(calibration, threshold).decide(replace(score, prompt_tokens=900))
+        assert said not in str(other)
 
 
 MASKED = ["method", "depth", "num_masks", "mask_rate", "top_k", "scope", "mask_sampler", "seed",
@@ -153,7 +115,7 @@ def test_settings_that_the_signal_depends_on(calibration, score, name, signal):
     if masks and not SIGNALS[signal].masked:
         assert one.accept is True
         return
-    assert (one.accept, one.error_probability) == (None, None)
+    assert one.accept is None
     hashed = {"weights": "weights or their precision differ", "tokenizer": "chat template or end"}
     assert hashed.get(name, f"{name} {known.settings[name]!r} there, ") in one.reason
 
@@ -162,7 +124,7 @@ def test_settings_that_the_signal_depends_on(calibration, score, name, signal):
 def test_a_calibration_that_knows_not_what_it_is_of(calibration, score, missing):
     known = {name: value for name, value in calibration.settings.items() if name != missing}
     one = replace(limited(calibration, 1e9, "sem"), settings=known).decide(score)
-    assert (one.accept, one.error_probability) == (None, None)
+    assert one.accept is None
     assert f"{missing} not recorded there: make it again" in one.reason
 
 
@@ -176,50 +138,32 @@ def test_another_model_and_unknown_weights(calibration, score, scorer):
     assert "weights not recorded here: use `decide`; tokenizer not recorded here" in plain.reason
 
 
-def test_an_answer_unlike_all_of_the_calibration(calibration, score):
-    longer = replace(score, prompt_tokens=900)
-    said = "The prompt has 900 tokens, the calibration's 1"
-    assert any(said in w for w in limited(calibration, 1e9).decide(longer).warnings)
-    for threshold in (-1, None):  # nothing to doubt in an abstention
-        assert not any(said in w for w in limited(calibration, threshold).decide(longer).warnings)
-
-
-def test_three_lines_say_what_counts(calibration, monkeypatch):
-    wrong, decided = f"{calibration.errors} wrong", limited(calibration, 0.25)
-    promise, labels, accepts = decided.promise()
-    assert promise == "Promise: with 80% confidence, at most 40% of accepted answers are wrong."
-    assert labels.startswith(f"Labels: {N} answers from {N // 2} clusters, {wrong} by their labels")
-    assert labels.endswith("; 20% of the clusters made choices, the others test.")
-    start = "Accepts: 50% of such answers, those whose perplexity is at most 0.25 nats."
-    assert accepts == start
-    shown = str(decided)
-    assert " ".join(shown.split()).startswith(f"{promise} {labels} {accepts} signal")
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    assert str(decided) == shown
+def test_three_lines_say_what_counts(calibration):
+    decided = replace(limited(calibration, 0.25), left_out="2 empty")
+    assert list(decided.promise()) == [
+        "Promise: with 80% confidence, at most 40% of accepted answers are wrong.",
+        f"Labels: {N} answers from {N // 2} clusters, {calibration.errors} wrong by their labels; "
+        "20% of the clusters made choices, the others test. Rows left out: 2 empty.",
+        "Accepts: 50% of such answers, those whose perplexity is at most 0.25 nats.",
+    ]
+    assert str(decided).splitlines()[:3] == list(decided.promise())
+    for name, ranks in decided.signals.items():
+        assert re.search(rf"^{name} +PRR -?{ranks.prr.value:.2f} \[.*AUROC", str(decided), re.M)
     strict = replace(decided.guarantee, threshold=None, risk=0.1, base_rate=0.28, clusters=30)
     promise, _, accepts = replace(decided, guarantee=strict).promise()
-    assert promise.startswith(
-        "Promise: none. No threshold by perplexity could be shown to hold: with"
-    )
+    assert promise.startswith("Promise: none. No threshold by perplexity could be shown to hold: w")
     assert accepts.startswith("Accepts: nothing. Even without an error, at least ")
     assert accepts.endswith("28% of all answers are wrong, so any score must reject at least 20%.")
 
 
 def test_every_setting_that_changes_a_score_is_compared(calibration):
     """A new setting is compared, or it is listed here as one that changes no score."""
-    of_answers_and_machines = {
-        "max_new_tokens",
-        "attention",
-        "memory_budget",
-        "structure",
-        "compile",
-    }
-    of_controls = {"perturbation", "perturbation_scale"}
+    others = {"max_new_tokens", "attention", "memory_budget", "structure", "compile"}
     known = replace(
         calibration, signal="adapt", settings=calibration.settings | {"method": "adapt"}
     )
     compared = set(known._key(known.config.to_dict()))
-    assert compared >= set(ASMIConfig.names()) - of_answers_and_machines - of_controls
+    assert compared >= set(ASMIConfig.names()) - others
     with pytest.raises(ValueError, match="max_new_tokens 64 there, 5 here"):  # of the samples
         known.configured({"max_new_tokens": 5})
 

@@ -1,6 +1,7 @@
 """Four commands with one file: model and settings are named once."""
 
 import json
+import re
 import shutil
 
 import pandas as pd
@@ -10,7 +11,7 @@ from click.testing import CliRunner
 from transformers import AutoModelForCausalLM
 
 from lm_polygraph_asmi.commands import main
-from lm_polygraph_asmi.decisions import Calibration, Decision
+from lm_polygraph_asmi.decisions import Calibration, Decision, calibrate_rows
 from lm_polygraph_asmi.decisions.rows import loadable
 from lm_polygraph_asmi.host import smollm2
 from lm_polygraph_asmi.scoring.rows import read_rows
@@ -58,24 +59,23 @@ def calibrated(folder):
 
 def test_model_and_settings_are_named_once(folder, calibrated, tmp_path):
     path, said = calibrated
-    assert "Left out, without a label: 1 rows." in said
-    assert "Left out 1 empty answers: they are never accepted." in said
+    assert "Rows left out: 1 without a label, 1 empty." in said
     assert "Promise: with 95% confidence, at most 90% of accepted answers are wrong." in said
     found = Calibration.load(path)
     assert (found.n, found.name) == (60, "answers.csv")
     assert found.model == str(folder / "model")
-    assert (found.config.scope, found.config.stop, found.config.num_masks) == (
-        "response",
-        ("\n",),
-        4,
-    )
+    config = found.config
+    assert (config.scope, config.stop, config.num_masks) == ("response", ("\n",), 4)
     new = [{"prompt": f"Later {i}: {PROMPT}", "answer": " Brask", "id": f"n{i}"} for i in range(25)]
     write(tmp_path / "new.jsonl", new)
     out = tmp_path / "decided.csv"
     code, said = run("decide", tmp_path / "new.jsonl", "--calibration", path, "--out", out)
     assert code == 0, said
-    assert f"row decision {found.title} P(error) answer n0 accept " in said
-    assert "... and 5 more 25 read" in said
+    assert f"n0 Accept: {found.title} " in said
+    assert "n19 " in said
+    assert "n20 " not in said  # the file has all
+    assert "Brask 25 scored, " in said
+    assert re.search(r", \d+ accept, \d+ abstain, [\d.]+ rows per second\.", said), said
     lines = [row.content for row in read_rows(out)]
     assert [line["accept"] for line in lines] == [
         line["value"] <= found.guarantee.threshold for line in lines
@@ -96,16 +96,14 @@ def test_rows_that_no_longer_fit(folder, tmp_path):
     table = pd.read_csv(folder / "answers.csv", dtype=str, keep_default_na=False)
     out = tmp_path / "c.json"
     for column, value, message in (
-        ("answer", " Sorell", "row 3: prompt, answer, settings or scores were changed after"),
         ("details", "", "row 3: prompt, answer, settings or scores were changed after"),
         ("correct", "yes", "row 3: \"correct\": expected true or false, got 'yes'"),
     ):
-        changed = table.copy()
-        changed.loc[2, column] = value
-        changed.to_csv(tmp_path / "changed.csv", index=False)
+        table.assign(**{column: [*table[column][:2], value, *table[column][3:]]}).to_csv(
+            tmp_path / "changed.csv", index=False
+        )
         code, said = run("calibrate", tmp_path / "changed.csv", "--risk", 0.4, "--out", out)
-        assert code == 1
-        assert message in said
+        assert (code, message in said) == (1, True), said
     write(tmp_path / "other.jsonl", labelled(70)[60:])
     run("score", tmp_path / "other.jsonl", "--model", folder / "model", "--num-masks", 4,
         "--mask-rate", 0.3, "--top-k", 8, "--out", tmp_path / "other.csv")  # fmt: skip
@@ -130,18 +128,18 @@ def test_unlabelled_rows_give_the_thresholds(folder, tmp_path):
 
 
 def test_only_the_learned_signal_loads_the_model(folder, tmp_path):
-    out = tmp_path / "c.json"
+    """That which the rows name; changed weights are refused."""
     words = ("calibrate", folder / "answers.csv", "--risk", 0.9, "--signal", "learned", "--out")
-    code, said = run(*words, out)
+    code, said = run(*words, tmp_path / "c.json")
     assert code == 0, said
-    assert Calibration.load(out).learning
-    moved = shutil.copytree(folder / "model", tmp_path / "model")
-    code, said = run(*words, tmp_path / "moved.json", "--model", moved)
-    assert code == 0, said
-    assert Calibration.load(tmp_path / "moved.json").values == Calibration.load(out).values
-    code, said = run(*words, tmp_path / "d.json", "--model", moved, "--stop", "?")
-    assert code == 1
-    assert "row 1 was scored with another model or other settings (stop ['\\n'] there" in said
+    assert Calibration.load(tmp_path / "c.json").learning in said
+    changed = AutoModelForCausalLM.from_pretrained(folder / "model")
+    with torch.no_grad():
+        changed.lm_head.weight[0, 0] += 1
+    scorer = Scorer(changed, Calibration.load(tmp_path / "c.json").config,
+                    tokenizer=tiny_lm.tokenizer())  # fmt: skip
+    with pytest.raises(ValueError, match="row 1 was scored with another model or other settings"):
+        calibrate_rows(folder / "answers.csv", 0.9, signal="learned", scorer=scorer)
 
 
 def test_another_model_and_other_settings_are_refused(folder, calibrated, tmp_path):
@@ -166,22 +164,29 @@ def test_another_model_and_other_settings_are_refused(folder, calibrated, tmp_pa
     assert "settings differ from the calibration answers.csv (scope 'response' there" in said
 
 
-def test_rows_that_are_not_scored_need_the_model(folder, calibrated, tmp_path):
-    out = tmp_path / "c.json"
-    words = ("calibrate", folder / "rows.jsonl", "--risk", 0.9, "--out", out)
-    code, said = run(*words)
-    assert code == 1
-    assert "row 1: expected a row that `score --out` wrote, got the fields prompt, answer" in said
-    assert "`polygraph_asmi score FILE --model MODEL --out SCORED`" in said
-    code, said = run(*words, "--stop", "\\n")
-    assert code == 2
-    assert "stop are those of ROWS: leave them out, or name the --model, too" in said
-    code, said = run(*words, "--model", folder / "model", *OPTIONS)
-    assert code == 0, said
-    found, expected = Calibration.load(out), Calibration.load(calibrated[0])
-    assert found.values == pytest.approx(expected.values, rel=1e-6)
-    code, said = run(*words, "--model", folder / "model")
-    assert "c.json exists: name another file, or remove it" in said
+def test_what_calibrate_refuses(folder, calibrated, tmp_path):
+    out, answers = tmp_path / "c.json", folder / "answers.csv"
+    for words, status, said in (
+        (
+            (folder / "rows.jsonl", "--out", out),
+            1,
+            "row 1: expected a row with scores, got the fie",
+        ),
+        ((answers, "--out", calibrated[0]), 1, "calibration.json exists: name another file, or"),
+        ((answers, "--out", tmp_path / "c"), 2, "expected a .json file, as `decide` needs it"),
+        (("--out", out), 2, "expected either ROWS of labelled answers or a finished run (--run)"),
+        ((answers, "--run", folder, "--out", out), 2, "expected either ROWS"),
+        (
+            (answers, "--metric", "x", "--out", out),
+            2,
+            "--metric needs --run, and --unlabelled ROWS",
+        ),
+        (("--run", folder, "--unlabelled", answers, "--out", out), 2, "--unlabelled ROWS"),
+        ((answers, "--out", tmp_path / "no" / "c.json"), 1, "its folder does not exist"),
+    ):
+        code, printed = run("calibrate", "--risk", 0.9, *words)
+        assert (code, said in printed) == (status, True), printed
+    assert not out.exists()
 
 
 def test_the_demo_s_model_is_known_by_its_folder(monkeypatch, tmp_path):

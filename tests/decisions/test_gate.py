@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.decisions.decider import Decider
-from lm_polygraph_asmi.decisions.decision import Decision
+from lm_polygraph_asmi.decisions.decision import EMPTY, Decision
 from lm_polygraph_asmi.decisions.gate import gate
 from lm_polygraph_asmi.scoring.rows import Row
 from tests.decisions.conftest import labelled, limited, model, tokenizer  # noqa: F401 - fixtures
@@ -106,7 +106,7 @@ def test_rows_without_a_decision_and_answers_seen_before(limit, tmp_path):
         gate(limit, [Row(1, first), Row(2, {"error": "no prompt"}, "no prompt")])
     ran = CliRunner().invoke(main, ["gate", *files])
     assert "Without a decision, so counted as abstained: 1." in ran.output
-    blank = unclear | {"answer": "\n", "id": 4}
+    blank = unclear | {"answer": "\n", "id": 4, "reason": EMPTY}
     blank["digest"] = Decision.digest(blank)
     assert gate(limit, [*rows, Row(4, blank)]) == result
     (tmp_path / "rows.jsonl").write_text(lines + json.dumps(blank) + "\n")

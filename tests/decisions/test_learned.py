@@ -8,14 +8,12 @@ from multiprocessing import get_context
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from lm_polygraph_asmi import algorithm
-from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.decisions import Calibration, Decider, calibrate_rows, calibrate_run
 from lm_polygraph_asmi.decisions import rows as first_door
-from lm_polygraph_asmi.decisions.rows import _features
 from lm_polygraph_asmi.scoring import Score
+from lm_polygraph_asmi.scoring.rows import Row
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.unmasked import fingerprints, read
 from tests.decisions.conftest import SETTINGS, WORDS, labelled, lines_of
@@ -29,9 +27,9 @@ def features_once():
     """What a learned score reads of the same answers is computed once."""
     known, compute = {}, first_door._features
 
-    def once(scores, scorer):
-        key = scorer, *((score.prompt, *score.ids) for score in scores)
-        return known.get(key) or known.setdefault(key, compute(scores, scorer))
+    def once(rows, answers, scorer):
+        key = scorer, *((one.prompt, *one.ids) for one in answers)
+        return known.get(key) or known.setdefault(key, compute(rows, answers, scorer))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(first_door, "_features", once)
@@ -70,10 +68,10 @@ def test_an_answer_that_was_cut_off_is_read_as_it_was_scored(scorer):
     """As text it would get an end, which no decision on the model's own answer has."""
     short = Scorer(scorer.model, scorer.config.replace(max_new_tokens=3),
                    tokenizer=scorer.tokenizer)  # fmt: skip
-    score = short.score(PROMPT)
-    assert score.settings["stop"] is not None
+    (line,) = lines_of(short, [{"prompt": PROMPT}])
+    score = Score.from_dict(line)
     assert len(score.ids) == 3
-    features = _features([score], short)
+    features = first_door._features([Row(1, line)], [score], short)
     np.testing.assert_allclose(-features["free"][0, 0], score.signals["msp"], rtol=1e-4)
     own = read(short, PROMPT, states=True).features
     np.testing.assert_allclose(features["hidden last"][0], own["hidden last"], rtol=1e-3, atol=1e-5)
@@ -100,24 +98,23 @@ def test_from_labels_to_decisions(learned, told, scorer):
 
 
 def without_scikit_learn(path):
-    """Value and probability, in a fork in which the package is imported anew."""
+    """Value, in a fork in which the package is imported anew."""
     for name in [*sys.modules]:
         if name.partition(".")[0] in ("lm_polygraph_asmi", "sklearn"):
             del sys.modules[name]
     sys.modules["sklearn"] = None
     saved = import_module("lm_polygraph_asmi.decisions").Calibration.load(path)
     features = {name: [[1.0] * len(own)] for name, own in saved.learned.weights.items()}
-    return float(saved.learned(features)[0]), saved.error_probability(0.0).value
+    return float(saved.learned(features)[0])
 
 
 def test_a_saved_one_needs_no_scikit_learn(learned, tmp_path):
     learned.save(tmp_path / "c.json")
     assert Calibration.load(tmp_path / "c.json") == learned
     with get_context("fork").Pool(1) as pool:
-        value, probability = pool.apply(without_scikit_learn, [tmp_path / "c.json"])
+        value = pool.apply(without_scikit_learn, [tmp_path / "c.json"])
     expected = sum(map(sum, learned.learned.weights.values())) + learned.learned.intercept
     assert value == pytest.approx(expected)
-    assert probability == learned.error_probability(0.0).value
     damaged = json.loads((tmp_path / "c.json").read_text())
     damaged["learned"]["weights"]["free"][0] = None
     (tmp_path / "d.json").write_text(json.dumps(damaged))
@@ -143,31 +140,22 @@ def test_features_of_own_answers_are_those_of_their_ids(monkeypatch):
     }  # fmt: skip
 
 
-def test_what_has_no_decision_and_what_is_refused(learned, told, scorer, monkeypatch, tmp_path):
-    other = replace(learned, settings=learned.settings | {"hidden_width": 33})
-    reason = Decider(scorer, other).decide(PROMPT, " Brask").reason
-    assert "differs from the calibration's (hidden_width 33 there, 32 here)" in reason
-    assert "is unknown: use `decide`" in learned_reason(learned, scorer)
+def test_what_has_no_decision_and_what_is_refused(learned, told, scorer, monkeypatch):
+    answer = read(scorer, PROMPT, " Brask")  # without hidden states
+    known = replace(answer, settings=answer.settings | fingerprints(scorer))
+    assert "is unknown: use `decide`" in learned.decide(known).reason
     with pytest.raises(ValueError, match=r"settings differ .* \(depth 0.6 there, 0.3 here\)"):
         Decider(scorer.model, learned, tokenizer=scorer.tokenizer, depth=0.3)
     with pytest.raises(ValueError, match="a finished run has no hidden states to learn from"):
         calibrate_run("RUN", 0.3, signal="learned")
-    options = ("--risk", "0.3", "--signal", "learned", "--out", str(tmp_path / "c.json"))
-    said = CliRunner().invoke(main, ["calibrate", "--run", str(tmp_path), *options]).output
-    assert "a finished run has no hidden states" in " ".join(said.split())
+    with pytest.raises(ValueError, match="a learned score takes no unlabelled rows"):
+        calibrate_rows(told, 0.3, signal="learned", unlabelled=told, scorer=scorer)
     plain = scorer._engine.read
     monkeypatch.setattr(
         scorer._engine, "read", lambda *a: (s := plain(*a)) | {"hidden": s["hidden"] * np.nan}
     )
     with pytest.raises(ValueError, match="hidden mean has values that are not finite"):
         calibrate_rows(told[:4], 0.2, signal="learned", scorer=scorer, resamples=20)
-
-
-def learned_reason(learned, scorer):
-    """Of an answer without hidden states."""
-    answer = read(scorer, PROMPT, " Brask")
-    known = answer.settings | fingerprints(scorer)
-    return learned.decide(replace(answer, settings=known)).reason
 
 
 def test_a_simple_signal_that_ranks_as_well_decides(scorer, told):
@@ -179,8 +167,5 @@ def test_a_simple_signal_that_ranks_as_well_decides(scorer, told):
     assert found.learning.endswith(f"30 of 60 clusters that learn; {found.signal} decides.")
     few = calibrate_rows(rows[:6], 0.4, 0.8, signal="learned", scorer=scorer, resamples=50)
     assert few.learning.startswith("Nothing was learned: expected 10 clusters with wrong and 10")
-
-
-def test_best_never_learns(told):
-    found = calibrate_rows(told, 0.2, 0.8, resamples=50)
-    assert (found.learned, found.learning) == (None, "")
+    best = calibrate_rows(told, 0.2, 0.8, resamples=50)
+    assert (best.learned, best.learning) == (None, "")

@@ -74,7 +74,7 @@ def test_labels_that_test_do_not_choose():
     """Other labels of the rows that test change neither the score nor the choice."""
     features, simple, wrong = answers(1, 300)
     names = keys(300, 1)
-    learning = choosing_rows(names, share=LEARNING_SHARE)
+    learning = choosing_rows(Labelled(wrong, names).codes, share=LEARNING_SHARE)
     found, other = (
         learned_threshold(features, simple, Labelled(labels, names), 0.25, 0.9)
         for labels in (wrong, wrong | ~learning)

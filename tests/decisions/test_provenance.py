@@ -54,7 +54,7 @@ def refused(rows):
 def taken(number, row):
     with suppress(ValueError):
         return bool(saved_answers([Row(number, row)]))
-    with pytest.raises(ValueError, match=rf"row {number}: .*score FILE --model MODEL --out SCORED"):
+    with pytest.raises(ValueError, match=rf"row {number}: .*score ROWS --model M --out answers"):
         saved_answers([Row(number, row)])
     return False
 
@@ -90,8 +90,6 @@ def test_all_rows_are_scored_alike(scorer, model, chatty, lines):
         rows = [*lines[:3], *lines_of(other, ROWS[3:4])]
         with pytest.raises(ValueError, match=rf"row 4: scored otherwise than row 1 \(.*{said}"):
             calibrate_rows(rows, 0.4)
-        with pytest.raises(ValueError, match="row 1 was scored with another model or other set"):
-            calibrate_rows(lines[:4], 0.4, scorer=other)
     bare = {n: v for n, v in lines[0]["settings"].items() if n != "weights"}
     line = lines[0] | {"settings": bare}
     with pytest.raises(ValueError, match="row 1: weights not recorded, as of a model with hooks"):
@@ -145,7 +143,7 @@ CHAT = [{"role": "user", "content": PROMPT}]
 def test_a_threshold_for_texts_decides_on_no_chat(deciding):
     assert deciding.decide(PROMPT, " Brask").accept is True
     chat = deciding.decide(CHAT, " Brask")
-    assert (chat.accept, chat.error_probability) == (None, None)
+    assert chat.accept is None
     assert "prompt_format 'text' there, 'chat' here" in chat.reason
 
 
@@ -164,7 +162,8 @@ def test_a_threshold_for_chats(model, chatty, scorer):
     rows = [
         row | {"prompt": [system, {"role": "user", "content": row["prompt"]}]} for row in ROWS[:6]
     ]
-    found = limited(calibrate_rows(rows, 0.4, 0.8, signal="msp", scorer=scorer), 1e9)
+    chats = lines_of(scorer, rows)
+    found = limited(calibrate_rows(chats, 0.4, 0.8, signal="msp", resamples=20), 1e9)
     decide = Decider(model, found, tokenizer=chatty).decide
     assert decide([system, *CHAT], " Brask").accept is True
     other = decide([{"role": "system", "content": "Be kind."}, *CHAT], " Brask")
@@ -178,7 +177,7 @@ def test_a_threshold_for_chats(model, chatty, scorer):
     with pytest.raises(
         ValueError, match=r"row 7: scored otherwise than row 1 .*prompt_format 'text', not 'chat'"
     ):
-        calibrate_rows([*rows, ROWS[0]], 0.4, scorer=scorer)
+        calibrate_rows([*chats, *lines_of(scorer, ROWS[:1])], 0.4)
 
 
 def test_another_attention(model, chatty, calibration):

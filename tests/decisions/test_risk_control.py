@@ -13,9 +13,9 @@ from lm_polygraph_asmi.decisions import risk_threshold
 from lm_polygraph_asmi.decisions.risk_control import (
     BETS,
     FEW,
-    _choosing,
     _sequences,
     _strongest_on,
+    choosing_rows,
     least_clusters,
     p_value,
     ranks_to_test,
@@ -130,7 +130,7 @@ def test_sequence_is_that_of_plain_loops(n, size, unlabelled):
         others = answers(seed + 50, 1000, 1)[0] if unlabelled else None
         found = risk_threshold(score, wrong, names, 0.25, 0.9, unlabelled=others)
         codes = np.unique(names, return_inverse=True)[1]
-        choosing = _choosing(codes, SEED, 0.2 if size > 1 and not unlabelled else 0.0)
+        choosing = choosing_rows(codes, SEED, 0.2 if size > 1 and not unlabelled else 0.0)
         assert choosing.sum() == (0.2 * n * size if size > 1 and not unlabelled else 0)
         limits = []
         for part, start in [(1.0, 0.3)] if n <= FEW else [(0.7, 0.3), (0.3, 3.5 / n**0.5)]:
@@ -158,7 +158,7 @@ def test_sequence_is_that_of_plain_loops(n, size, unlabelled):
 
 def test_a_share_that_chose_does_not_test():
     score, wrong, names = answers(0, 200, 1)
-    rows = _choosing(np.unique(names, return_inverse=True)[1], SEED, 0.2)
+    rows = choosing_rows(np.unique(names, return_inverse=True)[1], SEED, 0.2)
     found = risk_threshold(score, wrong, names, 0.3, 0.9, share=0.2)
     other = risk_threshold(score, np.where(rows, ~wrong, wrong), names, 0.3, 0.9, share=0.2)
     assert found.threshold == other.threshold is not None

@@ -1,4 +1,4 @@
-"""Labelled rows to a calibration: what is kept, what is scored, what is an error."""
+"""Labelled rows to a calibration: what is kept, what is left out, what is an error."""
 
 import math
 
@@ -9,7 +9,7 @@ from sklearn.metrics import roc_auc_score
 from lm_polygraph_asmi.analysis import Labelled
 from lm_polygraph_asmi.analysis.clusters import text_clusters
 from lm_polygraph_asmi.decisions import Calibration, calibrate_rows, risk_threshold
-from lm_polygraph_asmi.decisions import rows as first_door
+from lm_polygraph_asmi.decisions.fit import best_signal, rank_signals
 from lm_polygraph_asmi.decisions.labels import (
     answer_digest,
     clusters_of,
@@ -22,6 +22,10 @@ from lm_polygraph_asmi.scoring.signals import TITLES
 from lm_polygraph_asmi.scoring.unmasked import fingerprints
 from tests.decisions.conftest import WORDS, N, labelled, lines_of
 from tests.scoring.conftest import PROMPT
+
+
+def numbered(*contents):
+    return [Row(n, {"prompt": f"Who {n}?"} | content) for n, content in enumerate(contents, 1)]
 
 
 def test_signals_are_those_of_the_tokens(scores):
@@ -44,11 +48,8 @@ def test_what_is_made_of_labels(calibration, scores, scorer):
     clusters = [str(row["cluster"]) for row in labelled()]
     values = [one.signals["perplexity"] for one in scores]
     assert (calibration.signal, calibration.values) == ("perplexity", sorted(values))
-    assert (calibration.n, calibration.guarantee.clusters, calibration.errors) == (
-        N,
-        N // 2,
-        wrong.sum(),
-    )
+    assert (calibration.n, calibration.guarantee.clusters) == (N, N // 2)
+    assert (calibration.errors, calibration.left_out) == (wrong.sum(), "")
     assert calibration.guarantee == risk_threshold(values, wrong, clusters, 0.4, 0.8)
     for kind in scores[0].signals:
         found = calibration.signals[TITLES[kind]]
@@ -61,94 +62,98 @@ def test_what_is_made_of_labels(calibration, scores, scorer):
     assert len(calibration.answer_digests) == N
 
 
+def test_the_best_signal():
+    wrong, noise = np.arange(60) % 2, np.random.default_rng(0).permutation(60) / 60
+    columns = {"noise": noise, "good": wrong + 0.01 * noise, "bad": -wrong}
+    answers = Labelled(wrong, range(60), resamples=200)
+    ranked = rank_signals(columns, answers)
+    assert best_signal(columns, answers) == "good"
+    assert (ranked["good"].prr.value, ranked["bad"].prr.high < 0) == (1, True)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ({}, 'expected "correct" .* got neither: no field'),
         ({"answer": " 7", "label": 1}, "got neither: the fields answer, label"),
         ({"correct": True, "quality": 1}, r"got \['correct', 'quality'\]"),
-        ({"correct": "yes"}, "expected true or false, got 'yes': write it"),
-        ({"quality": "good"}, "quality must be a number"),
-        ({"quality": math.nan}, "quality must be a number"),
+        *(({"correct": value}, "expected true or false, got") for value in ("yes", 2, 0.5)),
+        *(({"quality": value}, "quality must be a number")
+          for value in ("good", "0.9", True, math.nan, math.inf)),
+        *(({"quality": value}, "between 0 and 1, got") for value in (90, 1.2, -0.1, 2)),
     ],
-)
+)  # fmt: skip
 def test_labels_that_are_none(content, message):
     with pytest.raises(ValueError, match=message):
         is_wrong(content)
 
 
-def test_rows_are_scored_where_they_are_not_yet(scored, scorer, monkeypatch):
-    plain = {"prompt", "answer", "correct", "cluster", "id"}
-    some = [{k: line[k] for k in plain} if i > 3 else line for i, line in enumerate(scored[:6])]
-    asked = {"risk": 0.4, "confidence": 0.8, "signal": "perplexity", "resamples": 20}
-    found = calibrate_rows(some, scorer=scorer, **asked)
-    monkeypatch.setattr(first_door, "score_rows", lambda *_: pytest.fail("a row was scored"))
-    expected = calibrate_rows(scored[:6], scorer=scorer, **asked)
-    assert found.values == pytest.approx(expected.values, rel=1e-6)
-    assert found.settings == expected.settings
-    with pytest.raises(ValueError, match="row 5: expected a row that `score --out` wrote"):
-        calibrate_rows(some, **asked)
-    with pytest.warns(UserWarning, match="Left out 2 rows without a label"):
-        less = calibrate_rows([*scored[:4], *(s | {"correct": None} for s in scored[4:6])], **asked)
-    assert less == calibrate_rows(scored[:4], **asked)
-
-
 def test_labels():
     assert [is_wrong({"correct": value}) for value in (True, False, 1, 0)] == [False, True] * 2
-    assert [is_wrong({"quality": value}) for value in (0.49, 0.5, 1)] == [True, False, False]
-    assert is_wrong({"quality": 0.6}, 0.7)
+    right = (0.49, None), (0.5, None), (1, None), (0.6, 0.7), (90, 50), (10, 50), (-1.0, -2.0)
+    found = [is_wrong({"quality": quality}, limit) for quality, limit in right]
+    assert found == [True, False, False, True, False, True, False]
+    assert not is_wrong({"quality": 1 + 1e-9})  # a metric's rounding
+    for right_from in (math.nan, math.inf, True, "0.5"):
+        with pytest.raises(ValueError, match="right_from must be a number"):
+            is_wrong({"quality": 0.9}, right_from)
 
 
-def test_rows_that_cannot_be_used(scorer, monkeypatch):
-    """All that can be known before a row is scored is known then."""
-    rows = labelled(4)
+ASKED = {"risk": 0.4, "confidence": 0.8, "signal": "msp", "resamples": 20}
 
-    monkeypatch.setattr(first_door, "score_rows", lambda *_: pytest.fail("a row was scored"))
 
-    def calibrated(rows, risk=0.1, confidence=0.9, **how):
-        return calibrate_rows(rows, risk, confidence, scorer=scorer, **how)
+def test_rows_without_a_label_or_an_answer_are_left_out(scored, scorer):
+    """Answers of nothing are, as they are never accepted."""
+    blank = {"prompt": PROMPT, "answer": "\n", "correct": True, "cluster": "blank"}
+    blanks = lines_of(scorer, [blank, blank | {"answer": ""}])
+    rows = [*scored[:6], *blanks, *(line | {"correct": None} for line in scored[6:9])]
+    found = calibrate_rows(rows, **ASKED)
+    assert found == calibrate_rows(scored[:6], **ASKED)
+    assert found.left_out == "3 without a label, 2 empty"
+    assert "Rows left out: 3 without a label, 2 empty." in str(found)
+    with pytest.raises(ValueError, match="only empty or blank ones"):
+        calibrate_rows(blanks, 0.1)
+    expected = calibrate_rows(scored[:6], unlabelled=scored, **ASKED)
+    assert calibrate_rows(scored[:6], unlabelled=[*scored, *blanks], **ASKED) == expected
+    assert expected.guarantee.share == 0
+    assert calibrate_rows(scored[:6], unlabelled=blanks, **ASKED) == found  # no score is left
 
+
+PLAIN = (
+    "expected a row with scores, got the fields prompt, answer, correct.*: run `polygraph_asmi "
+    "score ROWS --model M --out answers.csv` first, label its column `correct`, then calibrate"
+)
+
+
+def test_rows_that_cannot_be_used(scored):
+    rows = scored[:4]
     for number, changed, message in (
-        (1, {"answer": None}, 'row 2: expected the field "answer"'),
         (2, {"cluster": None}, "in all rows or in none, got none in row 3"),
         (3, {"id": "q1"}, "row 4: \"id\": row 2 has 'q1', too: label it once"),
         (1, {"correct": 2}, 'row 2: "correct": expected true or false, got 2'),
         (1, {"correct": None, "quality": math.nan}, "row 2: quality must be a number, got nan"),
-        (3, {"prompt": PROMPT * 100}, "row 4: "),
-        (3, {"answer": [10**6]}, "row 4: token ids must lie"),
-        (3, {"answer": [2**70]}, "row 4: expected token ids of an answer that fit into 64 bits"),
-        (3, {"samples": [" a", None]}, "row 4: expected sample 2 as text or a list of token ids"),
+        (3, {"answer": " Rell"}, "row 4: prompt, answer, settings or scores were changed"),
+        (3, {"digest": None}, "row 4: expected a row with scores, got the fields"),
     ):
         some = [row | changed if i == number else row for i, row in enumerate(rows)]
         with pytest.raises(ValueError, match=message):
-            calibrated(some)
-    with pytest.raises(ValueError, match="expected right and wrong answers"):
-        calibrated([row | {"correct": False} for row in rows])
-    with pytest.raises(ValueError, match="only empty or blank ones"):
-        calibrated([row | {"answer": " "} for row in rows])
-    for how, message in (
-        ({"signal": "magic"}, "expected signal best, score or one of"),
-        ({"risk": 2}, "risk must lie strictly between 0 and 1, got 2"),
-        ({"confidence": 95}, "confidence must lie strictly between 0 and 1, got 95"),
-        ({"resamples": 0}, "resamples must be at least 1"),
+            calibrate_rows(some, 0.1)
+    for some, how, message in (
+        (labelled(4), {}, f"row 1: {PLAIN}"),
+        ([row | {"correct": None} for row in labelled(4)], {}, "row 1: expected a row with scores"),
+        ([row | {"correct": None} for row in rows], {}, "expected at least two labelled answers"),
+        ([row | {"correct": False} for row in rows], {}, "expected right and wrong answers"),
+        ([Row(7, {"line": "{"}, "not JSON"), *numbered(*rows)], {}, "row 7: not JSON"),
+        ([], {}, "at least two labelled answers"),
+        (rows, {"unlabelled": labelled(4)}, "unlabelled row 1: expected a row with scores"),
+        (rows, {"signal": "magic"}, "expected signal best, score or one of"),
+        (rows, {"signal": "adapt"}, "expected a signal of asmi, sem, msp, perplexity, entropy"),
+        (rows, {"risk": 2}, "risk must lie strictly between 0 and 1, got 2"),
+        (rows, {"confidence": 95}, "confidence must lie strictly between 0 and 1, got 95"),
+        (rows, {"resamples": 0}, "resamples must be at least 1"),
     ):
         with pytest.raises(ValueError, match=message):
-            calibrated(rows, **how)
-    with pytest.raises(ValueError, match="at least two labelled answers"):
-        calibrated([])
-
-
-def test_answers_of_nothing_are_left_out_as_they_are_never_accepted(scored, scorer):
-    blank = {"prompt": PROMPT, "answer": "\n", "correct": True, "cluster": "blank"}
-    rows = [*scored[:6], *lines_of(scorer, [blank, blank | {"answer": ""}])]
-    assert calibrate_rows(rows, 0.4, 0.8, resamples=20) == calibrate_rows(
-        scored[:6], 0.4, 0.8, resamples=20
-    )
-    with pytest.raises(ValueError, match="only empty or blank ones"):
-        calibrate_rows(rows[6:], 0.1)
-    asked = {"risk": 0.4, "signal": "msp", "resamples": 20}
-    found = calibrate_rows(scored[:6], unlabelled=[*scored, blank], scorer=scorer, **asked)
-    assert found == calibrate_rows(scored[:6], unlabelled=scored, **asked)
+            calibrate_rows(some, **{"risk": 0.1, "confidence": 0.9, **how})
 
 
 def test_passages_are_found_by_their_prompts():
@@ -180,25 +185,6 @@ def test_answers_that_are_all_right_give_a_threshold(scored, tmp_path):
     assert "nan" not in str(run)
     run.save(tmp_path / "c.json")
     assert Calibration.load(tmp_path / "c.json").guarantee == guarantee
-
-
-@pytest.mark.parametrize("quality", [90, 10, 1.2, -0.1, 2, 5, math.inf, True, "0.9"], ids=repr)
-def test_a_quality_of_an_unknown_scale(quality):
-    with pytest.raises(ValueError, match=r"between 0 and 1, got|must be a number"):
-        is_wrong({"quality": quality})
-
-
-def test_a_quality_of_a_scale_that_was_named():
-    assert [is_wrong({"quality": q}, 50) for q in (90, 10)] == [False, True]
-    assert [is_wrong({"quality": q}, -2.0) for q in (-1.0, -3.0)] == [False, True]
-    assert not is_wrong({"quality": 1 + 1e-9})  # a metric's rounding
-    for right_from in (math.nan, math.inf, True, "0.5"):
-        with pytest.raises(ValueError, match="right_from must be a number"):
-            labels_of([Row(1, {"prompt": "a", "answer": "b", "quality": 0.9})], right_from)
-
-
-def numbered(*contents):
-    return [Row(n, {"prompt": f"Who {n}?"} | content) for n, content in enumerate(contents, 1)]
 
 
 @pytest.mark.parametrize(
@@ -249,6 +235,6 @@ def test_a_question_labelled_twice_is_one_cluster(first, second):
 
 
 def test_an_id_under_two_names_is_one():
-    rows = [row | {"answer": " a", "correct": True} for row in ({"id": 1}, {"id": "1.0"})]
+    rows = [row | {"correct": True} for row in ({"id": 1}, {"id": "1.0"})]
     with pytest.raises(ValueError, match=r"row 2: .id.: row 1 has .1\.0., too"):
         labels_of(numbered(*rows))

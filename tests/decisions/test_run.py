@@ -135,7 +135,8 @@ def test_what_a_run_gives(planted, variant):
     assert settings == saved["stats"]["asmi"][0][0.6]["settings"] | own | (
         gate if variant == "adapt" else {}
     )
-    assert 0 < found.prr.low < found.prr.value < found.prr.high
+    prr = found.signals[found.title].prr
+    assert 0 < prr.low < prr.value < prr.high
 
 
 @pytest.mark.parametrize("instruct", [True, False])
@@ -163,7 +164,7 @@ def test_runs_that_teach_nothing(planted, tmp_path):
     saved = runs.content()
     del saved["estimations"]["sequence", METHODS["adapt"]]
     with pytest.raises(ValueError, match="a score with the settings method='adapt'"):
-        calibrated(runs.save(tmp_path / "two variants", saved), method="adapt")
+        calibrated(runs.save(tmp_path / "two variants", saved), signal="adapt")
     saved = runs.content()
     del saved["stats"]["asmi"]
     with pytest.raises(ValueError, match="has not saved asmi: its masks"):
@@ -209,9 +210,8 @@ def test_by_command_without_the_model(tmp_path):
     assert Calibration.load(out).n == N
     assert "Promise: " in done.stdout
     for more, message in (
-        (["--depth", "0.9"], "expected a score with the settings"),
-        (["--out", str(tmp_path / "calibration")], "expected a .json file"),
-        (["--out", str(tmp_path / "no" / "folder.json")], "its folder does not"),
+        (["--signal", "learned"], "a finished run has no hidden states to learn from"),
+        (["--metric", "BLEU"], "has no quality metric 'BLEU'"),
     ):
         done = CliRunner().invoke(main, [*words[:-2], "--out", str(tmp_path / "c.json"), *more])
         assert done.exit_code != 0

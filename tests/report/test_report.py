@@ -100,7 +100,7 @@ def everything(tmp_path_factory):
     save(root / "closed", content(n, shift=0.5), closed)
     out = root / "report"
     runs = [str(root / name) for name in ("open", "k256", "seed 1", "closed")]
-    command = ["report", *runs, "--out", str(out), "--jobs", "1", "--full"]
+    command = ["report", *runs, "--out", str(out), "--full"]
     command += [word for form in ("csv", "md", "tex", "svg") for word in ("--format", form)]
     with seen(hold_data), few_permutations():
         result = CliRunner().invoke(main, command, env={"COLUMNS": "200"})

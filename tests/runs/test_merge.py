@@ -320,7 +320,7 @@ def test_command(unsplit, tmp_path):
     out = tmp_path / "out"
     code, text = run(tmp_path / "runs", "--out", out)
     assert code == 1
-    assert f"│ a_model/complete, seed 1 │ 4 │ {ROWS} │ {out}/a_model/complete/ue_mana" in text
+    assert f"a_model/complete, seed 1: {ROWS} rows of 4 shards in {out}/a_model/complete/u" in text
     assert "a_model/complete, seed 1: statistic asmi_seconds left out" in text
     assert "Error: a_model/incomplete, seed 1: expected one finished job of " in text
     assert not (out / "a_model/incomplete").exists()

@@ -93,8 +93,9 @@ def test_a_run_or_a_model(options):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--model smollm2 --config-dir . --no-run a=1", "takes no --config-dir, --run, overrides"),
-        ("--config-name asmi_demo --depth 0.7 --dtype float32", "takes no --dtype, --depth; only"),
+        ("--model smollm2 --config-dir .", "only --config-name takes --config-dir, --no-run and"),
+        ("--model smollm2 a=1", "only --config-name takes --config-dir, --no-run and overrides"),
+        ("--config-name asmi_demo --depth 0.7 --dtype float32", "only --model takes depth, dtype"),
     ],
 )
 def test_options_of_the_other_mode_are_named(options, message):

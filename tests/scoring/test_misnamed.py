@@ -107,7 +107,7 @@ def test_every_command_that_reads_rows_refuses_them(tmp_path, name, monkeypatch)
     out, calibration = str(tmp_path / "out.jsonl"), str(tmp_path / "calibration.json")
     for arguments in (
         ["score", rows, "--model", "m", "--out", out],
-        ["calibrate", rows, "--model", "m", "--risk", 0.1, "--out", tmp_path / "new.json"],
+        ["calibrate", rows, "--risk", 0.1, "--out", tmp_path / "new.json"],
         ["gate", calibration, rows],
     ):
         result = CliRunner().invoke(main, list(map(str, arguments)))

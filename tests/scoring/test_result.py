@@ -26,7 +26,7 @@ def decided(found) -> Decision:
     """A decision that accepts this answer."""
     return Decision(
         accept=True, reason="Accept: MSP 1 nats is at most 2.", signal="msp", value=1.0,
-        signals=found.signals, threshold=2.0, error_probability=0.25, error_interval=(0.1, 0.5),
+        signals=found.signals, threshold=2.0,
         warnings=("A warning.",), prompt=found.prompt,
         answer=found.answer, text=found.scored_text, ids=found.ids,
         prompt_tokens=found.prompt_tokens, settings=found.settings, model=found.model,

@@ -100,6 +100,8 @@ def test_all_rows_are_scored_alike(scorer, model, chatty, lines):
         rows = [*lines[:3], *lines_of(other, ROWS[3:4])]
         with pytest.raises(ValueError, match=rf"row 4: scored otherwise than row 1 \(.*{said}"):
             calibrate_rows(rows, 0.4)
+        with pytest.raises(ValueError, match="unlabelled row 1: scored otherwise than row 1"):
+            calibrate_rows(lines[:4], 0.4, unlabelled=rows[3:])
     bare = {n: v for n, v in lines[0]["settings"].items() if n != "weights"}
     line = lines[0] | {"settings": bare}
     with pytest.raises(ValueError, match="row 1: weights not recorded, as of a model with hooks"):

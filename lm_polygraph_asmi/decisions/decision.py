@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from rich.text import Text
+
 from lm_polygraph_asmi.scoring.page import Card, render, render_part, visible
 from lm_polygraph_asmi.scoring.provenance import digest_of
 from lm_polygraph_asmi.scoring.result import Score
@@ -46,6 +48,9 @@ class Decision:
 
     def __str__(self) -> str:
         return "\n".join([visible(self.text), *self.sentences])
+
+    def __rich__(self) -> Text:
+        return Text(str(self))
 
     @property
     def word(self) -> str:

@@ -16,6 +16,7 @@ from lm_polygraph_asmi.scoring.unmasked import fingerprints
 from tests.decisions.conftest import N, limited
 from tests.report import runs
 from tests.scoring.conftest import PROMPT
+from tests.scoring.test_result import printed
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +88,7 @@ def test_a_decision_is_json_and_reads_in_words(calibration, score):
     content = json.loads(json.dumps(one.to_dict(), allow_nan=False))
     assert (content["accept"], content["unit"]) == (True, "nats")
     assert str(one).splitlines() == [" Brask" + score.ending.replace("\n", "⏎"), *one.sentences]
+    assert printed(one, width=500).splitlines() == str(one).splitlines()
     assert repr(one) == f"Decision(accept, perplexity {one.value:.4g} nats, answer=' Brask')"
     said = "The prompt has 900 tokens, the calibration's 1"  # unlike all that were labelled
     assert one.sentences[1].startswith(said)

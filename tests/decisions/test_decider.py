@@ -52,13 +52,17 @@ def test_unmasked_signals_are_those_of_the_score(scope, closing):
 
 @pytest.mark.usefixtures("no_masks")
 @pytest.mark.parametrize("signal", ["msp", "learned"])
-def test_no_masked_pass_where_none_is_needed(model, tokenizer, calibration, signal):
+def test_no_masked_pass_where_none_is_needed(model, tokenizer, calibration, signal, tmp_path):
     decider = Decider(model, limited(calibration, 1e9, signal), tokenizer=tokenizer)
     for answer in (" Brask", None):
         one = decider.decide(PROMPT, answer)
         assert (one.score, one.signal) == (None, signal)
         assert set(one.signals) == {*FREE, signal}
-    assert decider.decide(PROMPT, " Brask").accept is True
+    one = decider.decide(PROMPT, " Brask")
+    assert one.accept is True
+    decider.calibration.save(tmp_path / "c.json")
+    again = decide(model, PROMPT, " Brask", calibration=tmp_path / "c.json", tokenizer=tokenizer)
+    assert again == one
 
 
 def test_a_masked_signal_comes_with_its_score(model, tokenizer, calibration, scorer):
@@ -67,13 +71,6 @@ def test_a_masked_signal_comes_with_its_score(model, tokenizer, calibration, sco
     assert one.value == one.score.score == pytest.approx(float(expected), rel=1e-6)
     assert one.accept is True
     assert one.score.settings.items() >= fingerprints(scorer).items()
-
-
-def test_one_call(model, tokenizer, by_msp, tmp_path):
-    by_msp.save(tmp_path / "c.json")
-    one = decide(model, PROMPT, " Brask", calibration=tmp_path / "c.json", tokenizer=tokenizer)
-    assert one == Decider(model, by_msp, tokenizer=tokenizer).decide(PROMPT, " Brask")
-    assert one.accept is True
 
 
 def test_a_scorer_brings_its_settings(scorer, by_msp, model, tokenizer):

@@ -92,41 +92,6 @@ def test_model_and_settings_are_named_once(folder, calibrated, tmp_path):
     assert f"0 of {(table['accept'] == 'True').sum()} accepted answers are wrong" in said
 
 
-def test_rows_that_no_longer_fit(folder, tmp_path):
-    table = pd.read_csv(folder / "answers.csv", dtype=str, keep_default_na=False)
-    out = tmp_path / "c.json"
-    for column, value, message in (
-        ("details", "", "row 3: prompt, answer, settings or scores were changed after"),
-        ("correct", "yes", "row 3: \"correct\": expected true or false, got 'yes'"),
-    ):
-        table.assign(**{column: [*table[column][:2], value, *table[column][3:]]}).to_csv(
-            tmp_path / "changed.csv", index=False
-        )
-        code, said = run("calibrate", tmp_path / "changed.csv", "--risk", 0.4, "--out", out)
-        assert (code, message in said) == (1, True), said
-    write(tmp_path / "other.jsonl", labelled(70)[60:])
-    run("score", tmp_path / "other.jsonl", "--model", folder / "model", "--num-masks", 4,
-        "--mask-rate", 0.3, "--top-k", 8, "--out", tmp_path / "other.csv")  # fmt: skip
-    other = pd.read_csv(tmp_path / "other.csv", dtype=str, keep_default_na=False)
-    pd.concat([table[:60], other]).to_csv(tmp_path / "mixed.csv", index=False)
-    code, said = run("calibrate", tmp_path / "mixed.csv", "--risk", 0.4, "--out", out)
-    assert code == 1
-    assert "row 61: scored otherwise than row 1 (scope 'all', not 'response'; stop [], not" in said
-    code, said = run("calibrate", folder / "answers.csv", "--unlabelled", tmp_path / "other.csv",
-                     "--risk", 0.4, "--out", out)  # fmt: skip
-    assert code == 1
-    assert "unlabelled row 1: scored otherwise than row 1" in said
-    assert not out.exists()
-
-
-def test_unlabelled_rows_give_the_thresholds(folder, tmp_path):
-    out = tmp_path / "c.json"
-    words = ("calibrate", folder / "answers.csv", "--risk", 0.9, "--signal", "msp", "--out", out)
-    code, said = run(*words, "--unlabelled", folder / "answers.csv")
-    assert code == 0, said
-    assert Calibration.load(out).guarantee.share == 0
-
-
 def test_only_the_learned_signal_loads_the_model(folder, tmp_path):
     """That which the rows name; changed weights are refused."""
     words = ("calibrate", folder / "answers.csv", "--risk", 0.9, "--signal", "learned", "--out")
@@ -142,26 +107,20 @@ def test_only_the_learned_signal_loads_the_model(folder, tmp_path):
         calibrate_rows(folder / "answers.csv", 0.9, signal="learned", scorer=scorer)
 
 
-def test_another_model_and_other_settings_are_refused(folder, calibrated, tmp_path):
+def test_a_model_that_moved_and_other_settings(folder, calibrated, tmp_path):
     path, _ = calibrated
     write(tmp_path / "new.jsonl", [{"prompt": PROMPT, "answer": " Brask"}])
-    words = ("decide", tmp_path / "new.jsonl", "--calibration", path)
+    words = ("decide", tmp_path / "new.jsonl", "--calibration")
     moved = shutil.copytree(folder / "model", tmp_path / "model")
-    code, said = run(*words, "--model", moved, "--out", tmp_path / "a.csv")
+    code, said = run(*words, path, "--model", moved, "--out", tmp_path / "a.csv")
     assert (code, "No decision" in said) == (0, False), said
-    moved = shutil.copytree(moved, tmp_path / "changed" / "model")  # the other stays in memory
-    changed = AutoModelForCausalLM.from_pretrained(moved)
-    with torch.no_grad():
-        changed.lm_head.weight[0, 0] += 1
-    changed.save_pretrained(moved)
-    code, said = run(*words, "--model", moved, "--out", tmp_path / "b.csv")
-    assert "weights or their precision differ" in said
     limited(Calibration.load(path), 1e9, "sem").save(tmp_path / "sem.json")
-    code, said = run(
-        *words[:3], tmp_path / "sem.json", "--scope", "all", "--out", tmp_path / "d.csv"
-    )
+    code, said = run(*words, tmp_path / "sem.json", "--scope", "all", "--out", tmp_path / "d.csv")
     assert code == 1
     assert "settings differ from the calibration answers.csv (scope 'response' there" in said
+    limited(Calibration.load(path), None).save(tmp_path / "none.json")
+    code, said = run(*words, tmp_path / "none.json")
+    assert (code, "Warning: No threshold by " in said) == (0, True)
 
 
 def test_what_calibrate_refuses(folder, calibrated, tmp_path):

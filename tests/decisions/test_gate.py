@@ -70,46 +70,39 @@ def test_rows_that_do_not_fit(limit, change, message):
         gate(limit, [Row(1, first), Row(2, second | change)])
 
 
-def test_clusters_in_some_rows_only(limit):
-    """Of the others the prompts would be the clusters: far more of them than there are."""
-    rows = [Row(i, row | {"cluster": "one story"}) for i, row in enumerate(decided(limit, 3))]
-    del rows[1].content["cluster"]
-    with pytest.raises(ValueError, match='"cluster" in all rows or in none, got none in row 1'):
-        gate(limit, rows)
+def changed(line, **change):
+    """A line of `decide --out` with another decision."""
+    return line | change | {"digest": Decision.digest(line | change)}
 
 
 def test_rows_without_a_decision_and_answers_seen_before(limit, tmp_path):
-    first, second = decided(limit, 2)
-    with pytest.raises(ValueError, match='row 2: no field "accept"'):
-        gate(limit, [Row(1, first), Row(2, {"prompt": "p", "answer": "a", "correct": True})])
-    with pytest.raises(ValueError, match='row 2: "answer": row 1 has the same'):
-        gate(limit, [Row(1, first), Row(2, first | {"id": 7})])
-    known = second | {name: labelled()[3][name] for name in ("prompt", "answer")}
-    known["digest"] = Decision.digest(known)
-    with pytest.raises(ValueError, match='row 2: "answer": the calibration has seen it'):
-        gate(limit, [Row(1, first), Row(2, known)])
-    unclear = second | {"accept": None, "reason": "It answered nothing."}
-    unclear["digest"] = Decision.digest(unclear)
-    abstained = first | {"accept": False, "prompt": "third", "id": 3, "cluster": 3}
-    abstained["digest"] = Decision.digest(abstained)
-    del abstained["correct"], unclear["correct"]  # only accepted answers need a label
-    rows = [Row(1, first), Row(2, unclear), Row(3, abstained)]
+    """Only accepted answers need a label; those without a decision count as abstained."""
+    first, second, third = decided(limit, 3)
+    seen = {name: labelled()[3][name] for name in ("prompt", "answer")}
+    for other, message in (
+        ({"prompt": "p", "answer": "a", "correct": True}, 'row 2: no field "accept"'),
+        (first | {"id": 7}, 'row 2: "answer": row 1 has the same'),
+        (changed(second, **seen), 'row 2: "answer": the calibration has seen it'),
+        ({"error": "no prompt"}, r"row 2: it failed in .*: remove it"),
+        ({n: v for n, v in second.items() if n != "cluster"}, "in all rows or in none, .* row 2"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            gate(limit, [Row(1, first), Row(2, other)])
+    unclear = changed(second, accept=None, reason="It answered nothing.")
+    abstained = changed(third, accept=False)
+    del abstained["correct"], unclear["correct"]
+    rows = [Row(n, row) for n, row in enumerate((first, unclear, abstained), start=1)]
     result = gate(limit, rows)
     assert (result.answers, result.accepted, result.errors) == (3, 1, 0)
+    rows.append(Row(4, changed(unclear, answer="\n", id=4, reason=EMPTY)))
+    assert gate(limit, rows) == result
+    with pytest.raises(ValueError, match="expected at least one labelled row with an answer"):
+        gate(limit, rows[3:])
     limit.save(tmp_path / "calibration.json")
-    lines = "".join(json.dumps(row.content) + "\n" for row in rows)
-    (tmp_path / "rows.jsonl").write_text(lines)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row.content) + "\n" for row in rows))
     files = [str(tmp_path / name) for name in ("calibration.json", "rows.jsonl")]
     ran = CliRunner().invoke(main, ["gate", *files, "--json"])
     assert json.loads(ran.output)["without_decision"] == 1
-    with pytest.raises(ValueError, match=r"row 2: it failed in .*: remove it"):
-        gate(limit, [Row(1, first), Row(2, {"error": "no prompt"}, "no prompt")])
-    ran = CliRunner().invoke(main, ["gate", *files])
-    assert "Without a decision, so counted as abstained: 1." in ran.output
-    blank = unclear | {"answer": "\n", "id": 4, "reason": EMPTY}
-    blank["digest"] = Decision.digest(blank)
-    assert gate(limit, [*rows, Row(4, blank)]) == result
-    (tmp_path / "rows.jsonl").write_text(lines + json.dumps(blank) + "\n")
     ran = CliRunner().invoke(main, ["gate", *files])
     assert "Without a decision, so counted as abstained: 1." in ran.output
     assert "Left out 1 empty answers: they are never accepted." in ran.output

@@ -7,7 +7,6 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from lm_polygraph_asmi.analysis import Labelled
-from lm_polygraph_asmi.analysis.clusters import text_clusters
 from lm_polygraph_asmi.decisions import Calibration, calibrate_rows, risk_threshold
 from lm_polygraph_asmi.decisions.fit import best_signal, rank_signals
 from lm_polygraph_asmi.decisions.labels import (
@@ -15,7 +14,6 @@ from lm_polygraph_asmi.decisions.labels import (
     clusters_of,
     is_wrong,
     labels_of,
-    text_of,
 )
 from lm_polygraph_asmi.scoring.rows import Row
 from lm_polygraph_asmi.scoring.signals import TITLES
@@ -28,19 +26,13 @@ def numbered(*contents):
     return [Row(n, {"prompt": f"Who {n}?"} | content) for n, content in enumerate(contents, 1)]
 
 
-def test_signals_are_those_of_the_tokens(scores):
-    for one in scores[:5]:
-        tokens = one.tokens[: one.counted]
-        likelihood = [token.log_likelihood for token in tokens]
-        assert one.signals == pytest.approx(
-            {
-                "asmi": sum(token.mi for token in tokens) / len(tokens),
-                "sem": float(one),
-                "msp": -sum(likelihood),
-                "perplexity": -sum(likelihood) / len(tokens),
-                "entropy": sum(token.entropy for token in tokens) / len(tokens),
-            }
-        )
+def signals_of(score):
+    """By its tokens."""
+    tokens = score.tokens[: score.counted]
+    msp = -sum(token.log_likelihood for token in tokens)
+    means = {name: np.mean([getattr(t, name) for t in tokens]) for name in ("mi", "u", "entropy")}
+    return {"asmi": means["mi"], "sem": means["u"], "msp": msp, "perplexity": msp / len(tokens),
+            "entropy": means["entropy"]}  # fmt: skip
 
 
 def test_what_is_made_of_labels(calibration, scores, scorer):
@@ -51,9 +43,10 @@ def test_what_is_made_of_labels(calibration, scores, scorer):
     assert (calibration.n, calibration.guarantee.clusters) == (N, N // 2)
     assert (calibration.errors, calibration.left_out) == (wrong.sum(), "")
     assert calibration.guarantee == risk_threshold(values, wrong, clusters, 0.4, 0.8)
-    for kind in scores[0].signals:
+    for kind, value in scores[0].signals.items():
+        assert value == pytest.approx(signals_of(scores[0])[kind])
         found = calibration.signals[TITLES[kind]]
-        each = [one.signals[kind] for one in scores]
+        each = [signals_of(one)[kind] for one in scores]
         assert found.auroc.value == pytest.approx(roc_auc_score(wrong, each))
         assert found.prr.low <= found.prr.value <= found.prr.high
     assert calibration.settings.items() >= fingerprints(scorer).items()
@@ -156,24 +149,15 @@ def test_rows_that_cannot_be_used(scored):
             calibrate_rows(some, **{"risk": 0.1, "confidence": 0.9, **how})
 
 
-def test_passages_are_found_by_their_prompts():
-    passages = [
-        "The ferry Ondine was built in Brask in 1931 by three brothers. " * 3,
-        "Kites are flown in Sorell every spring, the blue ones first of all. " * 3,
-    ]
-    prompts = [
-        f"Answer from the passage.\n{passage}\nQuestion: {question}\nAnswer:"
-        for passage in passages
-        for question in ("Who?", "When was that, and where?", "Why?")
-    ]
-    assert [key == text_clusters(prompts)[0] for key in text_clusters(prompts)] == (
-        [True] * 3 + [False] * 3
-    )
-    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
-    assert len(set(text_clusters([text_of(chat) for chat in chats]))) == 2
-    apart = [f"Question: who was the {word}?" for word in WORDS]
-    assert len(set(text_clusters(apart))) == len(WORDS)
-    assert len(set(text_clusters(["same"] * 3))) == 1
+@pytest.mark.parametrize("form", [str, lambda t: [t], lambda t: {"text": t}])
+def test_passages_are_found_by_their_context_or_else_their_prompt(form):
+    """Of a chat only the text counts."""
+    passages = [f"{word} was built in Brask in 1931 by three brothers. " * 3 for word in WORDS]
+    rows = numbered(*({"context": form(passages[n // 2])} for n in range(6)))
+    assert [clusters_of(rows).index(key) for key in clusters_of(rows)] == [0, 0, 2, 2, 4, 4]
+    chats = [[{"role": "user", "content": f"{passages[n // 2]} {n}?"}] for n in range(6)]
+    found = clusters_of(numbered(*({"prompt": chat, "context": " "} for chat in chats)))
+    assert [found.index(key) for key in found] == [0, 0, 2, 2, 4, 4]
 
 
 def test_answers_that_are_all_right_give_a_threshold(scored, tmp_path):

@@ -200,29 +200,29 @@ def test_a_plain_model_and_a_wrapped_one(tokenizer):
 
 
 def test_a_text_is_closed_as_the_model_would_close_it(tokenizer):
-    model = whitebox().model
-    assert score(model, PROMPT, " Brask", tokenizer=tokenizer).scored_text == " Brask</s>"
-    assert score(model, PROMPT, " Brask</s>", tokenizer=tokenizer).scored_text == " Brask</s>"
-    stopped = score(model, PROMPT, " Brask", tokenizer=tokenizer, stop="\n")
-    assert stopped.scored_text == " Brask" + stopped.ending
-    assert stopped.ending in ("\n", "</s>")
-    assert (
-        score(model, PROMPT, " Brask\n", tokenizer=tokenizer, stop="\n").scored_text == " Brask\n"
-    )
-    bare = score(model, PROMPT, " Brask", tokenizer=tokenizer, closing_token=False)
-    assert (bare.scored_text, bare.counted) == (" Brask</s>", len(bare.tokens) - 1)
-    # Token ids are scored as they are.
-    assert score(model, PROMPT, [7, 8], tokenizer=tokenizer).scored_text == tokenizer.decode([7, 8])
-    assert score(model, PROMPT, np.array([7, 8]), tokenizer=tokenizer).counted == 2
-    # Of several end tokens, the likeliest ends the answer.
+    """Token ids are scored as they are; of several ends, the likeliest ends a text."""
+    model, ends = whitebox().model, (" Brask\n", " Brask</s>")
+    for answer, settings, expected in (
+        (" Brask", {}, (" Brask</s>",)), (" Brask</s>", {}, (" Brask</s>",)),
+        (" Brask", {"stop": "\n"}, ends), (" Brask\n", {"stop": "\n"}, ends[:1]),
+        (" Brask", {"closing_token": False}, ends[1:]),
+        *((ids, {}, (tokenizer.decode([7, 8]),)) for ids in ([7, 8], np.array([7, 8]))),
+        # A stop string within an answer does not end it.
+        (" Brask\n Nadia", {"stop": "\n"}, (" Brask\n Nadia\n", " Brask\n Nadia</s>")),
+        (" Brask\n Nadia\n", {"stop": "\n"}, (" Brask\n Nadia\n",)),
+        (" Brask\n Nadia\n", {"stop": "\n", "closing_token": False}, (" Brask\n Nadia\n",)),
+    ):  # fmt: skip
+        found = score(model, PROMPT, answer, tokenizer=tokenizer, **settings)
+        assert found.scored_text in expected, (answer, settings)
+        assert found.scored_text.endswith(found.ending)
+        assert found.counted == len(found.tokens) - (not settings.get("closing_token", True))
     model.generation_config.eos_token_id = [1, tokenizer.eos_token_id]
     ids = tokenizer(PROMPT + " Brask", return_tensors="pt")["input_ids"]
     with torch.no_grad():
         logits = model(ids).logits[0, -1]
     likeliest = max((1, tokenizer.eos_token_id), key=logits.__getitem__)
     ended = score(model, PROMPT, " Brask", tokenizer=tokenizer)
-    assert ended.ending == tokenizer.decode([likeliest])
-    assert ended.scored_text == " Brask" + ended.ending
+    assert ended.scored_text == " Brask" + tokenizer.decode([likeliest])
     assert score(model, PROMPT, " Brask<s>", tokenizer=tokenizer).scored_text == " Brask<s>"
     nameless = deepcopy(tokenizer)
     nameless.eos_token = None
@@ -284,52 +284,21 @@ def test_an_empty_answer_is_its_end(model, tokenizer):
         score(bare, PROMPT, "", tokenizer=endless)
 
 
-def test_settings_of_the_gate(model, tokenizer):
-    settings = {"method": "adapt", "tau": np.float32(0.25), "closing_token": np.bool_(True)}
-    found = score(
-        model, PROMPT, " Brask", tokenizer=tokenizer, samples=[" a", " b", " c"], **settings
-    )
-    gate = {"tau": 0.25, "beta": 10.0, "num_samples": 3, "stop": []}
-    assert found.settings.items() >= gate.items()
-    json.dumps(found.to_dict(), allow_nan=False)
-    assert "tau" not in score(model, PROMPT, " Brask", tokenizer=tokenizer).settings
-
-
-def test_a_stop_string_within_an_answer_does_not_end_it(model, tokenizer):
-    """Its last token counts, and it is closed like any other."""
-    for closing_token in (True, False):
-        settings = {"stop": "\n", "closing_token": closing_token}
-        found = score(model, PROMPT, " Brask\n Nadia", tokenizer=tokenizer, **settings)
-        assert found.scored_text == " Brask\n Nadia" + found.ending
-        assert found.ending in ("\n", "</s>")
-        assert found.counted == len(found.tokens) - (not closing_token)
-        closed = score(model, PROMPT, " Brask\n Nadia\n", tokenizer=tokenizer, **settings)
-        assert closed.scored_text == " Brask\n Nadia\n"
-        assert closed.counted == len(closed.tokens) - (not closing_token)
-
-
-def test_samples_follow_from_prompt_and_seed(ending, drawn):
+def test_samples_follow_from_prompt_and_seed_and_have_no_end_token(ending, drawn):
     settings = {"method": "adapt", "max_new_tokens": 8}
     score(ending, PROMPT, [5], **settings)
     torch.manual_seed(99)
-    torch.rand(3)
     before = torch.get_rng_state()
-    for prompt, ids in (("Something else", [6]), (PROMPT, [7])):
-        score(ending, prompt, ids, **settings)
+    for prompt, ids, seed in (("Something else", [6], 0), (PROMPT, [7], 0), (PROMPT, [5], 1)):
+        score(ending, prompt, ids, seed=seed, **settings)
     assert torch.get_rng_state().equal(before)
-    score(ending, PROMPT, [5], seed=1, **settings)
     first, other_prompt, again, other_seed = drawn
     assert first == again
     assert first not in (other_prompt, other_seed)
-    assert len(first) == 10
-    assert len({tuple(ids) for ids in first}) > 1
-
-
-def test_sampled_answers_come_without_their_end_token(ending, drawn):
-    eos = ending.tokenizer.eos_token_id
-    score(ending, PROMPT, [5], method="adapt", num_samples=30, max_new_tokens=8)
-    assert min(map(len, drawn[0])) < 8
-    assert not any(eos in ids for ids in drawn[0])
+    assert (len(first), len({tuple(ids) for ids in first}) > 1) == (10, True)
+    score(ending, PROMPT, [5], num_samples=30, **settings)
+    assert min(map(len, drawn[-1])) < 8
+    assert not any(ending.tokenizer.eos_token_id in ids for ids in drawn[-1])
 
 
 def test_samples_are_drawn_as_the_paper_does(tokenizer, monkeypatch):
@@ -369,20 +338,20 @@ def test_without_two_samples_adapt_asmi_is_asmi(model, tokenizer, samples):
 
 
 def test_samples_as_texts_and_as_ids(model, tokenizer):
+    """With an end token or without, as `generate` returns them."""
     texts = [" Brask", " in 1931"]
     ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-    settings = {"method": "adapt", "tau": 0.5, "beta": 3.0}
-    by_text, by_id = (
-        score(model, PROMPT, [5, 6], tokenizer=tokenizer, samples=samples, **settings)
-        for samples in (texts, ids)
+    settings = {"method": "adapt", "tau": np.float32(0.5), "beta": 3.0, "tokenizer": tokenizer}
+    found, *others = (
+        score(model, PROMPT, [5, 6], samples=samples, **settings)
+        for samples in (texts, ids, [[*one, tokenizer.eos_token_id] for one in ids])
     )
-    assert numbers(by_text) == numbers(by_id)
-    assert not by_text.warnings
-    ended = [[*one, tokenizer.eos_token_id] for one in ids]  # as `generate` returns them
-    assert numbers(
-        score(model, PROMPT, [5, 6], tokenizer=tokenizer, samples=ended, **settings)
-    ) == numbers(by_id)
-    assert by_text.gate == pytest.approx(1 / (1 + np.exp(-3 * (0.5 - by_text.diversity))))
+    assert all(numbers(other) == numbers(found) for other in others)
+    assert not found.warnings
+    assert found.gate == pytest.approx(1 / (1 + np.exp(-3 * (0.5 - found.diversity))))
+    content = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert content["settings"].items() >= {"tau": 0.5, "beta": 3.0, "num_samples": 2}.items()
+    assert "tau" not in score(model, PROMPT, " Brask", tokenizer=tokenizer).settings
 
 
 class Int8Linear(nn.Module):
@@ -406,23 +375,20 @@ class Int8Linear(nn.Module):
 def replace_linear(part, make):
     for module in list(part.modules()):
         for name, child in module.named_children():
-            if isinstance(child, nn.Linear | Int8Linear):
+            if isinstance(child, Int8Linear if make is Int8Linear.plain else nn.Linear):
                 setattr(module, name, make(child))
 
 
 def test_a_quantised_model(tokenizer):
+    """Its layers, and its unembedding."""
     model = whitebox().model
-    replace_linear(model.model, Int8Linear)
     settings = {"method": "adapt", "num_samples": 3, "max_new_tokens": 8}
-    found = score(model, PROMPT, tokenizer=tokenizer, **settings)
-    replace_linear(model.model, Int8Linear.plain)
-    expected = score(model, PROMPT, tokenizer=tokenizer, **settings)
-    assert float(found) == pytest.approx(float(expected), rel=1e-4)
-    model.lm_head = Int8Linear(model.lm_head)
-    found = score(model, PROMPT, tokenizer=tokenizer, **settings)
-    model.lm_head = model.lm_head.plain()
-    expected = score(model, PROMPT, tokenizer=tokenizer, **settings)
-    assert float(found) == pytest.approx(float(expected), rel=1e-4)
+    for part in (model.model, model):
+        replace_linear(part, Int8Linear)
+        found = score(model, PROMPT, tokenizer=tokenizer, **settings)
+        replace_linear(part, Int8Linear.plain)
+        expected = score(model, PROMPT, tokenizer=tokenizer, **settings)
+        assert float(found) == pytest.approx(float(expected), rel=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -530,16 +496,12 @@ def test_refusals(model, tokenizer):
             score(model, PROMPT, tokenizer=tokenizer, **settings)
     with pytest.raises(ValueError, match=r"context window 256, got"):
         score(model, PROMPT * 60, tokenizer=tokenizer)
+    assert len(score(model, "<s>" * 252, tokenizer=tokenizer).tokens) == 3  # one more in front
+    with pytest.raises(ValueError, match="expected a prompt shorter than"):
+        score(model, "<s>" * 255, tokenizer=tokenizer)
     mamba = MambaForCausalLM(MambaConfig(vocab_size=61, hidden_size=32, num_hidden_layers=2))
     with pytest.raises(TypeError, match="MambaForCausalLM has no attention heads"):
         score(mamba, PROMPT, tokenizer=tokenizer)
-
-
-def test_a_prompt_that_nearly_fills_the_window(model, tokenizer):
-    prompt = "<s>" * 252  # and one more in front
-    assert len(score(model, prompt, tokenizer=tokenizer).tokens) == 3
-    with pytest.raises(ValueError, match="expected a prompt shorter than"):
-        score(model, prompt + "<s>" * 3, tokenizer=tokenizer)
 
 
 def test_without_a_pad_token(ending, tokenizer):

@@ -28,19 +28,9 @@ def masks(num_masks: int = 12) -> torch.Tensor:
     return sample_head_masks(num_masks, 4, 0.4, torch.Generator().manual_seed(0))
 
 
-@pytest.fixture
-def ran(monkeypatch):
-    """The masks of every call of the fastest passes, of which `ran.most` fit into memory."""
-    calls = Calls()
-    for scope, name in (("all", "suffix"), ("response", "packed")):
-        other = partial(calls, check.PASSES[scope][name])
-        monkeypatch.setitem(check.PASSES[scope], name, other)
-        if name == "packed":  # which has a limit of its own
-            monkeypatch.setattr(check, name, other)
-    return calls
-
-
 class Calls(list):
+    """The masks of every call of the fastest passes, of which `most` fit into memory."""
+
     most = 100
 
     def __call__(self, own, model, unmasked, layer, chunk):
@@ -48,6 +38,15 @@ class Calls(list):
         if len(chunk) > self.most:
             raise torch.OutOfMemoryError("simulated")
         return own(model, unmasked, layer, chunk)
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    calls = Calls()
+    for scope, name in (("all", "suffix"), ("response", "packed")):
+        monkeypatch.setitem(check.PASSES[scope], name, partial(calls, check.PASSES[scope][name]))
+    monkeypatch.setattr(check, "packed", check.PASSES["response"]["packed"])  # it has a limit
+    return calls
 
 
 def changed_by_others(model) -> int:
@@ -90,8 +89,7 @@ def test_out_of_memory_halves_the_chunk_and_loses_nothing(llama, input_ids, ran,
 
 
 def test_model_is_left_as_found(input_ids):
-    model = tiny_model("gemma3-mixed")
-    model.train()
+    model = tiny_model("gemma3-mixed").train()
     model.gradient_checkpointing_enable()
     model.model.layers[1].mlp.eval()
     before = {name: module.training for name, module in model.named_modules()}

@@ -4,19 +4,17 @@ import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
 from lm_polygraph_asmi import SemASMI
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.config import ADAPT, CHECKS, KINDS, UNNAMED, ASMIConfig
 from lm_polygraph_asmi.decisions import Decider, calibrate_run
 from lm_polygraph_asmi.estimators.base import at_depth
-from lm_polygraph_asmi.host.configs import configs_path
 from lm_polygraph_asmi.options import given_settings, setting_helps, setting_options
 from lm_polygraph_asmi.report import load_run_groups
 from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.scoring.scorer import Scorer
+from tests.composing import composed
 from tests.report import runs
 from tests.tiny_lm import whitebox
 
@@ -33,10 +31,8 @@ def test_a_setting_is_everywhere(tmp_path):
     CliRunner().invoke(command, ["--tau", "2", "--stop", "\\n", "--no-closing-token"])
     assert given == {"tau": 2.0, "stop": ["\n"], "closing_token": False}
     # In Hydra, whose node an estimator is made of.
-    with initialize_config_dir(version_base=None, config_dir=str(configs_path())):
-        node = compose("asmi_base", ["asmi.seed=3"]).asmi
-    plain = OmegaConf.to_container(node)
-    assert (plain["seed"], plain["scope"]) == (3, "all")
+    node = composed("asmi_base", "asmi.seed=3").asmi
+    assert (node.seed, node.scope) == (3, "all")
     # In the name, the manifest and the key.
     estimator = SemASMI(ASMIConfig(seed=3))
     assert str(estimator) == "Sem-ASMI (60%, K=64, seed=3)"
@@ -147,9 +143,13 @@ def test_scores_of_one_name_with_other_settings_are_of_two_settings(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("closing_token", 1), ("closing_token", np.ones(2, bool)), ("memory_budget", 1.5),
-     ("seed", 2**64)],
-)  # fmt: skip
+    [
+        ("closing_token", 1),
+        ("closing_token", np.ones(2, bool)),
+        ("memory_budget", 1.5),
+        ("seed", 2**64),
+    ],
+)
 def test_values_of_another_type_are_refused(name, value):
     with pytest.raises(ValueError, match=name):
         ASMIConfig(**{name: value})

@@ -67,6 +67,10 @@ def see_all(model: nn.Module) -> None:
         )
 
 
+def translator(model: nn.Module) -> None:
+    model.config.is_encoder_decoder = True
+
+
 def layer_twice(model: nn.Module) -> None:
     model.model.layers[3] = model.model.layers[1]
 
@@ -109,6 +113,7 @@ def heads_changed(model: nn.Module) -> None:
         (single_unembedding, r"float.* and .*float32.*one precision"),
         (layer_compiled, r"is compiled by torch.compile"),
         (method_compiled, r"is compiled by torch.compile"),
+        (translator, "is an encoder-decoder model"),
         (heads_changed, "a hook of other code changes the heads of layer 2 before"),
     ],
 )

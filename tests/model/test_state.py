@@ -14,6 +14,7 @@ from lm_polygraph_asmi.model import (
     attention_of,
     model_lock,
     model_state,
+    passes,
     plain_model,
     scoring_session,
     state,
@@ -207,6 +208,23 @@ def test_threads_wait_for_one_another():
         list(threads.map(work, range(3)))  # raises what a thread raised
     assert not wrong
     assert attention_of(model) == "eager"
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_in_the_middle_of_a_masked_pass_other_threads_run_the_plain_model(scope, monkeypatch):
+    model, by_head, seen = tiny_model("llama"), passes.by_head, []
+    plain = model(input_ids=IDS[None]).logits
+
+    def interrupted(*how):
+        with ThreadPoolExecutor(1) as other:
+            seen.append(other.submit(model, input_ids=IDS[None]).result().logits)
+        return by_head(*how)
+
+    monkeypatch.setattr(passes, "by_head", interrupted)
+    subnetwork_log_probs(model, IDS, 9, 2, MASKS, scope=scope)
+    for logits in seen:
+        torch.testing.assert_close(logits, plain, atol=1e-5, rtol=0)
+    assert seen
 
 
 def test_a_vision_part_keeps_its_attention():

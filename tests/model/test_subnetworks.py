@@ -185,6 +185,7 @@ def test_modules_compiled_in_place_are_run_as_written(input_ids):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
+        ({"input_ids": torch.ones(1, 17).long()}, r"one unpadded sequence.*got \(1, 17\)"),
         ({"prompt_length": 17}, "response is empty"),
         ({"prompt_length": 0}, "prompt must have at least one token"),
         ({"input_ids": torch.ones(129).long()}, r"129 tokens long.*context window of 128"),
@@ -214,10 +215,14 @@ def test_non_finite_logits_of_one_text(input_ids):
         subnetwork_log_probs(model, input_ids, PROMPT_LENGTH, 2, masks())
 
 
-def test_embeddings_of_a_one_layer_model(input_ids):
-    model = tiny_model("gpt2", n_layer=1)
-    with pytest.raises(ValueError, match="at least two layers"), scoring_session(model):
-        response_embeddings(model, input_ids[:3], [[4]])
+@pytest.mark.parametrize(
+    ("layers", "answers", "said"),
+    [(1, [[4]], "at least two layers"), (2, [], "at least one response")],
+)
+def test_embeddings_that_are_refused(input_ids, layers, answers, said):
+    model = tiny_model("gpt2", n_layer=layers)
+    with pytest.raises(ValueError, match=said), scoring_session(model):
+        response_embeddings(model, input_ids[:3], answers)
 
 
 def test_long_responses_are_packed_into_several_sequences(llama, input_ids, ran, monkeypatch):

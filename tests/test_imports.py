@@ -144,14 +144,6 @@ def heavy_after(*steps: str) -> list[tuple[set[str], str]]:
     return [(set(there.split()), said) for said, there in zip(*[iter(parts)] * 2, strict=True)]
 
 
-def test_what_every_program_imports_is_light():
-    """Hydra imports the search path plugin in every program of the environment."""
-    ((imports, _),) = heavy_after(
-        "import lm_polygraph_asmi, hydra_plugins.lm_polygraph_asmi.search_path"
-    )
-    assert imports == set()
-
-
 COMMANDS = [
     ("--help", "score"),
     ("decide --help", "--calibration"),
@@ -169,17 +161,21 @@ WITH_PANDAS = [
 ]
 
 
-def test_commands_answer_at_once(tmp_path, monkeypatch):
-    """What they import is counted, since seconds depend on the machine."""
+def test_commands_answer_at_once_and_programs_start_light(tmp_path, monkeypatch):
+    """What they import is counted, since seconds depend on the machine.
+
+    So is what Hydra imports in every program of the environment, the search path plugin.
+    """
     save(tmp_path / "RUN")
     (tmp_path / "LICENSE").write_bytes((ROOT.parent / "LICENSE").read_bytes())
     (tmp_path / "BAD.jsonl").write_text('{"prompt": "a", "answer": "b", "correct": "yes"}\n')
     monkeypatch.chdir(tmp_path)
+    plugin = "import lm_polygraph_asmi, hydra_plugins.lm_polygraph_asmi.search_path"
     start = "from click.testing import CliRunner\nfrom lm_polygraph_asmi.commands import main"
     run = "done = CliRunner().invoke(main, {!r})\nprint(done.output, done.exception)"
     steps = [run.format(command.split()) for command, _ in COMMANDS + WITH_PANDAS]
-    (imports, _), *answers = heavy_after(start, *steps)
-    assert imports == set()
+    (in_every_program, _), (imports, _), *answers = heavy_after(plugin, start, *steps)
+    assert in_every_program == imports == set()
     for (command, said), (imports, printed) in zip(COMMANDS + WITH_PANDAS, answers, strict=True):
         assert said in printed, command
         assert imports <= ({"pandas"} if (command, said) in WITH_PANDAS else set()), command

@@ -67,6 +67,9 @@ def test_a_zero_row_agrees_with_itself_alone(log_probs, unembedding):
     unembedding[4] = 0
     assert torch.isfinite(semantic_agreement(log_probs, unembedding, 8)).all()
     assert cosines(unembedding)[4].abs().max() == 0
+    certain = torch.full((S, 1, V), -torch.inf)
+    certain[..., 4] = 0
+    assert semantic_agreement(certain, unembedding, 1).item() == 1
 
 
 def test_cosines_of_16_bits_are_those_of_the_same_numbers_in_32():

@@ -225,9 +225,12 @@ def test_the_unembedding_of_16_bits_is_read_out_in_32():
     """Also if accelerate has wrapped it."""
     hooks = pytest.importorskip("accelerate.hooks")
     model, wrapped = (tiny_model("llama").to(torch.bfloat16) for _ in range(2))
+    for head in (model.lm_head, wrapped.lm_head):
+        head.bias = torch.nn.Parameter(torch.arange(61).bfloat16() / 8)
     hooks.add_hook_to_module(wrapped.lm_head, hooks.ModelHook())
     hidden = torch.randn(5, 3, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
-    expected = (hidden.double() @ model.lm_head.weight.double().T).log_softmax(-1)
+    logits = hidden.double() @ model.lm_head.weight.double().T + model.lm_head.bias.double()
+    expected = logits.log_softmax(-1)
     with scoring_session(model), scoring_session(wrapped):
         found = readout(model, hidden)
         assert torch.equal(found, readout(wrapped, hidden))

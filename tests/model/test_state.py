@@ -12,6 +12,7 @@ from transformers import LlamaForCausalLM
 from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.model import (
     attention_of,
+    check,
     model_lock,
     model_state,
     passes,
@@ -153,8 +154,9 @@ def lora(**settings: object) -> nn.Module:
     peft = pytest.importorskip("peft")
     torch.manual_seed(1)
     own = {"r": 4, "target_modules": ["lm_head"], "init_lora_weights": False} | settings
-    config = peft.LoraConfig(task_type="CAUSAL_LM", **own)
-    return peft.get_peft_model(tiny_model("llama"), config).eval()
+    config, model = peft.LoraConfig(task_type="CAUSAL_LM", **own), tiny_model("llama")
+    model.lm_head.bias = nn.Parameter(torch.ones(61))  # no part of the unembedding
+    return peft.get_peft_model(model, config).eval()
 
 
 def test_the_scaling_of_an_adapter_counts():
@@ -166,6 +168,7 @@ def test_the_scaling_of_an_adapter_counts():
     with whole.disable_adapter():
         assert model_state(weak) != before
         assert model_key(weak) != key
+    assert not torch.allclose(unembedding(weak), unembedding(strong))
     weak.lm_head.set_scale("default", 8)
     torch.testing.assert_close(unembedding(weak), unembedding(strong))
 
@@ -224,7 +227,7 @@ def test_in_the_middle_of_a_masked_pass_other_threads_run_the_plain_model(scope,
     subnetwork_log_probs(model, IDS, 9, 2, MASKS, scope=scope)
     for logits in seen:
         torch.testing.assert_close(logits, plain, atol=1e-5, rtol=0)
-    assert seen
+    assert check.passes_in_use(model, scope) == [next(iter(check.PASSES[scope]))]
 
 
 def test_a_vision_part_keeps_its_attention():

@@ -123,6 +123,9 @@ def test_a_run_that_does_not_tell_of_heads_is_a_gap(tmp_path):
     entropy = saved["stats"].pop("asmi_entropy")
     assert "asmi_entropy not saved" in reason("without entropy")
     saved["stats"]["asmi_entropy"] = entropy
+    for row, own in enumerate(at_depth(saved["stats"], 0.6)):
+        own["kl"][:, int(row < 2) :] = 0
+    assert "too few tokens with z_t" in reason("two tokens")
     for own in at_depth(saved["stats"], 0.6):
         own["kl"][:] = 0
     assert "criticality is undefined everywhere" in reason("unmoved")

@@ -61,25 +61,14 @@ def test_strict_texts_come_back(text):
     assert "-0.0" in to_json({"x": -0.0})
 
 
-DEEP = reduce(lambda inner, _: [inner], range(2000), 0)
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        (math.nan, r"the field 'x\[0\]': expected a finite number"),
-        (np.float64("inf"), "expected a finite number"),
-        (np.array([1, math.nan]), "expected a finite number"),
-        ("\ud800", "expected text"),
-        (DEEP, "at most 200 nested lists and objects"),
-    ],
-)
-def test_what_has_no_json_is_not_written(value, message):
-    with pytest.raises(ValueError, match=message):
-        to_json({"x": [value]}, str)
-
-
-def test_other_types_are_written_as_json_has_them_or_refused():
+def test_what_has_no_json_is_not_written():
+    for value in (math.nan, np.float64("inf"), np.float32("nan"), np.array([1, math.nan])):
+        with pytest.raises(ValueError, match="expected a finite number"):
+            to_json({"x": [value]}, str)
+    with pytest.raises(ValueError, match="the field 'x': expected text"):
+        to_json({"x": "\ud800"})
+    with pytest.raises(ValueError, match="at most 200 nested lists and objects"):
+        to_json(reduce(lambda inner, _: [inner], range(2000), 0))
     with pytest.raises(TypeError, match="a value that JSON has, got a"):
         to_json({"x": Path()})
     assert to_json({"x": Path("a")}, str) == '{"x": "a"}'

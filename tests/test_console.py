@@ -18,11 +18,12 @@ COFFEE = " 1931 \u2615"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A model, and files of two rows; the second of `bad` is longer than the model's window."""
+    """A model, and files of rows; the second of `bad` is longer than the model's window."""
     folder = tmp_path_factory.mktemp("console")
     tiny_lm.save(folder / "model")
     row = {"prompt": PROMPT, "answer": COFFEE, "id": "\u2615"}
     bad = {"prompt": "x" * 5000, "id": "\u2615"}
+    (folder / "one.jsonl").write_text(json.dumps(row))
     for name, second in (("good", row | {"id": 2}), ("bad", bad)):
         (folder / f"{name}.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(second)}\n")
     return folder
@@ -62,8 +63,8 @@ def test_what_a_console_lacks_is_replaced(folder, encoding):
     given = command("bad", "--out", out, "--html", page)
     code, text = run(folder, *given, encoding=encoding)
     assert code == 1, text
-    assert "1931 ?" in text
     assert "row 2 (?): expected a prompt" in text
+    assert "1931 ?" in run(folder, *command("one"), encoding=encoding)[1]
     lines = written(folder, out)
     assert [line["row"] for line in lines] == [1, 2]
     assert lines[0]["answer"] == COFFEE

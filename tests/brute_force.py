@@ -5,6 +5,7 @@ Nothing here is shared with the package.
 
 import copy
 import math
+from itertools import combinations, permutations
 
 import torch
 from torch import Tensor, nn
@@ -96,6 +97,11 @@ def mutual_information(log_probs: Tensor, top_k: int) -> list[float]:
 def semantic_agreement(log_probs: Tensor, unembedding: Tensor, top_k: int) -> list[float]:
     """Double loop over ordered pairs of subnetworks and over pairs of tokens."""
     num_masks, num_positions, _ = log_probs.shape
+
+    def similarity(i: int, j: int) -> float:
+        a, b = unembedding[i].double(), unembedding[j].double()
+        return 1.0 if i == j else min(1.0, max(0.0, (a @ b / (a.norm() * b.norm())).item()))
+
     out = []
     for t in range(num_positions):
         vectors = []
@@ -105,30 +111,18 @@ def semantic_agreement(log_probs: Tensor, unembedding: Tensor, top_k: int) -> li
             mass = sum(p[i] for i in kept)
             vectors.append({i: p[i] / mass for i in kept})
         total = 0.0
-        for m in range(num_masks):
-            for n in range(num_masks):
-                if m == n:
-                    continue
-                for i, p_i in vectors[m].items():
-                    for j, p_j in vectors[n].items():
-                        if i == j:
-                            similarity = 1.0
-                        else:
-                            a, b = unembedding[i].double(), unembedding[j].double()
-                            cosine = (a @ b / (a.norm() * b.norm())).item()
-                            similarity = min(1.0, max(0.0, cosine))
-                        total += p_i * similarity * p_j
+        for one, other in permutations(vectors, 2):
+            for i, p_i in one.items():
+                for j, p_j in other.items():
+                    total += p_i * similarity(i, j) * p_j
         out.append(total / (num_masks * (num_masks - 1)))
     return out
 
 
 def response_diversity(embeddings: Tensor) -> float:
-    vectors = embeddings.double().tolist()
     cosines = []
-    for i in range(len(vectors)):
-        for j in range(i + 1, len(vectors)):
-            a, b = vectors[i], vectors[j]
-            dot = sum(x * y for x, y in zip(a, b, strict=True))
-            norms = math.sqrt(sum(x * x for x in a)) * math.sqrt(sum(y * y for y in b))
-            cosines.append(dot / norms)
+    for a, b in combinations(embeddings.double().tolist(), 2):
+        dot = sum(x * y for x, y in zip(a, b, strict=True))
+        norms = math.sqrt(sum(x * x for x in a)) * math.sqrt(sum(y * y for y in b))
+        cosines.append(dot / norms)
     return 1 - sum(cosines) / len(cosines)

@@ -11,42 +11,18 @@ import tempfile
 os.environ["HOME"] = tempfile.mkdtemp(
     prefix="asmi-tests-", dir=os.environ["HOME"] if "PYTEST_XDIST_WORKER" in os.environ else None
 )
-os.environ.update(
-    {
-        name: os.path.join(os.environ["HOME"], name.lower())
-        for name in [
-            "XDG_CACHE_HOME",
-            "XDG_CONFIG_HOME",
-            "XDG_DATA_HOME",
-            "XDG_STATE_HOME",
-            "USERPROFILE",
-            "HF_HOME",
-            "HF_HUB_CACHE",
-            "HUGGINGFACE_HUB_CACHE",
-            "HF_ASSETS_CACHE",
-            "HF_XET_CACHE",
-            "HF_DATASETS_CACHE",
-            "HF_MODULES_CACHE",
-            "HF_TOKEN_PATH",
-            "TRANSFORMERS_CACHE",
-            "SENTENCE_TRANSFORMERS_HOME",
-            "TORCH_HOME",
-            "TORCH_EXTENSIONS_DIR",
-            "TORCHINDUCTOR_CACHE_DIR",
-            "TRITON_CACHE_DIR",
-            "TRITON_HOME",
-            "CUDA_CACHE_PATH",
-            "NUMBA_CACHE_DIR",
-            "MPLCONFIGDIR",
-            "NLTK_DATA",
-            "WANDB_DIR",
-            "WANDB_CACHE_DIR",
-            "WANDB_CONFIG_DIR",
-            "PIP_CACHE_DIR",
-            "UV_CACHE_DIR",
-        ]
-    }
-)
+os.environ.update({
+    name: os.path.join(os.environ["HOME"], name.lower())
+    for name in (
+        "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "USERPROFILE",
+        "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_ASSETS_CACHE", "HF_XET_CACHE",
+        "HF_DATASETS_CACHE", "HF_MODULES_CACHE", "HF_TOKEN_PATH", "TRANSFORMERS_CACHE",
+        "SENTENCE_TRANSFORMERS_HOME", "TORCH_HOME", "TORCH_EXTENSIONS_DIR",
+        "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TRITON_HOME", "CUDA_CACHE_PATH",
+        "NUMBA_CACHE_DIR", "MPLCONFIGDIR", "NLTK_DATA", "WANDB_DIR", "WANDB_CACHE_DIR",
+        "WANDB_CONFIG_DIR", "PIP_CACHE_DIR", "UV_CACHE_DIR",
+    )
+})  # fmt: skip
 
 # One thread each unless OMP_NUM_THREADS names another number, here and in every process a test
 # starts: two processes run the tests side by side, and on a busy machine the threads of a pool wait

@@ -67,19 +67,15 @@ KINDS = {
     "indexed attention": Decoder("DeepseekV32ForCausalLM"),
     "gated indexed attention, windows": Decoder("Dots3NoteForCausalLM"),
     "gated indexed attention, hybrid": Decoder("Qwen4ExpForCausalLM"),
-    "ALiBi": Decoder(
-        "MptForCausalLM", stack="transformer.blocks", heads="attn.out_proj"
-    ),
+    "ALiBi": Decoder("MptForCausalLM", stack="transformer.blocks", heads="attn.out_proj"),
     "ALiBi, residual inside": Decoder(
-        "BloomForCausalLM", stack="transformer.h", heads="self_attention.dense",
+        "BloomForCausalLM", stack="transformer.h", heads="self_attention.dense"
     ),
     "local layers": Decoder(
-        "GPTNeoForCausalLM", stack="transformer.h", heads="attn.attention.out_proj",
+        "GPTNeoForCausalLM", stack="transformer.h", heads="attn.attention.out_proj"
     ),
     "chunks": Decoder("Llama4ForCausalLM"),
-    "parallel residual": Decoder(
-        "GPTJForCausalLM", stack="transformer.h", heads="attn.out_proj"
-    ),
+    "parallel residual": Decoder("GPTJForCausalLM", stack="transformer.h", heads="attn.out_proj"),
     "logit scale": Decoder("CohereForCausalLM", {"logit_scale": 0.5}),
     "multipliers": Decoder(
         "GraniteForCausalLM",
@@ -91,9 +87,7 @@ KINDS = {
     "Mamba hybrid, shared layer": Decoder(
         "ZambaForCausalLM", heads="shared_transf.self_attn.o_proj"
     ),
-    "convolution hybrid": Decoder(
-        "Lfm2ForCausalLM", heads="self_attn.out_proj"
-    ),
+    "convolution hybrid": Decoder("Lfm2ForCausalLM", heads="self_attn.out_proj"),
     "widths by layer": Decoder("Gemma4ForCausalLM", {"num_kv_shared_layers": 0}),
     "shared keys and values": Decoder("Gemma4ForCausalLM", {"num_kv_shared_layers": 2}, 0),
     "multimodal wrapper": Decoder(
@@ -104,10 +98,8 @@ KINDS = {
     "decoder of a translator": Decoder(
         "BartForCausalLM", stack="model.decoder.layers", heads="self_attn.out_proj"
     ),
-    "no cache": Decoder(
-        "OpenAIGPTLMHeadModel", stack="transformer.h", heads="attn.c_proj"
-    ),
-}  # fmt: skip
+    "no cache": Decoder("OpenAIGPTLMHeadModel", stack="transformer.h", heads="attn.c_proj"),
+}
 """One representative of each kind that no family stands for."""
 
 DECODERS = FAMILIES | KINDS

@@ -22,56 +22,29 @@ SIZES = {
     "pad_token_id": 0,
 }
 MIXED_LAYERS = ["sliding_attention", "full_attention"] * 2
+WINDOW = SIZES | {"sliding_window": 5}
 
 CONFIGS = {
     "llama": ("LlamaConfig", SIZES),
     "llama-tied": ("LlamaConfig", SIZES | {"tie_word_embeddings": True}),
-    "mistral-window": ("MistralConfig", SIZES | {"sliding_window": 5}),
-    "qwen2-window": (
-        "Qwen2Config",
-        SIZES | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2},
-    ),
+    "mistral-window": ("MistralConfig", WINDOW),
+    "qwen2-window": ("Qwen2Config", WINDOW | {"use_sliding_window": True, "max_window_layers": 2}),
     "qwen3-qk-norm": ("Qwen3Config", SIZES | {"head_dim": 16}),
-    "gemma2-softcap": (
-        "Gemma2Config",
-        SIZES
-        | {
-            "head_dim": 8,
-            "sliding_window": 5,
-            "query_pre_attn_scalar": 8,
-            "attn_logit_softcapping": 2.0,
-            "final_logit_softcapping": 1.5,
-        },
-    ),
-    "gemma3-mixed": (
-        "Gemma3TextConfig",
-        SIZES
-        | {
-            "head_dim": 16,
-            "sliding_window": 5,
-            "query_pre_attn_scalar": 8,
-            "layer_types": MIXED_LAYERS,
-        },
-    ),
+    "gemma2-softcap": ("Gemma2Config", WINDOW | {
+        "head_dim": 8, "query_pre_attn_scalar": 8,
+        "attn_logit_softcapping": 2.0, "final_logit_softcapping": 1.5,
+    }),
+    "gemma3-mixed": ("Gemma3TextConfig", WINDOW | {
+        "head_dim": 16, "query_pre_attn_scalar": 8, "layer_types": MIXED_LAYERS,
+    }),
     "phi3": ("Phi3Config", SIZES),
     "olmo2": ("Olmo2Config", SIZES),
-    "gpt-neox": (
-        "GPTNeoXConfig",
-        {k: v for k, v in SIZES.items() if k != "num_key_value_heads"},
-    ),
-    "gpt2": (
-        "GPT2Config",
-        {
-            "vocab_size": VOCABULARY,
-            "n_embd": 32,
-            "n_layer": 4,
-            "n_head": 4,
-            "n_positions": 128,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-        },
-    ),
-}
+    "gpt-neox": ("GPTNeoXConfig", {k: v for k, v in SIZES.items() if k != "num_key_value_heads"}),
+    "gpt2": ("GPT2Config", {
+        "vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 128,
+        "bos_token_id": 1, "eos_token_id": 2,
+    }),
+}  # fmt: skip
 
 
 def tiny_model(name: str, attention: str = "eager", **overrides: object) -> "PreTrainedModel":

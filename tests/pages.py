@@ -37,11 +37,6 @@ def with_blocks(language: str, *more: Path) -> list[Path]:
     return [page for page in (*PAGES, *more) if blocks(language, page)]
 
 
-def section(page: Path, heading: str) -> str:
-    """What a page holds under a heading of the second level."""
-    return page.read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
-
-
 @cache
 def prose(page: Path) -> str:
     """The page without its blocks of code in the known languages."""

@@ -19,10 +19,10 @@ LAYERS, HEADS, WIDTH, VOCABULARY = 4, 4, 32, 61
 
 SIZES: dict[str, Any] = {
     **dict.fromkeys(
-        ("vocab_size", "vocab_size_per_layer_input", "input_vocab_size", "n_vocab"), VOCABULARY
+        ("vocab_size", "vocab_size_per_layer_input"), VOCABULARY
     ),
     **dict.fromkeys(
-        ("hidden_size", "n_embd", "d_model", "dim_model", "embedding_size", "word_embed_proj_dim",
+        ("hidden_size", "n_embd", "d_model", "embedding_size", "word_embed_proj_dim",
          "input_embedding_size", "output_embedding_size", "emb_dim", "attention_hidden_size",
          "lru_width"), WIDTH,
     ),
@@ -37,7 +37,7 @@ SIZES: dict[str, Any] = {
     ),
     **dict.fromkeys(
         ("num_key_value_heads", "num_kv_heads", "swa_num_key_value_heads", "num_query_groups",
-         "linear_num_key_heads", "num_global_key_value_heads"), 2,
+         "linear_num_key_heads"), 2,
     ),
     **dict.fromkeys(
         ("intermediate_size", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "n_inner", "dff",
@@ -51,9 +51,9 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys(
         ("head_dim", "v_head_dim", "attention_head_dim", "attention_head_size", "swa_head_dim",
          "dim_head", "d_head", "kv_channels", "linear_key_head_dim", "linear_value_head_dim",
-         "linear_head_dim", "index_head_dim", "d_kv", "rotary_dim", "swa_v_head_dim"), 8,
+         "linear_head_dim", "index_head_dim", "rotary_dim"), 8,
     ),
-    "global_head_dim": 16, "linear_num_value_heads": HEADS, "linear_num_heads": HEADS,
+    "linear_num_value_heads": HEADS, "linear_num_heads": HEADS,
     "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "q_lora_rank": 16, "kv_lora_rank": 16,
     # So many that no key scores zero in all of them: ties are broken another way over a cache.
     "index_n_heads": 32, "index_topk": 4, "o_lora_rank": 8, "o_groups": 2,
@@ -72,7 +72,6 @@ SIZES: dict[str, Any] = {
     "sliding_window": 5, "window_size": 5, "local_attention": 6, "sliding_window_size": 5,
     "attention_window_size": 5, "attention_chunk_size": 6, "floor_scale": 8,
     "max_position_embeddings": 256, "n_positions": 256, "max_seq_len": 256, "n_ctx": 256,
-    "max_sequence_length": 256,
     "adapter_rank": 4, "router_hidden_size": 16, "first_k_dense_replace": 1, "num_dense_layers": 1,
     "prompt_length": 4, "query_pre_attn_scalar": 8,
     "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "is_decoder": True,
@@ -80,10 +79,6 @@ SIZES: dict[str, Any] = {
     "audio_config": None,
 }  # fmt: skip
 
-KEEP = object()
-"""In place of a value: the configuration's own."""
-
-# What a name does not tell.
 OVERRIDES: dict[str, dict[str, Any]] = {
     "BambaForCausalLM": {"attn_layer_indices": [1, 3]},
     "CohereCompassForCausalLM": {
@@ -126,6 +121,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "XmodForCausalLM": {"languages": ("en_XX",), "default_language": "en_XX"},
     "ZayaForCausalLM": {"num_experts_per_tok": 1},
 }  # fmt: skip
+"""What a name does not tell."""
 
 
 def with_longrope(config: PretrainedConfig) -> bool:
@@ -176,21 +172,17 @@ def shrunk(config: type[PretrainedConfig], own: Mapping[str, Any]) -> Pretrained
         values["num_key_value_heads"] = HEADS
         if "head_dim" in names:
             values["head_dim"] = SIZES["qk_rope_head_dim"]
-    if "layer_types" in names and getattr(default, "layer_types", None):
-        values["layer_types"] = spread(default.layer_types)
-    if "mlp_layer_types" in names and getattr(default, "mlp_layer_types", None):
-        values["mlp_layer_types"] = spread(default.mlp_layer_types)
+    for name in names & {"layer_types", "mlp_layer_types"}:
+        if kinds := getattr(default, name, None):
+            values[name] = spread(kinds)
     for name, part in parts.items():
         values[name] = shrunk(type(part), own.get(name, {}))
-    values |= {name: value for name, value in own.items() if name not in parts}
-    return config(**{name: value for name, value in values.items() if value is not KEEP})
+    return config(**values | {name: own[name] for name in own.keys() - parts.keys()})
 
 
 RUNS_FROM = {
-    "DbrxForCausalLM": "5.18",
-    "JambaForCausalLM": "5.18",  # before, Mamba layers need kernels
     "Lfm2ForCausalLM": "5.8",
-    "ZambaForCausalLM": "5.18",
+    **dict.fromkeys(("DbrxForCausalLM", "JambaForCausalLM", "ZambaForCausalLM"), "5.18"),
 }
 """Releases of transformers in which tiny classes run on a processor, where not in all."""
 
@@ -228,9 +220,7 @@ def tiny(
     found = model._from_config(made, attn_implementation=attention).float()
     with torch.no_grad():
         for name, parameter in found.named_parameters():
-            if not parameter.is_floating_point():
-                continue
-            if parameter.ndim > 1:
+            if parameter.is_floating_point() and parameter.ndim > 1:
                 parameter.normal_(std=0.25)
             elif "norm" in name.lower() or "ln_" in name.lower():
                 parameter.add_(0.3 * torch.randn_like(parameter))

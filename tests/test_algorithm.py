@@ -4,8 +4,9 @@ import inspect
 import re
 import sys
 from pathlib import Path
+from traceback import walk_stack
+from unittest.mock import Mock
 
-import numpy as np
 import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
@@ -36,33 +37,24 @@ DOORS = {"the host's": host_score, "Scorer": own_score}
 
 def other_tokens(real):
     """The pass over a text whose first token is another."""
-
-    def broken(model, ids, *args, **kwargs):
-        return real(model, torch.cat([ids[:1] + 1, ids[1:]]), *args, **kwargs)
-
-    return broken
+    return lambda model, ids, *rest: real(model, torch.cat([ids[:1] + 1, ids[1:]]), *rest)
 
 
 def other_masks(real):
-    def broken(*args, **kwargs):
-        seed, masks = real(*args, **kwargs)
+    def broken(*how, **named):
+        seed, masks = real(*how, **named)
         return seed, masks.flip(1)
 
     return broken
 
 
 def scaled(real):
-    def broken(*args, **kwargs):
-        return real(*args, **kwargs) * 1.5
-
-    return broken
+    return lambda *how, **named: real(*how, **named) * 1.5
 
 
-def swapped(real):
-    """States of each subnetwork in another's place, so that one that is kept leaves its count."""
-
-    def broken(*args, **kwargs):
-        found = real(*args, **kwargs)
+def scaled_states(real):
+    def broken(*how, **named):
+        found = real(*how, **named)
         found.hidden.mul_(1.5)
         return found
 
@@ -70,16 +62,13 @@ def swapped(real):
 
 
 def one_less(real):
-    def broken(log_probs, _, *args):
-        return real(log_probs, 2, *args)
-
-    return broken
+    return lambda log_probs, _, *rest: real(log_probs, 2, *rest)
 
 
 LINES = {
     2: ("run_unmasked", other_tokens),
     4: ("example_masks", other_masks),
-    5: ("run_subnetworks", swapped),
+    5: ("run_subnetworks", scaled_states),
     7: ("union_support", one_less),
     8: ("agreement_on_support", scaled),
     9: ("token_scores", scaled),
@@ -90,11 +79,8 @@ LINES = {
 
 def test_the_lines_are_numbered_as_in_the_paper():
     source = inspect.getsource(algorithm)
-    numbers = [
-        int(number)
-        for comment in re.findall(r"^ +# ([\d, ]+):", source, re.MULTILINE)
-        for number in comment.split(",")
-    ]
+    comments = re.findall(r"^ +# ([\d, ]+):", source, re.MULTILINE)
+    numbers = [int(number) for comment in comments for number in comment.split(",")]
     assert numbers == [2, 3, 4, 5, 7, 8, 9, 9]  # 1 is the answer, 6 ends the loop
     assert len(source.splitlines()) <= 150
 
@@ -117,11 +103,8 @@ def test_no_other_code_calls_a_decoder_layer(monkeypatch):
     class Reached(Exception):
         pass
 
-    def stop(*_, **__):
-        raise Reached
-
     for name in ("run_unmasked", "run_subnetworks"):
-        monkeypatch.setattr(algorithm, name, stop)
+        monkeypatch.setattr(algorithm, name, Mock(side_effect=Reached))
     monkeypatch.setattr(LlamaDecoderLayer, "forward", lambda *_, **__: pytest.fail("called"))
     for door in DOORS.values():
         with pytest.raises(Reached):
@@ -130,23 +113,19 @@ def test_no_other_code_calls_a_decoder_layer(monkeypatch):
 
 def test_a_warm_row_makes_few_calls():
     model, calls = whitebox(), 0
+    calculator, estimator = MaskedHeadsCalculator(), SemASMI()
 
     def count(frame, event, _):
         nonlocal calls
         calls += event == "call" and frame.f_code.co_filename.startswith(PACKAGE)
 
-    calculator, estimator = MaskedHeadsCalculator(), SemASMI()
-
-    def row() -> np.ndarray:
-        return estimator(calculator({"greedy_tokens": [ANSWER]}, [QUESTION], model))
-
-    row()
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        row()
-    finally:
-        sys.setprofile(before)
+    for profiler in (None, count):  # the first row is cold
+        before = sys.getprofile()
+        sys.setprofile(profiler)
+        try:
+            estimator(calculator({"greedy_tokens": [ANSWER]}, [QUESTION], model))
+        finally:
+            sys.setprofile(before)
     assert 50 < calls < MOST_CALLS
 
 
@@ -155,13 +134,10 @@ def test_masks_act_below_few_frames(monkeypatch, scope):
     model, depths = whitebox(), []
     real = passes.by_head
 
-    def counted(*args, **kwargs):
-        frame, depth = sys._getframe(1), 0
-        while frame is not None:
-            depth += frame.f_code.co_filename.startswith(PACKAGE)
-            frame = frame.f_back
-        depths.append(depth)
-        return real(*args, **kwargs)
+    def counted(*how):
+        frames = [frame.f_code.co_filename for frame, _ in walk_stack(None)]
+        depths.append(sum(file.startswith(PACKAGE) for file in frames))
+        return real(*how)
 
     calculator = MaskedHeadsCalculator(scope=scope)
     calculator({"greedy_tokens": [ANSWER]}, [QUESTION], model)  # with the check

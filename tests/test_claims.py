@@ -27,7 +27,7 @@ def test_pages_state_what_the_rows_give(claims, options):
         (
             "README.md",
             "was **not run** here",
-            "was **not run** here, +.123",
+            "was **not run**, +.123",
             "than is recomputed: +.123",
         ),
     ],

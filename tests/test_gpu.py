@@ -46,32 +46,27 @@ def test_without_a_gpu_it_says_so(gpu, tmp_path, monkeypatch):
     done = CliRunner().invoke(gpu.main, ["--out", str(tmp_path / "gpu.md")])
     assert done.exit_code == 1
     assert "torch finds no CUDA device" in done.output
-    assert "--rehearse" in done.output
     assert not (tmp_path / "gpu.md").exists()
 
 
 def test_a_part_that_fails_costs_no_other(gpu, tmp_path, monkeypatch):
     def failing(title, summary):
-        code = (
-            "import sys; print('a number'); sys.exit('torch.OutOfMemoryError: CUDA out of memory')"
-        )
+        code = "import sys; print('a number'); sys.exit('CUDA out of memory')"
         return gpu.run(title, [sys.executable, "-c", code], tmp_path / f"{title}.log", summary)
 
     part = failing("first", gpu.fenced)
-    assert part.failed
     assert part.outcome == "failed (exit 1)"
     assert "a number" in part.text
     assert "CUDA out of memory" in part.text
     assert "No summary: ZeroDivisionError" in failing("second", lambda _: 1 / 0).text
 
     good = gpu.Part("good", "true", "passed", 1.0, "kept")
-    monkeypatch.setattr(gpu, "tests", lambda *_: part)
-    monkeypatch.setattr(gpu, "cost", lambda *_: good)
-    monkeypatch.setattr(gpu, "benchmark", lambda *_: good._replace(outcome="not run: no hub"))
+    for name in ("tests", "cost", "benchmark"):
+        monkeypatch.setattr(gpu, name, lambda *_: good)
     out = tmp_path / "gpu.md"
-    done = CliRunner().invoke(gpu.main, ["--rehearse", "--out", str(out)])
-    assert done.exit_code == 1
+    arguments = ["--rehearse", "--out", str(out)]
+    assert CliRunner().invoke(gpu.main, arguments).exit_code == 0
+    monkeypatch.setattr(gpu, "tests", lambda *_: part)
+    assert CliRunner().invoke(gpu.main, arguments).exit_code == 1
     assert out.read_text().count("kept") == 3
     assert "- first: failed (exit 1)" in out.read_text()
-    monkeypatch.setattr(gpu, "tests", lambda *_: good)
-    assert CliRunner().invoke(gpu.main, ["--rehearse", "--out", str(out)]).exit_code == 0

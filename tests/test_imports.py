@@ -1,110 +1,43 @@
 """Which subpackage may know which, that nothing goes in circles, and what a start costs."""
 
 import ast
-import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 import lm_polygraph_asmi
+from tests.pages import inline, table
 from tests.report.runs import save
 
 PACKAGE = "lm_polygraph_asmi"
 ROOT = Path(lm_polygraph_asmi.__file__).parent
-
-
-class Subpackage(NamedTuple):
-    """What a folder of the package may import, besides itself, `config`, `files`, `lazy`,
-    `options` and `validation`.
-
-    Attributes:
-        subpackages: other folders; one within another by its path.
-        without: packages it must do without; types may be named.
-        why: the reason.
-    """
-
-    subpackages: str
-    without: str
-    why: str
-
-
-SUBPACKAGES = {
-    "maths": Subpackage(
-        "", "transformers lm_polygraph datasets pandas",
-        "formulas are checked on three numbers, with no model at hand",
-    ),
-    "model": Subpackage(
-        "", "lm_polygraph datasets pandas",
-        "passes hold no formula, so that each is checked against brute force by itself",
-    ),
-    "analysis": Subpackage(
-        "", "torch transformers lm_polygraph datasets",
-        "statistics take arrays: anybody's, from anywhere, in a notebook too",
-    ),
-    "results": Subpackage(
-        "analysis model maths", "lm_polygraph datasets",
-        "what is on disk is read without the host that wrote it; settings offer statistics' input",
-    ),
-    "report": Subpackage(
-        "analysis results maths", "torch transformers lm_polygraph datasets",
-        "tables and figures need finished runs alone, and p and S for the plan",
-    ),
-    "host": Subpackage(
-        "model", "datasets",
-        "what LM-Polygraph needs knows models, but not how a score is computed",
-    ),
-    "scoring": Subpackage(
-        "maths model results analysis host", "lm_polygraph datasets",
-        "the engine joins formulas and passes; LM-Polygraph takes seconds to import",
-    ),
-    "decisions": Subpackage(
-        "maths model results analysis host scoring", "lm_polygraph datasets",
-        "a score needs no labels: only what labels say of it knows both",
-    ),
-    "estimators": Subpackage(
-        "maths results host", "transformers datasets",
-        "estimators read statistics by name and never touch the model; one has a side model",
-    ),
-    "stat_calculators": Subpackage(
-        "maths model results host scoring estimators", "datasets",
-        "calculators hand the host's batches to the engine",
-    ),
-    "runs": Subpackage(
-        "results host analysis", "",
-        "a run is examined, recorded and joined from outside: how it scores is no matter",
-    ),
-    "_hydra": Subpackage(
-        "runs results host", "torch transformers lm_polygraph datasets",
-        "Hydra imports the plugin in every program of the environment",
-    ),
-    "commands": Subpackage(
-        "maths results analysis report runs scoring decisions",
-        "torch transformers lm_polygraph datasets",
-        "a command is a thin front; help must not wait for torch",
-    ),
-    "heads": Subpackage(
-        "maths model results host scoring heads/analysis",
-        "lm_polygraph datasets",
-        "what tests the paper stands on all that scores and reports, and beside what runs",
-    ),
-    "heads/analysis": Subpackage(
-        "analysis", "torch transformers lm_polygraph datasets",
-        "statistics of heads take arrays, too",
-    ),
-    "heads/items": Subpackage(
-        "heads heads/analysis analysis results report",
-        "torch transformers lm_polygraph datasets",
-        "their tables and figures need finished runs alone, too",
-    ),
-}  # fmt: skip
+MAY_IMPORT = {
+    inline(room)[0]: set(inline(others))
+    for room, _, others in table("contributing.md", "subpackage")
+}
+"""Subpackage -> others, as contributors read it; one within another by its path."""
+LIGHT = "torch transformers lm_polygraph datasets"
+WITHOUT = {
+    "maths": "transformers lm_polygraph datasets pandas",
+    "model": "lm_polygraph datasets pandas",
+    "estimators": "transformers datasets",
+    **dict.fromkeys(("analysis", "report", "_hydra", "commands"), LIGHT),
+    **dict.fromkeys(("heads/analysis", "heads/items"), LIGHT),
+    **dict.fromkeys(("results", "scoring", "decisions", "heads"), "lm_polygraph datasets"),
+    **dict.fromkeys(("host", "stat_calculators"), "datasets"),
+}
+"""Subpackage -> libraries that no file of it imports at its top; functions and types may."""
+LOOSE = {
+    f"{name}.py"
+    for name in ("__init__", "algorithm", "config", "files", "lazy", "options", "validation")
+}
 ENTRANCES = {"commands/__init__.py", "report/items/__init__.py"}
 """Where the core finds heads: their commands, and what they add to the report."""
 
@@ -112,7 +45,7 @@ ENTRANCES = {"commands/__init__.py", "report/items/__init__.py"}
 def room_of(*parts: str) -> str:
     """The innermost subpackage of a path in the package."""
     found = ("/".join(parts[:depth]) for depth in range(len(parts), 0, -1))
-    return next((name for name in found if name in SUBPACKAGES), parts[0])
+    return next((name for name in found if name in MAY_IMPORT), parts[0])
 
 
 def files_of(subpackage: str) -> Iterator[Path]:
@@ -127,69 +60,47 @@ def parsed(file: Path) -> ast.Module:
     return ast.parse(file.read_text())
 
 
+def named(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Modules that import statements name, and what they take from these: submodules, perhaps."""
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield str(node.module)
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
 @cache
 def imported(file: Path, for_types: bool = False) -> list[str]:
-    """Modules that a file imports, also inside functions.
-
-    `for_types`: those for type checkers alone, too.
-    """
-    found: list[str] = []
-    nodes: list[ast.AST] = [parsed(file)]
-    for node in nodes:
-        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
-            nodes += [*node.orelse, *(node.body if for_types else [])]
-        elif isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            found.append(str(node.module))
-            if str(node.module).startswith(PACKAGE):  # a submodule, perhaps
-                found += [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case | ast.Module):
-            nodes += ast.iter_child_nodes(node)
-    return found
-
-
-def modules() -> dict[str, Path]:
-    """Every module of the package by its dotted name."""
-    found = {}
-    for file in ROOT.rglob("*.py"):
-        parts = file.relative_to(ROOT.parent).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
-    return found
+    """What a file imports, also inside functions; `for_types`: for type checkers alone, too."""
+    nodes = list(ast.walk(parsed(file)))
+    blocks = [
+        node.body
+        for node in nodes
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
+    ]
+    hidden = {inner for block in blocks for part in block for inner in ast.walk(part)}
+    return list(named(nodes if for_types else [node for node in nodes if node not in hidden]))
 
 
 def test_every_folder_is_a_room():
-    folders = {file.relative_to(ROOT).parts[0] for file in ROOT.rglob("*.py")}
-    loose = {
-        f"{n}.py"
-        for n in [
-            "__init__",
-            "algorithm",
-            "config",
-            "files",
-            "lazy",
-            "options",
-            "validation",
-        ]
-    }
-    assert {name for name in folders if not name.endswith(".py")} == {
-        name for name in SUBPACKAGES if "/" not in name
-    }
-    assert {name for name in folders if name.endswith(".py")} == loose
+    found = {file.relative_to(ROOT).parts[0] for file in ROOT.rglob("*.py")}
+    assert found == LOOSE | {name for name in MAY_IMPORT if "/" not in name}
 
 
-@pytest.mark.parametrize("subpackage", SUBPACKAGES)
+@pytest.mark.parametrize("subpackage", MAY_IMPORT)
 def test_imports_point_one_way(subpackage):
-    allowed = {subpackage, "options", "validation", *SUBPACKAGES[subpackage].subpackages.split()}
     for file in files_of(subpackage):
-        entrance = "heads" if str(file.relative_to(ROOT)) in ENTRANCES else None
+        entrance = {"heads"} if str(file.relative_to(ROOT)) in ENTRANCES else set()
         for name in imported(file):
             package, *rest = name.split(".")
             if package == PACKAGE and rest and (ROOT / rest[0]).is_dir():
-                there = room_of(*rest)
-                assert there in {*allowed, entrance}, (
-                    f"{file.name} imports {name}, but {SUBPACKAGES[subpackage].why}"
+                assert room_of(*rest) in {subpackage, *MAY_IMPORT[subpackage], *entrance}, (
+                    file,
+                    name,
                 )
+        for name in named(parsed(file).body):
+            assert name.split(".")[0] not in WITHOUT.get(subpackage, "").split(), (file, name)
 
 
 def test_the_core_finds_heads_in_two_places_alone():
@@ -200,42 +111,21 @@ def test_the_core_finds_heads_in_two_places_alone():
             assert (f"{PACKAGE}.heads" in file.read_text()) == (own in ENTRANCES), own
 
 
-def test_heads_use_what_the_core_offers():
-    """No name that begins with an underscore."""
-    for subpackage in (name for name in SUBPACKAGES if name.startswith("heads")):
-        for file in files_of(subpackage):
-            private = [
-                name for name in imported(file) if re.search(rf"^{PACKAGE}\..*\._[a-z]", name)
-            ]
-            assert not private, file.name
-
-
-@pytest.mark.parametrize("subpackage", SUBPACKAGES)
-def test_rooms_do_without_what_they_need_not(subpackage):
-    """At the top of a file; what a function imports is imported when it is called."""
-    for file in files_of(subpackage):
-        for node in parsed(file).body:
-            names = []
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                names = [str(node.module)]
-            for name in names:
-                package = name.split(".")[0]
-                assert package not in SUBPACKAGES[subpackage].without.split(), (
-                    f"{file.name} imports {name}, but {SUBPACKAGES[subpackage].why}"
-                )
-
-
 def test_nothing_imports_in_circles():
-    known = modules()
+    known = {}
+    for file in ROOT.rglob("*.py"):
+        parts = file.relative_to(ROOT.parent).with_suffix("").parts
+        known[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    # A package names what it holds, on first use: its own file is no part of a circle.
     graph = {
-        name: {other for other in imported(file, True) if other in known and other != name}
+        name: {
+            other
+            for other in imported(file, True)
+            if other in known and other != name and not other.startswith(f"{name}.")
+        }
         for name, file in known.items()
     }
-    # A package names what it holds, on first use: its own file is no part of a circle.
-    held = {name: {o for o in graph[name] if not o.startswith(f"{name}.")} for name in known}
-    list(TopologicalSorter(held).static_order())
+    list(TopologicalSorter(graph).static_order())
 
 
 HEAVY = (
@@ -252,13 +142,6 @@ def heavy_after(*steps: str) -> list[tuple[set[str], str]]:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     *parts, _ = done.stdout.split("\0")
     return [(set(there.split()), said) for said, there in zip(*[iter(parts)] * 2, strict=True)]
-
-
-def test_what_every_program_imports_is_light():
-    """Hydra imports the search path plugin in every program of the environment."""
-    modules = (PACKAGE, "hydra_plugins.lm_polygraph_asmi.search_path")
-    for imports, _ in heavy_after(*(f"import {module}" for module in modules)):
-        assert imports == set()
 
 
 COMMANDS = [
@@ -278,34 +161,34 @@ WITH_PANDAS = [
 ]
 
 
-def test_commands_answer_at_once(tmp_path, monkeypatch):
-    """What they import is counted, since seconds depend on the machine."""
+def test_commands_answer_at_once_and_programs_start_light(tmp_path, monkeypatch):
+    """What they import is counted, since seconds depend on the machine.
+
+    So is what Hydra imports in every program of the environment, the search path plugin.
+    """
     save(tmp_path / "RUN")
     (tmp_path / "LICENSE").write_bytes((ROOT.parent / "LICENSE").read_bytes())
     (tmp_path / "BAD.jsonl").write_text('{"prompt": "a", "answer": "b", "correct": "yes"}\n')
     monkeypatch.chdir(tmp_path)
+    plugin = "import lm_polygraph_asmi, hydra_plugins.lm_polygraph_asmi.search_path"
     start = "from click.testing import CliRunner\nfrom lm_polygraph_asmi.commands import main"
     run = "done = CliRunner().invoke(main, {!r})\nprint(done.output, done.exception)"
     steps = [run.format(command.split()) for command, _ in COMMANDS + WITH_PANDAS]
-    (imports, _), *answers = heavy_after(start, *steps)
-    assert imports == set()
+    (in_every_program, _), (imports, _), *answers = heavy_after(plugin, start, *steps)
+    assert in_every_program == imports == set()
     for (command, said), (imports, printed) in zip(COMMANDS + WITH_PANDAS, answers, strict=True):
         assert said in printed, command
         assert imports <= ({"pandas"} if (command, said) in WITH_PANDAS else set()), command
 
 
-SCORING = "from lm_polygraph_asmi import Calibration, Score, score"
-OF_SCORING = {"torch", "transformers", "accelerate"}
-
-
 def scoring_imports() -> None:
     """In a process that has the libraries of a model: nothing else comes with the package."""
-    others = {PACKAGE, *HEAVY} - OF_SCORING
+    others = set(HEAVY) - {"torch", "transformers", "accelerate"}
     for name in list(sys.modules):
-        if any(f"{name}.".startswith(f"{other}.") for other in others):
+        if any(f"{name}.".startswith(f"{other}.") for other in (PACKAGE, *others)):
             del sys.modules[name]
-    exec(SCORING, {})
-    assert (others - {PACKAGE}).isdisjoint(sys.modules)
+    exec("from lm_polygraph_asmi import Calibration, Score, score", {})
+    assert others.isdisjoint(sys.modules)
 
 
 def test_scoring_leaves_the_host_alone():
@@ -314,17 +197,6 @@ def test_scoring_leaves_the_host_alone():
     fork.start()
     fork.join()
     assert fork.exitcode == 0
-
-
-@pytest.mark.slow
-def test_scoring_leaves_the_host_alone_in_a_new_process():
-    # Older releases of transformers import scikit-learn for generation.
-    (of_transformers, _), (imports, _) = heavy_after(
-        "from transformers import GenerationMixin",
-        SCORING,
-    )
-    assert {"torch", "transformers"} <= imports
-    assert imports <= of_transformers | OF_SCORING
 
 
 LAZY = [file for file in ROOT.rglob("__init__.py") if "attach(" in file.read_text()]

@@ -17,19 +17,6 @@ from tests.families import tiny_model
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
-def run_here(name: str, *arguments: str) -> str:
-    """What the script does, without the seconds a process takes to start."""
-    script = load_external_module(str(SCRIPTS / name))
-    done = CliRunner().invoke(script.main, list(arguments))
-    assert done.exit_code == 0, done.output
-    return done.output
-
-
-@pytest.mark.parametrize("file", sorted(SCRIPTS.glob("*.py")), ids=lambda file: file.name)
-def test_as_a_program_a_script_is_its_command(file):
-    assert file.read_text().endswith('\n\nif __name__ == "__main__":\n    main()\n')
-
-
 @pytest.fixture(scope="module")
 def bench():
     return load_external_module(str(SCRIPTS / "bench_suffix.py"))
@@ -50,50 +37,23 @@ def test_benchmark(bench):
     assert naive > 40 > exact > response > flops["one scoring pass"] == 1
 
 
-CONTENDERS = ["exact", "response"]
-
-
-def remembered(compute):
-    """As functools.cache, which takes no slice before Python 3.12."""
-    known: dict = {}
-
-    def found(*given):
-        if str(given) not in known:
-            known[str(given)] = compute(*given)
-        return known[str(given)]
-
-    return found
-
-
-@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16])
-def contenders(request, bench):
-    model = tiny_model("llama").to(request.param)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_benchmark_checks_what_it_times(bench, dtype, monkeypatch):
+    """A contender that computes something else is not timed."""
+    model = tiny_model("llama").to(dtype)
     masks = sample_head_masks(6, 4, 0.4, torch.Generator().manual_seed(0))
     with torch.no_grad():
-        made = bench.Contenders(model, torch.arange(3, 20), 11, 2, masks)
-    for name in ("naive", *CONTENDERS):  # compared again and again
-        setattr(made, name, remembered(getattr(made, name)))
-    return made
-
-
-def test_the_benchmark_checks_what_it_times(contenders):
-    with torch.no_grad():
+        contenders = bench.Contenders(model, torch.arange(3, 20), 11, 2, masks)
         found = contenders.check()
-    if contenders.model.dtype == torch.float32:
-        assert max(found[name] for name in CONTENDERS) < 1e-5
-    assert found["between masks"] > max(1e-2, 4 * found["rounding"])
-
-
-@pytest.mark.parametrize("contender", CONTENDERS)
-def test_benchmark_times_nothing_that_is_wrong(contenders, monkeypatch, contender):
-    with torch.no_grad():
-        right = getattr(contenders, contender)()
-        unmasked = contenders.scoring_pass().expand_as(right)
-        wrongs = [unmasked, right.flip(0), right.flip(1)]
-        for wrong in wrongs if contenders.model.dtype == torch.float32 else wrongs[:1]:
-            monkeypatch.setattr(contenders, contender, lambda wrong=wrong: wrong)
+        unmasked = contenders.scoring_pass().expand_as(contenders.exact())
+        if dtype == torch.float32:
+            assert max(found["exact"], found["response"]) < 1e-5
+        assert found["between masks"] > max(1e-2, 4 * found["rounding"])
+        for contender in ("exact", "response"):
+            monkeypatch.setattr(contenders, contender, lambda: unmasked)
             with pytest.raises(click.ClickException, match="outputs differ"):
                 contenders.check()
+            monkeypatch.undo()
 
 
 BABI = """1 Mary went to the office.
@@ -107,7 +67,9 @@ BABI = """1 Mary went to the office.
 
 def test_build_babi(tmp_path):
     (tmp_path / "babi.txt").write_text(BABI)
-    run_here("build_babi.py", str(tmp_path / "babi.txt"), str(tmp_path / "babi"))
+    script = load_external_module(str(SCRIPTS / "build_babi.py"))
+    done = CliRunner().invoke(script.main, [str(tmp_path / "babi.txt"), str(tmp_path / "babi")])
+    assert done.exit_code == 0, done.output
     rows = load_from_disk(tmp_path / "babi")
     assert rows["output"] == ["office", "garden", "hallway"]
     moves = "Mary went to the office. John went to the garden."
@@ -116,22 +78,9 @@ def test_build_babi(tmp_path):
     assert rows["facts"] == [1, 2, 1]
 
 
-@pytest.fixture
-def compared(tmp_path, monkeypatch):
-    """What `golden.py compare` says of these values before and after, and its exit status."""
-    script = load_external_module(str(SCRIPTS / "golden.py"))
-    monkeypatch.setattr(script, "RENAMED", {"/old$": "/new"})
-    monkeypatch.setattr(script, "LEFT", ("/gone$",))
-
-    def compare(before, after, *options):
-        for name, content in (("before", before), ("after", after)):
-            (tmp_path / name).mkdir(exist_ok=True)
-            (tmp_path / name / "statistics.json").write_text(json.dumps(content))
-        folders = [str(tmp_path / name) for name in ("before", "after")]
-        done = CliRunner().invoke(script.main, ["compare", *folders, *options])
-        return done.exit_code, done.output
-
-    return compare
+@pytest.fixture(scope="module")
+def golden():
+    return load_external_module(str(SCRIPTS / "golden.py"))
 
 
 @pytest.mark.parametrize(
@@ -142,6 +91,7 @@ def compared(tmp_path, monkeypatch):
         ({"old": 1.0}, {"new": 1.0}, None),
         ({"a": float("nan")}, {"a": float("nan")}, None),
         ({"a": {"seconds": 1}}, {"a": {"seconds": 2}}, None),
+        ({"a": 1.0}, {"a": 1.0 + 1e-13}, None),  # a tolerance of 1e-12
         ({"a": [1.0, 2.0]}, {"a": [1.0]}, "missing: 1"),
         ({"old": 1.0}, {"old": 1.0}, "missing: 1"),
         ({"a": 1.0}, {"a": 1.0 + 1e-9}, "differ: 1"),
@@ -149,13 +99,16 @@ def compared(tmp_path, monkeypatch):
         ({"a": "x"}, {"a": "y"}, "differ: 1"),
     ],
 )
-def test_golden_values_are_compared(compared, before, after, said):
-    status, output = compared(before, after)
-    assert status == (said is not None)
-    assert said is None or said in output
-
-
-def test_golden_values_may_differ_by_a_tolerance(compared):
-    before, after = {"a": 1.0}, {"a": 1.0 + 1e-9}
-    assert compared(before, after, "--tolerance", "1e-6")[0] == 0
-    assert compared(before, after, "--tolerance", "1e-12")[0] == 1
+def test_golden_values_are_compared(golden, tmp_path, monkeypatch, before, after, said):
+    """What `golden.py compare` says of these values before and after, and its exit status."""
+    monkeypatch.setattr(golden, "RENAMED", {"/old$": "/new"})
+    monkeypatch.setattr(golden, "LEFT", ("/gone$",))
+    folders = []
+    for name, content in (("before", before), ("after", after)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "statistics.json").write_text(json.dumps(content))
+        folders.append(str(tmp_path / name))
+    arguments = ["compare", *folders, "--tolerance", "1e-12"]
+    done = CliRunner().invoke(golden.main, arguments)
+    assert done.exit_code == (said is not None)
+    assert said is None or said in done.output

@@ -44,21 +44,21 @@ def test_outputs_that_cannot_be_written(tmp_path, out, folder, message):
 @pytest.mark.parametrize(
     "command",
     [
-        ["score", "{rows}", "--model", "nowhere", "--out", "/proc/o.jsonl"],
-        ["score", "{rows}", "--model", "nowhere", "--html", "/proc/o.html"],
-        ["calibrate", "{rows}", "--model", "nowhere", "--risk", ".1", "--out", "/proc/c.json"],
-        ["merge", "{rows}", "--out", "/proc/merged"],
-        ["report", "{rows}", "--out", "/proc/report"],
-        ["plan", "--heads", "32", "--out", "/proc/plan.png"],
-        ["heads", "probe", "{run}", "--model", "x", "--out", "/proc/p.json"],
+        "score {rows} --model nowhere --out /proc/o.jsonl",
+        "score {rows} --model nowhere --html /proc/o.html",
+        "calibrate {rows} --model nowhere --risk .1 --out /proc/c.json",
+        "merge {rows} --out /proc/merged",
+        "report {rows} --out /proc/report",
+        "plan --heads 32 --out /proc/plan.png",
+        "heads probe {run} --model x --out /proc/p.json",
     ],
-)  # fmt: skip
+)
 def test_every_command_checks_its_output_first(tmp_path, command):
     """The models and runs do not exist: whatever is read first would be named instead."""
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "Who?", "answer": " a", "correct": true}\n' * 2)
     (tmp_path / "ue_manager_seed1").touch()
-    names = {"rows": rows, "tmp": tmp_path, "run": tmp_path}
-    done = CliRunner().invoke(main, [part.format(**names) for part in command])
+    words = command.format(rows=rows, run=tmp_path).split()
+    done = CliRunner().invoke(main, words)
     assert done.exit_code != 0
     assert "cannot write /proc/" in done.output, done.output

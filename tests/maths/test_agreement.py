@@ -40,11 +40,6 @@ def test_some_rows_of_the_kernel_at_a_time(log_probs, unembedding, rows):
     torch.testing.assert_close(in_parts, whole, rtol=0, atol=1e-7)
 
 
-def test_between_zero_and_one(log_probs, unembedding):
-    values = semantic_agreement(log_probs, unembedding, 8)
-    assert ((values >= 0) & (values <= 1)).all()
-
-
 def test_counts_stand_for_repeated_masks(log_probs, unembedding):
     counts = torch.tensor([2.0, 1, 3, 1, 1])
     repeated = log_probs.repeat_interleave(counts.long(), dim=0)
@@ -54,40 +49,27 @@ def test_counts_stand_for_repeated_masks(log_probs, unembedding):
     )
 
 
-def test_certain_of_one_token_is_full_agreement(unembedding):
-    log_probs = torch.full((S, 1, V), -torch.inf)
-    log_probs[:, 0, 3] = 0
-    assert semantic_agreement(log_probs, unembedding, 4).item() == pytest.approx(1)
-
-
-def test_certain_of_opposite_tokens_is_no_agreement():
-    """Cosine -1 is clipped to 0."""
-    unembedding = torch.tensor([[1.0, 0], [-1.0, 0]])
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([[1.0, 0], [-1.0, 0]], 0),  # opposite: cosine -1 is clipped
+        ([[1.0, 2.0], [2.0, 4.0]], 1),  # parallel rows of the output projection count as one token
+        ([[1.0, 0], [1.0, 1.0]], 0.5**0.5),
+    ],
+)
+def test_certain_of_two_tokens(rows, expected):
     log_probs = torch.eye(2)[:, None].log()
-    assert semantic_agreement(log_probs, unembedding, 1).item() == 0
-
-
-def test_certain_of_synonyms_is_agreement():
-    """Two tokens with parallel rows of the output projection count as one."""
-    unembedding = torch.tensor([[1.0, 2.0], [2.0, 4.0]])
-    log_probs = torch.eye(2)[:, None].log()
-    assert semantic_agreement(log_probs, unembedding, 1).item() == pytest.approx(1)
+    found = semantic_agreement(log_probs, torch.tensor(rows), 1).item()
+    assert found == pytest.approx(expected)
 
 
 def test_a_zero_row_agrees_with_itself_alone(log_probs, unembedding):
     unembedding[4] = 0
     assert torch.isfinite(semantic_agreement(log_probs, unembedding, 8)).all()
     assert cosines(unembedding)[4].abs().max() == 0
-
-
-def test_one_mask_has_no_pair(log_probs, unembedding):
-    with pytest.raises(ValueError, match=r"num_masks \(S\) must be at least 2"):
-        semantic_agreement(log_probs[:1], unembedding, 4)
-
-
-def test_top_k_below_one(log_probs, unembedding):
-    with pytest.raises(ValueError, match=r"top_k \(K\) must be at least 1"):
-        semantic_agreement(log_probs, unembedding, 0)
+    certain = torch.full((S, 1, V), -torch.inf)
+    certain[..., 4] = 0
+    assert semantic_agreement(certain, unembedding, 1).item() == 1
 
 
 def test_cosines_of_16_bits_are_those_of_the_same_numbers_in_32():

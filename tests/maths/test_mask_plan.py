@@ -3,7 +3,12 @@ import math
 import pytest
 
 from lm_polygraph_asmi.maths import operating_point
-from lm_polygraph_asmi.maths.mask_plan import masks_for_coverage
+from lm_polygraph_asmi.maths.mask_plan import (
+    flops_ratio,
+    heads_masked_at_once,
+    masks_for_coverage,
+    never_masked_heads,
+)
 
 
 @pytest.mark.parametrize(
@@ -16,20 +21,36 @@ def test_stated_points(heads, expected):
 def test_the_papers_coverage_bound():
     assert masks_for_coverage(32, 0.10) == 62
     assert masks_for_coverage(32, 0.15) == 40
-    assert pytest.approx(5.9, abs=0.05) == 32 * 0.9**16
+    assert never_masked_heads(32, 0.10, 16) == pytest.approx(5.9, abs=0.05)
+
+
+def exceeds(heads: int, rate: float, most: int) -> float:
+    """P(more than so many heads masked), term by term."""
+    terms = (math.comb(heads, k) * rate**k * (1 - rate) ** (heads - k) for k in range(most + 1))
+    return 1 - sum(terms)
 
 
 @pytest.mark.parametrize("heads", [4, 8, 9, 14, 16, 24, 32, 40, 64])
 def test_the_point_is_the_cheapest_admissible_corner(heads):
-    def exceeds(rate: float) -> float:
-        """P(more than a quarter of the heads masked), term by term."""
-        return 1 - sum(
-            math.comb(heads, k) * rate**k * (1 - rate) ** (heads - k) for k in range(heads // 4 + 1)
-        )
-
     rate, num_masks = operating_point(heads)
-    assert exceeds(rate) <= 0.05 < exceeds(rate + 0.01)
-    assert heads * (1 - rate) ** num_masks <= 0.05 < heads * (1 - rate) ** (num_masks - 1)
+    at_most, _ = heads_masked_at_once(heads, rate)
+    assert at_most <= heads // 4  # a quarter, at most
+    assert exceeds(heads, rate, heads // 4) <= 0.05 < exceeds(heads, rate + 0.01, heads // 4)
+    assert exceeds(heads, rate, at_most) <= 0.05 < exceeds(heads, rate, at_most - 1)
+    assert never_masked_heads(heads, rate, num_masks) <= 0.05
+    assert never_masked_heads(heads, rate, num_masks - 1) > 0.05
+    assert num_masks == masks_for_coverage(heads, rate)
+
+
+def test_the_papers_bound_on_heads_masked_at_once():
+    _, gaussian = heads_masked_at_once(32, 0.15)
+    assert gaussian == pytest.approx(4.8 + 1.6449 * math.sqrt(32 * 0.15 * 0.85), abs=1e-3)
+
+
+def test_the_cost_is_counted_in_layers():
+    """Of 36 layers 22 run once, the others once per mask."""
+    assert flops_ratio(36, 22, 40) == (22 + 14 * 40) / 36
+    assert flops_ratio(4, 0, 1) == 1
 
 
 @pytest.mark.parametrize("heads", [1, 3])

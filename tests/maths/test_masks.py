@@ -31,24 +31,24 @@ def test_more_masks_extend_fewer(heads):
 
 
 def test_same_generator_state_same_masks():
-    assert torch.equal(
-        sample_head_masks(40, 32, 0.15, generator(3)), sample_head_masks(40, 32, 0.15, generator(3))
-    )
-    assert not torch.equal(
-        sample_head_masks(40, 32, 0.15, generator(3)), sample_head_masks(40, 32, 0.15, generator(4))
-    )
+    first, again, other = (sample_head_masks(40, 32, 0.15, generator(n)) for n in (3, 3, 4))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
 
 
-@pytest.mark.parametrize("rate", [0, 1, -0.1, 1.5])
-def test_rate_outside_the_open_interval(rate):
-    with pytest.raises(ValueError, match=r"mask_rate \(p\) must lie in \(0, 1\)"):
-        sample_head_masks(40, 32, rate, generator())
-
-
-@pytest.mark.parametrize("num_masks", [1, 0, -3])
-def test_too_few_masks(num_masks):
-    with pytest.raises(ValueError, match=r"num_masks \(S\) must be at least 2"):
-        sample_head_masks(num_masks, 32, 0.15, generator())
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        *(({"mask_rate": p}, r"mask_rate \(p\) must lie in \(0, 1\)") for p in (0, 1, -0.1, 1.5)),
+        *(({"num_masks": s}, r"num_masks \(S\) must be at least 2") for s in (1, 0, -3)),
+        ({"num_heads": 0}, r"num_heads \(H\) must be at least 1"),
+        ({"sampler": "latin"}, "mask_sampler must be one of 'bernoulli', 'balanced'"),
+    ],
+)
+def test_refusals(given, message):
+    usual = {"num_masks": 40, "num_heads": 32, "mask_rate": 0.15, "generator": generator()}
+    with pytest.raises(ValueError, match=message):
+        sample_head_masks(**usual | given)
 
 
 DRAWS = 100
@@ -97,16 +97,6 @@ def test_another_default_type_draws_the_same_masks(sampler):
     finally:
         torch.set_default_dtype(torch.float32)
     assert torch.equal(found, expected)
-
-
-def test_unknown_sampler():
-    with pytest.raises(ValueError, match="mask_sampler must be one of 'bernoulli', 'balanced'"):
-        sample_head_masks(40, 32, 0.15, generator(), "latin")
-
-
-def test_no_heads():
-    with pytest.raises(ValueError, match=r"num_heads \(H\) must be at least 1"):
-        sample_head_masks(40, 0, 0.15, generator())
 
 
 def test_mask_seed_depends_on_all_it_should():

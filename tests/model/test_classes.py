@@ -1,23 +1,20 @@
-"""Classes and what others make of them: scored right, or unsupported by name."""
+"""Classes and what others make of them: scored right, or unsupported with a reason."""
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import LlamaForCausalLM
 
-from lm_polygraph_asmi import ASMIConfig, score
-from lm_polygraph_asmi.config import SCOPES, module_paths
-from lm_polygraph_asmi.maths import sample_head_masks
-from lm_polygraph_asmi.model import layer_at, name_modules, structure_of
+from lm_polygraph_asmi import score
+from lm_polygraph_asmi.config import SCOPES
+from lm_polygraph_asmi.model import layer_at, structure_of
 from lm_polygraph_asmi.results.names import masked_layer
 from lm_polygraph_asmi.scoring.engine import Engine
-from lm_polygraph_asmi.stat_calculators.masked_heads import MaskedHeadsCalculator
 from tests.decoders import FAMILIES, apart, full_passes, masks, sequence
 from tests.families import tiny_model
-from tests.odd_decoders import HEADS, WIDTH, Attention, OddForCausalLM, heads_masked, odd_decoder
 from tests.registry import tiny_class
 from tests.subnetworks import subnetwork_log_probs
-from tests.tiny_lm import tokenizer, whitebox
+from tests.tiny_lm import tokenizer
 
 
 def test_hybrids_mask_the_nearest_layer_with_heads():
@@ -70,6 +67,10 @@ def see_all(model: nn.Module) -> None:
         )
 
 
+def translator(model: nn.Module) -> None:
+    model.config.is_encoder_decoder = True
+
+
 def layer_twice(model: nn.Module) -> None:
     model.model.layers[3] = model.model.layers[1]
 
@@ -112,6 +113,7 @@ def heads_changed(model: nn.Module) -> None:
         (single_unembedding, r"float.* and .*float32.*one precision"),
         (layer_compiled, r"is compiled by torch.compile"),
         (method_compiled, r"is compiled by torch.compile"),
+        (translator, "is an encoder-decoder model"),
         (heads_changed, "a hook of other code changes the heads of layer 2 before"),
     ],
 )
@@ -155,123 +157,3 @@ def test_adapters():
     prompt = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
     with pytest.raises(TypeError, match="learned tokens"):
         subnetwork_log_probs(peft.get_peft_model(tiny_model("llama"), prompt), ids, 11, 2, masks())
-
-
-# Decoders whose modules no name tells
-
-PROMPT, TARGET = 15, 1
-NAMES = "layers=model.layers,projection=attn.o,lm_head=lm_head"
-
-
-class Mixer(nn.Module):
-    """A projection with three axes, one for heads: no `in_features`, no matrix."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kernel = nn.Parameter(torch.zeros(HEADS, WIDTH // HEADS, WIDTH))
-
-    def forward(self, heads: Tensor) -> Tensor:
-        by_head = heads.unflatten(-1, (HEADS, -1))
-        return torch.einsum("bthw,hwd->btd", by_head, self.kernel)
-
-
-class Unseen(Attention):
-    """A projection that is no matrix."""
-
-    def __init__(self, index: int) -> None:
-        super().__init__(index)
-        self.o = Mixer()
-
-
-class Headless(OddForCausalLM):
-    def get_output_embeddings(self) -> None:
-        return None
-
-
-def unknown() -> OddForCausalLM:
-    """No part is where names are looked for: layers in a `Sequential`, no known unembedding."""
-    model = odd_decoder(Unseen)
-    model.model.layers = nn.Sequential(*model.model.layers)
-    model.__class__ = Headless
-    return model
-
-
-@pytest.mark.parametrize("scope", SCOPES)
-def test_named_modules_equal_full_passes_with_a_hook(scope):
-    model, ids = unknown(), sequence(24)
-    drawn = sample_head_masks(9, HEADS, 0.4, torch.Generator().manual_seed(0))
-    expected = heads_masked(model, ids, PROMPT, TARGET, drawn, scope)
-    assert apart(expected, expected[:1].expand_as(expected)) > 1e-3  # masks change something
-    name_modules(model, NAMES)
-    found = subnetwork_log_probs(model, ids, PROMPT, TARGET, drawn, scope=scope)
-    assert apart(found, expected) < 1e-5  # float32 sums of 32 terms
-
-
-ANOTHER = "projection of the head outputs.*the first is 'attn.o'"
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"layers": None}, "no list of 4 decoder layers.*name the modules: structure='layers="),
-        ({"projection": None}, "not among the classes that were tested.*name the modules"),
-        ({"lm_head": None}, "has no unembedding.*name the modules"),
-        ({"layers": "model.blocks"}, "layers=model.blocks, which is no module of the model: take"),
-        ({"layers": "model"}, "no layer at 'model' has a module attn.o"),
-        ({"projection": "attn.v"}, ANOTHER),
-        ({"projection": "down"}, ANOTHER),
-        ({"lm_head": "model.norm"}, "lm_head=model.norm, expected .* 61 logits.*got .32"),
-    ],
-)
-def test_a_name_that_is_wrong_or_left_out_is_refused(change, message):
-    model = unknown()
-    names = {k: v for k, v in (module_paths(NAMES) | change).items() if v is not None}
-    name_modules(model, ASMIConfig(structure=names).structure)
-    with pytest.raises(TypeError, match=message):
-        structure_of(model)
-
-
-def test_a_class_that_only_shares_its_name_is_not_in_the_table():
-    model = odd_decoder()
-    name_modules(model, None)
-    model.__class__ = type("LlamaForCausalLM", (type(model),), {})
-    with pytest.raises(TypeError, match="LlamaForCausalLM is not among the classes that were test"):
-        structure_of(model)
-
-
-def test_names_are_a_setting_that_is_compared():
-    paths = module_paths(NAMES)
-    config = ASMIConfig(structure=dict(reversed(paths.items())))
-    assert config == ASMIConfig(structure=NAMES) == ASMIConfig.from_dict(config.to_dict())
-    assert "named modules" in str(config)
-    assert config.score_key() != ASMIConfig().score_key()
-    for bad in ("heads=attn", "layers=", "attn.o", {"layers": 3}):
-        with pytest.raises(ValueError, match="structure names modules among layers, projection"):
-            ASMIConfig(structure=bad)
-
-
-def test_engines_of_other_names_share_a_model():
-    """Names belong to a score, not to the model that it was computed with."""
-    model, ids = unknown(), sequence(24)
-    named, unnamed = Engine(structure=NAMES), Engine()
-    (first,) = named.score(model, ids[:PROMPT], ids[PROMPT:].tolist())
-    with pytest.raises(TypeError, match="name the modules"):
-        unnamed.score(model, ids[:PROMPT], ids[PROMPT:].tolist())
-    (again,) = named.score(model, ids[:PROMPT], ids[PROMPT:].tolist())
-    assert (first.mi == again.mi).all()
-    assert first.settings.to_dict()["structure"] == NAMES
-
-
-def test_names_reach_a_benchmark():
-    model, stats = whitebox("llama"), {"greedy_tokens": [[40, 77, 131]]}
-    right, wrong = (
-        MaskedHeadsCalculator(structure={"projection": path})
-        for path in ("self_attn.o_proj", "self_attn.q_proj")
-    )
-    found, plain = (
-        calculator(stats, ["Who built it?"], model)["asmi"][0][0.6]["mi"].tolist()
-        for calculator in (right, MaskedHeadsCalculator())
-    )
-    assert found == plain
-    with pytest.raises(TypeError, match=r"layer 0 whose .*the first is 'self_attn.o_proj'"):
-        wrong(stats, ["Who built it?"], model)

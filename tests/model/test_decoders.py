@@ -7,22 +7,9 @@ import pytest
 import torch
 
 from lm_polygraph_asmi.config import SCOPES
-from lm_polygraph_asmi.model import (
-    attention_of,
-    response_embeddings,
-    scoring_session,
-    structure_of,
-)
+from lm_polygraph_asmi.model import attention_of, response_embeddings, scoring_session, structure_of
 from lm_polygraph_asmi.model.check import limit, passes_in_use, variation
-from tests.decoders import (
-    DECODERS,
-    FAMILIES,
-    apart,
-    full_passes,
-    masks,
-    sequence,
-    unchecked,
-)
+from tests.decoders import DECODERS, FAMILIES, apart, full_passes, masks, sequence, unchecked
 from tests.rounding import allowed
 from tests.subnetworks import subnetwork_log_probs
 

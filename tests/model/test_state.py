@@ -1,9 +1,7 @@
 """What is known of a model is forgotten when it changes; sessions leave it as they found it."""
 
 import copy
-import threading
-from collections.abc import Callable
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -14,8 +12,10 @@ from transformers import LlamaForCausalLM
 from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.model import (
     attention_of,
+    check,
     model_lock,
     model_state,
+    passes,
     plain_model,
     scoring_session,
     state,
@@ -59,7 +59,7 @@ def patched(model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("change", [soft_capped, written_to, replaced, otherwise_active])
-def test_values_count_in_the_state_and_in_the_key(change: Callable[[nn.Module], None]):
+def test_values_count_in_the_state_and_in_the_key(change):
     model = tiny_model("llama")
     before, key = model_state(model), model_key(model)
     change(model)
@@ -68,9 +68,7 @@ def test_values_count_in_the_state_and_in_the_key(change: Callable[[nn.Module], 
 
 
 @pytest.mark.parametrize("change", [hooked, patched])
-def test_what_others_compute_is_neither_kept_nor_found(
-    change: Callable[[nn.Module], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+def test_what_others_compute_is_neither_kept_nor_found(change, tmp_path, caplog):
     model = tiny_model("llama")
     result_cache, before = ResultCache(tmp_path), model_state(model)
     result_cache.put(model_key(model), "without")
@@ -89,7 +87,7 @@ def test_hooks_and_weights_exchanged_are_others():
     """The second one may get the `id` and the memory of the first."""
     model, seen = tiny_model("llama"), set()
     layer = model.model.layers[3].mlp.down_proj
-    for turn in range(20):
+    for turn in range(8):
         handle = model.model.register_forward_hook(lambda *call: call[-1])
         seen.add(model_state(model))
         handle.remove()
@@ -98,7 +96,7 @@ def test_hooks_and_weights_exchanged_are_others():
         assert len(seen) == 2 * turn + 2
 
 
-def test_weights_loaded_in_inference_mode_count_as_written_to(tmp_path: Path):
+def test_weights_loaded_in_inference_mode_count_as_written_to(tmp_path):
     """They have no version counter that would tell."""
     with torch.inference_mode():
         model = tiny_model("gpt2")
@@ -116,10 +114,9 @@ def test_weights_loaded_in_inference_mode_count_as_written_to(tmp_path: Path):
 
 @pytest.mark.parametrize("offloaded", [False, True])
 @pytest.mark.parametrize("rope", [None, "dynamic"])
-def test_passes_change_no_state(offloaded: bool, rope: str | None):
-    own = {} if rope is None else {"rope_parameters": {
-        "rope_type": rope, "factor": 2.0, "rope_theta": 100.0,
-    }, "max_position_embeddings": 8}  # fmt: skip
+def test_passes_change_no_state(offloaded, rope):
+    angles = {"rope_type": rope, "factor": 2.0, "rope_theta": 100.0}
+    own = {} if rope is None else {"rope_parameters": angles, "max_position_embeddings": 8}
     model = tiny_model("llama", **own)
     if offloaded:
         cpu_offload(model, torch.device("cpu"))
@@ -157,28 +154,29 @@ def lora(**settings: object) -> nn.Module:
     peft = pytest.importorskip("peft")
     torch.manual_seed(1)
     own = {"r": 4, "target_modules": ["lm_head"], "init_lora_weights": False} | settings
-    config = peft.LoraConfig(task_type="CAUSAL_LM", **own)
-    return peft.get_peft_model(tiny_model("llama"), config).eval()
+    config, model = peft.LoraConfig(task_type="CAUSAL_LM", **own), tiny_model("llama")
+    model.lm_head.bias = nn.Parameter(torch.ones(61))  # no part of the unembedding
+    return peft.get_peft_model(model, config).eval()
 
 
 def test_the_scaling_of_an_adapter_counts():
-    weak, strong = (plain_model(lora(lora_alpha=alpha)) for alpha in (4, 32))
-    assert model_key(weak) != model_key(strong)
-    assert model_key(weak) == model_key(plain_model(lora(lora_alpha=4)))
+    whole = lora(lora_alpha=4)
+    weak, strong = plain_model(whole), plain_model(lora(lora_alpha=32))
+    before, key = model_state(weak), model_key(weak)
+    assert key != model_key(strong)
+    assert key == model_key(plain_model(lora(lora_alpha=4)))
+    with whole.disable_adapter():
+        assert model_state(weak) != before
+        assert model_key(weak) != key
+    assert not torch.allclose(unembedding(weak), unembedding(strong))
     weak.lm_head.set_scale("default", 8)
     torch.testing.assert_close(unembedding(weak), unembedding(strong))
-    whole = lora(lora_alpha=4)
-    model = plain_model(whole)
-    before, key = model_state(model), model_key(model)
-    with whole.disable_adapter():
-        assert model_state(model) != before
-        assert model_key(model) != key
 
 
 @pytest.mark.parametrize(
     "more", [{}, {"use_rslora": True}, {"target_modules": ["q_proj"]}, {"use_dora": True}]
 )
-def test_the_unembedding_has_the_adapters_part(more: dict):
+def test_the_unembedding_has_the_adapters_part(more):
     """As the merged weights have it; DoRA's is not added but computed anew."""
     model = lora(lora_alpha=16, **more)
     found = unembedding(plain_model(model))
@@ -200,41 +198,47 @@ def test_threads_wait_for_one_another():
     model = tiny_model("llama")
     how = [{"scope": scope, "attention": a} for scope in SCOPES for a in ("eager", "sdpa")]
     expected = [subnetwork_log_probs(model, IDS, 9, 1, MASKS, **h) for h in how]
-    wrong: list[object] = []
+    wrong = []
 
     def work(which: int) -> None:
         for turn in range(8):
             place = (which + turn) % len(how)
-            try:
-                found = subnetwork_log_probs(model, IDS, 9, 1, MASKS, **how[place])
-                if not torch.equal(found, expected[place]):
-                    wrong.append(how[place])
-            except Exception as error:
-                wrong.append(error)
+            found = subnetwork_log_probs(model, IDS, 9, 1, MASKS, **how[place])
+            if not torch.equal(found, expected[place]):
+                wrong.append(how[place])
 
-    threads = [threading.Thread(target=work, args=(which,)) for which in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(work, range(3)))  # raises what a thread raised
     assert not wrong
     assert attention_of(model) == "eager"
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_in_the_middle_of_a_masked_pass_other_threads_run_the_plain_model(scope, monkeypatch):
+    model, by_head, seen = tiny_model("llama"), passes.by_head, []
+    plain = model(input_ids=IDS[None]).logits
+
+    def interrupted(*how):
+        with ThreadPoolExecutor(1) as other:
+            seen.append(other.submit(model, input_ids=IDS[None]).result().logits)
+        return by_head(*how)
+
+    monkeypatch.setattr(passes, "by_head", interrupted)
+    subnetwork_log_probs(model, IDS, 9, 2, MASKS, scope=scope)
+    for logits in seen:
+        torch.testing.assert_close(logits, plain, atol=1e-5, rtol=0)
+    assert check.passes_in_use(model, scope) == [next(iter(check.PASSES[scope]))]
 
 
 def test_a_vision_part_keeps_its_attention():
     model = tiny_class("Gemma3ForConditionalGeneration")
     model.set_attn_implementation({"text_config": "eager", "vision_config": "sdpa"})
     vision, text = model.config.vision_config, model.config.text_config
-    assert (vision._attn_implementation, text._attn_implementation) == ("sdpa", "eager")
-    with scoring_session(model, "sdpa"):
-        assert (vision._attn_implementation, text._attn_implementation) == ("sdpa", "sdpa")
-    assert (vision._attn_implementation, text._attn_implementation) == ("sdpa", "eager")
-    vision._attn_implementation_internal = "eager"
-    for _ in range(2):  # the second switch goes without transformers
+    for of_vision in ("sdpa", "eager", "eager"):  # the last switch goes without transformers
+        vision._attn_implementation_internal = of_vision
         with scoring_session(model, "sdpa"):
-            assert vision._attn_implementation == "eager"
-            assert text._attn_implementation == "sdpa"
-    assert (vision._attn_implementation, text._attn_implementation) == ("eager", "eager")
+            assert (vision._attn_implementation, text._attn_implementation) == (of_vision, "sdpa")
+        assert (vision._attn_implementation, text._attn_implementation) == (of_vision, "eager")
 
 
 def test_sessions_may_be_nested():

@@ -60,10 +60,13 @@ def test_several_depths_share_one_unmasked_pass(llama, input_ids):
 
 @pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("prompt", [400, pytest.param(2000, marks=pytest.mark.slow)])
-def test_peak_memory_stays_inside_the_budget(prompt, scope, attention):
-    """A long prompt, six masks, and a budget for four of them at once."""
-    model, response = tiny_model("llama", attention, max_position_embeddings=4096), 30
+@pytest.mark.parametrize(
+    ("prompt", "response"),
+    [(400, 30), (40, 60), pytest.param(2000, 30, marks=pytest.mark.slow)],
+)
+def test_peak_memory_stays_inside_the_budget(prompt, response, scope, attention):
+    """Six masks, and a budget for four of them at once."""
+    model = tiny_model("llama", attention, max_position_embeddings=4096)
     input_ids = torch.randint(3, 61, (prompt + response,))
     masks = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * 4)[:6]
     if scope == "all":

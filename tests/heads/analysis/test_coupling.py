@@ -5,11 +5,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from lm_polygraph_asmi.analysis.clusters import Clustered, percentiles
-from lm_polygraph_asmi.heads.analysis import (
-    criticality_coupling,
-    high_stratum,
-    sharpening,
-)
+from lm_polygraph_asmi.heads.analysis import criticality_coupling, high_stratum, sharpening
 from tests.analysis.simulation import keys
 
 ROWS = Clustered(keys(8, 5), resamples=200)

@@ -5,11 +5,7 @@ import statistics
 import numpy as np
 import pytest
 
-from lm_polygraph_asmi.heads.analysis import (
-    concentration,
-    head_criticality,
-    permutation_null,
-)
+from lm_polygraph_asmi.heads.analysis import concentration, head_criticality, permutation_null
 
 S, T, H = 40, 5, 6
 
@@ -84,13 +80,10 @@ def test_noise_has_about_ten_effective_heads(noise, heads, expected):
 
 def test_scale_and_a_head_that_no_mask_ablates_or_none_keeps_do_not_matter():
     kl, masks = drawn(6)
-    own = permutation_null(kl, masks, shuffles=50)
-    other = permutation_null(3e-8 * kl + 2e-7, masks, shuffles=50)
-    np.testing.assert_allclose(own, other, rtol=1e-6)
+    scaled = permutation_null(3e-8 * kl + 2e-7, masks, shuffles=50)
+    np.testing.assert_allclose(scaled, permutation_null(kl, masks, shuffles=50), rtol=1e-6)
     masks[:, 1], masks[:, 4] = True, False
-    found = head_criticality(kl, masks)
-    assert np.isnan(found[:, [1, 4]]).all()
-    np.testing.assert_allclose(found, slow_criticality(kl, masks))
+    np.testing.assert_allclose(head_criticality(kl, masks), slow_criticality(kl, masks))
     null, others = (permutation_null(kl, m, 20) for m in (masks, masks[:, [0, 2, 3, 5]]))
     np.testing.assert_allclose(null.z, others.z)
 

@@ -7,28 +7,30 @@ import pytest
 from lm_polygraph_asmi.analysis import Clustered, wilson_interval
 from lm_polygraph_asmi.analysis.clusters import percentiles
 from lm_polygraph_asmi.heads.analysis import flip_rates
-from lm_polygraph_asmi.heads.analysis.probe import ablations, extremes
+from lm_polygraph_asmi.heads.analysis.probe import COUNT, NUMBERS, ablations, extremes
 from tests.analysis.simulation import keys
 
 
 def test_extremes_are_disjoint_and_ties_go_by_order():
     high, low = extremes(pd.Series([0.1, 0.5, 0.5, np.nan, 0.0, 0.9]), 2)
     assert (high.tolist(), low.tolist()) == ([5, 1], [4, 0])
-    high, low = extremes(pd.Series([0.2] * 5), 200)
+    high, low = extremes(pd.Series([0.2] * 5))
     assert (high.tolist(), low.tolist()) == ([0, 1], [2, 3])
-    # Ablations take the first heads of an order.
+    assert COUNT == 200  # of each, in the paper
+
+
+def test_ablations_take_the_first_heads_of_an_order():
     masks = ablations([[2, 0, 1]], [0, 1, 3])
     assert masks.tolist() == [[[1, 1, 1], [1, 1, 0], [0, 0, 0]]]
+    assert NUMBERS == (1, 2, 4, 8, 16)  # the paper's
 
 
 def test_rates_are_means_with_intervals_over_examples():
     rng = np.random.default_rng(0)
     flips = (rng.random((40, 3)) < [0.2, 0.5, 0.8]).astype(float)
-    found = flip_rates(flips, Clustered(keys(10, 4), 200))
-    rows = [
-        np.repeat(np.arange(40), c)
-        for c in np.concatenate([*Clustered(keys(10, 4), resamples=200).draws()])
-    ]
+    clustered = Clustered(keys(10, 4), 200)
+    rows = [np.repeat(np.arange(40), counts) for counts in np.concatenate([*clustered.draws()])]
+    found = flip_rates(flips, clustered)
     for k, rate in enumerate(found):
         assert rate.value == flips[:, k].mean()
         twin = np.percentile([flips[own, k].mean() for own in rows], percentiles(10))

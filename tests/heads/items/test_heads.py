@@ -9,17 +9,8 @@ from scipy.stats import spearmanr
 
 from lm_polygraph_asmi.analysis import Clustered
 from lm_polygraph_asmi.estimators.base import at_depth
-from lm_polygraph_asmi.heads.analysis import (
-    criticality_coupling,
-    high_stratum,
-    permutation_null,
-)
-from lm_polygraph_asmi.heads.items.heads import (
-    dissected,
-    dissected_depths,
-    head_coupling,
-    profiles,
-)
+from lm_polygraph_asmi.heads.analysis import criticality_coupling, high_stratum, permutation_null
+from lm_polygraph_asmi.heads.items.heads import dissected, dissected_depths, head_coupling, profiles
 from lm_polygraph_asmi.heads.items.probe import causal_probe
 from lm_polygraph_asmi.heads.probe_file import probe_path, read_probe, write_probe
 from lm_polygraph_asmi.report import load_run_groups
@@ -83,10 +74,8 @@ def test_the_table_is_that_of_the_tokens(group, tokens):
     (item,) = head_coupling([group])
     row, defined = item.table.iloc[0], tokens[tokens["z"].notna()]
     columns = defined["mi"], defined["h"], defined["z"]
-    by_example, by_cluster = (
-        criticality_coupling(*columns, Clustered(defined[unit].astype(str)))
-        for unit in ("row", "cluster")
-    )
+    units = (Clustered(defined[unit].astype(str)) for unit in ("row", "cluster"))
+    by_example, by_cluster = (criticality_coupling(*columns, unit) for unit in units)
     for column, twin in {
         "ρ(MI, z)": by_example.information, "ρ(H, z)": by_example.entropy,
         "ρ(MI, z), clusters†": by_cluster.information, "difference†": by_example.difference,
@@ -120,31 +109,37 @@ def test_the_coupling_at_a_deeper_layer_is_compared_on_the_same_tokens(group):
             assert drawn[f"{name}, {row['depth']}"] == row[f"ρ({name}, z)"].value
 
 
-def test_a_run_without_masks_that_tell_of_heads_is_a_gap(tmp_path):
-    def reason(name, saved):
+def test_a_run_that_does_not_tell_of_heads_is_a_gap(tmp_path):
+    def reason(name):
         save(tmp_path / name, saved)
         (gap,) = head_coupling(load_run_groups([tmp_path / name]))
         return gap.reason
 
     saved = content(20)
-    assert "needs asmi_heads" in reason("without", saved)
-    dissect(saved, masks=60)
-    assert "100 masks or more: needs asmi_heads" in reason("few", saved)
+    assert "needs asmi_heads" in reason("without")
+    dissect(saved, masks=99)
+    assert "100 masks or more: needs asmi_heads" in reason("few")
     dissect(saved)
+    entropy = saved["stats"].pop("asmi_entropy")
+    assert "asmi_entropy not saved" in reason("without entropy")
+    saved["stats"]["asmi_entropy"] = entropy
+    for row, own in enumerate(at_depth(saved["stats"], 0.6)):
+        own["kl"][:, int(row < 2) :] = 0
+    assert "too few tokens with z_t" in reason("two tokens")
     for own in at_depth(saved["stats"], 0.6):
         own["kl"][:] = 0
-    assert "criticality is undefined everywhere" in reason("unmoved", saved)
+    assert "criticality is undefined everywhere" in reason("unmoved")
 
 
 def test_of_several_runs_that_with_the_most_masks_is_dissected(tmp_path):
     """The score of fewer masks stays the operating one, in whichever order they come."""
-    plain, fewer, more = content(20), content(20), content(20)
-    dissect(fewer, masks=100)
-    dissect(more, masks=120)
-    more = exchanged(more, num_masks=120)
-    for name, saved in (("more", more), ("fewer", fewer), ("plain", plain)):
-        save(tmp_path / name, saved)
-    (group,) = load_run_groups([tmp_path / name for name in ("more", "fewer", "plain")])
+    numbers = {"more": 120, "fewer": 100, "plain": 0}
+    for name, number in numbers.items():
+        saved = content(20)
+        if number:
+            dissect(saved, masks=number)
+        save(tmp_path / name, exchanged(saved, num_masks=120) if name == "more" else saved)
+    (group,) = load_run_groups([tmp_path / name for name in numbers])
     assert dissected(group, 0.6)[0].path.parent.name == "more"
     assert group.variants["Sem-ASMI"] == "Sem-ASMI (60%, K=64)"
     assert dissected(group, 0.9) is None

@@ -1,16 +1,13 @@
 """The page of a score: whatever it shows is text, and it is readable in light and dark."""
 
 import re
-import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 
-import matplotlib.image
 import pytest
 
 from lm_polygraph_asmi import score
 from lm_polygraph_asmi.scoring.page import pieces, render, visible
-from tests.scoring import pages as hard
 from tests.scoring.conftest import PROMPT
 from tests.scoring.test_result import decided
 
@@ -41,17 +38,21 @@ def found(model, tokenizer):
     )
 
 
-@pytest.fixture(scope="module")
-def nasty(found):
+def made_nasty(found):
     """Hostile text in every place that has text."""
     tokens = tuple(
         replace(token, text=NASTY, alternative=NASTY, alternative_share=0.4)
         for token in found.tokens[:3]
     )
-    messages = [{"role": NASTY, "content": NASTY}]
-    plain = replace(found, prompt=NASTY, answer=3 * NASTY, tokens=tokens, model=NASTY,
-                    warnings=(NASTY,))  # fmt: skip
-    return [plain, replace(plain, prompt=messages)]
+    plain = replace(
+        found, prompt=NASTY, answer=3 * NASTY, tokens=tokens, model=NASTY, warnings=(NASTY,)
+    )
+    return [plain, replace(plain, prompt=[{"role": NASTY, "content": NASTY}])]
+
+
+@pytest.fixture(scope="module")
+def nasty(found):
+    return made_nasty(found)
 
 
 def cards(*results):
@@ -156,48 +157,3 @@ def test_a_decision_on_a_page(found):
     page = render(cards(with_score, replace(without, accept=False)), "two")
     assert "accept, probability of error 0.25" in page
     assert "abstain, probability of error 0.25" in page
-
-
-@pytest.fixture(scope="module")
-def browser():
-    return hard.browser() or pytest.skip("no Chromium is installed")
-
-
-@pytest.fixture
-def opened(browser, tmp_path):
-    """A page as a browser shows it: its elements, a screenshot, and what the console said."""
-
-    def show(page, dark, *flags, width=900):
-        file, picture = tmp_path / "page.html", tmp_path / "page.png"
-        file.write_text(page, encoding="utf-8")
-        done = subprocess.run(
-            [browser, *flags, "--headless", "--no-sandbox", "--disable-gpu",
-             "--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}",
-             f"--window-size={width},900",
-             f"--blink-settings=preferredColorScheme={0 if dark else 1}",
-             f"--screenshot={picture}", "--dump-dom", file.as_uri()],
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-        return done.stdout, matplotlib.image.imread(picture)[..., :3], said
-
-    return show
-
-
-def test_in_a_browser(found, nasty, opened):
-    page = render(cards(found, *nasty), "Fragility")
-    brightness = {}
-    for dark in (False, True):
-        elements, picture, said = opened(page, dark)
-        assert said == []
-        shown = Elements(elements)
-        assert "<title>Fragility</title>" in elements  # no script of an answer ran
-        assert shown.text.count(NASTY) == Elements(page).text.count(NASTY)
-        own = sum(len(pieces(one.tokens)) for one in (found, *nasty))
-        assert sum("--s" in a.get("style", "") for _, a in shown.tags) == own
-        assert picture.std() > 0.05  # something is written
-        # Shaded tokens are redder than their surroundings.
-        assert ((picture[..., 0] - picture[..., 2]) > 0.2).mean() > 0.002
-        brightness[dark] = picture.mean()
-    assert brightness[False] > 0.75
-    assert brightness[True] < 0.35

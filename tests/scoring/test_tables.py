@@ -1,9 +1,6 @@
 """Results in files and tables: what is written, what a killed run goes on with, and what not."""
 
 import json
-import os
-import signal
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -186,42 +183,3 @@ def test_batches_of_a_data_engine(folder):
     assert score_table(arrays)["error"].isna().all()
     with pytest.raises(ValueError, match=r"columns \[.*'score'.*\] would be overwritten"):
         score_table(found)
-
-
-class KilledOnce(BatchScorer):
-    """Its process is killed in the middle of the work, once."""
-
-    def __init__(self, marker: str, *args, **settings) -> None:
-        super().__init__(*args, **settings)
-        self.marker, self.tables = Path(marker), 0
-
-    def __call__(self, table):
-        self.tables += 1
-        if self.tables == 3 and not self.marker.exists():
-            self.marker.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().__call__(table)
-
-
-@pytest.mark.slow
-def test_a_lost_actor_of_ray_loses_nothing(folder, tmp_path):
-    ray, number = pytest.importorskip("ray"), 120
-    ray.init(num_cpus=4, include_dashboard=False)
-    answers = [f" the miller of {i % 7}" if i != 113 else "\ufffd" * 999 for i in range(number)]
-    rows = pd.DataFrame({"id": range(number), "prompt": PROMPT, "answer": answers})
-    blocks = ray.data.from_pandas(rows).repartition(12)
-    scored = blocks.map_batches(
-        KilledOnce,
-        batch_format="pandas",
-        batch_size=None,  # a block is a batch
-        fn_constructor_args=(str(tmp_path / "killed"), Scorer, str(folder)),
-        fn_constructor_kwargs={"scope": "response"},
-        compute=ray.data.ActorPoolStrategy(size=2),
-    ).to_pandas()
-    ray.shutdown()
-    assert (tmp_path / "killed").exists()
-    expected = BatchScorer(Scorer, str(folder), scope="response")(rows)
-    found = scored.sort_values("id").reset_index(drop=True)
-    for name in ("id", "score", "answer", "signals", "error"):
-        assert found[name].fillna("").tolist() == expected[name].fillna("").tolist()
-    assert found["error"].notna().sum() == 1

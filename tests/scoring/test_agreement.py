@@ -10,6 +10,7 @@ import torch
 
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.text import answer_tokens, decoded, prompt_tokens
+from lm_polygraph_asmi.scoring.unmasked import read
 from tests.rounding import allowed
 from tests.scripted import byte_tokenizer, scripted_model, space_tokenizer
 
@@ -179,9 +180,11 @@ IN_BYTES = {
     "a stop of three tokens": (["Ġ", *"xend"], " x", "end", {"stops": ("end",)}),
     "a stop that begins another": (["x", "ĊĊ"], "x", "\n\n", {"stops": ("\n", "\n\n")}),
     "a stop that another begins": (["x", "Ċ"], "x", "\n", {"stops": ("\n\n", "\n")}),
+    "a stop that merges with the text": (["x", "as", "k"], "xas", "k", {"stops": ("k",)}),
     "a stop that begins in the prompt": (["?", "x", "</s>"], "?x", "</s>", {"stops": ("??",)}),
     "the start of a stop": ([*"xenx", "</s>"], "xenx", "</s>", {"stops": ("end",)}),
     "only an end": (["</s>"], "", "</s>", {}),
+    "only an end, not counted": (["</s>"], "", "</s>", UNCOUNTED),
     "only a stop": (["Ċ"], "", "\n", {"stops": ("\n",)}),
     "blank": (["Ġ", "</s>"], " ", "</s>", {}),
     "an end token as stop": (["x", "</s>"], "x", "</s>", {"stops": ("</s>",)}),
@@ -215,12 +218,17 @@ def test_endings(name, tokenizer):
     for score in (by_model, from_text):
         by_hand = -sum(log_probs_by_hand(case, score.ids)[: score.counted])
         assert score.msp == pytest.approx(by_hand, rel=1e-3, abs=1e-5)
-        assert score.counted == len(score.tokens) - (
-            fields.get("settings") == UNCOUNTED["settings"]
-        )
+        dropped = fields.get("settings") == UNCOUNTED["settings"] and len(score.ids) > 1
+        assert score.counted == len(score.ids) - dropped
         assert score.answered == bool(answer.strip())
         said = "The model's answer is empty: the number is the score of the token that ends it."
         assert (said in score.explanation) == (not score.answered)
+    alone = read(case.scorer(), case.prompt, from_text.answer)
+    assert alone.signals == pytest.approx(
+        {n: from_text.signals[n] for n in alone.signals}, abs=1e-5
+    )
+    for name in ("ids", "counted", "ending", "answered", "scored_text", "warnings"):
+        assert getattr(alone, name) == getattr(from_text, name)
 
 
 def log_probs_by_hand(case, ids):

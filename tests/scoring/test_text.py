@@ -85,6 +85,7 @@ def test_a_character_belongs_to_the_last_of_its_tokens(tokenizer):
     ids = tokenizer("x🪁", add_special_tokens=False)["input_ids"]
     assert len(ids) == 5
     assert spans(tokenizer, [1], ids) == ("x🪁", [(0, 1), (1, 1), (1, 1), (1, 1), (1, 2)])
+    assert spans(tokenizer, [1], ids[:4]) == ("x\ufffd", [(0, 1), (1, 1), (1, 1), (1, 2)])
     # It may begin in the prompt.
     text, places = spans(tokenizer, [1, *ids[:3]], [*ids[3:], 6])
     check_cover(text, places)

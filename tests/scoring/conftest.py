@@ -1,13 +1,21 @@
 """A tiny model and its tokenizer for all tests of this part."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from tests.tiny_lm import save, whitebox
 from tests.tiny_lm import tokenizer as tiny_tokenizer
-from tests.tiny_lm import whitebox
 
 PROMPT = "Who built the ferry?"
+MESSAGES = [{"role": "user", "content": PROMPT}]
+CHAT = (
+    "{% for m in messages %}{% if m['role'] == 'other' %}{{ raise_exception('roles!') }}{% endif %}"
+    "<s>{{ m['role'] }}: {{ m['content'] }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant:{% endif %}"
+)
 
 
 @pytest.fixture(scope="session")
@@ -16,8 +24,26 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 @pytest.fixture(scope="session")
+def chat(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    return templated(tokenizer, CHAT)
+
+
+@pytest.fixture(scope="session")
 def model() -> PreTrainedModel:
     return whitebox().model
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """Model and tokenizer as a folder; no test changes it."""
+    return save(tmp_path_factory.mktemp("tiny"))
+
+
+def templated(tokenizer: PreTrainedTokenizerFast, template: str) -> PreTrainedTokenizerFast:
+    """A copy with this chat template."""
+    copy = deepcopy(tokenizer)
+    copy.chat_template = template
+    return copy
 
 
 def ending_model(stop_strings: list[str] | None = None):

@@ -1,4 +1,4 @@
-"""An answer has one score: generated, as ids, as text and in a batch."""
+"""An answer has one score: generated, as ids and as text; and one end."""
 
 import random
 from dataclasses import dataclass, replace
@@ -10,13 +10,13 @@ import torch
 
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.text import answer_tokens, decoded, prompt_tokens
+from lm_polygraph_asmi.scoring.unmasked import read
 from tests.rounding import allowed
 from tests.scripted import byte_tokenizer, scripted_model, space_tokenizer
 
 pytestmark = pytest.mark.usefixtures("unseen")
 PROMPT = "Who built the ferry?"
 CHAT = [{"role": "user", "content": PROMPT}]
-FINISHED = {"num_masks": 8, "mask_rate": 0.4}
 WORDS = ("Brask", "in", "1931", "the", "ferry", "né", "🪁", "a", "Ondine.", "I'm", "\n", "</b>")
 STOPS = ("\n", "\n\n", ".", "n 19", "ne", "🪁", "</s>", "e f", " the")
 
@@ -41,22 +41,15 @@ class Case:
         length = len(prompt_tokens(self.tokenizer, self.prompt))
         return scripted_model(self.tokenizer, length, self.script, self.end_ids)
 
-    def scorer(self, **settings):
-        settings = FINISHED | {"stop": self.stops} | (self.settings or {}) | settings
+    def scorer(self):
+        settings = {"num_masks": 8, "mask_rate": 0.4, "stop": self.stops} | (self.settings or {})
         return Scorer(self.model, tokenizer=self.tokenizer, **settings)
-
-
-def ids_of(tokenizer, *pieces):
-    """Ids of a vocabulary's pieces, each of which it must have."""
-    ids = tokenizer.convert_tokens_to_ids(list(pieces))
-    assert None not in ids
-    return ids
 
 
 def check_equal(scorer, some, other):
     """Two scores of the same tokens, up to the rounding of the model itself."""
-    ids = [token.id for token in some.tokens]
-    assert [token.id for token in other.tokens] == ids
+    ids = some.ids
+    assert other.ids == ids
     prompt_ids = prompt_tokens(scorer.tokenizer, some.prompt).tolist()
     bound = allowed(scorer.model, torch.tensor([*prompt_ids, *ids]))
     assert abs(some.msp - other.msp) <= bound * len(ids)
@@ -70,20 +63,15 @@ def check_all_ways(case):
     """Every way to score the model's own answer; returns the scores of the answer and its text."""
     scorer = case.scorer()
     by_model = scorer.score(case.prompt)
-    ids = [token.id for token in by_model.tokens]
-    limit = scorer.config.max_new_tokens
+    ids = list(by_model.ids)
     ended = scorer._conditions.closes(ids)
-    assert ended or len(ids) == limit
+    assert ended or len(ids) == scorer.config.max_new_tokens
     assert ids[: len(case.script)] == case.script[: len(ids)]
     assert (by_model.ending != "") == ended
     by_ids = scorer.score(case.prompt, ids)
     check_equal(scorer, by_model, replace(by_ids, answer=by_model.answer))
-    if not by_model.answer:  # a text must have a character
-        return by_model, None
     from_text = scorer.score(case.prompt, by_model.answer)
-    (outcome,) = scorer.score_many([{"prompt": case.prompt, "answer": by_model.answer}])
-    check_equal(scorer, from_text, outcome.result)
-    assert [token.id for token in from_text.tokens] == with_end(case, scorer, by_model.answer)
+    assert list(from_text.ids) == with_end(case, scorer, by_model.answer)
     return by_model, from_text
 
 
@@ -91,7 +79,7 @@ def with_end(case, scorer, text):
     """The tokenizer's tokens of an answer, and the likeliest end by a full pass."""
     prompt = prompt_tokens(case.tokenizer, case.prompt).tolist()
     ids, _ = answer_tokens(case.tokenizer, case.prompt, prompt, text)
-    if scorer._conditions.closes(ids):
+    if ids and scorer._conditions.closes(ids):
         return ids
     with torch.no_grad():
         logits = case.model(torch.tensor([[*prompt, *ids]])).logits[0, -1].tolist()
@@ -177,135 +165,75 @@ def test_many_drawn_answers(start):
         check_all_ways(drawn_case(seed))
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return byte_tokenizer(
-        ["a s", "as k", "r ask", "i n", "Ġ in", "Ċ Ċ", ". Ċ", "1 9", "19 3", "193 1"]
+BYTES = byte_tokenizer(
+    ["a s", "as k", "r ask", "i n", "Ġ in", "Ċ Ċ", ". Ċ", "1 9", "19 3", "193 1"]
+)
+SPACES = space_tokenizer(["▁Brask", "▁in"])
+KITE = ["ð", "Ł", "ª", "ģ"]
+KITE_IN_SPACES = [f"<0x{byte:02X}>" for byte in "🪁".encode()]
+TWO, UNCOUNTED = {"end_ids": (2, 3)}, {"settings": {"closing_token": False}}
+IN_BYTES = {
+    "another end token": (["Ġ", "x", "<|end|>"], " x", "<|end|>", TWO),
+    "in a chat": (["Ġ", "x", "</s>"], " x", "</s>", TWO | {"chat": True}),
+    "not counted": (["x", "<|end|>"], "x", "<|end|>", TWO | UNCOUNTED),
+    "a stop of four bytes": (["x", *2 * KITE], "x", "🪁", {"stops": ("🪁",)}),
+    "a stop of three tokens": (["Ġ", *"xend"], " x", "end", {"stops": ("end",)}),
+    "a stop that begins another": (["x", "ĊĊ"], "x", "\n\n", {"stops": ("\n", "\n\n")}),
+    "a stop that another begins": (["x", "Ċ"], "x", "\n", {"stops": ("\n\n", "\n")}),
+    "a stop that merges with the text": (["x", "as", "k"], "xas", "k", {"stops": ("k",)}),
+    "a stop that begins in the prompt": (["?", "x", "</s>"], "?x", "</s>", {"stops": ("??",)}),
+    "the start of a stop": ([*"xenx", "</s>"], "xenx", "</s>", {"stops": ("end",)}),
+    "only an end": (["</s>"], "", "</s>", {}),
+    "only an end, not counted": (["</s>"], "", "</s>", UNCOUNTED),
+    "only a stop": (["Ċ"], "", "\n", {"stops": ("\n",)}),
+    "blank": (["Ġ", "</s>"], " ", "</s>", {}),
+    "an end token as stop": (["x", "</s>"], "x", "</s>", {"stops": ("</s>",)}),
+    "an end token in bytes": ([*"x</s>"], "x", "</s>", {"stops": ("</s>",)}),
+    "half a character": (["x", *KITE[:3]], "x\ufffd", "", {"settings": {"max_new_tokens": 4}}),
+    "a special token inside": (["x", "<|user|>", "y", "</s>"], "x<|user|>y", "</s>", {}),
+    "another end token inside": (["x", "<|end|>", "y", "</s>"], "x<|end|>y", "</s>", {}),
+    "beyond the window": ([*"abc", "</s>"], "abc", "</s>", {"settings": {"max_new_tokens": 500}}),
+}
+IN_SPACES = {
+    "a space that is added": (["▁Brask", "</s>"], " Brask", "</s>", {}),
+    "a space in a chat": (["▁Brask", "</s>"], " Brask", "</s>", {"chat": True}),
+    "no space": (["B", "r", "</s>"], "Br", "</s>", {}),
+    "a stop of a byte": (["▁in", "<0x0A>"], " in", "\n", {"stops": ("\n",), "chat": True}),
+    "a stop of four other bytes": (["x", *2 * KITE_IN_SPACES], "x", "🪁", {"stops": ("🪁",)}),
+}
+ENDINGS = {(name, BYTES): of for name, of in IN_BYTES.items()}
+ENDINGS |= {(name, SPACES): of for name, of in IN_SPACES.items()}
+"""Tokens of the model's own answer, its text and end, and fields of its `Case`."""
+
+
+@pytest.mark.parametrize(("name", "tokenizer"), ENDINGS, ids=[name for name, _ in ENDINGS])
+def test_endings(name, tokenizer):
+    """Numbers by a full pass."""
+    pieces, answer, end, fields = ENDINGS[name, tokenizer]
+    ids = tokenizer.convert_tokens_to_ids(pieces)
+    assert None not in ids
+    case = Case(tokenizer, ids, **fields)
+    by_model, from_text = check_all_ways(case)
+    assert (by_model.answer, by_model.ending) == (answer, end)
+    for score in (by_model, from_text):
+        by_hand = -sum(log_probs_by_hand(case, score.ids)[: score.counted])
+        assert score.msp == pytest.approx(by_hand, rel=1e-3, abs=1e-5)
+        dropped = fields.get("settings") == UNCOUNTED["settings"] and len(score.ids) > 1
+        assert score.counted == len(score.ids) - dropped
+        assert score.answered == bool(answer.strip())
+        said = "The model's answer is empty: the number is the score of the token that ends it."
+        assert (said in score.explanation) == (not score.answered)
+    alone = read(case.scorer(), case.prompt, from_text.answer)
+    assert alone.signals == pytest.approx(
+        {n: from_text.signals[n] for n in alone.signals}, abs=1e-5
     )
+    for name in ("ids", "counted", "ending", "answered", "scored_text", "warnings"):
+        assert getattr(alone, name) == getattr(from_text, name)
 
 
-def by_hand(case, ids):
-    """Negative log-likelihood of tokens after the case's prompt, from a full forward pass."""
+def log_probs_by_hand(case, ids):
+    """Log-probability of each token after the case's prompt, from a full forward pass."""
     prompt = prompt_tokens(case.tokenizer, case.prompt).tolist()
     with torch.no_grad():
         log_probs = case.model(torch.tensor([[*prompt, *ids]])).logits[0].log_softmax(-1)
-    predicting = log_probs[len(prompt) - 1 : -1]
-    return -float(predicting[torch.arange(len(ids)), ids].sum())
-
-
-@pytest.mark.parametrize(("chat", "end"), [(False, "<|end|>"), (True, "</s>")])
-def test_two_end_tokens(tokenizer, chat, end):
-    """A text ends with the end token that the model writes, not with a fixed one."""
-    ids = ids_of(tokenizer, "Ġ", "x", end)
-    case = Case(tokenizer, ids, end_ids=(2, 3), chat=chat)
-    by_model, from_text = check_all_ways(case)
-    assert from_text.ending == by_model.ending == end
-    assert from_text.msp == pytest.approx(by_hand(case, ids), rel=1e-3, abs=1e-5)
-    assert from_text.msp < 0.1
-    other = "</s>" if end == "<|end|>" else "<|end|>"
-    assert by_hand(case, [*ids[:-1], *ids_of(tokenizer, other)]) > 5
-    assert not from_text.warnings
-
-
-@pytest.mark.parametrize("closing_token", [True, False])
-def test_one_token_by_hand(tokenizer, closing_token):
-    """As ids, and as a text with its end: minus the log-softmax."""
-    (one,), end = ids_of(tokenizer, "x"), ids_of(tokenizer, "</s>")
-    case = Case(tokenizer, [one, *end], settings={"closing_token": closing_token})
-    scorer = case.scorer()
-    for answer, ids, counted in (
-        ([one], [one], 1),
-        (end, end, 1),
-        ("x", [one, *end], 1 + closing_token),
-    ):
-        score = scorer.score(PROMPT, answer)
-        assert [token.id for token in score.tokens] == ids
-        assert score.counted == counted
-        assert score.msp == pytest.approx(by_hand(case, ids[:counted]), rel=1e-3, abs=1e-5)
-
-
-@pytest.mark.parametrize("fallback", [True, False])
-def test_a_stop_string_of_several_byte_tokens(tokenizer, fallback):
-    """Its last byte ends the answer; a byte before it is not enough."""
-    letters = "x"
-    if fallback:
-        tokenizer = space_tokenizer([])
-        letters = "▁x"
-        kite = ids_of(tokenizer, *(f"<0x{byte:02X}>" for byte in "🪁".encode()))
-    else:
-        kite = tokenizer("🪁", add_special_tokens=False)["input_ids"]
-    assert len(kite) == 4
-    ids = [*ids_of(tokenizer, *letters), *kite]
-    by_model, _ = check_all_ways(Case(tokenizer, [*ids, *kite], stops=("🪁",)))
-    assert [token.id for token in by_model.tokens] == ids
-    assert (by_model.answer.strip(), by_model.ending) == ("x", "🪁")
-
-
-def test_a_stop_string_that_begins_another(tokenizer):
-    for stops, end in ((("\n", "\n\n"), "ĊĊ"), (("\n\n", "\n"), "Ċ")):
-        case = Case(tokenizer, ids_of(tokenizer, "Ġ", "x", end), stops=stops)
-        by_model, from_text = check_all_ways(case)
-        assert (by_model.answer, from_text.answer) == (" x", " x")
-
-
-def test_a_stop_string_that_begins_in_the_prompt(tokenizer):
-    """Only the answer's text is searched."""
-    ids = ids_of(tokenizer, "?", "Ġ", "x", "</s>")
-    case = Case(tokenizer, ids, stops=("??",))
-    by_model, _ = check_all_ways(case)
-    assert by_model.answer == "? x"
-
-
-def test_without_the_closing_token(tokenizer):
-    """The masks are those of the closed answer, which is one token longer than what counts."""
-    ids = ids_of(tokenizer, "Ġ", "x", "<|end|>")
-    settings = {"closing_token": False}
-    by_model, from_text = check_all_ways(Case(tokenizer, ids, (), (2, 3), settings=settings))
-    assert from_text.counted == by_model.counted == 2
-    assert not from_text.warnings
-
-
-UNUSUAL = {
-    "only an end": (["</s>"], {}),
-    "only a stop": (["Ċ"], {"stops": ("\n",)}),
-    "blank": (["Ġ", "</s>"], {}),
-    "an end token as stop": (["x", "</s>"], {"stops": ("</s>",)}),
-    "an end token in bytes": (["x", "<", "/", "s", ">"], {"stops": ("</s>",)}),
-    "half a character": (["x", *"ðŁª"], {"settings": {"max_new_tokens": 4}}),
-    "a special token inside": (["x", "<|user|>", "y", "</s>"], {}),
-    "another end token inside": (["x", "<|end|>", "y", "</s>"], {}),
-    "the start of a stop": (["x", "e", "n", "x", "</s>"], {"stops": ("end",)}),
-    "a stop in three tokens": (["x", "e", "n", "d"], {"stops": ("end",)}),
-    "beyond the window": ([*"abcdefgh", "</s>"], {"settings": {"max_new_tokens": 500}}),
-}
-
-
-@pytest.mark.parametrize("name", UNUSUAL)
-def test_unusual_answers(tokenizer, name):
-    pieces, fields = UNUSUAL[name]
-    check_all_ways(Case(tokenizer, ids_of(tokenizer, *pieces), **fields))
-
-
-@pytest.mark.parametrize(
-    ("pieces", "chat"),
-    [
-        (["▁Brask", "</s>"], False),
-        (["▁Brask", "</s>"], True),
-        (["B", "r", "</s>"], False),
-        (["▁in", "<0x0A>"], True),
-    ],
-)
-def test_a_space_that_the_tokenizer_adds(pieces, chat):
-    tokenizer = space_tokenizer(["▁Brask", "▁in"])
-    case = Case(tokenizer, ids_of(tokenizer, *pieces), stops=("\n",), chat=chat)
-    by_model, from_text = check_all_ways(case)
-    assert from_text.msp == pytest.approx(by_model.msp, abs=1e-4)
-
-
-def test_a_stop_string_of_several_tokens_ends_a_text_whole(tokenizer):
-    ids = ids_of(tokenizer, "Ġ", "x", "e", "n", "d")
-    case = Case(tokenizer, ids, ("end",))
-    from_text = case.scorer().score(PROMPT, " x")
-    assert from_text.ending == "end"
-    assert [token.id for token in from_text.tokens] == ids
-    assert from_text.msp == pytest.approx(by_hand(case, ids), rel=1e-3, abs=1e-5)
+    return log_probs[len(prompt) - 1 : -1][range(len(ids)), ids].tolist()

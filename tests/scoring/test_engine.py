@@ -1,18 +1,18 @@
-"""Several depths share one unmasked pass; their statistics are those of each alone."""
+"""Statistics of an answer: at several depths, of tokens that cannot be, and within a budget."""
 
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from lm_polygraph_asmi import algorithm
 from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.scoring.engine import Engine
 from tests import brute_force
 from tests.decoders import sequence
-from tests.families import tiny_model
+from tests.families import SIZES, tiny_model
+from tests.peak_memory import PeakMemory
 from tests.rounding import allowed
-
-pytestmark = pytest.mark.usefixtures("unseen")
 
 PROMPT = 9
 SETTINGS = {"num_masks": 6, "mask_rate": 0.4, "top_k": 8}
@@ -43,6 +43,7 @@ def passes(monkeypatch):
     return layers
 
 
+@pytest.mark.usefixtures("unseen")
 @pytest.mark.parametrize("scope", SCOPES)
 def test_depths_share_the_unmasked_pass(model, passes, scope):
     engine, depths = Engine(scope=scope, **SETTINGS), [0.3, 0.6, 0.9]
@@ -56,6 +57,7 @@ def test_depths_share_the_unmasked_pass(model, passes, scope):
     assert len({tuple(each.mi.round(6)) for each in together}) == 3
 
 
+@pytest.mark.usefixtures("unseen")
 def test_depths_are_reused_one_by_one(model, passes, tmp_path):
     without, kept = Engine(**SETTINGS), Engine(**SETTINGS, result_cache=tmp_path)
     for engine, depths, reused in (
@@ -70,6 +72,7 @@ def test_depths_are_reused_one_by_one(model, passes, tmp_path):
     assert passes == [[1], [2], [1], [1]]
 
 
+@pytest.mark.usefixtures("unseen")
 @pytest.mark.parametrize("scope", SCOPES)
 def test_log_likelihoods_under_each_mask(model, scope):
     """Against full forward passes with a hook; masks change each by far more than rounding."""
@@ -82,3 +85,103 @@ def test_log_likelihoods_under_each_mask(model, scope):
     most = allowed(model, IDS)
     np.testing.assert_allclose(found.masked_log_likelihood, expected, rtol=0, atol=most)
     assert np.ptp(found.masked_log_likelihood, axis=0).min() > 10 * most
+
+
+UNUSED = slice(-16, None)
+HIDDEN, SMALL = -torch.inf, -1e4
+"""What a model may write for a token that it never says; in 32 bits both are probability 0."""
+
+
+def phi(bias: float, at: slice | int = UNUSED, dtype: torch.dtype = torch.float32):
+    """A model with this bias in its head."""
+    torch.manual_seed(0)
+    model = transformers.PhiForCausalLM(transformers.PhiConfig(**SIZES)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.25)
+        model.lm_head.bias[at] = bias
+    return model.to(dtype)
+
+
+def masking(value: float):
+    """A model whose own forward method changes its logits."""
+    model = tiny_model("gpt2")
+    forward = type(model).forward
+
+    class Masking(type(model)):
+        def forward(self, *args, **kwargs):
+            output = forward(self, *args, **kwargs)
+            output.logits[..., UNUSED] = value
+            return output
+
+    model.__class__ = Masking
+    return model
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize(
+    "make",
+    [
+        phi,
+        lambda value: phi(value, dtype=torch.float16),
+        lambda value: phi(value, dtype=torch.bfloat16),
+        masking,
+    ],
+    ids=["bias", "float16", "bfloat16", "own forward"],
+)
+def test_a_logit_of_minus_infinity_is_probability_0(make, scope):
+    """With the self-check, as every first answer."""
+    engine = Engine(
+        scope=scope, num_masks=6, mask_rate=0.4, top_k=SIZES["vocab_size"], details=True
+    )
+    prompt, answer = ANSWER[0], [7, 8, 2]
+    (found,), (expected,) = (engine.score(make(v), prompt, answer) for v in (HIDDEN, SMALL))
+    for name in ("mi", "agreement", "kl", "entropy", "log_likelihood"):
+        own, other = getattr(found, name), getattr(expected, name)
+        np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-6, err_msg=name)
+    assert found.mi.min() > 0
+    alone = engine.read(make(HIDDEN), prompt, answer)["log_likelihood"]
+    np.testing.assert_allclose(alone, found.log_likelihood, rtol=1e-5)
+
+
+def test_an_answer_with_an_impossible_token_is_refused():
+    engine, last = Engine(**SETTINGS), SIZES["vocab_size"] - 1
+    said = rf"the answer's token 2 of 3 \(id {last}\) has probability 0"
+    for score in (engine.score, engine.read):
+        with pytest.raises(ValueError, match=said):
+            score(phi(HIDDEN), ANSWER[0], [7, last, 2])
+
+
+@pytest.mark.parametrize(
+    ("bias", "at", "dtype", "advice"),
+    [
+        (torch.nan, 5, torch.float32, "check its weights"),
+        (torch.inf, 5, torch.float32, "check its weights"),
+        (torch.inf, 5, torch.float16, "load the model in bfloat16 or float32"),
+        (-torch.inf, slice(None), torch.bfloat16, "check its weights"),
+    ],
+)
+def test_logits_of_no_distribution(bias, at, dtype, advice):
+    with pytest.raises(FloatingPointError, match="logits that are no distribution") as raised:
+        Engine(**SETTINGS).score(phi(bias, at, dtype), *ANSWER)
+    assert str(raised.value).startswith(f"PhiForCausalLM ({dtype}) returned")
+    assert advice in str(raised.value)
+
+
+@pytest.mark.parametrize(("top_k", "budget"), [(500, 5e6), (1500, 9e6)])
+def test_the_budget_holds_for_the_reductions(top_k, budget):
+    """Without it the kernel of 1,500 tokens alone is 36 MB for each position."""
+    model = tiny_model("llama", vocab_size=1500)
+    prompt, response = torch.arange(3, 15), list(range(20, 30))
+    settings = {"num_masks": 8, "mask_rate": 0.3, "top_k": top_k}
+    loose = Engine(**settings, memory_budget=2**40)
+    tight = Engine(**settings, memory_budget=int(budget))
+    for engine in (loose, tight):
+        engine.score(model, prompt, response[:1])  # the check of the model's layers
+    with PeakMemory() as memory:
+        (found,) = tight.score(model, prompt, response)
+    assert memory.peak < budget
+    if top_k == 500:
+        (expected,) = loose.score(model, prompt, response)
+        assert_close(found, expected, 1e-6, ("mi", "agreement", "entropy", "top_token"))

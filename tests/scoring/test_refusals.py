@@ -1,101 +1,181 @@
-"""What is refused before a model is loaded, in one table: settings, prompts, answers, samples."""
+"""What is refused, in one table each: settings, rows, and models that do not fit."""
+
+import re
 
 import numpy as np
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
+from transformers import BertConfig, BertForMaskedLM
 
-from lm_polygraph_asmi import score
+from lm_polygraph_asmi import Scorer, score
 from lm_polygraph_asmi.host import loading
-from tests.scoring.conftest import PROMPT
-from tests.scoring.test_text import MESSAGES
+from tests.scoring.conftest import CHAT, MESSAGES, PROMPT, templated
 
 SAYS = {"role": "assistant", "content": " Brask"}
+
+
+@pytest.fixture
+def no_model(monkeypatch):
+    """None is loaded: settings and requests are checked first."""
+    monkeypatch.setattr(loading, "load_model", None)
+
+
+@pytest.fixture(scope="module")
+def scorer(model, chat):
+    return Scorer(model, tokenizer=chat, num_masks=2, max_new_tokens=2, method="adapt")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, got 0"),
+        ({"max_new_tokens": "9"}, "max_new_tokens must be a whole number, got '9'"),
+        ({"depth": "0.6"}, "depth must be a number, got '0.6'"),
+        ({"depth": True}, "depth must be a number"),
+        ({"depth": 60}, r"depth must lie in \(0, 1\)"),
+        ({"num_masks": 2.5}, r"num_masks \(S\) must be a whole number, got 2.5"),
+        ({"mask_rate": "0.1"}, r"mask_rate \(p\) must be a number, got '0.1'"),
+        ({"top_k": 6.4}, r"top_k \(K\) must be a whole number"),
+        ({"method": "raw"}, "method must be one of 'asmi', 'sem', 'adapt', got 'raw'"),
+        ({"scope": "prompt"}, "scope must be one of"),
+        ({"aggregation": "median"}, "aggregation must be one of 'mean', 'sum', 'max'"),
+        ({"stop": ["\n", 2]}, "stop must be a string such as"),
+        ({"stop": [""]}, "stop must not contain an empty string"),
+        ({"stop": "\udc00."}, r"stop must be text, got '\\udc00' at character 1"),
+        ({"seed": "a"}, "seed must be a whole number, got 'a'"),
+        ({"num_samples": 1}, "num_samples must be at least 2"),
+        ({"tau": float("nan")}, "tau must be a number, got nan"),
+        ({"closing_token": "no"}, "closing_token must be True or False"),
+        ({"attention": 3}, "attention must be an attention implementation"),
+        ({"memory_budget": "4 GB"}, "memory_budget must be a whole number"),
+        ({"num_mask": 4}, r"num_mask; did you mean num_masks\? Settings: method, "),
+        ({"foo": 4}, r"unknown setting foo\. Settings: method, depth"),
+        ({"tokenizer": object()}, "loads its tokenizer: leave `tokenizer` out"),
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("no_model")
+def test_settings(settings, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        score("no such model", PROMPT, " Brask", **settings)
 
 
 def asks(content, **fields):
     return [{"role": "user", "content": content, **fields}]
 
 
-SETTINGS = [
-    ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, got 0"),
-    ({"max_new_tokens": "9"}, "max_new_tokens must be a whole number, got '9'"),
-    ({"depth": "0.6"}, "depth must be a number, got '0.6'"),
-    ({"depth": True}, "depth must be a number"),
-    ({"depth": 60}, r"depth must lie in \(0, 1\)"),
-    ({"num_masks": 2.5}, r"num_masks \(S\) must be a whole number, got 2.5"),
-    ({"mask_rate": "0.1"}, r"mask_rate \(p\) must be a number, got '0.1'"),
-    ({"top_k": 6.4}, r"top_k \(K\) must be a whole number"),
-    ({"method": "raw"}, "method must be one of 'asmi', 'sem', 'adapt', got 'raw'"),
-    ({"scope": "prompt"}, "scope must be one of"),
-    ({"stop": 2}, "stop must be a string such as"),
-    ({"stop": ["\n", 2]}, "stop must be a string such as"),
-    ({"stop": [""]}, "stop must not contain an empty string"),
-    ({"stop": "\udc00."}, r"stop must be text, got '\\udc00' at character 1"),
-    ({"seed": "a"}, "seed must be a whole number, got 'a'"),
-    ({"num_samples": 1}, "num_samples must be at least 2"),
-    ({"tau": float("nan")}, "tau must be a number, got nan"),
-    ({"closing_token": "no"}, "closing_token must be True or False"),
-    ({"attention": 3}, "attention must be an attention implementation"),
-    ({"memory_budget": "4 GB"}, "memory_budget must be a whole number"),
-]
-NO_PROMPTS = [7, None, {"role": "user", "content": "?"}, b"x", [[7]], [None], [PROMPT, PROMPT]]
+NO_ROWS = [5, None, [], b"Who?", object(), {}, {"prompt": None, "answer": ""}]
+NO_PROMPTS = [
+    7, float("nan"), b"Who?", SAYS, [PROMPT], [PROMPT, PROMPT], [[7]], [None], [["role", "user"]],
+]  # fmt: skip
+NO_CHATS = [
+    [], [{}], [{"content": PROMPT}], [{"role": 5, "content": PROMPT}], [{"role": "user"}],
+    [{"role": ["user"], "content": PROMPT}], asks(3), asks({}), [*asks(None), SAYS],
+    [*MESSAGES, {"role": "user", "text": PROMPT}],
+]  # fmt: skip
+NO_PARTS = [asks([5]), asks([*"ab", {"type": "image", "url": "x"}])]
 NO_ANSWERS = [
-    b"green", bytearray(b"green"), 3, {"a": 1}, ["x"], [1.5], [True, False], np.array([True]),
-    np.array([[7, 8]]), torch.tensor([[7]]), np.array(7),
+    b"green", bytearray(b"green"), 3, 0.5, True, {}, {"a": 1}, ["x"], [1.5], [None], [[1]],
+    [True, False], np.array([True]), np.array([0.5]), np.array([[7]]), torch.tensor([[7]]),
+    np.array(7),
 ]  # fmt: skip
-IN_CHAT = [[], [{"role": "user"}], [*MESSAGES, {"role": "user", "text": "Who?"}],
-           [{"content": PROMPT}], asks(3), [*asks(None), SAYS]]  # fmt: skip
+NO_SAMPLES = [5, "pear", {}, {"a": 1}, np.array(5), iter("a")]
+NO_SAMPLE = [[1], [None], [["a"]], [[1.5]], ["a", {}]]
+ARGUMENTS = {"tool_calls": [{"arguments": {"a": "\udc00"}}]}
 REQUESTS = [
-    *((("prompt", p), "expected a prompt as text, or as a list of chat") for p in NO_PROMPTS),
-    *((("answer", a), "expected an answer as text or a list of token") for a in NO_ANSWERS),
-    *((("prompt", c), "the chat is empty|message [12] of the chat: expected") for c in IN_CHAT),
-    (("prompt", [PROMPT]), "For many prompts use `Scorer.score_many`"),
-    (("answer", []), "the answer is empty: expected at least one token id"),
-    (("answer", [2**70]), "that fit into 64 bits"),
-    (("samples", "pear"), "expected samples as a list of answers, got 'pear'"),
-    (("samples", [" a", None]), "expected sample 2 as text or a list of token ids"),
-    (("prompt", [*MESSAGES, SAYS | {"content": None}]), "has no text"),
-    (("prompt", [*MESSAGES, SAYS | {"content": ""}]), "has no text"),
-    (("prompt", [SAYS]), "at least the user's message before an answer"),
-    (("prompt", asks([*"ab", {"type": "image", "url": "x"}])), "expected text parts of a message"),
-    (("prompt", "Who \ud800?"), r"the prompt as text, got '\\ud800' at character 5, half of a"),
-    (("answer", " a\udfff"), r"the answer as text, got '\\udfff' at character 3"),
-    (("prompt", asks("\ud800")), "the content of message 1 as text"),
-    (("prompt", [*MESSAGES, SAYS | {"content": "\ud800"}]), "the answer as text"),
-    (("samples", [" b", " \udc00"]), r"the sample 2 as text, got '\\udc00' at character 2"),
-    (("prompt", [{"role": "user\udc00", "content": "?"}]), "the role of message 1 as text"),
-    (("prompt", asks("?", tool_calls=[{"arguments": {"a": "\udc00"}}])),
-     r"the tool_calls\[0\].arguments.a of message 1 as text"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("settings", "message"), SETTINGS, ids=str)
-def test_settings(settings, message, monkeypatch):
-    monkeypatch.setattr(loading, "load_model", None)
-    with pytest.raises(ValueError, match=message):
-        score("no such model", PROMPT, " Brask", **settings)
+    *(({"prompt": p}, "expected a prompt as text, or as a list of chat") for p in NO_PROMPTS),
+    *(({"prompt": c}, "the chat is empty|message [12] of the chat: expected") for c in NO_CHATS),
+    *(({"prompt": p}, "expected text parts of a message") for p in NO_PARTS),
+    *(({"answer": a}, "expected an answer as text or a list of token") for a in NO_ANSWERS),
+    *(({"samples": s}, "expected samples as a list of answers, got") for s in NO_SAMPLES),
+    *(({"samples": s}, "expected sample [12] as text or a list of token ids") for s in NO_SAMPLE),
+    ({"prompt": [PROMPT]}, "For many prompts use `Scorer.score_many`"),
+    ({"answer": []}, "the answer is empty: expected at least one token id"),
+    ({"answer": [2**70]}, "that fit into 64 bits"),
+    ({"samples": [[5], [2**70]]}, "that fit into 64 bits"),
+    ({"prompt": [*MESSAGES, SAYS | {"content": None}]}, "has no text"),
+    ({"prompt": [*MESSAGES, SAYS | {"content": ""}]}, "has no text"),
+    ({"prompt": [SAYS]}, "at least the user's message before an answer"),
+    ({"prompt": [*MESSAGES, SAYS], "answer": " Holm"}, "expected one answer, got two"),
+    ({"prompt": "Who \ud800?"}, r"the prompt as text, got '\\ud800' at character 5, half of a"),
+    ({"answer": " a\udfff"}, r"the answer as text, got '\\udfff' at character 3"),
+    ({"prompt": asks("\ud800")}, "the content of message 1 as text"),
+    ({"samples": [" b", " \udc00"]}, r"the sample 2 as text, got '\\udc00' at character 2"),
+    ({"prompt": [{"role": "\udc00", "content": "?"}]}, "the role of message 1 as text"),
+    ({"prompt": asks("?", **ARGUMENTS)}, r"the tool_calls\[0\].arguments.a of message 1 as text"),
+]
+OF_A_MODEL = [
+    *((row, 'expected a text, or an object with a "prompt", got ') for row in NO_ROWS),
+    ({"prompt": "x" * 5000}, "expected a prompt shorter than"),
+    ({"prompt": "x" * 5000, "answer": " Brask"}, "context window"),
+    *(
+        ({"prompt": PROMPT, "answer": " Brask"} | ids, "use the model's tokenizer")
+        for token in (-1, 10**6)
+        for ids in ({"answer": [token]}, {"samples": [[5], [token]]})
+    ),
+    ({"prompt": [{"role": "other", "content": PROMPT}]}, "does not support these messages: roles!"),
+]
 
 
 @pytest.mark.parametrize("number", range(len(REQUESTS)))
-def test_requests(number, monkeypatch):
-    monkeypatch.setattr(loading, "load_model", None)
-    (name, value), message = REQUESTS[number]
+@pytest.mark.usefixtures("no_model")
+def test_requests(scorer, number):
+    """By a call before a model is loaded; of a row, the error is its outcome."""
+    content, message = REQUESTS[number]
+    content = {"prompt": PROMPT} | content
     with pytest.raises(ValueError, match=message):
-        score("no such model", **{"prompt": PROMPT, name: value})
+        score("no such model", **content)
+    (outcome,) = scorer.score_many([content])
+    assert re.search(message, outcome.error)
 
 
-def test_two_answers():
-    with pytest.raises(ValueError, match="expected one answer, got two"):
-        score("no such model", [*MESSAGES, SAYS], " Brask")
+def test_rows(scorer):
+    """The next row is scored, whatever stands in one."""
+    rows = [row for row, _ in OF_A_MODEL]
+    *found, last = scorer.score_many([*rows, {"prompt": PROMPT, "answer": " Brask"}])
+    assert last.error is None
+    for one, (_, message) in zip(found, OF_A_MODEL, strict=True):
+        assert re.search(message, one.error)
+    assert [one.error for one in scorer.score_many(["", PROMPT])] == [None, None]
+    with pytest.raises(ValueError, match="on_error must be one of"):
+        list(scorer.score_many([], on_error="ignore"))
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"num_mask": 4}, r"num_mask; did you mean num_masks\? Settings: method, "),
-        ({"foo": 4}, r"unknown setting foo\. Settings: method, depth"),
-    ],
+    "bug", [TypeError, KeyError, IndexError, ZeroDivisionError, NameError, RuntimeError]
 )
-def test_settings_that_there_are_not(settings, message):
-    with pytest.raises(TypeError, match=message):
-        score("nowhere", PROMPT, **settings)
+@pytest.mark.parametrize("where", ["prompt_tokens", "spans", "tokens_of"])
+def test_a_bug_of_ours_is_no_bad_row(scorer, monkeypatch, bug, where):
+    def broken(*_):
+        raise bug("ours")
+
+    monkeypatch.setattr(f"lm_polygraph_asmi.scoring.scorer.{where}", broken)
+    with pytest.raises(bug, match="ours"):
+        list(scorer.score_many([PROMPT]))
+
+
+def test_models_and_tokenizers(model, tokenizer):
+    ending = templated(tokenizer, CHAT)
+    ending._tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    empty = templated(tokenizer, None)
+    empty._tokenizer.post_processor = None
+    bert = BertConfig(vocab_size=len(tokenizer), hidden_size=8, num_attention_heads=2)
+    own, most = {"tokenizer": tokenizer}, len(tokenizer)
+    for message, arguments, settings in (
+        ("expected the model's tokenizer, as in score", (model, PROMPT, " Brask"), {}),
+        ("expected the model's tokenizer, as in score", (model, PROMPT), {"tokenizer": "x"}),
+        ("expected a prompt as text, or as a list of chat", (model, tokenizer), {}),
+        ("load a model by its name, got a loaded", (model, PROMPT), own | {"dtype": "float32"}),
+        ("BertForMaskedLM is not among the classes", (BertForMaskedLM(bert).eval(), PROMPT), own),
+        ("appends its end token", (model, PROMPT, " Brask"), {"tokenizer": ending}),
+        ("the prompt has no token", (model, "", " Brask"), {"tokenizer": empty}),
+        ("this tokenizer has no chat template", (model, MESSAGES), own),
+        (f"at most {most}, the size of .*, got {most + 1}", (model, PROMPT, " Brask"),
+         own | {"top_k": most + 1}),
+    ):  # fmt: skip
+        with pytest.raises((ValueError, TypeError), match=message):
+            score(*arguments, **settings)
+    assert score(model, PROMPT, " Brask", tokenizer=tokenizer, top_k=most)

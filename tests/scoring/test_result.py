@@ -1,4 +1,4 @@
-"""What a score says, and what it does not."""
+"""What a score says, what it does not, and how its number follows from its tokens."""
 
 import io
 import json
@@ -7,19 +7,168 @@ from dataclasses import asdict, fields, replace
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
-from lm_polygraph_asmi import score
+from lm_polygraph_asmi import maths, score
+from lm_polygraph_asmi.config import AGGREGATIONS, METHODS
 from lm_polygraph_asmi.decisions import Decision
-from lm_polygraph_asmi.scoring import Token
+from lm_polygraph_asmi.scoring import Score, Token
+from lm_polygraph_asmi.scoring.scorer import Scorer
+from tests import brute_force
 from tests.scoring.conftest import PROMPT
+
+MASKS, TOP_K = 9, 6
+ANSWER = " in Brask\n 1931"
+SAMPLES = [" in Brask", " the ferry", " 1931"]
+METHOD_AND_AGGREGATION = [(method, how) for method in METHODS for how in AGGREGATIONS]
 
 
 @pytest.fixture(scope="module")
-def found(model, tokenizer):
-    return score(
-        model, PROMPT, " in Brask\n 1931", tokenizer=tokenizer, mask_rate=0.3, num_masks=30
+def scored(model, tokenizer):
+    """By method and aggregation."""
+    settings = {"num_masks": MASKS, "mask_rate": 0.4, "top_k": TOP_K, "tokenizer": tokenizer}
+    return {
+        (method, how): Scorer(model, method=method, aggregation=how, **settings).score(
+            PROMPT, ANSWER, SAMPLES if method == "adapt" else None
+        )
+        for method, how in METHOD_AND_AGGREGATION
+    }
+
+
+@pytest.fixture(scope="module")
+def found(scored):
+    return scored["sem", "mean"]
+
+
+@pytest.fixture(scope="module")
+def slow(model, tokenizer, found):
+    """MI_t and A_t of the answer: a full pass per mask, then loops."""
+    used, prompt = found.settings, tokenizer(PROMPT)["input_ids"]
+    every = [*prompt, *found.ids]
+    _, masks = maths.example_masks(
+        used["num_masks"], used["num_heads"], used["mask_rate"], used["mask_sampler"],
+        used["seed"], used["layer"], every,
+    )  # fmt: skip
+    log_probs = brute_force.subnetwork_log_probs(
+        model, f"model.layers.{used['layer']}.self_attn.o_proj", 1, torch.tensor(every),
+        len(prompt), masks,
+    )  # fmt: skip
+    information = brute_force.mutual_information(log_probs, TOP_K)
+    return information, brute_force.semantic_agreement(log_probs, model.lm_head.weight, TOP_K)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_brute_force(scored, slow, method):
+    """Full forward passes with weights taken out, loops over masks and tokens."""
+    gate = {"asmi": 0.0, "sem": 1.0, "adapt": scored["adapt", "mean"].gate}[method]
+    total, highest, tokens = 0.0, -math.inf, 0
+    for information, agreement in zip(*slow, strict=True):
+        u = information * (1 - gate * agreement)
+        total, highest, tokens = total + u, max(highest, u), tokens + 1
+    found = {how: float(scored[method, how]) for how in AGGREGATIONS}
+    assert found == pytest.approx({"mean": total / tokens, "sum": total, "max": highest}, abs=1e-5)
+    assert found["mean"] < found["max"] < found["sum"]  # the three are told apart
+
+
+@pytest.mark.parametrize(("method", "how"), METHOD_AND_AGGREGATION)
+def test_name_range_and_unit(scored, method, how):
+    one, tokens = scored[method, how], len(scored[method, how].tokens)
+    assert one.label == METHODS[method] + (f" (aggregation={how})" if how != "mean" else "")
+    assert one.highest == pytest.approx(math.log(MASKS) * (tokens if how == "sum" else 1))
+    named = {"mean": "mean", "sum": "sum", "max": "maximum"}[how]
+    assert one.explanation[0] == (
+        f"{one.label}: {one.score:.4f} nats (0 to {one.highest:.2f}; higher = more fragile), the "
+        f"{named} over {tokens} tokens."
     )
+    fewer = replace(one, counted=1)
+    assert fewer.explanation[0].endswith("over 1 token.")
+    assert str(one).splitlines() == one.explanation
+    assert (f"{one}", f"{one:.3f}") == (str(one), f"{one.score:.3f}")
+    assert repr(one) == f"Score({one.label} {one.score:.4f} nats, answer={ANSWER!r})"
+
+
+@pytest.mark.parametrize(("method", "how"), METHOD_AND_AGGREGATION)
+def test_json_and_back(scored, method, how):
+    one = scored[method, how]
+    content = json.loads(json.dumps(one.to_dict(), allow_nan=False))
+    assert Score.from_dict(content) == one
+    assert content["tokens"] == [asdict(token) for token in one.tokens]
+    assert (content["explanation"], content["highest"]) == (one.explanation, one.highest)
+    assert content["unit"] == "nats"
+    assert (one.config.method, one.config.aggregation) == (method, how)
+    for damaged in ({}, content | {"tokens": [{}]}, content | {"tokens": [7]}):
+        with pytest.raises(ValueError, match=r"expected what Score\.to_dict returns, or a row"):
+            Score.from_dict(damaged)
+
+
+@pytest.mark.parametrize("how", AGGREGATIONS)
+def test_signals_are_those_of_the_other_methods(scored, how):
+    """The unmasked ones, means and sums over the counted tokens."""
+    one = scored["sem", how]
+    asmi = float(scored["asmi", how])
+    entropy, likelihood = (
+        [getattr(t, n) for t in one.tokens] for n in ("entropy", "log_likelihood")
+    )
+    assert one.signals == pytest.approx({
+        "asmi": asmi, "sem": float(one), "msp": -sum(likelihood),
+        "perplexity": -np.mean(likelihood), "entropy": np.mean(entropy),
+    })  # fmt: skip
+    assert one.msp == pytest.approx(one.signals["msp"])
+    assert scored["adapt", how].signals["adapt"] == float(scored["adapt", how])
+    first, two = one.tokens[:2]
+    assert replace(one, counted=2).signals["entropy"] == np.mean([first.entropy, two.entropy])
+
+
+def test_a_number_alone_tells_no_probability(found):
+    said = " ".join(found.explanation)
+    assert "Scores have no common scale. A calibration, from labelled answers" in said
+    assert "Sem-ASMI ranked errors worse than MSP and perplexity, and added little" in said
+    assert "%" not in said
+
+
+def test_an_answer_comes_back_as_it_was_given(model, tokenizer):
+    for answer in (" Brask", " Brask</s>", [7, 8], np.array([7, 8])):
+        found = score(model, PROMPT, answer, tokenizer=tokenizer)
+        assert found.to_dict()["answer"] == found.answer
+        assert found.answer == (answer if isinstance(answer, str) else [7, 8])
+    # One of the model's own is the text that would give the same tokens again.
+    for settings in ({}, {"stop": found.tokens[0].text}):
+        own = score(model, PROMPT, tokenizer=tokenizer, max_new_tokens=5, **settings)
+        assert own.scored_text.startswith(own.answer)
+
+
+def test_to_df(found):
+    table = found.to_df()
+    assert list(table.columns) == [field.name for field in fields(Token)]
+    assert "".join(table["text"]) == found.scored_text
+    assert table["u"].mean() == pytest.approx(float(found))
+
+
+def printed(one, width=100):
+    console = Console(file=io.StringIO(), width=width)
+    console.print(one)
+    return console.file.getvalue()
+
+
+def test_in_a_terminal(found):
+    """No text is taken for markup."""
+    plain = printed(found)
+    assert "in Brask⏎ 1931" in plain
+    assert "\x1b" not in plain
+    assert "Scores have no common scale" in " ".join(plain.split())
+    for token in sorted(found.tokens, key=lambda token: token.u)[-5:]:
+        assert f"{token.u:.4f} {token.bar} " in " ".join(plain.split())
+    tokens = (replace(found.tokens[0], text="[red]x[/red]", alternative="[/bold]"),)
+    marked = printed(replace(found, tokens=tokens, warnings=("[/odd] warning",)))
+    assert all(part in marked for part in ("[red]x[/red]", "[/bold]", "[/odd] warning"))
+
+
+def test_bars_follow_the_shade(found):
+    levels = [replace(found.tokens[0], u=u) for u in (-1e-9, 0.0, 0.001, 0.01, 0.05, 0.1, 2.0)]
+    shades, bars = [token.shade for token in levels], [token.bar for token in levels]
+    assert shades == pytest.approx([0, 0, 0.1, math.sqrt(0.1), math.sqrt(0.5), 1, 1])
+    assert bars == [" ", " ", "▁", "▃", "▆", "█", "█"]
 
 
 def decided(found) -> Decision:
@@ -32,88 +181,3 @@ def decided(found) -> Decision:
         prompt_tokens=found.prompt_tokens, settings=found.settings, model=found.model,
         calibration="tiny", score=found,
     )  # fmt: skip
-
-
-def test_score_is_the_mean_over_counted_tokens(found):
-    assert float(found) == pytest.approx(np.mean([t.mi * (1 - t.agreement) for t in found.tokens]))
-    assert found.msp == pytest.approx(-sum(t.log_likelihood for t in found.tokens))
-    assert repr(found).startswith(f"Score(Sem-ASMI {float(found):.4f} nats, answer=' in Brask")
-
-
-def test_printed_as_explained(found):
-    warned = replace(found, warnings=("Look out.",))
-    assert str(warned).splitlines() == warned.explanation
-    assert "Look out." in warned.explanation
-
-
-def test_unit_range_and_direction(found):
-    unit = found.explanation[0]
-    assert unit.startswith(f"Sem-ASMI: {float(found):.4f} nats (0 to {math.log(30):.2f}; ")
-    assert "higher = more fragile" in unit
-    assert f"over {len(found.tokens)} tokens" in unit
-    assert found.highest == math.log(30)
-    fewer = replace(found, counted=len(found.tokens) - 1)
-    assert f"over {len(found.tokens) - 1} tokens" in fewer.explanation[0]
-
-
-def test_a_number_alone_tells_no_probability(found):
-    said = " ".join(found.explanation)
-    assert "Scores have no common scale. A calibration, from labelled answers" in said
-    assert "Sem-ASMI ranked errors worse than MSP and perplexity, and added little" in said
-    assert "%" not in said
-
-
-def test_to_dict_is_json(model, tokenizer, found):
-    adapt = score(
-        model, PROMPT, " Brask", tokenizer=tokenizer, method="adapt", samples=[" a", " b"]
-    )
-    for one in (found, adapt):
-        content = json.loads(json.dumps(one.to_dict(), allow_nan=False))
-        assert content["score"] == float(one)
-        assert content["tokens"] == [asdict(token) for token in one.tokens]
-        assert content["explanation"] == one.explanation
-        assert (content["unit"], content["highest"]) == ("nats", one.highest)
-
-
-def test_to_df(found):
-    table = found.to_df()
-    assert list(table.columns) == [field.name for field in fields(Token)]
-    assert len(table) == len(found.tokens)
-    assert "".join(table["text"]) == found.scored_text
-    assert table["u"].mean() == pytest.approx(float(found))
-
-
-def printed(one, width=100, **settings):
-    console = Console(file=io.StringIO(), width=width, **settings)
-    console.print(one)
-    return console.file.getvalue()
-
-
-def test_in_a_terminal(found):
-    plain = printed(found)
-    assert "in Brask⏎ 1931" in plain
-    assert "\x1b" not in plain
-    assert any(bar in plain for bar in "▁▂▃▄▅▆▇█")
-    assert "Scores have no common scale" in " ".join(plain.split())
-    highest = max(found.tokens, key=lambda token: token.u)
-    assert f"{highest.u:.4f}" in plain
-
-
-def test_text_is_not_taken_for_markup(found):
-    tokens = (replace(found.tokens[0], text="[red]x[/red]", alternative="[/bold]"),)
-    one = replace(found, tokens=tokens, warnings=("[/odd] warning",))
-    for part in ("[red]x[/red]", "[/bold]", "[/odd] warning"):
-        assert part in printed(one)
-
-
-def test_bars_follow_the_shade(found):
-    levels = [replace(found.tokens[0], u=u) for u in (-1e-9, 0.0, 0.001, 0.01, 0.05, 0.1, 2.0)]
-    shades = [token.shade for token in levels]
-    assert shades[:2] == [0, 0]
-    assert shades[-2:] == [1, 1]
-    assert shades == sorted(shades)
-    assert levels[3].shade == pytest.approx(math.sqrt(0.1))
-    bars = [token.bar for token in levels]
-    assert bars == sorted(bars)
-    assert (bars[0], bars[-1]) == (" ", "█")
-    assert len(set(bars)) >= 5

@@ -1,33 +1,19 @@
 """Token ids and character offsets, with tokenizers that make them hard."""
 
-import json
 import random
-from copy import deepcopy
 from itertools import pairwise
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizerFast
 
 from lm_polygraph_asmi import score
 from lm_polygraph_asmi.host.stopping import decode
-from lm_polygraph_asmi.scoring.text import (
-    answer_tokens,
-    prompt_tokens,
-    spans,
-)
-from tests.scoring.conftest import PROMPT
-from tests.tiny_lm import TEXT
+from lm_polygraph_asmi.scoring.text import answer_tokens, parse_request, prompt_tokens, spans
+from tests.scoring.conftest import CHAT, MESSAGES, PROMPT, templated
+from tests.scripted import space_tokenizer
 
 pytestmark = pytest.mark.usefixtures("unseen")
 
-CHAT = (
-    "{% for m in messages %}{% if m['role'] == 'other' %}{{ raise_exception('roles!') }}{% endif %}"
-    "<s>{{ m['role'] }}: {{ m['content'] }}</s>{% endfor %}"
-    "{% if add_generation_prompt %}<s>assistant:{% endif %}"
-)
-MESSAGES = [{"role": "user", "content": PROMPT}]
 ANSWERS = [
     "Brask",
     " Brask in 1931",
@@ -43,38 +29,16 @@ ANSWERS = [
 
 
 @pytest.fixture(scope="module")
-def chat(tokenizer):
-    chat = deepcopy(tokenizer)
-    chat.chat_template = CHAT
-    return chat
-
-
-@pytest.fixture(scope="module")
 def sentencepiece():
-    """As Llama 2 has it: spaces are ▁, one is put in front, and the decoder drops the first one."""
-    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
-         decoders.Strip(" ", 1, 0)]
-    )  # fmt: skip
-    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    tokenizer.train_from_iterator(
-        [TEXT] * 3, trainers.BpeTrainer(vocab_size=340, special_tokens=special[:3])
-    )
-    # The trainer would make special tokens of the bytes: put them into its vocabulary instead.
-    trained = json.loads(tokenizer.to_str())["model"]
-    vocabulary = dict(zip(special, range(len(special)), strict=True))
-    for piece in trained["vocab"]:
-        vocabulary.setdefault(piece, len(vocabulary))
-    merges = [tuple(merge) for merge in trained["merges"]]
-    tokenizer.model = models.BPE(vocabulary, merges, byte_fallback=True, unk_token="<unk>")
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)]
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
-    )
+    """As Llama 2 has it: the decoder drops the first space."""
+    return space_tokenizer(["▁Brask", "▁in", "▁The", "▁ferry", "as"])
+
+
+# GPT-2's table: printable bytes are themselves, the others follow from 256 on.
+PLAIN = [*range(33, 127), *range(161, 173), *range(174, 256)]
+BYTES = {chr(byte): byte for byte in PLAIN} | {
+    chr(256 + place): byte for place, byte in enumerate(b for b in range(256) if b not in PLAIN)
+}
 
 
 def check_cover(text, places):
@@ -106,16 +70,6 @@ def test_offsets_of_bytes(tokenizer, prompt, answer):
         assert end == len(done.decode(errors="ignore"))
 
 
-def bytes_of_characters():
-    """GPT-2's table: printable bytes are themselves, the others follow from 256 on."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {chr(b): b for b in plain} | {chr(256 + i): b for i, b in enumerate(others)}
-
-
-BYTES = bytes_of_characters()
-
-
 def test_offsets_of_any_token_ids(tokenizer):
     """Models say bytes that make no character; then, too, nothing is lost or doubled."""
     generator = torch.Generator().manual_seed(3)
@@ -131,6 +85,7 @@ def test_a_character_belongs_to_the_last_of_its_tokens(tokenizer):
     ids = tokenizer("x🪁", add_special_tokens=False)["input_ids"]
     assert len(ids) == 5
     assert spans(tokenizer, [1], ids) == ("x🪁", [(0, 1), (1, 1), (1, 1), (1, 1), (1, 2)])
+    assert spans(tokenizer, [1], ids[:4]) == ("x\ufffd", [(0, 1), (1, 1), (1, 1), (1, 2)])
     # It may begin in the prompt.
     text, places = spans(tokenizer, [1, *ids[:3]], [*ids[3:], 6])
     check_cover(text, places)
@@ -139,13 +94,10 @@ def test_a_character_belongs_to_the_last_of_its_tokens(tokenizer):
 
 @pytest.mark.parametrize("answer", ["Brask", " Brask in 1931", " The ferry", " 🪁 in Čapek</s>"])
 def test_a_decoder_that_drops_a_first_space(sentencepiece, answer):
-    assert (
-        sentencepiece.decode(sentencepiece(" in", add_special_tokens=False)["input_ids"]) != " in"
-    )
-    prompt = "Who built the ferry?"
-    before = prompt_tokens(sentencepiece, prompt).tolist()
-    ids, _ = answer_tokens(sentencepiece, prompt, before, answer)
-    assert [*before, *ids] == sentencepiece(prompt + answer)["input_ids"]
+    assert decode(sentencepiece, sentencepiece.convert_tokens_to_ids(["▁in"])) == "in"
+    before = prompt_tokens(sentencepiece, PROMPT).tolist()
+    ids, _ = answer_tokens(sentencepiece, PROMPT, before, answer)
+    assert [*before, *ids] == sentencepiece(PROMPT + answer)["input_ids"]
     text, places = spans(sentencepiece, before, ids)
     assert text == answer
     check_cover(text, places)
@@ -179,8 +131,7 @@ def test_broken_bytes_spoil_only_themselves(sentencepiece):
     "template", ["{{ 1 + 'a' }}", "{{ messages[9].content.x() }}", "{% for", "{{ 1 / 0 }}"]
 )
 def test_a_broken_template_concerns_chats_alone(model, tokenizer, template):
-    broken = deepcopy(tokenizer)
-    broken.chat_template = template
+    broken = templated(tokenizer, template)
     assert not score(model, PROMPT, " Brask", tokenizer=broken).warnings
     with pytest.raises(ValueError, match="the chat template does not support these messages"):
         score(model, MESSAGES, " Brask", tokenizer=broken)
@@ -210,39 +161,28 @@ def test_a_merge_over_the_border_is_not_made(model, tokenizer):
     assert "end the prompt where a word ends" in warning
 
 
-@pytest.mark.parametrize("answer", ANSWERS)
-def test_tokens_of_a_score(model, tokenizer, answer):
-    found = score(model, PROMPT, answer, tokenizer=tokenizer)
-    closed = answer if answer.endswith("</s>") else answer + "</s>"
-    assert found.scored_text == closed
-    assert "".join(token.text for token in found.tokens) == closed
-    assert all(token.text == closed[token.start : token.end] for token in found.tokens)
-    by_ids = score(model, PROMPT, [token.id for token in found.tokens], tokenizer=tokenizer)
-    assert [vars(t) for t in by_ids.tokens] == [vars(t) for t in found.tokens]
-
-
 def test_chat(model, chat):
     written = f"<s>user: {PROMPT}</s><s>assistant:"
-    assert (
-        prompt_tokens(chat, MESSAGES).tolist()
-        == (chat(written, add_special_tokens=False)["input_ids"])
-    )
+    ids = chat(written, add_special_tokens=False)["input_ids"]
+    assert prompt_tokens(chat, MESSAGES).tolist() == ids
     found = score(model, MESSAGES, " Brask", tokenizer=chat)
-    as_text = deepcopy(chat)
+    as_text = templated(chat, CHAT)
     as_text._tokenizer.post_processor = None  # the text below has its BOS
     assert float(found) == float(score(model, written, " Brask", tokenizer=as_text))
-    assert found.prompt == MESSAGES
-    assert found.scored_text == " Brask</s>"
+    assert (found.prompt, found.scored_text, found.warnings) == (MESSAGES, " Brask</s>", ())
     assert len(score(model, MESSAGES, tokenizer=chat, max_new_tokens=3).tokens) == 3
+    # The assistant's last message is the answer.
+    answered = [*MESSAGES, {"role": "assistant", "content": [{"type": "text", "text": " Brask"}]}]
+    last = score(model, answered, tokenizer=chat)
+    assert (float(last), last.answer, last.prompt) == (float(found), " Brask", MESSAGES)
+    assert last.warnings == ("The chat's last message, the assistant's, was scored.",)
 
 
-def test_messages_that_cannot_be_read(model, tokenizer, chat):
-    with pytest.raises(ValueError, match="this tokenizer has no chat template"):
-        score(model, MESSAGES, " Brask", tokenizer=tokenizer)
-    with pytest.raises(
-        ValueError, match="the chat template does not support these messages: roles!"
-    ):
-        score(model, [{"role": "other", "content": PROMPT}], " Brask", tokenizer=chat)
+def test_messages_in_parts_and_without_text():
+    parts = [{"type": "text", "text": PROMPT[:7]}, PROMPT[7:]]
+    assert parse_request([{"role": "user", "content": parts}]).prompt == MESSAGES
+    called = {"role": "assistant", "content": None, "tool_calls": [{"name": "find"}]}
+    assert parse_request([*MESSAGES, called, *MESSAGES]).prompt[1] == called
 
 
 def test_prompts_of_special_tokens_and_none(model, tokenizer):
@@ -251,7 +191,3 @@ def test_prompts_of_special_tokens_and_none(model, tokenizer):
     assert found.scored_text == " Brask</s>"
     assert prompt_tokens(tokenizer, "").tolist() == [1]
     assert len(score(model, "", tokenizer=tokenizer, max_new_tokens=2).tokens) == 2
-    plain = deepcopy(tokenizer)
-    plain._tokenizer.post_processor = None
-    with pytest.raises(ValueError, match="the prompt has no token"):
-        score(model, "", " Brask", tokenizer=plain)

@@ -1,6 +1,5 @@
 """Sampled answers: as the host draws them, all of a question in one batch."""
 
-from collections import Counter
 from copy import deepcopy
 
 import numpy as np
@@ -9,7 +8,6 @@ import torch
 from lm_polygraph.stat_calculators import SamplingGenerationCalculator
 from lm_polygraph.utils.generation_parameters import GenerationParameters
 from lm_polygraph.utils.model import WhiteboxModel
-from scipy.stats import chi2_contingency
 
 from lm_polygraph_asmi.maths import example_seed
 from lm_polygraph_asmi.stat_calculators.sampling import SeededSamplingCalculator
@@ -145,50 +143,23 @@ def test_statistics_are_those_of_a_full_pass(model):
             np.testing.assert_allclose(ours["sample_embeddings"][number], state, atol=1e-4)
 
 
-def test_sequences_are_distributed_as_the_hosts(model, monkeypatch):
-    """1,000 draws each of two tokens, homogeneous by chi-square.
-
-    The seeds are fixed, so this passes or fails always; one in a thousand right samplers would
-    fail. Sequences with fewer than 10 draws of both are one class.
-    """
-    monkeypatch.setattr(model.generation_parameters, "top_k", 5)
-    ours = SeededSamplingCalculator(1000)({}, TEXTS[:1], model, 2)["sample_tokens"][0]
-    torch.manual_seed(0)
-    text = [TEXTS[0]]
-    hosts = SamplingGenerationCalculator(1000)({}, text, model, 2)["sample_tokens"][0]
-    counts = [Counter(map(tuple, drawn)) for drawn in (ours, hosts)]
-    common = [tokens for tokens, n in sum(counts, Counter()).items() if n >= 10]
-    table = [[of[tokens] for tokens in common] for of in counts]
-    table = np.array([[*row, 1000 - sum(row)] for row in table])
-    table = table[:, table.sum(0) > 0]
-    assert table.shape[1] >= 8
-    assert chi2_contingency(table).pvalue > 1e-3
-    # The test sees another temperature.
-    monkeypatch.setattr(model.generation_parameters, "temperature", 1.0)
-    other = SeededSamplingCalculator(1000)({}, TEXTS[:1], model, 2)["sample_tokens"][0]
-    counted = Counter(map(tuple, other))
-    row = [counted[tokens] for tokens in common]
-    table[0] = [*row, 1000 - sum(row)][: table.shape[1]]
-    assert chi2_contingency(table).pvalue < 1e-3
-
-
 @pytest.mark.parametrize("name", ["llama", "gated hybrid"])
 def test_batch_size_and_number_change_no_sample(name):
-    """In 32 bits a draw within rounding of a tie may differ: none of 160 tokens does."""
+    """In 32 bits a draw within rounding of a tie may differ: none of 40 tokens does."""
     model = around(name)
-    whole = of_row(SeededSamplingCalculator(20)({}, TEXTS[:1], model, 8))
-    for most, asked in ((19, [20, 10, 10]), (5, [20, 10, 5, 5, 5, 5]), (1, None)):
+    whole = of_row(SeededSamplingCalculator(8)({}, TEXTS[:1], model, 5))
+    for most, asked in ((7, [8, 4, 4]), (2, [8, 4, 2, 2, 2, 2]), (1, None)):
         with pytest.MonkeyPatch.context() as patch:
             sizes = limited(patch, model, most)
-            smaller = of_row(SeededSamplingCalculator(20)({}, TEXTS[:1], model, 8))
-        assert sizes == asked or (asked is None and sizes.count(1) == 20)
+            smaller = of_row(SeededSamplingCalculator(8)({}, TEXTS[:1], model, 5))
+        assert sizes == asked or (asked is None and sizes.count(1) == 8)
         same(smaller, whole)
     with pytest.MonkeyPatch.context() as patch:
         limited(patch, model, 0)
         with pytest.raises(torch.OutOfMemoryError):
-            SeededSamplingCalculator(3)({}, TEXTS[:1], model, 8)
-    fewer = of_row(SeededSamplingCalculator(7)({}, TEXTS[:1], model, 8))
-    same(fewer, {key: values[:7] for key, values in whole.items() if key in STATISTICS})
+            SeededSamplingCalculator(3)({}, TEXTS[:1], model, 5)
+    fewer = of_row(SeededSamplingCalculator(3)({}, TEXTS[:1], model, 5))
+    same(fewer, {key: values[:3] for key, values in whole.items() if key in STATISTICS})
 
 
 def test_samples_depend_on_the_question_and_the_seed_alone(model):

@@ -1,0 +1,190 @@
+"""Warnings about a prompt and its answer: what would silently give another number is named."""
+
+import pytest
+import torch
+
+from lm_polygraph_asmi.scoring.advice import (
+    border_warning,
+    reads_clock,
+    repeated_prompt,
+    template_warnings,
+)
+from lm_polygraph_asmi.scoring.scorer import Scorer
+from lm_polygraph_asmi.scoring.text import answer_tokens, parse_request, prompt_tokens, rendered
+from lm_polygraph_asmi.scoring.unmasked import read
+from tests.scoring.conftest import PROMPT, templated
+
+pytestmark = pytest.mark.usefixtures("unseen")
+
+ALL = "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }}\n{% endfor %}"
+CALLS = (
+    "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] or '' }}"
+    "{% for call in m['tool_calls'] or [] %}{{ call['function'] | tojson }}{% endfor %}"
+    "{% endfor %}"
+)
+THINK = ALL + "{% if add_generation_prompt %}<assistant>\n<think>\n{% endif %}"
+CHAT = [
+    {"role": "system", "content": "The ferry sailed\nfrom Brask."},
+    {"role": "user", "content": "  Who built it? "},
+    {"role": "assistant", "content": "Who?"},
+    {"role": "tool", "content": '{"built": "in 1931"}'},
+    {"role": "user", "content": PROMPT},
+]
+
+
+def changed(content):
+    """A template that writes something else for the content of a message."""
+    return ALL.replace("m['content']", content)
+
+
+def called(arguments):
+    """A chat with the call of a tool, which has no text."""
+    sail = {"type": "function", "id": "c-77", "function": {"name": "sail", "arguments": arguments}}
+    return [CHAT[0], {"role": "assistant", "content": None, "tool_calls": [sail]}, CHAT[-1]]
+
+
+def user(content):
+    return [{"role": "user", "content": content}]
+
+
+SAYS_ALL = [
+    (ALL, CHAT),
+    (changed("m['content'] | trim"), CHAT),
+    (changed("m['content'] | tojson"), CHAT),
+    (changed("m['content'].split() | join(' ')"), CHAT),
+    (CALLS, called({"to": "Brask"})),
+    (CALLS, called('{"to":  "Brask\\n"}')),
+    (ALL, user([{"type": "text", "text": "Who "}, "built it?"])),
+    (ALL, user("Who <s>built</s> it?")),
+]
+LEAVES_OUT = [
+    (ALL.replace("messages", "messages if m['role'] != 'system'"), CHAT,
+     ["content of message 1 (system)"]),
+    (ALL.replace("messages", "messages[-1:]"), CHAT,
+     [f"content of message {number}" for number in (1, 2, 3, 4)]),
+    (changed("m['content'][:10]"), CHAT,
+     [f"content of message {number}" for number in (1, 2, 4, 5)]),
+    ("{# nothing #}", [*CHAT, *CHAT[:-1]],
+     [*(f"content of message {number}" for number in range(1, 6)), "and 4 more:"]),
+    # The same text elsewhere does not hide a message that is left out.
+    (ALL.replace("messages", "messages[1:]"), [*user("Who?"), *CHAT[2:]],
+     ["content of message 1 (user)"]),
+    (changed("m['content'] or ''"), called({"to": "Brask"}),
+     ["tool_calls[0].function.name of message 2", "tool_calls[0].function.arguments.to of"]),
+    (ALL, [CHAT[1], CHAT[2] | {"reasoning_content": "Brask so"}, CHAT[4]],
+     ["reasoning_content of message 2 (assistant)"]),
+    (changed("m['content'].upper()"), CHAT[4:], ["content of message 1 (user)"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("template", "chat", "missing"), [*((*case, []) for case in SAYS_ALL), *LEAVES_OUT]
+)
+def test_text_that_a_template_leaves_out_is_named(tokenizer, template, chat, missing):
+    tokenizer, prompt = templated(tokenizer, template), parse_request(chat).prompt
+    said = "".join(template_warnings(tokenizer, prompt, rendered(tokenizer, prompt)))
+    assert [name for name in missing if name not in said] == []
+    assert said.count(" of message ") + said.count(" more:") == len(missing)
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{{ strftime_now('%d %b %Y') }}", True),
+        ("{%- if not date is defined %}{% set date = strftime_now('%d') %}{% endif %}", True),
+        ("{% set clock = strftime_now %}{{ clock('%Y') }}", True),
+        ("{% if now is defined %}{{ now() }}{% endif %}", True),
+        ("{% if datetime is defined %}{{ datetime.now() }}{% endif %}", True),
+        ("Say strftime_now or datetime. ", False),
+        ("{# strftime_now() #}{{ 'now() datetime' }}", False),
+        ("{% set today = '26 Jul 2024' %}{{ today }}", False),
+        (None, False),  # `rendered` says so
+    ],
+)
+def test_a_template_that_reads_the_clock(tokenizer, template, expected):
+    assert reads_clock(templated(tokenizer, template)) == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt", "answer", "repeated"),
+    [
+        (THINK, CHAT[-1:], "<think>\nThe ferry</think> Brask", "<think>"),
+        (THINK, CHAT[-1:], "\n<think> Brask", "<think>"),
+        (THINK, CHAT[-1:], "<assistant>\n<think>\n Brask", "<assistant>\n<think>"),
+        (ALL + "<s>assistant\n", CHAT[-1:], "assistant\nBrask", "assistant"),
+        ("", "Question: Who built it? Answer:", "Answer: Brask", "Answer:"),
+        ("", "Who built it?\n### Response", "### Response\nBrask", "### Response"),
+        ("", "Who built it?\nA:", " A: Brask", "A:"),
+        ("", PROMPT, PROMPT + " Brask", PROMPT),
+        (THINK, CHAT[-1:], "The ferry <think>", None),
+        (THINK, CHAT[-1:], "think about it", None),
+        ("", "The blue kites of Brask", " Brask", None),
+        ("", "1, 2, 2,", " 2, 3", None),
+        ("", "Who built it? Answer:", ": Brask", None),
+        ("", "The", " The ferry", None),
+    ],
+)
+def test_an_answer_that_repeats_the_end_of_the_prompt(
+    tokenizer, template, prompt, answer, repeated
+):
+    tokenizer = templated(tokenizer, template)
+    found = repeated_prompt(tokenizer, prompt_tokens(tokenizer, prompt).tolist(), answer)
+    assert (found is None) == (repeated is None)
+    assert found is None or f"repeats the end of the prompt, {repeated!r}: pass only" in found
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "said"),
+    [
+        ("3 + 5 =", "8", "without a space, '3 + 5 =8'"),
+        ("Who?", "Guests", "without a space, 'Who?Guests'"),
+        ("Кто?", "Гости", "without a space, 'Кто?Гости'"),
+        ("3 + 5 =", " 8", None),
+        ("Who?\n", "Guests", None),
+        ("print(", "x", None),
+        ("He said “", "yes", None),
+        ("谁?", "客人", None),
+        ("谁建造了渡轮", "客人", None),
+        ("Who", ", then?", None),
+        ("The blue kites", "\n", None),
+        ("Who is it? ", "Brask", "end the prompt where a word ends"),
+    ],
+)
+def test_the_border_of_prompt_and_answer(tokenizer, prompt, answer, said):
+    before = tokenizer(prompt)["input_ids"]
+    found = border_warning(prompt, answer, answer_tokens(tokenizer, prompt, before, answer)[1])
+    assert (found is None) == (said is None)
+    assert said is None or said in found
+
+
+def test_a_score_carries_them(model, tokenizer):
+    """And an answer that is read without masks; a template says nothing of a text."""
+    template = "{{ strftime_now('%d') }}" + THINK.replace("messages", "messages[1:]")
+    scorer = Scorer(model, tokenizer=templated(tokenizer, template), mask_rate=0.3)
+    chat, answer = [CHAT[0], CHAT[-1]], "<think>\n Brask"
+    expected = ["reads the clock", "leaves out or changes the content of message 1", "repeats"]
+    ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
+    for given in (answer, ids, torch.tensor(ids)):
+        found = scorer.score(chat, given)
+        assert all(word in said for word, said in zip(expected, found.warnings, strict=True))
+        assert read(scorer, chat, given).warnings == found.warnings
+        assert set(found.warnings) <= set(found.explanation)
+    assert not [said for said in scorer.score(chat).warnings if "repeats" in said]  # its own
+    spaced, bare = (scorer.score("3 + 5 =", text) for text in (" 8", "8"))
+    assert spaced.warnings == ()
+    assert ["its token differs" in said for said in bare.warnings] == [True]
+    assert float(spaced) != float(bare)
+
+
+def test_an_answer_that_nothing_ended_is_said_to_be_cut_off(model, tokenizer):
+    def cut(answer=None, **settings):
+        scorer = Scorer(model, tokenizer=tokenizer, max_new_tokens=3, num_masks=2, **settings)
+        found = scorer.score(PROMPT, answer)
+        return found, found.warnings
+
+    found, (warning,) = cut()
+    assert "cut off after 3 tokens without an end: increase max_new_tokens" in warning
+    assert "pass a `stop`" in warning
+    assert "pass a `stop`" not in cut(stop="never")[1][0]
+    assert cut(stop=found.tokens[2].text)[1] == ()
+    assert cut(list(found.ids))[1] == ()

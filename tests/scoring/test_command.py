@@ -1,0 +1,135 @@
+"""`polygraph_asmi score`, and what all commands share."""
+
+import re
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from lm_polygraph_asmi import __version__, score
+from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.host import loading
+from tests.scoring.conftest import CHAT, MESSAGES, PROMPT, templated
+from tests.scoring.test_rows import contents
+from tests.scoring.test_tables import ROWS, calls, write  # noqa: F401 - a fixture
+
+pytestmark = pytest.mark.usefixtures("unseen")
+
+
+@pytest.fixture
+def command(folder):
+    def run(*arguments, model=folder):
+        words = ["score", "--model", str(model), "--max-new-tokens", "3", *map(str, arguments)]
+        return CliRunner().invoke(main, words, env={"COLUMNS": "200"})
+
+    return run
+
+
+@pytest.fixture
+def prompt(tmp_path):
+    """A file with one prompt."""
+    path = tmp_path / "prompt.txt"
+    path.write_text(PROMPT + "\n")
+    return path
+
+
+def test_many_rows(command, calls, model, tokenizer, tmp_path, monkeypatch):  # noqa: F811
+    source = write(tmp_path / "in.jsonl", [*ROWS, {"prompt": PROMPT * 100, "id": "long"}])
+    out, page = tmp_path / "out.csv", tmp_path / "page.html"
+    arguments = [source, "--out", out, "--html", page, "--depth", "0.9"]
+    done = command(*arguments)
+    assert done.exit_code == 1, done.output
+    assert "row 4 (long): expected a prompt shorter than" in done.stderr
+    said = r"3 scored, 1 failed, 1 with warnings, [\d.e+-]+ rows per second\.\nResults: "
+    assert re.search(said, done.stdout)
+    expected = score(model, PROMPT, " Brask", tokenizer=tokenizer, depth=0.9)
+    assert contents(out)[0]["score"] == pytest.approx(float(expected), rel=1e-5)
+    assert page.read_text(encoding="utf-8").count('<section class="asmi" id=') == 3
+    calls.clear()
+    write(source, [*ROWS, {"prompt": "Who?"}, {"prompt": "When?"}])
+    monkeypatch.setattr(sys.modules["lm_polygraph_asmi.commands.score"], "MINUTE", 0)
+    done = command(*arguments)
+    assert (done.exit_code, calls) == (0, ["Who?", "When?"])
+    assert "2 rows\n" in done.stderr
+    assert command(*arguments[:3]).exit_code == 1  # of another depth
+    assert "no row left to score" in command(*arguments[:3], "--depth", "0.9").stdout
+
+
+def test_one_prompt(command, prompt, model, tokenizer, tmp_path):
+    done = command(prompt, "--answer", " Brask", "--html", tmp_path / "page.html")
+    assert done.exit_code == 0, done.output
+    expected = score(model, PROMPT, " Brask", tokenizer=tokenizer)
+    assert f"Sem-ASMI: {float(expected):.4f} nats" in done.stdout
+    assert "Scores have no common scale" in done.stdout
+    assert " Brask" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    own = command(prompt, "--method", "asmi")
+    expected = score(model, PROMPT, tokenizer=tokenizer, method="asmi", max_new_tokens=3)
+    assert f"\nASMI: {float(expected):.4f} nats" in "\n" + own.stdout
+    out = tmp_path / "out.jsonl"
+    assert command(prompt, "--answer", " Brask", "--stop", "\\n", "--out", out).exit_code == 0
+    assert contents(out)[0]["scored_text"] == " Brask\n"
+
+
+def test_a_chat_template(command, prompt, model, tokenizer, tmp_path):
+    refused = command(prompt, "--chat")
+    assert refused.exit_code == 1
+    assert "row 1: the prompt is a list of messages" in refused.stderr
+    chat = templated(tokenizer, CHAT)
+    for part in (model, chat):
+        part.save_pretrained(tmp_path / "chat")
+    expected = score(model, MESSAGES, " Brask", tokenizer=chat)
+    out = tmp_path / "out.csv"
+    for _ in range(2):
+        arguments = (prompt, "--chat", "--answer", " Brask", "--out", out)
+        done = command(*arguments, model=tmp_path / "chat")
+        assert done.exit_code == 0, done.output
+        (row,) = contents(out)
+        assert row["prompt"] == MESSAGES
+        assert row["score"] == pytest.approx(float(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("in.jsonl --answer x", "--answer needs a single prompt"),
+        ("in.jsonl", "name a file with --out or --html"),
+        ("none.jsonl", "has no rows"),
+        ("prompt.txt --out notes.txt", "expected a .jsonl, .csv or .parquet file"),
+        ("prompt.txt --depth 60", "depth must lie in (0, 1)"),
+        ("odd.jsonl --html p.html", 'row 1: expected an object with a "prompt", got the fields q'),
+        ("in.jsonl --out in.jsonl", "it is the file of prompts"),
+        ("prompt.txt --html page.jsonl", "the name of an .html file"),
+        ("prompt.txt --html no/page.html", "its folder does not exist"),
+    ],
+)
+@pytest.mark.usefixtures("prompt")
+def test_what_is_wrong_is_said(command, tmp_path, monkeypatch, arguments, message):
+    """Before a model is loaded, and nothing is overwritten."""
+    write(tmp_path / "in.jsonl", ROWS)
+    write(tmp_path / "none.jsonl", [])
+    write(tmp_path / "odd.jsonl", [{"q": "Who?"}])
+    (tmp_path / "notes.txt").write_text("my notes")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(loading, "load_model", None)
+    done = command(*arguments.split())
+    assert done.exit_code == (2 if "--calibration" in arguments else 1)
+    assert message in done.stderr.replace("\n", " ")
+    assert isinstance(done.exception, SystemExit)
+    assert (tmp_path / "notes.txt").read_text() == "my notes"
+    assert contents(tmp_path / "in.jsonl") == ROWS
+
+
+def test_the_version():
+    assert CliRunner().invoke(main, ["--version"]).stdout.split()[-1] == __version__
+
+
+def test_words_are_completed_as_the_help_says():
+    shown = CliRunner().invoke(main, ["-h"]).stdout
+    (variable,) = re.findall(r"(_\w+_COMPLETE)=bash_source", shown)
+    for words, place, expected in (
+        ("polygraph_asmi sco", "1", "plain,score\n"),
+        ("polygraph_asmi decide --calib", "2", "plain,--calibration\n"),
+    ):
+        typed = {"COMP_WORDS": words, "COMP_CWORD": place, variable: "bash_complete"}
+        shown = CliRunner().invoke(main, prog_name="polygraph_asmi", env=typed)
+        assert shown.stdout == expected

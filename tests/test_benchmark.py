@@ -167,6 +167,14 @@ def with_group(group: str, *overrides: str) -> DictConfig:
     return config
 
 
+def test_the_parts_of_what_needs_no_side_model():
+    whole, single, sampled = (
+        names_of(with_group(f"asmi_{part}"))
+        for part in ("no_side_models", "single_pass", "sampled")
+    )
+    assert sorted(whole) == sorted(single + sampled)
+
+
 @pytest.mark.parametrize("group", shipped("estimators"))
 def test_every_group_of_estimators(group):
     # A sweep's depths are asked for by its own config.
@@ -178,14 +186,6 @@ def test_every_group_of_estimators(group):
     for entry in config.estimators:
         estimator = FactoryEstimator()(entry.name, entry.get("cfg", {}))
         assert {s for s in estimator.stats_dependencies if s.startswith("asmi_")} <= made
-
-
-def test_the_parts_of_what_needs_no_side_model():
-    whole, single, sampled = (
-        names_of(with_group(f"asmi_{part}"))
-        for part in ("no_side_models", "single_pass", "sampled")
-    )
-    assert sorted(whole) == sorted(single + sampled)
 
 
 def test_k256_and_seed_1_change_one_thing():

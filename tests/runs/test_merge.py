@@ -271,22 +271,6 @@ def test_nothing_is_written_over(unsplit, tmp_path):
     assert merge_runs(files, out)[1] == []
 
 
-@pytest.mark.slow
-def test_cells_and_seeds_side_by_side(unsplit, tmp_path):
-    split(unsplit, tmp_path / "first", 2)
-    for seed in (1, 2):
-        split(unsplit, tmp_path / "other", 2, seed=seed, dataset="other")
-    merged, errors = merge_runs([tmp_path], tmp_path / "out")
-    assert not errors
-    files = sorted(m.file.relative_to(tmp_path / "out").as_posix() for m in merged)
-    assert files == [
-        "a_model/a_dataset/ue_manager_seed1",
-        *(f"a_model/other/ue_manager_seed{seed}" for seed in (1, 2)),
-    ]
-    merge_runs([tmp_path / "other"], tmp_path / "one")
-    assert len(list((tmp_path / "one").glob("ue_manager_seed*"))) == 2
-
-
 def run(*arguments):
     result = CliRunner().invoke(main, ["merge", *map(str, arguments)], env={"COLUMNS": "300"})
     return result.exit_code, " ".join(result.output.split())
@@ -296,6 +280,7 @@ def run(*arguments):
 def test_command(unsplit, tmp_path):
     complete = split(unsplit, tmp_path / "runs/complete", dataset="complete")
     edit_content(complete[0], lambda content: content["stats"].pop("asmi_seconds"))
+    split(unsplit, tmp_path / "runs/complete", seed=2, dataset="complete")
     incomplete = split(unsplit, tmp_path / "runs/incomplete", dataset="incomplete")
     for file in (incomplete[2], manifest_path(incomplete[2])):
         file.unlink()
@@ -306,8 +291,10 @@ def test_command(unsplit, tmp_path):
     assert "a_model/complete, seed 1: statistic asmi_seconds left out" in text
     assert "Error: a_model/incomplete, seed 1: expected one finished job of " in text
     assert not (out / "a_model/incomplete").exists()
-    assert len(load_run(out / "a_model/complete").scores) == ROWS
+    assert len(load_run(out / "a_model/complete/ue_manager_seed2").scores) == ROWS
     assert run(tmp_path / "runs/complete", "--out", tmp_path / "one")[0] == 0
+    for folder in (tmp_path / "one", out / "a_model/complete"):  # of one setting, and of several
+        assert len(list(folder.glob("ue_manager_seed[12]"))) == 2
     (tmp_path / "empty").mkdir()
     code, text = run(tmp_path / "empty", "--out", tmp_path / "none")
     assert code == 1

@@ -48,7 +48,6 @@ class RunRecord(Callback):
     """
 
     def __init__(self) -> None:
-        self._started = 0.0
         self._manifests: dict[Path, dict[str, Any]] = {}
         self._until_end = ExitStack()
 

@@ -194,11 +194,10 @@ def _joined_manifest(runs: Sequence[Run], stats: Mapping[str, list[Any]]) -> dic
     first, every = manifests[0], pd.DataFrame(manifests)
     packages = pd.DataFrame([*every["packages"]])
     unsplit = {"shard": 0, "num_shards": 1}
-    config = first["config"]
     return first | {
         "merged_from": [str(run.path.parent) for run in runs],
         "dataset": first["dataset"] | unsplit,
-        "config": config | {"data": config.get("data", {}) | unsplit},
+        "config": first["config"] | {"data": first["config"].get("data", {}) | unsplit},
         "rows": {n: [v for m in manifests for v in m["rows"][n]] for n in ("ids", "clusters")},
         "packages": {name: ", ".join(packages[name].dropna().unique()) for name in packages},
         "device": ", ".join(every["device"].unique()),

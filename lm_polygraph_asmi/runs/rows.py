@@ -286,8 +286,7 @@ def run_rows(config: DictConfig) -> RunRows:
         _chosen_rows.cache_clear()  # the source may have changed since an earlier run
         return chosen_rows(config)
     source = config.dataset if isinstance(config.dataset, str) else list(config.dataset)
-    names = config.text_column, config.get("label_column")
-    read = read_data(source, config.eval_split, *names)
+    read = read_data(source, config.eval_split, config.text_column, config.get("label_column"))
     # LM-Polygraph reads other sources in its own way.
     return replace(read, named=bool(config.get("load_from_disk")) and isinstance(source, str))
 

@@ -9,7 +9,7 @@ import pytest
 from hydra.core.hydra_config import HydraConfig
 from lm_polygraph.utils.factory_estimator import FactoryEstimator
 from lm_polygraph.utils.generation_parameters import GenerationParameters
-from omegaconf import DictConfig, OmegaConf, read_write
+from omegaconf import OmegaConf, read_write
 
 from lm_polygraph_asmi.heads.analysis import head_criticality
 from lm_polygraph_asmi.host.configs import configs_path
@@ -84,19 +84,20 @@ def names_of(config) -> list[str]:
     return [str(FactoryEstimator()(e.name, e.get("cfg", {}))) for e in config.estimators]
 
 
+def needed_of(config) -> set[str]:
+    """Statistics of this package that the estimators of a config need."""
+    estimators = [FactoryEstimator()(e.name, e.get("cfg", {})) for e in config.estimators]
+    return {s for estimator in estimators for s in estimator.stats_dependencies if "asmi" in s}
+
+
 def tiny_run(tiny: Path, stand_ins: StandIns, source: str, folder: Path) -> list[str]:
     """Overrides that let a shipped config run in seconds, everything else as shipped."""
     return [
-        "model=asmi_local",
-        f"model.path={tiny}",
-        f"data.source={source}",
-        *stand_ins.overrides,
-        f"cache_path={folder}",
-        f"hydra.run.dir={folder}/run",
-        "max_new_tokens=3",
+        "model=asmi_local", f"model.path={tiny}", f"data.source={source}", *stand_ins.overrides,
+        f"cache_path={folder}", f"hydra.run.dir={folder}/run", "max_new_tokens=3",
         "asmi.num_samples=3",
         "~generation_params.stop_strings",  # a random model would have to hit a newline
-    ]
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -113,10 +114,7 @@ def test_every_config_composes_and_names_what_exists(name):
     assert len(set(names)) == len(names)
     for entry in job.stat_calculators[1:]:
         assert import_module(entry.builder).load_stat_calculator
-    wanted = {stat for entry in job.estimators
-              for stat in FactoryEstimator()(entry.name, entry.get("cfg", {})).stats_dependencies
-              if stat.startswith("asmi")}  # fmt: skip
-    assert wanted <= {stat for entry in job.stat_calculators[1:] for stat in entry.stats}
+    assert needed_of(job) <= {s for entry in job.stat_calculators[1:] for s in entry.stats}
     assert job.save_stats == SAVED
     assert job.batch_size == 1
     # Every generation parameter is pinned; max_new_tokens there serves estimate_uncertainty alone.
@@ -158,34 +156,23 @@ def test_the_paper_benchmark_has_all_methods():
     assert followed[BASELINES:] == [name.replace("64", "8") for name in swept[BASELINES:]]
 
 
-def with_group(group: str, *overrides: str) -> DictConfig:
-    """The benchmark with another group of estimators."""
-    config = composed("asmi_benchmark", *overrides)
-    file = configs_path() / "estimators" / f"{group}.yaml"
-    entries = OmegaConf.to_container(OmegaConf.load(file))
-    config.estimators = entries["estimators"] if isinstance(entries, dict) else entries
-    return config
-
-
-@pytest.mark.parametrize("group", shipped("estimators"))
-def test_every_group_of_estimators(group):
-    # A sweep's depths are asked for by its own config.
-    own = {"asmi_depth_sweep": ["asmi.depths=[0.6,0.7,0.8,0.9]"]}
-    config = with_group(group, *own.get(group, []))
-    names = names_of(config)
-    assert len(set(names)) == len(names)
-    made = {stat for entry in config.stat_calculators[1:] for stat in entry.stats}
-    for entry in config.estimators:
-        estimator = FactoryEstimator()(entry.name, entry.get("cfg", {}))
-        assert {s for s in estimator.stats_dependencies if s.startswith("asmi_")} <= made
-
-
-def test_the_parts_of_what_needs_no_side_model():
-    whole, single, sampled = (
-        names_of(with_group(f"asmi_{part}"))
-        for part in ("no_side_models", "single_pass", "sampled")
-    )
-    assert sorted(whole) == sorted(single + sampled)
+def test_every_group_of_estimators():
+    names = {}
+    for group in shipped("estimators"):
+        # A sweep's depths are asked for by its own config.
+        own = ["asmi.depths=[0.6,0.7,0.8,0.9]"] if group == "asmi_depth_sweep" else []
+        config = composed("asmi_benchmark", *own)
+        entries = OmegaConf.to_container(
+            OmegaConf.load(configs_path() / f"estimators/{group}.yaml")
+        )
+        config.estimators = entries["estimators"] if isinstance(entries, dict) else entries
+        names[group] = names_of(config)
+        assert len(set(names[group])) == len(names[group])
+        assert needed_of(config) <= {
+            s for entry in config.stat_calculators[1:] for s in entry.stats
+        }
+    parts = names["asmi_single_pass"] + names["asmi_sampled"]
+    assert sorted(names["asmi_no_side_models"]) == sorted(parts)
 
 
 def test_k256_and_seed_1_change_one_thing():
@@ -241,16 +228,13 @@ def test_prompts_reach_the_model_as_the_dataset_has_them(benchmark, tmp_path):
 )
 def test_every_config_runs(name, tiny, stand_ins, tmp_path, request):
     # Their methods are those of the sweep, of which two do for other data.
-    of_benchmark = ("asmi_squad", "asmi_babiqa", "asmi_triviaqa")
-    fewer = ["estimators=asmi_only"] if name in of_benchmark else []
+    fewer = ["estimators=asmi_only"] * (name in ("asmi_squad", "asmi_babiqa", "asmi_triviaqa"))
     config = composed(name, *fewer)
     benchmark = config.hydra.runtime.choices.get("benchmark", "asmi_squad")
     overrides = tiny_run(tiny, stand_ins, hub_dataset(benchmark, tmp_path), tmp_path)
     overrides += ["data.sample=2", *fewer]
     if name == "asmi_demo":
-        overrides = [
-            override for override in overrides if not override.startswith("align_score_path")
-        ]
+        overrides = [text for text in overrides if not text.startswith("align_score_path")]
     if name == "asmi_only":
         run = load_run(request.getfixturevalue("answers"))
     else:
@@ -304,16 +288,9 @@ def test_stability_of_seeds_on_fixed_answers(answers, tiny, stand_ins, tmp_path)
     np.testing.assert_array_equal(
         first.scores["ASMI (60%, K=64)"], given.scores["ASMI (60%, K=64)"]
     )
-    for ours, method in (
-        (True, "ASMI"),
-        (True, "Adapt-ASMI"),
-        (False, "MonteCarloSequenceEntropy"),
-    ):
-        of_first, of_second = (
-            run.scores[method if not ours else next(n for n in run.scores if n.startswith(method))]
-            for run in (first, second)
-        )
-        assert not np.allclose(of_first, of_second)
+    for start in ("ASMI", "Adapt-ASMI", "MonteCarloSequenceEntropy"):
+        method = next(name for name in first.scores if name.startswith(start))
+        assert not np.allclose(first.scores[method], second.scores[method])
     assert first.stats["sample_texts"] != second.stats["sample_texts"]
 
 

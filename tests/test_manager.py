@@ -47,8 +47,10 @@ def model():
 
 
 def test_scores_are_means_of_the_saved_tokens(model):
-    run = manager(model, [ASMI(), SemASMI(), AdaptASMI()], save_stats=SAVED)
+    run = manager(model, [ASMI(), SemASMI(), AdaptASMI()], save_stats=[*SAVED, "greedy_tokens"])
     run()
+    lengths = [[len(row) for row in run.stats[name]] for name in ("asmi_tokens", "greedy_tokens")]
+    assert lengths[0] == lengths[1]
     masked = at_depth(run.stats, 0.6)
     information, agreement = ([own[name] for own in masked] for name in ("mi", "agreement"))
     scores = {name: values for (_, name), values in run.estimations.items()}
@@ -70,14 +72,6 @@ def test_scores_are_means_of_the_saved_tokens(model):
     # The host's own calculators, which these are, do not time themselves.
     assert set(SAVED) - set(run.stats) == set(SECONDS)
     assert all(len(run.stats[name]) == 2 for name in set(SAVED) - set(SECONDS))
-
-
-def test_tokens_counted_are_those_of_perplexity(model):
-    run = manager(model, [ASMI(), Perplexity()], save_stats=["asmi_tokens"])
-    run()
-    assert [len(t) for t in run.stats["asmi_tokens"]] == [
-        len(t) for t in run.stats["greedy_tokens"]
-    ]
 
 
 def test_batch_size_does_not_change_the_scores(model):
@@ -107,18 +101,22 @@ def test_four_depths_and_two_variants_in_one_run(model):
     assert len({tuple(scores) for scores in by_depth}) == 4
 
 
-def test_a_statistic_missing_from_the_entry_is_named_before_the_run(model):
-    available = available_stat_calculators([SemASMI()])
-    (entry,) = [c for c in available if "asmi_closing" in c.stats]
-    entry.stats.remove("asmi_closing")
-    with pytest.raises(Exception, match="Cant find stat calculator for: asmi_closing"):
-        manager(model, [SemASMI()], available)
+@pytest.mark.parametrize("missing", ["asmi_closing", "sample_tokens"])
+def test_a_statistic_missing_from_the_entry_is_named_before_the_run(model, missing):
+    available = available_stat_calculators([AdaptASMI()])
+    for entry in available:
+        entry.stats[:] = [name for name in entry.stats if name != missing]
+    with pytest.raises(Exception, match=f"Cant find stat calculator for: {missing}"):
+        manager(model, [AdaptASMI()], available)
 
 
-def test_a_depth_that_is_not_scored_is_named(model):
+def test_scores_that_the_calculator_does_not_have(model):
     run = manager(model, [ASMI(depth=0.9)], available_stat_calculators([ASMI()]))
     with pytest.raises(KeyError, match=r"no depth 0\.9, only 0\.6: add it to `depths`"):
         run()
+    others = available_stat_calculators([ASMI(num_masks=7, mask_rate=0.2)])
+    with pytest.raises(ValueError, match="give both the same settings"):
+        manager(model, [ASMI()], others)()
 
 
 def test_a_manager_without_our_calculators_names_what_to_pass(model):
@@ -131,20 +129,6 @@ def test_a_manager_without_our_calculators_names_what_to_pass(model):
     names = ASMI().stats_dependencies
     assert names == ["asmi", "asmi_closing"]
     assert [str(name) for name in names] == names  # elsewhere they are plain names
-
-
-def test_adapt_asmi_without_a_sampling_calculator(model):
-    available = [
-        c for c in available_stat_calculators([AdaptASMI()]) if "sample_tokens" not in c.stats
-    ]
-    with pytest.raises(Exception, match="Cant find stat calculator for: sample_tokens"):
-        manager(model, [AdaptASMI()], available)
-
-
-def test_other_settings_than_asked_for_stop_the_run(model):
-    available = available_stat_calculators([ASMI(num_masks=7, mask_rate=0.2)])
-    with pytest.raises(ValueError, match="give both the same settings"):
-        manager(model, [ASMI()], available)()
 
 
 def test_the_helper_reads_settings_from_the_estimators(model, tmp_path):
@@ -176,21 +160,6 @@ def test_the_helper_reads_settings_from_the_estimators(model, tmp_path):
     assert any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("option", ["depths", "num_masks", "stop"])
-def test_the_helper_takes_scores_from_the_estimators_alone(option):
-    with pytest.raises(
-        ValueError, match=f"got {option}. Depths and other settings of a score belong to the"
-    ):
-        available_stat_calculators([ASMI()], **{option: 1})
-
-
-def test_the_helper_without_an_estimator_of_this_plugin(model):
-    """It then serves the defaults."""
-    run = manager(model, [ASMI(), Perplexity()], available_stat_calculators([Perplexity()]))
-    run()
-    assert len(run.estimations) == 2
-
-
 @pytest.mark.parametrize("wanted", [True, False])
 def test_attention_maps_on_request(model, wanted):
     available = available_stat_calculators([RAUQ()], output_attentions=wanted)
@@ -203,8 +172,11 @@ def test_attention_maps_on_request(model, wanted):
     assert np.isfinite(run.estimations["sequence", str(RAUQ())]).all()
 
 
-def test_samples_that_nobody_draws_are_refused():
-    """LM-Polygraph's own calculator draws ten, whatever an estimator says."""
+def test_settings_that_the_helper_cannot_give_all_estimators():
+    for option in ("depths", "num_masks", "stop"):  # Scores are the estimators' own.
+        with pytest.raises(ValueError, match=f"got {option}. Depths and other settings of a score"):
+            available_stat_calculators([ASMI()], **{option: 1})
+    # LM-Polygraph's own calculator draws ten, whatever an estimator says.
     with pytest.raises(ValueError, match="expected num_samples=10"):
         available_stat_calculators([AdaptASMI(num_samples=5)])
     with pytest.raises(ValueError, match="attention and memory budget"):

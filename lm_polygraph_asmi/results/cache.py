@@ -17,12 +17,10 @@ from typing import Any
 
 import diskcache
 import torch
-import transformers
 from accelerate.utils import align_module_device
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from lm_polygraph_asmi import __version__
 from lm_polygraph_asmi.model.state import has_foreign_code, known_values
 
 log = logging.getLogger("lm_polygraph")
@@ -33,12 +31,8 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integer type by number of bytes."""
 _CHECKSUM_BYTES = hashlib.sha256().digest_size
 RELEASES = {
-    "lm_polygraph_asmi": __version__,
-    "torch": torch.__version__,
-    "transformers": transformers.__version__,
-    "lm-polygraph": version("lm-polygraph"),
-    "format": "4",
-}
+    name: version(name) for name in ("lm_polygraph_asmi", "torch", "transformers", "lm-polygraph")
+} | {"format": "4"}
 """Part of every key; the format is increased when the meaning of stored results changes."""
 
 
@@ -58,11 +52,6 @@ class ResultCache:
                 self._entries = diskcache.Cache(str(folder), eviction_policy="none")
             except _DAMAGE as error:
                 self._give_up("opened", error)
-
-    @property
-    def kept(self) -> bool:
-        """Whether there is a folder; without one, no keys are needed."""
-        return self._entries is not None
 
     def get(self, key: dict[str, Any]) -> Any | None:
         """The result stored under a key, or None if there is none or it is damaged."""
@@ -167,12 +156,10 @@ def _checksum(name: str, tensor: Tensor) -> int:
     the bits of its values."""
     try:
         values = tensor.detach().contiguous().reshape(-1)
-        bits = values.view(_INTEGERS[values.element_size()])
         total = 0
-        for start in range(0, bits.numel(), _CHUNK):
-            part = bits[start : start + _CHUNK].long()
-            position = torch.arange(start, start + part.numel(), device=part.device)
-            total += int((part * (2 * position + 1)).sum())
+        for number, part in enumerate(values.view(_INTEGERS[values.element_size()]).split(_CHUNK)):
+            position = torch.arange(len(part), device=part.device) + number * _CHUNK
+            total += int((part.long() * (2 * position + 1)).sum())
     except (RuntimeError, NotImplementedError, KeyError) as error:
         raise TypeError(
             f"the result cache cannot read the bits of weights {name} ({type(tensor).__name__}, "

@@ -6,8 +6,6 @@ its end, so that a killed run has one too.
 
 import hashlib
 import platform
-import resource
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -48,18 +46,16 @@ def read_manifest(manager: str | Path) -> dict[str, Any]:
         )
     try:
         manifest = read_json(path)
+        if not isinstance(manifest, dict):
+            raise ValueError("expected a JSON object")
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}") from error
-    if not isinstance(manifest, dict):
-        raise ValueError(f"{path} is damaged: expected a JSON object")
     return manifest
 
 
 def write_manifest(manifest: Mapping[str, Any], manager: str | Path) -> None:
     """Replace the manifest of a manager file atomically."""
-    path = manifest_path(manager)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, to_json(manifest, indent=1))
+    write_whole(manifest_path(manager), to_json(manifest, indent=1))
 
 
 def packages() -> dict[str, str]:
@@ -101,38 +97,6 @@ def without_secrets(node: Any) -> Any:
     return [without_secrets(value) for value in node] if isinstance(node, list) else node
 
 
-def reset_peak_memory() -> None:
-    """Reset `peak_memory`: the jobs of a sweep may share a process."""
-    import torch
-
-    if torch.cuda.is_initialized():  # else an error: "Invalid device argument"
-        for device in range(torch.cuda.device_count()):
-            torch.cuda.reset_peak_memory_stats(device)
-    with suppress(OSError):  # Linux; elsewhere the peak is of the whole process
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def peak_memory() -> dict[str, int]:
-    """Largest use of main memory, and of each GPU, by this process since the reset, in bytes."""
-    import torch
-
-    # Kilobytes on Linux, bytes on macOS.
-    unit = 1 if sys.platform == "darwin" else 1024
-    peak = {"main": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
-    for device in range(torch.cuda.device_count()):
-        peak[f"cuda:{device}"] = torch.cuda.max_memory_allocated(device)
-    return peak
-
-
-def device_name() -> str:
-    """The accelerator, or the processor."""
-    import torch
-
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    return f"cpu, {torch.get_num_threads()} threads"
-
-
 def seconds_by_phase(stats: Mapping[str, list[Any]]) -> dict[str, list[float]]:
     """Seconds of every example, by name of the phase, for every phase that was saved."""
     return {phase: stats[name] for name, phase in PHASES.items() if stats.get(name)}
@@ -144,9 +108,3 @@ def seconds_per_phase(stats: Mapping[str, list[Any]]) -> dict[str, dict[str, flo
         phase: {"median": float(np.median(seconds)), "total": float(np.sum(seconds))}
         for phase, seconds in seconds_by_phase(stats).items()
     }
-
-
-def asmi_settings(stats: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
-    """Layer, p, S, K and other settings in use, one dictionary per depth."""
-    first: dict[float, dict[str, Any]] = next(iter(stats.get("asmi") or ()), {})
-    return [dict(at["settings"]) for _, at in sorted(first.items())]

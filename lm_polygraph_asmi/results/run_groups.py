@@ -20,17 +20,10 @@ from lm_polygraph_asmi.results.runs import MSP, Run, load_run, manager_files
 
 PREFERRED_METRIC = "AlignScore"
 SEMANTIC_ENTROPY, ENTROPY = "SemanticEntropy", "MeanTokenEntropy"
-TEXTS = ("input_texts", "greedy_texts")
-"""Statistics by which two runs have the same answers."""
 
 
 class Unavailable(ValueError):
     """A setting lacks data that an item of the report needs; the message names it."""
-
-
-def of_config(group: "RunGroup", config: ASMIConfig) -> "RunGroup":
-    """The same setting, with variants that have these settings except for the method."""
-    return replace(group, operating=config, depth=config.depth)
 
 
 def _tokens_of(name: str) -> "cached_property[list[np.ndarray] | None]":
@@ -322,12 +315,12 @@ def load_run_groups(
 
 def _same_answers(first: Run, second: Run) -> bool:
     """Whether two runs are of one setting, and scores of one name have the same settings."""
-    texts = [[run.stats.get(name) for run in (first, second)] for name in TEXTS]
+    texts = "input_texts", "greedy_texts"
     shared = first.quality.columns.intersection(second.quality.columns)
     scores = first.methods.keys() & second.methods.keys()
     return (
         _names(first) == _names(second)
-        and all(ours and ours == others for ours, others in texts)
+        and all(first.stats.get(n) and first.stats[n] == second.stats.get(n) for n in texts)
         and len(shared) > 0
         and np.allclose(first.quality[shared], second.quality[shared], rtol=1e-4, equal_nan=True)
         and all(first.methods[n].score_key() == second.methods[n].score_key() for n in scores)

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from lm_polygraph_asmi.config import METHODS, ASMIConfig, depth_key
-from lm_polygraph_asmi.results.manifest import asmi_settings, read_manifest
+from lm_polygraph_asmi.results.manifest import read_manifest
 
 SYMBOLS = tuple(METHODS.values())
 MSP = "MaximumSequenceProbability"
@@ -72,8 +72,9 @@ class Run:
         return rows if complete and not self.lacks(["asmi"]) else None
 
     def settings(self) -> list[dict[str, Any]]:
-        """Settings of ASMI in use, one dictionary per depth."""
-        return asmi_settings(self.stats)
+        """Layer, p, S, K and other settings of ASMI in use, one dictionary per depth."""
+        first: dict[float, dict[str, Any]] = next(iter(self.stats.get("asmi") or ()), {})
+        return [dict(at["settings"]) for _, at in sorted(first.items())]
 
     def seconds(self) -> float | None:
         """Median seconds of ASMI per example, all depths together; None if not saved."""

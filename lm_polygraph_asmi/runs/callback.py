@@ -3,17 +3,18 @@
 import gc
 import inspect
 import logging
+import resource
 import shlex
+import shutil
 import sys
 import time
 import traceback
-from contextlib import ExitStack
-from datetime import datetime, timezone
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from hydra.core.utils import JobReturn, JobStatus
+from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf
@@ -24,17 +25,14 @@ from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.host.mends import mended
 from lm_polygraph_asmi.results.manifest import (
     FORMAT,
-    device_name,
     model_of,
     packages,
-    peak_memory,
-    reset_peak_memory,
     seconds_per_phase,
     without_secrets,
     write_manifest,
 )
 from lm_polygraph_asmi.runs.checks import Plan, findings_of, read_plan
-from lm_polygraph_asmi.runs.rows import forget_rows
+from lm_polygraph_asmi.runs.rows import results_folder
 
 log = logging.getLogger("lm_polygraph")
 
@@ -50,7 +48,6 @@ class RunRecord(Callback):
     """
 
     def __init__(self) -> None:
-        self._started = 0.0
         self._manifests: dict[Path, dict[str, Any]] = {}
         self._until_end = ExitStack()
 
@@ -73,18 +70,20 @@ class RunRecord(Callback):
             if config.hydra.mode == RunMode.MULTIRUN:
                 return
             raise SystemExit(f"{STOPPED}: see the errors above")
-        self._until_end.callback(forget_rows)
         self._until_end.enter_context(mended(inspect.unwrap(task_function).__globals__))
-        self._manifests = _started_manifests(plan)
-        for manager, manifest in self._manifests.items():
-            manager.parent.mkdir(parents=True, exist_ok=True)
+        folder = results_folder(config)
+        folder.mkdir(parents=True, exist_ok=True)
+        managers = {seed: folder / f"ue_manager_seed{seed}" for seed in config.seed}
+        for manager in managers.values():
             self._until_end.enter_context(locked(manager))
+        self._until_end.callback(shutil.rmtree, folder / "rows", ignore_errors=True)
+        self._manifests = {at: _started_manifest(plan, seed) for seed, at in managers.items()}
+        for manager, manifest in self._manifests.items():
             # The manifest of an earlier run in this folder is valid until this one has results.
             if not manager.exists():
                 write_manifest(manifest, manager)
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
-        failed = job_return.status != JobStatus.COMPLETED
         error = None
         try:
             _ = job_return.return_value  # raises what the job raised
@@ -92,12 +91,11 @@ class RunRecord(Callback):
             error = raised
         for manager, manifest in self._manifests.items():
             manifest |= {
-                "finished": _now(),
                 "seconds_wall": time.time() - self._started,
                 "peak_memory_bytes": peak_memory(),
-                "status": "failed" if failed else "completed",
+                "status": "failed" if error else "completed",
             }
-            if failed:
+            if error:
                 manifest["error"] = f"{type(error).__name__}: {error}"
             if manager.is_file() and manager.stat().st_mtime >= self._started:
                 _add_results(manifest, manager)
@@ -105,61 +103,42 @@ class RunRecord(Callback):
                 continue  # belongs to an earlier run
             write_manifest(manifest, manager)
         self._until_end.close()
-        if self._manifests and not failed:
+        if self._manifests and not error:
             folder = shlex.quote(str(next(iter(self._manifests)).parent))
             print(f"Table of the results: polygraph_asmi results {folder}", file=sys.stderr)
-        if isinstance(error, BaseException):
+        if error:
             # Hydra keeps the error, and by its frames the model, until the sweep ends.
             traceback.clear_frames(error.__traceback__)
             gc.collect()
 
 
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
-
-
-def _started_manifests(plan: Plan) -> dict[Path, dict[str, Any]]:
-    """Manifests at the start of a run, by the manager files it will write."""
+def _started_manifest(plan: Plan, seed: int) -> dict[str, Any]:
+    """The manifest of one seed at the start of a run."""
     config, hydra = plan.config, plan.config.hydra
-    job = container(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]))
-    folder = Path(job.get("save_path") or hydra.runtime.output_dir)
-    choices = container(hydra.runtime.choices)
-    model, data = job["model"], job.get("data", {})
-    shared = {
+    # Resolving it saves the rows, in a folder that is gone when the run ends.
+    left_out = {"hydra", "dataset"} if plan.rows.chosen else {"hydra"}
+    job = container(OmegaConf.masked_copy(config, [str(k) for k in config if k not in left_out]))
+    choices, data = container(hydra.runtime.choices), job.get("data", {})
+    methods = _methods(plan, job)
+    rows = plan.rows.asked(config, seed) if plan.rows.named else []
+    return {
         "format": FORMAT,
         "status": "running",
-        "started": _now(),
         "config_name": hydra.job.config_name,
-        "overrides": [
-            override
-            for override in hydra.overrides.task
-            if without_secrets({override.partition("=")[0].rpartition(".")[2].lstrip("+"): 0})
-        ],
-        "model": {"name": choices.get("model"), **model_of(model)},
-        "dataset": {
-            "name": choices.get("benchmark"),
-            "path": job["dataset"],
-            **data,
-            "revision": plan.rows.revision,
-        },
-        "methods": _methods(plan, job),
+        "model": {"name": choices.get("model"), **model_of(job["model"])},
+        "dataset": {"name": choices.get("benchmark"), **data, "revision": plan.rows.revision},
+        "methods": methods,
         "packages": packages(),
         "device": device_name(),
         "config": without_secrets(job),
+        "seeds": {
+            "run": seed,
+            "masks": next((of["seed"] for of in methods.values()), None),
+            "samples": OmegaConf.select(config, "asmi.sampling_seed"),
+            "subsample": data.get("subsample_seed"),
+        },
+        "rows": {"ids": [r.id for r in rows], "clusters": [r.cluster for r in rows]},
     }
-    manifests = {}
-    for seed in job["seed"]:
-        rows = plan.rows.asked(config, seed) if plan.rows.named else []
-        manifests[folder / f"ue_manager_seed{seed}"] = shared | {
-            "seeds": {
-                "run": seed,
-                "masks": next((of["seed"] for of in shared["methods"].values()), None),
-                "samples": OmegaConf.select(config, "asmi.sampling_seed"),
-                "subsample": data.get("subsample_seed"),
-            },
-            "rows": {"ids": [r.id for r in rows], "clusters": [r.cluster for r in rows]},
-        }
-    return manifests
 
 
 def _methods(plan: Plan, job: dict[str, Any]) -> dict[str, Any]:
@@ -180,5 +159,30 @@ def _add_results(manifest: dict[str, Any], manager: Path) -> None:
     # In its first run a hub model enters the cache only after the start.
     manifest["model"] |= model_of(config["model"])
     manifest["seconds"] = seconds_per_phase(stats)
-    reused = [bool(depths) for depths in stats.get("asmi_reused_depths", [])]
-    manifest["asmi_reused"] = sum(reused)
+    manifest["asmi_reused"] = sum(map(bool, stats.get("asmi_reused_depths", [])))
+
+
+def reset_peak_memory() -> None:
+    """Reset `peak_memory`: the jobs of a sweep may share a process."""
+    if torch.cuda.is_initialized():  # else an error: "Invalid device argument"
+        for device in range(torch.cuda.device_count()):
+            torch.cuda.reset_peak_memory_stats(device)
+    with suppress(OSError):  # Linux; elsewhere the peak is of the whole process
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_memory() -> dict[str, int]:
+    """Largest use of main memory, and of each GPU, by this process since the reset, in bytes."""
+    # Kilobytes on Linux, bytes on macOS.
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = {"main": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
+    for device in range(torch.cuda.device_count()):
+        peak[f"cuda:{device}"] = torch.cuda.max_memory_allocated(device)
+    return peak
+
+
+def device_name() -> str:
+    """The accelerator, or the processor."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return f"cpu, {torch.get_num_threads()} threads"

@@ -25,7 +25,14 @@ from lm_polygraph_asmi.host.generation import read_shipped
 from lm_polygraph_asmi.host.quality import ENGLISH, unread
 from lm_polygraph_asmi.host.side_models import cross_encoder_problem, nli_problem, unavailable
 from lm_polygraph_asmi.host.window import read_window
-from lm_polygraph_asmi.runs.rows import DataRow, RunRows, problem_of, run_rows, unusable_rows
+from lm_polygraph_asmi.runs.rows import (
+    DataRow,
+    RunRows,
+    check_usable,
+    results_folder,
+    run_rows,
+    unusable_rows,
+)
 from lm_polygraph_asmi.validation import check_writable
 
 BERT_SCORE_MODEL = "roberta-large"
@@ -86,9 +93,11 @@ def read_plan(config: DictConfig) -> Plan:
         reasons = [f"cannot build {', '.join(names)}: {why}" for why, names in unbuilt.items()]
         return Plan(config, faults={"config": reasons})
     try:
-        return Plan(config, estimators, run_rows(config))
+        plan = Plan(config, estimators, run_rows(config))
+        check_usable(plan.asked)
     except (OSError, ValueError) as error:
         return Plan(config, estimators, faults={"rows": [str(error)]})
+    return plan
 
 
 def _missing(node: Any, name: str = "") -> Iterator[str]:
@@ -106,9 +115,7 @@ def check_rows(plan: Plan) -> Iterator[Finding]:
     if plan.faults:
         return
     config, rows = plan.config, plan.asked
-    if unusable := unusable_rows(rows, problem_of):
-        yield Finding(unusable)
-    if plan.rows.folder and config.text_column != "input":
+    if plan.rows.chosen and config.text_column != "input":
         yield Finding(
             f"expected text_column=input, in which rows are saved, got {config.text_column}: leave "
             "it unset, and name the source's columns with data.text_column and data.label_column"
@@ -118,7 +125,7 @@ def check_rows(plan: Plan) -> Iterator[Finding]:
             f"expected two rows or more, got {len(rows)}: LM-Polygraph's metric IsotonicPCC would "
             "end the run with an error. Use more rows or fewer shards"
         )
-    yield from _check_gold(config, [row for row in rows if problem_of(row) is None])
+    yield from _check_gold(config, rows)
 
 
 def _check_gold(config: DictConfig, rows: list[DataRow]) -> Iterator[Finding]:
@@ -148,10 +155,9 @@ def check_window(plan: Plan) -> Iterator[Finding]:
     config = plan.config
     model = container(config.get("model") or DictConfig({}))
     limit = config.get("max_new_tokens", 100)  # LM-Polygraph's default
-    rows = [row for row in plan.asked if problem_of(row) is None]
     try:
         window = read_window(model, bool(config.get("instruct")))
-        too_long = unusable_rows(rows, lambda row: window.too_long(row.input, limit))
+        too_long = unusable_rows(plan.asked, lambda row: window.too_long(row.input, limit))
     except (OSError, HFValidationError):
         return  # no such model: reported when it is loaded
     except (ValueError, ImportError) as error:
@@ -237,7 +243,7 @@ def check_generation(plan: Plan) -> Iterator[Finding]:
 def _folders(config: DictConfig) -> dict[str, str]:
     """Where a run writes: setting -> folder."""
     cache = OmegaConf.select(config, "asmi.result_cache")
-    results = {"save_path": config.get("save_path") or config.hydra.runtime.output_dir}
+    results = {"save_path": str(results_folder(config))}
     return results | ({} if cache is None else {"asmi.result_cache": cache})
 
 

@@ -123,13 +123,11 @@ def batch_times(log: str) -> list[float]:
 
 def _check_scores(scores: pd.DataFrame) -> list[Finding]:
     finite = np.isfinite(scores).all()
-    if finite.all():
-        return []
     text = (
         f"expected finite scores, got others from {', '.join(finite.index[~finite])}: leave these "
         "out, or try another model.load_model_args.dtype"
     )
-    return [Finding(text, fatal=False)]
+    return [] if finite.all() else [Finding(text, fatal=False)]
 
 
 def costs(

@@ -27,9 +27,9 @@ from lm_polygraph_asmi.results.manifest import (
 from lm_polygraph_asmi.results.runs import Run, load_run
 from lm_polygraph_asmi.validation import check_new
 
-PER_JOB = {"dataset", "cache_path", "save_path", "seed"}
-"""Top-level nodes of a config that differ between jobs of a setting: folders of rows and results,
-and the list of seeds (a manager file has one seed)."""
+PER_JOB = {"cache_path", "save_path", "seed"}
+"""Top-level nodes of a config that differ between jobs of a setting: folders, and the list of seeds
+(a manager file has one seed)."""
 PER_MACHINE = {"result_cache", "memory_budget", "compile", "device_map"}
 """Settings that depend on the machine; calculators have copies, so they may be anywhere."""
 
@@ -106,11 +106,10 @@ def _find_jobs(paths: Iterable[str | Path]) -> tuple[pd.DataFrame, list[str]]:
 
 def _key(config: Mapping[str, Any]) -> str:
     """Key that all shards of a setting share, and no others."""
-
-    def portable(node: dict[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in node.items() if name not in PER_MACHINE}
-
-    shared = json.loads(json.dumps(config), object_hook=portable)
+    shared = json.loads(
+        json.dumps(config),
+        object_hook=lambda node: {n: v for n, v in node.items() if n not in PER_MACHINE},
+    )
     shared.get("data", {}).pop("shard", None)
     return json.dumps({n: v for n, v in shared.items() if n not in PER_JOB}, sort_keys=True)
 
@@ -195,15 +194,10 @@ def _joined_manifest(runs: Sequence[Run], stats: Mapping[str, list[Any]]) -> dic
     first, every = manifests[0], pd.DataFrame(manifests)
     packages = pd.DataFrame([*every["packages"]])
     unsplit = {"shard": 0, "num_shards": 1}
-    config = first["config"]
     return first | {
         "merged_from": [str(run.path.parent) for run in runs],
-        "started": every["started"].min(),
-        "finished": every["finished"].max(),
-        "overrides": [text for text in first["overrides"] if not text.startswith("data.shard=")],
-        # Each folder of rows has one shard.
-        "dataset": first["dataset"] | unsplit | {"path": None},
-        "config": config | {"dataset": None, "data": config.get("data", {}) | unsplit},
+        "dataset": first["dataset"] | unsplit,
+        "config": first["config"] | {"data": first["config"].get("data", {}) | unsplit},
         "rows": {n: [v for m in manifests for v in m["rows"][n]] for n in ("ids", "clusters")},
         "packages": {name: ", ".join(packages[name].dropna().unique()) for name in packages},
         "device": ", ".join(every["device"].unique()),

@@ -8,11 +8,8 @@ with columns `id`, `cluster`, `input` (prompt) and `output` (gold answer, or a l
 import hashlib
 import json
 import logging
-import shutil
-import tempfile
-import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
@@ -20,9 +17,10 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 import pandas as pd
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from lm_polygraph_asmi.analysis.clusters import text_clusters
+from lm_polygraph_asmi.analysis.clusters import cluster_key, text_clusters
 from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.runs.squad import DEMO_DATA, Question, prompt_of, questions_of, read_squad
 from lm_polygraph_asmi.validation import (
@@ -31,7 +29,6 @@ from lm_polygraph_asmi.validation import (
     check_whole,
     identity,
     lone_surrogate,
-    same_text,
 )
 
 log = logging.getLogger("lm_polygraph")
@@ -66,14 +63,15 @@ class DataRow(NamedTuple):
 class RunRows:
     """The rows of a run, before LM-Polygraph's own subsampling.
 
-    `revision`: commit of a hub dataset. `named`: whether a manifest names them; LM-Polygraph may
-    read other sources differently. `folder`: where they are saved for it, if so.
+    `revision`: commit of a hub dataset. `chosen`: by the node `data`. `named`: whether a manifest
+    names them; LM-Polygraph may read other sources differently. `saved`: folders that have them.
     """
 
     rows: list[DataRow]
     revision: str | None = None
     named: bool = True
-    folder: Path | None = None
+    chosen: bool = False
+    saved: set[Path] = field(default_factory=set)
 
     def asked(self, config: Mapping[str, Any], seed: int) -> list[DataRow]:
         """Those that LM-Polygraph's `subsample_eval_dataset` leaves, in its order."""
@@ -81,12 +79,6 @@ class RunRows:
         if size == -1:
             return self.rows
         return subsample(self.rows, int(size * len(self.rows)) if size < 1 else size, seed)
-
-
-def cluster_key(text: Any) -> str:
-    """Short, printable key of a text that rows share."""
-    shared = same_text(str(text))
-    return hashlib.sha256(shared.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 def _identity(value: Any) -> str:
@@ -225,7 +217,7 @@ def _from_questions(questions: list[Question], style: str, closed_book: bool) ->
 
 
 def _from_columns(
-    table: Dataset, name: str, text: str, label: str | None, prefix: str = ""
+    table: Dataset, name: str, text: str, label: str | None, prefix: str
 ) -> list[DataRow]:
     """Rows of complete prompts; without a column `id`, ids are their numbers after `prefix`."""
     columns = table.column_names
@@ -267,9 +259,9 @@ def select_rows(data: Mapping[str, Any]) -> RunRows:
     rows = subsample(read.rows, how["size"], how["subsample_seed"])[: how["first"]]
     if how["sample"] is not None:
         rows = sample(rows, how["sample"], how["sample_seed"], how["sample_by"] == "cluster")
-    if unusable := unusable_rows(rows, problem_of):
-        raise ValueError(unusable)
-    return replace(read, rows=shard_of(rows, how["shard"], how["num_shards"]))
+    check_usable(rows)
+    rows = shard_of(rows, how["shard"], how["num_shards"])
+    return replace(read, rows=rows, chosen=True)
 
 
 def unusable_rows(rows: Sequence[DataRow], problem: Callable[[DataRow], str | None]) -> str | None:
@@ -281,35 +273,44 @@ def unusable_rows(rows: Sequence[DataRow], problem: Callable[[DataRow], str | No
     return f"cannot ask {len(problems)} of {len(rows)} rows: {named}. Correct or remove them"
 
 
+def check_usable(rows: Sequence[DataRow]) -> None:
+    """ValueError for rows that would end a run when their turn comes."""
+    if unusable := unusable_rows(rows, problem_of):
+        raise ValueError(unusable)
+
+
 def run_rows(config: DictConfig) -> RunRows:
     """The rows of a run, from the hub if necessary: of its node `data`, or of a source it names."""
-    # Unresolved: resolving it would build the rows, without our error messages.
-    dataset = cast(dict[str, Any], OmegaConf.to_container(config))["dataset"]
-    if isinstance(dataset, str) and "asmi_rows" in dataset:
+    # Unresolved: resolving it saves the rows.
+    if "asmi_rows" in str(cast(dict[str, Any], OmegaConf.to_container(config))["dataset"]):
+        _chosen_rows.cache_clear()  # the source may have changed since an earlier run
         return chosen_rows(config)
     source = config.dataset if isinstance(config.dataset, str) else list(config.dataset)
-    names = config.text_column, config.get("label_column")
-    read = read_data(source, config.eval_split, *names)
+    read = read_data(source, config.eval_split, config.text_column, config.get("label_column"))
     # LM-Polygraph reads other sources in its own way.
     return replace(read, named=bool(config.get("load_from_disk")) and isinstance(source, str))
 
 
 def chosen_rows(config: DictConfig) -> RunRows:
-    """The rows that a run's node `data` describes, saved in a folder of this process."""
+    """The rows that a run's node `data` describes."""
     # A source may be a relative path.
     return _chosen_rows(json.dumps(container(config.data), default=str), Path.cwd())
 
 
-@lru_cache(maxsize=1)  # a config is resolved several times in a run
+@lru_cache(maxsize=1)  # the run's checks and LM-Polygraph ask for them
 def _chosen_rows(data_json: str, _: Path) -> RunRows:
-    selected = select_rows(json.loads(data_json))
-    folder = Path(tempfile.mkdtemp(prefix="asmi_rows_"))
-    Dataset.from_pandas(pd.DataFrame(selected.rows)).save_to_disk(folder)
-    built = replace(selected, folder=folder)
-    weakref.finalize(built, shutil.rmtree, folder, ignore_errors=True)
-    return built
+    return select_rows(json.loads(data_json))
 
 
-def forget_rows() -> None:
-    """Remove the folder of a run that has ended; otherwise the process does when it ends."""
-    _chosen_rows.cache_clear()
+def results_folder(config: DictConfig) -> Path:
+    """Where a run writes its manager files, manifests and, until it ends, its rows."""
+    return Path(config.get("save_path") or HydraConfig.get().runtime.output_dir)
+
+
+def saved_rows(config: DictConfig) -> Path:
+    """Folder of a run's rows, which are saved for LM-Polygraph to read."""
+    chosen, folder = chosen_rows(config), results_folder(config) / "rows"
+    if folder not in chosen.saved:  # LM-Polygraph asks twice
+        Dataset.from_pandas(pd.DataFrame(chosen.rows)).save_to_disk(folder)
+        chosen.saved.add(folder)
+    return folder

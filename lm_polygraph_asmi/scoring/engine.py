@@ -112,7 +112,7 @@ class Engine:
         results, start = self.result_cache, time.perf_counter()
         with self.session(model):
             used = [self.settings(model, depth) for depth in depths or [self.config.depth]]
-            answer_key = (model_key(model) if results.kept else {}) | {
+            answer_key = (model_key(model) if results.folder else {}) | {
                 "input_ids": [*prompt.tolist(), *response],
                 "prompt_length": len(prompt),
                 "ends": [list(end) for end in ends],

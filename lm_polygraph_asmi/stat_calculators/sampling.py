@@ -50,7 +50,7 @@ class SeededSamplingCalculator(SamplingGenerationCalculator):
 
     def _row(self, text: str, model: Model, max_new_tokens: int) -> dict[str, Any]:
         prompt = model.tokenize([text])["input_ids"][0].tolist()
-        key = (self._identify(model) if self.result_cache.kept else {}) | {
+        key = (self._identify(model) if self.result_cache.folder else {}) | {
             "text": text,
             "prompt": prompt,
             "samples": self.samples_n,

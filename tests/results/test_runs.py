@@ -1,3 +1,5 @@
+"""A finished run as tables, in Python and in the terminal."""
+
 import io
 import zipfile
 
@@ -17,47 +19,28 @@ SETTINGS = {
     "top_k": 64, "mask_sampler": "bernoulli", "scope": "all", "seed": 0, "attention": "sdpa",
     "requested_layer": None,
 }  # fmt: skip
+ASMI = "ASMI (60%, K=64)"
+MSP = [1.0, 2.0, 4.0, 3.0, 5.0, 6.0]
+OURS = [1.0, 9.0, 2.0, 7.0, 5.0, 3.0]
 
 
 def save(folder, seed=1, quality=(1.0, 0.0, 1.0, 0.4), scores=(0.1, 0.9, 0.2, 0.3)):
     file = folder / f"ue_manager_seed{seed}"
+    settings = [{0.6: {"settings": SETTINGS, "mi": np.array(mi)}}
+                for mi in ([0.1], [0.2, 0.9], [0.0], [0.2])]  # fmt: skip
     content = {
         "state": "Initialized",
         "metrics": {},
         "gen_metrics": {("sequence", "Rouge_rougeL"): list(quality)},
         "estimations": {
-            ("sequence", "ASMI (60%, K=64)"): list(scores),
+            ("sequence", ASMI): list(scores),
             ("sequence", "Perplexity"): [3.0, 1.0, 2.0, 4.0],
             ("token", "TokenEntropy"): [np.array([1.0, 2.0])],
         },
-        "stats": {
-            "asmi_seconds": [9.0, 1.0, 2.0, 1.0],
-            "asmi": [
-                {0.6: {"settings": SETTINGS, "mi": np.array(mi)}}
-                for mi in ([0.1], [0.2, 0.9], [0.0], [0.2])
-            ],
-        },
+        "stats": {"asmi_seconds": [9.0, 1.0, 2.0, 1.0], "asmi": settings},
     }
     torch.save(content, file)
     return file
-
-
-def test_a_run_as_tables(tmp_path):
-    save(tmp_path)
-    run = load_run(tmp_path)
-    assert list(run.scores) == ["ASMI (60%, K=64)", "Perplexity"]
-    assert run.quality["Rouge_rougeL"].tolist() == [1.0, 0.0, 1.0, 0.4]
-    assert run.settings() == [SETTINGS]
-    assert run.seconds() == 1.5
-
-
-def test_depths_of_a_run(tmp_path):
-    """Equal however they were computed, and after a file."""
-    run = load_run(save(tmp_path))
-    assert run.at(0.1 * 6) == run.at(0.6, "mi", "settings") == [r[0.6] for r in run.stats["asmi"]]
-    assert run.at(0.9) is run.at(0.6, "mi", "kl") is None
-    run.stats["asmi"].pop()
-    assert run.at(0.6) is None
 
 
 def show(*paths):
@@ -65,13 +48,36 @@ def show(*paths):
     return result.exit_code, " ".join(result.output.split())
 
 
+def test_a_run_as_tables(tmp_path):
+    run = load_run(save(tmp_path).parent)
+    assert list(run.scores) == [ASMI, "Perplexity"]
+    assert run.quality["Rouge_rougeL"].tolist() == [1.0, 0.0, 1.0, 0.4]
+    assert run.settings() == [SETTINGS]
+    assert run.seconds() == 1.5
+    # Depths are equal however they were computed, and after a file.
+    assert run.at(0.1 * 6) == run.at(0.6, "mi", "settings") == [r[0.6] for r in run.stats["asmi"]]
+    assert run.at(0.9) is run.at(0.6, "mi", "kl") is None
+    run.stats["asmi"].pop()
+    assert run.at(0.6) is None
+
+
+def test_a_saved_tensor_is_read_as_well(tmp_path):
+    """With torch, which other runs are read without."""
+    content = torch.load(file := save(tmp_path), weights_only=False)
+    content["stats"]["embeddings"] = [torch.ones(2)] * 4
+    torch.save(content, file)
+    run = load_run(file)
+    assert run.scores[ASMI].tolist() == [0.1, 0.9, 0.2, 0.3]
+    assert run.stats["embeddings"][3].tolist() == [1, 1]
+
+
 def test_table_in_the_terminal(tmp_path):
     code, text = show(save(tmp_path))
     assert code == 0
     assert "PRR over 4 answers" in text
     # Best first, the oracle's order at +1.
-    assert text.index("ASMI (60%, K=64)") < text.index("Perplexity")
-    assert "ASMI (60%, K=64) │ +1.00" in text
+    assert text.index(ASMI) < text.index("Perplexity")
+    assert f"{ASMI} │ +1.00" in text
     assert "Right answers (Rouge_rougeL at least 0.5): 50%" in text
     assert "do not compare with AlignScore" in text
     assert "MI_t per token, mean 0.2800 nats, median 0.2000" in text
@@ -116,9 +122,8 @@ def test_as_csv(tmp_path):
     shown = CliRunner().invoke(main, ["results", "--csv", str(file)])
     assert shown.exit_code == 0
     rows = pd.read_csv(io.StringIO(shown.stdout))
-    assert set(rows["run"]) == {str(file)}
-    assert set(rows["metric"]) == {"Rouge_rougeL"}
-    assert rows["method"].tolist() == ["ASMI (60%, K=64)", "Perplexity"]
+    assert (set(rows["run"]), set(rows["metric"])) == ({str(file)}, {"Rouge_rougeL"})
+    assert rows["method"].tolist() == [ASMI, "Perplexity"]
     assert rows["prr"][0] == pytest.approx(1)
     assert 0 <= rows["standard_error"][1] < 2
     undefined = save(tmp_path, quality=(1.0, 1.0, 1.0, 1.0))
@@ -126,51 +131,42 @@ def test_as_csv(tmp_path):
     assert pd.read_csv(io.StringIO(shown.stdout))["prr"].isna().all()
 
 
-def test_several_seeds_in_the_folder(tmp_path):
-    save(tmp_path, 1), save(tmp_path, 2)
+def test_no_run_and_several(tmp_path):
     code, text = show(tmp_path)
-    assert code == 0
-    assert "ue_manager_seed1" in text
-    assert "ue_manager_seed2" in text
-    with pytest.raises(ValueError, match="has several seeds"):
-        load_run(tmp_path)
-
-
-def test_what_is_no_run(tmp_path):
-    assert show(tmp_path)[0] == 1
-    assert "neither a manager file nor a folder with one" in show(tmp_path)[1]
+    assert code == 1
+    assert "neither a manager file nor a folder with one" in text
     file = tmp_path / "ue_manager_seed1"
     file.write_text("hello")
-    assert show(file)[0] == 1
     assert "not a run saved by LM-Polygraph" in show(file)[1]
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("a/b.txt", "no run")
     with pytest.raises(ValueError, match="is not a run saved by LM-Polygraph"):
         load_run(file)
+    save(tmp_path, 1), save(tmp_path, 2)
+    code, text = show(tmp_path)
+    assert (code, "seed1" in text, "seed2" in text) == (0, True, True)
+    with pytest.raises(ValueError, match="has several seeds"):
+        load_run(tmp_path)
 
 
-def finished(folder, methods: dict, clusters=("a", "a", "b", "c", "d", "e"), **stats):
+def finished(folder, clusters="aabcde"):
     """A run with a manifest, six answers."""
     folder.mkdir()
     file = folder / "ue_manager_seed1"
-    texts = {"input_texts": list("uvwxyz"), "greedy_texts": list("UVWXYZ")}
+    scores = {"MaximumSequenceProbability": MSP, ASMI: OURS}
     content = {
         "gen_metrics": {("sequence", "AlignScore"): [0.9, 0.2, 0.8, 0.1, 0.7, 0.4]},
-        "estimations": {("sequence", name): scores for name, scores in methods.items()},
-        "stats": texts | stats,
+        "estimations": {("sequence", name): values for name, values in scores.items()},
+        "stats": {"input_texts": list("uvwxyz"), "greedy_texts": list("UVWXYZ")},
     }
     torch.save(content, file)
     write_manifest({"rows": {"ids": list("uvwxyz"), "clusters": list(clusters)}}, file)
     return file
 
 
-MSP = [1.0, 2.0, 4.0, 3.0, 5.0, 6.0]
-OURS = [1.0, 9.0, 2.0, 7.0, 5.0, 3.0]
-
-
 @pytest.mark.usefixtures("few_resamples")
 def test_differences_from_msp_have_cluster_intervals(tmp_path):
-    file = finished(tmp_path / "run", {"MaximumSequenceProbability": MSP, "ASMI (60%, K=64)": OURS})
+    file = finished(tmp_path / "run")
     quality = load_run(file).quality["AlignScore"].to_numpy()
     ours, msp = np.array(OURS), np.array(MSP)
 
@@ -184,16 +180,10 @@ def test_differences_from_msp_have_cluster_intervals(tmp_path):
     assert f"{value:+.2f} [{low:+.2f}, {high:+.2f}]" in text
     assert "Clusters (stories, passages or prompts), which intervals are over: 5." in text
     assert "95 % intervals may be too narrow" in " ".join(text.split())
-    apart = finished(tmp_path / "apart", {"MaximumSequenceProbability": MSP, "A": OURS}, "abcdef")
+    apart = finished(tmp_path / "apart", "abcdef")
     assert f"[{low:+.2f}, {high:+.2f}]" not in show(apart)[1]
-
-
-def test_without_a_manifest_nothing_is_said_of_clusters(tmp_path):
-    file = finished(tmp_path / "run", {"MaximumSequenceProbability": MSP, "ASMI": OURS})
     manifest_path(file).unlink()
-    code, text = show(file)
-    assert code == 0
-    assert "clusters" not in text
+    assert "clusters" not in show(file)[1]
 
 
 def test_damage_is_seen(tmp_path):

@@ -12,16 +12,15 @@ from datasets import Dataset
 from lm_polygraph.estimators import Perplexity
 from transformers import LlamaForCausalLM
 
+from lm_polygraph_asmi.analysis.clusters import cluster_key
 from lm_polygraph_asmi.files import locked
 from lm_polygraph_asmi.results.manifest import (
     manifest_path,
     read_manifest,
-    reset_peak_memory,
     write_manifest,
 )
 from lm_polygraph_asmi.results.runs import load_run
-from lm_polygraph_asmi.runs.callback import RunRecord
-from lm_polygraph_asmi.runs.rows import cluster_key
+from lm_polygraph_asmi.runs.callback import RunRecord, reset_peak_memory
 from tests import tiny_lm
 from tests.polygraph import polygraph_eval_here
 
@@ -42,16 +41,10 @@ def run(tmp_path, tiny, monkeypatch):
 
     def start(*overrides: str, folder: str = "run") -> Path:
         polygraph_eval_here(
-            "--config-name",
-            "asmi_offline",
-            "benchmark=asmi_babiqa",
-            "data.source=questions",
-            "model=asmi_local",
-            f"model.path={tiny}",
-            "~generation_params.stop_strings",
-            f"hydra.run.dir={folder}",
-            *overrides,
-        )
+            "--config-name", "asmi_offline", "benchmark=asmi_babiqa", "data.source=questions",
+            "model=asmi_local", f"model.path={tiny}", "~generation_params.stop_strings",
+            f"hydra.run.dir={folder}", *overrides,
+        )  # fmt: skip
         return tmp_path / folder / "ue_manager_seed1"
 
     return start
@@ -65,7 +58,6 @@ def test_the_manifest_says_what_the_manager_file_does_not(run, tiny):
     manifest = read_manifest(manager)
     assert manifest["status"] == "completed"
     assert manifest["config_name"] == "asmi_offline"
-    assert "data.first=3" in manifest["overrides"]
     assert manifest["model"]["path"] == str(tiny)
     assert manifest["model"]["revision"].startswith("sha256:")
     (used,) = load_run(manager).settings()
@@ -116,11 +108,18 @@ def test_several_runs_in_one_folder(run, capsys):
     np.testing.assert_array_equal(first.scores[name], second.scores[name][sampled])
 
 
-def test_a_fault_found_early_stops_the_run_before_the_model_is_loaded(run, tmp_path, capsys):
-    with pytest.raises(SystemExit, match="stopped before loading the model"):
-        run("model.path=nowhere", "data.first=1")
-    assert "expected two rows or more, got 1" in capsys.readouterr().out
-    assert not manifest_path(tmp_path / "run" / "ue_manager_seed1").exists()
+def test_faults_found_early_stop_the_run_before_the_model_is_loaded(run, tmp_path, capsys):
+    long = {"id": list("ab"), "input": ["Who?", "Who built the ferry? " * 400], "output": ["x"] * 2}
+    Dataset.from_dict(long).save_to_disk(tmp_path / "long")
+    for overrides, message in [
+        (["model.path=nowhere", "data.first=1"], "expected two rows or more, got 1"),
+        (["data.first=2.5"], "data.first must be a whole number"),
+        (["data.source=long"], "cannot ask 1 of 2 rows: b (its 2"),
+    ]:
+        with pytest.raises(SystemExit, match="stopped before loading the model"):
+            run(*overrides)
+        assert message in capsys.readouterr().out
+        assert not list((tmp_path / "run").glob("*seed1*"))
 
 
 def test_a_run_without_a_record_does_not_start(run, monkeypatch):
@@ -164,17 +163,6 @@ def test_a_run_that_fails_in_between_resumes(run, tmp_path, monkeypatch):
     assert load_run(manager).stats["asmi_reused_depths"] == [1, 1, 1, 0]
 
 
-def test_rows_beyond_the_window_are_named_before_the_model_is_loaded(run, tmp_path, capsys):
-    long = "Who built the ferry? " * 400
-    rows = {"id": list("abcdef"), "input": [*PROMPTS, "Who?", long], "output": list("uvwxyz")}
-    Dataset.from_dict(rows).save_to_disk(tmp_path / "longer")
-    with pytest.raises(SystemExit, match="stopped before loading the model"):
-        run("data.source=longer")
-    printed = capsys.readouterr().out
-    assert "cannot ask 1 of 6 rows: f (its 2" in printed
-    assert "do not fit the context window of 1024)" in printed
-
-
 def test_manifests_are_plain_json_and_written_whole(tmp_path):
     manager = tmp_path / "ue_manager_seed7"
     write_manifest({"status": "running"}, manager)
@@ -187,12 +175,6 @@ def test_manifests_are_plain_json_and_written_whole(tmp_path):
     manifest_path(manager).write_text("{")
     with pytest.raises(ValueError, match="is damaged"):
         read_manifest(manager)
-
-
-def test_what_cannot_be_checked_stops_the_run_too(run, capsys):
-    with pytest.raises(SystemExit):
-        run("data.first=2.5")
-    assert "data.first must be a whole number" in capsys.readouterr().out
 
 
 @pytest.mark.slow

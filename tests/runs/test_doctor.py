@@ -23,6 +23,7 @@ from tests.polygraph import run_forked
 
 PROMPTS = ["Who built the ferry?", "Where do kites fly?", "What is red?"]
 NAMES = ["config", *CHECKS]
+USED = {"seconds": {"asmi": {"median": 0.5}}, "peak_memory_bytes": {"main": 2 * 10**9}}
 
 
 @pytest.fixture(scope="module")
@@ -46,41 +47,41 @@ def overrides(elsewhere, model) -> list[str]:
     rows = {"input": PROMPTS, "output": ["red"] * len(PROMPTS)}
     Dataset.from_dict(rows).save_to_disk(elsewhere / "rows")
     return [
-        "estimators=asmi_only",
-        "output_attentions=false",
-        "max_new_tokens=3",
-        "model=asmi_local",
-        f"model.path={model}",
-        f"data.source={elsewhere}/rows",
-    ]
+        "estimators=asmi_only", "output_attentions=false", "max_new_tokens=3",
+        "model=asmi_local", f"model.path={model}", f"data.source={elsewhere}/rows",
+    ]  # fmt: skip
 
 
 @pytest.fixture
-def composed_once(monkeypatch) -> None:
-    """What the command composes is made of what other tests have composed."""
+def shown(overrides, monkeypatch):
+    """Exit status and output of the command, for which two rows are made up."""
+    # What it composes is made of what other tests have composed.
     monkeypatch.setattr(
         "lm_polygraph_asmi.runs.compose.compose_run",
         lambda name, _, overrides: run_of(name, *overrides),
     )
 
+    def show(tried, *arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(doctor, "try_rows", tried)
+        command = ["doctor", "--config-name", "asmi_offline", *overrides, *arguments]
+        result = CliRunner().invoke(main, command)
+        return result.exit_code, result.output
+
+    return show
+
 
 @pytest.mark.parametrize(
-    ("override", "message"),
+    ("name", "override", "message"),
     [
-        ("asmi.detph=0.6", "Could not override 'asmi.detph'"),
-        ("model=nowhere", "Could not find 'model/nowhere'\n\nAvailable options in 'model':"),
-        ("model=asmi_local,asmi_smollm2", "Ambiguous value"),
+        ("asmi_offline", "asmi.detph=0.6", "Could not override 'asmi.detph'"),
+        ("asmi_offline", "model=nowhere", "Could not find 'model/nowhere'\n\nAvailable options in"),
+        ("asmi_offline", "model=asmi_local,asmi_smollm2", "Ambiguous value"),
+        ("asmi_coca", "model=asmi_local", "Cannot find primary config 'asmi_coca'"),
     ],
 )
-def test_overrides_that_do_not_fit(override, message):
+def test_overrides_that_do_not_fit(name, override, message):
     with pytest.raises(ValueError, match=message):
-        compose_run("asmi_offline", None, [override])
-
-
-def test_a_config_that_does_not_exist():
-    shown = CliRunner().invoke(main, ["doctor", "--config-name", "asmi_coca", "--config-dir", "."])
-    assert shown.exit_code == 1
-    assert "Cannot find primary config 'asmi_coca'" in shown.output
+        compose_run(name, ".", [override])
 
 
 @pytest.mark.parametrize(
@@ -112,70 +113,53 @@ def test_a_run_that_works(elsewhere, overrides, monkeypatch, in_new_process):
     assert "peak memory, main │" in text
     assert "the whole run │ about 0:00:" in text
     assert f"rows │ ok │ 3 in 3 clusters; the first: {PROMPTS[0]}" in text
-    assert list((elsewhere / "cwd").iterdir()) == []
-    (rows,) = (elsewhere / "tmp").iterdir()  # of this process, until it ends
-    assert rows.name.startswith("asmi_rows_")
+    assert [*(elsewhere / "cwd").iterdir(), *(elsewhere / "tmp").iterdir()] == []
 
 
-@pytest.mark.usefixtures("composed_once")
-def test_scores_that_are_not_finite(overrides, monkeypatch):
+def test_what_two_rows_show(shown):
     scores = pd.DataFrame({"ASMI": [0.1, 0.2], "Perplexity": [0.1, float("nan")]})
-    monkeypatch.setattr(doctor, "try_rows", lambda *_: (scores, {}))
-    shown = CliRunner().invoke(main, ["doctor", "--config-name", "asmi_offline", *overrides])
-    assert shown.exit_code == 0
-    assert "warning │ expected finite scores, got others from Perplexity" in shown.output
+
+    def fail(*_):
+        raise RuntimeError("E: no\nhint")
+
+    code, text = shown(lambda *_: (scores, {}))
+    assert code == 0
+    assert "warning │ expected finite scores, got others from Perplexity" in text
+    code, text = shown(fail)
+    assert code == 1
+    assert "problem │ E: no" in text
+    code, text = shown(None, "--no-run", "hydra.mode=MULTIRUN")
+    assert code == 0, text
+    assert "asmi_offline, one job of its sweep" in " ".join(text.split())
+    assert "Rough estimate" not in text
+    # A problem found beforehand keeps them from being scored, too.
+    code, text = shown(None, "asmi.depth=2")
+    assert code == 1
+    assert "depth must lie in (0, 1)" in text
 
 
-@pytest.mark.usefixtures("composed_once")
-def test_as_json(overrides, monkeypatch):
+def test_as_json(shown):
     scores = pd.DataFrame({"ASMI": [0.1, 0.2]})
-    used = {"seconds": {"asmi": {"median": 0.5}}, "peak_memory_bytes": {"main": 7}}
 
     def tried(*arguments):
-        return scores, costs([1.0, 3.0, 5.0], used, arguments[-1], 1)
+        return scores, costs([1.0, 3.0, 5.0], USED, arguments[-1], 1)
 
-    monkeypatch.setattr(doctor, "try_rows", tried)
-    arguments = ["doctor", "--config-name", "asmi_offline", "--json", *overrides]
-    shown = CliRunner().invoke(main, arguments)
-    assert shown.exit_code == 0
-    content = json.loads(shown.stdout)
+    code, text = shown(tried, "--json")
+    assert code == 0
+    content = json.loads(text)
     assert (content["works"], content["config"]) == (True, "asmi_offline")
     assert [check["check"] for check in content["checks"]] == [*NAMES, "two rows"]
     assert content["cost"] == {
         "seconds_to_first_row": 1.0, "seconds_a_row": 2.0, "seconds": 7.0,
-        "seconds_a_row_by_phase": {"asmi": 0.5, "other": 1.5}, "peak_memory_bytes": {"main": 7},
+        "seconds_a_row_by_phase": {"asmi": 0.5, "other": 1.5},
+        "peak_memory_bytes": {"main": 2 * 10**9},
     }  # fmt: skip
-    shown = CliRunner().invoke(main, [*arguments, "subsample_eval_dataset=1"])
-    assert shown.exit_code == 1
-    content = json.loads(shown.stdout)
-    assert content["works"] is False
+    code, text = shown(tried, "--json", "subsample_eval_dataset=1")
+    assert code == 1
+    content = json.loads(text)
     (problem,) = (check for check in content["checks"] if check["state"] == "problem")
     assert "expected two rows or more, got 1" in problem["text"]
-
-
-@pytest.mark.usefixtures("composed_once")
-def test_two_rows_that_fail(overrides, monkeypatch):
-    def fail(*_):
-        raise RuntimeError("E: no\nhint")
-
-    monkeypatch.setattr(doctor, "try_rows", fail)
-    shown = CliRunner().invoke(main, ["doctor", "--config-name", "asmi_offline", *overrides])
-    assert shown.exit_code == 1
-    assert "problem │ E: no" in shown.output
-
-
-@pytest.mark.usefixtures("composed_once")
-def test_without_two_rows(overrides, monkeypatch):
-    monkeypatch.setattr(doctor, "try_rows", None)
-    arguments = ["doctor", "--config-name", "asmi_offline", *overrides]
-    shown = CliRunner().invoke(main, [*arguments, "--no-run", "hydra.mode=MULTIRUN"])
-    assert shown.exit_code == 0, shown.output
-    assert "asmi_offline, one job of its sweep" in " ".join(shown.output.split())
-    assert "Estimate" not in shown.output
-    # A problem found beforehand keeps them from being scored, too.
-    shown = CliRunner().invoke(main, [*arguments, "asmi.depth=2"])
-    assert shown.exit_code == 1
-    assert "depth must lie in (0, 1)" in shown.output
+    assert (content["works"], content["cost"]) == (False, {})
 
 
 def test_what_is_known_without_a_hub():
@@ -199,8 +183,6 @@ SCRIPT = "import datasets\nclass Rows(datasets.GeneratorBasedBuilder):\n    pass
         ({"x/dataset_info.json": "{}"}, ["data.source=x"], "dataset x: "),
         ({}, ["data.source=no.json"], "data.source: the file no.json does not exist"),
         ({"a.json": '{"data": [{"paragraphs": 3}]}'}, ["data.source=a.json"], "a.json"),
-        ({}, ["data.source=[some,part]"], "the dataset some part: "),
-        ({}, ["data.text_column=nowhere"], "expected a column 'nowhere'"),
         ({}, ["data.size=x"], "data.size"),
         ({"a.csv": ""}, ["dataset=a.csv", "load_from_disk=false"], "a.csv"),
         ({"a": ""}, ["dataset=a", "load_from_disk=true"], "a"),
@@ -222,11 +204,7 @@ def test_data_that_cannot_be_read_are_said_in_one_line(
     [
         (-9, "Loading", "the system killed it with signal 9, as it does without memory"),
         (1, "Loading\nstopped; see above\n", "Loading\nstopped; see above"),
-        (
-            1,
-            "0\nTraceback:\n File a\n  assert x\nE: a\nb\n",
-            "Traceback:\n File a\n  assert x\nE: a\nb",
-        ),
+        (1, "0\nTrace:\n File a\n  assert x\nE: a\nb\n", "Trace:\n File a\n  assert x\nE: a\nb"),
     ],
 )
 def test_a_run_that_was_killed_or_stopped(monkeypatch, code, printed, said):
@@ -234,36 +212,31 @@ def test_a_run_that_was_killed_or_stopped(monkeypatch, code, printed, said):
     monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: done)
     with pytest.raises(RuntimeError) as raised:
         try_rows(OmegaConf.create(), [], 2)
-    assert str(raised.value).startswith(said)
+    assert str(raised.value) == said
 
 
 def test_estimate():
-    used = {"seconds": {"asmi": {"median": 0.5}}, "peak_memory_bytes": {"main": 2 * 10**9}}
     console = Console(width=100)
     with console.capture() as capture:
-        console.print(estimate(costs([30.0, 32.0, 36.0], used, rows=10_000, seeds=2)))
+        console.print(estimate(costs([30.0, 32.0, 36.0], USED, rows=10_000, seeds=2)))
     shown = " ".join(capture.get().split())
     for row in (
-        "a row, asmi │ 0.50 s",
-        "a row, other │ 2.50 s",
-        "a row, in total │ 3.00 s",
-        "until the first row │ 30 s",
-        "the whole run │ about 16:41:00",
+        "a row, asmi │ 0.50 s", "a row, other │ 2.50 s", "a row, in total │ 3.00 s",
+        "until the first row │ 30 s", "the whole run │ about 16:41:00",
         "peak memory, main │ 2.0 GB",
-    ):
+    ):  # fmt: skip
         assert row in shown
     assert costs([], {}, rows=10_000, seeds=1) == {}
 
 
 def test_times_in_a_log():
-    at = "[2026-01-01 00:00:{:02},500][lm_polygraph][INFO] - "
     lines = [
-        at.format(1) + "Initializing stat calculators...",
-        at.format(5) + "Done intitializing stat calculators...",
-        at.format(5) + "Something else",
-        at.format(7) + "===== NEW BATCH =====",
-        at.format(8) + "===== NEW BATCH =====",
-        at.format(9) + "===== METRICS =====",
-    ]
+        f"[2026-01-01 00:00:{second:02},500][lm_polygraph][INFO] - {text}"
+        for second, text in [
+            (1, "Initializing stat calculators..."), (5, "Done intitializing stat calculators..."),
+            (5, "Something else"), (7, "===== NEW BATCH ====="), (8, "===== NEW BATCH ====="),
+            (9, "===== METRICS ====="),
+        ]
+    ]  # fmt: skip
     assert np.diff(batch_times("\n".join(lines))).tolist() == [2.0, 1.0]
     assert batch_times("[00:00:01] stat calculators...") == []

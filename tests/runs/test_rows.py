@@ -9,14 +9,15 @@ from datasets.arrow_writer import ArrowWriter
 from lm_polygraph.utils.dataset import Dataset as HostDataset
 from omegaconf import OmegaConf
 
+from lm_polygraph_asmi.analysis.clusters import cluster_key
 from lm_polygraph_asmi.decisions.labels import clusters_of
 from lm_polygraph_asmi.runs import rows
 from lm_polygraph_asmi.runs.rows import (
     DataRow,
-    cluster_key,
     problem_of,
     read_data,
     sample,
+    saved_rows,
     select_rows,
     shard_of,
     subsample,
@@ -24,18 +25,14 @@ from lm_polygraph_asmi.runs.rows import (
 from lm_polygraph_asmi.scoring.rows import Row
 from tests.runs.test_squad import QUESTION, write
 
-WHOLE = {"size": None, "subsample_seed": 1, "shard": 0, "num_shards": 1}
+STORIES = [DataRow(f"{i}", f"story {i // 5}", f"q{i}?", "a") for i in range(200)]
+"""Forty stories with five questions each, after 2, 4, 6, 8 and 10 facts, as in bAbI."""
 
 
 def data(source, **changed):
     """A config's node `data`."""
     columns = {"split": "test", "text_column": "input", "label_column": "output"}
-    prompt = {"prompt_style": "paper", "closed_book": False}
-    return {"source": str(source)} | columns | prompt | WHOLE | changed
-
-
-def rows_folder(node):
-    return rows.chosen_rows(OmegaConf.create({"data": node})).folder
+    return {"source": str(source)} | columns | changed
 
 
 def saved(tmp_path, **columns):
@@ -44,72 +41,67 @@ def saved(tmp_path, **columns):
     return folder
 
 
-@pytest.mark.parametrize("answer", ["None", "NA", "007", "1,200", "Zürich 🙂"])
-def test_the_host_reads_every_answer_as_text(tmp_path, answer):
-    folder = rows_folder(data(write(tmp_path / "q.json", [QUESTION._replace(answer=answer)])))
-    loaded = HostDataset.load(str(folder), "input", "output", batch_size=1, load_from_disk=True)
-    (prompts, answers, _) = next(iter(loaded))
-    assert answers == [answer]
-    assert prompts[0].endswith("Answer:")
+def read(source, split="test"):
+    return read_data(source, split, "input", "output").rows
 
 
-def test_several_accepted_answers_stay_a_list(tmp_path):
-    folder = rows_folder(data(saved(tmp_path, input=["Q"], output=[["None", "007"]])))
-    loaded = HostDataset.load(str(folder), "input", "output", batch_size=1, load_from_disk=True)
-    assert list(loaded.y) == [["None", "007"]]
-
-
-def test_rows_are_read_and_saved_once_and_removed_after_the_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    file = write(tmp_path / "q.json", [QUESTION, QUESTION._replace(id="q2", question="Whose?")])
-    folder = rows_folder(data(file))
-    assert load_from_disk(folder)["id"] == ["q1", "q2"]
-    file.unlink()
-    assert rows_folder(data(file)) == folder
-    rows.forget_rows()
-    assert not folder.exists()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_twins_share_rows_and_clusters(tmp_path):
-    rows = [QUESTION._replace(id=str(i), passage=f"Passage {i // 2}") for i in range(8)]
-    file = write(tmp_path / "q.json", rows)
-    opened, closed = (
-        load_from_disk(rows_folder(data(file, size=5, closed_book=closed)))[:]
-        for closed in (False, True)
-    )
-    for column in ("id", "cluster", "output"):
-        assert opened[column] == closed[column]
-    assert opened["cluster"] == [cluster_key(f"Passage {int(i) // 2}") for i in opened["id"]]
-    assert not set(opened["input"]) & set(closed["input"])
-
-
-@pytest.mark.parametrize(("size", "seed"), [(5, 1), (5, 2), (20, 1), (30, 1)])
-def test_a_subsample_is_the_one_the_host_draws(size, seed):
-    texts = [f"row {i}" for i in range(20)]
-    host = HostDataset(list(texts), list(texts), batch_size=1)
-    ours = subsample(texts, size, seed)
-    host.subsample(size, seed)
-    # The host shuffles a whole dataset that is asked for in full; here it keeps its order.
-    assert sorted(ours) == sorted(host.x) if size == 20 else ours == host.x
-
-
-def test_a_subsample_leaves_the_global_generator_alone():
-    before = np.random.get_state()[1].copy()  # noqa: NPY002
-    subsample(list(range(10)), 4, 1)
-    np.testing.assert_array_equal(np.random.get_state()[1], before)  # noqa: NPY002
-
-
-STORIES = [DataRow(f"{i}", f"story {i // 5}", f"q{i}?", "a") for i in range(200)]
-"""Forty stories with five questions each, after 2, 4, 6, 8 and 10 facts, as in bAbI."""
+def ids(asked) -> list[str]:
+    return [row.id for row in asked]
 
 
 def facts(row: DataRow) -> int:
     return 2 * (int(row.id) % 5) + 2
 
 
-def ids(rows) -> list[str]:
-    return [row.id for row in rows]
+def test_the_host_reads_every_answer_as_text_from_the_results_folder(tmp_path):
+    answers = ["None", "NA", "007", "1,200", "Zürich 🙂", ["None", "007"]]
+    for number, answer in enumerate(answers):
+        source = write(tmp_path / f"{number}.json", [QUESTION._replace(answer=answer)])
+        if isinstance(answer, list):
+            source = saved(tmp_path, input=["Answer:"], output=[answer])
+        node = {"data": data(source), "save_path": str(tmp_path / f"run{number}")}
+        folder = saved_rows(OmegaConf.create(node))
+        assert folder == tmp_path / f"run{number}" / "rows"
+        loaded = HostDataset.load(str(folder), "input", "output", batch_size=1, load_from_disk=True)
+        assert list(loaded.y) == [answer]
+        assert loaded.x[0].endswith("Answer:")
+
+
+def test_rows_are_read_once_and_replace_those_of_a_killed_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = write(tmp_path / "q.json", [QUESTION, QUESTION._replace(id="q2", question="Whose?")])
+    config = OmegaConf.create({"data": data(file), "save_path": str(tmp_path / "run")})
+    Dataset.from_dict({"id": list("abc")}).save_to_disk(tmp_path / "run" / "rows")
+    for _ in range(2):
+        assert load_from_disk(saved_rows(config))["id"] == ["q1", "q2"]
+        write(file, [QUESTION])
+    config.dataset = "asmi_rows"
+    assert ids(rows.run_rows(config).rows) == ["q1"]  # the next run reads anew
+
+
+def test_twins_share_rows_and_clusters(tmp_path):
+    questions = [QUESTION._replace(id=str(i), passage=f"Passage {i // 2}") for i in range(8)]
+    file = write(tmp_path / "q.json", questions)
+    opened, closed = (
+        select_rows(data(file, size=5, closed_book=closed)).rows for closed in (False, True)
+    )
+    assert [r._replace(input="") for r in opened] == [r._replace(input="") for r in closed]
+    assert [row.cluster for row in opened] == [
+        cluster_key(f"Passage {int(row.id) // 2}") for row in opened
+    ]
+    assert not {row.input for row in opened} & {row.input for row in closed}
+
+
+@pytest.mark.parametrize(("size", "seed"), [(5, 1), (5, 2), (20, 1), (30, 1)])
+def test_a_subsample_is_the_one_the_host_draws(size, seed):
+    texts = [f"row {i}" for i in range(20)]
+    before = np.random.get_state()[1].copy()  # noqa: NPY002
+    ours = subsample(texts, size, seed)
+    np.testing.assert_array_equal(np.random.get_state()[1], before)  # noqa: NPY002
+    host = HostDataset(list(texts), list(texts), batch_size=1)
+    host.subsample(size, seed)
+    # The host shuffles a whole dataset that is asked for in full; here it keeps its order.
+    assert sorted(ours) == sorted(host.x) if size == 20 else ours == host.x
 
 
 @pytest.mark.parametrize("by", [False, True])
@@ -129,26 +121,22 @@ def test_a_sample_has_no_period():
     counts = np.array([lengths.count(length) for length in (2, 4, 6, 8, 10)])
     # 400 of each are expected; six standard deviations of a binomial count.
     assert (np.abs(counts - 400) < 6 * np.sqrt(2000 * 0.2 * 0.8)).all()
-
-
-def test_rows_left_out_before_do_not_change_the_order_of_the_others():
-    kept = [row for i, row in enumerate(STORIES) if i % 3]
-    everything = ids(sample(STORIES, 200, 0))
+    # Rows that were left out before do not change the order of the others.
+    kept, everything = [r for i, r in enumerate(STORIES) if i % 3], ids(sample(STORIES, 200, 0))
     assert ids(sample(kept, 50, 0)) == [i for i in everything if int(i) % 3][:50]
 
 
 def test_a_sample_with_one_row_a_cluster(caplog):
-    rows = sample(STORIES, 40, 0, True)
-    assert len({row.cluster for row in rows}) == 40
-    assert set(map(facts, rows)) == {2, 4, 6, 8, 10}
+    drawn = sample(STORIES, 40, 0, True)
+    assert len({row.cluster for row in drawn}) == 40
+    assert set(map(facts, drawn)) == {2, 4, 6, 8, 10}
     assert not caplog.records
     with caplog.at_level(logging.WARNING, "lm_polygraph"):
         assert len(sample(STORIES, 41, 0, True)) == 40
     assert "data.sample: expected 41 rows, got 40, which are all" in caplog.text
 
 
-def test_a_configs_sample(tmp_path):
-    """What is drawn: after `size` and `first`, before shards."""
+def test_rows_are_chosen_by_size_first_sample_and_shard_in_this_order(tmp_path):
     columns = {"id": ids(STORIES), "input": [row.input for row in STORIES]}
     columns |= {"cluster": [row.cluster for row in STORIES], "output": ["a"] * 200}
     source = saved(tmp_path, **columns)
@@ -161,9 +149,8 @@ def test_a_configs_sample(tmp_path):
     assert asked(sample=9, sample_by="cluster") == ids(sample(STORIES, 9, 0, True))
     assert asked(first=50, sample=9) == ids(sample(STORIES[:50], 9, 0))
     assert asked(size=50, first=20, sample=9) == ids(sample(subsample(STORIES, 50, 1)[:20], 9, 0))
+    assert asked(size=50, subsample_seed=2) == ids(subsample(STORIES, 50, 2))
     assert asked(sample=9, shard=1, num_shards=3) == asked(sample=9)[3:6]
-    shown = load_from_disk(rows_folder(data(source, sample=9, sample_by="cluster")))
-    assert shown["id"] == asked(sample=9, sample_by="cluster")
 
 
 def test_shards_are_the_rows_in_order():
@@ -174,41 +161,11 @@ def test_shards_are_the_rows_in_order():
     assert shard_of(items, 0, 1) == items
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"shard": 3, "num_shards": 3}, "in 0 ... 2, got 3"),
-        ({"num_shards": 5}, "of at most 4"),
-        ({"sample_by": "cluster"}, r"of which data\.sample_by is a part, must be a whole"),
-        ({"sample": 0}, r"data\.sample must be at least 1 or null, got 0"),
-        ({"sample": 2.5}, r"data\.sample must be a whole number, got 2.5"),
-        ({"sample": 2, "sample_by": "facts"}, "sample_by must be one of 'cluster', got"),
-        ({"closed_book": True}, "has complete prompts"),
-        ({"prompt_style": "demo"}, "has complete prompts"),
-        ({"split": "test", "source": "nowhere/at-all"}, "dataset nowhere/at-all: "),
-        ({"source": ["nowhere/at-all", "continuation"]}, "nowhere/at-all continuation: "),
-    ],
-)
-def test_rows_that_cannot_be_chosen(tmp_path, changed, message):
-    source = saved(tmp_path, input=list("abcd"), output=list("efgh"))
-    with pytest.raises(ValueError, match=message):
-        select_rows(data(source) | changed)
-
-
-def test_rows_of_a_folder_have_their_numbers_as_ids(tmp_path):
-    source = saved(tmp_path, question=["Who?", "Where?", "Who?"], gold=["A", "B", "C"])
-    columns = {"text_column": "question", "label_column": "gold"}
-    rows = load_from_disk(rows_folder(data(source, **columns, shard=1, num_shards=2)))
-    assert rows["id"] == ["test:1", "test:2"]
-    assert rows["input"] == ["Where?", "Who?"]
-    assert rows["cluster"] == [cluster_key("Where?"), cluster_key("Who?")]
-
-
 def test_clusters_without_a_column_are_those_of_a_calibration(tmp_path):
     passages = [f"{who} built the ferry Ondine in Brask. " * 4 for who in ("Ann", "Bo", "Cy")]
     prompts = [f"{passage}\nQuestion: {q}" for passage in passages for q in ("Who?", "Where?")]
     source = saved(tmp_path, input=prompts, output=["x"] * 6)
-    own = [row.cluster for row in read_data(source, "test", "input", "output").rows]
+    own = [row.cluster for row in read(source)]
     expected = clusters_of([Row(i, {"prompt": prompt}) for i, prompt in enumerate(prompts)])
     assert own == list(map(cluster_key, expected))
     assert [own.index(key) for key in own] == [0, 0, 2, 2, 4, 4]
@@ -217,85 +174,92 @@ def test_clusters_without_a_column_are_those_of_a_calibration(tmp_path):
     listed = rows.run_rows(OmegaConf.create(config))
     assert [row.cluster for row in listed.rows] == own
     assert ids(listed.rows) == [f"test:{i}" for i in range(6)]  # as manifests name them
+    assert (listed.named, listed.chosen) == (True, False)
+    stories = [f"\nStory: {s}\n\nQuestion: {q}" for s, q in (("a\nb", 1), ("a\nb", 2), ("c", 1))]
+    source = saved(tmp_path / "stories", input=stories, output=["", "", ""])
+    assert [row.cluster for row in read(source)] == [cluster_key(s) for s in ("a\nb", "a\nb", "c")]
 
 
-def test_clusters_by_story(tmp_path):
-    prompts = [f"\nStory: {s}\n\nQuestion: {q}" for s, q in (("a\nb", 1), ("a\nb", 2), ("c", 1))]
-    source = saved(tmp_path, input=prompts, output=["", "", ""])
-    rows = read_data(source, "test", "input", "output").rows
-    assert [row.cluster for row in rows] == [cluster_key(s) for s in ("a\nb", "a\nb", "c")]
-
-
-def test_one_split_of_several(tmp_path):
+def test_sources_and_ids(tmp_path, caplog):
+    """Splits of a folder, files as of the hub, other columns, ids that repeat."""
     splits = {name: Dataset.from_dict({"input": [name], "output": ["A"]}) for name in "ab"}
     DatasetDict(splits).save_to_disk(tmp_path / "two")
-    assert [row.input for row in read_data(tmp_path / "two", "b", "input", "output").rows] == ["b"]
+    assert [row.input for row in read(tmp_path / "two", "b")] == ["b"]
     with pytest.raises(ValueError, match="cannot read the split 'c'"):
-        read_data(tmp_path / "two", "c", "input", "output")
-
-
-def test_a_folder_of_parquet_files_is_read_as_the_hubs_datasets_are(tmp_path):
+        read(tmp_path / "two", "c")
     Dataset.from_dict({"input": ["Who?"], "output": ["A"]}).to_parquet(tmp_path / "d/test.parquet")
-    (row,) = read_data(str(tmp_path / "d"), "test", "input", "output").rows
+    (row,) = read(str(tmp_path / "d"))
     assert (row.id, row.input, row.output) == ("test:0", "Who?", "A")
+    source = saved(tmp_path / "columns", question=["Who?", "Where?", "Who?"], gold=list("ABC"))
+    columns = {"text_column": "question", "label_column": "gold"}
+    assert select_rows(data(source, **columns, shard=1, num_shards=2)).rows == [
+        DataRow("test:1", cluster_key("Where?"), "Where?", "B"),
+        DataRow("test:2", cluster_key("Who?"), "Who?", "C"),
+    ]
+    assert [row.output for row in read_data(source, "test", "question", None).rows] == [""] * 3
+    source = saved(tmp_path / "ids", id=list("787"), input=list("abc"), output=list("xyz"))
+    assert ids(read(source)) == ["7", "8", "7#2"]
+    assert "repeats 1 ids; they were numbered" in caplog.text
+
+
+SOUND = {"input": list("abcd"), "output": list("efgh")}
 
 
 @pytest.mark.parametrize(
-    ("columns", "message"),
+    ("columns", "changed", "message"),
     [
-        ({"text": ["Who?"], "output": ["A"]}, "'input' in .*, got \\['text', 'output'\\]"),
+        (SOUND, {"shard": 3, "num_shards": 3}, "in 0 ... 2, got 3"),
+        (SOUND, {"shard": -1}, "in 0 ... 0, got -1"),
+        (SOUND, {"num_shards": 5}, "of at most 4"),
+        (SOUND, {"sample_by": "cluster"}, r"of which data\.sample_by is a part, must be a whole"),
+        (SOUND, {"sample": 0}, r"data\.sample must be at least 1 or null, got 0"),
+        (SOUND, {"sample": 2.5}, r"data\.sample must be a whole number, got 2.5"),
+        (SOUND, {"sample": 2, "sample_by": "facts"}, "sample_by must be one of 'cluster', got"),
+        (SOUND, {"closed_book": True}, "has complete prompts"),
+        (SOUND, {"prompt_style": "demo"}, "has complete prompts"),
+        (SOUND, {"source": "nowhere/at-all"}, "dataset nowhere/at-all: "),
+        (SOUND, {"source": ["nowhere/at-all", "continuation"]}, "nowhere/at-all continuation: "),
+        ({"text": ["Who?"], "output": ["A"]}, {}, r"'input' in .*, got \['text', 'output'\]"),
         (
             {"input": ["Who?"], "gold": ["A"]},
+            {},
             "of data.source data.text_column and data.label_column",
         ),
         (
             {"input": ["Who?", "W"], "output": ["A", None]},
+            {},
             r"cannot ask 1 of 2 rows: test:1 \(its answer is null\). Correct or remove",
         ),
-        ({"input": ["Who?"], "output": [[]]}, r"test:0 \(it has no answer\)"),
-        ({"input": ["Who?", None], "output": ["A", "B"]}, r"test:1 \(its prompt is null\)"),
-        ({"input": ["Who?", " \n"], "output": ["A", "B"]}, r"test:1 \(its prompt is empty\)"),
-        (
-            {"input": [1.5, 2.5], "output": ["A", "B"]},
-            r"2 of 2 rows: test:0 \(its prompt is 1.5, not a",
-        ),
-        ({"input": [["W"], ["W"]], "output": ["A", "B"]}, r"its prompt is \['W'\], not a text"),
-        ({"input": ["a"], "output": [["x", None]]}, r"test:0 \(its answer is null\)"),
+        ({"input": ["Who?"], "output": [[]]}, {}, r"test:0 \(it has no answer\)"),
+        ({"input": ["Who?", None], "output": ["A", "B"]}, {}, r"test:1 \(its prompt is null\)"),
+        ({"input": ["Who?", " \n"], "output": ["A", "B"]}, {}, r"test:1 \(its prompt is empty\)"),
+        ({"input": [1.5, 2.5], "output": ["A", "B"]}, {}, r"2 of 2 rows: test:0 \(its prompt is 1"),
+        ({"input": [["W"], ["W"]], "output": ["A", "B"]}, {}, r"its prompt is \['W'\], not a text"),
+        ({"input": ["a"], "output": [["x", None]]}, {}, r"test:0 \(its answer is null\)"),
+        ({"input": ["a"] * 11, "output": [None] * 11}, {}, r"cannot ask 11 .*test:9 .*; \.\.\.\."),
     ],
 )
-def test_bad_data(tmp_path, columns, message):
+def test_rows_that_cannot_be_chosen_or_asked(tmp_path, columns, changed, message):
     with pytest.raises(ValueError, match=message):
-        rows_folder(data(saved(tmp_path, **columns)))
-
-
-def test_repeated_ids_are_numbered(tmp_path, caplog):
-    source = saved(tmp_path, id=["7", "8", "7"], input=["a", "b", "c"], output=["x", "y", "z"])
-    rows = read_data(source, "test", "input", "output").rows
-    assert [row.id for row in rows] == ["7", "8", "7#2"]
-    assert "repeats 1 ids; they were numbered" in caplog.text
+        select_rows(data(saved(tmp_path, **columns)) | changed)
 
 
 @pytest.mark.parametrize(
-    ("changed", "reason"),
+    ("changed", "message"),
     [
-        ({"passage": None}, "its prompt is null"),
-        ({"question": " "}, "its prompt is empty"),
-        ({"answer": None}, "its answer is null"),
+        ({"passage": None}, "1 of 2 rows: bad .its prompt is null"),
+        ({"question": " "}, "1 of 2 rows: bad .its prompt is empty"),
+        ({"answer": None}, "1 of 2 rows: bad .its answer is null"),
+        ({"question": "Who \ud800?"}, r"qas\[0\]\.question': expected text, got .*at character 5"),
     ],
 )
-def test_questions_that_cannot_be_asked(tmp_path, changed, reason):
+def test_questions_that_cannot_be_asked(tmp_path, changed, message):
     file = write(tmp_path / "q.json", [QUESTION._replace(id="bad", **changed), QUESTION])
-    with pytest.raises(ValueError, match=f"1 of 2 rows: bad .{reason}"):
-        rows_folder(data(file))
-
-
-def test_half_of_a_surrogate_pair_is_named(tmp_path):
-    file = write(tmp_path / "q.json", [QUESTION._replace(question="Who \ud800?"), QUESTION])
-    message = (
-        r"qas\[0\]\.question': expected text, got .*ud800' at character 5, half of a surrogate"
-    )
     with pytest.raises(ValueError, match=message):
-        rows_folder(data(file))
+        select_rows(data(file))
+
+
+def test_half_of_a_surrogate_pair_is_named():
     row = DataRow("1", "a", "Who?", ["a", "\udfff"])
     assert problem_of(row) == r"its answer has '\udfff' at character 1, half of a surrogate pair"
 
@@ -315,8 +279,8 @@ def test_a_hub_dataset_is_pinned_and_its_commit_is_recorded(tmp_path, monkeypatc
 
     monkeypatch.setattr(rows, "load_dataset", load)
     for source in ("owner/name", "owner/name@abc", ["owner/name@abc", "part"]):
-        read = read_data(source, "test", "input", "output")
-        assert (len(read.rows), read.revision) == (2, "abc1")
+        found = read_data(source, "test", "input", "output")
+        assert (len(found.rows), found.revision) == (2, "abc1")
     assert asked == [
         (("owner/name",), {"split": "test", "revision": None}),
         (("owner/name",), {"split": "test", "revision": "abc"}),

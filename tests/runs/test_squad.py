@@ -1,3 +1,5 @@
+"""Questions in SQuAD's format, and the paper's prompts of them."""
+
 import json
 
 import pytest
@@ -17,28 +19,21 @@ def write(path, questions: list[Question]):
     return path
 
 
-def test_paper_prompts():
-    assert prompt_of("paper", closed_book=False)(QUESTION) == (
-        "Read the following passage and answer the question.\n"
-        "Passage:\nThe mill is red.\nQuestion: What colour is the mill?\nAnswer:"
-    )
-    closed = prompt_of("paper", closed_book=True)(QUESTION)
-    assert closed == "Question: What colour is the mill?\nAnswer:"
-
-
-@pytest.mark.parametrize("style", ["demo", "paper"])
-def test_closed_book_twin_lacks_the_passage_and_keeps_the_rest(style):
-    opened = prompt_of(style, closed_book=False)(QUESTION)
-    closed = prompt_of(style, closed_book=True)(QUESTION)
-    assert QUESTION.passage in opened
-    assert QUESTION.passage not in closed
-    assert "Ondine was built in" not in closed
-    tail = f"Question: {QUESTION.question}\nAnswer:"
-    assert opened.endswith(tail)
-    assert closed.endswith(tail)
-
-
-def test_unknown_style():
+def test_prompts():
+    closed = f"Question: {QUESTION.question}\nAnswer:"
+    passage = f"Passage:\n{QUESTION.passage}\n"
+    instruction = "Read the following passage and answer the question.\n"
+    assert prompt_of("paper", closed_book=False)(QUESTION) == f"{instruction}{passage}{closed}"
+    assert prompt_of("paper", closed_book=True)(QUESTION) == closed
+    few, few_closed = (prompt_of("demo", closed_book=closed)(QUESTION) for closed in (False, True))
+    assert few.endswith(f"Passage: {QUESTION.passage}\n{closed}")
+    assert few_closed.endswith(f"\n\n{closed}")
+    for text in (few, few_closed):
+        assert text.count("\nQuestion: ") == text.count("\nAnswer:") == 5
+    assert "assage" not in few_closed
+    assert "Ondine was built in" not in few_closed
+    braces = QUESTION._replace(passage="{question}")  # are no places to fill
+    assert "\n{question}\n" in prompt_of("paper", closed_book=False)(braces)
     with pytest.raises(ValueError, match=r"expected a prompt style in \['demo', 'paper'\]"):
         prompt_of("haiku", closed_book=False)
 
@@ -47,15 +42,10 @@ def test_the_hubs_columns_give_the_questions_of_the_file(tmp_path):
     """Columns as the hub's `squad` has them, answers as a dictionary of lists."""
     questions = [QUESTION, QUESTION._replace(id="q2", passage="A blue mill.", answer="blue")]
     columns = [
-        {
-            "id": q.id,
-            "title": "Mills",
-            "context": q.passage,
-            "question": q.question,
-            "answers": {"text": [q.answer, "another"], "answer_start": [0, 0]},
-        }
+        {"id": q.id, "title": "Mills", "context": q.passage, "question": q.question,
+         "answers": {"text": [q.answer, "another"], "answer_start": [0, 0]}}
         for q in questions
-    ]
+    ]  # fmt: skip
     assert questions_of(columns) == read_squad(write(tmp_path / "q.json", questions)) == questions
     columns[1]["answers"] = {"text": [], "answer_start": []}
     assert [q.answer for q in questions_of(columns)] == [QUESTION.answer, None]
@@ -63,10 +53,9 @@ def test_the_hubs_columns_give_the_questions_of_the_file(tmp_path):
 
 @pytest.mark.parametrize("content", ["{}", "[]", "not json", '{"data": [{"paragraphs": [{}]}]}'])
 def test_a_file_in_another_layout(tmp_path, content):
-    file = tmp_path / "bad.json"
-    file.write_text(content)
+    (tmp_path / "bad.json").write_text(content)
     with pytest.raises(ValueError, match=r"expected SQuAD-format JSON .* in .*bad.json"):
-        read_squad(file)
+        read_squad(tmp_path / "bad.json")
 
 
 def test_the_demo_set_is_sound():
@@ -74,10 +63,9 @@ def test_the_demo_set_is_sound():
     paragraphs = [p for article in content["data"] for p in article["paragraphs"]]
     questions = read_squad(DEMO_DATA)
     assert len(paragraphs) >= 15
-    assert len(questions) >= 60
     assert len({q.id for q in questions}) == len({q.question for q in questions}) == len(questions)
+    assert len(questions) >= 60
     for paragraph in paragraphs:
-        for qa in paragraph["qas"]:
-            (answer,) = qa["answers"]
+        for (answer,) in (qa["answers"] for qa in paragraph["qas"]):
             start = answer["answer_start"]
             assert paragraph["context"][start : start + len(answer["text"])] == answer["text"]

@@ -51,7 +51,7 @@ def scorer(model, chat):
         ({"memory_budget": "4 GB"}, "memory_budget must be a whole number"),
         ({"num_mask": 4}, r"num_mask; did you mean num_masks\? Settings: method, "),
         ({"foo": 4}, r"unknown setting foo\. Settings: method, depth"),
-        ({"tokenizer": object()}, "loads its tokenizer: leave `tokenizer` out"),
+        ({"tokenizer": "mine"}, "loads its tokenizer: leave `tokenizer` out"),
     ],
     ids=str,
 )

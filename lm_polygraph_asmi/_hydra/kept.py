@@ -22,7 +22,7 @@ def kept_entries(node: str, root: DictConfig) -> list[Any]:
         root: the run's config.
 
     Raises:
-        ValueError: not the config of a run, so that its name is unknown.
+        ValueError: not the config of a run, so that its name is unknown; or it has a node `asmi`.
     """
     hydra = root.get("hydra")
     if hydra is None:
@@ -40,7 +40,11 @@ def kept_entries(node: str, root: DictConfig) -> list[Any]:
     overrides = [text for text in hydra.overrides.task if not _of_asmi(text)]
     if not any(_key(text) == GROUP for text in hydra.overrides.task):
         overrides.append(f"~{GROUP}")  # it is in the config's list of defaults
-    return _composed(tuple(folders), str(hydra.job.config_name), tuple(overrides)).get(node) or []
+    kept = _composed(tuple(folders), str(hydra.job.config_name), tuple(overrides))
+    if own := kept.get("asmi"):
+        given = " ".join(f"asmi.{name}={value}" for name, value in own.items())
+        raise ValueError(f"add=asmi replaces your node asmi: leave it out, and type {given}")
+    return kept.get(node) or []
 
 
 def _key(override: str) -> str:
@@ -66,5 +70,5 @@ def _composed(folders: tuple[str, ...], name: str, overrides: tuple[str, ...]) -
             config = compose(name, [*overrides, f"hydra.searchpath=[{','.join(others)}]"])
     finally:
         GlobalHydra.instance().hydra = outer
-    nodes = ("estimators", "stat_calculators", "save_stats")
+    nodes = ("asmi", "estimators", "stat_calculators", "save_stats")
     return {node: OmegaConf.to_container(config[node]) for node in nodes if config.get(node)}

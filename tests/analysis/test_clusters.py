@@ -30,14 +30,14 @@ def test_draws_are_those_with_replacement_of_whole_clusters():
 
 
 def test_draws_do_not_depend_on_how_many_are_made_at_once(monkeypatch):
-    def drawn(seed):
-        return [*Clustered(keys(5, 2), resamples=23, seed=seed).draws()]
-
-    whole = np.concatenate(drawn(3))
+    whole, other = (
+        np.concatenate([*Clustered(keys(5, 2), resamples=23, seed=seed).draws()]) for seed in (3, 4)
+    )
+    assert not np.array_equal(other, whole)
     monkeypatch.setattr(clusters_module, "ROWS_AT_ONCE", 40)
-    assert [len(part) for part in drawn(3)] == [4, 4, 4, 4, 4, 3]
-    np.testing.assert_array_equal(np.concatenate(drawn(3)), whole)
-    assert not np.array_equal(np.concatenate(drawn(4)), whole)
+    parts = [*Clustered(keys(5, 2), resamples=23, seed=3).draws()]
+    assert [len(part) for part in parts] == [4, 4, 4, 4, 4, 3]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
 def test_what_is_undefined_in_a_resample_is_left_out():

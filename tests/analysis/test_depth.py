@@ -69,23 +69,24 @@ def test_selection_against_a_loop(halves_seen):
     rng = np.random.default_rng(3)
     groups = [sweep(rng, [0.9, 1.0, 1.0], clusters) for clusters in (10, 13)]
     found = depth_selection(groups, 60)
-    prr = np.array([[normalised_prr(s, g.answers.quality) for s in g.scores] for g in groups])
-    np.testing.assert_allclose(found.groups, prr)
-    assert found.chosen == np.argmax(prr.mean(0))
-    halves = [halves_seen[:2], halves_seen[2:4]]
+
+    def prr(rows):
+        """(settings, depths), of some rows of each setting."""
+        return np.array([
+            [normalised_prr(s[r], g.answers.quality[r]) for s in g.scores]
+            for g, r in zip(groups, rows, strict=True)
+        ])  # fmt: skip
+
+    np.testing.assert_allclose(found.groups, whole := prr([slice(None)] * 2))
+    assert found.chosen == np.argmax(whole.mean(0))
     selected, regrets = [], []
     for split in range(60):
-        by_half = []
-        for half in (0, 1):
-            over_cells = []
-            for group, counts in zip(groups, halves, strict=True):
-                rows = np.flatnonzero(counts[half][split])
-                over_cells.append(
-                    [normalised_prr(s[rows], group.answers.quality[rows]) for s in group.scores]
-                )
-            by_half.append(np.mean(over_cells, axis=0))
-        selected.append(int(np.argmax(by_half[0])))
-        regrets.append(by_half[1].max() - by_half[1][selected[-1]])
+        first, second = (
+            prr([np.flatnonzero(halves_seen[place + half][split]) for place in (0, 2)]).mean(0)
+            for half in (0, 1)
+        )
+        selected.append(int(np.argmax(first)))
+        regrets.append(second.max() - second[selected[-1]])
     np.testing.assert_allclose(found.selected, [selected.count(d) / 60 for d in range(3)])
     assert len(set(selected)) == 3
     assert found.mean_regret == pytest.approx(np.mean(regrets))
@@ -107,9 +108,8 @@ def test_a_cell_without_errors_says_nothing():
 
 def test_splits_without_a_defined_half_do_not_count():
     """One error in all: a half without it has no PRR, and says nothing of a depth."""
-    quality = np.ones(40)
+    quality, scores = np.ones(40), np.stack([np.arange(40.0), -np.arange(40.0)])
     quality[7] = 0.0
-    scores = np.stack([np.arange(40.0), -np.arange(40.0)])
     with pytest.raises(ValueError, match="undefined on a half of every split"):
         depth_selection([Sweep(scores, Labelled(quality=quality, clusters=keys(20, 2)))], 50)
     quality[21] = 0.0

@@ -9,7 +9,6 @@ from lm_polygraph_asmi.analysis import clusters as clusters_module
 from lm_polygraph_asmi.analysis.clusters import (
     Medians,
     percentile_interval,
-    percentiles,
     text_clusters,
     wilson_interval,
 )
@@ -50,14 +49,6 @@ def test_what_is_undefined_in_a_resample_is_left_out():
         assert half.value == 7
         assert np.isnan(half[1:]).all()
     assert np.isnan(percentile_interval(np.nan, resampled, 30)).all()
-
-
-def test_few_clusters_widen_an_interval_and_many_do_not():
-    assert percentiles(10**6) == pytest.approx((2.5, 97.5), abs=1e-3)
-    assert percentiles(11) == pytest.approx((0.97, 99.03), abs=0.01)
-    lows = [percentiles(n)[0] for n in (2, 3, 5, 11, 50, 200)]
-    assert lows == sorted(lows)
-    assert lows[0] >= 0
 
 
 def test_interval():

@@ -18,8 +18,9 @@ from lm_polygraph_asmi.analysis import (
     prr_with_error,
     rank_correlation,
 )
-from lm_polygraph_asmi.analysis.comparison import prr_intervals
-from lm_polygraph_asmi.analysis.selective import aurc, confident_filter
+from lm_polygraph_asmi.analysis.comparison import mcnemar, prr_intervals
+from lm_polygraph_asmi.analysis.coverage import TOP_K
+from lm_polygraph_asmi.analysis.selective import aurc, confident_filter, global_selector
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.heads.probe_file import write_probe
@@ -28,7 +29,7 @@ from lm_polygraph_asmi.report.item import BOLD, ITALIC, Marked
 from lm_polygraph_asmi.report.items import every_report_item, signal
 from lm_polygraph_asmi.report.items.benchmark import benchmark, depths, stability
 from lm_polygraph_asmi.report.items.boundary import boundary, truncation
-from lm_polygraph_asmi.report.items.mechanism import screen
+from lm_polygraph_asmi.report.items.mechanism import cost, screen
 from lm_polygraph_asmi.report.tables import about_run, prr_rows, prr_table
 from lm_polygraph_asmi.results.run_groups import RunGroup
 from lm_polygraph_asmi.results.runs import MSP
@@ -176,6 +177,9 @@ def test_numbers_of_the_tables_are_those_of_the_statistics(everything):
     four = {name: normalised_prr(score, quality) for name, score in four.items()}
     deeper = normalised_prr(group.score("Sem-ASMI (80%, K=64)"), quality)
     kept = confident_filter(msp, sem, entropy, answers).by_fragility
+    selected = global_selector(np.column_stack([msp, entropy]), sem, answers)[0.8][1]
+    flagged, coverage = mcnemar(sem, entropy, wrong, wrong.sum()), group.masked("coverage")
+    of_right = [mi for mi, label in zip(group.mi_tokens, wrong, strict=True) if not label]
 
     def parts(name, *values):
         """An interval's columns, or a PRR's."""
@@ -192,6 +196,12 @@ def test_numbers_of_the_tables_are_those_of_the_statistics(everything):
         },
         ("payoff", ""): {"filter by u_sem": kept},
         ("aurc", ""): {"MSP": aurc(msp, wrong), "u_sem": aurc(sem, wrong)},
+        ("matched_flags", ""): {"flagged by each": wrong.sum(), "errors by both": flagged.both},
+        ("global_selector", "coverage == 0.8"): {"error, with u_sem": selected},
+        ("error_separation", ""): {"right answers": np.concatenate(of_right).mean()},
+        ("top_k_coverage", "tokens == 'all tokens'"): {
+            "K = 64": np.concatenate(coverage)[:, TOP_K.index(64)].mean()
+        },
         ("mechanism", ""): {"Spearman of MI_t and H_t": rank_correlation(*tokens)},
         ("datasets", ""): {"tokens of wrong": lengths[wrong].mean(), "empty": 0},
         ("ensemble_mean", ""): {
@@ -255,6 +265,16 @@ def test_another_k_is_compared_on_the_answers_both_have(tmp_path):
     _, paired = prr_intervals(scores, small.answers.take(rows), [("256", "64")])
     row = item.table.set_index("score").loc["Sem-ASMI"]
     assert row["large Δ small K"] == pytest.approx(paired["256", "64"])
+
+
+def test_seconds_of_masks_one_at_a_time_are_divided_by_those_of_batches(tmp_path):
+    save(tmp_path / "batched")
+    slow, about = content(mask_seed=1), manifest(60)
+    slow["stats"]["asmi_seconds"] = [5.0] * 60
+    save(tmp_path / "slow", slow, about | {"config": {"asmi": {"memory_budget": 1}}})
+    (item,) = cost(load_run_groups([tmp_path / "batched", tmp_path / "slow"]))
+    assert item.table["masks"].tolist() == ["batched", "one at a time"]
+    assert item.table["one at a time / batched"].tolist() == [2.5, 2.5]
 
 
 def without(part, keep):
@@ -441,6 +461,7 @@ def test_no_text_lies_on_another():
             {f"{i}, squad closed book, 150 confident of 300": {} for i in range(7)}, values
         ),
     ):
+        assert (figure.get_size_inches() <= figures.PAGE).all()
         figure.draw_without_rendering()
         texts = [text for ax in figure.axes for text in (ax.title, *ax.texts)]
         for ax in figure.axes:
@@ -448,6 +469,13 @@ def test_no_text_lies_on_another():
             texts += [t for t in ax.get_xticklabels() if low <= t.get_position()[0] <= high]
         boxes = [t.get_window_extent() for t in texts if t.get_text()]
         assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+
+
+@pytest.mark.parametrize(("panels", "columns"), [(1, 1), (3, 3), (4, 2), (6, 3), (7, 4), (24, 4)])
+def test_a_grid_fits_a_page(panels, columns):
+    figure, axes = figures.styled(figures.grid)(panels, 3, 3)
+    assert (len(axes), axes[0].get_gridspec().ncols) == (panels, columns)
+    assert (figure.get_size_inches() <= figures.PAGE).all()
 
 
 def test_figures_of_many_settings_fit_a_page():
@@ -462,7 +490,7 @@ def test_figures_of_many_settings_fit_a_page():
         own,
     ):
         figure = figures.forest(panels, "PRR")
-        assert tuple(figure.get_size_inches()) <= figures.PAGE
+        assert (figure.get_size_inches() <= figures.PAGE).all()
         explained = figure.get_supxlabel().replace("\n", " ")
         assert "filled: the interval excludes 0; open: it includes it" in explained
         figure.draw_without_rendering()

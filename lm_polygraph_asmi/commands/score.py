@@ -160,7 +160,7 @@ class Summary:
             name = f"row {row.number}" + ("" if outcome.id is None else f" ({outcome.id})")
             self.say(errors, f"{name}: {outcome.error}", "red")
         if not errors.is_terminal and time.perf_counter() - self.printed >= MINUTE:
-            self.say(errors, f"{outcome.index + 1} rows", None)
+            self.say(errors, f"{self.counts['scored'] + self.counts['failed']} rows", None)
             self.printed = time.perf_counter()
 
     @staticmethod

@@ -118,7 +118,10 @@ class _Answers:
         import pandas as pd
 
         if guarantee.threshold is None:
-            raise ValueError(f"expected a guarantee with a threshold, got none: {guarantee.limits}")
+            raise ValueError(
+                f"expected a guarantee with a threshold, got none, as nothing was accepted: calibrate "
+                f"on more labels, or with a larger risk. {guarantee.limits}"
+            )
         answers.columns(accepted=accepted)
         counts = np.bincount(answers.codes)
         earlier = pd.Series(answers.codes).groupby(answers.codes).cumcount().to_numpy()

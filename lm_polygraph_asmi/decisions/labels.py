@@ -30,9 +30,7 @@ def is_wrong(content: Mapping[str, Any], right_from: float | None = None) -> boo
         check_number("quality", value)
         return below_right(value, right_from)
     if value not in (True, False):  # 1 and 0 pass
-        raise ValueError(
-            f'"correct": expected true or false, got {value!r}: write it without quotes'
-        )
+        raise ValueError(f'"correct": expected true or false, got {value!r} (JSON takes no quotes)')
     return not value
 
 

@@ -49,6 +49,7 @@ def test_what_is_undefined_in_a_resample_is_left_out():
         assert half.value == 7
         assert np.isnan(half[1:]).all()
     assert np.isnan(percentile_interval(np.nan, resampled, 30)).all()
+    assert np.isnan(percentile_interval(7.0, resampled, 1)[1:]).all()
 
 
 def test_interval():

@@ -29,15 +29,17 @@ def halves_seen(monkeypatch):
 
 
 def test_a_planted_best_depth_is_chosen_and_costs_nothing():
-    """Of two equal ones, the first."""
+    """Of two equal ones, the first; a setting without errors says nothing."""
     rng = np.random.default_rng(0)
     groups = [sweep(rng, [2.0, 0.1, 1.0]) for _ in range(3)]
     twice = [group._replace(scores=group.scores[[0, 1, 1, 2]]) for group in groups]
-    found = depth_selection(twice, 200)
+    silent = twice[0]._replace(answers=Labelled([0] * 90, twice[0].answers.clusters))
+    found = depth_selection([*twice, silent], 200)
     assert found.chosen == 1
     np.testing.assert_array_equal(found.selected, [0, 1, 0, 0])
     assert (found.mean_regret, found.no_regret, found.splits) == (0, 1, 200)
-    np.testing.assert_allclose(found.aggregate, found.groups.mean(0))
+    assert np.isnan(found.groups[3]).all()
+    np.testing.assert_allclose(found.aggregate, found.groups[:3].mean(0))
 
 
 def test_halves_are_disjoint_in_clusters_and_even(halves_seen):
@@ -88,18 +90,6 @@ def test_selection_against_a_loop(halves_seen):
     assert found.mean_regret == pytest.approx(np.mean(regrets))
     assert found.no_regret == pytest.approx(np.mean(np.array(regrets) < 1e-12))
     assert 0 < found.no_regret < 1
-
-
-def test_a_cell_without_errors_says_nothing():
-    rng = np.random.default_rng(7)
-    useful = sweep(rng, [1.5, 0.2])
-    silent = useful._replace(answers=Labelled([0] * 90, useful.answers.clusters))
-    found = depth_selection([useful, silent], 50)
-    assert np.isnan(found.groups[1]).all()
-    np.testing.assert_allclose(found.aggregate, found.groups[0])
-    assert found.chosen == 1
-    np.testing.assert_array_equal(found.selected, [0, 1])
-    assert found.mean_regret == 0
 
 
 def test_splits_without_a_defined_half_do_not_count():

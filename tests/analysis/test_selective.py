@@ -26,7 +26,6 @@ from tests.analysis.test_intervals import (
     OF_TOKENS,
     TOKENS,
     WRONG,
-    filtered,
     selected,
 )
 
@@ -67,23 +66,18 @@ def test_aurc_is_prr_on_another_scale(decimals):
     assert [aurc(msp, np.full(90, kind)) for kind in (0, 1)] == [0, 1]
 
 
-def test_quadrants_are_pandas_groups():
-    found = confident_but_fragile(MSP, FRAGILITY, ANSWERS)
-    table = pd.DataFrame({"msp": MSP, "fragility": FRAGILITY, "wrong": WRONG})
-    unconfident, fragile = (table[c] > table[c].median() for c in ("msp", "fragility"))
-    grouped = table.groupby([unconfident, fragile])["wrong"]
-    np.testing.assert_allclose(found.error_rate, grouped.mean().unstack())
-    np.testing.assert_array_equal(found.count, grouped.size().unstack())
-
-
 @pytest.mark.parametrize(
-    ("msp", "fragility", "count"),
-    [(MSP, np.ones(90), [[45, 0], [45, 0]]), (np.ones(90), FRAGILITY, [[45, 45], [0, 0]])],
+    ("msp", "fragility"), [(MSP, FRAGILITY), (MSP, ALL * 0), (ALL * 0, FRAGILITY)]
 )
-def test_empty_quadrants_are_undefined(msp, fragility, count):
+def test_quadrants_are_pandas_groups(msp, fragility):
+    """An empty one is undefined."""
     found = confident_but_fragile(msp, fragility, ANSWERS)
-    np.testing.assert_array_equal(found.count, count)
-    np.testing.assert_array_equal(np.isnan(found.error_rate), np.array(count) == 0)
+    table = pd.DataFrame({"msp": msp, "fragility": fragility, "wrong": WRONG})
+    high = (table[column] > table[column].median() for column in ("msp", "fragility"))
+    groups = table.groupby([*high])["wrong"].agg(["mean", "size"])
+    groups = groups.reindex(pd.MultiIndex.from_product([[False, True]] * 2))
+    np.testing.assert_allclose(found.error_rate.ravel(), groups["mean"])
+    np.testing.assert_array_equal(found.count.ravel(), groups["size"].fillna(0))
 
 
 @pytest.mark.parametrize("kind", [False, True])
@@ -113,16 +107,15 @@ def test_filter_error_against_a_loop(n):
 
 
 def test_a_filter_reports_all_its_errors():
-    found = confident_filter(MSP, FRAGILITY, ENTROPY, ANSWERS)
-    assert found.confident_error == pytest.approx(WRONG[np.median(MSP) >= MSP].mean())
-    assert found.by_fragility == pytest.approx(filtered(ALL, FRAGILITY))
-    assert found.by_other == pytest.approx(filtered(ALL, ENTROPY))
-    assert (found.confident, found.coverage) == pytest.approx((0.5, 22 / 90))
-    # Seven in ten tie at the lowest MSP, so that the confident half is no half.
-    tied = np.maximum(0, ALL - 62.0)
-    found = confident_filter(tied, FRAGILITY, ENTROPY, ANSWERS)
-    assert (found.confident, found.coverage) == pytest.approx((63 / 90, round(63 / 2) / 90))
-    assert confident_but_fragile(tied, FRAGILITY, ANSWERS).count[0].sum() == 63
+    """Also where seven in ten tie at the lowest MSP, so that the confident half is no half."""
+    for msp, confident in ((MSP, 45), (np.maximum(0, ALL - 62.0), 63)):
+        found = confident_filter(msp, FRAGILITY, ENTROPY, ANSWERS)
+        assert found.confident_error == pytest.approx(WRONG[msp <= np.median(msp)].mean())
+        shares = confident / 90, round(confident / 2) / 90
+        assert (found.confident, found.coverage) == pytest.approx(shares)
+        assert confident_but_fragile(msp, FRAGILITY, ANSWERS).count[0].sum() == confident
+        for error, by in ((found.by_fragility, FRAGILITY), (found.by_other, ENTROPY)):
+            assert error == pytest.approx(filter_error(msp, by, WRONG))
 
 
 def test_a_selector_reports_both_errors():

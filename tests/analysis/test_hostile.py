@@ -24,22 +24,18 @@ PACKAGE = str(Path(lm_polygraph_asmi.__file__).parent)
 N, FEW = 120, 20
 
 
-def sound():
-    """Columns without any fault: scores of answers, and tokens behind them."""
-    rng = np.random.default_rng(0)
-    difficulty = np.repeat(rng.normal(size=N // 2), 2) + rng.normal(size=N)
-    quality = 1 / (1 + np.exp(difficulty + rng.normal(size=N)))
-    return {
-        "score": np.exp(difficulty + rng.normal(size=N)),
-        "other": np.exp(difficulty + rng.normal(size=N)),
-        "quality": quality,
-        "wrong": quality < 0.5,
-        "clusters": [f"passage {i // 2}" for i in range(N)],
-        "tokens": [np.exp(rng.normal(size=t)) for t in rng.integers(1, 5, N)],
-    }
-
-
-SOUND = sound()
+RNG = np.random.default_rng(0)
+DIFFICULTY = np.repeat(RNG.normal(size=N // 2), 2) + RNG.normal(size=N)
+QUALITY = 1 / (1 + np.exp(DIFFICULTY + RNG.normal(size=N)))
+SOUND = {
+    "score": np.exp(DIFFICULTY + RNG.normal(size=N)),
+    "other": np.exp(DIFFICULTY + RNG.normal(size=N)),
+    "quality": QUALITY,
+    "wrong": QUALITY < 0.5,
+    "clusters": [f"passage {i // 2}" for i in range(N)],
+    "tokens": [np.exp(RNG.normal(size=t)) for t in RNG.integers(1, 5, N)],
+}
+"""Columns without any fault: scores of answers, and tokens behind them."""
 
 
 def table(c):
@@ -110,10 +106,6 @@ def labelled(wrong, quality=None):
     return {"wrong": wrong, "quality": 1.0 - wrong if quality is None else quality}
 
 
-def without_first(*names):
-    return {name: SOUND[name][1:] for name in names}
-
-
 ALL, RARE = np.ones(N, dtype=bool), np.arange(N) % 100 == 7
 CORNERS = {
     "a NaN": first(np.nan),
@@ -136,9 +128,9 @@ CORNERS = {
     "one error": labelled(np.arange(N) == 5),
     "no answers": {name: values[:0] for name, values in SOUND.items()},
     "one answer": {name: values[:1] for name, values in SOUND.items()},
-    "a score less": without_first("score", "tokens"),
-    "a label less": without_first("wrong", "quality"),
-    "a cluster less": without_first("clusters"),
+    "a score less": {name: SOUND[name][1:] for name in ("score", "tokens")},
+    "a label less": {name: SOUND[name][1:] for name in ("wrong", "quality")},
+    "a cluster less": {"clusters": SOUND["clusters"][1:]},
     "texts for scores": {
         "score": ["high"] * N, "tokens": [["high"] * len(own) for own in SOUND["tokens"]],
     },

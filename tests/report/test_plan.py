@@ -16,6 +16,7 @@ def test_the_papers_figures_for_32_heads():
         4.8 + 1.645 * np.sqrt(4.08), abs=1e-3
     )
     assert table.loc[0.15, "heads, exact"] == 8
+    assert table.index[-1] == 0.30  # twice the largest admissible
     assert maths.never_masked_heads(32, 0.10, 16) == pytest.approx(5.9, abs=0.05)
 
 

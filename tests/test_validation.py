@@ -46,10 +46,9 @@ def test_outputs_that_cannot_be_written(tmp_path, out, folder, message):
     [
         "score {rows} --model nowhere --out /proc/o.jsonl",
         "score {rows} --model nowhere --html /proc/o.html",
-        "calibrate {rows} --model nowhere --risk .1 --out /proc/c.json",
+        "calibrate {rows} --risk .1 --out /proc/c.json",
         "merge {rows} --out /proc/merged",
         "report {rows} --out /proc/report",
-        "plan --heads 32 --out /proc/plan.png",
         "heads probe {run} --model x --out /proc/p.json",
     ],
 )

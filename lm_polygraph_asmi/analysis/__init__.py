@@ -14,17 +14,13 @@ from lm_polygraph_asmi.lazy import attach
 
 # Imported on first use.
 __getattr__, __dir__, __all__ = attach(__name__, {
-    "clusters": (
-        "Clustered Interval cluster_band cluster_interval text_clusters "
-        "wilson_interval"
-    ),
-    "comparison": "McNemar augrc auroc auroc_difference auroc_interval mcnemar prr_intervals",
+    "clusters": "Clustered Interval cluster_band cluster_interval text_clusters wilson_interval",
+    "comparison": "McNemar auroc auroc_difference auroc_interval mcnemar prr_intervals",
     "cost": "PhaseSeconds method_seconds phase_seconds",
     "coverage": "coverage_by_band coverage_intervals tail_entropy_bound",
     "depth": "DepthSelection Sweep depth_selection",
     "distinct": "DistinctSignal distinct_signal",
     "features": "free_features",
-    "hypotheses": "holm",
     "labelled": "Labelled",
     "mechanism": "ErrorSeparation MaskingResponse Vote error_separation masking_response votes",
     "prr": "PRR normalised_prr prr_draws prr_with_error",
@@ -33,5 +29,5 @@ __getattr__, __dir__, __all__ = attach(__name__, {
         "confident_filter filter_curve global_selector retained_error risk_coverage "
         "token_null"
     ),
-    "stability": "Stability rank_correlation rank_correlations seed_stability",
+    "stability": "Stability rank_correlation seed_stability",
 })  # fmt: skip

@@ -72,17 +72,13 @@ def auroc(score: ArrayLike, wrong: ArrayLike) -> float:
         >>> auroc([0.1, 0.2, 0.9], wrong=[0, 0, 1])
         1.0
     """
-    return unchecked_auroc(*_pair(score, wrong))
-
-
-def _pair(score: ArrayLike, wrong: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     scores, errors = ordered(score=score), binary(wrong=wrong)
     if scores.shape != errors.shape or not len(errors):
         raise ValueError(
             f"expected a score for each of at least one answer, got {scores.shape} for "
             f"{errors.shape}"
         )
-    return scores, errors
+    return unchecked_auroc(scores, errors)
 
 
 def unchecked_auroc(score: np.ndarray, wrong: np.ndarray) -> float:
@@ -115,24 +111,6 @@ class BootstrapAUROC:
         pairs = 2 * errors.sum(1) * right.sum(1)
         in_order = np.einsum("bg,bg->b", errors, below)
         return np.divide(in_order, pairs, out=np.full(len(pairs), np.nan), where=pairs > 0)
-
-
-def augrc(score: ArrayLike, wrong: ArrayLike) -> float:
-    """Area under the generalised risk-coverage curve: wrong answers accepted, as a share of all.
-
-    Averaged over all coverages; lower = better, 0 to 0.5. Unlike PRR and AURC, it does not give the
-    few most confident answers most of the weight. Ties count half.
-    Source: Traub et al. (2024), Overcoming common flaws in the evaluation of selective
-    classification systems.
-
-    Example:
-        >>> augrc([0.1, 0.9], wrong=[0, 1]), augrc([0.9, 0.1], wrong=[0, 1])  # lower is better
-        (0.125, 0.375)
-    """
-    scores, errors = _pair(score, wrong)
-    rate = float(errors.mean())
-    pairs = rate * (1 - rate)
-    return rate**2 / 2 + (pairs * (1 - unchecked_auroc(scores, errors)) if pairs else 0.0)
 
 
 def auroc_interval(score: ArrayLike, answers: Labelled) -> Interval:

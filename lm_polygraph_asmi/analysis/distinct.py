@@ -32,15 +32,13 @@ class DistinctSignal:
         likelihood_ratio: twice the gain in log-likelihood, in nats, over all rows.
         p_value: of the ratio (chi squared, one degree of freedom). Nominal, as in the paper: it
             takes rows as independent, so with clusters it is too small.
-        n, clusters, errors: rows, clusters, wrong answers.
+        errors: number of wrong answers.
     """
 
     residual_auroc: Interval
     incremental_auroc: Interval
     likelihood_ratio: float
     p_value: float
-    n: int
-    clusters: int
     errors: int
 
     @property
@@ -118,7 +116,7 @@ def distinct_signal(signal: ArrayLike, controls: ArrayLike, answers: Labelled) -
         auroc_interval(residual(values, table, folds), answers),
         auroc_difference(full, base, answers),
         *likelihood_ratio_test(table, values, wrong),
-        *(len(answers), answers.n_clusters, int(wrong.sum())),
+        int(wrong.sum()),
     )
 
 

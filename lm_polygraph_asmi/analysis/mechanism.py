@@ -52,11 +52,10 @@ class ErrorSeparation:
     """Disagreement in right and in wrong answers; source: table "babiqa-mechanism" of the paper.
 
     Attributes:
-        mean, right, wrong: mean MI_t over tokens of all, right, wrong answers, nats; NaN without.
+        right, wrong: mean MI_t over tokens of right, of wrong answers, nats; NaN without.
         auroc: error detection by each score.
     """
 
-    mean: float
     right: float
     wrong: float
     auroc: dict[str, Interval]
@@ -86,7 +85,7 @@ def error_separation(
         return float(np.concatenate(known).mean()) if sum(map(len, known)) else float("nan")
 
     areas = {name: auroc_interval(score, answers) for name, score in scores.items()}
-    return ErrorSeparation(mean(np.ones_like(wrong)), mean(~wrong), mean(wrong), areas)
+    return ErrorSeparation(mean(~wrong), mean(wrong), areas)
 
 
 class Vote(NamedTuple):

@@ -45,17 +45,6 @@ def rank_correlation(first: ArrayLike, second: ArrayLike) -> float:
     return float(spearmanr(a, b).statistic)
 
 
-def rank_correlations(scores: ArrayLike) -> np.ndarray:
-    """(R (R - 1) / 2,) `rank_correlation` of every pair of R rows: 1 and 2, 1 and 3, and so on.
-
-    Example:
-        >>> scores = [[1, 2, 3], [1, 2, 9], [3, 2, 1]]  # the third reverses the order
-        >>> rank_correlations(scores).round(2).tolist()  # of 1 and 2, 1 and 3, 2 and 3
-        [1.0, -1.0, -1.0]
-    """
-    return np.array([rank_correlation(*pair) for pair in combinations(ordered(scores=scores), 2)])
-
-
 def seed_stability(scores: ArrayLike, quality: ArrayLike) -> Stability:
     """PRR and ranking of one score over seeds of the masks; source: the paper's stability table.
 
@@ -71,5 +60,6 @@ def seed_stability(scores: ArrayLike, quality: ArrayLike) -> Stability:
     if scores.ndim != 2 or len(scores) < 2:
         raise ValueError(f"scores must have shape (R >= 2, n), a row per seed, got {scores.shape}")
     prr = np.array([normalised_prr(row, quality) for row in scores])
-    values = prr.mean(), prr.std(ddof=1), prr.min(), prr.max(), rank_correlations(scores).mean()
+    pairs = [rank_correlation(*pair) for pair in combinations(scores, 2)]
+    values = prr.mean(), prr.std(ddof=1), prr.min(), prr.max(), np.mean(pairs)
     return Stability(*map(float, values))

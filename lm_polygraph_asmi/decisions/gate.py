@@ -77,6 +77,8 @@ class RiskGate:
         least = ""
         if self.outcome == "inconclusive" and self.accepted < self.least_holds:
             least = f" At least {self.least_holds} accepted answers are needed for holds."
+        if self.left_out:
+            least += f" Left out, as clusters are larger than in the calibration: {self.left_out}."
         return (
             f"{self.outcome}: {found} (guarantee: {self.guarantee.promise}).{least} Accepted: "
             f"{self.accepted / self.answers:.0%} of these answers, {self.guarantee.coverage:.0%} "
@@ -118,7 +120,8 @@ class _Answers:
         import pandas as pd
 
         if guarantee.threshold is None:
-            raise ValueError(f"expected a guarantee with a threshold, got none: {guarantee.limits}")
+            limits = f"calibrate on more labels, or with a larger risk. {guarantee.limits}"
+            raise ValueError(f"expected a guarantee with a threshold, got none: {limits}")
         answers.columns(accepted=accepted)
         counts = np.bincount(answers.codes)
         earlier = pd.Series(answers.codes).groupby(answers.codes).cumcount().to_numpy()

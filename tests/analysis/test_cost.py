@@ -40,9 +40,7 @@ def test_a_method_costs_the_median_of_its_sums():
         for method, parts in by_hand.items()
     }
     assert method_seconds(seconds, warm_up=4) == expected
-
-
-def test_a_method_whose_phases_were_not_all_measured_is_left_out():
+    # A method whose phases were not all measured is left out.
     seconds = {"greedy": [1.0] * 12, "asmi": [2.0] * 12, "samples": [3.0] * 11, "nli": [1.0] * 12}
     assert list(method_seconds(seconds)) == ["MSP", "Sem-ASMI", "ASMI alone, marginal"]
     assert method_seconds(seconds, warm_up=12) == {}

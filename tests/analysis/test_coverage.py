@@ -42,18 +42,14 @@ def test_bands_against_pandas():
         )
 
 
-def test_the_papers_bound():
-    """Appendix "Top-K Coverage Analysis": 4.5 % outside gives about 0.14 nats."""
-    assert tail_entropy_bound(0.045) == pytest.approx(0.14, abs=0.005)
-
-
 def of_one_bucket(masses):
     """What one bucket adds to an entropy, scipy's here."""
     return entropy([masses, 1 - masses]) - entr(1 - masses)
 
 
 def test_the_bound_bounds():
-    """Whatever the mass up to m, and no looser than that mass allows."""
+    """Whatever the mass up to m, and no looser; the paper has 0.14 nats for 4.5 % outside."""
+    assert tail_entropy_bound(0.045) == pytest.approx(0.14, abs=0.005)
     limits = np.linspace(0, 1, 101)
     bounds = tail_entropy_bound(limits)
     for limit, bound in zip(limits, bounds, strict=True):
@@ -61,25 +57,23 @@ def test_the_bound_bounds():
         assert most - 1e-12 <= bound <= most + 1e-3
     assert (np.diff(bounds) >= 0).all()
     np.testing.assert_array_equal(tail_entropy_bound([0.0, -1e-9]), 0)  # rounding below zero
-    # A band has one bound, from its mean: -m ln m is concave.
-    rng = np.random.default_rng(1)
-    for _ in range(50):
-        masses = rng.beta(0.3, rng.uniform(0.3, 9), size=100)
-        assert of_one_bucket(masses).mean() <= tail_entropy_bound(masses.mean()) + 1e-12
 
 
 def test_bands_under_ties_against_all_orders():
-    """70 % zeros: what the bands hold on average over the orders of equal tokens."""
-    information, coverage = tokens(40)
-    information[:28] = 0
+    """70 % zeros: what the bands hold on average over the orders of equal tokens.
+
+    Of 43 tokens a decile has five: 4.3, and a rank that is cut belongs to the band.
+    """
+    information, coverage = tokens(43)
+    information[:30] = 0
     found = coverage_by_band(information, coverage)
     rng, drawn = np.random.default_rng(3), []
     for _ in range(4000):
-        order = np.lexsort([rng.random(40), information])
-        drawn.append([coverage[order[:4]].mean(0), coverage[order[18:22]].mean(0)])
+        order = np.lexsort([rng.random(43), information])
+        drawn.append([coverage[order[:5]].mean(0), coverage[order[19:24]].mean(0)])
     np.testing.assert_allclose(found.iloc[:2, 1:8].astype(float), np.mean(drawn, 0), atol=5e-3)
-    assert found["n"].tolist() == [4, 4, 4, 40]
-    top = np.argsort(information)[36:]
+    assert found["n"].tolist() == [5, 5, 5, 43]
+    top = np.argsort(information)[38:]
     np.testing.assert_allclose(found.iloc[2, 1:8].astype(float), coverage[top].mean(0))
 
 

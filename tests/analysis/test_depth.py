@@ -29,21 +29,30 @@ def halves_seen(monkeypatch):
 
 
 def test_a_planted_best_depth_is_chosen_and_costs_nothing():
-    """Of two equal ones, the first."""
+    """Of two equal ones, the first; a setting without errors says nothing."""
     rng = np.random.default_rng(0)
     groups = [sweep(rng, [2.0, 0.1, 1.0]) for _ in range(3)]
     twice = [group._replace(scores=group.scores[[0, 1, 1, 2]]) for group in groups]
-    found = depth_selection(twice, 200)
+    silent = twice[0]._replace(answers=Labelled([0] * 90, twice[0].answers.clusters))
+    found = depth_selection([*twice, silent], 200)
     assert found.chosen == 1
     np.testing.assert_array_equal(found.selected, [0, 1, 0, 0])
     assert (found.mean_regret, found.no_regret, found.splits) == (0, 1, 200)
-    np.testing.assert_allclose(found.aggregate, found.groups.mean(0))
+    assert np.isnan(found.groups[3]).all()
+    np.testing.assert_allclose(found.aggregate, found.groups[:3].mean(0))
 
 
 def test_halves_are_disjoint_in_clusters_and_even(halves_seen):
-    group = sweep(np.random.default_rng(1), [1.0, 2.0], clusters=7)
-    depth_selection([group], 50)
-    first, second = halves_seen
+    rng = np.random.default_rng(1)
+    groups = [sweep(rng, [1.0, 2.0], clusters=7) for _ in range(2)]
+    for seed in (1, 1, 2):
+        depth_selection(groups, 50, seed)
+    first, second, twin, _, again, _, _, _, other, *_ = halves_seen
+    # Settings over the same clusters are halved alike: else a question would choose the depth for
+    # one model and judge it for another.
+    np.testing.assert_array_equal(first, twin)
+    np.testing.assert_array_equal(first, again)  # the same seed
+    assert not np.array_equal(first, other)
     np.testing.assert_array_equal(first + second, 1)
     by_cluster = first.reshape(50, 7, 3)
     np.testing.assert_array_equal(by_cluster.min(2), by_cluster.max(2))
@@ -53,39 +62,29 @@ def test_halves_are_disjoint_in_clusters_and_even(halves_seen):
     np.testing.assert_allclose(by_cluster.mean((0, 2)), 3 / 7, atol=4 * np.sqrt(0.25 / 50))
 
 
-def test_settings_over_the_same_clusters_are_halved_alike(halves_seen):
-    """Else a question would choose the depth for one model and judge it for another."""
-    rng = np.random.default_rng(2)
-    groups = [sweep(rng, [1.0, 2.0]) for _ in range(2)]
-    for seed in (1, 1, 2):
-        depth_selection(groups, 50, seed)
-    np.testing.assert_array_equal(halves_seen[0], halves_seen[2])
-    np.testing.assert_array_equal(halves_seen[0], halves_seen[4])  # the same seed
-    assert not np.array_equal(halves_seen[0], halves_seen[8])
-
-
 def test_selection_against_a_loop(halves_seen):
     """Close depths, so that choices vary; settings of other sizes."""
     rng = np.random.default_rng(3)
     groups = [sweep(rng, [0.9, 1.0, 1.0], clusters) for clusters in (10, 13)]
     found = depth_selection(groups, 60)
-    prr = np.array([[normalised_prr(s, g.answers.quality) for s in g.scores] for g in groups])
-    np.testing.assert_allclose(found.groups, prr)
-    assert found.chosen == np.argmax(prr.mean(0))
-    halves = [halves_seen[:2], halves_seen[2:4]]
+
+    def prr(rows):
+        """(settings, depths), of some rows of each setting."""
+        return np.array([
+            [normalised_prr(s[r], g.answers.quality[r]) for s in g.scores]
+            for g, r in zip(groups, rows, strict=True)
+        ])  # fmt: skip
+
+    np.testing.assert_allclose(found.groups, whole := prr([slice(None)] * 2))
+    assert found.chosen == np.argmax(whole.mean(0))
     selected, regrets = [], []
     for split in range(60):
-        by_half = []
-        for half in (0, 1):
-            over_cells = []
-            for group, counts in zip(groups, halves, strict=True):
-                rows = np.flatnonzero(counts[half][split])
-                over_cells.append(
-                    [normalised_prr(s[rows], group.answers.quality[rows]) for s in group.scores]
-                )
-            by_half.append(np.mean(over_cells, axis=0))
-        selected.append(int(np.argmax(by_half[0])))
-        regrets.append(by_half[1].max() - by_half[1][selected[-1]])
+        first, second = (
+            prr([np.flatnonzero(halves_seen[place + half][split]) for place in (0, 2)]).mean(0)
+            for half in (0, 1)
+        )
+        selected.append(int(np.argmax(first)))
+        regrets.append(second.max() - second[selected[-1]])
     np.testing.assert_allclose(found.selected, [selected.count(d) / 60 for d in range(3)])
     assert len(set(selected)) == 3
     assert found.mean_regret == pytest.approx(np.mean(regrets))
@@ -93,23 +92,10 @@ def test_selection_against_a_loop(halves_seen):
     assert 0 < found.no_regret < 1
 
 
-def test_a_cell_without_errors_says_nothing():
-    rng = np.random.default_rng(7)
-    useful = sweep(rng, [1.5, 0.2])
-    silent = useful._replace(answers=Labelled([0] * 90, useful.answers.clusters))
-    found = depth_selection([useful, silent], 50)
-    assert np.isnan(found.groups[1]).all()
-    np.testing.assert_allclose(found.aggregate, found.groups[0])
-    assert found.chosen == 1
-    np.testing.assert_array_equal(found.selected, [0, 1])
-    assert found.mean_regret == 0
-
-
 def test_splits_without_a_defined_half_do_not_count():
     """One error in all: a half without it has no PRR, and says nothing of a depth."""
-    quality = np.ones(40)
+    quality, scores = np.ones(40), np.stack([np.arange(40.0), -np.arange(40.0)])
     quality[7] = 0.0
-    scores = np.stack([np.arange(40.0), -np.arange(40.0)])
     with pytest.raises(ValueError, match="undefined on a half of every split"):
         depth_selection([Sweep(scores, Labelled(quality=quality, clusters=keys(20, 2)))], 50)
     quality[21] = 0.0

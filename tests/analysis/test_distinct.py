@@ -6,7 +6,6 @@ from statsmodels.regression.linear_model import OLS
 from lm_polygraph_asmi.analysis import Interval, Labelled, distinct
 from lm_polygraph_asmi.analysis.distinct import (
     AGGREGATIONS,
-    DistinctSignal,
     distinct_signal,
     error_probability,
     likelihood_ratio_test,
@@ -15,34 +14,21 @@ from lm_polygraph_asmi.analysis.distinct import (
 from lm_polygraph_asmi.analysis.labelled import FOLDS
 from tests.analysis.simulation import keys, monte_carlo_error, shared
 
-CLUSTERS, SIZE = 50, 3
-NAMES = keys(CLUSTERS, SIZE)
-RESIDUAL_AUROC = {
-    ("Qwen3-4B", "BabiQA"): (0.589, 0.547, 0.627),
-    ("Qwen3-4B", "CoQA"): (0.549, 0.501, 0.595),
-    ("Qwen3-4B", "SQuAD"): (0.550, 0.516, 0.584),  # the analysis draw
-    ("Qwen3-4B", "TriviaQA"): (0.495, 0.465, 0.524),
-    ("Qwen3-8B", "BabiQA"): (0.603, 0.558, 0.641),
-    ("Qwen3-8B", "CoQA"): (0.517, 0.472, 0.560),
-    ("Qwen3-8B", "SQuAD"): (0.543, 0.504, 0.586),
-    ("Qwen3-8B", "TriviaQA"): (0.511, 0.475, 0.547),
-}
-"""Table "app-distinct" of the paper: residual AUROC of u_sem over MSP and entropy."""
+NAMES = keys(50, 3)
 
 
-def answers(seed, planted=0.0, clusters=CLUSTERS, size=SIZE):
+def answers(seed, planted=0.0):
     """A signal, its two controls, and errors.
 
     Two controls know of errors and the signal is a noisy function of both. `planted` is the weight
     in the errors of a part of the signal that is independent of them.
     """
     rng = np.random.default_rng(seed)
-    msp = shared(rng, clusters, size, 0.2)
-    entropy = 0.7 * msp + shared(rng, clusters, size, 0.2)
-    own = shared(rng, clusters, size, 0.2)
+    msp, more, own = (shared(rng, 50, 3, 0.2) for _ in range(3))
+    entropy = 0.7 * msp + more
     signal = 0.5 * msp + 0.5 * entropy + own
     logit = -0.5 + 0.8 * msp + 0.5 * entropy + planted * own
-    wrong = rng.random(clusters * size) < 1 / (1 + np.exp(-logit))
+    wrong = rng.random(150) < 1 / (1 + np.exp(-logit))
     return signal, np.column_stack([msp, entropy]), wrong
 
 
@@ -53,27 +39,13 @@ def with_constant(features: np.ndarray) -> np.ndarray:
 def test_folds_keep_clusters_whole_and_errors_even():
     _, _, wrong = answers(0)
     folds = Labelled(wrong, NAMES).folds()
-    assert set(np.bincount(folds)) == {CLUSTERS * SIZE // FOLDS}
-    by_cluster = folds.reshape(CLUSTERS, SIZE)
+    assert set(np.bincount(folds)) == {150 // FOLDS}
+    by_cluster = folds.reshape(50, 3)
     assert (by_cluster == by_cluster[:, :1]).all()
     assert np.ptp([wrong[folds == fold].mean() for fold in range(FOLDS)]) < 0.1
     # Reproducible, and drawn at random.
     np.testing.assert_array_equal(folds, Labelled(wrong, NAMES).folds())
     assert not np.array_equal(folds, Labelled(wrong, NAMES, seed=1).folds())
-
-
-@pytest.mark.parametrize(
-    ("wrong", "names", "fewest"),
-    [
-        ([0] * 20, keys(20, 1), 0),  # no wrong answers
-        ([1] * 4 + [0] * 16, keys(20, 1), 4),
-        # Many errors, in few clusters.
-        ([1] * 8 + [0] * 12, keys(4, 2) + [f"r{i}" for i in range(12)], 4),
-    ],
-)
-def test_too_few_for_folds(wrong, names, fewest):
-    with pytest.raises(ValueError, match=f"at least 5 clusters each, got {fewest}: use more rows"):
-        Labelled(wrong, names).folds()
 
 
 def test_fits_are_those_of_statsmodels_per_fold():
@@ -103,28 +75,21 @@ def test_a_linear_function_of_the_controls_is_never_detected(weights, offset):
     assert not found.detected
 
 
-def test_likelihood_ratio_is_statsmodels():
-    signal, controls, wrong = answers(5, 0.3)
-    full = Logit(wrong, with_constant(np.column_stack([controls, signal]))).fit(disp=0)
-    base = Logit(wrong, with_constant(controls)).fit(disp=0)
-    ratio, _ = likelihood_ratio_test(controls, signal, wrong)
-    assert ratio == pytest.approx(2 * (full.llf - base.llf), abs=1e-3)
-    # statsmodels' own p-value of the ratio, here of the signal over the constant alone.
-    alone = Logit(wrong, with_constant(signal[:, None])).fit(disp=0)
-    ratio, p_value = likelihood_ratio_test(np.zeros((len(wrong), 1)), signal, wrong)
-    assert ratio == pytest.approx(alone.llr, abs=1e-3)
-    assert p_value == pytest.approx(alone.llr_pvalue, rel=0.01)
-
-
 def test_a_planted_independent_signal_is_detected():
+    """The likelihood ratio is statsmodels'."""
     signal, controls, wrong = answers(7, 2.0)
     found = distinct_signal(signal, controls, Labelled(wrong, NAMES, resamples=100))
     assert found.detected
     assert found.residual_auroc.value > 0.5
     assert found.incremental_auroc.low > 0
-    assert found.p_value < 0.05
-    assert (found.likelihood_ratio, found.p_value) == likelihood_ratio_test(controls, signal, wrong)
-    assert (found.n, found.clusters, found.errors) == (150, 50, wrong.sum())
+    assert found.errors == wrong.sum()
+    full = Logit(wrong, with_constant(np.column_stack([controls, signal]))).fit(disp=0)
+    base = Logit(wrong, with_constant(controls)).fit(disp=0)
+    assert found.likelihood_ratio == pytest.approx(2 * (full.llf - base.llf), abs=1e-3)
+    weak = answers(5, 0.3)[0]
+    alone = Logit(wrong, with_constant(weak[:, None])).fit(disp=0)
+    tested = likelihood_ratio_test(np.zeros((150, 1)), weak, wrong)
+    assert tested == pytest.approx((alone.llr, alone.llr_pvalue), rel=0.01)
 
 
 @pytest.mark.slow
@@ -146,17 +111,6 @@ def test_a_redundant_signal_is_detected_in_one_case_of_twenty(monkeypatch):
     assert rate == pytest.approx(0.05, abs=3 * monte_carlo_error(0.05, 200))
     values = [result.residual_auroc.value for result in found]
     assert np.mean(values) == pytest.approx(0.5, abs=3 * np.std(values) / np.sqrt(200))
-
-
-def test_the_papers_criterion():
-    """Five of six grounded settings, and neither setting of TriviaQA."""
-    found = {
-        group
-        for group, printed in RESIDUAL_AUROC.items()
-        if DistinctSignal(Interval(*printed), Interval(0, 0, 0), 0, 1, 0, 0, 0).detected
-    }
-    trivia = {("Qwen3-4B", "TriviaQA"), ("Qwen3-8B", "TriviaQA")}
-    assert RESIDUAL_AUROC.keys() - found == {("Qwen3-8B", "CoQA"), *trivia}
 
 
 def test_aggregations():

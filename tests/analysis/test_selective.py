@@ -26,7 +26,6 @@ from tests.analysis.test_intervals import (
     OF_TOKENS,
     TOKENS,
     WRONG,
-    filtered,
     selected,
 )
 
@@ -40,7 +39,7 @@ def naive_curve(uncertainty, wrong):
 
 
 def test_risk_coverage_its_area_and_its_points_against_a_loop():
-    expected = naive_curve(MSP.tolist(), WRONG.tolist())
+    expected = naive_curve(MSP, WRONG)
     np.testing.assert_allclose(risk_coverage(MSP, WRONG), expected)
     assert aurc(MSP, WRONG) == pytest.approx(np.mean(expected))
     for share, kept in ((1.0, 90), (0.9, 81), (0.7, 63), (0.5, 45), (0.1, 9), (0.001, 1)):
@@ -58,50 +57,36 @@ def test_ties_count_as_the_mean_over_all_their_orders():
     assert aurc(tied, wrong) == pytest.approx(expected.mean())
 
 
-def test_one_kind_of_answer_has_one_risk():
-    for wrong in (0, 1):
-        assert aurc([1, 2, 3], [wrong] * 3) == wrong
-        np.testing.assert_array_equal(risk_coverage([1, 2, 3], [wrong] * 3), wrong)
-
-
 @pytest.mark.parametrize("decimals", [8, 0])
 def test_aurc_is_prr_on_another_scale(decimals):
     """For right and wrong answers, PRR = (error rate - AURC) / (error rate - oracle's AURC)."""
     msp, rate = np.round(MSP, decimals), WRONG.mean()
     expected = (rate - aurc(msp, WRONG)) / (rate - aurc(WRONG, WRONG))
     assert normalised_prr(msp, 1 - WRONG) == pytest.approx(expected)
-
-
-def test_quadrants_are_pandas_groups():
-    found = confident_but_fragile(MSP, FRAGILITY, ANSWERS)
-    table = pd.DataFrame({"msp": MSP, "fragility": FRAGILITY, "wrong": WRONG})
-    unconfident, fragile = (table[c] > table[c].median() for c in ("msp", "fragility"))
-    grouped = table.groupby([unconfident, fragile])["wrong"]
-    np.testing.assert_allclose(found.error_rate, grouped.mean().unstack())
-    np.testing.assert_array_equal(found.count, grouped.size().unstack())
+    assert [aurc(msp, np.full(90, kind)) for kind in (0, 1)] == [0, 1]
 
 
 @pytest.mark.parametrize(
-    ("msp", "fragility", "count"),
-    [(MSP, np.ones(90), [[45, 0], [45, 0]]), (np.ones(90), FRAGILITY, [[45, 45], [0, 0]])],
+    ("msp", "fragility"), [(MSP, FRAGILITY), (MSP, ALL * 0), (ALL * 0, FRAGILITY)]
 )
-def test_empty_quadrants_are_undefined(msp, fragility, count):
+def test_quadrants_are_pandas_groups(msp, fragility):
+    """An empty one is undefined."""
     found = confident_but_fragile(msp, fragility, ANSWERS)
-    np.testing.assert_array_equal(found.count, count)
-    np.testing.assert_array_equal(np.isnan(found.error_rate), np.array(count) == 0)
+    table = pd.DataFrame({"msp": msp, "fragility": fragility, "wrong": WRONG})
+    high = (table[column] > table[column].median() for column in ("msp", "fragility"))
+    groups = table.groupby([*high])["wrong"].agg(["mean", "size"])
+    groups = groups.reindex(pd.MultiIndex.from_product([[False, True]] * 2))
+    np.testing.assert_allclose(found.error_rate.ravel(), groups["mean"])
+    np.testing.assert_array_equal(found.count.ravel(), groups["size"].fillna(0))
 
 
 @pytest.mark.parametrize("kind", [False, True])
-def test_one_kind_of_answer_has_no_gap(kind):
+def test_one_kind_of_answer_or_of_token_has_no_gap(kind):
     """Not a gap of 0.00 [0.00, 0.00], which would be knowledge."""
     answers = Labelled(np.full(90, kind), NAMES, resamples=20)
     found = token_null(MSP, TOKENS, answers)
     gaps = found.gap, found.auroc, confident_but_fragile(MSP, FRAGILITY, answers).gap
     assert np.isnan(gaps).all()
-
-
-def test_token_null_counts_the_tokens_of_confident_answers():
-    found = token_null(MSP, TOKENS, ANSWERS)
     assert (found.tokens, found.answers) == (len(OF_TOKENS), 45)
     same = token_null(MSP, [np.ones(2)] * 90, ANSWERS)
     assert np.isnan(same.gap).all()
@@ -122,22 +107,19 @@ def test_filter_error_against_a_loop(n):
 
 
 def test_a_filter_reports_all_its_errors():
-    found = confident_filter(MSP, FRAGILITY, ENTROPY, ANSWERS)
-    assert found.confident_error == pytest.approx(WRONG[np.median(MSP) >= MSP].mean())
-    assert found.by_fragility == pytest.approx(filtered(ALL, FRAGILITY))
-    assert found.by_other == pytest.approx(filtered(ALL, ENTROPY))
-    assert (found.confident, found.coverage) == pytest.approx((0.5, 22 / 90))
-    # Seven in ten tie at the lowest MSP, so that the confident half is no half.
-    tied = np.maximum(0, ALL - 62.0)
-    found = confident_filter(tied, FRAGILITY, ENTROPY, ANSWERS)
-    assert (found.confident, found.coverage) == pytest.approx((63 / 90, round(63 / 2) / 90))
-    assert confident_but_fragile(tied, FRAGILITY, ANSWERS).count[0].sum() == 63
+    """Also where seven in ten tie at the lowest MSP, so that the confident half is no half."""
+    for msp, confident in ((MSP, 45), (np.maximum(0, ALL - 62.0), 63)):
+        found = confident_filter(msp, FRAGILITY, ENTROPY, ANSWERS)
+        assert found.confident_error == pytest.approx(WRONG[msp <= np.median(msp)].mean())
+        shares = confident / 90, round(confident / 2) / 90
+        assert (found.confident, found.coverage) == pytest.approx(shares)
+        assert confident_but_fragile(msp, FRAGILITY, ANSWERS).count[0].sum() == confident
+        for error, by in ((found.by_fragility, FRAGILITY), (found.by_other, ENTROPY)):
+            assert error == pytest.approx(filter_error(msp, by, WRONG))
 
 
-def test_global_selector_against_its_definition():
-    found = global_selector(
-        CONTROLS, FRAGILITY, Labelled(WRONG, NAMES, resamples=20, seed=5), (0.9, 0.7)
-    )
+def test_a_selector_reports_both_errors():
+    answers = Labelled(WRONG, NAMES, resamples=20, seed=5)
+    found = global_selector(CONTROLS, FRAGILITY, answers, (0.9, 0.7))
     assert list(found) == [0.9, 0.7]
-    expected = [selected(ALL, False), selected(ALL, True)]
-    assert found[0.7][:2] == pytest.approx(expected)
+    assert found[0.7][:2] == pytest.approx([selected(ALL, False), selected(ALL, True)])

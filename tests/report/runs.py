@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from lm_polygraph_asmi.analysis import distinct
 from lm_polygraph_asmi.analysis.coverage import TOP_K
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.heads.items import heads
-from lm_polygraph_asmi.report.items import signal
 from lm_polygraph_asmi.results.manifest import write_manifest
 from lm_polygraph_asmi.results.names import Settings
 from lm_polygraph_asmi.results.run_groups import RunGroup, load_run_groups
@@ -31,77 +29,79 @@ def content(
     top_k: int = 64,
     mask_seed: int = 0,
     depths: tuple[int, ...] = (60,),
-    metric: str = "AlignScore",
     shift: float = 0.0,
-    scale: float = 1.0,
 ) -> dict[str, Any]:
     """What a manager file holds: answers fixed by n and shift, ASMI's scores by the rest too."""
-    rng = np.random.default_rng(7)
+    rng, masks = np.random.default_rng(7), np.random.default_rng([mask_seed, top_k])
     wrong = rng.random(n) < 0.4
     quality = np.where(wrong, 0.3, 0.9) + rng.uniform(-0.1, 0.1, n)
     lengths = rng.integers(2, 6, n)
-    estimations = {
-        ("sequence", name): (wrong + shift + rng.normal(size=n)).tolist() for name in BASELINES
-    }
-    masks = np.random.default_rng([mask_seed, top_k])
-    own = {"asmi_token_texts": [{i: f"word{i}" for i in range(10)}] * n}
-    own["asmi_entropy"] = [rng.random(t) for t in lengths]
-    own["asmi_log_likelihood"] = [-rng.random(t) for t in lengths]
-    own["asmi_tokens"] = [rng.integers(0, 10, t) for t in lengths]
-    own["asmi_closing"] = [True] * n
-    own["asmi_prompt_length"] = [100] * n
-    own["asmi_seconds"] = [50.0] * 10 + [2.0] * (n - 10)
-    own["seconds_greedy"] = [50.0] * 10 + [1.0] * (n - 10)
-    saved = {"estimations": estimations, METHODS: {}}
-    for depth in depths:
-        mi = [
-            scale * (0.1 + 0.2 * w + 0.05 * rng.random(t) + 0.02 * masks.random(t))
-            for w, t in zip(wrong, lengths, strict=True)
-        ]
-        agreement = [np.clip(1 - 2 * m + 0.1 * rng.random(len(m)), 0, 1) for m in mi]
-        config = ASMIConfig(depth=depth / 100, top_k=top_k, seed=mask_seed)
-        put_scores(saved, config, mi, agreement)
-        entropy = [rng.random(t) for t in lengths]
-        coverage = [np.sort(rng.random((t, len(TOP_K))), axis=1) for t in lengths]
-        used = {"num_masks": MASKS, "mask_rate": 0.1}, 3, 6, 8
-        put_tokens(own, config, mi, agreement, entropy, coverage, rng, *used)
-    texts = {
+    scores = {name: (wrong + shift + rng.normal(size=n)).tolist() for name in BASELINES}
+    stats = {
         "input_texts": [
             f"Read.\nPassage:\npassage {i // 2} {shift}\nQuestion: q{i}?\nAnswer:" for i in range(n)
         ],
         "greedy_texts": [f"answer {i} {shift}\n" for i in range(n)],
-        "target_texts": [f"gold {i}" for i in range(n)],
-        "greedy_tokens": [[1] * t for t in lengths],
+        "asmi_entropy": [rng.random(t) for t in lengths],
+        "asmi_log_likelihood": [-rng.random(t) for t in lengths],
+        "asmi_tokens": [rng.integers(0, 10, t) for t in lengths],
+        "asmi_prompt_length": [100] * n,
+        "asmi_seconds": [50.0] * 10 + [2.0] * (n - 10),
+        "seconds_greedy": [50.0] * 10 + [1.0] * (n - 10),
     }
-    metrics = {("sequence", metric): (quality - shift / 10).tolist()}
-    return saved | FINISHED | {"gen_metrics": metrics, "stats": {**texts, **own}}
+    saved = finished(scores, {"AlignScore": (quality - shift / 10).tolist()}, stats)
+    for depth in depths:
+        mi = [
+            0.1 + 0.2 * w + 0.05 * rng.random(t) + 0.02 * masks.random(t)
+            for w, t in zip(wrong, lengths, strict=True)
+        ]
+        agreement = [np.clip(1 - 2 * m + 0.1 * rng.random(len(m)), 0, 1) for m in mi]
+        put_tokens(
+            saved, ASMIConfig(depth=depth / 100, top_k=top_k, seed=mask_seed), mi, agreement, rng,
+            entropy=[rng.random(t) for t in lengths],
+            coverage=[np.sort(rng.random((t, len(TOP_K))), axis=1) for t in lengths],
+            used={"num_masks": MASKS, "mask_rate": 0.1}, place=(3, 6, 8),
+        )  # fmt: skip
+    return saved
 
 
-FINISHED = {"metrics": {}, "state": "Initialized"}
+def finished(
+    scores: dict[str, list], quality: dict[str, list], stats: dict[str, list]
+) -> dict[str, Any]:
+    """A manager file's content, with what is the same in all that are planted."""
+    n = len(stats["greedy_texts"])
+    stats |= {
+        "target_texts": [f"gold {i}" for i in range(n)],
+        "greedy_tokens": [[1] * len(tokens) for tokens in stats["asmi_tokens"]],
+        "asmi_token_texts": [{i: f"word{i}" for i in range(10)}] * n,
+        "asmi_closing": [True] * n,
+    }
+    estimations, metrics = ({("sequence", k): v for k, v in c.items()} for c in (scores, quality))
+    return {
+        "estimations": estimations, METHODS: {}, "metrics": {}, "state": "Initialized",
+        "gen_metrics": metrics, "stats": stats,
+    }  # fmt: skip
 
 
-def put_scores(
-    saved: dict[str, Any], config: ASMIConfig, mi: list[np.ndarray], agreement: list[np.ndarray]
-) -> None:
-    """Add the three scores, of MI_t and agreement; the gate of the adaptive one is a half."""
+def put_tokens(
+    saved: dict[str, Any], config: ASMIConfig, mi: list[np.ndarray], agreement: list[np.ndarray],
+    rng: np.random.Generator, *, entropy: list[np.ndarray], coverage: list[np.ndarray],
+    used: dict[str, float], place: tuple[int, int, int],
+) -> None:  # fmt: skip
+    """Add what is saved of every token at the depth of a config, and the three scores of it.
+
+    The gate of the adaptive one is a half. `place`: masked layer, number of layers and heads.
+    """
     pairs = list(zip(mi, agreement, strict=True))
     put(saved, config.replace(method="asmi"), [m.mean() for m in mi])
     put(saved, config.replace(method="sem"), [(m * (1 - a)).mean() for m, a in pairs])
     put(saved, config.replace(method="adapt"), [(m * (1 - a / 2)).mean() for m, a in pairs])
-
-
-def put_tokens(
-    stats: dict[str, Any], config: ASMIConfig, mi: list[np.ndarray], agreement: list[np.ndarray],
-    entropy: list[np.ndarray], coverage: list[np.ndarray], rng: np.random.Generator,
-    masks: dict[str, float], layer: int, num_layers: int, num_heads: int,
-) -> None:  # fmt: skip
-    """Add what is saved of every token at the depth of a config."""
-    used = Settings(config.replace(**masks, attention="sdpa"), layer, num_layers, num_heads)
+    settings = Settings(config.replace(**used, attention="sdpa"), *place).to_dict()
     put_at(
-        stats, config.depth, mi=mi, agreement=agreement, mean_entropy=entropy,
+        saved["stats"], config.depth, mi=mi, agreement=agreement, mean_entropy=entropy,
         entropy_of_mean=[h + m for h, m in zip(entropy, mi, strict=True)], coverage=coverage,
         top_token=[rng.integers(0, 10, (MASKS, len(m))) for m in mi],
-        settings=[used.to_dict()] * len(mi),
+        settings=[settings.copy() for _ in mi],
     )  # fmt: skip
 
 
@@ -143,42 +143,34 @@ def described(*configs: ASMIConfig) -> dict[str, dict[str, Any]]:
 
 
 def manifest(n: int, dataset: str = "asmi_squad", closed: bool = False) -> dict[str, Any]:
+    """Of n rows, two a passage; the passage's key is there also where the prompt has none."""
+    grounded = not closed and any(name in dataset for name in ("coqa", "squad", "babi"))
     return {
         "model": {"name": "asmi_tiny_model", "path": "models/tiny", "revision": "abc"},
         "dataset": {
-            "name": dataset,
-            "source": "squad.json",
-            "closed_book": closed,
-            "grounded": any(name in dataset for name in ("coqa", "squad", "babi")) and not closed,
+            "name": dataset, "source": "squad.json", "closed_book": closed, "grounded": grounded,
         },
         "seeds": {"run": 1, "masks": 0, "samples": 0},
         "rows": {
             "ids": [f"q{i}" for i in range(n)],
-            # As in a run: the passage's key, which a closed-book prompt does not show.
             "clusters": [f"passage {i // 2}" for i in range(n)],
         },
-        "packages": {"torch": "2"},
-        "device": "cpu",
-        "peak_memory_bytes": {"main": 2**30},
+        "packages": {"torch": "2"}, "device": "cpu", "peak_memory_bytes": {"main": 2**30},
         "config": {},
-    }
+    }  # fmt: skip
 
 
-def dissect(saved: dict[str, Any], masks: int = 100, heads: int = 8, strength: float = 3) -> None:
-    """Let a run have kept its masks and divergences; in tokens of high MI one head has them all.
-
-    Args:
-        strength: of that head, in standard deviations of what knows nothing of heads.
-    """
+def dissect(saved: dict[str, Any], masks: int = 100) -> None:
+    """Let a run have kept its masks and divergences; in tokens of high MI one head has them all."""
     rng = np.random.default_rng(3)
-    used = {"num_masks": masks, "num_heads": heads, "mask_rate": 0.15}
+    used = {"num_masks": masks, "num_heads": 8, "mask_rate": 0.15}
     for depth in saved["stats"]["asmi"][0]:
         for row, own in enumerate(at_depth(saved["stats"], depth)):
-            mi = own["mi"]
-            mask = rng.random((masks, heads)) >= 0.15
-            level = strength * mi / 0.3 if depth == 0.6 else 2 * strength * mi / 0.3
-            kl = rng.exponential(size=(masks, len(mi))) + level * ~mask[:, :1]
-            own |= {"masks": mask, "kl": (kl / kl.mean(0) * mi).astype(np.float32)}
+            mask = rng.random((masks, 8)) >= 0.15
+            # In standard deviations of what knows nothing of heads.
+            level = (10 if depth == 0.6 else 20) * own["mi"]
+            kl = rng.exponential(size=(masks, len(own["mi"]))) + level * ~mask[:, :1]
+            own |= {"masks": mask, "kl": (kl / kl.mean(0) * own["mi"]).astype(np.float32)}
             own |= {"mask_seed": 1000 + row, "settings": own["settings"] | used}
 
 
@@ -195,31 +187,18 @@ def few_permutations() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def simple_signals(aggregations: Any = None) -> Iterator[None]:
-    """Signals are means over an answer, and no error probability is fitted to them.
-
-    Test_latex has a report with the others, tests/analysis/test_distinct.py what is fitted.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(signal, "AGGREGATIONS", aggregations or {})
-        patch.setattr(distinct, "error_probability", lambda features, *_: features[:, -1])
-        yield
-
-
-def probe(n: int = 60, heads: int = 8, draws: int = 4) -> dict[str, Any]:
+def probe(n: int = 60) -> dict[str, Any]:
     """What the causal probe writes: on high tokens the critical head decides, on low ones none."""
-    rng = np.random.default_rng(4)
-    k = [k for k in (1, 2, 4, 8, 16) if k <= heads]
+    rng, k = np.random.default_rng(4), [1, 2, 4, 8]
     decided = np.r_[rng.random(n) < 0.4, np.zeros(n, dtype=bool)]
     critical = np.repeat(decided[:, None], len(k), axis=1).astype(int)
-    hit = rng.random((2 * n, len(k), draws)) < np.array(k)[None, :, None] / heads
+    hit = rng.random((2 * n, len(k), 4)) < np.array(k)[None, :, None] / 8
     random = (decided[:, None, None] & hit).astype(int)
-    random[n:] = rng.random((n, len(k), draws)) < 0.02
+    random[n:] = rng.random((n, len(k), 4)) < 0.02
     return {
         "run": "run", "model": "tiny",
         "settings": {"layer": 3, "scope": "all", "num_masks": 100, "mask_rate": 0.15},
-        "k": k, "draws": draws, "seed": 0,
+        "k": k, "draws": 4, "seed": 0,
         "tokens": {
             "row": [i % n for i in range(2 * n)], "position": [i // n for i in range(2 * n)],
             "token": [0] * (2 * n - 1) + [5], "mi": [0.5] * n + [0.001] * n,
@@ -229,7 +208,7 @@ def probe(n: int = 60, heads: int = 8, draws: int = 4) -> dict[str, Any]:
             "replayed": [0] * 2 * n, "positive": [4] * 2 * n,
             "own_flips": (0.1 * decided).tolist(),
         },
-        "criticality": [[0.1] * (heads - 1) + [None]] * 2 * n,
+        "criticality": [[0.1] * 7 + [None]] * 2 * n,
         "groups": {"high": list(range(n)), "low": list(range(n, 2 * n))},
         "predicted": {"critical": critical.tolist(), "random": random.tolist()},
     }  # fmt: skip
@@ -243,8 +222,7 @@ def save(
     saved = content() if saved is None else saved
     file = folder / "ue_manager_seed1"
     torch.save(saved, file)
-    n = len(saved["stats"].get("input_texts", ()))
-    about = manifest(n) if about is None else about
+    about = manifest(len(saved["stats"].get("input_texts", ()))) if about is None else about
     if about:
         write_manifest({"methods": saved.get(METHODS, {}), **about}, file)
     return file

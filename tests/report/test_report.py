@@ -1,6 +1,9 @@
-from contextlib import contextmanager
-from itertools import combinations
+"""What a report says of planted runs."""
 
+from itertools import combinations
+from types import SimpleNamespace
+
+import joblib
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,30 +13,27 @@ from matplotlib.figure import Figure
 from lm_polygraph_asmi.analysis import (
     Interval,
     Labelled,
+    distinct,
     normalised_prr,
     prr_with_error,
     rank_correlation,
 )
-from lm_polygraph_asmi.analysis.comparison import prr_intervals
-from lm_polygraph_asmi.analysis.distinct import distinct_signal
-from lm_polygraph_asmi.analysis.selective import aurc, confident_filter
+from lm_polygraph_asmi.analysis.comparison import mcnemar, prr_intervals
+from lm_polygraph_asmi.analysis.coverage import TOP_K
+from lm_polygraph_asmi.analysis.selective import aurc, confident_filter, global_selector
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.heads.probe_file import write_probe
 from lm_polygraph_asmi.report import MissingItem, build_report, figures, load_run_groups
 from lm_polygraph_asmi.report.item import BOLD, ITALIC, Marked
-from lm_polygraph_asmi.report.items import every_report_item
-from lm_polygraph_asmi.report.items.benchmark import (
-    benchmark,
-    depths,
-    stability,
-)
+from lm_polygraph_asmi.report.items import every_report_item, signal
+from lm_polygraph_asmi.report.items.benchmark import benchmark, depths, stability
 from lm_polygraph_asmi.report.items.boundary import boundary, truncation
-from lm_polygraph_asmi.report.items.mechanism import screen
-from lm_polygraph_asmi.report.items.signal import aurc as aurc_item
-from lm_polygraph_asmi.report.tables import about_run
-from lm_polygraph_asmi.results.runs import load_run, manager_files
+from lm_polygraph_asmi.report.items.mechanism import cost, screen
+from lm_polygraph_asmi.report.tables import about_run, prr_rows, prr_table
+from lm_polygraph_asmi.results.runs import MSP
 from tests.report.runs import (
+    BASELINES,
     content,
     dissect,
     few_permutations,
@@ -42,7 +42,6 @@ from tests.report.runs import (
     probe,
     put_at,
     save,
-    simple_signals,
     some_rows,
 )
 
@@ -51,75 +50,67 @@ pytestmark = [
     pytest.mark.filterwarnings("error:constrained_layout not applied"),
 ]
 
-SEM = "Sem-ASMI (60%, K=64)"
+SEM, TINY = "Sem-ASMI (60%, K=64)", "tiny model, squad"
 ANSWERS = 64
-"""Enough that four fifths of them can be calibrated on."""
 
 
 @pytest.fixture(autouse=True, scope="module")
 def simply():
-    with simple_signals():
-        yield
+    """Signals are means over an answer, no error probability is fitted, one process computes.
 
-
-@contextmanager
-def seen(look):
-    """Figures are looked at and not written."""
-
-    def savefig(figure, path, **_):
-        path.touch()
-        look(figure)
-
+    Test_paper has a report with the others, tests/analysis/test_distinct.py what is fitted.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Figure, "savefig", savefig)
+        patch.setattr(signal, "AGGREGATIONS", {})
+        patch.setattr(distinct, "error_probability", lambda features, *_: features[:, -1])
+        patch.setattr(joblib, "cpu_count", lambda: 1)
         yield
-
-
-def hold_data(figure):
-    panels = [ax for ax in figure.axes if ax.axison]
-    assert panels
-    assert all(ax.has_data() for ax in panels)
 
 
 @pytest.fixture(scope="module")
-def everything(tmp_path_factory):
-    """Runs that between them hold every item, and their report."""
+def everything(tmp_path_factory, simply, few_resamples):  # noqa: ARG001
+    """The full report of four runs that between them hold every item, over two settings.
+
+    Figures are looked at and not written.
+    """
     root = tmp_path_factory.mktemp("runs")
-    n = ANSWERS
-    details = content(n, depths=(60, 80))
+    details = content(ANSWERS, depths=(60, 80))
     lengths = [len(tokens) for tokens in details["stats"]["asmi_tokens"]]
     put_at(
         details["stats"], 0.6, candidates=[np.tile(np.arange(8), (t, 1)) for t in lengths],
         candidate_cosines=[np.tile(np.eye(8), (t, 1, 1)) for t in lengths],
     )  # fmt: skip
     dissect(details)
-    write_probe(probe(n), save(root / "open", details))
-    save(root / "k256", content(n, top_k=256))
-    save(root / "seed 1", content(n, mask_seed=1))
-    closed = manifest(n, "asmi_squad_closed_book", closed=True)
-    save(root / "closed", content(n, shift=0.5), closed)
-    out = root / "report"
-    runs = [str(root / name) for name in ("open", "k256", "seed 1", "closed")]
-    command = ["report", *runs, "--out", str(out), "--full"]
+    write_probe(probe(ANSWERS), save(root / "open", details))
+    save(root / "k256", content(ANSWERS, top_k=256))
+    save(root / "seed 1", content(ANSWERS, mask_seed=1))
+    closed = manifest(ANSWERS, "asmi_squad_closed_book", closed=True)
+    save(root / "closed", content(ANSWERS, shift=0.5), closed)
+    runs = {name: str(root / name) for name in ("open", "k256", "seed 1", "closed")}
+    command = ["report", *runs.values(), "--out", str(root / "report"), "--full"]
     command += [word for form in ("csv", "md", "tex", "svg") for word in ("--format", form)]
-    with seen(hold_data), few_permutations():
+
+    def savefig(figure, path, **_):
+        path.touch()
+        assert {ax.has_data() for ax in figure.axes if ax.axison} == {True}
+
+    with pytest.MonkeyPatch.context() as patch, few_permutations():
+        patch.setattr(Figure, "savefig", savefig)
         result = CliRunner().invoke(main, command, env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
-    return root, out, result.output
-
-
-def cells_of(root):
-    return load_run_groups(root / name for name in ("open", "k256", "seed 1", "closed"))
+    return SimpleNamespace(
+        groups=load_run_groups(runs.values()), runs=runs, out=root / "report", shown=result.output,
+        table=lambda name: pd.read_csv(root / f"report/tables/{name}.csv"),
+    )  # fmt: skip
 
 
 def test_a_full_report_has_every_item_in_every_form(everything):
-    _, out, shown = everything
-    page = (out / "index.html").read_text()
+    page = (everything.out / "index.html").read_text()
     _, _, missing = page.partition("<h2>Not in these runs</h2>")
     # tests/report/test_paper.py has the paper's numbers.
     assert missing.count("<li>The paper&#39;s numbers beside these: no run has a model") == 1
-    assert "2 settings" in shown
-    files = {suffix: {path.stem for path in out.rglob(f"*.{suffix}")} for suffix in
+    assert "2 settings" in everything.shown
+    files = {suffix: {path.stem for path in everything.out.rglob(f"*.{suffix}")} for suffix in
              ("csv", "md", "tex", "png", "svg")}  # fmt: skip
     assert files["csv"] == files["md"] == files["tex"] == {
         "benchmark", "minus_msp", "datasets", "head_to_head", "depth_selection",
@@ -130,8 +121,8 @@ def test_a_full_report_has_every_item_in_every_form(everything):
     }  # fmt: skip
     for name in files["csv"]:
         assert f'<h2 id="{name}">' in page
-        assert not table(out, name).empty
-        latex = (out / "tables" / f"{name}.tex").read_text()
+        assert not everything.table(name).empty
+        latex = (everything.out / "tables" / f"{name}.tex").read_text()
         assert r"\toprule" in latex
         assert "Source: tiny model, squad: 64 answers, 32 clusters, quality AlignScore" in latex
         assert "model models/tiny (abc); data squad.json" in latex
@@ -166,224 +157,91 @@ def test_a_plain_report_is_a_page_with_two_figures(tmp_path):
     assert "model tiny/snapshot (abc); data shared/squad.json" in page
 
 
-def table(out, name) -> pd.DataFrame:
-    return pd.read_csv(out / "tables" / f"{name}.csv")
-
-
-def test_figures_of_the_tables_are_those_of_the_statistics(everything):
-    root, out, _ = everything
-    group = cells_of(root)[0]
-    msp, entropy = group.score("MaximumSequenceProbability"), group.score("MeanTokenEntropy")
-    sem = group.score(SEM)
-
-    row = table(out, "benchmark").set_index("method").loc[SEM]
-    value, error = prr_with_error(sem, group.answers)
-    assert row["tiny model, squad"] == pytest.approx(value)
-    assert row["tiny model, squad standard error"] == pytest.approx(error)
-
-    scores = {"sem": sem, "entropy": group.score("SemanticEntropy")}
-    _, paired = prr_intervals(scores, group.answers, [("sem", "entropy")])
-    row = table(out, "head_to_head").iloc[0]
-    parts = ["Sem-ASMI Δ SemEnt", "Sem-ASMI Δ SemEnt low", "Sem-ASMI Δ SemEnt high"]
-    assert row[parts].tolist() == pytest.approx(list(paired["sem", "entropy"]))
-
-    controls = np.column_stack([msp, entropy])
-    found = distinct_signal(sem, controls, group.answers)
-    row = table(out, "distinct_signal").iloc[0]
-    assert (row["signal"], row["controls"]) == ("u_sem, mean", "MSP, H")
-    assert row["residual AUROC low"] == pytest.approx(found.residual_auroc.low)
-    assert row["paper's criterion"] == "yes"  # planted
-
-    _, paired = prr_intervals({"sem": sem, "msp": msp}, group.answers, [("sem", "msp")])
-    row = table(out, "minus_msp").set_index("method").loc[SEM]
-    parts = [f"tiny model, squad{part}" for part in ("", " low", " high")]
-    assert row[parts].tolist() == pytest.approx(list(paired["sem", "msp"]))
-
-    kept = confident_filter(msp, sem, entropy, group.answers)
-    assert table(out, "payoff").iloc[0]["filter by u_sem"] == pytest.approx(kept.by_fragility)
-    assert table(out, "aurc").iloc[0]["MSP"] == pytest.approx(aurc(msp, group.wrong))
-
-    # The items the paper names without a table.
+def test_numbers_of_the_tables_are_those_of_the_statistics(everything):
+    group = everything.groups[0]
+    answers, wrong, quality = group.answers, group.wrong, group.quality
+    msp, entropy, sem = (group.score(name) for name in (MSP, "MeanTokenEntropy", SEM))
+    scores = {"sem": sem, "msp": msp, "semantic": group.score("SemanticEntropy")}
+    _, paired = prr_intervals(scores, answers, [("sem", "msp"), ("sem", "semantic")])
+    beyond = distinct.distinct_signal(sem, np.column_stack([msp, entropy]), answers)
     tokens = [np.concatenate(each) for each in (group.masked("mi"), group.saved("asmi_entropy"))]
-    row = table(out, "mechanism").iloc[0]
-    assert row["Spearman of MI_t and H_t"] == pytest.approx(rank_correlation(*tokens))
-    row = table(out, "datasets").iloc[0]
     lengths = np.array([len(answer) for answer in group.saved("greedy_tokens")])
-    assert row["tokens of wrong"] == pytest.approx(lengths[group.wrong].mean())
-    assert row["empty"] == 0
-    row = table(out, "ensemble_mean").iloc[0]
-    four = {"PRR of H": entropy, "PRR of H(p̄)": group.entropy_of_mean, "PRR of MI": group.mi,
-            "PRR of u_sem": sem}  # fmt: skip
-    for name, score in four.items():
-        assert row[name] == pytest.approx(normalised_prr(score, group.quality))
-    assert f"PRR of {row['highest']}" == max(four, key=lambda name: row[name])
-    row = table(out, "depth_selection").set_index(["variant", "depth"]).loc["Sem-ASMI", "80%"]
-    assert row["aggregate PRR"] == pytest.approx(
-        normalised_prr(group.score("Sem-ASMI (80%, K=64)"), group.quality)
-    )
-    # Warm-up left out: the first ten took 50 seconds.
-    row = table(out, "cost").iloc[0]
-    assert row[["MSP", "Sem-ASMI", "ASMI alone, marginal"]].tolist() == [1.0, 3.0, 2.0]
-    assert np.isnan(row["Semantic Entropy"])
-    assert row[["greedy", "asmi", "peak GiB, main"]].tolist() == [1.0, 2.0, 1.0]
+    four = {"H": entropy, "H(p̄)": group.entropy_of_mean, "MI": group.mi, "u_sem": sem}
+    four = {name: normalised_prr(score, quality) for name, score in four.items()}
+    deeper = normalised_prr(group.score("Sem-ASMI (80%, K=64)"), quality)
+    kept = confident_filter(msp, sem, entropy, answers).by_fragility
+    selected = global_selector(np.column_stack([msp, entropy]), sem, answers)[0.8][1]
+    flagged, coverage = mcnemar(sem, entropy, wrong, wrong.sum()), group.masked("coverage")
+    of_right = [mi for mi, label in zip(group.mi_tokens, wrong, strict=True) if not label]
+
+    def parts(name, *values):
+        """An interval's columns, or a PRR's."""
+        ends = (" low", " high") if len(values) == 3 else (" standard error",)
+        return dict(zip([name, *(name + end for end in ends)], values, strict=True))
+
+    expected = {
+        ("benchmark", f"method == '{SEM}'"): parts(TINY, *prr_with_error(sem, answers)),
+        ("minus_msp", f"method == '{SEM}'"): parts(TINY, *paired["sem", "msp"]),
+        ("head_to_head", ""): parts("Sem-ASMI Δ SemEnt", *paired["sem", "semantic"]),
+        ("distinct_signal", ""): {
+            "signal": "u_sem, mean", "controls": "MSP, H", "paper's criterion": "yes",  # planted
+            **parts("residual AUROC", *beyond.residual_auroc), "LR": beyond.likelihood_ratio,
+        },
+        ("payoff", ""): {"filter by u_sem": kept},
+        ("aurc", ""): {"MSP": aurc(msp, wrong), "u_sem": aurc(sem, wrong)},
+        ("matched_flags", ""): {"flagged by each": wrong.sum(), "errors by both": flagged.both},
+        ("global_selector", "coverage == 0.8"): {"error, with u_sem": selected},
+        ("error_separation", ""): {"right answers": np.concatenate(of_right).mean()},
+        ("top_k_coverage", "tokens == 'all tokens'"): {
+            "K = 64": np.concatenate(coverage)[:, TOP_K.index(64)].mean()
+        },
+        ("mechanism", ""): {"Spearman of MI_t and H_t": rank_correlation(*tokens)},
+        ("datasets", ""): {"tokens of wrong": lengths[wrong].mean(), "empty": 0},
+        ("ensemble_mean", ""): {
+            "highest": max(four, key=lambda name: four[name]),
+            **{f"PRR of {name}": prr for name, prr in four.items()},
+        },
+        ("depth_selection", "variant == 'Sem-ASMI' and depth == '80%'"): {"aggregate PRR": deeper},
+        # Warm-up left out: the first ten took 50 seconds.
+        ("cost", ""): {
+            "MSP": 1.0, "Sem-ASMI": 3.0, "ASMI alone, marginal": 2.0, "Semantic Entropy": np.nan,
+            "greedy": 1.0, "asmi": 2.0, "peak GiB, main": 1.0,
+        },
+    }  # fmt: skip
+    for (name, where), columns in expected.items():
+        table = everything.table(name)
+        row = (table.query(where) if where else table).iloc[0]
+        numbers = [*columns.values()]
+        assert row[list(columns)].tolist() == pytest.approx(numbers, abs=1e-12, nan_ok=True), name
 
 
-def test_runs_over_the_same_answers_are_one_cell(everything):
-    root, out, _ = everything
-    opened, closed = cells_of(root)
-    assert len(opened.runs) == 3
-    assert len(closed.runs) == 1
-    assert {"ASMI (80%, K=64)", "ASMI (60%, K=256)", "ASMI (60%, K=64, seed=1)"} <= set(
-        opened.scores
-    )
-    assert set(opened.variants.values()) == {SEM, "ASMI (60%, K=64)", "Adapt-ASMI (60%, K=64)"}
-    stable = table(out, "stability")
-    assert (stable["seeds"] == 2).all()
+def test_runs_over_the_same_answers_are_one_setting(everything):
+    opened, closed = everything.groups
+    assert [len(opened.runs), len(closed.runs)] == [3, 1]
+    assert {"ASMI (80%, K=64)", "ASMI (60%, K=256)", "ASMI (60%, K=64, seed=1)"} <= {*opened.scores}
+    assert {*opened.variants.values()} == {SEM, "ASMI (60%, K=64)", "Adapt-ASMI (60%, K=64)"}
+    stable = everything.table("stability")
     # Only what depends on the seed: not the baselines, which are the same in all three runs.
-    assert all("ASMI" in method for method in stable["method"])
+    assert stable["method"].str.contains("ASMI").all()
+    assert {*stable["seeds"]} == {2}
 
 
 def test_closed_book_rows_take_the_clusters_of_their_twins(everything, tmp_path):
     """Also where the closed-book run has rows in another order, and fewer of them."""
-    root, out, _ = everything
-    whole = table(out, "boundary")
-    assert whole["questions"].tolist() == [64, 64]
+    assert everything.table("boundary")["questions"].tolist() == [64, 64]
     order = np.arange(ANSWERS)[::-1][:40]
     about = manifest(ANSWERS, "asmi_squad_closed_book", closed=True)
     about["rows"] = {"ids": [f"q{i}" for i in order], "clusters": ["other"] * 40}
     save(tmp_path / "closed", some_rows(content(ANSWERS, shift=0.5), order), about)
-    opened, closed = load_run_groups([root / "open", tmp_path / "closed"])
-    (item,) = boundary([opened, closed])
+    groups = load_run_groups([everything.runs["open"], tmp_path / "closed"])
+    (item,) = boundary(groups)
     assert item.table["questions"].tolist() == [40, 40]
-    chosen = sorted(order)  # rows of the open run
-    clusters = [opened.clusters[i] for i in chosen]
-    _, full = cells_of(root)
-    assert full.quality[chosen].tolist() == [closed.quality[list(order).index(i)] for i in chosen]
+    chosen, full = sorted(order), everything.groups[1]  # the same answers, in the open run's order
+    clusters = [groups[0].clusters[i] for i in chosen]
     scores = {"sem": full.u_sem[chosen], "msp": full.msp[chosen]}
-    _, paired = prr_intervals(
-        scores, Labelled(quality=full.quality[chosen], clusters=clusters), [("sem", "msp")]
-    )
+    answers = Labelled(quality=full.quality[chosen], clusters=clusters)
+    _, paired = prr_intervals(scores, answers, [("sem", "msp")])
     assert item.table["Sem-ASMI Δ MSP"][1] == pytest.approx(paired["sem", "msp"])
-
-
-def test_runs_of_other_questions_are_not_compared(tmp_path):
-    save(tmp_path / "open")
-    about = manifest(60, "asmi_squad_closed_book", closed=True)
-    about["rows"]["ids"] = [f"other{i}" for i in range(60)]
-    save(tmp_path / "closed", content(shift=0.5), about)
-    (gap,) = boundary(load_run_groups([tmp_path / "open", tmp_path / "closed"]))
-    assert isinstance(gap, MissingItem)
-    assert "no question is in both runs" in gap.reason
-    (gap,) = truncation(load_run_groups([tmp_path / "open"]))
-    assert "two K" in gap.reason
-
-
-@pytest.mark.parametrize(("clusters", "errors"), [(10, 40), (120, 10), (120, 110)])
-def test_small_samples_are_named(tmp_path, clusters, errors):
-    saved, about = content(n=120), manifest(120)
-    saved["gen_metrics"]["sequence", "AlignScore"] = [0.2] * errors + [0.9] * (120 - errors)
-    about["rows"]["clusters"] = [str(i % clusters) for i in range(120)]
-    (item,) = screen(loaded(tmp_path, saved, about))
-    said = " ".join(item.caption)
-    assert "Too small for reliable intervals: All settings. With fewer than 50 clusters" in said
-
-
-@pytest.mark.parametrize("empty", [0, 4])
-def test_empty_answers_are_counted_on_the_screen(tmp_path, empty):
-    saved = content(n=60)
-    saved["stats"]["greedy_texts"] = [" .\n"] * empty + [" Brask"] * (60 - empty)
-    (run,) = (load_run(file) for file in manager_files(save(tmp_path / "run", saved)))
-    said = about_run(run)
-    assert ("Empty answers" in said) == (empty > 0)
-    assert not empty or f"Empty answers, which cannot be right: {empty} of 60." in said
-
-
-def run_all(groups):
-    """All items; none may fail."""
-    return [item for make in every_report_item() for item in make(groups)]
-
-
-def reasons(items) -> str:
-    return "\n".join(item.reason for item in items if isinstance(item, MissingItem))
-
-
-def without_baselines():
-    saved = content()
-    for name in list(saved["estimations"]):
-        if "ASMI" not in name[1]:
-            del saved["estimations"][name]
-    return saved
-
-
-def test_without_baselines_msp_and_entropy_are_asmis_own(tmp_path):
-    (group,) = loaded(tmp_path, saved := without_baselines())
-    own = [-tokens.sum() for tokens in saved["stats"]["asmi_log_likelihood"]]
-    np.testing.assert_allclose(group.msp, own)
-    assert "no variant and baseline with a defined PRR" in reasons(run_all([group]))
-
-
-LACKS = dict.fromkeys(("model", "peak_memory_bytes", "config"))
-
-
-@pytest.mark.parametrize(
-    "about", [{}, *(manifest(60) | LACKS | {"rows": rows} for rows in (None, {}, {"ids": []}))]
-)
-def test_what_no_manifest_records_is_taken_from_the_run(tmp_path, about):
-    (group,) = loaded(tmp_path, about=about)
-    assert len(set(group.clusters)) == 30  # from the prompts, two questions a passage
-    if not about:
-        assert group.label == "unknown model, run"
-        assert group.ids is None
-        assert group.variants == {}  # nobody says which of its scores are ASMI's
-    run_all([group])
-
-
-def test_no_contrast_is_said_and_nothing_is_made_up(tmp_path):
-    for value, kind in ((0.9, "right"), (0.1, "wrong")):
-        saved = content()
-        saved["gen_metrics"]["sequence", "AlignScore"] = [value] * 60
-        groups = loaded(tmp_path / kind, saved)
-        file, _ = build_report(groups, tmp_path / f"out {kind}", full=True, formats=["csv"])
-        assert f"all answers are {kind}" in file.read_text()
-        assert table(file.parent, "benchmark")["tiny model, squad"].isna().all()
-        assert "nan" not in file.read_text()
-
-
-def test_constant_scores_are_uninformative(tmp_path):
-    saved = content()
-    for name in ("ASMI", "Sem-ASMI", "Adapt-ASMI"):
-        saved["estimations"]["sequence", f"{name} (60%, K=64)"] = [0.0] * 60
-    put_at(saved["stats"], 0.6, mi=[0 * own["mi"] for own in at_depth(saved["stats"], 0.6)])
-    groups = loaded(tmp_path, saved)
-    scores = benchmark(groups)[0].flat().set_index("method")["tiny model, squad"]
-    assert scores[SEM] == pytest.approx(0, abs=1e-12)
-    assert screen(groups)[0].table["near zero"].tolist() == [True]
-    assert "nan" not in build_report(groups, tmp_path / "out")[0].read_text()
-
-
-def test_what_the_command_refuses(tmp_path):
-    save(tmp_path / "run")
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "file").write_text("here")
-    run, empty, out, taken = (str(tmp_path / name) for name in ("run", "empty", "x", "file/out"))
-    for command, message in (
-        ([empty, "--out", out], "neither a manager file nor a folder with one"),
-        ([run, "--out", out, "--metric", "BLEU"], "'BLEU', but ['AlignScore']"),
-        ([run, "--out", taken], "Error: "),
-    ):
-        result = CliRunner().invoke(main, ["report", *command])
-        assert (result.exit_code, message in result.output) == (1, True), result.output
-
-
-def test_cells_of_one_name_are_told_apart(tmp_path):
-    """By as much of their paths as it takes; each keeps its column."""
-    for folder, shift in (("a/run", 0.0), ("b/run", 0.5)):
-        save(tmp_path / folder, content(shift=shift))
-    groups = load_run_groups([tmp_path / "a/run", tmp_path / "b/run"])
-    assert len({group.label for group in groups}) == 2
-    assert groups[0].label.endswith("(a/run)")
-    first, *_ = benchmark(groups)
-    assert set(first.table) == {"method", "family", *(group.label for group in groups)}
 
 
 def test_another_k_is_compared_on_the_answers_both_have(tmp_path):
@@ -397,45 +255,170 @@ def test_another_k_is_compared_on_the_answers_both_have(tmp_path):
     assert (item.table["answers"] == 39).all()
     rows = [i for i in range(40) if i != 3]
     scores = {"64": small.score(SEM)[rows], "256": large.score("Sem-ASMI (60%, K=256)")[rows]}
-    clusters = [small.clusters[i] for i in rows]
-    _, paired = prr_intervals(
-        scores, Labelled(quality=small.quality[rows], clusters=clusters), [("256", "64")]
-    )
+    _, paired = prr_intervals(scores, small.answers.take(rows), [("256", "64")])
     row = item.table.set_index("score").loc["Sem-ASMI"]
     assert row["large Δ small K"] == pytest.approx(paired["256", "64"])
 
 
-def test_only_other_seeds_count_for_stability(tmp_path):
-    """The same seed again, but for rounding, is none; nor are baselines without samples."""
-    save(tmp_path / "answers")
-    again = content()
+def test_seconds_of_masks_one_at_a_time_are_divided_by_those_of_batches(tmp_path):
+    save(tmp_path / "batched")
+    slow, about = content(mask_seed=1), manifest(60)
+    slow["stats"]["asmi_seconds"] = [5.0] * 60
+    save(tmp_path / "slow", slow, about | {"config": {"asmi": {"memory_budget": 1}}})
+    (item,) = cost(load_run_groups([tmp_path / "batched", tmp_path / "slow"]))
+    assert item.table["masks"].tolist() == ["batched", "one at a time"]
+    assert item.table["one at a time / batched"].tolist() == [2.5, 2.5]
+
+
+def without(part, keep):
+    """Take from a part of a run what `keep` does not want."""
+
+    def change(saved):
+        saved[part] = {name: values for name, values in saved[part].items() if keep(name)}
+
+    return change
+
+
+def all_alike(value):
+    return lambda saved: saved["gen_metrics"].update({("sequence", "AlignScore"): [value] * 60})
+
+
+def constant(saved):
+    """The scores and MI_t of ASMI are 0."""
+    for name in saved["methods"]:
+        saved["estimations"]["sequence", name] = [0.0] * 60
+    put_at(saved["stats"], 0.6, mi=[0 * own["mi"] for own in at_depth(saved["stats"], 0.6)])
+
+
+def cut_short(saved):
+    """One answer has no token."""
+    saved["stats"]["asmi"][5][0.6]["mi"] = np.array([])
+
+
+@pytest.mark.parametrize(
+    ("change", "reasons"),
+    [
+        (without("estimations", lambda name: "ASMI" in name[1]),
+         ["no variant and baseline with a defined PRR", f"no run has {MSP} and another method"]),
+        (without("stats", lambda name: not name.startswith("asmi")),
+         ["mi_tokens not saved", "asmi not saved"]),
+        (without("stats", lambda name: "seconds" not in name), ["no seconds of more than 10"]),
+        (lambda saved: saved.update(content(depths=())), ["u_sem not saved", "details=true"]),
+        (cut_short, ["mi_tokens not saved, or not finite for every row", "two K", "two or more"]),
+        (constant, ["u_sem is the same for all answers", "MI_t or A_t is the same everywhere"]),
+        (all_alike(0.9), ["all answers are right"]),
+        (all_alike(0.1), ["all answers are wrong"]),
+    ],
+)  # fmt: skip
+def test_what_a_run_lacks_is_named_and_nothing_is_made_up(tmp_path, change, reasons):
+    saved = content()
+    change(saved)
+    groups = loaded(tmp_path, saved)
+    items = [item for make in every_report_item() for item in make(groups)]
+    missing = "\n".join(item.reason for item in items if isinstance(item, MissingItem))
+    assert [reason for reason in reasons if reason not in missing] == []
+    assert {"benchmark", "datasets"} <= {i.name for i in items if not isinstance(i, MissingItem)}
+    page, _ = build_report(groups, tmp_path / "out", full=True, formats=["csv"])
+    assert "nan" not in page.read_text()
+    table = pd.read_csv(tmp_path / "out/tables/benchmark.csv").set_index("method")
+    if change is constant:
+        assert table.loc[SEM, TINY] == pytest.approx(0, abs=1e-12)
+        assert screen(groups)[0].table["near zero"].tolist() == [True]
+    elif "all answers" in reasons[0]:
+        assert table[TINY].isna().all()
+    elif "u_sem" in reasons[0]:
+        assert (groups[0].variants, [*table.index]) == ({}, [*BASELINES])
+
+
+def test_other_questions_and_the_same_seeds_are_no_comparison(tmp_path):
+    save(tmp_path / "open")
+    about = manifest(60, "asmi_squad_closed_book", closed=True)
+    about["rows"]["ids"] = [f"other{i}" for i in range(60)]
+    save(tmp_path / "closed", content(shift=0.5), about)
+    again = content()  # but for rounding
     for name, values in again["estimations"].items():
         again["estimations"][name] = [v * (1 + 1e-7) for v in values]
     save(tmp_path / "again", again)
-    groups = load_run_groups([tmp_path / "answers", tmp_path / "again"])
-    assert len(groups) == 1
-    assert "scored twice with other masks or samples" in reasons(stability(groups))
-
-
-def test_without_tokens_or_scores_what_needs_them_is_missing(tmp_path):
-    saved = content()
-    saved["stats"] = {k: v for k, v in saved["stats"].items() if not k.startswith("asmi")}
-    items = run_all(loaded(tmp_path / "scores", saved))
-    names = {item.name for item in items if not isinstance(item, MissingItem)}
-    assert {"benchmark", "head_to_head", "distinct_signal", "payoff", "confident_fragile"} <= names
-    assert "mi_tokens not saved" in reasons(items)
-    assert "asmi not saved" in reasons(items)
-    saved = content()
-    saved["stats"]["asmi"][5][0.6]["mi"] = np.array([])
-    (gap,) = screen(loaded(tmp_path / "empty", saved))
-    assert "mi_tokens not saved, or not finite for every row" in gap.reason
-    (group,) = loaded(tmp_path / "baselines", content(depths=()))
-    assert group.variants == {}
-    items = run_all([group])
-    assert "u_sem not saved" in reasons(items)
-    assert items[0].table["method"].tolist() == [
-        "MaximumSequenceProbability", "MeanTokenEntropy", "SemanticEntropy", "RAUQ",
+    groups = load_run_groups(tmp_path / name for name in ("open", "closed", "again"))
+    assert len(groups) == 2
+    gaps = [*boundary(groups), *stability(groups)]
+    assert [gap.reason.partition(" (")[0] for gap in gaps] == [
+        "no question is in both runs", "no answers were scored twice with other masks or samples",
     ]  # fmt: skip
+
+
+LACKS = dict.fromkeys(("model", "peak_memory_bytes", "config"))
+
+
+@pytest.mark.parametrize(
+    "about", [{}, *(manifest(60) | LACKS | {"rows": rows} for rows in (None, {}, {"ids": []}))]
+)
+def test_what_no_manifest_records_is_taken_from_the_run(tmp_path, about):
+    saved = content()
+    without("estimations", lambda name: "ASMI" in name[1])(saved)
+    (group,) = loaded(tmp_path, saved, about)
+    assert len(set(group.clusters)) == 30  # from the prompts, two questions a passage
+    own = [-tokens.sum() for tokens in saved["stats"]["asmi_log_likelihood"]]
+    np.testing.assert_allclose(group.msp, own)
+    if not about:
+        assert group.label == "unknown model, run"
+        assert group.ids is None
+        assert group.variants == {}  # nobody says which of its scores are ASMI's
+    for make in every_report_item():
+        assert make([group])
+
+
+@pytest.mark.parametrize(("clusters", "errors"), [(10, 40), (120, 10), (120, 110)])
+def test_small_samples_are_named(tmp_path, clusters, errors):
+    saved, about = content(n=120), manifest(120)
+    saved["gen_metrics"]["sequence", "AlignScore"] = [0.2] * errors + [0.9] * (120 - errors)
+    about["rows"]["clusters"] = [str(i % clusters) for i in range(120)]
+    (item,) = screen(loaded(tmp_path, saved, about))
+    said = " ".join(item.caption)
+    assert "Too small for reliable intervals: All settings. With fewer than 50 clusters" in said
+
+
+@pytest.mark.parametrize("empty", [0, 4])
+def test_results_in_the_terminal(tmp_path, empty):
+    """The best first, within 80 columns; ASMI's in bold."""
+    saved = content()
+    saved["stats"]["greedy_texts"] = [" .\n"] * empty + [" Brask"] * (60 - empty)
+    (group,) = loaded(tmp_path, saved)
+    prr = {row["method"]: row["prr"] for row in prr_rows(group.run, "AlignScore")}
+    assert [*prr.values()] == sorted(prr.values(), reverse=True)
+    assert prr == pytest.approx({m: normalised_prr(group.score(m), group.quality) for m in prr})
+    table = prr_table(group.run, "AlignScore")
+    assert [*table.columns[0].cells] == [*prr]
+    assert [*table.columns[1].cells] == [f"{value:+.2f}" for value in prr.values()]
+    assert [row.style for row in table.rows] == ["bold" if "ASMI" in name else None for name in prr]
+    counted = f"Empty answers, which cannot be right: {empty} of 60."
+    assert (counted in about_run(group.run)) == (empty > 0)
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["empty", "--out", "out"], "neither a manager file nor a folder with one"),
+        (["run", "--out", "out", "--metric", "BLEU"], "'BLEU', but ['AlignScore']"),
+        (["run", "--out", "run/ue_manager_seed1/out"], "Error: "),
+    ],
+)
+def test_what_the_command_refuses(tmp_path, monkeypatch, command, message):
+    save(tmp_path / "run")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(main, ["report", *command])
+    assert (result.exit_code, message in result.output) == (1, True), result.output
+
+
+def test_settings_of_one_name_are_told_apart(tmp_path):
+    """By as much of their paths as it takes; each keeps its column."""
+    for folder, shift in (("a/run", 0.0), ("b/run", 0.5)):
+        save(tmp_path / folder, content(shift=shift))
+    groups = load_run_groups([tmp_path / "a/run", tmp_path / "b/run"])
+    assert [group.label for group in groups] == [f"{TINY} (a/run)", f"{TINY} (b/run)"]
+    (first,) = benchmark(groups)
+    assert set(first.table) == {"method", "family", *(group.label for group in groups)}
 
 
 @pytest.mark.parametrize("css", [BOLD, ITALIC])
@@ -452,7 +435,7 @@ def test_the_best_is_bold_where_its_interval_excludes_the_next(tmp_path, css):
     saved["estimations"]["sequence", "RAUQ"] = -quality + (css == ITALIC) * rng.normal(size=120)
     groups = loaded(tmp_path, saved)
     for make, columns in (
-        (benchmark, [groups[0].label]), (aurc_item, ["MSP", "entropy", "u_sem"]),
+        (benchmark, [groups[0].label]), (signal.aurc, ["MSP", "entropy", "u_sem"]),
         (depths, ["aggregate PRR"]),
     ):  # fmt: skip
         marked = [v for v in make(groups)[0].table[columns].to_numpy().ravel() if type(v) is Marked]
@@ -473,6 +456,7 @@ def test_no_text_lies_on_another():
             {f"{i}, squad closed book, 150 confident of 300": {} for i in range(7)}, values
         ),
     ):
+        assert (figure.get_size_inches() <= figures.PAGE).all()
         figure.draw_without_rendering()
         texts = [text for ax in figure.axes for text in (ax.title, *ax.texts)]
         for ax in figure.axes:
@@ -480,6 +464,13 @@ def test_no_text_lies_on_another():
             texts += [t for t in ax.get_xticklabels() if low <= t.get_position()[0] <= high]
         boxes = [t.get_window_extent() for t in texts if t.get_text()]
         assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+
+
+@pytest.mark.parametrize(("panels", "columns"), [(1, 1), (3, 3), (4, 2), (6, 3), (7, 4), (24, 4)])
+def test_a_grid_fits_a_page(panels, columns):
+    figure, axes = figures.styled(figures.grid)(panels, 8, 12)
+    assert (len(axes), axes[0].get_gridspec().ncols) == (panels, columns)
+    assert (figure.get_size_inches() <= figures.PAGE).all()
 
 
 def test_figures_of_many_settings_fit_a_page():
@@ -494,7 +485,7 @@ def test_figures_of_many_settings_fit_a_page():
         own,
     ):
         figure = figures.forest(panels, "PRR")
-        assert tuple(figure.get_size_inches()) <= figures.PAGE
+        assert (figure.get_size_inches() <= figures.PAGE).all()
         explained = figure.get_supxlabel().replace("\n", " ")
         assert "filled: the interval excludes 0; open: it includes it" in explained
         figure.draw_without_rendering()

@@ -54,38 +54,32 @@ def test_from_scores_to_the_gate(folder, calibrated, tmp_path):
     config = found.config
     assert (config.scope, config.stop, config.num_masks) == ("response", ("\n",), 4)
     new = [{"prompt": f"Later {i}: {PROMPT}", "answer": " Brask", "id": f"n{i}"} for i in range(25)]
-    write(tmp_path / "new.jsonl", new)
-    out = tmp_path / "decided.csv"
-    said = done("decide", tmp_path / "new.jsonl", "--calibration", calibrated, "--out", out)
+    write(tmp_path / "new.jsonl", labelled(1) + new)
+    out, model = tmp_path / "decided.csv", shutil.copytree(folder / "model", tmp_path / "model")
+    words = ("decide", tmp_path / "new.jsonl", "--model", model, "--out", out, "--calibration")
+    limited(found, 1e9, "sem").save(tmp_path / "sem.json")
+    code, said = run(*words, tmp_path / "sem.json", "--scope", "all")
+    assert "settings differ from the calibration answers.csv (scope 'response' there" in said
+    limited(found, None).save(tmp_path / "none.json")
+    assert "Warning: No threshold by " in done(*words, tmp_path / "none.json")
+    out.unlink()
+    said = done(*words, calibrated)
     assert f"n0 Accept: {found.title} " in said
-    assert ("n19 " in said, "n20 " in said) == (True, False)  # the file has all
-    assert re.search(r"25 scored, .*\d+ accept, \d+ abstain, [\d.]+ rows per second\.", said)
+    assert ("n18 " in said, "n19 " in said) == (True, False)  # the file has all
+    assert re.search(r"26 scored, .*\d+ accept, \d+ abstain, [\d.]+ rows per second\.", said)
     lines = [row.content for row in read_rows(out)]
     for line in lines:
         assert line["accept"] == (line["value"] <= found.guarantee.threshold)
-        assert (line["correct"], line["digest"]) == (None, Decision.digest(line))
+        assert line["digest"] == Decision.digest(line)
     code, said = run("gate", calibrated, out)
-    assert (code, 'row 1: expected "correct"' in said) == (1, True)
-    table = pd.read_csv(out, dtype=str, keep_default_na=False)
+    assert (code, 'row 1: "answer": the calibration has seen it' in said) == (1, True)
+    table = pd.read_csv(out, dtype=str, keep_default_na=False)[1:]
+    assert set(table["correct"]) == {""}
     table["correct"] = ["true" if accept == "True" else "" for accept in table["accept"]]
     table.to_csv(out, index=False)
     code, said = run("gate", calibrated, out)
     assert (code, said.split(":")[0]) in ((0, "holds"), (4, "inconclusive"))
-    assert f"0 of {sum(line['accept'] for line in lines)} accepted answers are wrong" in said
-
-
-def test_a_model_that_moved_and_other_settings(folder, calibrated, tmp_path):
-    write(tmp_path / "new.jsonl", [{"prompt": PROMPT, "answer": " Brask"}])
-    words = ("decide", tmp_path / "new.jsonl", "--calibration")
-    moved = shutil.copytree(folder / "model", tmp_path / "model")
-    said = done(*words, calibrated, "--model", moved, "--out", tmp_path / "a.csv")
-    assert "No decision" not in said
-    limited(Calibration.load(calibrated), 1e9, "sem").save(tmp_path / "sem.json")
-    code, said = run(*words, tmp_path / "sem.json", "--scope", "all", "--out", tmp_path / "d.csv")
-    assert code == 1
-    assert "settings differ from the calibration answers.csv (scope 'response' there" in said
-    limited(Calibration.load(calibrated), None).save(tmp_path / "none.json")
-    assert "Warning: No threshold by " in done(*words, tmp_path / "none.json")
+    assert f"0 of {(table['accept'] == 'True').sum()} accepted answers are wrong" in said
 
 
 def test_only_the_learned_signal_loads_the_model(folder, tmp_path):
@@ -105,7 +99,6 @@ def test_only_the_learned_signal_loads_the_model(folder, tmp_path):
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
-        ("rows.jsonl --out new.json", 1, "row 1: expected a row with scores, got the fie"),
         ("answers.csv --out c.json", 1, "c.json exists: name another file, or"),
         ("answers.csv --out new", 2, "expected a .json file, as `decide` needs it"),
         ("answers.csv --out no/new.json", 1, "its folder does not exist"),

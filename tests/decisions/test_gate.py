@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lm_polygraph_asmi.analysis import Labelled
-from lm_polygraph_asmi.decisions import Decider, Decision, RiskThreshold, risk_gate
+from lm_polygraph_asmi.decisions import Decision, RiskThreshold, risk_gate
 from lm_polygraph_asmi.decisions.decision import EMPTY
 from lm_polygraph_asmi.decisions.gate import LEVEL, SMALL_BETS, gate
 from lm_polygraph_asmi.decisions.risk_control import BETS
@@ -87,13 +87,16 @@ def look(guarantee, n, errors):
     return "holds" if below >= (1 - 1e-12) / (1 - guarantee.confidence) else "inconclusive"
 
 
-@pytest.mark.parametrize(("n", "errors"), [(60, 0), (60, 3), (80, 20), (5, 5)])
-def test_single_answers_depend_on_their_number_of_errors_alone(n, errors):
-    guarantee = guaranteed()
-    wrong = np.arange(n) < errors
-    for shuffled in (wrong, wrong[::-1]):
-        gate = risk_gate(guarantee, np.ones(n), Labelled(shuffled, keys(n, 1)))
-        assert gate.outcome == look(guarantee, n, errors)
+@pytest.mark.parametrize("n", [5, 60, 80])
+def test_single_answers_depend_on_their_number_of_errors_alone(n):
+    guarantee, found = guaranteed(), set()
+    for errors in range(min(n, 25)):
+        wrong = np.arange(n) < errors
+        for shuffled in (wrong, wrong[::-1]):
+            gate = risk_gate(guarantee, np.ones(n), Labelled(shuffled, keys(n, 1)))
+            assert gate.outcome == look(guarantee, n, errors)
+            found.add(gate.outcome)
+    assert len(found) == (2 if n == 5 else 3)
 
 
 @pytest.mark.parametrize("largest", [1, 4])
@@ -184,16 +187,18 @@ SEEN = {name: labelled()[3][name] for name in ("prompt", "answer")}
         ({"id": 0}, 'row 2: "id": row 1 has 0, too'),
         ({"cluster": None}, "in all rows or in none, got none in row 2"),
         ({"error": "no prompt"}, r"row 2: it failed in .*decide` \(no prompt\): remove it"),
+        ("value", 'row 2: no field "value": expected a line of `polygraph_asmi decide --out`, lab'),
         (SEEN, 'row 2: "answer": the calibration has seen it'),
     ],
 )  # fmt: skip
 def test_rows_that_do_not_fit(limit, change, words):
     first, second = decided(limit, 2)
-    other = changed(second, **change) if change is SEEN else second | change
+    if change == "value":
+        del second[change]
+    else:
+        second = changed(second, **change) if change is SEEN else second | change
     with pytest.raises(ValueError, match=words):
-        gate(limit, numbered(first, other))
-    with pytest.raises(ValueError, match='row 1: no field "value": expected a line of `polygraph_'):
-        gate(limit, numbered({name: second[name] for name in second if name != "value"}))
+        gate(limit, numbered(first, second))
 
 
 def test_rows_without_a_decision(limit):
@@ -209,20 +214,6 @@ def test_rows_without_a_decision(limit):
         gate(limit, numbered(blank))
     with pytest.raises(ValueError, match="expected a guarantee with a threshold, got none"):
         risk_gate(limited(limit, None).guarantee, [1], Labelled([0], ["a"]))
-
-
-def test_lines_that_decide_writes(calibration, model, chatty):
-    """Real decisions, written and read; one on an answer of the calibration is recognised."""
-    limit, rows = limited(calibration, 100.0), labelled(4)
-    decider = Decider(model, limit, tokenizer=chatty)
-    lines = []
-    for row in [row | {"prompt": "Later. " + row["prompt"]} for row in rows[:3]] + rows[3:]:
-        decision = decider.decide(row["prompt"], row["answer"])
-        lines.append(row | json.loads(json.dumps(decision.to_dict())))
-    with pytest.raises(ValueError, match='row 4: "answer": the calibration has seen it'):
-        gate(limit, numbered(*lines))
-    result = gate(limit, numbered(*lines[:3]))
-    assert (result.answers + result.left_out, result.outcome) == (3, "inconclusive")
 
 
 def test_a_quality_of_another_scale(limit):

@@ -29,11 +29,10 @@ from lm_polygraph_asmi.decisions.risk_control import choosing_rows
 from lm_polygraph_asmi.decisions.rows import _features
 from lm_polygraph_asmi.scoring import Score
 from lm_polygraph_asmi.scoring.rows import Row
-from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.unmasked import fingerprints, read
 from tests.analysis.simulation import keys, monte_carlo_error
-from tests.decisions.conftest import SETTINGS, WORDS, labelled, lines_of
-from tests.scoring.conftest import PROMPT, ending_model
+from tests.decisions.conftest import WORDS, labelled, lines_of
+from tests.scoring.conftest import PROMPT
 
 OVERFITTED = partial(fit_score, strength=1e6)
 
@@ -53,15 +52,15 @@ def test_score_is_that_of_scikit_learn():
     score = fit_score(features, wrong)
     np.testing.assert_allclose(score(features | {"more": np.ones((150, 2))}), expected, atol=1e-6)
     assert score.weights["hidden"][-1] == 0  # the constant column
-    for bad, labels, words in (
-        ({"hidden": np.ones((150, 3))}, wrong, "expected features that vary, got 150 answers"),
-        (features, wrong | True, "the 150 answers have one label: label answers of both kinds"),
+    wide, same = features | {"free": np.ones((150, 2))}, {"free": np.ones((150, 3))}
+    for made, given, words in (
+        (score, [{"free": features["free"]}], "learned with features of widths .*: use the model"),
+        (score, [wide], "learned with features of widths .*: use the model"),
+        (fit_score, [same, wrong], "expected features that vary, got 150 answers"),
+        (fit_score, [features, wrong | True], "the 150 answers have one label: label answers of"),
     ):
         with pytest.raises(ValueError, match=words):
-            fit_score(bad, labels)
-    for bad in ({"free": features["free"]}, features | {"free": np.ones((150, 2))}):
-        with pytest.raises(ValueError, match=r"learned with features of widths .*: use the model"):
-            score(bad)
+            made(*given)
 
 
 def test_free_features_by_hand():
@@ -110,8 +109,10 @@ def test_labels_that_test_do_not_choose():
 
 def test_what_leaves_the_simple_signal():
     features, simple, wrong = answers(2, 400)
-    noise = {"hidden": np.random.default_rng(0).normal(size=(400, 20))}
-    found = learned_threshold(noise, simple, Labelled(wrong, keys(400, 1)), 0.3, 0.9)
+    noise = {"hidden": np.random.default_rng(0).normal(size=(400, 150))}
+    answers_of = Labelled(wrong, keys(400, 1))
+    # Where it learned, it knows every answer; out of fold, none.
+    found = learned_threshold(noise, simple, answers_of, 0.3, 0.9, OVERFITTED)
     assert (found.signal, found.score) == ("msp", None)
     assert found.values.tolist() == simple["msp"].tolist()
     assert found.learning.startswith("AUROC of the learned score minus that of msp: -0.")
@@ -190,30 +191,21 @@ def test_a_saved_one_needs_no_scikit_learn(learned, tmp_path):
         replace(learned, learned=None)
 
 
-def test_an_answer_that_was_cut_off_is_read_as_it_was_scored(scorer):
-    """As text it would get an end, which no decision on the model's own answer has."""
+def test_features_of_own_answers_are_those_of_their_ids(scorer, monkeypatch):
+    """One unmasked pass an answer reads them, and as it was scored: this one was cut off, and as
+    text it would get an end, which no decision on the model's own answer has."""
     (line,) = lines_of(scorer, [{"prompt": PROMPT}])
     score = Score.from_dict(line)
     assert len(score.ids) == 3
     features = _features([Row(1, line)], [score], scorer)
     np.testing.assert_allclose(-features["free"][0, 0], score.signals["msp"], rtol=1e-4)
-    own = read(scorer, PROMPT, states=True).features
-    np.testing.assert_allclose(features["hidden last"][0], own["hidden last"], rtol=1e-3, atol=1e-5)
-
-
-def test_features_of_own_answers_are_those_of_their_ids(monkeypatch):
-    """One unmasked pass an answer reads them."""
-    scorer, runs = Scorer(ending_model(["\n"]), **SETTINGS | {"max_new_tokens": 4}), []
-    plain = algorithm.run_unmasked
+    runs, plain = [], algorithm.run_unmasked
     monkeypatch.setattr(algorithm, "run_unmasked", lambda *a: runs.append(1) or plain(*a))
-    answers = [read(scorer, prompt, states=True) for prompt in (PROMPT, "Where?", "When was it?")]
-    assert len(runs) == len(answers)
-    for own in answers:
-        given = read(scorer, own.prompt, list(own.ids), states=True)
-        for name, width in (("free", 11), ("hidden mean", 32), ("hidden last", 32)):
-            values = own.features[name]
-            assert len(values) == width
-            np.testing.assert_allclose(values, given.features[name], rtol=1e-3, atol=1e-4)
+    own = read(scorer, PROMPT, states=True).features
+    assert len(runs) == 1
+    for name, width in (("free", 11), ("hidden mean", 32), ("hidden last", 32)):
+        assert len(own[name]) == width
+        np.testing.assert_allclose(features[name][0], own[name], rtol=1e-3, atol=1e-4)
 
 
 def test_what_has_no_decision_and_what_is_refused(learned, told, scorer, monkeypatch):

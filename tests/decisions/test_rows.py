@@ -83,21 +83,18 @@ PLAIN = (
     "row 1: expected a row with scores, got the fields prompt, answer, correct.*: run `polygraph_"
     "asmi score ROWS --model M --out answers.csv` first, label its column `correct`, then calibrate"
 )
-UNLABELLED = [row | {"correct": None} for row in labelled(4)]
 
 
 @pytest.mark.parametrize(
     ("change", "asked", "words"),
     [  # of all rows, or of one by its place; or other rows
         ({2: {"cluster": None}}, {}, "in all rows or in none, got none in row 3"),
-        ({3: {"id": "q1"}}, {}, "row 4: \"id\": row 2 has 'q1', too: label it once"),
         ({1: {"correct": 2}}, {}, 'row 2: "correct": expected true or false, got 2'),
         ({3: {"answer": " Rell"}}, {}, "row 4: prompt, answer, settings or scores were changed"),
         ({3: {"digest": None}}, {}, "row 4: expected a row with scores, got the fields"),
         ({"correct": None}, {}, "expected at least two labelled answers, got none among 4 rows"),
         ({"correct": False}, {}, "expected right and wrong answers, got 4, all wrong"),
         (labelled(4), {}, PLAIN),
-        (UNLABELLED, {}, "row 1: expected a row with scores"),
         ([Row(7, {"line": "{"}, "not JSON"), Row(8, {"digest": "0"})], {}, "row 7: not JSON"),
         ([], {}, "at least two labelled answers"),
         ({}, {"unlabelled": labelled(4)}, "unlabelled row 1: expected a row with scores"),

@@ -225,6 +225,8 @@ def test_corners(size):
     assert risk_threshold(constant, half, names, 0.7, 0.95).threshold == 0.5
     few = risk_threshold(score[: 6 * size], np.zeros(6 * size), names[: 6 * size], 0.1, 0.95)
     assert (few.threshold, few.error_rate) == (None, None)
+    with pytest.raises(ValueError, match="expected at least two clusters, got one"):
+        risk_threshold(score, half, ["a"] * n, 0.1, 0.95)
 
 
 @pytest.mark.parametrize(("size", "share"), [(1, 0.0), (1, 0.2), (3, 0.2)])

@@ -44,7 +44,7 @@ def as_a_run(place, scores, rows, metrics):
     runs.put_at(stats, 0.6, mi=stats.pop("mi"), agreement=stats.pop("agreement"), settings=settings)
     stats |= {
         "input_texts": [row["prompt"] for row in rows],
-        "greedy_texts": [one.scored_text.removesuffix("</s>") for one in scores],
+        "greedy_texts": [one.scored_text.removesuffix("</s>") + "\n More" for one in scores],
         "asmi_prompt_length": [one.prompt_tokens for one in scores],
         "asmi_closing": [True] * len(scores),
     }

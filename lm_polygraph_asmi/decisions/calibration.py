@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
     from lm_polygraph_asmi.scoring.result import Score
 
-FORMAT = 9
+FORMAT = 10
 COMMAND = "`polygraph_asmi calibrate ROWS --risk RISK --out FILE.json`, or --run RUN for ROWS"
 MACHINE = {
     "weights": "weights or their precision differ",
@@ -68,7 +68,7 @@ class Calibration:
     name: str = "labelled answers"  # of their file, or of the run
     signal: str  # the one that decides, a key of `scoring.signals.SIGNALS`
     guarantee: RiskThreshold
-    values: list[float]  # (n,) of the signal, nats, ascending; higher = more uncertain
+    n: int  # number of answers
     signals: dict[str, RankedSignal]  # how well each ranks the errors, by its name in sentences
     errors: int
     label_source: str  # "their labels", or the quality metric of a run
@@ -87,11 +87,6 @@ class Calibration:
                 f"expected a signal of {list(SIGNALS)}, and weights of a learned score exactly if "
                 f"it is the signal, got {self.signal!r} and {self.learned!r:.40}"
             )
-
-    @property
-    def n(self) -> int:
-        """Number of answers."""
-        return len(self.values)
 
     @property
     def title(self) -> str:

@@ -101,7 +101,7 @@ def fit(
     return Calibration(
         signal=decider,
         guarantee=rule,
-        values=np.sort(columns[decider]).tolist(),
+        n=len(answers),
         signals=rank_signals({TITLES[kind]: values for kind, values in columns.items()}, answers),
         errors=int(answers.wrong.sum()),
         **about,

@@ -15,7 +15,6 @@ from lm_polygraph_asmi.decisions.labels import joined
 from lm_polygraph_asmi.decisions.rows import digests_of
 from lm_polygraph_asmi.results.run_groups import load_run_groups
 from lm_polygraph_asmi.scoring.provenance import answer_end, prompt_format
-from lm_polygraph_asmi.scoring.rows import in_chat
 from lm_polygraph_asmi.scoring.signals import unmasked_signals
 
 if TYPE_CHECKING:
@@ -60,8 +59,6 @@ def calibrate_run(
             texts = [text.partition(stop)[0] for text in texts]
         answered = np.flatnonzero([bool(text.strip()) for text in texts])
     if prompts:
-        if shared["prompt_format"] == "chat":
-            prompts = [in_chat({"prompt": prompt})["prompt"] for prompt in prompts]
         answers = Labelled(group.wrong, joined(group.clusters, prompts), group.quality)
     if texts and prompts:
         digests = digests_of([prompts[i] for i in answered], [texts[i] for i in answered])

@@ -1,11 +1,15 @@
 """The tiny model and its tokenizer, as for scores; labelled rows and a calibration on them."""
 
+import copy
 import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from lm_polygraph_asmi import algorithm
+from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.decisions import calibrate_rows
 from lm_polygraph_asmi.decisions.learned import LearnedScore
 from lm_polygraph_asmi.files import to_json
@@ -15,8 +19,10 @@ from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.tables import columns_of, record_of
 from lm_polygraph_asmi.scoring.unmasked import known_fingerprints
 from tests.scoring.conftest import PROMPT, model, tokenizer  # noqa: F401 - fixtures
+from tests.scoring.test_text import CHAT
 
-SETTINGS = {"num_masks": 4, "mask_rate": 0.3, "top_k": 8, "stop": "\n"}
+SETTINGS = {"num_masks": 4, "mask_rate": 0.3, "top_k": 8, "stop": "\n", "max_new_tokens": 3}
+ASKED = {"risk": 0.4, "confidence": 0.8, "signal": "perplexity", "resamples": 50}
 N = 76
 WORDS = ("Brask", "1931", "kites", "blue", "Ondine", "True", "passage", "ferry")
 
@@ -36,18 +42,39 @@ def labelled(n=N):
     ]
 
 
+def numbered(*contents):
+    """Rows as a file has them; prompts differ where none is given."""
+    return [Row(n, {"prompt": f"Who {n}?"} | content) for n, content in enumerate(contents, 1)]
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def run(*arguments):
+    """Exit status of a command, and all that it said."""
+    found = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    return found.exit_code, " ".join(found.output.split())
+
+
 @pytest.fixture(scope="session")
-def scorer(model, tokenizer):  # noqa: F811
-    return Scorer(model, tokenizer=tokenizer, **SETTINGS)
+def chatty(tokenizer):  # noqa: F811
+    """The tokenizer with a chat template."""
+    with_template = copy.deepcopy(tokenizer)
+    with_template.chat_template = CHAT
+    return with_template
+
+
+@pytest.fixture(scope="session")
+def scorer(model, chatty):  # noqa: F811
+    return Scorer(model, tokenizer=chatty, **SETTINGS)
 
 
 def lines_of(scorer, rows):
     """Rows as they are written with their scores."""
-    given = [Row(number, row) for number, row in enumerate(rows, start=1)]
     rest = columns_of(Score), known_fingerprints(getattr(scorer, "scorer", scorer))
-    return [
-        json.loads(to_json(record_of(*found, *rest), str)) for found in score_rows(scorer, given)
-    ]
+    found = score_rows(scorer, [Row(number, row) for number, row in enumerate(rows, start=1)])
+    return [json.loads(to_json(record_of(*one, *rest), str)) for one in found]
 
 
 @pytest.fixture(scope="session")
@@ -67,10 +94,15 @@ def scores(scored):
 
 @pytest.fixture(scope="session")
 def calibration(scored):
-    return calibrate_rows(scored, 0.4, 0.8, signal="perplexity", resamples=50)
+    return calibrate_rows(scored, **ASKED)
 
 
-LEARNED_SCORE = LearnedScore({"free": [0.1] * 11, "hidden last": [0.01] * 32}, 0.5)
+@pytest.fixture
+def no_masks(monkeypatch):
+    """Masked passes fail."""
+    monkeypatch.setattr(
+        algorithm, "run_subnetworks", lambda *_: pytest.fail("a masked pass was run")
+    )
 
 
 def limited(calibration, threshold, signal=None):
@@ -78,10 +110,11 @@ def limited(calibration, threshold, signal=None):
     known = {"threshold": threshold, "coverage": 0.5, "error_rate": 0.1}
     if threshold is None:
         known = {"threshold": None, "coverage": 0.0, "error_rate": None}
+    learned = LearnedScore({"free": [0.1] * 11, "hidden last": [0.01] * 32}, 0.5)
     return replace(
         calibration,
         signal=signal or calibration.signal,
-        learned=LEARNED_SCORE if signal == "learned" else None,
+        learned=learned if signal == "learned" else None,
         signals=calibration.signals | {"learned score": calibration.signals["MSP"]},
         guarantee=replace(calibration.guarantee, **known),
     )

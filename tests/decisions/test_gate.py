@@ -1,17 +1,127 @@
-"""The gate on saved decisions: outcomes with their exit status, and rows that do not fit."""
+"""The gate: against plain loops and exact probabilities of all looks; decisions that were saved."""
 
 import json
 from dataclasses import replace
+from functools import cache
 
+import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from lm_polygraph_asmi.commands import main
-from lm_polygraph_asmi.decisions.decider import Decider
-from lm_polygraph_asmi.decisions.decision import EMPTY, Decision
-from lm_polygraph_asmi.decisions.gate import gate
-from lm_polygraph_asmi.scoring.rows import Row
-from tests.decisions.conftest import labelled, limited, model, tokenizer  # noqa: F401 - fixtures
+from lm_polygraph_asmi.analysis import Labelled
+from lm_polygraph_asmi.decisions import Decision, RiskThreshold, risk_gate
+from lm_polygraph_asmi.decisions.decision import EMPTY
+from lm_polygraph_asmi.decisions.gate import LEVEL, SMALL_BETS, gate
+from lm_polygraph_asmi.decisions.risk_control import BETS
+from tests.analysis.simulation import keys
+from tests.decisions.conftest import labelled, limited, numbered, run, write
+
+
+def guaranteed(risk=0.1, confidence=0.9, clusters=500, largest=1):
+    return RiskThreshold(
+        0.3, 0.8, 0.04, risk, confidence, 0.2, clusters * largest, clusters, largest
+    )
+
+
+def purse(rows, risk, largest, above):
+    """The bet in plain loops: a gambler for every stake, cluster after cluster; 1 / capital."""
+    bets = SMALL_BETS if above else BETS
+    worst = (risk if above else 1 - risk) * largest
+    purses = [1.0] * len(bets)
+    for key in dict.fromkeys(key for key, _, _ in rows):
+        of_cluster = [(accepted, wrong) for k, accepted, wrong in rows if k == key][:largest]
+        excess = sum(wrong - risk for accepted, wrong in of_cluster if accepted)
+        for number, bet in enumerate(bets):
+            purses[number] *= 1 + (1 if above else -1) * bet * excess / worst
+    return min(1.0, len(purses) / sum(purses))
+
+
+@pytest.mark.parametrize("largest", [1, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_gate_is_that_of_plain_loops(seed, largest):
+    rng = np.random.default_rng(seed)
+    names = [str(key) for key in rng.integers(0, 40, size=90)]  # up to six answers in a cluster
+    accepted, wrong = rng.random(90) < 0.7, rng.random(90) < (0.02, 0.2, 0.5)[seed]
+    rows = list(zip(names, accepted, wrong, strict=True))
+    guarantee = guaranteed(risk=0.2, largest=largest)
+    gate = risk_gate(guarantee, accepted, Labelled(wrong, names))
+    assert gate.p_holds == pytest.approx(purse(rows, 0.2, largest, above=False))
+    assert gate.p_violated == pytest.approx(purse(rows, 0.2, largest, above=True))
+    assert gate.answers == sum(min(names.count(key), largest) for key in set(names))
+    assert gate.left_out == 90 - gate.answers > 0
+    expected = "violated" if gate.p_violated <= 0.05 else "inconclusive"
+    assert gate.outcome == ("holds" if gate.p_holds <= 0.1 else expected)
+
+    assert gate.low - 1e-3 < gate.errors / gate.accepted < gate.high + 1e-3
+    for end, level, above in ((gate.high, 0.1, False), (gate.low, 0.05, True)):
+        if end > 1e-3:
+            inner, outer = end - 1e-3 + 2e-3 * above, end + 1e-3 - 2e-3 * above
+            assert purse(rows, outer, largest, above) < level < purse(rows, inner, largest, above)
+
+
+@pytest.mark.parametrize(("risk", "confidence"), [(0.05, 0.95), (0.2, 0.9)])
+def test_exact_probability_that_any_look_errs(risk, confidence):
+    """Single answers at exactly the risk, with a look after each of 200: by all paths of errors."""
+    guarantee = guaranteed(risk, confidence)
+    for outcome, allowed in (("violated", LEVEL), ("holds", 1 - confidence)):
+        alive, erred = {0: 1.0}, 0.0
+        for n in range(1, 201):
+            after: dict[int, float] = {}
+            for errors, chance in alive.items():
+                after[errors] = after.get(errors, 0) + chance * (1 - risk)
+                after[errors + 1] = after.get(errors + 1, 0) + chance * risk
+            for errors, chance in after.copy().items():
+                if chance > 1e-9 and look(guarantee, n, errors) == outcome:
+                    erred += after.pop(errors)
+            alive = after
+        assert allowed / 10 < erred <= allowed  # far below it, the test would have no power
+
+
+@cache
+def look(guarantee, n, errors):
+    """Outcome by the capital of n single answers, which depends on the number of errors alone."""
+    risk, right = guarantee.risk, n - errors
+    above = np.mean((1 + SMALL_BETS * (1 - risk) / risk) ** errors * (1 - SMALL_BETS) ** right)
+    below = np.mean((1 - BETS) ** errors * (1 + BETS * risk / (1 - risk)) ** right)
+    if above >= 1 / LEVEL:
+        return "violated"
+    return "holds" if below >= (1 - 1e-12) / (1 - guarantee.confidence) else "inconclusive"
+
+
+@pytest.mark.parametrize("n", [5, 60, 80])
+def test_single_answers_depend_on_their_number_of_errors_alone(n):
+    guarantee, found = guaranteed(), set()
+    for errors in range(min(n, 25)):
+        wrong = np.arange(n) < errors
+        for shuffled in (wrong, wrong[::-1]):
+            gate = risk_gate(guarantee, np.ones(n), Labelled(shuffled, keys(n, 1)))
+            assert gate.outcome == look(guarantee, n, errors)
+            found.add(gate.outcome)
+    assert len(found) == (2 if n == 5 else 3)
+
+
+@pytest.mark.parametrize("largest", [1, 4])
+@pytest.mark.parametrize(("risk", "confidence"), [(0.05, 0.95), (0.3, 0.8)])
+def test_least_number_of_accepted_answers(risk, confidence, largest):
+    guarantee = guaranteed(risk, confidence, largest=largest)
+
+    def outcome(n):
+        answers = Labelled([0] * (n + 2), keys(n + 2, 1))
+        return risk_gate(guarantee, [1] * n + [0, 0], answers)
+
+    least = outcome(1).least_holds
+    assert (outcome(least).outcome, outcome(least - 1).outcome) == ("holds", "inconclusive")
+    assert f"At least {least} accepted answers are needed for holds" in str(outcome(1))
+    assert "needed" not in str(outcome(least))
+    assert "none of 2 answers was accepted" in str(outcome(0))
+
+
+def test_clusters_of_an_unrecorded_size_are_as_large_as_the_largest_here():
+    guarantee = RiskThreshold(0.3, 0.8, 0.04, 0.1, 0.9, 0.2, 900, 300)
+    gate = risk_gate(guarantee, np.ones(6), Labelled(np.zeros(6), list("aaabbc")))
+    assert (gate.answers, gate.left_out) == (6, 0)
+    assert gate.p_holds == pytest.approx(
+        purse([(key, True, False) for key in "aaabbc"], 0.1, 3, above=False)
+    )
 
 
 @pytest.fixture
@@ -19,18 +129,18 @@ def limit(calibration):
     return limited(calibration, 1.0)
 
 
+def changed(line, **change):
+    """A line of `decide --out` with another decision."""
+    return line | change | {"digest": Decision.digest(line | change)}
+
+
 def decided(calibration, n, wrong=0):
     """Lines of `decide --out` with labels, the first of them wrong."""
-    lines = []
-    for i in range(n):
-        line = {
-            "id": i, "cluster": i, "prompt": f"New question {i}", "answer": " x", "accept": True,
-            "reason": "", "value": 0.5, "calibration": calibration.name,
-            "signal": calibration.signal, "threshold": calibration.guarantee.threshold,
-            "settings": {}, "model": "tiny",
-        }  # fmt: skip
-        lines.append(line | {"digest": Decision.digest(line), "correct": i >= wrong})
-    return lines
+    shared = calibration.made_with | {
+        "answer": " x", "accept": True, "reason": "", "value": 0.5, "settings": {}, "model": "tiny"
+    }  # fmt: skip
+    new = [{"id": i, "cluster": i, "prompt": f"New question {i}"} for i in range(n)]
+    return [changed(line | shared) | {"correct": i >= wrong} for i, line in enumerate(new)]
 
 
 @pytest.mark.parametrize(
@@ -38,98 +148,78 @@ def decided(calibration, n, wrong=0):
     [(60, 0, "holds", 0), (60, 60, "violated", 3), (4, 1, "inconclusive", 4)],
 )
 def test_outcomes_and_exit_status(limit, tmp_path, n, wrong, outcome, status):
+    """Rows of several files are numbered on; the last two have no decision, and no answer."""
     limit.save(tmp_path / "calibration.json")
-    lines = decided(limit, n, wrong)
-    for name, part in (("a.jsonl", lines[:2]), ("b.jsonl", lines[2:])):
-        (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in part))
-    files = [str(tmp_path / name) for name in ("calibration.json", "a.jsonl", "b.jsonl")]
-    ran = CliRunner().invoke(main, ["gate", *files, "--json"])
-    assert ran.exit_code == status, ran.output
-    printed = json.loads(ran.output)
-    assert (printed["outcome"], printed["answers"], printed["errors"]) == (outcome, n, wrong)
-    ran = CliRunner().invoke(main, ["gate", *files])
-    assert ran.output.startswith(f"{outcome}: {wrong} of {n} accepted answers are wrong")
+    *lines, unclear, blank = decided(limit, n + 2, wrong)
+    for line, reason in ((unclear, "It answered nothing."), (blank, EMPTY)):
+        lines.append(changed(line, accept=None, reason=reason, correct=None))
+    files = [tmp_path / name for name in ("calibration.json", "a.jsonl", "b.jsonl")]
+    write(files[1], lines[:2])
+    write(files[2], lines[2:])
+    code, said = run("gate", *files, "--json")
+    found = json.loads(said)
+    assert (code, found["outcome"], found["answers"]) == (status, outcome, n + 1)
+    assert (found["accepted"], found["errors"], found["without_decision"]) == (n, wrong, 1)
+    _, said = run("gate", *files)
+    assert said.startswith(f"{outcome}: {wrong} of {n} accepted answers are wrong")
+    assert "Without a decision, so counted as abstained: 1. Left out 1 empty answers" in said
+    write(files[2], [lines[0]])
+    code, said = run("gate", *files)
+    assert (code, 'row 3: "answer": row 1 has the same prompt and answer: keep one' in said) == (
+        1,
+        1,
+    )
+
+
+SEEN = {name: labelled()[3][name] for name in ("prompt", "answer")}
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "words"),
     [
-        ({"accept": None}, 'row 2: "digest"'),
-        ({"threshold": 2.0}, 'row 2: "threshold" is 2.0'),
-        ({"calibration": "other"}, 'row 2: "calibration" is'),
+        ({"accept": None}, 'row 2: "digest": the row was changed'),
         ({"answer": " y"}, 'row 2: "digest"'),
+        ({"threshold": 2.0}, 'row 2: "threshold" is 2.0, the calibration\'s 1.0: decide with this'),
+        ({"calibration": "other"}, 'row 2: "calibration" is'),
         ({"correct": 0.5}, 'row 2: "correct": expected true or false'),
         ({"correct": None, "quality": float("nan")}, "row 2: quality must be a number"),
         ({"correct": None}, 'row 2: expected "correct"'),
         ({"id": 0}, 'row 2: "id": row 1 has 0, too'),
+        ({"cluster": None}, "in all rows or in none, got none in row 2"),
+        ({"error": "no prompt"}, r"row 2: it failed in .*decide` \(no prompt\): remove it"),
+        ("value", 'row 2: no field "value": expected a line of `polygraph_asmi decide --out`, lab'),
+        (SEEN, 'row 2: "answer": the calibration has seen it'),
     ],
-)
-def test_rows_that_do_not_fit(limit, change, message):
+)  # fmt: skip
+def test_rows_that_do_not_fit(limit, change, words):
     first, second = decided(limit, 2)
-    with pytest.raises(ValueError, match=message):
-        gate(limit, [Row(1, first), Row(2, second | change)])
+    if change == "value":
+        del second[change]
+    else:
+        second = changed(second, **change) if change is SEEN else second | change
+    with pytest.raises(ValueError, match=words):
+        gate(limit, numbered(first, second))
 
 
-def changed(line, **change):
-    """A line of `decide --out` with another decision."""
-    return line | change | {"digest": Decision.digest(line | change)}
-
-
-def test_rows_without_a_decision_and_answers_seen_before(limit, tmp_path):
+def test_rows_without_a_decision(limit):
     """Only accepted answers need a label; those without a decision count as abstained."""
     first, second, third = decided(limit, 3)
-    seen = {name: labelled()[3][name] for name in ("prompt", "answer")}
-    for other, message in (
-        ({"prompt": "p", "answer": "a", "correct": True}, 'row 2: no field "accept"'),
-        (first | {"id": 7}, 'row 2: "answer": row 1 has the same'),
-        (changed(second, **seen), 'row 2: "answer": the calibration has seen it'),
-        ({"error": "no prompt"}, r"row 2: it failed in .*: remove it"),
-        ({n: v for n, v in second.items() if n != "cluster"}, "in all rows or in none, .* row 2"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            gate(limit, [Row(1, first), Row(2, other)])
-    unclear = changed(second, accept=None, reason="It answered nothing.")
-    abstained = changed(third, accept=False)
-    del abstained["correct"], unclear["correct"]
-    rows = [Row(n, row) for n, row in enumerate((first, unclear, abstained), start=1)]
+    unclear = changed(second, accept=None, reason="It answered nothing.", correct=None)
+    rows = numbered(first, unclear, changed(third, accept=False, correct=None))
     result = gate(limit, rows)
     assert (result.answers, result.accepted, result.errors) == (3, 1, 0)
-    rows.append(Row(4, changed(unclear, answer="\n", id=4, reason=EMPTY)))
-    assert gate(limit, rows) == result
+    blank = changed(unclear, answer="\n", id=4, reason=EMPTY)
+    assert gate(limit, [*rows, rows[0]._replace(number=4, content=blank)]) == result
     with pytest.raises(ValueError, match="expected at least one labelled row with an answer"):
-        gate(limit, rows[3:])
-    limit.save(tmp_path / "calibration.json")
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row.content) + "\n" for row in rows))
-    files = [str(tmp_path / name) for name in ("calibration.json", "rows.jsonl")]
-    ran = CliRunner().invoke(main, ["gate", *files, "--json"])
-    assert json.loads(ran.output)["without_decision"] == 1
-    ran = CliRunner().invoke(main, ["gate", *files])
-    assert "Without a decision, so counted as abstained: 1." in ran.output
-    assert "Left out 1 empty answers: they are never accepted." in ran.output
-
-
-def test_lines_that_decide_writes(calibration, model, tokenizer):  # noqa: F811
-    """Real decisions, written and read; one on an answer of the calibration is recognised."""
-    limit, rows = limited(calibration, 100.0), labelled(4)
-    decider = Decider(model, limit, tokenizer=tokenizer)
-    lines = []
-    for row in [row | {"prompt": "Later. " + row["prompt"]} for row in rows[:3]] + rows[3:]:
-        decision = decider.decide(row["prompt"], row["answer"])
-        line = json.loads(json.dumps(decision.to_dict()))
-        lines.append(Row(len(lines) + 1, row | line))
-    with pytest.raises(ValueError, match='row 4: "answer": the calibration has seen it'):
-        gate(limit, lines)
-    result = gate(limit, lines[:3])
-    assert (result.answers + result.left_out, result.outcome) == (3, "inconclusive")
+        gate(limit, numbered(blank))
+    with pytest.raises(ValueError, match="expected a guarantee with a threshold, got none"):
+        risk_gate(limited(limit, None).guarantee, [1], Labelled([0], ["a"]))
 
 
 def test_a_quality_of_another_scale(limit):
-    rows = [line | {"correct": None, "quality": 90 - 80 * (i < 5)}
-            for i, line in enumerate(decided(limit, 20))]  # fmt: skip
-    numbered = [Row(n, row) for n, row in enumerate(rows, start=1)]
+    rows = numbered(*(line | {"correct": None, "quality": 90 - 80 * (i < 5)}
+                      for i, line in enumerate(decided(limit, 20))))  # fmt: skip
     with pytest.raises(ValueError, match="row 1: expected quality between 0 and 1, got 10"):
-        gate(limit, numbered)
-    assert gate(limit, numbered, right_from=50).errors == 5
-    assert gate(replace(limit, right_from=50), numbered).errors == 5  # the calibration's
-    with pytest.raises(ValueError, match="right_from must be a number, got nan"):
-        gate(limit, numbered, right_from=float("nan"))
+        gate(limit, rows)
+    assert gate(limit, rows, right_from=50).errors == 5
+    assert gate(replace(limit, right_from=50), rows).errors == 5  # the calibration's

@@ -1,22 +1,19 @@
 """A finished run to a calibration; both doors agree."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 
-from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.decisions import Calibration, calibrate_rows, calibrate_run
+from lm_polygraph_asmi.decisions import Calibration, calibrate_rows, calibrate_run, risk_threshold
 from lm_polygraph_asmi.decisions.run import _scored_group, settings_of
 from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.results.manifest import model_of
 from lm_polygraph_asmi.scoring.provenance import prompt_format
 from lm_polygraph_asmi.scoring.unmasked import fingerprints
-from tests.decisions.conftest import N, labelled
+from tests.decisions.conftest import ASKED, N, labelled, run
 from tests.report import runs
 from tests.scoring.conftest import PROMPT
 
@@ -25,7 +22,7 @@ METHODS = {
     "sem": "Sem-ASMI (60%, K=64)",
     "adapt": "Adapt-ASMI (60%, K=64)",
 }
-ASKED = {"risk": 0.4, "confidence": 0.8, "signal": "perplexity", "resamples": 50}
+RIGHT = [float(row["correct"]) for row in labelled()]
 
 
 @pytest.fixture(scope="module")
@@ -47,22 +44,18 @@ def as_a_run(place, scores, rows, metrics):
     runs.put_at(stats, 0.6, mi=stats.pop("mi"), agreement=stats.pop("agreement"), settings=settings)
     stats |= {
         "input_texts": [row["prompt"] for row in rows],
-        "greedy_texts": [one.scored_text.removesuffix("</s>") for one in scores],
+        "greedy_texts": [one.scored_text.removesuffix("</s>") + "\n More" for one in scores],
         "asmi_prompt_length": [one.prompt_tokens for one in scores],
+        "asmi_closing": [True] * len(scores),
     }
-    about = runs.manifest(len(rows)) | {
-        "rows": {"ids": [row["id"] for row in rows],
-                 "clusters": [str(row["cluster"]) for row in rows]},
-        "model": {"path": scores[0].model},
-    }  # fmt: skip
+    names = {"ids": [row["id"] for row in rows], "clusters": [str(row["cluster"]) for row in rows]}
+    about = runs.manifest(len(rows)) | {"rows": names, "model": {"path": scores[0].model}}
     config = ASMIConfig(top_k=8, stop=["\n"])
-    content = {
+    content = runs.FINISHED | {
         "estimations": {("sequence", str(config)): [float(one) for one in scores]},
         runs.METHODS: runs.described(config),
         "gen_metrics": {("sequence", name): values for name, values in metrics.items()},
         "stats": stats,
-        "metrics": {},
-        "state": "Initialized",
     }
     return runs.save(place, content, about)
 
@@ -72,16 +65,18 @@ PROVENANCE = ("name", "label_source", "model", "settings")
 
 def test_both_doors_agree_to_the_digit(scored, scores, scorer, calibration, tmp_path):
     """On a run's rows, exported as labelled ones, all but the provenance is equal."""
-    rows = labelled()
-    silent = scorer.score(PROMPT, "\n")
-    rows.append({"prompt": PROMPT, "id": "silent", "cluster": "own", "correct": True})
-    right = [float(row["correct"]) for row in rows]
+    silent = {"prompt": PROMPT, "id": "silent", "cluster": "own", "correct": True}
+    right = [*RIGHT, 1.0]
     metrics = {"Rouge_rougeL": [1.0 - one for one in right], "ReferenceInAnswer": right}
-    place = as_a_run(tmp_path / "run", [*scores, silent], rows, metrics)
+    every = [*scores, scorer.score(PROMPT, "\n")]
+    place = as_a_run(tmp_path / "run", every, [*labelled(), silent], metrics)
     own = {name: getattr(calibration, name) for name in PROVENANCE}
     found = calibrate_run(place, metric="ReferenceInAnswer", **ASKED)
     assert replace(found, **own) == calibration
-    assert found.label_source == "ReferenceInAnswer"
+    assert (found.label_source, found.settings["answer_ends"]) == (
+        "ReferenceInAnswer",
+        ["complete"],
+    )
     known = scores[0].compared_settings | fingerprints(scorer)
     assert not found.differences(known)
     for change, said in (
@@ -92,8 +87,6 @@ def test_both_doors_agree_to_the_digit(scored, scores, scorer, calibration, tmp_
         assert said in named.differences(known | {"model": "tiny"} | change)
     other = calibrate_run(place, **ASKED)
     assert (other.label_source, other.guarantee != found.guarantee) == ("Rouge_rougeL", True)
-    with pytest.raises(ValueError, match="has no quality metric 'AlignScore', but"):
-        calibrate_run(place, 0.4, metric="AlignScore")
     # PRR is over the metric itself, not over right and wrong.
     quality = [round(0.1 + 0.8 * np.random.default_rng(i).random(), 3) for i in range(N)]
     lines = [s | {"correct": None, "quality": q} for s, q in zip(scored, quality, strict=True)]
@@ -121,8 +114,10 @@ def test_what_a_run_gives(planted, variant):
     found = calibrate_run(planted, 0.3, signal="score", method=variant, resamples=50)
     saved = runs.content()
     wrong = np.array(saved["gen_metrics"]["sequence", "AlignScore"]) < 0.5
-    assert found.values == sorted(saved["estimations"]["sequence", METHODS[variant]])
-    assert (found.n, found.guarantee.clusters, found.errors) == (60, 30, wrong.sum())
+    values = saved["estimations"]["sequence", METHODS[variant]]
+    clusters = [str(row // 2) for row in range(60)]
+    assert found.guarantee == risk_threshold(values, wrong, clusters, 0.3, 0.95)
+    assert (found.n, found.errors) == (60, wrong.sum())
     assert (found.model, found.label_source) == ("models/tiny", "AlignScore")
     own = {"method": variant, "closing_token": True, "aggregation": "mean", "stop": None}
     own |= {"max_new_tokens": 64, "prompt_format": "text"}
@@ -141,39 +136,45 @@ def test_a_run_of_chats(tmp_path, instruct):
     about = runs.manifest(60) | {"config": {"instruct": instruct, "model": {}}}
     found = settings_of(*_scored_group(runs.save(tmp_path / "run", about=about), None, {}))
     user = [{"role": "user", "content": "Who?"}]
-    expected = prompt_format(user if instruct else "Who?")
-    assert {name: found.get(name) for name in ("prompt_format", "system")} == {
-        "system": None
-    } | expected
+    expected = {"system": None} | prompt_format(user if instruct else "Who?")
+    assert {name: found.get(name) for name in ("prompt_format", "system")} == expected
 
 
-def test_runs_that_teach_nothing(planted, tmp_path):
-    def calibrated(place, **settings):
-        return calibrate_run(place, 0.3, resamples=20, **settings)
-
-    saved = runs.content()
+def all_wrong(saved):
     saved["gen_metrics"]["sequence", "AlignScore"] = [0.1] * 60
-    with pytest.raises(ValueError, match="expected right and wrong answers, got 60, all wrong"):
-        calibrated(runs.save(tmp_path / "wrong", saved))
-    with pytest.raises(ValueError, match=r"settings method='sem', depth=0\.9; it has"):
-        calibrated(planted, depth=0.9)
+
+
+@pytest.mark.parametrize(
+    ("change", "asked", "words"),
+    [
+        (all_wrong, {}, "expected right and wrong answers, got 60, all wrong"),
+        (None, {"depth": 0.9}, r"settings method='sem', depth=0\.9; it has"),
+        (None, {"aggregation": "sum"}, "settings method='sem', aggregation='sum'"),
+        (lambda saved: saved["estimations"].pop(("sequence", METHODS["adapt"])),
+         {"signal": "adapt"}, "a score with the settings method='adapt'"),
+        (lambda saved: saved["stats"].pop("asmi"), {}, "has not saved asmi: its masks"),
+        ({}, {}, "expected a manifest, which runs with the callback RunR"),
+        (runs.manifest(60) | {"model": {}}, {}, "does not record its model: expected a manifest"),
+    ],
+)  # fmt: skip
+def test_runs_that_teach_nothing(tmp_path, change, asked, words):
+    """By a change of what was saved, or by another manifest."""
     saved = runs.content()
-    del saved["estimations"]["sequence", METHODS["adapt"]]
-    with pytest.raises(ValueError, match="a score with the settings method='adapt'"):
-        calibrated(runs.save(tmp_path / "two variants", saved), signal="adapt")
-    saved = runs.content()
-    del saved["stats"]["asmi"]
-    with pytest.raises(ValueError, match="has not saved asmi: its masks"):
-        calibrated(runs.save(tmp_path / "settings", saved))
-    with pytest.raises(ValueError, match="expected a manifest, which runs with the callback RunR"):
-        calibrated(runs.save(tmp_path / "bare", about={}))
+    if callable(change):
+        change(saved)
+    place = runs.save(tmp_path / "runs", saved, None if callable(change) else change)
+    with pytest.raises(ValueError, match=words):
+        calibrate_run(place, 0.3, resamples=20, **asked)
+
+
+def test_two_runs_and_none(tmp_path):
     first = runs.save(tmp_path / "runs")
     other = runs.save(tmp_path / "other", runs.content(shift=1.0))
     other.rename(first.with_name("ue_manager_seed2"))
     with pytest.raises(ValueError, match="expected one run, got 2 over different answers"):
-        calibrated(first.parent)
+        calibrate_run(first.parent, 0.3)
     with pytest.raises(FileNotFoundError):
-        calibrated(tmp_path / "no run")
+        calibrate_run(tmp_path / "no run", 0.3)
 
 
 def test_a_calibration_is_of_one_aggregation(tmp_path):
@@ -183,75 +184,51 @@ def test_a_calibration_is_of_one_aggregation(tmp_path):
     sums = [float((own["mi"] * (1 - own["agreement"])).sum()) for own in masked]
     runs.put(saved, ASMIConfig(aggregation="sum"), sums)
     path = runs.save(tmp_path / "squad", saved)
-    of_means, of_sums = (
-        calibrate_run(path, 0.3, signal="score", resamples=20, aggregation=how)
-        for how in ("mean", "sum")
-    )
-    assert of_sums.values == sorted(sums)
-    assert of_means.values != of_sums.values
-    assert of_means.differences(of_sums.settings) == ["aggregation 'mean' there, 'sum' here"]
-    with pytest.raises(ValueError, match="settings method='sem', aggregation='max'"):
-        calibrate_run(path, 0.3, aggregation="max")
-    with pytest.raises(ValueError, match="settings method='asmi', aggregation='sum'"):
-        calibrate_run(path, 0.3, method="asmi", aggregation="sum")
+    for how in ("mean", "sum"):
+        found = calibrate_run(path, 0.5, 0.5, signal="score", resamples=20, aggregation=how)
+        assert found.settings["aggregation"] == how
+        assert (found.guarantee.threshold in sums) == (how == "sum")
 
 
 @pytest.mark.usefixtures("few_resamples")
 def test_by_command_without_the_model(tmp_path):
     out, planted = tmp_path / "calibration.json", runs.save(tmp_path / "run", runs.content(N))
-    words = ["calibrate", "--run", str(planted), "--risk", "0.3", "--out", str(out)]
-    done = CliRunner().invoke(main, words, env={"COLUMNS": "300"})
-    assert done.exit_code == 0, done.output
-    assert json.loads(out.read_text())["label_source"] == "AlignScore"
-    assert Calibration.load(out).n == N
-    assert "Promise: " in done.stdout
-    for more, message in (
-        (["--signal", "learned"], "a finished run has no hidden states to learn from"),
-        (["--metric", "BLEU"], "has no quality metric 'BLEU'"),
-    ):
-        done = CliRunner().invoke(main, [*words[:-2], "--out", str(tmp_path / "c.json"), *more])
-        assert done.exit_code != 0
-        assert message in done.stderr
-        assert not (tmp_path / "c.json").exists()
+    words = ("calibrate", "--run", planted, "--risk", 0.3, "--out", out)
+    code, said = run(*words, "--metric", "BLEU")
+    assert (code, "has no quality metric 'BLEU', but" in said, out.exists()) == (1, True, False)
+    code, said = run(*words)
+    assert (code, "Promise: " in said) == (0, True), said
+    assert (Calibration.load(out).n, Calibration.load(out).label_source) == (N, "AlignScore")
 
 
 def test_labels_of_a_run_that_are_none(scores, tmp_path):
-    rows = labelled()
-    right = [float(row["correct"]) for row in rows]
     metrics = {
-        "BLEU": [100 * one for one in right],
-        "Bart": [one - 3 for one in right],
-        "Rouge_rougeL": [np.nan, *right[1:]],
-        "Rouge_rouge1": right,
-        "ReferenceInAnswer": right,
+        "BLEU": [100 * one for one in RIGHT],
+        "Bart": [one - 3 for one in RIGHT],
+        "Rouge_rougeL": [np.nan, *RIGHT[1:]],
+        "Rouge_rouge1": RIGHT,
+        "ReferenceInAnswer": RIGHT,
     }
+    rows = [row | {"cluster": i} for i, row in enumerate(labelled())]
     place = as_a_run(tmp_path / "run", scores, rows, metrics)
-    for metric, message in (
-        ("BLEU", "expected BLEU between 0 and 1, got 100"),
-        ("Bart", "expected Bart between 0 and 1, got -"),
-        ("Rouge_rougeL", rf"Rouge_rougeL has no value for 1 of {N} rows \(q0\)"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            calibrate_run(place, metric=metric, **ASKED)
-    with pytest.raises(ValueError, match="right_from must be a number, got nan"):
-        calibrate_run(place, metric="BLEU", right_from=float("nan"), **ASKED)
     expected = calibrate_run(place, metric="ReferenceInAnswer", **ASKED)
+    assert expected.guarantee.clusters == N // 2  # a question twice is one cluster
     for metric, right_from in (("BLEU", 50), ("Bart", -2.5)):
         found = calibrate_run(place, metric=metric, right_from=right_from, **ASKED)
         assert (found.errors, found.right_from) == (expected.errors, right_from)
         assert found.guarantee == expected.guarantee
+    _, text = run("results", place)
+    assert "BLEU is outside 0 to 1: which answers are right is unknown" in text
+    assert f"Left out: Rouge_rougeL has no value for 1 of {N} rows (q0)" in text
     content = torch.load(place, weights_only=False)
     content["stats"]["target_texts"] = ["Хольм 1931", *["Holm"] * (N - 1)]
     torch.save(content, place)
-    with pytest.raises(ValueError, match=r"Rouge_rouge1 cannot judge .* 1 of .*'Хольм 1931'"):
-        calibrate_run(place, metric="Rouge_rouge1", **ASKED)
-    text = " ".join(CliRunner().invoke(main, ["results", str(place)]).output.split())
-    assert "BLEU is outside 0 to 1: which answers are right is unknown" in text
-    assert f"Left out: Rouge_rougeL has no value for 1 of {N} rows (q0)" in text
-
-
-def test_a_question_twice_in_a_run_is_one_cluster(scores, tmp_path):
-    rows = [row | {"cluster": i} for i, row in enumerate(labelled())]
-    right = [float(row["correct"]) for row in rows]
-    place = as_a_run(tmp_path / "run", scores, rows, {"ReferenceInAnswer": right})
-    assert calibrate_run(place, **ASKED).guarantee.clusters == N // 2
+    for metric, asked, message in (
+        ("BLEU", {}, "expected BLEU between 0 and 1, got 100"),
+        ("Bart", {}, "expected Bart between 0 and 1, got -"),
+        ("Rouge_rougeL", {}, rf"Rouge_rougeL has no value for 1 of {N} rows \(q0\)"),
+        ("BLEU", {"right_from": float("nan")}, "right_from must be a number, got nan"),
+        ("Rouge_rouge1", {}, r"Rouge_rouge1 cannot judge .* 1 of .*'Хольм 1931'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            calibrate_run(place, metric=metric, **ASKED | asked)

@@ -13,14 +13,11 @@ from click.testing import CliRunner
 from hatchling.build import build_wheel
 from hydra import compose, initialize, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
-from lm_polygraph.utils.common import load_external_module
 from lm_polygraph.utils.factory_estimator import FactoryEstimator
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 
 from lm_polygraph_asmi.commands import main
-from lm_polygraph_asmi.host.configs import configs_path
-from lm_polygraph_asmi.model import attention_of
 from lm_polygraph_asmi.results.names import MASKED_HEADS, SAVED
 from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.runs.compose import compose_run
@@ -80,18 +77,6 @@ def test_the_groups_stand_alone_in_a_users_config(elsewhere):
     assert config.stat_calculators[1].stats == list(MASKED_HEADS)
     assert calculator(config, "SamplingGenerationCalculator").cfg.samples_n == 10
     assert calculator(config, "GreedyProbsCalculator").cfg.answers is None
-
-
-def test_load_script_leaves_remote_code_off_and_sets_attention(tmp_path):
-    script = load_external_module(str(configs_path() / "model" / "asmi_causal.py"))
-    folder = tiny_lm.save(tmp_path)
-    model = script.load_model(str(folder), dtype="bfloat16", device_map=None)
-    assert attention_of(model) == "eager"
-    assert str(model.dtype) == "torch.bfloat16"
-    assert not model.training
-    assert script.load_tokenizer(str(folder)).padding_side == "left"
-    sources = [p.read_text() for p in configs_path().rglob("*.yaml")]
-    assert not any("trust_remote_code: true" in source for source in sources)
 
 
 COMPOSE = """

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -18,6 +19,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 
 from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.host.configs import configs_path
 from lm_polygraph_asmi.results.names import MASKED_HEADS, SAVED
 from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.runs.compose import compose_run
@@ -52,16 +54,18 @@ def calculator(config, name: str):
 
 @pytest.mark.usefixtures("elsewhere")
 def test_one_knob_sets_calculator_estimators_and_saved_statistics():
-    config = composed("asmi_coqa", "asmi.depth=0.9", "asmi.top_k=256")
-    assert config.stat_calculators[1].cfg.depths == [0.9]
-    assert set(MASKED_HEADS) == set(config.stat_calculators[1].stats) <= set(config.save_stats)
-    assert config.estimators[-1].cfg.depth == 0.9
-    assert config.estimators[-1].cfg.top_k == 256
-    values = ("asmi.tau=0.5", "asmi.num_samples=4", "asmi.closing_token=false")
-    gated = composed("asmi_coqa", *values)
-    assert not any(e.cfg.closing_token for e in gated.estimators[-3:])
-    assert gated.estimators[-1].cfg.tau == 0.5
-    assert calculator(gated, "SamplingGenerationCalculator").cfg.samples_n == 4
+    config = composed(
+        "asmi_coqa", "asmi.depth=0.9", "asmi.top_k=256", "asmi.tau=0.5", "asmi.num_samples=4",
+        "asmi.closing_token=false",
+    )  # fmt: skip
+    masks = config.stat_calculators[1]
+    assert masks.cfg.depths == [0.9]
+    assert set(MASKED_HEADS) == set(masks.stats) <= set(config.save_stats)
+    assert {(e.cfg.depth, e.cfg.top_k, e.cfg.closing_token) for e in config.estimators[-3:]} == {
+        (0.9, 256, False)
+    }
+    assert config.estimators[-1].cfg.tau == 0.5
+    assert calculator(config, "SamplingGenerationCalculator").cfg.samples_n == 4
 
 
 def test_the_groups_stand_alone_in_a_users_config(elsewhere):
@@ -80,13 +84,13 @@ def test_the_groups_stand_alone_in_a_users_config(elsewhere):
 
 
 COMPOSE = """
-import sys
 from hydra import compose, initialize
 from omegaconf import OmegaConf
 with initialize(version_base=None, config_path=None):
-    config = compose(sys.argv[1], overrides=sys.argv[2:])
+    config = compose("asmi_coqa", overrides=["dataset=anywhere"])
 print(OmegaConf.to_yaml(config, resolve=True))
 """
+"""Hydra alone, as it is in every program: the whole of polygraph_eval takes ten times as long."""
 
 
 def test_configs_are_found_where_they_were_installed_from_a_wheel(elsewhere, monkeypatch):
@@ -96,15 +100,10 @@ def test_configs_are_found_where_they_were_installed_from_a_wheel(elsewhere, mon
     with ZipFile(elsewhere / build_wheel(str(elsewhere))) as wheel:
         wheel.extractall(site)
     assert not list(site.glob("*.data"))  # so that pip, too, only unpacks it
-    monkeypatch.chdir(elsewhere)
-    # Hydra alone, as it is in every program: the whole of polygraph_eval takes ten times as long.
     shown = subprocess.run(
-        [sys.executable, "-c", COMPOSE, "asmi_coqa", "dataset=anywhere"],
-        env=os.environ | {"PYTHONPATH": str(site)},
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+        [sys.executable, "-c", COMPOSE], env=os.environ | {"PYTHONPATH": str(site)}, cwd=elsewhere,
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
     config = yaml.safe_load(shown.stdout)
     load_script = Path(config["model"]["path_to_load_script"])
     assert load_script.is_relative_to(site)
@@ -149,18 +148,6 @@ def test_a_whole_run_by_config_name_from_any_directory(elsewhere, tiny, question
     assert "RAUQ" in shown.output
 
 
-USERS_LOAD_SCRIPT = """
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-
-def load_model(model_path: str, device_map: str):
-    return AutoModelForCausalLM.from_pretrained(model_path, attn_implementation="eager").eval()
-
-
-def load_tokenizer(model_path: str):
-    return AutoTokenizer.from_pretrained(model_path, padding_side="left")
-"""
-
 USERS_CONFIG = yaml.safe_load(r"""
 hydra: {run: {dir: "${cache_path}/run"}}
 defaults: [model: mine, _self_]
@@ -199,31 +186,37 @@ def added(config: dict, entries: dict) -> dict:
     return joined
 
 
-def write_users_config(folder: Path, tiny: Path, config: dict) -> Path:
-    """A folder of configs as LM-Polygraph's examples have it, and two rows beside it."""
-    rows = "Who built it?,Edda\nWhere?,Brask\n"
-    (folder / "questions.csv").write_text(f"input,output\n{rows}")
-    configs = folder / "conf"
-    (configs / "model").mkdir(parents=True)
-    (configs / "estimators").mkdir()
-    (configs / "load.py").write_text(USERS_LOAD_SCRIPT)
-    model = {
-        "path": str(tiny), "type": "CausalLM", "path_to_load_script": "load.py",
-        "load_model_args": {"device_map": "cpu"}, "load_tokenizer_args": {},
-    }  # fmt: skip
-    (configs / "model" / "mine.yaml").write_text(yaml.safe_dump(model))
-    of_group = [{"name": "Perplexity"}, {"name": "LexicalSimilarity", "cfg": {"metric": "rougeL"}}]
-    (configs / "estimators" / "default_estimators.yaml").write_text(yaml.safe_dump(of_group))
-    (configs / "estimators" / "other.yaml").write_text(yaml.safe_dump(of_group[:1]))
-    (configs / "mine_eval.yaml").write_text(yaml.safe_dump(config))
-    return configs
+@pytest.fixture
+def users_config(elsewhere, tiny) -> Callable[[dict], list[str]]:
+    """Writes configs as LM-Polygraph's examples have them, and two rows beside them."""
+
+    def write(config: dict) -> list[str]:
+        (elsewhere / "questions.csv").write_text("input,output\nWho built it?,Edda\nWhere?,Brask\n")
+        model = {
+            "path": str(tiny), "type": "CausalLM", "load_tokenizer_args": {},
+            "path_to_load_script": str(configs_path() / "model" / "asmi_causal.py"),
+            "load_model_args": {"device_map": "cpu", "dtype": "float32"},
+        }  # fmt: skip
+        of_group = [
+            {"name": "Perplexity"},
+            {"name": "LexicalSimilarity", "cfg": {"metric": "rougeL"}},
+        ]
+        for name, content in {
+            "model/mine": model, "estimators/default_estimators": of_group,
+            "estimators/other": of_group[:1], "mine_eval": config,
+        }.items():  # fmt: skip
+            file = elsewhere / "conf" / f"{name}.yaml"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(yaml.safe_dump(content))
+        return ["--config-dir", str(elsewhere / "conf"), "--config-name", "mine_eval"]
+
+    return write
 
 
 @pytest.mark.parametrize("page", [page for page, code in YAML.items() if "MaskedHeads" in code])
-def test_the_entries_for_a_users_own_config(elsewhere, tiny, page):
+def test_the_entries_for_a_users_own_config(elsewhere, users_config, page):
     config = added(USERS_CONFIG, yaml.safe_load(YAML[page]))
-    configs = write_users_config(elsewhere, tiny, config)
-    polygraph_eval_here("--config-dir", str(configs), "--config-name", "mine_eval")
+    polygraph_eval_here(*users_config(config))
     run = load_run(elsewhere / "workdir" / "run")
     depths = config.get("asmi", {}).get("depths", [0.6])
     own = [f"Sem-ASMI ({depth:.0%}, K=64)" for depth in depths]
@@ -256,11 +249,10 @@ PREFIX = "lm_polygraph_asmi.estimators."
         (BY_GROUP | {"defaults": [*BY_GROUP["defaults"], {"add": "asmi"}]}, [], GROUPED),
     ],
 )
-def test_asmi_is_added_to_a_users_lists(elsewhere, tiny, config, overrides, kept):
-    config = config | {"save_stats": ["greedy_texts", "sample_texts"]}
-    configs = write_users_config(elsewhere, tiny, config)
+def test_asmi_is_added_to_a_users_lists(users_config, config, overrides, kept):
+    _, configs, _, name = users_config(config | {"save_stats": ["greedy_texts", "sample_texts"]})
     values = ["asmi.depth=0.9", "asmi.num_masks=7"]
-    composed_run = compose_run("mine_eval", str(configs), [*overrides, *values])
+    composed_run = compose_run(name, configs, [*overrides, *values])
     once, again = (
         {key: list(composed_run[key]) for key in ("estimators", "stat_calculators", "save_stats")}
         for _ in range(2)  # a config is resolved several times
@@ -289,12 +281,10 @@ def test_a_list_cannot_be_kept_without_the_runs_config():
         config.estimators  # noqa: B018
 
 
-def test_one_override_gives_a_table_with_baselines_and_asmi(elsewhere, tiny):
+def test_one_override_gives_a_table_with_baselines_and_asmi(elsewhere, users_config):
     """With what report and calibration need, in a run of LM-Polygraph's own script."""
-    configs = write_users_config(elsewhere, tiny, BY_GROUP)
-    named = ["--config-dir", str(configs), "--config-name", "mine_eval"]
-    polygraph_eval_here(*named, "+add=asmi", "asmi.num_masks=6", "asmi.mask_rate=0.2",
-                        "asmi.num_samples=3")  # fmt: skip
+    few = ["asmi.num_masks=6", "asmi.mask_rate=0.2", "asmi.num_samples=3"]
+    polygraph_eval_here(*users_config(BY_GROUP), "+add=asmi", *few)
     run = load_run(elsewhere / "workdir" / "run")
     own = [f"{name} (60%, K=64, S=6, p=0.2)" for name in ("ASMI", "Sem-ASMI", "Adapt-ASMI")]
     assert list(run.scores) == ["Perplexity", "LexicalSimilarity_rougeL", *own]

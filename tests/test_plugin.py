@@ -213,22 +213,6 @@ def users_config(elsewhere, tiny) -> Callable[[dict], list[str]]:
     return write
 
 
-@pytest.mark.parametrize("page", [page for page, code in YAML.items() if "MaskedHeads" in code])
-def test_the_entries_for_a_users_own_config(elsewhere, users_config, page):
-    config = added(USERS_CONFIG, yaml.safe_load(YAML[page]))
-    polygraph_eval_here(*users_config(config))
-    run = load_run(elsewhere / "workdir" / "run")
-    depths = config.get("asmi", {}).get("depths", [0.6])
-    own = [f"Sem-ASMI ({depth:.0%}, K=64)" for depth in depths]
-    assert list(run.scores) == ["Perplexity", *own]
-    assert (run.scores[own] > 0).all(axis=None)
-    # What is saved besides, and the manifest: all that the report and a reference read.
-    assert set(MASKED_HEADS) <= set(run.stats)
-    assert run.manifest["status"] == "completed"
-    assert run.manifest["seeds"]["masks"] == 0
-    assert [settings["depth"] for settings in run.settings()] == depths
-
-
 BY_GROUP = {key: value for key, value in USERS_CONFIG.items() if key != "estimators"} | {
     "defaults": [{"model": "mine"}, {"estimators": "default_estimators"}, "_self_"]
 }
@@ -281,15 +265,31 @@ def test_a_list_cannot_be_kept_without_the_runs_config():
         config.estimators  # noqa: B018
 
 
-def test_one_override_gives_a_table_with_baselines_and_asmi(elsewhere, users_config):
-    """With what report and calibration need, in a run of LM-Polygraph's own script."""
-    few = ["asmi.num_masks=6", "asmi.mask_rate=0.2", "asmi.num_samples=3"]
-    polygraph_eval_here(*users_config(BY_GROUP), "+add=asmi", *few)
+FEW = ["+add=asmi", "asmi.num_masks=6", "asmi.mask_rate=0.2", "asmi.num_samples=3"]
+ADDED = [f"{name} (60%, K=64, S=6, p=0.2)" for name in ("ASMI", "Sem-ASMI", "Adapt-ASMI")]
+
+
+@pytest.mark.parametrize(
+    ("config", "overrides", "names"),
+    [
+        pytest.param(BY_GROUP, FEW, [GROUPED[0], "LexicalSimilarity_rougeL", *ADDED], id="+add"),
+        *(pytest.param(added(USERS_CONFIG, yaml.safe_load(code)), [], None, id=page)
+          for page, code in YAML.items() if "MaskedHeads" in code),
+    ],
+)  # fmt: skip
+def test_a_users_own_config_in_a_run(elsewhere, users_config, config, overrides, names):
+    """With all that report and calibration read, by one override or the entries of a page."""
+    polygraph_eval_here(*users_config(config), *overrides)
     run = load_run(elsewhere / "workdir" / "run")
-    own = [f"{name} (60%, K=64, S=6, p=0.2)" for name in ("ASMI", "Sem-ASMI", "Adapt-ASMI")]
-    assert list(run.scores) == ["Perplexity", "LexicalSimilarity_rougeL", *own]
+    depths = config.get("asmi", {}).get("depths", [0.6])
+    names = names or [GROUPED[0], *(f"Sem-ASMI ({depth:.0%}, K=64)" for depth in depths)]
+    assert list(run.scores) == names
     assert np.isfinite(run.scores.to_numpy()).all()
+    asmi = [name for name in names if "ASMI" in name]
+    assert set(run.methods) == set(asmi)
+    assert (run.scores[asmi] > 0).all(axis=None)
     assert set(MASKED_HEADS) <= set(run.stats)
     assert run.manifest["status"] == "completed"
-    assert run.settings()[0]["num_masks"] == 6
-    assert set(run.methods) == set(own)
+    assert run.manifest["seeds"]["masks"] == 0
+    assert [settings["depth"] for settings in run.settings()] == depths
+    assert {settings["num_masks"] == 6 for settings in run.settings()} == {bool(overrides)}

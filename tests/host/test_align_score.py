@@ -101,24 +101,20 @@ def test_a_trainers_objects_beside_the_weights_are_skipped(stand_ins, tmp_path, 
             os.environ["SOME_TRAINER"] = "ran"
 
     Settings.__module__, Settings.__qualname__ = "some_trainer", "Settings"
-    module.Settings = Settings
-    content = torch.load(stand_ins.align_score, weights_only=True)
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "some_trainer", module)
-        settings = Settings(lr=1e-5)
-        settings.more = 1
-        path, legacy = tmp_path / "trained.ckpt", tmp_path / "legacy.ckpt"
-        torch.save({"hyper_parameters": settings, "folder": tmp_path, **content}, path)
-        torch.save(
-            torch.load(path, weights_only=False), legacy, _use_new_zipfile_serialization=False
-        )
-    os.environ.pop("SOME_TRAINER")
-    with pytest.raises(Exception, match="some_trainer"):
-        HostAlignScore(ckpt_path=str(path))
-    for file in (path, legacy):
-        weights = read_weights(file)
+    module.Settings, settings = Settings, Settings(lr=1e-5)
+    settings.more = 1  # else it has no state to set
+    expected = read_weights(stand_ins.align_score)
+    content = {"hyper_parameters": settings, "folder": tmp_path, "state_dict": expected}
+    for zipped in (True, False):
+        path = tmp_path / f"{zipped}.ckpt"
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, "some_trainer", module)
+            torch.save(content, path, _use_new_zipfile_serialization=zipped)
+        with pytest.raises(Exception, match="some_trainer"):
+            HostAlignScore(ckpt_path=str(path))
+        weights = read_weights(path)
         assert "SOME_TRAINER" not in os.environ
-        assert all(torch.equal(weights[n], value) for n, value in content["state_dict"].items())
+        assert all(torch.equal(weights[name], value) for name, value in expected.items())
 
 
 def test_a_url_is_downloaded_once(stand_ins, tmp_path, monkeypatch):

@@ -188,44 +188,21 @@ def test_models_that_cannot_be_scored_are_refused_at_once(make, settings, error,
         load_stat_calculator(settings, SimpleNamespace(model=make()))
 
 
-def test_what_the_journal_holds_is_not_scored_again(model, tmp_path, monkeypatch):
-    def scored(*depths, **settings):
-        found = run(model, TEXTS, MaskedHeadsCalculator(depths=depths, **settings))
-        return found.pop("asmi_reused_depths"), found
-
-    kept = {"result_cache": str(tmp_path)}
-    reused, first = scored(0.6, 0.9, **kept)
-    assert reused == [0] * len(TEXTS)
-    with monkeypatch.context() as patch:
-        patch.setattr("lm_polygraph_asmi.algorithm.run_unmasked", None)
-        reused, again = scored(0.6, 0.9, **kept)
-    assert reused == [2] * len(TEXTS)
-    np.testing.assert_equal(again, first)  # the seconds are those of the scoring
-    reused, more = scored(0.9, 0.2, **kept)
-    assert reused == [1] * len(TEXTS)
-    np.testing.assert_equal(more["asmi"][0][0.9], first["asmi"][0][0.9])
-    _, plain = scored(0.6, 0.9)
-    for found in (first, plain):
-        del found["asmi_seconds"]
-    np.testing.assert_equal(first, plain)
-
-
-def test_another_setting_or_model_is_another_entry(model, tmp_path):
+def test_what_the_journal_holds_is_not_scored_again(model, tmp_path):
+    """Another setting or model is another entry; test_engine.py has several depths."""
     stats = greedy(model, TEXTS[:1])
     for changed, other in (
-        ({}, model),
-        ({"top_k": 8}, model),
-        ({"num_masks": 9, "mask_rate": 0.2}, model),
-        ({"seed": 1}, model),
-        ({"scope": "response"}, model),
-        ({"mask_sampler": "balanced"}, model),
-        ({"attention": "sdpa"}, model),
-        ({"details": True}, model),
+        *((changed, model) for changed in (
+            {}, {"top_k": 8}, {"num_masks": 9, "mask_rate": 0.2}, {"seed": 1}, {"details": True},
+            {"scope": "response"}, {"mask_sampler": "balanced"}, {"attention": "sdpa"},
+        )),
         ({}, whitebox("llama-tied")),
-    ):
+    ):  # fmt: skip
         calculator = MaskedHeadsCalculator(**changed, result_cache=str(tmp_path))
-        assert calculator(stats, TEXTS[:1], other)["asmi_reused_depths"] == [0]
-        assert calculator(stats, TEXTS[:1], other)["asmi_reused_depths"] == [1]
+        first, again = (calculator(stats, TEXTS[:1], other) for _ in range(2))
+        reused = [found.pop("asmi_reused_depths") for found in (first, again)]
+        assert reused == [[0], [1]], changed
+        np.testing.assert_equal(again, first)  # the seconds are those of the scoring
 
 
 def test_control_tokens_of_a_data_set_are_named_once(model, caplog):

@@ -84,8 +84,3 @@ def test_fewer_than_two_responses_shut_the_gate(model, samples, caplog):
     assert stats["asmi_num_responses"] == [sum(bool(s) for s in samples)]
     assert adaptive_gate(NO_EVIDENCE) < 1e-3
     assert "no semantic discount" in caplog.text
-
-
-def test_missing_samples(model):
-    with pytest.raises(KeyError, match="'sample_tokens' is missing"):
-        ResponseDiversityCalculator()({}, TEXTS[:1], model)

@@ -1,5 +1,6 @@
 """Statistics of the masked passes: those of their log-probabilities, row by row, and kept."""
 
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -12,8 +13,9 @@ from lm_polygraph_asmi import maths
 from lm_polygraph_asmi.config import MASK_SAMPLERS, SCOPES, ASMIConfig
 from lm_polygraph_asmi.model import unembedding
 from lm_polygraph_asmi.results.names import MASKED_HEADS
+from lm_polygraph_asmi.scoring.engine import Engine
 from lm_polygraph_asmi.stat_calculators import MaskedHeadsCalculator
-from lm_polygraph_asmi.stat_calculators.masked_heads import load_stat_calculator
+from lm_polygraph_asmi.stat_calculators.masked_heads import by_name, load_stat_calculator
 from tests.subnetworks import subnetwork_log_probs
 from tests.tiny_lm import whitebox
 
@@ -203,6 +205,12 @@ def test_what_the_journal_holds_is_not_scored_again(model, tmp_path):
         reused = [found.pop("asmi_reused_depths") for found in (first, again)]
         assert reused == [[0], [1]], changed
         np.testing.assert_equal(again, first)  # the seconds are those of the scoring
+
+
+def test_seconds_are_those_of_the_unmasked_pass_and_of_each_depth(model):
+    (found,) = Engine(num_masks=2, mask_rate=0.5).score(model.model, torch.tensor([1, 5, 6]), [7])
+    timed = replace(found, unmasked_seconds=1.0, masked_seconds=2.0)
+    assert by_name([timed, timed])["asmi_seconds"] == 5.0
 
 
 def test_control_tokens_of_a_data_set_are_named_once(model, caplog):

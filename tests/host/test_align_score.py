@@ -1,7 +1,6 @@
 """AlignScore's checkpoint: read whole, or an error that names what is wrong."""
 
 import inspect
-import logging
 import os
 import sys
 from types import ModuleType
@@ -12,35 +11,18 @@ import torch
 from lm_polygraph.generation_metrics.alignscore import AlignScore as HostAlignScore
 
 from lm_polygraph_asmi.host.align_score import CHECKPOINT, AlignScore, read_weights
-from tests.stand_ins import StandIns, make_stand_ins
+from tests.stand_ins import StandIns
 
 STATS = {"greedy_texts": ["The ferry was built in Brask.", "No kite"], "input_texts": ["", ""]}
 TARGETS = ["Edda Holm built it.", "Kites are blue."]
-
-
-@pytest.fixture(scope="module")
-def stand_ins(tmp_path_factory) -> StandIns:
-    return make_stand_ins(tmp_path_factory.mktemp("stand-ins"))
+EXPECTED = "expected align_score_path to name the file AlignScore-large.ckpt"
 
 
 @pytest.fixture(autouse=True)
-def here(stand_ins, monkeypatch):
+def here(stand_ins: StandIns, monkeypatch):
     monkeypatch.chdir(stand_ins.working_directory)
     monkeypatch.setattr(nltk.data, "path", [stand_ins.environment["NLTK_DATA"]])
     monkeypatch.setattr(nltk, "download", lambda *_: True)
-
-
-@pytest.fixture
-def changed(stand_ins, tmp_path):
-    """Writes the stand-in's checkpoint with other weights."""
-
-    def write(change):
-        content = torch.load(stand_ins.align_score, weights_only=True)
-        change(content["state_dict"])
-        torch.save(content, tmp_path / "changed.ckpt")
-        return str(tmp_path / "changed.ckpt")
-
-    return write
 
 
 def test_the_metric_is_that_of_the_host(stand_ins, caplog):
@@ -54,43 +36,60 @@ def test_the_metric_is_that_of_the_host(stand_ins, caplog):
 
 
 def without_a_head(weights):
-    for name in [n for n in weights if n.startswith(("tri_layer", "bin_layer"))]:
-        weights.pop(name)
+    return {n: value for n, value in weights.items() if not n.startswith(("tri_layer", "bin_"))}
 
 
 def renamed(weights):
-    for name in list(weights):
-        weights[f"model.{name}"] = weights.pop(name)
+    return {f"model.{name}": value for name, value in weights.items()}
 
 
 def narrow(weights):
-    weights["tri_layer.weight"] = weights["tri_layer.weight"][:, :8].clone()
+    return weights | {"tri_layer.weight": weights["tri_layer.weight"][:, :8].clone()}
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "refused", "warned"),
     [
-        (without_a_head, "no checkpoint of AlignScore-large.*2 missing: tri_layer"),
-        (renamed, r"missing: base_model.*\.\.\.; \d+ unexpected: model\."),
-        (narrow, r"tri_layer.weight \(3, 8\) instead of \(3, 32\)"),
+        # LM-Polygraph scores with an untrained head.
+        (without_a_head, "no checkpoint of AlignScore-large.*2 missing: tri_layer", ""),
+        (renamed, r"missing: base_model.*\.\.\.; \d+ unexpected: model\.", ""),
+        (narrow, r"tri_layer.weight \(3, 8\) instead of \(3, 32\)", ""),
+        # What a score does not need.
+        (lambda w: w | {"base_model.embeddings.position_ids": torch.arange(514)[None]}, "", ""),
+        (lambda w: w | {"loss.weight": torch.ones(2)}, "", "1 unexpected: loss.weight"),
     ],
 )
-def test_another_models_checkpoint_is_refused_by_name(changed, change, message):
-    """LM-Polygraph scores with an untrained head."""
-    with pytest.raises(ValueError, match=message):
-        AlignScore(ckpt_path=changed(change))
+def test_weights_of_another_model(stand_ins, tmp_path, caplog, change, refused, warned):
+    path = str(tmp_path / "changed.ckpt")
+    torch.save({"state_dict": change(read_weights(stand_ins.align_score))}, path)
+    if refused:
+        with pytest.raises(ValueError, match=refused):
+            AlignScore(ckpt_path=path)
+    else:
+        AlignScore(ckpt_path=path)
+    assert warned in caplog.text
+    assert ("does not use" in caplog.text) == bool(warned)
 
 
-def test_what_a_score_does_not_need_is_no_error(changed, caplog):
-    caplog.set_level(logging.WARNING, "lm_polygraph")
-
-    def older(weights):
-        weights["base_model.embeddings.position_ids"] = torch.arange(514)[None]
-
-    AlignScore(ckpt_path=changed(older))
-    assert "does not use" not in caplog.text
-    AlignScore(ckpt_path=changed(lambda w: w.update({"loss.weight": torch.ones(2)})))
-    assert "1 unexpected: loss.weight" in caplog.text
+@pytest.mark.parametrize(
+    ("content", "error", "message"),
+    [
+        (None, FileNotFoundError, "does not exist"),
+        ("a folder", FileNotFoundError, "is a folder"),
+        ("text", ValueError, "cannot be read as weights"),
+        ({"weights": {}}, ValueError, "has no state_dict"),
+    ],
+)
+def test_no_checkpoint(tmp_path, content, error, message):
+    file = tmp_path / "x.ckpt"
+    if content == "a folder":
+        file.mkdir()
+    elif content == "text":
+        file.write_text(content)
+    elif content:
+        torch.save(content, file)
+    with pytest.raises(error, match=f"x.ckpt {message}.*{EXPECTED}"):
+        AlignScore(ckpt_path=str(file))
 
 
 def test_a_trainers_objects_beside_the_weights_are_skipped(stand_ins, tmp_path, monkeypatch):
@@ -102,39 +101,20 @@ def test_a_trainers_objects_beside_the_weights_are_skipped(stand_ins, tmp_path, 
             os.environ["SOME_TRAINER"] = "ran"
 
     Settings.__module__, Settings.__qualname__ = "some_trainer", "Settings"
-    module.Settings = Settings
-    content = torch.load(stand_ins.align_score, weights_only=True)
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "some_trainer", module)
-        settings = Settings(lr=1e-5)
-        settings.more = 1
-        path, legacy = tmp_path / "trained.ckpt", tmp_path / "legacy.ckpt"
-        torch.save({"hyper_parameters": settings, "folder": tmp_path, **content}, path)
-        torch.save(
-            torch.load(path, weights_only=False), legacy, _use_new_zipfile_serialization=False
-        )
-    os.environ.pop("SOME_TRAINER")
-    with pytest.raises(Exception, match="some_trainer"):
-        HostAlignScore(ckpt_path=str(path))
-    for file in (path, legacy):
-        weights = read_weights(file)
+    module.Settings, settings = Settings, Settings(lr=1e-5)
+    settings.more = 1  # else it has no state to set
+    expected = read_weights(stand_ins.align_score)
+    content = {"hyper_parameters": settings, "folder": tmp_path, "state_dict": expected}
+    for zipped in (True, False):
+        path = tmp_path / f"{zipped}.ckpt"
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, "some_trainer", module)
+            torch.save(content, path, _use_new_zipfile_serialization=zipped)
+        with pytest.raises(Exception, match="some_trainer"):
+            HostAlignScore(ckpt_path=str(path))
+        weights = read_weights(path)
         assert "SOME_TRAINER" not in os.environ
-        assert all(torch.equal(weights[n], value) for n, value in content["state_dict"].items())
-
-
-def test_no_checkpoint(tmp_path):
-    def said(path):
-        with pytest.raises((FileNotFoundError, ValueError)) as error:
-            AlignScore(ckpt_path=str(path))
-        return str(error.value)
-
-    file = tmp_path / "x.ckpt"
-    assert "is a folder: expected align_score_path to name" in said(tmp_path)
-    assert "does not exist" in said(file)
-    file.write_text("weights")
-    assert "cannot be read as weights" in said(file)
-    torch.save({"weights": {}}, file)
-    assert "has no state_dict" in said(file)
+        assert all(torch.equal(weights[name], value) for name, value in expected.items())
 
 
 def test_a_url_is_downloaded_once(stand_ins, tmp_path, monkeypatch):
@@ -150,7 +130,6 @@ def test_a_url_is_downloaded_once(stand_ins, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.hub, "download_url_to_file", download)
     with pytest.raises(ConnectionError, match=r"no route.*name the file with align_score_path"):
         read_weights(url)
-    assert read_weights(url).keys() == read_weights(url).keys() == (
-        read_weights(stand_ins.align_score).keys()
-    )  # fmt: skip
+    for _ in range(2):
+        assert read_weights(url).keys() == read_weights(stand_ins.align_score).keys()
     assert calls == [url, url]

@@ -1,102 +1,118 @@
 """Models that are loaded by name, and what is said of files that do not fit."""
 
-import shutil
 import warnings
 from logging import lastResort
 
 import pytest
 import torch
+from lm_polygraph.utils.common import load_external_module
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from lm_polygraph_asmi import Scorer
+from lm_polygraph_asmi.host.configs import configs_path
 from lm_polygraph_asmi.host.loading import load_named, log, quiet
+from lm_polygraph_asmi.model import attention_of
 from tests import tiny_lm
 
 
-def test_a_name_simply_loads(tmp_path, capfd):
-    folder = str(tiny_lm.save(tmp_path / "tiny"))
+@pytest.fixture
+def folder(tmp_path):
+    return tiny_lm.save(tmp_path / "tiny")
+
+
+def test_a_name_simply_loads(folder, capfd):
+    name = str(folder)
     capfd.readouterr()
-    scorer = Scorer(folder, method="asmi", max_new_tokens=2)
+    scorer = Scorer(name, method="asmi", max_new_tokens=2)
     found = scorer.score("Who?", " Brask")
-    assert found.model == folder
+    assert found.model == name
     assert capfd.readouterr() == ("", "")  # no bars, no notes of other libraries
     assert (scorer.model.dtype, scorer.model.training) == (torch.float32, False)
     seen = load_named.cache_info().misses
-    assert float(Scorer(folder, method="asmi").score("Who?", " Brask")) == float(found)
+    assert float(Scorer(name, method="asmi").score("Who?", " Brask")) == float(found)
     assert load_named.cache_info().misses == seen  # a notebook calls again and again
-    assert Scorer(folder, dtype="bfloat16").model.dtype == torch.bfloat16
-    for dtype in ("float99", "nn"):
-        with pytest.raises(ValueError, match=f"expected dtype auto or a torch dtype.*'{dtype}'"):
-            Scorer(folder, dtype=dtype)
+
+
+def test_load_script_leaves_remote_code_off_and_sets_attention(folder):
+    script = load_external_module(str(configs_path() / "model" / "asmi_causal.py"))
+    model = script.load_model(str(folder), dtype="bfloat16", device_map=None)
+    assert (attention_of(model), model.dtype, model.training) == ("eager", torch.bfloat16, False)
+    assert script.load_tokenizer(str(folder)).padding_side == "left"
+    sources = [p.read_text() for p in configs_path().rglob("*.yaml")]
+    assert not any("trust_remote_code: true" in source for source in sources)
 
 
 @pytest.mark.parametrize(
-    ("file", "length", "message"),
+    ("name", "settings", "message"),
     [
-        ("", 0, "the folder does not exist"),
+        ("{}/none", {}, "the folder does not exist. Name an existing folder or a hub ID"),
+        ("some/none", {}, "it is neither a local folder nor in the cache, and the hub did not"),
+        ("{}", {"dtype": "float99"}, "expected dtype auto or a torch dtype.*'float99'"),
+        ("{}", {"dtype": "nn"}, "expected dtype auto or a torch dtype.*'nn'"),
+        ("smollm2", {"dtype": "float16"}, "expected no gguf_file and dtype for .*'float16'"),
+    ],
+)
+def test_names_and_settings_that_are_refused(folder, name, settings, message):
+    with pytest.raises((OSError, ValueError), match=message):
+        load_named(name.format(folder), **settings)
+
+
+@pytest.mark.parametrize(
+    ("file", "left", "message"),
+    [
         ("config.json", 0, r"config\.json is missing|the folder is incomplete"),
         ("model.safetensors", 0, r"the folder is incomplete\. .*model\.safetensors"),
         ("model.safetensors", 500, "cannot load the model .*weights is damaged or incomplete"),
         ("tokenizer.json", 500, "cannot load the tokenizer of .*damaged or incomplete"),
     ],
 )
-def test_files_that_are_missing_or_damaged(tmp_path, file, length, message):
-    """`length`: bytes that are left of a file."""
-    folder = tiny_lm.save(tmp_path / "tiny")
-    damaged = folder / file
-    content = damaged.read_bytes()[:length] if file else b""
-    shutil.rmtree(folder) if not file else damaged.unlink()
-    if content:
-        damaged.write_bytes(content)
+def test_files_that_are_missing_or_damaged(folder, file, left, message):
+    """`left`: bytes that are left of a file."""
+    content = (folder / file).read_bytes()[:left]
+    (folder / file).unlink()
+    if left:
+        (folder / file).write_bytes(content)
     with pytest.raises((OSError, ValueError), match=message):
         load_named(str(folder))
 
 
-def test_an_adapter_with_a_resized_vocabulary(tmp_path):
+def test_an_adapter_with_a_resized_vocabulary(folder, tmp_path):
     peft = pytest.importorskip("peft")
-    base = tiny_lm.save(tmp_path / "base")
-    model = AutoModelForCausalLM.from_pretrained(base)
+    model = AutoModelForCausalLM.from_pretrained(folder)
     model.resize_token_embeddings(model.config.vocab_size + 8)
-    settings = peft.LoraConfig(
-        target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head"]
-    )
-    adapted = peft.get_peft_model(model, settings)
-    adapted.peft_config["default"].base_model_name_or_path = str(base)
+    lora = peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head"])
+    adapted = peft.get_peft_model(model, lora)
+    adapted.peft_config["default"].base_model_name_or_path = str(folder)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         adapted.save_pretrained(tmp_path / "adapter")
     tiny_lm.tokenizer().save_pretrained(tmp_path / "adapter")
     with pytest.raises(ValueError, match="other shapes than its base model") as error:
         load_named(str(tmp_path / "adapter"))
-    assert "merge_and_unload" in str(error.value)
-    sizes = model.config.vocab_size, model.config.vocab_size - 8
-    assert f"[{sizes[0]}, {model.config.hidden_size}]" in str(error.value)
-    assert f"[{sizes[1]}, {model.config.hidden_size}]" in str(error.value)
+    size, width = model.config.vocab_size, model.config.hidden_size
+    for said in ("merge_and_unload", f"[{size}, {width}]", f"[{size - 8}, {width}]"):
+        assert said in str(error.value)
     assert "\x1b" not in str(error.value)
 
 
-def test_notes_are_hidden_and_kept_for_errors(capsys):
+def test_notes_are_hidden_and_kept_for_errors(capsys, monkeypatch):
+    monkeypatch.setattr(log, "handlers", [lastResort])  # what prints them where nothing is set up
     logger, verbosity = logging.get_logger("transformers.test"), logging.get_verbosity()
     with quiet():
         logger.warning("a note")
+        log.warning("a word of ours")
+        assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == "a word of ours\n"
 
+    @quiet()
     def fails(note: str) -> None:
-        with quiet():
-            logger.warning(note)
-            raise RuntimeError("see above.")
+        logger.warning(note)
+        raise RuntimeError("see above.")
 
-    with pytest.raises(ValueError, match=r"see above\. The report:\na reason"):
+    with pytest.raises(ValueError, match=r"see above\. The report:\na reason$"):
         fails("a reason")
     with pytest.raises(RuntimeError, match=r"^see above\.$"):
         fails("")
     assert capsys.readouterr().err == ""
     assert logging.get_verbosity() == verbosity
-
-
-def test_own_warnings_are_logged_after_the_block(capsys, monkeypatch):
-    monkeypatch.setattr(log, "handlers", [lastResort])  # what prints them where nothing is set up
-    with quiet():
-        log.warning("a word")
-        assert capsys.readouterr().err == ""
-    assert capsys.readouterr().err == "a word\n"

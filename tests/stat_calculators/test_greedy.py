@@ -12,28 +12,22 @@ from lm_polygraph_asmi.stat_calculators.greedy import (
     load_stat_calculator,
 )
 from tests.rounding import allowed
-from tests.tiny_lm import UNMASKABLE, unmaskable, whitebox
-
-pytestmark = pytest.mark.usefixtures("unseen")
+from tests.tiny_lm import UNMASKABLE, unmaskable
 
 TEXTS = ["Who built the ferry?", "Where do the blue kites start?"]
 
 
-@pytest.fixture(scope="module")
-def model():
-    return whitebox()
-
-
 @pytest.fixture
 def finished(tmp_path, model):
-    """A manager file with answers, and what LM-Polygraph said of them."""
+    """The folder of a manager file with answers, and what LM-Polygraph said of them."""
     generated = GreedyProbsCalculator(False, False)
     rows = [generated({}, [text], model, 5) for text in TEXTS]
     stats = {name: [row[name][0] for row in rows] for name in ("greedy_tokens", "greedy_texts")}
-    scores = {("sequence", "Perplexity"): [1.0, 2.0]}
-    quality = {("sequence", "Rouge_rougeL"): [1.0, 0.0]}
-    content = {"state": "Initialized", "metrics": {}, "gen_metrics": quality}
-    content |= {"estimations": scores, "stats": stats | {"input_texts": TEXTS}}
+    content = {
+        "state": "Initialized", "metrics": {}, "gen_metrics": {("sequence", "Rouge"): [1.0, 0.0]},
+        "estimations": {("sequence", "Perplexity"): [1.0, 2.0]},
+        "stats": stats | {"input_texts": TEXTS},
+    }  # fmt: skip
     torch.save(content, tmp_path / "ue_manager_seed1")
     return tmp_path, rows
 
@@ -41,10 +35,9 @@ def finished(tmp_path, model):
 def test_saved_answers_are_scored_as_they_are(finished, model):
     folder, rows = finished
     saved = SavedAnswersCalculator(folder)({}, TEXTS[::-1], model)
-    for mine, row in zip(range(2), rows[::-1], strict=True):
-        assert saved["greedy_tokens"][mine] == row["greedy_tokens"][0]
-        assert saved["greedy_texts"][mine] == row["greedy_texts"][0]
-        assert saved["input_tokens"][mine] == row["input_tokens"][0]
+    for mine, row in enumerate(rows[::-1]):
+        for name in ("greedy_tokens", "greedy_texts", "input_tokens"):
+            assert saved[name][mine] == row[name][0]
         ids = torch.tensor([*row["input_tokens"][0], *row["greedy_tokens"][0]])
         most = allowed(model.model, ids)
         # Generation forbids the end token at the first two positions, scoring does not.

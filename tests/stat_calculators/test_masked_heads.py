@@ -1,3 +1,6 @@
+"""Statistics of the masked passes: those of their log-probabilities, row by row, and kept."""
+
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -10,24 +13,17 @@ from lm_polygraph_asmi import maths
 from lm_polygraph_asmi.config import MASK_SAMPLERS, SCOPES, ASMIConfig
 from lm_polygraph_asmi.model import unembedding
 from lm_polygraph_asmi.results.names import MASKED_HEADS
+from lm_polygraph_asmi.scoring.engine import Engine
 from lm_polygraph_asmi.stat_calculators import MaskedHeadsCalculator
-from lm_polygraph_asmi.stat_calculators.masked_heads import load_stat_calculator
-from tests.registry import tiny_class
+from lm_polygraph_asmi.stat_calculators.masked_heads import by_name, load_stat_calculator
 from tests.subnetworks import subnetwork_log_probs
 from tests.tiny_lm import whitebox
-
-pytestmark = pytest.mark.usefixtures("unseen")
 
 TEXTS = ["Who built the ferry?", "Where do the blue kites start in the passage?", "True or"]
 PER_TOKEN = ["mi", "agreement", "mean_entropy", "asmi_entropy"]
 LAYER = {"mi", "agreement", "entropy_of_mean", "mean_entropy", "tail_mass", "coverage", "top_token",
          "mask_seed", "settings"}  # fmt: skip
 DETAILS = {"masks", "kl", "masked_log_likelihood", "candidates", "candidate_cosines"}
-
-
-@pytest.fixture(scope="module")
-def model():
-    return whitebox()
 
 
 def greedy(model, texts, max_new_tokens=6):
@@ -59,8 +55,6 @@ def test_statistics_follow_from_the_log_probs(model, scope, sampler, budget):
     assert masks.shape == (47, 4)
     masked = (1 - masks).sum(0).tolist()
     assert (set(masked) <= {4, 5}) == (sampler == "balanced")  # 0.09 * 47 = 4.23
-    settings = found["settings"]
-    assert (settings["scope"], settings["mask_sampler"]) == (scope, sampler)
     log_probs = subnetwork_log_probs(
         model.model, torch.cat([prompt, response]), len(prompt), 2, masks, scope=scope
     )
@@ -68,9 +62,10 @@ def test_statistics_follow_from_the_log_probs(model, scope, sampler, budget):
     support = maths.union_support(log_probs, 8)
     expected = maths.disagreement(support)
     p = log_probs.double().exp()
-    own = subnetwork_log_probs(
+    unmasked = subnetwork_log_probs(
         model.model, torch.cat([prompt, response]), len(prompt), 2, torch.ones(2, 4)
-    )[0].double()
+    )
+    own = unmasked[0].double()
     top = p.mean(0).topk(8).indices
     for name, value in {
         "mi": maths.mutual_information(log_probs, 8),
@@ -95,32 +90,23 @@ def test_statistics_follow_from_the_log_probs(model, scope, sampler, budget):
     assert found["asmi_seconds"] > 0
 
 
-def test_every_listed_statistic_is_written_and_no_other(model):
-    for details in (False, True):
-        calculator = MaskedHeadsCalculator(depths=[0.3, 0.6], details=details)
-        found = run(model, TEXTS[:1], calculator)
-        assert set(found) == set(MASKED_HEADS) == set(MaskedHeadsCalculator.meta_info()[0])
-        (by_depth,) = found["asmi"]
-        assert list(by_depth) == [0.3, 0.6]
-        names = LAYER | (DETAILS if details else set())
-        assert all(set(own) == names for own in by_depth.values())
-
-
-def test_settings_are_saved(model):
-    used = run(model, TEXTS[:1])["asmi"][0][0.6]["settings"]
-    assert used == {
+@pytest.mark.parametrize("details", [False, True])
+def test_every_listed_statistic_is_written_and_no_other(model, details):
+    calculator = MaskedHeadsCalculator(depths=[0.6, 0.3, 0.6, 0.1 * 3], details=details)
+    found = run(model, TEXTS[:1], calculator)
+    assert set(found) == set(MASKED_HEADS) == set(MaskedHeadsCalculator.meta_info()[0])
+    (by_depth,) = found["asmi"]
+    assert list(by_depth) == [0.6, 0.3]  # one that occurs twice is scored once
+    assert all(set(own) == LAYER | (DETAILS if details else set()) for own in by_depth.values())
+    assert by_depth[0.6]["settings"] == {
         **ASMIConfig(num_masks=47, mask_rate=0.09).to_dict("masks"),
         "layer": 2, "num_layers": 4, "num_heads": 4, "attention": "eager",
         "requested_layer": None,
     }  # fmt: skip
     explicit = {"num_masks": 7, "mask_rate": 0.3, "top_k": 5, "seed": 3, "attention": "sdpa"}
-    found = run(model, TEXTS[:1], MaskedHeadsCalculator(**explicit, depths=0.9))["asmi"][0]
+    explicit |= {"scope": "response", "mask_sampler": "balanced"}
+    (found,) = run(model, TEXTS[:1], MaskedHeadsCalculator(**explicit, depths=0.9))["asmi"]
     assert (explicit | {"layer": 3}).items() <= found[0.9]["settings"].items()
-
-
-def test_a_depth_that_occurs_twice_is_scored_once():
-    depths = MaskedHeadsCalculator(depths=[0.6, 0.3, 0.6, 0.1 * 3]).depths
-    assert [round(depth, 9) for depth in depths] == [0.6, 0.3]
 
 
 def test_batch_mates_order_and_padding_change_nothing(model):
@@ -140,35 +126,22 @@ def test_batch_mates_order_and_padding_change_nothing(model):
 
 
 @pytest.mark.parametrize("pad_is_eos", [False, True])
-def test_padding_behind_a_stop_string_is_no_answer(pad_is_eos):
-    """The host keeps what a batch adds behind a stop string; ASMI scores the answer alone."""
-    model = whitebox(stop_strings=["\n"], pad_is_eos=pad_is_eos)
+def test_padding_behind_an_end_is_no_answer(pad_is_eos):
+    """The host keeps what a batch adds behind a stop string, or behind an end token of a chat
+    model's generation config, which it does not look at."""
+    model, turn_end = whitebox(stop_strings=["\n"], pad_is_eos=pad_is_eos), 42
     tokenizer = model.tokenizer
-    answer = tokenizer(" Brask\n", add_special_tokens=False)["input_ids"]
-    longer = tokenizer(" in 1931 the passage\n", add_special_tokens=False)["input_ids"]
-    filling = [tokenizer.eos_token_id] if pad_is_eos else [tokenizer.pad_token_id] * 4
-    calculator = MaskedHeadsCalculator()
-    stats = {"greedy_tokens": [answer + filling, longer]}
-    together = calculator(stats, TEXTS[:2], model)
-    alone = calculator({"greedy_tokens": [answer]}, TEXTS[:1], model)
-    assert together["asmi_tokens"][0].tolist() == answer
-    assert together["asmi_closing"] == [True, True]
-    np.testing.assert_array_equal(together["asmi"][0][0.6]["mi"], alone["asmi"][0][0.6]["mi"])
-
-
-@pytest.mark.parametrize("pad_is_eos", [False, True])
-def test_a_second_end_token_ends_an_answer(pad_is_eos):
-    """Chat models end at tokens of their generation config, which the host does not look at."""
-    model = whitebox(pad_is_eos=pad_is_eos)
-    tokenizer = model.tokenizer
-    turn_end = 42
     model.model.generation_config.eos_token_id = [tokenizer.eos_token_id, turn_end]
-    filling = [tokenizer.eos_token_id] if pad_is_eos else [tokenizer.pad_token_id] * 2
-    ended = [7, 8, tokenizer.eos_token_id]
-    stats = {"greedy_tokens": [[7, 8, turn_end, *filling], [7, 8, 9, 10, 11], ended]}
-    found = MaskedHeadsCalculator()(stats, TEXTS, model)
-    assert found["asmi_tokens"][0].tolist() == [7, 8, turn_end]
-    assert found["asmi_closing"] == [True, False, True]
+    answer = tokenizer(" Brask\n", add_special_tokens=False)["input_ids"]
+    longer = tokenizer(" in 1931 the passage", add_special_tokens=False)["input_ids"]
+    filling = [tokenizer.eos_token_id] if pad_is_eos else [tokenizer.pad_token_id] * 4
+    rows = [answer, [7, 8, turn_end], [7, 8, tokenizer.eos_token_id]]
+    stats = {"greedy_tokens": [*([*row, *filling] for row in rows), longer]}
+    together = MaskedHeadsCalculator()(stats, TEXTS[:1] * 4, model)
+    assert [tokens.tolist() for tokens in together["asmi_tokens"]] == [*rows, longer]
+    assert together["asmi_closing"] == [True, True, True, False]
+    alone = MaskedHeadsCalculator()({"greedy_tokens": [answer]}, TEXTS[:1], model)
+    np.testing.assert_array_equal(together["asmi"][0][0.6]["mi"], alone["asmi"][0][0.6]["mi"])
 
 
 @pytest.mark.parametrize(
@@ -185,25 +158,14 @@ def test_statistics_that_are_refused(model, stats, said):
         MaskedHeadsCalculator()(stats, TEXTS[:1], model)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"depths": [0.6, 1.0]}, r"depth must lie in \(0, 1\)"),
-        ({"depths": []}, "at least one depth"),
-        ({"mask_rate": 1.0}, r"mask_rate \(p\) must lie in \(0, 1\)"),
-    ],
-)
-def test_bad_arguments(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        MaskedHeadsCalculator(**arguments)
+@pytest.mark.parametrize(("depths", "said"), [([0.6, 1.0], r"in \(0, 1\)"), ([], "at least one")])
+def test_depths_that_are_refused(depths, said):
+    with pytest.raises(ValueError, match=said):
+        MaskedHeadsCalculator(depths=depths)
 
 
 def of_kind(kind):
     return SimpleNamespace(model_type=kind, model=None)
-
-
-def mamba():
-    return SimpleNamespace(model_type="CausalLM", model=tiny_class("MambaForCausalLM"))
 
 
 def sampling():
@@ -217,65 +179,38 @@ def sampling():
     [
         *((partial(of_kind, kind), {}, TypeError, f"model of type {kind}")
           for kind in ("Seq2SeqLM", "vLLMCausalLM", "VisualLM", "Blackbox")),
-        (mamba, {}, TypeError, "MambaForCausalLM has no attention heads"),
         (partial(whitebox, "gemma2-softcap"), {"attention": "sdpa"}, ValueError,
          "set the option `attention` to null"),
         (sampling, {}, ValueError, "would sample the greedy answers"),
     ],
 )  # fmt: skip
 def test_models_that_cannot_be_scored_are_refused_at_once(make, settings, error, message):
+    """test_greedy.py has those without heads, test_generation.py what a model ships."""
     with pytest.raises(error, match=message):
         load_stat_calculator(settings, SimpleNamespace(model=make()))
 
 
-def without_seconds(stats):
-    return {name: values for name, values in stats.items() if name != "asmi_seconds"}
-
-
-def assert_same(found, expected):
-    assert set(found) == set(expected)
-    for name in expected:
-        for mine, theirs in zip(found[name], expected[name], strict=True):
-            np.testing.assert_equal(mine, theirs, err_msg=name)
-
-
-def test_what_the_journal_holds_is_not_scored_again(model, tmp_path, monkeypatch):
-    def scored(texts, *depths, **settings):
-        return run(model, texts, MaskedHeadsCalculator(depths=depths, **settings))
-
-    kept = {"result_cache": str(tmp_path)}
-    first, plain = scored(TEXTS, 0.6, 0.9, **kept), scored(TEXTS, 0.6, 0.9)
-    assert first.pop("asmi_reused_depths") == [0] * len(TEXTS)
-    plain.pop("asmi_reused_depths")
-    assert_same(without_seconds(first), without_seconds(plain))
-    with monkeypatch.context() as patch:
-        patch.setattr("lm_polygraph_asmi.algorithm.run_unmasked", None)
-        again = scored(TEXTS, 0.6, 0.9, **kept)
-    assert again.pop("asmi_reused_depths") == [2] * len(TEXTS)
-    assert_same(again, first)  # the seconds are those of the scoring
-    more = scored(TEXTS, 0.9, 0.2, **kept)
-    assert more["asmi_reused_depths"] == [1] * len(TEXTS)
-    np.testing.assert_array_equal(more["asmi"][0][0.9]["mi"], first["asmi"][0][0.9]["mi"])
-
-
-def test_another_setting_or_model_is_another_entry(model, tmp_path):
-    kept, stats = {"result_cache": str(tmp_path)}, greedy(model, TEXTS[:1])
-    MaskedHeadsCalculator(**kept)(stats, TEXTS[:1], model)
+def test_what_the_journal_holds_is_not_scored_again(model, tmp_path):
+    """Another setting or model is another entry; test_engine.py has several depths."""
+    stats = greedy(model, TEXTS[:1])
     for changed, other in (
-        ({"top_k": 8}, model),
-        ({"num_masks": 9, "mask_rate": 0.2}, model),
-        ({"seed": 1}, model),
-        ({"scope": "response"}, model),
-        ({"mask_sampler": "balanced"}, model),
-        ({"attention": "sdpa"}, model),
-        ({"details": True}, model),
+        *((changed, model) for changed in (
+            {}, {"top_k": 8}, {"num_masks": 9, "mask_rate": 0.2}, {"seed": 1}, {"details": True},
+            {"scope": "response"}, {"mask_sampler": "balanced"}, {"attention": "sdpa"},
+        )),
         ({}, whitebox("llama-tied")),
-    ):
-        found = MaskedHeadsCalculator(**changed, **kept)(stats, TEXTS[:1], other)
-        assert found.pop("asmi_reused_depths") == [0]
-        fresh = MaskedHeadsCalculator(**changed)(stats, TEXTS[:1], other)
-        fresh.pop("asmi_reused_depths")
-        assert_same(without_seconds(found), without_seconds(fresh))
+    ):  # fmt: skip
+        calculator = MaskedHeadsCalculator(**changed, result_cache=str(tmp_path))
+        first, again = (calculator(stats, TEXTS[:1], other) for _ in range(2))
+        reused = [found.pop("asmi_reused_depths") for found in (first, again)]
+        assert reused == [[0], [1]], changed
+        np.testing.assert_equal(again, first)  # the seconds are those of the scoring
+
+
+def test_seconds_are_those_of_the_unmasked_pass_and_of_each_depth(model):
+    (found,) = Engine(num_masks=2, mask_rate=0.5).score(model.model, torch.tensor([1, 5, 6]), [7])
+    timed = replace(found, unmasked_seconds=1.0, masked_seconds=2.0)
+    assert by_name([timed, timed])["asmi_seconds"] == 5.0
 
 
 def test_control_tokens_of_a_data_set_are_named_once(model, caplog):

@@ -1,4 +1,4 @@
-import logging
+"""Diversity of sampled answers: that of separate passes, and of the host's embeddings."""
 
 import numpy as np
 import pytest
@@ -16,11 +16,6 @@ from tests.tiny_lm import whitebox
 TEXTS = ["Who built the ferry?", "Where do the blue kites start in the passage?"]
 
 
-@pytest.fixture(scope="module")
-def model():
-    return whitebox()
-
-
 def diversity(model, text: str, samples: list[list[int]]) -> float:
     prompt = model.tokenize([text])["input_ids"][0]
     embeddings = []
@@ -32,21 +27,22 @@ def diversity(model, text: str, samples: list[list[int]]) -> float:
     return brute_force.response_diversity(torch.stack(embeddings))
 
 
+def found(model, *samples, texts=TEXTS, limit=100):
+    return ResponseDiversityCalculator()(
+        {"sample_tokens": samples}, texts[: len(samples)], model, limit
+    )
+
+
 def test_equals_separate_passes_over_what_the_host_sampled(model):
     torch.manual_seed(0)
-    samples = SamplingGenerationCalculator(samples_n=5)({}, TEXTS, model, 6)["sample_tokens"]
-    found = ResponseDiversityCalculator()({"sample_tokens": samples}, TEXTS, model)
-    expected = [diversity(model, text, tokens) for text, tokens in zip(TEXTS, samples, strict=True)]
-    assert found["asmi_diversity"] == pytest.approx(expected, abs=1e-5)
-    assert min(expected) > 0.01
-    assert found["asmi_num_responses"] == [5, 5]
-
-
-def test_samples_of_one_token_and_equal_samples(model):
-    samples = [[[5], [9]], [[5, 6]] * 3]
-    found = ResponseDiversityCalculator()({"sample_tokens": samples}, TEXTS, model)
-    expected = [diversity(model, TEXTS[0], samples[0]), 0]
-    assert found["asmi_diversity"] == pytest.approx(expected, abs=1e-5)
+    host = SamplingGenerationCalculator(samples_n=5)({}, TEXTS, model, 6)["sample_tokens"]
+    for samples in (host, [[[5], [9]], [[5, 6], [7]]]):
+        expected = [diversity(model, *row) for row in zip(TEXTS, samples, strict=True)]
+        stats = found(model, *samples)
+        assert stats["asmi_diversity"] == pytest.approx(expected, abs=1e-5)
+        assert stats["asmi_num_responses"] == list(map(len, samples))
+        assert min(expected) > 0.01
+    assert found(model, [[5, 6]] * 3)["asmi_diversity"] == pytest.approx([0], abs=1e-5)
 
 
 def test_second_last_tokens_are_those_of_the_hosts_embeddings():
@@ -62,38 +58,29 @@ def test_second_last_tokens_are_those_of_the_hosts_embeddings():
         # The host embeds an answer of one token by a mean over the prompt.
         pairs = [pair for pair in zip(samples, embeddings, strict=True) if len(pair[0]) > 1]
         samples, embeddings = zip(*pairs, strict=True)
-        found = ResponseDiversityCalculator()({"sample_tokens": [samples]}, [text], model, limit)
         expected = brute_force.response_diversity(torch.tensor(np.array(embeddings)))
-        assert found["asmi_diversity_second_last"][0] == pytest.approx(expected, abs=1e-5)
+        stats = found(model, samples, texts=[text], limit=limit)
+        assert stats["asmi_diversity_second_last"][0] == pytest.approx(expected, abs=1e-5)
         for tokens in samples:
             closed = "e" in model.tokenizer.decode(tokens)
             endings.add("stop" if closed else "cut" if len(tokens) == limit else "end")
     assert endings == {"stop", "cut", "end"}
 
 
-def test_answers_of_a_stop_string_alone_are_alike_at_their_second_last_token(model):
-    stop = next(i for i in range(10, 400) if "\n" in model.tokenizer.decode([i]))
-    stopping = whitebox()
-    stopping.generation_parameters.stop_strings = ["\n"]
+def test_answers_of_a_stop_string_alone_are_alike_at_their_second_last_token():
+    stopping = whitebox(stop_strings=["\n"])
+    stop = next(i for i in range(10, 400) if "\n" in stopping.tokenizer.decode([i]))
     samples = [[stop], [stop], [7, stop]]
-    found = ResponseDiversityCalculator()({"sample_tokens": [samples]}, TEXTS[:1], stopping)
-    expected = diversity(stopping, TEXTS[0], [[], [], [7]])
-    assert found["asmi_diversity_second_last"][0] == pytest.approx(expected, abs=1e-5)
-    assert found["asmi_diversity"][0] == pytest.approx(
-        diversity(stopping, TEXTS[0], samples), abs=1e-5
-    )
+    stats = found(stopping, samples)
+    for name, answers in (("", samples), ("_second_last", [[], [], [7]])):
+        expected = diversity(stopping, TEXTS[0], answers)
+        assert stats[f"asmi_diversity{name}"][0] == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("samples", [[], [[5, 6]], [[], [5], []]])
 def test_fewer_than_two_responses_shut_the_gate(model, samples, caplog):
-    with caplog.at_level(logging.WARNING, logger="lm_polygraph"):
-        found = ResponseDiversityCalculator()({"sample_tokens": [samples]}, TEXTS[:1], model)
-    assert found["asmi_diversity"] == found["asmi_diversity_second_last"] == [NO_EVIDENCE]
-    assert found["asmi_num_responses"] == [sum(bool(s) for s in samples)]
+    stats = found(model, samples)
+    assert stats["asmi_diversity"] == stats["asmi_diversity_second_last"] == [NO_EVIDENCE]
+    assert stats["asmi_num_responses"] == [sum(bool(s) for s in samples)]
     assert adaptive_gate(NO_EVIDENCE) < 1e-3
     assert "no semantic discount" in caplog.text
-
-
-def test_missing_samples(model):
-    with pytest.raises(KeyError, match="'sample_tokens' is missing"):
-        ResponseDiversityCalculator()({}, TEXTS[:1], model)

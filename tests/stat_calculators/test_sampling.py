@@ -15,8 +15,6 @@ from tests.decoders import DECODERS
 from tests.rounding import allowed
 from tests.tiny_lm import tokenizer, whitebox
 
-pytestmark = pytest.mark.usefixtures("unseen")
-
 TEXTS = ["Who built the ferry? The answer is in the passage.", "Where do the blue kites start?"]
 STATISTICS = SamplingGenerationCalculator.meta_info()[0]
 TRIED = (
@@ -26,22 +24,19 @@ TRIED = (
 """One of each kind of positions and of caches; the last three run the prompt in the batch."""
 
 
-@pytest.fixture(scope="module")
-def model():
-    return whitebox()
-
-
 def prompt_of(model, text):
     return model.tokenize([text])["input_ids"][0].tolist()
 
 
 def around(name):
     tok = tokenizer()
-    transformer = DECODERS[name].make(vocab_size=len(tok))
-    transformer.generation_config.pad_token_id = tok.pad_token_id
-    return WhiteboxModel(
-        transformer, tok, "tiny", "CausalLM", GenerationParameters(temperature=0.5)
-    )
+    decoder = DECODERS[name].make(vocab_size=len(tok))
+    decoder.generation_config.pad_token_id = tok.pad_token_id
+    return WhiteboxModel(decoder, tok, "tiny", "CausalLM", GenerationParameters(temperature=0.5))
+
+
+def draw(model, count, tokens, texts=TEXTS[:1], **settings):
+    return SeededSamplingCalculator(count, **settings)({}, texts, model, tokens)
 
 
 def host_draws(model, count, tokens, seed=0, text=TEXTS[0]):
@@ -55,37 +50,22 @@ def host_draws(model, count, tokens, seed=0, text=TEXTS[0]):
     return drawn
 
 
-def limited(patch, model, most):
-    """The sizes of batches asked for, where those above `most` do not fit into memory."""
-    sizes, generate = [], model.generate
-
-    def generate_some(**arguments):
-        sizes.append(len(arguments["input_ids"]))
-        if sizes[-1] > most:
-            raise torch.OutOfMemoryError
-        return generate(**arguments)
-
-    patch.setattr(model, "generate", generate_some)
-    return sizes
-
-
-def same(ours, theirs, bound=1e-4):  # sums of 32 bits, in another order
-    assert ours["sample_tokens"] == theirs["sample_tokens"]
-    assert ours["sample_texts"] == theirs["sample_texts"]
+def assert_same(drawn, expected):
+    """Statistics of the first row, up to sums of 32 bits in another order."""
+    ours = {name: drawn[name][0] for name in STATISTICS}
+    assert ours["sample_tokens"] == expected["sample_tokens"]
+    assert ours["sample_texts"] == expected["sample_texts"]
     for name in ("sample_log_probs", "sample_log_likelihoods", "sample_embeddings"):
-        for mine, other in zip(ours[name], theirs[name], strict=True):
-            np.testing.assert_allclose(mine, other, atol=bound)
-
-
-def of_row(drawn, row=0):
-    return {name: values[row] for name, values in drawn.items()}
+        for mine, other in zip(ours[name], expected[name], strict=True):
+            np.testing.assert_allclose(mine, other, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", TRIED)
 def test_each_sample_is_the_one_the_host_draws_alone_from_its_seed(name):
     model = around(name)
-    ours = SeededSamplingCalculator(6, seed=3)({}, TEXTS[:1], model, 8)
-    same(of_row(ours), host_draws(model, 6, 8, seed=3))
+    assert_same(draw(model, 6, 8, seed=3), host_draws(model, 6, 8, seed=3))
+    assert len(prompt_of(model, "")) == 1  # no token but the first one's is kept
+    assert_same(draw(model, 2, 4, [""]), host_draws(model, 2, 4, text=""))
 
 
 @pytest.mark.parametrize(
@@ -98,34 +78,31 @@ def test_each_sample_is_the_one_the_host_draws_alone_from_its_seed(name):
 )  # fmt: skip
 def test_settings_of_the_run_act_as_in_the_host(settings):
     model = whitebox()
-    for name, value in settings.items():
-        setattr(model.generation_parameters, name, value)
-    plain = SeededSamplingCalculator(5)({}, TEXTS[:1], whitebox(), 6)
-    ours = SeededSamplingCalculator(5)({}, TEXTS[:1], model, 6)
-    same(of_row(ours), host_draws(model, 5, 6))
+    vars(model.generation_parameters).update(settings)
+    ours = draw(model, 5, 6)
+    assert_same(ours, host_draws(model, 5, 6))
     if settings != {"allow_newlines": False}:
-        assert ours["sample_tokens"] != plain["sample_tokens"]
+        assert ours["sample_tokens"] != draw(whitebox(), 5, 6)["sample_tokens"]
 
 
 def test_samples_end_at_their_own_end(model, monkeypatch):
     """At end tokens, of which the host drops one, at stop strings, after one token, or not."""
     monkeypatch.setattr(model.generation_parameters, "temperature", 1.0)
-    free = SeededSamplingCalculator(12)({}, TEXTS[:1], model, 8)["sample_tokens"][0]
+    free = draw(model, 12, 8)["sample_tokens"][0]
     stop = next(t for ids in free if "\ufffd" not in (t := model.tokenizer.decode(ids[:1])))
     monkeypatch.setattr(model.generation_parameters, "stop_strings", [stop])
-    stopped = SeededSamplingCalculator(12)({}, TEXTS[:1], model, 8)["sample_tokens"][0]
-    second = next(ids[4] for ids in stopped if len(ids) == 8)
+    second = next(ids[4] for ids in draw(model, 12, 8)["sample_tokens"][0] if len(ids) == 8)
     monkeypatch.setattr(model.model.generation_config, "eos_token_id", [2, second])
-    ours = of_row(SeededSamplingCalculator(12)({}, TEXTS[:1], model, 8))
-    same(ours, host_draws(model, 12, 8))
-    lengths = {len(tokens) for tokens in ours["sample_tokens"]}
-    assert {1, 8} < lengths
-    assert any(tokens[-1] == second for tokens in ours["sample_tokens"])
+    ours = draw(model, 12, 8)
+    assert_same(ours, host_draws(model, 12, 8))
+    (samples,) = ours["sample_tokens"]
+    assert {1, 8} < {len(tokens) for tokens in samples}
+    assert any(tokens[-1] == second for tokens in samples)
 
 
 def test_statistics_are_those_of_a_full_pass(model):
     """Teacher forcing without a cache; the host bars the end token from the first two places."""
-    ours = of_row(SeededSamplingCalculator(8)({}, TEXTS[:1], model, 6))
+    ours = {name: values[0] for name, values in draw(model, 8, 6).items()}
     prompt = prompt_of(model, TEXTS[0])
     for number, tokens in enumerate(ours["sample_tokens"]):
         ids = torch.tensor([*prompt, *tokens])
@@ -144,48 +121,43 @@ def test_statistics_are_those_of_a_full_pass(model):
 
 
 @pytest.mark.parametrize("name", ["llama", "gated hybrid"])
-def test_batch_size_and_number_change_no_sample(name):
+def test_batch_size_and_number_change_no_sample(name, monkeypatch):
     """In 32 bits a draw within rounding of a tie may differ: none of 40 tokens does."""
     model = around(name)
-    whole = of_row(SeededSamplingCalculator(8)({}, TEXTS[:1], model, 5))
-    for most, asked in ((7, [8, 4, 4]), (2, [8, 4, 2, 2, 2, 2]), (1, None)):
-        with pytest.MonkeyPatch.context() as patch:
-            sizes = limited(patch, model, most)
-            smaller = of_row(SeededSamplingCalculator(8)({}, TEXTS[:1], model, 5))
-        assert sizes == asked or (asked is None and sizes.count(1) == 8)
-        same(smaller, whole)
-    with pytest.MonkeyPatch.context() as patch:
-        limited(patch, model, 0)
-        with pytest.raises(torch.OutOfMemoryError):
-            SeededSamplingCalculator(3)({}, TEXTS[:1], model, 5)
-    fewer = of_row(SeededSamplingCalculator(3)({}, TEXTS[:1], model, 5))
-    same(fewer, {key: values[:3] for key, values in whole.items() if key in STATISTICS})
+    whole = {name: rows[0] for name, rows in draw(model, 8, 5).items()}
+    sizes, generate = [], model.generate
+
+    def generate_some(**arguments):
+        sizes.append(len(arguments["input_ids"]))
+        if sizes[-1] > most:  # do not fit into memory
+            raise torch.OutOfMemoryError
+        return generate(**arguments)
+
+    monkeypatch.setattr(model, "generate", generate_some)
+    for most, asked in ((8, [8]), (7, [8, 4, 4]), (2, [8, 4, 2, 2, 2, 2]), (1, [1] * 8)):
+        sizes.clear()
+        assert_same(draw(model, 8, 5), whole)
+        assert [size for size in sizes if most > 1 or size == 1] == asked
+    assert_same(draw(model, 3, 5), {name: whole[name][:3] for name in STATISTICS})
+    most = 0
+    with pytest.raises(torch.OutOfMemoryError):
+        draw(model, 3, 5)
 
 
 def test_samples_depend_on_the_question_and_the_seed_alone(model):
-    def draw(texts, **settings):
-        return SeededSamplingCalculator(**({"samples_n": 3} | settings))({}, texts, model, 6)
-
-    both = draw(TEXTS)["sample_tokens"]
+    both = draw(model, 3, 6, TEXTS)["sample_tokens"]
     torch.manual_seed(99)
     state = torch.get_rng_state()
-    assert draw(TEXTS[1:])["sample_tokens"] == both[1:]
+    assert draw(model, 3, 6, TEXTS[1:])["sample_tokens"] == both[1:]
     assert torch.equal(torch.get_rng_state(), state)  # other methods draw what they would have
-    assert draw(TEXTS[::-1])["sample_tokens"] == both[::-1]
-    assert draw(TEXTS, seed=1)["sample_tokens"] != both
+    assert draw(model, 3, 6, TEXTS[::-1])["sample_tokens"] == both[::-1]
+    assert draw(model, 3, 6, TEXTS, seed=1)["sample_tokens"] != both
     assert len(set(map(tuple, both[0]))) > 1
-
-
-def test_a_prompt_of_one_token(model):
-    drawn = SeededSamplingCalculator(2)({}, [""], model, 4)
-    assert len(prompt_of(model, "")) == 1
-    same(of_row(drawn), host_draws(model, 2, 4, text=""))
 
 
 def test_answers_come_from_the_journal(model, tmp_path, monkeypatch):
     def drawn(count=3, tokens=6, **settings):
-        calculator = SeededSamplingCalculator(count, result_cache=str(tmp_path), **settings)
-        return calculator({}, TEXTS, model, tokens)
+        return draw(model, count, tokens, result_cache=str(tmp_path), **settings)
 
     first = drawn()
     monkeypatch.setattr(SamplingGenerationCalculator, "__call__", None)
@@ -195,14 +167,14 @@ def test_answers_come_from_the_journal(model, tmp_path, monkeypatch):
     for changed in ({"count": 4}, {"seed": 1}, {"tokens": 7}):
         with pytest.raises(TypeError, match="not callable"):
             drawn(**changed)
-    ending_otherwise = deepcopy(model.tokenizer)
-    ending_otherwise.eos_token = "<pad>"
+    other_end = deepcopy(model.tokenizer)
+    other_end.eos_token = "<pad>"
     for settings, name, value in (
         (model.generation_parameters, "temperature", 1.0),
         (model.generation_parameters, "top_p", 0.5),
         (model.model.generation_config, "eos_token_id", [2, 5]),
         (model.model.generation_config, "min_p", 0.2),
-        (model, "tokenizer", ending_otherwise),
+        (model, "tokenizer", other_end),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(settings, name, value)

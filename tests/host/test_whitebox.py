@@ -1,0 +1,87 @@
+"""A run's model: the answers of LM-Polygraph's own, but for what the model ships; in less time."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from transformers import GenerationConfig, StoppingCriteria, StopStringCriteria
+
+from lm_polygraph_asmi.host.whitebox import StopsOnceModel
+from tests import tiny_lm
+from tests.host.test_generation import CHANGING, SPECIAL
+
+PROMPTS = ["Who built the ferry?", "Where do the blue kites start? The answer is in"]
+
+
+def models(stops=None, **shipped):
+    """LM-Polygraph's model, and as a run makes it, with the same weights."""
+    host, own = tiny_lm.whitebox(stop_strings=stops), tiny_lm.whitebox()
+    for model in (host.model, own.model):
+        model.generation_config = GenerationConfig(**SPECIAL, **shipped)
+    parameters = host.generation_parameters
+    return host, StopsOnceModel(own.model, own.tokenizer, "tiny", "CausalLM", parameters)
+
+
+def generated(model, texts=PROMPTS, **options):
+    torch.manual_seed(0)
+    options |= {"max_new_tokens": 12, "output_scores": True, "return_dict_in_generate": True}
+    with torch.no_grad():
+        out = model.generate(**model.tokenize(texts), **options)
+    return out.sequences, torch.stack(out.scores)
+
+
+def assert_equal(found, expected):
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["bad_words_ids", "no_repeat_ngram_size", "sequence_bias"])
+@pytest.mark.parametrize("sampled", [False, True])
+def test_what_a_model_ships_is_not_followed(name, sampled):
+    plain, _ = models()
+    host, ours = models(**{name: CHANGING[name]})
+    expected = generated(plain, do_sample=sampled)
+    assert not torch.equal(generated(host, do_sample=sampled)[0], expected[0])
+    assert_equal(generated(ours, do_sample=sampled), expected)
+
+
+class After(StoppingCriteria):
+    def __call__(self, input_ids, scores, **_):
+        return torch.full((len(input_ids),), input_ids.shape[1] >= 12)
+
+
+@pytest.mark.parametrize(
+    ("stops", "texts", "options"),
+    [
+        ("e", PROMPTS, {"do_sample": True}),
+        (["zz", "th", "i"], PROMPTS[:1], {"do_sample": True}),
+        (["zz", "th", "i"], PROMPTS, {}),
+        (None, PROMPTS, {"do_sample": True}),
+        (["zz"], PROMPTS[:1], {"stopping_criteria": [After()]}),
+    ],
+)
+def test_answers_are_those_of_the_host(stops, texts, options):
+    host, ours = models(stops)
+    for ordered in (texts, texts[::-1]):  # the host adds its criterion to the list
+        found, expected = (generated(m, ordered, **deepcopy(options)) for m in (ours, host))
+        assert_equal(found, expected)
+    assert (len(expected[1]) < 12) == bool(stops)
+
+
+def test_one_criterion_for_each_list_and_tokenizer(monkeypatch):
+    """Building one reads the vocabulary."""
+    _, model = models(["e"])
+    built, build = [], StopStringCriteria.__init__
+
+    def counted(self, tokenizer, stop_strings):
+        built.append(tuple(stop_strings))
+        build(self, tokenizer, stop_strings)
+
+    monkeypatch.setattr(StopStringCriteria, "__init__", counted)
+    for options in ({}, {}, {"stop_strings": ["i", "e"]}, {"stop_strings": None}, {}):
+        generated(model, **options)
+    assert built == [("e",), ("i", "e")]
+    model.tokenizer = tiny_lm.tokenizer(pad_is_eos=True)
+    for _ in range(2):
+        generated(model)
+    assert built == [("e",), ("i", "e"), ("e",)]

@@ -1,7 +1,6 @@
 """Models too large for one device: split or offloaded, they score as in one piece."""
 
 from functools import cache
-from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -25,16 +24,14 @@ from lm_polygraph_asmi.model import (
     unembedding,
 )
 from lm_polygraph_asmi.model.check import PASSES
-from lm_polygraph_asmi.model.devices import execution_device
-from lm_polygraph_asmi.model.memory import CPU_BUDGET, default_budget
 from lm_polygraph_asmi.model.state import known_values
 from lm_polygraph_asmi.scoring.engine import Engine
 from tests.conftest import PROMPT_LENGTH
+from tests.decoders import sequence
 from tests.families import tiny_model
-from tests.rounding import allowed
 from tests.subnetworks import subnetwork_log_probs
 
-FAMILIES = ["llama", "gemma3-mixed", "gpt2", "gpt-neox"]  # with tied embeddings: the middle two
+NAMES = ["llama", "gemma3-mixed", "gpt2", "gpt-neox"]  # with tied embeddings: the middle two
 RESPONSES = [[5], [7, 9, 11], [4, 4]]
 
 
@@ -53,8 +50,11 @@ def parts(model: PreTrainedModel) -> list[str]:
     return names + [name for name, _ in model.named_children() if name != base]
 
 
-def on_disk(model: PreTrainedModel, which: str, folder: Path) -> PreTrainedModel:
-    """The model with some parts on disk, fetched by accelerate whenever they are called."""
+def on_disk(
+    model: PreTrainedModel, which: str, folder: Path, place: torch.device | str = "cpu"
+) -> PreTrainedModel:
+    """The model with some parts on disk, fetched by accelerate whenever they are called; beside an
+    accelerator, in main memory."""
     names = parts(model)
     middle = names.index(f"{stack_of(model)}.2")
     stored = {
@@ -63,9 +63,10 @@ def on_disk(model: PreTrainedModel, which: str, folder: Path) -> PreTrainedModel
         "output projection": names[-1:],
         "everything": names,
     }[which]
-    device_map = dict.fromkeys(names, "cpu") | dict.fromkeys(stored, "disk")
+    store = "disk" if torch.device(place).type == "cpu" else "cpu"
+    device_map = dict.fromkeys(names, place) | dict.fromkeys(stored, store)
     return accelerate.dispatch_model(
-        model, device_map, main_device="cpu", offload_dir=folder, force_hooks=True
+        model, device_map, main_device=place, offload_dir=folder, force_hooks=True
     )
 
 
@@ -100,46 +101,7 @@ def state(model: PreTrainedModel) -> dict[str, object]:
     return wrappers | {name: p.device for name, p in model.named_parameters()}
 
 
-IDS = torch.randint(3, 61, (17,), generator=torch.Generator().manual_seed(7))
-in_one_piece = cache(lambda name: scores(tiny_model(name), IDS))
-PARTS = ["lower half", "upper half", "output projection", "everything", "memory"]
-EVERY_DAY = [*(("llama", which) for which in PARTS), ("gpt2", "everything")]
-
-
-@pytest.mark.usefixtures("unseen")
-@pytest.mark.parametrize(
-    ("name", "which"),
-    [
-        pytest.param(*pair, marks=[] if pair in EVERY_DAY else pytest.mark.slow)
-        for pair in product(FAMILIES, PARTS)
-    ],
-)
-def test_parts_elsewhere(name, which, tmp_path):
-    """On disk; or everything in memory, of which tied weights move as they do from a disk."""
-    model, expected = tiny_model(name), in_one_piece(name)
-    if which == "memory":
-        model = accelerate.cpu_offload(model)
-        assert model.device.type == "meta"
-        assert execution_device(model.get_input_embeddings()).type == "cpu"
-    else:
-        model = on_disk(model, which, tmp_path)
-        meta = {parameter.is_meta for parameter in model.parameters()}
-        assert meta == ({True} if which == "everything" else {False, True})
-    most = allowed(model, IDS)  # and tied weights move at accelerate's first call
-    before = state(model)
-    found = scores(model, IDS)
-    assert state(model) == before
-    for part, value in expected.items():
-        torch.testing.assert_close(found[part], value, atol=most, rtol=0, msg=part)
-    # The weights that accelerate goes on with are ordinary ones, gradients included.
-    model(input_ids=IDS[None]).logits.sum().backward()
-
-
-def test_half_of_what_a_device_has_free_is_the_budget(monkeypatch):
-    free = {torch.device("cuda", 0): 6000, torch.device("cuda", 1): 4000}
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[device], 9000))
-    assert [default_budget(gpu) for gpu in free] == [3000, 2000]
-    assert default_budget(torch.device("cpu")) == CPU_BUDGET
+in_one_piece = cache(lambda name: scores(tiny_model(name), sequence(17)))
 
 
 def run_without_data(name: str, found: Structure) -> None:
@@ -188,7 +150,7 @@ def pretend_two_devices() -> None:
     backend_registration._setup_privateuseone_for_python_backend("pretend")
     torch.pretend.get_amp_supported_dtype = list  # torch.autocast asks
     passes.validate_tokens = lambda *_: None  # it looks at token ids, which have no data
-    seen = {name: structure_of(tiny_model(name, "sdpa")) for name in FAMILIES}  # that needs data
+    seen = {name: structure_of(tiny_model(name, "sdpa")) for name in NAMES}  # that needs data
     with FakeTensorMode():
         for name, found in seen.items():
             run_without_data(name, found)

@@ -45,17 +45,13 @@ import sys
 from collections.abc import Iterator
 from functools import cache, partial
 from traceback import walk_stack
-from typing import TYPE_CHECKING
 
 import omegaconf
 import pytest
 import yaml
 
 # The process that hands tests to the others imports this file, too: no torch, no transformers.
-from tests.families import VOCABULARY, tiny_model
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from tests.families import tiny_model
 
 atexit.register(shutil.rmtree, os.environ["HOME"], ignore_errors=True)
 
@@ -165,15 +161,3 @@ def unseen() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def llama():
     return tiny_model("llama")
-
-
-@pytest.fixture
-def input_ids() -> "Tensor":
-    """Prompt of 11 tokens and response of 6: longer than the sliding windows of 5."""
-    import torch
-
-    generator = torch.Generator().manual_seed(7)
-    return torch.randint(3, VOCABULARY, (17,), generator=generator)
-
-
-PROMPT_LENGTH = 11

@@ -13,7 +13,6 @@ from torch.utils import backend_registration
 from transformers import PreTrainedModel
 
 from lm_polygraph_asmi.config import SCOPES
-from lm_polygraph_asmi.maths import sample_head_masks
 from lm_polygraph_asmi.model import (
     Structure,
     passes,
@@ -26,13 +25,12 @@ from lm_polygraph_asmi.model import (
 from lm_polygraph_asmi.model.check import PASSES
 from lm_polygraph_asmi.model.state import known_values
 from lm_polygraph_asmi.scoring.engine import Engine
-from tests.conftest import PROMPT_LENGTH
-from tests.decoders import sequence
+from tests.decoders import masks, sequence
 from tests.families import tiny_model
 from tests.subnetworks import subnetwork_log_probs
 
 NAMES = ["llama", "gemma3-mixed", "gpt2", "gpt-neox"]  # with tied embeddings: the middle two
-RESPONSES = [[5], [7, 9, 11], [4, 4]]
+PROMPT = 11
 
 
 def stack_of(model: PreTrainedModel) -> str:
@@ -72,24 +70,19 @@ def on_disk(
 
 def scores(model: PreTrainedModel, input_ids: Tensor) -> dict[str, Tensor]:
     """Everything that the two stat calculators take from a model."""
-    masks = sample_head_masks(6, 4, 0.4, torch.Generator().manual_seed(0))
-    prompt, response = input_ids[:PROMPT_LENGTH], input_ids[PROMPT_LENGTH:]
+    prompt, answer = input_ids[:PROMPT], input_ids[PROMPT:].tolist()
     found = {
-        f"log_probs, {scope}, {layer}": subnetwork_log_probs(
-            model, input_ids, PROMPT_LENGTH, layer, masks, scope=scope
-        )
+        scope: subnetwork_log_probs(model, input_ids, PROMPT, layer, masks(6), scope=scope)
         for scope, layer in (("all", 1), ("response", 2))
     }
-    # Masks everywhere in layer 2, at depth 0.6.
-    engine = Engine(num_masks=6, mask_rate=0.3, top_k=8)
-    (example,) = engine.score(model, prompt, response.tolist())
+    (example,) = Engine(num_masks=6, mask_rate=0.3, top_k=8).score(model, prompt, answer)
     for name in ("log_likelihood", "mi", "agreement"):
         found[name] = torch.from_numpy(getattr(example, name))
-    read = Engine().read(model, prompt, response.tolist())
-    found["states"] = torch.from_numpy(read["hidden"])
+    read = Engine().read(model, prompt, answer)
     with scoring_session(model):
-        found["embeddings"] = response_embeddings(model, prompt, RESPONSES)
+        found["embeddings"] = response_embeddings(model, prompt, [[5], [7, 9, 11], [4, 4]])
     return found | {
+        "states": torch.from_numpy(read["hidden"]),
         "unembedding": unembedding(model),
         "generated": model.generate(prompt[None], max_new_tokens=2, do_sample=False),
     }
@@ -129,7 +122,7 @@ def run_without_data(name: str, found: Structure) -> None:
         known_values(model)["structure"] = found
         for scope in SCOPES:
             for layer in (1, 3):
-                run = run_unmasked(model, input_ids, PROMPT_LENGTH, [layer], scope)
+                run = run_unmasked(model, input_ids, PROMPT, [layer], scope)
                 hidden = next(iter(PASSES[scope].values()))(model, run, layer, torch.ones(3, 4))
                 assert hidden.device == run.final_hidden.device == first
                 assert model.get_output_embeddings()(hidden).device == second
@@ -162,7 +155,7 @@ def pretend_two_devices() -> None:
 )
 @pytest.mark.slow
 def test_two_devices():
-    """Every tensor made here is where it is used; the tests above look at values."""
+    """Every tensor made here is where it is used; test_on_device.py looks at values."""
     process = get_context("fork").Process(target=pretend_two_devices)
     process.start()
     process.join()

@@ -46,11 +46,8 @@ class Decoder:
         make = tiny_model if self.name in CONFIGS else tiny_class
         return make(self.name, **self.own, **how)
 
-    def block(self, layer: int | None = None) -> str:
-        return f"{self.stack}.{self.layer if layer is None else layer}"
-
     def projection(self, layer: int | None = None) -> str:
-        return f"{self.block(layer)}.{self.heads}"
+        return f"{self.stack}.{self.layer if layer is None else layer}.{self.heads}"
 
 
 OTHERWISE = {

@@ -1,5 +1,7 @@
 """Heads are found by name, or the model is refused with a reason."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -73,39 +75,13 @@ def see_all(model: nn.Module) -> None:
         )
 
 
-def translator(model: nn.Module) -> None:
-    model.config.is_encoder_decoder = True
-
-
-def layer_twice(model: nn.Module) -> None:
-    model.model.layers[3] = model.model.layers[1]
-
-
-def half_attention(model: nn.Module) -> None:
-    for layer in model.model.layers:
-        layer.self_attn.half()
-
-
-def single_unembedding(model: nn.Module) -> None:
-    model.to(torch.bfloat16).lm_head.float()
-
-
-def layer_compiled(model: nn.Module) -> None:
-    model.model.layers[2] = torch.compile(model.model.layers[2], backend="eager")
-
-
-def method_compiled(model: nn.Module) -> None:
-    model.forward = torch.compile(model.forward, backend="eager")
-
-
 def heads_changed(model: nn.Module) -> None:
     projection = model.model.layers[2].self_attn.o_proj
     projection.register_forward_pre_hook(lambda _, args: (args[0].flip(-1),))
 
 
-def only_namesake(model: nn.Module) -> None:
-    """A class that shares its name alone with one of the table."""
-    model.__class__ = type("LlamaForCausalLM", (Unknown,), {})
+compiled = partial(torch.compile, backend="eager")
+PRECISIONS = r"float.* and .*float32.*one precision"
 
 
 @pytest.mark.parametrize(
@@ -119,14 +95,18 @@ def only_namesake(model: nn.Module) -> None:
         # Its projection is used twice in a layer.
         ("ProphetNetForCausalLM", "ProphetNetForCausalLM runs the projection .* twice"),
         (see_all, "is not causal: tokens attend to later tokens"),
-        (layer_twice, "do not run once each"),
-        (half_attention, r"float.* and .*float32.*one precision"),
-        (single_unembedding, r"float.* and .*float32.*one precision"),
-        (layer_compiled, r"is compiled by torch.compile"),
-        (method_compiled, r"is compiled by torch.compile"),
-        (translator, "is an encoder-decoder model"),
+        (lambda m: setattr(m.model.layers, "3", m.model.layers[1]), "do not run once each"),
+        (lambda m: [layer.self_attn.half() for layer in m.model.layers], PRECISIONS),
+        (lambda m: m.to(torch.bfloat16).lm_head.float(), PRECISIONS),
+        (lambda m: setattr(m.model.layers, "2", compiled(m.model.layers[2])), "is compiled by"),
+        (lambda m: setattr(m, "forward", compiled(m.forward)), "the model is compiled by torch"),
+        (lambda m: setattr(m.config, "is_encoder_decoder", True), "is an encoder-decoder model"),
         (heads_changed, "a hook of other code changes the heads of layer 2 before"),
-        (only_namesake, "LlamaForCausalLM is not among the classes that were tested"),
+        # A class that shares its name alone with one of the table.
+        (
+            lambda m: setattr(m, "__class__", type("LlamaForCausalLM", (Unknown,), {})),
+            "LlamaForCausalLM is not among the classes that were tested",
+        ),
     ],
 )
 def test_what_cannot_be_masked_is_refused_with_its_reason(make, reason):

@@ -22,23 +22,6 @@ def score(model: nn.Module) -> Tensor:
     return subnetwork_log_probs(model, IDS, 9, 2, masks())
 
 
-def soft_capped(model: nn.Module) -> None:
-    model.config.final_logit_softcapping = 0.2
-
-
-def written_to(model: nn.Module) -> None:
-    with torch.no_grad():
-        model.model.layers[3].mlp.up_proj.weight[0, 0] += 1
-
-
-def replaced(model: nn.Module) -> None:
-    model.model.layers[1] = copy.deepcopy(model.model.layers[0])
-
-
-def otherwise_active(model: nn.Module) -> None:
-    model.model.layers[1].mlp.act_fn = nn.Tanh()
-
-
 def hooked(model: nn.Module) -> None:
     model.model.layers[0].mlp.register_forward_hook(lambda *call: call[-1] * 1.2)
 
@@ -48,13 +31,18 @@ def patched(model: nn.Module) -> None:
     model.lm_head.forward = lambda states: own(states) * 2
 
 
+def replaced(model: nn.Module) -> None:
+    model.model.layers[1] = copy.deepcopy(model.model.layers[0])
+
+
 @pytest.mark.parametrize(
     ("change", "foreign", "effect"),
     [
-        (soft_capped, False, 0),  # which this class does not know
-        (written_to, False, 1e-3),
+        # Which this class does not know.
+        (lambda m: setattr(m.config, "final_logit_softcapping", 0.2), False, 0),
+        (lambda m: nn.init.zeros_(m.model.layers[3].mlp.up_proj.weight[0]), False, 1e-3),
+        (lambda m: setattr(m.model.layers[1].mlp, "act_fn", nn.Tanh()), False, 1e-2),
         (replaced, False, 1e-2),
-        (otherwise_active, False, 1e-2),
         (hooked, True, 1e-2),
         (patched, True, 1e-2),
     ],

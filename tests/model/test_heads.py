@@ -220,17 +220,6 @@ def test_a_name_that_is_wrong_or_left_out_is_refused(unknown, change, message):
         structure_of(unknown)
 
 
-def test_names_are_a_setting_that_is_compared():
-    paths = module_paths(NAMES)
-    config = ASMIConfig(structure=dict(reversed(paths.items())))
-    assert config == ASMIConfig(structure=NAMES) == ASMIConfig.from_dict(config.to_dict())
-    assert "named modules" in str(config)
-    assert config.score_key() != ASMIConfig().score_key()
-    for bad in ("heads=attn", "layers=", "attn.o", {"layers": 3}):
-        with pytest.raises(ValueError, match="structure names modules among layers, projection"):
-            ASMIConfig(structure=bad)
-
-
 def test_engines_of_other_names_share_a_model(unknown):
     """Names belong to a score, not to the model that it was computed with."""
     answer = IDS[:PROMPT], IDS[PROMPT:].tolist()

@@ -27,16 +27,9 @@ os.environ.update({
 # One thread each unless OMP_NUM_THREADS names another number, here and in every process a test
 # starts: two processes run the tests side by side, and on a busy machine the threads of a pool wait
 # for one another longer than they work.
-os.environ.update(
-    {
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        **dict.fromkeys(
-            ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"),
-            os.environ.get("OMP_NUM_THREADS", "1"),
-        ),
-    }
-)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["MKL_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"]
+os.environ.update({"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"})
 
 import gc
 import inspect

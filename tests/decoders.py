@@ -26,21 +26,13 @@ STACK, O_PROJ = "model.layers", "self_attn.o_proj"
 
 @dataclass(frozen=True)
 class Decoder:
-    """A tiny random model.
+    """A tiny random model."""
 
-    Args:
-        name: of tests/families.py, or a class of the registry.
-        own: what its configuration gets.
-        layer: to be masked.
-        stack: path of the layers.
-        heads: path of the output projection in a layer.
-    """
-
-    name: str
-    own: Mapping[str, Any] = field(default_factory=dict)
-    layer: int = 1
-    stack: str = STACK
-    heads: str = O_PROJ
+    name: str  # of tests/families.py, or a class of the registry
+    own: Mapping[str, Any] = field(default_factory=dict)  # what its configuration gets
+    layer: int = 1  # to be masked
+    stack: str = STACK  # path of the layers
+    heads: str = O_PROJ  # path of the output projection in a layer
 
     def make(self, **how: Any) -> PreTrainedModel:
         make = tiny_model if self.name in CONFIGS else tiny_class

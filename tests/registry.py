@@ -196,11 +196,8 @@ def tiny(
     overrides: Mapping[str, Any] | None = None,
     amend: Callable[[PretrainedConfig], object] = lambda _: None,
 ) -> PreTrainedModel:
-    """A random model in float32 and evaluation mode, with weights large enough to disagree.
-
-    Args:
-        amend: changes the tiny configuration in place before the model is made of it.
-    """
+    """A random model in float32 and evaluation mode, with weights large enough to disagree; `amend`
+    changes its configuration in place before."""
     torch.manual_seed(0)
     made = shrunk(config, OVERRIDES.get(model.__name__, {}) | dict(overrides or {}))
     amend(made)

@@ -110,19 +110,6 @@ def test_masked_passes_do_only_what_they_must(llama, layer, scope):
     assert found == expected
 
 
-def test_several_depths_share_one_unmasked_pass(llama):
-    def run(layers):
-        unmasked = run_unmasked(llama, IDS, PROMPT, layers)
-        for layer in layers:
-            run_subnetworks(llama, unmasked, layer, DRAWN)
-
-    with scoring_session(llama):
-        run([1, 2])  # checked from here on
-        alone, both = flops(lambda: (run([1]), run([2]))), flops(lambda: run([1, 2]))
-        whole = flops(lambda: run_unmasked(llama, IDS, PROMPT, [1]))
-    assert alone - both == whole > 0
-
-
 @both_scopes
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize(

@@ -199,9 +199,9 @@ class Late(LlamaMLP):
         return super().forward(x) * (1 + torch.rand(()) * (x.shape[1] > 13))
 
 
-def odd(trait: type[nn.Module], at: str) -> PreTrainedModel:
+def odd(trait: type[nn.Module], at: str, **own: Any) -> PreTrainedModel:
     """A model with a part of another class in each layer, as somebody's own code may have it."""
-    model = tiny_model("llama")
+    model = tiny_model("llama", **own)
     for layer in model.model.layers:
         layer.get_submodule(at).__class__ = trait
     return model
@@ -244,13 +244,16 @@ def test_a_model_that_does_not_repeat_itself_is_refused(trait, at, kind, reason)
         score(odd(trait, at), 24)
 
 
-@pytest.mark.parametrize("prompt", [4, 8, 24])
-def test_angles_that_switch_between_prompt_and_response(prompt):
-    """With LongRoPE keys of the prompt have other angles once the text is longer."""
+@pytest.mark.parametrize("attention", [LlamaAttention, Unmasked])
+def test_angles_that_switch_between_prompt_and_response(attention):
+    """With LongRoPE keys of the prompt have other angles once the text is longer; also where no
+    pass is packed, and the first text, which is checked, is too short to switch."""
     long = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 16,
             "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "factor": 4.0}  # fmt: skip
-    model, ids = tiny_model("llama", rope_parameters=long), sequence(28)
-    assert [error(model, ids, scope, prompt) < 1e-5 for scope in SCOPES] == [True] * 2
+    model = odd(attention, "self_attn", rope_parameters=long)
+    for length, prompt in ((14, 8), (22, 12), (28, 4), (28, 24)):
+        for scope in SCOPES:
+            assert error(model, sequence(length), scope, prompt) < 1e-5
 
 
 def test_masks_of_ones_alone_are_checked():

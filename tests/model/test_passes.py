@@ -28,12 +28,13 @@ def test_counts_and_index_of_equal_masks(llama):
     torch.testing.assert_close(found.hidden[found.index[0]], unmasked.final_hidden)
 
 
+@pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize("scope", SCOPES)
-def test_hooks_of_others_are_part_of_the_model(scope):
+def test_hooks_of_others_are_part_of_the_model(scope, before):
     """Steering of heads, layers and their outputs, some of it at positions that the first text,
     which is the one that is checked, does not have: scored as the brute force finds it."""
 
-    def late(_, __, hidden):
+    def late(hidden):
         hidden = hidden.clone()
         hidden[:, 18:] += 2
         return hidden
@@ -42,11 +43,12 @@ def test_hooks_of_others_are_part_of_the_model(scope):
     texts = sequence(18, seed=18), sequence(21, seed=21)
     most = allowed(model, texts[1])  # before the hooks, to which a cache is no sequence
     layer = model.model.layers[2]
-    layer.self_attn.register_forward_hook(lambda *call: (call[-1][0] + 0.3, *call[-1][1:]))
-    layer.self_attn.o_proj.register_forward_hook(lambda *call: call[-1] * 1.1)
-    layer.mlp.register_forward_hook(lambda *call: call[-1] + 0.2)
-    layer.register_forward_hook(late)
-    model.model.layers[3].register_forward_pre_hook(lambda _, args: (args[0] - 0.1,))
+    if before:
+        model.model.layers[3].register_forward_pre_hook(lambda _, args: (late(args[0]),))
+    else:
+        layer.self_attn.register_forward_hook(lambda *call: (call[-1][0] + 0.3, *call[-1][1:]))
+        layer.self_attn.o_proj.register_forward_hook(lambda *call: call[-1] * 1.1)
+        layer.register_forward_hook(lambda *call: late(call[-1]))
     for prompt, ids in zip((12, 14), texts, strict=True):
         fast = subnetwork_log_probs(model, ids, prompt, 2, masks(), scope=scope)
         slow = full_passes(FAMILIES["llama"], model, ids, prompt, scope)

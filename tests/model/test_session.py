@@ -46,8 +46,8 @@ def test_a_model_is_left_as_found(failing, monkeypatch):
     model = tiny_model("gemma3-mixed").train()
     model.gradient_checkpointing_enable()
     model.model.layers[1].mlp.eval()
-    score(model)  # known before it fails
     before, kind = found_in(model), type(model.model.layers[0].mlp)
+    score(model)  # known before it fails
     own = kind.forward
 
     def fail(mlp, *given):

@@ -27,16 +27,9 @@ os.environ.update({
 # One thread each unless OMP_NUM_THREADS names another number, here and in every process a test
 # starts: two processes run the tests side by side, and on a busy machine the threads of a pool wait
 # for one another longer than they work.
-os.environ.update(
-    {
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        **dict.fromkeys(
-            ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"),
-            os.environ.get("OMP_NUM_THREADS", "1"),
-        ),
-    }
-)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["MKL_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"]
+os.environ.update({"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"})
 
 import gc
 import inspect
@@ -45,17 +38,13 @@ import sys
 from collections.abc import Iterator
 from functools import cache, partial
 from traceback import walk_stack
-from typing import TYPE_CHECKING
 
 import omegaconf
 import pytest
 import yaml
 
 # The process that hands tests to the others imports this file, too: no torch, no transformers.
-from tests.families import VOCABULARY, tiny_model
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from tests.families import tiny_model
 
 atexit.register(shutil.rmtree, os.environ["HOME"], ignore_errors=True)
 
@@ -102,7 +91,7 @@ def pytest_collection() -> Iterator[object]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--slow"):
+    if not config.getoption("--slow") and not config.getoption("--device"):
         for item in items:
             if "slow" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="needs --slow"))
@@ -165,15 +154,3 @@ def unseen() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def llama():
     return tiny_model("llama")
-
-
-@pytest.fixture
-def input_ids() -> "Tensor":
-    """Prompt of 11 tokens and response of 6: longer than the sliding windows of 5."""
-    import torch
-
-    generator = torch.Generator().manual_seed(7)
-    return torch.randint(3, VOCABULARY, (17,), generator=generator)
-
-
-PROMPT_LENGTH = 11

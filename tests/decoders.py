@@ -26,31 +26,20 @@ STACK, O_PROJ = "model.layers", "self_attn.o_proj"
 
 @dataclass(frozen=True)
 class Decoder:
-    """A tiny random model.
+    """A tiny random model."""
 
-    Args:
-        name: of tests/families.py, or a class of the registry.
-        own: what its configuration gets.
-        layer: to be masked.
-        stack: path of the layers.
-        heads: path of the output projection in a layer.
-    """
-
-    name: str
-    own: Mapping[str, Any] = field(default_factory=dict)
-    layer: int = 1
-    stack: str = STACK
-    heads: str = O_PROJ
+    name: str  # of tests/families.py, or a class of the registry
+    own: Mapping[str, Any] = field(default_factory=dict)  # what its configuration gets
+    layer: int = 1  # to be masked
+    stack: str = STACK  # path of the layers
+    heads: str = O_PROJ  # path of the output projection in a layer
 
     def make(self, **how: Any) -> PreTrainedModel:
         make = tiny_model if self.name in CONFIGS else tiny_class
         return make(self.name, **self.own, **how)
 
-    def block(self, layer: int | None = None) -> str:
-        return f"{self.stack}.{self.layer if layer is None else layer}"
-
     def projection(self, layer: int | None = None) -> str:
-        return f"{self.block(layer)}.{self.heads}"
+        return f"{self.stack}.{self.layer if layer is None else layer}.{self.heads}"
 
 
 OTHERWISE = {

@@ -18,65 +18,52 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 LAYERS, HEADS, WIDTH, VOCABULARY = 4, 4, 32, 61
 
 SIZES: dict[str, Any] = {
-    **dict.fromkeys(
-        ("vocab_size", "vocab_size_per_layer_input"), VOCABULARY
-    ),
-    **dict.fromkeys(
-        ("hidden_size", "n_embd", "d_model", "embedding_size", "word_embed_proj_dim",
-         "input_embedding_size", "output_embedding_size", "emb_dim", "attention_hidden_size",
-         "lru_width"), WIDTH,
-    ),
-    **dict.fromkeys(
-        ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers",
-         "decoder_layers", "num_encoder_layers", "num_decoder_layers"), LAYERS,
-    ),
-    **dict.fromkeys(
-        ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads",
-         "decoder_attention_heads", "num_encoder_attention_heads", "num_decoder_attention_heads",
-         "swa_num_attention_heads", "attention_heads"), HEADS,
-    ),
-    **dict.fromkeys(
-        ("num_key_value_heads", "num_kv_heads", "swa_num_key_value_heads", "num_query_groups",
-         "linear_num_key_heads"), 2,
-    ),
-    **dict.fromkeys(
-        ("intermediate_size", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "n_inner", "dff",
-         "dim_ff", "d_inner", "ffn_hidden_size", "intermediate_size_mlp", "feed_forward_size",
-         "dense_intermediate_size", "shared_intermediate_size"), 48,
-    ),
-    **dict.fromkeys(
-        ("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size",
-         "moe_shared_expert_intermediate_size", "shared_experts_intermediate_size"), 16,
-    ),
-    **dict.fromkeys(
-        ("head_dim", "v_head_dim", "attention_head_dim", "attention_head_size", "swa_head_dim",
-         "dim_head", "d_head", "kv_channels", "linear_key_head_dim", "linear_value_head_dim",
-         "linear_head_dim", "index_head_dim", "rotary_dim"), 8,
-    ),
-    "linear_num_value_heads": HEADS, "linear_num_heads": HEADS,
-    "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "q_lora_rank": 16, "kv_lora_rank": 16,
+    name: size
+    for size, names in (
+        (VOCABULARY, "vocab_size vocab_size_per_layer_input"),
+        (WIDTH, """
+            hidden_size n_embd d_model embedding_size word_embed_proj_dim input_embedding_size
+            output_embedding_size emb_dim attention_hidden_size lru_width"""),
+        (LAYERS, """
+            num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers
+            num_encoder_layers num_decoder_layers"""),
+        (HEADS, """
+            num_attention_heads n_head n_heads num_heads encoder_attention_heads
+            decoder_attention_heads num_encoder_attention_heads num_decoder_attention_heads
+            swa_num_attention_heads attention_heads linear_num_value_heads linear_num_heads"""),
+        (1, "n_group topk_group num_expert_group first_k_dense_replace num_dense_layers"),
+        (2, """
+            num_key_value_heads num_kv_heads swa_num_key_value_heads num_query_groups
+            linear_num_key_heads o_groups num_experts_per_tok num_experts_per_token moe_topk moe_k
+            top_k_experts n_mamba_heads mamba_expand mamba_n_groups mamba_ngroups n_groups"""),
+        (4, """
+            qk_rope_head_dim index_topk laurel_rank gated_norm_rank num_experts num_local_experts
+            n_routed_experts moe_num_experts mamba_n_heads mamba_num_heads mamba_dt_rank
+            time_step_rank adapter_rank prompt_length"""),
+        (5, "sliding_window window_size sliding_window_size attention_window_size"),
+        (6, "local_attention attention_chunk_size"),
+        (8, """
+            head_dim v_head_dim attention_head_dim attention_head_size swa_head_dim dim_head
+            d_head kv_channels linear_key_head_dim linear_value_head_dim linear_head_dim
+            index_head_dim rotary_dim qk_nope_head_dim o_lora_rank hidden_size_per_layer_input
+            mamba_d_state ssm_state_size state_size mamba_chunk_size chunk_size floor_scale
+            query_pre_attn_scalar"""),
+        (16, """
+            moe_intermediate_size shared_expert_intermediate_size expert_ffn_hidden_size
+            moe_shared_expert_intermediate_size shared_experts_intermediate_size q_lora_rank
+            kv_lora_rank mamba_d_head mamba_head_dim mamba_headdim router_hidden_size"""),
+        (48, """
+            intermediate_size ffn_dim encoder_ffn_dim decoder_ffn_dim n_inner dff dim_ff d_inner
+            ffn_hidden_size intermediate_size_mlp feed_forward_size dense_intermediate_size
+            shared_intermediate_size"""),
+        (256, "max_position_embeddings n_positions max_seq_len n_ctx"),
+    )
+    for name in names.split()
+} | {
     # So many that no key scores zero in all of them: ties are broken another way over a cache.
-    "index_n_heads": 32, "index_topk": 4, "o_lora_rank": 8, "o_groups": 2,
-    "hidden_size_per_layer_input": 8, "laurel_rank": 4, "gated_norm_rank": 4,
-    **dict.fromkeys(
-        ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4
-    ),
-    **dict.fromkeys(
-        ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts"), 2
-    ),
-    "n_group": 1, "topk_group": 1, "num_expert_group": 1, "topk_method": "greedy",
-    "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_num_heads": 4, "mamba_head_dim": 16,
-    "mamba_headdim": 16, "n_mamba_heads": 2, "mamba_d_state": 8, "ssm_state_size": 8,
-    "state_size": 8, "mamba_dt_rank": 4, "time_step_rank": 4, "mamba_chunk_size": 8,
-    "mamba_expand": 2, "mamba_n_groups": 2, "mamba_ngroups": 2, "n_groups": 2, "chunk_size": 8,
-    "sliding_window": 5, "window_size": 5, "local_attention": 6, "sliding_window_size": 5,
-    "attention_window_size": 5, "attention_chunk_size": 6, "floor_scale": 8,
-    "max_position_embeddings": 256, "n_positions": 256, "max_seq_len": 256, "n_ctx": 256,
-    "adapter_rank": 4, "router_hidden_size": 16, "first_k_dense_replace": 1, "num_dense_layers": 1,
-    "prompt_length": 4, "query_pre_attn_scalar": 8,
-    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "is_decoder": True,
-    "is_encoder_decoder": False, "use_cache": True,
-    "audio_config": None,
+    "index_n_heads": 32, "topk_method": "greedy", "audio_config": None, "use_cache": True,
+    "is_decoder": True, "is_encoder_decoder": False,
+    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
 }  # fmt: skip
 
 OVERRIDES: dict[str, dict[str, Any]] = {
@@ -209,11 +196,8 @@ def tiny(
     overrides: Mapping[str, Any] | None = None,
     amend: Callable[[PretrainedConfig], object] = lambda _: None,
 ) -> PreTrainedModel:
-    """A random model in float32 and evaluation mode, with weights large enough to disagree.
-
-    Args:
-        amend: changes the tiny configuration in place before the model is made of it.
-    """
+    """A random model in float32 and evaluation mode, with weights large enough to disagree; `amend`
+    changes its configuration in place before."""
     torch.manual_seed(0)
     made = shrunk(config, OVERRIDES.get(model.__name__, {}) | dict(overrides or {}))
     amend(made)

@@ -1,7 +1,5 @@
 """What a model's own arithmetic makes of the same tokens: the control of bounds in 32 bits."""
 
-from weakref import WeakKeyDictionary
-
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -10,7 +8,6 @@ TIMES = 4.0
 """So many times the control is allowed: each side of a comparison takes two of these ways."""
 MOST = 1e-3
 """A control above it is no rounding, and would make a test that cannot fail."""
-_known: WeakKeyDictionary[PreTrainedModel, dict[tuple, float]] = WeakKeyDictionary()
 
 
 def allowed(model: PreTrainedModel, input_ids: Tensor) -> float:
@@ -20,15 +17,6 @@ def allowed(model: PreTrainedModel, input_ids: Tensor) -> float:
     beside other rows, and token by token over its own cache, if it has one. The control is at least
     two units in the last place of the largest log-probability.
     """
-    weights = [(parameter.dtype, parameter._version) for parameter in model.parameters()]
-    known = _known.setdefault(model, {})
-    key = model.config._attn_implementation, *weights, *input_ids.tolist()
-    if key not in known:
-        known[key] = _allowed(model, input_ids)
-    return known[key]
-
-
-def _allowed(model: PreTrainedModel, input_ids: Tensor) -> float:
     ids = input_ids[None, :-1]
     with torch.no_grad():
         variants = [

@@ -13,16 +13,9 @@ from lm_polygraph_asmi.model.passes import run_unmasked
 
 
 def subnetwork_log_probs(
-    model,
-    input_ids,
-    prompt_length,
-    layer,
-    masks,
-    *,
-    scope="all",
-    attention=None,
-    memory_budget=None,
-):
+    model, input_ids, prompt_length, layer, masks, *,
+    scope="all", attention=None, memory_budget=None,
+):  # fmt: skip
     """Row t of (S, T, V) predicts input_ids[prompt_length + t]."""
     decoder = plain_model(model)
     with scoring_session(decoder, attention):

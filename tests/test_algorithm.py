@@ -3,6 +3,7 @@
 import inspect
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from traceback import walk_stack
 from unittest.mock import Mock
@@ -35,41 +36,26 @@ def own_score(model) -> float:
 DOORS = {"the host's": host_score, "Scorer": own_score}
 
 
-def other_tokens(real):
-    """The pass over a text whose first token is another."""
-    return lambda model, ids, *rest: real(model, torch.cat([ids[:1] + 1, ids[1:]]), *rest)
+def given(change):
+    """What is called with other arguments."""
+    return lambda real: lambda *how, **named: real(*change(*how), **named)
 
 
-def other_masks(real):
-    def broken(*how, **named):
-        seed, masks = real(*how, **named)
-        return seed, masks.flip(1)
-
-    return broken
+def returned(change):
+    """What returns something else."""
+    return lambda real: lambda *how, **named: change(real(*how, **named))
 
 
-def scaled(real):
-    return lambda *how, **named: real(*how, **named) * 1.5
+def other_tokens(model, ids, *rest):
+    return model, torch.cat([ids[:1] + 1, ids[1:]]), *rest
 
 
-def scaled_states(real):
-    def broken(*how, **named):
-        found = real(*how, **named)
-        found.hidden.mul_(1.5)
-        return found
-
-    return broken
-
-
-def one_less(real):
-    return lambda log_probs, _, *rest: real(log_probs, 2, *rest)
-
-
+scaled = returned(lambda found: found * 1.5)
 LINES = {
-    2: ("run_unmasked", other_tokens),
-    4: ("example_masks", other_masks),
-    5: ("run_subnetworks", scaled_states),
-    7: ("union_support", one_less),
+    2: ("run_unmasked", given(other_tokens)),
+    4: ("example_masks", returned(lambda found: (found[0], found[1].flip(1)))),
+    5: ("run_subnetworks", returned(lambda found: replace(found, hidden=found.hidden * 1.5))),
+    7: ("union_support", given(lambda log_probs, _, *rest: (log_probs, 2, *rest))),
     8: ("agreement_on_support", scaled),
     9: ("token_scores", scaled),
     9.5: ("aggregate", scaled),

@@ -78,10 +78,10 @@ def test_every_option_and_command_has_a_help_text():
 
 
 def test_values_are_plain_and_come_back():
-    config = ASMIConfig(method="adapt", stop="\n", scope="response")
+    config = ASMIConfig(method="adapt", stop="\n", scope="response", structure="lm_head=a")
     assert ASMIConfig.from_dict(config.to_dict() | {"layer": 3}) == config
     assert config.to_dict()["stop"] == ["\n"]
-    assert str(config) == "Adapt-ASMI (60%, K=64, scope=response)"
+    assert str(config) == "Adapt-ASMI (60%, K=64, scope=response, named modules)"
 
 
 def test_only_what_its_method_uses_makes_a_score_another_one():
@@ -94,7 +94,9 @@ def test_only_what_its_method_uses_makes_a_score_another_one():
         assert adapt.replace(**masks).score_key() != adapt.score_key()
     several = ASMIConfig(stop=["a", "b"]).score_key()
     assert several == ASMIConfig(stop=["b", "a"]).score_key()
-    assert several != ASMIConfig().score_key()
+    named = ASMIConfig(structure="layers=a,lm_head=b")
+    assert named == ASMIConfig(structure={"lm_head": "b", "layers": "a"})
+    assert len({str(key) for key in (several, named.score_key(), ASMIConfig().score_key())}) == 3
 
 
 def test_every_setting_has_a_help_a_check_and_a_kind():
@@ -148,6 +150,7 @@ def test_scores_of_one_name_with_other_settings_are_of_two_settings(tmp_path):
         ("closing_token", np.ones(2, bool)),
         ("memory_budget", 1.5),
         ("seed", 2**64),
+        *(("structure", bad) for bad in ("heads=attn", "layers=", "attn.o", {"layers": 3})),
     ],
 )
 def test_values_of_another_type_are_refused(name, value):

@@ -140,9 +140,7 @@ def check_eval(arguments: list[str]) -> None:
         else:
             overrides.append(override.input_line)
     # Choices of these groups all set the same keys: that they are there is enough.
-    alike = [
-        override for override in overrides if override.startswith(("benchmark=", "estimators="))
-    ]
+    alike = [text for text in overrides if text.startswith(("benchmark=", "estimators="))]
     for override in alike:
         assert (CONFIGS / f"{override.replace('=', '/')}.yaml").is_file(), override
     # What is added to a user's config can be added to ours.
@@ -193,37 +191,41 @@ def test_commands_could_start(page, tmp_path):
     shells = [block.parsed for block in blocks("bash", page)]
     cells = [block.parsed for block in blocks("python", page)]
     shells += [cell.partition("\n")[2] for cell in cells if cell.startswith("%%bash")]
-    shells += [
-        code for code in inline(prose(page)) if code.split()[0] in TYPED and len(code.split()) > 2
-    ]
-    for shell in shells:
+    words = [code for code in inline(prose(page)) if len(code.split()) > 2]
+    for shell in [*shells, *(code for code in words if code.split()[0] in TYPED)]:
         calls = typed(shell, tmp_path)
         assert calls
         for call in calls:
             check(call)
 
 
-def test_every_setting_is_told_and_exists():
-    told = [name for row in table("config.md", "parameter") for name in inline(row[0])]
-    assert sorted(told) == sorted(composed("asmi_coqa").asmi), "the parameters in config.md"
+def shipped(pattern: str) -> set[str]:
+    return {file.stem for file in CONFIGS.glob(pattern)}
 
 
-def test_every_config_is_in_the_tables_and_exists():
-    told = {name for row in table("config.md", "config") for name in inline(row[0])}
-    there = {file.stem for file in CONFIGS.glob("asmi_*.yaml")}
-    assert told == there - {"asmi_base", "asmi_benchmark"}  # parts of the others
+@pytest.mark.parametrize(
+    ("page", "column", "there"),
+    [
+        ("config.md", "parameter", lambda: composed("asmi_coqa").asmi),
+        ("config.md", "config", lambda: shipped("asmi_*.yaml") - {"asmi_base", "asmi_benchmark"}),
+        ("outputs.md", "statistic", lambda: {*names.SAVED} - {"greedy_log_likelihoods"}),
+        (
+            "outputs.md",
+            "field of `asmi`",
+            lambda: {f.name for f in fields(AnswerStatistics)} - {*UNMASKED},
+        ),
+    ],
+)
+def test_every_name_is_in_its_table_and_exists(page, column, there):
+    told = [name for row in table(page, column) for name in inline(row[0])]
+    assert sorted(told) == sorted(there())
+
+
+def test_every_choice_of_a_group_is_told_and_exists():
     for group, choices in table("config.md", "group"):
-        folder = CONFIGS / group.strip("`=")
         told = {name for name in inline(choices) if "=" not in name}
-        there = {file.stem for file in folder.glob("*.yaml")}
+        there = shipped(f"{group.strip('`=')}/*.yaml")
         assert told == there - {"asmi_demo"}  # of that config alone
-
-
-def test_every_statistic_is_told_and_exists():
-    told = {name for row in table("outputs.md", "statistic") for name in inline(row[0])}
-    assert told == set(names.SAVED) - {"greedy_log_likelihoods"}
-    told = {name for row in table("outputs.md", "field of `asmi`") for name in inline(row[0])}
-    assert told == {field.name for field in fields(AnswerStatistics)} - set(UNMASKED)
 
 
 @every_page
@@ -335,7 +337,7 @@ def test_the_page_of_config_files_is_up_to_date():
 
 def test_the_papers_numbers_are_items_of_the_report():
     made = "".join(file.read_text() for file in PACKAGE.glob("**/items/*.py"))
-    configs = {file.stem for file in CONFIGS.glob("*.yaml")}
+    configs = shipped("*.yaml")
     for item, _, run in table("paper.md", "item"):
         for name in inline(item) if not item.startswith("none") else ():
             assert f'"{name}"' in made or f'f"{name.partition("_")[0]}_{{' in made, name

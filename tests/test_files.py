@@ -8,6 +8,7 @@ import subprocess
 import sys
 from functools import reduce
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -30,13 +31,11 @@ ROOT = Path(__file__).parents[1]
         (r'{"x": "Who \ud800?"}', "the field 'x': expected text, got .* at character 5, half of a"),
         (r'{"\udfff": 1}', "expected text, got .* half of a surrogate pair"),
         ('{"x": 1} {"y": 2}', "not JSON: Extra data"),
-        ('{"x": 1} trailing', "not JSON: Extra data"),
         ('\ufeff{"x": 1}', "not JSON: .*BOM"),
         ('{"x": ' + "1" * 5000 + "}", "not JSON: a number of thousands of digits"),
         ("[" * 10**5, "not JSON: nested too deeply"),
         ("[" * 202 + "]" * 202, "at most 200 nested lists and objects"),
         (b'{"x": "\xff"}', "not JSON: .*codec can't decode"),
-        ("{'x': 1}", "not JSON"),
         ('{"x": 01}', "not JSON"),
         ("", "not JSON"),
     ],
@@ -93,21 +92,16 @@ def test_a_file_is_written_whole(tmp_path):
 def test_what_was_computed_stays(tmp_path):
     out = tmp_path / "out.json"
 
-    def broken():
+    def compute(text, then):
         with writing(out) as partial:
-            partial.write_text("half")
-            raise OSError("disk full")
-
-    def overtaken():
-        with writing(out) as partial:
-            partial.write_text("computed")
-            out.write_text("meanwhile")
+            partial.write_text(text)
+            then()
 
     with pytest.raises(OSError, match="disk full"):
-        broken()
+        compute("half", Mock(side_effect=OSError("disk full")))
     assert (out.exists(), partial_of(out).read_text()) == (False, "half")
     with pytest.raises(ValueError, match=r"exists: the result is in .*partial"):
-        overtaken()
+        compute("computed", lambda: out.write_text("meanwhile"))
     assert (out.read_text(), partial_of(out).read_text()) == ("meanwhile", "computed")
 
 
@@ -138,10 +132,8 @@ def test_a_lock_dies_with_its_process(tmp_path):
 
 
 def test_a_file_system_without_locks(tmp_path, monkeypatch, caplog):
-    def unsupported(*_):
-        raise NotImplementedError("no flock")  # newer releases lock by the file's existence
-
-    monkeypatch.setattr(FileLock, "acquire", unsupported)
+    unsupported = Mock(side_effect=NotImplementedError("no flock"))
+    monkeypatch.setattr(FileLock, "acquire", unsupported)  # newer releases lock by existence
     write_whole(tmp_path / "out", "text")
     assert (tmp_path / "out").read_text() == "text"
     assert "cannot be locked (no flock): do not write it from two" in caplog.text

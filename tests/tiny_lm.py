@@ -6,6 +6,7 @@ from pathlib import Path
 from lm_polygraph.utils.generation_parameters import GenerationParameters
 from lm_polygraph.utils.model import WhiteboxModel
 from tokenizers import ByteLevelBPETokenizer
+from tokenizers.processors import TemplateProcessing
 from transformers import MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 
 from tests.families import share_structure, tiny_model
@@ -23,8 +24,6 @@ def tokenizer(pad_is_eos: bool = False) -> PreTrainedTokenizerFast:
     bpe = ByteLevelBPETokenizer()
     special = ["<pad>", "<s>", "</s>"]
     bpe.train_from_iterator([TEXT] * 3, vocab_size=400, min_frequency=1, special_tokens=special)
-    from tokenizers.processors import TemplateProcessing
-
     bpe._tokenizer.post_processor = TemplateProcessing(
         single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)]
     )

@@ -40,15 +40,6 @@ def test_some_rows_of_the_kernel_at_a_time(log_probs, unembedding, rows):
     torch.testing.assert_close(in_parts, whole, rtol=0, atol=1e-7)
 
 
-def test_counts_stand_for_repeated_masks(log_probs, unembedding):
-    counts = torch.tensor([2.0, 1, 3, 1, 1])
-    repeated = log_probs.repeat_interleave(counts.long(), dim=0)
-    torch.testing.assert_close(
-        semantic_agreement(log_probs, unembedding, 4, counts),
-        semantic_agreement(repeated, unembedding, 4),
-    )
-
-
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [

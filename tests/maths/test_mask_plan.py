@@ -11,17 +11,16 @@ from lm_polygraph_asmi.maths.mask_plan import (
 )
 
 
-@pytest.mark.parametrize(
-    ("heads", "expected"), [(32, (0.15, 40)), (9, (0.09, 56)), (4, (0.09, 47))]
-)
-def test_stated_points(heads, expected):
-    assert operating_point(heads) == expected
+def test_stated_points():
+    assert [operating_point(heads) for heads in (32, 9, 4)] == [(0.15, 40), (0.09, 56), (0.09, 47)]
 
 
-def test_the_papers_coverage_bound():
+def test_the_papers_bounds():
     assert masks_for_coverage(32, 0.10) == 62
     assert masks_for_coverage(32, 0.15) == 40
     assert never_masked_heads(32, 0.10, 16) == pytest.approx(5.9, abs=0.05)
+    _, gaussian = heads_masked_at_once(32, 0.15)
+    assert gaussian == pytest.approx(4.8 + 1.6449 * math.sqrt(32 * 0.15 * 0.85), abs=1e-3)
 
 
 def exceeds(heads: int, rate: float, most: int) -> float:
@@ -42,21 +41,10 @@ def test_the_point_is_the_cheapest_admissible_corner(heads):
     assert num_masks == masks_for_coverage(heads, rate)
 
 
-def test_the_papers_bound_on_heads_masked_at_once():
-    _, gaussian = heads_masked_at_once(32, 0.15)
-    assert gaussian == pytest.approx(4.8 + 1.6449 * math.sqrt(32 * 0.15 * 0.85), abs=1e-3)
-
-
 def test_the_cost_is_counted_in_layers():
     """Of 36 layers 22 run once, the others once per mask."""
     assert flops_ratio(36, 22, 40) == (22 + 14 * 40) / 36
     assert flops_ratio(4, 0, 1) == 1
-
-
-@pytest.mark.parametrize("heads", [1, 3])
-def test_too_few_heads(heads):
-    with pytest.raises(ValueError, match="set mask_rate yourself"):
-        operating_point(heads)
 
 
 def test_what_is_given_stays_and_the_rest_follows():
@@ -65,3 +53,6 @@ def test_what_is_given_stays_and_the_rest_follows():
     assert operating_point(32, mask_rate=0.10) == (0.10, 62)
     assert operating_point(2, mask_rate=0.5) == (0.5, 6)
     assert operating_point(32, 7, 0.3) == (0.3, 7)
+    for heads in (1, 3):
+        with pytest.raises(ValueError, match="set mask_rate yourself"):
+            operating_point(heads)

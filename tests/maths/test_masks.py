@@ -28,12 +28,7 @@ def test_more_masks_extend_fewer(heads):
     few = sample_head_masks(40, heads, 0.15, generator())
     many = sample_head_masks(300, heads, 0.15, generator())
     assert torch.equal(many[:40], few)
-
-
-def test_same_generator_state_same_masks():
-    first, again, other = (sample_head_masks(40, 32, 0.15, generator(n)) for n in (3, 3, 4))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
+    assert not torch.equal(few, sample_head_masks(40, heads, 0.15, generator(4)))
 
 
 @pytest.mark.parametrize(
@@ -102,17 +97,8 @@ def test_another_default_type_draws_the_same_masks(sampler):
 def test_mask_seed_depends_on_all_it_should():
     seed = mask_seed(0, 19, [5, 6, 7])
     assert seed == mask_seed(0, 19, [5, 6, 7])
-    others = {
-        mask_seed(1, 19, [5, 6, 7]),
-        mask_seed(0, 20, [5, 6, 7]),
-        mask_seed(0, 19, [5, 6, 8]),
-        mask_seed(0, 19, [6, 5, 7]),
-    }
-    assert len(others) == 4
-    assert seed not in others
+    others = (1, 19, [5, 6, 7]), (0, 20, [5, 6, 7]), (0, 19, [5, 6, 8]), (0, 19, [6, 5, 7])
+    assert len({seed, *(mask_seed(*other) for other in others)}) == 5
     assert 0 <= seed < 2**63
-
-
-def test_mask_seed_is_the_same_on_every_machine():
     # A changed value would silently change the masks of every published run.
     assert mask_seed(0, 19, [1, 2, 3]) == 6731509327771676214

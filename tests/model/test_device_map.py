@@ -1,7 +1,6 @@
 """Models too large for one device: split or offloaded, they score as in one piece."""
 
 from functools import cache
-from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from torch.utils import backend_registration
 from transformers import PreTrainedModel
 
 from lm_polygraph_asmi.config import SCOPES
-from lm_polygraph_asmi.maths import sample_head_masks
 from lm_polygraph_asmi.model import (
     Structure,
     passes,
@@ -25,17 +23,14 @@ from lm_polygraph_asmi.model import (
     unembedding,
 )
 from lm_polygraph_asmi.model.check import PASSES
-from lm_polygraph_asmi.model.devices import execution_device
-from lm_polygraph_asmi.model.memory import CPU_BUDGET, default_budget
 from lm_polygraph_asmi.model.state import known_values
 from lm_polygraph_asmi.scoring.engine import Engine
-from tests.conftest import PROMPT_LENGTH
+from tests.decoders import masks, sequence
 from tests.families import tiny_model
-from tests.rounding import allowed
 from tests.subnetworks import subnetwork_log_probs
 
-FAMILIES = ["llama", "gemma3-mixed", "gpt2", "gpt-neox"]  # with tied embeddings: the middle two
-RESPONSES = [[5], [7, 9, 11], [4, 4]]
+NAMES = ["llama", "gemma3-mixed", "gpt2", "gpt-neox"]  # with tied embeddings: the middle two
+PROMPT = 11
 
 
 def stack_of(model: PreTrainedModel) -> str:
@@ -53,8 +48,11 @@ def parts(model: PreTrainedModel) -> list[str]:
     return names + [name for name, _ in model.named_children() if name != base]
 
 
-def on_disk(model: PreTrainedModel, which: str, folder: Path) -> PreTrainedModel:
-    """The model with some parts on disk, fetched by accelerate whenever they are called."""
+def on_disk(
+    model: PreTrainedModel, which: str, folder: Path, place: torch.device | str = "cpu"
+) -> PreTrainedModel:
+    """The model with some parts on disk, fetched by accelerate whenever they are called; beside an
+    accelerator, in main memory."""
     names = parts(model)
     middle = names.index(f"{stack_of(model)}.2")
     stored = {
@@ -63,32 +61,28 @@ def on_disk(model: PreTrainedModel, which: str, folder: Path) -> PreTrainedModel
         "output projection": names[-1:],
         "everything": names,
     }[which]
-    device_map = dict.fromkeys(names, "cpu") | dict.fromkeys(stored, "disk")
+    store = "disk" if torch.device(place).type == "cpu" else "cpu"
+    device_map = dict.fromkeys(names, place) | dict.fromkeys(stored, store)
     return accelerate.dispatch_model(
-        model, device_map, main_device="cpu", offload_dir=folder, force_hooks=True
+        model, device_map, main_device=place, offload_dir=folder, force_hooks=True
     )
 
 
 def scores(model: PreTrainedModel, input_ids: Tensor) -> dict[str, Tensor]:
     """Everything that the two stat calculators take from a model."""
-    masks = sample_head_masks(6, 4, 0.4, torch.Generator().manual_seed(0))
-    prompt, response = input_ids[:PROMPT_LENGTH], input_ids[PROMPT_LENGTH:]
+    prompt, answer = input_ids[:PROMPT], input_ids[PROMPT:].tolist()
     found = {
-        f"log_probs, {scope}, {layer}": subnetwork_log_probs(
-            model, input_ids, PROMPT_LENGTH, layer, masks, scope=scope
-        )
+        scope: subnetwork_log_probs(model, input_ids, PROMPT, layer, masks(6), scope=scope)
         for scope, layer in (("all", 1), ("response", 2))
     }
-    # Masks everywhere in layer 2, at depth 0.6.
-    engine = Engine(num_masks=6, mask_rate=0.3, top_k=8)
-    (example,) = engine.score(model, prompt, response.tolist())
+    (example,) = Engine(num_masks=6, mask_rate=0.3, top_k=8).score(model, prompt, answer)
     for name in ("log_likelihood", "mi", "agreement"):
         found[name] = torch.from_numpy(getattr(example, name))
-    read = Engine().read(model, prompt, response.tolist())
-    found["states"] = torch.from_numpy(read["hidden"])
+    read = Engine().read(model, prompt, answer)
     with scoring_session(model):
-        found["embeddings"] = response_embeddings(model, prompt, RESPONSES)
+        found["embeddings"] = response_embeddings(model, prompt, [[5], [7, 9, 11], [4, 4]])
     return found | {
+        "states": torch.from_numpy(read["hidden"]),
         "unembedding": unembedding(model),
         "generated": model.generate(prompt[None], max_new_tokens=2, do_sample=False),
     }
@@ -100,46 +94,7 @@ def state(model: PreTrainedModel) -> dict[str, object]:
     return wrappers | {name: p.device for name, p in model.named_parameters()}
 
 
-IDS = torch.randint(3, 61, (17,), generator=torch.Generator().manual_seed(7))
-in_one_piece = cache(lambda name: scores(tiny_model(name), IDS))
-PARTS = ["lower half", "upper half", "output projection", "everything", "memory"]
-EVERY_DAY = [*(("llama", which) for which in PARTS), ("gpt2", "everything")]
-
-
-@pytest.mark.usefixtures("unseen")
-@pytest.mark.parametrize(
-    ("name", "which"),
-    [
-        pytest.param(*pair, marks=[] if pair in EVERY_DAY else pytest.mark.slow)
-        for pair in product(FAMILIES, PARTS)
-    ],
-)
-def test_parts_elsewhere(name, which, tmp_path):
-    """On disk; or everything in memory, of which tied weights move as they do from a disk."""
-    model, expected = tiny_model(name), in_one_piece(name)
-    if which == "memory":
-        model = accelerate.cpu_offload(model)
-        assert model.device.type == "meta"
-        assert execution_device(model.get_input_embeddings()).type == "cpu"
-    else:
-        model = on_disk(model, which, tmp_path)
-        meta = {parameter.is_meta for parameter in model.parameters()}
-        assert meta == ({True} if which == "everything" else {False, True})
-    most = allowed(model, IDS)  # and tied weights move at accelerate's first call
-    before = state(model)
-    found = scores(model, IDS)
-    assert state(model) == before
-    for part, value in expected.items():
-        torch.testing.assert_close(found[part], value, atol=most, rtol=0, msg=part)
-    # The weights that accelerate goes on with are ordinary ones, gradients included.
-    model(input_ids=IDS[None]).logits.sum().backward()
-
-
-def test_half_of_what_a_device_has_free_is_the_budget(monkeypatch):
-    free = {torch.device("cuda", 0): 6000, torch.device("cuda", 1): 4000}
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[device], 9000))
-    assert [default_budget(gpu) for gpu in free] == [3000, 2000]
-    assert default_budget(torch.device("cpu")) == CPU_BUDGET
+in_one_piece = cache(lambda name: scores(tiny_model(name), sequence(17)))
 
 
 def run_without_data(name: str, found: Structure) -> None:
@@ -167,7 +122,7 @@ def run_without_data(name: str, found: Structure) -> None:
         known_values(model)["structure"] = found
         for scope in SCOPES:
             for layer in (1, 3):
-                run = run_unmasked(model, input_ids, PROMPT_LENGTH, [layer], scope)
+                run = run_unmasked(model, input_ids, PROMPT, [layer], scope)
                 hidden = next(iter(PASSES[scope].values()))(model, run, layer, torch.ones(3, 4))
                 assert hidden.device == run.final_hidden.device == first
                 assert model.get_output_embeddings()(hidden).device == second
@@ -188,7 +143,7 @@ def pretend_two_devices() -> None:
     backend_registration._setup_privateuseone_for_python_backend("pretend")
     torch.pretend.get_amp_supported_dtype = list  # torch.autocast asks
     passes.validate_tokens = lambda *_: None  # it looks at token ids, which have no data
-    seen = {name: structure_of(tiny_model(name, "sdpa")) for name in FAMILIES}  # that needs data
+    seen = {name: structure_of(tiny_model(name, "sdpa")) for name in NAMES}  # that needs data
     with FakeTensorMode():
         for name, found in seen.items():
             run_without_data(name, found)
@@ -200,7 +155,7 @@ def pretend_two_devices() -> None:
 )
 @pytest.mark.slow
 def test_two_devices():
-    """Every tensor made here is where it is used; the tests above look at values."""
+    """Every tensor made here is where it is used; test_on_device.py looks at values."""
     process = get_context("fork").Process(target=pretend_two_devices)
     process.start()
     process.join()

@@ -1,34 +1,36 @@
-"""The masked passes on an accelerator, against plain full passes there and on the processor.
+"""Masked passes equal full passes written in the plainest way, here or on an accelerator.
 
     pytest tests/model/test_on_device.py --device cuda    # scripts/gpu.sh does
 
-Without `--device` a GPU is used if there is one; else one family is tried on the processor.
+Without `--device` a GPU is used if there is one.
 """
 
 import gc
-from pathlib import Path
+from contextlib import nullcontext
+from itertools import product
 
 import accelerate
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.maths import mutual_information, sample_head_masks, semantic_agreement
-from lm_polygraph_asmi.model.check import limit
+from lm_polygraph_asmi.model import structure_of
+from lm_polygraph_asmi.model.check import checked, limit, variation
+from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.readout import wide_product
-from tests import decoders
-from tests.conftest import PROMPT_LENGTH
-from tests.families import CONFIGS, VOCABULARY, tiny_model
-from tests.model.test_device_map import parts, scores, stack_of
+from tests.decoders import DECODERS, FAMILIES, apart, full_passes, masks, sequence, unchecked
+from tests.families import VOCABULARY, tiny_model
+from tests.model.test_device_map import NAMES, in_one_piece, on_disk, scores, state
 from tests.rounding import allowed
 from tests.subnetworks import subnetwork_log_probs
 
-LAYER = 2
+IDS, PROMPT = sequence(17), 11
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-REHEARSED = "gemma3-mixed"
-REHEARSED_PASSES = list(zip(("eager", "sdpa", "eager"), DTYPES, strict=True))
+TWO_KINDS = ("gated indexed attention, hybrid", "gated hybrid mixture")
+"""Of which each part is in another kind, too."""
+both_scopes = pytest.mark.parametrize("scope", SCOPES)
 
 
 @pytest.fixture(scope="session")
@@ -40,70 +42,84 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     return device
 
 
-@pytest.fixture(params=list(CONFIGS))
-def family(request: pytest.FixtureRequest, device: torch.device) -> str:
-    if device.type == "cpu" and not request.config.getoption("--device"):
-        how = request.node.callspec.params
-        parts, passes = how.get("which"), (how.get("attention"), how.get("dtype"))
-        if request.param != REHEARSED or (parts or passes) not in ("lower half", *REHEARSED_PASSES):
-            pytest.skip("needs --device")
-    return request.param
+def cases():
+    """Name, attention, type. Families in all; of others, one type of 16 bits says enough."""
+    for name, attention, dtype in product(DECODERS, ("eager", "sdpa"), DTYPES):
+        wide = attention == "eager" or dtype == torch.float32 or name == "gemma3-mixed"
+        if name in FAMILIES or (attention == "eager" and dtype != torch.float16):
+            slow = not wide or name in TWO_KINDS
+            yield pytest.param(name, attention, dtype, marks=[pytest.mark.slow] * slow)
 
 
-def masks(heads: int = 4, number: int = 9) -> Tensor:
-    return sample_head_masks(number, heads, 0.4, torch.Generator().manual_seed(0))
+@both_scopes
+@pytest.mark.parametrize(("name", "attention", "dtype"), [*cases()], ids=str)
+def test_masked_passes_equal_full_passes(name, attention, dtype, scope, device):
+    """Short before long, since windows set in at some length; by the pass of the table."""
+    if name not in FAMILIES and device.type != "cpu":
+        pytest.skip("on a processor")
+    decoder, exact = DECODERS[name], dtype == torch.float32
+    model = decoder.make().to(dtype)
+    if attention == "sdpa" and (not model._supports_sdpa or name == "gemma2-softcap"):
+        pytest.skip("the class has no SDPA, or SDPA cannot soft-cap its scores")
+    model.set_attn_implementation(attention)
+    texts = [(sequence(4), 2), (IDS, PROMPT)] if exact else [(IDS, PROMPT)]
+    truths = [full_passes(decoder, model, *text, scope) for text in texts]
+    most = [allowed(model, ids) if exact and name in FAMILIES else 0 for ids, _ in texts]
+    model = model.to(device)
+    for (ids, prompt), on_processor, nats in zip(texts, truths, most, strict=True):
+        how = model, ids.to(device), prompt
+        slow = on_processor
+        if device.type != "cpu":
+            slow = full_passes(decoder, *how, scope).cpu()
+            nats = max(nats, allowed(model, how[1])) if nats else 0
+        with unchecked() if exact else nullcontext():
+            fast = subnetwork_log_probs(*how, decoder.layer, masks(), scope=scope).cpu()
+        assert fast.shape == (len(masks()), len(ids) - prompt, slow.shape[-1])
+        assert fast.dtype == torch.float32
+        for expected in (slow, on_processor):
+            if nats:
+                torch.testing.assert_close(fast, expected, atol=nats, rtol=0)
+            elif exact:
+                assert apart(fast, expected) < 1e-4
+            else:
+                assert variation(fast.flatten(0, 1), expected.flatten(0, 1)) < limit(dtype)
+        # The test could not fail if masking changed nothing.
+        assert apart(slow, slow[:1].expand_as(slow)) > (1e-3 if exact else 2 * limit(dtype))
+    way = checked(model, decoder.layer, scope).names[0]
+    assert way == structure_of(model).passes[scope] or "shared keys" in name
 
 
-def full_passes(model: PreTrainedModel, name: str, input_ids: Tensor, scope: str) -> Tensor:
-    return decoders.full_passes(
-        decoders.FAMILIES[name], model, input_ids.to(model.device), PROMPT_LENGTH, scope,
-        drawn=masks(),
-    ).cpu()  # fmt: skip
-
-
-def variation(log_probs: Tensor, other: Tensor) -> float:
-    """Total variation between distributions, mean over masks and tokens."""
-    return (log_probs.cpu().exp() - other.cpu().exp()).abs().sum(-1).mean().item() / 2
-
-
-@pytest.mark.parametrize("scope", SCOPES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_masked_passes_equal_full_passes(family, device, attention, dtype, scope, input_ids):
-    on_processor = tiny_model(family).to(dtype)
-    if attention == "sdpa":
-        if not on_processor._supports_sdpa or family == "gemma2-softcap":
-            pytest.skip("the class has no SDPA, or SDPA cannot soft-cap its scores")
-        on_processor.set_attn_implementation("sdpa")
-    processor = full_passes(on_processor, family, input_ids, scope)
-    most = allowed(on_processor, input_ids) if dtype == torch.float32 else None
-    model = on_processor.to(device)
-    slow = processor if device.type == "cpu" else full_passes(model, family, input_ids, scope)
-    fast = subnetwork_log_probs(
-        model, input_ids.to(device), PROMPT_LENGTH, LAYER, masks(), scope=scope, attention=attention
-    ).cpu()
-    for expected in (slow, processor):
-        assert variation(fast, expected) < limit(dtype)
-    if most is not None:
-        most = max(most, allowed(model, input_ids.to(device)))
+@pytest.mark.parametrize("name", ["llama", "gemma3-mixed", "gpt-neox", "gpt2"])
+@pytest.mark.parametrize(
+    ("length", "prompt", "layer", "scope"),
+    [
+        (17, 1, 0, "all"), (17, 16, 3, "all"), (17, 16, 0, "response"), (17, 1, 3, "response"),
+        (60, 3, 2, "response"),  # all masks together are longer than the context window
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("unseen")
+def test_edges_of_lengths_and_layers(name, length, prompt, layer, scope):
+    """Families that tell positions in different ways; also one mask at a time."""
+    model, ids = FAMILIES[name].make(), sequence(length)
+    slow, most = full_passes(FAMILIES[name], model, ids, prompt, scope, layer), allowed(model, ids)
+    for budget in (None, 1):
+        fast = subnetwork_log_probs(
+            model, ids, prompt, layer, masks(), scope=scope, memory_budget=budget
+        )
         torch.testing.assert_close(fast, slow, atol=most, rtol=0)
-        torch.testing.assert_close(fast, processor, atol=most, rtol=0)
-    # The test could not fail if masking changed nothing.
-    assert variation(slow, slow[:1]) > 4 * limit(dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_measures_of_the_same_distributions(device, dtype, input_ids):
+def test_measures_of_the_same_distributions(device, dtype):
     model = tiny_model("llama").to(dtype)
-    log_probs = full_passes(model, "llama", input_ids, "all")
     # Logits of 16 bits tie, and devices break ties at the K-th token differently.
-    noise = torch.randn(log_probs.shape, generator=torch.Generator().manual_seed(0))
-    log_probs = (log_probs.float() + 1e-4 * noise).log_softmax(-1)
-    rows = model.get_output_embeddings().weight.detach()
+    noise = torch.randn(4, 6, VOCABULARY, generator=torch.Generator().manual_seed(0))
+    log_probs = full_passes(FAMILIES["llama"], model, IDS, PROMPT) + 1e-4 * noise
+    log_probs, rows = log_probs.log_softmax(-1), model.get_output_embeddings().weight.detach()
     for top_k in (8, VOCABULARY):
-        for measure, arguments in ((mutual_information, ()), (semantic_agreement, (rows,))):
-            here = measure(log_probs, *arguments, top_k)
-            there = measure(log_probs.to(device), *(a.to(device) for a in arguments), top_k)
+        for measure, more in ((mutual_information, ()), (semantic_agreement, (rows,))):
+            here = measure(log_probs, *more, top_k)
+            there = measure(log_probs.to(device), *(a.to(device) for a in more), top_k)
             torch.testing.assert_close(there.cpu(), here, atol=1e-5, rtol=0)
             assert here.abs().max() > 1e-2
 
@@ -119,7 +135,7 @@ def test_wide_products_are_summed_in_32_bits(device, dtype):
 
 
 def test_out_of_memory_halves_the_batch_and_loses_nothing(device, caplog):
-    """A third of what the passes need is there; test_subnetworks.py has it on a processor."""
+    """A third of what the passes need is there; test_memory.py has it on a processor."""
     if device.type != "cuda":
         pytest.skip("needs --device cuda")
     model = tiny_model(
@@ -130,14 +146,14 @@ def test_out_of_memory_halves_the_batch_and_loses_nothing(device, caplog):
         for parameter in model.parameters():
             if parameter.ndim > 1:  # states as large as those of the tiny model
                 parameter.mul_(0.25)
-    generator = torch.Generator().manual_seed(7)
-    input_ids = torch.randint(3, VOCABULARY, (500,), generator=generator).to(device)
-    drawn = masks(16, 48)  # so that a third of them outweighs the other passes
+    # So many masks that a third of them outweighs the other passes.
+    drawn = sample_head_masks(48, 16, 0.4, torch.Generator().manual_seed(0))
 
     def run() -> Tensor:
         gc.collect()
         torch.cuda.empty_cache()
-        return subnetwork_log_probs(model, input_ids, 494, LAYER, drawn, memory_budget=2**40)
+        ids = sequence(500).to(device)
+        return subnetwork_log_probs(model, ids, 494, 2, drawn, memory_budget=2**40).cpu()
 
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
@@ -153,29 +169,42 @@ def test_out_of_memory_halves_the_batch_and_loses_nothing(device, caplog):
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0, device)
     assert "continues in chunks of" in caplog.text
-    assert variation(in_pieces, whole) < limit(torch.float32)
-    assert variation(whole, whole[:1]) > 4 * limit(torch.float32)
+    assert variation(in_pieces.flatten(0, 1), whole.flatten(0, 1)) < limit(torch.float32)
+    assert apart(whole, whole[:1].expand_as(whole)) > 4 * limit(torch.float32)
 
 
-@pytest.mark.parametrize("which", ["lower half", "upper half", "everything"])
-@pytest.mark.parametrize("family", ["llama", "gemma3-mixed", "gpt2"], indirect=True)
-def test_parts_of_a_model_elsewhere(family, which, device, input_ids, tmp_path: Path):
-    """Weights in main memory are fetched to the accelerator; those on a disk, to the processor."""
-    whole = tiny_model(family)
-    expected, most = scores(whole, input_ids), allowed(whole, input_ids)
-    names = parts(whole)
-    middle = names.index(f"{stack_of(whole)}.2")
-    stored = {"lower half": names[:middle], "upper half": names[middle:], "everything": names}
-    place, store = ("cpu", "disk") if device.type == "cpu" else (device, "cpu")
-    model = accelerate.dispatch_model(
-        whole,
-        dict.fromkeys(names, place) | dict.fromkeys(stored[which], store),
-        main_device=place,
-        offload_dir=tmp_path,
-        force_hooks=True,
-    )
-    found = scores(model, input_ids.to(device))
-    most = max(most, allowed(model, input_ids.to(device)))
-    for key, value in expected.items():
-        torch.testing.assert_close(found[key].cpu(), value, atol=most, rtol=0, msg=key)
-    assert any(parameter.is_meta for parameter in model.parameters())
+PARTS = ["lower half", "upper half", "output projection", "everything", "memory"]
+TIED = [("gemma3-mixed", PARTS[2]), ("gpt2", PARTS[2])]  # it stays with the embedding
+EVERY_DAY = [*(("llama", which) for which in PARTS), ("gpt2", "everything")]
+
+
+@pytest.mark.usefixtures("unseen")
+@pytest.mark.parametrize(
+    ("name", "which"),
+    [
+        pytest.param(*pair, marks=[] if pair in EVERY_DAY else pytest.mark.slow)
+        for pair in product(NAMES, PARTS)
+        if pair not in TIED
+    ],
+)
+def test_parts_of_a_model_elsewhere(name, which, device, tmp_path):
+    """On disk; or everything in memory, of which tied weights move as they do from a disk. An
+    accelerator gets them from main memory."""
+    model, expected = tiny_model(name), in_one_piece(name)
+    most = allowed(model, IDS)
+    if which == "memory":
+        model = accelerate.cpu_offload(model, device)
+        assert model.device.type == "meta"
+        assert execution_device(model.get_input_embeddings()).type == device.type
+    else:
+        model = on_disk(model, which, tmp_path, device)
+        meta = {parameter.is_meta for parameter in model.parameters()}
+        assert meta == ({True} if which == "everything" else {False, True})
+    most = max(most, allowed(model, IDS.to(device)))  # and tied weights move at the first call
+    before = state(model)
+    found = scores(model, IDS.to(device))
+    assert state(model) == before
+    for part, value in expected.items():
+        torch.testing.assert_close(found[part].cpu(), value, atol=most, rtol=0, msg=part)
+    # The weights that accelerate goes on with are ordinary ones, gradients included.
+    model(input_ids=IDS[None].to(device)).logits.sum().backward()

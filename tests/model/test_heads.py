@@ -1,0 +1,241 @@
+"""Heads are found by name, or the model is refused with a reason."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import LlamaForCausalLM, PreTrainedModel
+
+from lm_polygraph_asmi import ASMIConfig, score
+from lm_polygraph_asmi.config import SCOPES, module_paths
+from lm_polygraph_asmi.model import layer_at, name_modules, plain_model, structure_of, target_layer
+from lm_polygraph_asmi.results.names import masked_layer
+from lm_polygraph_asmi.scoring.engine import Engine
+from lm_polygraph_asmi.stat_calculators.masked_heads import MaskedHeadsCalculator
+from tests.decoders import FAMILIES, apart, full_passes, masks, sequence
+from tests.families import tiny_model
+from tests.registry import tiny_class
+from tests.subnetworks import subnetwork_log_probs
+from tests.tiny_lm import tokenizer, whitebox
+
+IDS, PROMPT = sequence(17), 11
+both_scopes = pytest.mark.parametrize("scope", SCOPES)
+
+
+def test_target_layer():
+    places = [(0.6, 36), (0.6, 32), (0.6, 30), (0.9, 32), (0.99, 4), (0.5, 5)]
+    assert [target_layer(*place) for place in places] == [22, 19, 18, 29, 3, 2]
+
+
+def test_hybrids_mask_the_nearest_layer_with_heads():
+    kinds = (["linear_attention"] * 3 + ["full_attention"]) * 2 + ["linear_attention"] * 2
+    model = tiny_class("Qwen3_5ForCausalLM", num_hidden_layers=10, layer_types=kinds)
+    assert list(structure_of(model).projections) == [3, 7]
+    found = {depth: layer_at(model, depth) for depth in (0.1, 0.45, 0.5, 0.6, 0.95)}
+    assert found == {0.1: 3, 0.45: 3, 0.5: 3, 0.6: 7, 0.95: 7}  # layer 5: the lower of two
+    used = Engine(depth=0.5, num_masks=5, mask_rate=0.4).settings(model).to_dict()
+    assert masked_layer(used) == "layer 3 of 10 (layer 5 has no heads)"
+    with pytest.raises(ValueError, match=r"layer 4 .* has no attention heads.*3, 7"):
+        subnetwork_log_probs(model, sequence(9), 4, 4, masks())
+
+
+@both_scopes
+def test_a_hybrid_is_scored_from_generation_to_embeddings(scope):
+    words = tokenizer()
+    model = tiny_class("Qwen3_5ForCausalLM", vocab_size=len(words))
+    how = {"scope": scope, "num_masks": 5, "mask_rate": 0.4, "max_new_tokens": 4}
+    how |= {"tokenizer": words, "method": "adapt", "num_samples": 3}
+    found, again = (score(model, "Who built it?", **how) for _ in range(2))
+    assert found.score == again.score
+    assert 0 < found.score < 2
+    assert (found.settings["layer"], found.settings["requested_layer"]) == (1, 2)
+
+
+class Mine(LlamaForCausalLM):
+    """What anybody may do to a model they load."""
+
+
+def test_a_plain_subclass_is_its_base_class():
+    model = tiny_model("llama")
+    expected = subnetwork_log_probs(model, IDS, PROMPT, 2, masks())
+    model.__class__ = Mine
+    assert torch.equal(subnetwork_log_probs(model, IDS, PROMPT, 2, masks()), expected)
+
+
+def see_all(model: nn.Module) -> None:
+    model.__class__ = Mine
+    for layer in model.model.layers:
+        layer.register_forward_pre_hook(
+            lambda _, given, named: (given, named | {"attention_mask": torch.zeros(1, 1, 1, 1)}),
+            with_kwargs=True,
+        )
+
+
+def heads_changed(model: nn.Module) -> None:
+    projection = model.model.layers[2].self_attn.o_proj
+    projection.register_forward_pre_hook(lambda _, args: (args[0].flip(-1),))
+
+
+compiled = partial(torch.compile, backend="eager")
+PRECISIONS = r"float.* and .*float32.*one precision"
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        ("MambaForCausalLM", "MambaForCausalLM has no attention heads"),
+        # Differential attention subtracts one head's output from another's.
+        ("DiffLlamaForCausalLM", "heads are mixed"),
+        # It forgets its sparse attention at the first short text.
+        ("BigBirdForCausalLM", "depend on earlier inputs"),
+        # Its projection is used twice in a layer.
+        ("ProphetNetForCausalLM", "ProphetNetForCausalLM runs the projection .* twice"),
+        (see_all, "is not causal: tokens attend to later tokens"),
+        (lambda m: setattr(m.model.layers, "3", m.model.layers[1]), "do not run once each"),
+        (lambda m: [layer.self_attn.half() for layer in m.model.layers], PRECISIONS),
+        (lambda m: m.to(torch.bfloat16).lm_head.float(), PRECISIONS),
+        (lambda m: setattr(m.model.layers, "2", compiled(m.model.layers[2])), "is compiled by"),
+        (lambda m: setattr(m, "forward", compiled(m.forward)), "the model is compiled by torch"),
+        (lambda m: setattr(m.config, "is_encoder_decoder", True), "is an encoder-decoder model"),
+        (heads_changed, "a hook of other code changes the heads of layer 2 before"),
+        # A class that shares its name alone with one of the table.
+        (
+            lambda m: setattr(m, "__class__", type("LlamaForCausalLM", (Unknown,), {})),
+            "LlamaForCausalLM is not among the classes that were tested",
+        ),
+    ],
+)
+def test_what_cannot_be_masked_is_refused_with_its_reason(make, reason):
+    model = tiny_class(make) if isinstance(make, str) else tiny_model("llama")
+    if callable(make):
+        make(model)
+    with pytest.raises(TypeError, match=reason):
+        subnetwork_log_probs(model, IDS, PROMPT, 2, masks())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_named(value):
+    """NaN is unequal to itself, but the model is deterministic."""
+    model = tiny_model("llama")
+    nn.init.constant_(model.model.embed_tokens.weight, value)
+    with pytest.raises(FloatingPointError, match=r"no distribution: NaN.* check its weights"):
+        structure_of(model)
+
+
+@both_scopes
+def test_weights_in_several_precisions_that_run_are_scored(scope):
+    """An unembedding in 32 bits that casts what it gets; limits are those of the coarser half."""
+    model = tiny_model("llama").to(torch.bfloat16)
+    model.lm_head.float().register_forward_pre_hook(lambda _, given: (given[0].float(),))
+    found = subnetwork_log_probs(model, IDS, PROMPT, 2, masks(), scope=scope)
+    expected = full_passes(FAMILIES["llama"], model, IDS, PROMPT, scope)
+    assert apart(found, expected) < 0.05
+    assert apart(expected, expected[:1].expand_as(expected)) > 0.1
+
+
+def test_adapters():
+    """LoRA on the output projection counts; what moves tokens or waits for some is refused."""
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=4, target_modules=["o_proj", "q_proj"], init_lora_weights=False)
+    adapted = peft.get_peft_model(tiny_model("llama"), config).eval()
+    found = [subnetwork_log_probs(adapted, IDS, PROMPT, 2, masks(), scope=s) for s in SCOPES]
+    merged, base = adapted.merge_and_unload(), tiny_model("llama")
+    for scope, log_probs in zip(SCOPES, found, strict=True):
+        how = IDS, PROMPT, 2, masks()
+        assert apart(log_probs, subnetwork_log_probs(merged, *how, scope=scope)) < 1e-5
+        assert apart(log_probs, subnetwork_log_probs(base, *how, scope=scope)) > 1e-2
+    how = {"task_type": "CAUSAL_LM"}
+    for refused, reason in (
+        (peft.PromptTuningConfig(num_virtual_tokens=3, **how), "learned tokens"),
+        (peft.LoraConfig(target_modules=["o_proj"], alora_invocation_tokens=[3], **how), "aLoRA"),
+    ):
+        with pytest.raises(TypeError, match=reason):
+            plain_model(peft.get_peft_model(tiny_model("llama"), refused))
+
+
+class Unknown(PreTrainedModel):
+    """A class that the table does not have, and no known unembedding."""
+
+    forward = LlamaForCausalLM.forward
+
+    def get_output_embeddings(self) -> None:
+        return None
+
+
+class Mixer(nn.Module):
+    """A projection with an axis for heads: no `in_features`, no matrix."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight.T.unflatten(0, (4, -1)).contiguous())
+
+    def forward(self, heads: Tensor) -> Tensor:
+        return torch.einsum("bthw,hwd->btd", heads.unflatten(-1, (4, -1)), self.weight)
+
+
+@pytest.fixture
+def unknown() -> PreTrainedModel:
+    """No part is where it is looked for: the layers are no list, either."""
+    model = tiny_model("llama")
+    model.__class__ = Unknown
+    for layer in model.model.layers:
+        layer.self_attn.o_proj = Mixer(layer.self_attn.o_proj.weight.detach())
+    model.model.layers = nn.Sequential(*model.model.layers)
+    return model
+
+
+NAMES = "layers=model.layers,projection=self_attn.o_proj,lm_head=lm_head"
+ANOTHER = "projection of the head outputs.*the first is 'self_attn.o_proj'"
+
+
+@both_scopes
+def test_named_modules_equal_full_passes(unknown, scope):
+    name_modules(unknown, NAMES)
+    found = subnetwork_log_probs(unknown, IDS, PROMPT, 2, masks(), scope=scope)
+    plain = full_passes(FAMILIES["llama"], tiny_model("llama"), IDS, PROMPT, scope)
+    assert apart(found, plain) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"layers": None}, "no list of 4 decoder layers.*name the modules: structure='layers="),
+        ({"projection": None}, "not among the classes that were tested.*name the modules"),
+        ({"lm_head": None}, "has no unembedding.*name the modules"),
+        ({"layers": "model.blocks"}, "layers=model.blocks, which is no module of the model: take"),
+        ({"layers": "model"}, "no layer at 'model' has a module self_attn.o_proj"),
+        ({"projection": "self_attn.v_proj"}, ANOTHER),
+        ({"projection": "mlp.down_proj"}, ANOTHER),
+        ({"lm_head": "model.norm"}, "lm_head=model.norm, expected .* 61 logits.*got .32"),
+    ],
+)
+def test_a_name_that_is_wrong_or_left_out_is_refused(unknown, change, message):
+    names = {k: v for k, v in (module_paths(NAMES) | change).items() if v is not None}
+    name_modules(unknown, ASMIConfig(structure=names).structure)
+    with pytest.raises(TypeError, match=message):
+        structure_of(unknown)
+
+
+def test_engines_of_other_names_share_a_model(unknown):
+    """Names belong to a score, not to the model that it was computed with."""
+    answer = IDS[:PROMPT], IDS[PROMPT:].tolist()
+    named, unnamed = Engine(structure=NAMES), Engine()
+    (first,) = named.score(unknown, *answer)
+    with pytest.raises(TypeError, match="name the modules"):
+        unnamed.score(unknown, *answer)
+    (again,) = named.score(unknown, *answer)
+    assert (first.mi == again.mi).all()
+    assert first.settings.to_dict()["structure"] == NAMES
+
+
+def test_names_reach_a_benchmark():
+    model, stats = whitebox("llama"), {"greedy_tokens": [[40, 77, 131]]}
+
+    def mi(**names):
+        found = MaskedHeadsCalculator(**names)(stats, ["Who built it?"], model)
+        return found["asmi"][0][0.6]["mi"].tolist()
+
+    assert mi(structure={"projection": "self_attn.o_proj"}) == mi()
+    with pytest.raises(TypeError, match=r"layer 0 whose .*the first is 'self_attn.o_proj'"):
+        mi(structure={"projection": "self_attn.q_proj"})

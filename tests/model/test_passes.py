@@ -1,0 +1,107 @@
+"""Masked passes whatever the family: masks, hooks of others, compiled modules, refusals.
+
+What they compute is compared with full passes, family by family, in test_on_device.py.
+"""
+
+import pytest
+import torch
+
+from lm_polygraph_asmi.config import SCOPES
+from lm_polygraph_asmi.model import run_subnetworks, run_unmasked, scoring_session
+from tests.decoders import FAMILIES, full_passes, masks, sequence
+from tests.families import tiny_model
+from tests.rounding import allowed
+from tests.subnetworks import subnetwork_log_probs
+
+IDS, PROMPT = sequence(17), 11
+
+
+def test_counts_and_index_of_equal_masks(llama):
+    drawn = torch.tensor(
+        [[1.0, 1, 1, 1], [0, 1, 1, 1], [1, 1, 0, 1], [0, 1, 1, 1], [1, 1, 1, 1], [0, 1, 1, 1]]
+    )
+    with scoring_session(llama):
+        unmasked = run_unmasked(llama, IDS, PROMPT, [2])
+        found = run_subnetworks(llama, unmasked, 2, drawn)
+    assert found.counts.sum() == 6
+    assert found.counts[found.index].tolist() == [2, 3, 1, 3, 2, 3]
+    torch.testing.assert_close(found.hidden[found.index[0]], unmasked.final_hidden)
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("scope", SCOPES)
+def test_hooks_of_others_are_part_of_the_model(scope, before):
+    """Steering of heads, layers and their outputs, some of it at positions that the first text,
+    which is the one that is checked, does not have: scored as the brute force finds it."""
+
+    def late(hidden):
+        hidden = hidden.clone()
+        hidden[:, 18:] += 2
+        return hidden
+
+    model = tiny_model("llama")
+    texts = sequence(18, seed=18), sequence(21, seed=21)
+    most = allowed(model, texts[1])  # before the hooks, to which a cache is no sequence
+    layer = model.model.layers[2]
+    if before:
+        model.model.layers[3].register_forward_pre_hook(lambda _, args: (late(args[0]),))
+    else:
+        layer.self_attn.register_forward_hook(lambda *call: (call[-1][0] + 0.3, *call[-1][1:]))
+        layer.self_attn.o_proj.register_forward_hook(lambda *call: call[-1] * 1.1)
+        layer.register_forward_hook(lambda *call: late(call[-1]))
+    for prompt, ids in zip((12, 14), texts, strict=True):
+        fast = subnetwork_log_probs(model, ids, prompt, 2, masks(), scope=scope)
+        slow = full_passes(FAMILIES["llama"], model, ids, prompt, scope)
+        torch.testing.assert_close(fast, slow, atol=most, rtol=0)
+
+
+def test_modules_compiled_in_place_are_run_as_written():
+    """A compiled layer would go on as it was, whatever masks its heads."""
+    model, ran = tiny_model("llama"), []
+
+    def backend(graph, _):
+        return lambda *given: ran.append(1) or graph(*given)
+
+    expected = subnetwork_log_probs(model, IDS, PROMPT, 2, masks())
+    compiled = model.model.layers[2:]
+    for layer in compiled:
+        layer.compile(backend=backend)
+    model(input_ids=IDS[None])
+    assert ran
+    ran.clear()
+    assert torch.equal(subnetwork_log_probs(model, IDS, PROMPT, 2, masks()), expected)
+    assert not ran
+    assert all(layer._compiled_call_impl is not None for layer in compiled)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"input_ids": torch.ones(1, 17).long()}, r"one unpadded sequence.*got \(1, 17\)"),
+        ({"prompt_length": 17}, "response is empty"),
+        ({"prompt_length": 0}, "prompt must have at least one token"),
+        ({"input_ids": torch.ones(129).long()}, r"129 tokens long.*context window of 128"),
+        ({"input_ids": torch.full((17,), 61)}, r"token ids must lie in \[0, 60\]"),
+        ({"layer": -1}, r"layer must be in \[0, 3\].*got -1"),
+        ({"layer": 4}, r"layer must be in \[0, 3\].*got 4"),
+        ({"scope": "prompt"}, "scope must be one of 'all', 'response', got 'prompt'"),
+        ({"masks": torch.ones(3, 2)}, r"shape \(S, H = 4\).*got \(3, 2\)"),
+        ({"masks": torch.ones(0, 4)}, r"masks must have shape"),
+        ({"masks": torch.full((3, 4), 0.5)}, r"only 1 \(keep\) and 0 \(mask\)"),
+    ],
+    ids=str,
+)
+def test_refusals(llama, given, said):
+    usual = {"input_ids": IDS, "prompt_length": PROMPT, "layer": 2, "masks": masks()}
+    with pytest.raises(ValueError, match=said):
+        subnetwork_log_probs(llama, **usual | given)
+
+
+def test_non_finite_logits_of_one_text():
+    """Weights that no text fits are seen before any runs: test_heads.py."""
+    model = tiny_model("llama")
+    model.model.layers[3].register_forward_hook(
+        lambda *call: call[-1] * (float("nan") if call[-1].shape[1] == 16 else 1)
+    )
+    with pytest.raises(FloatingPointError, match=r"LlamaForCausalLM.*no distribution: NaN"):
+        subnetwork_log_probs(model, IDS, PROMPT, 2, masks())

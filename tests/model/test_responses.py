@@ -1,0 +1,65 @@
+"""Embeddings of responses equal those of a pass over each."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lm_polygraph_asmi.model import response_embeddings, responses, scoring_session
+from tests.decoders import DECODERS, FAMILIES, Decoder, sequence
+from tests.families import tiny_model
+
+
+def separate(decoder: Decoder, model: nn.Module, prompt: Tensor, answers: list) -> Tensor:
+    """What enters the middle layer at the last token, in a pass for each answer."""
+    layers, states = model.get_submodule(decoder.stack), []
+    handle = layers[len(layers) // 2].register_forward_pre_hook(
+        lambda _, args, kwargs: states.append((args or (kwargs["hidden_states"],))[0][0, -1]),
+        with_kwargs=True,
+    )
+    with torch.no_grad():
+        for answer in answers:
+            whole = torch.cat([prompt, torch.tensor(answer, dtype=torch.long)])[None]
+            model(input_ids=whole, use_cache=False)
+    handle.remove()
+    return torch.stack(states)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_embeddings_equal_separate_passes(name):
+    """Also where a recurrent state comes after the prompt; families in float64, but for norms and
+    softmax, which transformers computes in float32."""
+    decoder, known = DECODERS[name], name in FAMILIES
+    model, most = decoder.make(), 1e-5 if known else 1e-4
+    model = model.double() if known else model
+    ids, answers = sequence(11), [[5], [7, 9, 11, 13, 15, 17, 19], [4, 4], [7, 9], [], [5]]
+    with scoring_session(model):
+        found = response_embeddings(model, ids, answers)
+    expected = separate(decoder, model, ids, answers).double()
+    torch.testing.assert_close(found.double(), expected, atol=most, rtol=most)
+
+
+@pytest.mark.parametrize("first", [5, 9])
+def test_embeddings_after_a_shared_prompt_that_are_wrong_are_not_believed(monkeypatch, first):
+    """At once, or for a longer prompt than the first."""
+    model, after_one_prompt = tiny_model("llama"), responses._after_one_prompt
+
+    def run_wrong(model, layer, prompt, *rest):
+        return after_one_prompt(model, layer, prompt, *rest) + 0.3 * (len(prompt) > 5)
+
+    monkeypatch.setattr(responses, "_after_one_prompt", run_wrong)
+    for length in (first, 40):
+        ids, answers = sequence(length), [[7, 8], [9]]
+        with scoring_session(model):
+            found = response_embeddings(model, ids, answers)
+        expected = separate(FAMILIES["llama"], model, ids, answers)
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("layers", "answers", "said"),
+    [(1, [[4]], "at least two layers"), (2, [], "at least one response")],
+)
+def test_embeddings_that_are_refused(layers, answers, said):
+    model = tiny_model("gpt2", n_layer=layers)
+    with pytest.raises(ValueError, match=said), scoring_session(model):
+        response_embeddings(model, sequence(3), answers)

@@ -1,0 +1,149 @@
+"""While a model is scored it is in one state for one thread; then it is as it was."""
+
+import copy
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import LlamaForCausalLM
+
+from lm_polygraph_asmi.config import SCOPES
+from lm_polygraph_asmi.model import (
+    attention_of,
+    check,
+    model_lock,
+    passes,
+    response_embeddings,
+    scoring_session,
+)
+from tests.decoders import masks, sequence
+from tests.families import tiny_model
+from tests.registry import tiny_class
+from tests.subnetworks import subnetwork_log_probs
+
+IDS = sequence(14)
+
+
+def score(model: nn.Module, layer: int = 2, **how: str) -> Tensor:
+    return subnetwork_log_probs(model, IDS, 9, layer, masks(), **how)
+
+
+def found_in(model: nn.Module) -> dict[str, object]:
+    """What a session may change, part by part; weights as copies."""
+    parts = {
+        name: (m.training, *m._forward_hooks, *m._forward_pre_hooks, "forward" in vars(m))
+        for name, m in model.named_modules()
+    }
+    weights = {name: p.flatten().tolist() for name, p in model.named_parameters()}
+    return parts | weights | {"attention": attention_of(model), "grad": torch.is_grad_enabled()}
+
+
+@pytest.mark.parametrize("failing", [None, 3, 0])
+def test_a_model_is_left_as_found(failing, monkeypatch):
+    """Also after an error above the layer that is masked, or below the middle."""
+    model = tiny_model("gemma3-mixed").train()
+    model.gradient_checkpointing_enable()
+    model.model.layers[1].mlp.eval()
+    before, kind = found_in(model), type(model.model.layers[0].mlp)
+    score(model)  # known before it fails
+    own = kind.forward
+
+    def fail(mlp, *given):
+        if failing is not None and mlp is model.model.layers[failing].mlp:
+            raise RuntimeError("half way")
+        return own(mlp, *given)
+
+    def embed() -> None:
+        with scoring_session(model):
+            response_embeddings(model, IDS[:3], [[4]])
+
+    monkeypatch.setattr(kind, "forward", fail)
+    for run, runs in (lambda: score(model, attention="sdpa"), (0, 3)), (embed, (0,)):
+        raised = pytest.raises(RuntimeError, match="half way") if failing in runs else nullcontext()
+        with raised:
+            run()
+        assert found_in(model) == before
+
+
+def test_dropout_of_a_training_model_is_off():
+    model = tiny_model("gpt2", resid_pdrop=0.5, attn_pdrop=0.5).train()
+    assert torch.equal(score(model), score(model))
+
+
+def test_model_objects_that_share_modules_share_the_lock():
+    model = tiny_model("llama")
+    other = LlamaForCausalLM(copy.deepcopy(model.config))
+    assert model_lock(other) is not model_lock(model)
+    other.model = model.model
+    assert model_lock(other) is model_lock(model) is model_lock(model.model)
+
+
+def test_autocast_around_a_call_changes_nothing():
+    model = tiny_model("llama")
+    expected = score(model)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(score(model), expected)
+        with scoring_session(model):
+            assert not torch.is_autocast_enabled("cpu")
+        assert torch.is_autocast_enabled("cpu")
+
+
+def test_threads_wait_for_one_another():
+    """Two attention implementations, two scopes: each result is that of a thread alone."""
+    model = tiny_model("llama")
+    how = [{"scope": scope, "attention": a} for scope in SCOPES for a in ("eager", "sdpa")]
+    expected = [score(model, 1, **h) for h in how]
+
+    def work(which: int) -> list[bool]:
+        turns = [(which + turn) % len(how) for turn in range(8)]
+        return [torch.equal(score(model, 1, **how[at]), expected[at]) for at in turns]
+
+    with ThreadPoolExecutor(3) as threads:
+        assert [*threads.map(work, range(3))] == [[True] * 8] * 3
+    assert attention_of(model) == "eager"
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_in_the_middle_of_a_masked_pass_other_threads_run_the_plain_model(scope, monkeypatch):
+    model, by_head, seen = tiny_model("llama"), passes.by_head, []
+    plain = model(input_ids=IDS[None]).logits
+
+    def interrupted(*how):
+        with ThreadPoolExecutor(1) as other:
+            seen.append(other.submit(model, input_ids=IDS[None]).result().logits)
+        return by_head(*how)
+
+    monkeypatch.setattr(passes, "by_head", interrupted)
+    score(model, scope=scope)
+    assert seen
+    for logits in seen:
+        torch.testing.assert_close(logits, plain, atol=1e-5, rtol=0)
+    assert check.passes_in_use(model, scope) == [next(iter(check.PASSES[scope]))]
+
+
+def test_a_vision_part_keeps_its_attention():
+    model = tiny_class("Gemma3ForConditionalGeneration")
+    model.set_attn_implementation({"text_config": "eager", "vision_config": "sdpa"})
+    vision, text = model.config.vision_config, model.config.text_config
+    for of_vision in ("sdpa", "eager", "eager"):  # the last switch goes without transformers
+        vision._attn_implementation_internal = of_vision
+        with scoring_session(model, "sdpa"):
+            assert (vision._attn_implementation, text._attn_implementation) == (of_vision, "sdpa")
+        assert (vision._attn_implementation, text._attn_implementation) == (of_vision, "eager")
+
+
+def test_sessions_may_be_nested():
+    model = tiny_model("llama").train()
+    copied = model.model.layers[1] = copy.deepcopy(model.model.layers[1])  # with a configuration
+    with scoring_session(model, "sdpa"):
+        assert copied.self_attn.config._attn_implementation == "sdpa"
+        with scoring_session(model):  # the model's own
+            assert attention_of(model) == "eager"
+        assert attention_of(model) == "sdpa"
+        with scoring_session(model, "sdpa"):
+            assert not model.training
+        assert not model.training
+    assert attention_of(model) == copied.self_attn.config._attn_implementation == "eager"
+    assert all(module.training for module in model.modules())

@@ -260,8 +260,8 @@ def test_asmi_is_added_to_a_users_lists(users_config, config, overrides, kept):
 def test_a_node_of_the_users_is_not_replaced_without_a_word(elsewhere, tiny):
     own = BY_GROUP | {"asmi": {"scope": "response"}}
     configs = write_users_config(elsewhere, tiny, own)
-    with pytest.raises(InterpolationResolutionError, match="and type asmi.scope=response"):
-        print(compose_run("mine_eval", str(configs), ["+add=asmi"]).estimators)
+    with pytest.raises(InterpolationResolutionError, match=r"and type asmi\.scope=response"):
+        list(compose_run("mine_eval", str(configs), ["+add=asmi"]).estimators)
 
 
 def test_a_list_cannot_be_kept_without_the_runs_config():

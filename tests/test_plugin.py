@@ -257,11 +257,10 @@ def test_asmi_is_added_to_a_users_lists(users_config, config, overrides, kept):
     assert list(composed_run.hydra.callbacks) == ["asmi"]
 
 
-def test_a_node_of_the_users_is_not_replaced_without_a_word(elsewhere, tiny):
-    own = BY_GROUP | {"asmi": {"scope": "response"}}
-    configs = write_users_config(elsewhere, tiny, own)
+def test_a_node_of_the_users_is_not_replaced_without_a_word(users_config):
+    _, configs, _, name = users_config(BY_GROUP | {"asmi": {"scope": "response"}})
     with pytest.raises(InterpolationResolutionError, match=r"and type asmi\.scope=response"):
-        list(compose_run("mine_eval", str(configs), ["+add=asmi"]).estimators)
+        list(compose_run(name, configs, ["+add=asmi"]).estimators)
 
 
 def test_a_list_cannot_be_kept_without_the_runs_config():

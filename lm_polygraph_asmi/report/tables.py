@@ -12,6 +12,7 @@ from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.prr import has_contrast, prr_with_error
 from lm_polygraph_asmi.analysis.right import RIGHT, on_scale, says_nothing
 from lm_polygraph_asmi.results.names import masked_layer
+from lm_polygraph_asmi.results.run_groups import clusters_of
 from lm_polygraph_asmi.results.runs import MSP, Run
 
 
@@ -21,17 +22,16 @@ def prr_rows(run: Run, metric: str) -> list[dict[str, Any]]:
     Returns:
         For each `method`: `prr` and its `standard_error` over answers; `minus_msp`, its difference
         from the PRR of `MSP`, with a 95 % interval over clusters, `low` and `high`; `auroc` for
-        detecting wrong answers (quality below `RIGHT`). None: undefined, or clusters unknown.
+        detecting wrong answers (quality below `RIGHT`). None: undefined.
     """
     finite = run.finite(metric)
     quality = run.quality.loc[finite, metric]
     scores = {name: run.scores.loc[finite, name] for name in run.scores}
-    keys = range(len(finite)) if run.clusters is None else run.clusters
-    clusters = [key for key, ok in zip(keys, finite, strict=True) if ok]
+    clusters = [key for key, ok in zip(clusters_of(run), finite, strict=True) if ok]
     labels = quality < RIGHT if on_scale(quality) else None
     answers = Labelled(labels, clusters, quality)
     differences: dict[tuple[str, str], Interval] = {}
-    if run.clusters is not None and MSP in scores:
+    if MSP in scores:
         pairs = [(name, MSP) for name in scores if name != MSP]
         _, differences = prr_intervals(scores, answers, pairs)
     undefined = Interval(np.nan, np.nan, np.nan)
@@ -89,13 +89,12 @@ def about_quality(run: Run, metric: str) -> str:
         lines.append(f"Left out: {(~finite).sum()} answers without a finite score or quality.")
     if not has_contrast(quality):
         lines.append("All answers are equally good or bad: there are no errors to rank.")
-    if run.clusters is not None:
-        kept = [cluster for cluster, ok in zip(run.clusters, finite, strict=True) if ok]
-        lines.append(
-            f"Clusters (stories, passages or prompts), which intervals are over: {len(set(kept))}."
-        )
-        if on_scale(quality) and Labelled(quality.to_numpy() < RIGHT, kept).too_few:
-            lines.append(FEW)
+    kept = [cluster for cluster, ok in zip(clusters_of(run), finite, strict=True) if ok]
+    lines.append(
+        f"Clusters (stories, passages or prompts), which intervals are over: {len(set(kept))}."
+    )
+    if on_scale(quality) and Labelled(quality.to_numpy() < RIGHT, kept).too_few:
+        lines.append(FEW)
     return "\n".join(lines)
 
 

@@ -182,8 +182,8 @@ def test_differences_from_msp_have_cluster_intervals(tmp_path):
     assert "95 % intervals may be too narrow" in " ".join(text.split())
     apart = finished(tmp_path / "apart", "abcdef")
     assert f"[{low:+.2f}, {high:+.2f}]" not in show(apart)[1]
-    manifest_path(file).unlink()
-    assert "clusters" not in show(file)[1]
+    manifest_path(file).unlink()  # as a run of a plain config: clusters are of the prompts
+    assert "over: 6." in show(file)[1]
 
 
 def test_damage_is_seen(tmp_path):

@@ -51,7 +51,7 @@ def as_a_run(place, scores, rows, metrics):
     names = {"ids": [row["id"] for row in rows], "clusters": [str(row["cluster"]) for row in rows]}
     about = runs.manifest(len(rows)) | {"rows": names, "model": {"path": scores[0].model}}
     config = ASMIConfig(top_k=8, stop=["\n"])
-    content = runs.FINISHED | {
+    content = {"metrics": {}, "state": "Initialized"} | {
         "estimations": {("sequence", str(config)): [float(one) for one in scores]},
         runs.METHODS: runs.described(config),
         "gen_metrics": {("sequence", name): values for name, values in metrics.items()},

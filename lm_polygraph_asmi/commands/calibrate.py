@@ -77,6 +77,6 @@ def calibrate(
 
                 result = calibrate_rows(str(rows), unlabelled=unlabelled or (), **asked)
         result.save(out)
-    except (OSError, ValueError, TypeError) as error:
+    except TypeError as error:  # others end every command
         raise click.ClickException(str(error)) from error
     click.echo(f"{result}\nCalibration: {out}")

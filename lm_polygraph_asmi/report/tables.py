@@ -12,7 +12,6 @@ from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.prr import has_contrast, prr_with_error
 from lm_polygraph_asmi.analysis.right import RIGHT, on_scale, says_nothing
 from lm_polygraph_asmi.results.names import masked_layer
-from lm_polygraph_asmi.results.run_groups import clusters_of
 from lm_polygraph_asmi.results.runs import MSP, Run
 
 
@@ -27,7 +26,7 @@ def prr_rows(run: Run, metric: str) -> list[dict[str, Any]]:
     finite = run.finite(metric)
     quality = run.quality.loc[finite, metric]
     scores = {name: run.scores.loc[finite, name] for name in run.scores}
-    clusters = [key for key, ok in zip(clusters_of(run), finite, strict=True) if ok]
+    clusters = [key for key, ok in zip(run.cluster_keys, finite, strict=True) if ok]
     labels = quality < RIGHT if on_scale(quality) else None
     answers = Labelled(labels, clusters, quality)
     differences: dict[tuple[str, str], Interval] = {}
@@ -89,7 +88,7 @@ def about_quality(run: Run, metric: str) -> str:
         lines.append(f"Left out: {(~finite).sum()} answers without a finite score or quality.")
     if not has_contrast(quality):
         lines.append("All answers are equally good or bad: there are no errors to rank.")
-    kept = [cluster for cluster, ok in zip(clusters_of(run), finite, strict=True) if ok]
+    kept = [cluster for cluster, ok in zip(run.cluster_keys, finite, strict=True) if ok]
     lines.append(
         f"Clusters (stories, passages or prompts), which intervals are over: {len(set(kept))}."
     )

@@ -11,7 +11,6 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import pandas as pd
 
-from lm_polygraph_asmi.analysis.clusters import text_clusters
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.analysis.right import below_right, says_nothing
 from lm_polygraph_asmi.config import ASMIConfig, depth_key
@@ -80,8 +79,7 @@ class RunGroup:
     @cached_property
     def clusters(self) -> list[str]:
         """Keys from the manifest, else from the prompts, else one per row."""
-        keys = clusters_of(self.run)
-        return [keys[i] for i in self.rows]
+        return [self.run.cluster_keys[i] for i in self.rows]
 
     @cached_property
     def answers(self) -> Labelled:
@@ -269,16 +267,6 @@ def once(compute: Compute) -> Compute:
         return group.computed[key]
 
     return cast(Compute, kept)
-
-
-def clusters_of(run: Run) -> list[str]:
-    """Cluster keys of a run's rows: from the manifest, else by prompt, else one per row."""
-    if run.clusters is not None:
-        return run.clusters
-    texts = run.stats.get("input_texts")
-    shared = text_clusters(texts) if texts else range(len(run.scores))
-    # Numbers instead of passages, because every resample compares them.
-    return [str(code) for code in pd.factorize(pd.Series(shared))[0]]
 
 
 def same_depth(first: float, second: float) -> bool:

@@ -4,12 +4,14 @@ import pickle
 import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from lm_polygraph_asmi.analysis.clusters import text_clusters
 from lm_polygraph_asmi.config import METHODS, ASMIConfig, depth_key
 from lm_polygraph_asmi.results.manifest import read_manifest
 
@@ -47,6 +49,16 @@ class Run:
     def clusters(self) -> list[str] | None:
         """Key of each example, equal for dependent examples; None if unknown."""
         return self.recorded("rows").get("clusters") or None
+
+    @cached_property
+    def cluster_keys(self) -> list[str]:
+        """`clusters`, else by prompt, else one per row."""
+        if self.clusters is not None:
+            return self.clusters
+        texts = self.stats.get("input_texts")
+        shared = text_clusters(texts) if texts else range(len(self.scores))
+        # Numbers instead of passages, because every resample compares them.
+        return [str(code) for code in pd.factorize(pd.Series(shared))[0]]
 
     def finite(self, metric: str) -> np.ndarray:
         """(n,) rows with finite quality and scores: the same for all methods."""

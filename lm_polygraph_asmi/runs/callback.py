@@ -77,7 +77,11 @@ class RunRecord(Callback):
         for manager in managers.values():
             self._until_end.enter_context(locked(manager))
         self._until_end.callback(shutil.rmtree, folder / "rows", ignore_errors=True)
-        self._manifests = {at: _started_manifest(plan, seed) for seed, at in managers.items()}
+        shared = _started_manifest(plan)
+        self._manifests = {
+            manager: shared | _of_seed(plan, seed, shared["methods"])
+            for seed, manager in managers.items()
+        }
         for manager, manifest in self._manifests.items():
             # The manifest of an earlier run in this folder is valid until this one has results.
             if not manager.exists():
@@ -112,30 +116,35 @@ class RunRecord(Callback):
             gc.collect()
 
 
-def _started_manifest(plan: Plan, seed: int) -> dict[str, Any]:
-    """The manifest of one seed at the start of a run."""
+def _started_manifest(plan: Plan) -> dict[str, Any]:
+    """What the manifests of all seeds have at the start of a run."""
     config, hydra = plan.config, plan.config.hydra
     # Resolving it saves the rows, in a folder that is gone when the run ends.
     left_out = {"hydra", "dataset"} if plan.rows.chosen else {"hydra"}
     job = container(OmegaConf.masked_copy(config, [str(k) for k in config if k not in left_out]))
     choices, data = container(hydra.runtime.choices), job.get("data", {})
-    methods = _methods(plan, job)
-    rows = plan.rows.asked(config, seed) if plan.rows.named else []
     return {
         "format": FORMAT,
         "status": "running",
         "config_name": hydra.job.config_name,
         "model": {"name": choices.get("model"), **model_of(job["model"])},
         "dataset": {"name": choices.get("benchmark"), **data, "revision": plan.rows.revision},
-        "methods": methods,
+        "methods": _methods(plan, job),
         "packages": packages(),
         "device": device_name(),
         "config": without_secrets(job),
+    }
+
+
+def _of_seed(plan: Plan, seed: int, methods: dict[str, Any]) -> dict[str, Any]:
+    """What the manifest of one seed has besides."""
+    rows = plan.rows.asked(plan.config, seed) if plan.rows.named else []
+    return {
         "seeds": {
             "run": seed,
             "masks": next((of["seed"] for of in methods.values()), None),
-            "samples": OmegaConf.select(config, "asmi.sampling_seed"),
-            "subsample": data.get("subsample_seed"),
+            "samples": OmegaConf.select(plan.config, "asmi.sampling_seed"),
+            "subsample": OmegaConf.select(plan.config, "data.subsample_seed"),
         },
         "rows": {"ids": [r.id for r in rows], "clusters": [r.cluster for r in rows]},
     }

@@ -12,7 +12,7 @@ from lm_polygraph_asmi.heads.items.heads import DAGGER
 from lm_polygraph_asmi.heads.probe_file import Probe, read_probe
 from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.item import Items, ReportItem, frame
-from lm_polygraph_asmi.results.run_groups import RunGroup, clusters_of, once
+from lm_polygraph_asmi.results.run_groups import RunGroup, once
 from lm_polygraph_asmi.results.runs import Run
 
 ROWS: dict[str, tuple[str, str, Any]] = {
@@ -46,7 +46,7 @@ def rates(probed: Probed, name: str) -> tuple[int, list[Interval]] | None:
     chosen = probed.probe.groups[level]
     if not len(chosen):
         return None
-    clusters = np.asarray(clusters_of(probed.run))[probed.probe.tokens["row"][chosen]]
+    clusters = np.asarray(probed.run.cluster_keys)[probed.probe.tokens["row"][chosen]]
     flips = flip_rates(probed.probe.flipped(rule, level), Clustered(clusters))
     return len(chosen), [Interval(*(100 * value for value in interval)) for interval in flips]
 

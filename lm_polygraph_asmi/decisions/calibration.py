@@ -193,7 +193,10 @@ class Calibration:
         if not answer.answered:
             return EMPTY
         if other := self.differences(answer.compared_settings):
-            return f"No decision: this answer differs from the calibration's ({'; '.join(other)})."
+            return (
+                f"No decision: this answer differs from the calibration's ({'; '.join(other)}). "
+                "Score it with that model and those settings, or calibrate again."
+            )
         if value is None:
             return f"No decision: {self.title} of this answer is unknown: use `decide`."
         return ""

@@ -224,8 +224,8 @@ def _head_to_head_figure(table: pd.DataFrame) -> Figure:
     "head_to_head", "Head-to-head: paired differences of PRR",
     "Top: the ASMI variant of highest PRR on a setting's answers; SemEnt: semantic entropy (needs "
     "an NLI model). Paired bootstrap of clusters; positive: ASMI is higher. Intervals are "
-    "uncorrected. The best baseline and the top variant are chosen on the same answers; intervals "
-    "ignore that choice.",
+    "uncorrected. The best baseline (of those in the run) and the top variant are chosen on the "
+    "same answers; intervals ignore that choice.",
     figure=_head_to_head_figure, digits=3, signed=COMPARED, resamples=PRR_RESAMPLES,
 )  # fmt: skip
 def head_to_head(group: RunGroup) -> dict[str, Any]:

@@ -148,10 +148,11 @@ def _count(mean: float) -> float | int:
 
 @per_setting(
     "confident_fragile", "Confident but fragile",
-    "Error rates after splitting answers at the medians of MSP and u_sem. Gap: confident-fragile "
-    "minus confident-robust, 95 % over clusters. Differences in confidence within the halves can "
-    "explain a gap: see the residual AUROC. Tokens: of confident answers, labelled as their "
-    "answer; the paper finds no effect for tokens.",
+    "Error rates after splitting answers at the medians of MSP and u_sem; one at a median counts "
+    "as confident or robust, so ties make the confident share more than half. Gap: "
+    "confident-fragile minus confident-robust, 95 % over clusters. Differences in confidence "
+    "within the halves can explain a gap: see the residual AUROC. Tokens: of confident answers, "
+    "labelled as their answer; the paper finds no effect for tokens.",
     figure=figures.quadrants, signed=("gap", "token gap"),
 )  # fmt: skip
 def confident_fragile(group: RunGroup) -> tuple[dict[str, Any], dict[str, selective.Quadrants]]:

@@ -24,7 +24,6 @@ from tests.scoring.conftest import PROMPT
 
 
 def signals_of(score):
-    """By its tokens."""
     tokens = score.tokens[: score.counted]
     msp = -sum(token.log_likelihood for token in tokens)
     means = {name: np.mean([getattr(t, name) for t in tokens]) for name in ("mi", "u", "entropy")}
@@ -88,7 +87,6 @@ PLAIN = (
 @pytest.mark.parametrize(
     ("change", "asked", "words"),
     [  # of all rows, or of one by its place; or other rows
-        ({2: {"cluster": None}}, {}, "in all rows or in none, got none in row 3"),
         ({1: {"correct": 2}}, {}, 'row 2: "correct": expected true or false, got 2'),
         ({3: {"answer": " Rell"}}, {}, "row 4: prompt, answer, settings or scores were changed"),
         ({3: {"digest": None}}, {}, "row 4: expected a row with scores, got the fields"),
@@ -115,7 +113,6 @@ def test_rows_that_cannot_be_used(scored, change, asked, words):
 
 
 def refused(rows):
-    """Numbers of the rows that no calibration takes."""
     said = []
     for number, row in enumerate(rows, start=1):
         try:

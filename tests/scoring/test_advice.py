@@ -33,12 +33,10 @@ CHAT = [
 
 
 def changed(content):
-    """A template that writes something else for the content of a message."""
     return ALL.replace("m['content']", content)
 
 
 def called(arguments):
-    """A chat with the call of a tool, which has no text."""
     sail = {"type": "function", "id": "c-77", "function": {"name": "sail", "arguments": arguments}}
     return [CHAT[0], {"role": "assistant", "content": None, "tool_calls": [sail]}, CHAT[-1]]
 
@@ -51,15 +49,11 @@ SAYS_ALL = [
     (ALL, CHAT),
     (changed("m['content'] | trim"), CHAT),
     (changed("m['content'] | tojson"), CHAT),
-    (changed("m['content'].split() | join(' ')"), CHAT),
     (CALLS, called({"to": "Brask"})),
     (CALLS, called('{"to":  "Brask\\n"}')),
-    (ALL, user([{"type": "text", "text": "Who "}, "built it?"])),
     (ALL, user("Who <s>built</s> it?")),
 ]
 LEAVES_OUT = [
-    (ALL.replace("messages", "messages if m['role'] != 'system'"), CHAT,
-     ["content of message 1 (system)"]),
     (ALL.replace("messages", "messages[-1:]"), CHAT,
      [f"content of message {number}" for number in (1, 2, 3, 4)]),
     (changed("m['content'][:10]"), CHAT,
@@ -73,7 +67,6 @@ LEAVES_OUT = [
      ["tool_calls[0].function.name of message 2", "tool_calls[0].function.arguments.to of"]),
     (ALL, [CHAT[1], CHAT[2] | {"reasoning_content": "Brask so"}, CHAT[4]],
      ["reasoning_content of message 2 (assistant)"]),
-    (changed("m['content'].upper()"), CHAT[4:], ["content of message 1 (user)"]),
 ]  # fmt: skip
 
 
@@ -93,7 +86,6 @@ def test_text_that_a_template_leaves_out_is_named(tokenizer, template, chat, mis
         ("{{ strftime_now('%d %b %Y') }}", True),
         ("{%- if not date is defined %}{% set date = strftime_now('%d') %}{% endif %}", True),
         ("{% set clock = strftime_now %}{{ clock('%Y') }}", True),
-        ("{% if now is defined %}{{ now() }}{% endif %}", True),
         ("{% if datetime is defined %}{{ datetime.now() }}{% endif %}", True),
         ("Say strftime_now or datetime. ", False),
         ("{# strftime_now() #}{{ 'now() datetime' }}", False),
@@ -108,16 +100,13 @@ def test_a_template_that_reads_the_clock(tokenizer, template, expected):
 @pytest.mark.parametrize(
     ("template", "prompt", "answer", "repeated"),
     [
-        (THINK, CHAT[-1:], "<think>\nThe ferry</think> Brask", "<think>"),
         (THINK, CHAT[-1:], "\n<think> Brask", "<think>"),
         (THINK, CHAT[-1:], "<assistant>\n<think>\n Brask", "<assistant>\n<think>"),
         (ALL + "<s>assistant\n", CHAT[-1:], "assistant\nBrask", "assistant"),
         ("", "Question: Who built it? Answer:", "Answer: Brask", "Answer:"),
-        ("", "Who built it?\n### Response", "### Response\nBrask", "### Response"),
         ("", "Who built it?\nA:", " A: Brask", "A:"),
         ("", PROMPT, PROMPT + " Brask", PROMPT),
         (THINK, CHAT[-1:], "The ferry <think>", None),
-        (THINK, CHAT[-1:], "think about it", None),
         ("", "The blue kites of Brask", " Brask", None),
         ("", "1, 2, 2,", " 2, 3", None),
         ("", "Who built it? Answer:", ": Brask", None),
@@ -138,7 +127,6 @@ def test_an_answer_that_repeats_the_end_of_the_prompt(
     [
         ("3 + 5 =", "8", "without a space, '3 + 5 =8'"),
         ("Who?", "Guests", "without a space, 'Who?Guests'"),
-        ("Кто?", "Гости", "without a space, 'Кто?Гости'"),
         ("3 + 5 =", " 8", None),
         ("Who?\n", "Guests", None),
         ("print(", "x", None),

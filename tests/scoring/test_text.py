@@ -17,10 +17,8 @@ pytestmark = pytest.mark.usefixtures("unseen")
 ANSWERS = [
     "Brask",
     " Brask in 1931",
-    "  two spaces ",
     " né à Čapek",
     " 日本語 🪁 kite",
-    "🪁",
     "a\n\nb\tc",
     " <s> inside</s> more</s>",
     " \ufffd is a character",
@@ -42,7 +40,6 @@ BYTES = {chr(byte): byte for byte in PLAIN} | {
 
 
 def check_cover(text, places):
-    """Spans follow on one another and cover the text."""
     assert places[0][0] == 0
     assert places[-1][1] == len(text)
     assert all(start <= end for start, end in places)
@@ -53,9 +50,12 @@ def check_cover(text, places):
 @pytest.mark.parametrize("answer", ANSWERS)
 @pytest.mark.parametrize("prompt", [PROMPT, "", "<s>", PROMPT + "\n", "né 🪁"])
 def test_offsets_of_bytes(tokenizer, prompt, answer):
-    before = prompt_tokens(tokenizer, prompt)
-    ids, _ = answer_tokens(tokenizer, prompt, before.tolist(), answer)
-    text, places = spans(tokenizer, before.tolist(), ids)
+    """Tokenised together, as a benchmark's prompt and answer are."""
+    before = prompt_tokens(tokenizer, prompt).tolist()
+    ids, follows = answer_tokens(tokenizer, prompt, before, answer)
+    assert follows
+    assert before + ids == tokenizer(prompt + answer)["input_ids"]
+    text, places = spans(tokenizer, before, ids)
     assert text == answer
     check_cover(text, places)
     # A character of byte-level BPE stands for a byte: a token ends where its bytes do.
@@ -127,23 +127,12 @@ def test_broken_bytes_spoil_only_themselves(sentencepiece):
             assert text.startswith(decode(sentencepiece, ids[:length]).rstrip("\ufffd"))
 
 
-@pytest.mark.parametrize(
-    "template", ["{{ 1 + 'a' }}", "{{ messages[9].content.x() }}", "{% for", "{{ 1 / 0 }}"]
-)
+@pytest.mark.parametrize("template", ["{{ 1 + 'a' }}", "{% for", "{{ 1 / 0 }}"])
 def test_a_broken_template_concerns_chats_alone(model, tokenizer, template):
     broken = templated(tokenizer, template)
     assert not score(model, PROMPT, " Brask", tokenizer=broken).warnings
     with pytest.raises(ValueError, match="the chat template does not support these messages"):
         score(model, MESSAGES, " Brask", tokenizer=broken)
-
-
-def test_an_answer_follows_its_prompt(tokenizer):
-    """Tokenised together, as a benchmark's prompt and answer are."""
-    for answer in (" Brask", "Brask", "\n"):
-        before = tokenizer(PROMPT)["input_ids"]
-        ids, follows = answer_tokens(tokenizer, PROMPT, before, answer)
-        assert follows
-        assert before + ids == tokenizer(PROMPT + answer)["input_ids"]
 
 
 def test_a_merge_over_the_border_is_not_made(model, tokenizer):

@@ -19,6 +19,8 @@ import transformers
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from lm_polygraph.utils.common import load_external_module
+from sybil import Sybil
+from sybil.parsers.myst import PythonCodeBlockParser
 
 from lm_polygraph_asmi.analysis import Clustered
 from lm_polygraph_asmi.commands import main
@@ -36,9 +38,7 @@ from tests.pages import (
     blocks,
     inline,
     prose,
-    python,
     table,
-    with_blocks,
 )
 from tests.report.runs import save
 from tests.tiny_lm import whitebox
@@ -72,7 +72,8 @@ def tiny_hub(monkeypatch):
     load_named.cache_clear()
 
 
-RUN_HERE = [page for page in with_blocks("python", DOCS / "quickstart.md") if page != RECIPES]
+QUICKSTART = DOCS / "quickstart.md"
+RUN_HERE = [page for page in (*PAGES, QUICKSTART) if page != RECIPES and blocks("python", page)]
 RECIPE_CALLS = {
     "fastapi": 'score(Question(prompt="Who?", answer=" Brask"))["score"]',
     "inspect_ai": 'fragility("smollm2")',
@@ -100,7 +101,7 @@ def test_python_runs(page, place, tmp_path, monkeypatch):
     (tmp_path / "scored.jsonl").write_text('{"id": "a1", "score": 0.01}\n')  # of `score --out`
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Clustered, "number", lambda _, default: default // 10)  # of resamples
-    for example in python(page):
+    for example in Sybil([PythonCodeBlockParser()]).parse(page):  # its blocks share a namespace
         example.evaluate()
 
 

@@ -10,21 +10,11 @@ import torch
 
 from lm_polygraph_asmi import decide
 from lm_polygraph_asmi.decisions import Decider, Decision, calibrate_rows
-from lm_polygraph_asmi.model import attention_of
 from lm_polygraph_asmi.scoring import BatchScorer, score_file
 from lm_polygraph_asmi.scoring.rows import in_chat, read_rows
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.unmasked import fingerprints
-from tests import tiny_lm
-from tests.decisions.conftest import (
-    ASKED,
-    SETTINGS,
-    labelled,
-    limited,
-    lines_of,
-    without_hashes,
-    write,
-)
+from tests.decisions.conftest import ASKED, labelled, limited, lines_of, without_hashes, write
 from tests.scoring.conftest import MESSAGES, PROMPT
 from tests.scoring.test_result import printed
 
@@ -119,6 +109,8 @@ def test_many_rows_and_files(scorer, calibration, signal, suffix, tmp_path):
     ]  # fmt: skip
     with pytest.raises(ValueError, match="expected a text"):
         list(decider.score_many(ROWS, on_error="raise"))
+    table = BatchScorer(lambda: decider)(pd.DataFrame(ROWS[:3]))
+    assert table["accept"].tolist() == [True, pd.NA, pd.NA]
     write(tmp_path / "in.jsonl", ROWS[:3])
     out = tmp_path / f"out.{suffix}"
     for _ in range(2):  # then nothing is left but the row that fails
@@ -153,15 +145,3 @@ def test_a_decision_is_json_and_reads_in_words(calibration, scorer):
     assert (one.card.heading, one.card.short, one.card.rank) == (heading, "accept", -one.value)
     for page in (one.to_html("Decided"), one._repr_html_()):
         assert heading in page
-
-
-def test_a_table(calibration, tmp_path):
-    model = str(tiny_lm.save(tmp_path / "tiny"))
-    scorer = Scorer(model, **SETTINGS)
-    known = {"attention_in_use": attention_of(scorer.model)} | fingerprints(scorer)
-    run = limited(replace(calibration, settings=calibration.settings | known), 1e9, "entropy")
-    run = replace(run, model=model)
-    table = pd.DataFrame({"prompt": [PROMPT, None], "answer": [" Brask", None]})
-    decided = BatchScorer(Decider, model, run)(table)
-    assert decided["accept"].tolist() == [True, pd.NA]
-    assert decided["error"].notna().tolist() == [False, True]

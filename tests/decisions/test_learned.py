@@ -158,12 +158,11 @@ def test_from_labels_to_decisions(learned, told, scorer):
 def without_scikit_learn(path):
     """Value, in a fork in which the package is imported anew."""
     for name in [*sys.modules]:
-        if name.partition(".")[0] in ("lm_polygraph_asmi", "sklearn"):
+        if name.startswith(("lm_polygraph_asmi", "sklearn")):
             del sys.modules[name]
     sys.modules["sklearn"] = None
-    saved = import_module("lm_polygraph_asmi.decisions").Calibration.load(path)
-    features = {name: [[1.0] * len(own)] for name, own in saved.learned.weights.items()}
-    return float(saved.learned(features)[0])
+    learned = import_module("lm_polygraph_asmi.decisions").Calibration.load(path).learned
+    return float(learned({name: [[1.0] * len(own)] for name, own in learned.weights.items()})[0])
 
 
 def test_a_saved_one_needs_no_scikit_learn(learned, tmp_path):

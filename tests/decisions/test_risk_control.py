@@ -199,13 +199,9 @@ def test_the_guarantee_holds_in_a_small_simulation(case, monkeypatch):
 
 
 def test_the_simulation_knows_a_broken_guarantee():
-    """Accepting at half of the risk's confidence, and a line as the table has it."""
-    case = Case("useless", 60, 1, 0.29, 0.3)
-    assert np.mean([one_set(case, seed)["named"][0] for seed in range(40)]) > 0.3
-    cell = line(Case("normal", 200, 1, 0.2, 0.95), 10)["named"]
-    violated, accepted = cell.split(" / ")
-    assert violated.startswith(("0.0 [0.0, ", "10.0 ["))
-    assert 15 < float(accepted) < 50
+    """Accepting at half of the risk's confidence, as a line of the table has it."""
+    violated, accepted = line(Case("useless", 60, 1, 0.29, 0.3), 40)["named"].split(" / ")
+    assert 30 < float(violated.split()[0]) < float(accepted)
 
 
 @pytest.mark.parametrize("size", [1, 3])

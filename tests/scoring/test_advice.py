@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from lm_polygraph_asmi import score
 from lm_polygraph_asmi.scoring.advice import (
     border_warning,
     reads_clock,
@@ -130,11 +131,8 @@ def test_an_answer_that_repeats_the_end_of_the_prompt(
         ("3 + 5 =", " 8", None),
         ("Who?\n", "Guests", None),
         ("print(", "x", None),
-        ("He said “", "yes", None),
         ("谁?", "客人", None),
-        ("谁建造了渡轮", "客人", None),
         ("Who", ", then?", None),
-        ("The blue kites", "\n", None),
         ("Who is it? ", "Brask", "end the prompt where a word ends"),
     ],
 )
@@ -165,14 +163,11 @@ def test_a_score_carries_them(model, tokenizer):
 
 
 def test_an_answer_that_nothing_ended_is_said_to_be_cut_off(model, tokenizer):
-    def cut(answer=None, **settings):
-        scorer = Scorer(model, tokenizer=tokenizer, max_new_tokens=3, num_masks=2, **settings)
-        found = scorer.score(PROMPT, answer)
-        return found, found.warnings
-
-    found, (warning,) = cut()
-    assert "cut off after 3 tokens without an end: increase max_new_tokens" in warning
-    assert "pass a `stop`" in warning
-    assert "pass a `stop`" not in cut(stop="never")[1][0]
-    assert cut(stop=found.tokens[2].text)[1] == ()
-    assert cut(list(found.ids))[1] == ()
+    settings = {"tokenizer": tokenizer, "max_new_tokens": 3, "num_masks": 2}
+    found = score(model, PROMPT, **settings)
+    said = "cut off after 3 tokens without an end: increase max_new_tokens"
+    for stop, told in ((None, f"{said}, or pass a `stop`"), ("never", f"{said}.")):
+        (warning,) = score(model, PROMPT, stop=stop, **settings).warnings
+        assert told in warning
+    assert score(model, PROMPT, stop=found.tokens[2].text, **settings).warnings == ()
+    assert score(model, PROMPT, list(found.ids), **settings).warnings == ()

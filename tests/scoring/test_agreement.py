@@ -215,8 +215,11 @@ def test_endings(name, tokenizer):
     by_model, from_text = check_all_ways(case)
     assert (by_model.answer, by_model.ending) == (answer, end)
     for score in (by_model, from_text):
-        by_hand = -sum(log_probs_by_hand(case, score.ids)[: score.counted])
-        assert score.msp == pytest.approx(by_hand, rel=1e-3, abs=1e-5)
+        for name, expected in by_hand(case, score.ids).items():
+            values = [getattr(token, name) for token in score.tokens]
+            assert values == pytest.approx(expected, rel=1e-3, abs=1e-5), name
+        counted = [token.log_likelihood for token in score.tokens[: score.counted]]
+        assert score.msp == pytest.approx(-sum(counted))
         dropped = fields.get("settings") == UNCOUNTED["settings"] and len(score.ids) > 1
         assert score.counted == len(score.ids) - dropped
         assert score.answered == bool(answer.strip())
@@ -224,9 +227,12 @@ def test_endings(name, tokenizer):
         assert (said in score.explanation) == (not score.answered)
 
 
-def log_probs_by_hand(case, ids):
-    """Log-probability of each token after the case's prompt, from a full forward pass."""
+def by_hand(case, ids):
+    """Numbers of the tokens after the case's prompt, from a full forward pass."""
     prompt = prompt_tokens(case.tokenizer, case.prompt).tolist()
     with torch.no_grad():
-        log_probs = case.model(torch.tensor([[*prompt, *ids]])).logits[0].log_softmax(-1)
-    return log_probs[len(prompt) - 1 : -1][range(len(ids)), ids].tolist()
+        logits = case.model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
+    log_probs = logits.double().log_softmax(-1)
+    entropy = -(log_probs.exp() * log_probs).sum(-1)
+    chosen = log_probs[range(len(ids)), ids]
+    return {"log_likelihood": chosen.tolist(), "entropy": entropy.tolist()}

@@ -108,19 +108,6 @@ def check_votes(found, top_tokens, tokenizer):
         assert token.alternative in (best or [None])
 
 
-def test_single_pass_numbers_are_those_of_an_ordinary_pass(model, tokenizer):
-    found = score(model, PROMPT, " in Brask", tokenizer=tokenizer)
-    assert numbers(score(whitebox(), PROMPT, " in Brask")) == numbers(found)  # a wrapped model
-    ids = torch.tensor(tokenizer(PROMPT + " in Brask</s>")["input_ids"])
-    answer = ids[-len(found.tokens) :]
-    with torch.no_grad():
-        log_probs = model(ids[None]).logits[0, -len(answer) - 1 : -1].double().log_softmax(-1)
-    expected = log_probs.gather(1, answer[:, None])[:, 0].tolist()
-    assert [token.log_likelihood for token in found.tokens] == pytest.approx(expected, abs=1e-5)
-    entropy = -(log_probs.exp() * log_probs).sum(-1)
-    assert [t.entropy for t in found.tokens] == pytest.approx(entropy.tolist(), abs=1e-5)
-
-
 def greedy(model, tokenizer, length):
     """The most probable token, one after the other, until an end token."""
     ids, answer = tokenizer(PROMPT, return_tensors="pt")["input_ids"], []

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from lm_polygraph_asmi import score
 from lm_polygraph_asmi.host.stopping import decode
@@ -32,11 +33,7 @@ def sentencepiece():
     return space_tokenizer(["▁Brask", "▁in", "▁The", "▁ferry", "as"])
 
 
-# GPT-2's table: printable bytes are themselves, the others follow from 256 on.
-PLAIN = [*range(33, 127), *range(161, 173), *range(174, 256)]
-BYTES = {chr(byte): byte for byte in PLAIN} | {
-    chr(256 + place): byte for place, byte in enumerate(b for b in range(256) if b not in PLAIN)
-}
+BYTES = {letter: byte for byte, letter in bytes_to_unicode().items()}
 
 
 def check_cover(text, places):
@@ -110,18 +107,12 @@ def test_a_decoder_that_drops_a_first_space(sentencepiece, answer):
 def test_broken_bytes_spoil_only_themselves(sentencepiece):
     """As bytes are decoded by Python, so a text never changes when tokens are added."""
     draw = random.Random(5)
-    kite = [f"<0x{byte:02X}>" for byte in "\n🪁é".encode()]
-    pieces = [*kite * 3, "<0x9F>", "<0xC3>", "▁", "a", "▁in"]
+    parts = {f"<0x{byte:02X}>": bytes([byte]) for byte in "\n🪁é".encode()}
+    parts |= {"▁": b" ", "a": b"a", "▁in": b" in"}
     for _ in range(200):
-        drawn = draw.choices(pieces, k=10)
+        drawn = draw.choices(list(parts), k=10)
         ids = sentencepiece.convert_tokens_to_ids(drawn)
-        parts = (
-            bytes([int(piece[3:5], 16)])
-            if piece.startswith("<0x")
-            else piece.replace("▁", " ").encode()
-            for piece in drawn
-        )
-        text = b"".join(parts).decode(errors="replace").removeprefix(" ")
+        text = b"".join(map(parts.get, drawn)).decode(errors="replace").removeprefix(" ")
         assert decode(sentencepiece, ids) == text
         for length in range(1, 10):
             assert text.startswith(decode(sentencepiece, ids[:length]).rstrip("\ufffd"))

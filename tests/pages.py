@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from sybil import Document, Example, Region, Sybil
-from sybil.parsers.myst import CodeBlockParser, PythonCodeBlockParser
+from sybil.parsers.myst import CodeBlockParser
 from sybil.parsers.rest import DocTestParser
 
 REPOSITORY = Path(__file__).parents[1]
@@ -21,20 +21,10 @@ RECIPES = DOCS / "how-to/recipes.md"
 LANGUAGES = ("python", "bash", "yaml", "text")
 
 
-def python(page: Path) -> Document:
-    """A page's Python, to evaluate in order: its blocks share one namespace."""
-    return Sybil([PythonCodeBlockParser()]).parse(page)
-
-
 @cache
 def blocks(language: str, page: Path) -> list[Example]:
     """Blocks of a language; the code is `parsed`."""
     return list(Sybil([CodeBlockParser(language, lambda _: None)]).parse(page))
-
-
-def with_blocks(language: str, *more: Path) -> list[Path]:
-    """The pages that hold such blocks."""
-    return [page for page in (*PAGES, *more) if blocks(language, page)]
 
 
 @cache

@@ -19,6 +19,8 @@ import transformers
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from lm_polygraph.utils.common import load_external_module
+from sybil import Sybil
+from sybil.parsers.myst import PythonCodeBlockParser
 
 from lm_polygraph_asmi.analysis import Clustered
 from lm_polygraph_asmi.commands import main
@@ -36,9 +38,7 @@ from tests.pages import (
     blocks,
     inline,
     prose,
-    python,
     table,
-    with_blocks,
 )
 from tests.report.runs import save
 from tests.tiny_lm import whitebox
@@ -55,18 +55,12 @@ def test_every_language_is_run_somewhere(page):
         assert "MaskedHeadsCalculator" in block.parsed or "defaults:" in block.parsed  # test_plugin
 
 
-@pytest.fixture(scope="module")
-def tiny():
-    """A tiny random model. Its answers soon end, not after the 128 tokens that they may have."""
-    model = whitebox(max_position_embeddings=1024)
-    model.model.generation_config.eos_token_id = list(range(2, len(model.tokenizer), 3))
-    return model
-
-
 @pytest.fixture
-def tiny_hub(tiny, monkeypatch):
-    """The tiny model and its tokenizer in the place of all others."""
+def tiny_hub(monkeypatch):
+    """A tiny model and its tokenizer in the place of all others; its answers soon end."""
     load_named.cache_clear()
+    tiny = whitebox(max_position_embeddings=1024)
+    tiny.model.generation_config.eos_token_id = list(range(2, len(tiny.tokenizer), 3))
     tokenizer = tiny.tokenizer
     monkeypatch.setattr(
         tokenizer, "chat_template", "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -78,7 +72,8 @@ def tiny_hub(tiny, monkeypatch):
     load_named.cache_clear()
 
 
-RUN_HERE = [page for page in with_blocks("python", DOCS / "quickstart.md") if page != RECIPES]
+QUICKSTART = DOCS / "quickstart.md"
+RUN_HERE = [page for page in (*PAGES, QUICKSTART) if page != RECIPES and blocks("python", page)]
 RECIPE_CALLS = {
     "fastapi": 'score(Question(prompt="Who?", answer=" Brask"))["score"]',
     "inspect_ai": 'fragility("smollm2")',
@@ -106,7 +101,7 @@ def test_python_runs(page, place, tmp_path, monkeypatch):
     (tmp_path / "scored.jsonl").write_text('{"id": "a1", "score": 0.01}\n')  # of `score --out`
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Clustered, "number", lambda _, default: default // 10)  # of resamples
-    for example in python(page):
+    for example in Sybil([PythonCodeBlockParser()]).parse(page):  # its blocks share a namespace
         example.evaluate()
 
 
@@ -157,7 +152,6 @@ def check_click(command: click.Command, arguments: list[str]) -> dict:
 
 @cache
 def loaded(file: str) -> ModuleType:
-    """A Python file that is in no package."""
     return load_external_module(str(REPOSITORY / file))
 
 
@@ -203,25 +197,15 @@ def shipped(pattern: str) -> set[str]:
     return {file.stem for file in CONFIGS.glob(pattern)}
 
 
-@pytest.mark.parametrize(
-    ("page", "column", "there"),
-    [
-        ("config.md", "parameter", lambda: composed("asmi_coqa").asmi),
-        ("config.md", "config", lambda: shipped("asmi_*.yaml") - {"asmi_base", "asmi_benchmark"}),
-        ("outputs.md", "statistic", lambda: {*names.SAVED} - {"greedy_log_likelihoods"}),
-        (
-            "outputs.md",
-            "field of `asmi`",
-            lambda: {f.name for f in fields(AnswerStatistics)} - {*UNMASKED},
-        ),
-    ],
-)
-def test_every_name_is_in_its_table_and_exists(page, column, there):
-    told = [name for row in table(page, column) for name in inline(row[0])]
-    assert sorted(told) == sorted(there())
-
-
-def test_every_choice_of_a_group_is_told_and_exists():
+def test_every_name_is_in_its_table_and_exists():
+    for page, column, there in (
+        ("config.md", "parameter", composed("asmi_coqa").asmi),
+        ("config.md", "config", shipped("asmi_*.yaml") - {"asmi_base", "asmi_benchmark"}),
+        ("outputs.md", "statistic", {*names.SAVED} - {"greedy_log_likelihoods"}),
+        ("outputs.md", "field of `asmi`", {f.name for f in fields(AnswerStatistics)} - {*UNMASKED}),
+    ):
+        told = [name for row in table(page, column) for name in inline(row[0])]
+        assert sorted(told) == sorted(there)
     for group, choices in table("config.md", "group"):
         told = {name for name in inline(choices) if "=" not in name}
         there = shipped(f"{group.strip('`=')}/*.yaml")
@@ -276,7 +260,6 @@ EXAMPLES = sorted(file for file in PACKAGE.rglob("*.py") if ">>>" in file.read_t
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
-    """A folder with a finished run in it."""
     folder = tmp_path_factory.mktemp("examples")
     save(folder / "RUN")
     return folder

@@ -1,6 +1,5 @@
 """The tiny model and its tokenizer, as for scores; labelled rows and a calibration on them."""
 
-import copy
 import json
 from dataclasses import replace
 
@@ -18,8 +17,8 @@ from lm_polygraph_asmi.scoring.rows import Row, score_rows
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.tables import columns_of, record_of
 from lm_polygraph_asmi.scoring.unmasked import known_fingerprints
-from tests.scoring.conftest import PROMPT, model, tokenizer  # noqa: F401 - fixtures
-from tests.scoring.test_text import CHAT
+from tests.scoring.conftest import PROMPT, chat, model, tokenizer  # noqa: F401 - fixtures
+from tests.scoring.test_tables import write  # noqa: F401
 
 SETTINGS = {"num_masks": 4, "mask_rate": 0.3, "top_k": 8, "stop": "\n", "max_new_tokens": 3}
 ASKED = {"risk": 0.4, "confidence": 0.8, "signal": "perplexity", "resamples": 50}
@@ -47,31 +46,17 @@ def numbered(*contents):
     return [Row(n, {"prompt": f"Who {n}?"} | content) for n, content in enumerate(contents, 1)]
 
 
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 def run(*arguments):
-    """Exit status of a command, and all that it said."""
     found = CliRunner().invoke(main, [str(argument) for argument in arguments])
     return found.exit_code, " ".join(found.output.split())
 
 
 @pytest.fixture(scope="session")
-def chatty(tokenizer):  # noqa: F811
-    """The tokenizer with a chat template."""
-    with_template = copy.deepcopy(tokenizer)
-    with_template.chat_template = CHAT
-    return with_template
-
-
-@pytest.fixture(scope="session")
-def scorer(model, chatty):  # noqa: F811
-    return Scorer(model, tokenizer=chatty, **SETTINGS)
+def scorer(model, chat):  # noqa: F811
+    return Scorer(model, tokenizer=chat, **SETTINGS)
 
 
 def lines_of(scorer, rows):
-    """Rows as they are written with their scores."""
     rest = columns_of(Score), known_fingerprints(getattr(scorer, "scorer", scorer))
     found = score_rows(scorer, [Row(number, row) for number, row in enumerate(rows, start=1)])
     return [json.loads(to_json(record_of(*one, *rest), str)) for one in found]
@@ -79,17 +64,19 @@ def lines_of(scorer, rows):
 
 @pytest.fixture(scope="session")
 def scored(scorer):
-    """The labelled rows with their scores: scored once for all tests."""
     return lines_of(scorer, labelled())
 
 
 @pytest.fixture(scope="session")
 def scores(scored):
     """As `score` returns them: only files record what identifies the model."""
-    own = [Score.from_dict(line) for line in scored]
-    hashes = ("weights", "tokenizer")
-    kept = [{n: v for n, v in one.settings.items() if n not in hashes} for one in own]
-    return [replace(one, settings=settings) for one, settings in zip(own, kept, strict=True)]
+    return [without_hashes(Score.from_dict(line)) for line in scored]
+
+
+def without_hashes(one):
+    """A score or a calibration that does not know its weights and tokenizer."""
+    kept = {n: v for n, v in one.settings.items() if n not in ("weights", "tokenizer")}
+    return replace(one, settings=kept)
 
 
 @pytest.fixture(scope="session")
@@ -99,7 +86,6 @@ def calibration(scored):
 
 @pytest.fixture
 def no_masks(monkeypatch):
-    """Masked passes fail."""
     monkeypatch.setattr(
         algorithm, "run_subnetworks", lambda *_: pytest.fail("a masked pass was run")
     )

@@ -1,8 +1,8 @@
 """Deciding computes what its signal needs, and no more; no threshold for answers unlike its own."""
 
 import copy
+import json
 from dataclasses import replace
-from itertools import product
 
 import pandas as pd
 import pytest
@@ -10,49 +10,26 @@ import torch
 
 from lm_polygraph_asmi import decide
 from lm_polygraph_asmi.decisions import Decider, Decision, calibrate_rows
-from lm_polygraph_asmi.model import attention_of
 from lm_polygraph_asmi.scoring import BatchScorer, score_file
 from lm_polygraph_asmi.scoring.rows import in_chat, read_rows
 from lm_polygraph_asmi.scoring.scorer import Scorer
-from lm_polygraph_asmi.scoring.unmasked import fingerprints, read
-from tests import tiny_lm
-from tests.decisions.conftest import ASKED, SETTINGS, labelled, limited, lines_of, write
-from tests.scoring.conftest import PROMPT, ending_model
-
-FREE = ("msp", "perplexity", "entropy")
-
-
-@pytest.fixture(scope="module")
-def by_msp(calibration):
-    return limited(calibration, 1e9, "msp")
-
-
-@pytest.mark.parametrize(("scope", "closing"), [("all", True), ("response", False)])
-def test_unmasked_signals_are_those_of_the_score(scope, closing):
-    """Given as text, as ids, and the model's own; twice, since the first answer is checked."""
-    settings = SETTINGS | {"scope": scope, "closing_token": closing, "max_new_tokens": 8}
-    scorer = Scorer(ending_model(["\n"]), **settings)
-    others = [(PROMPT, answer) for answer in (" Brask", [7, 8, 9], "\n")]
-    for prompt, answer in (*others, *product((PROMPT, f"{PROMPT} Where?"), [None])):
-        found, expected = read(scorer, prompt, answer), scorer.score(prompt, answer)
-        for name in FREE:
-            assert found.signals[name] == pytest.approx(expected.signals[name], rel=2e-5)
-        for name in ("ids", "answer", "scored_text", "counted", "answered", "warnings",
-                     "ending", "prompt_tokens", "compared_settings"):  # fmt: skip
-            assert getattr(found, name) == getattr(expected, name), name
+from lm_polygraph_asmi.scoring.unmasked import fingerprints
+from tests.decisions.conftest import ASKED, labelled, limited, lines_of, without_hashes, write
+from tests.scoring.conftest import MESSAGES, PROMPT
+from tests.scoring.test_result import printed
 
 
 @pytest.mark.usefixtures("no_masks")
 @pytest.mark.parametrize("signal", ["msp", "learned"])
-def test_no_masked_pass_where_none_is_needed(model, chatty, calibration, signal, tmp_path):
-    decider = Decider(model, limited(calibration, 1e9, signal), tokenizer=chatty)
+def test_no_masked_pass_where_none_is_needed(model, chat, calibration, signal, tmp_path):
+    decider = Decider(model, limited(calibration, 1e9, signal), tokenizer=chat)
     for answer in (None, " Brask"):
         one = decider.decide(PROMPT, answer)
         assert (one.score, one.signal) == (None, signal)
-        assert set(one.signals) == {*FREE, signal}
+        assert set(one.signals) == {"msp", "perplexity", "entropy", signal}
     assert one.accept is True
     decider.calibration.save(tmp_path / "c.json")
-    again = decide(model, PROMPT, " Brask", calibration=tmp_path / "c.json", tokenizer=chatty)
+    again = decide(model, PROMPT, " Brask", calibration=tmp_path / "c.json", tokenizer=chat)
     assert again == one
 
 
@@ -65,16 +42,16 @@ def test_a_masked_signal_comes_with_its_score(calibration, scorer):
     assert one.score.settings.items() >= fingerprints(scorer).items()
 
 
-def test_answers_unlike_the_calibrations(by_msp, model, chatty):
+def test_answers_unlike_the_calibrations(calibration, model, chat):
     """By their weights, tokenizer, form of the prompt and end; other copies are equal."""
-    changed, longer, turned = copy.deepcopy([model, model, chatty])
+    by_msp = limited(calibration, 1e9, "msp")
+    changed, longer, turned = copy.deepcopy([model, model, chat])
     with torch.no_grad():
         changed.lm_head.weight[0, 0] += 1
     longer.generation_config.eos_token_id = [2, 7]
     turned.chat_template = "{{ messages[0]['content'] }}"
     used = by_msp.settings["attention_in_use"]
     other = {"eager": "sdpa", "sdpa": "eager"}[used]
-    chat = [{"role": "user", "content": PROMPT}]
     weights, tokenizer = "weights or their precision differ", "chat template or end tokens differ"
     for change, words in (
         ({"model": copy.deepcopy(model)}, None),
@@ -83,20 +60,20 @@ def test_answers_unlike_the_calibrations(by_msp, model, chatty):
         ({"model": longer}, tokenizer),
         ({"tokenizer": turned}, tokenizer),
         ({"attention": other}, f"attention_in_use {used!r} there, {other!r} here"),
-        ({"prompt": chat}, "prompt_format 'text' there, 'chat' here"),
+        ({"prompt": MESSAGES}, "prompt_format 'text' there, 'chat' here"),
         ({"answer": None}, "answers complete there, cut off after 3 tokens here"),
         ({"answer": [7, 8]}, "answers complete there, without an end here"),
         ({"answer": [7, 8, 2]}, None),
     ):
-        same = {"model": model, "tokenizer": chatty, "prompt": PROMPT, "answer": " Brask"}
+        same = {"model": model, "tokenizer": chat, "prompt": PROMPT, "answer": " Brask"}
         one = decide(calibration=by_msp, **same | change)
         assert one.accept is (None if words else True), (change, one.reason)
         assert one.reason.startswith("No decision: this answer differs") == bool(words)
         assert (words or "") in one.reason
     with pytest.raises(ValueError, match="a Scorer has settings"):
-        Decider(Scorer(model, tokenizer=chatty), by_msp, depth=0.3)
+        Decider(Scorer(model, tokenizer=chat), by_msp, depth=0.3)
     with pytest.raises(ValueError, match="settings differ from the calibration"):
-        Decider(Scorer(model, tokenizer=chatty, stop="?"), by_msp)
+        Decider(Scorer(model, tokenizer=chat, stop="?"), by_msp)
 
 
 def test_a_threshold_for_chats(scorer):
@@ -123,8 +100,7 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize(("signal", "suffix"), [("msp", "csv"), ("sem", "parquet"),
-                                                ("learned", "jsonl")])  # fmt: skip
+@pytest.mark.parametrize(("signal", "suffix"), [("sem", "parquet"), ("learned", "csv")])
 def test_many_rows_and_files(scorer, calibration, signal, suffix, tmp_path):
     decider = Decider(scorer, limited(calibration, 1e9, signal))
     found = list(decider.score_many(ROWS))
@@ -133,6 +109,8 @@ def test_many_rows_and_files(scorer, calibration, signal, suffix, tmp_path):
     ]  # fmt: skip
     with pytest.raises(ValueError, match="expected a text"):
         list(decider.score_many(ROWS, on_error="raise"))
+    table = BatchScorer(lambda: decider)(pd.DataFrame(ROWS[:3]))
+    assert table["accept"].tolist() == [True, pd.NA, pd.NA]
     write(tmp_path / "in.jsonl", ROWS[:3])
     out = tmp_path / f"out.{suffix}"
     for _ in range(2):  # then nothing is left but the row that fails
@@ -149,13 +127,21 @@ def test_many_rows_and_files(scorer, calibration, signal, suffix, tmp_path):
         score_file(other, tmp_path / "in.jsonl", out)
 
 
-def test_a_table(calibration, tmp_path):
-    model = str(tiny_lm.save(tmp_path / "tiny"))
-    scorer = Scorer(model, **SETTINGS)
-    known = calibration.settings | fingerprints(scorer)
-    known |= {"attention_in_use": attention_of(scorer.model)}
-    run = replace(limited(calibration, 1e9, "entropy"), model=model, settings=known)
-    table = pd.DataFrame({"prompt": [PROMPT, None], "answer": [" Brask", None]})
-    decided = BatchScorer(Decider, model, run)(table)
-    assert decided["accept"].tolist() == [True, pd.NA]
-    assert decided["error"].notna().tolist() == [False, True]
+def test_a_decision_is_json_and_reads_in_words(calibration, scorer):
+    score = replace(scorer.score(PROMPT, " Brask"), prompt_tokens=900)
+    calibration = without_hashes(calibration)
+    one = limited(calibration, 1e9).decide(score)
+    content = json.loads(json.dumps(one.to_dict(), allow_nan=False))
+    assert (content["accept"], content["unit"]) == (True, "nats")
+    assert content["score"] == json.loads(json.dumps(score.to_dict()))
+    assert str(one).splitlines() == [" Brask" + score.ending.replace("\n", "⏎"), *one.sentences]
+    assert printed(one, width=500).splitlines() == str(one).splitlines()
+    assert repr(one) == f"Decision(accept, perplexity {one.value:.4g} nats, answer=' Brask')"
+    said = "The prompt has 900 tokens, the calibration's 1"  # unlike all that were labelled
+    assert one.sentences[1].startswith(said)
+    for threshold in (-1, None):  # nothing to doubt in an abstention
+        assert said not in str(limited(calibration, threshold).decide(score))
+    heading = f"Accept: perplexity {one.value:.4g} nats"
+    assert (one.card.heading, one.card.short, one.card.rank) == (heading, "accept", -one.value)
+    for page in (one.to_html("Decided"), one._repr_html_()):
+        assert heading in page

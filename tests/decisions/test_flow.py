@@ -39,7 +39,6 @@ def folder(tmp_path_factory, few_resamples):  # noqa: ARG001 - no test below ask
 
 @pytest.fixture(scope="module")
 def calibrated(folder):
-    """The file of a calibration; no model was loaded."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Scorer, "__init__", lambda *_, **__: pytest.fail("a model was loaded"))
         said = done("calibrate", folder / "answers.csv", "--risk", 0.9, "--out", folder / "c.json")
@@ -103,9 +102,7 @@ def test_only_the_learned_signal_loads_the_model(folder, tmp_path):
         ("answers.csv --out new", 2, "expected a .json file, as `decide` needs it"),
         ("answers.csv --out no/new.json", 1, "its folder does not exist"),
         ("--out new.json", 2, "expected either ROWS of labelled answers or a finished run (--run)"),
-        ("answers.csv --run . --out new.json", 2, "expected either ROWS"),
         ("answers.csv --metric x --out new.json", 2, "--metric needs --run, and --unlabelled ROWS"),
-        ("--run . --unlabelled answers.csv --out new.json", 2, "--unlabelled ROWS"),
     ],
 )
 @pytest.mark.usefixtures("calibrated")

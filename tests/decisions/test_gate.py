@@ -60,11 +60,11 @@ def test_gate_is_that_of_plain_loops(seed, largest):
 
 @pytest.mark.parametrize(("risk", "confidence"), [(0.05, 0.95), (0.2, 0.9)])
 def test_exact_probability_that_any_look_errs(risk, confidence):
-    """Single answers at exactly the risk, with a look after each of 200: by all paths of errors."""
+    """Single answers at exactly the risk, with a look after each of 120: by all paths of errors."""
     guarantee = guaranteed(risk, confidence)
     for outcome, allowed in (("violated", LEVEL), ("holds", 1 - confidence)):
         alive, erred = {0: 1.0}, 0.0
-        for n in range(1, 201):
+        for n in range(1, 121):
             after: dict[int, float] = {}
             for errors, chance in alive.items():
                 after[errors] = after.get(errors, 0) + chance * (1 - risk)
@@ -87,7 +87,7 @@ def look(guarantee, n, errors):
     return "holds" if below >= (1 - 1e-12) / (1 - guarantee.confidence) else "inconclusive"
 
 
-@pytest.mark.parametrize("n", [5, 60, 80])
+@pytest.mark.parametrize("n", [5, 60])
 def test_single_answers_depend_on_their_number_of_errors_alone(n):
     guarantee, found = guaranteed(), set()
     for errors in range(min(n, 25)):
@@ -130,7 +130,6 @@ def limit(calibration):
 
 
 def changed(line, **change):
-    """A line of `decide --out` with another decision."""
     return line | change | {"digest": Decision.digest(line | change)}
 
 
@@ -165,10 +164,8 @@ def test_outcomes_and_exit_status(limit, tmp_path, n, wrong, outcome, status):
     assert "Without a decision, so counted as abstained: 1. Left out 1 empty answers" in said
     write(files[2], [lines[0]])
     code, said = run("gate", *files)
-    assert (code, 'row 3: "answer": row 1 has the same prompt and answer: keep one' in said) == (
-        1,
-        1,
-    )
+    same = 'row 3: "answer": row 1 has the same prompt and answer: keep one'
+    assert (code, same in said) == (1, True)
 
 
 SEEN = {name: labelled()[3][name] for name in ("prompt", "answer")}
@@ -181,11 +178,8 @@ SEEN = {name: labelled()[3][name] for name in ("prompt", "answer")}
         ({"answer": " y"}, 'row 2: "digest"'),
         ({"threshold": 2.0}, 'row 2: "threshold" is 2.0, the calibration\'s 1.0: decide with this'),
         ({"calibration": "other"}, 'row 2: "calibration" is'),
-        ({"correct": 0.5}, 'row 2: "correct": expected true or false'),
-        ({"correct": None, "quality": float("nan")}, "row 2: quality must be a number"),
         ({"correct": None}, 'row 2: expected "correct"'),
         ({"id": 0}, 'row 2: "id": row 1 has 0, too'),
-        ({"cluster": None}, "in all rows or in none, got none in row 2"),
         ({"error": "no prompt"}, r"row 2: it failed in .*decide` \(no prompt\): remove it"),
         ("value", 'row 2: no field "value": expected a line of `polygraph_asmi decide --out`, lab'),
         (SEEN, 'row 2: "answer": the calibration has seen it'),

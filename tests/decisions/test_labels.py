@@ -15,7 +15,6 @@ NO_NAME = 'row 2: "cluster": expected a text or a number'
 
 
 def read(*contents):
-    """All that is read of labelled rows."""
     rows = numbered(*contents)
     return [is_wrong(row.content) for row in rows], labels_of(rows), clusters_of(rows)
 

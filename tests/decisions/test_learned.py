@@ -5,7 +5,6 @@ import sys
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from itertools import cycle
 from multiprocessing import get_context
 
 import numpy as np
@@ -17,7 +16,6 @@ from sklearn.preprocessing import StandardScaler
 
 from lm_polygraph_asmi import algorithm
 from lm_polygraph_asmi.analysis import Labelled, free_features
-from lm_polygraph_asmi.analysis.features import FREE
 from lm_polygraph_asmi.decisions import Calibration, Decider, calibrate_rows, calibrate_run
 from lm_polygraph_asmi.decisions.learned import (
     LEARNING_SHARE,
@@ -52,10 +50,9 @@ def test_score_is_that_of_scikit_learn():
     score = fit_score(features, wrong)
     np.testing.assert_allclose(score(features | {"more": np.ones((150, 2))}), expected, atol=1e-6)
     assert score.weights["hidden"][-1] == 0  # the constant column
-    wide, same = features | {"free": np.ones((150, 2))}, {"free": np.ones((150, 3))}
+    same = {"free": np.ones((150, 3))}
     for made, given, words in (
         (score, [{"free": features["free"]}], "learned with features of widths .*: use the model"),
-        (score, [wide], "learned with features of widths .*: use the model"),
         (fit_score, [same, wrong], "expected features that vary, got 150 answers"),
         (fit_score, [features, wrong | True], "the 150 answers have one label: label answers of"),
     ):
@@ -66,7 +63,6 @@ def test_score_is_that_of_scikit_learn():
 def test_free_features_by_hand():
     found = free_features([-1.0, -3.0, -2.0], [0.5, 0.25, 1.5], 40)
     assert found.tolist() == [-6, -2, -3, -1, -2, 0.75, 2.25, 1.5, 0.5, 3, 40]
-    assert len(found) == len(FREE)
 
 
 def test_out_of_fold_scores_never_saw_their_cluster():
@@ -81,12 +77,12 @@ def test_out_of_fold_scores_never_saw_their_cluster():
 
 def test_the_guarantee_holds_however_it_overfits():
     """At confidence 90 %, one calibration in ten may break it, give or take the count's error."""
-    broken, draws = 0, 16
+    broken, draws = 0, 10
     features, simple, wrong = answers(99, 20_000)
-    for seed, fit in zip(range(draws), cycle((fit_score, OVERFITTED)), strict=False):
+    for seed in range(draws):
         some, shown, labels = answers(seed, 300)
         few = Labelled(labels, keys(300, 1), resamples=20, seed=seed)
-        found = learned_threshold(some, shown, few, 0.25, 0.9, fit)
+        found = learned_threshold(some, shown, few, 0.25, 0.9, OVERFITTED)
         if found.rule.threshold is not None:
             column = found.score(features) if found.score else simple[found.signal]
             broken += wrong[column <= found.rule.threshold].mean() > 0.25
@@ -128,15 +124,10 @@ def test_what_leaves_the_simple_signal():
 @pytest.fixture(scope="module")
 def told(scorer):
     """Scored rows whose word decides whether they are right; a prompt and a cluster each."""
-    rows = [
-        row
-        | {
-            "prompt": f"Question {i // 2}{'.:'[i % 2]} {PROMPT}",
-            "correct": row["answer"].split()[-1] in WORDS[:4],
-            "cluster": i,
-        }
-        for i, row in enumerate(labelled(60))
-    ]
+    rows = labelled(60)
+    for i, row in enumerate(rows):
+        row["prompt"] = f"Question {i // 2}{'.:'[i % 2]} {PROMPT}"
+        row |= {"correct": row["answer"].split()[-1] in WORDS[:4], "cluster": i}
     return lines_of(scorer, rows)
 
 
@@ -167,12 +158,11 @@ def test_from_labels_to_decisions(learned, told, scorer):
 def without_scikit_learn(path):
     """Value, in a fork in which the package is imported anew."""
     for name in [*sys.modules]:
-        if name.partition(".")[0] in ("lm_polygraph_asmi", "sklearn"):
+        if name.startswith(("lm_polygraph_asmi", "sklearn")):
             del sys.modules[name]
     sys.modules["sklearn"] = None
-    saved = import_module("lm_polygraph_asmi.decisions").Calibration.load(path)
-    features = {name: [[1.0] * len(own)] for name, own in saved.learned.weights.items()}
-    return float(saved.learned(features)[0])
+    learned = import_module("lm_polygraph_asmi.decisions").Calibration.load(path).learned
+    return float(learned({name: [[1.0] * len(own)] for name, own in learned.weights.items()})[0])
 
 
 def test_a_saved_one_needs_no_scikit_learn(learned, tmp_path):

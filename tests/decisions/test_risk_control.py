@@ -48,7 +48,7 @@ def loops(accepted, wrong, codes, risk, largest):
     return 1 / most
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_p_values_are_those_of_plain_loops(seed):
     score, wrong, _ = answers(seed, 30, 3)
     keep, codes = score < np.random.default_rng(seed).normal(), np.repeat(np.arange(30), 3)
@@ -165,7 +165,7 @@ def test_the_baseline_is_mapies():
     from mapie.risk_control import BinaryClassificationController
 
     compared = 0
-    for seed in range(4):
+    for seed in range(2):
         score, wrong, _ = answers(seed, 1000, 1)
         order = np.argsort(score)
         grid = score[order][np.ceil(COVERAGES * 1000).astype(int) - 1]
@@ -182,9 +182,8 @@ def test_the_baseline_is_mapies():
 
 
 SIMULATED = [
-    Case("normal", 100, 1, 0.2, 0.95), Case("normal", 40, 5, 0.3, 0.9),
-    Case("flat", 60, 8, 0.2, 0.9), Case("ties of five values", 100, 1, 0.2, 0.9),
-    Case("not monotone", 200, 1, 0.2, 0.9), Case("teeth", 100, 1, 0.2, 0.9),
+    Case("normal", 30, 5, 0.3, 0.9), Case("ties of five values", 100, 1, 0.2, 0.9),
+    Case("not monotone", 100, 1, 0.2, 0.9), Case("teeth", 100, 1, 0.2, 0.9),
     Case("useless", 60, 1, 0.29, 0.9),
 ]  # fmt: skip
 
@@ -192,7 +191,7 @@ SIMULATED = [
 @pytest.mark.parametrize("case", SIMULATED)
 def test_the_guarantee_holds_in_a_small_simulation(case, monkeypatch):
     monkeypatch.setattr(clusters, "identity", cache(clusters.identity))  # half of the time
-    sets, allowed = 150, 1 - case.confidence
+    sets, allowed = 100, 1 - case.confidence
     results = [one_set(case, seed) for seed in range(sets)]
     for way in {"named", "unlabelled", "best"} & results[0].keys():
         violated = np.mean([result[way][0] for result in results])
@@ -200,13 +199,9 @@ def test_the_guarantee_holds_in_a_small_simulation(case, monkeypatch):
 
 
 def test_the_simulation_knows_a_broken_guarantee():
-    """Accepting at half of the risk's confidence, and a line as the table has it."""
-    case = Case("useless", 60, 1, 0.29, 0.3)
-    assert np.mean([one_set(case, seed)["named"][0] for seed in range(60)]) > 0.3
-    cell = line(Case("normal", 200, 1, 0.2, 0.95), 20)["named"]
-    violated, accepted = cell.split(" / ")
-    assert violated.startswith(("0.0 [0.0, ", "5.0 [0.9, "))
-    assert 20 < float(accepted) < 45
+    """Accepting at half of the risk's confidence, as a line of the table has it."""
+    violated, accepted = line(Case("useless", 60, 1, 0.29, 0.3), 40)["named"].split(" / ")
+    assert 30 < float(violated.split()[0]) < float(accepted)
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -229,8 +224,10 @@ def test_corners(size):
         risk_threshold(score, half, ["a"] * n, 0.1, 0.95)
 
 
-@pytest.mark.parametrize(("size", "share"), [(1, 0.0), (1, 0.2), (3, 0.2)])
-@pytest.mark.parametrize(("risk", "confidence"), [(0.01, 0.95), (0.2, 0.9), (0.5, 0.5)])
+@pytest.mark.parametrize(
+    ("size", "share", "risk", "confidence"),
+    [(1, 0.0, 0.01, 0.95), (1, 0.2, 0.2, 0.9), (3, 0.2, 0.2, 0.9), (3, 0.2, 0.5, 0.5)],
+)
 def test_the_least_number_of_labels(size, share, risk, confidence):
     """All right and all of one score: so many clusters do, and one less does not."""
     least = least_clusters(risk, confidence, size == 1, share)

@@ -40,7 +40,6 @@ def folder(tmp_path_factory):
 
 
 def templated(tokenizer: PreTrainedTokenizerFast, template: str) -> PreTrainedTokenizerFast:
-    """A copy with this chat template."""
     copy = deepcopy(tokenizer)
     copy.chat_template = template
     return copy

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from lm_polygraph_asmi import score
 from lm_polygraph_asmi.scoring.advice import (
     border_warning,
     reads_clock,
@@ -33,12 +34,10 @@ CHAT = [
 
 
 def changed(content):
-    """A template that writes something else for the content of a message."""
     return ALL.replace("m['content']", content)
 
 
 def called(arguments):
-    """A chat with the call of a tool, which has no text."""
     sail = {"type": "function", "id": "c-77", "function": {"name": "sail", "arguments": arguments}}
     return [CHAT[0], {"role": "assistant", "content": None, "tool_calls": [sail]}, CHAT[-1]]
 
@@ -51,15 +50,11 @@ SAYS_ALL = [
     (ALL, CHAT),
     (changed("m['content'] | trim"), CHAT),
     (changed("m['content'] | tojson"), CHAT),
-    (changed("m['content'].split() | join(' ')"), CHAT),
     (CALLS, called({"to": "Brask"})),
     (CALLS, called('{"to":  "Brask\\n"}')),
-    (ALL, user([{"type": "text", "text": "Who "}, "built it?"])),
     (ALL, user("Who <s>built</s> it?")),
 ]
 LEAVES_OUT = [
-    (ALL.replace("messages", "messages if m['role'] != 'system'"), CHAT,
-     ["content of message 1 (system)"]),
     (ALL.replace("messages", "messages[-1:]"), CHAT,
      [f"content of message {number}" for number in (1, 2, 3, 4)]),
     (changed("m['content'][:10]"), CHAT,
@@ -73,7 +68,6 @@ LEAVES_OUT = [
      ["tool_calls[0].function.name of message 2", "tool_calls[0].function.arguments.to of"]),
     (ALL, [CHAT[1], CHAT[2] | {"reasoning_content": "Brask so"}, CHAT[4]],
      ["reasoning_content of message 2 (assistant)"]),
-    (changed("m['content'].upper()"), CHAT[4:], ["content of message 1 (user)"]),
 ]  # fmt: skip
 
 
@@ -93,7 +87,6 @@ def test_text_that_a_template_leaves_out_is_named(tokenizer, template, chat, mis
         ("{{ strftime_now('%d %b %Y') }}", True),
         ("{%- if not date is defined %}{% set date = strftime_now('%d') %}{% endif %}", True),
         ("{% set clock = strftime_now %}{{ clock('%Y') }}", True),
-        ("{% if now is defined %}{{ now() }}{% endif %}", True),
         ("{% if datetime is defined %}{{ datetime.now() }}{% endif %}", True),
         ("Say strftime_now or datetime. ", False),
         ("{# strftime_now() #}{{ 'now() datetime' }}", False),
@@ -108,16 +101,13 @@ def test_a_template_that_reads_the_clock(tokenizer, template, expected):
 @pytest.mark.parametrize(
     ("template", "prompt", "answer", "repeated"),
     [
-        (THINK, CHAT[-1:], "<think>\nThe ferry</think> Brask", "<think>"),
         (THINK, CHAT[-1:], "\n<think> Brask", "<think>"),
         (THINK, CHAT[-1:], "<assistant>\n<think>\n Brask", "<assistant>\n<think>"),
         (ALL + "<s>assistant\n", CHAT[-1:], "assistant\nBrask", "assistant"),
         ("", "Question: Who built it? Answer:", "Answer: Brask", "Answer:"),
-        ("", "Who built it?\n### Response", "### Response\nBrask", "### Response"),
         ("", "Who built it?\nA:", " A: Brask", "A:"),
         ("", PROMPT, PROMPT + " Brask", PROMPT),
         (THINK, CHAT[-1:], "The ferry <think>", None),
-        (THINK, CHAT[-1:], "think about it", None),
         ("", "The blue kites of Brask", " Brask", None),
         ("", "1, 2, 2,", " 2, 3", None),
         ("", "Who built it? Answer:", ": Brask", None),
@@ -138,15 +128,11 @@ def test_an_answer_that_repeats_the_end_of_the_prompt(
     [
         ("3 + 5 =", "8", "without a space, '3 + 5 =8'"),
         ("Who?", "Guests", "without a space, 'Who?Guests'"),
-        ("Кто?", "Гости", "without a space, 'Кто?Гости'"),
         ("3 + 5 =", " 8", None),
         ("Who?\n", "Guests", None),
         ("print(", "x", None),
-        ("He said “", "yes", None),
         ("谁?", "客人", None),
-        ("谁建造了渡轮", "客人", None),
         ("Who", ", then?", None),
-        ("The blue kites", "\n", None),
         ("Who is it? ", "Brask", "end the prompt where a word ends"),
     ],
 )
@@ -177,14 +163,11 @@ def test_a_score_carries_them(model, tokenizer):
 
 
 def test_an_answer_that_nothing_ended_is_said_to_be_cut_off(model, tokenizer):
-    def cut(answer=None, **settings):
-        scorer = Scorer(model, tokenizer=tokenizer, max_new_tokens=3, num_masks=2, **settings)
-        found = scorer.score(PROMPT, answer)
-        return found, found.warnings
-
-    found, (warning,) = cut()
-    assert "cut off after 3 tokens without an end: increase max_new_tokens" in warning
-    assert "pass a `stop`" in warning
-    assert "pass a `stop`" not in cut(stop="never")[1][0]
-    assert cut(stop=found.tokens[2].text)[1] == ()
-    assert cut(list(found.ids))[1] == ()
+    settings = {"tokenizer": tokenizer, "max_new_tokens": 3, "num_masks": 2}
+    found = score(model, PROMPT, **settings)
+    said = "cut off after 3 tokens without an end: increase max_new_tokens"
+    for stop, told in ((None, f"{said}, or pass a `stop`"), ("never", f"{said}.")):
+        (warning,) = score(model, PROMPT, stop=stop, **settings).warnings
+        assert told in warning
+    assert score(model, PROMPT, stop=found.tokens[2].text, **settings).warnings == ()
+    assert score(model, PROMPT, list(found.ids), **settings).warnings == ()

@@ -22,7 +22,6 @@ def states(diagnosis):
 
 
 def test_a_model_is_described_checked_and_timed(model, tokenizer):
-    """And left as it was."""
     before = attention_of(model), model.training
     diagnosis = doctor.diagnose_model("tiny", model, tokenizer, SHORT)
     assert (attention_of(model), model.training) == before
@@ -68,7 +67,6 @@ def asked(*options):
 
 
 def test_the_command(folder):
-    """Its status says whether the model works."""
     given = "--model", folder, "--max-new-tokens", 3, "--json"
     found = asked(*given)
     assert (found.exit_code, json.loads(found.stdout)["works"]) == (0, True)
@@ -85,7 +83,6 @@ def test_the_command(folder):
     [
         ("", "expected --config-name or --model"),
         ("--config-name asmi_demo --model smollm2", "expected --config-name or --model"),
-        ("--model smollm2 --config-dir .", "only --config-name takes --config-dir, --no-run and"),
         ("--model smollm2 a=1", "only --config-name takes --config-dir, --no-run and overrides"),
         ("--config-name asmi_demo --depth 0.7 --dtype float32", "only --model takes depth, dtype"),
     ],

@@ -22,7 +22,6 @@ TOKEN_STATISTICS = ("mi", "entropy", "log_likelihood", "entropy_of_mean", "tail_
 
 
 def assert_close(found, expected, most, names):
-    """Statistics of tokens that differ by at most `most`."""
     for name in names:
         own, other = getattr(found, name), getattr(expected, name)
         np.testing.assert_allclose(own, other, rtol=0, atol=most, err_msg=name)
@@ -35,7 +34,6 @@ def model():
 
 @pytest.fixture
 def passes(monkeypatch):
-    """Layers of each unmasked pass."""
     layers, run = [], algorithm.run_unmasked
     monkeypatch.setattr(
         algorithm, "run_unmasked", lambda *args: layers.append(args[3]) or run(*args)
@@ -93,7 +91,6 @@ HIDDEN, SMALL = -torch.inf, -1e4
 
 
 def phi(bias: float, at: slice | int = UNUSED, dtype: torch.dtype = torch.float32):
-    """A model with this bias in its head."""
     torch.manual_seed(0)
     model = transformers.PhiForCausalLM(transformers.PhiConfig(**SIZES)).eval()
     with torch.no_grad():
@@ -105,7 +102,6 @@ def phi(bias: float, at: slice | int = UNUSED, dtype: torch.dtype = torch.float3
 
 
 def masking(value: float):
-    """A model whose own forward method changes its logits."""
     model = tiny_model("gpt2")
     forward = type(model).forward
 
@@ -122,16 +118,10 @@ def masking(value: float):
 @pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize(
     "make",
-    [
-        phi,
-        lambda value: phi(value, dtype=torch.float16),
-        lambda value: phi(value, dtype=torch.bfloat16),
-        masking,
-    ],
-    ids=["bias", "float16", "bfloat16", "own forward"],
+    [phi, lambda value: phi(value, dtype=torch.float16), masking],
+    ids=["bias", "float16", "own forward"],
 )
 def test_a_logit_of_minus_infinity_is_probability_0(make, scope):
-    """With the self-check, as every first answer."""
     engine = Engine(
         scope=scope, num_masks=6, mask_rate=0.4, top_k=SIZES["vocab_size"], details=True
     )
@@ -157,7 +147,6 @@ def test_an_answer_with_an_impossible_token_is_refused():
     ("bias", "at", "dtype", "advice"),
     [
         (torch.nan, 5, torch.float32, "check its weights"),
-        (torch.inf, 5, torch.float32, "check its weights"),
         (torch.inf, 5, torch.float16, "load the model in bfloat16 or float32"),
         (-torch.inf, slice(None), torch.bfloat16, "check its weights"),
     ],
@@ -169,9 +158,9 @@ def test_logits_of_no_distribution(bias, at, dtype, advice):
     assert advice in str(raised.value)
 
 
-@pytest.mark.parametrize(("top_k", "budget"), [(500, 5e6), (1500, 9e6)])
-def test_the_budget_holds_for_the_reductions(top_k, budget):
-    """Without it the kernel of 1,500 tokens alone is 36 MB for each position."""
+def test_the_budget_holds_for_the_reductions():
+    """Without it the kernel of 500 tokens alone is 4 MB for each position."""
+    top_k, budget = 500, 5e6
     model = tiny_model("llama", vocab_size=1500)
     prompt, response = torch.arange(3, 15), list(range(20, 30))
     settings = {"num_masks": 8, "mask_rate": 0.3, "top_k": top_k}
@@ -182,6 +171,5 @@ def test_the_budget_holds_for_the_reductions(top_k, budget):
     with PeakMemory() as memory:
         (found,) = tight.score(model, prompt, response)
     assert memory.peak < budget
-    if top_k == 500:
-        (expected,) = loose.score(model, prompt, response)
-        assert_close(found, expected, 1e-6, ("mi", "agreement", "entropy", "top_token"))
+    (expected,) = loose.score(model, prompt, response)
+    assert_close(found, expected, 1e-6, ("mi", "agreement", "entropy", "top_token"))

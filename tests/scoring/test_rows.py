@@ -73,17 +73,12 @@ def test_tables(tmp_path):
 
 
 MISNAMED = {
-    "rows.jsonl.txt": LINES,
-    "rows": LINES,
     "rows.log": "# exported today\n\n" + LINES,
     "cut.txt": LINES + '{"prompt": "Who',
     "commas.txt": '{"prompt": "Who?"},\n{"prompt": "When?"},\n',
-    "one.md": LINES.splitlines()[0],
     "bom.txt": "\ufeff" + LINES.replace("\n", "\r\n"),
     "chats.txt": CHAT * 2,
     "array.txt": json.dumps(ROWS),
-    "pretty.text": json.dumps(ROWS, indent=2),
-    "array.jsonl": json.dumps(ROWS),
     "pretty.jsonl": json.dumps(ROWS, indent=2),
     "lines.ndjson": "[\n" + ",\n".join(LINES.splitlines()) + "\n]\n",
     "object.jsonl": json.dumps(ROWS[0], indent=2),
@@ -92,11 +87,8 @@ MISNAMED = {
     "semicolons": "id;prompt\r\n1;Who?\r\n",
 }
 BYTES = {
-    "utf-16.jsonl": LINES.encode("utf-16"),
     "utf-16-without-a-mark.txt": LINES.encode("utf-16-le"),
-    "latin-1.txt": "né\n".encode("latin-1"),
     "rows.jsonl.gz": gzip.compress(LINES.encode()),
-    "parquet": b"PAR1" + bytes(20) + b"PAR1",
 }
 REFUSED = [
     *((name, text.encode(), "the file holds rows: name it .csv, or write one JSON object per line")
@@ -119,15 +111,11 @@ def test_a_file_whose_name_hides_what_it_holds(tmp_path, name, content, said):
 @pytest.mark.parametrize(
     "text",
     [
-        'Convert:\n{"prompt": "Who?"}\nto YAML, please.\nAnswer:',
         "Convert to YAML:\n" + LINES.rstrip(),
         LINES + "Which is the odd one?",
         "Given a question, prompt, and answer, rate the answer.\nQuestion: Who?",
         '{"name": "Ondine", "built": 1931}',
-        'Ferries:\n{"name": "Ondine"}\n{"name": "Edda"}\n{"name": "Holm"}\nWhich is older?',
-        '{\n  "name": "Ondine"\n}\nWhich ferry is this?',
         "prompt: Who built it, and when?",
-        "[1, 2, 3]",
         "Name, prompt and answer.\nWho?",
     ],
 )
@@ -158,9 +146,3 @@ def test_outcomes_come_as_their_rows_do(model, tokenizer):
     assert next(scorer.score_many([{"key": 7}], id_field="key")).id == 7
     with pytest.raises(ValueError, match="expected a text"):
         list(scorer.score_many(rows, on_error="raise"))
-
-
-def test_public_names_of_a_scorer(model, tokenizer):
-    scorer = Scorer(model, tokenizer=tokenizer)
-    public = {name for name in (*vars(scorer), *dir(Scorer)) if not name.startswith("_")}
-    assert public == {"score", "score_many", "model", "tokenizer", "config"}

@@ -1,7 +1,9 @@
 """A call scores an answer as a benchmark run does, and leaves the model as it was."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
+from threading import current_thread
 
 import accelerate
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from transformers import GenerationConfig
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from lm_polygraph_asmi import ASMI, AdaptASMI, SemASMI, available_stat_calculators, score
 from lm_polygraph_asmi.estimators.base import at_depth
@@ -17,9 +20,8 @@ from lm_polygraph_asmi.results.names import SAVED
 from lm_polygraph_asmi.scoring import engine
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.unmasked import read
-from tests.model.test_device_map import on_disk, state
-from tests.scoring.conftest import PROMPT, ending_model
-from tests.scoring.test_text import CHAT
+from tests.model.test_device_map import state
+from tests.scoring.conftest import CHAT, MESSAGES, PROMPT, ending_model, templated
 from tests.test_manager import TEXTS, manager
 from tests.tiny_lm import whitebox
 
@@ -62,6 +64,7 @@ def test_scores_are_those_of_the_benchmark(ending, settings):
     run()
     stats, masked = run.stats, at_depth(run.stats, depth)
     assert set(stats["asmi_closing"]) == {True, False}
+    votes = set()
     for variant, estimator in estimators.items():
         expected = run.estimations["sequence", str(estimator)]
         scorer = Scorer(ending, method=variant, max_new_tokens=5, **settings)
@@ -83,12 +86,14 @@ def test_scores_are_those_of_the_benchmark(ending, settings):
             assert found.msp == pytest.approx(-own["log_likelihood"][: found.counted].sum())
             assert found.settings.items() >= masked[row]["settings"].items()
             check_votes(found, masked[row]["top_token"], ending.tokenizer)
+            votes |= {(token.vote in (0, 1), token.alternative is None) for token in found.tokens}
             if variant == "adapt":
                 at = "" if "gate_token" in settings else "_second_last"
                 assert found.diversity == pytest.approx(stats[f"asmi_diversity{at}"][row])
                 assert 0 < found.gate < 1
             else:
                 assert found.diversity is found.gate is None
+    assert votes >= {(False, False), (True, True)}  # else the counts would show nothing
 
 
 def check_votes(found, top_tokens, tokenizer):
@@ -103,36 +108,14 @@ def check_votes(found, top_tokens, tokenizer):
         assert token.alternative in (best or [None])
 
 
-def test_votes_are_not_all_alike(model, tokenizer):
-    """Else the test above would show nothing."""
-    found = score(model, PROMPT, tokenizer=tokenizer, mask_rate=0.4, num_masks=30)
-    assert 0 < np.mean([token.vote for token in found.tokens]) < 1
-    assert {token.alternative is None for token in found.tokens} == {True, False}
-
-
-def test_single_pass_numbers_are_those_of_an_ordinary_pass(model, tokenizer):
-    found = score(model, PROMPT, " in Brask", tokenizer=tokenizer)
-    assert numbers(score(whitebox(), PROMPT, " in Brask")) == numbers(found)  # a wrapped model
-    ids = torch.tensor(tokenizer(PROMPT + " in Brask</s>")["input_ids"])
-    answer = ids[-len(found.tokens) :]
-    with torch.no_grad():
-        log_probs = model(ids[None]).logits[0, -len(answer) - 1 : -1].double().log_softmax(-1)
-    expected = log_probs.gather(1, answer[:, None])[:, 0].tolist()
-    assert [token.log_likelihood for token in found.tokens] == pytest.approx(expected, abs=1e-5)
-    entropy = -(log_probs.exp() * log_probs).sum(-1)
-    assert [t.entropy for t in found.tokens] == pytest.approx(entropy.tolist(), abs=1e-5)
-
-
-def greedy(model, tokenizer, length, stop=None):
-    """The most probable token, one after the other, until an end."""
+def greedy(model, tokenizer, length):
+    """The most probable token, one after the other, until an end token."""
     ids, answer = tokenizer(PROMPT, return_tensors="pt")["input_ids"], []
     while len(answer) < length and tokenizer.eos_token_id not in answer:
         with torch.no_grad():
             token = model(ids).logits[0, -1].argmax()
         ids = torch.cat([ids, token[None, None]], dim=1)
         answer.append(token.item())
-        if stop and stop in tokenizer.decode(answer):
-            break
     return answer
 
 
@@ -147,59 +130,44 @@ def test_without_an_answer_the_greedy_one_is_scored(ending, tokenizer):
     assert found.settings == by_ids.settings | {"stop": [], "max_new_tokens": 20}
 
 
-def test_greedy_answers_with_stop_strings(model, tokenizer):
+def test_stop_strings_of_a_model_of_lm_polygraph(model, tokenizer):
     plain = greedy(model, tokenizer, 6)
     stop = tokenizer.decode(plain[3:4])
-    expected = greedy(model, tokenizer, 6, stop)
-    assert len(expected) < len(plain)
-    # A LM-Polygraph model has stop strings of its own; those of the call come first.
+    length = next(n for n in range(1, 5) if stop in tokenizer.decode(plain[:n]))
     own = whitebox(stop_strings=[stop])
     own.model = model
-    for asked, settings, ids in (
-        (model, {"stop": stop}, expected), (model, {"stop": ["never said", stop]}, expected),
-        (own, {}, expected), (own, {"stop": []}, plain), (own, {"closing_token": False}, expected),
-    ):  # fmt: skip
-        given = {} if asked is own else {"tokenizer": tokenizer}
-        found = score(asked, PROMPT, max_new_tokens=6, **settings, **given)
-        assert [token.id for token in found.tokens] == ids
-        assert found.counted == len(ids) - ("closing_token" in settings)
+    for settings, tokens in (({}, length), ({"stop": []}, 6), ({"closing_token": False}, length)):
+        found = score(own, PROMPT, max_new_tokens=6, **settings)
+        assert list(found.ids) == plain[:tokens]
+        assert found.counted == tokens - ("closing_token" in settings)
 
 
 def test_what_a_model_ships_does_not_change_its_greedy_answer(model, tokenizer, monkeypatch):
     expected = greedy(model, tokenizer, 16)
     for shipped in (
-        {"do_sample": True, "temperature": 5.0},
-        {"no_repeat_ngram_size": 1},
-        {"repetition_penalty": 3.0},
-        {"num_beams": 3},
-        {"return_dict_in_generate": True},
-        {"max_length": 7},
+        {"do_sample": True, "temperature": 5.0, "return_dict_in_generate": True, "max_length": 7},
+        {"no_repeat_ngram_size": 1, "repetition_penalty": 3.0, "num_beams": 3},
         {"suppress_tokens": expected[:1]},
     ):
         changed = GenerationConfig(**model.generation_config.to_diff_dict() | shipped)
         monkeypatch.setattr(model, "generation_config", changed)
-        found = score(model, PROMPT, tokenizer=tokenizer, max_new_tokens=16, num_masks=4)
-        assert [token.id for token in found.tokens] == expected, shipped
+        found = score(model, PROMPT, tokenizer=tokenizer, max_new_tokens=16, num_masks=2)
+        assert list(found.ids) == expected, shipped
         monkeypatch.undo()
 
 
 def test_a_text_is_closed_as_the_model_would_close_it(tokenizer):
-    """Token ids are scored as they are; of several ends, the likeliest ends a text."""
-    model, ends = whitebox().model, (" Brask\n", " Brask</s>")
+    """What the answers in test_agreement lack: ids, an end within a text, tokens without names."""
+    model, closed = whitebox().model, " Brask\n Nadia\n"
     for answer, settings, expected in (
-        (" Brask", {}, (" Brask</s>",)), (" Brask</s>", {}, (" Brask</s>",)),
-        (" Brask", {"stop": "\n"}, ends), (" Brask\n", {"stop": "\n"}, ends[:1]),
-        (" Brask", {"closing_token": False}, ends[1:]),
-        *((ids, {}, (tokenizer.decode([7, 8]),)) for ids in ([7, 8], np.array([7, 8]))),
+        (np.array([7, 8]), {}, (tokenizer.decode([7, 8]),)),
         # A stop string within an answer does not end it.
-        (" Brask\n Nadia", {"stop": "\n"}, (" Brask\n Nadia\n", " Brask\n Nadia</s>")),
-        (" Brask\n Nadia\n", {"stop": "\n"}, (" Brask\n Nadia\n",)),
-        (" Brask\n Nadia\n", {"stop": "\n", "closing_token": False}, (" Brask\n Nadia\n",)),
-    ):  # fmt: skip
+        (" Brask\n Nadia", {"stop": "\n"}, (closed, " Brask\n Nadia</s>")),
+        (closed, {"stop": "\n", "closing_token": False}, (closed,)),
+    ):
         found = score(model, PROMPT, answer, tokenizer=tokenizer, **settings)
-        assert found.scored_text in expected, (answer, settings)
-        assert found.scored_text.endswith(found.ending)
-        assert found.counted == len(found.tokens) - (not settings.get("closing_token", True))
+        assert found.scored_text in expected
+        assert found.counted == len(found.tokens) - ("closing_token" in settings)
     model.generation_config.eos_token_id = [1, tokenizer.eos_token_id]
     nameless = deepcopy(tokenizer)
     nameless.eos_token = None
@@ -237,18 +205,9 @@ def test_a_given_answer_is_never_generated(model, tokenizer, monkeypatch):
     assert calls == []
     scorer.score(PROMPT, None, samples)
     assert calls == ["generate"]
-    chat = deepcopy(tokenizer)
-    chat.chat_template = CHAT
-    scorer = Scorer(model, tokenizer=chat)
     calls.clear()
-    scorer.score([{"role": "user", "content": PROMPT}], " Brask")
+    score(model, MESSAGES, " Brask", tokenizer=templated(tokenizer, CHAT))
     assert calls == ["apply_chat_template"]
-
-
-def test_an_empty_answer_is_its_end(model, tokenizer):
-    found = score(model, PROMPT, "", tokenizer=tokenizer)
-    assert (found.answer, found.scored_text, found.answered) == ("", "</s>", False)
-    assert numbers(found)[:2] == numbers(score(model, PROMPT, [2], tokenizer=tokenizer))[:2]
 
 
 def test_samples_follow_from_prompt_and_seed_and_have_no_end_token(ending, monkeypatch):
@@ -295,7 +254,7 @@ def test_samples_are_drawn_as_the_paper_does(tokenizer, monkeypatch):
     assert stops == [True, False]  # else all run on to the longest length
 
 
-@pytest.mark.parametrize("samples", [[], [" Brask"], [" Brask", ""], [[5, 6], []]], ids=str)
+@pytest.mark.parametrize("samples", [[], [" Brask", ""], [[5, 6], []]], ids=str)
 def test_without_two_samples_adapt_asmi_is_asmi(model, tokenizer, samples):
     found = score(model, PROMPT, [5, 6], tokenizer=tokenizer, method="adapt", samples=samples)
     (warning,) = found.warnings
@@ -326,26 +285,24 @@ def test_samples_as_texts_and_as_ids(model, tokenizer):
 class Int8Linear(nn.Module):
     """Weights as bitsandbytes or torchao keep them: small integers, scaled when used."""
 
-    def __init__(self, linear):
-        """The layer's own are rounded, too."""
+    def __init__(self, weight):
         super().__init__()
-        weight = linear.weight.data
         self.register_buffer("scale", weight.abs().amax(1, keepdim=True) / 127)
         self.register_buffer("numbers", (weight / self.scale).round().to(torch.int8))
-        linear.weight.data = self.numbers * self.scale
 
     def forward(self, states):
         return states @ (self.numbers * self.scale).T
 
 
 def test_a_quantised_model(tokenizer):
-    """Its layers, and its unembedding."""
     quantised, plain = whitebox().model, whitebox().model
     settings = {"method": "adapt", "num_samples": 3, "max_new_tokens": 8, "tokenizer": tokenizer}
     for part in (plain.model, plain.lm_head):
         for name, linear in plain.named_modules():
             if isinstance(linear, nn.Linear) and linear in part.modules():
-                quantised.set_submodule(name, Int8Linear(linear))
+                small = Int8Linear(linear.weight.data)
+                linear.weight.data = small.numbers * small.scale  # rounded, too
+                quantised.set_submodule(name, small)
         found, expected = (score(model, PROMPT, **settings) for model in (quantised, plain))
         assert float(found) == pytest.approx(float(expected), rel=1e-4)
 
@@ -358,37 +315,30 @@ def test_a_model_that_quantises_by_batch_is_refused(model, tokenizer):
         score(quantised, PROMPT, " Brask", tokenizer=tokenizer)
 
 
-def test_a_model_split_over_devices(model, tokenizer, tmp_path):
-    settings = {"method": "adapt", "num_samples": 3, "max_new_tokens": 6}
-    expected = score(model, PROMPT, tokenizer=tokenizer, **settings)
-    for split in (
-        on_disk(whitebox().model, "upper half", tmp_path),
-        accelerate.cpu_offload(whitebox().model),
-    ):
-        ids = torch.tensor([[1, 5]])
-        split(ids)
-        before = state(split)
-        found = score(split, PROMPT, tokenizer=tokenizer, **settings)
-        assert found.scored_text == expected.scored_text
-        assert float(found) == pytest.approx(float(expected), abs=1e-6)
-        assert state(split) == before
-        split(ids).logits.sum().backward()  # weights that were fetched are ordinary ones
+def test_an_offloaded_model(model, tokenizer):
+    """Its weights, fetched for the call, are ordinary ones."""
+    settings = {"method": "adapt", "num_samples": 3, "max_new_tokens": 6, "tokenizer": tokenizer}
+    split, ids = accelerate.cpu_offload(whitebox().model), torch.tensor([[1, 5]])
+    split(ids)
+    before = state(split)
+    found, expected = (score(each, PROMPT, **settings) for each in (split, model))
+    assert found.scored_text == expected.scored_text
+    assert float(found) == pytest.approx(float(expected), abs=1e-6)
+    assert state(split) == before
+    split(ids).logits.sum().backward()
 
 
 def found_in(model):
-    """What a call could leave changed."""
-    modules = list(model.modules())
-    hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks), "forward" in vars(m))
-             for m in modules]  # fmt: skip
+    """What a call could leave changed; Python's own generator serves the checks of types."""
     return {
-        "training": [m.training for m in modules],
-        "hooks": hooks,
+        "modules": [
+            (m.training, len(m._forward_hooks), len(m._forward_pre_hooks), "forward" in vars(m))
+            for m in model.modules()
+        ],
         "attention": attention_of(model),
         "generation": (id(model.generation_config), model.generation_config.to_dict()),
         "config": model.config.to_dict(),
-        "gradients": [p.requires_grad for p in model.parameters()],
-        "weights": [(id(p), p._version, p.grad) for p in model.parameters()],
-        # Python's own generator is left out: the checks of types under test draw from it.
+        "weights": [(id(p), p._version, p.requires_grad, p.grad) for p in model.parameters()],
         "random": torch.get_rng_state().tolist(),
         "numpy": [np.asarray(part).tolist() for part in np.random.get_state()],  # noqa: NPY002
         "inference": torch.is_inference_mode_enabled(),
@@ -397,27 +347,18 @@ def found_in(model):
 
 CALLS = {
     "answer": {"answer": " Brask", "attention": "sdpa"},
-    "greedy": {"max_new_tokens": 4, "stop": "never said"},
-    "samples": {"method": "adapt", "max_new_tokens": 4, "num_samples": 3, "attention": "sdpa"},
+    "samples": {"method": "adapt", "max_new_tokens": 4, "num_samples": 3, "stop": "never said"},
 }
 
 
-@pytest.fixture
-def in_training():
-    model = whitebox().model
-    model.train()
-    model.model.layers[0].eval()  # flags of single modules, too
-    model.gradient_checkpointing_enable()
-    model.model.embed_tokens.weight.requires_grad_(False)
-    model.generation_config.temperature = 0.7
-    return model
-
-
 @pytest.mark.parametrize("settings", CALLS.values(), ids=CALLS)
-def test_a_model_in_training_scores_as_one_at_rest_and_is_left_as_found(
-    in_training, model, tokenizer, settings
-):
+def test_a_model_in_training_scores_as_one_at_rest_and_is_left_as_found(model, tokenizer, settings):
     """Also after an exception: at once, amid generation or a masked pass."""
+    in_training = whitebox().model.train()
+    in_training.model.layers[0].eval()  # flags of single modules, too
+    in_training.gradient_checkpointing_enable()
+    in_training.model.embed_tokens.weight.requires_grad_(False)
+    in_training.generation_config.temperature = 0.7
     before, passes = found_in(in_training), []
 
     def interrupt(*_):
@@ -440,25 +381,47 @@ def test_a_model_in_training_scores_as_one_at_rest_and_is_left_as_found(
     in_training(ids, labels=ids).loss.backward()
 
 
-def test_refusals(model, tokenizer):
-    """That a model has no heads is told by tests of the model."""
-    for prompt, answer, message in (
-        (PROMPT, [5] * 300, "context window of 256"),
-        (PROMPT, " Brask" * 300, "context window of 256"),
-        (PROMPT, [len(tokenizer)], "use the model's tokenizer"),
-        (PROMPT * 60, None, "context window 256, got"),
-        ("<s>" * 255, None, "expected a prompt shorter than"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            score(model, prompt, answer, tokenizer=tokenizer)
+OPTIONS = {"max_new_tokens": 2, "do_sample": False, "pad_token_id": 0}
+OTHERS = {
+    "generate": lambda model, ids: model.generate(ids, **OPTIONS),
+    "own settings": lambda model, ids: model.generate(ids, pad_token_id=0),
+    "states": lambda model, ids: model(ids, output_hidden_states=True).hidden_states[-1],
+    "attention": lambda model, ids: model(ids, output_attentions=True).attentions[-1],
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_another_threads_call_is_right_at_every_moment(monkeypatch, tokenizer, other):
+    """It starts inside the scored forward passes, which wait for it, however fast they are."""
+    model, ids = whitebox().model, tokenizer(PROMPT, return_tensors="pt")["input_ids"]
+    model.generation_config.max_new_tokens = 2
+    scorer = Scorer(model, tokenizer=tokenizer, num_masks=2, max_new_tokens=2)
+    own, scoring, found = LlamaMLP.forward, current_thread(), []
+    with torch.no_grad(), ThreadPoolExecutor(1) as pool:
+        alone = other(model, ids)
+
+        def forward(self, states):
+            if current_thread() is scoring:
+                call = pool.submit(torch.no_grad()(other), model, ids)
+                found.append(torch.equal(call.result(60), alone))
+            return own(self, states)
+
+        monkeypatch.setattr(LlamaMLP, "forward", forward)
+        scorer.score(PROMPT)
+    assert len(found) > 10
+    assert all(found)
+
+
+def test_answers_in_what_is_left_of_the_window(model, tokenizer):
     assert len(score(model, "<s>" * 252, tokenizer=tokenizer).tokens) == 3  # one more in front
+    with pytest.raises(ValueError, match="expected a prompt shorter than"):
+        score(model, "<s>" * 255, tokenizer=tokenizer)
 
 
 def test_without_a_pad_token(ending, tokenizer):
     without = deepcopy(tokenizer)
     without.pad_token = None
-    found, expected = (
-        numbers(score(ending.model, PROMPT, tokenizer=words, method="adapt", max_new_tokens=8))
-        for words in (without, tokenizer)
-    )
-    assert found == expected
+    settings = {"method": "adapt", "max_new_tokens": 8}
+    found, expected = (score(ending.model, PROMPT, tokenizer=words, **settings)
+                       for words in (without, tokenizer))  # fmt: skip
+    assert numbers(found) == numbers(expected)

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from lm_polygraph_asmi import score
 from lm_polygraph_asmi.host.stopping import decode
@@ -17,10 +18,8 @@ pytestmark = pytest.mark.usefixtures("unseen")
 ANSWERS = [
     "Brask",
     " Brask in 1931",
-    "  two spaces ",
     " né à Čapek",
     " 日本語 🪁 kite",
-    "🪁",
     "a\n\nb\tc",
     " <s> inside</s> more</s>",
     " \ufffd is a character",
@@ -34,15 +33,10 @@ def sentencepiece():
     return space_tokenizer(["▁Brask", "▁in", "▁The", "▁ferry", "as"])
 
 
-# GPT-2's table: printable bytes are themselves, the others follow from 256 on.
-PLAIN = [*range(33, 127), *range(161, 173), *range(174, 256)]
-BYTES = {chr(byte): byte for byte in PLAIN} | {
-    chr(256 + place): byte for place, byte in enumerate(b for b in range(256) if b not in PLAIN)
-}
+BYTES = {letter: byte for byte, letter in bytes_to_unicode().items()}
 
 
 def check_cover(text, places):
-    """Spans follow on one another and cover the text."""
     assert places[0][0] == 0
     assert places[-1][1] == len(text)
     assert all(start <= end for start, end in places)
@@ -53,9 +47,12 @@ def check_cover(text, places):
 @pytest.mark.parametrize("answer", ANSWERS)
 @pytest.mark.parametrize("prompt", [PROMPT, "", "<s>", PROMPT + "\n", "né 🪁"])
 def test_offsets_of_bytes(tokenizer, prompt, answer):
-    before = prompt_tokens(tokenizer, prompt)
-    ids, _ = answer_tokens(tokenizer, prompt, before.tolist(), answer)
-    text, places = spans(tokenizer, before.tolist(), ids)
+    """Tokenised together, as a benchmark's prompt and answer are."""
+    before = prompt_tokens(tokenizer, prompt).tolist()
+    ids, follows = answer_tokens(tokenizer, prompt, before, answer)
+    assert follows
+    assert before + ids == tokenizer(prompt + answer)["input_ids"]
+    text, places = spans(tokenizer, before, ids)
     assert text == answer
     check_cover(text, places)
     # A character of byte-level BPE stands for a byte: a token ends where its bytes do.
@@ -110,40 +107,23 @@ def test_a_decoder_that_drops_a_first_space(sentencepiece, answer):
 def test_broken_bytes_spoil_only_themselves(sentencepiece):
     """As bytes are decoded by Python, so a text never changes when tokens are added."""
     draw = random.Random(5)
-    kite = [f"<0x{byte:02X}>" for byte in "\n🪁é".encode()]
-    pieces = [*kite * 3, "<0x9F>", "<0xC3>", "▁", "a", "▁in"]
+    parts = {f"<0x{byte:02X}>": bytes([byte]) for byte in "\n🪁é".encode()}
+    parts |= {"▁": b" ", "a": b"a", "▁in": b" in"}
     for _ in range(200):
-        drawn = draw.choices(pieces, k=10)
+        drawn = draw.choices(list(parts), k=10)
         ids = sentencepiece.convert_tokens_to_ids(drawn)
-        parts = (
-            bytes([int(piece[3:5], 16)])
-            if piece.startswith("<0x")
-            else piece.replace("▁", " ").encode()
-            for piece in drawn
-        )
-        text = b"".join(parts).decode(errors="replace").removeprefix(" ")
+        text = b"".join(map(parts.get, drawn)).decode(errors="replace").removeprefix(" ")
         assert decode(sentencepiece, ids) == text
         for length in range(1, 10):
             assert text.startswith(decode(sentencepiece, ids[:length]).rstrip("\ufffd"))
 
 
-@pytest.mark.parametrize(
-    "template", ["{{ 1 + 'a' }}", "{{ messages[9].content.x() }}", "{% for", "{{ 1 / 0 }}"]
-)
+@pytest.mark.parametrize("template", ["{{ 1 + 'a' }}", "{% for", "{{ 1 / 0 }}"])
 def test_a_broken_template_concerns_chats_alone(model, tokenizer, template):
     broken = templated(tokenizer, template)
     assert not score(model, PROMPT, " Brask", tokenizer=broken).warnings
     with pytest.raises(ValueError, match="the chat template does not support these messages"):
         score(model, MESSAGES, " Brask", tokenizer=broken)
-
-
-def test_an_answer_follows_its_prompt(tokenizer):
-    """Tokenised together, as a benchmark's prompt and answer are."""
-    for answer in (" Brask", "Brask", "\n"):
-        before = tokenizer(PROMPT)["input_ids"]
-        ids, follows = answer_tokens(tokenizer, PROMPT, before, answer)
-        assert follows
-        assert before + ids == tokenizer(PROMPT + answer)["input_ids"]
 
 
 def test_a_merge_over_the_border_is_not_made(model, tokenizer):

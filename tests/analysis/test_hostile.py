@@ -206,7 +206,6 @@ def test_sound_columns_have_a_number(name):
 
 PAIR, SIXTY = Labelled([0, 1], ["a", "b"]), Labelled([0, 1] * 30, range(60))
 GUARANTEE = d.RiskThreshold(0.3, 0.8, 0.04, 0.1, 0.9, 0.2, 500, 500, 1)
-NO_THRESHOLD = d.RiskThreshold(None, 0.0, None, 0.1, 0.9, 0.4, 100, 100)
 SCORE, MASSES = np.arange(60.0), np.ones((10, 7))
 REFUSALS = [
     # Labels, columns and clusters.
@@ -236,16 +235,8 @@ REFUSALS = [
     # Probabilities and thresholds.
     (lambda: d.risk_threshold([0, 1], [0, 1], ["a"] * 2, 0.1, 0.9), "at least 22 at this risk"),
     (lambda: d.risk_threshold([0, 1], [0, 1], "ab", "x", 0.9), "risk must be a number, got 'x'"),
-    (lambda: d.risk_gate(NO_THRESHOLD, [1, 1], PAIR), "with a threshold, got none"),
     (lambda: d.risk_gate(GUARANTEE, [1, 0.5], PAIR), "accepted must contain True"),
     # Learned scores.
-    (lambda: learned.fit_score({"a": [[1.0], [2.0]]}, [1, 1]), "the 2 answers have one label"),
-    (lambda: learned.fit_score({"a": [[2.0]] * 3}, [0, 1, 0]), "got 3 answers with the same"),
-    (
-        lambda: learned.LearnedScore({"a": [1.0]}, 0.0)({"a": [[1.0, 2.0]]}),
-        "widths {'a': 1}, got {'a': 2}",
-    ),
-    (lambda: learned.LearnedScore({"a": [1.0]}, 0.0)({"b": [[1.0]]}), "widths {'a': 1}, got {}"),
     (lambda: a.free_features([], [], 3), "at least one token"),
     (
         lambda: learned.learned_threshold({"a": [[1.0]]}, {"b": [1.0, 2.0]}, PAIR, 0.1, 0.9),

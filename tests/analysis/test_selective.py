@@ -80,13 +80,10 @@ def test_quadrants_are_pandas_groups(msp, fragility):
     np.testing.assert_array_equal(found.count.ravel(), groups["size"].fillna(0))
 
 
-@pytest.mark.parametrize("kind", [False, True])
-def test_one_kind_of_answer_or_of_token_has_no_gap(kind):
+def test_one_kind_of_answer_or_of_token_has_no_gap():
     """Not a gap of 0.00 [0.00, 0.00], which would be knowledge."""
-    answers = Labelled(np.full(90, kind), NAMES, resamples=20)
-    found = token_null(MSP, TOKENS, answers)
-    gaps = found.gap, found.auroc, confident_but_fragile(MSP, FRAGILITY, answers).gap
-    assert np.isnan(gaps).all()
+    found = token_null(MSP, TOKENS, Labelled(np.zeros(90), NAMES, resamples=20))
+    assert np.isnan([found.gap, found.auroc]).all()
     assert (found.tokens, found.answers) == (len(OF_TOKENS), 45)
     same = token_null(MSP, [np.ones(2)] * 90, ANSWERS)
     assert np.isnan(same.gap).all()

@@ -1,6 +1,7 @@
 """What is found before a model is loaded."""
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from datasets import Dataset, load_from_disk
@@ -43,18 +44,10 @@ def test_values_that_must_be_given():
 
 
 def test_a_run_reads_its_rows_and_builds_its_estimators_once(tmp_path, monkeypatch):
-    calls = {"rows": 0, "estimators": 0}
-
-    def counted(name, function):
-        def call(*arguments, **named):
-            calls[name] += 1
-            return function(*arguments, **named)
-
-        return call
-
-    monkeypatch.setattr(rows, "read_data", counted("rows", rows.read_data))
-    build = checks.FactoryEstimator.__call__
-    monkeypatch.setattr(checks.FactoryEstimator, "__call__", counted("estimators", build))
+    read, build = Mock(wraps=rows.read_data), checks.FactoryEstimator.__call__
+    built = Mock(side_effect=lambda *how: build(checks.FactoryEstimator(), *how))
+    monkeypatch.setattr(rows, "read_data", read)
+    monkeypatch.setattr(checks.FactoryEstimator, "__call__", built)
     model = tiny_lm.save(tmp_path, max_position_embeddings=1024)
     overrides = [f"model.path={model}", "model=asmi_local", "data.sample=5", "hydra.run.dir=x"]
     monkeypatch.chdir(tmp_path)
@@ -64,7 +57,7 @@ def test_a_run_reads_its_rows_and_builds_its_estimators_once(tmp_path, monkeypat
     assert not (tmp_path / "x").exists()  # LM-Polygraph's asking for them saves them
     for _ in range(2):
         assert len(load_from_disk(config.dataset)) == len(plan.asked) == 5
-    assert calls == {"rows": 1, "estimators": len(config.estimators)}
+    assert (read.call_count, built.call_count) == (1, len(config.estimators))
 
 
 TWO = {"input": ["a", "b"], "output": ["x", "y"]}
@@ -92,15 +85,6 @@ def test_data(tmp_path, columns, overrides, message):
     )
 
 
-def test_a_dataset_named_directly(tmp_path):
-    """Without the node `data`, as in configs of LM-Polygraph's own."""
-    (tmp_path / "two").mkdir()
-    Dataset.from_dict(TWO).to_csv(tmp_path / "two/t.csv")
-    config = composed("asmi_coqa", "subsample_eval_dataset=0.5", "eval_split=train")
-    config.dataset = [str(tmp_path / "two"), "default"]
-    assert len(read_plan(config).asked) == 1
-
-
 @pytest.mark.parametrize(
     ("content", "messages"),
     [
@@ -111,7 +95,12 @@ def test_a_dataset_named_directly(tmp_path):
     ],
 )
 def test_a_csv_file(tmp_path, content, messages):
+    """Named directly, or by its folder: without the node `data`, as LM-Polygraph's own configs."""
     (tmp_path / "d.csv").write_text(content)
+    if not messages:
+        config = composed("asmi_coqa", "subsample_eval_dataset=0.5", "eval_split=train")
+        config.dataset = [str(tmp_path), "default"]
+        assert len(read_plan(config).asked) == 1
     findings = of_data(f"dataset={tmp_path / 'd.csv'}", "load_from_disk=false")
     for finding, message in zip(findings, messages, strict=True):
         assert message in finding.text
@@ -148,28 +137,21 @@ def test_models_of_quality_metrics_are_named_before_the_run(monkeypatch, tmp_pat
         return list(CHECKS["side models"](plan))
 
     monkeypatch.chdir(tmp_path)
-    for metrics in (None, []):
-        (bert,) = found(metrics)
-        assert "BertScoreMetric, the default of LM-Polygraph where generation_metrics" in bert.text
-        assert "neither a local folder nor in the hub's cache" in bert.text
-        written = OmegaConf.create(bert.text[bert.text.index("\n") :])
-        assert found(written.generation_metrics) == []
-        assert bert.fatal
+    (bert,) = found(None)
+    assert bert.fatal
+    assert "BertScoreMetric, the default of LM-Polygraph where generation_metrics" in bert.text
+    assert "neither a local folder nor in the hub's cache" in bert.text
+    written = OmegaConf.create(bert.text[bert.text.index("\n") :])
+    assert found(written.generation_metrics) == []
     monkeypatch.setattr(checks, "unavailable", lambda _: None)
     assert found([{"name": "BertScoreMetric"}]) == []
-    assert found(None) == []
 
 
 def test_folders_that_cannot_be_written_or_hold_the_results(monkeypatch, tmp_path):
     config = run_of("asmi_demo", "++save_path=/proc/x", "++asmi.result_cache=/proc/y")
-    findings = list(CHECKS["output folder"](Plan(config)))
-    for finding, place in zip(
-        findings,
-        ("save_path: cannot write /proc/x", "asmi.result_cache: cannot write /proc/y"),
-        strict=True,
-    ):
-        assert finding.text.startswith(place)
-        assert finding.fatal
+    folders = ("save_path: cannot write /proc/x", "asmi.result_cache: cannot write /proc/y")
+    for (text, fatal), said in zip(CHECKS["output folder"](Plan(config)), folders, strict=True):
+        assert (fatal, said in text) == (True, True)
     asked = RunRows([DataRow("1", "c", "Who built it?", "x")] * 1000)
     config = run_of("asmi_demo", f"+save_path={tmp_path}/new/run", "asmi.result_cache=null")
     for free in (10**6, 10**9):

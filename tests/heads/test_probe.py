@@ -11,13 +11,6 @@ from torch import nn
 from lm_polygraph_asmi.heads import probe as room
 from lm_polygraph_asmi.heads.analysis import head_criticality
 from lm_polygraph_asmi.heads.analysis.probe import ablations
-from lm_polygraph_asmi.heads.probe import (
-    answers_of,
-    probe_run,
-    probe_tokens,
-    token_masks,
-    tokens_of,
-)
 from lm_polygraph_asmi.heads.probe_file import read_probe, write_probe
 from lm_polygraph_asmi.results.runs import Run
 from lm_polygraph_asmi.stat_calculators import MaskedHeadsCalculator
@@ -60,7 +53,7 @@ def material(model, *how, **settings):
     """What the probe of a run is made from: settings of ASMI, tokens, answers."""
     run = scored_run(model, *how, **SCORED | settings)
     saved = run.at(0.6, "masks", "kl")
-    return model, saved[0]["settings"], tokens_of(saved), answers_of(run, tokenizer())
+    return model, saved[0]["settings"], room.tokens_of(saved), room.answers_of(run, tokenizer())
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +64,7 @@ def planted():
 @pytest.fixture(scope="module")
 def probed(planted, tmp_path_factory):
     manager = tmp_path_factory.mktemp("probe") / "ue_manager_seed1"
-    write_probe(probe_tokens(*planted, count=6, draws=40), manager)
+    write_probe(room.probe_tokens(*planted, count=6, draws=40), manager)
     return read_probe(manager)
 
 
@@ -93,7 +86,7 @@ def test_predictions_are_those_of_masked_passes(scope):
     """One mask at a time, where the run masked; flips are frequent in a random model."""
     model, used, tokens, answers = material(whitebox().model, QUESTIONS[:2], scope=scope)
     masked = scored_run(model, QUESTIONS[:2], scope=scope, **SCORED).at(0.6)
-    found = probe_tokens(model, used, tokens, answers, count=2, draws=1)
+    found = room.probe_tokens(model, used, tokens, answers, count=2, draws=1)
     columns = found["tokens"]
     flips = 0
     for place, (row, at) in enumerate(zip(columns["row"], columns["position"], strict=True)):
@@ -112,28 +105,28 @@ def test_predictions_are_those_of_masked_passes(scope):
 
 def test_masks_of_a_token_ablate_its_critical_heads_and_random_ones_of_its_own():
     criticality = np.array([0.1, np.nan, 0.3, -0.2])
-    masks, other = (token_masks([2, 7, at], criticality, [1, 2], 20, 0) for at in (0, 1))
+    masks, other = (room.token_masks([2, 7, at], criticality, [1, 2], 20, 0) for at in (0, 1))
     assert masks[:3].tolist() == [[1, 1, 1, 1], [1, 1, 0, 1], [0, 1, 0, 1]]
     assert masks[3:].sum(1).tolist() == [3, 2] * 20
     assert not torch.equal(masks[3:], other[3:])
-    assert not torch.equal(masks, token_masks([2, 7, 0], criticality, [1, 2], 20, 1))
+    assert not torch.equal(masks, room.token_masks([2, 7, 0], criticality, [1, 2], 20, 1))
 
 
 def test_it_does_not_depend_on_how_many_masks_run_at_once(planted, monkeypatch):
-    whole = probe_tokens(*planted, count=1, draws=1)
+    whole = room.probe_tokens(*planted, count=1, draws=1)
     monkeypatch.setattr(room, "MASKS", 2)
-    assert probe_tokens(*planted, count=1, draws=1) == whole
+    assert room.probe_tokens(*planted, count=1, draws=1) == whole
 
 
 def test_what_cannot_be_probed(planted, monkeypatch):
     for wrong in ({"count": 0}, {"draws": 0}, {"draws": 2.5}):
         with pytest.raises(ValueError, match="must be"):
-            probe_tokens(*planted, **wrong)
+            room.probe_tokens(*planted, **wrong)
     with pytest.raises(ValueError, match="no two tokens"):
-        probe_tokens(*material(planted[0], QUESTIONS[:1], tokens=1))
+        room.probe_tokens(*material(planted[0], QUESTIONS[:1], tokens=1))
     with pytest.raises(ValueError, match="another likelihood with this model"):
-        probe_tokens(whitebox().model, *planted[1:], count=2)
+        room.probe_tokens(whitebox().model, *planted[1:], count=2)
     run = scored_run(planted[0], num_masks=5, mask_rate=0.3, texts=QUESTIONS[:1])
     monkeypatch.setattr(room, "load_run", lambda _: run)
     with pytest.raises(ValueError, match=r"lacks masks at depth 0\.9 \(its depths: 0\.6\)"):
-        probe_run("run", "tiny", depth=0.9)
+        room.probe_run("run", "tiny", depth=0.9)

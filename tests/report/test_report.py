@@ -429,16 +429,6 @@ def test_what_the_command_refuses(tmp_path, monkeypatch, command, message):
     assert (result.exit_code, message in result.output) == (1, True), result.output
 
 
-def test_settings_of_one_name_are_told_apart(tmp_path):
-    """By as much of their paths as it takes; each keeps its column."""
-    for folder, shift in (("a/run", 0.0), ("b/run", 0.5)):
-        save(tmp_path / folder, content(shift=shift))
-    groups = load_run_groups([tmp_path / "a/run", tmp_path / "b/run"])
-    assert [group.label for group in groups] == [f"{TINY} (a/run)", f"{TINY} (b/run)"]
-    (first,) = benchmark(groups)
-    assert set(first.table) == {"method", "family", *(group.label for group in groups)}
-
-
 @pytest.mark.parametrize("css", [BOLD, ITALIC])
 def test_the_best_is_bold_where_its_interval_excludes_the_next(tmp_path, css):
     """Of PRR, AURC and depth; else it is italic."""

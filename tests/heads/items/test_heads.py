@@ -175,10 +175,7 @@ def test_a_probe_is_read_as_it_was_written_and_a_damaged_one_named(tmp_path):
     assert read_probe(manager) is None
     written = write_probe(probe(5), manager)
     assert written == probe_path(manager) == manager.parent / "asmi_probe_seed1.json"
-    found = read_probe(manager)
-    assert found.k == (1, 2, 4, 8)
-    assert found.flipped("random", "high").shape == (5, 4)
-    for damaged in ("{}", "{"):
-        written.write_text(damaged)
-        (gap,) = causal_probe(load_run_groups([tmp_path / "run"]))
-        assert "asmi_probe_seed1.json is damaged, or no file of" in gap.reason
+    assert read_probe(manager).flipped("random", "high").shape == (5, 4)
+    written.write_text("{}")
+    (gap,) = causal_probe(load_run_groups([tmp_path / "run"]))
+    assert "asmi_probe_seed1.json is damaged, or no file of" in gap.reason

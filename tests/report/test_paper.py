@@ -18,13 +18,7 @@ from lm_polygraph_asmi.report.items.benchmark import benchmark, datasets
 from lm_polygraph_asmi.report.items.mechanism import screen
 from lm_polygraph_asmi.report.items.paper import papers_numbers
 from lm_polygraph_asmi.report.items.signal import confident_fragile, distinct, payoff
-from lm_polygraph_asmi.results.paper import (
-    BENCHMARKS,
-    MODELS,
-    departures,
-    paper_setting,
-    read_published,
-)
+from lm_polygraph_asmi.results import paper
 from lm_polygraph_asmi.results.run_groups import RunGroup
 from lm_polygraph_asmi.runs.compose import compose_run
 from tests.report.runs import METHODS, content, exchanged, loaded, papers_manifest, put
@@ -67,7 +61,7 @@ def test_numbers_stand_beside_those_of_the_paper(babi, prr):
     table = papers_numbers([babi], prr)[0].table
     published = {
         (number.method, None if np.isnan(number.depth) else number.depth): number.value
-        for number in read_published().itertuples()
+        for number in paper.read_published().itertuples()
         if (number.item, number.where) == ("benchmark", "Qwen3-4B, BabiQA")
     }
     for method, depth, name in ((MSP, None, MSP), ("Sem-ASMI", 0.6, SEM)):
@@ -127,7 +121,7 @@ def changed(group: RunGroup, path: str, value: object) -> RunGroup:
 )
 def test_what_departs_from_the_protocol_is_named(babi, prr, path, value, reason):
     other = changed(babi, path, value)
-    assert departures(other) == [reason] * (reason is not None)
+    assert paper.departures(other) == [reason] * (reason is not None)
     (item,) = papers_numbers([other], prr)
     if reason in ("model", "data"):
         assert item == MissingItem(item.title, "no run has a model and data of the paper")
@@ -137,9 +131,9 @@ def test_what_departs_from_the_protocol_is_named(babi, prr, path, value, reason)
 
 
 def test_a_setting_of_the_papers_protocol_and_size_is_taken_first(babi):
-    assert departures(replace(babi, metric="Rouge_rougeL")) == ["quality"]
+    assert paper.departures(replace(babi, metric="Rouge_rougeL")) == ["quality"]
     bare = replace(babi, run=replace(babi.run, manifest=None))
-    assert departures(bare) == ["model", "data"]
+    assert paper.departures(bare) == ["model", "data"]
     other = replace(changed(babi, "config.instruct", True), suffix=" b")
     few = replace(babi, rows=babi.rows[:900], suffix=" c")
     row = row_of(beside([other, few, babi]), MSP)
@@ -193,11 +187,11 @@ def test_what_the_paper_leaves_open_is_used_and_another_gate_is_not(tmp_path, se
 
 def test_the_shipped_file():
     """Counts as the paper has them; none is there twice."""
-    published = read_published()
+    published = paper.read_published()
     # 17 baselines, 3 variants at 4 depths; 8 settings in each of two tables.
     assert published["label"].str.startswith("tab:main-ours").sum() == 29 * 16
-    assert {*published["model"]} == {*MODELS, ""}
-    assert {*published["dataset"]} == {*BENCHMARKS, ""}
+    assert {*published["model"]} == {*paper.MODELS, ""}
+    assert {*published["dataset"]} == {*paper.BENCHMARKS, ""}
     assert np.isfinite(published["value"]).all()
     keys = ["model", "dataset", "method", "depth", "quantity"]
     assert len(published.drop_duplicates(["label", *keys])) == len(published) == 767
@@ -223,5 +217,5 @@ def test_the_shipped_configs_are_the_papers_protocol(babi, dataset, model):
     job = container(OmegaConf.masked_copy(config, list(names)))
     about = {"model": {"path": job["model"]["path"]}, "dataset": job["data"], "config": job}
     group = replace(babi, run=replace(babi.run, manifest=about))
-    assert departures(group) == []
-    assert all(paper_setting(group))
+    assert paper.departures(group) == []
+    assert all(paper.paper_setting(group))

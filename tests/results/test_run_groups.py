@@ -19,7 +19,7 @@ def test_another_k_is_not_read_in_place_of_the_default_one(tmp_path):
     for names in (("k256", "open"), ("open", "k256")):
         (group,) = load_run_groups(tmp_path / name for name in names)
         assert group.variants["Sem-ASMI"] == SEM
-        assert group.settings()["top_k"] == 64
+        assert (group.label, group.settings()["top_k"]) == ("tiny model, squad", 64)
         np.testing.assert_array_equal(group.u_sem, group.score(SEM))
     (alone,) = load_run_groups([tmp_path / "k256", tmp_path / "k256/ue_manager_seed1"])
     assert alone.variants["Sem-ASMI"] == "Sem-ASMI (60%, K=256)"
@@ -33,7 +33,8 @@ def test_one_finite_mask_for_all_methods_and_one_without_any_score_is_left_out_a
     saved["estimations"]["sequence", "NaN"] = [float("nan")] * 60
     saved["gen_metrics"]["sequence", "AlignScore"][8] = float("nan")
     (group,) = loaded(tmp_path / "all", saved)
-    assert all(len(of) == 58 for of in (group, group.mi_tokens, group.clusters, group.quality))
+    assert all(len(of) == 58 for of in (group, group.ids, group.clusters, group.quality))
+    np.testing.assert_allclose(group.u_sem, [tokens.mean() for tokens in group.u_tokens])
     assert group.notes == (
         "left out, no finite score: None, NaN",
         "2 of 60 rows without a finite RAUQ left out for all methods",

@@ -15,7 +15,12 @@ from transformers import LlamaForCausalLM
 
 from lm_polygraph_asmi.analysis.clusters import cluster_key
 from lm_polygraph_asmi.files import locked
-from lm_polygraph_asmi.results.manifest import manifest_path, read_manifest, write_manifest
+from lm_polygraph_asmi.results.manifest import (
+    manifest_path,
+    model_of,
+    read_manifest,
+    write_manifest,
+)
 from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.runs.callback import RunRecord, reset_peak_memory
 from tests import tiny_lm
@@ -155,6 +160,9 @@ def test_manifests_are_plain_json_and_written_whole(tmp_path):
     with pytest.raises(ValueError, match="the field 'seconds': expected a finite number"):
         write_manifest({"seconds": float("nan")}, manager)
     assert read_manifest(manager) == {"status": "running"}
+    before = model_of({"path": tmp_path})
+    write_manifest({"status": "stopped"}, manager)  # of the same size
+    assert model_of({"path": tmp_path}) != before
     with pytest.raises(FileNotFoundError, match="only runs with the callback"):
         read_manifest(tmp_path / "ue_manager_seed8")
 

@@ -200,11 +200,12 @@ def test_data_that_cannot_be_read_are_said_in_one_line(
     ],
 )
 def test_a_run_that_was_killed_or_stopped(monkeypatch, code, printed, said):
-    done = subprocess.CompletedProcess([], code, "", printed)
-    monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: done)
+    run = Mock(return_value=subprocess.CompletedProcess([], code, "", printed))
+    monkeypatch.setattr(doctor.subprocess, "run", run)
     with pytest.raises(RuntimeError) as raised:
-        try_rows(OmegaConf.create(), [], 2)
+        try_rows(OmegaConf.create({"seed": [5, 6]}), [], 2)
     assert str(raised.value) == said
+    assert "++seed=[5]" in run.call_args[0][0]
 
 
 def test_times_in_a_log():

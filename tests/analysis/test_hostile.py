@@ -201,6 +201,7 @@ def test_a_clear_refusal_or_a_right_number(name):
 
 PAIR, SIXTY = Labelled([0, 1], ["a", "b"]), Labelled([0, 1] * 30, range(60))
 GUARANTEE = d.RiskThreshold(0.3, 0.8, 0.04, 0.1, 0.9, 0.2, 500, 500, 1)
+FIVE, ERRORS = Labelled([0, 1] * 30, list("abcde") * 12), np.arange(20) < 8
 SCORE, MASSES = np.arange(60.0), np.ones((10, 7))
 REFUSALS = [
     # Labels, columns and clusters.
@@ -212,10 +213,7 @@ REFUSALS = [
     (lambda: Labelled(quality=[0.2], clusters=["a"]).wrong, "no correctness labels: pass wrong"),
     (lambda: Labelled([0] * 20, range(20)).folds(), "clusters each, got 0: use more rows"),
     # Many errors, in few clusters.
-    (
-        lambda: Labelled(np.arange(20) < 8, [*"aabbccdd", *range(12)]).folds(),
-        "clusters each, got 4",
-    ),
+    (lambda: Labelled(ERRORS, [*"aabbccdd", *range(12)]).folds(), "clusters each, got 4"),
     (lambda: PAIR.columns(score=["high", "low"]), "score must contain numbers"),
     (lambda: a.wilson_interval(0, 0), "at least one answer, got 0 of 0"),
     (lambda: a.wilson_interval(3, 2), "got 3 of 2"),
@@ -233,10 +231,7 @@ REFUSALS = [
     (lambda: d.risk_gate(GUARANTEE, [1, 0.5], PAIR), "accepted must contain True"),
     # Learned scores.
     (lambda: a.free_features([], [], 3), "at least one token"),
-    (
-        lambda: learned.learned_threshold({"a": [[1.0]]}, {"b": [1.0, 2.0]}, PAIR, 0.1, 0.9),
-        "a has 1 values for 2",
-    ),
+    (lambda: learned.learned_threshold({"a": [[1.0]]}, {}, PAIR, 0.1, 0.9), "a has 1 values for 2"),
     # Tokens.
     (lambda: a.masking_response([np.array([])]), "expected at least one token"),
     (lambda: a.coverage_by_band(range(10), MASSES[:, 1:]), r"shape \(10, 7\), got \(10, 6\)"),
@@ -245,7 +240,7 @@ REFUSALS = [
     (lambda: a.depth_selection([]), r"must have the same depths, got \[\]"),
     (lambda: a.depth_selection([Sweep([SCORE] * n, SIXTY) for n in (2, 3)]), r"got \[2, 3\]"),
     (
-        lambda: a.depth_selection([Sweep([SCORE], Labelled([0, 1] * 30, list("abcde") * 12))]),
+        lambda: a.depth_selection([Sweep([SCORE], FIVE)]),
         "at least 6 clusters, got 5: use more rows",
     ),
 ]

@@ -162,9 +162,6 @@ def test_clusters_without_a_column_are_those_of_a_calibration(tmp_path):
     assert [row.cluster for row in listed.rows] == own
     assert ids(listed.rows) == [f"test:{i}" for i in range(6)]  # as manifests name them
     assert (listed.named, listed.chosen) == (True, False)
-    stories = [f"\nStory: {s}\n\nQuestion: {q}" for s, q in (("a\nb", 1), ("a\nb", 2), ("c", 1))]
-    source = saved(tmp_path / "stories", input=stories, output=["", "", ""])
-    assert [row.cluster for row in read(source)] == [cluster_key(s) for s in ("a\nb", "a\nb", "c")]
 
 
 def test_sources_and_ids(tmp_path, caplog):

@@ -59,19 +59,14 @@ def group(run):
     return found
 
 
-@pytest.fixture(scope="module")
-def tokens(run):
-    """What is known of every token at 60 % of depth, from what was saved; one row each."""
+def test_the_table_is_that_of_the_tokens(group, run):
     own, parts = run[1]["stats"], []
     for row, masked in enumerate(at_depth(own, 0.6)):
         kl = np.asarray(masked["kl"], dtype=float)
         null = permutation_null(kl, masked["masks"], SHUFFLES, masked["mask_seed"])
         columns = {"mi": kl.mean(0), "h": own["asmi_entropy"][row], **null._asdict()}
         parts.append(pd.DataFrame(columns).assign(row=row, cluster=row // 2))
-    return pd.concat(parts, ignore_index=True)
-
-
-def test_the_table_is_that_of_the_tokens(group, tokens):
+    tokens = pd.concat(parts, ignore_index=True)
     (item,) = head_coupling([group])
     row, defined = item.table.iloc[0], tokens[tokens["z"].notna()]
     columns = defined["mi"], defined["h"], defined["z"]

@@ -29,15 +29,11 @@ def test_a_grid_in_shards_gives_what_unsplit_runs_give(tmp_path, monkeypatch):
     ]
     overrides = [
         f"data.source={write(tmp_path / 'questions.json', questions)}",
-        "estimators=asmi_no_side_models",
-        "generation_metrics=[{name: RougeMetric, args: [rougeL]}]",
-        "model.path=${hydra:runtime.choices.model}",
-        "model.load_model_args.dtype=float32",
-        "max_new_tokens=4",
-        "asmi.num_samples=2",
+        "estimators=asmi_no_side_models", "max_new_tokens=4", "asmi.num_samples=2",
+        "generation_metrics=[{name: RougeMetric, args: [rougeL]}]", f"cache_path={tmp_path}",
+        "model.path=${hydra:runtime.choices.model}", "model.load_model_args.dtype=float32",
         "~generation_params.stop_strings",
-        f"cache_path={tmp_path}",
-    ]
+    ]  # fmt: skip
     polygraph_eval_here(
         "--config-name", "asmi_grid", "--multirun", *overrides,
         f"model={','.join(MODELS)}", "benchmark=asmi_squad,asmi_squad_closed_book",

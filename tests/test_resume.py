@@ -31,8 +31,7 @@ def in_the_third_row(sent):
     return call
 
 
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
-def test_a_stopped_run_goes_on_where_it_was(tmp_path, monkeypatch, sent):
+def test_a_stopped_run_goes_on_where_it_was(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     prompts = [f"Who built the ferry {i}? Where do the blue kites start?" for i in range(ROWS)]
@@ -44,20 +43,23 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path, monkeypatch, sent):
         f"model.path={tiny_lm.save(tmp_path / 'tiny')}", "output_attentions=false",
         "asmi.num_samples=2", "~generation_params.stop_strings",
     ]  # fmt: skip
-    stopped = forked(*overrides, "cache_path=.", "hydra.run.dir=run")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MaskedHeadsCalculator, "__call__", in_the_third_row(sent))
-        stopped.start()  # a fork, which has the patch
-    stopped.join()
     manager = tmp_path / "run" / "ue_manager_seed1"
-    if sent == signal.SIGKILL:
-        assert stopped.exitcode == -sent
-        assert not manager.exists()
-        assert read_manifest(manager)["status"] == "running"
-        assert (tmp_path / "run" / "rows").exists()
-    else:  # LM-Polygraph saves what it has
-        with pytest.raises(ValueError, match=r"got columns of \[2, 3, 4\] rows"):
-            load_run(manager)
+
+    def stop(sent):
+        stopped = forked(*overrides, "cache_path=.", "hydra.run.dir=run")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(MaskedHeadsCalculator, "__call__", in_the_third_row(sent))
+            stopped.start()  # a fork, which has the patch
+        stopped.join()
+        return stopped.exitcode
+
+    assert stop(signal.SIGKILL) == -signal.SIGKILL
+    assert not manager.exists()
+    assert read_manifest(manager)["status"] == "running"
+    assert (tmp_path / "run" / "rows").exists()
+    stop(signal.SIGINT)  # the next run, in which LM-Polygraph saves what it has
+    with pytest.raises(ValueError, match=r"got columns of \[2, 3, 4\] rows"):
+        load_run(manager)
 
     polygraph_eval_here(*overrides, "cache_path=.", "hydra.run.dir=run")
     polygraph_eval_here(*overrides, "cache_path=elsewhere", "hydra.run.dir=whole")

@@ -10,14 +10,10 @@ from lm_polygraph_asmi.validation import check_writable
 
 
 def test_outputs_that_can_be_written(tmp_path):
-    old = tmp_path / "old.json"
-    old.write_text("kept")
-    check_writable(old)
-    check_writable(tmp_path / "new.json")
-    check_writable(tmp_path / "a" / "b", folder=True)
-    check_writable(tmp_path, folder=True)
-    assert old.read_text() == "kept"
-    assert list(tmp_path.iterdir()) == [old]  # nothing is left behind
+    (tmp_path / "old").write_text("kept")
+    for name, folder in (("old", False), ("new.json", False), ("a/b", True), ("", True)):
+        check_writable(tmp_path / name, folder)
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["kept"]  # nothing is left behind
 
 
 @pytest.mark.parametrize(
@@ -25,7 +21,6 @@ def test_outputs_that_can_be_written(tmp_path):
     [
         ("missing/x.json", False, r"its folder does not exist \(.*missing\)"),
         ("file/x.json", False, r"its folder is a file"),
-        ("file/deep/folder", True, r"its folder is a file"),
         ("file", True, r"its folder is a file"),
         ("sub", False, "expected a file, got a folder"),
         ("n" * 300, False, "file name too long. Name another place"),

@@ -4,14 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare, multinomial, norm
 
-from lm_polygraph_asmi.analysis import Clustered, Interval
-from lm_polygraph_asmi.analysis import clusters as clusters_module
-from lm_polygraph_asmi.analysis.clusters import (
-    Medians,
-    percentile_interval,
-    text_clusters,
-    wilson_interval,
-)
+from lm_polygraph_asmi.analysis import Clustered, Interval, clusters
 from lm_polygraph_asmi.runs.squad import Question, prompt_of
 from tests.analysis.simulation import ends, keys
 from tests.benchmarks import EXAMPLES, babi_prompt
@@ -33,7 +26,7 @@ def test_draws_do_not_depend_on_how_many_are_made_at_once(monkeypatch):
         np.concatenate([*Clustered(keys(5, 2), resamples=23, seed=seed).draws()]) for seed in (3, 4)
     )
     assert not np.array_equal(other, whole)
-    monkeypatch.setattr(clusters_module, "ROWS_AT_ONCE", 40)
+    monkeypatch.setattr(clusters, "ROWS_AT_ONCE", 40)
     parts = [*Clustered(keys(5, 2), resamples=23, seed=3).draws()]
     assert [len(part) for part in parts] == [4, 4, 4, 4, 4, 3]
     np.testing.assert_array_equal(np.concatenate(parts), whole)
@@ -41,15 +34,15 @@ def test_draws_do_not_depend_on_how_many_are_made_at_once(monkeypatch):
 
 def test_what_is_undefined_in_a_resample_is_left_out():
     resampled = np.r_[np.arange(100.0), np.full(20, np.nan)]
-    found = percentile_interval(7.0, resampled, 30)
+    found = clusters.percentile_interval(7.0, resampled, 30)
     assert found == pytest.approx((7.0, *ends(np.arange(100), 30)))
     # Undefined in half of them: what is left speaks for other data than these.
     for missing in (np.nan, np.inf):
-        half = percentile_interval(7.0, np.r_[np.arange(100.0), np.full(100, missing)], 30)
+        half = clusters.percentile_interval(7.0, np.r_[np.arange(100.0), np.full(100, missing)], 30)
         assert half.value == 7
         assert np.isnan(half[1:]).all()
-    assert np.isnan(percentile_interval(np.nan, resampled, 30)).all()
-    assert np.isnan(percentile_interval(7.0, resampled, 1)[1:]).all()
+    assert np.isnan(clusters.percentile_interval(np.nan, resampled, 30)).all()
+    assert np.isnan(clusters.percentile_interval(7.0, resampled, 1)[1:]).all()
 
 
 def test_interval():
@@ -86,20 +79,20 @@ ASKED = [("a", "u"), ("a", "v"), ("b", "u")]
     ],
 )
 def test_rows_over_one_text_are_one_cluster(prompts, expected):
-    assert text_clusters(prompts) == expected
+    assert clusters.text_clusters(prompts) == expected
 
 
 def test_whole_prompts_are_clusters_where_the_paper_has_it_so():
     babi = [babi_prompt(context, "Where is Mary?") for context in FACTS]
     trivia = [f"{EXAMPLES}Question: {context}Where is she?\nAnswer:" for context in FACTS]
     own = [*(f"{context}Where is she?" for context in FACTS), "Who flies kites?"]
-    assert [len(set(text_clusters(texts))) for texts in (babi, trivia, own)] == [3, 3, 2]
+    assert [len(set(clusters.text_clusters(texts))) for texts in (babi, trivia, own)] == [3, 3, 2]
 
 
 @pytest.mark.parametrize(("count", "n"), [(0, 25), (3, 25), (25, 25), (0, 1), (120, 500)])
 def test_wilson_against_its_definition(count, n):
     """Rates whose score test, with its own standard error, does not reject the count."""
-    found = wilson_interval(count, n)
+    found = clusters.wilson_interval(count, n)
     for bound in (found.low, found.high):
         if 0 < bound < 1:
             z = abs(count / n - bound) / np.sqrt(bound * (1 - bound) / n)
@@ -115,4 +108,4 @@ def test_medians_of_resamples_are_numpys(n):
     counts = rng.multinomial(n, np.full(n, 1 / n), size=20)
     counts[0] = 0
     expected = [np.median(np.repeat(values, row)) if row.any() else np.nan for row in counts]
-    np.testing.assert_array_equal(Medians(values)(counts), expected)
+    np.testing.assert_array_equal(clusters.Medians(values)(counts), expected)

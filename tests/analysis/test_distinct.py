@@ -4,13 +4,6 @@ from statsmodels.discrete.discrete_model import Logit
 from statsmodels.regression.linear_model import OLS
 
 from lm_polygraph_asmi.analysis import Interval, Labelled, distinct
-from lm_polygraph_asmi.analysis.distinct import (
-    AGGREGATIONS,
-    distinct_signal,
-    error_probability,
-    likelihood_ratio_test,
-    residual,
-)
 from lm_polygraph_asmi.analysis.labelled import FOLDS
 from tests.analysis.simulation import keys, monte_carlo_error, shared
 
@@ -58,10 +51,12 @@ def test_fits_are_those_of_statsmodels_per_fold():
         chance[test] = fitted.predict(with_constant(features[test]))
         linear = OLS(signal[train], with_constant(controls[train])).fit()
         left[test] = signal[test] - linear.predict(with_constant(controls[test]))
-    np.testing.assert_allclose(error_probability(features, wrong, folds), chance, atol=1e-3)
-    np.testing.assert_allclose(residual(signal, controls, folds), left, atol=1e-10)
+    np.testing.assert_allclose(
+        distinct.error_probability(features, wrong, folds), chance, atol=1e-3
+    )
+    np.testing.assert_allclose(distinct.residual(signal, controls, folds), left, atol=1e-10)
     # The model is not penalised: entropy may come in nats or in bits, MSP in hundreds.
-    scaled = error_probability(features * [1e4, 1e-4, 1] + [1e5, 0, 0], wrong, folds)
+    scaled = distinct.error_probability(features * [1e4, 1e-4, 1] + [1e5, 0, 0], wrong, folds)
     np.testing.assert_allclose(scaled, chance, atol=2e-3)
 
 
@@ -70,7 +65,7 @@ def test_a_linear_function_of_the_controls_is_never_detected(weights, offset):
     """Rounding errors of its residual would rank answers, too."""
     _, controls, wrong = answers(4)
     signal = controls @ np.array(weights, dtype=float) + offset
-    found = distinct_signal(signal, controls, Labelled(wrong, NAMES, resamples=20))
+    found = distinct.distinct_signal(signal, controls, Labelled(wrong, NAMES, resamples=20))
     assert found.residual_auroc == (0.5, 0.5, 0.5)
     assert not found.detected
 
@@ -78,7 +73,7 @@ def test_a_linear_function_of_the_controls_is_never_detected(weights, offset):
 def test_a_planted_independent_signal_is_detected():
     """The likelihood ratio is statsmodels'."""
     signal, controls, wrong = answers(7, 2.0)
-    found = distinct_signal(signal, controls, Labelled(wrong, NAMES, resamples=100))
+    found = distinct.distinct_signal(signal, controls, Labelled(wrong, NAMES, resamples=100))
     assert found.detected
     assert found.residual_auroc.value > 0.5
     assert found.incremental_auroc.low > 0
@@ -88,7 +83,7 @@ def test_a_planted_independent_signal_is_detected():
     assert found.likelihood_ratio == pytest.approx(2 * (full.llf - base.llf), abs=1e-3)
     weak = answers(5, 0.3)[0]
     alone = Logit(wrong, with_constant(weak[:, None])).fit(disp=0)
-    tested = likelihood_ratio_test(np.zeros((150, 1)), weak, wrong)
+    tested = distinct.likelihood_ratio_test(np.zeros((150, 1)), weak, wrong)
     assert tested == pytest.approx((alone.llr, alone.llr_pvalue), rel=0.01)
 
 
@@ -106,7 +101,9 @@ def test_a_redundant_signal_is_detected_in_one_case_of_twenty(monkeypatch):
     found = []
     for seed in range(200):
         signal, controls, wrong = answers(seed)
-        found.append(distinct_signal(signal, controls, Labelled(wrong, NAMES, resamples=100)))
+        found.append(
+            distinct.distinct_signal(signal, controls, Labelled(wrong, NAMES, resamples=100))
+        )
     rate = np.mean([result.detected for result in found])
     assert rate == pytest.approx(0.05, abs=3 * monte_carlo_error(0.05, 200))
     values = [result.residual_auroc.value for result in found]
@@ -115,7 +112,7 @@ def test_a_redundant_signal_is_detected_in_one_case_of_twenty(monkeypatch):
 
 def test_aggregations():
     tokens = np.random.default_rng(15).random(12)
-    found = {name: aggregate(tokens) for name, aggregate in AGGREGATIONS.items()}
+    found = {name: aggregate(tokens) for name, aggregate in distinct.AGGREGATIONS.items()}
     expected = {
         "mean": sum(tokens) / 12,
         "top-quartile mean": sum(sorted(tokens, reverse=True)[:3]) / 3,
@@ -123,4 +120,4 @@ def test_aggregations():
     }
     assert found == pytest.approx(expected)
     # An answer of one token is that token.
-    assert {aggregate(tokens[:1]) for aggregate in AGGREGATIONS.values()} == {tokens[0]}
+    assert {aggregate(tokens[:1]) for aggregate in distinct.AGGREGATIONS.values()} == {tokens[0]}

@@ -181,6 +181,12 @@ def called(name, changed):
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_clear_refusal_or_a_right_number(name):
+    """Sound columns have a number, the same for clusters under names and under numbers."""
+    keys = np.repeat(np.arange(100, 100 + N // 2), 2)
+    named = [f"passage {key}" for key in keys]
+    (sound, _), (again, _) = (called(name, {"clusters": c}) for c in (named, keys.tolist()))
+    assert sound == again != []
+    assert np.isfinite(sound).all()
     undefined = {c for names, corners in UNDEFINED if name in names.split() for c in corners}
     for corner, changed in CORNERS.items():
         found, error = called(name, changed)
@@ -193,20 +199,9 @@ def test_a_clear_refusal_or_a_right_number(name):
             assert len(str(error)) > 15, corner
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_sound_columns_have_a_number(name):
-    """The same for clusters under other names of the same order, and under numbers."""
-    keys = np.repeat(np.arange(100, 100 + N // 2), 2)
-    named = [f"passage {key}" for key in keys]
-    (found, _), (again, _) = (called(name, {"clusters": c}) for c in (named, keys.tolist()))
-    assert found == again
-    assert found
-    assert np.isfinite(found).all()
-
-
 PAIR, SIXTY = Labelled([0, 1], ["a", "b"]), Labelled([0, 1] * 30, range(60))
 GUARANTEE = d.RiskThreshold(0.3, 0.8, 0.04, 0.1, 0.9, 0.2, 500, 500, 1)
-NO_THRESHOLD = d.RiskThreshold(None, 0.0, None, 0.1, 0.9, 0.4, 100, 100)
+FIVE, ERRORS = Labelled([0, 1] * 30, list("abcde") * 12), np.arange(20) < 8
 SCORE, MASSES = np.arange(60.0), np.ones((10, 7))
 REFUSALS = [
     # Labels, columns and clusters.
@@ -218,10 +213,7 @@ REFUSALS = [
     (lambda: Labelled(quality=[0.2], clusters=["a"]).wrong, "no correctness labels: pass wrong"),
     (lambda: Labelled([0] * 20, range(20)).folds(), "clusters each, got 0: use more rows"),
     # Many errors, in few clusters.
-    (
-        lambda: Labelled(np.arange(20) < 8, [*"aabbccdd", *range(12)]).folds(),
-        "clusters each, got 4",
-    ),
+    (lambda: Labelled(ERRORS, [*"aabbccdd", *range(12)]).folds(), "clusters each, got 4"),
     (lambda: PAIR.columns(score=["high", "low"]), "score must contain numbers"),
     (lambda: a.wilson_interval(0, 0), "at least one answer, got 0 of 0"),
     (lambda: a.wilson_interval(3, 2), "got 3 of 2"),
@@ -236,21 +228,10 @@ REFUSALS = [
     # Probabilities and thresholds.
     (lambda: d.risk_threshold([0, 1], [0, 1], ["a"] * 2, 0.1, 0.9), "at least 22 at this risk"),
     (lambda: d.risk_threshold([0, 1], [0, 1], "ab", "x", 0.9), "risk must be a number, got 'x'"),
-    (lambda: d.risk_gate(NO_THRESHOLD, [1, 1], PAIR), "with a threshold, got none"),
     (lambda: d.risk_gate(GUARANTEE, [1, 0.5], PAIR), "accepted must contain True"),
     # Learned scores.
-    (lambda: learned.fit_score({"a": [[1.0], [2.0]]}, [1, 1]), "the 2 answers have one label"),
-    (lambda: learned.fit_score({"a": [[2.0]] * 3}, [0, 1, 0]), "got 3 answers with the same"),
-    (
-        lambda: learned.LearnedScore({"a": [1.0]}, 0.0)({"a": [[1.0, 2.0]]}),
-        "widths {'a': 1}, got {'a': 2}",
-    ),
-    (lambda: learned.LearnedScore({"a": [1.0]}, 0.0)({"b": [[1.0]]}), "widths {'a': 1}, got {}"),
     (lambda: a.free_features([], [], 3), "at least one token"),
-    (
-        lambda: learned.learned_threshold({"a": [[1.0]]}, {"b": [1.0, 2.0]}, PAIR, 0.1, 0.9),
-        "a has 1 values for 2",
-    ),
+    (lambda: learned.learned_threshold({"a": [[1.0]]}, {}, PAIR, 0.1, 0.9), "a has 1 values for 2"),
     # Tokens.
     (lambda: a.masking_response([np.array([])]), "expected at least one token"),
     (lambda: a.coverage_by_band(range(10), MASSES[:, 1:]), r"shape \(10, 7\), got \(10, 6\)"),
@@ -259,7 +240,7 @@ REFUSALS = [
     (lambda: a.depth_selection([]), r"must have the same depths, got \[\]"),
     (lambda: a.depth_selection([Sweep([SCORE] * n, SIXTY) for n in (2, 3)]), r"got \[2, 3\]"),
     (
-        lambda: a.depth_selection([Sweep([SCORE], Labelled([0, 1] * 30, list("abcde") * 12))]),
+        lambda: a.depth_selection([Sweep([SCORE], FIVE)]),
         "at least 6 clusters, got 5: use more rows",
     ),
 ]

@@ -7,23 +7,14 @@ import pytest
 from sklearn.metrics import roc_auc_score
 from statsmodels.regression.linear_model import OLS
 
+from lm_polygraph_asmi import analysis
 from lm_polygraph_asmi.analysis import (
     Clustered,
     Labelled,
     aurc,
-    aurc_difference,
-    auroc_difference,
-    auroc_interval,
-    cluster_band,
     cluster_interval,
-    confident_but_fragile,
-    confident_filter,
-    distinct_signal,
-    error_separation,
-    global_selector,
     normalised_prr,
     prr_intervals,
-    token_null,
 )
 from lm_polygraph_asmi.analysis.clusters import bootstrap_interval
 from lm_polygraph_asmi.analysis.distinct import error_probability
@@ -112,41 +103,41 @@ STATISTICS = {
         lambda a: prr_intervals({"a": MSP, "b": FRAGILITY}, a, [("b", "a")])[1]["b", "a"],
         lambda rows: prr(rows, FRAGILITY) - prr(rows, MSP),
     ),
-    "AUROC": (lambda a: auroc_interval(MSP, a), lambda rows: area(rows, MSP)),
+    "AUROC": (lambda a: analysis.auroc_interval(MSP, a), lambda rows: area(rows, MSP)),
     "AUROC of one of several": (
-        lambda a: error_separation(TOKENS, {"a": MSP, "b": ENTROPY}, a).auroc["b"],
+        lambda a: analysis.error_separation(TOKENS, {"a": MSP, "b": ENTROPY}, a).auroc["b"],
         lambda rows: area(rows, ENTROPY),
     ),
     "difference of AUROC": (
-        lambda a: auroc_difference(MSP, FRAGILITY, a),
+        lambda a: analysis.auroc_difference(MSP, FRAGILITY, a),
         lambda rows: area(rows, MSP) - area(rows, FRAGILITY),
     ),
     "difference of AURC": (
-        lambda a: aurc_difference(MSP, FRAGILITY, a),
+        lambda a: analysis.aurc_difference(MSP, FRAGILITY, a),
         lambda rows: aurc(MSP[rows], WRONG[rows]) - aurc(FRAGILITY[rows], WRONG[rows]),
     ),
-    "gap": (lambda a: confident_but_fragile(MSP, FRAGILITY, a).gap, gap),
+    "gap": (lambda a: analysis.confident_but_fragile(MSP, FRAGILITY, a).gap, gap),
     # Clusters are drawn with all tokens of their confident answers.
-    "gap of tokens": (lambda a: token_null(MSP, TOKENS, a).gap, token_gap, OF_TOKENS),
+    "gap of tokens": (lambda a: analysis.token_null(MSP, TOKENS, a).gap, token_gap, OF_TOKENS),
     "AUROC of tokens": (
-        lambda a: token_null(MSP, TOKENS, a).auroc,
+        lambda a: analysis.token_null(MSP, TOKENS, a).auroc,
         lambda rows: roc_auc_score(LABELS[rows], SCORES[rows]),
         OF_TOKENS,
     ),
     "filter": (
-        lambda a: confident_filter(MSP, FRAGILITY, ENTROPY, a).difference,
+        lambda a: analysis.confident_filter(MSP, FRAGILITY, ENTROPY, a).difference,
         lambda rows: filtered(rows, FRAGILITY) - filtered(rows, ENTROPY),
     ),
     "selector": (
-        lambda a: global_selector(CONTROLS, FRAGILITY, a, [0.9, 0.7])[0.7][2],
+        lambda a: analysis.global_selector(CONTROLS, FRAGILITY, a, [0.9, 0.7])[0.7][2],
         lambda rows: selected(rows, True) - selected(rows, False),
     ),
     "residual": (
-        lambda a: distinct_signal(FRAGILITY, CONTROLS, a).residual_auroc,
+        lambda a: analysis.distinct_signal(FRAGILITY, CONTROLS, a).residual_auroc,
         lambda rows: area(rows, left()),
     ),
     "increment": (
-        lambda a: distinct_signal(FRAGILITY, CONTROLS, a).incremental_auroc,
+        lambda a: analysis.distinct_signal(FRAGILITY, CONTROLS, a).incremental_auroc,
         lambda rows: area(rows, fitted(True)) - area(rows, fitted(False)),
     ),
 }
@@ -170,26 +161,26 @@ def test_what_two_methods_share_cancels_in_their_difference():
     alone, paired = prr_intervals({"a": MSP, "twin": twin}, answers, [("a", "twin"), ("a", "a")])
     found = paired["a", "twin"]
     assert found.high - found.low < 0.25 * (alone["a"].high - alone["a"].low)
-    assert paired["a", "a"] == auroc_difference(MSP, MSP, answers) == (0, 0, 0)
-    assert aurc_difference(MSP, MSP, answers) == (0, 0, 0)
-    assert confident_filter(MSP, ENTROPY, ENTROPY, answers).difference == (0, 0, 0)
+    assert paired["a", "a"] == analysis.auroc_difference(MSP, MSP, answers) == (0, 0, 0)
+    assert analysis.aurc_difference(MSP, MSP, answers) == (0, 0, 0)
+    assert analysis.confident_filter(MSP, ENTROPY, ENTROPY, answers).difference == (0, 0, 0)
 
 
 def test_a_band_is_the_interval_of_each_point():
     values, rows = RNG.normal(size=(40, 3)), Clustered(keys(20, 2), resamples=100)
-    found = cluster_band(lambda chosen: values[chosen].mean(0), rows, points=3)
+    found = analysis.cluster_band(lambda chosen: values[chosen].mean(0), rows, points=3)
     for place in range(3):
         expected = cluster_interval(lambda chosen, j=place: values[chosen, j].mean(), rows)
         assert found[:, place].tolist() == pytest.approx([expected.low, expected.high])
     # A curve of as many points as rows is read at the same shares of it.
-    spread = cluster_band(lambda chosen: np.linspace(0, 1, len(chosen)), rows, points=5)
+    spread = analysis.cluster_band(lambda chosen: np.linspace(0, 1, len(chosen)), rows, points=5)
     np.testing.assert_allclose(spread, [[0, 0.25, 0.5, 0.75, 1]] * 2)
     # One cluster has a value, and neither interval nor band.
     alone = Clustered(["one"] * 40)
     value, *none = cluster_interval(lambda chosen: values[chosen, 0].mean(), alone)
     assert value == values[:, 0].mean()
     assert np.isnan(none).all()
-    assert np.isnan(cluster_band(lambda chosen: values[chosen, 0], alone)).all()
+    assert np.isnan(analysis.cluster_band(lambda chosen: values[chosen, 0], alone)).all()
 
 
 def test_intervals_cover_the_mean_of_correlated_rows_and_narrow_ones_do_not():

@@ -3,19 +3,16 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from lm_polygraph_asmi.analysis import mechanism
 from lm_polygraph_asmi.analysis.labelled import Labelled
-from lm_polygraph_asmi.analysis.mechanism import (
-    OVER_ROBUST,
-    error_separation,
-    masking_response,
-    votes,
-)
 from tests.analysis.simulation import keys
 
 
 def test_masking_response_is_over_tokens():
     """Not over answers: a long answer counts as its tokens."""
-    found = masking_response([np.array(a) for a in ([0.1, 0.3], [0.2], [0.9, 0.6, 0.0], [])])
+    found = mechanism.masking_response(
+        [np.array(a) for a in ([0.1, 0.3], [0.2], [0.9, 0.6, 0.0], [])]
+    )
     assert (found.mean, found.median, found.tokens) == pytest.approx((2.1 / 6, 0.25, 6))
 
 
@@ -25,11 +22,11 @@ def test_masking_response_is_over_tokens():
         # Table "babiqa-mechanism": Qwen3-4B and 8B, Llama-2-7B.
         ([0.016], False), ([0.025], False), ([0.001, 0.003], True),
         # The screen is of the mean, and its limit is outside.
-        ([0.0, 0.0, 3.1 * OVER_ROBUST], False), ([OVER_ROBUST], False),
+        ([0.0, 0.0, 3.1 * mechanism.OVER_ROBUST], False), ([mechanism.OVER_ROBUST], False),
     ],
 )  # fmt: skip
 def test_the_screen_tells_the_papers_cells_apart(tokens, over_robust):
-    assert masking_response([np.array(tokens)]).over_robust == over_robust
+    assert mechanism.masking_response([np.array(tokens)]).over_robust == over_robust
 
 
 @pytest.mark.parametrize("rate", [0, 0.4, 1])
@@ -38,7 +35,9 @@ def test_error_separation_against_loops(rate):
     rng = np.random.default_rng(0)
     wrong = rng.random(40) < rate
     information = [rng.random(rng.integers(1, 6)) * (1 + w) for w in wrong]
-    found = error_separation(information, {"a": wrong}, Labelled(wrong, keys(20, 2), resamples=9))
+    found = mechanism.error_separation(
+        information, {"a": wrong}, Labelled(wrong, keys(20, 2), resamples=9)
+    )
     tokens = {False: [np.nan] if rate == 1 else [], True: [] if rate else [np.nan]}
     for answer, label in zip(information, wrong.tolist(), strict=True):
         tokens[label].extend(answer.tolist())
@@ -49,7 +48,7 @@ def test_error_separation_against_loops(rate):
 def test_votes_against_a_loop():
     rng = np.random.default_rng(1)
     top_tokens, answer = rng.integers(4, size=(15, 30)), rng.integers(4, size=30)
-    found = votes(top_tokens, answer)
+    found = mechanism.votes(top_tokens, answer)
     assert len(found) == 30
     for position, vote in enumerate(found):
         tokens, own = top_tokens[:, position].tolist(), answer[position]
@@ -60,7 +59,7 @@ def test_votes_against_a_loop():
 
 
 def test_unanimous_and_lost_votes():
-    unanimous, lost = votes(np.array([[7, 3], [7, 3], [7, 5]]), [7, 4])
+    unanimous, lost = mechanism.votes(np.array([[7, 3], [7, 3], [7, 5]]), [7, 4])
     assert unanimous == (1, None, 0)
     assert lost == (0, 3, pytest.approx(2 / 3))
-    assert votes(np.empty((5, 0), dtype=int), []) == []
+    assert mechanism.votes(np.empty((5, 0), dtype=int), []) == []

@@ -11,15 +11,7 @@ from torch import nn
 from lm_polygraph_asmi.heads import probe as room
 from lm_polygraph_asmi.heads.analysis import head_criticality
 from lm_polygraph_asmi.heads.analysis.probe import ablations
-from lm_polygraph_asmi.heads.probe import (
-    answers_of,
-    probe_run,
-    probe_tokens,
-    token_masks,
-    tokens_of,
-)
 from lm_polygraph_asmi.heads.probe_file import read_probe, write_probe
-from lm_polygraph_asmi.model.check import PASSES
 from lm_polygraph_asmi.results.runs import Run
 from lm_polygraph_asmi.stat_calculators import MaskedHeadsCalculator
 from tests.subnetworks import subnetwork_log_probs
@@ -61,7 +53,7 @@ def material(model, *how, **settings):
     """What the probe of a run is made from: settings of ASMI, tokens, answers."""
     run = scored_run(model, *how, **SCORED | settings)
     saved = run.at(0.6, "masks", "kl")
-    return model, saved[0]["settings"], tokens_of(saved), answers_of(run, tokenizer())
+    return model, saved[0]["settings"], room.tokens_of(saved), room.answers_of(run, tokenizer())
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +64,7 @@ def planted():
 @pytest.fixture(scope="module")
 def probed(planted, tmp_path_factory):
     manager = tmp_path_factory.mktemp("probe") / "ue_manager_seed1"
-    write_probe(probe_tokens(*planted, count=6, draws=40), manager)
+    write_probe(room.probe_tokens(*planted, count=6, draws=40), manager)
     return read_probe(manager)
 
 
@@ -82,25 +74,11 @@ def test_a_decisive_head_flips_every_prediction_and_none_ablated_flips_nothing(p
         assert probed.flipped("critical", group).tolist() == [[1, 1, 1]] * 6
     assert (probed.tokens["replayed"] == probed.tokens["argmax"]).all()
     assert (probed.tokens["argmax"] != DECIDED).all()
-
-
-def test_passes_without_an_ablation_are_run_with_those_that_ablate(planted, monkeypatch):
-    """As a mask among others: flips are told from them, not from a kept state."""
-    ran = []
-    for passes in PASSES.values():
-        for name, run in passes.items():
-
-            def noted(*how, run=run):
-                ran.append(how[2:4])
-                return run(*how)
-
-            monkeypatch.setitem(passes, name, noted)
-    probe_tokens(*planted, count=1, draws=1)
-    assert {layer for layer, _ in ran} == {LAYER}
-    for _, masks in ran:
-        kept = masks.all(1).tolist()
-        assert any(kept)
-        assert not all(kept)
+    # k of 4 random heads hold the decisive one with chance k / 4.
+    rate = probed.flipped("random", "high").mean(0)
+    np.testing.assert_allclose(rate, [0.25, 0.5, 1], atol=0.1)
+    hit = probed.predicted["random"][probed.tokens["row"] == 0] == DECIDED
+    assert (hit[0] != hit[1]).any()  # also two tokens of one answer have heads of their own
 
 
 @pytest.mark.parametrize("scope", ["response", "all"])
@@ -108,7 +86,7 @@ def test_predictions_are_those_of_masked_passes(scope):
     """One mask at a time, where the run masked; flips are frequent in a random model."""
     model, used, tokens, answers = material(whitebox().model, QUESTIONS[:2], scope=scope)
     masked = scored_run(model, QUESTIONS[:2], scope=scope, **SCORED).at(0.6)
-    found = probe_tokens(model, used, tokens, answers, count=2, draws=1)
+    found = room.probe_tokens(model, used, tokens, answers, count=2, draws=1)
     columns = found["tokens"]
     flips = 0
     for place, (row, at) in enumerate(zip(columns["row"], columns["position"], strict=True)):
@@ -127,36 +105,28 @@ def test_predictions_are_those_of_masked_passes(scope):
 
 def test_masks_of_a_token_ablate_its_critical_heads_and_random_ones_of_its_own():
     criticality = np.array([0.1, np.nan, 0.3, -0.2])
-    masks, other = (token_masks([2, 7, at], criticality, [1, 2], 20, 0) for at in (0, 1))
+    masks, other = (room.token_masks([2, 7, at], criticality, [1, 2], 20, 0) for at in (0, 1))
     assert masks[:3].tolist() == [[1, 1, 1, 1], [1, 1, 0, 1], [0, 1, 0, 1]]
     assert masks[3:].sum(1).tolist() == [3, 2] * 20
     assert not torch.equal(masks[3:], other[3:])
-    assert not torch.equal(masks, token_masks([2, 7, 0], criticality, [1, 2], 20, 1))
-
-
-def test_random_heads_flip_as_often_as_they_hit(probed):
-    """k of 4 heads hold the decisive one with chance k / 4."""
-    rate = probed.flipped("random", "high").mean(0)
-    np.testing.assert_allclose(rate, [0.25, 0.5, 1], atol=0.1)
-    hit = probed.predicted["random"][probed.tokens["row"] == 0] == DECIDED
-    assert (hit[0] != hit[1]).any()  # also two tokens of one answer have heads of their own
+    assert not torch.equal(masks, room.token_masks([2, 7, 0], criticality, [1, 2], 20, 1))
 
 
 def test_it_does_not_depend_on_how_many_masks_run_at_once(planted, monkeypatch):
-    whole = probe_tokens(*planted, count=1, draws=1)
+    whole = room.probe_tokens(*planted, count=1, draws=1)
     monkeypatch.setattr(room, "MASKS", 2)
-    assert probe_tokens(*planted, count=1, draws=1) == whole
+    assert room.probe_tokens(*planted, count=1, draws=1) == whole
 
 
 def test_what_cannot_be_probed(planted, monkeypatch):
     for wrong in ({"count": 0}, {"draws": 0}, {"draws": 2.5}):
         with pytest.raises(ValueError, match="must be"):
-            probe_tokens(*planted, **wrong)
+            room.probe_tokens(*planted, **wrong)
     with pytest.raises(ValueError, match="no two tokens"):
-        probe_tokens(*material(planted[0], QUESTIONS[:1], tokens=1))
+        room.probe_tokens(*material(planted[0], QUESTIONS[:1], tokens=1))
     with pytest.raises(ValueError, match="another likelihood with this model"):
-        probe_tokens(whitebox().model, *planted[1:], count=2)
+        room.probe_tokens(whitebox().model, *planted[1:], count=2)
     run = scored_run(planted[0], num_masks=5, mask_rate=0.3, texts=QUESTIONS[:1])
     monkeypatch.setattr(room, "load_run", lambda _: run)
     with pytest.raises(ValueError, match=r"lacks masks at depth 0\.9 \(its depths: 0\.6\)"):
-        probe_run("run", "tiny", depth=0.9)
+        room.probe_run("run", "tiny", depth=0.9)

@@ -16,12 +16,12 @@ from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.heads.items import heads
 from lm_polygraph_asmi.results.manifest import write_manifest
 from lm_polygraph_asmi.results.names import Settings
+from lm_polygraph_asmi.results.paper import BENCHMARKS, GENERATION, MODELS
 from lm_polygraph_asmi.results.run_groups import RunGroup, load_run_groups
 
 METHODS = "methods"
 """Beside what a manager file holds: what its manifest says of the scores."""
 BASELINES = ("MaximumSequenceProbability", "MeanTokenEntropy", "SemanticEntropy", "RAUQ")
-MASKS = 6
 
 
 def content(
@@ -30,11 +30,15 @@ def content(
     mask_seed: int = 0,
     depths: tuple[int, ...] = (60,),
     shift: float = 0.0,
+    seed: int = 7,
 ) -> dict[str, Any]:
-    """What a manager file holds: answers fixed by n and shift, ASMI's scores by the rest too."""
-    rng, masks = np.random.default_rng(7), np.random.default_rng([mask_seed, top_k])
+    """What a manager file holds: answers fixed by n, shift and seed, ASMI's scores by the rest too.
+
+    The gate of the adaptive one is a half.
+    """
+    rng, masks = np.random.default_rng(seed), np.random.default_rng([mask_seed, top_k])
     wrong = rng.random(n) < 0.4
-    quality = np.where(wrong, 0.3, 0.9) + rng.uniform(-0.1, 0.1, n)
+    quality = np.where(wrong, 0.3, 0.9) + rng.uniform(-0.1, 0.1, n) - shift / 10
     lengths = rng.integers(2, 6, n)
     scores = {name: (wrong + shift + rng.normal(size=n)).tolist() for name in BASELINES}
     stats = {
@@ -42,67 +46,43 @@ def content(
             f"Read.\nPassage:\npassage {i // 2} {shift}\nQuestion: q{i}?\nAnswer:" for i in range(n)
         ],
         "greedy_texts": [f"answer {i} {shift}\n" for i in range(n)],
+        "target_texts": [f"gold {i}" for i in range(n)],
+        "greedy_tokens": [[1] * t for t in lengths],
         "asmi_entropy": [rng.random(t) for t in lengths],
         "asmi_log_likelihood": [-rng.random(t) for t in lengths],
         "asmi_tokens": [rng.integers(0, 10, t) for t in lengths],
+        "asmi_token_texts": [{i: f"word{i}" for i in range(10)}] * n,
         "asmi_prompt_length": [100] * n,
+        "asmi_closing": [True] * n,
         "asmi_seconds": [50.0] * 10 + [2.0] * (n - 10),
         "seconds_greedy": [50.0] * 10 + [1.0] * (n - 10),
     }
-    saved = finished(scores, {"AlignScore": (quality - shift / 10).tolist()}, stats)
+    saved = {
+        "estimations": {("sequence", name): values for name, values in scores.items()},
+        METHODS: {}, "metrics": {}, "state": "Initialized", "stats": stats,
+        "gen_metrics": {("sequence", "AlignScore"): quality.tolist()},
+    }  # fmt: skip
     for depth in depths:
         mi = [
             0.1 + 0.2 * w + 0.05 * rng.random(t) + 0.02 * masks.random(t)
             for w, t in zip(wrong, lengths, strict=True)
         ]
         agreement = [np.clip(1 - 2 * m + 0.1 * rng.random(len(m)), 0, 1) for m in mi]
-        put_tokens(
-            saved, ASMIConfig(depth=depth / 100, top_k=top_k, seed=mask_seed), mi, agreement, rng,
-            entropy=[rng.random(t) for t in lengths],
+        entropy = [rng.random(t) for t in lengths]
+        config = ASMIConfig(depth=depth / 100, top_k=top_k, seed=mask_seed)
+        pairs = list(zip(mi, agreement, strict=True))
+        put(saved, config.replace(method="asmi"), [m.mean() for m in mi])
+        put(saved, config.replace(method="sem"), [(m * (1 - a)).mean() for m, a in pairs])
+        put(saved, config.replace(method="adapt"), [(m * (1 - a / 2)).mean() for m, a in pairs])
+        used = config.replace(num_masks=40, mask_rate=0.15, attention="sdpa")
+        put_at(
+            stats, config.depth, mi=mi, agreement=agreement, mean_entropy=entropy,
+            entropy_of_mean=[h + m for h, m in zip(entropy, mi, strict=True)],
             coverage=[np.sort(rng.random((t, len(TOP_K))), axis=1) for t in lengths],
-            used={"num_masks": MASKS, "mask_rate": 0.1}, place=(3, 6, 8),
+            top_token=[rng.integers(0, 10, (6, t)) for t in lengths],
+            settings=[Settings(used, 3, 6, 8).to_dict() for _ in mi],
         )  # fmt: skip
     return saved
-
-
-def finished(
-    scores: dict[str, list], quality: dict[str, list], stats: dict[str, list]
-) -> dict[str, Any]:
-    """A manager file's content, with what is the same in all that are planted."""
-    n = len(stats["greedy_texts"])
-    stats |= {
-        "target_texts": [f"gold {i}" for i in range(n)],
-        "greedy_tokens": [[1] * len(tokens) for tokens in stats["asmi_tokens"]],
-        "asmi_token_texts": [{i: f"word{i}" for i in range(10)}] * n,
-        "asmi_closing": [True] * n,
-    }
-    estimations, metrics = ({("sequence", k): v for k, v in c.items()} for c in (scores, quality))
-    return {
-        "estimations": estimations, METHODS: {}, "metrics": {}, "state": "Initialized",
-        "gen_metrics": metrics, "stats": stats,
-    }  # fmt: skip
-
-
-def put_tokens(
-    saved: dict[str, Any], config: ASMIConfig, mi: list[np.ndarray], agreement: list[np.ndarray],
-    rng: np.random.Generator, *, entropy: list[np.ndarray], coverage: list[np.ndarray],
-    used: dict[str, float], place: tuple[int, int, int],
-) -> None:  # fmt: skip
-    """Add what is saved of every token at the depth of a config, and the three scores of it.
-
-    The gate of the adaptive one is a half. `place`: masked layer, number of layers and heads.
-    """
-    pairs = list(zip(mi, agreement, strict=True))
-    put(saved, config.replace(method="asmi"), [m.mean() for m in mi])
-    put(saved, config.replace(method="sem"), [(m * (1 - a)).mean() for m, a in pairs])
-    put(saved, config.replace(method="adapt"), [(m * (1 - a / 2)).mean() for m, a in pairs])
-    settings = Settings(config.replace(**used, attention="sdpa"), *place).to_dict()
-    put_at(
-        saved["stats"], config.depth, mi=mi, agreement=agreement, mean_entropy=entropy,
-        entropy_of_mean=[h + m for h, m in zip(entropy, mi, strict=True)], coverage=coverage,
-        top_token=[rng.integers(0, 10, (MASKS, len(m))) for m in mi],
-        settings=[settings.copy() for _ in mi],
-    )  # fmt: skip
 
 
 def put_at(stats: dict[str, Any], depth: float, **columns: list[Any]) -> None:
@@ -116,7 +96,8 @@ def put_at(stats: dict[str, Any], depth: float, **columns: list[Any]) -> None:
 def put(saved: dict[str, Any], config: ASMIConfig, values: Any) -> None:
     """Add a score to a run."""
     saved["estimations"]["sequence", str(config)] = values
-    saved[METHODS] = saved[METHODS] | described(config)
+    of = config.to_dict() | {"symbol": config.symbol}
+    saved[METHODS] = saved[METHODS] | {str(config): of}
 
 
 def exchanged(saved: dict[str, Any], **changed: Any) -> dict[str, Any]:
@@ -137,11 +118,6 @@ def some_rows(saved: dict[str, Any], rows: Iterable[int]) -> dict[str, Any]:
     return {**saved, **parts}
 
 
-def described(*configs: ASMIConfig) -> dict[str, dict[str, Any]]:
-    """What a manifest says of scores, by their names."""
-    return {str(config): config.to_dict() | {"symbol": config.symbol} for config in configs}
-
-
 def manifest(n: int, dataset: str = "asmi_squad", closed: bool = False) -> dict[str, Any]:
     """Of n rows, two a passage; the passage's key is there also where the prompt has none."""
     grounded = not closed and any(name in dataset for name in ("coqa", "squad", "babi"))
@@ -158,6 +134,18 @@ def manifest(n: int, dataset: str = "asmi_squad", closed: bool = False) -> dict[
         "packages": {"torch": "2"}, "device": "cpu", "peak_memory_bytes": {"main": 2**30},
         "config": {},
     }  # fmt: skip
+
+
+def papers_manifest(n: int = 1000, dataset: str = "BabiQA") -> dict[str, Any]:
+    """What a run of the paper's protocol records, with the model Qwen3-4B."""
+    about, recorded = manifest(n, f"asmi_{dataset.lower()}"), BENCHMARKS[dataset]
+    about["model"]["path"] = f"hub/{MODELS['Qwen3-4B']}"
+    about["dataset"] |= recorded.recorded
+    about["config"] = {
+        "generation_params": dict(GENERATION), "max_new_tokens": recorded.max_new_tokens,
+        "instruct": False, "n_shot": 0, "asmi": {"num_samples": 10},
+    }  # fmt: skip
+    return about
 
 
 def dissect(saved: dict[str, Any], masks: int = 100) -> None:

@@ -27,11 +27,9 @@ def forked(few_resamples):  # noqa: ARG001
 
 @pytest.fixture
 def two(tmp_path):
-    folders = [tmp_path / "a", tmp_path / "b"]
-    for folder, shift in zip(folders, (0.0, 0.3), strict=True):
-        saved = content(n=40, depths=(60, 80), shift=shift)
-        save(folder, saved, manifest(40, f"asmi_{folder.name}"))
-    return lambda: load_run_groups(folders)
+    for name, shift in (("a", 0.0), ("b", 0.3)):
+        save(tmp_path / name, content(40, shift=shift), manifest(40, f"asmi_{name}"))
+    return lambda: load_run_groups([tmp_path / "a", tmp_path / "b"])
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What a report says of planted runs."""
 
+from html import unescape
 from itertools import combinations
 from types import SimpleNamespace
 
@@ -24,13 +25,14 @@ from lm_polygraph_asmi.analysis.selective import aurc, confident_filter, global_
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.heads.probe_file import write_probe
-from lm_polygraph_asmi.report import MissingItem, build_report, figures, load_run_groups
+from lm_polygraph_asmi.report import build_report, figures, load_run_groups
 from lm_polygraph_asmi.report.item import BOLD, ITALIC, Marked
 from lm_polygraph_asmi.report.items import every_report_item, signal
 from lm_polygraph_asmi.report.items.benchmark import benchmark, depths, stability
 from lm_polygraph_asmi.report.items.boundary import boundary, truncation
 from lm_polygraph_asmi.report.items.mechanism import cost, screen
-from lm_polygraph_asmi.report.tables import about_run, prr_rows, prr_table
+from lm_polygraph_asmi.report.tables import prr_rows
+from lm_polygraph_asmi.results.paper import read_published
 from lm_polygraph_asmi.results.runs import MSP
 from tests.report.runs import (
     BASELINES,
@@ -39,6 +41,7 @@ from tests.report.runs import (
     few_permutations,
     loaded,
     manifest,
+    papers_manifest,
     probe,
     put_at,
     save,
@@ -52,13 +55,14 @@ pytestmark = [
 
 SEM, TINY = "Sem-ASMI (60%, K=64)", "tiny model, squad"
 ANSWERS = 64
+OPEN, CLOSED = (papers_manifest(ANSWERS, name) for name in ("SQuAD", "SQuAD without passage"))
 
 
 @pytest.fixture(autouse=True, scope="module")
 def simply():
     """Signals are means over an answer, no error probability is fitted, one process computes.
 
-    Test_paper has a report with the others, tests/analysis/test_distinct.py what is fitted.
+    See tests/analysis/test_distinct.py for what is fitted.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(signal, "AGGREGATIONS", {})
@@ -81,11 +85,10 @@ def everything(tmp_path_factory, simply, few_resamples):  # noqa: ARG001
         candidate_cosines=[np.tile(np.eye(8), (t, 1, 1)) for t in lengths],
     )  # fmt: skip
     dissect(details)
-    write_probe(probe(ANSWERS), save(root / "open", details))
-    save(root / "k256", content(ANSWERS, top_k=256))
-    save(root / "seed 1", content(ANSWERS, mask_seed=1))
-    closed = manifest(ANSWERS, "asmi_squad_closed_book", closed=True)
-    save(root / "closed", content(ANSWERS, shift=0.5), closed)
+    write_probe(probe(ANSWERS), save(root / "open", details, OPEN))
+    save(root / "k256", content(ANSWERS, top_k=256), OPEN)
+    save(root / "seed 1", content(ANSWERS, mask_seed=1), OPEN)
+    save(root / "closed", content(ANSWERS, shift=0.5), CLOSED)
     runs = {name: str(root / name) for name in ("open", "k256", "seed 1", "closed")}
     command = ["report", *runs.values(), "--out", str(root / "report"), "--full"]
     command += [word for form in ("csv", "md", "tex", "svg") for word in ("--format", form)]
@@ -106,9 +109,7 @@ def everything(tmp_path_factory, simply, few_resamples):  # noqa: ARG001
 
 def test_a_full_report_has_every_item_in_every_form(everything):
     page = (everything.out / "index.html").read_text()
-    _, _, missing = page.partition("<h2>Not in these runs</h2>")
-    # tests/report/test_paper.py has the paper's numbers.
-    assert missing.count("<li>The paper&#39;s numbers beside these: no run has a model") == 1
+    assert "<h2>Not in these runs</h2>" not in page
     assert "2 settings" in everything.shown
     files = {suffix: {path.stem for path in everything.out.rglob(f"*.{suffix}")} for suffix in
              ("csv", "md", "tex", "png", "svg")}  # fmt: skip
@@ -117,7 +118,7 @@ def test_a_full_report_has_every_item_in_every_form(everything):
         "error_separation", "distinct_signal", "ensemble_mean", "matched_flags",
         "confident_fragile", "confident_fragile_by_regime", "payoff", "aurc", "global_selector",
         "boundary", "larger_k", "top_k_coverage", "stability", "mechanism", "candidate_cosines",
-        "cost", "head_coupling", "causal_probe",
+        "cost", "head_coupling", "causal_probe", "reproduction",
     }  # fmt: skip
     for name in files["csv"]:
         assert f'<h2 id="{name}">' in page
@@ -125,7 +126,7 @@ def test_a_full_report_has_every_item_in_every_form(everything):
         latex = (everything.out / "tables" / f"{name}.tex").read_text()
         assert r"\toprule" in latex
         assert "Source: tiny model, squad: 64 answers, 32 clusters, quality AlignScore" in latex
-        assert "model models/tiny (abc); data squad.json" in latex
+        assert "model hub/Qwen3-4B-Base (abc); data rajpurkar/squad" in latex
         assert "torch 2; cpu" in latex
         assert not set(latex.partition(r"\begin{table*}")[2]) - {*map(chr, range(128)), "–"}
     assert files["png"] == files["svg"]
@@ -215,6 +216,35 @@ def test_numbers_of_the_tables_are_those_of_the_statistics(everything):
         assert row[list(columns)].tolist() == pytest.approx(numbers, abs=1e-12, nan_ok=True), name
 
 
+def test_every_number_of_the_paper_has_its_place(everything):
+    """The tables and columns that paper.csv names are the report's."""
+    published = read_published()
+    placeless = published["table"] == ""  # such as the lowest of several data sets
+    assert published.loc[placeless, "quantity"].nunique() == 6
+    columns_of = {name: {*everything.table(name)} for name in {*published["table"]} - {""}}
+    for number in published[~placeless].itertuples():
+        conditions = [part.split("=", 1)[0] for part in number.row.split("; ") if part]
+        columns = [number.column] * (number.table != "benchmark") + conditions
+        assert {*columns} <= columns_of[number.table] | {"nli", "samples", "k = 16"}, number
+
+
+def test_numbers_beside_the_papers_are_those_of_the_other_tables(everything):
+    beside = everything.table("reproduction")
+    assert beside["but"].str.startswith("rows").all()
+    # The paper chooses its depth over sixteen settings, not over these two.
+    assert "mean regret" not in set(beside["quantity"])
+    for setting, quantity, name, column, but in (
+        ("SQuAD without passage", "difference of PRR", "boundary", "Sem-ASMI Δ MSP", ""),
+        ("SQuAD", "ρ(MI_t, z_t)", "head_coupling", "ρ(MI, z)", "; masks of heads"),
+        ("SQuAD", "flips of high MI, k = 2", "causal_probe", "k = 2", "; masks of heads"),
+    ):  # fmt: skip
+        place = (beside["quantity"] == quantity) & (beside["setting"] == f"Qwen3-4B, {setting}")
+        (row,) = beside[place].iloc
+        own = everything.table(name)
+        assert row["here"] == own[own["setting"].str.endswith(setting.lower())][column].iloc[0]
+        assert row["but"] == f"rows{but}"
+
+
 def test_runs_over_the_same_answers_are_one_setting(everything):
     opened, closed = everything.groups
     assert [len(opened.runs), len(closed.runs)] == [3, 1]
@@ -230,9 +260,9 @@ def test_closed_book_rows_take_the_clusters_of_their_twins(everything, tmp_path)
     """Also where the closed-book run has rows in another order, and fewer of them."""
     assert everything.table("boundary")["questions"].tolist() == [64, 64]
     order = np.arange(ANSWERS)[::-1][:40]
-    about = manifest(ANSWERS, "asmi_squad_closed_book", closed=True)
-    about["rows"] = {"ids": [f"q{i}" for i in order], "clusters": ["other"] * 40}
-    save(tmp_path / "closed", some_rows(content(ANSWERS, shift=0.5), order), about)
+    rows = {"ids": [f"q{i}" for i in order], "clusters": ["other"] * 40}
+    some = some_rows(content(ANSWERS, shift=0.5), order)
+    save(tmp_path / "closed", some, CLOSED | {"rows": rows})
     groups = load_run_groups([everything.runs["open"], tmp_path / "closed"])
     (item,) = boundary(groups)
     assert item.table["questions"].tolist() == [40, 40]
@@ -272,11 +302,7 @@ def test_seconds_of_masks_one_at_a_time_are_divided_by_those_of_batches(tmp_path
 
 def without(part, keep):
     """Take from a part of a run what `keep` does not want."""
-
-    def change(saved):
-        saved[part] = {name: values for name, values in saved[part].items() if keep(name)}
-
-    return change
+    return lambda run: run.update({part: {n: v for n, v in run[part].items() if keep(n)}})
 
 
 def all_alike(value):
@@ -314,12 +340,11 @@ def test_what_a_run_lacks_is_named_and_nothing_is_made_up(tmp_path, change, reas
     saved = content()
     change(saved)
     groups = loaded(tmp_path, saved)
-    items = [item for make in every_report_item() for item in make(groups)]
-    missing = "\n".join(item.reason for item in items if isinstance(item, MissingItem))
-    assert [reason for reason in reasons if reason not in missing] == []
-    assert {"benchmark", "datasets"} <= {i.name for i in items if not isinstance(i, MissingItem)}
     page, _ = build_report(groups, tmp_path / "out", full=True, formats=["csv"])
-    assert "nan" not in page.read_text()
+    made, _, missing = unescape(page.read_text()).partition("<h2>Not in these runs</h2>")
+    assert [reason for reason in reasons if reason not in missing] == []
+    assert all(f'<h2 id="{name}">' in made for name in ("benchmark", "datasets"))
+    assert "nan" not in made + missing
     table = pd.read_csv(tmp_path / "out/tables/benchmark.csv").set_index("method")
     if change is constant:
         assert table.loc[SEM, TINY] == pytest.approx(0, abs=1e-12)
@@ -341,17 +366,16 @@ def test_other_questions_and_the_same_seeds_are_no_comparison(tmp_path):
     save(tmp_path / "again", again)
     groups = load_run_groups(tmp_path / name for name in ("open", "closed", "again"))
     assert len(groups) == 2
-    gaps = [*boundary(groups), *stability(groups)]
-    assert [gap.reason.partition(" (")[0] for gap in gaps] == [
-        "no question is in both runs", "no answers were scored twice with other masks or samples",
-    ]  # fmt: skip
+    (questions,), (seeds,) = boundary(groups), stability(groups)
+    assert questions.reason.startswith("no question is in both runs")
+    assert seeds.reason.startswith("no answers were scored twice with other masks or samples")
 
 
 LACKS = dict.fromkeys(("model", "peak_memory_bytes", "config"))
 
 
 @pytest.mark.parametrize(
-    "about", [{}, *(manifest(60) | LACKS | {"rows": rows} for rows in (None, {}, {"ids": []}))]
+    "about", [{}, *(manifest(60) | LACKS | {"rows": rows} for rows in (None, {"ids": []}))]
 )
 def test_what_no_manifest_records_is_taken_from_the_run(tmp_path, about):
     saved = content()
@@ -364,8 +388,7 @@ def test_what_no_manifest_records_is_taken_from_the_run(tmp_path, about):
         assert group.label == "unknown model, run"
         assert group.ids is None
         assert group.variants == {}  # nobody says which of its scores are ASMI's
-    for make in every_report_item():
-        assert make([group])
+        assert all(make([group]) for make in every_report_item())
 
 
 @pytest.mark.parametrize(("clusters", "errors"), [(10, 40), (120, 10), (120, 110)])
@@ -378,47 +401,25 @@ def test_small_samples_are_named(tmp_path, clusters, errors):
     assert "Too small for reliable intervals: All settings. With fewer than 50 clusters" in said
 
 
-@pytest.mark.parametrize("empty", [0, 4])
-def test_results_in_the_terminal(tmp_path, empty):
-    """The best first, within 80 columns; ASMI's in bold."""
-    saved = content()
-    saved["stats"]["greedy_texts"] = [" .\n"] * empty + [" Brask"] * (60 - empty)
-    (group,) = loaded(tmp_path, saved)
+def test_rows_of_the_terminal_are_prr_the_best_first(everything):
+    group = everything.groups[1]
     prr = {row["method"]: row["prr"] for row in prr_rows(group.run, "AlignScore")}
     assert [*prr.values()] == sorted(prr.values(), reverse=True)
     assert prr == pytest.approx({m: normalised_prr(group.score(m), group.quality) for m in prr})
-    table = prr_table(group.run, "AlignScore")
-    assert [*table.columns[0].cells] == [*prr]
-    assert [*table.columns[1].cells] == [f"{value:+.2f}" for value in prr.values()]
-    assert [row.style for row in table.rows] == ["bold" if "ASMI" in name else None for name in prr]
-    counted = f"Empty answers, which cannot be right: {empty} of 60."
-    assert (counted in about_run(group.run)) == (empty > 0)
 
 
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (["empty", "--out", "out"], "neither a manager file nor a folder with one"),
         (["run", "--out", "out", "--metric", "BLEU"], "'BLEU', but ['AlignScore']"),
         (["run", "--out", "run/ue_manager_seed1/out"], "Error: "),
     ],
 )
 def test_what_the_command_refuses(tmp_path, monkeypatch, command, message):
     save(tmp_path / "run")
-    (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(main, ["report", *command])
     assert (result.exit_code, message in result.output) == (1, True), result.output
-
-
-def test_settings_of_one_name_are_told_apart(tmp_path):
-    """By as much of their paths as it takes; each keeps its column."""
-    for folder, shift in (("a/run", 0.0), ("b/run", 0.5)):
-        save(tmp_path / folder, content(shift=shift))
-    groups = load_run_groups([tmp_path / "a/run", tmp_path / "b/run"])
-    assert [group.label for group in groups] == [f"{TINY} (a/run)", f"{TINY} (b/run)"]
-    (first,) = benchmark(groups)
-    assert set(first.table) == {"method", "family", *(group.label for group in groups)}
 
 
 @pytest.mark.parametrize("css", [BOLD, ITALIC])
@@ -442,19 +443,22 @@ def test_the_best_is_bold_where_its_interval_excludes_the_next(tmp_path, css):
         assert {value.css for value in marked} == {css}, make
 
 
+def boxes(texts):
+    return [text.get_window_extent() for text in texts if text.get_visible() and text.get_text()]
+
+
 def test_no_text_lies_on_another():
     """Titles of few and of many settings, ticks of MI that spans many powers of ten."""
     values, wrong = np.geomspace(1e-6, 1, 60), np.arange(60) % 2 == 0
     both = {"Adapt-ASMI": values, "MSP": np.where(values < 0.1, 0, values)}
     found = dict.fromkeys(both, Interval(0.53, 0.31, 0.75))
     names = ("smollm2, babiqa", "gemma, babiqa")
+    closed = {f"{i}, squad closed book, 150 confident of 300": {} for i in range(7)}
     for figure in (
         figures.violins(dict.fromkeys(names, (both, wrong, found))),
         figures.violins({"few": ({"MSP": values[:6]}, np.ones(6, bool), found)}),
         figures.joint(dict.fromkeys(names, (values, values, -0.5))),
-        figures.payoff(
-            {f"{i}, squad closed book, 150 confident of 300": {} for i in range(7)}, values
-        ),
+        figures.payoff(closed, values),
     ):
         assert (figure.get_size_inches() <= figures.PAGE).all()
         figure.draw_without_rendering()
@@ -462,8 +466,7 @@ def test_no_text_lies_on_another():
         for ax in figure.axes:
             low, high = ax.get_xlim()
             texts += [t for t in ax.get_xticklabels() if low <= t.get_position()[0] <= high]
-        boxes = [t.get_window_extent() for t in texts if t.get_text()]
-        assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+        assert not any(one.overlaps(other) for one, other in combinations(boxes(texts), 2))
 
 
 @pytest.mark.parametrize(("panels", "columns"), [(1, 1), (3, 3), (4, 2), (6, 3), (7, 4), (24, 4)])
@@ -477,13 +480,9 @@ def test_figures_of_many_settings_fit_a_page():
     """Sixteen panels, twenty rows, or long names, few of them in common; all on one scale."""
     rows = {f"method {i}": Interval(0.1 * i, 0.1 * i - 0.3, 0.1 * i + 0.3) for i in range(20)}
     named = "Adapt-ASMI (60%, K=64, scope=response, mask_sampler=balanced {})"
-    own = {f"m, d{i}": {named.format(3 * i + k): rows["method 3"] for k in range(9)}
+    own = {f"m, d{i}": {named.format(3 * i + k): rows["method 3"] for k in range(5)}
            for i in range(7)}  # fmt: skip
-    for panels in (
-        {f"model, set {i}": rows for i in range(16)},
-        {"a": rows, "b": own["m, d0"]},
-        own,
-    ):
+    for panels in ({f"model, set {i}": rows for i in range(16)}, {"a": own["m, d0"]}, own):
         figure = figures.forest(panels, "PRR")
         assert (figure.get_size_inches() <= figures.PAGE).all()
         explained = figure.get_supxlabel().replace("\n", " ")
@@ -491,9 +490,6 @@ def test_figures_of_many_settings_fit_a_page():
         figure.draw_without_rendering()
         axes = [ax for ax in figure.axes if ax.axison]
         assert len({ax.get_xlim() for ax in axes}) == 1
-        boxes = [ax.get_window_extent() for ax in axes]
-        names = [
-            t.get_window_extent() for ax in axes for t in ax.get_yticklabels() if t.get_visible()
-        ]
-        assert not any(name.overlaps(box) for name in names for box in boxes)
+        names = boxes(label for ax in axes for label in ax.get_yticklabels())
+        assert not any(name.overlaps(ax.get_window_extent()) for name in names for ax in axes)
         assert min(name.x0 for name in names) >= 0

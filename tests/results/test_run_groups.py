@@ -19,47 +19,32 @@ def test_another_k_is_not_read_in_place_of_the_default_one(tmp_path):
     for names in (("k256", "open"), ("open", "k256")):
         (group,) = load_run_groups(tmp_path / name for name in names)
         assert group.variants["Sem-ASMI"] == SEM
-        assert group.settings()["top_k"] == 64
+        assert (group.label, group.settings()["top_k"]) == ("tiny model, squad", 64)
         np.testing.assert_array_equal(group.u_sem, group.score(SEM))
-    (alone,) = load_run_groups([tmp_path / "k256"])
+    (alone,) = load_run_groups([tmp_path / "k256", tmp_path / "k256/ue_manager_seed1"])
     assert alone.variants["Sem-ASMI"] == "Sem-ASMI (60%, K=256)"
+    assert len(alone.runs) == 1  # named twice, read once
 
 
-def test_one_finite_mask_for_all_methods(tmp_path):
+def test_one_finite_mask_for_all_methods_and_one_without_any_score_is_left_out_alone(tmp_path):
     saved = content()
     saved["estimations"]["sequence", "RAUQ"][3] = float("nan")
+    saved["estimations"]["sequence", "None"] = [None] * 60
+    saved["estimations"]["sequence", "NaN"] = [float("nan")] * 60
     saved["gen_metrics"]["sequence", "AlignScore"][8] = float("nan")
-    (group,) = loaded(tmp_path, saved)
-    assert len(group) == 58
-    assert all(len(tokens) == 58 for tokens in (group.mi_tokens, group.clusters, group.quality))
-    assert "2 of 60 rows without a finite RAUQ left out for all methods" in group.notes[0]
+    (group,) = loaded(tmp_path / "all", saved)
+    assert all(len(of) == 58 for of in (group, group.ids, group.clusters, group.quality))
+    np.testing.assert_allclose(group.u_sem, [tokens.mean() for tokens in group.u_tokens])
+    assert group.notes == (
+        "left out, no finite score: None, NaN",
+        "2 of 60 rows without a finite RAUQ left out for all methods",
+    )
     assert np.isfinite(group.scores.to_numpy()).all()
-
-
-@pytest.mark.parametrize("nothing", [float("nan"), None])
-def test_a_method_without_any_score_is_left_out_alone(tmp_path, nothing):
-    saved = content()
-    saved["estimations"]["sequence", "RAUQ"] = [nothing] * 60
-    (group,) = loaded(tmp_path, saved)
-    assert len(group) == 60
-    assert "RAUQ" not in group.scores
-    assert "no finite score: RAUQ" in group.notes[0]
-
-
-def test_a_statistic_with_fewer_entries_is_not_used(tmp_path):
-    """LM-Polygraph saves a statistic in those batches alone where it was made."""
-    saved = content()
+    # LM-Polygraph saves a statistic in those batches alone where it was made.
     saved["stats"]["asmi"].pop()
-    (group,) = loaded(tmp_path, saved)
+    (group,) = loaded(tmp_path / "fewer", saved)
     assert group.mi_tokens is None
     assert group.u_sem is not None  # the estimator's
-
-
-def test_a_run_named_twice_is_read_once(tmp_path, monkeypatch):
-    file = save(tmp_path / "run")
-    monkeypatch.chdir(tmp_path)
-    (group,) = load_run_groups([tmp_path / "run", file, "run"])
-    assert len(group.runs) == 1
 
 
 def test_token_statistics_come_from_the_run_whose_masks_made_the_score(tmp_path):
@@ -97,11 +82,9 @@ def test_depths_that_percent_rounds(tmp_path, depth):
     ("estimations", "manifest_text", "message"),
     [
         ([1, 2], None, NO_RUN),
-        ({"name": [1.0]}, None, NO_RUN),
         ({("sequence", "a"): ["x"] * 60}, None, NO_RUN),
         (SHORT, None, r"got columns of \[59, 60\] rows"),
         ({}, b"[1]", DAMAGED),
-        ({}, b"{", DAMAGED),
         ({}, b"\xff\xfe", DAMAGED),
     ],
 )

@@ -4,6 +4,7 @@ import gc
 import json
 from importlib.metadata import version
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from lm_polygraph_asmi.analysis.clusters import cluster_key
 from lm_polygraph_asmi.files import locked
 from lm_polygraph_asmi.results.manifest import (
     manifest_path,
+    model_of,
     read_manifest,
     write_manifest,
 )
@@ -50,10 +52,26 @@ def run(tmp_path, tiny, monkeypatch):
     return start
 
 
-def test_the_manifest_says_what_the_manager_file_does_not(run, tiny):
+def test_a_run_that_failed_resumes_and_its_manifest_says_what_the_manager_file_does_not(
+    run, tiny, tmp_path, monkeypatch
+):
+    def fail(_, stats):
+        if "True" in stats["input_texts"][0]:
+            raise RuntimeError("no more")
+        return np.array([0.0])
+
     tokens = "+hf_token=hf_SECRET", "++model.load_model_args.token=hf_SECRET"
-    settings = "asmi.num_masks=10", "asmi.mask_rate=0.2", "asmi.result_cache=null"
-    manager = run("data.first=3", *settings, *tokens)
+    settings = "asmi.num_masks=10", "asmi.mask_rate=0.2", *tokens
+    with monkeypatch.context() as patch:
+        patch.setattr(Perplexity, "__call__", fail)
+        with pytest.raises(RuntimeError, match="no more"):
+            run(*settings)
+    manager = tmp_path / "run" / "ue_manager_seed1"
+    manifest = read_manifest(manager)
+    assert (manifest["status"], manifest["error"]) == ("failed", "RuntimeError: no more")
+    with pytest.raises(ValueError, match=r"got columns of \[2, .*\(RuntimeError: no more\)"):
+        load_run(manager)
+    run(*settings)
     assert "SECRET" not in manifest_path(manager).read_text()
     manifest = read_manifest(manager)
     assert manifest["status"] == "completed"
@@ -67,20 +85,24 @@ def test_the_manifest_says_what_the_manager_file_does_not(run, tiny):
     assert manifest["packages"]["torch"] == version("torch")
     assert manifest["packages"]["lm-polygraph"]
     assert manifest["dataset"]["name"] == "asmi_babiqa"
-    ids = manifest["rows"]["ids"]
-    assert (len(ids), set(ids) < set("abcd")) == (3, True)
-    assert manifest["rows"]["clusters"] == [cluster_key(PROMPTS["abcd".index(i)]) for i in ids]
+    clusters = [cluster_key(prompt) for prompt in PROMPTS]
+    assert manifest["rows"] == {"ids": list("abcd"), "clusters": clusters}
     assert manifest["config"]["generation_params"]["temperature"] == 0.5
     stats = load_run(manager).stats
-    assert stats["asmi_reused_depths"] == [0] * 3
+    assert stats["asmi_reused_depths"] == [1, 1, 1, 0]
     assert manifest["seconds"]["greedy"]["total"] == pytest.approx(sum(stats["seconds_greedy"]))
     assert manifest["seconds"]["asmi"]["median"] == pytest.approx(np.median(stats["asmi_seconds"]))
     assert manifest["seconds_wall"] > manifest["seconds"]["asmi"]["total"]
     assert manifest["peak_memory_bytes"]["main"] > 1e8
 
 
-def test_several_runs_in_one_folder(run, capsys):
-    """The second reuses what the first one scored; others leave what is there."""
+def test_several_runs_in_one_folder(run, tmp_path, capsys):
+    """The second that works reuses what the first one scored; others leave what is there."""
+    with pytest.raises(OSError, match=r"cannot load the model nowhere/at-all.*model\.path"):
+        run("model.path=nowhere/at-all")
+    manifest = read_manifest(tmp_path / "run" / "ue_manager_seed1")
+    assert (manifest["status"], manifest["model"]["revision"]) == ("failed", "unknown")
+    assert "nowhere/at-all" in manifest["error"]
     manager = run("subsample_eval_dataset=0.5")
     first, kept = load_run(manager), read_manifest(manager)["rows"]["ids"]
     # Names of rows survive LM-Polygraph's own subsampling.
@@ -125,42 +147,10 @@ def test_faults_found_early_stop_the_run_before_the_model_is_loaded(run, tmp_pat
 def test_a_run_without_a_record_does_not_start(run, monkeypatch):
     """Hydra only warns if a callback fails."""
 
-    def broken(*_):
-        raise RuntimeError("no such device")
-
+    broken = Mock(side_effect=RuntimeError("no such device"))
     monkeypatch.setattr("lm_polygraph_asmi.runs.callback.reset_peak_memory", broken)
-    expected = "its record failed with RuntimeError: no such device"
-    with pytest.raises(SystemExit, match=expected):
+    with pytest.raises(SystemExit, match="its record failed with RuntimeError: no such device"):
         run("data.first=2")
-
-
-def test_a_model_that_cannot_be_reached(run, tmp_path):
-    path = "nowhere/at-all"
-    with pytest.raises(OSError, match=rf"cannot load the model {path}.*model\.path"):
-        run(f"model.path={path}")
-    manifest = read_manifest(tmp_path / "run" / "ue_manager_seed1")
-    assert (manifest["status"], manifest["model"]["revision"]) == ("failed", "unknown")
-    assert path in manifest["error"]
-
-
-def test_a_run_that_fails_in_between_resumes(run, tmp_path, monkeypatch):
-    def fail(_, stats):
-        if "True" in stats["input_texts"][0]:
-            raise RuntimeError("no more")
-        return np.array([0.0])
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Perplexity, "__call__", fail)
-        with pytest.raises(RuntimeError, match="no more"):
-            run()
-    manager = tmp_path / "run" / "ue_manager_seed1"
-    manifest = read_manifest(manager)
-    assert manifest["status"] == "failed"
-    assert manifest["error"] == "RuntimeError: no more"
-    with pytest.raises(ValueError, match=r"got columns of \[2, .*\(RuntimeError: no more\)"):
-        load_run(manager)
-    run()
-    assert load_run(manager).stats["asmi_reused_depths"] == [1, 1, 1, 0]
 
 
 def test_manifests_are_plain_json_and_written_whole(tmp_path):
@@ -170,22 +160,18 @@ def test_manifests_are_plain_json_and_written_whole(tmp_path):
     with pytest.raises(ValueError, match="the field 'seconds': expected a finite number"):
         write_manifest({"seconds": float("nan")}, manager)
     assert read_manifest(manager) == {"status": "running"}
+    before = model_of({"path": tmp_path})
+    write_manifest({"status": "stopped"}, manager)  # of the same size
+    assert model_of({"path": tmp_path}) != before
     with pytest.raises(FileNotFoundError, match="only runs with the callback"):
         read_manifest(tmp_path / "ue_manager_seed8")
-    manifest_path(manager).write_text("{")
-    with pytest.raises(ValueError, match="is damaged"):
-        read_manifest(manager)
 
 
 @pytest.mark.slow
 def test_a_failed_job_does_not_keep_its_model(run, monkeypatch):
     """As a sweep would, the error is held on to."""
     held = []
-
-    def fail(*_):
-        raise RuntimeError("no more")
-
-    monkeypatch.setattr(Perplexity, "__call__", fail)
+    monkeypatch.setattr(Perplexity, "__call__", Mock(side_effect=RuntimeError("no more")))
     ended = RunRecord.on_job_end
 
     def hold(self, config, job_return, **others):
@@ -206,9 +192,7 @@ def test_a_failed_job_does_not_keep_its_model(run, monkeypatch):
 def test_memory_is_not_reset_before_cuda_starts(monkeypatch):
     """A run begins before PyTorch has touched the GPU, and resetting would raise."""
 
-    def refusing(_):
-        raise RuntimeError("Invalid device argument")
-
+    refusing = Mock(side_effect=RuntimeError("Invalid device argument"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", refusing)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)

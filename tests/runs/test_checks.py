@@ -1,6 +1,7 @@
 """What is found before a model is loaded."""
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from datasets import Dataset, load_from_disk
@@ -23,22 +24,12 @@ def saved(folder, **columns):
     return f"data.source={folder}"
 
 
-RAUQ = {"name": "RAUQ", "cfg": {"alpha": 0.2, "use_entropy": False}}
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["+asmi.detph=0.7"], "unknown setting detph; did you mean depth?"),
-        (["asmi.top_k=0"], "top_k (K) must be at least 1, got 0"),
-    ],
-)
-def test_a_setting_that_asmi_does_not_take_is_said_once(overrides, message):
-    plan = read_plan(run_of("asmi_coqa", "estimators=asmi_only", *overrides))
+def test_a_setting_that_asmi_does_not_take_is_said_once():
+    plan = read_plan(run_of("asmi_coqa", "estimators=asmi_only", "+asmi.detph=0.7"))
     ((finding,),) = findings_of(plan).values()  # nothing else can be checked
     names = "lm_polygraph_asmi.estimators.asmi, lm_polygraph_asmi.estimators.sem_asmi"
     assert finding.text.startswith(f"cannot build {names}: ")
-    assert message in finding.text
+    assert "unknown setting detph; did you mean depth?" in finding.text
     assert finding.fatal
 
 
@@ -53,18 +44,10 @@ def test_values_that_must_be_given():
 
 
 def test_a_run_reads_its_rows_and_builds_its_estimators_once(tmp_path, monkeypatch):
-    calls = {"rows": 0, "estimators": 0}
-
-    def counted(name, function):
-        def call(*arguments, **named):
-            calls[name] += 1
-            return function(*arguments, **named)
-
-        return call
-
-    monkeypatch.setattr(rows, "read_data", counted("rows", rows.read_data))
-    build = checks.FactoryEstimator.__call__
-    monkeypatch.setattr(checks.FactoryEstimator, "__call__", counted("estimators", build))
+    read, build = Mock(wraps=rows.read_data), checks.FactoryEstimator.__call__
+    built = Mock(side_effect=lambda *how: build(checks.FactoryEstimator(), *how))
+    monkeypatch.setattr(rows, "read_data", read)
+    monkeypatch.setattr(checks.FactoryEstimator, "__call__", built)
     model = tiny_lm.save(tmp_path, max_position_embeddings=1024)
     overrides = [f"model.path={model}", "model=asmi_local", "data.sample=5", "hydra.run.dir=x"]
     monkeypatch.chdir(tmp_path)
@@ -74,7 +57,7 @@ def test_a_run_reads_its_rows_and_builds_its_estimators_once(tmp_path, monkeypat
     assert not (tmp_path / "x").exists()  # LM-Polygraph's asking for them saves them
     for _ in range(2):
         assert len(load_from_disk(config.dataset)) == len(plan.asked) == 5
-    assert calls == {"rows": 1, "estimators": len(config.estimators)}
+    assert (read.call_count, built.call_count) == (1, len(config.estimators))
 
 
 TWO = {"input": ["a", "b"], "output": ["x", "y"]}
@@ -84,35 +67,17 @@ TWO = {"input": ["a", "b"], "output": ["x", "y"]}
     ("columns", "overrides", "message"),
     [
         (TWO, [], None),
-        (
-            TWO | {"output": ["北京", "🙂"]},
-            ["generation_metrics=[{name: ReferenceInAnswer}]"],
-            None,
-        ),
-        (
-            TWO | {"output": ["北", ""]},
-            ["generation_metrics=[{name: R, kwargs: {lang: zh}}]"],
-            None,
-        ),
-        ({"input": ["a", "b"], "gold": ["x", "y"]}, [], "expected a column 'output'"),
-        ({"input": [], "output": []}, [], "of the dataset"),
-        ({"input": ["a"], "output": ["x"]}, [], "expected two rows or more, got 1"),
-        (TWO, ["subsample_eval_dataset=1"], ", got 1"),
-        (TWO, ["data.num_shards=2"], ", got 1"),
+        (TWO | {"output": ["北", "🙂"]}, ["generation_metrics=[{name: ReferenceInAnswer}]"], None),
+        (TWO | {"output": ["北", ""]}, ["generation_metrics=[{name: R,kwargs: {lang: zh}}]"], None),
+        (TWO, ["subsample_eval_dataset=1"], "expected two rows or more, got 1"),
         (TWO, ["subsample_eval_dataset=0.1"], ", got 0"),
-        (TWO | {"output": ["x", None]}, [], "1 of 2 rows: test:1 (its answer is null)"),
-        *(
-            (TWO | {"cluster": ["a", c]}, [], "test:1 (its cluster is missing)")
-            for c in (None, " ")
-        ),
-        (TWO, ["data.shard=1"], "expected data.shard in"),
         (
             {"question": ["a", "b"], "output": ["x", "y"]},
             ["text_column=question", "data.text_column=question"],
             "name the source's columns with data.text_column",
         ),
     ],
-)
+)  # fmt: skip
 def test_data(tmp_path, columns, overrides, message):
     found = of_data(saved(tmp_path / "d", **columns), *overrides)
     assert [(message in text, fatal) for text, fatal in found] == [(True, True)] * (
@@ -120,33 +85,22 @@ def test_data(tmp_path, columns, overrides, message):
     )
 
 
-def test_a_dataset_named_directly(tmp_path):
-    """Without the node `data`, as in configs of LM-Polygraph's own."""
-    Dataset.from_dict({"input": ["a"], "gold": ["x"]}).save_to_disk(tmp_path / "d")
-    (finding,) = of_data(f"dataset={tmp_path / 'd'}")
-    assert "expected a column 'output'" in finding.text
-    (tmp_path / "two").mkdir()
-    Dataset.from_dict({"input": ["a", "b"], "output": ["x", "y"]}).to_csv(tmp_path / "two/t.csv")
-    config = composed("asmi_coqa", "subsample_eval_dataset=0.5", "eval_split=train")
-    config.dataset = [str(tmp_path / "two"), "default"]
-    assert len(read_plan(config).asked) == 1
-
-
 @pytest.mark.parametrize(
     ("content", "messages"),
     [
         ("input,output\na,x\nb,c\n", []),
         ("input,output\na,007\n", ["7, not a text"]),
-        (
-            "input,output\na,b\n,c\nd,\n",
-            ["2 of 3 rows: test:1 (its prompt is null); test:2 (its answer is null)"],
-        ),
-        ("input,gold\na,x\nb,y\n", ["got ['input', 'gold']: set text_c"]),
+        ("input,output\na,b\n,c\nd,\n", ["1 (its prompt is null); test:2 (its answer is null)"]),
         ("", ["No columns to parse"]),
     ],
 )
 def test_a_csv_file(tmp_path, content, messages):
+    """Named directly, or by its folder: without the node `data`, as LM-Polygraph's own configs."""
     (tmp_path / "d.csv").write_text(content)
+    if not messages:
+        config = composed("asmi_coqa", "subsample_eval_dataset=0.5", "eval_split=train")
+        config.dataset = [str(tmp_path), "default"]
+        assert len(read_plan(config).asked) == 1
     findings = of_data(f"dataset={tmp_path / 'd.csv'}", "load_from_disk=false")
     for finding, message in zip(findings, messages, strict=True):
         assert message in finding.text
@@ -156,10 +110,7 @@ def test_a_csv_file(tmp_path, content, messages):
 @pytest.mark.parametrize(
     ("gold", "metric", "fatal"),
     [
-        ("Эдда", "RougeMetric", True),
         ("Хольм 1931", "RougeMetric", True),
-        ("北京", "RougeMetric", True),
-        ("🙂", "RougeMetric", True),
         ("the", "ReferenceInAnswer", True),
         ("?!", "TokenF1", True),
         ("A", "AccuracyMetric", True),
@@ -172,10 +123,8 @@ def test_gold_answers_that_a_metric_cannot_judge(tmp_path, gold, metric, fatal):
     config.process_target_fn = composed("asmi_demo").process_target_fn  # drops articles
     (finding,) = CHECKS["rows"](read_plan(config))
     assert f"1 of 2 rows (test:1: {gold!r}" in finding.text
-    advised = (
-        "{name: AccuracyMetric}" if gold in ("the", "?!", "A") else "{name: ReferenceInAnswer}"
-    )
-    assert advised in finding.text
+    advised = "AccuracyMetric" if gold in ("the", "?!", "A") else "ReferenceInAnswer"
+    assert f"{{name: {advised}}}" in finding.text
     assert finding.fatal == fatal
 
 
@@ -187,35 +136,29 @@ def test_models_of_quality_metrics_are_named_before_the_run(monkeypatch, tmp_pat
         return list(CHECKS["side models"](plan))
 
     monkeypatch.chdir(tmp_path)
-    for metrics in (None, []):
-        (bert,) = found(metrics)
-        assert "BertScoreMetric, the default of LM-Polygraph where generation_metrics" in bert.text
-        assert "neither a local folder nor in the hub's cache" in bert.text
-        written = OmegaConf.create(bert.text[bert.text.index("\n") :])
-        assert found(written.generation_metrics) == []
-        assert bert.fatal
+    (bert,) = found(None)
+    assert bert.fatal
+    assert "BertScoreMetric, the default of LM-Polygraph where generation_metrics" in bert.text
+    assert "neither a local folder nor in the hub's cache" in bert.text
+    written = OmegaConf.create(bert.text[bert.text.index("\n") :])
+    assert found(written.generation_metrics) == []
     monkeypatch.setattr(checks, "unavailable", lambda _: None)
     assert found([{"name": "BertScoreMetric"}]) == []
-    assert found(None) == []
 
 
-@pytest.mark.parametrize("setting", ["save_path", "asmi.result_cache"])
-def test_folders_that_cannot_be_written(setting):
-    config = run_of("asmi_demo", f"++{setting}=/proc/x", "hydra.run.dir=x")
-    (finding,) = CHECKS["output folder"](Plan(config))
-    assert finding.text.startswith(f"{setting}: cannot write /proc/x")
-    assert finding.fatal
-
-
-@pytest.mark.parametrize("free", [10**6, 10**9])
-def test_a_disk_without_room_for_the_results(monkeypatch, tmp_path, free):
-    monkeypatch.setattr(checks.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+def test_folders_that_cannot_be_written_or_hold_the_results(monkeypatch, tmp_path):
+    config = run_of("asmi_demo", "++save_path=/proc/x", "++asmi.result_cache=/proc/y")
+    folders = ("save_path: cannot write /proc/x", "asmi.result_cache: cannot write /proc/y")
+    for (text, fatal), said in zip(CHECKS["output folder"](Plan(config)), folders, strict=True):
+        assert (fatal, said in text) == (True, True)
     asked = RunRows([DataRow("1", "c", "Who built it?", "x")] * 1000)
     config = run_of("asmi_demo", f"+save_path={tmp_path}/new/run", "asmi.result_cache=null")
-    found = list(CHECKS["disk"](Plan(config, rows=asked)))
-    assert len(found) == (free == 10**6)
-    if found:
-        assert f"{tmp_path}/new/run has 1.0 MB left, and the results of 1000 rows" in found[0].text
+    for free in (10**6, 10**9):
+        monkeypatch.setattr(checks.shutil, "disk_usage", lambda _, n=free: SimpleNamespace(free=n))
+        found = list(CHECKS["disk"](Plan(config, rows=asked)))
+        assert len(found) == (free == 10**6)
+        for text, _ in found:
+            assert f"{tmp_path}/new/run has 1.0 MB left, and the results of 1000 rows" in text
 
 
 @pytest.mark.parametrize(

@@ -42,13 +42,11 @@ def unsplit(tmp_path_factory):
     manager.estimations |= {("sequence", name): values for name, values in scores.items()}
     manager.estimations["claim", "ClaimScore"] = random.normal(size=2 * ROWS).tolist()
     manager.gen_metrics |= {("sequence", name): values for name, values in quality.items()}
+    masked = [{"mi": random.random(1 + i % 3), "settings": {"layer": 18}} for i in range(ROWS)]
     manager.stats |= {
         "input_texts": [f"question {i}" for i in range(ROWS)],
         "greedy_tokens": [list(range(i)) for i in range(ROWS)],
-        "asmi": [
-            {0.6: {"mi": random.random(1 + i % 3), "settings": {"layer": 18, "seed": 0}}}
-            for i in range(ROWS)
-        ],
+        "asmi": [{0.6: own} for own in masked],
         "asmi_seconds": random.random(ROWS).tolist(),
         "seconds_greedy": random.random(ROWS).tolist(),
     }
@@ -56,7 +54,7 @@ def unsplit(tmp_path_factory):
     return manager
 
 
-def split(unsplit, folder, shards=4, seed=1, settings=None, dataset="a_dataset"):
+def split(unsplit, folder, shards=4, seed=1, dataset="a_dataset"):
     """Write a run as so many jobs, `folder/shard0` and so on; their manager files."""
     files = []
     for number in range(shards):
@@ -72,28 +70,19 @@ def split(unsplit, folder, shards=4, seed=1, settings=None, dataset="a_dataset")
         torch.save(content, files[-1])
         data = {"source": f"hub/{dataset}", "shard": number, "num_shards": shards}
         manifest = {
-            "format": 1,
-            "status": "completed",
-            "config_name": "asmi_grid",
+            "format": 1, "status": "completed", "config_name": "asmi_grid",
             "model": {"name": "a_model", "path": "hub/model", "revision": "c" * 40},
-            "dataset": {"name": dataset, **data},
-            "seeds": {"run": seed},
+            "dataset": {"name": dataset, **data}, "seeds": {"run": seed},
             "rows": {name: [f"{name} {i}" for i in rows] for name in ("ids", "clusters")},
-            "packages": {"torch": "2.8.0", "numpy": "2.0.0"},
-            "device": "cpu",
-            "seconds_wall": 10.0 + number,
+            "packages": {"torch": "2.8.0", "numpy": "2.0.0"}, "device": "cpu",
+            "seconds_wall": 10.0 + number, "asmi_reused": number,
             "peak_memory_bytes": {"main": 100 - number, "cuda:0": number},
-            "asmi_reused": number,
             "config": {
-                "data": data,
-                "cache_path": f"/machine{number}",
-                "save_path": f"/machine{number}",
-                "seed": [seed],
+                "data": data, "save_path": f"/machine{number}", "seed": [seed],
                 "model": {"path": "hub/model", "load_model_args": {"device_map": number}},
                 "stat_calculators": [{"cfg": {"result_cache": number, "memory_budget": number}}],
-                **(settings or {}),
             },
-        }
+        }  # fmt: skip
         write_manifest(manifest, files[-1])
     return files
 
@@ -111,12 +100,6 @@ def edit(manager, *names, to):
     write_manifest(manifest, manager)
 
 
-def edit_content(manager, change):
-    content = torch.load(manager, weights_only=False)
-    change(content)
-    torch.save(content, manager)
-
-
 def only_error(paths, out):
     merged, errors = merge_runs(paths, out)
     assert not merged
@@ -125,9 +108,8 @@ def only_error(paths, out):
     return error
 
 
-@pytest.mark.parametrize("shards", [1, pytest.param(4, marks=pytest.mark.slow), 11])
-def test_a_joined_file_is_that_of_an_unsplit_run(unsplit, tmp_path, shards):
-    files = split(unsplit, tmp_path, shards)
+def test_a_joined_file_is_that_of_an_unsplit_run(unsplit, tmp_path):
+    files = split(unsplit, tmp_path, shards := 5)
     merged, errors = merge_runs([*files[::-1], *files[1:2]], tmp_path / "out")
     assert not errors
     file = tmp_path / "out/ue_manager_seed1"
@@ -189,7 +171,7 @@ def test_shards_that_are_missing_failed_killed_or_finished_twice(unsplit, tmp_pa
     assert merged[0].rows == ROWS
 
 
-@pytest.mark.parametrize("text", ["{", "{}", '{"format": 2}'])
+@pytest.mark.parametrize("text", ["{", '{"format": 2}'])
 def test_a_manifest_that_is_damaged_or_of_another_release(unsplit, tmp_path, text):
     files = split(unsplit, tmp_path, 2)
     manifest_path(files[1]).write_text(text)
@@ -200,17 +182,22 @@ def test_a_manifest_that_is_damaged_or_of_another_release(unsplit, tmp_path, tex
     assert "data.shard=1, got none" in errors[1]
 
 
+def of_content(change):
+    """Changes what LM-Polygraph saved."""
+
+    def edited(manager):
+        change(content := torch.load(manager, weights_only=False))
+        torch.save(content, manager)
+
+    return edited
+
+
 def pop(part, name):
     return lambda content: content[part].pop(("sequence", name))
 
 
 def cut_off(file):
     file.write_bytes(file.read_bytes()[:-900])
-
-
-def of_content(change):
-    """Changes what LM-Polygraph saved."""
-    return lambda file: edit_content(file, change)
 
 
 @pytest.mark.parametrize(
@@ -243,8 +230,8 @@ def test_shards_that_do_not_fit(unsplit, tmp_path, change, message):
 
 def test_statistics_with_missing_entries_are_left_out(unsplit, tmp_path):
     files = split(unsplit, tmp_path)
-    edit_content(files[1], lambda content: content["stats"].pop("asmi_seconds"))
-    edit_content(files[2], lambda content: content["stats"]["greedy_tokens"].pop())
+    of_content(lambda content: content["stats"].pop("asmi_seconds"))(files[1])
+    of_content(lambda content: content["stats"]["greedy_tokens"].pop())(files[2])
     ((*_, file, warnings),), errors = merge_runs([tmp_path], tmp_path / "out")
     assert not errors
     assert warnings == [
@@ -258,7 +245,7 @@ def test_statistics_with_missing_entries_are_left_out(unsplit, tmp_path):
 
 @pytest.mark.usefixtures("no_metrics")
 def test_nothing_is_written_over(unsplit, tmp_path):
-    files = split(unsplit, tmp_path)
+    files = split(unsplit, tmp_path, 1)
     out = tmp_path / "out"
     assert len(merge_runs(files, out)[0]) == 1
     before = [(path, path.read_bytes()) for path in sorted(out.iterdir())]
@@ -279,7 +266,7 @@ def run(*arguments):
 @pytest.mark.usefixtures("no_metrics")
 def test_command(unsplit, tmp_path):
     complete = split(unsplit, tmp_path / "runs/complete", dataset="complete")
-    edit_content(complete[0], lambda content: content["stats"].pop("asmi_seconds"))
+    of_content(lambda content: content["stats"].pop("asmi_seconds"))(complete[0])
     split(unsplit, tmp_path / "runs/complete", seed=2, dataset="complete")
     incomplete = split(unsplit, tmp_path / "runs/incomplete", dataset="incomplete")
     for file in (incomplete[2], manifest_path(incomplete[2])):
@@ -297,5 +284,4 @@ def test_command(unsplit, tmp_path):
         assert len(list(folder.glob("ue_manager_seed[12]"))) == 2
     (tmp_path / "empty").mkdir()
     code, text = run(tmp_path / "empty", "--out", tmp_path / "none")
-    assert code == 1
-    assert "has no run" in text
+    assert (code, "has no run" in text) == (1, True)

@@ -18,12 +18,11 @@ def test_a_coupling_holds_the_correlations_and_their_intervals():
     found = criticality_coupling(information, entropy, z, ROWS)
     assert found.information.value == pytest.approx(spearmanr(information, z).statistic)
     assert found.entropy.value == pytest.approx(spearmanr(entropy, z).statistic)
-    values = [
-        [spearmanr(column[rows], z[rows]).statistic for column in (information, entropy)]
-        for counts in np.concatenate(list(ROWS.draws()))
-        for rows in [np.repeat(np.arange(40), counts)]
-    ]
-    ours, theirs = np.array(values).T
+    draws = [np.repeat(np.arange(40), c) for c in np.concatenate([*ROWS.draws()])]
+    ours, theirs = (
+        np.array([spearmanr(column[rows], z[rows]).statistic for rows in draws])
+        for column in (information, entropy)
+    )
     for part, drawn in ((found.information, ours), (found.difference, ours - theirs)):
         assert [part.low, part.high] == pytest.approx(np.percentile(drawn, percentiles(8)))
 

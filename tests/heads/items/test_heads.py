@@ -59,19 +59,14 @@ def group(run):
     return found
 
 
-@pytest.fixture(scope="module")
-def tokens(run):
-    """What is known of every token at 60 % of depth, from what was saved; one row each."""
+def test_the_table_is_that_of_the_tokens(group, run):
     own, parts = run[1]["stats"], []
     for row, masked in enumerate(at_depth(own, 0.6)):
         kl = np.asarray(masked["kl"], dtype=float)
         null = permutation_null(kl, masked["masks"], SHUFFLES, masked["mask_seed"])
         columns = {"mi": kl.mean(0), "h": own["asmi_entropy"][row], **null._asdict()}
         parts.append(pd.DataFrame(columns).assign(row=row, cluster=row // 2))
-    return pd.concat(parts, ignore_index=True)
-
-
-def test_the_table_is_that_of_the_tokens(group, tokens):
+    tokens = pd.concat(parts, ignore_index=True)
     (item,) = head_coupling([group])
     row, defined = item.table.iloc[0], tokens[tokens["z"].notna()]
     columns = defined["mi"], defined["h"], defined["z"]
@@ -101,13 +96,6 @@ def test_the_coupling_at_a_deeper_layer_is_compared_on_the_same_tokens(group):
     first, second = item.table["minus shallowest†"]
     assert first is None
     assert second.value == pytest.approx(ends[1] - ends[0])
-    (ax,) = item.draw().axes
-    points = [line.get_xdata()[0] for line in ax.lines if line.get_marker() == "o"]
-    names = [label.get_text() for label in ax.get_yticklabels()]
-    drawn = dict(zip(names, points, strict=True))
-    for _, row in item.table.iterrows():
-        for name in ("MI", "H"):
-            assert drawn[f"{name}, {row['depth']}"] == row[f"ρ({name}, z)"].value
 
 
 def test_a_run_that_does_not_tell_of_heads_is_a_gap(tmp_path):
@@ -119,7 +107,6 @@ def test_a_run_that_does_not_tell_of_heads_is_a_gap(tmp_path):
             own["kl"][:, int(row < tokens) :] = 0
 
     for change, reason in {
-        lambda: None: "needs asmi_heads",
         lambda: dissect(saved, masks=99): "100 masks or more: needs asmi_heads",
         lambda: moved(2): "too few tokens with z_t",
         lambda: moved(0): "criticality is undefined everywhere",
@@ -132,14 +119,12 @@ def test_a_run_that_does_not_tell_of_heads_is_a_gap(tmp_path):
 
 
 def test_of_several_runs_that_with_the_most_masks_is_dissected(tmp_path):
-    """The score of fewer masks stays the operating one, in whichever order they come."""
-    numbers = {"more": 120, "fewer": 100, "plain": 0}
-    for name, number in numbers.items():
+    """The score of fewer masks stays the operating one."""
+    for name, number in {"more": 120, "fewer": 100}.items():
         saved = content(20)
-        if number:
-            dissect(saved, masks=number)
+        dissect(saved, masks=number)
         save(tmp_path / name, exchanged(saved, num_masks=120) if name == "more" else saved)
-    (group,) = load_run_groups([tmp_path / name for name in numbers])
+    (group,) = load_run_groups([tmp_path / "more", tmp_path / "fewer"])
     assert dissected(group, 0.6)[0].path.parent.name == "more"
     assert group.variants["Sem-ASMI"] == "Sem-ASMI (60%, K=64)"
     assert dissected(group, 0.9) is None
@@ -185,10 +170,7 @@ def test_a_probe_is_read_as_it_was_written_and_a_damaged_one_named(tmp_path):
     assert read_probe(manager) is None
     written = write_probe(probe(5), manager)
     assert written == probe_path(manager) == manager.parent / "asmi_probe_seed1.json"
-    found = read_probe(manager)
-    assert found.k == (1, 2, 4, 8)
-    assert found.flipped("random", "high").shape == (5, 4)
-    for damaged in ("{}", "{"):
-        written.write_text(damaged)
-        (gap,) = causal_probe(load_run_groups([tmp_path / "run"]))
-        assert "asmi_probe_seed1.json is damaged, or no file of" in gap.reason
+    assert read_probe(manager).flipped("random", "high").shape == (5, 4)
+    written.write_text("{}")
+    (gap,) = causal_probe(load_run_groups([tmp_path / "run"]))
+    assert "asmi_probe_seed1.json is damaged, or no file of" in gap.reason

@@ -189,33 +189,36 @@ def test_k256_and_seed_1_change_one_thing():
     assert closed.data == OmegaConf.merge(squad.data, {"closed_book": True, "grounded": False})
 
 
+MOVES = "Mary went to the garden. John moved to the office."
+ON_RED = "Question: What colour is the mill?\nAnswer:"
+FIRST = {
+    "asmi_coqa": coqa_prompt(STORIES[0], [], "What was built?"),
+    "asmi_babiqa": babi_prompt(MOVES, "Where is Mary?"),
+    "asmi_triviaqa": f"{EXAMPLES}Question: Who was the man behind the ferry?\nAnswer:",
+    "asmi_squad": ON_RED,
+    "asmi_squad_closed_book": ON_RED,
+}
+"""Of each benchmark's prompts, the first one or its end."""
+
+
 @pytest.mark.parametrize("benchmark", BENCHMARKS)
 def test_prompts_reach_the_model_as_the_dataset_has_them(benchmark, tmp_path):
     config = composed(benchmark)  # the config of the same name
-    source = hub_dataset(benchmark, tmp_path)
-    data = config.data
+    data, source = config.data, hub_dataset(benchmark, tmp_path)
     style = (data.prompt_style, data.closed_book)
     rows = read_data(source, "test", data.text_column, data.label_column, *style).rows
     prompts = [row.input for row in rows]
-    clusters = len({row.cluster for row in rows})
+    assert prompts[0].endswith(FIRST[benchmark])
+    assert ("Passage:\nThe mill is red." in prompts[0]) == (benchmark == "asmi_squad")
     if benchmark == "asmi_coqa":
-        first = coqa_prompt(STORIES[0], [], "What was built?")
-        assert prompts[0] == first
         assert prompts[1] == coqa_prompt(STORIES[0], [("What was built?", "a mill")], "Where?")
-        assert clusters == len(STORIES) < len(rows)
+        assert len({row.cluster for row in rows}) == len(STORIES) < len(rows)
     elif benchmark == "asmi_babiqa":
-        moves = "Mary went to the garden. John moved to the office."
-        assert prompts[0] == babi_prompt(moves, "Where is Mary?")
         assert config.process_output_fn is config.process_target_fn is None
         assert config.max_new_tokens == 3
     elif benchmark == "asmi_triviaqa":
-        assert prompts[0] == f"{EXAMPLES}Question: Who was the man behind the ferry?\nAnswer:"
         assert rows[0].output == ["Edda Holm", "Holm"]
         assert config.multiref
-    else:
-        assert ("Passage:\nThe mill is red." in prompts[0]) == (benchmark == "asmi_squad")
-        assert prompts[0].endswith("Question: What colour is the mill?\nAnswer:")
-        assert clusters == 1
 
 
 @pytest.mark.usefixtures("here")
@@ -303,12 +306,10 @@ def test_heads_are_analysed_on_the_first_answers_of_a_run(answers, tiny, stand_i
     given, run = load_run(answers), load_run(tmp_path / "run")
     assert run.stats["greedy_tokens"] == given.stats["greedy_tokens"][:2]
     assert [used["depth"] for used in run.settings()] == [0.6, 0.9]
-    for depth in (0.6, 0.9):
-        for own in run.at(depth):
-            masks, kl, mi = (own[name] for name in ("masks", "kl", "mi"))
-            assert len(masks) == len(kl) == 60
-            np.testing.assert_allclose(np.asarray(kl).mean(0), mi, rtol=1e-4, atol=1e-9)
-            assert np.isfinite(head_criticality(kl, masks)).all()
+    for own in [*run.at(0.6), *run.at(0.9)]:
+        assert len(own["masks"]) == 60
+        np.testing.assert_allclose(np.mean(own["kl"], axis=0), own["mi"], rtol=1e-4, atol=1e-9)
+        assert np.isfinite(head_criticality(own["kl"], own["masks"])).all()
     shipped = composed("asmi_heads", "asmi.answers=somewhere")
     used = shipped.asmi
     assert (shipped.data.first, used.num_masks, used.details) == (500, 300, True)

@@ -24,10 +24,10 @@ from lm_polygraph_asmi.results.names import MASKED_HEADS, SAVED
 from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.runs.compose import compose_run
 from tests import tiny_lm
+from tests.benchmarks import hub_dataset
 from tests.composing import composed
 from tests.pages import PAGES, blocks
 from tests.polygraph import polygraph_eval, polygraph_eval_here, run_forked
-from tests.runs.test_squad import QUESTION, write
 
 BASELINES = 17
 YAML = {
@@ -116,19 +116,14 @@ def tiny(tmp_path_factory) -> Path:
     return tiny_lm.save(tmp_path_factory.mktemp("tiny"), max_position_embeddings=1024)
 
 
-@pytest.fixture(scope="module")
-def questions(tmp_path_factory) -> Path:
-    rows = [QUESTION._replace(id=str(i), answer=a) for i, a in enumerate(["red", "None", "007"])]
-    return write(tmp_path_factory.mktemp("data") / "questions.json", rows)
-
-
 @pytest.mark.parametrize(
     "start", [run_forked, pytest.param(subprocess.run, marks=pytest.mark.slow)]
 )
-def test_a_whole_run_by_config_name_from_any_directory(elsewhere, tiny, questions, start):
+def test_a_whole_run_by_config_name_from_any_directory(elsewhere, tiny, start):
+    source = hub_dataset("asmi_squad", elsewhere)
     done = polygraph_eval(
         "--config-name", "asmi_demo", f"model.path={tiny}", "model.load_model_args.gguf_file=null",
-        "model.load_tokenizer_args.gguf_file=null", f"data.source={questions}",
+        "model.load_tokenizer_args.gguf_file=null", f"data.source={source}",
         "data.prompt_style=paper", "max_new_tokens=4", run=start,
     )  # fmt: skip
     (folder,) = elsewhere.glob("workdir/output/asmi_demo/*/*")
@@ -197,10 +192,8 @@ def users_config(elsewhere, tiny) -> Callable[[dict], list[str]]:
             "path_to_load_script": str(configs_path() / "model" / "asmi_causal.py"),
             "load_model_args": {"device_map": "cpu", "dtype": "float32"},
         }  # fmt: skip
-        of_group = [
-            {"name": "Perplexity"},
-            {"name": "LexicalSimilarity", "cfg": {"metric": "rougeL"}},
-        ]
+        similarity = {"name": "LexicalSimilarity", "cfg": {"metric": "rougeL"}}
+        of_group = [{"name": "Perplexity"}, similarity]
         for name, content in {
             "model/mine": model, "estimators/default_estimators": of_group,
             "estimators/other": of_group[:1], "mine_eval": config,
@@ -219,6 +212,7 @@ BY_GROUP = {key: value for key, value in USERS_CONFIG.items() if key != "estimat
 """As in LM-Polygraph's examples, where the list of estimators is a file of a group."""
 GROUPED = ["Perplexity", "LexicalSimilarity"]
 PREFIX = "lm_polygraph_asmi.estimators."
+LISTS = "estimators", "stat_calculators", "save_stats"
 
 
 @pytest.mark.parametrize(
@@ -229,7 +223,6 @@ PREFIX = "lm_polygraph_asmi.estimators."
         (BY_GROUP, ["+add=asmi", "estimators=other"], GROUPED[:1]),
         (USERS_CONFIG, ["+add=asmi"], GROUPED[:1]),  # a list in the config itself
         (USERS_CONFIG | {"estimators": []}, ["+add=asmi"], []),
-        # in the config's own list of defaults, where the override would be typed each time
         (BY_GROUP | {"defaults": [*BY_GROUP["defaults"], {"add": "asmi"}]}, [], GROUPED),
     ],
 )
@@ -237,18 +230,13 @@ def test_asmi_is_added_to_a_users_lists(users_config, config, overrides, kept):
     _, configs, _, name = users_config(config | {"save_stats": ["greedy_texts", "sample_texts"]})
     values = ["asmi.depth=0.9", "asmi.num_masks=7"]
     composed_run = compose_run(name, configs, [*overrides, *values])
-    once, again = (
-        {key: list(composed_run[key]) for key in ("estimators", "stat_calculators", "save_stats")}
-        for _ in range(2)  # a config is resolved several times
-    )
-    assert once == again
-    resolved = OmegaConf.create(once)
+    for _ in range(2):  # a config is resolved several times
+        resolved = OmegaConf.create({key: list(composed_run[key]) for key in LISTS})
     variants = ["asmi", "sem_asmi", "adapt_asmi"][: 2 if "+add=asmi_only" in overrides else 3]
     names = [entry.name for entry in resolved.estimators]
     assert names == [*kept, *(f"{PREFIX}{variant}" for variant in variants)]
     assert {e.cfg.depth for e in resolved.estimators[len(kept) :]} == {0.9}
-    assert resolved.stat_calculators[0] == "auto"
-    assert list(resolved.stat_calculators).count("auto") == 1
+    assert [at for at, c in enumerate(resolved.stat_calculators) if c == "auto"] == [0]
     masks = calculator(resolved, "MaskedHeadsCalculator")
     assert (masks.cfg.num_masks, masks.stats) == (7, list(MASKED_HEADS))
     assert resolved.save_stats[:2] == ["greedy_texts", "sample_texts"]

@@ -39,7 +39,6 @@ def test_benchmark(bench):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_benchmark_checks_what_it_times(bench, dtype, monkeypatch):
-    """A contender that computes something else is not timed."""
     model = tiny_model("llama").to(dtype)
     masks = sample_head_masks(6, 4, 0.4, torch.Generator().manual_seed(0))
     with torch.no_grad():

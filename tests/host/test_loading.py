@@ -68,7 +68,6 @@ def test_names_and_settings_that_are_refused(folder, name, settings, message):
     ],
 )
 def test_files_that_are_missing_or_damaged(folder, file, left, message):
-    """`left`: bytes that are left of a file."""
     content = (folder / file).read_bytes()[:left]
     (folder / file).unlink()
     if left:

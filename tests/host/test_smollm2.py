@@ -39,33 +39,28 @@ def folder(tmp_path, monkeypatch):
     smollm2.smollm2_source.cache_clear()
     made = smollm2.converted_folder()
     made.mkdir(parents=True)
-    config = {smollm2.SIZES[name]: value for name, value in VALUES.items()}
-    (made / "config.json").write_text(json.dumps(config))
     yield made
     smollm2.smollm2_source.cache_clear()
 
 
-def test_a_folder_that_fits_the_header_is_loaded(folder, caplog):
-    assert smollm2.smollm2_source() == (folder, None)
-    assert not caplog.records
+CONFIG = {smollm2.SIZES[name]: value for name, value in VALUES.items()}
+OTHER = [CONFIG | {name: 999} for name in CONFIG]
 
 
-@pytest.mark.parametrize(
-    "content", [None, "{", "[]", *({name: 999} for name in smollm2.SIZES.values())], ids=str
-)
-def test_a_folder_of_another_size_or_without_a_configuration_is_ignored(
-    folder, caplog, tmp_path, content
-):
-    file = folder / "config.json"
-    config = json.loads(file.read_text())
-    file.unlink()
+@pytest.mark.parametrize("content", [None, "{", "[]", *OTHER, CONFIG], ids=str)
+def test_a_folder_is_loaded_if_it_fits_the_header(folder, caplog, tmp_path, content):
+    """Not if it is of another size or without a configuration."""
     if content is not None:
-        known = isinstance(content, dict)
-        file.write_text(json.dumps(config | content) if known else content)
+        text = json.dumps(content) if isinstance(content, dict) else content
+        (folder / "config.json").write_text(text)
+    if content == CONFIG:
+        assert smollm2.smollm2_source() == (folder, None)
+        assert not caplog.records
+        return
     assert smollm2.smollm2_source() == (tmp_path, smollm2.GGUF_FILE)
     (record,) = caplog.records
     assert str(folder) in record.getMessage()
-    assert not isinstance(content, dict) or f"{content}"[1:-1] in record.getMessage()
+    assert ("999" in record.getMessage()) == (content in OTHER)
 
 
 def test_the_file_is_read_where_no_folder_is(folder, caplog, tmp_path):

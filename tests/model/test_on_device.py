@@ -197,7 +197,7 @@ def test_parts_of_a_model_elsewhere(name, which, device, tmp_path):
         assert model.device.type == "meta"
         assert execution_device(model.get_input_embeddings()).type == device.type
     else:
-        model = on_disk(model, which, tmp_path, device)
+        model = on_disk(name, which, tmp_path, device)
         meta = {parameter.is_meta for parameter in model.parameters()}
         assert meta == ({True} if which == "everything" else {False, True})
     most = max(most, allowed(model, IDS.to(device)))  # and tied weights move at the first call

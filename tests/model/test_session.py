@@ -67,11 +67,6 @@ def test_a_model_is_left_as_found(failing, monkeypatch):
         assert found_in(model) == before
 
 
-def test_dropout_of_a_training_model_is_off():
-    model = tiny_model("gpt2", resid_pdrop=0.5, attn_pdrop=0.5).train()
-    assert torch.equal(score(model), score(model))
-
-
 def test_model_objects_that_share_modules_share_the_lock():
     model = tiny_model("llama")
     other = LlamaForCausalLM(copy.deepcopy(model.config))
@@ -91,7 +86,6 @@ def test_autocast_around_a_call_changes_nothing():
 
 
 def test_threads_wait_for_one_another():
-    """Two attention implementations, two scopes: each result is that of a thread alone."""
     model = tiny_model("llama")
     how = [{"scope": scope, "attention": a} for scope in SCOPES for a in ("eager", "sdpa")]
     expected = [score(model, 1, **h) for h in how]

@@ -185,13 +185,11 @@ def sampling():
     ],
 )  # fmt: skip
 def test_models_that_cannot_be_scored_are_refused_at_once(make, settings, error, message):
-    """test_greedy.py has those without heads, test_generation.py what a model ships."""
     with pytest.raises(error, match=message):
         load_stat_calculator(settings, SimpleNamespace(model=make()))
 
 
 def test_what_the_journal_holds_is_not_scored_again(model, tmp_path):
-    """Another setting or model is another entry; test_engine.py has several depths."""
     stats = greedy(model, TEXTS[:1])
     for changed, other in (
         *((changed, model) for changed in (

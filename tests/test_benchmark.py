@@ -31,10 +31,9 @@ def shipped(group: str) -> list[str]:
 
 RUNS = sorted(set(shipped(".")) - {"asmi_base"})
 MULTIRUNS = ["asmi_grid", "asmi_stability"]
-TWINS = ["asmi_squad_seed1", "asmi_squad_closed_book", "asmi_triviaqa_k256", "asmi_benchmark",
-         "asmi_coqa", "asmi_demo", "asmi_offline", "asmi_babiqa"]  # fmt: skip
-"""Of other configs, from which they differ in one value or none: the fourth and fifth of the sweep.
-Or other tests run them: test_plugin the demo; those of runs the others, together."""
+ALONE = ["asmi_only", "asmi_triviaqa"]
+"""Configs that every day runs. The others differ from these or the sweep in few values, or other
+tests run them: test_plugin the demo, over SQuAD's rows; those of runs."""
 BENCHMARKS = shipped("benchmark")
 BASELINES = 17
 DEPTHS = (60, 70, 80, 90)
@@ -176,7 +175,6 @@ def test_every_group_of_estimators():
 
 
 def test_k256_and_seed_1_change_one_thing():
-    """TWINS run as their others do; the sweep, of the benchmark's data, runs in any case."""
     plain, k256 = composed("asmi_triviaqa"), composed("asmi_triviaqa_k256")
     assert k256.asmi == OmegaConf.merge(plain.asmi, {"top_k": 256})
     assert k256.data == plain.data
@@ -225,7 +223,7 @@ def test_prompts_reach_the_model_as_the_dataset_has_them(benchmark, tmp_path):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.slow] if name in TWINS else [])
+        pytest.param(name, marks=[] if name in ALONE else [pytest.mark.slow])
         for name in sorted({*RUNS} - {*MULTIRUNS, *NEEDED, "asmi_depth_sweep"})
     ],
 )

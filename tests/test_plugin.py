@@ -218,7 +218,6 @@ LISTS = "estimators", "stat_calculators", "save_stats"
 @pytest.mark.parametrize(
     ("config", "overrides", "kept"),
     [
-        (BY_GROUP, ["+add=asmi"], GROUPED),
         (BY_GROUP, ["+add=asmi_only"], GROUPED),
         (BY_GROUP, ["+add=asmi", "estimators=other"], GROUPED[:1]),
         (USERS_CONFIG, ["+add=asmi"], GROUPED[:1]),  # a list in the config itself

@@ -37,7 +37,9 @@ def test_benchmark(bench):
     assert flops("one scoring pass") == 1
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)]
+)
 def test_the_benchmark_checks_what_it_times(bench, dtype, monkeypatch):
     model = tiny_model("llama").to(dtype)
     masks = sample_head_masks(6, 4, 0.4, torch.Generator().manual_seed(0))

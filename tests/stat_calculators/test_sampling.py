@@ -17,10 +17,7 @@ from tests.tiny_lm import tokenizer, whitebox
 
 TEXTS = ["Who built the ferry? The answer is in the passage.", "Where do the blue kites start?"]
 STATISTICS = SamplingGenerationCalculator.meta_info()[0]
-TRIED = (
-    "llama", "mistral-window", "gemma3-mixed", "gpt2", "gated hybrid", "indexed attention",
-    "no cache",
-)  # fmt: skip
+TRIED = "llama", "gemma3-mixed", "gpt2", "gated hybrid", "indexed attention", "no cache"
 """One of each kind of positions and of caches; the last three run the prompt in the batch."""
 
 
@@ -63,7 +60,7 @@ def assert_same(drawn, expected):
 @pytest.mark.parametrize("name", TRIED)
 def test_each_sample_is_the_one_the_host_draws_alone_from_its_seed(name):
     model = around(name)
-    assert_same(draw(model, 6, 8, seed=3), host_draws(model, 6, 8, seed=3))
+    assert_same(draw(model, 4, 6, seed=3), host_draws(model, 4, 6, seed=3))
     assert len(prompt_of(model, "")) == 1  # no token but the first one's is kept
     assert_same(draw(model, 2, 4, [""]), host_draws(model, 2, 4, text=""))
 
@@ -71,8 +68,8 @@ def test_each_sample_is_the_one_the_host_draws_alone_from_its_seed(name):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"temperature": 1.5, "top_k": 7}, {"top_p": 0.6}, {"repetition_penalty": 1.5},
-        {"allow_newlines": False}, {"do_sample": True, "top_k": 0},
+        {"temperature": 1.5, "top_k": 7, "top_p": 0.6}, {"allow_newlines": False},
+        {"repetition_penalty": 1.5, "do_sample": True, "top_k": 0},
     ],
     ids=str,
 )  # fmt: skip

@@ -18,11 +18,10 @@ from lm_polygraph_asmi.results.manifest import read_manifest
 from lm_polygraph_asmi.results.names import SAVED
 from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.runs.rows import read_data
-from tests import tiny_lm
 from tests.benchmarks import EXAMPLES, STORIES, babi_prompt, coqa_prompt, hub_dataset
 from tests.composing import composed
 from tests.polygraph import polygraph_eval_here
-from tests.stand_ins import StandIns, make_stand_ins
+from tests.stand_ins import StandIns
 
 
 def shipped(group: str) -> list[str]:
@@ -42,16 +41,6 @@ NEEDED = {
     "asmi_heads": ["asmi.answers=somewhere"],
 }
 """What a user must give besides data and model."""
-
-
-@pytest.fixture(scope="module")
-def stand_ins(tmp_path_factory) -> StandIns:
-    return make_stand_ins(tmp_path_factory.mktemp("stand-ins"))
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory) -> Path:
-    return tiny_lm.save(tmp_path_factory.mktemp("tiny"), max_position_embeddings=1024)
 
 
 @pytest.fixture

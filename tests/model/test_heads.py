@@ -12,12 +12,11 @@ from lm_polygraph_asmi.config import SCOPES, module_paths
 from lm_polygraph_asmi.model import layer_at, name_modules, plain_model, structure_of, target_layer
 from lm_polygraph_asmi.results.names import masked_layer
 from lm_polygraph_asmi.scoring.engine import Engine
-from lm_polygraph_asmi.stat_calculators.masked_heads import MaskedHeadsCalculator
 from tests.decoders import FAMILIES, apart, full_passes, masks, sequence
 from tests.families import tiny_model
 from tests.registry import tiny_class
 from tests.subnetworks import subnetwork_log_probs
-from tests.tiny_lm import tokenizer, whitebox
+from tests.tiny_lm import tokenizer
 
 IDS, PROMPT = sequence(17), 11
 both_scopes = pytest.mark.parametrize("scope", SCOPES)
@@ -229,15 +228,3 @@ def test_engines_of_other_names_share_a_model(unknown):
     (again,) = named.score(unknown, *answer)
     assert (first.mi == again.mi).all()
     assert first.settings.to_dict()["structure"] == NAMES
-
-
-def test_names_reach_a_benchmark():
-    model, stats = whitebox("llama"), {"greedy_tokens": [[40, 77, 131]]}
-
-    def mi(**names):
-        found = MaskedHeadsCalculator(**names)(stats, ["Who built it?"], model)
-        return found["asmi"][0][0.6]["mi"].tolist()
-
-    assert mi(structure={"projection": "self_attn.o_proj"}) == mi()
-    with pytest.raises(TypeError, match=r"layer 0 whose .*the first is 'self_attn.o_proj'"):
-        mi(structure={"projection": "self_attn.q_proj"})

@@ -26,8 +26,8 @@ from tests.subnetworks import subnetwork_log_probs
 IDS = sequence(14)
 
 
-def score(model: nn.Module, layer: int = 2, **how: str) -> Tensor:
-    return subnetwork_log_probs(model, IDS, 9, layer, masks(), **how)
+def score(model: nn.Module, **how: str) -> Tensor:
+    return subnetwork_log_probs(model, IDS, 9, 2, masks(), **how)
 
 
 def found_in(model: nn.Module) -> dict[str, object]:
@@ -88,14 +88,14 @@ def test_autocast_around_a_call_changes_nothing():
 def test_threads_wait_for_one_another():
     model = tiny_model("llama")
     how = [{"scope": scope, "attention": a} for scope in SCOPES for a in ("eager", "sdpa")]
-    expected = [score(model, 1, **h) for h in how]
+    expected = [score(model, **h) for h in how]
 
     def work(which: int) -> list[bool]:
-        turns = [(which + turn) % len(how) for turn in range(8)]
-        return [torch.equal(score(model, 1, **how[at]), expected[at]) for at in turns]
+        turns = [(which + turn) % len(how) for turn in range(4)]
+        return [torch.equal(score(model, **how[at]), expected[at]) for at in turns]
 
     with ThreadPoolExecutor(3) as threads:
-        assert [*threads.map(work, range(3))] == [[True] * 8] * 3
+        assert [*threads.map(work, range(3))] == [[True] * 4] * 3
     assert attention_of(model) == "eager"
 
 

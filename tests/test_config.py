@@ -72,13 +72,6 @@ def commands_below(command):
         yield from commands_below(below)
 
 
-def test_every_option_and_command_has_a_help_text():
-    for command in commands_below(main):
-        assert command.help, command.name
-        for option in command.params:
-            assert isinstance(option, click.Argument) or option.help, (command.name, option.opts)
-
-
 def test_only_what_its_method_uses_makes_a_score_another_one():
     assert ASMIConfig(tau=0.5).score_key() == ASMIConfig().score_key()
     adapt = ASMIConfig(method="adapt")
@@ -94,12 +87,15 @@ def test_only_what_its_method_uses_makes_a_score_another_one():
     assert len({str(key) for key in (several, named.score_key(), ASMIConfig().score_key())}) == 3
 
 
-def test_every_setting_has_a_help_a_check_and_a_kind():
-    names = ASMIConfig.names()
-    helps = setting_helps()
+def test_every_setting_option_and_command_has_a_help():
+    names, helps = ASMIConfig.names(), setting_helps()
     assert list(helps) == names == list(dict.fromkeys([*names, *CHECKS]))
     assert all(helps.values())
     assert {name for kind in KINDS.values() for name in kind} | {*ADAPT, *UNNAMED} <= set(names)
+    for command in commands_below(main):
+        assert command.help, command.name
+        for option in command.params:
+            assert isinstance(option, click.Argument) or option.help, (command.name, option.opts)
 
 
 def test_a_run_says_the_settings_of_later_decisions(tmp_path):
@@ -132,13 +128,11 @@ def test_scores_of_one_name_with_other_settings_are_of_two_settings(tmp_path):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("closing_token", 1),
-        ("closing_token", np.ones(2, bool)),
-        ("memory_budget", 1.5),
+        ("closing_token", 1), ("closing_token", np.ones(2, bool)), ("memory_budget", 1.5),
         ("seed", 2**64),
         *(("structure", bad) for bad in ("heads=attn", "layers=", "attn.o", {"layers": 3})),
     ],
-)
+)  # fmt: skip
 def test_values_of_another_type_are_refused(name, value):
     with pytest.raises(ValueError, match=name):
         ASMIConfig(**{name: value})

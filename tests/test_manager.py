@@ -1,5 +1,7 @@
 """The estimators inside LM-Polygraph's own manager, on a tiny random model."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 from lm_polygraph.defaults.register_default_stat_calculators import (
@@ -26,19 +28,11 @@ TARGETS = ["Brask", "the answer"]
 
 def manager(model, estimators, available=None, **arguments) -> UEManager:
     return UEManager(
-        data=Dataset(TEXTS, TARGETS, 1),
-        model=model,
-        estimators=estimators,
-        builder_env_stat_calc=BuilderEnvironmentStatCalculator(model),
-        available_stat_calculators=available or available_stat_calculators(estimators),
-        generation_metrics=[RougeMetric("rougeL")],
-        ue_metrics=[PredictionRejectionArea()],
-        processors=[],
-        ignore_exceptions=False,
-        verbose=False,
-        max_new_tokens=5,
+        Dataset(TEXTS, TARGETS, 1), model, estimators, BuilderEnvironmentStatCalculator(model),
+        available or available_stat_calculators(estimators), [RougeMetric("rougeL")],
+        [PredictionRejectionArea()], [], ignore_exceptions=False, verbose=False, max_new_tokens=5,
         **arguments,
-    )
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -64,10 +58,8 @@ def test_scores_are_means_of_the_saved_tokens(model):
 
 
 def test_without_adapt_asmi_no_sample_is_drawn(model, monkeypatch):
-    def refuse(*_, **__):
-        raise AssertionError("samples were drawn")
-
-    monkeypatch.setattr(SamplingGenerationCalculator, "__call__", refuse)
+    refused = Mock(side_effect=AssertionError("samples were drawn"))
+    monkeypatch.setattr(SamplingGenerationCalculator, "__call__", refused)
     manager(model, [ASMI(), SemASMI()])()
     with pytest.raises(AssertionError, match="samples were drawn"):
         manager(model, [AdaptASMI()])()
@@ -86,11 +78,8 @@ def test_a_manager_without_our_calculators_names_what_to_pass(model):
 
 def test_the_helper_reads_settings_from_the_estimators(model, tmp_path):
     settings = {"num_masks": 7, "mask_rate": 0.2, "top_k": 8, "scope": "response", "seed": 5}
-    estimators = [
-        ASMI(depth=0.9, **settings),
-        SemASMI(mask_sampler="balanced", **settings),
-        Perplexity(),
-    ]
+    other = SemASMI(mask_sampler="balanced", **settings)
+    estimators = [ASMI(depth=0.9, **settings), other, Perplexity()]
     with pytest.raises(ValueError, match=r"different settings .* Use several managers") as refused:
         available_stat_calculators(estimators)
     assert all(str(estimator) in str(refused.value) for estimator in estimators[:2])
@@ -102,8 +91,7 @@ def test_the_helper_reads_settings_from_the_estimators(model, tmp_path):
     run = manager(model, estimators, available, save_stats=SAVED)
     run()
     assert len(run.estimations) == 4
-    declared = {name for container in available for name in container.stats}
-    assert declared >= set(MASKED_HEADS)
+    assert {name for entry in available for name in entry.stats} >= set(MASKED_HEADS)
     for depth, own in run.stats["asmi"][0].items():
         used = own["settings"]
         expected = settings | {"depth": depth, "mask_sampler": "bernoulli", "attention": "sdpa"}

@@ -4,15 +4,9 @@ import math
 import pytest
 import torch
 
-from lm_polygraph_asmi.maths import (
-    disagreement,
-    most_likely,
-    mutual_information,
-    ranked,
-    semantic_agreement,
-    top_k_coverage,
-    union_support,
-)
+from lm_polygraph_asmi.maths.agreement import semantic_agreement
+from lm_polygraph_asmi.maths.information import disagreement, mutual_information
+from lm_polygraph_asmi.maths.support import most_likely, ranked, top_k_coverage, union_support
 from tests import brute_force
 
 S, T, V = 6, 3, 40

@@ -148,7 +148,6 @@ class Capacity(LlamaMLP):
 
 
 def odd(trait: type[nn.Module], at: str, **own: Any) -> nn.Module:
-    """A model with a part of another class in each layer, as somebody's own code may have it."""
     model = tiny_model("llama", **own)
     for layer in model.model.layers:
         layer.get_submodule(at).__class__ = trait
@@ -259,7 +258,6 @@ def test_attention_that_takes_no_mask(scope):
     [("llama", "all"), pytest.param("gemma3-mixed", "response", marks=pytest.mark.slow)],
 )
 def test_compiled_layers_compute_the_same(name, scope, monkeypatch):
-    """Traced as always, and then run as written: translating to C++ takes half a minute."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     forwards._compiled.cache_clear()
     kinds = {"layer_types": MIXED_LAYERS * 2} if name == "gemma3-mixed" else {}

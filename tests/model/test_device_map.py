@@ -13,16 +13,11 @@ from torch.utils import backend_registration
 from transformers import PreTrainedModel
 
 from lm_polygraph_asmi.config import SCOPES
-from lm_polygraph_asmi.model import (
-    Structure,
-    passes,
-    response_embeddings,
-    run_unmasked,
-    scoring_session,
-    structure_of,
-    unembedding,
-)
+from lm_polygraph_asmi.model import passes, run_unmasked, scoring_session, structure_of
 from lm_polygraph_asmi.model.check import PASSES
+from lm_polygraph_asmi.model.heads import Structure
+from lm_polygraph_asmi.model.readout import unembedding
+from lm_polygraph_asmi.model.responses import response_embeddings
 from lm_polygraph_asmi.model.state import known_values
 from lm_polygraph_asmi.scoring.engine import Engine
 from tests.decoders import FAMILIES, masks, sequence
@@ -31,6 +26,7 @@ from tests.subnetworks import subnetwork_log_probs
 
 NAMES = ["llama", "gemma3-mixed", "gpt2", "gpt-neox"]  # with tied embeddings: the middle two
 PROMPT = 11
+PARTS = ["lower half", "upper half", "output projection", "everything", "memory"]
 
 
 def parts(model: PreTrainedModel, layers: str) -> list[str]:
@@ -48,12 +44,8 @@ def on_disk(name: str, which: str, folder: Path, place: torch.device) -> PreTrai
     model, layers = tiny_model(name), FAMILIES[name].stack
     names = parts(model, layers)
     middle = names.index(f"{layers}.2")
-    stored = {
-        "lower half": names[:middle],
-        "upper half": names[middle:],
-        "output projection": names[-1:],
-        "everything": names,
-    }[which]
+    parted = names[:middle], names[middle:], names[-1:], names
+    stored = parted[PARTS.index(which)]
     store = "disk" if place.type == "cpu" else "cpu"
     device_map = dict.fromkeys(names, place) | dict.fromkeys(stored, store)
     return accelerate.dispatch_model(

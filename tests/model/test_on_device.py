@@ -22,7 +22,7 @@ from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.readout import wide_product
 from tests.decoders import DECODERS, FAMILIES, apart, full_passes, masks, sequence, unchecked
 from tests.families import VOCABULARY, tiny_model
-from tests.model.test_device_map import NAMES, in_one_piece, on_disk, scores, state
+from tests.model.test_device_map import NAMES, PARTS, in_one_piece, on_disk, scores, state
 from tests.rounding import allowed
 from tests.subnetworks import subnetwork_log_probs
 
@@ -173,14 +173,8 @@ def test_out_of_memory_halves_the_batch_and_loses_nothing(device, caplog):
     assert apart(whole, whole[:1].expand_as(whole)) > 4 * limit(torch.float32)
 
 
-PARTS = ["lower half", "upper half", "output projection", "everything", "memory"]
 TIED = [("gemma3-mixed", PARTS[2]), ("gpt2", PARTS[2])]  # it stays with the embedding
-EVERY_DAY = [
-    ("llama", "lower half"),
-    ("llama", PARTS[2]),
-    ("gpt2", "everything"),
-    ("llama", "memory"),
-]
+EVERY_DAY = ("llama", PARTS[0]), ("llama", PARTS[2]), ("llama", PARTS[4]), ("gpt2", PARTS[3])
 
 
 @pytest.mark.usefixtures("unseen")

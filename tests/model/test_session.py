@@ -10,14 +10,8 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
 from lm_polygraph_asmi.config import SCOPES
-from lm_polygraph_asmi.model import (
-    attention_of,
-    check,
-    model_lock,
-    passes,
-    response_embeddings,
-    scoring_session,
-)
+from lm_polygraph_asmi.model import attention_of, check, model_lock, passes, scoring_session
+from lm_polygraph_asmi.model.responses import response_embeddings
 from tests.decoders import masks, sequence
 from tests.families import tiny_model
 from tests.registry import tiny_class

@@ -43,7 +43,6 @@ NEEDED = {"asmi_stability": ["answers=somewhere"], "asmi_heads": ["asmi.answers=
 
 @pytest.fixture
 def here(stand_ins, monkeypatch, tmp_path):
-    """Working directory and environment of a run with stand-ins."""
     monkeypatch.chdir(stand_ins.working_directory)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name, value in stand_ins.environment.items():

@@ -42,7 +42,6 @@ ENTRANCES = {"commands/__init__.py", "report/items/__init__.py"}
 
 
 def room_of(*parts: str) -> str:
-    """The innermost subpackage of a path in the package."""
     found = ("/".join(parts[:depth]) for depth in range(len(parts), 0, -1))
     return next((name for name in found if name in MAY_IMPORT), parts[0])
 
@@ -176,7 +175,6 @@ def test_commands_answer_at_once_and_programs_start_light(tmp_path, monkeypatch)
 
 
 def scoring_imports() -> None:
-    """In a process that has the libraries of a model: nothing else comes with the package."""
     others = set(HEAVY) - {"torch", "transformers", "accelerate"}
     for name in list(sys.modules):
         if any(f"{name}.".startswith(f"{other}.") for other in (PACKAGE, *others)):

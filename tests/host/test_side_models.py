@@ -69,7 +69,6 @@ def test_host_s_calculator_sees_the_pairs_as_trained(stand_ins, caplog):
 
 
 def changed(source, folder, **config):
-    """A copy of a folder with a model, with some entries of its config.json changed."""
     shutil.copytree(source, folder)
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | config))

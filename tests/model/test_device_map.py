@@ -74,7 +74,6 @@ def scores(model: PreTrainedModel, input_ids: Tensor) -> dict[str, Tensor]:
 
 
 def state(model: PreTrainedModel) -> dict[str, object]:
-    """Where accelerate has put weights, and its wrappers around forward methods."""
     wrappers = {f"{n}()": m.__dict__.get("forward") for n, m in model.named_modules()}
     return wrappers | {name: p.device for name, p in model.named_parameters()}
 

@@ -109,9 +109,10 @@ def test_edges_of_lengths_and_layers(name, length, prompt, layer, scope):
         torch.testing.assert_close(fast, slow, atol=most, rtol=0)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_measures_of_the_same_distributions(device, dtype):
-    model = tiny_model("llama").to(dtype)
+def test_measures_of_the_same_distributions(device):
+    if device.type == "cpu":
+        pytest.skip("compares a processor with an accelerator")
+    model = tiny_model("llama").to(torch.bfloat16)
     # Logits of 16 bits tie, and devices break ties at the K-th token differently.
     noise = torch.randn(4, 6, VOCABULARY, generator=torch.Generator().manual_seed(0))
     log_probs = full_passes(FAMILIES["llama"], model, IDS, PROMPT) + 1e-4 * noise

@@ -7,15 +7,10 @@ from datasets import Dataset
 from tests.runs.test_squad import QUESTION, write
 
 STORIES = ("A mill stood by the river.\nIt was red.", "Edda Holm built a ferry in Brask.")
-EXAMPLES = "".join(
-    f"Question: {question}\nAnswer:{answer}\n"
-    for question, answer in (
-        ("Where do kites fly?", "sky"),
-        ("Who built the ferry?", "edda holm"),
-        ("What is red?", "mill"),
-        ("Where is Brask?", "north"),
-        ("What is blue?", "kite"),
-    )
+EXAMPLES = (
+    "Question: Where do kites fly?\nAnswer:sky\nQuestion: Who built the ferry?\nAnswer:edda holm\n"
+    "Question: What is red?\nAnswer:mill\nQuestion: Where is Brask?\nAnswer:north\n"
+    "Question: What is blue?\nAnswer:kite\n"
 )
 
 

@@ -41,14 +41,9 @@ def without_heads(projection: nn.Module, axis: int, mask: Tensor) -> nn.Module:
 
 
 def subnetwork_log_probs(
-    model: nn.Module,
-    projection: str,
-    axis: int,
-    input_ids: Tensor,
-    prompt_length: int,
-    masks: Tensor,
-    scope: str = "all",
-) -> Tensor:
+    model: nn.Module, projection: str, axis: int, input_ids: Tensor, prompt_length: int,
+    masks: Tensor, scope: str = "all",
+) -> Tensor:  # fmt: skip
     """S full passes, one mask after the other; (S, T, V)."""
     predicting = slice(prompt_length - 1, len(input_ids) - 1)
     positions = predicting if scope == "response" else slice(None)

@@ -37,6 +37,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from functools import cache, partial
+from pathlib import Path
 from traceback import walk_stack
 
 import omegaconf
@@ -154,3 +155,18 @@ def unseen() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def llama():
     return tiny_model("llama")
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model and its tokenizer as a folder; no test changes it."""
+    from tests import tiny_lm
+
+    return tiny_lm.save(tmp_path_factory.mktemp("tiny"), max_position_embeddings=1024)
+
+
+@pytest.fixture(scope="session")
+def stand_ins(tmp_path_factory: pytest.TempPathFactory):
+    from tests.stand_ins import make_stand_ins
+
+    return make_stand_ins(tmp_path_factory.mktemp("stand-ins"))

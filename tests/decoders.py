@@ -66,12 +66,7 @@ KINDS = {
     "chunks": Decoder("Llama4ForCausalLM"),
     "parallel residual": Decoder("GPTJForCausalLM", stack="transformer.h", heads="attn.out_proj"),
     "logit scale": Decoder("CohereForCausalLM", {"logit_scale": 0.5}),
-    "multipliers": Decoder(
-        "GraniteForCausalLM",
-        {"residual_multiplier": 0.5, "embedding_multiplier": 2.0, "logits_scaling": 3.0},
-    ),
     "gated hybrid": Decoder("Qwen3_5ForCausalLM"),
-    "gated hybrid mixture": Decoder("Qwen3_5MoeForCausalLM"),
     "Mamba hybrid": Decoder("JambaForCausalLM"),
     "Mamba hybrid, shared layer": Decoder(
         "ZambaForCausalLM", heads="shared_transf.self_attn.o_proj"

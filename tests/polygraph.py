@@ -6,7 +6,7 @@ import os
 import runpy
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -24,18 +24,8 @@ from tests.composing import composed
 SCRIPT = Path(sys.executable).with_name("polygraph_eval")
 
 
-def polygraph_eval(
-    *arguments: str, run: Callable[..., subprocess.CompletedProcess] = subprocess.run
-) -> subprocess.CompletedProcess:
-    """As a user runs it."""
-    command = [sys.executable, str(SCRIPT), *arguments]
-    done = run(command, env={**os.environ}, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{done.returncode}: {done.stderr[-3000:]}"
-    return done
-
-
 def polygraph_eval_here(*arguments: str) -> None:
-    """The same without the seconds a process takes to start; a run that fails raises SystemExit."""
+    """Without the seconds a process takes to start; a run that fails raises SystemExit."""
     patch = pytest.MonkeyPatch()
     name = arguments[arguments.index("--config-name") + 1]
     # Hydra would compose the config a first time, to know whether it is a sweep.

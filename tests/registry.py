@@ -190,12 +190,10 @@ def tiny_class(name: str, attention: str = "eager", **overrides: Any) -> PreTrai
 
 
 def tiny(
-    config: type[PretrainedConfig],
-    model: type[PreTrainedModel],
-    attention: str = "eager",
+    config: type[PretrainedConfig], model: type[PreTrainedModel], attention: str = "eager",
     overrides: Mapping[str, Any] | None = None,
     amend: Callable[[PretrainedConfig], object] = lambda _: None,
-) -> PreTrainedModel:
+) -> PreTrainedModel:  # fmt: skip
     """A random model in float32 and evaluation mode, with weights large enough to disagree; `amend`
     changes its configuration in place before."""
     torch.manual_seed(0)

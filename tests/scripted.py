@@ -66,11 +66,9 @@ def _finished(tokenizer: Tokenizer, bos: bool) -> PreTrainedTokenizerFast:
 
 
 def scripted_model(
-    tokenizer: PreTrainedTokenizerFast,
-    prompt_length: int,
-    script: Sequence[int],
+    tokenizer: PreTrainedTokenizerFast, prompt_length: int, script: Sequence[int],
     end_ids: Sequence[int] = (2,),
-) -> PreTrainedModel:
+) -> PreTrainedModel:  # fmt: skip
     """A model whose greedy answer after `prompt_length` tokens is `script`, whatever the prompt.
 
     A position's vector decides the next token; tokens and attention change it slightly, so masks

@@ -10,16 +10,9 @@ from typing import Any
 
 import spacy
 import torch
+import transformers
 from tokenizers import ByteLevelBPETokenizer
 from torch import nn
-from transformers import (
-    DebertaConfig,
-    DebertaForSequenceClassification,
-    RobertaConfig,
-    RobertaForMaskedLM,
-    RobertaForSequenceClassification,
-    RobertaModel,
-)
 
 import lm_polygraph_asmi
 
@@ -64,7 +57,9 @@ def make_stand_ins(folder: Path) -> StandIns:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(20)
         _make_nli(made.nli)
-        classifier = RobertaForSequenceClassification(_roberta(made.cross_encoder, num_labels=1))
+        classifier = transformers.RobertaForSequenceClassification(
+            _roberta(made.cross_encoder, num_labels=1)
+        )
         classifier.save_pretrained(made.cross_encoder)
         _make_align_score(made.align_score, directory / "roberta-large")
     spacy.blank("en", meta={"name": "stand_in"}).to_disk(directory / "en_core_web_sm")
@@ -79,35 +74,29 @@ def make_stand_ins(folder: Path) -> StandIns:
 def _make_nli(folder: Path) -> None:
     labels = ["CONTRADICTION", "NEUTRAL", "ENTAILMENT"]
     tokens = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
-    config = DebertaConfig(
-        **SIZES,
-        vocab_size=_make_tokenizer(folder, "DebertaTokenizer", tokens),
-        pooler_hidden_size=SIZES["hidden_size"],
-        relative_attention=True,
-        pos_att_type=["c2p", "p2c"],
-        position_biased_input=False,
-        type_vocab_size=0,
-        pad_token_id=tokens.index("[PAD]"),
-        id2label=dict(enumerate(labels)),
-        label2id={label: i for i, label in enumerate(labels)},
-    )
-    DebertaForSequenceClassification(config).save_pretrained(folder)
+    config = transformers.DebertaConfig(
+        **SIZES, vocab_size=_make_tokenizer(folder, "DebertaTokenizer", tokens),
+        pooler_hidden_size=SIZES["hidden_size"], relative_attention=True, pad_token_id=0,
+        pos_att_type=["c2p", "p2c"], position_biased_input=False, type_vocab_size=0,
+        id2label=dict(enumerate(labels)), label2id={label: i for i, label in enumerate(labels)},
+    )  # fmt: skip
+    transformers.DebertaForSequenceClassification(config).save_pretrained(folder)
 
 
-def _roberta(folder: Path, **own: Any) -> RobertaConfig:
+def _roberta(folder: Path, **own: Any) -> transformers.RobertaConfig:
     """The sizes of a RoBERTa whose tokenizer is written into `folder`."""
     tokens = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     vocabulary = _make_tokenizer(folder, "RobertaTokenizer", tokens)
     own |= {"max_position_embeddings": 514, "type_vocab_size": 1}
-    return RobertaConfig(**SIZES, vocab_size=vocabulary, **own)
+    return transformers.RobertaConfig(**SIZES, vocab_size=vocabulary, **own)
 
 
 def _make_align_score(checkpoint: Path, folder: Path) -> None:
     """The checkpoint, in the names of LM-Polygraph's model, and the RoBERTa it is loaded over."""
     config = _roberta(folder)
-    masked_lm = RobertaForMaskedLM(config)
+    masked_lm = transformers.RobertaForMaskedLM(config)
     masked_lm.save_pretrained(folder)
-    pieces = {"base_model": RobertaModel(config), "mlm_head": masked_lm.lm_head}
+    pieces = {"base_model": transformers.RobertaModel(config), "mlm_head": masked_lm.lm_head}
     for name, outputs in (("bin_layer", 2), ("tri_layer", 3), ("reg_layer", 1)):
         pieces[name] = nn.Linear(config.hidden_size, outputs)
     torch.save({"state_dict": nn.ModuleDict(pieces).state_dict()}, checkpoint)

@@ -5,7 +5,6 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
-from traceback import walk_stack
 from unittest.mock import Mock
 
 import pytest
@@ -15,13 +14,12 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 import lm_polygraph_asmi
 from lm_polygraph_asmi import Scorer, algorithm
 from lm_polygraph_asmi.estimators import SemASMI
-from lm_polygraph_asmi.model import passes
 from lm_polygraph_asmi.stat_calculators.masked_heads import MaskedHeadsCalculator
 from tests.tiny_lm import whitebox
 
 PACKAGE = f"{Path(lm_polygraph_asmi.__file__).parent}/"
 QUESTION, ANSWER = "Who built it?", [40, 77, 131]
-MOST_CALLS, MOST_FRAMES = 1000, 8
+MOST_CALLS = 1000
 
 
 def host_score(model) -> float:
@@ -33,16 +31,14 @@ def own_score(model) -> float:
     return Scorer(model).score(QUESTION, ANSWER).score
 
 
-DOORS = {"the host's": host_score, "Scorer": own_score}
+DOORS = host_score, own_score
 
 
 def given(change):
-    """What is called with other arguments."""
     return lambda real: lambda *how, **named: real(*change(*how), **named)
 
 
 def returned(change):
-    """What returns something else."""
     return lambda real: lambda *how, **named: change(real(*how, **named))
 
 
@@ -71,34 +67,36 @@ def test_the_lines_are_numbered_as_in_the_paper():
     assert len(source.splitlines()) <= 150
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.fixture(scope="module")
+def model():
+    """Its structure and check are known."""
+    model = whitebox()
+    own_score(model)
+    return model
+
+
 @pytest.mark.parametrize("line", LINES)
-def test_a_broken_line_changes_every_score(monkeypatch, line, door):
-    model = whitebox()
-    right = DOORS[door](model)
+def test_a_broken_line_changes_every_score(model, monkeypatch, line):
     name, broken = LINES[line]
+    right = {score: score(model) for score in DOORS}
     monkeypatch.setattr(algorithm, name, broken(getattr(algorithm, name)))
-    assert abs(DOORS[door](model) - right) > 1e-6 * right  # rounding is a tenth of that
+    for score in DOORS:
+        assert abs(score(model) - right[score]) > 1e-6 * right[score]  # ten times rounding
 
 
-def test_no_other_code_calls_a_decoder_layer(monkeypatch):
+def test_no_other_code_calls_a_decoder_layer(model, monkeypatch):
     """Without Algorithm 1 nothing of the package reaches the layers of a given answer."""
-    model = whitebox()
-    DOORS["Scorer"](model)  # structure and check are known from now on
-
-    class Reached(Exception):
-        pass
 
     for name in ("run_unmasked", "run_subnetworks"):
-        monkeypatch.setattr(algorithm, name, Mock(side_effect=Reached))
+        monkeypatch.setattr(algorithm, name, Mock(side_effect=NotImplementedError))
     monkeypatch.setattr(LlamaDecoderLayer, "forward", lambda *_, **__: pytest.fail("called"))
-    for door in DOORS.values():
-        with pytest.raises(Reached):
-            door(model)
+    for score in DOORS:
+        with pytest.raises(NotImplementedError):
+            score(model)
 
 
-def test_a_warm_row_makes_few_calls():
-    model, calls = whitebox(), 0
+def test_a_warm_row_makes_few_calls(model):
+    calls = 0
     calculator, estimator = MaskedHeadsCalculator(), SemASMI()
 
     def count(frame, event, _):
@@ -113,21 +111,3 @@ def test_a_warm_row_makes_few_calls():
         finally:
             sys.setprofile(before)
     assert 50 < calls < MOST_CALLS
-
-
-@pytest.mark.parametrize("scope", ["all", "response"])
-def test_masks_act_below_few_frames(monkeypatch, scope):
-    model, depths = whitebox(), []
-    real = passes.by_head
-
-    def counted(*how):
-        frames = [frame.f_code.co_filename for frame, _ in walk_stack(None)]
-        depths.append(sum(file.startswith(PACKAGE) for file in frames))
-        return real(*how)
-
-    calculator = MaskedHeadsCalculator(scope=scope)
-    calculator({"greedy_tokens": [ANSWER]}, [QUESTION], model)  # with the check
-    monkeypatch.setattr(passes, "by_head", counted)
-    calculator({"greedy_tokens": [ANSWER]}, [QUESTION], model)
-    assert depths
-    assert max(depths) <= MOST_FRAMES

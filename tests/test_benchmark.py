@@ -1,6 +1,7 @@
 """Every shipped config, run on a tiny model and tiny data in its benchmark's own format."""
 
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import nltk
@@ -18,11 +19,10 @@ from lm_polygraph_asmi.results.manifest import read_manifest
 from lm_polygraph_asmi.results.names import SAVED
 from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.runs.rows import read_data
-from tests import tiny_lm
 from tests.benchmarks import EXAMPLES, STORIES, babi_prompt, coqa_prompt, hub_dataset
 from tests.composing import composed
 from tests.polygraph import polygraph_eval_here
-from tests.stand_ins import StandIns, make_stand_ins
+from tests.stand_ins import StandIns
 
 
 def shipped(group: str) -> list[str]:
@@ -31,33 +31,18 @@ def shipped(group: str) -> list[str]:
 
 RUNS = sorted(set(shipped(".")) - {"asmi_base"})
 MULTIRUNS = ["asmi_grid", "asmi_stability"]
-TWINS = ["asmi_squad_seed1", "asmi_squad_closed_book", "asmi_triviaqa_k256", "asmi_benchmark",
-         "asmi_coqa", "asmi_demo", "asmi_offline", "asmi_babiqa"]  # fmt: skip
-"""Of other configs, from which they differ in one value or none: the fourth and fifth of the sweep.
-Or other tests run them: test_plugin the demo; those of runs the others, together."""
+ALONE = ["asmi_only", "asmi_triviaqa"]
+"""Configs that every day runs. The others differ from these or the sweep in few values, or other
+tests run them: test_plugin the demo, over SQuAD's rows; those of runs."""
 BENCHMARKS = shipped("benchmark")
 BASELINES = 17
 DEPTHS = (60, 70, 80, 90)
-NEEDED = {
-    "asmi_stability": ["answers=somewhere"],
-    "asmi_heads": ["asmi.answers=somewhere"],
-}
+NEEDED = {"asmi_stability": ["answers=somewhere"], "asmi_heads": ["asmi.answers=somewhere"]}
 """What a user must give besides data and model."""
-
-
-@pytest.fixture(scope="module")
-def stand_ins(tmp_path_factory) -> StandIns:
-    return make_stand_ins(tmp_path_factory.mktemp("stand-ins"))
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory) -> Path:
-    return tiny_lm.save(tmp_path_factory.mktemp("tiny"), max_position_embeddings=1024)
 
 
 @pytest.fixture
 def here(stand_ins, monkeypatch, tmp_path):
-    """Working directory and environment of a run with stand-ins."""
     monkeypatch.chdir(stand_ins.working_directory)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name, value in stand_ins.environment.items():
@@ -85,7 +70,6 @@ def names_of(config) -> list[str]:
 
 
 def needed_of(config) -> set[str]:
-    """Statistics of this package that the estimators of a config need."""
     estimators = [FactoryEstimator()(e.name, e.get("cfg", {})) for e in config.estimators]
     return {s for estimator in estimators for s in estimator.stats_dependencies if "asmi" in s}
 
@@ -134,7 +118,7 @@ def test_every_config_composes_and_names_what_exists(name):
 
 @pytest.mark.parametrize("name", shipped("model"))
 def test_every_model(name):
-    overrides = ["model.path=anywhere"] if name in ("asmi_local", "asmi_smollm2") else []
+    overrides = ["model.path=anywhere"] * (name in ("asmi_local", "asmi_smollm2"))
     model = composed("asmi_coqa", f"model={name}", *overrides).model
     assert model.type == "CausalLM"
     assert model.load_model_args.attn_implementation == "eager"  # RAUQ
@@ -176,7 +160,6 @@ def test_every_group_of_estimators():
 
 
 def test_k256_and_seed_1_change_one_thing():
-    """TWINS run as their others do; the sweep, of the benchmark's data, runs in any case."""
     plain, k256 = composed("asmi_triviaqa"), composed("asmi_triviaqa_k256")
     assert k256.asmi == OmegaConf.merge(plain.asmi, {"top_k": 256})
     assert k256.data == plain.data
@@ -189,40 +172,43 @@ def test_k256_and_seed_1_change_one_thing():
     assert closed.data == OmegaConf.merge(squad.data, {"closed_book": True, "grounded": False})
 
 
+MOVES = "Mary went to the garden. John moved to the office."
+ON_RED = "Question: What colour is the mill?\nAnswer:"
+FIRST = {
+    "asmi_coqa": coqa_prompt(STORIES[0], [], "What was built?"),
+    "asmi_babiqa": babi_prompt(MOVES, "Where is Mary?"),
+    "asmi_triviaqa": f"{EXAMPLES}Question: Who was the man behind the ferry?\nAnswer:",
+    "asmi_squad": ON_RED,
+    "asmi_squad_closed_book": ON_RED,
+}
+"""Of each benchmark's prompts, the first one or its end."""
+
+
 @pytest.mark.parametrize("benchmark", BENCHMARKS)
 def test_prompts_reach_the_model_as_the_dataset_has_them(benchmark, tmp_path):
     config = composed(benchmark)  # the config of the same name
-    source = hub_dataset(benchmark, tmp_path)
-    data = config.data
+    data, source = config.data, hub_dataset(benchmark, tmp_path)
     style = (data.prompt_style, data.closed_book)
     rows = read_data(source, "test", data.text_column, data.label_column, *style).rows
     prompts = [row.input for row in rows]
-    clusters = len({row.cluster for row in rows})
+    assert prompts[0].endswith(FIRST[benchmark])
+    assert ("Passage:\nThe mill is red." in prompts[0]) == (benchmark == "asmi_squad")
     if benchmark == "asmi_coqa":
-        first = coqa_prompt(STORIES[0], [], "What was built?")
-        assert prompts[0] == first
         assert prompts[1] == coqa_prompt(STORIES[0], [("What was built?", "a mill")], "Where?")
-        assert clusters == len(STORIES) < len(rows)
+        assert len({row.cluster for row in rows}) == len(STORIES) < len(rows)
     elif benchmark == "asmi_babiqa":
-        moves = "Mary went to the garden. John moved to the office."
-        assert prompts[0] == babi_prompt(moves, "Where is Mary?")
         assert config.process_output_fn is config.process_target_fn is None
         assert config.max_new_tokens == 3
     elif benchmark == "asmi_triviaqa":
-        assert prompts[0] == f"{EXAMPLES}Question: Who was the man behind the ferry?\nAnswer:"
         assert rows[0].output == ["Edda Holm", "Holm"]
         assert config.multiref
-    else:
-        assert ("Passage:\nThe mill is red." in prompts[0]) == (benchmark == "asmi_squad")
-        assert prompts[0].endswith("Question: What colour is the mill?\nAnswer:")
-        assert clusters == 1
 
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.slow] if name in TWINS else [])
+        pytest.param(name, marks=[] if name in ALONE else [pytest.mark.slow])
         for name in sorted({*RUNS} - {*MULTIRUNS, *NEEDED, "asmi_depth_sweep"})
     ],
 )
@@ -278,16 +264,12 @@ def test_stability_of_seeds_on_fixed_answers(answers, tiny, stand_ins, tmp_path)
         "--config-name", "asmi_stability", *overrides, f"answers={answers}", "data.first=3",
         f"hydra.sweep.dir={other_seeds}", "run_seed=0,1",
     )  # fmt: skip
-    given = load_run(answers)
-    first, second = (load_run(other_seeds / str(number)) for number in (0, 1))
-    for run in (first, second):
-        # The answers are those of the other run, though this one would generate longer ones.
+    given, first, second = map(load_run, (answers, other_seeds / "0", other_seeds / "1"))
+    for run in (first, second):  # which would generate longer answers
         assert run.stats["greedy_tokens"] == given.stats["greedy_tokens"]
-        assert run.stats["greedy_texts"] == given.stats["greedy_texts"]
     # Seed 0 has the masks of the given run; seed 1 has other masks and samples.
-    np.testing.assert_array_equal(
-        first.scores["ASMI (60%, K=64)"], given.scores["ASMI (60%, K=64)"]
-    )
+    name = "ASMI (60%, K=64)"
+    np.testing.assert_array_equal(first.scores[name], given.scores[name])
     for start in ("ASMI", "Adapt-ASMI", "MonteCarloSequenceEntropy"):
         method = next(name for name in first.scores if name.startswith(start))
         assert not np.allclose(first.scores[method], second.scores[method])
@@ -303,12 +285,10 @@ def test_heads_are_analysed_on_the_first_answers_of_a_run(answers, tiny, stand_i
     given, run = load_run(answers), load_run(tmp_path / "run")
     assert run.stats["greedy_tokens"] == given.stats["greedy_tokens"][:2]
     assert [used["depth"] for used in run.settings()] == [0.6, 0.9]
-    for depth in (0.6, 0.9):
-        for own in run.at(depth):
-            masks, kl, mi = (own[name] for name in ("masks", "kl", "mi"))
-            assert len(masks) == len(kl) == 60
-            np.testing.assert_allclose(np.asarray(kl).mean(0), mi, rtol=1e-4, atol=1e-9)
-            assert np.isfinite(head_criticality(kl, masks)).all()
+    for own in [*run.at(0.6), *run.at(0.9)]:
+        assert len(own["masks"]) == 60
+        np.testing.assert_allclose(np.mean(own["kl"], axis=0), own["mi"], rtol=1e-4, atol=1e-9)
+        assert np.isfinite(head_criticality(own["kl"], own["masks"])).all()
     shipped = composed("asmi_heads", "asmi.answers=somewhere")
     used = shipped.asmi
     assert (shipped.data.first, used.num_masks, used.details) == (500, 300, True)
@@ -338,12 +318,9 @@ def test_the_grid_has_sixteen_cells():
     assert len(names_of(jobs[-1])) == BASELINES + 3
 
 
-@pytest.mark.parametrize("launcher", ["asmi_slurm", "asmi_ray"])
-def test_launchers_of_the_extras(launcher):
-    """Their plugins are extras: composed where installed, else at least named rightly."""
-    settings = OmegaConf.load(configs_path() / "hydra" / "launcher" / f"{launcher}.yaml")
-    (base,) = settings.defaults
-    plugin = {"submitit_slurm": "hydra_submitit_launcher", "ray": "hydra_ray_launcher"}[base]
-    pytest.importorskip(f"hydra_plugins.{plugin}")
-    launched = composed("asmi_grid", f"hydra/launcher={launcher}").hydra.launcher
-    assert plugin in launched._target_
+def test_launchers_of_the_extras():
+    """Composed where their plugins are installed."""
+    for name, plugin in ("slurm", "hydra_submitit_launcher"), ("ray", "hydra_ray_launcher"):
+        if find_spec(f"hydra_plugins.{plugin}"):
+            launched = composed("asmi_grid", f"hydra/launcher=asmi_{name}").hydra.launcher
+            assert plugin in launched._target_

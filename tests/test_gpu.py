@@ -6,12 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from click.testing import CliRunner
 from lm_polygraph.utils.common import load_external_module
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "gpu.py"
-PARTS = ("Numerical tests", "shape of qwen3-4b", "shape of llama-2-7b", "rows of asmi_coqa")
 
 
 @pytest.fixture(scope="module")
@@ -30,23 +28,14 @@ def test_a_rehearsal_runs_to_its_end(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     written = out.read_text()
     assert written.startswith("# A rehearsal: no number here means anything")
-    for title in PARTS:
-        assert title in written
     assert written.count("\npassed, ") == 4
     for shown in (
+        "Numerical tests", "shape of qwen3-4b", "shape of llama-2-7b", "rows of asmi_coqa",
         "masked passes equal full passes, bfloat16 |", "out of memory halves the batch",
         "parts of a model elsewhere", "peak MB",
         "| cross_encoder |", "| loading, other baselines, quality |", "Peak memory: main",
     ):  # fmt: skip
         assert shown in written
-
-
-def test_without_a_gpu_it_says_so(gpu, tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    done = CliRunner().invoke(gpu.main, ["--out", str(tmp_path / "gpu.md")])
-    assert done.exit_code == 1
-    assert "torch finds no CUDA device" in done.output
-    assert not (tmp_path / "gpu.md").exists()
 
 
 def test_a_part_that_fails_costs_no_other(gpu, tmp_path, monkeypatch):

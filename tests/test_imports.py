@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
 from graphlib import TopologicalSorter
-from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -43,7 +42,6 @@ ENTRANCES = {"commands/__init__.py", "report/items/__init__.py"}
 
 
 def room_of(*parts: str) -> str:
-    """The innermost subpackage of a path in the package."""
     found = ("/".join(parts[:depth]) for depth in range(len(parts), 0, -1))
     return next((name for name in found if name in MAY_IMPORT), parts[0])
 
@@ -95,10 +93,8 @@ def test_imports_point_one_way(subpackage):
         for name in imported(file):
             package, *rest = name.split(".")
             if package == PACKAGE and rest and (ROOT / rest[0]).is_dir():
-                assert room_of(*rest) in {subpackage, *MAY_IMPORT[subpackage], *entrance}, (
-                    file,
-                    name,
-                )
+                allowed = {subpackage, *MAY_IMPORT[subpackage], *entrance}
+                assert room_of(*rest) in allowed, (file, name)
         for name in named(parsed(file).body):
             assert name.split(".")[0] not in WITHOUT.get(subpackage, "").split(), (file, name)
 
@@ -162,10 +158,7 @@ WITH_PANDAS = [
 
 
 def test_commands_answer_at_once_and_programs_start_light(tmp_path, monkeypatch):
-    """What they import is counted, since seconds depend on the machine.
-
-    So is what Hydra imports in every program of the environment, the search path plugin.
-    """
+    """What they import is counted, and what Hydra's plugin does in every program."""
     save(tmp_path / "RUN")
     (tmp_path / "LICENSE").write_bytes((ROOT.parent / "LICENSE").read_bytes())
     (tmp_path / "BAD.jsonl").write_text('{"prompt": "a", "answer": "b", "correct": "yes"}\n')
@@ -182,7 +175,6 @@ def test_commands_answer_at_once_and_programs_start_light(tmp_path, monkeypatch)
 
 
 def scoring_imports() -> None:
-    """In a process that has the libraries of a model: nothing else comes with the package."""
     others = set(HEAVY) - {"torch", "transformers", "accelerate"}
     for name in list(sys.modules):
         if any(f"{name}.".startswith(f"{other}.") for other in (PACKAGE, *others)):
@@ -197,17 +189,6 @@ def test_scoring_leaves_the_host_alone():
     fork.start()
     fork.join()
     assert fork.exitcode == 0
-
-
-LAZY = [file for file in ROOT.rglob("__init__.py") if "attach(" in file.read_text()]
-
-
-@pytest.mark.parametrize("file", LAZY, ids=lambda file: file.parent.name)
-def test_no_lazy_name_is_that_of_a_file(file):
-    """Importing the file would hide what has its name."""
-    names = import_module(".".join(file.parent.relative_to(ROOT.parent).parts)).__all__
-    assert names
-    assert set(names).isdisjoint(other.stem for other in file.parent.glob("*.py"))
 
 
 def test_public_names():

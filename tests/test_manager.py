@@ -1,5 +1,7 @@
 """The estimators inside LM-Polygraph's own manager, on a tiny random model."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 from lm_polygraph.defaults.register_default_stat_calculators import (
@@ -20,25 +22,17 @@ from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.results.names import MASKED_HEADS, SAVED, SECONDS
 from tests.tiny_lm import whitebox
 
-TEXTS = ["Who built the ferry?", "Where do the blue kites start?", "True or False?", "A question"]
-TARGETS = ["Brask", "the answer", "True", "passage"]
+TEXTS = ["Who built the ferry?", "Where do the blue kites start?"]
+TARGETS = ["Brask", "the answer"]
 
 
-def manager(model, estimators, available=None, batch_size=1, rows=2, **arguments) -> UEManager:
+def manager(model, estimators, available=None, **arguments) -> UEManager:
     return UEManager(
-        data=Dataset(TEXTS[:rows], TARGETS[:rows], batch_size),
-        model=model,
-        estimators=estimators,
-        builder_env_stat_calc=BuilderEnvironmentStatCalculator(model),
-        available_stat_calculators=available or available_stat_calculators(estimators),
-        generation_metrics=[RougeMetric("rougeL")],
-        ue_metrics=[PredictionRejectionArea()],
-        processors=[],
-        ignore_exceptions=False,
-        verbose=False,
-        max_new_tokens=5,
+        Dataset(TEXTS, TARGETS, 1), model, estimators, BuilderEnvironmentStatCalculator(model),
+        available or available_stat_calculators(estimators), [RougeMetric("rougeL")],
+        [PredictionRejectionArea()], [], ignore_exceptions=False, verbose=False, max_new_tokens=5,
         **arguments,
-    )
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -49,78 +43,29 @@ def model():
 def test_scores_are_means_of_the_saved_tokens(model):
     run = manager(model, [ASMI(), SemASMI(), AdaptASMI()], save_stats=[*SAVED, "greedy_tokens"])
     run()
-    lengths = [[len(row) for row in run.stats[name]] for name in ("asmi_tokens", "greedy_tokens")]
-    assert lengths[0] == lengths[1]
-    masked = at_depth(run.stats, 0.6)
-    information, agreement = ([own[name] for own in masked] for name in ("mi", "agreement"))
-    scores = {name: values for (_, name), values in run.estimations.items()}
-    np.testing.assert_allclose(
-        scores["ASMI (60%, K=64)"], [values.mean() for values in information]
-    )
-    np.testing.assert_allclose(
-        scores["Sem-ASMI (60%, K=64)"],
-        [(mi * (1 - a)).mean() for mi, a in zip(information, agreement, strict=True)],
-    )
-    gate = 1 / (1 + np.exp(-10 * (0.3 - np.array(run.stats["asmi_diversity_second_last"]))))
-    np.testing.assert_allclose(
-        scores["Adapt-ASMI (60%, K=64)"],
-        [
-            (mi * (1 - alpha * a)).mean()
-            for mi, a, alpha in zip(information, agreement, gate, strict=True)
-        ],
-    )
+    assert [*map(len, run.stats["asmi_tokens"])] == [*map(len, run.stats["greedy_tokens"])]
+    gates = 1 / (1 + np.exp(-10 * (0.3 - np.array(run.stats["asmi_diversity_second_last"]))))
+    for variant, alphas in ("ASMI", [0, 0]), ("Sem-ASMI", [1, 1]), ("Adapt-ASMI", gates):
+        expected = [
+            (own["mi"] * (1 - alpha * own["agreement"])).mean()
+            for own, alpha in zip(at_depth(run.stats, 0.6), alphas, strict=True)
+        ]
+        found = run.estimations["sequence", f"{variant} (60%, K=64)"]
+        np.testing.assert_allclose(found, expected)
     # The host's own calculators, which these are, do not time themselves.
     assert set(SAVED) - set(run.stats) == set(SECONDS)
     assert all(len(run.stats[name]) == 2 for name in set(SAVED) - set(SECONDS))
 
 
-def test_batch_size_does_not_change_the_scores(model):
-    one, four = (manager(model, [SemASMI()], batch_size=size, rows=4) for size in (1, 4))
-    one(), four()
-    key = ("sequence", "Sem-ASMI (60%, K=64)")
-    np.testing.assert_allclose(one.estimations[key], four.estimations[key], atol=1e-6)
-
-
 def test_without_adapt_asmi_no_sample_is_drawn(model, monkeypatch):
-    def refuse(*_, **__):
-        raise AssertionError("samples were drawn")
-
-    monkeypatch.setattr(SamplingGenerationCalculator, "__call__", refuse)
+    refused = Mock(side_effect=AssertionError("samples were drawn"))
+    monkeypatch.setattr(SamplingGenerationCalculator, "__call__", refused)
     manager(model, [ASMI(), SemASMI()])()
     with pytest.raises(AssertionError, match="samples were drawn"):
         manager(model, [AdaptASMI()])()
 
 
-def test_four_depths_and_two_variants_in_one_run(model):
-    depths = [0.05, 0.2, 0.6, 0.9]  # four layers of four
-    estimators = [kind(depth=d) for d in depths for kind in (ASMI, SemASMI)]
-    run = manager(model, estimators)
-    run()
-    assert len(run.estimations) == 8
-    by_depth = [run.estimations["sequence", str(ASMI(depth=d))] for d in depths]
-    assert len({tuple(scores) for scores in by_depth}) == 4
-
-
-@pytest.mark.parametrize("missing", ["asmi_closing", "sample_tokens"])
-def test_a_statistic_missing_from_the_entry_is_named_before_the_run(model, missing):
-    available = available_stat_calculators([AdaptASMI()])
-    for entry in available:
-        entry.stats[:] = [name for name in entry.stats if name != missing]
-    with pytest.raises(Exception, match=f"Cant find stat calculator for: {missing}"):
-        manager(model, [AdaptASMI()], available)
-
-
-def test_scores_that_the_calculator_does_not_have(model):
-    run = manager(model, [ASMI(depth=0.9)], available_stat_calculators([ASMI()]))
-    with pytest.raises(KeyError, match=r"no depth 0\.9, only 0\.6: add it to `depths`"):
-        run()
-    others = available_stat_calculators([ASMI(num_masks=7, mask_rate=0.2)])
-    with pytest.raises(ValueError, match="give both the same settings"):
-        manager(model, [ASMI()], others)()
-
-
 def test_a_manager_without_our_calculators_names_what_to_pass(model):
-    """LM-Polygraph's own list, as its examples pass it."""
     available = register_default_stat_calculators("Whitebox")
     with pytest.raises(Exception, match=r"stat calculator for: asmi \(") as error:
         manager(model, [ASMI()], available)
@@ -133,11 +78,8 @@ def test_a_manager_without_our_calculators_names_what_to_pass(model):
 
 def test_the_helper_reads_settings_from_the_estimators(model, tmp_path):
     settings = {"num_masks": 7, "mask_rate": 0.2, "top_k": 8, "scope": "response", "seed": 5}
-    estimators = [
-        ASMI(depth=0.9, **settings),
-        SemASMI(mask_sampler="balanced", **settings),
-        Perplexity(),
-    ]
+    other = SemASMI(mask_sampler="balanced", **settings)
+    estimators = [ASMI(depth=0.9, **settings), other, Perplexity()]
     with pytest.raises(ValueError, match=r"different settings .* Use several managers") as refused:
         available_stat_calculators(estimators)
     assert all(str(estimator) in str(refused.value) for estimator in estimators[:2])
@@ -149,8 +91,7 @@ def test_the_helper_reads_settings_from_the_estimators(model, tmp_path):
     run = manager(model, estimators, available, save_stats=SAVED)
     run()
     assert len(run.estimations) == 4
-    declared = {name for container in available for name in container.stats}
-    assert declared >= set(MASKED_HEADS)
+    assert {name for entry in available for name in entry.stats} >= set(MASKED_HEADS)
     for depth, own in run.stats["asmi"][0].items():
         used = own["settings"]
         expected = settings | {"depth": depth, "mask_sampler": "bernoulli", "attention": "sdpa"}
@@ -158,18 +99,6 @@ def test_the_helper_reads_settings_from_the_estimators(model, tmp_path):
         assert own["masks"].shape == (7, 4)
     assert list(run.stats["asmi"][0]) == [0.6, 0.9]
     assert any(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("wanted", [True, False])
-def test_attention_maps_on_request(model, wanted):
-    available = available_stat_calculators([RAUQ()], output_attentions=wanted)
-    run = manager(model, [RAUQ(), ASMI()], available, save_stats=["attention_all"])
-    if not wanted:
-        with pytest.raises((KeyError, IndexError, TypeError)):
-            run()
-        return
-    run()
-    assert np.isfinite(run.estimations["sequence", str(RAUQ())]).all()
 
 
 def test_settings_that_the_helper_cannot_give_all_estimators():
@@ -184,3 +113,7 @@ def test_settings_that_the_helper_cannot_give_all_estimators():
     found = available_stat_calculators([AdaptASMI(attention="eager")])
     asked = {c.name: c.cfg.attention for c in found if "attention" in c.cfg}
     assert asked == dict.fromkeys(("MaskedHeadsCalculator", "ResponseDiversityCalculator"), "eager")
+    for wanted in (False, True):  # maps of attention
+        found = available_stat_calculators([RAUQ()], output_attentions=wanted)
+        (greedy,) = [c.cfg for c in found if c.name == "GreedyProbsCalculator"]
+        assert greedy.output_attentions == wanted

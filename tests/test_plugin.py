@@ -23,11 +23,9 @@ from lm_polygraph_asmi.host.configs import configs_path
 from lm_polygraph_asmi.results.names import MASKED_HEADS, SAVED
 from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.runs.compose import compose_run
-from tests import tiny_lm
-from tests.composing import composed
+from tests.benchmarks import hub_dataset
 from tests.pages import PAGES, blocks
-from tests.polygraph import polygraph_eval, polygraph_eval_here, run_forked
-from tests.runs.test_squad import QUESTION, write
+from tests.polygraph import SCRIPT, polygraph_eval_here, run_forked
 
 BASELINES = 17
 YAML = {
@@ -50,22 +48,6 @@ def elsewhere(tmp_path, monkeypatch) -> Path:
 def calculator(config, name: str):
     (entry,) = [entry for entry in config.stat_calculators[1:] if entry.name == name]
     return entry
-
-
-@pytest.mark.usefixtures("elsewhere")
-def test_one_knob_sets_calculator_estimators_and_saved_statistics():
-    config = composed(
-        "asmi_coqa", "asmi.depth=0.9", "asmi.top_k=256", "asmi.tau=0.5", "asmi.num_samples=4",
-        "asmi.closing_token=false",
-    )  # fmt: skip
-    masks = config.stat_calculators[1]
-    assert masks.cfg.depths == [0.9]
-    assert set(MASKED_HEADS) == set(masks.stats) <= set(config.save_stats)
-    assert {(e.cfg.depth, e.cfg.top_k, e.cfg.closing_token) for e in config.estimators[-3:]} == {
-        (0.9, 256, False)
-    }
-    assert config.estimators[-1].cfg.tau == 0.5
-    assert calculator(config, "SamplingGenerationCalculator").cfg.samples_n == 4
 
 
 def test_the_groups_stand_alone_in_a_users_config(elsewhere):
@@ -111,26 +93,18 @@ def test_configs_are_found_where_they_were_installed_from_a_wheel(elsewhere, mon
     assert len(config["estimators"]) == BASELINES + 3
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory) -> Path:
-    return tiny_lm.save(tmp_path_factory.mktemp("tiny"), max_position_embeddings=1024)
-
-
-@pytest.fixture(scope="module")
-def questions(tmp_path_factory) -> Path:
-    rows = [QUESTION._replace(id=str(i), answer=a) for i, a in enumerate(["red", "None", "007"])]
-    return write(tmp_path_factory.mktemp("data") / "questions.json", rows)
-
-
 @pytest.mark.parametrize(
     "start", [run_forked, pytest.param(subprocess.run, marks=pytest.mark.slow)]
 )
-def test_a_whole_run_by_config_name_from_any_directory(elsewhere, tiny, questions, start):
-    done = polygraph_eval(
-        "--config-name", "asmi_demo", f"model.path={tiny}", "model.load_model_args.gguf_file=null",
-        "model.load_tokenizer_args.gguf_file=null", f"data.source={questions}",
-        "data.prompt_style=paper", "max_new_tokens=4", run=start,
-    )  # fmt: skip
+def test_a_whole_run_by_config_name_from_any_directory(elsewhere, tiny, start):
+    source = hub_dataset("asmi_squad", elsewhere)
+    command = [
+        sys.executable, str(SCRIPT), "--config-name", "asmi_demo", f"model.path={tiny}",
+        "model.load_model_args.gguf_file=null", "model.load_tokenizer_args.gguf_file=null",
+        f"data.source={source}", "data.prompt_style=paper", "max_new_tokens=4",
+    ]  # fmt: skip
+    done = start(command, env={**os.environ}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.returncode}: {done.stderr[-3000:]}"
     (folder,) = elsewhere.glob("workdir/output/asmi_demo/*/*")
     run = load_run(folder)
     assert run.scores.shape == (3, 9)
@@ -174,16 +148,16 @@ estimators: [name: Perplexity]
 """)
 
 
-def added(config: dict, entries: dict) -> dict:
+def joined(config: dict, entries: dict) -> dict:
     """A user's config with the documentation's entries: lists go on, nodes are joined."""
-    joined = dict(config)
+    found = dict(config)
     for key, value in entries.items():
         if isinstance(value, list):
             own = config.get(key, [])
-            joined[key] = [*own, *(entry for entry in value if entry not in own)]
+            found[key] = [*own, *(entry for entry in value if entry not in own)]
         else:
-            joined[key] = added(config.get(key, {}), value) if isinstance(value, dict) else value
-    return joined
+            found[key] = joined(config.get(key, {}), value) if isinstance(value, dict) else value
+    return found
 
 
 @pytest.fixture
@@ -197,10 +171,8 @@ def users_config(elsewhere, tiny) -> Callable[[dict], list[str]]:
             "path_to_load_script": str(configs_path() / "model" / "asmi_causal.py"),
             "load_model_args": {"device_map": "cpu", "dtype": "float32"},
         }  # fmt: skip
-        of_group = [
-            {"name": "Perplexity"},
-            {"name": "LexicalSimilarity", "cfg": {"metric": "rougeL"}},
-        ]
+        similarity = {"name": "LexicalSimilarity", "cfg": {"metric": "rougeL"}}
+        of_group = [{"name": "Perplexity"}, similarity]
         for name, content in {
             "model/mine": model, "estimators/default_estimators": of_group,
             "estimators/other": of_group[:1], "mine_eval": config,
@@ -219,36 +191,35 @@ BY_GROUP = {key: value for key, value in USERS_CONFIG.items() if key != "estimat
 """As in LM-Polygraph's examples, where the list of estimators is a file of a group."""
 GROUPED = ["Perplexity", "LexicalSimilarity"]
 PREFIX = "lm_polygraph_asmi.estimators."
+LISTS = "estimators", "stat_calculators", "save_stats"
 
 
 @pytest.mark.parametrize(
     ("config", "overrides", "kept"),
     [
-        (BY_GROUP, ["+add=asmi"], GROUPED),
         (BY_GROUP, ["+add=asmi_only"], GROUPED),
         (BY_GROUP, ["+add=asmi", "estimators=other"], GROUPED[:1]),
         (USERS_CONFIG, ["+add=asmi"], GROUPED[:1]),  # a list in the config itself
         (USERS_CONFIG | {"estimators": []}, ["+add=asmi"], []),
-        # in the config's own list of defaults, where the override would be typed each time
         (BY_GROUP | {"defaults": [*BY_GROUP["defaults"], {"add": "asmi"}]}, [], GROUPED),
     ],
 )
 def test_asmi_is_added_to_a_users_lists(users_config, config, overrides, kept):
     _, configs, _, name = users_config(config | {"save_stats": ["greedy_texts", "sample_texts"]})
-    values = ["asmi.depth=0.9", "asmi.num_masks=7"]
+    values = {"depth": 0.9, "num_masks": 7, "tau": 0.5, "num_samples": 4, "closing_token": "false"}
+    values = [f"asmi.{key}={value}" for key, value in values.items()]
     composed_run = compose_run(name, configs, [*overrides, *values])
-    once, again = (
-        {key: list(composed_run[key]) for key in ("estimators", "stat_calculators", "save_stats")}
-        for _ in range(2)  # a config is resolved several times
-    )
-    assert once == again
-    resolved = OmegaConf.create(once)
+    for _ in range(2):  # a config is resolved several times
+        resolved = OmegaConf.create({key: list(composed_run[key]) for key in LISTS})
     variants = ["asmi", "sem_asmi", "adapt_asmi"][: 2 if "+add=asmi_only" in overrides else 3]
     names = [entry.name for entry in resolved.estimators]
     assert names == [*kept, *(f"{PREFIX}{variant}" for variant in variants)]
-    assert {e.cfg.depth for e in resolved.estimators[len(kept) :]} == {0.9}
-    assert resolved.stat_calculators[0] == "auto"
-    assert list(resolved.stat_calculators).count("auto") == 1
+    added = resolved.estimators[len(kept) :]
+    assert {(e.cfg.depth, e.cfg.closing_token) for e in added} == {(0.9, False)}
+    if len(variants) == 3:
+        assert added[-1].cfg.tau == 0.5
+        assert calculator(resolved, "SamplingGenerationCalculator").cfg.samples_n == 4
+    assert [at for at, c in enumerate(resolved.stat_calculators) if c == "auto"] == [0]
     masks = calculator(resolved, "MaskedHeadsCalculator")
     assert (masks.cfg.num_masks, masks.stats) == (7, list(MASKED_HEADS))
     assert resolved.save_stats[:2] == ["greedy_texts", "sample_texts"]
@@ -279,7 +250,7 @@ ADDED = [f"{name} (60%, K=64, S=6, p=0.2)" for name in ("ASMI", "Sem-ASMI", "Ada
     ("config", "overrides", "names"),
     [
         pytest.param(BY_GROUP, FEW, [GROUPED[0], "LexicalSimilarity_rougeL", *ADDED], id="+add"),
-        *(pytest.param(added(USERS_CONFIG, yaml.safe_load(code)), [], None, id=page)
+        *(pytest.param(joined(USERS_CONFIG, yaml.safe_load(code)), [], None, id=page)
           for page, code in YAML.items() if "MaskedHeads" in code),
     ],
 )  # fmt: skip

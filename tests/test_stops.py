@@ -35,27 +35,15 @@ def test_right_ones(stop):
     assert ASMIConfig(stop=[stop]).stop == (stop,)
 
 
-@pytest.mark.parametrize(
-    ("stop", "said"), [("'\\n'", "wrapped in quotes"), ("\\t", "spelled with a backslash")]
-)
-def test_on_the_command_line(stop, said, tmp_path):
+def test_on_the_command_line(tmp_path):
+    """Which reads a line break that is spelled in the shell."""
     (tmp_path / "rows.txt").write_text("Who?")
-    line = ["score", str(tmp_path / "rows.txt"), "--model", "no/model", "--stop", stop]
-    done = CliRunner().invoke(main, line)
-    assert done.exit_code
-    assert said in done.output
-
-
-def test_a_line_break_spelled_in_the_shell_is_read():
-    done = CliRunner().invoke(main, ["score", "--model", "no/model", "--stop", "\\n", "x.txt"])
-    assert "stop" not in done.output
-
-
-def test_in_python():
-    with pytest.raises(ValueError, match="spelled with a backslash"):
-        score("no/model", "Who?", " Brask", stop="\\n")
-    with pytest.raises(ValueError, match="wrapped in quotes"):
-        score(tiny_lm.whitebox(stop_strings=["'\n'"]), "Who?", " Brask")
+    line = ["score", str(tmp_path / "rows.txt"), "--model", "no/model", "--stop"]
+    for stop, said in ("'\\n'", "wrapped in quotes"), ("\\t", "spelled with a backslash"):
+        done = CliRunner().invoke(main, [*line, stop])
+        assert done.exit_code
+        assert said in done.output
+    assert "stop" not in CliRunner().invoke(main, [*line, "\\n"]).output
 
 
 @pytest.mark.parametrize("stops", [r"['\n']", "[\"'###'\"]"])
@@ -66,7 +54,9 @@ def test_in_a_run(stops):
     assert "wrapped in quotes" in fault or "spelled with a backslash" in fault
 
 
-def test_with_a_manager_built_by_hand():
-    model = tiny_lm.whitebox(stop_strings=["\\n"])
-    with pytest.raises(ValueError, match=r"stop_strings.*spelled with a backslash"):
+def test_of_a_model_of_the_host():
+    model = tiny_lm.whitebox(stop_strings=["'\n'"])
+    with pytest.raises(ValueError, match="wrapped in quotes"):
+        score(model, "Who?", " Brask")
+    with pytest.raises(ValueError, match=r"stop_strings.*wrapped in quotes"):
         load_stat_calculator({}, SimpleNamespace(model=model))

@@ -28,22 +28,16 @@ def tokenizer(pad_is_eos: bool = False) -> PreTrainedTokenizerFast:
         single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)]
     )
     return PreTrainedTokenizerFast(
-        tokenizer_object=bpe._tokenizer,
-        bos_token="<s>",
-        eos_token="</s>",
-        pad_token="</s>" if pad_is_eos else "<pad>",
-        padding_side="left",
-        model_max_length=1024,
+        tokenizer_object=bpe._tokenizer, bos_token="<s>", eos_token="</s>",
+        pad_token="</s>" if pad_is_eos else "<pad>", padding_side="left", model_max_length=1024,
         model_input_names=["input_ids", "attention_mask"],
-    )
+    )  # fmt: skip
 
 
 def whitebox(
-    family: str = "llama",
-    stop_strings: list[str] | None = None,
-    pad_is_eos: bool = False,
+    family: str = "llama", stop_strings: list[str] | None = None, pad_is_eos: bool = False,
     **overrides: object,
-) -> WhiteboxModel:
+) -> WhiteboxModel:  # fmt: skip
     """A LM-Polygraph model around a tiny random one."""
     tok = tokenizer(pad_is_eos)
     sizes = {"vocab_size": len(tok), "max_position_embeddings": 256} | overrides

@@ -1,7 +1,7 @@
 """What a model ships for generation: left out by a run as by a score, or refused by name."""
 
 import json
-from contextlib import nullcontext
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -44,14 +44,15 @@ def test_nothing_but_special_tokens_is_kept():
     assert kept.to_json_string() == GenerationConfig(**SPECIAL).to_json_string()
 
 
-@pytest.mark.parametrize("name", [*CHANGING, None])
-def test_a_manager_built_by_hand_refuses_them_by_name(name):
+def test_a_manager_built_by_hand_refuses_them_by_name():
     model = tiny_lm.whitebox()
-    shipped = NEUTRAL | SET_BY_RUNS | ({name: CHANGING[name]} if name else {})
-    model.model.generation_config = GenerationConfig(**SPECIAL, **shipped)
-    expected = pytest.raises(ValueError, match=f"generation config of the model sets {name}, which")
-    with expected if name else nullcontext():
-        load_stat_calculator({}, SimpleNamespace(model=model))
+    for name, value in CHANGING.items():
+        config = GenerationConfig(**SPECIAL, **NEUTRAL | SET_BY_RUNS | {name: value})
+        model.model.generation_config = config
+        with pytest.raises(ValueError, match=f"config of the model sets {name}, which"):
+            load_stat_calculator({}, SimpleNamespace(model=model))
+    model.model.generation_config = GenerationConfig(**SPECIAL, **NEUTRAL | SET_BY_RUNS)
+    load_stat_calculator({}, SimpleNamespace(model=model))
 
 
 @pytest.fixture(scope="module")
@@ -62,11 +63,6 @@ def folder(tmp_path_factory):
 def ship(folder, **shipped):
     content = GenerationConfig(**SPECIAL).to_dict() | shipped
     (folder / "generation_config.json").write_text(json.dumps(content))
-
-
-def generation_findings(folder, *overrides):
-    config = composed("asmi_coqa", "model=asmi_local", f"model.path={folder}", *overrides)
-    return list(CHECKS["generation"](Plan(config)))
 
 
 @pytest.mark.parametrize(
@@ -80,21 +76,22 @@ def generation_findings(folder, *overrides):
           for name in ("do_sample", "top_k", "stop_strings")),
         ({}, ["+generation_params.min_p=0.3"], [True], ["does not read generation_params.min_p:"]),
         (CHANGING, ["+model.load_model_args.gguf_file=x.gguf"], [], []),
+        (None, [], [False], ["no_repeat_ngram_size, as in a score"]),
     ],
 )  # fmt: skip
-def test_before_the_model_is_loaded(folder, shipped, overrides, fatal, named):
-    ship(folder, **shipped)
-    found = generation_findings(folder, *overrides)
+def test_before_the_model_is_loaded(folder, tmp_path, shipped, overrides, fatal, named):
+    """None: settings in config.json, as older models have them."""
+    if shipped is None:
+        folder = shutil.copytree(folder, tmp_path / "older")
+        (folder / "generation_config.json").unlink()
+        file = folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"no_repeat_ngram_size": 2}))
+    else:
+        ship(folder, **shipped)
+    config = composed("asmi_coqa", "model=asmi_local", f"model.path={folder}", *overrides)
+    found = list(CHECKS["generation"](Plan(config)))
     assert [finding.fatal for finding in found] == fatal
     assert all(name in found[0].text for name in named)
-
-
-def test_settings_in_config_json_as_older_models_have_them(tmp_path):
-    file = tiny_lm.save(tmp_path) / "config.json"
-    (tmp_path / "generation_config.json").unlink()
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"no_repeat_ngram_size": 2}))
-    (finding,) = generation_findings(tmp_path)
-    assert "no_repeat_ngram_size, as in a score" in finding.text
 
 
 def test_a_run_and_a_score_agree(folder, tmp_path, monkeypatch):

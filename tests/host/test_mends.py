@@ -15,7 +15,6 @@ from lm_polygraph_asmi.host.whitebox import StopsOnceModel
 
 
 def test_a_script_holds_them_meanwhile():
-    """Names that are its own are left alone."""
     theirs = {"AlignScore": HostAlignScore, "WhiteboxModel": WhiteboxModel}
     ours = {"AlignScore": AlignScore, "WhiteboxModel": StopsOnceModel}
     own = dict.fromkeys(MENDS, "another")

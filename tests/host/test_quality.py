@@ -40,7 +40,6 @@ def test_by_hand(answer, reference, stands, f1, recall):
 
 
 def squads_f1(prediction: str, truth: str) -> float:
-    """From the definition: precision and recall of the multisets of words."""
 
     def tokens(text):
         kept = "".join(c for c in text.lower() if c not in set(string.punctuation))

@@ -1,6 +1,7 @@
-"""A run's model: the answers of LM-Polygraph's own, but for what the model ships; in less time."""
+"""A run's model: the answers of LM-Polygraph's own, in less time."""
 
 from copy import deepcopy
+from unittest.mock import create_autospec
 
 import pytest
 import torch
@@ -8,16 +9,16 @@ from transformers import GenerationConfig, StoppingCriteria, StopStringCriteria
 
 from lm_polygraph_asmi.host.whitebox import StopsOnceModel
 from tests import tiny_lm
-from tests.host.test_generation import CHANGING, SPECIAL
+from tests.host.test_generation import SPECIAL
 
 PROMPTS = ["Who built the ferry?", "Where do the blue kites start? The answer is in"]
 
 
-def models(stops=None, **shipped):
+def models(stops=None):
     """LM-Polygraph's model, and as a run makes it, with the same weights."""
     host, own = tiny_lm.whitebox(stop_strings=stops), tiny_lm.whitebox()
     for model in (host.model, own.model):
-        model.generation_config = GenerationConfig(**SPECIAL, **shipped)
+        model.generation_config = GenerationConfig(**SPECIAL)
     parameters = host.generation_parameters
     return host, StopsOnceModel(own.model, own.tokenizer, "tiny", "CausalLM", parameters)
 
@@ -28,21 +29,6 @@ def generated(model, texts=PROMPTS, **options):
     with torch.no_grad():
         out = model.generate(**model.tokenize(texts), **options)
     return out.sequences, torch.stack(out.scores)
-
-
-def assert_equal(found, expected):
-    for mine, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("name", ["bad_words_ids", "no_repeat_ngram_size", "sequence_bias"])
-@pytest.mark.parametrize("sampled", [False, True])
-def test_what_a_model_ships_is_not_followed(name, sampled):
-    plain, _ = models()
-    host, ours = models(**{name: CHANGING[name]})
-    expected = generated(plain, do_sample=sampled)
-    assert not torch.equal(generated(host, do_sample=sampled)[0], expected[0])
-    assert_equal(generated(ours, do_sample=sampled), expected)
 
 
 class After(StoppingCriteria):
@@ -64,24 +50,18 @@ def test_answers_are_those_of_the_host(stops, texts, options):
     host, ours = models(stops)
     for ordered in (texts, texts[::-1]):  # the host adds its criterion to the list
         found, expected = (generated(m, ordered, **deepcopy(options)) for m in (ours, host))
-        assert_equal(found, expected)
+        assert all(map(torch.equal, found, expected))
     assert (len(expected[1]) < 12) == bool(stops)
 
 
 def test_one_criterion_for_each_list_and_tokenizer(monkeypatch):
     """Building one reads the vocabulary."""
     _, model = models(["e"])
-    built, build = [], StopStringCriteria.__init__
-
-    def counted(self, tokenizer, stop_strings):
-        built.append(tuple(stop_strings))
-        build(self, tokenizer, stop_strings)
-
-    monkeypatch.setattr(StopStringCriteria, "__init__", counted)
+    build = create_autospec(StopStringCriteria.__init__, side_effect=StopStringCriteria.__init__)
+    monkeypatch.setattr(StopStringCriteria, "__init__", build)
     for options in ({}, {}, {"stop_strings": ["i", "e"]}, {"stop_strings": None}, {}):
         generated(model, **options)
-    assert built == [("e",), ("i", "e")]
     model.tokenizer = tiny_lm.tokenizer(pad_is_eos=True)
     for _ in range(2):
         generated(model)
-    assert built == [("e",), ("i", "e"), ("e",)]
+    assert [call.args[2] for call in build.call_args_list] == [["e"], ["i", "e"], ["e"]]

@@ -13,34 +13,24 @@ from torch.utils import backend_registration
 from transformers import PreTrainedModel
 
 from lm_polygraph_asmi.config import SCOPES
-from lm_polygraph_asmi.model import (
-    Structure,
-    passes,
-    response_embeddings,
-    run_unmasked,
-    scoring_session,
-    structure_of,
-    unembedding,
-)
+from lm_polygraph_asmi.model import passes, run_unmasked, scoring_session, structure_of
 from lm_polygraph_asmi.model.check import PASSES
+from lm_polygraph_asmi.model.heads import Structure
+from lm_polygraph_asmi.model.readout import unembedding
+from lm_polygraph_asmi.model.responses import response_embeddings
 from lm_polygraph_asmi.model.state import known_values
 from lm_polygraph_asmi.scoring.engine import Engine
-from tests.decoders import masks, sequence
+from tests.decoders import FAMILIES, masks, sequence
 from tests.families import tiny_model
 from tests.subnetworks import subnetwork_log_probs
 
 NAMES = ["llama", "gemma3-mixed", "gpt2", "gpt-neox"]  # with tied embeddings: the middle two
 PROMPT = 11
+PARTS = ["lower half", "upper half", "output projection", "everything", "memory"]
 
 
-def stack_of(model: PreTrainedModel) -> str:
-    """Path of the decoder layers."""
-    return next(path for path, m in model.named_modules() if isinstance(m, torch.nn.ModuleList))
-
-
-def parts(model: PreTrainedModel) -> list[str]:
+def parts(model: PreTrainedModel, layers: str) -> list[str]:
     """What a device map places: the model's modules in order, every decoder layer by itself."""
-    layers = stack_of(model)
     base, _, _ = layers.rpartition(".")
     names = [f"{base}.{name}" for name, _ in model.get_submodule(base).named_children()]
     place = names.index(layers)
@@ -48,20 +38,15 @@ def parts(model: PreTrainedModel) -> list[str]:
     return names + [name for name, _ in model.named_children() if name != base]
 
 
-def on_disk(
-    model: PreTrainedModel, which: str, folder: Path, place: torch.device | str = "cpu"
-) -> PreTrainedModel:
-    """The model with some parts on disk, fetched by accelerate whenever they are called; beside an
+def on_disk(name: str, which: str, folder: Path, place: torch.device) -> PreTrainedModel:
+    """A model with some parts on disk, fetched by accelerate whenever they are called; beside an
     accelerator, in main memory."""
-    names = parts(model)
-    middle = names.index(f"{stack_of(model)}.2")
-    stored = {
-        "lower half": names[:middle],
-        "upper half": names[middle:],
-        "output projection": names[-1:],
-        "everything": names,
-    }[which]
-    store = "disk" if torch.device(place).type == "cpu" else "cpu"
+    model, layers = tiny_model(name), FAMILIES[name].stack
+    names = parts(model, layers)
+    middle = names.index(f"{layers}.2")
+    parted = names[:middle], names[middle:], names[-1:], names
+    stored = parted[PARTS.index(which)]
+    store = "disk" if place.type == "cpu" else "cpu"
     device_map = dict.fromkeys(names, place) | dict.fromkeys(stored, store)
     return accelerate.dispatch_model(
         model, device_map, main_device=place, offload_dir=folder, force_hooks=True
@@ -89,7 +74,6 @@ def scores(model: PreTrainedModel, input_ids: Tensor) -> dict[str, Tensor]:
 
 
 def state(model: PreTrainedModel) -> dict[str, object]:
-    """Where accelerate has put weights, and its wrappers around forward methods."""
     wrappers = {f"{n}()": m.__dict__.get("forward") for n, m in model.named_modules()}
     return wrappers | {name: p.device for name, p in model.named_parameters()}
 
@@ -104,10 +88,10 @@ def run_without_data(name: str, found: Structure) -> None:
     across places, as those of two GPUs do.
     """
     first, second = (torch.device("pretend", i) for i in range(2))
-    model = tiny_model(name, "sdpa")
-    layers = stack_of(model)
-    device_map = dict.fromkeys(parts(model), first)
-    device_map |= dict.fromkeys((f"{layers}.1", f"{layers}.3", parts(model)[-1]), second)
+    model, layers = tiny_model(name, "sdpa"), FAMILIES[name].stack
+    names = parts(model, layers)
+    device_map = dict.fromkeys(names, first)
+    device_map |= dict.fromkeys((f"{layers}.1", f"{layers}.3", names[-1]), second)
     for part, device in device_map.items():
         for module in model.get_submodule(part).modules():
             for own in (module._parameters, module._buffers):
@@ -155,7 +139,6 @@ def pretend_two_devices() -> None:
 )
 @pytest.mark.slow
 def test_two_devices():
-    """Every tensor made here is where it is used; test_on_device.py looks at values."""
     process = get_context("fork").Process(target=pretend_two_devices)
     process.start()
     process.join()

@@ -12,12 +12,11 @@ from lm_polygraph_asmi.config import SCOPES, module_paths
 from lm_polygraph_asmi.model import layer_at, name_modules, plain_model, structure_of, target_layer
 from lm_polygraph_asmi.results.names import masked_layer
 from lm_polygraph_asmi.scoring.engine import Engine
-from lm_polygraph_asmi.stat_calculators.masked_heads import MaskedHeadsCalculator
 from tests.decoders import FAMILIES, apart, full_passes, masks, sequence
 from tests.families import tiny_model
 from tests.registry import tiny_class
 from tests.subnetworks import subnetwork_log_probs
-from tests.tiny_lm import tokenizer, whitebox
+from tests.tiny_lm import tokenizer
 
 IDS, PROMPT = sequence(17), 11
 both_scopes = pytest.mark.parametrize("scope", SCOPES)
@@ -40,11 +39,10 @@ def test_hybrids_mask_the_nearest_layer_with_heads():
         subnetwork_log_probs(model, sequence(9), 4, 4, masks())
 
 
-@both_scopes
-def test_a_hybrid_is_scored_from_generation_to_embeddings(scope):
+def test_a_hybrid_is_scored_from_generation_to_embeddings():
     words = tokenizer()
     model = tiny_class("Qwen3_5ForCausalLM", vocab_size=len(words))
-    how = {"scope": scope, "num_masks": 5, "mask_rate": 0.4, "max_new_tokens": 4}
+    how = {"scope": "response", "num_masks": 5, "mask_rate": 0.4, "max_new_tokens": 4}
     how |= {"tokenizer": words, "method": "adapt", "num_samples": 3}
     found, again = (score(model, "Who built it?", **how) for _ in range(2))
     assert found.score == again.score
@@ -54,13 +52,6 @@ def test_a_hybrid_is_scored_from_generation_to_embeddings(scope):
 
 class Mine(LlamaForCausalLM):
     """What anybody may do to a model they load."""
-
-
-def test_a_plain_subclass_is_its_base_class():
-    model = tiny_model("llama")
-    expected = subnetwork_log_probs(model, IDS, PROMPT, 2, masks())
-    model.__class__ = Mine
-    assert torch.equal(subnetwork_log_probs(model, IDS, PROMPT, 2, masks()), expected)
 
 
 def see_all(model: nn.Module) -> None:
@@ -91,6 +82,10 @@ PRECISIONS = r"float.* and .*float32.*one precision"
         ("BigBirdForCausalLM", "depend on earlier inputs"),
         # Its projection is used twice in a layer.
         ("ProphetNetForCausalLM", "ProphetNetForCausalLM runs the projection .* twice"),
+        (
+            lambda m: m.lm_head.register_forward_hook(lambda *call: call[-1] * torch.rand(())),
+            "is not deterministic",
+        ),
         (see_all, "is not causal: tokens attend to later tokens"),
         (lambda m: setattr(m.model.layers, "3", m.model.layers[1]), "do not run once each"),
         (lambda m: [layer.self_attn.half() for layer in m.model.layers], PRECISIONS),
@@ -116,7 +111,6 @@ def test_what_cannot_be_masked_is_refused_with_its_reason(make, reason):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_weights_that_are_not_finite_are_named(value):
-    """NaN is unequal to itself, but the model is deterministic."""
     model = tiny_model("llama")
     nn.init.constant_(model.model.embed_tokens.weight, value)
     with pytest.raises(FloatingPointError, match=r"no distribution: NaN.* check its weights"):
@@ -227,15 +221,3 @@ def test_engines_of_other_names_share_a_model(unknown):
     (again,) = named.score(unknown, *answer)
     assert (first.mi == again.mi).all()
     assert first.settings.to_dict()["structure"] == NAMES
-
-
-def test_names_reach_a_benchmark():
-    model, stats = whitebox("llama"), {"greedy_tokens": [[40, 77, 131]]}
-
-    def mi(**names):
-        found = MaskedHeadsCalculator(**names)(stats, ["Who built it?"], model)
-        return found["asmi"][0][0.6]["mi"].tolist()
-
-    assert mi(structure={"projection": "self_attn.o_proj"}) == mi()
-    with pytest.raises(TypeError, match=r"layer 0 whose .*the first is 'self_attn.o_proj'"):
-        mi(structure={"projection": "self_attn.q_proj"})

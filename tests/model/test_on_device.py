@@ -22,14 +22,12 @@ from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.readout import wide_product
 from tests.decoders import DECODERS, FAMILIES, apart, full_passes, masks, sequence, unchecked
 from tests.families import VOCABULARY, tiny_model
-from tests.model.test_device_map import NAMES, in_one_piece, on_disk, scores, state
+from tests.model.test_device_map import NAMES, PARTS, in_one_piece, on_disk, scores, state
 from tests.rounding import allowed
 from tests.subnetworks import subnetwork_log_probs
 
 IDS, PROMPT = sequence(17), 11
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-TWO_KINDS = ("gated indexed attention, hybrid", "gated hybrid mixture")
-"""Of which each part is in another kind, too."""
 both_scopes = pytest.mark.parametrize("scope", SCOPES)
 
 
@@ -43,11 +41,13 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 
 def cases():
-    """Name, attention, type. Families in all; of others, one type of 16 bits says enough."""
+    """Name, attention, type. Families in all; of others, one type of 16 bits says enough. Each day
+    all in 32 bits, and the known families in 16."""
     for name, attention, dtype in product(DECODERS, ("eager", "sdpa"), DTYPES):
-        wide = attention == "eager" or dtype == torch.float32 or name == "gemma3-mixed"
-        if name in FAMILIES or (attention == "eager" and dtype != torch.float16):
-            slow = not wide or name in TWO_KINDS
+        plain = attention == "eager" and dtype != torch.float16
+        if name in FAMILIES or plain:
+            usual = dtype == torch.float32 or (plain and name in FAMILIES) or name == "gemma3-mixed"
+            slow = not usual or name == "gated indexed attention, hybrid"
             yield pytest.param(name, attention, dtype, marks=[pytest.mark.slow] * slow)
 
 
@@ -89,7 +89,7 @@ def test_masked_passes_equal_full_passes(name, attention, dtype, scope, device):
     assert way == structure_of(model).passes[scope] or "shared keys" in name
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3-mixed", "gpt-neox", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", "gemma3-mixed", "gpt2"])
 @pytest.mark.parametrize(
     ("length", "prompt", "layer", "scope"),
     [
@@ -109,9 +109,10 @@ def test_edges_of_lengths_and_layers(name, length, prompt, layer, scope):
         torch.testing.assert_close(fast, slow, atol=most, rtol=0)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_measures_of_the_same_distributions(device, dtype):
-    model = tiny_model("llama").to(dtype)
+def test_measures_of_the_same_distributions(device):
+    if device.type == "cpu":
+        pytest.skip("compares a processor with an accelerator")
+    model = tiny_model("llama").to(torch.bfloat16)
     # Logits of 16 bits tie, and devices break ties at the K-th token differently.
     noise = torch.randn(4, 6, VOCABULARY, generator=torch.Generator().manual_seed(0))
     log_probs = full_passes(FAMILIES["llama"], model, IDS, PROMPT) + 1e-4 * noise
@@ -173,9 +174,8 @@ def test_out_of_memory_halves_the_batch_and_loses_nothing(device, caplog):
     assert apart(whole, whole[:1].expand_as(whole)) > 4 * limit(torch.float32)
 
 
-PARTS = ["lower half", "upper half", "output projection", "everything", "memory"]
 TIED = [("gemma3-mixed", PARTS[2]), ("gpt2", PARTS[2])]  # it stays with the embedding
-EVERY_DAY = [*(("llama", which) for which in PARTS), ("gpt2", "everything")]
+EVERY_DAY = ("llama", PARTS[0]), ("llama", PARTS[2]), ("llama", PARTS[4]), ("gpt2", PARTS[3])
 
 
 @pytest.mark.usefixtures("unseen")
@@ -197,7 +197,7 @@ def test_parts_of_a_model_elsewhere(name, which, device, tmp_path):
         assert model.device.type == "meta"
         assert execution_device(model.get_input_embeddings()).type == device.type
     else:
-        model = on_disk(model, which, tmp_path, device)
+        model = on_disk(name, which, tmp_path, device)
         meta = {parameter.is_meta for parameter in model.parameters()}
         assert meta == ({True} if which == "everything" else {False, True})
     most = max(most, allowed(model, IDS.to(device)))  # and tied weights move at the first call

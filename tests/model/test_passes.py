@@ -98,7 +98,6 @@ def test_refusals(llama, given, said):
 
 
 def test_non_finite_logits_of_one_text():
-    """Weights that no text fits are seen before any runs: test_heads.py."""
     model = tiny_model("llama")
     model.model.layers[3].register_forward_hook(
         lambda *call: call[-1] * (float("nan") if call[-1].shape[1] == 16 else 1)

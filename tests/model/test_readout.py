@@ -4,14 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from lm_polygraph_asmi.model import (
-    check,
-    model_state,
-    plain_model,
-    readout,
-    scoring_session,
-    unembedding,
-)
+from lm_polygraph_asmi.model import check, model_state, plain_model, scoring_session
+from lm_polygraph_asmi.model.readout import readout, unembedding
 from lm_polygraph_asmi.results.cache import model_key
 from tests.decoders import masks, sequence
 from tests.families import tiny_model

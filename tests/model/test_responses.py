@@ -24,7 +24,13 @@ def separate(decoder: Decoder, model: nn.Module, prompt: Tensor, answers: list) 
     return torch.stack(states)
 
 
-@pytest.mark.parametrize("name", DECODERS)
+DAILY = [*FAMILIES, "latent attention", "chunks", "gated hybrid", "Mamba hybrid", "no cache",
+         "shared keys and values", "multimodal wrapper"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", [*DAILY, *(pytest.param(n, marks=pytest.mark.slow) for n in DECODERS if n not in DAILY)]
+)
 def test_embeddings_equal_separate_passes(name):
     """Also where a recurrent state comes after the prompt; families in float64, but for norms and
     softmax, which transformers computes in float32."""

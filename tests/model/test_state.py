@@ -22,17 +22,9 @@ def score(model: nn.Module) -> Tensor:
     return subnetwork_log_probs(model, IDS, 9, 2, masks())
 
 
-def hooked(model: nn.Module) -> None:
-    model.model.layers[0].mlp.register_forward_hook(lambda *call: call[-1] * 1.2)
-
-
 def patched(model: nn.Module) -> None:
     own = model.lm_head.forward
     model.lm_head.forward = lambda states: own(states) * 2
-
-
-def replaced(model: nn.Module) -> None:
-    model.model.layers[1] = copy.deepcopy(model.model.layers[0])
 
 
 @pytest.mark.parametrize(
@@ -42,11 +34,12 @@ def replaced(model: nn.Module) -> None:
         (lambda m: setattr(m.config, "final_logit_softcapping", 0.2), False, 0),
         (lambda m: nn.init.zeros_(m.model.layers[3].mlp.up_proj.weight[0]), False, 1e-3),
         (lambda m: setattr(m.model.layers[1].mlp, "act_fn", nn.Tanh()), False, 1e-2),
-        (replaced, False, 1e-2),
-        (hooked, True, 1e-2),
+        (lambda m: setattr(m.model.layers, "1", copy.deepcopy(m.model.layers[0])), False, 1e-2),
+        (lambda m: m.model.layers[0].mlp.register_forward_hook(lambda *call: call[-1] * 1.2),
+         True, 1e-2),
         (patched, True, 1e-2),
     ],
-)
+)  # fmt: skip
 def test_a_changed_model_is_another_one(change, foreign, effect, tmp_path, caplog):
     """State, structure, check and key are found anew, and the second score is right, too. What code
     of others computes is neither kept nor found in a result cache."""

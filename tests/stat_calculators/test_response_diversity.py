@@ -46,7 +46,6 @@ def test_equals_separate_passes_over_what_the_host_sampled(model):
 
 
 def test_second_last_tokens_are_those_of_the_hosts_embeddings():
-    """One prompt at a time; answers closed by a line break, by the end token, and cut off."""
     model = ending_model(stop_strings=["e"])
     limit, endings = 5, set()
     for seed, text in enumerate([PROMPT] * 6 + TEXTS[1:]):

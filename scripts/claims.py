@@ -11,7 +11,7 @@ Features, models and tests are those of docs/evidence/fresh-plan.md.
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -160,21 +160,12 @@ def read_rows() -> list[Rows]:
 
 
 def auroc(score: np.ndarray, wrong: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
-    """(draws,) AUROC by comparing all pairs; weights: (draws, n) of the rows, whole numbers."""
+    """(draws,) AUROC by comparing all pairs; weights: (draws, n), counts exact in 32 bits."""
     weights = np.ones((1, len(wrong)), np.float32) if weights is None else weights
     high, low = score[wrong][:, None], score[~wrong][None]
     won = ((high > low) + 0.5 * (high == low)).astype(np.float32)
     errors, right = weights[:, wrong], weights[:, ~wrong]
-    # Halves below 2 to the 23 are exact in 32 bits.
-    pairs = errors.sum(1, dtype=float) * right.sum(1, dtype=float)
-    return ((errors @ won) * right).sum(1, dtype=float) / pairs
-
-
-@cache
-def resampled(clusters: int) -> np.ndarray:
-    """(draws, clusters) how often each cluster is drawn, the same for all gains."""
-    chances = np.full(clusters, 1 / clusters)
-    return np.random.default_rng(SEED).multinomial(clusters, chances, RESAMPLES).astype(np.float32)
+    return ((errors @ won) * right).sum(1, dtype=float) / (errors.sum(1) * right.sum(1))
 
 
 def logits(train: np.ndarray, wrong: np.ndarray, test: np.ndarray, strength: float) -> np.ndarray:
@@ -260,10 +251,11 @@ def gain(pairs: list[Pair], kept: Callable[[Rows], bool] = lambda _: True) -> Ga
         if not shared:
             continue
         union = np.unique(np.concatenate([pair.rows.clusters for pair in shared]))
-        counts = resampled(len(union))
+        rng = np.random.default_rng(SEED)
+        counts = rng.multinomial(len(union), np.full(len(union), 1 / len(union)), RESAMPLES)
         for pair in (pair for pair in shared if kept(pair.rows)):
             wrong = pair.rows.wrong(pair.label)
-            weights = counts[:, np.searchsorted(union, pair.rows.clusters)]
+            weights = counts[:, np.searchsorted(union, pair.rows.clusters)].astype(np.float32)
             values.append([auroc(score, wrong)[0] for score in pair[2:]])
             drawn.append(np.subtract(*(auroc(s, wrong, weights) for s in pair[:1:-1])))
     mean = np.mean(drawn, axis=0)

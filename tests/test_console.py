@@ -1,6 +1,5 @@
 """Commands on consoles that cannot print all, or whose reader has gone."""
 
-import contextlib
 import gc
 import json
 import os
@@ -30,25 +29,28 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(autouse=True)
+def inside(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+
+
 def command(name, *more):
     """Scoring of a file of rows."""
     return ["score", f"{name}.jsonl", "--model", "model", "--num-masks", "2", *more]
 
 
-def run(folder, *arguments):
+def run(*arguments):
     """Exit status and output on a console that has ASCII alone."""
-    with contextlib.chdir(folder):
-        result = CliRunner(charset="ascii").invoke(main, arguments)
+    result = CliRunner(charset="ascii").invoke(main, arguments)
     return result.exit_code, result.output
 
 
-def unread(folder, arguments):
+def unread(arguments):
     """In a fork: the command's output has no reader, its errors go to a file."""
     gc.freeze()
     read, write = os.pipe()
     os.close(read)
     os.dup2(write, 1)
-    os.chdir(folder)
     with open(1, "w") as sys.stdout, open("errors", "w") as sys.stderr:
         main(arguments)
 
@@ -58,10 +60,10 @@ def written(folder, name):
 
 
 def test_what_a_console_lacks_is_replaced(folder):
-    code, text = run(folder, *command("bad", "--out", "bad.out", "--html", "page.html"))
+    code, text = run(*command("bad", "--out", "bad.out", "--html", "page.html"))
     assert code == 1, text
     assert "row 2 (?): expected a prompt" in text
-    assert "1931 ?" in run(folder, *command("one"))[1]
+    assert "1931 ?" in run(*command("one"))[1]
     lines = written(folder, "bad.out")
     assert [line["row"] for line in lines] == [1, 2]
     assert lines[0]["answer"] == COFFEE
@@ -70,7 +72,7 @@ def test_what_a_console_lacks_is_replaced(folder):
 
 def test_a_reader_that_has_gone_changes_no_file(folder):
     given = command("good", "--out", "unread.jsonl")
-    process = get_context("fork").Process(target=unread, args=(folder, given))
+    process = get_context("fork").Process(target=unread, args=(given,))
     process.start()
     process.join()
     assert process.exitcode == 1

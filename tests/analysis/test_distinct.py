@@ -35,7 +35,8 @@ def test_folds_keep_clusters_whole_and_errors_even():
     assert set(np.bincount(folds)) == {150 // FOLDS}
     by_cluster = folds.reshape(50, 3)
     assert (by_cluster == by_cluster[:, :1]).all()
-    assert np.ptp([wrong[folds == fold].mean() for fold in range(FOLDS)]) < 0.1
+    # Folds differ by the errors of a cluster at most.
+    assert np.ptp([wrong[folds == fold].sum() for fold in range(FOLDS)]) <= 3
     # Reproducible, and drawn at random.
     np.testing.assert_array_equal(folds, Labelled(wrong, NAMES).folds())
     assert not np.array_equal(folds, Labelled(wrong, NAMES, seed=1).folds())

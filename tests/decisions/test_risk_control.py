@@ -201,7 +201,7 @@ def test_the_guarantee_holds_in_a_small_simulation(case, monkeypatch):
 def test_the_simulation_knows_a_broken_guarantee():
     """Accepting at half of the risk's confidence, as a line of the table has it."""
     violated, accepted = line(Case("useless", 60, 1, 0.29, 0.3), 40)["named"].split(" / ")
-    assert 30 < float(violated.split()[0]) < float(accepted)
+    assert float(violated.split()[0]) > max(30, float(accepted)) > 0
 
 
 @pytest.mark.parametrize("size", [1, 3])

@@ -60,11 +60,11 @@ def written(folder, name):
 
 
 def test_what_a_console_lacks_is_replaced(folder):
-    code, text = run(*command("bad", "--out", "bad.out", "--html", "page.html"))
+    code, text = run(*command("bad", "--out", "out.jsonl", "--html", "page.html"))
     assert code == 1, text
     assert "row 2 (?): expected a prompt" in text
     assert "1931 ?" in run(*command("one"))[1]
-    lines = written(folder, "bad.out")
+    lines = written(folder, "out.jsonl")
     assert [line["row"] for line in lines] == [1, 2]
     assert lines[0]["answer"] == COFFEE
     assert COFFEE.strip()[-1] in (folder / "page.html").read_text("utf-8")

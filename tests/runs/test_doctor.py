@@ -85,12 +85,12 @@ def test_overrides_that_do_not_fit(name, override, message):
 
 def test_a_users_own_config(elsewhere, overrides):
     """On top of a shipped one, with values of Hydra's."""
-    places = "cache_path: ${hydra:run.dir}\nsave_path: ${hydra:runtime.output_dir}/a"
+    places = "mine: ${hydra:run.dir}\nsave_path: ${hydra:runtime.output_dir}/a"
     text = f"defaults: [asmi_offline, _self_]\n{places}/${{hydra:sweep.subdir}}\n"
     (elsewhere / "cwd" / "mine.yaml").write_text(text)
     plan = read_plan(compose_run("mine", ".", overrides))
-    assert plan.config.cache_path.startswith("./workdir/output/mine/")
-    assert plan.config.save_path == f"{plan.config.cache_path}/a/0"
+    assert plan.config.mine.startswith("./workdir/output/mine/")
+    assert plan.config.save_path == f"{plan.config.mine}/a/0"
     assert findings_of(plan) == {name: [] for name in NAMES}
 
 

@@ -11,14 +11,8 @@ import pytest
 from click.testing import CliRunner
 from matplotlib.figure import Figure
 
-from lm_polygraph_asmi.analysis import (
-    Interval,
-    Labelled,
-    distinct,
-    normalised_prr,
-    prr_with_error,
-    rank_correlation,
-)
+from lm_polygraph_asmi import analysis
+from lm_polygraph_asmi.analysis import Interval, Labelled, distinct, normalised_prr
 from lm_polygraph_asmi.analysis.comparison import mcnemar, prr_intervals
 from lm_polygraph_asmi.analysis.coverage import TOP_K
 from lm_polygraph_asmi.analysis.selective import aurc, confident_filter, global_selector
@@ -181,7 +175,7 @@ def test_numbers_of_the_tables_are_those_of_the_statistics(everything):
         return dict(zip([name, *(name + end for end in ends)], values, strict=True))
 
     expected = {
-        ("benchmark", f"method == '{SEM}'"): parts(TINY, *prr_with_error(sem, answers)),
+        ("benchmark", f"method == '{SEM}'"): parts(TINY, *analysis.prr_with_error(sem, answers)),
         ("minus_msp", f"method == '{SEM}'"): parts(TINY, *paired["sem", "msp"]),
         ("head_to_head", ""): parts("Sem-ASMI Δ SemEnt", *paired["sem", "semantic"]),
         ("distinct_signal", ""): {
@@ -196,7 +190,7 @@ def test_numbers_of_the_tables_are_those_of_the_statistics(everything):
         ("top_k_coverage", "tokens == 'all tokens'"): {
             "K = 64": np.concatenate(coverage)[:, TOP_K.index(64)].mean()
         },
-        ("mechanism", ""): {"Spearman of MI_t and H_t": rank_correlation(*tokens)},
+        ("mechanism", ""): {"Spearman of MI_t and H_t": analysis.rank_correlation(*tokens)},
         ("datasets", ""): {"tokens of wrong": lengths[wrong].mean(), "empty": 0},
         ("ensemble_mean", ""): {
             "highest": max(four, key=lambda name: four[name]),

@@ -14,17 +14,7 @@ from lm_polygraph_asmi.heads.items.heads import dissected, dissected_depths, hea
 from lm_polygraph_asmi.heads.items.probe import causal_probe
 from lm_polygraph_asmi.heads.probe_file import probe_path, read_probe, write_probe
 from lm_polygraph_asmi.report import load_run_groups
-from tests.report.runs import (
-    SHUFFLES,
-    content,
-    dissect,
-    exchanged,
-    few_permutations,
-    manifest,
-    probe,
-    save,
-    some_rows,
-)
+from tests.report import runs
 
 pytestmark = pytest.mark.usefixtures("few_resamples", "no_pictures")
 N = 60
@@ -32,7 +22,7 @@ N = 60
 
 @pytest.fixture(autouse=True, scope="module")
 def fewer():
-    with few_permutations():
+    with runs.few_permutations():
         yield
 
 
@@ -40,16 +30,16 @@ def fewer():
 def run(tmp_path_factory):
     """A run that kept masks and divergences at two depths, with a probe beside it."""
     folder = tmp_path_factory.mktemp("heads") / "run"
-    saved = content(N, depths=(60, 90))
-    dissect(saved)
+    saved = runs.content(N, depths=(60, 90))
+    runs.dissect(saved)
     for depth in (0.6, 0.9):
         own = at_depth(saved["stats"], depth)
         own[3]["masks"][:, 5] = True  # a head that no mask ablates
         own[4]["kl"][:, 0] = 0  # a token that no mask moves
         for each in own[6:20]:
             each["kl"][:, 0] *= 1e-5  # and some that hardly move
-    file = save(folder, saved)
-    write_probe(probe(N), file)
+    file = runs.save(folder, saved)
+    write_probe(runs.probe(N), file)
     return folder, saved
 
 
@@ -63,7 +53,7 @@ def test_the_table_is_that_of_the_tokens(group, run):
     own, parts = run[1]["stats"], []
     for row, masked in enumerate(at_depth(own, 0.6)):
         kl = np.asarray(masked["kl"], dtype=float)
-        null = permutation_null(kl, masked["masks"], SHUFFLES, masked["mask_seed"])
+        null = permutation_null(kl, masked["masks"], runs.SHUFFLES, masked["mask_seed"])
         columns = {"mi": kl.mean(0), "h": own["asmi_entropy"][row], **null._asdict()}
         parts.append(pd.DataFrame(columns).assign(row=row, cluster=row // 2))
     tokens = pd.concat(parts, ignore_index=True)
@@ -99,21 +89,21 @@ def test_the_coupling_at_a_deeper_layer_is_compared_on_the_same_tokens(group):
 
 
 def test_a_run_that_does_not_tell_of_heads_is_a_gap(tmp_path):
-    saved = content(20)
+    saved = runs.content(20)
 
     def moved(tokens):
-        dissect(saved)
+        runs.dissect(saved)
         for row, own in enumerate(at_depth(saved["stats"], 0.6)):
             own["kl"][:, int(row < tokens) :] = 0
 
     for change, reason in {
-        lambda: dissect(saved, masks=99): "100 masks or more: needs asmi_heads",
+        lambda: runs.dissect(saved, masks=99): "100 masks or more: needs asmi_heads",
         lambda: moved(2): "too few tokens with z_t",
         lambda: moved(0): "criticality is undefined everywhere",
         lambda: saved["stats"].pop("asmi_entropy"): "asmi_entropy not saved",
     }.items():
         change()
-        save(tmp_path / reason[:9], saved)
+        runs.save(tmp_path / reason[:9], saved)
         (gap,) = head_coupling(load_run_groups([tmp_path / reason[:9]]))
         assert reason in gap.reason
 
@@ -121,9 +111,11 @@ def test_a_run_that_does_not_tell_of_heads_is_a_gap(tmp_path):
 def test_of_several_runs_that_with_the_most_masks_is_dissected(tmp_path):
     """The score of fewer masks stays the operating one."""
     for name, number in {"more": 120, "fewer": 100}.items():
-        saved = content(20)
-        dissect(saved, masks=number)
-        save(tmp_path / name, exchanged(saved, num_masks=120) if name == "more" else saved)
+        saved = runs.content(20)
+        runs.dissect(saved, masks=number)
+        runs.save(
+            tmp_path / name, runs.exchanged(saved, num_masks=120) if name == "more" else saved
+        )
     (group,) = load_run_groups([tmp_path / "more", tmp_path / "fewer"])
     assert dissected(group, 0.6)[0].path.parent.name == "more"
     assert group.variants["Sem-ASMI"] == "Sem-ASMI (60%, K=64)"
@@ -132,10 +124,13 @@ def test_of_several_runs_that_with_the_most_masks_is_dissected(tmp_path):
 
 
 def test_a_run_over_the_first_answers_is_a_setting_of_its_own(tmp_path):
-    saved = content(N)
-    save(tmp_path / "whole", saved, manifest(N))
-    dissect(saved)
-    write_probe(probe(20), save(tmp_path / "part", some_rows(saved, range(20)), manifest(20)))
+    saved = runs.content(N)
+    runs.save(tmp_path / "whole", saved, runs.manifest(N))
+    runs.dissect(saved)
+    write_probe(
+        runs.probe(20),
+        runs.save(tmp_path / "part", runs.some_rows(saved, range(20)), runs.manifest(20)),
+    )
     whole, part = load_run_groups([tmp_path / "whole", tmp_path / "part"])
     assert (len(whole), len(part)) == (N, 20)
     assert part.label == f"{part.model}, {part.dataset} (part)"
@@ -146,7 +141,7 @@ def test_a_run_over_the_first_answers_is_a_setting_of_its_own(tmp_path):
 
 def test_every_row_of_the_probe_counts_its_own_flips(group):
     (item,) = causal_probe([group])
-    planted, seen = probe(N), set()
+    planted, seen = runs.probe(N), set()
     lines = {line.get_label(): line.get_ydata() for line in item.draw().axes[0].lines}
     for name, row in item.table.set_index("tokens and heads").iterrows():
         level, rule = re.match(r"(\w+) MI, (\w+) heads", name).groups()
@@ -166,9 +161,9 @@ def test_every_row_of_the_probe_counts_its_own_flips(group):
 
 
 def test_a_probe_is_read_as_it_was_written_and_a_damaged_one_named(tmp_path):
-    manager = save(tmp_path / "run", content(20))
+    manager = runs.save(tmp_path / "run", runs.content(20))
     assert read_probe(manager) is None
-    written = write_probe(probe(5), manager)
+    written = write_probe(runs.probe(5), manager)
     assert written == probe_path(manager) == manager.parent / "asmi_probe_seed1.json"
     assert read_probe(manager).flipped("random", "high").shape == (5, 4)
     written.write_text("{}")

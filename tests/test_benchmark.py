@@ -1,7 +1,6 @@
 """Every shipped config, run on a tiny model and tiny data in its benchmark's own format."""
 
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 import nltk
@@ -316,11 +315,3 @@ def test_the_grid_has_sixteen_cells():
     for of in (lambda job: job.model.path, lambda job: str(job.data.source)):
         assert len({of(job) for job in jobs}) == 4
     assert len(names_of(jobs[-1])) == BASELINES + 3
-
-
-def test_launchers_of_the_extras():
-    """Composed where their plugins are installed."""
-    for name, plugin in ("slurm", "hydra_submitit_launcher"), ("ray", "hydra_ray_launcher"):
-        if find_spec(f"hydra_plugins.{plugin}"):
-            launched = composed("asmi_grid", f"hydra/launcher=asmi_{name}").hydra.launcher
-            assert plugin in launched._target_

@@ -318,16 +318,6 @@ def test_the_page_of_config_files_is_up_to_date():
     assert shown == {str(file.relative_to(CONFIGS)) for file in CONFIGS.rglob("*.yaml")}
 
 
-def test_the_papers_numbers_are_items_of_the_report():
-    made = "".join(file.read_text() for file in PACKAGE.glob("**/items/*.py"))
-    configs = shipped("*.yaml")
-    for item, _, run in table("paper.md", "item"):
-        for name in inline(item) if not item.startswith("none") else ():
-            assert f'"{name}"' in made or f'f"{name.partition("_")[0]}_{{' in made, name
-        named = {word for code in inline(run) for word in code.split() if "=" not in word}
-        assert {name for name in named if name.startswith("asmi_")} <= configs, run
-
-
 @pytest.mark.slow
 def test_the_site_is_built(tmp_path):
     """As scripts/docs.sh does it, but in this environment; it needs the extra `docs`."""

@@ -6,15 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
-from lm_polygraph.utils.common import load_external_module
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "gpu.py"
-
-
-@pytest.fixture(scope="module")
-def gpu():
-    return load_external_module(str(SCRIPT))
 
 
 @pytest.mark.slow
@@ -36,26 +29,3 @@ def test_a_rehearsal_runs_to_its_end(tmp_path):
         "| cross_encoder |", "| loading, other baselines, quality |", "Peak memory: main",
     ):  # fmt: skip
         assert shown in written
-
-
-def test_a_part_that_fails_costs_no_other(gpu, tmp_path, monkeypatch):
-    def failing(title, summary):
-        code = "import sys; print('a number'); sys.exit('CUDA out of memory')"
-        return gpu.run(title, [sys.executable, "-c", code], tmp_path / f"{title}.log", summary)
-
-    part = failing("first", gpu.fenced)
-    assert part.outcome == "failed (exit 1)"
-    assert "a number" in part.text
-    assert "CUDA out of memory" in part.text
-    assert "No summary: ZeroDivisionError" in failing("second", lambda _: 1 / 0).text
-
-    good = gpu.Part("good", "true", "passed", 1.0, "kept")
-    for name in ("tests", "cost", "benchmark"):
-        monkeypatch.setattr(gpu, name, lambda *_: good)
-    out = tmp_path / "gpu.md"
-    arguments = ["--rehearse", "--out", str(out)]
-    assert CliRunner().invoke(gpu.main, arguments).exit_code == 0
-    monkeypatch.setattr(gpu, "tests", lambda *_: part)
-    assert CliRunner().invoke(gpu.main, arguments).exit_code == 1
-    assert out.read_text().count("kept") == 3
-    assert "- first: failed (exit 1)" in out.read_text()

@@ -402,20 +402,6 @@ def test_rows_of_the_terminal_are_prr_the_best_first(everything):
     assert prr == pytest.approx({m: normalised_prr(group.score(m), group.quality) for m in prr})
 
 
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        (["run", "--out", "out", "--metric", "BLEU"], "'BLEU', but ['AlignScore']"),
-        (["run", "--out", "run/ue_manager_seed1/out"], "Error: "),
-    ],
-)
-def test_what_the_command_refuses(tmp_path, monkeypatch, command, message):
-    save(tmp_path / "run")
-    monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(main, ["report", *command])
-    assert (result.exit_code, message in result.output) == (1, True), result.output
-
-
 @pytest.mark.parametrize("css", [BOLD, ITALIC])
 def test_the_best_is_bold_where_its_interval_excludes_the_next(tmp_path, css):
     """Of PRR, AURC and depth; else it is italic."""

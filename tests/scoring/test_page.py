@@ -1,24 +1,15 @@
-"""The page of a score: whatever it shows is text, and it is readable in light and dark.
+"""The page of a score: whatever it shows is text, and it is readable without colour."""
 
-Pages that are hard to show are measured in a browser: nothing beyond the border, nothing hidden.
-"""
-
-import html
-import json
-import math
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
-from lm_polygraph_asmi import Scorer, score
+from lm_polygraph_asmi import score
 from lm_polygraph_asmi.scoring.page import pieces, render, visible
 from tests.scoring.conftest import PROMPT
 from tests.scoring.test_result import decided
-from tests.tiny_lm import whitebox
 
 NASTY = (
     """<script>document.title="broken"</script> " ' & {{ 7 * 7 }} {% x %} </style><b onload=x>"""
@@ -150,141 +141,3 @@ def test_a_decision_on_a_page(found):
     page = render(cards(with_score, replace(without, accept=False)), "two")
     for word in ("accept", "abstain"):
         assert page.count(f'<span class="outcome">{word}</span>') == 1
-
-
-LONG = "In 1931 the ferry carried 214 guests from Brask to the islands.\n\nIt cost $3.50."
-CODE = (
-    "Use `sorted`:\n\n```python\ndef best(rows):\n\tfound = {}\n    for row in rows:\n"
-    "        found[row['name']] = max(found.get(row['name'], 0), row['a_rather_long_column_name'])"
-    "\n    return found\n```\n\n| name | guests |\n| ---- | ------ |\n1. It runs.\n   - and plain"
-)
-CJK = (
-    "渡轮建于1931年。它载着二百一十四位客人从布拉斯克驶向群岛，没有人数过步行的人。"
-    "東京からの船です。"
-)
-ARABIC = (
-    "بُنيت العبّارة عام 1931 في مدينة Brask وحملت 214 ضيفًا. ثم أبحرت إلى الجزر!\nשלום, ferry.\nEnd."
-)
-EMOJI = (
-    "Crew: 👩‍🚀👨‍👩‍👧 🏳️‍🌈 👍🏽 🇳🇴, "
-    "a\u202egnitirw\u202c, bell \x07, zero\u200bwidth, می‌خواهم e\u0301."
-)
-TEXTS = (LONG, CODE, CJK, ARABIC, EMOJI)
-WINDOWS = [(400, "light"), (1200, "dark")]
-"""Widths and colours of pages with all answers."""
-MEASURE = """
-<script>
-const root = document.documentElement, found = {width: innerWidth, page: root.scrollWidth, out: []};
-const inside = (box, name) => { if (box.width && (box.left < -.5 || box.right > innerWidth + .5))
-  found.out.push(name + ' ' + box.left + ' ' + box.right); };
-document.querySelectorAll('.answer, .answer *, .rows *, .verdict li, h2, .wide').forEach(part =>
-  [...part.getClientRects()].forEach(box => inside(box, part.className || part.tagName)));
-const tokens = part => [...part.querySelectorAll('.answer .token')];
-found.title = document.title;
-found.text = document.body.textContent;
-found.answers = [...document.querySelectorAll('.answer')].map(answer => ({
-  lines: answer.innerText.split('\\n').length,
-  boxes: tokens(answer).map(token => token.getClientRects()[0])}));
-const canvas = document.createElement('canvas').getContext('2d');
-const mixed = (...colours) => { colours.forEach(colour => {
-  canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1); });
-  return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3); };
-const card = getComputedStyle(document.querySelector('.asmi'));
-const styles = tokens(document).map(token => getComputedStyle(token));
-found.ink = mixed(card.color);
-found.paper = mixed(card.backgroundColor);
-found.shades = styles.map(style => mixed(card.backgroundColor, style.backgroundColor));
-found.bars = styles.map(style => parseFloat(style.borderBottomWidth));
-found.order = [...document.querySelectorAll('.rows a')].map(link => link.textContent);
-document.body.setAttribute('data-measured', JSON.stringify(found));
-</script>
-"""
-
-
-@pytest.fixture(scope="module")
-def shown(tokenizer):
-    """Answers with fragilities from none to the darkest shade; the last two are hostile."""
-    model = whitebox(max_position_embeddings=1100).model
-    scorer = Scorer(model, scope="response", num_masks=2, mask_rate=0.3, tokenizer=tokenizer)
-    answers = []
-    for text in TEXTS:
-        one = scorer.score(PROMPT, " " + text)
-        shades = (0.12 * math.sin(0.7 * number) ** 6 for number in range(len(one.tokens)))
-        tokens = (replace(token, u=u) for token, u in zip(one.tokens, shades, strict=True))
-        answers.append(replace(one, tokens=tuple(tokens)))
-    return [*answers, decided(answers[2]), *made_nasty(answers[-1])]
-
-
-@pytest.fixture(scope="module")
-def measured(shown, tmp_path_factory):
-    """What a browser made of the page in each window; it starts once for all.
-
-    Windows are frames, since a headless one is never narrower than 500 pixels.
-    """
-    browsers = map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
-    browser, folder, frames = next(filter(None, browsers), ""), tmp_path_factory.mktemp("pages"), ""
-    if not browser:
-        pytest.skip("no Chromium is installed")
-    page = render(cards(*shown), "Fragility").replace("</body>", f"{MEASURE}</body>")
-    for width, how in WINDOWS:
-        inner = page.replace("scheme: light dark", f"scheme: {how}")
-        (folder / f"{how}.html").write_text(inner, encoding="utf-8")
-        frames += (
-            f'<iframe src="{how}.html" width="{width}" height="900" style="border:0"></iframe>'
-        )
-    (folder / "outer.html").write_text(
-        f'<!DOCTYPE html><body style="margin:0">{frames}<script>onload = () => document.body'
-        ".setAttribute('data-measured', '[' + [...document.querySelectorAll('iframe')].map(frame =>"
-        " frame.contentDocument.body.getAttribute('data-measured')) + ']')</script>"
-    )
-    done = subprocess.run(
-        [browser, "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files",
-         f"--user-data-dir={folder / 'profile'}", "--window-size=1300,950", "--dump-dom",
-         (folder / "outer.html").as_uri()],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    told = re.search(r'data-measured="(.*?)"', done.stdout, re.DOTALL)
-    assert told, done.stderr[-2000:]
-    return json.loads(html.unescape(told[1]))
-
-
-@pytest.mark.parametrize("window", range(len(WINDOWS)), ids=str)
-def test_nothing_sticks_out_and_every_token_is_there(shown, measured, window):
-    """And hostile text is shown, and never run."""
-    told, (width, _) = measured[window], WINDOWS[window]
-    assert (told["width"], told["out"], told["title"]) == (width, [], "Fragility")
-    assert told["page"] <= width
-    assert told["text"].count(NASTY) >= 22
-    for text, one, answer in zip(TEXTS, shown, told["answers"], strict=False):
-        assert len(answer["boxes"]) == len(pieces(one.tokens))
-        assert answer["lines"] == 1 + text.count("\n")
-        assert len({round(box["top"]) for box in answer["boxes"]}) >= answer["lines"]
-        first, second, *_ = answer["boxes"]
-        assert (first["left"] > second["left"]) == (text == ARABIC)
-    ranks = [shown[int(number) - 1].card.rank for number in told["order"]]
-    assert (len(ranks), ranks) == (len(shown), sorted(ranks))
-
-
-def luminance(colour):
-    """WCAG 2.2, relative luminance of a colour in sRGB, 0 to 255."""
-    parts = [part / 255 for part in colour]
-    red, green, blue = (
-        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
-    )
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-@pytest.mark.parametrize("window", range(len(WINDOWS)), ids=str)
-def test_colours_bars_and_contrast(shown, measured, window):
-    """Text is read on the darkest shade (WCAG AA); bars say the same without colour."""
-    told = measured[window]
-    ink = luminance(told["ink"])
-    assert (ink > luminance(told["paper"])) == (WINDOWS[window][1] == "dark")
-    assert len(set(map(tuple, told["shades"]))) > 4
-    for shade in map(luminance, told["shades"]):
-        assert (max(ink, shade) + 0.05) / (min(ink, shade) + 0.05) >= 4.5
-    every = [piece for one in shown for piece in pieces(one.card.score.tokens)]
-    own = [max(token.shade for token in piece) for piece in every]
-    bars = [bar for _, bar in sorted(zip(own, told["bars"], strict=True))]
-    assert bars == sorted(bars)
-    assert (bars[0], bars[-1]) == (0, 8)

@@ -59,7 +59,7 @@ def test_standard_error_is_the_spread_over_new_data():
         return prr_with_error(-quality + rng.normal(scale=0.5, size=150), answers)
 
     resamples = 2
-    spread = np.std([found().value for _ in range(400)])
+    spread = np.std([found().value for _ in range(200)])
     resamples = 200
     estimates = [found().standard_error for _ in range(10)]
     assert np.mean(estimates) == pytest.approx(spread, rel=0.2)

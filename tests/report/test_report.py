@@ -471,5 +471,6 @@ def test_figures_of_many_settings_fit_a_page():
         axes = [ax for ax in figure.axes if ax.axison]
         assert len({ax.get_xlim() for ax in axes}) == 1
         names = boxes(label for ax in axes for label in ax.get_yticklabels())
-        assert not any(name.overlaps(ax.get_window_extent()) for name in names for ax in axes)
+        places = [ax.get_window_extent() for ax in axes]
+        assert not any(name.overlaps(place) for name in names for place in places)
         assert min(name.x0 for name in names) >= 0

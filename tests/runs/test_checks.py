@@ -5,6 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 from datasets import Dataset, load_from_disk
+from lm_polygraph.estimators import Perplexity
 from omegaconf import OmegaConf
 
 from lm_polygraph_asmi.runs import checks, rows
@@ -132,7 +133,8 @@ def test_models_of_quality_metrics_are_named_before_the_run(monkeypatch, tmp_pat
     """LM-Polygraph's own list of metrics has BERTScore and AlignScore."""
 
     def found(metrics):
-        plan = Plan(OmegaConf.create({"generation_metrics": metrics}))
+        # No calculator is known for what the estimator needs.
+        plan = Plan(OmegaConf.create({"generation_metrics": metrics}), [Perplexity()])
         return list(CHECKS["side models"](plan))
 
     monkeypatch.chdir(tmp_path)

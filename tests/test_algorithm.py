@@ -5,6 +5,7 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from traceback import walk_stack
 from unittest.mock import Mock
 
 import pytest
@@ -14,12 +15,13 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 import lm_polygraph_asmi
 from lm_polygraph_asmi import Scorer, algorithm
 from lm_polygraph_asmi.estimators import SemASMI
+from lm_polygraph_asmi.model import passes
 from lm_polygraph_asmi.stat_calculators.masked_heads import MaskedHeadsCalculator
 from tests.tiny_lm import whitebox
 
 PACKAGE = f"{Path(lm_polygraph_asmi.__file__).parent}/"
 QUESTION, ANSWER = "Who built it?", [40, 77, 131]
-MOST_CALLS = 1000
+MOST_CALLS, MOST_FRAMES = 1000, 8
 
 
 def host_score(model) -> float:
@@ -111,3 +113,19 @@ def test_a_warm_row_makes_few_calls(model):
         finally:
             sys.setprofile(before)
     assert 50 < calls < MOST_CALLS
+
+
+@pytest.mark.parametrize("scope", ["all", "response"])
+def test_masks_act_below_few_frames(model, monkeypatch, scope):
+    depths, real = [], passes.by_head
+
+    def counted(*how):
+        frames = [frame.f_code.co_filename for frame, _ in walk_stack(None)]
+        depths.append(sum(file.startswith(PACKAGE) for file in frames))
+        return real(*how)
+
+    calculator = MaskedHeadsCalculator(scope=scope)
+    calculator({"greedy_tokens": [ANSWER]}, [QUESTION], model)  # with the check
+    monkeypatch.setattr(passes, "by_head", counted)
+    calculator({"greedy_tokens": [ANSWER]}, [QUESTION], model)
+    assert 0 < max(depths) <= MOST_FRAMES

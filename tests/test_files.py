@@ -24,7 +24,6 @@ from lm_polygraph_asmi.files import parse_json, partial_of, to_json, write_whole
         ('{"x": 1e999}', "the field 'x': expected a finite number, got inf"),
         ("NaN", "^expected a finite number"),
         ('{"correct": true, "correct": false}', "the field 'correct' occurs twice in one object"),
-        ('{"a": {"b": 1, "c": 2, "b": 1}}', "the field 'b' occurs twice"),
         (r'{"x": "Who \ud800?"}', "the field 'x': expected text, got .* at character 5, half of a"),
         (r'{"\udfff": 1}', "expected text, got .* half of a surrogate pair"),
         ('{"x": 1} {"y": 2}', "not JSON: Extra data"),
@@ -33,7 +32,6 @@ from lm_polygraph_asmi.files import parse_json, partial_of, to_json, write_whole
         ("[" * 10**5, "not JSON: nested too deeply"),
         ("[" * 202 + "]" * 202, "at most 200 nested lists and objects"),
         (b'{"x": "\xff"}', "not JSON: .*codec can't decode"),
-        ('{"x": 01}', "not JSON"),
         ("", "not JSON"),
     ],
 )

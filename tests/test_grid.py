@@ -60,5 +60,3 @@ def test_a_grid_in_shards_gives_what_unsplit_runs_give(tmp_path, monkeypatch):
         manifest = read_manifest(joined.path)
         assert manifest["rows"] == read_manifest(whole.path)["rows"]
         assert len(manifest["merged_from"]) == 2
-    of_models = [load_run(f"{model}-whole").scores for model in MODELS]
-    assert not np.allclose(*of_models)

@@ -12,8 +12,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from hatchling.build import build_wheel
-from hydra import compose, initialize, initialize_config_dir
-from hydra.core.hydra_config import HydraConfig
+from hydra import compose, initialize_config_dir
 from lm_polygraph.utils.factory_estimator import FactoryEstimator
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError
@@ -232,14 +231,6 @@ def test_a_node_of_the_users_is_not_replaced_without_a_word(users_config):
     _, configs, _, name = users_config(BY_GROUP | {"asmi": {"scope": "response"}})
     with pytest.raises(InterpolationResolutionError, match=r"and type asmi\.scope=response"):
         list(compose_run(name, configs, ["+add=asmi"]).estimators)
-
-
-def test_a_list_cannot_be_kept_without_the_runs_config():
-    HydraConfig.instance().cfg = None
-    with initialize(version_base=None, config_path=None):
-        config = compose("asmi_demo", ["+add=asmi"])
-    with pytest.raises(InterpolationResolutionError, match="cannot tell which estimators to keep"):
-        config.estimators  # noqa: B018
 
 
 FEW = ["+add=asmi", "asmi.num_masks=6", "asmi.mask_rate=0.2", "asmi.num_samples=3"]

@@ -137,6 +137,35 @@ class Unmasked(LlamaAttention):
         return super().forward(attention_mask=own, **given)
 
 
+class ByLength(LlamaAttention):
+    """Scores that get sharper with the number of keys there are."""
+
+    def forward(self, *, attention_mask: Tensor, **given: Any) -> Any:
+        self.scaling = self.head_dim**-0.5 * (1 + attention_mask.shape[-1] / 20)
+        return super().forward(attention_mask=attention_mask, **given)
+
+
+class Calibrated(nn.Linear):
+    """Takes a scale from the first text it sees, and keeps it."""
+
+    scale: Tensor | None = None
+
+    def forward(self, heads: Tensor) -> Tensor:
+        if self.scale is None:
+            self.scale = heads.std().detach()
+        return super().forward(heads / self.scale)
+
+
+class Counting(nn.Linear):
+    """Keeps a running mean."""
+
+    mean: Tensor | float = 0.0
+
+    def forward(self, heads: Tensor) -> Tensor:
+        self.mean = 0.99 * self.mean + 0.01 * heads.mean((0, 1))
+        return super().forward(heads - self.mean)
+
+
 class Capacity(LlamaMLP):
     """Experts that take so many tokens of a whole batch and no more."""
 
@@ -145,6 +174,13 @@ class Capacity(LlamaMLP):
         place = F.one_hot(expert, 4).cumsum(0).gather(1, expert[:, None])[:, 0]
         taken = chance * (place <= int(len(chance) / 4 + 1))
         return super().forward(x) * taken.view(*x.shape[:2], 1)
+
+
+class Late(LlamaMLP):
+    """Noise that sets in with the length of a text."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (1 + torch.rand(()) * (x.shape[1] > 13))
 
 
 def odd(trait: type[nn.Module], at: str, **own: Any) -> nn.Module:
@@ -160,7 +196,12 @@ ROWS = "rows after the prompt"
 @both_scopes
 @pytest.mark.parametrize(
     ("trait", "at", "ways"),
-    [(Unmasked, "self_attn", ("suffix", ROWS)), (Capacity, "mlp", (FULL, FULL))],
+    [
+        (Unmasked, "self_attn", ("suffix", ROWS)),
+        (ByLength, "self_attn", ("suffix", FULL)),
+        (Calibrated, "self_attn.o_proj", ("suffix", "packed")),
+        (Capacity, "mlp", (FULL, FULL)),
+    ],
 )
 def test_what_a_faster_pass_gets_wrong_is_told_once_and_run_slower(trait, at, ways, scope, caplog):
     caplog.set_level(logging.WARNING, "lm_polygraph")
@@ -172,6 +213,18 @@ def test_what_a_faster_pass_gets_wrong_is_told_once_and_run_slower(trait, at, wa
     assert passes_in_use(model, scope) == [way]
     told = [message for message in caplog.messages if f"self-check (scope {scope})" in message]
     assert len(told) == len(caplog.messages) == list(PASSES[scope]).index(way)
+
+
+@pytest.mark.parametrize(
+    ("trait", "at", "kind", "reason"),
+    [
+        (Counting, "self_attn.o_proj", TypeError, "is not deterministic"),
+        (Late, "mlp", RuntimeError, "final states do not give the model's distributions"),
+    ],
+)
+def test_a_model_that_does_not_repeat_itself_is_refused(trait, at, kind, reason):
+    with pytest.raises(kind, match=reason):
+        score(odd(trait, at), 24)
 
 
 @pytest.mark.parametrize("attention", [LlamaAttention, Unmasked])

@@ -449,13 +449,6 @@ def test_no_text_lies_on_another():
         assert not any(one.overlaps(other) for one, other in combinations(boxes(texts), 2))
 
 
-@pytest.mark.parametrize(("panels", "columns"), [(1, 1), (3, 3), (4, 2), (6, 3), (7, 4), (24, 4)])
-def test_a_grid_fits_a_page(panels, columns):
-    figure, axes = figures.styled(figures.grid)(panels, 8, 12)
-    assert (len(axes), axes[0].get_gridspec().ncols) == (panels, columns)
-    assert (figure.get_size_inches() <= figures.PAGE).all()
-
-
 def test_figures_of_many_settings_fit_a_page():
     """Sixteen panels, twenty rows, or long names, few of them in common; all on one scale."""
     rows = {f"method {i}": Interval(0.1 * i, 0.1 * i - 0.3, 0.1 * i + 0.3) for i in range(20)}

@@ -110,7 +110,6 @@ def test_a_template_that_reads_the_clock(tokenizer, template, expected):
         (THINK, CHAT[-1:], "The ferry <think>", None),
         ("", "The blue kites of Brask", " Brask", None),
         ("", "1, 2, 2,", " 2, 3", None),
-        ("", "Who built it? Answer:", ": Brask", None),
         ("", "The", " The ferry", None),
     ],
 )
@@ -130,7 +129,6 @@ def test_an_answer_that_repeats_the_end_of_the_prompt(
         ("Who?", "Guests", "without a space, 'Who?Guests'"),
         ("3 + 5 =", " 8", None),
         ("Who?\n", "Guests", None),
-        ("print(", "x", None),
         ("谁?", "客人", None),
         ("Who", ", then?", None),
         ("Who is it? ", "Brask", "end the prompt where a word ends"),

@@ -12,6 +12,7 @@ from lm_polygraph.utils.model import WhiteboxModel
 from lm_polygraph_asmi.maths import example_seed
 from lm_polygraph_asmi.stat_calculators.sampling import SeededSamplingCalculator
 from tests.decoders import DECODERS
+from tests.rounding import allowed
 from tests.tiny_lm import tokenizer, whitebox
 
 TEXTS = ["Who built the ferry? The answer is in the passage.", "Where do the blue kites start?"]
@@ -93,6 +94,26 @@ def test_samples_end_at_their_own_end(model, monkeypatch):
     (samples,) = ours["sample_tokens"]
     assert {1, 8} < {len(tokens) for tokens in samples}
     assert any(tokens[-1] == second for tokens in samples)
+
+
+def test_statistics_are_those_of_a_full_pass(model):
+    """Teacher forcing without a cache; the host bars the end token from the first two places."""
+    ours = {name: values[0] for name, values in draw(model, 8, 6).items()}
+    prompt = prompt_of(model, TEXTS[0])
+    for number, tokens in enumerate(ours["sample_tokens"]):
+        ids = torch.tensor([*prompt, *tokens])
+        with torch.no_grad():
+            out = model.model(ids[None, :-1], use_cache=False, output_hidden_states=True)
+        logits = out.logits[0, len(prompt) - 1 :].clone()
+        logits[:2, 2] = logits[:2].min(1).values
+        expected = logits.log_softmax(-1)[range(len(tokens)), tokens]
+        bound = allowed(model.model, ids)
+        found = torch.tensor(ours["sample_log_likelihoods"][number])
+        assert (found - expected).abs().max() < bound
+        if len(tokens) == 6:  # no end token, which the sum has and the host drops
+            assert abs(ours["sample_log_probs"][number] - expected.sum()) < bound * len(tokens)
+            state = out.hidden_states[2][0, -1]
+            np.testing.assert_allclose(ours["sample_embeddings"][number], state, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["llama", "gated hybrid"])

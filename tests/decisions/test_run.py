@@ -50,7 +50,7 @@ def as_a_run(place, scores, rows, metrics):
     own = ASMIConfig(top_k=8, stop=["\n"])
     content = {"metrics": {}, "state": "Initialized"} | {
         "estimations": {("sequence", str(own)): [float(one) for one in scores]},
-        runs.METHODS: runs.described(own),
+        runs.METHODS: {str(own): own.to_dict() | {"symbol": own.symbol}},
         "gen_metrics": {("sequence", name): values for name, values in metrics.items()},
         "stats": stats,
     }

@@ -75,6 +75,7 @@ def test_the_scaling_of_an_adapter_counts():
         assert model_key(weak) != key
     assert not torch.allclose(unembedding(weak), unembedding(strong))
     weak.lm_head.set_scale("default", 8)
+    assert model_key(weak) != key
     torch.testing.assert_close(unembedding(weak), unembedding(strong))
 
 

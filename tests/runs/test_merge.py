@@ -110,7 +110,8 @@ def only_error(paths, out):
 
 def test_a_joined_file_is_that_of_an_unsplit_run(unsplit, tmp_path):
     files = split(unsplit, tmp_path, shards := 5)
-    merged, errors = merge_runs([*files[::-1], *files[1:2]], tmp_path / "out")
+    late = files[0].parent.rename(tmp_path / "shard9")  # run again, in a later folder
+    merged, errors = merge_runs([late, *files[:0:-1], *files[1:2]], tmp_path / "out")
     assert not errors
     file = tmp_path / "out/ue_manager_seed1"
     assert merged == [("a_model/a_dataset, seed 1", shards, ROWS, file, [])]

@@ -158,11 +158,10 @@ def check_window(plan: Plan) -> Iterator[Finding]:
     try:
         window = read_window(model, bool(config.get("instruct")))
         too_long = unusable_rows(plan.asked, lambda row: window.too_long(row.input, limit))
-    except (OSError, HFValidationError):
-        return  # no such model: reported when it is loaded
-    except (ValueError, ImportError) as error:
-        path = model.get("path")
-        yield Finding(f"cannot read configuration or tokenizer of {path}: {error}")
+    except (OSError, ValueError, ImportError) as error:
+        said = f"cannot read configuration or tokenizer of {model.get('path')}: {error}"
+        # A load script of the user's may know a model that is not here.
+        yield Finding(said, fatal=not isinstance(error, OSError | HFValidationError))
         return
     if too_long:
         yield Finding(too_long)

@@ -109,7 +109,6 @@ def test_a_template_that_reads_the_clock(tokenizer, template, expected):
         ("", PROMPT, PROMPT + " Brask", PROMPT),
         (THINK, CHAT[-1:], "The ferry <think>", None),
         ("", "The blue kites of Brask", " Brask", None),
-        ("", "1, 2, 2,", " 2, 3", None),
         ("", "The", " The ferry", None),
     ],
 )

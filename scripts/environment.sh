@@ -17,7 +17,7 @@ WANTED=$(cat pyproject.toml scripts/constraints.txt scripts/environment.sh | cks
 if [ "$(cat "$STAMP" 2>/dev/null)" != "$WANTED" ]; then
     echo "Setting up $VENV (once; some minutes and about 3 GB) ..." >&2
     [ -x "$VENV/bin/python" ] || "$PYTHON" -m venv "$VENV"
-    PIP=("$VENV/bin/python" -m pip install --quiet --disable-pip-version-check)
+    PIP=("$VENV/bin/python" -m pip install --disable-pip-version-check)
     # torch first, so that no other package selects its build.
     "$VENV/bin/python" -c 'import torch' 2>/dev/null ||
         "${PIP[@]}" "$(grep '^torch==' scripts/constraints.txt)"

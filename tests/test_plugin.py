@@ -27,12 +27,9 @@ from tests.pages import PAGES, blocks
 from tests.polygraph import SCRIPT, polygraph_eval_here, run_forked
 
 BASELINES = 17
-YAML = {
-    f"{page.name}:{block.line}": str(block.parsed)
-    for page in PAGES
-    for block in blocks("yaml", page)
-}
-"""The entries that pages tell users to write."""
+YAML = (str(block.parsed) for page in PAGES for block in blocks("yaml", page))
+(WHOLE,) = (yaml.safe_load(code) for code in YAML if "- asmi_base" in code)
+"""The config that a page tells users to write."""
 
 
 @pytest.fixture
@@ -50,9 +47,9 @@ def calculator(config, name: str):
 
 
 def test_the_groups_stand_alone_in_a_users_config(elsewhere):
-    """Without a node `asmi` they give the defaults, as the documentation says."""
-    (code,) = [code for code in YAML.values() if "defaults:" in code]
-    (elsewhere / "mine.yaml").write_text(code)
+    """Without `asmi_base` they give the defaults, as the documentation says."""
+    groups = "defaults: [estimators: asmi, stat_calculators: asmi, _self_]"
+    (elsewhere / "mine.yaml").write_text(groups)
     with initialize_config_dir(version_base=None, config_dir=str(elsewhere)):
         config = compose("mine")
     OmegaConf.resolve(config)  # what `--cfg job --resolve` does
@@ -147,18 +144,6 @@ estimators: [name: Perplexity]
 """)
 
 
-def joined(config: dict, entries: dict) -> dict:
-    """A user's config with the documentation's entries: lists go on, nodes are joined."""
-    found = dict(config)
-    for key, value in entries.items():
-        if isinstance(value, list):
-            own = config.get(key, [])
-            found[key] = [*own, *(entry for entry in value if entry not in own)]
-        else:
-            found[key] = joined(config.get(key, {}), value) if isinstance(value, dict) else value
-    return found
-
-
 @pytest.fixture
 def users_config(elsewhere, tiny) -> Callable[[dict], list[str]]:
     """Writes configs as LM-Polygraph's examples have them, and two rows beside them."""
@@ -235,22 +220,23 @@ def test_a_node_of_the_users_is_not_replaced_without_a_word(users_config):
 
 FEW = ["+add=asmi", "asmi.num_masks=6", "asmi.mask_rate=0.2", "asmi.num_samples=3"]
 ADDED = [f"{name} (60%, K=64, S=6, p=0.2)" for name in ("ASMI", "Sem-ASMI", "Adapt-ASMI")]
+SEM = ["Sem-ASMI (60%, K=64)", "Sem-ASMI (90%, K=64)"]
+OF_PAGE = ["hydra.run.dir=workdir/run", "max_new_tokens=4", "data.source=questions.csv"]
 
 
 @pytest.mark.parametrize(
     ("config", "overrides", "names"),
     [
         pytest.param(BY_GROUP, FEW, [GROUPED[0], "LexicalSimilarity_rougeL", *ADDED], id="+add"),
-        *(pytest.param(joined(USERS_CONFIG, yaml.safe_load(code)), [], None, id=page)
-          for page, code in YAML.items() if "MaskedHeads" in code),
+        pytest.param(WHOLE, OF_PAGE, [GROUPED[0], *SEM], id="page"),
     ],
-)  # fmt: skip
-def test_a_users_own_config_in_a_run(elsewhere, users_config, config, overrides, names):
-    """With all that report and calibration read, by one override or the entries of a page."""
-    polygraph_eval_here(*users_config(config), *overrides)
+)
+def test_a_users_own_config_in_a_run(elsewhere, tiny, users_config, config, overrides, names):
+    """With all that report and calibration read, by one override or as a page writes it."""
+    own = [f"model.path={tiny}"] if overrides is OF_PAGE else []
+    polygraph_eval_here(*users_config(config), *overrides, *own)
     run = load_run(elsewhere / "workdir" / "run")
-    depths = config.get("asmi", {}).get("depths", [0.6])
-    names = names or [GROUPED[0], *(f"Sem-ASMI ({depth:.0%}, K=64)" for depth in depths)]
+    depths = [0.6, 0.9] if own else [0.6]
     assert list(run.scores) == names
     assert np.isfinite(run.scores.to_numpy()).all()
     asmi = [name for name in names if "ASMI" in name]
@@ -260,4 +246,4 @@ def test_a_users_own_config_in_a_run(elsewhere, users_config, config, overrides,
     assert run.manifest["status"] == "completed"
     assert run.manifest["seeds"]["masks"] == 0
     assert [settings["depth"] for settings in run.settings()] == depths
-    assert {settings["num_masks"] == 6 for settings in run.settings()} == {bool(overrides)}
+    assert {settings["num_masks"] == 6 for settings in run.settings()} == {not own}

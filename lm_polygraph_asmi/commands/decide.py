@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 SHOWN = 20
 """Rows on screen; the file has all."""
 
-
 PARAMETERS = [copy(parameter) for parameter in score.params]
 """As of `score`, but no option is required or has a default: that is the calibration's."""
 for option in PARAMETERS:
@@ -74,4 +73,5 @@ class Decisions(Summary):
             self.shown.append(f"{name}  {decision.card.heading}  {answer:.60}")
 
     def __str__(self) -> str:
-        return "\n".join([*self.shown, super().__str__()])
+        first = [f"The first {SHOWN} (--out FILE has all):"] if len(self.shown) == SHOWN else []
+        return "\n".join([*first, *self.shown, super().__str__()])

@@ -281,11 +281,11 @@ def coverage(panels: Mapping[str, tuple[pd.DataFrame, Mapping[str, np.ndarray]]]
     for ax, (label, (mass, ends)) in zip(axes, panels.items(), strict=True):
         for tokens, row in mass.iterrows():
             colour, style, mark = styles[tokens.split()[0]]
-            ax.plot(range(len(TOP_K)), row, color=colour, linestyle=style, marker=mark,
-                    markersize=3, label=tokens)  # fmt: skip
-            ax.fill_between(range(len(TOP_K)), *ends[tokens], color=colour, alpha=0.15,
-                            linewidth=0)  # fmt: skip
-        ax.set_xticks(range(len(TOP_K)), [str(k) for k in TOP_K])
+            ax.plot(TOP_K, row, color=colour, linestyle=style, marker=mark, markersize=3,
+                    label=tokens)  # fmt: skip
+            ax.fill_between(TOP_K, *ends[tokens], color=colour, alpha=0.15, linewidth=0)
+        ax.set_xscale("log", base=2)
+        ax.set_xticks(TOP_K[::2], [str(k) for k in TOP_K[::2]])
         ax.set_xlabel("K")
         ax.set_ylabel("mass of the top K")
         ax.set_ylim(top=1.02)

@@ -171,8 +171,10 @@ def test_manifests_are_plain_json_and_written_whole(tmp_path):
 def test_a_failed_job_does_not_keep_its_model(run, monkeypatch):
     """As a sweep would, the error is held on to."""
     held = []
-    monkeypatch.setattr(Perplexity, "__call__", Mock(side_effect=RuntimeError("no more")))
     ended = RunRecord.on_job_end
+
+    def fail(*_):  # a mock would hold on to what it was called with
+        raise RuntimeError("no more")
 
     def hold(self, config, job_return, **others):
         held.append(job_return)
@@ -180,6 +182,7 @@ def test_a_failed_job_does_not_keep_its_model(run, monkeypatch):
         gc.collect()
         held.append([o for o in gc.get_objects() if isinstance(o, LlamaForCausalLM)])
 
+    monkeypatch.setattr(Perplexity, "__call__", fail)
     monkeypatch.setattr(RunRecord, "on_job_end", hold)
     gc.unfreeze()  # else models of other tests are not counted
     gc.collect()

@@ -93,7 +93,7 @@ def with_end(case, scorer, text):
         return ids
     with torch.no_grad():
         logits = case.model(torch.tensor([[*prompt, *ids]])).logits[0, -1].tolist()
-    ends = [[token] for token in sorted(case.end_ids)]
+    ends = [[token] for token in sorted({*case.end_ids, case.tokenizer.eos_token_id})]
     for stop in case.stops:
         whole, _ = answer_tokens(case.tokenizer, case.prompt, prompt, text + stop)
         end = whole[len(ids) :]

@@ -35,10 +35,10 @@ CLAIMS = {
     "README.md": [
         "its AUROC is {P3a, size} below that of MSP",
         "and {P3b, size} below perplexity's",
-        "gains {P3c, plain}, without Qwen 0.5B on BabiQA {P3c without Qwen 0.5B, plain}: `",
+        "gains {P3c, plain}; without one of the settings, {P3c without Qwen 0.5B, plain}: `",
         "trained on {training labels} labels, beats",
-        "by {P1, plain} over all seven settings: {P1 BabiQA, value} on BabiQA, {P1 SQuAD, value}",
-        "Heads contribute only {P2, value}: the same",
+        "by {P1, plain} over all seven settings (same",
+        "Single heads contribute only {P2, value} of it",
     ],
     "docs/results/summary.md": [
         "{rows} answers; five folds train on {training labels} of them",

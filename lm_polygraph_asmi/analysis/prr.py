@@ -1,6 +1,7 @@
 """Prediction Rejection Ratio as LM-Polygraph defines it, fast enough to be resampled."""
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -64,8 +65,7 @@ class Rejection:
         # The row at place i is kept at levels i to n, so it adds its value times H_n - H_(i - 1),
         # harmonic numbers. `skipped` sums these H over the rows up to the end of each group; over
         # all rows that is n H_n - n.
-        harmonic = np.r_[0, np.cumsum(1 / np.arange(1, number.max() + 1))]
-        skipped = np.r_[0, harmonic.cumsum()].take(kept)
+        skipped = _sums_of_harmonics(int(number.max()).bit_length()).take(kept)
         lost = (
             np.einsum("bg,bg->b", mean, np.diff(skipped, axis=1, prepend=0))
             if groups
@@ -86,6 +86,13 @@ class Rejection:
         total.cumsum(1, out=summed[:, 1:])
         rows = zip(number, group, summed, strict=True)
         return np.array([np.interp(*row) for row in rows]) / number
+
+
+@cache
+def _sums_of_harmonics(bits: int) -> np.ndarray:
+    """Sums of the harmonic numbers from H_0 to H_(m - 1), for every m of so many bits."""
+    harmonic = np.r_[0, np.cumsum(1 / np.arange(1, 1 << bits))]
+    return np.r_[0, harmonic.cumsum()]
 
 
 def has_contrast(quality: ArrayLike) -> bool:

@@ -9,7 +9,7 @@ from rich.table import Table
 from lm_polygraph_asmi.analysis.clusters import FEW, Interval
 from lm_polygraph_asmi.analysis.comparison import auroc, prr_intervals
 from lm_polygraph_asmi.analysis.labelled import Labelled
-from lm_polygraph_asmi.analysis.prr import has_contrast, prr_with_error
+from lm_polygraph_asmi.analysis.prr import has_contrast, prrs_with_error
 from lm_polygraph_asmi.analysis.right import RIGHT, on_scale, says_nothing
 from lm_polygraph_asmi.results.names import masked_layer
 from lm_polygraph_asmi.results.runs import MSP, Run
@@ -35,8 +35,9 @@ def prr_rows(run: Run, metric: str) -> list[dict[str, Any]]:
         _, differences = prr_intervals(scores, answers, pairs)
     undefined = Interval(np.nan, np.nan, np.nan)
     rows = []
-    for name, score in scores.items():
-        prr, minus = prr_with_error(score, answers), differences.get((name, MSP), undefined)
+    prrs = prrs_with_error([*scores.values()], answers)
+    for (name, score), prr in zip(scores.items(), prrs, strict=True):
+        minus = differences.get((name, MSP), undefined)
         numbers = {
             "prr": prr.value,
             "standard_error": prr.standard_error,

@@ -86,7 +86,9 @@ def test_whole_prompts_are_clusters_where_the_paper_has_it_so():
     babi = [babi_prompt(context, "Where is Mary?") for context in FACTS]
     trivia = [f"{EXAMPLES}Question: {context}Where is she?\nAnswer:" for context in FACTS]
     own = [*(f"{context}Where is she?" for context in FACTS), "Who flies kites?"]
-    assert [len(set(clusters.text_clusters(texts))) for texts in (babi, trivia, own)] == [3, 3, 2]
+    told = ["Answer from the passage. " * 30 + text for text in (*own, "Which dog barks?")]
+    counts = [len(set(clusters.text_clusters(texts))) for texts in (babi, trivia, own, told)]
+    assert counts == [3, 3, 2, 3]
 
 
 @pytest.mark.parametrize(("count", "n"), [(0, 25), (3, 25), (25, 25), (0, 1), (120, 500)])

@@ -1,5 +1,6 @@
 """What a report says of planted runs."""
 
+from dataclasses import replace
 from html import unescape
 from itertools import combinations
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from matplotlib.figure import Figure
 
 from lm_polygraph_asmi import analysis
 from lm_polygraph_asmi.analysis import Interval, Labelled, distinct, normalised_prr
-from lm_polygraph_asmi.analysis.comparison import mcnemar, prr_intervals
+from lm_polygraph_asmi.analysis.comparison import auroc, mcnemar, prr_intervals
 from lm_polygraph_asmi.analysis.coverage import TOP_K
 from lm_polygraph_asmi.analysis.selective import aurc, confident_filter, global_selector
 from lm_polygraph_asmi.commands import main
@@ -400,6 +401,10 @@ def test_rows_of_the_terminal_are_prr_the_best_first(everything):
     prr = {row["method"]: row["prr"] for row in prr_rows(group.run, "AlignScore")}
     assert [*prr.values()] == sorted(prr.values(), reverse=True)
     assert prr == pytest.approx({m: normalised_prr(group.score(m), group.quality) for m in prr})
+    quality = np.resize([0, 0.5, 0.5, 1, 0.2, 0.9], len(group.run.quality))  # 0.5 is right
+    run = replace(group.run, quality=group.run.quality.assign(TokenF1=quality))
+    areas = {row["method"]: row["auroc"] for row in prr_rows(run, "TokenF1")}
+    assert areas == pytest.approx({m: auroc(run.scores[m], quality < 0.5) for m in areas})
 
 
 @pytest.mark.parametrize("css", [BOLD, ITALIC])

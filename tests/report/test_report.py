@@ -183,6 +183,7 @@ def test_numbers_of_the_tables_are_those_of_the_statistics(everything):
             "signal": "u_sem, mean", "controls": "MSP, H", "paper's criterion": "yes",  # planted
             **parts("residual AUROC", *beyond.residual_auroc), "LR": beyond.likelihood_ratio,
         },
+        ("distinct_signal", "signal == 'Sem-ASMI (80%, K=64)'"): {"controls": "MSP, H"},
         ("payoff", ""): {"filter by u_sem": kept},
         ("aurc", ""): {"MSP": aurc(msp, wrong), "u_sem": aurc(sem, wrong)},
         ("matched_flags", ""): {"flagged by each": wrong.sum(), "errors by both": flagged.both},
@@ -260,6 +261,7 @@ def test_closed_book_rows_take_the_clusters_of_their_twins(everything, tmp_path)
     save(tmp_path / "closed", some, CLOSED | {"rows": rows})
     groups = load_run_groups([everything.runs["open"], tmp_path / "closed"])
     (item,) = boundary(groups)
+    assert [group.grounded for group in groups] == [True, False]
     assert item.table["questions"].tolist() == [40, 40]
     chosen, full = sorted(order), everything.groups[1]  # the same answers, in the open run's order
     clusters = [groups[0].clusters[i] for i in chosen]

@@ -183,6 +183,7 @@ IN_BYTES = {
     "a stop of four bytes": (["x", *2 * KITE], "x", "🪁", {"stops": ("🪁",)}),
     "a stop that begins another": (["x", "ĊĊ"], "x", "\n\n", {"stops": ("\n", "\n\n")}),
     "a stop that another begins": (["x", "Ċ"], "x", "\n", {"stops": ("\n\n", "\n")}),
+    "a stop that ends another": (["x", ".Ċ"], "x", ".\n", {"stops": ("\n", ".\n")}),
     "a stop that merges with the text": (["x", "as", "k"], "xas", "k", {"stops": ("k",)}),
     "a stop that begins in the prompt": (["?", "x", "</s>"], "?x", "</s>", {"stops": ("??",)}),
     "the start of a stop": ([*"xenx", "</s>"], "xenx", "</s>", {"stops": ("end",)}),

@@ -112,6 +112,7 @@ both_measures = pytest.mark.parametrize("measure", [mutual_information, agreemen
     ("change", "top_k", "error", "message"),
     [
         (lambda p: p, 0, ValueError, r"top_k \(K\) must be at least 1"),
+        (lambda p: p, -1, ValueError, r"top_k \(K\) must be at least 1"),
         (lambda p: p[:1], 8, ValueError, r"num_masks \(S\) must be at least 2, got 1"),
         (lambda p: p + 0.05, 8, ValueError, "apply log_softmax first"),
         (lambda p: p - 0.05, 8, ValueError, "apply log_softmax first"),

@@ -139,7 +139,7 @@ def test_what_a_file_does_not_go_on_with(scorer, model, tokenizer, tmp_path):
     ):
         score_file(scorer, source, out)
     clashing = write(tmp_path / "c.jsonl", [ROWS[0] | {"score": 77, "row": 1, "tokens": "mine"}])
-    with pytest.raises(ValueError, match=r"no fields \['row', 'score', 'tokens'\]"):
+    with pytest.raises(ValueError, match=r"expected no fields \['row', 'score', 'tokens'\]"):
         score_file(scorer, clashing, tmp_path / "new.csv")
     assert out.read_bytes() == before
     assert not (tmp_path / "new.csv").exists()

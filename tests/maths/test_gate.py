@@ -9,6 +9,7 @@ from tests import brute_force
 
 def test_equals_the_loop_over_pairs():
     embeddings = torch.randn(10, 16, generator=torch.Generator().manual_seed(0))
+    embeddings *= torch.logspace(-4, 4.8, 10)[:, None]  # lengths do not matter
     assert response_diversity(embeddings) == pytest.approx(
         brute_force.response_diversity(embeddings), abs=1e-9
     )
@@ -21,12 +22,6 @@ def test_known_diversities():
     # Any float16 dot product of these would be infinite.
     states = torch.full((3, 2560), 300.0, dtype=torch.bfloat16)
     assert response_diversity(states) == pytest.approx(0, abs=1e-9)
-
-
-def test_length_of_an_embedding_does_not_matter():
-    embeddings = torch.randn(5, 8, generator=torch.Generator().manual_seed(1))
-    scaled = embeddings * torch.tensor([1e-4, 1, 7, 100, 6e4])[:, None]
-    assert response_diversity(scaled) == pytest.approx(response_diversity(embeddings), abs=1e-6)
 
 
 def test_refusals():

@@ -1,4 +1,3 @@
-import itertools
 import math
 
 import pytest
@@ -26,33 +25,18 @@ def agreement(log_probs, *how):
 
 @pytest.mark.parametrize("top_k", [1, 3, 8, V, 3 * V])
 def test_equals_plain_loops(log_probs, top_k):
-    fast = mutual_information(log_probs, top_k)
+    log_probs[:, 1] = log_probs[0, 1]  # equal, and as different as can be
+    log_probs[:, 2] = torch.eye(S, V).log()
+    fast = mutual_information(log_probs, top_k).tolist()
     slow = brute_force.mutual_information(log_probs, min(top_k, V))
-    assert fast.tolist() == pytest.approx(slow, abs=1e-12)
-
-
-def test_truncation_loses_information(log_probs):
-    """Merging tokens into a tail bin can only lower mutual information."""
-    values = [mutual_information(log_probs, k) for k in (1, 4, 16, V)]
-    for smaller, larger in itertools.pairwise([torch.zeros(T), *values, math.log(S)]):
-        assert (smaller <= larger + 1e-12).all()
+    assert fast == pytest.approx(slow, abs=1e-12)
+    assert fast[1:] == pytest.approx([0, math.log(S)], abs=1e-12)
 
 
 def test_mean_divergence_from_the_mean_is_mutual_information(log_probs):
     found = disagreement(union_support(log_probs, 8))
     torch.testing.assert_close(found.divergence_from_mean.mean(0), found.mutual_information)
     torch.testing.assert_close(found.entropy_of_mean - found.mean_entropy, found.mutual_information)
-
-
-def test_equal_distributions_carry_none(log_probs):
-    assert mutual_information(log_probs[:1].expand(S, T, V), 8).abs().max() < 1e-12
-
-
-def test_disjoint_certainties_reach_ln_s():
-    """S one-hot distributions on S different tokens disagree as far as can be."""
-    log_probs = torch.eye(S)[:, None].log()
-    assert mutual_information(log_probs, 1).item() == pytest.approx(math.log(S), abs=1e-12)
-    assert mutual_information(log_probs, S).item() <= math.log(S)
 
 
 def test_union_support_partitions_the_mass(log_probs):

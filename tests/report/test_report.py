@@ -287,6 +287,18 @@ def test_another_k_is_compared_on_the_answers_both_have(tmp_path):
     assert row["large Δ small K"] == pytest.approx(paired["256", "64"])
 
 
+def test_a_depth_is_chosen_on_the_larger_of_two_runs(tmp_path):
+    saved = content(depths=(60, 80))
+    save(tmp_path / "few", some_rows(saved, range(40)), manifest(40))
+    save(tmp_path / "all", saved)
+    few, whole = load_run_groups([tmp_path / "few", tmp_path / "all"])
+    prr = normalised_prr(whole.score("Sem-ASMI (80%, K=64)"), whole.quality)
+    for groups in ([few, whole], [whole, few]):
+        (item,) = depths(groups)
+        assert item.table["aggregate PRR"][3] == pytest.approx(prr)
+        assert item.caption[-1].endswith("a larger run has the questions: tiny model, squad (few).")
+
+
 def test_seconds_of_masks_one_at_a_time_are_divided_by_those_of_batches(tmp_path):
     save(tmp_path / "batched")
     slow, about = content(mask_seed=1), manifest(60)

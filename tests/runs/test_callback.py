@@ -15,6 +15,7 @@ from transformers import LlamaForCausalLM
 
 from lm_polygraph_asmi.analysis.clusters import cluster_key
 from lm_polygraph_asmi.files import locked
+from lm_polygraph_asmi.results import manifest as manifests
 from lm_polygraph_asmi.results.manifest import (
     manifest_path,
     model_of,
@@ -103,10 +104,13 @@ def test_several_runs_in_one_folder(run, tmp_path, capsys):
     manifest = read_manifest(tmp_path / "run" / "ue_manager_seed1")
     assert (manifest["status"], manifest["model"]["revision"]) == ("failed", "unknown")
     assert "nowhere/at-all" in manifest["error"]
-    manager = run("subsample_eval_dataset=0.5")
-    first, kept = load_run(manager), read_manifest(manager)["rows"]["ids"]
-    # Names of rows survive LM-Polygraph's own subsampling.
-    assert [PROMPTS["abcd".index(i)] for i in kept] == first.stats["input_texts"]
+    manager, scored = run("subsample_eval_dataset=0.5", "seed=[3,1]"), {}
+    for seed in (3, 1):  # names of rows survive LM-Polygraph's own subsampling
+        first = load_run(manager.with_name(f"ue_manager_seed{seed}"))
+        kept = [PROMPTS["abcd".index(i)] for i in read_manifest(first.path)["rows"]["ids"]]
+        assert kept == first.stats["input_texts"]
+        scored |= dict.fromkeys(kept)
+    assert len(scored) == 3
     before = manifest_path(manager).read_text()
     with pytest.raises(OSError, match="cannot load the model /nowhere: the folder does not exist"):
         run("data.first=3", "model.path=/nowhere")
@@ -120,9 +124,9 @@ def test_several_runs_in_one_folder(run, tmp_path, capsys):
     capsys.readouterr()
     run()  # as after `kill -9`, which leaves the lock's file
     second = load_run(manager)
-    sampled = [second.stats["input_texts"].index(prompt) for prompt in first.stats["input_texts"]]
-    assert np.flatnonzero(second.stats["asmi_reused_depths"]).tolist() == sorted(sampled)
-    assert read_manifest(manager)["asmi_reused"] == 2
+    sampled = [second.stats["input_texts"].index(prompt) for prompt in kept]
+    assert second.stats["asmi_reused_depths"] == [p in scored for p in second.stats["input_texts"]]
+    assert read_manifest(manager)["asmi_reused"] == 3
     assert read_manifest(manager)["rows"]["ids"] == list("abcd")
     printed = capsys.readouterr()
     assert f"polygraph_asmi results {Path(manager).parent}" in printed.err
@@ -153,7 +157,7 @@ def test_a_run_without_a_record_does_not_start(run, monkeypatch):
         run("data.first=2")
 
 
-def test_manifests_are_plain_json_and_written_whole(tmp_path):
+def test_manifests_are_plain_json_and_written_whole(tmp_path, monkeypatch):
     manager = tmp_path / "ue_manager_seed7"
     write_manifest({"status": "running"}, manager)
     assert json.loads((tmp_path / "asmi_manifest_seed7.json").read_text())["status"] == "running"
@@ -165,6 +169,11 @@ def test_manifests_are_plain_json_and_written_whole(tmp_path):
     assert model_of({"path": tmp_path}) != before
     with pytest.raises(FileNotFoundError, match="only runs with the callback"):
         read_manifest(tmp_path / "ue_manager_seed8")
+    cached = Mock(return_value="hub/snapshots/abc/config.json")
+    monkeypatch.setattr(manifests, "try_to_load_from_cache", cached)
+    asked = [{"path": "owner/name", "load_model_args": a} for a in (None, {"revision": "v2"})]
+    assert [model_of(node)["revision"] for node in asked] == ["abc", "abc"]
+    assert [call.kwargs["revision"] for call in cached.call_args_list] == ["main", "v2"]
 
 
 @pytest.mark.slow

@@ -1,8 +1,6 @@
 """What README and pages show works; YAML entries are run in test_plugin."""
 
-import doctest
 import importlib
-import inspect
 import re
 import subprocess
 from dataclasses import fields
@@ -26,24 +24,14 @@ from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.results import names
 from lm_polygraph_asmi.scoring.statistics import UNMASKED, AnswerStatistics
+from tests import pages
 from tests.composing import composed
-from tests.pages import (
-    DOCS,
-    DOCSTRINGS,
-    NOTEBOOKS,
-    PAGES,
-    RECIPES,
-    REPOSITORY,
-    blocks,
-    inline,
-    prose,
-    table,
-)
+from tests.pages import DOCS, PAGES, RECIPES, REPOSITORY, blocks, inline, prose, table
 from tests.report.runs import save
 from tests.tiny_lm import whitebox
 
 CONFIGS, PACKAGE = REPOSITORY / "configs", REPOSITORY / "lm_polygraph_asmi"
-every_page = pytest.mark.parametrize("page", [*PAGES, *NOTEBOOKS], ids=lambda page: page.name)
+every_page = pytest.mark.parametrize("page", [*PAGES, *pages.NOTEBOOKS], ids=lambda page: page.name)
 
 
 @every_page
@@ -277,27 +265,8 @@ def test_examples_in_docstrings_run(file, place, monkeypatch):
     monkeypatch.chdir(place)
     # The debugger of doctest looks at every file that a line was ever shown of.
     monkeypatch.setattr("linecache.checkcache", lambda *_: None)
-    for example in DOCSTRINGS.parse(file):
+    for example in pages.DOCSTRINGS.parse(file):
         example.evaluate()
-
-
-@pytest.mark.parametrize(
-    "room", ["", ".scoring", ".decisions", ".estimators", ".maths", ".analysis", ".heads.analysis"]
-)
-def test_every_public_name_has_an_example(room):
-    """A function has one that calls it; a class stands in one, or such a function returns it."""
-    public = importlib.import_module(f"lm_polygraph_asmi{room}")
-    things = {name: getattr(public, name) for name in public.__all__ if name != "__version__"}
-    seen = ""
-    for name, thing in things.items():
-        shown = doctest.DocTestParser().get_examples(thing.__doc__ or "")
-        examples = "".join(example.source + example.want for example in shown)
-        seen += examples
-        if not isinstance(thing, type):
-            assert re.search(rf"\b{name}\(", examples), name
-            seen += str(inspect.signature(thing).return_annotation)
-    classes = [name for name, thing in things.items() if isinstance(thing, type)]
-    assert [name for name in classes if not re.search(rf"\b{name}\b", seen)] == []
 
 
 def test_the_page_of_config_files_is_up_to_date():

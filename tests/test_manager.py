@@ -11,9 +11,7 @@ from lm_polygraph.estimators import RAUQ, Perplexity
 from lm_polygraph.generation_metrics import RougeMetric
 from lm_polygraph.stat_calculators import SamplingGenerationCalculator
 from lm_polygraph.ue_metrics import PredictionRejectionArea
-from lm_polygraph.utils.builder_enviroment_stat_calculator import (
-    BuilderEnvironmentStatCalculator,
-)
+from lm_polygraph.utils.builder_enviroment_stat_calculator import BuilderEnvironmentStatCalculator
 from lm_polygraph.utils.dataset import Dataset
 from lm_polygraph.utils.manager import UEManager
 

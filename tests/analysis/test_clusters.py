@@ -64,6 +64,7 @@ ASKED = [("a", "u"), ("a", "v"), ("b", "u")]
     [
         ([f"Answer.\n\nStory: {s}\n\nQuestion: {q}\nAnswer:" for s, q in ASKED], list("aab")),
         ([prompt_of("paper", False)(Question("", p, q, "")) for p, q in ASKED], list("aab")),
+        ([f"Read.\r\nStory: {s}\r\n\r\nQuestion: {q}" for s, q in ASKED], list("aab")),
         # A story's later questions are not part of it.
         (
             ["Read.\n\nStory: Ann ran.\nHome.\n\nQuestion: Who?\nAnswer: Ann.\n\nQuestion: Where?"],
@@ -71,10 +72,7 @@ ASKED = [("a", "u"), ("a", "v"), ("b", "u")]
         ),
         # Prompts without a shared text are clusters by themselves, also where one has a story.
         (["Question: a?", "Question: b?"] * 2, ["Question: a?", "Question: b?"] * 2),
-        (
-            ["\nStory: s\n\nQuestion: a?", "Question: b?"],
-            ["Story: s Question: a?", "Question: b?"],
-        ),
+        (["\nStory: s\n\nQuestion: a?", "Question: b?"], ["Story: s Question: a?", "Question: b?"]),
         ([], []),
     ],
 )

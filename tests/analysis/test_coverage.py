@@ -4,13 +4,9 @@ import pytest
 from scipy.special import entr
 from scipy.stats import entropy
 
+from lm_polygraph_asmi import analysis
 from lm_polygraph_asmi.analysis.clusters import Clustered
-from lm_polygraph_asmi.analysis.coverage import (
-    TOP_K,
-    coverage_by_band,
-    coverage_intervals,
-    tail_entropy_bound,
-)
+from lm_polygraph_asmi.analysis.coverage import TOP_K, coverage_by_band, tail_entropy_bound
 from tests.analysis.simulation import ends
 
 
@@ -83,7 +79,7 @@ def test_bands_over_answers_against_a_loop():
     parts = np.arange(3, 90, 3)
     answers, covered = np.split(information, parts), np.split(mass, parts)
     names = [str(i // 2) for i in range(30)]
-    found = coverage_intervals(answers, covered, Clustered(names, resamples=30))
+    found = analysis.coverage_intervals(answers, covered, Clustered(names, resamples=30))
     drawn = []
     for draws in Clustered(names, resamples=30).draws():
         for counts in draws:
@@ -97,5 +93,5 @@ def test_bands_over_answers_against_a_loop():
         assert band == table.index[place]
         own = np.array([one[place] for one in drawn])
         np.testing.assert_allclose(found_ends.T, [ends(column, 15) for column in own.T])
-    alone = coverage_intervals(answers, covered, Clustered(["one"] * 30))
+    alone = analysis.coverage_intervals(answers, covered, Clustered(["one"] * 30))
     assert all(np.isnan(band).all() for band in alone.values())

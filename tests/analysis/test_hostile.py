@@ -22,8 +22,6 @@ from lm_polygraph_asmi.decisions.fit import rank_signals
 
 PACKAGE = str(Path(lm_polygraph_asmi.__file__).parent)
 N, FEW = 120, 20
-
-
 RNG = np.random.default_rng(0)
 DIFFICULTY = np.repeat(RNG.normal(size=N // 2), 2) + RNG.normal(size=N)
 QUALITY = 1 / (1 + np.exp(DIFFICULTY + RNG.normal(size=N)))

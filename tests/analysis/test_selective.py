@@ -5,18 +5,8 @@ import pandas as pd
 import pytest
 
 from lm_polygraph_asmi.analysis import Labelled, selective
-from tests.analysis.test_intervals import (
-    ALL,
-    CONTROLS,
-    ENTROPY,
-    FRAGILITY,
-    MSP,
-    NAMES,
-    OF_TOKENS,
-    TOKENS,
-    WRONG,
-    selected,
-)
+from tests.analysis import test_intervals as shared
+from tests.analysis.test_intervals import ALL, ENTROPY, FRAGILITY, MSP, NAMES, TOKENS, WRONG
 
 ANSWERS = Labelled(WRONG, NAMES, resamples=20)
 
@@ -65,7 +55,7 @@ def test_one_kind_of_answer_or_of_token_has_no_gap():
     """Not a gap of 0.00 [0.00, 0.00], which would be knowledge."""
     found = selective.token_null(MSP, TOKENS, Labelled(np.zeros(90), NAMES, resamples=20))
     assert np.isnan([found.gap, found.auroc]).all()
-    assert (found.tokens, found.answers) == (len(OF_TOKENS), 45)
+    assert (found.tokens, found.answers) == (len(shared.OF_TOKENS), 45)
     same = selective.token_null(MSP, [np.ones(2)] * 90, ANSWERS)
     assert np.isnan(same.gap).all()
     assert same.auroc == (0.5, 0.5, 0.5)
@@ -98,6 +88,8 @@ def test_a_filter_reports_all_its_errors():
 
 def test_a_selector_reports_both_errors():
     answers = Labelled(WRONG, NAMES, resamples=20, seed=5)
-    found = selective.global_selector(CONTROLS, FRAGILITY, answers, (0.9, 0.7))
+    found = selective.global_selector(shared.CONTROLS, FRAGILITY, answers, (0.9, 0.7))
     assert list(found) == [0.9, 0.7]
-    assert found[0.7][:2] == pytest.approx([selected(ALL, False), selected(ALL, True)])
+    assert found[0.7][:2] == pytest.approx(
+        [shared.selected(ALL, False), shared.selected(ALL, True)]
+    )

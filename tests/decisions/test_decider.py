@@ -107,6 +107,7 @@ def test_many_rows_and_files(scorer, calibration, signal, suffix, tmp_path):
     assert [(one.index, one.id, one.error is None) for one in found] == [
         (0, "a", True), (1, "b", True), (2, "c", False), (3, "d", True),
     ]  # fmt: skip
+    assert next(decider.score_many([{"key": 7}], id_field="key")).id == 7
     with pytest.raises(ValueError, match="expected a text"):
         list(decider.score_many(ROWS, on_error="raise"))
     table = BatchScorer(lambda: decider)(pd.DataFrame(ROWS[:3]))

@@ -35,3 +35,5 @@ def test_signals_are_ranked_and_the_first_of_equal_ones_is_the_best():
     ranked = rank_signals(COLUMNS, answers)
     assert (ranked["msp"].prr.value, ranked["entropy"].prr.high < 0) == (1, True)
     assert best_signal({"bad": -WRONG, "one": WRONG, "two": 2 * WRONG}, answers) == "one"
+    asked = {"risk": 0.4, "confidence": 0.8, "signal": "best", "method": "sem"}
+    assert fit({"asmi": WRONG, "sem": WRONG}, answers, **asked, **ABOUT).signal == "sem"

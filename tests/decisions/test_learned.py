@@ -17,12 +17,7 @@ from sklearn.preprocessing import StandardScaler
 from lm_polygraph_asmi import algorithm
 from lm_polygraph_asmi.analysis import Labelled, free_features
 from lm_polygraph_asmi.decisions import Calibration, Decider, calibrate_rows, calibrate_run
-from lm_polygraph_asmi.decisions.learned import (
-    LEARNING_SHARE,
-    fit_score,
-    learned_threshold,
-    out_of_fold,
-)
+from lm_polygraph_asmi.decisions.learned import fit_score, learned_threshold, out_of_fold
 from lm_polygraph_asmi.decisions.risk_control import choosing_rows
 from lm_polygraph_asmi.decisions.rows import _features
 from lm_polygraph_asmi.scoring import Score
@@ -93,7 +88,7 @@ def test_labels_that_test_do_not_choose():
     """Other labels of the rows that test change neither the score nor the choice."""
     features, simple, wrong = answers(1, 300)
     names = keys(300, 1)
-    learning = choosing_rows(Labelled(wrong, names).codes, share=LEARNING_SHARE)
+    learning = choosing_rows(Labelled(wrong, names).codes, share=0.5)
     found, other = (
         learned_threshold(features, simple, Labelled(labels, names), 0.25, 0.9)
         for labels in (wrong, wrong | ~learning)
@@ -113,6 +108,9 @@ def test_what_leaves_the_simple_signal():
     assert found.values.tolist() == simple["msp"].tolist()
     assert found.learning.startswith("AUROC of the learned score minus that of msp: -0.")
     assert "200 of 400 clusters that learn; msp decides." in found.learning
+    perfect = wrong.astype(float)  # what ranks as well decides
+    found = learned_threshold({"hidden": perfect[:, None]}, {"msp": perfect}, answers_of, 0.3, 0.9)
+    assert (found.signal, found.score) == ("msp", None)
     few = Labelled(np.arange(400) < 12, keys(400, 1))
     found = learned_threshold(features, simple, few, 0.3, 0.9)
     assert found.signal == "msp"

@@ -10,14 +10,11 @@ from simulate_guarantee import COVERAGES, POPULATIONS, Case, baselines, line, on
 
 from lm_polygraph_asmi.analysis import clusters
 from lm_polygraph_asmi.analysis.clusters import SEED
-from lm_polygraph_asmi.decisions import risk_threshold
+from lm_polygraph_asmi.decisions import risk_control, risk_threshold
 from lm_polygraph_asmi.decisions.risk_control import (
     BETS,
     FEW,
-    _sequences,
-    _strongest_on,
     choosing_rows,
-    least_clusters,
     p_value,
     ranks_to_test,
 )
@@ -134,7 +131,7 @@ def test_sequence_is_that_of_plain_loops(n, size, unlabelled):
             ]  # fmt: skip
             if share:
                 chosen = score[choosing], wrong[choosing], codes[choosing]
-                grid, level = _strongest_on(*chosen, 0.25, size), 0.1
+                grid, level = risk_control._strongest_on(*chosen, 0.25, size), 0.1
             rows = ~choosing
             own = np.unique(codes[rows], return_inverse=True)[1]
             for limit in grid:
@@ -230,7 +227,7 @@ def test_corners(size):
 )
 def test_the_least_number_of_labels(size, share, risk, confidence):
     """All right and all of one score: so many clusters do, and one less does not."""
-    least = least_clusters(risk, confidence, size == 1, share)
+    least = risk_control.least_clusters(risk, confidence, size == 1, share)
     for total, attainable in ((least, True), (least - 1, False)):
         if total > 1:
             zeros, names = np.zeros(total * size), keys(total, size)
@@ -250,5 +247,5 @@ def test_what_is_said_of_a_threshold():
     # A score that tells right from wrong gets near what is unavoidable, and never beyond.
     perfect = risk_threshold(wrong + 0.1 * score, wrong, names, 0.2, 0.9)
     assert found.coverage < perfect.coverage <= 1 - perfect.unavoidable
-    assert [part for part, _ in _sequences(200)] == [1.0]
-    assert sum(part for part, _ in _sequences(201)) == 1
+    assert [part for part, _ in risk_control._sequences(200)] == [1.0]
+    assert sum(part for part, _ in risk_control._sequences(201)) == 1

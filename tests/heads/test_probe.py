@@ -126,6 +126,10 @@ def test_what_cannot_be_probed(planted, monkeypatch):
         room.probe_tokens(*material(planted[0], QUESTIONS[:1], tokens=1))
     with pytest.raises(ValueError, match="another likelihood with this model"):
         room.probe_tokens(whitebox().model, *planted[1:], count=2)
+    away = np.array([2, 2, -2, -2])  # their median is 0
+    both_ways = [a._replace(log_likelihood=a.log_likelihood + away) for a in planted[3]]
+    with pytest.raises(ValueError, match="another likelihood with this model"):
+        room.probe_tokens(*planted[:3], both_ways, count=2)
     run = scored_run(planted[0], num_masks=5, mask_rate=0.3, texts=QUESTIONS[:1])
     monkeypatch.setattr(room, "load_run", lambda _: run)
     with pytest.raises(ValueError, match=r"lacks masks at depth 0\.9 \(its depths: 0\.6\)"):

@@ -35,6 +35,7 @@ def test_hybrids_mask_the_nearest_layer_with_heads():
     assert found == {0.1: 3, 0.45: 3, 0.5: 3, 0.6: 7, 0.95: 7}  # layer 5: the lower of two
     used = Engine(depth=0.5, num_masks=5, mask_rate=0.4).settings(model).to_dict()
     assert masked_layer(used) == "layer 3 of 10 (layer 5 has no heads)"
+    assert "layer 0 has no heads" in masked_layer(used | {"requested_layer": 0})
     with pytest.raises(ValueError, match=r"layer 4 .* has no attention heads.*3, 7"):
         subnetwork_log_probs(model, sequence(9), 4, 4, masks())
 

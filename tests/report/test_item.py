@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -29,6 +31,18 @@ NAN = float("nan")
 )
 def test_values_as_text(value, signed, written):
     assert text(value, 3, signed) == written
+
+
+@pytest.mark.parametrize("value", [Interval(0.1, 0.0, 0.2), Interval(0.1, NAN, NAN), PRR(0.5, 0.1)])
+@pytest.mark.parametrize("signed", [(), ("a",)])
+def test_a_caption_says_what_its_table_has(value, signed):
+    groups = [SimpleNamespace(label=n, answers=SimpleNamespace(too_few=n == "b")) for n in "ab"]
+    item = ReportItem("x", "X", groups, pd.DataFrame({"a": [value]}), signed=signed, resamples=7)
+    said = " ".join(item.caption)
+    assert ("±: standard error" in said) == isinstance(value, PRR)
+    assert ("interval, 7 resamples" in said) == (value[1] == 0)
+    assert ("it excludes 0" in said) == (value[1] == 0 and signed != ())
+    assert "Too small for reliable intervals: b. " in said
 
 
 def test_a_table_is_flat_in_a_file_and_escaped_and_marked_in_html_and_latex():

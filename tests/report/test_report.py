@@ -29,19 +29,8 @@ from lm_polygraph_asmi.report.items.mechanism import cost, screen
 from lm_polygraph_asmi.report.tables import prr_rows
 from lm_polygraph_asmi.results.paper import read_published
 from lm_polygraph_asmi.results.runs import MSP
-from tests.report.runs import (
-    BASELINES,
-    content,
-    dissect,
-    few_permutations,
-    loaded,
-    manifest,
-    papers_manifest,
-    probe,
-    put_at,
-    save,
-    some_rows,
-)
+from tests.report import runs as planted
+from tests.report.runs import content, loaded, manifest, papers_manifest, put_at, save, some_rows
 
 pytestmark = [
     pytest.mark.usefixtures("few_resamples", "no_pictures"),
@@ -79,10 +68,12 @@ def everything(tmp_path_factory, simply, few_resamples):  # noqa: ARG001
         details["stats"], 0.6, candidates=[np.tile(np.arange(8), (t, 1)) for t in lengths],
         candidate_cosines=[np.tile(np.eye(8), (t, 1, 1)) for t in lengths],
     )  # fmt: skip
-    dissect(details)
-    write_probe(probe(ANSWERS), save(root / "open", details, OPEN))
+    planted.dissect(details)
+    write_probe(planted.probe(ANSWERS), save(root / "open", details, OPEN))
     save(root / "k256", content(ANSWERS, top_k=256), OPEN)
-    save(root / "seed 1", content(ANSWERS, mask_seed=1), OPEN)
+    save(
+        root / "seed 1", content(ANSWERS, mask_seed=1), OPEN | {"seeds": {"masks": 1, "samples": 0}}
+    )
     save(root / "closed", content(ANSWERS, shift=0.5), CLOSED)
     runs = {name: str(root / name) for name in ("open", "k256", "seed 1", "closed")}
     command = ["report", *runs.values(), "--out", str(root / "report"), "--full"]
@@ -92,7 +83,7 @@ def everything(tmp_path_factory, simply, few_resamples):  # noqa: ARG001
         path.touch()
         assert {ax.has_data() for ax in figure.axes if ax.axison} == {True}
 
-    with pytest.MonkeyPatch.context() as patch, few_permutations():
+    with pytest.MonkeyPatch.context() as patch, planted.few_permutations():
         patch.setattr(Figure, "savefig", savefig)
         result = CliRunner().invoke(main, command, env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
@@ -124,6 +115,10 @@ def test_a_full_report_has_every_item_in_every_form(everything):
         assert "model hub/Qwen3-4B-Base (abc); data rajpurkar/squad" in latex
         assert "torch 2; cpu" in latex
         assert not set(latex.partition(r"\begin{table*}")[2]) - {*map(chr, range(128)), "–"}
+    for name, number in (("minus_msp", "10,000"), ("error_separation", "2,000")):
+        told = (everything.out / "tables" / f"{name}.md").read_text()
+        assert f"95 % interval, {number} resamples of clusters" in told
+    assert "seeds: masks 1, samples 0" in page
     assert files["png"] == files["svg"]
     assert len(files["png"]) == 17
     assert all(f'src="figures/{name}.png"' in page for name in files["png"])
@@ -205,6 +200,10 @@ def test_numbers_of_the_tables_are_those_of_the_statistics(everything):
             "greedy": 1.0, "asmi": 2.0, "peak GiB, main": 1.0,
         },
     }  # fmt: skip
+    drawn, table = signal.distinct(everything.groups)[0].draw(), everything.table("distinct_signal")
+    points = [line.get_xdata()[0] for line in drawn.axes[0].lines if line.get_marker() == "o"]
+    first = table.query("signal == 'u_sem, mean' and controls == 'MSP, H'")["residual AUROC"]
+    assert points[::-1] == pytest.approx(first.tolist())
     for (name, where), columns in expected.items():
         table = everything.table(name)
         row = (table.query(where) if where else table).iloc[0]
@@ -304,9 +303,23 @@ def test_seconds_of_masks_one_at_a_time_are_divided_by_those_of_batches(tmp_path
     slow, about = content(mask_seed=1), manifest(60)
     slow["stats"]["asmi_seconds"] = [5.0] * 60
     save(tmp_path / "slow", slow, about | {"config": {"asmi": {"memory_budget": 1}}})
-    (item,) = cost(load_run_groups([tmp_path / "batched", tmp_path / "slow"]))
-    assert item.table["masks"].tolist() == ["batched", "one at a time"]
-    assert item.table["one at a time / batched"].tolist() == [2.5, 2.5]
+    deeper = content(mask_seed=2, depths=(60, 80))  # other work, with which neither is compared
+    deeper["stats"]["asmi_seconds"] = [4.0] * 60
+    save(tmp_path / "deeper", deeper)
+    (item,) = cost(load_run_groups(tmp_path / name for name in ("batched", "slow", "deeper")))
+    alike, other = item.table.groupby("depths")["one at a time / batched"].agg(list)
+    assert (alike, str(other)) == ([2.5, 2.5], "[nan]")
+
+
+def test_samples_make_another_seed_of_what_depends_on_them_alone(tmp_path):
+    save(tmp_path / "one")
+    drawn = content()
+    name = "Adapt-ASMI (60%, K=64)"
+    drawn["estimations"]["sequence", name] = drawn["estimations"]["sequence", name][::-1]
+    save(tmp_path / "two", drawn, manifest(60) | {"seeds": {"masks": 0, "samples": 1}})
+    (item,) = stability(load_run_groups([tmp_path / "one", tmp_path / "two"]))
+    assert item.table["method"].tolist() == ["SemanticEntropy", name]
+    assert item.table["seeds"].tolist() == [2, 2]
 
 
 def without(part, keep):
@@ -361,7 +374,7 @@ def test_what_a_run_lacks_is_named_and_nothing_is_made_up(tmp_path, change, reas
     elif "all answers" in reasons[0]:
         assert table[TINY].isna().all()
     elif "u_sem" in reasons[0]:
-        assert (groups[0].variants, [*table.index]) == ({}, [*BASELINES])
+        assert (groups[0].variants, [*table.index]) == ({}, [*planted.BASELINES])
 
 
 def test_other_questions_and_the_same_seeds_are_no_comparison(tmp_path):
@@ -416,9 +429,13 @@ def test_rows_of_the_terminal_are_prr_the_best_first(everything):
     assert [*prr.values()] == sorted(prr.values(), reverse=True)
     assert prr == pytest.approx({m: normalised_prr(group.score(m), group.quality) for m in prr})
     quality = np.resize([0, 0.5, 0.5, 1, 0.2, 0.9], len(group.run.quality))  # 0.5 is right
-    run = replace(group.run, quality=group.run.quality.assign(TokenF1=quality))
-    areas = {row["method"]: row["auroc"] for row in prr_rows(run, "TokenF1")}
-    assert areas == pytest.approx({m: auroc(run.scores[m], quality < 0.5) for m in areas})
+    scores = group.run.scores.assign(none=0.0)
+    run = replace(group.run, scores=scores, quality=group.run.quality.assign(TokenF1=quality))
+    rows = prr_rows(run, "TokenF1")
+    assert [row["prr"] for row in rows] == sorted((row["prr"] for row in rows), reverse=True)
+    assert rows[-1]["prr"] < 0
+    areas = {row["method"]: row["auroc"] for row in rows}
+    assert areas == pytest.approx({m: auroc(scores[m], quality < 0.5) for m in areas})
 
 
 @pytest.mark.parametrize("css", [BOLD, ITALIC])
@@ -466,6 +483,14 @@ def test_no_text_lies_on_another():
             low, high = ax.get_xlim()
             texts += [t for t in ax.get_xticklabels() if low <= t.get_position()[0] <= high]
         assert not any(one.overlaps(other) for one, other in combinations(boxes(texts), 2))
+
+
+def test_intervals_that_exclude_chance_are_filled():
+    """Also of a chance other than 0."""
+    rows = {"a": Interval(0.52, 0.45, 0.58), "b": Interval(0.6, 0.55, 0.7)}
+    (ax,) = figures.forest({"one": rows}, "AUROC", chance=0.5).axes
+    points = [line for line in ax.lines if line.get_marker() == "o"]
+    assert [line.get_markerfacecolor() for line in points] == [figures.BLUE, "white"]
 
 
 def test_figures_of_many_settings_fit_a_page():

@@ -111,6 +111,15 @@ def test_model_key_tells_models_apart_not_where_or_how_they_were_loaded(monkeypa
     assert len(keys | {key["revision"]}) == len(others) + 1
 
 
+def test_the_active_adapter_is_part_of_a_model():
+    peft = pytest.importorskip("peft")
+    own = peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False)
+    adapted = peft.get_peft_model(tiny_model("llama"), own, "a")
+    adapted.add_adapter("b", own)
+    keys = [adapted.set_adapter(name) or model_key(adapted)["revision"] for name in "aba"]
+    assert keys[0] == keys[2] != keys[1]
+
+
 def test_a_hooked_model_has_no_key_and_offloaded_weights_count(caplog):
     own, other = tiny_model("llama"), tiny_model("llama")
     other.model.layers[1].mlp.up_proj.weight.data.mul_(1.5)

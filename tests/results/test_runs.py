@@ -37,7 +37,7 @@ def save(folder, seed=1, quality=(1.0, 0.0, 1.0, 0.4)):
         },
         "stats": {
             "asmi_seconds": [9.0, 1.0, 2.0, 1.0], "asmi": settings,
-            "greedy_texts": [" Brask", " .\n", " ferry", " 1931"],
+            "greedy_texts": [" 北京", " .\n", " ferry", " 1931"],
         },
     }  # fmt: skip
     torch.save(content, file)

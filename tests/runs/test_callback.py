@@ -11,19 +11,15 @@ import pytest
 import torch
 from datasets import Dataset
 from lm_polygraph.estimators import Perplexity
-from transformers import LlamaForCausalLM
+from transformers import GenerationConfig, LlamaForCausalLM
 
 from lm_polygraph_asmi.analysis.clusters import cluster_key
 from lm_polygraph_asmi.files import locked
+from lm_polygraph_asmi.host.generation import read_shipped
 from lm_polygraph_asmi.results import manifest as manifests
-from lm_polygraph_asmi.results.manifest import (
-    manifest_path,
-    model_of,
-    read_manifest,
-    write_manifest,
-)
+from lm_polygraph_asmi.results.manifest import model_of, read_manifest, write_manifest
 from lm_polygraph_asmi.results.runs import load_run
-from lm_polygraph_asmi.runs.callback import RunRecord, reset_peak_memory
+from lm_polygraph_asmi.runs import callback
 from tests import tiny_lm
 from tests.polygraph import polygraph_eval_here
 
@@ -45,7 +41,7 @@ def run(tmp_path, tiny, monkeypatch):
     def start(*overrides: str, folder: str = "run") -> Path:
         polygraph_eval_here(
             "--config-name", "asmi_offline", "benchmark=asmi_babiqa", "data.source=questions",
-            "model=asmi_local", f"model.path={tiny}", "~generation_params.stop_strings",
+            "model=asmi_local", f"model.path={tiny}", "generation_params.stop_strings=never said",
             f"hydra.run.dir={folder}", *overrides,
         )  # fmt: skip
         return tmp_path / folder / "ue_manager_seed1"
@@ -62,7 +58,7 @@ def test_a_run_that_failed_resumes_and_its_manifest_says_what_the_manager_file_d
         return np.array([0.0])
 
     tokens = "+hf_token=hf_SECRET", "++model.load_model_args.token=hf_SECRET"
-    settings = "asmi.num_masks=10", "asmi.mask_rate=0.2", *tokens
+    settings = "asmi.num_masks=10", "asmi.mask_rate=0.2", *tokens, "+own=[{token: hf_SECRET}]"
     with monkeypatch.context() as patch:
         patch.setattr(Perplexity, "__call__", fail)
         with pytest.raises(RuntimeError, match="no more"):
@@ -73,7 +69,7 @@ def test_a_run_that_failed_resumes_and_its_manifest_says_what_the_manager_file_d
     with pytest.raises(ValueError, match=r"got columns of \[2, .*\(RuntimeError: no more\)"):
         load_run(manager)
     run(*settings)
-    assert "SECRET" not in manifest_path(manager).read_text()
+    assert "SECRET" not in manifests.manifest_path(manager).read_text()
     manifest = read_manifest(manager)
     assert manifest["status"] == "completed"
     assert manifest["config_name"] == "asmi_offline"
@@ -83,6 +79,7 @@ def test_a_run_that_failed_resumes_and_its_manifest_says_what_the_manager_file_d
     assert (used["layer"], used["mask_rate"], used["num_masks"]) == (2, 0.2, 10)
     assert (used["top_k"], used["depth"], used["scope"]) == (64, 0.6, "all")
     assert manifest["seeds"] == {"run": 1, "masks": 0, "samples": 0, "subsample": 1}
+    assert {own.stop for own in load_run(manager).methods.values()} == {("never said",)}
     assert manifest["packages"]["torch"] == version("torch")
     assert manifest["packages"]["lm-polygraph"]
     assert manifest["dataset"]["name"] == "asmi_babiqa"
@@ -111,7 +108,7 @@ def test_several_runs_in_one_folder(run, tmp_path, capsys):
         assert kept == first.stats["input_texts"]
         scored |= dict.fromkeys(kept)
     assert len(scored) == 3
-    before = manifest_path(manager).read_text()
+    before = manifests.manifest_path(manager).read_text()
     with pytest.raises(OSError, match="cannot load the model /nowhere: the folder does not exist"):
         run("data.first=3", "model.path=/nowhere")
     assert not Path(f"{manager}.lock").exists()
@@ -120,7 +117,7 @@ def test_several_runs_in_one_folder(run, tmp_path, capsys):
         pytest.raises(SystemExit, match=r"ue_manager_seed1 is being written by another"),
     ):
         run("data.first=3")
-    assert manifest_path(manager).read_text() == before
+    assert manifests.manifest_path(manager).read_text() == before
     capsys.readouterr()
     run()  # as after `kill -9`, which leaves the lock's file
     second = load_run(manager)
@@ -164,6 +161,10 @@ def test_manifests_are_plain_json_and_written_whole(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="the field 'seconds': expected a finite number"):
         write_manifest({"seconds": float("nan")}, manager)
     assert read_manifest(manager) == {"status": "running"}
+    torch.save({"state": "Initialized", "stats": {}}, manager)
+    ended = {"status": "failed", "error": "of another seed", "model": {}, "config": {"model": {}}}
+    callback._add_results(ended, manager)
+    assert (ended["status"], "error" in ended) == ("completed", False)
     before = model_of({"path": tmp_path})
     write_manifest({"status": "stopped"}, manager)  # of the same size
     assert model_of({"path": tmp_path}) != before
@@ -174,13 +175,17 @@ def test_manifests_are_plain_json_and_written_whole(tmp_path, monkeypatch):
     asked = [{"path": "owner/name", "load_model_args": a} for a in (None, {"revision": "v2"})]
     assert [model_of(node)["revision"] for node in asked] == ["abc", "abc"]
     assert [call.kwargs["revision"] for call in cached.call_args_list] == ["main", "v2"]
+    settings = Mock(return_value=GenerationConfig())  # as it ships them, too
+    monkeypatch.setattr(GenerationConfig, "from_pretrained", settings)
+    read_shipped(asked[1])
+    assert settings.call_args.kwargs == {"revision": "v2"}
 
 
 @pytest.mark.slow
 def test_a_failed_job_does_not_keep_its_model(run, monkeypatch):
     """As a sweep would, the error is held on to."""
     held = []
-    ended = RunRecord.on_job_end
+    ended = callback.RunRecord.on_job_end
 
     def fail(*_):  # a mock would hold on to what it was called with
         raise RuntimeError("no more")
@@ -192,7 +197,7 @@ def test_a_failed_job_does_not_keep_its_model(run, monkeypatch):
         held.append([o for o in gc.get_objects() if isinstance(o, LlamaForCausalLM)])
 
     monkeypatch.setattr(Perplexity, "__call__", fail)
-    monkeypatch.setattr(RunRecord, "on_job_end", hold)
+    monkeypatch.setattr(callback.RunRecord, "on_job_end", hold)
     gc.unfreeze()  # else models of other tests are not counted
     gc.collect()
     before = [o for o in gc.get_objects() if isinstance(o, LlamaForCausalLM)]
@@ -208,7 +213,7 @@ def test_memory_is_not_reset_before_cuda_starts(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", refusing)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    reset_peak_memory()
+    callback.reset_peak_memory()
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with pytest.raises(RuntimeError, match="Invalid device"):
-        reset_peak_memory()
+        callback.reset_peak_memory()

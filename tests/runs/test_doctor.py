@@ -146,6 +146,7 @@ def test_as_json(shown):
         "peak_memory_bytes": {"main": 2 * 10**9},
     }  # fmt: skip
     assert costs([], {}, rows=10_000, seeds=1) == {}
+    assert costs([10, 14], {}, rows=100, seeds=1)["seconds_a_row"] == 2  # both in one batch
     failing = Mock(side_effect=RuntimeError("E: no\nhint"))
     for tried, override, said in (
         (failing, "seed=[1]", "E: no\nhint"),

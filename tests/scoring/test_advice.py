@@ -4,12 +4,8 @@ import pytest
 import torch
 
 from lm_polygraph_asmi import score
-from lm_polygraph_asmi.scoring.advice import (
-    border_warning,
-    reads_clock,
-    repeated_prompt,
-    template_warnings,
-)
+from lm_polygraph_asmi.scoring import advice
+from lm_polygraph_asmi.scoring.advice import border_warning
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.text import answer_tokens, parse_request, prompt_tokens, rendered
 from lm_polygraph_asmi.scoring.unmasked import read
@@ -76,7 +72,7 @@ LEAVES_OUT = [
 )
 def test_text_that_a_template_leaves_out_is_named(tokenizer, template, chat, missing):
     tokenizer, prompt = templated(tokenizer, template), parse_request(chat).prompt
-    said = "".join(template_warnings(tokenizer, prompt, rendered(tokenizer, prompt)))
+    said = "".join(advice.template_warnings(tokenizer, prompt, rendered(tokenizer, prompt)))
     assert [name for name in missing if name not in said] == []
     assert said.count(" of message ") + said.count(" more:") == len(missing)
 
@@ -95,7 +91,7 @@ def test_text_that_a_template_leaves_out_is_named(tokenizer, template, chat, mis
     ],
 )
 def test_a_template_that_reads_the_clock(tokenizer, template, expected):
-    assert reads_clock(templated(tokenizer, template)) == expected
+    assert advice.reads_clock(templated(tokenizer, template)) == expected
 
 
 @pytest.mark.parametrize(
@@ -116,7 +112,7 @@ def test_an_answer_that_repeats_the_end_of_the_prompt(
     tokenizer, template, prompt, answer, repeated
 ):
     tokenizer = templated(tokenizer, template)
-    found = repeated_prompt(tokenizer, prompt_tokens(tokenizer, prompt).tolist(), answer)
+    found = advice.repeated_prompt(tokenizer, prompt_tokens(tokenizer, prompt).tolist(), answer)
     assert (found is None) == (repeated is None)
     assert found is None or f"repeats the end of the prompt, {repeated!r}: pass only" in found
 

@@ -115,11 +115,8 @@ def test_what_is_wrong_is_said(command, tmp_path, monkeypatch, arguments, messag
     assert contents(tmp_path / "in.jsonl") == ROWS
 
 
-def test_the_version():
+def test_the_version_and_words_that_are_completed_as_the_help_says():
     assert CliRunner().invoke(main, ["--version"]).stdout.split()[-1] == __version__
-
-
-def test_words_are_completed_as_the_help_says():
     (variable,) = re.findall(r"(_\w+_COMPLETE)=bash", CliRunner().invoke(main, ["-h"]).stdout)
     typed = {"COMP_WORDS": "polygraph_asmi sco", "COMP_CWORD": "1", variable: "bash_complete"}
     shown = CliRunner().invoke(main, prog_name="polygraph_asmi", env=typed)

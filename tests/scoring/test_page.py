@@ -98,10 +98,8 @@ def test_readable_without_colour(found):
 
 def test_bytes_of_a_character_share_a_piece(found):
     *_, kite, end = pieces(found.tokens)
-    assert [[token.text for token in piece] for piece in (kite, end)] == [
-        ["", "", "", "🪁"],
-        ["</s>"],
-    ]
+    texts = [[token.text for token in piece] for piece in (kite, end)]
+    assert texts == [["", "", "", "🪁"], ["</s>"]]
     for cut in range(1, len(found.tokens)):
         unfinished = found.tokens[:cut]
         assert [token for piece in pieces(unfinished) for token in piece] == list(unfinished)

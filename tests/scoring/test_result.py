@@ -4,6 +4,7 @@ import io
 import json
 import math
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from lm_polygraph_asmi.decisions import Decision
 from lm_polygraph_asmi.scoring import Score
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.signals import TITLES
+from lm_polygraph_asmi.scoring.tokens import tokens_of
 from tests import brute_force
 from tests.scoring.conftest import PROMPT
 
@@ -132,6 +134,14 @@ def test_an_answer_comes_back_as_it_was_given(model, tokenizer):
         found = score(model, PROMPT, answer, tokenizer=tokenizer)
         assert found.to_dict()["answer"] == found.answer
         assert found.answer == (answer if isinstance(answer, str) else [7, 8])
+
+
+def test_an_alternative_may_be_the_vocabularys_first_token(tokenizer):
+    one = torch.ones(1)
+    columns = dict.fromkeys(("mi", "agreement", "entropy", "log_likelihood"), one)
+    stats = SimpleNamespace(**columns, tokens=torch.tensor([5]), top_token=np.zeros((4, 1), int))
+    (token,) = tokens_of(stats, "a", [(0, 1)], 0, tokenizer)
+    assert (token.alternative, token.alternative_share) == (tokenizer.decode([0]), 1)
 
 
 def printed(one, width=100):

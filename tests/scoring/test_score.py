@@ -163,6 +163,7 @@ def test_a_text_is_closed_as_the_model_would_close_it(tokenizer):
         (np.array([7, 8]), {}, (tokenizer.decode([7, 8]),)),
         # A stop string within an answer does not end it.
         (" Brask\n Nadia", {"stop": "\n"}, (closed, " Brask\n Nadia</s>")),
+        (" Brask\nx", {"stop": "\n"}, (" Brask\nx\n", " Brask\nx</s>")),
         (closed, {"stop": "\n", "closing_token": False}, (closed,)),
     ):
         found = score(model, PROMPT, answer, tokenizer=tokenizer, **settings)

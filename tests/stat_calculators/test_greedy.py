@@ -7,10 +7,7 @@ from lm_polygraph.stat_calculators import GreedyProbsCalculator
 
 from lm_polygraph_asmi.results.manifest import write_manifest
 from lm_polygraph_asmi.stat_calculators import MaskedHeadsCalculator
-from lm_polygraph_asmi.stat_calculators.greedy import (
-    SavedAnswersCalculator,
-    load_stat_calculator,
-)
+from lm_polygraph_asmi.stat_calculators.greedy import SavedAnswersCalculator, load_stat_calculator
 from tests.rounding import allowed
 from tests.tiny_lm import UNMASKABLE, unmaskable
 
@@ -45,7 +42,7 @@ def test_saved_answers_are_scored_as_they_are(finished, model):
             np.testing.assert_allclose(saved[name][mine][2:], row[name][0][2:], rtol=0, atol=most)
 
 
-def test_answers_to_other_questions_or_of_another_model(finished, model, tmp_path):
+def test_answers_to_other_questions_or_of_another_model(finished, model, tmp_path, monkeypatch):
     folder, _ = finished
     with pytest.raises(FileNotFoundError, match="neither a manager file nor a folder"):
         SavedAnswersCalculator(tmp_path / "none")
@@ -58,6 +55,11 @@ def test_answers_to_other_questions_or_of_another_model(finished, model, tmp_pat
     manifest["model"]["path"] = "tiny"
     write_manifest(manifest, folder / "ue_manager_seed1")
     assert SavedAnswersCalculator(folder)({}, TEXTS, model)["greedy_tokens"]
+    manifest["model"] = {"path": str(tmp_path), "revision": "sha256:of what it held"}
+    write_manifest(manifest, folder / "ue_manager_seed1")
+    monkeypatch.setattr(model, "model_path", str(tmp_path))
+    with pytest.raises(ValueError, match="token ids may differ"):
+        SavedAnswersCalculator(folder)({}, TEXTS, model)
 
 
 def test_the_builder_times_either(finished, model):

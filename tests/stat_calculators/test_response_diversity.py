@@ -74,6 +74,8 @@ def test_answers_of_a_stop_string_alone_are_alike_at_their_second_last_token():
     for name, answers in (("", samples), ("_second_last", [[], [], [7]])):
         expected = diversity(stopping, TEXTS[0], answers)
         assert stats[f"asmi_diversity{name}"][0] == pytest.approx(expected, abs=1e-5)
+    padded = [[*ids, 9, 9] for ids in samples]  # as LM-Polygraph leaves them in a batch
+    assert found(stopping, padded, padded)["asmi_diversity"][0] == stats["asmi_diversity"][0]
 
 
 @pytest.mark.parametrize("samples", [[], [[5, 6]], [[], [5], []]])

@@ -10,6 +10,7 @@ from scipy.stats import spearmanr
 from lm_polygraph_asmi.analysis import Clustered
 from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.heads.analysis import criticality_coupling, high_stratum, permutation_null
+from lm_polygraph_asmi.heads.analysis.coupling import sharpening
 from lm_polygraph_asmi.heads.items.heads import dissected, dissected_depths, head_coupling, profiles
 from lm_polygraph_asmi.heads.items.probe import causal_probe
 from lm_polygraph_asmi.heads.probe_file import probe_path, read_probe, write_probe
@@ -82,10 +83,12 @@ def test_the_coupling_at_a_deeper_layer_is_compared_on_the_same_tokens(group):
     assert item.table["depth"].tolist() == ["60%", "90%"]
     apart = [profiles(group, depth) for depth in (0.6, 0.9)]
     shared = np.logical_and(*(found["z"].notna() for found in apart))
-    ends = [spearmanr(found["mi"][shared], found["z"][shared]).statistic for found in apart]
+    ends = [(found["mi"][shared], found["z"][shared]) for found in apart]
     first, second = item.table["minus shallowest†"]
     assert first is None
-    assert second.value == pytest.approx(ends[1] - ends[0])
+    assert second.value == pytest.approx(np.diff([spearmanr(*end).statistic for end in ends])[0])
+    examples = Clustered(apart[0]["answer"][shared].astype(str))
+    assert second == pytest.approx(sharpening(*ends, examples))
 
 
 def test_a_run_that_does_not_tell_of_heads_is_a_gap(tmp_path):

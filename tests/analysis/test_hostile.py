@@ -234,6 +234,7 @@ REFUSALS = [
     # Depths.
     (lambda: a.depth_selection([]), r"must have the same depths, got \[\]"),
     (lambda: a.depth_selection([Sweep([SCORE] * n, SIXTY) for n in (2, 3)]), r"got \[2, 3\]"),
+    (lambda: a.depth_selection([Sweep([SCORE, SCORE[1:]], SIXTY)]), "scores has 59 values for 60"),
     (
         lambda: a.depth_selection([Sweep([SCORE], FIVE)]),
         "at least 6 clusters, got 5: use more rows",

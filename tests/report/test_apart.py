@@ -60,13 +60,13 @@ def test_values_come_back_with_the_settings_of_this_process(two):
 
     def refer(chosen):
         time.sleep(0.5 * (chosen[0].dataset == "a"))  # the first ends last
-        chosen[0].computed["itself"] = chosen[0], chosen[0].runs
+        chosen[0].computed["itself"] = chosen[0], chosen[0].runs, chosen[0].dataset
 
     with processes(2):
         compute_apart(groups, [refer], lambda steps, _: steps)
     for group in groups:
-        found, runs = group.computed["itself"]
-        assert found is group
+        found, runs, name = group.computed["itself"]
+        assert (found, name) == (group, group.dataset)
         assert all(one is other for one, other in zip(runs, group.runs, strict=True))
 
 

@@ -155,6 +155,8 @@ def test_numbers_of_the_tables_are_those_of_the_statistics(everything):
     scores = {"sem": sem, "msp": msp, "semantic": group.score("SemanticEntropy")}
     _, paired = prr_intervals(scores, answers, [("sem", "msp"), ("sem", "semantic")])
     beyond = distinct.distinct_signal(sem, np.column_stack([msp, entropy]), answers)
+    entropies = np.column_stack([group.entropy_of_mean, group.mean_entropy])
+    kernel = distinct.distinct_signal(sem, entropies, answers).residual_auroc
     tokens = [np.concatenate(each) for each in (group.masked("mi"), group.saved("asmi_entropy"))]
     lengths = np.array([len(answer) for answer in group.saved("greedy_tokens")])
     four = {"H": entropy, "H(p̄)": group.entropy_of_mean, "MI": group.mi, "u_sem": sem}
@@ -179,6 +181,7 @@ def test_numbers_of_the_tables_are_those_of_the_statistics(everything):
             **parts("residual AUROC", *beyond.residual_auroc), "LR": beyond.likelihood_ratio,
         },
         ("distinct_signal", "signal == 'Sem-ASMI (80%, K=64)'"): {"controls": "MSP, H"},
+        ("distinct_signal", "controls != 'MSP, H'"): parts("residual AUROC", *kernel),
         ("payoff", ""): {"filter by u_sem": kept},
         ("aurc", ""): {"MSP": aurc(msp, wrong), "u_sem": aurc(sem, wrong)},
         ("matched_flags", ""): {"flagged by each": wrong.sum(), "errors by both": flagged.both},
@@ -277,7 +280,7 @@ def test_another_k_is_compared_on_the_answers_both_have(tmp_path):
     larger["stats"]["greedy_texts"][3] = "something else"
     save(tmp_path / "k256", some_rows(larger, range(40)), manifest(40))
     small, large = load_run_groups([tmp_path / "k64", tmp_path / "k256"])
-    (item,) = truncation([small, large])
+    (item,) = truncation([large, small])
     assert (item.table["answers"] == 39).all()
     rows = [i for i in range(40) if i != 3]
     scores = {"64": small.score(SEM)[rows], "256": large.score("Sem-ASMI (60%, K=256)")[rows]}
@@ -490,6 +493,7 @@ def test_intervals_that_exclude_chance_are_filled():
     rows = {"a": Interval(0.52, 0.45, 0.58), "b": Interval(0.6, 0.55, 0.7)}
     (ax,) = figures.forest({"one": rows}, "AUROC", chance=0.5).axes
     points = [line for line in ax.lines if line.get_marker() == "o"]
+    assert len(ax.lines) == 5  # an interval each, and chance
     assert [line.get_markerfacecolor() for line in points] == [figures.BLUE, "white"]
 
 

@@ -208,7 +208,7 @@ def test_a_run_that_was_killed_or_stopped(monkeypatch, code, printed, said):
     with pytest.raises(RuntimeError) as raised:
         try_rows(OmegaConf.create({"seed": [5, 6]}), [], 2)
     assert str(raised.value) == said
-    assert "++seed=[5]" in run.call_args[0][0]
+    assert {"++seed=[5]", "hydra.mode=RUN"} <= {*run.call_args[0][0]}
 
 
 def test_times_in_a_log():

@@ -131,7 +131,7 @@ def test_the_joined_manifest(unsplit, tmp_path):
     merge_runs([tmp_path], tmp_path / "out")
     manifest = read_manifest(tmp_path / "out/ue_manager_seed1")
     for node in (manifest["dataset"], manifest["config"]["data"]):
-        assert (node["shard"], node["num_shards"]) == (0, 1)
+        assert (node["source"], node["shard"], node["num_shards"]) == ("hub/a_dataset", 0, 1)
     assert manifest["merged_from"] == [str(tmp_path / f"shard{i}") for i in range(4)]
     seconds = unsplit.stats["seconds_greedy"]
     assert manifest["seconds"]["greedy"] == {"median": np.median(seconds), "total": np.sum(seconds)}

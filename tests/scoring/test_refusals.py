@@ -171,6 +171,7 @@ def test_models_and_tokenizers(model, tokenizer):
         with pytest.raises((ValueError, TypeError), match=message):
             score(*arguments, **settings)
     assert score(model, PROMPT, " Brask", tokenizer=tokenizer, top_k=most)
+    assert Scorer(whitebox(), tokenizer=ending).tokenizer is ending  # not LM-Polygraph's own
 
 
 def test_a_tokenizer_of_another_vocabulary(tokenizer):

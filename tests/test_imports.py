@@ -1,11 +1,10 @@
-"""Which subpackage may know which, that nothing goes in circles, and what a start costs."""
+"""Which subpackage may know which, and what a start costs."""
 
 import ast
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
-from graphlib import TopologicalSorter
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -105,23 +104,6 @@ def test_the_core_finds_heads_in_two_places_alone():
         own = str(file.relative_to(ROOT))
         if not own.startswith("heads/") and file.suffix in (".py", ".pyi"):
             assert (f"{PACKAGE}.heads" in file.read_text()) == (own in ENTRANCES), own
-
-
-def test_nothing_imports_in_circles():
-    known = {}
-    for file in ROOT.rglob("*.py"):
-        parts = file.relative_to(ROOT.parent).with_suffix("").parts
-        known[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
-    # A package names what it holds, on first use: its own file is no part of a circle.
-    graph = {
-        name: {
-            other
-            for other in imported(file, True)
-            if other in known and other != name and not other.startswith(f"{name}.")
-        }
-        for name, file in known.items()
-    }
-    list(TopologicalSorter(graph).static_order())
 
 
 HEAVY = (

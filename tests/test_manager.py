@@ -108,9 +108,10 @@ def test_settings_that_the_helper_cannot_give_all_estimators():
         available_stat_calculators([AdaptASMI(num_samples=5)])
     with pytest.raises(ValueError, match="attention and memory budget"):
         available_stat_calculators([SemASMI(attention="eager"), SemASMI(depth=0.9)])
-    found = available_stat_calculators([AdaptASMI(attention="eager")])
-    asked = {c.name: c.cfg.attention for c in found if "attention" in c.cfg}
-    assert asked == dict.fromkeys(("MaskedHeadsCalculator", "ResponseDiversityCalculator"), "eager")
+    for own, option in (({"attention": "eager"}, {}), ({}, {"attention": "eager"})):
+        found = available_stat_calculators([AdaptASMI(**own)], **option)
+        asked = {c.name[:6]: c.cfg.attention for c in found if "attention" in c.cfg}
+        assert asked == {"Masked": "eager", "Respon": "eager"}
     for wanted in (False, True):  # maps of attention
         found = available_stat_calculators([RAUQ()], output_attentions=wanted)
         (greedy,) = [c.cfg for c in found if c.name == "GreedyProbsCalculator"]

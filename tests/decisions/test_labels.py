@@ -46,9 +46,9 @@ def test_what_a_row_is_refused_for(content, words):
 
 def test_labels():
     assert [is_wrong({"correct": value}) for value in (True, False, 1, 0)] == [False, True] * 2
-    right = (0.49, None), (0.5, None), (1, None), (0.6, 0.7), (90, 50), (10, 50), (-1.0, -2.0)
+    right = (0.49, None), (0.5, None), (1, None), (0.6, 0.7), (90, 50), (0.3, 0), (-1.0, -2.0)
     found = [is_wrong({"quality": quality}, limit) for quality, limit in right]
-    assert found == [True, False, False, True, False, True, False]
+    assert found == [True, False, False, True, False, False, False]
     assert not is_wrong({"quality": 1 + 1e-9})  # a metric's rounding
     for right_from in (math.nan, math.inf, True, "0.5"):
         with pytest.raises(ValueError, match="right_from must be a number"):

@@ -68,6 +68,7 @@ def test_names_carry_every_setting_that_changes_the_score(module, variant):
     assert {type(estimator) for estimator in made} == {variant}
     assert len(set(map(str, made))) == len(variations)
     assert made[0].level == "sequence"
+    assert type(made[0])(**ASMIConfig().to_dict()).config == made[0].config  # as a node `asmi`
 
 
 @pytest.mark.parametrize(

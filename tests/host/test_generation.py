@@ -23,7 +23,7 @@ CHANGING = {
     "begin_suppress_tokens": list(range(200, 340)), "sequence_bias": [[[200], 9.0]],
     "guidance_scale": 3.0, "forced_eos_token_id": 9, "watermarking_config": {"bias": 9.0},
     "no_repeat_ngram_size": 1, "renormalize_logits": True, "penalty_alpha": 0.5, "min_p": 0.5,
-    "typical_p": 0.1, "some_future_setting": 3,
+    "typical_p": 0.1, "some_future_setting": 0,
 }  # fmt: skip
 NEUTRAL = {
     "use_cache": False, "max_length": 4096, "cache_implementation": "hybrid",

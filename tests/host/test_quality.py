@@ -72,7 +72,7 @@ def test_the_best_of_all_accepted_answers_counts():
 LOOK_DIFFERENT = [
     ("“Edda Holm”", "Edda Holm"), ("Zoe\u0308", "Zo\u00eb"), ("«Эдда» — 1931", "эдда"),
     ("don’t", "don't"), ("Hawai\u02bbi", "Hawai'i"), ("It has 3\u202f000\u00a0men", "3 000 men"),
-    ("co\u00adop\u200b", "Coop"), ("１９３１年。", "1931"), ("STRASSE", "Straße"),
+    ("co\u00adop\u200b", "Coop"), ("１９３１年。", "1931"), ("STRASSE", "Straße"), ("⑴", "1"),
     ("他住在北京。", "北京"), ("مدينة القاهرة؟", "القاهرة"), ("a\u0300 Paris", "à Paris"),
 ]  # fmt: skip
 ARE_DIFFERENT = [("10²", "102"), ("Zoe", "Zoë"), ("5 €", "5 £"), ("🙂", "🙁"), ("北海", "北京"),

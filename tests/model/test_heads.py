@@ -9,6 +9,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 from lm_polygraph_asmi import ASMIConfig, score
 from lm_polygraph_asmi.config import SCOPES, module_paths
+from lm_polygraph_asmi.host.model import causal_model
 from lm_polygraph_asmi.model import layer_at, name_modules, plain_model, structure_of, target_layer
 from lm_polygraph_asmi.results.names import masked_layer
 from lm_polygraph_asmi.scoring.engine import Engine
@@ -16,7 +17,7 @@ from tests.decoders import FAMILIES, apart, full_passes, masks, sequence
 from tests.families import tiny_model
 from tests.registry import tiny_class
 from tests.subnetworks import subnetwork_log_probs
-from tests.tiny_lm import tokenizer
+from tests.tiny_lm import tokenizer, whitebox
 
 IDS, PROMPT = sequence(17), 11
 both_scopes = pytest.mark.parametrize("scope", SCOPES)
@@ -186,7 +187,9 @@ ANOTHER = "projection of the head outputs.*the first is 'self_attn.o_proj'"
 
 @both_scopes
 def test_named_modules_equal_full_passes(unknown, scope):
-    name_modules(unknown, NAMES)
+    host = whitebox()
+    host.model = unknown
+    assert causal_model(host, NAMES) is causal_model(host) is unknown  # which keeps the names
     found = subnetwork_log_probs(unknown, IDS, PROMPT, 2, masks(), scope=scope)
     plain = full_passes(FAMILIES["llama"], tiny_model("llama"), IDS, PROMPT, scope)
     assert apart(found, plain) < 1e-5

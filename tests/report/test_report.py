@@ -497,6 +497,14 @@ def test_intervals_that_exclude_chance_are_filled():
     assert [line.get_markerfacecolor() for line in points] == [figures.BLUE, "white"]
 
 
+def test_quadrants_have_their_own_rates_and_numbers():
+    split = SimpleNamespace(error_rate=np.array([[0, 1], [2, 3]]) / 4, count=[[5, 6], [7, 8]])
+    split.count = np.array(split.count)
+    (ax,) = figures.quadrants({"one": split}).axes
+    shown = ["0%\nn = 5", "25%\nn = 6", "50%\nn = 7", "75%\nn = 8"]
+    assert [text.get_text() for text in ax.texts] == shown
+
+
 def test_figures_of_many_settings_fit_a_page():
     """Sixteen panels, twenty rows, or long names, few of them in common; all on one scale."""
     rows = {f"method {i}": Interval(0.1 * i, 0.1 * i - 0.3, 0.1 * i + 0.3) for i in range(20)}

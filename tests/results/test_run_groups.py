@@ -24,6 +24,7 @@ def test_another_k_is_not_read_in_place_of_the_default_one(tmp_path):
     (alone,) = load_run_groups([tmp_path / "k256", tmp_path / "k256/ue_manager_seed1"])
     assert alone.variants["Sem-ASMI"] == "Sem-ASMI (60%, K=256)"
     assert len(alone.runs) == 1  # named twice, read once
+    np.testing.assert_equal(*(of.mi_of("Sem-ASMI (60%, K=256)") for of in (group, alone)))
 
 
 def test_one_finite_mask_for_all_methods_and_one_without_any_score_is_left_out_alone(tmp_path):

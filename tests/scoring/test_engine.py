@@ -1,5 +1,7 @@
 """Statistics of an answer: at several depths, of tokens that cannot be, and within a budget."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 import torch
@@ -158,7 +160,7 @@ def test_logits_of_no_distribution(bias, at, dtype, advice):
     assert advice in str(raised.value)
 
 
-def test_the_budget_holds_for_the_reductions():
+def test_the_budget_holds_for_the_reductions(monkeypatch):
     """Without it the kernel of 500 tokens alone is 4 MB for each position."""
     top_k, budget = 500, 5e6
     model = tiny_model("llama", vocab_size=1500)
@@ -168,8 +170,11 @@ def test_the_budget_holds_for_the_reductions():
     tight = Engine(**settings, memory_budget=int(budget))
     for engine in (loose, tight):
         engine.score(model, prompt, response[:1])  # the check of the model's layers
+    passes = Mock(side_effect=algorithm.run_subnetworks)  # which have it, too
+    monkeypatch.setattr(algorithm, "run_subnetworks", passes)
     with PeakMemory() as memory:
         (found,) = tight.score(model, prompt, response)
+    assert passes.call_args.args[-1] == budget
     assert memory.peak < budget
     (expected,) = loose.score(model, prompt, response)
     assert_close(found, expected, 1e-6, ("mi", "agreement", "entropy", "top_token"))

@@ -9,7 +9,7 @@ from lm_polygraph_asmi.results.manifest import write_manifest
 from lm_polygraph_asmi.stat_calculators import MaskedHeadsCalculator
 from lm_polygraph_asmi.stat_calculators.greedy import SavedAnswersCalculator, load_stat_calculator
 from tests.rounding import allowed
-from tests.tiny_lm import UNMASKABLE, unmaskable
+from tests.tiny_lm import UNMASKABLE, unmaskable, whitebox
 
 TEXTS = ["Who built the ferry?", "Where do the blue kites start?"]
 
@@ -40,6 +40,10 @@ def test_saved_answers_are_scored_as_they_are(finished, model):
         # Generation forbids the end token at the first two positions, scoring does not.
         for name in ("greedy_log_probs", "greedy_log_likelihoods"):
             np.testing.assert_allclose(saved[name][mine][2:], row[name][0][2:], rtol=0, atol=most)
+    half = whitebox()
+    half.model.bfloat16()
+    log_probs = SavedAnswersCalculator(folder)({}, TEXTS, half)["greedy_log_probs"][0]
+    np.testing.assert_allclose(np.exp(log_probs).sum(-1), 1, rtol=1e-5)  # in 32 bits
 
 
 def test_answers_to_other_questions_or_of_another_model(finished, model, tmp_path, monkeypatch):

@@ -74,6 +74,7 @@ def commands_below(command):
 
 def test_only_what_its_method_uses_makes_a_score_another_one():
     assert ASMIConfig(tau=0.5).score_key() == ASMIConfig().score_key()
+    assert len(ASMIConfig().at_depths([0.6, 0.1 * 6])) == 1  # equal up to rounding
     adapt = ASMIConfig(method="adapt")
     assert adapt.replace(tau=0.5).score_key() != adapt.score_key()
     elsewhere = {"attention": "eager", "memory_budget": 1, "max_new_tokens": 3}

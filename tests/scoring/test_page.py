@@ -117,12 +117,12 @@ def test_characters_that_steer(found):
 
 def test_several_answers_on_a_page(found):
     other = replace(found, warnings=("Look out.",))
-    page = render(cards(found, other), "two")
-    assert page.count('<section class="asmi" id="answer-') == 2
+    page = render(cards(other, other, found), "three")
+    assert page.count('<section class="asmi" id="answer-') == 3
     assert page.count(found.explanation[-1]) == 1  # a sentence common to all appears once
-    assert page.count("Look out.") == 1  # and what one says, with it
+    assert page.count("Look out.") == 2  # and what some say, with them
     assert page.count("Shade and bar show") == 1
-    assert "2 answers" in Elements(page).text
+    assert "3 answers" in Elements(page).text
     assert page.count("<style>") == 2  # the cards', once, and the page's
 
 

@@ -35,7 +35,6 @@ def scorer(model, chat):
         ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, got 0"),
         ({"depth": "0.6"}, "depth must be a number, got '0.6'"),
         ({"depth": 60}, r"depth must lie in \(0, 1\)"),
-        ({"mask_rate": "0.1"}, r"mask_rate \(p\) must be a number, got '0.1'"),
         ({"method": "raw"}, "method must be one of 'asmi', 'sem', 'adapt', got 'raw'"),
         ({"scope": "prompt"}, "scope must be one of"),
         ({"aggregation": "median"}, "aggregation must be one of 'mean', 'sum', 'max'"),

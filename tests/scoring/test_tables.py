@@ -128,6 +128,9 @@ def test_what_a_file_does_not_go_on_with(scorer, model, tokenizer, tmp_path):
     other = Scorer(model, tokenizer=tokenizer, depth=0.9, stop="?", **SETTINGS)
     with pytest.raises(ValueError, match=r"other settings \(depth 0.6 there, 0.9 here; stop"):
         score_file(other, source, out)
+    sdpa = Scorer(model, tokenizer=tokenizer, attention="sdpa", **SETTINGS)
+    with pytest.raises(ValueError, match=r"attention_in_use 'eager' there, 'sdpa' here"):
+        score_file(sdpa, source, out)
     for changed in ({"prompt": "Who?"}, {"prompt": None}, {"answer": " 1931"}):
         write(source, [ROWS[0] | changed, *ROWS[1:]])
         with pytest.raises(ValueError, match="row 1 has another prompt or answer than in"):

@@ -46,14 +46,14 @@ def test_embeddings_equal_separate_passes(name):
 
 @pytest.mark.parametrize("first", [5, 9])
 def test_embeddings_after_a_shared_prompt_that_are_wrong_are_not_believed(monkeypatch, first):
-    """At once, or for a longer prompt than the first."""
+    """At once, or for a longer prompt than the first; nor later, for the same."""
     model, after_one_prompt = tiny_model("llama"), responses._after_one_prompt
 
     def run_wrong(model, layer, prompt, *rest):
         return after_one_prompt(model, layer, prompt, *rest) + 0.3 * (len(prompt) > 5)
 
     monkeypatch.setattr(responses, "_after_one_prompt", run_wrong)
-    for length in (first, 40):
+    for length in (first, 40, 40):
         ids, answers = sequence(length), [[7, 8], [9]]
         with scoring_session(model):
             found = response_embeddings(model, ids, answers)

@@ -261,8 +261,11 @@ def test_closed_book_rows_take_the_clusters_of_their_twins(everything, tmp_path)
     rows = {"ids": [f"q{i}" for i in order], "clusters": ["other"] * 40}
     some = some_rows(content(ANSWERS, shift=0.5), order)
     save(tmp_path / "closed", some, CLOSED | {"rows": rows})
-    groups = load_run_groups([everything.runs["open"], tmp_path / "closed"])
-    (item,) = boundary(groups)
+    few = some_rows(content(ANSWERS, seed=8), range(9))  # shares no question
+    save(tmp_path / "few", few, OPEN | {"rows": {"ids": [*range(9)], "clusters": ["a"] * 9}})
+    names = tmp_path / "few", everything.runs["open"], tmp_path / "closed"
+    other, *groups = load_run_groups(names)
+    (item,) = boundary([other, *groups])
     assert [group.grounded for group in groups] == [True, False]
     assert item.table["questions"].tolist() == [40, 40]
     chosen, full = sorted(order), everything.groups[1]  # the same answers, in the open run's order
@@ -498,10 +501,9 @@ def test_intervals_that_exclude_chance_are_filled():
 
 
 def test_quadrants_have_their_own_rates_and_numbers():
-    split = SimpleNamespace(error_rate=np.array([[0, 1], [2, 3]]) / 4, count=[[5, 6], [7, 8]])
-    split.count = np.array(split.count)
+    split = SimpleNamespace(error_rate=np.tri(2), count=np.arange(4).reshape(2, 2))
     (ax,) = figures.quadrants({"one": split}).axes
-    shown = ["0%\nn = 5", "25%\nn = 6", "50%\nn = 7", "75%\nn = 8"]
+    shown = ["100%\nn = 0", "0%\nn = 1", "100%\nn = 2", "100%\nn = 3"]
     assert [text.get_text() for text in ax.texts] == shown
 
 

@@ -36,7 +36,6 @@ def scorer(model, chat):
         ({"depth": "0.6"}, "depth must be a number, got '0.6'"),
         ({"depth": 60}, r"depth must lie in \(0, 1\)"),
         ({"method": "raw"}, "method must be one of 'asmi', 'sem', 'adapt', got 'raw'"),
-        ({"scope": "prompt"}, "scope must be one of"),
         ({"aggregation": "median"}, "aggregation must be one of 'mean', 'sum', 'max'"),
         ({"stop": ["\n", 2]}, "stop must be a string such as"),
         ({"stop": [""]}, "stop must not contain an empty string"),

@@ -263,9 +263,8 @@ def test_closed_book_rows_take_the_clusters_of_their_twins(everything, tmp_path)
     save(tmp_path / "closed", some, CLOSED | {"rows": rows})
     few = some_rows(content(ANSWERS, seed=8), range(9))  # shares no question
     save(tmp_path / "few", few, OPEN | {"rows": {"ids": [*range(9)], "clusters": ["a"] * 9}})
-    names = tmp_path / "few", everything.runs["open"], tmp_path / "closed"
-    other, *groups = load_run_groups(names)
-    (item,) = boundary([other, *groups])
+    few, *groups = load_run_groups([tmp_path / "few", everything.runs["open"], tmp_path / "closed"])
+    (item,) = boundary([few, *groups])
     assert [group.grounded for group in groups] == [True, False]
     assert item.table["questions"].tolist() == [40, 40]
     chosen, full = sorted(order), everything.groups[1]  # the same answers, in the open run's order

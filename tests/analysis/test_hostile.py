@@ -204,12 +204,15 @@ SCORE, MASSES = np.arange(60.0), np.ones((10, 7))
 REFUSALS = [
     # Labels, columns and clusters.
     (lambda: Labelled([0, 1]), "clusters must have a key for every row"),
+    (lambda: Labelled([], []), "there is no row"),
     (lambda: Labelled(clusters=["a"]), "expected wrong, quality or both"),
     (lambda: Labelled([0, 1], ["a"]), "wrong has 2 values for 1 cluster keys"),
+    (lambda: Labelled([0.5], ["a"]), "wrong must contain True and False"),
     (lambda: Labelled(quality=[0.2], clusters=["a"]).wrong, "no correctness labels: pass wrong"),
     (lambda: Labelled([0] * 20, range(20)).folds(), "clusters each, got 0: use more rows"),
     # Many errors, in few clusters.
     (lambda: Labelled(ERRORS, [*"aabbccdd", *range(12)]).folds(), "clusters each, got 4"),
+    (lambda: PAIR.columns(score=["high", "low"]), "score must contain numbers"),
     (lambda: a.wilson_interval(0, 0), "at least one answer, got 0 of 0"),
     # Rankings of errors, and selection.
     (lambda: a.mcnemar([1, 2, 3], [1, 2, 3], [0, 1, 0], 4), r"must lie in 0 \.\.\. 3, got 4"),

@@ -8,7 +8,7 @@ from sklearn.metrics import roc_auc_score
 from statsmodels.regression.linear_model import OLS
 
 from lm_polygraph_asmi import analysis
-from lm_polygraph_asmi.analysis import Clustered, Labelled, aurc, cluster_interval
+from lm_polygraph_asmi.analysis import Clustered, Labelled, aurc, cluster_interval, prr_intervals
 from lm_polygraph_asmi.analysis.clusters import bootstrap_interval
 from lm_polygraph_asmi.analysis.distinct import error_probability
 from tests.analysis.simulation import coverage, ends, keys, monte_carlo_error, shared
@@ -91,9 +91,9 @@ STATISTICS = {
         lambda a: bootstrap_interval(MSP.mean(), lambda counts: counts @ MSP / 90, a),
         lambda rows: MSP[rows].mean(),
     ),
-    "PRR": (lambda a: analysis.prr_intervals({"a": MSP}, a)[0]["a"], lambda rows: prr(rows, MSP)),
+    "PRR": (lambda a: prr_intervals({"a": MSP}, a)[0]["a"], lambda rows: prr(rows, MSP)),
     "difference of PRR": (
-        lambda a: analysis.prr_intervals({"a": MSP, "b": FRAGILITY}, a, [("b", "a")])[1]["b", "a"],
+        lambda a: prr_intervals({"a": MSP, "b": FRAGILITY}, a, [("b", "a")])[1]["b", "a"],
         lambda rows: prr(rows, FRAGILITY) - prr(rows, MSP),
     ),
     "AUROC": (lambda a: analysis.auroc_interval(MSP, a), lambda rows: area(rows, MSP)),
@@ -151,9 +151,7 @@ def test_an_interval_is_a_loop_over_the_draws(name):
 def test_what_two_methods_share_cancels_in_their_difference():
     answers = Labelled(WRONG, NAMES, QUALITY, resamples=300)
     twin = MSP + 0.05 * RNG.normal(size=90)
-    alone, paired = analysis.prr_intervals(
-        {"a": MSP, "twin": twin}, answers, [("a", "twin"), ("a", "a")]
-    )
+    alone, paired = prr_intervals({"a": MSP, "twin": twin}, answers, [("a", "twin"), ("a", "a")])
     found = paired["a", "twin"]
     assert found.high - found.low < 0.25 * (alone["a"].high - alone["a"].low)
     assert paired["a", "a"] == analysis.auroc_difference(MSP, MSP, answers) == (0, 0, 0)
@@ -206,7 +204,7 @@ def test_few_clusters_have_intervals_too(clusters):
         quality = 1 / (1 + np.exp(difficulty + rng.normal(size=number * 8)))
         a, b = (difficulty + shared(rng, number, 8, 0.4) * noise for noise in (1.0, 1.6))
         answers = Labelled(quality=quality, clusters=keys(number, 8), resamples=resamples)
-        return analysis.prr_intervals({"a": a, "b": b}, answers, [("a", "b")])[1]["a", "b"]
+        return prr_intervals({"a": a, "b": b}, answers, [("a", "b")])[1]["a", "b"]
 
     truth = sample(40_000, resamples=1).value
     found = [sample(clusters) for _ in range(400)]

@@ -66,7 +66,8 @@ def test_values_come_back_with_the_settings_of_this_process(two):
         compute_apart(groups, [refer], lambda steps, _: steps)
     for group in groups:
         found, runs, name = group.computed["itself"]
-        assert (found, name) == (group, group.dataset)
+        assert found is group
+        assert name == group.dataset
         assert all(one is other for one, other in zip(runs, group.runs, strict=True))
 
 

@@ -1,16 +1,19 @@
 """Every shipped config, run on a tiny model and tiny data in its benchmark's own format."""
 
+import json
 from importlib import import_module
 from pathlib import Path
 
 import nltk
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hydra.core.hydra_config import HydraConfig
 from lm_polygraph.utils.factory_estimator import FactoryEstimator
 from lm_polygraph.utils.generation_parameters import GenerationParameters
 from omegaconf import OmegaConf, read_write
 
+from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.heads.analysis import head_criticality
 from lm_polygraph_asmi.host.configs import configs_path
 from lm_polygraph_asmi.maths import operating_point
@@ -289,6 +292,11 @@ def test_heads_are_analysed_on_the_first_answers_of_a_run(answers, tiny, stand_i
         assert len(own["masks"]) == 60
         np.testing.assert_allclose(np.mean(own["kl"], axis=0), own["mi"], rtol=1e-4, atol=1e-9)
         assert np.isfinite(head_criticality(own["kl"], own["masks"])).all()
+    out = tmp_path / "probe.json"
+    words = (tmp_path / "run", "--model", tiny, "--tokens", 2, "--draws", 3, "--out", out)
+    found = CliRunner().invoke(main, ["heads", "probe", *map(str, words)])
+    assert (found.exit_code, f"{out}: " in found.output) == (0, True), found.output
+    assert json.loads(out.read_text())["draws"] == 3
     shipped = composed("asmi_heads", "asmi.answers=somewhere")
     used = shipped.asmi
     assert (shipped.data.first, used.num_masks, used.details) == (500, 300, True)

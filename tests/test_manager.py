@@ -110,8 +110,9 @@ def test_settings_that_the_helper_cannot_give_all_estimators():
         available_stat_calculators([SemASMI(attention="eager"), SemASMI(depth=0.9)])
     for own, option in (({"attention": "eager"}, {}), ({}, {"attention": "eager"})):
         found = available_stat_calculators([AdaptASMI(**own)], **option)
-        asked = {c.name[:6]: c.cfg.attention for c in found if "attention" in c.cfg}
-        assert asked == {"Masked": "eager", "Respon": "eager"}
+        asked = {c.name: c.cfg.attention for c in found if "attention" in c.cfg}
+        names = "MaskedHeadsCalculator", "ResponseDiversityCalculator"
+        assert asked == dict.fromkeys(names, "eager")
     for wanted in (False, True):  # maps of attention
         found = available_stat_calculators([RAUQ()], output_attentions=wanted)
         (greedy,) = [c.cfg for c in found if c.name == "GreedyProbsCalculator"]

@@ -13,6 +13,7 @@ import yaml
 from click.testing import CliRunner
 from hatchling.build import build_wheel
 from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from lm_polygraph.utils.factory_estimator import FactoryEstimator
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError
@@ -193,8 +194,10 @@ def test_asmi_is_added_to_a_users_lists(users_config, config, overrides, kept):
     values = {"depth": 0.9, "num_masks": 7, "tau": 0.5, "num_samples": 4, "closing_token": "false"}
     values = [f"asmi.{key}={value}" for key, value in values.items()]
     composed_run = compose_run(name, configs, [*overrides, *values])
-    for _ in range(2):  # a config is resolved several times
-        resolved = OmegaConf.create({key: list(composed_run[key]) for key in LISTS})
+    with initialize_config_dir(configs, version_base=None):
+        for _ in range(2):  # a config is resolved several times
+            resolved = OmegaConf.create({key: list(composed_run[key]) for key in LISTS})
+        assert GlobalHydra.instance().is_initialized()  # as it was found
     variants = ["asmi", "sem_asmi", "adapt_asmi"][: 2 if "+add=asmi_only" in overrides else 3]
     names = [entry.name for entry in resolved.estimators]
     assert names == [*kept, *(f"{PREFIX}{variant}" for variant in variants)]

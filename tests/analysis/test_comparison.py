@@ -36,6 +36,8 @@ def test_mcnemar_shares_flags_among_equal_scores():
     assert mcnemar([1, 2, 3], [3, 2, 1], [0, 0, 0], 2) == (0, 0, 0, 2, 1.0)
     found = mcnemar([1, 1, 1, 0], [0, 1, 2, 3], [1, 0, 0, 1], 2)
     assert found[:3] == pytest.approx((2 / 3, 1, 0))
+    found = mcnemar([1, 1, 1, 0, 0, 0], [0, 0, 0, 1, 1, 1], [1, 1, 1, 1, 0, 0], 2)
+    assert found == pytest.approx((2, 2 / 3, 0, 2, 1.0))  # of two and one
     rng = np.random.default_rng(10)
     first, second = rng.integers(3, size=40), rng.integers(4, size=40)
     wrong = rng.random(40) < 0.4

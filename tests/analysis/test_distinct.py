@@ -56,6 +56,8 @@ def test_fits_are_those_of_statsmodels_per_fold():
         distinct.error_probability(features, wrong, folds), chance, atol=1e-3
     )
     np.testing.assert_allclose(distinct.residual(signal, controls, folds), left, atol=1e-10)
+    tiny = distinct.residual(1e-9 * signal, controls, folds)  # no scale is taken for 0
+    np.testing.assert_allclose(tiny, 1e-9 * left, atol=1e-19)
     # The model is not penalised: entropy may come in nats or in bits, MSP in hundreds.
     scaled = distinct.error_probability(features * [1e4, 1e-4, 1] + [1e5, 0, 0], wrong, folds)
     np.testing.assert_allclose(scaled, chance, atol=2e-3)

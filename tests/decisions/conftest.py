@@ -30,15 +30,10 @@ def labelled(n=N):
     """Two answers to each prompt; the label has nothing to do with anything."""
     draw = np.random.default_rng(0)
     return [
-        {
-            "prompt": f"Question {i // 2}: {PROMPT}",
-            "answer": f" {word} {word}",
-            "correct": bool(draw.random() < 0.7),
-            "cluster": i // 2,
-            "id": f"q{i}",
-        }
+        {"prompt": f"Question {i // 2}: {PROMPT}", "answer": f" {word} {word}",
+         "correct": bool(draw.random() < 0.7), "cluster": i // 2, "id": f"q{i}"}
         for i, word in enumerate(draw.choice(WORDS, N)[:n].tolist())
-    ]
+    ]  # fmt: skip
 
 
 def numbered(*contents):
@@ -86,9 +81,7 @@ def calibration(scored):
 
 @pytest.fixture
 def no_masks(monkeypatch):
-    monkeypatch.setattr(
-        algorithm, "run_subnetworks", lambda *_: pytest.fail("a masked pass was run")
-    )
+    monkeypatch.setattr(algorithm, "run_subnetworks", lambda *_: pytest.fail("a masked pass ran"))
 
 
 def limited(calibration, threshold, signal=None):

@@ -33,13 +33,17 @@ def test_no_masked_pass_where_none_is_needed(model, chat, calibration, signal, t
     assert again == one
 
 
-def test_a_masked_signal_comes_with_its_score(calibration, scorer):
+def test_a_masked_signal_comes_with_its_score(calibration, scorer, model, chat):
     decider = Decider(scorer, limited(calibration, 1e9, "sem"))
     one, expected = decider.decide(PROMPT, " Brask"), scorer.score(PROMPT, " Brask")
     assert decider.scorer is scorer
     assert one.value == one.score.score == pytest.approx(float(expected), rel=1e-6)
     assert one.accept is True
     assert one.score.settings.items() >= fingerprints(scorer).items()
+    gated = limited(calibration, 1e9, "adapt")
+    gated = replace(gated, settings=gated.settings | {"method": "adapt"})
+    how = {"calibration": gated, "tokenizer": chat, "samples": [" Brask", " 1931"]}
+    assert decide(model, PROMPT, " Brask", **how).settings["samples"] == "passed"
 
 
 def test_answers_unlike_the_calibrations(calibration, model, chat):
@@ -92,27 +96,24 @@ def test_a_threshold_for_chats(scorer):
         assert (one.accept, reason in one.reason) == (None, True)
 
 
-ROWS = [
-    {"id": "a", "prompt": PROMPT, "answer": " Brask"},
-    {"id": "b", "prompt": PROMPT},
-    {"id": "c"},
-    {"id": "d", "prompt": PROMPT, "answer": " In. It."},
-]
-
-
 @pytest.mark.parametrize(("signal", "suffix"), [("sem", "parquet"), ("learned", "csv")])
 def test_many_rows_and_files(scorer, calibration, signal, suffix, tmp_path):
     decider = Decider(scorer, limited(calibration, 1e9, signal))
-    found = list(decider.score_many(ROWS))
-    assert [(one.index, one.id, one.error is None) for one in found] == [
-        (0, "a", True), (1, "b", True), (2, "c", False), (3, "d", True),
-    ]  # fmt: skip
+    rows = [
+        {"id": "a", "prompt": PROMPT, "answer": " Brask", "msp": 7},  # a field of its own
+        {"id": "b", "prompt": PROMPT},
+        {"id": "c"},
+        {"id": "d", "prompt": PROMPT, "answer": " In. It."},
+    ]
+    found = list(decider.score_many(rows))
+    assert [(one.index, one.id) for one in found] == list(enumerate("abcd"))
+    assert [one.error is None for one in found] == [True, True, False, True]
     assert next(decider.score_many([{"key": 7}], id_field="key")).id == 7
     with pytest.raises(ValueError, match="expected a text"):
-        list(decider.score_many(ROWS, on_error="raise"))
-    table = BatchScorer(lambda: decider)(pd.DataFrame(ROWS[:3]))
+        list(decider.score_many(rows, on_error="raise"))
+    table = BatchScorer(lambda: decider)(pd.DataFrame(rows[:3]))
     assert table["accept"].tolist() == [True, pd.NA, pd.NA]
-    write(tmp_path / "in.jsonl", ROWS[:3])
+    write(tmp_path / "in.jsonl", rows[:3])
     out = tmp_path / f"out.{suffix}"
     for _ in range(2):  # then nothing is left but the row that fails
         assert score_file(decider, tmp_path / "in.jsonl", out) == 1

@@ -15,9 +15,6 @@ from tests import tiny_lm
 from tests.decisions.conftest import labelled, limited, run, write
 from tests.scoring.conftest import PROMPT
 
-OPTIONS = ("--num-masks", 4, "--mask-rate", 0.3, "--top-k", 8, "--stop", "\\n", "--scope",
-           "response")  # fmt: skip
-
 
 def done(*arguments):
     code, said = run(*arguments)
@@ -32,8 +29,9 @@ def folder(tmp_path_factory, few_resamples):  # noqa: ARG001 - no test below ask
     tiny_lm.save(place / "model")
     rows = [*labelled(60), {"prompt": PROMPT, "answer": "", "correct": True, "cluster": "blank"}]
     write(place / "rows.jsonl", [*rows, {"prompt": "Where?", "answer": " x", "cluster": "none"}])
-    done("score", place / "rows.jsonl", "--model", place / "model", *OPTIONS, "--out",
-         place / "answers.csv")  # fmt: skip
+    done("score", place / "rows.jsonl", "--model", place / "model", "--out", place / "answers.csv",
+         "--num-masks", 4, "--mask-rate", 0.3, "--top-k", 8, "--stop", "\\n", "--scope", "response",
+    )  # fmt: skip
     return place
 
 
@@ -61,6 +59,9 @@ def test_from_scores_to_the_gate(folder, calibrated, tmp_path):
     assert "settings differ from the calibration answers.csv (scope 'response' there" in said
     limited(found, None).save(tmp_path / "none.json")
     assert "Warning: No threshold by " in done(*words, tmp_path / "none.json")
+    out.unlink()
+    said = done(*words, tmp_path / "none.json", "--attention", "eager")
+    assert "attention_in_use 'sdpa' there, 'eager' here" in said
     out.unlink()
     said = done(*words, calibrated)
     assert f"n0 Accept: {found.title} " in said

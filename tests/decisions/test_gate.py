@@ -16,10 +16,8 @@ from tests.analysis.simulation import keys
 from tests.decisions.conftest import labelled, limited, numbered, run, write
 
 
-def guaranteed(risk=0.1, confidence=0.9, clusters=500, largest=1):
-    return RiskThreshold(
-        0.3, 0.8, 0.04, risk, confidence, 0.2, clusters * largest, clusters, largest
-    )
+def guaranteed(risk=0.1, confidence=0.9, largest=1):
+    return RiskThreshold(0.3, 0.8, 0.04, risk, confidence, 0.2, 500 * largest, 500, largest)
 
 
 def purse(rows, risk, largest, above):
@@ -50,7 +48,6 @@ def test_gate_is_that_of_plain_loops(seed, largest):
     assert gate.left_out == 90 - gate.answers > 0
     expected = "violated" if gate.p_violated <= 0.05 else "inconclusive"
     assert gate.outcome == ("holds" if gate.p_holds <= 0.1 else expected)
-
     assert gate.low - 1e-3 < gate.errors / gate.accepted < gate.high + 1e-3
     for end, level, above in ((gate.high, 0.1, False), (gate.low, 0.05, True)):
         if end > 1e-3:
@@ -119,9 +116,8 @@ def test_clusters_of_an_unrecorded_size_are_as_large_as_the_largest_here():
     guarantee = RiskThreshold(0.3, 0.8, 0.04, 0.1, 0.9, 0.2, 900, 300)
     gate = risk_gate(guarantee, np.ones(6), Labelled(np.zeros(6), list("aaabbc")))
     assert (gate.answers, gate.left_out) == (6, 0)
-    assert gate.p_holds == pytest.approx(
-        purse([(key, True, False) for key in "aaabbc"], 0.1, 3, above=False)
-    )
+    rows = [(key, True, False) for key in "aaabbc"]
+    assert gate.p_holds == pytest.approx(purse(rows, 0.1, 3, above=False))
 
 
 @pytest.fixture

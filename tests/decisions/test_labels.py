@@ -7,7 +7,6 @@ import pytest
 
 from lm_polygraph_asmi.analysis import Labelled
 from lm_polygraph_asmi.decisions.labels import answer_digest, clusters_of, is_wrong, labels_of
-from lm_polygraph_asmi.scoring.rows import Row
 from tests.decisions.conftest import WORDS, numbered
 
 FIRST = {"id": 1, "correct": True, "cluster": "a"}
@@ -46,9 +45,18 @@ def test_what_a_row_is_refused_for(content, words):
 
 def test_labels():
     assert [is_wrong({"correct": value}) for value in (True, False, 1, 0)] == [False, True] * 2
-    right = (0.49, None), (0.5, None), (1, None), (0.6, 0.7), (90, 50), (0.3, 0), (-1.0, -2.0)
+    right = (
+        (0.49, None),
+        (0.5, None),
+        (1, None),
+        (0.6, 0.7),
+        (90, 50),
+        (10, 50),
+        (0.3, 0),
+        (-1.0, -2.0),
+    )
     found = [is_wrong({"quality": quality}, limit) for quality, limit in right]
-    assert found == [True, False, False, True, False, False, False]
+    assert found == [True, False, False, True, False, True, False, False]
     assert not is_wrong({"quality": 1 + 1e-9})  # a metric's rounding
     for right_from in (math.nan, math.inf, True, "0.5"):
         with pytest.raises(ValueError, match="right_from must be a number"):
@@ -98,7 +106,7 @@ def test_a_question_labelled_twice_is_one_cluster(first, second):
     found = clusters_of(rows)
     assert len(set(found[:4])) == 1
     assert found[4] not in found[:4]
-    unnamed = clusters_of([Row(n, {"prompt": p}) for n, p in enumerate((first, second, "When?"))])
+    unnamed = clusters_of(numbered(*({"prompt": p} for p in (first, second, "When?"))))
     assert unnamed[0] == unnamed[1] != unnamed[2]
     assert answer_digest(first, " Holm") == answer_digest(second, "Holm\n")
     assert answer_digest(first, "Holm") != answer_digest(first, "Rell")

@@ -21,10 +21,9 @@ from lm_polygraph_asmi.decisions.learned import fit_score, learned_threshold, ou
 from lm_polygraph_asmi.decisions.risk_control import choosing_rows
 from lm_polygraph_asmi.decisions.rows import _features
 from lm_polygraph_asmi.scoring import Score
-from lm_polygraph_asmi.scoring.rows import Row
 from lm_polygraph_asmi.scoring.unmasked import fingerprints, read
 from tests.analysis.simulation import keys, monte_carlo_error
-from tests.decisions.conftest import WORDS, labelled, lines_of
+from tests.decisions.conftest import WORDS, labelled, lines_of, numbered
 from tests.scoring.conftest import PROMPT
 
 OVERFITTED = partial(fit_score, strength=1e6)
@@ -114,9 +113,8 @@ def test_what_leaves_the_simple_signal():
     few = Labelled(np.arange(400) < 12, keys(400, 1))
     found = learned_threshold(features, simple, few, 0.3, 0.9)
     assert found.signal == "msp"
-    assert "expected 10 clusters with wrong and 10 with right answers among the 200" in (
-        found.learning
-    )
+    said = "expected 10 clusters with wrong and 10 with right answers among the 200"
+    assert said in found.learning
 
 
 @pytest.fixture(scope="module")
@@ -143,12 +141,9 @@ def test_from_labels_to_decisions(learned, told, scorer):
     assert learned.guarantee.coverage > 0.3
     found = [outcome.result for outcome in Decider(scorer, learned).score_many(told[:10])]
     for one, row in zip(found, told, strict=False):
-        features = _features([Row(1, row)], [Score.from_dict(row)], scorer)
-        assert (
-            one.value
-            == one.signals["learned"]
-            == pytest.approx(learned.learned(features)[0], abs=1e-3)
-        )
+        features = _features(numbered(row), [Score.from_dict(row)], scorer)
+        expected = pytest.approx(learned.learned(features)[0], abs=1e-3)
+        assert one.value == one.signals["learned"] == expected
         assert one.accept == (one.value <= learned.guarantee.threshold)
         assert one.reason.startswith(("Accept: learned", "Abstain: learned"))
 
@@ -185,7 +180,7 @@ def test_features_of_own_answers_are_those_of_their_ids(scorer, monkeypatch):
     (line,) = lines_of(scorer, [{"prompt": PROMPT}])
     score = Score.from_dict(line)
     assert len(score.ids) == 3
-    features = _features([Row(1, line)], [score], scorer)
+    features = _features(numbered(line), [score], scorer)
     np.testing.assert_allclose(-features["free"][0, 0], score.signals["msp"], rtol=1e-4)
     runs, plain = [], algorithm.run_unmasked
     monkeypatch.setattr(algorithm, "run_unmasked", lambda *a: runs.append(1) or plain(*a))

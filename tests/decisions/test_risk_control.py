@@ -11,13 +11,7 @@ from simulate_guarantee import COVERAGES, POPULATIONS, Case, baselines, line, on
 from lm_polygraph_asmi.analysis import clusters
 from lm_polygraph_asmi.analysis.clusters import SEED
 from lm_polygraph_asmi.decisions import risk_control, risk_threshold
-from lm_polygraph_asmi.decisions.risk_control import (
-    BETS,
-    FEW,
-    choosing_rows,
-    p_value,
-    ranks_to_test,
-)
+from lm_polygraph_asmi.decisions.risk_control import BETS, choosing_rows, p_value, ranks_to_test
 from tests.analysis.simulation import keys, monte_carlo_error
 
 
@@ -122,8 +116,9 @@ def test_sequence_is_that_of_plain_loops(n, size, unlabelled):
         share = 0.2 if size > 1 and not unlabelled else 0.0
         choosing = choosing_rows(codes, SEED, share)
         assert choosing.sum() == share * n * size
+        parts = [(1.0, 0.3)] if n <= risk_control.FEW else [(0.7, 0.3), (0.3, 3.5 / n**0.5)]
         limits = []
-        for part, start in [(1.0, 0.3)] if n <= FEW else [(0.7, 0.3), (0.3, 3.5 / n**0.5)]:
+        for part, start in parts:
             level = part * 0.1
             tested = ranks_to_test(n, 0.25, level, start)
             grid = np.sort(score)[tested - 1] if others is None else [

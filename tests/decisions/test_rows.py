@@ -69,12 +69,6 @@ def test_answers_that_are_all_right_give_a_threshold(scored, tmp_path):
     assert Calibration.load(tmp_path / "c.json").guarantee == guarantee
 
 
-PLAIN = (
-    "row 1: expected a row with scores, got the fields prompt, answer, correct.*: run `polygraph_"
-    "asmi score ROWS --model M --out answers.csv` first, label its column `correct`, then calibrate"
-)
-
-
 @pytest.mark.parametrize(
     ("change", "asked", "words"),
     [  # of all rows, or of one by its place; or other rows
@@ -83,7 +77,9 @@ PLAIN = (
         ({3: {"digest": None}}, {}, "row 4: expected a row with scores, got the fields"),
         ({"correct": None}, {}, "expected at least two labelled answers, got none among 4 rows"),
         ({"correct": False}, {}, "expected right and wrong answers, got 4, all wrong"),
-        (labelled(4), {}, PLAIN),
+        (labelled(4), {}, "row 1: expected a row with scores, got the fields prompt, answer, "
+         "correct.*: run `polygraph_asmi score ROWS --model M --out answers.csv` first, label its "
+         "column `correct`, then calibrate"),
         ([Row(7, {"line": "{"}, "not JSON"), Row(8, {"digest": "0"})], {}, "row 7: not JSON"),
         ([], {}, "at least two labelled answers"),
         ({}, {"unlabelled": labelled(4)}, "unlabelled row 1: expected a row with scores"),
@@ -114,14 +110,11 @@ def refused(rows):
     return [int(re.match(r"row (\d+): ", one)[1]) for one in said]
 
 
-SIGNALS = ("entropy", "msp", "perplexity", "asmi", "sem")
-
-
 @pytest.mark.parametrize(
     "change",
     [
         *({name: 1} for name in ("counted", "content_end", "prompt_tokens", "score", "msp")),
-        *({"signals": {name: 0.001}} for name in SIGNALS),
+        *({"signals": {name: 0.001}} for name in ("entropy", "msp", "perplexity", "asmi", "sem")),
         {"answered": False}, {"scored_text": " Brask"}, {"ids": [7]}, {"digest": None},
         {"answer": " Sorell"}, {"settings": {}}, {"model": "another"}, {"prompt": "Who sailed it?"},
     ],
@@ -153,6 +146,7 @@ def test_a_file_that_passed_through_a_table(scored):
     assert refused(rows) == []
     read = [UnmaskedAnswer.of_row(line).signals for line in scored]
     assert read == [line["signals"] for line in scored]
+    assert digest_of({"msp": 1.23456789e-6}) == digest_of({"msp": 1.2e-6})  # seven decimals
 
 
 @pytest.mark.parametrize(

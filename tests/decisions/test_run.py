@@ -47,13 +47,9 @@ def as_a_run(place, scores, rows, metrics):
     }
     names = {"ids": [row["id"] for row in rows], "clusters": [str(row["cluster"]) for row in rows]}
     about = runs.manifest(len(rows)) | {"rows": names, "model": {"path": scores[0].model}}
-    own = ASMIConfig(top_k=8, stop=["\n"])
-    content = {"metrics": {}, "state": "Initialized"} | {
-        "estimations": {("sequence", str(own)): [float(one) for one in scores]},
-        runs.METHODS: {str(own): own.to_dict() | {"symbol": own.symbol}},
-        "gen_metrics": {("sequence", name): values for name, values in metrics.items()},
-        "stats": stats,
-    }
+    content = {"metrics": {}, "state": "Initialized", "estimations": {}, runs.METHODS: {}}
+    content |= {"gen_metrics": {("sequence", n): of for n, of in metrics.items()}, "stats": stats}
+    runs.put(content, ASMIConfig(top_k=8, stop=["\n"]), [float(one) for one in scores])
     return runs.save(place, content, about)
 
 
@@ -110,11 +106,10 @@ def test_what_a_run_gives(planted, variant):
     assert (found.model, found.label_source) == ("models/tiny", "AlignScore")
     own = {"method": variant, "closing_token": True, "aggregation": "mean", "stop": None}
     own |= {"max_new_tokens": 64, "prompt_format": "text"}
-    gate = {"tau": 0.3, "beta": 10.0, "num_samples": 10, "gate_token": "second_last"}
+    if variant == "adapt":
+        own |= {"tau": 0.3, "beta": 10.0, "num_samples": 10, "gate_token": "second_last"}
     settings = {n: v for n, v in found.settings.items() if n not in ("answer_ends", "revision")}
-    assert settings == saved["stats"]["asmi"][0][0.6]["settings"] | own | (
-        gate if variant == "adapt" else {}
-    )
+    assert settings == saved["stats"]["asmi"][0][0.6]["settings"] | own
     prr = found.signals[found.title].prr
     assert 0 < prr.low < prr.value < prr.high
 
@@ -191,12 +186,9 @@ def test_by_command_without_the_model(tmp_path):
 
 def test_labels_of_a_run_that_are_none(scores, tmp_path):
     metrics = {
-        "BLEU": [100 * one for one in RIGHT],
-        "Bart": [one - 3 for one in RIGHT],
-        "Rouge_rougeL": [np.nan, *RIGHT[1:]],
-        "Rouge_rouge1": RIGHT,
-        "ReferenceInAnswer": RIGHT,
-    }
+        "BLEU": [100 * one for one in RIGHT], "Bart": [one - 3 for one in RIGHT],
+        "Rouge_rougeL": [np.nan, *RIGHT[1:]], "Rouge_rouge1": RIGHT, "ReferenceInAnswer": RIGHT,
+    }  # fmt: skip
     rows = [row | {"cluster": i} for i, row in enumerate(labelled())]
     place = as_a_run(tmp_path / "run", scores, rows, metrics)
     expected = calibrate_run(place, metric="ReferenceInAnswer", **ASKED)

@@ -31,6 +31,7 @@ def test_tokens_are_counted_as_the_host_does(tmp_path, monkeypatch, instruct):
     monkeypatch.setattr("lm_polygraph_asmi.host.window._tokenizer", None)
     short = "x" * (WINDOW - 18)  # fits even with a token a byte
     assert instruct or window.too_long(short, 10) is None
-    for prompt in (short + "x", "\ufdfa" * 2):  # a letter that normalises to 18
+    counted = [short] * instruct  # a template adds to it
+    for prompt in (*counted, short + "x", "\ufdfa" * 2):  # a letter that normalises to 18
         with pytest.raises(TypeError):
             window.too_long(prompt, 10)

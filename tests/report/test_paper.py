@@ -19,9 +19,9 @@ from lm_polygraph_asmi.report.items.mechanism import screen
 from lm_polygraph_asmi.report.items.paper import papers_numbers
 from lm_polygraph_asmi.report.items.signal import confident_fragile, distinct, payoff
 from lm_polygraph_asmi.results import paper
-from lm_polygraph_asmi.results.run_groups import RunGroup
+from lm_polygraph_asmi.results.run_groups import RunGroup, load_run_groups
 from lm_polygraph_asmi.runs.compose import compose_run
-from tests.report.runs import METHODS, content, exchanged, loaded, papers_manifest, put
+from tests.report.runs import METHODS, content, exchanged, loaded, papers_manifest, put, save
 
 pytestmark = pytest.mark.usefixtures("few_resamples")
 SEM, MSP = "Sem-ASMI (60%, K=64)", "MaximumSequenceProbability"
@@ -158,6 +158,10 @@ def test_scores_with_other_settings_are_no_comparison(tmp_path, settings):
     table = beside(loaded(tmp_path, other, papers_manifest(FEW)), benchmark, distinct)
     assert not table.query("method == 'Sem-ASMI' and quantity == 'PRR' and depth == '60%'").size
     assert row_of(table, MSP)["but"] == "rows"  # a baseline has no masks
+    runs = {"a": content(FEW), "b": other}  # each score by the masks of its own run
+    runs = [save(tmp_path / name, run, papers_manifest(FEW)) for name, run in runs.items()]
+    (both,) = load_run_groups(runs)
+    assert paper.paper_method(both, "Sem-ASMI", 0.6) == SEM
     tested = table[table["quantity"] == "residual AUROC"]
     assert {*tested["but"]} == {"rows; settings of ASMI"}
 

@@ -24,7 +24,7 @@ from lm_polygraph_asmi.report import build_report, figures, load_run_groups
 from lm_polygraph_asmi.report.item import BOLD, ITALIC, Marked
 from lm_polygraph_asmi.report.items import every_report_item, signal
 from lm_polygraph_asmi.report.items.benchmark import benchmark, depths, stability
-from lm_polygraph_asmi.report.items.boundary import boundary, truncation
+from lm_polygraph_asmi.report.items.boundary import boundary, pairs_of_rows, truncation
 from lm_polygraph_asmi.report.items.mechanism import cost, screen
 from lm_polygraph_asmi.report.tables import prr_rows
 from lm_polygraph_asmi.results.paper import read_published
@@ -132,9 +132,10 @@ def test_a_plain_report_is_a_page_with_two_figures(tmp_path):
     about["dataset"]["source"] = "/secret/data/shared/squad.json"
     saved = content()
     saved["estimations"]["sequence", r"A $\frac$ <b>_|&%#{}"] = list(range(60))
-    groups = loaded(tmp_path / "secret", saved, about)
-    for name in ("one", "two"):
-        build_report(groups, tmp_path / name)
+    run = save(tmp_path / "secret" / "run", saved, about)
+    build_report(load_run_groups([run], depth=0.9), tmp_path / "one")
+    command = ["report", run, "--depth", 0.9, "--out", tmp_path / "two"]
+    assert CliRunner().invoke(main, list(map(str, command))).exit_code == 0
     files = [p.relative_to(tmp_path / "one") for p in (tmp_path / "one").rglob("*.*")]
     assert sorted(map(str, files)) == [
         "figures/benchmark.png", "figures/minus_msp.png", "index.html",
@@ -289,6 +290,8 @@ def test_another_k_is_compared_on_the_answers_both_have(tmp_path):
     _, paired = prr_intervals(scores, small.answers.take(rows), [("256", "64")])
     row = item.table.set_index("score").loc["Sem-ASMI"]
     assert row["large Δ small K"] == pytest.approx(paired["256", "64"])
+    (bare,) = loaded(tmp_path / "bare", larger, manifest(60) | {"rows": None})
+    assert len(pairs_of_rows(small, bare, True)) == 59  # by their prompts
 
 
 def test_a_depth_is_chosen_on_the_larger_of_two_runs(tmp_path):
@@ -312,6 +315,7 @@ def test_seconds_of_masks_one_at_a_time_are_divided_by_those_of_batches(tmp_path
     deeper["stats"]["asmi_seconds"] = [4.0] * 60
     save(tmp_path / "deeper", deeper)
     (item,) = cost(load_run_groups(tmp_path / name for name in ("batched", "slow", "deeper")))
+    assert item.table["masks"].tolist() == ["batched", "batched", "one at a time"]
     alike, other = item.table.groupby("depths")["one at a time / batched"].agg(list)
     assert (alike, str(other)) == ([2.5, 2.5], "[nan]")
 
@@ -504,6 +508,13 @@ def test_quadrants_have_their_own_rates_and_numbers():
     (ax,) = figures.quadrants({"one": split}).axes
     shown = ["100%\nn = 0", "0%\nn = 1", "100%\nn = 2", "100%\nn = 3"]
     assert [text.get_text() for text in ax.texts] == shown
+
+
+def test_answers_at_the_median_are_confident(tmp_path):
+    saved = content()
+    saved["estimations"]["sequence", MSP] = [0.0] * 42 + list(range(18))
+    (item,) = signal.confident_fragile(loaded(tmp_path, saved))
+    assert item.table["confident share"].tolist() == [43 / 60]
 
 
 def test_figures_of_many_settings_fit_a_page():

@@ -89,7 +89,10 @@ def test_table_in_the_terminal(tmp_path):
 @pytest.mark.parametrize(
     ("quality", "said"),
     [
-        ([1.0, np.nan, 1.0, 0.4], ["PRR over 3 answers", "1 answers without a finite", "over: 3."]),
+        (
+            [1.0, np.nan, 1.0, 0.4],
+            ["PRR over 3 answers", "1 answers without a finite score or", "over: 3."],
+        ),
         ([1.0, 1.0, 1.0, 1.0], ["undefined", "there are no errors to rank"]),
     ],
 )

@@ -5,7 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 from datasets import Dataset, load_from_disk
-from lm_polygraph.estimators import Perplexity
+from lm_polygraph.estimators import Perplexity, SemanticEntropy
 from omegaconf import OmegaConf
 
 from lm_polygraph_asmi.runs import checks, rows
@@ -146,6 +146,12 @@ def test_models_of_quality_metrics_are_named_before_the_run(monkeypatch, tmp_pat
     assert found(written.generation_metrics) == []
     monkeypatch.setattr(checks, "unavailable", lambda _: None)
     assert found([{"name": "BertScoreMetric"}]) == []
+
+
+def test_models_that_estimators_need_through_other_statistics_are_named():
+    """Semantic entropy reads classes, which are made of a matrix of entailment."""
+    (finding,) = CHECKS["side models"](Plan(composed("asmi_coqa"), [SemanticEntropy()]))
+    assert finding.text.startswith("the NLI model 'microsoft/deberta-large-mnli' ")
 
 
 def test_folders_that_cannot_be_written_or_hold_the_results(monkeypatch, tmp_path):

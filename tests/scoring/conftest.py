@@ -6,8 +6,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from tests.tiny_lm import save, whitebox
-from tests.tiny_lm import tokenizer as tiny_tokenizer
+from tests import tiny_lm
 
 PROMPT = "Who built the ferry?"
 MESSAGES = [{"role": "user", "content": PROMPT}]
@@ -20,7 +19,7 @@ CHAT = (
 
 @pytest.fixture(scope="session")
 def tokenizer() -> PreTrainedTokenizerFast:
-    return tiny_tokenizer()
+    return tiny_lm.tokenizer()
 
 
 @pytest.fixture(scope="session")
@@ -30,13 +29,7 @@ def chat(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="session")
 def model() -> PreTrainedModel:
-    return whitebox().model
-
-
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory):
-    """Model and tokenizer as a folder; no test changes it."""
-    return save(tmp_path_factory.mktemp("tiny"))
+    return tiny_lm.whitebox().model
 
 
 def templated(tokenizer: PreTrainedTokenizerFast, template: str) -> PreTrainedTokenizerFast:
@@ -45,13 +38,25 @@ def templated(tokenizer: PreTrainedTokenizerFast, template: str) -> PreTrainedTo
     return copy
 
 
+def user(content, **fields):
+    return [{"role": "user", "content": content, **fields}]
+
+
+def greedy(model, tokenizer, length):
+    """The most probable token, one after the other, until an end token."""
+    ids, answer = tokenizer(PROMPT, return_tensors="pt")["input_ids"], []
+    while len(answer) < length and tokenizer.eos_token_id not in answer:
+        with torch.no_grad():
+            token = model(ids).logits[0, -1].argmax()
+        ids = torch.cat([ids, token[None, None]], dim=1)
+        answer.append(token.item())
+    return answer
+
+
 def ending_model(stop_strings: list[str] | None = None):
     """A LM-Polygraph model whose answers often end: </s> outdoes a token it would say early."""
-    model = whitebox(stop_strings=stop_strings)
-    ids = model.tokenizer(PROMPT, return_tensors="pt")["input_ids"]
+    model = tiny_lm.whitebox(stop_strings=stop_strings)
+    early, weight = greedy(model.model, model.tokenizer, 3)[-1], model.model.lm_head.weight
     with torch.no_grad():
-        for _ in range(3):
-            ids = torch.cat([ids, model.model(ids).logits[:, -1].argmax(-1, keepdim=True)], dim=1)
-        weight = model.model.lm_head.weight
-        weight[model.tokenizer.eos_token_id] = 1.2 * weight[ids[0, -1]]
+        weight[model.tokenizer.eos_token_id] = 1.2 * weight[early]
     return model

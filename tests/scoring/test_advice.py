@@ -9,7 +9,7 @@ from lm_polygraph_asmi.scoring.advice import border_warning
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.text import answer_tokens, parse_request, prompt_tokens, rendered
 from lm_polygraph_asmi.scoring.unmasked import read
-from tests.scoring.conftest import PROMPT, templated
+from tests.scoring.conftest import PROMPT, templated, user
 
 pytestmark = pytest.mark.usefixtures("unseen")
 
@@ -36,10 +36,6 @@ def changed(content):
 def called(arguments):
     sail = {"type": "function", "id": "c-77", "function": {"name": "sail", "arguments": arguments}}
     return [CHAT[0], {"role": "assistant", "content": None, "tool_calls": [sail]}, CHAT[-1]]
-
-
-def user(content):
-    return [{"role": "user", "content": content}]
 
 
 SAYS_ALL = [
@@ -95,7 +91,7 @@ def test_a_template_that_reads_the_clock(tokenizer, template, expected):
 
 
 @pytest.mark.parametrize(
-    ("template", "prompt", "answer", "repeated"),
+    ("template", "prompt", "answer", "part"),
     [
         (THINK, CHAT[-1:], "\n<think> Brask", "<think>"),
         (THINK, CHAT[-1:], "<assistant>\n<think>\n Brask", "<assistant>\n<think>"),
@@ -108,13 +104,11 @@ def test_a_template_that_reads_the_clock(tokenizer, template, expected):
         ("", "The", " The ferry", None),
     ],
 )
-def test_an_answer_that_repeats_the_end_of_the_prompt(
-    tokenizer, template, prompt, answer, repeated
-):
+def test_an_answer_that_repeats_the_end_of_the_prompt(tokenizer, template, prompt, answer, part):
     tokenizer = templated(tokenizer, template)
     found = advice.repeated_prompt(tokenizer, prompt_tokens(tokenizer, prompt).tolist(), answer)
-    assert (found is None) == (repeated is None)
-    assert found is None or f"repeats the end of the prompt, {repeated!r}: pass only" in found
+    assert (found is None) == (part is None)
+    assert found is None or f"repeats the end of the prompt, {part!r}: pass only" in found
 
 
 @pytest.mark.parametrize(

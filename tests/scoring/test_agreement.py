@@ -12,11 +12,10 @@ from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.text import answer_tokens, decoded, prompt_tokens
 from lm_polygraph_asmi.scoring.unmasked import read
 from tests.rounding import allowed
+from tests.scoring.conftest import MESSAGES, PROMPT
 from tests.scripted import byte_tokenizer, scripted_model, space_tokenizer
 
 pytestmark = pytest.mark.usefixtures("unseen")
-PROMPT = "Who built the ferry?"
-CHAT = [{"role": "user", "content": PROMPT}]
 WORDS = ("Brask", "in", "1931", "the", "ferry", "né", "🪁", "a", "Ondine.", "I'm", "\n", "</b>")
 STOPS = ("\n", "\n\n", ".", "n 19", "ne", "🪁", "</s>", "e f", " the")
 
@@ -34,7 +33,7 @@ class Case:
 
     @property
     def prompt(self):
-        return CHAT if self.chat else PROMPT
+        return MESSAGES if self.chat else PROMPT
 
     @cached_property
     def model(self):
@@ -108,18 +107,14 @@ def segmented(draw, tokenizer, text):
     """Tokens that spell a text: the tokenizer's, or any others of its vocabulary."""
     if draw.random() < 0.3:
         return tokenizer(text, add_special_tokens=False)["input_ids"]
-    by_piece = {}
-    for piece, number in tokenizer.get_vocab().items():
-        if number > 4 and not piece.startswith("<0x"):
-            by_piece[piece] = number
+    ids_of = sorted(tokenizer.get_vocab().items())
+    by_piece = {piece: n for piece, n in ids_of if n > 4 and not piece.startswith("<0x")}
     written = tokenizer._tokenizer.pre_tokenizer.pre_tokenize_str(text)
     spelled, ids = "".join(part for part, _ in written), []
     while spelled:
         fitting = [piece for piece in by_piece if spelled.startswith(piece)]
         if not fitting:  # as bytes
-            ids += [
-                tokenizer.convert_tokens_to_ids(f"<0x{byte:02X}>") for byte in spelled[0].encode()
-            ]
+            ids += tokenizer.convert_tokens_to_ids([f"<0x{b:02X}>" for b in spelled[0].encode()])
             spelled = spelled[1:]
             continue
         piece = draw.choice(fitting)

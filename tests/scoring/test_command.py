@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from lm_polygraph_asmi import __version__, score
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.host import loading
-from tests.scoring.conftest import CHAT, MESSAGES, PROMPT, templated
+from tests.scoring.conftest import MESSAGES, PROMPT
 from tests.scoring.test_rows import contents
 from tests.scoring.test_tables import ROWS, calls, write  # noqa: F401 - a fixture
 
@@ -17,8 +17,8 @@ pytestmark = pytest.mark.usefixtures("unseen")
 
 
 @pytest.fixture
-def command(folder):
-    def run(*arguments, model=folder):
+def command(tiny):
+    def run(*arguments, model=tiny):
         words = ["score", "--model", str(model), "--max-new-tokens", "3", *map(str, arguments)]
         return CliRunner().invoke(main, words, env={"COLUMNS": "200"})
 
@@ -33,7 +33,7 @@ def prompt(tmp_path):
 
 
 def test_many_rows(command, calls, model, tokenizer, tmp_path, monkeypatch):  # noqa: F811
-    source = write(tmp_path / "in.jsonl", [*ROWS, {"prompt": PROMPT * 100, "id": "long"}])
+    source = write(tmp_path / "in.jsonl", [*ROWS, {"prompt": PROMPT * 400, "id": "long"}])
     out, page = tmp_path / "out.csv", tmp_path / "page.html"
     arguments = [source, "--out", out, "--html", page, "--depth", "0.9"]
     done = command(*arguments)
@@ -68,11 +68,10 @@ def test_one_prompt(command, prompt, model, tokenizer, tmp_path):
     assert contents(out)[0]["scored_text"] == " Brask\n"
 
 
-def test_a_chat_template(command, prompt, model, tokenizer, tmp_path):
+def test_a_chat_template(command, prompt, model, chat, tmp_path):
     refused = command(prompt, "--chat")
     assert refused.exit_code == 1
     assert "row 1: the prompt is a list of messages" in refused.stderr
-    chat = templated(tokenizer, CHAT)
     for part in (model, chat):
         part.save_pretrained(tmp_path / "chat")
     out, expected = tmp_path / "out.csv", score(model, MESSAGES, " Brask", tokenizer=chat)

@@ -12,9 +12,7 @@ from lm_polygraph_asmi.scoring import doctor
 from tests.scoring.test_result import printed
 
 SHORT = ASMIConfig(max_new_tokens=3)
-ALL_WAYS = {
-    f"{attention}, {scope}" for attention in ("sdpa", "eager") for scope in ("all", "response")
-}
+ALL_WAYS = {f"{how}, {scope}" for how in ("sdpa", "eager") for scope in ("all", "response")}
 
 
 def states(diagnosis):
@@ -56,9 +54,8 @@ def test_what_is_not_well(model, tokenizer, monkeypatch):
     assert slow.works
     monkeypatch.setattr(doctor.Scorer, "score", score)
     wrong = doctor.diagnose_model("tiny", model, tokenizer, SHORT)
-    assert {way for way in ALL_WAYS if states(wrong)[way] == "problem"} == {
-        "eager, all", "eager, response",
-    }  # fmt: skip
+    problems = {way for way in ALL_WAYS if states(wrong)[way] == "problem"}
+    assert problems == {"eager, all", "eager, response"}
     assert not wrong.works
 
 
@@ -66,8 +63,8 @@ def asked(*options):
     return CliRunner().invoke(main, ["doctor", *map(str, options)])
 
 
-def test_the_command(folder):
-    given = "--model", folder, "--max-new-tokens", 3, "--json"
+def test_the_command(tiny):
+    given = "--model", tiny, "--max-new-tokens", 3, "--json"
     found = asked(*given)
     assert (found.exit_code, json.loads(found.stdout)["works"]) == (0, True)
     refused = asked(*given, "--structure", "projection=self_attn.q_proj")
@@ -75,7 +72,7 @@ def test_the_command(folder):
     (check,) = [c for c in json.loads(refused.stdout)["checks"] if c["state"] == "problem"]
     assert check["check"] == "structure"
     assert "layer 0" in check["text"]
-    assert asked("--model", folder / "nowhere").exit_code == 1
+    assert asked("--model", tiny / "nowhere").exit_code == 1
 
 
 @pytest.mark.parametrize(

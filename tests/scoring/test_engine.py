@@ -10,10 +10,10 @@ import transformers
 from lm_polygraph_asmi import algorithm
 from lm_polygraph_asmi.config import SCOPES
 from lm_polygraph_asmi.scoring.engine import Engine
-from tests import brute_force
-from tests.decoders import sequence
+from tests.decoders import FAMILIES, full_passes, sequence
 from tests.families import SIZES, tiny_model
 from tests.peak_memory import PeakMemory
+from tests.registry import tiny
 from tests.rounding import allowed
 
 PROMPT = 9
@@ -23,10 +23,10 @@ ANSWER = (IDS[:PROMPT], IDS[PROMPT:].tolist())
 TOKEN_STATISTICS = ("mi", "entropy", "log_likelihood", "entropy_of_mean", "tail_mass")
 
 
-def assert_close(found, expected, most, names):
+def assert_close(found, expected, most, names, rtol=0.0):
     for name in names:
         own, other = getattr(found, name), getattr(expected, name)
-        np.testing.assert_allclose(own, other, rtol=0, atol=most, err_msg=name)
+        np.testing.assert_allclose(own, other, rtol=rtol, atol=most, err_msg=name)
 
 
 @pytest.fixture
@@ -37,9 +37,7 @@ def model():
 @pytest.fixture
 def passes(monkeypatch):
     layers, run = [], algorithm.run_unmasked
-    monkeypatch.setattr(
-        algorithm, "run_unmasked", lambda *args: layers.append(args[3]) or run(*args)
-    )
+    monkeypatch.setattr(algorithm, "run_unmasked", lambda *a: layers.append(a[3]) or run(*a))
     return layers
 
 
@@ -77,10 +75,8 @@ def test_depths_are_reused_one_by_one(model, passes, tmp_path):
 def test_log_likelihoods_under_each_mask(model, scope):
     """Against full forward passes with a hook; masks change each by far more than rounding."""
     (found,) = Engine(depth=0.6, scope=scope, details=True, **SETTINGS).score(model, *ANSWER)
-    slow = brute_force.subnetwork_log_probs(
-        model, "model.layers.2.self_attn.o_proj", 1, IDS, PROMPT,
-        torch.from_numpy(found.masks).float(), scope,
-    )  # fmt: skip
+    drawn = torch.from_numpy(found.masks).float()
+    slow = full_passes(FAMILIES["llama"], model, IDS, PROMPT, scope, drawn=drawn)
     expected = slow[:, range(len(ANSWER[1])), ANSWER[1]]
     most = allowed(model, IDS)
     np.testing.assert_allclose(found.masked_log_likelihood, expected, rtol=0, atol=most)
@@ -93,12 +89,8 @@ HIDDEN, SMALL = -torch.inf, -1e4
 
 
 def phi(bias: float, at: slice | int = UNUSED, dtype: torch.dtype = torch.float32):
-    torch.manual_seed(0)
-    model = transformers.PhiForCausalLM(transformers.PhiConfig(**SIZES)).eval()
+    model = tiny(transformers.PhiConfig, transformers.PhiForCausalLM)
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(std=0.25)
         model.lm_head.bias[at] = bias
     return model.to(dtype)
 
@@ -124,14 +116,11 @@ def masking(value: float):
     ids=["bias", "float16", "own forward"],
 )
 def test_a_logit_of_minus_infinity_is_probability_0(make, scope):
-    engine = Engine(
-        scope=scope, num_masks=6, mask_rate=0.4, top_k=SIZES["vocab_size"], details=True
-    )
+    engine = Engine(scope=scope, details=True, **SETTINGS | {"top_k": SIZES["vocab_size"]})
     prompt, answer = ANSWER[0], [7, 8, 2]
     (found,), (expected,) = (engine.score(make(v), prompt, answer) for v in (HIDDEN, SMALL))
-    for name in ("mi", "agreement", "kl", "entropy", "log_likelihood"):
-        own, other = getattr(found, name), getattr(expected, name)
-        np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-6, err_msg=name)
+    names = ("mi", "agreement", "kl", "entropy", "log_likelihood")
+    assert_close(found, expected, 1e-6, names, rtol=1e-4)
     assert found.mi.min() > 0
     alone = engine.read(make(HIDDEN), prompt, answer)["log_likelihood"]
     np.testing.assert_allclose(alone, found.log_likelihood, rtol=1e-5)
@@ -162,12 +151,10 @@ def test_logits_of_no_distribution(bias, at, dtype, advice):
 
 def test_the_budget_holds_for_the_reductions(monkeypatch):
     """Without it the kernel of 500 tokens alone is 4 MB for each position."""
-    top_k, budget = 500, 5e6
+    settings, budget = {"num_masks": 8, "mask_rate": 0.3, "top_k": 500}, 5_000_000
     model = tiny_model("llama", vocab_size=1500)
     prompt, response = torch.arange(3, 15), list(range(20, 30))
-    settings = {"num_masks": 8, "mask_rate": 0.3, "top_k": top_k}
-    loose = Engine(**settings, memory_budget=2**40)
-    tight = Engine(**settings, memory_budget=int(budget))
+    loose, tight = (Engine(**settings, memory_budget=most) for most in (2**40, budget))
     for engine in (loose, tight):
         engine.score(model, prompt, response[:1])  # the check of the model's layers
     passes = Mock(side_effect=algorithm.run_subnetworks)  # which have it, too

@@ -7,9 +7,9 @@ from html.parser import HTMLParser
 import pytest
 
 from lm_polygraph_asmi import score
+from lm_polygraph_asmi.decisions import Decision
 from lm_polygraph_asmi.scoring.page import pieces, render, visible
 from tests.scoring.conftest import PROMPT
-from tests.scoring.test_result import decided
 
 NASTY = (
     """<script>document.title="broken"</script> " ' & {{ 7 * 7 }} {% x %} </style><b onload=x>"""
@@ -31,17 +31,14 @@ class Elements(HTMLParser):
 
 @pytest.fixture(scope="module")
 def found(model, tokenizer):
-    return score(
-        model, PROMPT, " in Brask\n né 🪁", tokenizer=tokenizer, mask_rate=0.3, num_masks=30
-    )
+    settings = {"tokenizer": tokenizer, "mask_rate": 0.3, "num_masks": 30}
+    return score(model, PROMPT, " in Brask\n né 🪁", **settings)
 
 
 def made_nasty(found):
     """Hostile text in every place that has text."""
-    tokens = tuple(
-        replace(token, text=NASTY, alternative=NASTY, alternative_share=0.4)
-        for token in found.tokens[:3]
-    )
+    shown = {"text": NASTY, "alternative": NASTY, "alternative_share": 0.4}
+    tokens = tuple(replace(token, **shown) for token in found.tokens[:3])
     plain = replace(
         found, prompt=NASTY, answer=3 * NASTY, tokens=tokens, model=NASTY, warnings=(NASTY,)
     )
@@ -128,7 +125,14 @@ def test_several_answers_on_a_page(found):
 
 def test_a_decision_on_a_page(found):
     """With a score its heat map, without one the answer as text; a score is not computed for it."""
-    with_score, without = decided(found), replace(decided(found), score=None)
+    with_score = Decision(
+        accept=True, reason="Accept: MSP 1 nats is at most 2.", signal="msp", value=1.0,
+        signals=found.signals, threshold=2.0, warnings=("A warning.",), prompt=found.prompt,
+        answer=found.answer, text=found.scored_text, ids=found.ids,
+        prompt_tokens=found.prompt_tokens, settings=found.settings, model=found.model,
+        calibration="tiny", score=found,
+    )  # fmt: skip
+    without = replace(with_score, score=None)
     for one in (with_score, without):
         text = Elements(one.to_html()).text
         assert "Accept: MSP 1 nats" in text

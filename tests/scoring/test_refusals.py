@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertFo
 
 from lm_polygraph_asmi import Scorer, score
 from lm_polygraph_asmi.host import loading
-from tests.scoring.conftest import CHAT, MESSAGES, PROMPT, templated
+from tests.scoring.conftest import CHAT, MESSAGES, PROMPT, templated, user
 from tests.tiny_lm import whitebox
 
 SAYS = {"role": "assistant", "content": " Brask"}
@@ -41,6 +41,8 @@ def scorer(model, chat):
         ({"stop": [""]}, "stop must not contain an empty string"),
         ({"stop": "\udc00."}, r"stop must be text, got '\\udc00' at character 1"),
         ({"seed": "a"}, "seed must be a whole number, got 'a'"),
+        ({"mask_rate": "0.1"}, r"mask_rate \(p\) must be a number, got '0\.1'"),
+        ({"scope": "prompt"}, "scope must be one of"),
         ({"num_samples": 1}, "num_samples must be at least 2"),
         ({"tau": float("nan")}, "tau must be a number, got nan"),
         ({"closing_token": "no"}, "closing_token must be True or False"),
@@ -58,20 +60,16 @@ def test_settings(settings, message):
         score("no such model", PROMPT, " Brask", **settings)
 
 
-def asks(content, **fields):
-    return [{"role": "user", "content": content, **fields}]
-
-
 NO_ROWS = [5, None, [], b"Who?", object(), {}, {"prompt": None, "answer": ""}]
 NO_PROMPTS = [
     7, float("nan"), b"Who?", SAYS, [PROMPT], [PROMPT, PROMPT], [[7]], [None], [["role", "user"]],
 ]  # fmt: skip
 NO_CHATS = [
     [], [{}], [{"content": PROMPT}], [{"role": 5, "content": PROMPT}], [{"role": "user"}],
-    [{"role": ["user"], "content": PROMPT}], asks(3), asks({}), [*asks(None), SAYS],
+    [{"role": ["user"], "content": PROMPT}], user(3), user({}), [*user(None), SAYS],
     [*MESSAGES, {"role": "user", "text": PROMPT}],
 ]  # fmt: skip
-NO_PARTS = [asks([5]), asks([*"ab", {"type": "image", "url": "x"}])]
+NO_PARTS = [user([5]), user([*"ab", {"type": "image", "url": "x"}])]
 NO_ANSWERS = [
     b"green", bytearray(b"green"), 3, 0.5, True, {}, {"a": 1}, ["x"], [1.5], [None], [[1]],
     [True, False], np.array([True]), np.array([0.5]), np.array([[7]]), torch.tensor([[7]]),
@@ -89,18 +87,16 @@ REQUESTS = [
     *(({"samples": s}, "expected sample [12] as text or a list of token ids") for s in NO_SAMPLE),
     ({"prompt": [PROMPT]}, "For many prompts use `Scorer.score_many`"),
     ({"answer": []}, "the answer is empty: expected at least one token id"),
-    ({"answer": [2**70]}, "that fit into 64 bits"),
-    ({"samples": [[5], [2**70]]}, "that fit into 64 bits"),
-    ({"prompt": [*MESSAGES, SAYS | {"content": None}]}, "has no text"),
-    ({"prompt": [*MESSAGES, SAYS | {"content": ""}]}, "has no text"),
+    *((ids, "that fit into 64 bits") for ids in ({"answer": [2**70]}, {"samples": [[5], [2**70]]})),
+    *(({"prompt": [*MESSAGES, SAYS | {"content": of}]}, "has no text") for of in (None, "")),
     ({"prompt": [SAYS]}, "at least the user's message before an answer"),
     ({"prompt": [*MESSAGES, SAYS], "answer": " Holm"}, "expected one answer, got two"),
     ({"prompt": "Who \ud800?"}, r"the prompt as text, got '\\ud800' at character 5, half of a"),
     ({"answer": " a\udfff"}, r"the answer as text, got '\\udfff' at character 3"),
-    ({"prompt": asks("\ud800")}, "the content of message 1 as text"),
+    ({"prompt": user("\ud800")}, "the content of message 1 as text"),
     ({"samples": [" b", " \udc00"]}, r"the sample 2 as text, got '\\udc00' at character 2"),
     ({"prompt": [{"role": "\udc00", "content": "?"}]}, "the role of message 1 as text"),
-    ({"prompt": asks("?", **ARGUMENTS)}, r"the tool_calls\[0\].arguments.a of message 1 as text"),
+    ({"prompt": user("?", **ARGUMENTS)}, r"the tool_calls\[0\].arguments.a of message 1 as text"),
 ]
 OF_A_MODEL = [
     *((row, 'expected a text, or an object with a "prompt", got ') for row in NO_ROWS),
@@ -115,11 +111,10 @@ OF_A_MODEL = [
 ]
 
 
-@pytest.mark.parametrize("number", range(len(REQUESTS)))
+@pytest.mark.parametrize(("content", "message"), REQUESTS, ids=range(len(REQUESTS)))
 @pytest.mark.usefixtures("no_model")
-def test_requests(scorer, number):
+def test_requests(scorer, content, message):
     """By a call before a model is loaded; of a row, the error is its outcome."""
-    content, message = REQUESTS[number]
     content = {"prompt": PROMPT} | content
     with pytest.raises(ValueError, match=message):
         score("no such model", **content)
@@ -189,10 +184,10 @@ def test_a_tokenizer_of_another_vocabulary(tokenizer):
     assert Scorer(model, tokenizer=tokenizer)
 
 
-def test_a_tokenizer_of_other_words_with_the_same_size_and_ends(folder, tmp_path):
+def test_a_tokenizer_of_other_words_with_the_same_size_and_ends(tiny, tmp_path):
     """As of Llama 2 and Mistral: seen by the tokenizer that is saved with the model."""
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tiny)
+    AutoTokenizer.from_pretrained(tiny).save_pretrained(tmp_path)
     assert Scorer(model, tokenizer=AutoTokenizer.from_pretrained(tmp_path))
     file = tmp_path / "tokenizer.json"
     saved = json.loads(file.read_text())

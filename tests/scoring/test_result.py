@@ -13,7 +13,6 @@ from rich.console import Console
 
 from lm_polygraph_asmi import maths, score
 from lm_polygraph_asmi.config import AGGREGATIONS, METHODS
-from lm_polygraph_asmi.decisions import Decision
 from lm_polygraph_asmi.scoring import Score
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.signals import TITLES
@@ -48,10 +47,8 @@ def slow(model, tokenizer, found):
     """MI_t and A_t of the answer: a full pass per mask, then loops."""
     used, prompt = found.settings, tokenizer(PROMPT)["input_ids"]
     every = [*prompt, *found.ids]
-    _, masks = maths.example_masks(
-        used["num_masks"], used["num_heads"], used["mask_rate"], used["mask_sampler"],
-        used["seed"], used["layer"], every,
-    )  # fmt: skip
+    drawn = ("num_masks", "num_heads", "mask_rate", "mask_sampler", "seed", "layer")
+    _, masks = maths.example_masks(*(used[name] for name in drawn), every)
     log_probs = brute_force.subnetwork_log_probs(
         model, f"model.layers.{used['layer']}.self_attn.o_proj", 1, torch.tensor(every),
         len(prompt), masks,
@@ -64,12 +61,10 @@ def slow(model, tokenizer, found):
 def test_brute_force(scored, slow, method):
     """Full forward passes with weights taken out, loops over masks and tokens."""
     gate = {"asmi": 0.0, "sem": 1.0, "adapt": scored["adapt", "mean"].gate}[method]
-    total, highest, tokens = 0.0, -math.inf, 0
-    for information, agreement in zip(*slow, strict=True):
-        u = information * (1 - gate * agreement)
-        total, highest, tokens = total + u, max(highest, u), tokens + 1
+    u = [information * (1 - gate * agreement) for information, agreement in zip(*slow, strict=True)]
+    expected = {"mean": sum(u) / len(u), "sum": sum(u), "max": max(u)}
     found = {how: float(scored[method, how]) for how in AGGREGATIONS}
-    assert found == pytest.approx({"mean": total / tokens, "sum": total, "max": highest}, abs=1e-5)
+    assert found == pytest.approx(expected, abs=1e-5)
     assert found["mean"] < found["max"] < found["sum"]  # the three are told apart
 
 
@@ -87,6 +82,7 @@ def test_name_range_and_unit(scored, method, how):
     assert one.explanation[1].endswith(f"(higher = more uncertain): {', '.join(free)}.")
     fewer = replace(one, counted=1)
     assert fewer.explanation[0].endswith("over 1 token.")
+    assert fewer.highest == math.log(MASKS)
     assert str(one).splitlines() == one.explanation
     assert (f"{one}", f"{one:.3f}") == (str(one), f"{one.score:.3f}")
     assert repr(one) == f"Score({one.label} {one.score:.4f} nats, answer={ANSWER!r})"
@@ -115,12 +111,10 @@ def test_json_and_back(scored, method, how):
 def test_signals_are_those_of_the_other_methods(scored, how):
     """The unmasked ones, means and sums over the counted tokens."""
     one = scored["sem", how]
-    asmi = float(scored["asmi", how])
-    entropy, likelihood = (
-        [getattr(t, n) for t in one.tokens] for n in ("entropy", "log_likelihood")
-    )
+    entropy = [token.entropy for token in one.tokens]
+    likelihood = [token.log_likelihood for token in one.tokens]
     assert one.signals == pytest.approx({
-        "asmi": asmi, "sem": float(one), "msp": -sum(likelihood),
+        "asmi": float(scored["asmi", how]), "sem": float(one), "msp": -sum(likelihood),
         "perplexity": -np.mean(likelihood), "entropy": np.mean(entropy),
     })  # fmt: skip
     assert one.msp == pytest.approx(one.signals["msp"])
@@ -157,6 +151,8 @@ def test_in_a_terminal(found):
     assert "Scores have no common scale" in " ".join(plain.split())
     for token in sorted(found.tokens, key=lambda token: token.u)[-5:]:
         assert f"{token.u:.4f} {token.bar} " in " ".join(plain.split())
+    tokens = tuple(replace(found.tokens[0], u=float(u), mi=1 / (u + 1)) for u in range(9))
+    assert "8.0000" in printed(replace(found, tokens=tokens))  # by u, not by MI
     tokens = (replace(found.tokens[0], text="[red]x[/red]", alternative="[/bold]"),)
     marked = printed(replace(found, tokens=tokens, warnings=("[/odd] warning",)))
     assert all(part in marked for part in ("[red]x[/red]", "[/bold]", "[/odd] warning"))
@@ -167,14 +163,3 @@ def test_bars_follow_the_shade(found):
     shades, bars = [token.shade for token in levels], [token.bar for token in levels]
     assert shades == pytest.approx([0, 0, 0.1, math.sqrt(0.1), math.sqrt(0.5), 1, 1])
     assert bars == [" ", " ", "▁", "▃", "▆", "█", "█"]
-
-
-def decided(found) -> Decision:
-    return Decision(
-        accept=True, reason="Accept: MSP 1 nats is at most 2.", signal="msp", value=1.0,
-        signals=found.signals, threshold=2.0,
-        warnings=("A warning.",), prompt=found.prompt,
-        answer=found.answer, text=found.scored_text, ids=found.ids,
-        prompt_tokens=found.prompt_tokens, settings=found.settings, model=found.model,
-        calibration="tiny", score=found,
-    )  # fmt: skip

@@ -9,11 +9,16 @@ import pytest
 
 from lm_polygraph_asmi import Scorer
 from lm_polygraph_asmi.scoring.rows import Row, read_rows
-from tests.scoring.conftest import PROMPT
+from tests.scoring.conftest import MESSAGES, PROMPT
 
 ROWS = [{"prompt": f"Who built ferry {i}?", "answer": " Brask", "correct": True} for i in range(3)]
+MIXED = [
+    {"id": "a", "prompt": PROMPT, "answer": " Brask"},
+    {"id": "b", "prompt": PROMPT},
+    {"id": "c", "prompt": None, "answer": ""},
+    {"id": "d", "prompt": "Where?", "answer": [7, 8]},
+]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS)
-CHAT = json.dumps({"messages": [{"role": "user", "content": "Who?"}]}) + "\n"
 
 
 def contents(path):
@@ -32,13 +37,10 @@ def test_lines_of_json(tmp_path):
     expected = 'expected an object with a "prompt", got '
     assert wrong[1] == Row(5, {"line": '["a list"]'}, expected + "a list")
     assert wrong[2] == Row(6, {"answer": "no prompt"}, expected + "the fields answer")
-    for row, said in zip(
-        (wrong[0], *wrong[3:]),
-        ("not JSON", "the field 'x': expected a finite number", "the field 'prompt' occurs twice",
-         "not JSON", "not JSON"),
-        strict=True,
-    ):  # fmt: skip
-        assert said in row.error
+    fields = ["the field 'x': expected a finite number", "the field 'prompt' occurs twice"]
+    said = ["not JSON", *fields, "not JSON", "not JSON"]
+    for row, words in zip((wrong[0], *wrong[3:]), said, strict=True):
+        assert words in row.error
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
@@ -77,7 +79,7 @@ MISNAMED = {
     "cut.txt": LINES + '{"prompt": "Who',
     "commas.txt": '{"prompt": "Who?"},\n{"prompt": "When?"},\n',
     "bom.txt": "\ufeff" + LINES.replace("\n", "\r\n"),
-    "chats.txt": CHAT * 2,
+    "chats.txt": 2 * (json.dumps({"messages": MESSAGES}) + "\n"),
     "array.txt": json.dumps(ROWS),
     "pretty.jsonl": json.dumps(ROWS, indent=2),
     "lines.ndjson": "[\n" + ",\n".join(LINES.splitlines()) + "\n]\n",
@@ -86,14 +88,12 @@ MISNAMED = {
     "tabs.txt": '"id"\t"Prompt"\n1\tWho?\n',
     "semicolons": "id;prompt\r\n1;Who?\r\n",
 }
-BYTES = {
-    "utf-16-without-a-mark.txt": LINES.encode("utf-16-le"),
-    "rows.jsonl.gz": gzip.compress(LINES.encode()),
-}
+OTHER_BYTES = "expected text in UTF-8, got other bytes"
 REFUSED = [
     *((name, text.encode(), "the file holds rows: name it .csv, or write one JSON object per line")
       for name, text in MISNAMED.items()),
-    *((name, of, "expected text in UTF-8, got other bytes") for name, of in BYTES.items()),
+    ("utf-16-without-a-mark.txt", LINES.encode("utf-16-le"), OTHER_BYTES),
+    ("rows.jsonl.gz", gzip.compress(LINES.encode()), OTHER_BYTES),
     ("blank.txt", b" \n", "expected a prompt, got an empty file"),
     ("latin-1.csv", "prompt\nné\n".encode("latin-1"), "expected a table in csv and UTF-8: "),
     ("in.parquet", b"PAR1", "expected a table in parquet and UTF-8: "),
@@ -125,24 +125,18 @@ def test_prompts_that_hold_data_are_prompts(tmp_path, text):
 
 
 def test_outcomes_come_as_their_rows_do(model, tokenizer):
-    rows = [
-        {"id": "a", "prompt": PROMPT, "answer": " Brask"},
-        {"id": "b", "prompt": PROMPT},
-        {"id": "c", "prompt": None, "answer": ""},
-        {"id": "d", "prompt": "Where?", "answer": [7, 8]},
-    ]
-    given, taken = json.loads(json.dumps(rows)), []
+    given, taken = json.loads(json.dumps(MIXED)), []
     scorer = Scorer(model, tokenizer=tokenizer, num_masks=6, max_new_tokens=3)
     outcomes = scorer.score_many(taken.append(row["id"]) or row for row in given)
     found = [next(outcomes)]
     assert taken == ["a"]  # no row is taken before its turn
     found += outcomes
-    assert given == rows
+    assert given == MIXED
     assert [(one.index, one.id) for one in found] == list(enumerate("abcd"))
-    for one, row in zip(found, rows, strict=True):
+    for one, row in zip(found, MIXED, strict=True):
         assert (one.error is None, one.result is None) == (row["id"] != "c", row["id"] == "c")
         if one.result is not None:
             assert one.result.tokens == scorer.score(row["prompt"], row.get("answer")).tokens
     assert next(scorer.score_many([{"key": 7}], id_field="key")).id == 7
     with pytest.raises(ValueError, match="expected a text"):
-        list(scorer.score_many(rows, on_error="raise"))
+        list(scorer.score_many(MIXED, on_error="raise"))

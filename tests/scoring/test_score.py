@@ -21,13 +21,11 @@ from lm_polygraph_asmi.scoring import engine
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.unmasked import read
 from tests.model.test_device_map import state
-from tests.scoring.conftest import CHAT, MESSAGES, PROMPT, ending_model, templated
+from tests.scoring.conftest import CHAT, MESSAGES, PROMPT, ending_model, greedy, templated
 from tests.test_manager import TEXTS, manager
 from tests.tiny_lm import whitebox
 
 pytestmark = pytest.mark.usefixtures("unseen")
-
-KINDS = {"asmi": ASMI, "sem": SemASMI, "adapt": AdaptASMI}
 
 
 def numbers(found):
@@ -55,14 +53,13 @@ def ending():
 )  # fmt: skip
 def test_scores_are_those_of_the_benchmark(ending, settings):
     """All methods with the defaults, other settings by the one that uses all of them."""
-    kinds = {"adapt": AdaptASMI} if settings else KINDS
+    kinds = {"adapt": AdaptASMI} | ({} if settings else {"asmi": ASMI, "sem": SemASMI})
     estimators = {name: kind(**settings) for name, kind in kinds.items()}
-    depth = settings.get("depth", 0.6)
     saved = [*SAVED, "greedy_tokens", "sample_tokens"]
     available = available_stat_calculators(list(estimators.values()))
     run = manager(ending, list(estimators.values()), available, save_stats=saved)
     run()
-    stats, masked = run.stats, at_depth(run.stats, depth)
+    stats, masked = run.stats, at_depth(run.stats, settings.get("depth", 0.6))
     assert set(stats["asmi_closing"]) == {True, False}
     votes = set()
     for variant, estimator in estimators.items():
@@ -106,17 +103,6 @@ def check_votes(found, top_tokens, tokenizer):
         assert token.vote == said.count(token.id) / len(said)
         assert token.alternative_share == most / len(said)
         assert token.alternative in (best or [None])
-
-
-def greedy(model, tokenizer, length):
-    """The most probable token, one after the other, until an end token."""
-    ids, answer = tokenizer(PROMPT, return_tensors="pt")["input_ids"], []
-    while len(answer) < length and tokenizer.eos_token_id not in answer:
-        with torch.no_grad():
-            token = model(ids).logits[0, -1].argmax()
-        ids = torch.cat([ids, token[None, None]], dim=1)
-        answer.append(token.item())
-    return answer
 
 
 def test_without_an_answer_the_greedy_one_is_scored(ending, tokenizer):
@@ -233,8 +219,7 @@ def test_samples_follow_from_prompt_and_seed_and_have_no_end_token(ending, monke
 def test_samples_are_drawn_as_the_paper_does(tokenizer, monkeypatch):
     model = whitebox().model
     model.generation_config.min_p = 0.9  # what a model ships is not asked
-    seen = []
-    generate = type(model).generate
+    seen, generate = [], type(model).generate
 
     def spy(self, *args, generation_config, **kwargs):
         (stopping,) = kwargs["stopping_criteria"]

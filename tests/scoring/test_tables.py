@@ -11,7 +11,7 @@ from lm_polygraph_asmi.files import locked, parse_json
 from lm_polygraph_asmi.scoring import BatchScorer, Score, UnmaskedAnswer, tables
 from lm_polygraph_asmi.scoring.unmasked import fingerprints
 from tests.scoring.conftest import PROMPT
-from tests.scoring.test_rows import contents
+from tests.scoring.test_rows import MIXED, contents
 
 pytestmark = pytest.mark.usefixtures("unseen")
 
@@ -136,10 +136,8 @@ def test_what_a_file_does_not_go_on_with(scorer, model, tokenizer, tmp_path):
         with pytest.raises(ValueError, match="row 1 has another prompt or answer than in"):
             score_file(scorer, source, out)
     write(source, ROWS)
-    with (
-        locked(out),
-        pytest.raises(ValueError, match=r"out\.jsonl is being written by another program"),
-    ):
+    busy = r"out\.jsonl is being written by another program"
+    with locked(out), pytest.raises(ValueError, match=busy):
         score_file(scorer, source, out)
     clashing = write(tmp_path / "c.jsonl", [ROWS[0] | {"score": 77, "row": 1, "tokens": "mine"}])
     with pytest.raises(ValueError, match=r"expected no fields \['row', 'score', 'tokens'\]"):
@@ -163,16 +161,11 @@ def test_what_json_lacks_is_not_written(scorer, tmp_path):
         assert "NaN" not in str(contents(tmp_path / f"nan{suffix}"))
 
 
-def test_batches_of_a_data_engine(folder):
-    score_table = BatchScorer(Scorer, str(folder), **SETTINGS)
-    rows = [
-        {"id": "a", "prompt": PROMPT, "answer": " Brask"},
-        {"id": "b", "prompt": PROMPT},
-        {"id": "c", "prompt": None, "answer": ""},
-    ]
-    table = pd.DataFrame(rows, index=[7, 8, 9])
+def test_batches_of_a_data_engine(tiny):
+    score_table = BatchScorer(Scorer, str(tiny), **SETTINGS)
+    table = pd.DataFrame(MIXED[:3], index=[7, 8, 9])
     found = score_table(table)
-    first, second, _ = (outcome.result for outcome in score_table.scorer.score_many(rows))
+    first, second, _ = (outcome.result for outcome in score_table.scorer.score_many(MIXED[:3]))
     assert found["score"].tolist() == [first.score, second.score, pd.NA]
     assert found["error"].isna().tolist() == [True, True, False]
     assert (found["id"].tolist(), found["answer"][1]) == (list("abc"), second.answer)

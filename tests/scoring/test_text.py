@@ -16,23 +16,11 @@ from tests.scripted import space_tokenizer
 pytestmark = pytest.mark.usefixtures("unseen")
 
 ANSWERS = [
-    "Brask",
-    " Brask in 1931",
-    " né à Čapek",
-    " 日本語 🪁 kite",
-    "a\n\nb\tc",
-    " <s> inside</s> more</s>",
-    " \ufffd is a character",
-    " e\u0301 combining",
-]
-
-
-@pytest.fixture(scope="module")
-def sentencepiece():
-    """As Llama 2 has it: the decoder drops the first space."""
-    return space_tokenizer(["▁Brask", "▁in", "▁The", "▁ferry", "as"])
-
-
+    "Brask", " Brask in 1931", " né à Čapek", " 日本語 🪁 kite", "a\n\nb\tc",
+    " <s> inside</s> more</s>", " \ufffd is a character", " e\u0301 combining",
+]  # fmt: skip
+SENTENCEPIECE = space_tokenizer(["▁Brask", "▁in", "▁The", "▁ferry", "as"])
+"""As Llama 2 has it: the decoder drops the first space."""
 BYTES = {letter: byte for byte, letter in bytes_to_unicode().items()}
 
 
@@ -56,14 +44,12 @@ def test_offsets_of_bytes(tokenizer, prompt, answer):
     assert text == answer
     check_cover(text, places)
     # A character of byte-level BPE stands for a byte: a token ends where its bytes do.
-    special = tokenizer.all_special_ids
-    done = b""
+    special, done = tokenizer.all_special_ids, b""
     for token, (_, end) in zip(ids, places, strict=True):
         if "\ufffd" in answer:
             continue  # like bytes that are not complete: it goes with what follows
         piece = tokenizer.convert_ids_to_tokens(token)
-        own = piece.encode() if token in special else bytes(BYTES[c] for c in piece)
-        done += own
+        done += piece.encode() if token in special else bytes(BYTES[c] for c in piece)
         assert end == len(done.decode(errors="ignore"))
 
 
@@ -90,32 +76,31 @@ def test_a_character_belongs_to_the_last_of_its_tokens(tokenizer):
 
 
 @pytest.mark.parametrize("answer", ["Brask", " Brask in 1931", " The ferry", " 🪁 in Čapek</s>"])
-def test_a_decoder_that_drops_a_first_space(sentencepiece, answer):
-    assert decode(sentencepiece, sentencepiece.convert_tokens_to_ids(["▁in"])) == "in"
-    before = prompt_tokens(sentencepiece, PROMPT).tolist()
-    ids, _ = answer_tokens(sentencepiece, PROMPT, before, answer)
-    assert [*before, *ids] == sentencepiece(PROMPT + answer)["input_ids"]
-    text, places = spans(sentencepiece, before, ids)
+def test_a_decoder_that_drops_a_first_space(answer):
+    assert decode(SENTENCEPIECE, SENTENCEPIECE.convert_tokens_to_ids(["▁in"])) == "in"
+    before = prompt_tokens(SENTENCEPIECE, PROMPT).tolist()
+    ids, _ = answer_tokens(SENTENCEPIECE, PROMPT, before, answer)
+    assert [*before, *ids] == SENTENCEPIECE(PROMPT + answer)["input_ids"]
+    text, places = spans(SENTENCEPIECE, before, ids)
     assert text == answer
     check_cover(text, places)
-    pieces = [text[start:end] for start, end in places]
-    for token, piece in zip(ids, pieces, strict=True):
-        said = sentencepiece.convert_ids_to_tokens(token)
-        assert said.startswith("<0x") or said.replace("▁", " ") == piece
+    for token, (start, end) in zip(ids, places, strict=True):
+        said = SENTENCEPIECE.convert_ids_to_tokens(token)
+        assert said.startswith("<0x") or said.replace("▁", " ") == text[start:end]
 
 
-def test_broken_bytes_spoil_only_themselves(sentencepiece):
+def test_broken_bytes_spoil_only_themselves():
     """As bytes are decoded by Python, so a text never changes when tokens are added."""
     draw = random.Random(5)
     parts = {f"<0x{byte:02X}>": bytes([byte]) for byte in "\n🪁é".encode()}
     parts |= {"▁": b" ", "a": b"a", "▁in": b" in"}
     for _ in range(200):
         drawn = draw.choices(list(parts), k=10)
-        ids = sentencepiece.convert_tokens_to_ids(drawn)
+        ids = SENTENCEPIECE.convert_tokens_to_ids(drawn)
         text = b"".join(map(parts.get, drawn)).decode(errors="replace").removeprefix(" ")
-        assert decode(sentencepiece, ids) == text
+        assert decode(SENTENCEPIECE, ids) == text
         for length in range(1, 10):
-            assert text.startswith(decode(sentencepiece, ids[:length]).rstrip("\ufffd"))
+            assert text.startswith(decode(SENTENCEPIECE, ids[:length]).rstrip("\ufffd"))
 
 
 @pytest.mark.parametrize("template", ["{{ 1 + 'a' }}", "{% for", "{{ 1 / 0 }}"])

@@ -98,6 +98,8 @@ def test_every_listed_statistic_is_written_and_no_other(model, details):
     (by_depth,) = found["asmi"]
     assert list(by_depth) == [0.6, 0.3]  # one that occurs twice is scored once
     assert all(set(own) == LAYER | (DETAILS if details else set()) for own in by_depth.values())
+    for ids in [own["candidates"] for own in by_depth.values() if details]:
+        assert set(np.ravel(ids).tolist()) <= set(found["asmi_token_texts"][0])
     assert by_depth[0.6]["settings"] == {
         **ASMIConfig(num_masks=47, mask_rate=0.09).to_dict("masks"),
         "layer": 2, "num_layers": 4, "num_heads": 4, "attention": "eager",

@@ -23,10 +23,8 @@ def composed(name: str, *overrides: str) -> DictConfig:
     keys = {text: text.partition("=")[0].lstrip("+~").partition("@")[0] for text in overrides}
     choices = [text for text, key in keys.items() if (configs_path() / key).is_dir()]
     config = deepcopy(_of_groups(name, *choices))
-    values = [text for text in keys if text not in choices]
-    ConfigLoaderImpl._apply_overrides_to_config(
-        OverridesParser.create().parse_overrides(values), config
-    )
+    values = OverridesParser.create().parse_overrides([t for t in keys if t not in choices])
+    ConfigLoaderImpl._apply_overrides_to_config(values, config)
     return config
 
 

@@ -21,7 +21,7 @@ from tests import brute_force
 from tests.families import CONFIGS, tiny_model
 from tests.registry import tiny_class
 
-STACK, O_PROJ = "model.layers", "self_attn.o_proj"
+STACK, O_PROJ, H = "model.layers", "self_attn.o_proj", "transformer.h"
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,7 @@ class Decoder:
         return f"{self.stack}.{self.layer if layer is None else layer}.{self.heads}"
 
 
-OTHERWISE = {
-    "gpt-neox": ("gpt_neox.layers", "attention.dense"),
-    "gpt2": ("transformer.h", "attn.c_proj"),
-}
+OTHERWISE = {"gpt-neox": ("gpt_neox.layers", "attention.dense"), "gpt2": (H, "attn.c_proj")}
 FAMILIES = {name: Decoder(name, {}, 2, *OTHERWISE.get(name, (STACK, O_PROJ))) for name in CONFIGS}
 """The known families, with the traits that could break them."""
 
@@ -57,20 +54,14 @@ KINDS = {
     "gated indexed attention, windows": Decoder("Dots3NoteForCausalLM"),
     "gated indexed attention, hybrid": Decoder("Qwen4ExpForCausalLM"),
     "ALiBi": Decoder("MptForCausalLM", stack="transformer.blocks", heads="attn.out_proj"),
-    "ALiBi, residual inside": Decoder(
-        "BloomForCausalLM", stack="transformer.h", heads="self_attention.dense"
-    ),
-    "local layers": Decoder(
-        "GPTNeoForCausalLM", stack="transformer.h", heads="attn.attention.out_proj"
-    ),
+    "ALiBi, residual inside": Decoder("BloomForCausalLM", stack=H, heads="self_attention.dense"),
+    "local layers": Decoder("GPTNeoForCausalLM", stack=H, heads="attn.attention.out_proj"),
     "chunks": Decoder("Llama4ForCausalLM"),
-    "parallel residual": Decoder("GPTJForCausalLM", stack="transformer.h", heads="attn.out_proj"),
+    "parallel residual": Decoder("GPTJForCausalLM", stack=H, heads="attn.out_proj"),
     "logit scale": Decoder("CohereForCausalLM", {"logit_scale": 0.5}),
     "gated hybrid": Decoder("Qwen3_5ForCausalLM"),
     "Mamba hybrid": Decoder("JambaForCausalLM"),
-    "Mamba hybrid, shared layer": Decoder(
-        "ZambaForCausalLM", heads="shared_transf.self_attn.o_proj"
-    ),
+    "Mamba hybrid, shared layer": Decoder("ZambaForCausalLM", heads=f"shared_transf.{O_PROJ}"),
     "convolution hybrid": Decoder("Lfm2ForCausalLM", heads="self_attn.out_proj"),
     "widths by layer": Decoder("Gemma4ForCausalLM", {"num_kv_shared_layers": 0}),
     "shared keys and values": Decoder("Gemma4ForCausalLM", {"num_kv_shared_layers": 2}, 0),
@@ -82,7 +73,7 @@ KINDS = {
     "decoder of a translator": Decoder(
         "BartForCausalLM", stack="model.decoder.layers", heads="self_attn.out_proj"
     ),
-    "no cache": Decoder("OpenAIGPTLMHeadModel", stack="transformer.h", heads="attn.c_proj"),
+    "no cache": Decoder("OpenAIGPTLMHeadModel", stack=H, heads="attn.c_proj"),
 }
 """One representative of each kind that no family stands for."""
 

@@ -30,8 +30,7 @@ def blocks(language: str, page: Path) -> list[Example]:
 @cache
 def prose(page: Path) -> str:
     """The page without its blocks of code in the known languages."""
-    known = Sybil([CodeBlockParser(language, lambda _: None) for language in LANGUAGES])
-    document = known.parse(page)
+    document = Sybil([CodeBlockParser(name, lambda _: None) for name in LANGUAGES]).parse(page)
     text = document.text
     for _, region in reversed(document.regions):
         text = text[: region.start] + text[region.end :]

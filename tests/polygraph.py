@@ -4,11 +4,10 @@ import gc
 import logging
 import os
 import runpy
-import subprocess
 import sys
 from collections.abc import Sequence
-from multiprocessing import get_context
 from pathlib import Path
+from subprocess import CompletedProcess
 from tempfile import TemporaryFile
 from typing import IO, Any
 
@@ -20,6 +19,7 @@ from lm_polygraph.utils import manager  # noqa: F401 - for few_random_orders of 
 
 from lm_polygraph_asmi.host.configs import configs_path
 from tests.composing import composed
+from tests.forks import exit_code
 
 SCRIPT = Path(sys.executable).with_name("polygraph_eval")
 
@@ -48,28 +48,14 @@ def polygraph_eval_here(*arguments: str) -> None:
         root.handlers[:], root.level = handlers, level
 
 
-def forked(*arguments: str) -> Any:
-    """A process that runs it, not started yet: a fork of this one, which has imported all."""
-    return get_context("fork").Process(target=_in_fork, args=arguments)
-
-
-def run_forked(
-    command: Sequence[str], env: dict[str, str], **_: Any
-) -> subprocess.CompletedProcess:
+def run_forked(command: Sequence[str], env: dict[str, str], **_: Any) -> CompletedProcess:
     """In the place of `subprocess.run`: a fork does what the command says, its output captured."""
     python, script, *arguments = command
     assert [python, script] == [sys.executable, str(SCRIPT)]
     with TemporaryFile("w+") as said, TemporaryFile("w+") as errors:
-        process = get_context("fork").Process(target=_captured, args=(arguments, env, said, errors))
-        process.start()
-        process.join()
+        code = exit_code(_captured, arguments, env, said, errors)
         said.seek(0), errors.seek(0)
-        return subprocess.CompletedProcess(command, process.exitcode, said.read(), errors.read())
-
-
-def _in_fork(*arguments: str) -> None:
-    gc.freeze()  # to look for garbage in what is shared would copy it
-    polygraph_eval_here(*arguments)
+        return CompletedProcess(command, code, said.read(), errors.read())
 
 
 def _captured(arguments: Sequence[str], env: dict[str, str], *files: IO[str]) -> None:
@@ -77,4 +63,5 @@ def _captured(arguments: Sequence[str], env: dict[str, str], *files: IO[str]) ->
     for number, file in enumerate(files, 1):
         os.dup2(file.fileno(), number)
     sys.stdout, sys.stderr = files
-    _in_fork(*arguments)
+    gc.freeze()  # to look for garbage in what is shared would copy it
+    polygraph_eval_here(*arguments)

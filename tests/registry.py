@@ -21,39 +21,31 @@ SIZES: dict[str, Any] = {
     name: size
     for size, names in (
         (VOCABULARY, "vocab_size vocab_size_per_layer_input"),
-        (WIDTH, """
-            hidden_size n_embd d_model embedding_size word_embed_proj_dim input_embedding_size
-            output_embedding_size emb_dim attention_hidden_size lru_width"""),
-        (LAYERS, """
-            num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers
+        (WIDTH, """hidden_size n_embd d_model embedding_size word_embed_proj_dim
+            input_embedding_size output_embedding_size emb_dim attention_hidden_size lru_width"""),
+        (LAYERS, """num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers
             num_encoder_layers num_decoder_layers"""),
-        (HEADS, """
-            num_attention_heads n_head n_heads num_heads encoder_attention_heads
+        (HEADS, """num_attention_heads n_head n_heads num_heads encoder_attention_heads
             decoder_attention_heads num_encoder_attention_heads num_decoder_attention_heads
             swa_num_attention_heads attention_heads linear_num_value_heads linear_num_heads"""),
         (1, "n_group topk_group num_expert_group first_k_dense_replace num_dense_layers"),
-        (2, """
-            num_key_value_heads num_kv_heads swa_num_key_value_heads num_query_groups
+        (2, """num_key_value_heads num_kv_heads swa_num_key_value_heads num_query_groups
             linear_num_key_heads o_groups num_experts_per_tok num_experts_per_token moe_topk moe_k
             top_k_experts n_mamba_heads mamba_expand mamba_n_groups mamba_ngroups n_groups"""),
-        (4, """
-            qk_rope_head_dim index_topk laurel_rank gated_norm_rank num_experts num_local_experts
+        (4, """qk_rope_head_dim index_topk laurel_rank gated_norm_rank num_experts num_local_experts
             n_routed_experts moe_num_experts mamba_n_heads mamba_num_heads mamba_dt_rank
             time_step_rank adapter_rank prompt_length"""),
         (5, "sliding_window window_size sliding_window_size attention_window_size"),
         (6, "local_attention attention_chunk_size"),
-        (8, """
-            head_dim v_head_dim attention_head_dim attention_head_size swa_head_dim dim_head
+        (8, """head_dim v_head_dim attention_head_dim attention_head_size swa_head_dim dim_head
             d_head kv_channels linear_key_head_dim linear_value_head_dim linear_head_dim
             index_head_dim rotary_dim qk_nope_head_dim o_lora_rank hidden_size_per_layer_input
             mamba_d_state ssm_state_size state_size mamba_chunk_size chunk_size floor_scale
             query_pre_attn_scalar"""),
-        (16, """
-            moe_intermediate_size shared_expert_intermediate_size expert_ffn_hidden_size
+        (16, """moe_intermediate_size shared_expert_intermediate_size expert_ffn_hidden_size
             moe_shared_expert_intermediate_size shared_experts_intermediate_size q_lora_rank
             kv_lora_rank mamba_d_head mamba_head_dim mamba_headdim router_hidden_size"""),
-        (48, """
-            intermediate_size ffn_dim encoder_ffn_dim decoder_ffn_dim n_inner dff dim_ff d_inner
+        (48, """intermediate_size ffn_dim encoder_ffn_dim decoder_ffn_dim n_inner dff dim_ff d_inner
             ffn_hidden_size intermediate_size_mlp feed_forward_size dense_intermediate_size
             shared_intermediate_size"""),
         (256, "max_position_embeddings n_positions max_seq_len n_ctx"),

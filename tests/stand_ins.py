@@ -14,9 +14,8 @@ import transformers
 from tokenizers import ByteLevelBPETokenizer
 from torch import nn
 
-import lm_polygraph_asmi
+from lm_polygraph_asmi.runs.squad import DEMO_DATA
 
-DEMO_DATA = Path(lm_polygraph_asmi.__file__).parent / "data" / "demo_qa.json"
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
          "intermediate_size": 64, "initializer_range": 0.2}  # fmt: skip
 """The range is ten times the usual: else all texts have nearly the same score."""
@@ -57,10 +56,8 @@ def make_stand_ins(folder: Path) -> StandIns:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(20)
         _make_nli(made.nli)
-        classifier = transformers.RobertaForSequenceClassification(
-            _roberta(made.cross_encoder, num_labels=1)
-        )
-        classifier.save_pretrained(made.cross_encoder)
+        config = _roberta(made.cross_encoder, num_labels=1)
+        transformers.RobertaForSequenceClassification(config).save_pretrained(made.cross_encoder)
         _make_align_score(made.align_score, directory / "roberta-large")
     spacy.blank("en", meta={"name": "stand_in"}).to_disk(directory / "en_core_web_sm")
     # Without abbreviations and the like, sentences end wherever punctuation suggests it.
@@ -108,9 +105,7 @@ def _make_tokenizer(folder: Path, kind: str, special_tokens: list[str]) -> int:
     The length of 512 is what AlignScore pads to.
     """
     paragraphs = [p for a in json.loads(DEMO_DATA.read_text())["data"] for p in a["paragraphs"]]
-    texts = [
-        text for p in paragraphs for text in (p["context"], *(q["question"] for q in p["qas"]))
-    ]
+    texts = [t for p in paragraphs for t in (p["context"], *(q["question"] for q in p["qas"]))]
     bpe = ByteLevelBPETokenizer()
     bpe.train_from_iterator(texts, 1000, show_progress=False, special_tokens=special_tokens)
     folder.mkdir(parents=True, exist_ok=True)

@@ -88,7 +88,6 @@ def test_a_broken_line_changes_every_score(model, monkeypatch, line):
 
 def test_no_other_code_calls_a_decoder_layer(model, monkeypatch):
     """Without Algorithm 1 nothing of the package reaches the layers of a given answer."""
-
     for name in ("run_unmasked", "run_subnetworks"):
         monkeypatch.setattr(algorithm, name, Mock(side_effect=NotImplementedError))
     monkeypatch.setattr(LlamaDecoderLayer, "forward", lambda *_, **__: pytest.fail("called"))

@@ -21,9 +21,11 @@ from lm_polygraph_asmi.results.manifest import read_manifest
 from lm_polygraph_asmi.results.names import SAVED
 from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.runs.rows import read_data
+from tests import tiny_lm
 from tests.benchmarks import EXAMPLES, STORIES, babi_prompt, coqa_prompt, hub_dataset
 from tests.composing import composed
 from tests.polygraph import polygraph_eval_here
+from tests.runs.test_squad import QUESTION, write
 from tests.stand_ins import StandIns
 
 
@@ -32,11 +34,9 @@ def shipped(group: str) -> list[str]:
 
 
 RUNS = sorted(set(shipped(".")) - {"asmi_base"})
-MULTIRUNS = ["asmi_grid", "asmi_stability"]
 ALONE = ["asmi_only", "asmi_triviaqa"]
 """Configs that every day runs. The others differ from these or the sweep in few values, or other
 tests run them: test_plugin the demo, over SQuAD's rows; those of runs."""
-BENCHMARKS = shipped("benchmark")
 BASELINES = 17
 DEPTHS = (60, 70, 80, 90)
 NEEDED = {"asmi_stability": ["answers=somewhere"], "asmi_heads": ["asmi.answers=somewhere"]}
@@ -60,10 +60,8 @@ def answers(request, stand_ins, tiny, tmp_path_factory) -> Path:
     folder = tmp_path_factory.getbasetemp() / "answers"
     if not folder.exists():
         overrides = tiny_run(tiny, stand_ins, hub_dataset("asmi_coqa", folder), folder)
-        # Shorter than those that other runs would generate.
-        polygraph_eval_here(
-            "--config-name", "asmi_only", *overrides, "max_new_tokens=2", "data.first=3"
-        )
+        overrides += ["max_new_tokens=2", "data.first=3"]  # shorter than other runs would generate
+        polygraph_eval_here("--config-name", "asmi_only", *overrides)
     return folder / "run"
 
 
@@ -88,8 +86,7 @@ def tiny_run(tiny: Path, stand_ins: StandIns, source: str, folder: Path) -> list
 
 @pytest.mark.parametrize("name", RUNS)
 def test_every_config_composes_and_names_what_exists(name):
-    anywhere = "dataset=anywhere", "model.path=anywhere"
-    config = composed(name, *anywhere, *NEEDED.get(name, []))
+    config = composed(name, "dataset=anywhere", "model.path=anywhere", *NEEDED.get(name, []))
     job = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
     OmegaConf.resolve(job)
     assert Path(job.model.path_to_load_script).is_file()
@@ -132,7 +129,6 @@ def test_every_model(name):
 
 def test_the_paper_benchmark_has_all_methods():
     names = names_of(composed("asmi_squad"))
-    assert len(names) == BASELINES + 3
     swept = names_of(composed("asmi_depth_sweep"))
     assert swept[:BASELINES] == names[:BASELINES]
     variants = ("ASMI", "Sem-ASMI", "Adapt-ASMI")
@@ -148,15 +144,11 @@ def test_every_group_of_estimators():
         # A sweep's depths are asked for by its own config.
         own = ["asmi.depths=[0.6,0.7,0.8,0.9]"] if group == "asmi_depth_sweep" else []
         config = composed("asmi_benchmark", *own)
-        entries = OmegaConf.to_container(
-            OmegaConf.load(configs_path() / f"estimators/{group}.yaml")
-        )
-        config.estimators = entries["estimators"] if isinstance(entries, dict) else entries
+        entries = OmegaConf.load(configs_path() / f"estimators/{group}.yaml")
+        config.estimators = entries.estimators if OmegaConf.is_dict(entries) else entries
         names[group] = names_of(config)
         assert len(set(names[group])) == len(names[group])
-        assert needed_of(config) <= {
-            s for entry in config.stat_calculators[1:] for s in entry.stats
-        }
+        assert needed_of(config) <= {s for c in config.stat_calculators[1:] for s in c.stats}
     parts = names["asmi_single_pass"] + names["asmi_sampled"]
     assert sorted(names["asmi_no_side_models"]) == sorted(parts)
 
@@ -186,7 +178,7 @@ FIRST = {
 """Of each benchmark's prompts, the first one or its end."""
 
 
-@pytest.mark.parametrize("benchmark", BENCHMARKS)
+@pytest.mark.parametrize("benchmark", shipped("benchmark"))
 def test_prompts_reach_the_model_as_the_dataset_has_them(benchmark, tmp_path):
     config = composed(benchmark)  # the config of the same name
     data, source = config.data, hub_dataset(benchmark, tmp_path)
@@ -211,7 +203,7 @@ def test_prompts_reach_the_model_as_the_dataset_has_them(benchmark, tmp_path):
     "name",
     [
         pytest.param(name, marks=[] if name in ALONE else [pytest.mark.slow])
-        for name in sorted({*RUNS} - {*MULTIRUNS, *NEEDED, "asmi_depth_sweep"})
+        for name in sorted({*RUNS} - {"asmi_grid", "asmi_depth_sweep", *NEEDED})
     ],
 )
 def test_every_config_runs(name, tiny, stand_ins, tmp_path, request):
@@ -315,12 +307,57 @@ def test_the_grid_has_sixteen_cells():
     fewer = composed("asmi_grid", "data.num_shards=3").hydra.sweeper.params
     assert fewer["data.shard"] == "range(3)"
     models, data = (value.split(",") for value in swept.values())
-    keys = list(swept)
     jobs = [
-        composed("asmi_grid", *(f"{k}={v}" for k, v in zip(keys, values, strict=True)))
+        composed("asmi_grid", *(f"{k}={v}" for k, v in zip(swept, values, strict=True)))
         for values in zip(models, data, strict=True)
     ]
     assert len(jobs) == 4
     for of in (lambda job: job.model.path, lambda job: str(job.data.source)):
         assert len({of(job) for job in jobs}) == 4
     assert len(names_of(jobs[-1])) == BASELINES + 3
+
+
+@pytest.mark.slow
+def test_a_grid_in_shards_gives_what_unsplit_runs_give(tmp_path, monkeypatch):
+    """Two models on two benchmarks in two shards, a job each, two jobs at a time."""
+    models = {"asmi_llama2_7b": "llama", "asmi_mistral_7b": "mistral-window"}
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name, family in models.items():
+        tiny_lm.save(tmp_path / name, family, max_position_embeddings=1024)
+    questions = [
+        QUESTION._replace(id=str(i), question=f"Whose mill is number {i}?", answer=answer)
+        for i, answer in enumerate(["red", "blue kites", "True", "the passage", "Brask"])
+    ]
+    overrides = [
+        f"data.source={write(tmp_path / 'questions.json', questions)}",
+        "estimators=asmi_no_side_models", "max_new_tokens=4", "asmi.num_samples=2",
+        "generation_metrics=[{name: RougeMetric, args: [rougeL]}]", f"cache_path={tmp_path}",
+        "model.path=${hydra:runtime.choices.model}", "model.load_model_args.dtype=float32",
+        "~generation_params.stop_strings",
+    ]  # fmt: skip
+    polygraph_eval_here(
+        "--config-name", "asmi_grid", "--multirun", *overrides,
+        f"model={','.join(models)}", "benchmark=asmi_squad,asmi_squad_closed_book",
+        "data.num_shards=2", "data.shard=0,1",
+        "hydra.sweep.dir=grid", "hydra.launcher.n_jobs=2",
+    )  # fmt: skip
+    assert len(list(Path("grid").rglob("ue_manager_seed1"))) == 8
+    merged = CliRunner().invoke(main, ["merge", "grid", "--out", "merged"])
+    assert merged.exit_code == 0, merged.output
+    files = sorted(Path("merged").rglob("ue_manager_seed1"))
+    assert len(files) == 4
+    for model in models:
+        polygraph_eval_here(
+            "--config-name", "asmi_benchmark", *overrides, f"model={model}", "benchmark=asmi_squad",
+            "asmi.result_cache=null", f"hydra.run.dir={model}-whole",
+        )  # fmt: skip
+        whole = load_run(f"{model}-whole")
+        joined = load_run(next(f for f in files if f.parts[1:3] == (model, "asmi_squad")))
+        assert joined.stats["input_texts"] == whole.stats["input_texts"]
+        assert joined.stats["sample_texts"] == whole.stats["sample_texts"]
+        assert list(joined.scores) == list(whole.scores)
+        np.testing.assert_allclose(joined.scores, whole.scores, rtol=1e-4, atol=1e-6)
+        manifest = read_manifest(joined.path)
+        assert manifest["rows"] == read_manifest(whole.path)["rows"]
+        assert len(manifest["merged_from"]) == 2

@@ -1,19 +1,12 @@
 """What README and the page of results state is what the kept rows give."""
 
+import claims
 import pytest
 from click.testing import CliRunner
-from lm_polygraph.utils.common import load_external_module
-
-from tests.test_scripts import SCRIPTS
-
-
-@pytest.fixture
-def claims():
-    return load_external_module(str(SCRIPTS / "claims.py"))
 
 
 @pytest.mark.parametrize("options", [["--quick"], pytest.param([], marks=pytest.mark.slow)])
-def test_pages_state_what_the_rows_give(claims, options):
+def test_pages_state_what_the_rows_give(options):
     done = CliRunner().invoke(claims.main, ["--check", *options])
     assert done.exit_code == 0, done.output
     assert int(done.output.split()[-4]) >= (19 if options else 40)
@@ -27,7 +20,7 @@ def test_pages_state_what_the_rows_give(claims, options):
         ("was **not run** here", "was **not run**, +.123", "than is recomputed: +.123"),
     ],
 )
-def test_a_wrong_number_is_found(claims, monkeypatch, tmp_path, right, wrong, told):
+def test_a_wrong_number_is_found(monkeypatch, tmp_path, right, wrong, told):
     for name in claims.CLAIMS:
         text = (claims.ROOT / name).read_text()
         assert name != "README.md" or right in text

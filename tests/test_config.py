@@ -104,8 +104,7 @@ def test_a_run_says_the_settings_of_later_decisions(tmp_path):
     saved = runs.exchanged(runs.content(), scope="response", stop=["\n"], max_new_tokens=20)
     for own in at_depth(saved["stats"], 0.6):
         own["settings"] |= {"scope": "response"}
-    run = runs.save(tmp_path / "run", saved)
-    found = calibrate_run(run, 0.3, signal="sem", resamples=20)
+    found = calibrate_run(runs.save(tmp_path / "run", saved), 0.3, signal="sem", resamples=20)
     config = found.configured({})
     assert (config.scope, config.stop, config.max_new_tokens) == ("response", ("\n",), 20)
     one = Decider(whitebox(), found).decide("Who built the ferry?", " Brask")

@@ -4,13 +4,13 @@ import gc
 import json
 import os
 import sys
-from multiprocessing import get_context
 
 import pytest
 from click.testing import CliRunner
 
 from lm_polygraph_asmi.commands import main
 from tests import tiny_lm
+from tests.forks import exit_code
 from tests.scoring.conftest import PROMPT
 
 COFFEE = " 1931 \u2615"
@@ -72,10 +72,7 @@ def test_what_a_console_lacks_is_replaced(folder):
 
 def test_a_reader_that_has_gone_changes_no_file(folder):
     given = command("good", "--out", "unread.jsonl")
-    process = get_context("fork").Process(target=unread, args=(given,))
-    process.start()
-    process.join()
-    assert process.exitcode == 1
+    assert exit_code(unread, given) == 1
     assert "Broken pipe" not in (folder / "errors").read_text()
     assert len(written(folder, "unread.jsonl")) == 2
     assert not [*folder.glob("unread.jsonl.*")]

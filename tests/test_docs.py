@@ -31,6 +31,8 @@ from tests.report.runs import save
 from tests.tiny_lm import whitebox
 
 CONFIGS, PACKAGE = REPOSITORY / "configs", REPOSITORY / "lm_polygraph_asmi"
+EXAMPLES = sorted(file for file in PACKAGE.rglob("*.py") if ">>>" in file.read_text())
+TYPED = ("polygraph_eval", "polygraph_asmi", "python", "python3", "pip", "bash", "curl", "inspect")
 every_page = pytest.mark.parametrize("page", [*PAGES, *pages.NOTEBOOKS], ids=lambda page: page.name)
 
 
@@ -48,10 +50,8 @@ def tiny_hub(monkeypatch):
     load_named.cache_clear()
     tiny = whitebox(max_position_embeddings=1024)
     tiny.model.generation_config.eos_token_id = list(range(2, len(tiny.tokenizer), 3))
-    tokenizer = tiny.tokenizer
-    monkeypatch.setattr(
-        tokenizer, "chat_template", "{% for m in messages %}{{ m.content }}{% endfor %}"
-    )
+    tokenizer, template = tiny.tokenizer, "{% for m in messages %}{{ m.content }}{% endfor %}"
+    monkeypatch.setattr(tokenizer, "chat_template", template)
     for owner, thing in (("AutoModelForCausalLM", tiny.model), ("AutoTokenizer", tokenizer)):
         found = classmethod(lambda _, name, thing=thing, **__: thing if name else None)
         monkeypatch.setattr(getattr(transformers, owner), "from_pretrained", found)
@@ -59,8 +59,7 @@ def tiny_hub(monkeypatch):
     load_named.cache_clear()
 
 
-QUICKSTART = DOCS / "quickstart.md"
-RUN_HERE = [page for page in (*PAGES, QUICKSTART) if page != RECIPES and blocks("python", page)]
+RUN_HERE = [p for p in (*PAGES, DOCS / "quickstart.md") if p != RECIPES and blocks("python", p)]
 RECIPE_CALLS = {
     "fastapi": 'score(Question(prompt="Who?", answer=" Brask"))["score"]',
     "inspect_ai": 'fragility("smollm2")',
@@ -92,9 +91,6 @@ def test_python_runs(page, place, tmp_path, monkeypatch):
         example.evaluate()
 
 
-TYPED = ("polygraph_eval", "polygraph_asmi", "python", "python3", "pip", "bash", "curl", "inspect")
-
-
 def typed(code: str, folder) -> list[list[str]]:
     """Commands as bash makes them of a block, loops, variables and functions resolved."""
     activate = folder / ".venv/bin/activate"
@@ -104,9 +100,8 @@ def typed(code: str, folder) -> list[list[str]]:
         say = f'printf "%s\\x1f" {name} "$@"; printf "\\x1e"'
         code = f"{name}() {{ {say}; }} >&3\n{code}"
     log = folder / "typed"
-    subprocess.run(
-        ["bash", "-euc", f"exec 3>{log}\n{code}"], cwd=folder, check=True, capture_output=True
-    )
+    command = ["bash", "-euc", f"exec 3>{log}\n{code}"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
     return [call.split("\x1f")[:-1] for call in log.read_text().split("\x1e")[:-1]]
 
 
@@ -226,8 +221,7 @@ def test_links_lead_somewhere(page):
         assert target.exists(), link
         assert target.is_relative_to(REPOSITORY), link
         if anchor:
-            headings = re.findall(r"^#+ (.*)$", prose(target), re.MULTILINE)
-            assert anchor in map(slug, headings), link
+            assert anchor in map(slug, re.findall(r"^#+ (.*)$", prose(target), re.MULTILINE)), link
 
 
 def test_every_page_is_in_the_table_of_contents():
@@ -240,9 +234,6 @@ def test_every_page_is_in_the_table_of_contents():
     unlisted = ("reference/api/generated/", "evidence/")  # plans are outside of the navigation
     assert {"index", *entries} >= {name for name in there if not name.startswith(unlisted)}
     assert there >= set(entries)
-
-
-EXAMPLES = sorted(file for file in PACKAGE.rglob("*.py") if ">>>" in file.read_text())
 
 
 @pytest.fixture(scope="module")
@@ -278,8 +269,7 @@ def test_the_page_of_config_files_is_up_to_date():
 
 def test_errors_that_the_page_names_are_raised():
     """Each phrase of the first column is in a message of the package, wherever its line breaks."""
-    broken = re.compile(r'"\s*f?"')
-    sources = [broken.sub("", file.read_text()) for file in PACKAGE.rglob("*.py")]
+    sources = [re.sub(r'"\s*f?"', "", file.read_text()) for file in PACKAGE.rglob("*.py")]
     for phrases, *_ in table("gotchas.md", "the error says"):
         for phrase in re.split(r";|\.\.\.", phrases):
             assert any(phrase.strip() in source for source in sources), phrase

@@ -5,7 +5,6 @@ import math
 import os
 import signal
 from functools import reduce
-from multiprocessing import get_context
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -14,6 +13,7 @@ import pytest
 from filelock import FileLock
 
 from lm_polygraph_asmi.files import parse_json, partial_of, to_json, write_whole, writing
+from tests.forks import exit_code
 
 
 @pytest.mark.parametrize(
@@ -105,10 +105,8 @@ def killed_while_writing(out):
 
 def test_a_lock_dies_with_its_process(tmp_path):
     out = tmp_path / "out.jsonl"
-    holder = get_context("fork").Process(target=killed_while_writing, args=(out,))
-    holder.start()
-    holder.join()
-    assert (holder.exitcode, partial_of(out).read_text()) == (-signal.SIGKILL, "half")
+    assert exit_code(killed_while_writing, out) == -signal.SIGKILL
+    assert partial_of(out).read_text() == "half"
     with writing(out) as partial:
         partial.write_text("whole")
     assert out.read_text() == "whole"

@@ -5,12 +5,12 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
-from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 
 import lm_polygraph_asmi
+from tests.forks import exit_code
 from tests.pages import inline, table
 from tests.report.runs import save
 
@@ -32,6 +32,10 @@ WITHOUT = {
     **dict.fromkeys(("host", "stat_calculators"), "datasets"),
 }
 """Subpackage -> libraries that no file of it imports at its top; functions and types may."""
+HEAVY = (
+    "torch", "transformers", "lm_polygraph", "datasets", "scipy.stats", "sklearn", "matplotlib",
+    "pandas", "accelerate", "spacy", "openai", "bert_score", "nltk",
+)  # fmt: skip
 LOOSE = {
     f"{name}.py"
     for name in ("__init__", "algorithm", "config", "files", "lazy", "options", "validation")
@@ -67,17 +71,12 @@ def named(nodes: Iterable[ast.AST]) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-@cache
-def imported(file: Path, for_types: bool = False) -> list[str]:
-    """What a file imports, also inside functions; `for_types`: for type checkers alone, too."""
+def imported(file: Path) -> Iterator[str]:
+    """What a file imports, also inside functions, but for what only type checkers see."""
     nodes = list(ast.walk(parsed(file)))
-    blocks = [
-        node.body
-        for node in nodes
-        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
-    ]
-    hidden = {inner for block in blocks for part in block for inner in ast.walk(part)}
-    return list(named(nodes if for_types else [node for node in nodes if node not in hidden]))
+    blocks = [n for n in nodes if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
+    hidden = {inner for block in blocks for part in block.body for inner in ast.walk(part)}
+    return named(node for node in nodes if node not in hidden)
 
 
 def test_every_folder_is_a_room():
@@ -104,12 +103,6 @@ def test_the_core_finds_heads_in_two_places_alone():
         own = str(file.relative_to(ROOT))
         if not own.startswith("heads/") and file.suffix in (".py", ".pyi"):
             assert (f"{PACKAGE}.heads" in file.read_text()) == (own in ENTRANCES), own
-
-
-HEAVY = (
-    "torch", "transformers", "lm_polygraph", "datasets", "scipy.stats", "sklearn", "matplotlib",
-    "pandas", "accelerate", "spacy", "openai", "bert_score", "nltk",
-)  # fmt: skip
 
 
 def heavy_after(*steps: str) -> list[tuple[set[str], str]]:
@@ -167,10 +160,7 @@ def scoring_imports() -> None:
 
 def test_scoring_leaves_the_host_alone():
     """LM-Polygraph brings spaCy, openai and bert_score: seconds that `score` does not need."""
-    fork = get_context("fork").Process(target=scoring_imports)
-    fork.start()
-    fork.join()
-    assert fork.exitcode == 0
+    assert exit_code(scoring_imports) == 0
 
 
 def test_public_names():

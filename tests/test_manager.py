@@ -4,9 +4,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from lm_polygraph.defaults.register_default_stat_calculators import (
-    register_default_stat_calculators,
-)
+from lm_polygraph.defaults import register_default_stat_calculators as defaults
 from lm_polygraph.estimators import RAUQ, Perplexity
 from lm_polygraph.generation_metrics import RougeMetric
 from lm_polygraph.stat_calculators import SamplingGenerationCalculator
@@ -48,8 +46,7 @@ def test_scores_are_means_of_the_saved_tokens(model):
             (own["mi"] * (1 - alpha * own["agreement"])).mean()
             for own, alpha in zip(at_depth(run.stats, 0.6), alphas, strict=True)
         ]
-        found = run.estimations["sequence", f"{variant} (60%, K=64)"]
-        np.testing.assert_allclose(found, expected)
+        np.testing.assert_allclose(run.estimations["sequence", f"{variant} (60%, K=64)"], expected)
     # The host's own calculators, which these are, do not time themselves.
     assert set(SAVED) - set(run.stats) == set(SECONDS)
     assert all(len(run.stats[name]) == 2 for name in set(SAVED) - set(SECONDS))
@@ -64,9 +61,8 @@ def test_without_adapt_asmi_no_sample_is_drawn(model, monkeypatch):
 
 
 def test_a_manager_without_our_calculators_names_what_to_pass(model):
-    available = register_default_stat_calculators("Whitebox")
     with pytest.raises(Exception, match=r"stat calculator for: asmi \(") as error:
-        manager(model, [ASMI()], available)
+        manager(model, [ASMI()], defaults.register_default_stat_calculators("Whitebox"))
     advice = "available_stat_calculators=lm_polygraph_asmi.available_stat_calculators(estimators)"
     assert advice in str(error.value)
     names = ASMI().stats_dependencies
@@ -91,9 +87,8 @@ def test_the_helper_reads_settings_from_the_estimators(model, tmp_path):
     assert len(run.estimations) == 4
     assert {name for entry in available for name in entry.stats} >= set(MASKED_HEADS)
     for depth, own in run.stats["asmi"][0].items():
-        used = own["settings"]
         expected = settings | {"depth": depth, "mask_sampler": "bernoulli", "attention": "sdpa"}
-        assert used.items() >= expected.items()
+        assert own["settings"].items() >= expected.items()
         assert own["masks"].shape == (7, 4)
     assert list(run.stats["asmi"][0]) == [0.6, 0.9]
     assert any(tmp_path.iterdir())

@@ -31,6 +31,14 @@ BASELINES = 17
 YAML = (str(block.parsed) for page in PAGES for block in blocks("yaml", page))
 (WHOLE,) = (yaml.safe_load(code) for code in YAML if "- asmi_base" in code)
 """The config that a page tells users to write."""
+COMPOSE = """
+from hydra import compose, initialize
+from omegaconf import OmegaConf
+with initialize(version_base=None, config_path=None):
+    config = compose("asmi_coqa", overrides=["dataset=anywhere"])
+print(OmegaConf.to_yaml(config, resolve=True))
+"""
+"""Hydra alone, as it is in every program: the whole of polygraph_eval takes ten times as long."""
 
 
 @pytest.fixture
@@ -60,16 +68,6 @@ def test_the_groups_stand_alone_in_a_users_config(elsewhere):
     assert config.stat_calculators[1].stats == list(MASKED_HEADS)
     assert calculator(config, "SamplingGenerationCalculator").cfg.samples_n == 10
     assert calculator(config, "GreedyProbsCalculator").cfg.answers is None
-
-
-COMPOSE = """
-from hydra import compose, initialize
-from omegaconf import OmegaConf
-with initialize(version_base=None, config_path=None):
-    config = compose("asmi_coqa", overrides=["dataset=anywhere"])
-print(OmegaConf.to_yaml(config, resolve=True))
-"""
-"""Hydra alone, as it is in every program: the whole of polygraph_eval takes ten times as long."""
 
 
 def test_configs_are_found_where_they_were_installed_from_a_wheel(elsewhere, monkeypatch):
@@ -156,8 +154,7 @@ def users_config(elsewhere, tiny) -> Callable[[dict], list[str]]:
             "path_to_load_script": str(configs_path() / "model" / "asmi_causal.py"),
             "load_model_args": {"device_map": "cpu", "dtype": "float32"},
         }  # fmt: skip
-        similarity = {"name": "LexicalSimilarity", "cfg": {"metric": "rougeL"}}
-        of_group = [{"name": "Perplexity"}, similarity]
+        of_group = [{"name": "Perplexity"}, {"name": GROUPED[1], "cfg": {"metric": "rougeL"}}]
         for name, content in {
             "model/mine": model, "estimators/default_estimators": of_group,
             "estimators/other": of_group[:1], "mine_eval": config,
@@ -239,7 +236,6 @@ def test_a_users_own_config_in_a_run(elsewhere, tiny, users_config, config, over
     own = [f"model.path={tiny}"] if overrides is OF_PAGE else []
     polygraph_eval_here(*users_config(config), *overrides, *own)
     run = load_run(elsewhere / "workdir" / "run")
-    depths = [0.6, 0.9] if own else [0.6]
     assert list(run.scores) == names
     assert np.isfinite(run.scores.to_numpy()).all()
     asmi = [name for name in names if "ASMI" in name]
@@ -248,5 +244,5 @@ def test_a_users_own_config_in_a_run(elsewhere, tiny, users_config, config, over
     assert set(MASKED_HEADS) <= set(run.stats)
     assert run.manifest["status"] == "completed"
     assert run.manifest["seeds"]["masks"] == 0
-    assert [settings["depth"] for settings in run.settings()] == depths
+    assert [settings["depth"] for settings in run.settings()] == ([0.6, 0.9] if own else [0.6])
     assert {settings["num_masks"] == 6 for settings in run.settings()} == {not own}

@@ -1,35 +1,33 @@
 """The scripts that measure, on models and data small enough for a test."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+import bench_suffix
+import build_babi
 import click
+import golden
 import pytest
 import torch
 from click.testing import CliRunner
 from datasets import load_from_disk
-from lm_polygraph.utils.common import load_external_module
 
 from lm_polygraph_asmi.maths import sample_head_masks
 from tests.benchmarks import babi_prompt
 from tests.families import tiny_model
 
-SCRIPTS = Path(__file__).parents[1] / "scripts"
-
-
-@pytest.fixture(scope="module")
-def bench():
-    return load_external_module(str(SCRIPTS / "bench_suffix.py"))
-
 
 @pytest.mark.parametrize(
     "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)]
 )
-def test_the_benchmark_checks_what_it_times(bench, dtype, monkeypatch):
+def test_the_benchmark_checks_what_it_times(dtype, monkeypatch):
     model = tiny_model("llama").to(dtype)
     masks = sample_head_masks(6, 4, 0.4, torch.Generator().manual_seed(0))
     with torch.no_grad():
-        contenders = bench.Contenders(model, torch.arange(3, 20), 11, 2, masks)
+        contenders = bench_suffix.Contenders(model, torch.arange(3, 20), 11, 2, masks)
         found = contenders.check()
         unmasked = contenders.scoring_pass().expand_as(contenders.exact())
         if dtype == torch.float32:
@@ -53,8 +51,7 @@ BABI = """1 Mary went to the office.
 
 def test_build_babi(tmp_path):
     (tmp_path / "babi.txt").write_text(BABI)
-    script = load_external_module(str(SCRIPTS / "build_babi.py"))
-    done = CliRunner().invoke(script.main, [str(tmp_path / "babi.txt"), str(tmp_path / "babi")])
+    done = CliRunner().invoke(build_babi.main, [str(tmp_path / "babi.txt"), str(tmp_path / "babi")])
     assert done.exit_code == 0, done.output
     rows = load_from_disk(tmp_path / "babi")
     assert rows["output"] == ["office", "garden", "hallway"]
@@ -62,11 +59,6 @@ def test_build_babi(tmp_path):
     assert rows["input"][1] == babi_prompt(moves, "Where is John?")
     assert "Mary went" not in rows["input"][2]
     assert rows["facts"] == [1, 2, 1]
-
-
-@pytest.fixture(scope="module")
-def golden():
-    return load_external_module(str(SCRIPTS / "golden.py"))
 
 
 @pytest.mark.parametrize(
@@ -82,16 +74,34 @@ def golden():
         ({"a": 1.0}, {"a": float("nan")}, "differ: 1"),
     ],
 )
-def test_golden_values_are_compared(golden, tmp_path, monkeypatch, before, after, said):
+def test_golden_values_are_compared(tmp_path, monkeypatch, before, after, said):
     """What `golden.py compare` says of these values before and after, and its exit status."""
     monkeypatch.setattr(golden, "RENAMED", {"/old$": "/new"})
     monkeypatch.setattr(golden, "LEFT", ("/gone$",))
-    folders = []
     for name, content in (("before", before), ("after", after)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "statistics.json").write_text(json.dumps(content))
-        folders.append(str(tmp_path / name))
-    arguments = ["compare", *folders, "--tolerance", "1e-12"]
+    arguments = ["compare", f"{tmp_path}/before", f"{tmp_path}/after", "--tolerance", "1e-12"]
     done = CliRunner().invoke(golden.main, arguments)
     assert done.exit_code == (said is not None)
     assert said is None or said in done.output
+
+
+@pytest.mark.slow
+def test_a_rehearsal_runs_to_its_end(tmp_path):
+    """The script for a machine with a GPU, on a processor."""
+    script, out = Path(__file__).parents[1] / "scripts" / "gpu.py", tmp_path / "gpu.md"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+    done = subprocess.run(
+        [sys.executable, str(script), "--rehearse", "--out", str(out)],
+        capture_output=True, text=True, check=False, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    written = out.read_text()
+    assert written.startswith("# A rehearsal: no number here means anything")
+    assert written.count("\npassed, ") == 4
+    for shown in (
+        "Numerical tests", "shape of qwen3-4b", "rows of asmi_coqa", "peak MB",
+        "masked passes equal full passes, bfloat16 |", "| loading, other baselines, quality |",
+    ):  # fmt: skip
+        assert shown in written

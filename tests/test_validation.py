@@ -52,7 +52,6 @@ def test_every_command_checks_its_output_first(tmp_path, command):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "Who?", "answer": " a", "correct": true}\n' * 2)
     (tmp_path / "ue_manager_seed1").touch()
-    words = command.format(rows=rows, run=tmp_path).split()
-    done = CliRunner().invoke(main, words)
+    done = CliRunner().invoke(main, command.format(rows=rows, run=tmp_path).split())
     assert done.exit_code != 0
     assert "cannot write /proc/" in done.output, done.output

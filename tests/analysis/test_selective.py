@@ -84,6 +84,8 @@ def test_a_filter_reports_all_its_errors():
         assert selective.confident_but_fragile(msp, FRAGILITY, ANSWERS).count[0].sum() == confident
         for error, by in ((found.by_fragility, FRAGILITY), (found.by_other, ENTROPY)):
             assert error == pytest.approx(selective.filter_error(msp, by, WRONG))
+    few = selective.confident_filter(MSP, FRAGILITY, ENTROPY, ANSWERS, abstain=0.2)
+    assert (few.confident, few.coverage) == (45 / 90, 36 / 90)
 
 
 def test_a_selector_reports_both_errors():

@@ -149,7 +149,7 @@ def test_outcomes_and_exit_status(limit, tmp_path, n, wrong, outcome, status):
     for line, reason in ((unclear, "It answered nothing."), (blank, EMPTY)):
         lines.append(changed(line, accept=None, reason=reason, correct=None))
     files = [tmp_path / name for name in ("calibration.json", "a.jsonl", "b.jsonl")]
-    write(files[1], lines[:2])
+    write(files[1], lines[:2]).write_text("\n" + files[1].read_text())  # an empty line counts
     write(files[2], lines[2:])
     code, said = run("gate", *files, "--json")
     found = json.loads(said)
@@ -160,7 +160,7 @@ def test_outcomes_and_exit_status(limit, tmp_path, n, wrong, outcome, status):
     assert "Without a decision, so counted as abstained: 1. Left out 1 empty answers" in said
     write(files[2], [lines[0]])
     code, said = run("gate", *files)
-    same = 'row 3: "answer": row 1 has the same prompt and answer: keep one'
+    same = 'row 4: "answer": row 2 has the same prompt and answer: keep one'
     assert (code, same in said) == (1, True)
 
 

@@ -75,8 +75,7 @@ def test_a_decisive_head_flips_every_prediction_and_none_ablated_flips_nothing(p
     assert (probed.tokens["replayed"] == probed.tokens["argmax"]).all()
     assert (probed.tokens["argmax"] != DECIDED).all()
     # k of 4 random heads hold the decisive one with chance k / 4.
-    rate = probed.flipped("random", "high").mean(0)
-    np.testing.assert_allclose(rate, [0.25, 0.5, 1], atol=0.1)
+    np.testing.assert_allclose(probed.flipped("random", "high").mean(0), [0.25, 0.5, 1], atol=0.1)
     hit = probed.predicted["random"][probed.tokens["row"] == 0] == DECIDED
     assert (hit[0] != hit[1]).any()  # also two tokens of one answer have heads of their own
 
@@ -87,8 +86,7 @@ def test_predictions_are_those_of_masked_passes(scope):
     model, used, tokens, answers = material(whitebox().model, QUESTIONS[:2], scope=scope)
     masked = scored_run(model, QUESTIONS[:2], scope=scope, **SCORED).at(0.6)
     found = room.probe_tokens(model, used, tokens, answers, count=2, draws=1)
-    columns = found["tokens"]
-    flips = 0
+    columns, flips = found["tokens"], 0
     for place, (row, at) in enumerate(zip(columns["row"], columns["position"], strict=True)):
         known = head_criticality(masked[row]["kl"], masked[row]["masks"])[at]
         kept = ablations(np.argsort(-known), [1, 2, 4])
@@ -124,12 +122,11 @@ def test_what_cannot_be_probed(planted, monkeypatch):
             room.probe_tokens(*planted, **wrong)
     with pytest.raises(ValueError, match="no two tokens"):
         room.probe_tokens(*material(planted[0], QUESTIONS[:1], tokens=1))
-    with pytest.raises(ValueError, match="another likelihood with this model"):
-        room.probe_tokens(whitebox().model, *planted[1:], count=2)
     away = np.array([2, 2, -2, -2])  # their median is 0
     both_ways = [a._replace(log_likelihood=a.log_likelihood + away) for a in planted[3]]
-    with pytest.raises(ValueError, match="another likelihood with this model"):
-        room.probe_tokens(*planted[:3], both_ways, count=2)
+    for other in ((whitebox().model, *planted[1:]), (*planted[:3], both_ways)):
+        with pytest.raises(ValueError, match="another likelihood with this model"):
+            room.probe_tokens(*other, count=2)
     run = scored_run(planted[0], num_masks=5, mask_rate=0.3, texts=QUESTIONS[:1])
     monkeypatch.setattr(room, "load_run", lambda _: run)
     with pytest.raises(ValueError, match=r"lacks masks at depth 0\.9 \(its depths: 0\.6\)"):

@@ -45,13 +45,12 @@ def test_nothing_but_special_tokens_is_kept():
 
 
 def test_a_manager_built_by_hand_refuses_them_by_name():
-    model = tiny_lm.whitebox()
+    model, usual = tiny_lm.whitebox(), SPECIAL | NEUTRAL | SET_BY_RUNS
     for name, value in CHANGING.items():
-        config = GenerationConfig(**SPECIAL, **NEUTRAL | SET_BY_RUNS | {name: value})
-        model.model.generation_config = config
+        model.model.generation_config = GenerationConfig(**usual | {name: value})
         with pytest.raises(ValueError, match=f"config of the model sets {name}, which"):
             load_stat_calculator({}, SimpleNamespace(model=model))
-    model.model.generation_config = GenerationConfig(**SPECIAL, **NEUTRAL | SET_BY_RUNS)
+    model.model.generation_config = GenerationConfig(**usual)
     load_stat_calculator({}, SimpleNamespace(model=model))
 
 

@@ -13,9 +13,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_what_ci_installs_is_tested():
-    pins = dict(
-        re.findall(r"^([a-z-]+)==([\d.]+)", (ROOT / "scripts/constraints.txt").read_text(), re.M)
-    )
+    constraints = (ROOT / "scripts/constraints.txt").read_text()
+    pins = dict(re.findall(r"^([a-z-]+)==([\d.]+)", constraints, re.M))
     floors = (ROOT / "pyproject.toml").read_text()
     for name, tested in releases.tested_releases().items():
         assert pins[name] in tested, name

@@ -76,10 +76,8 @@ def changed(source, folder, **config):
 
 
 def labelled(*labels):
-    return {
-        "id2label": {str(i): label for i, label in enumerate(labels)},
-        "label2id": {label: i for i, label in enumerate(labels)},
-    }
+    numbers = {label: i for i, label in enumerate(labels)}
+    return {"id2label": dict(enumerate(labels)), "label2id": numbers}
 
 
 def side_model_findings(stand_ins, *overrides):
@@ -153,8 +151,7 @@ def test_a_model_in_the_cache_of_the_hub(stand_ins, tmp_path, monkeypatch):
         "the NLI model 'microsoft/stand-in' is in the hub's cache without its weights, and "
         "HF_HUB_OFFLINE blocks the hub: set nli_path to a local folder with such a model"
     )
-    model_info = Mock()
-    monkeypatch.setattr(huggingface_hub, "model_info", model_info)
+    monkeypatch.setattr(huggingface_hub, "model_info", model_info := Mock())
     assert nli_problem(cache=cache) is None
     model_info.assert_called_once_with(side_models.NLI_MODEL, timeout=5)
     for error, message in (

@@ -79,16 +79,13 @@ def test_a_package_that_is_not_installed_is_named(monkeypatch):
 @pytest.mark.parametrize("scope", SCOPES)
 def test_masked_passes_equal_full_passes_on_real_weights(scope):
     model, tokenizer = load_named("smollm2")
-    prompt = tokenizer("The red kites start from the mill. Where do they start?\nAnswer:")
-    answer = tokenizer(" the mill\n")["input_ids"]
-    input_ids = torch.tensor(prompt["input_ids"] + answer)
-    length = len(prompt["input_ids"])
+    texts = "The red kites start from the mill. Where do they start?\nAnswer:", " the mill\n"
+    prompt, answer = (tokenizer(text)["input_ids"] for text in texts)
+    input_ids, length = torch.tensor(prompt + answer), len(prompt)
     masks = sample_head_masks(6, 9, 0.15, torch.Generator().manual_seed(0))
     fast = subnetwork_log_probs(model, input_ids, length, 18, masks, scope=scope)
-    slow = brute_force.subnetwork_log_probs(
-        model, "model.layers.18.self_attn.o_proj", 1, input_ids, length, masks, scope
-    )
+    path = "model.layers.18.self_attn.o_proj"
+    slow = brute_force.subnetwork_log_probs(model, path, 1, input_ids, length, masks, scope)
     torch.testing.assert_close(fast, slow, atol=1e-3, rtol=0)
-    torch.testing.assert_close(
-        mutual_information(fast, 64), mutual_information(slow, 64), atol=1e-5, rtol=0
-    )
+    measured = (mutual_information(log_probs, 64) for log_probs in (fast, slow))
+    torch.testing.assert_close(*measured, atol=1e-5, rtol=0)

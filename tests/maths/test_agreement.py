@@ -10,8 +10,7 @@ S, T, V, D = 5, 2, 12, 6
 
 @pytest.fixture
 def log_probs() -> torch.Tensor:
-    generator = torch.Generator().manual_seed(2)
-    return (2 * torch.randn(S, T, V, generator=generator)).log_softmax(-1)
+    return (2 * torch.randn(S, T, V, generator=torch.Generator().manual_seed(2))).log_softmax(-1)
 
 
 @pytest.fixture
@@ -43,8 +42,7 @@ def test_some_rows_of_the_kernel_at_a_time(log_probs, unembedding, rows):
     ],
 )
 def test_certain_of_two_tokens(rows, expected):
-    log_probs = torch.eye(2)[:, None].log()
-    found = semantic_agreement(log_probs, torch.tensor(rows), 1).item()
+    found = semantic_agreement(torch.eye(2)[:, None].log(), torch.tensor(rows), 1).item()
     assert found == pytest.approx(expected)
 
 
@@ -70,6 +68,5 @@ def test_one_ranking_serves_support_and_coverage():
     shared, alone = union_support(log_probs, 5, by_rank), union_support(log_probs, 5)
     for name in ("token_ids", "probs", "tail", "top_probs"):
         assert torch.equal(getattr(shared, name), getattr(alone, name)), name
-    assert torch.equal(
-        top_k_coverage(log_probs, (1, 20), by_rank), top_k_coverage(log_probs, (1, 20))
-    )
+    covered = top_k_coverage(log_probs, (1, 20), by_rank)
+    assert torch.equal(covered, top_k_coverage(log_probs, (1, 20)))

@@ -1,4 +1,5 @@
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -40,19 +41,15 @@ def test_mean_divergence_from_the_mean_is_mutual_information(log_probs):
 
 
 def test_union_support_partitions_the_mass(log_probs):
-    support = union_support(log_probs, 4)
-    torch.testing.assert_close(
-        support.probs.sum(-1) + support.tail, torch.ones(S, T, dtype=torch.float64)
-    )
-    torch.testing.assert_close(support.top_probs.sum(-1), torch.ones(S, T, dtype=torch.float64))
+    support, ones = union_support(log_probs, 4), torch.ones(S, T, dtype=torch.float64)
+    torch.testing.assert_close(support.probs.sum(-1) + support.tail, ones)
+    torch.testing.assert_close(support.top_probs.sum(-1), ones)
     for t in range(T):
         union = {i for s in range(S) for i in log_probs[s, t].topk(4).indices.tolist()}
-        ids = support.token_ids[t].tolist()
-        assert set(ids[: len(union)]) == union
-        assert not support.probs[:, t, len(union) :].any()
-        torch.testing.assert_close(
-            support.probs[:, t, : len(union)], log_probs[:, t, ids[: len(union)]].double().exp()
-        )
+        ids, found = support.token_ids[t, : len(union)].tolist(), support.probs[:, t]
+        assert set(ids) == union
+        assert not found[:, len(union) :].any()
+        torch.testing.assert_close(found[:, : len(union)], log_probs[:, t, ids].double().exp())
 
 
 def test_top_k_coverage(log_probs):
@@ -67,25 +64,19 @@ def test_top_k_coverage(log_probs):
 def test_probability_zero_is_no_information(log_probs):
     """Tokens no subnetwork can produce change nothing."""
     padded = torch.cat([log_probs, torch.full((S, T, 9), -math.inf)], dim=-1)
-    torch.testing.assert_close(
-        mutual_information(padded, V + 9), mutual_information(log_probs, V), atol=1e-12, rtol=0
-    )
+    found = mutual_information(padded, V + 9)
+    torch.testing.assert_close(found, mutual_information(log_probs, V), atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_any_floating_point_type_will_do(log_probs, dtype):
-    rounded = log_probs.to(dtype)
-    torch.testing.assert_close(
-        mutual_information(rounded, 8), mutual_information(log_probs, 8), atol=0.02, rtol=0
-    )
+    found = mutual_information(log_probs.to(dtype), 8)
+    torch.testing.assert_close(found, mutual_information(log_probs, 8), atol=0.02, rtol=0)
 
 
-def with_value(value):
-    def changed(log_probs):
-        log_probs[2, 1, 5] = value
-        return log_probs
-
-    return changed
+def with_value(value, log_probs):
+    log_probs[2, 1, 5] = value
+    return log_probs
 
 
 both_measures = pytest.mark.parametrize("measure", [mutual_information, agreement])
@@ -100,8 +91,8 @@ both_measures = pytest.mark.parametrize("measure", [mutual_information, agreemen
         (lambda p: p[:1], 8, ValueError, r"num_masks \(S\) must be at least 2, got 1"),
         (lambda p: p + 0.05, 8, ValueError, "apply log_softmax first"),
         (lambda p: p - 0.05, 8, ValueError, "apply log_softmax first"),
-        (with_value(math.nan), 8, FloatingPointError, "NaN or infinity"),
-        (with_value(math.inf), 8, FloatingPointError, "NaN or infinity"),
+        (partial(with_value, math.nan), 8, FloatingPointError, "NaN or infinity"),
+        (partial(with_value, math.inf), 8, FloatingPointError, "NaN or infinity"),
     ],
 )
 def test_refusals(log_probs, measure, change, top_k, error, message):

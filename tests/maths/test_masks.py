@@ -49,13 +49,15 @@ def test_refusals(given, message):
 DRAWS = 100
 
 
+def balanced(num_masks: int, rate: float, seed: int = 0) -> torch.Tensor:
+    return sample_head_masks(num_masks, 32, rate, generator(seed), "balanced")
+
+
 @pytest.mark.parametrize(
     ("num_masks", "rate"), [(7, 0.15), (10, 0.15), (40, 0.15), (80, 0.15), (56, 0.09), (3, 0.9)]
 )
 def test_balanced_masks_hit_every_head_equally_often(num_masks, rate):
-    masks = torch.stack(
-        [sample_head_masks(num_masks, 32, rate, generator(i), "balanced") for i in range(DRAWS)]
-    )
+    masks = torch.stack([balanced(num_masks, rate, seed) for seed in range(DRAWS)])
     times = (1 - masks).sum(1)
     expected = rate * num_masks
     assert set(times.unique().tolist()) <= {math.floor(expected), math.ceil(expected)}
@@ -68,19 +70,15 @@ def test_balanced_masks_hit_every_head_equally_often(num_masks, rate):
 
 
 def test_balanced_masks_are_otherwise_random():
-    masks = 1 - torch.stack(
-        [sample_head_masks(40, 32, 0.15, generator(i), "balanced") for i in range(100)]
-    )
+    masks = 1 - torch.stack([balanced(40, 0.15, seed) for seed in range(DRAWS)])
     # Heads are drawn independently: the number masked together varies as a binomial does.
     assert abs(masks.sum(-1).var().item() / (32 * 0.15 * 0.85) - 1) < 0.1
     assert not torch.equal(masks[0], masks[1])
-    again = sample_head_masks(40, 32, 0.15, generator(0), "balanced")
-    assert torch.equal(1 - again, masks[0])
+    assert torch.equal(1 - balanced(40, 0.15), masks[0])
 
 
 def test_too_few_balanced_masks_for_the_rate_still_cover_every_head():
-    masks = sample_head_masks(5, 32, 0.15, generator(), "balanced")
-    assert ((1 - masks).sum(0) == 1).all()
+    assert ((1 - balanced(5, 0.15)).sum(0) == 1).all()
 
 
 @pytest.mark.parametrize("sampler", MASK_SAMPLERS)

@@ -1,6 +1,5 @@
 """The check: when it is made, what it sees, and that a pass that fails is slow, never wrong."""
 
-import logging
 from functools import partial
 from typing import Any
 from unittest.mock import Mock
@@ -36,11 +35,10 @@ def score(model, length=17, layer=2, drawn=None, **how) -> torch.Tensor:
     return subnetwork_log_probs(model, sequence(length), PROMPT, layer, drawn, **how)
 
 
-def error(model, ids=None, scope="all", prompt=PROMPT) -> float:
+def error(model, ids, scope, prompt=PROMPT) -> float:
     """Total variation between the package and full passes, at the worst position."""
-    ids, layer = sequence(17) if ids is None else ids, 1
-    found = subnetwork_log_probs(model, ids, prompt, layer, masks(), scope=scope)
-    expected = full_passes(FAMILIES["llama"], model, ids, prompt, scope, layer)
+    found = subnetwork_log_probs(model, ids, prompt, 1, masks(), scope=scope)
+    expected = full_passes(FAMILIES["llama"], model, ids, prompt, scope, layer=1)
     assert apart(expected, expected[:1].expand_as(expected)) > 1e-3  # masks change something
     return apart(found, expected)
 
@@ -107,7 +105,7 @@ def test_a_pass_that_is_wrong_or_fails_is_never_believed(
     names = list(PASSES[scope])
     for fails, name in enumerate(names[:-1]):
         monkeypatch.setitem(PASSES[scope], name, partial(spoilt, PASSES[scope][name], fails))
-    caplog.set_level(logging.WARNING, "lm_polygraph")
+    caplog.set_level("WARNING", "lm_polygraph")
     model = tiny_model("llama")
     for length in (17, 100, 17):
         assert error(model, sequence(length), scope) < 1e-5
@@ -204,7 +202,7 @@ ROWS = "rows after the prompt"
     ],
 )
 def test_what_a_faster_pass_gets_wrong_is_told_once_and_run_slower(trait, at, ways, scope, caplog):
-    caplog.set_level(logging.WARNING, "lm_polygraph")
+    caplog.set_level("WARNING", "lm_polygraph")
     model = odd(trait, at)
     model(sequence(20, seed=9)[None])  # the first text it sees is not that of the package
     for length, seed in ((24, 0), (24, 1), (20, 2), (60, 3), (30, 4)):
@@ -270,8 +268,7 @@ def test_a_model_in_16_bits_may_differ_by_what_its_own_rounding_explains(
 def test_rounding_is_measured_between_two_attentions_in_16_bits(name, dtype, most):
     model = tiny_model(name).to(dtype)
     with scoring_session(model):
-        unmasked = run_unmasked(model, sequence(17), PROMPT, [2])
-        found = check._rounding(model, unmasked)
+        found = check._rounding(model, run_unmasked(model, sequence(17), PROMPT, [2]))
         assert found == 0 if most == 0 else 1e-6 < found < most
     assert attention_of(model) == "eager"
 
@@ -289,10 +286,8 @@ def test_what_failed_the_check_stays_out_of_the_journal(tmp_path, monkeypatch):
 def blind_attention(_module, query, key, value, mask, scaling=None, **_):
     """Causal by itself, as flash attention is; takes no mask, and sees other keys after a cache."""
     assert mask is None
-    repeats = query.shape[1] // key.shape[1]
-    key, value = (x.repeat_interleave(repeats, dim=1) for x in (key, value))
-    attend = torch.nn.functional.scaled_dot_product_attention
-    return attend(query, key, value, is_causal=True, scale=scaling).transpose(1, 2), None
+    attend = partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=True)
+    return attend(query, key, value, scale=scaling).transpose(1, 2), None
 
 
 @both_scopes
@@ -320,8 +315,7 @@ def test_compiled_layers_compute_the_same(name, scope, monkeypatch):
     for length in (17, 19):
         with scoring_session(model, compiles=True):
             found = score(model, length, layer=3, scope=scope)
-        expected = score(model, length, layer=3, scope=scope)
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(found, score(model, length, layer=3, scope=scope))
     # Each kind of layer with three kinds of arguments, at two lengths; not one for each layer.
     assert 0 < graphs["unique_graphs"] - before <= (12 if kinds else 6)
     torch._dynamo.reset()

@@ -44,8 +44,7 @@ def on_disk(name: str, which: str, folder: Path, place: torch.device) -> PreTrai
     model, layers = tiny_model(name), FAMILIES[name].stack
     names = parts(model, layers)
     middle = names.index(f"{layers}.2")
-    parted = names[:middle], names[middle:], names[-1:], names
-    stored = parted[PARTS.index(which)]
+    stored = (names[:middle], names[middle:], names[-1:], names)[PARTS.index(which)]
     store = "disk" if place.type == "cpu" else "cpu"
     device_map = dict.fromkeys(names, place) | dict.fromkeys(stored, store)
     return accelerate.dispatch_model(
@@ -63,11 +62,10 @@ def scores(model: PreTrainedModel, input_ids: Tensor) -> dict[str, Tensor]:
     (example,) = Engine(num_masks=6, mask_rate=0.3, top_k=8).score(model, prompt, answer)
     for name in ("log_likelihood", "mi", "agreement"):
         found[name] = torch.from_numpy(getattr(example, name))
-    read = Engine().read(model, prompt, answer)
     with scoring_session(model):
         found["embeddings"] = response_embeddings(model, prompt, [[5], [7, 9, 11], [4, 4]])
     return found | {
-        "states": torch.from_numpy(read["hidden"]),
+        "states": torch.from_numpy(Engine().read(model, prompt, answer)["hidden"]),
         "unembedding": unembedding(model),
         "generated": model.generate(prompt[None], max_new_tokens=2, do_sample=False),
     }
@@ -98,9 +96,8 @@ def run_without_data(name: str, found: Structure) -> None:
                 for key, value in own.items():
                     if value is not None:
                         own[key] = torch.empty(value.shape, device=device)
-    attach_align_device_hook_on_blocks(
-        model, {"": first, **device_map}, dict.fromkeys(device_map, False)
-    )
+    places = {"": first, **device_map}
+    attach_align_device_hook_on_blocks(model, places, dict.fromkeys(device_map, False))
     input_ids = torch.ones(17, dtype=torch.long)
     with scoring_session(model):
         known_values(model)["structure"] = found

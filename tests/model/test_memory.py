@@ -98,13 +98,11 @@ def test_masked_passes_do_only_what_they_must(llama, layer, scope):
         found = flops(lambda: run_subnetworks(llama, unmasked, layer, DRAWN))
     layers = llama.model.layers
     each = sum(m.weight.numel() for m in layers[0].modules() if isinstance(m, torch.nn.Linear))
-    attention = layers[0].self_attn
-    before = sum(getattr(attention, f"{name}_proj").weight.numel() for name in "qkv")
+    before = sum(getattr(layers[0].self_attn, f"{name}_proj").weight.numel() for name in "qkv")
     positions, above = (len(IDS) - 1 if scope == "all" else 6), len(layers) - 1 - layer
-    target = DISTINCT * each
+    expected = positions * DISTINCT * each * (1 + above)
     if scope == "all":  # masks act behind the projection's input: what is before runs once
-        target -= before
-    expected = positions * (target + DISTINCT * above * each)
+        expected -= positions * before
     if scope == "all" and above:  # behind attention, the last layer runs where answers are read
         expected -= (positions - 6) * DISTINCT * (each - before)
     assert found == expected

@@ -102,10 +102,9 @@ def test_edges_of_lengths_and_layers(name, length, prompt, layer, scope):
     """Families that tell positions in different ways; also one mask at a time."""
     model, ids = FAMILIES[name].make(), sequence(length)
     slow, most = full_passes(FAMILIES[name], model, ids, prompt, scope, layer), allowed(model, ids)
+    how = model, ids, prompt, layer, masks()
     for budget in (None, 1):
-        fast = subnetwork_log_probs(
-            model, ids, prompt, layer, masks(), scope=scope, memory_budget=budget
-        )
+        fast = subnetwork_log_probs(*how, scope=scope, memory_budget=budget)
         torch.testing.assert_close(fast, slow, atol=most, rtol=0)
 
 

@@ -17,12 +17,10 @@ IDS, PROMPT = sequence(17), 11
 
 
 def test_counts_and_index_of_equal_masks(llama):
-    drawn = torch.tensor(
-        [[1.0, 1, 1, 1], [0, 1, 1, 1], [1, 1, 0, 1], [0, 1, 1, 1], [1, 1, 1, 1], [0, 1, 1, 1]]
-    )
+    drawn = [[1.0, 1, 1, 1], [0, 1, 1, 1], [1, 1, 0, 1], [0, 1, 1, 1], [1, 1, 1, 1], [0, 1, 1, 1]]
     with scoring_session(llama):
         unmasked = run_unmasked(llama, IDS, PROMPT, [2])
-        found = run_subnetworks(llama, unmasked, 2, drawn)
+        found = run_subnetworks(llama, unmasked, 2, torch.tensor(drawn))
     assert found.counts.sum() == 6
     assert found.counts[found.index].tolist() == [2, 3, 1, 3, 2, 3]
     torch.testing.assert_close(found.hidden[found.index[0]], unmasked.final_hidden)
@@ -35,9 +33,7 @@ def test_hooks_of_others_are_part_of_the_model(scope, before):
     which is the one that is checked, does not have: scored as the brute force finds it."""
 
     def late(hidden):
-        hidden = hidden.clone()
-        hidden[:, 18:] += 2
-        return hidden
+        return torch.cat([hidden[:, :18], hidden[:, 18:] + 2], dim=1)
 
     model = tiny_model("llama")
     texts = sequence(18, seed=18), sequence(21, seed=21)

@@ -5,21 +5,14 @@ import copy
 import pytest
 import torch
 from accelerate import cpu_offload
-from torch import Tensor, nn
+from torch import nn
 
 from lm_polygraph_asmi.model import model_state, structure_of
 from lm_polygraph_asmi.model.state import known_values
 from lm_polygraph_asmi.results.cache import ResultCache, model_key
 from lm_polygraph_asmi.scoring.engine import Engine
-from tests.decoders import masks, sequence
 from tests.families import tiny_model
-from tests.subnetworks import subnetwork_log_probs
-
-IDS = sequence(14)
-
-
-def score(model: nn.Module) -> Tensor:
-    return subnetwork_log_probs(model, IDS, 9, 2, masks())
+from tests.model.test_session import IDS, score
 
 
 def patched(model: nn.Module) -> None:

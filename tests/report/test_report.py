@@ -253,6 +253,10 @@ def test_runs_over_the_same_answers_are_one_setting(everything):
     # Only what depends on the seed: not the baselines, which are the same in all three runs.
     assert stable["method"].str.contains("ASMI").all()
     assert {*stable["seeds"]} == {2}
+    # Nor do other settings have a part in the comparison of the best.
+    prr = {m: normalised_prr(opened.score(m), opened.quality) for m in opened.variants.values()}
+    best = max(prr, key=prr.get)
+    assert everything.table("head_to_head")["top variant"][0] == f"{best} ({prr[best]:.3f})"
 
 
 def test_closed_book_rows_take_the_clusters_of_their_twins(everything, tmp_path):
@@ -508,6 +512,12 @@ def test_quadrants_have_their_own_rates_and_numbers():
     (ax,) = figures.quadrants({"one": split}).axes
     shown = ["100%\nn = 0", "0%\nn = 1", "100%\nn = 2", "100%\nn = 3"]
     assert [text.get_text() for text in ax.texts] == shown
+
+
+def test_curves_end_where_few_answers_are_left(tmp_path):
+    (item,) = signal.payoff(loaded(tmp_path))
+    drawn = [np.isfinite(line.get_ydata()).sum() for line in item.draw().axes[0].lines]
+    assert drawn == [((1 - signal.ABSTAIN) * 30 >= 10).sum()] * len(drawn)
 
 
 def test_answers_at_the_median_are_confident(tmp_path):

@@ -2,6 +2,8 @@
 
 import gc
 import json
+import os
+import signal
 from importlib.metadata import version
 from pathlib import Path
 from unittest.mock import Mock
@@ -20,15 +22,11 @@ from lm_polygraph_asmi.results import manifest as manifests
 from lm_polygraph_asmi.results.manifest import model_of, read_manifest, write_manifest
 from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.runs import callback
-from tests import tiny_lm
+from lm_polygraph_asmi.stat_calculators.masked_heads import MaskedHeadsCalculator
+from tests.forks import exit_code
 from tests.polygraph import polygraph_eval_here
 
 PROMPTS = ["Who built the ferry?", "Where do the kites start?", "True or False?", "Is it blue?"]
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory) -> Path:
-    return tiny_lm.save(tmp_path_factory.mktemp("tiny"), max_position_embeddings=1024)
 
 
 @pytest.fixture
@@ -94,6 +92,49 @@ def test_a_run_that_failed_resumes_and_its_manifest_says_what_the_manager_file_d
     assert manifest["peak_memory_bytes"]["main"] > 1e8
 
 
+def in_the_third_row(sent):
+    """The calculator, which is sent a signal there."""
+    scored = MaskedHeadsCalculator.__call__
+    rows_done = iter(range(len(PROMPTS)))
+
+    def call(self, *arguments):
+        if next(rows_done) == 2:
+            # A shell's background jobs ignore Ctrl-C.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            os.kill(os.getpid(), sent)
+        return scored(self, *arguments)
+
+    return call
+
+
+def test_a_stopped_run_goes_on_where_it_was(run, tmp_path):
+    """Stopped at any moment, it loses nothing that was scored."""
+    own = "estimators=asmi", "output_attentions=false", "asmi.num_samples=2"
+    manager = tmp_path / "run" / "ue_manager_seed1"
+
+    def stop(sent):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(MaskedHeadsCalculator, "__call__", in_the_third_row(sent))
+            return exit_code(run, *own, "cache_path=.")  # a fork, which has the patch
+
+    assert stop(signal.SIGKILL) == -signal.SIGKILL
+    assert not manager.exists()
+    assert read_manifest(manager)["status"] == "running"
+    assert (tmp_path / "run" / "rows").exists()
+    stop(signal.SIGINT)  # the next run, in which LM-Polygraph saves what it has
+    with pytest.raises(ValueError, match=r"got columns of \[2, 3, 4\] rows"):
+        load_run(manager)
+    resumed = load_run(run(*own, "cache_path=."))
+    whole = load_run(run(*own, "cache_path=elsewhere", folder="whole"))
+    assert not (tmp_path / "run" / "rows").exists()
+    assert resumed.stats["asmi_reused_depths"] == [1, 1, 0, 0]
+    assert read_manifest(manager)["asmi_reused"] == 2
+    assert sum(whole.stats["asmi_reused_depths"]) == 0
+    for name in whole.scores:
+        np.testing.assert_array_equal(resumed.scores[name], whole.scores[name])
+    assert resumed.stats["sample_texts"] == whole.stats["sample_texts"]
+
+
 def test_several_runs_in_one_folder(run, tmp_path, capsys):
     """The second that works reuses what the first one scored; others leave what is there."""
     with pytest.raises(OSError, match=r"cannot load the model nowhere/at-all.*model\.path"):
@@ -112,10 +153,8 @@ def test_several_runs_in_one_folder(run, tmp_path, capsys):
     with pytest.raises(OSError, match="cannot load the model /nowhere: the folder does not exist"):
         run("data.first=3", "model.path=/nowhere")
     assert not Path(f"{manager}.lock").exists()
-    with (
-        locked(manager),
-        pytest.raises(SystemExit, match=r"ue_manager_seed1 is being written by another"),
-    ):
+    taken = r"ue_manager_seed1 is being written by another"
+    with locked(manager), pytest.raises(SystemExit, match=taken):
         run("data.first=3")
     assert manifests.manifest_path(manager).read_text() == before
     capsys.readouterr()
@@ -125,8 +164,7 @@ def test_several_runs_in_one_folder(run, tmp_path, capsys):
     assert second.stats["asmi_reused_depths"] == [p in scored for p in second.stats["input_texts"]]
     assert read_manifest(manager)["asmi_reused"] == 3
     assert read_manifest(manager)["rows"]["ids"] == list("abcd")
-    printed = capsys.readouterr()
-    assert f"polygraph_asmi results {Path(manager).parent}" in printed.err
+    assert f"polygraph_asmi results {Path(manager).parent}" in capsys.readouterr().err
     name = "ASMI (60%, K=64)"
     np.testing.assert_array_equal(first.scores[name], second.scores[name][sampled])
 
@@ -147,7 +185,6 @@ def test_faults_found_early_stop_the_run_before_the_model_is_loaded(run, tmp_pat
 
 def test_a_run_without_a_record_does_not_start(run, monkeypatch):
     """Hydra only warns if a callback fails."""
-
     broken = Mock(side_effect=RuntimeError("no such device"))
     monkeypatch.setattr("lm_polygraph_asmi.runs.callback.reset_peak_memory", broken)
     with pytest.raises(SystemExit, match="its record failed with RuntimeError: no such device"):
@@ -208,7 +245,6 @@ def test_a_failed_job_does_not_keep_its_model(run, monkeypatch):
 
 def test_memory_is_not_reset_before_cuda_starts(monkeypatch):
     """A run begins before PyTorch has touched the GPU, and resetting would raise."""
-
     refusing = Mock(side_effect=RuntimeError("Invalid device argument"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", refusing)

@@ -4,25 +4,20 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-from datasets import Dataset, load_from_disk
+from datasets import load_from_disk
 from lm_polygraph.estimators import Perplexity, SemanticEntropy
 from omegaconf import OmegaConf
 
 from lm_polygraph_asmi.runs import checks, rows
 from lm_polygraph_asmi.runs.checks import CHECKS, Plan, findings_of, read_plan
 from lm_polygraph_asmi.runs.rows import DataRow, RunRows
-from tests import tiny_lm
 from tests.composing import composed, run_of
+from tests.runs.test_rows import saved
 
 
 def of_data(*overrides: str):
     """What is found in the rows of a run, or their answers."""
     return list(CHECKS["rows"](read_plan(composed("asmi_babiqa", *overrides))))
-
-
-def saved(folder, **columns):
-    Dataset.from_dict(columns).save_to_disk(folder)
-    return f"data.source={folder}"
 
 
 def test_a_setting_that_asmi_does_not_take_is_said_once():
@@ -44,13 +39,12 @@ def test_values_that_must_be_given():
     assert fault.startswith("answers is missing")  # of which others are made
 
 
-def test_a_run_reads_its_rows_and_builds_its_estimators_once(tmp_path, monkeypatch):
+def test_a_run_reads_its_rows_and_builds_its_estimators_once(tiny, tmp_path, monkeypatch):
     read, build = Mock(wraps=rows.read_data), checks.FactoryEstimator.__call__
     built = Mock(side_effect=lambda *how: build(checks.FactoryEstimator(), *how))
     monkeypatch.setattr(rows, "read_data", read)
     monkeypatch.setattr(checks.FactoryEstimator, "__call__", built)
-    model = tiny_lm.save(tmp_path, max_position_embeddings=1024)
-    overrides = [f"model.path={model}", "model=asmi_local", "data.sample=5", "hydra.run.dir=x"]
+    overrides = [f"model.path={tiny}", "model=asmi_local", "data.sample=5", "hydra.run.dir=x"]
     monkeypatch.chdir(tmp_path)
     config = run_of("asmi_demo", *overrides)
     plan = read_plan(config)
@@ -72,18 +66,14 @@ TWO = {"input": ["a", "b"], "output": ["x", "y"]}
         (TWO | {"output": ["北", ""]}, ["generation_metrics=[{name: R,kwargs: {lang: zh}}]"], None),
         (TWO, ["subsample_eval_dataset=1"], "expected two rows or more, got 1"),
         (TWO, ["subsample_eval_dataset=0.1"], ", got 0"),
-        (
-            {"question": ["a", "b"], "output": ["x", "y"]},
-            ["text_column=question", "data.text_column=question"],
-            "name the source's columns with data.text_column",
-        ),
+        ({"question": ["a", "b"], "output": ["x", "y"]},
+         ["text_column=question", "data.text_column=question"],
+         "name the source's columns with data.text_column"),
     ],
 )  # fmt: skip
 def test_data(tmp_path, columns, overrides, message):
-    found = of_data(saved(tmp_path / "d", **columns), *overrides)
-    assert [(message in text, fatal) for text, fatal in found] == [(True, True)] * (
-        message is not None
-    )
+    found = of_data(f"data.source={saved(tmp_path, **columns)}", *overrides)
+    assert [(message in text, fatal) for text, fatal in found] == [(True, True)] * bool(message)
 
 
 @pytest.mark.parametrize(
@@ -119,8 +109,9 @@ def test_a_csv_file(tmp_path, content, messages):
     ],
 )
 def test_gold_answers_that_a_metric_cannot_judge(tmp_path, gold, metric, fatal):
-    data = saved(tmp_path / "data", input=["Who?", "When?"], output=["Holm 1931", gold])
-    config = composed("asmi_babiqa", data, f"generation_metrics=[{{name: {metric}}}]")
+    source = saved(tmp_path, input=["Who?", "When?"], output=["Holm 1931", gold])
+    own = f"data.source={source}", f"generation_metrics=[{{name: {metric}}}]"
+    config = composed("asmi_babiqa", *own)
     config.process_target_fn = composed("asmi_demo").process_target_fn  # drops articles
     (finding,) = CHECKS["rows"](read_plan(config))
     assert f"1 of 2 rows (test:1: {gold!r}" in finding.text
@@ -142,8 +133,7 @@ def test_models_of_quality_metrics_are_named_before_the_run(monkeypatch, tmp_pat
     assert bert.fatal
     assert "BertScoreMetric, the default of LM-Polygraph where generation_metrics" in bert.text
     assert "neither a local folder nor in the hub's cache" in bert.text
-    written = OmegaConf.create(bert.text[bert.text.index("\n") :])
-    assert found(written.generation_metrics) == []
+    assert found(OmegaConf.create(bert.text[bert.text.index("\n") :]).generation_metrics) == []
     monkeypatch.setattr(checks, "unavailable", lambda _: None)
     assert found([{"name": "BertScoreMetric"}]) == []
 
@@ -177,8 +167,7 @@ def test_folders_that_cannot_be_written_or_hold_the_results(monkeypatch, tmp_pat
         (["batch_size=4", "generation_params.stop_strings=null"], None, False),
     ],
 )
-def test_generation(tmp_path, overrides, message, fatal):
-    model = tiny_lm.save(tmp_path)
-    config = composed("asmi_coqa", "model=asmi_local", f"model.path={model}", *overrides)
+def test_generation(tiny, overrides, message, fatal):
+    config = composed("asmi_coqa", "model=asmi_local", f"model.path={tiny}", *overrides)
     found = [(message in text, is_fatal) for text, is_fatal in CHECKS["generation"](Plan(config))]
     assert found == ([(True, fatal)] if message else [])

@@ -13,22 +13,17 @@ from datasets import Dataset
 from omegaconf import OmegaConf
 
 from lm_polygraph_asmi.commands import main
-from lm_polygraph_asmi.runs import doctor
+from lm_polygraph_asmi.runs import compose, doctor
 from lm_polygraph_asmi.runs.checks import CHECKS, findings_of, read_plan
 from lm_polygraph_asmi.runs.compose import compose_run
 from lm_polygraph_asmi.runs.doctor import batch_times, costs, try_rows
-from tests import tiny_lm
 from tests.composing import run_of
 from tests.polygraph import run_forked
 
 PROMPTS = ["Who built the ferry?", "Where do kites fly?", "What is red?"]
 NAMES = ["config", *CHECKS]
+SCRIPT = "import datasets\nclass Rows(datasets.GeneratorBasedBuilder):\n    pass\n"
 USED = {"seconds": {"asmi": {"median": 0.5}}, "peak_memory_bytes": {"main": 2 * 10**9}}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    return tiny_lm.save(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(autouse=True)
@@ -42,13 +37,13 @@ def elsewhere(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.fixture
-def overrides(elsewhere, model) -> list[str]:
+def overrides(elsewhere, tiny) -> list[str]:
     """Of a run that works, the least there is."""
     rows = {"input": PROMPTS, "output": ["red"] * len(PROMPTS)}
     Dataset.from_dict(rows).save_to_disk(elsewhere / "rows")
     return [
         "estimators=asmi_only", "output_attentions=false", "max_new_tokens=3",
-        "model=asmi_local", f"model.path={model}", f"data.source={elsewhere}/rows",
+        "model=asmi_local", f"model.path={tiny}", f"data.source={elsewhere}/rows",
     ]  # fmt: skip
 
 
@@ -56,10 +51,7 @@ def overrides(elsewhere, model) -> list[str]:
 def shown(overrides, monkeypatch):
     """Exit status and output of the command, for which two rows are made up."""
     # What it composes is made of what other tests have composed.
-    monkeypatch.setattr(
-        "lm_polygraph_asmi.runs.compose.compose_run",
-        lambda name, _, overrides: run_of(name, *overrides),
-    )
+    monkeypatch.setattr(compose, "compose_run", lambda name, _, given: run_of(name, *given))
 
     def show(tried, *arguments: str) -> tuple[int, str]:
         monkeypatch.setattr(doctor, "try_rows", tried)
@@ -117,8 +109,7 @@ def test_a_run_that_works(elsewhere, overrides, monkeypatch, in_new_process):
 def test_what_two_rows_show(shown):
     """In a table, of a run that works and of one job of a sweep that is not run."""
     scores = pd.DataFrame({"ASMI": [0.1, 0.2], "Perplexity": [0.1, float("nan")]})
-    cost = costs([30.0, 32.0, 36.0], USED, rows=10_000, seeds=2)
-    code, text = shown(lambda *_: (scores, cost))
+    code, text = shown(lambda *_: (scores, costs([30.0, 32.0, 36.0], USED, rows=10_000, seeds=2)))
     assert code == 0
     for row in (
         "warning │ expected finite scores, got others from Perplexity", "a row, asmi │ 0.50 s",
@@ -147,9 +138,8 @@ def test_as_json(shown):
     }  # fmt: skip
     assert costs([], {}, rows=10_000, seeds=1) == {}
     assert costs([10, 14], {}, rows=100, seeds=1)["seconds_a_row"] == 2  # both in one batch
-    failing = Mock(side_effect=RuntimeError("E: no\nhint"))
     for tried, override, said in (
-        (failing, "seed=[1]", "E: no\nhint"),
+        (Mock(side_effect=RuntimeError("E: no\nhint")), "seed=[1]", "E: no\nhint"),
         (None, "subsample_eval_dataset=1", "expected two rows or more, got 1"),  # so none is scored
     ):
         code, text = shown(tried, "--json", override)
@@ -157,6 +147,8 @@ def test_as_json(shown):
         (problem,) = (check for check in content["checks"] if check["state"] == "problem")
         assert said in problem["text"]
         assert (code, content["works"], content["cost"]) == (1, False, {})
+        code, text = shown(tried, override)  # in words
+        assert (code, said.splitlines()[0] in " ".join(text.split())) == (1, True)
 
 
 def test_what_is_known_without_a_hub():
@@ -170,11 +162,8 @@ def test_what_is_known_without_a_hub():
     assert not fatal  # a load script may know it
 
 
-SCRIPT = "import datasets\nclass Rows(datasets.GeneratorBasedBuilder):\n    pass\n"
-
-
 @pytest.mark.parametrize(
-    ("files", "settings", "message"),
+    ("files", "own", "message"),
     [
         ({"src/src.py": SCRIPT}, ["data.source=src"], "of the dataset src: "),
         ({"x/a.jsonl": '{"a": 1}\n{"b'}, ["data.source=x"], "'validation' of the dataset x: "),
@@ -183,13 +172,11 @@ SCRIPT = "import datasets\nclass Rows(datasets.GeneratorBasedBuilder):\n    pass
         ({"a": ""}, ["dataset=a", "load_from_disk=true"], "a"),
     ],
 )  # fmt: skip
-def test_data_that_cannot_be_read_are_said_in_one_line(
-    elsewhere, overrides, files, settings, message
-):
+def test_data_that_cannot_be_read_are_said_in_one_line(elsewhere, overrides, files, own, message):
     for name, content in files.items():
         (elsewhere / "cwd" / name).parent.mkdir(exist_ok=True)
         (elsewhere / "cwd" / name).write_text(content)
-    (text,) = read_plan(run_of("asmi_offline", *overrides, *settings)).faults["rows"]
+    (text,) = read_plan(run_of("asmi_offline", *overrides, *own)).faults["rows"]
     assert message in text
     assert "Traceback" not in text
 

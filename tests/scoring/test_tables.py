@@ -66,25 +66,25 @@ def test_what_is_written(scorer, tmp_path, suffix):
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_killed_run_resumes(scorer, calls, tmp_path, monkeypatch, suffix):
     monkeypatch.setattr(tables, "BATCH", 2)
-    given = [{"prompt": f"{PROMPT} {i % 4}", "answer": " Brask", "id": str(i)} for i in range(5)]
+    given = [{"prompt": f"{PROMPT} {i % 4}", "answer": " Brask", "id": str(i)} for i in range(7)]
     given[1] = {"prompt": None, "id": "1"}
     source, out = write(tmp_path / "in.jsonl", given), tmp_path / f"killed{suffix}"
 
     def interrupt(row, _):
-        if row.number == 4:
+        if row.number == 6:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         score_file(scorer, source, out, seen=interrupt)
-    assert [row["row"] for row in contents(out)] == [1, 2]
+    assert [row["row"] for row in contents(out)] == [1, 2, 3, 4]
     if suffix != ".parquet":
         text = out.read_text().replace('"correct": null', '"correct": true')
         out.write_text(text + text.splitlines()[-1][:9] * (suffix == ".jsonl"))  # cut by the kill
     calls.clear()
     assert score_file(scorer, source, out) == 1
-    assert len(calls) == 3  # of 3 to 5: the row without a prompt fails before
+    assert len(calls) == 3  # of 5 to 7: the row without a prompt fails before
     rows = contents(out)
-    assert [row["row"] for row in rows] == [1, 2, 3, 4, 5]
+    assert [row["row"] for row in rows] == [1, 2, 3, 4, 5, 6, 7]
     assert rows[0]["correct"] is (True if suffix == ".jsonl" else None)  # labels are kept
     assert "expected a text" in rows[1]["error"]
     given[1] = {"prompt": PROMPT, "id": "1"}
@@ -96,11 +96,11 @@ def test_a_killed_run_resumes(scorer, calls, tmp_path, monkeypatch, suffix):
         frame = pd.read_csv(out, dtype=str, keep_default_na=False)[::-1]
         frame.assign(mine="x").to_csv(out, index=False)
         assert score_file(scorer, write(source, [*given, given[0]]), out) == 0
-        assert {row["mine"] for row in contents(out)[:5]} == {"x"}
+        assert {row["mine"] for row in contents(out)[:7]} == {"x"}
         assert contents(out).pop()["scored_text"] == rows[0]["scored_text"]
         write(source, given)
     score_file(scorer, source, tmp_path / f"whole{suffix}")
-    for row, other in zip(contents(out)[:5], contents(tmp_path / f"whole{suffix}"), strict=True):
+    for row, other in zip(contents(out)[:7], contents(tmp_path / f"whole{suffix}"), strict=True):
         for name in other.keys() - {"seconds", "correct"}:
             assert row[name] == other[name], name
 

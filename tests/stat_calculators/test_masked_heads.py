@@ -26,14 +26,13 @@ LAYER = {"mi", "agreement", "entropy_of_mean", "mean_entropy", "tail_mass", "cov
 DETAILS = {"masks", "kl", "masked_log_likelihood", "candidates", "candidate_cosines"}
 
 
-def greedy(model, texts, max_new_tokens=6):
+def greedy(model, texts):
     calculator = GreedyProbsCalculator(output_attentions=False, output_hidden_states=False)
-    return calculator({}, texts, model, max_new_tokens)
+    return calculator({}, texts, model, 6)
 
 
 def run(model, texts, calculator=None, **stats):
-    calculator = calculator or MaskedHeadsCalculator()
-    return calculator({**greedy(model, texts), **stats}, texts, model)
+    return (calculator or MaskedHeadsCalculator())(greedy(model, texts) | stats, texts, model)
 
 
 def of_row(stats, row=0, depth=0.6):
@@ -55,18 +54,13 @@ def test_statistics_follow_from_the_log_probs(model, scope, sampler, budget):
     assert masks.shape == (47, 4)
     masked = (1 - masks).sum(0).tolist()
     assert (set(masked) <= {4, 5}) == (sampler == "balanced")  # 0.09 * 47 = 4.23
-    log_probs = subnetwork_log_probs(
-        model.model, torch.cat([prompt, response]), len(prompt), 2, masks, scope=scope
-    )
+    how = model.model, torch.cat([prompt, response]), len(prompt), 2
+    log_probs = subnetwork_log_probs(*how, masks, scope=scope)
     weight = unembedding(model.model)
     support = maths.union_support(log_probs, 8)
     expected = maths.disagreement(support)
-    p = log_probs.double().exp()
-    unmasked = subnetwork_log_probs(
-        model.model, torch.cat([prompt, response]), len(prompt), 2, torch.ones(2, 4)
-    )
-    own = unmasked[0].double()
-    top = p.mean(0).topk(8).indices
+    own = subnetwork_log_probs(*how, torch.ones(2, 4))[0].double()  # unmasked
+    top = log_probs.double().exp().mean(0).topk(8).indices
     for name, value in {
         "mi": maths.mutual_information(log_probs, 8),
         "agreement": maths.semantic_agreement(log_probs, weight, 8),
@@ -111,15 +105,13 @@ def test_every_listed_statistic_is_written_and_no_other(model, details):
     assert (explicit | {"layer": 3}).items() <= found[0.9]["settings"].items()
 
 
-def test_batch_mates_order_and_padding_change_nothing(model):
+def test_batch_mates_order_and_padding_change_nothing(model, monkeypatch):
     """Prompts of different lengths: in a batch the host pads them on the left."""
     together, reverse = run(model, TEXTS), run(model, TEXTS[::-1])
-    model.tokenizer.padding_side = "right"
-    try:
+    with monkeypatch.context() as patch:
+        patch.setattr(model.tokenizer, "padding_side", "right")
         padded = model.tokenize(TEXTS)["input_ids"].tolist()
         right = run(model, TEXTS, greedy_tokens=together["asmi_tokens"], input_tokens=padded)
-    finally:
-        model.tokenizer.padding_side = "left"
     for row, text in enumerate(TEXTS):
         alone = of_row(run(model, [text]))
         for found in (of_row(together, row), of_row(reverse, 2 - row), of_row(right, row)):

@@ -10,6 +10,8 @@ from lm_polygraph_asmi.scoring.engine import NO_EVIDENCE
 from lm_polygraph_asmi.stat_calculators import ResponseDiversityCalculator
 from lm_polygraph_asmi.stat_calculators.sampling import SeededSamplingCalculator
 from tests import brute_force
+from tests.decoders import FAMILIES
+from tests.model.test_responses import separate
 from tests.scoring.conftest import PROMPT, ending_model
 from tests.tiny_lm import whitebox
 
@@ -18,19 +20,13 @@ TEXTS = ["Who built the ferry?", "Where do the blue kites start in the passage?"
 
 def diversity(model, text: str, samples: list[list[int]]) -> float:
     prompt = model.tokenize([text])["input_ids"][0]
-    embeddings = []
-    for sample in samples:
-        ids = torch.cat([prompt, torch.tensor(sample, dtype=torch.long)])[None]
-        with torch.no_grad():
-            states = model.model(input_ids=ids, output_hidden_states=True).hidden_states
-        embeddings.append(states[2][0, -1])
-    return brute_force.response_diversity(torch.stack(embeddings))
+    embeddings = separate(FAMILIES["llama"], model.model, prompt, samples)
+    return brute_force.response_diversity(embeddings)
 
 
 def found(model, *samples, texts=TEXTS, limit=100):
-    return ResponseDiversityCalculator()(
-        {"sample_tokens": samples}, texts[: len(samples)], model, limit
-    )
+    sampled = {"sample_tokens": samples}
+    return ResponseDiversityCalculator()(sampled, texts[: len(samples)], model, limit)
 
 
 def test_equals_separate_passes_over_what_the_host_sampled(model):

@@ -19,12 +19,11 @@ def drawn(seed=0, masks=S, tokens=T, heads=H, rate=0.3):
 def slow_criticality(kl, masks):
     """From the definition, one mask at a time."""
     found = np.full((len(kl[0]), len(masks[0])), np.nan)
-    for t in range(len(kl[0])):
-        for h in range(len(masks[0])):
-            ablated = [kl[s][t] for s in range(len(masks)) if not masks[s][h]]
-            kept = [kl[s][t] for s in range(len(masks)) if masks[s][h]]
-            if ablated and kept:
-                found[t, h] = sum(ablated) / len(ablated) - sum(kept) / len(kept)
+    for t, h in np.ndindex(found.shape):
+        ablated = [kl[s][t] for s in range(len(masks)) if not masks[s][h]]
+        kept = [kl[s][t] for s in range(len(masks)) if masks[s][h]]
+        if ablated and kept:
+            found[t, h] = sum(ablated) / len(ablated) - sum(kept) / len(kept)
     return found
 
 

@@ -116,9 +116,8 @@ def test_of_several_runs_that_with_the_most_masks_is_dissected(tmp_path):
     for name, number in {"more": 120, "fewer": 100}.items():
         saved = runs.content(20)
         runs.dissect(saved, masks=number)
-        runs.save(
-            tmp_path / name, runs.exchanged(saved, num_masks=120) if name == "more" else saved
-        )
+        saved = runs.exchanged(saved, num_masks=120) if name == "more" else saved
+        runs.save(tmp_path / name, saved)
     (group,) = load_run_groups([tmp_path / "more", tmp_path / "fewer"])
     assert dissected(group, 0.6)[0].path.parent.name == "more"
     assert group.variants["Sem-ASMI"] == "Sem-ASMI (60%, K=64)"
@@ -130,10 +129,8 @@ def test_a_run_over_the_first_answers_is_a_setting_of_its_own(tmp_path):
     saved = runs.content(N)
     runs.save(tmp_path / "whole", saved, runs.manifest(N))
     runs.dissect(saved)
-    write_probe(
-        runs.probe(20),
-        runs.save(tmp_path / "part", runs.some_rows(saved, range(20)), runs.manifest(20)),
-    )
+    first = runs.save(tmp_path / "part", runs.some_rows(saved, range(20)), runs.manifest(20))
+    write_probe(runs.probe(20), first)
     whole, part = load_run_groups([tmp_path / "whole", tmp_path / "part"])
     assert (len(whole), len(part)) == (N, 20)
     assert part.label == f"{part.model}, {part.dataset} (part)"

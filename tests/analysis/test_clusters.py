@@ -57,6 +57,7 @@ def test_interval():
 
 FACTS = ["Mary went to the garden. " * n for n in (6, 7, 8)]  # begin alike
 ASKED = [("a", "u"), ("a", "v"), ("b", "u")]
+LATER = "Read.\n\nStory: Ann ran.\nHome.\n\nQuestion: Who?\nAnswer: Ann.\n\nQuestion: Where?"
 
 
 @pytest.mark.parametrize(
@@ -66,10 +67,7 @@ ASKED = [("a", "u"), ("a", "v"), ("b", "u")]
         ([prompt_of("paper", False)(Question("", p, q, "")) for p, q in ASKED], list("aab")),
         ([f"Read.\r\nStory: {s}\r\n\r\nQuestion: {q}" for s, q in ASKED], list("aab")),
         # A story's later questions are not part of it.
-        (
-            ["Read.\n\nStory: Ann ran.\nHome.\n\nQuestion: Who?\nAnswer: Ann.\n\nQuestion: Where?"],
-            ["Ann ran. Home."],
-        ),
+        ([LATER], ["Ann ran. Home."]),
         # Prompts without a shared text are clusters by themselves, also where one has a story.
         (["Question: a?", "Question: b?"] * 2, ["Question: a?", "Question: b?"] * 2),
         (["\nStory: s\n\nQuestion: a?", "Question: b?"], ["Story: s Question: a?", "Question: b?"]),

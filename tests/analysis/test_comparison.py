@@ -21,14 +21,9 @@ def test_mcnemar_is_statsmodels(flagged):
     found = mcnemar(first, second, wrong, flagged)
     a, b = (set(np.argsort(score)[60 - flagged :].tolist()) for score in (first, second))
     errors = set(np.flatnonzero(wrong).tolist())
-    table = [
-        [len(errors & a & b), len(errors & (a - b))],
-        [len(errors & (b - a)), len(errors - a - b)],
-    ]
-    p_value = statsmodels_mcnemar(table, exact=True).pvalue
-    assert found == (
-        table[0][1], table[1][0], table[0][0], flagged, pytest.approx(p_value)
-    )  # fmt: skip
+    both, one, other = len(errors & a & b), len(errors & (a - b)), len(errors & (b - a))
+    p_value = statsmodels_mcnemar([[both, one], [other, len(errors - a - b)]], exact=True).pvalue
+    assert found == (one, other, both, flagged, pytest.approx(p_value))
 
 
 def test_mcnemar_shares_flags_among_equal_scores():

@@ -4,8 +4,7 @@ import pytest
 from scipy.special import entr
 from scipy.stats import entropy
 
-from lm_polygraph_asmi import analysis
-from lm_polygraph_asmi.analysis.clusters import Clustered
+from lm_polygraph_asmi.analysis import Clustered, coverage_intervals
 from lm_polygraph_asmi.analysis.coverage import TOP_K, coverage_by_band, tail_entropy_bound
 from tests.analysis.simulation import ends
 
@@ -33,14 +32,8 @@ def test_bands_against_pandas():
     for band, inside in bands.items():
         assert found.loc[band, "n"] == inside.sum()
         np.testing.assert_allclose(found.loc[band, list(TOP_K)].astype(float), frame[inside].mean())
-        assert found.loc[band, "tail entropy bound"] == pytest.approx(
-            tail_entropy_bound(1 - frame.loc[inside, 64].mean())
-        )
-
-
-def of_one_bucket(masses):
-    """What one bucket adds to an entropy, scipy's here."""
-    return entropy([masses, 1 - masses]) - entr(1 - masses)
+        bound = tail_entropy_bound(1 - frame.loc[inside, 64].mean())
+        assert found.loc[band, "tail entropy bound"] == pytest.approx(bound)
 
 
 def test_the_bound_bounds():
@@ -49,7 +42,9 @@ def test_the_bound_bounds():
     limits = np.linspace(0, 1, 101)
     bounds = tail_entropy_bound(limits)
     for limit, bound in zip(limits, bounds, strict=True):
-        most = of_one_bucket(np.linspace(0, limit, 50)).max()
+        masses = np.linspace(0, limit, 50)
+        # What one bucket adds to an entropy, scipy's here.
+        most = (entropy([masses, 1 - masses]) - entr(1 - masses)).max()
         assert most - 1e-12 <= bound <= most + 1e-3
     assert (np.diff(bounds) >= 0).all()
     np.testing.assert_array_equal(tail_entropy_bound([0.0, -1e-9]), 0)  # rounding below zero
@@ -79,19 +74,16 @@ def test_bands_over_answers_against_a_loop():
     parts = np.arange(3, 90, 3)
     answers, covered = np.split(information, parts), np.split(mass, parts)
     names = [str(i // 2) for i in range(30)]
-    found = analysis.coverage_intervals(answers, covered, Clustered(names, resamples=30))
+    found = coverage_intervals(answers, covered, Clustered(names, resamples=30))
     drawn = []
-    for draws in Clustered(names, resamples=30).draws():
-        for counts in draws:
-            rows = np.repeat(np.arange(30), counts)
-            table = coverage_by_band(
-                np.concatenate([answers[i] for i in rows]),
-                np.concatenate([covered[i] for i in rows]),
-            )
-            drawn.append(table[list(TOP_K)].to_numpy(dtype=float))
+    for counts in np.concatenate([*Clustered(names, resamples=30).draws()]):
+        rows = np.repeat(np.arange(30), counts)
+        columns = (np.concatenate([column[i] for i in rows]) for column in (answers, covered))
+        table = coverage_by_band(*columns)
+        drawn.append(table[list(TOP_K)].to_numpy(dtype=float))
     for place, (band, found_ends) in enumerate(found.items()):
         assert band == table.index[place]
         own = np.array([one[place] for one in drawn])
         np.testing.assert_allclose(found_ends.T, [ends(column, 15) for column in own.T])
-    alone = analysis.coverage_intervals(answers, covered, Clustered(["one"] * 30))
+    alone = coverage_intervals(answers, covered, Clustered(["one"] * 30))
     assert all(np.isnan(band).all() for band in alone.values())

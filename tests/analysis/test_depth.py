@@ -1,9 +1,7 @@
 import numpy as np
 import pytest
 
-from lm_polygraph_asmi.analysis import Labelled, normalised_prr
-from lm_polygraph_asmi.analysis import depth as depth_module
-from lm_polygraph_asmi.analysis.depth import Sweep, depth_selection
+from lm_polygraph_asmi.analysis import Labelled, Sweep, depth, depth_selection, normalised_prr
 from tests.analysis.simulation import keys
 
 
@@ -17,14 +15,14 @@ def sweep(rng, noise, clusters=30, size=3) -> Sweep:
 @pytest.fixture
 def halves_seen(monkeypatch):
     """Counts by which `depth_selection` weighs the rows, in the order of its calls."""
-    seen, weighted_prr = [], depth_module.weighted_prr
+    seen, weighted_prr = [], depth.weighted_prr
 
     def spy(scores, quality, samples):
         samples = list(samples)
         seen.extend(samples)
         return weighted_prr(scores, quality, iter(samples))
 
-    monkeypatch.setattr(depth_module, "weighted_prr", spy)
+    monkeypatch.setattr(depth, "weighted_prr", spy)
     return seen
 
 

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 from statsmodels.discrete.discrete_model import Logit
 from statsmodels.regression.linear_model import OLS
+from statsmodels.tools import add_constant
 
-from lm_polygraph_asmi.analysis import Interval, Labelled, distinct
-from lm_polygraph_asmi.analysis.labelled import FOLDS
+from lm_polygraph_asmi.analysis import Interval, Labelled, distinct, labelled
 from tests.analysis.simulation import keys, monte_carlo_error, shared
 
 NAMES = keys(50, 3)
@@ -25,18 +25,14 @@ def answers(seed, planted=0.0):
     return signal, np.column_stack([msp, entropy]), wrong
 
 
-def with_constant(features: np.ndarray) -> np.ndarray:
-    return np.column_stack([np.ones(len(features)), features])
-
-
 def test_folds_keep_clusters_whole_and_errors_even():
     _, _, wrong = answers(0)
     folds = Labelled(wrong, NAMES).folds()
-    assert set(np.bincount(folds)) == {150 // FOLDS}
+    assert set(np.bincount(folds)) == {150 // labelled.FOLDS}
     by_cluster = folds.reshape(50, 3)
     assert (by_cluster == by_cluster[:, :1]).all()
     # Folds differ by the errors of a cluster at most.
-    assert np.ptp([wrong[folds == fold].sum() for fold in range(FOLDS)]) <= 3
+    assert np.ptp([wrong[folds == fold].sum() for fold in range(labelled.FOLDS)]) <= 3
     # Reproducible, and drawn at random.
     np.testing.assert_array_equal(folds, Labelled(wrong, NAMES).folds())
     assert not np.array_equal(folds, Labelled(wrong, NAMES, seed=1).folds())
@@ -46,15 +42,14 @@ def test_fits_are_those_of_statsmodels_per_fold():
     signal, controls, wrong = answers(1, 0.5)
     features, folds = np.column_stack([controls, signal]), Labelled(wrong, NAMES).folds()
     chance, left = np.empty((2, len(wrong)))
-    for fold in range(FOLDS):
+    for fold in range(labelled.FOLDS):
         train, test = folds != fold, folds == fold
-        fitted = Logit(wrong[train], with_constant(features[train])).fit(disp=0)
-        chance[test] = fitted.predict(with_constant(features[test]))
-        linear = OLS(signal[train], with_constant(controls[train])).fit()
-        left[test] = signal[test] - linear.predict(with_constant(controls[test]))
-    np.testing.assert_allclose(
-        distinct.error_probability(features, wrong, folds), chance, atol=1e-3
-    )
+        fitted = Logit(wrong[train], add_constant(features[train])).fit(disp=0)
+        chance[test] = fitted.predict(add_constant(features[test]))
+        linear = OLS(signal[train], add_constant(controls[train])).fit()
+        left[test] = signal[test] - linear.predict(add_constant(controls[test]))
+    found = distinct.error_probability(features, wrong, folds)
+    np.testing.assert_allclose(found, chance, atol=1e-3)
     np.testing.assert_allclose(distinct.residual(signal, controls, folds), left, atol=1e-10)
     tiny = distinct.residual(1e-9 * signal, controls, folds)  # no scale is taken for 0
     np.testing.assert_allclose(tiny, 1e-9 * left, atol=1e-19)
@@ -81,11 +76,11 @@ def test_a_planted_independent_signal_is_detected():
     assert found.residual_auroc.value > 0.5
     assert found.incremental_auroc.low > 0
     assert found.errors == wrong.sum()
-    full = Logit(wrong, with_constant(np.column_stack([controls, signal]))).fit(disp=0)
-    base = Logit(wrong, with_constant(controls)).fit(disp=0)
+    full = Logit(wrong, add_constant(np.column_stack([controls, signal]))).fit(disp=0)
+    base = Logit(wrong, add_constant(controls)).fit(disp=0)
     assert found.likelihood_ratio == pytest.approx(2 * (full.llf - base.llf), abs=1e-3)
     weak = answers(5, 0.3)[0]
-    alone = Logit(wrong, with_constant(weak[:, None])).fit(disp=0)
+    alone = Logit(wrong, add_constant(weak[:, None])).fit(disp=0)
     tested = distinct.likelihood_ratio_test(np.zeros((150, 1)), weak, wrong)
     assert tested == pytest.approx((alone.llr, alone.llr_pvalue), rel=0.01)
 
@@ -104,9 +99,8 @@ def test_a_redundant_signal_is_detected_in_one_case_of_twenty(monkeypatch):
     found = []
     for seed in range(200):
         signal, controls, wrong = answers(seed)
-        found.append(
-            distinct.distinct_signal(signal, controls, Labelled(wrong, NAMES, resamples=100))
-        )
+        rows = Labelled(wrong, NAMES, resamples=100)
+        found.append(distinct.distinct_signal(signal, controls, rows))
     rate = np.mean([result.detected for result in found])
     assert rate == pytest.approx(0.05, abs=3 * monte_carlo_error(0.05, 200))
     values = [result.residual_auroc.value for result in found]

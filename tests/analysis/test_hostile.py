@@ -17,8 +17,7 @@ import lm_polygraph_asmi
 from lm_polygraph_asmi import analysis as a
 from lm_polygraph_asmi import decisions as d
 from lm_polygraph_asmi.analysis import Labelled, Sweep
-from lm_polygraph_asmi.decisions import learned
-from lm_polygraph_asmi.decisions.fit import rank_signals
+from lm_polygraph_asmi.decisions import fit, learned
 
 PACKAGE = str(Path(lm_polygraph_asmi.__file__).parent)
 N, FEW = 120, 20
@@ -84,7 +83,7 @@ OTHERS = {
     "cluster_band", "cluster_interval", "method_seconds", "phase_seconds", "text_clusters", "votes",
     "wilson_interval", "free_features",
 }  # fmt: skip
-DECISIONS = {"risk_threshold": d.risk_threshold, "rank_signals": rank_signals}
+DECISIONS = {"risk_threshold": d.risk_threshold, "rank_signals": fit.rank_signals}
 
 
 def test_every_public_statistic_is_tried():
@@ -100,17 +99,15 @@ def first(value):
     }
 
 
-def labelled(wrong, quality=None):
-    return {"wrong": wrong, "quality": 1.0 - wrong if quality is None else quality}
+def labelled(wrong):
+    return {"wrong": wrong, "quality": 1.0 - wrong}
 
 
 ALL, RARE = np.ones(N, dtype=bool), np.arange(N) % 100 == 7
 CORNERS = {
     "a NaN": first(np.nan),
     "an infinite score": first(np.inf),
-    "NaN in the labels": labelled(
-        np.r_[np.nan, SOUND["wrong"][1:]], np.r_[np.nan, SOUND["quality"][1:]]
-    ),
+    "NaN in the labels": {name: np.r_[np.nan, SOUND[name][1:]] for name in ("wrong", "quality")},
     "a quality for a label": {"wrong": SOUND["quality"]},
     "one score": {
         "score": np.full(N, 0.3), "tokens": [np.full_like(own, 0.3) for own in SOUND["tokens"]],
@@ -199,8 +196,8 @@ def test_a_clear_refusal_or_a_right_number(name):
 
 PAIR, SIXTY = Labelled([0, 1], ["a", "b"]), Labelled([0, 1] * 30, range(60))
 GUARANTEE = d.RiskThreshold(0.3, 0.8, 0.04, 0.1, 0.9, 0.2, 500, 500, 1)
-FIVE, ERRORS = Labelled([0, 1] * 30, list("abcde") * 12), np.arange(20) < 8
-SCORE, MASSES = np.arange(60.0), np.ones((10, 7))
+ERRORS, SCORE, MASSES = np.arange(20) < 8, np.arange(60.0), np.ones((10, 7))
+FIVE = [Sweep([SCORE], Labelled([0, 1] * 30, list("abcde") * 12))]
 REFUSALS = [
     # Labels, columns and clusters.
     (lambda: Labelled([0, 1]), "clusters must have a key for every row"),
@@ -236,10 +233,7 @@ REFUSALS = [
     (lambda: a.depth_selection([]), r"must have the same depths, got \[\]"),
     (lambda: a.depth_selection([Sweep([SCORE] * n, SIXTY) for n in (2, 3)]), r"got \[2, 3\]"),
     (lambda: a.depth_selection([Sweep([SCORE, SCORE[1:]], SIXTY)]), "scores has 59 values for 60"),
-    (
-        lambda: a.depth_selection([Sweep([SCORE], FIVE)]),
-        "at least 6 clusters, got 5: use more rows",
-    ),
+    (lambda: a.depth_selection(FIVE), "at least 6 clusters, got 5: use more rows"),
 ]
 
 

@@ -3,16 +3,14 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from lm_polygraph_asmi.analysis import mechanism
-from lm_polygraph_asmi.analysis.labelled import Labelled
+from lm_polygraph_asmi.analysis import Labelled, mechanism
 from tests.analysis.simulation import keys
 
 
 def test_masking_response_is_over_tokens():
     """Not over answers: a long answer counts as its tokens."""
-    found = mechanism.masking_response(
-        [np.array(a) for a in ([0.1, 0.3], [0.2], [0.9, 0.6, 0.0], [])]
-    )
+    answers = [0.1, 0.3], [0.2], [0.9, 0.6, 0.0], []
+    found = mechanism.masking_response([np.array(answer) for answer in answers])
     assert (found.mean, found.median, found.tokens) == pytest.approx((2.1 / 6, 0.25, 6))
 
 
@@ -35,9 +33,8 @@ def test_error_separation_against_loops(rate):
     rng = np.random.default_rng(0)
     wrong = rng.random(40) < rate
     information = [rng.random(rng.integers(1, 6)) * (1 + w) for w in wrong]
-    found = mechanism.error_separation(
-        information, {"a": wrong}, Labelled(wrong, keys(20, 2), resamples=9)
-    )
+    answers = Labelled(wrong, keys(20, 2), resamples=9)
+    found = mechanism.error_separation(information, {"a": wrong}, answers)
     tokens = {False: [np.nan] if rate == 1 else [], True: [] if rate else [np.nan]}
     for answer, label in zip(information, wrong.tolist(), strict=True):
         tokens[label].extend(answer.tolist())

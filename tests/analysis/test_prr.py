@@ -14,7 +14,6 @@ RNG = np.random.default_rng(0)
 QUALITY = RNG.random(400)
 UNCERTAINTY = -QUALITY + RNG.normal(scale=0.5, size=400)
 FEW_TIED, FEW = np.array([0.3, 0.3, 0.3, 0.1, 0.9, 0.9]), np.array([1.0, 0.2, 0.5, 0.9, 0.0, 0.6])
-as_binary = pytest.mark.parametrize("binary", [False, True])
 
 
 def host_prr(uncertainty, quality, chance=None) -> float:
@@ -55,19 +54,17 @@ def test_standard_error_is_the_spread_over_new_data():
     """Against what it estimates: the spread of PRR over independently drawn samples."""
     rng = np.random.default_rng(2)
 
-    def found():
+    def found(resamples):
         quality = rng.random(150)
         answers = Labelled(quality=quality, clusters=["one"] * 150, resamples=resamples)
         return prr_with_error(-quality + rng.normal(scale=0.5, size=150), answers)
 
-    resamples = 2
-    spread = np.std([found().value for _ in range(200)])
-    resamples = 200
-    estimates = [found().standard_error for _ in range(10)]
+    spread = np.std([found(2).value for _ in range(200)])
+    estimates = [found(200).standard_error for _ in range(10)]
     assert np.mean(estimates) == pytest.approx(spread, rel=0.2)
 
 
-@as_binary
+@pytest.mark.parametrize("binary", [False, True])
 def test_ties_count_as_the_hosts_mean_over_all_orders_of_the_file(binary):
     """And so for quality that is right or wrong, where the oracle has ties too."""
     quality = (FEW > 0.4).astype(float) if binary else FEW
@@ -88,7 +85,7 @@ def test_a_constant_score_is_random_rejection():
 
 
 @pytest.mark.parametrize("decimals", [8, 0])
-@as_binary
+@pytest.mark.parametrize("binary", [False, True])
 def test_weights_are_repeated_rows(decimals, binary):
     """Against the naive loop: a row that counts k times stands in the sample k times."""
     uncertainty, quality = np.round(UNCERTAINTY[:60], decimals), QUALITY[:60]

@@ -27,11 +27,9 @@ def test_risk_coverage_its_area_and_its_points_against_a_loop():
 
 def test_ties_count_as_the_mean_over_all_their_orders():
     tied, wrong = np.array([2, 1, 2, 1, 2, 0]), np.array([1, 0, 0, 1, 1, 0])
-    curves = []
-    for order in permutations(range(6)):
-        ranked = sorted(order, key=lambda row: tied[row])  # a stable sort
-        curves.append(naive_curve(range(6), wrong[ranked].tolist()))
-    expected = np.mean(curves, axis=0)
+    # A stable sort of each.
+    orders = (sorted(order, key=lambda row: tied[row]) for order in permutations(range(6)))
+    expected = np.mean([naive_curve(range(6), wrong[rows].tolist()) for rows in orders], axis=0)
     np.testing.assert_allclose(selective.risk_coverage(tied, wrong), expected)
     assert selective.aurc(tied, wrong) == pytest.approx(expected.mean())
     assert [selective.aurc(tied, np.full(6, kind)) for kind in (0, 1)] == [0, 1]
@@ -92,6 +90,5 @@ def test_a_selector_reports_both_errors():
     answers = Labelled(WRONG, NAMES, resamples=20, seed=5)
     found = selective.global_selector(shared.CONTROLS, FRAGILITY, answers, (0.9, 0.7))
     assert list(found) == [0.9, 0.7]
-    assert found[0.7][:2] == pytest.approx(
-        [shared.selected(ALL, False), shared.selected(ALL, True)]
-    )
+    expected = [shared.selected(ALL, False), shared.selected(ALL, True)]
+    assert found[0.7][:2] == pytest.approx(expected)

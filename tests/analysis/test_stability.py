@@ -11,9 +11,8 @@ def test_stability_of_seeds():
     prr = [normalised_prr(row, quality) for row in scores]
     ranks = scores.argsort(1).argsort(1)
     pairs = [np.corrcoef(ranks[i], ranks[j])[0, 1] for i in range(5) for j in range(i)]
-    assert seed_stability(scores, quality) == pytest.approx(
-        (np.mean(prr), np.std(prr, ddof=1), min(prr), max(prr), np.mean(pairs))
-    )
+    expected = np.mean(prr), np.std(prr, ddof=1), min(prr), max(prr), np.mean(pairs)
+    assert seed_stability(scores, quality) == pytest.approx(expected)
 
 
 def test_rank_correlation_of_equal_reversed_tied_and_constant_scores():

@@ -25,13 +25,9 @@ BASELINES = ("MaximumSequenceProbability", "MeanTokenEntropy", "SemanticEntropy"
 
 
 def content(
-    n: int = 60,
-    top_k: int = 64,
-    mask_seed: int = 0,
-    depths: tuple[int, ...] = (60,),
-    shift: float = 0.0,
-    seed: int = 7,
-) -> dict[str, Any]:
+    n: int = 60, top_k: int = 64, mask_seed: int = 0, depths: tuple[int, ...] = (60,),
+    shift: float = 0.0, seed: int = 7,
+) -> dict[str, Any]:  # fmt: skip
     """What a manager file holds: answers fixed by n, shift and seed, ASMI's scores by the rest too.
 
     The gate of the adaptive one is a half.
@@ -170,8 +166,7 @@ SHUFFLES = 50
 def few_permutations() -> Iterator[None]:
     """The null of the head tables, the smallest that can have a p-value below .05 twice."""
     with pytest.MonkeyPatch.context() as patch:
-        null = partial(heads.permutation_null, shuffles=SHUFFLES)
-        patch.setattr(heads, "permutation_null", null)
+        patch.setattr(heads, "permutation_null", partial(heads.permutation_null, shuffles=SHUFFLES))
         yield
 
 
@@ -208,8 +203,7 @@ def save(
     """A run folder; `about` {} leaves no manifest."""
     folder.mkdir(parents=True)
     saved = content() if saved is None else saved
-    file = folder / "ue_manager_seed1"
-    torch.save(saved, file)
+    torch.save(saved, file := folder / "ue_manager_seed1")
     about = manifest(len(saved["stats"].get("input_texts", ()))) if about is None else about
     if about:
         write_manifest({"methods": saved.get(METHODS, {}), **about}, file)

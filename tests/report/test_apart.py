@@ -2,6 +2,7 @@
 
 import os
 import time
+from unittest.mock import Mock
 
 import pytest
 from joblib.externals.loky import get_reusable_executor
@@ -14,7 +15,7 @@ from lm_polygraph_asmi.report.items.signal import payoff
 from tests.report.runs import content, manifest, save
 
 FORMATS = ("csv", "md", "tex", "svg", "pdf")
-ITEMS = "lm_polygraph_asmi.report.writing.every_report_item"
+EVERY = pytest.param(every_report_item(), marks=pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -33,19 +34,13 @@ def two(tmp_path):
     return lambda: load_run_groups([tmp_path / "a", tmp_path / "b"])
 
 
-@pytest.mark.parametrize(
-    "items", [[payoff], pytest.param(every_report_item(), marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("items", [[payoff], EVERY])
 def test_two_processes_write_what_one_writes(items, two, tmp_path, monkeypatch):
-    monkeypatch.setattr(ITEMS, lambda: items)
-    seen = []
-
-    def progress(steps, name):
-        seen.append(name)
-        return steps
-
+    monkeypatch.setattr("lm_polygraph_asmi.report.writing.every_report_item", lambda: items)
+    progress = Mock(side_effect=lambda steps, _: steps)
     for jobs in (1, 2):
         build_report(two(), tmp_path / f"out{jobs}", progress, jobs, True, FORMATS)
+    seen = [name for (_, name), _ in progress.call_args_list]
     assert seen == ["Tables", "Figures", "Settings", "Tables", "Figures"]
     one, other = tmp_path / "out1", tmp_path / "out2"
     files = {path.relative_to(one) for path in one.rglob("*.*")}
@@ -76,10 +71,7 @@ def test_an_error_in_a_process_names_its_setting(two):
         if chosen[0].dataset == "b":
             raise KeyError("of b")
 
-    def end(_):
-        os._exit(1)
-
     with processes(2), pytest.raises(RuntimeError, match="tiny model, b: KeyError: 'of b'"):
         compute_apart(two(), [fail], lambda steps, _: steps)
     with pytest.raises(ChildProcessError, match="use fewer jobs"), processes(2):
-        compute_apart(two(), [end], lambda steps, _: steps)
+        compute_apart(two(), [lambda _: os._exit(1)], lambda steps, _: steps)

@@ -24,7 +24,7 @@ from lm_polygraph_asmi.runs.compose import compose_run
 from tests.report.runs import METHODS, content, exchanged, loaded, papers_manifest, put, save
 
 pytestmark = pytest.mark.usefixtures("few_resamples")
-SEM, MSP = "Sem-ASMI (60%, K=64)", "MaximumSequenceProbability"
+SEM, MSP, FEW = "Sem-ASMI (60%, K=64)", "MaximumSequenceProbability", 200
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +40,7 @@ def prr(babi) -> list[ReportItem]:
 
 
 def made_of(groups: list[RunGroup], *makes) -> list[ReportItem]:
-    made = [item for make in makes for item in make(groups)]
-    return [item for item in made if isinstance(item, ReportItem)]
+    return [item for make in makes for item in make(groups) if isinstance(item, ReportItem)]
 
 
 def beside(groups: list[RunGroup], *makes) -> pd.DataFrame:
@@ -81,13 +80,12 @@ def test_values_are_those_of_the_statistics(babi):
     table = beside([babi], datasets, screen, confident_fragile, payoff)
     lengths = np.array([len(answer) for answer in babi.saved("greedy_tokens")])
     confident, fragile = babi.msp <= np.median(babi.msp), babi.u_sem > np.median(babi.u_sem)
-    asmi = auroc(babi.score("ASMI (60%, K=64)"), babi.wrong)
     for quantity, value in (
         ("median tokens of the answer", np.median(lengths)),
         ("tokens an answer", lengths.mean()),
         ("mean quality", babi.quality.mean()),
         ("mean MI_t", np.concatenate(babi.mi_tokens).mean()),
-        ("AUROC", asmi),
+        ("AUROC", auroc(babi.score("ASMI (60%, K=64)"), babi.wrong)),
         ("confident error", babi.wrong[confident].mean()),
         ("error rate, confident and fragile", 100 * babi.wrong[confident & fragile].mean()),
     ):
@@ -143,9 +141,6 @@ def test_a_setting_of_the_papers_protocol_and_size_is_taken_first(babi):
     assert (row["same protocol"], row["but"]) == (False, "rows")
 
 
-FEW = 200
-
-
 @pytest.mark.parametrize("settings", [{"scope": "response"}, {"num_masks": 20}])
 def test_scores_with_other_settings_are_no_comparison(tmp_path, settings):
     saved = content(FEW)
@@ -162,16 +157,13 @@ def test_scores_with_other_settings_are_no_comparison(tmp_path, settings):
     runs = [save(tmp_path / name, run, papers_manifest(FEW)) for name, run in runs.items()]
     (both,) = load_run_groups(runs)
     assert paper.paper_method(both, "Sem-ASMI", 0.6) == SEM
-    tested = table[table["quantity"] == "residual AUROC"]
-    assert {*tested["but"]} == {"rows; settings of ASMI"}
+    assert {*table.loc[table["quantity"] == "residual AUROC", "but"]} == {"rows; settings of ASMI"}
 
 
 @pytest.mark.parametrize(
     ("settings", "used"),
-    [
-        ({"tau": 0.5}, False), ({"gate_token": "last", "closing_token": False}, True),
-    ],
-)  # fmt: skip
+    [({"tau": 0.5}, False), ({"gate_token": "last", "closing_token": False}, True)],
+)
 def test_what_the_paper_leaves_open_is_used_and_another_gate_is_not(tmp_path, settings, used):
     """Of two gates the default one is, wherever it stands."""
     saved, plain = content(FEW), ASMIConfig(method="adapt")

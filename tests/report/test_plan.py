@@ -1,4 +1,3 @@
-import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -12,15 +11,12 @@ from lm_polygraph_asmi.report.plan import plan_table
 def test_the_papers_figures_for_32_heads():
     """Appendix "Derivation of the Coverage-Fidelity Constraints"."""
     table = plan_table(32).set_index("p")
-    assert table.loc[0.15, "heads, Gaussian"] == pytest.approx(
-        4.8 + 1.645 * np.sqrt(4.08), abs=1e-3
-    )
+    assert table.loc[0.15, "heads, Gaussian"] == pytest.approx(4.8 + 1.645 * 4.08**0.5, abs=1e-3)
     assert table.loc[0.15, "heads, exact"] == 8
     assert table.index[-1] == 0.30  # twice the largest admissible
     assert maths.never_masked_heads(32, 0.10, 16) == pytest.approx(5.9, abs=0.05)
     for heads in (4, 64):  # the last admissible row is the default of the estimators
-        table = plan_table(heads)
-        corner = table[table["admissible"]].iloc[-1]
+        corner = plan_table(heads).query("admissible").iloc[-1]
         assert (corner["p"], corner["S"]) == maths.operating_point(heads)
 
 
@@ -39,6 +35,5 @@ def test_the_papers_cost_in_passes(layers, ratio):
     by_hand = sum(1 if below < layer else 40 for below in range(layers)) / layers
     assert maths.flops_ratio(layers, layer, 40) == pytest.approx(by_hand)
     assert by_hand == pytest.approx(ratio, abs=0.05)
-    command = ["plan", "--heads", "32", "--layers", str(layers)]
-    shown = CliRunner().invoke(main, command, env={"COLUMNS": "300"}).output
-    assert f"costs {ratio:.1f} full forward passes" in shown
+    done = CliRunner().invoke(main, f"plan --heads 32 --layers {layers}", env={"COLUMNS": "300"})
+    assert f"costs {ratio:.1f} full forward passes" in done.output

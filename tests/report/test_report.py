@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from html import unescape
-from itertools import combinations
+from itertools import combinations, product
 from types import SimpleNamespace
 
 import joblib
@@ -14,9 +14,7 @@ from matplotlib.figure import Figure
 
 from lm_polygraph_asmi import analysis
 from lm_polygraph_asmi.analysis import Interval, Labelled, distinct, normalised_prr
-from lm_polygraph_asmi.analysis.comparison import auroc, mcnemar, prr_intervals
 from lm_polygraph_asmi.analysis.coverage import TOP_K
-from lm_polygraph_asmi.analysis.selective import aurc, confident_filter, global_selector
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.heads.probe_file import write_probe
@@ -37,8 +35,7 @@ pytestmark = [
     pytest.mark.filterwarnings("error:constrained_layout not applied"),
 ]
 
-SEM, TINY = "Sem-ASMI (60%, K=64)", "tiny model, squad"
-ANSWERS = 64
+SEM, TINY, ANSWERS = "Sem-ASMI (60%, K=64)", "tiny model, squad", 64
 OPEN, CLOSED = (papers_manifest(ANSWERS, name) for name in ("SQuAD", "SQuAD without passage"))
 
 
@@ -71,9 +68,8 @@ def everything(tmp_path_factory, simply, few_resamples):  # noqa: ARG001
     planted.dissect(details)
     write_probe(planted.probe(ANSWERS), save(root / "open", details, OPEN))
     save(root / "k256", content(ANSWERS, top_k=256), OPEN)
-    save(
-        root / "seed 1", content(ANSWERS, mask_seed=1), OPEN | {"seeds": {"masks": 1, "samples": 0}}
-    )
+    other_masks = OPEN | {"seeds": {"masks": 1, "samples": 0}}
+    save(root / "seed 1", content(ANSWERS, mask_seed=1), other_masks)
     save(root / "closed", content(ANSWERS, shift=0.5), CLOSED)
     runs = {name: str(root / name) for name in ("open", "k256", "seed 1", "closed")}
     command = ["report", *runs.values(), "--out", str(root / "report"), "--full"]
@@ -132,19 +128,16 @@ def test_a_plain_report_is_a_page_with_two_figures(tmp_path):
     about["dataset"]["source"] = "/secret/data/shared/squad.json"
     saved = content()
     saved["estimations"]["sequence", r"A $\frac$ <b>_|&%#{}"] = list(range(60))
-    run = save(tmp_path / "secret" / "run", saved, about)
-    build_report(load_run_groups([run], depth=0.9), tmp_path / "one")
-    command = ["report", run, "--depth", 0.9, "--out", tmp_path / "two"]
-    assert CliRunner().invoke(main, list(map(str, command))).exit_code == 0
-    files = [p.relative_to(tmp_path / "one") for p in (tmp_path / "one").rglob("*.*")]
-    assert sorted(map(str, files)) == [
-        "figures/benchmark.png", "figures/minus_msp.png", "index.html",
-    ]  # fmt: skip
+    run, one, two = (tmp_path / name for name in ("secret/run", "one", "two"))
+    build_report(load_run_groups([save(run, saved, about)], depth=0.9), one)
+    command = ["report", str(run), "--depth", "0.9", "--out", str(two)]
+    assert CliRunner().invoke(main, command).exit_code == 0
+    files = sorted(str(path.relative_to(one)) for path in one.rglob("*.*"))
+    assert files == ["figures/benchmark.png", "figures/minus_msp.png", "index.html"]
     for path in files:
-        written = (tmp_path / "one" / path).read_bytes()
-        assert written == (tmp_path / "two" / path).read_bytes()
-        assert b"/secret" not in written
-    page = (tmp_path / "one/index.html").read_text()
+        assert (one / path).read_bytes() == (two / path).read_bytes()
+        assert b"/secret" not in (one / path).read_bytes()
+    page = (one / "index.html").read_text()
     assert "A $\\frac$ &lt;b&gt;_|&amp;%#{}" in page
     assert "model tiny/snapshot (abc); data shared/squad.json" in page
 
@@ -154,7 +147,7 @@ def test_numbers_of_the_tables_are_those_of_the_statistics(everything):
     answers, wrong, quality = group.answers, group.wrong, group.quality
     msp, entropy, sem = (group.score(name) for name in (MSP, "MeanTokenEntropy", SEM))
     scores = {"sem": sem, "msp": msp, "semantic": group.score("SemanticEntropy")}
-    _, paired = prr_intervals(scores, answers, [("sem", "msp"), ("sem", "semantic")])
+    _, paired = analysis.prr_intervals(scores, answers, [("sem", "msp"), ("sem", "semantic")])
     beyond = distinct.distinct_signal(sem, np.column_stack([msp, entropy]), answers)
     entropies = np.column_stack([group.entropy_of_mean, group.mean_entropy])
     kernel = distinct.distinct_signal(sem, entropies, answers).residual_auroc
@@ -163,9 +156,10 @@ def test_numbers_of_the_tables_are_those_of_the_statistics(everything):
     four = {"H": entropy, "H(p̄)": group.entropy_of_mean, "MI": group.mi, "u_sem": sem}
     four = {name: normalised_prr(score, quality) for name, score in four.items()}
     deeper = normalised_prr(group.score("Sem-ASMI (80%, K=64)"), quality)
-    kept = confident_filter(msp, sem, entropy, answers).by_fragility
-    selected = global_selector(np.column_stack([msp, entropy]), sem, answers)[0.8][1]
-    flagged, coverage = mcnemar(sem, entropy, wrong, wrong.sum()), group.masked("coverage")
+    kept = analysis.confident_filter(msp, sem, entropy, answers).by_fragility
+    selected = analysis.global_selector(np.column_stack([msp, entropy]), sem, answers)[0.8][1]
+    flagged = analysis.mcnemar(sem, entropy, wrong, wrong.sum())
+    covered = np.concatenate(group.masked("coverage"))[:, TOP_K.index(64)]
     of_right = [mi for mi, label in zip(group.mi_tokens, wrong, strict=True) if not label]
 
     def parts(name, *values):
@@ -184,13 +178,11 @@ def test_numbers_of_the_tables_are_those_of_the_statistics(everything):
         ("distinct_signal", "signal == 'Sem-ASMI (80%, K=64)'"): {"controls": "MSP, H"},
         ("distinct_signal", "controls != 'MSP, H'"): parts("residual AUROC", *kernel),
         ("payoff", ""): {"filter by u_sem": kept},
-        ("aurc", ""): {"MSP": aurc(msp, wrong), "u_sem": aurc(sem, wrong)},
+        ("aurc", ""): {"MSP": analysis.aurc(msp, wrong), "u_sem": analysis.aurc(sem, wrong)},
         ("matched_flags", ""): {"flagged by each": wrong.sum(), "errors by both": flagged.both},
         ("global_selector", "coverage == 0.8"): {"error, with u_sem": selected},
         ("error_separation", ""): {"right answers": np.concatenate(of_right).mean()},
-        ("top_k_coverage", "tokens == 'all tokens'"): {
-            "K = 64": np.concatenate(coverage)[:, TOP_K.index(64)].mean()
-        },
+        ("top_k_coverage", "tokens == 'all tokens'"): {"K = 64": covered.mean()},
         ("mechanism", ""): {"Spearman of MI_t and H_t": analysis.rank_correlation(*tokens)},
         ("datasets", ""): {"tokens of wrong": lengths[wrong].mean(), "empty": 0},
         ("ensemble_mean", ""): {
@@ -276,22 +268,21 @@ def test_closed_book_rows_take_the_clusters_of_their_twins(everything, tmp_path)
     clusters = [groups[0].clusters[i] for i in chosen]
     scores = {"sem": full.u_sem[chosen], "msp": full.msp[chosen]}
     answers = Labelled(quality=full.quality[chosen], clusters=clusters)
-    _, paired = prr_intervals(scores, answers, [("sem", "msp")])
+    _, paired = analysis.prr_intervals(scores, answers, [("sem", "msp")])
     assert item.table["Sem-ASMI Δ MSP"][1] == pytest.approx(paired["sem", "msp"])
 
 
 def test_another_k_is_compared_on_the_answers_both_have(tmp_path):
     """K = 256 run over fewer rows, and with one answer that came out otherwise."""
-    save(tmp_path / "k64")
     larger = content(top_k=256)
     larger["stats"]["greedy_texts"][3] = "something else"
-    save(tmp_path / "k256", some_rows(larger, range(40)), manifest(40))
-    small, large = load_run_groups([tmp_path / "k64", tmp_path / "k256"])
+    fewer = save(tmp_path / "k256", some_rows(larger, range(40)), manifest(40))
+    small, large = load_run_groups([save(tmp_path / "k64"), fewer])
     (item,) = truncation([large, small])
     assert (item.table["answers"] == 39).all()
     rows = [i for i in range(40) if i != 3]
     scores = {"64": small.score(SEM)[rows], "256": large.score("Sem-ASMI (60%, K=256)")[rows]}
-    _, paired = prr_intervals(scores, small.answers.take(rows), [("256", "64")])
+    _, paired = analysis.prr_intervals(scores, small.answers.take(rows), [("256", "64")])
     row = item.table.set_index("score").loc["Sem-ASMI"]
     assert row["large Δ small K"] == pytest.approx(paired["256", "64"])
     (bare,) = loaded(tmp_path / "bare", larger, manifest(60) | {"rows": None})
@@ -300,9 +291,8 @@ def test_another_k_is_compared_on_the_answers_both_have(tmp_path):
 
 def test_a_depth_is_chosen_on_the_larger_of_two_runs(tmp_path):
     saved = content(depths=(60, 80))
-    save(tmp_path / "few", some_rows(saved, range(40)), manifest(40))
-    save(tmp_path / "all", saved)
-    few, whole = load_run_groups([tmp_path / "few", tmp_path / "all"])
+    some = save(tmp_path / "few", some_rows(saved, range(40)), manifest(40))
+    few, whole = load_run_groups([some, save(tmp_path / "all", saved)])
     prr = normalised_prr(whole.score("Sem-ASMI (80%, K=64)"), whole.quality)
     for groups in ([few, whole], [whole, few]):
         (item,) = depths(groups)
@@ -311,26 +301,22 @@ def test_a_depth_is_chosen_on_the_larger_of_two_runs(tmp_path):
 
 
 def test_seconds_of_masks_one_at_a_time_are_divided_by_those_of_batches(tmp_path):
-    save(tmp_path / "batched")
-    slow, about = content(mask_seed=1), manifest(60)
+    slow, about = content(mask_seed=1), manifest(60) | {"config": {"asmi": {"memory_budget": 1}}}
     slow["stats"]["asmi_seconds"] = [5.0] * 60
-    save(tmp_path / "slow", slow, about | {"config": {"asmi": {"memory_budget": 1}}})
     deeper = content(mask_seed=2, depths=(60, 80))  # other work, with which neither is compared
     deeper["stats"]["asmi_seconds"] = [4.0] * 60
-    save(tmp_path / "deeper", deeper)
-    (item,) = cost(load_run_groups(tmp_path / name for name in ("batched", "slow", "deeper")))
+    runs = {"batched": (), "slow": (slow, about), "deeper": (deeper,)}
+    (item,) = cost(load_run_groups(save(tmp_path / name, *run) for name, run in runs.items()))
     assert item.table["masks"].tolist() == ["batched", "batched", "one at a time"]
     alike, other = item.table.groupby("depths")["one at a time / batched"].agg(list)
     assert (alike, str(other)) == ([2.5, 2.5], "[nan]")
 
 
 def test_samples_make_another_seed_of_what_depends_on_them_alone(tmp_path):
-    save(tmp_path / "one")
-    drawn = content()
-    name = "Adapt-ASMI (60%, K=64)"
+    drawn, name = content(), "Adapt-ASMI (60%, K=64)"
     drawn["estimations"]["sequence", name] = drawn["estimations"]["sequence", name][::-1]
-    save(tmp_path / "two", drawn, manifest(60) | {"seeds": {"masks": 0, "samples": 1}})
-    (item,) = stability(load_run_groups([tmp_path / "one", tmp_path / "two"]))
+    other = save(tmp_path / "two", drawn, manifest(60) | {"seeds": {"masks": 0, "samples": 1}})
+    (item,) = stability(load_run_groups([save(tmp_path / "one"), other]))
     assert item.table["method"].tolist() == ["SemanticEntropy", name]
     assert item.table["seeds"].tolist() == [2, 2]
 
@@ -391,29 +377,23 @@ def test_what_a_run_lacks_is_named_and_nothing_is_made_up(tmp_path, change, reas
 
 
 def test_other_questions_and_the_same_seeds_are_no_comparison(tmp_path):
-    save(tmp_path / "open")
     about = manifest(60, "asmi_squad_closed_book", closed=True)
     about["rows"]["ids"] = [f"other{i}" for i in range(60)]
-    save(tmp_path / "closed", content(shift=0.5), about)
+    closed = save(tmp_path / "closed", content(shift=0.5), about)
     again = content()  # but for rounding
     for name, values in again["estimations"].items():
         again["estimations"][name] = [v * (1 + 1e-7) for v in values]
-    save(tmp_path / "again", again)
-    groups = load_run_groups(tmp_path / name for name in ("open", "closed", "again"))
+    groups = load_run_groups([save(tmp_path / "open"), closed, save(tmp_path / "again", again)])
     assert len(groups) == 2
     (questions,), (seeds,) = boundary(groups), stability(groups)
     assert questions.reason.startswith("no question is in both runs")
     assert seeds.reason.startswith("no answers were scored twice with other masks or samples")
 
 
-LACKS = dict.fromkeys(("model", "peak_memory_bytes", "config"))
-
-
-@pytest.mark.parametrize(
-    "about", [{}, *(manifest(60) | LACKS | {"rows": rows} for rows in (None, {"ids": []}))]
-)
-def test_what_no_manifest_records_is_taken_from_the_run(tmp_path, about):
-    saved = content()
+@pytest.mark.parametrize("known", [{}, {"rows": None}, {"rows": {"ids": []}}])
+def test_what_no_manifest_records_is_taken_from_the_run(tmp_path, known):
+    saved, lacks = content(), dict.fromkeys(("model", "peak_memory_bytes", "config"))
+    about = manifest(60) | lacks | known if known else {}
     without("estimations", lambda name: "ASMI" in name[1])(saved)
     (group,) = loaded(tmp_path, saved, about)
     assert len(set(group.clusters)) == 30  # from the prompts, two questions a passage
@@ -448,7 +428,7 @@ def test_rows_of_the_terminal_are_prr_the_best_first(everything):
     assert [row["prr"] for row in rows] == sorted((row["prr"] for row in rows), reverse=True)
     assert rows[-1]["prr"] < 0
     areas = {row["method"]: row["auroc"] for row in rows}
-    assert areas == pytest.approx({m: auroc(scores[m], quality < 0.5) for m in areas})
+    assert areas == pytest.approx({m: analysis.auroc(scores[m], quality < 0.5) for m in areas})
 
 
 @pytest.mark.parametrize("css", [BOLD, ITALIC])
@@ -457,11 +437,9 @@ def test_the_best_is_bold_where_its_interval_excludes_the_next(tmp_path, css):
     saved, rng = content(n=120, depths=(60, 80)), np.random.default_rng(2)
     quality = np.array(saved["gen_metrics"]["sequence", "AlignScore"])
     noise = {(BOLD, 60): 0.1, (BOLD, 80): 3, (ITALIC, 60): 3, (ITALIC, 80): 3}
-    for depth in (60, 80):
-        for symbol in ("ASMI", "Sem-ASMI", "Adapt-ASMI"):
-            saved["estimations"]["sequence", f"{symbol} ({depth}%, K=64)"] = (
-                noise[css, depth] * rng.normal(size=120) - quality
-            )
+    for depth, symbol in product((60, 80), ("ASMI", "Sem-ASMI", "Adapt-ASMI")):
+        scores = noise[css, depth] * rng.normal(size=120) - quality
+        saved["estimations"]["sequence", f"{symbol} ({depth}%, K=64)"] = scores
     saved["estimations"]["sequence", "RAUQ"] = -quality + (css == ITALIC) * rng.normal(size=120)
     groups = loaded(tmp_path, saved)
     for make, columns in (

@@ -14,14 +14,13 @@ SHORT = content()["estimations"] | {("sequence", "RAUQ"): [0.5] * 59}
 
 def test_another_k_is_not_read_in_place_of_the_default_one(tmp_path):
     """Whichever run is named first."""
-    save(tmp_path / "k256", content(top_k=256))
-    save(tmp_path / "open")
-    for names in (("k256", "open"), ("open", "k256")):
-        (group,) = load_run_groups(tmp_path / name for name in names)
+    k256, plain = save(tmp_path / "k256", content(top_k=256)), save(tmp_path / "open")
+    for files in ((k256, plain), (plain, k256)):
+        (group,) = load_run_groups(files)
         assert group.variants["Sem-ASMI"] == SEM
         assert (group.label, group.settings()["top_k"]) == ("tiny model, squad", 64)
         np.testing.assert_array_equal(group.u_sem, group.score(SEM))
-    (alone,) = load_run_groups([tmp_path / "k256", tmp_path / "k256/ue_manager_seed1"])
+    (alone,) = load_run_groups([tmp_path / "k256", k256])
     assert alone.variants["Sem-ASMI"] == "Sem-ASMI (60%, K=256)"
     assert len(alone.runs) == 1  # named twice, read once
     np.testing.assert_equal(*(of.mi_of("Sem-ASMI (60%, K=256)") for of in (group, alone)))
@@ -53,9 +52,8 @@ def test_token_statistics_come_from_the_run_whose_masks_made_the_score(tmp_path)
     first = content()
     for own in at_depth(first["stats"], 0.6):
         del own["mi"]
-    save(tmp_path / "first", first)
-    save(tmp_path / "seed 1", content(mask_seed=1))
-    (group,) = load_run_groups([tmp_path / "first", tmp_path / "seed 1"])
+    files = save(tmp_path / "first", first), save(tmp_path / "seed 1", content(mask_seed=1))
+    (group,) = load_run_groups(files)
     assert group.variants["Sem-ASMI"] == SEM
     assert group.mi_tokens is None  # those of seed 1 belong to another score
     assert group.agreement_tokens is not None

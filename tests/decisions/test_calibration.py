@@ -26,8 +26,9 @@ def score(scorer):
 
 
 def test_saved_and_loaded(calibration, tmp_path):
-    """Also with an interval that is undefined, which JSON has no number for."""
-    file, unknown = tmp_path / "c.json", calibration.signals["MSP"].prr._replace(low=math.nan)
+    """Also with an interval that is undefined, which JSON has no number for, or ends at 0."""
+    prr, file = calibration.signals["MSP"].prr, tmp_path / "c.json"
+    unknown = prr._replace(low=math.nan, high=0.0)
     ranks = {"MSP": calibration.signals["MSP"]._replace(prr=unknown)}
     for one in (replace(calibration, signals=ranks), calibration):
         one.save(file)
@@ -37,6 +38,7 @@ def test_saved_and_loaded(calibration, tmp_path):
         found.save(tmp_path / "again.json")
         assert (tmp_path / "again.json").read_text() == text
         assert math.isnan(found.signals["MSP"].prr.low) == (one is not calibration)
+        assert found.signals["MSP"].prr.high == one.signals["MSP"].prr.high
     assert found == calibration
 
 

@@ -94,6 +94,9 @@ def test_a_threshold_for_chats(scorer):
     ):
         one = decide(prompt, " Brask")
         assert (one.accept, reason in one.reason) == (None, True)
+    mixed = calibrate_rows([*chats[1:], *lines_of(scorer, rows[:1])], **ASKED)
+    assert "system" in decide.__self__.calibration.settings
+    assert "system" not in mixed.settings  # not shared by all
 
 
 @pytest.mark.parametrize(("signal", "suffix"), [("sem", "parquet"), ("learned", "csv")])

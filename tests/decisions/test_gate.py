@@ -164,6 +164,13 @@ def test_outcomes_and_exit_status(limit, tmp_path, n, wrong, outcome, status):
     assert (code, same in said) == (1, True)
 
 
+def test_only_what_is_open_asks_for_more_answers(limit):
+    strict = replace(limit, guarantee=replace(limit.guarantee, risk=0.05))
+    for wrong, outcome in ((0, "inconclusive"), (6, "violated")):
+        result = gate(strict, numbered(*decided(strict, 6, wrong)))
+        assert (result.outcome, "are needed for holds" in str(result)) == (outcome, wrong == 0)
+
+
 SEEN = {name: labelled()[3][name] for name in ("prompt", "answer")}
 
 

@@ -150,6 +150,16 @@ def test_runs_that_teach_nothing(tmp_path, change, asked, words):
         calibrate_run(place, 0.3, resamples=20, **asked)
 
 
+@pytest.mark.parametrize("name", ["greedy_texts", "asmi_closing", "greedy_tokens", "input_texts"])
+def test_a_run_that_lacks_a_statistic_is_calibrated_on_all_rows(tmp_path, name):
+    saved = runs.content()
+    del saved["stats"][name]
+    found = calibrate_run(runs.save(tmp_path / "run", saved, runs.manifest(60)), 0.3, resamples=20)
+    assert found.n == 60
+    assert ("answer_ends" in found.settings) == (name in ("greedy_texts", "input_texts"))
+    assert bool(found.answer_digests) == (name in ("asmi_closing", "greedy_tokens"))
+
+
 def test_two_runs_and_none(tmp_path):
     first = runs.save(tmp_path / "runs")
     other = runs.save(tmp_path / "other", runs.content(shift=1.0))

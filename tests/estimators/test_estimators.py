@@ -10,7 +10,7 @@ from lm_polygraph_asmi.estimators import adapt_asmi, asmi, sem_asmi
 USED = ASMIConfig(num_masks=40, mask_rate=0.15).to_dict("masks") | {"num_heads": 32}
 MI = [np.array([0.4, 0.2, 0.0]), np.array([0.1])]
 AGREEMENT = [np.array([0.5, 1.0, 1.0]), np.array([0.25])]
-ALPHA = 1 / (1 + np.exp([-3, 2]))
+ALPHA, SOFT = 1 / (1 + np.exp([-3, 2])), 1 / (1 + np.exp(-1.5))
 
 
 def stats(depth: float = 0.6, mi=MI, closing: bool = True, **settings) -> dict:
@@ -30,6 +30,8 @@ def stats(depth: float = 0.6, mi=MI, closing: bool = True, **settings) -> dict:
         (SemASMI(), stats(), [0.2 / 3, 0.075]),
         (AdaptASMI(), stats(), [(0.4 * (1 - ALPHA[0] / 2) + 0.2 * (1 - ALPHA[0])) / 3,
                                 0.1 * (1 - ALPHA[1] / 4)]),
+        (AdaptASMI(tau=0.5, beta=3.0), stats(), [(0.4 * (1 - SOFT / 2) + 0.2 * (1 - SOFT)) / 3,
+                                                 0.1 * (1 - 0.5 / 4)]),
         # The closing token is left out, and never the whole answer.
         (ASMI(closing_token=False), stats(), [0.3, 0.1]),
         (ASMI(closing_token=False), stats(closing=False), [0.2, 0.1]),

@@ -93,6 +93,7 @@ def test_a_chat_template(command, prompt, model, chat, tmp_path):
         ("prompt.txt --out notes.txt", "expected a .jsonl, .csv or .parquet file"),
         ("odd.jsonl --html p.html", 'row 1: expected an object with a "prompt", got the fields q'),
         ("in.jsonl --out in.jsonl", "it is the file of prompts"),
+        ("in.jsonl --out link.jsonl", "it is the file of prompts"),
         ("prompt.txt --html page.jsonl", "the name of an .html file"),
         ("prompt.txt --html no/page.html", "its folder does not exist"),
     ],
@@ -104,6 +105,7 @@ def test_what_is_wrong_is_said(command, tmp_path, monkeypatch, arguments, messag
     write(tmp_path / "none.jsonl", [])
     write(tmp_path / "odd.jsonl", [{"q": "Who?"}])
     (tmp_path / "notes.txt").write_text("my notes")
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "in.jsonl")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(loading, "load_model", None)
     done = command(*arguments.split())

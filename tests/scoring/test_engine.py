@@ -68,6 +68,8 @@ def test_depths_are_reused_one_by_one(model, passes, tmp_path):
         found = engine.score(model, *ANSWER, depths=depths)
         assert [each.reused for each in found] == reused
     assert passes == [[1], [2], [1], [1]]
+    (longer,) = kept.score(model, IDS[: PROMPT - 1], IDS[PROMPT - 1 :].tolist(), depths=[0.6])
+    assert (longer.reused, len(longer.mi)) == (False, len(IDS) - PROMPT + 1)
 
 
 @pytest.mark.usefixtures("unseen")

@@ -127,6 +127,7 @@ def test_an_answer_comes_back_as_it_was_given(model, tokenizer):
     for answer in (" Brask", " Brask</s>", [7, 8], np.array([7, 8])):
         found = score(model, PROMPT, answer, tokenizer=tokenizer)
         assert found.to_dict()["answer"] == found.answer
+        assert ("stop" in found.settings) == isinstance(answer, str)  # token ids are not cut
         assert found.answer == (answer if isinstance(answer, str) else [7, 8])
 
 

@@ -90,5 +90,7 @@ def test_the_frame_of_an_item():
     assert item.notes == ["said", "Left out: too few rows: 5 wanted, got 1: use more (bad; worse)."]
     (item,) = frame("x", "X", ["bad"], compute, label=str)
     assert item == MissingItem("X", "too few rows: 5 wanted, got 1: use more (bad)")
+    (item,) = frame("x", "X", "ab", lambda name: ({"x": 1.0}, {name: 7}), figure=dict)
+    assert item.draw() == {"a": 7, "b": 7}
     (item,) = frame("x", "X", ["silent"], compute, otherwise="nothing here")
     assert item == MissingItem("X", "nothing here")

@@ -1,9 +1,11 @@
 """What a report says of planted runs."""
 
+import sys
 from dataclasses import replace
 from html import unescape
 from itertools import combinations, product
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import joblib
 import numpy as np
@@ -285,6 +287,9 @@ def test_another_k_is_compared_on_the_answers_both_have(tmp_path):
     _, paired = analysis.prr_intervals(scores, small.answers.take(rows), [("256", "64")])
     row = item.table.set_index("score").loc["Sem-ASMI"]
     assert row["large Δ small K"] == pytest.approx(paired["256", "64"])
+    saved = small.mi_of(SEM), large.mi_of("Sem-ASMI (60%, K=256)")
+    tokens = [np.concatenate([mi[i] for i in rows]) for mi in saved]
+    assert row["token ρ of MI"] == pytest.approx(analysis.rank_correlation(*tokens))
     (bare,) = loaded(tmp_path / "bare", larger, manifest(60) | {"rows": None})
     assert len(pairs_of_rows(small, bare, True)) == 59  # by their prompts
 
@@ -298,6 +303,17 @@ def test_a_depth_is_chosen_on_the_larger_of_two_runs(tmp_path):
         (item,) = depths(groups)
         assert item.table["aggregate PRR"][3] == pytest.approx(prr)
         assert item.caption[-1].endswith("a larger run has the questions: tiny model, squad (few).")
+
+
+def test_a_mean_over_settings_has_the_clusters_of_the_smallest(tmp_path, monkeypatch):
+    asked, module = (
+        Mock(wraps=analysis.clusters.percentile_interval),
+        sys.modules[depths.__module__],
+    )
+    monkeypatch.setattr(module, "percentile_interval", asked)
+    few = save(tmp_path / "few", content(40, depths=(60, 80), shift=1.0), manifest(40, "other"))
+    depths(load_run_groups([few, save(tmp_path / "many", content(depths=(60, 80)))]))
+    assert {call.args[2] for call in asked.call_args_list} == {20}  # the widest interval
 
 
 def test_seconds_of_masks_one_at_a_time_are_divided_by_those_of_batches(tmp_path):

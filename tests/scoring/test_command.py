@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from lm_polygraph_asmi import __version__, score
 from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.commands.decide import decide
 from lm_polygraph_asmi.host import loading
 from tests.scoring.conftest import MESSAGES, PROMPT
 from tests.scoring.test_rows import contents
@@ -114,6 +115,13 @@ def test_what_is_wrong_is_said(command, tmp_path, monkeypatch, arguments, messag
     assert isinstance(done.exception, SystemExit)
     assert (tmp_path / "notes.txt").read_text() == "my notes"
     assert contents(tmp_path / "in.jsonl") == ROWS
+
+
+def test_the_model_is_an_option_of_score_alone():
+    """`decide` has options of its name, with other defaults."""
+    assert not next(p for p in decide.params if p.name == "model").required
+    done = CliRunner().invoke(main, ["score", __file__])
+    assert (done.exit_code, "Missing option '--model'" in done.stderr) == (2, True)
 
 
 def test_the_version_and_words_that_are_completed_as_the_help_says():

@@ -81,6 +81,12 @@ def test_only_what_its_method_uses_makes_a_score_another_one():
     assert adapt.replace(**elsewhere).score_key() == adapt.score_key()
     for masks in ({"seed": 7}, {"seeded_by": "prompt"}):
         assert adapt.replace(**masks).score_key() != adapt.score_key()
+    for one, other in (
+        (adapt.replace(tau=0.5), ASMIConfig()),
+        (ASMIConfig(), adapt.replace(tau=1)),
+    ):
+        assert one.same_but(other, "method")  # which alone uses tau
+    assert not adapt.replace(tau=0.5).same_but(adapt)
     several = ASMIConfig(stop=["a", "b"]).score_key()
     assert several == ASMIConfig(stop=["b", "a"]).score_key()
     named = ASMIConfig(structure="layers=a,lm_head=b")

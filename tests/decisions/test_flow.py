@@ -103,6 +103,7 @@ def test_only_the_learned_signal_loads_the_model(folder, tmp_path):
         ("answers.csv --out new", 2, "expected a .json file, as `decide` needs it"),
         ("answers.csv --out no/new.json", 1, "its folder does not exist"),
         ("--out new.json", 2, "expected either ROWS of labelled answers or a finished run (--run)"),
+        ("answers.csv --run . --out new.json", 2, "expected either ROWS of labelled answers or"),
         ("answers.csv --metric x --out new.json", 2, "--metric needs --run, and --unlabelled ROWS"),
     ],
 )

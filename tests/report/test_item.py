@@ -7,7 +7,7 @@ import pytest
 
 from lm_polygraph_asmi.analysis import PRR, Interval
 from lm_polygraph_asmi.report.item import BOLD, ITALIC, Marked, MissingItem, ReportItem, frame, text
-from lm_polygraph_asmi.report.writing import latex_table
+from lm_polygraph_asmi.report.writing import _write_table, latex_table
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_a_caption_says_what_its_table_has(value, signed):
     assert "Too small for reliable intervals: b. " in said
 
 
-def test_a_table_is_flat_in_a_file_and_escaped_and_marked_in_html_and_latex():
+def test_a_table_is_flat_in_a_file_and_escaped_and_marked_in_html_and_latex(tmp_path):
     table = pd.DataFrame(
         {
             "method": ["MaximumSequenceProbability", r"$\x <b>_|&%#{}"],
@@ -58,6 +58,9 @@ def test_a_table_is_flat_in_a_file_and_escaped_and_marked_in_html_and_latex():
     assert flat["PRR"].tolist() == [0.5, -0.4]
     assert flat["gap Δ high"][1] == 0.2
     assert np.isnan(flat["gap Δ"].astype(float)[0])
+    for form in ("csv", "md", "tex"):  # each alone
+        _write_table(item, tmp_path / form, [form])
+        assert [file.name for file in (tmp_path / form).iterdir()] == [f"x.{form}"]
     html = item.styled("html").to_html(table_uuid="x")
     assert "<b>_" not in html
     assert all(text in html for text in ("&lt;b&gt;_", "font-weight: bold", "MSP</td>"))

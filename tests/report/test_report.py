@@ -162,6 +162,9 @@ def test_numbers_of_the_tables_are_those_of_the_statistics(everything):
     selected = analysis.global_selector(np.column_stack([msp, entropy]), sem, answers)[0.8][1]
     flagged = analysis.mcnemar(sem, entropy, wrong, wrong.sum())
     covered = np.concatenate(group.masked("coverage"))[:, TOP_K.index(64)]
+    pairs = zip(group.masked("mi"), group.masked("agreement"), strict=True)
+    discounts = [(mi * agreement).tolist() for mi, agreement in pairs]
+    largest = max(range(len(discounts)), key=lambda answer: max(discounts[answer]))
     of_right = [mi for mi, label in zip(group.mi_tokens, wrong, strict=True) if not label]
 
     def parts(name, *values):
@@ -186,6 +189,9 @@ def test_numbers_of_the_tables_are_those_of_the_statistics(everything):
         ("error_separation", ""): {"right answers": np.concatenate(of_right).mean()},
         ("top_k_coverage", "tokens == 'all tokens'"): {"K = 64": covered.mean()},
         ("mechanism", ""): {"Spearman of MI_t and H_t": analysis.rank_correlation(*tokens)},
+        ("candidate_cosines", ""): {
+            "answer": largest, "token": np.argmax(discounts[largest]),
+        },
         ("datasets", ""): {"tokens of wrong": lengths[wrong].mean(), "empty": 0},
         ("ensemble_mean", ""): {
             "highest": max(four, key=lambda name: four[name]),

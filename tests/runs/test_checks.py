@@ -157,6 +157,10 @@ def test_folders_that_cannot_be_written_or_hold_the_results(monkeypatch, tmp_pat
         assert len(found) == (free == 10**6)
         for text, _ in found:
             assert f"{tmp_path}/new/run has 1.0 MB left, and the results of 1000 rows" in text
+    long = RunRows([DataRow("1", "c", "x" * 10**6, "x")] * 400)
+    config = run_of("asmi_demo", f"+save_path={tmp_path}/new/run", "seed=[1,2,3]")
+    (found, *_) = CHECKS["disk"](Plan(config, rows=long))
+    assert "take about 2." in found.text  # of which 800 MB a seed are prompts
 
 
 @pytest.mark.parametrize(

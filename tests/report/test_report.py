@@ -29,6 +29,7 @@ from lm_polygraph_asmi.report.items.mechanism import cost, screen
 from lm_polygraph_asmi.report.tables import prr_rows
 from lm_polygraph_asmi.results.paper import read_published
 from lm_polygraph_asmi.results.runs import MSP
+from tests import golden
 from tests.report import runs as planted
 from tests.report.runs import content, loaded, manifest, papers_manifest, put_at, save, some_rows
 
@@ -77,8 +78,11 @@ def everything(tmp_path_factory, simply, few_resamples):  # noqa: ARG001
     command = ["report", *runs.values(), "--out", str(root / "report"), "--full"]
     command += [word for form in ("csv", "md", "tex", "svg") for word in ("--format", form)]
 
+    drawn = {}
+
     def savefig(figure, path, **_):
         path.touch()
+        drawn[path.stem] = golden.of_figure(figure)
         assert {ax.has_data() for ax in figure.axes if ax.axison} == {True}
 
     with pytest.MonkeyPatch.context() as patch, planted.few_permutations():
@@ -87,6 +91,7 @@ def everything(tmp_path_factory, simply, few_resamples):  # noqa: ARG001
     assert result.exit_code == 0, result.output
     return SimpleNamespace(
         groups=load_run_groups(runs.values()), runs=runs, out=root / "report", shown=result.output,
+        drawn=drawn,
         table=lambda name: pd.read_csv(root / f"report/tables/{name}.csv"),
     )  # fmt: skip
 
@@ -120,6 +125,13 @@ def test_a_full_report_has_every_item_in_every_form(everything):
     assert files["png"] == files["svg"]
     assert len(files["png"]) == 17
     assert all(f'src="figures/{name}.png"' in page for name in files["png"])
+
+
+def test_tables_and_figures_are_those_that_were_kept(everything, request):
+    if request.config.getoption("--slow"):
+        pytest.skip("intervals of ten times as many resamples are others")
+    tables = {file.name: golden.of_table(file) for file in everything.out.rglob("*.csv")}
+    golden.check_kept("report", tables | everything.drawn)
 
 
 @pytest.mark.pictures

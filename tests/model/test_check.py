@@ -35,12 +35,22 @@ def score(model, length=17, layer=2, drawn=None, **how) -> torch.Tensor:
     return subnetwork_log_probs(model, sequence(length), PROMPT, layer, drawn, **how)
 
 
-def error(model, ids, scope, prompt=PROMPT) -> float:
+def error(model, ids, scope, prompt=PROMPT, **how) -> float:
     """Total variation between the package and full passes, at the worst position."""
-    found = subnetwork_log_probs(model, ids, prompt, 1, masks(), scope=scope)
+    found = subnetwork_log_probs(model, ids, prompt, 1, masks(), scope=scope, **how)
     expected = full_passes(FAMILIES["llama"], model, ids, prompt, scope, layer=1)
     assert apart(expected, expected[:1].expand_as(expected)) > 1e-3  # masks change something
     return apart(found, expected)
+
+
+@both_scopes
+def test_every_pass_is_right_one_mask_at_a_time(scope, monkeypatch):
+    """As where memory is short: no batch changes what the next one reads."""
+    for name in list(PASSES[scope]):
+        model = tiny_model("llama")
+        assert error(model, sequence(17), scope, memory_budget=1) < 1e-5, name
+        assert passes_in_use(model, scope) == [name]
+        monkeypatch.setitem(PASSES[scope], name, Mock(side_effect=KeyError))  # the next is used
 
 
 def test_total_variation():

@@ -115,6 +115,9 @@ def test_gold_answers_that_a_metric_cannot_judge(tmp_path, gold, metric, fatal):
     config.process_target_fn = composed("asmi_demo").process_target_fn  # drops articles
     (finding,) = CHECKS["rows"](read_plan(config))
     assert f"1 of 2 rows (test:1: {gold!r}" in finding.text
+    both = ({"name": "BertScoreMetric", "kwargs": {"lang": "ru"}}, *config.generation_metrics)
+    config.generation_metrics = list(both)  # of its model nothing is known
+    assert list(CHECKS["rows"](read_plan(config))) == [finding]
     advised = "AccuracyMetric" if gold in ("the", "?!", "A") else "ReferenceInAnswer"
     assert f"{{name: {advised}}}" in finding.text
     assert finding.fatal == fatal

@@ -55,6 +55,15 @@ def test_many_rows(command, calls, model, tokenizer, tmp_path, monkeypatch):  # 
     assert "no row left to score" in command(*arguments[:3], "--depth", "0.9").stdout
 
 
+def test_a_line_that_cannot_be_read_is_a_row_that_failed(command, tmp_path):
+    source, out = write(tmp_path / "in.jsonl", ROWS[:1]), tmp_path / "out.jsonl"
+    source.write_text(source.read_text() + "{\n")
+    done = command(source, "--out", out)
+    assert (done.exit_code, "row 2: not JSON" in done.stderr) == (1, True), done.stderr
+    scored, failed = contents(out)
+    assert ("not JSON" in failed["error"], scored["row"], "error" in scored) == (True, 1, False)
+
+
 def test_one_prompt(command, prompt, model, tokenizer, tmp_path):
     done = command(prompt, "--answer", " Brask", "--html", tmp_path / "page.html")
     assert done.exit_code == 0, done.output

@@ -200,7 +200,11 @@ def test_sources_and_ids(tmp_path, caplog):
         ({"text": ["Who?"], "output": ["A"]}, {}, r"'input' in .*, got \['text', 'output'\]"),
         ({"input": ["Who?"], "gold": ["A"]}, {}, "of data.source data.text_column and data.label"),
         ({"input": ["Who?"], "output": [[]]}, {}, r"test:0 \(it has no answer\)"),
-        ({"input": ["Who?", None], "output": ["A", "B"]}, {"num_shards": 2}, "its prompt is null"),
+        (
+            {"input": ["Who?", None], "output": ["A", "B"]},
+            {"num_shards": 2},
+            r"test:1 \(its prompt is null",
+        ),
         ({"input": ["Who?", " \n"], "output": ["A", "B"]}, {}, r"test:1 \(its prompt is empty\)"),
         ({"input": [["W"], ["W"]], "output": ["A", "B"]}, {}, r"2 of 2 .*is \['W'\], not a text"),
         ({"input": ["a"], "output": [["x", None]]}, {}, r"test:0 \(its answer is null\). Correct"),

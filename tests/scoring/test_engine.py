@@ -13,7 +13,6 @@ from lm_polygraph_asmi.scoring.engine import Engine
 from tests.decoders import FAMILIES, full_passes, sequence
 from tests.families import SIZES, tiny_model
 from tests.peak_memory import PeakMemory
-from tests.registry import tiny
 from tests.rounding import allowed
 
 PROMPT = 9
@@ -91,8 +90,12 @@ HIDDEN, SMALL = -torch.inf, -1e4
 
 
 def phi(bias: float, at: slice | int = UNUSED, dtype: torch.dtype = torch.float32):
-    model = tiny(transformers.PhiConfig, transformers.PhiForCausalLM)
+    torch.manual_seed(0)
+    model = transformers.PhiForCausalLM(transformers.PhiConfig(**SIZES)).eval()
     with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.25)
         model.lm_head.bias[at] = bias
     return model.to(dtype)
 

@@ -1,7 +1,6 @@
 """Models too large for one device: split or offloaded, they score as in one piece."""
 
 from functools import cache
-from multiprocessing import get_context
 from pathlib import Path
 
 import accelerate
@@ -22,6 +21,7 @@ from lm_polygraph_asmi.model.state import known_values
 from lm_polygraph_asmi.scoring.engine import Engine
 from tests.decoders import FAMILIES, masks, sequence
 from tests.families import tiny_model
+from tests.forks import exit_code
 from tests.subnetworks import subnetwork_log_probs
 
 NAMES = ["llama", "gemma3-mixed", "gpt2", "gpt-neox"]  # with tied embeddings: the middle two
@@ -136,7 +136,4 @@ def pretend_two_devices() -> None:
 )
 @pytest.mark.slow
 def test_two_devices():
-    process = get_context("fork").Process(target=pretend_two_devices)
-    process.start()
-    process.join()
-    assert process.exitcode == 0
+    assert exit_code(pretend_two_devices) == 0

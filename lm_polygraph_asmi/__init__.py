@@ -17,7 +17,7 @@ __getattr__, __dir__, __all__ = attach(__name__, {
     "estimators": "ASMI AdaptASMI SemASMI",
     "scoring.result": "Score",
     "scoring.scorer": "Scorer score",
-    "scoring.tables": "score_file",
+    "scoring.output": "score_file",
     "stat_calculators.registration": "available_stat_calculators",
 })  # fmt: skip
 __all__ += ["__version__"]

@@ -5,7 +5,6 @@ command-line options and the manifest of a run are all built from `ASMIConfig`. 
 nothing heavy, so an invalid setting raises at once.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
@@ -254,14 +253,6 @@ def _attention(name: str, value: Any) -> None:
         )
 
 
-_QUOTED = re.compile('(?s)(?!" *[,:\\]}]) *(["\'`“‘„«»])(?=.*[^"\'`“”‘’„«»])(.+)(["\'`”’“«»]) *')
-"""Not what ends a text in JSON and begins the next, such as `", "`."""
-_ESCAPE = re.compile(
-    r"\\([nrt](?![a-z]+(?!\w*:))|[\n\r\t]|x[\da-fA-F]{2}|u[\da-fA-F]{4}|U[\da-fA-F]{8})"
-)
-"""Not the beginning of LaTeX's commands, such as \\nabla; but of a mark, such as \\nuser:."""
-
-
 def check_stop(name: str, value: Any) -> None:
     """Raise ValueError unless `value` is a list of strings, each of which may end an answer."""
     if not isinstance(value, Sequence) or not all(isinstance(text, str) for text in value):
@@ -273,18 +264,6 @@ def check_stop(name: str, value: Any) -> None:
     for text in value:
         if half := lone_surrogate(text):
             raise ValueError(f"{name} must be text, got {half}: replace it")
-        if quoted := _QUOTED.fullmatch(text):
-            raise ValueError(
-                f"{name} {text!r} is wrapped in quotes, which would be part of the string that "
-                f"ends an answer: expected {quoted[2]!r}. The cmd.exe of Windows takes no single "
-                "quotes off: use double ones"
-            )
-        if escape := _ESCAPE.search(text):
-            raise ValueError(
-                f"{name} {text!r} is spelled with a backslash ({escape[0]!r}), which a model does "
-                "not write for a line break: expected the character itself, as by '\\n' in Python "
-                'and "\\n" in YAML; on the command line, --stop reads \\n, and no other'
-            )
 
 
 def module_paths(structure: str | Mapping[str, str] | None) -> dict[str, str]:

@@ -11,6 +11,40 @@ from click.core import ParameterSource
 
 from lm_polygraph_asmi.config import ADAPT, CHOICES, ASMIConfig
 
+_QUOTED = re.compile('(?s)(?!" *[,:\\]}]) *(["\'`“‘„«»])(?=.*[^"\'`“”‘’„«»])(.+)(["\'`”’“«»]) *')
+"""Not what ends a text in JSON and begins the next, such as `", "`."""
+_ESCAPE = re.compile(
+    r"\\([nrt](?![a-z]+(?!\w*:))|[\n\r\t]|x[\da-fA-F]{2}|u[\da-fA-F]{4}|U[\da-fA-F]{8})"
+)
+"""Not the beginning of LaTeX's commands, such as \\nabla; but of a mark, such as \\nuser:."""
+_DOLLAR = re.compile(r"\$[\n\r\t]+|\$|`[nrt]|\^[nrt]?")
+"""What a shell leaves of $'\\n', which sh does not know, or of another shell's escapes."""
+
+
+def check_shell_stop(name: str, text: str) -> None:
+    """Raise ValueError for a stop string that a shell seems to have changed.
+
+    A list in Python or YAML is taken as it stands; a command line passes through a shell, whose
+    quotes and escapes may become part of it.
+    """
+    if quoted := _QUOTED.fullmatch(text):
+        raise ValueError(
+            f"{name} {text!r} is wrapped in quotes, which would be part of the string that ends an "
+            f"answer: expected {quoted[2]!r}. The cmd.exe of Windows takes no single quotes off: "
+            "use double ones"
+        )
+    if _DOLLAR.fullmatch(text):
+        raise ValueError(
+            f"{name} {text!r} looks like what is left of an escape of another shell, such as "
+            "$'\\n' in sh: write '\\n', which is read as a line break here"
+        )
+    if escape := _ESCAPE.search(text):
+        raise ValueError(
+            f"{name} {text!r} is spelled with a backslash ({escape[0]!r}), which a model does not "
+            "write for a line break: --stop reads \\n, and no other; name others in a Python list "
+            "or in YAML"
+        )
+
 
 def setting_options(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorate a command with options for these settings; without names, for all."""
@@ -64,4 +98,6 @@ def given_settings(settings: dict[str, Any]) -> dict[str, Any]:
     }
     if "stop" in explicit:
         explicit["stop"] = [text.replace("\\n", "\n") for text in explicit["stop"]]
+        for text in explicit["stop"]:
+            check_shell_stop("stop", text)
     return explicit

@@ -105,7 +105,8 @@ def _csv(path: str | Path, text: str, needed: Collection[str]) -> Iterator[Row]:
         for number, (raw, cells) in enumerate(_records(path, text, separator)):
             if number == 0:
                 continue
-            content, problem = {"line": raw.strip("\r\n")}, None
+            content: dict[str, Any] = {"line": raw.strip("\r\n")}
+            problem = None
             if not well_formed.fullmatch(raw):
                 problem = (
                     "a quote or a carriage return in a cell that is not in quotes: write the cell "
@@ -181,16 +182,20 @@ def _parquet(path: str | Path, needed: Collection[str]) -> Iterator[Row]:
                 number += 1
                 for name in in_json:
                     content[name] = content[name] and parse_json(content[name])
-                yield Row(number, _without_nan(content))
+                yield Row(number, plain(content))
 
 
-def _without_nan(value: Any) -> Any:
-    """A value with None for NaN, by which some programs write a missing number."""
+def plain(value: Any) -> Any:
+    """A value of a table as plain Python: arrays as lists; None for NaN and other marks of pandas
+    and Parquet for what is missing."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
     if isinstance(value, dict):
-        return {name: _without_nan(part) for name, part in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(part) for part in value]
-    return None if isinstance(value, float) and value != value else value
+        return {name: plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(part) for part in value]
+    missing = type(value).__name__ in ("NAType", "NaTType")  # of pandas, not imported for it
+    return None if missing or (isinstance(value, float) and value != value) else value
 
 
 def _check_columns(path: str | Path, names: list[str], needed: Collection[str]) -> None:

@@ -22,6 +22,11 @@ from lm_polygraph_asmi.validation import check_new, check_writable
 @click.option("--out", required=True, type=click.Path(dir_okay=False), help="JSON file to write.")
 @click.option("--run", type=click.Path(exists=True), help="Finished benchmark run, not ROWS.")
 @click.option(
+    "--labels",
+    type=click.Path(exists=True, dir_okay=False),
+    help="With ROWS: their sheet of `score --sheet`, with labels.",
+)
+@click.option(
     "--unlabelled",
     type=click.Path(exists=True, dir_okay=False),
     help="With ROWS: other scored rows like later ones, without labels. Their scores are the "
@@ -43,13 +48,19 @@ from lm_polygraph_asmi.validation import check_new, check_writable
     help="Lowest quality of a correct answer; default: 0.5, of a quality between 0 and 1.",
 )
 def calibrate(
-    rows: str | None, run: str | None, out: str, unlabelled: str | None, metric: str | None,
+    rows: str | None,
+    run: str | None,
+    out: str,
+    labels: str | None,
+    unlabelled: str | None,
+    metric: str | None,
     **asked: Any,
-) -> None:  # fmt: skip
+) -> None:
     """Compute a threshold with a risk guarantee from labelled answers: ROWS or --run is required.
 
-    ROWS is a file of `score --out`, with `correct` (true or false) or `quality` (a number) filled
-    in; model and settings are those of the file. Rows about one passage form a cluster, found by
+    ROWS is a file of `score --out`; labels are those of the sheet --labels, or its own fields
+    `correct` (true or false) or `quality` (a number). Model and settings are those of the file;
+    rows without a label are left out and counted. Rows about one passage form a cluster, found by
     their `context` or prompt, or named in `cluster`. Pass OUT to `decide --calibration`.
     """
     from rich.console import Console
@@ -58,8 +69,8 @@ def calibrate(
         raise click.BadParameter(f"expected a .json file, as `decide` needs it, got {out}")
     if (rows is None) == (run is None):
         raise click.UsageError("expected either ROWS of labelled answers or a finished run (--run)")
-    if unlabelled if rows is None else metric:
-        raise click.UsageError("--metric needs --run, and --unlabelled ROWS")
+    if (unlabelled or labels) if rows is None else metric:
+        raise click.UsageError("--metric needs --run, --unlabelled and --labels need ROWS")
     try:
         check_writable(out)
         check_new(
@@ -75,7 +86,8 @@ def calibrate(
             else:
                 from lm_polygraph_asmi.decisions.rows import calibrate_rows
 
-                result = calibrate_rows(str(rows), unlabelled=unlabelled or (), **asked)
+                asked |= {"labels": labels, "unlabelled": unlabelled or ()}
+                result = calibrate_rows(str(rows), **asked)
         result.save(out)
     except TypeError as error:  # others end every command
         raise click.ClickException(str(error)) from error

@@ -8,7 +8,8 @@ import click
 from lm_polygraph_asmi.commands.score import Summary, Work, score
 
 if TYPE_CHECKING:
-    from lm_polygraph_asmi.scoring.rows import Outcome, Row, Rows
+    from lm_polygraph_asmi.scoring.rows import Outcome, Rows
+    from lm_polygraph_asmi.tables import Row
 
 SHOWN = 20
 """Rows on screen; the file has all."""
@@ -31,7 +32,7 @@ def decide(calibration: str, **options: Any) -> None:
     """Accept answers to the prompts in ROWS_FILE, or abstain.
 
     ROWS_FILE is as for `score`; model and settings are the calibration's. Each row gets `accept`
-    (true, false, or null: no decision) and `reason`, and an empty `correct` to label it for `gate`.
+    (true, false, or null: no decision) and `reason`; --sheet writes a table to label for `gate`.
     By MSP, perplexity or entropy, no masked pass is run.
 
     Exits with status 1 if any row fails.

@@ -1,8 +1,11 @@
 """`polygraph_asmi score`: score answers from the shell."""
 
+import signal
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,10 +14,11 @@ import click
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.files import write_whole
 from lm_polygraph_asmi.options import given_settings, setting_options
-from lm_polygraph_asmi.validation import check_writable
+from lm_polygraph_asmi.validation import check_new, check_writable
 
 if TYPE_CHECKING:
-    from lm_polygraph_asmi.scoring.rows import Outcome, Row, Rows
+    from lm_polygraph_asmi.scoring.rows import Outcome, Rows
+    from lm_polygraph_asmi.tables import Row
 
 LOADING = ("gguf_file", "dtype", "device_map")
 """Options that load the model."""
@@ -33,14 +37,19 @@ MINUTE = 60.0
 @click.option(
     "--out",
     type=click.Path(dir_okay=False),
-    help="File for the results: .csv, .jsonl or .parquet. An interrupted run resumes.",
+    help="File for the results: .jsonl or .parquet. A run that was stopped resumes.",
+)
+@click.option(
+    "--sheet",
+    type=click.Path(dir_okay=False),
+    help="With --out: a new .csv for a person, to label the answers in its column `correct`.",
 )
 @click.option("--html", type=click.Path(dir_okay=False), help="HTML page to write.")
 def score(**options: Any) -> None:
     """Score answers to the prompts in ROWS_FILE.
 
-    ROWS_FILE is a text file with one prompt; or JSON lines (.jsonl), CSV or Parquet with `prompt`,
-    and optionally `answer`, `samples` and `id`, per row.
+    ROWS_FILE is a text file (.txt) with one prompt; or JSON lines (.jsonl), CSV or Parquet with
+    `prompt` or `messages`, and optionally `answer`, `samples` and `id`, per row.
 
     Exits with status 1 if any row fails.
     """
@@ -64,6 +73,7 @@ class Work(NamedTuple):
     answer: str | None
     chat: bool
     out: str | None
+    sheet: str | None
     html: str | None
 
     @classmethod
@@ -75,31 +85,24 @@ class Work(NamedTuple):
     def run(self, kind: type, opened: "Callable[[], Rows]", summary: "Summary", title: str) -> None:
         """Check the files, open what turns rows into results of this kind, run and print."""
         from rich.console import Console
-        from rich.progress import Progress
 
         from lm_polygraph_asmi.scoring.page import render
-        from lm_polygraph_asmi.scoring.rows import score_rows
-        from lm_polygraph_asmi.scoring.tables import score_file
 
         errors, rows, results = Console(stderr=True), self._checked(kind), list[Any]()
         try:
             with errors.status(f"Loading {self.model}"):
                 scorer = opened()
-            with Progress(console=errors, disable=len(rows) < 2) as bar:
-                task = bar.add_task("Scoring", total=len(rows))
-
-                def seen(row: "Row", outcome: "Outcome") -> None:
-                    summary.add(row, outcome, errors)
-                    bar.advance(task)
-                    if outcome.result is not None and (self.html or len(rows) == 1):
-                        results.append(outcome.result)
-
-                if self.out:
-                    score_file(scorer, self.rows_file, self.out, change=self._changed, seen=seen)
-                else:
-                    changed = (row._replace(content=self._changed(row.content)) for row in rows)
-                    for found in score_rows(scorer, changed):
-                        seen(*found)
+            with stoppable():
+                self._score(scorer, rows, summary, errors, results)
+        except KeyboardInterrupt as stop:
+            if self.out:
+                unfinished = f"{self.out}.partial" if self.out.endswith(".parquet") else self.out
+                errors.print(
+                    f"Stopped. {summary.counts['scored']} rows were finished now and are in "
+                    f"{unfinished}: run the same command again to go on.",
+                    highlight=False, soft_wrap=True,
+                )  # fmt: skip
+            raise SystemExit(stop.args[0] if stop.args else 130) from None
         except (TypeError, ImportError, RuntimeError) as error:  # of the model
             raise click.ClickException(str(error)) from error
         if self.html and results:
@@ -111,8 +114,39 @@ class Work(NamedTuple):
             click.echo(summary)
             if self.out:
                 click.echo(f"Results: {self.out}")
+        if self.sheet:
+            click.echo(f"Sheet: {self.sheet}")
         if summary.counts["failed"]:
             raise SystemExit(1)
+
+    def _score(
+        self,
+        scorer: "Rows",
+        rows: "list[Row]",
+        summary: "Summary",
+        errors: Any,
+        results: list[Any],
+    ) -> None:
+        """Score the rows, into a file if one is named; keep results that are shown."""
+        from rich.progress import Progress
+
+        from lm_polygraph_asmi.scoring.output import score_file
+        from lm_polygraph_asmi.scoring.rows import score_rows
+
+        with Progress(console=errors, disable=len(rows) < 2) as bar:
+            task = bar.add_task("Scoring", total=len(rows))
+
+            def seen(row: "Row", outcome: "Outcome") -> None:
+                summary.add(row, outcome, errors)
+                bar.advance(task)
+                if outcome.result is not None and (self.html or len(rows) == 1):
+                    results.append(outcome.result)
+
+            if self.out:
+                score_file(scorer, rows, self.out, sheet=self.sheet, seen=seen)
+            else:
+                for found in score_rows(scorer, rows):
+                    seen(*found)
 
     def _changed(self, content: dict[str, Any]) -> dict[str, Any]:
         """A row with what the options say of it."""
@@ -123,17 +157,29 @@ class Work(NamedTuple):
 
     def _checked(self, kind: type) -> "list[Row]":
         """The rows; ValueError for files and options that do not fit, or make no such results."""
-        from lm_polygraph_asmi.scoring.rows import read_rows
-        from lm_polygraph_asmi.scoring.tables import check_out
+        from lm_polygraph_asmi.scoring.output import check_out
+        from lm_polygraph_asmi.scoring.rows import checked, read_rows
 
         source = self.rows_file
-        for file in filter(None, (self.out, self.html)):
-            check_writable(file)
+        for written in filter(None, (self.out, self.sheet, self.html)):
+            check_writable(written)
         if not Path(source).is_file():
             raise ValueError(f"{source}: expected a file, got a pipe or device: save its content")
-        if self.html and Path(self.html).suffix.lower() not in (".html", ".htm"):
-            raise ValueError(f"expected --html with the name of an .html file, got {self.html}")
-        rows = check_out(source, self.out, kind) if self.out else list(read_rows(source))
+        for name, file, suffixes in (
+            ("--html", self.html, (".html", ".htm")),
+            ("--sheet", self.sheet, (".csv",)),
+        ):
+            if file and Path(file).suffix.lower() not in suffixes:
+                raise ValueError(f"expected {name} with a name in {suffixes[0]}, got {file}")
+        if self.sheet and not self.out:
+            raise ValueError("--sheet labels the results of a file: name one with --out")
+        if self.sheet:
+            check_new(self.sheet, "it may have labels: name another file, or remove it")
+        rows = [
+            checked(row._replace(content=self._changed(row.content))) for row in read_rows(source)
+        ]
+        if self.out:
+            check_out(rows, source, self.out, kind)
         if not rows:
             raise ValueError(f"{source} has no rows")
         if len(rows) > 1 and self.answer is not None:
@@ -143,6 +189,23 @@ class Work(NamedTuple):
         if all(row.error for row in rows):
             raise ValueError(f"{source}, row {rows[0].number}: {rows[0].error}")
         return rows
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """SIGTERM, as a cluster or a service manager sends it, stops as Ctrl-C does."""
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt(128 + signal.SIGTERM)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only there can a signal be taken
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class Summary:

@@ -28,7 +28,10 @@ MACHINE = {
     "tokenizer": "tokenizer, chat template or end tokens differ",
 }
 """Settings whose values are hashes of the model's, with what a difference means."""
-HASHED = MACHINE | {"system": "the system message differs"}
+HASHED = MACHINE | {
+    "system": "the system message differs",
+    "template": "tools or chat_template_kwargs differ",
+}
 REVISION = ("model", "revision", "attention_in_use", "prompt_format", *HASHED)
 """What identifies a model and the form of its prompts."""
 OPTIONAL = (*HASHED, "attention_in_use", "layer", "samples", "stop")

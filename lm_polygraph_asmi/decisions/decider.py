@@ -10,11 +10,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.decisions.calibration import MACHINE, Calibration
 from lm_polygraph_asmi.decisions.decision import Decision
+from lm_polygraph_asmi.inputs import TEMPLATE, Answer, Prompt, parse_request
 from lm_polygraph_asmi.model import scoring_session
 from lm_polygraph_asmi.scoring.rows import Outcome, outcomes
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.signals import SIGNALS
-from lm_polygraph_asmi.scoring.text import Answer, Prompt, parse_request
 from lm_polygraph_asmi.scoring.unmasked import fingerprints, read
 
 if TYPE_CHECKING:
@@ -57,15 +57,19 @@ class Decider:
         self.scorer = Scorer(model, calibration.configured(of_config), **settings)
 
     def decide(
-        self, prompt: Prompt, answer: Answer | None = None, samples: Sequence[Answer] | None = None
+        self,
+        prompt: Prompt,
+        answer: Answer | None = None,
+        samples: Sequence[Answer] | None = None,
+        **template: Any,
     ) -> Decision:
         """Decide on one answer; see `lm_polygraph_asmi.decide`."""
         scorer, signal = self.scorer, SIGNALS[self.calibration.signal]
         with scoring_session(scorer.model):  # the model's state is read once
             found: Any = (
-                scorer.score(prompt, answer, samples)
+                scorer.score(prompt, answer, samples, **template)
                 if signal.masked
-                else read(scorer, prompt, answer, signal.states)
+                else read(scorer, prompt, answer, signal.states, **template)
             )
             if any(name in self.calibration.settings for name in MACHINE):
                 found = replace(found, settings=found.settings | fingerprints(scorer))
@@ -103,7 +107,8 @@ def decide(
         >>> decision.accept, decision.reason[:12]
         (None, 'No threshold')
     """
-    parse_request(prompt, answer, samples)  # errors are raised before a model is loaded
+    template = {name: settings.pop(name) for name in TEMPLATE if name in settings}
+    parse_request(prompt, answer, samples, **template)  # raises before a model is loaded
     if tokenizer is not None:
         settings["tokenizer"] = tokenizer
-    return Decider(model, calibration, **settings).decide(prompt, answer, samples)
+    return Decider(model, calibration, **settings).decide(prompt, answer, samples, **template)

@@ -9,7 +9,7 @@ Ramdas (2024), Estimating means of bounded random variables by betting.
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -26,7 +26,8 @@ from lm_polygraph_asmi.decisions.labels import (
     naming,
 )
 from lm_polygraph_asmi.decisions.risk_control import BETS, RiskThreshold, least_wins
-from lm_polygraph_asmi.scoring.rows import Row
+from lm_polygraph_asmi.inputs import LABELS
+from lm_polygraph_asmi.tables import Row
 
 LEVEL = 0.05
 """Level of `violated`."""
@@ -59,6 +60,7 @@ class RiskGate:
     high: float  # and at most this (level 1 - confidence)
     p_holds: float  # p-value of "the risk is exceeded"
     p_violated: float  # of "the risk is held"
+    unlabelled: int = 0  # accepted answers without a label, which are not counted
 
     @property
     def least_holds(self) -> int:
@@ -81,7 +83,8 @@ class RiskGate:
             least += f" Left out, as clusters are larger than in the calibration: {self.left_out}."
         return (
             f"{self.outcome}: {found} (guarantee: {self.guarantee.promise}).{least} Accepted: "
-            f"{self.accepted / self.answers:.0%} of these answers, {self.guarantee.coverage:.0%} "
+            f"{(self.accepted + self.unlabelled) / (self.answers + self.unlabelled):.0%} of these "
+            f"answers, {self.guarantee.coverage:.0%} "
             "of the calibration's."
         )
 
@@ -169,33 +172,45 @@ def gate(
 ) -> RiskGate:
     """`risk_gate` of rows of `decide --out` with labels.
 
-    Only accepted answers need one. Those without a decision (`accept` is null) count as abstained;
-    blank ones are left out, as in the calibration. ValueError, naming row and field: no decision of
-    this calibration, no label, or an answer seen twice, or by the calibration.
+    Only accepted answers need a label; those without one are left out. Answers without a decision
+    (`accept` is null) count as abstained; blank ones and rows that failed are left out, as in the
+    calibration. ValueError, naming row and field: no decision of this calibration, no label at all,
+    or an answer seen twice, or by the calibration.
     """
     right_from = calibration.right_from if right_from is None else right_from
     calibrated, known = set(calibration.answer_digests), dict[str, int]()
-    wrong, accepted, counted = [], [], []
+    wrong, accepted, counted, unlabelled = [], [], [], 0
     for row in rows:
         with naming(row):
+            if row.error is not None:
+                raise ValueError(row.error)
+            if row.content.get("error") and "digest" not in row.content:
+                continue
             _check(row, calibration)
+            if row.content["reason"] == EMPTY:
+                continue
+            accepts = bool(row.content["accept"])
+            if accepts and all(row.content.get(name) is None for name in LABELS):
+                unlabelled += 1
+                continue
             digest = answer_digest(row.content["prompt"], row.content["answer"])
             if digest in calibrated:
                 raise ValueError('"answer": the calibration has seen it; label new answers')
             check_once(known, row, digest)
-            if row.content["reason"] != EMPTY:
-                counted.append(row)
-                accepted.append(bool(row.content["accept"]))
-                wrong.append(accepted[-1] and is_wrong(row.content, right_from))
-    if not counted:
-        raise ValueError("expected at least one labelled row with an answer, got none")
-    return risk_gate(calibration.guarantee, accepted, Labelled(wrong, clusters_of(counted)))
+            counted.append(row)
+            accepted.append(accepts)
+            wrong.append(accepts and is_wrong(row.content, right_from))
+    if not counted or (unlabelled and not any(accepted)):
+        raise ValueError(
+            f"expected at least one accepted answer with a label, got none among {unlabelled}: "
+            'fill "correct" (true or false), or name the sheet with --labels'
+        )
+    found = risk_gate(calibration.guarantee, accepted, Labelled(wrong, clusters_of(counted)))
+    return replace(found, unlabelled=unlabelled)
 
 
 def _check(row: Row, calibration: Calibration) -> None:
     line = row.content
-    if error := line.get("error") or row.error:
-        raise ValueError(f"it failed in `polygraph_asmi decide` ({error}): remove it")
     if missing := [name for name in NEEDED if name not in line]:
         raise ValueError(
             f'no field "{missing[0]}": expected a line of `polygraph_asmi decide --out`, labelled'

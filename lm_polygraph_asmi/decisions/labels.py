@@ -1,17 +1,25 @@
 """Labelled rows: what is wrong, and which rows belong together."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from lm_polygraph_asmi.analysis.clusters import text_clusters
 from lm_polygraph_asmi.analysis.right import below_right
 from lm_polygraph_asmi.files import to_json
-from lm_polygraph_asmi.scoring.rows import Row
+from lm_polygraph_asmi.inputs import LABELS, text_of
+from lm_polygraph_asmi.scoring.sheet import key_of, read_sheet
+from lm_polygraph_asmi.tables import Row
 from lm_polygraph_asmi.validation import check_number, describe_fields, identity, same_text
 
-LABELS = ("correct", "quality")
+RIGHT = {"true", "1", "wahr", "vrai", "verdadero", "verdadeiro", "vero", "waar", "prawda", "истина"}
+WRONG = {"false", "0", "falsch", "faux", "falso", "onwaar", "fałsz", "ложь"}
+"""Words for a label: true and false, and what spreadsheets of other languages make of them."""
+NUMBER = re.compile(r"\d+(?:\.\d+)?|0,\d+|1,0+")
+"""A quality as a text; some spreadsheets write a decimal comma."""
 
 
 def is_wrong(content: Mapping[str, Any], right_from: float | None = None) -> bool:
@@ -27,11 +35,37 @@ def is_wrong(content: Mapping[str, Any], right_from: float | None = None) -> boo
         )
     value = content[labels[0]]
     if labels == ["quality"]:
+        if isinstance(value, str) and NUMBER.fullmatch(value.strip()):
+            value = float(value.strip().replace(",", "."))
         check_number("quality", value)
         return below_right(value, right_from)
-    if value not in (True, False):  # 1 and 0 pass
-        raise ValueError(f'"correct": expected true or false, got {value!r} (JSON takes no quotes)')
-    return not value
+    word = value.strip().lower() if isinstance(value, str) else value
+    if word in (True, False):  # 1 and 0 pass
+        return not word
+    if word not in RIGHT | WRONG:
+        raise ValueError(f'"correct": expected true or false, got {value!r:.40}')
+    return word in WRONG
+
+
+def with_labels(rows: Sequence[Row], sheets: Iterable[str | Path]) -> list[Row]:
+    """Scored rows with the labels of sheets, which are joined by their keys.
+
+    Raises ValueError: a sheet of other rows, or a label that differs from the row's own.
+    """
+    keys = {key_of(row.content): n for n, row in enumerate(rows) if row.content.get("digest")}
+    labelled = list(rows)
+    for sheet in sheets:
+        for key, labels in read_sheet(sheet, keys):
+            row = labelled[keys[key]]
+            for name, value in labels.items():
+                own = row.content.get(name)
+                if own is not None and str(own).lower() != value.lower():
+                    raise ValueError(
+                        f'row {row.number}: its "{name}" is {own!r}, and {value!r} in {sheet}: '
+                        "remove one of them"
+                    )
+            labelled[keys[key]] = row._replace(content={**row.content, **labels})
+    return labelled
 
 
 def labels_of(rows: Sequence[Row], right_from: float | None = None) -> list[tuple[Row, bool]]:
@@ -129,12 +163,3 @@ def answer_digest(prompt: Any, answer: Any) -> str:
     compared = same_text(answer) if isinstance(answer, str) else list(answer)
     text = to_json([same_text(text_of(prompt)), compared], str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def text_of(prompt: Any) -> str:
-    """A prompt, or its passages, as one text; only the text of chat messages counts."""
-    if isinstance(prompt, Mapping):  # a message, or a part of its content
-        prompt = prompt.get("content", prompt.get("text"))
-    if isinstance(prompt, list | tuple):
-        return "\n".join(map(text_of, prompt))
-    return "" if prompt is None else str(prompt)

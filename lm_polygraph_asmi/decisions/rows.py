@@ -13,17 +13,24 @@ from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.decisions.calibration import MACHINE, Calibration, config_of
 from lm_polygraph_asmi.decisions.fit import check_signal, fit
-from lm_polygraph_asmi.decisions.labels import answer_digest, clusters_of, labels_of, naming
+from lm_polygraph_asmi.decisions.labels import (
+    answer_digest,
+    clusters_of,
+    labels_of,
+    naming,
+    with_labels,
+)
 from lm_polygraph_asmi.files import parse_json, to_json
 from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
-from lm_polygraph_asmi.scoring.rows import Row, read_rows
+from lm_polygraph_asmi.scoring.sheet import is_sheet
+from lm_polygraph_asmi.tables import LINES, Row, read_table
 from lm_polygraph_asmi.validation import check_at_least_one, describe_fields
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.scorer import Scorer
 
 Rows = str | Path | Iterable[Row | Mapping[str, Any]]
-SCORE = "`polygraph_asmi score ROWS --model M --out answers.csv`"
+SCORE = "`polygraph_asmi score ROWS --model M --out answers.jsonl --sheet labels.csv`"
 
 
 def calibrate_rows(
@@ -33,6 +40,7 @@ def calibrate_rows(
     *,
     signal: str = "best",
     right_from: float | None = None,
+    labels: str | Path | None = None,
     unlabelled: Rows = (),
     scorer: "Scorer | None" = None,
     resamples: int = RESAMPLES,
@@ -40,33 +48,38 @@ def calibrate_rows(
     """Calibrate on labelled answers: a threshold with a risk guarantee.
 
     Args:
-        rows: a file that `score_file` wrote, or its rows, whose model and settings are taken, with
-            `correct` or `quality`, and maybe `cluster`. Empty answers are left out.
+        rows: a file that `score_file` wrote, or its rows, whose model and settings are taken.
+            Those without a label, `correct` or `quality`, and empty answers are left out.
         risk: largest error rate among accepted answers, in (0, 1); see `risk_threshold`.
         signal: a key of `SIGNALS`; "score": that of the method; "best": by AUROC on a fifth of the
             clusters, which then do not test; "learned": a score learned on half of them.
         right_from: lowest quality of a right answer; None: 0.5, and the quality is in [0, 1].
+        labels: the sheet of these rows, with labels.
         unlabelled: scored rows like later ones; their signals are the thresholds to test.
         scorer: reads hidden states for "learned"; None: the model that the rows name is loaded.
 
     Example:
-        >>> run = calibrate_rows("answers-of-smollm2.csv", risk=0.1, resamples=50)
+        >>> run = calibrate_rows("answers-of-smollm2.jsonl", risk=0.1, resamples=50)
         >>> run.n, run.errors, run.guarantee.threshold  # far too few for a guarantee
         (8, 4, None)
     """
     check_signal(signal, risk, confidence)
     check_at_least_one("resamples", resamples)
-    every, others = _numbered(rows), _numbered(unlabelled)
+    every, others = scored_rows(rows), scored_rows(unlabelled)
     if not any(row.content.get("digest") for row in every):
         saved_answers(every[:1])  # raises: score them first
-    labels = labels_of(every, right_from)
-    saved = saved_answers([row for row, _ in labels])
-    known = [(*label, one) for label, one in zip(labels, saved, strict=True) if one.answered]
+    every = with_labels(every, [] if labels is None else [labels])
+    labelled = labels_of(every, right_from)
+    saved = saved_answers([row for row, _ in labelled])
+    known = [(*label, one) for label, one in zip(labelled, saved, strict=True) if one.answered]
     if not known:
         raise ValueError("expected answers, got only empty or blank ones")
     inputs, wrong, answers = map(list, zip(*known, strict=True))
     quality: list[Any] = [row.content.get("quality") for row in inputs]
-    left_out = {"without a label": len(every) - len(labels), "empty": len(labels) - len(inputs)}
+    left_out = {
+        "without a label": len(every) - len(labelled),
+        "empty": len(labelled) - len(inputs),
+    }
     shared = _shared_settings(answers)
     return fit(
         {name: np.array([one.signals[name] for one in answers]) for name in answers[0].signals},
@@ -90,9 +103,19 @@ def calibrate_rows(
     )
 
 
-def _numbered(rows: Rows) -> list[Row]:
-    rows = read_rows(rows) if isinstance(rows, str | Path) else rows
-    return [r if isinstance(r, Row) else Row(n, dict(r)) for n, r in enumerate(rows, start=1)]
+def scored_rows(rows: Rows) -> list[Row]:
+    """Rows that `score_file` wrote, of a file or as they are; ValueError: a sheet, or a CSV."""
+    if isinstance(rows, str | Path):
+        if Path(rows).suffix.lower() not in (*LINES, ".parquet"):
+            raise ValueError(
+                f"{rows}: expected the scored answers, a file .jsonl or .parquet: run {SCORE}. If "
+                "it is the sheet with labels, name it with --labels"
+            )
+        return list(read_table(rows))
+    found = [r if isinstance(r, Row) else Row(n, dict(r)) for n, r in enumerate(rows, start=1)]
+    if any(is_sheet(row.content) for row in found[:1]):
+        raise ValueError("expected the scored answers, got a sheet: name it with --labels")
+    return found
 
 
 def saved_answers(rows: Sequence[Row]) -> list[UnmaskedAnswer]:
@@ -116,8 +139,8 @@ def saved_answers(rows: Sequence[Row]) -> list[UnmaskedAnswer]:
 def _saved_answer(content: Mapping[str, Any]) -> UnmaskedAnswer:
     if not content.get("digest"):
         raise ValueError(
-            f"expected a row with scores, got {describe_fields(content)}: run {SCORE} first, label "
-            "its column `correct`, then calibrate"
+            f"expected a row with scores, got {describe_fields(content)}: run {SCORE} first, fill "
+            "in the sheet's column `correct`, then calibrate with --labels labels.csv"
         )
     answer = UnmaskedAnswer.of_row(content)
     if answer is None:
@@ -179,7 +202,10 @@ def _features(
             f"row {rows[0].number} was scored with another model or other settings "
             f"({'; '.join(others)}): use that model, or score again: {SCORE}"
         )
-    tables = [read(scorer, one.prompt, one.ids, states=True).features for one in answers]
+    tables = [
+        read(scorer, one.prompt, one.ids, states=True, **one.settings.get("template", {})).features
+        for one in answers
+    ]
     return {name: np.vstack([features[name] for features in tables]) for name in tables[0]}
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from huggingface_hub.errors import HFValidationError
+from hydra.core.hydra_config import HydraConfig
 from lm_polygraph.defaults.register_default_stat_calculators import (
     register_default_stat_calculators,
 )
@@ -25,6 +26,7 @@ from lm_polygraph_asmi.host.generation import read_shipped
 from lm_polygraph_asmi.host.quality import ENGLISH, unread
 from lm_polygraph_asmi.host.side_models import cross_encoder_problem, nli_problem, unavailable
 from lm_polygraph_asmi.host.window import read_window
+from lm_polygraph_asmi.options import check_shell_stop
 from lm_polygraph_asmi.runs.rows import (
     DataRow,
     RunRows,
@@ -80,6 +82,10 @@ def read_plan(config: DictConfig) -> Plan:
         stops = OmegaConf.select(config, "generation_params.stop_strings") or ()
         stops = (stops,) if isinstance(stops, str) else stops
         check_stop("generation_params.stop_strings", stops)
+        typed = HydraConfig.get().overrides.task if HydraConfig.initialized() else ()
+        if any("stop_strings" in override for override in typed):
+            for text in stops:
+                check_shell_stop("generation_params.stop_strings", text)
     except ValueError as error:
         return Plan(config, faults={"config": [str(error)]})
     estimators: list[Estimator] = []

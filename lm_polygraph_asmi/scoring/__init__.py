@@ -16,7 +16,7 @@ __getattr__, __dir__, __all__ = attach(__name__, {
     "result": "Score",
     "rows": "Outcome",
     "scorer": "Scorer score",
-    "tables": "BatchScorer score_file",
+    "output": "BatchScorer score_file",
     "tokens": "Token",
     "unmasked": "read",
 })  # fmt: skip

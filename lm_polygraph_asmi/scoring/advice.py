@@ -3,20 +3,21 @@
 import json
 import re
 from collections.abc import Collection, Sequence
-from itertools import pairwise
+from contextlib import suppress
+from itertools import groupby
 from typing import Any
-
-from jinja2 import Environment
 
 from lm_polygraph_asmi.host.special_tokens import SpecialTokens
 from lm_polygraph_asmi.host.stopping import StopConditions, decode
-from lm_polygraph_asmi.scoring.text import Messages, Prompt, Request, texts_of
+from lm_polygraph_asmi.inputs import Messages, Request, texts_of
+from lm_polygraph_asmi.scoring.text import rendered, template_names
 from lm_polygraph_asmi.validation import is_unspaced
 
 OPENING = "([{<\"'`/\\-_@#$€£“‘«„¿¡"
 """Characters that an answer may follow without a space."""
 CLOCKS = {"strftime_now", "datetime", "now", "utcnow", "today", "localtime"}
 """Names by which a template reads the clock."""
+SOME_ANSWER = "Edda"
 MEANT_FOR_THE_MODEL = re.compile(
     r"(content|reasoning_content|reasoning|thinking|"
     r"tool_calls\[\d+\](\.function)?\.(name|arguments.*)) of message \d+"
@@ -52,15 +53,35 @@ def special_warnings(
     return warnings
 
 
-def template_warnings(tokenizer: Any, prompt: Prompt, written: str) -> list[str]:
-    """Warnings about a chat template that reads the clock, or leaves out text of the messages."""
+def template_warnings(tokenizer: Any, request: Request, written: str) -> list[str]:
+    """Warnings about a chat template, and the prompt that it has `written`.
+
+    Raises ValueError: it writes another prompt of the same messages each time.
+    """
+    prompt = request.prompt
     if isinstance(prompt, str):
         return []
-    warnings = []
-    if reads_clock(tokenizer):
+    if rendered(tokenizer, prompt, request.template) != written:
+        raise ValueError(
+            "the chat template writes another prompt of the same messages each time, so a score "
+            "could not be computed again: use a template without chance"
+        )
+    names, warnings = template_names(tokenizer, request.template.get("tools")), []
+    if not CLOCKS.isdisjoint(names):
         warnings.append(
             "The chat template reads the clock: the same messages are another prompt on another "
             "day, and a calibration may not hold then. Fix the date in the template."
+        )
+    if "random" in names:
+        warnings.append(
+            "The chat template uses `random`: the same messages may be another prompt the next "
+            "time, and a calibration may not hold then. Use a template without chance."
+        )
+    if header := _missing_header(tokenizer, request, written):
+        warnings.append(
+            f"The chat template ignores add_generation_prompt: before an answer it writes "
+            f"{header!r}, but the prompt ends without it, and the answer was scored without it. "
+            "Use a template that writes it."
         )
     if missing := _left_out(prompt, written):
         more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
@@ -69,18 +90,34 @@ def template_warnings(tokenizer: Any, prompt: Prompt, written: str) -> list[str]
             "model does not see that text. Move it to where the template writes it, or use another "
             "template."
         )
+    quoted = [
+        name
+        for name, text in texts_of(prompt)
+        if re.fullmatch(r"tool_calls\[\d+\](\.function)?\.arguments of message \d+", name)
+        and text not in written
+        and json.dumps(text)[1:-1] in written
+    ]
+    if quoted:
+        warnings.append(
+            f"The chat template writes the {quoted[0]} in quotes, as it expects an object: pass "
+            "the object (json.loads of the text), if the model got that."
+        )
     return warnings
 
 
-def reads_clock(tokenizer: Any) -> bool:
-    """Whether the chat template makes another prompt of the same messages on another day."""
-    try:
-        tokens = Environment().lex(tokenizer.get_chat_template())
-    except (AttributeError, ValueError):  # `rendered` says what is wrong
-        return False
-    names = [value for _, kind, value in tokens if kind == "name"]
-    own = {name for before, name in pairwise(names) if before == "set"}  # as in set today = "..."
-    return not CLOCKS.isdisjoint(set(names) - own)
+def _missing_header(tokenizer: Any, request: Request, written: str) -> str:
+    """What the template writes between the prompt and an answer, if the prompt lacks it.
+
+    Found by writing the messages without what begins an answer, and with an answer.
+    """
+    if rendered(tokenizer, request.prompt, request.template, False) != written:
+        return ""
+    answered = [*request.prompt, {"role": "assistant", "content": SOME_ANSWER}]
+    with suppress(ValueError):
+        whole = rendered(tokenizer, answered, request.template, False)
+        if whole.startswith(written):
+            return whole[len(written) :].partition(SOME_ANSWER)[0].strip()
+    return ""
 
 
 def _left_out(messages: Messages, written: str) -> list[str]:
@@ -142,9 +179,11 @@ def repeated_prompt(tokenizer: Any, prompt_ids: Sequence[int], answer: str) -> s
 
     Words that go on, as in a list, are none: the end is a mark such as "Answer:", or a whole line.
     """
-    plain = [token for token in prompt_ids if token not in tokenizer.all_special_ids]
-    start = answer.lstrip()
-    for before in (decode(tokenizer, ids).rstrip() for ids in (prompt_ids, plain)):
+    special, start = {*tokenizer.all_special_ids}, answer.lstrip()
+    parts = groupby(prompt_ids, key=special.__contains__)
+    texts = [decode(tokenizer, [*ids]) for is_special, ids in parts if not is_special]
+    # Without special tokens, between which an answer's header stands alone, such as "assistant".
+    for before in (decode(tokenizer, prompt_ids).rstrip(), "\n".join(texts).rstrip()):
         lengths = range(min(len(before), len(start)), 1, -1)
         end = next((start[:n] for n in lengths if before.endswith(start[:n])), "").rstrip()
         is_line = before.removesuffix(end).endswith("\n")

@@ -96,16 +96,15 @@ class Engine:
         self,
         model: PreTrainedModel,
         prompt: Int[Tensor, " P"],
-        response: Sequence[int],
-        ends: Sequence[Sequence[int]] = (),
+        *responses: Sequence[int],
         depths: Sequence[float] | None = None,
     ) -> list[AnswerStatistics]:
         """All statistics of a prompt and a response of T tokens at each depth, by default the
         config's, from one unmasked pass; stored ones are read.
 
-        `ends`: token ids of the ends that a response without one may have; it gets the one whose
-        first token is the most probable. Raises ValueError: an empty response, or text longer than
-        the context window; FloatingPointError: logits that are no distribution, as `readout`.
+        Of several `responses`, the one that the model would write is scored: where they differ
+        first, it has the most probable token. Raises ValueError: an empty response, or text longer
+        than the context window; FloatingPointError: logits that are no distribution, as `readout`.
         """
         warn_of_untested()
         check_fits(self.config.top_k, model.config.get_text_config().vocab_size)
@@ -113,9 +112,9 @@ class Engine:
         with self.session(model):
             used = [self.settings(model, depth) for depth in depths or [self.config.depth]]
             answer_key = (model_key(model) if results.folder else {}) | {
-                "input_ids": [*prompt.tolist(), *response],
+                "input_ids": [*prompt.tolist(), *responses[0]],
                 "prompt_length": len(prompt),
-                "ends": [list(end) for end in ends],
+                "ends": list(map(list, responses)) if len(responses) > 1 else [],
                 "compile": self.config.compile,
                 "details": self.details,
             }
@@ -124,7 +123,7 @@ class Engine:
             missing = [at for at, stored in enumerate(found) if stored is None]
             if missing:
                 layers = [used[at].layer for at in missing]
-                h_cache = self._unmasked_pass(model, prompt, response, layers, ends)
+                h_cache = self._unmasked_pass(model, prompt, responses, layers)
                 answer = self._unmasked_statistics(model, h_cache) | {
                     "prompt_length": len(prompt),
                     # The copy to NumPy has synchronized with the device.
@@ -143,17 +142,16 @@ class Engine:
         self,
         model: PreTrainedModel,
         prompt: Int[Tensor, " P"],
-        response: Sequence[int],
-        ends: Sequence[Sequence[int]] = (),
+        *responses: Sequence[int],
     ) -> dict[str, np.ndarray]:
         """A response's tokens, their entropy and log-likelihood, (T,), nats; without masked passes.
 
-        And "hidden", (T, D): states after the masked layer at the positions that predict them.
-        Arguments and errors are those of `score`.
+        Also the model's most likely tokens, (T,), and "hidden", (T, D): states after the masked
+        layer at the positions that predict the tokens. Arguments and errors are those of `score`.
         """
         with self.session(model):
             layer = self.settings(model).layer
-            unmasked = self._unmasked_pass(model, prompt, response, [layer], ends)
+            unmasked = self._unmasked_pass(model, prompt, responses, [layer])
             check_unmasked(model, unmasked)
             hidden = unmasked.after[layer].double().cpu().numpy()
             return self._unmasked_statistics(model, unmasked) | {"hidden": hidden}
@@ -162,32 +160,45 @@ class Engine:
         self,
         model: PreTrainedModel,
         prompt: Int[Tensor, " P"],
-        response: Sequence[int],
+        responses: Sequence[Sequence[int]],
         layers: list[int],
-        ends: Sequence[Sequence[int]],
     ) -> UnmaskedPass:
-        """Of a response with its end; one of a single token does not run, and needs no new pass."""
+        """Of the response that the model would write, among several.
 
-        def run(end: Sequence[int]) -> UnmaskedPass:
-            x_y = torch.cat([prompt.cpu(), torch.tensor([*response, *end], dtype=prompt.dtype)])
+        It is found as generation would: at the first place where the responses differ, those with
+        the most probable token remain, and so on. The last token of a response does not run, so
+        those that differ in it alone share a pass.
+        """
+
+        def run(response: Sequence[int]) -> UnmaskedPass:
+            x_y = torch.cat([prompt.cpu(), torch.tensor(list(response), dtype=prompt.dtype)])
             return algorithm.unmasked_pass(model, x_y, len(prompt), layers, self.config.scope)
 
-        shortest = min(ends, key=len, default=())
-        found = run(shortest)
-        if len(ends) < 2:
-            return found
-        log_probs = readout(model, found.final_hidden[len(response)])
-        end = max(ends, key=lambda ids: log_probs[ids[0]].item())
-        if len(end) > 1 or len(shortest) > 1:
-            return run(end)
+        left = sorted(responses, key=len)
+        passed, found = left[0], run(left[0])
+        while len(left) > 1:
+            columns = enumerate(zip(*left, strict=False))
+            at = next((n for n, tokens in columns if len({*tokens}) > 1), None)
+            if at is None:  # all begin with the shortest, at which generation ends
+                left = left[:1]
+                break
+            if passed[:at] != left[0][:at]:
+                passed, found = left[0], run(left[0])
+            log_probs = readout(model, found.final_hidden[at])
+            token = max({one[at] for one in left}, key=lambda token: log_probs[token].item())
+            left = [one for one in left if one[at] == token]
+        (response,) = left
+        if response[:-1] != passed[:-1]:
+            return run(response)
         x_y = found.input_ids.clone()
-        x_y[-1] = end[0]
+        x_y[-1] = response[-1]
         return replace(found, input_ids=x_y)
 
     def _unmasked_statistics(
         self, model: PreTrainedModel, unmasked: UnmaskedPass
     ) -> dict[str, np.ndarray]:
-        """The answer's tokens, their entropy and log-likelihood, (T,), nats.
+        """The answer's tokens, their entropy and log-likelihood, (T,), nats, and the most likely
+        tokens.
 
         Raises ValueError: a token of probability 0, whose MSP is infinite.
         """
@@ -196,7 +207,9 @@ class Engine:
         def of(at: range) -> dict[str, np.ndarray]:
             log_probs = readout(model, hidden[at.start : at.stop]).double()
             entropy, chosen = entr(log_probs.exp()).sum(-1), log_probs[range(len(at)), tokens[at]]
-            return {"entropy": entropy.cpu().numpy(), "log_likelihood": chosen.cpu().numpy()}
+            likeliest = log_probs.argmax(-1)
+            found = {"entropy": entropy, "log_likelihood": chosen, "likeliest": likeliest}
+            return {name: values.cpu().numpy() for name, values in found.items()}
 
         at_once = distributions_at_once(model, hidden.device, self.config.memory_budget)
         found = concatenated(in_chunks(of, range(len(tokens)), at_once))

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-FORMAT = 3
+FORMAT = 4
 """Part of every digest; increased when scores of the same answers change."""
 COVERED = (
     "prompt", "answer", "settings", "model", "score", "msp", "signals", "ids", "counted",
@@ -62,4 +62,10 @@ def compared(answer: Any) -> dict[str, Any]:
         described["answer_end"] = answer_end(
             end < len(answer.scored_text), len(answer.ids), settings.get("max_new_tokens")
         )
-    return described | dict(settings)
+    # Documents differ from question to question; tools and other variables, if all share them,
+    # belong to the form of the prompt.
+    beside = {n: v for n, v in settings.get("template", {}).items() if n != "documents"}
+    if beside:
+        text = json.dumps(beside, default=str)
+        described["template"] = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return described | {name: value for name, value in settings.items() if name != "template"}

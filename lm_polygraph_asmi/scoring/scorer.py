@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
+import torch
 from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -16,6 +17,7 @@ from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.host.model import causal_model, is_host_model
 from lm_polygraph_asmi.host.special_tokens import SpecialTokens
 from lm_polygraph_asmi.host.stopping import StopConditions
+from lm_polygraph_asmi.inputs import TEMPLATE, Answer, Prompt, Request, parse_request
 from lm_polygraph_asmi.maths import adaptive_gate
 from lm_polygraph_asmi.model import (
     attention_of,
@@ -32,12 +34,9 @@ from lm_polygraph_asmi.scoring.own_tokenizer import check_tokenizer
 from lm_polygraph_asmi.scoring.result import Score
 from lm_polygraph_asmi.scoring.rows import Outcome, outcomes
 from lm_polygraph_asmi.scoring.text import (
-    Answer,
-    Prompt,
-    Request,
     answer_tokens,
-    parse_request,
-    possible_ends,
+    decoded,
+    possible_answers,
     prompt_tokens,
     rendered,
     spans,
@@ -53,8 +52,7 @@ class Given(NamedTuple):
 
     request: Request
     prompt_ids: Int[Tensor, " P"]
-    ids: list[int]  # of the answer, the model's own if none was passed
-    ends: list[list[int]]  # that an answer passed as text may have
+    answers: list[list[int]]  # the answer, or one with each end that its text may have
     follows: bool  # whether the answer's tokens follow the prompt in one text
     warnings: list[str]  # about the prompt, and control tokens in any text
 
@@ -122,16 +120,17 @@ class Scorer:
         prompt: Prompt,
         answer: Answer | None = None,
         samples: Sequence[Answer] | None = None,
+        **template: Any,
     ) -> Score:
         """Score one answer; see `lm_polygraph_asmi.score`."""
-        request, config = parse_request(prompt, answer, samples), self.config
+        request, config = parse_request(prompt, answer, samples, **template), self.config
         with scoring_session(self.model):  # the model's state is read once
             given = self._given(request)
-            (stats,) = self._engine.score(self.model, given.prompt_ids, given.ids, given.ends)
+            (stats,) = self._engine.score(self.model, given.prompt_ids, *given.answers)
             gate, diversity, notes = self._gate(given)
         ids, warnings = stats.tokens.tolist(), [*given.warnings, *notes]
         given = given._replace(warnings=warnings)
-        described, offsets = self._described(given, ids, stats.settings.to_dict())
+        described, offsets = self._described(given, ids, stats.settings.to_dict(), stats.likeliest)
         tokens = tokens_of(stats, described["scored_text"], offsets, gate, self.tokenizer)
         counted = self._counted(ids)
         return Score(
@@ -177,23 +176,22 @@ class Scorer:
         if self._instruct and isinstance(request.prompt, str):  # as LM-Polygraph
             request = request._replace(prompt=[{"role": "user", "content": request.prompt}])
         prompt = request.prompt
-        written = rendered(tokenizer, prompt)
+        written = rendered(tokenizer, prompt, request.template)
         prompt_ids = prompt_tokens(tokenizer, prompt, written)
-        before, ends, follows = prompt_ids.tolist(), [], True
-        warnings = template_warnings(tokenizer, prompt, written)
+        before, follows = prompt_ids.tolist(), True
+        warnings = template_warnings(tokenizer, request, written)
         warnings += special_warnings(self._special_tokens, conditions.end_ids, request, written)
         if answer is None:
-            ids = self._generation.greedy(prompt_ids, self.config.max_new_tokens)
+            answers = [self._generation.greedy(prompt_ids, self.config.max_new_tokens)]
         elif isinstance(answer, str):
-            ids, follows = answer_tokens(tokenizer, prompt, before, answer)
-            ends = possible_ends(tokenizer, conditions, prompt, before, answer, ids)
+            answers, follows = possible_answers(tokenizer, conditions, prompt, before, answer)
         else:
-            ids = list(answer)
-        if not (ids or ends):
+            answers = [list(answer)]
+        if not answers[0]:
             raise ValueError(
                 "the answer is empty, and no end is known: expected a token, or `stop`"
             )
-        return Given(request, prompt_ids, ids, ends, follows, [*request.notes, *warnings])
+        return Given(request, prompt_ids, answers, follows, [*request.notes, *warnings])
 
     def _counted(self, ids: Sequence[int]) -> int:
         """Number of tokens, from the first, that count: all, or all but the closing one."""
@@ -201,14 +199,23 @@ class Scorer:
         return len(ids) - drops
 
     def _described(
-        self, given: Given, ids: Sequence[int], settings: Mapping[str, Any]
+        self,
+        given: Given,
+        ids: Sequence[int],
+        settings: Mapping[str, Any],
+        likeliest: np.ndarray | None,
     ) -> tuple[dict[str, Any], list[tuple[int, int]]]:
-        """Texts, warnings and settings of an answer, and the characters of each token of `ids`."""
+        """Texts, warnings and settings of an answer, and the characters of each token of `ids`.
+
+        `likeliest`: the model's most likely tokens, (T,); None: unknown.
+        """
         request, before = given.request, given.prompt_ids.tolist()
         prompt, answer = request.prompt, request.answer
         text, offsets = spans(self.tokenizer, before, ids)
         content = self._conditions.without(text, offsets, ids)
         about = answer_warnings(self._conditions, request, before, ids, text, given.follows)
+        if isinstance(answer, str) and likeliest is not None:
+            about += self._written_otherwise(given.prompt_ids, ids, likeliest.tolist(), content)
         if answer is None:
             answer = content
         return {
@@ -224,6 +231,44 @@ class Scorer:
             "prompt_tokens": len(before),
         }, offsets
 
+    def _written_otherwise(
+        self, prompt_ids: Tensor, ids: Sequence[int], likeliest: Sequence[int], content: str
+    ) -> list[str]:
+        """A warning if the model itself writes the text of an answer, but in other tokens.
+
+        Then its own answer, scored as tokens, has another score than its text. Only where the most
+        likely token begins the rest of the text does the model go on to write it.
+        """
+        differ = (n for n, pair in enumerate(zip(ids, likeliest, strict=True)) if len({*pair}) > 1)
+        at = next(differ, len(ids))
+        if at == len(ids):
+            return []
+        conditions, before, start = self._conditions, prompt_ids.tolist(), list(ids[:at])
+        begun = decoded(self.tokenizer, before, [*start, likeliest[at]])[1]
+        beyond = begun.removeprefix(content)  # the beginning of an end, or more text
+        ends = conditions.closes([*start, likeliest[at]]) or any(
+            stop.startswith(beyond) for stop in conditions.stop_strings
+        )
+        if not (content.startswith(begun) or (begun.startswith(content) and ends)):
+            return []
+        # At most a token for each byte that is left, and an end.
+        left = len(content.encode()) - len(decoded(self.tokenizer, before, start)[1].encode())
+        most = left + max((len(stop.encode()) for stop in conditions.stop_strings), default=0) + 1
+        limit = min(most, self.config.max_new_tokens - at)
+        if limit < 1:
+            return []
+        more = self._generation.greedy(torch.cat([prompt_ids, prompt_ids.new_tensor(start)]), limit)
+        own = [*start, *more]
+        text, offsets = spans(self.tokenizer, before, own)
+        if conditions.without(text, offsets, own) != content:
+            return []
+        mine, theirs = (self.tokenizer.decode([tokens[at]]) for tokens in (own, ids))
+        return [
+            f"The model itself writes this answer in other tokens: {mine!r} where the tokenizer "
+            f"has {theirs!r}, at character {offsets[at][0]}. The score is of the tokenizer's: pass "
+            "the token ids that the model wrote to score those."
+        ]
+
     def _score_settings(self, request: Request) -> dict[str, Any]:
         """Settings of this score besides those of the masks."""
         answer, samples = request.answer, request.samples
@@ -231,6 +276,8 @@ class Scorer:
         settings["attention_in_use"] = self.config.attention or attention_of(self.model)
         if not (answer is None or isinstance(answer, str)):  # token ids are scored unchanged
             del settings["stop"]
+        if request.template:
+            settings["template"] = dict(request.template)
         if self.config.method == "adapt":
             settings["samples"] = "generated" if samples is None else "passed"
             if samples is not None:
@@ -286,7 +333,8 @@ def score(
             strings is added; or token ids, scored unchanged. None: the model's greedy answer.
         tokenizer: required with a transformers model; not allowed with a name.
         config: the settings.
-        **settings: fields of `ASMIConfig` that override it; those of `Scorer`, too.
+        **settings: fields of `ASMIConfig` that override it; those of `Scorer`, too; and what the
+            chat template gets beside messages: `tools`, `documents`, `chat_template_kwargs`.
         samples: method "adapt" only: sampled answers. None: sampled at temperature 0.5; they
             depend only on prompt and `seed`.
 
@@ -298,5 +346,7 @@ def score(
         >>> 0 <= result.score <= result.highest  # nats, 0 to ln S, higher = more fragile
         True
     """
-    parse_request(prompt, answer, samples)  # errors are raised before a model is loaded
-    return Scorer(model, config, tokenizer=tokenizer, **settings).score(prompt, answer, samples)
+    template = {name: settings.pop(name) for name in TEMPLATE if name in settings}
+    parse_request(prompt, answer, samples, **template)  # raises before a model is loaded
+    scorer = Scorer(model, config, tokenizer=tokenizer, **settings)
+    return scorer.score(prompt, answer, samples, **template)

@@ -13,8 +13,8 @@ MASKS_FIRST = ("top_token", "kl", "masked_log_likelihood")
 """Statistics of tokens whose axis 0 are the S masks; of all others, it is the T tokens."""
 
 UNMASKED = (
-    "tokens", "prompt_length", "entropy", "log_likelihood", "unmasked_seconds", "masked_seconds",
-    "reused",
+    "tokens", "prompt_length", "entropy", "log_likelihood", "likeliest", "unmasked_seconds",
+    "masked_seconds", "reused",
 )  # fmt: skip
 """Fields of the answer, its unmasked pass and its time."""
 
@@ -45,6 +45,8 @@ class AnswerStatistics:
     unmasked_seconds: float  # of the unmasked pass, which other depths may share
     masked_seconds: float  # of this depth alone
     reused: bool  # whether this depth was read from the result cache
+    # The unmasked model's most likely tokens; None: stored by a release before 0.4.
+    likeliest: Int[np.ndarray, " T"] | None = None
     # With details only.
     masks: Bool[np.ndarray, "S H"] | None = None  # True = kept
     kl: Float[np.ndarray, "S T"] | None = None  # divergence of each subnetwork from the mean

@@ -7,35 +7,40 @@ from typing import Any
 
 from lm_polygraph_asmi.analysis.features import free_features
 from lm_polygraph_asmi.config import ASMIConfig
+from lm_polygraph_asmi.inputs import Answer, Prompt, Request, parse_request
 from lm_polygraph_asmi.model import scoring_session
 from lm_polygraph_asmi.results.cache import model_key
 from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.signals import unmasked_signals
-from lm_polygraph_asmi.scoring.text import Answer, Prompt, Request, parse_request
 
 
 def read(
-    scorer: Scorer, prompt: Prompt, answer: Answer | None = None, states: bool = False
+    scorer: Scorer,
+    prompt: Prompt,
+    answer: Answer | None = None,
+    states: bool = False,
+    **template: Any,
 ) -> UnmaskedAnswer:
     """An answer under the unmasked model alone, at the cost of one unmasked pass.
 
-    `states`: also `features`, which need hidden states. Raises ValueError: as `score`.
+    `states`: also `features`, which need hidden states. Others and errors are those of `score`.
 
     Example:
         >>> read(scorer, prompt, " Edda Holm").answered
         True
     """
-    request, engine, model = parse_request(prompt, answer), scorer._engine, scorer.model
+    request, engine = parse_request(prompt, answer, **template), scorer._engine
+    model = scorer.model
     # One session: the model's state is read once, which takes longer than a short answer's last
     # layer.
     with scoring_session(model):
         given = scorer._given(request)
-        stats = engine.read(model, given.prompt_ids, given.ids, given.ends)
+        stats = engine.read(model, given.prompt_ids, *given.answers)
         settings = engine.settings(model).to_dict()
     ids = stats.pop("tokens").tolist()
     counted = scorer._counted(ids)
-    described, _ = scorer._described(given, ids, settings)
+    described, _ = scorer._described(given, ids, settings, stats.pop("likeliest"))
     tokens = {name: values[:counted] for name, values in stats.items()}
     hidden, features = tokens.pop("hidden"), {}
     if states:

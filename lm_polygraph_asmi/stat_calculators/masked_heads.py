@@ -14,11 +14,11 @@ from lm_polygraph_asmi.estimators.base import require
 from lm_polygraph_asmi.host.model import causal_model, check_greedy, prompt_ids
 from lm_polygraph_asmi.host.special_tokens import SpecialTokens
 from lm_polygraph_asmi.host.stopping import StopConditions
+from lm_polygraph_asmi.inputs import Prompt, texts_of
 from lm_polygraph_asmi.model import unembedding
 from lm_polygraph_asmi.results.names import MASKED_HEADS
 from lm_polygraph_asmi.scoring.engine import Engine
 from lm_polygraph_asmi.scoring.statistics import AnswerStatistics
-from lm_polygraph_asmi.scoring.text import Prompt, texts_of
 
 log = logging.getLogger("lm_polygraph")
 

@@ -71,6 +71,9 @@ def check_all_ways(case):
     check_equal(scorer, by_model, replace(by_ids, answer=by_model.answer))
     from_text = scorer.score(case.prompt, by_model.answer)
     assert list(from_text.ids) == with_end(case, scorer, by_model.answer)
+    named = any("writes this answer in other tokens" in warning for warning in from_text.warnings)
+    if ended:  # an answer that was cut off gets an end as text
+        assert named == (from_text.ids != by_model.ids), (by_model, from_text)
     for score, answer in ((by_model, None), (from_text, from_text.answer)):
         check_read(read(scorer, case.prompt, answer), score)
     return by_model, from_text
@@ -85,22 +88,32 @@ def check_read(found, expected):
 
 
 def with_end(case, scorer, text):
-    """The tokenizer's tokens of an answer, and the likeliest end by a full pass."""
+    """The tokenizer's tokens of an answer with the end that generation would give it.
+
+    Of all the ways to write it, each step keeps those with the likeliest token, by a full pass.
+    """
     prompt = prompt_tokens(case.tokenizer, case.prompt).tolist()
     ids, _ = answer_tokens(case.tokenizer, case.prompt, prompt, text)
     if ids and scorer._conditions.closes(ids):
         return ids
-    with torch.no_grad():
-        logits = case.model(torch.tensor([[*prompt, *ids]])).logits[0, -1].tolist()
-    ends = [[token] for token in sorted({*case.end_ids, case.tokenizer.eos_token_id})]
+    ways = [[*ids, token] for token in sorted({*case.end_ids, case.tokenizer.eos_token_id})]
     for stop in case.stops:
         whole, _ = answer_tokens(case.tokenizer, case.prompt, prompt, text + stop)
-        end = whole[len(ids) :]
-        if whole[: len(ids)] != ids:
-            end = case.tokenizer(stop, add_special_tokens=False)["input_ids"]
-        if decoded(case.tokenizer, prompt, [*ids, *end])[1].endswith(stop):
-            ends.append(end)
-    return ids + max(ends, key=lambda end: logits[end[0]])
+        found = [whole, ids + case.tokenizer(stop, add_special_tokens=False)["input_ids"]]
+        texts = [decoded(case.tokenizer, prompt, way)[1] for way in found]
+        exact = decoded(case.tokenizer, prompt, ids)[1] + stop
+        ways += [
+            w
+            for w, t in zip(found, texts, strict=True)
+            if t == exact or (exact not in texts and t.endswith(stop))
+        ]
+    written = []
+    while written not in ways:
+        with torch.no_grad():
+            logits = case.model(torch.tensor([[*prompt, *written]])).logits[0, -1].tolist()
+        following = {way[len(written)] for way in ways if way[: len(written)] == written}
+        written = [*written, max(following, key=lambda token: logits[token])]
+    return written
 
 
 def segmented(draw, tokenizer, text):

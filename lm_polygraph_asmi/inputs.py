@@ -1,0 +1,425 @@
+"""What comes in: the one declared form of prompts, chats, answers and rows, for all doors.
+
+What is declared here is taken as it stands; everything else is refused by its name and place, with
+what to write. Nothing is mapped in silence: where two readings are possible, a note says which one
+was taken. This module imports nothing heavy, so bad input raises before a model is loaded.
+"""
+
+import operator
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from lm_polygraph_asmi.validation import describe_fields, lone_surrogate
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+MESSAGE = {
+    **dict.fromkeys(("system", "developer", "user"), ("role", "content", "name")),
+    "assistant": (
+        "role", "content", "name", "tool_calls", "reasoning_content", "reasoning", "thinking",
+    ),
+    "tool": ("role", "content", "name", "tool_call_id"),
+}  # fmt: skip
+"""Role -> fields of its messages; a field whose value is null counts as absent."""
+REASONING = ("reasoning_content", "reasoning", "thinking")
+CALL = ("id", "type", "index", "function", "name", "arguments")
+"""Fields of a tool call: with a `function`, or its name and arguments themselves."""
+FUNCTION = ("name", "arguments")
+PARTS = ("text", "input_text", "output_text")
+"""Types of content parts, each with its `text`."""
+TEMPLATE = ("tools", "documents", "chat_template_kwargs")
+"""What a chat template gets beside the messages."""
+RESERVED = (
+    "messages", "conversation", "chat_template", "add_generation_prompt", "continue_final_message",
+    "tokenize", "return_tensors", "return_dict", "padding", "truncation", "max_length", *TEMPLATE,
+)  # fmt: skip
+"""Names that `chat_template_kwargs` may not have: they are set by this package."""
+LABELS = ("correct", "quality")
+ROW = (
+    "prompt", "messages", "answer", "samples", *TEMPLATE, "id", "context", "cluster", *LABELS,
+)  # fmt: skip
+"""Fields of a row that have a meaning; other fields are copied."""
+ANSWERS = frozenset(
+    """
+    response responses output outputs completion completions prediction predictions predicted pred
+    generation generations generated_text generated_answer choices message reply result output_text
+    text_output model_answer model_output model_response model_prediction llm_answer llm_output
+    llm_response assistant assistant_response assistant_message ai_response bot bot_response chosen
+    hypothesis candidate greedy_text greedy_texts
+    """.split()  # noqa: SIM905
+)
+"""Names under which others keep an answer; refused beside no `answer`."""
+
+NO_PROMPT = 'expected a text, or an object with a "prompt", got {}'
+
+Messages = Sequence[Mapping[str, Any]]
+Prompt = str | Messages
+Answer = str | Sequence[int]
+
+_SPEAKER = (
+    r"\b(?:role|from|type|sender|author|speaker)[\\\"']*\s*[:=]\s*[\\\"'<\w.]*"
+    r"\b(?:system|developer|user|human|assistant|ai|gpt|model|tool|function|chatbot|bot|text)\b"
+)
+"""Who says something, as a field of a message or a part."""
+_PAIR = r"[\"'](?:system|developer|user|human|assistant|ai|placeholder)[\"']\s*,"
+_OPEN = r"[\\\"'\s]*(?:-\s+|[A-Za-z_.]*[\[{(])[\[{(\s\\\"']*"
+_BEGINS = re.compile(rf"(?i){_OPEN}(?:{_SPEAKER}|{_PAIR})|\s*(?:role|from)\s*:\s*\w+\s*\n\s*\w+:")
+_OPENS = re.compile(_OPEN)
+_SAYS = re.compile(rf"(?i){_SPEAKER}")
+_SAID = re.compile(r"(?i)\b(?:content|value|text|parts|data|message)[\\\"']*\s*[:=]")
+_PRINTED = re.compile(
+    r"(?is)[\s\[(]*(?:\w*\(?messages=\s*\[)?\s*(?:\w*Message(?:Chunk)?\(\s*content=|"
+    r"content=[\"'].*\b(?:additional_kwargs|response_metadata)=|=+ *\w+ Message *=+)"
+)
+"""How LangChain prints its messages."""
+
+
+class Request(NamedTuple):
+    """One answer to score, separated from its prompt."""
+
+    prompt: Prompt  # text, or messages with text content, up to the answer
+    answer: Answer | None = None  # None: the model generates one, and the samples that it needs
+    samples: Sequence[Answer] | None = None
+    notes: tuple[str, ...] = ()  # how the input was interpreted, where the caller should know
+    template: Mapping[str, Any] = {}  # what the chat template gets beside messages, of `TEMPLATE`
+
+    def texts(self) -> Iterator[tuple[str, str]]:
+        """All texts, with names: as of `texts_of`, "answer", "sample 1"."""
+        yield from texts_of(self.prompt)
+        samples = ((f"sample {n}", text) for n, text in enumerate(self.samples or (), start=1))
+        yield from (
+            (n, text) for n, text in (("answer", self.answer), *samples) if isinstance(text, str)
+        )
+
+
+def parse_row(row: Any) -> dict[str, Any]:
+    """The arguments of `parse_request` that a row has: a text, or an object with fields of `ROW`.
+
+    Raises ValueError: no prompt; a field whose name is nearly that of a field with a meaning; an
+    answer under another name; a label without the answer that it is of.
+    """
+    if isinstance(row, str):
+        return {"prompt": row}
+    if not isinstance(row, Mapping):
+        raise ValueError(NO_PROMPT.format(describe_fields(row)))
+    given = {name: value for name, value in row.items() if value is not None}
+    for name in given:
+        if (meant := meant_field(name)) is not None:
+            raise ValueError(f"the field {name!r}: write {meant!r}, or rename it if it is another")
+    if "prompt" not in given and "messages" not in given:
+        raise ValueError(NO_PROMPT.format(describe_fields(row)))
+    if "prompt" in given and "messages" in given:
+        raise ValueError('expected one prompt, got two: "prompt" and "messages". Leave one out')
+    prompt = given.get("prompt")
+    if prompt is None:
+        prompt = given["messages"]
+        if isinstance(prompt, str):
+            raise ValueError(f'"messages": expected a list of messages, got a text: {prompt!r:.60}')
+    last = prompt[-1] if isinstance(prompt, list | tuple) and prompt else None
+    if "answer" not in given:
+        for name in given:
+            if str(name).lower() in ANSWERS:
+                raise ValueError(
+                    f'no field "answer", but {name!r}: rename it "answer" if it is the answer to '
+                    "score; else rename it otherwise, and the model's own answer is scored"
+                )
+        answered = isinstance(last, Mapping) and last.get("role") == "assistant"
+        labels = [name for name in LABELS if name in given]
+        if labels and not answered:
+            raise ValueError(
+                f'"{labels[0]}" is the label of an answer, but the row has no "answer": add the '
+                "answer that was labelled, or leave the label out"
+            )
+    arguments = {name: given[name] for name in ("answer", "samples", *TEMPLATE) if name in given}
+    return {"prompt": prompt, **arguments}
+
+
+def meant_field(name: Any) -> str | None:
+    """The field of `ROW` that another name nearly is, such as "Answer "; None if it is none."""
+    if name in (*ROW, "ID", "Id"):
+        return None
+    plain = re.sub(r"[\W_]+", "", str(name)).lower()
+    return next((field for field in ROW if field.replace("_", "") == plain), None)
+
+
+def parse_request(
+    prompt: Prompt,
+    answer: Answer | None = None,
+    samples: Sequence[Answer] | None = None,
+    **template: Any,
+) -> Request:
+    """Separate prompt and answer: the assistant's last message of a chat is the answer.
+
+    Runs without a model, so that errors are raised before one is loaded.
+
+    Args:
+        prompt: a text, or messages with roles of `ROLES`.
+        answer: a text or token ids; None: the chat's last message if it is the assistant's, else
+            the model generates one.
+        samples: sampled answers, each a text or token ids.
+        **template: what the chat template gets beside the messages: `tools`, `documents`,
+            `chat_template_kwargs`.
+
+    Raises:
+        ValueError: anything else, named with its place; a chat that arrives as text; an answer
+            that is passed twice; half of a surrogate pair anywhere.
+        TypeError: an unknown argument, such as a parameter of the `Scorer`.
+    """
+    if unknown := sorted(template.keys() - {*TEMPLATE}):
+        raise TypeError(
+            f"unknown arguments {', '.join(unknown)}: parameters such as stop, scope and depth are "
+            f"those of the Scorer, as in Scorer(model, {unknown[0]}=...)"
+        )
+    samples = _checked_samples(samples)
+    answer = None if answer is None else _checked_answer(answer, "an answer")
+    if isinstance(answer, list) and not answer:
+        raise ValueError(
+            "the answer is empty: expected at least one token id. Leave `answer` out to score the "
+            "model's own"
+        )
+    notes: tuple[str, ...] = ()
+    if not isinstance(prompt, str):
+        prompt, answer, notes = _from_chat(prompt, answer)
+    given = {name: value for name, value in template.items() if value is not None}
+    _check_template(prompt, given)
+    request = Request(prompt, answer, samples, notes, given)
+    for name, text in request.texts():
+        if half := lone_surrogate(text):
+            raise ValueError(f"expected the {name} as text, got {half}: replace it")
+        if (" of message " not in name or name.startswith("content")) and chat_as_text(text):
+            raise ValueError(
+                f"the {name} is a chat written as text, {text[:40]!r}: pass the chat itself, as a "
+                "list of messages (in a file: JSON lines, with the list as it is, not in quotes)"
+            )
+    return request
+
+
+def chat_as_text(text: str) -> bool:
+    """Whether a text is a chat, or a message, in another program's spelling: JSON, a Python list or
+    object as it is printed, YAML, or LangChain's print.
+
+    Example:
+        >>> chat_as_text("[{'role': 'user', 'content': 'Who?'}]"), chat_as_text("Who is [x]?")
+        (True, False)
+    """
+    if _PRINTED.match(text) or (_BEGINS.match(text) and _SAID.search(text)):
+        return True
+    if _BEGINS.match(text):  # pairs of role and text
+        return re.match(rf"(?i){_OPEN}{_PAIR}", text) is not None
+    end = text.rstrip(" \t\r\n\\\"',;")[-1:]
+    closed = _OPENS.match(text) is not None and end in ("]", "}", ")")
+    return closed and _SAYS.search(text) is not None and _SAID.search(text) is not None
+
+
+def _from_chat(
+    chat: Any, answer: Answer | None
+) -> tuple[list[dict[str, Any]], Answer | None, tuple[str, ...]]:
+    """Messages before the answer, the answer, and notes on how they were read."""
+    if not (isinstance(chat, Sequence) and all(isinstance(part, Mapping) for part in chat)):
+        raise ValueError(
+            "expected a prompt as text, or as a list of chat messages such as {'role': 'user', "
+            f"'content': '...'}}; got {chat!r:.80}. For many prompts use `Scorer.score_many`"
+        )
+    notes: list[str] = []
+    messages = [_message(message, number, notes) for number, message in enumerate(chat, start=1)]
+    if messages and messages[-1]["role"] == "assistant":
+        content = _last_answer(messages.pop())
+        if answer is not None:
+            raise ValueError(
+                "expected one answer, got two: the chat's last message from the assistant, and "
+                "`answer`. Leave one out"
+            )
+        answer = content
+        notes.append("The chat's last message, the assistant's, was scored.")
+    if not messages:
+        raise ValueError("the chat is empty: expected at least the user's message before an answer")
+    return messages, answer, tuple(notes)
+
+
+def _message(message: Mapping[str, Any], number: int, notes: list[str]) -> dict[str, Any]:
+    """A message with the fields of its role, and its content as one text."""
+    place = f"message {number}"
+    fields = {name: value for name, value in message.items() if value is not None}
+    role = fields.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        known = {"ai": "assistant", "model": "assistant", "bot": "assistant", "human": "user"}
+        meant = role.lower() if isinstance(role, str) else ""
+        meant = meant if meant in ROLES else known.get(meant, "")
+        raise ValueError(
+            f"{place}: expected a role of {', '.join(ROLES)}, got {role!r:.40}"
+            + (f": write {meant!r}" if meant else "")
+        )
+    for name, value in list(fields.items()):
+        if name not in MESSAGE[role]:
+            if isinstance(value, list | tuple | Mapping) and not value:  # such as annotations: []
+                del fields[name]
+                continue
+            raise ValueError(
+                f"{place} ({role}): the field {name!r} is unknown, expected "
+                f"{', '.join(MESSAGE[role])}: remove it, or write what it says into the content"
+            )
+    if "tool_calls" in fields:
+        fields["tool_calls"] = _tool_calls(fields["tool_calls"], f"{place}: tool_calls")
+        if not fields["tool_calls"]:
+            del fields["tool_calls"]
+    for name in {*fields} & {"name", "tool_call_id", *REASONING}:
+        if not isinstance(fields[name], str):
+            raise ValueError(f"{place}: expected {name!r} as text, got {fields[name]!r:.60}")
+    if "content" in fields:
+        fields["content"] = _content(fields["content"], place, notes)
+    elif "tool_calls" not in fields:
+        raise ValueError(f"{place} ({role}): expected a text as content, got none")
+    return fields
+
+
+def _content(content: Any, place: str, notes: list[str]) -> str:
+    """The content of a message as one text, as not every template supports parts."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list | tuple) or not content:
+        raise ValueError(
+            f"{place}: expected its content as text, or as text parts such as "
+            f"{{'type': 'text', 'text': '...'}}; got {content!r:.60}"
+        )
+    texts: list[str] = []
+    for number, part in enumerate(content, start=1):
+        fields = part if isinstance(part, Mapping) else {}
+        filled = {name for name, value in fields.items() if value not in (None, [], {})}
+        text, kind = fields.get("text"), fields.get("type")
+        if kind not in PARTS or filled - {"type", "text"} or not isinstance(text, str):
+            raise ValueError(
+                f"{place}, part {number} of its content: expected a type of {', '.join(PARTS)} "
+                f"with its 'text' and no other field, got {part!r:.80}: leave the part out, or "
+                "write what the model read of it as text"
+            )
+        texts.append(text)
+    if len(texts) > 1:
+        notes.append(
+            f"The {len(texts)} text parts of {place} were joined without anything between them: "
+            "if your server joins them otherwise, such as by line breaks, pass one text."
+        )
+    return "".join(texts)
+
+
+def _tool_calls(calls: Any, place: str) -> list[dict[str, Any]]:
+    """Tool calls with the fields of `CALL`; arguments are an object, or a text as it stands."""
+    if not isinstance(calls, list | tuple):
+        raise ValueError(f"{place}: expected a list of calls, got {calls!r:.60}")
+    return [_call(call, f"{place}[{index}]", CALL) for index, call in enumerate(calls)]
+
+
+def _call(call: Any, place: str, known: Sequence[str]) -> dict[str, Any]:
+    if not isinstance(call, Mapping):
+        raise ValueError(f"{place}: expected an object with {', '.join(known)}, got {call!r:.60}")
+    fields = {name: value for name, value in call.items() if value is not None}
+    if unknown := [name for name in fields if name not in known]:
+        raise ValueError(f"{place}: the field {unknown[0]!r} is unknown: remove it")
+    if "function" in fields:
+        fields["function"] = _call(fields["function"], f"{place}.function", FUNCTION)
+    elif not isinstance(fields.get("name"), str):
+        raise ValueError(f"{place}: expected the name of a function, got {call!r:.60}")
+    if not isinstance(fields.get("arguments", {}), Mapping | str):
+        raise ValueError(
+            f"{place}: expected arguments as an object, got {fields['arguments']!r:.60}"
+        )
+    return fields
+
+
+def _last_answer(message: Mapping[str, Any]) -> str:
+    """The text of a chat's last message, the assistant's."""
+    for name in ("tool_calls", *REASONING):
+        if message.get(name):
+            raise ValueError(
+                f"the chat's last message, the assistant's, has {name!r}, which the model wrote "
+                "as part of its answer: write the answer with it, as the model wrote it, as one "
+                "text; or remove the field if the model got it in another way"
+            )
+    if not message.get("content"):
+        raise ValueError(
+            "the chat's last message, the assistant's, has no text. Leave it out to score the "
+            "model's own answer"
+        )
+    return str(message["content"])
+
+
+def _check_template(prompt: Prompt, given: Mapping[str, Any]) -> None:
+    """Raise ValueError unless what the chat template gets beside messages has its form."""
+    if given and isinstance(prompt, str):
+        raise ValueError(
+            f"{', '.join(map(repr, given))}: a chat template reads this, but the prompt is a text: "
+            "pass the prompt as messages, or write it into the prompt"
+        )
+    for name, value in given.items():
+        if name == "chat_template_kwargs":
+            if not isinstance(value, Mapping) or not all(isinstance(each, str) for each in value):
+                raise ValueError(f"{name}: expected an object of names, got {value!r:.60}")
+            if taken := sorted(value.keys() & {*RESERVED}):
+                raise ValueError(f"{name}: {taken[0]!r} is set otherwise: leave it out")
+        elif not isinstance(value, list | tuple) or not all(isinstance(v, Mapping) for v in value):
+            raise ValueError(f"{name}: expected a list of objects, got {value!r:.60}")
+
+
+def _checked_answer(answer: Any, name: str) -> str | list[int]:
+    return answer if isinstance(answer, str) else token_ids(answer, name)
+
+
+def _checked_samples(samples: Any) -> list[str | list[int]] | None:
+    if samples is None:
+        return None
+    scalar = not hasattr(samples, "__len__") or getattr(samples, "ndim", 1) == 0
+    if scalar or isinstance(samples, str | bytes | Mapping):
+        raise ValueError(f"expected samples as a list of answers, got {samples!r:.60}")
+    names = (f"sample {number}" for number in range(1, len(samples) + 1))
+    return [_checked_answer(one, name) for one, name in zip(samples, names, strict=True)]
+
+
+def token_ids(answer: Any, name: str = "an answer") -> list[int]:
+    """Token ids of any library, (T,), as integers; ValueError, with the name: none of 64 bits."""
+    try:
+        other = getattr(answer, "ndim", 1) != 1 or isinstance(answer, Mapping | bytes | bytearray)
+        # NumPy's booleans are numbers to `operator.index`, too.
+        if other or any(isinstance(getattr(t, "tolist", lambda t=t: t)(), bool) for t in answer):
+            raise TypeError("expected integers, got an object, bytes, booleans or several rows")
+        ids = [operator.index(token) for token in answer]
+    except TypeError as error:
+        raise ValueError(
+            f"expected {name} as text or a list of token ids, got {answer!r:.60}"
+        ) from error
+    if any(abs(token) >= 2**63 for token in ids):
+        raise ValueError(f"expected token ids of {name} that fit into 64 bits, got {ids!r:.60}")
+    return ids
+
+
+def text_of(content: Any) -> str:
+    """A prompt, an answer or passages as one text; only the text of chat messages counts."""
+    if isinstance(content, Mapping):  # a message, or a part of its content
+        content = content.get("content", content.get("text"))
+    if isinstance(content, list | tuple):
+        return "\n".join(map(text_of, content))
+    return "" if content is None else str(content)
+
+
+def texts_of(prompt: Prompt) -> Iterator[tuple[str, str]]:
+    """The texts of a prompt, with names: "prompt", "content of message 1", "name of message 2".
+
+    Of messages, all texts in all fields, such as the arguments of tool calls and their names.
+    """
+    if isinstance(prompt, str):
+        yield "prompt", prompt
+        return
+    for number, message in enumerate(prompt, start=1):
+        for field, value in message.items():
+            for path, text in _texts(value, str(field)):
+                yield f"{path} of message {number}", text
+
+
+def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for name, part in value.items():
+            yield f"name in {path}", str(name)
+            yield from _texts(part, f"{path}.{name}")
+    elif isinstance(value, list | tuple):
+        for index, part in enumerate(value):
+            yield from _texts(part, f"{path}[{index}]")

@@ -1,0 +1,341 @@
+"""Scored rows: files of JSON lines or Parquet, and tables of data engines."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from lm_polygraph_asmi.files import locked, parse_json, partial_of, to_json
+from lm_polygraph_asmi.scoring.rows import Outcome, Row, Rows, checked, request_of, score_rows
+from lm_polygraph_asmi.scoring.sheet import write_sheet
+from lm_polygraph_asmi.tables import LINES, plain, read_table
+from lm_polygraph_asmi.validation import check_new
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COPIED = {"prompt", "answer", "samples", "id", "correct"}
+"""Fields of a written row that an input may have, too."""
+NESTED = (Mapping, list, tuple)
+"""Values that are JSON in a table."""
+DTYPES: Mapping[Any, str] = {float: "Float64", int: "Int64", bool: "boolean"}
+"""Type of a table's column by that of the field; all others are texts."""
+AT_ONCE = 1000
+"""Rows of a Parquet file that are in memory together."""
+
+
+def fields_of(kind: type) -> dict[str, str]:
+    """Fields that a result, `Score` or `Decision`, has in a row -> types of their columns."""
+    kinds: dict[str, Any] = {field.name: field.type for field in fields(kind)}
+    kinds |= {"signals": dict, "ids": list, "digest": str, "error": str}
+    return {n: DTYPES.get((get_args(kind) or (kind,))[0], "string") for n, kind in kinds.items()}
+
+
+def check_out(rows: Sequence[Row], source: str | Path, out: str | Path, kind: type) -> None:
+    """Raise ValueError unless results of this kind can be written beside the rows of a file."""
+    if Path(out).suffix.lower() not in (*LINES, ".parquet"):
+        raise ValueError(
+            f"expected a .jsonl or .parquet file for the results, got {out}: a table for people "
+            "is written by --sheet FILE.csv"
+        )
+    if Path(out).resolve() == Path(source).resolve():
+        raise ValueError(f"cannot write {out}: it is the file of prompts")
+    used = {name for row in rows for name in row.content}
+    if clashing := sorted(used & {*fields_of(kind), "row"} - COPIED):
+        raise ValueError(
+            f"{source}: expected no fields {clashing}, which the output uses: rename or remove them"
+        )
+
+
+def score_file(
+    scorer: Rows,
+    source: str | Path | Sequence[Row],
+    out: str | Path,
+    *,
+    sheet: str | Path | None = None,
+    seen: Callable[[Row, Outcome], None] | None = None,
+) -> int:
+    """Score the rows of a file into another one; a run that was stopped, started again, resumes.
+
+    Each row has the input's fields, an empty `correct` for a label, and the result's fields or an
+    `error`. Each is written as soon as it is finished, so a stop loses none. Rows with a result
+    that OUT has already are kept, with their labels; failed ones are tried again.
+
+    Args:
+        scorer: a `Scorer`, or a `Decider`.
+        source: a file, or its rows.
+        out: a file of JSON lines (.jsonl) or .parquet, which is written at the end, from
+            OUT.partial.
+        sheet: a new CSV for a person who labels the answers: `calibrate OUT --labels SHEET`.
+        seen: called with each row that was scored.
+
+    Returns:
+        The number of rows that failed.
+
+    Raises:
+        ValueError: `out` is of other rows, settings or model, has fields of the source, or is being
+            written; or `sheet` exists.
+        OSError: `out` cannot be written; the rows before are in it.
+
+    Example:
+        >>> _ = Path("rows.csv").write_text(f'prompt,answer\\n"{prompt}"," Edda Holm"\\n')
+        >>> score_file(scorer, "rows.csv", "answers.jsonl", sheet="labels.csv")
+        0
+        >>> (row,) = read_table("answers.jsonl")
+        >>> row.content["correct"], row.content["score"] >= 0
+        (None, True)
+    """
+    from lm_polygraph_asmi.scoring.rows import read_rows
+    from lm_polygraph_asmi.scoring.unmasked import known_fingerprints
+
+    if isinstance(source, str | Path):
+        rows, name = list(map(checked, read_rows(source))), str(source)
+    else:
+        rows, name = list(source), "its source"
+    check_out(rows, name, out, scorer._result)
+    if sheet is not None:
+        check_new(sheet, "it may have labels: name another file, or remove it")
+    own: Any = getattr(scorer, "scorer", scorer)  # of a `Decider`
+    names, known, failed = fields_of(scorer._result), known_fingerprints(own), 0
+    with locked(out):
+        file = Output(Path(out))
+        done = _kept(file, name, rows, scorer)
+        for row, outcome in score_rows(scorer, (row for row in rows if row.number not in done)):
+            failed += outcome.result is None
+            file.add(record_of(row, outcome, names, known))
+            if seen is not None:
+                seen(row, outcome)
+        file.in_order()
+        if sheet is not None:
+            write_sheet(file.records(), sheet)
+        file.finish()
+    return failed
+
+
+def record_of(
+    row: Row, outcome: Outcome, names: Iterable[str], known: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """A row with its result or error; `known`: `fingerprints` to be saved with the settings."""
+    record = {"row": row.number, **row.content}
+    record.setdefault("correct", None)
+    result = outcome.result
+    if result is None:
+        return record | {"error": outcome.error}
+    content = replace(result, settings=result.settings | (known or {})).to_dict()
+    return record | {name: content[name] for name in names if name in content}
+
+
+def _kept(file: "Output", source: str, rows: Sequence[Row], scorer: Any) -> set[int]:
+    """Numbers of the rows that have a result in the file, from which others are removed."""
+    from lm_polygraph_asmi.scoring.unmasked import other_settings
+
+    contents, done = {row.number: row.content for row in rows}, set[int]()
+
+    def kept(record: dict[str, Any]) -> bool:
+        if not record.get("digest"):
+            return False
+        number = record.get("row")
+        if number not in contents or not _same_request(contents[number], record):
+            raise ValueError(
+                f"{file.path}: row {number} has another prompt or answer than in {source}: name "
+                "another file"
+            )
+        if not done:
+            made_with = getattr(scorer, "made_with", {})
+            others = [n for n, value in made_with.items() if record.get(n) != value]
+            others += other_settings(getattr(scorer, "scorer", scorer), record)
+            if others:
+                raise ValueError(
+                    f"{file.path}: it has rows of other settings or another model "
+                    f"({'; '.join(others)}): name another file, or use the same"
+                )
+        done.add(int(number))
+        return True
+
+    file.keep(kept)
+    return done
+
+
+def _same_request(content: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
+    """Whether a written row is of this row's prompt and answer."""
+    try:
+        request = request_of(content)
+    except ValueError:
+        return False
+    as_chat = [{"role": "user", "content": request.prompt}]
+    same_answer = request.answer in (None, record["answer"])
+    template = record["settings"].get("template", {})
+    return (
+        record["prompt"] in (request.prompt, as_chat)
+        and same_answer
+        and (template == request.template)
+    )
+
+
+class Output:
+    """A file of results that grows by a line of JSON for each row.
+
+    JSON lines grow in place. A Parquet file is written at the end, from the lines that grew in
+    FILE.partial; no more than `AT_ONCE` rows are in memory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lines = path if path.suffix.lower() in LINES else partial_of(path)
+        self._sorted = True
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """The rows that are written, but for a last one that was cut."""
+        for _, record in self._lines():
+            yield record
+
+    def _lines(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
+        if not self.lines.exists():
+            return
+        with self.lines.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):
+                    return  # it was cut, and is done again
+                try:
+                    record = parse_json(line)
+                    record["row"]
+                except (ValueError, TypeError, KeyError) as error:
+                    raise ValueError(
+                        f"{self.lines}, line {number}: expected a row of results, got "
+                        f"{line[:40]!r}: name another file"
+                    ) from error
+                yield line, record
+
+    def keep(self, good: Callable[[dict[str, Any]], bool]) -> None:
+        """Remove all but the good rows of a file that exists, and a line that was cut."""
+        if self.lines != self.path and self.path.exists() and not self.lines.exists():
+            written = (row.content for row in read_table(self.path, ("row",)))
+            self._write(f"{to_json(record, str)}\n".encode() for record in written)
+        if not self.lines.exists():
+            return
+        numbers = [0]
+
+        def kept() -> Iterator[bytes]:
+            for line, record in self._lines():
+                if good(record):
+                    numbers.append(record["row"])
+                    yield line
+
+        self._write(kept())
+        self._sorted = numbers == sorted(numbers)
+        self._last = numbers[-1]
+
+    _last = 0
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Add a row: its whole line, or nothing."""
+        line, written = f"{to_json(record, str)}\n".encode(), 0
+        try:
+            with self.lines.open("ab", buffering=0) as file:
+                start = file.seek(0, 2)
+                try:
+                    while written < len(line):
+                        written += file.write(line[written:])
+                finally:
+                    if written < len(line):
+                        file.truncate(start)
+        except OSError as error:
+            raise OSError(
+                f"cannot write {self.lines}: {str(error.strerror).lower()}. The rows that were "
+                "finished are in it: make room, and run the same command again"
+            ) from error
+        self._sorted = self._sorted and record["row"] > self._last
+        self._last = record["row"]
+
+    def in_order(self) -> None:
+        """Sort the rows by their numbers, where some were done again."""
+        if self._sorted:
+            return
+        places, start = list[tuple[int, int, int]](), 0
+        for line, record in self._lines():
+            places.append((record["row"], start, len(line)))
+            start += len(line)
+        with self.lines.open("rb") as file:
+
+            def sorted_lines() -> Iterator[bytes]:
+                for _, start, length in sorted(places):
+                    file.seek(start)
+                    yield file.read(length)
+
+            self._write(sorted_lines())
+
+    def _write(self, lines: Iterable[bytes]) -> None:
+        """Write the file of lines anew, through a temporary one."""
+        partial = partial_of(self.lines)
+        with partial.open("wb") as file:
+            file.writelines(lines)
+        partial.replace(self.lines)
+
+    def finish(self) -> None:
+        """Write the Parquet file, if that is asked for: a column of values of several kinds, or of
+        lists and objects, is JSON, and its type says so."""
+        if self.lines == self.path or not self.lines.exists():
+            return
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        kinds = dict[str, set[type]]()
+        for record in self.records():
+            for name, value in record.items():
+                kinds.setdefault(name, set()).update([] if value is None else [type(value)])
+        types = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
+        flat = {n: types.get(*kind) if len(kind) == 1 else None for n, kind in kinds.items()}
+        flat |= {n: pa.string() for n, kind in kinds.items() if not kind}
+        schema = pa.schema({name: kind or pa.json_() for name, kind in flat.items()})
+
+        def column(records: Sequence[Mapping[str, Any]], name: str) -> pa.Array:
+            values = [record.get(name) for record in records]
+            if flat[name] is not None:
+                return pa.array(values, flat[name])
+            texts = [None if value is None else to_json(value) for value in values]
+            return pa.ExtensionArray.from_storage(pa.json_(), pa.array(texts, pa.string()))
+
+        partial, records = Path(f"{self.path}.writing"), self.records()
+        with parquet.ParquetWriter(partial, schema) as writer:
+            while batch := list(islice(records, AT_ONCE)):
+                columns = [column(batch, name) for name in schema.names]
+                writer.write_batch(pa.record_batch(columns, schema=schema))
+        partial.replace(self.path)
+        self.lines.unlink()
+
+
+class BatchScorer:
+    """Scores batches of a data engine, as tables of pandas; for Ray Data's `map_batches`.
+
+    `kind`: `Scorer` or `Decider`, which loads the model when this is created: in each actor.
+
+    Example:
+        >>> import pandas as pd
+        >>> score_table = BatchScorer(Scorer, "smollm2", scope="response")
+        >>> table = score_table(pd.DataFrame({"prompt": [prompt, None], "n": [7, 8]}))
+        >>> table["n"].tolist(), table["score"].isna().tolist()
+        ([7, 8], [False, True])
+    """
+
+    def __init__(self, kind: Callable[..., Rows], *args: Any, **settings: Any) -> None:
+        self.scorer = kind(*args, **settings)
+
+    def __call__(self, table: "pd.DataFrame") -> "pd.DataFrame":
+        """The table with the columns of the results, lists and objects as JSON, and `error`."""
+        import pandas as pd
+
+        table, types = pd.DataFrame(table), fields_of(self.scorer._result)
+        if clashing := sorted({*types} & set(table.columns) - COPIED):
+            raise ValueError(f"columns {clashing} would be overwritten by the scores: rename them")
+        given = (dict(plain(cells)) for cells in table.to_dict("records"))
+        rows = [Row(n, {str(k): v for k, v in row.items()}) for n, row in enumerate(given, 1)]
+        records = [record_of(*found, types) for found in score_rows(self.scorer, rows)]
+        cells = [
+            {n: to_json(v, str) if isinstance(v, NESTED) else v for n, v in record.items()}
+            for record in records
+        ]
+        added = pd.DataFrame(cells, columns=[*types], dtype=object).astype(types)
+        kept = [name for name in table.columns if name == "prompt" or name not in types]
+        added = added.drop(columns="prompt")
+        return pd.concat([table[kept].reset_index(drop=True), added], axis=1)

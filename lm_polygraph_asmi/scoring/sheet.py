@@ -1,0 +1,108 @@
+"""Sheets of labels: what a person needs to label answers, in a CSV that any spreadsheet opens.
+
+A sheet is joined to its scores by `key` alone, whose letters no spreadsheet changes; prompts,
+answers and signals in it are for people, and whatever a spreadsheet does to them has no effect.
+"""
+
+import csv
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from lm_polygraph_asmi.files import writing
+from lm_polygraph_asmi.inputs import LABELS, ROW, meant_field, text_of
+from lm_polygraph_asmi.tables import read_table
+
+COLUMNS = ("key", "prompt", "answer", "correct")
+READ = (*LABELS, "cluster")
+"""Columns that are read of a sheet, beside the key."""
+LONGEST = 30_000
+"""Characters of a cell: a spreadsheet has room for 32,767, and breaks a longer cell in two."""
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""With what a formula begins, which a spreadsheet would compute."""
+
+
+def key_of(record: Mapping[str, Any]) -> str:
+    """The key of a scored row: 16 letters, from its digest and its number."""
+    text = f"{record['digest']} {record.get('row')}"
+    digits = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return "".join(chr(ord("a") + int(digit, 16)) for digit in digits)
+
+
+def is_sheet(content: Mapping[str, Any]) -> bool:
+    """Whether a row is one of a sheet."""
+    key = content.get("key")
+    return {*COLUMNS} <= content.keys() and re.fullmatch("[a-p]{16}", str(key)) is not None
+
+
+def write_sheet(records: Iterable[Mapping[str, Any]], path: str | Path) -> None:
+    """Write a sheet of rows that `score_file` wrote; those without a result are left out.
+
+    Raises ValueError: the file exists, since it may have labels.
+    """
+    scored = (record for record in records if record.get("digest"))
+    first = next(scored, None)
+    signals = list((first or {}).get("signals") or {})
+    decided = ["accept"] if "accept" in (first or {}) else []
+    with writing(path) as partial, partial.open("w", encoding="utf-8-sig", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow([*COLUMNS, *decided, *signals])
+        for record in chain([] if first is None else [first], scored):
+            answer = record["answer"]
+            if not isinstance(answer, str):  # token ids
+                answer = record.get("scored_text") or record.get("text")
+            shown = [_shown(record["prompt"]), _shown(answer)]
+            values = [record["signals"].get(name) for name in signals]
+            label = record.get("correct")
+            more = [record["accept"]] if decided else []
+            rows.writerow([key_of(record), *shown, label, *more, *values])
+
+
+def _shown(content: Any) -> str:
+    """A text for people: not too long for a cell, and no formula."""
+    text = text_of(content)
+    if len(text) > LONGEST:
+        half = LONGEST // 2
+        text = f"{text[:half]} [...] {text[-half:]}"
+    return f" {text}" if text.startswith(FORMULA) else text
+
+
+def read_sheet(path: str | Path, keys: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Keys and labels of the rows of a sheet that have one: of `READ`, as texts.
+
+    `keys`: those of the scored rows. Raises ValueError, naming the row: a key that is missing,
+    unknown or seen before; a column whose name is nearly that of a label.
+    """
+    known = dict[str, int]()
+    for row in read_table(path, ("key",), strict_text=False):
+        place = f"{path}, row {row.number}"
+        if row.error is not None:
+            raise ValueError(f"{place}: {row.error}")
+        if row.number == 1:
+            _check_columns(path, row.content)
+        if all(value is None for value in row.content.values()):
+            continue  # spreadsheets add blank rows
+        key = str(row.content["key"] or "").strip().lower()
+        if key not in keys:
+            problem = f"the key {key!r} is of no row" if key else "no key"
+            raise ValueError(
+                f"{place}: {problem} of the scored file: pass the sheet that was written with it"
+            )
+        if (first := known.setdefault(key, row.number)) != row.number:
+            raise ValueError(f"{place}: the key is that of row {first}, too: keep one of them")
+        if labels := {name: row.content[name] for name in READ if row.content.get(name)}:
+            yield key, labels
+
+
+def _check_columns(path: str | Path, names: Iterable[str]) -> None:
+    for name in names:
+        if (meant := meant_field(name)) is not None:
+            raise ValueError(f"{path}: the column {name!r}: write {meant!r}, or rename it")
+        if name in ROW and name not in (*COLUMNS, *READ, "id"):
+            raise ValueError(
+                f"{path}: the column {name!r} is not read from a sheet: add it to the rows that "
+                "are scored, and remove it here"
+            )

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
 
 from lm_polygraph_asmi import ASMIConfig, score
 from lm_polygraph_asmi.commands import main
@@ -48,7 +49,7 @@ def test_on_the_command_line(tmp_path):
     line = ["score", str(tmp_path / "rows.txt"), "--model", "no/model", "--stop"]
     wrong = {
         "'\\n'": "wrapped in quotes",
-        "\\t": "spelled with a backslash",
+        "\\t": "with a backslash",
         "$\\n": "of another shell",
     }
     for stop, said in wrong.items():
@@ -62,6 +63,7 @@ def test_on_the_command_line(tmp_path):
 def test_in_a_run(stops):
     override = f"generation_params.stop_strings={stops}"
     config = run_of("asmi_coqa", override)
+    OmegaConf.set_readonly(config.hydra, False)
     config.hydra.overrides.task = [override]
     HydraConfig.instance().set_config(config)
     ((fault,),) = read_plan(config).faults.values()

@@ -16,7 +16,7 @@ from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.host.model import causal_model, is_host_model
 from lm_polygraph_asmi.host.special_tokens import SpecialTokens
-from lm_polygraph_asmi.host.stopping import StopConditions
+from lm_polygraph_asmi.host.stopping import UNFINISHED, StopConditions
 from lm_polygraph_asmi.inputs import TEMPLATE, Answer, Prompt, Request, parse_request
 from lm_polygraph_asmi.maths import adaptive_gate
 from lm_polygraph_asmi.model import (
@@ -244,7 +244,7 @@ class Scorer:
         if at == len(ids):
             return []
         conditions, before, start = self._conditions, prompt_ids.tolist(), list(ids[:at])
-        begun = decoded(self.tokenizer, before, [*start, likeliest[at]])[1]
+        begun = decoded(self.tokenizer, before, [*start, likeliest[at]])[1].rstrip(UNFINISHED)
         beyond = begun.removeprefix(content)  # the beginning of an end, or more text
         ends = conditions.closes([*start, likeliest[at]]) or any(
             stop.startswith(beyond) for stop in conditions.stop_strings

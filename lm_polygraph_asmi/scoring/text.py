@@ -117,9 +117,9 @@ def possible_answers(
     """Token ids of an answer's text with each end that generation may give it.
 
     An end is an end token after the text, or a stop string: tokenized together with the text, so
-    that the last token may hold both, such as ".\\n", or after it. A text that has an end already is
-    the only one. `Engine.score` takes the most probable. And whether the tokens are
-    those that follow the prompt in one text, as of `answer_tokens`.
+    that the last token may hold both, such as ".\\n", or after it. A text that has an end already
+    is the only one. `Engine.score` takes the most probable. And whether the tokens are those that
+    follow the prompt in one text, as of `answer_tokens`.
     """
     ids, follows = answer_tokens(tokenizer, prompt, prompt_ids, text)
     if ids and conditions.closes(ids):

@@ -13,12 +13,13 @@ from lm_polygraph_asmi.decisions import calibrate_rows
 from lm_polygraph_asmi.decisions.learned import LearnedScore
 from lm_polygraph_asmi.files import to_json
 from lm_polygraph_asmi.scoring import Score
-from lm_polygraph_asmi.scoring.rows import Row, score_rows
+from lm_polygraph_asmi.scoring.output import fields_of, record_of
+from lm_polygraph_asmi.scoring.rows import score_rows
 from lm_polygraph_asmi.scoring.scorer import Scorer
-from lm_polygraph_asmi.scoring.tables import columns_of, record_of
 from lm_polygraph_asmi.scoring.unmasked import known_fingerprints
+from lm_polygraph_asmi.tables import Row
 from tests.scoring.conftest import PROMPT, chat, model, tokenizer  # noqa: F401 - fixtures
-from tests.scoring.test_tables import write  # noqa: F401
+from tests.scoring.test_output import write  # noqa: F401
 
 SETTINGS = {"num_masks": 4, "mask_rate": 0.3, "top_k": 8, "stop": "\n", "max_new_tokens": 3}
 ASKED = {"risk": 0.4, "confidence": 0.8, "signal": "perplexity", "resamples": 50}
@@ -52,7 +53,7 @@ def scorer(model, chat):  # noqa: F811
 
 
 def lines_of(scorer, rows):
-    rest = columns_of(Score), known_fingerprints(getattr(scorer, "scorer", scorer))
+    rest = fields_of(Score), known_fingerprints(getattr(scorer, "scorer", scorer))
     found = score_rows(scorer, [Row(number, row) for number, row in enumerate(rows, start=1)])
     return [json.loads(to_json(record_of(*one, *rest), str)) for one in found]
 

@@ -15,10 +15,11 @@ from lm_polygraph_asmi.decisions.rows import loadable, saved_answers
 from lm_polygraph_asmi.host import smollm2
 from lm_polygraph_asmi.scoring import UnmaskedAnswer
 from lm_polygraph_asmi.scoring.provenance import digest_of
-from lm_polygraph_asmi.scoring.rows import Row, in_chat
+from lm_polygraph_asmi.scoring.rows import in_chat
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.signals import TITLES
 from lm_polygraph_asmi.scoring.unmasked import fingerprints
+from lm_polygraph_asmi.tables import Row
 from tests.decisions.conftest import ASKED, N, labelled, lines_of
 from tests.scoring.conftest import PROMPT
 

@@ -3,9 +3,10 @@
 import pytest
 
 from lm_polygraph_asmi.host.special_tokens import SpecialTokens
+from lm_polygraph_asmi.inputs import parse_request
 from lm_polygraph_asmi.scoring.advice import special_warnings
 from lm_polygraph_asmi.scoring.scorer import Scorer
-from lm_polygraph_asmi.scoring.text import parse_request, prompt_tokens
+from lm_polygraph_asmi.scoring.text import prompt_tokens
 from tests.scripted import byte_tokenizer, scripted_model, space_tokenizer
 
 PROMPT = "Who built the ferry?"

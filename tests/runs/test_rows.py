@@ -14,7 +14,7 @@ from lm_polygraph_asmi.analysis.clusters import cluster_key
 from lm_polygraph_asmi.decisions.labels import clusters_of
 from lm_polygraph_asmi.runs import rows
 from lm_polygraph_asmi.runs.rows import DataRow
-from lm_polygraph_asmi.scoring.rows import Row
+from lm_polygraph_asmi.tables import Row
 from tests.runs.test_squad import QUESTION, write
 
 STORIES = [DataRow(f"{i}", f"story {i // 5}", f"q{i}?", "a") for i in range(200)]

@@ -11,8 +11,8 @@ from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.commands.decide import decide
 from lm_polygraph_asmi.host import loading
 from tests.scoring.conftest import MESSAGES, PROMPT
+from tests.scoring.test_output import ROWS, calls, write  # noqa: F401 - a fixture
 from tests.scoring.test_rows import contents
-from tests.scoring.test_tables import ROWS, calls, write  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.usefixtures("unseen")
 

@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 
 from lm_polygraph_asmi import Scorer
-from lm_polygraph_asmi.scoring.rows import Row, read_rows
+from lm_polygraph_asmi.scoring.rows import read_rows
+from lm_polygraph_asmi.tables import Row
 from tests.scoring.conftest import MESSAGES, PROMPT
 
 ROWS = [{"prompt": f"Who built ferry {i}?", "answer": " Brask", "correct": True} for i in range(3)]

@@ -9,7 +9,8 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from lm_polygraph_asmi import score
 from lm_polygraph_asmi.host.stopping import decode
-from lm_polygraph_asmi.scoring.text import answer_tokens, parse_request, prompt_tokens, spans
+from lm_polygraph_asmi.inputs import parse_request
+from lm_polygraph_asmi.scoring.text import answer_tokens, prompt_tokens, spans
 from tests.scoring.conftest import CHAT, MESSAGES, PROMPT, templated
 from tests.scripted import space_tokenizer
 

@@ -8,7 +8,7 @@ import pytest
 
 from lm_polygraph_asmi import Scorer, score_file
 from lm_polygraph_asmi.files import locked, parse_json
-from lm_polygraph_asmi.scoring import BatchScorer, Score, UnmaskedAnswer, tables
+from lm_polygraph_asmi.scoring import BatchScorer, Score, UnmaskedAnswer
 from lm_polygraph_asmi.scoring.unmasked import fingerprints
 from tests.scoring.conftest import PROMPT
 from tests.scoring.test_rows import MIXED, contents

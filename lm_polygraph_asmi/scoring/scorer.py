@@ -258,7 +258,7 @@ class Scorer:
         if limit < 1:
             return []
         more = self._generation.greedy(torch.cat([prompt_ids, prompt_ids.new_tensor(start)]), limit)
-        own = [*start, *more]
+        own = conditions.response([*start, *more], batch_size=2)  # a stop may begin before
         text, offsets = spans(self.tokenizer, before, own)
         if conditions.without(text, offsets, own) != content:
             return []

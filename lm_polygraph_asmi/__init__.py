@@ -6,7 +6,7 @@ far the resulting next-token distributions disagree.
 
 from lm_polygraph_asmi.lazy import attach
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 # Imported on first use: only then torch or LM-Polygraph is imported. The stub has the same names.
 __getattr__, __dir__, __all__ = attach(__name__, {

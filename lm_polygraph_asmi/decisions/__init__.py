@@ -11,9 +11,9 @@ SmolLM2-135M-Instruct, by MSP:
 >>> labelled = pd.DataFrame({"prompt": prompts, "answer": answers, "correct": [True, False] * 4})
 >>> labelled.to_csv("labelled.csv", index=False)
 >>> scorer = Scorer("smollm2", stop=".", max_new_tokens=4)
->>> score_file(scorer, "labelled.csv", "answers-of-smollm2.csv")
+>>> score_file(scorer, "labelled.csv", "answers-of-smollm2.jsonl")
 0
->>> calibration = calibrate_rows("answers-of-smollm2.csv", 0.1, signal="msp", resamples=50)
+>>> calibration = calibrate_rows("answers-of-smollm2.jsonl", 0.1, signal="msp", resamples=50)
 >>> decider = Decider(scorer, calibration)
 """
 

@@ -79,6 +79,7 @@ def score_file(
         >>> _ = Path("rows.csv").write_text(f'prompt,answer\\n"{prompt}"," Edda Holm"\\n')
         >>> score_file(scorer, "rows.csv", "answers.jsonl", sheet="labels.csv")
         0
+        >>> from lm_polygraph_asmi.tables import read_table
         >>> (row,) = read_table("answers.jsonl")
         >>> row.content["correct"], row.content["score"] >= 0
         (None, True)

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,32 +47,20 @@ def is_wrong(content: Mapping[str, Any], right_from: float | None = None) -> boo
     return word in WRONG
 
 
-def _read(name: str, value: Any) -> Any:
-    """What a field of a sheet says, to compare it with that of a row."""
-    if name == "correct":
-        return is_wrong({name: value})
-    return identity_of(name, value)
+def with_labels(rows: Sequence[Row], sheets: Sequence[str | Path]) -> list[Row]:
+    """Scored rows with the labels of sheets, which are joined by their keys, in place of their own.
 
-
-def with_labels(rows: Sequence[Row], sheets: Iterable[str | Path]) -> list[Row]:
-    """Scored rows with the labels of sheets, which are joined by their keys.
-
-    Raises ValueError: a sheet of other rows, or a label that differs from the row's own.
+    Raises ValueError: a sheet of other rows.
     """
-    keys = {key_of(row.content): n for n, row in enumerate(rows) if row.content.get("digest")}
-    labelled = list(rows)
-    for sheet in sheets:
-        for key, labels in read_sheet(sheet, keys):
-            row = labelled[keys[key]]
-            for name, value in labels.items():
-                own = row.content.get(name)
-                if own is not None and _read(name, own) != _read(name, value):
-                    raise ValueError(
-                        f'row {row.number}: its "{name}" is {own!r}, and {value!r} in {sheet}: '
-                        "remove one of them"
-                    )
-            labelled[keys[key]] = row._replace(content={**row.content, **labels})
-    return labelled
+    if not sheets:
+        return list(rows)
+    keys = [key_of(row.content) if row.content.get("digest") else "" for row in rows]
+    labels = dict(label for sheet in sheets for label in read_sheet(sheet, {*keys} - {""}))
+    without = dict.fromkeys(LABELS)
+    return [
+        row._replace(content=row.content | without | labels.get(key, {}))
+        for row, key in zip(rows, keys, strict=True)
+    ]
 
 
 def labels_of(rows: Sequence[Row], right_from: float | None = None) -> list[tuple[Row, bool]]:

@@ -7,7 +7,7 @@ answers and signals in it are for people, and whatever a spreadsheet does to the
 import csv
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,7 @@ def _shown(content: Any) -> str:
     return f" {text}" if text.startswith(FORMULA) else text
 
 
-def read_sheet(path: str | Path, keys: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_sheet(path: str | Path, keys: Collection[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Keys and labels of the rows of a sheet that have one: of `READ`, as texts.
 
     `keys`: those of the scored rows. Raises ValueError, naming the row: a key that is missing,

@@ -47,10 +47,35 @@ def _with_valid_bytes(tokenizer: Any, ids: Sequence[int]) -> list[int]:
     return valid
 
 
+def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Ids of the end tokens; ValueError: one that is no token of the model's."""
+    size, found = model.config.get_text_config().vocab_size, set()
+    for setting, configured in {
+        "model.generation_config.eos_token_id": getattr(
+            model.generation_config, "eos_token_id", None
+        ),
+        "tokenizer.eos_token_id": tokenizer.eos_token_id,
+    }.items():
+        ids = configured if isinstance(configured, list | tuple) else [configured]
+        for number in ids:
+            if number is None and len(ids) == 1:
+                continue
+            if type(number) is not int or not 0 <= number < size:
+                raise ValueError(
+                    f"expected in {setting} ids of tokens that end an answer, from 0 to "
+                    f"{size - 1}, the model's vocabulary, got {number!r} in {configured!r:.80}. "
+                    f"Set {setting}, or correct it in the model's files (generation_config.json, "
+                    "tokenizer_config.json)"
+                )
+            found.add(number)
+    return found
+
+
 class StopConditions:
     """The end tokens and stop strings of generated answers.
 
     End tokens are those of the model's generation config, often several, and the tokenizer's.
+    Raises ValueError: one of them is no id of the model's vocabulary.
     """
 
     def __init__(
@@ -60,9 +85,7 @@ class StopConditions:
         stop_strings: Sequence[str] | None = None,
     ) -> None:
         self.tokenizer: Any = tokenizer
-        configured: Any = getattr(model.generation_config, "eos_token_id", None)
-        configured_ids = configured if isinstance(configured, list | tuple) else [configured]
-        self.end_ids = {i for i in (*configured_ids, tokenizer.eos_token_id) if i is not None}
+        self.end_ids = _end_ids(model, tokenizer)
         self.stop_strings = list(stop_strings or [])
 
     @classmethod

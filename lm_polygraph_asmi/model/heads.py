@@ -119,10 +119,12 @@ def structure_of(model: PreTrainedModel) -> Structure:
     key = "structure"
     values = known.values_at(model_state(model))
     if key not in values:
-        found = values[key] = _find_structure(model, module_paths(known.named))
-        layers = list(model.get_submodule(found.layers).children())
-        watch(model, (layers[at].get_submodule(path) for at, path in found.projections.items()))
+        values[key] = _find_structure(model, module_paths(known.named))
     structure: Structure = values[key]
+    if known.structure is not structure:
+        layers = list(model.get_submodule(structure.layers).children())
+        watch(model, (layers[at].get_submodule(path) for at, path in structure.projections.items()))
+        known.structure = structure
     return structure
 
 

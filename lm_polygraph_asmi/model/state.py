@@ -42,6 +42,7 @@ class Known:
     compiles: bool = False  # whether the session compiles layers
     seen: Seen | None = None  # when `model_state` was last found, and it was `number`
     number: int = 0
+    structure: Any = None  # the `Structure` whose projections are watched
     watched: list[Any] = field(default_factory=list)  # (weak reference, name), see `watch`
 
     def values_at(self, state: int) -> dict[Hashable, Any]:

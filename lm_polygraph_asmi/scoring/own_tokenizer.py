@@ -1,11 +1,17 @@
 """Check that a tokenizer is the model's: with another, scores are meaningless."""
 
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 TOLERANCE = 0.1
 """Share of a vocabulary that may differ: embeddings are padded, tokens added."""
+RULES = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+"""Parts of a fast tokenizer that change what a text becomes, besides its vocabulary."""
 
 
 def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -48,4 +54,43 @@ def _moved(model: str, tokenizer: PreTrainedTokenizerBase) -> int:
 def _ids(*settings: Any) -> set[int]:
     """Token ids of settings that hold none, one or several."""
     lists = [part if isinstance(part, list | tuple) else [part] for part in settings]
-    return {number for part in lists for number in part if number is not None}
+    return {number for part in lists for number in part if isinstance(number, int)}
+
+
+def tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> str:
+    """What changes when tokens, special tokens, the chat template or rules of a tokenizer do.
+
+    The vocabulary counts by its size alone, since reading it takes longer than a short answer.
+    """
+    parts = [len(tokenizer), tokenizer.special_tokens_map]
+    parts += [getattr(tokenizer, name, None) for name in ("added_tokens_decoder", "chat_template")]
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    parts += [getattr(backend, name, None) for name in RULES]
+    own = vars(tokenizer).items()  # such as `split_special_tokens`
+    return repr([*parts, *((name, value) for name, value in own if isinstance(value, bool))])
+
+
+def with_one_tokenizer(
+    run: Callable[Concatenate[Any, Given], Result],
+) -> Callable[Concatenate[Any, Given], Result]:
+    """Let what scores with a `Scorer`, its first argument, raise ValueError if its tokenizer is
+    changed meanwhile."""
+
+    @wraps(run)
+    def checked(scorer: Any, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
+        before = tokenizer_state(scorer.tokenizer)
+        failed: Exception | None = None
+        try:
+            result = run(scorer, *args, **kwargs)
+        except Exception as error:  # of the change, perhaps
+            failed = error
+        if tokenizer_state(scorer.tokenizer) != before:
+            raise ValueError(
+                f"the {type(scorer.tokenizer).__name__} was changed while an answer was scored "
+                "with it: nothing of it can be trusted. Give each thread its own tokenizer"
+            ) from failed
+        if failed is not None:
+            raise failed
+        return result
+
+    return checked

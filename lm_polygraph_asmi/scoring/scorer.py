@@ -1,9 +1,8 @@
 """`Scorer`: a model prepared to score many answers; `score`: one call for one."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Int
@@ -28,7 +27,11 @@ from lm_polygraph_asmi.results.cache import tokenizer_key
 from lm_polygraph_asmi.scoring.advice import answer_warnings, special_warnings, template_warnings
 from lm_polygraph_asmi.scoring.engine import Engine, diversity_of
 from lm_polygraph_asmi.scoring.generation import Generation
-from lm_polygraph_asmi.scoring.own_tokenizer import check_tokenizer
+from lm_polygraph_asmi.scoring.own_tokenizer import (
+    check_tokenizer,
+    tokenizer_state,
+    with_one_tokenizer,
+)
 from lm_polygraph_asmi.scoring.result import Score
 from lm_polygraph_asmi.scoring.rows import Outcome, outcomes
 from lm_polygraph_asmi.scoring.text import (
@@ -46,6 +49,9 @@ from lm_polygraph_asmi.scoring.tokens import tokens_of
 
 if TYPE_CHECKING:
     from lm_polygraph.utils.model import Model
+
+
+Found = TypeVar("Found")
 
 
 class Given(NamedTuple):
@@ -112,11 +118,12 @@ class Scorer:
                 f"tokenizer=tokenizer), got {tokenizer!r:.60}"
             )
         check_tokenizer(self.model, tokenizer)
-        self.tokenizer = tokenizer
+        self.tokenizer, self._found = tokenizer, dict[Any, tuple[str, Any]]()
         self._engine = Engine(self.config)
         self._conditions = StopConditions(self.model, self.tokenizer, self.config.stop)
         self._generation = Generation(self.model, self.tokenizer, self._conditions)
 
+    @with_one_tokenizer
     def score(
         self,
         prompt: Prompt,
@@ -162,14 +169,22 @@ class Scorer:
         """
         return outcomes(self.score, rows, on_error, id_field)
 
-    @cached_property
+    @property
     def _special_tokens(self) -> SpecialTokens:
-        return SpecialTokens(self.tokenizer)
+        return self._of_tokenizer(SpecialTokens)
 
-    @cached_property
+    @property
     def _tokenizer_key(self) -> str:
-        """Hash of the tokenizer; cached, since it reads the whole vocabulary."""
-        return tokenizer_key(self.tokenizer)
+        """Hash of the tokenizer, which reads the whole vocabulary."""
+        return self._of_tokenizer(tokenizer_key)
+
+    def _of_tokenizer(self, find: Callable[[PreTrainedTokenizerBase], Found]) -> Found:
+        """What is found of the tokenizer, once as long as that stays the same."""
+        state = tokenizer_state(self.tokenizer)
+        if self._found.get(find, ("",))[0] != state:
+            self._found[find] = state, find(self.tokenizer)
+        found: Found = self._found[find][1]
+        return found
 
     def _given(self, request: Request) -> Given:
         """The request as the model gets it; without an answer, the model generates one."""

@@ -10,11 +10,14 @@ from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.model import scoring_session
 from lm_polygraph_asmi.results.cache import model_key
 from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
+from lm_polygraph_asmi.scoring.own_tokenizer import with_one_tokenizer
+from lm_polygraph_asmi.scoring.provenance import HASHES, names_that_count
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.signals import unmasked_signals
 from lm_polygraph_asmi.scoring.text import Answer, Prompt, Request, parse_request
 
 
+@with_one_tokenizer
 def read(
     scorer: Scorer, prompt: Prompt, answer: Answer | None = None, states: bool = False
 ) -> UnmaskedAnswer:
@@ -84,12 +87,13 @@ def other_settings(scorer: Scorer, row: Mapping[str, Any]) -> list[str]:
         return ["the prompt is a text there, a chat here"]
     settings = scorer._engine.settings(scorer.model).to_dict()
     settings |= scorer._score_settings(Request("")) | known_fingerprints(scorer)
-    names = ("layer", "attention_in_use", "weights", "tokenizer")
+    names = ("layer", "attention_in_use", *HASHES)
     here, there = (
         ASMIConfig.key_of(each) | {name: each.get(name) for name in names}
         for each in (settings, row["settings"])
     )
-    here["model"], there["model"] = str(scorer.model.config.name_or_path or ""), row["model"]
+    if names_that_count(there, here):
+        here["model"], there["model"] = str(scorer.model.config.name_or_path or ""), row["model"]
     return [
         f"{name} {value!r} there, {here.get(name)!r} here"
         for name, value in there.items()

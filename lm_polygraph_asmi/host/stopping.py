@@ -47,28 +47,19 @@ def _with_valid_bytes(tokenizer: Any, ids: Sequence[int]) -> list[int]:
     return valid
 
 
-def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Ids of the end tokens; ValueError: one that is no token of the model's."""
-    size, found = model.config.get_text_config().vocab_size, set()
-    for setting, configured in {
-        "model.generation_config.eos_token_id": getattr(
-            model.generation_config, "eos_token_id", None
-        ),
-        "tokenizer.eos_token_id": tokenizer.eos_token_id,
-    }.items():
-        ids = configured if isinstance(configured, list | tuple) else [configured]
-        for number in ids:
-            if number is None and len(ids) == 1:
-                continue
-            if type(number) is not int or not 0 <= number < size:
-                raise ValueError(
-                    f"expected in {setting} ids of tokens that end an answer, from 0 to "
-                    f"{size - 1}, the model's vocabulary, got {number!r} in {configured!r:.80}. "
-                    f"Set {setting}, or correct it in the model's files (generation_config.json, "
-                    "tokenizer_config.json)"
-                )
-            found.add(number)
-    return found
+def end_tokens(setting: str, configured: Any, vocabulary: int) -> set[int]:
+    """Ids of the end tokens of a setting; ValueError: one is no id of the model's vocabulary."""
+    ids = configured if isinstance(configured, list | tuple) else [configured]
+    ids = [number for number in ids if number is not None]
+    for number in ids:
+        if type(number) is not int or not 0 <= number < vocabulary:
+            raise ValueError(
+                f"expected as {setting} ids of tokens that end an answer, from 0 to "
+                f"{vocabulary - 1}, the model's vocabulary, got {number!r} in {configured!r:.80}. "
+                f"Set {setting}, or correct the model's generation_config.json or "
+                "tokenizer_config.json"
+            )
+    return set(ids)
 
 
 class StopConditions:
@@ -85,7 +76,11 @@ class StopConditions:
         stop_strings: Sequence[str] | None = None,
     ) -> None:
         self.tokenizer: Any = tokenizer
-        self.end_ids = _end_ids(model, tokenizer)
+        owners = {"model.generation_config": model.generation_config, "tokenizer": tokenizer}
+        vocabulary, self.end_ids = model.config.get_text_config().vocab_size, set[int]()
+        for name, owner in owners.items():
+            configured = getattr(owner, "eos_token_id", None)
+            self.end_ids |= end_tokens(f"{name}.eos_token_id", configured, vocabulary)
         self.stop_strings = list(stop_strings or [])
 
     @classmethod

@@ -11,7 +11,6 @@ from transformers import PretrainedConfig, PreTrainedModel
 from lm_polygraph_asmi.model.state import (
     changes,
     changes_since,
-    forget,
     known_of,
     known_values,
     model_lock,
@@ -60,11 +59,6 @@ def _restore(settings: Iterable[tuple[Any, str | None]]) -> None:
         config._attn_implementation_internal = attention
 
 
-def _set_all(modules: Iterable[Any], name: str, value: Any) -> None:
-    for module in modules:
-        setattr(module, name, value)
-
-
 @contextmanager
 def _unchanged(model: PreTrainedModel, everything: bool) -> Iterator[None]:
     """Raise ValueError if the model was changed meanwhile, by another thread or code inside.
@@ -82,7 +76,7 @@ def _unchanged(model: PreTrainedModel, everything: bool) -> Iterator[None]:
     if everything:
         found += changes_since(model)
     if found:
-        forget(model)
+        known_of(model).seen = None  # what is known may have been found after the change
         raise ValueError(
             f"{type(model).__name__} was changed while it was scored ({', and '.join(found)}): "
             "nothing of this score can be trusted. Change no model that another thread scores: "
@@ -130,7 +124,7 @@ def scoring_session(
         if implementation != current:
             _switch_attention(model, implementation, undo)
         if training:
-            undo.append(partial(_set_all, training, "training", True))
+            undo += [partial(setattr, module, "training", True) for module in training]
             model.eval()
         with torch.inference_mode(), _unchanged(model, outermost):
             yield

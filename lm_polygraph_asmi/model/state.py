@@ -43,7 +43,7 @@ class Known:
     seen: Seen | None = None  # when `model_state` was last found, and it was `number`
     number: int = 0
     structure: Any = None  # the `Structure` whose projections are watched
-    watched: list[Any] = field(default_factory=list)  # (weak reference, name), see `watch`
+    watched: list[Any] = field(default_factory=list)  # weak references to tensors, see `watch`
 
     def values_at(self, state: int) -> dict[Hashable, Any]:
         """The values of the modules named, emptied if they are those of another state."""
@@ -144,29 +144,19 @@ def changes_since(model: nn.Module) -> list[str]:
     known = known_of(model)
     now = _look(model, known)
     found = ["modules are in training mode"] if now.trains else []
-    if not _is_as_seen(known.seen, now):
+    if known.seen is not None and not _is_as_seen(known.seen, now):
         found.append("weights, modules, hooks, adapters or its configuration are others")
     return found
 
 
 def watch(model: nn.Module, modules: Iterable[nn.Module]) -> None:
     """From now on, read the first matrix of these modules, one of a layer, at each look."""
-    known, known.watched = known_of(model), []
-    for module in modules:
-        parts = ((part, *named) for part in module.modules() for named in _tensors(part))
-        known.watched += [(ref(part), name) for part, name, each in parts if each.ndim > 1][:1]
+    known = known_of(model)
+    tensors = ([*module.parameters(), *module.buffers()] for module in modules)
+    matrices = ([t for t in part if type(t) in _PLAIN and t.ndim > 1][:1] for part in tensors)
+    known.watched = [ref(tensor) for tensor in chain(*matrices) if not tensor.is_meta]
     if known.seen is not None:
         known.seen = known.seen._replace(sums=_sums(known))
-
-
-def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    return chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False))
-
-
-def forget(model: nn.Module) -> None:
-    """Find out everything anew: what is known may have been found while the model changed."""
-    known = known_of(model)
-    known.values, known.state, known.seen = {}, None, None
 
 
 def _is_as_seen(seen: Seen | None, now: Seen) -> bool:
@@ -220,18 +210,14 @@ def _look(model: nn.Module, known: Known) -> Seen:
 def _sums(known: Known) -> list[int]:
     """Sums modulo 2^64 of the bits of the rows read, one for each matrix watched."""
     sums: list[Tensor] = []
-    for module, name in known.watched:
-        own = vars(module() or nn.Module())
-        data = (own["_parameters"] | own["_buffers"]).get(name)
-        data = None if data is None or data.is_meta else data.data
-        if type(data) is not Tensor:  # quantised by another library, or elsewhere for now
-            continue
-        rows = data[::STRIDE]
-        try:
-            total = rows.view(torch.int64).sum()
-        except RuntimeError:  # rows of an odd number of bytes, or in another order
-            total = rows.contiguous().view(torch.uint8).sum()
-        sums.append(total.to(sums[0].device) if sums else total)
+    for tensor in (each() for each in known.watched):
+        if tensor is not None:
+            rows = tensor.data[::STRIDE]
+            try:
+                total = rows.view(torch.int64).sum()
+            except RuntimeError:  # rows of an odd number of bytes, or in another order
+                total = rows.contiguous().view(torch.uint8).sum()
+            sums.append(total.to(sums[0].device) if sums else total)
     return torch.stack(sums).tolist() if sums else []
 
 

@@ -1,17 +1,16 @@
 """Check that a tokenizer is the model's: with another, scores are meaningless."""
 
 from collections.abc import Callable
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from functools import lru_cache
+from typing import Any, TypeVar
 
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-Given = ParamSpec("Given")
-Result = TypeVar("Result")
 TOLERANCE = 0.1
 """Share of a vocabulary that may differ: embeddings are padded, tokens added."""
 RULES = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 """Parts of a fast tokenizer that change what a text becomes, besides its vocabulary."""
+Found = TypeVar("Found")
 
 
 def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -60,37 +59,23 @@ def _ids(*settings: Any) -> set[int]:
 def tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> str:
     """What changes when tokens, special tokens, the chat template or rules of a tokenizer do.
 
-    The vocabulary counts by its size alone, since reading it takes longer than a short answer.
+    The vocabulary counts by its size alone, since reading it takes as long as a short answer.
     """
-    parts = [len(tokenizer), tokenizer.special_tokens_map]
-    parts += [getattr(tokenizer, name, None) for name in ("added_tokens_decoder", "chat_template")]
     backend = getattr(tokenizer, "backend_tokenizer", None)
+    parts = [getattr(tokenizer, name, None) for name in ("added_tokens_decoder", "chat_template")]
     parts += [getattr(backend, name, None) for name in RULES]
-    own = vars(tokenizer).items()  # such as `split_special_tokens`
-    return repr([*parts, *((name, value) for name, value in own if isinstance(value, bool))])
+    own = [part for part in vars(tokenizer).items() if isinstance(part[1], bool)]
+    return repr([len(tokenizer), id(backend), tokenizer.special_tokens_map, own, parts])
 
 
-def with_one_tokenizer(
-    run: Callable[Concatenate[Any, Given], Result],
-) -> Callable[Concatenate[Any, Given], Result]:
-    """Let what scores with a `Scorer`, its first argument, raise ValueError if its tokenizer is
-    changed meanwhile."""
+def found_of(
+    find: Callable[[PreTrainedTokenizerBase], Found], tokenizer: PreTrainedTokenizerBase
+) -> Found:
+    """What is found of a tokenizer, once as long as it stays the same."""
+    found: Found = _found(find, tokenizer, tokenizer_state(tokenizer))
+    return found
 
-    @wraps(run)
-    def checked(scorer: Any, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
-        before = tokenizer_state(scorer.tokenizer)
-        failed: Exception | None = None
-        try:
-            result = run(scorer, *args, **kwargs)
-        except Exception as error:  # of the change, perhaps
-            failed = error
-        if tokenizer_state(scorer.tokenizer) != before:
-            raise ValueError(
-                f"the {type(scorer.tokenizer).__name__} was changed while an answer was scored "
-                "with it: nothing of it can be trusted. Give each thread its own tokenizer"
-            ) from failed
-        if failed is not None:
-            raise failed
-        return result
 
-    return checked
+@lru_cache(maxsize=4)
+def _found(find: Callable[[Any], Any], tokenizer: Any, _: str) -> Any:
+    return find(tokenizer)

@@ -1,8 +1,8 @@
 """`Scorer`: a model prepared to score many answers; `score`: one call for one."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
@@ -23,15 +23,10 @@ from lm_polygraph_asmi.model import (
     scoring_session,
     structure_of,
 )
-from lm_polygraph_asmi.results.cache import tokenizer_key
 from lm_polygraph_asmi.scoring.advice import answer_warnings, special_warnings, template_warnings
 from lm_polygraph_asmi.scoring.engine import Engine, diversity_of
 from lm_polygraph_asmi.scoring.generation import Generation
-from lm_polygraph_asmi.scoring.own_tokenizer import (
-    check_tokenizer,
-    tokenizer_state,
-    with_one_tokenizer,
-)
+from lm_polygraph_asmi.scoring.own_tokenizer import check_tokenizer, found_of, tokenizer_state
 from lm_polygraph_asmi.scoring.result import Score
 from lm_polygraph_asmi.scoring.rows import Outcome, outcomes
 from lm_polygraph_asmi.scoring.text import (
@@ -51,9 +46,6 @@ if TYPE_CHECKING:
     from lm_polygraph.utils.model import Model
 
 
-Found = TypeVar("Found")
-
-
 class Given(NamedTuple):
     """A request as the model gets it."""
 
@@ -63,6 +55,7 @@ class Given(NamedTuple):
     ends: list[list[int]]  # that an answer passed as text may have
     follows: bool  # whether the answer's tokens follow the prompt in one text
     warnings: list[str]  # about the prompt, and control tokens in any text
+    tokenizer: str  # its `tokenizer_state`
 
 
 class Scorer:
@@ -118,12 +111,11 @@ class Scorer:
                 f"tokenizer=tokenizer), got {tokenizer!r:.60}"
             )
         check_tokenizer(self.model, tokenizer)
-        self.tokenizer, self._found = tokenizer, dict[Any, tuple[str, Any]]()
+        self.tokenizer = tokenizer
         self._engine = Engine(self.config)
         self._conditions = StopConditions(self.model, self.tokenizer, self.config.stop)
         self._generation = Generation(self.model, self.tokenizer, self._conditions)
 
-    @with_one_tokenizer
     def score(
         self,
         prompt: Prompt,
@@ -169,26 +161,10 @@ class Scorer:
         """
         return outcomes(self.score, rows, on_error, id_field)
 
-    @property
-    def _special_tokens(self) -> SpecialTokens:
-        return self._of_tokenizer(SpecialTokens)
-
-    @property
-    def _tokenizer_key(self) -> str:
-        """Hash of the tokenizer, which reads the whole vocabulary."""
-        return self._of_tokenizer(tokenizer_key)
-
-    def _of_tokenizer(self, find: Callable[[PreTrainedTokenizerBase], Found]) -> Found:
-        """What is found of the tokenizer, once as long as that stays the same."""
-        state = tokenizer_state(self.tokenizer)
-        if self._found.get(find, ("",))[0] != state:
-            self._found[find] = state, find(self.tokenizer)
-        found: Found = self._found[find][1]
-        return found
-
     def _given(self, request: Request) -> Given:
         """The request as the model gets it; without an answer, the model generates one."""
         tokenizer, answer, conditions = self.tokenizer, request.answer, self._conditions
+        state, special = tokenizer_state(tokenizer), found_of(SpecialTokens, tokenizer)
         if self._instruct and isinstance(request.prompt, str):  # as LM-Polygraph
             request = request._replace(prompt=[{"role": "user", "content": request.prompt}])
         prompt = request.prompt
@@ -196,7 +172,7 @@ class Scorer:
         prompt_ids = prompt_tokens(tokenizer, prompt, written)
         before, ends, follows = prompt_ids.tolist(), [], True
         warnings = template_warnings(tokenizer, prompt, written)
-        warnings += special_warnings(self._special_tokens, conditions.end_ids, request, written)
+        warnings += special_warnings(special, conditions.end_ids, request, written)
         if answer is None:
             ids = self._generation.greedy(prompt_ids, self.config.max_new_tokens)
         elif isinstance(answer, str):
@@ -208,7 +184,7 @@ class Scorer:
             raise ValueError(
                 "the answer is empty, and no end is known: expected a token, or `stop`"
             )
-        return Given(request, prompt_ids, ids, ends, follows, [*request.notes, *warnings])
+        return Given(request, prompt_ids, ids, ends, follows, [*request.notes, *warnings], state)
 
     def _counted(self, ids: Sequence[int]) -> int:
         """Number of tokens, from the first, that count: all, or all but the closing one."""
@@ -224,6 +200,11 @@ class Scorer:
         text, offsets = spans(self.tokenizer, before, ids)
         content = self._conditions.without(text, offsets, ids)
         about = answer_warnings(self._conditions, request, before, ids, text, given.follows)
+        if tokenizer_state(self.tokenizer) != given.tokenizer:
+            raise ValueError(
+                f"the {type(self.tokenizer).__name__} was changed while an answer was scored with "
+                "it: nothing of this score can be trusted. Give each thread its own tokenizer"
+            )
         if answer is None:
             answer = content
         return {

@@ -8,16 +8,15 @@ from typing import Any
 from lm_polygraph_asmi.analysis.features import free_features
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.model import scoring_session
-from lm_polygraph_asmi.results.cache import model_key
+from lm_polygraph_asmi.results.cache import model_key, tokenizer_key
 from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
-from lm_polygraph_asmi.scoring.own_tokenizer import with_one_tokenizer
+from lm_polygraph_asmi.scoring.own_tokenizer import found_of
 from lm_polygraph_asmi.scoring.provenance import HASHES, names_that_count
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.signals import unmasked_signals
 from lm_polygraph_asmi.scoring.text import Answer, Prompt, Request, parse_request
 
 
-@with_one_tokenizer
 def read(
     scorer: Scorer, prompt: Prompt, answer: Answer | None = None, states: bool = False
 ) -> UnmaskedAnswer:
@@ -67,7 +66,7 @@ def fingerprints(scorer: Scorer) -> dict[str, str]:
         )
     template = str(getattr(scorer.tokenizer, "chat_template", None))
     ends = sorted(scorer._conditions.end_ids)
-    described = f"{scorer._tokenizer_key} {template} {ends}"
+    described = f"{found_of(tokenizer_key, scorer.tokenizer)} {template} {ends}"
     return {
         "weights": weights[:16],
         "tokenizer": hashlib.sha256(described.encode()).hexdigest()[:16],

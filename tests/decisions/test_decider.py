@@ -80,6 +80,17 @@ def test_answers_unlike_the_calibrations(calibration, model, chat):
         Decider(Scorer(model, tokenizer=chat, stop="?"), by_msp)
 
 
+@pytest.mark.parametrize("part", [slice(None), (slice(None), slice(0, 8))])
+def test_weights_written_behind_its_back(part, model, chat, calibration):
+    """Of a layer, or of one head of it."""
+    decider = Decider(copy.deepcopy(model), limited(calibration, 1e9, "msp"), tokenizer=chat)
+    assert decider.decide(PROMPT, " Brask").accept is True
+    decider.scorer.model.model.layers[2].self_attn.o_proj.weight.data[part] *= 1.001
+    one = decider.decide(PROMPT, " Brask")
+    assert one.accept is None
+    assert "weights or their precision differ" in one.reason
+
+
 def test_a_threshold_for_chats(scorer):
     system = {"role": "system", "content": "Be brief."}
     rows = [in_chat(row) for row in labelled(6)]

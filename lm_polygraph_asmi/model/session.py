@@ -59,9 +59,13 @@ def _restore(settings: Iterable[tuple[Any, str | None]]) -> None:
         config._attn_implementation_internal = attention
 
 
+class ModelChanged(ValueError):
+    """A model was changed while it was scored."""
+
+
 @contextmanager
 def _unchanged(model: PreTrainedModel, everything: bool) -> Iterator[None]:
-    """Raise ValueError if the model was changed meanwhile, by another thread or code inside.
+    """Raise ModelChanged if the model was changed meanwhile, by another thread or code inside.
 
     `everything`: also its training mode and whatever `model_state` covers; else its attention.
     """
@@ -75,9 +79,9 @@ def _unchanged(model: PreTrainedModel, everything: bool) -> Iterator[None]:
         found.append(f"its attention implementation is {now!r}, not {attention!r}")
     if everything:
         found += changes_since(model)
-    if found:
+    if found and not isinstance(failed, ModelChanged):
         known_of(model).seen = None  # what is known may have been found after the change
-        raise ValueError(
+        raise ModelChanged(
             f"{type(model).__name__} was changed while it was scored ({', and '.join(found)}): "
             "nothing of this score can be trusted. Change no model that another thread scores: "
             "wait for the score, or load a second model for it"

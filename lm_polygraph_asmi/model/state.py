@@ -144,7 +144,7 @@ def changes_since(model: nn.Module) -> list[str]:
     known = known_of(model)
     now = _look(model, known)
     found = ["modules are in training mode"] if now.trains else []
-    if known.seen is not None and not _is_as_seen(known.seen, now):
+    if not _is_as_seen(known.seen, now):
         found.append("weights, modules, hooks, adapters or its configuration are others")
     return found
 

@@ -97,9 +97,14 @@ def changes() -> Iterator[list[Callable[[], object]]]:
 
 
 def _in_fork() -> None:
-    """Only the thread that forked lives on: what others hold is free, what they changed undone."""
+    """Only the thread that forked lives on: what others hold is free, what they changed undone.
+
+    PyTorch's threads do not live on either: with GNU's OpenMP, a pass that waits for them hangs.
+    """
     global _GUARD
     _GUARD = threading.Lock()
+    if _KNOWN:  # the parent has run a model
+        torch.set_num_threads(1)
     for owner, lock in list(_LOCKS.items()):
         if lock.acquire(blocking=False):  # free, or held by this thread
             lock.release()

@@ -128,7 +128,8 @@ def known_values(model: nn.Module) -> dict[Hashable, Any]:
 
 def model_state(model: nn.Module) -> int:
     """A number that changes when modules, weights or the configuration of a model are replaced or
-    written to, another PEFT adapter acts, or a hook comes or goes; in this process only.
+    written to, another PEFT adapter acts, or a hook of other code than transformers' comes or goes;
+    in this process only.
 
     Writes through `.data` or into memory shared with NumPy are detected in every 16th row of one
     weight in each layer, the output projection of the heads; not in others, nor in buffers that no
@@ -178,7 +179,7 @@ def _look(model: nn.Module, known: Known) -> Seen:
     values: list[Hashable] = []
     traced, trains = True, False
     modules: list[Any] = [model]
-    # One loop that calls no function of ours, since it runs twice for every answer.
+    # One loop that calls almost no function of ours, since it runs twice for every answer.
     while modules:
         if (module := modules.pop()) is None:
             continue
@@ -186,8 +187,9 @@ def _look(model: nn.Module, known: Known) -> Seen:
         modules += own["_modules"].values()
         objects.append(module)
         trains |= own["training"]
-        if own["_forward_hooks"] or own["_forward_pre_hooks"]:
-            values += [*own["_forward_hooks"], *own["_forward_pre_hooks"]]  # never used again
+        for hooks in (own["_forward_hooks"], own["_forward_pre_hooks"]):
+            if hooks:  # transformers leaves some at a first pass, which record
+                values += [number for number, hook in hooks.items() if not _of_library(hook)]
         for name in ("forward", "_old_forward"):
             if name in own:
                 objects.append(own[name])

@@ -210,3 +210,23 @@ def test_end_tokens_that_are_none_of_the_model(owner, ends, trained, tokenizer):
         trained.generation_config.eos_token_id = ends
     with pytest.raises(ValueError, match=rf"expected as {owner}\.eos_token_id ids of tokens"):
         Scorer(trained, tokenizer=own)
+
+
+def test_a_padding_token_that_is_none_of_the_model(trained, tokenizer):
+    """As of a tokenizer that got one, and a model that was not resized."""
+    own = deepcopy(tokenizer)
+    own.add_special_tokens({"pad_token": "[PAD]"})
+    assert own.pad_token_id == trained.config.vocab_size
+    how = {"method": "adapt", "stop": "e", "num_samples": 6, **FEW}
+    one, other = (
+        Scorer(trained, tokenizer=each, **how).score(PROMPT, " Brask") for each in (own, tokenizer)
+    )
+    assert one.diversity == other.diversity
+    assert 0 < one.gate < 1
+
+
+@pytest.mark.parametrize("recording", ["output_attentions", "output_hidden_states"])
+def test_what_transformers_does_itself_is_no_change(recording, tokenizer):
+    """It leaves hooks that record at the first pass."""
+    model = whitebox(**{recording: True}).model
+    assert Scorer(model, tokenizer=tokenizer, **FEW).score(PROMPT).tokens

@@ -15,6 +15,7 @@ from lm_polygraph_asmi.decisions.learned import LearnedScore
 from lm_polygraph_asmi.decisions.risk_control import RiskThreshold
 from lm_polygraph_asmi.files import read_json, write_whole
 from lm_polygraph_asmi.results.manifest import model_of
+from lm_polygraph_asmi.scoring.provenance import NAMES, names_that_count
 from lm_polygraph_asmi.scoring.signals import LEARNED, SIGNALS, TITLES
 
 if TYPE_CHECKING:
@@ -143,7 +144,10 @@ class Calibration:
         here = self._key({**settings, "model": Path(settings.get("model", "")).name})
         if "revision" in there:
             here["revision"] = _revision(settings.get("model", ""))
-        unnamed = [n for n in ("model", "revision") if {"", UNKNOWN} & {there.get(n), here.get(n)}]
+        counted = names_that_count(there, here)
+        unnamed = [
+            n for n in NAMES if n not in counted or {"", UNKNOWN} & {there.get(n), here.get(n)}
+        ]
         found = [
             _differ(name, there[name], here[name])
             for name in there

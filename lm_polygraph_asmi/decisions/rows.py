@@ -22,6 +22,7 @@ from lm_polygraph_asmi.decisions.labels import (
 )
 from lm_polygraph_asmi.files import parse_json, to_json
 from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
+from lm_polygraph_asmi.scoring.provenance import NAMES, names_that_count
 from lm_polygraph_asmi.scoring.sheet import is_sheet
 from lm_polygraph_asmi.tables import LINES, Row, read_table
 from lm_polygraph_asmi.validation import check_at_least_one, describe_fields
@@ -128,7 +129,8 @@ def saved_answers(rows: Sequence[Row]) -> list[UnmaskedAnswer]:
         with naming(row):
             answers.append(_saved_answer(row.content))
             first, own = (_made_with(answer) for answer in (answers[0], answers[-1]))
-            if other := [n for n in first.keys() & own.keys() if first[n] != own[n]]:
+            shared = first.keys() & own.keys() - {*NAMES} | {*names_that_count(first, own)}
+            if other := [n for n in shared if first.get(n) != own.get(n)]:
                 listed = "; ".join(f"{n} {own[n]!r}, not {first[n]!r}" for n in sorted(other))
                 raise ValueError(
                     f"scored otherwise than row {rows[0].number} ({listed}): score again: {SCORE}"
@@ -196,8 +198,7 @@ def _features(
 
     if scorer is None:
         scorer = Scorer(loadable(answers[0].model), config_of(answers[0].settings))
-    here = str(scorer.model.config.name_or_path or "")  # weights tell whether it is another
-    if others := other_settings(scorer, rows[0].content | {"model": here}):
+    if others := other_settings(scorer, rows[0].content):
         raise ValueError(
             f"row {rows[0].number} was scored with another model or other settings "
             f"({'; '.join(others)}): use that model, or score again: {SCORE}"

@@ -47,10 +47,26 @@ def _with_valid_bytes(tokenizer: Any, ids: Sequence[int]) -> list[int]:
     return valid
 
 
+def end_tokens(setting: str, configured: Any, vocabulary: int) -> set[int]:
+    """Ids of the end tokens of a setting; ValueError: one is no id of the model's vocabulary."""
+    ids = configured if isinstance(configured, list | tuple) else [configured]
+    ids = [number for number in ids if number is not None]
+    for number in ids:
+        if type(number) is not int or not 0 <= number < vocabulary:
+            raise ValueError(
+                f"expected as {setting} ids of tokens that end an answer, from 0 to "
+                f"{vocabulary - 1}, the model's vocabulary, got {number!r} in {configured!r:.80}. "
+                f"Set {setting}, or correct the model's generation_config.json or "
+                "tokenizer_config.json"
+            )
+    return set(ids)
+
+
 class StopConditions:
     """The end tokens and stop strings of generated answers.
 
     End tokens are those of the model's generation config, often several, and the tokenizer's.
+    Raises ValueError: one of them is no id of the model's vocabulary.
     """
 
     def __init__(
@@ -60,9 +76,11 @@ class StopConditions:
         stop_strings: Sequence[str] | None = None,
     ) -> None:
         self.tokenizer: Any = tokenizer
-        configured: Any = getattr(model.generation_config, "eos_token_id", None)
-        configured_ids = configured if isinstance(configured, list | tuple) else [configured]
-        self.end_ids = {i for i in (*configured_ids, tokenizer.eos_token_id) if i is not None}
+        owners = {"model.generation_config": model.generation_config, "tokenizer": tokenizer}
+        vocabulary, self.end_ids = model.config.get_text_config().vocab_size, set[int]()
+        for name, owner in owners.items():
+            configured = getattr(owner, "eos_token_id", None)
+            self.end_ids |= end_tokens(f"{name}.eos_token_id", configured, vocabulary)
         self.stop_strings = list(stop_strings or [])
 
     @classmethod

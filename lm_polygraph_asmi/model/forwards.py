@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lm_polygraph_asmi.model.state import known_of
+from lm_polygraph_asmi.model.state import changes, known_of
 
 Forward = Callable[..., Any]
 Replacement = tuple[nn.Module, Forward]
@@ -27,19 +27,19 @@ def replaced_forwards(*replacements: Replacement) -> Iterator[None]:
 
     Each new one is called with the old one, which it must call in other threads, and the arguments.
     """
-    undo: list[tuple[nn.Module, Forward | None]] = []
-    try:
+    with changes() as undo:
         for module, forward in replacements:
             # An attribute only if accelerate wrapped the class's method.
-            undo.append((module, vars(module).get("forward")))
+            undo.append(partial(_restore, module, vars(module).get("forward")))
             module.forward = partial(forward, module.forward)
         yield
-    finally:
-        for module, previous in reversed(undo):
-            if previous is None:
-                del module.forward
-            else:
-                module.forward = previous
+
+
+def _restore(module: nn.Module, previous: Forward | None) -> None:
+    if previous is None:
+        vars(module).pop("forward", None)
+    else:
+        module.forward = previous
 
 
 def in_this_thread(forward: Forward) -> Forward:

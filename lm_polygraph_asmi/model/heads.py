@@ -32,7 +32,7 @@ from lm_polygraph_asmi.model.forwards import (
     replaced_forwards,
 )
 from lm_polygraph_asmi.model.session import scoring_session
-from lm_polygraph_asmi.model.state import known_of, model_state
+from lm_polygraph_asmi.model.state import known_of, model_state, watch
 
 PROJECTIONS = (
     "self_attn.o_proj", "attention.output.dense", "self_attn.out_proj", "attn.c_proj",
@@ -121,6 +121,10 @@ def structure_of(model: PreTrainedModel) -> Structure:
     if key not in values:
         values[key] = _find_structure(model, module_paths(known.named))
     structure: Structure = values[key]
+    if known.structure is not structure:
+        layers = list(model.get_submodule(structure.layers).children())
+        watch(model, (layers[at].get_submodule(path) for at, path in structure.projections.items()))
+        known.structure = structure
     return structure
 
 

@@ -2,12 +2,19 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from lm_polygraph_asmi.model.state import known_of, known_values, model_lock
+from lm_polygraph_asmi.model.state import (
+    changes,
+    changes_since,
+    known_of,
+    known_values,
+    model_lock,
+)
 
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 RECOMPILES = 64
@@ -20,8 +27,8 @@ def attention_of(model: PreTrainedModel) -> str:
     return model.config.get_text_config()._attn_implementation
 
 
-def _switch_attention(model: PreTrainedModel, attention: str) -> list[tuple[Any, str | None]]:
-    """Switch the attention of the text model only; returns what each configuration had.
+def _switch_attention(model: PreTrainedModel, attention: str, undo: list[Any]) -> None:
+    """Switch the attention of the text model only; `undo` gets what restores each configuration.
 
     Raises ValueError: the model cannot use that implementation.
     """
@@ -29,6 +36,7 @@ def _switch_attention(model: PreTrainedModel, attention: str) -> list[tuple[Any,
     owners = [model.config, text, *(getattr(module, "config", None) for module in model.modules())]
     configs = [config for config in owners if isinstance(config, PretrainedConfig)]
     previous = [(config, config._attn_implementation) for config in configs]
+    undo.append(partial(_restore, previous))
     try:
         # Some transformers releases switch nevertheless and silently drop the soft-capping.
         if getattr(text, "attn_logit_softcapping", None) is not None:
@@ -44,12 +52,42 @@ def _switch_attention(model: PreTrainedModel, attention: str) -> list[tuple[Any,
         ) from error
     # Layers hold the text model's configuration, or a copy of it.
     _restore((c, attention if isinstance(c, type(text)) else before) for c, before in previous)
-    return previous
 
 
 def _restore(settings: Iterable[tuple[Any, str | None]]) -> None:
     for config, attention in settings:
         config._attn_implementation_internal = attention
+
+
+class ModelChanged(ValueError):
+    """A model was changed while it was scored."""
+
+
+@contextmanager
+def _unchanged(model: PreTrainedModel, everything: bool) -> Iterator[None]:
+    """Raise ModelChanged if the model was changed meanwhile, by another thread or code inside.
+
+    `everything`: also its training mode and whatever `model_state` covers; else its attention.
+    """
+    attention, failed = attention_of(model), None
+    try:
+        yield
+    except Exception as error:  # of the change, perhaps
+        failed = error
+    found = []
+    if (now := attention_of(model)) != attention:
+        found.append(f"its attention implementation is {now!r}, not {attention!r}")
+    if everything:
+        found += changes_since(model)
+    if found and not isinstance(failed, ModelChanged):
+        known_of(model).seen = None  # what is known may have been found after the change
+        raise ModelChanged(
+            f"{type(model).__name__} was changed while it was scored ({', and '.join(found)}): "
+            "nothing of this score can be trusted. Change no model that another thread scores: "
+            "wait for the score, or load a second model for it"
+        ) from failed
+    if failed is not None:
+        raise failed
 
 
 @contextmanager
@@ -59,45 +97,38 @@ def scoring_session(
     """Evaluation mode, no gradients and one attention implementation (None: the model's own), in
     the precision that the model was loaded in; all is restored at the end.
 
-    One thread at a time; it may nest sessions. Weights must not change inside, and other threads
-    that call the model see its evaluation mode and attention. `compiles`: whether `torch.compile`
-    runs the layers; None: as around. Raises ValueError: the model lacks that implementation.
+    One thread at a time; it may nest sessions. Other threads that call the model see its evaluation
+    mode and attention. `compiles`: whether `torch.compile` runs the layers; None: as around.
+    Raises ValueError: the model lacks that implementation, or was changed inside, as when another
+    thread trains it; a change that was undone inside is not detected.
     """
     known = known_of(model)
-    with model_lock(model), ExitStack() as restored:
+    with model_lock(model), ExitStack() as restored, changes() as undo:
         outermost = known.attention is None
         modules = list(model.modules()) if outermost else []  # once for nested sessions
         for device in filter(torch.is_autocast_enabled, DEVICES):
             restored.enter_context(torch.autocast(device, enabled=False))
         for module in modules:  # calls compiled by `module.compile()` ignore later forward methods
             if module._compiled_call_impl is not None:
-                restored.callback(
-                    setattr, module, "_compiled_call_impl", module._compiled_call_impl
-                )
+                call = module._compiled_call_impl
+                undo.append(partial(setattr, module, "_compiled_call_impl", call))
                 module._compiled_call_impl = None
         training = [module for module in modules if module.training]
         current = attention_of(model)
+        undo.append(partial(setattr, known, "compiles", known.compiles))
         if outermost:
             known_values(model)
+            undo.append(partial(setattr, known, "attention", None))
             known.attention = current or ""
         implementation = attention or known.attention or current
-        undo: list[tuple[Any, str | None]] = []
-        compiled = known.compiles
-        try:
-            known.compiles = compiled if compiles is None else compiles
-            if compiles:  # layers may differ in settings, each kind of which is compiled
-                settings = {"specialize_float": True, "recompile_limit": RECOMPILES}
-                restored.enter_context(torch._dynamo.config.patch(settings))
-            if implementation != current:
-                undo = _switch_attention(model, implementation)
-            if training:
-                model.eval()
-            with torch.inference_mode():
-                yield
-        finally:
-            known.compiles = compiled
-            if outermost:
-                known.attention = None
-            _restore(undo)
-            for module in training:
-                module.training = True
+        known.compiles = known.compiles if compiles is None else compiles
+        if compiles:  # layers may differ in settings, each kind of which is compiled
+            settings = {"specialize_float": True, "recompile_limit": RECOMPILES}
+            restored.enter_context(torch._dynamo.config.patch(settings))
+        if implementation != current:
+            _switch_attention(model, implementation, undo)
+        if training:
+            undo += [partial(setattr, module, "training", True) for module in training]
+            model.eval()
+        with torch.inference_mode(), _unchanged(model, outermost):
+            yield

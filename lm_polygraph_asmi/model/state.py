@@ -3,17 +3,32 @@
 It does not keep a model alive, and nothing is written to the model.
 """
 
+import os
 import threading
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, count
 from operator import itemgetter
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, ref
 
+import torch
 from torch import Tensor, nn
-from torch.utils.weak import WeakIdKeyDictionary
+
+STRIDE = 16
+"""Of one weight in each layer, every so many rows are read whenever a model's state is."""
+
+
+class Seen(NamedTuple):
+    """A model as it was seen, without what it computes."""
+
+    objects: list[Any]  # modules, tensors and forward methods; of a former look, references to them
+    trains: bool  # whether a module is in training mode, which is not of its state
+    values: list[Hashable]  # versions and places of tensors, hooks, adapters, configuration
+    traced: bool  # whether every write to a tensor leaves a trace
+    sums: list[int]  # of the weights read, see `watch`
 
 
 @dataclass
@@ -25,6 +40,10 @@ class Known:
     attention: str | None = None  # the model's own while a session is open, else None
     named: str | None = None  # the setting `structure`
     compiles: bool = False  # whether the session compiles layers
+    seen: Seen | None = None  # when `model_state` was last found, and it was `number`
+    number: int = 0
+    structure: Any = None  # the `Structure` whose projections are watched
+    watched: list[Any] = field(default_factory=list)  # weak references to tensors, see `watch`
 
     def values_at(self, state: int) -> dict[Hashable, Any]:
         """The values of the modules named, emptied if they are those of another state."""
@@ -37,10 +56,10 @@ class Known:
 _KNOWN: "WeakKeyDictionary[nn.Module, Known]" = WeakKeyDictionary()
 _LOCKS: "WeakKeyDictionary[nn.Module, Any]" = WeakKeyDictionary()
 _GUARD = threading.Lock()
-_NUMBERS = WeakIdKeyDictionary()
-"""Numbers of modules and tensors that, unlike their `id`, are never used again."""
 _COUNT = count(1)
 _PLAIN = (nn.Parameter, Tensor)
+_CHANGES: dict[int, tuple[int, list[Callable[[], object]]]] = {}
+"""Of each `changes` that is open: its thread, and what undoes it."""
 
 
 def known_of(model: nn.Module) -> Known:
@@ -60,6 +79,48 @@ def model_lock(model: nn.Module) -> Any:
         return _LOCKS.setdefault(model if embedding is None else embedding, threading.RLock())
 
 
+@contextmanager
+def changes() -> Iterator[list[Callable[[], object]]]:
+    """A list to which whoever changes a model for a while first adds what undoes it.
+
+    It is done at the end, last first; and in a fork of the process by another thread, in which
+    nobody else would. So it must be right to do it twice, or before the change.
+    """
+    undo: list[Callable[[], object]] = []
+    _CHANGES[id(undo)] = threading.get_ident(), undo
+    try:
+        yield undo
+    finally:
+        for each in reversed(undo):
+            each()
+        del _CHANGES[id(undo)]
+
+
+def _in_fork() -> None:
+    """Only the thread that forked lives on: what others hold is free, what they changed undone.
+
+    PyTorch's threads do not live on either: with GNU's OpenMP, a pass that waits for them hangs.
+    """
+    global _GUARD
+    _GUARD = threading.Lock()
+    if _KNOWN:  # the parent has run a model
+        torch.set_num_threads(1)
+    for owner, lock in list(_LOCKS.items()):
+        if lock.acquire(blocking=False):  # free, or held by this thread
+            lock.release()
+        else:
+            _LOCKS[owner] = threading.RLock()
+    for key, (thread, undo) in reversed(list(_CHANGES.items())):
+        if thread != threading.get_ident():
+            for each in reversed(undo):
+                each()
+            del _CHANGES[key]
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_in_fork)
+
+
 def known_values(model: nn.Module) -> dict[Hashable, Any]:
     """Values known of the model in its present state."""
     return known_of(model).values_at(model_state(model))
@@ -67,43 +128,104 @@ def known_values(model: nn.Module) -> dict[Hashable, Any]:
 
 def model_state(model: nn.Module) -> int:
     """A number that changes when modules, weights or the configuration of a model are replaced or
-    written to, another PEFT adapter acts, or a hook comes or goes; in this process only.
+    written to, another PEFT adapter acts, or a hook of other code than transformers' comes or goes;
+    in this process only.
 
-    No weight is read, so writes through `.data` or into memory shared with NumPy are not detected,
-    nor are buffers that no checkpoint has, and numbers that stand in a module.
+    Writes through `.data` or into memory shared with NumPy are detected in every 16th row of one
+    weight in each layer, the output projection of the heads; not in others, nor in buffers that no
+    checkpoint has, and numbers that stand in a module.
     Inside `scoring_session` it is that of the beginning.
     """
     known = known_of(model)
     if known.attention is not None and known.state is not None:
         return known.state
-    parts: list[Hashable] = []
-    # One loop that calls no function of ours, since it runs for every answer.
-    for module in model.modules():
+    now = _look(model, known)
+    if not (now.traced and _is_as_seen(known.seen, now)):
+        known.seen, known.number = now._replace(objects=[*map(ref, now.objects)]), next(_COUNT)
+    return known.number
+
+
+def changes_since(model: nn.Module) -> list[str]:
+    """What is not as it was when `model_state` was last found, in evaluation mode; in words."""
+    known = known_of(model)
+    now = _look(model, known)
+    found = ["modules are in training mode"] if now.trains else []
+    if not _is_as_seen(known.seen, now):
+        found.append("weights, modules, hooks, adapters or its configuration are others")
+    return found
+
+
+def watch(model: nn.Module, modules: Iterable[nn.Module]) -> None:
+    """From now on, read the first matrix of these modules, one of a layer, at each look."""
+    known = known_of(model)
+    tensors = ([*module.parameters(), *module.buffers()] for module in modules)
+    matrices = ([t for t in part if type(t) in _PLAIN and t.ndim > 1][:1] for part in tensors)
+    known.watched = [ref(tensor) for tensor in chain(*matrices) if not tensor.is_meta]
+    if known.seen is not None:
+        known.seen = known.seen._replace(sums=_sums(known))
+
+
+def _is_as_seen(seen: Seen | None, now: Seen) -> bool:
+    return (
+        seen is not None
+        and seen[2:] == now[2:]
+        and len(seen.objects) == len(now.objects)
+        and all(one() is other for one, other in zip(seen.objects, now.objects, strict=True))
+    )
+
+
+def _look(model: nn.Module, known: Known) -> Seen:
+    objects: list[Any] = []
+    values: list[Hashable] = []
+    traced, trains = True, False
+    modules: list[Any] = [model]
+    # One loop that calls almost no function of ours, since it runs twice for every answer.
+    while modules:
+        if (module := modules.pop()) is None:
+            continue
         own = vars(module)
-        parts.append(_NUMBERS.setdefault(module, next(_COUNT)))
-        parts += [*own["_forward_hooks"], *own["_forward_pre_hooks"]]  # numbers of their own
+        modules += own["_modules"].values()
+        objects.append(module)
+        trains |= own["training"]
+        for hooks in (own["_forward_hooks"], own["_forward_pre_hooks"]):
+            if hooks:  # transformers leaves some at a first pass, which record
+                values += [number for number, hook in hooks.items() if not _of_library(hook)]
         for name in ("forward", "_old_forward"):
             if name in own:
-                parts.append(_NUMBERS.setdefault(own[name], next(_COUNT)))
+                objects.append(own[name])
         if hasattr(type(module), "_disable_adapters"):  # a PEFT layer: its active adapters
-            parts += [module._disable_adapters, str(module._active_adapter)]
-            parts.append(str(own.get("scaling")))
+            values += [module._disable_adapters, str(module._active_adapter)]
+            values += [str(own.get("scaling")), str(own.get("merged_adapters"))]
         computed = own["_non_persistent_buffers_set"]  # such as rotary angles, of the length
         for name, tensor in chain(own["_parameters"].items(), own["_buffers"].items()):
             if tensor is None or name in computed or tensor.is_meta:
                 continue
             if tensor.is_inference():
-                parts.append(next(_COUNT))  # writes leave no trace, so it counts as written to
+                traced = False  # writes leave no trace, so it counts as written to
             elif type(tensor) not in _PLAIN:
-                parts += [id(tensor), tensor._version]  # may be moved by swapping: no reference
+                values += [id(tensor), tensor._version]  # may be moved by swapping: no reference
             else:
-                number = _NUMBERS.setdefault(tensor, next(_COUNT))
-                parts += [number, tensor._version, tensor.data_ptr()]
+                objects.append(tensor)
+                values += [tensor._version, tensor.data_ptr()]
     config: Any = getattr(model, "config", None)
     for settings in () if config is None else (config, config.get_text_config()):
         public = {name: value for name, value in vars(settings).items() if name[0] != "_"}
-        parts.append(repr(sorted(public.items(), key=itemgetter(0))))
-    return hash(tuple(parts))
+        values.append(repr(sorted(public.items(), key=itemgetter(0))))
+    return Seen(objects, trains, values, traced, _sums(known))
+
+
+def _sums(known: Known) -> list[int]:
+    """Sums modulo 2^64 of the bits of the rows read, one for each matrix watched."""
+    sums: list[Tensor] = []
+    for tensor in (each() for each in known.watched):
+        if tensor is not None:
+            rows = tensor.data[::STRIDE]
+            try:
+                total = rows.view(torch.int64).sum()
+            except RuntimeError:  # rows of an odd number of bytes, or in another order
+                total = rows.contiguous().view(torch.uint8).sum()
+            sums.append(total.to(sums[0].device) if sums else total)
+    return torch.stack(sums).tolist() if sums else []
 
 
 def has_foreign_code(model: nn.Module) -> bool:

@@ -132,7 +132,8 @@ class Engine:
             for at in missing:
                 details = _details if self.details else None
                 found[at] = answer | algorithm.token_statistics(model, h_cache, used[at], details)
-                results.put(keys[at], found[at])
+        for at in missing:  # the session's end tells whether the model was changed meanwhile
+            results.put(keys[at], found[at])
         return [
             AnswerStatistics(settings=used[at], reused=at not in missing, **statistics)
             for at, statistics in enumerate(found)

@@ -67,7 +67,6 @@ class Generation:
                 "tokens"
             )
         ends = sorted(self.stop_conditions.end_ids)
-        pad = self.tokenizer.pad_token_id
         # All generation settings are set here; a model's own config may sample.
         config = GenerationConfig(
             max_new_tokens=max_new_tokens
@@ -76,7 +75,8 @@ class Generation:
             num_beams=1,
             repetition_penalty=1.0,
             eos_token_id=ends or None,
-            pad_token_id=pad if pad is not None else (ends or [0])[0],
+            # Left out again; a tokenizer's own may be no token of the model's.
+            pad_token_id=(ends or [0])[0],
             **options,
         )
         # Transformers fills unset values from the model's own settings, which stay as they are for

@@ -1,11 +1,16 @@
 """Check that a tokenizer is the model's: with another, scores are meaningless."""
 
-from typing import Any
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, TypeVar
 
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 TOLERANCE = 0.1
 """Share of a vocabulary that may differ: embeddings are padded, tokens added."""
+RULES = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+"""Parts of a fast tokenizer that change what a text becomes, besides its vocabulary."""
+Found = TypeVar("Found")
 
 
 def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -48,4 +53,29 @@ def _moved(model: str, tokenizer: PreTrainedTokenizerBase) -> int:
 def _ids(*settings: Any) -> set[int]:
     """Token ids of settings that hold none, one or several."""
     lists = [part if isinstance(part, list | tuple) else [part] for part in settings]
-    return {number for part in lists for number in part if number is not None}
+    return {number for part in lists for number in part if isinstance(number, int)}
+
+
+def tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> str:
+    """What changes when tokens, special tokens, the chat template or rules of a tokenizer do.
+
+    The vocabulary counts by its size alone, since reading it takes as long as a short answer.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    parts = [getattr(tokenizer, name, None) for name in ("added_tokens_decoder", "chat_template")]
+    parts += [getattr(backend, name, None) for name in RULES]
+    own = [part for part in vars(tokenizer).items() if isinstance(part[1], bool)]
+    return repr([len(tokenizer), id(backend), tokenizer.special_tokens_map, own, parts])
+
+
+def found_of(
+    find: Callable[[PreTrainedTokenizerBase], Found], tokenizer: PreTrainedTokenizerBase
+) -> Found:
+    """What is found of a tokenizer, once as long as it stays the same."""
+    found: Found = _found(find, tokenizer, tokenizer_state(tokenizer))
+    return found
+
+
+@lru_cache(maxsize=4)
+def _found(find: Callable[[Any], Any], tokenizer: Any, _: str) -> Any:
+    return find(tokenizer)

@@ -12,6 +12,10 @@ COVERED = (
     "scored_text", "content_end", "answered", "prompt_tokens",
 )  # fmt: skip
 """Fields of a written row that belong together: what was scored, how, and what is read of it."""
+HASHES = ("weights", "tokenizer")
+"""Settings of a row that are hashes of the model's weights, and of its tokenizer."""
+NAMES = ("model", "revision")
+"""What else tells models apart: where it was loaded from, which may be moved or renamed."""
 
 
 def digest_of(row: Mapping[str, Any]) -> str:
@@ -33,6 +37,12 @@ def _rounded(value: Any) -> Any:
         parts = {str(name): _rounded(part) for name, part in value.items()}
         return {name: part for name, part in parts.items() if part is not None}
     return [_rounded(part) for part in value] if isinstance(value, list | tuple) else str(value)
+
+
+def names_that_count(there: Mapping[str, Any], here: Mapping[str, Any]) -> tuple[str, ...]:
+    """Those of `NAMES` by which two models are told apart: none if their hashes are equal."""
+    equal = all(there.get(name) and there[name] == here.get(name) for name in HASHES)
+    return () if equal else NAMES
 
 
 def prompt_format(prompt: Any) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """`Scorer`: a model prepared to score many answers; `score`: one call for one."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -26,11 +25,10 @@ from lm_polygraph_asmi.model import (
     scoring_session,
     structure_of,
 )
-from lm_polygraph_asmi.results.cache import tokenizer_key
 from lm_polygraph_asmi.scoring.advice import answer_warnings, special_warnings, template_warnings
 from lm_polygraph_asmi.scoring.engine import Engine, diversity_of
 from lm_polygraph_asmi.scoring.generation import Generation
-from lm_polygraph_asmi.scoring.own_tokenizer import check_tokenizer
+from lm_polygraph_asmi.scoring.own_tokenizer import check_tokenizer, found_of, tokenizer_state
 from lm_polygraph_asmi.scoring.result import Score
 from lm_polygraph_asmi.scoring.rows import Outcome, outcomes
 from lm_polygraph_asmi.scoring.text import (
@@ -55,6 +53,7 @@ class Given(NamedTuple):
     answers: list[list[int]]  # the answer, or one with each end that its text may have
     follows: bool  # whether the answer's tokens follow the prompt in one text
     warnings: list[str]  # about the prompt, and control tokens in any text
+    tokenizer: str  # its `tokenizer_state`
 
 
 class Scorer:
@@ -161,18 +160,10 @@ class Scorer:
         """
         return outcomes(self.score, rows, on_error, id_field)
 
-    @cached_property
-    def _special_tokens(self) -> SpecialTokens:
-        return SpecialTokens(self.tokenizer)
-
-    @cached_property
-    def _tokenizer_key(self) -> str:
-        """Hash of the tokenizer; cached, since it reads the whole vocabulary."""
-        return tokenizer_key(self.tokenizer)
-
     def _given(self, request: Request) -> Given:
         """The request as the model gets it; without an answer, the model generates one."""
         tokenizer, answer, conditions = self.tokenizer, request.answer, self._conditions
+        state, special = tokenizer_state(tokenizer), found_of(SpecialTokens, tokenizer)
         if self._instruct and isinstance(request.prompt, str):  # as LM-Polygraph
             request = request._replace(prompt=[{"role": "user", "content": request.prompt}])
         prompt = request.prompt
@@ -180,7 +171,7 @@ class Scorer:
         prompt_ids = prompt_tokens(tokenizer, prompt, written)
         before, follows = prompt_ids.tolist(), True
         warnings = template_warnings(tokenizer, request, written)
-        warnings += special_warnings(self._special_tokens, conditions.end_ids, request, written)
+        warnings += special_warnings(special, conditions.end_ids, request, written)
         if answer is None:
             answers = [self._generation.greedy(prompt_ids, self.config.max_new_tokens)]
         elif isinstance(answer, str):
@@ -191,7 +182,7 @@ class Scorer:
             raise ValueError(
                 "the answer is empty, and no end is known: expected a token, or `stop`"
             )
-        return Given(request, prompt_ids, answers, follows, [*request.notes, *warnings])
+        return Given(request, prompt_ids, answers, follows, [*request.notes, *warnings], state)
 
     def _counted(self, ids: Sequence[int]) -> int:
         """Number of tokens, from the first, that count: all, or all but the closing one."""
@@ -214,6 +205,11 @@ class Scorer:
         text, offsets = spans(self.tokenizer, before, ids)
         content = self._conditions.without(text, offsets, ids)
         about = answer_warnings(self._conditions, request, before, ids, text, given.follows)
+        if tokenizer_state(self.tokenizer) != given.tokenizer:
+            raise ValueError(
+                f"the {type(self.tokenizer).__name__} was changed while an answer was scored with "
+                "it: nothing of this score can be trusted. Give each thread its own tokenizer"
+            )
         if isinstance(answer, str) and likeliest is not None:
             about += self._written_otherwise(given.prompt_ids, ids, likeliest.tolist(), content)
         if answer is None:

@@ -9,8 +9,10 @@ from lm_polygraph_asmi.analysis.features import free_features
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.inputs import Answer, Prompt, Request, parse_request
 from lm_polygraph_asmi.model import scoring_session
-from lm_polygraph_asmi.results.cache import model_key
+from lm_polygraph_asmi.results.cache import model_key, tokenizer_key
 from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
+from lm_polygraph_asmi.scoring.own_tokenizer import found_of
+from lm_polygraph_asmi.scoring.provenance import HASHES, names_that_count
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.signals import unmasked_signals
 
@@ -69,7 +71,7 @@ def fingerprints(scorer: Scorer) -> dict[str, str]:
         )
     template = str(getattr(scorer.tokenizer, "chat_template", None))
     ends = sorted(scorer._conditions.end_ids)
-    described = f"{scorer._tokenizer_key} {template} {ends}"
+    described = f"{found_of(tokenizer_key, scorer.tokenizer)} {template} {ends}"
     return {
         "weights": weights[:16],
         "tokenizer": hashlib.sha256(described.encode()).hexdigest()[:16],
@@ -89,12 +91,13 @@ def other_settings(scorer: Scorer, row: Mapping[str, Any]) -> list[str]:
         return ["the prompt is a text there, a chat here"]
     settings = scorer._engine.settings(scorer.model).to_dict()
     settings |= scorer._score_settings(Request("")) | known_fingerprints(scorer)
-    names = ("layer", "attention_in_use", "weights", "tokenizer")
+    names = ("layer", "attention_in_use", *HASHES)
     here, there = (
         ASMIConfig.key_of(each) | {name: each.get(name) for name in names}
         for each in (settings, row["settings"])
     )
-    here["model"], there["model"] = str(scorer.model.config.name_or_path or ""), row["model"]
+    if names_that_count(there, here):
+        here["model"], there["model"] = str(scorer.model.config.name_or_path or ""), row["model"]
     return [
         f"{name} {value!r} there, {here.get(name)!r} here"
         for name, value in there.items()

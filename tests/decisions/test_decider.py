@@ -15,7 +15,15 @@ from lm_polygraph_asmi.scoring.rows import in_chat
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.unmasked import fingerprints
 from lm_polygraph_asmi.tables import read_table
-from tests.decisions.conftest import ASKED, labelled, limited, lines_of, without_hashes, write
+from tests.decisions.conftest import (
+    ASKED,
+    SETTINGS,
+    labelled,
+    limited,
+    lines_of,
+    without_hashes,
+    write,
+)
 from tests.scoring.conftest import MESSAGES, PROMPT
 from tests.scoring.test_result import printed
 
@@ -79,6 +87,37 @@ def test_answers_unlike_the_calibrations(calibration, model, chat):
         Decider(Scorer(model, tokenizer=chat), by_msp, depth=0.3)
     with pytest.raises(ValueError, match="settings differ from the calibration"):
         Decider(Scorer(model, tokenizer=chat, stop="?"), by_msp)
+
+
+@pytest.mark.parametrize("part", [slice(None), (slice(None), slice(0, 8))])
+def test_weights_written_behind_its_back(part, model, chat, calibration):
+    """Of a layer, or of one head of it."""
+    decider = Decider(copy.deepcopy(model), limited(calibration, 1e9, "msp"), tokenizer=chat)
+    assert decider.decide(PROMPT, " Brask").accept is True
+    decider.scorer.model.model.layers[2].self_attn.o_proj.weight.data[part] *= 1.001
+    one = decider.decide(PROMPT, " Brask")
+    assert one.accept is None
+    assert "weights or their precision differ" in one.reason
+
+
+def test_the_same_weights_by_another_name(model, chat, scorer, scored, calibration, tmp_path):
+    """In a folder that was moved or renamed: rows, resumed files and decisions go together."""
+    renamed = copy.deepcopy(model)
+    renamed.config.name_or_path = "prod-llm"
+    other = Scorer(renamed, tokenizer=chat, **SETTINGS)
+    mixed = [*scored[:38], *lines_of(other, labelled()[38:])]
+    assert {row["model"] for row in mixed} == {scored[0]["model"], "prod-llm"}
+    assert calibrate_rows(mixed, **ASKED).guarantee == calibration.guarantee
+    assert Decider(other, limited(calibration, 1e9, "msp")).decide(PROMPT, " Brask").accept is True
+    write(tmp_path / "in.jsonl", labelled(3)[:2])
+    for one in (scorer, other):
+        assert score_file(one, tmp_path / "in.jsonl", tmp_path / "out.jsonl") == 0
+    with torch.no_grad():
+        renamed.lm_head.weight[0] += 1
+    with pytest.raises(ValueError, match=r"model .* there, 'prod-llm' here"):
+        score_file(other, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    with pytest.raises(ValueError, match=r"scored otherwise than row 1 .*weights"):
+        calibrate_rows([*scored[:38], *lines_of(other, labelled()[38:])], **ASKED)
 
 
 def test_a_threshold_for_chats(scorer):

@@ -1,0 +1,232 @@
+"""What is changed while an answer is scored, or after a `Scorer` was made, is never unnoticed."""
+
+import signal
+from copy import deepcopy
+from threading import Event, Thread
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from tokenizers.normalizers import Lowercase
+from torch import nn
+from transformers.models.llama.modeling_llama import LlamaMLP
+
+from lm_polygraph_asmi.model import attention_of
+from lm_polygraph_asmi.scoring import read
+from lm_polygraph_asmi.scoring.engine import Engine
+from lm_polygraph_asmi.scoring.scorer import Scorer
+from lm_polygraph_asmi.scoring.unmasked import fingerprints
+from tests.forks import exit_code
+from tests.scoring.conftest import PROMPT
+from tests.tiny_lm import whitebox
+
+FEW = {"num_masks": 4, "mask_rate": 0.3}
+
+
+@pytest.fixture
+def trained():
+    """A model that computes otherwise in training mode."""
+    return whitebox(attention_dropout=0.5).model
+
+
+def meanwhile(monkeypatch, model, change, layer=3):
+    """Another thread changes something when a pass has reached a layer for the first time."""
+    own, left = LlamaMLP.forward, [change]
+
+    def forward(mlp, *given):
+        if left and mlp is model.model.layers[layer].mlp:
+            thread = Thread(target=left.pop())
+            thread.start()
+            thread.join()
+        return own(mlp, *given)
+
+    monkeypatch.setattr(LlamaMLP, "forward", forward)
+
+
+def training(model):
+    model.gradient_checkpointing_enable()
+    model.model.layers[2].train()
+
+
+def in_place(model):
+    with torch.no_grad():
+        model.lm_head.weight.mul_(1.01)
+
+
+@pytest.mark.parametrize("run", [Scorer.score, read])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (nn.Module.train, "modules are in training mode"),
+        (training, "modules are in training mode"),
+        (lambda m: m.set_attn_implementation("eager"), "attention implementation is 'eager'"),
+        (nn.Module.double, "weights, modules, hooks"),
+        (in_place, "weights, modules, hooks"),
+        (lambda m: m.model.layers[0].self_attn.o_proj.weight.data.mul_(1.01), "weights, modules"),
+        (lambda m: setattr(m.config, "rms_norm_eps", 1.0), "its configuration are others"),
+        (lambda m: m.lm_head.register_forward_hook(lambda *call: call[-1] * 2), "hooks"),
+        (lambda m: setattr(m.model.layers, "1", deepcopy(m.model.layers[1])), "modules"),
+    ],
+)
+def test_a_model_changed_by_another_thread(run, change, said, trained, tokenizer, monkeypatch):
+    scorer = Scorer(trained, tokenizer=tokenizer, attention="sdpa", **FEW)
+    with monkeypatch.context() as patch:
+        meanwhile(patch, trained, lambda: change(trained))
+        with pytest.raises(ValueError, match="was changed while it was scored") as raised:
+            run(scorer, PROMPT, " Brask")
+    assert said in str(raised.value)
+    found = list(scorer.score_many([{"prompt": PROMPT, "answer": " Brask"}] * 2))
+    assert [one.error for one in found] == [None, None]
+    assert found[0].result.tokens == found[1].result.tokens
+
+
+def test_what_was_scored_meanwhile_is_not_kept(trained, tokenizer, monkeypatch, tmp_path):
+    engine = Engine(result_cache=tmp_path, **FEW)
+    ids = tokenizer(PROMPT, return_tensors="pt")["input_ids"][0]
+    (right,) = Engine(**FEW).score(trained, ids, [5, 6, 2])
+    meanwhile(monkeypatch, trained, lambda: training(trained))
+    with pytest.raises(ValueError, match="training mode"):
+        engine.score(trained, ids, [5, 6, 2])
+    assert (
+        engine.score(trained, ids, [5, 6, 2])[0].log_likelihood.tolist()
+        == right.log_likelihood.tolist()
+    )
+
+
+def test_a_thread_that_trains_all_the_time(trained, tokenizer):
+    scorer, stop = Scorer(trained, tokenizer=tokenizer, **FEW), Event()
+    expected = scorer.score(PROMPT, " Brask")
+
+    def train():
+        while not stop.wait(0.004):
+            trained.train()
+
+    thread = Thread(target=train)
+    thread.start()
+    try:
+        found = list(scorer.score_many([{"prompt": PROMPT, "answer": " Brask"}] * 30))
+    finally:
+        stop.set()
+        thread.join()
+    assert {one.result.msp for one in found if one.error is None} <= {expected.msp}
+    assert any(one.error and "training mode" in one.error for one in found)
+    assert scorer.score(PROMPT, " Brask").msp == expected.msp
+
+
+@pytest.mark.parametrize("change", ["set_adapter", "merge_adapter", "disable_adapter_layers"])
+def test_adapters_that_come_or_go(change, trained, tokenizer, monkeypatch):
+    how = {"target_modules": ["q_proj"], "init_lora_weights": False}
+    wrapped = get_peft_model(deepcopy(trained), LoraConfig(**how))
+    wrapped.add_adapter("other", LoraConfig(**how))
+    model = wrapped.get_base_model()
+    scorer = Scorer(wrapped, tokenizer=tokenizer, **FEW)
+    before, owner = fingerprints(scorer), wrapped
+    if change == "disable_adapter_layers":
+        owner = wrapped.base_model
+    given = ("other",) if change == "set_adapter" else ()
+    meanwhile(monkeypatch, model, lambda: getattr(owner, change)(*given))
+    with pytest.raises(ValueError, match="was changed while it was scored"):
+        scorer.score(PROMPT, " Brask")
+    assert fingerprints(scorer)["weights"] != before["weights"]
+
+
+TOKENIZER_CHANGES = (
+    lambda t: t.add_tokens(["Brask"]),
+    lambda t: t.add_special_tokens({"additional_special_tokens": ["Brask"]}),
+    lambda t: setattr(t, "chat_template", "{{ messages }}"),
+    lambda t: setattr(t, "eos_token", "<s>"),
+    lambda t: setattr(t.backend_tokenizer, "normalizer", Lowercase()),
+    lambda t: setattr(t, "split_special_tokens", True),
+    lambda t: setattr(t, "_tokenizer", deepcopy(t._tokenizer)),
+)
+
+
+@pytest.mark.parametrize("change", TOKENIZER_CHANGES)
+def test_a_tokenizer_changed_meanwhile_or_later(change, trained, tokenizer, monkeypatch):
+    own = deepcopy(tokenizer)
+    scorer, before = Scorer(trained, tokenizer=own, **FEW), deepcopy(own)
+    known = fingerprints(scorer)
+    meanwhile(monkeypatch, trained, lambda: change(own))
+    with pytest.raises(ValueError, match="was changed while an answer was scored with it"):
+        scorer.score(PROMPT, " Brask")
+    fresh = fingerprints(Scorer(trained, tokenizer=before, **FEW))
+    assert known == fresh
+    if change in TOKENIZER_CHANGES[:5]:  # what the key reads
+        assert fingerprints(scorer)["tokenizer"] != known["tokenizer"]
+
+
+def test_a_fork_while_a_thread_scores(trained, tokenizer, monkeypatch):
+    """The child finds the model as it was, and scores it as its parent does."""
+    scorer = Scorer(trained.train(), tokenizer=tokenizer, attention="eager", **FEW)
+    trained.set_attn_implementation("sdpa")
+    expected, codes = scorer.score(PROMPT, " Brask").to_dict()["tokens"], []
+
+    def child():
+        signal.alarm(30)  # instead of a hang
+        assert all(module.training for module in trained.modules())
+        assert attention_of(trained) == "sdpa"
+        assert not any("forward" in vars(module) for module in trained.modules())
+        assert scorer.score(PROMPT, " Brask").to_dict()["tokens"] == expected
+
+    reached, done = Event(), Event()
+    meanwhile(monkeypatch, trained, lambda: (reached.set(), done.wait()))
+    thread = Thread(target=lambda: codes.append(scorer.score(PROMPT, " Brask")))
+    thread.start()
+    reached.wait()
+    code = exit_code(child)
+    done.set()
+    thread.join()
+    assert code == 0
+    assert codes[0].to_dict()["tokens"] == expected
+
+
+def test_a_thread_that_forks_while_it_scores(trained, tokenizer, monkeypatch):
+    """The child is inside the session, too, and holds its lock."""
+    scorer, codes, own = Scorer(trained, tokenizer=tokenizer, **FEW), [], LlamaMLP.forward
+
+    def child():
+        signal.alarm(30)
+        assert "forward" in vars(trained.model.layers[0]) or not trained.training
+        assert scorer.score(PROMPT, " Brask").tokens
+
+    def forward(mlp, *given):
+        if not codes:
+            codes.append(None)
+            codes[0] = exit_code(child)
+        return own(mlp, *given)
+
+    monkeypatch.setattr(LlamaMLP, "forward", forward)
+    assert scorer.score(PROMPT, " Brask").tokens
+    assert codes == [0]
+
+
+@pytest.mark.parametrize("owner", ["model.generation_config", "tokenizer"])
+@pytest.mark.parametrize("ends", [[2, 999], -1, True, [2.0], "</s>", [[2]]])
+def test_end_tokens_that_are_none_of_the_model(owner, ends, trained, tokenizer):
+    own = deepcopy(tokenizer)
+    if owner == "tokenizer":
+        own.__class__ = type("Other", (type(own),), {"eos_token_id": ends})
+    else:
+        trained.generation_config.eos_token_id = ends
+    with pytest.raises(ValueError, match=rf"expected as {owner}\.eos_token_id ids of tokens"):
+        Scorer(trained, tokenizer=own)
+
+
+def test_a_padding_token_that_is_none_of_the_model(trained, tokenizer):
+    """As of a tokenizer that got one, and a model that was not resized."""
+    own = deepcopy(tokenizer)
+    own.add_special_tokens({"pad_token": "[PAD]"})
+    assert own.pad_token_id == trained.config.vocab_size
+    how = {"method": "adapt", "stop": "e", "num_samples": 6, **FEW}
+    one, other = (
+        Scorer(trained, tokenizer=each, **how).score(PROMPT, " Brask") for each in (own, tokenizer)
+    )
+    assert one.diversity == other.diversity
+    assert 0 < one.gate < 1
+
+
+@pytest.mark.parametrize("recording", ["output_attentions", "output_hidden_states"])
+def test_what_transformers_does_itself_is_no_change(recording, tokenizer):
+    """It leaves hooks that record at the first pass."""
+    model = whitebox(**{recording: True}).model
+    assert Scorer(model, tokenizer=tokenizer, **FEW).score(PROMPT).tokens

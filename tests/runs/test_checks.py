@@ -63,7 +63,17 @@ TWO = {"input": ["a", "b"], "output": ["x", "y"]}
     [
         (TWO, [], None),
         (TWO | {"output": ["北", "🙂"]}, ["generation_metrics=[{name: ReferenceInAnswer}]"], None),
-        (TWO | {"output": ["北", ""]}, ["generation_metrics=[{name: R,kwargs: {lang: zh}}]"], None),
+        (TWO | {"output": ["北", "!"]}, ["generation_metrics=[{name: R,kwargs: {lang: a}}]"], None),
+        (TWO, ["process_target_fn={path: x.py,fn_name: f}"], "only process_target_fn is set"),
+        (TWO | {"output": ["x", "Huế"]}, ["generation_metrics=[{name: RougeMetric}]"],
+         "(test:1: 'Huế' has 'ế', which it drops): use generation_metrics=[{name: ReferenceInAns"),
+        (TWO | {"output": [["x"], ["Hue", "Huế"]]},
+         ["+multiref=true", "generation_metrics=[{name: RougeMetric}]"], "1: 'Huế' has 'ế', which"),
+        (TWO | {"output": [["x"], ["y", "z"]]}, ["+multiref=true"], None),
+        (TWO | {"output": [["x"], ["y", "z"]]}, [], "test:0 (its answer is a list: for the best"),
+        (TWO, ["+multiref=true"], "test:1 (its answer is a text: multiref takes a list of all"),
+        (TWO | {"output": ["x", ""]}, [], "test:1 (its answer is empty)"),
+        (TWO | {"output": ["x", ""]}, ["data.label_column=null"], None),
         (TWO, ["subsample_eval_dataset=1"], "expected two rows or more, got 1"),
         (TWO, ["subsample_eval_dataset=0.1"], ", got 0"),
         ({"question": ["a", "b"], "output": ["x", "y"]},
@@ -80,7 +90,11 @@ def test_data(tmp_path, columns, overrides, message):
     ("content", "messages"),
     [
         ("input,output\na,x\nb,c\n", []),
-        ("input,output\na,007\n", ["7, not a text"]),
+        ("input,output\na,007\n", ["row 1 (read as ('a', 7), written ('a', '007'))"]),
+        ("input,output\na,None\n", ["row 1 (read as ('a', None), written ('a', 'None'))"]),
+        ("input,output\na,b,\nc,d,\n", ["row 1 (expected 2 cells, as in the header, got 3"]),
+        ("input,output,output\na,b,c\n", ["the column 'output' occurs twice"]),
+        ("input;output\na;b\n", ["expected a column 'input'"]),
         ("input,output\na,b\n,c\nd,\n", ["1 (its prompt is null); test:2 (its answer is null)"]),
         ("", ["No columns to parse"]),
     ],
@@ -112,12 +126,16 @@ def test_gold_answers_that_a_metric_cannot_judge(tmp_path, gold, metric, fatal):
     source = saved(tmp_path, input=["Who?", "When?"], output=["Holm 1931", gold])
     own = f"data.source={source}", f"generation_metrics=[{{name: {metric}}}]"
     config = composed("asmi_babiqa", *own)
-    config.process_target_fn = composed("asmi_demo").process_target_fn  # drops articles
+    for name in ("process_output_fn", "process_target_fn"):
+        config[name] = composed("asmi_demo")[name]  # drops articles
     (finding,) = CHECKS["rows"](read_plan(config))
     assert f"1 of 2 rows (test:1: {gold!r}" in finding.text
     both = ({"name": "BertScoreMetric", "kwargs": {"lang": "ru"}}, *config.generation_metrics)
     config.generation_metrics = list(both)  # of its model nothing is known
     assert list(CHECKS["rows"](read_plan(config))) == [finding]
+    if metric == "RougeMetric":  # a label of another metric is right
+        config.generation_metrics = [*both, {"name": "TokenF1"}]
+        assert list(CHECKS["rows"](read_plan(config))) == [finding._replace(fatal=False)]
     advised = "AccuracyMetric" if gold in ("the", "?!", "A") else "ReferenceInAnswer"
     assert f"{{name: {advised}}}" in finding.text
     assert finding.fatal == fatal

@@ -250,6 +250,7 @@ def table_of(file: str | Path, text_column: str) -> Table:
 def _load(source: Any, split: str) -> tuple[Table, str | None]:
     """A table, and the commit of a hub dataset, after which `datasets` names its cache's folder."""
     first, *configuration = [source] if isinstance(source, str | Path) else source
+    name = " ".join(map(str, (first, *configuration)))
     try:
         if any(Path(first, f).is_file() for f in ("dataset_info.json", "dataset_dict.json")):
             loaded = load_from_disk(str(first))
@@ -262,7 +263,7 @@ def _load(source: Any, split: str) -> tuple[Table, str | None]:
         return table.to_list(), commits[0] if commits else None
     except Exception as error:  # a library's own
         raise ValueError(
-            f"cannot read the split {split!r} of the dataset {source}: "
+            f"cannot read the split {split!r} of the dataset {name}: "
             f"{error.__cause__ or error}. Expected a file that is there, a dataset of the hub "
             "(download it once with a connection), a folder written by save_to_disk, or one of "
             "Parquet files: see data.source and data.split"

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from lm_polygraph.generation_metrics.generation_metric import GenerationMetric
+from lm_polygraph.generation_metrics.rouge import RougeMetric as HostRouge
 from rouge_score.tokenizers import DefaultTokenizer
 
 from lm_polygraph_asmi.validation import is_unspaced, same_text
@@ -28,8 +29,12 @@ ALIKE = str.maketrans("\u2212\u2044\u2215\u066b\u066c\u2019\u2032", "-//.,''")
 """Marks in numbers and what they look like: minus, slashes, Arabic separators, apostrophes."""
 SIGNS = string.punctuation + "\u2212\u2044\u2215\u02b9\u02ba\u02bb\u02bc\u02bd"
 """ASCII's punctuation, and minus, slashes and apostrophes that Unicode calls symbols or letters."""
+BRACKETS = ("Ps", "Pe", "Pi", "Pf")
+"""Categories of brackets and quotes, which separate numbers: 17(3) is 17 and 3."""
 THOUSANDS = re.compile(r"(?<![\d.,'])(?!0)\d{1,3}([,'])\d{3}(?:\1\d{3})*(?!\d|[,']\d)")
 """A number in whole groups of thousands: 1,000, but not 3,5 nor 0,500."""
+LEFT_OUT = 0.1
+"""Largest share of its rows that a run may leave without a label, with a warning."""
 ENGLISH = ("AlignScore", "Bert", "Bart")
 """Beginnings of the names of metrics whose models read English."""
 VALUES = ("<super>", "<sub>", "<fraction>")
@@ -60,17 +65,14 @@ def words(text: str, squad: bool = False, gap: str = "") -> list[str]:
     """
     folded = unicodedata.normalize("NFC", "".join(map(_plain, same_text(text))).casefold())
     spaced = "".join(f" {char} " if is_unspaced(char) else char for char in folded)
-    parts, start = list[str](), 0
+    kept, end = "", 0
     for in_marks, characters in groupby(spaced, is_punctuation):
         part = "".join(characters)
-        end = start + len(part)
-        if in_marks and squad:
-            part = gap
-        elif in_marks:
-            part = _of_number(spaced[max(0, start - 2) : start], part, spaced[end : end + 2]) or gap
-        parts.append(part)
-        start = end
-    text = unicodedata.normalize("NFC", "".join(parts))
+        end += len(part)
+        if in_marks:
+            part = (not squad and _of_number(kept[-2:], part, spaced[end : end + 2])) or gap
+        kept += part
+    text = unicodedata.normalize("NFC", kept)
     if not squad:
         text = THOUSANDS.sub(lambda number: re.sub("[,']", "", number[0]), text)
     return re.sub(r"\b(a|an|the)\b", " ", text).split()
@@ -94,12 +96,14 @@ def _of_number(before: str, marks: str, after: str) -> str:
         after = after[1:]
     if not after[:1].isnumeric():
         return ""
-    if before[-1:].isnumeric():
+    within = before[-1:].isnumeric()
+    if within and not any(c == '"' or unicodedata.category(c) in BRACKETS for c in marks):
         return re.sub(r"(?<=.)\+", "", re.sub("[$%]", "", marks) or marks)
     if marks == "-" and re.fullmatch(r"\de", before):  # 1e-5
         return marks
     begins = re.search(r"(?<![^\W_])(?<![.-])-?\.?$", before[-1:] + marks.rstrip("$"))
-    return f" {begins[0]}" if begins and begins[0] else ""
+    sign = begins[0] if begins else ""
+    return f" {sign}" if sign or within else ""
 
 
 def unjudged(metric: str, gold: str) -> str | None:
@@ -138,13 +142,13 @@ def _is_foreign(word: str) -> bool:
     return bool(names) and not latin
 
 
-def unread(
+def unread_rows(
     metric: str,
     golds: Sequence[Any],
     ids: Sequence[Any] | None = None,
     process: Callable[[str], str] = str,
-) -> str | None:
-    """Rows whose gold answers a metric cannot judge by, and what can; None without any.
+) -> dict[Any, tuple[str, str]]:
+    """Rows whose gold answers a metric cannot judge by: id -> gold answer, why.
 
     Of several gold answers of a row one suffices, but ROUGE must read all: one that it reads in
     part can make a wrong answer right, and one that it does not see a right answer wrong.
@@ -160,6 +164,17 @@ def unread(
         reasons = {text: unjudged(metric, process(text)) for text in texts}
         if reasons and enough(reasons.values()):
             rows[row] = next((text, why) for text, why in reasons.items() if why)
+    return rows
+
+
+def unread(
+    metric: str,
+    golds: Sequence[Any],
+    ids: Sequence[Any] | None = None,
+    process: Callable[[str], str] = str,
+) -> str | None:
+    """`unread_rows` in words, and what to do; None without any."""
+    rows = unread_rows(metric, golds, ids, process)
     if not rows:
         return None
     shown = "; ".join(f"{row}: {text!r:.80} {why}" for row, (text, why) in [*rows.items()][:3])
@@ -245,6 +260,13 @@ class TokenRecall(_WordMetric):
     """See `token_recall`."""
 
     compare = staticmethod(token_recall)
+
+
+class RougeMetric(HostRouge):
+    """LM-Polygraph's ROUGE; NaN, so that a row has no label, by a gold answer not read whole."""
+
+    def _score_single(self, t1: str, t2: str) -> float:
+        return np.nan if _dropped_by_rouge(t2) else float(super()._score_single(t1, t2))
 
 
 METRICS: dict[str, type[GenerationMetric]] = {

@@ -22,7 +22,7 @@ from lm_polygraph_asmi.config import ASMIConfig, check_stop
 from lm_polygraph_asmi.host.align_score import checkpoint_problem
 from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.host.generation import read_shipped
-from lm_polygraph_asmi.host.quality import ENGLISH, METRICS, unread
+from lm_polygraph_asmi.host.quality import ENGLISH, LEFT_OUT, unread, unread_rows
 from lm_polygraph_asmi.host.side_models import cross_encoder_problem, nli_problem, unavailable
 from lm_polygraph_asmi.host.window import read_window
 from lm_polygraph_asmi.runs.rows import (
@@ -130,7 +130,7 @@ def check_rows(plan: Plan) -> Iterator[Finding]:
 
 
 def _check_gold(config: DictConfig, rows: list[DataRow]) -> Iterator[Finding]:
-    """Gold answers by which a metric cannot judge; fatal unless another one can by all."""
+    """Gold answers by which a metric cannot judge; of few of them, ROUGE only makes no label."""
     functions = [n for n in ("process_output_fn", "process_target_fn") if config.get(n)]
     if len(functions) == 1:
         yield Finding(f"LM-Polygraph calls both or neither, and only {functions[0]} is set")
@@ -139,13 +139,14 @@ def _check_gold(config: DictConfig, rows: list[DataRow]) -> Iterator[Finding]:
     path, name = (OmegaConf.select(config, f"process_target_fn.{k}") for k in ("path", "fn_name"))
     if path is not None and Path(path).is_file():
         process = getattr(load_external_module(path), str(name))
-    # With `lang`, a model is the user's own choice.
-    names = [m["name"] for m in _metrics(config) if "lang" not in (m.get("kwargs") or {})]
-    problems = {name: unread(name, golds, ids, process) for name in names}
-    judged = any(name in METRICS and not problem for name, problem in problems.items())
-    for name, problem in problems.items():
-        if problem:
-            yield Finding(problem, fatal=not judged and not name.startswith(ENGLISH))
+    for metric in _metrics(config):
+        name = metric["name"]
+        if "lang" in (metric.get("kwargs") or {}):
+            continue  # the user's own choice of a model
+        if found := unread(name, golds, ids, process):
+            few = len(unread_rows(name, golds, ids, process)) <= LEFT_OUT * len(rows)
+            left_out = name.startswith("Rouge") and few
+            yield Finding(found, fatal=not (left_out or name.startswith(ENGLISH)))
 
 
 def _metrics(config: DictConfig) -> list[dict[str, Any]]:

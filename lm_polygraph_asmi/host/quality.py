@@ -25,8 +25,13 @@ from rouge_score.tokenizers import DefaultTokenizer
 
 from lm_polygraph_asmi.validation import is_unspaced, same_text
 
-ALIKE = str.maketrans("\u2212\u2044\u2215\u066b\u066c\u2019\u2032", "-//.,''")
-"""Marks in numbers and what they look like: minus, slashes, Arabic separators, apostrophes."""
+ALIKE = str.maketrans(
+    "\u2212\u2044\u2215\u066b\u066c\u2019\u2032",
+    "-//.,''",
+    "".join(map(chr, range(0xFE00, 0xFE10))),
+)
+"""Marks in numbers and what they look like: minus, slashes, Arabic separators, apostrophes. Without
+variation selectors."""
 SIGNS = string.punctuation + "\u2212\u2044\u2215\u02b9\u02ba\u02bb\u02bc\u02bd"
 """ASCII's punctuation, and minus, slashes and apostrophes that Unicode calls symbols or letters."""
 BRACKETS = ("Ps", "Pe", "Pi", "Pf")
@@ -63,7 +68,8 @@ def words(text: str, squad: bool = False, gap: str = "") -> list[str]:
         squad: whether these marks go, too, as in SQuAD's evaluation.
         gap: what is left of a mark: nothing, or a space, as in TriviaQA's evaluation.
     """
-    folded = unicodedata.normalize("NFC", "".join(map(_plain, same_text(text))).casefold())
+    plain = "".join(map(_plain, same_text(text).translate(ALIKE)))
+    folded = unicodedata.normalize("NFC", plain.casefold())
     spaced = "".join(f" {char} " if is_unspaced(char) else char for char in folded)
     kept, end = "", 0
     for in_marks, characters in groupby(spaced, is_punctuation):
@@ -79,15 +85,10 @@ def words(text: str, squad: bool = False, gap: str = "") -> list[str]:
 
 
 def _plain(char: str) -> str:
-    """A character as the plain ones that it is a form of; all dashes as one, no selectors."""
-    if unicodedata.category(char) == "Pd":
-        return "-"
-    if "\ufe00" <= char <= "\ufe0f":
-        return ""
-    char = char.translate(ALIKE)
-    plain = unicodedata.normalize("NFKC", char)
-    spacing = is_punctuation(char) and len(plain) > 1  # an accent alone, as a space and an accent
-    return char if spacing or unicodedata.decomposition(char).startswith(VALUES) else plain
+    """A character as the plain ones that it is a form of; all dashes as one."""
+    plain = "-" if unicodedata.category(char) == "Pd" else unicodedata.normalize("NFKC", char)
+    accent = is_punctuation(char) and len(plain) > 1  # alone, as a space and an accent
+    return char if accent or unicodedata.decomposition(char).startswith(VALUES) else plain
 
 
 def _of_number(before: str, marks: str, after: str) -> str:

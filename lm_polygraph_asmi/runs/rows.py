@@ -6,14 +6,11 @@ becomes 7. So the rows of a shipped config (`data.source`) are read strictly, an
 `output` (gold answer, or with `multiref` a list of them).
 """
 
-import ast
 import hashlib
 import json
 import logging
 import re
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import zip_longest
@@ -53,6 +50,15 @@ Source = str | Path | Sequence[str] | None
 Table = list[dict[str, Any]]
 SQUAD = {"context", "question", "answers"}
 """Columns of SQuAD, from which a prompt is built."""
+
+
+WRITTEN_LIST = re.compile(
+    r"""(array\()?[\[{][\[{(\s]*((None|null|nan),?\s*)*(['"].*)?[\]})]"""
+    r"""|\(\s*['"].*['"]\s*,\s*(['"].*['"])?\s*\)""",
+    re.DOTALL,
+)
+"""A list or a dictionary of texts, or an empty one, as Python, NumPy or JSON write it; numbers
+alone may be meant: "[0, 1]" is an interval."""
 
 
 class DataRow(NamedTuple):
@@ -109,17 +115,12 @@ def problem_of(row: DataRow, multiref: bool | None = False) -> str | None:
         multiref: as in the config: whether the gold answer must be a list of all accepted ones, not
             a text. None: a run without gold answers.
     """
-    golds, is_list = row.output, isinstance(row.output, list)
-    if multiref is None:
-        golds = []
-    elif is_list and not multiref:
-        return "its answer is a list: for the best of all accepted answers set +multiref=true"
-    elif multiref and isinstance(golds, str):
+    given = row.output
+    if multiref and isinstance(given, str):
         return "its answer is a text: multiref takes a list of all accepted ones, so leave it out"
-    elif is_list and not golds:
-        return "it has no answer"
-    elif not is_list:
-        golds = [golds]
+    if multiref is False and isinstance(given, list):
+        return "its answer is a list: for the best of all accepted answers set +multiref=true"
+    golds = [] if multiref is None else given if isinstance(given, list) else [given]
     for name, text in [("prompt", row.input), *(("answer", gold) for gold in golds)]:
         if text is None:
             return f"its {name} is null"
@@ -129,34 +130,14 @@ def problem_of(row: DataRow, multiref: bool | None = False) -> str | None:
             return f"its {name} is empty"
         if half := lone_surrogate(text):
             return f"its {name} has {half}"
-        if name == "answer" and written_list(text):
+        if name == "answer" and WRITTEN_LIST.fullmatch(text.strip()):
             return (
                 f"its answer {text!r:.40} is a list written as a text: write a text, or in JSON "
                 "lines or Parquet a list, with +multiref=true"
             )
+    if multiref and not golds:
+        return "it has no answer"
     return None if row.cluster else "its cluster is missing"
-
-
-def written_list(text: str) -> bool:
-    """Whether a text is a list or a dictionary of texts, as Python, NumPy or JSON write it.
-
-    Numbers alone may be meant: "[0, 1]" is an interval.
-
-    Example:
-        >>> written_list("['Holm', 'E. Holm']"), written_list("['a' 'b']"), written_list("[0, 1]")
-        (True, True, False)
-    """
-    text = text.strip()
-    if re.fullmatch(r"(array\()?\[+\s*['\"].*[\])]", text, re.DOTALL):
-        return True
-    for read in (json.loads, ast.literal_eval) if text.startswith(("[", "(", "{")) else ():
-        with suppress(ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
-            with warnings.catch_warnings(action="ignore"):  # of escapes
-                value = read(text)
-            return isinstance(value, list | tuple | set | dict) and bool(
-                not value or re.search("['\"]", text)
-            )
-    return False
 
 
 def sample(rows: list[DataRow], size: int, seed: int, by_cluster: bool = False) -> list[DataRow]:

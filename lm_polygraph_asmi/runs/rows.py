@@ -188,7 +188,7 @@ def read_data(
     """
     revision = None
     name = " ".join(source) if isinstance(source, list | tuple) else str(source or DEMO_DATA)
-    suffix, known = Path(name).suffix.lower(), (".json", *LINES, *TABLES)
+    suffix, known = Path(name).suffix.lower(), (".json", *LINES, *TABLES, ".txt", ".xlsx", ".gz")
     file = Path(name).is_file() or (suffix in known and not Path(name).is_dir())
     if file and not Path(name).is_file():
         raise FileNotFoundError(f"data.source: the file {name} does not exist")
@@ -233,7 +233,7 @@ def _load(source: Any, split: str) -> tuple[Table, str | None]:
     first, *configuration = [source] if isinstance(source, str | Path) else source
     name = " ".join(map(str, (first, *configuration)))
     try:
-        if any(Path(first, f).is_file() for f in ("dataset_info.json", "dataset_dict.json")):
+        if _is_saved(Path(first)):
             loaded = load_from_disk(str(first))
             return (loaded[split] if isinstance(loaded, DatasetDict) else loaded).to_list(), None
         if Path(first).exists():
@@ -249,6 +249,11 @@ def _load(source: Any, split: str) -> tuple[Table, str | None]:
             "(download it once with a connection), a folder written by save_to_disk, or one of "
             "Parquet files: see data.source and data.split"
         ) from error
+
+
+def _is_saved(folder: Path) -> bool:
+    """Whether a folder was written by `save_to_disk`."""
+    return any((folder / f).is_file() for f in ("dataset_info.json", "dataset_dict.json"))
 
 
 def _from_questions(questions: list[Question], style: str, closed_book: bool) -> list[DataRow]:
@@ -276,16 +281,17 @@ def _from_columns(
                 "label_column, of data.source data.text_column and data.label_column"
             )
     ids = [row.get("id") if "id" in columns else f"{prefix}{i}" for i, row in enumerate(table)]
-    if nameless := [i for i, value in enumerate(ids) if not str(value or "").strip()]:
+    if nameless := [i for i, given in enumerate(ids) if given is None or not str(given).strip()]:
         raise ValueError(f"{name}: row {nameless[0] + 1} has no id: give all rows one, or none")
+    prompts: list[Any] = [row.get(text) for row in table]
     clusters = (
         [row.get("cluster") for row in table]
         if "cluster" in columns
-        else map(cluster_key, text_clusters([str(row.get(text)) for row in table]))
+        else map(cluster_key, text_clusters(list(map(str, prompts))))
     )
     return [
-        DataRow(str(i), _identity(cluster), row.get(text), row.get(label or ""))
-        for i, cluster, row in zip(ids, clusters, table, strict=True)
+        DataRow(str(i), _identity(cluster), prompt, row.get(label or ""))
+        for i, cluster, prompt, row in zip(ids, clusters, prompts, table, strict=True)
     ]
 
 
@@ -305,12 +311,15 @@ def select_rows(data: Mapping[str, Any], multiref: bool = False) -> RunRows:
     if how["sample_by"] is not None:
         check_one_of("data.sample_by", how["sample_by"], ("cluster",))
         check_whole("data.sample, of which data.sample_by is a part,", how["sample"])
-    source = data.get("source")
-    if isinstance(source, str) and any(Path(source).glob("**/*.[ct]sv")):
-        raise ValueError(
-            f"data.source: {source} is a folder with CSV files, of which types would be guessed: "
-            "name one file"
-        )
+    source = data.get("source") or ""
+    folder = Path(source if isinstance(source, str) else source[0])
+    if source and folder.is_dir() and not _is_saved(folder):
+        for file in folder.rglob("*"):
+            if file.suffix.lower() in {*LINES, *TABLES, ".json"} - {".parquet"}:
+                raise ValueError(
+                    f"data.source: of the files in {folder}, types would be guessed: name one "
+                    f"({file})"
+                )
     read = read_data(**{name: value for name, value in data.items() if name not in SELECTING})
     rows = subsample(read.rows, how["size"], how["subsample_seed"])[: how["first"]]
     if how["sample"] is not None:
@@ -323,7 +332,7 @@ def select_rows(data: Mapping[str, Any], multiref: bool = False) -> RunRows:
 def unusable_rows(rows: Sequence[DataRow], problem: Callable[[DataRow], str | None]) -> str | None:
     """Error message for rows that cannot be asked, by the reason for each; None without any."""
     problems = [f"{row.id} ({reason})" for row in rows if (reason := problem(row))]
-    return f"{_cannot_ask(problems, len(rows))}" if problems else None
+    return _cannot_ask(problems, len(rows)) if problems else None
 
 
 def _cannot_ask(problems: list[str], rows: int) -> str:

@@ -283,10 +283,10 @@ def test_a_file_is_read_as_it_is_written(tmp_path, name, monkeypatch):
 def test_numbers_of_a_typed_file(tmp_path):
     """As ids they are text, as gold answers they are named."""
     file = tmp_path / "a.parquet"
-    Dataset.from_dict({"id": [7, 2**60], "input": ["a", "b"], "output": ["x", "y"]}).to_parquet(
+    Dataset.from_dict({"id": [0, 2**60], "input": ["a", "b"], "output": ["x", "y"]}).to_parquet(
         file
     )
-    assert ids(rows.select_rows(data(file)).rows) == ["7", str(2**60)]
+    assert ids(rows.select_rows(data(file)).rows) == ["0", str(2**60)]
     (tmp_path / "a.jsonl").write_text('{"input": "a", "output": "x"}\n{"input": "b", "output": 3}')
     with pytest.raises(ValueError, match=r"1 of 2 rows: test:1 \(its answer is 3, not a text\)"):
         rows.select_rows(data(tmp_path / "a.jsonl"))
@@ -316,8 +316,10 @@ def test_numbers_of_a_typed_file(tmp_path):
         ("a.jsonl", '{"input": "a", "output": "b", "output": "c"}\n', "'output' occurs twice"),
         ("a.xlsx", "PK", r"a\.xlsx: expected a file \.jsonl"),
         ("a.json", '[{"input": "a", "output": "b"}]', r"a\.json: .*rows of your own as JSON lines"),
-        ("sub/a.csv", "input,output\na,7\n", "a folder with CSV files, .*name one file"),
+        ("sub/a.csv", "input,output\na,7\n", r"in sub, types would be guessed: name one \(sub"),
+        ("sub/a.jsonl", '{"input": "a", "output": "2020-01-01"}', "in sub, types would be guessed"),
         (None, "none.jsonl", "the file none.jsonl does not exist"),
+        (None, "none.csv.gz", "the file none.csv.gz does not exist"),
         (None, "none.CSV", "the file none.CSV does not exist"),
         (None, "none.parquet", "the file none.parquet does not exist"),
     ],

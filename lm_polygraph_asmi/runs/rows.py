@@ -342,6 +342,8 @@ def _cannot_ask(problems: list[str], rows: int) -> str:
 
 def check_usable(read: RunRows, multiref: bool) -> None:
     """ValueError for rows that would end a run when their turn comes, or get a wrong label."""
+    if multiref and not read.labelled:
+        raise ValueError("multiref needs gold answers, and label_column is null: leave one out")
     form = multiref if read.labelled else None
     if unusable := unusable_rows(read.rows, partial(problem_of, multiref=form)):
         raise ValueError(unusable)

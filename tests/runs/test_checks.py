@@ -74,6 +74,7 @@ TWO = {"input": ["a", "b"], "output": ["x", "y"]}
         (TWO, ["+multiref=true"], "test:1 (its answer is a text: multiref takes a list of all"),
         (TWO | {"output": ["x", ""]}, [], "test:1 (its answer is empty)"),
         (TWO | {"output": ["x", ""]}, ["data.label_column=null"], None),
+        (TWO, ["data.label_column=null", "+multiref=true"], "multiref needs gold answers"),
         (TWO, ["subsample_eval_dataset=1"], "expected two rows or more, got 1"),
         (TWO, ["subsample_eval_dataset=0.1"], ", got 0"),
         ({"question": ["a", "b"], "output": ["x", "y"]},

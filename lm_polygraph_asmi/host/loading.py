@@ -20,10 +20,11 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import logging
+from transformers.utils import is_peft_available, logging
 
 from lm_polygraph_asmi.host.smollm2 import log, smollm2_source
 
+ADAPTER = "adapter_config.json"
 SMOLLM2 = "smollm2"
 """Name of the demo's model."""
 
@@ -47,6 +48,11 @@ def load_model(
     """
     if dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise ValueError(f"expected dtype auto or a torch dtype such as float32, got {dtype!r}")
+    if Path(model_path, ADAPTER).is_file() and not is_peft_available():
+        raise ValueError(
+            f"cannot load the model {model_path}: it is an adapter ({ADAPTER}), which transformers "
+            "loads with PEFT, or leaves out without a word. Install it (pip install peft)"
+        )
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             model_path, dtype=dtype if dtype == "auto" else getattr(torch, dtype),
@@ -142,7 +148,7 @@ def load_named(
             model = load_model(name, dtype, device_map, attn_implementation=None, **file)
             return model, load_tokenizer(name, **file)
     except ValueError as error:
-        if Path(name, "adapter_config.json").is_file() and "ignore_mismatched" in str(error):
+        if Path(name, ADAPTER).is_file() and "ignore_mismatched" in str(error):
             raise ValueError(
                 f"cannot load {name}: this adapter has other shapes than its base model, as after "
                 "resizing the vocabulary. Save the merged model (PEFT's merge_and_unload, then "

@@ -9,15 +9,18 @@ from contextlib import contextmanager
 from typing import Any
 
 from lm_polygraph.generation_metrics.alignscore import AlignScore as HostAlignScore
+from lm_polygraph.generation_metrics.rouge import RougeMetric as HostRouge
 from lm_polygraph.utils.model import WhiteboxModel
 
 from lm_polygraph_asmi.host.align_score import AlignScore
-from lm_polygraph_asmi.host.quality import METRICS
+from lm_polygraph_asmi.host.quality import METRICS, RougeMetric
 from lm_polygraph_asmi.host.whitebox import StopsOnceModel
 
 MENDS = {
     # alignscore_utils.py: `load_state_dict(state_dict, strict=False)` takes any checkpoint.
     "AlignScore": (HostAlignScore, AlignScore),
+    # rouge_score's tokenizer drops letters: "Huế" and "Huệ" are the same.
+    "RougeMetric": (HostRouge, RougeMetric),
     # utils/model.py: `generate` prepares stop strings anew for each answer, and follows the
     # processors of a model's own generation config.
     "WhiteboxModel": (WhiteboxModel, StopsOnceModel),

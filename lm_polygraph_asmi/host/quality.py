@@ -6,7 +6,8 @@ winner" for "Six". These test whether the answer contains the gold answer, or it
     generation_metrics: [{name: ReferenceInAnswer}, {name: TokenF1}, {name: TokenRecall}]
 
 LM-Polygraph looks metrics up in its own script. The callback of the shipped configs adds these with
-`mends.mended`. They compare NFC text without case and punctuation of any script.
+`mends.mended`. They compare NFC text without case and punctuation of any script, but numbers keep
+the marks that make them (see `words`), unless `kwargs: {squad: true}` asks for SQuAD's rule.
 """
 
 import re
@@ -14,15 +15,31 @@ import string
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 from lm_polygraph.generation_metrics.generation_metric import GenerationMetric
+from lm_polygraph.generation_metrics.rouge import RougeMetric as HostRouge
+from rouge_score.tokenizers import DefaultTokenizer
 
 from lm_polygraph_asmi.validation import is_unspaced, same_text
 
-SIGNS = string.punctuation + "\u2212\u2044\u02b9\u02ba\u02bb\u02bc\u02bd"
-"""ASCII's punctuation, and minus, fraction slash and apostrophes that Unicode calls letters."""
+ALIKE = str.maketrans(
+    "\u2212\u2044\u2215\u066b\u066c\u2019\u2032",
+    "-//.,''",
+    "".join(map(chr, range(0xFE00, 0xFE10))),
+)
+"""Marks in numbers and what they look like: minus, slashes, Arabic separators, apostrophes. Without
+variation selectors."""
+SIGNS = string.punctuation + "\u2212\u2044\u2215\u02b9\u02ba\u02bb\u02bc\u02bd"
+"""ASCII's punctuation, and minus, slashes and apostrophes that Unicode calls symbols or letters."""
+BRACKETS = ("Ps", "Pe", "Pi", "Pf")
+"""Categories of brackets and quotes, which separate numbers: 17(3) is 17 and 3."""
+THOUSANDS = re.compile(r"(?<![\d.,'])(?!0)\d{1,3}([,'])\d{3}(?:\1\d{3})*(?!\d|[,']\d)")
+"""A number in whole groups of thousands: 1,000, but not 3,5 nor 0,500."""
+LEFT_OUT = 0.1
+"""Largest share of its rows that a run may leave without a label, with a warning."""
 ENGLISH = ("AlignScore", "Bert", "Bart")
 """Beginnings of the names of metrics whose models read English."""
 VALUES = ("<super>", "<sub>", "<fraction>")
@@ -36,44 +53,87 @@ def is_punctuation(character: str) -> bool:
     answer may be an emoji.
     """
     kind = unicodedata.category(character)
-    selector = "\ufe00" <= character <= "\ufe0f"
-    return kind[0] == "P" or kind == "Sk" or selector or character in SIGNS
+    return kind[0] == "P" or kind == "Sk" or character in SIGNS
 
 
-def words(text: str) -> list[str]:
+def words(text: str, squad: bool = False, gap: str = "") -> list[str]:
     """Words of a text, normalised as SQuAD's evaluation does: no case, punctuation, articles.
 
     For any script: full-width letters and ligatures are plain ones, and of a script without spaces,
-    such as Chinese, each character is a word.
+    such as Chinese, each character is a word. But where SQuAD takes 3.5 for 35 and -5 for 5, here
+    marks between two digits stay (3.5, 3,5, 1/2, 10:30, 1914-1918), and so do a minus and a point
+    that begin a number. All dashes are one, all slashes are one; 1,000 is 1000.
+
+    Args:
+        squad: whether these marks go, too, as in SQuAD's evaluation.
+        gap: what is left of a mark: nothing, or a space, as in TriviaQA's evaluation.
     """
-    plain = "".join(
-        char if unicodedata.decomposition(char).startswith(VALUES)
-        else unicodedata.normalize("NFKC", char)
-        for char in same_text(text)
-        if not is_punctuation(char)
-    )  # fmt: skip
-    text = unicodedata.normalize("NFC", plain.casefold())
-    text = "".join(
-        f" {char} " if is_unspaced(char) else char for char in text if not is_punctuation(char)
-    )
+    plain = "".join(map(_plain, same_text(text).translate(ALIKE)))
+    folded = unicodedata.normalize("NFC", plain.casefold())
+    spaced = "".join(f" {char} " if is_unspaced(char) else char for char in folded)
+    kept, end = "", 0
+    for in_marks, characters in groupby(spaced, is_punctuation):
+        part = "".join(characters)
+        end += len(part)
+        if in_marks:
+            part = (not squad and _of_number(kept[-2:], part, spaced[end : end + 2])) or gap
+        kept += part
+    text = unicodedata.normalize("NFC", kept)
+    if not squad:
+        text = THOUSANDS.sub(lambda number: re.sub("[,']", "", number[0]), text)
     return re.sub(r"\b(a|an|the)\b", " ", text).split()
+
+
+def _plain(char: str) -> str:
+    """A character as the plain ones that it is a form of; all dashes as one."""
+    plain = "-" if unicodedata.category(char) == "Pd" else unicodedata.normalize("NFKC", char)
+    accent = is_punctuation(char) and len(plain) > 1  # alone, as a space and an accent
+    return char if accent or unicodedata.decomposition(char).startswith(VALUES) else plain
+
+
+def _of_number(before: str, marks: str, after: str) -> str:
+    """What a number keeps of the marks between two characters before it and two after them."""
+    if after and unicodedata.category(after[0]) == "Sc":  # a currency
+        after = after[1:]
+    if not after[:1].isnumeric():
+        return ""
+    within = before[-1:].isnumeric()
+    if within and not any(c == '"' or unicodedata.category(c) in BRACKETS for c in marks):
+        return re.sub(r"(?<=.)\+", "", re.sub("[$%]", "", marks) or marks)
+    if marks == "-" and re.fullmatch(r"\de", before):  # 1e-5
+        return marks
+    begins = re.search(r"(?<![^\W_])(?<![.-])-?\.?$", before[-1:] + marks.rstrip("$"))
+    sign = begins[0] if begins else ""
+    return f" {sign}" if sign or within else ""
 
 
 def unjudged(metric: str, gold: str) -> str | None:
     """Why a metric, by its class or its name in a run, cannot judge by this gold answer; or None.
 
-    ROUGE reads only a-z and 0-9, so it takes "Хольм 1931" for "1931"; the models of `ENGLISH`
-    have seen little else.
+    ROUGE reads only a-z and 0-9: it takes "Хольм 1931" for "1931", and "Huế" for "Huệ". The models
+    of `ENGLISH` have seen little else.
     """
-    gold_words = words(gold)
-    empty = metric.startswith("Rouge") and not re.search("[a-z0-9]", gold.lower())
-    if not gold_words and (not gold.strip() or empty or metric in METRICS):
+    gold_words, rouge = words(gold), metric.startswith("Rouge")
+    empty = rouge and not DefaultTokenizer().tokenize(gold)
+    if not gold_words and (not gold.strip() or empty or metric.startswith((*METRICS,))):
         return "has no word but articles and punctuation"
     if empty:
         return "has no letter from a to z and no digit"
-    if metric.startswith(("Rouge", *ENGLISH)) and any(map(_is_foreign, gold_words)):
+    if rouge and (dropped := _dropped_by_rouge(gold)):
+        return f"has {dropped!r}, which it drops"
+    if metric.startswith(ENGLISH) and any(map(_is_foreign, gold_words)):
         return "is not in Latin script"
     return None
+
+
+def _dropped_by_rouge(gold: str) -> str:
+    """The letters, accents and digits of a text that ROUGE's tokenizer drops."""
+    left = Counter("".join(DefaultTokenizer().tokenize(gold)))
+    letters = unicodedata.normalize("NFC", gold.lower())
+    return "".join(
+        char for char in dict.fromkeys(letters)
+        if (char.isalnum() or unicodedata.combining(char)) and letters.count(char) > left[char]
+    )  # fmt: skip
 
 
 def _is_foreign(word: str) -> bool:
@@ -83,24 +143,39 @@ def _is_foreign(word: str) -> bool:
     return bool(names) and not latin
 
 
+def unread_rows(
+    metric: str,
+    golds: Sequence[Any],
+    ids: Sequence[Any] | None = None,
+    process: Callable[[str], str] = str,
+) -> dict[Any, tuple[str, str]]:
+    """Rows whose gold answers a metric cannot judge by: id -> gold answer, why.
+
+    Of several gold answers of a row one suffices, but ROUGE must read all: one that it reads in
+    part can make a wrong answer right, and one that it does not see a right answer wrong.
+
+    Args:
+        golds: of each row, a text or several; `process` is applied before a metric sees them.
+        ids: None: numbers from 0.
+    """
+    enough = any if metric.startswith("Rouge") else all
+    rows: dict[Any, tuple[str, str]] = {}
+    for row, gold in zip(range(len(golds)) if ids is None else ids, golds, strict=True):
+        texts = gold if isinstance(gold, list) else [gold]
+        reasons = {text: unjudged(metric, process(text)) for text in texts}
+        if reasons and enough(reasons.values()):
+            rows[row] = next((text, why) for text, why in reasons.items() if why)
+    return rows
+
+
 def unread(
     metric: str,
     golds: Sequence[Any],
     ids: Sequence[Any] | None = None,
     process: Callable[[str], str] = str,
 ) -> str | None:
-    """Rows without a gold answer by which a metric can judge, and what can; None without any.
-
-    Args:
-        golds: of each row, a text or several; `process` is applied before a metric sees them.
-        ids: None: numbers from 0.
-    """
-    rows: dict[Any, tuple[str, str]] = {}
-    for row, gold in zip(range(len(golds)) if ids is None else ids, golds, strict=True):
-        texts = gold if isinstance(gold, list) else [gold]
-        reasons = [unjudged(metric, process(text)) for text in texts]
-        if reasons and all(reasons):
-            rows[row] = texts[0], str(reasons[0])
+    """`unread_rows` in words, and what to do; None without any."""
+    rows = unread_rows(metric, golds, ids, process)
     if not rows:
         return None
     shown = "; ".join(f"{row}: {text!r:.80} {why}" for row, (text, why) in [*rows.items()][:3])
@@ -116,49 +191,58 @@ def unread(
     )
 
 
-def reference_in_answer(answer: str, reference: str) -> float:
+def reference_in_answer(answer: str, reference: str, squad: bool = False) -> float:
     """1 if the answer contains the words of the gold answer in sequence, else 0; higher = better.
 
-    Only an answer without words contains a gold answer without words ("the", "!").
+    Only an answer without words contains a gold answer without words ("the", "!"). `squad`: see
+    `words`.
     """
-    answer_words, gold_words = words(answer), words(reference)
+    answer_words, gold_words = words(answer, squad), words(reference, squad)
     if not gold_words:
         return float(not answer_words)
     return float(f" {' '.join(gold_words)} " in f" {' '.join(answer_words)} ")
 
 
-def token_f1(answer: str, reference: str) -> float:
+def token_f1(answer: str, reference: str, squad: bool = False) -> float:
     """Harmonic mean of precision and recall of words, SQuAD's F1; in [0, 1], higher = better."""
-    answer_words, gold_words = words(answer), words(reference)
+    answer_words, gold_words = words(answer, squad), words(reference, squad)
     if not answer_words or not gold_words:
         return float(answer_words == gold_words)
     common = sum((Counter(answer_words) & Counter(gold_words)).values())
     return 2 * common / (len(answer_words) + len(gold_words))
 
 
-def token_recall(answer: str, reference: str) -> float:
+def token_recall(answer: str, reference: str, squad: bool = False) -> float:
     """Share of the gold answer's words in the answer; in [0, 1], higher = better."""
-    answer_words, gold_words = words(answer), words(reference)
+    answer_words, gold_words = words(answer, squad), words(reference, squad)
     if not gold_words:
         return float(not answer_words)
     return sum((Counter(answer_words) & Counter(gold_words)).values()) / len(gold_words)
 
 
 class _WordMetric(GenerationMetric):
-    """Maximum over all accepted gold answers, one score per example."""
+    """Maximum over all accepted gold answers, one score per example.
 
-    compare: Callable[[str, str], float]
+    Args:
+        squad: whether numbers lose their marks, as in SQuAD's evaluation; its name has it, too.
+    """
 
-    def __init__(self) -> None:
+    compare: Callable[[str, str, bool], float]
+
+    def __init__(self, squad: bool = False) -> None:
         super().__init__(["greedy_texts"], "sequence")
+        if not isinstance(squad, bool):
+            raise ValueError(f"expected squad: true or false in kwargs, got {squad!r}")
+        self.squad = squad
 
     def __str__(self) -> str:
-        return type(self).__name__
+        return type(self).__name__ + "_squad" * self.squad
 
     def __call__(self, stats: dict[str, Any], target_texts: list[str | list[str]]) -> np.ndarray:
         lists = [gold if isinstance(gold, list) else [gold] for gold in target_texts]
         pairs = zip(stats["greedy_texts"], lists, strict=True)
-        return np.array([max(type(self).compare(a, gold) for gold in golds) for a, golds in pairs])
+        compare = type(self).compare
+        return np.array([max(compare(a, gold, self.squad) for gold in golds) for a, golds in pairs])
 
 
 class ReferenceInAnswer(_WordMetric):
@@ -177,6 +261,13 @@ class TokenRecall(_WordMetric):
     """See `token_recall`."""
 
     compare = staticmethod(token_recall)
+
+
+class RougeMetric(HostRouge):
+    """LM-Polygraph's ROUGE; NaN, so that a row has no label, by a gold answer not read whole."""
+
+    def _score_single(self, t1: str, t2: str) -> float:
+        return np.nan if _dropped_by_rouge(t2) else float(super()._score_single(t1, t2))
 
 
 METRICS: dict[str, type[GenerationMetric]] = {

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 import pandas as pd
-from matplotlib import colormaps, rc_context, rcParams
+from matplotlib import colormaps, rc_context, rcdefaults, rcParams
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
@@ -44,11 +44,13 @@ Drawn = TypeVar("Drawn", bound=Callable[..., Any])
 
 
 def styled(draw: Drawn) -> Drawn:
-    """Apply `STYLE` while the function draws."""
+    """Apply `STYLE` while the function draws, and nothing of a user's matplotlibrc."""
 
     @wraps(draw)
     def styled(*args: Any, **kwargs: Any) -> Any:
-        with rc_context(STYLE):
+        with rc_context():
+            rcdefaults()
+            rcParams.update(STYLE)
             return draw(*args, **kwargs)
 
     return cast(Drawn, styled)

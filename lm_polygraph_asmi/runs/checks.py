@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -23,7 +23,7 @@ from lm_polygraph_asmi.config import ASMIConfig, check_stop
 from lm_polygraph_asmi.host.align_score import checkpoint_problem
 from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.host.generation import read_shipped
-from lm_polygraph_asmi.host.quality import ENGLISH, unread
+from lm_polygraph_asmi.host.quality import ENGLISH, LEFT_OUT, unread, unread_rows
 from lm_polygraph_asmi.host.side_models import cross_encoder_problem, nli_problem, unavailable
 from lm_polygraph_asmi.host.window import read_window
 from lm_polygraph_asmi.options import check_shell_stop
@@ -100,7 +100,7 @@ def read_plan(config: DictConfig) -> Plan:
         return Plan(config, faults={"config": reasons})
     try:
         plan = Plan(config, estimators, run_rows(config))
-        check_usable(plan.asked)
+        check_usable(replace(plan.rows, rows=plan.asked), bool(config.get("multiref")))
     except (OSError, ValueError) as error:
         return Plan(config, estimators, faults={"rows": [str(error)]})
     return plan
@@ -131,23 +131,28 @@ def check_rows(plan: Plan) -> Iterator[Finding]:
             f"expected two rows or more, got {len(rows)}: LM-Polygraph's metric IsotonicPCC would "
             "end the run with an error. Use more rows or fewer shards"
         )
-    yield from _check_gold(config, rows)
+    if plan.rows.labelled:
+        yield from _check_gold(config, rows)
 
 
 def _check_gold(config: DictConfig, rows: list[DataRow]) -> Iterator[Finding]:
-    """Gold answers by which a metric cannot judge."""
+    """Gold answers by which a metric cannot judge; of few of them, ROUGE only makes no label."""
+    functions = [n for n in ("process_output_fn", "process_target_fn") if config.get(n)]
+    if len(functions) == 1:
+        yield Finding(f"LM-Polygraph calls both or neither, and only {functions[0]} is set")
     golds, ids = [row.output for row in rows], [row.id for row in rows]
-    if not any(golds):
-        return  # a run without gold answers
     process = str
     path, name = (OmegaConf.select(config, f"process_target_fn.{k}") for k in ("path", "fn_name"))
     if path is not None and Path(path).is_file():
-        process = getattr(load_external_module(path), str(name), str)
+        process = getattr(load_external_module(path), str(name))
     for metric in _metrics(config):
+        name = metric["name"]
         if "lang" in (metric.get("kwargs") or {}):
             continue  # the user's own choice of a model
-        if found := unread(metric["name"], golds, ids, process):
-            yield Finding(found, fatal=not metric["name"].startswith(ENGLISH))
+        if found := unread(name, golds, ids, process):
+            few = len(unread_rows(name, golds, ids, process)) <= LEFT_OUT * len(rows)
+            left_out = name.startswith("Rouge") and few
+            yield Finding(found, fatal=not (left_out or name.startswith(ENGLISH)))
 
 
 def _metrics(config: DictConfig) -> list[dict[str, Any]]:

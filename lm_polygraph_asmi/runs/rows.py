@@ -1,16 +1,19 @@
 """The rows of a run: read from their source, subsampled, split into shards, with ids.
 
 LM-Polygraph keeps only texts, and reads CSV files so that the answer "None" becomes NaN and "007"
-becomes 7. So the rows of a shipped config are saved as a `datasets` folder (`load_from_disk: true`)
-with columns `id`, `cluster`, `input` (prompt) and `output` (gold answer, or a list of them).
+becomes 7. So the rows of a shipped config (`data.source`) are read strictly, and saved as a
+`datasets` folder (`load_from_disk: true`) with columns `id`, `cluster`, `input` (prompt) and
+`output` (gold answer, or with `multiref` a list of them).
 """
 
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -23,6 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 from lm_polygraph_asmi.analysis.clusters import cluster_key, text_clusters
 from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.runs.squad import DEMO_DATA, Question, prompt_of, questions_of, read_squad
+from lm_polygraph_asmi.tables import LINES, TABLES, read_table
 from lm_polygraph_asmi.validation import (
     check_at_least_one,
     check_one_of,
@@ -43,10 +47,22 @@ SELECTING = {
 }  # fmt: skip
 """Entries of the node `data` that choose among the rows of its source, and their defaults."""
 Source = str | Path | Sequence[str] | None
+Table = list[dict[str, Any]]
+SQUAD = {"context", "question", "answers"}
+"""Columns of SQuAD, from which a prompt is built."""
+
+
+WRITTEN_LIST = re.compile(
+    r"""(array\()?[\[{][\[{(\s]*((None|null|nan),?\s*)*(['"].*)?[\]})]"""
+    r"""|\(\s*['"].*['"]\s*,\s*(['"].*['"])?\s*\)""",
+    re.DOTALL,
+)
+"""A list or a dictionary of texts, or an empty one, as Python, NumPy or JSON write it; numbers
+alone may be meant: "[0, 1]" is an interval."""
 
 
 class DataRow(NamedTuple):
-    """One question of a run: prompt, and gold answer, or all accepted ones; None: it has none.
+    """One question of a run: prompt, and gold answer, or all accepted ones (`multiref`).
 
     Attributes:
         id: id in the source, or "split:number"; the same after subsampling and sharding.
@@ -63,12 +79,14 @@ class DataRow(NamedTuple):
 class RunRows:
     """The rows of a run, before LM-Polygraph's own subsampling.
 
-    `revision`: commit of a hub dataset. `chosen`: by the node `data`. `named`: whether a manifest
-    names them; LM-Polygraph may read other sources differently. `saved`: folders that have them.
+    `revision`: commit of a hub dataset. `labelled`: whether they have gold answers, else empty
+    ones. `chosen`: by the node `data`. `named`: whether a manifest names them; LM-Polygraph may
+    read other sources differently. `saved`: folders that have them.
     """
 
     rows: list[DataRow]
     revision: str | None = None
+    labelled: bool = True
     named: bool = True
     chosen: bool = False
     saved: set[Path] = field(default_factory=set)
@@ -89,21 +107,37 @@ def _identity(value: Any) -> str:
         return ""
 
 
-def problem_of(row: DataRow) -> str | None:
-    """Why a row cannot be asked; None if it can."""
-    answers = row.output if isinstance(row.output, list) else [row.output]
-    if not answers:
-        return "it has no answer"
-    for name, text in [("prompt", row.input), *(("answer", answer) for answer in answers)]:
+def problem_of(row: DataRow, multiref: bool | None = False) -> str | None:
+    """Why a row cannot be asked; None if it can.
+
+    Args:
+        row: the row.
+        multiref: as in the config: whether the gold answer must be a list of all accepted ones, not
+            a text. None: a run without gold answers.
+    """
+    given = row.output
+    if multiref and isinstance(given, str):
+        return "its answer is a text: multiref takes a list of all accepted ones, so leave it out"
+    if multiref is False and isinstance(given, list):
+        return "its answer is a list: for the best of all accepted answers set +multiref=true"
+    golds = [] if multiref is None else given if isinstance(given, list) else [given]
+    for name, text in [("prompt", row.input), *(("answer", gold) for gold in golds)]:
         if text is None:
             return f"its {name} is null"
         if not isinstance(text, str):
             return f"its {name} is {text!r:.40}, not a text"
+        if not text.strip():
+            return f"its {name} is empty"
         if half := lone_surrogate(text):
             return f"its {name} has {half}"
-    if not row.cluster:
-        return "its cluster is missing"
-    return None if row.input.strip() else "its prompt is empty"
+        if name == "answer" and WRITTEN_LIST.fullmatch(text.strip()):
+            return (
+                f"its answer {text!r:.40} is a list written as a text: write a text, or in JSON "
+                "lines or Parquet a list, with +multiref=true"
+            )
+    if multiref and not golds:
+        return "it has no answer"
+    return None if row.cluster else "its cluster is missing"
 
 
 def sample(rows: list[DataRow], size: int, seed: int, by_cluster: bool = False) -> list[DataRow]:
@@ -144,63 +178,82 @@ def read_data(
     prompt_style: str = "paper",
     closed_book: bool = False,
 ) -> RunRows:
-    """All rows of a source, in order: SQuAD-format JSON file, `datasets` folder, or hub dataset.
+    """All rows of a source, in order: a file, a `datasets` folder, or a hub dataset.
 
-    A hub dataset is a name, or name and configuration, "name@revision" if pinned; None: the demo's
-    questions. From SQuAD's columns the prompt is built (`squad.PROMPTS`); else the columns of
-    prompts and answers (None: no answers) are read. Rows share a cluster by a column
-    `cluster`, the passage, or `text_clusters` of the prompts.
+    A file is JSON lines, CSV or Parquet, or .json in SQuAD's format. A hub dataset is a name, or
+    name and configuration, "name@revision" if pinned; None: the demo's questions. From SQuAD's
+    columns the prompt is built (`squad.PROMPTS`); else the columns of prompts and answers (None: no
+    answers) are read. Rows share a cluster by a column `cluster`, the passage, or `text_clusters`
+    of the prompts.
     """
     revision = None
     name = " ".join(source) if isinstance(source, list | tuple) else str(source or DEMO_DATA)
-    if name.endswith(".json"):
-        if not Path(name).is_file():
-            raise FileNotFoundError(f"data.source: the file {name} does not exist")
+    suffix, known = Path(name).suffix.lower(), (".json", *LINES, *TABLES, ".txt", ".xlsx", ".gz")
+    file = Path(name).is_file() or (suffix in known and not Path(name).is_dir())
+    if file and not Path(name).is_file():
+        raise FileNotFoundError(f"data.source: the file {name} does not exist")
+    if suffix == ".json" and file:
         rows = _from_questions(read_squad(name), prompt_style, closed_book)
     else:
-        table, revision = _load(source, name, split)
-        columns = table.column_names
-        if text_column not in columns and {"context", "question", "answers"} <= set(columns):
+        table, revision = (table_of(name, text_column), None) if file else _load(source, split)
+        columns = list(dict.fromkeys(column for row in table for column in row))
+        if text_column not in columns and {*columns} >= SQUAD:
             rows = _from_questions(questions_of(table), prompt_style, closed_book)
+        elif closed_book or prompt_style != "paper":
+            raise ValueError(
+                f"{name} has complete prompts (columns {columns}): data.closed_book and "
+                "data.prompt_style need SQuAD's columns"
+            )
         else:
-            if closed_book or prompt_style != "paper":
-                raise ValueError(
-                    f"{name} has complete prompts (columns {columns}): data.closed_book and "
-                    "data.prompt_style need SQuAD's columns"
-                )
             rows = _from_columns(table, name, text_column, label_column, f"{split}:")
     if not rows:
         raise ValueError(f"{name} has no rows in the split {split!r}: see data.split")
+    if label_column is None:
+        rows = [row._replace(output="") for row in rows]
     ids = pd.Series([row.id for row in rows])
     times = ids.groupby(ids).cumcount() + 1  # the second "7" becomes "7#2"
     if repeated := int((times > 1).sum()):
         log.warning("%s repeats %d ids; they were numbered", name, repeated)
     unique = ids.where(times == 1, ids + "#" + times.astype(str))
-    return RunRows([r._replace(id=i) for r, i in zip(rows, unique, strict=True)], revision)
+    rows = [row._replace(id=i) for row, i in zip(rows, unique, strict=True)]
+    return RunRows(rows, revision, labelled=label_column is not None)
 
 
-def _load(source: Any, name: str, split: str) -> tuple[Dataset, str | None]:
+def table_of(file: str | Path, text_column: str) -> Table:
+    """The rows of a file, read strictly; ValueError for each that cannot be read."""
+    rows = list(read_table(file, (text_column,)))
+    wrong = [f"row {row.number} ({row.error})" for row in rows if row.error]
+    if wrong:
+        raise ValueError(f"{file}: {_cannot_ask(wrong, len(rows))}")
+    return [row.content for row in rows]
+
+
+def _load(source: Any, split: str) -> tuple[Table, str | None]:
     """A table, and the commit of a hub dataset, after which `datasets` names its cache's folder."""
+    first, *configuration = [source] if isinstance(source, str | Path) else source
+    name = " ".join(map(str, (first, *configuration)))
     try:
-        saved = ("dataset_info.json", "dataset_dict.json")
-        if isinstance(source, str | Path) and any(Path(source, f).is_file() for f in saved):
-            loaded = load_from_disk(str(source))
-            return loaded[split] if isinstance(loaded, DatasetDict) else loaded, None
-        first, *configuration = [source] if isinstance(source, str | Path) else source
-        if Path(first).suffix == ".csv":
-            return Dataset.from_pandas(pd.read_csv(first)), None  # as LM-Polygraph does
+        if _is_saved(Path(first)):
+            loaded = load_from_disk(str(first))
+            return (loaded[split] if isinstance(loaded, DatasetDict) else loaded).to_list(), None
         if Path(first).exists():
-            return load_dataset(str(first), *configuration, split=split), None
+            return load_dataset(str(first), *configuration, split=split).to_list(), None
         place, _, pinned = str(first).partition("@")
         table = load_dataset(place, *configuration, split=split, revision=pinned or None)
         commits = [Path(file["filename"]).parent.name for file in table.cache_files]
-        return table, commits[0] if commits else None
+        return table.to_list(), commits[0] if commits else None
     except Exception as error:  # a library's own
         raise ValueError(
-            f"cannot read the split {split!r} of the dataset {name}: {error.__cause__ or error}. "
-            "Expected a dataset of the hub (download it once with a connection), a folder written "
-            "by save_to_disk, or files of one format: see data.source and data.split"
+            f"cannot read the split {split!r} of the dataset {name}: "
+            f"{error.__cause__ or error}. Expected a file that is there, a dataset of the hub "
+            "(download it once with a connection), a folder written by save_to_disk, or one of "
+            "Parquet files: see data.source and data.split"
         ) from error
+
+
+def _is_saved(folder: Path) -> bool:
+    """Whether a folder was written by `save_to_disk`."""
+    return any((folder / f).is_file() for f in ("dataset_info.json", "dataset_dict.json"))
 
 
 def _from_questions(questions: list[Question], style: str, closed_book: bool) -> list[DataRow]:
@@ -217,34 +270,37 @@ def _from_questions(questions: list[Question], style: str, closed_book: bool) ->
 
 
 def _from_columns(
-    table: Dataset, name: str, text: str, label: str | None, prefix: str
+    table: Table, name: str, text: str, label: str | None, prefix: str
 ) -> list[DataRow]:
     """Rows of complete prompts; without a column `id`, ids are their numbers after `prefix`."""
-    columns = table.column_names
+    columns = list(dict.fromkeys(column for row in table for column in row))
     for column in (text, label):
-        if column is not None and column not in columns:
+        if table and column is not None and column not in columns:
             raise ValueError(
                 f"expected a column {column!r} in {name}, got {columns}: set text_column and "
                 "label_column, of data.source data.text_column and data.label_column"
             )
-    answers = [""] * len(table) if label is None else table[label]
-    ids = table["id"] if "id" in columns else [f"{prefix}{i}" for i in range(len(table))]
+    ids = [row.get("id") if "id" in columns else f"{prefix}{i}" for i, row in enumerate(table)]
+    if nameless := [i for i, given in enumerate(ids) if given is None or not str(given).strip()]:
+        raise ValueError(f"{name}: row {nameless[0] + 1} has no id: give all rows one, or none")
+    prompts: list[Any] = [row.get(text) for row in table]
     clusters = (
-        table["cluster"]
+        [row.get("cluster") for row in table]
         if "cluster" in columns
-        else (map(cluster_key, text_clusters(list(map(str, table[text])))))
+        else map(cluster_key, text_clusters(list(map(str, prompts))))
     )
     return [
-        DataRow(str(i), _identity(cluster), prompt, answer)
-        for i, cluster, prompt, answer in zip(ids, clusters, table[text], answers, strict=True)
+        DataRow(str(i), _identity(cluster), prompt, row.get(label or ""))
+        for i, cluster, prompt, row in zip(ids, clusters, prompts, table, strict=True)
     ]
 
 
-def select_rows(data: Mapping[str, Any]) -> RunRows:
+def select_rows(data: Mapping[str, Any], multiref: bool = False) -> RunRows:
     """The rows that a config's node `data` describes; ValueError for one that cannot be asked.
 
     `data` has arguments of `read_data` and of `SELECTING`, which are applied in this order: `size`
     with `subsample_seed` (as LM-Polygraph draws it), `first`, `sample` (see `sample`), `shard`.
+    `multiref`: see `problem_of`.
     """
     how = SELECTING | {name: value for name, value in data.items() if name in SELECTING}
     for name in ("size", "first", "sample"):
@@ -255,11 +311,20 @@ def select_rows(data: Mapping[str, Any]) -> RunRows:
     if how["sample_by"] is not None:
         check_one_of("data.sample_by", how["sample_by"], ("cluster",))
         check_whole("data.sample, of which data.sample_by is a part,", how["sample"])
+    source = data.get("source") or ""
+    folder = Path(source if isinstance(source, str) else source[0])
+    if source and folder.is_dir() and not _is_saved(folder):
+        for file in folder.rglob("*"):
+            if file.suffix.lower() in {*LINES, *TABLES, ".json"} - {".parquet"}:
+                raise ValueError(
+                    f"data.source: of the files in {folder}, types would be guessed: name one "
+                    f"({file})"
+                )
     read = read_data(**{name: value for name, value in data.items() if name not in SELECTING})
     rows = subsample(read.rows, how["size"], how["subsample_seed"])[: how["first"]]
     if how["sample"] is not None:
         rows = sample(rows, how["sample"], how["sample_seed"], how["sample_by"] == "cluster")
-    check_usable(rows)
+    check_usable(replace(read, rows=rows), multiref)
     rows = shard_of(rows, how["shard"], how["num_shards"])
     return replace(read, rows=rows, chosen=True)
 
@@ -267,15 +332,20 @@ def select_rows(data: Mapping[str, Any]) -> RunRows:
 def unusable_rows(rows: Sequence[DataRow], problem: Callable[[DataRow], str | None]) -> str | None:
     """Error message for rows that cannot be asked, by the reason for each; None without any."""
     problems = [f"{row.id} ({reason})" for row in rows if (reason := problem(row))]
-    if not problems:
-        return None
+    return _cannot_ask(problems, len(rows)) if problems else None
+
+
+def _cannot_ask(problems: list[str], rows: int) -> str:
     named = "; ".join(problems[:NAMED]) + "; ..." * (len(problems) > NAMED)
-    return f"cannot ask {len(problems)} of {len(rows)} rows: {named}. Correct or remove them"
+    return f"cannot ask {len(problems)} of {rows} rows: {named}. Correct or remove them"
 
 
-def check_usable(rows: Sequence[DataRow]) -> None:
-    """ValueError for rows that would end a run when their turn comes."""
-    if unusable := unusable_rows(rows, problem_of):
+def check_usable(read: RunRows, multiref: bool) -> None:
+    """ValueError for rows that would end a run when their turn comes, or get a wrong label."""
+    if multiref and not read.labelled:
+        raise ValueError("multiref needs gold answers, and label_column is null: leave one out")
+    form = multiref if read.labelled else None
+    if unusable := unusable_rows(read.rows, partial(problem_of, multiref=form)):
         raise ValueError(unusable)
 
 
@@ -286,20 +356,50 @@ def run_rows(config: DictConfig) -> RunRows:
         _chosen_rows.cache_clear()  # the source may have changed since an earlier run
         return chosen_rows(config)
     source = config.dataset if isinstance(config.dataset, str) else list(config.dataset)
-    read = read_data(source, config.eval_split, config.text_column, config.get("label_column"))
+    columns = config.text_column, config.get("label_column")
+    if isinstance(source, str) and Path(source).is_file():
+        return RunRows(_as_the_host_reads(source, config.eval_split, *columns), named=False)
     # LM-Polygraph reads other sources in its own way.
-    return replace(read, named=bool(config.get("load_from_disk")) and isinstance(source, str))
+    named = bool(config.get("load_from_disk")) and isinstance(source, str)
+    return replace(read_data(source, config.eval_split, *columns), named=named)
+
+
+def _as_the_host_reads(file: str, split: str, text: str, label: str | None) -> list[DataRow]:
+    """Rows of a config's own `dataset: FILE.csv`, as LM-Polygraph's `Dataset.from_csv` reads them.
+
+    That is with pandas, which guesses types and separators: ValueError unless it reads what is
+    written.
+    """
+    if label is None:
+        raise ValueError(f"LM-Polygraph reads {file} only with a label_column: set it")
+    frame = pd.read_csv(file)
+    cells = frame.astype(object).where(frame.notna(), None)
+    rows = _from_columns(cells.to_dict("records"), file, text, label, f"{split}:")
+    written = [(row.get(text), row.get(label)) for row in table_of(file, text)]
+    read = [(row.input, row.output) for row in rows]
+    wrong = [
+        f"row {number} (read as {theirs!r:.80}, written {ours!r:.80})"
+        for number, (theirs, ours) in enumerate(zip_longest(read, written), 1)
+        if theirs != ours
+    ]
+    if wrong:
+        raise ValueError(
+            f"{file}, as LM-Polygraph reads it with pandas: {_cannot_ask(wrong, len(rows))}, or "
+            "name the file as data.source in a config with asmi_base, which takes all cells as text"
+        )
+    return rows
 
 
 def chosen_rows(config: DictConfig) -> RunRows:
     """The rows that a run's node `data` describes."""
     # A source may be a relative path.
-    return _chosen_rows(json.dumps(container(config.data), default=str), Path.cwd())
+    data = json.dumps(container(config.data), default=str)
+    return _chosen_rows(data, bool(config.get("multiref")), Path.cwd())
 
 
 @lru_cache(maxsize=1)  # the run's checks and LM-Polygraph ask for them
-def _chosen_rows(data_json: str, _: Path) -> RunRows:
-    return select_rows(json.loads(data_json))
+def _chosen_rows(data_json: str, multiref: bool, _: Path) -> RunRows:
+    return select_rows(json.loads(data_json), multiref)
 
 
 def results_folder(config: DictConfig) -> Path:

@@ -47,7 +47,8 @@ def read_squad(file: str | Path) -> list[Question]:
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise ValueError(
             f"expected SQuAD-format JSON (data / paragraphs / context, qas / id, question, answers "
-            f"/ text) in {file}: {error!r}"
+            f"/ text) in {file}: {error!r}. Write rows of your own as JSON lines (.jsonl), CSV or "
+            "Parquet"
         ) from error
 
 

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from lm_polygraph_asmi import Scorer
+from lm_polygraph_asmi.host import loading
 from lm_polygraph_asmi.host.configs import configs_path
 from lm_polygraph_asmi.host.loading import load_named, log, quiet
 from lm_polygraph_asmi.model import attention_of
@@ -73,6 +74,17 @@ def test_files_that_are_missing_or_damaged(folder, file, left, message):
     if left:
         (folder / file).write_bytes(content)
     with pytest.raises((OSError, ValueError), match=message):
+        load_named(str(folder))
+
+
+@pytest.mark.parametrize("left_out", ["config.json", None])
+def test_an_adapter_without_peft(folder, monkeypatch, left_out):
+    """Beside a model's own weights, transformers would leave it out in silence."""
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    if left_out:
+        (folder / left_out).unlink()
+    monkeypatch.setattr(loading, "is_peft_available", lambda: False)
+    with pytest.raises(ValueError, match=r"it is an adapter .* Install it \(pip install peft\)"):
         load_named(str(folder))
 
 

@@ -5,18 +5,20 @@ from contextlib import suppress
 
 import pytest
 from lm_polygraph.generation_metrics import alignscore_utils
-from lm_polygraph.generation_metrics.alignscore import AlignScore as HostAlignScore
 from lm_polygraph.utils.model import WhiteboxModel
+from rouge_score import tokenize
 
 from lm_polygraph_asmi.host.align_score import AlignScore
 from lm_polygraph_asmi.host.mends import MENDS, mended
-from lm_polygraph_asmi.host.quality import METRICS
+from lm_polygraph_asmi.host.quality import METRICS, RougeMetric
 from lm_polygraph_asmi.host.whitebox import StopsOnceModel
 
 
 def test_a_script_holds_them_meanwhile():
-    theirs = {"AlignScore": HostAlignScore, "WhiteboxModel": WhiteboxModel}
-    ours = {"AlignScore": AlignScore, "WhiteboxModel": StopsOnceModel}
+    theirs = {name: of[0] for name, of in MENDS.items()}
+    ours = {
+        "AlignScore": AlignScore, "RougeMetric": RougeMetric, "WhiteboxModel": StopsOnceModel
+    }  # fmt: skip
     own = dict.fromkeys(MENDS, "another")
     for before, meanwhile in ((theirs, ours), (own, own)):
         script = before | {"TokenF1": "its own"}
@@ -30,6 +32,7 @@ def test_a_script_holds_them_meanwhile():
     ("code", "line"),
     [
         (alignscore_utils, "load_state_dict(state_dict, strict=False)"),
+        (tokenize, 'NON_ALPHANUM_PATTERN = r"[^a-z0-9]+"'),
         (WhiteboxModel.generate, "default_params = asdict(self.generation_parameters)"),
     ],
 )

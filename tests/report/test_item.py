@@ -4,8 +4,10 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib import rc_context, rcParams
 
 from lm_polygraph_asmi.analysis import PRR, Interval
+from lm_polygraph_asmi.report.figures import forest, save
 from lm_polygraph_asmi.report.item import BOLD, ITALIC, Marked, MissingItem, ReportItem, frame, text
 from lm_polygraph_asmi.report.writing import _write_table, latex_table
 
@@ -97,3 +99,14 @@ def test_the_frame_of_an_item():
     assert item.draw() == {"a": 7, "b": 7}
     (item,) = frame("x", "X", ["silent"], compute, otherwise="nothing here")
     assert item == MissingItem("X", "nothing here")
+
+
+def test_a_users_own_style_changes_no_figure(tmp_path):
+    """As a matplotlibrc would, such as one that draws texts by a LaTeX that is not there."""
+    panels = {"PRR, $a_b": {"MSP": Interval(0.1, 0.0, 0.2)}}
+    own = {"text.usetex": True, "font.size": 30, "savefig.transparent": True, "figure.dpi": 20}
+    for name, style in (("plain", {}), ("own", own)):
+        with rc_context(style):
+            save(forest(panels, "ΔPRR"), tmp_path / f"{name}.svg")
+            assert [rcParams[key] for key in style] == [*style.values()]
+    assert (tmp_path / "own.svg").read_bytes() == (tmp_path / "plain.svg").read_bytes()

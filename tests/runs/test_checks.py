@@ -63,7 +63,18 @@ TWO = {"input": ["a", "b"], "output": ["x", "y"]}
     [
         (TWO, [], None),
         (TWO | {"output": ["北", "🙂"]}, ["generation_metrics=[{name: ReferenceInAnswer}]"], None),
-        (TWO | {"output": ["北", ""]}, ["generation_metrics=[{name: R,kwargs: {lang: zh}}]"], None),
+        (TWO | {"output": ["北", "!"]}, ["generation_metrics=[{name: R,kwargs: {lang: a}}]"], None),
+        (TWO, ["process_target_fn={path: x.py,fn_name: f}"], "only process_target_fn is set"),
+        (TWO | {"output": ["x", "Huế"]}, ["generation_metrics=[{name: RougeMetric}]"],
+         "(test:1: 'Huế' has 'ế', which it drops): use generation_metrics=[{name: ReferenceInAns"),
+        (TWO | {"output": [["x"], ["Hue", "Huế"]]},
+         ["+multiref=true", "generation_metrics=[{name: RougeMetric}]"], "1: 'Huế' has 'ế', which"),
+        (TWO | {"output": [["x"], ["y", "z"]]}, ["+multiref=true"], None),
+        (TWO | {"output": [["x"], ["y", "z"]]}, [], "test:0 (its answer is a list: for the best"),
+        (TWO, ["+multiref=true"], "test:1 (its answer is a text: multiref takes a list of all"),
+        (TWO | {"output": ["x", ""]}, [], "test:1 (its answer is empty)"),
+        (TWO | {"output": ["x", ""]}, ["data.label_column=null"], None),
+        (TWO, ["data.label_column=null", "+multiref=true"], "multiref needs gold answers"),
         (TWO, ["subsample_eval_dataset=1"], "expected two rows or more, got 1"),
         (TWO, ["subsample_eval_dataset=0.1"], ", got 0"),
         ({"question": ["a", "b"], "output": ["x", "y"]},
@@ -80,7 +91,11 @@ def test_data(tmp_path, columns, overrides, message):
     ("content", "messages"),
     [
         ("input,output\na,x\nb,c\n", []),
-        ("input,output\na,007\n", ["7, not a text"]),
+        ("input,output\na,007\n", ["row 1 (read as ('a', 7), written ('a', '007'))"]),
+        ("input,output\na,None\n", ["row 1 (read as ('a', None), written ('a', 'None'))"]),
+        ("input,output\na,b,\nc,d,\n", ["row 1 (expected 2 cells, as in the header, got 3"]),
+        ("input,output,output\na,b,c\n", ["the column 'output' occurs twice"]),
+        ("input;output\na;b\n", ["expected a column 'input'"]),
         ("input,output\na,b\n,c\nd,\n", ["1 (its prompt is null); test:2 (its answer is null)"]),
         ("", ["No columns to parse"]),
     ],
@@ -112,7 +127,8 @@ def test_gold_answers_that_a_metric_cannot_judge(tmp_path, gold, metric, fatal):
     source = saved(tmp_path, input=["Who?", "When?"], output=["Holm 1931", gold])
     own = f"data.source={source}", f"generation_metrics=[{{name: {metric}}}]"
     config = composed("asmi_babiqa", *own)
-    config.process_target_fn = composed("asmi_demo").process_target_fn  # drops articles
+    for name in ("process_output_fn", "process_target_fn"):
+        config[name] = composed("asmi_demo")[name]  # drops articles
     (finding,) = CHECKS["rows"](read_plan(config))
     assert f"1 of 2 rows (test:1: {gold!r}" in finding.text
     both = ({"name": "BertScoreMetric", "kwargs": {"lang": "ru"}}, *config.generation_metrics)
@@ -121,6 +137,17 @@ def test_gold_answers_that_a_metric_cannot_judge(tmp_path, gold, metric, fatal):
     advised = "AccuracyMetric" if gold in ("the", "?!", "A") else "ReferenceInAnswer"
     assert f"{{name: {advised}}}" in finding.text
     assert finding.fatal == fatal
+
+
+def test_few_rows_without_a_label_do_not_end_a_run(tmp_path):
+    """SQuAD has a few names with accents; ROUGE is mended so that it gives them none."""
+    for size, fatal in ((20, False), (8, True)):
+        output = ["Holm"] * (size - 1) + ["Beyoncé"]
+        source = saved(tmp_path / f"{size}", input=[f"{i}?" for i in range(size)], output=output)
+        metric = "generation_metrics=[{name: RougeMetric}]"
+        ((text, is_fatal),) = of_data(f"data.source={source}", metric)
+        assert f"1 of {size} rows (test:{size - 1}: 'Beyoncé' has 'é'" in text
+        assert is_fatal == fatal
 
 
 def test_models_of_quality_metrics_are_named_before_the_run(monkeypatch, tmp_path):

@@ -1,5 +1,6 @@
 """Which rows a run asks, and who they are."""
 
+import json
 import logging
 from unittest.mock import Mock, call
 
@@ -48,6 +49,7 @@ def test_the_host_reads_every_answer_as_text_from_the_results_folder(tmp_path):
         if isinstance(answer, list):
             source = saved(tmp_path, input=["Answer:"], output=[answer])
         node = {"data": data(source), "save_path": str(tmp_path / f"run{number}")}
+        node["multiref"] = isinstance(answer, list)
         folder = rows.saved_rows(OmegaConf.create(node))
         assert folder == tmp_path / f"run{number}" / "rows"
         loaded = HostDataset.load(str(folder), "input", "output", batch_size=1, load_from_disk=True)
@@ -199,7 +201,6 @@ def test_sources_and_ids(tmp_path, caplog):
         (SOUND, {"prompt_style": "demo"}, "has complete prompts"),
         ({"text": ["Who?"], "output": ["A"]}, {}, r"'input' in .*, got \['text', 'output'\]"),
         ({"input": ["Who?"], "gold": ["A"]}, {}, "of data.source data.text_column and data.label"),
-        ({"input": ["Who?"], "output": [[]]}, {}, r"test:0 \(it has no answer\)"),
         (
             {"input": ["Who?", None], "output": ["A", "B"]},
             {"num_shards": 2},
@@ -207,7 +208,6 @@ def test_sources_and_ids(tmp_path, caplog):
         ),
         ({"input": ["Who?", " \n"], "output": ["A", "B"]}, {}, r"test:1 \(its prompt is empty\)"),
         ({"input": [["W"], ["W"]], "output": ["A", "B"]}, {}, r"2 of 2 .*is \['W'\], not a text"),
-        ({"input": ["a"], "output": [["x", None]]}, {}, r"test:0 \(its answer is null\). Correct"),
         ({"input": ["a"] * 11, "output": [None] * 11}, {}, r"cannot ask 11 .*test:9 .*; \.\.\.\."),
     ],
 )
@@ -230,8 +230,113 @@ def test_questions_that_cannot_be_asked(tmp_path, changed, message):
         rows.select_rows(data(file))
 
 
+@pytest.mark.parametrize(
+    ("output", "as_text", "as_list"),
+    [
+        ("x", None, "is a text"), (["x", "y"], "is a list", None), ([], "is a list", "no answer"),
+        (["x", None], "is a list", "is null"), ([["x"]], "is a list", "is ['x'], not a text"),
+        (["x", 3], "is a list", "is 3, not a text"), (["x", " "], "is a list", "is empty"),
+        (3, "is 3, not a text", "is 3, not a text"), (None, "is null", "is null"),
+        ({"text": ["x"]}, "is {'text': ['x']}, not a text", "is {'text': ['x']}, not a text"),
+        ("\n", "is empty", "is a text"),
+        (["x", "['y']"], "is a list", "is a list written as a text"),
+    ],
+)  # fmt: skip
+def test_gold_answers_are_texts_or_lists_of_texts(output, as_text, as_list):
+    row = DataRow("1", "a", "Who?", output)
+    for multiref, expected in ((False, as_text), (True, as_list)):
+        assert (expected is None) == (rows.problem_of(row, multiref) is None)
+        assert (expected or "") in (rows.problem_of(row, multiref) or "")
+    assert rows.problem_of(row, None) is None
+
+
+def test_lists_written_as_texts_are_known():
+    lists = (["Edda Holm", "Holm"], ["d'Or", 'a "b"'], ["\\d", "é"], [["x"]], ("x", "y"), ("x",),
+             {"x"}, [], {"text": ["x"], "start": [3]}, [None, "x"], ["x" * 2000, "y"])  # fmt: skip
+    texts = [*map(str, lists), *(f"{np.array(one, object)}" for one in lists[:3]), "array(['x'])"]
+    texts += [json.dumps(one) for one in lists if not isinstance(one, set)]
+    texts += ["array(['a',\n 'b'], dtype=object)", " ['a'\n 'b']\n"]
+    plain = ["Holm", "[0, 1]", "(1, 2)", "{1}", '("Holm")', "'Holm'", "[sic]", "['90s", "f(x)"]
+    known = [rows.problem_of(DataRow("1", "a", "Who?", text)) for text in (*texts, *plain)]
+    assert [bool(problem) for problem in known] == [True] * len(texts) + [False] * len(plain)
+
+
+FORMS = {
+    "a.csv": "id,input,output\n007,Who?,007\n08,When?,None\n",
+    "b.csv": "id;input;output;more\r\n007;Who?;007;\r\n08;When?;None;x\r\n",
+    "c.TSV": "\ufeffid\tinput\toutput\n007\tWho?\t007\n08\tWhen?\tNone\n",
+    "d.ndjson": '{"id": "007", "input": "Who?", "output": "007"}\n'
+    '{"id": "08", "input": "When?", "output": "None", "more": 1}\n',
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_file_is_read_as_it_is_written(tmp_path, name, monkeypatch):
+    monkeypatch.setattr(rows, "load_dataset", Mock(side_effect=AssertionError))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_text(FORMS[name], newline="")
+    found = rows.select_rows(data(name))
+    assert [row[::3] for row in found.rows] == [("007", "007"), ("08", "None")]
+    assert [row.input for row in found.rows] == ["Who?", "When?"]
+
+
+def test_numbers_of_a_typed_file(tmp_path):
+    """As ids they are text, as gold answers they are named."""
+    file = tmp_path / "a.parquet"
+    Dataset.from_dict({"id": [0, 2**60], "input": ["a", "b"], "output": ["x", "y"]}).to_parquet(
+        file
+    )
+    assert ids(rows.select_rows(data(file)).rows) == ["0", str(2**60)]
+    (tmp_path / "a.jsonl").write_text('{"input": "a", "output": "x"}\n{"input": "b", "output": 3}')
+    with pytest.raises(ValueError, match=r"1 of 2 rows: test:1 \(its answer is 3, not a text\)"):
+        rows.select_rows(data(tmp_path / "a.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "a.csv",
+            "input,output\na,b,\nc,d,\n",
+            r"a\.csv: cannot ask 2 of 2 rows: row 1 \(expected 2",
+        ),
+        ("a.csv", "input,output\na,b\nc\n", r"1 of 2 rows: row 2 \(expected 2 cells.*got 1"),
+        ("a.csv", "input,output,output\na,b,c\n", "the column 'output' occurs twice"),
+        ("a.csv", "question,output\na,b\n", "expected a column 'input', got 'question', 'output'"),
+        ("a.csv", "input,gold\na,b\n", r"expected a column 'output' in .*got \['input', 'gold'\]"),
+        ("a.csv", "input,output\n", "has no rows"),
+        ("a.csv", "id,input,output\n1,a,b\n,c,d\n", "row 2 has no id"),
+        ("a.csv", "input,output\na,\"['b', 'c']\"\n", "is a list written as a text"),
+        ("a.jsonl", '{"input": "a", "output": "b"}\n{"input": \n', r"row 2 \(not JSON"),
+        (
+            "a.jsonl",
+            '{"input": "a", "output": "b"}\n{"output": "b"}\n',
+            "test:1 .its prompt is null",
+        ),
+        ("a.jsonl", '{"input": "a", "output": "b", "output": "c"}\n', "'output' occurs twice"),
+        ("a.xlsx", "PK", r"a\.xlsx: expected a file \.jsonl"),
+        ("a.json", '[{"input": "a", "output": "b"}]', r"a\.json: .*rows of your own as JSON lines"),
+        ("sub/a.csv", "input,output\na,7\n", r"in sub, types would be guessed: name one \(sub"),
+        ("sub/a.jsonl", '{"input": "a", "output": "2020-01-01"}', "in sub, types would be guessed"),
+        (None, "none.jsonl", "the file none.jsonl does not exist"),
+        (None, "none.csv.gz", "the file none.csv.gz does not exist"),
+        (None, "none.CSV", "the file none.CSV does not exist"),
+        (None, "none.parquet", "the file none.parquet does not exist"),
+    ],
+)
+def test_files_that_are_refused(tmp_path, monkeypatch, name, content, message):
+    monkeypatch.setattr(rows, "load_dataset", Mock(side_effect=AssertionError("the hub")))
+    monkeypatch.chdir(tmp_path)
+    if name is not None:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+        content = name.partition("/")[0]
+    with pytest.raises((ValueError, OSError), match=message):
+        rows.select_rows(data(content))
+
+
 def test_half_of_a_surrogate_pair_is_named():
-    problem = rows.problem_of(DataRow("1", "a", "Who?", ["a", "\udfff"]))
+    problem = rows.problem_of(DataRow("1", "a", "Who?", ["a", "\udfff"]), multiref=True)
     assert problem == r"its answer has '\udfff' at character 1, half of a surrogate pair"
 
 

@@ -30,7 +30,7 @@ def test_the_signal_that_decides(signal, expected, signals):
             unlabelled=unlabelled and unlabelled[expected],
         )  # fmt: skip
         assert found.guarantee == replace(rule, confidence=0.8, signals=signals)
-    with pytest.raises(ValueError, match="expected a signal of sem, .*; got 'perplexity'"):
+    with pytest.raises(ValueError, match=r"expected a signal of sem, .*; got 'perplexity'"):
         fit(COLUMNS, ANSWERS, signal="perplexity", **ASKED)
 
 

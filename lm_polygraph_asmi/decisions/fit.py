@@ -1,6 +1,7 @@
 """The fit that both doors share: columns of signals and labels in, a `Calibration` out."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,16 +9,11 @@ from jaxtyping import Float
 from numpy.typing import ArrayLike
 
 from lm_polygraph_asmi.analysis.clusters import RESAMPLES
-from lm_polygraph_asmi.analysis.comparison import auroc, auroc_interval, prr_intervals
+from lm_polygraph_asmi.analysis.comparison import auroc_interval, prr_intervals
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.decisions.calibration import Calibration, RankedSignal
 from lm_polygraph_asmi.decisions.learned import Features, learned_threshold
-from lm_polygraph_asmi.decisions.risk_control import (
-    CHOICE_SHARE,
-    check_guarantee,
-    choosing_rows,
-    risk_threshold,
-)
+from lm_polygraph_asmi.decisions.risk_control import check_guarantee, risk_threshold
 from lm_polygraph_asmi.scoring.signals import LEARNED, SIGNALS, TITLES
 
 
@@ -45,21 +41,6 @@ def rank_signals(scores: Mapping[str, ArrayLike], answers: Labelled) -> dict[str
     }
 
 
-def best_signal(scores: Mapping[str, ArrayLike], answers: Labelled) -> str:
-    """The signal with the highest AUROC on the clusters that choose; ties: the first.
-
-    `risk_threshold` with the share of these clusters tests on the others, so its guarantee holds.
-    """
-    columns = dict(zip(scores, answers.columns(**scores), strict=True))
-    rows = choosing_rows(answers.codes, answers.seed)
-
-    def auroc_of(name: str) -> float:
-        area = auroc(columns[name][rows], answers.wrong[rows])
-        return 0.5 if np.isnan(area) else area
-
-    return max(scores, key=auroc_of)
-
-
 def fit(
     columns: Mapping[str, Float[np.ndarray, " n"]],
     answers: Labelled,
@@ -67,16 +48,18 @@ def fit(
     risk: float,
     confidence: float,
     signal: str,
-    method: str,
     features: Callable[[], Features] = dict,
     unlabelled: Mapping[str, Float[np.ndarray, " m"]] | None = None,
+    largest: int | None = None,
     **about: Any,
 ) -> Calibration:
     """Fit the threshold on answers that are not blank.
 
-    `columns` has signal -> values, nats, higher = more uncertain; `method` is the score's; for the
-    signal "learned", `features` reads what it learns from, (n, width) by group; `unlabelled` has
-    the signals of other answers, see `risk_threshold`. `about`: other fields of `Calibration`.
+    `columns` has signal -> values, nats, higher = more uncertain. `signal` names one; "best" is the
+    unmasked one that accepts most, each at an equal part of the level; for "learned", `features`
+    reads what it learns from, (n, width) by group. `unlabelled` has the signals of other answers,
+    and `largest` the most answers of a cluster, see `risk_threshold`. `about`: other fields of
+    `Calibration`.
     """
     if answers.wrong.all():
         raise ValueError(f"expected right and wrong answers, got {len(answers)}, all wrong")
@@ -84,20 +67,25 @@ def fit(
         if unlabelled:
             raise ValueError("a learned score takes no unlabelled rows: name another signal")
         simple = {kind: columns[kind] for kind in columns if not SIGNALS[kind].masked}
-        choice = learned_threshold(features(), simple, answers, risk, confidence)
+        choice = learned_threshold(features(), simple, answers, risk, confidence, largest=largest)
         columns = {**columns, choice.signal: choice.values}
         decider, rule = choice.signal, choice.rule
         about |= {"learned": choice.score, "learning": choice.learning}
     else:
-        ordered = {method: columns[method], **columns}  # the score comes first: it wins ties
-        decider = {"best": best_signal(ordered, answers), "score": method}.get(signal, signal)
-        if decider not in columns:
-            raise ValueError(f"expected a signal of {', '.join(columns)}; got {decider!r}")
-        rule = risk_threshold(
-            columns[decider], answers.wrong, answers.clusters, risk, confidence,
-            share=CHOICE_SHARE if signal == "best" else 0.0,
-            unlabelled=None if unlabelled is None else unlabelled[decider],
-        )  # fmt: skip
+        unmasked = [name for name in columns if not SIGNALS[name].masked]
+        names = (unmasked or list(columns)) if signal == "best" else [signal]
+        if missing := set(names) - set(columns):
+            raise ValueError(f"expected a signal of {', '.join(columns)}; got {missing.pop()!r}")
+        level = (1 - confidence) / len(names)
+        rules = {
+            name: risk_threshold(
+                columns[name], answers.wrong, answers.clusters, risk, 1 - level,
+                unlabelled=None if unlabelled is None else unlabelled[name], largest=largest,
+            )
+            for name in names
+        }  # fmt: skip
+        decider = max(rules, key=lambda name: rules[name].coverage)
+        rule = replace(rules[decider], confidence=confidence, signals=len(names))
     return Calibration(
         signal=decider,
         guarantee=rule,

@@ -118,6 +118,7 @@ def learned_threshold(
     risk: float,
     confidence: float,
     fit: Learner = fit_score,
+    largest: int | None = None,
 ) -> LearnedThreshold:
     """The most lenient threshold with a risk guarantee, on a learned score if it ranks better.
 
@@ -128,7 +129,7 @@ def learned_threshold(
     """
     tables, columns = _tables(features), dict(zip(simple, answers.columns(**simple), strict=True))
     answers.columns(**tables)
-    learning = choosing_rows(answers.codes, answers.seed, LEARNING_SHARE)
+    learning = choosing_rows(answers.codes, share=LEARNING_SHARE)
     known = answers.take(np.flatnonzero(learning))
     ranks = {name: auroc(column[learning], known.wrong) for name, column in columns.items()}
     signal = max(ranks, key=lambda name: np.nan_to_num(ranks[name], nan=0.5))
@@ -152,6 +153,6 @@ def learned_threshold(
             f"answers among the {known.n_clusters} that learn, got {by_kind[0]} and {by_kind[1]}"
         )
     rule = risk_threshold(
-        values, answers.wrong, answers.clusters, risk, confidence, answers.seed, LEARNING_SHARE
+        values, answers.wrong, answers.clusters, risk, confidence, LEARNING_SHARE, largest=largest
     )
     return LearnedThreshold(signal, score, values, rule, f"{sentence}; {signal} decides.")

@@ -2,14 +2,16 @@
 
 Fixed sequence testing (Angelopoulos et al., 2021, arXiv 2110.01052): from a preset coverage towards
 more, the first threshold whose risk cannot be shown ends the sequence, and the one before is used.
-With one answer a cluster, the test is exact binomial; otherwise it uses sums by cluster.
+The test is exact binomial, with several answers a cluster on a share of them; of very many, sums by
+cluster are tested. The proofs are on the page of the guarantee.
 """
 
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,14 +19,16 @@ from numpy.typing import ArrayLike
 from lm_polygraph_asmi.analysis.clusters import SEED, binary, check_rows, cluster_codes, finite
 from lm_polygraph_asmi.validation import check_number
 
+# Coverage of the first threshold; with more than FEW labels, a second sequence, with a smaller part
+# of the level, begins at LOW_START / sqrt(labels). These accept most in simulations.
 START, LOW_START = 0.3, 3.5
-"""Coverage of the first threshold; with more than FEW labels, a second sequence, with a smaller
-part of the level, begins at LOW_START / sqrt(labels). These accept most in simulations."""
-FEW, LOW_PART = 200, 0.3
-CHOICE_SHARE = 0.2
-"""Share of the clusters that choose a signal, or with clusters the thresholds, and do not test."""
+FEW, LOW_PART = 300, 0.3
+# If so many answers remain, one a cluster, and clusters may have three or more, bets on all of them
+# accept more than the exact test; the second number is with `unlabelled` scores. By simulation.
+BETTING_FROM = 250, 150
+CHOICE_SHARE = 0.2  # of the clusters: these choose thresholds for bets, and do not test
+# Stakes to average over, as shares of the largest stake that cannot lose everything.
 BETS = np.linspace(0, 1, 51)[1:-1]
-"""Stakes to average over, as shares of the largest stake that cannot lose everything."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +40,19 @@ class RiskThreshold:
     error_rate: float | None  # of the accepted answers in this sample, None without a threshold
     risk: float
     confidence: float
-    base_rate: float  # error rate of all answers
+    base_rate: float | None  # error rate of all answers; None: not known, labelled in order
     answers: int
     clusters: int
-    largest: int | None = None  # most answers of a cluster; None: not recorded
+    largest: int | None = None  # most answers of a later cluster; None: not recorded
     share: float = 0.0  # of the clusters, which made choices and did not test
+    tested: int | None = None  # clusters that test; None: not recorded
+    signals: int = 1  # tried, each at an equal part of the level; this one accepts most
+    labels: int | None = None  # given so far, if from the surest on; None: all answers have one
 
     @property
     def unavoidable(self) -> float:
         """Share of answers that even a perfect score must reject for this risk."""
-        return max(0.0, (self.base_rate - self.risk) / (1 - self.risk))
+        return max(0.0, ((self.base_rate or 0.0) - self.risk) / (1 - self.risk))
 
     @property
     def single(self) -> bool:
@@ -55,18 +62,23 @@ class RiskThreshold:
     @property
     def promise(self) -> str:
         """The guarantee, in words; the confidence is over samples of labelled answers."""
+        most = self.largest or 1
+        clusters = f", if no cluster has more than {most} answers" if most > 1 else ""
         return (
             f"with {100 * self.confidence:g}% confidence, at most {100 * self.risk:g}% of accepted "
-            "answers are wrong"
+            f"answers are wrong{clusters}"
         )
 
     @property
     def limits(self) -> str:
         """What no score can change, in a sentence: labels needed, answers to reject; or empty."""
-        kind, sentences = "answers" if self.single else "clusters", []
-        least = least_clusters(self.risk, self.confidence, self.single, self.share)
-        if self.clusters < least:
-            sentences.append(f"Even without an error, at least {least} {kind} are needed.")
+        sentences = []
+        least = least_labels(self.risk, 1 - (1 - self.confidence) / self.signals)
+        if self.tested is not None and self.tested < least:
+            sentences.append(
+                f"Even without an error, at least {least} answers, one a cluster, must test; "
+                f"{self.tested} do."
+            )
         if self.unavoidable:
             sentences.append(
                 f"{self.base_rate:.0%} of all answers are wrong, so any score must reject at least "
@@ -83,23 +95,32 @@ def check_guarantee(risk: float, confidence: float) -> None:
             raise ValueError(f"{name} must lie strictly between 0 and 1, got {value}")
 
 
+class OrderedThreshold(NamedTuple):
+    """What answers that are labelled from the surest on give so far, and what to label next."""
+
+    rule: RiskThreshold
+    to_label: np.ndarray  # rows the next test needs, surest first; empty: no label helps any more
+
+
 def risk_threshold(
     scores: ArrayLike,
     wrong: ArrayLike,
     clusters: Sequence[str],
     risk: float,
     confidence: float,
-    seed: int = SEED,
     share: float = 0.0,
     unlabelled: ArrayLike | None = None,
+    largest: int | None = None,
 ) -> RiskThreshold:
     """The most lenient threshold whose risk guarantee holds with at least this confidence.
 
     Assumes that clusters, one key a row, come from the distribution of the later ones, and that
-    none of those has more answers than the largest here. Thresholds are (m,) scores of `unlabelled`
-    answers, or of `CHOICE_SHARE` of the clusters if one has several answers; else of the labelled
-    answers: then the risk, as the threshold rises, must pass `risk` once (page of the guarantee).
-    A `share` of the clusters, drawn by `seed`, chose the score (`choosing_rows`): it does not test.
+    none of those has more answers than `largest`, by default the most of a cluster here. Of several
+    answers a cluster, one of some clusters tests (`thinned_rows`); of very many answers, bets on
+    sums by cluster do (`BETTING_FROM`). Thresholds are (m,) scores of `unlabelled` answers, or for
+    bets of `CHOICE_SHARE` of the clusters, else of the answers that test: then the risk, as the
+    threshold rises, must pass `risk` once (page of the guarantee).
+    A `share` of the clusters, those of `choosing_rows`, chose the score: it does not test.
 
     Example:
         >>> scores, wrong = [0.1] * 150 + [0.9] * 50, [0] * 150 + [1] * 50
@@ -111,47 +132,117 @@ def risk_threshold(
     check_guarantee(risk, confidence)
     check_rows(clusters, scores=scores, wrong=wrong)
     score, errors, codes = finite(scores=scores), binary(wrong=wrong), cluster_codes(clusters)
-    sizes = np.bincount(codes)
-    total, largest = len(sizes), int(sizes.max())
-    if largest > 1 and unlabelled is None:
-        share = max(share, CHOICE_SHARE)
+    others = None if unlabelled is None else finite(unlabelled=unlabelled)
+    total, largest = int(codes.max()) + 1, largest or int(np.bincount(codes).max())
     if total < 2:
         raise ValueError(
             "expected at least two clusters, got one: use answers on several passages (with one "
-            f"answer each, at least {least_clusters(risk, confidence)} at this risk and confidence)"
+            f"answer each, at least {least_labels(risk, confidence)} at this risk and confidence)"
         )
-    choosing = choosing_rows(codes, seed, share)
-    tested = score[~choosing], errors[~choosing], codes[~choosing]
-    found: list[float | None] = []
-    for part, start in _sequences(total - _choosers(total, share)):
-        level = part * (1 - confidence)
-        if unlabelled is not None:
-            ranks = ranks_to_test(total - _choosers(total, share), risk, level, start)
-            others = finite(unlabelled=unlabelled)
-            grid = np.quantile(others, ranks / ranks[-1], method="inverted_cdf")
-        elif largest == 1:
-            grid = np.sort(tested[0])[ranks_to_test(len(tested[0]), risk, level, start) - 1]
-        else:
-            chosen = score[choosing], errors[choosing], codes[choosing]
-            grid, level = _strongest_on(*chosen, risk, largest), 1 - confidence
-        found.append(_last_passed(np.unique(grid), *tested, risk, level, largest, seed))
-    threshold = max((limit for limit in found if limit is not None), default=None)
-    coverage, rate = 0.0, None
-    if threshold is not None:
-        # Accepting all was tested, but answers above all scores in the sample were not.
-        threshold = min(threshold, float(score.max()))
-        kept = errors[score <= threshold]
-        coverage, rate = len(kept) / len(score), float(kept.mean()) if len(kept) else None
+    bets = largest > 2 and len(score) / largest >= BETTING_FROM[others is not None]
+    share = max(share, CHOICE_SHARE) if bets and others is None else share
+    choosing, alone = choosing_rows(codes, share=share), thinned_rows(codes, largest)
+    testing = ~choosing & (bets | np.isin(np.arange(len(codes)), alone))
+    tested, n = (score[testing], errors[testing], codes[testing]), len(set(codes[testing]))
+    if bets and others is None:
+        chosen = score[choosing], errors[choosing], codes[choosing]
+        grids = [(_strongest_on(*chosen, risk, largest), 1 - confidence)]
+    else:
+        grids = _grids(tested[0] if others is None else others, n, risk, confidence)
+    limits = [
+        float(limit)
+        for grid, level in grids
+        for limit in grid[: _passed(grid, level, *tested, risk, largest if bets else 1)]
+    ]
+    # Accepting all may be tested, but answers above all scores in the sample were not.
+    threshold = min(max(limits), float(score.max())) if limits else None
+    kept = errors[score <= (np.nan if threshold is None else threshold)]
     return RiskThreshold(
-        threshold, coverage, rate, risk, confidence, float(errors.mean()), len(score), total,
-        largest, share,
+        threshold, len(kept) / len(score), float(kept.mean()) if len(kept) else None, risk,
+        confidence, float(errors.mean()), len(score), total, largest, share, n,
     )  # fmt: skip
+
+
+def ordered_threshold(
+    scores: ArrayLike, wrong: ArrayLike, risk: float, confidence: float, largest: int = 1
+) -> OrderedThreshold:
+    """The threshold that labels from the surest answer on give so far: look and stop at any time.
+
+    `scores` (N,) are of all answers, one a cluster (`thinned_rows`, where clusters may have up to
+    `largest`). `wrong` (N,) has None or NaN where there is no label: such a row counts as wrong.
+    All N must be known before the first label. With every label, it is `risk_threshold`; those
+    above the first test that fails change nothing.
+
+    Example:
+        >>> scores, wrong = range(100), [0] * 30 + [None] * 70
+        >>> rule, to_label = ordered_threshold(scores, wrong, risk=0.2, confidence=0.95)
+        >>> rule.threshold, rule.coverage, to_label.tolist()
+        (29.0, 0.3, [30, 31, 32, 33, 34, 35, 36])
+    """
+    score, label = finite(scores=scores), np.asarray(wrong, dtype=float)
+    if len(label) != len(score):
+        raise ValueError(
+            f"expected a label, or None, for each of {len(score)} scores, got {len(label)}"
+        )
+    known = ~np.isnan(label)
+    binary(wrong=label[known])
+    keys = list(map(str, range(len(score))))
+    rule = risk_threshold(score, label != 0, keys, risk, confidence)
+    order, following = np.argsort(score, kind="stable"), list[float]()
+    for grid, level in _grids(score, len(score), risk, confidence):
+        passed, possible = (
+            _passed(grid, level, score, errors, order, risk, 1)
+            for errors in (label != 0, label == 1)
+        )
+        following += grid[passed:possible][:1].tolist()
+    accepted = label[known & (score <= (np.nan if rule.threshold is None else rule.threshold))]
+    rule = replace(
+        rule, error_rate=float(accepted.mean()) if len(accepted) else None, base_rate=None,
+        largest=largest, labels=int(known.sum()),
+    )  # fmt: skip
+    needed = ~known & (score <= min(following, default=-np.inf))
+    return OrderedThreshold(rule, order[needed[order]])
+
+
+def thinned_rows(codes: np.ndarray, largest: int | None = None, seed: int = SEED) -> np.ndarray:
+    """Rows, at most one a cluster, drawn so that each has the same chance, 1 / `largest`.
+
+    Of a cluster, one random row is taken with probability size / `largest`, by default the most of
+    a cluster; (n,) `codes` number the clusters from 0. So the rows are independent, and the share
+    of wrong ones is that of all answers on average.
+
+    Example:
+        >>> thinned_rows(np.array([0, 0, 0, 1, 1, 1, 2, 2, 2]), largest=3).tolist()  # one of each
+        [2, 4, 6]
+    """
+    sizes = np.bincount(codes)
+    if (largest := largest or sizes.max()) < sizes.max():
+        raise ValueError(
+            f"largest: expected at least {sizes.max()}, the answers of the largest cluster here; "
+            f"got {largest}. Name the most answers that a later cluster may have"
+        )
+    rng = np.random.default_rng([seed, 1])  # not the draws of `choosing_rows`
+    order = rng.permutation(len(codes))
+    firsts = order[np.unique(codes[order], return_index=True)[1]]
+    return np.sort(firsts[rng.random(len(sizes)) * largest < sizes])
+
+
+def _grids(
+    scores: np.ndarray, n: int, risk: float, confidence: float
+) -> list[tuple[np.ndarray, float]]:
+    """Thresholds (t,), ascending, and level, of each sequence that n labels test."""
+    grids, ranked = [], np.sort(scores)
+    for part, start in _sequences(n):
+        ranks = ranks_to_test(n, risk, part * (1 - confidence), start)
+        places = np.ceil(ranks * (len(ranked) / n) - 1e-9).astype(int) - 1
+        grids.append((np.unique(ranked[places]), part * (1 - confidence)))
+    return grids
 
 
 def _sequences(n: int) -> list[tuple[float, float]]:
     """Part of the level, and first coverage, of each sequence of thresholds for n labels."""
     if n <= FEW:
-        return [(1.0, START)]
+        return [(1.0, START)] if n else []
     return [(1 - LOW_PART, START), (LOW_PART, LOW_START / math.sqrt(n))]
 
 
@@ -174,24 +265,18 @@ def ranks_to_test(n: int, risk: float, level: float, start: float) -> np.ndarray
     return np.union1d(ranks[ranks >= start * n], [n])
 
 
-def least_clusters(risk: float, confidence: float, single: bool = True, share: float = 0.0) -> int:
-    """The least number of labelled clusters, all right and accepted, that give the guarantee.
+def least_labels(risk: float, confidence: float) -> int:
+    """The least number of answers, one a cluster, all right and accepted, that give the guarantee.
 
     Example:
-        >>> least_clusters(risk=0.05, confidence=0.95)
+        >>> least_labels(risk=0.05, confidence=0.95)
         59
     """
-    total = 2
-
-    def attainable(tested: int) -> bool:
-        level = (1 - confidence) * (_sequences(tested)[0][0] if single else 1.0)
-        if single:
-            return bool((1 - risk) ** tested <= level * (1 + 1e-9))
-        return tested >= least_wins(BETS * risk / (1 - risk), level)
-
-    while not attainable(total - _choosers(total, share)):
-        total += 1
-    return total
+    alone, shared = (
+        math.ceil(math.log(part * (1 - confidence)) / math.log1p(-risk) - 1e-9)
+        for part in (1.0, 1 - LOW_PART)
+    )
+    return alone if alone <= FEW else max(shared, FEW + 1)
 
 
 def least_wins(gains: np.ndarray, level: float) -> int:
@@ -207,11 +292,7 @@ def least_wins(gains: np.ndarray, level: float) -> int:
 def choosing_rows(codes: np.ndarray, seed: int = SEED, share: float = CHOICE_SHARE) -> np.ndarray:
     """(n,) rows of the clusters, numbered from 0, that make choices and do not test."""
     order = np.random.default_rng(seed).permutation(codes.max() + 1)
-    return np.isin(codes, order[: _choosers(len(order), share)])
-
-
-def _choosers(clusters: int, share: float) -> int:
-    return max(1, round(share * clusters)) if share else 0
+    return np.isin(codes, order[: max(1, round(share * len(order))) if share else 0])
 
 
 def _strongest_on(
@@ -227,28 +308,17 @@ def _strongest_on(
     return grid[int(np.argmax(gains)) :]
 
 
-def _last_passed(
-    grid: np.ndarray, score: np.ndarray, errors: np.ndarray, codes: np.ndarray, risk: float,
-    level: float, largest: int, seed: int,
-) -> float | None:  # fmt: skip
-    """The last of ascending thresholds before the first whose risk cannot be shown."""
-    if largest == 1:
-        order = np.argsort(score)
-        kept = np.searchsorted(score[order], grid, side="right")
-        found = np.r_[0, errors[order].cumsum()][kept]
-        passes = np.logical_and.accumulate(_binomial(found, kept, risk) <= level)
-        return float(grid[passes][-1]) if passes.any() else None
-    codes = np.unique(codes, return_inverse=True)[1]
-    passed = None
-    for threshold in grid.tolist():
-        if p_value(score <= threshold, errors, codes, risk, largest, seed) > level:
-            break
-        passed = threshold
-    return passed
+def _passed(
+    grid: np.ndarray, level: float, score: np.ndarray, errors: np.ndarray, codes: np.ndarray,
+    risk: float, largest: int,
+) -> int:  # fmt: skip
+    """How many of the ascending thresholds (t,) pass before the first that does not."""
+    tests = (p_value(score <= limit, errors, codes, risk, largest) for limit in grid)
+    return next((place for place, p in enumerate(tests) if p > level), len(grid))
 
 
 def p_value(
-    keep: np.ndarray, errors: np.ndarray, codes: np.ndarray, risk: float, largest: int, seed: int
+    keep: np.ndarray, errors: np.ndarray, codes: np.ndarray, risk: float, largest: int
 ) -> float:
     """p-value of "a share of at least `risk` of the answers in `keep` (n,) is wrong".
 
@@ -259,13 +329,13 @@ def p_value(
 
     Example:
         >>> keep, errors = np.ones(30, bool), np.zeros(30, bool)
-        >>> round(p_value(keep, errors, np.arange(30), 0.1, 1, SEED), 3)  # 0.9 to the power of 30
+        >>> round(p_value(keep, errors, np.arange(30), 0.1, 1), 3)  # 0.9 to the power of 30
         0.042
     """
     if largest == 1:
         return float(_binomial((keep & errors).sum(), keep.sum(), risk))
     gains = _gains(keep, errors, codes, risk, largest)
-    gains = gains[:, np.random.default_rng(seed).permutation(gains.shape[1])]
+    gains = gains[:, np.random.default_rng(SEED).permutation(gains.shape[1])]
     log_capital = np.logaddexp.reduce(gains.cumsum(1), axis=0) - np.log(len(BETS))
     return float(np.exp(-max(0.0, log_capital.max())))
 

@@ -1,14 +1,16 @@
 """The fit that both doors share: which signal decides, and on which clusters it is tested."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from lm_polygraph_asmi.analysis import Labelled
 from lm_polygraph_asmi.decisions import risk_threshold
-from lm_polygraph_asmi.decisions.fit import best_signal, fit, rank_signals
+from lm_polygraph_asmi.decisions.fit import fit, rank_signals
 from tests.analysis.simulation import keys
 
-ASKED = {"risk": 0.4, "confidence": 0.8, "method": "sem", "label_source": "", "model": "m",
+ASKED = {"risk": 0.4, "confidence": 0.8, "label_source": "", "model": "m",
          "settings": {}, "prompt_tokens": [], "answer_digests": []}  # fmt: skip
 WRONG, NOISE = np.arange(60) % 2, np.random.default_rng(0).permutation(60) / 60
 ANSWERS = Labelled(WRONG, keys(60, 1), resamples=200)
@@ -16,21 +18,33 @@ COLUMNS = {"sem": NOISE, "msp": WRONG + 0.01 * NOISE, "entropy": -WRONG, "asmi":
 
 
 @pytest.mark.parametrize(
-    ("signal", "expected", "share"),
-    [("best", "msp", 0.2), ("score", "sem", 0.0), ("asmi", "asmi", 0.0)],
+    ("signal", "expected", "signals"), [("best", "msp", 2), ("sem", "sem", 1), ("asmi", "asmi", 1)]
 )
-def test_the_signal_that_decides(signal, expected, share):
+def test_the_signal_that_decides(signal, expected, signals):
+    """The best of two unmasked ones has half of the level; one that needs masks is to be named."""
     for unlabelled in (None, {name: column[::2] for name, column in COLUMNS.items()}):
-        found = fit(COLUMNS, ANSWERS, unlabelled=unlabelled, signal=signal, **ASKED)
+        found = fit(COLUMNS, ANSWERS, unlabelled=unlabelled, signal=signal, largest=1, **ASKED)
         assert (found.signal, found.n, found.errors) == (expected, 60, 30)
-        assert found.guarantee == risk_threshold(
-            COLUMNS[expected], WRONG, keys(60, 1), 0.4, 0.8, share=share,
+        rule = risk_threshold(
+            COLUMNS[expected], WRONG, keys(60, 1), 0.4, 1 - 0.2 / signals,
             unlabelled=unlabelled and unlabelled[expected],
         )  # fmt: skip
+        assert found.guarantee == replace(rule, confidence=0.8, signals=signals)
+    with pytest.raises(ValueError, match=r"expected a signal of sem, .*; got 'perplexity'"):
+        fit(COLUMNS, ANSWERS, signal="perplexity", **ASKED)
 
 
-def test_signals_are_ranked_and_the_first_of_equal_ones_is_the_best():
+def test_signals_are_ranked_and_the_best_accepts_most():
     ranked = rank_signals(COLUMNS, ANSWERS)
     assert (ranked["msp"].prr.value, ranked["entropy"].prr.high < 0) == (1, True)
-    assert best_signal({"bad": -WRONG, "one": WRONG, "two": 2 * WRONG}, ANSWERS) == "one"
-    assert fit({"asmi": WRONG, "sem": WRONG}, ANSWERS, signal="best", **ASKED).signal == "sem"
+    masked = {"asmi": NOISE, "sem": WRONG}  # a run may have no others
+    assert fit(masked, ANSWERS, signal="best", **ASKED).signal == "sem"
+    equal = {"msp": WRONG, "entropy": 2 * WRONG, "sem": WRONG}
+    assert fit(equal, ANSWERS, signal="best", **ASKED).signal == "msp"
+
+
+def test_what_is_needed_of_several_signals():
+    few = Labelled(WRONG[:9], keys(9, 1), resamples=50)
+    columns = {name: column[:9] for name, column in COLUMNS.items()}
+    found = fit(columns, few, signal="best", **ASKED | {"risk": 0.2, "confidence": 0.9}).guarantee
+    assert "at least 14 answers, one a cluster, must test; 9 do." in found.limits  # .8**14 < .05

@@ -6,12 +6,30 @@ from itertools import product
 
 import numpy as np
 import pytest
-from simulate_guarantee import COVERAGES, POPULATIONS, Case, baselines, line, one_set
+from simulate_guarantee import (
+    COVERAGES,
+    POPULATIONS,
+    STARTS,
+    Case,
+    baselines,
+    gate_line,
+    labels_used,
+    line,
+    one_set,
+    search_line,
+)
 
 from lm_polygraph_asmi.analysis import clusters
 from lm_polygraph_asmi.analysis.clusters import SEED
 from lm_polygraph_asmi.decisions import risk_control, risk_threshold
-from lm_polygraph_asmi.decisions.risk_control import BETS, choosing_rows, p_value, ranks_to_test
+from lm_polygraph_asmi.decisions.risk_control import (
+    BETS,
+    choosing_rows,
+    ordered_threshold,
+    p_value,
+    ranks_to_test,
+    thinned_rows,
+)
 from tests.analysis.simulation import keys, monte_carlo_error
 
 
@@ -44,13 +62,13 @@ def test_p_values_are_those_of_plain_loops(seed):
     score, wrong, _ = answers(seed, 30, 3)
     keep, codes = score < np.random.default_rng(seed).normal(), np.repeat(np.arange(30), 3)
     expected = loops(keep, wrong, codes.tolist(), 0.2, 5)
-    assert p_value(keep, wrong, codes, 0.2, 5, SEED) == pytest.approx(expected)
+    assert p_value(keep, wrong, codes, 0.2, 5) == pytest.approx(expected)
     n, errors = int(keep.sum()), int((keep & wrong).sum())
-    alone = p_value(keep, wrong, np.arange(90), 0.3, 1, SEED)
+    alone = p_value(keep, wrong, np.arange(90), 0.3, 1)
     assert alone == pytest.approx(binomial(n, errors, 0.3))
     # As soon as a cluster may have two answers the binomial does not hold.
-    assert p_value(keep, wrong, np.arange(90), 0.3, 2, SEED) > alone
-    assert p_value(np.zeros(90, bool), wrong, np.arange(90), 0.3, 1, SEED) == 1
+    assert p_value(keep, wrong, np.arange(90), 0.3, 2) > alone
+    assert p_value(np.zeros(90, bool), wrong, np.arange(90), 0.3, 1) == 1
 
 
 @pytest.mark.parametrize(("n", "risk", "level"), [(40, 0.2, 0.05), (90, 0.1, 0.1), (30, 0.5, 0.01)])
@@ -106,38 +124,187 @@ def last_passed(counts, kinds, n, risk, level, source):
 
 
 @pytest.mark.parametrize("unlabelled", [False, True])
-@pytest.mark.parametrize(("n", "size"), [(150, 1), (600, 1), (200, 3)])
+@pytest.mark.parametrize(("n", "size"), [(150, 1), (600, 1), (100, 3), (260, 3)])
 def test_sequence_is_that_of_plain_loops(n, size, unlabelled):
     for seed in range(3):
         score, wrong, names = answers(seed, n, size)
         others = answers(seed + 50, 1000, 1)[0] if unlabelled else None
         found = risk_threshold(score, wrong, names, 0.25, 0.9, unlabelled=others)
         codes = np.unique(names, return_inverse=True)[1]
-        share = 0.2 if size > 1 and not unlabelled else 0.0
+        bets = size > 2 and n > 250  # so many answers would remain, one a cluster
+        share = 0.2 if bets and not unlabelled else 0.0
         choosing = choosing_rows(codes, SEED, share)
         assert choosing.sum() == share * n * size
+        rows = ~choosing if bets else thinned_rows(codes, size)
+        own, most = np.unique(codes[rows], return_inverse=True)[1], size if bets else 1
+        assert found.tested == len(set(own)) == (1 - share) * n
         parts = [(1.0, 0.3)] if n <= risk_control.FEW else [(0.7, 0.3), (0.3, 3.5 / n**0.5)]
         limits = []
         for part, start in parts:
             level = part * 0.1
             tested = ranks_to_test(n, 0.25, level, start)
-            grid = np.sort(score)[tested - 1] if others is None else [
+            grid = np.sort(score[rows])[tested - 1] if others is None and not share else [
                 np.sort(others)[math.ceil(1000 * rank / n - 1e-9) - 1] for rank in tested
-            ]  # fmt: skip
-            if share:
-                chosen = score[choosing], wrong[choosing], codes[choosing]
-                grid, level = risk_control._strongest_on(*chosen, 0.25, size), 0.1
-            rows = ~choosing
-            own = np.unique(codes[rows], return_inverse=True)[1]
+            ] if others is not None else risk_control._strongest_on(
+                score[choosing], wrong[choosing], codes[choosing], 0.25, size
+            )  # fmt: skip
             for limit in grid:
                 keep = score[rows] <= limit
-                if p_value(keep, wrong[rows], own, 0.25, size, SEED) > level:
+                if p_value(keep, wrong[rows], own, 0.25, most) > level:
                     break
                 limits.append(min(limit, score.max()))
         assert found.threshold == (max(limits) if limits else None)
         if limits:
             assert found.coverage == np.mean(score <= found.threshold)
             assert found.error_rate == wrong[score <= found.threshold].mean()
+
+
+def kept_and_tested(scores, labels, risk, level):
+    """Labels in order by plain loops: how many are accepted, and the rows of the next test."""
+    n = len(scores)
+    order = sorted(range(n), key=lambda row: scores[row])
+    accepted, following = 0, []
+    parts = [(1.0, 0.3)] if n <= risk_control.FEW else [(0.7, 0.3), (0.3, 3.5 / n**0.5)]
+    for part, start in parts:
+        for rank in ranks_to_test(n, risk, part * level, start):
+            most = scores[order[rank - 1]]
+            rows = [row for row in order if scores[row] <= most]
+            wrong, right = (sum(labels[row] == kind for row in rows) for kind in (1, 0))
+            if binomial(len(rows), len(rows) - right, risk) > part * level:
+                if binomial(len(rows), wrong, risk) <= part * level:
+                    following.append([row for row in rows if labels[row] is None])
+                break
+            accepted = max(accepted, len(rows))
+    return accepted, min(following, key=len, default=[])
+
+
+@pytest.mark.parametrize(("n", "digits"), [(60, 9), (60, 0), (320, 9), (320, 1)])
+def test_labels_in_order_are_those_of_plain_loops(n, digits):
+    """Some labels are missing anywhere, and scores of few digits have ties."""
+    cut = given = 0
+    for seed in range(8):
+        score, wrong, _ = answers(seed, n, 1)
+        score, rng = np.round(score, digits), np.random.default_rng(seed)
+        labels = [None if rng.random() < gone else int(label) for gone, label in zip(
+            np.where(np.arange(n)[score.argsort().argsort()] > n * rng.random(), 1, 0.02), wrong,
+            strict=True,
+        )]  # fmt: skip
+        found = ordered_threshold(score, labels, 0.4, 0.8)
+        accepted, rows = kept_and_tested(score.tolist(), labels, 0.4, 0.2)
+        assert found.rule.coverage == accepted / n
+        assert sorted(found.to_label) == sorted(rows)
+        assert (np.diff(score[found.to_label]) >= 0).all()
+        assert found.rule.labels == n - labels.count(None)
+        seen = [labels[i] for i in range(n) if accepted and score[i] <= found.rule.threshold]
+        seen = [label for label in seen if label is not None]
+        assert found.rule.error_rate == (np.mean(seen) if seen else None)
+        cut, given = cut + (len(rows) > 0), given + (accepted > 0)
+    assert cut
+    assert given
+
+
+@pytest.mark.parametrize("n", [90, 400])
+def test_labels_from_the_surest_on_give_what_all_labels_give(n):
+    """As a person does it: label what is asked for, until nothing is; nothing more would help."""
+    fewer = []
+    for seed in range(4):
+        score, wrong, names = answers(seed, n, 1)
+        labels, last = np.full(n, np.nan), 0.0
+        found = ordered_threshold(score, labels, 0.3, 0.9)
+        assert (found.rule.threshold, found.rule.labels, found.rule.base_rate) == (None, 0, None)
+        while len(rows := found.to_label):
+            assert np.isnan(labels[rows]).all()
+            labels[rows] = wrong[rows]
+            found = ordered_threshold(score, labels, 0.3, 0.9)
+            assert found.rule.coverage >= last
+            last = found.rule.coverage
+        every = risk_threshold(score, wrong, names, 0.3, 0.9)
+        assert (found.rule.threshold, found.rule.coverage) == (every.threshold, every.coverage)
+        assert found.rule.labels <= labels_used(Case("steep", n, 1, 0.3, 0.9), score, wrong)
+        fewer.append(n - found.rule.labels)
+    assert min(fewer) > 0.2 * n
+
+
+@pytest.mark.parametrize("gone", [(), (2,), (0, 5)])
+def test_the_probability_of_a_violation_in_order_by_enumeration(gone):
+    """9 answers by rank, some skipped: a look after every label, stopped when it suits.
+
+    The risk up to each rank is .3 to the fifth, and above it from the sixth on: who accepts more
+    than five at any look has broken the guarantee."""
+    n, risk, level = 9, 0.3, 0.4
+    chances = np.array([0.3] * 5 + [0.31] * 4)
+    total = violated = given = 0.0
+    for labels in product((0, 1), repeat=n):
+        chance = float(np.prod(np.where(labels, chances, 1 - chances)))
+        looks = [
+            tuple(None if i in gone or i >= upto else labels[i] for i in range(n))
+            for upto in range(n + 1)
+        ]
+        accepted = [in_order(look, risk, level) for look in looks]
+        assert accepted == sorted(accepted)  # a later look never takes back
+        total, given = total + chance, given + chance * (accepted[-1] > 0)
+        violated += chance * (max(accepted) > 5)
+    assert total == pytest.approx(1)
+    assert violated <= level
+    assert given > violated > 0 or gone
+
+
+@cache
+def in_order(labels, risk, level):
+    found = ordered_threshold(range(len(labels)), labels, risk, 1 - level).rule
+    return round(found.coverage * len(labels))
+
+
+def test_bad_labels_in_order():
+    with pytest.raises(ValueError, match="for each of 3 scores, got 2"):
+        ordered_threshold([1, 2, 3], [0, 1], 0.2, 0.9)
+    with pytest.raises(ValueError, match=r"must contain True and False \(or 1 and 0\), got 2"):
+        ordered_threshold([1, 2, 3], [0, None, 2], 0.2, 0.9)
+    with pytest.raises(ValueError, match="scores has values that are not finite"):
+        ordered_threshold([1, np.nan, 3], [0, 1, None], 0.2, 0.9)
+    few = ordered_threshold([1, 2, 3], [0, None, None], 0.2, 0.9)
+    assert (few.to_label.tolist(), few.rule.threshold) == ([], None)
+    assert few.rule.limits == (
+        "Even without an error, at least 11 answers, one a cluster, must test; 3 do."
+    )
+    constant = ordered_threshold([5.0] * 30, [0] * 20 + [None] * 10, 0.2, 0.95)
+    assert constant.to_label.tolist() == list(range(20, 30))
+    assert ordered_threshold([5.0] * 30, [0] * 30, 0.2, 0.95, largest=4).rule.promise.endswith(
+        "answers are wrong, if no cluster has more than 4 answers"
+    )
+
+
+@pytest.mark.parametrize("largest", [None, 5])
+def test_every_answer_has_the_same_chance_to_be_kept(largest):
+    codes = np.repeat([0, 1, 2, 3], [1, 3, 2, 3])[[3, 1, 0, 2, 4, 5, 7, 6, 8]]
+    draws, counts, together = 20_000, np.zeros(9), 0
+    for seed in range(draws):
+        rows = thinned_rows(codes, largest, seed)
+        assert len(set(codes[rows])) == len(rows)
+        assert rows.tolist() == sorted(rows)
+        counts[rows] += 1
+        together += {0, 2} <= set(codes[rows])
+    chance = 1 / (largest or 3)
+    assert np.abs(counts / draws - chance).max() < 5 * monte_carlo_error(chance, draws)
+    pair = chance * 2 * chance  # clusters are kept independently
+    assert abs(together / draws - pair) < 5 * monte_carlo_error(pair, draws)
+    with pytest.raises(ValueError, match=r"largest: expected at least 3, .* got 2\. Name the most"):
+        thinned_rows(codes, 2)
+    with pytest.raises(ValueError, match="largest: expected at least 3"):
+        risk_threshold(np.arange(9), np.zeros(9), codes, 0.2, 0.9, largest=2)
+
+
+def test_a_larger_cluster_named_beforehand_costs_labels():
+    score, wrong, names = answers(0, 300, 2)
+    found = [risk_threshold(score, wrong, names, 0.3, 0.9, largest=n) for n in (None, 2, 4)]
+    assert found[0] == found[1]
+    assert [rule.largest for rule in found] == [2, 2, 4]
+    assert found[0].tested == 300
+    assert 110 < found[2].tested < 190
+    assert found[2].promise.endswith("wrong, if no cluster has more than 4 answers")
+    nothing = risk_threshold(score[:8], wrong[:8], names[:8], 0.3, 0.9, largest=10**6)
+    assert (nothing.threshold, nothing.tested) == (None, 0)
+    assert "at least 7 answers, one a cluster, must test; 0 do." in nothing.limits
 
 
 def test_a_share_that_chose_does_not_test():
@@ -155,6 +322,7 @@ def test_a_share_that_chose_does_not_test():
 @pytest.mark.filterwarnings("ignore:.*:UserWarning")
 def test_the_baseline_is_mapies():
     from mapie.risk_control import BinaryClassificationController
+    from mapie.risk_control.fwer_control import FWERFixedSequenceTesting, control_fwer
 
     compared = 0
     for seed in range(2):
@@ -168,7 +336,12 @@ def test_the_baseline_is_mapies():
         theirs.calibrate(score, ~wrong)
         most = max((np.sum(-score >= limit) for limit in theirs.valid_predict_params), default=0)
         case = Case("steep", 1000, 1, 0.2, 0.9)
-        assert baselines(case, score[order], wrong[order])["MAPIE"] == most
+        ours = baselines(case, score[order], wrong[order])
+        assert ours["MAPIE"] == most
+        ranks = np.ceil(COVERAGES * 1000).astype(int)
+        tests = [binomial(rank, int(wrong[order][:rank].sum()), 0.2) for rank in ranks.tolist()]
+        started = control_fwer(np.array(tests), 0.1, FWERFixedSequenceTesting(STARTS))
+        assert ours["multi-start"] == max(ranks[started], default=0)
         compared += most > 0
     assert compared
 
@@ -176,7 +349,8 @@ def test_the_baseline_is_mapies():
 SIMULATED = [
     Case("normal", 30, 5, 0.3, 0.9), Case("ties of five values", 100, 1, 0.2, 0.9),
     Case("not monotone", 100, 1, 0.2, 0.9), Case("teeth", 100, 1, 0.2, 0.9),
-    Case("useless", 60, 1, 0.29, 0.9),
+    Case("useless", 60, 1, 0.29, 0.9), Case("normal", 100, 1, 0.25, 0.9),
+    Case("uneven", 60, 1, 0.15, 0.9),
 ]  # fmt: skip
 
 
@@ -185,7 +359,7 @@ def test_the_guarantee_holds_in_a_small_simulation(case, monkeypatch):
     monkeypatch.setattr(clusters, "identity", cache(clusters.identity))  # half of the time
     sets, allowed = 100, 1 - case.confidence
     results = [one_set(case, seed) for seed in range(sets)]
-    for way in {"named", "unlabelled", "best"} & results[0].keys():
+    for way in {"named", "unlabelled", "ordered", "thinned", "bets", "best"} & results[0].keys():
         violated = np.mean([result[way][0] for result in results])
         assert violated <= allowed + 3 * monte_carlo_error(allowed, sets), way
 
@@ -202,7 +376,8 @@ def test_corners(size):
     names = keys(n // size, size)
     score = np.random.default_rng(3).normal(size=n)
     right = risk_threshold(score, np.zeros(n), names, 0.1, 0.95)
-    assert (right.threshold, right.coverage, right.error_rate) == (score.max(), 1, 0)
+    assert (right.coverage, right.error_rate) == (np.mean(score <= right.threshold), 0)
+    assert right.threshold == max(score[thinned_rows(np.unique(names, return_inverse=True)[1])])
     assert (right.unavoidable, right.limits) == (0, "")
     wrong = risk_threshold(score, np.ones(n), names, 0.1, 0.95)
     assert (wrong.threshold, wrong.coverage, wrong.unavoidable) == (None, 0, 1)
@@ -217,16 +392,15 @@ def test_corners(size):
 
 
 @pytest.mark.parametrize(
-    ("size", "share", "risk", "confidence"),
-    [(1, 0.0, 0.01, 0.95), (1, 0.2, 0.2, 0.9), (3, 0.2, 0.2, 0.9), (3, 0.2, 0.5, 0.5)],
+    ("size", "risk", "confidence"), [(1, 0.01, 0.95), (1, 0.2, 0.9), (3, 0.2, 0.9), (1, 0.5, 0.5)]
 )
-def test_the_least_number_of_labels(size, share, risk, confidence):
+def test_the_least_number_of_labels(size, risk, confidence):
     """All right and all of one score: so many clusters do, and one less does not."""
-    least = risk_control.least_clusters(risk, confidence, size == 1, share)
+    least = risk_control.least_labels(risk, confidence)
     for total, attainable in ((least, True), (least - 1, False)):
         if total > 1:
             zeros, names = np.zeros(total * size), keys(total, size)
-            found = risk_threshold(zeros, zeros, names, risk, confidence, share=share)
+            found = risk_threshold(zeros, zeros, names, risk, confidence)
             assert (found.threshold is not None) == attainable
             assert (f"Even without an error, at least {least} " in found.limits) != attainable
 
@@ -242,5 +416,16 @@ def test_what_is_said_of_a_threshold():
     # A score that tells right from wrong gets near what is unavoidable, and never beyond.
     perfect = risk_threshold(wrong + 0.1 * score, wrong, names, 0.2, 0.9)
     assert found.coverage < perfect.coverage <= 1 - perfect.unavoidable
-    assert [part for part, _ in risk_control._sequences(200)] == [1.0]
-    assert sum(part for part, _ in risk_control._sequences(201)) == 1
+    assert [part for part, _ in risk_control._sequences(300)] == [1.0]
+    assert sum(part for part, _ in risk_control._sequences(301)) == 1
+
+
+def test_the_tables_of_the_page():
+    """The gate's power, and a search, on few numbers."""
+    found = gate_line(0.5, streams=3)
+    assert 10 < found["one exact test"] < found["gate"] < int(found["MAPIE's monitor"]) < 200
+    held = gate_line(0.05)
+    assert 10 < held["one exact test"] < held["gate"] < 200
+    assert (held["outcome"], held["MAPIE's monitor"]) == ("holds", "-")
+    worst = search_line(0, random=4, moves=2, sets=500, again=2000)
+    assert 0 <= float(worst["violated, % (5 allowed)"]) < 7

@@ -1,5 +1,6 @@
 """A tiny random language model with a real tokenizer, as LM-Polygraph wants it; no downloads."""
 
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 
@@ -59,6 +60,7 @@ def unmaskable(lacks: str) -> WhiteboxModel:
         sizes = {"vocab_size": len(found.tokenizer), "hidden_size": 32, "num_hidden_layers": 2}
         found.model = MambaForCausalLM(MambaConfig(**sizes)).eval()
     else:
+        found.model = deepcopy(found.model)  # of which nothing is known
         found.model.get_output_embeddings = lambda: None
     return found
 

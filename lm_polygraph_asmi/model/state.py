@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, count
-from operator import itemgetter
+from operator import is_, itemgetter
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
@@ -170,7 +170,7 @@ def _is_as_seen(seen: Seen | None, now: Seen) -> bool:
         seen is not None
         and seen[2:] == now[2:]
         and len(seen.objects) == len(now.objects)
-        and all(one() is other for one, other in zip(seen.objects, now.objects, strict=True))
+        and all(map(is_, [one() for one in seen.objects], now.objects))
     )
 
 
@@ -186,7 +186,7 @@ def _look(model: nn.Module, known: Known) -> Seen:
         own = vars(module)
         modules += own["_modules"].values()
         objects.append(module)
-        trains |= own["training"]
+        trains |= own.get("training", False)  # compiled modules have none
         for hooks in (own["_forward_hooks"], own["_forward_pre_hooks"]):
             if hooks:  # transformers leaves some at a first pass, which record
                 values += [number for number, hook in hooks.items() if not _of_library(hook)]
@@ -217,8 +217,8 @@ def _look(model: nn.Module, known: Known) -> Seen:
 def _sums(known: Known) -> list[int]:
     """Sums modulo 2^64 of the bits of the rows read, one for each matrix watched."""
     sums: list[Tensor] = []
-    for tensor in (each() for each in known.watched):
-        if tensor is not None:
+    for each in known.watched:
+        if (tensor := each()) is not None:
             rows = tensor.data[::STRIDE]
             try:
                 total = rows.view(torch.int64).sum()

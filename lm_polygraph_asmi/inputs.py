@@ -45,7 +45,7 @@ _SPEAKER = (
 )
 """Who says something, as a field of a message or a part."""
 _PAIR = r"[\"'](?:system|developer|user|human|assistant|ai|placeholder)[\"']\s*,"
-_OPEN = r"[\\\"'\s]*(?:-\s+|[A-Za-z_.]*[\[{(])[\[{(\s\\\"']*"
+_OPEN = r"[\\\"'\s]*(?:(?:\w+:\s*)?-\s+|[A-Za-z_.]*[\[{(])[\[{(\s\\\"']*"
 _BEGINS = re.compile(rf"(?i){_OPEN}(?:{_SPEAKER}|{_PAIR})|\s*(?:role|from)\s*:\s*\w+\s*\n\s*\w+:")
 _OPENS = re.compile(_OPEN)
 _SAYS = re.compile(rf"(?i){_SPEAKER}")
@@ -338,7 +338,7 @@ def _message(message: Mapping[str, Any], number: int, notes: list[str]) -> dict[
             )
     if "content" not in given and not given.keys() & {"tool_calls", *REASONING}:
         raise ValueError(f"message {number}: expected a text as content, got none")
-    return {"content": "", **given}
+    return {**given, "content": given.get("content", "")}
 
 
 def _filled(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def surprise(prompt: tuple[int, ...], answer: tuple[int, ...]) -> float:
 def number(prompt: tuple[int, ...], answer: str | None, stop: str | None) -> tuple[str, float]:
     """The answer's text and its MSP: a text ends in the likeliest way, the model's own as it did."""
     if answer is not None:
-        ends = [ids_of(answer) + (2,)] + [ids_of(answer + stop)] * (stop is not None)
+        ends = [ids_of(answer) + (2,)] + [ids_of(answer + (stop or ""))] * (stop is not None)
         return answer, min(surprise(prompt, ids) for ids in ends)
     own: tuple[int, ...] = ()
     while len(own) < LIMIT and 2 not in own and (stop is None or stop not in text_of(own)):
@@ -300,7 +300,7 @@ def csv_rows(data: bytes) -> Iterator[object]:
 
 
 def parquet_rows(data: bytes) -> Iterator[object]:
-    table = pq.read_table(BytesIO(data))
+    table = pq.ParquetFile(BytesIO(data)).read()
     if len({*table.column_names}) < len(table.column_names):
         raise Refused("twice", file=True)
     yield from table.to_pylist()
@@ -322,6 +322,7 @@ def verdicts(door: str, given: Any) -> list[Right | Refused]:
         try:
             if isinstance(row, Refused):
                 raise row
+            row = {"prompt": row} if door == "python" and isinstance(row, str) else row
             found.append(right(row, "" if door == "csv" else None))
         except Refused as refusal:
             found.append(refusal)

@@ -7,33 +7,16 @@ was taken. This module imports nothing heavy, so bad input raises before a model
 
 import operator
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from lm_polygraph_asmi.validation import describe_fields, lone_surrogate
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
-MESSAGE = {
-    **dict.fromkeys(("system", "developer", "user"), ("role", "content", "name")),
-    "assistant": (
-        "role", "content", "name", "tool_calls", "reasoning_content", "reasoning", "thinking",
-    ),
-    "tool": ("role", "content", "name", "tool_call_id"),
-}  # fmt: skip
-"""Role -> fields of its messages; a field whose value is null counts as absent."""
-REASONING = ("reasoning_content", "reasoning", "thinking")
-CALL = ("id", "type", "index", "function", "name", "arguments")
-"""Fields of a tool call: with a `function`, or its name and arguments themselves."""
-FUNCTION = ("name", "arguments")
-PARTS = ("text", "input_text", "output_text")
-"""Types of content parts, each with its `text`."""
 TEMPLATE = ("tools", "documents", "chat_template_kwargs")
 """What a chat template gets beside the messages."""
-RESERVED = (
-    "messages", "conversation", "chat_template", "add_generation_prompt", "continue_final_message",
-    "tokenize", "return_tensors", "return_dict", "padding", "truncation", "max_length", *TEMPLATE,
-)  # fmt: skip
-"""Names that `chat_template_kwargs` may not have: they are set by this package."""
+REASONING = {"reasoning_content", "reasoning", "thinking"}
 LABELS = ("correct", "quality")
 ROW = (
     "prompt", "messages", "answer", "samples", *TEMPLATE, "id", "context", "cluster", *LABELS,
@@ -72,6 +55,97 @@ _PRINTED = re.compile(
     r"content=[\"'].*\b(?:additional_kwargs|response_metadata)=|=+ *\w+ Message *=+)"
 )
 """How LangChain prints its messages."""
+
+
+class Form(BaseModel):
+    """An object with the fields declared, and no other; no value is converted."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Part(Form):
+    """A part of a message's content."""
+
+    type: Literal["text", "input_text", "output_text"]
+    text: str
+
+
+class Function(Form):
+    """What a tool call calls; arguments that are a text are passed on as they stand."""
+
+    name: str
+    arguments: dict[str, Any] | str = {}
+
+
+class ToolCall(Form):
+    """A tool call of an earlier message of the assistant."""
+
+    function: Function
+    id: str = ""
+    type: Literal["function"] = "function"
+    index: int = 0
+
+
+Content = str | list[Part]
+
+
+class Said(Form):
+    """A message of the system, the developer or the user."""
+
+    role: Literal["system", "developer", "user"]
+    content: Content
+    name: str = ""
+
+
+class Assistant(Form):
+    """A message of the assistant; one of tool calls needs no content."""
+
+    role: Literal["assistant"]
+    content: Content = ""
+    name: str = ""
+    tool_calls: list[ToolCall] = []
+    reasoning_content: str = ""
+    reasoning: str = ""
+    thinking: str = ""
+
+
+class Tool(Form):
+    """What a tool answered."""
+
+    role: Literal["tool"]
+    content: Content
+    name: str = ""
+    tool_call_id: str = ""
+
+
+class Beside(Form):
+    """What a chat template gets beside the messages."""
+
+    tools: list[dict[str, Any]] = []
+    documents: list[dict[str, Any]] = []
+    chat_template_kwargs: dict[str, Any] = {}
+
+
+MESSAGE: TypeAdapter[Any] = TypeAdapter(
+    Annotated[Said | Assistant | Tool, Field(discriminator="role")]
+)
+BRANCHES = {
+    "str",
+    "list[Part]",
+    "dict[str,any]",
+    "system",
+    "developer",
+    "user",
+    "assistant",
+    "tool",
+}
+"""Names in places of pydantic's errors that are no fields."""
+OTHER_ROLES = {"ai": "assistant", "model": "assistant", "bot": "assistant", "human": "user"}
+RESERVED = (
+    "messages", "conversation", "chat_template", "add_generation_prompt", "continue_final_message",
+    "tokenize", "return_tensors", "return_dict", "padding", "truncation", "max_length", *TEMPLATE,
+)  # fmt: skip
+"""Names that `chat_template_kwargs` may not have: they are set by this package."""
 
 
 class Request(NamedTuple):
@@ -180,9 +254,7 @@ def parse_request(
     notes: tuple[str, ...] = ()
     if not isinstance(prompt, str):
         prompt, answer, notes = _from_chat(prompt, answer)
-    given = {name: value for name, value in template.items() if value is not None}
-    _check_template(prompt, given)
-    request = Request(prompt, answer, samples, notes, given)
+    request = Request(prompt, answer, samples, notes, _beside(prompt, template))
     for name, text in request.texts():
         if half := lone_surrogate(text):
             raise ValueError(f"expected the {name} as text, got {half}: replace it")
@@ -223,13 +295,24 @@ def _from_chat(
     notes: list[str] = []
     messages = [_message(message, number, notes) for number, message in enumerate(chat, start=1)]
     if messages and messages[-1]["role"] == "assistant":
-        content = _last_answer(messages.pop())
+        last = messages.pop()
         if answer is not None:
             raise ValueError(
                 "expected one answer, got two: the chat's last message from the assistant, and "
                 "`answer`. Leave one out"
             )
-        answer = content
+        if beside := [n for n, value in last.items() if value and n not in ("role", "content")]:
+            raise ValueError(
+                f"the chat's last message, the assistant's, has {beside[0]!r}, which the model "
+                "may have written as part of its answer: write the answer with it, as the model "
+                "wrote it, as one text; or remove the field if the model did not write it"
+            )
+        if not last["content"]:
+            raise ValueError(
+                "the chat's last message, the assistant's, has no text. Leave it out to score the "
+                "model's own answer"
+            )
+        answer = last["content"]
         notes.append("The chat's last message, the assistant's, was scored.")
     if not messages:
         raise ValueError("the chat is empty: expected at least the user's message before an answer")
@@ -237,126 +320,67 @@ def _from_chat(
 
 
 def _message(message: Mapping[str, Any], number: int, notes: list[str]) -> dict[str, Any]:
-    """A message with the fields of its role, and its content as one text."""
-    place = f"message {number}"
-    fields = {name: value for name, value in message.items() if value is not None}
-    role = fields.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        known = {"ai": "assistant", "model": "assistant", "bot": "assistant", "human": "user"}
-        meant = role.lower() if isinstance(role, str) else ""
-        meant = meant if meant in ROLES else known.get(meant, "")
-        raise ValueError(
-            f"{place}: expected a role of {', '.join(ROLES)}, got {role!r:.40}"
-            + (f": write {meant!r}" if meant else "")
-        )
-    for name, value in list(fields.items()):
-        if name not in MESSAGE[role]:
-            if isinstance(value, list | tuple | Mapping) and not value:  # such as annotations: []
-                del fields[name]
-                continue
-            raise ValueError(
-                f"{place} ({role}): the field {name!r} is unknown, expected "
-                f"{', '.join(MESSAGE[role])}: remove it, or write what it says into the content"
+    """A message with its content as one text, since not every template supports parts.
+
+    Fields that are null or an empty list count as absent, as servers write them.
+    """
+    given = _filled(message)
+    if isinstance(given.get("content"), list | tuple):
+        given["content"] = [_filled(p) if isinstance(p, Mapping) else p for p in given["content"]]
+    found = _read(MESSAGE.validate_python, given, f"message {number}")
+    if not isinstance(found.content, str):
+        given["content"] = "".join(part.text for part in found.content)
+        if len(found.content) > 1:
+            notes.append(
+                f"The {len(found.content)} text parts of message {number} were joined without "
+                "anything between them: if your server joins them otherwise, such as by line "
+                "breaks, pass one text."
             )
-    if "tool_calls" in fields:
-        fields["tool_calls"] = _tool_calls(fields["tool_calls"], f"{place}: tool_calls")
-        if not fields["tool_calls"]:
-            del fields["tool_calls"]
-    for name in {*fields} & {"name", "tool_call_id", *REASONING}:
-        if not isinstance(fields[name], str):
-            raise ValueError(f"{place}: expected {name!r} as text, got {fields[name]!r:.60}")
-    if "content" in fields:
-        fields["content"] = _content(fields["content"], place, notes)
-    elif "tool_calls" not in fields:
-        raise ValueError(f"{place} ({role}): expected a text as content, got none")
-    return fields
+    if "content" not in given and not given.keys() & {"tool_calls", *REASONING}:
+        raise ValueError(f"message {number}: expected a text as content, got none")
+    return {"content": "", **given}
 
 
-def _content(content: Any, place: str, notes: list[str]) -> str:
-    """The content of a message as one text, as not every template supports parts."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list | tuple) or not content:
-        raise ValueError(
-            f"{place}: expected its content as text, or as text parts such as "
-            f"{{'type': 'text', 'text': '...'}}; got {content!r:.60}"
-        )
-    texts: list[str] = []
-    for number, part in enumerate(content, start=1):
-        fields = part if isinstance(part, Mapping) else {}
-        filled = {name for name, value in fields.items() if value not in (None, [], {})}
-        text, kind = fields.get("text"), fields.get("type")
-        if kind not in PARTS or filled - {"type", "text"} or not isinstance(text, str):
-            raise ValueError(
-                f"{place}, part {number} of its content: expected a type of {', '.join(PARTS)} "
-                f"with its 'text' and no other field, got {part!r:.80}: leave the part out, or "
-                "write what the model read of it as text"
-            )
-        texts.append(text)
-    if len(texts) > 1:
-        notes.append(
-            f"The {len(texts)} text parts of {place} were joined without anything between them: "
-            "if your server joins them otherwise, such as by line breaks, pass one text."
-        )
-    return "".join(texts)
+def _filled(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None and value != []}
 
 
-def _tool_calls(calls: Any, place: str) -> list[dict[str, Any]]:
-    """Tool calls with the fields of `CALL`; arguments are an object, or a text as it stands."""
-    if not isinstance(calls, list | tuple):
-        raise ValueError(f"{place}: expected a list of calls, got {calls!r:.60}")
-    return [_call(call, f"{place}[{index}]", CALL) for index, call in enumerate(calls)]
+def _read(read: Callable[[Any], Any], value: Any, place: str) -> Any:
+    """A value in its declared form; ValueError: the first field that is not, with its place."""
+    try:
+        return read(value)
+    except ValidationError as error:
+        # Of the alternatives of a field, the one that got furthest.
+        found = max(error.errors(include_url=False), key=lambda each: len(each["loc"]))
+        path = "".join(
+            f"[{part}]" if isinstance(part, int) else f".{part}"
+            for part in found["loc"]
+            if part not in BRANCHES
+        ).strip(".")
+        said, got = found["msg"].replace("Input should be", "expected"), found["input"]
+        if found["type"] == "extra_forbidden":
+            said = "this field is unknown: remove it, or write what it says into the content"
+        elif found["type"].startswith("union_tag"):
+            role = got.get("role")
+            said = "expected a role of system, developer, user, assistant or tool"
+            path, got, meant = "role", role, str(role).lower()
+            if (meant := OTHER_ROLES.get(meant, meant)) in BRANCHES:
+                said += f" (write {meant!r})"
+        raise ValueError(f"{place}: {path}: {said}, got {got!r:.80}") from error
 
 
-def _call(call: Any, place: str, known: Sequence[str]) -> dict[str, Any]:
-    if not isinstance(call, Mapping):
-        raise ValueError(f"{place}: expected an object with {', '.join(known)}, got {call!r:.60}")
-    fields = {name: value for name, value in call.items() if value is not None}
-    if unknown := [name for name in fields if name not in known]:
-        raise ValueError(f"{place}: the field {unknown[0]!r} is unknown: remove it")
-    if "function" in fields:
-        fields["function"] = _call(fields["function"], f"{place}.function", FUNCTION)
-    elif not isinstance(fields.get("name"), str):
-        raise ValueError(f"{place}: expected the name of a function, got {call!r:.60}")
-    if not isinstance(fields.get("arguments", {}), Mapping | str):
-        raise ValueError(
-            f"{place}: expected arguments as an object, got {fields['arguments']!r:.60}"
-        )
-    return fields
-
-
-def _last_answer(message: Mapping[str, Any]) -> str:
-    """The text of a chat's last message, the assistant's."""
-    for name in ("tool_calls", *REASONING):
-        if message.get(name):
-            raise ValueError(
-                f"the chat's last message, the assistant's, has {name!r}, which the model wrote "
-                "as part of its answer: write the answer with it, as the model wrote it, as one "
-                "text; or remove the field if the model got it in another way"
-            )
-    if not message.get("content"):
-        raise ValueError(
-            "the chat's last message, the assistant's, has no text. Leave it out to score the "
-            "model's own answer"
-        )
-    return str(message["content"])
-
-
-def _check_template(prompt: Prompt, given: Mapping[str, Any]) -> None:
-    """Raise ValueError unless what the chat template gets beside messages has its form."""
+def _beside(prompt: Prompt, template: Mapping[str, Any]) -> dict[str, Any]:
+    """What the chat template gets beside messages, in its declared form."""
+    given = {name: value for name, value in template.items() if value is not None}
     if given and isinstance(prompt, str):
         raise ValueError(
             f"{', '.join(map(repr, given))}: a chat template reads this, but the prompt is a text: "
             "pass the prompt as messages, or write it into the prompt"
         )
-    for name, value in given.items():
-        if name == "chat_template_kwargs":
-            if not isinstance(value, Mapping) or not all(isinstance(each, str) for each in value):
-                raise ValueError(f"{name}: expected an object of names, got {value!r:.60}")
-            if taken := sorted(value.keys() & {*RESERVED}):
-                raise ValueError(f"{name}: {taken[0]!r} is set otherwise: leave it out")
-        elif not isinstance(value, list | tuple) or not all(isinstance(v, Mapping) for v in value):
-            raise ValueError(f"{name}: expected a list of objects, got {value!r:.60}")
+    found = _read(Beside.model_validate, given, "the row")
+    if taken := sorted(found.chat_template_kwargs.keys() & {*RESERVED}):
+        raise ValueError(f"chat_template_kwargs: {taken[0]!r} is set otherwise: leave it out")
+    return given
 
 
 def _checked_answer(answer: Any, name: str) -> str | list[int]:

@@ -8,12 +8,13 @@ types that the file says.
 import csv
 import re
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lm_polygraph_asmi.files import parse_json
+from lm_polygraph_asmi.files import parse_json, to_json
 from lm_polygraph_asmi.validation import describe_fields
 
 LINES = (".jsonl", ".jsonlines", ".ndjson")
@@ -21,6 +22,8 @@ LINES = (".jsonl", ".jsonlines", ".ndjson")
 TABLES = (".csv", ".tsv", ".parquet")
 SEPARATORS = (",", ";", "\t")
 """What separates the cells of a CSV: the first by which its header has a column that is needed."""
+AT_ONCE = 1000
+"""Rows of a Parquet file that are in memory together."""
 SHOWN = 8
 """Columns that a message lists."""
 
@@ -183,6 +186,41 @@ def _parquet(path: str | Path, needed: Collection[str]) -> Iterator[Row]:
                 for name in in_json:
                     content[name] = content[name] and parse_json(content[name])
                 yield Row(number, plain(content))
+
+
+def write_parquet(records: Callable[[], Iterable[Mapping[str, Any]]], path: str | Path) -> None:
+    """Write rows, which are read twice, as a Parquet file, with few in memory at a time.
+
+    A column of lists and objects, or of values of several kinds, is JSON, and its type says so.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    kinds = dict[str, set[str]]()
+    for record in records():
+        for name, value in record.items():
+            kind = (
+                "large" if isinstance(value, int) and abs(value) >= 2**63 else type(value).__name__
+            )
+            kinds.setdefault(name, set()).update([] if value is None else [kind])
+    flat = {"bool": pa.bool_(), "int": pa.int64(), "float": pa.float64(), "str": pa.string()}
+    types = {  # of no value, text
+        name: flat.get("".join(kind or ["str"]), pa.json_()) for name, kind in kinds.items()
+    }
+
+    def column(name: str, rows: Sequence[Mapping[str, Any]]) -> pa.Array:
+        values = [row.get(name) for row in rows]
+        if types[name] != pa.json_():
+            return pa.array(values, types[name])
+        texts = [None if value is None else to_json(value) for value in values]
+        return pa.ExtensionArray.from_storage(pa.json_(), pa.array(texts, pa.string()))
+
+    partial, left = Path(f"{path}.writing"), iter(records())
+    with parquet.ParquetWriter(partial, schema := pa.schema(types)) as writer:
+        while rows := list(islice(left, AT_ONCE)):
+            columns = [column(name, rows) for name in types]
+            writer.write_batch(pa.record_batch(columns, schema=schema))
+    partial.replace(path)
 
 
 def plain(value: Any) -> Any:

@@ -47,6 +47,13 @@ def is_wrong(content: Mapping[str, Any], right_from: float | None = None) -> boo
     return word in WRONG
 
 
+def _read(name: str, value: Any) -> Any:
+    """What a field of a sheet says, to compare it with that of a row."""
+    if name == "correct":
+        return is_wrong({name: value})
+    return identity_of(name, value)
+
+
 def with_labels(rows: Sequence[Row], sheets: Iterable[str | Path]) -> list[Row]:
     """Scored rows with the labels of sheets, which are joined by their keys.
 
@@ -59,7 +66,7 @@ def with_labels(rows: Sequence[Row], sheets: Iterable[str | Path]) -> list[Row]:
             row = labelled[keys[key]]
             for name, value in labels.items():
                 own = row.content.get(name)
-                if own is not None and str(own).lower() != value.lower():
+                if own is not None and _read(name, own) != _read(name, value):
                     raise ValueError(
                         f'row {row.number}: its "{name}" is {own!r}, and {value!r} in {sheet}: '
                         "remove one of them"

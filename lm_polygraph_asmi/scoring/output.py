@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from lm_polygraph_asmi.files import locked, parse_json, partial_of, to_json
 from lm_polygraph_asmi.scoring.rows import Outcome, Row, Rows, checked, request_of, score_rows
 from lm_polygraph_asmi.scoring.sheet import write_sheet
-from lm_polygraph_asmi.tables import LINES, plain, read_table
+from lm_polygraph_asmi.tables import LINES, plain, read_table, write_parquet
 from lm_polygraph_asmi.validation import check_new
 
 if TYPE_CHECKING:
@@ -21,8 +20,6 @@ NESTED = (Mapping, list, tuple)
 """Values that are JSON in a table."""
 DTYPES: Mapping[Any, str] = {float: "Float64", int: "Int64", bool: "boolean"}
 """Type of a table's column by that of the field; all others are texts."""
-AT_ONCE = 1000
-"""Rows of a Parquet file that are in memory together."""
 
 
 def fields_of(kind: type) -> dict[str, str]:
@@ -106,7 +103,6 @@ def score_file(
             file.add(record_of(row, outcome, names, known))
             if seen is not None:
                 seen(row, outcome)
-        file.in_order()
         if sheet is not None:
             write_sheet(file.records(), sheet)
         file.finish()
@@ -176,27 +172,20 @@ def _same_request(content: Mapping[str, Any], record: Mapping[str, Any]) -> bool
 class Output:
     """A file of results that grows by a line of JSON for each row.
 
-    JSON lines grow in place. A Parquet file is written at the end, from the lines that grew in
-    FILE.partial; no more than `AT_ONCE` rows are in memory.
+    JSON lines grow in place; a Parquet file is made at the end, of the lines in FILE.partial. Rows
+    that are done again stand at the end.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.lines = path if path.suffix.lower() in LINES else partial_of(path)
-        self._sorted = True
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """The rows that are written, but for a last one that was cut."""
-        for _, record in self._lines():
-            yield record
-
-    def _lines(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
-        if not self.lines.exists():
-            return
+        """The rows that are written, but for a last one that was cut, which is done again."""
         with self.lines.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 if not line.endswith(b"\n"):
-                    return  # it was cut, and is done again
+                    return
                 try:
                     record = parse_json(line)
                     record["row"]
@@ -205,28 +194,19 @@ class Output:
                         f"{self.lines}, line {number}: expected a row of results, got "
                         f"{line[:40]!r}: name another file"
                     ) from error
-                yield line, record
+                yield record
 
     def keep(self, good: Callable[[dict[str, Any]], bool]) -> None:
         """Remove all but the good rows of a file that exists, and a line that was cut."""
+        written = self.records()
         if self.lines != self.path and self.path.exists() and not self.lines.exists():
             written = (row.content for row in read_table(self.path, ("row",)))
-            self._write(f"{to_json(record, str)}\n".encode() for record in written)
-        if not self.lines.exists():
-            return
-        numbers = [0]
-
-        def kept() -> Iterator[bytes]:
-            for line, record in self._lines():
-                if good(record):
-                    numbers.append(record["row"])
-                    yield line
-
-        self._write(kept())
-        self._sorted = numbers == sorted(numbers)
-        self._last = numbers[-1]
-
-    _last = 0
+        elif not self.lines.exists():
+            self.lines.touch()
+        partial = Path(f"{self.lines}.kept")
+        with partial.open("w", encoding="utf-8") as file:
+            file.writelines(f"{to_json(record, str)}\n" for record in written if good(record))
+        partial.replace(self.lines)
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Add a row: its whole line, or nothing."""
@@ -245,64 +225,12 @@ class Output:
                 f"cannot write {self.lines}: {str(error.strerror).lower()}. The rows that were "
                 "finished are in it: make room, and run the same command again"
             ) from error
-        self._sorted = self._sorted and record["row"] > self._last
-        self._last = record["row"]
-
-    def in_order(self) -> None:
-        """Sort the rows by their numbers, where some were done again."""
-        if self._sorted:
-            return
-        places, start = list[tuple[int, int, int]](), 0
-        for line, record in self._lines():
-            places.append((record["row"], start, len(line)))
-            start += len(line)
-        with self.lines.open("rb") as file:
-
-            def sorted_lines() -> Iterator[bytes]:
-                for _, start, length in sorted(places):
-                    file.seek(start)
-                    yield file.read(length)
-
-            self._write(sorted_lines())
-
-    def _write(self, lines: Iterable[bytes]) -> None:
-        """Write the file of lines anew, through a temporary one."""
-        partial = partial_of(self.lines)
-        with partial.open("wb") as file:
-            file.writelines(lines)
-        partial.replace(self.lines)
 
     def finish(self) -> None:
-        """Write the Parquet file, if that is asked for: a column of values of several kinds, or of
-        lists and objects, is JSON, and its type says so."""
-        if self.lines == self.path or not self.lines.exists():
-            return
-        import pyarrow as pa
-        from pyarrow import parquet
-
-        kinds = dict[str, set[type]]()
-        for record in self.records():
-            for name, value in record.items():
-                kinds.setdefault(name, set()).update([] if value is None else [type(value)])
-        types = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
-        flat = {n: types.get(*kind) if len(kind) == 1 else None for n, kind in kinds.items()}
-        flat |= {n: pa.string() for n, kind in kinds.items() if not kind}
-        schema = pa.schema({name: kind or pa.json_() for name, kind in flat.items()})
-
-        def column(records: Sequence[Mapping[str, Any]], name: str) -> pa.Array:
-            values = [record.get(name) for record in records]
-            if flat[name] is not None:
-                return pa.array(values, flat[name])
-            texts = [None if value is None else to_json(value) for value in values]
-            return pa.ExtensionArray.from_storage(pa.json_(), pa.array(texts, pa.string()))
-
-        partial, records = Path(f"{self.path}.writing"), self.records()
-        with parquet.ParquetWriter(partial, schema) as writer:
-            while batch := list(islice(records, AT_ONCE)):
-                columns = [column(batch, name) for name in schema.names]
-                writer.write_batch(pa.record_batch(columns, schema=schema))
-        partial.replace(self.path)
-        self.lines.unlink()
+        """Make the Parquet file, if that is asked for."""
+        if self.lines != self.path:
+            write_parquet(self.records, self.path)
+            self.lines.unlink()
 
 
 class BatchScorer:

@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from lm_polygraph_asmi.files import parse_json
 from lm_polygraph_asmi.inputs import ROW, Request, parse_request, parse_row
 from lm_polygraph_asmi.scoring.sheet import is_sheet
 from lm_polygraph_asmi.tables import LINES, SEPARATORS, TABLES, Row, read_table, text_of_file
@@ -13,6 +13,7 @@ from lm_polygraph_asmi.validation import check_one_of
 
 ROW_ERRORS = (ValueError, FloatingPointError)
 """Errors of a row, its content or its numbers; others are ours, or the machine's."""
+_JSON_ROW = r'[\[{].*"(prompt|messages)"\s*:'
 TEXTS = ("", ".txt", ".md", ".prompt")
 """Suffixes of files whose text is one prompt."""
 
@@ -124,26 +125,12 @@ def read_rows(path: str | Path) -> Iterator[Row]:
 def _holds_rows(text: str) -> bool:
     """Whether a text has a line of JSON with a prompt, or the header of a table with one."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    for line in lines[:-1]:
-        for separator in SEPARATORS:
-            names = [name.strip(" \"'").lower() for name in line.split(separator)]
-            if not {"prompt", "messages"} & {*names} or len(names) < 2:
-                continue
-            words = all(re.fullmatch(r"\w+", name) for name in names)  # of prose, several
-            if (line is lines[0] and words) or len({*names} & {*ROW}) > 1:
-                return True
-    return any(map(_is_json_row, lines)) or _is_json_row(text)
-
-
-def _is_json_row(text: str) -> bool:
-    """Whether a text is, or begins as, a JSON object or list with a prompt or messages."""
-    if not re.match(r"[\[{]", text.strip()):
-        return False
-    if re.search(r'^[\[{\s]*"(prompt|messages)"\s*:', text.strip()):
+    if re.match(rf"(?s)\s*{_JSON_ROW}", text) or any(re.match(_JSON_ROW, line) for line in lines):
         return True
-    try:
-        value = parse_json(text.strip().rstrip(","))
-    except ValueError:
-        return False
-    rows = value if isinstance(value, list) else [value]
-    return any(isinstance(row, dict) and {"prompt", "messages"} & row.keys() for row in rows)
+    for line, separator in product(lines[:-1], SEPARATORS):
+        names = [name.strip(" \"'").lower() for name in line.split(separator)]
+        words = all(re.fullmatch(r"\w+", name) for name in names)  # of prose, several
+        others = len({*names} & {*ROW}) > 1 or (line is lines[0] and words and len(names) > 1)
+        if others and {"prompt", "messages"} & {*names}:
+            return True
+    return False

@@ -11,9 +11,10 @@ import torch
 from lm_polygraph_asmi import decide
 from lm_polygraph_asmi.decisions import Decider, Decision, calibrate_rows
 from lm_polygraph_asmi.scoring import BatchScorer, score_file
-from lm_polygraph_asmi.scoring.rows import in_chat, read_rows
+from lm_polygraph_asmi.scoring.rows import in_chat
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.unmasked import fingerprints
+from lm_polygraph_asmi.tables import read_table
 from tests.decisions.conftest import ASKED, labelled, limited, lines_of, without_hashes, write
 from tests.scoring.conftest import MESSAGES, PROMPT
 from tests.scoring.test_result import printed
@@ -99,7 +100,7 @@ def test_a_threshold_for_chats(scorer):
     assert "system" not in mixed.settings  # not shared by all
 
 
-@pytest.mark.parametrize(("signal", "suffix"), [("sem", "parquet"), ("learned", "csv")])
+@pytest.mark.parametrize(("signal", "suffix"), [("sem", "parquet"), ("learned", "jsonl")])
 def test_many_rows_and_files(scorer, calibration, signal, suffix, tmp_path):
     decider = Decider(scorer, limited(calibration, 1e9, signal))
     rows = [
@@ -120,7 +121,7 @@ def test_many_rows_and_files(scorer, calibration, signal, suffix, tmp_path):
     out = tmp_path / f"out.{suffix}"
     for _ in range(2):  # then nothing is left but the row that fails
         assert score_file(decider, tmp_path / "in.jsonl", out) == 1
-        first, second, third = (row.content for row in read_rows(out))
+        first, second, third = (row.content for row in read_table(out))
         assert (first["accept"], second["accept"]) == (True, None)
         assert second["reason"].startswith("No decision")  # it was cut off
         assert third["error"].startswith("expected")
@@ -128,7 +129,7 @@ def test_many_rows_and_files(scorer, calibration, signal, suffix, tmp_path):
         assert (first["score"] is None) == (signal != "sem")
         assert first["digest"] == Decision.digest(first)
     other = Decider(scorer, limited(calibration, 5.0, signal))
-    with pytest.raises(ValueError, match=r"other settings \(threshold\)"):
+    with pytest.raises(ValueError, match=r"other settings .*\(threshold\)"):
         score_file(other, tmp_path / "in.jsonl", out)
 
 

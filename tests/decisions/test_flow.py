@@ -1,4 +1,4 @@
-"""Five commands with one file: model and settings are named once."""
+"""From questions to a gate: model and settings are named once, labels come in sheets."""
 
 import re
 import shutil
@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from lm_polygraph_asmi.decisions import Calibration, Decision, calibrate_rows
-from lm_polygraph_asmi.scoring.rows import read_rows
 from lm_polygraph_asmi.scoring.scorer import Scorer
+from lm_polygraph_asmi.tables import read_table
 from tests import tiny_lm
 from tests.decisions.conftest import labelled, limited, run, write
 from tests.scoring.conftest import PROMPT
@@ -29,7 +29,8 @@ def folder(tmp_path_factory, few_resamples):  # noqa: ARG001 - no test below ask
     tiny_lm.save(place / "model")
     rows = [*labelled(60), {"prompt": PROMPT, "answer": "", "correct": True, "cluster": "blank"}]
     write(place / "rows.jsonl", [*rows, {"prompt": "Where?", "answer": " x", "cluster": "none"}])
-    done("score", place / "rows.jsonl", "--model", place / "model", "--out", place / "answers.csv",
+    files = ("--out", place / "answers.jsonl", "--sheet", place / "labels.csv")
+    done("score", place / "rows.jsonl", "--model", place / "model", *files,
          "--num-masks", 4, "--mask-rate", 0.3, "--top-k", 8, "--stop", "\\n", "--scope", "response",
     )  # fmt: skip
     return place
@@ -39,7 +40,9 @@ def folder(tmp_path_factory, few_resamples):  # noqa: ARG001 - no test below ask
 def calibrated(folder):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Scorer, "__init__", lambda *_, **__: pytest.fail("a model was loaded"))
-        said = done("calibrate", folder / "answers.csv", "--risk", 0.9, "--out", folder / "c.json")
+        said = done(
+            "calibrate", folder / "answers.jsonl", "--risk", 0.9, "--out", folder / "c.json"
+        )
     assert "Rows left out: 1 without a label, 1 empty." in said
     assert "Promise: with 95% confidence, at most 90% of accepted answers are wrong." in said
     return folder / "c.json"
@@ -47,45 +50,70 @@ def calibrated(folder):
 
 def test_from_scores_to_the_gate(folder, calibrated, tmp_path):
     found = Calibration.load(calibrated)
-    assert (found.n, found.name, found.model) == (60, "answers.csv", str(folder / "model"))
+    assert (found.n, found.name, found.model) == (60, "answers.jsonl", str(folder / "model"))
     config = found.config
     assert (config.scope, config.stop, config.num_masks) == ("response", ("\n",), 4)
     new = [{"prompt": f"Later {i}: {PROMPT}", "answer": " Brask", "id": f"n{i}"} for i in range(25)]
-    write(tmp_path / "new.jsonl", labelled(1) + new)
-    out, model = tmp_path / "decided.csv", shutil.copytree(folder / "model", tmp_path / "model")
+    write(tmp_path / "new.jsonl", [labelled(1)[0] | {"correct": None}, *new])
+    out, sheet = tmp_path / "decided.jsonl", tmp_path / "sheet.csv"
+    model = shutil.copytree(folder / "model", tmp_path / "model")
     words = ("decide", tmp_path / "new.jsonl", "--model", model, "--out", out, "--calibration")
     limited(found, 1e9, "sem").save(tmp_path / "sem.json")
     code, said = run(*words, tmp_path / "sem.json", "--scope", "all")
-    assert "settings differ from the calibration answers.csv (scope 'response' there" in said
+    assert "settings differ from the calibration answers.jsonl (scope 'response' there" in said
     limited(found, None).save(tmp_path / "none.json")
     assert "Warning: No threshold by " in done(*words, tmp_path / "none.json")
     out.unlink()
     said = done(*words, tmp_path / "none.json", "--attention", "eager")
     assert "attention_in_use 'sdpa' there, 'eager' here" in said
     out.unlink()
-    said = done(*words, calibrated)
+    said = done(*words, calibrated, "--sheet", sheet)
     assert f"n0 Accept: {found.title} " in said
     assert ("n18 " in said, "n19 " in said) == (True, False)  # the file has all
     assert re.search(r"26 scored, .*\d+ accept, \d+ abstain, [\d.]+ rows per second\.", said)
-    lines = [row.content for row in read_rows(out)]
+    lines = [row.content for row in read_table(out)]
     for line in lines:
         assert line["accept"] == (line["value"] <= found.guarantee.threshold)
         assert line["digest"] == Decision.digest(line)
     code, said = run("gate", calibrated, out)
-    assert (code, 'row 1: "answer": the calibration has seen it' in said) == (1, True)
-    table = pd.read_csv(out, dtype=str, keep_default_na=False)[1:]
+    assert (code, "at least one accepted answer with a label" in said) == (1, True)
+    table = pd.read_csv(sheet, dtype=str, keep_default_na=False)
     assert set(table["correct"]) == {""}
-    table["correct"] = ["true" if accept == "True" else "" for accept in table["accept"]]
-    table.to_csv(out, index=False)
-    code, said = run("gate", calibrated, out)
+    table["correct"] = ["WAHR" if accept == "True" else "" for accept in table["accept"]]
+    table.iloc[::-1].assign(prompt="?").to_csv(sheet, index=False, sep=";", encoding="utf-8-sig")
+    code, said = run("gate", calibrated, out, "--labels", sheet)
+    assert (code, 'row 1: "answer": the calibration has seen it' in said) == (1, True)
+    table[1:5].to_csv(sheet, index=False)
+    code, said = run("gate", calibrated, out, "--labels", sheet)
     assert (code, said.split(":")[0]) in ((0, "holds"), (4, "inconclusive"))
-    assert f"0 of {(table['accept'] == 'True').sum()} accepted answers are wrong" in said
+    accepted = [accept == "True" for accept in table["accept"]]
+    assert f"0 of {sum(accepted[1:5])} accepted answers are wrong" in said
+    left = sum(accepted) - sum(accepted[1:5])
+    assert f"Left out {left} accepted answers without a label." in said
+    code, said = run("gate", calibrated, out, "--labels", folder / "labels.csv")
+    assert (code, "is of no row of the scored file" in said) == (1, True)
+
+
+def test_labels_of_a_sheet_are_those_of_the_rows(folder, calibrated, tmp_path):
+    """In any order; a label that differs from the row's own is named."""
+    table = pd.read_csv(folder / "labels.csv", dtype=str, keep_default_na=False)
+    rows = [row.content for row in read_table(folder / "answers.jsonl")]
+    bare = write(tmp_path / "answers.jsonl", [row | {"correct": None} for row in rows])
+    table[::-1].to_csv(tmp_path / "labels.csv", index=False, sep="\t")
+    words = ("calibrate", bare, "--risk", 0.9, "--labels", tmp_path / "labels.csv")
+    done(*words, "--out", tmp_path / "c.json")
+    assert Calibration.load(tmp_path / "c.json") == Calibration.load(calibrated)
+    table["correct"] = table["correct"].map({"True": "false", "False": "false", "": ""})
+    table.to_csv(tmp_path / "labels.csv", index=False)
+    words = ("calibrate", folder / "answers.jsonl", *words[2:])
+    code, said = run(*words, "--out", tmp_path / "other.json")
+    assert (code, "remove one of them" in said) == (1, True)
 
 
 def test_only_the_learned_signal_loads_the_model(folder, tmp_path):
     """That which the rows name; changed weights are refused."""
     out, asked = tmp_path / "c.json", ("--risk", 0.9, "--signal", "learned")
-    said = done("calibrate", folder / "answers.csv", *asked, "--out", out)
+    said = done("calibrate", folder / "answers.jsonl", *asked, "--out", out)
     found = Calibration.load(out)
     assert found.learning in said
     changed = AutoModelForCausalLM.from_pretrained(folder / "model")
@@ -93,18 +121,22 @@ def test_only_the_learned_signal_loads_the_model(folder, tmp_path):
         changed.lm_head.weight[0, 0] += 1
     scorer = Scorer(changed, found.config, tokenizer=tiny_lm.tokenizer())
     with pytest.raises(ValueError, match="row 1 was scored with another model or other settings"):
-        calibrate_rows(folder / "answers.csv", 0.9, signal="learned", scorer=scorer)
+        calibrate_rows(folder / "answers.jsonl", 0.9, signal="learned", scorer=scorer)
 
 
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
-        ("answers.csv --out c.json", 1, "c.json exists: name another file, or"),
-        ("answers.csv --out new", 2, "expected a .json file, as `decide` needs it"),
-        ("answers.csv --out no/new.json", 1, "its folder does not exist"),
+        ("answers.jsonl --out c.json", 1, "c.json exists: name another file, or"),
+        ("answers.jsonl --out new", 2, "expected a .json file, as `decide` needs it"),
+        ("answers.jsonl --out no/new.json", 1, "its folder does not exist"),
         ("--out new.json", 2, "expected either ROWS of labelled answers or a finished run (--run)"),
-        ("answers.csv --run . --out new.json", 2, "expected either ROWS of labelled answers or"),
-        ("answers.csv --metric x --out new.json", 2, "--metric needs --run, and --unlabelled ROWS"),
+        ("answers.jsonl --run . --out new.json", 2, "expected either ROWS of labelled answers or"),
+        (
+            "answers.jsonl --metric x --out new.json",
+            2,
+            "--metric needs --run, --unlabelled",
+        ),
     ],
 )
 @pytest.mark.usefixtures("calibrated")

@@ -25,7 +25,7 @@ def read(*contents):
         ({"correct": True, "quality": 1}, r"got \['correct', 'quality'\]"),
         *(({"correct": value}, "expected true or false, got") for value in ("yes", 2, 0.5)),
         *(({"quality": value}, "quality must be a number")
-          for value in ("good", "0.9", True, math.nan, math.inf)),
+          for value in ("good", "1,5", "0.9.1", True, math.nan, math.inf)),
         *(({"quality": value}, "between 0 and 1, got") for value in (90, 1.2, -0.1, 2)),
         ({"correct": True, "id": "1.0"}, r"row 2: .id.: row 1 has .1\.0., too: label it once"),
         ({"correct": True, "id": math.nan}, 'row 2: "id": expected a text or a number'),

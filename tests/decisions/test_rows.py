@@ -78,9 +78,7 @@ def test_answers_that_are_all_right_give_a_threshold(scored, tmp_path):
         ({3: {"digest": None}}, {}, "row 4: expected a row with scores, got the fields"),
         ({"correct": None}, {}, "expected at least two labelled answers, got none among 4 rows"),
         ({"correct": False}, {}, "expected right and wrong answers, got 4, all wrong"),
-        (labelled(4), {}, "row 1: expected a row with scores, got the fields prompt, answer, "
-         "correct.*: run `polygraph_asmi score ROWS --model M --out answers.csv` first, label its "
-         "column `correct`, then calibrate"),
+        (labelled(4), {}, "row 1: expected a row with scores, got the fields prompt, answer"),
         ([Row(7, {"line": "{"}, "not JSON"), Row(8, {"digest": "0"})], {}, "row 7: not JSON"),
         ([], {}, "at least two labelled answers"),
         ({}, {"unlabelled": labelled(4)}, "unlabelled row 1: expected a row with scores"),

@@ -8,6 +8,7 @@ import ast
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from io import BytesIO
 from typing import Any, NamedTuple
@@ -23,19 +24,23 @@ TEMPLATE = (
     "{% for t in tools or [] %}+{{ t['function']['name'] }}{% endfor %}"
     "{% for d in documents or [] %}[{{ d['text'] }}]{% endfor %}"
     "{% if enable_thinking is defined and not enable_thinking %}(short){% endif %}"
-    "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] or '' }}"
+    "{% for m in messages %}<s>{{ m['role'] }}{{ m['name'] or '' }}: "
+    "{{ m['reasoning_content'] or m['reasoning'] or m['thinking'] or '' }}{{ m['content'] or '' }}"
     "{% for c in m['tool_calls'] or [] %}@{{ c['function']['name'] }}{% endfor %}</s>{% endfor %}"
     "{% if add_generation_prompt %}<s>assistant:{% endif %}"
 )
+REASONING = ("reasoning_content", "reasoning", "thinking")
 FIELDS = {
-    **dict.fromkeys(("system", "developer", "user"), {"role", "content"}),
-    "assistant": {"role", "content", "tool_calls"},
-    "tool": {"role", "content", "tool_call_id", "name"},
+    **dict.fromkeys(("system", "developer", "user"), {"role", "content", "name"}),
+    "assistant": {"role", "content", "name", "tool_calls", *REASONING},
+    "tool": {"role", "content", "name", "tool_call_id"},
 }
 """Role -> fields of its messages that may hold something."""
 TEXTS = ("text", "input_text", "output_text")
 """Parts of a message."""
-NAMES_OF_ANSWERS = ("response", "output", "completion", "prediction")
+NAMES_OF_ANSWERS = (
+    "response", "output", "completion", "prediction", "choices", "generated_text",
+)  # fmt: skip
 VARIABLES = ("tools", "documents", "chat_template_kwargs")
 LABELS = ("correct", "quality")
 LIMIT = 4
@@ -101,12 +106,23 @@ def surprise(prompt: tuple[int, ...], answer: tuple[int, ...]) -> float:
 def number(prompt: tuple[int, ...], answer: str | None, stop: str | None) -> tuple[str, float]:
     """The answer's text and its MSP: a text ends in the likeliest way, the model's own as it did."""
     if answer is not None:
-        ends = [ids_of(answer) + (2,)] + [ids_of(answer + (stop or ""))] * (stop is not None)
-        return answer, min(surprise(prompt, ids) for ids in ends)
+        ids = ids_of(answer)
+        ends = {(*ids, 2), *([ids_of(answer + stop), ids + ids_of(stop)] if stop else [])}
+        return answer, surprise(prompt, written(prompt, ends))
     own: tuple[int, ...] = ()
     while len(own) < LIMIT and 2 not in own and (stop is None or stop not in text_of(own)):
         own += (int(log_probs(prompt + own)[-1].argmax()),)
     return text_of(own).split(stop)[0] if stop else text_of(own), surprise(prompt, own)
+
+
+def written(prompt: tuple[int, ...], ways: set[tuple[int, ...]]) -> tuple[int, ...]:
+    """The way that the model would take: the most probable token at each place, up to an end."""
+    taken: tuple[int, ...] = ()
+    while taken not in ways:
+        place, after = len(taken), log_probs(prompt + taken)[-1]
+        tokens = {way[place] for way in ways if way[:place] == taken}
+        taken += (max(tokens, key=lambda token: after[token].item()),)
+    return taken
 
 
 def text_of(ids: tuple[int, ...]) -> str:
@@ -126,7 +142,10 @@ def is_chat(text: str) -> bool:
         except (ValueError, SyntaxError):
             continue
         found = found if isinstance(found, list) else [found]
-        if any(isinstance(item, dict) and {"role", "from", "content"} & {*item} for item in found):
+        if any(
+            isinstance(item, dict) and {"role", "from", "messages", "type"} & {*item}
+            for item in found
+        ):
             return True
     return bool(PRINTED.match(text.strip()))
 
@@ -161,14 +180,15 @@ def rendered(row: Mapping[str, Any], messages: list[Any], doubt: list[str]) -> s
     text += "(short)" * ((row.get("chat_template_kwargs") or {}).get("enable_thinking") is False)
     for message in messages:
         calls = message.get("tool_calls") or []
-        text += f"<s>{message['role']}: {content(message, doubt)}"
+        text += f"<s>{message['role']}{message.get('name') or ''}: "
+        text += next(filter(None, map(message.get, REASONING)), "") + content(message, doubt)
         text += "".join(f"@{call['function']['name']}" for call in calls) + "</s>"
     return text + "<s>assistant:"
 
 
 def check_messages(messages: object, name: str, doubt: list[str]) -> None:
     if not isinstance(messages, list) or not messages:
-        raise Refused(name)
+        raise Refused(name, "chat")
     for message in messages:
         if not isinstance(message, Mapping):
             raise Refused(name)
@@ -182,14 +202,12 @@ def check_messages(messages: object, name: str, doubt: list[str]) -> None:
                 doubt.append(f"an empty {field}")
 
 
-def right(row: object, empty: str | None = None) -> Right:
-    """What a row is; `empty`: what a cell without anything holds."""
+def right(row: object) -> Right:
+    """What a row is."""
     if not isinstance(row, Mapping):
-        raise Refused("object", "dict", "row", "mapping")
-    row = {name: value for name, value in row.items() if not no(value) and value != empty}
+        raise Refused("object", "expected a text")
+    row = {name: value for name, value in row.items() if not no(value)}
     doubt: list[str] = []
-    if {"score", "tokens"} & {*row}:
-        raise Refused("score", "tokens")
     if ("prompt" in row) == ("messages" in row):
         raise Refused("prompt", "messages")
     name = "prompt" if "prompt" in row else "messages"
@@ -204,12 +222,12 @@ def right(row: object, empty: str | None = None) -> Right:
     else:
         check_messages(given, name, doubt)
         if given[-1]["role"] == "assistant":
-            if answer is not None or given[-1].get("tool_calls"):
-                raise Refused("answer", "tool_calls")
             *given, last = given
+            if answer is not None or any(last.get(field) for field in ("tool_calls", *REASONING)):
+                raise Refused("answer", "tool_calls", *REASONING)
             answer = content(last, doubt)
         if not given:
-            raise Refused(name)
+            raise Refused("chat")
         for variable in VARIABLES:
             kind = dict if variable == "chat_template_kwargs" else list
             if not isinstance(row.get(variable, kind()), kind):
@@ -222,7 +240,7 @@ def right(row: object, empty: str | None = None) -> Right:
         raise Refused(*other)
     label = next((row[field] for field in LABELS if field in row), None)
     if answer is None and label is not None:
-        raise Refused(*LABELS)
+        raise Refused("label")
     return Right(prompt, answer, label, tuple(doubt))
 
 
@@ -237,13 +255,13 @@ def no_constant(text: str) -> None:
 
 
 def json_lines(data: bytes) -> Iterator[object]:
-    for place, line in enumerate(decoded(data).split("\n"), start=1):
+    for line in decoded(data).split("\n"):
         if line.strip():
             try:
                 row = json.loads(line, object_pairs_hook=unique, parse_constant=no_constant)
             except ValueError:
-                row = Refused(f"{place}", file=True)
-            yield row if isinstance(row, dict | Refused) else Refused(f"{place}", file=True)
+                row = None
+            yield row if isinstance(row, dict) else Refused("object per line", file=True)
 
 
 def decoded(data: bytes) -> str:
@@ -258,11 +276,11 @@ def decoded(data: bytes) -> str:
 
 def cells(text: str, separator: str) -> Iterator[list[str]]:
     """Rows of cells: quotes stand around a cell, two of them for one; lines end in LF or CR LF."""
-    row, cell, state, number = [], "", "start", 1
+    row, cell, state, number = [], "", "start", 0
     letters = iter(text if text.endswith("\n") else text + "\n")
     for letter in letters:
         if state == "carriage return" and letter != "\n":
-            raise Refused(f"{number}", file=True)
+            raise Refused(f"row {number}", file=True)
         if state == "quoted":
             cell, state = (cell, "closed") if letter == '"' else (cell + letter, state)
         elif letter == '"' and state in ("start", "closed"):
@@ -275,34 +293,38 @@ def cells(text: str, separator: str) -> Iterator[list[str]]:
         elif letter == "\r":
             state = "carriage return"
         elif state == "closed":
-            raise Refused(f"{number}", file=True)
+            raise Refused(f"row {number}", file=True)
         else:
             cell, state = cell + letter, "plain"
     if state == "quoted":
-        raise Refused(f"{number}", "quote", file=True)
+        raise Refused(f"row {number}", file=True)
 
 
 def csv_rows(data: bytes) -> Iterator[object]:
     text = decoded(data)
     for separator in ",;\t":
-        header, *rows = cells(text, separator) if text.strip() else [[]]
+        rows, header = cells(text, separator), list[str]()
+        with suppress(Refused, StopIteration):
+            header = next(rows)
         if {"prompt", "messages"} & {*header}:
             break
     else:
         raise Refused("prompt", "messages", file=True)
     if len({*header}) < len(header):
         raise Refused(*(name for name in header if header.count(name) > 1), file=True)
-    for place, row in enumerate(rows, start=1):
+    for row in rows:
         if len(row) != len(header):
-            yield Refused(f"{place}", f"{place + 1}", file=True)
+            yield Refused(f"{len(header)} cells", file=True)
         else:
-            yield dict(zip(header, row, strict=True))
+            yield {name: cell or None for name, cell in zip(header, row, strict=True)}
 
 
 def parquet_rows(data: bytes) -> Iterator[object]:
     table = pq.ParquetFile(BytesIO(data)).read()
     if len({*table.column_names}) < len(table.column_names):
         raise Refused("twice", file=True)
+    if not {"prompt", "messages"} & {*table.column_names}:
+        raise Refused("prompt", "messages", file=True)
     yield from table.to_pylist()
 
 
@@ -323,7 +345,7 @@ def verdicts(door: str, given: Any) -> list[Right | Refused]:
             if isinstance(row, Refused):
                 raise row
             row = {"prompt": row} if door == "python" and isinstance(row, str) else row
-            found.append(right(row, "" if door == "csv" else None))
+            found.append(right(row))
         except Refused as refusal:
             found.append(refusal)
     return found

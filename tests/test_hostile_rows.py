@@ -50,7 +50,12 @@ def outcomes(scorer, door, given, path):
             rows = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
     except ValueError as error:
         return str(error)
-    return [row["error"] if isinstance(row.get("error"), str) else (row["answer"], row["msp"], label_of(row)) for row in rows]
+    return [
+        row["error"]
+        if isinstance(row.get("error"), str)
+        else (row["answer"], row["msp"], label_of(row))
+        for row in rows
+    ]
 
 
 def label_of(row):
@@ -71,7 +76,7 @@ def problems(expected, found, stop):
         if isinstance(verdict, border.Refused):
             if not isinstance(outcome, str):
                 yield f"row {number}: expected a refusal that names {verdict.names}, got {outcome}"
-            elif not named(verdict, outcome):
+            elif not verdict.file and not named(verdict, outcome):
                 yield f"row {number}: expected an error that names {verdict.names}: {outcome}"
         elif isinstance(outcome, str):
             if not verdict.doubt:

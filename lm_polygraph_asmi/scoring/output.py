@@ -260,12 +260,14 @@ class BatchScorer:
         rows = [Row(n, {str(k): v for k, v in row.items()}) for n, row in enumerate(given, 1)]
         records = [record_of(*found, types) for found in score_rows(self.scorer, rows)]
 
-        def cell(value: Any) -> Any:
+        def cell(value: Any, failed: bool) -> Any:
+            if isinstance(value, NESTED):
+                value = str(value) if failed else to_json(value, str)
             if isinstance(value, str):  # pandas' texts hold no half of a surrogate pair
                 return value.encode(errors="backslashreplace").decode()
-            return to_json(value, str) if isinstance(value, NESTED) else value
+            return value
 
-        cells = [{name: cell(value) for name, value in record.items()} for record in records]
+        cells = [{n: cell(v, "error" in record) for n, v in record.items()} for record in records]
         added = pd.DataFrame(cells, columns=[*types], dtype=object).astype(types)
         kept = [name for name in table.columns if name == "prompt" or name not in types]
         added = added.drop(columns="prompt")

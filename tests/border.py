@@ -31,7 +31,7 @@ TEMPLATE = (
 )
 REASONING = ("reasoning_content", "reasoning", "thinking")
 FIELDS = {
-    **dict.fromkeys(("system", "developer", "user"), {"role", "content", "name"}),
+    **{role: {"role", "content", "name"} for role in ("system", "developer", "user")},
     "assistant": {"role", "content", "name", "tool_calls", *REASONING},
     "tool": {"role", "content", "name", "tool_call_id"},
 }
@@ -64,7 +64,7 @@ class Right(NamedTuple):
 
     prompt: tuple[int, ...]
     answer: str | None
-    label: object
+    label: tuple[str, object] | None
     doubt: tuple[str, ...]
 
 
@@ -104,7 +104,7 @@ def surprise(prompt: tuple[int, ...], answer: tuple[int, ...]) -> float:
 
 @cache
 def number(prompt: tuple[int, ...], answer: str | None, stop: str | None) -> tuple[str, float]:
-    """The answer's text and its MSP: a text ends in the likeliest way, the model's own as it did."""
+    """An answer's text and its MSP: a text ends as the model would, its own answer as it did."""
     if answer is not None:
         ids = ids_of(answer)
         ends = {(*ids, 2), *([ids_of(answer + stop), ids + ids_of(stop)] if stop else [])}
@@ -127,6 +127,14 @@ def written(prompt: tuple[int, ...], ways: set[tuple[int, ...]]) -> tuple[int, .
 
 def text_of(ids: tuple[int, ...]) -> str:
     return tokenizer().decode(ids, skip_special_tokens=True)
+
+
+def is_wrong(name: str, value: object) -> bool | None:
+    """What a label says; None: nothing that is known."""
+    word = str(value).strip().lower().replace(",", ".")
+    if name == "quality":
+        return float(word) < 0.5
+    return {"true": False, "1": False, "wahr": False, "false": True, "0": True}.get(word)
 
 
 def no(value: object) -> bool:
@@ -221,11 +229,14 @@ def right(row: object) -> Right:
         prompt = tuple(tokenizer()(given)["input_ids"])
     else:
         check_messages(given, name, doubt)
+        rendered(row, given, doubt)
         if given[-1]["role"] == "assistant":
             *given, last = given
+            content(last, doubt)
             if answer is not None or any(last.get(field) for field in ("tool_calls", *REASONING)):
                 raise Refused("answer", "tool_calls", *REASONING)
             answer = content(last, doubt)
+            doubt += ["an empty last message"] * (not answer)
         if not given:
             raise Refused("chat")
         for variable in VARIABLES:
@@ -235,10 +246,12 @@ def right(row: object) -> Right:
         prompt = ids_of(rendered(row, given, doubt))
     if answer is not None and is_chat(clean(answer, "answer", "content", name)):
         raise Refused("answer", name)
-    other = [field for field in row if field.strip().lower() in (*NAMES_OF_ANSWERS, "answer")]
+    others = (*NAMES_OF_ANSWERS, "answer")
+    other = [field for field in row if field != "answer" and field.strip().lower() in others]
     if answer is None and other:
         raise Refused(*other)
-    label = next((row[field] for field in LABELS if field in row), None)
+    doubt += [name for name in other if name.strip().lower() == "answer"]
+    label = next(((field, row[field]) for field in LABELS if field in row), None)
     if answer is None and label is not None:
         raise Refused("label")
     return Right(prompt, answer, label, tuple(doubt))
@@ -309,13 +322,13 @@ def csv_rows(data: bytes) -> Iterator[object]:
         if {"prompt", "messages"} & {*header}:
             break
     else:
-        raise Refused("prompt", "messages", file=True)
+        raise Refused("prompt", "messages", "twice", file=True)
     if len({*header}) < len(header):
-        raise Refused(*(name for name in header if header.count(name) > 1), file=True)
+        raise Refused("twice", file=True)
     for row in rows:
-        if len(row) != len(header):
+        if row != [""] and len(row) != len(header):
             yield Refused(f"{len(header)} cells", file=True)
-        else:
+        elif row != [""]:  # a blank line is none
             yield {name: cell or None for name, cell in zip(header, row, strict=True)}
 
 
@@ -335,11 +348,13 @@ READERS: dict[str, Callable[[bytes], Iterator[object]]] = {
 
 def verdicts(door: str, given: Any) -> list[Right | Refused]:
     """Of each row of a list (Python, batch) or of a file's bytes; of a file that is none: one."""
-    found = []
+    found: list[Right | Refused] = []
     try:
         rows = list(READERS[door](given) if door in READERS else given)
     except Refused as refusal:
         return [refusal]
+    if door != "python" and any("score" in row for row in rows if isinstance(row, dict)):
+        return [Refused("score", "object per line", file=True)]  # a column of the output
     for row in rows:
         try:
             if isinstance(row, Refused):
@@ -347,5 +362,6 @@ def verdicts(door: str, given: Any) -> list[Right | Refused]:
             row = {"prompt": row} if door == "python" and isinstance(row, str) else row
             found.append(right(row))
         except Refused as refusal:
-            found.append(refusal)
+            unanswered = isinstance(row, dict) and {*LABELS} & {*row} and no(row.get("answer"))
+            found.append(Refused(*refusal.names, *["label"] * bool(unanswered), file=refusal.file))
     return found

@@ -1,4 +1,5 @@
 """Rows as logs, spreadsheets and other libraries write them, drawn with a seed."""
+# ruff: noqa: ARG005  # each kind of row is given a question and an answer
 
 import csv
 import json
@@ -14,13 +15,13 @@ import pyarrow.parquet as pq
 Row = dict[str, Any]
 
 QUESTIONS = [
-    "Who built the ferry?", 'Which: "red"; or blue,\nand why?\nA:', "007", " 1931", "=1+1", "NA", "a\tb",
-    "Où est Huế?", "[1, 2]", '{"a": 1}', "None", "x\r\ny", "a\u2028b\x85c", "Human: hi\nAI:", "５ “%”",
-    "'it's", '5" pipes', "-", "#N/A", "content=1", "[]",
+    "Who built the ferry?", 'Which: "red"; or blue,\nand why?\nA:', "007", " 1931", "=1+1", "NA",
+    "a\tb", "Où est Huế?", "[1, 2]", '{"a": 1}', "None", "x\r\ny", "a\u2028b\x85c", "５ “%”",
+    "Human: hi\nAI:", "'it's", '5" pipes', "-", "#N/A", "content=1", "[]",
 ]  # fmt: skip
 ANSWERS = [
-    " Brask", " red.", "", " 1931", "-5", " a, b; c", ' "so"', "TRUE", "nan", "null", "1,5", "Huế.", "at",
-    "a\tb", "x\ry", "[]", "{'a': 1}",
+    " Brask", " red.", "", " 1931", "-5", " a, b; c", ' "so"', "TRUE", "nan", "null", "1,5", "Huế.",
+    "at", "a\tb", "x\ry", "[]", "{'a': 1}",
 ]  # fmt: skip
 CALL = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"q": 1}'}}
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
@@ -56,7 +57,7 @@ KINDS: list[Callable[[str, str], object]] = [
     lambda q, a: {"messages": [user(q, **NULLS), says(a, **NULLS)]},
     lambda q, a: {"messages": [user(q), says(a, reasoning_content="It is red.")]},
     lambda q, a: {"messages": [user(q), says(a, reasoning="It is red.", **NULLS)]},
-    lambda q, a: {"messages": [user(q), says("So.", thinking="Red?"), user(q)], "answer": a},
+    lambda q, a: {"messages": [user(q, name="Ann"), says("So.", thinking="Red?"), user(q)], "answer": a},
     lambda q, a: {"messages": [user(q), says(None, refusal="I cannot.")]},
     lambda q, a: {"messages": [user(q), says(a, refusal="I cannot.")]},
     lambda q, a: {"messages": [user(q), says(a, annotations=[{"type": "url_citation"}])]},

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from lm_polygraph_asmi import Scorer, score_file
+from lm_polygraph_asmi.decisions.labels import is_wrong
 from lm_polygraph_asmi.scoring import BatchScorer
 from tests import border, hostile
 
@@ -30,6 +31,8 @@ def test_rows_are_right_or_refused(scorers, tmp_path, request):
         for problem in problems(expected, found, stop):
             wrong.append(f"{place} {door}, stop {stop!r}: {problem}\n    {str(rows)[:600]}")
     assert not wrong, f"{len(wrong)} of {len(seen)}\n" + "\n".join(wrong)
+    for label in {verdict.label for verdict in seen if isinstance(verdict, border.Right)} - {None}:
+        assert read_label(*label) == border.is_wrong(*label), label
     taken = sum(isinstance(verdict, border.Right) for verdict in seen)
     assert 0.25 < taken / len(seen) < 0.75  # neither is rare
 
@@ -60,7 +63,15 @@ def outcomes(scorer, door, given, path):
 
 def label_of(row):
     fields = row if isinstance(row, dict) else {}
-    return next((fields[name] for name in border.LABELS if not border.no(fields.get(name))), None)
+    return next(((n, fields[n]) for n in border.LABELS if not border.no(fields.get(n))), None)
+
+
+def read_label(name, value):
+    try:
+        return is_wrong({name: value})
+    except ValueError as error:
+        assert name in str(error)
+        return None
 
 
 def problems(expected, found, stop):
@@ -82,9 +93,9 @@ def problems(expected, found, stop):
             if not verdict.doubt:
                 yield f"row {number}: expected {verdict[1:]}, got the error {outcome}"
         else:
-            answer, msp = border.number(verdict.prompt, verdict.answer, stop)
-            if outcome[0] != answer or abs(outcome[1] - msp) > 1e-3 or outcome[2] != verdict.label:
-                yield f"row {number}: expected {answer!r}, {msp}, {verdict.label}, got {outcome}"
+            right = (*border.number(verdict.prompt, verdict.answer, stop), verdict.label)
+            if outcome != (right[0], pytest.approx(right[1], abs=1e-3), right[2]):
+                yield f"row {number}: expected {right}, got {outcome}"
 
 
 def named(verdict, error):

@@ -229,7 +229,11 @@ def right(row: object) -> Right:
         prompt = tuple(tokenizer()(given)["input_ids"])
     else:
         check_messages(given, name, doubt)
-        rendered(row, given, doubt)
+        for variable in VARIABLES:
+            kind = dict if variable == "chat_template_kwargs" else list
+            if not isinstance(row.get(variable, kind()), kind):
+                raise Refused(variable)
+        rendered(row, given, doubt)  # raises if any message is none
         if given[-1]["role"] == "assistant":
             *given, last = given
             content(last, doubt)
@@ -239,10 +243,6 @@ def right(row: object) -> Right:
             doubt += ["an empty last message"] * (not answer)
         if not given:
             raise Refused("chat")
-        for variable in VARIABLES:
-            kind = dict if variable == "chat_template_kwargs" else list
-            if not isinstance(row.get(variable, kind()), kind):
-                raise Refused(variable)
         prompt = ids_of(rendered(row, given, doubt))
     if answer is not None and is_chat(clean(answer, "answer", "content", name)):
         raise Refused("answer", name)

@@ -57,7 +57,8 @@ KINDS: list[Callable[[str, str], object]] = [
     lambda q, a: {"messages": [user(q, **NULLS), says(a, **NULLS)]},
     lambda q, a: {"messages": [user(q), says(a, reasoning_content="It is red.")]},
     lambda q, a: {"messages": [user(q), says(a, reasoning="It is red.", **NULLS)]},
-    lambda q, a: {"messages": [user(q, name="Ann"), says("So.", thinking="Red?"), user(q)], "answer": a},
+    lambda q, a: {"messages": [user(q, name="Ann"), says("So.", thinking="Red?"), user(q)],
+                  "answer": a},
     lambda q, a: {"messages": [user(q), says(None, refusal="I cannot.")]},
     lambda q, a: {"messages": [user(q), says(a, refusal="I cannot.")]},
     lambda q, a: {"messages": [user(q), says(a, annotations=[{"type": "url_citation"}])]},
@@ -171,12 +172,15 @@ KINDS: list[Callable[[str, str], object]] = [
     lambda q, a: {"prompt": q, "tools": [TOOL], "answer": a},
     lambda q, a: {"prompt": q, "documents": [{"text": "Red."}], "answer": a},
 ]  # fmt: skip
+PLAIN = 9
+"""Kinds that are right, most of the time."""
 LABELS = [{}, {}, {}, {"correct": True}, {"correct": False}, {"quality": 0.25}, {"correct": None}]
 LABELS += [{"correct": value} for value in ("TRUE", "true", "False", "WAHR", "yes", "", 1, 2)]
 
 
 def drawn(rng: Random) -> object:
-    row = rng.choice(KINDS)(rng.choice(QUESTIONS), rng.choice(ANSWERS))
+    kinds = KINDS[:PLAIN] if rng.random() < 0.4 else KINDS
+    row = rng.choice(kinds)(rng.choice(QUESTIONS), rng.choice(ANSWERS))
     return {**rng.choice(LABELS), **row} if isinstance(row, dict) else row
 
 

@@ -70,8 +70,7 @@ def read_label(name, value):
     try:
         return is_wrong({name: value})
     except ValueError as error:
-        assert name in str(error)
-        return None
+        return None if name in str(error) else error
 
 
 def problems(expected, found, stop):

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
+from itertools import pairwise
 from io import BytesIO
 from typing import Any, NamedTuple
 
@@ -287,28 +288,28 @@ def decoded(data: bytes) -> str:
     return text
 
 
-def cells(text: str, separator: str) -> Iterator[list[str]]:
-    """Rows of cells: quotes stand around a cell, two of them for one; lines end in LF or CR LF."""
-    row, cell, state, number = [], "", "start", 0
-    letters = iter(text if text.endswith("\n") else text + "\n")
-    for letter in letters:
-        if state == "carriage return" and letter != "\n":
-            raise Refused(f"row {number}", file=True)
+def cells(text: str, separator: str) -> Iterator[list[str] | None]:
+    """Rows of cells: quotes stand around a cell, two of them for one; lines end in LF or CR LF.
+
+    A quote or a carriage return inside a cell without quotes spoils its row, which is None.
+    """
+    row, cell, state, spoilt, number = list[str](), "", "start", False, 0
+    for letter, after in pairwise([*text, *["\n"] * (not text.endswith("\n")), ""]):
         if state == "quoted":
             cell, state = (cell, "closed") if letter == '"' else (cell + letter, state)
         elif letter == '"' and state in ("start", "closed"):
             cell, state = cell + letter * (state == "closed"), "quoted"
+        elif letter == "\r" and after == "\n":
+            continue
         elif letter in (separator, "\n"):
             row, cell, state = [*row, cell], "", "start"
             if letter == "\n":
-                yield row
-                row, number = [], number + 1
-        elif letter == "\r":
-            state = "carriage return"
+                yield None if spoilt else row
+                row, spoilt, number = [], False, number + 1
         elif state == "closed":
             raise Refused(f"row {number}", file=True)
         else:
-            cell, state = cell + letter, "plain"
+            cell, state, spoilt = cell + letter, "plain", spoilt or letter in '"\r'
     if state == "quoted":
         raise Refused(f"row {number}", file=True)
 
@@ -318,7 +319,7 @@ def csv_rows(data: bytes) -> Iterator[object]:
     for separator in ",;\t":
         rows, header = cells(text, separator), list[str]()
         with suppress(Refused, StopIteration):
-            header = next(rows)
+            header = next(rows) or []
         if {"prompt", "messages"} & {*header}:
             break
     else:
@@ -326,7 +327,9 @@ def csv_rows(data: bytes) -> Iterator[object]:
     if len({*header}) < len(header):
         raise Refused("twice", file=True)
     for row in rows:
-        if row != [""] and len(row) != len(header):
+        if row is None:
+            yield Refused("quote", file=True)
+        elif row != [""] and len(row) != len(header):
             yield Refused(f"{len(header)} cells", file=True)
         elif row != [""]:  # a blank line is none
             yield {name: cell or None for name, cell in zip(header, row, strict=True)}

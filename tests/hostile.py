@@ -3,7 +3,7 @@
 
 import csv
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from io import BytesIO, StringIO
 from random import Random
 from typing import Any
@@ -172,109 +172,142 @@ KINDS: list[Callable[[str, str], object]] = [
     lambda q, a: {"prompt": q, "tools": [TOOL], "answer": a},
     lambda q, a: {"prompt": q, "documents": [{"text": "Red."}], "answer": a},
 ]  # fmt: skip
-PLAIN = 9
+PLAIN = KINDS[:9]
 """Kinds that are right, most of the time."""
+DOORS, SIZES = (
+    ["python", "python", "batch", "jsonl", "jsonl", "csv", "csv", "parquet"],
+    [1, 1, 2, 3],
+)
+EITHER, FIFTH, ENDS = [True, False], [True, *[False] * 4], ["\n", "\r\n"]
+SEPARATORS, QUOTING = [*",,;\t"], [csv.QUOTE_MINIMAL, csv.QUOTE_ALL]
+INDEXES = [None, None, "", "Unnamed: 0"]
+ENCODINGS = [*["utf-8"] * 8, *["utf-8-sig"] * 3, "utf-16", "cp1252"]
 LABELS = [{}, {}, {}, {"correct": True}, {"correct": False}, {"quality": 0.25}, {"correct": None}]
 LABELS += [{"correct": value} for value in ("TRUE", "true", "False", "WAHR", "yes", "", 1, 2)]
 
 
-def drawn(rng: Random) -> object:
-    kinds = KINDS[:PLAIN] if rng.random() < 0.4 else KINDS
-    row = rng.choice(kinds)(rng.choice(QUESTIONS), rng.choice(ANSWERS))
-    return {**rng.choice(LABELS), **row} if isinstance(row, dict) else row
+class Deck:
+    """Draws from lists without repeating a card before all of its list were drawn."""
+
+    def __init__(self, rng: Random) -> None:
+        self.rng = rng
+        self.left: dict[int, list[Any]] = {}
+
+    def draw(self, cards: Sequence[Any]) -> Any:
+        left = self.left.setdefault(id(cards), [])
+        if not left:
+            left += self.rng.sample(cards, len(cards))
+        return left.pop()
 
 
-def in_csv(rng: Random, rows: list[Row]) -> bytes:
-    """As a spreadsheet, pandas or a script writes it, half of the time with one fault."""
+def drawn(deck: Deck) -> object:
+    kinds = PLAIN if deck.rng.random() < 0.35 else KINDS
+    row = deck.draw(kinds)(deck.draw(QUESTIONS), deck.draw(ANSWERS))
+    return {**deck.draw(LABELS), **row} if isinstance(row, dict) else row
+
+
+IN_CSV: list[Callable[[str, str, str], str]] = [
+    *[lambda whole, separator, end: whole] * 6,
+    lambda whole, separator, end: separator.join(whole.split(end, 1)) + end,
+    lambda whole, separator, end: whole.rstrip().replace(end, separator + end) + end,
+    lambda whole, separator, end: whole.replace(end, separator + end).replace(separator, "", 1),
+    lambda whole, separator, end: end.join(
+        f"{line}{separator}{line.split(separator)[-1]}" for line in whole.split(end)[:-1]
+    ),
+    lambda whole, separator, end: whole.rstrip() + separator + "more" + end,
+    lambda whole, separator, end: whole.split(end, 1)[1],
+    lambda whole, separator, end: f"sep={separator}{end}{whole}",
+    lambda whole, separator, end: whole.replace(end, "\r"),
+    lambda whole, separator, end: whole.rstrip().replace("e", "e\r") + end,
+    lambda whole, separator, end: whole.replace('"', ""),
+    lambda whole, separator, end: whole.replace('""', '"'),
+    lambda whole, separator, end: whole.replace('"', "'"),
+    lambda whole, separator, end: whole.rstrip() + '"' + end,
+    lambda whole, separator, end: whole.rstrip() + ' "so"' + end,
+    lambda whole, separator, end: whole[:-7],
+    lambda whole, separator, end: whole.replace("prompt", "Prompt", 1),
+    lambda whole, separator, end: whole.replace(separator, "|"),
+    lambda whole, separator, end: whole + end,
+    lambda whole, separator, end: whole.rsplit(separator, 1)[0] + end,
+    lambda whole, separator, end: whole.replace("a", "\0", 1),
+]
+"""What becomes of a table, of a separator and line ends: as it is, or with a fault."""
+
+
+def in_csv(deck: Deck, rows: list[Row]) -> bytes:
+    """As a spreadsheet, pandas or a script writes it, most of the time with a fault."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     table = [names, *([row.get(name) for name in names] for row in rows)]
-    first = rng.choice([None, None, "", "Unnamed: 0"])
+    first = deck.draw(INDEXES)
     table = [[first, *row] if first is not None else row for row in table]
-    buffer, end = StringIO(newline=""), rng.choice(["\n", "\r\n"])
-    separator = rng.choice(",,;\t")
-    quoting = rng.choice([csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
+    buffer, end = StringIO(newline=""), deck.draw(ENDS)
+    separator, quoting = deck.draw(SEPARATORS), deck.draw(QUOTING)
     csv.writer(buffer, delimiter=separator, quoting=quoting, lineterminator=end).writerows(table)
-    whole = buffer.getvalue()
-    head, _, body = whole.partition(end)
-    faults = [
-        head + end + body.replace(end, separator + end),
-        head + separator + names[0] + end + body.replace(end, separator + "1" + end),
-        whole.rstrip() + separator + "more" + end,
-        body,
-        f"sep={separator}{end}{whole}",
-        whole.replace(end, "\r"),
-        whole.replace('"', ""),
-        whole.replace('"', "'"),
-        whole.rstrip() + '"',
-        whole[: -rng.randint(1, 9)],
-        head.replace("prompt", "Prompt") + end + body,
-        whole.replace(separator, "|"),
-        whole + end,
-        whole.rsplit(separator, 1)[0] + end,
-        whole.replace("a", "\0", 1),
-    ]
-    return encoded(rng, whole if rng.random() < 0.5 else rng.choice(faults))
+    return encoded(deck, deck.draw(IN_CSV)(buffer.getvalue(), separator, end))
 
 
-def encoded(rng: Random, words: str) -> bytes:
-    name = rng.choice(["utf-8"] * 8 + ["utf-8-sig"] * 3 + ["utf-16", "cp1252"])
+def encoded(deck: Deck, words: str) -> bytes:
+    name = deck.draw(ENCODINGS)
     return words.encode(name, "surrogatepass" if "utf" in name else "replace")
 
 
-def in_json_lines(rng: Random, rows: list[object]) -> bytes:
-    lines = [json.dumps(row, ensure_ascii=rng.random() < 0.5) for row in rows]
+IN_JSON: list[Callable[[str], str]] = [
+    *[lambda line: line] * 6,
+    lambda line: line[: len(line) // 2],
+    lambda line: line[:-1] + ', "answer": "x"}',
+    lambda line: line[:-1] + ', "prompt": "y"}',
+    lambda line: line[:-1] + ', "weight": NaN}',
+    lambda line: line[:-1] + ', "weight": -Infinity}',
+    lambda line: str(json.loads(line)),
+    lambda line: line + ",",
+    lambda line: f"[{line}]",
+    lambda line: line + line,
+    lambda line: f"# rows\n{line}",
+    lambda line: f"\n{line}\n",
+    lambda line: line.replace('"', "“"),
+    lambda line: "\ufeff" + line,
+    lambda line: json.dumps(json.loads(line), indent=1),
+]
+"""What becomes of one line: as it is, or with a fault."""
+
+
+def in_json_lines(deck: Deck, rows: list[object]) -> bytes:
+    lines = [json.dumps(row, ensure_ascii=deck.draw(EITHER)) for row in rows]
     lines = [line.encode("utf-8", "replace").decode() for line in lines]
-    end, place = rng.choice(["\n", "\r\n"]), rng.randrange(len(lines))
-    faults: list[Callable[[str], str]] = [
-        lambda line: line[: rng.randint(1, len(line) - 1)],
-        lambda line: line[:-1] + ', "answer": "x"}',
-        lambda line: line[:-1] + ', "prompt": "y"}',
-        lambda line: line[:-1] + ', "weight": NaN}',
-        lambda line: line[:-1] + ', "weight": -Infinity}',
-        lambda line: str(rows[place]),
-        lambda line: line + ",",
-        lambda line: f"[{line}]",
-        lambda line: line + line,
-        lambda line: "# rows" + end + line,
-        lambda line: end + line + end,
-        lambda line: line.replace('"', "“"),
-        lambda line: "\ufeff" + line,
-        lambda line: json.dumps(json.loads(line), indent=1),
-    ]
-    if rng.random() < 0.5:
-        lines[place] = rng.choice(faults)(lines[place])
-    return encoded(rng, end.join(lines) + end * rng.randint(0, 1))
+    place, end = deck.rng.randrange(len(lines)), deck.draw(ENDS)
+    lines[place] = deck.draw(IN_JSON)(lines[place])
+    return encoded(deck, end.join(lines) + end * deck.draw(EITHER))
 
 
-def in_parquet(rng: Random, rows: list[Row]) -> bytes:
+def in_parquet(deck: Deck, rows: list[Row]) -> bytes:
     """Null where a row lacks a field, also inside messages; the first row where types differ."""
     try:
         table = pa.Table.from_pylist(rows)
     except (pa.ArrowException, UnicodeError):
         table = pa.Table.from_pylist([{"prompt": "Who?", "answer": 7, "correct": rows[0] is None}])
-    if rng.random() < 0.2:
-        name = rng.choice(table.column_names)
+    if deck.draw(FIFTH):
+        name = deck.rng.choice(table.column_names)
         table = table.append_column(name, table[name])
     buffer = BytesIO()
-    pq.write_table(table, buffer, use_dictionary=rng.random() < 0.5)
+    pq.write_table(table, buffer, use_dictionary=deck.draw(EITHER))
     return buffer.getvalue()
 
 
 def sources(seed: int, number: int) -> Iterator[tuple[str, Any]]:
     """Doors and what comes through them, until `number` rows: a list, a data frame, or bytes."""
-    rng = Random(seed)
+    deck = Deck(Random(seed))
     while number > 0:
-        door = rng.choice(["python", "batch", "jsonl", "csv", "parquet"])
-        rows = [drawn(rng) for _ in range(rng.choice([1, 1, 2, 4]))]
+        door = deck.draw(DOORS)
+        rows = [drawn(deck) for _ in range(deck.draw(SIZES))]
         number -= len(rows)
         fields = [row for row in rows if isinstance(row, dict)] or [{"prompt": "Who?"}]
         if door == "batch":
-            # pandas' own texts hold no lone surrogate
-            kind = object if "\\ud" in json.dumps(fields) else rng.choice([None, object])
+            # pandas' own texts hold no half of a surrogate pair.
+            kind = object if "\\ud" in json.dumps(fields) or deck.draw(EITHER) else None
             yield door, pd.DataFrame(fields, dtype=kind)
         elif door == "csv":
-            yield door, in_csv(rng, fields)
+            yield door, in_csv(deck, fields)
         elif door == "parquet":
-            yield door, in_parquet(rng, fields)
+            yield door, in_parquet(deck, fields)
         else:
-            yield door, rows if door == "python" else in_json_lines(rng, rows)
+            yield door, rows if door == "python" else in_json_lines(deck, rows)

@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
-from itertools import pairwise
 from io import BytesIO
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq

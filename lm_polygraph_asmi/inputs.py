@@ -189,7 +189,6 @@ def parse_row(row: Any) -> dict[str, Any]:
         prompt = given["messages"]
         if isinstance(prompt, str):
             raise ValueError(f'"messages": expected a list of messages, got a text: {prompt!r:.60}')
-    last = prompt[-1] if isinstance(prompt, list | tuple) and prompt else None
     if "answer" not in given:
         for name in given:
             if str(name).lower() in ANSWERS:
@@ -197,9 +196,8 @@ def parse_row(row: Any) -> dict[str, Any]:
                     f'no field "answer", but {name!r}: rename it "answer" if it is the answer to '
                     "score; else rename it otherwise, and the model's own answer is scored"
                 )
-        answered = isinstance(last, Mapping) and last.get("role") == "assistant"
         labels = [name for name in LABELS if name in given]
-        if labels and not answered:
+        if labels and parse_request(prompt).answer is None:  # its own errors come first
             raise ValueError(
                 f'"{labels[0]}" is the label of an answer, but the row has no "answer": add the '
                 "answer that was labelled, or leave the label out"

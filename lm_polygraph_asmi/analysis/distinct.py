@@ -11,15 +11,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import expit
 from scipy.stats import chi2
-from sklearn.linear_model import LinearRegression
+from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.model_selection import PredefinedSplit, cross_val_predict
 
 from lm_polygraph_asmi.analysis.clusters import Interval, control_table
 from lm_polygraph_asmi.analysis.comparison import auroc_difference, auroc_interval
 from lm_polygraph_asmi.analysis.labelled import Labelled
 
+# A direction with less spread than this share of the largest is a rounding error.
 DEPENDENT = 1e-9
-"""A direction with less spread than this share of the largest is a rounding error."""
 
 
 @dataclass(frozen=True)
@@ -48,42 +48,22 @@ class DistinctSignal:
         return self.residual_auroc.excludes(0.5)
 
 
-def _fitted(features: np.ndarray, wrong: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """The log-odds of an error as a function of features: maximum likelihood, without a penalty.
+def _fitted(features: np.ndarray, wrong: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """(rows,) log-odds of an error, by maximum likelihood on features, without a penalty.
 
     Newton's method on whitened columns. MI is a small difference of two entropies, so with both as
-    controls a direction of 1e-4 of the others' spread may matter, which a gradient method at
-    its usual tolerance does not reach.
+    controls a direction of 1e-4 of the others' spread may matter, which a gradient method does not
+    reach.
     """
     mean, scale = features.mean(0), features.std(0)
     varies = scale > DEPENDENT * np.abs(mean)
-    _, spread, axes = np.linalg.svd((features - mean)[:, varies] / scale[varies], False)
+    centred = [(table - mean)[:, varies] / scale[varies] for table in (features, rows)]
+    _, spread, axes = np.linalg.svd(centred[0], full_matrices=False)
     free = spread > DEPENDENT * spread.max(initial=0.0)
-    turned = axes[free].T / scale[varies, None] * (len(features) ** 0.5 / spread[free])
-
-    def columns(rows: np.ndarray) -> np.ndarray:
-        return np.column_stack([np.ones(len(rows)), (rows - mean)[:, varies] @ turned])
-
-    table = columns(features)
-    weights = np.zeros(table.shape[1])
-    for _ in range(100):
-        chance = expit(table @ weights)
-        gradient, curvature = table.T @ (wrong - chance), table.T * (chance * (1 - chance))
-        step = np.linalg.lstsq(curvature @ table, gradient, rcond=None)[0]
-        # Twice the gain in log-likelihood that is left. Separable answers get there too: each step
-        # divides their loss by about e.
-        if gradient @ step < 1e-9:
-            break
-        loss = _loss(table @ weights, wrong)
-        while _loss(table @ (weights + step), wrong) > loss:
-            step = step / 2
-        weights = weights + step
-    return lambda rows: columns(rows) @ weights
-
-
-def _loss(logits: np.ndarray, wrong: np.ndarray) -> float:
-    """Minus the log-likelihood, nats."""
-    return float(np.logaddexp(0.0, np.where(wrong, -logits, logits)).sum())
+    turn = axes[free].T * (len(features) ** 0.5 / spread[free])
+    known, asked = (np.column_stack([np.ones(len(table)), table @ turn]) for table in centred)
+    model = LogisticRegression(C=np.inf, solver="newton-cholesky", tol=1e-8, fit_intercept=False)
+    return model.fit(known, wrong).decision_function(asked)
 
 
 def error_probability(features: ArrayLike, wrong: ArrayLike, folds: np.ndarray) -> np.ndarray:
@@ -92,7 +72,7 @@ def error_probability(features: ArrayLike, wrong: ArrayLike, folds: np.ndarray) 
     chance = np.empty(len(wrong))
     for fold in np.unique(folds):
         test = folds == fold
-        chance[test] = expit(_fitted(features[~test], wrong[~test])(features[test]))
+        chance[test] = expit(_fitted(features[~test], wrong[~test], features[test]))
     return chance
 
 
@@ -112,8 +92,11 @@ def likelihood_ratio_test(
     wrong = np.asarray(wrong, dtype=bool)
 
     full = np.column_stack([controls, np.asarray(signal, dtype=float)])
-    less, more = (_loss(_fitted(table, wrong)(table), wrong) for table in (controls, full))
-    ratio = max(0.0, 2 * (less - more))
+    less, more = (
+        np.logaddexp(0.0, np.where(wrong, -1, 1) * _fitted(table, wrong, table)).sum()
+        for table in (controls, full)
+    )
+    ratio = max(0.0, 2 * float(less - more))
     return ratio, float(chi2.sf(ratio, 1))
 
 

@@ -3,9 +3,9 @@
     python scripts/learning_curves.py docs/concepts    # some minutes
 
 Prints the plan's decision, and writes two tables into the folder: learned-curves.csv, AUROC after
-60 to 240 labels; and learned-settings.csv, what a threshold by each signal accepts of the other
-rows, at 90 % confidence and a risk of three quarters of the error rate of all. Both are means over
-the plan's splits.
+60 to 240 labels; and learned-settings.csv, % of the other rows that a threshold by each signal
+accepts, at 90 % confidence and a risk of three quarters of the error rate of all. Both are means
+over the plan's splits.
 """
 
 from collections.abc import Iterator
@@ -74,8 +74,8 @@ def curve(job: tuple[str, Rows, int]) -> pd.Series:
     return pd.DataFrame(drawn).mean().rename((label, rows.name, labels))
 
 
-def accepted(job: tuple[str, Rows, int]) -> pd.DataFrame:
-    """What the thresholds by so many labels accept of other rows: a line for each way."""
+def accepted(job: tuple[str, Rows, int]) -> pd.Series:
+    """Signal -> share of other rows that its threshold by so many labels accepts."""
     label, rows, labels = job
     wrong, drawn = rows.wrong(label), []
     simple = dict(zip(("MSP", "perplexity", "entropy"), rows.simple.T, strict=True))
@@ -84,27 +84,25 @@ def accepted(job: tuple[str, Rows, int]) -> pd.DataFrame:
     for learn, test in splits(rows, labels):
         known = Labelled(wrong[learn], rows.clusters[learn].tolist(), resamples=20)
         shown = {name: column[learn] for name, column in simple.items()}
-        ways = {}
+        own = learned_threshold({n: f[learn] for n, f in features.items()}, shown, known, *asked)
+        values = own.score(features) if own.score else simple[own.signal]
+        shares = {"learned": _share(own.rule.threshold, values[test])}
         for way, signal, share in (
-            ("MSP", "MSP", 0.0),
-            ("perplexity", "perplexity", 0.0),
-            ("best", best_signal(shown, known), CHOICE_SHARE),
+            ("MSP, named", "MSP", 0.0),
+            ("perplexity, named", "perplexity", 0.0),
+            ("best of three", best_signal(shown, known), CHOICE_SHARE),
         ):
             rule = risk_threshold(
                 shown[signal], known.wrong, known.clusters, *asked, known.seed, share
             )
-            ways[way] = rule, simple[signal]
-        own = learned_threshold({n: f[learn] for n, f in features.items()}, shown, known, *asked)
-        ways["learned"] = own.rule, own.score(features) if own.score else simple[own.signal]
-        for way, (rule, values) in ways.items():
-            kept = test[values[test] <= (-np.inf if rule.threshold is None else rule.threshold)]
-            drawn.append((way, rule.threshold is not None, len(kept) / len(test),
-                          wrong[kept].sum() / len(test)))  # fmt: skip
-    columns = ["signal", "threshold given, %", "accepted, %", "wrong among accepted, %"]
-    table = 100 * pd.DataFrame(drawn, columns=columns).groupby("signal", sort=False).mean()
-    table.iloc[:, 2] *= 100 / table.iloc[:, 1]
-    described = {"setting": rows.name, "labels": labels, "wrong, %": 100 * wrong.mean()}
-    return table.reset_index().assign(**described)[[*described, *columns]]
+            shares[way] = _share(rule.threshold, simple[signal][test])
+        drawn.append(shares)
+    name = rows.name, labels, round(100 * float(wrong.mean()))
+    return pd.DataFrame(drawn).mean().rename(name)
+
+
+def _share(threshold: float | None, values: np.ndarray) -> float:
+    return 0.0 if threshold is None else float((values <= threshold).mean())
 
 
 @click.command(help=__doc__)
@@ -120,8 +118,10 @@ def main(folder: Path) -> None:
             index=["label", "setting", "labels"], columns="form"
         )
         few = [cell for cell in cells if cell[0] == PRIMARY and cell[2] in (100, 240)]
-        settings = pd.concat(pool.map(accepted, few)).sort_values(["labels"], kind="stable")
-    settings.round(1).to_csv(folder / "learned-settings.csv", index=False)
+        settings = 100 * pd.DataFrame(pool.map(accepted, few))
+    settings.rename_axis(["setting", "labels", "wrong, %"]).round(1).to_csv(
+        folder / "learned-settings.csv"
+    )
     own = areas.loc[PRIMARY]
     candidates = own.drop(columns=["anchor", TODAY])
     best, at = candidates.mean().idxmax(), own.xs(MAIN, level="labels")

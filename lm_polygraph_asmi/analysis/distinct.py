@@ -6,6 +6,7 @@ Source: appendix "The Distinct-Signal Analysis" of the paper.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from warnings import catch_warnings, simplefilter
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -63,7 +64,10 @@ def _fitted(features: np.ndarray, wrong: np.ndarray, rows: np.ndarray) -> np.nda
     turn = axes[free].T * (len(features) ** 0.5 / spread[free])
     known, asked = (np.column_stack([np.ones(len(table)), table @ turn]) for table in centred)
     model = LogisticRegression(C=np.inf, solver="newton-cholesky", tol=1e-8, fit_intercept=False)
-    return model.fit(known, wrong).decision_function(asked)
+    with catch_warnings():
+        # That lbfgs ends the fit: of separable answers, and where zero is the exact solution.
+        simplefilter("ignore")
+        return model.fit(known, wrong).decision_function(asked)
 
 
 def error_probability(features: ArrayLike, wrong: ArrayLike, folds: np.ndarray) -> np.ndarray:

@@ -64,31 +64,87 @@ LEAVES_OUT = [
 ]  # fmt: skip
 
 
+def warned(tokenizer, template, chat):
+    """The warnings about a template, each by its kind."""
+    tokenizer, request = templated(tokenizer, template), parse_request(chat)
+    written = rendered(tokenizer, request.prompt)
+    kinds = ("leaves out", "clock", "random", "add_generation_prompt", "in quotes")
+    found = advice.template_warnings(tokenizer, request, written)
+    return {next(kind for kind in kinds if kind in said): said for said in found}
+
+
 @pytest.mark.parametrize(
     ("template", "chat", "missing"), [*((*case, []) for case in SAYS_ALL), *LEAVES_OUT]
 )
 def test_text_that_a_template_leaves_out_is_named(tokenizer, template, chat, missing):
-    tokenizer, prompt = templated(tokenizer, template), parse_request(chat).prompt
-    said = "".join(advice.template_warnings(tokenizer, prompt, rendered(tokenizer, prompt)))
+    said = warned(tokenizer, template, chat).get("leaves out", "")
     assert [name for name in missing if name not in said] == []
     assert said.count(" of message ") + said.count(" more:") == len(missing)
 
 
 @pytest.mark.parametrize(
-    ("template", "expected"),
+    ("template", "kind"),
     [
-        ("{{ strftime_now('%d %b %Y') }}", True),
-        ("{%- if not date is defined %}{% set date = strftime_now('%d') %}{% endif %}", True),
-        ("{% set clock = strftime_now %}{{ clock('%Y') }}", True),
-        ("{% if datetime is defined %}{{ datetime.now() }}{% endif %}", True),
-        ("Say strftime_now or datetime. ", False),
-        ("{# strftime_now() #}{{ 'now() datetime' }}", False),
-        ("{% set today = '26 Jul 2024' %}{{ today }}", False),
-        (None, False),  # `rendered` says so
+        ("{{ strftime_now('%d %b %Y') }}", "clock"),
+        ("{%- if not date is defined %}{% set date = strftime_now('%d') %}{% endif %}", "clock"),
+        ("{% set clock = strftime_now %}{{ clock('%Y') }}", "clock"),
+        ("{% if datetime is defined %}{{ datetime.now() }}{% endif %}", "clock"),
+        ("Say strftime_now or datetime. ", None),
+        ("{# strftime_now() #}{{ 'now() datetime' }}", None),
+        ("{% set today = '26 Jul 2024' %}{{ today }}", None),
+        ("{{ ['Hello.'] | random }}", "random"),
+        ("{{ 'random' }}{# | random #} at random", None),
     ],
 )
-def test_a_template_that_reads_the_clock(tokenizer, template, expected):
-    assert advice.reads_clock(templated(tokenizer, template)) == expected
+def test_a_template_that_reads_the_clock_or_uses_chance(tokenizer, template, kind):
+    assert {*warned(tokenizer, template, user(PROMPT))} - {"leaves out"} == {*filter(None, [kind])}
+
+
+def test_a_template_that_draws_is_refused(model, tokenizer):
+    drawing = templated(tokenizer, ALL + 3 * "{{ range(99999) | random }} ")
+    scorer = Scorer(model, tokenizer=drawing)
+    for call in (scorer.score, lambda *given: read(scorer, *given)):
+        with pytest.raises(ValueError, match="chance"):
+            call(CHAT[-1:], " Brask")
+
+
+HEADS = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "header"),
+    [
+        (ALL, "'<assistant>'"),
+        (HEADS, "'assistant:'"),
+        ("<s>" + HEADS + "{% if false and add_generation_prompt %}assistant:{% endif %}", "assist"),
+        (HEADS + "{% if add_generation_prompt %}assistant: {% endif %}", None),
+        (THINK, None),
+        (HEADS.replace("{{ m['role'] }}: ", ""), None),  # nothing begins an answer
+        (HEADS.replace("{{ m['role'] }}:", "{% if m.role == 'user' %}Q:{% endif %}"), None),
+        ("{% if messages[-1].role == 'assistant' %}{{ raise_exception('no') }}{% endif %}", None),
+    ],
+)
+def test_a_template_that_ignores_add_generation_prompt(tokenizer, template, header):
+    said = warned(tokenizer, template, user(PROMPT)).get("add_generation_prompt")
+    assert (said is None) == (header is None)
+    assert said is None or header in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "template", "quoted"),
+    [
+        ('{"to": "Brask"}', CALLS, True),
+        ('{"to":  "Brask\\n"}', CALLS, True),
+        ({"to": "Brask"}, CALLS, False),
+        ('{"to": "Brask"}', CALLS.replace("call['function'] | tojson", "call.function.arguments"),
+         False),
+        ('{"to": "Brask"}', ALL, False),  # left out, which is said
+    ],
+)  # fmt: skip
+def test_arguments_that_a_template_quotes(tokenizer, arguments, template, quoted):
+    said = warned(tokenizer, template, called(arguments))
+    assert ("in quotes" in said) == quoted
+    assert not quoted or "tool_calls[0].function.arguments of message 2" in said["in quotes"]
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ class Calibration:
         key = ASMIConfig.key_of({"method": ASMIConfig.method} | dict(settings))
         more = [*REVISION, *(n for n in ("layer", "samples") if n in needed)]
         if self.signal == "adapt":  # also of its samples
-            more.append("max_new_tokens")
+            more += ["max_new_tokens", "temperature"]
         known = {n: key[n] for n in key if n in needed and n in settings}
         return known | {name: settings[name] for name in more if name in settings}
 

@@ -260,10 +260,15 @@ class BatchScorer:
         given = (dict(plain(cells)) for cells in table.to_dict("records"))
         rows = [Row(n, {str(k): v for k, v in row.items()}) for n, row in enumerate(given, 1)]
         records = [record_of(*found, types) for found in score_rows(self.scorer, rows)]
-        cells = [
-            {n: to_json(v, str) if isinstance(v, NESTED) else v for n, v in record.items()}
-            for record in records
-        ]
+
+        def cell(value: Any, failed: bool) -> Any:
+            if isinstance(value, NESTED):
+                value = str(value) if failed else to_json(value, str)
+            if isinstance(value, str):  # pandas' texts hold no half of a surrogate pair
+                return value.encode(errors="backslashreplace").decode()
+            return value
+
+        cells = [{n: cell(v, "error" in record) for n, v in record.items()} for record in records]
         added = pd.DataFrame(cells, columns=[*types], dtype=object).astype(types)
         kept = [name for name in table.columns if name == "prompt" or name not in types]
         added = added.drop(columns="prompt")

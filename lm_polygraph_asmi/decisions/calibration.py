@@ -286,9 +286,12 @@ class Calibration:
             )
         tested = f"; {rule.share:.0%} of the clusters made choices, the others test"
         left_out = f" Rows left out: {self.left_out}." if self.left_out else ""
+        given = f"answers from {rule.clusters} clusters"
+        if rule.labels is not None:
+            given = f"of {rule.answers} answers, the surest first"
         yield (
-            f"Labels: {self.n} answers from {rule.clusters} clusters, {self.errors} wrong by "
-            f"{self.label_source}{tested if rule.share else ''}.{left_out}"
+            f"Labels: {self.n} {given}, {self.errors} wrong by {self.label_source}"
+            f"{tested if rule.share else ''}.{left_out}"
         )
         yield f"{accepted} {rule.limits}".rstrip()
         if rule.clusters < FEW_CLUSTERS:

@@ -93,7 +93,10 @@ def calibrate_rows(
     saved = answers_of([row for row, _ in labelled], signal)
     known = [(*label, one) for label, one in zip(labelled, saved, strict=True) if one.answered]
     if not known:
-        raise ValueError("expected answers, got only empty or blank ones")
+        raise ValueError(
+            f"expected labelled answers, got {len(labelled) or 'none'} among {len(every)} rows"
+            f'{", all empty" if labelled else ""}: fill "correct" (true or false), or "quality"'
+        )
     inputs, wrong, answers = map(list, zip(*known, strict=True))
     quality: list[Any] = [row.content.get("quality") for row in inputs]
     left_out = {

@@ -51,7 +51,7 @@ def test_rows_without_a_label_or_an_answer_are_left_out(scored, scorer):
     found = calibrate_rows(rows, **ASKED)
     assert found == calibrate_rows(scored[:6], **ASKED)
     assert found.left_out == "3 without a label, 2 empty"
-    with pytest.raises(ValueError, match="only empty or blank ones"):
+    with pytest.raises(ValueError, match="2 among 2 rows, all empty"):
         calibrate_rows(blanks, 0.1)
     expected = calibrate_rows(scored[:6], unlabelled=scored[6:], **ASKED)
     assert calibrate_rows(scored[:6], unlabelled=[*scored[6:], *blanks], **ASKED) == expected
@@ -78,11 +78,11 @@ def test_answers_that_are_all_right_give_a_threshold(scored, tmp_path):
         ({1: {"correct": 2}}, {}, 'row 2: "correct": expected true or false, got 2'),
         ({3: {"answer": " Rell"}}, {}, "row 4: prompt, answer, settings or scores were changed"),
         ({3: {"digest": None}}, {}, "row 4: expected a row with scores, got the fields"),
-        ({"correct": None}, {}, "expected at least two labelled answers, got none among 4 rows"),
+        ({"correct": None}, {}, "expected labelled answers, got none among 4 rows"),
         ({"correct": False}, {}, "expected right and wrong answers, got 4, all wrong"),
         (labelled(4), {}, "row 1: expected a row with scores, got the fields prompt, answer"),
         ([Row(7, {"line": "{"}, "not JSON"), Row(8, {"digest": "0"})], {}, "row 7: not JSON"),
-        ([], {}, "at least two labelled answers"),
+        ([], {}, "expected labelled answers, got none"),
         ({}, {"unlabelled": labelled(4)}, "row 1: expected a row with scores"),
         ({}, {"signal": "magic"}, "expected a signal of .*got 'magic'"),
         ({}, {"signal": "adapt"}, "expected a signal of asmi, sem, msp, perplexity, entropy"),

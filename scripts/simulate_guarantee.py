@@ -23,7 +23,7 @@ whose risk passes the bound again and again, or whose scores have ties.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
 from itertools import product
@@ -421,7 +421,7 @@ def search_line(
 @click.argument("folder", type=click.Path(file_okay=False, exists=True, path_type=Path))
 @click.option("--workers", default=2, show_default=True)
 def main(folder: Path, workers: int) -> None:
-    tables = {
+    tables: dict[str, tuple[Callable[..., dict[str, Any]], Iterable[Any]]] = {
         "ordered": (ordered_line, ORDERED),
         "gate": (gate_line, (0.3, 0.25, 0.1, 0.15)),
         "search": (search_line, range(6)),

@@ -284,11 +284,11 @@ class Calibration:
                 f"Accepts: {rule.coverage:.0%} of such answers, those whose {self.title} is at "
                 f"most {rule.threshold:.4g}{unit}.{seen}"
             )
-        tested = f"; {rule.share:.0%} of the clusters made choices, the others test"
+        tested = f"; {rule.tested} clusters test" if rule.tested not in (None, self.n) else ""
         left_out = f" Rows left out: {self.left_out}." if self.left_out else ""
         yield (
             f"Labels: {self.n} answers from {rule.clusters} clusters, {self.errors} wrong by "
-            f"{self.label_source}{tested if rule.share else ''}.{left_out}"
+            f"{self.label_source}{tested}.{left_out}"
         )
         yield f"{accepted} {rule.limits}".rstrip()
         if rule.clusters < FEW_CLUSTERS:

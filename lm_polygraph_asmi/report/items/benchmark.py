@@ -72,12 +72,12 @@ def benchmark(groups: Sequence[RunGroup]) -> Items:
         "them in file order.",
         f"Figure: 95 % intervals over clusters ({PRR_RESAMPLES:,} resamples), uncorrected.",
     ]
-    draw = _forest(groups, lambda group: intervals_of(group)[0], "PRR")
     return [
         ReportItem(
-            "benchmark", "PRR of every method", groups, _by_method(groups, _marked), draw, notes
+            "benchmark", "PRR of every method", groups, _by_method(groups, _marked),
+            _forest(groups, lambda group: intervals_of(group)[0], "PRR"), notes,
         )
-    ]
+    ]  # fmt: skip
 
 
 def minus_msp(groups: Sequence[RunGroup]) -> Items:
@@ -116,8 +116,7 @@ def _forest(
 
 @once
 def _with_error(group: RunGroup) -> dict[str, PRR]:
-    scores = [group.score(m) for m in group.scores]
-    return dict(zip(group.scores, prrs_with_error(scores, group.answers), strict=True))
+    return prrs_with_error({m: group.score(m) for m in group.scores}, group.answers)
 
 
 def _by_method(
@@ -269,11 +268,16 @@ def _depth_rows(sweep: VariantSweep) -> tuple[list[dict[str, Any]], dict[str, An
     if np.ptp(selection.aggregate) == 0:
         raise Unavailable("PRR is the same at all depths")
     drawn = {c: _drawn_at_depths(c, *names) for c, names in sweep.methods.items()}
-    num_clusters = min(c.answers.n_clusters for c in scores)
-    mean = _mean(drawn.values())
-    lead = _ahead(selection.aggregate, mean, num_clusters)
+    # The mean over the settings where PRR is defined, in every resample (B, D).
+    mean = np.nanmean([prr for prr in drawn.values() if np.isfinite(prr).any()], axis=0)
+    interval = partial(percentile_interval, clusters=min(c.answers.n_clusters for c in scores))
+    first, second = np.argsort(-selection.aggregate, kind="stable")[:2]
+    lead = interval(
+        selection.aggregate[first] - selection.aggregate[second], mean[:, first] - mean[:, second]
+    )
+    band = np.array([interval(0.0, column)[1:] for column in mean.T]).T
     by_setting = {c.label: prr for c, prr in zip(scores, selection.groups, strict=True)}
-    curves = sweep.depths, by_setting, selection.aggregate, _band(mean, num_clusters)
+    curves = sweep.depths, by_setting, selection.aggregate, band
     rows: list[dict[str, Any]] = [
         {
             "variant": sweep.symbol,
@@ -309,16 +313,12 @@ def depths(groups: Sequence[RunGroup]) -> Items:
         "Figure: pointwise 95 % bands of the mean over clusters (2,000 resamples).",
         *([f"Left out, a larger run has the questions: {'; '.join(doubled)}."] if doubled else []),
     ]
-    items = frame(
+    return frame(
         "depth_selection", "Depth selection", _sweeps(groups), _depth_rows, notes, figures.depths,
-        digits=3, label=lambda sweep: sweep.symbol,
+        digits=3, groups=groups, label=lambda sweep: sweep.symbol,
         otherwise="no setting of several clusters was scored at two or more depths (see "
         "asmi_depth_sweep)",
     )  # fmt: skip
-    for item in items:
-        if isinstance(item, ReportItem):
-            item.groups = groups
-    return items
 
 
 @once
@@ -329,37 +329,13 @@ def _drawn_at_depths(group: RunGroup, *methods: str) -> np.ndarray:
     return np.column_stack([drawn[m] for m in methods])
 
 
-def _mean(drawn: Iterable[np.ndarray]) -> np.ndarray:
-    """(B, D) mean over the settings where PRR is defined."""
-    defined = [prr for prr in drawn if np.isfinite(prr).any()]
-    return np.nanmean(defined, axis=0) if defined else np.full((1, 1), np.nan)
-
-
-def _ahead(prr: np.ndarray, drawn: np.ndarray, clusters: int) -> Interval:
-    """The highest minus the next, paired; `drawn` (B, D) as of `_mean`."""
-    first, second = np.argsort(-prr, kind="stable")[:2]
-    if drawn.shape[1] < 2:
-        return Interval(float(prr[first] - prr[second]), float("nan"), float("nan"))
-    return percentile_interval(
-        prr[first] - prr[second], drawn[:, first] - drawn[:, second], clusters
-    )
-
-
-def _band(drawn: np.ndarray, clusters: int) -> np.ndarray:
-    """(2, D) pointwise 95 % band."""
-    ends = [percentile_interval(0.0, column, clusters) for column in drawn.T]
-    return np.array([[end.low for end in ends], [end.high for end in ends]])
-
-
 def _by_depth(group: RunGroup, symbol: str) -> dict[float, str]:
     """depth -> method, for methods that differ from the operating variant only in depth."""
-    if symbol not in group.variants:
-        return {}
-    operating = group.methods[group.variants[symbol]]
+    operating = group.methods.get(group.variants.get(symbol, ""))
     return {
         config.depth: method
         for method, config in group.methods.items()
-        if config.same_but(operating, "depth")
+        if operating and config.same_but(operating, "depth")
     }
 
 

@@ -9,7 +9,7 @@ from lm_polygraph_asmi.analysis.cost import PHASES_OF, method_seconds, phase_sec
 from lm_polygraph_asmi.analysis.mechanism import OVER_ROBUST, error_separation, masking_response
 from lm_polygraph_asmi.analysis.stability import rank_correlation
 from lm_polygraph_asmi.report import figures
-from lm_polygraph_asmi.report.item import per_setting
+from lm_polygraph_asmi.report.item import per_setting, text
 from lm_polygraph_asmi.results.manifest import seconds_by_phase
 from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable
 from lm_polygraph_asmi.results.runs import SYMBOLS, Run
@@ -87,7 +87,11 @@ def screen(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
     response = masking_response(information)
     separation = error_separation(information, dict(scores), group.answers)
     first_variant = [name for name in ("Adapt-ASMI", "Sem-ASMI", "ASMI") if name in scores][:1]
-    drawn = {name: scores[name] for name in [*first_variant, "MSP"] if name in scores}
+    drawn = {
+        f"{group.label}\n{name}: AUROC {text(separation.auroc[name], 2)}": (score, group.wrong)
+        for name, score in scores.items()
+        if name in [*first_variant, "MSP"]
+    }
     row = {
         "setting": group.label,
         "tokens": response.tokens,
@@ -97,7 +101,7 @@ def screen(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
         "wrong answers": separation.wrong,
         "near zero": response.over_robust,
     } | {f"AUROC {name}": interval for name, interval in separation.auroc.items()}
-    return row, {group.label: (drawn, group.wrong, separation.auroc)}
+    return row, drawn
 
 
 @per_setting(

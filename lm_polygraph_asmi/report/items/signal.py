@@ -224,7 +224,7 @@ BANDS = (
     "by entropy. Negative difference: u_sem filters better. Confident share and coverage are the "
     "actual ones: a half and a quarter, unless many answers tie at the median of MSP.",
     f"{BANDS} Curves end where fewer than {FEWEST} answers are left.",
-    figure=partial(figures.payoff, abstain=ABSTAIN), digits=3, signed=("u_sem − entropy",),
+    figure=figures.payoff, digits=3, signed=("u_sem − entropy",),
 )  # fmt: skip
 def payoff(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
     """Table and figure "payoff" of the paper."""
@@ -240,7 +240,8 @@ def payoff(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
     curves = {}
     for name, score in (("entropy", entropy), ("u_sem", u_sem)):
         curve, band = _with_band(group, partial(errors, score), len(ABSTAIN))
-        curves[name] = np.where(steady, curve, np.nan), np.where(steady, band, np.nan)
+        shown = (np.where(steady, values, np.nan) for values in (curve, band))
+        curves[name] = (100 * ABSTAIN, *shown)
     row = {
         "setting": group.label,
         "confident share": filter_result.confident,
@@ -278,7 +279,8 @@ def aurc(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
     def risk(score: np.ndarray, rows: np.ndarray) -> np.ndarray:
         return selective.risk_coverage(score[rows], group.wrong[rows])
 
-    curves = {name: _with_band(group, partial(risk, score)) for name, score in signals.items()}
+    x = np.arange(1, len(group) + 1) / len(group)
+    curves = {n: (x, *_with_band(group, partial(risk, score))) for n, score in signals.items()}
     marked = {name: leading(v, ahead) if name == lowest else v for name, v in value.items()}
     row = {"setting": group.label} | marked | {"u_sem − MSP": difference}
     return row, {f"{group.label}, n = {len(group)}": curves}

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,9 +15,9 @@ from lm_polygraph_asmi.analysis.clusters import (
     Interval,
     percentile_interval,
 )
-from lm_polygraph_asmi.analysis.comparison import drawn_prr, prr_intervals
+from lm_polygraph_asmi.analysis.comparison import prr_intervals
 from lm_polygraph_asmi.analysis.depth import Sweep, depth_selection
-from lm_polygraph_asmi.analysis.prr import PRR, prrs_with_error
+from lm_polygraph_asmi.analysis.prr import PRR, prr_draws, prrs_with_error
 from lm_polygraph_asmi.analysis.stability import seed_stability
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.report import figures
@@ -133,8 +134,8 @@ def _by_method(
 def _marked(group: RunGroup) -> dict[str, Any]:
     """PRR of a setting's methods; the highest is marked."""
     by_method: dict[str, Any] = dict(_with_error(group))
-    if pair := _first_two(group):
-        by_method[pair[0]] = leading(by_method[pair[0]], intervals_of(group)[1][pair])
+    for first, second in _first_two(group):
+        by_method[first] = leading(by_method[first], intervals_of(group)[1][first, second])
     return by_method
 
 
@@ -144,10 +145,10 @@ def _ranked(group: RunGroup, methods: Iterable[str]) -> list[str]:
     return sorted((m for m in prr if not np.isnan(prr[m])), key=lambda m: -prr[m])
 
 
-def _first_two(group: RunGroup) -> tuple[str, str] | None:
-    """The baselines or operating variants of highest PRR; None if there are fewer."""
-    first, second, *_ = [*_ranked(group, [*group.baselines, *group.variants.values()]), None, None]
-    return (first, second) if first and second else None
+def _first_two(group: RunGroup) -> list[tuple[str, str]]:
+    """The pair of baselines or operating variants of highest PRR; none if there are fewer."""
+    ranked = _ranked(group, [*group.baselines, *group.variants.values()])
+    return list(pairwise(ranked[:2]))
 
 
 @per_setting(
@@ -206,7 +207,7 @@ def intervals_of(group: RunGroup) -> tuple[dict[str, Interval], dict[tuple[str, 
     """PRR intervals of a setting's methods, and all differences that the report shows."""
     scores = {m: group.score(m) for m in group.scores}
     with_msp = [(method, MSP) for method in scores if MSP in scores and method != MSP]
-    pairs = [*compared_on(group).values(), *filter(None, [_first_two(group)]), *with_msp]
+    pairs = [*compared_on(group).values(), *_first_two(group), *with_msp]
     return prr_intervals(scores, group.answers, pairs)
 
 
@@ -324,9 +325,7 @@ def depths(groups: Sequence[RunGroup]) -> Items:
 @once
 def _drawn_at_depths(group: RunGroup, *methods: str) -> np.ndarray:
     """(B, D) PRR at every depth; settings with the same questions share their resamples."""
-    scores = {m: group.score(m) for m in methods}
-    drawn = drawn_prr(scores, group.answers, RESAMPLES)[1]
-    return np.column_stack([drawn[m] for m in methods])
+    return prr_draws([group.score(m) for m in methods], group.answers, RESAMPLES)
 
 
 def _by_depth(group: RunGroup, symbol: str) -> dict[float, str]:
@@ -348,22 +347,12 @@ def _by_depth(group: RunGroup, symbol: str) -> dict[float, str]:
 )  # fmt: skip
 def stability(group: RunGroup) -> list[dict[str, Any]]:
     """Table "stability" of the paper: other seeds of masks and samples, same answers."""
-    rows = []
-    for method, drawn in other_seeds(group).items():
-        over_seeds = seed_stability(drawn, group.quality)
-        rows.append(
-            {
-                "setting": group.label,
-                "method": method,
-                "seeds": len(drawn),
-                "mean PRR": over_seeds.mean,
-                "sd": over_seeds.sd,
-                "lowest": over_seeds.low,
-                "highest": over_seeds.high,
-                "rank ρ": over_seeds.rank_correlation,
-            }
-        )
-    return rows
+    columns = "mean PRR", "sd", "lowest", "highest", "rank ρ"
+    return [
+        {"setting": group.label, "method": method, "seeds": len(drawn)}
+        | dict(zip(columns, seed_stability(drawn, group.quality), strict=True))
+        for method, drawn in other_seeds(group).items()
+    ]
 
 
 def other_seeds(group: RunGroup) -> dict[str, np.ndarray]:

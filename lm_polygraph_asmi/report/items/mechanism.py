@@ -60,10 +60,9 @@ def cosines(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
     removed = [mi * agreement for mi, agreement in pairs]
     answer = int(np.argmax([tokens.max() for tokens in removed]))
     position = int(removed[answer].argmax())
-    ids = [int(token) for token in candidates[answer][position]]
     saved = group.saved("asmi_token_texts")
     known: dict[int, str] = saved[answer] if saved else {}
-    texts = [known.get(token, f"token {token}") for token in ids]
+    texts = [known.get(int(t), f"token {int(t)}") for t in candidates[answer][position]]
     row = {"setting": group.label, "answer": answer, "token": position}
     return row, {group.label: (np.asarray(matrices[answer][position]), texts)}
 
@@ -120,13 +119,13 @@ def cost(group: RunGroup) -> list[dict[str, Any]]:
     rows = [row for run in group.runs if (row := _cost_of(run))]
     if not rows:
         raise Unavailable(f"no seconds of more than {WARM_UP} answers saved")
-    by_batching: dict[tuple[Any, ...], dict[str, float]] = {}
-    alike = ("scope", "S", "K", "depths")
     for row in rows:
-        if (marginal := row["ASMI alone, marginal"]) is not None:
-            by_batching.setdefault(tuple(row[name] for name in alike), {})[row["masks"]] = marginal
-    for row in rows:
-        both = by_batching.get(tuple(row[name] for name in alike), {})
+        both = {
+            other["masks"]: other["ASMI alone, marginal"]
+            for other in rows
+            if all(other[name] == row[name] for name in ("scope", "S", "K", "depths"))
+            and other["ASMI alone, marginal"] is not None
+        }
         ratio = both[SEQUENTIAL] / both[BATCHED] if len(both) == 2 else None
         row["one at a time / batched"] = ratio
     return [{"setting": group.label, **row} for row in rows]

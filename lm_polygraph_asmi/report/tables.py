@@ -125,6 +125,6 @@ def about_run(run: Run) -> str:
                 f"Masking response: MI_t per token, mean {response.mean:.4f} nats, median "
                 f"{response.median:.4f}."
             )
-    if (seconds := run.seconds()) is not None:
-        lines.append(f"ASMI took {seconds:.1f} s per answer (median).")
+    if seconds := run.stats.get("asmi_seconds"):
+        lines.append(f"ASMI took {np.median(seconds):.1f} s per answer (median).")
     return "\n".join(lines)

@@ -18,6 +18,7 @@ from lm_polygraph_asmi.analysis.clusters import (
 from lm_polygraph_asmi.analysis.comparison import prr_intervals
 from lm_polygraph_asmi.analysis.depth import Sweep, depth_selection
 from lm_polygraph_asmi.analysis.prr import PRR, prr_draws, prrs_with_error
+from lm_polygraph_asmi.analysis.right import says_nothing
 from lm_polygraph_asmi.analysis.stability import seed_stability
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.report import figures
@@ -158,21 +159,23 @@ def _first_two(group: RunGroup) -> list[tuple[str, str]]:
 )  # fmt: skip
 def datasets(group: RunGroup) -> dict[str, Any]:
     """Table "datasets" of the paper."""
-    prompts, lengths = group.saved("asmi_prompt_length"), group.lengths
+    prompts, empty = group.saved("asmi_prompt_length"), says_nothing(group.saved("greedy_texts"))
+    answers = group.saved("greedy_tokens") or group.saved("asmi_tokens") or []
+    lengths = np.array([float(len(tokens)) for tokens in answers])  # with the closing token
 
     def mean(chosen: np.ndarray) -> float | None:
-        return None if lengths is None or not chosen.any() else float(lengths[chosen].mean())
+        return float(lengths[chosen].mean()) if answers and chosen.any() else None
 
     return {
         "setting": group.label,
         "n": len(group),
         "clusters": len(set(group.clusters)),
         "prompt tokens": float(np.median(prompts)) if prompts else None,
-        "answer tokens": None if lengths is None else float(np.median(lengths)),
+        "answer tokens": float(np.median(lengths)) if answers else None,
         "tokens an answer": mean(np.ones(len(group), dtype=bool)),
         "tokens of right": mean(~group.wrong),
         "tokens of wrong": mean(group.wrong),
-        "empty": None if group.empty is None else float(group.empty.mean()),
+        "empty": None if empty is None else float(empty.mean()),
         f"mean {group.metric}": float(group.quality.mean()),
         "right": float(1 - group.wrong.mean()),
         "answers expected from": {True: "context", False: "memory", None: None}[group.grounded],

@@ -31,8 +31,8 @@ def _signal_and_controls(group: RunGroup) -> tuple[np.ndarray, np.ndarray]:
 
 def _distinct_figure(table: pd.DataFrame) -> Figure:
     main = table[table["signal"] == "u_sem, mean"].drop_duplicates("setting")
-    areas = dict(zip(main["setting"], main["residual AUROC"], strict=True))
-    return figures.forest({"u_sem beyond MSP and H": areas}, f"residual {AREA}", chance=0.5)
+    panels = {"u_sem beyond MSP and H": main.set_index("setting")["residual AUROC"].to_dict()}
+    return figures.forest(panels, f"residual {AREA}", chance=0.5)
 
 
 @per_setting(
@@ -241,9 +241,8 @@ def payoff(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
 
     curves = {}
     for name, score in (("entropy", entropy), ("u_sem", u_sem)):
-        curve, band = _with_band(group, partial(errors, score), len(ABSTAIN))
-        shown = (np.where(steady, values, np.nan) for values in (curve, band))
-        curves[name] = (100 * ABSTAIN, *shown)
+        parts = _with_band(group, partial(errors, score), len(ABSTAIN))
+        curves[name] = (100 * ABSTAIN, *(np.where(steady, part, np.nan) for part in parts))
     row = {
         "setting": group.label,
         "confident share": filter_result.confident,

@@ -97,11 +97,6 @@ def departures(group: RunGroup) -> list[str]:
     return [*reasons, *(["quality"] if group.metric != "AlignScore" else [])]
 
 
-def about(rows: int, published: int) -> bool:
-    """Whether a run has the paper's rows, up to rounding ("8K" on CoQA) and rows left out."""
-    return abs(rows - published) <= 0.02 * published
-
-
 def paper_method(group: RunGroup, symbol: str, depth: float) -> str | None:
     """Name of a variant's score with the paper's settings; None if the setting has none.
 

@@ -25,12 +25,7 @@ from lm_polygraph_asmi.model.devices import (
     execution_device,
     lowest_precision,
 )
-from lm_polygraph_asmi.model.forwards import (
-    Forward,
-    first_tensor,
-    in_this_thread,
-    replaced_forwards,
-)
+from lm_polygraph_asmi.model.forwards import Forward, first_tensor, replaced_forwards
 from lm_polygraph_asmi.model.session import scoring_session
 from lm_polygraph_asmi.model.state import known_of, model_state
 
@@ -331,8 +326,7 @@ def _watched(
         calls[path].append((first_tensor((*args, *kwargs.values())), output))
         return output
 
-    watches = ((model.get_submodule(at), in_this_thread(partial(watch, at))) for at in calls)
-    with replaced_forwards(*watches):
+    with replaced_forwards(*((model.get_submodule(at), partial(watch, at)) for at in calls)):
         logits: Tensor = model(input_ids=tokens, use_cache=False, return_dict=True).logits
     return logits.float(), calls
 
@@ -362,7 +356,7 @@ def _short_passes(
             "use a model whose only input is text, loaded in one precision"
         ) from error
     times = [len(calls[at]) for at in inner]
-    if set(times) != {1} or any(len(calls[at]) != 1 for at in heads if heads.count(at) < 2):
+    if set(times) != {1} or any(len(calls[at]) != 1 for at in heads):
         raise TypeError(
             f"{name}: expected the {len(layers)} layers at {path!r}, and the projection of their "
             f"heads, to run once each, got {times} calls of the layers and "

@@ -20,8 +20,21 @@ from lm_polygraph_asmi.validation import check_writable
 @click.option("--dtype", default="auto", show_default=True, help="auto, float32, bfloat16, ...")
 @click.option("--device-map", help="auto: use GPUs; default: CPU.")
 @setting_options("depth")
-@click.option("--tokens", "count", default=200, show_default=True, help="Tokens per group.")
-@click.option("--draws", default=10, show_default=True, help="Draws of random heads per token.")
+@click.option(
+    "--tokens",
+    "count",
+    type=click.IntRange(1),
+    default=200,
+    show_default=True,
+    help="Tokens per group.",
+)
+@click.option(
+    "--draws",
+    type=click.IntRange(1),
+    default=10,
+    show_default=True,
+    help="Draws of random heads per token.",
+)
 @click.option("--seed", default=0, show_default=True, help="Seed of the random heads.")
 @click.option(
     "--out",

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from lm_polygraph_asmi.config import module_paths
-from lm_polygraph_asmi.config import target_layer as target_layer
+from lm_polygraph_asmi.config import module_paths, target_layer
 from lm_polygraph_asmi.model.devices import (
     check_distributions,
     dtypes_of,
@@ -27,7 +26,7 @@ from lm_polygraph_asmi.model.devices import (
 )
 from lm_polygraph_asmi.model.forwards import Forward, first_tensor, replaced_forwards
 from lm_polygraph_asmi.model.session import scoring_session
-from lm_polygraph_asmi.model.state import known_of, model_state
+from lm_polygraph_asmi.model.state import known_of, known_values
 
 PROJECTIONS = (
     "self_attn.o_proj", "attention.output.dense", "self_attn.out_proj", "attn.c_proj",
@@ -110,13 +109,10 @@ def structure_of(model: PreTrainedModel) -> Structure:
 
     Raises TypeError: the heads of this model cannot be masked; the message gives the reason.
     """
-    known = known_of(model)
-    key = "structure"
-    values = known.values_at(model_state(model))
-    if key not in values:
-        values[key] = _find_structure(model, module_paths(known.named))
-    structure: Structure = values[key]
-    return structure
+    values = known_values(model)
+    if "structure" not in values:
+        values["structure"] = _find_structure(model, module_paths(known_of(model).named))
+    return values["structure"]
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:

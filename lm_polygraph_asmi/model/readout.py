@@ -108,5 +108,4 @@ def unembedding(model: PreTrainedModel) -> Float[Tensor, "V D"]:
         with torch.no_grad():
             rows = projection(states) - projection(torch.zeros_like(states[:1]))
         known["unembedding"] = rows.T.contiguous()
-    kept: Tensor = known["unembedding"]
-    return kept
+    return known["unembedding"]

@@ -117,9 +117,6 @@ def test_it_does_not_depend_on_how_many_masks_run_at_once(planted, monkeypatch):
 
 
 def test_what_cannot_be_probed(planted, monkeypatch):
-    for wrong in ({"count": 0}, {"draws": 0}, {"draws": 2.5}):
-        with pytest.raises(ValueError, match="must be"):
-            room.probe_tokens(*planted, **wrong)
     with pytest.raises(ValueError, match="no two tokens"):
         room.probe_tokens(*material(planted[0], QUESTIONS[:1], tokens=1))
     away = np.array([2, 2, -2, -2])  # their median is 0

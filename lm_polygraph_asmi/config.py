@@ -93,7 +93,7 @@ def module_paths(structure: str | Mapping[str, str] | None) -> dict[str, str]:
 
 
 def _field(
-    default: Any, check: Callable[[str, Any], object], kind: str = "score", *,
+    default: Any, check: Callable[[str, Any], object] | None = None, kind: str = "score", *,
     label: str = "{name}={value}", symbol: str | None = None, choices: tuple[str, ...] = (),
     adapt: bool = False,
 ) -> Any:  # fmt: skip
@@ -101,6 +101,7 @@ def _field(
 
     Args:
         check: raises ValueError for a value out of range; called with the field's name and value.
+            None: the value is one of `choices`.
         kind: what it changes. "masks": what a masked pass computes; "score": what is computed from
             masked passes; "answer": how answers are generated; "machine": speed only.
         label: how `ASMIConfig.describe` shows another value than the default; empty: not at all.
@@ -108,14 +109,17 @@ def _field(
         choices: all values, for the command line.
         adapt: whether only the method adapt uses it.
     """
-    names = {"label": label, "symbol": symbol, "choices": choices, "adapt": adapt}
-    return field(default=default, metadata={"check": check, "kind": kind, **names})
-
-
-def _choice(default: str, choices: tuple[str, ...], kind: str = "score", **more: Any) -> Any:
-    """A field that has one of some values."""
-    check = partial(check_one_of, known=choices)
-    return _field(default, check, kind, choices=choices, **more)
+    return field(
+        default=default,
+        metadata={
+            "check": check or partial(check_one_of, known=choices),
+            "kind": kind,
+            "label": label,
+            "symbol": symbol,
+            "choices": choices,
+            "adapt": adapt,
+        },
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +165,7 @@ class ASMIConfig:
     """
 
     # In the order that `label` shows them.
-    method: str = _choice("sem", tuple(METHODS), label="")
+    method: str = _field("sem", choices=tuple(METHODS), label="")
     depth: float = _field(
         0.6, partial(_fraction, "it is a fraction of the layers, such as 0.6"), "masks", label=""
     )
@@ -172,18 +176,18 @@ class ASMIConfig:
     mask_rate: float | None = _field(
         None, partial(_fraction, "0 keeps every head, 1 keeps none"), "masks", symbol="p"
     )
-    mask_sampler: str = _choice("bernoulli", MASK_SAMPLERS, "masks")
-    scope: str = _choice("all", SCOPES, "masks")
+    mask_sampler: str = _field("bernoulli", kind="masks", choices=MASK_SAMPLERS)
+    scope: str = _field("all", kind="masks", choices=SCOPES)
     seed: int = _field(0, _seed, "masks")
-    seeded_by: str = _choice("answer", ("answer", "prompt"), "masks")
-    aggregation: str = _choice("mean", AGGREGATIONS)
+    seeded_by: str = _field("answer", kind="masks", choices=("answer", "prompt"))
+    aggregation: str = _field("mean", choices=AGGREGATIONS)
     structure: str | None = _field(
         None, lambda _, value: module_paths(value), "masks", label="named modules"
     )
     closing_token: bool = _field(True, _truth, label="no closing token")
     tau: float = _field(0.3, check_number, label="tau={value:g}", adapt=True)
     beta: float = _field(10.0, check_number, label="beta={value:g}", adapt=True)
-    gate_token: str = _choice("second_last", ("last", "second_last"), adapt=True)
+    gate_token: str = _field("second_last", choices=("last", "second_last"), adapt=True)
     num_samples: int = _field(
         10, partial(_whole, 2, ": answers are compared"), label="", adapt=True
     )
@@ -286,12 +290,13 @@ class ASMIConfig:
 
     def describe(self, *names: str) -> list[str]:
         """Settings that differ from the default, as the label shows them: `["scope=response"]`."""
-        described = []
-        for name in names or self.names():
-            of, value = SETTINGS[name], getattr(self, name)
-            if value != getattr(ASMIConfig, name) and _is_used(name, self.method) and of["label"]:
-                described.append(of["label"].format(name=of["symbol"] or name, value=value))
-        return described
+        changed = [n for n in names or self.names() if getattr(self, n) != getattr(ASMIConfig, n)]
+        shown = {n: SETTINGS[n] for n in changed if _is_used(n, self.method)}
+        return [
+            of["label"].format(name=of["symbol"] or name, value=getattr(self, name))
+            for name, of in shown.items()
+            if of["label"]
+        ]
 
     def label(self, symbol: str) -> str:
         """Readable name: always depth and K, other settings where they are not the default."""

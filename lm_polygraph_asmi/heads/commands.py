@@ -61,7 +61,7 @@ def probe(run: str, model: str, out: str | None, **settings: Any) -> None:
         content = probe_run(manager, model, progress=shown, **settings)
     except (OSError, ValueError, TypeError) as error:
         raise click.ClickException(str(error)) from error
-    write_probe({"run": str(manager), "model": model, **content}, manager, path)
+    write_probe({"run": str(manager), "model": model, **content}, path)
     tokens = content["tokens"]
     flips = sum(a != b for a, b in zip(tokens["argmax"], tokens["replayed"], strict=True))
     click.echo(f"{path}: {len(tokens['row'])} tokens; with no head ablated {flips} of them flip.")

@@ -50,15 +50,13 @@ def probe(run: str, model: str, out: str | None, **settings: Any) -> None:
     from lm_polygraph_asmi.results.runs import manager_files
 
     try:
-        manager, *others = manager_files(run)
-        if others:
-            raise ValueError(f"expected one seed, got several in {run}: name one of its files")
+        manager = manager_files(run)[0]  # `probe_run` refuses several
         path = Path(out) if out else probe_path(manager)
         check_writable(path)
         from lm_polygraph_asmi.heads.probe import probe_run
 
         shown = partial(track, description="Probing", console=Console(stderr=True))
-        content = probe_run(manager, model, progress=shown, **settings)
+        content = probe_run(run, model, progress=shown, **settings)
     except (OSError, ValueError, TypeError) as error:
         raise click.ClickException(str(error)) from error
     write_probe({"run": str(manager), "model": model, **content}, path)

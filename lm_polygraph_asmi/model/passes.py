@@ -234,7 +234,7 @@ def suffix(
     if parts and last in structure_of(model).projections:
         parts.append(output_projection(model, last))
     only = partial(_only_at, unmasked.predicting, ids.shape[1])
-    replaced = [
+    replaced: list[Replacement] = [
         *compiled(model, layers[layer + 1 : last]),
         *((part, only) for part in parts if isinstance(part, nn.Module)),
         *suffix_under(model, layer, masks[:, None], entering, one_row),
@@ -327,12 +327,11 @@ def _packed_mask(
         rows = given[0, 0, before:]
     allowed = rows if rows.dtype == torch.bool else rows == 0
     prompt, own = allowed[:, :before], allowed[:, before:]
-    mask = torch.cat([prompt.repeat(copies, 1), torch.block_diag(*[own] * copies)], dim=1)
-    mask = mask[None, None].to(torch.bool)
+    parts = [prompt.repeat(copies, 1), torch.block_diag(*[own] * copies)]
+    mask = torch.cat(parts, dim=1)[None, None].to(torch.bool)
     if rows.dtype == torch.bool:
         return mask
-    added = torch.zeros_like(mask, dtype=rows.dtype)
-    return added.masked_fill(~mask, torch.finfo(rows.dtype).min)
+    return torch.zeros_like(mask, dtype=rows.dtype).masked_fill(~mask, torch.finfo(rows.dtype).min)
 
 
 def rows_after_prompt(

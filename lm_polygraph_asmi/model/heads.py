@@ -135,12 +135,11 @@ def num_layers(model: PreTrainedModel) -> int:
     return structure_of(model).num_layers
 
 
-def num_heads(model: PreTrainedModel, layer: int | None = None) -> int:
-    """H, the number of query heads of a layer (with grouped queries, too); by default of the first
-    that has heads. Raises ValueError: no such layer, or one without heads."""
+def num_heads(model: PreTrainedModel, layer: int) -> int:
+    """H, the number of query heads of a layer (with grouped queries, too).
+
+    Raises ValueError: no such layer, or one without heads."""
     structure = structure_of(model)
-    if layer is None:
-        return next(iter(structure.heads.values()))
     if not 0 <= layer < structure.num_layers:
         raise ValueError(
             f"layer must be in [0, {structure.num_layers - 1}] for a {structure.num_layers}-layer "

@@ -16,7 +16,6 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lm_polygraph_asmi.config import check_setting
 from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.forwards import (
     Forward,
@@ -108,13 +107,12 @@ def run_unmasked(
 
     `keep_cache`: in scope "response", also keys and values.
 
-    Raises ValueError: no prompt, an empty response, a sequence beyond the context window, a layer
-    without heads, or an unknown scope.
+    Raises ValueError: no prompt, an empty response, a sequence beyond the context window, or a
+    layer without heads.
     """
     validate_tokens(model, input_ids, prompt_length)
     if prompt_length >= len(input_ids):
         raise ValueError(f"the response is empty: all {len(input_ids)} tokens are prompt")
-    check_setting("scope", scope)
     targets = sorted(set(target_layers))
     for layer in targets:
         output_projection(model, layer)  # raises for a layer without heads

@@ -119,32 +119,26 @@ def _no_nli(path: str, config: Any) -> str | None:
 
 def unavailable(path: str, cache: str | None = None) -> str | None:
     """Which files of a model (folder or hub ID) cannot be loaded; None: all are there."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
 
-    folder: Path | None = Path(path)
-    if not Path(path).is_dir():
-        try:
-            folder = Path(snapshot_download(path, cache_dir=cache, local_files_only=True))
-        except HFValidationError:
-            return "is neither a local folder nor a valid hub ID"
-        except LocalEntryNotFoundError:
-            folder = None
-    missing = [
-        part
-        for part, files in _PARTS.items()
-        if folder is None or not any((folder / file).is_file() for file in files)
-    ]
-    if not missing:
-        return None
-    if folder == Path(path):
+    local = Path(path).is_dir()
+
+    def is_there(file: str) -> bool:
+        found = Path(path, file) if local else try_to_load_from_cache(path, file, cache)
+        return isinstance(found, str | Path) and Path(found).is_file()
+
+    try:
+        missing = [part for part, files in _PARTS.items() if not any(map(is_there, files))]
+    except HFValidationError:
+        return "is neither a local folder nor a valid hub ID"
+    if local and missing:
         return f"lacks its {' and '.join(missing)}"
-    if not (reason := hub_problem(path)):
+    if not missing or not (reason := hub_problem(path)):
         return None
-    location = "neither a local folder nor in the hub's cache"
-    if folder:
-        location = f"in the hub's cache without its {' and '.join(missing)}"
-    return f"is {location}, and {reason}"
+    if len(missing) == len(_PARTS):
+        return f"is neither a local folder nor in the hub's cache, and {reason}"
+    return f"is in the hub's cache without its {' and '.join(missing)}, and {reason}"
 
 
 def hub_problem(name: str) -> str | None:

@@ -250,7 +250,6 @@ def run_subnetworks(
     check_unmasked(model, unmasked)
     budget = memory_budget or default_budget(unmasked.final_hidden.device)
     names = checked(model, layer, unmasked.scope).names
-    wrong: str | None
     while len(masked):
         way = PASSES[unmasked.scope][names[0]]
         chunk = _masks_per_pass(model, unmasked, len(masked), budget, way)
@@ -261,7 +260,7 @@ def run_subnetworks(
         except Exception as error:  # models raise different errors
             if way is full_passes:
                 raise
-            wrong = f"{type(error).__name__}: {error}"
+            wrong: str | None = f"{type(error).__name__}: {error}"
         else:
             hidden[~kept] = states
             positions = len(unmasked.final_hidden) * (chunk if way is packed else 1)

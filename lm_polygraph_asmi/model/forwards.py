@@ -5,7 +5,7 @@ No hook is registered: other threads may call the model meanwhile, and get what 
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache, lru_cache, partial
 from threading import get_ident
 from typing import Any
@@ -27,19 +27,14 @@ def replaced_forwards(*replacements: Replacement) -> Iterator[None]:
 
     Each new one is called with the old one and the arguments; other threads get the old one.
     """
-    undo: list[tuple[nn.Module, Forward | None]] = []
-    try:
+    with ExitStack() as undo:
         for module, forward in replacements:
-            # An attribute only if accelerate wrapped the class's method.
-            undo.append((module, vars(module).get("forward")))
+            if "forward" in vars(module):  # accelerate wrapped the class's method
+                undo.callback(setattr, module, "forward", module.forward)
+            else:
+                undo.callback(delattr, module, "forward")
             module.forward = partial(_in_thread, get_ident(), forward, module.forward)
         yield
-    finally:
-        for module, previous in reversed(undo):
-            if previous is None:
-                del module.forward
-            else:
-                module.forward = previous
 
 
 def _in_thread(owner: int, forward: Forward, real: Forward, *args: Any, **kwargs: Any) -> Any:

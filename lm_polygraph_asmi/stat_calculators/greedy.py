@@ -107,9 +107,6 @@ def load_stat_calculator(config: Mapping[str, Any], _: Any) -> TimedCalculator:
 
     `answers`: a finished run, or None to generate. `output_attentions`: as in LM-Polygraph.
     """
-    calculator: StatCalculator
     if config["answers"] is not None:
-        calculator = SavedAnswersCalculator(config["answers"])
-    else:
-        calculator = GreedyProbsCalculator(config["output_attentions"], True)
-    return TimedCalculator(calculator, "greedy")
+        return TimedCalculator(SavedAnswersCalculator(config["answers"]), "greedy")
+    return TimedCalculator(GreedyProbsCalculator(config["output_attentions"], True), "greedy")

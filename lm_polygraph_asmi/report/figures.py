@@ -2,18 +2,19 @@
 
 import math
 import textwrap
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
-from matplotlib import colormaps, rc_context, rcParamsDefault
+from matplotlib import colormaps, rc_context, rcdefaults, rcParams
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.style.core import STYLE_BLACKLIST
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from lm_polygraph_asmi.analysis.clusters import Interval
@@ -39,8 +40,15 @@ STYLE: Any = {
 }
 
 
-DEFAULTS = {name: v for name, v in rcParamsDefault.items() if name not in STYLE_BLACKLIST}
-styled = rc_context(DEFAULTS | STYLE)
+@contextmanager
+def _style() -> Iterator[None]:
+    with rc_context():
+        rcdefaults()
+        rcParams.update(STYLE)
+        yield
+
+
+styled = _style()
 """Decorator: `STYLE` is in use while the function draws, and nothing of a user's matplotlibrc."""
 
 

@@ -19,7 +19,7 @@ from lm_polygraph_asmi.analysis import Interval, Labelled, distinct, normalised_
 from lm_polygraph_asmi.analysis.coverage import TOP_K
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.estimators.base import at_depth
-from lm_polygraph_asmi.heads.probe_file import write_probe
+from lm_polygraph_asmi.heads.probe_file import probe_path, write_probe
 from lm_polygraph_asmi.report import build_report, figures, load_run_groups
 from lm_polygraph_asmi.report.item import BOLD, ITALIC, Marked
 from lm_polygraph_asmi.report.items import every_report_item, signal
@@ -69,7 +69,7 @@ def everything(tmp_path_factory, simply, few_resamples):  # noqa: ARG001
         candidate_cosines=[np.tile(np.eye(8), (t, 1, 1)) for t in lengths],
     )  # fmt: skip
     planted.dissect(details)
-    write_probe(planted.probe(ANSWERS), save(root / "open", details, OPEN))
+    write_probe(planted.probe(ANSWERS), probe_path(save(root / "open", details, OPEN)))
     save(root / "k256", content(ANSWERS, top_k=256), OPEN)
     other_masks = OPEN | {"seeds": {"masks": 1, "samples": 0}}
     save(root / "seed 1", content(ANSWERS, mask_seed=1), other_masks)

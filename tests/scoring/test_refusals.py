@@ -5,7 +5,6 @@ import re
 from unittest.mock import Mock
 
 import pytest
-import torch
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertForMaskedLM
 

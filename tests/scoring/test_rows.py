@@ -79,7 +79,8 @@ REFUSED = [
     ("utf-16-without-a-mark.txt", LINES.encode("utf-16-le"), OTHER_BYTES),
     ("zipped.jsonl", gzip.compress(LINES.encode()), OTHER_BYTES),
     ("blank.txt", b" \n", "expected a prompt, got an empty file"),
-    *((name, LINES.encode(), r"\.jsonl") for name in ("rows.log", "rows.json", "rows.xlsx", "rows.jsonl.gz")),
+    *((name, LINES.encode(), r"\.jsonl") for name in
+      ("rows.log", "rows.json", "rows.xlsx", "rows.jsonl.gz")),
     ("sheet.csv", SHEET.encode(), "sheet of labels"),
 ]  # fmt: skip
 

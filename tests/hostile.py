@@ -57,6 +57,7 @@ KINDS: list[Callable[[str, str], object]] = [
     lambda q, a: {"messages": [user(q, **NULLS), says(a, **NULLS)]},
     lambda q, a: {"messages": [user(q), says(a, reasoning_content="It is red.")]},
     lambda q, a: {"messages": [user(q), says(a, reasoning="It is red.", **NULLS)]},
+    lambda q, a: {"messages": [user(q), says(f"{a}.", thinking="It is red.")]},
     lambda q, a: {"messages": [user(q, name="Ann"), says("So.", thinking="Red?"), user(q)],
                   "answer": a},
     lambda q, a: {"messages": [user(q), says(None, refusal="I cannot.")]},

@@ -2,6 +2,7 @@
 
 import json
 
+import pandas as pd
 import pytest
 
 from lm_polygraph_asmi import Scorer, score_file
@@ -35,6 +36,17 @@ def test_rows_are_right_or_refused(scorers, tmp_path, request):
         assert read_label(*label) == border.is_wrong(*label), label
     taken = sum(isinstance(verdict, border.Right) for verdict in seen)
     assert 0.15 < taken / len(seen) < 0.75  # neither is rare
+
+
+def test_what_these_rows_found(scorers):
+    chat = [hostile.user("Who?"), hostile.says("Red.", "Assistant")]
+    (found,) = scorers[None].score_many([{"messages": chat, "correct": True}])
+    assert "role" in found.error  # not that the row has no answer
+    halves = [
+        {"prompt": words, "answer": "x"} for words in ("\ud83d", [hostile.user("\ud83d")], "Who?")
+    ]
+    table = BatchScorer(lambda: scorers[None])(pd.DataFrame(halves, dtype=object))
+    assert table["error"].isna().tolist() == [False, False, True]
 
 
 def outcomes(scorer, door, given, path):

@@ -23,15 +23,13 @@ RESAMPLES, PRR_RESAMPLES, CURVE_RESAMPLES, BAND_RESAMPLES = 2000, 10_000, 1000, 
 answers; of pointwise bands."""
 SHARED = 80
 """Least number of shared characters that count as a passage."""
-STORY = r"\nStory: (.*?)\n\nQuestion: "
-"""CoQA's story, as LM-Polygraph's prompts have it."""
-PASSAGE = r"\nPassage:\n(.*)\nQuestion: "
-"""SQuAD's passage in the paper's zero-shot prompt."""
-ALONE = (
-    r"\A(Imagine that you are only able to say a single word\..*)",
-    r"\A((?:Question: [^\n]*\nAnswer:[^\n]*\n){5}Question: .*)",
+SHARED_TEXTS = (
+    r"\nStory: (.*?)\n\nQuestion: ",  # CoQA's story, as LM-Polygraph's prompts have it
+    r"\nPassage:\n(.*)\nQuestion: ",  # SQuAD's passage in the paper's zero-shot prompt
+    r"\A(Imagine that you are only able to say a single word\..*)",  # BabiQA's whole prompts
+    r"\A((?:Question: [^\n]*\nAnswer:[^\n]*\n){5}Question: .*)",  # TriviaQA's whole prompts
 )
-"""BabiQA's and TriviaQA's whole prompts, by which the paper clusters their rows."""
+"""What rows of the paper's benchmarks share in their prompts, by which it clusters them."""
 FEW_CLUSTERS, FEW_ERRORS = 50, 20
 FEW = (
     f"With fewer than {FEW_CLUSTERS} clusters, fewer than {FEW_ERRORS} wrong or fewer than "
@@ -146,7 +144,7 @@ def shared_texts(prompts: list[str]) -> list[str] | None:
     None unless all prompts have the same of the benchmarks' formats.
     """
     prompts = [prompt.replace("\r\n", "\n") for prompt in prompts]
-    for pattern in (STORY, PASSAGE, *ALONE):
+    for pattern in SHARED_TEXTS:
         matches = [re.search(pattern, prompt, re.DOTALL) for prompt in prompts]
         if matches and all(matches):
             return [match[1] for match in matches if match]

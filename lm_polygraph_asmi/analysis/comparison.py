@@ -71,16 +71,10 @@ def auroc(score: ArrayLike, wrong: ArrayLike) -> float:
             f"expected a score for each of at least one answer, got {scores.shape} for "
             f"{errors.shape}"
         )
-    return unchecked_auroc(scores, errors)
-
-
-def unchecked_auroc(score: np.ndarray, wrong: np.ndarray) -> float:
-    """`auroc` of arrays that were checked before they were resampled."""
-    if wrong.all() or not wrong.any():
+    if errors.all() or not errors.any():
         return float("nan")
-    # scikit-learn's checks would take minutes for thousands of resamples.
-    right, errors = np.sort(score[~wrong]), score[wrong]
-    below = right.searchsorted(errors, "left") + right.searchsorted(errors, "right")
+    right, of_errors = np.sort(scores[~errors]), scores[errors]
+    below = right.searchsorted(of_errors, "left") + right.searchsorted(of_errors, "right")
     return float(below.mean() / (2 * len(right)))
 
 
@@ -119,7 +113,7 @@ def auroc_interval(score: ArrayLike, answers: Labelled) -> Interval:
     """
     (column,) = answers.columns(score=score)
     detection = BootstrapAUROC(column, answers.wrong)
-    return bootstrap_interval(unchecked_auroc(column, answers.wrong), detection, answers)
+    return bootstrap_interval(auroc(column, answers.wrong), detection, answers)
 
 
 def auroc_difference(first: ArrayLike, second: ArrayLike, answers: Labelled) -> Interval:
@@ -134,7 +128,7 @@ def auroc_difference(first: ArrayLike, second: ArrayLike, answers: Labelled) -> 
     """
     a, b = answers.columns(first=first, second=second)
     area_a, area_b = (BootstrapAUROC(column, answers.wrong) for column in (a, b))
-    value = unchecked_auroc(a, answers.wrong) - unchecked_auroc(b, answers.wrong)
+    value = auroc(a, answers.wrong) - auroc(b, answers.wrong)
     return bootstrap_interval(value, lambda c: area_a(c) - area_b(c), answers)
 
 

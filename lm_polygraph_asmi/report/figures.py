@@ -174,7 +174,6 @@ def forest(
     longest = max(map(len, names.values()))
     widest = max((len(name) for rows in names.values() for name in rows), default=10)
     columns = 4 if len(finite) > MANY else 2 if len(finite) > 1 and widest < 40 else 1
-    columns = min(columns, len(finite))
     height = math.ceil(len(finite) / columns) * (0.02 * rcParams["font.size"] * (longest + 10))
     figure, axes = _axes(len(finite), columns, PAGE[0], min(PAGE[1], height), sharex=True)
     size = rcParams["font.size"] / 2.2

@@ -65,8 +65,8 @@ class ReportItem:
             notes.append("±: standard error, 1,000 resamples of answers.")
         small = [group.label for group in self.groups if group.answers.too_few]
         if written and small:  # a figure may have intervals that the table has not
-            labels = "All settings" if len(small) == len(self.groups) else "; ".join(small)
-            notes.append(f"Too small for reliable intervals: {labels}. {FEW}")
+            labels = ["All settings"] if len(small) == len(self.groups) else small
+            notes.append(f"Too small for reliable intervals: {'; '.join(labels)}. {FEW}")
         if any(isinstance(value, Interval) and pd.notna(value.low) for value in written):
             starred = "; asterisk: it excludes 0" if self.signed else ""
             notes.append(

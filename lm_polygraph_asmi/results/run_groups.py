@@ -164,14 +164,16 @@ class RunGroup:
     @cached_property
     def u_sem(self) -> np.ndarray | None:
         """Sem-ASMI, nats: the estimator's, else from saved tokens."""
-        method = self.variants.get("Sem-ASMI")
-        return self._score_or(method, self.u_tokens, self._operating.aggregation)
+        return self._score_or(
+            self.variants.get("Sem-ASMI"), self.u_tokens, self._operating.aggregation
+        )
 
     @cached_property
     def mi(self) -> np.ndarray | None:
         """ASMI, nats: the estimator's, else from saved tokens."""
-        method = self.variants.get("ASMI")
-        return self._score_or(method, self.mi_tokens, self._operating.aggregation)
+        return self._score_or(
+            self.variants.get("ASMI"), self.mi_tokens, self._operating.aggregation
+        )
 
     @cached_property
     def entropy_of_mean(self) -> np.ndarray | None:
@@ -312,8 +314,12 @@ def _names(run: Run) -> tuple[str, str]:
     model, data = run.recorded("model"), run.recorded("dataset")
     path = Path(model.get("path") or "unknown model").name
     name = (model.get("name") or path).removeprefix("asmi_")
-    known = data.get("name") or Path(str(data.get("source") or "")).stem
-    dataset = known or (run.manifest or {}).get("config_name") or run.path.resolve().parent.name
+    dataset = (
+        data.get("name")
+        or Path(str(data.get("source") or "")).stem
+        or (run.manifest or {}).get("config_name")
+        or run.path.resolve().parent.name
+    )
     names = path if name == "local" else name, dataset.removeprefix("asmi_")
     return names[0].replace("_", " "), names[1].replace("_", " ")
 

@@ -89,11 +89,11 @@ def minus_msp(groups: Sequence[RunGroup]) -> Items:
     if not groups:
         return [MissingItem(title, f"no run has {MSP} and another method")]
     table = _by_method(groups, _minus_msp)
-    notes = ["Paired bootstrap of clusters; positive: better than MSP. Uncorrected."]
     return [
         ReportItem(
             "minus_msp", title, groups, table[table["method"] != MSP].reset_index(drop=True),
-            _forest(groups, _minus_msp, title), notes,
+            _forest(groups, _minus_msp, title),
+            ["Paired bootstrap of clusters; positive: better than MSP. Uncorrected."],
             signed=[group.label for group in groups], resamples=PRR_RESAMPLES,
         )
     ]  # fmt: skip
@@ -303,9 +303,8 @@ def _depth_rows(sweep: VariantSweep) -> tuple[list[dict[str, Any]], dict[str, An
 
 def depths(groups: Sequence[RunGroup]) -> Items:
     """Appendix "Full Benchmark and Depth Sweep": best depth, and whether halves agree on it."""
-    largest: dict[tuple[str, str], RunGroup] = {}
-    for group in sorted(groups, key=len, reverse=True):
-        largest.setdefault((group.model, group.dataset), group)
+    by_size = sorted(groups, key=len, reverse=True)
+    largest = {(group.model, group.dataset): group for group in reversed(by_size)}
     doubled = [group.label for group in groups if group not in largest.values()]
     groups = [group for group in groups if group in largest.values()]
     notes = [

@@ -56,8 +56,7 @@ def cosines(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
     if not matrices or not candidates or not group.mi_tokens or not group.agreement_tokens:
         raise Unavailable("not saved (set asmi.details=true)")
     # Benign instability: where the kernel discounts MI most.
-    pairs = zip(group.mi_tokens, group.agreement_tokens, strict=True)
-    removed = [mi * agreement for mi, agreement in pairs]
+    removed = list(map(np.multiply, group.mi_tokens, group.agreement_tokens))
     answer = int(np.argmax([tokens.max() for tokens in removed]))
     position = int(removed[answer].argmax())
     saved = group.saved("asmi_token_texts")

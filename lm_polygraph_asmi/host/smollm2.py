@@ -50,10 +50,9 @@ def smollm2_source() -> tuple[Path, str | None]:
     package, folder = weights_folder(), converted_folder()
     if not folder.is_dir():
         return package, GGUF_FILE
-    found: Any
     try:
         config = dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
-        found = {name: config.get(name) for name in SIZES}
+        found: Any = {name: config.get(name) for name in SIZES}
     except (OSError, ValueError) as error:
         found = error
     if found == SIZES:

@@ -80,9 +80,17 @@ def _find_jobs(paths: Iterable[str | Path]) -> tuple[pd.DataFrame, list[str]]:
     managers, errors = set(), []
     jobs = []
     for path in (Path(path).resolve() for path in paths):
-        manifests = path.rglob("asmi_manifest_seed*.json")  # a killed job leaves only this
-        names = [m.with_name(m.stem.replace("asmi_manifest", "ue_manager")) for m in manifests]
-        managers.update(names := [path] if path.is_file() else names)
+        names = (
+            [path]
+            if path.is_file()
+            else [
+                manifest.with_name(manifest.stem.replace("asmi_manifest", "ue_manager"))
+                for manifest in path.rglob(
+                    "asmi_manifest_seed*.json"
+                )  # a killed job leaves only this
+            ]
+        )
+        managers.update(names)
         if not names:
             errors.append(f"{path} has no run: no manifest, which the callback RunRecord writes")
     for manager in sorted(managers):

@@ -11,7 +11,6 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -95,13 +94,6 @@ def check_guarantee(risk: float, confidence: float) -> None:
             raise ValueError(f"{name} must lie strictly between 0 and 1, got {value}")
 
 
-class OrderedThreshold(NamedTuple):
-    """What answers that are labelled from the surest on give so far, and what to label next."""
-
-    rule: RiskThreshold
-    to_label: np.ndarray  # rows the next test needs, surest first; empty: no label helps any more
-
-
 def risk_threshold(
     scores: ArrayLike,
     wrong: ArrayLike,
@@ -165,8 +157,10 @@ def risk_threshold(
 
 def ordered_threshold(
     scores: ArrayLike, wrong: ArrayLike, risk: float, confidence: float, largest: int = 1
-) -> OrderedThreshold:
-    """The threshold that labels from the surest answer on give so far: look and stop at any time.
+) -> tuple[RiskThreshold, np.ndarray]:
+    """What labels from the surest answer on give so far, and rows to label for the next test.
+
+    Look and stop at any time. Rows are the surest first; if none is left, no label helps any more.
 
     `scores` (N,) are of all answers, one a cluster (`thinned_rows`, where clusters may have up to
     `largest`). `wrong` (N,) has None or NaN where there is no label: such a row counts as wrong.
@@ -201,7 +195,7 @@ def ordered_threshold(
         largest=largest, labels=int(known.sum()),
     )  # fmt: skip
     needed = ~known & (score <= min(following, default=-np.inf))
-    return OrderedThreshold(rule, order[needed[order]])
+    return rule, order[needed[order]]
 
 
 def thinned_rows(codes: np.ndarray, largest: int | None = None, seed: int = SEED) -> np.ndarray:

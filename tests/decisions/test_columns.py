@@ -1,0 +1,197 @@
+"""Any column as a signal: from another library's table to a decision and a gate, by no model."""
+
+import csv
+import json
+import math
+
+import numpy as np
+import pytest
+
+from lm_polygraph_asmi.decisions import Calibration, Decision, calibrate_rows, risk_threshold
+from lm_polygraph_asmi.scoring.scorer import Scorer
+from lm_polygraph_asmi.tables import read_table
+from tests.decisions.conftest import run, write
+from tests.scoring.conftest import PROMPT
+
+N = 150
+
+
+@pytest.fixture(autouse=True)
+def no_model(monkeypatch, few_resamples):  # noqa: ARG001 - no test below asks for intervals
+    monkeypatch.setattr(Scorer, "__init__", lambda *_, **__: pytest.fail("a model was loaded"))
+
+
+def drawn(seed, n=N, first=0):
+    """Rows with an uncertainty and the confidence that is as much; the surer, the more right."""
+    rng = np.random.default_rng(seed)
+    unsure = rng.normal(size=n).round(6)
+    wrong = rng.random(n) < 1 / (1 + np.exp(2 - 2 * unsure))
+    return [
+        {"id": f"q{i}", "prompt": f"Question {i}: {PROMPT}", "answer": f" {i}", "unsure": float(u),
+         "sure": float(-u), "correct": bool(not w), "model": "their-model", "text": "kept"}
+        for i, (u, w) in enumerate(zip(unsure, wrong, strict=True), start=first)
+    ]  # fmt: skip
+
+
+def table(path, rows):
+    """The rows in the form of the suffix."""
+    if path.suffix == ".jsonl":
+        return write(path, rows)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        written = csv.DictWriter(file, rows[0])
+        written.writeheader()
+        written.writerows(rows)
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+@pytest.mark.parametrize("column", ["unsure", "-sure"])
+@pytest.mark.parametrize("known_by", ["prompt", "id"])
+def test_from_a_table_of_scores_to_the_gate(tmp_path, suffix, column, known_by):
+    """A confidence, its sign turned, decides as the uncertainty does; an id is a question, too."""
+    left_out = {"prompt", "answer"} if known_by == "id" else set()
+
+    def saved(name, rows):
+        kept = [{n: v for n, v in row.items() if n not in left_out} for row in rows]
+        return table(tmp_path / f"{name}.{suffix}", kept)
+
+    rows, later = drawn(0), drawn(1, 80, first=N)
+    out, decided, sheet = (tmp_path / name for name in ("c.json", "d.jsonl", "s.csv"))
+    words = ("--risk", 0.2, "--signal", f"column:{column}", "--out", out)
+    code, said = run("calibrate", saved("rows", rows), *words)
+    assert code == 0, said
+    unsure, wrong = [row["unsure"] for row in rows], [not row["correct"] for row in rows]
+    expected = risk_threshold(unsure, wrong, [row["id"] for row in rows], 0.2, 0.95)
+    assert Calibration.load(out).guarantee == expected
+    assert expected.threshold is not None
+    shown = sum(w for u, w in zip(unsure, wrong, strict=True) if u <= expected.threshold)
+    accepted = sum(u <= expected.threshold for u in unsure)
+    assert f"Of those with a label, {shown / accepted:.0%} are wrong" in said
+    assert "nats" not in said
+    new = saved("new", [row | {"correct": ""} for row in later])
+    code, said = run("decide", new, "--calibration", out, "--out", decided, "--sheet", sheet)
+    assert code == 0, said
+    lines = [row.content for row in read_table(decided)]
+    assert [line["accept"] for line in lines] == [
+        row["unsure"] <= expected.threshold for row in later
+    ]
+    assert {line["digest"] == Decision.digest(line) for line in lines} == {True}
+    assert [line["text"] for line in lines] == ["kept"] * 80
+    labels = [row.content for row in read_table(sheet)]
+    for label, row in zip(labels, later, strict=True):
+        label["correct"] = row["correct"] if label["accept"] == "True" else ""
+    table(sheet, labels[::-1])
+    code, said = run("gate", out, decided, "--labels", sheet, "--json")
+    found = json.loads(said)
+    assert found["accepted"] == sum(line["accept"] for line in lines)
+    taken = [row for row in later if row["unsure"] <= expected.threshold]
+    assert found["errors"] == sum(not row["correct"] for row in taken)
+    again = tmp_path / "again.jsonl"  # the questions of the calibration
+    same = saved("same", [row | {"answer": "another"} for row in rows])
+    assert run("decide", same, "--calibration", out, "--out", again)[0] == 0
+    code, said = run("gate", out, again)
+    assert (code, "a question of the calibration" in said) == (1, True)
+
+
+def spoiled(at=None, **change):
+    rows = drawn(0, 30)
+    return [row | change if at in (None, i) else row for i, row in enumerate(rows)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "signal", "words"),
+    [
+        (spoiled(4, unsure="high"), "column:unsure", r"row 5: column 'unsure': .*'high'"),
+        (spoiled(4, unsure=""), "column:unsure", r"row 5: column 'unsure': "),
+        (spoiled(4, unsure=None), "column:-unsure", "row 5: column 'unsure': .*None"),
+        (spoiled(4, unsure=math.nan), "column:unsure", "row 5: column 'unsure': .*nan"),
+        (spoiled(4, unsure="inf"), "column:unsure", "row 5: column 'unsure': .*'inf'"),
+        (spoiled(4, unsure=True), "column:unsure", "row 5: column 'unsure': .*True"),
+        (spoiled(unsure=0.5), "column:unsure", "column 'unsure' has the same number in all rows"),
+        (spoiled(), "column:nothing", "row 1: column 'nothing': .*None"),
+        (spoiled(), "column:", "column:NAME; got 'column:'"),
+        (spoiled(4, id=None, prompt=None), "column:unsure", 'row 5: "id"|"id": expected'),
+        (spoiled(4, id="q0"), "column:unsure", "row 5: .id.: row 1 has .q0., too"),
+        (spoiled(correct=None), "column:unsure", "labelled answers, got none"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_columns_that_are_refused(rows, signal, words):
+    with pytest.raises(ValueError, match=words):
+        calibrate_rows(rows, 0.2, signal=signal)
+
+
+def test_a_row_without_the_number_is_not_decided(tmp_path):
+    """It has an error; the others are decided, and a blank answer never is accepted."""
+    out = tmp_path / "c.json"
+    calibrate_rows(drawn(0), 0.3, signal="column:unsure").save(out)
+    later = [row | {"unsure": -9.0} for row in drawn(1, 4, first=N)]
+    later[1]["unsure"], later[2]["answer"] = "none", " \n"
+    words = ("decide", table(tmp_path / "in.csv", later), "--calibration", out)
+    code, said = run(*words, "--out", tmp_path / "d.jsonl")
+    assert (code, "column 'unsure': expected a number, got 'none'" in said) == (1, True)
+    lines = [row.content for row in read_table(tmp_path / "d.jsonl")]
+    assert [line.get("accept") for line in lines] == [True, None, None, True]
+    code, said = run("gate", out, tmp_path / "d.jsonl")
+    assert code == 4, said
+    assert "accepted answers alone, so which share is accepted is unknown" in said
+    assert "1 rows that failed" in said
+    assert "Left out 1 empty answers" in said
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "words"),
+    [
+        ({"accept": "yes"}, (), "accept"),
+        ({"digest": "0"}, (), "digest"),
+        ({"value": 1}, (), "value"),
+        ({"row": 1}, (), "row"),
+        ({}, ("--out", "in.csv"), "in.csv exists"),
+        ({}, ("--out", "out.csv"), ".jsonl or .parquet"),
+        ({}, ("--sheet", "sheet.csv"), "sheet.csv exists"),
+        ({}, ("--model", "m", "--chat"), "leave out --model, --chat"),
+    ],
+)
+def test_files_that_decide_refuses(tmp_path, monkeypatch, change, options, words):
+    """Before a row is decided: nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    calibrate_rows(drawn(0), 0.3, signal="column:unsure").save("c.json")
+    table(tmp_path / "in.csv", [row | change for row in drawn(1, 3, first=N)])
+    (tmp_path / "sheet.csv").write_text("labels")
+    code, said = run("decide", "in.csv", "--calibration", "c.json", "--out", "d.jsonl", *options)
+    assert (code, words in said) == (1, True), said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.json", "in.csv", "sheet.csv"]
+    assert (tmp_path / "sheet.csv").read_text() == "labels"
+
+
+@pytest.mark.parametrize(("size", "void"), [(2, False), (3, True)])
+def test_a_cluster_larger_than_the_promise(tmp_path, size, void):
+    """Decided at once as void, and left out by the gate."""
+    rows = [row | {"cluster": i // 2} for i, row in enumerate(drawn(0, 400))]
+    found = calibrate_rows(rows, 0.3, signal="column:unsure")
+    assert (found.guarantee.largest, "no cluster has more than 2" in str(found)) == (2, True)
+    larger = calibrate_rows(rows, 0.3, signal="column:unsure", largest=3)
+    assert larger.guarantee.tested < found.guarantee.tested
+    found.save(tmp_path / "c.json")
+    later = drawn(1, 12, first=1000)
+    later = [row | {"cluster": f"new {i // size}", "unsure": -9} for i, row in enumerate(later)]
+    words = ("decide", write(tmp_path / "in.jsonl", later), "--out", tmp_path / "d.jsonl")
+    _, said = run(*words, "--calibration", tmp_path / "c.json")
+    assert ("a cluster has 3 answers, the guarantee allows 2: it is void" in said) == void, said
+    _, said = run("gate", tmp_path / "c.json", tmp_path / "d.jsonl")
+    assert ("so it is void for them: 4 are left out" in said) == void
+
+
+def test_clusters_of_documents():
+    """LangChain's documents, a text and a list of texts are the same passages."""
+    passages = [f"{i} {'was built in Brask in 1931 by three brothers. ' * 3}" for i in range(30)]
+    forms = (str, lambda p: [{"page_content": p, "metadata": {"page": 1}}], lambda p: [p])
+    found = [
+        calibrate_rows(
+            [row | {"context": form(passages[i // 2])} for i, row in enumerate(drawn(0, 60))],
+            0.5, signal="column:unsure",
+        )
+        for form in forms
+    ]  # fmt: skip
+    assert {one.guarantee.clusters for one in found} == {30}
+    assert ["fewer than 50 clusters" in str(one) for one in found] == [True] * 3

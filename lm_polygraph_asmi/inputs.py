@@ -415,9 +415,18 @@ def token_ids(answer: Any, name: str = "an answer") -> list[int]:
 
 
 def text_of(content: Any) -> str:
-    """A prompt, an answer or passages as one text; only the text of chat messages counts."""
-    if isinstance(content, Mapping):  # a message, or a part of its content
-        content = content.get("content", content.get("text"))
+    """A prompt, an answer or passages as one text; only the text of messages and documents counts.
+
+    Raises ValueError: an object without one.
+    """
+    if isinstance(content, Mapping):
+        named = [content[name] for name in ("content", "text", "page_content") if name in content]
+        if not named:
+            raise ValueError(
+                "expected a text, or objects with a text as content, text or page_content, got "
+                f"{content!r:.60}"
+            )
+        content = named[0]
     if isinstance(content, list | tuple):
         return "\n".join(map(text_of, content))
     return "" if content is None else str(content)

@@ -93,7 +93,8 @@ def identity(value: object) -> str:
     """
     text = ""
     if isinstance(value, str):
-        text = re.sub(r"^(-?\d+)\.0+$", r"\1", same_text(value))
+        plain = unicodedata.normalize("NFKC", same_text(value))  # full-width digits are digits
+        text = re.sub(r"^(-?\d+)\.0+$", r"\1", plain)
     elif isinstance(value, Integral) and not isinstance(value, bool):
         text = str(int(value))  # not as a float, which rounds ids of 64 bits
     elif isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value):

@@ -13,18 +13,22 @@ from lm_polygraph_asmi.validation import check_new, check_writable
 @click.option("--risk", type=float, required=True, help="Error rate to guarantee, such as 0.1.")
 @click.option(
     "--signal",
-    default="best",
-    show_default=True,
-    help="Score to threshold: score, asmi, sem, adapt, msp, perplexity or entropy, which all "
-    "labels test; best of these, chosen on a fifth of the labels; or learned, on half of them, "
-    "which loads the model.",
+    help="Score to threshold: score, asmi, sem, adapt, msp, perplexity or entropy; column:NAME, or "
+    "column:-NAME for a confidence, of any score in ROWS; best: of the last three; learned, which "
+    "loads the model. Default: that by which the sheet is sorted, else best.",
+)
+@click.option(
+    "--largest",
+    type=click.IntRange(min=1),
+    help="Most answers of a cluster that later ones may have; default: the most in ROWS.",
 )
 @click.option("--out", required=True, type=click.Path(dir_okay=False), help="JSON file to write.")
 @click.option("--run", type=click.Path(exists=True), help="Finished benchmark run, not ROWS.")
 @click.option(
     "--labels",
     type=click.Path(exists=True, dir_okay=False),
-    help="With ROWS: their sheet of `score --sheet`, with labels.",
+    help="With ROWS: their sheet of `score --sheet`, with labels; one that is sorted, as far as it "
+    "is labelled from the surest answer on.",
 )
 @click.option(
     "--unlabelled",
@@ -65,6 +69,8 @@ def calibrate(
     """
     from rich.console import Console
 
+    from lm_polygraph_asmi.scoring.sheet import order_of
+
     if Path(out).suffix != ".json":
         raise click.BadParameter(f"expected a .json file, as `decide` needs it, got {out}")
     if (rows is None) == (run is None):
@@ -73,15 +79,17 @@ def calibrate(
         raise click.UsageError("--metric needs --run, --unlabelled and --labels need ROWS")
     try:
         check_writable(out)
-        check_new(
-            out,
-            "name another file, or remove it. If it is of the same labels, each further "
-            "calibration lowers the confidence; choosing the best one voids the stated one",
-        )
+        if labels is None or order_of(labels) is None:  # those in order may be looked at again
+            check_new(
+                out,
+                "name another file, or remove it. If it is of the same labels, each further "
+                "calibration lowers the confidence; choosing the best one voids the stated one",
+            )
         with Console(stderr=True).status("Calibrating"):
             if run is not None:
                 from lm_polygraph_asmi.decisions.run import calibrate_run
 
+                asked["signal"] = asked["signal"] or "best"
                 result = calibrate_run(run, metric=metric, **asked)
             else:
                 from lm_polygraph_asmi.decisions.rows import calibrate_rows

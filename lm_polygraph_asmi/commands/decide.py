@@ -8,6 +8,7 @@ import click
 from lm_polygraph_asmi.commands.score import Summary, Work, score
 
 if TYPE_CHECKING:
+    from lm_polygraph_asmi.decisions.calibration import Calibration
     from lm_polygraph_asmi.scoring.rows import Outcome, Rows
     from lm_polygraph_asmi.tables import Row
 
@@ -28,7 +29,12 @@ for option in PARAMETERS:
     type=click.Path(exists=True),
     help="JSON file that `polygraph_asmi calibrate` wrote. Options left out have its values.",
 )
-def decide(calibration: str, **options: Any) -> None:
+@click.option(
+    "--sample",
+    type=click.IntRange(min=1),
+    help="With --sheet: only so many accepted answers, drawn at random, to label for `gate`.",
+)
+def decide(calibration: str, sample: int | None, **options: Any) -> None:
     """Accept answers to the prompts in ROWS_FILE, or abstain.
 
     ROWS_FILE is as for `score`; model and settings are the calibration's. Each row gets `accept`
@@ -40,9 +46,14 @@ def decide(calibration: str, **options: Any) -> None:
     from lm_polygraph_asmi.decisions.calibration import Calibration
     from lm_polygraph_asmi.decisions.decision import Decision
     from lm_polygraph_asmi.decisions.rows import loadable
+    from lm_polygraph_asmi.scoring.signals import column_of
 
     work, loading, explicit = Work.of(options)
+    work = work._replace(sample=sample)
     loaded = Calibration.load(calibration)
+    if column_of(loaded.signal)[0]:
+        _decide_table(loaded, work)
+        return
     loaded.configured(explicit)  # raises if another setting decides
     work = work._replace(model=work.model or loadable(loaded.model))
 
@@ -52,6 +63,26 @@ def decide(calibration: str, **options: Any) -> None:
         return Decider(work.model, loaded, **loading, **explicit)
 
     work.run(Decision, opened, Decisions(), "Decisions on answers")
+
+
+def _decide_table(calibration: "Calibration", work: Work) -> None:
+    """Decide by a column of the rows: no model is loaded."""
+    from rich.console import Console
+
+    from lm_polygraph_asmi.decisions.columns import decide_table
+
+    summary, errors = Decisions(), Console(stderr=True)
+    if not work.out:
+        raise ValueError("name a file for the decisions with --out")
+
+    def seen(row: "Row", outcome: "Outcome") -> None:
+        summary.add(row, outcome, errors)
+
+    decide_table(calibration, work.rows_file, work.out, seen)
+    work.write_sheet()
+    click.echo(f"{summary}\nResults: {work.out}")
+    if summary.counts["failed"]:
+        raise SystemExit(1)
 
 
 class Decisions(Summary):

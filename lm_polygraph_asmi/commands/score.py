@@ -44,6 +44,11 @@ MINUTE = 60.0
     type=click.Path(dir_okay=False),
     help="With --out: a new .csv for a person, to label the answers in its column `correct`.",
 )
+@click.option(
+    "--surest-first",
+    metavar="SIGNAL",
+    help="Sort the sheet by this signal, such as msp: label from its top, and stop when you like.",
+)
 @click.option("--html", type=click.Path(dir_okay=False), help="HTML page to write.")
 def score(**options: Any) -> None:
     """Score answers to the prompts in ROWS_FILE.
@@ -74,12 +79,15 @@ class Work(NamedTuple):
     chat: bool
     out: str | None
     sheet: str | None
+    surest_first: str | None
     html: str | None
+    sample: int | None = None  # of `decide`
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> tuple["Work", dict[str, Any], dict[str, Any]]:
         """Options of a command: the work, how to load the model, and the settings given."""
-        work, loading = ({n: options.pop(n) for n in names} for names in (cls._fields, LOADING))
+        fields = [name for name in cls._fields if name in options]
+        work, loading = ({n: options.pop(n) for n in names} for names in (fields, LOADING))
         return cls(**work), loading, given_settings(options)
 
     def run(self, kind: type, opened: "Callable[[], Rows]", summary: "Summary", title: str) -> None:
@@ -114,8 +122,6 @@ class Work(NamedTuple):
             click.echo(summary)
             if self.out:
                 click.echo(f"Results: {self.out}")
-        if self.sheet:
-            click.echo(f"Sheet: {self.sheet}")
         if summary.counts["failed"]:
             raise SystemExit(1)
 
@@ -143,10 +149,27 @@ class Work(NamedTuple):
                     results.append(outcome.result)
 
             if self.out:
-                score_file(scorer, rows, self.out, sheet=self.sheet, seen=seen)
+                score_file(scorer, rows, self.out, seen=seen)
+                self.write_sheet()
             else:
                 for found in score_rows(scorer, rows):
                     seen(*found)
+
+    def write_sheet(self) -> None:
+        """The sheet of the results, if one is asked for."""
+        from lm_polygraph_asmi.scoring.sheet import sampled, write_sheet
+        from lm_polygraph_asmi.tables import read_table
+
+        if not (self.sheet and self.out):
+            return
+        if self.surest_first:
+            from lm_polygraph_asmi.decisions.ordered import write_ordered_sheet
+
+            write_ordered_sheet(self.out, self.sheet, self.surest_first)
+        else:
+            records = [row.content for row in read_table(self.out)]
+            write_sheet(sampled(records, self.sample) if self.sample else records, self.sheet)
+        click.echo(f"Sheet: {self.sheet}")
 
     def _changed(self, content: dict[str, Any]) -> dict[str, Any]:
         """A row with what the options say of it."""

@@ -1,5 +1,7 @@
 """`Calibration`: what labelled answers say of later ones of the same model."""
 
+import hashlib
+import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,19 +12,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.decisions.decision import EMPTY, Decision
+from lm_polygraph_asmi.decisions.decision import EMPTY, Decision, unit_of
 from lm_polygraph_asmi.decisions.learned import LearnedScore
 from lm_polygraph_asmi.decisions.risk_control import RiskThreshold
 from lm_polygraph_asmi.files import read_json, write_whole
 from lm_polygraph_asmi.results.manifest import model_of
 from lm_polygraph_asmi.scoring.provenance import NAMES, names_that_count
-from lm_polygraph_asmi.scoring.signals import LEARNED, SIGNALS, TITLES
+from lm_polygraph_asmi.scoring.signals import LEARNED, signal_of
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
     from lm_polygraph_asmi.scoring.result import Score
 
-FORMAT = 10
+FORMAT = 11
 COMMAND = "`polygraph_asmi calibrate ROWS --risk RISK --out FILE.json`, or --run RUN for ROWS"
 MACHINE = {
     "weights": "weights or their precision differ",
@@ -40,6 +42,8 @@ OPTIONAL = (*HASHED, "attention_in_use", "layer", "samples", "stop")
 COPIED = ("prompt", "answer", "ids", "prompt_tokens", "settings", "model")
 """Fields of a decision that are its answer's."""
 UNKNOWN = "unknown"
+FEW_CLUSTERS = 50
+"""Labels from fewer clusters get a warning."""
 
 
 @cache
@@ -79,23 +83,25 @@ class Calibration:
     model: str  # its name
     settings: dict[str, Any]  # those that all answers share
     prompt_tokens: list[float]  # (n,) lengths of the prompts, ascending; empty if not saved
-    answer_digests: list[str]  # see `digests_of`
+    question_digests: list[str]  # see `digests_of`; not to be asked again by `gate`
     learned: LearnedScore | None = None  # if it is the signal; the log-odds of an error
     learning: str = ""  # whether one was learned, and what it gains; empty if not asked for
+    following: str = ""  # what to label next, of answers that are labelled from the surest on
     left_out: str = field(default="", compare=False)  # rows that were, in words
     right_from: float | None = None  # lowest quality of a right answer; None: 0.5 of 0 to 1
 
     def __post_init__(self) -> None:
-        if self.signal not in SIGNALS or (self.signal == LEARNED) != (self.learned is not None):
+        signal_of(self.signal)  # raises for an unknown one
+        if (self.signal == LEARNED) != (self.learned is not None):
             raise ValueError(
-                f"expected a signal of {list(SIGNALS)}, and weights of a learned score exactly if "
-                f"it is the signal, got {self.signal!r} and {self.learned!r:.40}"
+                f"expected weights of a learned score exactly if it is the signal, got "
+                f"{self.signal!r} and {self.learned!r:.40}"
             )
 
     @property
     def title(self) -> str:
         """The signal in sentences, such as "MSP"."""
-        return TITLES[self.signal]
+        return signal_of(self.signal).title
 
     @property
     def made_with(self) -> dict[str, Any]:
@@ -126,7 +132,7 @@ class Calibration:
 
     def _key(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """What must be equal for a decision: settings of the signal, and the model's revision."""
-        needed = SIGNALS[self.signal].settings
+        needed = signal_of(self.signal).settings
         key = ASMIConfig.key_of({"method": ASMIConfig.method} | dict(settings))
         more = [*REVISION, *(n for n in ("layer", "samples") if n in needed)]
         if self.signal == "adapt":  # also of its samples
@@ -209,13 +215,13 @@ class Calibration:
         return ""
 
     def _reason(self, value: float) -> str:
-        rule = self.guarantee
+        rule, unit = self.guarantee, unit_of(self.signal)
         if rule.threshold is None:
             return f"No threshold by {self.title} could be shown to hold. {rule.limits}".rstrip()
         if value > rule.threshold:
-            return f"Abstain: {self.title} {value:.4g} nats is above {rule.threshold:.4g}."
+            return f"Abstain: {self.title} {value:.4g}{unit} is above {rule.threshold:.4g}."
         return (
-            f"Accept: {self.title} {value:.4g} nats is at most {rule.threshold:.4g}. Risk "
+            f"Accept: {self.title} {value:.4g}{unit} is at most {rule.threshold:.4g}. Risk "
             f"guarantee: {rule.promise}."
         )
 
@@ -231,8 +237,8 @@ class Calibration:
         """Write or replace it as JSON; ValueError if another program is writing this file."""
         from pydantic_core import to_json
 
-        content = {"format": FORMAT, **vars(self)}
-        write_whole(path, to_json(content, indent=1, inf_nan_mode="null").decode())
+        content = json.loads(to_json({"format": FORMAT, **vars(self)}, inf_nan_mode="null"))
+        write_whole(path, json.dumps(content | {"digest": _digest(content)}, indent=1))
 
     @classmethod
     def load(cls, path: str | Path) -> "Calibration":
@@ -253,6 +259,8 @@ class Calibration:
                 raise ValueError(
                     f"expected format {FORMAT}, got {number}: make it again: {COMMAND}"
                 )
+            if content.pop("digest") != _digest({"format": FORMAT, **content}):
+                raise ValueError(f"it was changed by hand: make it again: {COMMAND}")
             for bounds in chain(*content["signals"].values()):
                 bounds[:] = [math.nan if bound is None else bound for bound in bounds]
             return TypeAdapter(cls).validate_python(content)
@@ -261,8 +269,8 @@ class Calibration:
             raise ValueError(f"{path} is not a saved calibration: {said}") from error
 
     def promise(self) -> Iterator[str]:
-        """Three lines: what it promises, on how many labels, and what share it will accept."""
-        rule, accepted = self.guarantee, "Accepts: nothing."
+        """Lines: what it promises, on how many labels, and what share it will accept."""
+        rule, unit, accepted = self.guarantee, unit_of(self.signal), "Accepts: nothing."
         if rule.threshold is None:
             yield (
                 f"Promise: none. No threshold by {self.title} could be shown to hold: "
@@ -270,9 +278,11 @@ class Calibration:
             )
         else:
             yield f"Promise: {rule.promise}."
+            rate = rule.error_rate
+            seen = "" if rate is None else f" Of those with a label, {rate:.0%} are wrong."
             accepted = (
                 f"Accepts: {rule.coverage:.0%} of such answers, those whose {self.title} is at "
-                f"most {rule.threshold:.4g} nats."
+                f"most {rule.threshold:.4g}{unit}.{seen}"
             )
         tested = f"; {rule.share:.0%} of the clusters made choices, the others test"
         left_out = f" Rows left out: {self.left_out}." if self.left_out else ""
@@ -281,17 +291,27 @@ class Calibration:
             f"{self.label_source}{tested if rule.share else ''}.{left_out}"
         )
         yield f"{accepted} {rule.limits}".rstrip()
+        if rule.clusters < FEW_CLUSTERS:
+            yield f"Warning: fewer than {FEW_CLUSTERS} clusters say little of other passages."
+        if self.following:
+            yield self.following
 
     def __str__(self) -> str:
         """All results, as `polygraph_asmi calibrate` prints them."""
-        width = max(map(len, self.signals))
-        lines = [*self.promise(), "", "How well each signal ranks errors, with 95 % intervals:"]
+        lines = [*self.promise()]
+        if self.signals:
+            width = max(map(len, self.signals))
+            lines += ["", "How well each signal ranks errors, with 95 % intervals:"]
         for name, ranks in self.signals.items():
             prr, auroc = map(interval_text, ranks)
             lines.append(f"{name:{width}}  PRR {prr}  AUROC {auroc}")
-        if not any(ranks.prr.low > 0 for ranks in self.signals.values()):
+        if self.signals and not any(ranks.prr.low > 0 for ranks in self.signals.values()):
             lines.append("No evidence that a signal ranks errors: no PRR interval is above 0.")
         return "\n".join([*lines, self.learning]).rstrip()
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _differ(name: str, there: Any, here: Any) -> str:

@@ -14,7 +14,7 @@ from lm_polygraph_asmi.inputs import TEMPLATE, Answer, Prompt, parse_request
 from lm_polygraph_asmi.model import scoring_session
 from lm_polygraph_asmi.scoring.rows import Outcome, outcomes
 from lm_polygraph_asmi.scoring.scorer import Scorer
-from lm_polygraph_asmi.scoring.signals import SIGNALS
+from lm_polygraph_asmi.scoring.signals import signal_of
 from lm_polygraph_asmi.scoring.unmasked import fingerprints, read
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Decider:
         **template: Any,
     ) -> Decision:
         """Decide on one answer; see `lm_polygraph_asmi.decide`."""
-        scorer, signal = self.scorer, SIGNALS[self.calibration.signal]
+        scorer, signal = self.scorer, signal_of(self.calibration.signal)
         with scoring_session(scorer.model):  # the model's state is read once
             found: Any = (
                 scorer.score(prompt, answer, samples, **template)

@@ -9,11 +9,16 @@ from rich.text import Text
 from lm_polygraph_asmi.scoring.page import Card, render, render_part, visible
 from lm_polygraph_asmi.scoring.provenance import digest_of
 from lm_polygraph_asmi.scoring.result import Score
-from lm_polygraph_asmi.scoring.signals import TITLES
+from lm_polygraph_asmi.scoring.signals import column_of, signal_of
 
 EMPTY = "No decision: the answer is empty."
 """Reason of a blank answer, which is never accepted."""
 WORDS = {True: "accept", False: "abstain", None: "no decision"}
+
+
+def unit_of(signal: str) -> str:
+    """The unit of a signal, after its number; that of a column is not known."""
+    return "" if column_of(signal)[0] else " nats"
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -59,8 +64,8 @@ class Decision:
 
     @property
     def _number(self) -> str:
-        value = "not computed" if self.value is None else f"{self.value:.4g} nats"
-        return f"{TITLES[self.signal]} {value}"
+        value = "not computed" if self.value is None else f"{self.value:.4g}{unit_of(self.signal)}"
+        return f"{signal_of(self.signal).title} {value}"
 
     @property
     def sentences(self) -> list[str]:
@@ -77,7 +82,8 @@ class Decision:
     @staticmethod
     def digest(line: Mapping[str, Any]) -> str:
         """Hash of what in a line belongs together: what was decided, how, and the result."""
-        result = [line.get(name) for name in ("signal", "value", "accept", "threshold")]
+        names = ("signal", "value", "accept", "threshold", "reason", "calibration")
+        result = [line.get(name) for name in names]
         return digest_of({**line, "score": result, "msp": None})
 
     @property

@@ -14,15 +14,13 @@ from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.decisions.calibration import Calibration, RankedSignal
 from lm_polygraph_asmi.decisions.learned import Features, learned_threshold
 from lm_polygraph_asmi.decisions.risk_control import check_guarantee, risk_threshold
-from lm_polygraph_asmi.scoring.signals import LEARNED, SIGNALS, TITLES
+from lm_polygraph_asmi.scoring.signals import LEARNED, signal_of
 
 
 def check_signal(signal: str, risk: float, confidence: float, run: bool = False) -> None:
     """Raise ValueError unless a calibration (`run`: of a finished run) can be asked for these."""
-    if signal not in ("best", "score", *SIGNALS):
-        raise ValueError(
-            f"expected signal best, score or one of {', '.join(SIGNALS)}; got {signal!r}"
-        )
+    if signal not in ("best", "score"):
+        signal_of(signal)  # raises for an unknown one
     if run and signal == LEARNED:
         raise ValueError(
             "a finished run has no hidden states to learn from: score its prompts and answers as "
@@ -66,13 +64,13 @@ def fit(
     if signal == LEARNED:
         if unlabelled:
             raise ValueError("a learned score takes no unlabelled rows: name another signal")
-        simple = {kind: columns[kind] for kind in columns if not SIGNALS[kind].masked}
+        simple = {kind: columns[kind] for kind in columns if not signal_of(kind).masked}
         choice = learned_threshold(features(), simple, answers, risk, confidence, largest=largest)
         columns = {**columns, choice.signal: choice.values}
         decider, rule = choice.signal, choice.rule
         about |= {"learned": choice.score, "learning": choice.learning}
     else:
-        unmasked = [name for name in columns if not SIGNALS[name].masked]
+        unmasked = [name for name in columns if not signal_of(name).masked]
         names = (unmasked or list(columns)) if signal == "best" else [signal]
         if missing := set(names) - set(columns):
             raise ValueError(f"expected a signal of {', '.join(columns)}; got {missing.pop()!r}")
@@ -86,11 +84,12 @@ def fit(
         }  # fmt: skip
         decider = max(rules, key=lambda name: rules[name].coverage)
         rule = replace(rules[decider], confidence=confidence, signals=len(names))
+    titled = {signal_of(kind).title: values for kind, values in columns.items()}
     return Calibration(
         signal=decider,
         guarantee=rule,
         n=len(answers),
-        signals=rank_signals({TITLES[kind]: values for kind, values in columns.items()}, answers),
+        signals=rank_signals(titled, answers),
         errors=int(answers.wrong.sum()),
         **about,
     )

@@ -19,11 +19,12 @@ from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.decisions.calibration import Calibration
 from lm_polygraph_asmi.decisions.decision import EMPTY, Decision
 from lm_polygraph_asmi.decisions.labels import (
-    answer_digest,
     check_once,
     clusters_of,
+    digest_of_texts,
     is_wrong,
     naming,
+    question_of,
 )
 from lm_polygraph_asmi.decisions.risk_control import BETS, RiskThreshold, least_wins
 from lm_polygraph_asmi.inputs import LABELS
@@ -80,7 +81,10 @@ class RiskGate:
         if self.outcome == "inconclusive" and self.accepted < self.least_holds:
             least = f" At least {self.least_holds} accepted answers are needed for holds."
         if self.left_out:
-            least += f" Left out, as clusters are larger than in the calibration: {self.left_out}."
+            least += (
+                f" A cluster has more answers than the guarantee allows, so it is void for them: "
+                f"{self.left_out} are left out."
+            )
         return (
             f"{self.outcome}: {found} (guarantee: {self.guarantee.promise}).{least} Accepted: "
             f"{(self.accepted + self.unlabelled) / (self.answers + self.unlabelled):.0%} of these "
@@ -178,7 +182,7 @@ def gate(
     or an answer seen twice, or by the calibration.
     """
     right_from = calibration.right_from if right_from is None else right_from
-    calibrated, known = set(calibration.answer_digests), dict[str, int]()
+    calibrated, known = set(calibration.question_digests), dict[str, int]()
     wrong, accepted, counted, unlabelled = [], [], [], 0
     for row in rows:
         with naming(row):
@@ -193,10 +197,12 @@ def gate(
             if accepts and all(row.content.get(name) is None for name in LABELS):
                 unlabelled += 1
                 continue
-            digest = answer_digest(row.content["prompt"], row.content["answer"])
-            if digest in calibrated:
-                raise ValueError('"answer": the calibration has seen it; label new answers')
-            check_once(known, row, digest)
+            question = question_of(row.content)
+            if digest_of_texts(question) in calibrated:
+                raise ValueError('"prompt": a question of the calibration: label new ones')
+            answer = row.content["answer"]
+            tokens = tuple(answer) if isinstance(answer, list) else answer
+            check_once(known, row, digest_of_texts(question, tokens))
             counted.append(row)
             accepted.append(accepts)
             wrong.append(accepts and is_wrong(row.content, right_from))

@@ -116,7 +116,7 @@ def clusters_of(rows: Sequence[Row]) -> list[str]:
 
     Rows with the same prompt share one in any case. ValueError: a `cluster` in some rows only.
     """
-    prompts = [row.content["prompt"] for row in rows]
+    prompts = [question_of(row.content) for row in rows]
     missing = [row.number for row in rows if row.content.get("cluster") is None]
     if len(missing) == len(rows):
         contexts = [text_of(row.content.get("context")) for row in rows]
@@ -153,8 +153,14 @@ def joined(clusters: Sequence[str], prompts: Sequence[Any]) -> list[str]:
     return list(map(last, clusters))
 
 
-def answer_digest(prompt: Any, answer: Any) -> str:
-    """Hash of a prompt and an answer, text or token ids, to know it again; see `same_text`."""
-    compared = same_text(answer) if isinstance(answer, str) else list(answer)
-    text = to_json([same_text(text_of(prompt)), compared], str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def question_of(content: Mapping[str, Any]) -> Any:
+    """The prompt of a row, or its `id` in a table of another score; ValueError: neither."""
+    if content.get("prompt"):
+        return content["prompt"]
+    return f"id {identity_of('id', content.get('id'))}"
+
+
+def digest_of_texts(*texts: Any) -> str:
+    """Hash of a question, and maybe its answer, text or token ids; see `same_text`."""
+    compared = [list(t) if isinstance(t, tuple) else same_text(text_of(t)) for t in texts]
+    return hashlib.sha256(to_json(compared, str).encode()).hexdigest()[:16]

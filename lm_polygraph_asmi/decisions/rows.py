@@ -8,22 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lm_polygraph_asmi.analysis.clusters import RESAMPLES
+from lm_polygraph_asmi.analysis.clusters import RESAMPLES, cluster_codes
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.decisions.calibration import MACHINE, Calibration, config_of
 from lm_polygraph_asmi.decisions.fit import check_signal, fit
 from lm_polygraph_asmi.decisions.labels import (
-    answer_digest,
     clusters_of,
+    digest_of_texts,
     labels_of,
     naming,
+    question_of,
     with_labels,
 )
+from lm_polygraph_asmi.decisions.risk_control import ordered_threshold
 from lm_polygraph_asmi.files import parse_json, to_json
 from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
 from lm_polygraph_asmi.scoring.provenance import NAMES, names_that_count
-from lm_polygraph_asmi.scoring.sheet import is_sheet
+from lm_polygraph_asmi.scoring.sheet import is_sheet, order_of
+from lm_polygraph_asmi.scoring.signals import column_of
 from lm_polygraph_asmi.tables import LINES, Row, read_table
 from lm_polygraph_asmi.validation import check_at_least_one, describe_fields
 
@@ -39,7 +42,8 @@ def calibrate_rows(
     risk: float,
     confidence: float = 0.95,
     *,
-    signal: str = "best",
+    signal: str | None = None,
+    largest: int | None = None,
     right_from: float | None = None,
     labels: str | Path | None = None,
     unlabelled: Rows = (),
@@ -52,8 +56,11 @@ def calibrate_rows(
         rows: a file that `score_file` wrote, or its rows, whose model and settings are taken.
             Those without a label, `correct` or `quality`, and empty answers are left out.
         risk: largest error rate among accepted answers, in (0, 1); see `risk_threshold`.
-        signal: a key of `SIGNALS`; "score": that of the method; "best": by AUROC on a fifth of the
-            clusters, which then do not test; "learned": a score learned on half of them.
+        signal: a key of `SIGNALS`; "score": that of the method; "column:NAME" or "column:-NAME":
+            any score in the rows; "best": of MSP, perplexity and entropy, each at a third of the
+            level; "learned": a score learned on half of the clusters. None: that by which the sheet
+            `labels` is sorted, else "best".
+        largest: most answers of a cluster that later ones may have; None: the most here.
         right_from: lowest quality of a right answer; None: 0.5, and the quality is in [0, 1].
         labels: the sheet of these rows, with labels.
         unlabelled: scored rows like later ones; their signals are the thresholds to test.
@@ -64,14 +71,26 @@ def calibrate_rows(
         >>> run.n, run.errors, run.guarantee.threshold  # far too few for a guarantee
         (8, 4, None)
     """
+    order = None if labels is None else order_of(labels)
+    signal = signal or order or "best"
     check_signal(signal, risk, confidence)
     check_at_least_one("resamples", resamples)
-    every, others = scored_rows(rows), scored_rows(unlabelled)
-    if not any(row.content.get("digest") for row in every):
-        saved_answers(every[:1])  # raises: score them first
-    every = with_labels(every, [] if labels is None else [labels])
-    labelled = labels_of(every, right_from)
-    saved = saved_answers([row for row, _ in labelled])
+    every = scored_rows(rows, signal)
+    named = with_labels(every, [] if labels is None else [labels])
+    about = {
+        "name": Path(rows).name if isinstance(rows, str | Path) else "labelled answers",
+        "label_source": "their labels",
+        "right_from": right_from,
+    }
+    if order is not None:
+        if signal != order:
+            raise ValueError(
+                f"{labels} is sorted by {order}, from the surest on, so {order} is tested, not "
+                f"{signal!r}: best and learned need labels of random rows"
+            )
+        return _calibrated_in_order(named, signal, risk, confidence, largest, about)
+    labelled = labels_of(named, right_from)
+    saved = answers_of([row for row, _ in labelled], signal)
     known = [(*label, one) for label, one in zip(labelled, saved, strict=True) if one.answered]
     if not known:
         raise ValueError("expected answers, got only empty or blank ones")
@@ -81,40 +100,96 @@ def calibrate_rows(
         "without a label": len(every) - len(labelled),
         "empty": len(labelled) - len(inputs),
     }
-    shared = _shared_settings(answers)
     return fit(
         {name: np.array([one.signals[name] for one in answers]) for name in answers[0].signals},
         Labelled(wrong, clusters_of(inputs), None if None in quality else quality, resamples),
         risk=risk,
         confidence=confidence,
-        signal=shared["method"] if signal == "score" else signal,
+        signal=answers[0].settings["method"] if signal == "score" else signal,
         features=lambda: _features(inputs, answers, scorer),
-        unlabelled=_spare(inputs[0], others),
-        name=Path(rows).name if isinstance(rows, str | Path) else "labelled answers",
-        label_source="their labels",
+        unlabelled=_spare(inputs, scored_rows(unlabelled, signal), signal),
+        largest=largest,
         left_out=", ".join(f"{number} {kind}" for kind, number in left_out.items() if number),
-        right_from=right_from,
-        model=answers[0].model,
-        settings=shared,
-        prompt_tokens=sorted(float(one.prompt_tokens) for one in answers),
-        answer_digests=digests_of(
-            [one.prompt for one in answers], [one.scored_text[: one.content_end] for one in answers]
-        ),
+        **about,
+        **_described(inputs, answers),
     )
 
 
-def scored_rows(rows: Rows) -> list[Row]:
-    """Rows that `score_file` wrote, of a file or as they are; ValueError: a sheet, or a CSV."""
+def _calibrated_in_order(
+    rows: Sequence[Row],
+    signal: str,
+    risk: float,
+    confidence: float,
+    largest: int | None,
+    about: Mapping[str, Any],
+) -> Calibration:
+    """What labels from the surest answer on give so far, and what to label next."""
+    from lm_polygraph_asmi.decisions.ordered import surest_first
+
+    scored = [row for row in rows if column_of(signal)[0] or row.content.get("digest")]
+    kept, values = surest_first(scored, signal, largest)
+    known = {row.number: wrong for row, wrong in labels_of(rows, about["right_from"])}
+    labels = [known.get(scored[at].number) for at in kept]
+    codes = cluster_codes(clusters_of(scored))
+    most = largest or int(np.bincount(codes).max())
+    given = np.array([np.nan if label is None else label for label in labels], float)
+    rule, to_label = ordered_threshold(values, given, risk, confidence, most)
+    following = "No further label helps: the sequence of tests has ended."
+    if len(to_label):
+        following = (
+            f"Next test: label {len(to_label)} more, the rows of rank {to_label[0] + 1} to "
+            f"{to_label[-1] + 1} without a label."
+        )
+    inputs = [scored[at] for at in kept]
+    return Calibration(
+        signal=signal,
+        guarantee=rule,
+        n=sum(label is not None for label in labels),
+        errors=sum(map(bool, labels)),
+        signals={},
+        following=following,
+        **about,
+        **_described(inputs, answers_of(inputs, signal)),
+    )
+
+
+def _described(rows: Sequence[Row], answers: Sequence[UnmaskedAnswer]) -> dict[str, Any]:
+    """Of what a calibration was made, in its fields."""
+    lengths = [answer.prompt_tokens for answer in answers]
+    return {
+        "model": answers[0].model,
+        "settings": _shared_settings(answers),
+        "prompt_tokens": sorted(map(float, lengths)) if all(lengths) else [],
+        "question_digests": digests_of([question_of(row.content) for row in rows]),
+    }
+
+
+def answers_of(rows: Sequence[Row], signal: str) -> list[UnmaskedAnswer]:
+    """Answers with the signal: a column of any table, else as of `saved_answers`."""
+    from lm_polygraph_asmi.decisions.columns import column_answers
+
+    return column_answers(rows, signal) if column_of(signal)[0] else saved_answers(rows)
+
+
+def scored_rows(rows: Rows, signal: str = "") -> list[Row]:
+    """Scored rows of a file, or as they are; ValueError: a sheet, a CSV, or rows without scores.
+
+    Of a signal that is a column, any table with it.
+    """
+    column, _ = column_of(signal)
     if isinstance(rows, str | Path):
-        if Path(rows).suffix.lower() not in (*LINES, ".parquet"):
+        if not column and Path(rows).suffix.lower() not in (*LINES, ".parquet"):
             raise ValueError(
                 f"{rows}: expected the scored answers, a file .jsonl or .parquet: run {SCORE}. If "
                 "it is the sheet with labels, name it with --labels"
             )
-        return list(read_table(rows))
-    found = [r if isinstance(r, Row) else Row(n, dict(r)) for n, r in enumerate(rows, start=1)]
+        found = list(read_table(rows, [column] if column else ()))
+    else:
+        found = [r if isinstance(r, Row) else Row(n, dict(r)) for n, r in enumerate(rows, start=1)]
     if any(is_sheet(row.content) for row in found[:1]):
         raise ValueError("expected the scored answers, got a sheet: name it with --labels")
+    if not column and found and not any(row.content.get("digest") for row in found):
+        saved_answers(found[:1])  # raises: score them first
     return found
 
 
@@ -164,12 +239,20 @@ def _made_with(answer: UnmaskedAnswer) -> dict[str, Any]:
     return {name: value for name, value in shared.items() if name != "num_samples"}
 
 
-def _spare(first: Row, others: Sequence[Row]) -> dict[str, np.ndarray] | None:
-    """Signals of unlabelled rows that were scored as the first labelled one; None for no row."""
+def _spare(
+    labelled: Sequence[Row], others: Sequence[Row], signal: str
+) -> dict[str, np.ndarray] | None:
+    """Signals of unlabelled rows that were scored as the labelled ones; None for no row."""
     try:
-        answers = saved_answers([first, *others])[1:]
+        answers = answers_of([labelled[0], *others], signal)[1:]
     except ValueError as error:
         raise ValueError(f"unlabelled {error}") from error
+    known = set(digests_of([question_of(row.content) for row in labelled]))
+    if known.intersection(digests_of([question_of(row.content) for row in others])):
+        raise ValueError(
+            "the unlabelled rows have questions of the labelled ones: their scores must be of "
+            "other questions"
+        )
     signals = [answer.signals for answer in answers if answer.answered]
     return {n: np.array([each[n] for each in signals]) for n in signals[0]} if signals else None
 
@@ -209,9 +292,9 @@ def _features(
     return {name: np.vstack([features[name] for features in tables]) for name in tables[0]}
 
 
-def digests_of(prompts: Sequence[Any], answers: Sequence[str]) -> list[str]:
-    """Sorted `answer_digest` of answers as texts without their ends."""
-    return sorted(answer_digest(*pair) for pair in zip(prompts, answers, strict=True))
+def digests_of(questions: Sequence[Any]) -> list[str]:
+    """Sorted hashes of questions."""
+    return sorted(map(digest_of_texts, questions))
 
 
 def _shared_settings(answers: Sequence[UnmaskedAnswer]) -> dict[str, Any]:

@@ -61,8 +61,8 @@ def calibrate_run(
         answered = np.flatnonzero([bool(text.strip()) for text in texts])
     if prompts:
         answers = Labelled(group.wrong, joined(group.clusters, prompts), group.quality)
-    if texts and prompts:
-        digests = digests_of([prompts[i] for i in answered], [texts[i] for i in answered])
+    if prompts:
+        digests = digests_of([prompts[i] for i in answered])
     closes, ids = group.saved("asmi_closing"), group.saved("greedy_tokens")
     if config.closing_token and closes and ids:
         ends = {
@@ -85,7 +85,7 @@ def calibrate_run(
         model=str(model["path"]),
         settings=shared,
         prompt_tokens=sorted(float(lengths[row]) for row in answered) if lengths else [],
-        answer_digests=digests,
+        question_digests=digests,
     )
 
 

@@ -25,6 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lm_polygraph_asmi.analysis.clusters import cluster_key, text_clusters
 from lm_polygraph_asmi.host.configs import container
+from lm_polygraph_asmi.inputs import chat_as_text
 from lm_polygraph_asmi.runs.squad import DEMO_DATA, Question, prompt_of, questions_of, read_squad
 from lm_polygraph_asmi.tables import LINES, TABLES, read_table
 from lm_polygraph_asmi.validation import (
@@ -130,6 +131,8 @@ def problem_of(row: DataRow, multiref: bool | None = False) -> str | None:
             return f"its {name} is empty"
         if half := lone_surrogate(text):
             return f"its {name} has {half}"
+        if chat_as_text(text):
+            return f"its {name} is a chat written as text, {text[:40]!r}: write what it says"
         if name == "answer" and WRITTEN_LIST.fullmatch(text.strip()):
             return (
                 f"its answer {text!r:.40} is a list written as a text: write a text, or in JSON "

@@ -95,13 +95,13 @@ def score_file(
     if sheet is not None:
         check_new(sheet, "it may have labels: name another file, or remove it")
     own: Any = getattr(scorer, "scorer", scorer)  # of a `Decider`
-    names, known, failed = fields_of(scorer._result), known_fingerprints(own), 0
+    names, failed = fields_of(scorer._result), 0
     with locked(out):
         file = Output(Path(out))
         done = _kept(file, name, rows, scorer)
         for row, outcome in score_rows(scorer, (row for row in rows if row.number not in done)):
             failed += outcome.result is None
-            file.add(record_of(row, outcome, names, known))
+            file.add(record_of(row, outcome, names, known_fingerprints(own)))
             if seen is not None:
                 seen(row, outcome)
         if sheet is not None:

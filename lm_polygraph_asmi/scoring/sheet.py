@@ -19,6 +19,8 @@ from lm_polygraph_asmi.tables import read_table
 COLUMNS = ("key", "prompt", "answer", "correct")
 READ = (*LABELS, "cluster")
 """Columns that are read of a sheet, beside the key."""
+RANK = "rank by "
+"""Beginning of the name of a column that numbers answers, the surest first, by a signal."""
 LONGEST = 30_000
 """Characters of a cell: a spreadsheet has room for 32,767, and breaks a longer cell in two."""
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -38,10 +40,11 @@ def is_sheet(content: Mapping[str, Any]) -> bool:
     return {*COLUMNS} <= content.keys() and re.fullmatch("[a-p]{16}", str(key)) is not None
 
 
-def write_sheet(records: Iterable[Mapping[str, Any]], path: str | Path) -> None:
+def write_sheet(records: Iterable[Mapping[str, Any]], path: str | Path, rank: str = "") -> None:
     """Write a sheet of rows that `score_file` wrote; those without a result are left out.
 
-    Raises ValueError: the file exists, since it may have labels.
+    `rank`: name of a column that numbers the rows. Raises ValueError: the file exists, since it may
+    have labels.
     """
     scored = (record for record in records if record.get("digest"))
     first = next(scored, None)
@@ -49,16 +52,25 @@ def write_sheet(records: Iterable[Mapping[str, Any]], path: str | Path) -> None:
     decided = ["accept"] if "accept" in (first or {}) else []
     with writing(path) as partial, partial.open("w", encoding="utf-8-sig", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
-        rows.writerow([*COLUMNS, *decided, *signals])
-        for record in chain([] if first is None else [first], scored):
+        ranked = [rank] if rank else []
+        rows.writerow([*COLUMNS, *ranked, *decided, *signals])
+        for number, record in enumerate(chain([] if first is None else [first], scored), start=1):
             answer = record["answer"]
             if not isinstance(answer, str):  # token ids
                 answer = record.get("scored_text") or record.get("text")
             shown = [_shown(record["prompt"]), _shown(answer)]
             values = [record["signals"].get(name) for name in signals]
             label = record.get("correct")
-            more = [record["accept"]] if decided else []
+            more = [number] * len(ranked) + [record["accept"]] * len(decided)
             rows.writerow([key_of(record), *shown, label, *more, *values])
+
+
+def sampled(records: Iterable[Mapping[str, Any]], size: int) -> list[Mapping[str, Any]]:
+    """A random sample of the accepted rows, by their keys: the same each time."""
+    accepted = [record for record in records if record.get("digest") and record.get("accept")]
+    return sorted(accepted, key=lambda record: hashlib.sha256(key_of(record).encode()).digest())[
+        :size
+    ]
 
 
 def _shown(content: Any) -> str:
@@ -95,6 +107,12 @@ def read_sheet(path: str | Path, keys: Collection[str]) -> Iterator[tuple[str, d
             raise ValueError(f"{place}: the key is that of row {first}, too: keep one of them")
         if labels := {name: row.content[name] for name in READ if row.content.get(name)}:
             yield key, labels
+
+
+def order_of(sheet: str | Path) -> str | None:
+    """The signal by which a sheet was sorted, the surest answer first; None: it was not."""
+    names = next((row.content for row in read_table(sheet, ("key",), strict_text=False)), {})
+    return next((name.removeprefix(RANK) for name in names if name.startswith(RANK)), None)
 
 
 def _check_columns(path: str | Path, names: Iterable[str]) -> None:

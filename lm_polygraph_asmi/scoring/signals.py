@@ -43,6 +43,26 @@ SIGNALS = {
 TITLES = {name: signal.title for name, signal in SIGNALS.items()}
 
 
+COLUMN = "column:"
+"""Beginning of the name of a signal that is a column of a table, of any other score."""
+
+
+def column_of(signal: str) -> tuple[str, int]:
+    """Column of a signal "column:NAME", and -1 for "column:-NAME", a confidence; else no name."""
+    name = signal.removeprefix(COLUMN) if signal.startswith(COLUMN) else ""
+    return (name[1:], -1) if name.startswith("-") else (name, 1)
+
+
+def signal_of(name: str) -> Signal:
+    """The signal of this name, or of a column; ValueError: neither."""
+    column, sign = column_of(name)
+    if column:
+        return Signal(f"minus {column}" if sign < 0 else column, masked=False)
+    if name not in SIGNALS:
+        raise ValueError(f"expected a signal of {', '.join(SIGNALS)}, or column:NAME; got {name!r}")
+    return SIGNALS[name]
+
+
 def unmasked_signals(
     log_likelihood: Sequence[float] | Float[np.ndarray, " T"],
     entropy: Sequence[float] | Float[np.ndarray, " T"],

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lm_polygraph_asmi.analysis import Labelled
-from lm_polygraph_asmi.decisions.labels import answer_digest, clusters_of, is_wrong, labels_of
+from lm_polygraph_asmi.decisions.labels import digest_of_texts, clusters_of, is_wrong, labels_of
 from tests.decisions.conftest import WORDS, numbered
 
 FIRST = {"id": 1, "correct": True, "cluster": "a"}
@@ -108,5 +108,5 @@ def test_a_question_labelled_twice_is_one_cluster(first, second):
     assert found[4] not in found[:4]
     unnamed = clusters_of(numbered(*({"prompt": p} for p in (first, second, "When?"))))
     assert unnamed[0] == unnamed[1] != unnamed[2]
-    assert answer_digest(first, " Holm") == answer_digest(second, "Holm\n")
-    assert answer_digest(first, "Holm") != answer_digest(first, "Rell")
+    assert digest_of_texts(first, " Holm") == digest_of_texts(second, "Holm\n")
+    assert digest_of_texts(first, "Holm") != digest_of_texts(first, "Rell")

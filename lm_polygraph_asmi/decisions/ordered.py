@@ -1,0 +1,44 @@
+"""Answers that are labelled from the surest on: the sheet, and the calibration on it so far."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from lm_polygraph_asmi.analysis.clusters import cluster_codes
+from lm_polygraph_asmi.decisions.labels import clusters_of
+from lm_polygraph_asmi.decisions.risk_control import thinned_rows
+from lm_polygraph_asmi.decisions.rows import answers_of, scored_rows
+from lm_polygraph_asmi.scoring.sheet import RANK, write_sheet
+from lm_polygraph_asmi.scoring.signals import signal_of
+from lm_polygraph_asmi.tables import Row
+
+
+def write_ordered_sheet(
+    scores: str | Path, sheet: str | Path, signal: str, largest: int | None = None
+) -> int:
+    """Write a sheet of scored answers, the surest first, one a cluster; returns how many.
+
+    Args:
+        scores: a file that `score_file` wrote.
+        sheet: a new CSV; people label from its top, and may stop at any row.
+        signal: by which answers are sorted, and later accepted; not "best" or "learned".
+        largest: most answers of a later cluster, as for `calibrate_rows`.
+    """
+    signal_of(signal)
+    rows = [row for row in scored_rows(scores) if row.content.get("digest")]
+    kept, values = surest_first(rows, signal, largest)
+    write_sheet((rows[at].content for at in kept), sheet, f"{RANK}{signal}")
+    return len(values)
+
+
+def surest_first(
+    rows: Sequence[Row], signal: str, largest: int | None
+) -> tuple[list[int], np.ndarray]:
+    """Places of the rows with an answer, one a cluster, the surest first, and their signal (N,)."""
+    answers = answers_of(rows, signal)
+    known = [at for at, answer in enumerate(answers) if answer.answered]
+    alone = thinned_rows(cluster_codes(clusters_of([rows[at] for at in known])), largest)
+    values = np.array([answers[known[place]].signals[signal] for place in alone])
+    order = np.argsort(values, kind="stable")
+    return [known[alone[place]] for place in order], values[order]

@@ -103,9 +103,9 @@ def calibrate(
 
                 asked |= {"labels": labels, "unlabelled": unlabelled or ()}
                 result = calibrate_rows(str(rows), **asked)
-        result.save(out)
         if html:
             write_whole(html, page_of(result))
+        result.save(out)
     except TypeError as error:  # others end every command
         raise click.ClickException(str(error)) from error
     click.echo(f"{result}\nCalibration: {out}" + (f"\nPage: {html}" if html else ""))

@@ -6,6 +6,8 @@ of the test, is at most the risk: so the chart shows the tests themselves.
 
 import math
 from bisect import bisect_left
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -30,39 +32,37 @@ class Bound(NamedTuple):
     level: float  # of the test
 
 
-def bounds_of(calibration: Calibration) -> list[Bound]:
-    """The tests that were made, in order: of each sequence up to the first that does not pass."""
-    rule, sample = calibration.guarantee, _sample(calibration)
-    ordered, found = rule.labels is not None, list[Bound]()
+def bounds_of(calibration: Calibration) -> tuple[list[Bound], int]:
+    """The tests, of each sequence up to the first that does not pass; by how many answers.
+
+    An answer without a label counts as wrong.
+    """
+    rule, sample, found = calibration.guarantee, _sample(calibration), list[Bound]()
     tests = tests_of(
         sample.values, sample.wrong, cluster_codes(sample.clusters), rule.risk,
         1 - (1 - rule.confidence) / rule.signals, rule.share, sample.unlabelled,
-        1 if ordered else rule.largest or 1,
+        rule.largest if rule.largest and rule.labels is None else 1,
     )  # fmt: skip
     score, wrong, codes = tests.rows
     for grid, level in tests.grids:
         for limit in grid:
-
-            def passes(risk: float, errors: np.ndarray, limit=limit, level=level) -> bool:  # type: ignore[no-untyped-def]
-                return p_value(score <= limit, errors, codes, risk, tests.largest) <= level
-
-            outcome = next(
-                (
-                    n
-                    for n, e in (("passed", wrong != 0), ("open", wrong == 1))
-                    if passes(rule.risk, e)
-                ),
-                "failed",
+            now, at_best = (
+                partial(p_value, score <= limit, errors, codes, largest=tests.largest)
+                for errors in (wrong != 0, wrong == 1)
             )
-            bound = 1 + bisect_left(
-                range(1, SCALE), True, key=lambda r: passes(r / SCALE, wrong != 0)
-            )
-            found.append(
-                Bound(float((sample.values <= limit).mean()), bound / SCALE, outcome, level)
-            )
+            outcome = "passed" if now(rule.risk) <= level else "failed"
+            if outcome == "failed" and at_best(rule.risk) <= level:
+                outcome = "open"
+            share = float((sample.values <= limit).mean())
+            found.append(Bound(share, _least_risk(now, level), outcome, level))
             if outcome != "passed":
                 break
-    return found
+    return found, len(score)
+
+
+def _least_risk(p_value_of: Callable[[float], float], level: float) -> float:
+    """The least risk that a test shows: the p-value falls as the risk rises, with bets too."""
+    return bisect_left(range(SCALE), True, key=lambda r: p_value_of(r / SCALE) <= level) / SCALE
 
 
 def error_rates(sample: Sample) -> tuple[np.ndarray, np.ndarray]:
@@ -81,7 +81,7 @@ def error_rates(sample: Sample) -> tuple[np.ndarray, np.ndarray]:
 def page_of(calibration: Calibration) -> str:
     """A self-contained HTML page of a calibration that was just made; ValueError: it was loaded."""
     rule, sample = calibration.guarantee, _sample(calibration)
-    (shares, rates), bounds = error_rates(sample), bounds_of(calibration)
+    (shares, rates), (bounds, tested) = error_rates(sample), bounds_of(calibration)
     order, n = np.argsort(sample.values, kind="stable"), len(sample.values)
     made = [one.bound for one in bounds if one.outcome != "open"]
     # The first rates, of few answers, jump: they do not set the height.
@@ -95,6 +95,8 @@ def page_of(calibration: Calibration) -> str:
         lines=list(calibration.promise()),
         unit=unit_of(calibration.signal).strip(),
         bounds=bounds,
+        outcomes={one.outcome for one in bounds},
+        tested=tested,
         levels=sorted({f"{100 * (1 - one.level):.3g}%" for one in bounds}),
         top=step * math.ceil(reach / step - 1e-9),
         step=step,

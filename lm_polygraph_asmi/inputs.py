@@ -45,7 +45,7 @@ _SPEAKER = (
 )
 """Who says something, as a field of a message or a part."""
 _PAIR = r"[\"'](?:system|developer|user|human|assistant|ai|placeholder)[\"']\s*,"
-_OPEN = r"[\\\"'\s]*(?:-\s+|[A-Za-z_.]*[\[{(])[\[{(\s\\\"']*"
+_OPEN = r"[\\\"'\s]*(?:(?:\w+:\s*)?-\s+|[A-Za-z_.]*[\[{(])[\[{(\s\\\"']*"
 _BEGINS = re.compile(rf"(?i){_OPEN}(?:{_SPEAKER}|{_PAIR})|\s*(?:role|from)\s*:\s*\w+\s*\n\s*\w+:")
 _OPENS = re.compile(_OPEN)
 _SAYS = re.compile(rf"(?i){_SPEAKER}")
@@ -189,7 +189,6 @@ def parse_row(row: Any) -> dict[str, Any]:
         prompt = given["messages"]
         if isinstance(prompt, str):
             raise ValueError(f'"messages": expected a list of messages, got a text: {prompt!r:.60}')
-    last = prompt[-1] if isinstance(prompt, list | tuple) and prompt else None
     if "answer" not in given:
         for name in given:
             if str(name).lower() in ANSWERS:
@@ -197,9 +196,8 @@ def parse_row(row: Any) -> dict[str, Any]:
                     f'no field "answer", but {name!r}: rename it "answer" if it is the answer to '
                     "score; else rename it otherwise, and the model's own answer is scored"
                 )
-        answered = isinstance(last, Mapping) and last.get("role") == "assistant"
         labels = [name for name in LABELS if name in given]
-        if labels and not answered:
+        if labels and parse_request(prompt).answer is None:  # its own errors come first
             raise ValueError(
                 f'"{labels[0]}" is the label of an answer, but the row has no "answer": add the '
                 "answer that was labelled, or leave the label out"
@@ -338,7 +336,7 @@ def _message(message: Mapping[str, Any], number: int, notes: list[str]) -> dict[
             )
     if "content" not in given and not given.keys() & {"tool_calls", *REASONING}:
         raise ValueError(f"message {number}: expected a text as content, got none")
-    return {"content": "", **given}
+    return {**given, "content": given.get("content", "")}
 
 
 def _filled(fields: Mapping[str, Any]) -> dict[str, Any]:

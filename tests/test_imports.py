@@ -38,7 +38,9 @@ HEAVY = (
 )  # fmt: skip
 LOOSE = {
     f"{name}.py"
-    for name in ("__init__", "algorithm", "config", "files", "lazy", "options", "validation")
+    for name in (
+        "__init__", "algorithm", "config", "files", "inputs", "lazy", "options", "tables", "validation",
+    )  # fmt: skip
 }
 ENTRANCES = {"commands/__init__.py", "report/items/__init__.py"}
 """Where the core finds heads: their commands, and what they add to the report."""

@@ -1,6 +1,5 @@
 """The scripts that measure, on models and data small enough for a test."""
 
-import json
 import os
 import subprocess
 import sys
@@ -9,7 +8,6 @@ from pathlib import Path
 import bench_suffix
 import build_babi
 import click
-import golden
 import pytest
 import torch
 from click.testing import CliRunner
@@ -59,32 +57,6 @@ def test_build_babi(tmp_path):
     assert rows["input"][1] == babi_prompt(moves, "Where is John?")
     assert "Mary went" not in rows["input"][2]
     assert rows["facts"] == [1, 2, 1]
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "said"),
-    [
-        ({"a": [1.0, 2.0], "gone": 2, "old": 3}, {"a": [1.0, 2.0], "new": 3, "b": 4}, None),
-        ({"a": float("nan")}, {"a": float("nan")}, None),
-        ({"a": {"seconds": 1}}, {"a": {"seconds": 2}}, None),
-        ({"a": 1.0}, {"a": 1.0 + 1e-13}, None),  # a tolerance of 1e-12
-        ({"a": [1.0, 2.0]}, {"a": [1.0]}, "missing: 1"),
-        ({"old": 1.0}, {"old": 1.0}, "missing: 1"),
-        ({"a": 1.0}, {"a": 1.0 + 1e-9}, "differ: 1"),
-        ({"a": 1.0}, {"a": float("nan")}, "differ: 1"),
-    ],
-)
-def test_golden_values_are_compared(tmp_path, monkeypatch, before, after, said):
-    """What `golden.py compare` says of these values before and after, and its exit status."""
-    monkeypatch.setattr(golden, "RENAMED", {"/old$": "/new"})
-    monkeypatch.setattr(golden, "LEFT", ("/gone$",))
-    for name, content in (("before", before), ("after", after)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "statistics.json").write_text(json.dumps(content))
-    arguments = ["compare", f"{tmp_path}/before", f"{tmp_path}/after", "--tolerance", "1e-12"]
-    done = CliRunner().invoke(golden.main, arguments)
-    assert done.exit_code == (said is not None)
-    assert said is None or said in done.output
 
 
 @pytest.mark.slow

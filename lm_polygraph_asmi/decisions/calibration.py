@@ -149,7 +149,7 @@ class Calibration:
         key = ASMIConfig.key_of({"method": ASMIConfig.method} | dict(settings))
         more = [*REVISION, *(n for n in ("layer", "samples") if n in needed)]
         if self.signal == "adapt":  # also of its samples
-            more.append("max_new_tokens")
+            more += ["max_new_tokens", "temperature"]
         known = {n: key[n] for n in key if n in needed and n in settings}
         return known | {name: settings[name] for name in more if name in settings}
 
@@ -298,11 +298,11 @@ class Calibration:
                 f"Accepts: {rule.coverage:.0%} of such answers, those whose {self.title} is at "
                 f"most {rule.threshold:.4g}{unit}.{seen}"
             )
-        tested = f"; {rule.share:.0%} of the clusters made choices, the others test"
+        tested = f"; {rule.tested} clusters test" if rule.tested not in (None, self.n) else ""
         left_out = f" Rows left out: {self.left_out}." if self.left_out else ""
         yield (
             f"Labels: {self.n} answers from {rule.clusters} clusters, {self.errors} wrong by "
-            f"{self.label_source}{tested if rule.share else ''}.{left_out}"
+            f"{self.label_source}{tested}.{left_out}"
         )
         yield f"{accepted} {rule.limits}".rstrip()
         if rule.clusters < FEW_CLUSTERS:

@@ -17,7 +17,8 @@ from lm_polygraph_asmi.decisions.risk_control import RiskThreshold, choosing_row
 from lm_polygraph_asmi.scoring.signals import LEARNED
 
 STRENGTH = 0.01
-"""scikit-learn's C, smaller = more regularised, as fixed in docs/evidence/fresh-plan.md."""
+"""scikit-learn's C, smaller = more regularised, as fixed in docs/evidence/fresh-plan.md. It and
+equal penalties for all features were kept by docs/evidence/learned-plan.md."""
 LEARNING_SHARE = 0.5
 """Share of the clusters that learn and choose the signal; it accepts most in simulations."""
 FEWEST = 10

@@ -138,8 +138,11 @@ def settings_of(group: "RunGroup", method: str) -> dict[str, Any]:
         raise ValueError(f"{group.run.path} has not saved asmi: its masks are unknown")
     recorded = group.run.recorded("config") if group.run.manifest else {}
     # LM-Polygraph makes a user message of each prompt.
-    prompts = prompt_format([] if recorded.get("instruct") else "")
-    return saved | group.methods[method].besides_masks() | prompts
+    shared = prompt_format([] if recorded.get("instruct") else "")
+    sampling = recorded.get("generation_params") or {}
+    if "temperature" in sampling:
+        shared["temperature"] = sampling["temperature"]
+    return saved | group.methods[method].besides_masks() | shared
 
 
 def _signals_of(group: "RunGroup") -> dict[str, np.ndarray]:

@@ -20,6 +20,9 @@ from lm_polygraph_asmi.model import scoring_session
 from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.heads import context_window
 
+TEMPERATURE = 0.5
+"""Of sampled answers, the paper's."""
+
 
 @dataclass
 class Generation:
@@ -39,10 +42,10 @@ class Generation:
         """`count` answers at temperature 0.5; they depend only on prompt and seed."""
         with torch.random.fork_rng(range(torch.cuda.device_count())):
             torch.manual_seed(example_seed(seed, prompt_ids.tolist()))
+            sampling = {"do_sample": True, "temperature": TEMPERATURE, "top_k": 50, "top_p": 1.0}
             return self._generate(
-                prompt_ids, max_new_tokens, do_sample=True, temperature=0.5, top_k=50, top_p=1.0,
-                num_return_sequences=count,
-            )  # fmt: skip
+                prompt_ids, max_new_tokens, num_return_sequences=count, **sampling
+            )
 
     def _ended(self, prompt_length: int) -> StoppingCriteriaList:
         """Criterion of stop strings: those in the answer, as `StopConditions` reads them.

@@ -27,7 +27,7 @@ from lm_polygraph_asmi.model import (
 )
 from lm_polygraph_asmi.scoring.advice import answer_warnings, special_warnings, template_warnings
 from lm_polygraph_asmi.scoring.engine import Engine, diversity_of
-from lm_polygraph_asmi.scoring.generation import Generation
+from lm_polygraph_asmi.scoring.generation import TEMPERATURE, Generation
 from lm_polygraph_asmi.scoring.own_tokenizer import check_tokenizer, found_of, tokenizer_state
 from lm_polygraph_asmi.scoring.result import Score
 from lm_polygraph_asmi.scoring.rows import Outcome, outcomes
@@ -276,7 +276,9 @@ class Scorer:
             settings["template"] = dict(request.template)
         if self.config.method == "adapt":
             settings["samples"] = "generated" if samples is None else "passed"
-            if samples is not None:
+            if samples is None:
+                settings["temperature"] = TEMPERATURE
+            else:
                 settings["num_samples"] = len(samples)
         return settings
 

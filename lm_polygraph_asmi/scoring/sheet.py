@@ -61,7 +61,7 @@ def write_sheet(records: Iterable[Mapping[str, Any]], path: str | Path, rank: st
             shown = [_shown(record["prompt"]), _shown(answer)]
             values = [record["signals"].get(name) for name in signals]
             label = record.get("correct")
-            more = [number] * len(ranked) + [record.get("accept")] * len(decided)
+            more = [number for _ in ranked] + [record[name] for name in decided]
             rows.writerow([key_of(record), *shown, label, *more, *values])
 
 

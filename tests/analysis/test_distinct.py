@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from scipy.stats import chi2
 from statsmodels.discrete.discrete_model import Logit
 from statsmodels.regression.linear_model import OLS
 from statsmodels.tools import add_constant
@@ -49,13 +50,13 @@ def test_fits_are_those_of_statsmodels_per_fold():
         linear = OLS(signal[train], add_constant(controls[train])).fit()
         left[test] = signal[test] - linear.predict(add_constant(controls[test]))
     found = distinct.error_probability(features, wrong, folds)
-    np.testing.assert_allclose(found, chance, atol=1e-3)
+    np.testing.assert_allclose(found, chance, atol=1e-6)
     np.testing.assert_allclose(distinct.residual(signal, controls, folds), left, atol=1e-10)
     tiny = distinct.residual(1e-9 * signal, controls, folds)  # no scale is taken for 0
     np.testing.assert_allclose(tiny, 1e-9 * left, atol=1e-19)
     # The model is not penalised: entropy may come in nats or in bits, MSP in hundreds.
     scaled = distinct.error_probability(features * [1e4, 1e-4, 1] + [1e5, 0, 0], wrong, folds)
-    np.testing.assert_allclose(scaled, chance, atol=2e-3)
+    np.testing.assert_allclose(scaled, chance, atol=1e-6)
 
 
 @pytest.mark.parametrize(("weights", "offset"), [((0, 1), 0), ((2, -1), 3), ((1e-6, 1e-6), 0)])
@@ -78,11 +79,37 @@ def test_a_planted_independent_signal_is_detected():
     assert found.errors == wrong.sum()
     full = Logit(wrong, add_constant(np.column_stack([controls, signal]))).fit(disp=0)
     base = Logit(wrong, add_constant(controls)).fit(disp=0)
-    assert found.likelihood_ratio == pytest.approx(2 * (full.llf - base.llf), abs=1e-3)
+    assert found.likelihood_ratio == pytest.approx(2 * (full.llf - base.llf), abs=1e-6)
     weak = answers(5, 0.3)[0]
     alone = Logit(wrong, add_constant(weak[:, None])).fit(disp=0)
     tested = distinct.likelihood_ratio_test(np.zeros((150, 1)), weak, wrong)
-    assert tested == pytest.approx((alone.llr, alone.llr_pvalue), rel=0.01)
+    assert tested == pytest.approx((alone.llr, alone.llr_pvalue), rel=1e-6)
+
+
+@pytest.mark.parametrize("mean_mi", [1e-1, 9e-4, 1e-6])
+@pytest.mark.parametrize("seed", range(8))
+def test_entropies_that_differ_by_a_small_mi_are_both_fitted(seed, mean_mi):
+    """H(p-bar) and mean H(p) correlate by .9999 or more; statsmodels gets their difference."""
+    rng = np.random.default_rng(seed)
+    entropy, mi, agreement = rng.gamma(2, 0.4, 300), rng.exponential(size=300), rng.random(300)
+    wrong = rng.random(300) < 1 / (1 + np.exp(1 - entropy - mi * rng.choice([0, 0.5])))
+    plain = add_constant(np.column_stack([entropy, mi]))
+    tables = plain, np.column_stack([plain, mi * (1 - agreement)])
+    ratio = 2 * -np.subtract(*(Logit(wrong, table).fit(disp=0).llf for table in tables))
+    controls = np.column_stack([entropy + mean_mi * mi, entropy])
+    found = distinct.likelihood_ratio_test(controls, mean_mi * mi * (1 - agreement), wrong)
+    assert found == pytest.approx((ratio, chi2.sf(ratio, 1)), abs=1e-6)
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+def test_answers_that_controls_separate_have_a_finite_fit(columns):
+    wrong = np.arange(60) > 40
+    controls = np.column_stack([np.arange(60.0) ** power for power in range(1, columns + 1)])
+    noise = np.random.default_rng(0).normal(size=60)
+    assert distinct.likelihood_ratio_test(controls, noise, wrong) == pytest.approx((0, 1), abs=1e-4)
+    alone = -2 * Logit(wrong, add_constant(noise)).fit(disp=0).llf  # then nothing is left
+    ratio, _ = distinct.likelihood_ratio_test(noise[:, None], controls[:, 0], wrong)
+    assert ratio == pytest.approx(alone, abs=1e-6)
 
 
 @pytest.mark.slow

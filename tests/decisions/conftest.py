@@ -44,6 +44,8 @@ def numbered(*contents):
 
 def run(*arguments):
     found = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    if not isinstance(found.exception, SystemExit | None):
+        raise found.exception
     return found.exit_code, " ".join(found.output.split())
 
 

@@ -71,7 +71,8 @@ def test_accept(calibration, score):
         assert one.accept is True
         assert one.reason == (
             f"Accept: {TITLES[signal]} {value:.4g} nats is at most {value:.4g}. Risk guarantee: "
-            "with 80% confidence, at most 40% of accepted answers are wrong."
+            "with 80% confidence, at most 40% of accepted answers are wrong, if no cluster has "
+            "more than 2 answers."
         )
         assert (one.signal, one.value, one.threshold) == (signal, value, value)
         other = limited(calibration, np.nextafter(value, -1), signal).decide(score)
@@ -129,15 +130,16 @@ def test_another_model_and_unknown_weights(calibration, score):
 def test_what_counts_in_three_lines(calibration):
     decided = replace(limited(calibration, 0.25), left_out="2 empty")
     assert list(decided.promise()) == [
-        "Promise: with 80% confidence, at most 40% of accepted answers are wrong.",
+        "Promise: with 80% confidence, at most 40% of accepted answers are wrong, if no cluster "
+        "has more than 2 answers.",
         f"Labels: {N} answers from {N // 2} clusters, {calibration.errors} wrong by their labels; "
-        "20% of the clusters made choices, the others test. Rows left out: 2 empty.",
+        f"{N // 2} clusters test. Rows left out: 2 empty.",
         "Accepts: 50% of such answers, those whose perplexity is at most 0.25 nats.",
     ]
     assert str(decided).splitlines()[:3] == list(decided.promise())
     for name, ranks in decided.signals.items():
         assert re.search(rf"^{name} +PRR -?{ranks.prr.value:.2f} \[.*AUROC", str(decided), re.M)
-    strict = replace(decided.guarantee, threshold=None, risk=0.1, base_rate=0.28, clusters=30)
+    strict = replace(decided.guarantee, threshold=None, risk=0.1, base_rate=0.28, tested=10)
     promise, _, accepts = replace(decided, guarantee=strict).promise()
     assert promise.startswith("Promise: none. No threshold by perplexity could be shown to hold: w")
     assert accepts.startswith("Accepts: nothing. Even without an error, at least ")

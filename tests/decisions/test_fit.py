@@ -11,7 +11,7 @@ from lm_polygraph_asmi.decisions.fit import fit, rank_signals
 from tests.analysis.simulation import keys
 
 ASKED = {"risk": 0.4, "confidence": 0.8, "label_source": "", "model": "m",
-         "settings": {}, "prompt_tokens": [], "digest_of_textss": []}  # fmt: skip
+         "settings": {}, "prompt_tokens": [], "question_digests": []}  # fmt: skip
 WRONG, NOISE = np.arange(60) % 2, np.random.default_rng(0).permutation(60) / 60
 ANSWERS = Labelled(WRONG, keys(60, 1), resamples=200)
 COLUMNS = {"sem": NOISE, "msp": WRONG + 0.01 * NOISE, "entropy": -WRONG, "asmi": WRONG + NOISE}

@@ -7,6 +7,8 @@ from functools import partial
 from importlib import import_module
 from multiprocessing import get_context
 
+import claims
+import learning_curves
 import numpy as np
 import pytest
 from simulate_guarantee import POPULATIONS
@@ -52,6 +54,15 @@ def test_score_is_that_of_scikit_learn():
     ):
         with pytest.raises(ValueError, match=words):
             made(*given)
+
+
+def test_todays_form_of_the_learning_curves_is_this_score():
+    rows, learn = claims.read_rows()[4], np.arange(0, 300, 5)
+    wrong = rows.wrong("contains")[learn]
+    features = {"free": rows.free, "hidden": np.hstack(rows.states)}
+    expected = fit_score({name: table[learn] for name, table in features.items()}, wrong)(features)
+    found = learning_curves.scores(rows, wrong, learn)[learning_curves.TODAY]
+    np.testing.assert_allclose(found, expected, atol=1e-2)  # where lbfgs stops
 
 
 def test_free_features_by_hand():

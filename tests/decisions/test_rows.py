@@ -40,7 +40,7 @@ def test_what_is_made_of_labels(calibration, scores, scorer):
     assert calibration.settings.items() >= fingerprints(scorer).items()
     assert calibration.prompt_tokens == sorted(one.prompt_tokens for one in scores)
     # Rows may repeat a prompt and an answer; each is counted.
-    assert len(calibration.digest_of_textss) == N
+    assert len(calibration.question_digests) == N
 
 
 def test_rows_without_a_label_or_an_answer_are_left_out(scored, scorer):

@@ -1,0 +1,351 @@
+"""What is right at the border: a slow second reading of rows, apart from the package's own.
+
+Written from what is promised, it shares no code with the reader it judges: files are read character
+by character, chats are rendered by hand, and a number is one full pass of the model for each token.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import cache
+from io import BytesIO
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import pyarrow.parquet as pq
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from tests.families import tiny_model
+from tests.scripted import byte_tokenizer
+
+TEMPLATE = (
+    "{% for t in tools or [] %}+{{ t['function']['name'] }}{% endfor %}"
+    "{% for d in documents or [] %}[{{ d['text'] }}]{% endfor %}"
+    "{% if enable_thinking is defined and not enable_thinking %}(short){% endif %}"
+    "{% for m in messages %}<s>{{ m['role'] }}{{ m['name'] or '' }}: "
+    "{{ m['reasoning_content'] or m['reasoning'] or m['thinking'] or '' }}{{ m['content'] or '' }}"
+    "{% for c in m['tool_calls'] or [] %}@{{ c['function']['name'] }}{% endfor %}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant:{% endif %}"
+)
+REASONING = ("reasoning_content", "reasoning", "thinking")
+FIELDS = {
+    **{role: {"role", "content", "name"} for role in ("system", "developer", "user")},
+    "assistant": {"role", "content", "name", "tool_calls", *REASONING},
+    "tool": {"role", "content", "name", "tool_call_id"},
+}
+"""Role -> fields of its messages that may hold something."""
+TEXTS = ("text", "input_text", "output_text")
+"""Parts of a message."""
+NAMES_OF_ANSWERS = (
+    "response", "output", "completion", "prediction", "choices", "generated_text",
+)  # fmt: skip
+VARIABLES = ("tools", "documents", "chat_template_kwargs")
+LABELS = ("correct", "quality")
+MEANT = ("prompt", "messages", "answer", *LABELS, *VARIABLES, "id", "context", "cluster", "samples")
+"""Fields of a row that mean something; a name that nearly is one of them is none."""
+LIMIT = 4
+"""Tokens of an answer of the model's own."""
+CHAT = re.compile(
+    r"[\[{\s\"']*(role|from|type|messages)[\"']?\s*:|"
+    r"content=['\"].*additional_kwargs=|\[?(System|Human|AI)Message\("
+)
+"""How messages begin as JSON, as a Python list, with lost quotes, and as LangChain prints them."""
+
+
+class Refused(Exception):
+    """One of `names` must stand in the error. `file`: it may end the whole file."""
+
+    def __init__(self, *names: str, file: bool = False) -> None:
+        super().__init__(*names)
+        self.names, self.file = names, file
+
+
+def refuse(wrong: object, *names: str) -> None:
+    if wrong:
+        raise Refused(*names)
+
+
+class Right(NamedTuple):
+    """A row that is taken; `answer` None is the model's own.
+
+    `doubt`: what no page decides, so that a refusal is right as well; another number is not.
+    """
+
+    prompt: tuple[int, ...]
+    answer: str | None
+    label: tuple[str, object] | None
+    doubt: tuple[str, ...]
+
+
+@cache
+def tokenizer() -> PreTrainedTokenizerFast:
+    """With tokens that hold the end of a text and a stop, or a part of one."""
+    found = byte_tokenizer(("Ġ r", "Ġr e", "Ġre d", ". Ċ", "Ġred .Ċ", "t Ċ", "Ċ Ċ"), words=False)
+    found.chat_template = TEMPLATE
+    return found
+
+
+@cache
+def model() -> PreTrainedModel:
+    """A tiny random one whose own answers end now and then."""
+    found = tiny_model("llama", vocab_size=len(tokenizer()), max_position_embeddings=1024)
+    with torch.no_grad():
+        found.lm_head.weight[2] *= 1.5
+    return found
+
+
+@cache
+def log_probs(ids: tuple[int, ...]) -> torch.Tensor:
+    with torch.no_grad():
+        return model()(torch.tensor([ids])).logits[0].double().log_softmax(dim=-1)
+
+
+def ids_of(text: str) -> tuple[int, ...]:
+    return tuple(tokenizer()(text, add_special_tokens=False)["input_ids"])
+
+
+def surprise(prompt: tuple[int, ...], answer: tuple[int, ...]) -> float:
+    """-log p(answer | prompt), nats."""
+    table = log_probs(prompt + answer)
+    places = range(len(prompt) - 1, len(prompt) + len(answer) - 1)
+    return -sum(table[place, token].item() for place, token in zip(places, answer, strict=True))
+
+
+@cache
+def number(prompt: tuple[int, ...], answer: str | None, stop: str | None) -> tuple[str, float]:
+    """An answer's text and its MSP: a text ends as the model would, its own answer as it did."""
+    if answer is not None:
+        ids = ids_of(answer)
+        ends = {(*ids, 2), *([ids_of(answer + stop), ids + ids_of(stop)] if stop else [])}
+        return answer, surprise(prompt, written(prompt, ends))
+    own: tuple[int, ...] = ()
+    while len(own) < LIMIT and 2 not in own and (stop is None or stop not in text_of(own)):
+        own += (int(log_probs(prompt + own)[-1].argmax()),)
+    return text_of(own).split(stop)[0] if stop else text_of(own), surprise(prompt, own)
+
+
+def written(prompt: tuple[int, ...], ways: set[tuple[int, ...]]) -> tuple[int, ...]:
+    """The way that the model would take: the most probable token at each place, up to an end."""
+    taken: tuple[int, ...] = ()
+    while taken not in ways:
+        place, after = len(taken), log_probs(prompt + taken)[-1]
+        tokens = {way[place] for way in ways if way[:place] == taken}
+        taken += (max(tokens, key=lambda token: after[token].item()),)
+    return taken
+
+
+def text_of(ids: tuple[int, ...]) -> str:
+    return tokenizer().decode(ids, skip_special_tokens=True)
+
+
+def is_wrong(name: str, value: object) -> bool | None:
+    """What a label says; None: nothing that is known."""
+    word = str(value).strip().lower().replace(",", ".")
+    if name == "quality":
+        return float(word) < 0.5
+    return {"true": False, "1": False, "wahr": False, "false": True, "0": True}.get(word)
+
+
+def no(value: object) -> bool:
+    """Whether a field says nothing: null, as a data frame or Parquet have it."""
+    return value is None or (isinstance(value, float) and value != value)
+
+
+def clean(text: object, *names: str) -> str:
+    """A text that can be tokenized as it stands."""
+    refuse(not isinstance(text, str) or re.search("[\ud800-\udfff]", text), *names)
+    return str(text)
+
+
+def content(message: Mapping[str, Any], doubt: list[str]) -> str:
+    parts = message.get("content")
+    if parts is None and not no(message.get("tool_calls")):
+        doubt.append("a call without content")
+        return ""
+    if not isinstance(parts, list):
+        return clean(parts, "content")
+    doubt += ["no parts"] * (not parts)
+    for part in parts:
+        refuse(not isinstance(part, Mapping) or part.get("type") not in TEXTS, "content", "part")
+        rest = {name: value for name, value in part.items() if name not in ("type", "text")}
+        doubt += [f"a part's {name}" for name, value in rest.items() if not no(value)]
+    return "".join(clean(part.get("text"), "text", "content") for part in parts)
+
+
+def rendered(row: Mapping[str, Any], messages: list[Any], doubt: list[str]) -> str:
+    """The template above, by hand."""
+    text = "".join(f"+{tool['function']['name']}" for tool in row.get("tools") or [])
+    text += "".join(f"[{document['text']}]" for document in row.get("documents") or [])
+    text += "(short)" * ((row.get("chat_template_kwargs") or {}).get("enable_thinking") is False)
+    for message in messages:
+        calls = message.get("tool_calls") or []
+        text += f"<s>{message['role']}{message.get('name') or ''}: "
+        text += next(filter(None, map(message.get, REASONING)), "") + content(message, doubt)
+        text += "".join(f"@{call['function']['name']}" for call in calls) + "</s>"
+    return text + "<s>assistant:"
+
+
+def check_messages(messages: object, name: str, doubt: list[str]) -> None:
+    refuse(not isinstance(messages, list) or not messages, name, "chat")
+    for message in messages:
+        refuse(not isinstance(message, Mapping), name)
+        role = message.get("role")
+        refuse(role not in list(FIELDS), "role")
+        for field, value in message.items():
+            if field not in FIELDS[role] and not no(value):
+                refuse(value not in ([], "", {}), field)
+                doubt.append(f"an empty {field}")
+
+
+def right(row: object) -> Right:
+    """What a row is."""
+    refuse(not isinstance(row, Mapping), "object", "expected a text")
+    row = {name: value for name, value in row.items() if not no(value)}
+    doubt: list[str] = []
+    plain = {re.sub(r"\W", "", field).lower(): field for field in row if field not in MEANT}
+    refuse(near := plain.keys() & {*MEANT}, *near)
+    refuse(("prompt" in row) == ("messages" in row), "prompt", "messages")
+    name = "prompt" if "prompt" in row else "messages"
+    given, answer = row[name], row.get("answer")
+    if isinstance(given, str) and name == "prompt":
+        doubt += ["an empty prompt"] * (not given)
+        refuse(CHAT.match(clean(given, name)), name)
+        refuse(any(row.get(variable) for variable in VARIABLES), *VARIABLES)
+        prompt = tuple(tokenizer()(given)["input_ids"])
+    else:
+        check_messages(given, name, doubt)
+        for variable in VARIABLES:
+            kind = dict if variable == "chat_template_kwargs" else list
+            refuse(not isinstance(row.get(variable, kind()), kind), variable)
+        rendered(row, given, doubt)  # raises if any message is none
+        if given[-1]["role"] == "assistant":
+            *given, last = given
+            content(last, doubt)
+            more = [field for field in ("tool_calls", *REASONING) if last.get(field)]
+            refuse(answer is not None or more, "answer", *more)
+            answer = content(last, doubt)
+            doubt += ["an empty last message"] * (not answer)
+        refuse(not given, "chat")
+        prompt = ids_of(rendered(row, given, doubt))
+    if answer is not None:
+        refuse(CHAT.match(clean(answer, "answer", "content", name)), "answer", name)
+    other = [plain[field] for field in plain if field in NAMES_OF_ANSWERS]
+    refuse(answer is None and other, *other)
+    label = next(((field, row[field]) for field in LABELS if field in row), None)
+    refuse(answer is None and label is not None, "label")
+    return Right(prompt, answer, label, tuple(doubt))
+
+
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len({name for name, _ in pairs}) < len(pairs):
+        raise ValueError("a name twice")
+    return dict(pairs)
+
+
+def no_constant(text: str) -> None:
+    raise ValueError(text)
+
+
+def json_lines(data: bytes) -> Iterator[object]:
+    for line in decoded(data).split("\n"):
+        if line.strip():
+            try:
+                row = json.loads(line, object_pairs_hook=unique, parse_constant=no_constant)
+            except ValueError:
+                row = None
+            yield row if isinstance(row, dict) else Refused("object per line", file=True)
+
+
+def decoded(data: bytes) -> str:
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise Refused("UTF-8", "utf-8", file=True) from None
+    if "\0" in text:
+        raise Refused("UTF-8", "utf-8", "NUL", "\\x00", file=True)
+    return text
+
+
+def cells(text: str, separator: str) -> Iterator[list[str] | None]:
+    """Rows of cells: quotes stand around a cell, two of them for one; lines end in LF or CR LF.
+
+    A quote or a carriage return inside a cell without quotes spoils its row, which is None.
+    """
+    row, cell, state, spoilt, number = list[str](), "", "start", False, 0
+    for letter, after in pairwise([*text, *["\n"] * (not text.endswith("\n")), ""]):
+        if state == "quoted":
+            cell, state = (cell, "closed") if letter == '"' else (cell + letter, state)
+        elif letter == '"' and state in ("start", "closed"):
+            cell, state = cell + letter * (state == "closed"), "quoted"
+        elif letter == "\r" and after == "\n":
+            continue
+        elif letter in (separator, "\n"):
+            blank = letter == "\n" and not row and state == "start"
+            row, cell, state = [*row, cell] * (not blank), "", "start"
+            if letter == "\n":
+                yield None if spoilt else row
+                row, spoilt, number = [], False, number + 1
+        elif state == "closed":
+            raise Refused(f"row {number}", file=True)
+        else:
+            cell, state, spoilt = cell + letter, "plain", spoilt or letter in '"\r'
+    if state == "quoted":
+        raise Refused(f"row {number}", file=True)
+
+
+def csv_rows(data: bytes) -> Iterator[object]:
+    text = decoded(data)
+    for separator in ",;\t":
+        rows, header = cells(text, separator), list[str]()
+        with suppress(Refused, StopIteration):
+            header = next(rows) or []
+        if {"prompt", "messages"} & {*header}:
+            break
+    else:
+        raise Refused("prompt", "messages", "twice", file=True)
+    if len({*header}) < len(header):
+        raise Refused("twice", file=True)
+    for row in rows:
+        if row is None:
+            yield Refused("quote", file=True)
+        elif row and len(row) != len(header):
+            yield Refused(f"{len(header)} cells", file=True)
+        elif row:  # a blank line is none
+            yield {name: cell or None for name, cell in zip(header, row, strict=True)}
+
+
+def parquet_rows(data: bytes) -> Iterator[object]:
+    table = pq.ParquetFile(BytesIO(data)).read()
+    if len({*table.column_names}) < len(table.column_names):
+        raise Refused("twice", file=True)
+    if not {"prompt", "messages"} & {*table.column_names}:
+        raise Refused("prompt", "messages", file=True)
+    yield from table.to_pylist()
+
+
+READERS: dict[str, Callable[[bytes], Iterator[object]]] = {
+    "jsonl": json_lines, "csv": csv_rows, "parquet": parquet_rows,
+}  # fmt: skip
+
+
+def verdicts(door: str, given: Any) -> list[Right | Refused]:
+    """Of each row of a list (Python, batch) or of a file's bytes; of a file that is none: one."""
+    found: list[Right | Refused] = []
+    try:
+        rows = list(READERS[door](given) if door in READERS else given)
+    except Refused as refusal:
+        return [refusal]
+    if door != "python" and any("score" in row for row in rows if isinstance(row, dict)):
+        return [Refused("score", "object per line", file=True)]  # a column of the output
+    for row in rows:
+        try:
+            if isinstance(row, Refused):
+                raise row
+            row = {"prompt": row} if door == "python" and isinstance(row, str) else row
+            found.append(right(row))
+        except Refused as refusal:
+            unanswered = isinstance(row, dict) and {*LABELS} & {*row} and no(row.get("answer"))
+            found.append(Refused(*refusal.names, *["label"] * bool(unanswered), file=refusal.file))
+    return found

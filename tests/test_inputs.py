@@ -1,0 +1,312 @@
+"""What comes in is known, or refused by its name and place: every role, field, part and row field.
+
+What is taken is written out here once more, so that nothing is taken by accident.
+"""
+
+import json
+import random
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from lm_polygraph_asmi.inputs import (
+    ANSWERS,
+    TEMPLATE,
+    chat_as_text,
+    parse_request,
+    parse_row,
+    text_of,
+)
+
+ASKED = {"role": "user", "content": "Who built it?"}
+SAYS = {"role": "assistant", "content": " Brask"}
+CALL = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": {"q": "x"}}}
+VALUES = {
+    "name": "Nadia", "tool_calls": [CALL], "tool_call_id": "c1", "reasoning_content": "so",
+    "reasoning": "so", "thinking": "so", "refusal": "no", "function_call": CALL["function"],
+    "audio": {"id": "a"}, "text": "Who?", "parts": ["Who?"], "weight": 1, "prefix": True,
+    "images": ["x"], "Content": "Who?", "tools": [CALL], "documents": [{"text": "x"}], "id": "m1",
+}  # fmt: skip
+TAKEN = {
+    **dict.fromkeys(("system", "developer", "user"), {"name"}),
+    "assistant": {"name", "tool_calls", "reasoning_content", "reasoning", "thinking"},
+    "tool": {"name", "tool_call_id"},
+}
+
+
+def refused(message, **more):
+    with pytest.raises(ValueError, match=r".") as raised:
+        parse_request([ASKED, message, ASKED], **more)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(("role", "field"), [*product(TAKEN, VALUES)])
+def test_fields_of_messages(role, field):
+    message = {"role": role, "content": "Blue.", field: VALUES[field]}
+    if field in TAKEN[role]:
+        found = parse_request([ASKED, message, ASKED]).prompt[1]
+        assert list(found.items()) == list(message.items())  # in their order, which templates write
+    else:
+        assert f"message 2: {field}:" in refused(message)
+    for empty in (None, []):  # as servers write what is not there
+        plain = {"role": role, "content": "Blue."}
+        assert parse_request([ASKED, plain | {field: empty}, ASKED]).prompt[1] == plain
+
+
+@pytest.mark.parametrize(
+    ("role", "meant"),
+    [("Assistant", "assistant"), ("USER", "user"), ("model", "assistant"), ("ai", "assistant"),
+     ("bot", "assistant"), ("human", "user"), ("function", None), ("", None), ("user ", None),
+     (None, None), (5, None), (["user"], None), ("other", None)],
+)  # fmt: skip
+def test_other_roles(role, meant):
+    said = refused({"role": role, "content": "Blue."})
+    assert "message 2: role" in said
+    assert (f"write {meant!r}" in said) == (meant is not None)
+
+
+PLACES = [
+    ({"content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "content[0]"),
+    *(({"content": [{"type": "text", "text": "a"}, {"type": kind, "text": "b"}]}, "content[1].type")
+      for kind in ("reasoning", "thinking", "refusal", "image", "Text", "", None, 5)),
+    ({"content": [{"text": "a"}]}, "content[0].type"),
+    ({"content": [{"type": "text", "text": 5}]}, "content[0].text"),
+    ({"content": [{"type": "text", "text": None}]}, "content[0].text"),
+    ({"content": [{"type": "text", "text": "a", "cache_control": {"type": "x"}}]}, "cache_control"),
+    *(({"content": each}, "content") for each in (3, {}, {"text": "a"}, True, b"a", None, [])),
+    *(({"content": [each]}, "content[0]") for each in (5, "a", None, ["a"])),
+    ({"text": "a"}, "content"),
+    *(({"name": name, "content": "a"}, "name") for name in (5, True, {"a": 1})),
+]  # fmt: skip
+CALLS = [
+    ([CALL | {"type": "custom"}], "tool_calls[0].type"),
+    ([CALL, {"name": "find"}], "tool_calls[1].function"),
+    ([CALL | {"function": {"name": "find", "arguments": 5}}], "tool_calls[0].function.arguments"),
+    ([CALL | {"function": {"arguments": {}}}], "tool_calls[0].function.name"),
+    ([CALL | {"function": {"name": "find", "output": "x"}}], "tool_calls[0].function.output"),
+    ([CALL | {"custom": {}}], "tool_calls[0].custom"),
+    (CALL, "tool_calls"),
+    ("find()", "tool_calls"),
+    (["find()"], "tool_calls[0]"),
+]
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [*PLACES, *(({"role": "assistant", "tool_calls": calls}, at) for calls, at in CALLS)],
+)
+def test_what_is_no_message_is_named_by_its_place(fields, place):
+    said = refused({"role": "user"} | fields)
+    assert "message 2" in said
+    assert place in said
+
+
+def test_what_messages_become():
+    """Parts are one text; a call needs no content; two parts are said to be joined."""
+    kinds = ("text", "input_text", "output_text")
+    for number in (1, 2, 3):
+        parts = [{"type": kind, "text": kind[0], "annotations": []} for kind in kinds[:number]]
+        found = parse_request([{"role": "developer", "content": parts}, ASKED])
+        assert found.prompt[0] == {"role": "developer", "content": "tio"[:number]}
+        assert ["message 1 were joined" in note for note in found.notes] == [True] * (number > 1)
+    for arguments in ({"q": 1}, '{"q": 1}', {}):
+        call = {"function": {"name": "find", "arguments": arguments}}
+        message = {"role": "assistant", "content": None, "tool_calls": [call]}
+        said = parse_request([ASKED, message, {"role": "tool", "content": "7"}]).prompt[1]
+        assert (said["content"], said["tool_calls"]) == ("", [call])
+    assert parse_request((ASKED,)).prompt == [ASKED]
+    assert "message 2" in refused({"role": "assistant"})
+
+
+@pytest.mark.parametrize(
+    ("last", "word"),
+    [
+        (SAYS, None),
+        (SAYS | {"tool_calls": [], "reasoning": None, "annotations": []}, None),
+        (SAYS | {"content": [{"type": "output_text", "text": " Brask"}]}, None),
+        *((SAYS | {name: VALUES[name]}, name) for name in sorted(TAKEN["assistant"])),
+        *((SAYS | {"content": of}, "text") for of in (None, "", [])),
+        (SAYS | {"content": [{"type": "reasoning", "text": "so"}]}, "reasoning"),
+    ],
+)
+def test_the_assistants_last_message_is_the_answer(last, word):
+    if word is None:
+        found = parse_request([ASKED, last])
+        assert (found.prompt, found.answer, len(found.notes)) == ([ASKED], " Brask", 1)
+        with pytest.raises(ValueError, match="two"):
+            parse_request([ASKED, last], " Brask")
+        return
+    with pytest.raises(ValueError, match=word):
+        parse_request([ASKED, last])
+
+
+NO_PROMPTS = [
+    7, None, float("nan"), b"Who?", ASKED, [], [ASKED, 5], ["Who?"], ["Who?"] * 2, [[7]], [None],
+    [["role", "user"]], [SAYS], [{}],
+]  # fmt: skip
+NO_ANSWERS = [
+    b"green", bytearray(b"green"), 3, 0.5, True, {}, {"a": 1}, ["x"], [1.5], [None], [[1]], [],
+    [True, False], np.array([True]), np.array([0.5]), np.array([[7]]), torch.tensor([[7]]),
+    np.array(7), [2**70], [-(2**63)],
+]  # fmt: skip
+BESIDE = [
+    *({name: each} for name in ("tools", "documents") for each in ("x", {}, [5], ["x"], 3)),
+    *({"chat_template_kwargs": each} for each in ("x", [], [1], {5: 1}, 3)),
+    *({"chat_template_kwargs": {name: None}} for name in
+      ("tools", "documents", "messages", "tokenize", "add_generation_prompt", "max_length")),
+]  # fmt: skip
+REQUESTS = [
+    *(({"prompt": each}, "prompt|chat|message 1") for each in NO_PROMPTS),
+    *(({"answer": each}, "answer|token") for each in NO_ANSWERS),
+    *(({"samples": each}, "samples") for each in (5, "pear", {}, {"a": 1}, np.array(5), iter("a"))),
+    *(({"samples": [each, "a"]}, "sample 1") for each in (1, None, ["a"], [1.5], {}, [2**70])),
+    *(({"prompt": [ASKED]} | each, next(iter(each))) for each in BESIDE),
+    *(({"prompt": "Who?", name: [{}]}, name) for name in TEMPLATE),
+    ({"prompt": ["Who?"]}, "score_many"),
+    ({"prompt": "Who \ud800?"}, r"prompt.*\\ud800.*character 5"),
+    ({"answer": " a\udfff"}, r"answer.*\\udfff.*character 3"),
+    ({"samples": [" b", " \udc00"]}, r"sample 2.*\\udc00"),
+    ({"prompt": [ASKED | {"content": "\ud800"}]}, "content of message 1"),
+    ({"prompt": [ASKED, SAYS | {"content": "\ud800"}]}, "answer"),
+    ({"prompt": [ASKED | {"name": "\udc00"}]}, "name of message 1"),
+    ({"prompt": [SAYS | {"tool_calls": [CALL | {"id": "\ud800"}]}, ASKED]},
+     r"tool_calls\[0\].id of message 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "words"), REQUESTS, ids=range(len(REQUESTS)))
+def test_what_is_no_request(content, words):
+    with pytest.raises(ValueError, match=words):
+        parse_request(**{"prompt": "Who?"} | content)
+
+
+def test_what_stands_beside_messages():
+    beside = {"tools": [CALL], "documents": [{"text": "x"}]}
+    beside["chat_template_kwargs"] = {"enable_thinking": False}
+    assert parse_request([ASKED], **beside).template == beside
+    assert parse_request("Who?", **dict.fromkeys(TEMPLATE)).template == {}
+    with pytest.raises(TypeError, match=r"Scorer\(model, stop="):
+        parse_request("Who?", stop="\n")
+
+
+FIELDS = ("prompt", "messages", "answer", "samples", "tools", "documents", "chat_template_kwargs",
+          "id", "context", "cluster", "correct", "quality")  # fmt: skip
+SPELLED = [str.upper, str.title, "{} ".format, " {}".format, "\ufeff{}".format, "{}:".format,
+           "_{}_".format]  # fmt: skip
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_name_that_is_nearly_a_fields(field):
+    names = {spell(field) for spell in SPELLED} | {field.replace("_", " "), field.replace("_", "-")}
+    for name in names - {field, "ID", "Id"}:
+        for row in ({"prompt": "Who?", name: "x"}, {name: "x"}):
+            with pytest.raises(ValueError, match=f"{field!r}"):
+                parse_row(row)
+        assert parse_row({"prompt": "Who?", name: None}) == {"prompt": "Who?"}
+    for name in (f"my_{field}", f"{field}2", "question", "note"):
+        assert parse_row({"prompt": "Who?", name: "x"}) == {"prompt": "Who?"}
+
+
+def test_an_answer_under_another_name():
+    known = {"response", "output", "completion", "prediction", "generated_text", "reply", "choices"}
+    assert known <= ANSWERS
+    for name in [*ANSWERS, "Response", "OUTPUT"]:
+        with pytest.raises(ValueError, match=f"'{name}'.*answer"):
+            parse_row({"prompt": "Who?", name: " Brask"})
+        row = {"prompt": "Who?", name: " Brask", "answer": " Holm"}
+        assert parse_row(row) == {"prompt": "Who?", "answer": " Holm"}
+        assert parse_row({"prompt": "Who?", name: None}) == {"prompt": "Who?"}
+
+
+@pytest.mark.parametrize("label", [{"correct": False}, {"quality": 0}])
+def test_a_label_without_its_answer(label):
+    for prompt in ("Who?", [ASKED], [SAYS, ASKED]):
+        with pytest.raises(ValueError, match=f'"{next(iter(label))}".*answer'):
+            parse_row({"prompt": prompt} | label)
+    for row in ({"prompt": "Who?", "answer": ""}, {"messages": [ASKED, SAYS]}):
+        assert parse_row(row | label)["prompt"] in ("Who?", [ASKED, SAYS])
+
+
+@pytest.mark.parametrize(
+    "row",
+    [5, None, [], b"Who?", object(), {}, {"prompt": None, "answer": ""}, {"question": "Who?"},
+     {"prompt": "Who?", "messages": [ASKED]}, {"messages": "Who?"}, {"messages": None}],
+)  # fmt: skip
+def test_what_is_no_row(row):
+    with pytest.raises(ValueError, match=r"prompt|messages"):
+        parse_row(row)
+    assert parse_row("Who?") == parse_row({"prompt": "Who?"}) == {"prompt": "Who?"}
+    full = {"messages": [ASKED], "samples": ["a"], "tools": [CALL], "id": 7, "context": "x"}
+    assert parse_row(full) == {"prompt": [ASKED], "samples": ["a"], "tools": [CALL]}
+
+
+CHAT = [ASKED, SAYS]
+OTHERS = [
+    {"from": "human", "value": "Who?"}, {"role": "user", "parts": [{"text": "Who?"}]},
+    {"content": "Who?", "role": "user"}, {"sender": "user", "text": "Who?"},
+    {"type": "human", "data": {"content": "Who?"}}, {"role": "model", "content": "Who?"},
+]  # fmt: skip
+CHATS = [
+    *(each for one in (CHAT, CHAT[0], tuple(CHAT), [[*CHAT]], {"messages": CHAT}, {"chat": CHAT})
+      for each in (json.dumps(one), repr(one), json.dumps(json.dumps(one)))),
+    *(spell(each) for one in OTHERS for each in (one, [one]) for spell in (json.dumps, repr)),
+    json.dumps(CHAT, indent=2), f"\n  {CHAT}\n", f'"{CHAT}"', str(CHAT).replace("'", '""'),
+    str(CHAT).replace(", {", "\n {"), str(np.array(CHAT)), repr(np.array(CHAT)),
+    json.dumps([["user", "Who?"], ["assistant", "Brask"]]), "[('human', 'Who?'), ('ai', 'Brask')]",
+    "- role: user\n  content: Who?", "messages:\n- role: user\n  content: Who?\n",
+    "role: user\ncontent: Who?",
+    "[{'type': 'text', 'text': 'Blue.'}]", "[HumanMessage(content='Who?', additional_kwargs={})]",
+    "content='Who?' additional_kwargs={} response_metadata={}", "AIMessage(content='Blue.')",
+    "messages=[HumanMessage(content='Who?')]", "ChatPromptValue(messages=[AIMessage(content='')])",
+    f"{'=' * 32} Human Message {'=' * 33}\n\nWho?",
+    "ChatCompletionMessage(content='Blue.', refusal=None, role='assistant', tool_calls=None)",
+    "Message(role='user', content='Who?')",
+]  # fmt: skip
+TEXTS = [
+    "", "Who?", "Who is [x]?", "[1, 2, 3]", "[Music] Who sings?", '{"name": "Ondine", "built": 1}',
+    "role: play", "In which role: user or assistant?", "The role: a user. The content: none.",
+    '[{"name": "Ondine", "type": "ferry", "text": "built in Brask"}]', "(a) user, (b) assistant",
+    'Which role has {"role": "user", "content": "Who?"}?', "def f(role='user', content=''):\n  0",
+    "- from: Brask\n- to: Ondine", '{"from": "Brask", "to": "Ondine", "value": 3}', "[user] Who?",
+    "User: Who?\nAssistant: Brask", "Human: Who?", "<user>Who?</user>", '["user", 1]'[1:],
+    "system, user and assistant: which is missing?", "{x: x is a tool}", "SELECT role FROM users",
+    '{"type": "object", "properties": {"text": {"type": "string"}}}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", CHATS)
+def test_a_chat_that_arrives_as_text(text):
+    """In a prompt, an answer, a sample or a content."""
+    assert chat_as_text(text)
+    for given in (
+        {"prompt": text},
+        {"prompt": "Who?", "answer": text},
+        {"prompt": "Who?", "samples": ["a", text]},
+        {"prompt": [ASKED, {"role": "user", "content": text}]},
+        {"prompt": [ASKED, SAYS | {"content": text}]},
+    ):
+        with pytest.raises(ValueError, match="list of messages"):
+            parse_request(**given)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_texts_that_are_no_chats(text):
+    assert not chat_as_text(text)
+
+
+def test_long_texts_are_read_in_no_time():
+    """A pattern that goes back and forth would take minutes."""
+    draw = random.Random(3)
+    for pieces in ("[{(", "role: ", "\\\"'", "- ", "content='", 'type": "', "a [", "\n"):
+        for _ in range(3):
+            chat_as_text("".join(draw.choices([*pieces, pieces, " ", "x"], k=3000)))
+
+
+def test_text_of():
+    for content, text in (
+        ("a", "a"), (None, ""), (7, "7"), (["a", {"text": "b"}], "a\nb"), (CHAT, "\n".join(
+            each["content"] for each in CHAT)), ({"content": [{"text": "a"}]}, "a"),
+    ):  # fmt: skip
+        assert text_of(content) == text

@@ -73,7 +73,7 @@ def test_bounds_are_those_of_clopper_and_pearson(n, signal, unlabelled):
 
 @pytest.mark.parametrize(("n", "tested"), [(400, 100), (2400, 1920)])
 def test_clusters_are_thinned_or_bet_on_as_in_the_tests(n, tested):
-    found = calibrated(n, per=4)
+    found = calibrated(n, per=4, shift=2.0)
     bounds, used = bounds_of(found)
     assert used == tested
     assert [one.level for one in bounds] == pytest.approx([0.1] * len(bounds))
@@ -118,7 +118,7 @@ def test_the_page_has_the_numbers_of_the_labels():
 
 
 def test_without_a_threshold_and_of_few_clusters():
-    drawn, table, text = marks(page := page_of(calibrated(40, shift=0.0)))
+    drawn, table, _ = marks(page := page_of(calibrated(40, shift=0.0)))
     assert (drawn["failed"], "passed" in drawn, "limit" in drawn) == (1, False, False)
     assert (table["Accepted"], table["Error rate among accepted labels"]) == (
         "nothing",
@@ -126,7 +126,7 @@ def test_without_a_threshold_and_of_few_clusters():
     )
     assert "<h1>Promise: none. " in page
     assert "<strong>Warning: fewer than 50 clusters" in page
-    assert "accepts" not in text.replace("a threshold accepts", "").split("In numbers")[0].lower()
+    assert not re.search(r"<text[^>]*>accepts", page)
 
 
 def test_nothing_is_loaded_and_names_are_text():
@@ -149,7 +149,7 @@ def test_labels_from_the_surest_on(scored, tmp_path, labelled, skipped, outcomes
     with open(sheet, newline="") as file:
         rows = list(csv.DictReader(file))
     for rank, row in enumerate(rows[:labelled]):
-        row["correct"] = "" if rank in skipped else rank % 6 != 5
+        row["correct"] = "" if rank in skipped else rank % 6 != 5 and rank < 30
     with open(sheet, "w", newline="") as file:
         csv.DictWriter(file, rows[0]).writeheader()
         csv.DictWriter(file, rows[0]).writerows(rows)

@@ -124,7 +124,7 @@ def test_without_a_threshold_and_of_few_clusters():
         "nothing",
         "none accepted",
     )
-    assert "<h1>Promise: none. " in page
+    assert re.search(r"<h1>Promise: none. </h1>\s*<p>No threshold by MSP could be shown to", page)
     assert "<strong>Warning: fewer than 50 clusters" in page
     assert not re.search(r"<text[^>]*>accepts", page)
 

@@ -36,12 +36,7 @@ HEAVY = (
     "torch", "transformers", "lm_polygraph", "datasets", "scipy.stats", "sklearn", "matplotlib",
     "pandas", "accelerate", "spacy", "openai", "bert_score", "nltk",
 )  # fmt: skip
-LOOSE = {
-    f"{name}.py"
-    for name in (
-        "__init__", "algorithm", "config", "files", "inputs", "lazy", "options", "tables", "validation",
-    )  # fmt: skip
-}
+LOOSE = {file.name for file in ROOT.glob("*.py")}
 ENTRANCES = {"commands/__init__.py", "report/items/__init__.py"}
 """Where the core finds heads: their commands, and what they add to the report."""
 

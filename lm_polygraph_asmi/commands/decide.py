@@ -1,5 +1,6 @@
 """`polygraph_asmi decide`: accept answers or abstain, by a calibration."""
 
+from collections import Counter
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 SHOWN = 20
 """Rows on screen; the file has all."""
 
-PARAMETERS = [copy(parameter) for parameter in score.params]
+PARAMETERS = [copy(each) for each in score.params if each.name != "surest_first"]
 """As of `score`, but no option is required or has a default: that is the calibration's."""
 for option in PARAMETERS:
     if isinstance(option, click.Option):
@@ -62,7 +63,7 @@ def decide(calibration: str, sample: int | None, **options: Any) -> None:
 
         return Decider(work.model, loaded, **loading, **explicit)
 
-    work.run(Decision, opened, Decisions(), "Decisions on answers")
+    work.run(Decision, opened, Decisions(loaded, work.out), "Decisions on answers")
 
 
 def _decide_table(calibration: "Calibration", work: Work) -> None:
@@ -71,9 +72,12 @@ def _decide_table(calibration: "Calibration", work: Work) -> None:
 
     from lm_polygraph_asmi.decisions.columns import decide_table
 
-    summary, errors = Decisions(), Console(stderr=True)
+    summary, errors = Decisions(calibration, work.out), Console(stderr=True)
+    if unused := [n for n in ("model", "answer", "chat", "html") if getattr(work, n)]:
+        raise ValueError(f"{calibration.title} is in the rows: leave out --{', --'.join(unused)}")
     if not work.out:
         raise ValueError("name a file for the decisions with --out")
+    work.check_files()
 
     def seen(row: "Row", outcome: "Outcome") -> None:
         summary.add(row, outcome, errors)
@@ -86,10 +90,11 @@ def _decide_table(calibration: "Calibration", work: Work) -> None:
 
 
 class Decisions(Summary):
-    """Counts, and the first decisions."""
+    """Counts, and the first decisions; of a file, a warning if a cluster of it is too large."""
 
-    def __init__(self) -> None:
+    def __init__(self, calibration: "Calibration", out: str | None) -> None:
         super().__init__()
+        self.calibration, self.out = calibration, out
         self.shown: list[str] = []
 
     def add(self, row: "Row", outcome: "Outcome", errors: Any) -> None:
@@ -106,4 +111,24 @@ class Decisions(Summary):
 
     def __str__(self) -> str:
         first = [f"The first {SHOWN} (--out FILE has all):"] if len(self.shown) == SHOWN else []
-        return "\n".join([*first, *self.shown, super().__str__()])
+        warnings = larger_cluster(self.calibration, self.out) if self.out else ""
+        return "\n".join([*first, *self.shown, super().__str__(), warnings]).rstrip()
+
+
+def larger_cluster(calibration: "Calibration", out: str) -> str:
+    """A warning if a cluster of a file's decisions has more than the guarantee allows, or none."""
+    from lm_polygraph_asmi.decisions.labels import clusters_of
+    from lm_polygraph_asmi.tables import read_table
+
+    rows, allowed = read_table(out), calibration.guarantee.largest
+    try:
+        keys = clusters_of([row for row in rows if row.content.get("digest")])
+    except ValueError as error:
+        return f"Warning: clusters are unknown: {error}"
+    largest = max(Counter(keys).values(), default=0)
+    if allowed is None or largest <= allowed:
+        return ""
+    return (
+        f"Warning: a cluster has {largest} answers, the guarantee allows {allowed}: it is void. "
+        f"Calibrate with --largest {largest}, or decide on fewer answers a cluster."
+    )

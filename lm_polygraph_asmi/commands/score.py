@@ -79,8 +79,8 @@ class Work(NamedTuple):
     chat: bool
     out: str | None
     sheet: str | None
-    surest_first: str | None
     html: str | None
+    surest_first: str | None = None  # of `score`
     sample: int | None = None  # of `decide`
 
     @classmethod
@@ -178,16 +178,16 @@ class Work(NamedTuple):
         content = content if self.answer is None else content | {"answer": self.answer}
         return in_chat(content) if self.chat else content
 
-    def _checked(self, kind: type) -> "list[Row]":
-        """The rows; ValueError for files and options that do not fit, or make no such results."""
-        from lm_polygraph_asmi.scoring.output import check_out
-        from lm_polygraph_asmi.scoring.rows import checked, read_rows
+    def check_files(self) -> None:
+        """Raise ValueError for files that cannot be written, or names that do not fit."""
+        from lm_polygraph_asmi.scoring.signals import signal_of
 
-        source = self.rows_file
         for written in filter(None, (self.out, self.sheet, self.html)):
             check_writable(written)
-        if not Path(source).is_file():
-            raise ValueError(f"{source}: expected a file, got a pipe or device: save its content")
+        if self.surest_first:
+            signal_of(self.surest_first)
+            if not self.sheet:
+                raise ValueError("--surest-first sorts a sheet: name one with --sheet")
         for name, file, suffixes in (
             ("--html", self.html, (".html", ".htm")),
             ("--sheet", self.sheet, (".csv",)),
@@ -198,11 +198,21 @@ class Work(NamedTuple):
             raise ValueError("--sheet labels the results of a file: name one with --out")
         if self.sheet:
             check_new(self.sheet, "it may have labels: name another file, or remove it")
+
+    def _checked(self, kind: type) -> "list[Row]":
+        """The rows; ValueError for files and options that do not fit, or make no such results."""
+        from lm_polygraph_asmi.scoring.output import check_out, fields_of
+        from lm_polygraph_asmi.scoring.rows import checked, read_rows
+
+        self.check_files()
+        source = self.rows_file
+        if not Path(source).is_file():
+            raise ValueError(f"{source}: expected a file, got a pipe or device: save its content")
         rows = [
             checked(row._replace(content=self._changed(row.content))) for row in read_rows(source)
         ]
         if self.out:
-            check_out(rows, source, self.out, kind)
+            check_out(rows, source, self.out, fields_of(kind))
         if not rows:
             raise ValueError(f"{source} has no rows")
         if len(rows) > 1 and self.answer is not None:

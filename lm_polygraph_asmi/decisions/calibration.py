@@ -300,9 +300,12 @@ class Calibration:
             )
         tested = f"; {rule.tested} clusters test" if rule.tested not in (None, self.n) else ""
         left_out = f" Rows left out: {self.left_out}." if self.left_out else ""
+        given = f"answers from {rule.clusters} clusters"
+        if rule.labels is not None:
+            given = f"of {rule.answers} answers, the surest first"
         yield (
-            f"Labels: {self.n} answers from {rule.clusters} clusters, {self.errors} wrong by "
-            f"{self.label_source}{tested}.{left_out}"
+            f"Labels: {self.n} {given}, {self.errors} wrong by {self.label_source}{tested}."
+            f"{left_out}"
         )
         yield f"{accepted} {rule.limits}".rstrip()
         if rule.clusters < FEW_CLUSTERS:

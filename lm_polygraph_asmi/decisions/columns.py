@@ -15,7 +15,7 @@ from lm_polygraph_asmi.decisions.labels import naming
 from lm_polygraph_asmi.files import locked
 from lm_polygraph_asmi.inputs import text_of
 from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
-from lm_polygraph_asmi.scoring.output import Output
+from lm_polygraph_asmi.scoring.output import Output, check_out
 from lm_polygraph_asmi.scoring.rows import Outcome
 from lm_polygraph_asmi.scoring.signals import column_of
 from lm_polygraph_asmi.tables import Row, read_table
@@ -30,7 +30,11 @@ def column_answers(rows: Sequence[Row], signal: str) -> list[UnmaskedAnswer]:
     answers = []
     for row in rows:
         with naming(row):
+            if row.error is not None:
+                raise ValueError(row.error)
             answers.append(_answer(row.content, signal))
+    if len(answers) > 1 and len({answer.signals[signal] for answer in answers}) == 1:
+        raise ValueError(f"column {column_of(signal)[0]!r} has the same number in all rows")
     return answers
 
 
@@ -72,13 +76,12 @@ def decide_table(
     `seen`: called with each row and its decision, or why there is none.
     """
     check_new(out)
-    column, _ = column_of(calibration.signal)
+    rows = list(read_table(source, [column_of(calibration.signal)[0]]))
+    check_out(rows, source, out, (*DECIDED, "digest", "error"))
     with locked(out):
         file = Output(Path(out))
-        for row in read_table(source, [column]):
+        for row in rows:
             found, error, record = None, row.error, {"row": row.number, **row.content}
-            if clashing := sorted({*DECIDED, "row"} & row.content.keys()):
-                raise ValueError(f"{source}: the output uses {clashing}: rename these columns")
             try:
                 found = None if error else calibration.decide(_answer(record, calibration.signal))
             except ValueError as failure:
@@ -90,4 +93,4 @@ def decide_table(
                 record |= {"correct": record.get("correct"), "digest": Decision.digest(record)}
             file.add(record)
             seen(row, Outcome(row.number - 1, row.content.get("id"), found, error))
-        file.finish()
+        file.finish(None)

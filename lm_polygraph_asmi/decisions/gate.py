@@ -38,7 +38,7 @@ stakes are small."""
 ENDS = 10_000
 """Shares that an end of an interval may be, evenly spread from 0 to 1."""
 
-NEEDED = ("prompt", "answer", "accept", "reason", "signal", "value", "threshold", "digest")
+NEEDED = ("accept", "reason", "signal", "value", "threshold", "digest")
 """Fields of a saved decision that the gate reads, besides the label."""
 
 
@@ -85,11 +85,13 @@ class RiskGate:
                 f" A cluster has more answers than the guarantee allows, so it is void for them: "
                 f"{self.left_out} are left out."
             )
+        share = (self.accepted + self.unlabelled) / (self.answers + self.unlabelled)
+        accepts = f"Accepted: {share:.0%} of these answers"
+        if share == 1:
+            accepts = "These are accepted answers alone, so which share is accepted is unknown"
         return (
-            f"{self.outcome}: {found} (guarantee: {self.guarantee.promise}).{least} Accepted: "
-            f"{(self.accepted + self.unlabelled) / (self.answers + self.unlabelled):.0%} of these "
-            f"answers, {self.guarantee.coverage:.0%} "
-            "of the calibration's."
+            f"{self.outcome}: {found} (guarantee: {self.guarantee.promise}).{least} {accepts}; "
+            f"{self.guarantee.coverage:.0%} of the calibration's."
         )
 
 
@@ -200,7 +202,7 @@ def gate(
             question = question_of(row.content)
             if digest_of_texts(question) in calibrated:
                 raise ValueError('"prompt": a question of the calibration: label new ones')
-            answer = row.content["answer"]
+            answer = row.content.get("answer") or ""
             tokens = tuple(answer) if isinstance(answer, list) else answer
             check_once(known, row, digest_of_texts(question, tokens))
             counted.append(row)

@@ -155,8 +155,8 @@ def joined(clusters: Sequence[str], prompts: Sequence[Any]) -> list[str]:
 
 def question_of(content: Mapping[str, Any]) -> Any:
     """The prompt of a row, or its `id` in a table of another score; ValueError: neither."""
-    if content.get("prompt"):
-        return content["prompt"]
+    if prompt := content.get("prompt") or content.get("messages"):
+        return prompt
     return f"id {identity_of('id', content.get('id'))}"
 
 

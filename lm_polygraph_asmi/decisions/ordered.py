@@ -38,6 +38,10 @@ def surest_first(
     """Places of the rows with an answer, one a cluster, the surest first, and their signal (N,)."""
     answers = answers_of(rows, signal)
     known = [at for at, answer in enumerate(answers) if answer.answered]
+    if not known:
+        raise ValueError("expected scored answers to label, got none")
+    if signal not in (own := answers[known[0]].signals):
+        raise ValueError(f"expected a signal of {', '.join(own)}; got {signal!r}")
     alone = thinned_rows(cluster_codes(clusters_of([rows[at] for at in known])), largest)
     values = np.array([answers[known[place]].signals[signal] for place in alone])
     order = np.argsort(values, kind="stable")

@@ -83,10 +83,10 @@ def calibrate_rows(
         "right_from": right_from,
     }
     if order is not None:
-        if signal != order:
+        if signal != order or unlabelled:
             raise ValueError(
-                f"{labels} is sorted by {order}, from the surest on, so {order} is tested, not "
-                f"{signal!r}: best and learned need labels of random rows"
+                f"{labels} is sorted by {order}, from the surest on, so {order} is tested, on no "
+                f"other rows, not {signal!r}: best and learned need labels of random rows"
             )
         return _calibrated_in_order(named, signal, risk, confidence, largest, about)
     labelled = labels_of(named, right_from)

@@ -1,6 +1,6 @@
 """Scored rows: files of JSON lines or Parquet, and tables of data engines."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
@@ -30,8 +30,10 @@ def fields_of(kind: type) -> dict[str, str]:
     return {n: DTYPES.get((get_args(kind) or (kind,))[0], "string") for n, kind in kinds.items()}
 
 
-def check_out(rows: Sequence[Row], source: str | Path, out: str | Path, kind: type) -> None:
-    """Raise ValueError unless results of this kind can be written beside the rows of a file."""
+def check_out(
+    rows: Sequence[Row], source: str | Path, out: str | Path, names: Collection[str]
+) -> None:
+    """Raise ValueError unless results with these fields can be written beside a file's rows."""
     if Path(out).suffix.lower() not in (*LINES, ".parquet"):
         raise ValueError(
             f"expected a .jsonl or .parquet file for the results, got {out}: a table for people "
@@ -40,7 +42,7 @@ def check_out(rows: Sequence[Row], source: str | Path, out: str | Path, kind: ty
     if Path(out).resolve() == Path(source).resolve():
         raise ValueError(f"cannot write {out}: it is the file of prompts")
     used = {name for row in rows for name in row.content}
-    if clashing := sorted(used & {*fields_of(kind), "row"} - COPIED):
+    if clashing := sorted(used & {*names, "row"} - COPIED):
         raise ValueError(
             f"{source}: expected no fields {clashing}, which the output uses: rename or remove them"
         )
@@ -92,7 +94,7 @@ def score_file(
         rows, name = list(map(checked, read_rows(source))), str(source)
     else:
         rows, name = list(source), "its source"
-    check_out(rows, name, out, scorer._result)
+    check_out(rows, name, out, fields_of(scorer._result))
     if sheet is not None:
         check_new(sheet, "it may have labels: name another file, or remove it")
     own: Any = getattr(scorer, "scorer", scorer)  # of a `Decider`

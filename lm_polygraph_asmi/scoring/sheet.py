@@ -55,10 +55,10 @@ def write_sheet(records: Iterable[Mapping[str, Any]], path: str | Path, rank: st
         ranked = [rank] if rank else []
         rows.writerow([*COLUMNS, *ranked, *decided, *signals])
         for number, record in enumerate(chain([] if first is None else [first], scored), start=1):
-            answer = record["answer"]
+            answer = record.get("answer")
             if not isinstance(answer, str):  # token ids
                 answer = record.get("scored_text") or record.get("text")
-            shown = [_shown(record["prompt"]), _shown(answer)]
+            shown = [_shown(record.get("prompt") or f"id {record.get('id')}"), _shown(answer)]
             values = [record["signals"].get(name) for name in signals]
             label = record.get("correct")
             more = [number for _ in ranked] + [record[name] for name in decided]

@@ -69,11 +69,8 @@ def test_accept(calibration, score):
     for signal, value in score.signals.items():
         one = limited(calibration, value, signal).decide(score)
         assert one.accept is True
-        assert one.reason == (
-            f"Accept: {TITLES[signal]} {value:.4g} nats is at most {value:.4g}. Risk guarantee: "
-            "with 80% confidence, at most 40% of accepted answers are wrong, if no cluster has "
-            "more than 2 answers."
-        )
+        assert one.reason.startswith(f"Accept: {TITLES[signal]} {value:.4g} nats is at most")
+        assert calibration.guarantee.promise in one.reason
         assert (one.signal, one.value, one.threshold) == (signal, value, value)
         other = limited(calibration, np.nextafter(value, -1), signal).decide(score)
         assert other.accept is False
@@ -127,23 +124,62 @@ def test_another_model_and_unknown_weights(calibration, score):
     assert "weights not recorded here: use `decide`; tokenizer not recorded here" in plain.reason
 
 
-def test_what_counts_in_three_lines(calibration):
+def test_what_is_printed(calibration):
+    """The promise with its largest cluster, what it is made of, and what was seen."""
     decided = replace(limited(calibration, 0.25), left_out="2 empty")
-    assert list(decided.promise()) == [
-        "Promise: with 80% confidence, at most 40% of accepted answers are wrong, if no cluster "
-        "has more than 2 answers.",
-        f"Labels: {N} answers from {N // 2} clusters, {calibration.errors} wrong by their labels; "
-        f"{N // 2} clusters test. Rows left out: 2 empty.",
-        "Accepts: 50% of such answers, those whose perplexity is at most 0.25 nats.",
-    ]
-    assert str(decided).splitlines()[:3] == list(decided.promise())
+    promise, labels, accepts, *few = decided.promise()
+    for words in ("80% confidence", "at most 40% of", "if no cluster has more than 2 answers"):
+        assert words in promise
+    assert f"{N} answers from {N // 2} clusters, {calibration.errors} wrong" in labels
+    assert labels.endswith("Rows left out: 2 empty.")
+    for words in ("50% of such answers", "0.25 nats", "Of those with a label, 10% are wrong"):
+        assert words in accepts
+    for clusters, warned in ((49, 1), (50, 0)):
+        rule = replace(decided.guarantee, clusters=clusters)
+        few = list(replace(decided, guarantee=rule).promise())[3:]
+        assert [line.startswith("Warning: fewer than 50 clusters") for line in few] == [
+            True
+        ] * warned
     for name, ranks in decided.signals.items():
         assert re.search(rf"^{name} +PRR -?{ranks.prr.value:.2f} \[.*AUROC", str(decided), re.M)
-    strict = replace(decided.guarantee, threshold=None, risk=0.1, base_rate=0.28, tested=10)
-    promise, _, accepts = replace(decided, guarantee=strict).promise()
-    assert promise.startswith("Promise: none. No threshold by perplexity could be shown to hold: w")
-    assert accepts.startswith("Accepts: nothing. Even without an error, at least ")
-    assert accepts.endswith("28% of all answers are wrong, so any score must reject at least 20%.")
+    strict = replace(decided.guarantee, threshold=None, risk=0.1, base_rate=0.28, clusters=30)
+    promise, _, accepts, _ = replace(decided, guarantee=strict).promise()
+    assert promise.startswith("Promise: none")
+    assert accepts.startswith("Accepts: nothing")
+    assert "any score must reject at least 20%" in accepts
+
+
+def test_a_file_that_was_changed_by_hand(calibration, tmp_path):
+    """Any value of it, drawn: numbers, texts, lists and those inside of others."""
+    limited(calibration, 0.25, "learned").save(tmp_path / "c.json")
+    text = (tmp_path / "c.json").read_text()
+
+    def places(value, path=()):
+        parts = value.items() if isinstance(value, dict) else enumerate(value)
+        for name, part in parts:
+            inner = isinstance(part, dict | list) and part
+            yield from places(part, (*path, name)) if inner else [(*path, name)]
+
+    every = [path for path in places(json.loads(text)) if path[0] not in ("format", "digest")]
+    drawn = np.random.default_rng(0).permutation(len(every))[:40]
+    chosen = [every[at] for at in drawn]
+    for path in [
+        ("guarantee", "threshold"),
+        ("guarantee", "risk"),
+        ("guarantee", "largest"),
+        *chosen,
+    ]:
+        content = json.loads(text)
+        *outer, last = path
+        place = content
+        for name in outer:
+            place = place[name]
+        place[last] = 0.26 if place[last] != 0.26 else 0.27
+        (tmp_path / "d.json").write_text(json.dumps(content))
+        with pytest.raises(ValueError, match="changed by hand"):
+            Calibration.load(tmp_path / "d.json")
+    (tmp_path / "d.json").write_text(json.dumps(json.loads(text), indent=4, sort_keys=True))
+    assert Calibration.load(tmp_path / "d.json").guarantee.threshold == 0.25  # only laid out anew
 
 
 def test_every_setting_that_changes_a_score_is_compared(calibration):

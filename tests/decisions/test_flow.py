@@ -12,7 +12,7 @@ from lm_polygraph_asmi.decisions import Calibration, Decision, calibrate_rows
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.tables import read_table
 from tests import tiny_lm
-from tests.decisions.conftest import labelled, limited, run, write
+from tests.decisions.conftest import WORDS, labelled, limited, run, write
 from tests.scoring.conftest import PROMPT
 
 
@@ -54,7 +54,9 @@ def test_from_scores_to_the_gate(folder, calibrated, tmp_path):
     config = found.config
     assert (config.scope, config.stop, config.num_masks) == ("response", ("\n",), 4)
     new = [{"prompt": f"Later {i}: {PROMPT}", "answer": " Brask", "id": f"n{i}"} for i in range(25)]
-    write(tmp_path / "new.jsonl", [labelled(1)[0] | {"correct": None}, *new])
+    new[20]["answer"] = f" {' '.join(WORDS)}" * 3
+    seen = labelled(1)[0] | {"correct": None, "cluster": None}
+    write(tmp_path / "new.jsonl", [seen, *new])
     out, sheet = tmp_path / "decided.jsonl", tmp_path / "sheet.csv"
     model = shutil.copytree(folder / "model", tmp_path / "model")
     words = ("decide", tmp_path / "new.jsonl", "--model", model, "--out", out, "--calibration")
@@ -70,7 +72,7 @@ def test_from_scores_to_the_gate(folder, calibrated, tmp_path):
     said = done(*words, calibrated, "--sheet", sheet)
     assert f"n0 Accept: {found.title} " in said
     assert ("n18 " in said, "n19 " in said) == (True, False)  # the file has all
-    assert re.search(r"26 scored, .*\d+ accept, (\d+ abstain, )?[\d.]+ rows per second\.", said)
+    assert re.search(r"26 scored, .*\d+ accept, \d+ abstain, [\d.]+ rows per second\.", said), said
     lines = [row.content for row in read_table(out)]
     for line in lines:
         assert line["accept"] == (line["value"] <= found.guarantee.threshold)
@@ -82,7 +84,7 @@ def test_from_scores_to_the_gate(folder, calibrated, tmp_path):
     table["correct"] = ["WAHR" if accept == "True" else "" for accept in table["accept"]]
     table.iloc[::-1].assign(prompt="?").to_csv(sheet, index=False, sep=";", encoding="utf-8-sig")
     code, said = run("gate", calibrated, out, "--labels", sheet)
-    assert (code, 'row 1: "answer": the calibration has seen it' in said) == (1, True)
+    assert (code, 'row 1: "prompt": a question of the calibration' in said) == (1, True)
     table[1:5].to_csv(sheet, index=False)
     code, said = run("gate", calibrated, out, "--labels", sheet)
     assert (code, said.split(":")[0]) in ((0, "holds"), (4, "inconclusive"))

@@ -184,7 +184,10 @@ SEEN = {name: labelled()[3][name] for name in ("prompt", "answer")}
         ({"correct": "maybe"}, 'row 2: "correct": expected true or false'),
         ({"id": 0}, 'row 2: "id": row 1 has 0, too'),
         ("value", 'row 2: no field "value": expected a line of `polygraph_asmi decide --out`, lab'),
-        (SEEN, 'row 2: "answer": the calibration has seen it'),
+        ({"reason": EMPTY}, 'row 2: "digest"'),
+        (SEEN, 'row 2: "prompt": a question of the calibration'),
+        (SEEN | {"answer": " another"}, 'row 2: "prompt": a question of the calibration'),
+        (SEEN | {"prompt": f" {SEEN['prompt']}\n"}, 'row 2: "prompt": a question of the'),
     ],
 )  # fmt: skip
 def test_rows_that_do_not_fit(limit, change, words):
@@ -192,7 +195,7 @@ def test_rows_that_do_not_fit(limit, change, words):
     if change == "value":
         del second[change]
     else:
-        second = changed(second, **change) if change is SEEN else second | change
+        second = changed(second, **change) if "prompt" in change else second | change
     with pytest.raises(ValueError, match=words):
         gate(limit, numbered(first, second))
 

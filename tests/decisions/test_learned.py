@@ -1,6 +1,5 @@
 """A learned score: plain numbers, the guarantee whatever it learns; from labels to decisions."""
 
-import json
 import sys
 from dataclasses import replace
 from functools import partial
@@ -176,11 +175,6 @@ def test_a_saved_one_needs_no_scikit_learn(learned, tmp_path):
         value = pool.apply(without_scikit_learn, [tmp_path / "c.json"])
     expected = sum(map(sum, learned.learned.weights.values())) + learned.learned.intercept
     assert value == pytest.approx(expected)
-    damaged = json.loads((tmp_path / "c.json").read_text())
-    damaged["learned"]["weights"]["free"][0] = None
-    (tmp_path / "d.json").write_text(json.dumps(damaged))
-    with pytest.raises(ValueError, match=r"not a saved calibration: .*learned\.weights\.free\.0"):
-        Calibration.load(tmp_path / "d.json")
     with pytest.raises(ValueError, match="weights of a learned score exactly if it is the signal"):
         replace(learned, learned=None)
 
@@ -212,7 +206,7 @@ def test_what_has_no_decision_and_what_is_refused(learned, told, scorer, monkeyp
         calibrate_run("RUN", 0.3, signal="learned")
     ask = partial(calibrate_rows, told[:4], 0.2, signal="learned", scorer=scorer, resamples=20)
     with pytest.raises(ValueError, match="a learned score takes no unlabelled rows"):
-        ask(unlabelled=told)
+        ask(unlabelled=told[4:])
     plain = scorer._engine.read
     monkeypatch.setattr(
         scorer._engine, "read", lambda *a: (s := plain(*a)) | {"hidden": s["hidden"] * np.nan}

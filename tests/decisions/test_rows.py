@@ -53,9 +53,11 @@ def test_rows_without_a_label_or_an_answer_are_left_out(scored, scorer):
     assert found.left_out == "3 without a label, 2 empty"
     with pytest.raises(ValueError, match="only empty or blank ones"):
         calibrate_rows(blanks, 0.1)
-    expected = calibrate_rows(scored[:6], unlabelled=scored, **ASKED)
-    assert calibrate_rows(scored[:6], unlabelled=[*scored, *blanks], **ASKED) == expected
+    expected = calibrate_rows(scored[:6], unlabelled=scored[6:], **ASKED)
+    assert calibrate_rows(scored[:6], unlabelled=[*scored[6:], *blanks], **ASKED) == expected
     assert expected.guarantee.share == 0
+    with pytest.raises(ValueError, match="unlabelled rows have questions of the labelled"):
+        calibrate_rows(scored[:6], unlabelled=scored[5:], **ASKED)
     assert calibrate_rows(scored[:6], unlabelled=blanks, **ASKED) == found  # no score is left
 
 
@@ -81,8 +83,8 @@ def test_answers_that_are_all_right_give_a_threshold(scored, tmp_path):
         (labelled(4), {}, "row 1: expected a row with scores, got the fields prompt, answer"),
         ([Row(7, {"line": "{"}, "not JSON"), Row(8, {"digest": "0"})], {}, "row 7: not JSON"),
         ([], {}, "at least two labelled answers"),
-        ({}, {"unlabelled": labelled(4)}, "unlabelled row 1: expected a row with scores"),
-        ({}, {"signal": "magic"}, "expected signal best, score or one of"),
+        ({}, {"unlabelled": labelled(4)}, "row 1: expected a row with scores"),
+        ({}, {"signal": "magic"}, "expected a signal of .*got 'magic'"),
         ({}, {"signal": "adapt"}, "expected a signal of asmi, sem, msp, perplexity, entropy"),
         ({}, {"risk": 2}, "risk must lie strictly between 0 and 1, got 2"),
         ({}, {"confidence": 95}, "confidence must lie strictly between 0 and 1, got 95"),

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from lm_polygraph_asmi.analysis.clusters import RESAMPLES
 from lm_polygraph_asmi.analysis.comparison import auroc_interval, prr_intervals
 from lm_polygraph_asmi.analysis.labelled import Labelled
-from lm_polygraph_asmi.decisions.calibration import Calibration, RankedSignal
+from lm_polygraph_asmi.decisions.calibration import Calibration, RankedSignal, Sample
 from lm_polygraph_asmi.decisions.learned import Features, learned_threshold
 from lm_polygraph_asmi.decisions.risk_control import RiskThreshold, check_guarantee, risk_threshold
 from lm_polygraph_asmi.scoring.signals import LEARNED, signal_of
@@ -104,5 +104,11 @@ def fit(
         n=len(answers),
         signals=rank_signals(titled, answers),
         errors=int(answers.wrong.sum()),
+        sample=Sample(
+            columns[decider],
+            answers.wrong.astype(float),
+            answers.clusters,
+            None if unlabelled is None else unlabelled[decider],
+        ),
         **about,
     )

@@ -131,28 +131,50 @@ def risk_threshold(
             "expected at least two clusters, got one: use answers on several passages (with one "
             f"answer each, at least {least_labels(risk, confidence)} at this risk and confidence)"
         )
-    bets = largest > 2 and len(score) / largest >= BETTING_FROM[others is not None]
-    share = max(share, CHOICE_SHARE) if bets and others is None else share
-    choosing, alone = choosing_rows(codes, share=share), thinned_rows(codes, largest)
-    testing = ~choosing & (bets | np.isin(np.arange(len(codes)), alone))
-    tested, n = (score[testing], errors[testing], codes[testing]), len(set(codes[testing]))
-    if bets and others is None:
-        chosen = score[choosing], errors[choosing], codes[choosing]
-        grids = [(_strongest_on(*chosen, risk, largest), 1 - confidence)]
-    else:
-        grids = _grids(tested[0] if others is None else others, n, risk, confidence)
+    tests = tests_of(score, errors, codes, risk, confidence, share, others, largest)
     limits = [
         float(limit)
-        for grid, level in grids
-        for limit in grid[: _passed(grid, level, *tested, risk, largest if bets else 1)]
+        for grid, level in tests.grids
+        for limit in grid[: _passed(grid, level, *tests.rows, risk, tests.largest)]
     ]
     # Accepting all may be tested, but answers above all scores in the sample were not.
     threshold = min(max(limits), float(score.max())) if limits else None
     kept = errors[score <= (np.nan if threshold is None else threshold)]
     return RiskThreshold(
         threshold, len(kept) / len(score), float(kept.mean()) if len(kept) else None, risk,
-        confidence, float(errors.mean()), len(score), total, largest, share, n,
+        confidence, float(errors.mean()), len(score), total, largest, tests.share,
+        len(set(tests.rows[2])),
     )  # fmt: skip
+
+
+class SequencesOfTests(NamedTuple):
+    """Which thresholds are tested, at which level, on which answers."""
+
+    grids: list[tuple[np.ndarray, float]]  # thresholds (t,), ascending, and level, of each sequence
+    rows: tuple[np.ndarray, np.ndarray, np.ndarray]  # score, wrong, cluster of those that test
+    largest: int  # of `p_value`; 1: the exact test
+    share: float  # of the clusters, which made choices
+
+
+def tests_of(
+    score: np.ndarray, errors: np.ndarray, codes: np.ndarray, risk: float, confidence: float,
+    share: float, others: np.ndarray | None, largest: int,
+) -> SequencesOfTests:  # fmt: skip
+    """The tests of `risk_threshold`, whose arguments these are; they do not depend on `errors`.
+
+    But for bets without other scores: there, labels of the clusters that choose set the grid.
+    """
+    bets = largest > 2 and len(score) / largest >= BETTING_FROM[others is not None]
+    share = max(share, CHOICE_SHARE) if bets and others is None else share
+    choosing, alone = choosing_rows(codes, share=share), thinned_rows(codes, largest)
+    testing = ~choosing & (bets | np.isin(np.arange(len(codes)), alone))
+    rows, n = (score[testing], errors[testing], codes[testing]), len(set(codes[testing]))
+    if bets and others is None:
+        chosen = score[choosing], errors[choosing], codes[choosing]
+        grids = [(_strongest_on(*chosen, risk, largest), 1 - confidence)]
+    else:
+        grids = _grids(rows[0] if others is None else others, n, risk, confidence)
+    return SequencesOfTests(grids, rows, largest if bets else 1, share)
 
 
 def ordered_threshold(

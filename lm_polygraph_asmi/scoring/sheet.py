@@ -48,7 +48,7 @@ def write_sheet(records: Iterable[Mapping[str, Any]], path: str | Path) -> None:
     signals = list((first or {}).get("signals") or {})
     decided = ["accept"] if "accept" in (first or {}) else []
     with writing(path) as partial, partial.open("w", encoding="utf-8-sig", newline="") as file:
-        rows = csv.writer(file, lineterminator="\n")
+        rows = csv.writer(file)  # which quotes carriage returns, as they are part of its line ends
         rows.writerow([*COLUMNS, *decided, *signals])
         for record in chain([] if first is None else [first], scored):
             answer = record["answer"]

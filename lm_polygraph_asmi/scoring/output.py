@@ -201,11 +201,12 @@ class Output:
     def keep(self, good: Callable[[dict[str, Any]], bool]) -> None:
         """Remove all but the good rows of a file that exists, and a line that was cut."""
         written, partial = self.records(), Path(f"{self.lines}.kept")
-        if self.lines != self.path and self.path.exists() and not self.lines.exists():
+        if not self.lines.exists() and self.path.exists():  # a Parquet file that was finished
             written = (row.content for row in read_table(self.path, ("row",)))
+        elif not self.lines.exists():
+            written = iter(())
         with self._named():
             try:
-                self.lines.open("ab").close()
                 with partial.open("w", encoding="utf-8") as file:
                     file.writelines(
                         f"{to_json(record, str)}\n" for record in written if good(record)

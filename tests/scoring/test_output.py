@@ -44,9 +44,9 @@ def scorer(model, tokenizer):
 def calls(monkeypatch):
     seen, plain = [], Scorer.score
 
-    def counted(self, prompt, **rest):
+    def counted(self, prompt, *rest, **named):
         seen.append(prompt)
-        return plain(self, prompt, **rest)
+        return plain(self, prompt, *rest, **named)
 
     monkeypatch.setattr(Scorer, "score", counted)
     return seen
@@ -173,8 +173,9 @@ def test_a_disk_that_is_full_at_the_end(scorer, calls, tmp_path, monkeypatch, su
     assert len(contents(out)) == len(list(read_table(tmp_path / sheet))) == len(GIVEN)
 
 
-def test_what_a_file_does_not_go_on_with(scorer, model, tokenizer, tmp_path):
-    source, out = write(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_what_a_file_does_not_go_on_with(scorer, model, tokenizer, tmp_path, suffix):
+    source, out = write(tmp_path / "in.jsonl", ROWS), tmp_path / f"out{suffix}"
     score_file(scorer, source, out)
     before = out.read_bytes()
     other = Scorer(model, tokenizer=tokenizer, depth=0.9, stop="?", **SETTINGS)
@@ -193,7 +194,7 @@ def test_what_a_file_does_not_go_on_with(scorer, model, tokenizer, tmp_path):
         with pytest.raises(ValueError, match="row 1 has another prompt or answer than in"):
             score_file(scorer, source, out)
     write(source, ROWS)
-    busy = r"out\.jsonl is being written by another program"
+    busy = rf"out\{suffix} is being written by another program"
     with locked(out), pytest.raises(ValueError, match=busy):
         score_file(scorer, source, out)
     clashing = write(tmp_path / "c.jsonl", [ROWS[0] | {"score": 77, "row": 1, "tokens": "mine"}])
@@ -203,12 +204,12 @@ def test_what_a_file_does_not_go_on_with(scorer, model, tokenizer, tmp_path):
         with pytest.raises(ValueError, match=r"\.jsonl or \.parquet.*--sheet"):
             score_file(scorer, source, tmp_path / name)
     assert out.read_bytes() == before
-    assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "c.jsonl", "out.jsonl"}
+    assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "c.jsonl", out.name}
     for text in ("my notes\n", '{"prompt": "Who?"}\n', "[1]\n"):  # no rows of ours
-        out.write_text(text)
-        with pytest.raises(ValueError, match=r"out\.jsonl, line 1"):
+        lines_of(out).write_text(text)
+        with pytest.raises(ValueError, match=rf"{lines_of(out)}, line 1"):
             score_file(scorer, source, out)
-        assert out.read_text() == text
+        assert lines_of(out).read_text() == text
 
 
 def test_what_json_lacks_is_not_written(scorer, tmp_path):

@@ -4,14 +4,12 @@ The page loads nothing. A threshold passes its test exactly if the upper bound t
 of the test, is at most the risk: so the chart shows the tests themselves.
 """
 
-import math
 from bisect import bisect_left
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-from markupsafe import Markup
 
 from lm_polygraph_asmi.analysis.clusters import cluster_codes
 from lm_polygraph_asmi.decisions.calibration import Calibration, Sample
@@ -37,9 +35,9 @@ def bounds_of(calibration: Calibration) -> tuple[list[Bound], int]:
 
     An answer without a label counts as wrong.
     """
-    rule, sample, found = calibration.guarantee, _sample(calibration), list[Bound]()
+    rule, sample, found = calibration.guarantee, calibration.sample, list[Bound]()
     tests = tests_of(
-        sample.values, sample.wrong, cluster_codes(sample.clusters), rule.risk,
+        (sample.values, sample.wrong, cluster_codes(sample.clusters)), rule.risk,
         1 - (1 - rule.confidence) / rule.signals, rule.share, sample.unlabelled,
         rule.largest if rule.largest and rule.labels is None else 1,
     )  # fmt: skip
@@ -50,11 +48,10 @@ def bounds_of(calibration: Calibration) -> tuple[list[Bound], int]:
                 partial(p_value, score <= limit, errors, codes, largest=tests.largest)
                 for errors in (wrong != 0, wrong == 1)
             )
-            outcome = "passed" if now(rule.risk) <= level else "failed"
-            if outcome == "failed" and at_best(rule.risk) <= level:
-                outcome = "open"
-            share = float((sample.values <= limit).mean())
-            found.append(Bound(share, _least_risk(now, level), outcome, level))
+            outcome = "passed" if now(rule.risk) <= level else "open"
+            outcome = outcome if at_best(rule.risk) <= level else "failed"
+            accepted = float((sample.values <= limit).mean())
+            found.append(Bound(accepted, _least_risk(now, level), outcome, level))
             if outcome != "passed":
                 break
     return found, len(score)
@@ -80,16 +77,21 @@ def error_rates(sample: Sample) -> tuple[np.ndarray, np.ndarray]:
 
 def page_of(calibration: Calibration) -> str:
     """A self-contained HTML page of a calibration that was just made; ValueError: it was loaded."""
-    rule, sample = calibration.guarantee, _sample(calibration)
+    rule, sample = calibration.guarantee, calibration.sample
+    if sample is None:
+        raise ValueError(
+            "expected a calibration that was just made, got a loaded one, which has no labels: use "
+            "`polygraph_asmi calibrate ... --html page.html`"
+        )
     (shares, rates), (bounds, tested) = error_rates(sample), bounds_of(calibration)
     order, n = np.argsort(sample.values, kind="stable"), len(sample.values)
-    made = [one.bound for one in bounds if one.outcome != "open"]
     # The first rates, of few answers, jump: they do not set the height.
-    reach = min(1.0, 1.1 * max(2 * rule.risk, *made, *rates[shares >= min(0.1, shares[-1])]))
+    heights = [*rates[shares >= 0.1], *rates[-1:]]
+    heights += [one.bound for one in bounds if one.outcome != "open"]
+    reach = min(1.0, 1.1 * max([2 * rule.risk, *heights]))
     step = next(step for step in STEPS if reach / step <= 6 or step == STEPS[-1])
-    ranked = sample.values[order]
     return template("decisions/picture.html.jinja").render(
-        style=Markup(template().make_module().style()),  # type: ignore[attr-defined]
+        style=template().make_module().style(),  # type: ignore[attr-defined]
         calibration=calibration,
         rule=rule,
         lines=list(calibration.promise()),
@@ -98,20 +100,12 @@ def page_of(calibration: Calibration) -> str:
         outcomes={one.outcome for one in bounds},
         tested=tested,
         levels=sorted({f"{100 * (1 - one.level):.3g}%" for one in bounds}),
-        top=step * math.ceil(reach / step - 1e-9),
+        top=step * np.ceil(reach / step - 1e-9),
         step=step,
         curve=list(zip(shares.tolist(), rates.tolist(), strict=True)),
         ticks={kind: (np.flatnonzero(sample.wrong[order] == kind) + 0.5) / n for kind in (0, 1)},
-        scores=[(at, ranked[min(n - 1, int(at * n))]) for at in (0, 0.25, 0.5, 0.75, 1)],
+        scores=[
+            (at, sample.values[order[min(n - 1, int(at * n))]]) for at in (0, 0.25, 0.5, 0.75, 1)
+        ],
         n=n,
     )
-
-
-def _sample(calibration: Calibration) -> Sample:
-    if calibration.sample is None:
-        raise ValueError(
-            "expected a calibration that was just made, got a loaded one, which has no labels: use "
-            "`polygraph_asmi calibrate ... --html page.html`"
-        )
-    sample: Sample = calibration.sample
-    return sample

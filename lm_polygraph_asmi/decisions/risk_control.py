@@ -132,7 +132,7 @@ def risk_threshold(
             "expected at least two clusters, got one: use answers on several passages (with one "
             f"answer each, at least {least_labels(risk, confidence)} at this risk and confidence)"
         )
-    tests = tests_of(score, errors, codes, risk, confidence, share, others, largest)
+    tests = tests_of((score, errors, codes), risk, confidence, share, others, largest)
     limits = [
         float(limit)
         for grid, level in tests.grids
@@ -158,13 +158,18 @@ class SequencesOfTests(NamedTuple):
 
 
 def tests_of(
-    score: np.ndarray, errors: np.ndarray, codes: np.ndarray, risk: float, confidence: float,
-    share: float, others: np.ndarray | None, largest: int,
-) -> SequencesOfTests:  # fmt: skip
-    """The tests of `risk_threshold`, whose arguments these are; they do not depend on `errors`.
+    answers: tuple[np.ndarray, np.ndarray, np.ndarray],
+    risk: float,
+    confidence: float,
+    share: float,
+    others: np.ndarray | None,
+    largest: int,
+) -> SequencesOfTests:
+    """The tests of `risk_threshold`, of (n,) scores, wrong answers and codes of clusters.
 
-    But for bets without other scores: there, labels of the clusters that choose set the grid.
+    Labels do not change them, but for bets without `others`, where clusters choose the thresholds.
     """
+    score, errors, codes = answers
     bets = largest > 2 and len(score) / largest >= BETTING_FROM[others is not None]
     share = max(share, CHOICE_SHARE) if bets and others is None else share
     choosing, alone = choosing_rows(codes, share=share), thinned_rows(codes, largest)

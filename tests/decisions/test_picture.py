@@ -175,6 +175,16 @@ def test_labels_from_the_surest_on(scored, tmp_path, labelled, skipped, outcomes
         assert table["Accepted"] == f"{found.guarantee.coverage:.0%}"
 
 
+def test_before_the_first_label():
+    """Of answers that are labelled in order, and whose only label is of a row that was left out."""
+    found = calibrated(150)
+    sample = found.sample._replace(wrong=np.full(150, np.nan))
+    rule = replace(found.guarantee, threshold=None, error_rate=None, coverage=0.0, labels=0)
+    drawn, table, _ = marks(page_of(replace(found, sample=sample, guarantee=rule, n=0, errors=0)))
+    assert {"next"} == {"next", "passed", "failed", "limit"} & {*drawn}
+    assert table["Labels"] == "0 of 150 answers, from the surest on"
+
+
 def test_of_a_run_and_not_of_a_loaded_one(tmp_path):
     path, out, page = runs.save(tmp_path / "squad"), tmp_path / "c.json", tmp_path / "page.html"
     asked = ("calibrate", "--run", path, "--risk", 0.3, "--out", out, "--html")

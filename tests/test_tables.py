@@ -50,6 +50,8 @@ def slow_records(text, separator):
                 continue
             if text[at : at + 1] == "\r" and text[at : at + 2] != "\r\n" and at + 1 < end:
                 line = text[at:].partition("\n")[0]
+                if text[start : at + len(line)].count('"') % 2:
+                    raise ValueError("a quoted cell goes on")
                 cells, well = [] if line.strip("\r") else cells, False
                 at += len(line)
             at += text[at : at + 1] == "\r"
@@ -142,6 +144,7 @@ BAD_ROWS = [
     ('a,say "so"\nc,d', [1]),
     ('a,"say ""so"""\nc,d', []),
     ('a,"b\nc,d', None),
+    ('a\r,"b\nWho?,c\nd"\n', None),
     ('"a\nb",c\nd,e,f\n', [2]),
     ("\n\r\na,b\n\n", []),
 ]

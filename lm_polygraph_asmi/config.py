@@ -6,7 +6,7 @@ nothing heavy, so an invalid setting raises at once.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import partial
 from typing import Any
@@ -25,214 +25,17 @@ STRUCTURE = {
 }
 """Modules that the setting `structure` may name."""
 
-KINDS = {
-    "masks": ["depth", "top_k", "num_masks", "mask_rate", "mask_sampler", "scope", "seed",
-              "seeded_by", "structure"],
-    "answer": ["max_new_tokens"],
-    "machine": ["attention", "memory_budget", "compile"],
-}  # fmt: skip
-"""What a masked pass computes, how answers are generated, what changes speed only -> settings.
-All others are "score": computed from the masked passes."""
-ADAPT = ("tau", "beta", "gate_token", "num_samples")
-"""Settings that only the method adapt uses."""
-SYMBOLS = {"top_k": "K", "num_masks": "S", "mask_rate": "p"}
-UNNAMED = ("method", "depth", "top_k", "num_samples", "stop", *KINDS["answer"], *KINDS["machine"])
-"""Settings that a label shows always, or never."""
-SHOWN: dict[str, Callable[[Any], str]] = {
-    "structure": lambda _: "named modules",
-    "closing_token": lambda _: "no closing token",
-    "tau": "tau={:g}".format,
-    "beta": "beta={:g}".format,
-}
-"""Setting -> how a label shows it, if not as name=value."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ASMIConfig:
-    """The settings of a score; ValueError for one out of range.
-
-    Attributes:
-        method: Which score: asmi (MI), sem (MI, discounted for near-synonyms) or adapt (sem, with a
-            discount that depends on sampled answers).
-        depth: Masked layer, as a fraction of the layers: 0 is the first, 1 the last; the paper's is
-            0.6.
-        top_k: Most likely tokens kept per distribution, K.
-        num_masks: Number of masks, S; by default, derived from the number of heads.
-        mask_rate: Probability of masking a head, p; by default, derived from the number of heads.
-        mask_sampler: How masks are sampled; balanced masks each head equally often.
-        scope: Where heads are masked: all positions (as in the paper), or response: only where the
-            answer is predicted (cheaper, a different score, and the one measured most).
-        seed: Random seed of masks and sampled answers.
-        seeded_by: Text that seeds the masks: answer (prompt and answer) or prompt (prompt only).
-        aggregation: How token scores become the answer's score; mean is the paper's.
-        structure: Modules of a model whose structure is not found, by path:
-            layers=...,projection=...,lm_head=..., any of them.
-        closing_token: Whether to score the token that ends the answer.
-        tau: Diversity of the sampled answers at which agreement has half its weight.
-        beta: How steeply the weight of agreement falls around tau.
-        gate_token: Token of a sampled answer whose hidden state the gate reads: the last one, such
-            as a line break, or the second-last, as LM-Polygraph's embeddings do.
-        num_samples: Number of sampled answers.
-        stop: String that ends an answer; \\n is a line break.
-        max_new_tokens: Maximum answer length, in tokens.
-        attention: Attention implementation of the masked passes, such as sdpa; by default, the
-            model's.
-        memory_budget: Memory for masked passes, besides the weights, in bytes; by default, half of
-            the free GPU memory (at most 8 GiB), or 512 MiB on a CPU.
-        compile: Whether torch.compile runs the layers.
-
-    Example:
-        >>> config = ASMIConfig(scope="response", top_k=256)
-        >>> str(config)
-        'Sem-ASMI (60%, K=256, scope=response)'
-        >>> config.replace(depth=0.9).depth
-        0.9
-    """
-
-    # In the order that `label` shows them.
-    method: str = "sem"
-    depth: float = 0.6
-    top_k: int = 64
-    num_masks: int | None = None
-    mask_rate: float | None = None
-    mask_sampler: str = "bernoulli"
-    scope: str = "all"
-    seed: int = 0
-    seeded_by: str = "answer"
-    aggregation: str = "mean"
-    structure: str | None = None
-    closing_token: bool = True
-    tau: float = 0.3
-    beta: float = 10.0
-    gate_token: str = "second_last"
-    num_samples: int = 10
-    stop: tuple[str, ...] | None = None
-    max_new_tokens: int = 64
-    attention: str | None = None
-    memory_budget: int | None = None
-    compile: bool = False
-
-    def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        for name in self.names():
-            value = getattr(self, name)
-            check_setting(name, value)
-            if name == "stop" and value is not None:
-                value = tuple(value)
-            elif name == "structure" and value is not None:  # a text, whatever its order
-                paths = module_paths(value).items()
-                value = ",".join(f"{part}={path}" for part, path in paths) or None
-            # NumPy numbers become plain ones.
-            object.__setattr__(self, name, getattr(value, "tolist", lambda v=value: v)())
-
-    @classmethod
-    def names(cls, *of: str) -> list[str]:
-        """Names of the settings; with arguments, only those of "masks", "score" and so on."""
-        kind = {name: of for of, names in KINDS.items() for name in names}
-        return [f.name for f in fields(cls) if not of or kind.get(f.name, "score") in of]
-
-    def replace(self, **changed: Any) -> "ASMIConfig":
-        """A copy with some settings changed.
-
-        Raises:
-            TypeError: an unknown setting; the message suggests a similar name.
-            ValueError: a setting out of range.
-        """
-        return replace(self, **self.check_names(changed))
-
-    @classmethod
-    def check_names(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings as a dict; TypeError if a name is unknown."""
-        known = cls.names()
-        for name in settings:
-            if name not in known:
-                close = get_close_matches(name, known, n=1)
-                hint = f"; did you mean {close[0]}?" if close else "."
-                raise TypeError(f"unknown setting {name}{hint} Settings: {', '.join(known)}")
-        return dict(settings)
-
-    def to_dict(self, *of: str) -> dict[str, Any]:
-        """JSON-serialisable values by name; arguments as for `names`."""
-        values = {name: getattr(self, name) for name in self.names(*of)}
-        return {n: list(v) if isinstance(v, tuple) else v for n, v in values.items()}
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> "ASMIConfig":
-        """A config from saved values, other keys ignored; ValueError: a value out of range."""
-        return cls(**{name: content[name] for name in cls.names() if name in content})
-
-    def besides_masks(self) -> dict[str, Any]:
-        """Plain values of the settings of score and answer that the method uses."""
-        unused = () if self.method == "adapt" else ADAPT
-        return {n: v for n, v in self.to_dict("score", "answer").items() if n not in unused}
-
-    def score_key(self) -> dict[str, Any]:
-        """Values of the settings that must be equal for two scores to be comparable."""
-        return self.key_of(self.to_dict())
-
-    @classmethod
-    def key_of(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
-        """`score_key` of saved values; settings that were not saved are left out."""
-        unused = () if saved["method"] == "adapt" else ADAPT
-        names = [n for n in cls.names("masks", "score") if n not in unused]
-        key = {name: saved[name] for name in names if name in saved}
-        return key | ({"stop": sorted(key["stop"] or ())} if "stop" in key else {})
-
-    def same_but(self, other: "ASMIConfig", *names: str) -> bool:
-        """Whether two scores have the same label and samples, apart from the settings `names`."""
-        unused = () if self.method == other.method else ADAPT
-        ignored = {"stop", *KINDS["answer"], *KINDS["machine"], *unused, *names}
-        return all(getattr(self, n) == getattr(other, n) for n in self.names() if n not in ignored)
-
-    @property
-    def symbol(self) -> str:
-        """Name of the method, such as "Sem-ASMI"."""
-        return METHODS[self.method]
-
-    def at_depths(self, depths: Sequence[float] | float | None) -> tuple["ASMIConfig", ...]:
-        """This config at each depth; None: at its depth alone.
-
-        Raises:
-            ValueError: no depth, or one out of range.
-        """
-        several = (self.depth,) if depths is None else depths
-        several = several if isinstance(several, Sequence) else (several,)
-        if not several:
-            raise ValueError("expected at least one depth, such as [0.6], got none")
-        return tuple({depth_key(at): self.replace(depth=at) for at in several}.values())
-
-    def describe(self, *names: str) -> list[str]:
-        """Settings that differ from the default, as the label shows them: `["scope=response"]`."""
-        ignored = {*UNNAMED, *(() if self.method == "adapt" else ADAPT)}
-        chosen = [n for n in names or self.names() if n not in ignored]
-        changed = [n for n in chosen if getattr(self, n) != getattr(ASMIConfig, n)]
-        named = {n: f"{SYMBOLS.get(n, n)}={getattr(self, n)}" for n in changed}
-        return [SHOWN[n](getattr(self, n)) if n in SHOWN else named[n] for n in changed]
-
-    def label(self, symbol: str) -> str:
-        """Readable name: always depth and K, other settings where they are not the default."""
-        parts = [f"{100 * self.depth:g}%", f"K={self.top_k}", *self.describe()]
-        return f"{symbol} ({', '.join(parts)})"
-
-    def __str__(self) -> str:
-        return self.label(self.symbol)
-
 
 def _fraction(why: str, name: str, value: Any) -> None:
-    check_number(_titled(name), value)
+    check_number(name, value)
     if not 0 < value < 1:
-        raise ValueError(f"{_titled(name)} must lie in (0, 1), got {value}: {why}")
+        raise ValueError(f"{name} must lie in (0, 1), got {value}: {why}")
 
 
 def _whole(least: int, why: str, name: str, value: Any) -> None:
-    check_whole(_titled(name), value)
+    check_whole(name, value)
     if value < least:
-        raise ValueError(f"{_titled(name)} must be at least {least}, got {value}{why}")
-
-
-def _titled(name: str) -> str:
-    return f"{name} ({SYMBOLS[name]})" if name in SYMBOLS else name
+        raise ValueError(f"{name} must be at least {least}, got {value}{why}")
 
 
 def _truth(name: str, value: Any) -> None:
@@ -289,39 +92,235 @@ def module_paths(structure: str | Mapping[str, str] | None) -> dict[str, str]:
     return {name: paths[name] for name in STRUCTURE if name in paths}
 
 
-CHOICES: dict[str, tuple[str, ...]] = {
-    "method": tuple(METHODS),
-    "mask_sampler": MASK_SAMPLERS,
-    "scope": SCOPES,
-    "seeded_by": ("answer", "prompt"),
-    "aggregation": AGGREGATIONS,
-    "gate_token": ("last", "second_last"),
-}
-CHECKS: dict[str, Callable[[str, Any], object]] = {
-    **{name: partial(check_one_of, known=known) for name, known in CHOICES.items()},
-    "depth": partial(_fraction, "it is a fraction of the layers, such as 0.6"),
-    "top_k": partial(_whole, 1, ""),
-    "num_masks": partial(_whole, 2, ": disagreement needs two subnetworks"),
-    "mask_rate": partial(_fraction, "0 keeps every head, 1 keeps none"),
-    "seed": _seed,
-    "structure": lambda _, value: module_paths(value),
-    "closing_token": _truth,
-    "tau": check_number,
-    "beta": check_number,
-    "num_samples": partial(_whole, 2, ": answers are compared"),
-    "stop": check_stop,
-    "max_new_tokens": partial(_whole, 1, ": an answer needs a token"),
-    "attention": _attention,
-    "memory_budget": partial(_whole, 1, ""),
-    "compile": _truth,
-}
-"""Setting -> what raises ValueError for a value out of range."""
+def _field(
+    default: Any, check: Callable[[str, Any], object] | None = None, kind: str = "score", *,
+    label: str = "{name}={value}", symbol: str | None = None, choices: tuple[str, ...] = (),
+    adapt: bool = False,
+) -> Any:  # fmt: skip
+    """A field of `ASMIConfig`, and what is made of it elsewhere.
+
+    Args:
+        check: raises ValueError for a value out of range; called with the field's name and value.
+            None: the value is one of `choices`.
+        kind: what it changes. "masks": what a masked pass computes; "score": what is computed from
+            masked passes; "answer": how answers are generated; "machine": speed only.
+        label: how `ASMIConfig.describe` shows another value than the default; empty: not at all.
+        symbol: the paper's, which stands for the name.
+        choices: all values, for the command line.
+        adapt: whether only the method adapt uses it.
+    """
+    return field(
+        default=default,
+        metadata={
+            "check": check or partial(check_one_of, known=choices),
+            "kind": kind,
+            "label": label,
+            "symbol": symbol,
+            "choices": choices,
+            "adapt": adapt,
+        },
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ASMIConfig:
+    """The settings of a score; ValueError for one out of range.
+
+    Attributes:
+        method: Which score: asmi (MI), sem (MI, discounted for near-synonyms) or adapt (sem, with a
+            discount that depends on sampled answers).
+        depth: Masked layer, as a fraction of the layers: 0 is the first, 1 the last; the paper's is
+            0.6.
+        top_k: Most likely tokens kept per distribution, K.
+        num_masks: Number of masks, S; by default, derived from the number of heads.
+        mask_rate: Probability of masking a head, p; by default, derived from the number of heads.
+        mask_sampler: How masks are sampled; balanced masks each head equally often.
+        scope: Where heads are masked: all positions (as in the paper), or response: only where the
+            answer is predicted (cheaper, a different score, and the one measured most).
+        seed: Random seed of masks and sampled answers.
+        seeded_by: Text that seeds the masks: answer (prompt and answer) or prompt (prompt only).
+        aggregation: How token scores become the answer's score; mean is the paper's.
+        structure: Modules of a model whose structure is not found, by path:
+            layers=...,projection=...,lm_head=..., any of them.
+        closing_token: Whether to score the token that ends the answer.
+        tau: Diversity of the sampled answers at which agreement has half its weight.
+        beta: How steeply the weight of agreement falls around tau.
+        gate_token: Token of a sampled answer whose hidden state the gate reads: the last one, such
+            as a line break, or the second-last, as LM-Polygraph's embeddings do.
+        num_samples: Number of sampled answers.
+        stop: String that ends an answer; \\n is a line break.
+        max_new_tokens: Maximum answer length, in tokens.
+        attention: Attention implementation of the masked passes, such as sdpa; by default, the
+            model's.
+        memory_budget: Memory for masked passes, besides the weights, in bytes; by default, half of
+            the free GPU memory (at most 8 GiB), or 512 MiB on a CPU.
+        compile: Whether torch.compile runs the layers.
+
+    Example:
+        >>> config = ASMIConfig(scope="response", top_k=256)
+        >>> str(config)
+        'Sem-ASMI (60%, K=256, scope=response)'
+        >>> config.replace(depth=0.9).depth
+        0.9
+    """
+
+    # In the order that `label` shows them.
+    method: str = _field("sem", choices=tuple(METHODS), label="")
+    depth: float = _field(
+        0.6, partial(_fraction, "it is a fraction of the layers, such as 0.6"), "masks", label=""
+    )
+    top_k: int = _field(64, partial(_whole, 1, ""), "masks", label="", symbol="K")
+    num_masks: int | None = _field(
+        None, partial(_whole, 2, ": disagreement needs two subnetworks"), "masks", symbol="S"
+    )
+    mask_rate: float | None = _field(
+        None, partial(_fraction, "0 keeps every head, 1 keeps none"), "masks", symbol="p"
+    )
+    mask_sampler: str = _field("bernoulli", kind="masks", choices=MASK_SAMPLERS)
+    scope: str = _field("all", kind="masks", choices=SCOPES)
+    seed: int = _field(0, _seed, "masks")
+    seeded_by: str = _field("answer", kind="masks", choices=("answer", "prompt"))
+    aggregation: str = _field("mean", choices=AGGREGATIONS)
+    structure: str | None = _field(
+        None, lambda _, value: module_paths(value), "masks", label="named modules"
+    )
+    closing_token: bool = _field(True, _truth, label="no closing token")
+    tau: float = _field(0.3, check_number, label="tau={value:g}", adapt=True)
+    beta: float = _field(10.0, check_number, label="beta={value:g}", adapt=True)
+    gate_token: str = _field("second_last", choices=("last", "second_last"), adapt=True)
+    num_samples: int = _field(
+        10, partial(_whole, 2, ": answers are compared"), label="", adapt=True
+    )
+    stop: tuple[str, ...] | None = _field(None, check_stop, label="")
+    max_new_tokens: int = _field(
+        64, partial(_whole, 1, ": an answer needs a token"), "answer", label=""
+    )
+    attention: str | None = _field(None, _attention, "machine", label="")
+    memory_budget: int | None = _field(None, partial(_whole, 1, ""), "machine", label="")
+    compile: bool = _field(False, _truth, "machine", label="")
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        for name in self.names():
+            value = getattr(self, name)
+            check_setting(name, value)
+            if name == "stop" and value is not None:
+                value = tuple(value)
+            elif name == "structure" and value is not None:  # a text, whatever its order
+                paths = module_paths(value).items()
+                value = ",".join(f"{part}={path}" for part, path in paths) or None
+            # NumPy numbers become plain ones.
+            object.__setattr__(self, name, getattr(value, "tolist", lambda v=value: v)())
+
+    @classmethod
+    def names(cls, *of: str) -> list[str]:
+        """Names of the settings; with arguments, only those of "masks", "score" and so on."""
+        return [f.name for f in fields(cls) if not of or f.metadata["kind"] in of]
+
+    def replace(self, **changed: Any) -> "ASMIConfig":
+        """A copy with some settings changed.
+
+        Raises:
+            TypeError: an unknown setting; the message suggests a similar name.
+            ValueError: a setting out of range.
+        """
+        return replace(self, **self.check_names(changed))
+
+    @classmethod
+    def check_names(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings as a dict; TypeError if a name is unknown."""
+        known = cls.names()
+        for name in settings:
+            if name not in known:
+                close = get_close_matches(name, known, n=1)
+                hint = f"; did you mean {close[0]}?" if close else "."
+                raise TypeError(f"unknown setting {name}{hint} Settings: {', '.join(known)}")
+        return dict(settings)
+
+    def to_dict(self, *of: str) -> dict[str, Any]:
+        """JSON-serialisable values by name; arguments as for `names`."""
+        values = {name: getattr(self, name) for name in self.names(*of)}
+        return {n: list(v) if isinstance(v, tuple) else v for n, v in values.items()}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> "ASMIConfig":
+        """A config from saved values, other keys ignored; ValueError: a value out of range."""
+        return cls(**{name: content[name] for name in cls.names() if name in content})
+
+    def besides_masks(self) -> dict[str, Any]:
+        """Plain values of the settings of score and answer that the method uses."""
+        values = self.to_dict("score", "answer")
+        return {n: v for n, v in values.items() if _is_used(n, self.method)}
+
+    def score_key(self) -> dict[str, Any]:
+        """Values of the settings that must be equal for two scores to be comparable."""
+        return self.key_of(self.to_dict())
+
+    @classmethod
+    def key_of(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """`score_key` of saved values; settings that were not saved are left out."""
+        names = [n for n in cls.names("masks", "score") if _is_used(n, saved["method"])]
+        key = {name: saved[name] for name in names if name in saved}
+        return key | ({"stop": sorted(key["stop"] or ())} if "stop" in key else {})
+
+    def same_but(self, other: "ASMIConfig", *names: str) -> bool:
+        """Whether two scores have the same label and samples, apart from the settings `names`."""
+        adapt = self.method == other.method  # else one of them does not use these
+        compared = [n for n in self.names("masks", "score") if adapt or not SETTINGS[n]["adapt"]]
+        ignored = {"stop", *names}
+        return all(getattr(self, n) == getattr(other, n) for n in compared if n not in ignored)
+
+    @property
+    def symbol(self) -> str:
+        """Name of the method, such as "Sem-ASMI"."""
+        return METHODS[self.method]
+
+    def at_depths(self, depths: Sequence[float] | float | None) -> tuple["ASMIConfig", ...]:
+        """This config at each depth; None: at its depth alone.
+
+        Raises:
+            ValueError: no depth, or one out of range.
+        """
+        several = (self.depth,) if depths is None else depths
+        several = several if isinstance(several, Sequence) else (several,)
+        if not several:
+            raise ValueError("expected at least one depth, such as [0.6], got none")
+        return tuple({depth_key(at): self.replace(depth=at) for at in several}.values())
+
+    def describe(self, *names: str) -> list[str]:
+        """Settings that differ from the default, as the label shows them: `["scope=response"]`."""
+        changed = [n for n in names or self.names() if getattr(self, n) != getattr(ASMIConfig, n)]
+        shown = {n: SETTINGS[n] for n in changed if _is_used(n, self.method)}
+        return [
+            of["label"].format(name=of["symbol"] or name, value=getattr(self, name))
+            for name, of in shown.items()
+            if of["label"]
+        ]
+
+    def label(self, symbol: str) -> str:
+        """Readable name: always depth and K, other settings where they are not the default."""
+        parts = [f"{100 * self.depth:g}%", f"K={self.top_k}", *self.describe()]
+        return f"{symbol} ({', '.join(parts)})"
+
+    def __str__(self) -> str:
+        return self.label(self.symbol)
+
+
+SETTINGS: dict[str, Mapping[str, Any]] = {f.name: f.metadata for f in fields(ASMIConfig)}
+"""Setting -> what its field declares, see `_field`."""
+
+
+def _is_used(name: str, method: str) -> bool:
+    """Whether a method uses a setting."""
+    return method == "adapt" or not SETTINGS[name]["adapt"]
 
 
 def check_setting(name: str, value: Any) -> None:
     """Raise ValueError unless the value is valid for this setting; None is where it is default."""
     if value is not None or getattr(ASMIConfig, name) is not None:
-        CHECKS[name](name, value)
+        of = SETTINGS[name]
+        of["check"](f"{name} ({of['symbol']})" if of["symbol"] else name, value)
 
 
 def check_fits(top_k: int, vocabulary: int) -> None:

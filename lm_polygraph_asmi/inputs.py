@@ -42,6 +42,7 @@ Answer = str | Sequence[int]
 _SPEAKER = (
     r"\b(?:role|from|type|sender|author|speaker)[\\\"']*\s*[:=]\s*[\\\"'<\w.]*"
     r"\b(?:system|developer|user|human|assistant|ai|gpt|model|tool|function|chatbot|bot|text)\b"
+    r"(?=[\\\"']*\s*(?:[,}\])>\n]|\Z))"
 )
 """Who says something, as a field of a message or a part."""
 _PAIR = r"[\"'](?:system|developer|user|human|assistant|ai|placeholder)[\"']\s*,"
@@ -259,7 +260,8 @@ def parse_request(
         if (" of message " not in name or name.startswith("content")) and chat_as_text(text):
             raise ValueError(
                 f"the {name} is a chat written as text, {text[:40]!r}: pass the chat itself, as a "
-                "list of messages (in a file: JSON lines, with the list as it is, not in quotes)"
+                "list of messages (in a file: JSON lines, the list as it is, not in quotes). If "
+                "the text is meant, pass its token ids"
             )
     return request
 

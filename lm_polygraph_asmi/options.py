@@ -9,7 +9,7 @@ from typing import Any, get_args, get_type_hints
 import click
 from click.core import ParameterSource
 
-from lm_polygraph_asmi.config import ADAPT, CHOICES, ASMIConfig
+from lm_polygraph_asmi.config import SETTINGS, ASMIConfig
 
 _QUOTED = re.compile('(?s)(?!" *[,:\\]}]) *(["\'`“‘„«»])(?=.*[^"\'`“”‘’„«»])(.+)(["\'`”’“«»]) *')
 """Not what ends a text in JSON and begins the next, such as `", "`."""
@@ -75,12 +75,12 @@ def _option(setting: str, kind: Any, text: str) -> Callable[[Any], Any]:
         "default": () if multiple else default,
         "show_default": default is not None,
         "multiple": multiple,
-        "help": f"{text} Used only by the method adapt." if setting in ADAPT else text,
+        "help": f"{text} Used only by the method adapt." if SETTINGS[setting]["adapt"] else text,
     }
     if types == [bool]:
         return click.option(f"--{name}/--no-{name}", **arguments)
-    if setting in CHOICES:
-        arguments["type"] = click.Choice(CHOICES[setting])
+    if choices := SETTINGS[setting]["choices"]:
+        arguments["type"] = click.Choice(choices)
     elif types[0] in (int, float) and len(types) == 1:
         arguments["type"] = types[0]
     else:

@@ -152,7 +152,8 @@ def _records(path: str | Path, text: str, separator: str) -> Iterator[tuple[str,
         try:
             cells = next(reader, None)
         except csv.Error as error:
-            if "new-line character" not in str(error):
+            # After a bare carriage return the line is left, unless a quoted cell goes on from it.
+            if "new-line character" not in str(error) or "".join(taken).count('"') % 2:
                 raise ValueError(
                     f"{path}, row {number} (line {reader.line_num}): {error}. Where this row ends "
                     "is unknown: write each cell that has quotes in quotes, and its quotes twice"

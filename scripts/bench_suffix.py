@@ -267,10 +267,10 @@ def main(
     place = model.device
     generator, length = torch.Generator().manual_seed(0), prompt_tokens + response_tokens
     input_ids = torch.randint(model.config.vocab_size, (length,), generator=generator).to(place)
-    masks = maths.sample_head_masks(num_masks, num_heads(model), MASK_RATE, generator)
+    layer = layer_at(model, DEPTH)
+    masks = maths.sample_head_masks(num_masks, num_heads(model, layer), MASK_RATE, generator)
     distinct = masks.unique(dim=0)
     to_run = int((~distinct.all(dim=1)).sum())
-    layer = layer_at(model, DEPTH)
     console.print(
         f"{name}, {dtype}, SDPA: {prompt_tokens} prompt and {response_tokens} "
         f"response tokens, layer {layer} of {num_layers(model)}, p = {MASK_RATE}, S = {num_masks}, "

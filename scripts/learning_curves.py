@@ -21,9 +21,8 @@ from scipy.stats import t
 from sklearn.linear_model import LogisticRegression
 
 from lm_polygraph_asmi.analysis import Labelled
-from lm_polygraph_asmi.decisions.fit import best_signal
+from lm_polygraph_asmi.decisions.fit import best_threshold
 from lm_polygraph_asmi.decisions.learned import learned_threshold
-from lm_polygraph_asmi.decisions.risk_control import CHOICE_SHARE, risk_threshold
 
 SIZES, SPLITS, MAIN, PRIMARY, CONFIDENCE = (60, 100, 150, 240), 40, 100, "contains", 0.9
 FORMS = [(1, 1, 0.01), *product((3, 10, 30), (1, 3), (0.0003, 0.001, 0.003, 0.01))]
@@ -87,14 +86,9 @@ def accepted(job: tuple[str, Rows, int]) -> pd.Series:
         own = learned_threshold({n: f[learn] for n, f in features.items()}, shown, known, *asked)
         values = own.score(features) if own.score else simple[own.signal]
         shares = {"learned": _share(own.rule.threshold, values[test])}
-        for way, signal, share in (
-            ("MSP, named", "MSP", 0.0),
-            ("perplexity, named", "perplexity", 0.0),
-            ("best of three", best_signal(shown, known), CHOICE_SHARE),
-        ):
-            rule = risk_threshold(
-                shown[signal], known.wrong, known.clusters, *asked, known.seed, share
-            )
+        ways = {f"{name}, named": {name: shown[name]} for name in ("MSP", "perplexity")}
+        for way, signals in (ways | {"best of three": shown}).items():
+            signal, rule = best_threshold(signals, known, *asked)
             shares[way] = _share(rule.threshold, simple[signal][test])
         drawn.append(shares)
     name = rows.name, labels, round(100 * float(wrong.mean()))

@@ -4,7 +4,6 @@ Written from what is promised, it shares no code with the reader it judges: file
 by character, chats are rendered by hand, and a number is one full pass of the model for each token.
 """
 
-import ast
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -44,9 +43,15 @@ NAMES_OF_ANSWERS = (
 )  # fmt: skip
 VARIABLES = ("tools", "documents", "chat_template_kwargs")
 LABELS = ("correct", "quality")
+MEANT = ("prompt", "messages", "answer", *LABELS, *VARIABLES, "id", "context", "cluster", "samples")
+"""Fields of a row that mean something; a name that nearly is one of them is none."""
 LIMIT = 4
 """Tokens of an answer of the model's own."""
-PRINTED = re.compile(r"content=['\"].*additional_kwargs=|\[?(System|Human|AI)Message\(")
+CHAT = re.compile(
+    r"[\[{\s\"']*(role|from|type|messages)[\"']?\s*:|"
+    r"content=['\"].*additional_kwargs=|\[?(System|Human|AI)Message\("
+)
+"""How messages begin as JSON, as a Python list, with lost quotes, and as LangChain prints them."""
 
 
 class Refused(Exception):
@@ -55,6 +60,11 @@ class Refused(Exception):
     def __init__(self, *names: str, file: bool = False) -> None:
         super().__init__(*names)
         self.names, self.file = names, file
+
+
+def refuse(wrong: object, *names: str) -> None:
+    if wrong:
+        raise Refused(*names)
 
 
 class Right(NamedTuple):
@@ -143,27 +153,10 @@ def no(value: object) -> bool:
     return value is None or (isinstance(value, float) and value != value)
 
 
-def is_chat(text: str) -> bool:
-    """Whether a text is messages that were printed: JSON, a Python list, or LangChain's print."""
-    for parse in (json.loads, ast.literal_eval):
-        try:
-            found = parse(text)
-        except (ValueError, SyntaxError):
-            continue
-        found = found if isinstance(found, list) else [found]
-        if any(
-            isinstance(item, dict) and {"role", "from", "messages", "type"} & {*item}
-            for item in found
-        ):
-            return True
-    return bool(PRINTED.match(text.strip()))
-
-
 def clean(text: object, *names: str) -> str:
     """A text that can be tokenized as it stands."""
-    if not isinstance(text, str) or re.search("[\ud800-\udfff]", text):
-        raise Refused(*names)
-    return text
+    refuse(not isinstance(text, str) or re.search("[\ud800-\udfff]", text), *names)
+    return str(text)
 
 
 def content(message: Mapping[str, Any], doubt: list[str]) -> str:
@@ -175,8 +168,7 @@ def content(message: Mapping[str, Any], doubt: list[str]) -> str:
         return clean(parts, "content")
     doubt += ["no parts"] * (not parts)
     for part in parts:
-        if not isinstance(part, Mapping) or part.get("type") not in TEXTS:
-            raise Refused("content", "part")
+        refuse(not isinstance(part, Mapping) or part.get("type") not in TEXTS, "content", "part")
         rest = {name: value for name, value in part.items() if name not in ("type", "text")}
         doubt += [f"a part's {name}" for name, value in rest.items() if not no(value)]
     return "".join(clean(part.get("text"), "text", "content") for part in parts)
@@ -196,65 +188,53 @@ def rendered(row: Mapping[str, Any], messages: list[Any], doubt: list[str]) -> s
 
 
 def check_messages(messages: object, name: str, doubt: list[str]) -> None:
-    if not isinstance(messages, list) or not messages:
-        raise Refused(name, "chat")
+    refuse(not isinstance(messages, list) or not messages, name, "chat")
     for message in messages:
-        if not isinstance(message, Mapping):
-            raise Refused(name)
+        refuse(not isinstance(message, Mapping), name)
         role = message.get("role")
-        if role not in list(FIELDS):
-            raise Refused("role")
+        refuse(role not in list(FIELDS), "role")
         for field, value in message.items():
             if field not in FIELDS[role] and not no(value):
-                if value not in ([], "", {}):
-                    raise Refused(field)
+                refuse(value not in ([], "", {}), field)
                 doubt.append(f"an empty {field}")
 
 
 def right(row: object) -> Right:
     """What a row is."""
-    if not isinstance(row, Mapping):
-        raise Refused("object", "expected a text")
+    refuse(not isinstance(row, Mapping), "object", "expected a text")
     row = {name: value for name, value in row.items() if not no(value)}
     doubt: list[str] = []
-    if ("prompt" in row) == ("messages" in row):
-        raise Refused("prompt", "messages")
+    plain = {re.sub(r"\W", "", field).lower(): field for field in row if field not in MEANT}
+    refuse(near := plain.keys() & {*MEANT}, *near)
+    refuse(("prompt" in row) == ("messages" in row), "prompt", "messages")
     name = "prompt" if "prompt" in row else "messages"
     given, answer = row[name], row.get("answer")
     if isinstance(given, str) and name == "prompt":
         doubt += ["an empty prompt"] * (not given)
-        if is_chat(clean(given, name)):
-            raise Refused(name)
-        if any(row.get(variable) for variable in VARIABLES):
-            raise Refused(*VARIABLES)
+        refuse(CHAT.match(clean(given, name)), name)
+        refuse(any(row.get(variable) for variable in VARIABLES), *VARIABLES)
         prompt = tuple(tokenizer()(given)["input_ids"])
     else:
         check_messages(given, name, doubt)
         for variable in VARIABLES:
             kind = dict if variable == "chat_template_kwargs" else list
-            if not isinstance(row.get(variable, kind()), kind):
-                raise Refused(variable)
+            refuse(not isinstance(row.get(variable, kind()), kind), variable)
         rendered(row, given, doubt)  # raises if any message is none
         if given[-1]["role"] == "assistant":
             *given, last = given
             content(last, doubt)
-            if answer is not None or any(last.get(field) for field in ("tool_calls", *REASONING)):
-                raise Refused("answer", "tool_calls", *REASONING)
+            more = [field for field in ("tool_calls", *REASONING) if last.get(field)]
+            refuse(answer is not None or more, "answer", *more)
             answer = content(last, doubt)
             doubt += ["an empty last message"] * (not answer)
-        if not given:
-            raise Refused("chat")
+        refuse(not given, "chat")
         prompt = ids_of(rendered(row, given, doubt))
-    if answer is not None and is_chat(clean(answer, "answer", "content", name)):
-        raise Refused("answer", name)
-    others = (*NAMES_OF_ANSWERS, "answer")
-    other = [field for field in row if field != "answer" and field.strip().lower() in others]
-    if answer is None and other:
-        raise Refused(*other)
-    doubt += [name for name in other if name.strip().lower() == "answer"]
+    if answer is not None:
+        refuse(CHAT.match(clean(answer, "answer", "content", name)), "answer", name)
+    other = [plain[field] for field in plain if field in NAMES_OF_ANSWERS]
+    refuse(answer is None and other, *other)
     label = next(((field, row[field]) for field in LABELS if field in row), None)
-    if answer is None and label is not None:
-        raise Refused("label")
+    refuse(answer is None and label is not None, "label")
     return Right(prompt, answer, label, tuple(doubt))
 
 
@@ -302,7 +282,8 @@ def cells(text: str, separator: str) -> Iterator[list[str] | None]:
         elif letter == "\r" and after == "\n":
             continue
         elif letter in (separator, "\n"):
-            row, cell, state = [*row, cell], "", "start"
+            blank = letter == "\n" and not row and state == "start"
+            row, cell, state = [*row, cell] * (not blank), "", "start"
             if letter == "\n":
                 yield None if spoilt else row
                 row, spoilt, number = [], False, number + 1
@@ -329,9 +310,9 @@ def csv_rows(data: bytes) -> Iterator[object]:
     for row in rows:
         if row is None:
             yield Refused("quote", file=True)
-        elif row != [""] and len(row) != len(header):
+        elif row and len(row) != len(header):
             yield Refused(f"{len(header)} cells", file=True)
-        elif row != [""]:  # a blank line is none
+        elif row:  # a blank line is none
             yield {name: cell or None for name, cell in zip(header, row, strict=True)}
 
 

@@ -57,6 +57,7 @@ KINDS: list[Callable[[str, str], object]] = [
     lambda q, a: {"messages": [user(q, **NULLS), says(a, **NULLS)]},
     lambda q, a: {"messages": [user(q), says(a, reasoning_content="It is red.")]},
     lambda q, a: {"messages": [user(q), says(a, reasoning="It is red.", **NULLS)]},
+    lambda q, a: {"messages": [user(q), says(f"{a}.", thinking="It is red.")]},
     lambda q, a: {"messages": [user(q, name="Ann"), says("So.", thinking="Red?"), user(q)],
                   "answer": a},
     lambda q, a: {"messages": [user(q), says(None, refusal="I cannot.")]},
@@ -175,14 +176,14 @@ KINDS: list[Callable[[str, str], object]] = [
 PLAIN = KINDS[:9]
 """Kinds that are right, most of the time."""
 DOORS, SIZES = (
-    ["python", "python", "batch", "jsonl", "jsonl", "csv", "csv", "parquet"],
-    [1, 1, 2, 3],
+    ["python", "python", "python", "batch", "jsonl", "jsonl", "csv", "csv", "parquet"],
+    [1, 1, 2],
 )
 EITHER, FIFTH, ENDS = [True, False], [True, *[False] * 4], ["\n", "\r\n"]
 SEPARATORS, QUOTING = [*",,;\t"], [csv.QUOTE_MINIMAL, csv.QUOTE_ALL]
 INDEXES = [None, None, "", "Unnamed: 0"]
 ENCODINGS = [*["utf-8"] * 8, *["utf-8-sig"] * 3, "utf-16", "cp1252"]
-LABELS = [{}, {}, {}, {"correct": True}, {"correct": False}, {"quality": 0.25}, {"correct": None}]
+LABELS = [*[{}] * 12, {"correct": True}, {"correct": False}, {"quality": 0.25}, {"correct": None}]
 LABELS += [{"correct": value} for value in ("TRUE", "true", "False", "WAHR", "yes", "", 1, 2)]
 
 
@@ -201,7 +202,7 @@ class Deck:
 
 
 def drawn(deck: Deck) -> object:
-    kinds = PLAIN if deck.rng.random() < 0.35 else KINDS
+    kinds = PLAIN if deck.rng.random() < 0.15 else KINDS
     row = deck.draw(kinds)(deck.draw(QUESTIONS), deck.draw(ANSWERS))
     return {**deck.draw(LABELS), **row} if isinstance(row, dict) else row
 

@@ -21,7 +21,7 @@ from tests.tiny_lm import whitebox
 
 PACKAGE = f"{Path(lm_polygraph_asmi.__file__).parent}/"
 QUESTION, ANSWER = "Who built it?", [40, 77, 131]
-MOST_CALLS, MOST_FRAMES = 1000, 8
+MOST_CALLS, MOST_FRAMES = 1000, 9
 
 
 def host_score(model) -> float:

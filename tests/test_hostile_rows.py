@@ -2,6 +2,7 @@
 
 import json
 
+import pandas as pd
 import pytest
 
 from lm_polygraph_asmi import Scorer, score_file
@@ -10,7 +11,7 @@ from lm_polygraph_asmi.scoring import BatchScorer
 from tests import border, hostile
 
 pytestmark = pytest.mark.usefixtures("unseen")
-STOPS = (None, "\n")
+STOPS = (None, "\n", "\n")
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +24,7 @@ def test_rows_are_right_or_refused(scorers, tmp_path, request):
     rows = 5000 if request.config.getoption("--slow") else 200
     wrong, seen = [], []
     for place, (door, given) in enumerate(hostile.sources(0, rows)):
-        stop = STOPS[place % 2]
+        stop = STOPS[place % 3]
         rows = given.to_dict("records") if door == "batch" else given
         expected = border.verdicts(door, rows)
         found = outcomes(scorers[stop], door, given, tmp_path / f"{place}.{door}")
@@ -34,7 +35,18 @@ def test_rows_are_right_or_refused(scorers, tmp_path, request):
     for label in {verdict.label for verdict in seen if isinstance(verdict, border.Right)} - {None}:
         assert read_label(*label) == border.is_wrong(*label), label
     taken = sum(isinstance(verdict, border.Right) for verdict in seen)
-    assert 0.25 < taken / len(seen) < 0.75  # neither is rare
+    assert 0.15 < taken / len(seen) < 0.75  # neither is rare
+
+
+def test_what_these_rows_found(scorers):
+    chat = [hostile.user("Who?"), hostile.says("Red.", "Assistant")]
+    (found,) = scorers[None].score_many([{"messages": chat, "correct": True}])
+    assert "role" in found.error  # not that the row has no answer
+    halves = [
+        {"prompt": words, "answer": "x"} for words in ("\ud83d", [hostile.user("\ud83d")], "Who?")
+    ]
+    table = BatchScorer(lambda: scorers[None])(pd.DataFrame(halves, dtype=object))
+    assert table["error"].isna().tolist() == [False, False, True]
 
 
 def outcomes(scorer, door, given, path):

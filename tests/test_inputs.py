@@ -30,7 +30,7 @@ VALUES = {
     "images": ["x"], "Content": "Who?", "tools": [CALL], "documents": [{"text": "x"}], "id": "m1",
 }  # fmt: skip
 TAKEN = {
-    **dict.fromkeys(("system", "developer", "user"), {"name"}),
+    **{role: {"name"} for role in ("system", "developer", "user")},
     "assistant": {"name", "tool_calls", "reasoning_content", "reasoning", "thinking"},
     "tool": {"name", "tool_call_id"},
 }

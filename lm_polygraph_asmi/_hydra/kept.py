@@ -37,23 +37,15 @@ def kept_entries(node: str, root: DictConfig) -> list[Any]:
         for source in hydra.runtime.config_sources
         if source.schema == "file" and source.provider != "lm-polygraph-asmi"
     ]
-    overrides = [text for text in hydra.overrides.task if not _of_asmi(text)]
-    if not any(_key(text) == GROUP for text in hydra.overrides.task):
+    keys = {text: text.partition("=")[0].lstrip("+~") for text in hydra.overrides.task}
+    overrides = [t for t, key in keys.items() if key != GROUP and not key.startswith("asmi.")]
+    if GROUP not in keys.values():
         overrides.append(f"~{GROUP}")  # it is in the config's list of defaults
     kept = _composed(tuple(folders), str(hydra.job.config_name), tuple(overrides))
     if own := kept.get("asmi"):
         given = " ".join(f"asmi.{name}={value}" for name, value in own.items())
         raise ValueError(f"add=asmi replaces your node asmi: leave it out, and type {given}")
     return kept.get(node) or []
-
-
-def _key(override: str) -> str:
-    return override.partition("=")[0].lstrip("+~")
-
-
-def _of_asmi(override: str) -> bool:
-    """Whether an override concerns what was added."""
-    return _key(override) == GROUP or _key(override).startswith("asmi.")
 
 
 @lru_cache(maxsize=8)  # several lists, each resolved several times in a run

@@ -19,7 +19,7 @@
 """
 
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, cast
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -27,11 +27,6 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.host.configs import CALCULATOR_OPTIONS, configs_path, container
 from lm_polygraph_asmi.results.names import MASKED_HEADS, SAVED
-
-
-def _path(relative: str) -> str:
-    return str(configs_path() / relative)
-
 
 CALCULATOR = ("depths", *CALCULATOR_OPTIONS)
 """Arguments of the masked-heads calculator's builder besides a config."""
@@ -52,10 +47,6 @@ def _settings(
 
 def _setting(name: str, *, _root_: DictConfig) -> Any:
     return OmegaConf.select(_root_, f"asmi.{name}", default=ASMIConfig().to_dict()[name])
-
-
-def _calculator(*, _root_: DictConfig) -> DictConfig:
-    return _settings(more=CALCULATOR, _root_=_root_)
 
 
 @cache  # a config is resolved several times in a run
@@ -79,8 +70,7 @@ def _estimators(
         ValueError: a group is not a shipped list.
     """
     lists = _shipped_lists()
-    unknown = [group for group in groups if group not in lists]
-    if unknown:
+    if unknown := [group for group in groups if group not in lists]:
         raise ValueError(f"expected groups among {', '.join(lists)}; got {', '.join(unknown)}")
     entries = [entry for group in groups for entry in lists[group]]
     joined = ListConfig(entries, parent=_root_)  # below the root of their interpolations
@@ -109,14 +99,6 @@ def _added(node: str, more: Sequence[str], *, _root_: DictConfig) -> ListConfig:
     return ListConfig(cast(list[Any], OmegaConf.to_container(joined, resolve=True)))
 
 
-def _stats() -> ListConfig:
-    return ListConfig(list(MASKED_HEADS))
-
-
-def _saved_stats() -> ListConfig:
-    return ListConfig(SAVED)
-
-
 def _rows(*, _root_: DictConfig) -> str:
     from lm_polygraph_asmi.runs.rows import saved_rows
 
@@ -133,14 +115,14 @@ def _smollm2(part: str = "folder") -> str | None:
 def register_resolvers() -> None:
     """Register the resolvers with OmegaConf; may be called repeatedly."""
     for name, function in (
-        ("asmi_path", _path),
+        ("asmi_path", lambda relative: str(configs_path() / relative)),
         ("asmi_settings", _settings),
         ("asmi_setting", _setting),
-        ("asmi_calculator", _calculator),
+        ("asmi_calculator", partial(_settings, more=CALCULATOR)),
         ("asmi_added", _added),
         ("asmi_estimators", _estimators),
-        ("asmi_stats", _stats),
-        ("asmi_saved_stats", _saved_stats),
+        ("asmi_stats", lambda: ListConfig(list(MASKED_HEADS))),
+        ("asmi_saved_stats", lambda: ListConfig(SAVED)),
         ("asmi_rows", _rows),
         ("asmi_smollm2", _smollm2),
     ):

@@ -23,15 +23,13 @@ RESAMPLES, PRR_RESAMPLES, CURVE_RESAMPLES, BAND_RESAMPLES = 2000, 10_000, 1000, 
 answers; of pointwise bands."""
 SHARED = 80
 """Least number of shared characters that count as a passage."""
-STORY = r"\nStory: (.*?)\n\nQuestion: "
-"""CoQA's story, as LM-Polygraph's prompts have it."""
-PASSAGE = r"\nPassage:\n(.*)\nQuestion: "
-"""SQuAD's passage in the paper's zero-shot prompt."""
-ALONE = (
-    r"\A(Imagine that you are only able to say a single word\..*)",
-    r"\A((?:Question: [^\n]*\nAnswer:[^\n]*\n){5}Question: .*)",
+SHARED_TEXTS = (
+    r"\nStory: (.*?)\n\nQuestion: ",  # CoQA's story, as LM-Polygraph's prompts have it
+    r"\nPassage:\n(.*)\nQuestion: ",  # SQuAD's passage in the paper's zero-shot prompt
+    r"\A(Imagine that you are only able to say a single word\..*)",  # BabiQA's whole prompts
+    r"\A((?:Question: [^\n]*\nAnswer:[^\n]*\n){5}Question: .*)",  # TriviaQA's whole prompts
 )
-"""BabiQA's and TriviaQA's whole prompts, by which the paper clusters their rows."""
+"""What rows of the paper's benchmarks share in their prompts, by which it clusters them."""
 FEW_CLUSTERS, FEW_ERRORS = 50, 20
 FEW = (
     f"With fewer than {FEW_CLUSTERS} clusters, fewer than {FEW_ERRORS} wrong or fewer than "
@@ -52,39 +50,33 @@ class Interval(NamedTuple):
     def __str__(self) -> str:
         return f"{self.value:+.2f} [{self.low:+.2f}, {self.high:+.2f}]"
 
-    def __neg__(self) -> "Interval":
-        return Interval(-self.value, -self.high, -self.low)
-
     def excludes(self, value: float) -> bool:
         """Whether the interval is on one side of `value`; False if undefined."""
         return self.low > value or self.high < value
 
 
-def _numbers(name: str, values: ArrayLike) -> np.ndarray:
+def _numbers(
+    column: dict[str, ArrayLike], excluded: Callable[[np.ndarray], np.ndarray], problem: str
+) -> np.ndarray:
+    """The values of a column by its name; ValueError if some are `excluded`."""
+    ((name, values),) = column.items()
     try:
-        return np.asarray(values, dtype=float)
+        numbers = np.asarray(values, dtype=float)
     except (TypeError, ValueError):
         raise ValueError(f"{name} must contain numbers, equally many in every row") from None
+    if excluded(numbers).any():
+        raise ValueError(f"{name} {problem}: leave these rows out for all methods")
+    return numbers
 
 
 def ordered(**column: ArrayLike) -> np.ndarray:
     """The one keyword argument as numbers that can be ordered: may be infinite, not NaN."""
-    ((name, values),) = column.items()
-    numbers = _numbers(name, values)
-    if np.isnan(numbers).any():
-        raise ValueError(f"{name} contains NaN: leave these rows out for all methods")
-    return numbers
+    return _numbers(column, np.isnan, "contains NaN")
 
 
 def finite(**column: ArrayLike) -> np.ndarray:
     """The one keyword argument as finite numbers, or a ValueError."""
-    ((name, values),) = column.items()
-    numbers = _numbers(name, values)
-    if not np.isfinite(numbers).all():
-        raise ValueError(
-            f"{name} has values that are not finite: leave these rows out for all methods"
-        )
-    return numbers
+    return _numbers(column, lambda numbers: ~np.isfinite(numbers), "has values that are not finite")
 
 
 def binary(**column: ArrayLike) -> np.ndarray:
@@ -152,7 +144,7 @@ def shared_texts(prompts: list[str]) -> list[str] | None:
     None unless all prompts have the same of the benchmarks' formats.
     """
     prompts = [prompt.replace("\r\n", "\n") for prompt in prompts]
-    for pattern in (STORY, PASSAGE, *ALONE):
+    for pattern in SHARED_TEXTS:
         matches = [re.search(pattern, prompt, re.DOTALL) for prompt in prompts]
         if matches and all(matches):
             return [match[1] for match in matches if match]
@@ -209,7 +201,7 @@ class Clustered:
     Attributes:
         codes: (n,) number of each row's cluster, from 0.
         n_clusters: number of clusters.
-        known: values that do not depend on the number of resamples, computed once; see `once`.
+        known: what is computed once, also for copies with another number of resamples; see `once`.
 
     Example:
         >>> counts = next(Clustered(["a", "a", "b"], resamples=100).draws())
@@ -225,7 +217,6 @@ class Clustered:
         self.clusters, self.resamples, self.seed = list(clusters), resamples, seed
         self.codes = cluster_codes(self.clusters)
         self.n_clusters = int(self.codes.max()) + 1
-        self._drawn = _Drawn(self.n_clusters, seed)
         self.known: dict[Any, Any] = {}
 
     def __len__(self) -> int:
@@ -264,27 +255,16 @@ class Clustered:
         Clusters are drawn with replacement, as many as there are. Yields arrays (b, n) of counts;
         each of `number(default)` rows in total is one resample.
         """
-        drawn = self._drawn.first(self.number(default))
-        chunk = max(1, ROWS_AT_ONCE // len(self))
-        for start in range(0, len(drawn), chunk):
-            yield drawn[start : start + chunk].astype(int).take(self.codes, axis=1)
-
-
-class _Drawn:
-    """Resamples of clusters, drawn when they are first asked for."""
-
-    def __init__(self, clusters: int, seed: int) -> None:
-        self.rng = np.random.default_rng(seed)
-        self.counts = np.empty((0, clusters), dtype=np.uint8)
-
-    def first(self, number: int) -> np.ndarray:
-        """(number, clusters) how often each cluster was drawn."""
-        missing, clusters = number - len(self.counts), self.counts.shape[1]
-        if missing > 0:
-            new = self.rng.multinomial(clusters, np.full(clusters, 1 / clusters), size=missing)
+        number, total = self.number(default), self.n_clusters
+        if len(self.known.get("drawn", ())) < number:
+            rng = np.random.default_rng(self.seed)  # the first of more resamples are the same
+            drawn = rng.multinomial(total, np.full(total, 1 / total), size=number)
             # A byte each: no cluster of many is drawn more than 255 times.
-            self.counts = np.concatenate([self.counts, new.astype(np.min_scalar_type(new.max()))])
-        return self.counts[:number]
+            self.known["drawn"] = drawn.astype(np.min_scalar_type(drawn.max()))
+        chunk = max(1, ROWS_AT_ONCE // len(self))
+        for start in range(0, number, chunk):
+            chosen = self.known["drawn"][start : min(start + chunk, number)]
+            yield chosen.astype(int).take(self.codes, axis=1)
 
 
 def bootstrap_values(
@@ -306,30 +286,22 @@ def percentiles(clusters: int) -> tuple[float, float]:
     true value in 94.5 %, plain ones in 90.5 %, bootstrap-t ones in 93 %.
     Source: Hesterberg (2015), What teachers should know about the bootstrap.
     """
-    low = 100 * share_of_tail(0.025, clusters)
-    return low, 100 - low
+    tail = 0.025
+    if clusters > 1:
+        tail = float(ndtr(math.sqrt(clusters / (clusters - 1)) * stdtrit(clusters - 1, tail)))
+    return 100 * tail, 100 - 100 * tail
 
 
-def percentile_interval(
-    value: float, resampled: np.ndarray, clusters: int | None = None
-) -> Interval:
-    """95 % interval by `percentiles` for this number of clusters; None: very many.
+def percentile_interval(value: float, resampled: np.ndarray, clusters: int) -> Interval:
+    """95 % interval by `percentiles` for this number of clusters.
 
     NaN with fewer than two, or if the statistic is undefined in at least half of the resamples.
     """
     defined = resampled[np.isfinite(resampled)]
-    few = clusters is not None and clusters < 2
-    if few or not np.isfinite(value) or 2 * len(defined) <= len(resampled):
+    if clusters < 2 or not np.isfinite(value) or 2 * len(defined) <= len(resampled):
         return Interval(float(value), float("nan"), float("nan"))
-    low, high = np.percentile(defined, percentiles(clusters or 0))
+    low, high = np.percentile(defined, percentiles(clusters))
     return Interval(float(value), float(low), float(high))
-
-
-def share_of_tail(p_value: float, clusters: int | None = None) -> float:
-    """Share of resamples in a tail of this one-sided p-value, fewer with few clusters."""
-    if clusters is None or clusters < 2:
-        return float(p_value)
-    return float(ndtr(math.sqrt(clusters / (clusters - 1)) * stdtrit(clusters - 1, p_value)))
 
 
 def wilson_interval(count: int, n: int) -> Interval:

@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lm_polygraph_asmi.analysis.clusters import (
-    PRR_RESAMPLES,
     Interval,
     binary,
     bootstrap_interval,
@@ -39,27 +38,21 @@ def prr_intervals(
         >>> str(intervals["knows"]), paired["knows", "constant"].excludes(0)
         ('+1.00 [+1.00, +1.00]', True)
     """
-    value, drawn = drawn_prr(scores, answers)
-    total = answers.n_clusters
-    intervals = {name: percentile_interval(value[name], drawn[name], total) for name in scores}
-    paired = {
-        (a, b): percentile_interval(value[a] - value[b], drawn[a] - drawn[b], total)
-        for a, b in differences
-    }
-    return intervals, paired
-
-
-def drawn_prr(
-    scores: Mapping[str, ArrayLike], answers: Labelled, default: int = PRR_RESAMPLES
-) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-    """PRR by method, and on shared resamples of clusters (resamples,); NaN where undefined."""
     columns = answers.columns(**scores)
-    value = [normalised_prr(column, answers.quality) for column in columns]
-    if answers.n_clusters < 2 or np.isnan(value).any():
-        drawn = np.full((1, len(columns)), np.nan)
-    else:
-        drawn = prr_draws(columns, answers, default)
-    return dict(zip(scores, value, strict=True)), dict(zip(scores, drawn.T, strict=True))
+    prr = [normalised_prr(column, answers.quality) for column in columns]
+    drawn = np.full((1, len(columns)), np.nan)
+    if answers.n_clusters > 1 and not np.isnan(prr).any():
+        drawn = prr_draws(columns, answers)
+    # A method's PRR on all rows, then on the resamples: differences of these are paired.
+    of = {
+        name: np.r_[all_rows, own] for name, all_rows, own in zip(scores, prr, drawn.T, strict=True)
+    }
+
+    def interval(values: np.ndarray) -> Interval:
+        return percentile_interval(values[0], values[1:], answers.n_clusters)
+
+    intervals = {name: interval(values) for name, values in of.items()}
+    return intervals, {(a, b): interval(of[a] - of[b]) for a, b in differences}
 
 
 def auroc(score: ArrayLike, wrong: ArrayLike) -> float:
@@ -78,16 +71,10 @@ def auroc(score: ArrayLike, wrong: ArrayLike) -> float:
             f"expected a score for each of at least one answer, got {scores.shape} for "
             f"{errors.shape}"
         )
-    return unchecked_auroc(scores, errors)
-
-
-def unchecked_auroc(score: np.ndarray, wrong: np.ndarray) -> float:
-    """`auroc` of arrays that were checked before they were resampled."""
-    if wrong.all() or not wrong.any():
+    if errors.all() or not errors.any():
         return float("nan")
-    # scikit-learn's checks would take minutes for thousands of resamples.
-    right, errors = np.sort(score[~wrong]), score[wrong]
-    below = right.searchsorted(errors, "left") + right.searchsorted(errors, "right")
+    right, of_errors = np.sort(scores[~errors]), scores[errors]
+    below = right.searchsorted(of_errors, "left") + right.searchsorted(of_errors, "right")
     return float(below.mean() / (2 * len(right)))
 
 
@@ -126,7 +113,7 @@ def auroc_interval(score: ArrayLike, answers: Labelled) -> Interval:
     """
     (column,) = answers.columns(score=score)
     detection = BootstrapAUROC(column, answers.wrong)
-    return bootstrap_interval(unchecked_auroc(column, answers.wrong), detection, answers)
+    return bootstrap_interval(auroc(column, answers.wrong), detection, answers)
 
 
 def auroc_difference(first: ArrayLike, second: ArrayLike, answers: Labelled) -> Interval:
@@ -141,7 +128,7 @@ def auroc_difference(first: ArrayLike, second: ArrayLike, answers: Labelled) -> 
     """
     a, b = answers.columns(first=first, second=second)
     area_a, area_b = (BootstrapAUROC(column, answers.wrong) for column in (a, b))
-    value = unchecked_auroc(a, answers.wrong) - unchecked_auroc(b, answers.wrong)
+    value = auroc(a, answers.wrong) - auroc(b, answers.wrong)
     return bootstrap_interval(value, lambda c: area_a(c) - area_b(c), answers)
 
 

@@ -100,8 +100,10 @@ def _on_halves(sweep: Sweep, splits: int, rng: np.random.Generator) -> np.ndarra
     """(2, splits, D) PRR on both halves of random splits."""
     codes, total = sweep.answers.codes, sweep.answers.n_clusters
     if total < FEWEST_CLUSTERS:
-        needs = f"halving a setting needs at least {FEWEST_CLUSTERS} clusters"
-        raise ValueError(f"{needs}, got {total}: use more rows")
+        raise ValueError(
+            f"halving a setting needs at least {FEWEST_CLUSTERS} clusters, got {total}: use more "
+            "rows"
+        )
     in_first = rng.permuted(np.tile(np.arange(total) < total // 2, (splits, 1)), axis=1)[:, codes]
     halves = (half.astype(int) for half in (in_first, ~in_first))
     scores, quality = list(sweep.scores), sweep.answers.quality

@@ -5,15 +5,12 @@ from numpy.typing import ArrayLike
 
 from lm_polygraph_asmi.analysis.clusters import finite
 
-FREE = (
-    "log-likelihood, sum", "its mean", "its minimum", "its first", "its last",
-    "entropy, mean", "its sum", "its maximum", "its first", "answer tokens", "prompt tokens",
-)  # fmt: skip
-"""What `free_features` returns, in nats and tokens."""
-
 
 def free_features(log_likelihood: ArrayLike, entropy: ArrayLike, prompt_tokens: int) -> np.ndarray:
-    """(11,) features of an answer that its pass without masks knows: see `FREE`.
+    """(11,) features of an answer that its pass without masks knows, in nats and tokens.
+
+    Of the log-likelihood the sum, mean, minimum, first and last; of the entropy the mean, sum,
+    maximum and first; the numbers of answer tokens and of prompt tokens.
 
     Args:
         log_likelihood, entropy: (T,) of the answer's tokens, the closing one included, nats.

@@ -82,18 +82,17 @@ class Labelled(Clustered):
         clusters = [self.clusters[place] for place in places]
         return Labelled(wrong, clusters, quality, self.resamples, self.seed)
 
-    def check_folds(self) -> None:
-        """Raise ValueError unless every fold can have right and wrong answers."""
+    def folds(self) -> np.ndarray:
+        """(n,) fold of each answer, 0 to 4; a cluster is in one fold, errors are spread evenly.
+
+        ValueError unless every fold can have right and wrong answers.
+        """
         fewest = min(len(set(self.codes[self.wrong == kind])) for kind in (False, True))
         if fewest < FOLDS:
             raise ValueError(
                 f"{FOLDS} folds need right and wrong answers in at least {FOLDS} clusters each, "
                 f"got {fewest}: use more rows"
             )
-
-    def folds(self) -> np.ndarray:
-        """(n,) fold of each answer, 0 to 4; a cluster is in one fold, errors are spread evenly."""
-        self.check_folds()
         return self.once(_spread, self.wrong, self.codes, np.array(self.seed))
 
 

@@ -84,8 +84,11 @@ def error_separation(
         known = list(itertools.compress(tokens, chosen))
         return float(np.concatenate(known).mean()) if sum(map(len, known)) else float("nan")
 
-    areas = {name: auroc_interval(score, answers) for name, score in scores.items()}
-    return ErrorSeparation(mean(~wrong), mean(wrong), areas)
+    return ErrorSeparation(
+        mean(~wrong),
+        mean(wrong),
+        {name: auroc_interval(score, answers) for name, score in scores.items()},
+    )
 
 
 class Vote(NamedTuple):

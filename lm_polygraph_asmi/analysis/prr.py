@@ -1,6 +1,6 @@
 """Prediction Rejection Ratio as LM-Polygraph defines it, fast enough to be resampled."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -16,9 +16,6 @@ from lm_polygraph_asmi.analysis.clusters import (
     tied_order,
 )
 from lm_polygraph_asmi.analysis.labelled import Labelled
-
-COVERAGES = np.linspace(0.05, 1, 39)
-"""Shares of accepted answers at which a rejection curve is computed."""
 
 
 class PRR(NamedTuple):
@@ -183,16 +180,18 @@ def prr_with_error(uncertainty: ArrayLike, answers: Labelled) -> PRR:
         >>> round(few.standard_error / many.standard_error)  # four times the answers, half the SE
         2
     """
-    return prrs_with_error([uncertainty], answers)[0]
+    return prrs_with_error({"": uncertainty}, answers)[""]
 
 
-def prrs_with_error(scores: Sequence[ArrayLike], answers: Labelled) -> list[PRR]:
-    """`prr_with_error` of several scores, on the same resamples."""
-    values = [normalised_prr(score, answers.quality) for score in scores]
-    if len(answers) < 2 or not has_contrast(answers.quality):
-        return [PRR(value, float("nan")) for value in values]
-    # Resamples of equally good answers have no PRR and are left out of the standard error.
-    samples = answers.independent.draws(CURVE_RESAMPLES)
-    drawn = weighted_prr(scores, answers.quality, samples)
-    errors = (float(np.nanstd(column, ddof=1)) for column in drawn.T)
-    return list(map(PRR, values, errors))
+def prrs_with_error(scores: Mapping[str, ArrayLike], answers: Labelled) -> dict[str, PRR]:
+    """`prr_with_error` of several scores by name, on the same resamples."""
+    errors = [float("nan")] * len(scores)
+    if len(answers) > 1 and has_contrast(answers.quality):
+        samples = answers.independent.draws(CURVE_RESAMPLES)
+        drawn = weighted_prr([*scores.values()], answers.quality, samples)
+        # Resamples of equally good answers have no PRR and are left out of the standard error.
+        errors = [float(np.nanstd(column, ddof=1)) for column in drawn.T]
+    return {
+        name: PRR(normalised_prr(score, answers.quality), error)
+        for (name, score), error in zip(scores.items(), errors, strict=True)
+    }

@@ -147,13 +147,10 @@ class TokenNull:
     Attributes:
         gap: share of tokens in wrong answers above the median token score, minus that below.
         auroc: of token scores against the answer's label; 0.5 = chance.
-        tokens, answers: numbers of them.
     """
 
     gap: Interval
     auroc: Interval
-    tokens: int
-    answers: int
 
 
 def token_null(msp: ArrayLike, token_scores: Sequence[np.ndarray], answers: Labelled) -> TokenNull:
@@ -167,8 +164,8 @@ def token_null(msp: ArrayLike, token_scores: Sequence[np.ndarray], answers: Labe
     Example:
         >>> tokens = [np.array([0.1, 0.9])] * 20  # alike in right and in wrong answers
         >>> null = token_null([0, 1] * 10, tokens, Labelled([0, 0, 1, 1] * 5, range(20)))
-        >>> null.gap.value, null.auroc.value, null.answers  # 10 of 20 are confident
-        (0.0, 0.5, 10)
+        >>> null.gap.value, null.auroc.value
+        (0.0, 0.5)
     """
     (msp,) = answers.columns(msp=msp)
     if len(token_scores) != len(answers):
@@ -187,17 +184,7 @@ def token_null(msp: ArrayLike, token_scores: Sequence[np.ndarray], answers: Labe
         return _gap(counts, scores > median(counts)[:, None], labels)
 
     value = float(gap(np.ones((1, len(labels)), dtype=int))[0])
-    interval = bootstrap_interval(value, gap, tokens)
-    return TokenNull(interval, auroc_interval(scores, tokens), len(scores), len(confident))
-
-
-def filter_error(msp: ArrayLike, by: ArrayLike, wrong: ArrayLike, abstain: float = 0.5) -> float:
-    """One point of `filter_curve`, at a share to abstain on.
-
-    Final coverage is (1 - abstain) / 2, 0.25 in table "payoff" of the paper, unless many answers
-    tie at the median of MSP: `Filter.coverage` is the actual one.
-    """
-    return _at(1 - abstain, _confident_risk(msp, by, wrong))
+    return TokenNull(bootstrap_interval(value, gap, tokens), auroc_interval(scores, tokens))
 
 
 def _confident_risk(msp: ArrayLike, by: ArrayLike, wrong: ArrayLike) -> np.ndarray:
@@ -213,7 +200,8 @@ class Filter:
 
     Attributes:
         confident: share of answers in the confident half; above 1/2 if many tie at the median.
-        coverage: share of all answers that the filter accepts.
+        coverage: share of all answers that the filter accepts: 0.25 in table "payoff" of the paper,
+            unless many tie at the median of MSP.
         confident_error: error rate of the confident half, without abstaining.
         by_fragility, by_other: error rate after the filter.
         difference: the first minus the second; negative = u_sem is the better filter.
@@ -256,12 +244,13 @@ def confident_filter(
         return (by_fragility.kept(w, half, number) - by_other.kept(w, half, number))[:, 0]
 
     confident = int((m <= np.median(m)).sum())
-    by_f, by_o = (filter_error(m, by, w, abstain) for by in (f, o))
+    without, by_f, by_o = (
+        _at(1 - share, _confident_risk(m, by, w))
+        for by, share in ((m, 0), (f, abstain), (o, abstain))
+    )
     interval = bootstrap_interval(by_f - by_o, difference, answers)
     accepted = max(1, round((1 - abstain) * confident))
-    return Filter(
-        confident / len(m), accepted / len(m), filter_error(m, m, w, 0.0), by_f, by_o, interval
-    )
+    return Filter(confident / len(m), accepted / len(m), without, by_f, by_o, interval)
 
 
 def aurc_difference(first: ArrayLike, second: ArrayLike, answers: Labelled) -> Interval:

@@ -61,5 +61,7 @@ def seed_stability(scores: ArrayLike, quality: ArrayLike) -> Stability:
         raise ValueError(f"scores must have shape (R >= 2, n), a row per seed, got {scores.shape}")
     prr = np.array([normalised_prr(row, quality) for row in scores])
     pairs = [rank_correlation(*pair) for pair in combinations(scores, 2)]
-    values = prr.mean(), prr.std(ddof=1), prr.min(), prr.max(), np.mean(pairs)
-    return Stability(*map(float, values))
+    return Stability(
+        float(prr.mean()), float(prr.std(ddof=1)), float(prr.min()), float(prr.max()),
+        float(np.mean(pairs)),
+    )  # fmt: skip

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from lm_polygraph_asmi.files import write_whole
 from lm_polygraph_asmi.validation import check_new, check_writable
 
 
@@ -23,6 +24,7 @@ from lm_polygraph_asmi.validation import check_new, check_writable
     help="Most answers of a cluster that later ones may have; default: the most in ROWS.",
 )
 @click.option("--out", required=True, type=click.Path(dir_okay=False), help="JSON file to write.")
+@click.option("--html", type=click.Path(dir_okay=False), help="HTML page to write: a chart of it.")
 @click.option("--run", type=click.Path(exists=True), help="Finished benchmark run, not ROWS.")
 @click.option(
     "--labels",
@@ -55,6 +57,7 @@ def calibrate(
     rows: str | None,
     run: str | None,
     out: str,
+    html: str | None,
     labels: str | None,
     unlabelled: str | None,
     metric: str | None,
@@ -69,16 +72,20 @@ def calibrate(
     """
     from rich.console import Console
 
+    from lm_polygraph_asmi.decisions.picture import page_of
     from lm_polygraph_asmi.scoring.sheet import order_of
 
     if Path(out).suffix != ".json":
         raise click.BadParameter(f"expected a .json file, as `decide` needs it, got {out}")
+    if html and Path(html).suffix.lower() not in (".html", ".htm"):
+        raise click.BadParameter(f"expected --html with a name in .html, got {html}")
     if (rows is None) == (run is None):
         raise click.UsageError("expected either ROWS of labelled answers or a finished run (--run)")
     if (unlabelled or labels) if rows is None else metric:
         raise click.UsageError("--metric needs --run, --unlabelled and --labels need ROWS")
     try:
-        check_writable(out)
+        for written in filter(None, (out, html)):
+            check_writable(written)
         if labels is None or order_of(labels) is None:  # those in order may be looked at again
             check_new(
                 out,
@@ -96,7 +103,9 @@ def calibrate(
 
                 asked |= {"labels": labels, "unlabelled": unlabelled or ()}
                 result = calibrate_rows(str(rows), **asked)
+        if html:
+            write_whole(html, page_of(result))
         result.save(out)
     except TypeError as error:  # others end every command
         raise click.ClickException(str(error)) from error
-    click.echo(f"{result}\nCalibration: {out}")
+    click.echo(f"{result}\nCalibration: {out}" + (f"\nPage: {html}" if html else ""))

@@ -53,11 +53,10 @@ def doctor(
         raise click.UsageError("only --config-name takes --config-dir, --no-run and overrides")
     if model is not None:
         settings = {name: given.pop(name) for name in ASMIConfig.names() if name in given}
-        config = ASMIConfig().replace(**settings)
         from lm_polygraph_asmi.scoring.doctor import diagnose_model
 
         with Console(stderr=True).status(f"Checking {model}"):
-            result = diagnose_model(model, model, config=config, **given)
+            result = diagnose_model(model, model, config=ASMIConfig(**settings), **given)
         if as_json:
             click.echo(to_json(result.to_dict(), indent=1))
         else:
@@ -73,5 +72,4 @@ def doctor(
     diagnosis = diagnose(Console(stderr=as_json, quiet=as_json), composed, arguments, run)
     if as_json:
         click.echo(to_json(diagnosis, indent=1))
-    if not diagnosis["works"]:
-        raise SystemExit(1)
+    raise SystemExit(not diagnosis["works"])

@@ -3,12 +3,15 @@
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
 
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.config import ASMIConfig
@@ -64,6 +67,15 @@ class RankedSignal(NamedTuple):
     auroc: Interval  # 0.5 = chance
 
 
+class Sample(NamedTuple):
+    """The labelled answers that made a calibration, as its tests read them."""
+
+    values: Float[np.ndarray, " n"]  # of the signal that decides, higher = more uncertain
+    wrong: Float[np.ndarray, " n"]  # 1: wrong, 0: right, NaN: no label, of those in order
+    clusters: Sequence[str]
+    unlabelled: Float[np.ndarray, " m"] | None = None  # scores of other answers, to test
+
+
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
     """A threshold on one signal with its risk guarantee.
@@ -89,6 +101,7 @@ class Calibration:
     following: str = ""  # what to label next, of answers that are labelled from the surest on
     left_out: str = field(default="", compare=False)  # rows that were, in words
     right_from: float | None = None  # lowest quality of a right answer; None: 0.5 of 0 to 1
+    sample: Any = field(default=None, compare=False, repr=False)  # a `Sample`; it is not saved
 
     def __post_init__(self) -> None:
         signal_of(self.signal)  # raises for an unknown one
@@ -237,7 +250,8 @@ class Calibration:
         """Write or replace it as JSON; ValueError if another program is writing this file."""
         from pydantic_core import to_json
 
-        content = json.loads(to_json({"format": FORMAT, **vars(self)}, inf_nan_mode="null"))
+        fields = {name: value for name, value in vars(self).items() if name != "sample"}
+        content = json.loads(to_json({"format": FORMAT, **fields}, inf_nan_mode="null"))
         write_whole(path, json.dumps(content | {"digest": _digest(content)}, indent=1))
 
     @classmethod
@@ -284,14 +298,14 @@ class Calibration:
                 f"Accepts: {rule.coverage:.0%} of such answers, those whose {self.title} is at "
                 f"most {rule.threshold:.4g}{unit}.{seen}"
             )
-        tested = f"; {rule.share:.0%} of the clusters made choices, the others test"
+        tested = f"; {rule.tested} clusters test" if rule.tested not in (None, self.n) else ""
         left_out = f" Rows left out: {self.left_out}." if self.left_out else ""
         given = f"answers from {rule.clusters} clusters"
         if rule.labels is not None:
             given = f"of {rule.answers} answers, the surest first"
         yield (
-            f"Labels: {self.n} {given}, {self.errors} wrong by {self.label_source}"
-            f"{tested if rule.share else ''}.{left_out}"
+            f"Labels: {self.n} {given}, {self.errors} wrong by {self.label_source}{tested}."
+            f"{left_out}"
         )
         yield f"{accepted} {rule.limits}".rstrip()
         if rule.clusters < FEW_CLUSTERS:

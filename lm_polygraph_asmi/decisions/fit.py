@@ -11,9 +11,9 @@ from numpy.typing import ArrayLike
 from lm_polygraph_asmi.analysis.clusters import RESAMPLES
 from lm_polygraph_asmi.analysis.comparison import auroc_interval, prr_intervals
 from lm_polygraph_asmi.analysis.labelled import Labelled
-from lm_polygraph_asmi.decisions.calibration import Calibration, RankedSignal
+from lm_polygraph_asmi.decisions.calibration import Calibration, RankedSignal, Sample
 from lm_polygraph_asmi.decisions.learned import Features, learned_threshold
-from lm_polygraph_asmi.decisions.risk_control import check_guarantee, risk_threshold
+from lm_polygraph_asmi.decisions.risk_control import RiskThreshold, check_guarantee, risk_threshold
 from lm_polygraph_asmi.scoring.signals import LEARNED, signal_of
 
 
@@ -37,6 +37,27 @@ def rank_signals(scores: Mapping[str, ArrayLike], answers: Labelled) -> dict[str
         name: RankedSignal(prr[name], auroc_interval(score, answers))
         for name, score in columns.items()
     }
+
+
+def best_threshold(
+    columns: Mapping[str, Float[np.ndarray, " n"]],
+    answers: Labelled,
+    risk: float,
+    confidence: float,
+    unlabelled: Mapping[str, Float[np.ndarray, " m"]] | None = None,
+    largest: int | None = None,
+) -> tuple[str, RiskThreshold]:
+    """The signal that accepts most, each tested at an equal part of the level, with its rule."""
+    level, others = (1 - confidence) / len(columns), unlabelled or {}
+    rules = {
+        name: risk_threshold(
+            values, answers.wrong, answers.clusters, risk, 1 - level,
+            unlabelled=others.get(name), largest=largest,
+        )
+        for name, values in columns.items()
+    }  # fmt: skip
+    best = max(rules, key=lambda name: rules[name].coverage)
+    return best, replace(rules[best], confidence=confidence, signals=len(columns))
 
 
 def fit(
@@ -74,16 +95,8 @@ def fit(
         names = (unmasked or list(columns)) if signal == "best" else [signal]
         if missing := set(names) - set(columns):
             raise ValueError(f"expected a signal of {', '.join(columns)}; got {missing.pop()!r}")
-        level = (1 - confidence) / len(names)
-        rules = {
-            name: risk_threshold(
-                columns[name], answers.wrong, answers.clusters, risk, 1 - level,
-                unlabelled=None if unlabelled is None else unlabelled[name], largest=largest,
-            )
-            for name in names
-        }  # fmt: skip
-        decider = max(rules, key=lambda name: rules[name].coverage)
-        rule = replace(rules[decider], confidence=confidence, signals=len(names))
+        asked = {name: columns[name] for name in names}
+        decider, rule = best_threshold(asked, answers, risk, confidence, unlabelled, largest)
     titled = {signal_of(kind).title: values for kind, values in columns.items()}
     return Calibration(
         signal=decider,
@@ -91,5 +104,11 @@ def fit(
         n=len(answers),
         signals=rank_signals(titled, answers),
         errors=int(answers.wrong.sum()),
+        sample=Sample(
+            columns[decider],
+            answers.wrong.astype(float),
+            answers.clusters,
+            None if unlabelled is None else unlabelled[decider],
+        ),
         **about,
     )

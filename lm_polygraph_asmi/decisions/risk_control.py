@@ -95,13 +95,6 @@ def check_guarantee(risk: float, confidence: float) -> None:
             raise ValueError(f"{name} must lie strictly between 0 and 1, got {value}")
 
 
-class OrderedThreshold(NamedTuple):
-    """What answers that are labelled from the surest on give so far, and what to label next."""
-
-    rule: RiskThreshold
-    to_label: np.ndarray  # rows the next test needs, surest first; empty: no label helps any more
-
-
 def risk_threshold(
     scores: ArrayLike,
     wrong: ArrayLike,
@@ -139,34 +132,63 @@ def risk_threshold(
             "expected at least two clusters, got one: use answers on several passages (with one "
             f"answer each, at least {least_labels(risk, confidence)} at this risk and confidence)"
         )
-    bets = largest > 2 and len(score) / largest >= BETTING_FROM[others is not None]
-    share = max(share, CHOICE_SHARE) if bets and others is None else share
-    choosing, alone = choosing_rows(codes, share=share), thinned_rows(codes, largest)
-    testing = ~choosing & (bets | np.isin(np.arange(len(codes)), alone))
-    tested, n = (score[testing], errors[testing], codes[testing]), len(set(codes[testing]))
-    if bets and others is None:
-        chosen = score[choosing], errors[choosing], codes[choosing]
-        grids = [(_strongest_on(*chosen, risk, largest), 1 - confidence)]
-    else:
-        grids = _grids(tested[0] if others is None else others, n, risk, confidence)
+    tests = tests_of((score, errors, codes), risk, confidence, share, others, largest)
     limits = [
         float(limit)
-        for grid, level in grids
-        for limit in grid[: _passed(grid, level, *tested, risk, largest if bets else 1)]
+        for grid, level in tests.grids
+        for limit in grid[: _passed(grid, level, *tests.rows, risk, tests.largest)]
     ]
     # Accepting all may be tested, but answers above all scores in the sample were not.
     threshold = min(max(limits), float(score.max())) if limits else None
     kept = errors[score <= (np.nan if threshold is None else threshold)]
     return RiskThreshold(
         threshold, len(kept) / len(score), float(kept.mean()) if len(kept) else None, risk,
-        confidence, float(errors.mean()), len(score), total, largest, share, n,
+        confidence, float(errors.mean()), len(score), total, largest, tests.share,
+        len(set(tests.rows[2])),
     )  # fmt: skip
+
+
+class SequencesOfTests(NamedTuple):
+    """Which thresholds are tested, at which level, on which answers."""
+
+    grids: list[tuple[np.ndarray, float]]  # thresholds (t,), ascending, and level, of each sequence
+    rows: tuple[np.ndarray, np.ndarray, np.ndarray]  # score, wrong, cluster of those that test
+    largest: int  # of `p_value`; 1: the exact test
+    share: float  # of the clusters, which made choices
+
+
+def tests_of(
+    answers: tuple[np.ndarray, np.ndarray, np.ndarray],
+    risk: float,
+    confidence: float,
+    share: float,
+    others: np.ndarray | None,
+    largest: int,
+) -> SequencesOfTests:
+    """The tests of `risk_threshold`, of (n,) scores, wrong answers and codes of clusters.
+
+    Labels do not change them, but for bets without `others`, where clusters choose the thresholds.
+    """
+    score, errors, codes = answers
+    bets = largest > 2 and len(score) / largest >= BETTING_FROM[others is not None]
+    share = max(share, CHOICE_SHARE) if bets and others is None else share
+    choosing, alone = choosing_rows(codes, share=share), thinned_rows(codes, largest)
+    testing = ~choosing & (bets | np.isin(np.arange(len(codes)), alone))
+    rows, n = (score[testing], errors[testing], codes[testing]), len(set(codes[testing]))
+    if bets and others is None:
+        chosen = score[choosing], errors[choosing], codes[choosing]
+        grids = [(_strongest_on(*chosen, risk, largest), 1 - confidence)]
+    else:
+        grids = _grids(rows[0] if others is None else others, n, risk, confidence)
+    return SequencesOfTests(grids, rows, largest if bets else 1, share)
 
 
 def ordered_threshold(
     scores: ArrayLike, wrong: ArrayLike, risk: float, confidence: float, largest: int = 1
-) -> OrderedThreshold:
-    """The threshold that labels from the surest answer on give so far: look and stop at any time.
+) -> tuple[RiskThreshold, np.ndarray]:
+    """What labels from the surest answer on give so far, and rows to label for the next test.
+
+    Look and stop at any time. Rows are the surest first; if none is left, no label helps any more.
 
     `scores` (N,) are of all answers, one a cluster (`thinned_rows`, where clusters may have up to
     `largest`). `wrong` (N,) has None or NaN where there is no label: such a row counts as wrong.
@@ -201,7 +223,7 @@ def ordered_threshold(
         largest=largest, labels=int(known.sum()),
     )  # fmt: skip
     needed = ~known & (score <= min(following, default=-np.inf))
-    return OrderedThreshold(rule, order[needed[order]])
+    return rule, order[needed[order]]
 
 
 def thinned_rows(codes: np.ndarray, largest: int | None = None, seed: int = SEED) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 from lm_polygraph_asmi.analysis.clusters import RESAMPLES, cluster_codes
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.decisions.calibration import MACHINE, Calibration, config_of
+from lm_polygraph_asmi.decisions.calibration import MACHINE, Calibration, Sample, config_of
 from lm_polygraph_asmi.decisions.fit import check_signal, fit
 from lm_polygraph_asmi.decisions.labels import (
     clusters_of,
@@ -151,6 +151,7 @@ def _calibrated_in_order(
         errors=sum(map(bool, labels)),
         signals={},
         following=following,
+        sample=Sample(values, given, list(map(str, kept))),
         **about,
         **_described(inputs, answers_of(inputs, signal)),
     )

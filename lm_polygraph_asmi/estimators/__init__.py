@@ -1,4 +1,4 @@
-"""Three ASMI estimators and a baseline, one file each, so that configs can name the module.
+"""The three ASMI estimators, one file each, so that configs can name the module.
 
 The examples use these statistics of one answer of two tokens, as the calculators return them:
 

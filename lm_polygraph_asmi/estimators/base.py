@@ -109,15 +109,12 @@ class MaskedHeadsEstimator(Estimator):
             closing = example["asmi_closing"] and not self.config.closing_token
             counted = tokens[:-1] if closing and len(tokens) > 1 else tokens
             scores.append(sequence_uncertainty(counted, self.config.aggregation))
-        self._check_finite(scores)
-        return np.array(scores)
-
-    def _check_finite(self, scores: Sequence[float]) -> None:
         if not np.isfinite(scores).all():
             raise ValueError(
                 f"expected finite scores from {self}, got {scores}: the run stops, because "
                 "LM-Polygraph ranks NaN as most confident"
             )
+        return np.array(scores)
 
     def _check_settings(self, actual: dict[str, Any]) -> None:
         expected = self.config.to_dict("masks") | operating_point(

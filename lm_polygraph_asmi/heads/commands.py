@@ -20,8 +20,21 @@ from lm_polygraph_asmi.validation import check_writable
 @click.option("--dtype", default="auto", show_default=True, help="auto, float32, bfloat16, ...")
 @click.option("--device-map", help="auto: use GPUs; default: CPU.")
 @setting_options("depth")
-@click.option("--tokens", "count", default=200, show_default=True, help="Tokens per group.")
-@click.option("--draws", default=10, show_default=True, help="Draws of random heads per token.")
+@click.option(
+    "--tokens",
+    "count",
+    type=click.IntRange(1),
+    default=200,
+    show_default=True,
+    help="Tokens per group.",
+)
+@click.option(
+    "--draws",
+    type=click.IntRange(1),
+    default=10,
+    show_default=True,
+    help="Draws of random heads per token.",
+)
 @click.option("--seed", default=0, show_default=True, help="Seed of the random heads.")
 @click.option(
     "--out",
@@ -37,18 +50,16 @@ def probe(run: str, model: str, out: str | None, **settings: Any) -> None:
     from lm_polygraph_asmi.results.runs import manager_files
 
     try:
-        manager, *others = manager_files(run)
-        if others:
-            raise ValueError(f"expected one seed, got several in {run}: name one of its files")
+        manager = manager_files(run)[0]  # `probe_run` refuses several
         path = Path(out) if out else probe_path(manager)
         check_writable(path)
         from lm_polygraph_asmi.heads.probe import probe_run
 
         shown = partial(track, description="Probing", console=Console(stderr=True))
-        content = probe_run(manager, model, progress=shown, **settings)
+        content = probe_run(run, model, progress=shown, **settings)
     except (OSError, ValueError, TypeError) as error:
         raise click.ClickException(str(error)) from error
-    write_probe({"run": str(manager), "model": model, **content}, manager, path)
+    write_probe({"run": str(manager), "model": model, **content}, path)
     tokens = content["tokens"]
     flips = sum(a != b for a, b in zip(tokens["argmax"], tokens["replayed"], strict=True))
     click.echo(f"{path}: {len(tokens['row'])} tokens; with no head ablated {flips} of them flip.")

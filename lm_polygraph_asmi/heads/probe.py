@@ -32,7 +32,6 @@ from lm_polygraph_asmi.model import (
 from lm_polygraph_asmi.model.memory import in_chunks
 from lm_polygraph_asmi.results.runs import Run, load_run
 from lm_polygraph_asmi.scoring.text import prompt_tokens
-from lm_polygraph_asmi.validation import check_at_least_one, check_whole
 
 DRAWS = 10
 """Draws of random heads, per token and number of heads."""
@@ -126,9 +125,6 @@ def probe_tokens(
         count, draws, seed: tokens per group; draws of random heads, and their seed.
         progress: is told the examples and passes them on.
     """
-    for name, number in (("tokens", count), ("draws", draws)):
-        check_whole(name, number)
-        check_at_least_one(name, number)
     numbers = [k for k in NUMBERS if k <= used["num_heads"]]
     groups = dict(zip(("high", "low"), extremes(tokens["mi"], count), strict=True))
     chosen = tokens.loc[np.unique(np.concatenate(list(groups.values())))]

@@ -75,11 +75,6 @@ def read_probe(manager: str | Path) -> Probe | None:
         ) from error
 
 
-def write_probe(
-    content: Mapping[str, Any], manager: str | Path, path: str | Path | None = None
-) -> Path:
-    """Write a probe atomically and return its path; default: next to its manager file, where
-    `read_probe` finds it."""
-    path = probe_path(manager) if path is None else Path(path)
+def write_probe(content: Mapping[str, Any], path: str | Path) -> None:
+    """Write a probe atomically; `read_probe` finds it at `probe_path`."""
     write_whole(path, to_json({"format": FORMAT, **content}))
-    return path

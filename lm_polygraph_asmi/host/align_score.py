@@ -7,8 +7,7 @@ fails if a trainer saved objects of its own beside the weights.
 
 import logging
 import pickle
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +31,6 @@ TENSORS = {
     ("torch._utils", "_rebuild_parameter"),
 }
 """What a checkpoint may call."""
-_UNTRAINED = "loading UNTRAINED model!"
 
 log = logging.getLogger("lm_polygraph")
 
@@ -66,8 +64,12 @@ class AlignScore(HostAlignScore):
 
     def __init__(self, lang: str = "en", ckpt_path: str = CHECKPOINT, **settings: Any) -> None:
         weights = read_weights(ckpt_path)
-        with _unsaid(_UNTRAINED):  # the weights come below
+        root = logging.getLogger()
+        root.addFilter(_is_true)
+        try:
             super().__init__(lang, ckpt_path=None, **settings)
+        finally:
+            root.removeFilter(_is_true)
         load_weights(self.scorer.model.model, weights, str(ckpt_path))
 
 
@@ -155,16 +157,6 @@ def _file(checkpoint: str) -> Path:
     return path
 
 
-@contextmanager
-def _unsaid(message: str) -> Iterator[None]:
-    """Hide a warning that does not hold."""
-    root = logging.getLogger()
-
-    def other(record: logging.LogRecord) -> bool:
-        return record.msg != message
-
-    root.addFilter(other)
-    try:
-        yield
-    finally:
-        root.removeFilter(other)
+def _is_true(record: logging.LogRecord) -> bool:
+    """Whether a warning holds: the weights are loaded afterwards."""
+    return record.msg != "loading UNTRAINED model!"

@@ -35,10 +35,8 @@ def _align(file: Path) -> None:
     end = 8 + int.from_bytes(content[:8], "little")
     spaces = -end % 64
     file.unlink()  # another user may not read it
-    with file.open("wb") as opened:
-        for part in ((end - 8 + spaces).to_bytes(8, "little"), content[8:end], b" " * spaces,
-                     content[end:]):  # fmt: skip
-            opened.write(part)
+    length = (end - 8 + spaces).to_bytes(8, "little")
+    file.write_bytes(b"".join([length, content[8:end], b" " * spaces, content[end:]]))
 
 
 if __name__ == "__main__":

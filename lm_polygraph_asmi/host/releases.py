@@ -21,8 +21,8 @@ def tested_releases() -> dict[str, list[str]]:
 
 def untested_releases() -> list[str]:
     """Installed releases that are not among the tested ones: `["transformers 5.9.9"]`."""
-    tested = tested_releases()
-    return [f"{name} {version(name)}" for name in tested if version(name) not in tested[name]]
+    tested = tested_releases().items()
+    return [f"{name} {version(name)}" for name, of in tested if version(name) not in of]
 
 
 @cache

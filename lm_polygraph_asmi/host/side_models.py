@@ -9,8 +9,7 @@ log = logging.getLogger("lm_polygraph")
 
 NLI_MODEL = "microsoft/deberta-large-mnli"
 """LM-Polygraph's default."""
-
-_SECONDS_TO_ANSWER = 5
+TO_A_FOLDER = "to a local folder with such a model"
 _CLASSES = {"CONTRADICTION", "ENTAILMENT", "NEUTRAL"}
 _PARTS = {
     "configuration": ["config.json"],
@@ -68,22 +67,13 @@ def use_single_separator(tokenizer: Any) -> bool:
 def nli_problem(path: str = NLI_MODEL, cache: str | None = None) -> str | None:
     """Why this (folder or hub ID) is no NLI model that LM-Polygraph can use; None if it is."""
     problem = _problem(path, cache, lambda config: _no_nli(path, config))
-    return problem and f"the NLI model {path!r} {problem}: {_advice('nli_path')}"
+    return problem and f"the NLI model {path!r} {problem}: set nli_path {TO_A_FOLDER}"
 
 
 def cross_encoder_problem(path: str, cache: str | None = None) -> str | None:
     """Why this (folder or hub ID) is no cross-encoder for similarities; None if it is."""
-
-    def no_similarity(config: Any) -> str | None:
-        outputs = config.num_labels
-        return None if outputs == 1 else f"has {outputs} outputs, expected one, a similarity"
-
-    problem = _problem(path, cache, no_similarity)
-    return problem and f"the cross-encoder {path!r} {problem}: {_advice('cross_encoder_path')}"
-
-
-def _advice(setting: str) -> str:
-    return f"set {setting} to a local folder with such a model"
+    problem = _problem(path, cache, _no_similarity)
+    return problem and f"the cross-encoder {path!r} {problem}: set cross_encoder_path {TO_A_FOLDER}"
 
 
 def _problem(path: str, cache: str | None, wrong: Callable[[Any], str | None]) -> str | None:
@@ -102,6 +92,12 @@ def _problem(path: str, cache: str | None, wrong: Callable[[Any], str | None]) -
     if not architecture.endswith("ForSequenceClassification"):
         return f"is a {architecture}, expected a model for sequence classification"
     return wrong(config)
+
+
+def _no_similarity(config: Any) -> str | None:
+    """Why a model returns no similarity, by its configuration."""
+    outputs = config.num_labels
+    return None if outputs == 1 else f"has {outputs} outputs, expected one, a similarity"
 
 
 def _no_nli(path: str, config: Any) -> str | None:
@@ -123,32 +119,26 @@ def _no_nli(path: str, config: Any) -> str | None:
 
 def unavailable(path: str, cache: str | None = None) -> str | None:
     """Which files of a model (folder or hub ID) cannot be loaded; None: all are there."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
 
-    folder: Path | None = Path(path)
-    if not Path(path).is_dir():
-        try:
-            folder = Path(snapshot_download(path, cache_dir=cache, local_files_only=True))
-        except HFValidationError:
-            return "is neither a local folder nor a valid hub ID"
-        except LocalEntryNotFoundError:
-            folder = None
-    missing = [
-        part
-        for part, files in _PARTS.items()
-        if folder is None or not any((folder / file).is_file() for file in files)
-    ]
-    if not missing:
-        return None
-    if folder == Path(path):
+    local = Path(path).is_dir()
+
+    def is_there(file: str) -> bool:
+        found = Path(path, file) if local else try_to_load_from_cache(path, file, cache)
+        return isinstance(found, str | Path) and Path(found).is_file()
+
+    try:
+        missing = [part for part, files in _PARTS.items() if not any(map(is_there, files))]
+    except HFValidationError:
+        return "is neither a local folder nor a valid hub ID"
+    if local and missing:
         return f"lacks its {' and '.join(missing)}"
-    if not (reason := hub_problem(path)):
+    if not missing or not (reason := hub_problem(path)):
         return None
-    location = "neither a local folder nor in the hub's cache"
-    if folder:
-        location = f"in the hub's cache without its {' and '.join(missing)}"
-    return f"is {location}, and {reason}"
+    if len(missing) == len(_PARTS):
+        return f"is neither a local folder nor in the hub's cache, and {reason}"
+    return f"is in the hub's cache without its {' and '.join(missing)}, and {reason}"
 
 
 def hub_problem(name: str) -> str | None:
@@ -157,7 +147,7 @@ def hub_problem(name: str) -> str | None:
     from huggingface_hub.errors import OfflineModeIsEnabled, RepositoryNotFoundError
 
     try:
-        model_info(name, timeout=_SECONDS_TO_ANSWER)
+        model_info(name, timeout=5)
     except OfflineModeIsEnabled:
         return "HF_HUB_OFFLINE blocks the hub"
     except RepositoryNotFoundError:

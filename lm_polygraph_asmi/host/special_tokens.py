@@ -4,16 +4,9 @@ A tokenizer turns such a spelling into the control token, wherever it stands.
 """
 
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
-
-
-class Spelling(NamedTuple):
-    """A special token written out in a text, from the character `start` on."""
-
-    token: str
-    start: int
 
 
 class SpecialTokens:
@@ -30,10 +23,10 @@ class SpecialTokens:
         longest_first = sorted(filter(None, self.ids), key=len, reverse=True)
         self.pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
-    def spelled(self, text: str) -> list[Spelling]:
-        """The special tokens that the tokenizer reads in a text, in order."""
-        spellings = [Spelling(match[0], match.start()) for match in self.pattern.finditer(text)]
+    def spelled(self, text: str) -> list[tuple[str, int]]:
+        """The special tokens that the tokenizer reads in a text, and where they begin, in order."""
+        spellings = [(match[0], match.start()) for match in self.pattern.finditer(text)]
         if not spellings:
             return []
         ids = set(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-        return [spelling for spelling in spellings if self.ids[spelling.token] in ids]
+        return [(token, start) for token, start in spellings if self.ids[token] in ids]

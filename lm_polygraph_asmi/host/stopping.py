@@ -113,13 +113,9 @@ class StopConditions:
         In a larger batch, an ended row is padded until the longest row ends. LM-Polygraph keeps
         this padding as if it were generated, unless the row ended at `tokenizer.eos_token_id`.
         """
-        tokens = list(tokens)
-        if batch_size == 1:
-            return tokens
-        for length in range(1, len(tokens)):
-            if self.closes(tokens[:length]):
-                return tokens[:length]
-        return tokens
+        lengths = range(1, len(tokens)) if batch_size > 1 else ()
+        ended = (length for length in lengths if self.closes(tokens[:length]))
+        return list(tokens[: next(ended, len(tokens))])
 
     def embedded(
         self, samples: Sequence[Sequence[int]], gate_token: str, max_new_tokens: int

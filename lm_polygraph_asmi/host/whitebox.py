@@ -1,5 +1,6 @@
 """The LM-Polygraph model of a run: stop strings prepared once, nothing a model ships followed."""
 
+from functools import lru_cache
 from typing import Any
 
 from lm_polygraph.utils.model import WhiteboxModel
@@ -22,22 +23,18 @@ class StopsOnceModel(WhiteboxModel):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.model.generation_config = plain_generation(self.model.generation_config)
-        self._criteria: dict[
-            tuple[str, ...], tuple[PreTrainedTokenizerBase, StopStringCriteria]
-        ] = {}
 
     def generate(self, **args: Any) -> Any:
         """As in LM-Polygraph: arguments of transformers' `generate`."""
         stops = args.pop("stop_strings", getattr(self.generation_parameters, "stop_strings", None))
         if stops:
+            strings = (stops,) if isinstance(stops, str) else tuple(stops)
             passed = args.get("stopping_criteria") or ()
-            args["stopping_criteria"] = StoppingCriteriaList([*passed, self._criterion(stops)])
+            criterion = _criterion(self.tokenizer, strings)
+            args["stopping_criteria"] = StoppingCriteriaList([*passed, criterion])
         return super().generate(**args, stop_strings=None)
 
-    def _criterion(self, stops: Any) -> StopStringCriteria:
-        strings = (stops,) if isinstance(stops, str) else tuple(stops)
-        tokenizer, criterion = self._criteria.get(strings, (None, None))
-        if tokenizer is not self.tokenizer or criterion is None:
-            criterion = StopStringCriteria(self.tokenizer, list(strings))
-            self._criteria[strings] = self.tokenizer, criterion
-        return criterion
+
+@lru_cache(maxsize=4)
+def _criterion(tokenizer: PreTrainedTokenizerBase, strings: tuple[str, ...]) -> StopStringCriteria:
+    return StopStringCriteria(tokenizer, list(strings))

@@ -78,9 +78,9 @@ def _tokenizer(model: str) -> PreTrainedTokenizerBase:
 
     node = json.loads(model)
     arguments = {"model_path": node["path"], **(node.get("load_tokenizer_args") or {})}
-    script = Path(node.get("path_to_load_script") or "")
-    if not script.is_absolute():  # then relative to the config, as LM-Polygraph's are
-        script = Path(os.environ.get("HYDRA_CONFIG", "")).parent / script
+    # A relative path is relative to the config, as LM-Polygraph's are.
+    config = Path(os.environ.get("HYDRA_CONFIG", ""))
+    script = config.parent / (node.get("path_to_load_script") or "")
     if script.is_file():
         return load_external_module(str(script)).load_tokenizer(**arguments)
     return load_tokenizer(**arguments)

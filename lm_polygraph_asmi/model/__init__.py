@@ -14,6 +14,7 @@ four heads (1 keeps a head), and eight tokens, of which the first six are the pr
 >>> ids = torch.arange(3, 11)
 """
 
+from lm_polygraph_asmi.config import target_layer
 from lm_polygraph_asmi.model.check import (
     Subnetworks,
     check_unmasked,
@@ -27,7 +28,6 @@ from lm_polygraph_asmi.model.heads import (
     num_layers,
     plain_model,
     structure_of,
-    target_layer,
 )
 from lm_polygraph_asmi.model.passes import UnmaskedPass, run_unmasked
 from lm_polygraph_asmi.model.readout import readout, unembedding

@@ -90,8 +90,7 @@ def checked(model: PreTrainedModel, layer: int, scope: str) -> Checked:
         if has_foreign_code(model):  # it may act differently at each position
             start = len(names) - 1
         values[key] = Checked(scope, attention, names[start:])
-    found: Checked = values[key]
-    return found
+    return values[key]
 
 
 def keeps_cache(model: PreTrainedModel, layers: list[int], scope: str) -> bool:
@@ -158,35 +157,23 @@ def failure(
     if they do not, or if such lengths were compared. `positions`: of all answers in one pass."""
     known, lengths = checked(model, layer, unmasked.scope), (unmasked.before, positions)
     seen = all(now <= LONGER * most for now, most in zip(lengths, known.compared, strict=True))
-    wrong = None
     if known.names[0] != FULL and not seen:
-        wrong = _difference(model, unmasked, layer, masks, states)
-        if wrong is None:
-            known.compared = max(known.compared[0], lengths[0]), max(known.compared[1], positions)
-    known.used = wrong is None
-    return wrong
-
-
-def _difference(
-    model: PreTrainedModel,
-    unmasked: UnmaskedPass,
-    layer: int,
-    masks: Shaped[Tensor, "B H"],
-    states: Float[Tensor, "B T D"],
-) -> str | None:
-    rows = sorted({0, len(masks) - 1})
-    truth = full_passes(model, unmasked, layer, masks[rows])
-    found = {
-        row: variation(readout(model, right), readout(model, states[row]))
-        for row, right in zip(rows, truth, strict=True)
-    }
-    worst = max(found, key=lambda row: found[row])
-    allowed = limit(lowest_precision(model))
-    if found[worst] > allowed:
-        allowed = max(allowed, ROUNDINGS * _rounding(model, unmasked))
-    if found[worst] <= allowed:
-        return None
-    return f"total variation {found[worst]:.2g} (mask {worst + 1} of {len(masks)})"
+        rows = sorted({0, len(masks) - 1})
+        truth = full_passes(model, unmasked, layer, masks[rows])
+        found = {
+            row: variation(readout(model, right), readout(model, states[row]))
+            for row, right in zip(rows, truth, strict=True)
+        }
+        worst = max(found, key=lambda row: found[row])
+        allowed = limit(lowest_precision(model))
+        if found[worst] > allowed:
+            allowed = max(allowed, ROUNDINGS * _rounding(model, unmasked))
+        if not found[worst] <= allowed:
+            known.used = False
+            return f"total variation {found[worst]:.2g} (mask {worst + 1} of {len(masks)})"
+        known.compared = max(known.compared[0], lengths[0]), max(known.compared[1], positions)
+    known.used = True
+    return None
 
 
 def _rounding(model: PreTrainedModel, unmasked: UnmaskedPass) -> float:
@@ -263,7 +250,6 @@ def run_subnetworks(
     check_unmasked(model, unmasked)
     budget = memory_budget or default_budget(unmasked.final_hidden.device)
     names = checked(model, layer, unmasked.scope).names
-    wrong: str | None
     while len(masked):
         way = PASSES[unmasked.scope][names[0]]
         chunk = _masks_per_pass(model, unmasked, len(masked), budget, way)
@@ -274,7 +260,7 @@ def run_subnetworks(
         except Exception as error:  # models raise different errors
             if way is full_passes:
                 raise
-            wrong = f"{type(error).__name__}: {error}"
+            wrong: str | None = f"{type(error).__name__}: {error}"
         else:
             hidden[~kept] = states
             positions = len(unmasked.final_hidden) * (chunk if way is packed else 1)

@@ -23,15 +23,15 @@ CACHES = ("past_key_values", "cache", "layer_past", "past_key_value")
 
 @contextmanager
 def replaced_forwards(*replacements: Replacement) -> Iterator[None]:
-    """Replace forward methods of modules, whose hooks still run.
+    """Replace forward methods of modules in this thread; hooks of the modules still run.
 
-    Each new one is called with the old one, which it must call in other threads, and the arguments.
+    Each new one is called with the old one and the arguments; other threads get the old one.
     """
     with changes() as undo:
         for module, forward in replacements:
             # An attribute only if accelerate wrapped the class's method.
             undo.append(partial(_restore, module, vars(module).get("forward")))
-            module.forward = partial(forward, module.forward)
+            module.forward = partial(_in_thread, get_ident(), forward, module.forward)
         yield
 
 
@@ -40,11 +40,6 @@ def _restore(module: nn.Module, previous: Forward | None) -> None:
         vars(module).pop("forward", None)
     else:
         module.forward = previous
-
-
-def in_this_thread(forward: Forward) -> Forward:
-    """What `replaced_forwards` takes: `forward` here, the old method in other threads."""
-    return partial(_in_thread, get_ident(), forward)
 
 
 def _in_thread(owner: int, forward: Forward, real: Forward, *args: Any, **kwargs: Any) -> Any:
@@ -56,7 +51,7 @@ def compiled(model: nn.Module, layers: Sequence[nn.Module]) -> Iterator[Replacem
     for layer in layers if known_of(model).compiles else ():
         if "forward" not in vars(layer):  # neither offloaded nor changed
             run = partial(_compiled(type(layer).forward), layer)
-            yield layer, in_this_thread(lambda _, *args, run=run, **given: run(*args, **given))
+            yield layer, lambda _, *args, run=run, **given: run(*args, **given)
 
 
 @cache

@@ -17,22 +17,16 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from lm_polygraph_asmi.config import module_paths
-from lm_polygraph_asmi.config import target_layer as target_layer
+from lm_polygraph_asmi.config import module_paths, target_layer
 from lm_polygraph_asmi.model.devices import (
     check_distributions,
     dtypes_of,
     execution_device,
     lowest_precision,
 )
-from lm_polygraph_asmi.model.forwards import (
-    Forward,
-    first_tensor,
-    in_this_thread,
-    replaced_forwards,
-)
+from lm_polygraph_asmi.model.forwards import Forward, first_tensor, replaced_forwards
 from lm_polygraph_asmi.model.session import scoring_session
-from lm_polygraph_asmi.model.state import known_of, model_state, watch
+from lm_polygraph_asmi.model.state import known_of, known_values, watch
 
 PROJECTIONS = (
     "self_attn.o_proj", "attention.output.dense", "self_attn.out_proj", "attn.c_proj",
@@ -115,16 +109,14 @@ def structure_of(model: PreTrainedModel) -> Structure:
 
     Raises TypeError: the heads of this model cannot be masked; the message gives the reason.
     """
-    known = known_of(model)
-    key = "structure"
-    values = known.values_at(model_state(model))
-    if key not in values:
-        values[key] = _find_structure(model, module_paths(known.named))
-    structure: Structure = values[key]
-    if known.structure is not structure:
+    values = known_values(model)
+    if "structure" not in values:
+        values["structure"] = _find_structure(model, module_paths(known_of(model).named))
+    structure: Structure = values["structure"]
+    if known_of(model).structure is not structure:
         layers = list(model.get_submodule(structure.layers).children())
         watch(model, (layers[at].get_submodule(path) for at, path in structure.projections.items()))
-        known.structure = structure
+        known_of(model).structure = structure
     return structure
 
 
@@ -148,12 +140,11 @@ def num_layers(model: PreTrainedModel) -> int:
     return structure_of(model).num_layers
 
 
-def num_heads(model: PreTrainedModel, layer: int | None = None) -> int:
-    """H, the number of query heads of a layer (with grouped queries, too); by default of the first
-    that has heads. Raises ValueError: no such layer, or one without heads."""
+def num_heads(model: PreTrainedModel, layer: int) -> int:
+    """H, the number of query heads of a layer (with grouped queries, too).
+
+    Raises ValueError: no such layer, or one without heads."""
     structure = structure_of(model)
-    if layer is None:
-        return next(iter(structure.heads.values()))
     if not 0 <= layer < structure.num_layers:
         raise ValueError(
             f"layer must be in [0, {structure.num_layers - 1}] for a {structure.num_layers}-layer "
@@ -335,8 +326,7 @@ def _watched(
         calls[path].append((first_tensor((*args, *kwargs.values())), output))
         return output
 
-    watches = ((model.get_submodule(at), in_this_thread(partial(watch, at))) for at in calls)
-    with replaced_forwards(*watches):
+    with replaced_forwards(*((model.get_submodule(at), partial(watch, at)) for at in calls)):
         logits: Tensor = model(input_ids=tokens, use_cache=False, return_dict=True).logits
     return logits.float(), calls
 
@@ -366,7 +356,7 @@ def _short_passes(
             "use a model whose only input is text, loaded in one precision"
         ) from error
     times = [len(calls[at]) for at in inner]
-    if set(times) != {1} or any(len(calls[at]) != 1 for at in heads if heads.count(at) < 2):
+    if set(times) != {1} or any(len(calls[at]) != 1 for at in heads):
         raise TypeError(
             f"{name}: expected the {len(layers)} layers at {path!r}, and the projection of their "
             f"heads, to run once each, got {times} calls of the layers and "

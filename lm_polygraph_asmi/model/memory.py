@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lm_polygraph_asmi.model.heads import num_heads, structure_of
+from lm_polygraph_asmi.model.heads import structure_of
 from lm_polygraph_asmi.model.session import attention_of
 
 log = logging.getLogger("lm_polygraph")
@@ -46,7 +46,7 @@ def batch_bytes(
     per_query = size * (4 * hidden + max(6 * structure.width, 4 * intermediate))
     if attention_of(model) == "eager":
         # Scores, their masked copy and the softmax, which 16-bit models compute in 32 bits.
-        per_query += max(10, 3 * size) * num_heads(model) * keys
+        per_query += max(10, 3 * size) * next(iter(structure.heads.values())) * keys
     if packed:  # with the parts of an attention mask, and its form added to scores
         return queries * (per_query + 7 * keys) + 4 * cached * structure.width * size
     kept = 4 * num_masks * structure.num_layers * structure.width * size * keys if cached else 0

@@ -9,7 +9,6 @@ import copy
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from threading import get_ident
 from typing import Any
 
 import torch
@@ -17,7 +16,6 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lm_polygraph_asmi.config import check_setting
 from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.forwards import (
     Forward,
@@ -27,7 +25,6 @@ from lm_polygraph_asmi.model.forwards import (
     cache_of,
     compiled,
     first_tensor,
-    in_this_thread,
     parameters_of,
     replaced_forwards,
     with_cache,
@@ -110,13 +107,12 @@ def run_unmasked(
 
     `keep_cache`: in scope "response", also keys and values.
 
-    Raises ValueError: no prompt, an empty response, a sequence beyond the context window, a layer
-    without heads, or an unknown scope.
+    Raises ValueError: no prompt, an empty response, a sequence beyond the context window, or a
+    layer without heads.
     """
     validate_tokens(model, input_ids, prompt_length)
     if prompt_length >= len(input_ids):
         raise ValueError(f"the response is empty: all {len(input_ids)} tokens are prompt")
-    check_setting("scope", scope)
     targets = sorted(set(target_layers))
     for layer in targets:
         output_projection(model, layer)  # raises for a layer without heads
@@ -142,7 +138,7 @@ def run_unmasked(
 
     ids = input_ids[None, :-1].to(execution_device(model.get_input_embeddings()))
     watched = range(targets[0], len(layers)) if packing else targets
-    watches = ((layers[i], in_this_thread(partial(watch, i))) for i in watched)
+    watches = ((layers[index], partial(watch, index)) for index in watched)
     with replaced_forwards(*compiled(model, layers), *watches):
         final = states_of(base_model(model)(input_ids=ids, use_cache=False))
     final_hidden = final[0, prompt_length - 1 :]
@@ -181,32 +177,21 @@ def suffix_under(
     layer, while those below return at once; None: the model's own. `one_row`: the model runs one
     row, of which the masks make B behind the projection.
     """
-    structure, layers, owner = structure_of(model), decoder_layers(model), get_ident()
-    target, inside = layers[layer], False
+    structure, layers = structure_of(model), decoder_layers(model)
+    target = layers[layer]
     changed = ({} if entering is None else {states_name(target): entering}) | (given or {})
 
-    # No `in_this_thread` here: masks act below few frames.
     def enter(real: Forward, *args: Any, **kwargs: Any) -> Any:
-        nonlocal inside
-        if get_ident() != owner:
-            return real(*args, **kwargs)
-        if changed:
-            args, kwargs = (), arguments(target, args, kwargs) | changed
-        inside = True  # several layers may share one projection
-        try:
-            return real(*args, **kwargs)
-        finally:
-            inside = False
+        return real(**arguments(target, args, kwargs) | changed)
 
     def project(real: Forward, heads: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if inside and get_ident() == owner:
-            masked = by_head(heads, mask, 1 if one_row else len(mask))
-            heads = masked if one_row else masked.reshape(heads.shape)
-        return real(heads, *args, **kwargs)
+        masked = by_head(heads, mask, 1 if one_row else len(mask))
+        return real(masked if one_row else masked.reshape(heads.shape), *args, **kwargs)
 
     below = range(0 if entering is None else layer)
     bypassed = [returning(layers[index], structure.returns[index]) for index in below]
-    return [(output_projection(model, layer), project), (target, enter), *bypassed]
+    entered = [(target, enter)] if changed else []
+    return [(output_projection(model, layer), project), *entered, *bypassed]
 
 
 def returning(layer: nn.Module, length: int, seen: list[Tensor] | None = None) -> Replacement:
@@ -219,7 +204,7 @@ def returning(layer: nn.Module, length: int, seen: list[Tensor] | None = None) -
             seen.append(states)
         return (states, *others) if length else states
 
-    return layer, in_this_thread(forward)
+    return layer, forward
 
 
 def states_name(layer: nn.Module) -> str:
@@ -246,8 +231,8 @@ def suffix(
     parts: list[Any] = [getattr(layers[last], "mlp", None)] if one_row and layer < last else []
     if parts and last in structure_of(model).projections:
         parts.append(output_projection(model, last))
-    only = in_this_thread(partial(_only_at, unmasked.predicting, ids.shape[1]))
-    replaced = [
+    only = partial(_only_at, unmasked.predicting, ids.shape[1])
+    replaced: list[Replacement] = [
         *compiled(model, layers[layer + 1 : last]),
         *((part, only) for part in parts if isinstance(part, nn.Module)),
         *suffix_under(model, layer, masks[:, None], entering, one_row),
@@ -296,7 +281,7 @@ def packed(
     to each other.
     """
     copies, before = len(masks), unmasked.before
-    length, layers, owner = len(unmasked.final_hidden), decoder_layers(model), get_ident()
+    length, layers = len(unmasked.final_hidden), decoder_layers(model)
     caches = {index: kept.first(before) for index, kept in unmasked.caches.items()}
     entering = unmasked.entering[layer][:, before:].repeat(1, copies, 1)
     masks_by_id = {id(given): given for given in unmasked.attention_masks.values()}  # shared
@@ -310,8 +295,6 @@ def packed(
         return {"attention_mask": own} | caches[index].argument(layers[index])
 
     def see_own_copy(index: int, real: Forward, *args: Any, **kwargs: Any) -> Any:
-        if get_ident() != owner:
-            return real(*args, **kwargs)
         return real(**arguments(layers[index], args, kwargs) | given_to(index))
 
     mask = masks.repeat_interleave(length, 0)[None]
@@ -342,12 +325,11 @@ def _packed_mask(
         rows = given[0, 0, before:]
     allowed = rows if rows.dtype == torch.bool else rows == 0
     prompt, own = allowed[:, :before], allowed[:, before:]
-    mask = torch.cat([prompt.repeat(copies, 1), torch.block_diag(*[own] * copies)], dim=1)
-    mask = mask[None, None].to(torch.bool)
+    parts = [prompt.repeat(copies, 1), torch.block_diag(*[own] * copies)]
+    mask = torch.cat(parts, dim=1)[None, None].to(torch.bool)
     if rows.dtype == torch.bool:
         return mask
-    added = torch.zeros_like(mask, dtype=rows.dtype)
-    return added.masked_fill(~mask, torch.finfo(rows.dtype).min)
+    return torch.zeros_like(mask, dtype=rows.dtype).masked_fill(~mask, torch.finfo(rows.dtype).min)
 
 
 def rows_after_prompt(

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from lm_polygraph_asmi.model.devices import check_distributions, execution_device, lowest_precision
-from lm_polygraph_asmi.model.forwards import Forward, in_this_thread, replaced_forwards
+from lm_polygraph_asmi.model.forwards import Forward, replaced_forwards
 from lm_polygraph_asmi.model.heads import base_model, output_embeddings
 from lm_polygraph_asmi.model.state import known_values
 
@@ -72,8 +72,7 @@ def own_logits(model: PreTrainedModel, **inputs: Any) -> Tensor:
             return nn.functional.linear(states, weight, bias)
         return wide_product(states.to(weight.device), weight, bias)
 
-    widened = [(projection, in_this_thread(forward))] if plain else []
-    with replaced_forwards(*widened):
+    with replaced_forwards(*([(projection, forward)] if plain else [])):
         return model(**inputs, use_cache=False, return_dict=True).logits.float()
 
 
@@ -85,8 +84,7 @@ def readout(model: PreTrainedModel, hidden: Float[Tensor, "*batch D"]) -> Float[
     states = hidden.reshape(-1, *hidden.shape[-2:]) if hidden.ndim > 1 else hidden[None, None]
     tokens = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
     output = _Returned(last_hidden_state=states)
-    returned = in_this_thread(lambda *_, **__: output)
-    with replaced_forwards((base_model(model), returned)):
+    with replaced_forwards((base_model(model), lambda *_, **__: output)):
         logits = own_logits(model, input_ids=tokens)
     check_distributions(model, logits)
     return logits.reshape(*hidden.shape[:-1], -1).log_softmax(-1)
@@ -110,5 +108,4 @@ def unembedding(model: PreTrainedModel) -> Float[Tensor, "V D"]:
         with torch.no_grad():
             rows = projection(states) - projection(torch.zeros_like(states[:1]))
         known["unembedding"] = rows.T.contiguous()
-    kept: Tensor = known["unembedding"]
-    return kept
+    return known["unembedding"]

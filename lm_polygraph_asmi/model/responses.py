@@ -23,17 +23,16 @@ def response_embeddings(
     prompt_ids: Int[Tensor, " P"],
     responses: Sequence[Sequence[int]],
 ) -> Float[Tensor, "N D"]:
-    """hidden_states[L // 2] (0 = embeddings) at the final token of each response, in float32.
+    """hidden_states[L // 2] (0 = embeddings) at the final token of each response (at least one), in
+    float32.
 
     At the prompt's last token for an empty response. Call it inside `scoring_session`. Source:
     section "Adaptive semantic weighting" of the paper. Raises ValueError: an empty prompt, a
-    sequence beyond the context window, no response, or a model of one layer.
+    sequence beyond the context window, or a model of one layer.
     """
     layer = num_layers(model) // 2
     if layer == 0:
         raise ValueError("response embeddings need at least two layers, got one")
-    if not responses:
-        raise ValueError("expected at least one response to embed, got none")
     ids = [torch.tensor(response, dtype=torch.long) for response in responses]
     for response in ids:
         validate_tokens(model, torch.cat([prompt_ids.cpu(), response]), len(prompt_ids))

@@ -1,7 +1,5 @@
 """Settings computed side by side, each in a process of its own."""
 
-import io
-import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -45,39 +43,14 @@ def compute_apart(
         return
     computed = Parallel(return_as="generator")(delayed(_alone)(group, makes) for group in groups)
     for group, values in zip(progress(groups, "Settings"), computed, strict=True):
-        group.computed.update(_Unpickler(values, group).load())
+        group.computed.update(values)
 
 
-def _alone(group: RunGroup, makes: Sequence[Callable[[Sequence[RunGroup]], Any]]) -> bytes:
+def _alone(group: RunGroup, makes: Sequence[Callable[[Sequence[RunGroup]], Any]]) -> dict[Any, Any]:
     try:
         for make in makes:
             make([group])
     except Exception as error:
         kind = ValueError if isinstance(error, OSError | ValueError) else RuntimeError
         raise kind(f"{group.label}: {type(error).__name__}: {error}") from error
-    values = io.BytesIO()
-    _Pickler(values, group).dump(group.computed)
-    return values.getvalue()
-
-
-def _parts(group: RunGroup) -> list[Any]:
-    """A setting and its runs, which do not travel with its values."""
-    return [group, group.run, *group.runs]
-
-
-class _Pickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, group: RunGroup) -> None:
-        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self.places = {id(part): place for place, part in enumerate(_parts(group))}
-
-    def persistent_id(self, value: Any) -> int | None:
-        return self.places.get(id(value))
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, values: bytes, group: RunGroup) -> None:
-        super().__init__(io.BytesIO(values))
-        self.parts = _parts(group)
-
-    def persistent_load(self, place: int) -> Any:
-        return self.parts[place]
+    return group.computed

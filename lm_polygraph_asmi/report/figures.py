@@ -2,10 +2,11 @@
 
 import math
 import textwrap
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -19,7 +20,6 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.analysis.coverage import TOP_K
 from lm_polygraph_asmi.analysis.selective import Quadrants
-from lm_polygraph_asmi.report.item import text
 from lm_polygraph_asmi.results.manifest import PHASES
 
 BLUE, ORANGE, GREEN, GREY, BLACK = "#0072B2", "#D55E00", "#009E73", "#999999", "#222222"
@@ -40,33 +40,29 @@ STYLE: Any = {
 }
 
 
-Drawn = TypeVar("Drawn", bound=Callable[..., Any])
+@contextmanager
+def _style() -> Iterator[None]:
+    with rc_context():
+        rcdefaults()
+        rcParams.update(STYLE)
+        yield
 
 
-def styled(draw: Drawn) -> Drawn:
-    """Apply `STYLE` while the function draws, and nothing of a user's matplotlibrc."""
-
-    @wraps(draw)
-    def styled(*args: Any, **kwargs: Any) -> Any:
-        with rc_context():
-            rcdefaults()
-            rcParams.update(STYLE)
-            return draw(*args, **kwargs)
-
-    return cast(Drawn, styled)
+styled = _style()
+"""Decorator: `STYLE` is in use while the function draws, and nothing of a user's matplotlibrc."""
 
 
 @styled
 def save(figure: Figure, path: str | Path, description: str = "") -> None:
     """Write a figure; its suffix decides the file format. ValueError if that is unknown."""
-    kind = Path(path).suffix
-    metadata: dict[str, Any] = {}
-    if kind in (".png", ".svg"):
-        metadata["Description"] = description
     # Without the time, so that the same runs write the same files.
-    if kind in (".svg", ".pdf"):
-        metadata["Date" if kind == ".svg" else "CreationDate"] = None
-    figure.savefig(path, dpi=200, bbox_inches="tight", metadata=metadata)
+    metadata: dict[str, dict[str, Any]] = {
+        ".png": {"Description": description},
+        ".svg": {"Description": description, "Date": None},
+        ".pdf": {"CreationDate": None},
+    }
+    kind = Path(path).suffix
+    figure.savefig(path, dpi=200, bbox_inches="tight", metadata=metadata.get(kind))
 
 
 PAGE = (7.2, 9.6)
@@ -80,20 +76,27 @@ SMALL: Any = {
 }  # fmt: skip
 
 
+def _axes(
+    panels: int, columns: int, width: float, height: float, sharex: bool = False
+) -> tuple[Figure, list[Axes]]:
+    """A figure of so many inches with `panels` panels, `columns` per row."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    rows = math.ceil(panels / columns)
+    axes = figure.subplots(rows, columns, sharex=sharex, squeeze=False).ravel()
+    for unused in axes[panels:]:
+        unused.set_axis_off()
+    return figure, list(axes[:panels])
+
+
 def grid(panels: int, width: float, height: float, columns: int = 3) -> tuple[Figure, list[Axes]]:
-    """A figure with `panels` panels, `columns` per row, or 4 if more than `MANY`."""
+    """A figure with panels of this size, `columns` per row, or 4 if more than `MANY`."""
     if panels > MANY:
         rcParams.update(SMALL)  # until the drawing function ends
         columns, width = 4, PAGE[0] / 4
         height = min(1.1 * width, PAGE[1] / math.ceil(panels / columns))
     columns = 2 if panels == 4 and columns == 3 else min(panels, columns)
     rows = math.ceil(panels / columns)
-    size = min(width * columns, PAGE[0]), min(height * rows, PAGE[1])
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False).ravel()
-    for unused in axes[panels:]:
-        unused.set_axis_off()
-    return figure, list(axes[:panels])
+    return _axes(panels, columns, min(width * columns, PAGE[0]), min(height * rows, PAGE[1]))
 
 
 def panel_title(ax: Axes, label: str) -> None:
@@ -115,6 +118,37 @@ def panel_legend(figure: Figure, axes: Sequence[Axes], band: str = "", **setting
         handles[f"{band}, shaded"] = Patch(facecolor=GREY, alpha=0.3)
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4,
                   fontsize=6, **settings)  # fmt: skip
+
+
+Panel = TypeVar("Panel")
+
+
+def panelled(
+    width: float, height: float, columns: int = 3, **legend: Any
+) -> Callable[[Callable[[Axes, Panel], str | None]], Callable[[Mapping[str, Panel]], Figure]]:
+    """Make a function that draws one panel into one that draws a figure of panels by title.
+
+    What the function returns is added to its panel's title. `legend`: arguments of `panel_legend`,
+    if there shall be one.
+    """
+
+    def declare(
+        draw: Callable[[Axes, Panel], str | None],
+    ) -> Callable[[Mapping[str, Panel]], Figure]:
+        @styled
+        @wraps(draw)
+        def draw_all(panels: Mapping[str, Panel]) -> Figure:
+            figure, axes = grid(len(panels), width, height, columns)
+            for ax, (title, values) in zip(axes, panels.items(), strict=True):
+                added = draw(ax, values)
+                panel_title(ax, f"{title}\n{added}" if added else title)
+            if legend:
+                panel_legend(figure, axes, **legend)
+            return figure
+
+        return draw_all
+
+    return declare
 
 
 @styled
@@ -140,26 +174,20 @@ def forest(
     longest = max(map(len, names.values()))
     widest = max((len(name) for rows in names.values() for name in rows), default=10)
     columns = 4 if len(finite) > MANY else 2 if len(finite) > 1 and widest < 40 else 1
-    columns = min(columns, len(finite))
-    height = min(
-        PAGE[1], math.ceil(len(finite) / columns) * (0.02 * rcParams["font.size"] * (longest + 10))
-    )
-    figure = Figure(figsize=(PAGE[0], height), layout="constrained")
-    axes = figure.subplots(math.ceil(len(finite) / columns), columns, sharex=True, squeeze=False)
-    for unused in axes.ravel()[len(finite) :]:
-        unused.set_axis_off()
+    height = math.ceil(len(finite) / columns) * (0.02 * rcParams["font.size"] * (longest + 10))
+    figure, axes = _axes(len(finite), columns, PAGE[0], min(PAGE[1], height), sharex=True)
     size = rcParams["font.size"] / 2.2
-    for number, (ax, (title, rows)) in enumerate(zip(axes.ravel(), finite.items(), strict=False)):
-        for y, name in enumerate(names[title]):
-            if name not in rows:
-                continue
-            interval, colour = rows[name], BLACK if name in black else BLUE
-            if np.isfinite(interval.low):
-                ax.plot([interval.low, interval.high], [y, y], color=colour, linewidth=size / 3.5)
-            ax.plot(interval.value, y, "o", markersize=size, color=colour,
-                    markerfacecolor=colour if interval.excludes(chance) else "white")  # fmt: skip
-        ax.axvline(chance, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
+    for number, (ax, (title, rows)) in enumerate(zip(axes, finite.items(), strict=True)):
         ax.set_yticks(range(len(names[title])), names[title])
+        for y, name in enumerate(names[title]):
+            if interval := rows.get(name):
+                colour = BLACK if name in black else BLUE
+                filled = colour if interval.excludes(chance) else "white"
+                if np.isfinite(interval.low):
+                    ax.plot(interval[1:], [y, y], color=colour, linewidth=size / 3.5)
+                ax.plot(interval.value, y, "o", markersize=size, color=colour,
+                        markerfacecolor=filled)  # fmt: skip
+        ax.axvline(chance, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
         first_column, last_row = number % columns == 0, number + columns >= len(finite)
         ax.tick_params(labelleft=first_column or len(finite) <= MANY, labelbottom=last_row)
         ax.set_ylim(-0.6, max(len(names[title]), 1) - 0.4)
@@ -174,201 +202,151 @@ def forest(
 
 DepthCurves = tuple[Sequence[float], Mapping[str, np.ndarray], np.ndarray, np.ndarray]
 """Depths; PRR of each setting at them; its mean over settings, and the mean's 95 % band (2, D)."""
+BAND = "95 % band"
 
 
-@styled
-def depths(curves: Mapping[str, DepthCurves]) -> Figure:
+@panelled(3.4, 2.8, band=BAND)
+def depths(ax: Axes, curves: DepthCurves) -> None:
     """PRR over depth, a panel per variant: the mean with its band, and the settings.
 
     More than `MANY` settings are grey, for the table by method has them.
     """
-    figure, axes = grid(len(curves), 3.4, 2.8)
+    relative_depths, groups, mean, band = curves
+    percent = [100 * depth for depth in relative_depths]
     colours = (BLUE, ORANGE, GREEN, PURPLE, SKY, AMBER)
-    for ax, (variant, (relative_depths, groups, mean, band)) in zip(
-        axes, curves.items(), strict=True
-    ):
-        percent = [100 * depth for depth in relative_depths]
-        for number, (name, row) in enumerate(groups.items()):
-            of_many = len(groups) > MANY
-            ax.plot(percent, row, marker="osv^Dx"[number % 6], linewidth=0.6, markersize=3,
-                    color=GREY if of_many else colours[number],
-                    label=f"{len(groups)} settings" if of_many else name)  # fmt: skip
-        ax.plot(percent, mean, color=BLACK, linewidth=2, label="mean")
-        ax.fill_between(percent, *band, color=BLACK, alpha=0.2, linewidth=0)
-        ax.set_xticks(percent, [f"{p:g} %" for p in percent])
-        ax.set_xlabel("relative depth of the masked layer")
-        ax.set_ylabel("PRR")
-        ax.sharey(axes[0])
-        panel_title(ax, variant)
-    panel_legend(figure, axes, band="95 % band")
-    return figure
+    of_many = len(groups) > MANY
+    for number, (name, row) in enumerate(groups.items()):
+        ax.plot(percent, row, marker="osv^Dx"[number % 6], linewidth=0.6, markersize=3,
+                color=GREY if of_many else colours[number],
+                label=f"{len(groups)} settings" if of_many else name)  # fmt: skip
+    ax.plot(percent, mean, color=BLACK, linewidth=2, label="mean")
+    ax.fill_between(percent, *band, color=BLACK, alpha=0.2, linewidth=0)
+    ax.set_xticks(percent, [f"{p:g} %" for p in percent])
+    ax.set(xlabel="relative depth of the masked layer", ylabel="PRR")
+    ax.sharey(ax.figure.axes[0])
 
 
-@styled
-def quadrants(grids: Mapping[str, Quadrants]) -> Figure:
+@panelled(2.6, 2.5)
+def quadrants(ax: Axes, split: Quadrants) -> str:
     """Error rates by confidence and fragility; figure "confident-fragile" (a) of the paper."""
-    figure, axes = grid(len(grids), 2.6, 2.5)
-    for ax, (title, split) in zip(axes, grids.items(), strict=True):
-        ax.imshow(split.error_rate, cmap="Oranges", vmin=0, vmax=1)
-        for (i, j), rate in np.ndenumerate(split.error_rate):
-            shown = "–" if np.isnan(rate) else f"{rate:.0%}"
-            colour = "white" if rate > 0.6 else BLACK
-            ax.text(j, i, f"{shown}\nn = {split.count[i, j]}", ha="center", va="center",
-                    color=colour)  # fmt: skip
-        ax.set_xticks([0, 1], ["robust", "fragile"])
-        ax.set_yticks([0, 1], ["confident", "unconfident"])
-        ax.set_xlabel("by u_sem")
-        ax.set_ylabel("by MSP")
-        panel_title(ax, f"{title}\nerror rate")
-    return figure
+    ax.imshow(split.error_rate, cmap="Oranges", vmin=0, vmax=1)
+    for (i, j), rate in np.ndenumerate(split.error_rate):
+        shown = "–" if np.isnan(rate) else f"{rate:.0%}"
+        ax.text(j, i, f"{shown}\nn = {split.count[i, j]}", ha="center", va="center",
+                color="white" if rate > 0.6 else BLACK)  # fmt: skip
+    ax.set_xticks([0, 1], ["robust", "fragile"])
+    ax.set_yticks([0, 1], ["confident", "unconfident"])
+    ax.set(xlabel="by u_sem", ylabel="by MSP")
+    return "error rate"
 
 
-Curve = tuple[np.ndarray, np.ndarray]
-"""(n,) values, and their pointwise 95 % band (2, m) at m evenly spread positions."""
+Curve = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""(n,) positions; (n,) error rates at them; their pointwise 95 % band (2, m) at m evenly spread
+positions."""
 
 
-def _error_curves(
-    curves: Mapping[str, Mapping[str, Curve]],
-    positions: Callable[[np.ndarray], np.ndarray],
-    label: str,
-    x: str,
-    y: str,
-) -> Figure:
-    """Error rates by signal, a panel per setting; `at` gives the positions of a curve's points."""
-    figure, axes = grid(len(curves), 2.8, 2.4)
-    for ax, (title, by_signal) in zip(axes, curves.items(), strict=True):
-        highest = 0.0
-        for name, (errors, band) in by_signal.items():
-            colour, style = LINES[name]
-            x_values = positions(errors)
-            ax.plot(x_values, errors, color=colour, linestyle=style, label=label.format(name))
-            band_x = np.linspace(x_values[0], x_values[-1], band.shape[1])
-            ax.fill_between(band_x, *band, color=colour, alpha=0.12, linewidth=0)
-            # The first few answers are all right or all wrong, and would flatten the rest.
-            skipped = np.ptp(x_values) / 20
-            points, band_points = x_values - x_values[0] >= skipped, band_x - x_values[0] >= skipped
-            heights = np.r_[errors[points], band[:, band_points].ravel()]
-            highest = max(highest, np.fmax.reduce(heights, initial=0))
-        ax.set_xlabel(x)
-        ax.set_ylabel(y)
-        ax.set_ylim(0, min(1, 1.05 * highest) or 1)
-        panel_title(ax, title)
-    panel_legend(figure, axes, band="95 % band")
-    return figure
+def _error_curves(ax: Axes, curves: Mapping[str, Curve], label: str = "{}") -> None:
+    """Error rates by signal; `label` has a place for the signal's name."""
+    highest = 0.0
+    for name, (x, errors, band) in curves.items():
+        colour, style = LINES[name]
+        ax.plot(x, errors, color=colour, linestyle=style, label=label.format(name))
+        band_x = np.linspace(x[0], x[-1], band.shape[1])
+        ax.fill_between(band_x, *band, color=colour, alpha=0.12, linewidth=0)
+        # The first few answers are all right or all wrong, and would flatten the rest.
+        first = x[0] + np.ptp(x) / 20
+        heights = np.r_[errors[x >= first], band[:, band_x >= first].ravel()]
+        highest = max(highest, np.fmax.reduce(heights, initial=0))
+    ax.set_ylim(0, min(1, 1.05 * highest) or 1)
 
 
-@styled
-def payoff(curves: Mapping[str, Mapping[str, Curve]], abstain: np.ndarray) -> Figure:
+@panelled(2.8, 2.4, band=BAND)
+def payoff(ax: Axes, curves: Mapping[str, Curve]) -> None:
     """Error rate of accepted confident answers over abstention; figure "payoff" of the paper."""
-    x = "abstained, % of the confident"
-    return _error_curves(curves, lambda _: 100 * abstain, "by {}", x, "retained error")
+    _error_curves(ax, curves, "by {}")
+    ax.set(xlabel="abstained, % of the confident", ylabel="retained error")
 
 
-@styled
-def risk_coverage(curves: Mapping[str, Mapping[str, Curve]]) -> Figure:
+@panelled(2.8, 2.4, band=BAND)
+def risk_coverage(ax: Axes, curves: Mapping[str, Curve]) -> None:
     """Risk over coverage for each signal."""
-
-    def coverages(risk: np.ndarray) -> np.ndarray:
-        return np.arange(1, len(risk) + 1) / len(risk)
-
-    return _error_curves(curves, coverages, "{}", "coverage", "error rate, accepted")
+    _error_curves(ax, curves)
+    ax.set(xlabel="coverage", ylabel="error rate, accepted")
 
 
-@styled
-def coverage(panels: Mapping[str, tuple[pd.DataFrame, Mapping[str, np.ndarray]]]) -> Figure:
+@panelled(2.8, 2.4, band=BAND, title="tokens by MI")
+def coverage(ax: Axes, bands: tuple[pd.DataFrame, Mapping[str, np.ndarray]]) -> None:
     """Mass of the top K by band of MI_t, a row each, with pointwise 95 % bands (2, k)."""
-    figure, axes = grid(len(panels), 2.8, 2.4)
+    mass, ends = bands
     styles = {"low": (GREEN, ":", "^"), "mid": (BLUE, "--", "s"), "high": (ORANGE, "-", "o"),
               "all": (GREY, "-", "")}  # fmt: skip
-    for ax, (label, (mass, ends)) in zip(axes, panels.items(), strict=True):
-        for tokens, row in mass.iterrows():
-            colour, style, mark = styles[tokens.split()[0]]
-            ax.plot(TOP_K, row, color=colour, linestyle=style, marker=mark, markersize=3,
-                    label=tokens)  # fmt: skip
-            ax.fill_between(TOP_K, *ends[tokens], color=colour, alpha=0.15, linewidth=0)
-        ax.set_xscale("log", base=2)
-        ax.set_xticks(TOP_K[::2], [str(k) for k in TOP_K[::2]])
-        ax.set_xlabel("K")
-        ax.set_ylabel("mass of the top K")
-        ax.set_ylim(top=1.02)
-        panel_title(ax, label)
-    panel_legend(figure, axes, band="95 % band", title="tokens by MI")
-    return figure
+    for tokens, row in mass.iterrows():
+        colour, style, mark = styles[tokens.split()[0]]
+        ax.plot(TOP_K, row, color=colour, linestyle=style, marker=mark, markersize=3,
+                label=tokens)  # fmt: skip
+        ax.fill_between(TOP_K, *ends[tokens], color=colour, alpha=0.15, linewidth=0)
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(TOP_K[::2], [str(k) for k in TOP_K[::2]])
+    ax.set_ylim(top=1.02)
+    ax.set(xlabel="K", ylabel="mass of the top K")
 
 
-@styled
-def violins(
-    panels: Mapping[str, tuple[Mapping[str, np.ndarray], np.ndarray, Mapping[str, Interval]]],
-) -> Figure:
-    """Scores of right and wrong answers; figure "error-separation" of the paper."""
-    each = [(group, name) for group, (scores, _, _) in panels.items() for name in scores]
-    figure, axes = grid(len(each), 2.8, 2.4, columns=2)
-    for ax, (group, name) in zip(axes, each, strict=True):
-        scores, wrong, aurocs = panels[group]
-        positive = scores[name][scores[name] > 0]
-        foot = np.quantile(positive, 0.01) if len(positive) else 1e-12
-        for side, (kind, chosen, colour) in enumerate(
-            (("right", ~wrong, BLUE), ("wrong", wrong, ORANGE))
-        ):
-            values = scores[name][chosen]
-            zeros = np.mean(values == 0) if len(values) else 0.0
-            # Logarithmic, because MI spans orders of magnitude; zeros are at the lower end.
-            values = np.log10(np.maximum(values, foot))
-            if len(values) and np.ptp(values) > 0:
-                parts: Any = ax.violinplot(values, [side], showextrema=False, widths=0.8)
-                for body in parts["bodies"]:
-                    body.set(facecolor=colour, alpha=0.5)
-            if len(values):  # else the layout would place an empty line in the figure's corner
-                ax.plot(side, np.median(values), "o", color=colour, markersize=4, clip_on=False,
-                        zorder=3)  # fmt: skip
-            counted = f"n = {len(values)}" + (f"\n{zeros:.0%} zero" if zeros > 0.05 else "")
-            ax.text(side, -0.04, f"{kind}\n{counted}", ha="center", va="top",
-                    transform=ax.get_xaxis_transform())  # fmt: skip
-        ax.set_xticks([])
-        ax.set_xlim(-0.6, 1.6)
-        ax.yaxis.set_major_formatter(lambda exponent, _: f"{10**exponent:.2g}")
-        ax.set_ylabel("nats")
-        panel_title(ax, f"{group}\n{name}: AUROC {text(aurocs[name], 2)}")
-    return figure
+@panelled(2.8, 2.4, columns=2)
+def violins(ax: Axes, scored: tuple[np.ndarray, np.ndarray]) -> None:
+    """(n,) scores and whether each answer is wrong; figure "error-separation" of the paper."""
+    scores, wrong = scored
+    positive = scores[scores > 0]
+    foot = np.quantile(positive, 0.01) if len(positive) else 1e-12
+    for side, (kind, chosen, colour) in enumerate(
+        (("right", ~wrong, BLUE), ("wrong", wrong, ORANGE))
+    ):
+        # Logarithmic, because MI spans orders of magnitude; zeros are at the lower end.
+        values = np.log10(np.maximum(scores[chosen], foot))
+        if len(values) and np.ptp(values) > 0:
+            parts: Any = ax.violinplot(values, [side], showextrema=False, widths=0.8)
+            for body in parts["bodies"]:
+                body.set(facecolor=colour, alpha=0.5)
+        counted = f"n = {len(values)}"
+        if len(values):  # else the layout would place an empty line in the figure's corner
+            ax.plot(side, np.median(values), "o", color=colour, markersize=4, clip_on=False,
+                    zorder=3)  # fmt: skip
+            zeros = np.mean(scores[chosen] == 0)
+            counted += f"\n{zeros:.0%} zero" if zeros > 0.05 else ""
+        ax.text(side, -0.04, f"{kind}\n{counted}", ha="center", va="top",
+                transform=ax.get_xaxis_transform())  # fmt: skip
+    ax.yaxis.set_major_formatter(lambda exponent, _: f"{10**exponent:.2g}")
+    ax.set(xticks=[], xlim=(-0.6, 1.6), ylabel="nats")
 
 
-@styled
-def joint(panels: Mapping[str, tuple[np.ndarray, np.ndarray, float]]) -> Figure:
-    """Joint distribution of MI_t and A_t; figure "mechanism" (a) of the paper."""
-    figure, axes = grid(len(panels), 2.8, 2.6)
-    for ax, (title, (mi, agreement, r)) in zip(axes, panels.items(), strict=True):
-        foot = np.quantile(mi[mi > 0], 0.01) if (mi > 0).any() else 1e-12
-        hexagons = ax.hexbin(np.maximum(mi, foot), agreement, gridsize=28, bins="log", mincnt=1,
-                             cmap=DENSITY, xscale="log", linewidths=0)  # fmt: skip
-        bar = figure.colorbar(hexagons, ax=ax, label="tokens, log scale", format="{x:.0f}",
-                              ticks=LogLocator(subs=(1, 3)))  # fmt: skip
-        bar.ax.yaxis.set_minor_formatter(NullFormatter())
-        ax.xaxis.set_major_locator(LogLocator(numticks=4))
-        ax.xaxis.set_major_formatter(
-            lambda x, _: f"{x:g}" if x >= 1e-3 else f"1e{math.log10(x):.0f}"
-        )
-        ax.xaxis.set_minor_formatter(NullFormatter())
-        ax.set_xlabel("MI_t, nats")
-        ax.set_ylabel("A_t")
-        panel_title(ax, f"{title}\nPearson r = " + f"{r:.2f}".replace("-", "−"))
-    return figure
+@panelled(2.8, 2.6)
+def joint(ax: Axes, tokens: tuple[np.ndarray, np.ndarray, float]) -> str:
+    """MI_t and A_t of tokens, and their correlation; figure "mechanism" (a) of the paper."""
+    mi, agreement, r = tokens
+    foot = np.quantile(mi[mi > 0], 0.01) if (mi > 0).any() else 1e-12
+    hexagons = ax.hexbin(np.maximum(mi, foot), agreement, gridsize=28, bins="log", mincnt=1,
+                         cmap=DENSITY, xscale="log", linewidths=0)  # fmt: skip
+    bar = ax.figure.colorbar(hexagons, ax=ax, label="tokens, log scale", format="{x:.0f}",
+                             ticks=LogLocator(subs=(1, 3)))  # fmt: skip
+    bar.ax.yaxis.set_minor_formatter(NullFormatter())
+    ax.xaxis.set_major_locator(LogLocator(numticks=4))
+    ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}" if x >= 1e-3 else f"1e{math.log10(x):.0f}")
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.set(xlabel="MI_t, nats", ylabel="A_t")
+    return f"Pearson r = {r:.2f}".replace("-", "−")
 
 
-@styled
-def cosines(panels: Mapping[str, tuple[np.ndarray, Sequence[str]]]) -> Figure:
+@panelled(3.6, 3.2)
+def cosines(ax: Axes, candidates: tuple[np.ndarray, Sequence[str]]) -> None:
     """Pairwise cosines of a token's top candidates; figure "mechanism" (b) of the paper."""
-    figure, axes = grid(len(panels), 3.6, 3.2)
-    for ax, (title, (matrix, texts)) in zip(axes, panels.items(), strict=True):
-        image = ax.imshow(matrix, cmap="RdBu_r", vmin=-1, vmax=1)
-        names = [repr(text)[1:-1] for text in texts]
-        ax.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=7)
-        ax.set_yticks(range(len(names)), names, fontsize=7)
-        for (i, j), value in np.ndenumerate(matrix):
-            ax.text(j, i, f"{value:.1f}", ha="center", va="center", fontsize=5,
-                    color="white" if abs(value) > 0.6 else BLACK)  # fmt: skip
-        figure.colorbar(image, ax=ax, label="cosine")
-        panel_title(ax, title)
-    return figure
+    matrix, texts = candidates
+    image = ax.imshow(matrix, cmap="RdBu_r", vmin=-1, vmax=1)
+    names = [repr(text)[1:-1] for text in texts]
+    ax.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=7)
+    ax.set_yticks(range(len(names)), names, fontsize=7)
+    for (i, j), value in np.ndenumerate(matrix):
+        ax.text(j, i, f"{value:.1f}", ha="center", va="center", fontsize=5,
+                color="white" if abs(value) > 0.6 else BLACK)  # fmt: skip
+    ax.figure.colorbar(image, ax=ax, label="cosine")
 
 
 @styled
@@ -381,8 +359,7 @@ def operating_point(table: pd.DataFrame, tolerated: int) -> Figure:
                       label="feasible", linewidth=0)  # fmt: skip
     left.set_yscale("log", base=2)
     left.yaxis.set_major_formatter("{x:.0f}")
-    left.set_ylim(min(masks) / 1.5, max(masks))
-    left.set_ylabel("fewest masks S that cover every head")
+    left.set(ylim=(min(masks) / 1.5, max(masks)), ylabel="fewest masks S that cover every head")
     right.plot(rates, table["heads, Gaussian"], color=BLACK, linestyle="--", label="Gaussian bound")
     right.step(rates, table["heads, exact"], color=BLUE, where="mid", label="exact binomial")
     right.axhline(tolerated, color=ORANGE, linewidth=1, label=f"tolerated: {tolerated}")

@@ -65,8 +65,8 @@ class ReportItem:
             notes.append("±: standard error, 1,000 resamples of answers.")
         small = [group.label for group in self.groups if group.answers.too_few]
         if written and small:  # a figure may have intervals that the table has not
-            labels = "All settings" if len(small) == len(self.groups) else "; ".join(small)
-            notes.append(f"Too small for reliable intervals: {labels}. {FEW}")
+            labels = ["All settings"] if len(small) == len(self.groups) else small
+            notes.append(f"Too small for reliable intervals: {'; '.join(labels)}. {FEW}")
         if any(isinstance(value, Interval) and pd.notna(value.low) for value in written):
             starred = "; asterisk: it excludes 0" if self.signed else ""
             notes.append(
@@ -118,7 +118,7 @@ Items = Sequence[ReportItem | MissingItem]
 def frame(
     name: str,
     title: str,
-    groups: Iterable[Any],
+    each: Iterable[Any],
     compute: Callable[[Any], Any],
     notes: Sequence[str] | Callable[[ReportItem], Sequence[str]] = (),
     figure: Callable[[Any], Figure] | None = None,
@@ -127,18 +127,18 @@ def frame(
     otherwise: str = "no run has the data",
     **shown: Any,
 ) -> list[ReportItem] | list[MissingItem]:
-    """An item whose rows are computed per setting, or per tuple of settings.
+    """An item whose rows are computed for `each` setting, or tuple of settings.
 
     `compute` returns a row or several; or a pair of them and of panels for `figure`, by title, else
     the figure gets the table. If it raises ValueError, a note names the setting (`label`) and the
     reason. Without any row, the item is missing, for these reasons or `otherwise`. `shown`: other
-    fields of `ReportItem`.
+    fields of `ReportItem`; its groups are those with rows unless named here.
     """
     rows: list[dict[str, Any]] = []
     used: list[RunGroup] = []
     panels: dict[str, Any] = {}
     missing: list[tuple[str, str]] = []
-    for group in groups:
+    for group in each:
         try:
             made = compute(group)
         except ValueError as error:
@@ -152,9 +152,8 @@ def frame(
             used += [p for p in parts if isinstance(p, RunGroup) and p not in used]
     if not rows:
         return [MissingItem(title, listed(missing) or otherwise)]
-    table = pd.DataFrame(rows)
-    item = ReportItem(name, title, used, table, **shown)
-    item.draw = partial(figure, panels or table) if figure else None
+    item = ReportItem(name, title, table=pd.DataFrame(rows), **{"groups": used} | shown)
+    item.draw = partial(figure, panels or item.table) if figure else None
     item.notes = [*(notes(item) if callable(notes) else notes)]
     if missing:
         item.notes.append(f"Left out: {listed(missing)}.")

@@ -9,46 +9,51 @@ from rich.table import Table
 from lm_polygraph_asmi.analysis.clusters import FEW, Interval
 from lm_polygraph_asmi.analysis.comparison import auroc, prr_intervals
 from lm_polygraph_asmi.analysis.labelled import Labelled
+from lm_polygraph_asmi.analysis.mechanism import masking_response
 from lm_polygraph_asmi.analysis.prr import has_contrast, prrs_with_error
 from lm_polygraph_asmi.analysis.right import RIGHT, on_scale, says_nothing
 from lm_polygraph_asmi.results.names import masked_layer
 from lm_polygraph_asmi.results.runs import MSP, Run
 
 
+def _answers(run: Run, metric: str) -> Labelled:
+    """The rows of `Run.finite`; without labels if the quality is on an unknown scale."""
+    finite = run.finite(metric)
+    quality = run.quality.loc[finite, metric].to_numpy(dtype=float)
+    labels = quality < RIGHT if on_scale(quality) else None
+    return Labelled(labels, [run.cluster_keys[i] for i in np.flatnonzero(finite)], quality)
+
+
 def prr_rows(run: Run, metric: str) -> list[dict[str, Any]]:
-    """PRR per estimator, best first, for one quality metric of a run, as plain values.
+    """PRR per estimator, best first, for one quality metric of a run.
 
     Returns:
         For each `method`: `prr` and its `standard_error` over answers; `minus_msp`, its difference
         from the PRR of `MSP`, with a 95 % interval over clusters, `low` and `high`; `auroc` for
-        detecting wrong answers (quality below `RIGHT`). None: undefined.
+        detecting wrong answers (quality below `RIGHT`). NaN: undefined.
     """
-    finite = run.finite(metric)
-    quality = run.quality.loc[finite, metric]
-    scores = {name: run.scores.loc[finite, name] for name in run.scores}
-    clusters = [key for key, ok in zip(run.cluster_keys, finite, strict=True) if ok]
-    labels = quality < RIGHT if on_scale(quality) else None
-    answers = Labelled(labels, clusters, quality)
-    differences: dict[tuple[str, str], Interval] = {}
-    if MSP in scores:
-        pairs = [(name, MSP) for name in scores if name != MSP]
-        _, differences = prr_intervals(scores, answers, pairs)
+    scores = dict(run.scores[run.finite(metric)].items())
+    answers = _answers(run, metric)
+    pairs = [(name, MSP) for name in scores if MSP in scores and name != MSP]
+    _, differences = prr_intervals(scores, answers, pairs)
     undefined = Interval(np.nan, np.nan, np.nan)
     rows = []
-    prrs = prrs_with_error([*scores.values()], answers)
-    for (name, score), prr in zip(scores.items(), prrs, strict=True):
+    for name, prr in prrs_with_error(scores, answers).items():
         minus = differences.get((name, MSP), undefined)
-        numbers = {
-            "prr": prr.value,
-            "standard_error": prr.standard_error,
-            "minus_msp": minus.value,
-            "low": minus.low,
-            "high": minus.high,
-            "auroc": np.nan if labels is None else auroc(score, labels),
-        }
-        plain = {k: None if np.isnan(value) else float(value) for k, value in numbers.items()}
-        rows.append({"method": name, **plain})
-    return sorted(rows, key=lambda row: -9 if row["prr"] is None else row["prr"], reverse=True)
+        rows.append(
+            {
+                "method": name,
+                "prr": prr.value,
+                "standard_error": prr.standard_error,
+                "minus_msp": minus.value,
+                "low": minus.low,
+                "high": minus.high,
+                "auroc": auroc(scores[name], answers.wrong)
+                if on_scale(answers.quality)
+                else np.nan,
+            }
+        )
+    return sorted(rows, key=lambda row: -9 if np.isnan(row["prr"]) else row["prr"], reverse=True)
 
 
 def prr_table(run: Run, metric: str) -> Table:
@@ -58,14 +63,12 @@ def prr_table(run: Run, metric: str) -> Table:
     for name in ("PRR", "minus MSP [95 %]", "AUROC"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in prr_rows(run, metric):
-        minus = Interval(
-            *(np.nan if row[k] is None else row[k] for k in ("minus_msp", "low", "high"))
-        )
+        minus = Interval(row["minus_msp"], row["low"], row["high"])
         table.add_row(
             row["method"],
-            "undefined" if row["prr"] is None else f"{row['prr']:+.2f}",
-            "" if row["minus_msp"] is None else str(minus),
-            "undefined" if row["auroc"] is None else f"{row['auroc']:.2f}",
+            "undefined" if np.isnan(row["prr"]) else f"{row['prr']:+.2f}",
+            "" if np.isnan(minus.value) else str(minus),
+            "undefined" if np.isnan(row["auroc"]) else f"{row['auroc']:.2f}",
             style="bold" if row["method"] in run.methods else None,
         )
     return table
@@ -73,12 +76,10 @@ def prr_table(run: Run, metric: str) -> Table:
 
 def about_quality(run: Run, metric: str) -> str:
     """Notes on a metric and its answers, to print below its table."""
-    finite = run.finite(metric)
-    quality = run.quality.loc[finite, metric]
-    if not on_scale(quality):
-        lines = [f"{metric} is outside 0 to 1: which answers are right is unknown."]
-    else:
-        lines = [f"Right answers ({metric} at least {RIGHT}): {(quality >= RIGHT).mean():.0%}."]
+    finite, answers = run.finite(metric), _answers(run, metric)
+    lines = [f"{metric} is outside 0 to 1: which answers are right is unknown."]
+    if on_scale(answers.quality):
+        lines = [f"Right answers ({metric} at least {RIGHT}): {(~answers.wrong).mean():.0%}."]
     if unlabelled := run.unlabelled(metric):
         lines.append(f"Left out: {unlabelled}.")
     if metric.startswith("Rouge"):
@@ -87,13 +88,12 @@ def about_quality(run: Run, metric: str) -> str:
         )
     if not finite.all():
         lines.append(f"Left out: {(~finite).sum()} answers without a finite score or quality.")
-    if not has_contrast(quality):
+    if not has_contrast(answers.quality):
         lines.append("All answers are equally good or bad: there are no errors to rank.")
-    kept = [cluster for cluster, ok in zip(run.cluster_keys, finite, strict=True) if ok]
     lines.append(
-        f"Clusters (stories, passages or prompts), which intervals are over: {len(set(kept))}."
+        f"Clusters (stories, passages or prompts), which intervals are over: {answers.n_clusters}."
     )
-    if on_scale(quality) and Labelled(quality.to_numpy() < RIGHT, kept).too_few:
+    if on_scale(answers.quality) and answers.too_few:
         lines.append(FEW)
     return "\n".join(lines)
 
@@ -120,11 +120,11 @@ def about_run(run: Run) -> str:
     for used in run.settings():
         lines.append(f"{settings_line(used)}, {used['attention']} attention.")
         if saved := run.at(used["depth"]):
-            tokens = np.concatenate([row["mi"] for row in saved])
+            response = masking_response([row["mi"] for row in saved])
             lines.append(
-                f"Masking response: MI_t per token, mean {tokens.mean():.4f} nats, median "
-                f"{np.median(tokens):.4f}."
+                f"Masking response: MI_t per token, mean {response.mean:.4f} nats, median "
+                f"{response.median:.4f}."
             )
-    if (seconds := run.seconds()) is not None:
-        lines.append(f"ASMI took {seconds:.1f} s per answer (median).")
+    if seconds := run.stats.get("asmi_seconds"):
+        lines.append(f"ASMI took {np.median(seconds):.1f} s per answer (median).")
     return "\n".join(lines)

@@ -1,7 +1,7 @@
 """Write the report: a page with its figures, and files of tables and figures on request."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -102,20 +102,12 @@ def _description(item: ReportItem) -> str:
     return "\n".join([item.title, *item.caption, *sources])
 
 
-def _write_table(item: ReportItem, folder: Path, formats: Collection[str]) -> None:
-    if not {"csv", "md", "tex"} & {*formats}:
-        return
-    folder.mkdir(exist_ok=True)
-    stem = folder / item.name
-    if "csv" in formats:
-        item.flat().to_csv(stem.with_suffix(".csv"), index=False)
-    if "md" in formats:
-        shown = item.shown().map(lambda text: text.replace("|", r"\|"))
-        table = shown.to_markdown(index=False, disable_numparse=True)
-        about = _description(item).replace("\n", "\n\n")
-        stem.with_suffix(".md").write_text(f"{table}\n\n{about}\n", encoding="utf-8")
-    if "tex" in formats:
-        stem.with_suffix(".tex").write_text(latex_table(item), encoding="utf-8")
+def markdown_table(item: ReportItem) -> str:
+    """The table for a page, and below it what it says of itself."""
+    shown = item.shown().map(lambda text: text.replace("|", r"\|"))
+    table = shown.to_markdown(index=False, disable_numparse=True)
+    about = _description(item).replace("\n", "\n\n")
+    return f"{table}\n\n{about}\n"
 
 
 def latex_table(item: ReportItem) -> str:
@@ -130,6 +122,20 @@ def latex_table(item: ReportItem) -> str:
     table = table.replace(r"\end{tabular}", r"\end{tabular}}", 1)
     table = re.sub("|".join(MATH), lambda found: MATH[found[0]], table)
     return "".join(f"% {line}\n" for line in _description(item).splitlines()) + table
+
+
+TABLES: Mapping[str, Callable[[ReportItem], str]] = {
+    "csv": lambda item: item.flat().to_csv(index=False),
+    "md": markdown_table,
+    "tex": latex_table,
+}
+"""Text of a table, by the suffix of its file."""
+
+
+def _write_table(item: ReportItem, folder: Path, formats: Collection[str]) -> None:
+    for suffix in TABLES.keys() & {*formats}:
+        folder.mkdir(exist_ok=True)
+        (folder / f"{item.name}.{suffix}").write_text(TABLES[suffix](item), encoding="utf-8")
 
 
 def _page(

@@ -89,17 +89,12 @@ def departures(group: RunGroup) -> list[str]:
     if not all(setting):
         return [name for name, known in zip(("model", "data"), setting, strict=True) if not known]
     benchmark = BENCHMARKS[setting[1]]
-    expected = PROTOCOL | {f"data.{name}": value for name, value in benchmark.recorded.items()}
-    expected["max_new_tokens"] = benchmark.max_new_tokens
+    data = {f"data.{name}": value for name, value in benchmark.recorded.items()}
+    expected = PROTOCOL | data | {"max_new_tokens": benchmark.max_new_tokens}
     config = OmegaConf.create(group.run.recorded("config"))
     config.data = group.run.recorded("dataset")
     reasons = [name for name, paper in expected.items() if OmegaConf.select(config, name) != paper]
     return [*reasons, *(["quality"] if group.metric != "AlignScore" else [])]
-
-
-def about(rows: int, published: int) -> bool:
-    """Whether a run has the paper's rows, up to rounding ("8K" on CoQA) and rows left out."""
-    return abs(rows - published) <= 0.02 * published
 
 
 def paper_method(group: RunGroup, symbol: str, depth: float) -> str | None:

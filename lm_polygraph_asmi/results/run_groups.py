@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from lm_polygraph_asmi.analysis.labelled import Labelled
-from lm_polygraph_asmi.analysis.right import below_right, says_nothing
+from lm_polygraph_asmi.analysis.right import below_right
 from lm_polygraph_asmi.config import ASMIConfig, depth_key
 from lm_polygraph_asmi.maths.scores import aggregate, token_scores
 from lm_polygraph_asmi.results.runs import MSP, Run, load_run, manager_files
@@ -45,15 +45,11 @@ class RunGroup:
     notes: tuple[str, ...]  # what was left out, and why
     operating: ASMIConfig | None = None  # of the operating variants; None: the first variant's
     right_from: float | None = None  # lowest quality of a right answer; None: 0.5, of 0 to 1
+    computed: dict[Any, Any] = field(default_factory=dict, init=False)  # what `once` keeps
 
     @property
     def label(self) -> str:
         return f"{self.model}, {self.dataset}{self.suffix}"
-
-    @cached_property
-    def computed(self) -> dict[Any, Any]:
-        """Values of functions that are decorated with `once`, by their names and arguments."""
-        return {}
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -168,14 +164,16 @@ class RunGroup:
     @cached_property
     def u_sem(self) -> np.ndarray | None:
         """Sem-ASMI, nats: the estimator's, else from saved tokens."""
-        method = self.variants.get("Sem-ASMI")
-        return self._score_or(method, self.u_tokens, self._operating.aggregation)
+        return self._score_or(
+            self.variants.get("Sem-ASMI"), self.u_tokens, self._operating.aggregation
+        )
 
     @cached_property
     def mi(self) -> np.ndarray | None:
         """ASMI, nats: the estimator's, else from saved tokens."""
-        method = self.variants.get("ASMI")
-        return self._score_or(method, self.mi_tokens, self._operating.aggregation)
+        return self._score_or(
+            self.variants.get("ASMI"), self.mi_tokens, self._operating.aggregation
+        )
 
     @cached_property
     def entropy_of_mean(self) -> np.ndarray | None:
@@ -196,17 +194,6 @@ class RunGroup:
         if self.mi_tokens is None or self.agreement_tokens is None:
             return None
         return list(map(token_scores, self.mi_tokens, self.agreement_tokens))
-
-    @cached_property
-    def lengths(self) -> np.ndarray | None:
-        """Tokens of each answer, with the closing one; None if no run saved them."""
-        saved = self.saved("greedy_tokens") or self.saved("asmi_tokens")
-        return None if saved is None else np.array([float(len(tokens)) for tokens in saved])
-
-    @cached_property
-    def empty(self) -> np.ndarray | None:
-        """(n,) whether an answer has no letter and no digit; None where texts were not saved."""
-        return says_nothing(self.saved("greedy_texts"))
 
     @cached_property
     def source(self) -> Run | None:
@@ -327,8 +314,12 @@ def _names(run: Run) -> tuple[str, str]:
     model, data = run.recorded("model"), run.recorded("dataset")
     path = Path(model.get("path") or "unknown model").name
     name = (model.get("name") or path).removeprefix("asmi_")
-    known = data.get("name") or Path(str(data.get("source") or "")).stem
-    dataset = known or (run.manifest or {}).get("config_name") or run.path.resolve().parent.name
+    dataset = (
+        data.get("name")
+        or Path(str(data.get("source") or "")).stem
+        or (run.manifest or {}).get("config_name")
+        or run.path.resolve().parent.name
+    )
     names = path if name == "local" else name, dataset.removeprefix("asmi_")
     return names[0].replace("_", " "), names[1].replace("_", " ")
 

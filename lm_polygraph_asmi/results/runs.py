@@ -88,11 +88,6 @@ class Run:
         first: dict[float, dict[str, Any]] = next(iter(self.stats.get("asmi") or ()), {})
         return [dict(at["settings"]) for _, at in sorted(first.items())]
 
-    def seconds(self) -> float | None:
-        """Median seconds of ASMI per example, all depths together; None if not saved."""
-        seconds = self.stats.get("asmi_seconds")
-        return float(np.median(seconds)) if seconds else None
-
 
 def manager_files(path: str | Path) -> list[Path]:
     """The manager file itself, or all inside a run folder, one per seed."""

@@ -55,8 +55,9 @@ class RunRecord(Callback):
         try:
             self._start(config, task_function)
         except Exception as error:  # Hydra would only warn, and the run would have no record
-            failed = f"its record failed with {type(error).__name__}: {error}"
-            raise SystemExit(f"{STOPPED}: {failed}") from error
+            raise SystemExit(
+                f"{STOPPED}: its record failed with {type(error).__name__}: {error}"
+            ) from error
 
     def _start(self, config: DictConfig, task_function: TaskFunction) -> None:
         self._started = time.time()

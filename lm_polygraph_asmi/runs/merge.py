@@ -30,8 +30,9 @@ from lm_polygraph_asmi.validation import check_new
 PER_JOB = {"cache_path", "save_path", "seed"}
 """Top-level nodes of a config that differ between jobs of a setting: folders, and the list of seeds
 (a manager file has one seed)."""
-PER_MACHINE = {"result_cache", "memory_budget", "compile", "device_map"}
-"""Settings that depend on the machine; calculators have copies, so they may be anywhere."""
+PER_SHARD = {"shard", "result_cache", "memory_budget", "compile", "device_map"}
+"""The number of a shard, and what depends on its machine; calculators have copies of settings, so
+they may be anywhere."""
 
 
 class Merged(NamedTuple):
@@ -67,8 +68,10 @@ def merge_runs(paths: Iterable[str | Path], out: str | Path) -> tuple[list[Merge
 
 def ue_metrics(config: Mapping[str, Any]) -> list[UEMetric]:
     """The metrics of `polygraph_eval`, whose own list is inside a script."""
-    metrics = [PredictionRejectionArea(), PredictionRejectionArea(max_rejection=0.5)]
-    metrics += [IsotonicPCC(), ECE(normalize=True)]
+    metrics = [
+        PredictionRejectionArea(), PredictionRejectionArea(max_rejection=0.5), IsotonicPCC(),
+        ECE(normalize=True),
+    ]  # fmt: skip
     return [*metrics, ROCAUC(), PRAUC()] if config.get("use_claim_ue") else metrics
 
 
@@ -77,9 +80,17 @@ def _find_jobs(paths: Iterable[str | Path]) -> tuple[pd.DataFrame, list[str]]:
     managers, errors = set(), []
     jobs = []
     for path in (Path(path).resolve() for path in paths):
-        manifests = path.rglob("asmi_manifest_seed*.json")  # a killed job leaves only this
-        names = [m.with_name(m.stem.replace("asmi_manifest", "ue_manager")) for m in manifests]
-        managers.update(names := [path] if path.is_file() else names)
+        names = (
+            [path]
+            if path.is_file()
+            else [
+                manifest.with_name(manifest.stem.replace("asmi_manifest", "ue_manager"))
+                for manifest in path.rglob(
+                    "asmi_manifest_seed*.json"
+                )  # a killed job leaves only this
+            ]
+        )
+        managers.update(names)
         if not names:
             errors.append(f"{path} has no run: no manifest, which the callback RunRecord writes")
     for manager in sorted(managers):
@@ -108,9 +119,8 @@ def _key(config: Mapping[str, Any]) -> str:
     """Key that all shards of a setting share, and no others."""
     shared = json.loads(
         json.dumps(config),
-        object_hook=lambda node: {n: v for n, v in node.items() if n not in PER_MACHINE},
+        object_hook=lambda node: {n: v for n, v in node.items() if n not in PER_SHARD},
     )
-    shared.get("data", {}).pop("shard", None)
     return json.dumps({n: v for n, v in shared.items() if n not in PER_JOB}, sort_keys=True)
 
 

@@ -37,7 +37,7 @@ def special_warnings(
     for name, text in request.texts():
         answered = name != "prompt" and " of message " not in name
         spellings = special.spelled(text)
-        last = spellings[-1].token if spellings else ""
+        last = spellings[-1][0] if spellings else ""
         if answered and spellings and text.endswith(last) and special.ids[last] in ends:
             spellings.pop()
         read = answered or name.startswith(("prompt", "content of"))

@@ -20,7 +20,6 @@ from lm_polygraph_asmi.model import scoring_session
 from lm_polygraph_asmi.model.devices import execution_device
 from lm_polygraph_asmi.model.heads import context_window
 
-
 TEMPERATURE = 0.5
 """Of sampled answers, the paper's."""
 

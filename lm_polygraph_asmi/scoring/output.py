@@ -1,6 +1,7 @@
 """Scored rows: files of JSON lines or Parquet, and tables of data engines."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -106,9 +107,7 @@ def score_file(
             file.add(record_of(row, outcome, names, known_fingerprints(own)))
             if seen is not None:
                 seen(row, outcome)
-        if sheet is not None:
-            write_sheet(file.records(), sheet)
-        file.finish()
+        file.finish(sheet)
     return failed
 
 
@@ -187,12 +186,12 @@ class Output:
         """The rows that are written, but for a last one that was cut, which is done again."""
         with self.lines.open("rb") as file:
             for number, line in enumerate(file, start=1):
-                if not line.endswith(b"\n"):
-                    return
                 try:
                     record = parse_json(line)
                     record["row"]
                 except (ValueError, TypeError, KeyError) as error:
+                    if not line.endswith(b"\n"):
+                        return
                     raise ValueError(
                         f"{self.lines}, line {number}: expected a row of results, got "
                         f"{line[:40]!r}: name another file"
@@ -201,39 +200,53 @@ class Output:
 
     def keep(self, good: Callable[[dict[str, Any]], bool]) -> None:
         """Remove all but the good rows of a file that exists, and a line that was cut."""
-        written = self.records()
-        if self.lines != self.path and self.path.exists() and not self.lines.exists():
+        written, partial = self.records(), Path(f"{self.lines}.kept")
+        if not self.lines.exists() and self.path.exists():  # a Parquet file that was finished
             written = (row.content for row in read_table(self.path, ("row",)))
         elif not self.lines.exists():
-            self.lines.touch()
-        partial = Path(f"{self.lines}.kept")
-        with partial.open("w", encoding="utf-8") as file:
-            file.writelines(f"{to_json(record, str)}\n" for record in written if good(record))
-        partial.replace(self.lines)
+            written = iter(())
+        with self._named():
+            try:
+                with partial.open("w", encoding="utf-8") as file:
+                    file.writelines(
+                        f"{to_json(record, str)}\n" for record in written if good(record)
+                    )
+                partial.replace(self.lines)
+            finally:
+                partial.unlink(missing_ok=True)
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Add a row: its whole line, or nothing."""
         line, written = f"{to_json(record, str)}\n".encode(), 0
+        with self._named(), self.lines.open("ab", buffering=0) as file:
+            start = file.seek(0, 2)
+            try:
+                while written < len(line):
+                    written += file.write(line[written:])
+            finally:
+                if written < len(line):
+                    file.truncate(start)
+
+    def finish(self, sheet: str | Path | None) -> None:
+        """Make the Parquet file and the sheet, if they are asked for."""
+        with self._named():
+            if self.lines != self.path:
+                write_parquet(self.records, self.path)
+            if sheet is not None:
+                write_sheet(self.records(), sheet)
+        if self.lines != self.path:
+            self.lines.unlink()
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """What cannot be written is an error that says where the finished rows are."""
         try:
-            with self.lines.open("ab", buffering=0) as file:
-                start = file.seek(0, 2)
-                try:
-                    while written < len(line):
-                        written += file.write(line[written:])
-                finally:
-                    if written < len(line):
-                        file.truncate(start)
+            yield
         except OSError as error:
             raise OSError(
-                f"cannot write {self.lines}: {str(error.strerror).lower()}. The rows that were "
-                "finished are in it: make room, and run the same command again"
+                f"cannot write {self.path}: {(error.strerror or str(error)).lower()}. The rows "
+                f"that were finished are in {self.lines}: make room, and run the same command again"
             ) from error
-
-    def finish(self) -> None:
-        """Make the Parquet file, if that is asked for."""
-        if self.lines != self.path:
-            write_parquet(self.records, self.path)
-            self.lines.unlink()
 
 
 class BatchScorer:

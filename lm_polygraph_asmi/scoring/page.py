@@ -49,8 +49,9 @@ def pieces(tokens: Sequence[Any]) -> list[list[Any]]:
 
 
 @cache
-def _template() -> Template:
-    source = files("lm_polygraph_asmi.scoring").joinpath("page.html.jinja").read_text("utf-8")
+def template(name: str = "scoring/page.html.jinja") -> Template:
+    """A template of the package, where everything is escaped."""
+    source = files("lm_polygraph_asmi").joinpath(name).read_text("utf-8")
     names = {"full_shade": FULL_SHADE, "pieces": pieces, "visible": visible}
     # Models write the answers: escape everything.
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -59,7 +60,7 @@ def _template() -> Template:
 
 def render_part(card: Card) -> str:
     """HTML of one card, as part of a page, such as a notebook's output."""
-    module: Any = _template().make_module()
+    module: Any = template().make_module()
     return str(Markup(module.style()) + Markup(module.card(card, [], 0)))
 
 
@@ -68,4 +69,4 @@ def render(cards: Sequence[Card], title: str) -> str:
     order = sorted(range(len(cards)), key=lambda number: cards[number].rank)
     first, *others = (card.sentences for card in cards)
     shared = [line for line in first if others and all(line in other for other in others)]
-    return _template().render(cards=cards, title=title, shared=shared, order=order)
+    return template().render(cards=cards, title=title, shared=shared, order=order)

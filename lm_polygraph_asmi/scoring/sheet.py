@@ -51,7 +51,7 @@ def write_sheet(records: Iterable[Mapping[str, Any]], path: str | Path, rank: st
     signals = list((first or {}).get("signals") or {})
     decided = ["accept"] if "accept" in (first or {}) else []
     with writing(path) as partial, partial.open("w", encoding="utf-8-sig", newline="") as file:
-        rows = csv.writer(file, lineterminator="\n")
+        rows = csv.writer(file)  # which quotes carriage returns, as they are part of its line ends
         ranked = [rank] if rank else []
         rows.writerow([*COLUMNS, *ranked, *decided, *signals])
         for number, record in enumerate(chain([] if first is None else [first], scored), start=1):
@@ -61,7 +61,7 @@ def write_sheet(records: Iterable[Mapping[str, Any]], path: str | Path, rank: st
             shown = [_shown(record.get("prompt") or f"id {record.get('id')}"), _shown(answer)]
             values = [record["signals"].get(name) for name in signals]
             label = record.get("correct")
-            more = [number] * len(ranked) + [record[name] for name in decided]
+            more = [number for _ in ranked] + [record[name] for name in decided]
             rows.writerow([key_of(record), *shown, label, *more, *values])
 
 

@@ -33,8 +33,8 @@ class SavedAnswersCalculator(StatCalculator):
         super().__init__()
         self.run = run
         finished = load_run(run)
-        self.model = finished.manifest["model"] if finished.manifest else None
-        self._checked = False
+        # Of the run, until it has been compared with the model that is given.
+        self.expected = finished.manifest["model"] if finished.manifest else None
         stats = finished.stats
         lengths = stats.get("asmi_prompt_length") or [None] * len(stats["input_texts"])
         answers = zip(stats["greedy_tokens"], stats["greedy_texts"], lengths, strict=True)
@@ -57,23 +57,23 @@ class SavedAnswersCalculator(StatCalculator):
             KeyError: the saved run has no answer to a prompt.
             ValueError: the saved run had another model, tokenizer or chat template.
         """
-        if not self._checked:
-            self._check_model(model)
+        self._check_model(model)
         rows = [self._row(text, model) for text in texts]
         return {name: [row[name] for row in rows] for name in rows[0]}
 
     def _check_model(self, model: Model) -> None:
         """The same model has the same content, or the same name on the hub."""
         path = str(model.model_path)
-        if self.model is not None and (self.model["path"] != path or Path(path).is_dir()):
+        other = self.expected
+        if other is not None and (other["path"] != path or Path(path).is_dir()):
             revision = model_of({"path": path})["revision"]
-            if revision != self.model["revision"]:
+            if revision != other["revision"]:
                 raise ValueError(
-                    f"expected answers of {path} ({revision}), got those of {self.model['path']} "
-                    f"({self.model['revision']}) in {self.run}: token ids may differ. Name a run "
-                    "of the same model"
+                    f"expected answers of {path} ({revision}), got those of {other['path']} "
+                    f"({other['revision']}) in {self.run}: token ids may differ. Name a run of the "
+                    "same model"
                 )
-        self._checked = True
+        self.expected = None
 
     def _row(self, text: str, model: Model) -> dict[str, Any]:
         if text not in self.answers:
@@ -107,9 +107,6 @@ def load_stat_calculator(config: Mapping[str, Any], _: Any) -> TimedCalculator:
 
     `answers`: a finished run, or None to generate. `output_attentions`: as in LM-Polygraph.
     """
-    calculator: StatCalculator
     if config["answers"] is not None:
-        calculator = SavedAnswersCalculator(config["answers"])
-    else:
-        calculator = GreedyProbsCalculator(config["output_attentions"], True)
-    return TimedCalculator(calculator, "greedy")
+        return TimedCalculator(SavedAnswersCalculator(config["answers"]), "greedy")
+    return TimedCalculator(GreedyProbsCalculator(config["output_attentions"], True), "greedy")

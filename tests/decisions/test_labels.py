@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lm_polygraph_asmi.analysis import Labelled
-from lm_polygraph_asmi.decisions.labels import digest_of_texts, clusters_of, is_wrong, labels_of
+from lm_polygraph_asmi.decisions.labels import clusters_of, digest_of_texts, is_wrong, labels_of
 from tests.decisions.conftest import WORDS, numbered
 
 FIRST = {"id": 1, "correct": True, "cluster": "a"}

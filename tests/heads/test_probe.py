@@ -11,7 +11,7 @@ from torch import nn
 from lm_polygraph_asmi.heads import probe as room
 from lm_polygraph_asmi.heads.analysis import head_criticality
 from lm_polygraph_asmi.heads.analysis.probe import ablations
-from lm_polygraph_asmi.heads.probe_file import read_probe, write_probe
+from lm_polygraph_asmi.heads.probe_file import probe_path, read_probe, write_probe
 from lm_polygraph_asmi.results.runs import Run
 from lm_polygraph_asmi.stat_calculators import MaskedHeadsCalculator
 from tests.subnetworks import subnetwork_log_probs
@@ -64,7 +64,7 @@ def planted():
 @pytest.fixture(scope="module")
 def probed(planted, tmp_path_factory):
     manager = tmp_path_factory.mktemp("probe") / "ue_manager_seed1"
-    write_probe(room.probe_tokens(*planted, count=6, draws=40), manager)
+    write_probe(room.probe_tokens(*planted, count=6, draws=40), probe_path(manager))
     return read_probe(manager)
 
 
@@ -117,9 +117,6 @@ def test_it_does_not_depend_on_how_many_masks_run_at_once(planted, monkeypatch):
 
 
 def test_what_cannot_be_probed(planted, monkeypatch):
-    for wrong in ({"count": 0}, {"draws": 0}, {"draws": 2.5}):
-        with pytest.raises(ValueError, match="must be"):
-            room.probe_tokens(*planted, **wrong)
     with pytest.raises(ValueError, match="no two tokens"):
         room.probe_tokens(*material(planted[0], QUESTIONS[:1], tokens=1))
     away = np.array([2, 2, -2, -2])  # their median is 0

@@ -42,6 +42,7 @@ def scorer():
 
 ASKS = {"role": "user", "content": "?"}
 CALL = {"function": {"name": "f", "arguments": {"said": 'a "b" </s>'}}}
+CALLS = {"role": "assistant", "content": "b", "tool_calls": [CALL]}
 CHAT = [{"role": "user", "content": "a <|end|>"}, {"role": "assistant", "content": "b"},
         {"role": "user", "content": "</s></s></s></s>?"}]  # fmt: skip
 
@@ -56,11 +57,10 @@ CHAT = [{"role": "user", "content": "a <|end|>"}, {"role": "assistant", "content
         (CHAT, " x", ["content of message 1, '<|end|>' at character 2 became",
                       "message 3, '</s>' at character 0, '</s>' at character 4, '</s>' at "
                       "character 8 and 1 more became"]),
-        ([ASKS | {"role": "<|user|>"}], " x", ["In the role of message 1, '<|user|>' at char"]),
         ([ASKS | {"name": "Ada</s>"}], " x", ["In the name of message 1, '</s>' at character 3"]),
-        ([ASKS | {"tool_calls": [CALL]}, ASKS], " x",
+        ([CALLS, ASKS], " x",
          ["In the tool_calls[0].function.arguments.said of message 1, '</s>' at character 6"]),
-        ([ASKS | {"id": "</s>"}], " x", []),  # no token comes from it
+        ([ASKS, {"role": "tool", "content": "5", "tool_call_id": "</s>"}], " x", []),  # not written
     ],
 )  # fmt: skip
 def test_warnings(scorer, prompt, answer, places):

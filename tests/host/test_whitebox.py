@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import GenerationConfig, StoppingCriteria, StopStringCriteria
 
+from lm_polygraph_asmi.host import whitebox
 from lm_polygraph_asmi.host.whitebox import StopsOnceModel
 from tests import tiny_lm
 from tests.host.test_generation import SPECIAL
@@ -57,6 +58,7 @@ def test_answers_are_those_of_the_host(stops, texts, options):
 def test_one_criterion_for_each_list_and_tokenizer(monkeypatch):
     """Building one reads the vocabulary."""
     _, model = models(["e"])
+    whitebox._criterion.cache_clear()
     build = create_autospec(StopStringCriteria.__init__, side_effect=StopStringCriteria.__init__)
     monkeypatch.setattr(StopStringCriteria, "__init__", build)
     for options in ({}, {}, {"stop_strings": ["i", "e"]}, {"stop_strings": None}, {}):

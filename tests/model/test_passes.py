@@ -80,7 +80,6 @@ def test_modules_compiled_in_place_are_run_as_written():
         ({"input_ids": torch.full((17,), 61)}, r"token ids must lie in \[0, 60\]"),
         ({"layer": -1}, r"layer must be in \[0, 3\].*got -1"),
         ({"layer": 4}, r"layer must be in \[0, 3\].*got 4"),
-        ({"scope": "prompt"}, "scope must be one of 'all', 'response', got 'prompt'"),
         ({"masks": torch.ones(3, 2)}, r"shape \(S, H = 4\).*got \(3, 2\)"),
         ({"masks": torch.ones(0, 4)}, r"masks must have shape"),
         ({"masks": torch.full((3, 4), 0.5)}, r"only 1 \(keep\) and 0 \(mask\)"),

@@ -19,7 +19,7 @@ from lm_polygraph_asmi.analysis import Interval, Labelled, distinct, normalised_
 from lm_polygraph_asmi.analysis.coverage import TOP_K
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.estimators.base import at_depth
-from lm_polygraph_asmi.heads.probe_file import write_probe
+from lm_polygraph_asmi.heads.probe_file import probe_path, write_probe
 from lm_polygraph_asmi.report import build_report, figures, load_run_groups
 from lm_polygraph_asmi.report.item import BOLD, ITALIC, Marked
 from lm_polygraph_asmi.report.items import every_report_item, signal
@@ -69,7 +69,7 @@ def everything(tmp_path_factory, simply, few_resamples):  # noqa: ARG001
         candidate_cosines=[np.tile(np.eye(8), (t, 1, 1)) for t in lengths],
     )  # fmt: skip
     planted.dissect(details)
-    write_probe(planted.probe(ANSWERS), save(root / "open", details, OPEN))
+    write_probe(planted.probe(ANSWERS), probe_path(save(root / "open", details, OPEN)))
     save(root / "k256", content(ANSWERS, top_k=256), OPEN)
     other_masks = OPEN | {"seeds": {"masks": 1, "samples": 0}}
     save(root / "seed 1", content(ANSWERS, mask_seed=1), other_masks)
@@ -335,7 +335,7 @@ def test_a_mean_over_settings_has_the_clusters_of_the_smallest(tmp_path, monkeyp
     monkeypatch.setattr(module, "percentile_interval", asked)
     few = save(tmp_path / "few", content(40, depths=(60, 80), shift=1.0), manifest(40, "other"))
     depths(load_run_groups([few, save(tmp_path / "many", content(depths=(60, 80)))]))
-    assert {call.args[2] for call in asked.call_args_list} == {20}  # the widest interval
+    assert {call.kwargs["clusters"] for call in asked.call_args_list} == {20}  # the widest interval
 
 
 def test_seconds_of_masks_one_at_a_time_are_divided_by_those_of_batches(tmp_path):
@@ -496,14 +496,17 @@ def test_no_text_lies_on_another():
     """Titles of few and of many settings, ticks of MI that spans many powers of ten."""
     values, wrong = np.geomspace(1e-6, 1, 60), np.arange(60) % 2 == 0
     both = {"Adapt-ASMI": values, "MSP": np.where(values < 0.1, 0, values)}
-    found = dict.fromkeys(both, Interval(0.53, 0.31, 0.75))
     names = ("smollm2, babiqa", "gemma, babiqa")
+    scored = {
+        f"{group}\n{name}: AUROC 0.53 [0.31, 0.75]": (score, wrong)
+        for group in names for name, score in both.items()
+    }  # fmt: skip
     closed = {f"{i}, squad closed book, 150 confident of 300": {} for i in range(7)}
     for figure in (
-        figures.violins(dict.fromkeys(names, (both, wrong, found))),
-        figures.violins({"few": ({"MSP": values[:6]}, np.ones(6, bool), found)}),
+        figures.violins(scored),
+        figures.violins({"few\nMSP: AUROC –": (values[:6], np.ones(6, bool))}),
         figures.joint(dict.fromkeys(names, (values, values, -0.5))),
-        figures.payoff(closed, values),
+        figures.payoff(closed),
     ):
         assert (figure.get_size_inches() <= figures.PAGE).all()
         figure.draw_without_rendering()

@@ -52,7 +52,6 @@ def test_a_run_as_tables(tmp_path):
     assert list(run.scores) == [ASMI, "Perplexity"]
     assert run.quality["Rouge_rougeL"].tolist() == [1.0, 0.0, 1.0, 0.4]
     assert run.settings() == [SETTINGS]
-    assert run.seconds() == 1.5
     # Depths are equal however they were computed, and after a file.
     assert run.at(0.1 * 6) == run.at(0.6, "mi", "settings") == [r[0.6] for r in run.stats["asmi"]]
     assert run.at(0.9) is run.at(0.6, "mi", "kl") is None

@@ -166,7 +166,7 @@ def test_what_is_known_without_a_hub():
     ("files", "own", "message"),
     [
         ({"src/src.py": SCRIPT}, ["data.source=src"], "of the dataset src: "),
-        ({"x/a.jsonl": '{"a": 1}\n{"b'}, ["data.source=x"], "'validation' of the dataset x: "),
+        ({"x/a.jsonl": '{"a": 1}\n{"b'}, ["data.source=x"], "types would be guessed"),
         ({}, ["data.source=no.json"], "data.source: the file no.json does not exist"),
         ({}, ["data.size=x"], "data.size"),
         ({"a": ""}, ["dataset=a", "load_from_disk=true"], "a"),

@@ -11,7 +11,7 @@ from tests import tiny_lm
 PROMPT = "Who built the ferry?"
 MESSAGES = [{"role": "user", "content": PROMPT}]
 CHAT = (
-    "{% for m in messages %}{% if m['role'] == 'other' %}{{ raise_exception('roles!') }}{% endif %}"
+    "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('roles!') }}{% endif %}"
     "<s>{{ m['role'] }}: {{ m['content'] }}</s>{% endfor %}"
     "{% if add_generation_prompt %}<s>assistant:{% endif %}"
 )

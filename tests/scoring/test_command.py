@@ -1,6 +1,8 @@
 """`polygraph_asmi score`, and what all commands share."""
 
+import os
 import re
+import signal
 import sys
 
 import pytest
@@ -9,10 +11,15 @@ from click.testing import CliRunner
 from lm_polygraph_asmi import __version__, score
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.commands.decide import decide
+from lm_polygraph_asmi.files import parse_json
 from lm_polygraph_asmi.host import loading
+from lm_polygraph_asmi.scoring import Scorer
+from lm_polygraph_asmi.scoring.sheet import key_of
+from lm_polygraph_asmi.tables import read_table
+from tests.forks import exit_code
 from tests.scoring.conftest import MESSAGES, PROMPT
 from tests.scoring.test_output import ROWS, calls, write  # noqa: F401 - a fixture
-from tests.scoring.test_rows import contents
+from tests.scoring.test_rows import SHEET, contents
 
 pytestmark = pytest.mark.usefixtures("unseen")
 
@@ -35,7 +42,7 @@ def prompt(tmp_path):
 
 def test_many_rows(command, calls, model, tokenizer, tmp_path, monkeypatch):  # noqa: F811
     source = write(tmp_path / "in.jsonl", [*ROWS, {"prompt": PROMPT * 400, "id": "long"}])
-    out, page = tmp_path / "out.csv", tmp_path / "page.html"
+    out, page, sheet = (tmp_path / name for name in ("out.parquet", "page.html", "labels.csv"))
     arguments = [source, "--out", out, "--html", page, "--depth", "0.9"]
     done = command(*arguments)
     assert done.exit_code == 1, done.output
@@ -48,8 +55,11 @@ def test_many_rows(command, calls, model, tokenizer, tmp_path, monkeypatch):  # 
     calls.clear()
     write(source, [*ROWS, {"prompt": "Who?"}, {"prompt": "When?"}])
     monkeypatch.setattr(sys.modules["lm_polygraph_asmi.commands.score"], "MINUTE", 0)
-    done = command(*arguments)
+    done = command(*arguments, "--sheet", sheet)
     assert (done.exit_code, calls) == (0, ["Who?", "When?"])
+    assert f"Sheet: {sheet}" in done.stdout
+    rows = contents(out)
+    assert [row.content["key"] for row in read_table(sheet)] == list(map(key_of, rows))
     assert "2 rows\n" in done.stderr
     assert command(*arguments[:3]).exit_code == 1  # of another depth
     assert "no row left to score" in command(*arguments[:3], "--depth", "0.9").stdout
@@ -84,7 +94,7 @@ def test_a_chat_template(command, prompt, model, chat, tmp_path):
     assert "row 1: the prompt is a list of messages" in refused.stderr
     for part in (model, chat):
         part.save_pretrained(tmp_path / "chat")
-    out, expected = tmp_path / "out.csv", score(model, MESSAGES, " Brask", tokenizer=chat)
+    out, expected = tmp_path / "out.parquet", score(model, MESSAGES, " Brask", tokenizer=chat)
     for _ in range(2):
         words = (prompt, "--chat", "--answer", " Brask", "--out", out)
         done = command(*words, model=tmp_path / "chat")
@@ -100,11 +110,17 @@ def test_a_chat_template(command, prompt, model, chat, tmp_path):
         ("in.jsonl --answer x", "--answer needs a single prompt"),
         ("in.jsonl", "name a file with --out or --html"),
         ("none.jsonl", "has no rows"),
-        ("prompt.txt --out notes.txt", "expected a .jsonl, .csv or .parquet file"),
-        ("odd.jsonl --html p.html", 'row 1: expected an object with a "prompt", got the fields q'),
+        *((f"prompt.txt --out {name}", "--sheet") for name in ("notes.txt", "o.csv", "o.json")),
+        ("prompt.txt --sheet labels.csv", "--out"),
+        ("prompt.txt --out o.jsonl --sheet labels.xlsx", ".csv"),
+        ("prompt.txt --out o.jsonl --sheet notes.txt", ".csv"),
+        ("prompt.txt --out o.jsonl --sheet old.csv", "old.csv exists: it may have labels"),
+        ("old.csv --out o.jsonl", "old.csv is a sheet of labels"),
+        ("in.jsonl --out o.jsonl --stop $\n", "stop '$'"),
+        ("odd.jsonl --html p.html", "odd.jsonl, row 1"),
         ("in.jsonl --out in.jsonl", "it is the file of prompts"),
         ("in.jsonl --out link.jsonl", "it is the file of prompts"),
-        ("prompt.txt --html page.jsonl", "the name of an .html file"),
+        ("prompt.txt --html page.jsonl", "a name in .html"),
         ("prompt.txt --html no/page.html", "its folder does not exist"),
     ],
 )
@@ -115,6 +131,7 @@ def test_what_is_wrong_is_said(command, tmp_path, monkeypatch, arguments, messag
     write(tmp_path / "none.jsonl", [])
     write(tmp_path / "odd.jsonl", [{"q": "Who?"}])
     (tmp_path / "notes.txt").write_text("my notes")
+    (tmp_path / "old.csv").write_text(SHEET)
     (tmp_path / "link.jsonl").symlink_to(tmp_path / "in.jsonl")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(loading, "load_model", None)
@@ -123,7 +140,40 @@ def test_what_is_wrong_is_said(command, tmp_path, monkeypatch, arguments, messag
     assert message in done.stderr.replace("\n", " ")
     assert isinstance(done.exception, SystemExit)
     assert (tmp_path / "notes.txt").read_text() == "my notes"
+    assert (tmp_path / "old.csv").read_text() == SHEET
+    assert not {path.suffix for path in tmp_path.iterdir()} & {".html", ".lock", ".partial"}
     assert contents(tmp_path / "in.jsonl") == ROWS
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_and_loses_no_row(command, calls, tmp_path, monkeypatch, suffix, sent):  # noqa: F811
+    """In a process of its own, amid the third row: rows before stay, the file is named."""
+    source, out = write(tmp_path / "in.jsonl", ROWS), tmp_path / f"out{suffix}"
+    told, plain = tmp_path / "told.txt", Scorer.score
+
+    def stopped(self, prompt, **rest):
+        if prompt == ROWS[2]["prompt"]:
+            os.kill(os.getpid(), sent)
+        return plain(self, prompt, **rest)
+
+    def run():
+        monkeypatch.setattr(Scorer, "score", stopped)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        done = command(source, "--out", out)
+        told.write_text(done.stderr)
+        os._exit(done.exit_code)
+
+    assert exit_code(run) == 128 + sent
+    grown = out if suffix == ".jsonl" else tmp_path / "out.parquet.partial"
+    assert re.search(rf"2 rows .*{grown}: run the same command again", told.read_text())
+    assert "Traceback" not in told.read_text()
+    rows = list(map(parse_json, grown.read_text().splitlines()))
+    assert [row["row"] for row in rows] == [1, 2]
+    done = command(source, "--out", out)
+    assert (done.exit_code, calls) == (0, [ROWS[2]["prompt"]])
+    assert contents(out)[:2] == rows
+    assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", out.name, "told.txt"}
 
 
 def test_the_model_is_an_option_of_score_alone():

@@ -1,21 +1,27 @@
 """Results in files and tables: what is written, what a killed run goes on with, and what not."""
 
+import errno
+import io
 import json
+from copy import deepcopy
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from lm_polygraph_asmi import Scorer, score_file
 from lm_polygraph_asmi.files import locked, parse_json
-from lm_polygraph_asmi.scoring import BatchScorer, Score, UnmaskedAnswer
+from lm_polygraph_asmi.scoring import BatchScorer, Score, UnmaskedAnswer, output
 from lm_polygraph_asmi.scoring.unmasked import fingerprints
+from lm_polygraph_asmi.tables import read_table
 from tests.scoring.conftest import PROMPT
 from tests.scoring.test_rows import MIXED, contents
 
 pytestmark = pytest.mark.usefixtures("unseen")
 
-SUFFIXES = (".jsonl", ".csv", ".parquet")
+SUFFIXES = (".jsonl", ".parquet")
 ROWS = [
     {"prompt": PROMPT, "answer": " Brask", "id": "007", "gold": "Brask"},
     {"prompt": 'Where do the "blue kites" start,\nand when?', "gold": "NA", "id": "2"},
@@ -38,9 +44,9 @@ def scorer(model, tokenizer):
 def calls(monkeypatch):
     seen, plain = [], Scorer.score
 
-    def counted(self, prompt, *rest):
+    def counted(self, prompt, *rest, **named):
         seen.append(prompt)
-        return plain(self, prompt, *rest)
+        return plain(self, prompt, *rest, **named)
 
     monkeypatch.setattr(Scorer, "score", counted)
     return seen
@@ -63,71 +69,123 @@ def test_what_is_written(scorer, tmp_path, suffix):
     assert [path.name for path in tmp_path.iterdir() if path.name[:3] == "out"] == [out.name]
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_killed_run_resumes(scorer, calls, tmp_path, monkeypatch, suffix):
-    monkeypatch.setattr(tables, "BATCH", 2)
-    given = [{"prompt": f"{PROMPT} {i % 4}", "answer": " Brask", "id": str(i)} for i in range(7)]
-    given[1] = {"prompt": None, "id": "1"}
-    source, out = write(tmp_path / "in.jsonl", given), tmp_path / f"killed{suffix}"
+GIVEN = [{"prompt": f"{PROMPT} {i % 4}", "answer": " Brask", "id": str(i)} for i in range(7)]
 
-    def interrupt(row, _):
-        if row.number == 6:
-            raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        score_file(scorer, source, out, seen=interrupt)
-    assert [row["row"] for row in contents(out)] == [1, 2, 3, 4]
-    if suffix != ".parquet":
-        text = out.read_text().replace('"correct": null', '"correct": true')
-        out.write_text(text + text.splitlines()[-1][:9] * (suffix == ".jsonl"))  # cut by the kill
-    calls.clear()
-    assert score_file(scorer, source, out) == 1
-    assert len(calls) == 3  # of 5 to 7: the row without a prompt fails before
-    rows = contents(out)
-    assert [row["row"] for row in rows] == [1, 2, 3, 4, 5, 6, 7]
-    assert rows[0]["correct"] is (True if suffix == ".jsonl" else None)  # labels are kept
-    assert "expected a text" in rows[1]["error"]
-    given[1] = {"prompt": PROMPT, "id": "1"}
-    write(source, given)
-    calls.clear()
-    assert score_file(scorer, source, out) == 0  # a row that failed is tried again
-    assert calls == [PROMPT]
-    if suffix == ".csv":  # columns of others stay, and the order does not matter
-        frame = pd.read_csv(out, dtype=str, keep_default_na=False)[::-1]
-        frame.assign(mine="x").to_csv(out, index=False)
-        assert score_file(scorer, write(source, [*given, given[0]]), out) == 0
-        assert {row["mine"] for row in contents(out)[:7]} == {"x"}
-        assert contents(out).pop()["scored_text"] == rows[0]["scored_text"]
-        write(source, given)
-    score_file(scorer, source, tmp_path / f"whole{suffix}")
-    for row, other in zip(contents(out)[:7], contents(tmp_path / f"whole{suffix}"), strict=True):
+def lines_of(out):
+    """The file that grows, from which a Parquet file is made."""
+    return out if out.suffix == ".jsonl" else out.with_name(f"{out.name}.partial")
+
+
+def check_same(found, expected):
+    """All but the time, the labels, and the order of rows that were done again."""
+    for row, other in zip(sorted(found, key=lambda row: row["row"]), expected, strict=True):
         for name in other.keys() - {"seconds", "correct"}:
             assert row[name] == other[name], name
 
 
-def test_a_table_that_was_labelled_elsewhere(scorer, tmp_path):
-    """Other programs write true in their own way, and a mark at the start."""
-    source, out = write(tmp_path / "in.jsonl", ROWS), tmp_path / "out.csv"
-    score_file(scorer, source, out)
-    frame = pd.read_csv(out, dtype=str, keep_default_na=False)
-    frame["correct"] = ["TRUE", "False", "1"]
-    frame["answered"] = frame["answered"].str.upper()
-    frame["score"] = [f"{float(value):.14g}" for value in frame["score"]]
-    frame.to_csv(out, index=False, encoding="utf-8-sig", lineterminator="\r\n")
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("end", ["\n", "", '\n{"row": 6, "prompt": "Who', '\n{"row": 6'])
+def test_a_stopped_run_resumes(scorer, calls, tmp_path, suffix, end):
+    """Rows that are finished, and labels in them, stay; a last line that was cut is done again."""
+    given = [*GIVEN[:1], {"prompt": None, "id": "1"}, *GIVEN[2:]]
+    source, out = write(tmp_path / "in.jsonl", given), tmp_path / f"out{suffix}"
+
+    def stop(row, _):
+        if row.number == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        score_file(scorer, source, out, seen=stop)
+    rows = contents(lines_of(out).rename(tmp_path / "found.jsonl"))
+    assert [row["row"] for row in rows] == [1, 2, 3, 4, 5]
+    labelled = [json.dumps(row | {"correct": row["row"] % 2 == 1, "mine": "x"}) for row in rows]
+    lines_of(out).write_text("\n".join(labelled) + end)
+    calls.clear()
+    assert score_file(scorer, source, out) == 1
+    assert calls == [row["prompt"] for row in given[5:]]  # the other fails before
     rows = contents(out)
-    assert [row["correct"] for row in rows] == [True, False, 1]
-    assert all(UnmaskedAnswer.of_row(row) for row in rows)
-    rows[0]["signals"]["msp"] += 0.001
-    assert UnmaskedAnswer.of_row(rows[0]) is None
+    assert [row["row"] for row in rows] == [1, 3, 4, 5, 2, 6, 7]
+    assert [row["correct"] for row in rows] == [True, True, False, True, None, None, None]
+    assert [row.get("mine") for row in rows] == ["x"] * 4 + [None] * 3
+    assert "prompt" in rows[4]["error"]
+    calls.clear()
+    assert score_file(scorer, write(source, GIVEN), out) == 0  # what failed is tried again
+    assert (calls, contents(out)[0]["correct"]) == ([GIVEN[1]["prompt"]], True)
+    score_file(scorer, source, tmp_path / f"whole{suffix}")
+    check_same(contents(out), contents(tmp_path / f"whole{suffix}"))
+    calls.clear()
+    before = contents(out)
+    assert score_file(scorer, write(source, [*GIVEN, *GIVEN[:1]]), out) == 0
+    assert (calls, contents(out)[:7]) == ([GIVEN[0]["prompt"]], before)
 
 
-def test_what_a_file_does_not_go_on_with(scorer, model, tokenizer, tmp_path):
-    source, out = write(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("room", [0, 9, 10_000])
+def test_a_full_disk(scorer, tmp_path, monkeypatch, suffix, room):
+    """It takes a part of a line, then no more: whole rows remain, and the message names them."""
+    source, out = write(tmp_path / "in.jsonl", GIVEN), tmp_path / f"out{suffix}"
+    left, opened = [room], type(out).open
+
+    class Full(io.FileIO):
+        def write(self, line):
+            if not left[0]:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            taken, left[0] = line[: left[0]], max(0, left[0] - len(line))
+            return super().write(taken)
+
+    def full(path, mode="r", *args, **options):
+        return Full(path, mode) if mode == "ab" else opened(path, mode, *args, **options)
+
+    monkeypatch.setattr(type(out), "open", full)
+    with pytest.raises(OSError, match=f"no space left.*{lines_of(out)}"):
+        score_file(scorer, source, out)
+    monkeypatch.undo()
+    finished = lines_of(out).read_text().splitlines(keepends=True)
+    assert all(line.endswith("\n") and parse_json(line) for line in finished)
+    assert 0 < len(finished) < len(GIVEN) if room > 9 else not finished
+    assert score_file(scorer, source, out) == 0
+    score_file(scorer, source, tmp_path / f"whole{suffix}")
+    check_same(contents(out), contents(tmp_path / f"whole{suffix}"))
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"in.jsonl", out.name, f"whole{suffix}"}
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("last", ["write_parquet", "write_sheet"])
+def test_a_disk_that_is_full_at_the_end(scorer, calls, tmp_path, monkeypatch, suffix, last):
+    """The same command goes on, and scores nothing again."""
+    source, out, sheet = write(tmp_path / "in.jsonl", GIVEN), tmp_path / f"o{suffix}", "labels.csv"
+    own, full = (
+        getattr(output, last),
+        Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")),
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(output, last, full)
+    if (suffix, last) != (".jsonl", "write_parquet"):
+        with pytest.raises(OSError, match=f"no space left.*{lines_of(out)}"):
+            score_file(scorer, source, out, sheet=sheet)
+    monkeypatch.setattr(output, last, own)
+    done = len(calls)
+    assert score_file(scorer, source, out, sheet=tmp_path / sheet) == 0
+    assert len(calls) == max(done, len(GIVEN))
+    assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", out.name, sheet}
+    assert len(contents(out)) == len(list(read_table(tmp_path / sheet))) == len(GIVEN)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_what_a_file_does_not_go_on_with(scorer, model, tokenizer, tmp_path, suffix):
+    source, out = write(tmp_path / "in.jsonl", ROWS), tmp_path / f"out{suffix}"
     score_file(scorer, source, out)
     before = out.read_bytes()
     other = Scorer(model, tokenizer=tokenizer, depth=0.9, stop="?", **SETTINGS)
-    with pytest.raises(ValueError, match=r"other settings \(depth 0.6 there, 0.9 here; stop"):
+    with pytest.raises(ValueError, match=r"depth 0.6 there, 0.9 here; stop"):
         score_file(other, source, out)
+    moved = deepcopy(model)
+    with torch.no_grad():
+        moved.lm_head.weight[5] += 1
+    with pytest.raises(ValueError, match="weights"):
+        score_file(Scorer(moved, tokenizer=tokenizer, **SETTINGS), source, out)
     sdpa = Scorer(model, tokenizer=tokenizer, attention="sdpa", **SETTINGS)
     with pytest.raises(ValueError, match=r"attention_in_use 'eager' there, 'sdpa' here"):
         score_file(sdpa, source, out)
@@ -136,14 +194,22 @@ def test_what_a_file_does_not_go_on_with(scorer, model, tokenizer, tmp_path):
         with pytest.raises(ValueError, match="row 1 has another prompt or answer than in"):
             score_file(scorer, source, out)
     write(source, ROWS)
-    busy = r"out\.jsonl is being written by another program"
+    busy = rf"out\{suffix} is being written by another program"
     with locked(out), pytest.raises(ValueError, match=busy):
         score_file(scorer, source, out)
     clashing = write(tmp_path / "c.jsonl", [ROWS[0] | {"score": 77, "row": 1, "tokens": "mine"}])
     with pytest.raises(ValueError, match=r"expected no fields \['row', 'score', 'tokens'\]"):
-        score_file(scorer, clashing, tmp_path / "new.csv")
+        score_file(scorer, clashing, tmp_path / "new.jsonl")
+    for name in ("new.csv", "new.tsv", "new.txt", "new.json", "new", "new.xlsx"):
+        with pytest.raises(ValueError, match=r"\.jsonl or \.parquet.*--sheet"):
+            score_file(scorer, source, tmp_path / name)
     assert out.read_bytes() == before
-    assert not (tmp_path / "new.csv").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "c.jsonl", out.name}
+    for text in ("my notes\n", '{"prompt": "Who?"}\n', "[1]\n"):  # no rows of ours
+        lines_of(out).write_text(text)
+        with pytest.raises(ValueError, match=rf"{lines_of(out)}, line 1"):
+            score_file(scorer, source, out)
+        assert lines_of(out).read_text() == text
 
 
 def test_what_json_lacks_is_not_written(scorer, tmp_path):
@@ -169,7 +235,7 @@ def test_batches_of_a_data_engine(tiny):
     assert found["score"].tolist() == [first.score, second.score, pd.NA]
     assert found["error"].isna().tolist() == [True, True, False]
     assert (found["id"].tolist(), found["answer"][1]) == (list("abc"), second.answer)
-    assert json.loads(found["details"][0])["signals"] == first.signals
+    assert json.loads(found["signals"][0]) == first.signals
     # The columns of a batch without a score have their types.
     assert (score_table(table[2:]).dtypes == found.dtypes).all()
     arrays = {"prompt": [PROMPT] * 2, "answer": [np.array([7]), [8, 9]], "samples": [pd.NA, None]}

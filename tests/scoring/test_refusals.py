@@ -4,18 +4,15 @@ import json
 import re
 from unittest.mock import Mock
 
-import numpy as np
 import pytest
-import torch
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertForMaskedLM
 
 from lm_polygraph_asmi import Scorer, score
 from lm_polygraph_asmi.host import loading
-from tests.scoring.conftest import CHAT, MESSAGES, PROMPT, templated, user
+from tests.scoring.conftest import CHAT, MESSAGES, PROMPT, templated
+from tests.test_inputs import REQUESTS
 from tests.tiny_lm import whitebox
-
-SAYS = {"role": "assistant", "content": " Brask"}
 
 
 @pytest.fixture
@@ -61,45 +58,10 @@ def test_settings(settings, message):
 
 
 NO_ROWS = [5, None, [], b"Who?", object(), {}, {"prompt": None, "answer": ""}]
-NO_PROMPTS = [
-    7, float("nan"), b"Who?", SAYS, [PROMPT], [PROMPT, PROMPT], [[7]], [None], [["role", "user"]],
-]  # fmt: skip
-NO_CHATS = [
-    [], [{}], [{"content": PROMPT}], [{"role": 5, "content": PROMPT}], [{"role": "user"}],
-    [{"role": ["user"], "content": PROMPT}], user(3), user({}), [*user(None), SAYS],
-    [*MESSAGES, {"role": "user", "text": PROMPT}],
-]  # fmt: skip
-NO_PARTS = [user([5]), user([*"ab", {"type": "image", "url": "x"}])]
-NO_ANSWERS = [
-    b"green", bytearray(b"green"), 3, 0.5, True, {}, {"a": 1}, ["x"], [1.5], [None], [[1]],
-    [True, False], np.array([True]), np.array([0.5]), np.array([[7]]), torch.tensor([[7]]),
-    np.array(7),
-]  # fmt: skip
-NO_SAMPLES = [5, "pear", {}, {"a": 1}, np.array(5), iter("a")]
-NO_SAMPLE = [[1], [None], [["a"]], [[1.5]], ["a", {}]]
-ARGUMENTS = {"tool_calls": [{"arguments": {"a": "\udc00"}}]}
-REQUESTS = [
-    *(({"prompt": p}, "expected a prompt as text, or as a list of chat") for p in NO_PROMPTS),
-    *(({"prompt": c}, "the chat is empty|message [12] of the chat: expected") for c in NO_CHATS),
-    *(({"prompt": p}, "expected text parts of a message") for p in NO_PARTS),
-    *(({"answer": a}, "expected an answer as text or a list of token") for a in NO_ANSWERS),
-    *(({"samples": s}, "expected samples as a list of answers, got") for s in NO_SAMPLES),
-    *(({"samples": s}, "expected sample [12] as text or a list of token ids") for s in NO_SAMPLE),
-    ({"prompt": [PROMPT]}, "For many prompts use `Scorer.score_many`"),
-    ({"answer": []}, "the answer is empty: expected at least one token id"),
-    *((ids, "that fit into 64 bits") for ids in ({"answer": [2**70]}, {"samples": [[5], [2**70]]})),
-    *(({"prompt": [*MESSAGES, SAYS | {"content": of}]}, "has no text") for of in (None, "")),
-    ({"prompt": [SAYS]}, "at least the user's message before an answer"),
-    ({"prompt": [*MESSAGES, SAYS], "answer": " Holm"}, "expected one answer, got two"),
-    ({"prompt": "Who \ud800?"}, r"the prompt as text, got '\\ud800' at character 5, half of a"),
-    ({"answer": " a\udfff"}, r"the answer as text, got '\\udfff' at character 3"),
-    ({"prompt": user("\ud800")}, "the content of message 1 as text"),
-    ({"samples": [" b", " \udc00"]}, r"the sample 2 as text, got '\\udc00' at character 2"),
-    ({"prompt": [{"role": "\udc00", "content": "?"}]}, "the role of message 1 as text"),
-    ({"prompt": user("?", **ARGUMENTS)}, r"the tool_calls\[0\].arguments.a of message 1 as text"),
-]
 OF_A_MODEL = [
-    *((row, 'expected a text, or an object with a "prompt", got ') for row in NO_ROWS),
+    *((row, "prompt") for row in NO_ROWS),
+    ({"prompt": PROMPT, "response": " Brask"}, "response"),
+    ({"prompt": PROMPT, "correct": True}, "correct"),
     ({"prompt": "x" * 5000}, "expected a prompt shorter than"),
     ({"prompt": "x" * 5000, "answer": " Brask"}, "context window"),
     *(
@@ -107,7 +69,9 @@ OF_A_MODEL = [
         for token in (-1, 10**6)
         for ids in ({"answer": [token]}, {"samples": [[5], [token]]})
     ),
-    ({"prompt": [{"role": "other", "content": PROMPT}]}, "does not support these messages: roles!"),
+    ({"prompt": [{"role": "tool", "content": PROMPT}]}, "does not support these messages: roles!"),
+    ({"prompt": MESSAGES, "tools": [{"name": "find"}]}, "does not read 'tools'"),
+    ({"prompt": MESSAGES, "chat_template_kwargs": {"thinking": True}}, "does not read 'thinking'"),
 ]
 
 

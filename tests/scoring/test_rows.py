@@ -3,12 +3,11 @@
 import gzip
 import json
 
-import numpy as np
 import pandas as pd
 import pytest
 
 from lm_polygraph_asmi import Scorer
-from lm_polygraph_asmi.scoring.rows import read_rows
+from lm_polygraph_asmi.scoring.rows import checked, read_rows
 from lm_polygraph_asmi.tables import Row
 from tests.scoring.conftest import MESSAGES, PROMPT
 
@@ -20,28 +19,11 @@ MIXED = [
     {"id": "d", "prompt": "Where?", "answer": [7, 8]},
 ]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS)
+SHEET = "key;prompt;answer;correct;msp\naabbccddeeffgghh;Who?; Brask;TRUE;0.5\n"
 
 
 def contents(path):
     return [row.content for row in read_rows(path)]
-
-
-def test_lines_of_json(tmp_path):
-    """Numbered as in an editor; what cannot be read is a row with its error."""
-    lines = [json.dumps(ROWS[0]), "", "  ", "{not json", '["a list"]', '{"answer": "no prompt"}']
-    lines += ['{"prompt": "Who?", "x": NaN}', '{"prompt": "a", "prompt": "b"}']
-    lines += ['{"prompt": ' + "[" * 10**5, '{"prompt": ' + "1" * 5000 + "}", json.dumps(ROWS[1])]
-    (tmp_path / "in.jsonl").write_text("\n".join(lines))
-    first, *wrong, last = read_rows(tmp_path / "in.jsonl")
-    assert (first, last) == (Row(1, ROWS[0]), Row(11, ROWS[1]))
-    assert [row.number for row in wrong] == [4, 5, 6, 7, 8, 9, 10]
-    expected = 'expected an object with a "prompt", got '
-    assert wrong[1] == Row(5, {"line": '["a list"]'}, expected + "a list")
-    assert wrong[2] == Row(6, {"answer": "no prompt"}, expected + "the fields answer")
-    fields = ["the field 'x': expected a finite number", "the field 'prompt' occurs twice"]
-    said = ["not JSON", *fields, "not JSON", "not JSON"]
-    for row, words in zip((wrong[0], *wrong[3:]), said, strict=True):
-        assert words in row.error
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
@@ -59,24 +41,25 @@ def test_ends_of_lines(tmp_path, end, mark):
     assert list(read_rows(tmp_path / "prompt.txt")) == [Row(1, {"prompt": "Passage\n\nWho?\n"})]
 
 
-def test_tables(tmp_path):
-    """Cells of CSV are texts, of Parquet values; missing ones are None."""
-    chat = [{"role": "user", "content": 'Who,\r\n"so"?'}]
-    given = [{"prompt": json.dumps(chat), "answer": "NA", "id": "007", "note": " x, y "},
-             {"prompt": "a", "answer": None, "id": "1", "note": "[1]"}]  # fmt: skip
-    expected = [given[0] | {"prompt": chat}, given[1]]
-    pd.DataFrame(given).to_csv(tmp_path / "in.csv", index=False, encoding="utf-8-sig")
-    assert contents(tmp_path / "in.csv") == expected
-    frame = pd.DataFrame([{"answer": np.array([7, 8]), "x": 1.5}, {}])
-    frame["prompt"] = [chat, [{"role": "user", "content": "a"}]]
-    frame.to_parquet(tmp_path / "in.parquet")
-    first, second = contents(tmp_path / "in.parquet")
-    assert first == {"prompt": chat, "answer": [7, 8], "x": 1.5}
-    assert (second["answer"], second["x"]) == (None, None)
+def test_cells_are_texts(tmp_path):
+    """Whatever they look like; a chat in one is refused, as in any text."""
+    cells = {"prompt": "1931", "answer": " 007", "id": "1e3", "note": "[1]", "samples": ""}
+    pd.DataFrame([cells]).to_csv(tmp_path / "in.csv", index=False)
+    (row,) = map(checked, read_rows(tmp_path / "in.csv"))
+    assert row == Row(1, cells | {"samples": None})
+    for chat in (json.dumps(MESSAGES), str(MESSAGES)):  # as pandas writes a list
+        pd.DataFrame([{"prompt": chat}, cells]).to_csv(tmp_path / "in.csv", index=False)
+        first, second = map(checked, read_rows(tmp_path / "in.csv"))
+        assert "list of messages" in first.error
+        assert second.error is None
 
 
 MISNAMED = {
-    "rows.log": "# exported today\n\n" + LINES,
+    "title.txt": "# exported today\n\n" + LINES,
+    "asked.txt": "Convert to YAML:\n" + LINES.rstrip(),
+    "after.txt": LINES + "Which is the odd one?",
+    "nested.txt": '{"rows": [{"id": 1, "prompt": "Who?"}]}',
+    "rows.txt": "Rows of today:\nid;prompt;answer\n1;Who?;Brask\n",
     "cut.txt": LINES + '{"prompt": "Who',
     "commas.txt": '{"prompt": "Who?"},\n{"prompt": "When?"},\n',
     "bom.txt": "\ufeff" + LINES.replace("\n", "\r\n"),
@@ -91,29 +74,27 @@ MISNAMED = {
 }
 OTHER_BYTES = "expected text in UTF-8, got other bytes"
 REFUSED = [
-    *((name, text.encode(), "the file holds rows: name it .csv, or write one JSON object per line")
+    *((name, text.encode(), "rows|one JSON object per line")
       for name, text in MISNAMED.items()),
     ("utf-16-without-a-mark.txt", LINES.encode("utf-16-le"), OTHER_BYTES),
-    ("rows.jsonl.gz", gzip.compress(LINES.encode()), OTHER_BYTES),
+    ("zipped.jsonl", gzip.compress(LINES.encode()), OTHER_BYTES),
     ("blank.txt", b" \n", "expected a prompt, got an empty file"),
-    ("latin-1.csv", "prompt\nné\n".encode("latin-1"), "expected a table in csv and UTF-8: "),
-    ("in.parquet", b"PAR1", "expected a table in parquet and UTF-8: "),
-    ("in.csv", b"question,answer\na,b\n", "expected a column 'prompt', got question, answer"),
+    *((name, LINES.encode(), r"\.jsonl") for name in
+      ("rows.log", "rows.json", "rows.xlsx", "rows.jsonl.gz")),
+    ("sheet.csv", SHEET.encode(), "sheet of labels"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "content", "said"), REFUSED, ids=[name for name, *_ in REFUSED])
 def test_a_file_whose_name_hides_what_it_holds(tmp_path, name, content, said):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=f"{tmp_path / name}: {said}"):
+    with pytest.raises(ValueError, match=f"{tmp_path / name}.*({said})"):
         list(read_rows(tmp_path / name))
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "Convert to YAML:\n" + LINES.rstrip(),
-        LINES + "Which is the odd one?",
         "Given a question, prompt, and answer, rate the answer.\nQuestion: Who?",
         '{"name": "Ondine", "built": 1931}',
         "prompt: Who built it, and when?",

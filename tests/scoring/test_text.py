@@ -9,7 +9,6 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from lm_polygraph_asmi import score
 from lm_polygraph_asmi.host.stopping import decode
-from lm_polygraph_asmi.inputs import parse_request
 from lm_polygraph_asmi.scoring.text import answer_tokens, prompt_tokens, spans
 from tests.scoring.conftest import CHAT, MESSAGES, PROMPT, templated
 from tests.scripted import space_tokenizer
@@ -142,13 +141,6 @@ def test_chat(model, chat):
     last = score(model, answered, tokenizer=chat)
     assert (float(last), last.answer, last.prompt) == (float(found), " Brask", MESSAGES)
     assert last.warnings == ("The chat's last message, the assistant's, was scored.",)
-
-
-def test_messages_in_parts_and_without_text():
-    parts = [{"type": "text", "text": PROMPT[:7]}, PROMPT[7:]]
-    assert parse_request([{"role": "user", "content": parts}]).prompt == MESSAGES
-    called = {"role": "assistant", "content": None, "tool_calls": [{"name": "find"}]}
-    assert parse_request([*MESSAGES, called, *MESSAGES]).prompt[1] == called
 
 
 def test_prompts_of_special_tokens_and_none(model, tokenizer):

@@ -27,7 +27,8 @@ def head_criticality(kl: ArrayLike, masks: ArrayLike) -> np.ndarray:
     "criticality" of the paper.
 
     Args:
-        kl: (S, T) divergence of each subnetwork from the ensemble mean, nats (`asmi_kl`).
+        kl: (S, T) divergence of each subnetwork from the ensemble mean, nats
+            (`AnswerStatistics.kl`).
         masks: (S, H), 1 = kept, a row per subnetwork, with repetitions.
 
     Example:
@@ -87,8 +88,8 @@ def permutation_null(
     Args:
         kl, masks: as in `head_criticality`, of one example.
         shuffles: permutations per token, at least two.
-        seed: of the permutations; use the example's (`asmi_mask_seed`), so that results do not
-            depend on the order of examples or on shards.
+        seed: of the permutations; use the example's (`AnswerStatistics.mask_seed`), so that results
+            do not depend on the order of examples or on shards.
 
     Example:
         >>> masks = np.indices([2] * 8).reshape(8, -1).T  # all 256 masks of 8 heads

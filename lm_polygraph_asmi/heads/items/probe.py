@@ -12,7 +12,7 @@ from lm_polygraph_asmi.heads.items.heads import DAGGER
 from lm_polygraph_asmi.heads.probe_file import Probe, read_probe
 from lm_polygraph_asmi.report import figures
 from lm_polygraph_asmi.report.item import Items, ReportItem, frame
-from lm_polygraph_asmi.results.run_groups import RunGroup, once
+from lm_polygraph_asmi.results.run_groups import RunGroup
 from lm_polygraph_asmi.results.runs import Run
 
 ROWS: dict[str, tuple[str, str, Any]] = {
@@ -33,7 +33,6 @@ class Probed(NamedTuple):
     probe: Probe
 
 
-@once
 def probed(group: RunGroup) -> list[Probed]:
     """Probes saved with a setting's runs."""
     probes = ((run, read_probe(run.path)) for run in group.runs)

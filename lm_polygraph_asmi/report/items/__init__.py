@@ -42,5 +42,5 @@ HEADS = "lm_polygraph_asmi.heads.items"
 
 def every_report_item() -> list[Make]:
     """Functions of all items, in the order of a full report; each returns items, or the reason."""
-    heads = import_module(HEADS).REPORT_ITEMS  # imported here, because it imports this package
-    return [*PAGE, *MAIN, *heads, *LAST]
+    # Imported here, because it imports this package.
+    return [*PAGE, *MAIN, *import_module(HEADS).REPORT_ITEMS, *LAST]

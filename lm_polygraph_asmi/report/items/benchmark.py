@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,9 +15,10 @@ from lm_polygraph_asmi.analysis.clusters import (
     Interval,
     percentile_interval,
 )
-from lm_polygraph_asmi.analysis.comparison import drawn_prr, prr_intervals
+from lm_polygraph_asmi.analysis.comparison import prr_intervals
 from lm_polygraph_asmi.analysis.depth import Sweep, depth_selection
-from lm_polygraph_asmi.analysis.prr import PRR, prrs_with_error
+from lm_polygraph_asmi.analysis.prr import PRR, prr_draws, prrs_with_error
+from lm_polygraph_asmi.analysis.right import says_nothing
 from lm_polygraph_asmi.analysis.stability import seed_stability
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.report import figures
@@ -72,12 +74,12 @@ def benchmark(groups: Sequence[RunGroup]) -> Items:
         "them in file order.",
         f"Figure: 95 % intervals over clusters ({PRR_RESAMPLES:,} resamples), uncorrected.",
     ]
-    draw = _forest(groups, lambda group: intervals_of(group)[0], "PRR")
     return [
         ReportItem(
-            "benchmark", "PRR of every method", groups, _by_method(groups, _marked), draw, notes
+            "benchmark", "PRR of every method", groups, _by_method(groups, _marked),
+            _forest(groups, lambda group: intervals_of(group)[0], "PRR"), notes,
         )
-    ]
+    ]  # fmt: skip
 
 
 def minus_msp(groups: Sequence[RunGroup]) -> Items:
@@ -87,11 +89,11 @@ def minus_msp(groups: Sequence[RunGroup]) -> Items:
     if not groups:
         return [MissingItem(title, f"no run has {MSP} and another method")]
     table = _by_method(groups, _minus_msp)
-    notes = ["Paired bootstrap of clusters; positive: better than MSP. Uncorrected."]
     return [
         ReportItem(
             "minus_msp", title, groups, table[table["method"] != MSP].reset_index(drop=True),
-            _forest(groups, _minus_msp, title), notes,
+            _forest(groups, _minus_msp, title),
+            ["Paired bootstrap of clusters; positive: better than MSP. Uncorrected."],
             signed=[group.label for group in groups], resamples=PRR_RESAMPLES,
         )
     ]  # fmt: skip
@@ -116,8 +118,7 @@ def _forest(
 
 @once
 def _with_error(group: RunGroup) -> dict[str, PRR]:
-    scores = [group.score(m) for m in group.scores]
-    return dict(zip(group.scores, prrs_with_error(scores, group.answers), strict=True))
+    return prrs_with_error({m: group.score(m) for m in group.scores}, group.answers)
 
 
 def _by_method(
@@ -134,8 +135,8 @@ def _by_method(
 def _marked(group: RunGroup) -> dict[str, Any]:
     """PRR of a setting's methods; the highest is marked."""
     by_method: dict[str, Any] = dict(_with_error(group))
-    if pair := _first_two(group):
-        by_method[pair[0]] = leading(by_method[pair[0]], intervals_of(group)[1][pair])
+    for first, second in _first_two(group):
+        by_method[first] = leading(by_method[first], intervals_of(group)[1][first, second])
     return by_method
 
 
@@ -145,10 +146,10 @@ def _ranked(group: RunGroup, methods: Iterable[str]) -> list[str]:
     return sorted((m for m in prr if not np.isnan(prr[m])), key=lambda m: -prr[m])
 
 
-def _first_two(group: RunGroup) -> tuple[str, str] | None:
-    """The baselines or operating variants of highest PRR; None if there are fewer."""
-    first, second, *_ = [*_ranked(group, [*group.baselines, *group.variants.values()]), None, None]
-    return (first, second) if first and second else None
+def _first_two(group: RunGroup) -> list[tuple[str, str]]:
+    """The pair of baselines or operating variants of highest PRR; none if there are fewer."""
+    ranked = _ranked(group, [*group.baselines, *group.variants.values()])
+    return list(pairwise(ranked[:2]))
 
 
 @per_setting(
@@ -158,21 +159,23 @@ def _first_two(group: RunGroup) -> tuple[str, str] | None:
 )  # fmt: skip
 def datasets(group: RunGroup) -> dict[str, Any]:
     """Table "datasets" of the paper."""
-    prompts, lengths = group.saved("asmi_prompt_length"), group.lengths
+    prompts, empty = group.saved("asmi_prompt_length"), says_nothing(group.saved("greedy_texts"))
+    answers = group.saved("greedy_tokens") or group.saved("asmi_tokens") or []
+    lengths = np.array([float(len(tokens)) for tokens in answers])  # with the closing token
 
     def mean(chosen: np.ndarray) -> float | None:
-        return None if lengths is None or not chosen.any() else float(lengths[chosen].mean())
+        return float(lengths[chosen].mean()) if answers and chosen.any() else None
 
     return {
         "setting": group.label,
         "n": len(group),
         "clusters": len(set(group.clusters)),
         "prompt tokens": float(np.median(prompts)) if prompts else None,
-        "answer tokens": None if lengths is None else float(np.median(lengths)),
+        "answer tokens": float(np.median(lengths)) if answers else None,
         "tokens an answer": mean(np.ones(len(group), dtype=bool)),
         "tokens of right": mean(~group.wrong),
         "tokens of wrong": mean(group.wrong),
-        "empty": None if group.empty is None else float(group.empty.mean()),
+        "empty": None if empty is None else float(empty.mean()),
         f"mean {group.metric}": float(group.quality.mean()),
         "right": float(1 - group.wrong.mean()),
         "answers expected from": {True: "context", False: "memory", None: None}[group.grounded],
@@ -207,7 +210,7 @@ def intervals_of(group: RunGroup) -> tuple[dict[str, Interval], dict[tuple[str, 
     """PRR intervals of a setting's methods, and all differences that the report shows."""
     scores = {m: group.score(m) for m in group.scores}
     with_msp = [(method, MSP) for method in scores if MSP in scores and method != MSP]
-    pairs = [*compared_on(group).values(), *filter(None, [_first_two(group)]), *with_msp]
+    pairs = [*compared_on(group).values(), *_first_two(group), *with_msp]
     return prr_intervals(scores, group.answers, pairs)
 
 
@@ -269,11 +272,16 @@ def _depth_rows(sweep: VariantSweep) -> tuple[list[dict[str, Any]], dict[str, An
     if np.ptp(selection.aggregate) == 0:
         raise Unavailable("PRR is the same at all depths")
     drawn = {c: _drawn_at_depths(c, *names) for c, names in sweep.methods.items()}
-    num_clusters = min(c.answers.n_clusters for c in scores)
-    mean = _mean(drawn.values())
-    lead = _ahead(selection.aggregate, mean, num_clusters)
+    # The mean over the settings where PRR is defined, in every resample (B, D).
+    mean = np.nanmean([prr for prr in drawn.values() if np.isfinite(prr).any()], axis=0)
+    interval = partial(percentile_interval, clusters=min(c.answers.n_clusters for c in scores))
+    first, second = np.argsort(-selection.aggregate, kind="stable")[:2]
+    lead = interval(
+        selection.aggregate[first] - selection.aggregate[second], mean[:, first] - mean[:, second]
+    )
+    band = np.array([interval(0.0, column)[1:] for column in mean.T]).T
     by_setting = {c.label: prr for c, prr in zip(scores, selection.groups, strict=True)}
-    curves = sweep.depths, by_setting, selection.aggregate, _band(mean, num_clusters)
+    curves = sweep.depths, by_setting, selection.aggregate, band
     rows: list[dict[str, Any]] = [
         {
             "variant": sweep.symbol,
@@ -295,9 +303,8 @@ def _depth_rows(sweep: VariantSweep) -> tuple[list[dict[str, Any]], dict[str, An
 
 def depths(groups: Sequence[RunGroup]) -> Items:
     """Appendix "Full Benchmark and Depth Sweep": best depth, and whether halves agree on it."""
-    largest: dict[tuple[str, str], RunGroup] = {}
-    for group in sorted(groups, key=len, reverse=True):
-        largest.setdefault((group.model, group.dataset), group)
+    by_size = sorted(groups, key=len, reverse=True)
+    largest = {(group.model, group.dataset): group for group in reversed(by_size)}
     doubled = [group.label for group in groups if group not in largest.values()]
     groups = [group for group in groups if group in largest.values()]
     notes = [
@@ -309,57 +316,27 @@ def depths(groups: Sequence[RunGroup]) -> Items:
         "Figure: pointwise 95 % bands of the mean over clusters (2,000 resamples).",
         *([f"Left out, a larger run has the questions: {'; '.join(doubled)}."] if doubled else []),
     ]
-    items = frame(
+    return frame(
         "depth_selection", "Depth selection", _sweeps(groups), _depth_rows, notes, figures.depths,
-        digits=3, label=lambda sweep: sweep.symbol,
+        digits=3, groups=groups, label=lambda sweep: sweep.symbol,
         otherwise="no setting of several clusters was scored at two or more depths (see "
         "asmi_depth_sweep)",
     )  # fmt: skip
-    for item in items:
-        if isinstance(item, ReportItem):
-            item.groups = groups
-    return items
 
 
 @once
 def _drawn_at_depths(group: RunGroup, *methods: str) -> np.ndarray:
     """(B, D) PRR at every depth; settings with the same questions share their resamples."""
-    scores = {m: group.score(m) for m in methods}
-    drawn = drawn_prr(scores, group.answers, RESAMPLES)[1]
-    return np.column_stack([drawn[m] for m in methods])
-
-
-def _mean(drawn: Iterable[np.ndarray]) -> np.ndarray:
-    """(B, D) mean over the settings where PRR is defined."""
-    defined = [prr for prr in drawn if np.isfinite(prr).any()]
-    return np.nanmean(defined, axis=0) if defined else np.full((1, 1), np.nan)
-
-
-def _ahead(prr: np.ndarray, drawn: np.ndarray, clusters: int) -> Interval:
-    """The highest minus the next, paired; `drawn` (B, D) as of `_mean`."""
-    first, second = np.argsort(-prr, kind="stable")[:2]
-    if drawn.shape[1] < 2:
-        return Interval(float(prr[first] - prr[second]), float("nan"), float("nan"))
-    return percentile_interval(
-        prr[first] - prr[second], drawn[:, first] - drawn[:, second], clusters
-    )
-
-
-def _band(drawn: np.ndarray, clusters: int) -> np.ndarray:
-    """(2, D) pointwise 95 % band."""
-    ends = [percentile_interval(0.0, column, clusters) for column in drawn.T]
-    return np.array([[end.low for end in ends], [end.high for end in ends]])
+    return prr_draws([group.score(m) for m in methods], group.answers, RESAMPLES)
 
 
 def _by_depth(group: RunGroup, symbol: str) -> dict[float, str]:
     """depth -> method, for methods that differ from the operating variant only in depth."""
-    if symbol not in group.variants:
-        return {}
-    operating = group.methods[group.variants[symbol]]
+    operating = group.methods.get(group.variants.get(symbol, ""))
     return {
         config.depth: method
         for method, config in group.methods.items()
-        if config.same_but(operating, "depth")
+        if operating and config.same_but(operating, "depth")
     }
 
 
@@ -372,22 +349,12 @@ def _by_depth(group: RunGroup, symbol: str) -> dict[float, str]:
 )  # fmt: skip
 def stability(group: RunGroup) -> list[dict[str, Any]]:
     """Table "stability" of the paper: other seeds of masks and samples, same answers."""
-    rows = []
-    for method, drawn in other_seeds(group).items():
-        over_seeds = seed_stability(drawn, group.quality)
-        rows.append(
-            {
-                "setting": group.label,
-                "method": method,
-                "seeds": len(drawn),
-                "mean PRR": over_seeds.mean,
-                "sd": over_seeds.sd,
-                "lowest": over_seeds.low,
-                "highest": over_seeds.high,
-                "rank ρ": over_seeds.rank_correlation,
-            }
-        )
-    return rows
+    columns = "mean PRR", "sd", "lowest", "highest", "rank ρ"
+    return [
+        {"setting": group.label, "method": method, "seeds": len(drawn)}
+        | dict(zip(columns, seed_stability(drawn, group.quality), strict=True))
+        for method, drawn in other_seeds(group).items()
+    ]
 
 
 def other_seeds(group: RunGroup) -> dict[str, np.ndarray]:

@@ -82,8 +82,8 @@ def _twin_rows(twins: tuple[RunGroup, RunGroup]) -> list[dict[str, Any]]:
 
 
 def _twin_figure(table: pd.DataFrame) -> Figure:
-    differences = dict(zip(table["setting"], table["Sem-ASMI Δ MSP"], strict=True))
-    return figures.forest({"Sem-ASMI minus MSP": differences}, "ΔPRR, 95 % over clusters")
+    panels = {"Sem-ASMI minus MSP": table.set_index("setting")["Sem-ASMI Δ MSP"].to_dict()}
+    return figures.forest(panels, "ΔPRR, 95 % over clusters")
 
 
 def boundary(groups: Sequence[RunGroup]) -> Items:
@@ -127,13 +127,15 @@ def pairs_of_k(groups: Sequence[RunGroup], symbol: str) -> Iterator[PairOfK]:
         for method, config in group.methods.items():
             if config.symbol != symbol or not same_depth(config.depth, group.depth):
                 continue
-            for first, other, by_k in alike_but_k:
-                alike = (first.model, first.dataset) == (group.model, group.dataset)
-                if alike and config.same_but(other, "top_k"):
-                    by_k.setdefault(config.top_k, (group, method))
-                    break
-            else:
-                alike_but_k.append((group, config, {config.top_k: (group, method)}))
+            alike = (
+                by_k
+                for first, other, by_k in alike_but_k
+                if (first.model, first.dataset) == (group.model, group.dataset)
+                and config.same_but(other, "top_k")
+            )
+            if (found := next(alike, None)) is None:
+                alike_but_k.append((group, config, found := {}))
+            found.setdefault(config.top_k, (group, method))
     for _, _, by_k in alike_but_k:
         for small, large in pairwise(sorted(by_k)):
             yield symbol, small, *by_k[small], large, *by_k[large]
@@ -176,14 +178,10 @@ def _token_correlation(*scored: tuple[RunGroup, str, Sequence[int]]) -> float | 
 
     Also None if the answers differ in length, or all values are equal.
     """
-    tokens = []
-    for group, method, rows in scored:
-        saved = group.mi_of(method)
-        if saved is None:
-            return None
-        tokens.append(np.concatenate([saved[i] for i in rows]))
-    comparable = len(tokens[0]) == len(tokens[1]) and all(map(np.ptp, tokens))
-    return rank_correlation(*tokens) if comparable else None
+    saved = [(group.mi_of(method), rows) for group, method, rows in scored]
+    tokens = [np.concatenate([mi[i] for i in rows]) for mi, rows in saved if mi]
+    alike = len(tokens) == len(scored) and len(set(map(len, tokens))) == 1
+    return rank_correlation(*tokens) if alike and all(map(np.ptp, tokens)) else None
 
 
 def _coverage_at(group: RunGroup, top_k: int) -> float | None:

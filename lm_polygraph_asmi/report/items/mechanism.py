@@ -9,7 +9,7 @@ from lm_polygraph_asmi.analysis.cost import PHASES_OF, method_seconds, phase_sec
 from lm_polygraph_asmi.analysis.mechanism import OVER_ROBUST, error_separation, masking_response
 from lm_polygraph_asmi.analysis.stability import rank_correlation
 from lm_polygraph_asmi.report import figures
-from lm_polygraph_asmi.report.item import per_setting
+from lm_polygraph_asmi.report.item import per_setting, text
 from lm_polygraph_asmi.results.manifest import seconds_by_phase
 from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable
 from lm_polygraph_asmi.results.runs import SYMBOLS, Run
@@ -56,14 +56,12 @@ def cosines(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
     if not matrices or not candidates or not group.mi_tokens or not group.agreement_tokens:
         raise Unavailable("not saved (set asmi.details=true)")
     # Benign instability: where the kernel discounts MI most.
-    pairs = zip(group.mi_tokens, group.agreement_tokens, strict=True)
-    removed = [mi * agreement for mi, agreement in pairs]
+    removed = list(map(np.multiply, group.mi_tokens, group.agreement_tokens))
     answer = int(np.argmax([tokens.max() for tokens in removed]))
     position = int(removed[answer].argmax())
-    ids = [int(token) for token in candidates[answer][position]]
     saved = group.saved("asmi_token_texts")
     known: dict[int, str] = saved[answer] if saved else {}
-    texts = [known.get(token, f"token {token}") for token in ids]
+    texts = [known.get(int(t), f"token {int(t)}") for t in candidates[answer][position]]
     row = {"setting": group.label, "answer": answer, "token": position}
     return row, {group.label: (np.asarray(matrices[answer][position]), texts)}
 
@@ -87,7 +85,11 @@ def screen(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
     response = masking_response(information)
     separation = error_separation(information, dict(scores), group.answers)
     first_variant = [name for name in ("Adapt-ASMI", "Sem-ASMI", "ASMI") if name in scores][:1]
-    drawn = {name: scores[name] for name in [*first_variant, "MSP"] if name in scores}
+    drawn = {
+        f"{group.label}\n{name}: AUROC {text(separation.auroc[name], 2)}": (score, group.wrong)
+        for name, score in scores.items()
+        if name in [*first_variant, "MSP"]
+    }
     row = {
         "setting": group.label,
         "tokens": response.tokens,
@@ -97,7 +99,7 @@ def screen(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
         "wrong answers": separation.wrong,
         "near zero": response.over_robust,
     } | {f"AUROC {name}": interval for name, interval in separation.auroc.items()}
-    return row, {group.label: (drawn, group.wrong, separation.auroc)}
+    return row, drawn
 
 
 @per_setting(
@@ -116,13 +118,13 @@ def cost(group: RunGroup) -> list[dict[str, Any]]:
     rows = [row for run in group.runs if (row := _cost_of(run))]
     if not rows:
         raise Unavailable(f"no seconds of more than {WARM_UP} answers saved")
-    by_batching: dict[tuple[Any, ...], dict[str, float]] = {}
-    alike = ("scope", "S", "K", "depths")
     for row in rows:
-        if (marginal := row["ASMI alone, marginal"]) is not None:
-            by_batching.setdefault(tuple(row[name] for name in alike), {})[row["masks"]] = marginal
-    for row in rows:
-        both = by_batching.get(tuple(row[name] for name in alike), {})
+        both = {
+            other["masks"]: other["ASMI alone, marginal"]
+            for other in rows
+            if all(other[name] == row[name] for name in ("scope", "S", "K", "depths"))
+            and other["ASMI alone, marginal"] is not None
+        }
         ratio = both[SEQUENTIAL] / both[BATCHED] if len(both) == 2 else None
         row["one at a time / batched"] = ratio
     return [{"setting": group.label, **row} for row in rows]

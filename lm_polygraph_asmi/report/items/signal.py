@@ -9,11 +9,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lm_polygraph_asmi.analysis import comparison, selective
-from lm_polygraph_asmi.analysis.clusters import PRR_RESAMPLES, Interval, cluster_band
+from lm_polygraph_asmi.analysis.clusters import PRR_RESAMPLES, cluster_band
 from lm_polygraph_asmi.analysis.distinct import AGGREGATIONS, distinct_signal
 from lm_polygraph_asmi.analysis.stability import rank_correlation
 from lm_polygraph_asmi.report import figures
-from lm_polygraph_asmi.report.item import Items, frame, leading, per_setting
+from lm_polygraph_asmi.report.item import Items, leading, per_setting
 from lm_polygraph_asmi.results.run_groups import RunGroup, Unavailable, once
 
 ABSTAIN = np.linspace(0, 0.9, 19)
@@ -31,8 +31,8 @@ def _signal_and_controls(group: RunGroup) -> tuple[np.ndarray, np.ndarray]:
 
 def _distinct_figure(table: pd.DataFrame) -> Figure:
     main = table[table["signal"] == "u_sem, mean"].drop_duplicates("setting")
-    areas = dict(zip(main["setting"], main["residual AUROC"], strict=True))
-    return figures.forest({"u_sem beyond MSP and H": areas}, f"residual {AREA}", chance=0.5)
+    panels = {"u_sem beyond MSP and H": main.set_index("setting")["residual AUROC"].to_dict()}
+    return figures.forest(panels, f"residual {AREA}", chance=0.5)
 
 
 @per_setting(
@@ -192,24 +192,26 @@ def _regimes_figure(table: pd.DataFrame) -> Figure:
     return figures.forest(panels, f"u_sem beyond MSP and H: residual {AREA}", chance=0.5)
 
 
+@per_setting(
+    "confident_fragile_by_regime", "Confident but fragile, by regime",
+    "Gap: error rate of confident-fragile minus confident-robust answers, which a high error rate "
+    "inflates. Regimes compare by the residual AUROC, as in the figure; 0.5 = chance.",
+    figure=_regimes_figure, digits=3, signed=("gap",),
+)  # fmt: skip
+def _of_regime(group: RunGroup) -> dict[str, Any]:
+    return {
+        "answers expected from": REGIMES[group.grounded],
+        "setting": group.label,
+        "gap": _quadrants(group).gap,
+        "residual AUROC": distinct_signal(
+            *_signal_and_controls(group), group.answers
+        ).residual_auroc,
+    }
+
+
 def by_regime(groups: Sequence[RunGroup]) -> Items:
     """Figure "confident-fragile" (b) of the paper: gap and residual AUROC by regime."""
-
-    def compute(group: RunGroup) -> dict[str, Any]:
-        gap = _quadrants(group).gap
-        beyond = distinct_signal(*_signal_and_controls(group), group.answers)
-        row = {"answers expected from": REGIMES[group.grounded], "setting": group.label, "gap": gap}
-        return row | {"residual AUROC": beyond.residual_auroc}
-
-    notes = [
-        "Gap: error rate of confident-fragile minus confident-robust answers, which a high error "
-        "rate inflates. Regimes compare by the residual AUROC, as in the figure; 0.5 = chance."
-    ]
-    return frame(
-        "confident_fragile_by_regime", "Confident but fragile, by regime",
-        sorted(groups, key=lambda group: REGIMES[group.grounded]), compute, notes, _regimes_figure,
-        digits=3, signed=("gap",),
-    )  # fmt: skip
+    return _of_regime(sorted(groups, key=lambda group: REGIMES[group.grounded]))
 
 
 BANDS = (
@@ -224,7 +226,7 @@ BANDS = (
     "by entropy. Negative difference: u_sem filters better. Confident share and coverage are the "
     "actual ones: a half and a quarter, unless many answers tie at the median of MSP.",
     f"{BANDS} Curves end where fewer than {FEWEST} answers are left.",
-    figure=partial(figures.payoff, abstain=ABSTAIN), digits=3, signed=("u_sem − entropy",),
+    figure=figures.payoff, digits=3, signed=("u_sem − entropy",),
 )  # fmt: skip
 def payoff(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
     """Table and figure "payoff" of the paper."""
@@ -239,8 +241,8 @@ def payoff(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
 
     curves = {}
     for name, score in (("entropy", entropy), ("u_sem", u_sem)):
-        curve, band = _with_band(group, partial(errors, score), len(ABSTAIN))
-        curves[name] = np.where(steady, curve, np.nan), np.where(steady, band, np.nan)
+        parts = _with_band(group, partial(errors, score), len(ABSTAIN))
+        curves[name] = (100 * ABSTAIN, *(np.where(steady, part, np.nan) for part in parts))
     row = {
         "setting": group.label,
         "confident share": filter_result.confident,
@@ -265,21 +267,16 @@ def aurc(group: RunGroup) -> tuple[dict[str, Any], dict[str, Any]]:
     u_sem, controls = _signal_and_controls(group)
     signals = {"MSP": controls[:, 0], "entropy": controls[:, 1], "u_sem": u_sem}
     value = {name: selective.aurc(score, group.wrong) for name, score in signals.items()}
-    lowest, next_lowest = sorted(value, key=lambda name: value[name])[:2]
-
-    def minus(first: str, second: str) -> Interval:
-        pair = signals[first], signals[second]
-        return selective.aurc_difference(*pair, group.answers)
-
-    difference = ahead = minus("u_sem", "MSP")
-    if {lowest, next_lowest} != {"u_sem", "MSP"}:  # else the same difference, but for its sign
-        ahead = minus(lowest, next_lowest)
+    lowest, next_lowest = sorted(signals, key=lambda name: value[name])[:2]
+    ahead = selective.aurc_difference(signals[lowest], signals[next_lowest], group.answers)
 
     def risk(score: np.ndarray, rows: np.ndarray) -> np.ndarray:
         return selective.risk_coverage(score[rows], group.wrong[rows])
 
-    curves = {name: _with_band(group, partial(risk, score)) for name, score in signals.items()}
+    x = np.arange(1, len(group) + 1) / len(group)
+    curves = {n: (x, *_with_band(group, partial(risk, score))) for n, score in signals.items()}
     marked = {name: leading(v, ahead) if name == lowest else v for name, v in value.items()}
+    difference = selective.aurc_difference(u_sem, signals["MSP"], group.answers)
     row = {"setting": group.label} | marked | {"u_sem − MSP": difference}
     return row, {f"{group.label}, n = {len(group)}": curves}
 

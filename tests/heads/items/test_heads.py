@@ -40,7 +40,7 @@ def run(tmp_path_factory):
         for each in own[6:20]:
             each["kl"][:, 0] *= 1e-5  # and some that hardly move
     file = runs.save(folder, saved)
-    write_probe(runs.probe(N), file)
+    write_probe(runs.probe(N), probe_path(file))
     return folder, saved
 
 
@@ -130,7 +130,7 @@ def test_a_run_over_the_first_answers_is_a_setting_of_its_own(tmp_path):
     runs.save(tmp_path / "whole", saved, runs.manifest(N))
     runs.dissect(saved)
     first = runs.save(tmp_path / "part", runs.some_rows(saved, range(20)), runs.manifest(20))
-    write_probe(runs.probe(20), first)
+    write_probe(runs.probe(20), probe_path(first))
     whole, part = load_run_groups([tmp_path / "whole", tmp_path / "part"])
     assert (len(whole), len(part)) == (N, 20)
     assert part.label == f"{part.model}, {part.dataset} (part)"
@@ -163,8 +163,9 @@ def test_every_row_of_the_probe_counts_its_own_flips(group):
 def test_a_probe_is_read_as_it_was_written_and_a_damaged_one_named(tmp_path):
     manager = runs.save(tmp_path / "run", runs.content(20))
     assert read_probe(manager) is None
-    written = write_probe(runs.probe(5), manager)
-    assert written == probe_path(manager) == manager.parent / "asmi_probe_seed1.json"
+    written = probe_path(manager)
+    write_probe(runs.probe(5), written)
+    assert written == manager.parent / "asmi_probe_seed1.json"
     assert read_probe(manager).flipped("random", "high").shape == (5, 4)
     written.write_text("{}")
     (gap,) = causal_probe(load_run_groups([tmp_path / "run"]))

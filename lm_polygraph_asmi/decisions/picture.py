@@ -1,0 +1,111 @@
+"""A calibration as a page: accepted share against error rate, and the tests that set the threshold.
+
+The page loads nothing. A threshold passes its test exactly if the upper bound there, at the level
+of the test, is at most the risk: so the chart shows the tests themselves.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from lm_polygraph_asmi.analysis.clusters import cluster_codes
+from lm_polygraph_asmi.decisions.calibration import Calibration, Sample
+from lm_polygraph_asmi.decisions.decision import unit_of
+from lm_polygraph_asmi.decisions.risk_control import p_value, tests_of
+from lm_polygraph_asmi.scoring.page import template
+
+SCALE = 10_000  # bounds are rounded up to 1 / SCALE
+STEPS = (0.01, 0.02, 0.05, 0.1, 0.2)
+
+
+class Bound(NamedTuple):
+    """A threshold's test: it passes if the upper bound of the error rate is at most the risk."""
+
+    share: float  # of all answers that the threshold accepts
+    bound: float  # one-sided, at the test's own level, by its own answers
+    outcome: str  # "passed"; "failed", which ends the sequence; "open": labels are missing
+    level: float  # of the test
+
+
+def bounds_of(calibration: Calibration) -> tuple[list[Bound], int]:
+    """The tests, of each sequence up to the first that does not pass; by how many answers.
+
+    An answer without a label counts as wrong.
+    """
+    rule, sample, found = calibration.guarantee, calibration.sample, list[Bound]()
+    tests = tests_of(
+        (sample.values, sample.wrong, cluster_codes(sample.clusters)), rule.risk,
+        1 - (1 - rule.confidence) / rule.signals, rule.share, sample.unlabelled,
+        rule.largest if rule.largest and rule.labels is None else 1,
+    )  # fmt: skip
+    score, wrong, codes = tests.rows
+    for grid, level in tests.grids:
+        for limit in grid:
+            now, at_best = (
+                partial(p_value, score <= limit, errors, codes, largest=tests.largest)
+                for errors in (wrong != 0, wrong == 1)
+            )
+            outcome = "passed" if now(rule.risk) <= level else "open"
+            outcome = outcome if at_best(rule.risk) <= level else "failed"
+            accepted = float((sample.values <= limit).mean())
+            found.append(Bound(accepted, _least_risk(now, level), outcome, level))
+            if outcome != "passed":
+                break
+    return found, len(score)
+
+
+def _least_risk(p_value_of: Callable[[float], float], level: float) -> float:
+    """The least risk that a test shows: the p-value falls as the risk rises, with bets too."""
+    return bisect_left(range(SCALE), True, key=lambda r: p_value_of(r / SCALE) <= level) / SCALE
+
+
+def error_rates(sample: Sample) -> tuple[np.ndarray, np.ndarray]:
+    """Accepted share and error rate among accepted labelled answers (t,), by threshold.
+
+    Up to the last answer with a label.
+    """
+    order = np.argsort(sample.values, kind="stable")
+    wrong, ranked = sample.wrong[order], sample.values[order]
+    labels = (~np.isnan(wrong)).cumsum()
+    ends = np.flatnonzero(np.r_[np.diff(ranked) > 0, True] & (labels > 0))
+    ends = ends[: 1 + np.searchsorted(labels[ends], labels[-1])]
+    return (1 + ends) / len(order), np.nancumsum(wrong)[ends] / labels[ends]
+
+
+def page_of(calibration: Calibration) -> str:
+    """A self-contained HTML page of a calibration that was just made; ValueError: it was loaded."""
+    rule, sample = calibration.guarantee, calibration.sample
+    if sample is None:
+        raise ValueError(
+            "expected a calibration that was just made, got a loaded one, which has no labels: use "
+            "`polygraph_asmi calibrate ... --html page.html`"
+        )
+    (shares, rates), (bounds, tested) = error_rates(sample), bounds_of(calibration)
+    order, n = np.argsort(sample.values, kind="stable"), len(sample.values)
+    # The first rates, of few answers, jump: they do not set the height.
+    heights = [*rates[shares >= 0.1], *rates[-1:]]
+    heights += [one.bound for one in bounds if one.outcome != "open"]
+    reach = min(1.0, 1.1 * max([2 * rule.risk, *heights]))
+    step = next(step for step in STEPS if reach / step <= 6 or step == STEPS[-1])
+    return template("decisions/picture.html.jinja").render(
+        style=template().make_module().style(),  # type: ignore[attr-defined]
+        calibration=calibration,
+        rule=rule,
+        lines=list(calibration.promise()),
+        unit=unit_of(calibration.signal).strip(),
+        bounds=bounds,
+        outcomes={one.outcome for one in bounds},
+        tested=tested,
+        levels=sorted({f"{100 * (1 - one.level):.3g}%" for one in bounds}),
+        top=step * np.ceil(reach / step - 1e-9),
+        step=step,
+        curve=list(zip(shares.tolist(), rates.tolist(), strict=True)),
+        ticks={kind: (np.flatnonzero(sample.wrong[order] == kind) + 0.5) / n for kind in (0, 1)},
+        scores=[
+            (at, sample.values[order[min(n - 1, int(at * n))]]) for at in (0, 0.25, 0.5, 0.75, 1)
+        ],
+        n=n,
+    )

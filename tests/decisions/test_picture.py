@@ -1,0 +1,197 @@
+"""The page of a calibration: its numbers are those of the labels, and it loads nothing."""
+
+import csv
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.stats import beta
+
+from lm_polygraph_asmi.analysis import Labelled
+from lm_polygraph_asmi.decisions import Calibration
+from lm_polygraph_asmi.decisions.fit import fit
+from lm_polygraph_asmi.decisions.ordered import write_ordered_sheet
+from lm_polygraph_asmi.decisions.picture import SCALE, bounds_of, error_rates, page_of
+from tests.analysis.simulation import keys
+from tests.decisions.conftest import run
+from tests.report import runs
+from tests.scoring.test_page import NASTY, Elements
+
+ABOUT = {"label_source": "their labels", "model": "m", "settings": {}, "prompt_tokens": [],
+         "question_digests": []}  # fmt: skip
+
+
+def calibrated(n, per=1, shift=1.0, risk=0.2, signal="msp", unlabelled=False):
+    """Wrong answers, 30 %, have a higher score, rounded to make ties."""
+    draw = np.random.default_rng(n)
+    wrong = draw.random(n) < 0.3
+    columns = {
+        name: np.round(draw.normal(size=n) + shift * wrong, 2) for name in ("msp", "perplexity")
+    }
+    others = {name: draw.normal(size=n) for name in columns} if unlabelled else None
+    answers = Labelled(wrong, keys(n // per, per), resamples=50)
+    return fit(
+        columns, answers, risk=risk, confidence=0.9, signal=signal, unlabelled=others, **ABOUT
+    )
+
+
+def marks(page):
+    """Of a page: its marks by class, its table, and all of its text."""
+    found = Elements(page)
+    kinds = [attributes.get("class") for tag, attributes in found.tags]
+    cells = re.findall(r"<th[^>]*>(.*?)</th><td>(.*?)</td>", page)
+    drawn = page.split('<ul class="key">')[0].split("</style>")[-1]
+    return {k: drawn.count(f'class="{k}"') for k in {*kinds} if k}, dict(cells), found.text
+
+
+@pytest.mark.parametrize(
+    ("n", "signal", "unlabelled"),
+    [(150, "msp", False), (150, "msp", True), (150, "best", False), (600, "msp", False)],
+)
+def test_bounds_are_those_of_clopper_and_pearson(n, signal, unlabelled):
+    """At the level of each test; the last that passes is the threshold, none follows a failure."""
+    found = calibrated(n, signal=signal, unlabelled=unlabelled)
+    values, wrong = found.sample.values, found.sample.wrong
+    bounds, tested = bounds_of(found)
+    total = 0.1 / (2 if signal == "best" else 1)
+    levels = [total] if n <= 300 else [0.7 * total, 0.3 * total]
+    assert sorted({one.level for one in bounds}) == pytest.approx(sorted(levels))
+    assert tested == n
+    for one in bounds:
+        accepted = round(one.share * n)
+        errors = wrong[np.argsort(values, kind="stable")[:accepted]].sum()
+        exact = beta.ppf(1 - one.level, errors + 1, accepted - errors)
+        assert exact <= one.bound + 1e-9 <= exact + 1 / SCALE + 2e-9
+        assert one.outcome == ("passed" if one.bound <= 0.2 else "failed")
+    assert max(one.share for one in bounds if one.outcome == "passed") == found.guarantee.coverage
+    for level in levels:
+        outcomes = [one.outcome for one in bounds if one.level == pytest.approx(level)]
+        assert "failed" not in outcomes[:-1]
+
+
+@pytest.mark.parametrize(("n", "tested"), [(400, 100), (2400, 1920)])
+def test_clusters_are_thinned_or_bet_on_as_in_the_tests(n, tested):
+    found = calibrated(n, per=4, shift=2.0)
+    bounds, used = bounds_of(found)
+    assert used == tested
+    assert [one.level for one in bounds] == pytest.approx([0.1] * len(bounds))
+    assert all((one.bound <= 0.2) == (one.outcome == "passed") for one in bounds)
+    assert max(one.share for one in bounds if one.outcome == "passed") == found.guarantee.coverage
+    text = marks(page_of(found))[2]
+    assert f"from {tested} of the {n} answers{', one a cluster' if n == 400 else ''}." in text
+
+
+def test_the_page_has_the_numbers_of_the_labels():
+    found = calibrated(150)
+    sample, rule = found.sample, found.guarantee
+    drawn, table, text = marks(page := page_of(found))
+    shares, rates = error_rates(sample)
+    limits = sorted({*sample.values})
+    assert len(shares) == len(limits) < 150  # there are ties
+    for limit, share, rate in zip(limits, shares, rates, strict=True):
+        kept = sample.wrong[sample.values <= limit]
+        assert (share, rate) == (len(kept) / 150, pytest.approx(kept.mean()))
+    (path,) = re.findall(r'class="rate" d="M(.*?)"', page)
+    steps = re.findall(r"([\d.]+)[ V]([-\d.]+)", path)
+    assert [float(share) for share, _ in steps] == pytest.approx(1000 * shares, abs=0.051)
+    heights = np.array([float(height) for _, height in steps])
+    top = page.count('class="grid"') - 1  # lines at each tenth
+    assert heights == pytest.approx(1000 - 1000 * rates / (top / 10), abs=0.051)
+    passed = sum(one.outcome == "passed" for one in bounds_of(found)[0])
+    assert (drawn["passed"], drawn["failed"], drawn["limit"]) == (passed, 1, 2)
+    ranked = sample.wrong[np.argsort(sample.values, kind="stable")]
+    for kind, name in enumerate(("right", "wrong")):
+        (ticks,) = re.findall(rf'class="{name}" d="M([^"]*) (?:60|0)V100"', page)
+        places = [float(tick.split()[0]) for tick in ticks.split("M")]
+        expected = 1000 * (np.flatnonzero(ranked == kind) + 0.5) / 150
+        assert places == pytest.approx(expected, abs=0.051)
+    kept = sample.wrong[sample.values <= rule.threshold]
+    assert table == {
+        "Labels": "150", "Clusters": "150", "Wrong among the labels": f"{sample.wrong.sum():.0f}",
+        "Accepted": f"{len(kept) / 150:.0%}", "Risk": "20%", "Confidence": "90%",
+        "Error rate among accepted labels": f"{kept.mean():.0%}",
+    }  # fmt: skip
+    assert f"<h1>Promise: {rule.promise}.</h1>" in page
+    assert "one-sided, at 90% confidence. They are computed from all 150 answers." in text
+
+
+def test_without_a_threshold_and_of_few_clusters():
+    drawn, table, _ = marks(page := page_of(calibrated(40, shift=0.0)))
+    assert (drawn["failed"], "passed" in drawn, "limit" in drawn) == (1, False, False)
+    assert (table["Accepted"], table["Error rate among accepted labels"]) == (
+        "nothing",
+        "none accepted",
+    )
+    assert re.search(r"<h1>Promise: none. </h1>\s*<p>No threshold by MSP could be shown to", page)
+    assert "<strong>Warning: fewer than 50 clusters" in page
+    assert not re.search(r"<text[^>]*>accepts", page)
+
+
+def test_nothing_is_loaded_and_names_are_text():
+    page = page_of(replace(calibrated(150), name=NASTY, label_source=NASTY, following=NASTY))
+    found = Elements(page)
+    assert not {"script", "link", "img", "a", "x"} & {tag for tag, _ in found.tags}
+    assert not re.search(r"https?:|url\(|@import|src=|href=", page.replace(NASTY, ""))
+    assert found.text.count(NASTY) == 3
+
+
+@pytest.mark.parametrize(
+    ("labelled", "skipped", "outcomes"),
+    [(38, (), {"passed", "failed"}), (20, (), {"passed", "open"}), (4, (1,), {"open"})],
+)
+def test_labels_from_the_surest_on(scored, tmp_path, labelled, skipped, outcomes):
+    """Lines end at the last label; the next test is marked, of as many labels as are told."""
+    scores, sheet, page = (tmp_path / name for name in ("s.jsonl", "labels.csv", "page.html"))
+    scores.write_text("\n".join(map(json.dumps, ({**row, "correct": None} for row in scored))))
+    assert write_ordered_sheet(scores, sheet, "msp") == 38
+    with open(sheet, newline="") as file:
+        rows = list(csv.DictReader(file))
+    for rank, row in enumerate(rows[:labelled]):
+        row["correct"] = "" if rank in skipped else rank % 6 != 5 and rank < 30
+    with open(sheet, "w", newline="") as file:
+        csv.DictWriter(file, rows[0]).writeheader()
+        csv.DictWriter(file, rows[0]).writerows(rows)
+    asked = ("--risk", 0.4, "--confidence", 0.8, "--out", tmp_path / "c.json", "--html", page)
+    status, said = run("calibrate", scores, "--labels", sheet, *asked)
+    assert status == 0, said
+    assert said.endswith(f"Page: {page}")
+    drawn, table, text = marks(html := page.read_text("utf-8"))
+    assert {k for k in ("passed", "failed") if k in drawn} == outcomes - {"open"}
+    assert drawn.get("next", 0) == ("open" in outcomes) == ("Next test: label" in text)
+    given = labelled - len(skipped)
+    assert table["Labels"] == f"{given} of 38 answers, from the surest on"
+    assert table["Clusters"] == "38"
+    (path,) = re.findall(r'class="rate" d="(.*?)"', html)
+    last = float(re.findall(r"[MH]([\d.]+)", path)[-1])
+    assert 1000 * labelled / 38 <= last + 0.051  # ties of the last label are accepted with it
+    ticks = [
+        len(re.findall("M", d)) for d in re.findall(r'class="(?:right|wrong)" d="(.*?)"', html)
+    ]
+    assert sum(ticks[:2]) == given
+    if ("passed" in outcomes) and not skipped:
+        found = Calibration.load(tmp_path / "c.json")
+        assert table["Accepted"] == f"{found.guarantee.coverage:.0%}"
+
+
+def test_before_the_first_label():
+    """Of answers that are labelled in order, and whose only label is of a row that was left out."""
+    found = calibrated(150)
+    sample = found.sample._replace(wrong=np.full(150, np.nan))
+    rule = replace(found.guarantee, threshold=None, error_rate=None, coverage=0.0, labels=0)
+    drawn, table, _ = marks(page_of(replace(found, sample=sample, guarantee=rule, n=0, errors=0)))
+    assert {"next"} == {"next", "passed", "failed", "limit"} & {*drawn}
+    assert table["Labels"] == "0 of 150 answers, from the surest on"
+
+
+def test_of_a_run_and_not_of_a_loaded_one(tmp_path):
+    path, out, page = runs.save(tmp_path / "squad"), tmp_path / "c.json", tmp_path / "page.html"
+    asked = ("calibrate", "--run", path, "--risk", 0.3, "--out", out, "--html")
+    assert "expected --html with a name in .html" in run(*asked, tmp_path / "page.txt")[1]
+    status, said = run(*asked, page)
+    assert (status, out.exists()) == (0, True), said
+    assert marks(page.read_text("utf-8"))[1]["Labels"] == "60"
+    assert "sample" not in json.loads(out.read_text())
+    with pytest.raises(ValueError, match=r"calibration that was just made, got a loaded one"):
+        page_of(Calibration.load(out))

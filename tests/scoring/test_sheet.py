@@ -1,0 +1,178 @@
+"""Sheets of labels: whatever a spreadsheet does to one, labels reach their answers, or none do."""
+
+import csv
+import io
+import random
+
+import pytest
+
+from lm_polygraph_asmi.decisions.labels import is_wrong, with_labels
+from lm_polygraph_asmi.scoring.rows import read_rows
+from lm_polygraph_asmi.scoring.sheet import COLUMNS, LONGEST, key_of, read_sheet, write_sheet
+from lm_polygraph_asmi.tables import Row, read_table
+
+TEXTS = ["Who?", " 1931", "=1+1", "-5", "+1", "@x", "\t", "\rx", "a\r", "a\r\nb\n", 'so "it"; x',
+         "né 🪁", "x" * 40_000, "1e3", "TRUE", "007", "[1]", "", "\u2028", "key,prompt",
+         "a\nb"]  # fmt: skip
+NUMBER = len(TEXTS)
+
+
+def records(number=NUMBER, digest="d"):
+    """As `score_file` writes them: some are chats, of token ids, or failed."""
+    made = [
+        {"row": n + 1, "prompt": TEXTS[n % len(TEXTS)], "answer": TEXTS[-1 - n % len(TEXTS)],
+         "correct": None, "digest": f"{digest}{n // 2}", "signals": {"msp": n / 7, "score": 1e-7}}
+        for n in range(number)
+    ]  # fmt: skip
+    made[1] |= {"answer": [7, 8], "scored_text": " Brask</s>"}
+    made[2]["prompt"] = [{"role": "user", "content": "Who?"}, {"role": "user", "content": "So?"}]
+    return [*made, {"row": number + 1, "prompt": "x", "correct": None, "error": "too long"}]
+
+
+def rows_of(made):
+    return [Row(record["row"], record) for record in made]
+
+
+@pytest.fixture
+def written(tmp_path):
+    write_sheet(records(), tmp_path / "labels.csv")
+    return tmp_path / "labels.csv"
+
+
+def cells_of(path):
+    """By Python's own reader, as a list of lists."""
+    return list(csv.reader(io.StringIO(path.read_text("utf-8-sig"), newline=""), strict=True))
+
+
+def test_what_is_written(written):
+    header, *rows = cells_of(written)
+    given = records()[:-1]  # the last has no result
+    assert header == [*COLUMNS, "msp", "score"]
+    assert [row[0] for row in rows] == [key_of(each) for each in given]
+    assert len({row[0] for row in rows}) == len(rows)  # also of answers with one digest
+    assert all(len(row[0]) == 16 and row[0].isalpha() and row[0].islower() for row in rows)
+    assert [row[2].strip() for row in rows[:2]] == [given[0]["answer"].strip(), "Brask</s>"]
+    assert rows[2][1] == "Who?\nSo?"
+    for row, record in zip(rows, given, strict=True):
+        assert float(row[4]) == record["signals"]["msp"]
+        assert max(map(len, row)) <= LONGEST + 10  # a spreadsheet breaks a longer cell in two
+        assert not any(cell.startswith(("=", "+", "-", "@", "\t", "\r")) for cell in row)
+    assert [row.content["key"] for row in read_table(written)] == [row[0] for row in rows]
+    with pytest.raises(ValueError, match=r"labels\.csv exists"):
+        write_sheet(given, written)
+    decided = [record | {"accept": record["row"] % 2 == 0} for record in given]
+    write_sheet(decided, written.with_name("b.csv"))
+    found = [row[4] for row in cells_of(written.with_name("b.csv"))[:3]]
+    assert found == ["accept", "False", "True"]
+
+
+def test_is_read_as_nothing_else(written, tmp_path):
+    """Neither as questions, nor as scores; also after a spreadsheet changed it."""
+    for separator in ",;\t":
+        file = tmp_path / "again.csv"
+        with file.open("w", encoding="utf-8", newline="") as opened:
+            csv.writer(opened, delimiter=separator).writerows(cells_of(written))
+        with pytest.raises(ValueError, match="sheet of labels"):
+            list(read_rows(file))
+
+
+WORDS = {"TRUE": True, "False": False, "wahr": True, "FAUX": False, "1": True, "0": False}
+
+
+def opened_and_saved(path, draw, labels):
+    """The sheet as a person and a spreadsheet leave it; key -> label."""
+    header, *rows = cells_of(path)
+    keys = [row[0] for row in rows]
+    for row in rows:
+        row[3] = labels.get(row[0], draw.choice(["", ""]))
+        for at in (1, 2, 4, 5):  # what a spreadsheet, or a person, makes of texts and numbers
+            row[at] = draw.choice(
+                [row[at], row[at].strip(), "", "#NAME?", "1,5", "né\n\x0b", "1931"]
+            )
+        row[0] = draw.choice([row[0], row[0].upper(), f" {row[0]} ", row[0].title()])
+    draw.shuffle(rows)
+    removed = {each[0].strip().lower() for each in rows[: draw.choice([0, 3])]}
+    rows = [row for row in rows if row[0].strip().lower() not in removed]
+    extra = draw.choice(["", "my notes", "bemerkung é"])
+    if extra:
+        header, rows = [*header, extra], [[*row, "x"] for row in rows]
+    order = draw.sample(range(len(header)), len(header))
+    table = [[row[at] for at in order] for row in (header, *rows)]
+    for _ in range(draw.choice([0, 2])):
+        table.insert(draw.randint(1, len(table)), draw.choice([[""] * len(header), []]))
+    file = io.StringIO()
+    quoting = draw.choice([csv.QUOTE_ALL, csv.QUOTE_MINIMAL])
+    csv.writer(file, delimiter=draw.choice(",;\t"), quoting=quoting).writerows(table)
+    text = file.getvalue().replace("\r\n", draw.choice(["\r\n", "\n"]))
+    encoding = draw.choice(["utf-8", "utf-8-sig", "cp1252", "latin-1"])
+    path.write_bytes(text.encode(encoding, errors="replace"))
+    return {key: label for key, label in labels.items() if key not in removed and key in keys}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_labels_reach_their_answers(tmp_path, seed):
+    draw, made, path = random.Random(seed), records(), tmp_path / "labels.csv"
+    made[0]["correct"] = True  # labels of a sheet take the place of the rows' own
+    write_sheet(made, path)
+    keys = draw.sample([key_of(record) for record in made[:-1]], draw.randint(1, 12))
+    labels = opened_and_saved(path, draw, {key: draw.choice(list(WORDS)) for key in keys})
+    if not labels:
+        return
+    assert dict(read_sheet(path, {key_of(record) for record in made[:-1]})) == {
+        key: {"correct": label} for key, label in labels.items()
+    }
+    joined = with_labels(rows_of(made), [path])
+    for row, record in zip(joined, made, strict=True):
+        assert row.content | {"correct": None} == record | {"correct": None, "quality": None}
+        label = labels.get(key_of(record)) if record.get("digest") else None
+        assert row.content["correct"] == label
+        assert label is None or is_wrong(row.content) != WORDS[label]
+
+
+def test_two_sheets_and_other_labels(written, tmp_path):
+    """A quality, and clusters, which are labels of people too; two people share the work."""
+    key, other = (key_of(record) for record in records()[:2])
+    written.write_text(f"key;quality;cluster\n{key};0,9;a\n")
+    (tmp_path / "b.csv").write_text(f"key,correct\n{other},TRUE\n")
+    first, second, third, *_ = with_labels(rows_of(records()), [written, tmp_path / "b.csv"])
+    assert (first.content["quality"], first.content["cluster"]) == ("0,9", "a")
+    assert (second.content["correct"], third.content["correct"]) == ("TRUE", None)
+    assert with_labels(rows_of(records()), []) == rows_of(records())
+
+
+KEY, SECOND = (key_of(record) for record in records()[:2])
+REFUSED = [
+    (f"key,correct\n{KEY},TRUE\n{KEY.upper()},FALSE", "row 2.*row 1"),
+    (f"key,correct\n{KEY},\n{KEY},FALSE", "row 2.*row 1"),
+    (f"key,correct\n{key_of(records(digest='e')[0])},TRUE", "row 1.*key"),  # of another file
+    (f"key,correct\n{KEY},TRUE\n{KEY[:-1]},TRUE", f"row 2.*{KEY[:-1]!r}"),
+    (f"key,correct\n{KEY},TRUE\n,TRUE", "row 2.*no key"),
+    (f"key,correct\n{KEY},TRUE,\n", "row 1.*cells"),
+    (f"key,correct\n{KEY}\n", "row 1.*cells"),
+    (f"key,Correct\n{KEY},TRUE", "'Correct'.*'correct'"),
+    (f"key,correct,Quality\n{KEY},TRUE,1", "'Quality'.*'quality'"),
+    (f"key,correct,correct\n{KEY},TRUE,FALSE", "'correct'.*twice"),
+    (f"key,context\n{KEY},x", "'context'"),
+    (f"Key,correct\n{KEY},TRUE", "'key'"),
+    (f"prompt,correct\n{KEY},TRUE", "'key'"),
+    ("", "'key'"),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), REFUSED)
+def test_what_is_refused(written, text, words):
+    written.write_text(text)
+    with pytest.raises(ValueError, match=rf"labels\.csv.*{words}"):
+        with_labels(rows_of(records()), [written])
+
+
+def test_a_sheet_of_a_changed_answer(written):
+    """The key is that of this answer: scored anew with other settings, it is another."""
+    header, first, *_ = cells_of(written)
+    written.write_text(f"{','.join(header)}\n{first[0]},,,TRUE,,\n")
+    (labelled, *_) = with_labels(rows_of(records()), [written])
+    assert labelled.content["correct"] == "TRUE"
+    for changed in ({"digest": "other"}, {"row": 2}):
+        others = [records()[0] | changed, *records()[1:]]
+        with pytest.raises(ValueError, match=r"row 1.*key"):
+            with_labels(rows_of(others), [written])

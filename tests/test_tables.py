@@ -1,0 +1,283 @@
+"""Rows of files, against a reader that goes from character to character, and refusals by place."""
+
+import csv
+import io
+import json
+import random
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from lm_polygraph_asmi import tables
+from lm_polygraph_asmi.tables import LINES, SEPARATORS, Row, read_table, write_parquet
+
+NEEDED = ("prompt", "messages")
+
+
+def read(path, text, **options):
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return list(read_table(path, NEEDED, **options))
+
+
+def slow_records(text, separator):
+    """RFC 4180 by hand: each record as cells and whether it is well formed. ValueError: a quoted
+    cell does not end, or goes on after its quotes, so that no one knows where the record ends."""
+    at, end = 0, len(text)
+    while at < end:
+        cells, well, start, ended = [], True, at, False
+        while not ended:
+            cell = ""
+            if text[at : at + 1] == '"':
+                at += 1
+                while text[at : at + 1] != '"' or text[at : at + 2] == '""':
+                    if at >= end:
+                        raise ValueError("no end of quotes")
+                    cell += text[at]
+                    at += 2 if text[at] == '"' else 1
+                at += 1
+                if at < end and text[at] not in (separator, "\r", "\n"):
+                    raise ValueError("text after quotes")
+            while at < end and text[at] not in (separator, "\r", "\n"):
+                well = well and text[at] != '"'
+                cell += text[at]
+                at += 1
+            cells.append(cell)
+            if text[at : at + 1] == separator:
+                at += 1
+                continue
+            if text[at : at + 1] == "\r" and text[at : at + 2] != "\r\n" and at + 1 < end:
+                line = text[at:].partition("\n")[0]
+                if text[start : at + len(line)].count('"') % 2:
+                    raise ValueError("a quoted cell goes on")
+                cells, well = [] if line.strip("\r") else cells, False
+                at += len(line)
+            at += text[at : at + 1] == "\r"
+            at, ended = at + 1, True
+        if text[start:at].strip("\r\n"):
+            yield cells, well
+
+
+def slow_rows(text):
+    """What `read_table` finds in a CSV: the rows, None for a bad one; ValueError: none at all."""
+    for separator in SEPARATORS:
+        try:
+            header = next(slow_records(text, separator), ([], True))[0]
+        except ValueError:
+            continue
+        if {*header} & {*NEEDED}:
+            break
+    else:
+        raise ValueError("no column")
+    if len({*header}) < len(header):
+        raise ValueError("a column twice")
+    return [
+        {name: cell or None for name, cell in zip(header, cells, strict=True)}
+        if well and len(cells) == len(header)
+        else None
+        for cells, well in list(slow_records(text, separator))[1:]
+    ]
+
+
+PIECES = ["a", "é", " ", "0", "1e3", "NA", "true", "=", ",", ";", "\t", '"', '""', "\n", "\r\n",
+          "\r", "\u2028", "\x0b", "\x1c", "\x85", "🪁"]  # fmt: skip
+
+
+def drawn_csv(draw):
+    """A CSV as a program writes it, and the same after some characters went wrong."""
+    separator, names = draw.choice(SEPARATORS), ["prompt", "answer", "id", "note; x", "a,b"]
+    header = draw.sample(names, 4)[draw.choice([0, 0, 0, 2]) :] + draw.choices(
+        names, k=draw.random() < 0.1
+    )
+    rows = [
+        ["".join(draw.choices(PIECES, k=draw.randint(0, 4))) for _ in header]
+        for _ in range(draw.randint(0, 4))
+    ]
+    file = io.StringIO()
+    bare = any("\r" in cell for row in rows for cell in row)  # which older writers do not quote
+    quoting = csv.QUOTE_ALL if bare else draw.choice([csv.QUOTE_ALL, csv.QUOTE_MINIMAL])
+    how = {"quoting": quoting, "delimiter": separator}
+    csv.writer(file, lineterminator=draw.choice(["\n", "\r\n"]), **how).writerows([header, *rows])
+    text = broken = file.getvalue()
+    for _ in range(draw.randint(0, 3)):
+        at, cut = draw.randint(0, len(broken)), draw.randint(0, 2)
+        broken = broken[:at] + draw.choice([*PIECES, ""]) + broken[at + cut :]
+    return header, rows, text, broken
+
+
+def found_in(reader, *given):
+    try:
+        return reader(*given)
+    except ValueError:
+        return "refused"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_drawn_tables(tmp_path, seed):
+    draw, seen = random.Random(seed), {"refused": 0, "bad": 0, "good": 0}
+
+    def fast(text):
+        rows = read(tmp_path / draw.choice(["a.csv", "a.tsv"]), draw.choice(["", "\ufeff"]) + text)
+        assert [row.number for row in rows] == [*range(1, len(rows) + 1)]
+        return [None if row.error else row.content for row in rows]
+
+    for _ in range(200):
+        header, rows, text, broken = drawn_csv(draw)
+        if {*header} & {*NEEDED} and len({*header}) == len(header) > 1:
+            full = [dict(zip(header, (c or None for c in row), strict=True)) for row in rows]
+            assert fast(text) == full, text
+        found = found_in(fast, broken)
+        assert found == found_in(slow_rows, broken), broken
+        for row in found if isinstance(found, list) else ["refused"]:
+            seen[row if isinstance(row, str) else "good" if row else "bad"] += 1
+    assert min(seen.values()) > 10, seen
+
+
+BAD_ROWS = [
+    ('a,b\n"1","2"x\nc,d', None),
+    ("a,b,c\nd,e", [1]),
+    ("a\nb,c", [1]),
+    ("a,b,\nc,d", [1]),  # as of a trailing comma, by which others take a column for an index
+    ("a,b\rc,d\ne,f", [1]),
+    ('a,say "so"\nc,d', [1]),
+    ('a,"say ""so"""\nc,d', []),
+    ('a,"b\nc,d', None),
+    ('a\r,"b\nWho?,c\nd"\n', None),
+    ('"a\nb",c\nd,e,f\n', [2]),
+    ("\n\r\na,b\n\n", []),
+]
+
+
+@pytest.mark.parametrize(("rows", "bad"), BAD_ROWS)
+@pytest.mark.parametrize("separator", SEPARATORS)
+def test_rows_and_files_that_are_refused(tmp_path, rows, bad, separator):
+    text = f"prompt,answer\n{rows}".replace(",", separator)
+    if bad is None:
+        with pytest.raises(ValueError, match=r"in\.csv, row \d \(line \d\)"):
+            read(tmp_path / "in.csv", text)
+        return
+    found = read(tmp_path / "in.csv", text)
+    assert [row.number for row in found if row.error] == bad
+    for row in found:
+        assert not row.error or ("quotes" in row.error and row.content["line"])
+
+
+@pytest.mark.parametrize(
+    ("header", "word"),
+    [("prompt,prompt", "'prompt'"), ("prompt,x,x", "'x'"), ("", "none"), ("question,b", "'b'"),
+     ("Prompt", "'Prompt'"), ("prompt|answer", "'prompt|answer'"), ("prompt\r", "'x'"),
+     (" prompt", "' prompt'")],
+)  # fmt: skip
+def test_a_header_that_is_refused(tmp_path, header, word):
+    with pytest.raises(ValueError) as raised:  # noqa: PT011 - the message is looked at
+        read(tmp_path / "in.csv", f"{header},x\nWho?,a,b\n" if header else header)
+    assert "in.csv" in str(raised.value)
+    assert word in str(raised.value) or header == "prompt\r"
+
+
+def test_encodings(tmp_path):
+    text, path = "prompt,key\né,x\n", tmp_path / "in.csv"
+    for mark in (b"", b"\xef\xbb\xbf"):
+        assert read(path, mark + text.encode())[0].content == {"prompt": "é", "key": "x"}
+    for encoding in ("cp1252", "utf-16", "utf-16-le", "mac-roman", "utf-32"):
+        with pytest.raises(ValueError, match=r"in\.csv.*UTF-8"):
+            read(path, text.encode(encoding))
+    (row,) = read(path, text.encode("cp1252"), strict_text=False)
+    assert row.content == {"prompt": "\ufffd", "key": "x"}
+    with pytest.raises(ValueError, match=r"in\.csv.*UTF-8"):
+        read(path, text.encode("utf-16-be"), strict_text=False)
+    long = "x" * 300_000
+    before = csv.field_size_limit()
+    assert read(path, f'prompt\n"{long}"')[0].content == {"prompt": long}
+    assert csv.field_size_limit() == before
+    for name in ("in.xlsx", "in.json", "in", "in.csv.gz"):
+        with pytest.raises(ValueError, match=r"\.jsonl.*\.csv.*\.parquet"):
+            list(read_table(tmp_path / name))
+
+
+def test_lines_of_json(tmp_path):
+    """Numbered as in an editor; what cannot be read is a row with its error."""
+    good = {"prompt": "a\u2028b\x85c", "n": [1, 2.0, None], "big": 123456789012345678901234567890}
+    lines = [json.dumps(good, ensure_ascii=False), "", " \t", "{not json", '["a list"]', '"a"']
+    bad = ['{"x": NaN}', '{"a": 1, "a": 2}', '{"p": ' + "[" * 10**5, '{"p": ' + "1" * 5000 + "}"]
+    lines += [*bad, '{"\ud83e": 1}'.encode("utf-8", "surrogatepass").decode("utf-8", "replace")]
+    for suffix in LINES:
+        for mark, end in (("", "\n"), ("\ufeff", "\r\n")):
+            first, *wrong = read(tmp_path / f"in{suffix}", mark + end.join([*lines, ""]))
+            assert first == Row(1, good)
+            assert [row.number for row in wrong if row.error] == [4, 5, 6, 7, 8, 9, 10]
+            assert all(row.content["line"] == lines[row.number - 1] for row in wrong if row.error)
+            assert "'x'" in wrong[3].error
+            assert "'a'" in wrong[4].error
+    for text in ('[\n{"prompt": "a"},\n{"prompt": "b"}\n]', '{\n "prompt": "a"\n}', '[{"a": 1}]'):
+        with pytest.raises(ValueError, match="one JSON object per line"):
+            read(tmp_path / "in.jsonl", text)
+    assert read(tmp_path / "in.jsonl", "") == read(tmp_path / "in.jsonl", "\n\n") == []
+
+
+def test_types_of_parquet(tmp_path):
+    """Values are those that the file says; what is missing is None."""
+    chat, path = [{"role": "user", "content": "Who?"}], tmp_path / "in.parquet"
+    frame = pd.DataFrame([{"n": np.array([7, 8]), "x": 1.5, "id": "007"}, {}])
+    frame["prompt"], frame["when"] = [chat, chat], pd.to_datetime(["2024-01-01", None])
+    frame["kind"] = pd.Categorical(["a", None])
+    frame.to_parquet(path)
+    first, second = (row.content for row in read_table(path, NEEDED))
+    assert (first["n"], first["x"], first["id"], first["prompt"]) == ([7, 8], 1.5, "007", chat)
+    assert (first["kind"], first["when"].year) == ("a", 2024)
+    assert second == dict.fromkeys(second) | {"prompt": chat}
+    columns = {
+        "prompt": pa.array(["a", ""], pa.large_string()),
+        "answer": pa.array(["1931", "007"]).dictionary_encode(),
+        "label": pa.array([True, None]), "byte": pa.array([1, -1], pa.int8()),
+        "half": pa.array(np.array([0.5, np.nan], np.float16)),
+        "pair": pa.array([{"a": [1.0, None]}, None]),
+    }  # fmt: skip
+    parquet.write_table(pa.table(columns), path)
+    assert [row.content for row in read_table(path, NEEDED)] == [
+        {"prompt": "a", "answer": "1931", "label": True, "byte": 1, "half": 0.5,
+         "pair": {"a": [1.0, None]}},
+        {"prompt": "", "answer": "007", "label": None, "byte": -1, "half": None, "pair": None},
+    ]  # fmt: skip
+    twice = pa.Table.from_arrays([pa.array(["a"])] * 2, ["prompt", "prompt"])
+    for table, word in ((twice, "twice"), (pa.table({"q": ["a"]}), "'q'")):
+        parquet.write_table(table, path)
+        with pytest.raises(ValueError, match=word):
+            list(read_table(path, NEEDED))
+    for wrong in (b"", b"PAR1", path.read_bytes()[:-9]):
+        with pytest.raises(ValueError, match=r"in\.parquet.*Parquet"):
+            read(path, wrong)
+
+
+VALUES = [
+    lambda _: None, lambda draw: draw.random() < 0.5, lambda draw: draw.randint(-3, 3),
+    lambda draw: draw.choice([2**63 - 1, 2**63, -(2**63), 10**30, 0]),
+    lambda draw: draw.choice([0.1, -0.0, 1e300, 5e-324, 1.0]),
+    lambda draw: draw.choice(["", "é🪁", "null", "[1]", '{"a": 1}', "\x00\r\n"]),
+    lambda draw: draw.choice([[], [1, "a", None], [[]], [{"a": 1.0}]]),
+    lambda draw: draw.choice([{}, {"a": None}, {"b": [1, 2.0]}, {"a": {"": True}}]),
+]  # fmt: skip
+
+
+def test_drawn_rows_come_back_from_parquet(tmp_path, monkeypatch):
+    """Each value as it was, with its type, in columns of one kind or of several."""
+    monkeypatch.setattr(tables, "AT_ONCE", 3)
+    draw, path = random.Random(1), tmp_path / "out.parquet"
+    for _ in range(80):
+        kinds = {n: draw.sample(VALUES, draw.choice([1, 1, 2, 4])) for n in "abcd"}
+        rows = [
+            {n: draw.choice(kind)(draw) for n, kind in kinds.items() if draw.random() < 0.8}
+            for _ in range(draw.randint(1, 8))
+        ]
+        names = {name for row in rows for name in row}
+        write_parquet(lambda rows=rows: rows, path)
+        found = [row.content for row in read_table(path)]
+        expected = [dict.fromkeys(names) | row for row in rows] if names else []
+        assert list(map(typed, found)) == list(map(typed, expected))
+    assert [each.name for each in tmp_path.iterdir()] == ["out.parquet"]
+
+
+def typed(value):
+    return json.dumps(value, sort_keys=True)

@@ -93,4 +93,4 @@ def decide_table(
                 record |= {"correct": record.get("correct"), "digest": Decision.digest(record)}
             file.add(record)
             seen(row, Outcome(row.number - 1, row.content.get("id"), found, error))
-        file.finish(None)
+        file.finish()

@@ -126,7 +126,7 @@ def larger_cluster(calibration: "Calibration", out: str) -> str:
     except ValueError as error:
         return f"Warning: clusters are unknown: {error}"
     largest = max(Counter(keys).values(), default=0)
-    if allowed is None or largest <= allowed:
+    if largest <= allowed:
         return ""
     return (
         f"Warning: a cluster has {largest} answers, the guarantee allows {allowed}: it is void. "

@@ -8,7 +8,7 @@ Ramdas (2024), Estimating means of bounded random variables by betting.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -66,8 +66,8 @@ class RiskGate:
     @property
     def least_holds(self) -> int:
         """How many accepted answers, all right, each a cluster of its own, would give `holds`."""
-        rule, largest = self.guarantee, self.guarantee.largest or 1
-        gains = BETS * rule.risk / ((1 - rule.risk) * largest)
+        rule = self.guarantee
+        gains = BETS * rule.risk / ((1 - rule.risk) * rule.largest)
         return least_wins(gains, 1 - rule.confidence)
 
     def __str__(self) -> str:
@@ -109,68 +109,54 @@ def risk_gate(guarantee: RiskThreshold, accepted: ArrayLike, answers: Labelled) 
         >>> gate.outcome, gate.least_holds
         ('holds', 35)
     """
-    new = _Answers(guarantee, accepted, answers)
-    errors, n, level = new.wrong & new.accepted, new.accepted, 1 - guarantee.confidence
-    p_holds, p_violated = (side(errors, n, guarantee.risk, new) for side in (_p_below, _p_above))
+    import pandas as pd
+
+    if guarantee.threshold is None:
+        limits = f"calibrate on more labels, or with a larger risk. {guarantee.limits}"
+        raise ValueError(f"expected a guarantee with a threshold, got none: {limits}")
+    answers.columns(accepted=accepted)  # raises unless there is one for each answer
+    earlier = pd.Series(answers.codes).groupby(answers.codes).cumcount().to_numpy()
+    rows = np.flatnonzero(earlier < guarantee.largest)
+    codes, kept = answers.codes[rows], binary(accepted=accepted)[rows]
+    errors, level = answers.wrong[rows] & kept, 1 - guarantee.confidence
+
+    def at_least(share: float) -> float:
+        """p-value of "this share of accepted answers is wrong, or more"; falls with the share."""
+        return _p_value(codes, errors - share * kept, (1 - share) * guarantee.largest, BETS)
+
+    def at_most(share: float) -> float:
+        """p-value of "this share of accepted answers is wrong, or less"; rises with the share."""
+        return _p_value(codes, share * kept - errors, share * guarantee.largest, SMALL_BETS)
+
+    p_holds, p_violated = at_least(guarantee.risk), at_most(guarantee.risk)
     outcome = "violated" if p_violated <= LEVEL else "inconclusive"
     if outcome != "violated" and p_holds <= level:
         outcome = "holds"
+    # The ends of the interval: the outermost shares that a test does not reject.
+    ends = range(1, ENDS)
     return RiskGate(
-        outcome, guarantee, len(n), new.clusters, len(answers) - len(n), int(n.sum()),
-        int(errors.sum()), _end(_p_above, errors, n, new, LEVEL),
-        _end(_p_below, errors, n, new, level), p_holds, p_violated,
-    )  # fmt: skip
+        outcome=outcome,
+        guarantee=guarantee,
+        answers=len(rows),
+        clusters=answers.n_clusters,
+        left_out=len(answers) - len(rows),
+        accepted=int(kept.sum()),
+        errors=int(errors.sum()),
+        low=bisect_left(ends, True, key=lambda end: at_most(end / ENDS) > LEVEL) / ENDS,
+        high=(1 + bisect_left(ends, True, key=lambda end: at_least(end / ENDS) <= level)) / ENDS,
+        p_holds=p_holds,
+        p_violated=p_violated,
+    )
 
 
-class _Answers:
-    """New answers, of each cluster the first `largest` in the order of rows."""
+def _p_value(codes: np.ndarray, excess: np.ndarray, worst: float, bets: np.ndarray) -> float:
+    """p-value of "the sum of `excess` (n,), at most `worst`, over a cluster has a mean >= 0".
 
-    def __init__(self, guarantee: RiskThreshold, accepted: ArrayLike, answers: Labelled) -> None:
-        import pandas as pd
-
-        if guarantee.threshold is None:
-            limits = f"calibrate on more labels, or with a larger risk. {guarantee.limits}"
-            raise ValueError(f"expected a guarantee with a threshold, got none: {limits}")
-        answers.columns(accepted=accepted)
-        counts = np.bincount(answers.codes)
-        earlier = pd.Series(answers.codes).groupby(answers.codes).cumcount().to_numpy()
-        single = 1 if guarantee.single else None
-        self.largest = guarantee.largest or single or int(counts.max())
-        self.rows = np.flatnonzero(earlier < self.largest)
-        self.codes, self.clusters = answers.codes[self.rows], len(counts)
-        self.accepted = binary(accepted=accepted)[self.rows]
-        self.wrong = answers.wrong[self.rows]
-
-    def p_value(self, excess: np.ndarray, worst: float, bets: np.ndarray) -> float:
-        """p-value of "the sum of `excess` (n,), at most `worst`, over a cluster has a mean >= 0".
-
-        `bets` (stakes,) are shares of the stake that a cluster of the worst answers would lose.
-        """
-        sums, times = np.unique(np.bincount(self.codes, excess, self.clusters), return_counts=True)
-        gains = np.log1p(-bets[:, None] / (worst * self.largest) * sums) @ times
-        return float(np.exp(-max(0.0, np.logaddexp.reduce(gains) - np.log(len(bets)))))
-
-
-def _p_below(hits: np.ndarray, of: np.ndarray, share: float, new: _Answers) -> float:
-    """p-value of "hits are at least this share of the rows `of`"; never rises with the share."""
-    return new.p_value(hits - share * of, 1 - share, BETS)
-
-
-def _p_above(hits: np.ndarray, of: np.ndarray, share: float, new: _Answers) -> float:
-    """p-value of "hits are at most this share of the rows `of`"; never falls with the share."""
-    return new.p_value(share * of - hits, share, SMALL_BETS)
-
-
-def _end(
-    side: Callable[..., float], hits: np.ndarray, of: np.ndarray, new: _Answers, level: float
-) -> float:
-    """End of the interval of a share: the outermost share that the test does not reject."""
-    upper = side is _p_below
-
-    def beyond(end: int) -> bool:
-        return (side(hits, of, end / ENDS, new) <= level) == upper
-
-    return (bisect_left(range(1, ENDS), True, key=beyond) + upper) / ENDS
+    `bets` (stakes,) are shares of the stake that a cluster of the worst answers would lose.
+    """
+    sums, times = np.unique(np.bincount(codes, excess), return_counts=True)
+    gains = np.log1p(-bets[:, None] / worst * sums) @ times
+    return float(np.exp(-max(0.0, np.logaddexp.reduce(gains) - np.log(len(bets)))))
 
 
 def gate(
@@ -188,8 +174,6 @@ def gate(
     wrong, accepted, counted, unlabelled = [], [], [], 0
     for row in rows:
         with naming(row):
-            if row.error is not None:
-                raise ValueError(row.error)
             if row.content.get("error") and "digest" not in row.content:
                 continue
             _check(row, calibration)

@@ -71,8 +71,6 @@ def labels_of(rows: Sequence[Row], right_from: float | None = None) -> list[tupl
     labels, known = list[tuple[Row, bool]](), dict[str, int]()
     for row in rows:
         with naming(row):
-            if row.error is not None:
-                raise ValueError(row.error)
             if any(row.content.get(name) is not None for name in LABELS):
                 labels.append((row, is_wrong(row.content, right_from)))
                 check_once(known, row)
@@ -91,8 +89,10 @@ def check_once(known: dict[str, int], row: Row, digest: str | None = None) -> No
 
 @contextmanager
 def naming(row: Row) -> Iterator[None]:
-    """Errors name the row."""
+    """Errors name the row; a row that cannot be read is one."""
     try:
+        if row.error is not None:
+            raise ValueError(row.error)
         yield
     except ValueError as error:
         raise ValueError(f"row {row.number}: {error}") from error

@@ -280,17 +280,16 @@ def _features(
     Of the tokens that were scored: as text, a saved answer that was cut off would get an end.
     """
     from lm_polygraph_asmi.scoring.scorer import Scorer
-    from lm_polygraph_asmi.scoring.unmasked import other_settings, read
 
     if scorer is None:
         scorer = Scorer(loadable(answers[0].model), config_of(answers[0].settings))
-    if others := other_settings(scorer, rows[0].content):
+    if others := scorer.differences(rows[0].content):
         raise ValueError(
             f"row {rows[0].number} was scored with another model or other settings "
             f"({'; '.join(others)}): use that model, or score again: {SCORE}"
         )
     tables = [
-        read(scorer, one.prompt, one.ids, states=True, **one.settings.get("template", {})).features
+        scorer.read(one.prompt, one.ids, states=True, **one.settings.get("template", {})).features
         for one in answers
     ]
     return {name: np.vstack([features[name] for features in tables]) for name in tables[0]}

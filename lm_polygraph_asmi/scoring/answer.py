@@ -11,11 +11,10 @@ from lm_polygraph_asmi.scoring.provenance import compared, digest_of
 
 @dataclass(frozen=True, kw_only=True)
 class UnmaskedAnswer:
-    """An answer under the unmasked model alone, as `read` returns it; or that of a written row.
+    """An answer under the unmasked model alone, as `Scorer.read` returns it; or of a written row.
 
     Example:
-        >>> from lm_polygraph_asmi.scoring import read
-        >>> answer = read(scorer, prompt, " Edda Holm")
+        >>> answer = scorer.read(prompt, " Edda Holm")
         >>> isinstance(answer, UnmaskedAnswer), sorted(answer.signals)
         (True, ['entropy', 'msp', 'perplexity'])
     """

@@ -8,7 +8,6 @@ import csv
 import hashlib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -46,23 +45,21 @@ def write_sheet(records: Iterable[Mapping[str, Any]], path: str | Path, rank: st
     `rank`: name of a column that numbers the rows. Raises ValueError: the file exists, since it may
     have labels.
     """
-    scored = (record for record in records if record.get("digest"))
-    first = next(scored, None)
-    signals = list((first or {}).get("signals") or {})
-    decided = ["accept"] if "accept" in (first or {}) else []
+    scored = [record for record in records if record.get("digest")]
+    first = scored[0] if scored else {}
+    more = [rank] * bool(rank) + ["accept"] * ("accept" in first)
+    names = [*COLUMNS, *more, *(first.get("signals") or {})]
     with writing(path) as partial, partial.open("w", encoding="utf-8-sig", newline="") as file:
-        rows = csv.writer(file)  # which quotes carriage returns, as they are part of its line ends
-        ranked = [rank] if rank else []
-        rows.writerow([*COLUMNS, *ranked, *decided, *signals])
-        for number, record in enumerate(chain([] if first is None else [first], scored), start=1):
+        # Its own line ends have carriage returns, so it quotes them in cells.
+        table = csv.DictWriter(file, names, extrasaction="ignore")
+        table.writeheader()
+        for number, record in enumerate(scored, start=1):
             answer = record.get("answer")
             if not isinstance(answer, str):  # token ids
                 answer = record.get("scored_text") or record.get("text")
-            shown = [_shown(record.get("prompt") or f"id {record.get('id')}"), _shown(answer)]
-            values = [record["signals"].get(name) for name in signals]
-            label = record.get("correct")
-            more = [number for _ in ranked] + [record[name] for name in decided]
-            rows.writerow([key_of(record), *shown, label, *more, *values])
+            prompt = record.get("prompt") or f"id {record.get('id')}"
+            shown = {"key": key_of(record), "prompt": _shown(prompt), "answer": _shown(answer)}
+            table.writerow({**record, **(record.get("signals") or {}), rank: number, **shown})
 
 
 def sampled(records: Iterable[Mapping[str, Any]], size: int) -> list[Mapping[str, Any]]:

@@ -12,7 +12,6 @@ from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.decisions import Calibration, Decider
 from lm_polygraph_asmi.decisions.calibration import FORMAT
 from lm_polygraph_asmi.scoring.signals import SIGNALS, TITLES
-from lm_polygraph_asmi.scoring.unmasked import fingerprints
 from tests.decisions.conftest import N, limited, without_hashes
 from tests.report import runs
 from tests.scoring.conftest import PROMPT
@@ -22,7 +21,7 @@ from tests.scoring.conftest import PROMPT
 def score(scorer):
     """A score that knows the weights, as `Decider` makes it."""
     found = scorer.score(PROMPT, " Brask")
-    return replace(found, settings=found.settings | fingerprints(scorer))
+    return replace(found, settings=found.settings | scorer.fingerprints())
 
 
 def test_saved_and_loaded(calibration, tmp_path):

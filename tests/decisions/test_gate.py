@@ -112,14 +112,6 @@ def test_least_number_of_accepted_answers(risk, confidence, largest):
     assert "none of 2 answers was accepted" in str(outcome(0))
 
 
-def test_clusters_of_an_unrecorded_size_are_as_large_as_the_largest_here():
-    guarantee = RiskThreshold(0.3, 0.8, 0.04, 0.1, 0.9, 0.2, 900, 300)
-    gate = risk_gate(guarantee, np.ones(6), Labelled(np.zeros(6), list("aaabbc")))
-    assert (gate.answers, gate.left_out) == (6, 0)
-    rows = [(key, True, False) for key in "aaabbc"]
-    assert gate.p_holds == pytest.approx(purse(rows, 0.1, 3, above=False))
-
-
 @pytest.fixture
 def limit(calibration):
     return limited(calibration, 1.0)

@@ -18,7 +18,6 @@ from lm_polygraph_asmi.scoring.provenance import digest_of
 from lm_polygraph_asmi.scoring.rows import in_chat
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.signals import TITLES
-from lm_polygraph_asmi.scoring.unmasked import fingerprints
 from lm_polygraph_asmi.tables import Row
 from tests.decisions.conftest import ASKED, N, labelled, lines_of
 from tests.scoring.conftest import PROMPT
@@ -37,7 +36,7 @@ def test_what_is_made_of_labels(calibration, scores, scorer):
         each = [one.signals[kind] for one in scores]
         assert found.auroc.value == pytest.approx(roc_auc_score(wrong, each))
         assert found.prr.low <= found.prr.value <= found.prr.high
-    assert calibration.settings.items() >= fingerprints(scorer).items()
+    assert calibration.settings.items() >= scorer.fingerprints().items()
     assert calibration.prompt_tokens == sorted(one.prompt_tokens for one in scores)
     # Rows may repeat a prompt and an answer; each is counted.
     assert len(calibration.question_digests) == N

@@ -21,7 +21,8 @@ from lm_polygraph_asmi.validation import check_new, check_writable
 @click.option(
     "--largest",
     type=click.IntRange(min=1),
-    help="Most answers of a cluster that later ones may have; default: the most in ROWS.",
+    help="Most answers of a cluster that later ones may have; default: the most of a cluster that "
+    "have a label, or in a sheet in order, that are scored.",
 )
 @click.option("--out", required=True, type=click.Path(dir_okay=False), help="JSON file to write.")
 @click.option("--html", type=click.Path(dir_okay=False), help="HTML page to write: a chart of it.")
@@ -72,6 +73,7 @@ def calibrate(
     """
     from rich.console import Console
 
+    from lm_polygraph_asmi.decisions.calibration import Calibration
     from lm_polygraph_asmi.decisions.picture import page_of
     from lm_polygraph_asmi.scoring.sheet import order_of
 
@@ -103,6 +105,13 @@ def calibrate(
 
                 asked |= {"labels": labels, "unlabelled": unlabelled or ()}
                 result = calibrate_rows(str(rows), **asked)
+        if Path(out).exists():
+            earlier, rule = Calibration.load(out), result.guarantee
+            told = ("risk", "confidence", "answers", "largest")
+            if (earlier.name, earlier.signal) != (result.name, result.signal) or any(
+                getattr(earlier.guarantee, name) != getattr(rule, name) for name in told
+            ):
+                check_new(out, "it is of other labels, or was asked otherwise: name another file")
         if html:
             write_whole(html, page_of(result))
         result.save(out)

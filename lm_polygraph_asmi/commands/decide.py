@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 SHOWN = 20
 """Rows on screen; the file has all."""
 
-PARAMETERS = [copy(each) for each in score.params if each.name != "surest_first"]
+PARAMETERS = [copy(each) for each in score.params if each.name not in ("surest_first", "largest")]
 """As of `score`, but no option is required or has a default: that is the calibration's."""
 for option in PARAMETERS:
     if isinstance(option, click.Option):

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 LOADING = ("gguf_file", "dtype", "device_map")
 """Options that load the model."""
+SORTED = ("asmi", "sem", "msp", "perplexity", "entropy")
+"""Signals that every score has."""
 MINUTE = 60.0
 
 
@@ -48,6 +50,12 @@ MINUTE = 60.0
     "--surest-first",
     metavar="SIGNAL",
     help="Sort the sheet by this signal, such as msp: label from its top, and stop when you like.",
+)
+@click.option(
+    "--largest",
+    type=click.IntRange(min=1),
+    help="With --surest-first: most answers of a cluster that later ones may have; default: the "
+    "most in ROWS_FILE.",
 )
 @click.option("--html", type=click.Path(dir_okay=False), help="HTML page to write.")
 def score(**options: Any) -> None:
@@ -81,6 +89,7 @@ class Work(NamedTuple):
     sheet: str | None
     html: str | None
     surest_first: str | None = None  # of `score`
+    largest: int | None = None  # of `score`
     sample: int | None = None  # of `decide`
 
     @classmethod
@@ -165,7 +174,7 @@ class Work(NamedTuple):
         if self.surest_first:
             from lm_polygraph_asmi.decisions.ordered import write_ordered_sheet
 
-            write_ordered_sheet(self.out, self.sheet, self.surest_first)
+            write_ordered_sheet(self.out, self.sheet, self.surest_first, self.largest)
         else:
             records = [row.content for row in read_table(self.out)]
             write_sheet(sampled(records, self.sample) if self.sample else records, self.sheet)
@@ -180,12 +189,13 @@ class Work(NamedTuple):
 
     def check_files(self) -> None:
         """Raise ValueError for files that cannot be written, or names that do not fit."""
-        from lm_polygraph_asmi.scoring.signals import signal_of
-
         for written in filter(None, (self.out, self.sheet, self.html)):
             check_writable(written)
         if self.surest_first:
-            signal_of(self.surest_first)
+            if self.surest_first not in SORTED:
+                raise ValueError(
+                    f"--surest-first: expected {', '.join(SORTED)}, got {self.surest_first!r}"
+                )
             if not self.sheet:
                 raise ValueError("--surest-first sorts a sheet: name one with --sheet")
         for name, file, suffixes in (

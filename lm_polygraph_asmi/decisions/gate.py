@@ -8,6 +8,7 @@ Ramdas (2024), Estimating means of bounded random variables by betting.
 """
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -62,6 +63,8 @@ class RiskGate:
     p_holds: float  # p-value of "the risk is exceeded"
     p_violated: float  # of "the risk is held"
     unlabelled: int = 0  # accepted answers without a label, which are not counted
+    share: float = 1.0  # of all decided answers, with or without a label, that is accepted
+    most: int = 1  # answers of a cluster, with or without a label
 
     @property
     def least_holds(self) -> int:
@@ -80,14 +83,13 @@ class RiskGate:
         least = ""
         if self.outcome == "inconclusive" and self.accepted < self.least_holds:
             least = f" At least {self.least_holds} accepted answers are needed for holds."
-        if self.left_out:
+        if self.most > self.guarantee.largest:
             least += (
-                f" A cluster has more answers than the guarantee allows, so it is void for them: "
-                f"{self.left_out} are left out."
+                f" A cluster has {self.most} answers, more than the {self.guarantee.largest} of "
+                f"the guarantee, which is void for them: {self.left_out} are left out."
             )
-        share = (self.accepted + self.unlabelled) / (self.answers + self.unlabelled)
-        accepts = f"Accepted: {share:.0%} of these answers"
-        if share == 1:
+        accepts = f"Accepted: {self.share:.0%} of these answers"
+        if self.share == 1:
             accepts = "These are accepted answers alone, so which share is accepted is unknown"
         return (
             f"{self.outcome}: {found} (guarantee: {self.guarantee.promise}).{least} {accepts}; "
@@ -171,7 +173,7 @@ def gate(
     """
     right_from = calibration.right_from if right_from is None else right_from
     calibrated, known = set(calibration.question_digests), dict[str, int]()
-    wrong, accepted, counted, unlabelled = [], [], [], 0
+    wrong, accepted, decided, labelled = [], [], list[Row](), list[int]()
     for row in rows:
         with naming(row):
             if row.content.get("error") and "digest" not in row.content:
@@ -179,9 +181,9 @@ def gate(
             _check(row, calibration)
             if row.content["reason"] == EMPTY:
                 continue
-            accepts = bool(row.content["accept"])
-            if accepts and all(row.content.get(name) is None for name in LABELS):
-                unlabelled += 1
+            decided.append(row)
+            accepted.append(bool(row.content["accept"]))
+            if accepted[-1] and all(row.content.get(name) is None for name in LABELS):
                 continue
             question = question_of(row.content)
             if digest_of_texts(question) in calibrated:
@@ -189,16 +191,22 @@ def gate(
             answer = row.content.get("answer") or ""
             tokens = tuple(answer) if isinstance(answer, list) else answer
             check_once(known, row, digest_of_texts(question, tokens))
-            counted.append(row)
-            accepted.append(accepts)
-            wrong.append(accepts and is_wrong(row.content, right_from))
-    if not counted or (unlabelled and not any(accepted)):
+            labelled.append(len(decided) - 1)
+            wrong.append(accepted[-1] and is_wrong(row.content, right_from))
+    unlabelled, kept = len(decided) - len(labelled), np.array(accepted, bool)[labelled]
+    if not labelled or (unlabelled and not kept.any()):
         raise ValueError(
             f"expected at least one accepted answer with a label, got none among {unlabelled}: "
             'fill "correct" (true or false), or name the sheet with --labels'
         )
-    found = risk_gate(calibration.guarantee, accepted, Labelled(wrong, clusters_of(counted)))
-    return replace(found, unlabelled=unlabelled)
+    clusters = clusters_of(decided)
+    counted = Labelled(wrong, [clusters[at] for at in labelled])
+    return replace(
+        risk_gate(calibration.guarantee, kept, counted),
+        unlabelled=unlabelled,
+        share=float(np.mean(accepted)),
+        most=max(Counter(clusters).values()),
+    )
 
 
 def _check(row: Row, calibration: Calibration) -> None:

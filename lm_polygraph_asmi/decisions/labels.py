@@ -55,7 +55,12 @@ def with_labels(rows: Sequence[Row], sheets: Sequence[str | Path]) -> list[Row]:
     if not sheets:
         return list(rows)
     keys = [key_of(row.content) if row.content.get("digest") else "" for row in rows]
-    labels = dict(label for sheet in sheets for label in read_sheet(sheet, {*keys} - {""}))
+    labels: dict[str, dict[str, Any]] = {}
+    for sheet in sheets:
+        for key, found in read_sheet(sheet, {*keys} - {""}):
+            if found and labels.get(key):
+                raise ValueError(f"{sheet}: an answer has a label in another sheet, too: keep one")
+            labels[key] = labels.get(key) or found
     without = dict.fromkeys(LABELS)
     return [
         row._replace(content=row.content | without | labels.get(key, {}))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lm_polygraph_asmi.analysis.clusters import RESAMPLES, cluster_codes
+from lm_polygraph_asmi.analysis.clusters import RESAMPLES
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.decisions.calibration import MACHINE, Calibration, Sample, config_of
@@ -23,9 +23,10 @@ from lm_polygraph_asmi.decisions.labels import (
 )
 from lm_polygraph_asmi.decisions.risk_control import ordered_threshold
 from lm_polygraph_asmi.files import parse_json, to_json
+from lm_polygraph_asmi.inputs import LABELS
 from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
 from lm_polygraph_asmi.scoring.provenance import NAMES, names_that_count
-from lm_polygraph_asmi.scoring.sheet import is_sheet, order_of
+from lm_polygraph_asmi.scoring.sheet import is_sheet, key_of, order_of, read_sheet
 from lm_polygraph_asmi.scoring.signals import column_of
 from lm_polygraph_asmi.tables import LINES, Row, read_table
 from lm_polygraph_asmi.validation import check_at_least_one, describe_fields
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.scorer import Scorer
 
 Rows = str | Path | Iterable[Row | Mapping[str, Any]]
+FEW = 5
+"""Of fewer answers, with or without a label, all may be surer than the others by chance."""
 SCORE = "`polygraph_asmi score ROWS --model M --out answers.jsonl --sheet labels.csv`"
 
 
@@ -83,12 +86,16 @@ def calibrate_rows(
         "right_from": right_from,
     }
     if order is not None:
-        if signal != order or unlabelled:
+        if signal != order:
             raise ValueError(
-                f"{labels} is sorted by {order}, from the surest on, so {order} is tested, on no "
-                f"other rows, not {signal!r}: best and learned need labels of random rows"
+                f"{labels} is sorted by {order}, from the surest on, so {order} is tested, not "
+                f"{signal!r}: best and learned need labels of random rows"
             )
-        return _calibrated_in_order(named, signal, risk, confidence, largest, about)
+        if unlabelled:
+            raise ValueError("a sheet in order has its unlabelled rows: leave --unlabelled out")
+        return _calibrated_in_order(
+            named, labels, risk, confidence, largest, about | {"signal": order}
+        )
     labelled = labels_of(named, right_from)
     saved = answers_of([row for row, _ in labelled], signal)
     known = [(*label, one) for label, one in zip(labelled, saved, strict=True) if one.answered]
@@ -98,6 +105,7 @@ def calibrate_rows(
             f'{", all empty" if labelled else ""}: fill "correct" (true or false), or "quality"'
         )
     inputs, wrong, answers = map(list, zip(*known, strict=True))
+    _check_random(answers, named, signal)
     quality: list[Any] = [row.content.get("quality") for row in inputs]
     left_out = {
         "without a label": len(every) - len(labelled),
@@ -120,7 +128,7 @@ def calibrate_rows(
 
 def _calibrated_in_order(
     rows: Sequence[Row],
-    signal: str,
+    sheet: str | Path | None,
     risk: float,
     confidence: float,
     largest: int | None,
@@ -129,14 +137,20 @@ def _calibrated_in_order(
     """What labels from the surest answer on give so far, and what to label next."""
     from lm_polygraph_asmi.decisions.ordered import surest_first
 
-    scored = [row for row in rows if column_of(signal)[0] or row.content.get("digest")]
-    kept, values = surest_first(scored, signal, largest)
+    signal = about["signal"]
+    scored = [row for row in rows if row.content.get("digest")]
+    kept, values, largest = surest_first(scored, signal, largest)
+    keys = [key_of(scored[at].content) for at in kept]
+    if {*keys} != {key for key, _ in read_sheet(str(sheet), [key_of(r.content) for r in scored])}:
+        raise ValueError(
+            f"{sheet} has not the answers that are in order now: rows were scored again, added or "
+            "removed, or --largest differs. The ranks are of all answers, so they stay as they "
+            "were when the sheet was written: write another one"
+        )
     known = {row.number: wrong for row, wrong in labels_of(rows, about["right_from"])}
     labels = [known.get(scored[at].number) for at in kept]
-    codes = cluster_codes(clusters_of(scored))
-    most = largest or int(np.bincount(codes).max())
     given = np.array([np.nan if label is None else label for label in labels], float)
-    rule, to_label = ordered_threshold(values, given, risk, confidence, most)
+    rule, to_label = ordered_threshold(values, given, risk, confidence, largest)
     following = "No further label helps: the sequence of tests has ended."
     if len(to_label):
         following = (
@@ -145,7 +159,6 @@ def _calibrated_in_order(
         )
     inputs = [scored[at] for at in kept]
     return Calibration(
-        signal=signal,
         guarantee=rule,
         n=sum(label is not None for label in labels),
         errors=sum(map(bool, labels)),
@@ -155,6 +168,21 @@ def _calibrated_in_order(
         **about,
         **_described(inputs, answers_of(inputs, signal)),
     )
+
+
+def _check_random(answers: Sequence[UnmaskedAnswer], rows: Sequence[Row], signal: str) -> None:
+    """Raise ValueError if the labelled answers are those surest by a signal, so not random ones."""
+    unlabelled = [row for row in rows if all(row.content.get(name) is None for name in LABELS)]
+    others = [row for row in unlabelled if column_of(signal)[0] or row.content.get("digest")]
+    spare = [answer for answer in answers_of(others, signal) if answer.answered]
+    if min(len(answers), len(spare)) < FEW:
+        return
+    for name in answers[0].signals:
+        if max(a.signals[name] for a in answers) < min(a.signals[name] for a in spare):
+            raise ValueError(
+                f"the {len(answers)} labelled answers are those surest by {name}, not random ones: "
+                f"label random rows, or write a sheet with --surest-first {name}"
+            )
 
 
 def _described(rows: Sequence[Row], answers: Sequence[UnmaskedAnswer]) -> dict[str, Any]:

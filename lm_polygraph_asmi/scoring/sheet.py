@@ -80,7 +80,7 @@ def _shown(content: Any) -> str:
 
 
 def read_sheet(path: str | Path, keys: Collection[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Keys and labels of the rows of a sheet that have one: of `READ`, as texts.
+    """Keys of the rows of a sheet, and their labels, of `READ`; empty without one.
 
     `keys`: those of the scored rows. Raises ValueError, naming the row: a key that is missing,
     unknown or seen before; a column whose name is nearly that of a label.
@@ -102,14 +102,15 @@ def read_sheet(path: str | Path, keys: Collection[str]) -> Iterator[tuple[str, d
             )
         if (first := known.setdefault(key, row.number)) != row.number:
             raise ValueError(f"{place}: the key is that of row {first}, too: keep one of them")
-        if labels := {name: row.content[name] for name in READ if row.content.get(name)}:
-            yield key, labels
+        given = {name: row.content.get(name) for name in READ}
+        yield key, {name: value for name, value in given.items() if value is not None}
 
 
 def order_of(sheet: str | Path) -> str | None:
     """The signal by which a sheet was sorted, the surest answer first; None: it was not."""
     names = next((row.content for row in read_table(sheet, ("key",), strict_text=False)), {})
-    return next((name.removeprefix(RANK) for name in names if name.startswith(RANK)), None)
+    found = (name.strip() for name in names if name.strip().lower().startswith(RANK))
+    return next((name[len(RANK) :].lower() for name in found), None)
 
 
 def _check_columns(path: str | Path, names: Iterable[str]) -> None:

@@ -1,16 +1,18 @@
 """Labelled rows: what is wrong, and which rows belong together."""
 
-import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lm_polygraph_asmi.analysis.clusters import text_clusters
 from lm_polygraph_asmi.analysis.right import below_right
 from lm_polygraph_asmi.files import to_json
 from lm_polygraph_asmi.inputs import LABELS, text_of
+from lm_polygraph_asmi.scoring.provenance import short_hash
 from lm_polygraph_asmi.scoring.sheet import key_of, read_sheet
 from lm_polygraph_asmi.tables import Row
 from lm_polygraph_asmi.validation import check_number, describe_fields, identity, same_text
@@ -138,19 +140,13 @@ def joined(clusters: Sequence[str], prompts: Sequence[Any]) -> list[str]:
 
     A question that is labelled twice is one piece of evidence, whatever its clusters say.
     """
-    by_prompt: dict[str, str] = {}
-    replaced: dict[str, str] = {}
-
-    def last(key: str) -> str:
-        while key in replaced:
-            key = replaced[key]
-        return key
-
-    for key, prompt in zip(clusters, prompts, strict=True):
-        first = last(by_prompt.setdefault(same_text(text_of(prompt)), key))
-        if first != last(key):
-            replaced[last(key)] = first
-    return list(map(last, clusters))
+    keys, codes = np.unique(clusters, return_inverse=True)
+    first: dict[str, int] = {}
+    for row, prompt in enumerate(prompts):
+        kept = codes[first.setdefault(same_text(text_of(prompt)), row)]
+        if codes[row] != kept:
+            codes[codes == codes[row]] = kept
+    return list(keys[codes].tolist())
 
 
 def question_of(content: Mapping[str, Any]) -> Any:
@@ -163,4 +159,4 @@ def question_of(content: Mapping[str, Any]) -> Any:
 def digest_of_texts(*texts: Any) -> str:
     """Hash of a question, and maybe its answer, text or token ids; see `same_text`."""
     compared = [list(t) if isinstance(t, tuple) else same_text(text_of(t)) for t in texts]
-    return hashlib.sha256(to_json(compared, str).encode()).hexdigest()[:16]
+    return short_hash(to_json(compared, str))

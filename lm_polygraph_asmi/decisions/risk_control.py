@@ -203,8 +203,7 @@ def ordered_threshold(
         )
     known = ~np.isnan(label)
     binary(wrong=label[known])
-    keys = list(map(str, range(len(score))))
-    rule = risk_threshold(score, label != 0, keys, risk, confidence)
+    rule = risk_threshold(score, label != 0, list(map(str, range(len(score)))), risk, confidence)
     order, following = np.argsort(score, kind="stable"), list[float]()
     for grid, level in _grids(score, len(score), risk, confidence):
         passed, possible = (

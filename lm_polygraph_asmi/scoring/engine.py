@@ -130,8 +130,9 @@ class Engine:
                     "unmasked_seconds": time.perf_counter() - start,
                 }
             for at in missing:
-                details = _details if self.details else None
-                found[at] = answer | algorithm.token_statistics(model, h_cache, used[at], details)
+                found[at] = answer | algorithm.token_statistics(
+                    model, h_cache, used[at], _details if self.details else None
+                )
         for at in missing:  # the session's end tells whether the model was changed meanwhile
             results.put(keys[at], found[at])
         return [

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 COPIED = {"prompt", "answer", "samples", "id", "correct"}
 """Fields of a written row that an input may have, too."""
-NESTED = (Mapping, list, tuple)
-"""Values that are JSON in a table."""
 DTYPES: Mapping[Any, str] = {float: "Float64", int: "Int64", bool: "boolean"}
 """Type of a table's column by that of the field; all others are texts."""
 
@@ -137,8 +135,8 @@ def _kept(file: "Output", source: str, rows: Sequence[Row], scorer: Any) -> set[
                 "another file"
             )
         if not done:
-            made_with = getattr(scorer, "made_with", {})
-            others = [n for n, value in made_with.items() if record.get(n) != value]
+            shared = getattr(scorer, "made_with", {}).items()  # of a `Decider`
+            others = [name for name, value in shared if record.get(name) != value]
             others += getattr(scorer, "scorer", scorer).differences(record)
             if others:
                 raise ValueError(
@@ -261,6 +259,7 @@ class BatchScorer:
         import pandas as pd
 
         table, types = pd.DataFrame(table), fields_of(self.scorer._result)
+        del types["prompt"]  # that of the table stays
         if clashing := sorted({*types} & set(table.columns) - COPIED):
             raise ValueError(f"columns {clashing} would be overwritten by the scores: rename them")
         given = (dict(plain(cells)) for cells in table.to_dict("records"))
@@ -268,7 +267,7 @@ class BatchScorer:
         records = [record_of(*found, types) for found in score_rows(self.scorer, rows)]
 
         def cell(value: Any, failed: bool) -> Any:
-            if isinstance(value, NESTED):
+            if isinstance(value, Mapping | list | tuple):
                 value = str(value) if failed else to_json(value, str)
             if isinstance(value, str):  # pandas' texts hold no half of a surrogate pair
                 return value.encode(errors="backslashreplace").decode()
@@ -276,6 +275,5 @@ class BatchScorer:
 
         cells = [{n: cell(v, "error" in record) for n, v in record.items()} for record in records]
         added = pd.DataFrame(cells, columns=[*types], dtype=object).astype(types)
-        kept = [name for name in table.columns if name == "prompt" or name not in types]
-        added = added.drop(columns="prompt")
+        kept = [name for name in table.columns if name not in types]
         return pd.concat([table[kept].reset_index(drop=True), added], axis=1)

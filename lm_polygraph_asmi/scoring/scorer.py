@@ -1,6 +1,5 @@
 """`Scorer`: a model prepared to score many answers; `score`: one call for one."""
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -34,7 +33,7 @@ from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
 from lm_polygraph_asmi.scoring.engine import Engine, diversity_of
 from lm_polygraph_asmi.scoring.generation import TEMPERATURE, Generation
 from lm_polygraph_asmi.scoring.own_tokenizer import check_tokenizer, found_of, tokenizer_state
-from lm_polygraph_asmi.scoring.provenance import HASHES, names_that_count
+from lm_polygraph_asmi.scoring.provenance import HASHES, names_that_count, short_hash
 from lm_polygraph_asmi.scoring.result import Score
 from lm_polygraph_asmi.scoring.rows import Outcome, outcomes
 from lm_polygraph_asmi.scoring.signals import unmasked_signals
@@ -119,7 +118,7 @@ class Scorer:
         self.tokenizer = tokenizer
         self._engine = Engine(self.config)
         self._conditions = StopConditions(self.model, self.tokenizer, self.config.stop)
-        self._generation = Generation(self.model, self.tokenizer, self._conditions)
+        self._generation = Generation(self.model, self._conditions)
 
     def score(
         self,
@@ -138,11 +137,10 @@ class Scorer:
         given = given._replace(warnings=warnings)
         described, offsets = self._described(given, ids, stats.settings.to_dict(), stats.likeliest)
         tokens = tokens_of(stats, described["scored_text"], offsets, gate, self.tokenizer)
-        counted = self._counted(ids)
+        counted = described["counted"]
         return Score(
             score=sequence_uncertainty([t.u for t in tokens[:counted]], config.aggregation),
             tokens=tuple(tokens),
-            counted=counted,
             msp=-float(np.sum(stats.log_likelihood[:counted])),
             diversity=diversity,
             gate=gate if config.method == "adapt" else None,
@@ -190,9 +188,8 @@ class Scorer:
             stats = self._engine.read(self.model, given.prompt_ids, *given.answers)
             settings = self._engine.settings(self.model).to_dict()
         ids = stats.pop("tokens").tolist()
-        counted = self._counted(ids)
         described, _ = self._described(given, ids, settings, stats.pop("likeliest"))
-        tokens = {name: values[:counted] for name, values in stats.items()}
+        tokens = {name: values[: described["counted"]] for name, values in stats.items()}
         hidden, features = tokens.pop("hidden"), {}
         if states:
             features = {
@@ -201,9 +198,7 @@ class Scorer:
                 "hidden last": hidden[-1],
             }
         signals = unmasked_signals(**tokens)
-        return UnmaskedAnswer(
-            signals=signals, ids=tuple(ids), counted=counted, features=features, **described
-        )
+        return UnmaskedAnswer(signals=signals, features=features, **described)
 
     def fingerprints(self) -> dict[str, str]:
         """Hashes of the current weights; and of tokenizer, chat template and end tokens.
@@ -222,7 +217,7 @@ class Scorer:
         described = f"{found_of(tokenizer_key, self.tokenizer)} {template} {ends}"
         return {
             "weights": weights[:16],
-            "tokenizer": hashlib.sha256(described.encode()).hexdigest()[:16],
+            "tokenizer": short_hash(described),
         }
 
     def known_fingerprints(self) -> dict[str, str]:
@@ -274,11 +269,6 @@ class Scorer:
             )
         return Given(request, prompt_ids, answers, follows, [*request.notes, *warnings], state)
 
-    def _counted(self, ids: Sequence[int]) -> int:
-        """Number of tokens, from the first, that count: all, or all but the closing one."""
-        drops = not self.config.closing_token and len(ids) > 1 and self._conditions.closes(ids)
-        return len(ids) - drops
-
     def _described(
         self,
         given: Given,
@@ -304,18 +294,24 @@ class Scorer:
             about += self._written_otherwise(given.prompt_ids, ids, likeliest.tolist(), content)
         if answer is None:
             answer = content
-        return {
-            "prompt": prompt if isinstance(prompt, str) else [dict(m) for m in prompt],
-            "answer": answer if isinstance(answer, str) else list(ids),
-            "scored_text": text,
-            "settings": {**settings, **self._score_settings(request)},
-            "model": str(self.model.config.name_or_path or ""),
-            "warnings": (*given.warnings, *about),
-            "content_end": len(content),
-            "ending": text[len(content) :],
-            "answered": bool(content.strip()),
-            "prompt_tokens": len(before),
-        }, offsets
+        drops = not self.config.closing_token and len(ids) > 1 and self._conditions.closes(ids)
+        return (
+            {
+                "prompt": prompt if isinstance(prompt, str) else [dict(m) for m in prompt],
+                "answer": answer if isinstance(answer, str) else list(ids),
+                "scored_text": text,
+                "ids": tuple(ids),
+                "counted": len(ids) - drops,  # all, or all but the closing one
+                "settings": {**settings, **self._score_settings(request)},
+                "model": str(self.model.config.name_or_path or ""),
+                "warnings": (*given.warnings, *about),
+                "content_end": len(content),
+                "ending": text[len(content) :],
+                "answered": bool(content.strip()),
+                "prompt_tokens": len(before),
+            },
+            offsets,
+        )
 
     def _written_otherwise(
         self, prompt_ids: Tensor, ids: Sequence[int], likeliest: Sequence[int], content: str

@@ -5,7 +5,6 @@ answers and signals in it are for people, and whatever a spreadsheet does to the
 """
 
 import csv
-import hashlib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from lm_polygraph_asmi.files import writing
 from lm_polygraph_asmi.inputs import LABELS, ROW, meant_field, text_of
+from lm_polygraph_asmi.scoring.provenance import short_hash
 from lm_polygraph_asmi.tables import read_table
 
 COLUMNS = ("key", "prompt", "answer", "correct")
@@ -29,8 +29,7 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 def key_of(record: Mapping[str, Any]) -> str:
     """The key of a scored row: 16 letters, from its digest and its number."""
     text = f"{record['digest']} {record.get('row')}"
-    digits = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return "".join(chr(ord("a") + int(digit, 16)) for digit in digits)
+    return "".join(chr(ord("a") + int(digit, 16)) for digit in short_hash(text))
 
 
 def is_sheet(content: Mapping[str, Any]) -> bool:
@@ -65,9 +64,7 @@ def write_sheet(records: Iterable[Mapping[str, Any]], path: str | Path, rank: st
 def sampled(records: Iterable[Mapping[str, Any]], size: int) -> list[Mapping[str, Any]]:
     """A random sample of the accepted rows, by their keys: the same each time."""
     accepted = [record for record in records if record.get("digest") and record.get("accept")]
-    return sorted(accepted, key=lambda record: hashlib.sha256(key_of(record).encode()).digest())[
-        :size
-    ]
+    return sorted(accepted, key=lambda record: short_hash(key_of(record)))[:size]
 
 
 def _shown(content: Any) -> str:

@@ -9,6 +9,13 @@ from lm_polygraph_asmi.files import write_whole
 from lm_polygraph_asmi.validation import check_new, check_writable
 
 
+def once(_: Any, option: click.Parameter, values: tuple[str, ...]) -> str | None:
+    """The value of an option that may be given once, where click takes the last."""
+    if len(values) > 1:
+        raise click.UsageError(f"{option.opts[0]} is given {len(values)} times: join the sheets")
+    return values[0] if values else None
+
+
 @click.command(short_help="Threshold with a risk guarantee, from labels.")
 @click.argument("rows", required=False, type=click.Path(exists=True, dir_okay=False))
 @click.option("--risk", type=float, required=True, help="Error rate to guarantee, such as 0.1.")
@@ -29,6 +36,8 @@ from lm_polygraph_asmi.validation import check_new, check_writable
 @click.option("--run", type=click.Path(exists=True), help="Finished benchmark run, not ROWS.")
 @click.option(
     "--labels",
+    callback=once,
+    multiple=True,
     type=click.Path(exists=True, dir_okay=False),
     help="With ROWS: their sheet of `score --sheet`, with labels; one that is sorted, as far as it "
     "is labelled from the surest answer on.",

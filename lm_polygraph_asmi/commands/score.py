@@ -204,6 +204,8 @@ class Work(NamedTuple):
         ):
             if file and Path(file).suffix.lower() not in suffixes:
                 raise ValueError(f"expected {name} with a name in {suffixes[0]}, got {file}")
+        if self.sample and not self.sheet:
+            raise ValueError("--sample draws rows of a sheet: name one with --sheet")
         if self.sheet and not self.out:
             raise ValueError("--sheet labels the results of a file: name one with --out")
         if self.sheet:

@@ -62,6 +62,9 @@ def with_labels(rows: Sequence[Row], sheets: Sequence[str | Path]) -> list[Row]:
         for key, found in read_sheet(sheet, {*keys} - {""}):
             if found and labels.get(key):
                 raise ValueError(f"{sheet}: an answer has a label in another sheet, too: keep one")
+            if "correct" in found and "quality" not in found:
+                with placing(f"{sheet}, key {key}"):
+                    is_wrong(found)
             labels[key] = labels.get(key) or found
     without = dict.fromkeys(LABELS)
     return [
@@ -95,14 +98,21 @@ def check_once(known: dict[str, int], row: Row, digest: str | None = None) -> No
 
 
 @contextmanager
+def placing(place: str) -> Iterator[None]:
+    """Errors name a place."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from error
+
+
+@contextmanager
 def naming(row: Row) -> Iterator[None]:
     """Errors name the row; a row that cannot be read is one."""
-    try:
+    with placing(f"row {row.number}"):
         if row.error is not None:
             raise ValueError(row.error)
         yield
-    except ValueError as error:
-        raise ValueError(f"row {row.number}: {error}") from error
 
 
 def identity_of(name: str, value: Any) -> str:
@@ -153,6 +163,8 @@ def question_of(content: Mapping[str, Any]) -> Any:
     """The prompt of a row, or its `id` in a table of another score; ValueError: neither."""
     if prompt := content.get("prompt") or content.get("messages"):
         return prompt
+    if content.get("id") is None:
+        raise ValueError('expected a "prompt", or an "id" in a table of another score, got neither')
     return f"id {identity_of('id', content.get('id'))}"
 
 

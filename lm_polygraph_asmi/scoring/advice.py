@@ -17,6 +17,8 @@ OPENING = "([{<\"'`/\\-_@#$€£“‘«„¿¡"
 """Characters that an answer may follow without a space."""
 CLOCKS = {"strftime_now", "datetime", "now", "utcnow", "today", "localtime"}
 """Names by which a template reads the clock."""
+PROMPT_END = 30
+"""Characters, without white space and quotes, by which the end of a prompt is known again."""
 SOME_ANSWER = "Edda"
 MEANT_FOR_THE_MODEL = re.compile(
     r"(content|reasoning_content|reasoning|thinking|"
@@ -179,11 +181,18 @@ def repeated_prompt(tokenizer: Any, prompt_ids: Sequence[int], answer: str) -> s
 
     Words that go on, as in a list, are none: the end is a mark such as "Answer:", or a whole line.
     """
-    special, start = {*tokenizer.all_special_ids}, answer.lstrip()
+    special, start = {*tokenizer.all_special_ids}, answer.lstrip().casefold()
     parts = groupby(prompt_ids, key=special.__contains__)
     texts = [decode(tokenizer, [*ids]) for is_special, ids in parts if not is_special]
     # Without special tokens, between which an answer's header stands alone, such as "assistant".
-    for before in (decode(tokenizer, prompt_ids).rstrip(), "\n".join(texts).rstrip()):
+    plain = "\n".join(texts).casefold().rstrip()
+    end = _squeezed(plain)[-PROMPT_END:]
+    if len(end) == PROMPT_END and end in _squeezed(start):
+        return (
+            f"The answer contains the end of the prompt, {plain[-40:]!r}: pass only what follows "
+            "the prompt, not the whole output of `generate`."
+        )
+    for before in (decode(tokenizer, prompt_ids).casefold().rstrip(), plain):
         lengths = range(min(len(before), len(start)), 1, -1)
         end = next((start[:n] for n in lengths if before.endswith(start[:n])), "").rstrip()
         is_line = before.removesuffix(end).endswith("\n")

@@ -13,7 +13,7 @@ from lm_polygraph_asmi.validation import check_one_of
 
 ROW_ERRORS = (ValueError, FloatingPointError)
 """Errors of a row, its content or its numbers; others are ours, or the machine's."""
-_JSON_ROW = r'[\[{].*"(prompt|messages)"\s*:'
+_JSON_ROW = r"""[\[{].*["'](prompt|messages)["']\s*:"""
 TEXTS = ("", ".txt", ".md", ".prompt")
 """Suffixes of files whose text is one prompt."""
 
@@ -127,7 +127,9 @@ def _holds_rows(text: str) -> bool:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if re.match(rf"(?s)\s*{_JSON_ROW}", text) or any(re.match(_JSON_ROW, line) for line in lines):
         return True
-    for line, separator in product(lines[:-1], SEPARATORS):
+    if sum(re.fullmatch(r"\{.*\},?", line) is not None for line in lines) > 1:
+        return True
+    for line, separator in product(lines[:-1], (*SEPARATORS, "|")):
         names = [name.strip(" \"'").lower() for name in line.split(separator)]
         words = all(re.fullmatch(r"\w+", name) for name in names)  # of prose, several
         others = len({*names} & {*ROW}) > 1 or (line is lines[0] and words and len(names) > 1)

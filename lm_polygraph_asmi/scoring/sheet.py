@@ -82,6 +82,8 @@ def read_sheet(path: str | Path, keys: Collection[str]) -> Iterator[tuple[str, d
     `keys`: those of the scored rows. Raises ValueError, naming the row: a key that is missing,
     unknown or seen before; a column whose name is nearly that of a label.
     """
+    if Path(path).suffix.lower() not in (".csv", ".tsv"):
+        raise ValueError(f"{path}: expected a sheet of labels, a .csv file")
     known = dict[str, int]()
     for row in read_table(path, ("key",), strict_text=False):
         place = f"{path}, row {row.number}"

@@ -21,12 +21,12 @@ from lm_polygraph_asmi.decisions.labels import (
     question_of,
     with_labels,
 )
-from lm_polygraph_asmi.decisions.risk_control import ordered_threshold
+from lm_polygraph_asmi.decisions.risk_control import ordered_threshold, thinned_rows
 from lm_polygraph_asmi.files import parse_json, to_json
 from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
 from lm_polygraph_asmi.scoring.provenance import NAMES, names_that_count
-from lm_polygraph_asmi.scoring.sheet import is_sheet, order_of
-from lm_polygraph_asmi.scoring.signals import column_of
+from lm_polygraph_asmi.scoring.sheet import RANK, is_sheet, order_of, write_sheet
+from lm_polygraph_asmi.scoring.signals import column_of, signal_of
 from lm_polygraph_asmi.tables import LINES, Row, read_table
 from lm_polygraph_asmi.validation import check_at_least_one, describe_fields
 
@@ -124,8 +124,6 @@ def _calibrated_in_order(
     about: Mapping[str, Any],
 ) -> Calibration:
     """What labels from the surest answer on give so far, and what to label next."""
-    from lm_polygraph_asmi.decisions.ordered import surest_first
-
     scored = [row for row in rows if column_of(signal)[0] or row.content.get("digest")]
     kept, values = surest_first(scored, signal, largest)
     known = {row.number: wrong for row, wrong in labels_of(rows, about["right_from"])}
@@ -152,6 +150,40 @@ def _calibrated_in_order(
         **about,
         **_described(inputs, answers_of(inputs, signal)),
     )
+
+
+def write_ordered_sheet(
+    scores: str | Path, sheet: str | Path, signal: str, largest: int | None = None
+) -> int:
+    """Write a sheet of scored answers, the surest first, one a cluster; returns how many.
+
+    Args:
+        scores: a file that `score_file` wrote.
+        sheet: a new CSV; people label from its top, and may stop at any row.
+        signal: by which answers are sorted, and later accepted; not "best" or "learned".
+        largest: most answers of a later cluster, as for `calibrate_rows`.
+    """
+    signal_of(signal)
+    rows = [row for row in scored_rows(scores) if row.content.get("digest")]
+    kept, values = surest_first(rows, signal, largest)
+    write_sheet((rows[at].content for at in kept), sheet, f"{RANK}{signal}")
+    return len(values)
+
+
+def surest_first(
+    rows: Sequence[Row], signal: str, largest: int | None
+) -> tuple[list[int], np.ndarray]:
+    """Places of the rows with an answer, one a cluster, the surest first, and their signal (N,)."""
+    answers = answers_of(rows, signal)
+    known = [at for at, answer in enumerate(answers) if answer.answered]
+    if not known:
+        raise ValueError("expected scored answers to label, got none")
+    if signal not in (own := answers[known[0]].signals):
+        raise ValueError(f"expected a signal of {', '.join(own)}; got {signal!r}")
+    alone = thinned_rows(cluster_codes(clusters_of([rows[at] for at in known])), largest)
+    values = np.array([answers[known[place]].signals[signal] for place in alone])
+    order = np.argsort(values, kind="stable")
+    return [known[alone[place]] for place in order], values[order]
 
 
 def _described(rows: Sequence[Row], answers: Sequence[UnmaskedAnswer]) -> dict[str, Any]:

@@ -32,7 +32,8 @@ GOLD_NAMES = re.compile("gold|reference|correct|expected|target|truth|ideal|labe
 """Names of right answers, which are copied."""
 ELSEWHERE = {
     "system", "systemprompt", "systemmessage", "instruction", "instructions", "functions",
-    "history", "chathistory", "enablethinking", "toolcalls", "reasoning", "reasoningcontent", "thinking",
+    "history", "chathistory", "enablethinking", "toolcalls", "reasoning", "reasoningcontent",
+    "thinking",
 }  # fmt: skip
 """Names, without case and marks, of fields that belong into the messages or the answer."""
 NO_PROMPT = 'expected a text, or an object with a "prompt", got {}'

@@ -172,7 +172,7 @@ class Work(NamedTuple):
         if not (self.sheet and self.out):
             return
         if self.surest_first:
-            from lm_polygraph_asmi.decisions.ordered import write_ordered_sheet
+            from lm_polygraph_asmi.decisions.rows import write_ordered_sheet
 
             write_ordered_sheet(self.out, self.sheet, self.surest_first, self.largest)
         else:

@@ -5,10 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import numpy as np
 
-from lm_polygraph_asmi.analysis.clusters import RESAMPLES
+from lm_polygraph_asmi.analysis.clusters import RESAMPLES, cluster_codes
 from lm_polygraph_asmi.analysis.labelled import Labelled
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.decisions.calibration import MACHINE, Calibration, Sample, config_of
@@ -21,13 +22,20 @@ from lm_polygraph_asmi.decisions.labels import (
     question_of,
     with_labels,
 )
-from lm_polygraph_asmi.decisions.risk_control import ordered_threshold
+from lm_polygraph_asmi.decisions.risk_control import ordered_threshold, thinned_rows
 from lm_polygraph_asmi.files import parse_json, to_json
 from lm_polygraph_asmi.inputs import LABELS
 from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
 from lm_polygraph_asmi.scoring.provenance import NAMES, names_that_count
-from lm_polygraph_asmi.scoring.sheet import is_sheet, key_of, order_of, read_sheet
-from lm_polygraph_asmi.scoring.signals import column_of
+from lm_polygraph_asmi.scoring.sheet import (
+    RANK,
+    is_sheet,
+    key_of,
+    order_of,
+    read_sheet,
+    write_sheet,
+)
+from lm_polygraph_asmi.scoring.signals import column_of, signal_of
 from lm_polygraph_asmi.tables import LINES, Row, read_table
 from lm_polygraph_asmi.validation import check_at_least_one, describe_fields
 
@@ -135,8 +143,6 @@ def _calibrated_in_order(
     about: Mapping[str, Any],
 ) -> Calibration:
     """What labels from the surest answer on give so far, and what to label next."""
-    from lm_polygraph_asmi.decisions.ordered import surest_first
-
     signal = about["signal"]
     scored = [row for row in rows if row.content.get("digest")]
     kept, values, largest = surest_first(scored, signal, largest)
@@ -183,6 +189,48 @@ def _check_random(answers: Sequence[UnmaskedAnswer], rows: Sequence[Row], signal
                 f"the {len(answers)} labelled answers are those surest by {name}, not random ones: "
                 f"label random rows, or write a sheet with --surest-first {name}"
             )
+
+
+def write_ordered_sheet(
+    scores: str | Path, sheet: str | Path, signal: str, largest: int | None = None
+) -> int:
+    """Write a sheet of scored answers, the surest first, one a cluster; returns how many.
+
+    Args:
+        scores: a file that `score_file` wrote.
+        sheet: a new CSV; people label from its top, and may stop at any row.
+        signal: by which answers are sorted, and later accepted; not "best" or "learned".
+        largest: most answers of a later cluster, as for `calibrate_rows`.
+    """
+    signal_of(signal)
+    rows = [row for row in scored_rows(scores) if row.content.get("digest")]
+    kept, values, _ = surest_first(rows, signal, largest)
+    write_sheet((rows[at].content for at in kept), sheet, f"{RANK}{signal}")
+    return len(values)
+
+
+def surest_first(
+    rows: Sequence[Row], signal: str, largest: int | None
+) -> tuple[list[int], np.ndarray, int]:
+    """Places of the rows with an answer, one a cluster, the surest first; their signal (N,); and
+    the most answers of a cluster, by which they are thinned.
+
+    The draw depends on the keys of the rows alone, so it is the same for the same answers.
+    """
+    answers = answers_of(rows, signal)
+    known = [at for at, answer in enumerate(answers) if answer.answered]
+    if not known:
+        raise ValueError("expected scored answers to label, got none")
+    if signal not in (own := answers[known[0]].signals):
+        raise ValueError(f"expected a signal of {', '.join(own)}; got {signal!r}")
+    known.sort(key=lambda at: key_of(rows[at].content))
+    codes = cluster_codes(clusters_of([rows[at] for at in known]))
+    largest = largest or int(np.bincount(codes).max())
+    seed = crc32("".join(key_of(rows[at].content) for at in known).encode())
+    alone = thinned_rows(codes, largest, seed)
+    values = np.array([answers[known[place]].signals[signal] for place in alone])
+    order = np.argsort(values, kind="stable")
+    return [known[alone[place]] for place in order], values[order], largest
 
 
 def _described(rows: Sequence[Row], answers: Sequence[UnmaskedAnswer]) -> dict[str, Any]:

@@ -186,12 +186,6 @@ def repeated_prompt(tokenizer: Any, prompt_ids: Sequence[int], answer: str) -> s
     texts = [decode(tokenizer, [*ids]) for is_special, ids in parts if not is_special]
     # Without special tokens, between which an answer's header stands alone, such as "assistant".
     plain = "\n".join(texts).casefold().rstrip()
-    end = _squeezed(plain)[-PROMPT_END:]
-    if len(end) == PROMPT_END and end in _squeezed(start):
-        return (
-            f"The answer contains the end of the prompt, {plain[-40:]!r}: pass only what follows "
-            "the prompt, not the whole output of `generate`."
-        )
     for before in (decode(tokenizer, prompt_ids).casefold().rstrip(), plain):
         lengths = range(min(len(before), len(start)), 1, -1)
         end = next((start[:n] for n in lengths if before.endswith(start[:n])), "").rstrip()
@@ -200,10 +194,17 @@ def repeated_prompt(tokenizer: Any, prompt_ids: Sequence[int], answer: str) -> s
         if end and end == before.strip():  # a short prompt may be repeated
             is_line = is_mark = len(prompt_ids) >= 4
         if re.search(r"\w", end) and (is_line or is_mark):
+            shown = answer.lstrip()[: len(end)][-40:]
             return (
-                f"The answer repeats the end of the prompt, {end[-40:]!r}: pass only what follows "
+                f"The answer repeats the end of the prompt, {shown!r}: pass only what follows "
                 "the prompt, not the whole output of `generate`."
             )
+    end = _squeezed(plain)[-PROMPT_END:]
+    if len(end) == PROMPT_END and end in _squeezed(start):
+        return (
+            f"The answer contains the end of the prompt, {plain[-40:]!r}: pass only what follows "
+            "the prompt, not the whole output of `generate`."
+        )
     return None
 
 

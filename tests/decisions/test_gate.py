@@ -200,7 +200,9 @@ def test_rows_without_a_decision(limit):
     result = gate(limit, rows)
     assert (result.answers, result.accepted, result.errors) == (3, 1, 0)
     unlabelled = changed(first, answer=" z", id=5, correct=None)
-    assert gate(limit, [*rows, *numbered(unlabelled)]) == replace(result, unlabelled=1)
+    assert gate(limit, [*rows, *numbered(unlabelled)]) == replace(
+        result, unlabelled=1, share=0.5, most=2
+    )
     failed = {"row": 9, "prompt": None, "error": "no prompt"}
     assert gate(limit, [*rows, *numbered(failed)]) == result
     with pytest.raises(ValueError, match="none among 1"):

@@ -4,7 +4,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -166,7 +166,7 @@ class Work(NamedTuple):
 
     def write_sheet(self) -> None:
         """The sheet of the results, if one is asked for."""
-        from lm_polygraph_asmi.scoring.sheet import sampled, write_sheet
+        from lm_polygraph_asmi.scoring.sheet import write_sheet
         from lm_polygraph_asmi.tables import read_table
 
         if not (self.sheet and self.out):
@@ -177,7 +177,7 @@ class Work(NamedTuple):
             write_ordered_sheet(self.out, self.sheet, self.surest_first, self.largest)
         else:
             records = [row.content for row in read_table(self.out)]
-            write_sheet(sampled(records, self.sample) if self.sample else records, self.sheet)
+            write_sheet(_sampled(records, self.sample) if self.sample else records, self.sheet)
         click.echo(f"Sheet: {self.sheet}")
 
     def _changed(self, content: dict[str, Any]) -> dict[str, Any]:
@@ -234,6 +234,14 @@ class Work(NamedTuple):
         if all(row.error for row in rows):
             raise ValueError(f"{source}, row {rows[0].number}: {rows[0].error}")
         return rows
+
+
+def _sampled(records: Iterable[Mapping[str, Any]], size: int) -> list[Mapping[str, Any]]:
+    """A random sample of the accepted rows, by their keys: the same each time."""
+    from lm_polygraph_asmi.scoring.sheet import key_of
+
+    accepted = [record for record in records if record.get("digest") and record.get("accept")]
+    return sorted(accepted, key=key_of)[:size]  # keys are hashes
 
 
 @contextmanager

@@ -69,15 +69,11 @@ def template_warnings(tokenizer: Any, request: Request, written: str) -> list[st
             "could not be computed again: use a template without chance"
         )
     names, warnings = template_names(tokenizer, request.template.get("tools")), []
-    if not CLOCKS.isdisjoint(names):
+    if changing := sorted({"random", *CLOCKS} & names):
         warnings.append(
-            "The chat template reads the clock: the same messages are another prompt on another "
-            "day, and a calibration may not hold then. Fix the date in the template."
-        )
-    if "random" in names:
-        warnings.append(
-            "The chat template uses `random`: the same messages may be another prompt the next "
-            "time, and a calibration may not hold then. Use a template without chance."
+            f"The chat template uses {changing[0]!r}, the clock or chance: the same messages are "
+            "another prompt on another day, or the next time, and a calibration may not hold "
+            "then. Use a template without it, or fix the date."
         )
     if header := _missing_header(tokenizer, request, written):
         warnings.append(
@@ -199,8 +195,7 @@ def repeated_prompt(tokenizer: Any, prompt_ids: Sequence[int], answer: str) -> s
                 f"The answer repeats the end of the prompt, {shown!r}: pass only what follows "
                 "the prompt, not the whole output of `generate`."
             )
-    end = _squeezed(plain)[-PROMPT_END:]
-    if len(end) == PROMPT_END and end in _squeezed(start):
+    if len(end := _squeezed(plain)[-PROMPT_END:]) == PROMPT_END and end in _squeezed(start):
         return (
             f"The answer contains the end of the prompt, {plain[-40:]!r}: pass only what follows "
             "the prompt, not the whole output of `generate`."

@@ -30,8 +30,8 @@ DTYPES: Mapping[Any, str] = {float: "Float64", int: "Int64", bool: "boolean"}
 def fields_of(kind: type) -> dict[str, str]:
     """Fields that a result, `Score` or `Decision`, has in a row -> types of their columns."""
     kinds: dict[str, Any] = {field.name: field.type for field in fields(kind)}
-    kinds |= {"signals": dict, "ids": list, "digest": str, "error": str}
-    return {n: DTYPES.get((get_args(kind) or (kind,))[0], "string") for n, kind in kinds.items()}
+    types = {n: DTYPES.get((get_args(kind) or (kind,))[0], "string") for n, kind in kinds.items()}
+    return types | dict.fromkeys(("signals", "ids", "digest", "error"), "string")
 
 
 def check_out(
@@ -112,9 +112,7 @@ def record_of(
     row: Row, outcome: Outcome, names: Iterable[str], known: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """A row with its result or error; `known`: `fingerprints` to be saved with the settings."""
-    record = {"row": row.number, **row.content}
-    record.setdefault("correct", None)
-    result = outcome.result
+    record, result = {"row": row.number, "correct": None, **row.content}, outcome.result
     if result is None:
         return record | {"error": outcome.error}
     content = replace(result, settings=result.settings | (known or {})).to_dict()

@@ -336,9 +336,7 @@ class Scorer:
         # At most a token for each byte that is left, and an end.
         left = len(content.encode()) - len(decoded(self.tokenizer, before, start)[1].encode())
         most = left + max((len(stop.encode()) for stop in conditions.stop_strings), default=0) + 1
-        limit = min(most, self.config.max_new_tokens - at)
-        if limit < 1:
-            return []
+        limit = max(1, min(most, self.config.max_new_tokens - at))
         more = self._generation.greedy(torch.cat([prompt_ids, prompt_ids.new_tensor(start)]), limit)
         own = conditions.response([*start, *more], batch_size=2)  # a stop may begin before
         text, offsets = spans(self.tokenizer, before, own)

@@ -61,12 +61,6 @@ def write_sheet(records: Iterable[Mapping[str, Any]], path: str | Path, rank: st
             table.writerow({**record, **(record.get("signals") or {}), rank: number, **shown})
 
 
-def sampled(records: Iterable[Mapping[str, Any]], size: int) -> list[Mapping[str, Any]]:
-    """A random sample of the accepted rows, by their keys: the same each time."""
-    accepted = [record for record in records if record.get("digest") and record.get("accept")]
-    return sorted(accepted, key=lambda record: short_hash(key_of(record)))[:size]
-
-
 def _shown(content: Any) -> str:
     """A text for people: not too long for a cell, and no formula."""
     text = text_of(content)

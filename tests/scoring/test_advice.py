@@ -96,7 +96,9 @@ def test_text_that_a_template_leaves_out_is_named(tokenizer, template, chat, mis
     ],
 )
 def test_a_template_that_reads_the_clock_or_uses_chance(tokenizer, template, kind):
-    assert {*warned(tokenizer, template, user(PROMPT))} - {"leaves out"} == {*filter(None, [kind])}
+    said = warned(tokenizer, template, user(PROMPT))
+    assert ("clock" in said) == (kind is not None)
+    assert kind != "random" or "'random'" in said["clock"]
 
 
 def test_a_template_that_draws_is_refused(model, tokenizer):
@@ -191,7 +193,7 @@ def test_a_score_carries_them(model, tokenizer):
     template = "{{ strftime_now('%d') }}" + THINK.replace("messages", "messages[1:]")
     scorer = Scorer(model, tokenizer=templated(tokenizer, template), mask_rate=0.3)
     chat, answer = [CHAT[0], CHAT[-1]], "<think>\n Brask"
-    expected = ["reads the clock", "leaves out or changes the content of message 1", "repeats"]
+    expected = ["the clock or chance", "leaves out or changes the content of message 1", "repeats"]
     ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
     for given in (answer, ids, torch.tensor(ids)):
         found = scorer.score(chat, given)

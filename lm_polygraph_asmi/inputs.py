@@ -5,6 +5,7 @@ what to write. Nothing is mapped in silence: where two readings are possible, a 
 was taken. This module imports nothing heavy, so bad input raises before a model is loaded.
 """
 
+import html
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,32 +23,37 @@ ROW = (
     "prompt", "messages", "answer", "samples", *TEMPLATE, "id", "context", "cluster", *LABELS,
 )  # fmt: skip
 """Fields of a row that have a meaning; other fields are copied."""
-ANSWERS = frozenset(
-    """
-    response responses output outputs completion completions prediction predictions predicted pred
-    generation generations generated_text generated_answer choices message reply result output_text
-    text_output model_answer model_output model_response model_prediction llm_answer llm_output
-    llm_response assistant assistant_response assistant_message ai_response bot bot_response chosen
-    hypothesis candidate greedy_text greedy_texts
-    """.split()  # noqa: SIM905
+ANSWER_NAMES = re.compile(
+    "answer|response|resps|output|completion|predict|pred$|generat|choices|^message$|reply|^result$|"
+    "^assistant|^bot$|^chosen$|hypothesis|^candidate|^greedytext"
 )
-"""Names under which others keep an answer; refused beside no `answer`."""
-
+"""Names, without case and marks, under which others keep an answer; refused beside no `answer`."""
+GOLD_NAMES = re.compile("gold|reference|correct|expected|target|truth|ideal|label|accepted")
+"""Names of right answers, which are copied."""
+ELSEWHERE = {
+    "system", "systemprompt", "systemmessage", "instruction", "instructions", "functions",
+    "history", "chathistory", "enablethinking", "toolcalls", "reasoning", "reasoningcontent",
+    "thinking",
+}  # fmt: skip
+"""Names, without case and marks, of fields that belong into the messages or the answer."""
 NO_PROMPT = 'expected a text, or an object with a "prompt", got {}'
 
 Messages = Sequence[Mapping[str, Any]]
 Prompt = str | Messages
 Answer = str | Sequence[int]
 
+CURLY = str.maketrans("“”„‘’", '"""\'\'')
 _SPEAKER = (
-    r"\b(?:role|from|type|sender|author|speaker)[\\\"']*\s*[:=]\s*[\\\"'<\w.]*"
+    r"\b_?(?:role|from|type|sender|author|speaker)[\\\"']*\s*[:=]\s*[\\\"'<\w.]*"
     r"\b(?:system|developer|user|human|assistant|ai|gpt|model|tool|function|chatbot|bot|text)\b"
-    r"(?=[\\\"']*\s*(?:[,}\])>\n]|\Z))"
+    r"(?=[\\\"']*\s*(?:[,:}\])>\n]|\Z))"
 )
 """Who says something, as a field of a message or a part."""
 _PAIR = r"[\"'](?:system|developer|user|human|assistant|ai|placeholder)[\"']\s*,"
 _OPEN = r"[\\\"'\s]*(?:(?:\w+:\s*)?-\s+|[A-Za-z_.]*[\[{(])[\[{(\s\\\"']*"
-_BEGINS = re.compile(rf"(?i){_OPEN}(?:{_SPEAKER}|{_PAIR})|\s*(?:role|from)\s*:\s*\w+\s*\n\s*\w+:")
+_BEGINS = re.compile(
+    rf"(?i){_OPEN}(?:{_SPEAKER}|{_PAIR})|\s*(?:role|from)\s*[:=]\s*['\"]?\w+['\"]?\s*\w+\s*[:=]"
+)
 _OPENS = re.compile(_OPEN)
 _SAYS = re.compile(rf"(?i){_SPEAKER}")
 _SAID = re.compile(r"(?i)\b(?:content|value|text|parts|data|message)[\\\"']*\s*[:=]")
@@ -190,9 +196,15 @@ def parse_row(row: Any) -> dict[str, Any]:
         prompt = given["messages"]
         if isinstance(prompt, str):
             raise ValueError(f'"messages": expected a list of messages, got a text: {prompt!r:.60}')
+    for name in given:
+        if _plain(name) in ELSEWHERE and name not in ROW:
+            raise ValueError(
+                f"the field {name!r} would not reach the model: write it into the messages, the "
+                "answer or chat_template_kwargs, as your server does, or rename it"
+            )
     if "answer" not in given:
         for name in given:
-            if str(name).lower() in ANSWERS:
+            if _is_answer(name, given[name]):
                 raise ValueError(
                     f'no field "answer", but {name!r}: rename it "answer" if it is the answer to '
                     "score; else rename it otherwise, and the model's own answer is scored"
@@ -207,11 +219,27 @@ def parse_row(row: Any) -> dict[str, Any]:
     return {"prompt": prompt, **arguments}
 
 
+def _plain(name: Any) -> str:
+    return re.sub(r"[\W_]+", "", str(name)).lower()
+
+
+def _is_answer(name: Any, value: Any) -> bool:
+    """Whether a field's name is that of a model's answer; `answers` that are no text are gold."""
+    plain = _plain(name)
+    if (
+        name in ROW
+        or GOLD_NAMES.search(plain)
+        or (plain == "answers" and not isinstance(value, str))
+    ):
+        return False
+    return ANSWER_NAMES.search(plain) is not None
+
+
 def meant_field(name: Any) -> str | None:
     """The field of `ROW` that another name nearly is, such as "Answer "; None if it is none."""
     if name in (*ROW, "ID", "Id"):
         return None
-    plain = re.sub(r"[\W_]+", "", str(name)).lower()
+    plain = _plain(name)
     return next((field for field in ROW if field.replace("_", "") == plain), None)
 
 
@@ -274,6 +302,7 @@ def chat_as_text(text: str) -> bool:
         >>> chat_as_text("[{'role': 'user', 'content': 'Who?'}]"), chat_as_text("Who is [x]?")
         (True, False)
     """
+    text = html.unescape(re.sub("^\ufeff|^b(?=['\"])", "", text)).translate(CURLY)
     if _PRINTED.match(text) or (_BEGINS.match(text) and _SAID.search(text)):
         return True
     if _BEGINS.match(text):  # pairs of role and text

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from lm_polygraph_asmi.inputs import (
-    ANSWERS,
     TEMPLATE,
     chat_as_text,
     parse_request,
@@ -205,19 +204,33 @@ def test_a_name_that_is_nearly_a_fields(field):
             with pytest.raises(ValueError, match=f"{field!r}"):
                 parse_row(row)
         assert parse_row({"prompt": "Who?", name: None}) == {"prompt": "Who?"}
-    for name in (f"my_{field}", f"{field}2", "question", "note"):
+    others = () if field == "answer" else (f"my_{field}", f"{field}2")
+    for name in (*others, "question", "note"):
         assert parse_row({"prompt": "Who?", name: "x"}) == {"prompt": "Who?"}
 
 
 def test_an_answer_under_another_name():
-    known = {"response", "output", "completion", "prediction", "generated_text", "reply", "choices"}
-    assert known <= ANSWERS
-    for name in [*ANSWERS, "Response", "OUTPUT"]:
+    names = """response output completion prediction generated_text reply choices Response OUTPUT
+    predicted_answer final_answer actual_output resps filtered_resps response_text answers
+    Model-Output llm_answer assistant_message"""
+    for name in ["Model Output", *names.split()]:
         with pytest.raises(ValueError, match=f"'{name}'.*answer"):
             parse_row({"prompt": "Who?", name: " Brask"})
         row = {"prompt": "Who?", name: " Brask", "answer": " Holm"}
         assert parse_row(row) == {"prompt": "Who?", "answer": " Holm"}
         assert parse_row({"prompt": "Who?", name: None}) == {"prompt": "Who?"}
+
+
+def test_right_answers_are_copied():
+    for name in ("gold_answer", "expected_output", "reference_answers", "correct_answer", "target"):
+        assert parse_row({"prompt": "Who?", name: " Brask"}) == {"prompt": "Who?"}
+    assert parse_row({"prompt": "Who?", "answers": {"text": ["Brask"]}}) == {"prompt": "Who?"}
+
+
+def test_what_belongs_into_the_messages():
+    for name in ("system", "system_prompt", "functions", "chat-history", "enable_thinking"):
+        with pytest.raises(ValueError, match=f"'{name}' would not reach the model"):
+            parse_row({"prompt": "Who?", name: "x", "answer": " Brask"})
 
 
 @pytest.mark.parametrize("label", [{"correct": False}, {"quality": 0}])

@@ -9,6 +9,13 @@ from lm_polygraph_asmi.files import write_whole
 from lm_polygraph_asmi.validation import check_new, check_writable
 
 
+def once(_: Any, option: click.Parameter, values: tuple[str, ...]) -> str | None:
+    """The value of an option that may be given once, where click takes the last."""
+    if len(values) > 1:
+        raise click.UsageError(f"{option.opts[0]} is given {len(values)} times: join the sheets")
+    return values[0] if values else None
+
+
 @click.command(short_help="Threshold with a risk guarantee, from labels.")
 @click.argument("rows", required=False, type=click.Path(exists=True, dir_okay=False))
 @click.option("--risk", type=float, required=True, help="Error rate to guarantee, such as 0.1.")
@@ -21,13 +28,16 @@ from lm_polygraph_asmi.validation import check_new, check_writable
 @click.option(
     "--largest",
     type=click.IntRange(min=1),
-    help="Most answers of a cluster that later ones may have; default: the most in ROWS.",
+    help="Most answers of a cluster that later ones may have; default: the most of a cluster that "
+    "have a label, or in a sheet in order, that are scored.",
 )
 @click.option("--out", required=True, type=click.Path(dir_okay=False), help="JSON file to write.")
 @click.option("--html", type=click.Path(dir_okay=False), help="HTML page to write: a chart of it.")
 @click.option("--run", type=click.Path(exists=True), help="Finished benchmark run, not ROWS.")
 @click.option(
     "--labels",
+    callback=once,
+    multiple=True,
     type=click.Path(exists=True, dir_okay=False),
     help="With ROWS: their sheet of `score --sheet`, with labels; one that is sorted, as far as it "
     "is labelled from the surest answer on.",
@@ -72,6 +82,7 @@ def calibrate(
     """
     from rich.console import Console
 
+    from lm_polygraph_asmi.decisions.calibration import Calibration
     from lm_polygraph_asmi.decisions.picture import page_of
     from lm_polygraph_asmi.scoring.sheet import order_of
 
@@ -103,6 +114,13 @@ def calibrate(
 
                 asked |= {"labels": labels, "unlabelled": unlabelled or ()}
                 result = calibrate_rows(str(rows), **asked)
+        if Path(out).exists():
+            earlier, rule = Calibration.load(out), result.guarantee
+            told = ("risk", "confidence", "answers", "largest")
+            if (earlier.name, earlier.signal) != (result.name, result.signal) or any(
+                getattr(earlier.guarantee, name) != getattr(rule, name) for name in told
+            ):
+                check_new(out, "it is of other labels, or was asked otherwise: name another file")
         if html:
             write_whole(html, page_of(result))
         result.save(out)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 SHOWN = 20
 """Rows on screen; the file has all."""
 
-PARAMETERS = [copy(each) for each in score.params if each.name != "surest_first"]
+PARAMETERS = [copy(each) for each in score.params if each.name not in ("surest_first", "largest")]
 """As of `score`, but no option is required or has a default: that is the calibration's."""
 for option in PARAMETERS:
     if isinstance(option, click.Option):
@@ -126,7 +126,7 @@ def larger_cluster(calibration: "Calibration", out: str) -> str:
     except ValueError as error:
         return f"Warning: clusters are unknown: {error}"
     largest = max(Counter(keys).values(), default=0)
-    if allowed is None or largest <= allowed:
+    if largest <= allowed:
         return ""
     return (
         f"Warning: a cluster has {largest} answers, the guarantee allows {allowed}: it is void. "

@@ -4,7 +4,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 LOADING = ("gguf_file", "dtype", "device_map")
 """Options that load the model."""
+SORTED = ("asmi", "sem", "msp", "perplexity", "entropy")
+"""Signals that every score has."""
 MINUTE = 60.0
 
 
@@ -48,6 +50,12 @@ MINUTE = 60.0
     "--surest-first",
     metavar="SIGNAL",
     help="Sort the sheet by this signal, such as msp: label from its top, and stop when you like.",
+)
+@click.option(
+    "--largest",
+    type=click.IntRange(min=1),
+    help="With --surest-first: most answers of a cluster that later ones may have; default: the "
+    "most in ROWS_FILE.",
 )
 @click.option("--html", type=click.Path(dir_okay=False), help="HTML page to write.")
 def score(**options: Any) -> None:
@@ -81,6 +89,7 @@ class Work(NamedTuple):
     sheet: str | None
     html: str | None
     surest_first: str | None = None  # of `score`
+    largest: int | None = None  # of `score`
     sample: int | None = None  # of `decide`
 
     @classmethod
@@ -157,18 +166,18 @@ class Work(NamedTuple):
 
     def write_sheet(self) -> None:
         """The sheet of the results, if one is asked for."""
-        from lm_polygraph_asmi.scoring.sheet import sampled, write_sheet
+        from lm_polygraph_asmi.scoring.sheet import write_sheet
         from lm_polygraph_asmi.tables import read_table
 
         if not (self.sheet and self.out):
             return
         if self.surest_first:
-            from lm_polygraph_asmi.decisions.ordered import write_ordered_sheet
+            from lm_polygraph_asmi.decisions.rows import write_ordered_sheet
 
-            write_ordered_sheet(self.out, self.sheet, self.surest_first)
+            write_ordered_sheet(self.out, self.sheet, self.surest_first, self.largest)
         else:
             records = [row.content for row in read_table(self.out)]
-            write_sheet(sampled(records, self.sample) if self.sample else records, self.sheet)
+            write_sheet(_sampled(records, self.sample) if self.sample else records, self.sheet)
         click.echo(f"Sheet: {self.sheet}")
 
     def _changed(self, content: dict[str, Any]) -> dict[str, Any]:
@@ -180,12 +189,13 @@ class Work(NamedTuple):
 
     def check_files(self) -> None:
         """Raise ValueError for files that cannot be written, or names that do not fit."""
-        from lm_polygraph_asmi.scoring.signals import signal_of
-
         for written in filter(None, (self.out, self.sheet, self.html)):
             check_writable(written)
         if self.surest_first:
-            signal_of(self.surest_first)
+            if self.surest_first not in SORTED:
+                raise ValueError(
+                    f"--surest-first: expected {', '.join(SORTED)}, got {self.surest_first!r}"
+                )
             if not self.sheet:
                 raise ValueError("--surest-first sorts a sheet: name one with --sheet")
         for name, file, suffixes in (
@@ -194,6 +204,8 @@ class Work(NamedTuple):
         ):
             if file and Path(file).suffix.lower() not in suffixes:
                 raise ValueError(f"expected {name} with a name in {suffixes[0]}, got {file}")
+        if self.sample and not self.sheet:
+            raise ValueError("--sample draws rows of a sheet: name one with --sheet")
         if self.sheet and not self.out:
             raise ValueError("--sheet labels the results of a file: name one with --out")
         if self.sheet:
@@ -222,6 +234,14 @@ class Work(NamedTuple):
         if all(row.error for row in rows):
             raise ValueError(f"{source}, row {rows[0].number}: {rows[0].error}")
         return rows
+
+
+def _sampled(records: Iterable[Mapping[str, Any]], size: int) -> list[Mapping[str, Any]]:
+    """A random sample of the accepted rows, by their keys: the same each time."""
+    from lm_polygraph_asmi.scoring.sheet import key_of
+
+    accepted = [record for record in records if record.get("digest") and record.get("accept")]
+    return sorted(accepted, key=key_of)[:size]  # keys are hashes
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """`Calibration`: what labelled answers say of later ones of the same model."""
 
-import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -20,12 +19,10 @@ from lm_polygraph_asmi.decisions.learned import LearnedScore
 from lm_polygraph_asmi.decisions.risk_control import RiskThreshold
 from lm_polygraph_asmi.files import read_json, write_whole
 from lm_polygraph_asmi.results.manifest import model_of
-from lm_polygraph_asmi.scoring.provenance import NAMES, names_that_count
+from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
+from lm_polygraph_asmi.scoring.provenance import NAMES, names_that_count, short_hash
+from lm_polygraph_asmi.scoring.result import Score
 from lm_polygraph_asmi.scoring.signals import LEARNED, signal_of
-
-if TYPE_CHECKING:
-    from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
-    from lm_polygraph_asmi.scoring.result import Score
 
 FORMAT = 11
 COMMAND = "`polygraph_asmi calibrate ROWS --risk RISK --out FILE.json`, or --run RUN for ROWS"
@@ -181,10 +178,8 @@ class Calibration:
             found.append(f"answers {' or '.join(ends)} there, {end} here")
         return found
 
-    def decide(self, answer: "Score | UnmaskedAnswer") -> Decision:
+    def decide(self, answer: Score | UnmaskedAnswer) -> Decision:
         """What it says of a `Score`, or for a signal without masked passes an `UnmaskedAnswer`."""
-        from lm_polygraph_asmi.scoring.result import Score
-
         signals = self._signals(answer)
         value, limit = signals.get(self.signal), self.guarantee.threshold
         reason, accept, warnings = self._refusal(answer, value), None, answer.warnings
@@ -206,7 +201,7 @@ class Calibration:
             score=answer if isinstance(answer, Score) else None,
         )
 
-    def _signals(self, answer: "Score | UnmaskedAnswer") -> dict[str, float]:
+    def _signals(self, answer: Score | UnmaskedAnswer) -> dict[str, float]:
         """Those of the answer, and the learned one if it has what that reads."""
         features = getattr(answer, "features", None)
         if self.learned is None or not features:
@@ -214,7 +209,7 @@ class Calibration:
         (value,) = self.learned({name: values[None] for name, values in features.items()})
         return answer.signals | {LEARNED: float(value)}
 
-    def _refusal(self, answer: "Score | UnmaskedAnswer", value: float | None) -> str:
+    def _refusal(self, answer: Score | UnmaskedAnswer, value: float | None) -> str:
         """Why there is no decision, in a sentence; empty: there may be one."""
         if not answer.answered:
             return EMPTY
@@ -238,10 +233,10 @@ class Calibration:
             f"guarantee: {rule.promise}."
         )
 
-    def _unlike(self, tokens: int | None) -> list[str]:
+    def _unlike(self, tokens: int) -> list[str]:
         """Warns of a prompt that is shorter or longer than all of the calibration."""
         lengths = self.prompt_tokens
-        if not lengths or tokens is None or lengths[0] <= tokens <= lengths[-1]:
+        if not lengths or lengths[0] <= tokens <= lengths[-1]:
             return []
         known = f"{lengths[0]:g} to {lengths[-1]:g}"
         return [f"The prompt has {tokens} tokens, the calibration's {known}: abstain to be safe."]
@@ -328,7 +323,7 @@ class Calibration:
 
 
 def _digest(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+    return short_hash(json.dumps(content, sort_keys=True))
 
 
 def _differ(name: str, there: Any, here: Any) -> str:

@@ -13,7 +13,7 @@ from lm_polygraph_asmi.decisions.calibration import Calibration
 from lm_polygraph_asmi.decisions.decision import Decision
 from lm_polygraph_asmi.decisions.labels import naming
 from lm_polygraph_asmi.files import locked
-from lm_polygraph_asmi.inputs import text_of
+from lm_polygraph_asmi.inputs import LABELS, text_of
 from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
 from lm_polygraph_asmi.scoring.output import Output, check_out
 from lm_polygraph_asmi.scoring.rows import Outcome
@@ -30,8 +30,6 @@ def column_answers(rows: Sequence[Row], signal: str) -> list[UnmaskedAnswer]:
     answers = []
     for row in rows:
         with naming(row):
-            if row.error is not None:
-                raise ValueError(row.error)
             answers.append(_answer(row.content, signal))
     if len(answers) > 1 and len({answer.signals[signal] for answer in answers}) == 1:
         raise ValueError(f"column {column_of(signal)[0]!r} has the same number in all rows")
@@ -40,6 +38,8 @@ def column_answers(rows: Sequence[Row], signal: str) -> list[UnmaskedAnswer]:
 
 def _answer(content: Mapping[str, Any], signal: str) -> UnmaskedAnswer:
     name, sign = column_of(signal)
+    if name in (*LABELS, *DECIDED, "id", "row", "cluster"):
+        raise ValueError(f"column {name!r}: expected a score of another name, got this field")
     value = content.get(name)
     try:
         number = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
@@ -93,4 +93,4 @@ def decide_table(
                 record |= {"correct": record.get("correct"), "digest": Decision.digest(record)}
             file.add(record)
             seen(row, Outcome(row.number - 1, row.content.get("id"), found, error))
-        file.finish(None)
+        file.finish()

@@ -15,7 +15,6 @@ from lm_polygraph_asmi.model import scoring_session
 from lm_polygraph_asmi.scoring.rows import Outcome, outcomes
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.signals import signal_of
-from lm_polygraph_asmi.scoring.unmasked import fingerprints, read
 
 if TYPE_CHECKING:
     from lm_polygraph.utils.model import Model
@@ -69,10 +68,10 @@ class Decider:
             found: Any = (
                 scorer.score(prompt, answer, samples, **template)
                 if signal.masked
-                else read(scorer, prompt, answer, signal.states, **template)
+                else scorer.read(prompt, answer, signal.states, **template)
             )
             if any(name in self.calibration.settings for name in MACHINE):
-                found = replace(found, settings=found.settings | fingerprints(scorer))
+                found = replace(found, settings=found.settings | scorer.fingerprints())
         return self.calibration.decide(found)
 
     def score_many(

@@ -84,6 +84,8 @@ class Decision:
         """Hash of what in a line belongs together: what was decided, how, and the result."""
         names = ("signal", "value", "accept", "threshold", "reason", "calibration")
         result = [line.get(name) for name in names]
+        if column_of(str(line.get("signal")))[0]:  # its question may be known by the id alone
+            result.append(line.get("id"))
         return digest_of({**line, "score": result, "msp": None})
 
     @property

@@ -8,7 +8,8 @@ Ramdas (2024), Estimating means of bounded random variables by betting.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -62,12 +63,14 @@ class RiskGate:
     p_holds: float  # p-value of "the risk is exceeded"
     p_violated: float  # of "the risk is held"
     unlabelled: int = 0  # accepted answers without a label, which are not counted
+    share: float = 1.0  # of all decided answers, with or without a label, that is accepted
+    most: int = 1  # answers of a cluster, with or without a label
 
     @property
     def least_holds(self) -> int:
         """How many accepted answers, all right, each a cluster of its own, would give `holds`."""
-        rule, largest = self.guarantee, self.guarantee.largest or 1
-        gains = BETS * rule.risk / ((1 - rule.risk) * largest)
+        rule = self.guarantee
+        gains = BETS * rule.risk / ((1 - rule.risk) * rule.largest)
         return least_wins(gains, 1 - rule.confidence)
 
     def __str__(self) -> str:
@@ -80,14 +83,13 @@ class RiskGate:
         least = ""
         if self.outcome == "inconclusive" and self.accepted < self.least_holds:
             least = f" At least {self.least_holds} accepted answers are needed for holds."
-        if self.left_out:
+        if self.most > self.guarantee.largest:
             least += (
-                f" A cluster has more answers than the guarantee allows, so it is void for them: "
-                f"{self.left_out} are left out."
+                f" A cluster has {self.most} answers, more than the {self.guarantee.largest} of "
+                f"the guarantee, which is void for them: {self.left_out} are left out."
             )
-        share = (self.accepted + self.unlabelled) / (self.answers + self.unlabelled)
-        accepts = f"Accepted: {share:.0%} of these answers"
-        if share == 1:
+        accepts = f"Accepted: {self.share:.0%} of these answers"
+        if self.share == 1:
             accepts = "These are accepted answers alone, so which share is accepted is unknown"
         return (
             f"{self.outcome}: {found} (guarantee: {self.guarantee.promise}).{least} {accepts}; "
@@ -109,68 +111,54 @@ def risk_gate(guarantee: RiskThreshold, accepted: ArrayLike, answers: Labelled) 
         >>> gate.outcome, gate.least_holds
         ('holds', 35)
     """
-    new = _Answers(guarantee, accepted, answers)
-    errors, n, level = new.wrong & new.accepted, new.accepted, 1 - guarantee.confidence
-    p_holds, p_violated = (side(errors, n, guarantee.risk, new) for side in (_p_below, _p_above))
+    import pandas as pd
+
+    if guarantee.threshold is None:
+        limits = f"calibrate on more labels, or with a larger risk. {guarantee.limits}"
+        raise ValueError(f"expected a guarantee with a threshold, got none: {limits}")
+    answers.columns(accepted=accepted)  # raises unless there is one for each answer
+    earlier = pd.Series(answers.codes).groupby(answers.codes).cumcount().to_numpy()
+    rows = np.flatnonzero(earlier < guarantee.largest)
+    codes, kept = answers.codes[rows], binary(accepted=accepted)[rows]
+    errors, level = answers.wrong[rows] & kept, 1 - guarantee.confidence
+
+    def at_least(share: float) -> float:
+        """p-value of "this share of accepted answers is wrong, or more"; falls with the share."""
+        return _p_value(codes, errors - share * kept, (1 - share) * guarantee.largest, BETS)
+
+    def at_most(share: float) -> float:
+        """p-value of "this share of accepted answers is wrong, or less"; rises with the share."""
+        return _p_value(codes, share * kept - errors, share * guarantee.largest, SMALL_BETS)
+
+    p_holds, p_violated = at_least(guarantee.risk), at_most(guarantee.risk)
     outcome = "violated" if p_violated <= LEVEL else "inconclusive"
     if outcome != "violated" and p_holds <= level:
         outcome = "holds"
+    # The ends of the interval: the outermost shares that a test does not reject.
+    ends = range(1, ENDS)
     return RiskGate(
-        outcome, guarantee, len(n), new.clusters, len(answers) - len(n), int(n.sum()),
-        int(errors.sum()), _end(_p_above, errors, n, new, LEVEL),
-        _end(_p_below, errors, n, new, level), p_holds, p_violated,
-    )  # fmt: skip
+        outcome=outcome,
+        guarantee=guarantee,
+        answers=len(rows),
+        clusters=answers.n_clusters,
+        left_out=len(answers) - len(rows),
+        accepted=int(kept.sum()),
+        errors=int(errors.sum()),
+        low=bisect_left(ends, True, key=lambda end: at_most(end / ENDS) > LEVEL) / ENDS,
+        high=(1 + bisect_left(ends, True, key=lambda end: at_least(end / ENDS) <= level)) / ENDS,
+        p_holds=p_holds,
+        p_violated=p_violated,
+    )
 
 
-class _Answers:
-    """New answers, of each cluster the first `largest` in the order of rows."""
+def _p_value(codes: np.ndarray, excess: np.ndarray, worst: float, bets: np.ndarray) -> float:
+    """p-value of "the sum of `excess` (n,), at most `worst`, over a cluster has a mean >= 0".
 
-    def __init__(self, guarantee: RiskThreshold, accepted: ArrayLike, answers: Labelled) -> None:
-        import pandas as pd
-
-        if guarantee.threshold is None:
-            limits = f"calibrate on more labels, or with a larger risk. {guarantee.limits}"
-            raise ValueError(f"expected a guarantee with a threshold, got none: {limits}")
-        answers.columns(accepted=accepted)
-        counts = np.bincount(answers.codes)
-        earlier = pd.Series(answers.codes).groupby(answers.codes).cumcount().to_numpy()
-        single = 1 if guarantee.single else None
-        self.largest = guarantee.largest or single or int(counts.max())
-        self.rows = np.flatnonzero(earlier < self.largest)
-        self.codes, self.clusters = answers.codes[self.rows], len(counts)
-        self.accepted = binary(accepted=accepted)[self.rows]
-        self.wrong = answers.wrong[self.rows]
-
-    def p_value(self, excess: np.ndarray, worst: float, bets: np.ndarray) -> float:
-        """p-value of "the sum of `excess` (n,), at most `worst`, over a cluster has a mean >= 0".
-
-        `bets` (stakes,) are shares of the stake that a cluster of the worst answers would lose.
-        """
-        sums, times = np.unique(np.bincount(self.codes, excess, self.clusters), return_counts=True)
-        gains = np.log1p(-bets[:, None] / (worst * self.largest) * sums) @ times
-        return float(np.exp(-max(0.0, np.logaddexp.reduce(gains) - np.log(len(bets)))))
-
-
-def _p_below(hits: np.ndarray, of: np.ndarray, share: float, new: _Answers) -> float:
-    """p-value of "hits are at least this share of the rows `of`"; never rises with the share."""
-    return new.p_value(hits - share * of, 1 - share, BETS)
-
-
-def _p_above(hits: np.ndarray, of: np.ndarray, share: float, new: _Answers) -> float:
-    """p-value of "hits are at most this share of the rows `of`"; never falls with the share."""
-    return new.p_value(share * of - hits, share, SMALL_BETS)
-
-
-def _end(
-    side: Callable[..., float], hits: np.ndarray, of: np.ndarray, new: _Answers, level: float
-) -> float:
-    """End of the interval of a share: the outermost share that the test does not reject."""
-    upper = side is _p_below
-
-    def beyond(end: int) -> bool:
-        return (side(hits, of, end / ENDS, new) <= level) == upper
-
-    return (bisect_left(range(1, ENDS), True, key=beyond) + upper) / ENDS
+    `bets` (stakes,) are shares of the stake that a cluster of the worst answers would lose.
+    """
+    sums, times = np.unique(np.bincount(codes, excess), return_counts=True)
+    gains = np.log1p(-bets[:, None] / worst * sums) @ times
+    return float(np.exp(-max(0.0, np.logaddexp.reduce(gains) - np.log(len(bets)))))
 
 
 def gate(
@@ -185,19 +173,17 @@ def gate(
     """
     right_from = calibration.right_from if right_from is None else right_from
     calibrated, known = set(calibration.question_digests), dict[str, int]()
-    wrong, accepted, counted, unlabelled = [], [], [], 0
+    wrong, accepted, decided, labelled = [], [], list[Row](), list[int]()
     for row in rows:
         with naming(row):
-            if row.error is not None:
-                raise ValueError(row.error)
             if row.content.get("error") and "digest" not in row.content:
                 continue
             _check(row, calibration)
             if row.content["reason"] == EMPTY:
                 continue
-            accepts = bool(row.content["accept"])
-            if accepts and all(row.content.get(name) is None for name in LABELS):
-                unlabelled += 1
+            decided.append(row)
+            accepted.append(bool(row.content["accept"]))
+            if accepted[-1] and all(row.content.get(name) is None for name in LABELS):
                 continue
             question = question_of(row.content)
             if digest_of_texts(question) in calibrated:
@@ -205,16 +191,22 @@ def gate(
             answer = row.content.get("answer") or ""
             tokens = tuple(answer) if isinstance(answer, list) else answer
             check_once(known, row, digest_of_texts(question, tokens))
-            counted.append(row)
-            accepted.append(accepts)
-            wrong.append(accepts and is_wrong(row.content, right_from))
-    if not counted or (unlabelled and not any(accepted)):
+            labelled.append(len(decided) - 1)
+            wrong.append(accepted[-1] and is_wrong(row.content, right_from))
+    unlabelled, kept = len(decided) - len(labelled), np.array(accepted, bool)[labelled]
+    if not labelled or (unlabelled and not kept.any()):
         raise ValueError(
             f"expected at least one accepted answer with a label, got none among {unlabelled}: "
             'fill "correct" (true or false), or name the sheet with --labels'
         )
-    found = risk_gate(calibration.guarantee, accepted, Labelled(wrong, clusters_of(counted)))
-    return replace(found, unlabelled=unlabelled)
+    clusters = clusters_of(decided)
+    counted = Labelled(wrong, [clusters[at] for at in labelled])
+    return replace(
+        risk_gate(calibration.guarantee, kept, counted),
+        unlabelled=unlabelled,
+        share=float(np.mean(accepted)),
+        most=max(Counter(clusters).values()),
+    )
 
 
 def _check(row: Row, calibration: Calibration) -> None:

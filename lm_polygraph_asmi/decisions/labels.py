@@ -1,16 +1,18 @@
 """Labelled rows: what is wrong, and which rows belong together."""
 
-import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lm_polygraph_asmi.analysis.clusters import text_clusters
 from lm_polygraph_asmi.analysis.right import below_right
 from lm_polygraph_asmi.files import to_json
 from lm_polygraph_asmi.inputs import LABELS, text_of
+from lm_polygraph_asmi.scoring.provenance import short_hash
 from lm_polygraph_asmi.scoring.sheet import key_of, read_sheet
 from lm_polygraph_asmi.tables import Row
 from lm_polygraph_asmi.validation import check_number, describe_fields, identity, same_text
@@ -55,7 +57,15 @@ def with_labels(rows: Sequence[Row], sheets: Sequence[str | Path]) -> list[Row]:
     if not sheets:
         return list(rows)
     keys = [key_of(row.content) if row.content.get("digest") else "" for row in rows]
-    labels = dict(label for sheet in sheets for label in read_sheet(sheet, {*keys} - {""}))
+    labels: dict[str, dict[str, Any]] = {}
+    for sheet in sheets:
+        for key, found in read_sheet(sheet, {*keys} - {""}):
+            if found and labels.get(key):
+                raise ValueError(f"{sheet}: an answer has a label in another sheet, too: keep one")
+            if "correct" in found and "quality" not in found:
+                with placing(f"{sheet}, key {key}"):
+                    is_wrong(found)
+            labels[key] = labels.get(key) or found
     without = dict.fromkeys(LABELS)
     return [
         row._replace(content=row.content | without | labels.get(key, {}))
@@ -71,8 +81,6 @@ def labels_of(rows: Sequence[Row], right_from: float | None = None) -> list[tupl
     labels, known = list[tuple[Row, bool]](), dict[str, int]()
     for row in rows:
         with naming(row):
-            if row.error is not None:
-                raise ValueError(row.error)
             if any(row.content.get(name) is not None for name in LABELS):
                 labels.append((row, is_wrong(row.content, right_from)))
                 check_once(known, row)
@@ -90,12 +98,21 @@ def check_once(known: dict[str, int], row: Row, digest: str | None = None) -> No
 
 
 @contextmanager
-def naming(row: Row) -> Iterator[None]:
-    """Errors name the row."""
+def placing(place: str) -> Iterator[None]:
+    """Errors name a place."""
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"row {row.number}: {error}") from error
+        raise ValueError(f"{place}: {error}") from error
+
+
+@contextmanager
+def naming(row: Row) -> Iterator[None]:
+    """Errors name the row; a row that cannot be read is one."""
+    with placing(f"row {row.number}"):
+        if row.error is not None:
+            raise ValueError(row.error)
+        yield
 
 
 def identity_of(name: str, value: Any) -> str:
@@ -133,29 +150,25 @@ def joined(clusters: Sequence[str], prompts: Sequence[Any]) -> list[str]:
 
     A question that is labelled twice is one piece of evidence, whatever its clusters say.
     """
-    by_prompt: dict[str, str] = {}
-    replaced: dict[str, str] = {}
-
-    def last(key: str) -> str:
-        while key in replaced:
-            key = replaced[key]
-        return key
-
-    for key, prompt in zip(clusters, prompts, strict=True):
-        first = last(by_prompt.setdefault(same_text(text_of(prompt)), key))
-        if first != last(key):
-            replaced[last(key)] = first
-    return list(map(last, clusters))
+    keys, codes = np.unique(clusters, return_inverse=True)
+    first: dict[str, int] = {}
+    for row, prompt in enumerate(prompts):
+        kept = codes[first.setdefault(same_text(text_of(prompt)), row)]
+        if codes[row] != kept:
+            codes[codes == codes[row]] = kept
+    return list(keys[codes].tolist())
 
 
 def question_of(content: Mapping[str, Any]) -> Any:
     """The prompt of a row, or its `id` in a table of another score; ValueError: neither."""
     if prompt := content.get("prompt") or content.get("messages"):
         return prompt
+    if content.get("id") is None:
+        raise ValueError('expected a "prompt", or an "id" in a table of another score, got neither')
     return f"id {identity_of('id', content.get('id'))}"
 
 
 def digest_of_texts(*texts: Any) -> str:
     """Hash of a question, and maybe its answer, text or token ids; see `same_text`."""
     compared = [list(t) if isinstance(t, tuple) else same_text(text_of(t)) for t in texts]
-    return hashlib.sha256(to_json(compared, str).encode()).hexdigest()[:16]
+    return short_hash(to_json(compared, str))

@@ -39,7 +39,7 @@ def bounds_of(calibration: Calibration) -> tuple[list[Bound], int]:
     tests = tests_of(
         (sample.values, sample.wrong, cluster_codes(sample.clusters)), rule.risk,
         1 - (1 - rule.confidence) / rule.signals, rule.share, sample.unlabelled,
-        rule.largest if rule.largest and rule.labels is None else 1,
+        rule.largest if rule.labels is None else 1,
     )  # fmt: skip
     score, wrong, codes = tests.rows
     for grid, level in tests.grids:

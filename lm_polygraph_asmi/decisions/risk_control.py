@@ -43,7 +43,7 @@ class RiskThreshold:
     base_rate: float | None  # error rate of all answers; None: not known, labelled in order
     answers: int
     clusters: int
-    largest: int | None = None  # most answers of a later cluster; None: not recorded
+    largest: int = 1  # most answers of a later cluster
     share: float = 0.0  # of the clusters, which made choices and did not test
     tested: int | None = None  # clusters that test; None: not recorded
     signals: int = 1  # tried, each at an equal part of the level; this one accepts most
@@ -55,15 +55,10 @@ class RiskThreshold:
         return max(0.0, ((self.base_rate or 0.0) - self.risk) / (1 - self.risk))
 
     @property
-    def single(self) -> bool:
-        """Whether each cluster has one answer."""
-        return self.answers == self.clusters
-
-    @property
     def promise(self) -> str:
         """The guarantee, in words; the confidence is over samples of labelled answers."""
-        most = self.largest or 1
-        clusters = f", if no cluster has more than {most} answers" if most > 1 else ""
+        most = f", if no cluster has more than {self.largest} answers"
+        clusters = most if self.largest > 1 else ""
         return (
             f"with {100 * self.confidence:g}% confidence, at most {100 * self.risk:g}% of accepted "
             f"answers are wrong{clusters}"
@@ -208,8 +203,7 @@ def ordered_threshold(
         )
     known = ~np.isnan(label)
     binary(wrong=label[known])
-    keys = list(map(str, range(len(score))))
-    rule = risk_threshold(score, label != 0, keys, risk, confidence)
+    rule = risk_threshold(score, label != 0, list(map(str, range(len(score)))), risk, confidence)
     order, following = np.argsort(score, kind="stable"), list[float]()
     for grid, level in _grids(score, len(score), risk, confidence):
         passed, possible = (
@@ -354,19 +348,14 @@ def p_value(
         >>> round(p_value(keep, errors, np.arange(30), 0.1, 1), 3)  # 0.9 to the power of 30
         0.042
     """
+    from scipy.special import bdtr
+
     if largest == 1:
-        return float(_binomial((keep & errors).sum(), keep.sum(), risk))
+        return float(bdtr((keep & errors).sum(), keep.sum(), risk)) if keep.any() else 1.0
     gains = _gains(keep, errors, codes, risk, largest)
     gains = gains[:, np.random.default_rng(SEED).permutation(gains.shape[1])]
     log_capital = np.logaddexp.reduce(gains.cumsum(1), axis=0) - np.log(len(BETS))
     return float(np.exp(-max(0.0, log_capital.max())))
-
-
-def _binomial(errors: np.ndarray, kept: np.ndarray, risk: float) -> np.ndarray:
-    """Probability of at most so many errors among `kept` answers; 1 for none."""
-    from scipy.special import bdtr
-
-    return np.where(kept > 0, bdtr(errors, np.maximum(kept, 1), risk), 1.0)
 
 
 def _gains(

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import numpy as np
 
@@ -21,12 +22,20 @@ from lm_polygraph_asmi.decisions.labels import (
     question_of,
     with_labels,
 )
-from lm_polygraph_asmi.decisions.risk_control import ordered_threshold
+from lm_polygraph_asmi.decisions.risk_control import ordered_threshold, thinned_rows
 from lm_polygraph_asmi.files import parse_json, to_json
+from lm_polygraph_asmi.inputs import LABELS
 from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
 from lm_polygraph_asmi.scoring.provenance import NAMES, names_that_count
-from lm_polygraph_asmi.scoring.sheet import is_sheet, order_of
-from lm_polygraph_asmi.scoring.signals import column_of
+from lm_polygraph_asmi.scoring.sheet import (
+    RANK,
+    is_sheet,
+    key_of,
+    order_of,
+    read_sheet,
+    write_sheet,
+)
+from lm_polygraph_asmi.scoring.signals import column_of, signal_of
 from lm_polygraph_asmi.tables import LINES, Row, read_table
 from lm_polygraph_asmi.validation import check_at_least_one, describe_fields
 
@@ -34,6 +43,8 @@ if TYPE_CHECKING:
     from lm_polygraph_asmi.scoring.scorer import Scorer
 
 Rows = str | Path | Iterable[Row | Mapping[str, Any]]
+FEW = 5
+"""Of fewer answers, with or without a label, all may be surer than the others by chance."""
 SCORE = "`polygraph_asmi score ROWS --model M --out answers.jsonl --sheet labels.csv`"
 
 
@@ -83,12 +94,16 @@ def calibrate_rows(
         "right_from": right_from,
     }
     if order is not None:
-        if signal != order or unlabelled:
+        if signal != order:
             raise ValueError(
-                f"{labels} is sorted by {order}, from the surest on, so {order} is tested, on no "
-                f"other rows, not {signal!r}: best and learned need labels of random rows"
+                f"{labels} is sorted by {order}, from the surest on, so {order} is tested, not "
+                f"{signal!r}: best and learned need labels of random rows"
             )
-        return _calibrated_in_order(named, signal, risk, confidence, largest, about)
+        if unlabelled:
+            raise ValueError("a sheet in order has its unlabelled rows: leave --unlabelled out")
+        return _calibrated_in_order(
+            named, labels, risk, confidence, largest, about | {"signal": order}
+        )
     labelled = labels_of(named, right_from)
     saved = answers_of([row for row, _ in labelled], signal)
     known = [(*label, one) for label, one in zip(labelled, saved, strict=True) if one.answered]
@@ -98,6 +113,7 @@ def calibrate_rows(
             f'{", all empty" if labelled else ""}: fill "correct" (true or false), or "quality"'
         )
     inputs, wrong, answers = map(list, zip(*known, strict=True))
+    _check_random(answers, named, signal)
     quality: list[Any] = [row.content.get("quality") for row in inputs]
     left_out = {
         "without a label": len(every) - len(labelled),
@@ -120,23 +136,27 @@ def calibrate_rows(
 
 def _calibrated_in_order(
     rows: Sequence[Row],
-    signal: str,
+    sheet: str | Path | None,
     risk: float,
     confidence: float,
     largest: int | None,
     about: Mapping[str, Any],
 ) -> Calibration:
     """What labels from the surest answer on give so far, and what to label next."""
-    from lm_polygraph_asmi.decisions.ordered import surest_first
-
-    scored = [row for row in rows if column_of(signal)[0] or row.content.get("digest")]
-    kept, values = surest_first(scored, signal, largest)
+    signal = about["signal"]
+    scored = [row for row in rows if row.content.get("digest")]
+    kept, values, largest = surest_first(scored, signal, largest)
+    keys = [key_of(scored[at].content) for at in kept]
+    if {*keys} != {key for key, _ in read_sheet(str(sheet), [key_of(r.content) for r in scored])}:
+        raise ValueError(
+            f"{sheet} has not the answers that are in order now: rows were scored again, added or "
+            "removed, or --largest differs. The ranks are of all answers, so they stay as they "
+            "were when the sheet was written: write another one"
+        )
     known = {row.number: wrong for row, wrong in labels_of(rows, about["right_from"])}
     labels = [known.get(scored[at].number) for at in kept]
-    codes = cluster_codes(clusters_of(scored))
-    most = largest or int(np.bincount(codes).max())
     given = np.array([np.nan if label is None else label for label in labels], float)
-    rule, to_label = ordered_threshold(values, given, risk, confidence, most)
+    rule, to_label = ordered_threshold(values, given, risk, confidence, largest)
     following = "No further label helps: the sequence of tests has ended."
     if len(to_label):
         following = (
@@ -145,7 +165,6 @@ def _calibrated_in_order(
         )
     inputs = [scored[at] for at in kept]
     return Calibration(
-        signal=signal,
         guarantee=rule,
         n=sum(label is not None for label in labels),
         errors=sum(map(bool, labels)),
@@ -155,6 +174,63 @@ def _calibrated_in_order(
         **about,
         **_described(inputs, answers_of(inputs, signal)),
     )
+
+
+def _check_random(answers: Sequence[UnmaskedAnswer], rows: Sequence[Row], signal: str) -> None:
+    """Raise ValueError if the labelled answers are those surest by a signal, so not random ones."""
+    unlabelled = [row for row in rows if all(row.content.get(name) is None for name in LABELS)]
+    others = [row for row in unlabelled if column_of(signal)[0] or row.content.get("digest")]
+    spare = [answer for answer in answers_of(others, signal) if answer.answered]
+    if min(len(answers), len(spare)) < FEW:
+        return
+    for name in answers[0].signals:
+        if max(a.signals[name] for a in answers) < min(a.signals[name] for a in spare):
+            raise ValueError(
+                f"the {len(answers)} labelled answers are those surest by {name}, not random ones: "
+                f"label random rows, or write a sheet with --surest-first {name}"
+            )
+
+
+def write_ordered_sheet(
+    scores: str | Path, sheet: str | Path, signal: str, largest: int | None = None
+) -> int:
+    """Write a sheet of scored answers, the surest first, one a cluster; returns how many.
+
+    Args:
+        scores: a file that `score_file` wrote.
+        sheet: a new CSV; people label from its top, and may stop at any row.
+        signal: by which answers are sorted, and later accepted; not "best" or "learned".
+        largest: most answers of a later cluster, as for `calibrate_rows`.
+    """
+    signal_of(signal)
+    rows = [row for row in scored_rows(scores) if row.content.get("digest")]
+    kept, values, _ = surest_first(rows, signal, largest)
+    write_sheet((rows[at].content for at in kept), sheet, f"{RANK}{signal}")
+    return len(values)
+
+
+def surest_first(
+    rows: Sequence[Row], signal: str, largest: int | None
+) -> tuple[list[int], np.ndarray, int]:
+    """Places of the rows with an answer, one a cluster, the surest first; their signal (N,); and
+    the most answers of a cluster, by which they are thinned.
+
+    The draw depends on the keys of the rows alone, so it is the same for the same answers.
+    """
+    answers = answers_of(rows, signal)
+    known = [at for at, answer in enumerate(answers) if answer.answered]
+    if not known:
+        raise ValueError("expected scored answers to label, got none")
+    if signal not in (own := answers[known[0]].signals):
+        raise ValueError(f"expected a signal of {', '.join(own)}; got {signal!r}")
+    known.sort(key=lambda at: key_of(rows[at].content))
+    codes = cluster_codes(clusters_of([rows[at] for at in known]))
+    largest = largest or int(np.bincount(codes).max())
+    seed = crc32("".join(key_of(rows[at].content) for at in known).encode())
+    alone = thinned_rows(codes, largest, seed)
+    values = np.array([answers[known[place]].signals[signal] for place in alone])
+    order = np.argsort(values, kind="stable")
+    return [known[alone[place]] for place in order], values[order], largest
 
 
 def _described(rows: Sequence[Row], answers: Sequence[UnmaskedAnswer]) -> dict[str, Any]:
@@ -280,17 +356,16 @@ def _features(
     Of the tokens that were scored: as text, a saved answer that was cut off would get an end.
     """
     from lm_polygraph_asmi.scoring.scorer import Scorer
-    from lm_polygraph_asmi.scoring.unmasked import other_settings, read
 
     if scorer is None:
         scorer = Scorer(loadable(answers[0].model), config_of(answers[0].settings))
-    if others := other_settings(scorer, rows[0].content):
+    if others := scorer.differences(rows[0].content):
         raise ValueError(
             f"row {rows[0].number} was scored with another model or other settings "
             f"({'; '.join(others)}): use that model, or score again: {SCORE}"
         )
     tables = [
-        read(scorer, one.prompt, one.ids, states=True, **one.settings.get("template", {})).features
+        scorer.read(one.prompt, one.ids, states=True, **one.settings.get("template", {})).features
         for one in answers
     ]
     return {name: np.vstack([features[name] for features in tables]) for name in tables[0]}

@@ -61,7 +61,6 @@ def calibrate_run(
         answered = np.flatnonzero([bool(text.strip()) for text in texts])
     if prompts:
         answers = Labelled(group.wrong, joined(group.clusters, prompts), group.quality)
-    if prompts:
         digests = digests_of([prompts[i] for i in answered])
     closes, ids = group.saved("asmi_closing"), group.saved("greedy_tokens")
     if config.closing_token and closes and ids:

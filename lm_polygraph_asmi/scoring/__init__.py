@@ -18,5 +18,4 @@ __getattr__, __dir__, __all__ = attach(__name__, {
     "scorer": "Scorer score",
     "output": "BatchScorer score_file",
     "tokens": "Token",
-    "unmasked": "read",
 })  # fmt: skip

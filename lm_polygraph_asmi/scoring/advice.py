@@ -17,6 +17,8 @@ OPENING = "([{<\"'`/\\-_@#$€£“‘«„¿¡"
 """Characters that an answer may follow without a space."""
 CLOCKS = {"strftime_now", "datetime", "now", "utcnow", "today", "localtime"}
 """Names by which a template reads the clock."""
+PROMPT_END = 30
+"""Characters, without white space and quotes, by which the end of a prompt is known again."""
 SOME_ANSWER = "Edda"
 MEANT_FOR_THE_MODEL = re.compile(
     r"(content|reasoning_content|reasoning|thinking|"
@@ -67,15 +69,11 @@ def template_warnings(tokenizer: Any, request: Request, written: str) -> list[st
             "could not be computed again: use a template without chance"
         )
     names, warnings = template_names(tokenizer, request.template.get("tools")), []
-    if not CLOCKS.isdisjoint(names):
+    if changing := sorted({"random", *CLOCKS} & names):
         warnings.append(
-            "The chat template reads the clock: the same messages are another prompt on another "
-            "day, and a calibration may not hold then. Fix the date in the template."
-        )
-    if "random" in names:
-        warnings.append(
-            "The chat template uses `random`: the same messages may be another prompt the next "
-            "time, and a calibration may not hold then. Use a template without chance."
+            f"The chat template uses {changing[0]!r}, the clock or chance: the same messages are "
+            "another prompt on another day, or the next time, and a calibration may not hold "
+            "then. Use a template without it, or fix the date."
         )
     if header := _missing_header(tokenizer, request, written):
         warnings.append(
@@ -179,11 +177,12 @@ def repeated_prompt(tokenizer: Any, prompt_ids: Sequence[int], answer: str) -> s
 
     Words that go on, as in a list, are none: the end is a mark such as "Answer:", or a whole line.
     """
-    special, start = {*tokenizer.all_special_ids}, answer.lstrip()
+    special, start = {*tokenizer.all_special_ids}, answer.lstrip().casefold()
     parts = groupby(prompt_ids, key=special.__contains__)
     texts = [decode(tokenizer, [*ids]) for is_special, ids in parts if not is_special]
     # Without special tokens, between which an answer's header stands alone, such as "assistant".
-    for before in (decode(tokenizer, prompt_ids).rstrip(), "\n".join(texts).rstrip()):
+    plain = "\n".join(texts).casefold().rstrip()
+    for before in (decode(tokenizer, prompt_ids).casefold().rstrip(), plain):
         lengths = range(min(len(before), len(start)), 1, -1)
         end = next((start[:n] for n in lengths if before.endswith(start[:n])), "").rstrip()
         is_line = before.removesuffix(end).endswith("\n")
@@ -191,10 +190,16 @@ def repeated_prompt(tokenizer: Any, prompt_ids: Sequence[int], answer: str) -> s
         if end and end == before.strip():  # a short prompt may be repeated
             is_line = is_mark = len(prompt_ids) >= 4
         if re.search(r"\w", end) and (is_line or is_mark):
+            shown = answer.lstrip()[: len(end)][-40:]
             return (
-                f"The answer repeats the end of the prompt, {end[-40:]!r}: pass only what follows "
+                f"The answer repeats the end of the prompt, {shown!r}: pass only what follows "
                 "the prompt, not the whole output of `generate`."
             )
+    if len(end := _squeezed(plain)[-PROMPT_END:]) == PROMPT_END and end in _squeezed(start):
+        return (
+            f"The answer contains the end of the prompt, {plain[-40:]!r}: pass only what follows "
+            "the prompt, not the whole output of `generate`."
+        )
     return None
 
 

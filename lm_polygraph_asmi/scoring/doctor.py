@@ -64,10 +64,11 @@ def diagnose_model(
         >>> sorted(check["check"] for check in diagnosis.checks if check["state"] == "ok")
         ['eager, all', 'eager, response', 'sdpa, all', 'sdpa, response']
     """
-    text = "not among the releases that the tests passed on (data/tested.csv)"
     diagnosis = ModelDiagnosis(name)
     for untested in untested_releases():
-        diagnosis.add(untested, "warning", text)
+        diagnosis.add(
+            untested, "warning", "not among the releases that the tests passed on (data/tested.csv)"
+        )
     config = config or ASMIConfig()
     try:
         scorer = Scorer(model, config, tokenizer=tokenizer, **loading)

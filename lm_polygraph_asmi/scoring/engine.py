@@ -130,8 +130,9 @@ class Engine:
                     "unmasked_seconds": time.perf_counter() - start,
                 }
             for at in missing:
-                details = _details if self.details else None
-                found[at] = answer | algorithm.token_statistics(model, h_cache, used[at], details)
+                found[at] = answer | algorithm.token_statistics(
+                    model, h_cache, used[at], _details if self.details else None
+                )
         for at in missing:  # the session's end tells whether the model was changed meanwhile
             results.put(keys[at], found[at])
         return [
@@ -178,8 +179,9 @@ class Engine:
         left = sorted(responses, key=len)
         passed, found = left[0], run(left[0])
         while len(left) > 1:
-            columns = enumerate(zip(*left, strict=False))
-            at = next((n for n, tokens in columns if len({*tokens}) > 1), None)
+            at = next(
+                (n for n, ids in enumerate(zip(*left, strict=False)) if len({*ids}) > 1), None
+            )
             if at is None:  # all begin with the shortest, at which generation ends
                 left = left[:1]
                 break

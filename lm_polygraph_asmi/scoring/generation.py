@@ -10,7 +10,6 @@ from torch import Tensor
 from transformers import (
     GenerationConfig,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
     StoppingCriteriaList,
 )
 
@@ -29,7 +28,6 @@ class Generation:
     """Generates answers, each including the tokens that end it."""
 
     model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
     stop_conditions: StopConditions
 
     def greedy(self, prompt_ids: Int[Tensor, " P"], max_new_tokens: int) -> list[int]:
@@ -46,18 +44,6 @@ class Generation:
             return self._generate(
                 prompt_ids, max_new_tokens, num_return_sequences=count, **sampling
             )
-
-    def _ended(self, prompt_length: int) -> StoppingCriteriaList:
-        """Criterion of stop strings: those in the answer, as `StopConditions` reads them.
-
-        transformers' criterion also counts a stop string that begins in the prompt.
-        """
-
-        def ended(ids: Tensor, _: Any, **__: Any) -> Tensor:
-            rows = ids[:, prompt_length:].tolist()  # several if answers are sampled
-            return torch.tensor(list(map(self.stop_conditions.closes, rows)), device=ids.device)
-
-        return StoppingCriteriaList([ended])
 
     def _generate(
         self, prompt_ids: Int[Tensor, " P"], max_new_tokens: int, **options: Any
@@ -82,6 +68,13 @@ class Generation:
             pad_token_id=(ends or [0])[0],
             **options,
         )
+
+        # By `StopConditions`: transformers' criterion also counts a stop string that begins in the
+        # prompt.
+        def ended(ids: Tensor, _: Any, **__: Any) -> Tensor:
+            rows = ids[:, length:].tolist()  # several if answers are sampled
+            return torch.tensor(list(map(self.stop_conditions.closes, rows)), device=ids.device)
+
         # Transformers fills unset values from the model's own settings, which stay as they are for
         # other threads: the copy shares all modules.
         model: Any = copy.copy(self.model)
@@ -92,7 +85,7 @@ class Generation:
                 ids,
                 attention_mask=torch.ones_like(ids),
                 generation_config=config,
-                stopping_criteria=self._ended(length),
+                stopping_criteria=StoppingCriteriaList([ended]),
             )
         rows = sequences[:, length:].tolist()
         return [self.stop_conditions.response(row, batch_size=2) for row in rows]

@@ -7,18 +7,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from lm_polygraph_asmi.files import locked, parse_json, partial_of, to_json
-from lm_polygraph_asmi.scoring.rows import Outcome, Row, Rows, checked, request_of, score_rows
-from lm_polygraph_asmi.scoring.sheet import write_sheet
+from lm_polygraph_asmi.scoring.rows import (
+    Outcome,
+    Row,
+    Rows,
+    checked,
+    read_rows,
+    request_of,
+    score_rows,
+)
 from lm_polygraph_asmi.tables import LINES, plain, read_table, write_parquet
-from lm_polygraph_asmi.validation import check_new
 
 if TYPE_CHECKING:
     import pandas as pd
 
 COPIED = {"prompt", "answer", "samples", "id", "correct"}
 """Fields of a written row that an input may have, too."""
-NESTED = (Mapping, list, tuple)
-"""Values that are JSON in a table."""
 DTYPES: Mapping[Any, str] = {float: "Float64", int: "Int64", bool: "boolean"}
 """Type of a table's column by that of the field; all others are texts."""
 
@@ -26,8 +30,8 @@ DTYPES: Mapping[Any, str] = {float: "Float64", int: "Int64", bool: "boolean"}
 def fields_of(kind: type) -> dict[str, str]:
     """Fields that a result, `Score` or `Decision`, has in a row -> types of their columns."""
     kinds: dict[str, Any] = {field.name: field.type for field in fields(kind)}
-    kinds |= {"signals": dict, "ids": list, "digest": str, "error": str}
-    return {n: DTYPES.get((get_args(kind) or (kind,))[0], "string") for n, kind in kinds.items()}
+    types = {n: DTYPES.get((get_args(kind) or (kind,))[0], "string") for n, kind in kinds.items()}
+    return types | dict.fromkeys(("signals", "ids", "digest", "error"), "string")
 
 
 def check_out(
@@ -53,7 +57,6 @@ def score_file(
     source: str | Path | Sequence[Row],
     out: str | Path,
     *,
-    sheet: str | Path | None = None,
     seen: Callable[[Row, Outcome], None] | None = None,
 ) -> int:
     """Score the rows of a file into another one; a run that was stopped, started again, resumes.
@@ -67,7 +70,6 @@ def score_file(
         source: a file, or its rows.
         out: a file of JSON lines (.jsonl) or .parquet, which is written at the end, from
             OUT.partial.
-        sheet: a new CSV for a person who labels the answers: `calibrate OUT --labels SHEET`.
         seen: called with each row that was scored.
 
     Returns:
@@ -75,28 +77,23 @@ def score_file(
 
     Raises:
         ValueError: `out` is of other rows, settings or model, has fields of the source, or is being
-            written; or `sheet` exists.
+            written.
         OSError: `out` cannot be written; the rows before are in it.
 
     Example:
         >>> _ = Path("rows.csv").write_text(f'prompt,answer\\n"{prompt}"," Edda Holm"\\n')
-        >>> score_file(scorer, "rows.csv", "answers.jsonl", sheet="labels.csv")
+        >>> score_file(scorer, "rows.csv", "answers.jsonl")
         0
         >>> from lm_polygraph_asmi.tables import read_table
         >>> (row,) = read_table("answers.jsonl")
         >>> row.content["correct"], row.content["score"] >= 0
         (None, True)
     """
-    from lm_polygraph_asmi.scoring.rows import read_rows
-    from lm_polygraph_asmi.scoring.unmasked import known_fingerprints
-
     if isinstance(source, str | Path):
         rows, name = list(map(checked, read_rows(source))), str(source)
     else:
         rows, name = list(source), "its source"
     check_out(rows, name, out, fields_of(scorer._result))
-    if sheet is not None:
-        check_new(sheet, "it may have labels: name another file, or remove it")
     own: Any = getattr(scorer, "scorer", scorer)  # of a `Decider`
     names, failed = fields_of(scorer._result), 0
     with locked(out):
@@ -104,10 +101,10 @@ def score_file(
         done = _kept(file, name, rows, scorer)
         for row, outcome in score_rows(scorer, (row for row in rows if row.number not in done)):
             failed += outcome.result is None
-            file.add(record_of(row, outcome, names, known_fingerprints(own)))
+            file.add(record_of(row, outcome, names, own.known_fingerprints()))
             if seen is not None:
                 seen(row, outcome)
-        file.finish(sheet)
+        file.finish()
     return failed
 
 
@@ -115,9 +112,7 @@ def record_of(
     row: Row, outcome: Outcome, names: Iterable[str], known: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """A row with its result or error; `known`: `fingerprints` to be saved with the settings."""
-    record = {"row": row.number, **row.content}
-    record.setdefault("correct", None)
-    result = outcome.result
+    record, result = {"row": row.number, "correct": None, **row.content}, outcome.result
     if result is None:
         return record | {"error": outcome.error}
     content = replace(result, settings=result.settings | (known or {})).to_dict()
@@ -126,8 +121,6 @@ def record_of(
 
 def _kept(file: "Output", source: str, rows: Sequence[Row], scorer: Any) -> set[int]:
     """Numbers of the rows that have a result in the file, from which others are removed."""
-    from lm_polygraph_asmi.scoring.unmasked import other_settings
-
     contents, done = {row.number: row.content for row in rows}, set[int]()
 
     def kept(record: dict[str, Any]) -> bool:
@@ -140,9 +133,9 @@ def _kept(file: "Output", source: str, rows: Sequence[Row], scorer: Any) -> set[
                 "another file"
             )
         if not done:
-            made_with = getattr(scorer, "made_with", {})
-            others = [n for n, value in made_with.items() if record.get(n) != value]
-            others += other_settings(getattr(scorer, "scorer", scorer), record)
+            shared = getattr(scorer, "made_with", {}).items()  # of a `Decider`
+            others = [name for name, value in shared if record.get(name) != value]
+            others += getattr(scorer, "scorer", scorer).differences(record)
             if others:
                 raise ValueError(
                     f"{file.path}: it has rows of other settings or another model "
@@ -161,13 +154,10 @@ def _same_request(content: Mapping[str, Any], record: Mapping[str, Any]) -> bool
         request = request_of(content)
     except ValueError:
         return False
-    as_chat = [{"role": "user", "content": request.prompt}]
-    same_answer = request.answer in (None, record["answer"])
-    template = record["settings"].get("template", {})
     return (
-        record["prompt"] in (request.prompt, as_chat)
-        and same_answer
-        and (template == request.template)
+        record["prompt"] in (request.prompt, [{"role": "user", "content": request.prompt}])
+        and request.answer in (None, record["answer"])
+        and record["settings"].get("template", {}) == request.template
     )
 
 
@@ -227,14 +217,11 @@ class Output:
                 if written < len(line):
                     file.truncate(start)
 
-    def finish(self, sheet: str | Path | None) -> None:
-        """Make the Parquet file and the sheet, if they are asked for."""
-        with self._named():
-            if self.lines != self.path:
-                write_parquet(self.records, self.path)
-            if sheet is not None:
-                write_sheet(self.records(), sheet)
+    def finish(self) -> None:
+        """Make the Parquet file of the lines, if one is asked for."""
         if self.lines != self.path:
+            with self._named():
+                write_parquet(self.records, self.path)
             self.lines.unlink()
 
     @contextmanager
@@ -270,6 +257,7 @@ class BatchScorer:
         import pandas as pd
 
         table, types = pd.DataFrame(table), fields_of(self.scorer._result)
+        del types["prompt"]  # that of the table stays
         if clashing := sorted({*types} & set(table.columns) - COPIED):
             raise ValueError(f"columns {clashing} would be overwritten by the scores: rename them")
         given = (dict(plain(cells)) for cells in table.to_dict("records"))
@@ -277,7 +265,7 @@ class BatchScorer:
         records = [record_of(*found, types) for found in score_rows(self.scorer, rows)]
 
         def cell(value: Any, failed: bool) -> Any:
-            if isinstance(value, NESTED):
+            if isinstance(value, Mapping | list | tuple):
                 value = str(value) if failed else to_json(value, str)
             if isinstance(value, str):  # pandas' texts hold no half of a surrogate pair
                 return value.encode(errors="backslashreplace").decode()
@@ -285,6 +273,5 @@ class BatchScorer:
 
         cells = [{n: cell(v, "error" in record) for n, v in record.items()} for record in records]
         added = pd.DataFrame(cells, columns=[*types], dtype=object).astype(types)
-        kept = [name for name in table.columns if name == "prompt" or name not in types]
-        added = added.drop(columns="prompt")
+        kept = [name for name in table.columns if name not in types]
         return pd.concat([table[kept].reset_index(drop=True), added], axis=1)

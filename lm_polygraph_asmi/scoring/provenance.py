@@ -24,7 +24,12 @@ def digest_of(row: Mapping[str, Any]) -> str:
     Numbers count to six digits, at most seven of them decimals, so that a file may pass through
     other programs.
     """
-    text = json.dumps(_rounded([FORMAT, {name: row.get(name) for name in COVERED}]), sort_keys=True)
+    covered = _rounded([FORMAT, {name: row.get(name) for name in COVERED}])
+    return short_hash(json.dumps(covered, sort_keys=True))
+
+
+def short_hash(text: str) -> str:
+    """The first 16 hexadecimal digits of a text's SHA-256."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -50,8 +55,7 @@ def prompt_format(prompt: Any) -> dict[str, str]:
     if isinstance(prompt, str):
         return {"prompt_format": "text"}
     system = [message.get("content") for message in prompt if message.get("role") == "system"]
-    digest = hashlib.sha256(json.dumps(system).encode()).hexdigest()
-    return {"prompt_format": "chat", "system": digest[:16]}
+    return {"prompt_format": "chat", "system": short_hash(json.dumps(system))}
 
 
 def answer_end(ended: bool, tokens: int, limit: int | None) -> str:
@@ -59,23 +63,3 @@ def answer_end(ended: bool, tokens: int, limit: int | None) -> str:
     if ended:
         return "complete"
     return f"cut off after {limit} tokens" if tokens == limit else "without an end"
-
-
-def compared(answer: Any) -> dict[str, Any]:
-    """Settings, model, and form of prompt and answer, which a calibration must share.
-
-    `answer`: a `Score` or an `UnmaskedAnswer`; where its content ends may be unknown.
-    """
-    settings, end = answer.settings, answer.content_end
-    described = prompt_format(answer.prompt) | {"model": answer.model}
-    if settings.get("closing_token", True) and end is not None:
-        described["answer_end"] = answer_end(
-            end < len(answer.scored_text), len(answer.ids), settings.get("max_new_tokens")
-        )
-    # Documents differ from question to question; tools and other variables, if all share them,
-    # belong to the form of the prompt.
-    beside = {n: v for n, v in settings.get("template", {}).items() if n != "documents"}
-    if beside:
-        text = json.dumps(beside, default=str)
-        described["template"] = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return described | {name: value for name, value in settings.items() if name != "template"}

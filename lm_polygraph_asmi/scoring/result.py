@@ -7,13 +7,15 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
 
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.maths.scores import aggregate, token_scores
-from lm_polygraph_asmi.scoring.page import Card, render, render_part
-from lm_polygraph_asmi.scoring.provenance import compared, digest_of
+from lm_polygraph_asmi.scoring.answer import ScoredAnswer
+from lm_polygraph_asmi.scoring.page import Card, render, render_part, visible
+from lm_polygraph_asmi.scoring.provenance import digest_of
 from lm_polygraph_asmi.scoring.signals import SIGNALS, unmasked_signals
-from lm_polygraph_asmi.scoring.terminal import in_terminal
 from lm_polygraph_asmi.scoring.tokens import Token
 
 if TYPE_CHECKING:
@@ -29,10 +31,14 @@ NO_SCALE = (
     "Sem-ASMI ranked errors worse than MSP and perplexity, and added little to them; at 1.5B, the "
     "comparison was inconclusive."
 )
+CAPTION = (
+    "Most fragile tokens. Chosen by: masks under which the token is the most likely one; "
+    "alternative: the most frequent other."
+)
 
 
-@dataclass(frozen=True, repr=False)
-class Score:
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Score(ScoredAnswer):
     """A scored answer.
 
     Example:
@@ -44,22 +50,11 @@ class Score:
     """
 
     score: float  # mean (see `aggregation`) of u over the counted tokens, nats, 0 to ln S
-    prompt: str | list[dict[str, Any]]
-    answer: str | list[int]  # as passed; or the model's own, without the tokens that end it
-    scored_text: str  # all scored tokens as text; their offsets refer to it
     tokens: tuple[Token, ...]
-    counted: int  # number of tokens, from the first, that the score is computed from
     msp: float  # negative log-likelihood of the answer under the unmasked model, nats
     diversity: float | None  # div(x) of Adapt-ASMI
     gate: float | None  # alpha(x) of Adapt-ASMI
-    settings: dict[str, Any]  # of `config`, with derived ones; no `stop` of token ids
-    model: str  # its name, or empty
     seconds: float
-    warnings: tuple[str, ...]  # problems with prompt, answer or tokenizer
-    content_end: int | None = None  # characters of `scored_text` before what ends the answer
-    answered: bool = True  # False if the answer is empty or blank
-    prompt_tokens: int | None = None
-    ending: str | None = None  # such as "</s>"; empty if the answer was cut off
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "Score":
@@ -68,7 +63,7 @@ class Score:
         try:
             values = {name: value for name, value in content.items() if name in names}
             values["tokens"] = tuple(Token(**token) for token in values["tokens"])
-            values["warnings"] = tuple(values["warnings"])
+            values |= {name: tuple(values[name]) for name in ("ids", "warnings")}
             return cls(**values)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(
@@ -105,16 +100,6 @@ class Score:
         """Upper bound of the score: ln S, nats; for a sum, times the counted tokens."""
         summed = self.counted if self.config.aggregation == "sum" else 1
         return math.log(self.settings["num_masks"]) * summed
-
-    @property
-    def ids(self) -> tuple[int, ...]:
-        """Token ids of the answer, its end included."""
-        return tuple(token.id for token in self.tokens)
-
-    @property
-    def compared_settings(self) -> dict[str, Any]:
-        """Settings, model, and form of prompt and answer, which a calibration must share."""
-        return compared(self)
 
     @cached_property
     def signals(self) -> dict[str, float]:
@@ -190,5 +175,22 @@ class Score:
         return render_part(self.card)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Shades for a terminal, and a table with bars to read without colour."""
-        return in_terminal(self)
+        """Texts and a table; no character of the answer controls the terminal."""
+        yield Text(visible(self.scored_text))
+        yield from map(Text, self.explanation)
+        yield Text(CAPTION, style="dim")
+        table = Table(
+            "token", "u", "", "MI", "chosen by", "alternative", box=None, header_style="dim"
+        )
+        for token in sorted(self.tokens, key=lambda token: -token.u)[:5]:
+            other = "" if token.alternative is None else repr(token.alternative)
+            share = f" {token.alternative_share:.0%}" if other else ""
+            table.add_row(
+                Text(repr(token.text)),
+                f"{token.u:.4f}",
+                token.bar,
+                f"{token.mi:.4f}",
+                f"{token.vote:.0%}",
+                Text(other + share),
+            )
+        yield table

@@ -6,14 +6,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from lm_polygraph_asmi.inputs import ROW, Request, parse_request, parse_row
+from lm_polygraph_asmi.inputs import Request, parse_request, parse_row
 from lm_polygraph_asmi.scoring.sheet import is_sheet
 from lm_polygraph_asmi.tables import LINES, SEPARATORS, TABLES, Row, read_table, text_of_file
 from lm_polygraph_asmi.validation import check_one_of
 
 ROW_ERRORS = (ValueError, FloatingPointError)
 """Errors of a row, its content or its numbers; others are ours, or the machine's."""
-_JSON_ROW = r'[\[{].*"(prompt|messages)"\s*:'
+_JSON_ROW = r"""[\[{].*["'](prompt|messages)["']\s*:"""
 TEXTS = ("", ".txt", ".md", ".prompt")
 """Suffixes of files whose text is one prompt."""
 
@@ -85,9 +85,8 @@ def checked(row: Row) -> Row:
 
 def in_chat(content: Mapping[str, Any]) -> dict[str, Any]:
     """A row's content with a text prompt as chat messages."""
-    if not isinstance(content.get("prompt"), str):
-        return dict(content)
-    return {**content, "prompt": [{"role": "user", "content": content["prompt"]}]}
+    chat = [{"role": "user", "content": content.get("prompt")}]
+    return {**content, "prompt": chat} if isinstance(content.get("prompt"), str) else dict(content)
 
 
 def read_rows(path: str | Path) -> Iterator[Row]:
@@ -127,10 +126,11 @@ def _holds_rows(text: str) -> bool:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if re.match(rf"(?s)\s*{_JSON_ROW}", text) or any(re.match(_JSON_ROW, line) for line in lines):
         return True
-    for line, separator in product(lines[:-1], SEPARATORS):
+    if sum(re.fullmatch(r"\{.*\},?", line) is not None for line in lines) > 1:
+        return True
+    for line, separator in product(lines[:-1], (*SEPARATORS, "|")):
         names = [name.strip(" \"'").lower() for name in line.split(separator)]
-        words = all(re.fullmatch(r"\w+", name) for name in names)  # of prose, several
-        others = len({*names} & {*ROW}) > 1 or (line is lines[0] and words and len(names) > 1)
-        if others and {"prompt", "messages"} & {*names}:
+        words = len(names) > 1 and all(re.fullmatch(r"\w+", name) for name in names)
+        if words and {"prompt", "messages"} & {*names}:  # in prose, several words
             return True
     return False

@@ -1,6 +1,7 @@
 """`Scorer`: a model prepared to score many answers; `score`: one call for one."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lm_polygraph_asmi.algorithm import sequence_uncertainty
+from lm_polygraph_asmi.analysis.features import free_features
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.host.model import causal_model, is_host_model
@@ -25,12 +27,16 @@ from lm_polygraph_asmi.model import (
     scoring_session,
     structure_of,
 )
+from lm_polygraph_asmi.results.cache import model_key, tokenizer_key
 from lm_polygraph_asmi.scoring.advice import answer_warnings, special_warnings, template_warnings
+from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
 from lm_polygraph_asmi.scoring.engine import Engine, diversity_of
 from lm_polygraph_asmi.scoring.generation import TEMPERATURE, Generation
 from lm_polygraph_asmi.scoring.own_tokenizer import check_tokenizer, found_of, tokenizer_state
+from lm_polygraph_asmi.scoring.provenance import HASHES, names_that_count, short_hash
 from lm_polygraph_asmi.scoring.result import Score
 from lm_polygraph_asmi.scoring.rows import Outcome, outcomes
+from lm_polygraph_asmi.scoring.signals import unmasked_signals
 from lm_polygraph_asmi.scoring.text import (
     answer_tokens,
     decoded,
@@ -112,7 +118,7 @@ class Scorer:
         self.tokenizer = tokenizer
         self._engine = Engine(self.config)
         self._conditions = StopConditions(self.model, self.tokenizer, self.config.stop)
-        self._generation = Generation(self.model, self.tokenizer, self._conditions)
+        self._generation = Generation(self.model, self._conditions)
 
     def score(
         self,
@@ -131,11 +137,10 @@ class Scorer:
         given = given._replace(warnings=warnings)
         described, offsets = self._described(given, ids, stats.settings.to_dict(), stats.likeliest)
         tokens = tokens_of(stats, described["scored_text"], offsets, gate, self.tokenizer)
-        counted = self._counted(ids)
+        counted = described["counted"]
         return Score(
             score=sequence_uncertainty([t.u for t in tokens[:counted]], config.aggregation),
             tokens=tuple(tokens),
-            counted=counted,
             msp=-float(np.sum(stats.log_likelihood[:counted])),
             diversity=diversity,
             gate=gate if config.method == "adapt" else None,
@@ -160,6 +165,86 @@ class Scorer:
         """
         return outcomes(self.score, rows, on_error, id_field)
 
+    def read(
+        self,
+        prompt: Prompt,
+        answer: Answer | None = None,
+        states: bool = False,
+        **template: Any,
+    ) -> UnmaskedAnswer:
+        """An answer under the unmasked model alone, at the cost of one unmasked pass.
+
+        `states`: also `features`, which need hidden states. Others and errors are those of `score`.
+
+        Example:
+            >>> scorer.read(prompt, " Edda Holm").answered
+            True
+        """
+        request = parse_request(prompt, answer, **template)
+        # One session: the model's state is read once, which takes longer than a short answer's
+        # last layer.
+        with scoring_session(self.model):
+            given = self._given(request)
+            stats = self._engine.read(self.model, given.prompt_ids, *given.answers)
+            settings = self._engine.settings(self.model).to_dict()
+        ids = stats.pop("tokens").tolist()
+        described, _ = self._described(given, ids, settings, stats.pop("likeliest"))
+        tokens = {name: values[: described["counted"]] for name, values in stats.items()}
+        hidden, features = tokens.pop("hidden"), {}
+        if states:
+            features = {
+                "free": free_features(**tokens, prompt_tokens=len(given.prompt_ids)),
+                "hidden mean": hidden.mean(0),
+                "hidden last": hidden[-1],
+            }
+        signals = unmasked_signals(**tokens)
+        return UnmaskedAnswer(signals=signals, features=features, **described)
+
+    def fingerprints(self) -> dict[str, str]:
+        """Hashes of the current weights; and of tokenizer, chat template and end tokens.
+
+        Reads all weights on first use, and again if they change. Raises ValueError: the model has
+        foreign hooks, which cannot be hashed.
+        """
+        weights = model_key(self.model)["revision"]
+        if weights is None:
+            raise ValueError(
+                "the model has forward hooks or a replaced forward method, so a calibration cannot "
+                "identify it. Remove them"
+            )
+        template = str(getattr(self.tokenizer, "chat_template", None))
+        ends = sorted(self._conditions.end_ids)
+        described = f"{found_of(tokenizer_key, self.tokenizer)} {template} {ends}"
+        return {
+            "weights": weights[:16],
+            "tokenizer": short_hash(described),
+        }
+
+    def known_fingerprints(self) -> dict[str, str]:
+        """`fingerprints`; empty for a model that cannot be identified."""
+        with suppress(ValueError, TypeError):
+            return self.fingerprints()
+        return {}
+
+    def differences(self, row: Mapping[str, Any]) -> list[str]:
+        """In what the model and settings of a row that `score_file` wrote differ, in words."""
+        if self._instruct and isinstance(row["prompt"], str):
+            return ["the prompt is a text there, a chat here"]
+        settings = self._engine.settings(self.model).to_dict()
+        settings |= self._score_settings(Request("")) | self.known_fingerprints()
+        names = ("layer", "attention_in_use", *HASHES)
+        here, there = (
+            ASMIConfig.key_of(each) | {name: each.get(name) for name in names}
+            for each in (settings, row["settings"])
+        )
+        if names_that_count(there, here):
+            here["model"], there["model"] = str(self.model.config.name_or_path or ""), row["model"]
+        return [
+            f"{name} {value!r} there, {here.get(name)!r} here"
+            for name, value in there.items()
+            if value != here.get(name)
+        ]
+
     def _given(self, request: Request) -> Given:
         """The request as the model gets it; without an answer, the model generates one."""
         tokenizer, answer, conditions = self.tokenizer, request.answer, self._conditions
@@ -183,11 +268,6 @@ class Scorer:
                 "the answer is empty, and no end is known: expected a token, or `stop`"
             )
         return Given(request, prompt_ids, answers, follows, [*request.notes, *warnings], state)
-
-    def _counted(self, ids: Sequence[int]) -> int:
-        """Number of tokens, from the first, that count: all, or all but the closing one."""
-        drops = not self.config.closing_token and len(ids) > 1 and self._conditions.closes(ids)
-        return len(ids) - drops
 
     def _described(
         self,
@@ -214,18 +294,24 @@ class Scorer:
             about += self._written_otherwise(given.prompt_ids, ids, likeliest.tolist(), content)
         if answer is None:
             answer = content
-        return {
-            "prompt": prompt if isinstance(prompt, str) else [dict(m) for m in prompt],
-            "answer": answer if isinstance(answer, str) else list(ids),
-            "scored_text": text,
-            "settings": {**settings, **self._score_settings(request)},
-            "model": str(self.model.config.name_or_path or ""),
-            "warnings": (*given.warnings, *about),
-            "content_end": len(content),
-            "ending": text[len(content) :],
-            "answered": bool(content.strip()),
-            "prompt_tokens": len(before),
-        }, offsets
+        drops = not self.config.closing_token and len(ids) > 1 and self._conditions.closes(ids)
+        return (
+            {
+                "prompt": prompt if isinstance(prompt, str) else [dict(m) for m in prompt],
+                "answer": answer if isinstance(answer, str) else list(ids),
+                "scored_text": text,
+                "ids": tuple(ids),
+                "counted": len(ids) - drops,  # all, or all but the closing one
+                "settings": {**settings, **self._score_settings(request)},
+                "model": str(self.model.config.name_or_path or ""),
+                "warnings": (*given.warnings, *about),
+                "content_end": len(content),
+                "ending": text[len(content) :],
+                "answered": bool(content.strip()),
+                "prompt_tokens": len(before),
+            },
+            offsets,
+        )
 
     def _written_otherwise(
         self, prompt_ids: Tensor, ids: Sequence[int], likeliest: Sequence[int], content: str
@@ -250,9 +336,7 @@ class Scorer:
         # At most a token for each byte that is left, and an end.
         left = len(content.encode()) - len(decoded(self.tokenizer, before, start)[1].encode())
         most = left + max((len(stop.encode()) for stop in conditions.stop_strings), default=0) + 1
-        limit = min(most, self.config.max_new_tokens - at)
-        if limit < 1:
-            return []
+        limit = max(1, min(most, self.config.max_new_tokens - at))
         more = self._generation.greedy(torch.cat([prompt_ids, prompt_ids.new_tensor(start)]), limit)
         own = conditions.response([*start, *more], batch_size=2)  # a stop may begin before
         text, offsets = spans(self.tokenizer, before, own)

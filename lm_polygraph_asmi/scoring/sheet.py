@@ -5,15 +5,14 @@ answers and signals in it are for people, and whatever a spreadsheet does to the
 """
 
 import csv
-import hashlib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from lm_polygraph_asmi.files import writing
 from lm_polygraph_asmi.inputs import LABELS, ROW, meant_field, text_of
+from lm_polygraph_asmi.scoring.provenance import short_hash
 from lm_polygraph_asmi.tables import read_table
 
 COLUMNS = ("key", "prompt", "answer", "correct")
@@ -30,8 +29,7 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 def key_of(record: Mapping[str, Any]) -> str:
     """The key of a scored row: 16 letters, from its digest and its number."""
     text = f"{record['digest']} {record.get('row')}"
-    digits = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return "".join(chr(ord("a") + int(digit, 16)) for digit in digits)
+    return "".join(chr(ord("a") + int(digit, 16)) for digit in short_hash(text))
 
 
 def is_sheet(content: Mapping[str, Any]) -> bool:
@@ -46,31 +44,21 @@ def write_sheet(records: Iterable[Mapping[str, Any]], path: str | Path, rank: st
     `rank`: name of a column that numbers the rows. Raises ValueError: the file exists, since it may
     have labels.
     """
-    scored = (record for record in records if record.get("digest"))
-    first = next(scored, None)
-    signals = list((first or {}).get("signals") or {})
-    decided = ["accept"] if "accept" in (first or {}) else []
+    scored = [record for record in records if record.get("digest")]
+    first = scored[0] if scored else {}
+    more = [rank] * bool(rank) + ["accept"] * ("accept" in first)
+    names = [*COLUMNS, *more, *(first.get("signals") or {})]
     with writing(path) as partial, partial.open("w", encoding="utf-8-sig", newline="") as file:
-        rows = csv.writer(file)  # which quotes carriage returns, as they are part of its line ends
-        ranked = [rank] if rank else []
-        rows.writerow([*COLUMNS, *ranked, *decided, *signals])
-        for number, record in enumerate(chain([] if first is None else [first], scored), start=1):
+        # Its own line ends have carriage returns, so it quotes them in cells.
+        table = csv.DictWriter(file, names, extrasaction="ignore")
+        table.writeheader()
+        for number, record in enumerate(scored, start=1):
             answer = record.get("answer")
             if not isinstance(answer, str):  # token ids
                 answer = record.get("scored_text") or record.get("text")
-            shown = [_shown(record.get("prompt") or f"id {record.get('id')}"), _shown(answer)]
-            values = [record["signals"].get(name) for name in signals]
-            label = record.get("correct")
-            more = [number for _ in ranked] + [record[name] for name in decided]
-            rows.writerow([key_of(record), *shown, label, *more, *values])
-
-
-def sampled(records: Iterable[Mapping[str, Any]], size: int) -> list[Mapping[str, Any]]:
-    """A random sample of the accepted rows, by their keys: the same each time."""
-    accepted = [record for record in records if record.get("digest") and record.get("accept")]
-    return sorted(accepted, key=lambda record: hashlib.sha256(key_of(record).encode()).digest())[
-        :size
-    ]
+            prompt = record.get("prompt") or f"id {record.get('id')}"
+            shown = {"key": key_of(record), "prompt": _shown(prompt), "answer": _shown(answer)}
+            table.writerow({**record, **(record.get("signals") or {}), rank: number, **shown})
 
 
 def _shown(content: Any) -> str:
@@ -83,11 +71,13 @@ def _shown(content: Any) -> str:
 
 
 def read_sheet(path: str | Path, keys: Collection[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Keys and labels of the rows of a sheet that have one: of `READ`, as texts.
+    """Keys of the rows of a sheet, and their labels, of `READ`; empty without one.
 
     `keys`: those of the scored rows. Raises ValueError, naming the row: a key that is missing,
     unknown or seen before; a column whose name is nearly that of a label.
     """
+    if Path(path).suffix.lower() not in (".csv", ".tsv"):
+        raise ValueError(f"{path}: expected a sheet of labels, a .csv file")
     known = dict[str, int]()
     for row in read_table(path, ("key",), strict_text=False):
         place = f"{path}, row {row.number}"
@@ -105,14 +95,15 @@ def read_sheet(path: str | Path, keys: Collection[str]) -> Iterator[tuple[str, d
             )
         if (first := known.setdefault(key, row.number)) != row.number:
             raise ValueError(f"{place}: the key is that of row {first}, too: keep one of them")
-        if labels := {name: row.content[name] for name in READ if row.content.get(name)}:
-            yield key, labels
+        given = {name: row.content.get(name) for name in READ}
+        yield key, {name: value for name, value in given.items() if value is not None}
 
 
 def order_of(sheet: str | Path) -> str | None:
     """The signal by which a sheet was sorted, the surest answer first; None: it was not."""
     names = next((row.content for row in read_table(sheet, ("key",), strict_text=False)), {})
-    return next((name.removeprefix(RANK) for name in names if name.startswith(RANK)), None)
+    found = (name.strip() for name in names if name.strip().lower().startswith(RANK))
+    return next((name[len(RANK) :].lower() for name in found), None)
 
 
 def _check_columns(path: str | Path, names: Iterable[str]) -> None:

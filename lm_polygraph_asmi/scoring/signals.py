@@ -40,8 +40,6 @@ SIGNALS = {
     LEARNED: Signal("learned score", masked=False, states=True),
 }
 """Name in settings -> signal."""
-TITLES = {name: signal.title for name, signal in SIGNALS.items()}
-
 
 COLUMN = "column:"
 """Beginning of the name of a signal that is a column of a table, of any other score."""

@@ -1,7 +1,7 @@
 """Text to token ids and back, with offsets that rebuild an answer."""
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from os.path import commonprefix
 from typing import Any
 
@@ -42,11 +42,10 @@ def rendered(
             "the prompt is a list of messages, but this tokenizer has no chat template: pass the "
             "prompt as text"
         )
-    beside = dict(template or {})
-    options = {**beside, **beside.pop("chat_template_kwargs", {})}
-    options.pop("chat_template_kwargs", None)
+    options = dict(template or {})
+    options |= options.pop("chat_template_kwargs", {})
     try:
-        names = template_names(tokenizer, beside.get("tools"))
+        names = template_names(tokenizer, options.get("tools"))
         if unread := [name for name in options if name not in names]:
             raise ValueError(
                 f"it does not read {unread[0]!r}, so the model would not see it. Leave it out, or "
@@ -151,16 +150,10 @@ def spans(
     """
     context, text = decoded(tokenizer, prompt_ids, answer_ids)
     before = decode(tokenizer, context)
-    offsets, end = [], 0
-    for length in range(1, len(answer_ids) + 1):
-        start = end
-        if length == len(answer_ids):
-            end = len(text)
-        else:
-            so_far = decode(tokenizer, [*context, *answer_ids[:length]])[len(before) :]
-            end = max(end, len(commonprefix([so_far.rstrip(UNFINISHED), text])))
-        offsets.append((start, end))
-    return text, offsets
+    starts = [answer_ids[:length] for length in range(1, len(answer_ids))]
+    texts = [decode(tokenizer, [*context, *start])[len(before) :] for start in starts]
+    ends = [len(commonprefix([so_far.rstrip(UNFINISHED), text])) for so_far in texts]
+    return text, list(pairwise([*accumulate([0, *ends], max), len(text)]))
 
 
 def decoded(

@@ -58,8 +58,13 @@ def tokens_of(
     from lm_polygraph_asmi.algorithm import token_uncertainty  # imports torch
 
     ids = stats.tokens.tolist()
-    columns = (stats.mi, stats.agreement, stats.entropy, stats.log_likelihood)
-    numbers = zip(*(column.tolist() for column in columns), strict=True)
+    numbers = zip(
+        stats.mi.tolist(),
+        stats.agreement.tolist(),
+        stats.entropy.tolist(),
+        stats.log_likelihood.tolist(),
+        strict=True,
+    )
     return [
         Token(
             text=answer[start:end],

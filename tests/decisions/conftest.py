@@ -16,7 +16,6 @@ from lm_polygraph_asmi.scoring import Score
 from lm_polygraph_asmi.scoring.output import fields_of, record_of
 from lm_polygraph_asmi.scoring.rows import score_rows
 from lm_polygraph_asmi.scoring.scorer import Scorer
-from lm_polygraph_asmi.scoring.unmasked import known_fingerprints
 from lm_polygraph_asmi.tables import Row
 from tests.scoring.conftest import PROMPT, chat, model, tokenizer  # noqa: F401 - fixtures
 from tests.scoring.test_output import write  # noqa: F401
@@ -55,7 +54,7 @@ def scorer(model, chat):  # noqa: F811
 
 
 def lines_of(scorer, rows):
-    rest = fields_of(Score), known_fingerprints(getattr(scorer, "scorer", scorer))
+    rest = fields_of(Score), getattr(scorer, "scorer", scorer).known_fingerprints()
     found = score_rows(scorer, [Row(number, row) for number, row in enumerate(rows, start=1)])
     return [json.loads(to_json(record_of(*one, *rest), str)) for one in found]
 

@@ -11,8 +11,7 @@ import pytest
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.decisions import Calibration, Decider
 from lm_polygraph_asmi.decisions.calibration import FORMAT
-from lm_polygraph_asmi.scoring.signals import SIGNALS, TITLES
-from lm_polygraph_asmi.scoring.unmasked import fingerprints
+from lm_polygraph_asmi.scoring.signals import SIGNALS
 from tests.decisions.conftest import N, limited, without_hashes
 from tests.report import runs
 from tests.scoring.conftest import PROMPT
@@ -22,7 +21,7 @@ from tests.scoring.conftest import PROMPT
 def score(scorer):
     """A score that knows the weights, as `Decider` makes it."""
     found = scorer.score(PROMPT, " Brask")
-    return replace(found, settings=found.settings | fingerprints(scorer))
+    return replace(found, settings=found.settings | scorer.fingerprints())
 
 
 def test_saved_and_loaded(calibration, tmp_path):
@@ -69,12 +68,14 @@ def test_accept(calibration, score):
     for signal, value in score.signals.items():
         one = limited(calibration, value, signal).decide(score)
         assert one.accept is True
-        assert one.reason.startswith(f"Accept: {TITLES[signal]} {value:.4g} nats is at most")
+        assert one.reason.startswith(f"Accept: {SIGNALS[signal].title} {value:.4g} nats is at most")
         assert calibration.guarantee.promise in one.reason
         assert (one.signal, one.value, one.threshold) == (signal, value, value)
         other = limited(calibration, np.nextafter(value, -1), signal).decide(score)
         assert other.accept is False
-        assert other.reason.startswith(f"Abstain: {TITLES[signal]} {value:.4g} nats is above")
+        assert other.reason.startswith(
+            f"Abstain: {SIGNALS[signal].title} {value:.4g} nats is above"
+        )
     nothing = limited(calibration, None).decide(score)
     assert nothing.accept is None
     assert nothing.reason.startswith("No threshold by perplexity could be shown to hold.")

@@ -13,7 +13,6 @@ from lm_polygraph_asmi.decisions import Decider, Decision, calibrate_rows
 from lm_polygraph_asmi.scoring import BatchScorer, score_file
 from lm_polygraph_asmi.scoring.rows import in_chat
 from lm_polygraph_asmi.scoring.scorer import Scorer
-from lm_polygraph_asmi.scoring.unmasked import fingerprints
 from lm_polygraph_asmi.tables import read_table
 from tests.decisions.conftest import (
     ASKED,
@@ -48,7 +47,7 @@ def test_a_masked_signal_comes_with_its_score(calibration, scorer, model, chat):
     assert decider.scorer is scorer
     assert one.value == one.score.score == pytest.approx(float(expected), rel=1e-6)
     assert one.accept is True
-    assert one.score.settings.items() >= fingerprints(scorer).items()
+    assert one.score.settings.items() >= scorer.fingerprints().items()
     gated = limited(calibration, 1e9, "adapt")
     gated = replace(gated, settings=gated.settings | {"method": "adapt"})
     how = {"calibration": gated, "tokenizer": chat, "samples": [" Brask", " 1931"]}

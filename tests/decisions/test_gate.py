@@ -112,14 +112,6 @@ def test_least_number_of_accepted_answers(risk, confidence, largest):
     assert "none of 2 answers was accepted" in str(outcome(0))
 
 
-def test_clusters_of_an_unrecorded_size_are_as_large_as_the_largest_here():
-    guarantee = RiskThreshold(0.3, 0.8, 0.04, 0.1, 0.9, 0.2, 900, 300)
-    gate = risk_gate(guarantee, np.ones(6), Labelled(np.zeros(6), list("aaabbc")))
-    assert (gate.answers, gate.left_out) == (6, 0)
-    rows = [(key, True, False) for key in "aaabbc"]
-    assert gate.p_holds == pytest.approx(purse(rows, 0.1, 3, above=False))
-
-
 @pytest.fixture
 def limit(calibration):
     return limited(calibration, 1.0)
@@ -208,7 +200,9 @@ def test_rows_without_a_decision(limit):
     result = gate(limit, rows)
     assert (result.answers, result.accepted, result.errors) == (3, 1, 0)
     unlabelled = changed(first, answer=" z", id=5, correct=None)
-    assert gate(limit, [*rows, *numbered(unlabelled)]) == replace(result, unlabelled=1)
+    assert gate(limit, [*rows, *numbered(unlabelled)]) == replace(
+        result, unlabelled=1, share=0.5, most=2
+    )
     failed = {"row": 9, "prompt": None, "error": "no prompt"}
     assert gate(limit, [*rows, *numbered(failed)]) == result
     with pytest.raises(ValueError, match="none among 1"):

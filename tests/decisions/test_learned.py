@@ -22,7 +22,6 @@ from lm_polygraph_asmi.decisions.learned import fit_score, learned_threshold, ou
 from lm_polygraph_asmi.decisions.risk_control import choosing_rows
 from lm_polygraph_asmi.decisions.rows import _features
 from lm_polygraph_asmi.scoring import Score
-from lm_polygraph_asmi.scoring.unmasked import fingerprints, read
 from tests.analysis.simulation import keys, monte_carlo_error
 from tests.decisions.conftest import WORDS, labelled, lines_of, numbered
 from tests.scoring.conftest import PROMPT
@@ -189,7 +188,7 @@ def test_features_of_own_answers_are_those_of_their_ids(scorer, monkeypatch):
     np.testing.assert_allclose(-features["free"][0, 0], score.signals["msp"], rtol=1e-4)
     runs, plain = [], algorithm.run_unmasked
     monkeypatch.setattr(algorithm, "run_unmasked", lambda *a: runs.append(1) or plain(*a))
-    own = read(scorer, PROMPT, states=True).features
+    own = scorer.read(PROMPT, states=True).features
     assert len(runs) == 1
     for name, width in (("free", 11), ("hidden mean", 32), ("hidden last", 32)):
         assert len(own[name]) == width
@@ -197,8 +196,8 @@ def test_features_of_own_answers_are_those_of_their_ids(scorer, monkeypatch):
 
 
 def test_what_has_no_decision_and_what_is_refused(learned, told, scorer, monkeypatch):
-    answer = read(scorer, PROMPT, " Brask")  # without hidden states
-    known = replace(answer, settings=answer.settings | fingerprints(scorer))
+    answer = scorer.read(PROMPT, " Brask")  # without hidden states
+    known = replace(answer, settings=answer.settings | scorer.fingerprints())
     assert "is unknown: use `decide`" in learned.decide(known).reason
     with pytest.raises(ValueError, match=r"settings differ .* \(depth 0.6 there, 0.3 here\)"):
         Decider(scorer.model, learned, tokenizer=scorer.tokenizer, depth=0.3)

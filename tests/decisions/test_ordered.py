@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from lm_polygraph_asmi.decisions import Calibration, calibrate_rows
-from lm_polygraph_asmi.decisions.ordered import surest_first, write_ordered_sheet
 from lm_polygraph_asmi.decisions.risk_control import ordered_threshold
-from lm_polygraph_asmi.decisions.rows import scored_rows
+from lm_polygraph_asmi.decisions.rows import scored_rows, surest_first, write_ordered_sheet
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.sheet import key_of
 from lm_polygraph_asmi.tables import read_table
@@ -138,7 +137,7 @@ def test_only_its_own_signal_on_labels_in_order(place, signal):
     assert look(place, "--signal", "msp")[0].guarantee == look(place)[0].guarantee
     write(place / "others.jsonl", [{"prompt": "Who?"}])
     code, said = run(*words, "--unlabelled", place / "others.jsonl", "--out", place / "c.json")
-    assert (code, "sorted by msp" in said) == (1, True)
+    assert (code, "leave --unlabelled out" in said or "row 1" in said) == (1, True), said
 
 
 @pytest.mark.parametrize("signal", ["best", "learned", "adapt", "magic"])

@@ -12,8 +12,8 @@ from scipy.stats import beta
 from lm_polygraph_asmi.analysis import Labelled
 from lm_polygraph_asmi.decisions import Calibration
 from lm_polygraph_asmi.decisions.fit import fit
-from lm_polygraph_asmi.decisions.ordered import write_ordered_sheet
 from lm_polygraph_asmi.decisions.picture import SCALE, bounds_of, error_rates, page_of
+from lm_polygraph_asmi.decisions.rows import write_ordered_sheet
 from tests.analysis.simulation import keys
 from tests.decisions.conftest import run
 from tests.report import runs

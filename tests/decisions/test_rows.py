@@ -17,8 +17,7 @@ from lm_polygraph_asmi.scoring import UnmaskedAnswer
 from lm_polygraph_asmi.scoring.provenance import digest_of
 from lm_polygraph_asmi.scoring.rows import in_chat
 from lm_polygraph_asmi.scoring.scorer import Scorer
-from lm_polygraph_asmi.scoring.signals import TITLES
-from lm_polygraph_asmi.scoring.unmasked import fingerprints
+from lm_polygraph_asmi.scoring.signals import SIGNALS
 from lm_polygraph_asmi.tables import Row
 from tests.decisions.conftest import ASKED, N, labelled, lines_of
 from tests.scoring.conftest import PROMPT
@@ -33,11 +32,11 @@ def test_what_is_made_of_labels(calibration, scores, scorer):
     assert (calibration.errors, calibration.left_out) == (wrong.sum(), "")
     assert calibration.guarantee == risk_threshold(values, wrong, clusters, 0.4, 0.8)
     for kind in scores[0].signals:
-        found = calibration.signals[TITLES[kind]]
+        found = calibration.signals[SIGNALS[kind].title]
         each = [one.signals[kind] for one in scores]
         assert found.auroc.value == pytest.approx(roc_auc_score(wrong, each))
         assert found.prr.low <= found.prr.value <= found.prr.high
-    assert calibration.settings.items() >= fingerprints(scorer).items()
+    assert calibration.settings.items() >= scorer.fingerprints().items()
     assert calibration.prompt_tokens == sorted(one.prompt_tokens for one in scores)
     # Rows may repeat a prompt and an answer; each is counted.
     assert len(calibration.question_digests) == N

@@ -13,7 +13,6 @@ from lm_polygraph_asmi.decisions.run import _scored_group, settings_of
 from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.results.manifest import model_of
 from lm_polygraph_asmi.scoring.provenance import prompt_format
-from lm_polygraph_asmi.scoring.unmasked import fingerprints
 from tests.decisions.conftest import ASKED, N, labelled, run
 from tests.report import runs
 from tests.scoring.conftest import PROMPT
@@ -68,7 +67,7 @@ def test_both_doors_agree_to_the_digit(scored, scores, scorer, calibration, tmp_
     assert replace(found, **own) == calibration
     ends = found.settings["answer_ends"]
     assert (found.label_source, ends) == ("ReferenceInAnswer", ["complete"])
-    known = scores[0].compared_settings | fingerprints(scorer)
+    known = scores[0].compared_settings | scorer.fingerprints()
     assert not found.differences(known)
     other = calibrate_run(place, **ASKED)
     assert (other.label_source, other.guarantee != found.guarantee) == ("Rouge_rougeL", True)

@@ -9,7 +9,6 @@ from lm_polygraph_asmi.scoring import advice
 from lm_polygraph_asmi.scoring.advice import border_warning
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.text import answer_tokens, prompt_tokens, rendered
-from lm_polygraph_asmi.scoring.unmasked import read
 from tests.scoring.conftest import PROMPT, templated, user
 
 pytestmark = pytest.mark.usefixtures("unseen")
@@ -97,13 +96,15 @@ def test_text_that_a_template_leaves_out_is_named(tokenizer, template, chat, mis
     ],
 )
 def test_a_template_that_reads_the_clock_or_uses_chance(tokenizer, template, kind):
-    assert {*warned(tokenizer, template, user(PROMPT))} - {"leaves out"} == {*filter(None, [kind])}
+    said = warned(tokenizer, template, user(PROMPT))
+    assert ("clock" in said) == (kind is not None)
+    assert kind != "random" or "'random'" in said["clock"]
 
 
 def test_a_template_that_draws_is_refused(model, tokenizer):
     drawing = templated(tokenizer, ALL + 3 * "{{ range(99999) | random }} ")
     scorer = Scorer(model, tokenizer=drawing)
-    for call in (scorer.score, lambda *given: read(scorer, *given)):
+    for call in (scorer.score, scorer.read):
         with pytest.raises(ValueError, match="chance"):
             call(CHAT[-1:], " Brask")
 
@@ -192,12 +193,12 @@ def test_a_score_carries_them(model, tokenizer):
     template = "{{ strftime_now('%d') }}" + THINK.replace("messages", "messages[1:]")
     scorer = Scorer(model, tokenizer=templated(tokenizer, template), mask_rate=0.3)
     chat, answer = [CHAT[0], CHAT[-1]], "<think>\n Brask"
-    expected = ["reads the clock", "leaves out or changes the content of message 1", "repeats"]
+    expected = ["the clock or chance", "leaves out or changes the content of message 1", "repeats"]
     ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
     for given in (answer, ids, torch.tensor(ids)):
         found = scorer.score(chat, given)
         assert all(word in said for word, said in zip(expected, found.warnings, strict=True))
-        assert read(scorer, chat, given).warnings == found.warnings
+        assert scorer.read(chat, given).warnings == found.warnings
         assert set(found.warnings) <= set(found.explanation)
     assert not [said for said in scorer.score(chat).warnings if "repeats" in said]  # its own
     spaced, bare = (scorer.score("3 + 5 =", text) for text in (" 8", "8"))

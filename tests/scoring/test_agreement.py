@@ -10,7 +10,6 @@ import torch
 
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.text import answer_tokens, decoded, prompt_tokens
-from lm_polygraph_asmi.scoring.unmasked import read
 from tests.rounding import allowed
 from tests.scoring.conftest import MESSAGES, PROMPT
 from tests.scripted import byte_tokenizer, scripted_model, space_tokenizer
@@ -75,7 +74,7 @@ def check_all_ways(case):
     if ended:  # an answer that was cut off gets an end as text
         assert named == (from_text.ids != by_model.ids), (by_model, from_text)
     for score, answer in ((by_model, None), (from_text, from_text.answer)):
-        check_read(read(scorer, case.prompt, answer), score)
+        check_read(scorer.read(case.prompt, answer), score)
     return by_model, from_text
 
 

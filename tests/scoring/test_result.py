@@ -15,7 +15,7 @@ from lm_polygraph_asmi import maths, score
 from lm_polygraph_asmi.config import AGGREGATIONS, METHODS
 from lm_polygraph_asmi.scoring import Score
 from lm_polygraph_asmi.scoring.scorer import Scorer
-from lm_polygraph_asmi.scoring.signals import TITLES
+from lm_polygraph_asmi.scoring.signals import SIGNALS
 from lm_polygraph_asmi.scoring.tokens import tokens_of
 from tests import brute_force
 from tests.scoring.conftest import PROMPT
@@ -78,7 +78,10 @@ def test_name_range_and_unit(scored, method, how):
         f"{one.label}: {one.score:.4f} nats (0 to {one.highest:.2f}; higher = more fragile), the "
         f"{named} over {tokens} tokens."
     )
-    free = (f"{TITLES[name]} {one.signals[name]:.4g}" for name in ("msp", "perplexity", "entropy"))
+    free = (
+        f"{SIGNALS[name].title} {one.signals[name]:.4g}"
+        for name in ("msp", "perplexity", "entropy")
+    )
     assert one.explanation[1].endswith(f"(higher = more uncertain): {', '.join(free)}.")
     fewer = replace(one, counted=1)
     assert fewer.explanation[0].endswith("over 1 token.")

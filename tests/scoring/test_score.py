@@ -19,7 +19,6 @@ from lm_polygraph_asmi.model import attention_of
 from lm_polygraph_asmi.results.names import SAVED
 from lm_polygraph_asmi.scoring import engine
 from lm_polygraph_asmi.scoring.scorer import Scorer
-from lm_polygraph_asmi.scoring.unmasked import read
 from tests.model.test_device_map import state
 from tests.scoring.conftest import CHAT, MESSAGES, PROMPT, ending_model, greedy, templated
 from tests.test_manager import TEXTS, manager
@@ -189,7 +188,7 @@ def test_a_given_answer_is_never_generated(model, tokenizer, monkeypatch):
     samples = [" Brask", [5, 6]]
     for answer in (" Brask", "", [7, 8]):
         scorer.score(PROMPT, answer, samples)
-        read(scorer, PROMPT, answer)
+        scorer.read(PROMPT, answer)
     assert calls == []
     scorer.score(PROMPT, None, samples)
     assert calls == ["generate"]

@@ -12,10 +12,8 @@ from torch import nn
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from lm_polygraph_asmi.model import attention_of
-from lm_polygraph_asmi.scoring import read
 from lm_polygraph_asmi.scoring.engine import Engine
 from lm_polygraph_asmi.scoring.scorer import Scorer
-from lm_polygraph_asmi.scoring.unmasked import fingerprints
 from tests.forks import exit_code
 from tests.scoring.conftest import PROMPT
 from tests.tiny_lm import whitebox
@@ -53,7 +51,7 @@ def in_place(model):
         model.lm_head.weight.mul_(1.01)
 
 
-@pytest.mark.parametrize("run", [Scorer.score, read])
+@pytest.mark.parametrize("run", [Scorer.score, Scorer.read])
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -120,14 +118,14 @@ def test_adapters_that_come_or_go(change, trained, tokenizer, monkeypatch):
     wrapped.add_adapter("other", LoraConfig(**how))
     model = wrapped.get_base_model()
     scorer = Scorer(wrapped, tokenizer=tokenizer, **FEW)
-    before, owner = fingerprints(scorer), wrapped
+    before, owner = scorer.fingerprints(), wrapped
     if change == "disable_adapter_layers":
         owner = wrapped.base_model
     given = ("other",) if change == "set_adapter" else ()
     meanwhile(monkeypatch, model, lambda: getattr(owner, change)(*given))
     with pytest.raises(ValueError, match="was changed while it was scored"):
         scorer.score(PROMPT, " Brask")
-    assert fingerprints(scorer)["weights"] != before["weights"]
+    assert scorer.fingerprints()["weights"] != before["weights"]
 
 
 TOKENIZER_CHANGES = (
@@ -145,14 +143,14 @@ TOKENIZER_CHANGES = (
 def test_a_tokenizer_changed_meanwhile_or_later(change, trained, tokenizer, monkeypatch):
     own = deepcopy(tokenizer)
     scorer, before = Scorer(trained, tokenizer=own, **FEW), deepcopy(own)
-    known = fingerprints(scorer)
+    known = scorer.fingerprints()
     meanwhile(monkeypatch, trained, lambda: change(own))
     with pytest.raises(ValueError, match="was changed while an answer was scored with it"):
         scorer.score(PROMPT, " Brask")
-    fresh = fingerprints(Scorer(trained, tokenizer=before, **FEW))
+    fresh = Scorer(trained, tokenizer=before, **FEW).fingerprints()
     assert known == fresh
     if change in TOKENIZER_CHANGES[:5]:  # what the key reads
-        assert fingerprints(scorer)["tokenizer"] != known["tokenizer"]
+        assert scorer.fingerprints()["tokenizer"] != known["tokenizer"]
 
 
 def test_a_fork_while_a_thread_scores(trained, tokenizer, monkeypatch):

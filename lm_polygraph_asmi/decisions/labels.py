@@ -128,7 +128,10 @@ def clusters_of(rows: Sequence[Row]) -> list[str]:
 
     Rows with the same prompt share one in any case. ValueError: a `cluster` in some rows only.
     """
-    prompts = [question_of(row.content) for row in rows]
+    prompts = []
+    for row in rows:
+        with naming(row):
+            prompts.append(question_of(row.content))
     missing = [row.number for row in rows if row.content.get("cluster") is None]
     if len(missing) == len(rows):
         contexts = [text_of(row.content.get("context")) for row in rows]

@@ -110,7 +110,7 @@ def spoiled(at=None, **change):
         (spoiled(unsure=0.5), "column:unsure", "column 'unsure' has the same number in all rows"),
         (spoiled(), "column:nothing", "row 1: column 'nothing': .*None"),
         (spoiled(), "column:", "column:NAME; got 'column:'"),
-        (spoiled(4, id=None, prompt=None), "column:unsure", 'expected a "prompt", or an "id"'),
+        (spoiled(4, id=None, prompt=None), "column:unsure", 'row 5: expected a "prompt", or'),
         (spoiled(4, id="q0"), "column:unsure", "row 5: .id.: row 1 has .q0., too"),
         (spoiled(correct=None), "column:unsure", "labelled answers, got none"),
     ],

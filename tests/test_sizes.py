@@ -20,7 +20,7 @@ CEILINGS = {
     "lm_polygraph_asmi": 10_020,
     "lm_polygraph_asmi/scoring": 1267,
     "lm_polygraph_asmi/decisions": 1186,
-    "tests": 11_631,
+    "tests": 11_644,
     "scripts": 1076,
 }
 """Folder -> most statements of its modules."""

@@ -1,8 +1,9 @@
 """Check that a tokenizer is the model's: with another, scores are meaningless."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -72,10 +73,18 @@ def found_of(
     find: Callable[[PreTrainedTokenizerBase], Found], tokenizer: PreTrainedTokenizerBase
 ) -> Found:
     """What is found of a tokenizer, once as long as it stays the same."""
-    found: Found = _found(find, tokenizer, tokenizer_state(tokenizer))
-    return found
+    return cast("Found", _found(find, tokenizer, tokenizer_state(tokenizer)))
 
 
-@lru_cache(maxsize=4)
+def unshared(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """A copy that nobody else calls, for as long as the tokenizer stays the same.
+
+    A tokenizer keeps truncation and padding between calls, so another thread's call with these
+    could cut a prompt that is tokenized at the same time.
+    """
+    return found_of(deepcopy, tokenizer)
+
+
+@lru_cache(maxsize=8)  # of two tokenizers at once
 def _found(find: Callable[[Any], Any], tokenizer: Any, _: str) -> Any:
     return find(tokenizer)

@@ -32,7 +32,12 @@ from lm_polygraph_asmi.scoring.advice import answer_warnings, special_warnings, 
 from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
 from lm_polygraph_asmi.scoring.engine import Engine, diversity_of
 from lm_polygraph_asmi.scoring.generation import TEMPERATURE, Generation
-from lm_polygraph_asmi.scoring.own_tokenizer import check_tokenizer, found_of, tokenizer_state
+from lm_polygraph_asmi.scoring.own_tokenizer import (
+    check_tokenizer,
+    found_of,
+    tokenizer_state,
+    unshared,
+)
 from lm_polygraph_asmi.scoring.provenance import HASHES, names_that_count, short_hash
 from lm_polygraph_asmi.scoring.result import Score
 from lm_polygraph_asmi.scoring.rows import Outcome, outcomes
@@ -247,20 +252,27 @@ class Scorer:
 
     def _given(self, request: Request) -> Given:
         """The request as the model gets it; without an answer, the model generates one."""
-        tokenizer, answer, conditions = self.tokenizer, request.answer, self._conditions
-        state, special = tokenizer_state(tokenizer), found_of(SpecialTokens, tokenizer)
+        answer, conditions, state = (
+            request.answer,
+            self._conditions,
+            tokenizer_state(self.tokenizer),
+        )
+        special, tokenizer = found_of(SpecialTokens, self.tokenizer), unshared(self.tokenizer)
         if self._instruct and isinstance(request.prompt, str):  # as LM-Polygraph
             request = request._replace(prompt=[{"role": "user", "content": request.prompt}])
-        prompt = request.prompt
-        written = rendered(tokenizer, prompt, request.template)
-        prompt_ids = prompt_tokens(tokenizer, prompt, written)
+        written = rendered(tokenizer, request.prompt, request.template)
+        prompt_ids = prompt_tokens(tokenizer, request.prompt, written)
         before, follows = prompt_ids.tolist(), True
-        warnings = template_warnings(tokenizer, request, written)
-        warnings += special_warnings(special, conditions.end_ids, request, written)
+        warnings = [
+            *template_warnings(tokenizer, request, written),
+            *special_warnings(special, conditions.end_ids, request, written),
+        ]
         if answer is None:
             answers = [self._generation.greedy(prompt_ids, self.config.max_new_tokens)]
         elif isinstance(answer, str):
-            answers, follows = possible_answers(tokenizer, conditions, prompt, before, answer)
+            answers, follows = possible_answers(
+                tokenizer, conditions, request.prompt, before, answer
+            )
         else:
             answers = [list(answer)]
         if not answers[0]:
@@ -378,7 +390,7 @@ class Scorer:
         else:
             prompt, before = given.request.prompt, given.prompt_ids.tolist()
             sampled = [
-                answer_tokens(self.tokenizer, prompt, before, sample)[0]
+                answer_tokens(unshared(self.tokenizer), prompt, before, sample)[0]
                 if isinstance(sample, str)
                 else list(sample)
                 for sample in samples

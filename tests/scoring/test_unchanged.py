@@ -153,6 +153,28 @@ def test_a_tokenizer_changed_meanwhile_or_later(change, trained, tokenizer, monk
         assert scorer.fingerprints()["tokenizer"] != known["tokenizer"]
 
 
+def test_a_tokenizer_that_another_thread_truncates_with(trained, tokenizer, monkeypatch):
+    """As if it did between the set-up of each call and the call itself."""
+    own, samples = deepcopy(tokenizer), [" Brask", " Orla"]
+    real = type(own).set_truncation_and_padding
+
+    def meanwhile_cut(self, *args, **how):
+        real(self, *args, **how)
+        own._tokenizer.enable_truncation(2)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(own), "set_truncation_and_padding", meanwhile_cut)
+        assert len(own(PROMPT)["input_ids"]) == 2
+        found = Scorer(trained, tokenizer=own, method="adapt", **FEW).score(
+            PROMPT, " Brask", samples
+        )
+    right = Scorer(trained, tokenizer=tokenizer, method="adapt", **FEW).score(
+        PROMPT, " Brask", samples
+    )
+    assert (found.prompt_tokens, found.tokens) == (right.prompt_tokens, right.tokens)
+    assert found.diversity == right.diversity
+
+
 def test_a_fork_while_a_thread_scores(trained, tokenizer, monkeypatch):
     """The child finds the model as it was, and scores it as its parent does."""
     scorer = Scorer(trained.train(), tokenizer=tokenizer, attention="eager", **FEW)

@@ -252,11 +252,7 @@ class Scorer:
 
     def _given(self, request: Request) -> Given:
         """The request as the model gets it; without an answer, the model generates one."""
-        answer, conditions, state = (
-            request.answer,
-            self._conditions,
-            tokenizer_state(self.tokenizer),
-        )
+        conditions, state = self._conditions, tokenizer_state(self.tokenizer)
         special, tokenizer = found_of(SpecialTokens, self.tokenizer), unshared(self.tokenizer)
         if self._instruct and isinstance(request.prompt, str):  # as LM-Polygraph
             request = request._replace(prompt=[{"role": "user", "content": request.prompt}])
@@ -267,14 +263,14 @@ class Scorer:
             *template_warnings(tokenizer, request, written),
             *special_warnings(special, conditions.end_ids, request, written),
         ]
-        if answer is None:
+        if request.answer is None:
             answers = [self._generation.greedy(prompt_ids, self.config.max_new_tokens)]
-        elif isinstance(answer, str):
+        elif isinstance(request.answer, str):
             answers, follows = possible_answers(
-                tokenizer, conditions, request.prompt, before, answer
+                tokenizer, conditions, request.prompt, before, request.answer
             )
         else:
-            answers = [list(answer)]
+            answers = [list(request.answer)]
         if not answers[0]:
             raise ValueError(
                 "the answer is empty, and no end is known: expected a token, or `stop`"
@@ -388,9 +384,9 @@ class Scorer:
                 given.prompt_ids, config.max_new_tokens, config.num_samples, config.seed
             )
         else:
-            prompt, before = given.request.prompt, given.prompt_ids.tolist()
+            tokenizer, before = unshared(self.tokenizer), given.prompt_ids.tolist()
             sampled = [
-                answer_tokens(unshared(self.tokenizer), prompt, before, sample)[0]
+                answer_tokens(tokenizer, given.request.prompt, before, sample)[0]
                 if isinstance(sample, str)
                 else list(sample)
                 for sample in samples

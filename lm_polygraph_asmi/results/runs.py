@@ -101,8 +101,11 @@ def manager_files(path: str | Path) -> list[Path]:
     return files
 
 
-def _content(file: Path) -> dict[str, Any]:
-    """The pickle that LM-Polygraph saved, without torch, which takes seconds to import."""
+def read_manager(file: Path) -> dict[str, Any]:
+    """What LM-Polygraph saved in a manager file, a pickle; a damaged one can raise anything.
+
+    Without torch where that is possible, since its import takes seconds.
+    """
     with zipfile.ZipFile(file) as archive:  # reading checks the checksum, which torch ignores
         (name,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
         pickled = archive.read(name)
@@ -125,7 +128,7 @@ def load_run(path: str | Path) -> Run:
     if others:
         raise ValueError(f"{path} has several seeds: name one of its files")
     try:
-        content = _content(file)
+        content = read_manager(file)
         scores, quality = (
             pd.DataFrame(
                 {

@@ -3,18 +3,19 @@
 import gc
 import inspect
 import logging
-import resource
 import shlex
 import shutil
 import sys
 import time
-import traceback
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import FunctionType
+from typing import Any, ClassVar
 
 import torch
-from hydra.core.utils import JobReturn
+from hydra.errors import CompactHydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf
@@ -31,6 +32,7 @@ from lm_polygraph_asmi.results.manifest import (
     without_secrets,
     write_manifest,
 )
+from lm_polygraph_asmi.results.runs import read_manager
 from lm_polygraph_asmi.runs.checks import Plan, findings_of, read_plan
 from lm_polygraph_asmi.runs.rows import results_folder
 
@@ -39,82 +41,145 @@ log = logging.getLogger("lm_polygraph")
 STOPPED = "polygraph_eval stopped before loading the model"
 
 
-class RunRecord(Callback):
-    """Checks a run before its model is loaded, and writes the manifest.
+class JobFailed(CompactHydraException):
+    """A job of a sweep failed, or did not start. It names all jobs of the sweep that did.
 
-    Hydra turns errors of a callback into warnings, so SystemExit stops a single run. Jobs of a
-    multirun continue and fail later on their own, without stopping the others. Two runs cannot
-    write to one folder at the same time.
+    A launcher lets the other jobs run. Then Hydra raises the error of the first that failed, prints
+    its text alone, and exits with status 1. Jobs of other processes are unpickled in the sweep's,
+    which calls the constructor there.
     """
 
-    def __init__(self) -> None:
-        self._manifests: dict[Path, dict[str, Any]] = {}
-        self._until_end = ExitStack()
+    reasons: ClassVar[dict[str, str]] = {}  # by job, in the process of the sweep
+
+    def __init__(self, job: str, reason: str) -> None:
+        super().__init__(job, reason)
+        self.reasons[job] = reason
+
+    def __str__(self) -> str:
+        failed = [f"job {job}: {reason}" for job, reason in self.reasons.items()]
+        return "\n".join([f"{len(failed)} of the sweep's jobs failed:", *failed])
+
+
+class RunRecord(Callback):
+    """Checks a run before its model is loaded, and writes the manifest; see `_recorded`.
+
+    All of it is done inside the job, so that it fails with the job alone. Of a callback, Hydra
+    turns most errors into warnings, and lets SystemExit end the sweep.
+    """
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        JobFailed.reasons.clear()
 
     def on_job_start(self, config: DictConfig, *, task_function: TaskFunction, **_: Any) -> None:
+        run = _job_of_sweep if config.hydra.mode == RunMode.MULTIRUN else _recorded
+        _run_once_by(partial(run, config), inspect.unwrap(task_function))
+
+
+def _run_once_by(run: Callable[[FunctionType, Any], Any], function: Any) -> None:
+    """Let `run` make the next call of a function: it gets a copy of the function, and its argument.
+
+    Hydra holds the function itself, and asks no callback around the call: so its code is replaced.
+    """
+    kept = function.__code__, function.__defaults__
+    copied = FunctionType(kept[0], function.__globals__, closure=function.__closure__)
+
+    def once(argument: Any) -> Any:
+        function.__code__, function.__defaults__ = kept
+        return run(copied, argument)
+
+    replacement = (lambda argument, once: once(argument)).__code__
+    function.__code__ = replacement.replace(co_freevars=kept[0].co_freevars)
+    function.__defaults__ = (once,)
+
+
+def _job_of_sweep(config: DictConfig, main: FunctionType, argument: Any) -> Any:
+    """`_recorded`; JobFailed instead of what it raises."""
+    try:
+        return _recorded(config, main, argument)
+    except (Exception, SystemExit) as error:
+        job = f"{config.hydra.job.num} ({' '.join(config.hydra.overrides.task)})"
+        stopped = isinstance(error, SystemExit)
+        said = str(error) if stopped else f"{type(error).__name__}: {error}"
+        log.error("job %s failed: %s", job, said, exc_info=not stopped)
+    # Raised here, since Hydra keeps it until the sweep ends: not the error, whose frames have the
+    # model.
+    gc.collect()
+    raise JobFailed(job, said)
+
+
+def _recorded(config: DictConfig, main: FunctionType, argument: Any) -> Any:
+    """Check a run, then do it: with mends, locks and manifests, until it ends in any way.
+
+    SystemExit: it cannot start. ValueError: LM-Polygraph saved a file that cannot be read.
+    """
+    with ExitStack() as until_end:
         try:
-            self._start(config, task_function)
-        except Exception as error:  # Hydra would only warn, and the run would have no record
+            folder = _start(config, main, until_end)
+        except Exception as error:
             raise SystemExit(
                 f"{STOPPED}: its record failed with {type(error).__name__}: {error}"
             ) from error
+        returned = main(argument)
+    print(
+        f"Table of the results: polygraph_asmi results {shlex.quote(str(folder))}", file=sys.stderr
+    )
+    return returned
 
-    def _start(self, config: DictConfig, task_function: TaskFunction) -> None:
-        self._started = time.time()
-        self._manifests = {}
-        reset_peak_memory()
-        plan = read_plan(config)
-        findings = [finding for found in findings_of(plan).values() for finding in found]
-        for finding in findings:
-            log.log(logging.ERROR if finding.fatal else logging.WARNING, finding.text)
-        if any(finding.fatal for finding in findings):
-            if config.hydra.mode == RunMode.MULTIRUN:
-                return
-            raise SystemExit(f"{STOPPED}: see the errors above")
-        self._until_end.enter_context(mended(inspect.unwrap(task_function).__globals__))
-        folder = results_folder(config)
-        folder.mkdir(parents=True, exist_ok=True)
-        managers = {seed: folder / f"ue_manager_seed{seed}" for seed in config.seed}
-        for manager in managers.values():
-            self._until_end.enter_context(locked(manager))
-        self._until_end.callback(shutil.rmtree, folder / "rows", ignore_errors=True)
-        shared = _started_manifest(plan)
-        self._manifests = {
-            manager: shared | _of_seed(plan, seed, shared["methods"])
-            for seed, manager in managers.items()
-        }
-        for manager, manifest in self._manifests.items():
-            # The manifest of an earlier run in this folder is valid until this one has results.
-            if not manager.exists():
-                write_manifest(manifest, manager)
 
-    def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
-        error = None
-        try:
-            _ = job_return.return_value  # raises what the job raised
-        except Exception as raised:
-            error = raised
-        for manager, manifest in self._manifests.items():
-            manifest |= {
-                "seconds_wall": time.time() - self._started,
-                "peak_memory_bytes": peak_memory(),
-                "status": "failed" if error else "completed",
-            }
-            if error:
-                manifest["error"] = f"{type(error).__name__}: {error}"
-            if manager.is_file() and manager.stat().st_mtime >= self._started:
-                _add_results(manifest, manager)
-            elif manager.is_file():
-                continue  # belongs to an earlier run
+def _start(config: DictConfig, main: FunctionType, until_end: ExitStack) -> Path:
+    """Check a run, and begin all that lasts until its end; the folder of its results."""
+    started = time.time()
+    reset_peak_memory()
+    plan = read_plan(config)
+    findings = [finding for found in findings_of(plan).values() for finding in found]
+    for finding in findings:
+        log.log(logging.ERROR if finding.fatal else logging.WARNING, finding.text)
+    if fatal := [finding.text for finding in findings if finding.fatal]:
+        swept = config.hydra.mode == RunMode.MULTIRUN
+        raise SystemExit(f"{STOPPED}: {'; '.join(fatal) if swept else 'see the errors above'}")
+    until_end.enter_context(mended(main.__globals__))
+    folder = results_folder(config)
+    folder.mkdir(parents=True, exist_ok=True)
+    managers = {seed: folder / f"ue_manager_seed{seed}" for seed in config.seed}
+    for manager in managers.values():
+        until_end.enter_context(locked(manager))
+    until_end.callback(shutil.rmtree, folder / "rows", ignore_errors=True)
+    shared = _started_manifest(plan)
+    for seed, manager in managers.items():
+        manifest = shared | _of_seed(plan, seed, shared["methods"])
+        # The manifest of an earlier run in this folder is valid until this one has results.
+        if not manager.exists():
             write_manifest(manifest, manager)
-        self._until_end.close()
-        if self._manifests and not error:
-            folder = shlex.quote(str(next(iter(self._manifests)).parent))
-            print(f"Table of the results: polygraph_asmi results {folder}", file=sys.stderr)
-        if error:
-            # Hydra keeps the error, and by its frames the model, until the sweep ends.
-            traceback.clear_frames(error.__traceback__)
-            gc.collect()
+        until_end.push(partial(_end, manifest, manager, started))
+    return folder
+
+
+def _end(
+    manifest: dict[str, Any], manager: Path, started: float, _: Any, error: Any, *__: Any
+) -> None:
+    """Write the manifest of a run that ended, perhaps by an error.
+
+    ValueError: no error, and yet its manager file cannot be read.
+    """
+    manifest |= {
+        "seconds_wall": time.time() - started,
+        "peak_memory_bytes": peak_memory(),
+        "status": "failed" if error else "completed",
+    }
+    if error:
+        manifest["error"] = f"{type(error).__name__}: {error}"
+    if manager.is_file() and manager.stat().st_mtime < started:
+        return  # of an earlier run, like the manifest beside it
+    try:
+        if manager.is_file():
+            _add_results(manifest, manager)
+    except Exception as damaged:  # the file is a pickle, and can raise anything
+        why = f"{manager} cannot be read: {damaged!r}"
+        manifest |= {"status": "failed", "error": manifest.get("error", why)}
+        if not error:
+            raise ValueError(why) from damaged
+    finally:
+        write_manifest(manifest, manager)
 
 
 def _started_manifest(plan: Plan) -> dict[str, Any]:
@@ -161,9 +226,10 @@ def _methods(plan: Plan, job: dict[str, Any]) -> dict[str, Any]:
 
 def _add_results(manifest: dict[str, Any], manager: Path) -> None:
     """Add what only a finished manager file has."""
-    content = torch.load(manager, weights_only=False)
+    content = read_manager(manager)
     stats, config = content["stats"], manifest["config"]
-    if content["state"] != "failed":  # another seed may have failed
+    # Another seed may have failed. An interrupt leaves no such state, and no metrics.
+    if content["state"] != "failed" and content["metrics"]:
         manifest["status"] = "completed"
         manifest.pop("error", None)
     # In its first run a hub model enters the cache only after the start.
@@ -182,12 +248,16 @@ def reset_peak_memory() -> None:
 
 
 def peak_memory() -> dict[str, int]:
-    """Largest use of main memory, and of each GPU, by this process since the reset, in bytes."""
-    # Kilobytes on Linux, bytes on macOS.
-    unit = 1 if sys.platform == "darwin" else 1024
-    peak = {"main": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
-    for device in range(torch.cuda.device_count()):
-        peak[f"cuda:{device}"] = torch.cuda.max_memory_allocated(device)
+    """Largest use of main memory, where the system tells it, and of each GPU, by this process since
+    the reset, in bytes."""
+    cuda = torch.cuda
+    peak = {f"cuda:{i}": cuda.max_memory_allocated(i) for i in range(cuda.device_count())}
+    with suppress(ImportError):  # Windows has none
+        import resource
+
+        # Kilobytes on Linux, bytes on macOS.
+        unit = 1 if sys.platform == "darwin" else 1024
+        peak = {"main": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit} | peak
     return peak
 
 

@@ -172,21 +172,27 @@ def _join(group: str, jobs: pd.DataFrame, file: Path) -> Merged:
 
 
 def _check_rows(runs: Sequence[Run]) -> None:
-    """Check that shards are from the same rows: disjoint, with sizes that differ by at most one."""
+    """Check that shards are from the same rows: disjoint, with sizes that differ by at most one.
+
+    Rows that no manifest names are known by their texts.
+    """
     sizes = [len(run.scores) for run in runs]
-    row, count = Counter(row for run in runs for row in run.ids or ()).most_common(1)[0]
+    rows = (run.ids or run.stats.get("input_texts") or range(len(run.scores)) for run in runs)
+    row, count = Counter(row for of_run in rows for row in {*of_run}).most_common(1)[0]
     if max(sizes) - min(sizes) > 1 or count > 1:
-        twice = f", with row {row!r} in {count} of them" if count > 1 else ""
+        twice = f", with row {row!r:.80} in {count} of them" if count > 1 else ""
         raise ValueError(
-            f"shards of {sizes} rows{twice} are not from the same data: run all shards again"
+            f"shards of {sizes} rows{twice} are not from the same data: run all shards again. "
+            "data.num_shards splits the rows of data.source, and no others"
         )
 
 
 def _check_alike(runs: Sequence[Run]) -> None:
-    """Check what can differ with one config: revision of a hub branch, and estimators that
-    `ignore_exceptions` dropped."""
+    """Check what can differ with one config: revision of a hub branch, content of a folder or file,
+    and estimators that `ignore_exceptions` dropped."""
     for kind, parts in {
         "model revisions": [run.recorded("model")["revision"] for run in runs],
+        "rows of the source": [run.recorded("dataset").get("revision") for run in runs],
         "ASMI settings": [run.settings() for run in runs],
         "estimators": [list(run.scores) for run in runs],
         "quality metrics": [list(run.quality) for run in runs],

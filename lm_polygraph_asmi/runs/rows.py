@@ -80,9 +80,10 @@ class DataRow(NamedTuple):
 class RunRows:
     """The rows of a run, before LM-Polygraph's own subsampling.
 
-    `revision`: commit of a hub dataset. `labelled`: whether they have gold answers, else empty
-    ones. `chosen`: by the node `data`. `named`: whether a manifest names them; LM-Polygraph may
-    read other sources differently. `saved`: folders that have them.
+    `revision`: commit of a hub dataset; else, of chosen rows, a digest over all shards. `labelled`:
+    whether they have gold answers, else empty ones. `chosen`: by the node `data`. `named`: whether
+    a manifest names them; LM-Polygraph may read other sources differently. `saved`: folders that
+    have them.
     """
 
     rows: list[DataRow]
@@ -328,8 +329,10 @@ def select_rows(data: Mapping[str, Any], multiref: bool = False) -> RunRows:
     if how["sample"] is not None:
         rows = sample(rows, how["sample"], how["sample_seed"], how["sample_by"] == "cluster")
     check_usable(replace(read, rows=rows), multiref)
+    digest = hashlib.sha256(repr(rows).encode()).hexdigest()[:16]  # equal for all shards
+    revision = read.revision or f"sha256:{digest}"
     rows = shard_of(rows, how["shard"], how["num_shards"])
-    return replace(read, rows=rows, chosen=True)
+    return replace(read, rows=rows, revision=revision, chosen=True)
 
 
 def unusable_rows(rows: Sequence[DataRow], problem: Callable[[DataRow], str | None]) -> str | None:
@@ -358,6 +361,12 @@ def run_rows(config: DictConfig) -> RunRows:
     if "asmi_rows" in str(cast(dict[str, Any], OmegaConf.to_container(config))["dataset"]):
         _chosen_rows.cache_clear()  # the source may have changed since an earlier run
         return chosen_rows(config)
+    if OmegaConf.select(config, "data.num_shards", default=1) != 1:
+        raise ValueError(
+            "data.num_shards splits the rows of data.source, and this config has its own `dataset`:"
+            " each job would ask all rows. Leave it out, or name the file as data.source in a "
+            "config with asmi_base"
+        )
     source = config.dataset if isinstance(config.dataset, str) else list(config.dataset)
     columns = config.text_column, config.get("label_column")
     if isinstance(source, str) and Path(source).is_file():

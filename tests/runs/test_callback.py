@@ -3,7 +3,11 @@
 import gc
 import json
 import os
+import pickle
+import re
 import signal
+import sys
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from unittest.mock import Mock
@@ -13,10 +17,12 @@ import pytest
 import torch
 from datasets import Dataset
 from lm_polygraph.estimators import Perplexity
+from lm_polygraph.utils.manager import UEManager
 from transformers import GenerationConfig, LlamaForCausalLM
 
 from lm_polygraph_asmi.analysis.clusters import cluster_key
 from lm_polygraph_asmi.files import locked
+from lm_polygraph_asmi.host import mends
 from lm_polygraph_asmi.host.generation import read_shipped
 from lm_polygraph_asmi.results import manifest as manifests
 from lm_polygraph_asmi.results.manifest import model_of, read_manifest, write_manifest
@@ -183,6 +189,74 @@ def test_faults_found_early_stop_the_run_before_the_model_is_loaded(run, tmp_pat
         assert not list((tmp_path / "run").glob("*seed1*"))
 
 
+QUICK = "estimators=asmi_only", "output_attentions=false", "asmi.num_masks=5", "asmi.mask_rate=0.2"
+
+
+def test_jobs_of_a_sweep_fail_alone_and_its_end_names_them(run, tmp_path, monkeypatch, capsys):
+    """Four: a finding, a start that fails, a row that fails, and one that runs."""
+    managers = [tmp_path / "sweep" / str(job) / "ue_manager_seed1" for job in range(4)]
+    lasting, scored, calls = [], MaskedHeadsCalculator.__call__, iter(range(99))
+
+    def fail_once(*arguments):
+        if next(calls) == 1:
+            raise RuntimeError("no more")
+        return scored(*arguments)
+
+    @contextmanager
+    def mended(script):
+        lasting.append("begun")
+        with mends.mended(script), ExitStack() as end:
+            end.callback(lasting.append, "ended")
+            yield
+
+    monkeypatch.setattr(MaskedHeadsCalculator, "__call__", fail_once)
+    monkeypatch.setattr(callback, "mended", mended)
+    managers[1].parent.mkdir(parents=True)
+    with locked(managers[1]), pytest.raises(callback.JobFailed) as failed:
+        run(*QUICK, "data.first=1,2,3,4", "hydra.sweep.dir=sweep", "--multirun")
+    stopped = "polygraph_eval stopped before loading the model: "
+    assert re.fullmatch(
+        "3 of the sweep's jobs failed:\n"
+        rf"job 0 \(.* data.first=1\): {stopped}expected two rows or more, got 1.*\n"
+        rf"job 1 \(.* data.first=2\): {stopped}its record failed.*{managers[1]} is being .*\n"
+        r"job 2 \(.* data.first=3\): RuntimeError: no more",
+        str(failed.value),
+    )
+    assert [manager.is_file() for manager in managers] == [False, False, True, True]
+    manifests = [read_manifest(manager) for manager in managers[2:]]
+    assert [of["status"] for of in manifests] == ["failed", "completed"]
+    assert manifests[0]["error"] == "RuntimeError: no more"
+    assert lasting == ["begun", "ended"] * 3
+    assert not [*tmp_path.glob("sweep/*/*.lock"), *tmp_path.glob("sweep/*/rows")]
+    assert "fail_once" in capsys.readouterr().out  # the traceback, when it happens
+    pickled = pickle.dumps(failed.value)  # as a launcher's processes send it
+    callback.JobFailed.reasons.clear()
+    assert str(pickle.loads(pickled)).startswith("1 of the sweep's jobs failed:\njob 0 (")
+
+
+def test_whatever_ends_a_run_undoes_what_lasts_until_its_end(run, tmp_path, monkeypatch):
+    manager = tmp_path / "run" / "ue_manager_seed1"
+    stopped = Mock(side_effect=KeyboardInterrupt("stop"))
+    for patched, ended, error, said in (
+        ((MaskedHeadsCalculator, "__call__"), stopped, KeyboardInterrupt, "stop"),
+        ((UEManager, "save"), lambda _, file: Path(file).write_bytes(b"PK"), ValueError, "BadZip"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(*patched, ended)
+            with pytest.raises(error, match=said):
+                run(*QUICK)
+        manifest = read_manifest(manager)
+        assert (manifest["status"], said in manifest["error"]) == ("failed", True)
+        assert not [*tmp_path.glob("run/*.lock"), *tmp_path.glob("run/rows")]
+    run(*QUICK)
+    assert read_manifest(manager)["status"] == "completed"
+
+
+def test_main_memory_is_left_out_where_python_cannot_tell_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "resource", None)  # as on Windows
+    assert callback.peak_memory() == {}
+
+
 def test_a_run_without_a_record_does_not_start(run, monkeypatch):
     """Hydra only warns if a callback fails."""
     broken = Mock(side_effect=RuntimeError("no such device"))
@@ -198,7 +272,7 @@ def test_manifests_are_plain_json_and_written_whole(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="the field 'seconds': expected a finite number"):
         write_manifest({"seconds": float("nan")}, manager)
     assert read_manifest(manager) == {"status": "running"}
-    torch.save({"state": "Initialized", "stats": {}}, manager)
+    torch.save({"state": "Initialized", "stats": {}, "metrics": {"PRR": 0.5}}, manager)
     ended = {"status": "failed", "error": "of another seed", "model": {}, "config": {"model": {}}}
     callback._add_results(ended, manager)
     assert (ended["status"], "error" in ended) == ("completed", False)
@@ -220,17 +294,14 @@ def test_manifests_are_plain_json_and_written_whole(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_failed_job_does_not_keep_its_model(run, monkeypatch):
-    """As a sweep would, the error is held on to."""
+    """Hydra holds on to what it raised until the sweep ends."""
     held = []
-    ended = callback.RunRecord.on_job_end
 
     def fail(*_):  # a mock would hold on to what it was called with
         raise RuntimeError("no more")
 
-    def hold(self, config, job_return, **others):
+    def hold(_, job_return, **__):
         held.append(job_return)
-        ended(self, config, job_return, **others)
-        gc.collect()
         held.append([o for o in gc.get_objects() if isinstance(o, LlamaForCausalLM)])
 
     monkeypatch.setattr(Perplexity, "__call__", fail)
@@ -238,8 +309,8 @@ def test_a_failed_job_does_not_keep_its_model(run, monkeypatch):
     gc.unfreeze()  # else models of other tests are not counted
     gc.collect()
     before = [o for o in gc.get_objects() if isinstance(o, LlamaForCausalLM)]
-    with pytest.raises(RuntimeError, match="no more"):
-        run()
+    with pytest.raises(callback.JobFailed, match="no more"):
+        run("hydra.sweep.dir=sweep", "--multirun")
     assert len(held[1]) == len(before)
 
 

@@ -178,7 +178,7 @@ def _check_rows(runs: Sequence[Run]) -> None:
     """
     sizes = [len(run.scores) for run in runs]
     rows = (run.ids or run.stats.get("input_texts") or range(len(run.scores)) for run in runs)
-    row, count = Counter(row for of_run in rows for row in {*of_run}).most_common(1)[0]
+    row, count = Counter(row for of_run in rows for row in dict.fromkeys(of_run)).most_common(1)[0]
     if max(sizes) - min(sizes) > 1 or count > 1:
         twice = f", with row {row!r:.80} in {count} of them" if count > 1 else ""
         raise ValueError(

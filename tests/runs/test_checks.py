@@ -107,7 +107,10 @@ def test_a_csv_file(tmp_path, content, messages):
         config = composed("asmi_coqa", "subsample_eval_dataset=0.5", "eval_split=train")
         config.dataset = [str(tmp_path), "default"]
         assert len(read_plan(config).asked) == 1
-    findings = of_data(f"dataset={tmp_path / 'd.csv'}", "load_from_disk=false")
+    own = f"dataset={tmp_path / 'd.csv'}", "load_from_disk=false"
+    (finding,) = of_data(*own, "data.num_shards=2", "data.shard=1")
+    assert finding.text.startswith("data.num_shards splits the rows of data.source, and this ")
+    findings = of_data(*own)
     for finding, message in zip(findings, messages, strict=True):
         assert message in finding.text
         assert finding.fatal

@@ -217,6 +217,10 @@ def cut_off(file):
             lambda file: edit(file, "rows", "ids", to=[f"ids {i}" for i in range(5, 11)]),
             "rows, with row 'ids 5' in 2 of them",
         ),
+        (
+            lambda file: edit(file, "dataset", "revision", to="sha256:0"),
+            "different rows of the source: None in ",
+        ),
     ],
 )
 def test_shards_that_do_not_fit(unsplit, tmp_path, change, message):
@@ -227,6 +231,35 @@ def test_shards_that_do_not_fit(unsplit, tmp_path, change, message):
     if message.startswith("different"):
         assert f"in {files[0].parent}, " in text
         assert f"in {files[2].parent}. Run" in text
+
+
+@pytest.mark.usefixtures("no_metrics")
+@pytest.mark.parametrize("texts", [True, False])
+def test_rows_that_no_manifest_names(unsplit, tmp_path, texts):
+    """Of a user's own data set, of which each job asks all, whatever the node `data` says."""
+
+    def own(manager):
+        edit(manager, "rows", to={"ids": [], "clusters": []})
+        of_content(lambda c: texts or c["stats"].pop("input_texts"))(manager)
+
+    (whole,) = split(unsplit, tmp_path / "whole", 1)
+    of_content(lambda c: c["stats"]["input_texts"].__setitem__(1, "question 0"))(whole)
+    own(whole)
+    merged, errors = merge_runs([whole], tmp_path / "merged")
+    assert (merged[0][1:3], errors) == ((1, ROWS), [])
+    assert read_manifest(merged[0].file)["rows"] == {"ids": [], "clusters": []}
+    jobs = [split(unsplit, tmp_path / f"job{i}", 1)[0] for i in range(2)]
+    for number, manager in enumerate(jobs):
+        own(manager)
+        for node in (("dataset",), ("config", "data")):
+            edit(manager, *node, "num_shards", to=2)
+            edit(manager, *node, "shard", to=number)
+    row = "'question 0'" if texts else "0"
+    expected = (
+        f"shards of [{ROWS}, {ROWS}] rows, with row {row} in 2 of them are not from the same data: "
+        "run all shards again. data.num_shards splits the rows of data.source, and no others"
+    )
+    assert expected in only_error(jobs, tmp_path / "out")
 
 
 def test_statistics_with_missing_entries_are_left_out(unsplit, tmp_path):

@@ -141,6 +141,9 @@ def test_rows_are_chosen_by_size_first_sample_and_shard_in_this_order(tmp_path):
     assert asked(size=50, first=20, sample=9) == ids(rows.sample(first, 9, 0))
     assert asked(size=50, subsample_seed=2) == ids(rows.subsample(STORIES, 50, 2))
     assert asked(sample=9, shard=1, num_shards=3) == asked(sample=9)[3:6]
+    digests = {rows.select_rows(data(source, shard=i, num_shards=3)).revision for i in range(3)}
+    assert len(digests) == 1
+    assert rows.select_rows(data(source, first=199)).revision not in digests
     shards = [rows.shard_of(list(range(11)), i, 3) for i in range(3)]
     assert [item for shard in shards for item in shard] == [*range(11)]
     assert {len(shard) for shard in shards} == {3, 4}

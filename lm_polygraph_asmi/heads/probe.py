@@ -27,10 +27,10 @@ from lm_polygraph_asmi.model import (
     readout,
     run_subnetworks,
     run_unmasked,
-    scoring_session,
 )
 from lm_polygraph_asmi.model.memory import in_chunks
 from lm_polygraph_asmi.results.runs import Run, load_run
+from lm_polygraph_asmi.scoring.engine import Engine
 from lm_polygraph_asmi.scoring.text import prompt_tokens
 
 DRAWS = 10
@@ -193,7 +193,7 @@ def predictions(
         masked = run_subnetworks(model, unmasked, layer, some, shortcut=False)
         return readout(model, masked.hidden[masked.index, position]).argmax(-1).cpu()
 
-    with scoring_session(model, used["attention"]):
+    with Engine(ASMIConfig.from_dict(used)).session(model):
         unmasked = run_unmasked(
             model, answer.input_ids, answer.prompt_length, [layer], used["scope"]
         )

@@ -128,3 +128,6 @@ def test_what_cannot_be_probed(planted, monkeypatch):
     monkeypatch.setattr(room, "load_run", lambda _: run)
     with pytest.raises(ValueError, match=r"lacks masks at depth 0\.9 \(its depths: 0\.6\)"):
         room.probe_run("run", "tiny", depth=0.9)
+    named = planted[1] | {"structure": "projection=mixer.out"}  # as the run was
+    with pytest.raises(TypeError, match=r"no layer at .* has a module mixer\.out"):
+        room.probe_tokens(planted[0], named, *planted[2:], count=2)

@@ -93,6 +93,21 @@ def test_another_revision_of_the_model(planted, tmp_path):
     assert other.differences(settings) == [f"revision 'sha256:0' there, {there!r} here"]
 
 
+@pytest.mark.parametrize(("sampled", "differs"), [
+    ({"temperature": 0.5}, []),
+    ({"temperature": 1.0}, ["temperature 1.0 there, 0.5 here"]),
+    ({}, ["temperature not recorded there"]),
+])  # fmt: skip
+def test_a_run_that_sampled_at_another_temperature(tmp_path, sampled, differs):
+    """Adapt-ASMI of an answer samples at 0.5."""
+    about = runs.manifest(60) | {"config": {"generation_params": sampled}}
+    place = runs.save(tmp_path / "run", about=about)
+    for signal, expected in (("adapt", differs), ("sem", [])):
+        found = calibrate_run(place, 0.3, signal=signal, resamples=20)
+        here = found.settings | {"model": found.model, "method": signal, "temperature": 0.5}
+        assert [text.partition(":")[0] for text in found.differences(here)] == expected
+
+
 @pytest.mark.parametrize("variant", METHODS)
 def test_what_a_run_gives(planted, variant):
     found = calibrate_run(planted, 0.3, signal="score", method=variant, resamples=50)

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from types import FunctionType
 from typing import Any, ClassVar
 
 import torch
@@ -39,6 +38,8 @@ from lm_polygraph_asmi.runs.rows import results_folder
 log = logging.getLogger("lm_polygraph")
 
 STOPPED = "polygraph_eval stopped before loading the model"
+Main = Callable[[Any], Any]
+"""The function of LM-Polygraph's script, which does the run that its argument describes."""
 
 
 class JobFailed(CompactHydraException):
@@ -52,12 +53,11 @@ class JobFailed(CompactHydraException):
     reasons: ClassVar[dict[str, str]] = {}  # by job, in the process of the sweep
 
     def __init__(self, job: str, reason: str) -> None:
-        super().__init__(job, reason)
         self.reasons[job] = reason
 
     def __str__(self) -> str:
-        failed = [f"job {job}: {reason}" for job, reason in self.reasons.items()]
-        return "\n".join([f"{len(failed)} of the sweep's jobs failed:", *failed])
+        listed = "".join(f"\njob {job}: {reason}" for job, reason in self.reasons.items())
+        return f"{len(self.reasons)} of the sweep's jobs failed:{listed}"
 
 
 class RunRecord(Callback):
@@ -72,27 +72,26 @@ class RunRecord(Callback):
 
     def on_job_start(self, config: DictConfig, *, task_function: TaskFunction, **_: Any) -> None:
         run = _job_of_sweep if config.hydra.mode == RunMode.MULTIRUN else _recorded
-        _run_once_by(partial(run, config), inspect.unwrap(task_function))
+        _let_run_call(partial(run, config), inspect.unwrap(task_function))
 
 
-def _run_once_by(run: Callable[[FunctionType, Any], Any], function: Any) -> None:
-    """Let `run` make the next call of a function: it gets a copy of the function, and its argument.
+def _let_run_call(run: Callable[[Main, Any], Any], main: Any) -> None:
+    """Let the next call of `main` be one of `run`, which gets `main` and its argument.
 
-    Hydra holds the function itself, and asks no callback around the call: so its code is replaced.
+    Hydra holds the function, and asks no callback around its call: so its code is replaced.
     """
-    kept = function.__code__, function.__defaults__
-    copied = FunctionType(kept[0], function.__globals__, closure=function.__closure__)
+    code, defaults = main.__code__, main.__defaults__
 
     def once(argument: Any) -> Any:
-        function.__code__, function.__defaults__ = kept
-        return run(copied, argument)
+        main.__code__, main.__defaults__ = code, defaults
+        return run(main, argument)
 
     replacement = (lambda argument, once: once(argument)).__code__
-    function.__code__ = replacement.replace(co_freevars=kept[0].co_freevars)
-    function.__defaults__ = (once,)
+    main.__code__ = replacement.replace(co_freevars=code.co_freevars)
+    main.__defaults__ = (once,)
 
 
-def _job_of_sweep(config: DictConfig, main: FunctionType, argument: Any) -> Any:
+def _job_of_sweep(config: DictConfig, main: Main, argument: Any) -> Any:
     """`_recorded`; JobFailed instead of what it raises."""
     try:
         return _recorded(config, main, argument)
@@ -101,13 +100,13 @@ def _job_of_sweep(config: DictConfig, main: FunctionType, argument: Any) -> Any:
         stopped = isinstance(error, SystemExit)
         said = str(error) if stopped else f"{type(error).__name__}: {error}"
         log.error("job %s failed: %s", job, said, exc_info=not stopped)
-    # Raised here, since Hydra keeps it until the sweep ends: not the error, whose frames have the
+    # Hydra keeps what is raised until the sweep ends. So it is not the error, whose frames hold the
     # model.
     gc.collect()
     raise JobFailed(job, said)
 
 
-def _recorded(config: DictConfig, main: FunctionType, argument: Any) -> Any:
+def _recorded(config: DictConfig, main: Main, argument: Any) -> Any:
     """Check a run, then do it: with mends, locks and manifests, until it ends in any way.
 
     SystemExit: it cannot start. ValueError: LM-Polygraph saved a file that cannot be read.
@@ -126,7 +125,7 @@ def _recorded(config: DictConfig, main: FunctionType, argument: Any) -> Any:
     return returned
 
 
-def _start(config: DictConfig, main: FunctionType, until_end: ExitStack) -> Path:
+def _start(config: DictConfig, main: Main, until_end: ExitStack) -> Path:
     """Check a run, and begin all that lasts until its end; the folder of its results."""
     started = time.time()
     reset_peak_memory()
@@ -135,8 +134,8 @@ def _start(config: DictConfig, main: FunctionType, until_end: ExitStack) -> Path
     for finding in findings:
         log.log(logging.ERROR if finding.fatal else logging.WARNING, finding.text)
     if fatal := [finding.text for finding in findings if finding.fatal]:
-        swept = config.hydra.mode == RunMode.MULTIRUN
-        raise SystemExit(f"{STOPPED}: {'; '.join(fatal) if swept else 'see the errors above'}")
+        single = config.hydra.mode == RunMode.RUN
+        raise SystemExit(f"{STOPPED}: {'see the errors above' if single else '; '.join(fatal)}")
     until_end.enter_context(mended(main.__globals__))
     folder = results_folder(config)
     folder.mkdir(parents=True, exist_ok=True)
@@ -161,23 +160,21 @@ def _end(
 
     ValueError: no error, and yet its manager file cannot be read.
     """
-    manifest |= {
-        "seconds_wall": time.time() - started,
-        "peak_memory_bytes": peak_memory(),
-        "status": "failed" if error else "completed",
-    }
-    if error:
-        manifest["error"] = f"{type(error).__name__}: {error}"
     if manager.is_file() and manager.stat().st_mtime < started:
         return  # of an earlier run, like the manifest beside it
+    raised = {"error": f"{type(error).__name__}: {error}"} if error else {}
+    manifest |= raised | {
+        "status": "failed" if error else "completed",
+        "seconds_wall": time.time() - started,
+        "peak_memory_bytes": peak_memory(),
+    }
     try:
-        if manager.is_file():
-            _add_results(manifest, manager)
-    except Exception as damaged:  # the file is a pickle, and can raise anything
-        why = f"{manager} cannot be read: {damaged!r}"
-        manifest |= {"status": "failed", "error": manifest.get("error", why)}
+        _add_results(manifest, manager)
+    except Exception as unread:  # a damaged pickle can raise anything
+        why = f"{manager} cannot be read: {unread!r}"
+        manifest |= {"status": "failed", "error": why} | raised
         if not error:
-            raise ValueError(why) from damaged
+            raise ValueError(why) from unread
     finally:
         write_manifest(manifest, manager)
 

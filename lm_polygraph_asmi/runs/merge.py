@@ -104,7 +104,9 @@ def _find_jobs(paths: Iterable[str | Path]) -> tuple[pd.DataFrame, list[str]]:
         model, data = manifest["model"], manifest["dataset"]
         # Names are those of config groups, which user configs may lack.
         model_name = model["name"] or Path(model["path"]).name
-        name = f"{model_name}/{data['name'] or manifest['config_name']}"
+        source = data.get("source") or manifest["config"].get("dataset")
+        own = Path(source).stem if isinstance(source, str) else manifest["config_name"]
+        name = f"{model_name}/{data['name'] or own}"
         setting = _key(manifest["config"]), manifest["seeds"]["run"], name
         if "merged_from" not in manifest:
             share = data.get("shard", 0), data.get("num_shards", 1)

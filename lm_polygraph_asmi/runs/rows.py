@@ -329,10 +329,9 @@ def select_rows(data: Mapping[str, Any], multiref: bool = False) -> RunRows:
     if how["sample"] is not None:
         rows = sample(rows, how["sample"], how["sample_seed"], how["sample_by"] == "cluster")
     check_usable(replace(read, rows=rows), multiref)
-    digest = hashlib.sha256(repr(rows).encode()).hexdigest()[:16]  # equal for all shards
-    revision = read.revision or f"sha256:{digest}"
+    digest = f"sha256:{hashlib.sha256(repr(rows).encode()).hexdigest()[:16]}"
     rows = shard_of(rows, how["shard"], how["num_shards"])
-    return replace(read, rows=rows, revision=revision, chosen=True)
+    return replace(read, rows=rows, revision=read.revision or digest, chosen=True)
 
 
 def unusable_rows(rows: Sequence[DataRow], problem: Callable[[DataRow], str | None]) -> str | None:

@@ -303,6 +303,8 @@ def test_command(unsplit, tmp_path):
     incomplete = split(unsplit, tmp_path / "runs/incomplete", dataset="incomplete")
     for file in (incomplete[2], manifest_path(incomplete[2])):
         file.unlink()
+    for file in (tmp_path / "runs").rglob("ue_manager*"):  # of a sweep over data.source
+        edit(file, "dataset", "name", to=None)
     out = tmp_path / "out"
     code, text = run(tmp_path / "runs", "--out", out)
     assert code == 1

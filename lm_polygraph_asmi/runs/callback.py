@@ -216,8 +216,10 @@ def _of_seed(plan: Plan, seed: int, methods: dict[str, Any]) -> dict[str, Any]:
 def _methods(plan: Plan, job: dict[str, Any]) -> dict[str, Any]:
     """Settings of the run's scores, by name."""
     stops = (job.get("generation_params") or {}).get("stop_strings") or []
-    generated = {"stop": [stops] if isinstance(stops, str) else stops}
-    generated |= {"max_new_tokens": job.get("max_new_tokens", ASMIConfig.max_new_tokens)}
+    generated = {
+        "stop": [stops] if isinstance(stops, str) else stops,
+        "max_new_tokens": job.get("max_new_tokens", ASMIConfig.max_new_tokens),
+    }
     return {str(e): e.described | generated for e in plan.estimators if hasattr(e, "described")}
 
 
@@ -260,6 +262,5 @@ def peak_memory() -> dict[str, int]:
 
 def device_name() -> str:
     """The accelerator, or the processor."""
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    return f"cpu, {torch.get_num_threads()} threads"
+    gpu = torch.cuda.is_available()
+    return torch.cuda.get_device_name() if gpu else f"cpu, {torch.get_num_threads()} threads"

@@ -59,8 +59,7 @@ def merge_runs(paths: Iterable[str | Path], out: str | Path) -> tuple[list[Merge
         name = setting["name"].iloc[0]
         group, folder = f"{name}, seed {seed}", Path(out, name if several else "")
         try:
-            finished = _finished(setting)
-            merged.append(_join(group, finished, folder / f"ue_manager_seed{seed}"))
+            merged.append(_join(group, _finished(setting), folder / f"ue_manager_seed{seed}"))
         except (ValueError, OSError) as error:
             errors.append(f"{group}: {error}")
     return merged, errors
@@ -77,8 +76,7 @@ def ue_metrics(config: Mapping[str, Any]) -> list[UEMetric]:
 
 def _find_jobs(paths: Iterable[str | Path]) -> tuple[pd.DataFrame, list[str]]:
     """All jobs below some paths, also killed ones, as a table; and errors of reading."""
-    managers, errors = set(), []
-    jobs = []
+    managers, errors, jobs = set(), [], []
     for path in (Path(path).resolve() for path in paths):
         names = (
             [path]
@@ -105,8 +103,8 @@ def _find_jobs(paths: Iterable[str | Path]) -> tuple[pd.DataFrame, list[str]]:
         # Names are those of config groups, which user configs may lack.
         model_name = model["name"] or Path(model["path"]).name
         source = data.get("source") or manifest["config"].get("dataset")
-        own = Path(source).stem if isinstance(source, str) else manifest["config_name"]
-        name = f"{model_name}/{data['name'] or own}"
+        named = Path(source).stem if isinstance(source, str) else manifest["config_name"]
+        name = f"{model_name}/{data['name'] or named}"
         setting = _key(manifest["config"]), manifest["seeds"]["run"], name
         if "merged_from" not in manifest:
             share = data.get("shard", 0), data.get("num_shards", 1)

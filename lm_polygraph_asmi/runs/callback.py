@@ -43,11 +43,11 @@ Main = Callable[[Any], Any]
 
 
 class JobFailed(CompactHydraException):
-    """A job of a sweep failed, or did not start. It names all jobs of the sweep that did.
+    """A job of a sweep failed, or was stopped before it began. The text names all such jobs.
 
-    A launcher lets the other jobs run. Then Hydra raises the error of the first that failed, prints
-    its text alone, and exits with status 1. Jobs of other processes are unpickled in the sweep's,
-    which calls the constructor there.
+    A launcher runs the other jobs. Then Hydra raises the error of the first such job, prints its
+    text without a traceback, and exits with status 1. Errors from other processes are unpickled in
+    that of the sweep, which calls the constructor there.
     """
 
     reasons: ClassVar[dict[str, str]] = {}  # by job, in the process of the sweep
@@ -76,9 +76,10 @@ class RunRecord(Callback):
 
 
 def _let_run_call(run: Callable[[Main, Any], Any], main: Any) -> None:
-    """Let the next call of `main` be one of `run`, which gets `main` and its argument.
+    """Replace the next call of `main` by one of `run`, which gets `main` and its argument.
 
-    Hydra holds the function, and asks no callback around its call: so its code is replaced.
+    Hydra holds the function itself, and has no callback around its call. So the code of the
+    function is replaced, until that call begins.
     """
     code, defaults = main.__code__, main.__defaults__
 
@@ -100,8 +101,7 @@ def _job_of_sweep(config: DictConfig, main: Main, argument: Any) -> Any:
         stopped = isinstance(error, SystemExit)
         said = str(error) if stopped else f"{type(error).__name__}: {error}"
         log.error("job %s failed: %s", job, said, exc_info=not stopped)
-    # Hydra keeps what is raised until the sweep ends. So it is not the error, whose frames hold the
-    # model.
+    # Hydra keeps what a job raises until the sweep ends; the frames of the error hold the model.
     gc.collect()
     raise JobFailed(job, said)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from lm_polygraph_asmi.analysis.clusters import Interval
 from lm_polygraph_asmi.config import ASMIConfig
@@ -71,6 +71,7 @@ class Sample(NamedTuple):
     wrong: Float[np.ndarray, " n"]  # 1: wrong, 0: right, NaN: no label, of those in order
     clusters: Sequence[str]
     unlabelled: Float[np.ndarray, " m"] | None = None  # scores of other answers, to test
+    chose: Bool[np.ndarray, " n"] | None = None  # answers that learned, and do not test
 
 
 @dataclass(frozen=True, kw_only=True)

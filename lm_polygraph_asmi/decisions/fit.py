@@ -82,13 +82,14 @@ def fit(
     """
     if answers.wrong.all():
         raise ValueError(f"expected right and wrong answers, got {len(answers)}, all wrong")
+    chose = None
     if signal == LEARNED:
         if unlabelled:
             raise ValueError("a learned score takes no unlabelled rows: name another signal")
         simple = {kind: columns[kind] for kind in columns if not signal_of(kind).masked}
         choice = learned_threshold(features(), simple, answers, risk, confidence, largest=largest)
         columns = {**columns, choice.signal: choice.values}
-        decider, rule = choice.signal, choice.rule
+        decider, rule, chose = choice.signal, choice.rule, choice.chose
         about |= {"learned": choice.score, "learning": choice.learning}
     else:
         unmasked = [name for name in columns if not signal_of(name).masked]
@@ -109,6 +110,7 @@ def fit(
             answers.wrong.astype(float),
             answers.clusters,
             None if unlabelled is None else unlabelled[decider],
+            chose,
         ),
         **about,
     )

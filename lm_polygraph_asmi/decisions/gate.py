@@ -23,12 +23,12 @@ from lm_polygraph_asmi.decisions.labels import (
     check_once,
     clusters_of,
     digest_of_texts,
+    has_label,
     is_wrong,
     naming,
     question_of,
 )
 from lm_polygraph_asmi.decisions.risk_control import BETS, RiskThreshold, least_wins
-from lm_polygraph_asmi.inputs import LABELS
 from lm_polygraph_asmi.tables import Row
 
 LEVEL = 0.05
@@ -183,7 +183,7 @@ def gate(
                 continue
             decided.append(row)
             accepted.append(bool(row.content["accept"]))
-            if accepted[-1] and all(row.content.get(name) is None for name in LABELS):
+            if accepted[-1] and not has_label(row.content):
                 continue
             question = question_of(row.content)
             if digest_of_texts(question) in calibrated:

@@ -49,26 +49,30 @@ def is_wrong(content: Mapping[str, Any], right_from: float | None = None) -> boo
     return word in WRONG
 
 
-def with_labels(rows: Sequence[Row], sheets: Sequence[str | Path]) -> list[Row]:
-    """Scored rows with the labels of sheets, which are joined by their keys, in place of their own.
+def has_label(content: Mapping[str, Any]) -> bool:
+    """Whether a row has a label, right or wrong."""
+    return any(content.get(name) is not None for name in LABELS)
 
-    Raises ValueError: a sheet of other rows.
-    """
-    if not sheets:
-        return list(rows)
-    keys = [key_of(row.content) if row.content.get("digest") else "" for row in rows]
+
+def labels_in(sheets: Sequence[str | Path], rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    """Labels of the sheets of scored rows, by key; ValueError: one of other rows, no label."""
     labels: dict[str, dict[str, Any]] = {}
     for sheet in sheets:
-        for key, found in read_sheet(sheet, {*keys} - {""}):
+        for key, found in read_sheet(sheet, [row.content for row in rows]).items():
             if found and labels.get(key):
                 raise ValueError(f"{sheet}: an answer has a label in another sheet, too: keep one")
             if "correct" in found and "quality" not in found:
                 with placing(f"{sheet}, key {key}"):
                     is_wrong(found)
             labels[key] = labels.get(key) or found
-    without = dict.fromkeys(LABELS)
+    return labels
+
+
+def with_labels(rows: Sequence[Row], labels: Mapping[str, Mapping[str, Any]]) -> list[Row]:
+    """Scored rows with labels of sheets, by key, in place of their own."""
+    keys = [key_of(row.content) if row.content.get("digest") else "" for row in rows]
     return [
-        row._replace(content=row.content | without | labels.get(key, {}))
+        row._replace(content={**row.content, **dict.fromkeys(LABELS), **labels.get(key, {})})
         for row, key in zip(rows, keys, strict=True)
     ]
 
@@ -81,7 +85,7 @@ def labels_of(rows: Sequence[Row], right_from: float | None = None) -> list[tupl
     labels, known = list[tuple[Row, bool]](), dict[str, int]()
     for row in rows:
         with naming(row):
-            if any(row.content.get(name) is not None for name in LABELS):
+            if has_label(row.content):
                 labels.append((row, is_wrong(row.content, right_from)))
                 check_once(known, row)
     return labels

@@ -138,7 +138,7 @@ def told(scorer):
 
 @pytest.fixture(scope="module")
 def learned(scorer, told):
-    return calibrate_rows(told, 0.5, 0.8, signal="learned", scorer=scorer, resamples=50)
+    return calibrate_rows(told, 0.55, 0.8, signal="learned", scorer=scorer, resamples=50)
 
 
 @pytest.mark.usefixtures("no_masks")

@@ -73,8 +73,8 @@ def _decide_table(calibration: "Calibration", work: Work) -> None:
     """Decide by a column of the rows, into a new file: no model is loaded."""
     from rich.console import Console
 
-    from lm_polygraph_asmi.decisions.columns import DECIDED, column_answer
     from lm_polygraph_asmi.decisions.decision import Decision
+    from lm_polygraph_asmi.decisions.rows import DECIDED, column_answer
     from lm_polygraph_asmi.scoring.output import Output, check_out
     from lm_polygraph_asmi.scoring.rows import Outcome
     from lm_polygraph_asmi.scoring.signals import column_of

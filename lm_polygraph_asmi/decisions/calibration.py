@@ -101,14 +101,6 @@ class Calibration:
     right_from: float | None = None  # lowest quality of a right answer; None: 0.5 of 0 to 1
     sample: Any = field(default=None, compare=False, repr=False)  # a `Sample`; it is not saved
 
-    def __post_init__(self) -> None:
-        signal_of(self.signal)  # raises for an unknown one
-        if (self.signal == LEARNED) != (self.learned is not None):
-            raise ValueError(
-                f"expected weights of a learned score exactly if it is the signal, got "
-                f"{self.signal!r} and {self.learned!r:.40}"
-            )
-
     @property
     def title(self) -> str:
         """The signal in sentences, such as "MSP"."""
@@ -117,8 +109,8 @@ class Calibration:
     @property
     def made_with(self) -> dict[str, Any]:
         """What all decisions by this calibration share."""
-        limit = self.guarantee.threshold
-        return {"calibration": self.name, "signal": self.signal, "threshold": limit}
+        rule = self.guarantee
+        return {"calibration": self.name, "signal": self.signal, "threshold": rule.threshold}
 
     @property
     def config(self) -> ASMIConfig:
@@ -170,10 +162,16 @@ class Calibration:
             for name in there
             if name in here and there[name] != here[name] and name not in unnamed
         ]
-        missing = [name for name in here if name not in (*there, *OPTIONAL)]
-        found += [f"{name} not recorded there: make it again: {COMMAND}" for name in missing]
-        unknown = [name for name in MACHINE if name in there and name not in here]
-        found += [f"{name} not recorded here: use `decide`" for name in unknown]
+        found += [
+            f"{name} not recorded there: make it again: {COMMAND}"
+            for name in here
+            if name not in (*there, *OPTIONAL)
+        ]
+        found += [
+            f"{name} not recorded here: use `decide`"
+            for name in MACHINE
+            if name in there and name not in here
+        ]
         ends = self.settings.get("answer_ends", ())
         if ends and (end := settings.get("answer_end", ends[0])) not in ends:
             found.append(f"answers {' or '.join(ends)} there, {end} here")
@@ -275,8 +273,9 @@ class Calibration:
                 bounds[:] = [math.nan if bound is None else bound for bound in bounds]
             return TypeAdapter(cls).validate_python(content)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            said = " ".join(str(error).split())
-            raise ValueError(f"{path} is not a saved calibration: {said}") from error
+            raise ValueError(
+                f"{path} is not a saved calibration: {' '.join(str(error).split())}"
+            ) from error
 
     def promise(self) -> Iterator[str]:
         """Lines: what it promises, on how many labels, and what share it will accept."""

@@ -23,9 +23,9 @@ from lm_polygraph_asmi.decisions.labels import (
     check_once,
     clusters_of,
     digest_of_texts,
+    each,
     has_label,
     is_wrong,
-    naming,
     question_of,
 )
 from lm_polygraph_asmi.decisions.risk_control import BETS, RiskThreshold, least_wins
@@ -173,38 +173,39 @@ def gate(
     """
     right_from = calibration.right_from if right_from is None else right_from
     calibrated, known = set(calibration.question_digests), dict[str, int]()
-    wrong, accepted, decided, labelled = [], [], list[Row](), list[int]()
-    for row in rows:
-        with naming(row):
-            if row.content.get("error") and "digest" not in row.content:
-                continue
-            _check(row, calibration)
-            if row.content["reason"] == EMPTY:
-                continue
-            decided.append(row)
-            accepted.append(bool(row.content["accept"]))
-            if accepted[-1] and not has_label(row.content):
-                continue
-            question = question_of(row.content)
-            if digest_of_texts(question) in calibrated:
-                raise ValueError('"prompt": a question of the calibration: label new ones')
-            answer = row.content.get("answer") or ""
-            tokens = tuple(answer) if isinstance(answer, list) else answer
-            check_once(known, row, digest_of_texts(question, tokens))
-            labelled.append(len(decided) - 1)
-            wrong.append(accepted[-1] and is_wrong(row.content, right_from))
-    unlabelled, kept = len(decided) - len(labelled), np.array(accepted, bool)[labelled]
-    if not labelled or (unlabelled and not kept.any()):
+
+    def read(row: Row) -> tuple[Row, bool, bool | None] | None:
+        """A row that was decided, whether accepted, and whether wrong; None: it has no label."""
+        if row.content.get("error") and "digest" not in row.content:
+            return None
+        _check(row, calibration)
+        if row.content["reason"] == EMPTY:
+            return None
+        accepted = bool(row.content["accept"])
+        if accepted and not has_label(row.content):
+            return row, accepted, None
+        question, answer = question_of(row.content), row.content.get("answer") or ""
+        if digest_of_texts(question) in calibrated:
+            raise ValueError('"prompt": a question of the calibration: label new ones')
+        tokens = tuple(answer) if isinstance(answer, list) else answer
+        check_once(known, row, digest_of_texts(question, tokens))
+        return row, accepted, accepted and is_wrong(row.content, right_from)
+
+    decided = [found for found in each(rows, read) if found is not None]
+    clusters = clusters_of([row for row, _, _ in decided])
+    labels = [(shown, wrong, key) for (_, shown, wrong), key in zip(decided, clusters, strict=True)]
+    counted = [label for label in labels if label[1] is not None]
+    unlabelled = len(decided) - len(counted)
+    if not counted or (unlabelled and not any(shown for shown, _, _ in counted)):
         raise ValueError(
             f"expected at least one accepted answer with a label, got none among {unlabelled}: "
             'fill "correct" (true or false), or name the sheet with --labels'
         )
-    clusters = clusters_of(decided)
-    counted = Labelled(wrong, [clusters[at] for at in labelled])
+    accepted, wrong, keys = zip(*counted, strict=True)
     return replace(
-        risk_gate(calibration.guarantee, kept, counted),
+        risk_gate(calibration.guarantee, accepted, Labelled(wrong, keys)),
         unlabelled=unlabelled,
-        share=float(np.mean(accepted)),
+        share=float(np.mean([shown for _, shown, _ in decided])),
         most=max(Counter(clusters).values()),
     )
 

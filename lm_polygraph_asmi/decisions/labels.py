@@ -1,10 +1,10 @@
 """Labelled rows: what is wrong, and which rows belong together."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from lm_polygraph_asmi.validation import check_number, describe_fields, identity
 RIGHT = {"true", "1", "wahr", "vrai", "verdadero", "verdadeiro", "vero", "waar", "prawda", "истина"}
 WRONG = {"false", "0", "falsch", "faux", "falso", "onwaar", "fałsz", "ложь"}
 """Words for a label: true and false, and what spreadsheets of other languages make of them."""
+Found = TypeVar("Found")
 NUMBER = re.compile(r"\d+(?:\.\d+)?|0,\d+|1,0+")
 """A quality as a text; some spreadsheets write a decimal comma."""
 
@@ -82,13 +83,15 @@ def labels_of(rows: Sequence[Row], right_from: float | None = None) -> list[tupl
 
     ValueError, naming the row: it cannot be read, its label is none, or its id was seen before.
     """
-    labels, known = list[tuple[Row, bool]](), dict[str, int]()
-    for row in rows:
-        with naming(row):
-            if has_label(row.content):
-                labels.append((row, is_wrong(row.content, right_from)))
-                check_once(known, row)
-    return labels
+    known = dict[str, int]()
+
+    def read(row: Row) -> list[tuple[Row, bool]]:
+        if not has_label(row.content):
+            return []
+        check_once(known, row)
+        return [(row, is_wrong(row.content, right_from))]
+
+    return [labelled for found in each(rows, read) for labelled in found]
 
 
 def check_once(known: dict[str, int], row: Row, digest: str | None = None) -> None:
@@ -110,21 +113,21 @@ def placing(place: str) -> Iterator[None]:
         raise ValueError(f"{place}: {error}") from error
 
 
-@contextmanager
-def naming(row: Row) -> Iterator[None]:
-    """Errors name the row; a row that cannot be read is one."""
-    with placing(f"row {row.number}"):
-        if row.error is not None:
-            raise ValueError(row.error)
-        yield
+def each(rows: Iterable[Row], read: Callable[[Row], Found]) -> list[Found]:
+    """What is read of each row; errors name the row, and one that cannot be read is an error."""
+    found = []
+    for row in rows:
+        with placing(f"row {row.number}"):
+            if row.error is not None:
+                raise ValueError(row.error)
+            found.append(read(row))
+    return found
 
 
 def identity_of(name: str, value: Any) -> str:
     """`identity` of a field; its errors name it."""
-    try:
+    with placing(f'"{name}"'):
         return identity(value)
-    except ValueError as error:
-        raise ValueError(f'"{name}": {error}') from error
 
 
 def clusters_of(rows: Sequence[Row]) -> list[str]:
@@ -132,10 +135,7 @@ def clusters_of(rows: Sequence[Row]) -> list[str]:
 
     Rows with the same prompt share one in any case. ValueError: a `cluster` in some rows only.
     """
-    prompts = []
-    for row in rows:
-        with naming(row):
-            prompts.append(question_of(row.content))
+    prompts = each(rows, lambda row: question_of(row.content))
     missing = [row.number for row in rows if row.content.get("cluster") is None]
     if len(missing) == len(rows):
         contexts = [text_of(row.content.get("context")) for row in rows]
@@ -145,10 +145,7 @@ def clusters_of(rows: Sequence[Row]) -> list[str]:
         raise ValueError(
             f'expected a "cluster" in all rows or in none, got none in row {missing[0]}'
         )
-    keys = []
-    for row in rows:
-        with naming(row):
-            keys.append(identity_of("cluster", row.content["cluster"]))
+    keys = each(rows, lambda row: identity_of("cluster", row.content["cluster"]))
     return joined(keys, prompts)
 
 

@@ -1,4 +1,8 @@
-"""The first door: labelled rows with the signals that `score --out` has saved."""
+"""The first door: labelled rows with the signals that `score --out` has saved.
+
+Or with any other score, a column of a table, for which no model is loaded: "column:NAME" is an
+uncertainty, higher = more uncertain; "column:-NAME" a confidence, where higher is surer.
+"""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -17,16 +21,17 @@ from lm_polygraph_asmi.decisions.fit import check_signal, fit
 from lm_polygraph_asmi.decisions.labels import (
     clusters_of,
     digest_of_texts,
+    each,
     has_label,
     labels_in,
     labels_of,
-    naming,
     placing,
     question_of,
     with_labels,
 )
 from lm_polygraph_asmi.decisions.risk_control import ordered_threshold, thinned_rows
 from lm_polygraph_asmi.files import parse_json, to_json
+from lm_polygraph_asmi.inputs import LABELS, text_of
 from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
 from lm_polygraph_asmi.scoring.provenance import NAMES, names_that_count
 from lm_polygraph_asmi.scoring.sheet import (
@@ -46,6 +51,8 @@ if TYPE_CHECKING:
 Rows = str | Path | Iterable[Row | Mapping[str, Any]]
 FEW = 5
 """Of fewer answers, with or without a label, all may be surer than the others by chance."""
+DECIDED = ("accept", "reason", "signal", "value", "threshold", "calibration")
+"""Fields of a decision that are written beside a row of a table."""
 SCORE = "`polygraph_asmi score ROWS --model M --out answers.jsonl --sheet labels.csv`"
 
 
@@ -254,9 +261,45 @@ def _with_scores(rows: Sequence[Row], signal: str) -> list[Row]:
 
 def answers_of(rows: Sequence[Row], signal: str) -> list[UnmaskedAnswer]:
     """Answers with the signal: a column of any table, else as of `saved_answers`."""
-    from lm_polygraph_asmi.decisions.columns import column_answers
-
     return column_answers(rows, signal) if column_of(signal)[0] else saved_answers(rows)
+
+
+def column_answers(rows: Sequence[Row], signal: str) -> list[UnmaskedAnswer]:
+    """Rows as answers with the one signal; ValueError, naming the row: no finite number."""
+    answers = each(rows, lambda row: column_answer(row.content, signal))
+    if len(answers) > 1 and len({answer.signals[signal] for answer in answers}) == 1:
+        raise ValueError(f"column {column_of(signal)[0]!r} has the same number in all rows")
+    return answers
+
+
+def column_answer(content: Mapping[str, Any], signal: str) -> UnmaskedAnswer:
+    """A row as an answer with the one signal, of whose model, tokens and end nothing is known."""
+    name, sign = column_of(signal)
+    if name in (*LABELS, *DECIDED, "id", "row", "cluster"):
+        raise ValueError(f"column {name!r}: expected a score of another name, got this field")
+    value = content.get(name)
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"column {name!r}: expected a number, got {value!r:.40}")
+    answer = content.get("answer")
+    return UnmaskedAnswer(
+        signals={signal: sign * number},
+        prompt=content.get("prompt") or "",
+        answer=answer or "",
+        scored_text=text_of(answer),
+        answered=answer is None or bool(text_of(answer).strip()),
+        ids=(),
+        counted=0,
+        settings={"closing_token": False},  # how the answer ends is unknown
+        model="",
+        warnings=(),
+        content_end=len(text_of(answer)),
+        ending="",
+        prompt_tokens=0,
+    )
 
 
 def scored_rows(rows: Rows, signal: str = "") -> list[Row]:
@@ -286,18 +329,21 @@ def saved_answers(rows: Sequence[Row]) -> list[UnmaskedAnswer]:
 
     ValueError, which names the row: it is another one, was changed, or differs from the first.
     """
-    answers: list[UnmaskedAnswer] = []
-    for row in rows:
-        with naming(row):
-            answers.append(_saved_answer(row.content))
-            first, own = (_made_with(answer) for answer in (answers[0], answers[-1]))
-            shared = first.keys() & own.keys() - {*NAMES} | {*names_that_count(first, own)}
-            if other := [n for n in shared if first.get(n) != own.get(n)]:
-                listed = "; ".join(f"{n} {own[n]!r}, not {first[n]!r}" for n in sorted(other))
-                raise ValueError(
-                    f"scored otherwise than row {rows[0].number} ({listed}): score again: {SCORE}"
-                )
-    return answers
+    first = dict[str, Any]()
+
+    def read(row: Row) -> UnmaskedAnswer:
+        answer = _saved_answer(row.content)
+        own = _made_with(answer)
+        first.update({} if first else own)
+        shared = first.keys() & own.keys() - {*NAMES} | {*names_that_count(first, own)}
+        if other := [n for n in shared if first.get(n) != own.get(n)]:
+            listed = "; ".join(f"{n} {own[n]!r}, not {first[n]!r}" for n in sorted(other))
+            raise ValueError(
+                f"scored otherwise than row {rows[0].number} ({listed}): score again: {SCORE}"
+            )
+        return answer
+
+    return each(rows, read)
 
 
 def _saved_answer(content: Mapping[str, Any]) -> UnmaskedAnswer:

@@ -37,16 +37,16 @@ import pandas as pd
 from scipy.special import bdtr
 from scipy.stats import binom, norm
 
-from lm_polygraph_asmi.analysis import Labelled, clusters, wilson_interval
+from lm_polygraph_asmi.analysis import Labelled, clusters, risk_control, wilson_interval
 from lm_polygraph_asmi.analysis.comparison import auroc
-from lm_polygraph_asmi.decisions import RiskThreshold, risk_control, risk_gate, risk_threshold
-from lm_polygraph_asmi.decisions.learned import LearnedThreshold, learned_threshold
-from lm_polygraph_asmi.decisions.risk_control import (
+from lm_polygraph_asmi.analysis.risk_control import (
     choosing_rows,
     ordered_threshold,
     seed_of,
     thinned_rows,
 )
+from lm_polygraph_asmi.decisions import RiskThreshold, risk_gate, risk_threshold
+from lm_polygraph_asmi.decisions.learned import LearnedThreshold, learned_threshold
 
 SETS, UNLABELLED, COVERAGES, STARTS = 500, 2000, np.linspace(0.05, 1, 20), 6
 WAYS = (

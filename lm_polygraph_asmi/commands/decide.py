@@ -104,8 +104,8 @@ def _decide_table(calibration: "Calibration", work: Work) -> None:
             if found is None:
                 record["error"] = error
             else:
-                record |= {name: getattr(found, name) for name in DECIDED}
-                record |= {"correct": record.get("correct"), "digest": Decision.digest(record)}
+                record |= {"correct": None} | record | {n: getattr(found, n) for n in DECIDED}
+                record["digest"] = Decision.digest(record)
             file.add(record)
             summary.add(row, Outcome(row.number - 1, row.content.get("id"), found, error), errors)
         file.finish()

@@ -13,10 +13,10 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from lm_polygraph_asmi.analysis.clusters import Interval
+from lm_polygraph_asmi.analysis.risk_control import RiskThreshold
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.decisions.decision import EMPTY, Decision, unit_of
 from lm_polygraph_asmi.decisions.learned import LearnedScore
-from lm_polygraph_asmi.decisions.risk_control import RiskThreshold
 from lm_polygraph_asmi.files import read_json, write_whole
 from lm_polygraph_asmi.results.manifest import model_of
 from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
@@ -237,8 +237,10 @@ class Calibration:
         lengths = self.prompt_tokens
         if not lengths or lengths[0] <= tokens <= lengths[-1]:
             return []
-        known = f"{lengths[0]:g} to {lengths[-1]:g}"
-        return [f"The prompt has {tokens} tokens, the calibration's {known}: abstain to be safe."]
+        return [
+            f"The prompt has {tokens} tokens, the calibration's {lengths[0]:g} to "
+            f"{lengths[-1]:g}: abstain to be safe."
+        ]
 
     def save(self, path: str | Path) -> None:
         """Write or replace it as JSON; ValueError if another program is writing this file."""

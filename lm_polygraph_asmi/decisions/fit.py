@@ -11,9 +11,9 @@ from numpy.typing import ArrayLike
 from lm_polygraph_asmi.analysis.clusters import RESAMPLES
 from lm_polygraph_asmi.analysis.comparison import auroc_interval, prr_intervals
 from lm_polygraph_asmi.analysis.labelled import Labelled
+from lm_polygraph_asmi.analysis.risk_control import RiskThreshold, check_guarantee, risk_threshold
 from lm_polygraph_asmi.decisions.calibration import Calibration, RankedSignal, Sample
 from lm_polygraph_asmi.decisions.learned import Features, learned_threshold
-from lm_polygraph_asmi.decisions.risk_control import RiskThreshold, check_guarantee, risk_threshold
 from lm_polygraph_asmi.scoring.signals import LEARNED, signal_of
 
 

@@ -84,14 +84,10 @@ def labels_of(rows: Sequence[Row], right_from: float | None = None) -> list[tupl
     ValueError, naming the row: it cannot be read, its label is none, or its id was seen before.
     """
     known = dict[str, int]()
-
-    def read(row: Row) -> list[tuple[Row, bool]]:
-        if not has_label(row.content):
-            return []
-        check_once(known, row)
-        return [(row, is_wrong(row.content, right_from))]
-
-    return [labelled for found in each(rows, read) for labelled in found]
+    wrong = each(rows, lambda r: is_wrong(r.content, right_from) if has_label(r.content) else None)
+    labels = [(row, label) for row, label in zip(rows, wrong, strict=True) if label is not None]
+    each([row for row, _ in labels], lambda row: check_once(known, row))
+    return labels
 
 
 def check_once(known: dict[str, int], row: Row, digest: str | None = None) -> None:

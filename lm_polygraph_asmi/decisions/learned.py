@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from lm_polygraph_asmi.analysis.clusters import finite
 from lm_polygraph_asmi.analysis.comparison import auroc, auroc_difference
 from lm_polygraph_asmi.analysis.labelled import Labelled
-from lm_polygraph_asmi.decisions.risk_control import (
+from lm_polygraph_asmi.analysis.risk_control import (
     RiskThreshold,
     choosing_rows,
     risk_threshold,

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from lm_polygraph_asmi.analysis.clusters import cluster_codes
+from lm_polygraph_asmi.analysis.risk_control import p_value, tests_of
 from lm_polygraph_asmi.decisions.calibration import Calibration, Sample
 from lm_polygraph_asmi.decisions.decision import unit_of
-from lm_polygraph_asmi.decisions.risk_control import p_value, tests_of
 from lm_polygraph_asmi.scoring.page import template
 
 SCALE = 10_000  # bounds are rounded up to 1 / SCALE

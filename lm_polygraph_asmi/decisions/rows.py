@@ -15,6 +15,7 @@ import numpy as np
 
 from lm_polygraph_asmi.analysis.clusters import RESAMPLES, cluster_codes
 from lm_polygraph_asmi.analysis.labelled import Labelled
+from lm_polygraph_asmi.analysis.risk_control import ordered_threshold, thinned_rows
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.decisions.calibration import MACHINE, Calibration, Sample, config_of
 from lm_polygraph_asmi.decisions.fit import check_signal, fit
@@ -29,7 +30,6 @@ from lm_polygraph_asmi.decisions.labels import (
     question_of,
     with_labels,
 )
-from lm_polygraph_asmi.decisions.risk_control import ordered_threshold, thinned_rows
 from lm_polygraph_asmi.files import parse_json, to_json
 from lm_polygraph_asmi.inputs import LABELS, text_of
 from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
@@ -41,7 +41,7 @@ from lm_polygraph_asmi.scoring.sheet import (
     order_of,
     write_sheet,
 )
-from lm_polygraph_asmi.scoring.signals import column_of, signal_of
+from lm_polygraph_asmi.scoring.signals import column_of
 from lm_polygraph_asmi.tables import LINES, Row, read_table
 from lm_polygraph_asmi.validation import check_at_least_one, describe_fields
 
@@ -209,7 +209,6 @@ def write_ordered_sheet(
         signal: by which answers are sorted, and later accepted; not "best" or "learned".
         largest: most answers of a later cluster, as for `calibrate_rows`.
     """
-    signal_of(signal)
     kept, _, _ = surest_first(scored_rows(scores), signal, largest)
     write_sheet((row.content for row in kept), sheet, f"{RANK}{signal}")
     return len(kept)
@@ -229,8 +228,8 @@ def surest_first(rows: Sequence[Row], signal: str, largest: int | None) -> Order
     The draw depends on the keys of the rows alone, so it is the same for the same answers.
     """
     scored = _with_scores(rows, signal)
-    pairs = zip(scored, answers_of(scored, signal), strict=True)
-    known = [(row, answer) for row, answer in pairs if answer.answered]
+    every = zip(scored, answers_of(scored, signal), strict=True)
+    known = [(row, answer) for row, answer in every if answer.answered]
     if not known:
         raise ValueError("expected scored answers to label, got none")
     if signal not in (own := known[0][1].signals):

@@ -110,24 +110,14 @@ def read_sheet(path: str | Path, records: Iterable[Mapping[str, Any]]) -> dict[s
             raise ValueError(f"{place}: the key is that of row {first}, too: keep one of them")
         shown[key] = _letters(row.content)
         labels[key] = {n: row.content[n] for n in READ if row.content.get(n) is not None}
-    _check_texts(path, known, texts, shown)
-    return labels
-
-
-def _check_texts(
-    path: str | Path,
-    number: Mapping[str, int],
-    texts: Mapping[str, tuple[str, ...]],
-    shown: Mapping[str, tuple[str, ...]],
-) -> None:
-    """Raise ValueError for a key beside texts of another one, while its own are elsewhere, too."""
     every, elsewhere = {*texts.values()}, {*shown.values()}
-    for key, found in shown.items():
+    for key, found in shown.items():  # while its own texts are beside another key, too
         if found != texts[key] and all(found) and found in every and texts[key] in elsewhere:
             raise ValueError(
-                f"{path}, row {number[key]}: prompt and answer are those of another key: undo what "
+                f"{path}, row {known[key]}: prompt and answer are those of another key: undo what "
                 "moved the keys, or remove both columns if only texts were changed"
             )
+    return labels
 
 
 def order_of(sheet: str | Path) -> str | None:

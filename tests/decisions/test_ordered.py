@@ -5,8 +5,8 @@ import csv
 import numpy as np
 import pytest
 
+from lm_polygraph_asmi.analysis.risk_control import ordered_threshold
 from lm_polygraph_asmi.decisions import Calibration, calibrate_rows
-from lm_polygraph_asmi.decisions.risk_control import ordered_threshold
 from lm_polygraph_asmi.decisions.rows import scored_rows, surest_first, write_ordered_sheet
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.sheet import key_of
@@ -100,6 +100,27 @@ def test_as_a_person_does_it(tmp_path, monkeypatch):
     assert (seen[0].guarantee.threshold, seen[-1].guarantee.base_rate) == (None, None)
     assert len(seen) > 3
     assert np.isnan(labels).any()  # it ended before all were labelled
+
+
+@pytest.mark.parametrize("largest", [None, 4])
+def test_the_largest_cluster_is_named_where_the_sheet_is_written(tmp_path, largest):
+    """Then the ranks that `calibrate` prints are those of the sheet; another one is refused."""
+    tiny_lm.save(tmp_path / "model")
+    write(tmp_path / "in.jsonl", questions(size=2))
+    named = () if largest is None else ("--largest", largest)
+    words = ("score", tmp_path / "in.jsonl", "--model", tmp_path / "model", "--num-masks", 2,
+             "--mask-rate", 0.3, "--out", tmp_path / "answers.jsonl")  # fmt: skip
+    code, said = run(*words, "--sheet", tmp_path / "s.csv", "--largest", 4)
+    assert (code, "name a signal with --surest-first" in said) == (1, True), said
+    code, said = run(*words, "--sheet", tmp_path / "s.csv", "--surest-first", "msp", *named)
+    assert code == 0, said
+    n = len(sheet_of(tmp_path / "s.csv"))
+    assert (n == 30) == (largest is None)
+    found, said = look(tmp_path, *named)
+    assert (found.guarantee.answers, found.guarantee.largest) == (n, largest or 2)
+    words = ("calibrate", tmp_path / "answers.jsonl", "--labels", tmp_path / "s.csv", *ASK)
+    code, said = run(*words, "--largest", 3, "--out", tmp_path / "d.json")
+    assert (code, "or --largest differs" in said) == (1, True), said
 
 
 def labelled_sheet(place, labels):

@@ -19,9 +19,8 @@ from simulate_guarantee import (
     search_line,
 )
 
-from lm_polygraph_asmi.analysis import clusters, wilson_interval
-from lm_polygraph_asmi.decisions import risk_control, risk_threshold
-from lm_polygraph_asmi.decisions.risk_control import (
+from lm_polygraph_asmi.analysis import clusters, risk_control, wilson_interval
+from lm_polygraph_asmi.analysis.risk_control import (
     BETS,
     choosing_rows,
     ordered_threshold,
@@ -30,6 +29,7 @@ from lm_polygraph_asmi.decisions.risk_control import (
     seed_of,
     thinned_rows,
 )
+from lm_polygraph_asmi.decisions import risk_threshold
 from tests.analysis.simulation import keys, monte_carlo_error
 
 

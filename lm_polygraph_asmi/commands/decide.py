@@ -104,7 +104,9 @@ def _decide_table(calibration: "Calibration", work: Work) -> None:
             if found is None:
                 record["error"] = error
             else:
-                record |= {"correct": None} | record | {n: getattr(found, n) for n in DECIDED}
+                record |= {"correct": record.get("correct")} | {
+                    n: getattr(found, n) for n in DECIDED
+                }
                 record["digest"] = Decision.digest(record)
             file.add(record)
             summary.add(row, Outcome(row.number - 1, row.content.get("id"), found, error), errors)

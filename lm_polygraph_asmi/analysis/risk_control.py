@@ -249,7 +249,7 @@ def thinned_rows(codes: np.ndarray, largest: int | None, seed: int) -> np.ndarra
 
     Example:
         >>> thinned_rows(np.array([0, 0, 0, 1, 1, 1, 2, 2, 2]), 3, seed=0).tolist()  # one of each
-        [2, 4, 6]
+        [1, 3, 6]
     """
     sizes = np.bincount(codes)
     if (largest := largest or sizes.max()) < sizes.max():

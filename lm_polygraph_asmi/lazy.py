@@ -12,14 +12,14 @@ def attach(
     """`__getattr__`, `__dir__` and `__all__` of a package.
 
     Args:
-        names: module, below the package -> its names, separated by blanks.
+        names: module, below the package, or after a dot beside it -> its names, by blanks.
     """
-    module_of = {name: f"{package}.{m}" for m, listed in names.items() for name in listed.split()}
+    module_of = {name: f".{m}" for m, listed in names.items() for name in listed.split()}
 
     def imported(name: str) -> Any:
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(module_of[name]), name)
+        value = getattr(import_module(module_of[name], package), name)
         setattr(sys.modules[package], name, value)
         return value
 

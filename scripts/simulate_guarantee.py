@@ -37,16 +37,16 @@ import pandas as pd
 from scipy.special import bdtr
 from scipy.stats import binom, norm
 
-from lm_polygraph_asmi.analysis import Labelled, clusters, wilson_interval
+from lm_polygraph_asmi.analysis import Labelled, clusters, risk_control, wilson_interval
 from lm_polygraph_asmi.analysis.comparison import auroc
-from lm_polygraph_asmi.decisions import RiskThreshold, risk_control, risk_gate, risk_threshold
-from lm_polygraph_asmi.decisions.learned import LearnedThreshold, learned_threshold
-from lm_polygraph_asmi.decisions.risk_control import (
-    CHOICE_SHARE,
+from lm_polygraph_asmi.analysis.risk_control import (
     choosing_rows,
     ordered_threshold,
+    seed_of,
     thinned_rows,
 )
+from lm_polygraph_asmi.decisions import RiskThreshold, risk_gate, risk_threshold
+from lm_polygraph_asmi.decisions.learned import LearnedThreshold, learned_threshold
 
 SETS, UNLABELLED, COVERAGES, STARTS = 500, 2000, np.linspace(0.05, 1, 20), 6
 WAYS = (
@@ -235,13 +235,13 @@ def keys(codes: np.ndarray) -> list[str]:
 def several_signals(case: Case, signals: np.ndarray, wrong: np.ndarray) -> dict[str, Outcome]:
     """Way -> outcome, of those that take one of three signals."""
     codes, level = np.arange(len(wrong)), 1 - case.confidence
-    rows = choosing_rows(codes)
+    rows = choosing_rows(codes, seed_of(signals))
     chosen = int(np.argmax([auroc(column[rows], wrong[rows]) for column in signals.T]))
     rules = [
         risk_threshold(column, wrong, keys(codes), case.risk, 1 - level / 3) for column in signals.T
     ]
     best = int(np.argmax([rule.coverage for rule in rules]))
-    fifth = risk_threshold(signals[:, chosen], wrong, keys(codes), *case[3:], CHOICE_SHARE)
+    fifth = risk_threshold(signals[:, chosen], wrong, keys(codes), *case[3:], rows)
     return {
         "best": outcome(case, rules[best].threshold, best),
         "chosen": outcome(case, fifth.threshold, chosen),
@@ -261,7 +261,7 @@ def one_set(case: Case, seed: int) -> dict[str, Outcome]:
     if len(codes) > case.clusters:
         rules |= in_clusters(case, score, wrong, codes)
     results: dict[str, Outcome] = {way: outcome(case, r.threshold) for way, r in rules.items()}
-    rows = thinned_rows(codes)
+    rows = thinned_rows(codes, None, seed_of(score))
     ordered, _ = ordered_threshold(score[rows], wrong[rows], *case[3:])
     used = labels_used(case, score[rows], wrong[rows])
     results["ordered"] = (*outcome(case, ordered.threshold), used)

@@ -2,11 +2,14 @@
 
 from collections import Counter
 from copy import copy
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from lm_polygraph_asmi.commands.score import Summary, Work, score
+from lm_polygraph_asmi.files import locked
+from lm_polygraph_asmi.validation import check_new
 
 if TYPE_CHECKING:
     from lm_polygraph_asmi.decisions.calibration import Calibration
@@ -67,22 +70,47 @@ def decide(calibration: str, sample: int | None, **options: Any) -> None:
 
 
 def _decide_table(calibration: "Calibration", work: Work) -> None:
-    """Decide by a column of the rows: no model is loaded."""
+    """Decide by a column of the rows, into a new file: no model is loaded."""
     from rich.console import Console
 
-    from lm_polygraph_asmi.decisions.columns import decide_table
+    from lm_polygraph_asmi.decisions.decision import Decision
+    from lm_polygraph_asmi.decisions.rows import DECIDED, column_answer
+    from lm_polygraph_asmi.scoring.output import Output, check_out
+    from lm_polygraph_asmi.scoring.rows import Outcome
+    from lm_polygraph_asmi.scoring.signals import column_of
+    from lm_polygraph_asmi.tables import read_table
 
-    summary, errors = Decisions(calibration, work.out), Console(stderr=True)
+    signal, summary, errors = (
+        calibration.signal,
+        Decisions(calibration, work.out),
+        Console(stderr=True),
+    )
     if unused := [n for n in ("model", "answer", "chat", "html") if getattr(work, n)]:
         raise ValueError(f"{calibration.title} is in the rows: leave out --{', --'.join(unused)}")
     if not work.out:
         raise ValueError("name a file for the decisions with --out")
     work.check_files()
-
-    def seen(row: "Row", outcome: "Outcome") -> None:
-        summary.add(row, outcome, errors)
-
-    decide_table(calibration, work.rows_file, work.out, seen)
+    check_new(work.out)
+    rows = list(read_table(work.rows_file, [column_of(signal)[0]]))
+    check_out(rows, work.rows_file, work.out, (*DECIDED, "digest", "error"))
+    with locked(work.out):
+        file = Output(Path(work.out))
+        for row in rows:
+            record, found, error = {"row": row.number, **row.content}, None, row.error
+            try:
+                found = None if error else calibration.decide(column_answer(record, signal))
+            except ValueError as failure:
+                error = str(failure)
+            if found is None:
+                record["error"] = error
+            else:
+                record |= {"correct": record.get("correct")} | {
+                    n: getattr(found, n) for n in DECIDED
+                }
+                record["digest"] = Decision.digest(record)
+            file.add(record)
+            summary.add(row, Outcome(row.number - 1, row.content.get("id"), found, error), errors)
+        file.finish()
     work.write_sheet()
     click.echo(f"{summary}\nResults: {work.out}")
     if summary.counts["failed"]:

@@ -44,14 +44,14 @@ def gate(
     from lm_polygraph_asmi.decisions.calibration import Calibration
     from lm_polygraph_asmi.decisions.decision import EMPTY
     from lm_polygraph_asmi.decisions.gate import gate as gate_of
-    from lm_polygraph_asmi.decisions.labels import with_labels
+    from lm_polygraph_asmi.decisions.labels import labels_in, with_labels
     from lm_polygraph_asmi.decisions.rows import scored_rows
 
     rows: list[Any] = []
     for path in labelled:
         before = rows[-1].number if rows else 0
         rows += [row._replace(number=before + row.number) for row in scored_rows(path)]
-    rows = with_labels(rows, labels)
+    rows = with_labels(rows, labels_in(labels, rows)) if labels else rows
     result = gate_of(Calibration.load(calibration), rows, right_from)
     decided = [row.content for row in rows if "digest" in row.content]
     blank = sum(content["reason"] == EMPTY for content in decided)

@@ -204,6 +204,8 @@ class Work(NamedTuple):
         ):
             if file and Path(file).suffix.lower() not in suffixes:
                 raise ValueError(f"expected {name} with a name in {suffixes[0]}, got {file}")
+        if self.largest and not self.surest_first:
+            raise ValueError("--largest thins a sheet in order: name a signal with --surest-first")
         if self.sample and not self.sheet:
             raise ValueError("--sample draws rows of a sheet: name one with --sheet")
         if self.sheet and not self.out:

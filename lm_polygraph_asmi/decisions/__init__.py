@@ -24,8 +24,8 @@ __getattr__, __dir__, __all__ = attach(__name__, {
     "calibration": "Calibration",
     "decider": "Decider decide",
     "decision": "Decision",
-    "gate": "RiskGate risk_gate",
-    "risk_control": "RiskThreshold risk_threshold",
+    ".analysis.risk_control": "RiskThreshold risk_threshold",
+    ".analysis.risk_gate": "RiskGate risk_gate",
     "rows": "calibrate_rows",
     "run": "calibrate_run",
 })  # fmt: skip

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from lm_polygraph_asmi.analysis.clusters import Interval
+from lm_polygraph_asmi.analysis.risk_control import RiskThreshold
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.decisions.decision import EMPTY, Decision, unit_of
 from lm_polygraph_asmi.decisions.learned import LearnedScore
-from lm_polygraph_asmi.decisions.risk_control import RiskThreshold
 from lm_polygraph_asmi.files import read_json, write_whole
 from lm_polygraph_asmi.results.manifest import model_of
 from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
@@ -71,6 +71,7 @@ class Sample(NamedTuple):
     wrong: Float[np.ndarray, " n"]  # 1: wrong, 0: right, NaN: no label, of those in order
     clusters: Sequence[str]
     unlabelled: Float[np.ndarray, " m"] | None = None  # scores of other answers, to test
+    chose: Bool[np.ndarray, " n"] | None = None  # answers that learned, and do not test
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,14 +101,6 @@ class Calibration:
     right_from: float | None = None  # lowest quality of a right answer; None: 0.5 of 0 to 1
     sample: Any = field(default=None, compare=False, repr=False)  # a `Sample`; it is not saved
 
-    def __post_init__(self) -> None:
-        signal_of(self.signal)  # raises for an unknown one
-        if (self.signal == LEARNED) != (self.learned is not None):
-            raise ValueError(
-                f"expected weights of a learned score exactly if it is the signal, got "
-                f"{self.signal!r} and {self.learned!r:.40}"
-            )
-
     @property
     def title(self) -> str:
         """The signal in sentences, such as "MSP"."""
@@ -116,8 +109,8 @@ class Calibration:
     @property
     def made_with(self) -> dict[str, Any]:
         """What all decisions by this calibration share."""
-        limit = self.guarantee.threshold
-        return {"calibration": self.name, "signal": self.signal, "threshold": limit}
+        rule = self.guarantee
+        return {"calibration": self.name, "signal": self.signal, "threshold": rule.threshold}
 
     @property
     def config(self) -> ASMIConfig:
@@ -169,10 +162,16 @@ class Calibration:
             for name in there
             if name in here and there[name] != here[name] and name not in unnamed
         ]
-        missing = [name for name in here if name not in (*there, *OPTIONAL)]
-        found += [f"{name} not recorded there: make it again: {COMMAND}" for name in missing]
-        unknown = [name for name in MACHINE if name in there and name not in here]
-        found += [f"{name} not recorded here: use `decide`" for name in unknown]
+        found += [
+            f"{name} not recorded there: make it again: {COMMAND}"
+            for name in here
+            if name not in (*there, *OPTIONAL)
+        ]
+        found += [
+            f"{name} not recorded here: use `decide`"
+            for name in MACHINE
+            if name in there and name not in here
+        ]
         ends = self.settings.get("answer_ends", ())
         if ends and (end := settings.get("answer_end", ends[0])) not in ends:
             found.append(f"answers {' or '.join(ends)} there, {end} here")
@@ -238,8 +237,10 @@ class Calibration:
         lengths = self.prompt_tokens
         if not lengths or lengths[0] <= tokens <= lengths[-1]:
             return []
-        known = f"{lengths[0]:g} to {lengths[-1]:g}"
-        return [f"The prompt has {tokens} tokens, the calibration's {known}: abstain to be safe."]
+        return [
+            f"The prompt has {tokens} tokens, the calibration's {lengths[0]:g} to "
+            f"{lengths[-1]:g}: abstain to be safe."
+        ]
 
     def save(self, path: str | Path) -> None:
         """Write or replace it as JSON; ValueError if another program is writing this file."""
@@ -274,8 +275,9 @@ class Calibration:
                 bounds[:] = [math.nan if bound is None else bound for bound in bounds]
             return TypeAdapter(cls).validate_python(content)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            said = " ".join(str(error).split())
-            raise ValueError(f"{path} is not a saved calibration: {said}") from error
+            raise ValueError(
+                f"{path} is not a saved calibration: {' '.join(str(error).split())}"
+            ) from error
 
     def promise(self) -> Iterator[str]:
         """Lines: what it promises, on how many labels, and what share it will accept."""

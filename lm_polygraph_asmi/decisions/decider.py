@@ -48,8 +48,7 @@ class Decider:
         if isinstance(model, Scorer):
             if settings:
                 raise ValueError("a Scorer has settings: leave those of the Decider out")
-            own = {n: v for n, v in model.config.to_dict().items() if n != "stop"}
-            calibration.configured(own | {"stop": model.config.stop or ()})
+            calibration.configured(model.config.to_dict() | {"stop": model.config.stop or ()})
             self.scorer = model
             return
         of_config = {n: settings.pop(n) for n in ASMIConfig.names() if n in settings}

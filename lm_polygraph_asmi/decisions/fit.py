@@ -11,9 +11,9 @@ from numpy.typing import ArrayLike
 from lm_polygraph_asmi.analysis.clusters import RESAMPLES
 from lm_polygraph_asmi.analysis.comparison import auroc_interval, prr_intervals
 from lm_polygraph_asmi.analysis.labelled import Labelled
+from lm_polygraph_asmi.analysis.risk_control import RiskThreshold, check_guarantee, risk_threshold
 from lm_polygraph_asmi.decisions.calibration import Calibration, RankedSignal, Sample
 from lm_polygraph_asmi.decisions.learned import Features, learned_threshold
-from lm_polygraph_asmi.decisions.risk_control import RiskThreshold, check_guarantee, risk_threshold
 from lm_polygraph_asmi.scoring.signals import LEARNED, signal_of
 
 
@@ -82,13 +82,14 @@ def fit(
     """
     if answers.wrong.all():
         raise ValueError(f"expected right and wrong answers, got {len(answers)}, all wrong")
+    chose = None
     if signal == LEARNED:
         if unlabelled:
             raise ValueError("a learned score takes no unlabelled rows: name another signal")
         simple = {kind: columns[kind] for kind in columns if not signal_of(kind).masked}
         choice = learned_threshold(features(), simple, answers, risk, confidence, largest=largest)
         columns = {**columns, choice.signal: choice.values}
-        decider, rule = choice.signal, choice.rule
+        decider, rule, chose = choice.signal, choice.rule, choice.chose
         about |= {"learned": choice.score, "learning": choice.learning}
     else:
         unmasked = [name for name in columns if not signal_of(name).masked]
@@ -109,6 +110,7 @@ def fit(
             answers.wrong.astype(float),
             answers.clusters,
             None if unlabelled is None else unlabelled[decider],
+            chose,
         ),
         **about,
     )

@@ -1,164 +1,28 @@
-"""Do newly labelled answers support a risk guarantee, or contradict it?
+"""The gate: what newly labelled decisions say of the guarantee that they were made by."""
 
-Every test is a bet: a share of the capital is staked on each cluster, so that under the hypothesis
-the capital does not grow on average. By Ville's inequality, the probability that it *ever* reaches
-1 / level is at most the level: one may look after every new cluster. The capital is that of this
-look, so the order of clusters does not matter; they must be added whole. Source: Waudby-Smith and
-Ramdas (2024), Estimating means of bounded random variables by betting.
-"""
-
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from lm_polygraph_asmi.analysis.clusters import binary
 from lm_polygraph_asmi.analysis.labelled import Labelled
+from lm_polygraph_asmi.analysis.risk_gate import RiskGate, risk_gate
 from lm_polygraph_asmi.decisions.calibration import Calibration
 from lm_polygraph_asmi.decisions.decision import EMPTY, Decision
 from lm_polygraph_asmi.decisions.labels import (
     check_once,
     clusters_of,
     digest_of_texts,
+    each,
+    has_label,
     is_wrong,
-    naming,
     question_of,
 )
-from lm_polygraph_asmi.decisions.risk_control import BETS, RiskThreshold, least_wins
-from lm_polygraph_asmi.inputs import LABELS
 from lm_polygraph_asmi.tables import Row
-
-LEVEL = 0.05
-"""Level of `violated`."""
-SMALL_BETS = BETS**2
-"""Shares of the largest stake against a risk that is held: errors far above it are rare, so most
-stakes are small."""
-ENDS = 10_000
-"""Shares that an end of an interval may be, evenly spread from 0 to 1."""
 
 NEEDED = ("accept", "reason", "signal", "value", "threshold", "digest")
 """Fields of a saved decision that the gate reads, besides the label."""
-
-
-@dataclass(frozen=True)
-class RiskGate:
-    """What newly labelled answers say of a guarantee.
-
-    `holds`: they support it by themselves, at its confidence; `violated`: the error rate of
-    accepted answers is above the risk (level .05); else `inconclusive`.
-    """
-
-    outcome: str
-    guarantee: RiskThreshold
-    answers: int
-    clusters: int
-    left_out: int  # answers not counted, since a cluster has more than in the calibration
-    accepted: int
-    errors: int  # accepted answers that are wrong
-    low: float  # the error rate of accepted answers is at least this (level .05)
-    high: float  # and at most this (level 1 - confidence)
-    p_holds: float  # p-value of "the risk is exceeded"
-    p_violated: float  # of "the risk is held"
-    unlabelled: int = 0  # accepted answers without a label, which are not counted
-    share: float = 1.0  # of all decided answers, with or without a label, that is accepted
-    most: int = 1  # answers of a cluster, with or without a label
-
-    @property
-    def least_holds(self) -> int:
-        """How many accepted answers, all right, each a cluster of its own, would give `holds`."""
-        rule = self.guarantee
-        gains = BETS * rule.risk / ((1 - rule.risk) * rule.largest)
-        return least_wins(gains, 1 - rule.confidence)
-
-    def __str__(self) -> str:
-        found = f"none of {self.answers} answers was accepted"
-        if self.accepted:
-            found = (
-                f"{self.errors} of {self.accepted} accepted answers are wrong, "
-                f"{self.errors / self.accepted:.1%} [{self.low:.1%}, {self.high:.1%}]"
-            )
-        least = ""
-        if self.outcome == "inconclusive" and self.accepted < self.least_holds:
-            least = f" At least {self.least_holds} accepted answers are needed for holds."
-        if self.most > self.guarantee.largest:
-            least += (
-                f" A cluster has {self.most} answers, more than the {self.guarantee.largest} of "
-                f"the guarantee, which is void for them: {self.left_out} are left out."
-            )
-        accepts = f"Accepted: {self.share:.0%} of these answers"
-        if self.share == 1:
-            accepts = "These are accepted answers alone, so which share is accepted is unknown"
-        return (
-            f"{self.outcome}: {found} (guarantee: {self.guarantee.promise}).{least} {accepts}; "
-            f"{self.guarantee.coverage:.0%} of the calibration's."
-        )
-
-
-def risk_gate(guarantee: RiskThreshold, accepted: ArrayLike, answers: Labelled) -> RiskGate:
-    """Whether newly labelled answers, (n,) `accepted` or not, support a guarantee or contradict it.
-
-    The probability that any look gives `violated` is at most .05 if the risk is held, and that any
-    gives `holds` at most 1 - confidence if it is exceeded. A cluster has as many answers as the
-    largest of the calibration; its later rows are left out.
-
-    Example:
-        >>> guarantee = RiskThreshold(0.3, 0.8, 0.04, 0.1, 0.9, 0.2, 500, 500)
-        >>> new = Labelled(wrong=[0] * 50, clusters=range(50))
-        >>> gate = risk_gate(guarantee, [1] * 40 + [0] * 10, new)
-        >>> gate.outcome, gate.least_holds
-        ('holds', 35)
-    """
-    import pandas as pd
-
-    if guarantee.threshold is None:
-        limits = f"calibrate on more labels, or with a larger risk. {guarantee.limits}"
-        raise ValueError(f"expected a guarantee with a threshold, got none: {limits}")
-    answers.columns(accepted=accepted)  # raises unless there is one for each answer
-    earlier = pd.Series(answers.codes).groupby(answers.codes).cumcount().to_numpy()
-    rows = np.flatnonzero(earlier < guarantee.largest)
-    codes, kept = answers.codes[rows], binary(accepted=accepted)[rows]
-    errors, level = answers.wrong[rows] & kept, 1 - guarantee.confidence
-
-    def at_least(share: float) -> float:
-        """p-value of "this share of accepted answers is wrong, or more"; falls with the share."""
-        return _p_value(codes, errors - share * kept, (1 - share) * guarantee.largest, BETS)
-
-    def at_most(share: float) -> float:
-        """p-value of "this share of accepted answers is wrong, or less"; rises with the share."""
-        return _p_value(codes, share * kept - errors, share * guarantee.largest, SMALL_BETS)
-
-    p_holds, p_violated = at_least(guarantee.risk), at_most(guarantee.risk)
-    outcome = "violated" if p_violated <= LEVEL else "inconclusive"
-    if outcome != "violated" and p_holds <= level:
-        outcome = "holds"
-    # The ends of the interval: the outermost shares that a test does not reject.
-    ends = range(1, ENDS)
-    return RiskGate(
-        outcome=outcome,
-        guarantee=guarantee,
-        answers=len(rows),
-        clusters=answers.n_clusters,
-        left_out=len(answers) - len(rows),
-        accepted=int(kept.sum()),
-        errors=int(errors.sum()),
-        low=bisect_left(ends, True, key=lambda end: at_most(end / ENDS) > LEVEL) / ENDS,
-        high=(1 + bisect_left(ends, True, key=lambda end: at_least(end / ENDS) <= level)) / ENDS,
-        p_holds=p_holds,
-        p_violated=p_violated,
-    )
-
-
-def _p_value(codes: np.ndarray, excess: np.ndarray, worst: float, bets: np.ndarray) -> float:
-    """p-value of "the sum of `excess` (n,), at most `worst`, over a cluster has a mean >= 0".
-
-    `bets` (stakes,) are shares of the stake that a cluster of the worst answers would lose.
-    """
-    sums, times = np.unique(np.bincount(codes, excess), return_counts=True)
-    gains = np.log1p(-bets[:, None] / worst * sums) @ times
-    return float(np.exp(-max(0.0, np.logaddexp.reduce(gains) - np.log(len(bets)))))
 
 
 def gate(
@@ -173,38 +37,39 @@ def gate(
     """
     right_from = calibration.right_from if right_from is None else right_from
     calibrated, known = set(calibration.question_digests), dict[str, int]()
-    wrong, accepted, decided, labelled = [], [], list[Row](), list[int]()
-    for row in rows:
-        with naming(row):
-            if row.content.get("error") and "digest" not in row.content:
-                continue
-            _check(row, calibration)
-            if row.content["reason"] == EMPTY:
-                continue
-            decided.append(row)
-            accepted.append(bool(row.content["accept"]))
-            if accepted[-1] and all(row.content.get(name) is None for name in LABELS):
-                continue
-            question = question_of(row.content)
-            if digest_of_texts(question) in calibrated:
-                raise ValueError('"prompt": a question of the calibration: label new ones')
-            answer = row.content.get("answer") or ""
-            tokens = tuple(answer) if isinstance(answer, list) else answer
-            check_once(known, row, digest_of_texts(question, tokens))
-            labelled.append(len(decided) - 1)
-            wrong.append(accepted[-1] and is_wrong(row.content, right_from))
-    unlabelled, kept = len(decided) - len(labelled), np.array(accepted, bool)[labelled]
-    if not labelled or (unlabelled and not kept.any()):
+
+    def read(row: Row) -> tuple[Row, bool, bool | None] | None:
+        """A row that was decided, whether accepted, and whether wrong; None: it has no label."""
+        if row.content.get("error") and "digest" not in row.content:
+            return None
+        _check(row, calibration)
+        if row.content["reason"] == EMPTY:
+            return None
+        accepted = bool(row.content["accept"])
+        if accepted and not has_label(row.content):
+            return row, accepted, None
+        question, answer = question_of(row.content), row.content.get("answer") or ""
+        if digest_of_texts(question) in calibrated:
+            raise ValueError('"prompt": a question of the calibration: label new ones')
+        tokens = tuple(answer) if isinstance(answer, list) else answer
+        check_once(known, row, digest_of_texts(question, tokens))
+        return row, accepted, accepted and is_wrong(row.content, right_from)
+
+    decided = [found for found in each(rows, read) if found is not None]
+    clusters = clusters_of([row for row, _, _ in decided])
+    labels = [(shown, wrong, key) for (_, shown, wrong), key in zip(decided, clusters, strict=True)]
+    counted = [label for label in labels if label[1] is not None]
+    unlabelled = len(decided) - len(counted)
+    if not counted or (unlabelled and not any(shown for shown, _, _ in counted)):
         raise ValueError(
             f"expected at least one accepted answer with a label, got none among {unlabelled}: "
             'fill "correct" (true or false), or name the sheet with --labels'
         )
-    clusters = clusters_of(decided)
-    counted = Labelled(wrong, [clusters[at] for at in labelled])
+    accepted, wrong, keys = zip(*counted, strict=True)
     return replace(
-        risk_gate(calibration.guarantee, kept, counted),
+        risk_gate(calibration.guarantee, accepted, Labelled(wrong, keys)),
         unlabelled=unlabelled,
-        share=float(np.mean(accepted)),
+        share=float(np.mean([shown for _, shown, _ in decided])),
         most=max(Counter(clusters).values()),
     )
 

@@ -1,10 +1,10 @@
 """Labelled rows: what is wrong, and which rows belong together."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from lm_polygraph_asmi.validation import check_number, describe_fields, identity
 RIGHT = {"true", "1", "wahr", "vrai", "verdadero", "verdadeiro", "vero", "waar", "prawda", "истина"}
 WRONG = {"false", "0", "falsch", "faux", "falso", "onwaar", "fałsz", "ложь"}
 """Words for a label: true and false, and what spreadsheets of other languages make of them."""
+Found = TypeVar("Found")
 NUMBER = re.compile(r"\d+(?:\.\d+)?|0,\d+|1,0+")
 """A quality as a text; some spreadsheets write a decimal comma."""
 
@@ -49,26 +50,30 @@ def is_wrong(content: Mapping[str, Any], right_from: float | None = None) -> boo
     return word in WRONG
 
 
-def with_labels(rows: Sequence[Row], sheets: Sequence[str | Path]) -> list[Row]:
-    """Scored rows with the labels of sheets, which are joined by their keys, in place of their own.
+def has_label(content: Mapping[str, Any]) -> bool:
+    """Whether a row has a label, right or wrong."""
+    return any(content.get(name) is not None for name in LABELS)
 
-    Raises ValueError: a sheet of other rows.
-    """
-    if not sheets:
-        return list(rows)
-    keys = [key_of(row.content) if row.content.get("digest") else "" for row in rows]
+
+def labels_in(sheets: Sequence[str | Path], rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    """Labels of the sheets of scored rows, by key; ValueError: one of other rows, no label."""
     labels: dict[str, dict[str, Any]] = {}
     for sheet in sheets:
-        for key, found in read_sheet(sheet, {*keys} - {""}):
+        for key, found in read_sheet(sheet, [row.content for row in rows]).items():
             if found and labels.get(key):
                 raise ValueError(f"{sheet}: an answer has a label in another sheet, too: keep one")
             if "correct" in found and "quality" not in found:
                 with placing(f"{sheet}, key {key}"):
                     is_wrong(found)
             labels[key] = labels.get(key) or found
-    without = dict.fromkeys(LABELS)
+    return labels
+
+
+def with_labels(rows: Sequence[Row], labels: Mapping[str, Mapping[str, Any]]) -> list[Row]:
+    """Scored rows with labels of sheets, by key, in place of their own."""
+    keys = [key_of(row.content) if row.content.get("digest") else "" for row in rows]
     return [
-        row._replace(content=row.content | without | labels.get(key, {}))
+        row._replace(content={**row.content, **dict.fromkeys(LABELS), **labels.get(key, {})})
         for row, key in zip(rows, keys, strict=True)
     ]
 
@@ -78,12 +83,10 @@ def labels_of(rows: Sequence[Row], right_from: float | None = None) -> list[tupl
 
     ValueError, naming the row: it cannot be read, its label is none, or its id was seen before.
     """
-    labels, known = list[tuple[Row, bool]](), dict[str, int]()
-    for row in rows:
-        with naming(row):
-            if any(row.content.get(name) is not None for name in LABELS):
-                labels.append((row, is_wrong(row.content, right_from)))
-                check_once(known, row)
+    known = dict[str, int]()
+    wrong = each(rows, lambda r: is_wrong(r.content, right_from) if has_label(r.content) else None)
+    labels = [(row, label) for row, label in zip(rows, wrong, strict=True) if label is not None]
+    each([row for row, _ in labels], lambda row: check_once(known, row))
     return labels
 
 
@@ -106,21 +109,21 @@ def placing(place: str) -> Iterator[None]:
         raise ValueError(f"{place}: {error}") from error
 
 
-@contextmanager
-def naming(row: Row) -> Iterator[None]:
-    """Errors name the row; a row that cannot be read is one."""
-    with placing(f"row {row.number}"):
-        if row.error is not None:
-            raise ValueError(row.error)
-        yield
+def each(rows: Iterable[Row], read: Callable[[Row], Found]) -> list[Found]:
+    """What is read of each row; errors name the row, and one that cannot be read is an error."""
+    found = []
+    for row in rows:
+        with placing(f"row {row.number}"):
+            if row.error is not None:
+                raise ValueError(row.error)
+            found.append(read(row))
+    return found
 
 
 def identity_of(name: str, value: Any) -> str:
     """`identity` of a field; its errors name it."""
-    try:
+    with placing(f'"{name}"'):
         return identity(value)
-    except ValueError as error:
-        raise ValueError(f'"{name}": {error}') from error
 
 
 def clusters_of(rows: Sequence[Row]) -> list[str]:
@@ -128,10 +131,7 @@ def clusters_of(rows: Sequence[Row]) -> list[str]:
 
     Rows with the same prompt share one in any case. ValueError: a `cluster` in some rows only.
     """
-    prompts = []
-    for row in rows:
-        with naming(row):
-            prompts.append(question_of(row.content))
+    prompts = each(rows, lambda row: question_of(row.content))
     missing = [row.number for row in rows if row.content.get("cluster") is None]
     if len(missing) == len(rows):
         contexts = [text_of(row.content.get("context")) for row in rows]
@@ -141,10 +141,7 @@ def clusters_of(rows: Sequence[Row]) -> list[str]:
         raise ValueError(
             f'expected a "cluster" in all rows or in none, got none in row {missing[0]}'
         )
-    keys = []
-    for row in rows:
-        with naming(row):
-            keys.append(identity_of("cluster", row.content["cluster"]))
+    keys = each(rows, lambda row: identity_of("cluster", row.content["cluster"]))
     return joined(keys, prompts)
 
 

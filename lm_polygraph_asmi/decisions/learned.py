@@ -13,7 +13,12 @@ from numpy.typing import ArrayLike
 from lm_polygraph_asmi.analysis.clusters import finite
 from lm_polygraph_asmi.analysis.comparison import auroc, auroc_difference
 from lm_polygraph_asmi.analysis.labelled import Labelled
-from lm_polygraph_asmi.decisions.risk_control import RiskThreshold, choosing_rows, risk_threshold
+from lm_polygraph_asmi.analysis.risk_control import (
+    RiskThreshold,
+    choosing_rows,
+    risk_threshold,
+    seed_of,
+)
 from lm_polygraph_asmi.scoring.signals import LEARNED
 
 STRENGTH = 0.01
@@ -108,6 +113,7 @@ class LearnedThreshold:
     signal: str  # "learned", or the name of the best simple signal
     score: LearnedScore | None = field(repr=False)  # None if a simple signal was chosen
     values: np.ndarray = field(repr=False)  # (n,); learned ones out of fold where they learn
+    chose: np.ndarray = field(repr=False)  # (n,) rows that learned and chose, and do not test
     rule: RiskThreshold
     learning: str  # what was learned and gained, in a sentence
 
@@ -130,7 +136,7 @@ def learned_threshold(
     """
     tables, columns = _tables(features), dict(zip(simple, answers.columns(**simple), strict=True))
     answers.columns(**tables)
-    learning = choosing_rows(answers.codes, share=LEARNING_SHARE)
+    learning = choosing_rows(answers.codes, seed_of(*columns.values()), LEARNING_SHARE)
     known = answers.take(np.flatnonzero(learning))
     ranks = {name: auroc(column[learning], known.wrong) for name, column in columns.items()}
     signal = max(ranks, key=lambda name: np.nan_to_num(ranks[name], nan=0.5))
@@ -154,6 +160,6 @@ def learned_threshold(
             f"answers among the {known.n_clusters} that learn, got {by_kind[0]} and {by_kind[1]}"
         )
     rule = risk_threshold(
-        values, answers.wrong, answers.clusters, risk, confidence, LEARNING_SHARE, largest=largest
+        values, answers.wrong, answers.clusters, risk, confidence, learning, largest=largest
     )
-    return LearnedThreshold(signal, score, values, rule, f"{sentence}; {signal} decides.")
+    return LearnedThreshold(signal, score, values, learning, rule, f"{sentence}; {signal} decides.")

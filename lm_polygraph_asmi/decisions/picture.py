@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from lm_polygraph_asmi.analysis.clusters import cluster_codes
+from lm_polygraph_asmi.analysis.risk_control import p_value, tests_of
 from lm_polygraph_asmi.decisions.calibration import Calibration, Sample
 from lm_polygraph_asmi.decisions.decision import unit_of
-from lm_polygraph_asmi.decisions.risk_control import p_value, tests_of
 from lm_polygraph_asmi.scoring.page import template
 
 SCALE = 10_000  # bounds are rounded up to 1 / SCALE
@@ -37,8 +37,9 @@ def bounds_of(calibration: Calibration) -> tuple[list[Bound], int]:
     """
     rule, sample, found = calibration.guarantee, calibration.sample, list[Bound]()
     tests = tests_of(
-        (sample.values, sample.wrong, cluster_codes(sample.clusters)), rule.risk,
-        1 - (1 - rule.confidence) / rule.signals, rule.share, sample.unlabelled,
+        (sample.values, sample.wrong, cluster_codes(sample.clusters)),
+        np.zeros(len(sample.values), bool) if sample.chose is None else sample.chose,
+        rule.risk, 1 - (1 - rule.confidence) / rule.signals, sample.unlabelled,
         rule.largest if rule.labels is None else 1,
     )  # fmt: skip
     score, wrong, codes = tests.rows

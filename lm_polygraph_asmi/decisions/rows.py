@@ -1,30 +1,37 @@
-"""The first door: labelled rows with the signals that `score --out` has saved."""
+"""The first door: labelled rows with the signals that `score --out` has saved.
+
+Or with any other score, a column of a table, for which no model is loaded: "column:NAME" is an
+uncertainty, higher = more uncertain; "column:-NAME" a confidence, where higher is surer.
+"""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
 
 from lm_polygraph_asmi.analysis.clusters import RESAMPLES, cluster_codes
 from lm_polygraph_asmi.analysis.labelled import Labelled
+from lm_polygraph_asmi.analysis.risk_control import ordered_threshold, thinned_rows
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.decisions.calibration import MACHINE, Calibration, Sample, config_of
 from lm_polygraph_asmi.decisions.fit import check_signal, fit
 from lm_polygraph_asmi.decisions.labels import (
     clusters_of,
     digest_of_texts,
+    each,
+    has_label,
+    labels_in,
     labels_of,
-    naming,
+    placing,
     question_of,
     with_labels,
 )
-from lm_polygraph_asmi.decisions.risk_control import ordered_threshold, thinned_rows
 from lm_polygraph_asmi.files import parse_json, to_json
-from lm_polygraph_asmi.inputs import LABELS
+from lm_polygraph_asmi.inputs import LABELS, text_of
 from lm_polygraph_asmi.scoring.answer import UnmaskedAnswer
 from lm_polygraph_asmi.scoring.provenance import NAMES, names_that_count
 from lm_polygraph_asmi.scoring.sheet import (
@@ -32,10 +39,9 @@ from lm_polygraph_asmi.scoring.sheet import (
     is_sheet,
     key_of,
     order_of,
-    read_sheet,
     write_sheet,
 )
-from lm_polygraph_asmi.scoring.signals import column_of, signal_of
+from lm_polygraph_asmi.scoring.signals import column_of
 from lm_polygraph_asmi.tables import LINES, Row, read_table
 from lm_polygraph_asmi.validation import check_at_least_one, describe_fields
 
@@ -45,6 +51,8 @@ if TYPE_CHECKING:
 Rows = str | Path | Iterable[Row | Mapping[str, Any]]
 FEW = 5
 """Of fewer answers, with or without a label, all may be surer than the others by chance."""
+DECIDED = ("accept", "reason", "signal", "value", "threshold", "calibration")
+"""Fields of a decision that are written beside a row of a table."""
 SCORE = "`polygraph_asmi score ROWS --model M --out answers.jsonl --sheet labels.csv`"
 
 
@@ -87,7 +95,8 @@ def calibrate_rows(
     check_signal(signal, risk, confidence)
     check_at_least_one("resamples", resamples)
     every = scored_rows(rows, signal)
-    named = with_labels(every, [] if labels is None else [labels])
+    given = {} if labels is None else labels_in([labels], every)
+    named = every if labels is None else with_labels(every, given)
     about = {
         "name": Path(rows).name if isinstance(rows, str | Path) else "labelled answers",
         "label_source": "their labels",
@@ -101,9 +110,7 @@ def calibrate_rows(
             )
         if unlabelled:
             raise ValueError("a sheet in order has its unlabelled rows: leave --unlabelled out")
-        return _calibrated_in_order(
-            named, labels, risk, confidence, largest, about | {"signal": order}
-        )
+        return _calibrated_in_order(named, {*given}, order, risk, confidence, largest, about)
     labelled = labels_of(named, right_from)
     saved = answers_of([row for row, _ in labelled], signal)
     known = [(*label, one) for label, one in zip(labelled, saved, strict=True) if one.answered]
@@ -136,51 +143,51 @@ def calibrate_rows(
 
 def _calibrated_in_order(
     rows: Sequence[Row],
-    sheet: str | Path | None,
+    keys: Collection[str],
+    signal: str,
     risk: float,
     confidence: float,
     largest: int | None,
     about: Mapping[str, Any],
 ) -> Calibration:
-    """What labels from the surest answer on give so far, and what to label next."""
-    signal = about["signal"]
-    scored = [row for row in rows if row.content.get("digest")]
-    kept, values, largest = surest_first(scored, signal, largest)
-    keys = [key_of(scored[at].content) for at in kept]
-    if {*keys} != {key for key, _ in read_sheet(str(sheet), [key_of(r.content) for r in scored])}:
+    """What labels from the surest answer on give so far, and what to label next.
+
+    `keys`: those in the sheet.
+    """
+    kept = surest_first(rows, signal, largest)
+    if keys != {key_of(row.content) for row in kept.rows}:
         raise ValueError(
-            f"{sheet} has not the answers that are in order now: rows were scored again, added or "
+            "the sheet has not the answers that are in order now: rows were scored again, added or "
             "removed, or --largest differs. The ranks are of all answers, so they stay as they "
             "were when the sheet was written: write another one"
         )
-    known = {row.number: wrong for row, wrong in labels_of(rows, about["right_from"])}
-    labels = [known.get(scored[at].number) for at in kept]
-    given = np.array([np.nan if label is None else label for label in labels], float)
-    rule, to_label = ordered_threshold(values, given, risk, confidence, largest)
+    known = {row.number: float(wrong) for row, wrong in labels_of(rows, about["right_from"])}
+    given = np.array([known.get(row.number, np.nan) for row in kept.rows])
+    values = np.array([answer.signals[signal] for answer in kept.answers])
+    rule, to_label = ordered_threshold(values, given, risk, confidence, kept.largest)
     following = "No further label helps: the sequence of tests has ended."
     if len(to_label):
         following = (
             f"Next test: label {len(to_label)} more, the rows of rank {to_label[0] + 1} to "
             f"{to_label[-1] + 1} without a label."
         )
-    inputs = [scored[at] for at in kept]
     return Calibration(
+        signal=signal,
         guarantee=rule,
-        n=sum(label is not None for label in labels),
-        errors=sum(map(bool, labels)),
+        n=int(np.isfinite(given).sum()),
+        errors=int(np.nansum(given)),
         signals={},
         following=following,
-        sample=Sample(values, given, list(map(str, kept))),
+        sample=Sample(values, given, list(map(str, range(len(given))))),
         **about,
-        **_described(inputs, answers_of(inputs, signal)),
+        **_described(kept.rows, kept.answers),
     )
 
 
 def _check_random(answers: Sequence[UnmaskedAnswer], rows: Sequence[Row], signal: str) -> None:
     """Raise ValueError if the labelled answers are those surest by a signal, so not random ones."""
-    unlabelled = [row for row in rows if all(row.content.get(name) is None for name in LABELS)]
-    others = [row for row in unlabelled if column_of(signal)[0] or row.content.get("digest")]
-    spare = [answer for answer in answers_of(others, signal) if answer.answered]
+    others = [row for row in rows if not has_label(row.content)]
+    spare = [one for one in answers_of(_with_scores(others, signal), signal) if one.answered]
     if min(len(answers), len(spare)) < FEW:
         return
     for name in answers[0].signals:
@@ -202,35 +209,38 @@ def write_ordered_sheet(
         signal: by which answers are sorted, and later accepted; not "best" or "learned".
         largest: most answers of a later cluster, as for `calibrate_rows`.
     """
-    signal_of(signal)
-    rows = [row for row in scored_rows(scores) if row.content.get("digest")]
-    kept, values, _ = surest_first(rows, signal, largest)
-    write_sheet((rows[at].content for at in kept), sheet, f"{RANK}{signal}")
-    return len(values)
+    kept, _, _ = surest_first(scored_rows(scores), signal, largest)
+    write_sheet((row.content for row in kept), sheet, f"{RANK}{signal}")
+    return len(kept)
 
 
-def surest_first(
-    rows: Sequence[Row], signal: str, largest: int | None
-) -> tuple[list[int], np.ndarray, int]:
-    """Places of the rows with an answer, one a cluster, the surest first; their signal (N,); and
-    the most answers of a cluster, by which they are thinned.
+class Ordered(NamedTuple):
+    """Rows of a sheet in order, one a cluster, the surest first."""
+
+    rows: list[Row]
+    answers: list[UnmaskedAnswer]
+    largest: int  # most answers of a cluster, by which they are thinned
+
+
+def surest_first(rows: Sequence[Row], signal: str, largest: int | None) -> Ordered:
+    """Of scored rows, those with an answer, in order.
 
     The draw depends on the keys of the rows alone, so it is the same for the same answers.
     """
-    answers = answers_of(rows, signal)
-    known = [at for at, answer in enumerate(answers) if answer.answered]
+    scored = _with_scores(rows, signal)
+    every = zip(scored, answers_of(scored, signal), strict=True)
+    known = [(row, answer) for row, answer in every if answer.answered]
     if not known:
         raise ValueError("expected scored answers to label, got none")
-    if signal not in (own := answers[known[0]].signals):
+    if signal not in (own := known[0][1].signals):
         raise ValueError(f"expected a signal of {', '.join(own)}; got {signal!r}")
-    known.sort(key=lambda at: key_of(rows[at].content))
-    codes = cluster_codes(clusters_of([rows[at] for at in known]))
+    known.sort(key=lambda pair: key_of(pair[0].content))
+    codes = cluster_codes(clusters_of([row for row, _ in known]))
     largest = largest or int(np.bincount(codes).max())
-    seed = crc32("".join(key_of(rows[at].content) for at in known).encode())
-    alone = thinned_rows(codes, largest, seed)
-    values = np.array([answers[known[place]].signals[signal] for place in alone])
-    order = np.argsort(values, kind="stable")
-    return [known[alone[place]] for place in order], values[order], largest
+    seed = crc32("".join(key_of(row.content) for row, _ in known).encode())
+    alone = [known[at] for at in thinned_rows(codes, largest, seed)]
+    alone.sort(key=lambda pair: pair[1].signals[signal])
+    return Ordered([row for row, _ in alone], [answer for _, answer in alone], largest)
 
 
 def _described(rows: Sequence[Row], answers: Sequence[UnmaskedAnswer]) -> dict[str, Any]:
@@ -244,11 +254,51 @@ def _described(rows: Sequence[Row], answers: Sequence[UnmaskedAnswer]) -> dict[s
     }
 
 
+def _with_scores(rows: Sequence[Row], signal: str) -> list[Row]:
+    return [row for row in rows if column_of(signal)[0] or row.content.get("digest")]
+
+
 def answers_of(rows: Sequence[Row], signal: str) -> list[UnmaskedAnswer]:
     """Answers with the signal: a column of any table, else as of `saved_answers`."""
-    from lm_polygraph_asmi.decisions.columns import column_answers
-
     return column_answers(rows, signal) if column_of(signal)[0] else saved_answers(rows)
+
+
+def column_answers(rows: Sequence[Row], signal: str) -> list[UnmaskedAnswer]:
+    """Rows as answers with the one signal; ValueError, naming the row: no finite number."""
+    answers = each(rows, lambda row: column_answer(row.content, signal))
+    if len(answers) > 1 and len({answer.signals[signal] for answer in answers}) == 1:
+        raise ValueError(f"column {column_of(signal)[0]!r} has the same number in all rows")
+    return answers
+
+
+def column_answer(content: Mapping[str, Any], signal: str) -> UnmaskedAnswer:
+    """A row as an answer with the one signal, of whose model, tokens and end nothing is known."""
+    name, sign = column_of(signal)
+    if name in (*LABELS, *DECIDED, "id", "row", "cluster"):
+        raise ValueError(f"column {name!r}: expected a score of another name, got this field")
+    value = content.get(name)
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"column {name!r}: expected a number, got {value!r:.40}")
+    answer = content.get("answer")
+    return UnmaskedAnswer(
+        signals={signal: sign * number},
+        prompt=content.get("prompt") or "",
+        answer=answer or "",
+        scored_text=text_of(answer),
+        answered=answer is None or bool(text_of(answer).strip()),
+        ids=(),
+        counted=0,
+        settings={"closing_token": False},  # how the answer ends is unknown
+        model="",
+        warnings=(),
+        content_end=len(text_of(answer)),
+        ending="",
+        prompt_tokens=0,
+    )
 
 
 def scored_rows(rows: Rows, signal: str = "") -> list[Row]:
@@ -278,18 +328,21 @@ def saved_answers(rows: Sequence[Row]) -> list[UnmaskedAnswer]:
 
     ValueError, which names the row: it is another one, was changed, or differs from the first.
     """
-    answers: list[UnmaskedAnswer] = []
-    for row in rows:
-        with naming(row):
-            answers.append(_saved_answer(row.content))
-            first, own = (_made_with(answer) for answer in (answers[0], answers[-1]))
-            shared = first.keys() & own.keys() - {*NAMES} | {*names_that_count(first, own)}
-            if other := [n for n in shared if first.get(n) != own.get(n)]:
-                listed = "; ".join(f"{n} {own[n]!r}, not {first[n]!r}" for n in sorted(other))
-                raise ValueError(
-                    f"scored otherwise than row {rows[0].number} ({listed}): score again: {SCORE}"
-                )
-    return answers
+    first = dict[str, Any]()
+
+    def read(row: Row) -> UnmaskedAnswer:
+        answer = _saved_answer(row.content)
+        own = _made_with(answer)
+        first.update({} if first else own)
+        shared = first.keys() & own.keys() - {*NAMES} | {*names_that_count(first, own)}
+        if other := [n for n in shared if first.get(n) != own.get(n)]:
+            listed = "; ".join(f"{n} {own[n]!r}, not {first[n]!r}" for n in sorted(other))
+            raise ValueError(
+                f"scored otherwise than row {rows[0].number} ({listed}): score again: {SCORE}"
+            )
+        return answer
+
+    return each(rows, read)
 
 
 def _saved_answer(content: Mapping[str, Any]) -> UnmaskedAnswer:
@@ -323,10 +376,8 @@ def _spare(
     labelled: Sequence[Row], others: Sequence[Row], signal: str
 ) -> dict[str, np.ndarray] | None:
     """Signals of unlabelled rows that were scored as the labelled ones; None for no row."""
-    try:
+    with placing("unlabelled"):
         answers = answers_of([labelled[0], *others], signal)[1:]
-    except ValueError as error:
-        raise ValueError(f"unlabelled {error}") from error
     known = set(digests_of([question_of(row.content) for row in labelled]))
     if known.intersection(digests_of([question_of(row.content) for row in others])):
         raise ValueError(

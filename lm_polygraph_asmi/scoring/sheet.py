@@ -1,12 +1,13 @@
 """Sheets of labels: what a person needs to label answers, in a CSV that any spreadsheet opens.
 
-A sheet is joined to its scores by `key` alone, whose letters no spreadsheet changes; prompts,
-answers and signals in it are for people, and whatever a spreadsheet does to them has no effect.
+A sheet is joined to its scores by `key` alone, whose letters no spreadsheet changes. Prompts,
+answers and signals in it are for people: whatever a spreadsheet does to them has no effect, but for
+texts that are those of another key, since then a person has moved the keys.
 """
 
 import csv
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,8 @@ def key_of(record: Mapping[str, Any]) -> str:
 
 def is_sheet(content: Mapping[str, Any]) -> bool:
     """Whether a row is one of a sheet."""
-    key = content.get("key")
-    return {*COLUMNS} <= content.keys() and re.fullmatch("[a-p]{16}", str(key)) is not None
+    named = {*COLUMNS} <= content.keys()
+    return named and re.fullmatch("[a-p]{16}", str(content["key"])) is not None
 
 
 def write_sheet(records: Iterable[Mapping[str, Any]], path: str | Path, rank: str = "") -> None:
@@ -53,12 +54,22 @@ def write_sheet(records: Iterable[Mapping[str, Any]], path: str | Path, rank: st
         table = csv.DictWriter(file, names, extrasaction="ignore")
         table.writeheader()
         for number, record in enumerate(scored, start=1):
-            answer = record.get("answer")
-            if not isinstance(answer, str):  # token ids
-                answer = record.get("scored_text") or record.get("text")
-            prompt = record.get("prompt") or f"id {record.get('id')}"
-            shown = {"key": key_of(record), "prompt": _shown(prompt), "answer": _shown(answer)}
-            table.writerow({**record, **(record.get("signals") or {}), rank: number, **shown})
+            shown = {"key": key_of(record), rank: number, **_texts(record)}
+            table.writerow({**record, **(record.get("signals") or {}), **shown})
+
+
+def _texts(record: Mapping[str, Any]) -> dict[str, str]:
+    """Prompt and answer of a scored row, as a sheet shows them."""
+    answer = record.get("answer")
+    if not isinstance(answer, str):  # token ids
+        answer = record.get("scored_text") or record.get("text")
+    prompt = record.get("prompt") or f"id {record.get('id')}"
+    return {"prompt": _shown(prompt), "answer": _shown(answer)}
+
+
+def _letters(content: Mapping[str, Any]) -> tuple[str, ...]:
+    """Letters and digits of prompt and answer: much of what a spreadsheet changes is left out."""
+    return tuple(re.sub(r"\W", "", str(content.get(n) or "")).lower() for n in ("prompt", "answer"))
 
 
 def _shown(content: Any) -> str:
@@ -70,15 +81,17 @@ def _shown(content: Any) -> str:
     return f" {text}" if text.startswith(FORMULA) else text
 
 
-def read_sheet(path: str | Path, keys: Collection[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Keys of the rows of a sheet, and their labels, of `READ`; empty without one.
+def read_sheet(path: str | Path, records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Labels of a sheet by key, of `READ`; empty for a row without one.
 
-    `keys`: those of the scored rows. Raises ValueError, naming the row: a key that is missing,
-    unknown or seen before; a column whose name is nearly that of a label.
+    `records`: the scored rows. Raises ValueError, naming the row: a key that is missing, unknown,
+    seen before, or beside the prompt and answer of another key; a column whose name is nearly that
+    of a label.
     """
     if Path(path).suffix.lower() not in (".csv", ".tsv"):
         raise ValueError(f"{path}: expected a sheet of labels, a .csv file")
-    known = dict[str, int]()
+    texts = {key_of(each): _letters(_texts(each)) for each in records if each.get("digest")}
+    known, shown, labels = dict[str, int](), dict[str, tuple[str, ...]](), {}
     for row in read_table(path, ("key",), strict_text=False):
         place = f"{path}, row {row.number}"
         if row.error is not None:
@@ -88,15 +101,23 @@ def read_sheet(path: str | Path, keys: Collection[str]) -> Iterator[tuple[str, d
         if all(value is None for value in row.content.values()):
             continue  # spreadsheets add blank rows
         key = str(row.content["key"] or "").strip().lower()
-        if key not in keys:
+        if key not in texts:
             problem = f"the key {key!r} is of no row" if key else "no key"
             raise ValueError(
                 f"{place}: {problem} of the scored file: pass the sheet that was written with it"
             )
         if (first := known.setdefault(key, row.number)) != row.number:
             raise ValueError(f"{place}: the key is that of row {first}, too: keep one of them")
-        given = {name: row.content.get(name) for name in READ}
-        yield key, {name: value for name, value in given.items() if value is not None}
+        shown[key] = _letters(row.content)
+        labels[key] = {n: row.content[n] for n in READ if row.content.get(n) is not None}
+    every, elsewhere = {*texts.values()}, {*shown.values()}
+    for key, found in shown.items():  # while its own texts are beside another key, too
+        if found != texts[key] and all(found) and found in every and texts[key] in elsewhere:
+            raise ValueError(
+                f"{path}, row {known[key]}: prompt and answer are those of another key: undo what "
+                "moved the keys, or remove both columns if only texts were changed"
+            )
+    return labels
 
 
 def order_of(sheet: str | Path) -> str | None:

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from lm_polygraph_asmi.analysis import Labelled
+from lm_polygraph_asmi.analysis.risk_control import BETS
+from lm_polygraph_asmi.analysis.risk_gate import LEVEL, SMALL_BETS
 from lm_polygraph_asmi.decisions import Decision, RiskThreshold, risk_gate
 from lm_polygraph_asmi.decisions.decision import EMPTY
-from lm_polygraph_asmi.decisions.gate import LEVEL, SMALL_BETS, gate
-from lm_polygraph_asmi.decisions.risk_control import BETS
+from lm_polygraph_asmi.decisions.gate import gate
 from tests.analysis.simulation import keys
 from tests.decisions.conftest import labelled, limited, numbered, run, write
 

@@ -5,8 +5,8 @@ import csv
 import numpy as np
 import pytest
 
+from lm_polygraph_asmi.analysis.risk_control import ordered_threshold
 from lm_polygraph_asmi.decisions import Calibration, calibrate_rows
-from lm_polygraph_asmi.decisions.risk_control import ordered_threshold
 from lm_polygraph_asmi.decisions.rows import scored_rows, surest_first, write_ordered_sheet
 from lm_polygraph_asmi.scoring.scorer import Scorer
 from lm_polygraph_asmi.scoring.sheet import key_of
@@ -102,6 +102,27 @@ def test_as_a_person_does_it(tmp_path, monkeypatch):
     assert np.isnan(labels).any()  # it ended before all were labelled
 
 
+@pytest.mark.parametrize("largest", [None, 4])
+def test_the_largest_cluster_is_named_where_the_sheet_is_written(tmp_path, largest):
+    """Then the ranks that `calibrate` prints are those of the sheet; another one is refused."""
+    tiny_lm.save(tmp_path / "model")
+    write(tmp_path / "in.jsonl", questions(size=2))
+    named = () if largest is None else ("--largest", largest)
+    words = ("score", tmp_path / "in.jsonl", "--model", tmp_path / "model", "--num-masks", 2,
+             "--mask-rate", 0.3, "--out", tmp_path / "answers.jsonl")  # fmt: skip
+    code, said = run(*words, "--sheet", tmp_path / "s.csv", "--largest", 4)
+    assert (code, "name a signal with --surest-first" in said) == (1, True), said
+    code, said = run(*words, "--sheet", tmp_path / "s.csv", "--surest-first", "msp", *named)
+    assert code == 0, said
+    n = len(sheet_of(tmp_path / "s.csv"))
+    assert (n == 30) == (largest is None)
+    found, said = look(tmp_path, *named)
+    assert (found.guarantee.answers, found.guarantee.largest) == (n, largest or 2)
+    words = ("calibrate", tmp_path / "answers.jsonl", "--labels", tmp_path / "s.csv", *ASK)
+    code, said = run(*words, "--largest", 3, "--out", tmp_path / "d.json")
+    assert (code, "or --largest differs" in said) == (1, True), said
+
+
 def labelled_sheet(place, labels):
     """The sheet with labels by rank; None: a gap."""
     rows = sheet_of(place / "s.csv")
@@ -155,7 +176,8 @@ def test_what_no_sheet_is_sorted_by(place, signal):
 def test_ties_are_tested_together(lines):
     """Whichever of the equal answers has the label."""
     rows = numbered(*(row | {"x": 1.0 + (i >= 40)} for i, row in enumerate(lines)))
-    kept, values, *_ = surest_first(rows, "column:x", None)
+    kept = surest_first(rows, "column:x", None)
+    values = np.array([answer.signals["column:x"] for answer in kept.answers])
     assert values.tolist() == [1.0] * 40 + [2.0] * 20
     found = set()
     for seed in range(3):
@@ -163,7 +185,7 @@ def test_ties_are_tested_together(lines):
         labels[np.random.default_rng(seed).permutation(40)[:39]] = 0
         rule, rest = ordered_threshold(values, labels, 0.3, 0.9)
         assert (rule.threshold, rule.coverage) == (1.0, 40 / N)
-        assert len(kept) == N
+        assert len(kept.rows) == N
         found.add(len(rest))
     assert found == {21}  # the tied one without a label, and the others
 

@@ -163,7 +163,7 @@ def test_all_rows_are_scored_alike(scorer, scored, change, words):
     (line,) = lines_of(other, [row if change else in_chat(row)])
     with pytest.raises(ValueError, match=rf"row 4: scored otherwise than row 1 \(.*{words}"):
         calibrate_rows([*scored[1:4], line], 0.4)
-    with pytest.raises(ValueError, match="unlabelled row 1: scored otherwise than row 1"):
+    with pytest.raises(ValueError, match="unlabelled: row 1: scored otherwise than row 1"):
         calibrate_rows(scored[1:4], 0.4, unlabelled=[line])
 
 

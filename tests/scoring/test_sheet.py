@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from lm_polygraph_asmi.decisions.labels import is_wrong, with_labels
+from lm_polygraph_asmi.decisions.labels import is_wrong, labels_in, with_labels
 from lm_polygraph_asmi.scoring.rows import read_rows
 from lm_polygraph_asmi.scoring.sheet import COLUMNS, LONGEST, key_of, read_sheet, write_sheet
 from lm_polygraph_asmi.tables import Row, read_table
@@ -31,6 +31,11 @@ def records(number=NUMBER, digest="d"):
 
 def rows_of(made):
     return [Row(record["row"], record) for record in made]
+
+
+def labelled(made, *sheets):
+    rows = rows_of(made)
+    return with_labels(rows, labels_in(sheets, rows))
 
 
 @pytest.fixture
@@ -118,11 +123,11 @@ def test_labels_reach_their_answers(tmp_path, seed):
     labels = opened_and_saved(path, draw, {key: draw.choice(list(WORDS)) for key in keys})
     if not labels:
         return
-    read = read_sheet(path, {key_of(record) for record in made[:-1]})
-    assert {key: labels for key, labels in read if labels} == {
+    read = read_sheet(path, made)
+    assert {key: labels for key, labels in read.items() if labels} == {
         key: {"correct": label} for key, label in labels.items()
     }
-    joined = with_labels(rows_of(made), [path])
+    joined = labelled(made, path)
     for row, record in zip(joined, made, strict=True):
         assert row.content | {"correct": None} == record | {"correct": None, "quality": None}
         label = labels.get(key_of(record)) if record.get("digest") else None
@@ -135,10 +140,9 @@ def test_two_sheets_and_other_labels(written, tmp_path):
     key, other = (key_of(record) for record in records()[:2])
     written.write_text(f"key;quality;cluster\n{key};0,9;a\n")
     (tmp_path / "b.csv").write_text(f"key,correct\n{other},TRUE\n")
-    first, second, third, *_ = with_labels(rows_of(records()), [written, tmp_path / "b.csv"])
+    first, second, third, *_ = labelled(records(), written, tmp_path / "b.csv")
     assert (first.content["quality"], first.content["cluster"]) == ("0,9", "a")
     assert (second.content["correct"], third.content["correct"]) == ("TRUE", None)
-    assert with_labels(rows_of(records()), []) == rows_of(records())
 
 
 KEY, SECOND = (key_of(record) for record in records()[:2])
@@ -160,20 +164,81 @@ REFUSED = [
 ]
 
 
+def in_cells(path, change):
+    """The sheet after a change of its rows, as lists of cells."""
+    header, *rows = cells_of(path)
+    for row in rows:
+        row[3] = "TRUE"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([header, *change(rows)])
+
+
+def with_keys(order):
+    """Rows whose keys are those of the rows in this order; the texts stay."""
+    return lambda rows: [[rows[at][0], *row[1:]] for at, row in zip(order(rows), rows, strict=True)]
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        lambda rows: sorted(range(len(rows)), key=lambda at: rows[at][0]),
+        lambda rows: [*range(1, len(rows)), 0],
+        lambda rows: [1, 0, *range(2, len(rows))],
+        lambda rows: reversed(range(len(rows))),
+    ],
+)
+@pytest.mark.parametrize("spoiled", [0, 0.7])
+def test_keys_that_were_moved_alone(written, order, spoiled):
+    """Also where a spreadsheet changed most of the texts, in ways that are no other answer's."""
+    draw = random.Random(0)
+
+    def change(rows):
+        rows = with_keys(order)(rows)
+        for row in rows[2:]:
+            row[1] = "#NAME?" if draw.random() < spoiled else f" {row[1].upper()}\n"
+        return rows
+
+    in_cells(written, change)
+    with pytest.raises(ValueError, match=r"labels\.csv, row \d+: .* are those of another key"):
+        labelled(records(), written)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda rows: rows[::-1],
+        lambda rows: [[row[0], row[1].strip(), f'"{row[2].lower()}"', *row[3:]] for row in rows],
+        lambda rows: [[row[0], "1931", "1931", *row[3:]] for row in rows],
+        lambda rows: [[row[0], "", row[2], *row[3:]] for row in rows],
+    ],
+)
+def test_texts_that_a_spreadsheet_changed(written, change):
+    in_cells(written, change)
+    assert all(row.content["correct"] == "TRUE" for row in labelled(records(), written)[:-1])
+
+
+def test_answers_that_are_alike_have_each_others_texts(tmp_path):
+    """The same question and answer twice: nothing tells their keys apart, none is refused."""
+    made = [record | {"prompt": "Who?", "answer": " x"} for record in records()]
+    write_sheet(made, tmp_path / "labels.csv")
+    in_cells(tmp_path / "labels.csv", with_keys(lambda rows: [1, 0, *range(2, len(rows))]))
+    assert len(labelled(made, tmp_path / "labels.csv")) == len(made)
+
+
 @pytest.mark.parametrize(("text", "words"), REFUSED)
 def test_what_is_refused(written, text, words):
     written.write_text(text)
     with pytest.raises(ValueError, match=rf"labels\.csv.*{words}"):
-        with_labels(rows_of(records()), [written])
+        labelled(records(), written)
 
 
 def test_a_sheet_of_a_changed_answer(written):
     """The key is that of this answer: scored anew with other settings, it is another."""
     header, first, *_ = cells_of(written)
     written.write_text(f"{','.join(header)}\n{first[0]},,,TRUE,,\n")
-    (labelled, *_) = with_labels(rows_of(records()), [written])
-    assert labelled.content["correct"] == "TRUE"
+    first_row, *_ = labelled(records(), written)
+    assert first_row.content["correct"] == "TRUE"
     for changed in ({"digest": "other"}, {"row": 2}):
         others = [records()[0] | changed, *records()[1:]]
         with pytest.raises(ValueError, match=r"row 1.*key"):
-            with_labels(rows_of(others), [written])
+            labelled(others, written)

@@ -19,17 +19,17 @@ from simulate_guarantee import (
     search_line,
 )
 
-from lm_polygraph_asmi.analysis import clusters
-from lm_polygraph_asmi.analysis.clusters import SEED
-from lm_polygraph_asmi.decisions import risk_control, risk_threshold
-from lm_polygraph_asmi.decisions.risk_control import (
+from lm_polygraph_asmi.analysis import clusters, risk_control, wilson_interval
+from lm_polygraph_asmi.analysis.risk_control import (
     BETS,
     choosing_rows,
     ordered_threshold,
     p_value,
     ranks_to_test,
+    seed_of,
     thinned_rows,
 )
+from lm_polygraph_asmi.decisions import risk_threshold
 from tests.analysis.simulation import keys, monte_carlo_error
 
 
@@ -48,8 +48,8 @@ def loops(accepted, wrong, codes, risk, largest):
     """The bet as it is told: a gambler for every stake, cluster after cluster."""
     names = sorted(set(codes))
     purses, most = [1.0] * len(BETS), 1.0
-    for place in np.random.default_rng(SEED).permutation(len(names)):
-        rows = [i for i, name in enumerate(codes) if name == names[place]]
+    for each in names:
+        rows = [i for i, name in enumerate(codes) if name == each]
         excess = sum(wrong[i] - risk for i in rows if accepted[i])
         for number, bet in enumerate(BETS):
             purses[number] *= 1 - bet * excess / ((1 - risk) * largest)
@@ -133,9 +133,12 @@ def test_sequence_is_that_of_plain_loops(n, size, unlabelled):
         codes = np.unique(names, return_inverse=True)[1]
         bets = size > 2 and n > 250  # so many answers would remain, one a cluster
         share = 0.2 if bets and not unlabelled else 0.0
-        choosing = choosing_rows(codes, SEED, share)
+        order, seed = np.lexsort((score, codes)), seed_of(score)  # of a cluster, by score
+        score, wrong, codes = score[order], wrong[order], codes[order]
+        codes = np.random.default_rng(seed).permutation(n)[codes]
+        choosing = choosing_rows(codes, seed, share) if share else np.zeros(n * size, bool)
         assert choosing.sum() == share * n * size
-        rows = ~choosing if bets else thinned_rows(codes, size)
+        rows = ~choosing if bets else thinned_rows(codes, size, seed)
         own, most = np.unique(codes[rows], return_inverse=True)[1], size if bets else 1
         assert found.tested == len(set(own)) == (1 - share) * n
         parts = [(1.0, 0.3)] if n <= risk_control.FEW else [(0.7, 0.3), (0.3, 3.5 / n**0.5)]
@@ -276,9 +279,44 @@ def test_every_answer_has_the_same_chance_to_be_kept(largest):
     pair = chance * 2 * chance  # clusters are kept independently
     assert abs(together / draws - pair) < 5 * monte_carlo_error(pair, draws)
     with pytest.raises(ValueError, match=r"largest: expected at least 3, .* got 2\. Name the most"):
-        thinned_rows(codes, 2)
+        thinned_rows(codes, 2, 0)
     with pytest.raises(ValueError, match="largest: expected at least 3"):
         risk_threshold(np.arange(9), np.zeros(9), codes, 0.2, 0.9, largest=2)
+
+
+@pytest.mark.parametrize("size", [2, 8])
+def test_no_order_of_rows_decides_who_tests(size):
+    """Also where scores have ties, and where bets are placed one after the other."""
+    score, wrong, names = answers(0, 280, size)
+    score, rows = np.round(score, 1), np.random.default_rng(0).permutation(280 * size)
+    found = risk_threshold(score, wrong, names, 0.4, 0.8)
+    other = risk_threshold(score[rows], wrong[rows], np.array(names)[rows].tolist(), 0.4, 0.8)
+    assert found == other
+    assert found.threshold is not None
+
+
+def test_keys_that_sort_by_size_do_not_choose_who_tests(monkeypatch):
+    """Small clusters are always wrong, the scores say nothing, and the risk is just above .2.
+
+    With one seed over the numbers of clusters, hardly any small one tested: 24 % were violated."""
+    monkeypatch.setattr(clusters, "identity", cache(clusters.identity))
+    sets, violated = 400, 0
+    for seed in range(sets):
+        rng = np.random.default_rng(seed)
+        sizes = np.sort(rng.choice([1, 6], 112))
+        codes = np.repeat(np.arange(112), sizes)
+        wrong = rng.random(len(codes)) < np.where(sizes[codes] == 1, 1, 0.07)
+        names = [f"{code:03}" for code in codes]
+        rule = risk_threshold(rng.random(len(codes)), wrong, names, 0.2, 0.9)
+        violated += rule.threshold is not None
+    assert wilson_interval(violated, sets).low <= 0.1 < 10 * violated / sets
+    names = [f"{n:03}" for n, size in enumerate([1] * 60 + [6] * 60) for _ in range(size)]
+    rngs = map(np.random.default_rng, range(100))
+    tested = [
+        risk_threshold(rng.random(420), np.zeros(420), names, 0.2, 0.9).tested for rng in rngs
+    ]
+    assert abs(np.mean(tested) - 70) < 1.5  # all 60 large ones, and a sixth of the small ones
+    assert 2 < np.std(tested) < 4  # binomial: 2.9; of one seed, always the same ones
 
 
 def test_a_larger_cluster_named_beforehand_costs_labels():
@@ -296,9 +334,10 @@ def test_a_larger_cluster_named_beforehand_costs_labels():
 
 def test_a_share_that_chose_does_not_test():
     score, wrong, names = answers(0, 200, 1)
-    rows = choosing_rows(np.unique(names, return_inverse=True)[1], SEED, 0.2)
-    found = risk_threshold(score, wrong, names, 0.3, 0.9, share=0.2)
-    other = risk_threshold(score, np.where(rows, ~wrong, wrong), names, 0.3, 0.9, share=0.2)
+    rows = choosing_rows(np.unique(names, return_inverse=True)[1], 0, 0.2)
+    found = risk_threshold(score, wrong, names, 0.3, 0.9, rows)
+    other = risk_threshold(score, np.where(rows, ~wrong, wrong), names, 0.3, 0.9, rows)
+    assert found.share == 0.2
     assert found.threshold == other.threshold is not None
     assert found.base_rate != other.base_rate  # the labels did change
     rest = [name for name, row in zip(names, rows, strict=True) if not row]
@@ -364,7 +403,8 @@ def test_corners(size):
     score = np.random.default_rng(3).normal(size=n)
     right = risk_threshold(score, np.zeros(n), names, 0.1, 0.95)
     assert (right.coverage, right.error_rate) == (np.mean(score <= right.threshold), 0)
-    assert right.threshold == max(score[thinned_rows(np.unique(names, return_inverse=True)[1])])
+    of_all = (score, np.zeros(n), np.unique(names, return_inverse=True)[1]), np.zeros(n, bool)
+    assert right.threshold == max(risk_control.tests_of(*of_all, 0.1, 0.95, None, size).rows[0])
     assert (right.unavoidable, right.limits) == (0, "")
     wrong = risk_threshold(score, np.ones(n), names, 0.1, 0.95)
     assert (wrong.threshold, wrong.coverage, wrong.unavoidable) == (None, 0, 1)

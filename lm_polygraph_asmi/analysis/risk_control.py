@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lm_polygraph_asmi.analysis.clusters import SEED, binary, check_rows, cluster_codes, finite
+from lm_polygraph_asmi.analysis.clusters import binary, check_rows, cluster_codes, finite
 from lm_polygraph_asmi.validation import check_number
 
 # Coverage of the first threshold; with more than FEW labels, a second sequence, with a smaller part
@@ -24,7 +25,8 @@ from lm_polygraph_asmi.validation import check_number
 START, LOW_START = 0.3, 3.5
 FEW, LOW_PART = 300, 0.3
 # If so many answers remain, one a cluster, and clusters may have three or more, bets on all of them
-# accept more than the exact test; the second number is with `unlabelled` scores. By simulation.
+# accepted more than the exact test in simulations; the second number is with `unlabelled` scores.
+# That is no proof. The guarantee does not need one: sizes of clusters choose the test, not labels.
 BETTING_FROM = 250, 150
 CHOICE_SHARE = 0.2  # of the clusters: these choose thresholds for bets, and do not test
 # Stakes to average over, as shares of the largest stake that cannot lose everything.
@@ -96,7 +98,7 @@ def risk_threshold(
     clusters: Sequence[str],
     risk: float,
     confidence: float,
-    share: float = 0.0,
+    choosing: ArrayLike | None = None,
     unlabelled: ArrayLike | None = None,
     largest: int | None = None,
 ) -> RiskThreshold:
@@ -105,10 +107,12 @@ def risk_threshold(
     Assumes that clusters, one key a row, come from the distribution of the later ones, and that
     none of those has more answers than `largest`, by default the most of a cluster here. Of several
     answers a cluster, one of some clusters tests (`thinned_rows`); of very many answers, bets on
-    sums by cluster do (`BETTING_FROM`). Thresholds are (m,) scores of `unlabelled` answers, or for
-    bets of `CHOICE_SHARE` of the clusters, else of the answers that test: then the risk, as the
-    threshold rises, must pass `risk` once (page of the guarantee).
-    A `share` of the clusters, those of `choosing_rows`, chose the score: it does not test.
+    sums by cluster do (`BETTING_FROM`, which is by simulation). Thresholds are (m,) scores of
+    `unlabelled` answers, or for bets of `CHOICE_SHARE` of the clusters, else of the answers that
+    test: then the risk, as the threshold rises, must pass `risk` once (page of the guarantee).
+    Rows (n,) of whole clusters that are `choosing` chose the score: they do not test.
+
+    All draws are seeded by the scores (`seed_of`), so no order of rows or keys decides who tests.
 
     Example:
         >>> scores, wrong = [0.1] * 150 + [0.9] * 50, [0] * 150 + [1] * 50
@@ -127,7 +131,8 @@ def risk_threshold(
             "expected at least two clusters, got one: use answers on several passages (with one "
             f"answer each, at least {least_labels(risk, confidence)} at this risk and confidence)"
         )
-    tests = tests_of((score, errors, codes), risk, confidence, share, others, largest)
+    chosen = np.zeros(len(score), bool) if choosing is None else binary(choosing=choosing)
+    tests = tests_of((score, errors, codes), chosen, risk, confidence, others, largest)
     limits = [
         float(limit)
         for grid, level in tests.grids
@@ -154,9 +159,9 @@ class SequencesOfTests(NamedTuple):
 
 def tests_of(
     answers: tuple[np.ndarray, np.ndarray, np.ndarray],
+    choosing: np.ndarray,
     risk: float,
     confidence: float,
-    share: float,
     others: np.ndarray | None,
     largest: int,
 ) -> SequencesOfTests:
@@ -165,17 +170,32 @@ def tests_of(
     Labels do not change them, but for bets without `others`, where clusters choose the thresholds.
     """
     score, errors, codes = answers
+    order, seed = np.lexsort((errors, score, codes)), seed_of(score)
+    score, errors, codes, choosing = score[order], errors[order], codes[order], choosing[order]
+    total = int(codes.max()) + 1
+    codes = np.random.default_rng(seed).permutation(total)[codes]  # bets are placed in this order
     bets = largest > 2 and len(score) / largest >= BETTING_FROM[others is not None]
-    share = max(share, CHOICE_SHARE) if bets and others is None else share
-    choosing, alone = choosing_rows(codes, share=share), thinned_rows(codes, largest)
-    testing = ~choosing & (bets | np.isin(np.arange(len(codes)), alone))
+    if bets and others is None and not choosing.any():
+        choosing = choosing_rows(codes, seed)
+    alone = np.isin(np.arange(len(codes)), thinned_rows(codes, largest, seed))
+    testing = ~choosing & (bets | alone)
     rows, n = (score[testing], errors[testing], codes[testing]), len(set(codes[testing]))
     if bets and others is None:
         chosen = score[choosing], errors[choosing], codes[choosing]
         grids = [(_strongest_on(*chosen, risk, largest), 1 - confidence)]
     else:
         grids = _grids(rows[0] if others is None else others, n, risk, confidence)
-    return SequencesOfTests(grids, rows, largest if bets else 1, share)
+    return SequencesOfTests(grids, rows, largest if bets else 1, len(set(codes[choosing])) / total)
+
+
+def seed_of(*columns: ArrayLike) -> int:
+    """A seed from the values of columns (n,), in any order of rows.
+
+    With one fixed seed over the numbers of clusters, the same places would test in each sample: if
+    keys sort by size or topic, one kind of clusters would test too often, and always the same.
+    """
+    ordered = (np.sort(np.asarray(column, dtype=float) + 0.0) for column in columns)
+    return crc32(b"".join(column.tobytes() for column in ordered))
 
 
 def ordered_threshold(
@@ -220,7 +240,7 @@ def ordered_threshold(
     return rule, order[needed[order]]
 
 
-def thinned_rows(codes: np.ndarray, largest: int | None = None, seed: int = SEED) -> np.ndarray:
+def thinned_rows(codes: np.ndarray, largest: int | None, seed: int) -> np.ndarray:
     """Rows, at most one a cluster, drawn so that each has the same chance, 1 / `largest`.
 
     Of a cluster, one random row is taken with probability size / `largest`, by default the most of
@@ -228,8 +248,8 @@ def thinned_rows(codes: np.ndarray, largest: int | None = None, seed: int = SEED
     of wrong ones is that of all answers on average.
 
     Example:
-        >>> thinned_rows(np.array([0, 0, 0, 1, 1, 1, 2, 2, 2]), largest=3).tolist()  # one of each
-        [2, 4, 6]
+        >>> thinned_rows(np.array([0, 0, 0, 1, 1, 1, 2, 2, 2]), 3, seed=0).tolist()  # one of each
+        [1, 3, 6]
     """
     sizes = np.bincount(codes)
     if (largest := largest or sizes.max()) < sizes.max():
@@ -305,10 +325,10 @@ def least_wins(gains: np.ndarray, level: float) -> int:
     return 1 + bisect_left(range(1, 10**9), True, key=reached)
 
 
-def choosing_rows(codes: np.ndarray, seed: int = SEED, share: float = CHOICE_SHARE) -> np.ndarray:
+def choosing_rows(codes: np.ndarray, seed: int, share: float = CHOICE_SHARE) -> np.ndarray:
     """(n,) rows of the clusters, numbered from 0, that make choices and do not test."""
     order = np.random.default_rng(seed).permutation(codes.max() + 1)
-    return np.isin(codes, order[: max(1, round(share * len(order))) if share else 0])
+    return np.isin(codes, order[: max(1, round(share * len(order)))])
 
 
 def _strongest_on(
@@ -341,7 +361,8 @@ def p_value(
     Exact binomial if no cluster can have several answers. Otherwise a betting test (see `gate`):
     let Z be the sum of (wrong - risk) over a cluster's accepted answers, whose mean is at least 0
     under this hypothesis. Capital that bets a share on -Z, cluster by cluster, gives the p-value 1
-    / (its maximum). It averages over stakes, and the order of clusters is random.
+    / (its maximum). It averages over stakes. Clusters are taken by their number, which must be
+    drawn at random, as `tests_of` does.
 
     Example:
         >>> keep, errors = np.ones(30, bool), np.zeros(30, bool)
@@ -353,7 +374,6 @@ def p_value(
     if largest == 1:
         return float(bdtr((keep & errors).sum(), keep.sum(), risk)) if keep.any() else 1.0
     gains = _gains(keep, errors, codes, risk, largest)
-    gains = gains[:, np.random.default_rng(SEED).permutation(gains.shape[1])]
     log_capital = np.logaddexp.reduce(gains.cumsum(1), axis=0) - np.log(len(BETS))
     return float(np.exp(-max(0.0, log_capital.max())))
 

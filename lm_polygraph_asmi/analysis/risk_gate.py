@@ -1,0 +1,144 @@
+"""Do newly labelled answers support a risk guarantee, or contradict it?
+
+Every test is a bet: a share of the capital is staked on each cluster, so that under the hypothesis
+the capital does not grow on average. By Ville's inequality, the probability that it *ever* reaches
+1 / level is at most the level: one may look after every new cluster. The capital is that of this
+look, so the order of clusters does not matter; they must be added whole. Source: Waudby-Smith and
+Ramdas (2024), Estimating means of bounded random variables by betting.
+"""
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from lm_polygraph_asmi.analysis.clusters import binary
+from lm_polygraph_asmi.analysis.labelled import Labelled
+from lm_polygraph_asmi.analysis.risk_control import BETS, RiskThreshold, least_wins
+
+LEVEL = 0.05
+"""Level of `violated`."""
+SMALL_BETS = BETS**2
+"""Shares of the largest stake against a risk that is held: errors far above it are rare, so most
+stakes are small."""
+ENDS = 10_000
+"""Shares that an end of an interval may be, evenly spread from 0 to 1."""
+
+
+@dataclass(frozen=True)
+class RiskGate:
+    """What newly labelled answers say of a guarantee.
+
+    `holds`: they support it by themselves, at its confidence; `violated`: the error rate of
+    accepted answers is above the risk (level .05); else `inconclusive`.
+    """
+
+    outcome: str
+    guarantee: RiskThreshold
+    answers: int
+    clusters: int
+    left_out: int  # answers not counted, since a cluster has more than in the calibration
+    accepted: int
+    errors: int  # accepted answers that are wrong
+    low: float  # the error rate of accepted answers is at least this (level .05)
+    high: float  # and at most this (level 1 - confidence)
+    p_holds: float  # p-value of "the risk is exceeded"
+    p_violated: float  # of "the risk is held"
+    unlabelled: int = 0  # accepted answers without a label, which are not counted
+    share: float = 1.0  # of all decided answers, with or without a label, that is accepted
+    most: int = 1  # answers of a cluster, with or without a label
+
+    @property
+    def least_holds(self) -> int:
+        """How many accepted answers, all right, each a cluster of its own, would give `holds`."""
+        rule = self.guarantee
+        gains = BETS * rule.risk / ((1 - rule.risk) * rule.largest)
+        return least_wins(gains, 1 - rule.confidence)
+
+    def __str__(self) -> str:
+        found = f"none of {self.answers} answers was accepted"
+        if self.accepted:
+            found = (
+                f"{self.errors} of {self.accepted} accepted answers are wrong, "
+                f"{self.errors / self.accepted:.1%} [{self.low:.1%}, {self.high:.1%}]"
+            )
+        least = ""
+        if self.outcome == "inconclusive" and self.accepted < self.least_holds:
+            least = f" At least {self.least_holds} accepted answers are needed for holds."
+        if self.most > self.guarantee.largest:
+            least += (
+                f" A cluster has {self.most} answers, more than the {self.guarantee.largest} of "
+                f"the guarantee, which is void for them: {self.left_out} are left out."
+            )
+        accepts = f"Accepted: {self.share:.0%} of these answers"
+        if self.share == 1:
+            accepts = "These are accepted answers alone, so which share is accepted is unknown"
+        return (
+            f"{self.outcome}: {found} (guarantee: {self.guarantee.promise}).{least} {accepts}; "
+            f"{self.guarantee.coverage:.0%} of the calibration's."
+        )
+
+
+def risk_gate(guarantee: RiskThreshold, accepted: ArrayLike, answers: Labelled) -> RiskGate:
+    """Whether newly labelled answers, (n,) `accepted` or not, support a guarantee or contradict it.
+
+    The probability that any look gives `violated` is at most .05 if the risk is held, and that any
+    gives `holds` at most 1 - confidence if it is exceeded. A cluster has as many answers as the
+    largest of the calibration; its later rows are left out.
+
+    Example:
+        >>> guarantee = RiskThreshold(0.3, 0.8, 0.04, 0.1, 0.9, 0.2, 500, 500)
+        >>> new = Labelled(wrong=[0] * 50, clusters=range(50))
+        >>> gate = risk_gate(guarantee, [1] * 40 + [0] * 10, new)
+        >>> gate.outcome, gate.least_holds
+        ('holds', 35)
+    """
+    import pandas as pd
+
+    if guarantee.threshold is None:
+        limits = f"calibrate on more labels, or with a larger risk. {guarantee.limits}"
+        raise ValueError(f"expected a guarantee with a threshold, got none: {limits}")
+    answers.columns(accepted=accepted)  # raises unless there is one for each answer
+    earlier = pd.Series(answers.codes).groupby(answers.codes).cumcount().to_numpy()
+    rows = np.flatnonzero(earlier < guarantee.largest)
+    codes, kept = answers.codes[rows], binary(accepted=accepted)[rows]
+    errors, level = answers.wrong[rows] & kept, 1 - guarantee.confidence
+
+    def at_least(share: float) -> float:
+        """p-value of "this share of accepted answers is wrong, or more"; falls with the share."""
+        return _p_value(codes, errors - share * kept, (1 - share) * guarantee.largest, BETS)
+
+    def at_most(share: float) -> float:
+        """p-value of "this share of accepted answers is wrong, or less"; rises with the share."""
+        return _p_value(codes, share * kept - errors, share * guarantee.largest, SMALL_BETS)
+
+    p_holds, p_violated = at_least(guarantee.risk), at_most(guarantee.risk)
+    outcome = "violated" if p_violated <= LEVEL else "inconclusive"
+    if outcome != "violated" and p_holds <= level:
+        outcome = "holds"
+    # The ends of the interval: the outermost shares that a test does not reject.
+    ends = range(1, ENDS)
+    return RiskGate(
+        outcome=outcome,
+        guarantee=guarantee,
+        answers=len(rows),
+        clusters=answers.n_clusters,
+        left_out=len(answers) - len(rows),
+        accepted=int(kept.sum()),
+        errors=int(errors.sum()),
+        low=bisect_left(ends, True, key=lambda end: at_most(end / ENDS) > LEVEL) / ENDS,
+        high=(1 + bisect_left(ends, True, key=lambda end: at_least(end / ENDS) <= level)) / ENDS,
+        p_holds=p_holds,
+        p_violated=p_violated,
+    )
+
+
+def _p_value(codes: np.ndarray, excess: np.ndarray, worst: float, bets: np.ndarray) -> float:
+    """p-value of "the sum of `excess` (n,), at most `worst`, over a cluster has a mean >= 0".
+
+    `bets` (stakes,) are shares of the stake that a cluster of the worst answers would lose.
+    """
+    sums, times = np.unique(np.bincount(codes, excess), return_counts=True)
+    gains = np.log1p(-bets[:, None] / worst * sums) @ times
+    return float(np.exp(-max(0.0, np.logaddexp.reduce(gains) - np.log(len(bets)))))

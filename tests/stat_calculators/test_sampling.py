@@ -1,6 +1,7 @@
 """Sampled answers: as the host draws them, all of a question in one batch."""
 
 from copy import deepcopy
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from lm_polygraph.utils.model import WhiteboxModel
 from lm_polygraph_asmi.maths import example_seed
 from lm_polygraph_asmi.stat_calculators.sampling import SeededSamplingCalculator
 from tests.decoders import DECODERS
+from tests.registry import tiny_class
 from tests.rounding import allowed
 from tests.tiny_lm import tokenizer, whitebox
 
@@ -19,6 +21,9 @@ TEXTS = ["Who built the ferry? The answer is in the passage.", "Where do the blu
 STATISTICS = SamplingGenerationCalculator.meta_info()[0]
 TRIED = "llama", "gemma3-mixed", "gpt2", "gated hybrid", "indexed attention", "no cache"
 """One of each kind of positions and of caches; the last three run the prompt in the batch."""
+REFUSED = "MambaForCausalLM", "ProphetNetForCausalLM", "RwkvForCausalLM", "XLMWithLMHeadModel"
+"""Classes without heads to mask. All but the first answer otherwise in a batch of equal prompts, or
+after a part of the prompt."""
 
 
 def prompt_of(model, text):
@@ -27,7 +32,8 @@ def prompt_of(model, text):
 
 def around(name):
     tok = tokenizer()
-    decoder = DECODERS[name].make(vocab_size=len(tok))
+    make = partial(tiny_class, name) if name in REFUSED else DECODERS[name].make
+    decoder = make(vocab_size=len(tok))
     decoder.generation_config.pad_token_id = tok.pad_token_id
     return WhiteboxModel(decoder, tok, "tiny", "CausalLM", GenerationParameters(temperature=0.5))
 
@@ -56,7 +62,7 @@ def assert_same(drawn, expected):
             np.testing.assert_allclose(mine, other, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", TRIED)
+@pytest.mark.parametrize("name", [*TRIED, *REFUSED])
 def test_each_sample_is_the_one_the_host_draws_alone_from_its_seed(name):
     model = around(name)
     assert_same(draw(model, 4, 6, seed=3), host_draws(model, 4, 6, seed=3))

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import lm_polygraph
 import numpy as np
 import pytest
 from lm_polygraph.estimators import RAUQ, LexicalSimilarity, Perplexity
@@ -11,7 +12,6 @@ from lm_polygraph.stat_calculators import SamplingGenerationCalculator
 from lm_polygraph.ue_metrics import PredictionRejectionArea
 from lm_polygraph.utils.builder_enviroment_stat_calculator import BuilderEnvironmentStatCalculator
 from lm_polygraph.utils.dataset import Dataset
-from lm_polygraph.utils.estimate_uncertainty import estimate_uncertainty as host_estimate
 from lm_polygraph.utils.generation_parameters import GenerationParameters
 from lm_polygraph.utils.manager import UEManager
 
@@ -83,26 +83,24 @@ def test_one_answer_is_scored_as_by_a_manager_and_by_score(model, kind, monkeypa
         }  # fmt: skip
 
 
-def test_one_answer_by_the_hosts_estimators():
+def test_one_answer_by_the_hosts_estimators(monkeypatch):
     """As the host's own function, which fails on models without attention maps."""
     short = GenerationParameters(max_new_tokens=5)
     model, without = whitebox(), unmaskable("heads")
     model.generation_parameters = without.generation_parameters = short
     for estimator in (Perplexity(), RAUQ()):
-        expected = host_estimate(model, estimator, TEXTS[0])
+        expected = lm_polygraph.estimate_uncertainty(model, estimator, TEXTS[0])
         assert estimate_uncertainty(model, estimator, TEXTS[0]) == expected
     for estimator in (Perplexity(), LexicalSimilarity("rougeL")):
         assert np.isfinite(estimate_uncertainty(without, estimator, TEXTS[0]).uncertainty)
     with pytest.raises(TypeError, match="has no attention heads"):
         estimate_uncertainty(without, SemASMI(), TEXTS[0])
-    other = SimpleNamespace(model_type="Blackbox")
+    other = SimpleNamespace(model_type="Blackbox", generation_parameters=short)
     with pytest.raises(TypeError, match=r"expected a WhiteboxModel .* type Blackbox"):
         estimate_uncertainty(other, SemASMI(), TEXTS[0])
-    with pytest.MonkeyPatch.context() as patch:
-        module = "lm_polygraph_asmi.stat_calculators.registration.host_estimate"
-        patch.setattr(module, lambda *given: given)
-        given = (other, Perplexity(), TEXTS[0], "picture.png")
-        assert estimate_uncertainty(*given) == given
+    monkeypatch.setattr(lm_polygraph, "estimate_uncertainty", lambda *given: given)
+    given = (other, Perplexity(), TEXTS[0], "picture.png")
+    assert estimate_uncertainty(*given) == given
 
 
 def test_without_adapt_asmi_no_sample_is_drawn(model, monkeypatch):
@@ -115,7 +113,7 @@ def test_without_adapt_asmi_no_sample_is_drawn(model, monkeypatch):
 
 def test_a_manager_without_our_calculators_names_what_to_pass(model):
     with pytest.raises(Exception, match=r"stat calculator for: asmi \(") as error:
-        host_estimate(model, ASMI(), TEXTS[0])
+        lm_polygraph.estimate_uncertainty(model, ASMI(), TEXTS[0])
     advice = "available_stat_calculators=lm_polygraph_asmi.available_stat_calculators(estimators)"
     assert advice in str(error.value)
     assert "package lm_polygraph_asmi: call its estimate_uncertainty" in str(error.value)
@@ -161,9 +159,7 @@ def test_settings_that_the_helper_cannot_give_all_estimators():
         asked = {c.name: c.cfg.attention for c in found if "attention" in c.cfg}
         names = "MaskedHeadsCalculator", "ResponseDiversityCalculator"
         assert asked == dict.fromkeys(names, "eager")
-    for estimator, given, wanted in (
-        (RAUQ(), None, True), (RAUQ(), False, False), (ASMI(), None, False), (ASMI(), True, True),
-    ):  # fmt: skip
-        found = available_stat_calculators([estimator], given)
+    for estimator, wanted in ((RAUQ(), True), (ASMI(), False)):  # maps of attention
+        found = available_stat_calculators([estimator])
         (greedy,) = [c.cfg for c in found if c.name == "GreedyProbsCalculator"]
         assert greedy.output_attentions == wanted

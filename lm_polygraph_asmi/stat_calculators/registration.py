@@ -1,39 +1,28 @@
 """Estimators of this plugin outside of a benchmark: one answer, or a `UEManager` built by hand."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import lm_polygraph
 from lm_polygraph.defaults.register_default_stat_calculators import (
     register_default_stat_calculators,
 )
 from lm_polygraph.estimators import Estimator
 from lm_polygraph.stat_calculators import SamplingGenerationCalculator
 from lm_polygraph.utils.builder_enviroment_stat_calculator import BuilderEnvironmentStatCalculator
-from lm_polygraph.utils.dataset import Dataset
 from lm_polygraph.utils.estimate_uncertainty import UncertaintyOutput
-from lm_polygraph.utils.estimate_uncertainty import estimate_uncertainty as host_estimate
 from lm_polygraph.utils.factory_stat_calculator import StatCalculatorContainer
-from lm_polygraph.utils.manager import UEManager
-from lm_polygraph.utils.model import Model, WhiteboxModel
+from lm_polygraph.utils.model import Model
 from omegaconf import OmegaConf
 
 from lm_polygraph_asmi.config import ASMIConfig
 from lm_polygraph_asmi.estimators.base import MaskedHeadsEstimator
 from lm_polygraph_asmi.host.configs import CALCULATOR_OPTIONS
-from lm_polygraph_asmi.host.model import maskable_model
 from lm_polygraph_asmi.results.names import DIVERSITY, MASKED_HEADS
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from PIL.Image import Image
 
 
 def estimate_uncertainty(
-    model: Model,
-    estimator: Estimator,
-    input_text: str,
-    input_image: "str | Path | Image | None" = None,
+    model: Model, estimator: Estimator, input_text: str, input_image: Any = None
 ) -> UncertaintyOutput:
     """LM-Polygraph's function of this name, which knows the estimators of this plugin as well.
 
@@ -44,7 +33,7 @@ def estimate_uncertainty(
         model: the estimators of this plugin need a `WhiteboxModel` of type CausalLM.
         estimator: one of this plugin, or of LM-Polygraph.
         input_text: the prompt; with `model.instruct`, the user's message.
-        input_image: for LM-Polygraph's estimators and its models that take images.
+        input_image: for LM-Polygraph's models that take images, as there.
 
     Returns:
         LM-Polygraph's output. `uncertainty` is in nats for the estimators of this plugin; higher =
@@ -59,17 +48,16 @@ def estimate_uncertainty(
         >>> from lm_polygraph_asmi.host.loading import load_named
         >>> from lm_polygraph.utils.generation_parameters import GenerationParameters
         >>> short = GenerationParameters(max_new_tokens=4)
-        >>> model = WhiteboxModel(*load_named("smollm2"), generation_parameters=short)
+        >>> model = lm_polygraph.WhiteboxModel(*load_named("smollm2"), generation_parameters=short)
         >>> output = estimate_uncertainty(model, SemASMI(), "Who built the ferry?")
         >>> print(output.estimator, output.uncertainty > 0)
         Sem-ASMI (60%, K=64) True
     """
-    if isinstance(estimator, MaskedHeadsEstimator):
-        maskable_model(model, estimator.config.structure)
-    if not isinstance(model, WhiteboxModel):
-        return host_estimate(model, estimator, input_text, input_image)
-    manager = UEManager(
-        Dataset([input_text], [""], 1), model, [estimator],
+    ours = isinstance(estimator, MaskedHeadsEstimator)
+    if not (ours or isinstance(model, lm_polygraph.WhiteboxModel)):
+        return lm_polygraph.estimate_uncertainty(model, estimator, input_text, input_image)
+    manager = lm_polygraph.UEManager(
+        lm_polygraph.Dataset([input_text], [""], 1), model, [estimator],
         BuilderEnvironmentStatCalculator(model), available_stat_calculators([estimator]),
         [], [], [], ignore_exceptions=False, verbose=False,
         max_new_tokens=model.generation_parameters.max_new_tokens,
@@ -86,17 +74,14 @@ def estimate_uncertainty(
 
 
 def available_stat_calculators(
-    estimators: Sequence[Estimator],
-    output_attentions: bool | None = None,
-    **options: Any,
+    estimators: Sequence[Estimator], **options: Any
 ) -> list[StatCalculatorContainer]:
     """Value of `UEManager(available_stat_calculators=...)` for a list of estimators.
 
     Args:
         estimators: those of the manager, from LM-Polygraph and this plugin. Depths and settings of
-            ASMI are read from them.
-        output_attentions: whether greedy decoding returns attention maps, for which the model needs
-            eager attention; None: if an estimator reads them, as RAUQ does.
+            ASMI are read from them. One that reads attention maps, as RAUQ does, needs a model
+            with eager attention.
         **options: `attention`, `memory_budget`, and `host.configs.CALCULATOR_OPTIONS`.
 
     Raises:
@@ -157,10 +142,9 @@ def available_stat_calculators(
         }),
         stats=[*SamplingGenerationCalculator.meta_info()[0], "seconds_samples"],
     )  # fmt: skip
-    if output_attentions is None:
-        output_attentions = any("attention_all" in e.stats_dependencies for e in estimators)
+    maps = any("attention_all" in estimator.stats_dependencies for estimator in estimators)
     return [
-        *register_default_stat_calculators("Whitebox", output_attentions=output_attentions),
+        *register_default_stat_calculators("Whitebox", output_attentions=maps),
         masked_heads,
         diversity,
         sampling,

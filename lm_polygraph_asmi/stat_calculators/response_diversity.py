@@ -87,6 +87,5 @@ def load_stat_calculator(
     config: Mapping[str, Any], environment: Any
 ) -> ResponseDiversityCalculator:
     """Builder named in a config's `stat_calculators` entry; checks the model at once."""
-    calculator = ResponseDiversityCalculator(**config)
-    maskable_model(environment.model, calculator.structure)
-    return calculator
+    maskable_model(environment.model, config.get("structure"))
+    return ResponseDiversityCalculator(**config)

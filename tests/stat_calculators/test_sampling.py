@@ -9,6 +9,7 @@ import torch
 from lm_polygraph.stat_calculators import SamplingGenerationCalculator
 from lm_polygraph.utils.generation_parameters import GenerationParameters
 from lm_polygraph.utils.model import WhiteboxModel
+from transformers import T5Config, T5ForConditionalGeneration
 
 from lm_polygraph_asmi.maths import example_seed
 from lm_polygraph_asmi.stat_calculators.sampling import SeededSamplingCalculator
@@ -68,6 +69,19 @@ def test_each_sample_is_the_one_the_host_draws_alone_from_its_seed(name):
     assert_same(draw(model, 4, 6, seed=3), host_draws(model, 4, 6, seed=3))
     assert len(prompt_of(model, "")) == 1  # no token but the first one's is kept
     assert_same(draw(model, 2, 4, [""]), host_draws(model, 2, 4, text=""))
+
+
+def test_an_encoder_decoder_draws_from_one_stream_of_the_prompt():
+    tok = tokenizer()
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+    model = T5ForConditionalGeneration(T5Config(len(tok), decoder_start_token_id=0, **sizes))
+    host = WhiteboxModel(model.eval(), tok, "tiny", "Seq2SeqLM", GenerationParameters())
+    state = torch.get_rng_state()
+    ours = draw(host, 3, 5)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(example_seed(0, [*prompt_of(host, TEXTS[0]), 0]))
+    expected = SamplingGenerationCalculator(3)({}, TEXTS[:1], host, 5)
+    assert_same(ours, {name: rows[0] for name, rows in expected.items()})
 
 
 @pytest.mark.parametrize(

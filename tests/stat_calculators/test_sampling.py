@@ -73,8 +73,8 @@ def test_each_sample_is_the_one_the_host_draws_alone_from_its_seed(name):
 
 def test_an_encoder_decoder_draws_from_one_stream_of_the_prompt():
     tok = tokenizer()
-    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
-    model = T5ForConditionalGeneration(T5Config(len(tok), decoder_start_token_id=0, **sizes))
+    sizes = {"vocab_size": len(tok), "d_model": 32, "d_kv": 8, "num_layers": 2, "num_heads": 4}
+    model = T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0))
     host = WhiteboxModel(model.eval(), tok, "tiny", "Seq2SeqLM", GenerationParameters())
     state = torch.get_rng_state()
     ours = draw(host, 3, 5)

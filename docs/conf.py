@@ -165,6 +165,7 @@ def public(module: str) -> list[str]:
 
 TOP_LEVEL = (
     "ASMIConfig", "score", "score_file", "decide", "available_stat_calculators",
+    "estimate_uncertainty",
 )  # fmt: skip
 """Names with their page under the package, not under the subpackage that defines them."""
 

@@ -18,6 +18,6 @@ __getattr__, __dir__, __all__ = attach(__name__, {
     "scoring.result": "Score",
     "scoring.scorer": "Scorer score",
     "scoring.output": "score_file",
-    "stat_calculators.registration": "available_stat_calculators",
+    "stat_calculators.registration": "available_stat_calculators estimate_uncertainty",
 })  # fmt: skip
 __all__ += ["__version__"]

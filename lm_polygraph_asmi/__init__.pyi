@@ -11,5 +11,6 @@ from .scoring.scorer import Scorer as Scorer
 from .scoring.scorer import score as score
 from .scoring.tables import score_file as score_file
 from .stat_calculators.registration import available_stat_calculators as available_stat_calculators
+from .stat_calculators.registration import estimate_uncertainty as estimate_uncertainty
 
 __version__: str

@@ -1,4 +1,5 @@
-"""Recompute the numbers of "Measured again" that README and the page of results state.
+"""Recompute the numbers of "Measured again" that README and the page of results state, and the
+hours that the page of costs estimates from measured parts (docs/results/parts.csv).
 
     python scripts/claims.py            # some minutes: the probes are fitted anew
     python scripts/claims.py --quick    # only what needs no fitted model
@@ -23,8 +24,10 @@ from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import QuantileTransformer
 
+from lm_polygraph_asmi.runs.compose import compose_run
+
 ROOT = Path(__file__).parents[1]
-FRESH = ROOT / "docs/evidence/fresh"
+FRESH, PARTS = ROOT / "docs/evidence/fresh", ROOT / "docs/results/parts.csv"
 SEED, RESAMPLES, REPEATS, FOLDS, COMPONENTS, FEWEST = 20261125, 10_000, 10, 5, 32, 100
 SETTINGS = (
     "smollm2/babi", "gemma/babi", "qwen05/babi", "qwen15/babi",
@@ -57,10 +60,33 @@ CLAIMS = {
         "is {P1 BabiQA} on BabiQA and {P1 SQuAD} on SQuAD, where Qwen 0.5B has {P1 Qwen, value}.",
         "Without Gemma, whose simple scores rank errors in reverse, P1 is {P1 without Gemma}.",
     ],
+    "docs/results/costs.md": [
+        "and {rest} for the baselines and",
+        "| `asmi_coqa` | {asmi_coqa} | 7,983 | {asmi_coqa, hours} |",
+        "`asmi_triviaqa` | {asmi_squad} | 5,000 | {asmi_squad, hours} |",
+        "| `asmi_babiqa` | {asmi_babiqa} | 1,000 | {asmi_babiqa, hours} |",
+        "| `asmi_depth_sweep` | {asmi_depth_sweep} | 7,983 | {asmi_depth_sweep, hours} |",
+        "| `asmi_squad_seed1` | {asmi_squad_seed1} | 5,000 | {asmi_squad_seed1, hours} |",
+        "| `asmi_only` | {asmi_only} | 7,983 | {asmi_only, hours} |",
+        "| `asmi_triviaqa_k256` | {asmi_triviaqa_k256} | 5,000 | {asmi_triviaqa_k256, hours} |",
+        "| `asmi_stability` | {asmi_stability} | 5 × 500 | {asmi_stability, hours} |",
+        "| `asmi_heads` | {asmi_heads} | 500 | {asmi_heads, hours} |",
+        "| `asmi_grid` | | 75,932 | {asmi_grid, hours} |",
+    ],
 }
 """Page -> its sentences, with the names of what is recomputed in braces."""
-SECTIONS = {"README.md": "## What is known", "docs/results/summary.md": "## Measured again"}
+SECTIONS = {
+    "README.md": "## What is known",
+    "docs/results/summary.md": "## Measured again",
+    "docs/results/costs.md": "## Hours, estimated",
+}
 """Sections whose every AUROC is a claim."""
+COSTED = {
+    "asmi_coqa": 7_983, "asmi_squad": 5_000, "asmi_babiqa": 1_000, "asmi_triviaqa": 5_000,
+    "asmi_depth_sweep": 7_983, "asmi_squad_seed1": 5_000, "asmi_only": 7_983,
+    "asmi_triviaqa_k256": 5_000, "asmi_stability": 5 * 500, "asmi_heads": 500,
+}  # fmt: skip
+"""Config -> rows that it scores, over all of its seeds."""
 NUMBER = r"[-+]?(?:\d*\.)?\d+"
 VALUE = rf"((?:< )?{NUMBER}(?: (?:→|or) {NUMBER}| \[{NUMBER}, {NUMBER}\])?|holds(?:, fails)?|fails)"
 """What a page states in place of a name in braces."""
@@ -320,6 +346,26 @@ def raw_claims(all_rows: list[Rows]) -> dict[str, str]:
     return texts
 
 
+def cost_claims() -> dict[str, str]:
+    """Seconds a row and hours of the shipped configs, estimated: the sum of measured parts."""
+    greedy, samples, unmasked, masked, row = pd.read_csv(PARTS)["seconds"]
+    rest = row - 11 * 20 * greedy / 6 - masked  # all 17 baselines, and the quality metric
+    texts, total = {"rest": f"{rest:.1f}"}, 0.0
+    for name, rows in COSTED.items():
+        answers = {"asmi_stability": ["answers=RUN"], "asmi_heads": ["asmi.answers=RUN"]}
+        config = compose_run(name, overrides=answers.get(name, []))
+        estimators, asmi = [entry.name for entry in config.estimators], config.asmi
+        each = (masked - unmasked) * (asmi.num_masks or 40) / 40
+        seconds = unmasked + each * len(asmi.depths)
+        seconds += 0 if asmi.answers else greedy / 6 * config.max_new_tokens
+        if any("adapt" in estimator for estimator in estimators):
+            seconds += samples / 6 * config.max_new_tokens
+        seconds += 0 if all("asmi" in estimator for estimator in estimators) else rest
+        texts |= {name: f"{seconds:.1f}", f"{name}, hours": f"{seconds * rows / 3600:.1f}"}
+        total += seconds * rows / 3600 if name in list(COSTED)[:4] else 0
+    return texts | {"asmi_grid, hours": f"{7 * total:.0f}"}  # three models take twice as long
+
+
 def fitted_claims(all_rows: list[Rows]) -> dict[str, str]:
     """P1, P2 and P3c."""
     texts, p1, p2, hindsight, turned = dict[str, str](), [], [], [], []
@@ -400,7 +446,7 @@ def stated(page: str) -> list[tuple[str, str]]:
 def main(quick: bool, check: bool) -> None:
     claims = [(page, *claim) for page in CLAIMS for claim in stated(page)]
     rows = read_rows()
-    texts = raw_claims(rows) | ({} if quick else fitted_claims(rows))
+    texts = raw_claims(rows) | cost_claims() | ({} if quick else fitted_claims(rows))
     lines = [(*claim, texts[claim[1]]) for claim in claims if claim[1] in texts]
     differs = [line for line in lines if line[2] != line[3]]
     shown = pd.DataFrame(differs if check else lines, columns=["page", "claim", "page's", "rows"])

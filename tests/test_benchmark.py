@@ -250,6 +250,20 @@ def test_all_baselines_all_depths_and_alignscore_in_one_run(tiny, stand_ins, tmp
     assert manifest["peak_memory_bytes"]["main"] > 1e8
 
 
+@pytest.mark.usefixtures("here")
+def test_baselines_alone_run_on_a_model_without_heads(stand_ins, tmp_path):
+    model = tiny_lm.unmaskable("heads")
+    for part in (model.model, model.tokenizer):
+        part.save_pretrained(tmp_path / "mamba")
+    source = hub_dataset("asmi_squad", tmp_path)
+    overrides = tiny_run(tmp_path / "mamba", stand_ins, source, tmp_path)
+    overrides += ["estimators=asmi_side_models", "data.sample=2"]
+    polygraph_eval_here("--config-name", "asmi_squad", *overrides)
+    run = load_run(tmp_path / "run")
+    assert run.scores.shape == (2, 5)
+    assert np.isfinite(run.scores.to_numpy()).all()
+
+
 @pytest.mark.slow
 def test_stability_of_seeds_on_fixed_answers(answers, tiny, stand_ins, tmp_path):
     overrides = tiny_run(tiny, stand_ins, hub_dataset("asmi_coqa", tmp_path), tmp_path)

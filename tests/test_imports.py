@@ -173,7 +173,8 @@ def test_scoring_leaves_the_host_alone():
 def test_public_names():
     assert set(lm_polygraph_asmi.__all__) == {
         "ASMI", "ASMIConfig", "AdaptASMI", "Calibration", "Decider", "Decision", "Score", "Scorer",
-        "SemASMI", "__version__", "available_stat_calculators", "decide", "score", "score_file",
+        "SemASMI", "__version__", "available_stat_calculators", "decide", "estimate_uncertainty",
+        "score", "score_file",
     }  # fmt: skip
     stub = ast.parse((ROOT / "__init__.pyi").read_text())
     typed = {n.names[0].name: n.module for n in stub.body if isinstance(n, ast.ImportFrom)}

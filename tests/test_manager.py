@@ -1,22 +1,31 @@
 """The estimators inside LM-Polygraph's own manager, on a tiny random model."""
 
+from types import SimpleNamespace
 from unittest.mock import Mock
 
+import lm_polygraph
 import numpy as np
 import pytest
-from lm_polygraph.defaults import register_default_stat_calculators as defaults
-from lm_polygraph.estimators import RAUQ, Perplexity
+from lm_polygraph.estimators import RAUQ, LexicalSimilarity, Perplexity
 from lm_polygraph.generation_metrics import RougeMetric
 from lm_polygraph.stat_calculators import SamplingGenerationCalculator
 from lm_polygraph.ue_metrics import PredictionRejectionArea
 from lm_polygraph.utils.builder_enviroment_stat_calculator import BuilderEnvironmentStatCalculator
 from lm_polygraph.utils.dataset import Dataset
+from lm_polygraph.utils.generation_parameters import GenerationParameters
 from lm_polygraph.utils.manager import UEManager
 
-from lm_polygraph_asmi import ASMI, AdaptASMI, SemASMI, available_stat_calculators
+from lm_polygraph_asmi import (
+    ASMI,
+    AdaptASMI,
+    SemASMI,
+    available_stat_calculators,
+    estimate_uncertainty,
+    score,
+)
 from lm_polygraph_asmi.estimators.base import at_depth
 from lm_polygraph_asmi.results.names import MASKED_HEADS, SAVED, SECONDS
-from tests.tiny_lm import whitebox
+from tests.tiny_lm import unmaskable, whitebox
 
 TEXTS = ["Who built the ferry?", "Where do the blue kites start?"]
 TARGETS = ["Brask", "the answer"]
@@ -47,9 +56,51 @@ def test_scores_are_means_of_the_saved_tokens(model):
             for own, alpha in zip(at_depth(run.stats, 0.6), alphas, strict=True)
         ]
         np.testing.assert_allclose(run.estimations["sequence", f"{variant} (60%, K=64)"], expected)
-    # The host's own calculators, which these are, do not time themselves.
-    assert set(SAVED) - set(run.stats) == set(SECONDS)
-    assert all(len(run.stats[name]) == 2 for name in set(SAVED) - set(SECONDS))
+    untimed = set(SECONDS) - {"seconds_samples"}  # of the host's own calculators
+    assert set(SAVED) - set(run.stats) == untimed
+    assert all(len(run.stats[name]) == 2 for name in set(SAVED) - untimed)
+
+
+@pytest.mark.parametrize("kind", [ASMI, SemASMI, AdaptASMI])
+def test_one_answer_is_scored_as_by_a_manager_and_by_score(model, kind, monkeypatch):
+    settings = {"num_masks": 7, "mask_rate": 0.2, "scope": "response"}
+    estimator = kind(num_samples=4, closing_token=False, **settings)
+    run = manager(model, [estimator], save_stats=["greedy_tokens", "sample_tokens"])
+    run()
+    monkeypatch.setattr(model.generation_parameters, "max_new_tokens", 5)
+    for row, text in enumerate(TEXTS):
+        found = estimate_uncertainty(model, estimator, text)
+        assert found.uncertainty == run.estimations["sequence", str(estimator)][row] > 0
+        samples = run.stats["sample_tokens"][row] if kind is AdaptASMI else None
+        assert samples is None or len(samples) == 4
+        answer, text_of = (run.stats[name][row] for name in ("greedy_tokens", "greedy_texts"))
+        named = {"samples": samples, "method": estimator.method, "closing_token": False}
+        expected = score(model, text, answer, max_new_tokens=5, **named, **settings)
+        assert found.uncertainty == pytest.approx(expected.score)
+        assert vars(found) == {
+            "uncertainty": found.uncertainty, "input_text": text, "generation_text": text_of,
+            "generation_tokens": answer[:-1], "model_path": "tiny", "estimator": str(estimator),
+        }  # fmt: skip
+
+
+def test_one_answer_by_the_hosts_estimators(monkeypatch):
+    """As the host's own function, which fails on models without attention maps."""
+    short = GenerationParameters(max_new_tokens=5)
+    model, without = whitebox(), unmaskable("heads")
+    model.generation_parameters = without.generation_parameters = short
+    for estimator in (Perplexity(), RAUQ()):
+        expected = lm_polygraph.estimate_uncertainty(model, estimator, TEXTS[0])
+        assert estimate_uncertainty(model, estimator, TEXTS[0]) == expected
+    for estimator in (Perplexity(), LexicalSimilarity("rougeL")):
+        assert np.isfinite(estimate_uncertainty(without, estimator, TEXTS[0]).uncertainty)
+    with pytest.raises(TypeError, match="has no attention heads"):
+        estimate_uncertainty(without, SemASMI(), TEXTS[0])
+    other = SimpleNamespace(model_type="Blackbox", generation_parameters=short)
+    with pytest.raises(TypeError, match=r"expected a WhiteboxModel .* type Blackbox"):
+        estimate_uncertainty(other, SemASMI(), TEXTS[0])
+    monkeypatch.setattr(lm_polygraph, "estimate_uncertainty", lambda *given: given)
+    given = (other, Perplexity(), TEXTS[0], "picture.png")
+    assert estimate_uncertainty(*given) == given
 
 
 def test_without_adapt_asmi_no_sample_is_drawn(model, monkeypatch):
@@ -62,9 +113,10 @@ def test_without_adapt_asmi_no_sample_is_drawn(model, monkeypatch):
 
 def test_a_manager_without_our_calculators_names_what_to_pass(model):
     with pytest.raises(Exception, match=r"stat calculator for: asmi \(") as error:
-        manager(model, [ASMI()], defaults.register_default_stat_calculators("Whitebox"))
+        lm_polygraph.estimate_uncertainty(model, ASMI(), TEXTS[0])
     advice = "available_stat_calculators=lm_polygraph_asmi.available_stat_calculators(estimators)"
     assert advice in str(error.value)
+    assert "package lm_polygraph_asmi: call its estimate_uncertainty" in str(error.value)
     names = ASMI().stats_dependencies
     assert names == ["asmi", "asmi_closing"]
     assert [str(name) for name in names] == names  # elsewhere they are plain names
@@ -98,9 +150,8 @@ def test_settings_that_the_helper_cannot_give_all_estimators():
     for option in ("depths", "num_masks", "stop"):  # Scores are the estimators' own.
         with pytest.raises(ValueError, match=f"got {option}. Depths and other settings of a score"):
             available_stat_calculators([ASMI()], **{option: 1})
-    # LM-Polygraph's own calculator draws ten, whatever an estimator says.
-    with pytest.raises(ValueError, match="expected num_samples=10"):
-        available_stat_calculators([AdaptASMI(num_samples=5)])
+    with pytest.raises(ValueError, match=r"expected one num_samples, got 5, 10: .*Use several"):
+        available_stat_calculators([AdaptASMI(num_samples=5), AdaptASMI(depth=0.9)])
     with pytest.raises(ValueError, match="attention and memory budget"):
         available_stat_calculators([SemASMI(attention="eager"), SemASMI(depth=0.9)])
     for own, option in (({"attention": "eager"}, {}), ({}, {"attention": "eager"})):
@@ -108,7 +159,7 @@ def test_settings_that_the_helper_cannot_give_all_estimators():
         asked = {c.name: c.cfg.attention for c in found if "attention" in c.cfg}
         names = "MaskedHeadsCalculator", "ResponseDiversityCalculator"
         assert asked == dict.fromkeys(names, "eager")
-    for wanted in (False, True):  # maps of attention
-        found = available_stat_calculators([RAUQ()], output_attentions=wanted)
+    for estimator, wanted in ((RAUQ(), True), (ASMI(), False)):  # maps of attention
+        found = available_stat_calculators([estimator])
         (greedy,) = [c.cfg for c in found if c.name == "GreedyProbsCalculator"]
         assert greedy.output_attentions == wanted

@@ -15,11 +15,14 @@ from hatchling.build import build_wheel
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from lm_polygraph.utils.factory_estimator import FactoryEstimator
+from lm_polygraph.utils.generation_parameters import GenerationParameters
+from lm_polygraph.utils.model import WhiteboxModel
 from omegaconf import OmegaConf
-from omegaconf.errors import InterpolationResolutionError
 
+from lm_polygraph_asmi import ASMI, AdaptASMI, SemASMI, estimate_uncertainty
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.host.configs import configs_path
+from lm_polygraph_asmi.host.loading import load_named
 from lm_polygraph_asmi.results.names import MASKED_HEADS, SAVED
 from lm_polygraph_asmi.results.runs import load_run
 from lm_polygraph_asmi.runs.compose import compose_run
@@ -28,9 +31,12 @@ from tests.pages import PAGES, blocks
 from tests.polygraph import SCRIPT, polygraph_eval_here, run_forked
 
 BASELINES = 17
-YAML = (str(block.parsed) for page in PAGES for block in blocks("yaml", page))
-(WHOLE,) = (yaml.safe_load(code) for code in YAML if "- asmi_base" in code)
-"""The config that a page tells users to write."""
+YAML = [str(block.parsed) for page in PAGES for block in blocks("yaml", page)]
+WHOLE, PLAIN = (
+    next(yaml.safe_load(code) for code in YAML if part in code)
+    for part in ("- asmi_base", "stat_calculators: [auto]")
+)
+"""The config that a page tells users to write, and one of LM-Polygraph."""
 COMPOSE = """
 from hydra import compose, initialize
 from omegaconf import OmegaConf
@@ -212,29 +218,36 @@ def test_asmi_is_added_to_a_users_lists(users_config, config, overrides, kept):
     assert list(composed_run.hydra.callbacks) == ["asmi"]
 
 
-def test_a_node_of_the_users_is_not_replaced_without_a_word(users_config):
-    _, configs, _, name = users_config(BY_GROUP | {"asmi": {"scope": "response"}})
-    with pytest.raises(InterpolationResolutionError, match=r"and type asmi\.scope=response"):
-        list(compose_run(name, configs, ["+add=asmi"]).estimators)
+@pytest.mark.parametrize(
+    ("name", "own", "said"),
+    [
+        ("mine_eval", {"asmi": {"scope": "response"}}, "a node asmi, .* as in asmi.depth=0.9"),
+        ("mine_eval", {"estimators": [{"name": f"{PREFIX}asmi"}]}, "ASMI already: leave out add"),
+        ("asmi_coqa", {}, "ASMI already: leave out add"),
+    ],
+)
+def test_asmi_is_not_added_twice(users_config, name, own, said):
+    _, configs, *_ = users_config(USERS_CONFIG | own)
+    with pytest.raises(SystemExit, match=f"^the config {name} has {said}.*$"):
+        list(compose_run(name, None if "coqa" in name else configs, ["+add=asmi"]).estimators)
 
 
 FEW = ["+add=asmi", "asmi.num_masks=6", "asmi.mask_rate=0.2", "asmi.num_samples=3"]
 ADDED = [f"{name} (60%, K=64, S=6, p=0.2)" for name in ("ASMI", "Sem-ASMI", "Adapt-ASMI")]
 SEM = ["Sem-ASMI (60%, K=64)", "Sem-ASMI (90%, K=64)"]
-OF_PAGE = ["hydra.run.dir=workdir/run", "max_new_tokens=4", "data.source=questions.csv"]
+SHORT = ["hydra.run.dir=workdir/run", "max_new_tokens=4"]
 
 
 @pytest.mark.parametrize(
     ("config", "overrides", "names"),
     [
-        pytest.param(BY_GROUP, FEW, [GROUPED[0], "LexicalSimilarity_rougeL", *ADDED], id="+add"),
-        pytest.param(WHOLE, OF_PAGE, [GROUPED[0], *SEM], id="page"),
+        pytest.param(PLAIN, FEW, [GROUPED[0], *ADDED], id="+add"),
+        pytest.param(WHOLE, ["data.source=questions.csv"], [GROUPED[0], *SEM], id="page"),
     ],
 )
 def test_a_users_own_config_in_a_run(elsewhere, tiny, users_config, config, overrides, names):
     """With all that report and calibration read, by one override or as a page writes it."""
-    own = [f"model.path={tiny}"] if overrides is OF_PAGE else []
-    polygraph_eval_here(*users_config(config), *overrides, *own)
+    polygraph_eval_here(*users_config(config), *overrides, *SHORT, f"model.path={tiny}")
     run = load_run(elsewhere / "workdir" / "run")
     assert list(run.scores) == names
     assert np.isfinite(run.scores.to_numpy()).all()
@@ -244,5 +257,19 @@ def test_a_users_own_config_in_a_run(elsewhere, tiny, users_config, config, over
     assert set(MASKED_HEADS) <= set(run.stats)
     assert run.manifest["status"] == "completed"
     assert run.manifest["seeds"]["masks"] == 0
-    assert [settings["depth"] for settings in run.settings()] == ([0.6, 0.9] if own else [0.6])
-    assert {settings["num_masks"] == 6 for settings in run.settings()} == {not own}
+    added = config is PLAIN
+    assert [used["depth"] for used in run.settings()] == ([0.6] if added else [0.6, 0.9])
+    assert {settings["num_masks"] == 6 for settings in run.settings()} == {added}
+    if added:
+        short = GenerationParameters(max_new_tokens=4)
+        model = WhiteboxModel(*load_named(str(tiny)), generation_parameters=short)
+        for name, kind in zip(ADDED, (ASMI, SemASMI, AdaptASMI), strict=True):
+            estimator = kind(num_masks=6, mask_rate=0.2, num_samples=3)
+            for text, expected in zip(run.stats["input_texts"], run.scores[name], strict=True):
+                found = estimate_uncertainty(model, estimator, text).uncertainty
+                assert found == pytest.approx(expected)
+
+
+def test_a_plain_config_of_the_page_runs_without_asmi(elsewhere, tiny, users_config):
+    polygraph_eval_here(*users_config(PLAIN), *SHORT, f"model.path={tiny}")
+    assert list(load_run(elsewhere / "workdir" / "run").scores) == GROUPED[:1]

@@ -22,7 +22,8 @@ def kept_entries(node: str, root: DictConfig) -> list[Any]:
         root: the run's config.
 
     Raises:
-        ValueError: not the config of a run, so that its name is unknown; or it has a node `asmi`.
+        ValueError: not the config of a run, so that its name is unknown.
+        SystemExit: it has ASMI already. OmegaConf would wrap an error into its own words.
     """
     hydra = root.get("hydra")
     if hydra is None:
@@ -42,9 +43,13 @@ def kept_entries(node: str, root: DictConfig) -> list[Any]:
     if GROUP not in keys.values():
         overrides.append(f"~{GROUP}")  # it is in the config's list of defaults
     kept = _composed(tuple(folders), str(hydra.job.config_name), tuple(overrides))
-    if own := kept.get("asmi"):
-        given = " ".join(f"asmi.{name}={value}" for name, value in own.items())
-        raise ValueError(f"add=asmi replaces your node asmi: leave it out, and type {given}")
+    ours = "lm_polygraph_asmi." in str(kept.get("estimators"))
+    if ours or "asmi" in kept:
+        has, do = ("ASMI already", "leave out add=asmi") if ours else (
+            "a node asmi, which add=asmi would replace",
+            "take it out, and give its values on the command line, as in asmi.depth=0.9",
+        )  # fmt: skip
+        raise SystemExit(f"the config {hydra.job.config_name} has {has}: {do}")
     return kept.get(node) or []
 
 

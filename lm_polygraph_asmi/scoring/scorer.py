@@ -110,7 +110,7 @@ class Scorer:
                 stops = model.generation_parameters.stop_strings or ()
                 self.config = self.config.replace(stop=stops)
             self._instruct = bool(getattr(model, "instruct", False))
-            model = causal_model(model, self.config.structure)
+            model = causal_model(model)
         self.model = plain_model(model)
         name_modules(self.model, self.config.structure)
         structure_of(self.model)  # raises if heads cannot be masked

@@ -11,7 +11,7 @@ from lm_polygraph.utils.model import Model
 
 from lm_polygraph_asmi.config import ASMIConfig, depth_key
 from lm_polygraph_asmi.estimators.base import require
-from lm_polygraph_asmi.host.model import causal_model, check_greedy, prompt_ids
+from lm_polygraph_asmi.host.model import check_greedy, maskable_model, prompt_ids
 from lm_polygraph_asmi.host.special_tokens import SpecialTokens
 from lm_polygraph_asmi.host.stopping import StopConditions
 from lm_polygraph_asmi.inputs import Prompt, texts_of
@@ -73,7 +73,7 @@ class MaskedHeadsCalculator(StatCalculator):
             FloatingPointError: logits that are no distribution, as `readout`.
         """
         self._name_control_tokens(texts, model)
-        transformer = causal_model(model, self.engine.config.structure)
+        transformer = maskable_model(model, self.engine.config.structure)
         stop_conditions = StopConditions.of(model)
         examples = []
         for row, (text, tokens) in enumerate(
@@ -133,7 +133,7 @@ def _token_texts(tokenizer: Any, example: Mapping[str, Any]) -> dict[int, str]:
 def load_stat_calculator(config: Mapping[str, Any], environment: Any) -> MaskedHeadsCalculator:
     """Builder named in a config's `stat_calculators` entry; checks the model at once."""
     calculator = MaskedHeadsCalculator(**config)
-    model = causal_model(environment.model, calculator.engine.config.structure)
+    model = maskable_model(environment.model, calculator.engine.config.structure)
     check_greedy(environment.model)
     with calculator.engine.session(model):  # raises for an attention that the model lacks
         unembedding(model)

@@ -1,13 +1,18 @@
-"""Calculators of LM-Polygraph and this plugin, for a `UEManager` built by hand."""
+"""Estimators of this plugin outside of a benchmark: one answer, or a `UEManager` built by hand."""
 
 from collections.abc import Sequence
 from typing import Any
 
+import lm_polygraph
 from lm_polygraph.defaults.register_default_stat_calculators import (
     register_default_stat_calculators,
 )
 from lm_polygraph.estimators import Estimator
+from lm_polygraph.stat_calculators import SamplingGenerationCalculator
+from lm_polygraph.utils.builder_enviroment_stat_calculator import BuilderEnvironmentStatCalculator
+from lm_polygraph.utils.estimate_uncertainty import UncertaintyOutput
 from lm_polygraph.utils.factory_stat_calculator import StatCalculatorContainer
+from lm_polygraph.utils.model import Model
 from omegaconf import OmegaConf
 
 from lm_polygraph_asmi.config import ASMIConfig
@@ -16,18 +21,67 @@ from lm_polygraph_asmi.host.configs import CALCULATOR_OPTIONS
 from lm_polygraph_asmi.results.names import DIVERSITY, MASKED_HEADS
 
 
+def estimate_uncertainty(
+    model: Model, estimator: Estimator, input_text: str, input_image: Any = None
+) -> UncertaintyOutput:
+    """LM-Polygraph's function of this name, which knows the estimators of this plugin as well.
+
+    The model answers greedily, as its `generation_parameters` say, and its answer is scored. The
+    score is that of a benchmark with the same parameters; samples depend on prompt and seed only.
+
+    Args:
+        model: the estimators of this plugin need a `WhiteboxModel` of type CausalLM.
+        estimator: one of this plugin, or of LM-Polygraph.
+        input_text: the prompt; with `model.instruct`, the user's message.
+        input_image: for LM-Polygraph's models that take images, as there.
+
+    Returns:
+        LM-Polygraph's output. `uncertainty` is in nats for the estimators of this plugin; higher =
+        more uncertain. `generation_tokens` are without the last one.
+
+    Raises:
+        TypeError: the heads of the model cannot be masked.
+        ValueError: the generation parameters sample the greedy answer.
+
+    Example:
+        >>> from lm_polygraph_asmi import SemASMI
+        >>> from lm_polygraph_asmi.host.loading import load_named
+        >>> from lm_polygraph.utils.generation_parameters import GenerationParameters
+        >>> short = GenerationParameters(max_new_tokens=4)
+        >>> model = lm_polygraph.WhiteboxModel(*load_named("smollm2"), generation_parameters=short)
+        >>> output = estimate_uncertainty(model, SemASMI(), "Who built the ferry?")
+        >>> print(output.estimator, output.uncertainty > 0)
+        Sem-ASMI (60%, K=64) True
+    """
+    ours = isinstance(estimator, MaskedHeadsEstimator)
+    if not (ours or isinstance(model, lm_polygraph.WhiteboxModel)):
+        return lm_polygraph.estimate_uncertainty(model, estimator, input_text, input_image)
+    manager = lm_polygraph.UEManager(
+        lm_polygraph.Dataset([input_text], [""], 1), model, [estimator],
+        BuilderEnvironmentStatCalculator(model), available_stat_calculators([estimator]),
+        [], [], [], ignore_exceptions=False, verbose=False,
+        max_new_tokens=model.generation_parameters.max_new_tokens,
+    )  # fmt: skip
+    manager()
+    return UncertaintyOutput(
+        manager.estimations[estimator.level, str(estimator)][0],
+        input_text,
+        manager.stats["greedy_texts"][0],
+        manager.stats["greedy_tokens"][0][:-1],
+        model.model_path,
+        str(estimator),
+    )
+
+
 def available_stat_calculators(
-    estimators: Sequence[Estimator],
-    output_attentions: bool = False,
-    **options: Any,
+    estimators: Sequence[Estimator], **options: Any
 ) -> list[StatCalculatorContainer]:
     """Value of `UEManager(available_stat_calculators=...)` for a list of estimators.
 
     Args:
         estimators: those of the manager, from LM-Polygraph and this plugin. Depths and settings of
-            ASMI are read from them.
-        output_attentions: whether greedy decoding returns attention maps; RAUQ needs them, and
-            eager attention.
+            ASMI are read from them. One that reads attention maps, as RAUQ does, needs a model
+            with eager attention.
         **options: `attention`, `memory_budget`, and `host.configs.CALCULATOR_OPTIONS`.
 
     Raises:
@@ -57,11 +111,10 @@ def available_stat_calculators(
             "seed, attention and memory budget. Use several managers"
         )
     samples = {config.num_samples for config in configs if config.method == "adapt"}
-    if samples - {ASMIConfig.num_samples}:
+    if len(samples) > 1:
         raise ValueError(
-            f"expected num_samples={ASMIConfig.num_samples}, as LM-Polygraph's calculator always "
-            f"draws, got {', '.join(map(str, sorted(samples)))}: leave it out, or register "
-            "stat_calculators/sampling.py by hand"
+            f"expected one num_samples, got {', '.join(map(str, sorted(samples)))}: the estimators "
+            "of one manager share the samples. Use several managers"
         )
     depths = sorted({config.depth for config in configs})
     arguments = configs[0].to_dict("masks", "machine") | options
@@ -75,12 +128,24 @@ def available_stat_calculators(
     diversity = StatCalculatorContainer(
         name="ResponseDiversityCalculator",
         builder="lm_polygraph_asmi.stat_calculators.response_diversity",
-        cfg=OmegaConf.create({"attention": arguments["attention"]}),
+        cfg=OmegaConf.create({name: arguments[name] for name in ("attention", "structure")}),
         stats=list(DIVERSITY),
         dependencies=["sample_tokens"],
     )
+    sampling = StatCalculatorContainer(
+        name="SamplingGenerationCalculator",
+        builder="lm_polygraph_asmi.stat_calculators.sampling",
+        cfg=OmegaConf.create({
+            "samples_n": min(samples, default=ASMIConfig.num_samples),
+            "seed": configs[0].seed,
+            "result_cache": options.get("result_cache"),
+        }),
+        stats=[*SamplingGenerationCalculator.meta_info()[0], "seconds_samples"],
+    )  # fmt: skip
+    maps = any("attention_all" in estimator.stats_dependencies for estimator in estimators)
     return [
-        *register_default_stat_calculators("Whitebox", output_attentions=output_attentions),
+        *register_default_stat_calculators("Whitebox", output_attentions=maps),
         masked_heads,
         diversity,
+        sampling,
     ]

@@ -9,7 +9,7 @@ from lm_polygraph.stat_calculators import StatCalculator
 from lm_polygraph.utils.model import Model
 
 from lm_polygraph_asmi.estimators.base import require
-from lm_polygraph_asmi.host.model import causal_model, prompt_ids
+from lm_polygraph_asmi.host.model import maskable_model, prompt_ids
 from lm_polygraph_asmi.host.stopping import StopConditions
 from lm_polygraph_asmi.results.names import DIVERSITY, DIVERSITY_AT
 from lm_polygraph_asmi.scoring.engine import diversity_of
@@ -26,11 +26,12 @@ class ResponseDiversityCalculator(StatCalculator):
 
     Args:
         attention: attention implementation; None keeps that of the model.
+        structure: names of modules, as in `ASMIConfig`; None: those that the model has been given.
     """
 
-    def __init__(self, attention: str | None = None) -> None:
+    def __init__(self, attention: str | None = None, structure: str | None = None) -> None:
         super().__init__()
-        self.attention = attention
+        self.attention, self.structure = attention, structure
 
     @staticmethod
     def meta_info() -> tuple[list[str], list[str]]:
@@ -47,7 +48,7 @@ class ResponseDiversityCalculator(StatCalculator):
 
         With fewer than two non-empty responses, returns `engine.NO_EVIDENCE` and warns.
         """
-        transformer = causal_model(model)
+        transformer = maskable_model(model, self.structure)
         stop_conditions = StopConditions.of(model)
         diversities, numbers, seconds = [], [], []
         for row, (text, samples) in enumerate(
@@ -86,5 +87,5 @@ def load_stat_calculator(
     config: Mapping[str, Any], environment: Any
 ) -> ResponseDiversityCalculator:
     """Builder named in a config's `stat_calculators` entry; checks the model at once."""
-    causal_model(environment.model)
+    maskable_model(environment.model, config.get("structure"))
     return ResponseDiversityCalculator(**config)

@@ -4,13 +4,13 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from lm_polygraph.stat_calculators import SamplingGenerationCalculator
 from lm_polygraph.utils.model import Model
 
 from lm_polygraph_asmi.config import ASMIConfig
-from lm_polygraph_asmi.host.model import causal_model
 from lm_polygraph_asmi.maths import example_seed
-from lm_polygraph_asmi.model import attention_of
+from lm_polygraph_asmi.model import attention_of, plain_model
 from lm_polygraph_asmi.model.samples import DrawnAtOnce
 from lm_polygraph_asmi.results.cache import ResultCache, model_key
 
@@ -21,6 +21,7 @@ class SeededSamplingCalculator(SamplingGenerationCalculator):
     A sample depends only on the prompt, `seed` and its number. LM-Polygraph draws all from one
     stream, one by one, so that they depend on earlier rows, the shard and the list of estimators.
     Questions are never batched, so nothing is padded; a prompt is run once for all its samples.
+    Encoder-decoders draw one by one, from a stream of the prompt's own.
 
     Args:
         samples_n: answers per question.
@@ -62,9 +63,11 @@ class SeededSamplingCalculator(SamplingGenerationCalculator):
         if row is None:
             start = time.perf_counter()
             seeds = [example_seed(self.seed, [*prompt, i]) for i in range(self.samples_n)]
-            drawn = super().__call__(
-                {}, [text], DrawnAtOnce(model, causal_model(model), seeds), max_new_tokens
-            )
+            if model.model_type == "CausalLM":
+                model = DrawnAtOnce(model, plain_model(model.model), seeds)
+            with torch.random.fork_rng(range(torch.cuda.device_count())):
+                torch.manual_seed(seeds[0])
+                drawn = super().__call__({}, [text], model, max_new_tokens)
             row = {name: values[0] for name, values in drawn.items()}
             row["seconds_samples"] = time.perf_counter() - start
             self.result_cache.put(key, row)
@@ -73,7 +76,7 @@ class SeededSamplingCalculator(SamplingGenerationCalculator):
     def _identify(self, model: Model) -> dict[str, Any]:
         """Everything that determines generation, except the prompt, whose text and ids tell
         the tokenizer."""
-        transformer = causal_model(model)
+        transformer = plain_model(model.model)
         return {
             **model_key(transformer),
             "end": model.tokenizer.eos_token_id,

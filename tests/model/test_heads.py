@@ -9,7 +9,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 from lm_polygraph_asmi import ASMIConfig, score
 from lm_polygraph_asmi.config import SCOPES, module_paths
-from lm_polygraph_asmi.host.model import causal_model
+from lm_polygraph_asmi.host.model import maskable_model
 from lm_polygraph_asmi.model import layer_at, name_modules, plain_model, structure_of, target_layer
 from lm_polygraph_asmi.results.names import masked_layer
 from lm_polygraph_asmi.scoring.engine import Engine
@@ -189,7 +189,7 @@ ANOTHER = "projection of the head outputs.*the first is 'self_attn.o_proj'"
 def test_named_modules_equal_full_passes(unknown, scope):
     host = whitebox()
     host.model = unknown
-    assert causal_model(host, NAMES) is causal_model(host) is unknown  # which keeps the names
+    assert maskable_model(host, NAMES) is maskable_model(host) is unknown  # which keeps the names
     found = subnetwork_log_probs(unknown, IDS, PROMPT, 2, masks(), scope=scope)
     plain = full_passes(FAMILIES["llama"], tiny_model("llama"), IDS, PROMPT, scope)
     assert apart(found, plain) < 1e-5

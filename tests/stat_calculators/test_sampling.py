@@ -1,6 +1,7 @@
 """Sampled answers: as the host draws them, all of a question in one batch."""
 
 from copy import deepcopy
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,10 +9,12 @@ import torch
 from lm_polygraph.stat_calculators import SamplingGenerationCalculator
 from lm_polygraph.utils.generation_parameters import GenerationParameters
 from lm_polygraph.utils.model import WhiteboxModel
+from transformers import T5Config, T5ForConditionalGeneration
 
 from lm_polygraph_asmi.maths import example_seed
 from lm_polygraph_asmi.stat_calculators.sampling import SeededSamplingCalculator
 from tests.decoders import DECODERS
+from tests.registry import tiny_class
 from tests.rounding import allowed
 from tests.tiny_lm import tokenizer, whitebox
 
@@ -19,6 +22,9 @@ TEXTS = ["Who built the ferry? The answer is in the passage.", "Where do the blu
 STATISTICS = SamplingGenerationCalculator.meta_info()[0]
 TRIED = "llama", "gemma3-mixed", "gpt2", "gated hybrid", "indexed attention", "no cache"
 """One of each kind of positions and of caches; the last three run the prompt in the batch."""
+REFUSED = "MambaForCausalLM", "ProphetNetForCausalLM", "RwkvForCausalLM", "XLMWithLMHeadModel"
+"""Classes without heads to mask. All but the first answer otherwise in a batch of equal prompts, or
+after a part of the prompt."""
 
 
 def prompt_of(model, text):
@@ -27,7 +33,8 @@ def prompt_of(model, text):
 
 def around(name):
     tok = tokenizer()
-    decoder = DECODERS[name].make(vocab_size=len(tok))
+    make = partial(tiny_class, name) if name in REFUSED else DECODERS[name].make
+    decoder = make(vocab_size=len(tok))
     decoder.generation_config.pad_token_id = tok.pad_token_id
     return WhiteboxModel(decoder, tok, "tiny", "CausalLM", GenerationParameters(temperature=0.5))
 
@@ -56,12 +63,25 @@ def assert_same(drawn, expected):
             np.testing.assert_allclose(mine, other, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", TRIED)
+@pytest.mark.parametrize("name", [*TRIED, *REFUSED])
 def test_each_sample_is_the_one_the_host_draws_alone_from_its_seed(name):
     model = around(name)
     assert_same(draw(model, 4, 6, seed=3), host_draws(model, 4, 6, seed=3))
     assert len(prompt_of(model, "")) == 1  # no token but the first one's is kept
     assert_same(draw(model, 2, 4, [""]), host_draws(model, 2, 4, text=""))
+
+
+def test_an_encoder_decoder_draws_from_one_stream_of_the_prompt():
+    tok = tokenizer()
+    sizes = {"vocab_size": len(tok), "d_model": 32, "d_kv": 8, "num_layers": 2, "num_heads": 4}
+    model = T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0))
+    host = WhiteboxModel(model.eval(), tok, "tiny", "Seq2SeqLM", GenerationParameters())
+    state = torch.get_rng_state()
+    ours = draw(host, 3, 5)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(example_seed(0, [*prompt_of(host, TEXTS[0]), 0]))
+    expected = SamplingGenerationCalculator(3)({}, TEXTS[:1], host, 5)
+    assert_same(ours, {name: rows[0] for name, rows in expected.items()})
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from lm_polygraph_asmi.results.manifest import (
 )
 from lm_polygraph_asmi.runs.checks import Plan, findings_of, read_plan
 from lm_polygraph_asmi.runs.rows import results_folder
+from lm_polygraph_asmi.runs.screen import screen
 
 log = logging.getLogger("lm_polygraph")
 
@@ -54,7 +55,11 @@ class RunRecord(Callback):
     def on_job_start(self, config: DictConfig, *, task_function: TaskFunction, **_: Any) -> None:
         try:
             self._start(config, task_function)
-        except Exception as error:  # Hydra would only warn, and the run would have no record
+        except BaseException as error:
+            self._until_end.close()
+            if not isinstance(error, Exception):
+                raise
+            # Hydra would only warn, and the run would have no record.
             raise SystemExit(
                 f"{STOPPED}: its record failed with {type(error).__name__}: {error}"
             ) from error
@@ -62,6 +67,7 @@ class RunRecord(Callback):
     def _start(self, config: DictConfig, task_function: TaskFunction) -> None:
         self._started = time.time()
         self._manifests = {}
+        self._until_end.enter_context(screen(inspect.unwrap(task_function).__globals__))
         reset_peak_memory()
         plan = read_plan(config)
         findings = [finding for found in findings_of(plan).values() for finding in found]

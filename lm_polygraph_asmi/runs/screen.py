@@ -73,7 +73,7 @@ class Screen(Processor):
         self.task = self.progress.tasks[0]
         self.name, self.since = "checking the run", time.perf_counter()
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        self.batches = self.reused = 0
+        self.batches, self.reused, self.bar = 0, 0, ""
         self.hidden: Counter[str] = Counter()
 
     def phase(self, name: str, detail: str = "") -> None:
@@ -94,7 +94,7 @@ class Screen(Processor):
         """While all rows are scored with one seed."""
         self.progress.reset(self.id, total=total)
         self.batches = self.reused = 0
-        self.phase("first row")
+        self.phase("data")
         self.seconds.clear()
         try:
             yield
@@ -110,13 +110,13 @@ class Screen(Processor):
         self.batches += 1
         self.progress.advance(self.id, rows)
         self.phase("PRR of the methods" if self.task.finished else "next row")
-        done, part = self.task.completed, (self.task.total or 1) / PARTS
+        left, part = self.task.time_remaining, (self.task.total or 1) / PARTS
+        another_part = self.task.completed // part > (self.task.completed - rows) // part
         if self.batches == 1:
             spent = [f"{name} {s:.2f}" for name, s in self.seconds.items() if s >= 0.005]
             first = "the first row" if rows == 1 else f"the first {rows} rows"
             self.console.print(f"{first}, in seconds: {', '.join(spent)}")
-        elif self.batches == 3 or (done // part > (done - rows) // part and not self.in_terminal):
-            left = self.task.time_remaining or 0
+        elif left and (self.batches == 3 or (not self.in_terminal and another_part)):
             end = datetime.now() + timedelta(seconds=left)
             self.console.print(f"{self._done()}; {_clock(left)} left, until {end:%a %H:%M}")
 
@@ -124,8 +124,11 @@ class Screen(Processor):
         """See `Processor`."""
 
     def write(self, text: str) -> None:
-        """What tqdm draws: a return and the bar; at last, a line break."""
-        self.phase(self.name, text.strip().partition("|")[0])
+        """What tqdm draws: a return and the bar; at last a line break, and the log has the bar."""
+        if text == "\n":
+            log.info("%s", self.bar)
+        self.bar = text.strip()
+        self.phase(self.name, self.bar.partition("|")[0])
 
     def flush(self) -> None:
         """Nothing is held back."""
@@ -188,13 +191,13 @@ def _phase_of(calculator: Any) -> str:
 
 def _draw_bars_on(screen: Screen, undo: ExitStack) -> None:
     """Every bar of tqdm that a library makes is drawn there, beside the phase."""
-    made = tqdm.__init__
+    made, before = tqdm.__init__, vars(tqdm)["__init__"]
 
     def __init__(bar: tqdm, *args: Any, **options: Any) -> None:
         made(bar, *args, **options | {"file": screen})
 
     tqdm.__init__ = __init__
-    undo.callback(setattr, tqdm, "__init__", made)
+    undo.callback(setattr, tqdm, "__init__", before)
 
 
 def _log_notices(screen: Screen, terminal: tuple[Any, Any], undo: ExitStack) -> None:

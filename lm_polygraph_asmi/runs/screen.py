@@ -6,6 +6,7 @@ says when a release moves what is used.
 
 import logging
 import math
+import multiprocessing
 import re
 import sys
 import time
@@ -54,23 +55,25 @@ class Screen(Processor):
     """
 
     def __init__(self) -> None:
-        self.console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
-        self.in_terminal = self.console.is_interactive and sys.stderr.isatty()
+        console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+        # Jobs of a sweep that run side by side would draw over each other.
+        alone = multiprocessing.current_process().name == "MainProcess"
         whole_line = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         self.progress = Progress(
             TextColumn("{task.description}", markup=False, table_column=whole_line),
             BarColumn(20),
             TextColumn("{task.fields[rows]}"),
             TimeRemainingColumn(),
-            console=self.console,
+            console=console,
             transient=True,
             expand=True,
             redirect_stdout=sys.stdout.isatty(),
-            disable=not self.in_terminal,
+            disable=not (alone and console.is_interactive and sys.stderr.isatty()),
             speed_estimate_period=math.inf,  # from all rows but the first, which checks itself
         )
+        self.say, self.in_file = console.print, self.progress.disable
         self.id = self.progress.add_task("", total=None, rows="")
-        self.task = self.progress.tasks[0]
+        self.task = self.progress.tasks[self.id]
         self.name, self.since = "checking the run", time.perf_counter()
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.batches, self.reused, self.bar = 0, 0, ""
@@ -100,7 +103,7 @@ class Screen(Processor):
             yield
         finally:
             where = "" if self.task.finished else f"stopped in the phase {self.name!r}: "
-            self.console.print(f"{where}{self._done()} in {_clock(self.task.elapsed)}")
+            self.say(f"{where}{self._done()} in {_clock(self.task.elapsed)}")
             self.progress.reset(self.id, total=None)
 
     def on_batch(self, batch_stats: Mapping[str, Any], *_: Any) -> None:
@@ -115,10 +118,10 @@ class Screen(Processor):
         if self.batches == 1:
             spent = [f"{name} {s:.2f}" for name, s in self.seconds.items() if s >= 0.005]
             first = "the first row" if rows == 1 else f"the first {rows} rows"
-            self.console.print(f"{first}, in seconds: {', '.join(spent)}")
-        elif left and (self.batches == 3 or (not self.in_terminal and another_part)):
+            self.say(f"{first}, in seconds: {', '.join(spent)}")
+        elif left and (self.batches == 3 or (self.in_file and another_part)):
             end = datetime.now() + timedelta(seconds=left)
-            self.console.print(f"{self._done()}; {_clock(left)} left, until {end:%a %H:%M}")
+            self.say(f"{self._done()}; {_clock(left)} left, until {end:%a %H:%M}")
 
     def on_eval(self, *_: Any) -> None:
         """See `Processor`."""
@@ -137,8 +140,8 @@ class Screen(Processor):
         """Passes LM-Polygraph's messages, of which these are phases: "Loading X..."."""
         if found := re.fullmatch(r"((?:Loading|Initializing) .*)\.\.\.", record.getMessage()):
             self.phase(found[1])
-            if not self.in_terminal:
-                self.console.print(found[1])
+            if self.in_file:
+                self.say(found[1])
         return True
 
     def shows(self, record: logging.LogRecord) -> bool:
@@ -151,7 +154,7 @@ class Screen(Processor):
     def tell_hidden(self, log_file: str) -> None:
         """Name the file that has what was not shown."""
         if hidden := +self.hidden:
-            self.console.print(f"{hidden.total()} notices of {', '.join(hidden)}: see {log_file}")
+            self.say(f"{hidden.total()} notices of {', '.join(hidden)}: see {log_file}")
 
 
 def _clock(seconds: float | None) -> str:

@@ -166,7 +166,6 @@ def _watched(screen: Screen) -> type[UEManager]:
 
     class WatchedManager(UEManager):
         def __call__(self) -> dict[tuple[str, ...], float]:
-            self.verbose = False  # or it draws a bar of its own
             self.processors.insert(0, screen)
             with screen.rows(len(self.data.x)):
                 return super().__call__()

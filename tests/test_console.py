@@ -3,12 +3,14 @@
 import gc
 import json
 import os
+import re
 import sys
 
 import pytest
 from click.testing import CliRunner
 
 from lm_polygraph_asmi.commands import main
+from lm_polygraph_asmi.host.configs import configs_path
 from tests import tiny_lm
 from tests.forks import exit_code
 from tests.scoring.conftest import PROMPT
@@ -76,3 +78,18 @@ def test_a_reader_that_has_gone_changes_no_file(folder):
     assert "Broken pipe" not in (folder / "errors").read_text()
     assert len(written(folder, "unread.jsonl")) == 2
     assert not [*folder.glob("unread.jsonl.*")]
+
+
+def test_what_is_shipped_is_listed_with_a_whole_sentence_each():
+    listed = CliRunner(env={"COLUMNS": "200"}).invoke(main, ["configs"])
+    lines = [line.strip() for line in listed.stdout.splitlines()[1:] if line.strip()]
+    assert len(lines) == len([*configs_path().glob("asmi_*.yaml")]) + sum(
+        len([*(configs_path() / group).glob("*.yaml")])
+        for group in ("benchmark", "model", "estimators", "add")
+    )
+    demo = (
+        "--config-name asmi_demo  .*on SmolLM2-135M-Instruct and a small grounded QA set, on a CPU"
+    )
+    assert re.search(demo, listed.stdout)
+    for line in lines:
+        assert re.fullmatch(r"(--config-name |\+?[a-z]+=)asmi\w*  +[A-Za-z].*[.?]", line), line

@@ -4,6 +4,7 @@ One file per command. These files import only click at the top; a command import
 runs, so that help and argument errors appear at once.
 """
 
+import logging
 import sys
 import warnings
 from typing import Any
@@ -12,6 +13,7 @@ import click
 
 from lm_polygraph_asmi import __version__
 from lm_polygraph_asmi.commands.calibrate import calibrate
+from lm_polygraph_asmi.commands.configs import configs
 from lm_polygraph_asmi.commands.decide import decide
 from lm_polygraph_asmi.commands.doctor import doctor
 from lm_polygraph_asmi.commands.gate import gate
@@ -30,6 +32,8 @@ class Main(click.Group):
         """Characters that a terminal's encoding lacks are replaced."""
         if not sys.warnoptions:  # of other libraries, which users cannot fix
             warnings.simplefilter("ignore")
+            # PEFT imports it, and it says each time that an optional kernel is not installed.
+            logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="replace")
@@ -60,5 +64,5 @@ def heads() -> None:
     """Test the paper's claims on heads: the causal probe."""
 
 
-for command in (calibrate, decide, doctor, gate, merge, plan, report, results, score):
+for command in (calibrate, configs, decide, doctor, gate, merge, plan, report, results, score):
     main.add_command(command)

@@ -34,6 +34,7 @@ from lm_polygraph_asmi.results.manifest import (
 from lm_polygraph_asmi.results.runs import read_manager
 from lm_polygraph_asmi.runs.checks import Plan, findings_of, read_plan
 from lm_polygraph_asmi.runs.rows import results_folder
+from lm_polygraph_asmi.runs.screen import screen
 
 log = logging.getLogger("lm_polygraph")
 
@@ -112,6 +113,7 @@ def _recorded(config: DictConfig, main: Main, argument: Any) -> Any:
     SystemExit: it cannot start. ValueError: LM-Polygraph saved a file that cannot be read.
     """
     with ExitStack() as until_end:
+        until_end.enter_context(screen(main.__globals__))
         try:
             folder = _start(config, main, until_end)
         except Exception as error:

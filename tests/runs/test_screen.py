@@ -1,0 +1,133 @@
+"""What a run prints, in a file and in a terminal, and that all is undone however it ends."""
+
+import logging
+import os
+import pty
+import re
+import sys
+import warnings
+from contextlib import ExitStack, suppress
+
+import numpy as np
+import pytest
+from datasets import Dataset
+from lm_polygraph.estimators import Perplexity
+from lm_polygraph.utils.manager import UEManager
+from tqdm import auto, std
+
+from lm_polygraph_asmi.runs.screen import screen
+from tests.polygraph import polygraph_eval_here
+
+ROWS = 40
+
+
+@pytest.fixture
+def run(tmp_path, tiny, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = {"input": [f"Who built mill {i}?" for i in range(ROWS)], "output": ["red", "blue"] * 20}
+    Dataset.from_dict(rows).save_to_disk(tmp_path / "questions")
+    return lambda *overrides: polygraph_eval_here(
+        "--config-name", "asmi_only", "benchmark=asmi_babiqa", "data.source=questions",
+        "generation_metrics=[{name: TokenF1}]", "model=asmi_local", f"model.path={tiny}",
+        "~generation_params.stop_strings", "hydra.run.dir=run", "cache_path=.", *overrides,
+    )  # fmt: skip
+
+
+def state(script):
+    """All that a screen changes."""
+    loggers = [logging.getLogger(name) for name in (None, "a_library", "lm_polygraph")]
+    handlers = [handler for each in loggers for handler in each.handlers]
+    return (
+        vars(std.tqdm)["__init__"], sys.stdout, sys.stderr, warnings.showwarning, script.copy(),
+        [(each.propagate, each.filters[:], each.handlers[:]) for each in loggers],
+        [(handler.filters[:], getattr(handler, "stream", None)) for handler in handlers],
+    )  # fmt: skip
+
+
+def test_a_run_of_forty_rows_prints_few_lines_into_a_file(run, tmp_path, capsys):
+    """If LM-Polygraph's manager, its log or tqdm are others in a release, rows or phases lack."""
+    run("data.first=3")
+    capsys.readouterr()
+    before = state({})[:5]
+    run()
+    out, err = capsys.readouterr()
+    # Handlers of libraries write to what was standard error before it was captured.
+    lines = [line for line in err.splitlines() if "notices of" not in line]
+    assert out == ""
+    assert len(lines) <= 30
+    loading = [line.split()[0] for line in lines[:5]]
+    assert loading == ["Loading"] * 2 + ["Initializing"] * 3
+    phases = "first row, in seconds: .*greedy .*, masked heads .*"
+    assert re.search(phases, lines[5])
+    left = r"3 of 40 rows, 3 from the result cache; 0:\d\d:\d\d left, until \w+ \d\d:\d\d"
+    assert re.fullmatch(left, lines[7])
+    assert re.match(r"38 of 40 rows, 3 from the result cache; ", lines[-3])
+    assert re.fullmatch(r"40 of 40 rows, 3 from the result cache in 0:\d\d:\d\d", lines[-2])
+    assert lines[-1].startswith("Table of the results:")
+    logged = (tmp_path / "run" / "polygraph_eval.log").read_text()
+    for text in ("NEW BATCH", "Loading weights: 100%"):
+        assert text in logged
+    assert state({})[:5] == before
+
+
+def test_a_run_that_stops_says_where(run, capsys, monkeypatch):
+    def fail(_, stats):
+        if "mill 2" in stats["input_texts"][0]:
+            raise RuntimeError("no more")
+        return np.array([0.0])
+
+    monkeypatch.setattr(Perplexity, "__call__", fail)
+    before = state({})[:5]
+    with pytest.raises(RuntimeError, match="no more"):
+        run("estimators=asmi_greedy", "output_attentions=false")
+    assert "stopped in the phase 'estimators': 2 of 40 rows in 0:" in capsys.readouterr().err
+    assert state({})[:5] == before
+
+
+def test_a_run_of_forty_rows_is_one_bar_in_a_terminal(run):
+    child, terminal = pty.fork()
+    if not child:
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
+        os.environ["TERM"] = "xterm"
+        try:
+            run()
+        finally:
+            os._exit(0)
+    shown = b""
+    with suppress(OSError):  # the end, on Linux
+        while read := os.read(terminal, 2**16):
+            shown += read
+    os.waitpid(child, 0)
+    for text in ("0 of 40 rows", "masked heads", "3 of 40 rows; 0:", "40 of 40 rows in 0:"):
+        assert text in shown.decode()
+    assert shown.count(b"\n") <= 30
+
+
+@pytest.mark.parametrize("ending", [SystemExit, KeyboardInterrupt, RuntimeError, ExitStack])
+def test_what_is_shown_and_what_is_logged(ending, tmp_path, capsys, monkeypatch):
+    root, library, ours = map(logging.getLogger, (None, "a_library", "lm_polygraph"))
+    console, file = logging.StreamHandler(sys.stdout), logging.FileHandler(tmp_path / "log")
+    console.setLevel(logging.WARNING)  # as the shipped configs have it
+    monkeypatch.setattr(root, "handlers", [console, file])
+    monkeypatch.setattr(library, "handlers", [logging.StreamHandler(sys.stderr)])
+    monkeypatch.setattr(library, "propagate", False)
+    monkeypatch.setattr(root, "level", logging.INFO)
+    script = {"UEManager": UEManager}
+    before = state(script)
+    with suppress(SystemExit, KeyboardInterrupt, RuntimeError), screen(script):
+        assert script["UEManager"] is not UEManager
+        library.warning("a load report")
+        library.error("no such file")
+        ours.warning("a finding")
+        warnings.warn("an old name", FutureWarning, stacklevel=1)
+        list(auto.tqdm(range(3), desc="a bar", disable=False))
+        print("printed")
+        if issubclass(ending, BaseException):
+            raise ending
+    assert state(script) == before
+    out, err = capsys.readouterr()
+    assert out.splitlines() == ["no such file", "a finding", "printed"]
+    assert err == f"2 notices of a_library, py: see {tmp_path / 'log'}\n"
+    logged = (tmp_path / "log").read_text()
+    for text in ("a load report", "no such file", "a finding", "an old name", "a bar: 100%"):
+        assert text in logged

@@ -7,6 +7,7 @@ fails if a trainer saved objects of its own beside the weights.
 
 import logging
 import pickle
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,11 +15,15 @@ from typing import Any
 from urllib.parse import urlparse
 
 import torch
+from huggingface_hub import constants
 from lm_polygraph.generation_metrics.alignscore import AlignScore as HostAlignScore
 from torch import Tensor, nn
 
-CHECKPOINT = "https://huggingface.co/yzha/AlignScore/resolve/main/AlignScore-large.ckpt"
-"""LM-Polygraph's default."""
+from lm_polygraph_asmi.host.hub import Repository
+
+FILE = "AlignScore-large.ckpt"
+CHECKPOINT = "yzha/AlignScore"
+"""The repository of LM-Polygraph's default."""
 NAMED = 3
 """Largest number of weights that a message lists of each kind."""
 SCORING = ("base_model.", "tri_layer.")
@@ -57,7 +62,7 @@ class _OnlyWeights(pickle.Unpickler):
 class AlignScore(HostAlignScore):
     """AlignScore as LM-Polygraph computes it, in [0, 1]; higher = better supported.
 
-    `ckpt_path` is the file or URL of the weights; all else is as for LM-Polygraph's metric, which
+    `ckpt_path` names the weights, see `source_of`; all else is as for LM-Polygraph's metric, which
     does not use `lang` either. FileNotFoundError or ConnectionError without the checkpoint,
     ValueError for one of another model. Source: Zha et al. (2023), AlignScore.
     """
@@ -133,11 +138,28 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: st
 
 
 def _expected() -> str:
-    return f"expected align_score_path to name the file AlignScore-large.ckpt, or {CHECKPOINT}"
+    return f"expected align_score_path to name the file {FILE}, or {CHECKPOINT}"
+
+
+def source_of(checkpoint: str) -> Repository | None:
+    """Where a checkpoint comes from: "owner/name", also with "@revision", or a hub's URL of a file.
+
+    None: a local file, or a URL that is no hub's.
+    """
+    if Path(checkpoint).exists():
+        return None
+    hubs = "|".join(map(re.escape, (constants.ENDPOINT, "https://huggingface.co")))
+    if found := re.fullmatch(f"(?:{hubs})/([^/]+/[^/]+)/resolve/([^/]+)/([^?]+).*", checkpoint):
+        return Repository(found[1], found[2], part=found[3])
+    if found := re.fullmatch(r"([\w.-]+/[\w.-]+?)(?:@([\w.-]+))?", checkpoint):
+        return None if checkpoint.endswith(".ckpt") else Repository(found[1], found[2], part=FILE)
+    return None
 
 
 def _file(checkpoint: str) -> Path:
-    """The local file of a checkpoint; a URL is downloaded once, to torch's folder."""
+    """The local file of a checkpoint, downloaded once if it is none."""
+    if source := source_of(checkpoint):
+        return (source.folder or source.download()) / str(source.part)
     path = Path(checkpoint)
     if path.is_file():
         return path

@@ -9,9 +9,6 @@ from typing import Any, NamedTuple, cast
 
 from huggingface_hub.errors import HFValidationError
 from hydra.core.hydra_config import HydraConfig
-from lm_polygraph.defaults.register_default_stat_calculators import (
-    register_default_stat_calculators,
-)
 from lm_polygraph.estimators import Estimator
 from lm_polygraph.utils.common import load_external_module
 from lm_polygraph.utils.factory_estimator import FactoryEstimator
@@ -20,13 +17,12 @@ from omegaconf import DictConfig, OmegaConf
 from rich.filesize import decimal
 
 from lm_polygraph_asmi.config import ASMIConfig, check_stop
-from lm_polygraph_asmi.host.align_score import checkpoint_problem
 from lm_polygraph_asmi.host.configs import container
 from lm_polygraph_asmi.host.generation import read_shipped
 from lm_polygraph_asmi.host.quality import ENGLISH, LEFT_OUT, unread, unread_rows
-from lm_polygraph_asmi.host.side_models import cross_encoder_problem, nli_problem, unavailable
 from lm_polygraph_asmi.host.window import read_window
 from lm_polygraph_asmi.options import check_shell_stop
+from lm_polygraph_asmi.runs.needs import Need, download, metrics_of, needs_of
 from lm_polygraph_asmi.runs.rows import (
     DataRow,
     RunRows,
@@ -37,10 +33,6 @@ from lm_polygraph_asmi.runs.rows import (
 )
 from lm_polygraph_asmi.validation import check_writable
 
-BERT_SCORE_MODEL = "roberta-large"
-"""What LM-Polygraph's BERTScore loads for English."""
-DEFAULT_METRICS = ("RougeMetric", "BertScoreMetric", "AlignScore")
-"""Those of LM-Polygraph's default list that need a model, or cannot read every script."""
 SAVED_PER_TOKEN = 2000
 """Bytes that a manager file holds for each token at each depth, about: 60 statistics of 8 bytes,
 and, with at most 300 masks, the most probable token under each."""
@@ -69,6 +61,11 @@ class Plan:
     def asked(self) -> list[DataRow]:
         """The rows that are asked with the first seed."""
         return self.rows.asked(self.config, int((self.config.get("seed") or [1])[0]))
+
+    @cached_property
+    def needs(self) -> list[Need]:
+        """What it takes from elsewhere, besides the rows that have been read."""
+        return needs_of(self)
 
 
 def read_plan(config: DictConfig) -> Plan:
@@ -145,7 +142,7 @@ def _check_gold(config: DictConfig, rows: list[DataRow]) -> Iterator[Finding]:
     path, name = (OmegaConf.select(config, f"process_target_fn.{k}") for k in ("path", "fn_name"))
     if path is not None and Path(path).is_file():
         process = getattr(load_external_module(path), str(name))
-    for metric in _metrics(config):
+    for metric in metrics_of(config):
         name = metric["name"]
         if "lang" in (metric.get("kwargs") or {}):
             continue  # the user's own choice of a model
@@ -155,17 +152,13 @@ def _check_gold(config: DictConfig, rows: list[DataRow]) -> Iterator[Finding]:
             yield Finding(found, fatal=not (left_out or name.startswith(ENGLISH)))
 
 
-def _metrics(config: DictConfig) -> list[dict[str, Any]]:
-    """Quality metrics of a run; without any, LM-Polygraph has a list of its own."""
-    chosen = config.get("generation_metrics") or ()
-    return [container(metric) for metric in chosen] or [{"name": name} for name in DEFAULT_METRICS]
-
-
 def check_window(plan: Plan) -> Iterator[Finding]:
     """Prompts that do not fit the model's context window with an answer of the greatest length."""
     config = plan.config
     model = container(config.get("model") or DictConfig({}))
     limit = config.get("max_new_tokens", 100)  # LM-Polygraph's default
+    if any(need.problem and need.by == LANGUAGE_MODEL for need in plan.needs):
+        return
     try:
         window = read_window(model, bool(config.get("instruct")))
         too_long = unusable_rows(plan.asked, lambda row: window.too_long(row.input, limit))
@@ -178,43 +171,11 @@ def check_window(plan: Plan) -> Iterator[Finding]:
         yield Finding(too_long)
 
 
-def check_side_models(plan: Plan) -> Iterator[Finding]:
-    """Models beside the language model, which LM-Polygraph loads after it, and their labels."""
-    metrics = _metrics(plan.config)
-    names = {metric["name"] for metric in metrics}
-    if "BertScoreMetric" in names and (why := unavailable(BERT_SCORE_MODEL)):
-        yield Finding(
-            "BertScoreMetric, the default of LM-Polygraph where generation_metrics names none, "
-            f"needs the model {BERT_SCORE_MODEL}, which {why}: download it, or write in your "
-            "config\ngeneration_metrics:\n  - name: RougeMetric\n    args: [rougeL]"
-        )
-    for metric in metrics:
-        checkpoint = str((metric.get("kwargs") or {}).get("ckpt_path") or "https://default")
-        if not checkpoint.startswith(("http://", "https://")):
-            yield from map(Finding, filter(None, [checkpoint_problem(checkpoint)]))
-    problems = {"deberta_path": nli_problem, "cross_encoder_name": cross_encoder_problem}
-    for settings in _calculators(plan):
-        for setting in problems.keys() & settings.keys():
-            if problem := problems[setting](settings[setting], settings.get("hf_cache")):
-                yield Finding(problem)
-
-
-def _calculators(plan: Plan) -> list[dict[str, Any]]:
-    """Settings of the calculators that the estimators of a run need, directly or not."""
-    listed = plan.config.get("stat_calculators") or []
-    entries: list[Any] = [entry for entry in listed if entry != "auto"]
-    if "auto" in listed:
-        language = plan.config.get("language", "en")
-        entries = [*register_default_stat_calculators("Whitebox", language), *entries]
-    provider = {stat: entry for entry in entries for stat in entry.stats}  # the last one counts
-    needed: dict[str, Any] = {}
-    wanted = [stat for estimator in plan.estimators for stat in estimator.stats_dependencies]
-    while wanted:
-        entry = provider.get(wanted.pop())
-        if entry is not None and entry.name not in needed:
-            needed[entry.name] = container(entry.cfg)
-            wanted.extend(entry.dependencies)
-    return [settings.get("cfg") or settings for settings in needed.values()]  # timed ones hold one
+def check_models(plan: Plan) -> Iterator[Finding]:
+    """Models and data of libraries, which are loaded after the rows were read."""
+    for need in plan.needs:
+        if need.problem:
+            yield Finding(need.problem, need.fatal)
 
 
 def check_generation(plan: Plan) -> Iterator[Finding]:
@@ -287,8 +248,8 @@ def check_disk(plan: Plan) -> Iterator[Finding]:
 
 CHECKS: dict[str, Callable[[Plan], Iterator[Finding]]] = {
     "rows": check_rows,
+    "models": check_models,
     "window": check_window,
-    "side models": check_side_models,
     "generation": check_generation,
     "output folder": check_folder,
     "disk": check_disk,
@@ -306,4 +267,12 @@ def findings_of(plan: Plan) -> dict[str, list[Finding]]:
             found[name] = list(check(plan))
         except Exception as error:  # an interpolation that fails can raise anything
             found[name] = [Finding(f"{type(error).__name__}: {error}")]
+    return found
+
+
+def prepare(plan: Plan) -> list[Finding]:
+    """All findings of a run; if it can start, with those of downloading what is missing."""
+    found = [finding for each in findings_of(plan).values() for finding in each]
+    if not any(finding.fatal for finding in found):
+        found += map(Finding, download(plan.needs))
     return found

@@ -25,6 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lm_polygraph_asmi.analysis.clusters import cluster_key, text_clusters
 from lm_polygraph_asmi.host.configs import container
+from lm_polygraph_asmi.host.hub import Repository
 from lm_polygraph_asmi.inputs import chat_as_text
 from lm_polygraph_asmi.runs.squad import DEMO_DATA, Question, prompt_of, questions_of, read_squad
 from lm_polygraph_asmi.tables import LINES, TABLES, read_table
@@ -49,6 +50,8 @@ SELECTING = {
 """Entries of the node `data` that choose among the rows of its source, and their defaults."""
 Source = str | Path | Sequence[str] | None
 Table = list[dict[str, Any]]
+FILES = (".json", *LINES, *TABLES, ".txt", ".xlsx", ".gz")
+"""Ends of the names of files, which are no names of a hub."""
 SQUAD = {"context", "question", "answers"}
 """Columns of SQuAD, from which a prompt is built."""
 
@@ -191,8 +194,8 @@ def read_data(
     """
     revision = None
     name = " ".join(source) if isinstance(source, list | tuple) else str(source or DEMO_DATA)
-    suffix, known = Path(name).suffix.lower(), (".json", *LINES, *TABLES, ".txt", ".xlsx", ".gz")
-    file = Path(name).is_file() or (suffix in known and not Path(name).is_dir())
+    suffix = Path(name).suffix.lower()
+    file = Path(name).is_file() or (suffix in FILES and not Path(name).is_dir())
     if file and not Path(name).is_file():
         raise FileNotFoundError(f"data.source: the file {name} does not exist")
     if suffix == ".json" and file:
@@ -246,12 +249,32 @@ def _load(source: Any, split: str) -> tuple[Table, str | None]:
         commits = [Path(file["filename"]).parent.name for file in table.cache_files]
         return table.to_list(), commits[0] if commits else None
     except Exception as error:  # a library's own
+        instead = (
+            "name a file, a dataset of the hub, a folder written by save_to_disk, or one of "
+            "Parquet files (data.source) and its split (data.split)"
+        )
+        if (hub := repository_of(source)) and (fault := hub.refusal()):
+            raise ValueError(fault.said(f"the dataset {name} cannot be read:", instead)) from error
         raise ValueError(
-            f"cannot read the split {split!r} of the dataset {name}: "
-            f"{error.__cause__ or error}. Expected a file that is there, a dataset of the hub "
-            "(download it once with a connection), a folder written by save_to_disk, or one of "
-            "Parquet files: see data.source and data.split"
+            f"cannot read the split {split!r} of the dataset {name}: {error.__cause__ or error}. "
+            f"{instead.capitalize()}"
         ) from error
+
+
+def repository_of(source: Any) -> Repository | None:
+    """The hub's dataset that a source names, of which a configuration is a folder; or None."""
+    first, *configuration = [source] if isinstance(source, str | Path) else source or [""]
+    name, _, revision = str(first).partition("@")
+    if not name or Path(first).exists() or Path(first).suffix in FILES:
+        return None
+    return Repository(name, revision or None, None, *configuration[:1] or [None], kind="dataset")
+
+
+def source_of_rows(config: DictConfig) -> Any:
+    """What a run names as the source of its rows, unread."""
+    # Unresolved: resolving it saves the rows.
+    written = str(cast(dict[str, Any], OmegaConf.to_container(config)).get("dataset"))
+    return OmegaConf.select(config, "data.source" if "asmi_rows" in written else "dataset")
 
 
 def _is_saved(folder: Path) -> bool:

@@ -1,0 +1,200 @@
+"""What a run takes from elsewhere: models, data sets, and data of libraries."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from importlib import invalidate_caches
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import nltk
+from lm_polygraph.defaults.register_default_stat_calculators import (
+    register_default_stat_calculators,
+)
+from omegaconf import DictConfig
+
+from lm_polygraph_asmi.host.align_score import CHECKPOINT, FILE, checkpoint_problem, source_of
+from lm_polygraph_asmi.host.configs import configs_path, container
+from lm_polygraph_asmi.host.hub import Fault, Repository
+from lm_polygraph_asmi.host.side_models import cross_encoder_problem, nli_problem
+from lm_polygraph_asmi.runs.rows import repository_of, source_of_rows
+
+if TYPE_CHECKING:
+    from lm_polygraph_asmi.runs.checks import Plan
+
+LANGUAGE_MODEL = "the run"
+"""What needs the language model."""
+ROBERTA = "roberta-large"
+MODELS = {
+    "BertScoreMetric": ROBERTA,
+    "SbertMetric": "sentence-transformers/all-mpnet-base-v2",
+    "AlignScore": ROBERTA,
+}
+"""Quality metric -> the model that LM-Polygraph loads for it, for English."""
+DEFAULT_METRICS = ("RougeMetric", *MODELS)
+"""Those of LM-Polygraph's default list that need a model, or cannot read every script."""
+ONLY_ROUGE = "write in your config\ngeneration_metrics:\n  - name: RougeMetric\n    args: [rougeL]"
+
+
+@dataclass(frozen=True)
+class LibraryData:
+    """Data that a Python library downloads by a command, `python -m ...`.
+
+    `find` raises LookupError or PackageNotFoundError if they are not on this machine.
+    """
+
+    name: str
+    command: str
+    find: Callable[[str], Any]
+
+    def missing(self) -> list[str]:
+        """Its name, unless it is on this machine."""
+        try:
+            self.find(self.name)
+        except (LookupError, PackageNotFoundError):
+            return [self.name]
+        return []
+
+    def size(self) -> None:
+        """Bytes to download, which no library tells."""
+
+    def fault(self) -> Fault | None:
+        """Why it cannot be loaded; None if it can."""
+        return Fault("is not installed", f"python -m {self.command}") if self.missing() else None
+
+    def download(self) -> None:
+        """Run the command; ConnectionError with what it says if it fails."""
+        command = [sys.executable, "-m", *self.command.split()]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        invalidate_caches()
+        if self.missing():
+            said = f"{done.stdout}\n{done.stderr}".strip().splitlines()
+            raise ConnectionError(f"`python -m {self.command}` failed: {' '.join(said[-1:])}")
+
+
+SENTENCES = (
+    LibraryData(
+        "en_core_web_sm", "spacy download en_core_web_sm",
+        lambda name: Path(name).is_dir() or distribution(name),  # as spaCy does
+    ),
+    LibraryData(
+        "punkt_tab", "nltk.downloader punkt_tab",
+        lambda name: nltk.data.find(f"tokenizers/{name}/english/"),
+    ),
+)  # fmt: skip
+"""What AlignScore splits texts with. LM-Polygraph would start pip for the first in the run."""
+
+
+class Need(NamedTuple):
+    """Something that a run takes from elsewhere.
+
+    `source` is None for a local file; `problem` says why it cannot be used, None: it is on this
+    machine, or could be had; `fatal`: whether the run cannot do without it.
+    """
+
+    name: str
+    by: str
+    source: Repository | LibraryData | None
+    problem: str | None = None
+    fatal: bool = True
+
+
+def needs_of(plan: "Plan") -> list[Need]:
+    """All that a run would download, or LM-Polygraph by itself.
+
+    What is on this machine is found without a hub, which is only asked for what is missing.
+    """
+    found = [*_language_model(plan.config), *_of_methods(plan), *_of_metrics(plan.config)]
+    rows = None if plan.rows.rows else repository_of(source_of_rows(plan.config))
+    if rows:
+        found.insert(1, Need(f"data set {rows.name}", "the rows", rows))
+    return list({need.source or need.name: need for need in reversed(found)}.values())[::-1]
+
+
+def download(needs: Iterable[Need]) -> Iterator[str]:
+    """Download what is missing; what fails is yielded as a sentence, and the rest goes on."""
+    for need in needs:
+        try:
+            if need.source and need.source.missing():
+                need.source.download()
+        except ConnectionError as error:
+            yield str(error)
+
+
+def _language_model(config: DictConfig) -> Iterator[Need]:
+    model = container(config.get("model") or DictConfig({}))
+    name, script = str(model.get("path")), str(model.get("path_to_load_script") or configs_path())
+    kind = model.get("type", "CausalLM")
+    if "path" in model and kind in ("CausalLM", "Seq2SeqLM") and not Path(name).is_dir():
+        chosen = model.get("load_model_args") or {}
+        file, revision, cache = map(chosen.get, ("gguf_file", "revision", "cache_dir"))
+        repository = Repository(name, revision, cache, file)
+        fault = repository.fault()
+        problem = fault and fault.said(f"the model {name!r}", "set model.path to a local folder")
+        # A load script of the user's may know a model that is not here.
+        fatal = Path(script).is_relative_to(configs_path())
+        yield Need(f"model {name}", LANGUAGE_MODEL, repository, problem, fatal)
+
+
+def _of_methods(plan: "Plan") -> Iterator[Need]:
+    problems = {"deberta_path": nli_problem, "cross_encoder_name": cross_encoder_problem}
+    for settings, methods in _calculators(plan):
+        for setting in problems.keys() & settings.keys():
+            path, cache = settings[setting], settings.get("hf_cache")
+            by = ", ".join(methods[:3]) + " ..." * (len(methods) > 3)
+            problem = problems[setting](path, cache)
+            yield Need(f"model {path}", by, Repository(path, cache=cache), problem)
+
+
+def _calculators(plan: "Plan") -> Iterator[tuple[dict[str, Any], list[str]]]:
+    """Settings of the calculators that methods need, directly or not, and these methods."""
+    listed = plan.config.get("stat_calculators") or []
+    entries: list[Any] = [entry for entry in listed if entry != "auto"]
+    if "auto" in listed:
+        language = plan.config.get("language", "en")
+        entries = [*register_default_stat_calculators("Whitebox", language), *entries]
+    provider = {stat: entry for entry in entries for stat in entry.stats}  # the last one counts
+    users: dict[str, list[str]] = {entry.name: [] for entry in entries}
+    for estimator in plan.estimators:
+        wanted = list(estimator.stats_dependencies)
+        while wanted:
+            entry = provider.get(wanted.pop())
+            if entry is not None and str(estimator) not in users[entry.name]:
+                users[entry.name].append(str(estimator))
+                wanted.extend(entry.dependencies)
+    for entry in entries:
+        if users[entry.name]:
+            settings = container(entry.cfg)
+            yield settings.get("cfg") or settings, users[entry.name]  # timed ones hold one
+
+
+def metrics_of(config: DictConfig) -> list[dict[str, Any]]:
+    """Quality metrics of a run; without any, LM-Polygraph has a list of its own."""
+    chosen = config.get("generation_metrics") or ()
+    return [container(metric) for metric in chosen] or [{"name": name} for name in DEFAULT_METRICS]
+
+
+def _of_metrics(config: DictConfig) -> Iterator[Need]:
+    for metric in metrics_of(config):
+        name, options = metric["name"], metric.get("kwargs") or {}
+        sources = [Repository(MODELS[name])] if name in MODELS and "lang" not in options else []
+        if name == "AlignScore":
+            yield _checkpoint(str(options.get("ckpt_path") or CHECKPOINT))
+            sources += SENTENCES
+        for source in sources:
+            fault, what = source.fault(), f"{source.name}, which {name} needs,"
+            problem = fault and fault.said(what, "" if fault.remedy else ONLY_ROUGE)
+            yield Need(source.name, name, source, problem)
+
+
+def _checkpoint(path: str) -> Need:
+    """That of AlignScore, whose weights are read if it is on this machine."""
+    source, what = source_of(path), f"AlignScore's checkpoint {path}"
+    if source is None or not source.missing():
+        problem = checkpoint_problem(path)
+    else:
+        fault = source.fault()
+        problem = fault and fault.said(what, f"set align_score_path to a local file {FILE}")
+    return Need(what, "AlignScore", source, problem)

@@ -8,18 +8,35 @@ import click
 @click.option("--config-name", required=True, help="Config of the run, as for polygraph_eval.")
 @click.option("--config-dir", type=click.Path(exists=True, file_okay=False), help="Your configs.")
 def fetch(overrides: tuple[str, ...], config_name: str, config_dir: str | None) -> None:
-    """Download the models, rows and side models of a run, where there is a connection.
+    """Download models, rows and side models of a run where there is a connection.
 
-    OVERRIDES are those of polygraph_eval, with one value each: one job of a sweep is fetched.
-    Prints what it needs and the sizes first. The run itself then needs no connection
-    (HF_HUB_OFFLINE=1). Exits with status 1 if something cannot be had.
+    OVERRIDES are those of polygraph_eval, with one value each: one job of a sweep is prepared. The
+    sizes are printed first. The run itself then works without a connection (HF_HUB_OFFLINE=1).
+    Exits with status 1 if something cannot be had; the rest is downloaded nevertheless.
     """
     from rich.console import Console
+    from rich.filesize import decimal
+    from rich.table import Table
 
     from lm_polygraph_asmi.runs.compose import compose_run
 
     composed = compose_run(config_name, config_dir, overrides)  # or an error before imports
-    from lm_polygraph_asmi.runs.doctor import fetch_needs
+    from lm_polygraph_asmi.runs.checks import read_plan
+    from lm_polygraph_asmi.runs.needs import download
 
-    if problems := fetch_needs(Console(), composed):
-        raise ValueError("\n".join(problems))
+    console = Console()
+    plan = read_plan(composed, rows=False)
+    faults = [fault for found in plan.faults.values() for fault in found]
+    faults += [need.problem for need in plan.needs if need.problem]
+    table = Table("needed", "by", "to download")
+    for need in plan.needs:
+        size = need.source.size() if need.source and not need.problem else None
+        table.add_row(
+            need.name, need.by, "?" if size is None else decimal(size) if size else "here"
+        )
+    console.print(table)
+    faults += download(need for need in plan.needs if not need.problem)
+    faults += read_plan(composed).faults.get("rows", [])
+    if faults:
+        raise ValueError("\n".join(dict.fromkeys(faults)))
+    console.print("All is on this machine.")

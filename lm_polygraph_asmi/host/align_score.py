@@ -12,10 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import urlparse
 
 import torch
-from huggingface_hub import constants
 from lm_polygraph.generation_metrics.alignscore import AlignScore as HostAlignScore
 from torch import Tensor, nn
 
@@ -142,40 +140,27 @@ def _expected() -> str:
 
 
 def source_of(checkpoint: str) -> Repository | None:
-    """Where a checkpoint comes from: "owner/name", also with "@revision", or a hub's URL of a file.
+    """The hub's file that is named: "owner/name", also with "@revision", or a URL of the file.
 
-    None: a local file, or a URL that is no hub's.
+    None for a local file. A URL is asked of the hub that is set, which may be a mirror.
     """
-    if Path(checkpoint).exists():
+    name = r"([\w-]+/[\w.-]+?)"
+    found = re.fullmatch(
+        rf"{name}(?:@([\w.-]+))?|https?://[^/]+/{name}/resolve/(.+?)/([^?]+).*", checkpoint
+    )
+    if found is None or Path(checkpoint).exists():
         return None
-    hubs = "|".join(map(re.escape, (constants.ENDPOINT, "https://huggingface.co")))
-    if found := re.fullmatch(f"(?:{hubs})/([^/]+/[^/]+)/resolve/([^/]+)/([^?]+).*", checkpoint):
-        return Repository(found[1], found[2], part=found[3])
-    if found := re.fullmatch(r"([\w.-]+/[\w.-]+?)(?:@([\w.-]+))?", checkpoint):
-        return None if checkpoint.endswith(".ckpt") else Repository(found[1], found[2], part=FILE)
-    return None
+    return Repository(found[1] or found[3], found[2] or found[4], part=found[5] or FILE)
 
 
 def _file(checkpoint: str) -> Path:
-    """The local file of a checkpoint, downloaded once if it is none."""
-    if source := source_of(checkpoint):
-        return (source.folder or source.download()) / str(source.part)
-    path = Path(checkpoint)
-    if path.is_file():
-        return path
-    if urlparse(checkpoint).scheme not in ("http", "https"):
+    """The local file of a checkpoint, downloaded if a hub has it."""
+    source, path = source_of(checkpoint), Path(checkpoint)
+    if source is not None:
+        return source.download() / str(source.part)
+    if not path.is_file():
         reason = "is a folder" if path.is_dir() else "does not exist"
         raise FileNotFoundError(f"{checkpoint} {reason}: {_expected()}")
-    path = Path(torch.hub.get_dir(), "checkpoints", Path(urlparse(checkpoint).path).name)
-    if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            torch.hub.download_url_to_file(checkpoint, str(path), progress=False)
-        except OSError as error:
-            raise ConnectionError(
-                f"cannot download {checkpoint} ({error}): download it elsewhere and name the file "
-                "with align_score_path"
-            ) from error
     return path
 
 

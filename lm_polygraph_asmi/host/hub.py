@@ -3,29 +3,14 @@
 import json
 import re
 import shlex
-from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
-from fnmatch import fnmatch
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
-from huggingface_hub import (
-    HfApi,
-    constants,
-    get_hf_file_metadata,
-    hf_hub_url,
-    snapshot_download,
-    try_to_load_from_cache,
-)
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    GatedRepoError,
-    HFValidationError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+import huggingface_hub
+from huggingface_hub import constants, errors
+from huggingface_hub.utils import filter_repo_objects
 
 from lm_polygraph_asmi.host.configs import configs_path
 
@@ -38,30 +23,18 @@ PARTS = {
                   "tokenizer.model", "*.tiktoken"],
 }  # fmt: skip
 """Part of a model -> files, one of which must exist; weights may also be shards with an index."""
-READ = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "*.py")
+READ = ["*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "*.py"]
 """Files that transformers reads beside the weights."""
-WEIGHTS = ("*model[.-]*safetensors*", "*model[.-]*bin*")
-"""Files of weights and their index, of which transformers loads those of the first form."""
-REPOSITORY = r"(?:path|source|deberta_path|name): \[?([\w.-]+/[\w.-]+)"
-"""How the shipped configs name what they take from a hub."""
-
-
-class Fault(NamedTuple):
-    """Why something cannot be used, and what to do; empty: name something else."""
-
-    why: str
-    remedy: str = ""
-
-    def said(self, what: str, instead: str = "") -> str:
-        """As a sentence on `what`; `instead`: what to do without it."""
-        return f"{what} {self.why}: {', or '.join(filter(None, (self.remedy, instead)))}"
+WEIGHTS = ("*model[.-]*safetensors", "*model[.-]*bin")
+"""Files of weights; transformers loads those of the first form that there is."""
 
 
 @dataclass(frozen=True)
 class Repository:
     """A repository of the hub, or a local folder in its place.
 
-    `part`: the file or folder that is needed of it; None: what transformers loads of a model.
+    `part`: the file or folder that is needed of it; None: what transformers loads of a model, or
+    all of a data set.
     """
 
     name: str
@@ -76,115 +49,109 @@ class Repository:
         if Path(self.name).is_dir():
             return Path(self.name)
         for file in [self.part] if self.part else PARTS["configuration"]:
-            found = try_to_load_from_cache(self.name, file, self.cache, self.revision, self.kind)
-            if isinstance(found, str):
+            if found := self.cached(file):
                 return Path(found.removesuffix(file))
         return None
 
+    def cached(self, file: str) -> str | None:
+        """Where the hub's cache has a file of it."""
+        place = self.name, file, self.cache, self.revision, self.kind
+        found = huggingface_hub.try_to_load_from_cache(*place)
+        return found if isinstance(found, str) else None
+
     def missing(self) -> list[str]:
-        """Its parts that are not on this machine; HFValidationError for what is no name."""
-        wanted = {self.part: [self.part]} if self.part else PARTS
+        """Its parts that are not on this machine."""
+        parts = {self.part: [self.part]} if self.part else PARTS
         if (folder := self.folder) is None:
-            return list(wanted)
-        files = {
-            part: (file for name in names for file in folder.glob(name))
-            for part, names in wanted.items()
-        }
-        lacking = [part for part in wanted if not any(file.is_file() for file in files[part])]
-        if "weights" in lacking and any(map(_has_shards, folder.glob("*.index.json"))):
-            lacking.remove("weights")
-        return lacking
+            return list(parts)
+        there = {part for part, forms in parts.items() for form in forms
+                 for file in folder.glob(form) if file.is_file()}  # fmt: skip
+        if any(map(_has_shards, folder.glob("*.index.json"))):
+            there.add("weights")
+        return [part for part in parts if part not in there]
 
     def listed(self) -> dict[str, int | None]:
-        """Its files that are needed -> bytes, None if not known; else the error of the hub."""
-        info = HfApi().repo_info(
-            self.name, repo_type=self.kind, revision=self.revision, timeout=SECONDS,
-            files_metadata=True,
-        )  # fmt: skip
+        """Its files that are needed -> bytes, None if not known; or the error of the hub."""
+        kind, revision = self.kind, self.revision
+        info: Any = huggingface_hub.repo_info(
+            self.name, repo_type=kind, revision=revision, timeout=SECONDS, files_metadata=True
+        )
         sizes = {file.rfilename: file.size for file in info.siblings or ()}
-        names = self._needed(sizes)
-        place = {"repo_type": self.kind, "revision": self.revision}
+        names = [self.part or "config.json"]
+        if self.kind == "dataset":
+            names = [n for n in sizes if n.startswith(f"{self.part}/")] or list(sizes)
+        elif not self.part:
+            top = [name for name in sizes if "/" not in name]
+            weights = (list(filter_repo_objects(top, allow_patterns=form)) for form in WEIGHTS)
+            names = [
+                *filter_repo_objects(top, allow_patterns=READ),
+                *next(filter(None, weights), []),
+            ]
         # A gated repository tells everyone what it has, and gives it to few.
-        get_hf_file_metadata(hf_hub_url(self.name, (names or READ)[0], **place), timeout=SECONDS)
+        url = huggingface_hub.hf_hub_url(
+            self.name, [*names, "config.json"][0], repo_type=kind, revision=revision
+        )
+        huggingface_hub.get_hf_file_metadata(url, timeout=SECONDS)
         return {name: sizes.get(name) for name in names}
 
-    def _needed(self, names: Iterable[str]) -> list[str]:
-        if self.kind == "dataset":
-            return [n for n in names if n.startswith(f"{self.part}/")] or list(names)
-        if self.part:
-            return [self.part]
-        top = [name for name in names if "/" not in name]
-        kinds = [[name for name in top if fnmatch(name, form)] for form in WEIGHTS]
-        read = [name for name in top if any(fnmatch(name, form) for form in READ)]
-        others = {name for kind in kinds for name in kind}
-        return [name for name in read if name not in others] + next(filter(None, kinds), [])
+    def size(self) -> int | None:
+        """Bytes that are still to be downloaded; None if the hub does not tell."""
+        sizes = [size for name, size in self.listed().items() if not self.cached(name)]
+        return None if None in sizes else sum(filter(None, sizes))
 
-    def refusal(self) -> Fault | None:
-        """Why the hub does not provide it; None if it does."""
+    def refusal(self) -> str | None:
+        """Why the hub does not provide it, and what to do; None if it does."""
         hub, meant = f"the hub ({constants.ENDPOINT})", did_you_mean(self.name)
         page = f"{constants.ENDPOINT}/{'datasets/' * (self.kind == 'dataset')}{self.name}"
-        fetch = fetch_command(self.name)
         try:
             self.listed()
         except Exception as error:  # others than the named have types that depend on the release
             reasons = {
-                OfflineModeIsEnabled: Fault(
-                    "HF_HUB_OFFLINE blocks the hub" + meant * ("/" not in self.name), fetch
-                ),
-                GatedRepoError: Fault(
-                    f"{hub} gives it only to users who accepted its terms",
-                    f"accept them on {page} and log in with `hf auth login`",
-                ),
-                RevisionNotFoundError: Fault(f"{hub} has no revision {self.revision} of it"),
-                RepositoryNotFoundError: Fault(f"{hub} has no {self.kind} of this name{meant}"),
-                EntryNotFoundError: Fault(f"{hub} has no file {self.part} in it"),
-                Exception: Fault(f"{hub} does not answer ({type(error).__name__})", fetch),
+                errors.OfflineModeIsEnabled: "HF_HUB_OFFLINE blocks the hub"
+                f"{meant * ('/' not in self.name)}; {fetch_command(self.name)}",
+                errors.GatedRepoError: f"{hub} gives it only to users who accepted its terms; "
+                f"accept them on {page} and log in with `hf auth login`",
+                errors.RevisionNotFoundError: f"{hub} has no revision {self.revision} of it",
+                errors.RepositoryNotFoundError: f"{hub} has no {self.kind} of this name{meant}",
+                errors.EntryNotFoundError: f"{hub} has no file {self.part} in it",
+                Exception: f"{hub} does not answer ({type(error).__name__}); "
+                f"{fetch_command(self.name)}",
             }
-            return next(fault for kind, fault in reasons.items() if isinstance(error, kind))
+            return next(reason for kind, reason in reasons.items() if isinstance(error, kind))
         return None
 
-    def fault(self) -> Fault | None:
+    def problem(self) -> str | None:
         """Why it cannot be loaded; None: it is on this machine, or the hub provides it."""
         try:
             missing = self.missing()
-        except HFValidationError:
-            return Fault("is neither a local folder nor a valid hub ID")
-        if not missing:
-            return None
+        except errors.HFValidationError:
+            return "is neither a local folder nor a valid hub ID"
         parts = " and ".join(missing)
-        if Path(self.name).is_dir():
-            return Fault(f"lacks its {parts}")
-        if (refusal := self.refusal()) is None:
+        if missing and Path(self.name).is_dir():
+            return f"lacks its {parts}"
+        if not missing or not (refusal := self.refusal()):
             return None
-        here = f"is on this machine without its {parts}" if self.folder else "is not on this machine"
-        return Fault(f"{here}, and {refusal.why}", refusal.remedy)
-
-    def size(self) -> int | None:
-        """Bytes that are still to be downloaded; None if the hub does not tell."""
-        folder = self.folder
-        left = [
-            size
-            for name, size in self.listed().items()
-            if not (folder and (folder / name).is_file())
-        ]
-        return None if None in left else sum(filter(None, left))
+        return f"is not on this machine{f' with its {parts}' * bool(self.folder)}, and {refusal}"
 
     def download(self) -> Path:
         """Its folder, when all is on this machine; ConnectionError with what is wrong."""
+        if (folder := self.folder) and not self.missing():
+            return folder
         try:
             names = list(self.listed())
-            folder = snapshot_download(
+            folder = Path(huggingface_hub.snapshot_download(
                 self.name, repo_type=self.kind, revision=self.revision, cache_dir=self.cache,
                 allow_patterns=names,
-            )  # fmt: skip
-            lacking = [name for name in names if not Path(folder, name).is_file()]
-            if lacking:
-                raise ConnectionError(f"{lacking[0]} is missing")
+            ))  # fmt: skip
+            if lacking := [name for name in names if not (folder / name).is_file()]:
+                raise FileNotFoundError(f"its {lacking[0]} is missing")
         except Exception as error:  # as above
-            reason = f"was not downloaded to its end ({type(error).__name__}: {error})".split("\n")[0]
-            fault = self.refusal() or Fault(reason, "start the command again, which goes on from there")
-            raise ConnectionError(fault.said(self.name)) from error
-        return Path(folder)
+            reason = self.refusal() or str(error).split("\n")[0]
+            raise ConnectionError(
+                f"{self.name} was not downloaded to its end, and {reason}; the same command goes "
+                "on from there"
+            ) from error
+        return folder
 
 
 def _has_shards(index: Path) -> bool:
@@ -195,13 +162,13 @@ def _has_shards(index: Path) -> bool:
 
 def did_you_mean(name: str) -> str:
     """The name in the shipped configs that a wrong one is nearest to, as a question; or empty."""
-    texts = [file.read_text(encoding="utf-8") for file in configs_path().rglob("*.yaml")]
-    known = ["smollm2", *re.findall(REPOSITORY, "\n".join(texts))]
-    return "".join(f" (did you mean {known}?)" for known in get_close_matches(name, known, 1))
+    texts = "".join(file.read_text(encoding="utf-8") for file in configs_path().rglob("*.yaml"))
+    known = re.findall(r"(?:path|source): \[?([\w.-]+/[\w.-]+)", texts)
+    return "".join(f" (did you mean {n}?)" for n in get_close_matches(name, ["smollm2", *known], 1))
 
 
 def fetch_command(name: str) -> str:
-    """The command that gets a repository where there is a connection, or all that a run needs."""
+    """How to get a repository where there is a connection, or with it all that a run needs."""
     from hydra.core.hydra_config import HydraConfig
 
     command = ["hf", "download", name]

@@ -51,9 +51,8 @@ def load_model(
     repository = Repository(
         model_path, kwargs.get("revision"), kwargs.get("cache_dir"), kwargs.get("gguf_file")
     )
-    if not Path(model_path).is_dir() and (fault := repository.fault()):
-        what = f"cannot load the model {model_path}: it"
-        raise OSError(fault.said(what, "name a local folder (model.path in a config)"))
+    if not Path(model_path).is_dir() and (problem := repository.problem()):
+        raise OSError(f"cannot load the model {model_path}: it {problem}; name a local folder")
     if Path(model_path, ADAPTER).is_file() and not is_peft_available():
         raise ValueError(
             f"cannot load the model {model_path}: it is an adapter ({ADAPTER}), which transformers "

@@ -5,13 +5,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from lm_polygraph_asmi.host.hub import Fault, Repository
+from lm_polygraph_asmi.host.hub import Repository
 
 log = logging.getLogger("lm_polygraph")
 
 NLI_MODEL = "microsoft/deberta-large-mnli"
 """LM-Polygraph's default."""
-TO_A_FOLDER = "to a local folder with such a model"
 _CLASSES = {"CONTRADICTION", "ENTAILMENT", "NEUTRAL"}
 
 
@@ -72,9 +71,11 @@ def _problem(
     what: str, path: str, cache: str | None, wrong: Callable[[Any], str | None], setting: str
 ) -> str | None:
     """What is wrong with a classifier, from its files and configuration, without its weights."""
-    if (fault := Repository(path, cache=cache).fault()) is None and (why := _misfit(path, cache, wrong)):
-        fault = Fault(why)
-    return fault and fault.said(f"the {what} {path!r}", f"set {setting} {TO_A_FOLDER}")
+    problem = Repository(path, cache=cache).problem() or _misfit(path, cache, wrong)
+    return (
+        problem
+        and f"the {what} {path!r} {problem}; set {setting} to a local folder with such a model"
+    )
 
 
 def _misfit(path: str, cache: str | None, wrong: Callable[[Any], str | None]) -> str | None:

@@ -22,7 +22,7 @@ from lm_polygraph_asmi.host.generation import read_shipped
 from lm_polygraph_asmi.host.quality import ENGLISH, LEFT_OUT, unread, unread_rows
 from lm_polygraph_asmi.host.window import read_window
 from lm_polygraph_asmi.options import check_shell_stop
-from lm_polygraph_asmi.runs.needs import Need, download, metrics_of, needs_of
+from lm_polygraph_asmi.runs.needs import LANGUAGE_MODEL, Need, download, metrics_of, needs_of
 from lm_polygraph_asmi.runs.rows import (
     DataRow,
     RunRows,
@@ -68,8 +68,8 @@ class Plan:
         return needs_of(self)
 
 
-def read_plan(config: DictConfig) -> Plan:
-    """Read a run's config; what is wrong with it is in the plan's `faults`."""
+def read_plan(config: DictConfig, rows: bool = True) -> Plan:
+    """Read a run's config, and its `rows`; what is wrong with it is in the plan's `faults`."""
     # Not `OmegaConf.missing_keys`, which resolves interpolations and so reads the rows.
     unresolved = cast(dict[str, Any], OmegaConf.to_container(config))
     missing = _missing({name: node for name, node in unresolved.items() if name != "hydra"})
@@ -96,7 +96,7 @@ def read_plan(config: DictConfig) -> Plan:
         reasons = [f"cannot build {', '.join(names)}: {why}" for why, names in unbuilt.items()]
         return Plan(config, faults={"config": reasons})
     try:
-        plan = Plan(config, estimators, run_rows(config))
+        plan = Plan(config, estimators, run_rows(config) if rows else RunRows([]))
         check_usable(replace(plan.rows, rows=plan.asked), bool(config.get("multiref")))
     except (OSError, ValueError) as error:
         return Plan(config, estimators, faults={"rows": [str(error)]})

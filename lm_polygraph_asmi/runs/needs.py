@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from importlib import invalidate_caches
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -17,7 +16,7 @@ from omegaconf import DictConfig
 
 from lm_polygraph_asmi.host.align_score import CHECKPOINT, FILE, checkpoint_problem, source_of
 from lm_polygraph_asmi.host.configs import configs_path, container
-from lm_polygraph_asmi.host.hub import Fault, Repository
+from lm_polygraph_asmi.host.hub import Repository
 from lm_polygraph_asmi.host.side_models import cross_encoder_problem, nli_problem
 from lm_polygraph_asmi.runs.rows import repository_of, source_of_rows
 
@@ -35,43 +34,36 @@ MODELS = {
 """Quality metric -> the model that LM-Polygraph loads for it, for English."""
 DEFAULT_METRICS = ("RougeMetric", *MODELS)
 """Those of LM-Polygraph's default list that need a model, or cannot read every script."""
-ONLY_ROUGE = "write in your config\ngeneration_metrics:\n  - name: RougeMetric\n    args: [rougeL]"
+OTHER_METRIC = "set generation_metrics=[{name: RougeMetric, args: [rougeL]}]"
+"""What is always there."""
 
 
-@dataclass(frozen=True)
-class LibraryData:
-    """Data that a Python library downloads by a command, `python -m ...`.
-
-    `find` raises LookupError or PackageNotFoundError if they are not on this machine.
-    """
+class LibraryData(NamedTuple):
+    """Data that a Python library gets by `python -m ...`; `find` raises an error without them."""
 
     name: str
     command: str
     find: Callable[[str], Any]
 
-    def missing(self) -> list[str]:
-        """Its name, unless it is on this machine."""
+    def problem(self) -> str | None:
+        """That they are not on this machine, and the command."""
         try:
             self.find(self.name)
         except (LookupError, PackageNotFoundError):
-            return [self.name]
-        return []
+            return f"is not installed; run `python -m {self.command}`"
+        return None
 
     def size(self) -> None:
-        """Bytes to download, which no library tells."""
-
-    def fault(self) -> Fault | None:
-        """Why it cannot be loaded; None if it can."""
-        return Fault("is not installed", f"python -m {self.command}") if self.missing() else None
+        """No library tells."""
 
     def download(self) -> None:
-        """Run the command; ConnectionError with what it says if it fails."""
+        """Run the command; ConnectionError with its last words if it fails."""
         command = [sys.executable, "-m", *self.command.split()]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         invalidate_caches()
-        if self.missing():
-            said = f"{done.stdout}\n{done.stderr}".strip().splitlines()
-            raise ConnectionError(f"`python -m {self.command}` failed: {' '.join(said[-1:])}")
+        if self.problem():
+            said = f"{done.stdout}{done.stderr}".strip().split("\n")[-1]
+            raise ConnectionError(f"`python -m {self.command}` failed: {said}")
 
 
 SENTENCES = (
@@ -117,7 +109,7 @@ def download(needs: Iterable[Need]) -> Iterator[str]:
     """Download what is missing; what fails is yielded as a sentence, and the rest goes on."""
     for need in needs:
         try:
-            if need.source and need.source.missing():
+            if need.source:
                 need.source.download()
         except ConnectionError as error:
             yield str(error)
@@ -128,46 +120,41 @@ def _language_model(config: DictConfig) -> Iterator[Need]:
     name, script = str(model.get("path")), str(model.get("path_to_load_script") or configs_path())
     kind = model.get("type", "CausalLM")
     if "path" in model and kind in ("CausalLM", "Seq2SeqLM") and not Path(name).is_dir():
-        chosen = model.get("load_model_args") or {}
-        file, revision, cache = map(chosen.get, ("gguf_file", "revision", "cache_dir"))
-        repository = Repository(name, revision, cache, file)
-        fault = repository.fault()
-        problem = fault and fault.said(f"the model {name!r}", "set model.path to a local folder")
+        chosen = (model.get("load_model_args") or {}).get
+        repository = Repository(name, chosen("revision"), chosen("cache_dir"), chosen("gguf_file"))
+        problem = repository.problem()
+        said = problem and f"the model {name!r} {problem}; set model.path to a local folder"
         # A load script of the user's may know a model that is not here.
         fatal = Path(script).is_relative_to(configs_path())
-        yield Need(f"model {name}", LANGUAGE_MODEL, repository, problem, fatal)
+        yield Need(f"model {name}", LANGUAGE_MODEL, repository, said, fatal)
 
 
 def _of_methods(plan: "Plan") -> Iterator[Need]:
     problems = {"deberta_path": nli_problem, "cross_encoder_name": cross_encoder_problem}
-    for settings, methods in _calculators(plan):
+    for name, settings in _calculators(plan).items():
         for setting in problems.keys() & settings.keys():
             path, cache = settings[setting], settings.get("hf_cache")
-            by = ", ".join(methods[:3]) + " ..." * (len(methods) > 3)
             problem = problems[setting](path, cache)
-            yield Need(f"model {path}", by, Repository(path, cache=cache), problem)
+            yield Need(f"model {path}", name, Repository(path, cache=cache), problem)
 
 
-def _calculators(plan: "Plan") -> Iterator[tuple[dict[str, Any], list[str]]]:
-    """Settings of the calculators that methods need, directly or not, and these methods."""
+def _calculators(plan: "Plan") -> dict[str, dict[str, Any]]:
+    """Settings of the calculators that the estimators of a run need, directly or not."""
     listed = plan.config.get("stat_calculators") or []
     entries: list[Any] = [entry for entry in listed if entry != "auto"]
     if "auto" in listed:
         language = plan.config.get("language", "en")
         entries = [*register_default_stat_calculators("Whitebox", language), *entries]
     provider = {stat: entry for entry in entries for stat in entry.stats}  # the last one counts
-    users: dict[str, list[str]] = {entry.name: [] for entry in entries}
-    for estimator in plan.estimators:
-        wanted = list(estimator.stats_dependencies)
-        while wanted:
-            entry = provider.get(wanted.pop())
-            if entry is not None and str(estimator) not in users[entry.name]:
-                users[entry.name].append(str(estimator))
-                wanted.extend(entry.dependencies)
-    for entry in entries:
-        if users[entry.name]:
+    needed: dict[str, Any] = {}
+    wanted = [stat for estimator in plan.estimators for stat in estimator.stats_dependencies]
+    while wanted:
+        entry = provider.get(wanted.pop())
+        if entry is not None and entry.name not in needed:
             settings = container(entry.cfg)
-            yield settings.get("cfg") or settings, users[entry.name]  # timed ones hold one
+            needed[entry.name] = settings.get("cfg") or settings  # timed ones hold one
+            wanted.extend(entry.dependencies)
+    return needed
 
 
 def metrics_of(config: DictConfig) -> list[dict[str, Any]]:
@@ -179,22 +166,24 @@ def metrics_of(config: DictConfig) -> list[dict[str, Any]]:
 def _of_metrics(config: DictConfig) -> Iterator[Need]:
     for metric in metrics_of(config):
         name, options = metric["name"], metric.get("kwargs") or {}
-        sources = [Repository(MODELS[name])] if name in MODELS and "lang" not in options else []
+        sources: list[Repository | LibraryData] = []
+        if name in MODELS and "lang" not in options:  # the user's own choice of a model
+            sources.append(Repository(MODELS[name]))
         if name == "AlignScore":
             yield _checkpoint(str(options.get("ckpt_path") or CHECKPOINT))
             sources += SENTENCES
         for source in sources:
-            fault, what = source.fault(), f"{source.name}, which {name} needs,"
-            problem = fault and fault.said(what, "" if fault.remedy else ONLY_ROUGE)
-            yield Need(source.name, name, source, problem)
+            problem = source.problem()
+            said = problem and f"{source.name}, which {name} needs, {problem}; or {OTHER_METRIC}"
+            yield Need(source.name, name, source, said)
 
 
 def _checkpoint(path: str) -> Need:
     """That of AlignScore, whose weights are read if it is on this machine."""
-    source, what = source_of(path), f"AlignScore's checkpoint {path}"
-    if source is None or not source.missing():
-        problem = checkpoint_problem(path)
+    source = source_of(path)
+    if source and source.missing():
+        problem = source.problem()
+        said = problem and f"{path} {problem}; set align_score_path to a local file {FILE}"
     else:
-        fault = source.fault()
-        problem = fault and fault.said(what, f"set align_score_path to a local file {FILE}")
-    return Need(what, "AlignScore", source, problem)
+        said = checkpoint_problem(path)
+    return Need(f"{path}, of AlignScore", "AlignScore", source, said)

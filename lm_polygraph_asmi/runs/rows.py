@@ -249,25 +249,24 @@ def _load(source: Any, split: str) -> tuple[Table, str | None]:
         commits = [Path(file["filename"]).parent.name for file in table.cache_files]
         return table.to_list(), commits[0] if commits else None
     except Exception as error:  # a library's own
-        instead = (
-            "name a file, a dataset of the hub, a folder written by save_to_disk, or one of "
-            "Parquet files (data.source) and its split (data.split)"
-        )
-        if (hub := repository_of(source)) and (fault := hub.refusal()):
-            raise ValueError(fault.said(f"the dataset {name} cannot be read:", instead)) from error
+        hub = repository_of(source)
+        reason = (hub and hub.refusal()) or error.__cause__ or error
         raise ValueError(
-            f"cannot read the split {split!r} of the dataset {name}: {error.__cause__ or error}. "
-            f"{instead.capitalize()}"
+            f"cannot read the split {split!r} of the dataset {name}: {reason}. Expected a file "
+            "that is there, a dataset of the hub, a folder written by save_to_disk, or one of "
+            "Parquet files: see data.source and data.split"
         ) from error
 
 
 def repository_of(source: Any) -> Repository | None:
     """The hub's dataset that a source names, of which a configuration is a folder; or None."""
-    first, *configuration = [source] if isinstance(source, str | Path) else source or [""]
+    first, folder = (
+        [source, None] if isinstance(source, str | Path) else [*(source or [""]), None]
+    )[:2]
     name, _, revision = str(first).partition("@")
     if not name or Path(first).exists() or Path(first).suffix in FILES:
         return None
-    return Repository(name, revision or None, None, *configuration[:1] or [None], kind="dataset")
+    return Repository(name, revision or None, part=folder, kind="dataset")
 
 
 def source_of_rows(config: DictConfig) -> Any:

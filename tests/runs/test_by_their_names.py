@@ -15,7 +15,7 @@ import pytest
 from lm_polygraph_asmi.commands import main
 from lm_polygraph_asmi.results.runs import Run, load_run
 from tests.hub import TOKEN, Hub
-from tests.hub_files import BACKBONES, BENCHMARKS, write_dataset, write_hub
+from tests.hub_files import BENCHMARKS, write_dataset, write_hub
 from tests.polygraph import forked, polygraph_eval_here
 from tests.stand_ins import StandIns
 
@@ -23,6 +23,7 @@ QWEN, LLAMA = "Qwen/Qwen3-4B-Base", "meta-llama/Llama-2-7b-hf"
 COQA = ("--config-name", "asmi_coqa", "data.first=2")
 """The metric IsotonicPCC needs two rows."""
 MODELS = {
+    "asmi_qwen3_4b_base": QWEN,
     "asmi_qwen3_8b_base": "Qwen/Qwen3-8B-Base",
     "asmi_llama2_7b": LLAMA,
     "asmi_mistral_7b": "mistralai/Mistral-7B-v0.1",
@@ -85,11 +86,12 @@ class Machine:
         assert doctor.returncode == 1, doctor.stdout + doctor.stderr
         (problem,) = (line for line in doctor.stdout.splitlines() if "│ problem │" in line)
         run = self.start("polygraph_eval", *command, **variables)
-        assert run.returncode == 1, run.stderr
+        said = run.stdout + run.stderr
+        assert run.returncode == 1, said
         for text in says:
             assert text in problem, problem
-            assert text in run.stderr, run.stderr
-        assert "Traceback" not in doctor.stderr + run.stderr
+            assert text in said, said
+        assert "Traceback" not in doctor.stderr + said
         assert not self.loads_a_model()
 
     def loads_a_model(self) -> bool:
@@ -119,16 +121,17 @@ def test_a_benchmark_on_a_mirror_and_then_offline(machine):
 @pytest.mark.parametrize(
     ("config", "model"),
     [
-        *((name, "asmi_qwen3_4b_base") for name in sorted(BENCHMARKS)),
-        *(("asmi_coqa", name) for name in MODELS),
+        *((name, "asmi_qwen3_4b_base") for name in BENCHMARKS),
+        *(("asmi_coqa", name) for name in list(MODELS)[1:]),
     ],
 )
 def test_every_benchmark_and_backbone(machine, config, model):
     command = ("--config-name", config, f"model={model}", "data.first=2")
     run = machine.run(*command)
     assert machine.hub.past == set()
-    assert run.manifest["model"]["commit"]
-    assert run.manifest["dataset"]["revision"]
+    sources = {"model": ("models", MODELS[model]), "dataset": ("datasets", BENCHMARKS[config][0])}
+    for entry, source in sources.items():
+        assert run.manifest[entry]["revision"] == machine.hub.repository(*source).commit
     offline = machine.run(*command, HF_HUB_OFFLINE="1")
     np.testing.assert_array_equal(offline.scores, run.scores)
 
@@ -169,9 +172,10 @@ def test_a_repository_that_stops_answering_in_the_middle_of_a_file(machine, file
     name = "roberta-large" if "roberta-large" in file else "/".join(file.split("/")[:2])
     fetch = "polygraph_asmi fetch --config-name asmi_coqa"
     run = machine.start("polygraph_eval", *COQA)
-    assert run.returncode == 1, run.stderr
-    assert name in run.stderr
-    assert "Traceback" not in run.stderr
+    said = run.stdout + run.stderr
+    assert run.returncode == 1, said
+    assert name in said
+    assert "Traceback" not in said
     assert not machine.loads_a_model()
     machine.fails(*COQA, says=(name, "does not answer", fetch))
     machine.hub.resume()

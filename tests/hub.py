@@ -16,7 +16,7 @@ from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
 RENAMED = {"roberta-large": "FacebookAI/roberta-large"}
@@ -59,12 +59,16 @@ class Repository:
     def commit(self) -> str:
         return hashlib.sha1(json.dumps([self.listed(n) for n in self.files]).encode()).hexdigest()
 
+    def digest(self, path: str) -> str:
+        """Of a file, as git has it."""
+        content = self.files[path]
+        return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
     def listed(self, path: str) -> dict[str, Any] | None:
         """A file or folder, as the hub lists it."""
         if path in self.files:
-            content = self.files[path]
-            oid = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
-            return {"type": "file", "path": path, "size": len(content), "oid": oid}
+            size = len(self.files[path])
+            return {"type": "file", "path": path, "size": size, "oid": self.digest(path)}
         if any(name.startswith(f"{path}/") for name in self.files):
             return {"type": "directory", "path": path, "size": 0, "oid": "0" * 40}
         return None
@@ -98,7 +102,7 @@ class Hub:
     _resumed: Event = field(default_factory=Event)
     _known: dict[Path, Repository] = field(default_factory=dict)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Hub":
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.hub = self
         Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
@@ -122,6 +126,7 @@ class Hub:
             "HF_HOME": str(home), "TORCH_HOME": str(home / "torch"),
             "HF_HUB_OFFLINE": str(int(offline)),
             "HF_HUB_DOWNLOAD_TIMEOUT": "1", "HF_HUB_ETAG_TIMEOUT": "1",
+            "HF_UPDATE_DOWNLOAD_COUNTS": "0",  # at another site
         }  # fmt: skip
 
     def repository(self, kind: str, name: str) -> Repository | None:
@@ -138,8 +143,9 @@ class Hub:
 
     @property
     def past(self) -> set[str]:
-        """Sites that were asked for past the mirror."""
-        return {r.path for r in self.requests if r.method == "CONNECT" or "://" in r.path}
+        """Sites that were asked for past the mirror; `datasets` builds names from the mirror's."""
+        sites = {r.path for r in self.requests if r.method == "CONNECT" or "://" in r.path}
+        return {site for site in sites if urlsplit(self.address).netloc not in site}
 
     def resume(self) -> None:
         """Repositories that stopped answering answer again."""
@@ -156,7 +162,7 @@ class _Server(ThreadingHTTPServer):
     hub: Hub
 
     def handle_error(self, *_: Any) -> None:
-        if not isinstance(sys.exception(), ConnectionError):  # a client may leave
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # a client may leave
             super().handle_error(*_)
 
 
@@ -250,7 +256,7 @@ class _Handler(BaseHTTPRequestHandler):
         if content is None:
             self._refuse(404, "EntryNotFound", "Entry not found", header)
             return
-        header |= {"ETag": f'"{found.listed(path)["oid"]}"', "Accept-Ranges": "bytes"}
+        header |= {"ETag": f'"{found.digest(path)}"', "Accept-Ranges": "bytes"}
         status, start, end = 200, 0, len(content)
         if asked := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
             status, start = 206, int(asked[1])

@@ -15,20 +15,16 @@ from tests.hub import RENAMED
 from tests.runs.test_squad import QUESTION
 from tests.stand_ins import StandIns
 
-BACKBONES = {
-    "Qwen/Qwen3-4B-Base": "qwen3-qk-norm",
-    "Qwen/Qwen3-8B-Base": "qwen3-qk-norm",
-    "meta-llama/Llama-2-7b-hf": "llama",
-    "mistralai/Mistral-7B-v0.1": "mistral-window",
+SIZES = {"max_position_embeddings": 2048}
+QWEN = ("qwen3-qk-norm", SIZES, {"do_sample": False, "max_new_tokens": 2048})
+SAMPLING = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "max_length": 4096}
+BACKBONES: dict[str, tuple[str, dict[str, int], dict[str, Any]]] = {
+    "Qwen/Qwen3-4B-Base": QWEN,
+    "Qwen/Qwen3-8B-Base": QWEN,
+    "meta-llama/Llama-2-7b-hf": ("llama", SIZES, SAMPLING),
+    "mistralai/Mistral-7B-v0.1": ("mistral-window", SIZES | {"sliding_window": 4096}, {}),
 }
-"""Model -> its family in tests/families.py."""
-SAMPLING = {"do_sample": True, "temperature": 0.6, "top_p": 0.9}
-SHIPPED = {
-    "Qwen": {"do_sample": False, "max_new_tokens": 2048},
-    "meta-llama": SAMPLING | {"max_length": 4096},
-    "mistralai": {},
-}  # fmt: skip
-"""Owner -> what its generation config sets."""
+"""Model -> its family in tests/families.py, sizes, and what its generation config sets."""
 BENCHMARKS = {
     "asmi_coqa": ("LM-Polygraph/coqa", "continuation", ("train", "test")),
     "asmi_triviaqa": ("LM-Polygraph/triviaqa", "continuation", ("train", "test")),
@@ -41,8 +37,8 @@ WEIGHTS = "model.safetensors"
 
 def write_hub(root: Path, stand_ins: StandIns) -> Path:
     """Write all into `root`; side models are the stand-ins."""
-    for name, family in BACKBONES.items():
-        _write_backbone(root / "models" / name, family, SHIPPED[name.split("/")[0]])
+    for name, how in BACKBONES.items():
+        _write_backbone(root / "models" / name, *how)
     _also_as_bin(root / "models/meta-llama/Llama-2-7b-hf")
     models = {
         "microsoft/deberta-large-mnli": stand_ins.nli,
@@ -62,9 +58,14 @@ def write_hub(root: Path, stand_ins: StandIns) -> Path:
     return root
 
 
-def _write_backbone(folder: Path, family: str, generation: dict[str, Any]) -> None:
-    """A model in several files of weights."""
-    found = tiny_lm.whitebox(family, max_position_embeddings=2048)
+def _write_backbone(
+    folder: Path, family: str, sizes: dict[str, int], generation: dict[str, Any]
+) -> None:
+    """A model in several files of weights, whose answers often end after a few tokens."""
+    found = tiny_lm.whitebox(family, **sizes)
+    newline = found.tokenizer.convert_tokens_to_ids("Ċ")
+    with torch.no_grad():
+        found.model.get_output_embeddings().weight[newline] *= 4
     found.model.save_pretrained(folder, max_shard_size="100KB")
     found.tokenizer.save_pretrained(folder)
     ends = {"eos_token_id": found.tokenizer.eos_token_id, "bos_token_id": 1}
@@ -73,7 +74,7 @@ def _write_backbone(folder: Path, family: str, generation: dict[str, Any]) -> No
 
 def _also_as_bin(folder: Path) -> None:
     """The weights in PyTorch's own format, too, as many repositories have them."""
-    weights = {}
+    weights: dict[str, torch.Tensor] = {}
     for file in folder.glob("*.safetensors"):
         weights |= load_file(file)
     torch.save(weights, folder / "pytorch_model.bin")

@@ -27,7 +27,6 @@ def fetch(overrides: tuple[str, ...], config_name: str, config_dir: str | None) 
     console = Console()
     plan = read_plan(composed, rows=False)
     faults = [fault for found in plan.faults.values() for fault in found]
-    faults += [need.problem for need in plan.needs if need.problem]
     table = Table("needed", "by", "to download")
     for need in plan.needs:
         size = need.source.size() if need.source and not need.problem else None
@@ -35,7 +34,7 @@ def fetch(overrides: tuple[str, ...], config_name: str, config_dir: str | None) 
             need.name, need.by, "?" if size is None else decimal(size) if size else "here"
         )
     console.print(table)
-    faults += download(need for need in plan.needs if not need.problem)
+    faults += download(plan.needs)
     faults += read_plan(composed).faults.get("rows", [])
     if faults:
         raise ValueError("\n".join(dict.fromkeys(faults)))

@@ -134,24 +134,22 @@ class Repository:
         return f"is not on this machine{f' with its {parts}' * bool(self.folder)}, and {refusal}"
 
     def download(self) -> Path:
-        """Its folder, when all is on this machine; ConnectionError with what is wrong."""
+        """Its folder, when all is on this machine; ConnectionError with what is wrong.
+
+        One file after the other: of several at once, each would be tried again for a minute.
+        """
         if (folder := self.folder) and not self.missing():
             return folder
         try:
-            names = list(self.listed())
-            folder = Path(huggingface_hub.snapshot_download(
-                self.name, repo_type=self.kind, revision=self.revision, cache_dir=self.cache,
-                allow_patterns=names,
-            ))  # fmt: skip
-            if lacking := [name for name in names if not (folder / name).is_file()]:
-                raise FileNotFoundError(f"its {lacking[0]} is missing")
+            for name in self.listed():
+                file = huggingface_hub.hf_hub_download(
+                    self.name, name, repo_type=self.kind, revision=self.revision,
+                    cache_dir=self.cache,
+                )  # fmt: skip
         except Exception as error:  # as above
-            reason = self.refusal() or str(error).split("\n")[0]
-            raise ConnectionError(
-                f"{self.name} was not downloaded to its end, and {reason}; the same command goes "
-                "on from there"
-            ) from error
-        return folder
+            reason = self.refusal() or f"{error}".split("\n")[0]
+            raise ConnectionError(f"{self.name} was not downloaded to its end: {reason}") from error
+        return Path(file.removesuffix(name))
 
 
 def _has_shards(index: Path) -> bool:
@@ -175,5 +173,5 @@ def fetch_command(name: str) -> str:
     if HydraConfig.initialized():
         hydra = HydraConfig.get()
         command = ["polygraph_asmi", "fetch", "--config-name", str(hydra.job.config_name)]
-        command += hydra.overrides.task
+        command += list(hydra.overrides.task)
     return f"where there is a connection, run `{shlex.join(command)}`"

@@ -67,6 +67,15 @@ class Plan:
         """What it takes from elsewhere, besides the rows that have been read."""
         return needs_of(self)
 
+    @cached_property
+    def without_model(self) -> list[Finding]:
+        """Why the language model cannot be read; empty if it can."""
+        return [
+            Finding(need.problem, need.fatal)
+            for need in self.needs
+            if need.by == LANGUAGE_MODEL and need.problem
+        ]
+
 
 def read_plan(config: DictConfig, rows: bool = True) -> Plan:
     """Read a run's config, and its `rows`; what is wrong with it is in the plan's `faults`."""
@@ -157,7 +166,8 @@ def check_window(plan: Plan) -> Iterator[Finding]:
     config = plan.config
     model = container(config.get("model") or DictConfig({}))
     limit = config.get("max_new_tokens", 100)  # LM-Polygraph's default
-    if any(need.problem and need.by == LANGUAGE_MODEL for need in plan.needs):
+    if plan.without_model:
+        yield from plan.without_model
         return
     try:
         window = read_window(model, bool(config.get("instruct")))
@@ -171,11 +181,11 @@ def check_window(plan: Plan) -> Iterator[Finding]:
         yield Finding(too_long)
 
 
-def check_models(plan: Plan) -> Iterator[Finding]:
-    """Models and data of libraries, which are loaded after the rows were read."""
+def check_side_models(plan: Plan) -> Iterator[Finding]:
+    """Models beside the language model, and data, which LM-Polygraph loads after it."""
     for need in plan.needs:
-        if need.problem:
-            yield Finding(need.problem, need.fatal)
+        if need.problem and need.by != LANGUAGE_MODEL:
+            yield Finding(need.problem)
 
 
 def check_generation(plan: Plan) -> Iterator[Finding]:
@@ -196,8 +206,12 @@ def check_generation(plan: Plan) -> Iterator[Finding]:
     if unread := ", ".join(f"generation_params.{name}" for name in given if name not in known):
         yield Finding(f"LM-Polygraph does not read {unread}: leave it out, or set {list(known)}")
     try:
-        shipped = read_shipped(container(config.get("model") or DictConfig({})))
-    except (OSError, ValueError, TypeError, HFValidationError):  # TypeError without config.json
+        shipped = (
+            read_shipped(container(config.get("model") or DictConfig({})))
+            if not plan.without_model
+            else {}
+        )
+    except (OSError, ValueError, TypeError):  # TypeError without config.json
         return  # no such model: reported when it is loaded
     for name in sorted(shipped.keys() & known):
         if given.get(name) is None:
@@ -248,8 +262,8 @@ def check_disk(plan: Plan) -> Iterator[Finding]:
 
 CHECKS: dict[str, Callable[[Plan], Iterator[Finding]]] = {
     "rows": check_rows,
-    "models": check_models,
     "window": check_window,
+    "side models": check_side_models,
     "generation": check_generation,
     "output folder": check_folder,
     "disk": check_disk,
@@ -274,5 +288,5 @@ def prepare(plan: Plan) -> list[Finding]:
     """All findings of a run; if it can start, with those of downloading what is missing."""
     found = [finding for each in findings_of(plan).values() for finding in each]
     if not any(finding.fatal for finding in found):
-        found += map(Finding, download(plan.needs))
+        found += map(Finding, download(need for need in plan.needs if not need.problem))
     return found

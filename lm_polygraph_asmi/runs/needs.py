@@ -53,11 +53,14 @@ class LibraryData(NamedTuple):
             return f"is not installed; run `python -m {self.command}`"
         return None
 
-    def size(self) -> None:
-        """No library tells."""
+    def size(self) -> int | None:
+        """Bytes to be downloaded, which no library tells."""
+        return None if self.problem() else 0
 
     def download(self) -> None:
-        """Run the command; ConnectionError with its last words if it fails."""
+        """Run the command if it is needed; ConnectionError with its last words if it fails."""
+        if not self.problem():
+            return
         command = [sys.executable, "-m", *self.command.split()]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         invalidate_caches()
@@ -98,21 +101,25 @@ def needs_of(plan: "Plan") -> list[Need]:
 
     What is on this machine is found without a hub, which is only asked for what is missing.
     """
-    found = [*_language_model(plan.config), *_of_methods(plan), *_of_metrics(plan.config)]
     rows = None if plan.rows.rows else repository_of(source_of_rows(plan.config))
-    if rows:
-        found.insert(1, Need(f"data set {rows.name}", "the rows", rows))
-    return list({need.source or need.name: need for need in reversed(found)}.values())[::-1]
+    return [
+        *_language_model(plan.config),
+        *([Need(f"data set {rows.name}", "the rows", rows)] if rows else []),
+        *_of_methods(plan),
+        *_of_metrics(plan.config),
+    ]
 
 
 def download(needs: Iterable[Need]) -> Iterator[str]:
-    """Download what is missing; what fails is yielded as a sentence, and the rest goes on."""
+    """Download what is missing; yields a sentence for what cannot be had, and goes on."""
     for need in needs:
-        try:
-            if need.source:
+        if need.problem and not isinstance(need.source, LibraryData):
+            yield need.problem
+        elif need.source:
+            try:
                 need.source.download()
-        except ConnectionError as error:
-            yield str(error)
+            except ConnectionError as error:
+                yield str(error)
 
 
 def _language_model(config: DictConfig) -> Iterator[Need]:

@@ -260,13 +260,13 @@ def _load(source: Any, split: str) -> tuple[Table, str | None]:
 
 def repository_of(source: Any) -> Repository | None:
     """The hub's dataset that a source names, of which a configuration is a folder; or None."""
-    first, folder = (
-        [source, None] if isinstance(source, str | Path) else [*(source or [""]), None]
-    )[:2]
-    name, _, revision = str(first).partition("@")
+    if isinstance(source, str | Path | None):
+        source = [source or ""]
+    first, *configuration = map(str, source)
+    name, _, revision = first.partition("@")
     if not name or Path(first).exists() or Path(first).suffix in FILES:
         return None
-    return Repository(name, revision or None, part=folder, kind="dataset")
+    return Repository(name, revision or None, part="".join(configuration) or None, kind="dataset")
 
 
 def source_of_rows(config: DictConfig) -> Any:

@@ -22,17 +22,17 @@ def fetch(overrides: tuple[str, ...], config_name: str, config_dir: str | None) 
 
     composed = compose_run(config_name, config_dir, overrides)  # or an error before imports
     from lm_polygraph_asmi.runs.checks import read_plan
-    from lm_polygraph_asmi.runs.needs import download
+    from lm_polygraph_asmi.runs.needs import Repository, download
 
     console = Console()
     plan = read_plan(composed, rows=False)
     faults = [fault for found in plan.faults.values() for fault in found]
     table = Table("needed", "by", "to download")
     for need in plan.needs:
-        size = need.source.size() if need.source and not need.problem else None
-        table.add_row(
-            need.name, need.by, "?" if size is None else decimal(size) if size else "here"
-        )
+        text = "?" if need.problem else "here"
+        if isinstance(need.source, Repository) and not need.problem and need.source.missing():
+            text = "?" if (size := need.source.size()) is None else decimal(size)
+        table.add_row(need.name, need.by, text)
     console.print(table)
     faults += download(plan.needs)
     faults += read_plan(composed).faults.get("rows", [])

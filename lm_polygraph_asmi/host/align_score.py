@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from lm_polygraph.generation_metrics.alignscore import AlignScore as HostAlignScore
@@ -70,7 +71,9 @@ class AlignScore(HostAlignScore):
         root = logging.getLogger()
         root.addFilter(_is_true)
         try:
-            super().__init__(lang, ckpt_path=None, **settings)
+            # It would ask for NLTK's data each time, which a run has checked.
+            with patch("nltk.download"):
+                super().__init__(lang, ckpt_path=None, **settings)
         finally:
             root.removeFilter(_is_true)
         load_weights(self.scorer.model.model, weights, str(ckpt_path))

@@ -102,7 +102,6 @@ class Repository:
     def refusal(self) -> str | None:
         """Why the hub does not provide it, and what to do; None if it does."""
         hub, meant = f"the hub ({constants.ENDPOINT})", did_you_mean(self.name)
-        page = f"{constants.ENDPOINT}/{'datasets/' * (self.kind == 'dataset')}{self.name}"
         try:
             self.listed()
         except Exception as error:  # others than the named have types that depend on the release
@@ -110,10 +109,11 @@ class Repository:
                 errors.OfflineModeIsEnabled: "HF_HUB_OFFLINE blocks the hub"
                 f"{meant * ('/' not in self.name)}; {fetch_command(self.name)}",
                 errors.GatedRepoError: f"{hub} gives it only to users who accepted its terms; "
-                f"accept them on {page} and log in with `hf auth login`",
+                f"accept them on {constants.ENDPOINT}/{'datasets/' * (self.kind == 'dataset')}"
+                f"{self.name} and log in with `hf auth login`",
                 errors.RevisionNotFoundError: f"{hub} has no revision {self.revision} of it",
                 errors.RepositoryNotFoundError: f"{hub} has no {self.kind} of this name{meant}",
-                errors.EntryNotFoundError: f"{hub} has no file {self.part} in it",
+                errors.EntryNotFoundError: f"{hub} has no file {self.part or 'config.json'} in it",
                 Exception: f"{hub} does not answer ({type(error).__name__}); "
                 f"{fetch_command(self.name)}",
             }

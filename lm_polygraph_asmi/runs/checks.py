@@ -7,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from huggingface_hub.errors import HFValidationError
 from hydra.core.hydra_config import HydraConfig
 from lm_polygraph.estimators import Estimator
 from lm_polygraph.utils.common import load_external_module
@@ -175,7 +174,7 @@ def check_window(plan: Plan) -> Iterator[Finding]:
     except (OSError, ValueError, ImportError) as error:
         said = f"cannot read configuration or tokenizer of {model.get('path')}: {error}"
         # A load script of the user's may know a model that is not here.
-        yield Finding(said, fatal=not isinstance(error, OSError | HFValidationError))
+        yield Finding(said, fatal=not isinstance(error, OSError))
         return
     if too_long:
         yield Finding(too_long)

@@ -23,19 +23,16 @@ from lm_polygraph_asmi.runs.rows import repository_of, source_of_rows
 if TYPE_CHECKING:
     from lm_polygraph_asmi.runs.checks import Plan
 
-LANGUAGE_MODEL = "the run"
-"""What needs the language model."""
-ROBERTA = "roberta-large"
+LANGUAGE_MODEL = "the run"  # which needs it
 MODELS = {
-    "BertScoreMetric": ROBERTA,
+    "BertScoreMetric": "roberta-large",
     "SbertMetric": "sentence-transformers/all-mpnet-base-v2",
-    "AlignScore": ROBERTA,
+    "AlignScore": "roberta-large",
 }
 """Quality metric -> the model that LM-Polygraph loads for it, for English."""
 DEFAULT_METRICS = ("RougeMetric", *MODELS)
 """Those of LM-Polygraph's default list that need a model, or cannot read every script."""
-OTHER_METRIC = "set generation_metrics=[{name: RougeMetric, args: [rougeL]}]"
-"""What is always there."""
+OTHER_METRIC = "set generation_metrics=[{name: RougeMetric, args: [rougeL]}]"  # always there
 
 
 class LibraryData(NamedTuple):
@@ -52,10 +49,6 @@ class LibraryData(NamedTuple):
         except (LookupError, PackageNotFoundError):
             return f"is not installed; run `python -m {self.command}`"
         return None
-
-    def size(self) -> int | None:
-        """Bytes to be downloaded, which no library tells."""
-        return None if self.problem() else 0
 
     def download(self) -> None:
         """Run the command if it is needed; ConnectionError with its last words if it fails."""
@@ -101,10 +94,9 @@ def needs_of(plan: "Plan") -> list[Need]:
 
     What is on this machine is found without a hub, which is only asked for what is missing.
     """
-    rows = None if plan.rows.rows else repository_of(source_of_rows(plan.config))
     return [
         *_language_model(plan.config),
-        *([Need(f"data set {rows.name}", "the rows", rows)] if rows else []),
+        *_rows(plan),
         *_of_methods(plan),
         *_of_metrics(plan.config),
     ]
@@ -134,6 +126,15 @@ def _language_model(config: DictConfig) -> Iterator[Need]:
         # A load script of the user's may know a model that is not here.
         fatal = Path(script).is_relative_to(configs_path())
         yield Need(f"model {name}", LANGUAGE_MODEL, repository, said, fatal)
+
+
+def _rows(plan: "Plan") -> Iterator[Need]:
+    """The data set of rows that were not read yet."""
+    unread = not plan.rows.rows and not plan.faults
+    if unread and (rows := repository_of(source_of_rows(plan.config))):
+        reason = rows.refusal()
+        said = reason and f"the dataset {rows.name} cannot be read: {reason}; see data.source"
+        yield Need(f"dataset {rows.name}", "the rows", rows, said)
 
 
 def _of_methods(plan: "Plan") -> Iterator[Need]:

@@ -50,8 +50,6 @@ SELECTING = {
 """Entries of the node `data` that choose among the rows of its source, and their defaults."""
 Source = str | Path | Sequence[str] | None
 Table = list[dict[str, Any]]
-FILES = (".json", *LINES, *TABLES, ".txt", ".xlsx", ".gz")
-"""Ends of the names of files, which are no names of a hub."""
 SQUAD = {"context", "question", "answers"}
 """Columns of SQuAD, from which a prompt is built."""
 
@@ -194,8 +192,8 @@ def read_data(
     """
     revision = None
     name = " ".join(source) if isinstance(source, list | tuple) else str(source or DEMO_DATA)
-    suffix = Path(name).suffix.lower()
-    file = Path(name).is_file() or (suffix in FILES and not Path(name).is_dir())
+    suffix, known = Path(name).suffix.lower(), (".json", *LINES, *TABLES, ".txt", ".xlsx", ".gz")
+    file = Path(name).is_file() or (suffix in known and not Path(name).is_dir())
     if file and not Path(name).is_file():
         raise FileNotFoundError(f"data.source: the file {name} does not exist")
     if suffix == ".json" and file:
@@ -260,11 +258,10 @@ def _load(source: Any, split: str) -> tuple[Table, str | None]:
 
 def repository_of(source: Any) -> Repository | None:
     """The hub's dataset that a source names, of which a configuration is a folder; or None."""
-    if isinstance(source, str | Path | None):
-        source = [source or ""]
-    first, *configuration = map(str, source)
+    named = [source or ""] if isinstance(source, str | Path | None) else source
+    first, *configuration = map(str, named)
     name, _, revision = first.partition("@")
-    if not name or Path(first).exists() or Path(first).suffix in FILES:
+    if not name or Path(first).exists() or Path(first).suffix in (".json", *LINES, *TABLES):
         return None
     return Repository(name, revision or None, part="".join(configuration) or None, kind="dataset")
 

@@ -5,6 +5,7 @@ import os
 import sys
 from dataclasses import replace
 from types import ModuleType
+from unittest.mock import Mock
 
 import nltk
 import pytest
@@ -30,12 +31,13 @@ EXPECTED = "expected align_score_path to name the file AlignScore-large.ckpt"
 def here(stand_ins: StandIns, monkeypatch):
     monkeypatch.chdir(stand_ins.working_directory)
     monkeypatch.setattr(nltk.data, "path", [stand_ins.environment["NLTK_DATA"]])
-    monkeypatch.setattr(nltk, "download", lambda *_: True)
+    monkeypatch.setattr(nltk, "download", Mock(side_effect=OSError("asked a site")))
 
 
 def test_the_metric_is_that_of_the_host(stand_ins, caplog):
     ours = AlignScore(ckpt_path=str(stand_ins.align_score))
     assert "UNTRAINED" not in caplog.text
+    nltk.download.side_effect = None
     theirs = HostAlignScore(ckpt_path=str(stand_ins.align_score))
     assert str(ours) == str(theirs) == "AlignScore"
     assert ours(STATS, TARGETS).tolist() == theirs(STATS, TARGETS).tolist()

@@ -31,7 +31,8 @@ def fetch(overrides: tuple[str, ...], config_name: str, config_dir: str | None) 
     for need in plan.needs:
         text = "?" if need.problem else "here"
         if isinstance(need.source, Repository) and not need.problem and need.source.missing():
-            text = "?" if (size := need.source.size()) is None else decimal(size)
+            size = need.source.size()
+            text = "?" if size is None else decimal(size) if size else "here"
         table.add_row(need.name, need.by, text)
     console.print(table)
     faults += download(plan.needs)

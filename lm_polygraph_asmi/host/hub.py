@@ -161,8 +161,10 @@ def _has_shards(index: Path) -> bool:
 def did_you_mean(name: str) -> str:
     """The name in the shipped configs that a wrong one is nearest to, as a question; or empty."""
     texts = "".join(file.read_text(encoding="utf-8") for file in configs_path().rglob("*.yaml"))
-    known = re.findall(r"(?:path|source): \[?([\w.-]+/[\w.-]+)", texts)
-    return "".join(f" (did you mean {n}?)" for n in get_close_matches(name, ["smollm2", *known], 1))
+    known = (
+        re.findall(r"(?:path|source): \[?([\w.-]+/[\w.-]+)", texts) if "/" in name else ["smollm2"]
+    )
+    return "".join(f" (did you mean {near}?)" for near in get_close_matches(name, known, 1))
 
 
 def fetch_command(name: str) -> str:

@@ -81,7 +81,8 @@ def _misfit(path: str, cache: str | None, wrong: Callable[[Any], str | None]) ->
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(path, cache_dir=cache)
+        here = Repository(path, cache=cache).folder  # then no hub is asked for news
+        config = AutoConfig.from_pretrained(here or path, cache_dir=cache)
     except (OSError, ValueError):
         return "has no configuration that transformers reads"
     (architecture,) = (config.architectures or ["ForSequenceClassification"])[:1]

@@ -21,7 +21,7 @@ from lm_polygraph_asmi.host.generation import read_shipped
 from lm_polygraph_asmi.host.quality import ENGLISH, LEFT_OUT, unread, unread_rows
 from lm_polygraph_asmi.host.window import read_window
 from lm_polygraph_asmi.options import check_shell_stop
-from lm_polygraph_asmi.runs.needs import LANGUAGE_MODEL, Need, download, metrics_of, needs_of
+from lm_polygraph_asmi.runs.needs import LANGUAGE_MODEL, ROWS, Need, download, metrics_of, needs_of
 from lm_polygraph_asmi.runs.rows import (
     DataRow,
     RunRows,
@@ -183,7 +183,7 @@ def check_window(plan: Plan) -> Iterator[Finding]:
 def check_side_models(plan: Plan) -> Iterator[Finding]:
     """Models beside the language model, and data, which LM-Polygraph loads after it."""
     for need in plan.needs:
-        if need.problem and need.by != LANGUAGE_MODEL:
+        if need.problem and need.by not in (LANGUAGE_MODEL, ROWS):
             yield Finding(need.problem)
 
 

@@ -23,7 +23,7 @@ from lm_polygraph_asmi.runs.rows import repository_of, source_of_rows
 if TYPE_CHECKING:
     from lm_polygraph_asmi.runs.checks import Plan
 
-LANGUAGE_MODEL = "the run"  # which needs it
+LANGUAGE_MODEL, ROWS = "the run", "the rows"  # what needs the model and the data set
 MODELS = {
     "BertScoreMetric": "roberta-large",
     "SbertMetric": "sentence-transformers/all-mpnet-base-v2",
@@ -134,7 +134,7 @@ def _rows(plan: "Plan") -> Iterator[Need]:
     if unread and (rows := repository_of(source_of_rows(plan.config))):
         reason = rows.refusal()
         said = reason and f"the dataset {rows.name} cannot be read: {reason}; see data.source"
-        yield Need(f"dataset {rows.name}", "the rows", rows, said)
+        yield Need(f"dataset {rows.name}", ROWS, rows, said)
 
 
 def _of_methods(plan: "Plan") -> Iterator[Need]:
